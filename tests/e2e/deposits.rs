@@ -2,12 +2,12 @@
 
 use crate::support::broker::Broker;
 use crate::support::memory::{
-    BLOCK_BYTES, assert_bytes, block_with_forged_name, both_seals, memfd, memory_kind,
+    BLOCK_BYTES, all_seals, assert_bytes, block_with_forged_name, memfd, memory_kind,
 };
 use crate::support::owner::Owner;
 use crate::support::raw::Raw;
 use crate::support::wait::patience;
-use fdbroker_client::{Client, Deposit, Error};
+use fdbroker_client::{Client, Deposit, Error, Share};
 use fdbroker_protocol::{ErrorCode, FdType, MemoryKind};
 use nix::fcntl::{OFlag, SealFlag};
 use nix::sys::epoll::{Epoll, EpollCreateFlags};
@@ -94,7 +94,7 @@ fn register_when_another_device_then_unsupported() {
 
 #[test]
 fn register_when_a_path_fd_of_a_memfd_then_unsupported() {
-    let memfd = memfd(c"path", BLOCK_BYTES, both_seals());
+    let memfd = memfd(c"path", BLOCK_BYTES, all_seals());
     let path = format!("/proc/self/fd/{}", memfd.as_raw_fd());
     let fd = nix::fcntl::open(path.as_str(), OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty());
     assert_unsupported(fd.expect("open"), FdType::File);
@@ -110,9 +110,28 @@ fn register_when_a_memfd_lacks_a_seal_then_unsupported() {
 }
 
 #[test]
+fn register_when_a_memfd_may_grow_then_not_for_other_uids() {
+    // Another user could add to it what its depositor is charged for.
+    let fd = memfd(c"growable", BLOCK_BYTES, SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL);
+    let broker = Broker::start();
+    let client = broker.client("depositor");
+    let register = |id, share| {
+        let memory = Deposit::new(MemoryKind::Memfd, BLOCK_BYTES as u64);
+        let deposit = Deposit { share, owner_allocation_id: id, ..memory };
+        client.register(&deposit, fd.as_fd(), patience())
+    };
+    for (id, share) in [(1, Share::Gid), (2, Share::Any)] {
+        let error = register(id, share).expect_err("it may grow");
+        assert_eq!(error.code, ErrorCode::UnsupportedFd, "{error}");
+        assert!(error.to_string().contains("F_SEAL_GROW"), "{error}");
+    }
+    register(3, Share::Uid).expect("its uid can add to it anyway");
+}
+
+#[test]
 fn register_when_a_memfd_is_named_like_a_dma_buf_then_told_apart() {
     let forged = c"dmabuf:\nexp_name:\tudmabuf\nsize:\t4096";
-    let fd = memfd(forged, BLOCK_BYTES, both_seals());
+    let fd = memfd(forged, BLOCK_BYTES, all_seals());
     let broker = Broker::start();
     let client = broker.client("depositor");
     let error = deposit(&client, MemoryKind::DmaBuf, &fd);

@@ -3,7 +3,7 @@
 
 use crate::support::admin::Admin;
 use crate::support::manager::Manager;
-use crate::support::memory::{BLOCK_BYTES, Blocks, assert_bytes, both_seals, memfd};
+use crate::support::memory::{BLOCK_BYTES, Blocks, all_seals, assert_bytes, memfd};
 use crate::support::owner::notices;
 use crate::support::raw::Raw;
 use crate::support::wait::{eventually, eventually_some, patience};
@@ -93,7 +93,7 @@ fn state_when_of_another_format_or_damaged_then_one_line_says_so_and_all_its_fds
         manager.start(&[]);
         let open_fds = manager.settled_fds();
         let mut raw = Raw::connect(&manager.socket());
-        let block = memfd(c"block", BLOCK_BYTES, both_seals());
+        let block = memfd(c"block", BLOCK_BYTES, all_seals());
         let registered = raw.register(&[item(0)], &[block.as_fd()]);
         assert!(registered[0].status.is_ok());
         manager.end(Signal::SIGTERM);
@@ -126,7 +126,7 @@ fn state_when_the_store_hands_it_out_twice_then_the_second_time_it_is_refused() 
     stale.retain(|(name, _)| name != "book");
     manager.start(&sockets);
     assert!(!manager.log().contains("is not gone on with"), "{}", manager.log());
-    let block = memfd(c"block", BLOCK_BYTES, both_seals());
+    let block = memfd(c"block", BLOCK_BYTES, all_seals());
     let register = || Raw::connect(&path).register(&[item(0)], &[block.as_fd()])[0].handle.id();
     let before = register();
     manager.end(Signal::SIGKILL);
@@ -178,8 +178,7 @@ fn kept_allocations_when_the_broker_is_killed_then_their_handles_work_until_thei
     let mut manager = Manager::new(&KEPT_LONG);
     manager.start(&[]);
     let mut owner = Raw::connect(&manager.socket());
-    let blocks: Vec<OwnedFd> =
-        (0..20).map(|_| memfd(c"block", BLOCK_BYTES, both_seals())).collect();
+    let blocks: Vec<OwnedFd> = (0..20).map(|_| memfd(c"block", BLOCK_BYTES, all_seals())).collect();
     let mut handles = Vec::new();
     for block in &blocks {
         let registered = owner.register(&[item(register_flags::KEEP)], &[block.as_fd()]);
@@ -216,7 +215,7 @@ fn kept_allocations_when_their_job_has_ended_then_its_still_over_a_restart_and_a
     let mut manager = Manager::new(&KEPT_LONG);
     manager.start(&[]);
     let mut owner = Raw::connect(&manager.socket());
-    let block = memfd(c"block", BLOCK_BYTES, both_seals());
+    let block = memfd(c"block", BLOCK_BYTES, all_seals());
     let registered = owner.register(&[item(register_flags::KEEP)], &[block.as_fd()]);
     assert!(registered[0].status.is_ok(), "{}", registered[0].status);
     let admin_of =
@@ -257,7 +256,7 @@ fn kept_ranges_of_one_memfd_when_the_broker_is_killed_then_those_not_ended_work_
         let mut manager = Manager::new(&KEPT_LONG);
         manager.start(&[]);
         let mut owner = Raw::connect(&manager.socket());
-        let memory = memfd(c"ranges", 2 * BLOCK_BYTES, both_seals());
+        let memory = memfd(c"ranges", 2 * BLOCK_BYTES, all_seals());
         let mut range = |index: usize| {
             let (fd_offset, base) = ((index * BLOCK_BYTES) as u64, (1 + index) * (1 << 20));
             let item = RegisterItem {

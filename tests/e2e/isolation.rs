@@ -3,7 +3,7 @@
 
 use crate::common::not_run;
 use crate::support::broker::{Broker, Setup, why_not_fds};
-use crate::support::memory::{BLOCK_BYTES, Blocks, assert_bytes, both_seals, memfd};
+use crate::support::memory::{BLOCK_BYTES, Blocks, all_seals, assert_bytes, memfd};
 use crate::support::owner::Owner;
 use crate::support::peer::{Peer, from_words, to_line};
 use crate::support::raw::{Raw, block_item, grants, hello, open};
@@ -202,7 +202,7 @@ fn clients_when_60_of_one_domain_never_read_then_another_domain_gets_whole_batch
     let broker = Setup::new().nofile(TABLE).listeners(&["first", "second"]).start();
     let socket = |name: &str| broker.dir().join(name).join("broker.sock");
     let mut owner = Raw::connect(&socket("first"));
-    let block = memfd(c"block", BLOCK_BYTES, both_seals());
+    let block = memfd(c"block", BLOCK_BYTES, all_seals());
     let item = RegisterItem { share: Share::Any as u8, ..block_item() };
     let mut handles: Vec<Handle> = Vec::new();
     while handles.len() < MAX_BATCH {

@@ -3,7 +3,7 @@
 
 use crate::support::broker::{Broker, Setup};
 use crate::support::memory::{
-    BLOCK_BYTES, Blocks, assert_bytes, assert_import, both_seals, host_memory, memfd, pattern,
+    BLOCK_BYTES, Blocks, all_seals, assert_bytes, assert_import, host_memory, memfd, pattern,
 };
 use crate::support::owner::{Owner, notices};
 use crate::support::raw::{Raw, block_item, grants};
@@ -150,7 +150,7 @@ const RACES: usize = 100;
 fn unregister_when_a_grant_goes_out_just_before_then_revoked_names_its_lease() {
     let broker = Broker::start();
     let [mut owner, mut consumer] = [0; 2].map(|_| Raw::connect(&broker.socket()));
-    let (block, mut granted) = (memfd(c"block", BLOCK_BYTES, both_seals()), 0);
+    let (block, mut granted) = (memfd(c"block", BLOCK_BYTES, all_seals()), 0);
     for _ in 0..RACES {
         let handle = owner.register(&[block_item()], &[block.as_fd()])[0].handle;
         let request = consumer.start_acquire(&[handle], 600_000);

@@ -1,7 +1,7 @@
 //! Far more allocations than fds: eviction and recall under load, every byte right, every cap kept and named.
 
 use crate::support::broker::{Broker, Setup};
-use crate::support::memory::{BLOCK_BYTES, assert_bytes, both_seals, memfd};
+use crate::support::memory::{BLOCK_BYTES, all_seals, assert_bytes, memfd};
 use crate::support::owner::Owner;
 use crate::support::peer::{Peer, to_line};
 use crate::support::rank::rank;
@@ -228,7 +228,7 @@ const MIB: usize = 1 << 20;
 
 /// A memfd of a size, of which a part has memory.
 fn file(bytes: usize, populated: usize) -> OwnedFd {
-    let file = memfd(c"file", bytes, both_seals());
+    let file = memfd(c"file", bytes, all_seals());
     populate(&file, populated);
     file
 }

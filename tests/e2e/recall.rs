@@ -2,13 +2,13 @@
 
 use crate::support::broker::{Broker, Setup};
 use crate::support::memory::{
-    BLOCK_BYTES, Blocks, assert_bytes, assert_import, both_seals, host_memory, memfd, memory_kind,
+    BLOCK_BYTES, Blocks, all_seals, assert_bytes, assert_import, host_memory, memfd, memory_kind,
 };
 use crate::support::owner::{Owner, notices};
 use crate::support::rank::rank;
 use crate::support::raw::{Raw, grants};
 use crate::support::wait::{eventually, eventually_ok, patience};
-use fdbroker_client::{Client, Deadline, Deposit, Handle, HostMemory, Recall, RecallAnswer};
+use fdbroker_client::{Client, Deadline, Deposit, Handle, HostMemory, Recall, RecallAnswer, Share};
 use fdbroker_protocol::admin::{AllocationState, NO_OWN_FD};
 use fdbroker_protocol::limits::FORMER_FILES;
 use fdbroker_protocol::message::{RecallItem, RegisterItem, SupplyItem, register_flags};
@@ -30,7 +30,7 @@ fn tight(timeout_ms: u32) -> Broker {
 /// Longer than any test.
 const NEVER_MS: u32 = 600_000;
 
-/// An owner of two blocks, the first evicted, who answers recalls by `answer`; and the first's handle.
+/// An owner of two blocks for everybody, the first evicted, who answers recalls by `answer`; and the first's handle.
 fn owner_who(
     broker: &Broker,
     answer: impl Fn(&Blocks, &Recall) -> Result<RecallAnswer, ErrorCode> + Send + Sync + 'static,
@@ -43,7 +43,7 @@ fn owner_who(
         .on_recall(Box::new(move |recall| answer(&for_recall, recall)))
         .connect()
         .expect("connect");
-    let deposits = [blocks.deposit(0), blocks.deposit(1)];
+    let deposits = [0, 1].map(|index| Deposit { share: Share::Any, ..blocks.deposit(index) });
     let export = |index: usize| Ok(blocks.export(index));
     let registered = client.register_with(&deposits, export, patience()).expect("connected");
     let handle = registered[0].as_ref().expect("registered").handle;
@@ -188,8 +188,14 @@ fn recall_when_answered_with_an_unsealed_memfd_then_refused() {
 }
 
 #[test]
+fn recall_when_answered_with_a_memfd_that_may_grow_then_refused_for_other_uids() {
+    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
+    assert_refused_when_supplied(move || memfd(c"growable", BLOCK_BYTES, seals));
+}
+
+#[test]
 fn recall_when_answered_with_an_fd_too_small_then_refused() {
-    assert_refused_when_supplied(|| memfd(c"small", BLOCK_BYTES / 2, both_seals()));
+    assert_refused_when_supplied(|| memfd(c"small", BLOCK_BYTES / 2, all_seals()));
 }
 
 /// Inode of a memory, the inodes before it, and whether there were more and an fd is held.
@@ -206,7 +212,7 @@ fn allocations_when_evicted_and_made_anew_then_their_files_are_known_to_every_br
     let (owner, handle) = owner_who(&broker, |blocks, recall| {
         let anew = match host_memory() {
             HostMemory::Udmabuf => blocks.export(0),
-            HostMemory::Memfd => memfd(c"anew", 2 * BLOCK_BYTES, both_seals()),
+            HostMemory::Memfd => memfd(c"anew", 2 * BLOCK_BYTES, all_seals()),
         };
         Ok(RecallAnswer::unchanged(recall, anew))
     });

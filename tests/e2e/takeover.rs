@@ -3,7 +3,7 @@
 
 use crate::common::not_run;
 use crate::support::broker::{Broker, Setup, program, why_not_fds};
-use crate::support::memory::{BLOCK_BYTES, assert_bytes, both_seals, memfd};
+use crate::support::memory::{BLOCK_BYTES, all_seals, assert_bytes, memfd};
 use crate::support::owner::{Owner, notices};
 use crate::support::raw::{Incoming, Raw, block_item, grants, hello, open, receive_from};
 use crate::support::wait::{PATIENCE, eventually, patience};
@@ -182,7 +182,7 @@ fn fds_when_8000_are_held_then_all_go_along() {
     }
     let mut broker = Setup::new().nofile(TABLE).start();
     let mut owner = Raw::connect(&broker.socket());
-    let block = memfd(c"block", BLOCK_BYTES, both_seals());
+    let block = memfd(c"block", BLOCK_BYTES, all_seals());
     let mut handles = Vec::new();
     while handles.len() < COUNT {
         let credits = owner.want_credits(200).min(200) as usize;
@@ -312,7 +312,7 @@ fn takeover_when_too_many_fds_are_in_flight_then_refused_and_possible_once_they_
     const TABLE: u64 = 1100;
     let mut broker = Setup::new().service().nofile(TABLE).start();
     let mut owner = Raw::connect(&broker.socket());
-    let block = memfd(c"block", BLOCK_BYTES, both_seals());
+    let block = memfd(c"block", BLOCK_BYTES, all_seals());
     let mut handles = Vec::new();
     while handles.len() < 240 {
         let credits = owner.want_credits(120).min(120) as usize;

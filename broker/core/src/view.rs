@@ -246,6 +246,11 @@ impl Core {
         self.allocations.is_full(slot).then(|| self.allocations[slot].traits.kind())
     }
 
+    /// Who may have the allocation in a slot, live or ended.
+    pub fn share(&self, slot: u32) -> Option<Share> {
+        self.allocations.is_full(slot).then(|| self.allocations[slot].traits.share())
+    }
+
     /// Leases from a slot on, in slot order; a lease's slot is the low half of its number.
     pub fn leases(&self, cursor: u32) -> impl Iterator<Item = LeaseView> + '_ {
         self.leases_within(cursor..self.leases.slots())

@@ -5,7 +5,7 @@
 use crate::kernel::{self, Device};
 use crate::limits::FDINFO_BYTES;
 use fdbroker_core::{File, FileId};
-use fdbroker_protocol::{FdType, MemoryKind};
+use fdbroker_protocol::{FdType, MemoryKind, Share};
 use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl, openat, readlinkat};
 use nix::sys::stat::Mode;
 use std::fmt::Write;
@@ -35,6 +35,8 @@ pub struct Found {
     pub inode: u64,
     /// Its file and what that pins; `None` where the kernel does not tell.
     pub file: Option<File>,
+    /// Each process that has it can make it larger, and reopen it for that.
+    pub may_grow: bool,
 }
 
 impl kernel::Stat {
@@ -107,6 +109,7 @@ impl Classifier {
             size_bytes: None,
             inode: 0,
             file: None,
+            may_grow: false,
         };
         let Ok(stat) = kernel::stat(fd) else { return unknown };
         let plain = |fd_type| Found { fd_type, inode: stat.inode, ..unknown };
@@ -128,6 +131,7 @@ impl Classifier {
         &mut self,
         fd: BorrowedFd<'_>,
         kind: MemoryKind,
+        share: Share,
         size_bytes: u64,
         fd_offset: u64,
     ) -> Result<(u64, Option<File>), Unfit> {
@@ -140,6 +144,10 @@ impl Classifier {
         };
         if found_kind != kind {
             return Err(Unfit::Is(FdType::KindMismatch));
+        }
+        // Its depositor pays for what another user adds.
+        if found.may_grow && share != Share::Uid {
+            return Err(Unfit::Is(FdType::GrowableMemfd));
         }
         let end = fd_offset.checked_add(size_bytes).ok_or(Unfit::Is(FdType::TooSmall))?;
         match found.size_bytes {
@@ -157,12 +165,13 @@ impl Classifier {
         if stat.links != 0 {
             return file;
         }
-        let needed = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
-        match SealFlag::from_bits_retain(seals).contains(needed) {
+        let seals = SealFlag::from_bits_retain(seals);
+        match seals.contains(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL) {
             true => Found {
                 fd_type: FdType::Memfd,
                 size_bytes: Some(stat.size_bytes),
                 file: Some(stat.file(stat.allocated_bytes)),
+                may_grow: !seals.contains(SealFlag::F_SEAL_GROW),
                 ..file
             },
             false => Found { fd_type: FdType::UnsealedMemfd, ..file },
@@ -282,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn classify_when_memfd_then_both_seals_decide() {
+    fn classify_when_memfd_then_all_seals_decide() {
         assert_eq!(classify(memfd(4096, both())), FdType::Memfd);
         assert_eq!(classify(memfd(4096, both() | SealFlag::F_SEAL_GROW)), FdType::Memfd);
         for seals in [SealFlag::empty(), SealFlag::F_SEAL_SHRINK, SealFlag::F_SEAL_SEAL] {
@@ -327,8 +336,9 @@ mod tests {
     fn check_when_range_exceeds_the_memfd_then_too_small() {
         let fd = memfd(8192, both());
         let mut classifier = Classifier::new().unwrap();
-        let mut check =
-            |size, offset| classifier.check(fd.as_fd(), MemoryKind::Memfd, size, offset);
+        let mut check = |size, offset| {
+            classifier.check(fd.as_fd(), MemoryKind::Memfd, Share::Uid, size, offset)
+        };
         let inode = kernel::stat(fd.as_fd()).unwrap().inode;
         let found = |checked: Result<(u64, _), _>| checked.map(|(inode, _)| inode);
         assert_eq!(found(check(8192, 0)), Ok(inode));
@@ -340,13 +350,27 @@ mod tests {
     }
 
     #[test]
+    fn check_when_a_memfd_may_grow_then_for_its_uid_alone() {
+        let mut classifier = Classifier::new().unwrap();
+        let mut check = |seals, share| {
+            let fd = memfd(4096, seals);
+            classifier.check(fd.as_fd(), MemoryKind::Memfd, share, 4096, 0).map(|_| ())
+        };
+        assert_eq!(check(both(), Share::Uid), Ok(()));
+        for share in [Share::Gid, Share::Any] {
+            assert_eq!(check(both(), share), Err(Unfit::Is(FdType::GrowableMemfd)));
+            assert_eq!(check(both() | SealFlag::F_SEAL_GROW, share), Ok(()));
+        }
+    }
+
+    #[test]
     fn check_when_kind_differs_then_mismatch_and_unsupported_is_named() {
         let mut classifier = Classifier::new().unwrap();
         let fd = memfd(4096, both());
-        let checked = classifier.check(fd.as_fd(), MemoryKind::DmaBuf, 4096, 0);
+        let checked = classifier.check(fd.as_fd(), MemoryKind::DmaBuf, Share::Uid, 4096, 0);
         assert_eq!(checked, Err(Unfit::Is(FdType::KindMismatch)));
         let null = fs::File::open("/dev/null").unwrap();
-        let checked = classifier.check(null.as_fd(), MemoryKind::CudaVmm, 4096, 0);
+        let checked = classifier.check(null.as_fd(), MemoryKind::CudaVmm, Share::Uid, 4096, 0);
         assert_eq!(checked, Err(Unfit::Is(FdType::Device)));
     }
 
@@ -370,8 +394,9 @@ mod tests {
         let one = nix::sys::eventfd::EventFd::new().unwrap();
         let mut classifier = Classifier::new().unwrap();
         classifier.take_for_dmabufs(b"anon_inode:[eventfd]");
-        let check =
-            |classifier: &mut Classifier| classifier.check(one.as_fd(), MemoryKind::DmaBuf, 1, 0);
+        let check = |classifier: &mut Classifier| {
+            classifier.check(one.as_fd(), MemoryKind::DmaBuf, Share::Any, 1, 0)
+        };
         assert_eq!(check(&mut classifier), Err(Unfit::Unread(FdType::Anonymous)));
         classifier.learn((7, 7));
         assert_eq!(check(&mut classifier), Err(Unfit::Is(FdType::Anonymous)));

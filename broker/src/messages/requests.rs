@@ -306,7 +306,8 @@ fn decode_deposit(item: &RegisterItem, index: Option<usize>, context: &mut Conte
     let (mut deposit, is_broken) = claimed_deposit(item);
     let checked = match index {
         Some(index) => {
-            check_fd(context, index, deposit.kind, deposit.size_bytes, deposit.fd_offset)
+            let Deposit { kind, share, size_bytes, fd_offset, .. } = deposit;
+            check_fd(context, index, (kind, share), size_bytes, fd_offset)
         }
         None => (Err(ErrorCode::Protocol.into()), Lane::Refused),
     };
@@ -328,7 +329,7 @@ fn decode_deposit(item: &RegisterItem, index: Option<usize>, context: &mut Conte
 fn check_fd(
     context: &mut Context<'_>,
     index: usize,
-    kind: MemoryKind,
+    (kind, share): (MemoryKind, Share),
     size_bytes: u64,
     fd_offset: u64,
 ) -> (Result<Option<File>, Status>, Lane) {
@@ -336,13 +337,16 @@ fn check_fd(
     let Some(fd) = context.fds.arrived(index) else {
         return (unsupported(FdType::Unknown), Lane::Refused);
     };
-    match context.classifier.check(fd, kind, size_bytes, fd_offset) {
+    match context.classifier.check(fd, kind, share, size_bytes, fd_offset) {
         Ok((inode, file)) => {
             context.fds.note_inode(index, inode);
             (Ok(file), Lane::Accepted)
         }
         Err(Unfit::Is(
-            what @ (FdType::TooSmall | FdType::KindMismatch | FdType::UnsealedMemfd),
+            what @ (FdType::TooSmall
+            | FdType::KindMismatch
+            | FdType::UnsealedMemfd
+            | FdType::GrowableMemfd),
         )) => (unsupported(what), Lane::Accepted),
         Err(Unfit::Is(what)) => (unsupported(what), Lane::Refused),
         Err(Unfit::Unread(what)) => {
@@ -379,7 +383,8 @@ fn decode_supply(item: &SupplyItem, next_fd: &mut u16, context: &mut Context<'_>
         return supply;
     }
     let kind = context.core.kind(id.slot).unwrap_or(MemoryKind::Memfd);
-    match check_fd(context, usize::from(index), kind, size_bytes, fd_offset) {
+    let share = context.core.share(id.slot).unwrap_or(Share::Uid);
+    match check_fd(context, usize::from(index), (kind, share), size_bytes, fd_offset) {
         (Ok(file), _) => (supply.fd, supply.file) = (Ok(index), file),
         (Err(_), lane) => {
             supply.fd = Err(ErrorCode::UnsupportedFd);

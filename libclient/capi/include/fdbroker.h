@@ -248,7 +248,10 @@ int32_t fdbroker_handle_same(const fdbroker_handle_t *handle, const fdbroker_han
 
 #define FDBROKER_KIND_DMA_BUF 1         /* A dma-buf: the broker proves its size. */
 #define FDBROKER_KIND_CUDA_VMM 2        /* A CUDA VMM export: the broker takes the size that you claim. */
-#define FDBROKER_KIND_MEMFD 3           /* A range of a memfd with F_SEAL_SHRINK and F_SEAL_SEAL: size proved. */
+
+/* A range of a memfd with F_SEAL_SHRINK and F_SEAL_SEAL: size proved. For more than its uid it needs F_SEAL_GROW, too. */
+#define FDBROKER_KIND_MEMFD 3
+
 #define FDBROKER_SHARE_UID 0            /* Clients of the same socket and user may acquire it. */
 #define FDBROKER_SHARE_GID 1            /* Clients of the same socket that have the owner's group may, too. */
 #define FDBROKER_SHARE_ANY 2            /* Every client that has the handle may. */

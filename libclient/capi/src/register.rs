@@ -19,7 +19,7 @@ use std::os::fd::BorrowedFd;
 pub const FDBROKER_KIND_DMA_BUF: u32 = 1;
 /// A CUDA VMM export: the broker takes the size that you claim.
 pub const FDBROKER_KIND_CUDA_VMM: u32 = 2;
-/// A range of a memfd with F_SEAL_SHRINK and F_SEAL_SEAL: size proved.
+/// A range of a memfd with F_SEAL_SHRINK and F_SEAL_SEAL: size proved. For more than its uid it needs F_SEAL_GROW, too.
 pub const FDBROKER_KIND_MEMFD: u32 = 3;
 
 /// Clients of the same socket and user may acquire it.

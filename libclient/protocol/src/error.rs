@@ -109,6 +109,8 @@ wire_enum! {
         TooSmall = 11, "fd smaller than the size and offset claimed";
         /// The fd's type is not the memory kind claimed.
         KindMismatch = 12, "fd of another type than the memory kind claimed";
+        /// A memfd without F_SEAL_GROW, deposited for more than its uid.
+        GrowableMemfd = 13, "memfd without F_SEAL_GROW, shared beyond its uid";
     }
 }
 

@@ -78,9 +78,9 @@ pub fn memfd(name: &CStr, bytes: usize, seals: SealFlag) -> OwnedFd {
     fd
 }
 
-/// The seals that the broker demands.
-pub fn both_seals() -> SealFlag {
-    SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL
+/// The seals that the broker demands of memory for everybody.
+pub fn all_seals() -> SealFlag {
+    SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL
 }
 
 /// Blocks of memory that can be exported any number of times.
@@ -93,7 +93,7 @@ pub struct Blocks {
 impl Blocks {
     /// `count` blocks; block `i` has the bytes of `pattern(i)`.
     pub fn new(count: usize) -> Blocks {
-        let memfd = memfd(c"blocks", count * BLOCK_BYTES, both_seals());
+        let memfd = memfd(c"blocks", count * BLOCK_BYTES, all_seals());
         let blocks = Blocks { memfd, count };
         (0..count).for_each(|index| blocks.fill(index, index as u64));
         blocks
@@ -177,7 +177,7 @@ pub fn block_with_forged_name() -> OwnedFd {
     // 31 bytes, the longest name of a dma-buf.
     let name = c"x\nsize:\t99999999\nexp_name:\tevil";
     match host_memory() {
-        HostMemory::Memfd => memfd(name, BLOCK_BYTES, both_seals()),
+        HostMemory::Memfd => memfd(name, BLOCK_BYTES, all_seals()),
         HostMemory::Udmabuf => {
             let fd = Blocks::new(1).export(0);
             // SAFETY: the request reads a string through the pointer, which is valid.

@@ -11,7 +11,7 @@ pub const SIZE: u64 = 4096;
 /// A memfd that the broker accepts.
 pub fn sealed() -> OwnedFd {
     let fd = unsealed();
-    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
+    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
     fcntl(&fd, FcntlArg::F_ADD_SEALS(seals)).expect("a memfd of ours takes seals");
     fd
 }

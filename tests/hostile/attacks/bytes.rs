@@ -1,7 +1,7 @@
 //! Bytes that are no messages, and messages that are nearly whole. Must never be gentle.
 
 use crate::attack::{Attack, Rng};
-use crate::support::memory::{both_seals, memfd};
+use crate::support::memory::{all_seals, memfd};
 use crate::wire::{Conn, Push, block, push, stopped, supply};
 use fdbroker_protocol::handle::HandlePrefix;
 use fdbroker_protocol::message::{DeclareItem, RedepositItem, SupplyItem};
@@ -14,7 +14,7 @@ const MESSAGES: usize = 32;
 
 /// Any packets, with and without fds, before and after hello, on either socket.
 pub fn random(attack: &mut Attack) {
-    let fd = memfd(c"random", 4096, both_seals());
+    let fd = memfd(c"random", 4096, all_seals());
     let mut bytes = vec![0; 65_536 + 8];
     attack.begin();
     while !stopped() {
@@ -51,7 +51,7 @@ pub fn random(attack: &mut Attack) {
 
 /// Whole messages of every kind with something wrong.
 pub fn mutated(attack: &mut Attack) {
-    let fd = memfd(c"mutated", 4096 * MAX_BATCH, both_seals());
+    let fd = memfd(c"mutated", 4096 * MAX_BATCH, all_seals());
     attack.begin();
     while !stopped() {
         let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };

@@ -2,7 +2,7 @@
 //! end the connection, unless that is the attack.
 
 use crate::attack::Attack;
-use crate::support::memory::{both_seals, memfd};
+use crate::support::memory::{all_seals, memfd};
 use crate::wire::{Conn, Push, await_ready, block, nap, stopped};
 use fdbroker_protocol::message::RegisterItem;
 use fdbroker_protocol::{AllocationId, Handle, MAX_BATCH};
@@ -22,7 +22,7 @@ fn items(count: usize) -> Vec<RegisterItem> {
 
 /// Whole messages of memfds, which all stay registered; then all are unregistered.
 pub fn accepted(attack: &mut Attack) {
-    let fd = memfd(c"flood", 4096, both_seals());
+    let fd = memfd(c"flood", 4096, all_seals());
     flood_registers(attack, &[fd.as_fd()]);
 }
 
@@ -97,7 +97,7 @@ pub fn without_credit(attack: &mut Attack) {
 
 /// The same fd as the same allocation, thousands of times.
 pub fn same(attack: &mut Attack) {
-    let fd = memfd(c"same", 4096, both_seals());
+    let fd = memfd(c"same", 4096, all_seals());
     let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
     attack.begin();
     while !stopped() {
@@ -124,7 +124,7 @@ pub fn big_acquires(attack: &mut Attack) {
 }
 
 fn flood_acquires(attack: &mut Attack, connections: usize, batch: usize, pipeline: usize) {
-    let fd = memfd(c"flood", 4096, both_seals());
+    let fd = memfd(c"flood", 4096, all_seals());
     let inbox = &mut attack.inbox;
     let mut conns = Vec::new();
     let mut handles: Vec<Handle> = Vec::new();
@@ -170,7 +170,7 @@ fn flood_acquires(attack: &mut Attack, connections: usize, batch: usize, pipelin
 
 /// One allocation begins and ends, pipelined, on many connections.
 pub fn storm(attack: &mut Attack) {
-    let fd = memfd(c"storm", 4096, both_seals());
+    let fd = memfd(c"storm", 4096, all_seals());
     let mut conns = Vec::new();
     for _ in 0..CONNECTIONS {
         let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
@@ -211,7 +211,7 @@ pub fn storm(attack: &mut Attack) {
 
 /// Many small allocations, then one that covers them all.
 pub fn reuse(attack: &mut Attack) {
-    let fd = memfd(c"reuse", 4096 * MAX_BATCH, both_seals());
+    let fd = memfd(c"reuse", 4096 * MAX_BATCH, all_seals());
     let fds = vec![fd.as_fd(); MAX_BATCH];
     let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
     attack.begin();

@@ -2,7 +2,7 @@
 //! Must never use a handle that it may use.
 
 use crate::attack::Attack;
-use crate::support::memory::{both_seals, memfd};
+use crate::support::memory::{all_seals, memfd};
 use crate::users::{User, are_many};
 use crate::wire::{Conn, Push, block, stopped};
 use fdbroker_protocol::handle::HandlePrefix;
@@ -26,7 +26,7 @@ fn gained(message: &Message<'_>) -> u64 {
 
 /// Random handles, its own with changed bits and, where the good client is another user, stolen ones.
 pub fn handles(attack: &mut Attack) {
-    let fd = memfd(c"forged", 4096, both_seals());
+    let fd = memfd(c"forged", 4096, all_seals());
     let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
     let shared = conn.share(&mut attack.inbox, fd.as_fd(), &[block(1)]);
     let Some(own) = shared.first().map(|it| it.handle) else { return };
@@ -71,7 +71,7 @@ fn forge(own: Handle, kind: usize, rng: &mut crate::attack::Rng) -> Handle {
 /// Redeposits with wrong tokens, and declares of leases that it never had. Some are for kept memory whose owner has gone:
 /// whoever has its token gets it, and no other client, so that the token alone decides.
 pub fn tokens(attack: &mut Attack) {
-    let fd = memfd(c"orphan", 4096, both_seals());
+    let fd = memfd(c"orphan", 4096, all_seals());
     let Some(mut orphan) = Orphan::leave(attack, fd.as_fd()) else { return };
     let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
     attack.begin();

@@ -1,7 +1,7 @@
 //! Processes that inherit a connection. There must never be more than a few dozen, nor may any outlive its time.
 
 use crate::attack::Attack;
-use crate::support::memory::{both_seals, memfd};
+use crate::support::memory::{all_seals, memfd};
 use crate::support::peer::limit_time;
 use crate::wire::{Conn, block, nap, stopped};
 use nix::sys::wait::waitpid;
@@ -16,7 +16,7 @@ const HEIR_LIFE: Duration = Duration::from_millis(200);
 
 /// A client connects, has answers under way, forks, and dies; its heirs go on talking.
 pub fn fork_bomb(attack: &mut Attack) {
-    let fd = memfd(c"heirs", 4096, both_seals());
+    let fd = memfd(c"heirs", 4096, all_seals());
     attack.begin();
     while !stopped() {
         // SAFETY: the child uses what is its own: the other thread only waits for a line and holds no lock of ours.

@@ -1,7 +1,7 @@
 //! Answers to recalls that were never sent, cancelled requests, requests that wait. An attack must never wait itself.
 
 use crate::attack::Attack;
-use crate::support::memory::{both_seals, memfd};
+use crate::support::memory::{all_seals, memfd};
 use crate::support::raw::hello;
 use crate::wire::{Conn, Push, await_ready, block, nap, push, stopped, supply};
 use fdbroker_protocol::MAX_BATCH;
@@ -16,7 +16,7 @@ const PARKED: usize = 64;
 
 /// Supplies with fds for its own allocations, for those of others, and for slots that were never used.
 pub fn supplies(attack: &mut Attack) {
-    let fd = memfd(c"supply", 4096, both_seals());
+    let fd = memfd(c"supply", 4096, all_seals());
     let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
     let shared = conn.share(&mut attack.inbox, fd.as_fd(), &[block(1)]);
     let Some(own) = shared.first().map(|it| it.handle.id()) else { return };
@@ -51,7 +51,7 @@ pub fn supplies(attack: &mut Attack) {
 
 /// Acquires that need a recall, each cancelled at once; and many cancels of nothing.
 pub fn cancels(attack: &mut Attack) {
-    let fd = memfd(c"cancel", 4096, both_seals());
+    let fd = memfd(c"cancel", 4096, all_seals());
     let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
     let shared = conn.share(&mut attack.inbox, fd.as_fd(), &[block(1)]);
     let Some(own) = shared.first().map(|it| it.handle) else { return };
@@ -91,7 +91,7 @@ pub fn parked_items(attack: &mut Attack) {
 
 /// Requests of `batch` items each, of as many blocks, until each connection has as many as may wait.
 fn wait_in_line(attack: &mut Attack, blocks: usize, batch: usize) {
-    let fd = memfd(c"parked", 4096, both_seals());
+    let fd = memfd(c"parked", 4096, all_seals());
     let Some(mut owner) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
     let blocks: Vec<_> = (0..blocks).map(block).collect();
     let shared = owner.share(&mut attack.inbox, fd.as_fd(), &blocks);
@@ -127,7 +127,7 @@ fn wait_in_line(attack: &mut Attack, blocks: usize, batch: usize) {
 /// All that one user may have: connections, claimed fds, memory that cannot be recalled, leases. The attack is under way
 /// once a connection is refused. It goes on trying.
 pub fn everything(attack: &mut Attack) {
-    let fd = memfd(c"everything", 4096, both_seals());
+    let fd = memfd(c"everything", 4096, all_seals());
     let blocks: Vec<_> = (0..64).map(|index| RegisterItem { flags: 0, ..block(index) }).collect();
     let (mut conns, mut handles, mut is_under_way) = (Vec::new(), Vec::new(), false);
     while !stopped() {

@@ -2,7 +2,7 @@
 //! none. Must never keep more than a few dozen allocations of one connection.
 
 use crate::attack::Attack;
-use crate::support::memory::{both_seals, memfd};
+use crate::support::memory::{all_seals, memfd};
 use crate::wire::{Conn, Push, block, stopped};
 use fdbroker_protocol::message::{RegisterItem, RegisterReplyHead, Registered, register_flags};
 use fdbroker_protocol::{ErrorCode, MAX_BATCH, Message, Resource, Share, Status};
@@ -17,7 +17,7 @@ const CONNECTIONS_BEFORE_CAP: usize = 20;
 /// Registers allocations to be kept, as many as one message takes, some with an invalid share or invalid flags. Then the
 /// connection ends, and a new one follows. The attack is under way once the cap is reached: how soon is up to the machine.
 pub fn hoard(attack: &mut Attack) {
-    let fd = memfd(c"kept", 4096, both_seals());
+    let fd = memfd(c"kept", 4096, all_seals());
     let mut named = false;
     for _ in 0..CONNECTIONS_BEFORE_CAP {
         if !named {

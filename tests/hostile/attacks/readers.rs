@@ -1,7 +1,7 @@
 //! Clients that do not read, or read badly. Must never read more than their description says.
 
 use crate::attack::Attack;
-use crate::support::memory::{both_seals, memfd};
+use crate::support::memory::{all_seals, memfd};
 use crate::support::raw::hello;
 use crate::wire::{Conn, Push, block, nap, stopped};
 use nix::sys::socket::{MsgFlags, Shutdown, recv, shutdown};
@@ -16,7 +16,7 @@ const REQUESTS: usize = 400;
 
 /// Acquires without end, and reads no answer; ends its own allocations meanwhile, so that events come, too.
 pub fn never(attack: &mut Attack) {
-    let fd = memfd(c"never", 4096, both_seals());
+    let fd = memfd(c"never", 4096, all_seals());
     attack.begin();
     while !stopped() {
         let mut conns = Vec::new();
@@ -41,7 +41,7 @@ pub fn never(attack: &mut Attack) {
 
 /// So many connections that looking at each costs something.
 pub fn unread_hellos(attack: &mut Attack) {
-    let fd = memfd(c"horde", 4096, both_seals());
+    let fd = memfd(c"horde", 4096, all_seals());
     let Some(mut owner) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
     let blocks: Vec<_> = (0..253).map(block).collect();
     let shared = owner.share(&mut attack.inbox, fd.as_fd(), &blocks);
@@ -68,7 +68,7 @@ pub fn unread_hellos(attack: &mut Attack) {
 
 /// Each answer is read with room for one byte and no fd: the kernel drops the rest.
 pub fn one_byte(attack: &mut Attack) {
-    let fd = memfd(c"one", 4096, both_seals());
+    let fd = memfd(c"one", 4096, all_seals());
     let Some(mut owner) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
     let shared = owner.share(&mut attack.inbox, fd.as_fd(), &[block(1)]);
     let Some(own) = shared.first().map(|it| it.handle) else { return };
@@ -95,7 +95,7 @@ pub fn one_byte(attack: &mut Attack) {
 
 /// Requests are under way when one direction is shut down.
 pub fn half_closed(attack: &mut Attack) {
-    let fd = memfd(c"half", 4096, both_seals());
+    let fd = memfd(c"half", 4096, all_seals());
     attack.begin();
     let mut kept = std::collections::VecDeque::new();
     while !stopped() {

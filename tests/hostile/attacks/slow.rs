@@ -1,12 +1,12 @@
 //! Fds that cost whoever touches them much time in the kernel. Must never leave behind the files that it makes.
 
 use crate::attack::Attack;
-use crate::support::memory::{both_seals, memfd};
+use crate::support::memory::memfd;
 use crate::support::peer::die_with_parent;
 use crate::wire::{Conn, Push, await_ready, block, nap, stopped};
 use fdbroker_protocol::MemoryKind;
 use fdbroker_protocol::message::RegisterItem;
-use nix::fcntl::{FallocateFlags, fallocate};
+use nix::fcntl::{FallocateFlags, SealFlag, fallocate};
 use nix::poll::PollFlags;
 use std::ffi::CString;
 use std::fs::File;
@@ -29,7 +29,7 @@ pub fn big(attack: &mut Attack) {
     die_with_parent();
     let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
     while !stopped() {
-        let memfd = memfd(c"big", 4096, both_seals());
+        let memfd = memfd(c"big", 4096, SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL);
         if fallocate(&memfd, FallocateFlags::empty(), 0, big_bytes()).is_err() {
             return;
         }

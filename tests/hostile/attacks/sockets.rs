@@ -2,7 +2,7 @@
 //! flight than the kernel lets one user have.
 
 use crate::attack::Attack;
-use crate::support::memory::{both_seals, memfd};
+use crate::support::memory::{all_seals, memfd};
 use crate::support::peer::die_with_parent;
 use crate::support::raw::hello;
 use crate::wire::{Conn, Push, block, nap, push, stopped};
@@ -21,7 +21,7 @@ fn pair() -> (OwnedFd, OwnedFd) {
 
 /// Cycles and chains, sent to the broker and abandoned.
 pub fn nested(attack: &mut Attack) {
-    let fd = memfd(c"nested", 4096, both_seals());
+    let fd = memfd(c"nested", 4096, all_seals());
     attack.begin();
     while !stopped() {
         let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };

@@ -2,7 +2,7 @@
 //! that the test ends.
 
 use crate::attack::Attack;
-use crate::support::memory::{both_seals, memfd};
+use crate::support::memory::{all_seals, memfd};
 use crate::support::peer::limit_time;
 use crate::wire::{Conn, Push, block, nap, stopped};
 use nix::sys::signal::{Signal, kill, raise};
@@ -15,7 +15,7 @@ const BLOCKS: usize = 900;
 
 /// An heir registers and stops; the parent asks for all of it, again and again.
 pub fn owner(attack: &mut Attack) {
-    let fd = memfd(c"stopped", 4096, both_seals());
+    let fd = memfd(c"stopped", 4096, all_seals());
     while !stopped() {
         let (reader, writer) = nix::unistd::pipe().expect("a pipe");
         // SAFETY: the child uses what is its own: the other thread only waits for a line and holds no lock of ours.
