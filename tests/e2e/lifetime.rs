@@ -7,7 +7,7 @@ use crate::support::memory::{
 };
 use crate::support::owner::{Owner, notices};
 use crate::support::raw::{Raw, block_item, grants};
-use crate::support::wait::{PATIENCE, eventually_ok, patience};
+use crate::support::wait::{PATIENCE, eventually, eventually_ok, patience};
 use fdbroker_client::{Access, AllocationId, Arena, Client, Drained, DriverData, Handle};
 use fdbroker_protocol::ErrorCode;
 use fdbroker_protocol::message::RevokedItem;
@@ -143,7 +143,7 @@ fn unregister_when_nobody_holds_it_then_drained_at_once() {
     assert_eq!(drained, Drained(true));
 }
 
-/// Rounds in which a grant and the end of its allocation race each other.
+/// Rounds in which a grant and the end of its allocation race each other. In every other one the grant wins.
 const RACES: usize = 100;
 
 #[test]
@@ -151,9 +151,14 @@ fn unregister_when_a_grant_goes_out_just_before_then_revoked_names_its_lease() {
     let broker = Broker::start();
     let [mut owner, mut consumer] = [0; 2].map(|_| Raw::connect(&broker.socket()));
     let (block, mut granted) = (memfd(c"block", BLOCK_BYTES, all_seals()), 0);
-    for _ in 0..RACES {
+    for round in 0..RACES {
         let handle = owner.register(&[block_item()], &[block.as_fd()])[0].handle;
         let request = consumer.start_acquire(&[handle], 600_000);
+        if round.is_multiple_of(2) {
+            let socket = consumer.socket.as_fd();
+            let is_read = || fdbroker_scm::unread_bytes(socket).is_ok_and(|bytes| bytes == 0);
+            eventually("the broker has read it", is_read);
+        }
         assert!(owner.unregister(&[handle.id()])[0].is_ok());
         let answer = consumer.receive().expect("granted, or stale");
         assert_eq!(answer.message().id, request);
@@ -178,7 +183,7 @@ fn unregister_when_a_grant_goes_out_just_before_then_revoked_names_its_lease() {
         assert_eq!(told, [(handle.id(), items[0].lease.get())]);
         assert!(consumer.release(&[items[0].lease.get()])[0].is_ok());
     }
-    assert!(granted > 0, "no grant came before the end");
+    assert!(granted >= RACES / 2, "{granted} of {RACES} are granted");
 }
 
 #[test]
