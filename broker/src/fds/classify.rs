@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn classify_when_memfd_then_all_seals_decide() {
+    fn classify_when_memfd_then_both_seals_decide() {
         assert_eq!(classify(memfd(4096, both())), FdType::Memfd);
         assert_eq!(classify(memfd(4096, both() | SealFlag::F_SEAL_GROW)), FdType::Memfd);
         for seals in [SealFlag::empty(), SealFlag::F_SEAL_SHRINK, SealFlag::F_SEAL_SEAL] {
