@@ -376,9 +376,9 @@ impl Model {
                     step.due_end.insert(id, ErrorCode::Stale);
                 }
                 let taken = self.take(client, id, known, deposit, given_up);
-                if ended.is_some() {
+                if let Some(code) = ended {
                     self.client_mut(client).expect("it sends").owns.retain(|own| *own != id);
-                    self.end(id, ended.expect("just seen"));
+                    self.end(id, code);
                     if !leased {
                         self.unleased(id);
                     }
