@@ -221,7 +221,7 @@ static void what_is_freed_while_there_is_no_broker_never_shows_again(void) {
     }
   }
   broker_kill(&broker);
-  broker_start_in(&broker, "limits.grace_ms=1000");
+  broker_start_in(&broker, "limits.grace_ms=5000");
   begin_step(step_of(crashes, SHARE));
   for (int number = 0; number < RANKS; number++) CHECK(status_of(ranks[number]) == 0);
   EVENTUALLY(ledger(&broker, "allocations") == 0 && ledger(&broker, "mapped_leases") == 0);
@@ -299,7 +299,7 @@ static void ranges_held_over_crashes_come_back_by_themselves(void) {
   for (int round = 0; round < 3; round++) {
     fdbroker_import_t import;
     broker_kill(&broker);
-    broker_start_in(&broker, "limits.grace_ms=3000");
+    broker_start_in(&broker, "limits.grace_ms=5000");
     EVENTUALLY(fdbroker_is_connected(context) == 1);
     OK(fdbroker_import(context, &handles[0], FDBROKER_IMPORT_READ, SOON, &import));
     OK(fdbroker_import_release(context, &import));
@@ -311,7 +311,7 @@ static void ranges_held_over_crashes_come_back_by_themselves(void) {
   EVENTUALLY(fdbroker_is_connected(context) == 0);
   for (int at = 0; at < ARENA / 2; at++) OK(fdbroker_host_free(context, hosts[at]));
   CHECK(stats_of(context).host_bytes_held_back == ARENA / 2 * PAGE);
-  broker_start_in(&broker, "limits.grace_ms=3000");
+  broker_start_in(&broker, "limits.grace_ms=5000");
   EVENTUALLY(fdbroker_is_connected(context) == 1);
   for (int at = ARENA / 2; at < ARENA; at++) OK(fdbroker_host_free(context, hosts[at]));
   EVENTUALLY(stats_of(context).host_bytes_held_back == 0);
