@@ -535,3 +535,57 @@ fn cache_when_hit_pinned_and_evicted_over_crashes_then_every_byte_is_right_and_l
     drop((cache, client, owner));
     broker.assert_nothing_left();
 }
+
+#[test]
+fn ranges_when_freed_in_an_outage_then_used_again_after_the_grace_time_and_the_last_release() {
+    // Long enough for a consumer on a loaded machine: one that is late loses its leases, and the range is used again.
+    let mut broker = Setup::new().config("[limits]\ngrace_ms = 8000").start();
+    let owner = broker.builder("owner").own_fds(2).connect().expect("connect");
+    let consumer = broker.client("consumer");
+    let arena = Arena::new(&owner, host_memory(), 3 * BLOCK_BYTES).expect("an arena");
+    let buffers: Vec<HostBuffer> =
+        (0..3).map(|_| arena.alloc(BLOCK_BYTES).expect("room")).collect();
+    buffers.iter().for_each(|one| one.write_at(0, &pattern(50)).expect("in bounds"));
+    let handles: Vec<_> =
+        buffers.iter().map(|one| one.register(patience()).expect("registered")).collect();
+    let mapped = [0, 2]
+        .map(|at| assert_bytes(consumer.acquire(&handles[at], patience()).expect("held"), 50));
+    let [freed, leased] = mapped;
+    let mut buffers = buffers.into_iter();
+    let (first, second, third) = (buffers.next(), buffers.next(), buffers.next());
+    // One is freed and leased when the broker dies, the others are freed while there is none.
+    drop(third);
+    let both_are_there = || owner.is_connected() && consumer.is_connected();
+    broker.kill();
+    eventually("the loss", || !owner.is_connected());
+    drop((first, second));
+    eventually("the orphans", || arena.orphaned_bytes() == 3 * BLOCK_BYTES);
+    broker.restart();
+    eventually("both are back", both_are_there);
+    // And once more within the grace time.
+    broker.kill();
+    eventually("the second loss", || !owner.is_connected() && !consumer.is_connected());
+    broker.restart();
+    eventually("both are back again", both_are_there);
+    eventually("they are taken over", || arena.orphaned_bytes() == 0);
+    assert!(arena.held_back_bytes() >= 2 * BLOCK_BYTES);
+    for handle in &handles {
+        let error = consumer.acquire(handle, patience()).expect_err("it is freed");
+        assert_eq!(error.code, ErrorCode::Stale, "{error}");
+    }
+    // What nobody has mapped comes back when the grace time is over, the rest does not.
+    eventually("the grace time is over", || arena.free_bytes() == BLOCK_BYTES);
+    let other = arena.alloc(BLOCK_BYTES).expect("room");
+    other.write_at(0, &pattern(60)).expect("in bounds");
+    assert!(arena.alloc(BLOCK_BYTES).is_err());
+    for (import, left) in [(leased, BLOCK_BYTES), (freed, 0)] {
+        assert!(!import.is_current());
+        let mut bytes = vec![0; BLOCK_BYTES];
+        import.read_at(0, &mut bytes).expect("in bounds");
+        assert_eq!(bytes, pattern(50), "a range in use is used again");
+        drop(import);
+        eventually("its drain", || arena.held_back_bytes() == left);
+    }
+    drop(other);
+    arena.alloc(3 * BLOCK_BYTES).expect("the whole arena");
+}

@@ -47,6 +47,7 @@ pub fn sync(model: &mut Model, core: &Core, step: &Step, action: &Action) -> Che
         let again = model.live(*id).is_some_and(|a| a.recalled_at.is_some());
         ensure!(!again, "{id} is recalled again while its owner is asked");
     }
+    model.forget_what_is_given_up(|id| core.is_ended_here(id));
     model.recalling = recalling;
     model.was_pinned = std::mem::replace(&mut model.pinned, pinned);
     model.still_leased = leases_of_gone_clients(model, core);

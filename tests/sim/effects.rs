@@ -157,10 +157,11 @@ impl Model {
         }
         ensure!(!step.events_seen, "{id} is taken off the page after its holders could be told");
         step.unpublished.insert(id);
-        let due = step.due_end.get(&id).copied().or_else(|| self.timed_out(id));
-        let due = due.or_else(|| self.too_late(id));
-        if let Some(code) = due {
+        if let Some(code) = step.due_end.get(&id).copied() {
             self.end_now(step, id, code);
+        } else if let Some(code) = self.timed_out(id).or_else(|| self.too_late(id)) {
+            self.end_now(step, id, code);
+            self.waits_no_more(id);
         }
         Ok(())
     }
@@ -395,7 +396,9 @@ impl Model {
             let right = match expected {
                 Foretold::Exactly(status) => item == status,
                 Foretold::Ends(id) => {
-                    let drained = !step.ended_leased.contains(id);
+                    let lingers =
+                        self.allocations.get(id).is_some_and(|known| self.lingers(*id, known));
+                    let drained = !step.ended_leased.contains(id) && !lingers;
                     if let Some(ended) = self.allocations.get_mut(id).filter(|_| drained) {
                         // The answer tells it, so that no event follows.
                         ended.drain = Drain::Told;

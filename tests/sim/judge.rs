@@ -598,10 +598,9 @@ impl Model {
                 !slot.full || slot.published != 0,
                 "{id} has ended and the broker keeps its fd"
             );
-            let owner_here = self.allocations.get(id).is_some_and(|a| self.owner_here(a));
-            let Some(allocation) = self.allocations.get_mut(id) else { continue };
-            if owner_here && allocation.leases.is_empty() && allocation.drain == Drain::No {
-                allocation.drain = Drain::Due;
+            let Some(allocation) = self.allocations.get(id) else { continue };
+            if allocation.leases.is_empty() && allocation.drain == Drain::No {
+                self.unleased(*id);
             }
             self.sweep(*id);
         }

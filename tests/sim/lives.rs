@@ -67,7 +67,8 @@ impl World {
         let core = Core::after_crash(self.setup.config.clone(), former, Now(self.now));
         self.core = core.map_err(|error| error.to_string())?;
         for FormerSlot { id, .. } in slots.iter() {
-            let life = self.core.end_of(*id).map(FormerLife::Ended);
+            let code = self.core.end_of(*id).filter(|_| !self.core.is_ended_here(*id));
+            let life = code.map(FormerLife::Ended);
             self.records.entry(id.slot).and_modify(|it| it.life = life.unwrap_or(it.life));
         }
         let alive = self.core.allocations(0).map(|view| view.id);
@@ -89,7 +90,7 @@ impl World {
 
     /// The daemon's private record of a slot, written before the page.
     pub fn remember_slot(&mut self, slot: u32, generation: u32) {
-        let known = self.records.get(&slot).map(|record| record.id);
+        let known = self.records.get(&slot).copied();
         let live = self.core.record(slot).filter(|(id, _)| id.generation == generation);
         let record = match (live, known) {
             (Some((id, record)), _) => {
@@ -101,9 +102,19 @@ impl World {
                 FormerSlot { id, life: FormerLife::Ended(ErrorCode::Stale) }
             }
             (None, None) => return,
-            (None, Some(id)) => {
+            (None, Some(FormerSlot { id, life })) => {
                 let code = self.core.end_of(id).unwrap_or(ErrorCode::Stale);
-                FormerSlot { id, life: FormerLife::Ended(code) }
+                let is_here = self.core.is_ended_here(id);
+                let life = match life {
+                    FormerLife::Live { record, owner_lives }
+                    | FormerLife::Leased { record, owner_lives, .. }
+                        if is_here =>
+                    {
+                        FormerLife::Leased { record, owner_lives, code }
+                    }
+                    _ => FormerLife::Ended(code),
+                };
+                FormerSlot { id, life }
             }
         };
         self.records.insert(slot, record);
@@ -121,7 +132,9 @@ impl World {
         let mut slots: Vec<FormerSlot> = self.records.values().copied().collect();
         for slot in &mut slots {
             self.model.is_record_right(slot)?;
-            if let FormerLife::Live { record, owner_lives } = &mut slot.life {
+            if let FormerLife::Live { record, owner_lives }
+            | FormerLife::Leased { record, owner_lives, .. } = &mut slot.life
+            {
                 *owner_lives = alive.iter().any(|(_, _, key)| *key == record.owner);
             }
         }
@@ -132,13 +145,21 @@ impl World {
     /// What the clients of the killed broker had.
     fn remember(&mut self) {
         let model = &self.model;
-        self.former.retain(|(id, ..)| model.live(*id).is_some_and(|known| known.reserved));
+        self.former.retain(|(id, ..)| model.allocations.get(id).is_some_and(|it| it.awaited));
         for (id, known) in &model.allocations {
-            if known.ended.is_none() && !known.reserved {
-                let (id, domain, deposit) = (*id, known.domain, known.deposit);
-                let owned = Remembered::Owned(deposit);
-                self.former.extend((0..known.count.max(1)).map(|_| (id, domain, owned)));
+            if known.awaited {
+                continue;
             }
+            let (id, domain, deposit) = (*id, known.domain, known.deposit);
+            if known.ended.is_some() {
+                self.former.push((id, domain, Remembered::Ended(deposit)));
+                continue;
+            }
+            let owned = match self.rng.chance(200) {
+                true => Remembered::Ended(deposit),
+                false => Remembered::Owned(deposit),
+            };
+            self.former.extend((0..known.count.max(1)).map(|_| (id, domain, owned)));
         }
         for lease in model.leases.values() {
             let Some(holder) = model.clients.get(&lease.client) else { continue };
@@ -169,6 +190,11 @@ impl World {
             }
             match what {
                 Remembered::Owned(deposit) => items.push(self.draw_redeposit(id, deposit)),
+                Remembered::Ended(deposit) => {
+                    self.stats.fault(Fault::EndedMeanwhile);
+                    let item = self.draw_redeposit(id, deposit);
+                    items.push(Redeposit { ended: true, ..item });
+                }
                 Remembered::Leased(open) => {
                     declared.push(Declared { wanted: self.draw_returned(id), open });
                 }
@@ -215,14 +241,17 @@ impl World {
             0 => Err(ErrorCode::NotPermitted),
             _ => self.draw_returned(id),
         };
-        Redeposit { id, deposit }
+        let ended = self.rng.below(20) == 0;
+        Redeposit { id, deposit, ended }
     }
 }
 
-/// What a client remembers from before a crash: an allocation as it was deposited, or a lease and whether it is open.
+/// What a client remembers from before a crash: an allocation as it was deposited, alive or ended, or a lease and whether it
+/// is open.
 #[derive(Clone, Copy, Debug)]
 pub enum Remembered {
     Owned(Deposit),
+    Ended(Deposit),
     Leased(bool),
 }
 

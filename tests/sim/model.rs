@@ -112,6 +112,8 @@ pub fn set_caps(config: &mut Config, caps: &CapsOfScopes) {
 pub enum Drain {
     /// There is nobody to tell, or there are leases left.
     No,
+    /// Nobody has a lease that is known of. It ended in the grace time, in which others can still declare leases.
+    Lingers,
     /// The owner is still to be told.
     Due,
     /// The owner was told.
@@ -144,7 +146,8 @@ pub struct Allocation {
     pub drain: Drain,
     /// From before a crash, and not named again yet.
     pub reserved: bool,
-    /// The same, or its fd is in the store and its owner has not named it again.
+    /// The same, or its fd is in the store and its owner has not named it again; or it has ended, and its owner may want to
+    /// hear when it is drained.
     pub awaited: bool,
     /// Kept, and its owner gone: the earliest time at which that began and, once it is known, the latest.
     pub orphaned_at: Option<(u64, Option<u64>)>,
@@ -396,6 +399,8 @@ pub struct Model {
     pub grace_until: Option<u64>,
     /// That time is over, and the core knows it.
     pub grace_ending: bool,
+    /// Allocations that a broker before the last crash had drained.
+    pub drained_before: BTreeSet<AllocationId>,
     /// Former owners that have named all that is alive: domain, group and key.
     pub complete: BTreeSet<(DomainKey, u32, OwnerKey)>,
     /// Clients that have missed a recall, as the core's view says.
@@ -440,6 +445,7 @@ impl Model {
             kept_slots: BTreeSet::new(),
             grace_until: None,
             grace_ending: false,
+            drained_before: BTreeSet::new(),
             complete: BTreeSet::new(),
             silent: BTreeSet::new(),
             above: BTreeMap::new(),
@@ -510,6 +516,8 @@ impl Model {
         allocation.ended = Some(code);
         allocation.recalled_at = None;
         allocation.count = 0;
+        // The end of a kept one is its end.
+        allocation.awaited &= allocation.reserved;
         let owner = allocation.owner;
         if let Some(owner) = self.clients.get_mut(&owner) {
             owner.owns.retain(|other| *other != id);
@@ -525,19 +533,38 @@ impl Model {
         if let Some(client) = self.clients.get_mut(&lease.client) {
             client.leases.retain(|other| *other != number);
         }
-        let owner_here =
-            self.allocations.get(&lease.id).is_some_and(|allocation| self.owner_here(allocation));
         if let Some(allocation) = self.allocations.get_mut(&lease.id) {
             allocation.leases.remove(&number);
             if allocation.ended.is_some() && allocation.leases.is_empty() {
-                if owner_here {
-                    allocation.drain = Drain::Due;
-                } else {
-                    self.allocations.remove(&lease.id);
-                }
+                self.unleased(lease.id);
             }
         }
         Some(lease)
+    }
+
+    /// An allocation has ended, and no lease of it is known of: its owner is told, at once or when it lingers no more.
+    pub fn unleased(&mut self, id: AllocationId) {
+        let Some(known) = self.allocations.get(&id) else { return };
+        let drain = match (self.owner_here(known), self.lingers(id, known)) {
+            (true, true) => Drain::Lingers,
+            (true, false) => Drain::Due,
+            // It waits for its owner.
+            (false, true) => Drain::No,
+            (false, false) => return drop(self.allocations.remove(&id)),
+        };
+        self.allocations.get_mut(&id).expect("just found").drain = drain;
+    }
+
+    /// Whether clients may still declare leases of an ended allocation, and its owner hears of its drain only later.
+    pub fn lingers(&self, id: AllocationId, known: &Allocation) -> bool {
+        let is_time = self.grace_until.is_some() && !self.grace_ending;
+        let is_former = id.generation < self.config.first_generation;
+        known.ended.is_some() && (known.awaited || is_time && is_former && self.owner_here(known))
+    }
+
+    /// Whether nobody waits any more for the owner of an ended allocation to name it: the core forgets it in its turn.
+    pub fn is_given_up(&self, known: &Allocation) -> bool {
+        known.ended.is_some() && known.awaited && (self.grace_ending || self.is_complete(known))
     }
 
     /// Whether the owner is to be told that no lease of it is left. The last lease may be that of a gone client, whose
@@ -551,7 +578,8 @@ impl Model {
         let done = self.allocations.get(&id).is_some_and(|allocation| {
             allocation.ended.is_some()
                 && allocation.leases.is_empty()
-                && allocation.drain != Drain::Due
+                && matches!(allocation.drain, Drain::No | Drain::Told)
+                && !self.lingers(id, allocation)
         });
         if done {
             self.allocations.remove(&id);

@@ -276,7 +276,7 @@ pub fn redeposit_when_requests_wait_for_several_then_the_older_goes_first(rig: &
     rig.acquire(second, ids[1])?;
     // There is room for the first alone, and the second is looked at first.
     let items = [(ids[1], large), (ids[0], small)];
-    let items = items.map(|(id, deposit)| Redeposit { id: Ok(id), deposit }).to_vec();
+    let items = items.map(|(id, deposit)| Redeposit { id: Ok(id), deposit, ended: false }).to_vec();
     let request = rig.world.next_request(owner);
     rig.world.feed(Action::Redeposit { client: owner, request, items })?;
     rig.settle(&[])?;
@@ -386,7 +386,7 @@ pub fn freed_when_its_owner_has_said_complete_then_stale_before_its_turn_to_end(
     let status = rig.status(consumer, request)?;
     ensure!(status.result() == Err(ErrorCode::Stale), "acquire: {}", show_status(&status));
     let request = rig.world.next_request(owner);
-    let items = vec![Redeposit { id: Ok(ids[1]), deposit: deposit(1) }];
+    let items = vec![Redeposit { id: Ok(ids[1]), deposit: deposit(1), ended: false }];
     rig.world.feed(Action::Redeposit { client: owner, request, items })?;
     rig.settle(&[])?;
     ensure!(rig.world.ended_with(ids[1]).is_some(), "it is named after COMPLETE, and comes back");

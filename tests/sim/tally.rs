@@ -61,6 +61,7 @@ kinds! {
     CrashInGrace = "broker killed while owners come back",
     OwnerDied = "owner died while no broker was there",
     Freed = "memory freed while no broker was there",
+    EndedMeanwhile = "memory named as ended to the next broker",
     ReclaimIgnored = "reclaim ignored",
 }
 

@@ -102,13 +102,15 @@ impl Model {
     }
 
     fn took_drained(&mut self, client: u32, event: &DrainedEvent) -> Check {
-        let id = event.id;
+        let (id, is_over) = (event.id, self.grace_ending);
         let allocation = self
             .allocations
             .get_mut(&id)
             .ok_or_else(|| format!("{id} is drained, and no client waits for that"))?;
         ensure!(allocation.owner == client, "{id} is drained to client {client}, not its owner");
-        ensure!(allocation.drain == Drain::Due, "{id} is drained in {:?}", allocation.drain);
+        let lingered = allocation.drain == Drain::Lingers && is_over;
+        let is_due = allocation.drain == Drain::Due || lingered;
+        ensure!(is_due, "{id} is drained in {:?}", allocation.drain);
         ensure!(allocation.leases.is_empty(), "{id} is drained and still leased");
         let told = (event.owner_allocation_id, event.base);
         let right = (allocation.deposit.owner_allocation_id, allocation.deposit.base);

@@ -215,7 +215,7 @@ impl World {
         }
         self.now = self.now.max(time);
         self.model.now = self.now;
-        self.model.nothing_outstays()?;
+        self.model.nothing_outstays(|id| self.core.is_ended_here(id))?;
         checks::nothing_overdue(&self.model, &self.core)
     }
 
@@ -424,6 +424,9 @@ impl World {
             return Ok(false);
         };
         self.trace.step(|| format!("{} take_events c{client}: {}", self.now, show_events(&events)));
+        if let Events::Drained(all) = &events {
+            all.iter().for_each(|event| self.remember_slot(event.id.slot, 0));
+        }
         self.model.now = self.now;
         self.model.took(client, &events)?;
         if let Events::Reclaim(leases) = &events {
@@ -582,7 +585,8 @@ impl World {
         for grant in self.effects.granted.iter().filter(|grant| grant.has_driver_data) {
             let Ok(id) = grant.wanted else { continue };
             let told = self.core.driver_data(id).map(|(length, bytes)| (length, *bytes));
-            let right = self.model.live(id).and_then(|known| known.deposit.driver_data);
+            let known = self.model.allocations.get(&id);
+            let right = known.and_then(|known| known.deposit.driver_data);
             ensure!(told == right, "{id} is granted with other driver data");
         }
         Ok(())

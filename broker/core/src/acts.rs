@@ -75,7 +75,6 @@ impl Core {
             if outcome == ActOutcome::Done {
                 self.end(id.slot, ErrorCode::Stale, fx);
                 self.drain_if_done(id.slot);
-                self.stop_grace_if_done();
             }
             fx.acted.push(Acted { id: *id, outcome });
         }

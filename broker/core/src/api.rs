@@ -154,6 +154,8 @@ pub struct Redeposit {
     pub id: Result<AllocationId, ErrorCode>,
     /// As at its registration; `checked` and `lane` mean nothing here.
     pub deposit: Deposit,
+    /// Its owner has ended it meanwhile, and wants to hear when it is drained.
+    pub ended: bool,
 }
 
 /// A lease of before a crash, as its holder says.
@@ -219,7 +221,16 @@ pub enum FormerLife {
         /// Its owner's process may be there still.
         owner_lives: bool,
     },
-    /// It had ended, for this reason.
+    /// It had ended, for this reason, and clients may have leases of it, or its owner has not heard that it was drained.
+    Leased {
+        /// As [`crate::Core::record`] said.
+        record: Record,
+        /// Its owner's process may be there still.
+        owner_lives: bool,
+        /// Why.
+        code: ErrorCode,
+    },
+    /// It had ended, for this reason, and was drained.
     Ended(ErrorCode),
 }
 

@@ -10,7 +10,7 @@ use crate::api::{
 use crate::ledger::Charge;
 use crate::register::NOTHING;
 use crate::slots::NONE;
-use crate::state::{Allocation, State};
+use crate::state::{Allocation, AllocationList, State};
 use crate::waiting::Fate;
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Share, Status};
 
@@ -24,10 +24,11 @@ impl Core {
     ) {
         let begin = fx.registered.len();
         for (index, item) in (0..).zip(items) {
-            let (status, id) = match self.redeposit_one(client.0, item, fx) {
-                Ok(id) => (Status::OK, id),
-                Err(status) => (status, NOTHING),
+            let done = match item.ended {
+                true => self.redeposit_ended(client.0, item, fx),
+                false => self.redeposit_one(client.0, item, fx).map(|id| (Status::OK, id)),
             };
+            let (status, id) = done.unwrap_or_else(|status| (status, NOTHING));
             fx.registered.push(Registered { status, id, index });
         }
         self.counters.deposits += items.len() as u64;
@@ -62,6 +63,50 @@ impl Core {
             _ if id.generation >= self.config.first_generation => Err(ErrorCode::Stale.into()),
             _ => self.count_again(id),
         }
+    }
+
+    /// An owner has ended one meanwhile: it gets it back as an ended one, and hears when it is drained. What was drained
+    /// before the crash is so still.
+    fn redeposit_ended(
+        &mut self,
+        client: u32,
+        item: &Redeposit,
+        fx: &mut Effects,
+    ) -> Result<(Status, AllocationId), Status> {
+        let id = item.id.map_err(Status::from)?;
+        let Some(allocation) = self.allocations.get(id.slot, id.generation) else {
+            let drained = self.was_drained(id).then_some((Status::DRAINED, id));
+            return drained.ok_or_else(|| self.end_of(id).unwrap_or(ErrorCode::Stale).into());
+        };
+        let is_reserved = allocation.state == State::Reserved;
+        if !is_reserved && (allocation.is_live() || !self.continuity.has(id.slot)) {
+            return Err(ErrorCode::Stale.into());
+        }
+        let (slot, deposit) = (id.slot, &item.deposit);
+        if !self.may_own(client, slot) {
+            return Err(ErrorCode::NotPermitted.into());
+        }
+        if !deposit.has_sound_range() {
+            return Err(ErrorCode::Protocol.into());
+        }
+        let none = Charge(Resource::KeptAllocations, 0);
+        self.take_over_charges(client, &[Charge(Resource::Allocations, 1)], none)?;
+        let allocation = &mut self.allocations[slot];
+        (allocation.device, allocation.base) = (deposit.device, deposit.base);
+        allocation.owner_allocation_id = deposit.owner_allocation_id;
+        if is_reserved || allocation.leases.is_empty() {
+            // Those who have declared leases of an ended one are charged for no bytes: they were not known.
+            allocation.size_bytes = deposit.size_bytes;
+        }
+        if is_reserved {
+            self.end(slot, ErrorCode::Stale, fx);
+        }
+        self.allocations[slot].owner = client;
+        self.link(slot, AllocationList::Owned);
+        self.continuity.leave(slot);
+        self.continuity.linger(slot);
+        self.drain_if_done(slot);
+        Ok((Status::OK, id))
     }
 
     /// Registered several times, it is named as many times.
@@ -100,9 +145,9 @@ impl Core {
         };
         if let Some(code) = lost {
             if !is_held {
+                self.continuity.leave(slot);
                 self.end(slot, code, fx);
                 self.drain_if_done(slot);
-                self.stop_grace_if_done();
             }
             return Err(code.into());
         }
@@ -111,7 +156,6 @@ impl Core {
             false => self.own_again(client, slot, deposit)?,
         }
         self.continuity.leave(slot);
-        self.stop_grace_if_done();
         fx.list.push(Effect::Publish { slot, generation: id.generation });
         Ok(id)
     }
@@ -215,14 +259,23 @@ impl Core {
             // Nobody can have held it before the crash.
             return Err(ErrorCode::Stale.into());
         }
+        let has_ended = self.is_ended_here(id);
         match self.item(client, declared.wanted) {
             // That its owner does not answer is no reason to give up what one has.
             Item::Final(ErrorCode::OwnerSilent) => {}
+            Item::Final(code) if code == ErrorCode::NotPermitted => return Err(code.into()),
+            // Nor that it has ended, as long as its owner waits for its holders.
+            Item::Final(_) if has_ended && self.lingers(id.slot) => {}
             Item::Final(code) => return Err(code.into()),
             _ => {}
         }
         match self.lease_as(now, client.0, id.slot, !declared.open) {
-            Ok(lease) => Ok(self.granted(declared.wanted, id.slot, lease)),
+            Ok(lease) => {
+                if has_ended {
+                    self.pin_declared(id.slot, lease.0 as u32);
+                }
+                Ok(self.granted(declared.wanted, id.slot, lease))
+            }
             Err(blocked) => {
                 let status = self.no_quota(blocked);
                 self.count_refusal(client.0, status);

@@ -1,5 +1,6 @@
 //! Coming back after a crash: allocations of before it are reserved for their owners, and end when the owners do not name
-//! them again. Must never give such a slot to another allocation, nor grant it before its owner has named it.
+//! them again. Must never give such a slot to another allocation, nor grant it before its owner has named it; nor call one
+//! drained as long as a client may still declare a lease of it.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -15,6 +16,9 @@ use crate::state::{Allocation, Orphan, State, Timer};
 use fdbroker_protocol::{AllocationId, ErrorCode, MemoryKind};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
+
+/// In the note of a slot: the broker before the crash had drained its last allocation.
+const DRAINED: u16 = 1 << 15;
 
 /// An owner of before the crash: its domain, its group, and the client itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -38,8 +42,18 @@ struct Estate {
 #[derive(Clone, Copy, Debug)]
 struct Awaited {
     estate: u32,
-    /// The slot's fd outlived the crash: the slot ends when its owner says so, and not because its owner says nothing.
-    kept: bool,
+    how: Standing,
+}
+
+/// How a slot stands that waits for its owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Standing {
+    /// Its fd is lost: it ends unless its owner names it.
+    Reserved,
+    /// Its fd outlived the crash: it ends when its owner says so, and not because its owner says nothing.
+    Kept,
+    /// It has ended: its owner may want to hear when it is drained.
+    Ended,
 }
 
 /// The time that owners have to name their slots.
@@ -60,8 +74,10 @@ pub(crate) struct Continuity {
     estates: Vec<Estate>,
     by_owner: FxHashMap<FormerOwner, u32>,
     awaited: FxHashMap<u32, Awaited>,
-    /// Slots in `awaited` whose fds are lost.
+    /// Slots in `awaited` that are reserved.
     reserved: u32,
+    /// Slots of before the crash that have ended under their owners in the grace time: not drained before it is over.
+    lingering: Vec<u32>,
     grace: Grace,
     /// Places of the owners that have named all that is alive, and whose other slots have not all ended.
     complete: VecDeque<u32>,
@@ -69,22 +85,38 @@ pub(crate) struct Continuity {
 
 impl Continuity {
     /// The slot waits for this owner from now on.
-    pub fn enter(&mut self, slot: u32, owner: FormerOwner, kept: bool) {
+    pub fn enter(&mut self, slot: u32, owner: FormerOwner, how: Standing) {
         let next = u32::try_from(self.estates.len()).expect("owners are fewer than slots");
         let estate = *self.by_owner.entry(owner).or_insert(next);
         if estate == next {
             self.estates.push(Estate { owner, slots: Vec::new(), is_complete: false });
         }
         self.estates[estate as usize].slots.push(slot);
-        self.awaited.insert(slot, Awaited { estate, kept });
-        self.reserved += u32::from(!kept);
+        self.awaited.insert(slot, Awaited { estate, how });
+        self.reserved += u32::from(how == Standing::Reserved);
     }
 
-    /// The owner has named the slot, or it has ended.
+    /// The owner has named the slot, or nobody waits for that any more.
     pub fn leave(&mut self, slot: u32) {
-        if let Some(Awaited { kept, .. }) = self.awaited.remove(&slot) {
-            self.reserved -= u32::from(!kept);
+        if let Some(Awaited { how, .. }) = self.awaited.remove(&slot) {
+            self.reserved -= u32::from(how == Standing::Reserved);
         }
+    }
+
+    /// The slot has ended. One that was reserved waits for its owner still, who may want to hear when it is drained.
+    pub fn end(&mut self, slot: u32) {
+        match self.awaited.get_mut(&slot) {
+            Some(Awaited { how: how @ Standing::Reserved, .. }) => {
+                *how = Standing::Ended;
+                self.reserved -= 1;
+            }
+            _ => self.leave(slot),
+        }
+    }
+
+    /// The slot has ended under its owner: it is not drained before the grace time is over.
+    pub fn linger(&mut self, slot: u32) {
+        self.lingering.push(slot);
     }
 
     pub fn has(&self, slot: u32) -> bool {
@@ -92,7 +124,7 @@ impl Continuity {
     }
 
     pub fn is_empty(&self) -> bool {
-        self.awaited.is_empty()
+        self.awaited.is_empty() && self.lingering.is_empty()
     }
 
     pub fn grace(&self) -> Grace {
@@ -108,17 +140,18 @@ impl Continuity {
         !self.complete.is_empty() || matches!(self.grace, Grace::Ending(_))
     }
 
-    fn estate_of(&self, slot: u32) -> Option<(&Estate, bool)> {
-        let Awaited { estate, kept } = *self.awaited.get(&slot)?;
-        Some((&self.estates[estate as usize], kept))
+    fn estate_of(&self, slot: u32) -> Option<(&Estate, Standing)> {
+        let Awaited { estate, how } = *self.awaited.get(&slot)?;
+        Some((&self.estates[estate as usize], how))
     }
 
     /// Why the slot can no longer be named: its owner has not named it in time.
     pub fn lost(&self, slot: u32) -> Option<ErrorCode> {
-        let (estate, kept) = self.estate_of(slot)?;
-        match self.grace {
+        let (estate, how) = self.estate_of(slot)?;
+        match (self.grace, how) {
+            (_, Standing::Ended) => None,
             _ if estate.is_complete => Some(ErrorCode::Stale),
-            Grace::Ending(_) if !kept => Some(ErrorCode::OwnerGone),
+            (Grace::Ending(_), Standing::Reserved) => Some(ErrorCode::OwnerGone),
             _ => None,
         }
     }
@@ -140,8 +173,9 @@ impl Continuity {
         }
     }
 
-    /// The next slot to end, and why; each entry looked at takes one of `looks`.
-    fn next_lost(&mut self, looks: &mut usize) -> Option<(u32, ErrorCode)> {
+    /// The next slot to end, and why; or, without a reason, one that has ended and may be drained. Each entry looked at
+    /// takes one of `looks`.
+    fn next_lost(&mut self, looks: &mut usize) -> Option<(u32, Option<ErrorCode>)> {
         while *looks > 0 {
             let (place, is_complete) = match (self.complete.front(), self.grace) {
                 (Some(place), _) => (*place, true),
@@ -149,16 +183,22 @@ impl Continuity {
                 (None, _) => return None,
             };
             *looks -= 1;
-            let slot = self.estates.get_mut(place as usize).and_then(|estate| estate.slots.pop());
-            let Some(slot) = slot else {
+            let estate = self.estates.get_mut(place as usize);
+            if estate.is_none()
+                && let Some(slot) = self.lingering.pop()
+            {
+                return Some((slot, None));
+            }
+            let Some(slot) = estate.and_then(|estate| estate.slots.pop()) else {
                 self.next_estate(is_complete);
                 continue;
             };
             let awaited = self.awaited.get(&slot).filter(|awaited| awaited.estate == place);
             match awaited {
-                Some(_) if is_complete => return Some((slot, ErrorCode::Stale)),
-                Some(Awaited { kept: false, .. }) => return Some((slot, ErrorCode::OwnerGone)),
-                Some(_) => drop(self.awaited.remove(&slot)),
+                Some(Awaited { how: Standing::Ended, .. }) => return Some((slot, None)),
+                Some(_) if is_complete => return Some((slot, Some(ErrorCode::Stale))),
+                Some(Awaited { how: Standing::Kept, .. }) => self.leave(slot),
+                Some(_) => return Some((slot, Some(ErrorCode::OwnerGone))),
                 None => {}
             }
         }
@@ -184,11 +224,11 @@ impl Continuity {
     }
 
     /// All owners that slots wait for: whether each has named all that is alive, and its slots.
-    pub fn all(&self) -> impl Iterator<Item = (FormerOwner, bool, Vec<(u32, bool)>)> {
+    pub fn all(&self) -> impl Iterator<Item = (FormerOwner, bool, Vec<(u32, Standing)>)> {
         (0..).zip(&self.estates).filter_map(|(place, estate)| {
             let awaited = |slot: &u32| {
                 let awaited = self.awaited.get(slot).filter(|awaited| awaited.estate == place)?;
-                Some((*slot, awaited.kept))
+                Some((*slot, awaited.how))
             };
             let slots: Vec<_> = estate.slots.iter().filter_map(awaited).collect();
             (!slots.is_empty()).then_some((estate.owner, estate.is_complete, slots))
@@ -219,9 +259,14 @@ impl Core {
             ))
         })?;
         for FormerSlot { id, life } in former.slots {
-            let FormerLife::Live { record, .. } = life else { continue };
+            let (record, how) = match life {
+                FormerLife::Live { record, .. } if kept.contains(id) => (record, Standing::Kept),
+                FormerLife::Live { record, .. } => (record, Standing::Reserved),
+                FormerLife::Leased { record, .. } => (record, Standing::Ended),
+                FormerLife::Ended(_) => continue,
+            };
             if core.allocations.is_full(id.slot) {
-                core.continuity.enter(id.slot, record.former_owner(), kept.contains(id));
+                core.continuity.enter(id.slot, record.former_owner(), how);
             }
         }
         for kept in former.kept {
@@ -249,15 +294,20 @@ impl Core {
 
     /// An allocation that waits for its owner; or why it has ended.
     fn former_allocation(&mut self, life: &FormerLife, is_kept: bool) -> Result<Allocation, u16> {
-        let (record, owner_lives) = match life {
-            FormerLife::Ended(code) => return Err(*code as u16),
-            FormerLife::Live { record, owner_lives } => (record, *owner_lives),
+        let (record, can_return, state, code) = match life {
+            FormerLife::Ended(code) => return Err(*code as u16 | DRAINED),
+            FormerLife::Leased { record, owner_lives, code } => {
+                (record, *owner_lives, State::Ended(*code), *code)
+            }
+            // Without its owner, or its owner's way to export it again, its fd is lost.
+            FormerLife::Live { record, owner_lives } => {
+                let can_return = is_kept || *owner_lives && record.recallable;
+                (record, can_return, State::Reserved, ErrorCode::OwnerGone)
+            }
         };
-        // Without its owner, or its owner's way to export it again, its fd is lost.
-        let can_return = is_kept || owner_lives && record.recallable;
         let domain = if can_return { self.domain(record.domain) } else { None };
-        let domain = domain.ok_or(ErrorCode::OwnerGone as u16)?;
-        Ok(Allocation::reserved(domain, record))
+        let domain = domain.ok_or(code as u16)?;
+        Ok(Allocation::former(domain, record, state))
     }
 
     /// The fd of a slot has outlived the crash: it lives on without its owner.
@@ -319,9 +369,32 @@ impl Core {
             },
             None => {
                 let noted = self.allocations.note(id.slot, id.generation);
-                Some(noted.and_then(ErrorCode::from_number).unwrap_or(ErrorCode::Stale))
+                let code = noted.and_then(|noted| ErrorCode::from_number(noted & !DRAINED));
+                Some(code.unwrap_or(ErrorCode::Stale))
             }
         }
+    }
+
+    /// Whether an allocation has ended and is not forgotten: it is leased, or its owner has not heard that it is drained.
+    pub fn is_ended_here(&self, id: AllocationId) -> bool {
+        let found = self.allocations.get(id.slot, id.generation);
+        found.is_some_and(|allocation| !allocation.is_live())
+    }
+
+    /// Whether the broker before the crash had drained an allocation, and its slot is as it left it.
+    pub(crate) fn was_drained(&self, id: AllocationId) -> bool {
+        let noted = self.allocations.note(id.slot, id.generation);
+        noted.is_some_and(|noted| noted & DRAINED != 0)
+    }
+
+    /// Whether an allocation that has ended may be leased without the broker's knowing: clients of before the crash can
+    /// declare their leases of it, for its owner to hear when it is drained.
+    pub(crate) fn lingers(&self, slot: u32) -> bool {
+        let is_former = self.allocations.generation(slot) < self.config.first_generation;
+        let is_time = matches!(self.continuity.grace(), Grace::Until(_));
+        let owner = self.clients.get(self.allocations[slot].owner as usize);
+        let is_owned = owner.and_then(Option::as_deref).is_some_and(|owner| !owner.gone);
+        self.continuity.has(slot) || is_owned && is_former && is_time
     }
 
     /// A client, as the daemon knows it over brokers and connections.
@@ -345,23 +418,17 @@ impl Core {
     pub(crate) fn end_lost(&mut self, fx: &mut Effects) {
         let mut looks = RESERVED_LOOKS_PER_STEP;
         for _ in 0..RESERVED_ENDS_PER_STEP {
-            let Some((slot, code)) = self.continuity.next_lost(&mut looks) else { break };
-            self.end(slot, code, fx);
-            self.drain_if_done(slot);
+            let Some((slot, lost)) = self.continuity.next_lost(&mut looks) else { break };
+            self.continuity.leave(slot);
+            if let Some(code) = lost {
+                self.end(slot, code, fx);
+            }
+            // What has lingered may have been drained meanwhile, and its slot used again.
+            if self.allocations.is_full(slot) && !self.allocations[slot].drained {
+                self.drain_if_done(slot);
+            }
         }
         self.continuity.turn();
-        self.stop_grace_if_done();
-    }
-
-    /// Ends the grace time when there is nothing that it is for.
-    pub(crate) fn stop_grace_if_done(&mut self) {
-        if !self.continuity.is_empty() {
-            return;
-        }
-        if let Grace::Until(at) = self.continuity.grace() {
-            self.timers.remove(&(at, Timer::Grace));
-        }
-        self.continuity = Continuity::default();
     }
 }
 
@@ -373,7 +440,7 @@ impl Record {
 
 impl Allocation {
     /// An allocation that waits for its owner: its domain and share are known, and nothing else.
-    fn reserved(domain: u32, record: &Record) -> Self {
+    fn former(domain: u32, record: &Record, state: State) -> Self {
         let deposit = crate::api::Deposit {
             checked: Ok(()),
             lane: crate::api::Lane::Accepted,
@@ -389,6 +456,6 @@ impl Allocation {
             base: 0,
             driver_data: None,
         };
-        Allocation::new(&deposit, NONE, domain, State::Reserved)
+        Allocation::new(&deposit, NONE, domain, state)
     }
 }

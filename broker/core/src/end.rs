@@ -46,11 +46,11 @@ impl Core {
         }
         self.ends_left -= 1;
         self.end(id.slot, ErrorCode::Stale, fx);
-        if !self.allocations[id.slot].leases.is_empty() {
+        if !self.allocations[id.slot].leases.is_empty() || self.lingers(id.slot) {
             return Status::OK;
         }
         self.free_allocation(id.slot);
-        Status { value: 1.into(), ..Status::OK }
+        Status::DRAINED
     }
 
     /// Ends a live allocation: nobody gets it any more, the broker's fd is closed, holders and waiters are
@@ -82,8 +82,11 @@ impl Core {
         if self.allocations[slot].traits.is_to_be_kept() {
             self.release_allocation_charge(slot, Charge(Resource::KeptAllocations, 1));
         }
-        self.continuity.leave(slot);
+        self.continuity.end(slot);
         self.allocations[slot].state = State::Ended(code);
+        if owner != NONE && self.lingers(slot) {
+            self.continuity.linger(slot);
+        }
         self.decide_all(slot, Fate::Answer(self.id_of(slot), code.into()));
         self.leases_ending += self.allocations[slot].leases.len() as u64;
         if !self.allocations[slot].leases.is_empty() {
@@ -152,6 +155,15 @@ impl Core {
         }
     }
 
+    /// A lease of an allocation that has ended already was declared: its holder is charged for the memory, and told.
+    pub(crate) fn pin_declared(&mut self, slot: u32, lease: u32) {
+        if self.allocations[slot].leases.len() == 1 {
+            self.pin_ended(slot, None);
+        }
+        self.leases_ending += 1;
+        self.sweep_lease(lease);
+    }
+
     /// A lease of an ended allocation is given back whose holder has been charged for the memory.
     pub(crate) fn unpin_of_holder(&mut self, holder: u32, slot: u32) {
         let charge = Charge(Resource::PinnedBytes, self.allocations[slot].size_bytes);
@@ -167,10 +179,11 @@ impl Core {
         self.drain_if_done(slot);
     }
 
-    /// When no lease of an ended allocation is left: its owner is told, or the slot is free when there is none.
+    /// When no lease of an ended allocation is left, nor can be declared: its owner is told, or the slot is free when
+    /// there is none.
     pub(crate) fn drain_if_done(&mut self, slot: u32) {
         let allocation = &self.allocations[slot];
-        if allocation.is_live() || !allocation.leases.is_empty() {
+        if allocation.is_live() || !allocation.leases.is_empty() || self.lingers(slot) {
             return;
         }
         let owner = allocation.owner;

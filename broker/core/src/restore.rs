@@ -7,7 +7,7 @@ use crate::Core;
 use crate::acts::Draining;
 use crate::api::{Config, Now};
 use crate::config::ConfigError;
-use crate::continuity::Grace;
+use crate::continuity::{Grace, Standing};
 use crate::fairness::Rooms;
 use crate::limits::{CLIENT_NUMBERS, MOST_GROUPS, SLOTS_BEFORE_REUSE};
 use crate::saved::{Beside, Saved, SavedOwners};
@@ -231,7 +231,8 @@ impl Core {
         let is_live = allocation.is_live();
         let ends = [allocation.base, allocation.fd_offset];
         let is_bounded = ends.iter().all(|at| at.checked_add(allocation.size_bytes).is_some());
-        let is_former = matches!(state, State::Reserved | State::Ended(_)) && owner == NONE;
+        // That of an ended one may never have been known.
+        let is_former = state == State::Reserved && owner == NONE || !is_live;
         let is_sized = allocation.size_bytes > 0 || is_former;
         ensure(is_bounded && is_sized, "allocation's range", slot)?;
         let of_client = self.clients.get(owner as usize).and_then(Option::as_deref);
@@ -295,15 +296,19 @@ impl Core {
 
     fn restore_continuity(&mut self, owners: SavedOwners, until: Option<Now>) -> Check {
         for (former, is_complete, slots) in owners {
-            for (slot, kept) in slots {
+            for (slot, how) in slots {
                 let found = self.allocations.is_full(slot).then(|| &self.allocations[slot]);
                 let waits = found.is_some_and(|found| {
-                    let state = if kept { State::Resident } else { State::Reserved };
+                    let stands = match how {
+                        Standing::Reserved => found.state == State::Reserved,
+                        Standing::Kept => found.state == State::Resident,
+                        Standing::Ended => !found.is_live(),
+                    };
                     let its = self.domains[found.domain].key == former.domain;
-                    found.state == state && found.owner == NONE && its
+                    stands && found.owner == NONE && its
                 });
                 ensure(waits && !self.continuity.has(slot), "slot that waits", slot)?;
-                self.continuity.enter(slot, former, kept);
+                self.continuity.enter(slot, former, how);
             }
             if is_complete {
                 self.continuity.complete(former);
@@ -312,11 +317,24 @@ impl Core {
         let all = self.allocations.iter_from(0);
         let reserved = all.filter(|(_, allocation)| allocation.state == State::Reserved).count();
         ensure(reserved == self.reserved() as usize, "reserved for ever", reserved as u64)?;
-        if !self.continuity.is_empty() {
+        for slot in self.allocations.full() {
+            if self.may_linger(slot) {
+                self.continuity.linger(slot);
+            }
+        }
+        if until.is_some() || !self.continuity.is_empty() {
             self.continuity.set_grace(until.map_or(Grace::Ending(0), Grace::Until));
             self.timers.extend(until.map(|until| (until, Timer::Grace)));
         }
         Ok(())
+    }
+
+    /// Whether it has ended under an owner that had it before a crash, and has not been told that it is drained.
+    pub(crate) fn may_linger(&self, slot: u32) -> bool {
+        let allocation = &self.allocations[slot];
+        let is_former = self.allocations.generation(slot) < self.config.first_generation;
+        let is_owned = allocation.owner != NONE && !allocation.drained;
+        is_former && is_owned && !allocation.is_live()
     }
 
     /// An ended allocation stays for its leases, or for its owner to be told. Each domain and each job is of some client or
@@ -329,7 +347,8 @@ impl Core {
             ensure(is_pinned, "file of what nobody has", slot)?;
             let owner = self.clients.get(allocation.owner as usize).and_then(Option::as_deref);
             let freed_later = allocation.drained || owner.is_some_and(|owner| owner.gone);
-            let is_used = allocation.is_live() || has_leases || freed_later;
+            let lingers = self.continuity.has(slot) || self.may_linger(slot);
+            let is_used = allocation.is_live() || has_leases || freed_later || lingers;
             ensure(is_used, "ended, and not freed", slot)?;
         }
         for (number, domain) in self.domains.iter_from(0) {

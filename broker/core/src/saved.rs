@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Core;
 use crate::api::{Effect, Effects, File, FileId, Now};
-use crate::continuity::{FormerOwner, Grace};
+use crate::continuity::{FormerOwner, Grace, Standing};
 use crate::ledger::ScopeId;
 use crate::lists::List;
 use crate::slots::{Flat, NONE, SavedSlots};
@@ -50,7 +50,7 @@ pub struct Saved {
 
 /// Owners that slots wait for, whether each has named all that is alive, and each slot with whether its fd outlived the
 /// crash.
-pub(crate) type SavedOwners = Vec<(FormerOwner, bool, Vec<(u32, bool)>)>;
+pub(crate) type SavedOwners = Vec<(FormerOwner, bool, Vec<(u32, Standing)>)>;
 
 /// Facts of allocations that their records do not have, by slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

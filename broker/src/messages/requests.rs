@@ -237,8 +237,11 @@ fn decode_redeposit<'s>(
 }
 
 fn decode_redeposited(redeposit: &RedepositItem, context: &Context<'_>) -> Redeposit {
-    let (item, prefix) = (&redeposit.item, &redeposit.handle.prefix);
-    let (deposit, is_broken) = claimed_deposit(item);
+    let prefix = &redeposit.handle.prefix;
+    let ended = redeposit.item.flags & register_flags::ENDED != 0;
+    let item =
+        RegisterItem { flags: redeposit.item.flags & !register_flags::ENDED, ..redeposit.item };
+    let (deposit, is_broken) = claimed_deposit(&item);
     let id = context.key.open(context.node, prefix).and_then(|id| {
         if !context.key.verify_token(id, &redeposit.token) {
             Err(ErrorCode::NotPermitted)
@@ -248,7 +251,7 @@ fn decode_redeposited(redeposit: &RedepositItem, context: &Context<'_>) -> Redep
             Ok(id)
         }
     });
-    Redeposit { id, deposit }
+    Redeposit { id, deposit, ended }
 }
 
 fn decode_declare<'s>(

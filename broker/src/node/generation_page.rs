@@ -198,8 +198,8 @@ impl GenerationPage {
                 None if core.is_reserved(*id) => UNCONFIRMED,
                 None => id.generation,
                 Some(code) => {
-                    if let FormerLife::Live { .. } = life {
-                        self.records.end(*id, code);
+                    if !matches!(life, FormerLife::Ended(_)) {
+                        self.records.end(*id, code, core.is_ended_here(*id));
                     }
                     0
                 }
@@ -230,7 +230,7 @@ impl GenerationPage {
         match core.record(slot).filter(|(known, _)| *known == id && generation != 0) {
             Some((_, record)) => self.records.live(id, &record),
             // Or it has ended in the same step.
-            None => self.records.end(id, core.end_of(id).unwrap_or(ErrorCode::Stale)),
+            None => self.note_end(id, core),
         }
         let high = self.map.word(offset_of!(PageHeader, generation_high));
         // One writer: no need for a read-modify-write. Before the slot, so that a crash between the
@@ -240,6 +240,18 @@ impl GenerationPage {
         }
         self.map.word(generation_offset(slot)).store(generation, Ordering::Release);
         true
+    }
+
+    /// Remembers that the owner of an ended allocation has been told of its drain.
+    pub fn note_drained(&self, id: AllocationId, core: &Core) {
+        if self.records.last(id.slot) == id {
+            self.note_end(id, core);
+        }
+    }
+
+    fn note_end(&self, id: AllocationId, core: &Core) {
+        let code = core.end_of(id).unwrap_or(ErrorCode::Stale);
+        self.records.end(id, code, core.is_ended_here(id));
     }
 
     /// The page as clients get it: an fd that can only be read.

@@ -37,8 +37,10 @@ mod word {
 
 /// A live slot has no code.
 const NO_CODE: u8 = 0;
-/// Bit of the flags: its owner can give its fd again.
+/// Bits of the flags: its owner can give its fd again;
 const RECALLABLE: u8 = 1;
+/// it has ended, and has not been drained.
+const LEASED: u8 = 2;
 
 /// The file, mapped.
 #[derive(Debug)]
@@ -110,7 +112,8 @@ impl Records {
         let load = |at: usize| self.word(slot, at).load(Ordering::Relaxed);
         let [listener, share, flags, code] = load(word::STANDING).to_le_bytes();
         let ended = ErrorCode::from_number(code.into());
-        let Some(share) = Share::from_number(share).filter(|_| code == NO_CODE) else {
+        let has_record = code == NO_CODE || flags & LEASED != 0;
+        let Some(share) = Share::from_number(share).filter(|_| has_record) else {
             return FormerLife::Ended(ended.unwrap_or(ErrorCode::Stale));
         };
         let (pid, started) = (load(word::PID), load(word::STARTED));
@@ -125,7 +128,12 @@ impl Records {
         // A process of another PID namespace cannot be looked for.
         let look = || pid == 0 || started == 0 || kernel::started(pid) == Some(started);
         let owner_lives = *lives.entry((pid, started)).or_insert_with(look);
-        FormerLife::Live { record, owner_lives }
+        match code {
+            NO_CODE => FormerLife::Live { record, owner_lives },
+            _ => {
+                FormerLife::Leased { record, owner_lives, code: ended.unwrap_or(ErrorCode::Stale) }
+            }
+        }
     }
 
     /// The last allocation of a slot; generation 0: there was none.
@@ -150,9 +158,12 @@ impl Records {
         self.stand(id.slot, [listener, share as u8, flags, NO_CODE]);
     }
 
-    /// The allocation has ended, for this reason.
-    pub fn end(&self, id: AllocationId, code: ErrorCode) {
-        let [listener, share, flags, _] = self.standing(id.slot);
+    /// The allocation has ended, for this reason. `leased`: it is not drained. One that was never live here was never leased.
+    pub fn end(&self, id: AllocationId, code: ErrorCode, leased: bool) {
+        let [listener, share, flags, before] = self.standing(id.slot);
+        let was_leased = before == NO_CODE || flags & LEASED != 0;
+        let is_known = self.last(id.slot) == id && was_leased;
+        let flags = flags & !LEASED | if leased && is_known { LEASED } else { 0 };
         // Before the generation: a new one must never be live by the word of an older one.
         self.stand(id.slot, [listener, share, flags, code as u8]);
         self.word(id.slot, word::GENERATION).store(id.generation, Ordering::Release);
@@ -210,8 +221,13 @@ mod tests {
         records.live(id(2, 4), &dead);
         records.live(id(3, 5), &record(0, 0));
         records.live(id(4, 6), &ours);
-        records.end(id(4, 6), ErrorCode::OwnerGone);
+        records.end(id(4, 6), ErrorCode::OwnerGone, false);
         records.live(id(5, 9), &ours);
+        records.live(id(6, 5), &ours);
+        records.end(id(6, 5), ErrorCode::Stale, true);
+        records.live(id(7, 5), &ours);
+        records.end(id(7, 5), ErrorCode::Stale, true);
+        records.end(id(7, 6), ErrorCode::Stale, true);
         drop(records);
         let records = Records::open(&path, 8).unwrap().unwrap();
         let live = |id, record, owner_lives| FormerSlot {
@@ -219,11 +235,16 @@ mod tests {
             life: FormerLife::Live { record, owner_lives },
         };
         let ended = FormerSlot { id: id(4, 6), life: FormerLife::Ended(ErrorCode::OwnerGone) };
+        let code = ErrorCode::Stale;
+        let life = FormerLife::Leased { record: ours, owner_lives: true, code };
+        let leased = FormerSlot { id: id(6, 5), life };
         let all = [
             live(id(1, 3), ours, true),
             live(id(2, 4), dead, false),
             live(id(3, 5), record(0, 0), true),
             ended,
+            leased,
+            FormerSlot { id: id(7, 6), life: FormerLife::Ended(ErrorCode::Stale) },
         ];
         assert_eq!(records.former(8), all, "and nothing above the highest generation");
         let larger = Records::create(&path, 9, Some(&records)).unwrap();

@@ -13,7 +13,7 @@ use crate::messages::replies::{self, Welcome};
 use crate::readiness::Source;
 use crate::readiness::watch;
 use crate::server::parts::Server;
-use fdbroker_core::{ClientId, Input};
+use fdbroker_core::{ClientId, Events, Input};
 use fdbroker_protocol::{ErrorCode, MAX_BATCH};
 use fdbroker_scm::SendError;
 use std::os::fd::AsFd;
@@ -316,6 +316,10 @@ impl Server {
                 connection.has_events = false;
                 return;
             };
+            if let Events::Drained(items) = &events {
+                // The next broker is to know that nobody has a lease of them.
+                items.iter().for_each(|item| self.page.note_drained(item.id, &self.core));
+            }
             let bytes = replies::write_events(&mut self.writer, &events);
             match fdbroker_scm::send(socket.as_fd(), bytes, &[]) {
                 Ok(()) => {}

@@ -371,10 +371,11 @@ fdbroker_code_t fdbroker_host_alloc(fdbroker_t *broker, uint32_t memory, uint64_
  * FDBROKER_NOT_CONNECTED (in a forked child: the memory is the parent's), FDBROKER_INVALID_ARGUMENT. */
 fdbroker_code_t fdbroker_host_free(fdbroker_t *broker, void *ptr);
 
-/* Uses the memory again that was freed between the loss of a broker and the end of the next one's grace time
- * (limits.grace_ms). No broker knows all consumers of such memory, so the library does not do this by itself: call it
- * only when no process has memory mapped that this context freed then. bytes (may be NULL) gets how many bytes. Never waits;
- * also inside a callback.
+/* Uses memory of arenas again that was freed and of which no broker knows now. Memory that was freed around the loss of a
+ * broker comes back by itself: when the next broker's grace time (limits.grace_ms) is over and its last consumer has released
+ * it. That does not happen while there is no broker, nor when the next one knows nothing of the one before, or this process
+ * came back too late. Call this only when no process has memory mapped that this context freed then. bytes (may be NULL) gets
+ * how many bytes. Never waits; also inside a callback.
  *
  * Errors: FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. */
 fdbroker_code_t fdbroker_host_reclaim(fdbroker_t *broker, uint64_t *bytes);
@@ -754,8 +755,8 @@ typedef struct fdbroker_stats {
   uint64_t host_bytes;           /* Address space of arenas, isolated and dma-heap memory, in bytes. */
   uint64_t host_bytes_used;      /* Bytes of it in buffers that are not freed. */
   uint64_t leases;               /* Leases acquired and not released, imports not counted. */
-  /* Bytes of arenas that are freed and not used again yet: a consumer still has a lease, or they were freed between the
-   * loss of a broker and the end of the next one's grace time (fdbroker_host_reclaim()). */
+  /* Bytes of arenas that are freed and not used again yet: a consumer still has a lease, or could still declare one after
+   * the loss of a broker, until the next one's grace time is over; or no broker knows of them (fdbroker_host_reclaim()). */
   uint64_t host_bytes_held_back;
 } fdbroker_stats_t;
 

@@ -141,6 +141,9 @@ impl Status {
     pub const OK: Status =
         Status { code: U16::ZERO, resource: 0, scope: 0, pid: U32::ZERO, value: U64::ZERO };
 
+    /// The allocation has ended, and nobody has a lease of it.
+    pub const DRAINED: Status = Status { value: U64::new(1), ..Self::OK };
+
     /// A failure with no detail.
     pub fn error(code: ErrorCode) -> Self {
         Status { code: U16::new(code as u16), ..Self::OK }

@@ -254,8 +254,10 @@ pub mod register_flags {
     pub const RECALLABLE: u8 = 1;
     /// It outlives its owner, for the broker's `keep_ttl`; never evicted.
     pub const KEEP: u8 = 2;
-    /// Every bit that has a meaning.
+    /// Every bit that has a meaning in a registration.
     pub const ALL: u8 = RECALLABLE | KEEP;
+    /// In a redeposit alone: its owner has ended it, and wants to hear when it is drained.
+    pub const ENDED: u8 = 4;
 }
 
 /// An allocation named again by its owner after a crash of the broker, 184 bytes. No fd comes with it: the broker

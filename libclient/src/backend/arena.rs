@@ -29,10 +29,11 @@ use std::sync::{Arc, Mutex, Weak};
 /// A large one costs addresses only: memory is taken when a page is first touched, and what is freed goes back to the
 /// system, apart from some MiB kept at hand.
 ///
-/// When the broker is lost, nobody can say any more which consumers have a buffer mapped: the next broker hears of
-/// them one by one until its grace time is over. Buffers held go on under their handles, and those still held when the
-/// grace time is over are like all others. A range that is freed between the loss and that time is not used again by itself
-/// ([`Arena::orphaned_bytes`]), until the application, which knows its consumers, calls [`Arena::reclaim_orphans`].
+/// When the broker is lost, the next one hears of the consumers that have a buffer mapped one by one, until its grace time is
+/// over. Buffers held go on under their handles. A range that was freed before the loss and not drained, or is freed between
+/// the loss and the end of the grace time, is used again when that time is over and the last consumer has released it. Only
+/// when the next broker knows nothing of it is a range not used again by itself ([`Arena::orphaned_bytes`]), until the
+/// application, which knows its consumers, calls [`Arena::reclaim_orphans`].
 #[derive(Clone, Debug)]
 pub struct Arena {
     inner: Arc<Inner>,
@@ -164,7 +165,8 @@ impl Arena {
         lock(&self.inner.ranges).held_back_bytes()
     }
 
-    /// Freed bytes that stay unused because the broker that knew their leases is gone.
+    /// Freed bytes of which no broker knows now, because the one that knew their leases is gone. What the next one does not
+    /// take over stays unused.
     pub fn orphaned_bytes(&self) -> usize {
         lock(&self.inner.ranges).orphaned_bytes()
     }
@@ -205,7 +207,7 @@ impl Inner {
     fn free(&self, offset: usize, owner_allocation_id: u64) {
         let mut told = None;
         let end = |registration: &Registration| {
-            let ending = self.client.common().holdings.end(registration.into());
+            let ending = self.client.common().holdings.end_and_await(registration.into());
             if let Ending::Tell(link) = ending {
                 told = Some(link);
             }
@@ -281,8 +283,10 @@ impl MemoryOwner for Inner {
         lock(&self.ranges).note_disconnected();
     }
 
-    fn settled(&self) {
-        lock(&self.ranges).note_settled();
+    fn adopted(&self, key: OwnerKey) {
+        if let Some(offset) = self.offset_of(key.base) {
+            lock(&self.ranges).note_adopted(offset, key.owner_allocation_id);
+        }
     }
 }
 

@@ -17,7 +17,7 @@ pub(crate) struct Ranges {
     /// Parts of `free`, offset -> bytes, that were used and not given back to the system; and their sum.
     warm: BTreeMap<usize, usize>,
     warm_bytes: usize,
-    /// Freed bytes whose drain nobody will report any more.
+    /// Freed bytes whose drain no broker is going to report, so far.
     orphaned_bytes: usize,
 }
 
@@ -27,20 +27,11 @@ struct Range {
     owner_allocation_id: u64,
     state: State,
     registration: Option<Registration>,
-    exposure: Exposure,
+    /// A broker that is gone may have granted it under a handle that has ended: nobody can declare a lease any more, and no
+    /// broker knows of all consumers that have it mapped.
+    is_exposed: bool,
     /// The broker has said that its last lease is gone.
     drained: bool,
-}
-
-/// Whether consumers may have it mapped of whom no broker knows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Exposure {
-    /// The broker knows of all.
-    None,
-    /// A broker that is gone may have granted it; its consumers have until the end of the grace time to declare their leases.
-    UntilSettled,
-    /// A broker that is gone may have granted it under a handle that has ended: nobody can declare a lease any more.
-    ForGood,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +40,7 @@ enum State {
     Held,
     /// Freed, its last lease not yet gone.
     Draining,
-    /// Freed, and its leases forgotten with the connection.
+    /// Freed, and its leases forgotten with the connection. The next broker may take it over.
     Orphaned,
     /// Freed, nobody's, and being given back to the system.
     Emptying,
@@ -106,7 +97,7 @@ impl Ranges {
             owner_allocation_id,
             state: State::Held,
             registration: None,
-            exposure: Exposure::None,
+            is_exposed: false,
             drained: false,
         };
         self.used.insert(offset, range);
@@ -146,7 +137,7 @@ impl Ranges {
         let registration = range.registration.take();
         let is_told = registration.as_ref().is_some_and(end);
         match registration.filter(|_| !range.drained) {
-            None if range.is_exposed() => {
+            None if range.is_exposed => {
                 range.state = State::Orphaned;
                 self.orphaned_bytes += range.span;
                 Freed::Done
@@ -169,11 +160,21 @@ impl Ranges {
         let range = self.find(offset, owner_allocation_id)?;
         match range.state {
             State::Held => range.drained = true,
-            State::Draining if range.is_exposed() => self.orphan(offset),
-            State::Draining => return self.give_back(offset),
-            State::Orphaned | State::Emptying => {}
+            State::Draining if range.is_exposed => self.orphan(offset),
+            State::Orphaned if range.is_exposed => {}
+            State::Draining | State::Orphaned => return self.give_back(offset),
+            State::Emptying => {}
         }
         None
+    }
+
+    /// A freed range is known to the broker of the moment, which is going to say when it is drained.
+    pub fn note_adopted(&mut self, offset: usize, owner_allocation_id: u64) {
+        let Some(range) = self.find(offset, owner_allocation_id) else { return };
+        if range.state == State::Orphaned && !range.is_exposed {
+            range.state = State::Draining;
+            self.orphaned_bytes -= self.used[&offset].span;
+        }
     }
 
     /// The system has its memory: the range is free.
@@ -189,33 +190,16 @@ impl Ranges {
             && range.registration.as_ref().is_some_and(|registration| registration.id() == id)
         {
             range.registration = None;
-            range.exposure = Exposure::ForGood;
+            range.is_exposed = true;
         }
     }
 
-    /// The connection is lost: what was leased will never be reported drained. What is held goes on at the next broker,
-    /// but that only knows of the clients that have declared their leases to it so far.
+    /// The connection is lost: what was leased is reported drained only if the next broker takes it over. What is held goes
+    /// on there; that broker calls nothing drained before all have had the time to declare their leases.
     pub fn note_disconnected(&mut self) {
-        for range in self.used.values_mut() {
-            match range.state {
-                State::Held if range.registration.is_some() && !range.drained => {
-                    range.exposure = range.exposure.or_until_settled();
-                }
-                State::Held => {}
-                State::Draining => {
-                    range.state = State::Orphaned;
-                    self.orphaned_bytes += range.span;
-                }
-                State::Orphaned | State::Emptying => {}
-            }
-        }
-    }
-
-    /// The grace time is over: the broker knows of all leases of what was named to it and is held still.
-    pub fn note_settled(&mut self) {
-        let held = self.used.values_mut().filter(|range| range.state == State::Held);
-        for range in held.filter(|range| range.exposure == Exposure::UntilSettled) {
-            range.exposure = Exposure::None;
+        for range in self.used.values_mut().filter(|range| range.state == State::Draining) {
+            range.state = State::Orphaned;
+            self.orphaned_bytes += range.span;
         }
     }
 
@@ -247,10 +231,11 @@ impl Ranges {
         let is_orphan =
             |(offset, range): (&usize, &Range)| (range.state == State::Orphaned).then_some(*offset);
         let orphans: Vec<usize> = self.used.iter().filter_map(is_orphan).collect();
+        let bytes = self.orphaned_bytes;
         let emptying = orphans.into_iter().filter_map(|offset| self.give_back(offset)).collect();
         // Nor those still held: whoever had them is gone too.
-        self.used.values_mut().for_each(|range| range.exposure = Exposure::None);
-        (std::mem::take(&mut self.orphaned_bytes), emptying)
+        self.used.values_mut().for_each(|range| range.is_exposed = false);
+        (bytes, emptying)
     }
 
     fn find(&mut self, offset: usize, owner_allocation_id: u64) -> Option<&mut Range> {
@@ -269,6 +254,9 @@ impl Ranges {
     fn give_back(&mut self, offset: usize) -> Option<Emptying> {
         let range = self.used.get_mut(&offset)?;
         let span = range.span;
+        if range.state == State::Orphaned {
+            self.orphaned_bytes -= span;
+        }
         if self.warm_bytes + span > ARENA_WARM_BYTES {
             range.state = State::Emptying;
             return Some(Emptying { offset, span });
@@ -308,21 +296,6 @@ impl Ranges {
                     self.warm_bytes += to - from;
                 }
             }
-        }
-    }
-}
-
-impl Range {
-    fn is_exposed(&self) -> bool {
-        self.exposure != Exposure::None
-    }
-}
-
-impl Exposure {
-    fn or_until_settled(self) -> Self {
-        match self {
-            Exposure::None | Exposure::UntilSettled => Exposure::UntilSettled,
-            Exposure::ForGood => Exposure::ForGood,
         }
     }
 }
@@ -384,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn disconnected_when_leased_then_orphaned_until_reclaimed() {
+    fn disconnected_when_leased_then_orphaned_until_taken_over_or_reclaimed() {
         let mut ranges = Ranges::new(2 * PAGE);
         ranges.take(PAGE, 7).expect("room");
         ranges.take(PAGE, 8).expect("room");
@@ -396,34 +369,43 @@ mod tests {
         assert_eq!(ranges.registration(PAGE), Some(&registration(4, 1)), "it goes on");
         ranges.free(PAGE, |_| true);
         assert_eq!(ranges.note_drained(PAGE, 8), None);
-        assert_eq!(ranges.orphaned_bytes(), 2 * PAGE, "the old broker's leases are unknown");
-        assert_eq!(ranges.reclaim_orphans(), (2 * PAGE, vec![]));
+        assert_eq!((ranges.orphaned_bytes(), ranges.room().0), (PAGE, PAGE));
+        assert_eq!(ranges.reclaim_orphans(), (PAGE, vec![]));
         assert_eq!(ranges.room(), (2 * PAGE, 2 * PAGE));
+        // The next broker may have taken it over all the same.
+        ranges.take(PAGE, 9).expect("room");
+        ranges.note_adopted(0, 7);
+        assert_eq!(ranges.note_drained(0, 7), None);
+        assert_eq!((ranges.orphaned_bytes(), ranges.room().0), (0, PAGE));
     }
 
     #[test]
-    fn settled_when_held_through_three_losses_then_reused_after_drained_like_any_other() {
+    fn adopted_when_freed_around_three_losses_then_reused_after_drained_like_any_other() {
         let mut ranges = Ranges::new(2 * PAGE);
         for id in [7, 8] {
             let offset = ranges.take(PAGE, id).expect("room").offset;
             assert!(ranges.note_registered(offset, registration(id as u32, 1)));
         }
+        ranges.free(0, |_| true);
         for _ in 0..3 {
             ranges.note_disconnected();
+            assert_eq!((ranges.orphaned_bytes(), ranges.held_back_bytes()), (PAGE, PAGE));
+            ranges.note_adopted(0, 7);
+            assert_eq!((ranges.orphaned_bytes(), ranges.held_back_bytes()), (0, PAGE));
         }
-        // One is freed before all have had time to declare their leases.
-        ranges.free(PAGE, |_| true);
+        ranges.note_disconnected();
+        assert_eq!(ranges.free(PAGE, |_| false), Freed::Done);
+        assert_eq!(ranges.orphaned_bytes(), 2 * PAGE);
+        ranges.note_adopted(PAGE, 8);
         assert_eq!(ranges.note_drained(PAGE, 8), None);
-        ranges.note_settled();
-        assert_eq!((ranges.orphaned_bytes(), ranges.held_back_bytes()), (PAGE, PAGE));
-        ranges.free(0, |_| true);
-        assert_eq!((ranges.held_back_bytes(), ranges.room().0), (2 * PAGE, 0));
+        // The broker before had drained it, and its word was lost.
         assert_eq!(ranges.note_drained(0, 7), None);
-        assert_eq!((ranges.held_back_bytes(), ranges.room().0), (PAGE, PAGE));
+        assert_eq!((ranges.held_back_bytes(), ranges.orphaned_bytes()), (0, 0));
+        assert_eq!(ranges.room().0, 2 * PAGE);
     }
 
     #[test]
-    fn settled_when_a_registration_was_lost_before_then_exposed_for_good() {
+    fn adopted_when_a_registration_was_lost_before_then_exposed_for_good() {
         let mut ranges = Ranges::new(PAGE);
         ranges.take(PAGE, 7).expect("room");
         assert!(ranges.note_registered(0, registration(3, 1)));
@@ -431,8 +413,8 @@ mod tests {
         ranges.note_lost(0, AllocationId { slot: 3, generation: 1 });
         assert!(ranges.note_registered(0, registration(5, 2)));
         ranges.note_disconnected();
-        ranges.note_settled();
-        ranges.free(0, |_| true);
+        ranges.free(0, |_| false);
+        ranges.note_adopted(0, 7);
         assert_eq!(ranges.note_drained(0, 7), None);
         assert_eq!(ranges.orphaned_bytes(), PAGE);
     }

@@ -44,8 +44,9 @@ pub(crate) trait MemoryOwner: Send + Sync + Debug {
     fn drained(&self, _key: OwnerKey) {}
     /// The connection is lost, and with it all knowledge of leases.
     fn disconnected(&self) {}
-    /// The grace time after a crash is over: the broker of the moment knows of all leases of what was named to it.
-    fn settled(&self) {}
+    /// The broker of the moment knows of an allocation that had ended around the loss of another one, and is going to say
+    /// when it is drained.
+    fn adopted(&self, _key: OwnerKey) {}
 }
 
 /// Leases that the library itself keeps beyond their use: caches.

@@ -2,14 +2,14 @@
 //! Must never wait: it goes on when an answer is there. One message is under way at a time, so it ends after as many round
 //! trips as there are messages, each within ANSWER_TIMEOUT, or the connection does.
 
-use crate::books::holdings::{Declaring, Holdings, LostRegistration, Naming, RefusedLease};
-use crate::books::one_way::{OneWay, Unregister};
+use crate::books::holdings::{Declaring, Holdings, Named, Naming, RefusedLease};
+use crate::books::one_way::OneWay;
 use crate::error::Error;
 use crate::limits::{ANSWER_TIMEOUT, SEND_SLICE};
 use crate::wire::call::{Call, Reply, check_count};
 use crate::wire::connection::Connection;
 use fdbroker_protocol::message::{RegisterHead, RegisterReplyHead, Registered};
-use fdbroker_protocol::{AllocationId, DecodeError, ErrorCode, Kind, Writer};
+use fdbroker_protocol::{DecodeError, ErrorCode, Kind, Writer};
 use std::time::{Duration, Instant};
 
 /// How far it is.
@@ -46,10 +46,10 @@ enum What {
     Declaring(Declaring),
 }
 
-/// What the broker did not take.
+/// What came of naming.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
-    pub lost: Vec<LostRegistration>,
+    pub named: Named,
     pub refused: Vec<RefusedLease>,
 }
 
@@ -86,7 +86,9 @@ impl Resume {
             match self.ask(asked, connection) {
                 Some(outcome) => {
                     let all = all.get_or_insert_default();
-                    all.lost.extend(outcome.lost);
+                    all.named.lost.extend(outcome.named.lost);
+                    all.named.adopted.extend(outcome.named.adopted);
+                    all.named.drained.extend(outcome.named.drained);
                     all.refused.extend(outcome.refused);
                 }
                 None => break,
@@ -157,15 +159,15 @@ impl Resume {
         let holdings = &connection.common.holdings;
         match what {
             What::Naming(naming) => {
-                let answers: Vec<_> = answers.iter().map(|answer| answer.map(drop)).collect();
+                let is_drained = |answer: &Result<u64, _>| answer.map(|value| value == 1);
+                let answers: Vec<_> = answers.iter().map(is_drained).collect();
                 // AGAIN: the broker is still busy with the end of the connection before this one.
                 let may_retry = self.begun.elapsed() < ANSWER_TIMEOUT;
-                let (ended, lost) =
-                    holdings.note_named(connection.epoch, naming, &answers, may_retry);
-                connection.post_all(ended.into_iter().map(unregister));
+                let mut named = holdings.note_named(connection.epoch, naming, &answers, may_retry);
+                connection.post_all(named.ended.drain(..).map(OneWay::Unregister));
                 self.sums.registrations += answers.len();
-                self.sums.lost += lost.len();
-                Outcome { lost, ..Outcome::default() }
+                self.sums.lost += named.lost.len();
+                Outcome { named, ..Outcome::default() }
             }
             What::Declaring(declaring) => {
                 let (send, refused) = holdings.note_declared(connection.epoch, declaring, answers);
@@ -176,10 +178,6 @@ impl Resume {
             }
         }
     }
-}
-
-fn unregister(id: AllocationId) -> OneWay {
-    OneWay::Unregister(Unregister { id, key: None })
 }
 
 impl Asked {
@@ -213,7 +211,7 @@ impl What {
         self.len()
     }
 
-    /// The answers, a number (of a lease) or a code each.
+    /// The answers: a number (of a lease; for a registration, 1 = drained) or a code each.
     fn look(
         &self,
         connection: &Connection,
@@ -227,7 +225,9 @@ impl What {
         let answers: Vec<_> = match self {
             What::Naming(_) => {
                 let (_, items) = reply.message.head_and_items::<RegisterReplyHead, Registered>()?;
-                items.iter().map(|item| item.status.result().map(|()| 0)).collect()
+                let value =
+                    |item: &Registered| item.status.result().map(|()| item.status.value.get());
+                items.iter().map(value).collect()
             }
             What::Declaring(_) => {
                 let (items, _) = reply.message.grants()?;

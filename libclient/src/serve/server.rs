@@ -5,7 +5,7 @@ use super::callback::Serving;
 use super::resume::{Outcome, Resume};
 use super::session::{DROPPED, Session};
 use super::supply::Supplier;
-use crate::books::holdings::LostRegistration;
+use crate::books::holdings::{LostRegistration, Named};
 use crate::books::one_way::OwnerKey;
 use crate::books::roles::Served;
 use crate::limits::{EVENTS_PER_TURN, HANG_UP_PAUSE, RECONNECT_FIRST, RECONNECT_LAST, SEND_SLICE};
@@ -36,8 +36,6 @@ pub(crate) struct Server {
     epoch: u64,
     /// Since when the broker's last words wait for another thread to read them.
     hung_up_since: Option<Instant>,
-    /// When all that had leases before a crash of the broker have had their time to declare them.
-    settles_at: Option<Instant>,
 }
 
 /// How it stands with the broker.
@@ -80,7 +78,6 @@ impl Server {
             resume: Resume::new(),
             epoch: 1,
             hung_up_since: None,
-            settles_at: None,
         }
     }
 
@@ -106,8 +103,7 @@ impl Server {
         }
         self.supplier.advance(connection, session.settings.on_recall.as_ref());
         let waits_for_room = connection.flush_due();
-        let settles = self.settles_at.as_ref().map(left);
-        let within = [self.supplier.within(), self.resume.within(), settles];
+        let within = [self.supplier.within(), self.resume.within()];
         let within = within.into_iter().flatten().min();
         let mut interest = Interest { events: nothing, socket: nothing, within };
         // One message of recalls at a time: the rest waits in the socket, where it is bounded.
@@ -183,7 +179,7 @@ impl Server {
             }
         }
         served.count += named + self.name_again(session, connection);
-        served.count += self.tell_of_late_drains(session) + self.settle_if_due(session);
+        served.count += self.tell_of_late_drains(session);
         if !connection.is_usable() {
             served.count += self.look_for_a_broker(session, connection);
         }
@@ -214,18 +210,17 @@ impl Server {
         all.len()
     }
 
-    /// The broker's grace time is over: who had leases before the crash has declared them, or has died.
-    fn settle_if_due(&mut self, session: &Session) -> usize {
-        if self.settles_at.take_if(|at| Instant::now() >= *at).is_none() {
-            return 0;
-        }
-        session.common.owners.all().iter().for_each(|owner| owner.settled());
-        1
-    }
-
     fn tell_of(&self, session: &Session, outcome: Outcome) {
         // In the order in which they were named.
-        outcome.lost.iter().for_each(|one| lost(session, one));
+        let Named { lost: all_lost, adopted, drained, .. } = outcome.named;
+        all_lost.iter().for_each(|one| lost(session, one));
+        let owner_of = |key: &OwnerKey| session.common.owner_of(key.base);
+        for key in adopted {
+            owner_of(&key).into_iter().for_each(|owner| owner.adopted(key));
+        }
+        for key in drained {
+            owner_of(&key).into_iter().for_each(|owner| owner.drained(key));
+        }
         for refused in outcome.refused {
             let (id, lease, code) = (refused.id, refused.number, refused.code);
             tell(session, Notice::Revoked { id, lease, code });
@@ -252,8 +247,6 @@ impl Server {
             sums.refused
         );
         let incarnation = connection.facts.incarnation;
-        self.settles_at = Some(Instant::now() + connection.facts.grace_left);
-        self.settle_if_due(session);
         session.replace(connection);
         tell(session, Notice::Reconnected { incarnation });
     }
@@ -407,7 +400,7 @@ impl Server {
 
     fn see_to_loss(&mut self, session: &Session, lost: &Connection) {
         self.supplier.give_up(lost);
-        (self.hung_up_since, self.settles_at) = (None, None);
+        self.hung_up_since = None;
         for owner in session.common.owners.all() {
             owner.disconnected();
         }

@@ -22,7 +22,7 @@ use fdbroker_scm::SendError;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// What the broker said in hello.
 #[derive(Clone, Copy, Debug)]
@@ -33,8 +33,6 @@ pub(crate) struct Facts {
     pub max_batch: usize,
     pub max_parked: usize,
     pub recall_timeout_ms: u32,
-    /// How long clients may still come back, should the broker have come after a crash.
-    pub grace_left: Duration,
 }
 
 /// One connection, from hello to its end.
@@ -336,7 +334,6 @@ impl From<&HelloReply> for Facts {
             max_batch: usize::from(reply.max_batch.get()).clamp(1, MAX_BATCH),
             max_parked: (reply.max_parked.get() as usize).max(1),
             recall_timeout_ms: reply.recall_timeout_ms.get(),
-            grace_left: Duration::from_millis(reply.grace_left_ms.get()),
         }
     }
 }

@@ -156,6 +156,7 @@ impl Connection {
                     // Not drained yet: the broker says so on the event socket when it is.
                     let is_drained = status.is_ok() && status.value.get() == 1;
                     let Some(key) = unregister.key.filter(|_| is_drained) else { continue };
+                    self.common.holdings.forget(unregister.id);
                     match self.common.owner_of(key.base).filter(|_| key.base != 0) {
                         Some(owner) => owner.drained(key),
                         None => self.common.note_drained(unregister.id, key),

@@ -4,6 +4,7 @@ use crate::support::*;
 use fdbroker_client::host::{Arena, HostMemory};
 use fdbroker_client::{Client, ErrorCode, MemoryKind, Notice, Share, backend};
 use fdbroker_protocol::Kind;
+use fdbroker_protocol::message::register_flags;
 use nix::sys::stat::fstat;
 use std::sync::mpsc::channel;
 use std::thread;
@@ -129,7 +130,7 @@ fn recall_when_of_an_arena_then_library_supplies_and_freed_is_stale() {
 }
 
 #[test]
-fn reconnect_when_buffers_are_registered_then_they_go_on_and_freed_ranges_are_orphaned() {
+fn reconnect_when_buffers_are_registered_then_they_go_on_and_freed_ones_are_named_as_ended() {
     let broker = FakeBroker::listen();
     let (sender, notices) = channel();
     let builder = Client::builder().on_notice(Box::new(move |notice| {
@@ -150,21 +151,78 @@ fn reconnect_when_buffers_are_registered_then_they_go_on_and_freed_ranges_are_or
     assert_eq!(arena.orphaned_bytes(), PAGE);
     let peer = broker.accept(Terms::default());
     let request = peer.recv();
-    let named: Vec<_> = request.redeposit().iter().map(|item| (item.handle, item.token)).collect();
-    assert_eq!(named, [(handle(1), [9; 16])], "the freed one is not named");
-    peer.named(&request, &[Ok(())]);
+    let named = request.redeposit();
+    let ended = |id| {
+        let item = named.iter().find(|item| item.handle == handle(id)).expect("it is named");
+        assert_eq!(item.token, [9; 16]);
+        (item.item.flags & register_flags::ENDED != 0).then_some(item.item)
+    };
+    assert_eq!((named.len(), ended(1)), (2, None));
+    let ended = ended(2).expect("it has ended");
+    peer.named(&request, &[Ok(()), Ok(())]);
     notices.recv_timeout(PATIENCE).unwrap();
+    assert_eq!((arena.orphaned_bytes(), arena.held_back_bytes()), (0, PAGE));
     assert_eq!(buffer.register(soon()).unwrap(), handle(1));
     drop(buffer);
     peer.unregistered(&peer.recv_kind(Kind::Unregister), true);
-    eventually("the range's orphaning", || arena.orphaned_bytes() == 2 * PAGE);
-    assert_eq!(arena.free_bytes(), 0);
-    assert_eq!(arena.reclaim_orphans(), 2 * PAGE);
-    assert_eq!(arena.free_bytes(), 2 * PAGE);
+    eventually("the held one's drain", || arena.free_bytes() == PAGE);
+    assert_eq!(arena.reclaim_orphans(), 0);
+    peer.drained(handle(2).id(), ended.owner_allocation_id.get(), ended.base.get());
+    eventually("the freed one's drain", || arena.free_bytes() == 2 * PAGE);
+    assert_eq!(arena.held_back_bytes(), 0);
 }
 
 #[test]
-fn reconnect_when_held_until_the_grace_time_is_over_then_ranges_are_used_again_by_themselves() {
+fn reconnect_when_the_next_broker_knows_nothing_of_a_freed_range_then_orphaned_until_reclaimed() {
+    let broker = FakeBroker::listen();
+    let (client, peer) = broker.client();
+    let arena = Arena::new(&client, HostMemory::Memfd, PAGE).unwrap();
+    let buffer = arena.alloc(PAGE).unwrap();
+    thread::scope(|scope| {
+        let call = scope.spawn(|| buffer.register(soon()).unwrap());
+        peer.registered(&peer.recv(), 8, 1);
+        call.join().unwrap();
+    });
+    // Freed, and leased when the broker dies.
+    drop(buffer);
+    peer.unregistered(&peer.recv_kind(Kind::Unregister), false);
+    drop(peer);
+    eventually("the loss", || arena.orphaned_bytes() == PAGE);
+    let peer = broker.accept(Terms::default());
+    peer.named(&peer.recv(), &[Err(ErrorCode::BadHandle)]);
+    eventually("the next broker", || client.is_connected());
+    assert_eq!((arena.orphaned_bytes(), arena.held_back_bytes()), (PAGE, PAGE));
+    assert_eq!(arena.reclaim_orphans(), PAGE);
+    assert_eq!((arena.free_bytes(), arena.held_back_bytes()), (PAGE, 0));
+}
+
+#[test]
+fn freed_when_its_naming_is_not_answered_then_unregistered_and_used_again_when_drained() {
+    let broker = FakeBroker::listen();
+    let (client, peer) = broker.client();
+    let arena = Arena::new(&client, HostMemory::Memfd, PAGE).unwrap();
+    let buffer = arena.alloc(PAGE).unwrap();
+    thread::scope(|scope| {
+        let call = scope.spawn(|| buffer.register(soon()).unwrap());
+        peer.registered(&peer.recv(), 8, 1);
+        call.join().unwrap();
+    });
+    drop(peer);
+    let peer = broker.accept(Terms::default());
+    let request = peer.recv();
+    assert_eq!(request.redeposit()[0].item.flags & register_flags::ENDED, 0);
+    drop(buffer);
+    assert_eq!(arena.orphaned_bytes(), PAGE);
+    peer.named(&request, &[Ok(())]);
+    let request = peer.recv_kind(Kind::Unregister);
+    eventually("the next broker", || client.is_connected());
+    assert_eq!((arena.orphaned_bytes(), arena.held_back_bytes()), (0, PAGE));
+    peer.unregistered(&request, true);
+    eventually("the range is used again", || arena.free_bytes() == PAGE);
+}
+
+#[test]
+fn reconnect_when_held_over_losses_then_ranges_are_used_again_by_themselves() {
     let broker = FakeBroker::listen();
     let (sender, notices) = channel();
     let builder = Client::builder().on_notice(Box::new(move |notice| {
@@ -178,10 +236,10 @@ fn reconnect_when_held_until_the_grace_time_is_over_then_ranges_are_used_again_b
         peer.registered(&peer.recv(), 8, 1);
         call.join().unwrap();
     });
-    for grace_left_ms in [600_000, 600_000, 0] {
+    for _ in 0..3 {
         drop(peer);
         assert_eq!(notices.recv_timeout(PATIENCE).unwrap(), Notice::Disconnected);
-        peer = broker.accept(Terms { grace_left_ms, ..Terms::default() });
+        peer = broker.accept(Terms::default());
         peer.named(&peer.recv(), &[Ok(())]);
         let told = notices.recv_timeout(PATIENCE).unwrap();
         assert!(matches!(told, Notice::Reconnected { .. }), "{told:?}");

@@ -149,12 +149,15 @@ fn revoke_when_of_before_a_crash_then_it_cannot_be_named_again() {
     let config = Config { first_generation: 100, ..config() };
     let slots = lives::former(&[id]);
     let former = Former { slots: &slots, kept: &[] };
-    let core = Core::after_crash(config, former, Now(0)).expect("it fits");
+    let core = Core::after_crash(config.clone(), former, Now(0)).expect("it fits");
     let mut world = World { core, now: Now(0), fx: Effects::default(), requests: 100 };
     assert_eq!(world.evict(&[id]), [ActOutcome::Reserved]);
     assert_eq!(world.revoke(&[id]), [ActOutcome::Done]);
     assert_eq!(world.core.reserved(), 0);
     world.at(0);
+    assert!(world.core.is_ended_here(id), "its owner may want to hear when it is drained");
+    world.at(config.grace_us);
+    assert!(!world.core.is_ended_here(id));
     assert_eq!(world.core.poll_timeout(), None);
 }
 

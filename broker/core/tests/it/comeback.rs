@@ -2,6 +2,7 @@
 
 use super::lives::{KEY, SLOT, crashed, id, kept_deposit, record};
 use super::*;
+use std::collections::BTreeSet;
 
 const STRANGER: ClientId = ClientId(4);
 /// A client of the owner's process, in the same domain.
@@ -122,7 +123,7 @@ fn redeposit_when_requests_wait_for_several_then_the_older_request_goes_before_t
     // There is room for the first alone, and the second is looked at first.
     let large = Deposit { size_bytes: 8192, ..deposit(4) };
     let items = [(id(4, 9), large), (id(3, 9), deposit(3))];
-    let items = items.map(|(id, deposit)| Redeposit { id: Ok(id), deposit });
+    let items = items.map(|(id, deposit)| Redeposit { id: Ok(id), deposit, ended: false });
     world.step(Input::Redeposit { client: OWNER, request: RequestId(9), items: &items });
     world.poll_all();
     assert_eq!(world.state(id(3, 9)), AllocationState::Recalling);
@@ -194,7 +195,7 @@ fn complete_when_a_million_were_freed_then_they_end_in_bounded_steps_between_oth
         assert!(polls < 3 || !is_second_there, "the small owner waits for the large one");
         assert!(polls < 2 * ALL, "it does not end");
     }
-    world.poll_all();
+    world.end_grace();
     assert_eq!(world.core.poll_timeout(), None);
 }
 
@@ -272,4 +273,218 @@ fn end_when_unregistered_before_the_owner_dies_then_stale_whether_leased_or_not(
     assert_eq!(world.code(USER, leased), Some(ErrorCode::Stale));
     world.restart(config());
     assert_eq!(world.code(USER, leased), Some(ErrorCode::Stale));
+}
+
+// --- ended around the crash ---------------------------------------------------------------------
+
+const DRAINED: Status = Status::DRAINED;
+
+impl World {
+    fn name_ended(&mut self, client: ClientId, id: AllocationId) -> Status {
+        self.name(client, Redeposit { id: Ok(id), deposit: deposit(1), ended: true })
+    }
+
+    /// The grace time is over.
+    fn end_grace(&mut self) {
+        self.now = Now(1_000_000);
+        self.poll_all();
+    }
+
+    fn drained(&mut self) -> Vec<AllocationId> {
+        match self.core.take_events(OWNER) {
+            Some(Events::Drained(all)) => all.iter().map(|event| event.id).collect(),
+            None => Vec::new(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn pinned(&self, client: ClientId) -> u64 {
+        self.client(client).account.now(Resource::PinnedBytes)
+    }
+}
+
+fn leased(slot: u32, owner_lives: bool) -> FormerSlot {
+    let code = ErrorCode::Stale;
+    let life = FormerLife::Leased { record: record(), owner_lives, code };
+    FormerSlot { id: id(slot, 9), life }
+}
+
+#[test]
+fn unregister_when_in_the_grace_time_then_stale_at_once_and_drained_when_it_is_over() {
+    let mut world = crashed(config(), &[SLOT], &[]);
+    assert!(world.redeposit(OWNER, SLOT, deposit(1)).is_ok());
+    world.step(Input::Complete { client: OWNER });
+    assert_eq!(world.unregister(OWNER, SLOT), Status::OK, "not drained yet");
+    assert_eq!(world.code(USER, SLOT), Some(ErrorCode::Stale));
+    world.poll_all();
+    assert_eq!(world.drained(), []);
+    assert!(world.core.is_ended_here(SLOT));
+    world.end_grace();
+    assert_eq!(world.drained(), [SLOT]);
+    assert!(!world.core.is_ended_here(SLOT));
+    assert_eq!(world.core.poll_timeout(), None);
+}
+
+#[test]
+fn declare_when_its_owner_has_ended_it_in_the_outage_then_a_lease_told_and_charged_until_released()
+{
+    let mut world = crashed(config(), &[SLOT, id(4, 9)], &[]);
+    assert_eq!(world.name_ended(OWNER, SLOT), Status::OK);
+    assert_eq!(world.name_ended(OWNER, id(4, 9)), Status::OK);
+    let Effect::Publish { slot, generation: 0 } = world.fx.list[0] else { panic!("on the page") };
+    assert_eq!(slot, 4);
+    world.step(Input::Complete { client: OWNER });
+    assert_eq!(world.code(USER, SLOT), Some(ErrorCode::Stale));
+    let lease = world.declare(USER, SLOT, false).expect("its owner waits for its holders");
+    let told = RevokedEvent { id: SLOT, lease, code: ErrorCode::Stale };
+    assert_eq!(world.core.take_events(USER), Some(Events::Revoked(vec![told])));
+    assert_eq!(world.pinned(USER), 4096);
+    world.end_grace();
+    assert_eq!(world.drained(), [id(4, 9)], "the other one is held");
+    let late = world.declare(OTHER, SLOT, false).expect_err("the time is over");
+    assert_eq!(late.result(), Err(ErrorCode::Stale));
+    assert!(world.release(USER, lease).is_ok());
+    assert_eq!((world.drained(), world.pinned(USER)), (vec![SLOT], 0));
+}
+
+#[test]
+fn declare_when_released_and_declared_by_another_in_the_grace_time_then_drained_after_the_last() {
+    let mut world = crashed(config(), &[SLOT], &[]);
+    assert_eq!(world.name_ended(OWNER, SLOT), Status::OK);
+    let lease = world.declare(USER, SLOT, true).expect("a lease");
+    assert!(world.release(USER, lease).is_ok());
+    assert_eq!(world.drained(), [], "others may come");
+    let other = world.declare(OTHER, SLOT, true).expect("a lease");
+    world.restart(Config { first_generation: 100, ..config() });
+    world.end_grace();
+    assert_eq!(world.drained(), []);
+    assert!(world.release(OTHER, other).is_ok());
+    assert_eq!(world.drained(), [SLOT]);
+}
+
+#[test]
+fn restart_when_ended_ones_linger_then_the_successor_drains_them_when_the_time_is_over() {
+    let former = [live(3, record()), live(4, record()), leased(5, true), leased(6, true)];
+    let mut world = crashed_with(&former);
+    assert!(world.redeposit(OWNER, id(3, 9), deposit(3)).is_ok());
+    world.unregister(OWNER, id(3, 9));
+    for slot in [4, 5] {
+        assert_eq!(world.name_ended(OWNER, id(slot, 9)), Status::OK);
+    }
+    world.restart(Config { first_generation: 100, ..config() });
+    assert_eq!(world.drained(), []);
+    assert_eq!(world.name_ended(OWNER, id(6, 9)), Status::OK, "it waits still");
+    world.end_grace();
+    let all: BTreeSet<_> = world.drained().into_iter().collect();
+    assert_eq!(all, [3, 4, 5, 6].map(|slot| id(slot, 9)).into());
+}
+
+#[test]
+fn restart_when_the_time_is_just_over_then_the_successor_drains_what_lingers() {
+    let mut world = crashed(config(), &[SLOT], &[]);
+    assert_eq!(world.name_ended(OWNER, SLOT), Status::OK);
+    world.now = Now(1_000_000);
+    world.core.poll(world.now, &mut world.fx);
+    world.restart(Config { first_generation: 100, ..config() });
+    world.poll_all();
+    assert_eq!(world.drained(), [SLOT]);
+}
+
+#[test]
+fn leased_at_the_crash_when_its_holder_comes_before_its_owner_then_drained_after_its_release() {
+    let mut world = crashed_with(&[leased(3, true)]);
+    assert_eq!(world.code(USER, id(3, 9)), Some(ErrorCode::Stale), "nobody waits for it");
+    let lease = world.declare(USER, id(3, 9), false).expect("it is told");
+    assert!(matches!(world.core.take_events(USER), Some(Events::Revoked(_))));
+    assert_eq!(world.name_ended(OWNER, id(3, 9)), Status::OK);
+    world.end_grace();
+    assert_eq!(world.drained(), []);
+    assert!(world.release(USER, lease).is_ok());
+    assert_eq!(world.drained(), [id(3, 9)]);
+}
+
+#[test]
+fn leased_at_the_crash_when_its_owner_is_dead_or_does_not_name_it_then_its_slot_is_free() {
+    let mut world = crashed_with(&[leased(3, false), leased(4, true)]);
+    assert!(!world.core.is_ended_here(id(3, 9)));
+    assert!(world.core.is_ended_here(id(4, 9)));
+    world.complete(OWNER);
+    assert!(!world.core.is_ended_here(id(4, 9)));
+    let named = world.name_ended(OWNER, id(4, 9));
+    assert_eq!(named.result(), Err(ErrorCode::Stale), "nobody has waited for its holders");
+}
+
+#[test]
+fn name_ended_when_it_was_drained_before_the_crash_then_so_until_the_slot_is_used_again() {
+    let ended = FormerLife::Ended(ErrorCode::Stale);
+    let mut world = crashed_with(&[FormerSlot { id: id(3, 9), life: ended }]);
+    assert_eq!(world.name_ended(OWNER, id(3, 9)), DRAINED);
+    world.restart(Config { first_generation: 100, ..config() });
+    assert_eq!(world.name_ended(OWNER, id(3, 9)), DRAINED);
+    assert_eq!(world.name_ended(OWNER, id(3, 8)).result(), Err(ErrorCode::Stale), "older");
+    assert_eq!(world.name_ended(OWNER, id(9, 9)).result(), Err(ErrorCode::Stale), "unknown");
+}
+
+#[test]
+fn name_ended_when_it_is_anothers_or_lives_or_is_young_then_refused() {
+    let mut world = crashed(config(), &[SLOT, id(4, 9)], &[]);
+    world.connect(STRANGER, 2000);
+    assert_eq!(world.name_ended(STRANGER, SLOT).result(), Err(ErrorCode::NotPermitted));
+    assert!(world.redeposit(OWNER, SLOT, deposit(1)).is_ok());
+    for client in [OWNER, USER] {
+        assert_eq!(world.name_ended(client, SLOT).result(), Err(ErrorCode::Stale));
+    }
+    let young = world.register(deposit(2)).id;
+    assert_eq!(world.name_ended(OWNER, young).result(), Err(ErrorCode::Stale));
+    assert_eq!(world.unregister(OWNER, young), DRAINED, "nobody had it before the crash");
+}
+
+#[test]
+fn lingering_when_its_owner_dies_then_its_slot_is_free_and_nobody_is_told() {
+    let mut world = crashed(config(), &[SLOT], &[]);
+    assert_eq!(world.name_ended(OWNER, SLOT), Status::OK);
+    world.gone(OWNER);
+    world.poll_all();
+    assert!(!world.core.is_ended_here(SLOT));
+    world.end_grace();
+    assert_eq!(world.core.poll_timeout(), None);
+}
+
+#[test]
+fn revoke_when_reserved_then_its_owner_hears_of_the_drain_when_the_time_is_over() {
+    let mut world = crashed(config(), &[SLOT], &[]);
+    world.step(Input::Revoke { ids: &[SLOT] });
+    assert_eq!((world.core.reserved(), world.code(USER, SLOT)), (0, Some(ErrorCode::Stale)));
+    assert_eq!(world.redeposit(OWNER, SLOT, deposit(1)).result(), Err(ErrorCode::Stale));
+    assert_eq!(world.name_ended(OWNER, SLOT), Status::OK);
+    assert_eq!(world.drained(), []);
+    world.end_grace();
+    assert_eq!(world.drained(), [SLOT]);
+}
+
+#[test]
+fn lingering_when_there_are_many_then_drained_in_bounded_steps() {
+    const ALL: u32 = 1000;
+    let slots: Vec<_> = (0..ALL).map(|slot| leased(slot, true)).collect();
+    let config = Config { first_generation: 100, max_slots: ALL, ..config() };
+    let former = Former { slots: &slots, kept: &[] };
+    let core = Core::after_crash(config, former, Now(0)).expect("it fits");
+    let mut world = World { core, now: Now(0), fx: Effects::default(), requests: 100 };
+    world.connect(OWNER, 1000);
+    world.step(Input::Identify { client: OWNER, key: KEY });
+    for slot in 0..ALL {
+        assert_eq!(world.name_ended(OWNER, id(slot, 9)), Status::OK);
+    }
+    world.now = Now(1_000_000);
+    let (mut polls, mut drained) = (0, 0);
+    while world.core.poll_timeout().is_some_and(|due| due <= world.now) {
+        world.fx.clear();
+        world.core.poll(world.now, &mut world.fx);
+        let now: usize =
+            std::iter::from_fn(|| Some(world.drained().len()).filter(|n| *n > 0)).sum();
+        assert!(now <= limits::RESERVED_ENDS_PER_STEP);
+        (polls, drained) = (polls + 1, drained + now);
+        assert!(polls < ALL, "it does not end");
+    }
+    assert_eq!(drained, ALL as usize);
 }

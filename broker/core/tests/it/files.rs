@@ -134,7 +134,7 @@ fn kept_when_its_owner_goes_and_another_adopts_it_then_the_file_is_charged_to_ea
     world.at(1);
     assert_eq!(world.now_of(Resource::HeldBytes), 8192, "its domain alone pays");
     let request = world.request();
-    let item = Redeposit { id: Ok(id), deposit: kept };
+    let item = Redeposit { id: Ok(id), deposit: kept, ended: false };
     world.step(Input::Redeposit { client: USER, request, items: &[item] });
     assert_eq!(held_bytes(&world, USER), 8192);
 }

@@ -50,8 +50,12 @@ impl World {
         id: AllocationId,
         deposit: Deposit,
     ) -> Status {
+        self.name(client, Redeposit { id: Ok(id), deposit, ended: false })
+    }
+
+    pub(super) fn name(&mut self, client: ClientId, item: Redeposit) -> Status {
         let request = self.request();
-        let items = &[Redeposit { id: Ok(id), deposit }];
+        let items = &[item];
         self.step(Input::Redeposit { client, request, items });
         self.fx.registered[0].status
     }
@@ -297,7 +301,11 @@ fn redeposit_when_reserved_then_evicted_under_its_old_id_and_who_waited_is_serve
     assert!(matches!(world.core.take_events(OWNER), Some(Events::Recall(_))));
     let effects = world.supply(id(3, 9), Ok(0), 1);
     assert_eq!(answer(&world, &effects, request), Some(Status::OK));
-    assert_eq!(world.core.poll_timeout(), None, "nothing is waited for any more");
+    assert_eq!(
+        world.core.poll_timeout(),
+        Some(Now(1_000_000)),
+        "the grace time alone is waited for"
+    );
 }
 
 #[test]
@@ -313,7 +321,8 @@ fn redeposit_when_not_of_before_the_crash_or_anothers_then_refused() {
     assert_eq!(code(world.redeposit(USER, id(3, 9), deposit(1))), Some(ErrorCode::NotPermitted));
     assert!(world.redeposit(OWNER, id(3, 9), deposit(1)).is_ok(), "counted");
     assert_eq!(world.unregister(OWNER, id(3, 9)), Status::OK);
-    assert_eq!(world.unregister(OWNER, id(3, 9)).value.get(), 1);
+    assert_eq!(world.unregister(OWNER, id(3, 9)), Status::OK);
+    assert_eq!(world.unregister(OWNER, id(3, 9)).result(), Err(ErrorCode::Stale));
 }
 
 #[test]

@@ -15,7 +15,7 @@ mod leases;
 mod registrations;
 
 pub(crate) use leases::{Declaring, LeaseKey, Mark, RefusedLease};
-pub(crate) use registrations::{Ending, LostRegistration, Naming};
+pub(crate) use registrations::{Ending, LostRegistration, Named, Naming};
 
 use super::one_way::{Line, OneWay, OwnerKey};
 use super::wake::Wake;
@@ -171,7 +171,14 @@ impl Holdings {
     pub fn end(&self, what: RegistrationRef) -> Ending {
         let mut state = lock(&self.state);
         let line = state.link.line();
-        state.registrations.end(what, line)
+        state.registrations.end(what, line, false)
+    }
+
+    /// The same; its owner waits for its drain, over losses of the broker, too.
+    pub fn end_and_await(&self, what: RegistrationRef) -> Ending {
+        let mut state = lock(&self.state);
+        let line = state.link.line();
+        state.registrations.end(what, line, true)
     }
 
     /// Its owner has answered a recall so.
@@ -199,9 +206,9 @@ impl Holdings {
         &self,
         epoch: u64,
         naming: &Naming,
-        answers: &[Result<(), ErrorCode>],
+        answers: &[Result<bool, ErrorCode>],
         may_retry: bool,
-    ) -> (Vec<AllocationId>, Vec<LostRegistration>) {
+    ) -> Named {
         let mut state = lock(&self.state);
         // Lost meanwhile: they wait again, or will.
         match state.link.is_of(epoch) {

@@ -1,11 +1,11 @@
 //! The registrations of a client: what each was made with, so that it can be named again to another broker.
 //! Must never name what its owner has freed, replaced or ended.
 
-use crate::books::one_way::{Line, OwnerKey};
+use crate::books::one_way::{Line, OwnerKey, Unregister};
 use crate::books::spans::{Spans, place_of};
 use crate::deposit::{Deposit, Registration, RegistrationRef};
 use fdbroker_protocol::handle::TOKEN_BYTES;
-use fdbroker_protocol::message::RedepositItem;
+use fdbroker_protocol::message::{RedepositItem, register_flags};
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// The registrations.
 #[derive(Debug, Default)]
 pub(super) struct Registrations {
-    all: HashMap<AllocationId, Named>,
+    all: HashMap<AllocationId, Entry>,
     /// Of those that have an address.
     places: Spans<AllocationId>,
     /// Those that wait to be named; some of them may have ended.
@@ -21,7 +21,7 @@ pub(super) struct Registrations {
 }
 
 #[derive(Debug)]
-struct Named {
+struct Entry {
     deposit: Deposit,
     handle: Handle,
     token: [u8; TOKEN_BYTES],
@@ -33,6 +33,8 @@ struct Named {
     at_broker: u64,
     memory: Memory,
     standing: Standing,
+    /// It has ended, and its owner waits for its drain: it is named to another broker as ended.
+    awaits_drain: bool,
 }
 
 /// Whether what was registered is there still, by its owner's words. If not it stays to be unregistered, or drained.
@@ -57,7 +59,21 @@ enum Standing {
 #[derive(Debug)]
 pub(crate) struct Naming {
     pub items: Vec<RedepositItem>,
-    ids: Vec<AllocationId>,
+    /// And which of them have ended.
+    ids: Vec<(AllocationId, bool)>,
+}
+
+/// What came of naming some.
+#[derive(Debug, Default)]
+pub(crate) struct Named {
+    /// They have been ended meanwhile, and are now to be ended there.
+    pub ended: Vec<Unregister>,
+    /// They have ended with the former broker.
+    pub lost: Vec<LostRegistration>,
+    /// They had ended, and the broker is going to say when they are drained.
+    pub adopted: Vec<OwnerKey>,
+    /// They had ended, and are drained.
+    pub drained: Vec<OwnerKey>,
 }
 
 /// A registration that ended with a broker.
@@ -93,11 +109,11 @@ impl Registrations {
     /// Another broker: what can be named to it waits; the rest has ended.
     pub fn begin(&mut self) -> Vec<LostRegistration> {
         self.waiting.clear();
-        let is_lost = |_: &AllocationId, named: &mut Named| {
+        let is_lost = |_: &AllocationId, named: &mut Entry| {
             let can_be_named = named.deposit.recallable || named.deposit.keep;
-            !can_be_named || named.is_gone() || named.count == 0
+            !named.awaits_drain && (!can_be_named || named.is_gone() || named.count == 0)
         };
-        let lost: Vec<(AllocationId, Named)> = self.all.extract_if(is_lost).collect();
+        let lost: Vec<(AllocationId, Entry)> = self.all.extract_if(is_lost).collect();
         for (id, named) in &mut self.all {
             named.standing = Standing::Waiting;
             self.waiting.push_back(*id);
@@ -114,13 +130,13 @@ impl Registrations {
         self.remove(id);
     }
 
-    fn remove(&mut self, id: AllocationId) -> Option<Named> {
+    fn remove(&mut self, id: AllocationId) -> Option<Entry> {
         let named = self.all.remove(&id)?;
         self.vacate(&named, id);
         Some(named)
     }
 
-    fn vacate(&mut self, named: &Named, id: AllocationId) {
+    fn vacate(&mut self, named: &Entry, id: AllocationId) {
         if let Some(place) = place_of(&named.deposit)
             && self.places.get(place) == Some(&id)
         {
@@ -164,13 +180,16 @@ impl Registrations {
         while naming.ids.len() < most {
             let Some(id) = self.waiting.pop_front() else { break };
             let Some(named) = self.all.get_mut(&id) else { continue };
-            if named.standing != Standing::Waiting || named.is_gone() {
+            let has_ended = named.awaits_drain;
+            if named.standing != Standing::Waiting || named.is_gone() && !has_ended {
                 continue;
             }
             named.standing = Standing::Asked;
-            let Named { deposit, handle, token, .. } = *named;
-            naming.items.push(RedepositItem { item: deposit.to_item(), handle, token });
-            naming.ids.push(id);
+            let Entry { deposit, handle, token, .. } = *named;
+            let mut item = deposit.to_item();
+            item.flags |= if has_ended { register_flags::ENDED } else { 0 };
+            naming.items.push(RedepositItem { item, handle, token });
+            naming.ids.push((id, has_ended));
         }
         naming
     }
@@ -201,8 +220,18 @@ impl Registrations {
         let standing = if is_known { Standing::Known } else { Standing::Waiting };
         let Registration { handle, token, epoch: birth } = *registration;
         let (deposit, memory) = (*deposit, Memory::There);
-        let named =
-            Named { deposit, handle, token, birth, count: 1, at_broker: 1, memory, standing };
+        let (count, at_broker, awaits_drain) = (1, 1, false);
+        let named = Entry {
+            deposit,
+            handle,
+            token,
+            birth,
+            count,
+            at_broker,
+            memory,
+            standing,
+            awaits_drain,
+        };
         self.all.insert(id, named);
         self.waiting.extend((!is_known).then_some(id));
         birth
@@ -210,8 +239,7 @@ impl Registrations {
 
     /// An allocation that is registered, as its owner knows it.
     pub fn key_of(&self, id: AllocationId) -> Option<OwnerKey> {
-        let Deposit { base, owner_allocation_id, .. } = self.all.get(&id)?.deposit;
-        Some(OwnerKey { base, owner_allocation_id })
+        self.all.get(&id).map(Entry::key)
     }
 
     pub fn is_another(&self, handle: &Handle) -> bool {
@@ -221,11 +249,17 @@ impl Registrations {
     /// Whether it is known to the broker, or is going to be named to the next.
     pub fn has(&self, registration: &Registration) -> bool {
         let named = self.all.get(&registration.id());
-        named.is_some_and(|named| named.birth == registration.epoch)
+        named.is_some_and(|named| named.birth == registration.epoch && named.count > 0)
     }
 
-    /// Ends one registration, the last of its count for good. `line` leads to the broker of the moment.
-    pub fn end(&mut self, what: RegistrationRef, line: Option<Arc<dyn Line>>) -> Ending {
+    /// Ends one registration, the last of its count for good. `line` leads to the broker of the moment. `awaits_drain`: its
+    /// owner is to hear when it is drained, of this broker or another one.
+    pub fn end(
+        &mut self,
+        what: RegistrationRef,
+        line: Option<Arc<dyn Line>>,
+        awaits_drain: bool,
+    ) -> Ending {
         let Some(named) = self.all.get_mut(&what.id) else { return Ending::Absent };
         if what.epoch.is_some_and(|epoch| epoch != named.birth) || named.count == 0 {
             return Ending::Absent;
@@ -236,8 +270,11 @@ impl Registrations {
         }
         named.at_broker = named.at_broker.saturating_sub(1);
         let (is_last, standing) = (named.count == 0, named.standing);
-        // Of one that is asked for the answer is awaited: it is ended then.
-        if is_last && standing != Standing::Asked {
+        if is_last && awaits_drain {
+            named.awaits_drain = true;
+            self.note_gone(what.id, Memory::Gone);
+        } else if is_last && standing != Standing::Asked {
+            // Of one that is asked for the answer is awaited: it is ended then.
             self.remove(what.id);
         }
         match (standing, line) {
@@ -246,44 +283,62 @@ impl Registrations {
         }
     }
 
-    /// The answers to what was named, in its order: what has been ended meanwhile and is now to be ended there, and what has
-    /// ended with the former broker. What answers AGAIN waits to be named again, if `may_retry`.
+    /// The answers to what was named, in its order; `Ok(true)`: it is drained. What answers AGAIN waits to be named again, if
+    /// `may_retry`.
     pub fn note_named(
         &mut self,
         naming: &Naming,
-        answers: &[Result<(), ErrorCode>],
+        answers: &[Result<bool, ErrorCode>],
         may_retry: bool,
-    ) -> (Vec<AllocationId>, Vec<LostRegistration>) {
+    ) -> Named {
         debug_assert_eq!(answers.len(), naming.ids.len());
-        let (mut ended, mut lost) = (Vec::new(), Vec::new());
-        for (id, answer) in naming.ids.iter().zip(answers) {
-            // Superseded meanwhile: the broker is to forget it, too.
-            let Some(named) = self.all.get_mut(id) else {
-                ended.extend(answer.is_ok().then_some(*id));
+        let mut came = Named::default();
+        for ((id, had_ended), answer) in naming.ids.iter().zip(answers) {
+            let id = *id;
+            // Superseded meanwhile, or drained: the broker is to forget it, too.
+            let Some(named) = self.all.get_mut(&id) else {
+                let is_alive = answer.is_ok() && !had_ended;
+                came.ended.extend(is_alive.then_some(Unregister { id, key: None }));
                 continue;
             };
+            let key = named.key();
             match answer {
-                Ok(()) if named.count == 0 || named.is_gone() => {
-                    self.remove(*id);
-                    ended.push(*id);
+                Ok(true) => {
+                    self.remove(id);
+                    came.drained.push(key);
                 }
-                Ok(()) => (named.standing, named.at_broker) = (Standing::Known, 1),
-                Err(ErrorCode::Again) if may_retry && named.count > 0 => {
+                Ok(false) if named.awaits_drain => {
+                    named.standing = Standing::Known;
+                    came.adopted.push(key);
+                    let key = Some(key);
+                    came.ended.extend((!had_ended).then_some(Unregister { id, key }));
+                }
+                Ok(false) if named.count == 0 || named.is_gone() => {
+                    self.remove(id);
+                    came.ended.push(Unregister { id, key: None });
+                }
+                Ok(false) => (named.standing, named.at_broker) = (Standing::Known, 1),
+                Err(ErrorCode::Again) if may_retry && (named.count > 0 || named.awaits_drain) => {
                     named.standing = Standing::Waiting;
-                    self.waiting.push_back(*id);
+                    self.waiting.push_back(id);
                 }
                 Err(code) => {
-                    let named = self.remove(*id).expect("just found");
+                    let named = self.remove(id).expect("just found");
                     let is_told = named.count > 0 && !named.is_gone();
-                    lost.extend(is_told.then(|| named.lost(*id, *code)));
+                    came.lost.extend(is_told.then(|| named.lost(id, *code)));
                 }
             }
         }
-        (ended, lost)
+        came
     }
 }
 
-impl Named {
+impl Entry {
+    fn key(&self) -> OwnerKey {
+        let Deposit { base, owner_allocation_id, .. } = self.deposit;
+        OwnerKey { base, owner_allocation_id }
+    }
+
     fn is_gone(&self) -> bool {
         self.memory != Memory::There
     }

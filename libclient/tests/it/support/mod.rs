@@ -374,7 +374,9 @@ impl Peer {
         for (item, code) in items.iter().zip(codes) {
             match code {
                 Ok(()) => {
-                    self.page.set(item.handle.id());
+                    if item.item.flags & register_flags::ENDED == 0 {
+                        self.page.set(item.handle.id());
+                    }
                     let (handle, token) = (item.handle, item.token);
                     writer.push(&Registered { status: Status::OK, handle, token });
                 }

@@ -132,8 +132,14 @@ impl World {
         let owner = OwnerKey { pid: 1, started: 1, random: 1 };
         let share = if bytes.bool() { Share::Any } else { Share::Uid };
         let record = Record { domain, gid: 1, share, recallable: true, owner };
-        let life = FormerLife::Live { record, owner_lives: true };
-        let slots: Vec<_> = known.iter().map(|id| FormerSlot { id: *id, life }).collect();
+        let code = ErrorCode::Stale;
+        let leased = FormerLife::Leased { record, owner_lives: true, code };
+        let live = FormerLife::Live { record, owner_lives: true };
+        let lives = [live, leased, FormerLife::Ended(code)];
+        let slots: Vec<_> = known
+            .iter()
+            .map(|id| FormerSlot { id: *id, life: lives[bytes.u8() as usize % lives.len()] })
+            .collect();
         let former = Former { slots: &slots, kept: &[] };
         let core = Core::after_crash(config.clone(), former, Now(1));
         World {
@@ -315,6 +321,7 @@ impl World {
             let items = self.some(bytes, |world, bytes| Redeposit {
                 id: world.wanted(bytes),
                 deposit: deposit(bytes),
+                ended: bytes.u8() % 4 == 3,
             });
             self.step(Input::Redeposit { client, request, items: &items }, 0);
         } else {
