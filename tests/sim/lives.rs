@@ -246,8 +246,7 @@ impl World {
     }
 }
 
-/// What a client remembers from before a crash: an allocation as it was deposited, alive or ended, or a lease and whether it
-/// is open.
+/// An allocation or a lease of before a crash, as its client remembers it. The flag of a lease: its fd is open.
 #[derive(Clone, Copy, Debug)]
 pub enum Remembered {
     Owned(Deposit),

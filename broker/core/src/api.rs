@@ -227,7 +227,7 @@ pub enum FormerLife {
         record: Record,
         /// Its owner's process may be there still.
         owner_lives: bool,
-        /// Why.
+        /// What its handle answers from now on.
         code: ErrorCode,
     },
     /// It had ended, for this reason, and was drained.

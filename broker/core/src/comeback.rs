@@ -95,7 +95,7 @@ impl Core {
         (allocation.device, allocation.base) = (deposit.device, deposit.base);
         allocation.owner_allocation_id = deposit.owner_allocation_id;
         if is_reserved || allocation.leases.is_empty() {
-            // Those who have declared leases of an ended one are charged for no bytes: they were not known.
+            // Leases that were declared of an ended one before were charged for no bytes: its size was not known.
             allocation.size_bytes = deposit.size_bytes;
         }
         if is_reserved {

@@ -35,7 +35,7 @@ pub struct Found {
     pub inode: u64,
     /// Its file and what that pins; `None` where the kernel does not tell.
     pub file: Option<File>,
-    /// Each process that has it can make it larger, and reopen it for that.
+    /// It is a memfd without F_SEAL_GROW: each process that has an fd of it can make it larger.
     pub may_grow: bool,
 }
 

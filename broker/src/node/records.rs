@@ -37,9 +37,9 @@ mod word {
 
 /// A live slot has no code.
 const NO_CODE: u8 = 0;
-/// Bits of the flags: its owner can give its fd again;
+/// Bit of the flags: its owner can give its fd again.
 const RECALLABLE: u8 = 1;
-/// it has ended, and has not been drained.
+/// Bit of the flags: it has ended, and has not been drained.
 const LEASED: u8 = 2;
 
 /// The file, mapped.

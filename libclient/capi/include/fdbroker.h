@@ -119,12 +119,13 @@ uint32_t fdbroker_abi_version(void);
 /* No library thread: the application polls fdbroker_event_fd() and calls fdbroker_dispatch(). Calls that wait serve
  * events, too. Callbacks run inside these calls.
  *
- * Between these calls nobody serves, which other processes feel: an acquire of memory of this process whose fd the broker
- * has closed waits, and answers FDBROKER_OWNER_SILENT after the broker's limits.recall_timeout_ms (2 s unless configured),
- * until this process dispatches again; leases that the broker asks back for others stay; memory that has ended stays
- * mapped in the cache; of hundreds of releases in a row those that the socket has no room for wait. After a crash of the
- * broker nobody gets this process's memory until it dispatches, and its registrations are lost if it does not within
- * limits.grace_ms (10 s). Where a rank computes longer than that without a call, use FDBROKER_OPEN_RECALL_THREAD. */
+ * Between these calls nobody serves, which other processes feel: an acquire of memory of this process whose fd the
+ * broker has closed waits, and answers FDBROKER_OWNER_SILENT after the broker's limits.recall_timeout_ms (2 s unless
+ * configured), until this process dispatches again; leases that the broker asks back for others stay; memory that
+ * has ended stays mapped in the cache; of hundreds of releases in a row those that the socket has no room for wait.
+ * After a crash of the broker nobody gets this process's memory until it dispatches, and its registrations are lost
+ * if it does not within limits.grace_ms (10 s). Where a rank computes longer than that without a call, use
+ * FDBROKER_OPEN_RECALL_THREAD. */
 #define FDBROKER_OPEN_DISPATCH 1
 
 #define FDBROKER_OPEN_NO_RECONNECT 2    /* When the connection is lost, do not look for a broker again. */
@@ -310,9 +311,9 @@ fdbroker_code_t fdbroker_register_many(fdbroker_t *broker, size_t count,
  * FDBROKER_NOTICE_DRAINED, or at once when fdbroker_unregister_drained() says so. Host memory
  * ends by fdbroker_host_free() alone. Waits at most 10 s for the broker's answer.
  *
- * What is this context's ends whatever becomes of the broker. FDBROKER_OK while the broker is away: the next one does not
- * hear of it, and no notice says when its consumers have released it. FDBROKER_TIMED_OUT: it ends when the broker reads the
- * message, and FDBROKER_NOTICE_DRAINED follows.
+ * What is this context's ends whatever becomes of the broker. FDBROKER_OK while the broker is away: the next one
+ * does not hear of it, and no notice says when its consumers have released it. FDBROKER_TIMED_OUT: it ends when the
+ * broker reads the message, and FDBROKER_NOTICE_DRAINED follows.
  *
  * Errors: FDBROKER_STALE (it ended before), FDBROKER_BAD_HANDLE, FDBROKER_NOT_PERMITTED (another client's, or of host
  * memory), FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED (in a forked child),
@@ -371,11 +372,11 @@ fdbroker_code_t fdbroker_host_alloc(fdbroker_t *broker, uint32_t memory, uint64_
  * FDBROKER_NOT_CONNECTED (in a forked child: the memory is the parent's), FDBROKER_INVALID_ARGUMENT. */
 fdbroker_code_t fdbroker_host_free(fdbroker_t *broker, void *ptr);
 
-/* Uses memory of arenas again that was freed and of which no broker knows now. Memory that was freed around the loss of a
- * broker comes back by itself: when the next broker's grace time (limits.grace_ms) is over and its last consumer has released
- * it. That does not happen while there is no broker, nor when the next one knows nothing of the one before, or this process
- * came back too late. Call this only when no process has memory mapped that this context freed then. bytes (may be NULL) gets
- * how many bytes. Never waits; also inside a callback.
+/* Uses memory of arenas again that was freed and of which no broker knows now. Memory that was freed around the loss
+ * of a broker comes back by itself: when the next broker's grace time (limits.grace_ms) is over and its last
+ * consumer has released it. That does not happen while there is no broker, nor when the next one knows nothing of
+ * the one before, or this process came back too late. Call this only when no process has memory mapped that this
+ * context freed then. bytes (may be NULL) gets how many bytes. Never waits; also inside a callback.
  *
  * Errors: FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. */
 fdbroker_code_t fdbroker_host_reclaim(fdbroker_t *broker, uint64_t *bytes);
@@ -432,8 +433,9 @@ fdbroker_code_t fdbroker_lease_mapped(fdbroker_t *broker, uint64_t lease);
 int32_t fdbroker_lease_is_current(fdbroker_t *broker, uint64_t lease);
 
 /* Gives a lease back; close the fd and unmap the memory first. Never waits; also inside a callback. FDBROKER_OK also
- * while the broker is away: the lease is not declared to it again. The message may be 1 ms late, to take others with it; not
- * when its fd was open, its allocation has ended, the broker was short within the last second, or no library thread serves.
+ * while the broker is away: the lease is not declared to it again. The message may be 1 ms late, to take others with
+ * it; not when its fd was open, its allocation has ended, the broker was short within the last second, or no library
+ * thread serves.
  *
  * Errors: FDBROKER_BAD_HANDLE (no such lease, or given back before; nothing changes), FDBROKER_NOT_CONNECTED (in a
  * forked child: the lease is the parent's). */
@@ -494,17 +496,19 @@ typedef void (*fdbroker_close_fn)(void *user, const fdbroker_opened_t *opened);
  * when the allocation ends: ask fdbroker_import_is_current() after reading and before trusting the bytes. On failure
  * *import is all zero, and nothing is left behind. Waits until the deadline at most.
  *
- * Errors: those of fdbroker_acquire(); FDBROKER_AGAIN while the cache is suspended (fdbroker_suspend()), FDBROKER_NO_QUOTA also when a strict cache (cache_strict of fdbroker_options_t) is
- * full of memory in use, FDBROKER_BAD_HANDLE also when the offset is outside the allocation,
- * FDBROKER_NOT_SUPPORTED also for memory that the CPU cannot map and that has no opener (fdbroker_set_opener()). */
+ * Errors: those of fdbroker_acquire(); FDBROKER_AGAIN while the cache is suspended (fdbroker_suspend()),
+ * FDBROKER_NO_QUOTA also when a strict cache (cache_strict of fdbroker_options_t) is full of memory in use,
+ * FDBROKER_BAD_HANDLE also when the offset is outside the allocation, FDBROKER_NOT_SUPPORTED also for memory that
+ * the CPU cannot map and that has no opener (fdbroker_set_opener()). */
 fdbroker_code_t fdbroker_import(fdbroker_t *broker, const fdbroker_handle_t *handle, uint32_t flags,
     uint32_t deadline_ms, fdbroker_import_t *import);
 
-/* The same from the import cache or not at all: sends nothing, never waits, makes no system call, also inside a callback.
+/* The same from the import cache or not at all: sends nothing, never waits, makes no system call, also inside a
+ * callback.
  *
  * Errors: FDBROKER_AGAIN (the memory is not in the cache, or not current now: fdbroker_import() can tell, and
- * fdbroker_last_error() stays as it was), FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. *import is
- * all zero then. */
+ * fdbroker_last_error() stays as it was), FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT.
+ * *import is all zero then. */
 fdbroker_code_t fdbroker_import_hit(fdbroker_t *broker, const fdbroker_handle_t *handle, uint32_t flags,
     fdbroker_import_t *import);
 
@@ -547,28 +551,29 @@ fdbroker_code_t fdbroker_empty_cache(fdbroker_t *broker, uint64_t *closed);
 fdbroker_code_t fdbroker_set_opener(fdbroker_t *broker, uint32_t kind, fdbroker_open_fn open,
     fdbroker_close_fn close, void *user);
 
-/* Before a checkpoint of this process (CRIU, cuda-checkpoint): closes all memory in the import cache that no import uses,
- * and gives its leases back. Until fdbroker_resume(), what its last import releases is closed at once, and nothing is
- * opened: an import of memory that is not open answers FDBROKER_AGAIN. The connection, the event fd and the library thread
- * stay, and recalls are answered. Waits until the deadline for imports of other threads that are under way.
+/* Before a checkpoint of this process (CRIU, cuda-checkpoint): closes all memory in the import cache that no import
+ * uses, and gives its leases back. Until fdbroker_resume(), what its last import releases is closed at once, and
+ * nothing is opened: an import of memory that is not open answers FDBROKER_AGAIN. The connection, the event fd and
+ * the library thread stay, and recalls are answered. Waits until the deadline for imports of other threads that are
+ * under way.
  *
- * FDBROKER_OK: nothing is in use. FDBROKER_AGAIN: *count is the number of allocations that are, and the first room of them
- * are in handles (NULL: room is 0), without their hints: imports not released, and leases not given back, whose fds are the
- * program's to close. Release them, and call again to see what is left. End requests (fdbroker_request_t) before: the fds that
- * one has got, and that no test has handed out yet, are not named.
+ * FDBROKER_OK: nothing is in use. FDBROKER_AGAIN: *count is the number of allocations that are, and the first room
+ * of them are in handles (NULL: room is 0), without their hints: imports not released, and leases not given back,
+ * whose fds are the program's to close. Release them, and call again to see what is left. End requests
+ * (fdbroker_request_t) before: the fds that one has got, and that no test has handed out yet, are not named.
  *
- * Errors: FDBROKER_TIMED_OUT (another thread's import has not ended; it is suspended all the same), FDBROKER_NOT_SUPPORTED
- * (inside a callback), FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. */
+ * Errors: FDBROKER_TIMED_OUT (another thread's import has not ended; it is suspended all the same),
+ * FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. */
 fdbroker_code_t fdbroker_suspend(fdbroker_t *broker, uint32_t deadline_ms, size_t room,
     fdbroker_handle_t *handles, size_t *count);
 
 /* After the checkpoint: ends the suspend, and imports anew what it has closed, so that the import cache is as it was.
  * *count is the number of those that it could not import, and the first room of them are in handles (NULL: room is 0), without
- * their hints, and in codes (may be NULL) why: FDBROKER_STALE or FDBROKER_OWNER_GONE when the allocation has ended meanwhile;
- * another import may get the others. Nothing is suspended: FDBROKER_OK, and *count is 0.
+ * their hints, and in codes (may be NULL) why: FDBROKER_STALE or FDBROKER_OWNER_GONE when the allocation has ended
+ * meanwhile; another import may get the others. Nothing is suspended: FDBROKER_OK, and *count is 0.
  *
- * Errors: the first of those in codes; FDBROKER_NOT_CONNECTED (there is no broker now, and *count is 0: it is still suspended, try
- * again), FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT. */
+ * Errors: the first of those in codes; FDBROKER_NOT_CONNECTED (there is no broker now, and *count is 0: it is still
+ * suspended, try again), FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT. */
 fdbroker_code_t fdbroker_resume(fdbroker_t *broker, uint32_t deadline_ms, size_t room,
     fdbroker_handle_t *handles, fdbroker_code_t *codes, size_t *count);
 
@@ -581,8 +586,9 @@ typedef struct fdbroker_request fdbroker_request_t;
  * fdbroker_request_test() says that it is done, or by fdbroker_request_cancel(); either must come before
  * fdbroker_close(). The handles are copied. Also inside a callback. On failure *request is NULL.
  *
- * For every kind of request FDBROKER_AGAIN means that it is not done. Where other functions answer FDBROKER_AGAIN, an item of a
- * request ends with FDBROKER_CANCELLED: the import cache is suspended, an opener answers it, the broker was not ready in time.
+ * For every kind of request FDBROKER_AGAIN means that it is not done. Where other functions answer FDBROKER_AGAIN,
+ * an item of a request ends with FDBROKER_CANCELLED: the import cache is suspended, an opener answers it, the broker
+ * was not ready in time.
  *
  * Errors: FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT. fdbroker_request_test() answers all others. */
 fdbroker_code_t fdbroker_acquire_start(fdbroker_t *broker, size_t count, const fdbroker_handle_t *handles,
@@ -604,37 +610,38 @@ fdbroker_code_t fdbroker_request_test(fdbroker_request_t *request, fdbroker_gran
 fdbroker_code_t fdbroker_import_start(fdbroker_t *broker, size_t count, const fdbroker_handle_t *handles,
     uint32_t flags, uint32_t deadline_ms, fdbroker_request_t **request);
 
-/* Makes progress without waiting. FDBROKER_AGAIN: the request is still under way, and nothing is written. Otherwise it is
- * done and freed: all imports and codes (codes may be NULL) are filled as by fdbroker_import_many(). Each fd is closed as
- * it comes. An opener (fdbroker_set_opener()) runs inside this call. Not inside a callback.
+/* Makes progress without waiting. FDBROKER_AGAIN: the request is still under way, and nothing is written. Otherwise
+ * it is done and freed: all imports and codes (codes may be NULL) are filled as by fdbroker_import_many(). Each fd
+ * is closed as it comes. An opener (fdbroker_set_opener()) runs inside this call. Not inside a callback.
  *
- * Errors: the first of those of fdbroker_import(); FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT:
- * the request stays as it was. */
+ * Errors: the first of those of fdbroker_import(); FDBROKER_NOT_SUPPORTED (inside a callback),
+ * FDBROKER_INVALID_ARGUMENT: the request stays as it was. */
 fdbroker_code_t fdbroker_import_test(fdbroker_request_t *request, fdbroker_import_t *imports,
     fdbroker_code_t *codes);
 
 /* Starts to register count allocations, without waiting; fds[i] belongs to allocations[i]. Otherwise as
- * fdbroker_acquire_start(); fdbroker_register_test() makes progress. The library duplicates the fds and closes each duplicate
- * when its allocation is registered: the caller may close its own at once. Until the request is done, another registration
- * of the same memory (device and base) waits for it.
+ * fdbroker_acquire_start(); fdbroker_register_test() makes progress. The library duplicates the fds and closes each
+ * duplicate when its allocation is registered: the caller may close its own at once. Until the request is done,
+ * another registration of the same memory (device and base) waits for it.
  *
  * Errors: FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT (an array). All others come from fdbroker_register_test(). */
 fdbroker_code_t fdbroker_register_start(fdbroker_t *broker, size_t count,
     const fdbroker_allocation_t *allocations, const int *fds, uint32_t deadline_ms,
     fdbroker_request_t **request);
 
-/* Makes progress without waiting. FDBROKER_AGAIN: the request is still under way, and nothing is written. Otherwise it is
- * done and freed: all handles and codes (codes may be NULL) are filled as by fdbroker_register_many(). Also inside a
- * callback.
+/* Makes progress without waiting. FDBROKER_AGAIN: the request is still under way, and nothing is written. Otherwise
+ * it is done and freed: all handles and codes (codes may be NULL) are filled as by fdbroker_register_many(). Also
+ * inside a callback.
  *
  * Errors: the first of those of fdbroker_register(); FDBROKER_LOCAL_FD_LIMIT (no fd for a duplicate);
- * FDBROKER_INVALID_ARGUMENT also when the request stays as it was, because handles is NULL or it is another kind of request. */
+ * FDBROKER_INVALID_ARGUMENT also when the request stays as it was, because handles is NULL or it is another kind of
+ * request. */
 fdbroker_code_t fdbroker_register_test(fdbroker_request_t *request, fdbroker_handle_t *handles,
     fdbroker_code_t *codes);
 
-/* Cancels a request and frees it: the broker is told, and what it has got or still gets is given back (memory with a base that
- * is registered already stays so, and the next registration of it finds it). Never waits; also inside a callback. NULL: does
- * nothing. */
+/* Cancels a request and frees it: the broker is told, and what it has got or still gets is given back (memory with a
+ * base that is registered already stays so, and the next registration of it finds it). Never waits; also inside a
+ * callback. NULL: does nothing. */
 fdbroker_code_t fdbroker_request_cancel(fdbroker_request_t *request);
 
 /* ---- Events: recalls, notices, dispatch ----------------------------------------------------------------- */
@@ -691,9 +698,9 @@ typedef struct fdbroker_recall_answer {
  * ends. Any other code: not now; an fd then stays the callback's.
  *
  * Runs on the library thread, with all signals blocked; with FDBROKER_OPEN_DISPATCH inside fdbroker_dispatch() or a
- * call that waits. A context runs one callback at a time (with FDBROKER_OPEN_RECALL_THREAD one of each kind). It must return soon, and must not throw, longjmp or wait:
- * calls that wait answer FDBROKER_NOT_SUPPORTED there. It may call functions that never wait, such as
- * fdbroker_release(), fdbroker_host_free() and fdbroker_stats(). */
+ * call that waits. A context runs one callback at a time (with FDBROKER_OPEN_RECALL_THREAD one of each kind). It
+ * must return soon, and must not throw, longjmp or wait: calls that wait answer FDBROKER_NOT_SUPPORTED there. It may
+ * call functions that never wait, such as fdbroker_release(), fdbroker_host_free() and fdbroker_stats(). */
 typedef fdbroker_code_t (*fdbroker_recall_fn)(void *user, const fdbroker_recall_t *recall,
     fdbroker_recall_answer_t *answer);
 
@@ -726,12 +733,13 @@ fdbroker_code_t fdbroker_set_recall_callback(fdbroker_t *broker, fdbroker_recall
 fdbroker_code_t fdbroker_set_notice_callback(fdbroker_t *broker, fdbroker_notice_fn callback, void *user);
 
 /* With FDBROKER_OPEN_DISPATCH or FDBROKER_OPEN_RECALL_THREAD: an fd for poll(2) and POLLIN, readable when
- * fdbroker_dispatch() has something to do. It stays the library's and the same until fdbroker_close(): do not read or close it. Otherwise -1. */
+ * fdbroker_dispatch() has something to do. It stays the library's and the same until fdbroker_close(): do not read
+ * or close it. Otherwise -1. */
 int fdbroker_event_fd(fdbroker_t *broker);
 
 /* With FDBROKER_OPEN_DISPATCH: serves recalls, notices and the reconnect; with FDBROKER_OPEN_RECALL_THREAD: notices.
- * Callbacks run inside this call. When there is nothing to serve, it waits up to timeout_ms; 0 does not wait. FDBROKER_OK also when nothing came, and while the
- * broker is away. Not inside a callback.
+ * Callbacks run inside this call. When there is nothing to serve, it waits up to timeout_ms; 0 does not wait.
+ * FDBROKER_OK also when nothing came, and while the broker is away. Not inside a callback.
  *
  * Errors: FDBROKER_NOT_SUPPORTED (this context has a library thread; or inside a callback), FDBROKER_NOT_CONNECTED
  * (in a forked child), FDBROKER_INVALID_ARGUMENT. */
@@ -755,8 +763,9 @@ typedef struct fdbroker_stats {
   uint64_t host_bytes;           /* Address space of arenas, isolated and dma-heap memory, in bytes. */
   uint64_t host_bytes_used;      /* Bytes of it in buffers that are not freed. */
   uint64_t leases;               /* Leases acquired and not released, imports not counted. */
-  /* Bytes of arenas that are freed and not used again yet: a consumer still has a lease, or could still declare one after
-   * the loss of a broker, until the next one's grace time is over; or no broker knows of them (fdbroker_host_reclaim()). */
+  /* Bytes of arenas that are freed and not used again yet: a consumer still has a lease, or could still declare
+   * one after the loss of a broker, until the next one's grace time is over; or no broker knows of them
+   * (fdbroker_host_reclaim()). */
   uint64_t host_bytes_held_back;
 } fdbroker_stats_t;
 

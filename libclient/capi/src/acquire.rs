@@ -217,8 +217,9 @@ pub unsafe extern "C" fn fdbroker_lease_is_current(broker: *mut fdbroker_t, leas
 }
 
 /// Gives a lease back; close the fd and unmap the memory first. Never waits; also inside a callback. FDBROKER_OK also
-/// while the broker is away: the lease is not declared to it again. The message may be 1 ms late, to take others with it; not
-/// when its fd was open, its allocation has ended, the broker was short within the last second, or no library thread serves.
+/// while the broker is away: the lease is not declared to it again. The message may be 1 ms late, to take others with
+/// it; not when its fd was open, its allocation has ended, the broker was short within the last second, or no library
+/// thread serves.
 ///
 /// Errors: FDBROKER_BAD_HANDLE (no such lease, or given back before; nothing changes), FDBROKER_NOT_CONNECTED (in a
 /// forked child: the lease is the parent's).

@@ -48,9 +48,9 @@ pub struct fdbroker_recall_answer_t {
 /// ends. Any other code: not now; an fd then stays the callback's.
 ///
 /// Runs on the library thread, with all signals blocked; with FDBROKER_OPEN_DISPATCH inside fdbroker_dispatch() or a
-/// call that waits. A context runs one callback at a time (with FDBROKER_OPEN_RECALL_THREAD one of each kind). It must return soon, and must not throw, longjmp or wait:
-/// calls that wait answer FDBROKER_NOT_SUPPORTED there. It may call functions that never wait, such as
-/// fdbroker_release(), fdbroker_host_free() and fdbroker_stats().
+/// call that waits. A context runs one callback at a time (with FDBROKER_OPEN_RECALL_THREAD one of each kind). It
+/// must return soon, and must not throw, longjmp or wait: calls that wait answer FDBROKER_NOT_SUPPORTED there. It may
+/// call functions that never wait, such as fdbroker_release(), fdbroker_host_free() and fdbroker_stats().
 pub type fdbroker_recall_fn = Option<
     unsafe extern "C" fn(
         user: *mut c_void,

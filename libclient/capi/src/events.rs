@@ -45,7 +45,8 @@ pub unsafe extern "C" fn fdbroker_set_notice_callback(
 }
 
 /// With FDBROKER_OPEN_DISPATCH or FDBROKER_OPEN_RECALL_THREAD: an fd for poll(2) and POLLIN, readable when
-/// fdbroker_dispatch() has something to do. It stays the library's and the same until fdbroker_close(): do not read or close it. Otherwise -1.
+/// fdbroker_dispatch() has something to do. It stays the library's and the same until fdbroker_close(): do not read
+/// or close it. Otherwise -1.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_event_fd(broker: *mut fdbroker_t) -> c_int {
     guard_value(-1, || {
@@ -59,8 +60,8 @@ pub unsafe extern "C" fn fdbroker_event_fd(broker: *mut fdbroker_t) -> c_int {
 }
 
 /// With FDBROKER_OPEN_DISPATCH: serves recalls, notices and the reconnect; with FDBROKER_OPEN_RECALL_THREAD: notices.
-/// Callbacks run inside this call. When there is nothing to serve, it waits up to timeout_ms; 0 does not wait. FDBROKER_OK also when nothing came, and while the
-/// broker is away. Not inside a callback.
+/// Callbacks run inside this call. When there is nothing to serve, it waits up to timeout_ms; 0 does not wait.
+/// FDBROKER_OK also when nothing came, and while the broker is away. Not inside a callback.
 ///
 /// Errors: FDBROKER_NOT_SUPPORTED (this context has a library thread; or inside a callback), FDBROKER_NOT_CONNECTED
 /// (in a forked child), FDBROKER_INVALID_ARGUMENT.

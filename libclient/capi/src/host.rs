@@ -85,11 +85,11 @@ pub unsafe extern "C" fn fdbroker_host_free(
     })
 }
 
-/// Uses memory of arenas again that was freed and of which no broker knows now. Memory that was freed around the loss of a
-/// broker comes back by itself: when the next broker's grace time (limits.grace_ms) is over and its last consumer has released
-/// it. That does not happen while there is no broker, nor when the next one knows nothing of the one before, or this process
-/// came back too late. Call this only when no process has memory mapped that this context freed then. bytes (may be NULL) gets
-/// how many bytes. Never waits; also inside a callback.
+/// Uses memory of arenas again that was freed and of which no broker knows now. Memory that was freed around the loss
+/// of a broker comes back by itself: when the next broker's grace time (limits.grace_ms) is over and its last
+/// consumer has released it. That does not happen while there is no broker, nor when the next one knows nothing of
+/// the one before, or this process came back too late. Call this only when no process has memory mapped that this
+/// context freed then. bytes (may be NULL) gets how many bytes. Never waits; also inside a callback.
 ///
 /// Errors: FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]

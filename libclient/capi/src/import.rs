@@ -40,9 +40,10 @@ const NONE: fdbroker_import_t =
 /// when the allocation ends: ask fdbroker_import_is_current() after reading and before trusting the bytes. On failure
 /// *import is all zero, and nothing is left behind. Waits until the deadline at most.
 ///
-/// Errors: those of fdbroker_acquire(); FDBROKER_AGAIN while the cache is suspended (fdbroker_suspend()), FDBROKER_NO_QUOTA also when a strict cache (cache_strict of fdbroker_options_t) is
-/// full of memory in use, FDBROKER_BAD_HANDLE also when the offset is outside the allocation,
-/// FDBROKER_NOT_SUPPORTED also for memory that the CPU cannot map and that has no opener (fdbroker_set_opener()).
+/// Errors: those of fdbroker_acquire(); FDBROKER_AGAIN while the cache is suspended (fdbroker_suspend()),
+/// FDBROKER_NO_QUOTA also when a strict cache (cache_strict of fdbroker_options_t) is full of memory in use,
+/// FDBROKER_BAD_HANDLE also when the offset is outside the allocation, FDBROKER_NOT_SUPPORTED also for memory that
+/// the CPU cannot map and that has no opener (fdbroker_set_opener()).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_import(
     broker: *mut fdbroker_t,
@@ -61,11 +62,12 @@ pub unsafe extern "C" fn fdbroker_import(
     }
 }
 
-/// The same from the import cache or not at all: sends nothing, never waits, makes no system call, also inside a callback.
+/// The same from the import cache or not at all: sends nothing, never waits, makes no system call, also inside a
+/// callback.
 ///
 /// Errors: FDBROKER_AGAIN (the memory is not in the cache, or not current now: fdbroker_import() can tell, and
-/// fdbroker_last_error() stays as it was), FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. *import is
-/// all zero then.
+/// fdbroker_last_error() stays as it was), FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT.
+/// *import is all zero then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_import_hit(
     broker: *mut fdbroker_t,

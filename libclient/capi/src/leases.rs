@@ -17,8 +17,8 @@ struct Table {
     leases: HashMap<u64, Held>,
     /// The broker's number of a lease to its token: notices name leases by the broker's number.
     tokens: HashMap<u64, u64>,
-    /// The same of leases that the broker of the moment has refused, by their numbers at the broker before, until the program
-    /// has been told.
+    /// The same of leases that the broker of the moment has refused, by their numbers at the broker before, until the
+    /// program has been told.
     refused: HashMap<u64, u64>,
     /// The numberings of which these two are.
     numbering: u64,

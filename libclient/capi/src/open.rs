@@ -24,12 +24,13 @@ use std::sync::atomic::AtomicPtr;
 /// No library thread: the application polls fdbroker_event_fd() and calls fdbroker_dispatch(). Calls that wait serve
 /// events, too. Callbacks run inside these calls.
 ///
-/// Between these calls nobody serves, which other processes feel: an acquire of memory of this process whose fd the broker
-/// has closed waits, and answers FDBROKER_OWNER_SILENT after the broker's limits.recall_timeout_ms (2 s unless configured),
-/// until this process dispatches again; leases that the broker asks back for others stay; memory that has ended stays
-/// mapped in the cache; of hundreds of releases in a row those that the socket has no room for wait. After a crash of the
-/// broker nobody gets this process's memory until it dispatches, and its registrations are lost if it does not within
-/// limits.grace_ms (10 s). Where a rank computes longer than that without a call, use FDBROKER_OPEN_RECALL_THREAD.
+/// Between these calls nobody serves, which other processes feel: an acquire of memory of this process whose fd the
+/// broker has closed waits, and answers FDBROKER_OWNER_SILENT after the broker's limits.recall_timeout_ms (2 s unless
+/// configured), until this process dispatches again; leases that the broker asks back for others stay; memory that
+/// has ended stays mapped in the cache; of hundreds of releases in a row those that the socket has no room for wait.
+/// After a crash of the broker nobody gets this process's memory until it dispatches, and its registrations are lost
+/// if it does not within limits.grace_ms (10 s). Where a rank computes longer than that without a call, use
+/// FDBROKER_OPEN_RECALL_THREAD.
 pub const FDBROKER_OPEN_DISPATCH: u32 = 1;
 /// When the connection is lost, do not look for a broker again.
 pub const FDBROKER_OPEN_NO_RECONNECT: u32 = 2;

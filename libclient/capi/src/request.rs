@@ -58,8 +58,8 @@ unsafe fn place<'a>(
     Ok(out)
 }
 
-/// The outcomes of a request that is done. FDBROKER_AGAIN says that it is not, and is CANCELLED here: who tested once more would
-/// use a request that is freed.
+/// The outcomes of a request that is done. FDBROKER_AGAIN says that it is not, and is CANCELLED here: who tested once
+/// more would use a request that is freed.
 fn ended<T>(outcomes: Vec<Result<T, Error>>) -> Vec<Result<T, Error>> {
     let end = |mut error: Error| {
         if error.code == ErrorCode::Again {
@@ -74,8 +74,9 @@ fn ended<T>(outcomes: Vec<Result<T, Error>>) -> Vec<Result<T, Error>> {
 /// fdbroker_request_test() says that it is done, or by fdbroker_request_cancel(); either must come before
 /// fdbroker_close(). The handles are copied. Also inside a callback. On failure *request is NULL.
 ///
-/// For every kind of request FDBROKER_AGAIN means that it is not done. Where other functions answer FDBROKER_AGAIN, an item of a
-/// request ends with FDBROKER_CANCELLED: the import cache is suspended, an opener answers it, the broker was not ready in time.
+/// For every kind of request FDBROKER_AGAIN means that it is not done. Where other functions answer FDBROKER_AGAIN,
+/// an item of a request ends with FDBROKER_CANCELLED: the import cache is suspended, an opener answers it, the broker
+/// was not ready in time.
 ///
 /// Errors: FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT. fdbroker_request_test() answers all others.
 #[unsafe(no_mangle)]
@@ -160,12 +161,12 @@ pub unsafe extern "C" fn fdbroker_import_start(
     })
 }
 
-/// Makes progress without waiting. FDBROKER_AGAIN: the request is still under way, and nothing is written. Otherwise it is
-/// done and freed: all imports and codes (codes may be NULL) are filled as by fdbroker_import_many(). Each fd is closed as
-/// it comes. An opener (fdbroker_set_opener()) runs inside this call. Not inside a callback.
+/// Makes progress without waiting. FDBROKER_AGAIN: the request is still under way, and nothing is written. Otherwise
+/// it is done and freed: all imports and codes (codes may be NULL) are filled as by fdbroker_import_many(). Each fd
+/// is closed as it comes. An opener (fdbroker_set_opener()) runs inside this call. Not inside a callback.
 ///
-/// Errors: the first of those of fdbroker_import(); FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT:
-/// the request stays as it was.
+/// Errors: the first of those of fdbroker_import(); FDBROKER_NOT_SUPPORTED (inside a callback),
+/// FDBROKER_INVALID_ARGUMENT: the request stays as it was.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_import_test(
     request: *mut fdbroker_request_t,
@@ -195,9 +196,9 @@ pub unsafe extern "C" fn fdbroker_import_test(
 }
 
 /// Starts to register count allocations, without waiting; fds[i] belongs to allocations[i]. Otherwise as
-/// fdbroker_acquire_start(); fdbroker_register_test() makes progress. The library duplicates the fds and closes each duplicate
-/// when its allocation is registered: the caller may close its own at once. Until the request is done, another registration
-/// of the same memory (device and base) waits for it.
+/// fdbroker_acquire_start(); fdbroker_register_test() makes progress. The library duplicates the fds and closes each
+/// duplicate when its allocation is registered: the caller may close its own at once. Until the request is done,
+/// another registration of the same memory (device and base) waits for it.
 ///
 /// Errors: FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT (an array). All others come from fdbroker_register_test().
 #[unsafe(no_mangle)]
@@ -225,12 +226,13 @@ pub unsafe extern "C" fn fdbroker_register_start(
     })
 }
 
-/// Makes progress without waiting. FDBROKER_AGAIN: the request is still under way, and nothing is written. Otherwise it is
-/// done and freed: all handles and codes (codes may be NULL) are filled as by fdbroker_register_many(). Also inside a
-/// callback.
+/// Makes progress without waiting. FDBROKER_AGAIN: the request is still under way, and nothing is written. Otherwise
+/// it is done and freed: all handles and codes (codes may be NULL) are filled as by fdbroker_register_many(). Also
+/// inside a callback.
 ///
 /// Errors: the first of those of fdbroker_register(); FDBROKER_LOCAL_FD_LIMIT (no fd for a duplicate);
-/// FDBROKER_INVALID_ARGUMENT also when the request stays as it was, because handles is NULL or it is another kind of request.
+/// FDBROKER_INVALID_ARGUMENT also when the request stays as it was, because handles is NULL or it is another kind of
+/// request.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_register_test(
     request: *mut fdbroker_request_t,
@@ -259,9 +261,9 @@ pub unsafe extern "C" fn fdbroker_register_test(
     })
 }
 
-/// Cancels a request and frees it: the broker is told, and what it has got or still gets is given back (memory with a base that
-/// is registered already stays so, and the next registration of it finds it). Never waits; also inside a callback. NULL: does
-/// nothing.
+/// Cancels a request and frees it: the broker is told, and what it has got or still gets is given back (memory with a
+/// base that is registered already stays so, and the next registration of it finds it). Never waits; also inside a
+/// callback. NULL: does nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_request_cancel(
     request: *mut fdbroker_request_t,

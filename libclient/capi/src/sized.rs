@@ -140,8 +140,8 @@ pub(crate) unsafe fn write<T: Growable>(to: *mut T, value: &T) -> Result<(), Fai
     Ok(())
 }
 
-/// Fills a struct of the caller's with what an absent field means: as many fields as it has, and 0 into fields that this release
-/// does not know. Leaves NULL and what has no room for its size alone.
+/// Fills a struct of the caller's with what an absent field means: as many fields as it has, and 0 into fields that
+/// this release does not know. Leaves NULL and what has no room for its size alone.
 ///
 /// # Safety
 /// `to` is NULL or points to `bytes` bytes that nobody else uses meanwhile.

@@ -37,8 +37,9 @@ pub struct fdbroker_stats_t {
     pub host_bytes_used: u64,
     /// Leases acquired and not released, imports not counted.
     pub leases: u64,
-    /// Bytes of arenas that are freed and not used again yet: a consumer still has a lease, or could still declare one after
-    /// the loss of a broker, until the next one's grace time is over; or no broker knows of them (fdbroker_host_reclaim()).
+    /// Bytes of arenas that are freed and not used again yet: a consumer still has a lease, or could still declare
+    /// one after the loss of a broker, until the next one's grace time is over; or no broker knows of them
+    /// (fdbroker_host_reclaim()).
     pub host_bytes_held_back: u64,
 }
 

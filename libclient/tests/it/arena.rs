@@ -1,7 +1,7 @@
 //! Host arenas with a scripted broker: a range is reused only when drained, and the library answers recalls.
 
 use crate::support::*;
-use fdbroker_client::host::{Arena, HostMemory};
+use fdbroker_client::host::{Arena, HostBuffer, HostMemory};
 use fdbroker_client::{Client, ErrorCode, MemoryKind, Notice, Share, backend};
 use fdbroker_protocol::Kind;
 use fdbroker_protocol::message::register_flags;
@@ -10,6 +10,15 @@ use std::sync::mpsc::channel;
 use std::thread;
 
 const PAGE: usize = 4096;
+
+/// Registers a buffer, which gets slot 1.
+fn register(buffer: &HostBuffer, peer: &Peer) {
+    thread::scope(|scope| {
+        let call = scope.spawn(|| buffer.register(soon()).unwrap());
+        peer.registered(&peer.recv(), 8, 1);
+        call.join().unwrap();
+    });
+}
 
 #[test]
 fn register_when_memfd_then_every_buffer_is_the_same_file_at_its_offset() {
@@ -50,11 +59,7 @@ fn drop_when_leased_then_range_is_reused_only_after_drained() {
     let arena = Arena::new(&client, HostMemory::Memfd, PAGE).unwrap();
     let buffer = arena.alloc(PAGE).unwrap();
     let (first_id, base) = (buffer.owner_allocation_id(), buffer.as_ptr().addr() as u64);
-    thread::scope(|scope| {
-        let call = scope.spawn(|| buffer.register(soon()).unwrap());
-        peer.registered(&peer.recv(), 8, 1);
-        call.join().unwrap();
-    });
+    register(&buffer, &peer);
     let id = buffer.id().unwrap();
     drop(buffer);
     let request = peer.recv();
@@ -108,11 +113,7 @@ fn recall_when_of_an_arena_then_library_supplies_and_freed_is_stale() {
     let _first = arena.alloc(PAGE).unwrap();
     let buffer = arena.alloc(PAGE).unwrap();
     let (owner_id, base) = (buffer.owner_allocation_id(), buffer.as_ptr().addr() as u64);
-    thread::scope(|scope| {
-        let call = scope.spawn(|| buffer.register(soon()).unwrap());
-        peer.registered(&peer.recv(), 8, 1);
-        call.join().unwrap();
-    });
+    register(&buffer, &peer);
     let id = buffer.id().unwrap();
     peer.recall(&[recall_item(id, owner_id, base), recall_item(id, owner_id + 1, base)]);
     let supply = peer.recv_event();
@@ -178,11 +179,7 @@ fn reconnect_when_the_next_broker_knows_nothing_of_a_freed_range_then_orphaned_u
     let (client, peer) = broker.client();
     let arena = Arena::new(&client, HostMemory::Memfd, PAGE).unwrap();
     let buffer = arena.alloc(PAGE).unwrap();
-    thread::scope(|scope| {
-        let call = scope.spawn(|| buffer.register(soon()).unwrap());
-        peer.registered(&peer.recv(), 8, 1);
-        call.join().unwrap();
-    });
+    register(&buffer, &peer);
     // Freed, and leased when the broker dies.
     drop(buffer);
     peer.unregistered(&peer.recv_kind(Kind::Unregister), false);
@@ -202,11 +199,7 @@ fn freed_when_its_naming_is_not_answered_then_unregistered_and_used_again_when_d
     let (client, peer) = broker.client();
     let arena = Arena::new(&client, HostMemory::Memfd, PAGE).unwrap();
     let buffer = arena.alloc(PAGE).unwrap();
-    thread::scope(|scope| {
-        let call = scope.spawn(|| buffer.register(soon()).unwrap());
-        peer.registered(&peer.recv(), 8, 1);
-        call.join().unwrap();
-    });
+    register(&buffer, &peer);
     drop(peer);
     let peer = broker.accept(Terms::default());
     let request = peer.recv();
@@ -231,11 +224,7 @@ fn reconnect_when_held_over_losses_then_ranges_are_used_again_by_themselves() {
     let (client, mut peer) = broker.client_with(builder, Terms::default());
     let arena = Arena::new(&client, HostMemory::Memfd, PAGE).unwrap();
     let buffer = arena.alloc(PAGE).unwrap();
-    thread::scope(|scope| {
-        let call = scope.spawn(|| buffer.register(soon()).unwrap());
-        peer.registered(&peer.recv(), 8, 1);
-        call.join().unwrap();
-    });
+    register(&buffer, &peer);
     for _ in 0..3 {
         drop(peer);
         assert_eq!(notices.recv_timeout(PATIENCE).unwrap(), Notice::Disconnected);
