@@ -54,7 +54,8 @@ impl ImportCache {
 
     /// The memory, if it is open and its allocation lives. No syscall, no wait. Memory opened for writing serves
     /// readers, too. `None` says nothing but that [`ImportCache::import`] must be asked.
-    #[inline]
+    // Always: out of line, its eight words go through memory, which costs C programs a third of a hit.
+    #[inline(always)]
     pub fn hit(&self, handle: &Handle, access: Access) -> Option<CachedImport<'_>> {
         let pinned = self.0.table.hit(handle, access)?;
         Some(CachedImport::inside(&self.0.table, pinned, handle))

@@ -123,7 +123,7 @@ impl Table {
 
     /// The hit: pins, then validates. No lock, no syscall (but once per thread and 65,536 entries the lock, to make
     /// room for the thread's pins). An offset outside is no hit.
-    #[inline]
+    #[inline(always)]
     pub fn hit(&self, handle: &Handle, access: Access) -> Option<Pinned<'_>> {
         if !self.is_own_process() {
             return None;
@@ -157,7 +157,7 @@ impl Table {
         self.pin_and_validate(row, number, tag, handle, access)
     }
 
-    #[inline]
+    #[inline(always)]
     fn pin_and_validate<'a>(
         &'a self,
         row: Row<'a>,
