@@ -109,7 +109,7 @@ static void null_arguments_are_refused(void) {
   ARGUMENT(fdbroker_host_alloc(context, 0, 0, 0, &memory, &handle));
   ARGUMENT(fdbroker_host_alloc(context, 77, 1, 0, &memory, &handle));
   ARGUMENT(fdbroker_host_free(NULL, memory));
-  CODE(FDBROKER_BAD_HANDLE, fdbroker_host_free(context, NULL));
+  ARGUMENT(fdbroker_host_free(context, NULL));
   ARGUMENT(fdbroker_set_recall_callback(NULL, NULL, NULL));
   ARGUMENT(fdbroker_set_notice_callback(NULL, NULL, NULL));
   CHECK(fdbroker_event_fd(NULL) == -1 && fdbroker_event_fd(context) == -1);

@@ -57,12 +57,11 @@ static void memory_shared_for_reading_cannot_be_imported_for_writing(void) {
   OK(fdbroker_close(context));
 }
 
-/* An arena of two pages. */
-static fdbroker_t *open_small(void) {
+static fdbroker_t *open_with_arena(uint64_t bytes) {
   fdbroker_options_t options;
   fdbroker_options_init(&options);
   options.socket = broker.socket;
-  options.arena_bytes = 2 * PAGE;
+  options.arena_bytes = bytes;
   fdbroker_t *context = NULL;
   OK(fdbroker_open(&options, &context));
   MUST(context != NULL);
@@ -70,7 +69,7 @@ static fdbroker_t *open_small(void) {
 }
 
 static void a_full_arena_is_no_cap_of_the_broker(void) {
-  fdbroker_t *context = open_small();
+  fdbroker_t *context = open_with_arena(2 * PAGE);
   void *host, *more;
   OK(fdbroker_host_alloc(context, FDBROKER_HOST_ARENA, 2 * PAGE, SOON, &host, NULL));
   CODE(FDBROKER_NO_QUOTA, fdbroker_host_alloc(context, FDBROKER_HOST_ARENA, PAGE, SOON, &more, NULL));
@@ -79,8 +78,17 @@ static void a_full_arena_is_no_cap_of_the_broker(void) {
   OK(fdbroker_close(context));
 }
 
+static void an_arena_beyond_the_address_space_is_named(void) {
+  fdbroker_t *context = open_with_arena(UINT64_C(1) << 60);
+  void *host;
+  CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_host_alloc(context, FDBROKER_HOST_ARENA, PAGE, SOON, &host, NULL));
+  SAYS("arena_bytes", "cap");
+  CHECK(host == NULL);
+  OK(fdbroker_close(context));
+}
+
 static void the_handle_of_host_memory_is_ended_by_its_free_alone(void) {
-  fdbroker_t *context = open_small();
+  fdbroker_t *context = open_with_arena(2 * PAGE);
   void *host;
   fdbroker_handle_t handle;
   for (int round = 0; round < 4; round++) {
@@ -135,6 +143,7 @@ int main(void) {
   RUN(what_is_given_back_twice_is_named_so);
   RUN(memory_shared_for_reading_cannot_be_imported_for_writing);
   RUN(a_full_arena_is_no_cap_of_the_broker);
+  RUN(an_arena_beyond_the_address_space_is_named);
   RUN(the_handle_of_host_memory_is_ended_by_its_free_alone);
   RUN(recallable_without_a_callback_is_refused_at_registration);
   RUN(dispatch_without_dispatch_mode_names_the_mode_in_any_language);

@@ -5,9 +5,11 @@
  */
 #include <fdbroker.h>
 
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { DEADLINE_MS = 5000 };
 
@@ -25,6 +27,7 @@ static int read_handle(fdbroker_handle_t *handle, const char *path)
   unsigned int byte;
   size_t count = 0;
   if (file == NULL) {
+    fprintf(stderr, "consumer: %s: %s\n", path, strerror(errno));
     return -1;
   }
   while (count < sizeof handle->bytes && fscanf(file, "%2x", &byte) == 1) {
@@ -33,7 +36,11 @@ static int read_handle(fdbroker_handle_t *handle, const char *path)
   if (path != NULL) {
     fclose(file);
   }
-  return count == sizeof handle->bytes ? 0 : -1;
+  if (count < sizeof handle->bytes) {
+    fprintf(stderr, "consumer: no handle: expected 128 hexadecimal digits, as the producer writes them\n");
+    return -1;
+  }
+  return 0;
 }
 
 int main(int argc, char **argv)
@@ -43,7 +50,6 @@ int main(int argc, char **argv)
   fdbroker_import_t import;
 
   if (read_handle(&handle, argc > 1 ? argv[1] : NULL) != 0) {
-    fprintf(stderr, "consumer: no handle: expected 128 hexadecimal digits, as the producer writes them\n");
     return 1;
   }
   check(fdbroker_open(NULL, &broker), "open");

@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::limits::{ARENA_BYTES, ARENA_LEAST_BYTES};
 use crate::slot::is_in_callback;
 use fdbroker_client::{
-    Arena, Client, Deadline, Error, ErrorCode, Handle, HostBuffer, HostMemory, IsolatedBuffer,
+    Arena, Client, Deadline, ErrorCode, Handle, HostBuffer, HostMemory, IsolatedBuffer,
     IsolatedMemory, Share,
 };
 use nix::sys::resource::{Resource, getrlimit};
@@ -93,18 +93,23 @@ impl Arenas {
 
     /// An arena of the size asked for. Without one: the largest of the default and its halves that the system gives.
     fn make_arena(&self, client: &Client, memory: HostMemory) -> Result<Arena, Failure> {
-        let most = most_bytes();
-        if self.arena_bytes > most {
-            let asked = self.arena_bytes;
-            let text = format!("host alloc: arena_bytes is {asked}, but RLIMIT_FSIZE is {most}");
-            return Err(Failure::new(ErrorCode::Internal, text));
+        let (asked, most) = (self.arena_bytes, most_bytes());
+        let refused = |why: &str| {
+            let text = format!("host alloc: arena_bytes is {asked}, but {why}");
+            Failure::argument(text)
+        };
+        if asked > most {
+            return Err(refused(&format!("RLIMIT_FSIZE is {most}")));
         }
-        let asked = if self.arena_bytes == 0 { ARENA_BYTES.min(most) } else { self.arena_bytes };
-        let mut bytes = usize::try_from(asked).unwrap_or(usize::MAX);
+        let first = if asked == 0 { ARENA_BYTES.min(most) } else { asked };
+        let mut bytes = usize::try_from(first).unwrap_or(usize::MAX);
         loop {
             match Arena::new(client, memory, bytes) {
-                Err(Error { code: ErrorCode::Internal, .. })
-                    if self.arena_bytes == 0 && bytes / 2 >= ARENA_LEAST_BYTES =>
+                Err(error) if error.code == ErrorCode::Internal && asked != 0 => {
+                    return Err(refused(&error.to_string()));
+                }
+                Err(error)
+                    if error.code == ErrorCode::Internal && bytes / 2 >= ARENA_LEAST_BYTES =>
                 {
                     bytes /= 2;
                 }

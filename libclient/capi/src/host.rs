@@ -78,6 +78,9 @@ pub unsafe extern "C" fn fdbroker_host_free(
     guard(|| {
         // SAFETY: the caller's context, as the header states.
         let context = unsafe { context(broker, "host free") }?;
+        if ptr.is_null() {
+            return Err(Failure::argument("host free: ptr is NULL"));
+        }
         if context.arenas.free(ptr.addr()) {
             return Ok(());
         }

@@ -82,9 +82,10 @@ pub unsafe extern "C" fn fdbroker_suspend(
 }
 
 /// After the checkpoint: ends the suspend, and imports anew what it has closed, so that the import cache is as it was.
-/// *count is the number of those that it could not import, and the first room of them are in handles (NULL: room is 0), without
-/// their hints, and in codes (may be NULL) why: FDBROKER_STALE or FDBROKER_OWNER_GONE when the allocation has ended
-/// meanwhile; another import may get the others. Nothing is suspended: FDBROKER_OK, and *count is 0.
+/// *count is the number of handles that it could not import. The first room of them are in handles (NULL: room is 0),
+/// without their hints, and the reasons in codes (may be NULL): FDBROKER_STALE or FDBROKER_OWNER_GONE when the
+/// allocation has ended meanwhile; FDBROKER_NOT_CONNECTED and others when a later import may get it. Nothing is
+/// suspended: FDBROKER_OK, and *count is 0.
 ///
 /// Errors: the first of those in codes; FDBROKER_NOT_CONNECTED (there is no broker now, and *count is 0: it is still
 /// suspended, try again), FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT.
