@@ -2,11 +2,9 @@
 //! Must never charge one account of a list and not the others.
 
 use crate::api::{ClientId, DomainKey, Effect, Effects, Lane, Ticket};
-use crate::clients::DOMAIN;
 use crate::ledger::{Blocked, Charge, SHARE_OF_FDS, ScopeId, ScopeRecord};
 use crate::slots::NONE;
-use crate::state::{Closing, Domain, Job};
-use crate::work::visit;
+use crate::state::{Allocation, Closing};
 use crate::{Core, ErrorCode};
 use fdbroker_protocol::{Resource, Scope, Status};
 
@@ -16,15 +14,13 @@ const REFUSED_FD: Charge = Charge(Resource::RefusedFds, 1);
 impl Core {
     /// The scope of a client.
     pub(crate) fn scope_of(&self, client: u32) -> ScopeId {
-        visit(1);
-        let client = self.clients[client as usize].as_deref();
-        client.expect("numbers in the state are of clients").scope
+        self.clients[client].scope
     }
 
     /// The scope that an allocation is charged to: its owner's; its domain's when it has none.
     pub(crate) fn payer(&self, owner: u32, domain: u32) -> ScopeId {
         match owner {
-            NONE => self.domains[domain].scope,
+            NONE => self.clients.scope_of_domain(domain),
             owner => self.scope_of(owner),
         }
     }
@@ -66,7 +62,7 @@ impl Core {
 
     /// Takes a charge back of which only the domain is left, because its client is gone.
     pub(crate) fn release_domain_charge(&mut self, domain: u32, charge: Charge) {
-        self.ledger.take(self.domains[domain].scope, charge);
+        self.ledger.take(self.clients.scope_of_domain(domain), charge);
         self.room_appeared |= !self.rooms.is_empty();
         self.forget_domain_if_unused(domain);
     }
@@ -81,7 +77,12 @@ impl Core {
 
     /// Takes back a charge of an allocation: from its owner, or from its domain alone when it has none.
     pub(crate) fn release_allocation_charge(&mut self, slot: u32, charge: Charge) {
-        let (owner, domain) = (self.allocations[slot].owner, self.allocations[slot].domain);
+        let Allocation { owner, domain, .. } = self.allocations[slot];
+        self.release_from(owner, domain, charge);
+    }
+
+    /// Takes a charge back from an owner, or from a domain alone.
+    pub(crate) fn release_from(&mut self, owner: u32, domain: u32, charge: Charge) {
         match owner {
             NONE => self.release_domain_charge(domain, charge),
             owner => self.release_charge(owner, charge),
@@ -126,7 +127,8 @@ impl Core {
             resource => resource,
         };
         let largest = self
-            .all_clients()
+            .clients
+            .iter()
             .filter(|(_, client)| self.ledger.path(client.scope).any(|of| of == scope))
             .filter(|_| counted.is_capped_in(Scope::Client))
             .max_by_key(|(_, client)| self.ledger[client.scope].account.counted(counted));
@@ -147,39 +149,39 @@ impl Core {
         let record = self.client_mut(client);
         record.closing += 1;
         let (domain, scope, serial) = (record.domain, record.scope, record.serial);
-        let is_refused = lane == Lane::Refused;
-        if is_refused {
-            self.ledger.add(self.domains[domain].scope, REFUSED_FD);
-        } else {
-            self.ledger.add_coming(scope, self.domains[domain].slow, 1);
-        }
-        self.domains[domain].closing += 1;
-        self.ticket(Closing { domain, client: Some((client, serial)), refused: is_refused })
+        self.ticket(domain, scope, (client, serial), lane == Lane::Refused)
     }
 
     /// The same for an fd that its domain alone is charged for.
     pub(crate) fn closing_of_domain(&mut self, domain: u32) -> Ticket {
-        let record = &mut self.domains[domain];
-        record.closing += 1;
-        self.ledger.add_coming(record.scope, record.slow, 1);
-        self.ticket(Closing { domain, client: Some((NONE, 0)), refused: false })
+        self.ticket(domain, self.clients.scope_of_domain(domain), (NONE, 0), false)
+    }
+
+    fn ticket(&mut self, number: u32, payer: ScopeId, client: (u32, u64), refused: bool) -> Ticket {
+        let domain = self.clients.domain_mut(number);
+        domain.closing += 1;
+        match refused {
+            true => self.ledger.add(domain.scope, REFUSED_FD),
+            false => self.ledger.add_coming(payer, domain.slow, 1),
+        }
+        self.closes(Closing { domain: number, client: Some(client), refused })
+    }
+
+    fn closes(&mut self, closing: Closing) -> Ticket {
+        let (slot, _) = self.closings.insert(closing).expect("fds are fewer than slots");
+        Ticket(slot)
     }
 
     /// Closes of a domain's fds take long, or do so no more.
     pub(crate) fn set_slow(&mut self, key: DomainKey, slow: bool) {
-        let Some(number) = self.domain_by_key.get(&key).copied() else { return };
-        let domain = &mut self.domains[number];
+        let Some(number) = self.clients.find_domain(key) else { return };
+        let domain = self.clients.domain_mut(number);
         if std::mem::replace(&mut domain.slow, slow) == slow {
             return;
         }
         self.ledger.set_slow(domain.scope, slow);
         // Whoever waited for these closes may have others evicted.
         self.room_appeared |= slow && !self.rooms.is_empty();
-    }
-
-    fn ticket(&mut self, closing: Closing) -> Ticket {
-        let (slot, _) = self.closings.insert(closing).expect("fds are fewer than slots");
-        Ticket(slot)
     }
 
     /// The arrived fd at `index`, whose place `client` is charged for, goes to a closer.
@@ -211,7 +213,7 @@ impl Core {
         lane: Lane,
         fx: &mut Effects,
     ) {
-        let record = self.clients.get(client.0 as usize).and_then(Option::as_deref);
+        let record = self.clients.find(client.0);
         let Some(domain) = record.map(|client| client.domain) else {
             // Nobody to count it for: the daemon closes what no effect claims.
             return;
@@ -219,8 +221,8 @@ impl Core {
         self.ledger.set_unplaced(self.ledger.unplaced() + 1);
         // A hello that stands in line for places may have fewer to come.
         self.room_appeared |= !self.rooms.is_empty();
-        self.ledger.add(self.domains[domain].scope, REFUSED_FD);
-        let ticket = self.ticket(Closing { domain, client: None, refused: true });
+        self.ledger.add(self.clients.scope_of_domain(domain), REFUSED_FD);
+        let ticket = self.closes(Closing { domain, client: None, refused: true });
         fx.list.push(Effect::CloseArrived { index, ticket, lane });
     }
 
@@ -242,7 +244,7 @@ impl Core {
             return;
         }
         let Closing { domain, client, refused } = self.closings.remove(ticket.0);
-        let of_domain = self.domains[domain].scope;
+        let of_domain = self.clients.scope_of_domain(domain);
         if refused {
             self.ledger.take(of_domain, REFUSED_FD);
         }
@@ -251,11 +253,13 @@ impl Core {
             self.room_appeared |= !self.rooms.is_empty();
             return self.forget_domain_if_unused(domain);
         };
-        self.domains[domain].closing -= 1;
-        let owner = self.clients.get_mut(number as usize).and_then(Option::as_deref_mut);
+        let of = self.clients.domain_mut(domain);
+        of.closing -= 1;
+        let is_slow = of.slow;
+        let owner = self.clients.find_mut(number);
         let owner = owner.filter(|owner| owner.serial == serial);
         let scope = owner.as_ref().map_or(of_domain, |owner| owner.scope);
-        self.ledger.take_coming(scope, self.domains[domain].slow, u64::from(!refused));
+        self.ledger.take_coming(scope, is_slow, u64::from(!refused));
         match owner {
             Some(owner) => {
                 owner.closing -= 1;
@@ -272,40 +276,12 @@ impl Core {
 
     /// Refused fds of a domain whose closes have not returned.
     pub(crate) fn refused_fds(&self, domain: u32) -> u64 {
-        self.ledger[self.domains[domain].scope].account.now(Resource::RefusedFds)
-    }
-
-    /// Drops a job that nothing is left of, requests of others that wait for its room included.
-    pub(crate) fn forget_job_if_unused(&mut self, number: u32) {
-        let job = &self.jobs[number];
-        let is_waited_for = !self.ledger[job.scope].blocked.is_empty();
-        if job.clients > 0 || job.orphans > 0 || is_waited_for {
-            return;
-        }
-        self.job_by_key.remove(&job.key);
-        let Job { scope, .. } = self.jobs.remove(number);
-        self.ledger.close(scope);
-        self.forget_full(scope);
-    }
-
-    /// Drops a domain that nothing is left of, requests of other domains that wait for its room included.
-    pub(crate) fn forget_domain_if_unused(&mut self, number: u32) {
-        let domain = &self.domains[number];
-        let scope = &self.ledger[domain.scope];
-        let unused = domain.clients == 0 && scope.blocked.is_empty();
-        if unused && scope.account.is_zero() {
-            assert!(domain.closing == 0 && domain.waiting.is_empty());
-            self.domain_by_key.remove(&domain.key);
-            self.ledger.take(ScopeId::NODE, DOMAIN);
-            let Domain { scope, .. } = self.domains.remove(number);
-            self.ledger.close(scope);
-            self.forget_full(scope);
-        }
+        self.ledger[self.clients.scope_of_domain(domain)].account.now(Resource::RefusedFds)
     }
 
     /// The error of an item whose owner is gone or silent; `None` while it may be waited for.
     pub(crate) fn owner_error(&self, owner: u32) -> Option<ErrorCode> {
-        let client = self.clients.get(owner as usize).and_then(Option::as_deref);
+        let client = self.clients.find(owner);
         match client {
             None => Some(ErrorCode::OwnerGone),
             Some(client) if client.gone => Some(ErrorCode::OwnerGone),

@@ -7,17 +7,9 @@ use crate::ledger::{Blocked, ScopeId};
 use crate::limits::{DRAIN_PAUSE_US, DRAINED_PER_STEP, RECLAIM_PAUSE_US};
 use crate::slots::NONE;
 use crate::state::State;
+use crate::timers::Chore;
 use fdbroker_protocol::admin::{ActOutcome, EventKind};
 use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH, Resource};
-
-/// A broker that is being drained.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Draining {
-    /// Clients ever connected when it began: later ones deposit nothing.
-    pub serials: u64,
-    /// When it is looked again at what can be given up.
-    pub next: Now,
-}
 
 impl Core {
     /// Whether the broker is being drained.
@@ -53,7 +45,7 @@ impl Core {
     }
 
     fn is_silent(&self, client: u32) -> bool {
-        let client = self.clients.get(client as usize).and_then(Option::as_deref);
+        let client = self.clients.find(client);
         client.is_some_and(|client| client.silent)
     }
 
@@ -84,21 +76,21 @@ impl Core {
         if draining == self.is_draining() {
             return;
         }
-        self.draining = draining.then_some(Draining { serials: self.serials, next: Now(0) });
+        self.draining = draining.then_some(self.clients.serials());
+        self.timers.set_chore(Chore::GiveUp, draining.then_some(Now(0)));
         self.note_of_node(if draining { EventKind::Drain } else { EventKind::Undrain });
     }
 
     /// Whether the client has come too late to deposit anything.
     pub(crate) fn is_turned_away(&mut self, client: u32) -> bool {
-        let Some(draining) = self.draining else { return false };
-        self.client_mut(client).serial > draining.serials
+        self.draining.is_some_and(|serials| self.clients[client].serial > serials)
     }
 
     /// While the broker is being drained: evicts what can be had again, and asks for leases; a portion at a time.
     pub(crate) fn give_up(&mut self, fx: &mut Effects) {
-        let Some(draining) = self.draining.filter(|draining| draining.next <= self.now) else {
+        if !self.timers.begin_chore(Chore::GiveUp, self.now) {
             return;
-        };
+        }
         let mut evicted = 0;
         while evicted < DRAINED_PER_STEP
             && let Some(slot) = self.victim(ScopeId::NODE)
@@ -117,7 +109,6 @@ impl Core {
             (DRAINED_PER_STEP, _) => 0,
             _ => RECLAIM_PAUSE_US,
         };
-        let next = Now(self.now.0.saturating_add(pause));
-        self.draining = Some(Draining { next, ..draining });
+        self.timers.set_chore(Chore::GiveUp, Some(self.now.after(pause)));
     }
 }

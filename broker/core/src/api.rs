@@ -16,6 +16,14 @@ use serde::{Deserialize, Serialize};
 )]
 pub struct Now(pub u64);
 
+impl Now {
+    /// So many us later.
+    #[must_use]
+    pub fn after(self, us: u64) -> Self {
+        Now(self.0.saturating_add(us))
+    }
+}
+
 /// A client's number: chosen by the daemon (its connection slot), free for another client after
 /// [`Effect::Forget`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

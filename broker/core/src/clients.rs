@@ -1,253 +1,538 @@
-//! Clients come and go: connect, hello, death, and the teardown of what they leave, in portions. Must
-//! never leave a charge behind.
+//! Clients, their domains and their jobs, each with its account in the ledger and found by its key. A domain or a job is
+//! here as long as clients, charges or waiting requests are of it. Must never count a client twice, or forget one that has
+//! something. The records go to a successor (`saved.rs`): another field, or another order, is another format of the daemon's
+//! handover.
 
-use crate::api::{ClientId, DomainKey, Effect, Effects, JobKey, Now, Peer};
+use std::collections::{BTreeSet, VecDeque};
+use std::ops::{Index, IndexMut};
+
+use crate::addresses::Addresses;
+use crate::api::{DomainKey, JobKey, OwnerKey};
 use crate::job_name::JobName;
-use crate::ledger::{Charge, ScopeId};
-use crate::limits::{FDS_PER_CONNECTION, TEARDOWN_PER_STEP};
-use crate::rooms::items_of;
-use crate::slots::NONE;
-use crate::state::{AllocationList, Client, Domain, Job};
-use crate::{Core, ErrorCode};
-use fdbroker_protocol::admin::EventKind;
-use fdbroker_protocol::{Resource, Scope, Status};
+use crate::ledger::{Charge, Ledger, ScopeId};
+use crate::limits::CLIENT_NUMBERS;
+use crate::lists::List;
+use crate::reclaim::Shelf;
+use crate::slots::{Flat, NONE, SavedSlots, Slots};
+use crate::work::visit;
+use fdbroker_protocol::{Resource, Scope};
+use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
+
+/// One connection.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Client {
+    /// Never that of another client, as the number may be.
+    pub serial: u64,
+    /// Its account in the ledger.
+    pub scope: ScopeId,
+    /// Its domain's number.
+    pub domain: u32,
+    /// Its job's number.
+    pub job: Option<u32>,
+    /// Its pid.
+    pub pid: u32,
+    /// What it is known by over connections and brokers.
+    pub key: OwnerKey,
+    /// Its group.
+    pub gid: u32,
+    /// Its other groups, sorted.
+    pub groups: Box<[u32]>,
+    /// Has said hello.
+    pub welcome: bool,
+    /// Its process or its socket has ended: nothing is addressed to it any more.
+    pub gone: bool,
+    /// Misses a recall.
+    pub silent: bool,
+    /// Recalls of its allocations that are overdue.
+    pub overdue: u32,
+    /// Has room for a message with fds.
+    pub sendable: bool,
+    /// Places reserved for its deposits.
+    pub credits: u64,
+    /// It has waited for one of them, and has not used it yet.
+    pub credit_waited_for: bool,
+    /// Credits that were taken back: it may not know yet.
+    pub credits_taken: u64,
+    /// Fds it holds by itself.
+    pub own_fds: u64,
+    /// The most fds that it wants to be held for it.
+    pub most_held: Option<u32>,
+    /// Its fds in the closers.
+    pub closing: u64,
+    /// Its allocations, ended ones included.
+    pub owned: List,
+    /// Its evictable allocations, in the order in which they became so.
+    pub lru: List,
+    /// Its leases, by [`Shelf`].
+    pub leases: [List; Shelf::COUNT],
+    /// Its leases to ask for.
+    pub reclaims: List,
+    /// It was asked for leases, and has given back none of them since.
+    pub keeps_asked: bool,
+    /// The number of its last activity among those of all clients.
+    pub act: u64,
+    /// Its allocations to recall.
+    pub recalls: List,
+    /// Its allocations whose drained notice is to be sent.
+    pub drained: List,
+    /// Its leases whose revoked notice is to be sent.
+    pub revoked: List,
+    /// Its live allocations by (device, address). At most its allocations.
+    pub by_base: Addresses,
+    /// Its parked requests. At most `max_parked_per_client`.
+    pub parked: Vec<u64>,
+    /// The queues of those that want its allocations and wait for something else.
+    pub interests: List,
+    /// Of these, how many are still to be told that it is silent.
+    pub interests_left: usize,
+}
+
+impl Client {
+    /// A new connection, whose account is still to be opened.
+    pub fn new(serial: u64, domain: u32, job: Option<u32>, pid: u32) -> Self {
+        Client { serial, domain, job, pid, sendable: true, ..Client::default() }
+    }
+}
+
+/// One isolation domain. Kept while it has clients or anything is charged to it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Domain {
+    /// Listener and uid.
+    pub key: DomainKey,
+    /// Its account in the ledger.
+    pub scope: ScopeId,
+    /// Clients connected or being torn down.
+    pub clients: u32,
+    /// Its fds in the closers.
+    pub closing: u64,
+    /// Its closes take long: the node does not wait for them.
+    pub slow: bool,
+    /// Requests of its clients that wait for room or a reader, by arrival; without those that a supplied fd waits for.
+    pub waiting: BTreeSet<u64>,
+    /// When it was last served, in the order of all domains.
+    pub turn: u64,
+    /// Where the scan of this number goes on in `waiting`.
+    pub looked: (u64, u64),
+}
+
+impl Domain {
+    /// One whose account is still to be opened.
+    pub fn new(key: DomainKey) -> Self {
+        Domain {
+            key,
+            scope: ScopeId::NODE,
+            clients: 0,
+            closing: 0,
+            slow: false,
+            waiting: BTreeSet::new(),
+            turn: 0,
+            looked: (0, 0),
+        }
+    }
+}
+
+/// One job of a domain. Stays while it has clients, or these have left kept allocations: whoever cleans up after it must
+/// find them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Job {
+    /// Its domain's and its own.
+    pub key: (DomainKey, JobKey),
+    /// For people.
+    pub name: JobName,
+    /// Its account in the ledger.
+    pub scope: ScopeId,
+    /// Clients connected or being torn down.
+    pub clients: u32,
+    /// Kept allocations whose owner was one of its clients, and is gone.
+    pub orphans: u32,
+}
+
+impl Job {
+    /// One whose account is still to be opened.
+    pub fn new(key: (DomainKey, JobKey), name: JobName) -> Self {
+        Job { key, name, scope: ScopeId::NODE, clients: 0, orphans: 0 }
+    }
+}
+
+/// Domains, jobs and clients as plain data.
+pub type SavedClients = (SavedSlots<Domain>, SavedSlots<Job>, Vec<Option<Box<Client>>>);
 
 /// What the node is charged with for each domain in use.
-pub(crate) const DOMAIN: Charge = Charge(Resource::Domains, 1);
+pub const DOMAIN: Charge = Charge(Resource::Domains, 1);
 
-/// What each client is charged with until nothing of it is left.
-pub(crate) const CONNECTION: Charge = Charge(Resource::Connections, 1);
+/// All of them.
+#[derive(Debug)]
+pub struct Clients {
+    /// By number; at most `max_clients`.
+    clients: Vec<Option<Box<Client>>>,
+    domains: Slots<Domain>,
+    domain_by_key: FxHashMap<DomainKey, u32>,
+    /// At most one per client, per kept allocation without an owner (capped: `kept_allocations`), and per parked request
+    /// that waits for room of it.
+    jobs: Slots<Job>,
+    job_by_key: FxHashMap<(DomainKey, JobKey), u32>,
+    /// Gone clients not yet torn down.
+    dying: VecDeque<u32>,
+    /// Clients ever connected.
+    serials: u64,
+    /// Acts of clients for themselves so far.
+    acts: u64,
+    /// How often a client came to have idle credits: the order in which they are taken back.
+    credits_given: u64,
+}
 
-/// And from when it is let in.
-pub(crate) const PLACES: Charge = Charge(Resource::TablePlaces, FDS_PER_CONNECTION);
+/// The client of a number that the state itself holds.
+impl Index<u32> for Clients {
+    type Output = Client;
 
-impl Core {
-    pub(crate) fn connect(&mut self, client: ClientId, peer: &Peer<'_>, fx: &mut Effects) {
-        let key = peer.domain;
-        let status = if client.0 >= self.config.max_clients {
-            let most = u64::from(self.config.max_clients);
-            Self::no_quota_limit(Resource::Connections, Scope::Node, most)
-        } else if self.is_refusing(key) {
-            let most = self.config.max_refused_per_domain.into();
-            Self::no_quota_limit(Resource::RefusedFds, Scope::Domain, most)
-        } else if let Some(status) = self.is_beyond_share(key) {
-            status
-        } else if let Some(domain) = self.domain(key) {
-            match self.take_in(client, peer, domain) {
-                Ok(()) => return,
-                Err(blocked) => blocked,
-            }
-        } else {
-            let most = u64::from(self.config.max_domains);
-            Self::no_quota_limit(Resource::Domains, Scope::Node, most)
-        };
-        self.count_refused_connection(peer.pid, key.uid, peer.job.map(|(job, _)| job), status);
-        fx.list.push(Effect::Disconnect { client, status });
-        // Nothing of it was ever kept.
-        fx.list.push(Effect::Forget { client });
+    fn index(&self, number: u32) -> &Client {
+        self.find(number).expect("numbers in the state are of clients")
+    }
+}
+
+impl IndexMut<u32> for Clients {
+    fn index_mut(&mut self, number: u32) -> &mut Client {
+        self.find_mut(number).expect("numbers in the state are of clients")
+    }
+}
+
+impl Clients {
+    /// Nobody.
+    pub fn new(max_domains: u32) -> Self {
+        Clients {
+            clients: Vec::new(),
+            domains: Slots::new(max_domains, 1, 0),
+            domain_by_key: FxHashMap::default(),
+            jobs: Slots::new(NONE, 1, 0),
+            job_by_key: FxHashMap::default(),
+            dying: VecDeque::new(),
+            serials: 0,
+            acts: 0,
+            credits_given: 0,
+        }
     }
 
-    /// Makes a client of a domain, or says which cap is in the way; then nothing of it is left.
-    fn take_in(&mut self, client: ClientId, peer: &Peer<'_>, domain: u32) -> Result<(), Status> {
-        let number = client.0 as usize;
-        if self.clients.len() <= number {
-            self.clients.resize_with(number + 1, || None);
+    // --- clients ------------------------------------------------------------------------------------
+
+    /// The client of a number, also a gone one; [`NONE`] is of nobody.
+    pub fn find(&self, number: u32) -> Option<&Client> {
+        visit(1);
+        self.clients.get(number as usize)?.as_deref()
+    }
+
+    /// The same.
+    pub fn find_mut(&mut self, number: u32) -> Option<&mut Client> {
+        visit(1);
+        self.clients.get_mut(number as usize)?.as_deref_mut()
+    }
+
+    /// Every client there is: as much work as there are.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &Client)> {
+        self.iter_from(0)
+    }
+
+    /// Those from a number on.
+    pub fn iter_from(&self, from: u32) -> impl Iterator<Item = (u32, &Client)> {
+        let all = (0..).zip(&self.clients).skip(from as usize);
+        all.filter_map(|(number, client)| {
+            visit(1);
+            Some((number, client.as_deref()?))
+        })
+    }
+
+    /// Their numbers: for the rare walk that changes them.
+    pub fn numbers(&self) -> Vec<u32> {
+        self.iter().map(|(number, _)| number).collect()
+    }
+
+    /// A new client, whose account is still to be opened. The number is of nobody.
+    pub fn insert(&mut self, number: u32, mut client: Client) {
+        let place = number as usize;
+        if self.clients.len() <= place {
+            self.clients.resize_with(place + 1, || None);
         }
-        assert!(self.clients[number].is_none(), "client {number} is connected already");
         self.serials += 1;
-        let job = peer.job.map(|(job, name)| self.job((peer.domain, job), name));
-        let mut record = Client::new(self.serials, domain, job, peer.pid);
-        record.gid = peer.gid;
-        record.groups = peer.groups.into();
-        record.groups.sort_unstable();
-        self.clients[number] = Some(Box::new(record));
-        self.open_client(client.0);
-        if let Err(blocked) = self.charge(client.0, CONNECTION) {
-            let status = self.no_quota(blocked);
-            self.close_client(client.0);
-            return Err(status);
-        }
-        Ok(())
+        client.serial = self.serials;
+        let former = self.clients[place].replace(Box::new(client));
+        assert!(former.is_none(), "client {number} is connected already");
     }
 
     /// Opens the account of a client, and counts it with its domain and its job.
-    pub(crate) fn open_client(&mut self, number: u32) {
-        let Client { domain, job, most_held, .. } = *self.client_mut(number);
+    pub fn open(&mut self, number: u32, ledger: &mut Ledger) {
+        let Client { domain, job, most_held, .. } = self[number];
         let domain = &mut self.domains[domain];
         domain.clients += 1;
-        let job = job.map(|job| &mut self.jobs[job]);
         let parent = job.map_or(domain.scope, |job| {
+            let job = &mut self.jobs[job];
             job.clients += 1;
             job.scope
         });
-        let scope = self.ledger.open(Scope::Client, number, parent);
-        self.client_mut(number).scope = scope;
+        let scope = ledger.open(Scope::Client, number, parent);
+        self[number].scope = scope;
         if let Some(fds) = most_held {
-            self.ledger.bound_held(scope, fds.into());
+            ledger.bound_held(scope, fds.into());
         }
     }
 
-    /// Closes the account of a client, and counts it no longer with its domain and its job.
-    fn close_client(&mut self, number: u32) {
-        let client = self.clients[number as usize].take().expect("looked at just now");
-        self.ledger.leave_coming(client.scope);
-        self.ledger.close(client.scope);
-        self.forget_full(client.scope);
+    /// Closes the account of a client, and counts it no longer with its domain and its job, which may be unused now.
+    pub fn close(&mut self, number: u32, ledger: &mut Ledger) -> Client {
+        let client = self.clients[number as usize].take().expect("it was connected");
+        ledger.leave_coming(client.scope);
+        ledger.close(client.scope);
         self.domains[client.domain].clients -= 1;
         if let Some(job) = client.job {
             self.jobs[job].clients -= 1;
-            self.forget_job_if_unused(job);
         }
-        self.forget_domain_if_unused(client.domain);
+        *client
     }
 
-    /// Why the domain may not have another connection, though there is room: that is for others.
-    fn is_beyond_share(&self, key: DomainKey) -> Option<Status> {
-        let domain = *self.domain_by_key.get(&key)?;
-        let scope = self.domains[domain].scope;
-        let now = self.ledger[scope].account.now(Resource::Connections);
-        let is_beyond = self.share_of_connections(domain) == 0
-            && self.ledger[ScopeId::NODE].account.now(Resource::Connections)
-                < self.ledger.caps().node.connections;
-        is_beyond.then(|| Self::no_quota_limit(Resource::Connections, Scope::Domain, now))
+    /// Clients ever connected.
+    pub fn serials(&self) -> u64 {
+        self.serials
     }
 
-    /// Whether too many refused fds of the domain are still to be closed.
-    fn is_refusing(&self, key: DomainKey) -> bool {
-        let most = u64::from(self.config.max_refused_per_domain);
-        let number = self.domain_by_key.get(&key);
-        number.is_some_and(|number| self.refused_fds(*number) > most)
+    /// The number of the next act of a client for itself.
+    pub fn next_act(&mut self) -> u64 {
+        self.acts += 1;
+        self.acts
     }
 
-    pub(crate) fn domain(&mut self, key: DomainKey) -> Option<u32> {
-        if let Some(number) = self.domain_by_key.get(&key) {
-            return Some(*number);
+    /// Acts so far.
+    pub fn acts(&self) -> u64 {
+        self.acts
+    }
+
+    /// The place behind all clients with idle credits.
+    pub fn next_creditor(&mut self) -> u64 {
+        self.credits_given += 1;
+        self.credits_given
+    }
+
+    /// A gone client is to be torn down.
+    pub fn bury(&mut self, number: u32) {
+        self.dying.push_back(number);
+    }
+
+    /// The client to be torn down next.
+    pub fn next_dying(&self) -> Option<u32> {
+        self.dying.front().copied()
+    }
+
+    /// It has been torn down.
+    pub fn end_dying(&mut self) {
+        self.dying.pop_front();
+    }
+
+    /// All that are to be torn down, in their turn.
+    pub fn dying(&self) -> &VecDeque<u32> {
+        &self.dying
+    }
+
+    // --- domains ------------------------------------------------------------------------------------
+
+    /// A domain of which something is left.
+    pub fn domain(&self, number: u32) -> &Domain {
+        &self.domains[number]
+    }
+
+    /// The same.
+    pub fn domain_mut(&mut self, number: u32) -> &mut Domain {
+        &mut self.domains[number]
+    }
+
+    /// Its key.
+    pub fn domain_key(&self, number: u32) -> DomainKey {
+        self.domains[number].key
+    }
+
+    /// Its account.
+    pub fn scope_of_domain(&self, number: u32) -> ScopeId {
+        self.domains[number].scope
+    }
+
+    /// All domains from a number on.
+    pub fn domains(&self, from: u32) -> impl Iterator<Item = (u32, &Domain)> {
+        self.domains.iter_from(from)
+    }
+
+    /// Whether there is a domain of this number.
+    pub fn is_domain(&self, number: u32) -> bool {
+        self.domains.is_full(number)
+    }
+
+    /// The number of the domain of a key.
+    pub fn find_domain(&self, key: DomainKey) -> Option<u32> {
+        self.domain_by_key.get(&key).copied()
+    }
+
+    /// The same, or of a new one with this turn; `None`: there are as many as there may be.
+    pub fn domain_of(
+        &mut self,
+        key: DomainKey,
+        ledger: &mut Ledger,
+        turn: impl FnOnce() -> u64,
+    ) -> Option<u32> {
+        if let Some(number) = self.find_domain(key) {
+            return Some(number);
         }
-        let mut domain = Domain::new(key);
-        domain.turn = self.rooms.last_turn();
-        let (number, _) = self.domains.insert(domain)?;
-        self.open_domain(number);
-        self.ledger.add(ScopeId::NODE, DOMAIN);
+        let (number, _) = self.domains.insert(Domain { turn: turn(), ..Domain::new(key) })?;
+        self.open_domain(number, ledger);
+        ledger.add(ScopeId::NODE, DOMAIN);
         Some(number)
     }
 
     /// Opens the account of a domain, and has it found by its key; `false`: another one is found by it.
-    pub(crate) fn open_domain(&mut self, number: u32) -> bool {
+    fn open_domain(&mut self, number: u32, ledger: &mut Ledger) -> bool {
         let domain = &mut self.domains[number];
-        domain.scope = self.ledger.open(Scope::Domain, number, ScopeId::NODE);
+        domain.scope = ledger.open(Scope::Domain, number, ScopeId::NODE);
         self.domain_by_key.insert(domain.key, number).is_none()
     }
 
-    pub(crate) fn job(&mut self, key: (DomainKey, JobKey), name: JobName) -> u32 {
-        if let Some(number) = self.job_by_key.get(&key) {
-            return *number;
+    /// Drops a domain that nothing is left of, requests of other domains that wait for its room included; its scope then.
+    pub fn forget_domain_if_unused(&mut self, number: u32, ledger: &mut Ledger) -> Option<ScopeId> {
+        let domain = &self.domains[number];
+        let scope = &ledger[domain.scope];
+        if domain.clients > 0 || !scope.blocked.is_empty() || !scope.account.is_zero() {
+            return None;
+        }
+        let Domain { key, scope, closing, waiting, .. } = self.domains.remove(number);
+        assert!(closing == 0 && waiting.is_empty());
+        self.domain_by_key.remove(&key);
+        ledger.take(ScopeId::NODE, DOMAIN);
+        ledger.close(scope);
+        Some(scope)
+    }
+
+    // --- jobs ---------------------------------------------------------------------------------------
+
+    /// A job of which something is left.
+    pub fn job(&self, number: u32) -> &Job {
+        &self.jobs[number]
+    }
+
+    /// Its own key.
+    pub fn job_key(&self, number: u32) -> JobKey {
+        self.jobs[number].key.1
+    }
+
+    /// All jobs from a number on.
+    pub fn jobs(&self, from: u32) -> impl Iterator<Item = (u32, &Job)> {
+        self.jobs.iter_from(from)
+    }
+
+    /// How many jobs there are.
+    pub fn count_of_jobs(&self) -> usize {
+        self.jobs.len()
+    }
+
+    /// Whether there is a job of this number, and its domain is that one.
+    pub fn is_job_of(&self, job: u32, domain: u32) -> bool {
+        self.jobs.is_full(job) && self.jobs[job].key.0 == self.domains[domain].key
+    }
+
+    /// The number of the job of a key.
+    pub fn find_job(&self, key: (DomainKey, JobKey)) -> Option<u32> {
+        self.job_by_key.get(&key).copied()
+    }
+
+    /// The same, or of a new one. Its domain is there.
+    pub fn job_of(&mut self, key: (DomainKey, JobKey), name: JobName, ledger: &mut Ledger) -> u32 {
+        if let Some(number) = self.find_job(key) {
+            return number;
         }
         let (number, _) = self.jobs.insert(Job::new(key, name)).expect("jobs are fewer than slots");
-        self.open_job(number);
+        self.open_job(number, ledger);
         number
     }
 
     /// Opens the account of a job whose domain has one, and has it found by its key; `false`: another one is found by it.
-    pub(crate) fn open_job(&mut self, number: u32) -> bool {
+    fn open_job(&mut self, number: u32, ledger: &mut Ledger) -> bool {
         let job = &mut self.jobs[number];
         let domain = self.domains[self.domain_by_key[&job.key.0]].scope;
-        job.scope = self.ledger.open(Scope::Job, number, domain);
+        job.scope = ledger.open(Scope::Job, number, domain);
         self.job_by_key.insert(job.key, number).is_none()
     }
 
-    pub(crate) fn sendable(&mut self, client: ClientId, sendable: bool) {
-        let Some(record) = self.client(client) else { return };
-        record.sendable = sendable;
-        let parked = record.parked.clone();
-        if sendable {
-            self.room_appeared |= !self.rooms.is_empty() && !parked.is_empty();
-        } else {
-            // Its turn may not come for long: it must not stand before others.
-            parked.into_iter().for_each(|seq| self.wait_for_reader(seq));
-        }
+    /// A client of the job has left a kept allocation.
+    pub fn add_orphan(&mut self, job: u32) {
+        self.jobs[job].orphans += 1;
     }
 
-    pub(crate) fn gone(&mut self, client: ClientId) {
-        let Some(record) = self.client(client) else { return };
-        let was_welcome = record.welcome;
-        record.gone = true;
-        let parked = record.parked.clone();
-        let (own, credits) = (std::mem::take(&mut record.own_fds), record.credits);
-        parked.into_iter().for_each(|seq| self.stand_down(seq));
-        if was_welcome {
-            self.note_of_client(EventKind::Gone, client.0, Status::OK);
-        }
-        self.release_charge(client.0, Charge(Resource::OwnFds, own));
-        self.set_credits(client.0, 0, false);
-        self.release_charge(client.0, Charge(Resource::ReservedPlaces, credits));
-        self.ask_no_more(client.0);
-        self.dying.push_back(client.0);
+    /// The allocation has another owner, or has ended.
+    pub fn take_orphan(&mut self, job: u32) {
+        self.jobs[job].orphans -= 1;
     }
 
-    /// Ends what gone clients had, a bounded number of parked items, leases and allocations at a time.
-    pub(crate) fn tear_down(&mut self, now: Now, fx: &mut Effects) {
-        let mut left = TEARDOWN_PER_STEP;
-        while let Some(number) = self.dying.front().copied() {
-            while left > 0
-                && let Some(seq) = self.client_mut(number).parked.last().copied()
-            {
-                let items = self.unpark(seq).map_or(0, |parked| items_of(&parked.wish).1);
-                left = left.saturating_sub(usize::try_from(items).unwrap_or(left).max(1));
-            }
-            while left > 0
-                && let Some(lease) = self.any_lease(number)
-            {
-                self.end_lease(lease);
-                left -= 1;
-            }
-            while left > 0
-                && let Some(slot) = self.client_mut(number).owned.first()
-            {
-                self.disown(now, number, slot, fx);
-                left -= 1;
-            }
-            if left == 0 {
-                return;
-            }
-            self.dying.pop_front();
-            self.forget(number, fx);
+    /// Drops a job that nothing is left of, requests of others that wait for its room included; its scope then.
+    pub fn forget_job_if_unused(&mut self, number: u32, ledger: &mut Ledger) -> Option<ScopeId> {
+        let job = &self.jobs[number];
+        if job.clients > 0 || job.orphans > 0 || !ledger[job.scope].blocked.is_empty() {
+            return None;
         }
+        let Job { key, scope, .. } = self.jobs.remove(number);
+        self.job_by_key.remove(&key);
+        ledger.close(scope);
+        Some(scope)
     }
 
-    /// Ends an allocation of a gone owner and takes it off the owner's record; a kept one lives on without it.
-    fn disown(&mut self, now: Now, owner: u32, slot: u32, fx: &mut Effects) {
-        if self.outlives_owner(slot) {
-            return self.orphan(now, slot);
-        }
-        if self.allocations[slot].is_live() {
-            self.end(slot, ErrorCode::OwnerGone, fx);
-        } else if self.allocations[slot].drained {
-            self.unlink(slot, AllocationList::Event);
-        }
-        self.unlink(slot, AllocationList::Owned);
-        self.leave_to_domain(owner, Charge(Resource::Allocations, 1));
-        self.allocations[slot].owner = NONE;
-        if self.allocations[slot].leases.is_empty() {
-            self.free_allocation(slot);
-        }
+    // --- what a successor gets ----------------------------------------------------------------------
+
+    /// The domains of which clients or allocations are, the jobs and the clients.
+    pub fn save(&self, is_used: impl Fn(&Domain) -> bool) -> SavedClients {
+        let flat = |client: &Option<Box<Client>>| Some(Box::new(client.as_deref()?.flat()));
+        let clients = self.clients.iter().map(flat).collect();
+        (self.domains.save(is_used), self.jobs.save(|_| true), clients)
     }
 
-    /// Forgets a gone client that has been torn down. Its fds in the closers are its domain's from now on:
-    /// one of them may hang for ever.
-    fn forget(&mut self, number: u32, fx: &mut Effects) {
-        let closing = std::mem::take(&mut self.client_mut(number).closing);
-        self.leave_to_domain(number, Charge(Resource::HeldFds, closing));
-        self.release_charge(number, CONNECTION);
-        if self.client_mut(number).welcome {
-            self.release_charge(number, PLACES);
+    /// These again, with the accounts of domains and jobs open; those of clients are still to be opened. `Err`: what
+    /// contradicts itself, and at which number.
+    pub fn restore(
+        max_domains: u32,
+        serials: u64,
+        (domains, jobs, clients): SavedClients,
+        dying: VecDeque<u32>,
+        ledger: &mut Ledger,
+    ) -> Result<Self, (&'static str, u64)> {
+        // Those there are stay, whatever the new limit.
+        let most = max_domains.max(domains.slots());
+        let mut new = Clients { serials, dying, ..Clients::new(max_domains) };
+        new.domains = Slots::restore(most, 0, domains)?;
+        for number in new.domains.full() {
+            if !new.open_domain(number, ledger) {
+                return Err(("two domains of one uid", number.into()));
+            }
         }
-        let client = self.client_mut(number);
-        assert!(client.lru.is_empty() && client.recalls.is_empty() && client.drained.is_empty());
-        assert!(client.revoked.is_empty() && client.reclaims.is_empty());
-        assert!(client.by_base.is_empty() && client.parked.is_empty());
-        assert!(client.interests.is_empty());
-        self.room_appeared |= !self.rooms.is_empty();
-        self.close_client(number);
-        fx.list.push(Effect::Forget { client: ClientId(number) });
+        new.jobs = Slots::restore(NONE, 0, jobs)?;
+        for number in new.jobs.full() {
+            if new.find_domain(new.jobs[number].key.0).is_none() {
+                return Err(("job's domain", number.into()));
+            }
+            if !new.open_job(number, ledger) {
+                return Err(("two jobs of one key", number.into()));
+            }
+        }
+        if clients.len() > CLIENT_NUMBERS as usize {
+            return Err(("clients", clients.len() as u64));
+        }
+        let flat = |client: Box<Client>| Box::new(client.flat());
+        new.clients = clients.into_iter().map(|client| client.map(flat)).collect();
+        Ok(new)
+    }
+
+    /// Asserts that domains and jobs are found by their keys, and that each job counts its clients.
+    pub fn check(&self) {
+        for (number, domain) in self.domains.iter_from(0) {
+            assert_eq!(self.find_domain(domain.key), Some(number));
+            let count = self.iter().filter(|(_, client)| client.domain == number).count();
+            assert_eq!(domain.clients as usize, count, "invariant 3: domain {:?}", domain.key);
+        }
+        for (number, job) in self.jobs.iter_from(0) {
+            assert_eq!(self.find_job(job.key), Some(number));
+            let count = self.iter().filter(|(_, client)| client.job == Some(number)).count();
+            assert_eq!(job.clients as usize, count, "invariant 3: job {:?}", job.key);
+        }
+        let found = (self.domain_by_key.len(), self.job_by_key.len());
+        assert_eq!(found, (self.domains.len(), self.jobs.len()), "found by their keys");
     }
 }

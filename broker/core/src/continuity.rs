@@ -12,7 +12,8 @@ use crate::api::{
 use crate::config::ConfigError;
 use crate::limits::{RESERVED_ENDS_PER_STEP, RESERVED_LOOKS_PER_STEP, SLOTS_BEFORE_REUSE};
 use crate::slots::{NONE, Slots};
-use crate::state::{Allocation, Orphan, State, Timer};
+use crate::state::{Allocation, Orphan, State};
+use crate::timers::Timer;
 use fdbroker_protocol::{AllocationId, ErrorCode, MemoryKind};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
@@ -284,9 +285,9 @@ impl Core {
             core.caps_changed(*core.ledger.caps());
         }
         if !core.continuity.is_empty() {
-            let until = Now(now.0.saturating_add(core.config.grace_us));
+            let until = now.after(core.config.grace_us);
             core.continuity.set_grace(Grace::Until(until));
-            core.timers.insert((until, Timer::Grace));
+            core.timers.set(until, Timer::Grace);
         }
         core.assert_invariants();
         Ok(core)
@@ -320,7 +321,7 @@ impl Core {
             return Err(wrong("is not one of the former generation page"));
         }
         let domain = self.allocations[id.slot].domain;
-        if self.domains[domain].key != *key {
+        if self.clients.domain_key(domain) != *key {
             return Err(wrong("was another domain's"));
         }
         self.allocations[id.slot] = Allocation::new(deposit, NONE, domain, State::Resident);
@@ -329,8 +330,9 @@ impl Core {
         }
         self.held_now += 1;
         self.pin(id.slot, deposit.file, 0);
-        let until = Now(now.0.saturating_add(self.config.keep_ttl_us));
-        let job = job.map(|(job, name)| self.job((*key, job), name));
+        let until = now.after(self.config.keep_ttl_us);
+        let Core { clients, ledger, .. } = self;
+        let job = job.map(|(job, name)| clients.job_of((*key, job), name, ledger));
         self.add_orphan(id.slot, Orphan { until, gid: *gid, job });
         Ok(())
     }
@@ -338,9 +340,9 @@ impl Core {
     /// What to remember of the live allocation in a slot, for a broker after a crash.
     pub fn record(&self, slot: u32) -> Option<(AllocationId, Record)> {
         let allocation = self.allocations.is_full(slot).then(|| &self.allocations[slot])?;
-        let owner = self.clients.get(allocation.owner as usize).and_then(Option::as_deref);
+        let owner = self.clients.find(allocation.owner);
         let record = Record {
-            domain: self.domains[allocation.domain].key,
+            domain: self.clients.domain_key(allocation.domain),
             gid: self.gid_of(slot)?,
             share: allocation.traits.share(),
             recallable: allocation.traits.is_recallable(),
@@ -392,8 +394,8 @@ impl Core {
     pub(crate) fn lingers(&self, slot: u32) -> bool {
         let is_former = self.allocations.generation(slot) < self.config.first_generation;
         let is_time = matches!(self.continuity.grace(), Grace::Until(_));
-        let owner = self.clients.get(self.allocations[slot].owner as usize);
-        let is_owned = owner.and_then(Option::as_deref).is_some_and(|owner| !owner.gone);
+        let owner = self.clients.find(self.allocations[slot].owner);
+        let is_owned = owner.is_some_and(|owner| !owner.gone);
         self.continuity.has(slot) || is_owned && is_former && is_time
     }
 
@@ -408,7 +410,7 @@ impl Core {
     pub(crate) fn complete(&mut self, client: ClientId) {
         let record = self.client_mut(client.0);
         let (domain, gid, key) = (record.domain, record.gid, record.key);
-        let domain = self.domains[domain].key;
+        let domain = self.clients.domain_key(domain);
         if key != OwnerKey::default() {
             self.continuity.complete(FormerOwner { domain, gid, key });
         }

@@ -16,8 +16,7 @@ fn places(count: u64) -> Charge {
 impl Core {
     /// The credits of a client change, and with them its idle ones; it is charged for them already.
     pub(crate) fn set_credits(&mut self, number: u32, credits: u64, is_waited_for: bool) {
-        self.credits_given += 1;
-        let place = self.credits_given;
+        let place = self.clients.next_creditor();
         let record = self.client_mut(number);
         (record.credits, record.credit_waited_for) = (credits, is_waited_for);
         let (scope, idle) = (record.scope, credits - u64::from(is_waited_for));

@@ -5,6 +5,7 @@ use crate::Core;
 use crate::api::{CapsOfScopes, Effects, Now};
 use crate::ledger::{Blocked, ScopeId};
 use crate::limits::{DRAIN_PAUSE_US, EVICTIONS_PER_STEP, RECLAIM_LOOKS, SCOPES_DRAINED_PER_STEP};
+use crate::timers::Chore;
 use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{Resource, Scope};
 
@@ -27,23 +28,23 @@ impl Core {
     /// What is above its cap stays until it is given back, and never grows.
     pub(crate) fn caps_changed(&mut self, caps: CapsOfScopes) {
         self.ledger.set_caps(caps);
-        self.drain_at = Some(Now(0));
+        self.timers.set_chore(Chore::Drain, Some(Now(0)));
         // Those that were raised.
         self.room_appeared |= !self.rooms.is_empty();
     }
 
     /// Something has grown; accounts that are above their caps now are brought down.
     pub(crate) fn drain_soon(&mut self, is_above: bool) {
-        if is_above && self.drain_at.is_none() {
-            self.drain_at = Some(Now(0));
+        if is_above && self.timers.chore(Chore::Drain).is_none() {
+            self.timers.set_chore(Chore::Drain, Some(Now(0)));
         }
     }
 
     /// Brings accounts above their caps down, as far as is possible now, a portion at a time; again after a pause while one
     /// is above. The narrowest scopes first: what they give up is room in the wider ones, too.
     pub(crate) fn drain(&mut self, fx: &mut Effects) {
-        if self.drain_from.is_none() && self.drain_at.is_some_and(|at| at <= self.now) {
-            (self.drain_from, self.drain_at) = (Some((0, 0)), None);
+        if self.drain_from.is_none() && self.timers.begin_chore(Chore::Drain, self.now) {
+            self.drain_from = Some((0, 0));
         }
         let Some((mut kind, mut from)) = self.drain_from.take() else { return };
         let mut looks = SCOPES_DRAINED_PER_STEP;
@@ -67,7 +68,8 @@ impl Core {
             let excess = self.excess(scope, resource);
             if excess > 0 && left > 0 {
                 left -= self.drain_one(Blocked { resource, scope }, excess, left, fx);
-                self.drain_at = Some(Now(self.now.0.saturating_add(DRAIN_PAUSE_US)));
+                let again = self.now.after(DRAIN_PAUSE_US);
+                self.timers.set_chore(Chore::Drain, Some(again));
             }
         }
         left

@@ -37,14 +37,13 @@ impl Core {
             return ErrorCode::NotPermitted.into();
         }
         let is_last = allocation.registrations == 1;
-        if is_last && self.ends_left == 0 {
+        if is_last && !self.allowances.ends.take() {
             return ErrorCode::Again.into();
         }
         self.allocations[id.slot].registrations -= 1;
         if !is_last {
             return Status::OK;
         }
-        self.ends_left -= 1;
         self.end(id.slot, ErrorCode::Stale, fx);
         if !self.allocations[id.slot].leases.is_empty() || self.lingers(id.slot) {
             return Status::OK;
@@ -108,17 +107,20 @@ impl Core {
     /// Charges holders of ended allocations for the memory, and has them told: so many leases at a time, and of each
     /// domain's allocations in turn.
     pub(crate) fn sweep_ended(&mut self) {
-        while self.sweeps_left > 0
+        while !self.allowances.sweeps.is_used_up()
             && let Some(slot) = self.ending.first()
         {
-            for _ in 0..LEASES_SWEPT_PER_TURN.min(self.sweeps_left) {
+            for _ in 0..LEASES_SWEPT_PER_TURN {
+                if self.allowances.sweeps.is_used_up() {
+                    break;
+                }
                 // Those that were swept have gone to the end of the list.
                 let next = self.allocations[slot].leases.first();
                 let Some(lease) = next.filter(|lease| !self.leases[*lease].ended) else {
                     self.leave_ending(slot);
                     break;
                 };
-                self.sweeps_left -= 1;
+                self.allowances.sweeps.take();
                 self.sweep_lease(lease);
             }
             self.ending.end_turn();
@@ -215,9 +217,6 @@ impl Core {
         }
         // Who asks for it hears of this end until the slot is used again.
         self.allocations.remove_noting(slot, code as u16);
-        match owner {
-            NONE => self.release_domain_charge(domain, Charge(Resource::Allocations, 1)),
-            owner => self.release_charge(owner, Charge(Resource::Allocations, 1)),
-        }
+        self.release_from(owner, domain, Charge(Resource::Allocations, 1));
     }
 }

@@ -107,7 +107,7 @@ impl Core {
             return;
         }
         let number = self.domain_of_parked(seq);
-        let domain = &mut self.domains[number];
+        let domain = self.clients.domain_mut(number);
         if domain.waiting.is_empty() {
             self.rooms.turns.insert((domain.turn, number));
         }
@@ -120,7 +120,7 @@ impl Core {
             self.rooms.supplied.remove(&self.place_among_supplied(seq))
         } else {
             let number = self.domain_of_parked(seq);
-            let domain = &mut self.domains[number];
+            let domain = self.clients.domain_mut(number);
             let was_there = domain.waiting.remove(&seq);
             if was_there && domain.waiting.is_empty() {
                 self.rooms.turns.remove(&(domain.turn, number));
@@ -143,7 +143,7 @@ impl Core {
     /// The domain has had its turn: the others come before it.
     fn end_turn(&mut self, number: u32) {
         let turn = self.rooms.last_turn();
-        let domain = &mut self.domains[number];
+        let domain = self.clients.domain_mut(number);
         let former = std::mem::replace(&mut domain.turn, turn);
         if self.rooms.turns.remove(&(former, number)) {
             self.rooms.turns.insert((turn, number));
@@ -223,11 +223,11 @@ impl Core {
         fx: &mut Effects,
     ) -> (usize, Turns) {
         for looked in 1..=allowed {
-            let (scan, from) = self.domains[number].looked;
+            let (scan, from) = self.clients.domain(number).looked;
             let from = if scan == self.scans { from } else { 0 };
-            let next = self.domains[number].waiting.range(from..).next().copied();
+            let next = self.clients.domain(number).waiting.range(from..).next().copied();
             let Some(seq) = next else { return (looked, Turns::Over) };
-            self.domains[number].looked = (self.scans, seq + 1);
+            self.clients.domain_mut(number).looked = (self.scans, seq + 1);
             match self.look(now, seq, fx) {
                 Look::Stop => return (looked, Turns::Stop),
                 Look::Served => {
@@ -304,14 +304,14 @@ impl Core {
     pub(crate) fn check_turns(&self) {
         let mut len = self.rooms.supplied.len();
         let mut turns = BTreeSet::new();
-        for (number, domain) in self.domains.iter_from(0) {
+        for (number, domain) in self.clients.domains(0) {
             len += domain.waiting.len();
             if !domain.waiting.is_empty() {
                 turns.insert((domain.turn, number));
             }
             for seq in &domain.waiting {
-                let client = self.parked[seq].client.0 as usize;
-                let of = self.clients[client].as_deref().map(|client| client.domain);
+                let client = self.parked[seq].client.0;
+                let of = self.clients.find(client).map(|client| client.domain);
                 assert_eq!(of, Some(number), "request {seq} waits in another domain");
             }
         }
@@ -321,12 +321,11 @@ impl Core {
     /// Whether a parked request is among those that wait for room or a reader.
     pub(crate) fn is_in_turns(&self, seq: u64) -> bool {
         let parked = &self.parked[&seq];
-        let client = self.clients[parked.client.0 as usize].as_deref();
+        let client = self.clients.find(parked.client.0);
         match parked.supplied {
             true => self.rooms.supplied.contains(&self.place_among_supplied(seq)),
-            false => {
-                client.is_some_and(|client| self.domains[client.domain].waiting.contains(&seq))
-            }
+            false => client
+                .is_some_and(|client| self.clients.domain(client.domain).waiting.contains(&seq)),
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::api::{File, FileId};
 use crate::ledger::{Blocked, Charge, ScopeId};
 use crate::lists::{Link, List, Nodes};
 use crate::slots::{NONE, Slots};
-use crate::state::State;
+use crate::state::{Allocation, State};
 use fdbroker_protocol::{Resource, Scope};
 
 /// Unit of what an allocation remembers of its file while it is not held, bytes.
@@ -208,9 +208,9 @@ impl Core {
 
     /// The fd of an allocation is held no more.
     pub(crate) fn let_go(&mut self, slot: u32) {
-        let (stake, size) = (self.allocations[slot].file, self.allocations[slot].size_bytes);
+        let Allocation { owner, domain, file: stake, size_bytes, .. } = self.allocations[slot];
         if stake == NONE {
-            return self.release_allocation_charge(slot, Charge(Resource::HeldBytes, size));
+            return self.release_from(owner, domain, Charge(Resource::HeldBytes, size_bytes));
         }
         let file = self.files.stakes[stake].file;
         self.allocations[slot].file = pages(self.files.files[file].bytes);
@@ -319,10 +319,7 @@ impl Core {
         match self.files.first_owner(file) {
             None => {
                 self.files.remove(file);
-                match former {
-                    NONE => self.release_domain_charge(domain, charge),
-                    former => self.release_charge(former, charge),
-                }
+                self.release_from(former, domain, charge);
             }
             Some(next) if next != former => {
                 let [former, next] = [former, next].map(|owner| self.payer(owner, domain));

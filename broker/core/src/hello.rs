@@ -5,7 +5,7 @@
 use crate::Core;
 use crate::acquire::Turn;
 use crate::api::{ClientId, Effect, Effects, Now, RequestId};
-use crate::clients::PLACES;
+use crate::connect::PLACES;
 use crate::ledger::{Blocked, Charge, SHARE_OF_FDS, ScopeId};
 use crate::limits::{HELLO_IN_LINE_FDS, IDLE_FDS_KEPT};
 use crate::state::{Parked, Wait, Wish};

@@ -1,16 +1,15 @@
 //! The invariants, asserted: cheaply after every step, and whole on demand. Must never change anything.
 
 use crate::Core;
-use crate::clients::{CONNECTION, PLACES};
+use crate::connect::{CONNECTION, PLACES};
 use crate::continuity::Grace;
 use crate::leases::lease_charge;
 use crate::ledger::{Charge, LEASE_KINDS, Ledger, ScopeId};
 use crate::recall::PROMISED_LEASE;
 use crate::rooms::items_of;
 use crate::slots::NONE;
-use crate::state::{
-    AllocationLinks, AllocationList, Client, LeaseLinks, LeaseList, State, Timer, Wait, Wish,
-};
+use crate::state::{AllocationLinks, AllocationList, LeaseLinks, LeaseList, State, Wait, Wish};
+use crate::timers::Timer;
 use crate::waiting::Fate;
 use fdbroker_protocol::{Resource, Scope};
 
@@ -89,19 +88,19 @@ impl Core {
             }
         }
         for (_, closing) in self.closings.iter_from(0) {
-            let domain = &self.domains[closing.domain];
+            let domain = self.clients.domain(closing.domain);
             right.add(domain.scope, Charge(Resource::RefusedFds, closing.refused.into()));
             let Some((number, serial)) = closing.client else {
                 refused += 1;
                 continue;
             };
-            let client = self.clients.get(number as usize).and_then(Option::as_deref);
+            let client = self.clients.find(number);
             let client = client.filter(|client| client.serial == serial);
             let scope = client.map_or(domain.scope, |client| client.scope);
             right.add(scope, Charge(Resource::HeldFds, 1));
             right.add_coming(scope, domain.slow, u64::from(!closing.refused));
         }
-        for (_, client) in self.all_clients() {
+        for (_, client) in self.clients.iter() {
             right.add(client.scope, Charge(Resource::ReservedPlaces, client.credits));
             right.add(client.scope, Charge(Resource::OwnFds, client.own_fds));
             right.add(client.scope, CONNECTION);
@@ -112,7 +111,7 @@ impl Core {
                 right.add(client.scope, items_of(&self.parked[seq].wish));
             }
         }
-        right.add(ScopeId::NODE, Charge(Resource::Domains, self.domains.len() as u64));
+        right.add(ScopeId::NODE, Charge(Resource::Domains, self.clients.domains(0).count() as u64));
         right.set_unplaced(refused);
         assert_eq!(unswept, self.leases_ending, "leases that a sweep is still to come to");
         assert_eq!(held, self.held_now, "invariant 4: fds held");
@@ -120,7 +119,7 @@ impl Core {
 
     /// What a successor would refuse must never be there; and what is without an owner waits for one, or for its end.
     fn check_records(&self) {
-        for (number, client) in self.all_clients() {
+        for (number, client) in self.clients.iter() {
             self.check_client(number, client).expect("a sound client");
         }
         let (mut orphans, mut reserved) = (0, 0);
@@ -133,7 +132,7 @@ impl Core {
             }
             if let Some(orphan) = orphan {
                 let timer = Timer::Keep(slot, self.allocations.generation(slot));
-                let has_timer = self.timers.contains(&(orphan.until, timer));
+                let has_timer = self.timers.has(orphan.until, timer);
                 assert!(has_timer, "slot {slot} is kept for ever");
                 orphans += 1;
             }
@@ -141,29 +140,24 @@ impl Core {
         assert_eq!((orphans, reserved), (self.orphans.len(), self.reserved()), "ownerless slots");
         match self.continuity.grace() {
             Grace::None => assert_eq!(reserved, 0, "slots are reserved for ever"),
-            Grace::Until(at) => assert!(self.timers.contains(&(at, Timer::Grace))),
+            Grace::Until(at) => assert!(self.timers.has(at, Timer::Grace)),
             Grace::Ending(_) => {}
         }
     }
 
     /// What a job has, and what its clients have left, is counted.
     fn check_jobs(&self) {
-        for (number, job) in self.jobs.iter_from(0) {
-            let of_job = |(_, client): &(u32, &Client)| client.job == Some(number);
-            let count = self.all_clients().filter(of_job).count();
-            let key = &job.key;
-            assert_eq!(job.clients as usize, count, "invariant 3: job {key:?}");
+        self.clients.check();
+        for (number, job) in self.clients.jobs(0) {
             let left = self.orphans.values().filter(|orphan| orphan.job == Some(number)).count();
-            assert_eq!(job.orphans as usize, left, "what is left of job {key:?}");
+            assert_eq!(job.orphans as usize, left, "what is left of job {:?}", job.key);
             let is_waited_for = !self.ledger[job.scope].blocked.is_empty();
-            assert!(count > 0 || left > 0 || is_waited_for, "job {key:?} of nobody");
-            assert_eq!(self.job_by_key.get(key), Some(&number));
+            assert!(job.clients > 0 || left > 0 || is_waited_for, "job {:?} of nobody", job.key);
         }
-        assert_eq!(self.jobs.len(), self.job_by_key.len(), "jobs are found by their keys");
     }
 
     fn check_lists(&mut self, right: &mut Ledger) {
-        for number in self.client_numbers() {
+        for number in self.clients.numbers() {
             let client = self.client_mut(number);
             let (owned, lru, recalls) = (client.owned, client.lru, client.recalls);
             let (drained, silent, scope) = (client.drained, client.silent, client.scope);
@@ -216,7 +210,7 @@ impl Core {
         self.check_queues();
         let mut in_rooms = 0;
         for (seq, parked) in &self.parked {
-            let client = self.clients[parked.client.0 as usize].as_deref().expect("it exists");
+            let client = self.clients.find(parked.client.0).expect("it exists");
             assert!(client.parked.contains(seq), "a parked request of nobody");
             let waits_in_rooms = parked.wait != Wait::Recall;
             assert_eq!(self.is_in_turns(*seq), waits_in_rooms);
@@ -225,7 +219,7 @@ impl Core {
                 right.block(blocked);
             }
             if client.gone {
-                assert!(!waits_in_rooms && self.dying.contains(&parked.client.0));
+                assert!(!waits_in_rooms && self.clients.dying().contains(&parked.client.0));
             } else if let (Wish::Acquire(_), Wait::Recall) = (&parked.wish, parked.wait) {
                 let waits = parked.nodes.iter().filter_map(|node| self.waiting.fate(*node));
                 let waits = waits.filter(|fate| !matches!(fate, Fate::Interested(_)));

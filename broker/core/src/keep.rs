@@ -4,9 +4,11 @@
 use crate::Core;
 use crate::acquire::Turn;
 use crate::api::{ClientId, Deposit, Effect, Effects, Kept, Lane, NO_GROUP, Now};
+use crate::clients::Client;
 use crate::ledger::Charge;
 use crate::slots::NONE;
-use crate::state::{Allocation, AllocationList, Client, Orphan, State, Timer};
+use crate::state::{Allocation, AllocationList, Orphan, State};
+use crate::timers::Timer;
 use crate::waiting::Fate;
 use fdbroker_protocol::{ErrorCode, Resource, Share};
 
@@ -20,9 +22,11 @@ impl Core {
         }
         Some(Kept {
             id: self.id_of(slot),
-            domain: self.domains[allocation.domain].key,
+            domain: self.clients.domain_key(allocation.domain),
             gid: self.gid_of(slot)?,
-            job: self.job_of_slot(slot).map(|job| (self.jobs[job].key.1, self.jobs[job].name)),
+            job: self
+                .job_of_slot(slot)
+                .map(|job| (self.clients.job_key(job), self.clients.job(job).name)),
             deposit: Deposit {
                 checked: Ok(()),
                 lane: Lane::Accepted,
@@ -85,25 +89,25 @@ impl Core {
         self.move_pin(slot, NONE);
         self.move_interest(slot, NONE);
         self.allocations[slot].owner = NONE;
-        let until = Now(now.0.saturating_add(self.config.keep_ttl_us));
+        let until = now.after(self.config.keep_ttl_us);
         self.add_orphan(slot, Orphan { until, gid, job });
     }
 
     pub(crate) fn add_orphan(&mut self, slot: u32, orphan: Orphan) {
         self.orphans.insert(slot, orphan);
         let timer = Timer::Keep(slot, self.allocations.generation(slot));
-        self.timers.insert((orphan.until, timer));
+        self.timers.set(orphan.until, timer);
         if let Some(job) = orphan.job {
-            self.jobs[job].orphans += 1;
+            self.clients.add_orphan(job);
         }
     }
 
     /// An allocation has an owner again, or has ended; it may have been no orphan.
     pub(crate) fn remove_orphan(&mut self, slot: u32) {
         let Some(Orphan { until, job, .. }) = self.orphans.remove(&slot) else { return };
-        self.timers.remove(&(until, Timer::Keep(slot, self.allocations.generation(slot))));
+        self.timers.cancel(until, Timer::Keep(slot, self.allocations.generation(slot)));
         if let Some(job) = job {
-            self.jobs[job].orphans -= 1;
+            self.clients.take_orphan(job);
             self.forget_job_if_unused(job);
         }
     }
@@ -131,7 +135,7 @@ impl Core {
 
     /// Whether a client may acquire an allocation, or hold a lease of it.
     pub(crate) fn may_have(&self, client: ClientId, slot: u32, allocation: &Allocation) -> bool {
-        let Some(client) = self.clients[client.0 as usize].as_deref() else { return false };
+        let Some(client) = self.clients.find(client.0) else { return false };
         if allocation.domain == client.domain {
             return true;
         }
@@ -139,8 +143,8 @@ impl Core {
             Share::Uid => false,
             Share::Any => true,
             Share::Gid => {
-                let [owners, clients] =
-                    [allocation.domain, client.domain].map(|domain| self.domains[domain].key);
+                let [owners, clients] = [allocation.domain, client.domain]
+                    .map(|domain| self.clients.domain_key(domain));
                 let is_of = |gid| client.is_of_group(gid);
                 // Without an owner it has ended: that is what to say.
                 owners.listener == clients.listener && self.gid_of(slot).is_none_or(is_of)
@@ -150,8 +154,8 @@ impl Core {
 
     /// The group of an allocation's owner, as long as it has one, is kept, or waits for its owner.
     pub(crate) fn gid_of(&self, slot: u32) -> Option<u32> {
-        let owner = self.clients.get(self.allocations[slot].owner as usize);
-        let gid = owner.and_then(Option::as_deref).map(|owner| owner.gid);
+        let owner = self.clients.find(self.allocations[slot].owner);
+        let gid = owner.map(|owner| owner.gid);
         let gid = gid.or_else(|| self.orphans.get(&slot).map(|orphan| orphan.gid));
         gid.or_else(|| self.continuity.gid_of(slot))
     }
@@ -160,7 +164,7 @@ impl Core {
     pub(crate) fn job_of_slot(&self, slot: u32) -> Option<u32> {
         match self.allocations[slot].owner {
             NONE => self.orphans.get(&slot)?.job,
-            owner => self.clients.get(owner as usize)?.as_deref()?.job,
+            owner => self.clients.find(owner)?.job,
         }
     }
 }

@@ -10,10 +10,12 @@ mod accounts;
 mod acquire;
 mod acts;
 mod addresses;
+mod allowances;
 pub mod api;
 mod clients;
 mod comeback;
 mod config;
+mod connect;
 mod continuity;
 mod credits;
 mod drain;
@@ -42,6 +44,7 @@ mod saved;
 mod shares;
 mod slots;
 mod state;
+mod timers;
 mod view;
 mod waiting;
 pub mod work;
@@ -57,19 +60,22 @@ pub use saved::Saved;
 pub use shares::Part;
 pub use view::{AllocationView, ClientView, DomainView, JobView, LeaseView, Totals};
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
+use allowances::Allowances;
+use clients::{Client, Clients};
 use continuity::Continuity;
 use fairness::{Rooms, Scan};
 use fdbroker_protocol::limits::{DRIVER_DATA_BYTES, ENDS_PER_MESSAGE};
 use fdbroker_protocol::{ByCounter, ErrorCode};
 use ledger::{Blocked, Ledger};
-use limits::{LEASES_SWEPT_PER_STEP, LOOKS_PER_STEP, SLOTS_BEFORE_REUSE};
+use limits::SLOTS_BEFORE_REUSE;
 use order::Lru;
 use rounds::Rounds;
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashSet;
 use slots::Slots;
-use state::{Allocation, Client, Closing, Domain, Job, Lease, Orphan, Parked, Recall, Timer};
+use state::{Allocation, Closing, Lease, Orphan, Parked, Recall};
+use timers::Timers;
 use waiting::Waiting;
 
 /// Bytes in use, and the bytes.
@@ -81,14 +87,7 @@ pub struct Core {
     /// Its caps are those in the beginning; the ledger has those in force.
     config: Config,
     ledger: Ledger,
-    domains: Slots<Domain>,
-    domain_by_key: FxHashMap<DomainKey, u32>,
-    /// At most one per client, per kept allocation without an owner (capped: `kept_allocations`), and per parked
-    /// request that waits for room of it.
-    jobs: Slots<Job>,
-    job_by_key: FxHashMap<(DomainKey, JobKey), u32>,
-    /// By client number; at most `max_clients`.
-    clients: Vec<Option<Box<Client>>>,
+    clients: Clients,
     allocations: Slots<Allocation>,
     /// Driver data of the allocations that have some, by slot.
     driver_data: BTreeMap<u32, DriverData>,
@@ -117,45 +116,31 @@ pub struct Core {
     /// Owners that have turned silent, and may have requests that are still to be told. A client may be in it several
     /// times, once for each recall that it has missed.
     silenced: VecDeque<u32>,
-    /// Allocations that the message at hand may still end.
-    ends_left: usize,
-    /// Leases of ended allocations that the step may still sweep.
-    sweeps_left: usize,
+    allowances: Allowances,
     /// What the items of the acquire at hand come to.
     items: Vec<acquire::Item>,
     /// Most fds granted in one answer.
     most_granted: usize,
     /// The time of the step.
     now: Now,
-    /// Acts of clients for themselves so far.
-    acts: u64,
-    /// When those who wait for leases to come back are looked at again, and where that look goes on.
-    reclaim_at: Option<Now>,
+    /// Where the look at those who wait for leases to come back goes on.
     reclaim_from: Option<u64>,
-    /// When accounts above a lowered cap are looked at again.
-    drain_at: Option<Now>,
-    /// Where the look at them goes on: how many kinds of scopes are done, and the next scope.
+    /// Where the look at accounts above their caps goes on: how many kinds of scopes are done, and the next scope.
     drain_from: Option<(usize, u32)>,
-    /// The administrator wants the broker empty.
-    draining: Option<acts::Draining>,
+    /// The administrator wants the broker empty; clients ever connected then: later ones deposit nothing.
+    draining: Option<u64>,
     /// Room has appeared in this step.
     room_appeared: bool,
     /// The scan is under way: it comes to whoever stands behind those it serves.
     scanning: bool,
-    timers: BTreeSet<(Now, Timer)>,
+    timers: Timers,
     /// Clients that this step has made events for.
     eventful: Vec<ClientId>,
-    /// Gone clients not yet torn down.
-    dying: VecDeque<u32>,
     /// Ended allocations with leases whose holders are still to be charged and told.
     ending: Rounds,
     /// Leases of these allocations that the sweep has not reached.
     leases_ending: u64,
     arrivals: u64,
-    /// How often a client came to have idle credits: the order in which they are taken back.
-    credits_given: u64,
-    /// Clients ever connected.
-    serials: u64,
     held_now: u64,
     counters: ByCounter<u64>,
     notes: notes::Notes,
@@ -172,11 +157,7 @@ impl Core {
         let allocations = Slots::new(config.max_slots, config.first_generation, SLOTS_BEFORE_REUSE);
         Ok(Core {
             ledger: Ledger::new(config.caps(), config.table_fds),
-            domains: Slots::new(config.max_domains, 1, 0),
-            domain_by_key: FxHashMap::default(),
-            jobs: Slots::new(slots::NONE, 1, 0),
-            job_by_key: FxHashMap::default(),
-            clients: Vec::new(),
+            clients: Clients::new(config.max_domains),
             allocations,
             driver_data: BTreeMap::new(),
             orphans: BTreeMap::new(),
@@ -194,27 +175,20 @@ impl Core {
             scanned_items: 0,
             waiting: Waiting::default(),
             silenced: VecDeque::new(),
-            ends_left: 0,
-            sweeps_left: 0,
+            allowances: Allowances::default(),
             items: Vec::new(),
             most_granted: fdbroker_protocol::MAX_BATCH,
             now: Now(0),
-            acts: 0,
-            reclaim_at: None,
             reclaim_from: None,
-            drain_at: None,
             drain_from: None,
             draining: None,
             room_appeared: false,
             scanning: false,
-            timers: BTreeSet::new(),
+            timers: Timers::default(),
             eventful: Vec::new(),
-            dying: VecDeque::new(),
             ending: Rounds::default(),
             leases_ending: 0,
-            serials: 0,
             arrivals: 0,
-            credits_given: 0,
             held_now: 0,
             counters: ByCounter::default(),
             notes: notes::Notes::default(),
@@ -255,9 +229,7 @@ impl Core {
     fn begin(&mut self, now: Now) {
         work::begin();
         self.now = now;
-        self.ends_left = ENDS_PER_MESSAGE;
-        self.sweeps_left = LEASES_SWEPT_PER_STEP;
-        self.lru.looks_left = LOOKS_PER_STEP;
+        self.allowances = Allowances::of_a_step();
     }
 
     /// One input, each with the function that knows its rules.
@@ -314,7 +286,7 @@ impl Core {
     /// When [`Core::poll`] is due; `Now(0)` = at once.
     pub fn poll_timeout(&self) -> Option<Now> {
         if self.continuity.has_work()
-            || !self.dying.is_empty()
+            || self.clients.next_dying().is_some()
             || !self.ending.is_empty()
             || self.scan_from.is_some()
             || !self.silenced.is_empty()
@@ -324,9 +296,7 @@ impl Core {
         {
             return Some(Now(0));
         }
-        let timer = self.timers.first().map(|(at, _)| *at);
-        let draining = self.draining.map(|draining| draining.next);
-        [timer, self.reclaim_at, self.drain_at, draining].into_iter().flatten().min()
+        self.timers.next_due()
     }
 
     /// Driver data of a live allocation: bytes in use, and the bytes.
@@ -393,28 +363,12 @@ impl Core {
 
     /// The client, if it is connected and not gone.
     fn client(&mut self, client: ClientId) -> Option<&mut Client> {
-        work::visit(1);
-        let client = self.clients.get_mut(client.0 as usize)?.as_deref_mut()?;
-        (!client.gone).then_some(client)
+        self.clients.find_mut(client.0).filter(|client| !client.gone)
     }
 
     /// The client of a number that the state itself holds.
     fn client_mut(&mut self, number: u32) -> &mut Client {
-        work::visit(1);
-        self.clients[number as usize].as_deref_mut().expect("numbers in the state are of clients")
-    }
-
-    /// Every client there is: as much work as there are.
-    fn all_clients(&self) -> impl Iterator<Item = (u32, &Client)> {
-        (0..).zip(&self.clients).filter_map(|(number, client)| {
-            work::visit(1);
-            Some((number, client.as_deref()?))
-        })
-    }
-
-    /// Their numbers: for the rare walk that changes them.
-    fn client_numbers(&self) -> Vec<u32> {
-        self.all_clients().map(|(number, _)| number).collect()
+        &mut self.clients[number]
     }
 
     /// Whether the client may make requests.

@@ -22,7 +22,7 @@ impl Core {
         let Allocation { owner, drained, .. } = self.allocations[slot];
         let Core { allocations, clients, .. } = self;
         // A kept allocation may be without one: it is in no list of an owner's.
-        let owner = clients.get_mut(owner as usize).and_then(|client| client.as_deref_mut());
+        let owner = clients.find_mut(owner);
         let owner = || owner.expect("only a living owner's are in its lists");
         let head = match list {
             AllocationList::Lru => &mut owner().lru,
@@ -59,9 +59,11 @@ impl Core {
 
     /// Makes an allocation not evictable.
     pub(crate) fn lru_remove(&mut self, slot: u32) {
-        if self.allocations[slot].is_in(AllocationList::Lru) {
-            self.unlink(slot, AllocationList::Lru);
-            self.reindex(self.allocations[slot].owner);
+        let allocation = &self.allocations[slot];
+        if allocation.is_in(AllocationList::Lru) {
+            let owner = allocation.owner;
+            self.with_list(slot, AllocationList::Lru, |head, links| head.remove(links, slot));
+            self.reindex(owner);
         }
     }
 
@@ -69,7 +71,7 @@ impl Core {
     /// does not answer has none.
     fn reindex(&mut self, owner: u32) {
         let Core { allocations, clients, ledger, lru, .. } = self;
-        let client = clients[owner as usize].as_deref().expect("owners are clients");
+        let client = &clients[owner];
         let queue = if client.silent { List::EMPTY } else { client.lru };
         let place = queue.first().map(|slot| lru.clock.place(allocations[slot].stamp));
         ledger.set_evictable(client.scope, place, queue.len() as u64);
@@ -91,7 +93,7 @@ impl Core {
     /// The oldest allocation in the queues of a scope's clients.
     fn oldest(&self, scope: ScopeId) -> Option<u32> {
         let (_, owner) = self.ledger[scope].lru.first_key()?;
-        self.clients[owner as usize].as_deref()?.lru.first()
+        self.clients.find(owner)?.lru.first()
     }
 
     /// An evictable allocation in the scope that was not used for long; `None`: there is none. One that was
@@ -104,16 +106,19 @@ impl Core {
             if !stamp.is_used() {
                 return Some(slot);
             }
-            if self.lru.looks_left == 0 {
+            if !self.allowances.second_chances.take() {
                 break;
             }
-            self.lru.looks_left -= 1;
             let age = self.lru.clock.age(stamp);
             if used.is_none_or(|(oldest, _)| age > oldest) {
                 used = Some((age, slot));
             }
-            self.unlink(slot, AllocationList::Lru);
-            self.lru_insert(slot);
+            self.allocations[slot].stamp = self.lru.clock.tick();
+            self.with_list(slot, AllocationList::Lru, |head, links| {
+                head.remove(links, slot);
+                head.push(links, slot);
+            });
+            self.reindex(self.allocations[slot].owner);
         }
         used.map(|(_, slot)| slot).or_else(|| self.oldest(scope))
     }
@@ -161,7 +166,7 @@ impl Core {
             NONE => self.closing_of_domain(domain),
             owner => self.closing(owner, Lane::Accepted),
         };
-        let uid = self.domains[domain].key.uid;
+        let uid = self.clients.domain_key(domain).uid;
         fx.list.push(Effect::CloseHeld { slot, ticket, uid });
     }
 

@@ -78,11 +78,11 @@ impl Core {
         if !self.notes.is_on {
             return;
         }
-        let note = self.clients[client as usize].as_deref().map(|record| Note {
+        let note = self.clients.find(client).map(|record| Note {
             client: Some(ClientId(client)),
             pid: record.pid,
-            uid: self.domains[record.domain].key.uid,
-            job: record.job.map(|job| self.jobs[job].key.1),
+            uid: self.clients.domain_key(record.domain).uid,
+            job: record.job.map(|job| self.clients.job_key(job)),
             status,
             ..Note::of_node(kind)
         });
@@ -124,15 +124,15 @@ impl Core {
 
     fn allocation_note(&self, kind: EventKind, slot: u32, status: Status) -> Note {
         let allocation = &self.allocations[slot];
-        let owner = self.clients.get(allocation.owner as usize).and_then(Option::as_deref);
+        let owner = self.clients.find(allocation.owner);
         Note {
             client: owner.map(|_| ClientId(allocation.owner)),
             pid: owner.map_or(0, |owner| owner.pid),
             uid: match allocation.domain {
                 NONE => u32::MAX,
-                domain => self.domains[domain].key.uid,
+                domain => self.clients.domain_key(domain).uid,
             },
-            job: self.job_of_slot(slot).map(|job| self.jobs[job].key.1),
+            job: self.job_of_slot(slot).map(|job| self.clients.job_key(job)),
             id: Some(self.id_of(slot)),
             size_bytes: allocation.size_bytes,
             status,

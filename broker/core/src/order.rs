@@ -82,8 +82,6 @@ impl Index {
 pub struct Lru {
     /// Of all ages.
     pub clock: Clock,
-    /// Looks for victims that this step may still spend on second chances.
-    pub looks_left: usize,
     /// Allocations that the request at hand wants: out of their queues, so that none makes room for another.
     pub aside: Vec<u32>,
 }

@@ -5,7 +5,8 @@ use crate::Core;
 use crate::api::{ClientId, Effect, Effects, Lane, Now, Supply};
 use crate::ledger::{Blocked, Charge};
 use crate::slots::NONE;
-use crate::state::{AllocationList, Recall, State, Timer};
+use crate::state::{AllocationList, Recall, State};
+use crate::timers::Timer;
 use crate::waiting::Fate;
 use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{ErrorCode, Resource, Status};
@@ -34,7 +35,7 @@ impl Core {
             promised_to.into_iter().for_each(|client| self.undo_charge(client, PROMISED_LEASE));
             return Err(blocked);
         }
-        let deadline = Some(Now(now.0.saturating_add(self.config.recall_timeout_us)));
+        let deadline = Some(now.after(self.config.recall_timeout_us));
         let recall = Recall { promised_to, deadline, ..Recall::begun(now) };
         let (number, _) = self.recalls.insert(recall).expect("recalls are fewer than slots");
         self.allocations[slot].recall = number;
@@ -72,20 +73,20 @@ impl Core {
 
     pub(crate) fn set_recall_timer(&mut self, slot: u32, deadline: Option<Now>) {
         if let Some(at) = deadline {
-            self.timers.insert((at, Timer::Recall(slot, self.allocations.generation(slot))));
+            self.timers.set(at, Timer::Recall(slot, self.allocations.generation(slot)));
         }
     }
 
     fn stop_recall_timer(&mut self, slot: u32) {
         let recall = self.allocations[slot].recall;
         if let Some(at) = self.recalls[recall].deadline.take() {
-            self.timers.remove(&(at, Timer::Recall(slot, self.allocations.generation(slot))));
+            self.timers.cancel(at, Timer::Recall(slot, self.allocations.generation(slot)));
         }
     }
 
     /// A recall that its owner missed is given the time again.
     pub(crate) fn recall_again(&mut self, now: Now, slot: u32) {
-        let deadline = Some(Now(now.0.saturating_add(self.config.recall_timeout_us)));
+        let deadline = Some(now.after(self.config.recall_timeout_us));
         let number = self.allocations[slot].recall;
         self.recalls[number].deadline = deadline;
         self.set_recall_timer(slot, deadline);

@@ -4,12 +4,14 @@
 
 use crate::Core;
 use crate::api::{ClientId, LeaseId, Now};
+use crate::clients::Client;
 use crate::ledger::{Blocked, LEASE_KINDS, SHARE_OF_FDS, ScopeId};
 use crate::limits::{
     PARKED_SCAN_PER_STEP, RECLAIM_AGAIN_US, RECLAIM_BATCH, RECLAIM_LOOKS, RECLAIM_PAUSE_US,
 };
 use crate::lists::List;
-use crate::state::{Client, Lease, LeaseLinks, LeaseList, Wait};
+use crate::state::{Lease, LeaseLinks, LeaseList, Wait};
+use crate::timers::Chore;
 use fdbroker_protocol::{MAX_BATCH, Resource};
 
 /// Which of a client's lists a lease is in; their place in [`Client::leases`].
@@ -65,23 +67,19 @@ fn stamp(now: Now) -> u32 {
 impl Core {
     /// The client has done something for itself: it is the least idle now.
     pub(crate) fn touch(&mut self, client: ClientId) {
-        let act = self.next_act();
+        let act = self.clients.next_act();
         if let Some(client) = self.client(client) {
             client.act = act;
         }
-    }
-
-    fn next_act(&mut self) -> u64 {
-        self.acts += 1;
-        self.acts
     }
 
     /// Asks for leases whose return will help against `blocked`, for at least `count` where there are so many.
     /// Looks again after a pause, as long as somebody waits.
     pub(crate) fn reclaim(&mut self, blocked: Blocked, count: usize) {
         let Some(mapped) = helps(blocked.resource) else { return };
-        let again = Now(self.now.0.saturating_add(RECLAIM_PAUSE_US));
-        self.reclaim_at = Some(self.reclaim_at.map_or(again, |at| at.min(again)));
+        let again = self.now.after(RECLAIM_PAUSE_US);
+        let at = self.timers.chore(Chore::Reclaim).map_or(again, |at| at.min(again));
+        self.timers.set_chore(Chore::Reclaim, Some(at));
         let scope = match blocked.resource {
             SHARE_OF_FDS => self.scope_of_share(blocked.scope),
             _ => blocked.scope,
@@ -94,14 +92,14 @@ impl Core {
             self.ledger.pause(scope, kind, again);
         } else {
             // The order was not as it seemed: the next poll goes on.
-            self.reclaim_at = Some(self.now);
+            self.timers.set_chore(Chore::Reclaim, Some(self.now));
         }
     }
 
     /// Asks the clients of a scope, the most idle first; those that have given back nothing of what they were
     /// asked for come after all others, in turn. `false`: none of those that were looked at could be asked.
     fn ask(&mut self, scope: ScopeId, mapped: bool, count: usize) -> bool {
-        let (mut asked, begin, kind) = (0, KEEPS | self.acts, usize::from(mapped));
+        let (mut asked, begin, kind) = (0, KEEPS | self.clients.acts(), usize::from(mapped));
         for _ in 0..RECLAIM_LOOKS {
             let first = self.ledger[scope].askable[kind].first_key();
             let Some((key, number)) = first.filter(|(key, _)| asked < count && *key <= begin)
@@ -123,7 +121,7 @@ impl Core {
                 return asked > 0;
             }
             // Behind all others, or out when it has nothing.
-            let key = KEEPS | self.next_act();
+            let key = KEEPS | self.clients.next_act();
             self.set_ask_key(number, kind, (has_others || has_asked).then_some(key));
         }
         let first = self.ledger[scope].askable[kind].first_key();
@@ -186,8 +184,7 @@ impl Core {
             if self.allocations[self.leases[lease].allocation].is_live() {
                 return Some(lease);
             }
-            self.sweeps_left = self.sweeps_left.checked_sub(1)?;
-            self.sweep_lease(lease);
+            self.allowances.sweeps.take().then(|| self.sweep_lease(lease))?;
         }
     }
 
@@ -205,8 +202,7 @@ impl Core {
 
     /// Time has passed: whoever still waits for leases to come back is seen to again.
     pub(crate) fn reclaim_again(&mut self) {
-        if self.reclaim_at.is_some_and(|at| at <= self.now) {
-            self.reclaim_at = None;
+        if self.timers.begin_chore(Chore::Reclaim, self.now) {
             self.reclaim_from = Some(0);
         }
         let Some(mut cursor) = self.reclaim_from.take() else { return };
@@ -265,8 +261,10 @@ impl Core {
         change: impl FnOnce(&mut List, &mut LeaseLinks<'_>),
     ) {
         let Core { clients, leases, .. } = self;
-        let client = clients[client as usize].as_deref_mut().expect("holders are clients");
-        change(&mut client.leases[shelf as usize], &mut LeaseLinks(leases, LeaseList::Holder));
+        change(
+            &mut clients[client].leases[shelf as usize],
+            &mut LeaseLinks(leases, LeaseList::Holder),
+        );
     }
 
     /// Changes the list of a client's leases to be asked for, or of those to be told of as revoked.
@@ -277,7 +275,7 @@ impl Core {
         change: impl FnOnce(&mut List, &mut LeaseLinks<'_>),
     ) {
         let Core { clients, leases, .. } = self;
-        let holder = clients[client as usize].as_deref_mut().expect("holders are clients");
+        let holder = &mut clients[client];
         let list = if of_live { &mut holder.reclaims } else { &mut holder.revoked };
         change(list, &mut LeaseLinks(leases, LeaseList::Event));
     }
@@ -349,7 +347,7 @@ impl Core {
     /// Asserts that every lease is in the list it belongs in, and every client with leases can be asked.
     pub(crate) fn check_shelves(&mut self) {
         let mut shelved = 0;
-        for number in self.client_numbers() {
+        for number in self.clients.numbers() {
             let client = self.client_mut(number);
             let (leases, reclaims, revoked) = (client.leases, client.reclaims, client.revoked);
             let (is_gone, scope) = (client.gone, client.scope);

@@ -171,10 +171,9 @@ impl Core {
     /// there are more of them than a message may end.
     fn end_overlapping(&mut self, owner: u32, deposit: &Deposit, fx: &mut Effects) -> bool {
         while let Some(slot) = self.overlapping(owner, deposit.range()) {
-            if self.ends_left == 0 {
+            if !self.allowances.ends.take() {
                 return false;
             }
-            self.ends_left -= 1;
             self.end(slot, ErrorCode::Stale, fx);
             self.drain_if_done(slot);
         }

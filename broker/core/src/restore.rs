@@ -4,17 +4,16 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use crate::Core;
-use crate::acts::Draining;
 use crate::api::{Config, Now};
+use crate::clients::{Client, Clients, SavedClients};
 use crate::config::ConfigError;
 use crate::continuity::{Grace, Standing};
 use crate::fairness::Rooms;
-use crate::limits::{CLIENT_NUMBERS, MOST_GROUPS, SLOTS_BEFORE_REUSE};
+use crate::limits::{MOST_GROUPS, SLOTS_BEFORE_REUSE};
 use crate::saved::{Beside, Saved, SavedOwners};
 use crate::slots::{Flat, NONE, SavedSlots, Slots};
-use crate::state::{
-    Allocation, AllocationList, Client, Domain, Job, Lease, Orphan, Recall, State, Timer,
-};
+use crate::state::{Allocation, AllocationList, Lease, Orphan, Recall, State};
+use crate::timers::{Chore, Timer};
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
 use fdbroker_protocol::{ByCounter, Counter, MAX_BATCH};
 
@@ -79,11 +78,9 @@ impl Core {
         // A counter that is newer than the predecessor begins at 0.
         let count = |counter: Counter| counters.get(counter.index()).copied().unwrap_or(0);
         core.counters = ByCounter::from_fn(count);
-        (core.arrivals, core.serials) = (arrivals, serials);
-        (core.now, core.rooms) = (now, Rooms::after(turns));
-        core.restore_domains(saved.domains)?;
-        core.restore_jobs(saved.jobs)?;
-        core.restore_clients(saved.clients, saved.dying)?;
+        (core.arrivals, core.now, core.rooms) = (arrivals, now, Rooms::after(turns));
+        let clients = (saved.domains, saved.jobs, saved.clients);
+        core.restore_clients(clients, saved.dying, serials)?;
         let (most, spread) = (core.config.max_slots, SLOTS_BEFORE_REUSE);
         core.allocations = Slots::restore(most, spread, saved.allocations)?;
         for slot in core.allocations.full() {
@@ -102,57 +99,43 @@ impl Core {
             return Err(RestoreError::Table(needed, has));
         }
         core.restore_peaks(&saved.peaks, saved.table_peak)?;
-        core.draining = saved.draining.map(|serials| Draining { serials, next: Now(0) });
+        core.draining = saved.draining;
+        core.timers.set_chore(Chore::GiveUp, saved.draining.map(|_| Now(0)));
         // The caps may be other ones.
         core.caps_changed(*core.ledger.caps());
         Ok(core)
     }
 
-    fn restore_domains(&mut self, saved: SavedSlots<Domain>) -> Check {
-        // Those there are stay, whatever the new limit.
-        let most = self.config.max_domains.max(saved.slots());
-        self.domains = Slots::restore(most, 0, saved)?;
-        for number in self.domains.full() {
-            let has_had_its_turn = self.domains[number].turn <= self.rooms.turns_given();
+    fn restore_clients(
+        &mut self,
+        saved: SavedClients,
+        dying: VecDeque<u32>,
+        serials: u64,
+    ) -> Check {
+        let most = self.config.max_domains;
+        self.clients = Clients::restore(most, serials, saved, dying, &mut self.ledger)?;
+        for (number, domain) in self.clients.domains(0) {
+            let has_had_its_turn = domain.turn <= self.rooms.turns_given();
             ensure(has_had_its_turn, "domain's turn", number)?;
-            ensure(self.open_domain(number), "two domains of one uid", number)?;
         }
-        Ok(())
-    }
-
-    fn restore_jobs(&mut self, saved: SavedSlots<Job>) -> Check {
-        self.jobs = Slots::restore(NONE, 0, saved)?;
-        for number in self.jobs.full() {
-            let (domain, _) = self.jobs[number].key;
-            ensure(self.domain_by_key.contains_key(&domain), "job's domain", number)?;
-            ensure(self.open_job(number), "two jobs of one key", number)?;
-        }
-        Ok(())
-    }
-
-    fn restore_clients(&mut self, saved: Vec<Option<Box<Client>>>, dying: VecDeque<u32>) -> Check {
-        ensure(saved.len() <= CLIENT_NUMBERS as usize, "clients", saved.len() as u64)?;
-        self.clients = saved;
         let mut gone = Vec::new();
-        for number in self.client_numbers() {
-            *self.client_mut(number) = self.client_mut(number).flat();
-            let client = self.clients[number as usize].as_deref().expect("one of its numbers");
+        for number in self.clients.numbers() {
+            let client = &self.clients[number];
             self.check_client(number, client)?;
             gone.extend(client.gone.then_some(number));
-            self.open_client(number);
-            let Client { credits, credit_waited_for, .. } = *self.client_mut(number);
+            let Client { credits, credit_waited_for, .. } = *client;
+            self.clients.open(number, &mut self.ledger);
             self.set_credits(number, credits, credit_waited_for);
         }
-        let mut in_turn: Vec<u32> = dying.iter().copied().collect();
+        let mut in_turn: Vec<u32> = self.clients.dying().iter().copied().collect();
         in_turn.sort_unstable();
-        self.dying = dying;
         ensure(in_turn == gone, "clients being torn down", gone.len() as u64)
     }
 
     /// What must hold of a client by itself, and of its domain and its job.
     pub(crate) fn check_client(&self, number: u32, client: &Client) -> Check {
-        ensure(self.domains.is_full(client.domain), "client's domain", number)?;
-        let is_its = client.job.is_none_or(|job| self.is_job_of(job, client.domain));
+        ensure(self.clients.is_domain(client.domain), "client's domain", number)?;
+        let is_its = client.job.is_none_or(|job| self.clients.is_job_of(job, client.domain));
         ensure(is_its, "client's job", number)?;
         let sorted = client.groups.is_sorted() && client.groups.len() <= MOST_GROUPS;
         ensure(sorted, "client's groups", number)?;
@@ -163,11 +146,7 @@ impl Core {
         let is_there = client.credits > 0 || !client.credit_waited_for;
         ensure(is_there, "client's credit that it has waited for", number)?;
         ensure(few, "client's number of places", number)?;
-        ensure((1..=self.serials).contains(&client.serial), "client's serial", number)
-    }
-
-    fn is_job_of(&self, job: u32, domain: u32) -> bool {
-        self.jobs.is_full(job) && self.jobs[job].key.0 == self.domains[domain].key
+        ensure((1..=self.clients.serials()).contains(&client.serial), "client's serial", number)
     }
 
     /// Enters an allocation wherever one is found that is born now.
@@ -235,14 +214,14 @@ impl Core {
         let is_former = state == State::Reserved && owner == NONE || !is_live;
         let is_sized = allocation.size_bytes > 0 || is_former;
         ensure(is_bounded && is_sized, "allocation's range", slot)?;
-        let of_client = self.clients.get(owner as usize).and_then(Option::as_deref);
+        let of_client = self.clients.find(owner);
         let owned = of_client.is_some_and(|client| client.domain == domain);
-        let ownerless = owner == NONE && self.domains.is_full(domain);
+        let ownerless = owner == NONE && self.clients.is_domain(domain);
         ensure(owned || ownerless, "allocation's owner", slot)?;
         let is_left = is_live && ownerless && state != State::Reserved;
         ensure(orphan.is_some() == is_left, "allocation's keeper", slot)?;
         let left_by = orphan.and_then(|orphan| orphan.job);
-        let is_its = left_by.is_none_or(|job| self.is_job_of(job, domain));
+        let is_its = left_by.is_none_or(|job| self.clients.is_job_of(job, domain));
         ensure(is_its, "the job that left an allocation", slot)?;
         let sound = match state {
             State::Held => owned && recallable && !keep,
@@ -276,7 +255,7 @@ impl Core {
         for (number, lease) in self.leases.iter_from(0) {
             ensure(lease.since <= self.now, "lease of the future", number)?;
             ensure(self.allocations.is_full(lease.allocation), "lease's allocation", number)?;
-            let holder = self.clients.get(lease.client as usize).and_then(Option::as_deref);
+            let holder = self.clients.find(lease.client);
             ensure(holder.is_some(), "lease's holder", number)?;
             all.push((lease.since, number));
         }
@@ -304,7 +283,7 @@ impl Core {
                         Standing::Kept => found.state == State::Resident,
                         Standing::Ended => !found.is_live(),
                     };
-                    let its = self.domains[found.domain].key == former.domain;
+                    let its = self.clients.domain_key(found.domain) == former.domain;
                     stands && found.owner == NONE && its
                 });
                 ensure(waits && !self.continuity.has(slot), "slot that waits", slot)?;
@@ -324,7 +303,7 @@ impl Core {
         }
         if until.is_some() || !self.continuity.is_empty() {
             self.continuity.set_grace(until.map_or(Grace::Ending(0), Grace::Until));
-            self.timers.extend(until.map(|until| (until, Timer::Grace)));
+            until.into_iter().for_each(|until| self.timers.set(until, Timer::Grace));
         }
         Ok(())
     }
@@ -345,16 +324,16 @@ impl Core {
             ensure(!allocation.drained || !has_leases, "drained", slot)?;
             let is_pinned = self.ended_file_of(slot).is_none() || has_leases;
             ensure(is_pinned, "file of what nobody has", slot)?;
-            let owner = self.clients.get(allocation.owner as usize).and_then(Option::as_deref);
+            let owner = self.clients.find(allocation.owner);
             let freed_later = allocation.drained || owner.is_some_and(|owner| owner.gone);
             let lingers = self.continuity.has(slot) || self.may_linger(slot);
             let is_used = allocation.is_live() || has_leases || freed_later || lingers;
             ensure(is_used, "ended, and not freed", slot)?;
         }
-        for (number, domain) in self.domains.iter_from(0) {
+        for (number, domain) in self.clients.domains(0) {
             ensure(self.is_used(domain), "domain of nobody", number)?;
         }
-        for (number, job) in self.jobs.iter_from(0) {
+        for (number, job) in self.clients.jobs(0) {
             ensure(job.clients > 0 || job.orphans > 0, "job of nobody", number)?;
         }
         Ok(())

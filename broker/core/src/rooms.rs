@@ -7,7 +7,8 @@ use crate::api::{ClientId, Effect, Effects, Granted, Now, RequestId};
 use crate::continuity::Grace;
 use crate::ledger::{Charge, ScopeRecord};
 use crate::limits::{PARKED_ITEMS_PER_STEP, TIMERS_PER_STEP};
-use crate::state::{Parked, Timer, Wait, Wish};
+use crate::state::{Parked, Wait, Wish};
+use crate::timers::Timer;
 use crate::waiting::Fate;
 use fdbroker_protocol::{ErrorCode, Resource, Scope};
 
@@ -27,7 +28,7 @@ impl Core {
     /// Parks a request, until it is served or its deadline passes.
     pub(crate) fn park(&mut self, seq: u64, parked: Parked) {
         let (client, deadline, wait) = (parked.client.0, parked.deadline, parked.wait);
-        self.timers.insert((deadline, Timer::Parked(seq)));
+        self.timers.set(deadline, Timer::Parked(seq));
         self.client_mut(client).parked.push(seq);
         self.parked.insert(seq, parked);
         self.counters.requests_parked += 1;
@@ -42,7 +43,7 @@ impl Core {
         self.leave_queues(&nodes);
         self.leave_rooms(seq);
         let parked = self.parked.remove(&seq)?;
-        self.timers.remove(&(parked.deadline, Timer::Parked(seq)));
+        self.timers.cancel(parked.deadline, Timer::Parked(seq));
         self.client_mut(parked.client.0).parked.retain(|other| *other != seq);
         self.undo_charge(parked.client.0, PARKED);
         self.undo_charge(parked.client.0, items_of(&parked.wish));
@@ -136,7 +137,7 @@ impl Core {
     /// queues in the client's teardown, or when their turn comes.
     pub(crate) fn stand_down(&mut self, seq: u64) {
         self.wait_anew(seq, Wait::Recall, false);
-        self.timers.remove(&(self.parked[&seq].deadline, Timer::Parked(seq)));
+        self.timers.cancel(self.parked[&seq].deadline, Timer::Parked(seq));
     }
 
     /// The client of a parked request does not read: it waits for that, and does not stand before others.
@@ -153,7 +154,7 @@ impl Core {
     // --- ends of waiting ----------------------------------------------------------------------------
 
     pub(crate) fn cancel(&mut self, client: ClientId, request: RequestId, fx: &mut Effects) {
-        let Some(record) = self.clients.get(client.0 as usize).and_then(Option::as_deref) else {
+        let Some(record) = self.clients.find(client.0) else {
             return;
         };
         let found = record.parked.iter().find(|seq| self.parked[seq].request == request).copied();
@@ -191,11 +192,10 @@ impl Core {
     /// Does what is due.
     pub(crate) fn expire(&mut self, now: Now, fx: &mut Effects) {
         for _ in 0..TIMERS_PER_STEP {
-            let Some((at, timer)) = self.timers.first().copied() else { return };
-            if at > now || fx.granted.len() >= PARKED_ITEMS_PER_STEP {
+            if fx.granted.len() >= PARKED_ITEMS_PER_STEP {
                 return;
             }
-            self.timers.pop_first();
+            let Some(timer) = self.timers.pop_due(now) else { return };
             match timer {
                 Timer::Recall(slot, generation) => self.recall_overdue(slot, generation),
                 Timer::Parked(seq) => self.deadline_passed(seq, fx),

@@ -7,13 +7,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::Core;
 use crate::api::{Effect, Effects, File, FileId, Now};
+use crate::clients::{Client, Domain, Job};
 use crate::continuity::{FormerOwner, Grace, Standing};
 use crate::ledger::ScopeId;
 use crate::lists::List;
 use crate::slots::{Flat, NONE, SavedSlots};
-use crate::state::{
-    Allocation, AllocationList, Client, Domain, Job, Lease, LeaseList, Orphan, Recall, State, Wish,
-};
+use crate::state::{Allocation, AllocationList, Lease, LeaseList, Orphan, Recall, State, Wish};
 use fdbroker_protocol::{ErrorCode, Resource};
 
 /// All that a successor needs to know to go on: see [`Core::save`]. Opaque; its format is that of its serde form
@@ -72,7 +71,7 @@ impl Core {
     pub fn settle_parked(&mut self, effects: &mut Effects) {
         while let Some((seq, parked)) = self.parked.first_key_value() {
             let (seq, client, request) = (*seq, parked.client, parked.request);
-            let is_gone = self.clients[client.0 as usize].as_deref().is_none_or(|it| it.gone);
+            let is_gone = self.clients.find(client.0).is_none_or(|it| it.gone);
             match parked.wish {
                 _ if is_gone => _ = self.unpark(seq),
                 Wish::Acquire(_) => self.answer_ended_item(seq, effects),
@@ -101,19 +100,19 @@ impl Core {
     /// When requests are parked: [`Core::settle_parked`] comes first, and no step in between.
     pub fn save(&self) -> Saved {
         assert!(self.parked.is_empty(), "parked requests are settled before the state is saved");
-        let flat = |client: &Option<Box<Client>>| Some(Box::new(client.as_deref()?.flat()));
         let is_to_tell =
             |(slot, lease): (u32, &Lease)| lease.is_in(LeaseList::Event).then_some(slot);
+        let (domains, jobs, clients) = self.clients.save(|domain| self.is_used(domain));
         Saved {
             counters: self.counters.iter().map(|(_, count)| *count).collect(),
             arrivals: self.arrivals,
-            serials: self.serials,
+            serials: self.clients.serials(),
             turns: self.rooms.turns_given(),
             table_peak: self.ledger.table().1,
             peaks: self.scopes().iter().map(|it| self.ledger[*it].account.peaks()).collect(),
-            domains: self.domains.save(|domain| self.is_used(domain)),
-            jobs: self.jobs.save(|_| true),
-            clients: self.clients.iter().map(flat).collect(),
+            domains,
+            jobs,
+            clients,
             allocations: self.allocations.save(|_| true),
             beside: self.beside(),
             leases: self.leases.save(|_| true),
@@ -123,8 +122,8 @@ impl Core {
                 Grace::Until(at) => Some(at),
                 Grace::None | Grace::Ending(_) => None,
             },
-            dying: self.dying.clone(),
-            draining: self.draining.map(|draining| draining.serials),
+            dying: self.clients.dying().clone(),
+            draining: self.draining,
         }
     }
 
@@ -155,10 +154,10 @@ impl Core {
 
     /// The scopes that are saved: the node, all domains, all jobs and all clients, each kind by its numbers.
     pub(crate) fn scopes(&self) -> Vec<ScopeId> {
-        let domains = self.domains.iter_from(0).map(|(_, domain)| domain);
+        let domains = self.clients.domains(0).map(|(_, domain)| domain);
         let domains = domains.filter(|domain| self.is_used(domain)).map(|domain| domain.scope);
-        let jobs = self.jobs.iter_from(0).map(|(_, job)| job.scope);
-        let clients = self.all_clients().map(|(_, client)| client.scope);
+        let jobs = self.clients.jobs(0).map(|(_, job)| job.scope);
+        let clients = self.clients.iter().map(|(_, client)| client.scope);
         std::iter::once(ScopeId::NODE).chain(domains).chain(jobs).chain(clients).collect()
     }
 }

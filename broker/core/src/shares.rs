@@ -64,7 +64,10 @@ impl Core {
     pub(crate) fn beyond_share_of_fds(&self, domain: u32, more: u64) -> Option<Blocked> {
         let is_beyond = more > self.share_of_fds(domain)
             && lasting_fds(&self.ledger[ScopeId::NODE]) < self.ledger.caps().node.fds;
-        is_beyond.then(|| Blocked { resource: SHARE_OF_FDS, scope: self.domains[domain].scope })
+        is_beyond.then(|| Blocked {
+            resource: SHARE_OF_FDS,
+            scope: self.clients.scope_of_domain(domain),
+        })
     }
 
     /// Charges a client with leases or fds of its own, within the share of its domain.
@@ -77,9 +80,7 @@ impl Core {
 
     /// The share in the way of so many more fds of a client.
     pub(crate) fn share_blocked(&self, client: u32, more: u64) -> Option<Blocked> {
-        let client = self.clients[client as usize].as_deref();
-        let domain = client.expect("numbers in the state are of clients").domain;
-        self.beyond_share_of_fds(domain, more)
+        self.beyond_share_of_fds(self.clients[client].domain, more)
     }
 
     /// Where leases given back help against the share of a domain. In all domains; but one that has as much as it would get
@@ -112,7 +113,7 @@ impl Core {
     fn beyond_share_of_table(&self, domain: u32, more: u64) -> Option<Blocked> {
         let free = self.ledger.table_room_after(self.ledger[ScopeId::NODE].can_be_had_back());
         let is_beyond = self.share_of_table(domain) < more && free >= more;
-        let (resource, scope) = (Resource::TablePlaces, self.domains[domain].scope);
+        let (resource, scope) = (Resource::TablePlaces, self.clients.scope_of_domain(domain));
         is_beyond.then_some(Blocked { resource, scope })
     }
 
@@ -129,7 +130,7 @@ impl Core {
 
     /// What is counted of a domain, and of the node.
     fn shared(&self, domain: u32) -> [&ScopeRecord; 2] {
-        [self.domains[domain].scope, ScopeId::NODE].map(|scope| &self.ledger[scope])
+        [self.clients.scope_of_domain(domain), ScopeId::NODE].map(|scope| &self.ledger[scope])
     }
 }
 

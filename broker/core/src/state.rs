@@ -1,16 +1,11 @@
-//! What the core keeps of each allocation, lease, client, domain, recall and parked request. Plain records; must never
-//! act by themselves. A successor gets the tables of these records (`saved.rs`): another field of allocations, leases, recalls,
-//! clients, domains, jobs or orphans, or another order of them, is another format of the daemon's handover.
+//! What the core keeps of each allocation, lease, recall and parked request. Plain records; must never
+//! act by themselves. A successor gets the tables of these records (`saved.rs`): another field of allocations, leases, recalls
+//! or orphans, or another order of them, is another format of the daemon's handover.
 
-use std::collections::BTreeSet;
-
-use crate::addresses::Addresses;
-use crate::api::{ClientId, DomainKey, JobKey, Now, OwnerKey, RequestId, Wanted};
-use crate::job_name::JobName;
-use crate::ledger::{Blocked, ScopeId};
+use crate::api::{ClientId, Now, RequestId, Wanted};
+use crate::ledger::Blocked;
 use crate::lists::{Link, List, Nodes};
 use crate::order::Stamp;
-use crate::reclaim::Shelf;
 use crate::slots::{NONE, Slots};
 use fdbroker_protocol::{ErrorCode, MemoryKind, Share};
 use serde::{Deserialize, Serialize};
@@ -280,142 +275,6 @@ impl Recall {
     }
 }
 
-/// One connection.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Client {
-    /// Never that of another client, as the number may be.
-    pub serial: u64,
-    /// Its account in the ledger.
-    pub scope: ScopeId,
-    /// Its domain's number.
-    pub domain: u32,
-    /// Its job's number.
-    pub job: Option<u32>,
-    /// Its pid.
-    pub pid: u32,
-    /// What it is known by over connections and brokers.
-    pub key: OwnerKey,
-    /// Its group.
-    pub gid: u32,
-    /// Its other groups, sorted.
-    pub groups: Box<[u32]>,
-    /// Has said hello.
-    pub welcome: bool,
-    /// Its process or its socket has ended: nothing is addressed to it any more.
-    pub gone: bool,
-    /// Misses a recall.
-    pub silent: bool,
-    /// Recalls of its allocations that are overdue.
-    pub overdue: u32,
-    /// Has room for a message with fds.
-    pub sendable: bool,
-    /// Places reserved for its deposits.
-    pub credits: u64,
-    /// It has waited for one of them, and has not used it yet.
-    pub credit_waited_for: bool,
-    /// Credits that were taken back: it may not know yet.
-    pub credits_taken: u64,
-    /// Fds it holds by itself.
-    pub own_fds: u64,
-    /// The most fds that it wants to be held for it.
-    pub most_held: Option<u32>,
-    /// Its fds in the closers.
-    pub closing: u64,
-    /// Its allocations, ended ones included.
-    pub owned: List,
-    /// Its evictable allocations, in the order in which they became so.
-    pub lru: List,
-    /// Its leases, by [`Shelf`].
-    pub leases: [List; Shelf::COUNT],
-    /// Its leases to ask for.
-    pub reclaims: List,
-    /// It was asked for leases, and has given back none of them since.
-    pub keeps_asked: bool,
-    /// The number of its last activity among those of all clients.
-    pub act: u64,
-    /// Its allocations to recall.
-    pub recalls: List,
-    /// Its allocations whose drained notice is to be sent.
-    pub drained: List,
-    /// Its leases whose revoked notice is to be sent.
-    pub revoked: List,
-    /// Its live allocations by (device, address). At most its allocations.
-    pub by_base: Addresses,
-    /// Its parked requests. At most `max_parked_per_client`.
-    pub parked: Vec<u64>,
-    /// The queues of those that want its allocations and wait for something else.
-    pub interests: List,
-    /// Of these, how many are still to be told that it is silent.
-    pub interests_left: usize,
-}
-
-impl Client {
-    /// A new connection, whose account is still to be opened.
-    pub fn new(serial: u64, domain: u32, job: Option<u32>, pid: u32) -> Self {
-        Client { serial, domain, job, pid, sendable: true, ..Client::default() }
-    }
-}
-
-/// One isolation domain. Kept while it has clients or anything is charged to it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Domain {
-    /// Listener and uid.
-    pub key: DomainKey,
-    /// Its account in the ledger.
-    pub scope: ScopeId,
-    /// Clients connected or being torn down.
-    pub clients: u32,
-    /// Its fds in the closers.
-    pub closing: u64,
-    /// Its closes take long: the node does not wait for them.
-    pub slow: bool,
-    /// Requests of its clients that wait for room or a reader, by arrival; without those that a supplied fd waits for.
-    pub waiting: BTreeSet<u64>,
-    /// When it was last served, in the order of all domains.
-    pub turn: u64,
-    /// Where the scan of this number goes on in `waiting`.
-    pub looked: (u64, u64),
-}
-
-impl Domain {
-    /// One whose account is still to be opened.
-    pub fn new(key: DomainKey) -> Self {
-        Domain {
-            key,
-            scope: ScopeId::NODE,
-            clients: 0,
-            closing: 0,
-            slow: false,
-            waiting: BTreeSet::new(),
-            turn: 0,
-            looked: (0, 0),
-        }
-    }
-}
-
-/// One job of a domain. Stays while it has clients, or these have left kept allocations: whoever cleans up after it must
-/// find them.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Job {
-    /// Its domain's and its own.
-    pub key: (DomainKey, JobKey),
-    /// For people.
-    pub name: JobName,
-    /// Its account in the ledger.
-    pub scope: ScopeId,
-    /// Clients connected or being torn down.
-    pub clients: u32,
-    /// Kept allocations whose owner was one of its clients, and is gone.
-    pub orphans: u32,
-}
-
-impl Job {
-    /// One whose account is still to be opened.
-    pub fn new(key: (DomainKey, JobKey), name: JobName) -> Self {
-        Job { key, name, scope: ScopeId::NODE, clients: 0, orphans: 0 }
-    }
-}
-
 /// An fd in the closers.
 #[derive(Clone, Copy, Debug)]
 pub struct Closing {
@@ -469,19 +328,6 @@ pub struct Parked {
     pub wait: Wait,
     /// It waits for room to take a fd that was supplied for it: goes before the others.
     pub supplied: bool,
-}
-
-/// What a deadline is of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Timer {
-    /// The parked request with this arrival number.
-    Parked(u64),
-    /// The recall of this slot and generation of an allocation.
-    Recall(u32, u32),
-    /// The end of a kept allocation without an owner: slot and generation.
-    Keep(u32, u32),
-    /// The end of the time for naming allocations again after a crash.
-    Grace,
 }
 
 /// A kept allocation whose owner is gone.

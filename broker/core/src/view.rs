@@ -165,7 +165,7 @@ impl Core {
 
     /// Fds that a client may send, as far as it can know. What was taken back meanwhile is answered AGAIN.
     pub fn deposit_credits(&self, client: ClientId) -> u64 {
-        let client = self.clients.get(client.0 as usize).and_then(Option::as_deref);
+        let client = self.clients.find(client.0);
         client.map_or(0, |client| client.credits + client.credits_taken)
     }
 
@@ -176,7 +176,7 @@ impl Core {
             caps: Caps { domains: self.config.max_domains.into(), ..self.ledger.caps().node },
             table: self.ledger.table(),
             gauges: ByGauge {
-                jobs: self.jobs.len() as u64,
+                jobs: self.clients.count_of_jobs() as u64,
                 stored_fds: self.held_now,
                 closing_fds: self.closings.len() as u64,
                 leases_ending: self.leases_ending,
@@ -236,8 +236,8 @@ impl Core {
                     u32::try_from(count).unwrap_or(u32::MAX)
                 }
             },
-            job: self.job_of_slot(slot).map(|job| self.jobs[job].key.1),
-            domain: self.domains[allocation.domain].key,
+            job: self.job_of_slot(slot).map(|job| self.clients.job_key(job)),
+            domain: self.clients.domain_key(allocation.domain),
         })
     }
 
@@ -276,22 +276,18 @@ impl Core {
 
     /// Clients from a number on, in order, those being torn down included.
     pub fn clients(&self, cursor: u32) -> impl Iterator<Item = ClientView> + '_ {
-        let clients = (0..).zip(&self.clients).skip(cursor as usize);
-        clients.filter_map(|(number, client)| {
-            let client = client.as_deref()?;
-            Some(ClientView {
-                id: ClientId(number),
-                domain: self.domains[client.domain].key,
-                job: client.job.map(|job| self.jobs[job].key.1),
-                pid: client.pid,
-                welcome: client.welcome,
-                gone: client.gone,
-                silent: client.silent,
-                credits: client.credits,
-                closing: client.closing,
-                parked: u32::try_from(client.parked.len()).unwrap_or(u32::MAX),
-                account: self.ledger[client.scope].account,
-            })
+        self.clients.iter_from(cursor).map(|(number, client)| ClientView {
+            id: ClientId(number),
+            domain: self.clients.domain_key(client.domain),
+            job: client.job.map(|job| self.clients.job_key(job)),
+            pid: client.pid,
+            welcome: client.welcome,
+            gone: client.gone,
+            silent: client.silent,
+            credits: client.credits,
+            closing: client.closing,
+            parked: u32::try_from(client.parked.len()).unwrap_or(u32::MAX),
+            account: self.ledger[client.scope].account,
         })
     }
 
@@ -307,19 +303,19 @@ impl Core {
 
     /// The job of a client, if it is of one.
     pub fn job_of(&self, client: ClientId) -> Option<JobKey> {
-        let client = self.clients.get(client.0 as usize)?.as_deref()?;
-        client.job.map(|job| self.jobs[job].key.1)
+        let client = self.clients.find(client.0)?;
+        client.job.map(|job| self.clients.job_key(job))
     }
 
     /// The name of a job; none when it is not known (any more).
     pub fn job_name(&self, domain: DomainKey, job: JobKey) -> JobName {
-        let number = self.job_by_key.get(&(domain, job));
-        number.map_or(JobName::NONE, |number| self.jobs[*number].name)
+        let number = self.clients.find_job((domain, job));
+        number.map_or(JobName::NONE, |number| self.clients.job(number).name)
     }
 
     /// Jobs in use from a number on, in order.
     pub fn jobs(&self, cursor: u32) -> impl Iterator<Item = JobView> + '_ {
-        self.jobs.iter_from(cursor).map(|(number, job)| JobView {
+        self.clients.jobs(cursor).map(|(number, job)| JobView {
             number,
             domain: job.key.0,
             key: job.key.1,
@@ -332,7 +328,7 @@ impl Core {
 
     /// Domains in use from a number on, in order.
     pub fn domains(&self, cursor: u32) -> impl Iterator<Item = DomainView> + '_ {
-        self.domains.iter_from(cursor).map(|(number, domain)| DomainView {
+        self.clients.domains(cursor).map(|(number, domain)| DomainView {
             number,
             clients: domain.clients,
             key: domain.key,

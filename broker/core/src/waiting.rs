@@ -256,8 +256,7 @@ impl Core {
     }
 
     fn with_interests(&mut self, owner: u32, change: impl FnOnce(&mut List, &mut QueueLinks<'_>)) {
-        let Some(client) = self.clients.get_mut(owner as usize).and_then(Option::as_deref_mut)
-        else {
+        let Some(client) = self.clients.find_mut(owner) else {
             return;
         };
         change(&mut client.interests, &mut QueueLinks(&mut self.waiting.queues));
@@ -360,7 +359,7 @@ impl Core {
         while left > 0
             && let Some(owner) = self.silenced.front().copied()
         {
-            let client = self.clients[owner as usize].as_deref_mut();
+            let client = self.clients.find_mut(owner);
             let more = client.filter(|client| client.silent && client.interests_left > 0);
             let Some(queue) = more.and_then(|client| {
                 client.interests_left -= 1;

@@ -1,0 +1,44 @@
+//! What a step may still do of what there may be much more of: the rest is for the next one (invariant 9).
+
+use crate::limits::{LEASES_SWEPT_PER_STEP, LOOKS_PER_STEP};
+use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
+
+/// So many are left.
+#[derive(Debug, Default)]
+pub struct Left(usize);
+
+impl Left {
+    /// Takes one; `false`: none is left.
+    pub fn take(&mut self) -> bool {
+        let is_left = self.0 > 0;
+        self.0 -= usize::from(is_left);
+        is_left
+    }
+
+    /// Whether none is left.
+    pub fn is_used_up(&self) -> bool {
+        self.0 == 0
+    }
+}
+
+/// What is left of each.
+#[derive(Debug, Default)]
+pub struct Allowances {
+    /// Allocations that the message at hand may end.
+    pub ends: Left,
+    /// Leases of ended allocations whose holders are charged and told.
+    pub sweeps: Left,
+    /// Allocations that were used, and are not evicted when they are the oldest.
+    pub second_chances: Left,
+}
+
+impl Allowances {
+    /// All of them.
+    pub fn of_a_step() -> Self {
+        Allowances {
+            ends: Left(ENDS_PER_MESSAGE),
+            sweeps: Left(LEASES_SWEPT_PER_STEP),
+            second_chances: Left(LOOKS_PER_STEP),
+        }
+    }
+}

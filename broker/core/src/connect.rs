@@ -1,0 +1,207 @@
+//! Clients come and go: connect, hello, death, and the teardown of what they leave, in portions. Must
+//! never leave a charge behind.
+
+use crate::api::{ClientId, DomainKey, Effect, Effects, Now, Peer};
+use crate::clients::Client;
+use crate::ledger::{Charge, ScopeId};
+use crate::limits::{FDS_PER_CONNECTION, TEARDOWN_PER_STEP};
+use crate::rooms::items_of;
+use crate::slots::NONE;
+use crate::state::AllocationList;
+use crate::{Core, ErrorCode};
+use fdbroker_protocol::admin::EventKind;
+use fdbroker_protocol::{Resource, Scope, Status};
+
+/// What each client is charged with until nothing of it is left.
+pub(crate) const CONNECTION: Charge = Charge(Resource::Connections, 1);
+
+/// And from when it is let in.
+pub(crate) const PLACES: Charge = Charge(Resource::TablePlaces, FDS_PER_CONNECTION);
+
+impl Core {
+    pub(crate) fn connect(&mut self, client: ClientId, peer: &Peer<'_>, fx: &mut Effects) {
+        let key = peer.domain;
+        let status = if client.0 >= self.config.max_clients {
+            let most = u64::from(self.config.max_clients);
+            Self::no_quota_limit(Resource::Connections, Scope::Node, most)
+        } else if self.is_refusing(key) {
+            let most = self.config.max_refused_per_domain.into();
+            Self::no_quota_limit(Resource::RefusedFds, Scope::Domain, most)
+        } else if let Some(status) = self.is_beyond_share(key) {
+            status
+        } else if let Some(domain) = self.domain(key) {
+            match self.take_in(client, peer, domain) {
+                Ok(()) => return,
+                Err(blocked) => blocked,
+            }
+        } else {
+            let most = u64::from(self.config.max_domains);
+            Self::no_quota_limit(Resource::Domains, Scope::Node, most)
+        };
+        self.count_refused_connection(peer.pid, key.uid, peer.job.map(|(job, _)| job), status);
+        fx.list.push(Effect::Disconnect { client, status });
+        // Nothing of it was ever kept.
+        fx.list.push(Effect::Forget { client });
+    }
+
+    /// Makes a client of a domain, or says which cap is in the way; then nothing of it is left.
+    fn take_in(&mut self, client: ClientId, peer: &Peer<'_>, domain: u32) -> Result<(), Status> {
+        let Core { clients, ledger, .. } = self;
+        let job = peer.job.map(|(job, name)| clients.job_of((peer.domain, job), name, ledger));
+        let mut groups: Box<[u32]> = peer.groups.into();
+        groups.sort_unstable();
+        let new = Client::new(0, domain, job, peer.pid);
+        clients.insert(client.0, Client { gid: peer.gid, groups, ..new });
+        clients.open(client.0, ledger);
+        if let Err(blocked) = self.charge(client.0, CONNECTION) {
+            let status = self.no_quota(blocked);
+            self.close_client(client.0);
+            return Err(status);
+        }
+        Ok(())
+    }
+
+    /// Nothing of a client is left; maybe not of its job and its domain either.
+    fn close_client(&mut self, number: u32) {
+        let Client { scope, job, domain, .. } = self.clients.close(number, &mut self.ledger);
+        self.forget_full(scope);
+        if let Some(job) = job {
+            self.forget_job_if_unused(job);
+        }
+        self.forget_domain_if_unused(domain);
+    }
+
+    /// Drops a job that nothing is left of.
+    pub(crate) fn forget_job_if_unused(&mut self, number: u32) {
+        if let Some(scope) = self.clients.forget_job_if_unused(number, &mut self.ledger) {
+            self.forget_full(scope);
+        }
+    }
+
+    /// Drops a domain that nothing is left of.
+    pub(crate) fn forget_domain_if_unused(&mut self, number: u32) {
+        if let Some(scope) = self.clients.forget_domain_if_unused(number, &mut self.ledger) {
+            self.forget_full(scope);
+        }
+    }
+
+    /// Why the domain may not have another connection, though there is room: that is for others.
+    fn is_beyond_share(&self, key: DomainKey) -> Option<Status> {
+        let domain = self.clients.find_domain(key)?;
+        let scope = self.clients.scope_of_domain(domain);
+        let now = self.ledger[scope].account.now(Resource::Connections);
+        let is_beyond = self.share_of_connections(domain) == 0
+            && self.ledger[ScopeId::NODE].account.now(Resource::Connections)
+                < self.ledger.caps().node.connections;
+        is_beyond.then(|| Self::no_quota_limit(Resource::Connections, Scope::Domain, now))
+    }
+
+    /// Whether too many refused fds of the domain are still to be closed.
+    fn is_refusing(&self, key: DomainKey) -> bool {
+        let most = u64::from(self.config.max_refused_per_domain);
+        let number = self.clients.find_domain(key);
+        number.is_some_and(|number| self.refused_fds(number) > most)
+    }
+
+    /// The domain of a key, a new one if need be; `None`: there are as many as there may be.
+    pub(crate) fn domain(&mut self, key: DomainKey) -> Option<u32> {
+        let Core { clients, ledger, rooms, .. } = self;
+        clients.domain_of(key, ledger, || rooms.last_turn())
+    }
+
+    pub(crate) fn sendable(&mut self, client: ClientId, sendable: bool) {
+        let Some(record) = self.client(client) else { return };
+        record.sendable = sendable;
+        let parked = record.parked.clone();
+        if sendable {
+            self.room_appeared |= !self.rooms.is_empty() && !parked.is_empty();
+        } else {
+            // Its turn may not come for long: it must not stand before others.
+            parked.into_iter().for_each(|seq| self.wait_for_reader(seq));
+        }
+    }
+
+    pub(crate) fn gone(&mut self, client: ClientId) {
+        let Some(record) = self.client(client) else { return };
+        let was_welcome = record.welcome;
+        record.gone = true;
+        let parked = record.parked.clone();
+        let (own, credits) = (std::mem::take(&mut record.own_fds), record.credits);
+        parked.into_iter().for_each(|seq| self.stand_down(seq));
+        if was_welcome {
+            self.note_of_client(EventKind::Gone, client.0, Status::OK);
+        }
+        self.release_charge(client.0, Charge(Resource::OwnFds, own));
+        self.set_credits(client.0, 0, false);
+        self.release_charge(client.0, Charge(Resource::ReservedPlaces, credits));
+        self.ask_no_more(client.0);
+        self.clients.bury(client.0);
+    }
+
+    /// Ends what gone clients had, a bounded number of parked items, leases and allocations at a time.
+    pub(crate) fn tear_down(&mut self, now: Now, fx: &mut Effects) {
+        let mut left = TEARDOWN_PER_STEP;
+        while let Some(number) = self.clients.next_dying() {
+            while left > 0
+                && let Some(seq) = self.client_mut(number).parked.last().copied()
+            {
+                let items = self.unpark(seq).map_or(0, |parked| items_of(&parked.wish).1);
+                left = left.saturating_sub(usize::try_from(items).unwrap_or(left).max(1));
+            }
+            while left > 0
+                && let Some(lease) = self.any_lease(number)
+            {
+                self.end_lease(lease);
+                left -= 1;
+            }
+            while left > 0
+                && let Some(slot) = self.client_mut(number).owned.first()
+            {
+                self.disown(now, number, slot, fx);
+                left -= 1;
+            }
+            if left == 0 {
+                return;
+            }
+            self.clients.end_dying();
+            self.forget(number, fx);
+        }
+    }
+
+    /// Ends an allocation of a gone owner and takes it off the owner's record; a kept one lives on without it.
+    fn disown(&mut self, now: Now, owner: u32, slot: u32, fx: &mut Effects) {
+        if self.outlives_owner(slot) {
+            return self.orphan(now, slot);
+        }
+        if self.allocations[slot].is_live() {
+            self.end(slot, ErrorCode::OwnerGone, fx);
+        } else if self.allocations[slot].drained {
+            self.unlink(slot, AllocationList::Event);
+        }
+        self.unlink(slot, AllocationList::Owned);
+        self.leave_to_domain(owner, Charge(Resource::Allocations, 1));
+        self.allocations[slot].owner = NONE;
+        if self.allocations[slot].leases.is_empty() {
+            self.free_allocation(slot);
+        }
+    }
+
+    /// Forgets a gone client that has been torn down. Its fds in the closers are its domain's from now on:
+    /// one of them may hang for ever.
+    fn forget(&mut self, number: u32, fx: &mut Effects) {
+        let closing = std::mem::take(&mut self.client_mut(number).closing);
+        self.leave_to_domain(number, Charge(Resource::HeldFds, closing));
+        self.release_charge(number, CONNECTION);
+        if self.client_mut(number).welcome {
+            self.release_charge(number, PLACES);
+        }
+        let client = self.client_mut(number);
+        assert!(client.lru.is_empty() && client.recalls.is_empty() && client.drained.is_empty());
+        assert!(client.revoked.is_empty() && client.reclaims.is_empty());
+        assert!(client.by_base.is_empty() && client.parked.is_empty());
+        assert!(client.interests.is_empty());
+        self.room_appeared |= !self.rooms.is_empty();
+        self.close_client(number);
+        fx.list.push(Effect::Forget { client: ClientId(number) });
+    }
+}
