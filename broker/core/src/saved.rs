@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use crate::Core;
+use crate::allowances::Allowances;
 use crate::api::{Effect, Effects, File, FileId, Now};
 use crate::clients::{Client, Domain, Job};
 use crate::continuity::{FormerOwner, Grace, Standing};
@@ -88,6 +89,7 @@ impl Core {
             }
         }
         while !self.ending.is_empty() {
+            self.allowances = Allowances::of_a_step();
             self.sweep_ended();
         }
         // The teardown of an owner goes on, and what it kept lives on from now.

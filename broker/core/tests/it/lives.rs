@@ -1,7 +1,7 @@
 //! Tests of what outlives an owner or a broker: keep, share by group, restart, crash.
 
 use super::*;
-use fdbroker_core::limits::TEARDOWN_PER_STEP;
+use fdbroker_core::limits::{LEASES_SWEPT_PER_STEP, TEARDOWN_PER_STEP};
 use std::collections::BTreeSet;
 
 pub(super) fn id(slot: u32, generation: u32) -> AllocationId {
@@ -143,6 +143,21 @@ fn restart_when_requests_are_parked_then_each_is_answered_again_first() {
     assert!(matches!(world.core.take_events(OWNER), Some(Events::Recall(_))));
     world.supply(id, Ok(0), 1);
     assert_eq!(world.state(id), AllocationState::Held);
+}
+
+#[test]
+fn restart_when_the_last_step_has_swept_all_that_it_may_then_the_rest_is_swept_before() {
+    let mut world = World::new(config());
+    let id = world.register(deposit(1)).id;
+    let leases = 2 * LEASES_SWEPT_PER_STEP + 1;
+    for _ in 0..leases {
+        world.grant(USER, id);
+    }
+    world.unregister(OWNER, id);
+    assert!(world.core.totals().gauges.leases_ending > 0, "one step does not sweep them all");
+    world.restart(config());
+    assert_eq!(world.core.leases(0).count(), leases);
+    assert_eq!(world.core.totals().gauges.leases_ending, 0);
 }
 
 #[test]
