@@ -3,8 +3,9 @@
 
 use crate::api::{ClientId, DomainKey, Effect, Effects, Lane, Ticket};
 use crate::ledger::{Blocked, Charge, SHARE_OF_FDS, ScopeId, ScopeRecord};
+use crate::registry::Allocation;
 use crate::slots::NONE;
-use crate::state::{Allocation, Closing};
+use crate::state::Closing;
 use crate::{Core, ErrorCode};
 use fdbroker_protocol::{Resource, Scope, Status};
 

@@ -5,8 +5,9 @@ use crate::Core;
 use crate::api::{ClientId, Effect, Effects, Granted, LeaseId, Now, RequestId, Wanted};
 use crate::ledger::{Blocked, Charge, FOR_HELD, FOR_LEASE};
 use crate::limits::PLACES_AT_ONCE;
+use crate::registry::State;
 use crate::rooms::items_of;
-use crate::state::{Parked, State, Wait, Wish};
+use crate::state::{Parked, Wait, Wish};
 use fdbroker_protocol::{ErrorCode, MemoryKind, Resource, Scope, Status};
 
 /// What one item of an acquire comes to.
@@ -120,7 +121,7 @@ impl Core {
             Ok(id) => id,
             Err(code) => return Item::Final(code),
         };
-        let Some(allocation) = self.allocations.get(id.slot, id.generation) else {
+        let Some(allocation) = self.allocations.find(id) else {
             return Item::Final(self.end_of(id).unwrap_or(ErrorCode::Stale));
         };
         if !self.may_have(client, id.slot, allocation) {
@@ -314,8 +315,7 @@ impl Core {
     }
 
     pub(crate) fn granted(&mut self, wanted: Wanted, slot: u32, lease: LeaseId) -> Granted {
-        let allocation = &mut self.allocations[slot];
-        allocation.stamp.mark_used(self.lru.clock);
+        let allocation = self.allocations.mark_used(slot);
         Granted {
             wanted,
             status: Status::OK,

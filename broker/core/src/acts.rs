@@ -5,8 +5,8 @@ use crate::Core;
 use crate::api::{Acted, Effects, Now};
 use crate::ledger::{Blocked, ScopeId};
 use crate::limits::{DRAIN_PAUSE_US, DRAINED_PER_STEP, RECLAIM_PAUSE_US};
+use crate::registry::State;
 use crate::slots::NONE;
-use crate::state::State;
 use crate::timers::Chore;
 use fdbroker_protocol::admin::{ActOutcome, EventKind};
 use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH, Resource};
@@ -19,7 +19,7 @@ impl Core {
 
     /// What an evict of this allocation would come to now.
     pub fn evict_outcome(&self, id: AllocationId) -> ActOutcome {
-        let Some(allocation) = self.allocations.get(id.slot, id.generation) else {
+        let Some(allocation) = self.allocations.find(id) else {
             return ActOutcome::NotFound;
         };
         match allocation.state {
@@ -37,7 +37,7 @@ impl Core {
 
     /// What a revoke of this allocation would come to now.
     pub fn revoke_outcome(&self, id: AllocationId) -> ActOutcome {
-        match self.allocations.get(id.slot, id.generation) {
+        match self.allocations.find(id) {
             None => ActOutcome::NotFound,
             Some(allocation) if allocation.is_live() => ActOutcome::Done,
             Some(_) => ActOutcome::Ended,

@@ -120,6 +120,11 @@ impl Addresses {
         }
     }
 
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.chunks.values().map(Vec::len).sum()
+    }
+
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.chunks.is_empty()

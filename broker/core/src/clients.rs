@@ -6,7 +6,6 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::{Index, IndexMut};
 
-use crate::addresses::Addresses;
 use crate::api::{DomainKey, JobKey, OwnerKey};
 use crate::job_name::JobName;
 use crate::ledger::{Charge, Ledger, ScopeId};
@@ -60,10 +59,6 @@ pub struct Client {
     pub most_held: Option<u32>,
     /// Its fds in the closers.
     pub closing: u64,
-    /// Its allocations, ended ones included.
-    pub owned: List,
-    /// Its evictable allocations, in the order in which they became so.
-    pub lru: List,
     /// Its leases, by [`Shelf`].
     pub leases: [List; Shelf::COUNT],
     /// Its leases to ask for.
@@ -72,14 +67,8 @@ pub struct Client {
     pub keeps_asked: bool,
     /// The number of its last activity among those of all clients.
     pub act: u64,
-    /// Its allocations to recall.
-    pub recalls: List,
-    /// Its allocations whose drained notice is to be sent.
-    pub drained: List,
     /// Its leases whose revoked notice is to be sent.
     pub revoked: List,
-    /// Its live allocations by (device, address). At most its allocations.
-    pub by_base: Addresses,
     /// Its parked requests. At most `max_parked_per_client`.
     pub parked: Vec<u64>,
     /// The queues of those that want its allocations and wait for something else.

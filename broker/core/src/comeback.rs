@@ -9,8 +9,8 @@ use crate::api::{
 };
 use crate::ledger::Charge;
 use crate::register::NOTHING;
+use crate::registry::{Allocation, State};
 use crate::slots::NONE;
-use crate::state::{Allocation, AllocationList, State};
 use crate::waiting::Fate;
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Share, Status};
 
@@ -45,7 +45,7 @@ impl Core {
         fx: &mut Effects,
     ) -> Result<AllocationId, Status> {
         let id = item.id.map_err(Status::from)?;
-        let Some(allocation) = self.allocations.get(id.slot, id.generation) else {
+        let Some(allocation) = self.allocations.find(id) else {
             return Err(self.end_of(id).unwrap_or(ErrorCode::Stale).into());
         };
         let (state, owner) = (allocation.state, allocation.owner);
@@ -61,7 +61,9 @@ impl Core {
             }
             _ if owner != client => Err(ErrorCode::NotPermitted.into()),
             _ if id.generation >= self.config.first_generation => Err(ErrorCode::Stale.into()),
-            _ => self.count_again(id),
+            // Registered several times, it is named as many times.
+            _ if self.allocations.register_again(id.slot) => Ok(id),
+            _ => Err(ErrorCode::Protocol.into()),
         }
     }
 
@@ -74,7 +76,7 @@ impl Core {
         fx: &mut Effects,
     ) -> Result<(Status, AllocationId), Status> {
         let id = item.id.map_err(Status::from)?;
-        let Some(allocation) = self.allocations.get(id.slot, id.generation) else {
+        let Some(allocation) = self.allocations.find(id) else {
             let drained = self.was_drained(id).then_some((Status::DRAINED, id));
             return drained.ok_or_else(|| self.end_of(id).unwrap_or(ErrorCode::Stale).into());
         };
@@ -91,32 +93,18 @@ impl Core {
         }
         let none = Charge(Resource::KeptAllocations, 0);
         self.take_over_charges(client, &[Charge(Resource::Allocations, 1)], none)?;
-        let allocation = &mut self.allocations[slot];
-        (allocation.device, allocation.base) = (deposit.device, deposit.base);
-        allocation.owner_allocation_id = deposit.owner_allocation_id;
-        if is_reserved || allocation.leases.is_empty() {
+        if is_reserved || self.allocations[slot].leases.is_empty() {
             // Leases that were declared of an ended one before were charged for no bytes: its size was not known.
-            allocation.size_bytes = deposit.size_bytes;
+            self.allocations.set_former_size(slot, deposit.size_bytes);
         }
         if is_reserved {
             self.end(slot, ErrorCode::Stale, fx);
         }
-        self.allocations[slot].owner = client;
-        self.link(slot, AllocationList::Owned);
+        self.allocations.give(slot, client, deposit);
         self.continuity.leave(slot);
         self.continuity.linger(slot);
         self.drain_if_done(slot);
         Ok((Status::OK, id))
-    }
-
-    /// Registered several times, it is named as many times.
-    fn count_again(&mut self, id: AllocationId) -> Result<AllocationId, Status> {
-        let registrations = &mut self.allocations[id.slot].registrations;
-        match registrations.checked_add(1) {
-            Some(more) => *registrations = more,
-            None => return Err(ErrorCode::Protocol.into()),
-        }
-        Ok(id)
     }
 
     /// An allocation without an owner gets one: of its domain, with its handle and token. The address is the new owner's,
@@ -138,7 +126,7 @@ impl Core {
             return Err(ErrorCode::Protocol.into());
         }
         // Without its fd it is gone; so is what stood at an address that holds something else now.
-        let lost = match self.overlapping(client, deposit.range()) {
+        let lost = match self.allocations.overlapping(client, deposit.range()) {
             _ if !is_held && !deposit.recallable => Some(ErrorCode::OwnerGone),
             Some(_) => Some(ErrorCode::Stale),
             None => None,
@@ -174,11 +162,7 @@ impl Core {
         self.move_pin(slot, client);
         self.remove_orphan(slot);
         self.move_interest(slot, client);
-        let allocation = &mut self.allocations[slot];
-        (allocation.owner, allocation.registrations) = (client, 1);
-        (allocation.device, allocation.base) = (deposit.device, deposit.base);
-        allocation.owner_allocation_id = deposit.owner_allocation_id;
-        self.own(slot, None);
+        self.allocations.give(slot, client, deposit);
         fx.list.push(Effect::KeptChanged { slot });
         Ok(())
     }
@@ -193,8 +177,8 @@ impl Core {
         // Its domain and share stay as they were.
         let deposit = &Deposit { share: former.traits.share(), ..*deposit };
         let allocation = Allocation::new(deposit, client, domain, State::Evicted);
-        self.allocations[slot] = Allocation { open, leases, ..allocation };
-        self.own(slot, deposit.driver_data);
+        let allocation = Allocation { open, leases, ..allocation };
+        self.allocations.replace(slot, allocation, deposit.driver_data);
         Ok(())
     }
 

@@ -6,8 +6,6 @@ use crate::clients::Client;
 use crate::ledger::{Charge, ScopeId};
 use crate::limits::{FDS_PER_CONNECTION, TEARDOWN_PER_STEP};
 use crate::rooms::items_of;
-use crate::slots::NONE;
-use crate::state::AllocationList;
 use crate::{Core, ErrorCode};
 use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{Resource, Scope, Status};
@@ -155,7 +153,7 @@ impl Core {
                 left -= 1;
             }
             while left > 0
-                && let Some(slot) = self.client_mut(number).owned.first()
+                && let Some(slot) = self.allocations.any_of(number)
             {
                 self.disown(now, number, slot, fx);
                 left -= 1;
@@ -170,17 +168,14 @@ impl Core {
 
     /// Ends an allocation of a gone owner and takes it off the owner's record; a kept one lives on without it.
     fn disown(&mut self, now: Now, owner: u32, slot: u32, fx: &mut Effects) {
-        if self.outlives_owner(slot) {
+        if self.allocations[slot].outlives_owner() {
             return self.orphan(now, slot);
         }
         if self.allocations[slot].is_live() {
             self.end(slot, ErrorCode::OwnerGone, fx);
-        } else if self.allocations[slot].drained {
-            self.unlink(slot, AllocationList::Event);
         }
-        self.unlink(slot, AllocationList::Owned);
+        self.allocations.take_from_owner(slot);
         self.leave_to_domain(owner, Charge(Resource::Allocations, 1));
-        self.allocations[slot].owner = NONE;
         if self.allocations[slot].leases.is_empty() {
             self.free_allocation(slot);
         }
@@ -196,10 +191,9 @@ impl Core {
             self.release_charge(number, PLACES);
         }
         let client = self.client_mut(number);
-        assert!(client.lru.is_empty() && client.recalls.is_empty() && client.drained.is_empty());
         assert!(client.revoked.is_empty() && client.reclaims.is_empty());
-        assert!(client.by_base.is_empty() && client.parked.is_empty());
-        assert!(client.interests.is_empty());
+        assert!(client.parked.is_empty() && client.interests.is_empty());
+        self.allocations.forget_owner(number);
         self.room_appeared |= !self.rooms.is_empty();
         self.close_client(number);
         fx.list.push(Effect::Forget { client: ClientId(number) });

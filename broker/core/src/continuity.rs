@@ -10,9 +10,9 @@ use crate::api::{
     Record,
 };
 use crate::config::ConfigError;
-use crate::limits::{RESERVED_ENDS_PER_STEP, RESERVED_LOOKS_PER_STEP, SLOTS_BEFORE_REUSE};
-use crate::slots::{NONE, Slots};
-use crate::state::{Allocation, Orphan, State};
+use crate::limits::{RESERVED_ENDS_PER_STEP, RESERVED_LOOKS_PER_STEP};
+use crate::registry::{Allocation, Orphan, Registry, State};
+use crate::slots::NONE;
 use crate::timers::Timer;
 use fdbroker_protocol::{AllocationId, ErrorCode, MemoryKind};
 use rustc_hash::FxHashMap;
@@ -253,7 +253,7 @@ impl Core {
         });
         let values: Vec<_> = values.collect();
         let (most, first) = (core.config.max_slots, core.config.first_generation);
-        core.allocations = Slots::holding(most, first, SLOTS_BEFORE_REUSE, values.into_iter()).ok_or_else(|| {
+        core.allocations = Registry::holding(most, first, values.into_iter()).ok_or_else(|| {
             ConfigError::new(format!(
                 "the former generation page does not fit max_slots = {most} and first_generation = {first}: \
                  keep max_slots as it was, or remove the page to begin anew"
@@ -314,7 +314,7 @@ impl Core {
     /// The fd of a slot has outlived the crash: it lives on without its owner.
     fn keep_former(&mut self, kept: &Kept, now: Now) -> Result<(), ConfigError> {
         let Kept { id, domain: key, gid, job, deposit } = kept;
-        let found = self.allocations.get(id.slot, id.generation);
+        let found = self.allocations.find(*id);
         let is_reserved = found.is_some_and(|found| found.state == State::Reserved);
         let wrong = |why| ConfigError::new(format!("the kept allocation {id} {why}"));
         if !is_reserved || !deposit.keep || !deposit.has_sound_range() {
@@ -324,11 +324,8 @@ impl Core {
         if self.clients.domain_key(domain) != *key {
             return Err(wrong("was another domain's"));
         }
-        self.allocations[id.slot] = Allocation::new(deposit, NONE, domain, State::Resident);
-        if let Some(data) = deposit.driver_data {
-            self.driver_data.insert(id.slot, data);
-        }
-        self.held_now += 1;
+        let allocation = Allocation::new(deposit, NONE, domain, State::Resident);
+        self.allocations.replace(id.slot, allocation, deposit.driver_data);
         self.pin(id.slot, deposit.file, 0);
         let until = now.after(self.config.keep_ttl_us);
         let Core { clients, ledger, .. } = self;
@@ -339,7 +336,7 @@ impl Core {
 
     /// What to remember of the live allocation in a slot, for a broker after a crash.
     pub fn record(&self, slot: u32) -> Option<(AllocationId, Record)> {
-        let allocation = self.allocations.is_full(slot).then(|| &self.allocations[slot])?;
+        let allocation = self.allocations.in_slot(slot)?;
         let owner = self.clients.find(allocation.owner);
         let record = Record {
             domain: self.clients.domain_key(allocation.domain),
@@ -348,7 +345,7 @@ impl Core {
             recallable: allocation.traits.is_recallable(),
             owner: owner.map_or(OwnerKey::default(), |owner| owner.key),
         };
-        allocation.is_live().then(|| (self.id_of(slot), record))
+        allocation.is_live().then(|| (self.allocations.id_of(slot), record))
     }
 
     /// Slots of before a crash that no owner has named again yet.
@@ -358,13 +355,13 @@ impl Core {
 
     /// Whether the allocation waits for its owner of before a crash.
     pub fn is_reserved(&self, id: AllocationId) -> bool {
-        let found = self.allocations.get(id.slot, id.generation);
+        let found = self.allocations.find(id);
         found.is_some_and(|found| found.state == State::Reserved)
     }
 
     /// Why an allocation has ended; `None` while it lives. A handle that is older than its slot's last allocation is stale.
     pub fn end_of(&self, id: AllocationId) -> Option<ErrorCode> {
-        match self.allocations.get(id.slot, id.generation) {
+        match self.allocations.find(id) {
             Some(allocation) => match allocation.state {
                 State::Ended(code) => Some(code),
                 _ => None,
@@ -379,7 +376,7 @@ impl Core {
 
     /// Whether an allocation has ended and is not forgotten: it is leased, or its owner has not heard that it is drained.
     pub fn is_ended_here(&self, id: AllocationId) -> bool {
-        let found = self.allocations.get(id.slot, id.generation);
+        let found = self.allocations.find(id);
         found.is_some_and(|allocation| !allocation.is_live())
     }
 

@@ -6,8 +6,9 @@ use crate::api::{ClientId, Effect, Effects, RequestId, StatusReply};
 use crate::ledger::Charge;
 use crate::limits::LEASES_SWEPT_PER_TURN;
 use crate::recall::RECALLED_PLACE;
+use crate::registry::State;
 use crate::slots::NONE;
-use crate::state::{AllocationLinks, AllocationList, Lease, LeaseLinks, LeaseList, State};
+use crate::state::Lease;
 use crate::waiting::Fate;
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Status};
 
@@ -29,7 +30,7 @@ impl Core {
     }
 
     fn unregister_one(&mut self, client: ClientId, id: AllocationId, fx: &mut Effects) -> Status {
-        let found = self.allocations.get(id.slot, id.generation);
+        let found = self.allocations.find(id);
         let Some(allocation) = found.filter(|allocation| allocation.is_live()) else {
             return ErrorCode::Stale.into();
         };
@@ -40,8 +41,8 @@ impl Core {
         if is_last && !self.allowances.ends.take() {
             return ErrorCode::Again.into();
         }
-        self.allocations[id.slot].registrations -= 1;
         if !is_last {
+            self.allocations.unregister(id.slot);
             return Status::OK;
         }
         self.end(id.slot, ErrorCode::Stale, fx);
@@ -58,11 +59,7 @@ impl Core {
         let allocation = &self.allocations[slot];
         let owner = allocation.owner;
         let (reserved, file) = (self.bytes_to_recall(slot), self.file_of(slot));
-        let key = (allocation.device, allocation.base);
         self.note_end(slot, code);
-        if owner != NONE {
-            self.forget_base(owner, key, slot);
-        }
         fx.list.push(Effect::Publish { slot, generation: 0 });
         match self.allocations[slot].state {
             State::Held | State::Resident => {
@@ -71,7 +68,7 @@ impl Core {
                 self.close_held(slot, fx);
             }
             State::Recalling => {
-                self.unlink(slot, AllocationList::Event);
+                self.allocations.not_to_recall(slot);
                 self.release_charge(owner, RECALLED_PLACE);
                 self.release_charge(owner, Charge(Resource::HeldBytes, reserved));
             }
@@ -82,25 +79,15 @@ impl Core {
             self.release_allocation_charge(slot, Charge(Resource::KeptAllocations, 1));
         }
         self.continuity.end(slot);
-        self.allocations[slot].state = State::Ended(code);
+        self.allocations.end(slot, code);
         if owner != NONE && self.lingers(slot) {
             self.continuity.linger(slot);
         }
-        self.decide_all(slot, Fate::Answer(self.id_of(slot), code.into()));
+        self.decide_all(slot, Fate::Answer(self.allocations.id_of(slot), code.into()));
         self.leases_ending += self.allocations[slot].leases.len() as u64;
         if !self.allocations[slot].leases.is_empty() {
             self.pin_ended(slot, file);
-            let Core { allocations, ending, .. } = self;
-            let domain = allocations[slot].domain;
-            ending.push(domain, &mut AllocationLinks(allocations, AllocationList::Event), slot);
-        }
-    }
-
-    /// An address of the owner is no longer that of an allocation.
-    pub(crate) fn forget_base(&mut self, owner: u32, key: (u32, u64), slot: u32) {
-        if key.1 != 0 {
-            let removed = self.client_mut(owner).by_base.remove(key);
-            assert!(removed == Some(slot), "a live allocation with an address is found by it");
+            self.allocations.enter_ending(slot);
         }
     }
 
@@ -108,7 +95,7 @@ impl Core {
     /// domain's allocations in turn.
     pub(crate) fn sweep_ended(&mut self) {
         while !self.allowances.sweeps.is_used_up()
-            && let Some(slot) = self.ending.first()
+            && let Some(slot) = self.allocations.next_ending()
         {
             for _ in 0..LEASES_SWEPT_PER_TURN {
                 if self.allowances.sweeps.is_used_up() {
@@ -117,13 +104,13 @@ impl Core {
                 // Those that were swept have gone to the end of the list.
                 let next = self.allocations[slot].leases.first();
                 let Some(lease) = next.filter(|lease| !self.leases[*lease].ended) else {
-                    self.leave_ending(slot);
+                    self.allocations.leave_ending(slot);
                     break;
                 };
                 self.allowances.sweeps.take();
                 self.sweep_lease(lease);
             }
-            self.ending.end_turn();
+            self.allocations.end_turn_of_ending();
         }
     }
 
@@ -131,11 +118,7 @@ impl Core {
     pub(crate) fn sweep_lease(&mut self, lease: u32) {
         let Lease { client: holder, allocation: slot, .. } = self.leases[lease];
         self.leases_ending -= 1;
-        let mut list = self.allocations[slot].leases;
-        let links = &mut LeaseLinks(&mut self.leases, LeaseList::Allocation);
-        list.remove(links, lease);
-        list.push(links, lease);
-        self.allocations[slot].leases = list;
+        self.allocations.put_lease_last(slot, &mut self.leases, lease);
         let charge = Charge(Resource::PinnedBytes, self.allocations[slot].size_bytes);
         let scope = self.scope_of(holder);
         self.ledger.add_below(Scope::Node, scope, charge);
@@ -145,15 +128,6 @@ impl Core {
                 self.eventful.push(ClientId(holder));
             }
             self.with_event_list(holder, false, |list, links| list.push(links, lease));
-        }
-    }
-
-    /// Every lease has been swept, or given back.
-    fn leave_ending(&mut self, slot: u32) {
-        let Core { allocations, ending, .. } = self;
-        if !allocations[slot].drained && allocations[slot].is_in(AllocationList::Event) {
-            let domain = allocations[slot].domain;
-            ending.remove(domain, &mut AllocationLinks(allocations, AllocationList::Event), slot);
         }
     }
 
@@ -176,7 +150,7 @@ impl Core {
     /// The last lease of an ended allocation is gone: nothing pins the memory any more. Its owner is told, or the slot is
     /// free when there is none.
     pub(crate) fn unpinned(&mut self, slot: u32) {
-        self.leave_ending(slot);
+        self.allocations.leave_ending(slot);
         self.unpin_ended(slot);
         self.drain_if_done(slot);
     }
@@ -196,27 +170,14 @@ impl Core {
             // Its teardown comes to this allocation and frees it.
             return;
         }
-        if self.client_mut(owner).drained.is_empty() {
+        if self.allocations.drained(slot) {
             self.eventful.push(ClientId(owner));
         }
-        self.allocations[slot].drained = true;
-        self.link(slot, AllocationList::Event);
     }
 
     /// Frees the slot of an ended allocation without leases.
     pub(crate) fn free_allocation(&mut self, slot: u32) {
-        let allocation = &self.allocations[slot];
-        assert!(allocation.leases.is_empty() && allocation.recall == NONE);
-        let State::Ended(code) = allocation.state else { unreachable!("it has ended") };
-        let (owner, domain) = (allocation.owner, allocation.domain);
-        if allocation.traits.has_driver_data() {
-            self.driver_data.remove(&slot);
-        }
-        if owner != NONE {
-            self.unlink(slot, AllocationList::Owned);
-        }
-        // Who asks for it hears of this end until the slot is used again.
-        self.allocations.remove_noting(slot, code as u16);
+        let (owner, domain) = self.allocations.free(slot);
         self.release_from(owner, domain, Charge(Resource::Allocations, 1));
     }
 }

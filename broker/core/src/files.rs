@@ -8,8 +8,8 @@ use crate::Core;
 use crate::api::{File, FileId};
 use crate::ledger::{Blocked, Charge, ScopeId};
 use crate::lists::{Link, List, Nodes};
+use crate::registry::{Allocation, State};
 use crate::slots::{NONE, Slots};
-use crate::state::{Allocation, State};
 use fdbroker_protocol::{Resource, Scope};
 
 /// Unit of what an allocation remembers of its file while it is not held, bytes.
@@ -175,7 +175,7 @@ impl Core {
 
     /// Remembers, for an allocation that is not held, what its file would pin.
     pub(crate) fn remember_file(&mut self, slot: u32, file: Option<File>) {
-        self.allocations[slot].file = file.map_or(NONE, |file| pages(file.pinned_bytes));
+        self.allocations.set_file(slot, file.map_or(NONE, |file| pages(file.pinned_bytes)));
     }
 
     /// The account of a client that is above its cap of held bytes: a file of it has grown.
@@ -188,12 +188,12 @@ impl Core {
         let allocation = &self.allocations[slot];
         let (owner, domain, size) = (allocation.owner, allocation.domain, allocation.size_bytes);
         let Some(File { id, pinned_bytes }) = file else {
-            self.allocations[slot].file = NONE;
+            self.allocations.set_file(slot, NONE);
             return self.charge_difference(owner, domain, charged, size);
         };
         let known = self.files.find(domain, id);
         let file = known.unwrap_or_else(|| self.files.insert(domain, id));
-        self.allocations[slot].file = self.files.join(file, owner);
+        self.allocations.set_file(slot, self.files.join(file, owner));
         match known {
             Some(_) => {
                 self.charge_difference(owner, domain, charged, 0);
@@ -213,7 +213,7 @@ impl Core {
             return self.release_from(owner, domain, Charge(Resource::HeldBytes, size_bytes));
         }
         let file = self.files.stakes[stake].file;
-        self.allocations[slot].file = pages(self.files.files[file].bytes);
+        self.allocations.set_file(slot, pages(self.files.files[file].bytes));
         self.leave_file(stake);
     }
 
@@ -222,7 +222,7 @@ impl Core {
         let stake = self.allocations[slot].file;
         if stake != NONE {
             let file = self.files.stakes[stake].file;
-            self.allocations[slot].file = self.files.join(file, owner);
+            self.allocations.set_file(slot, self.files.join(file, owner));
             self.leave_file(stake);
         }
     }

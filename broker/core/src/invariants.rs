@@ -6,9 +6,9 @@ use crate::continuity::Grace;
 use crate::leases::lease_charge;
 use crate::ledger::{Charge, LEASE_KINDS, Ledger, ScopeId};
 use crate::recall::PROMISED_LEASE;
+use crate::registry::{AllocationList, State};
 use crate::rooms::items_of;
-use crate::slots::NONE;
-use crate::state::{AllocationLinks, AllocationList, LeaseLinks, LeaseList, State, Wait, Wish};
+use crate::state::{LeaseLinks, LeaseList, Wait, Wish};
 use crate::timers::Timer;
 use crate::waiting::Fate;
 use fdbroker_protocol::{Resource, Scope};
@@ -18,7 +18,7 @@ impl Core {
     pub(crate) fn assert_invariants(&mut self) {
         self.ledger.assert_node();
         let places = self.ledger[ScopeId::NODE].account.counted(Resource::HeldFds);
-        let in_use = self.held_now + self.closings.len() as u64;
+        let in_use = self.allocations.held() + self.closings.len() as u64;
         assert!(in_use <= places + self.ledger.unplaced(), "invariant 1: fds without a place");
     }
 
@@ -114,7 +114,7 @@ impl Core {
         right.add(ScopeId::NODE, Charge(Resource::Domains, self.clients.domains(0).count() as u64));
         right.set_unplaced(refused);
         assert_eq!(unswept, self.leases_ending, "leases that a sweep is still to come to");
-        assert_eq!(held, self.held_now, "invariant 4: fds held");
+        assert_eq!(held, self.allocations.held(), "invariant 4: fds held");
     }
 
     /// What a successor would refuse must never be there; and what is without an owner waits for one, or for its end.
@@ -124,7 +124,7 @@ impl Core {
         }
         let (mut orphans, mut reserved) = (0, 0);
         for (slot, allocation) in self.allocations.iter_from(0) {
-            let orphan = self.orphans.get(&slot);
+            let orphan = self.allocations.orphan(slot);
             self.check_allocation(slot, orphan).expect("a sound allocation");
             if allocation.state == State::Reserved {
                 assert!(self.continuity.gid_of(slot).is_some(), "slot {slot} waits for nobody");
@@ -137,7 +137,11 @@ impl Core {
                 orphans += 1;
             }
         }
-        assert_eq!((orphans, reserved), (self.orphans.len(), self.reserved()), "ownerless slots");
+        assert_eq!(
+            (orphans, reserved),
+            (self.allocations.orphans().len(), self.reserved()),
+            "ownerless slots"
+        );
         match self.continuity.grace() {
             Grace::None => assert_eq!(reserved, 0, "slots are reserved for ever"),
             Grace::Until(at) => assert!(self.timers.has(at, Timer::Grace)),
@@ -149,7 +153,12 @@ impl Core {
     fn check_jobs(&self) {
         self.clients.check();
         for (number, job) in self.clients.jobs(0) {
-            let left = self.orphans.values().filter(|orphan| orphan.job == Some(number)).count();
+            let left = self
+                .allocations
+                .orphans()
+                .values()
+                .filter(|orphan| orphan.job == Some(number))
+                .count();
             assert_eq!(job.orphans as usize, left, "what is left of job {:?}", job.key);
             let is_waited_for = !self.ledger[job.scope].blocked.is_empty();
             assert!(job.clients > 0 || left > 0 || is_waited_for, "job {:?} of nobody", job.key);
@@ -159,34 +168,20 @@ impl Core {
     fn check_lists(&mut self, right: &mut Ledger) {
         for number in self.clients.numbers() {
             let client = self.client_mut(number);
-            let (owned, lru, recalls) = (client.owned, client.lru, client.recalls);
-            let (drained, silent, scope) = (client.drained, client.silent, client.scope);
+            let (silent, scope) = (client.silent, client.scope);
             let idle_credits = client.credits - u64::from(client.credit_waited_for);
-            let allocations = &mut self.allocations;
-            owned.checked(&mut AllocationLinks(allocations, AllocationList::Owned));
-            recalls.checked(&mut AllocationLinks(allocations, AllocationList::Event));
-            drained.checked(&mut AllocationLinks(allocations, AllocationList::Event));
-            let mut places = Vec::new();
-            for slot in lru.checked(&mut AllocationLinks(allocations, AllocationList::Lru)) {
-                let allocation = &allocations[slot];
-                assert!(allocation.state == State::Held && allocation.recall == NONE);
-                assert!(allocation.owner == number);
-                places.push(self.lru.clock.place(allocation.stamp));
-            }
-            assert!(
-                places.is_sorted(),
-                "invariant 5: the queue of client {number} is not in order"
-            );
             let (place, _) = self.ledger[scope].creditors.first_key().unwrap_or_default();
             right.set_idle_credits(scope, idle_credits, place);
-            if !silent {
-                right.set_evictable(scope, places.first().copied(), places.len() as u64);
+            let oldest = self.allocations.place_of_oldest(number);
+            if let (false, Some((place, count))) = (silent, oldest) {
+                right.set_evictable(scope, Some(place), count);
             }
             for kind in 0..LEASE_KINDS {
                 right.set_ask_key(scope, kind, self.ledger.ask_key(scope, kind));
             }
         }
-        assert!(self.lru.aside.is_empty(), "invariant 5: what was set aside is put back");
+        assert!(self.aside.is_empty(), "invariant 5: what was set aside is put back");
+        self.allocations.check();
         self.check_shelves();
         self.check_leases();
     }
@@ -195,10 +190,6 @@ impl Core {
         for slot in self.allocations.full() {
             let allocation = &self.allocations[slot];
             let (list, open) = (allocation.leases, allocation.open);
-            let evictable_but_out = allocation.state == State::Held
-                && allocation.recall == NONE
-                && !allocation.is_in(AllocationList::Lru);
-            assert!(!evictable_but_out, "slot {slot} is held, not waited for, and in no LRU");
             let leases = list.checked(&mut LeaseLinks(&mut self.leases, LeaseList::Allocation));
             let opened = leases.iter().filter(|lease| !self.leases[**lease].mapped).count();
             assert_eq!(opened, open as usize, "open leases of slot {slot}");

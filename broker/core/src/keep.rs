@@ -6,8 +6,8 @@ use crate::acquire::Turn;
 use crate::api::{ClientId, Deposit, Effect, Effects, Kept, Lane, NO_GROUP, Now};
 use crate::clients::Client;
 use crate::ledger::Charge;
+use crate::registry::{Allocation, Orphan, State};
 use crate::slots::NONE;
-use crate::state::{Allocation, AllocationList, Orphan, State};
 use crate::timers::Timer;
 use crate::waiting::Fate;
 use fdbroker_protocol::{ErrorCode, Resource, Share};
@@ -16,12 +16,9 @@ impl Core {
     /// What to remember with the fd of a slot that is in the service manager's store: for [`Effect::Keep`].
     /// `None` when the slot is not kept, or its fd is not here.
     pub fn kept(&self, slot: u32) -> Option<Kept> {
-        let allocation = self.allocations.is_full(slot).then(|| &self.allocations[slot])?;
-        if !self.outlives_owner(slot) {
-            return None;
-        }
+        let allocation = self.allocations.in_slot(slot).filter(|it| it.outlives_owner())?;
         Some(Kept {
-            id: self.id_of(slot),
+            id: self.allocations.id_of(slot),
             domain: self.clients.domain_key(allocation.domain),
             gid: self.gid_of(slot)?,
             job: self
@@ -40,14 +37,9 @@ impl Core {
                 fd_offset: allocation.fd_offset,
                 owner_allocation_id: allocation.owner_allocation_id,
                 base: allocation.base,
-                driver_data: self.driver_data.get(&slot).copied(),
+                driver_data: self.allocations.driver_data(slot).copied(),
             },
         })
-    }
-
-    /// Whether an allocation lives on when its owner is gone: kept, and its fd is here.
-    pub(crate) fn outlives_owner(&self, slot: u32) -> bool {
-        self.allocations[slot].outlives_owner()
     }
 
     /// The fd of a slot has just been stored.
@@ -68,7 +60,7 @@ impl Core {
     /// The owner of a kept allocation has given its fd again, after a crash: from now on it stays.
     pub(crate) fn keep_supplied(&mut self, slot: u32, fx: &mut Effects) {
         let queues = self.end_recall(slot);
-        self.allocations[slot].state = State::Resident;
+        self.allocations.set_state(slot, State::Resident);
         self.keep_stored(slot, fx);
         queues.into_iter().for_each(|queue| self.decide(queue, Fate::Retry(Turn::First)));
     }
@@ -78,23 +70,20 @@ impl Core {
     pub(crate) fn orphan(&mut self, now: Now, slot: u32) {
         let allocation = &self.allocations[slot];
         let (owner, size) = (allocation.owner, allocation.size_bytes);
-        let key = (allocation.device, allocation.base);
         let (gid, job) = (self.client_mut(owner).gid, self.client_mut(owner).job);
-        self.forget_base(owner, key, slot);
-        self.unlink(slot, AllocationList::Owned);
         let claimed = if self.has_file(slot) { 0 } else { size };
         for charge in Self::charges_of_kept(claimed) {
             self.leave_to_domain(owner, charge);
         }
         self.move_pin(slot, NONE);
         self.move_interest(slot, NONE);
-        self.allocations[slot].owner = NONE;
+        self.allocations.take_from_owner(slot);
         let until = now.after(self.config.keep_ttl_us);
         self.add_orphan(slot, Orphan { until, gid, job });
     }
 
     pub(crate) fn add_orphan(&mut self, slot: u32, orphan: Orphan) {
-        self.orphans.insert(slot, orphan);
+        self.allocations.add_orphan(slot, orphan);
         let timer = Timer::Keep(slot, self.allocations.generation(slot));
         self.timers.set(orphan.until, timer);
         if let Some(job) = orphan.job {
@@ -104,7 +93,7 @@ impl Core {
 
     /// An allocation has an owner again, or has ended; it may have been no orphan.
     pub(crate) fn remove_orphan(&mut self, slot: u32) {
-        let Some(Orphan { until, job, .. }) = self.orphans.remove(&slot) else { return };
+        let Some(Orphan { until, job, .. }) = self.allocations.remove_orphan(slot) else { return };
         self.timers.cancel(until, Timer::Keep(slot, self.allocations.generation(slot)));
         if let Some(job) = job {
             self.clients.take_orphan(job);
@@ -125,7 +114,7 @@ impl Core {
     /// Ends a kept allocation that no client has adopted in time.
     pub(crate) fn end_orphan(&mut self, slot: u32, generation: u32, fx: &mut Effects) {
         let found = self.allocations.get(slot, generation);
-        if found.is_some() && self.orphans.contains_key(&slot) {
+        if found.is_some() && self.allocations.orphan(slot).is_some() {
             self.end(slot, ErrorCode::OwnerGone, fx);
             self.drain_if_done(slot);
         }
@@ -156,14 +145,14 @@ impl Core {
     pub(crate) fn gid_of(&self, slot: u32) -> Option<u32> {
         let owner = self.clients.find(self.allocations[slot].owner);
         let gid = owner.map(|owner| owner.gid);
-        let gid = gid.or_else(|| self.orphans.get(&slot).map(|orphan| orphan.gid));
+        let gid = gid.or_else(|| self.allocations.orphan(slot).map(|orphan| orphan.gid));
         gid.or_else(|| self.continuity.gid_of(slot))
     }
 
     /// The number of the job of an allocation's owner; of a kept one without an owner, the job that has left it.
     pub(crate) fn job_of_slot(&self, slot: u32) -> Option<u32> {
         match self.allocations[slot].owner {
-            NONE => self.orphans.get(&slot)?.job,
+            NONE => self.allocations.orphan(slot)?.job,
             owner => self.clients.find(owner)?.job,
         }
     }

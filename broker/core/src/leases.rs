@@ -2,7 +2,8 @@
 
 use crate::api::{ClientId, Effect, Effects, LeaseId, Now, RequestId, StatusReply};
 use crate::ledger::{Blocked, Charge};
-use crate::state::{Lease, LeaseLinks, LeaseList, State};
+use crate::registry::State;
+use crate::state::Lease;
 use crate::{Core, ErrorCode};
 use fdbroker_protocol::{Resource, Status};
 
@@ -41,16 +42,13 @@ impl Core {
         let links = Default::default();
         let lease = Lease { since, allocation, client, asked, mapped, ended, links };
         let (number, generation) = self.leases.insert(lease).expect("2^32 slots outlast memory");
-        self.enter_lists(number, slot, mapped);
+        self.enter_lists(number, slot);
         LeaseId(u64::from(generation) << 32 | u64::from(number))
     }
 
     /// Puts a lease into the lists of its allocation and of its holder.
-    pub(crate) fn enter_lists(&mut self, number: u32, slot: u32, mapped: bool) {
-        let Core { allocations, leases, .. } = self;
-        let allocation = &mut allocations[slot];
-        allocation.leases.push(&mut LeaseLinks(leases, LeaseList::Allocation), number);
-        allocation.open += u32::from(!mapped);
+    pub(crate) fn enter_lists(&mut self, number: u32, slot: u32) {
+        self.allocations.add_lease(slot, &mut self.leases, number);
         self.shelve(number);
     }
 
@@ -87,7 +85,7 @@ impl Core {
         }
         self.shelve_mapped(slot);
         let allocation = self.leases[slot].allocation;
-        self.allocations[allocation].open -= 1;
+        self.allocations.map_lease(allocation);
         self.release_charge(client.0, Charge(Resource::OpenLeases, 1));
         Status::OK
     }
@@ -143,14 +141,11 @@ impl Core {
 
     /// The same, but for its charge: the caller takes that back.
     fn remove_lease(&mut self, slot: u32) {
-        let Lease { allocation, client, mapped, ended, .. } = self.leases[slot];
+        let Lease { allocation, client, ended, .. } = self.leases[slot];
         self.unask(slot);
         self.unshelve(slot);
-        let Core { allocations, leases, .. } = self;
-        let list = &mut allocations[allocation].leases;
-        list.remove(&mut LeaseLinks(leases, LeaseList::Allocation), slot);
+        self.allocations.take_lease(allocation, &mut self.leases, slot);
         self.leases.remove(slot);
-        self.allocations[allocation].open -= u32::from(!mapped);
         if let State::Ended(_) = self.allocations[allocation].state {
             match ended {
                 true => self.unpin_of_holder(client, allocation),

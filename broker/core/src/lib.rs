@@ -37,6 +37,7 @@ mod order;
 mod recall;
 mod reclaim;
 mod register;
+mod registry;
 mod restore;
 mod rooms;
 mod rounds;
@@ -69,17 +70,12 @@ use fairness::{Rooms, Scan};
 use fdbroker_protocol::limits::{DRIVER_DATA_BYTES, ENDS_PER_MESSAGE};
 use fdbroker_protocol::{ByCounter, ErrorCode};
 use ledger::{Blocked, Ledger};
-use limits::SLOTS_BEFORE_REUSE;
-use order::Lru;
-use rounds::Rounds;
+use registry::Registry;
 use rustc_hash::FxHashSet;
 use slots::Slots;
-use state::{Allocation, Closing, Lease, Orphan, Parked, Recall};
+use state::{Closing, Lease, Parked, Recall};
 use timers::Timers;
 use waiting::Waiting;
-
-/// Bytes in use, and the bytes.
-type DriverData = (u8, [u8; DRIVER_DATA_BYTES]);
 
 /// The broker's state. See the crate's page.
 #[derive(Debug)]
@@ -88,16 +84,13 @@ pub struct Core {
     config: Config,
     ledger: Ledger,
     clients: Clients,
-    allocations: Slots<Allocation>,
-    /// Driver data of the allocations that have some, by slot.
-    driver_data: BTreeMap<u32, DriverData>,
-    /// Kept allocations without an owner, by slot; each counted by the job that has left it.
-    orphans: BTreeMap<u32, Orphan>,
+    allocations: Registry,
     continuity: Continuity,
     leases: Slots<Lease>,
     recalls: Slots<Recall>,
     closings: Slots<Closing>,
-    lru: Lru,
+    /// Allocations that the request at hand wants: out of the order of eviction, so that none makes room for another.
+    aside: Vec<u32>,
     files: files::Files,
     /// Parked requests by arrival number. At most `max_clients` x `max_parked_per_client`.
     parked: BTreeMap<u64, Parked>,
@@ -136,12 +129,9 @@ pub struct Core {
     timers: Timers,
     /// Clients that this step has made events for.
     eventful: Vec<ClientId>,
-    /// Ended allocations with leases whose holders are still to be charged and told.
-    ending: Rounds,
-    /// Leases of these allocations that the sweep has not reached.
+    /// Leases of ended allocations that the sweep has not reached.
     leases_ending: u64,
     arrivals: u64,
-    held_now: u64,
     counters: ByCounter<u64>,
     notes: notes::Notes,
 }
@@ -154,18 +144,15 @@ impl Core {
     pub fn new(mut config: Config) -> Result<Self, ConfigError> {
         config.check()?;
         config.bound_caps();
-        let allocations = Slots::new(config.max_slots, config.first_generation, SLOTS_BEFORE_REUSE);
         Ok(Core {
             ledger: Ledger::new(config.caps(), config.table_fds),
             clients: Clients::new(config.max_domains),
-            allocations,
-            driver_data: BTreeMap::new(),
-            orphans: BTreeMap::new(),
+            allocations: Registry::new(config.max_slots, config.first_generation),
             continuity: Continuity::default(),
             leases: Slots::new(slots::NONE, 1, 0),
             recalls: Slots::new(slots::NONE, 1, 0),
             closings: Slots::new(slots::NONE, 1, 0),
-            lru: Lru::default(),
+            aside: Vec::new(),
             files: files::Files::default(),
             parked: BTreeMap::new(),
             rooms: Rooms::default(),
@@ -186,10 +173,8 @@ impl Core {
             scanning: false,
             timers: Timers::default(),
             eventful: Vec::new(),
-            ending: Rounds::default(),
             leases_ending: 0,
             arrivals: 0,
-            held_now: 0,
             counters: ByCounter::default(),
             notes: notes::Notes::default(),
             config,
@@ -287,7 +272,7 @@ impl Core {
     pub fn poll_timeout(&self) -> Option<Now> {
         if self.continuity.has_work()
             || self.clients.next_dying().is_some()
-            || !self.ending.is_empty()
+            || self.allocations.next_ending().is_some()
             || self.scan_from.is_some()
             || !self.silenced.is_empty()
             || !self.waiting.is_idle()
@@ -304,9 +289,8 @@ impl Core {
         &self,
         id: fdbroker_protocol::AllocationId,
     ) -> Option<(u8, &[u8; DRIVER_DATA_BYTES])> {
-        let allocation = self.allocations.get(id.slot, id.generation)?;
-        let (len, bytes) =
-            allocation.traits.has_driver_data().then(|| self.driver_data.get(&id.slot))??;
+        self.allocations.find(id)?;
+        let (len, bytes) = self.allocations.driver_data(id.slot)?;
         Some((*len, bytes))
     }
 

@@ -3,78 +3,38 @@
 
 use crate::Core;
 use crate::api::{Effect, Effects, Lane, Wanted};
+use crate::clients::Client;
 use crate::ledger::{Blocked, Charge, ScopeId};
 use crate::limits::{EVICTIONS_PER_STEP, LOOKS_PER_VICTIM};
-use crate::lists::List;
+use crate::registry::State;
 use crate::slots::NONE;
-use crate::state::{Allocation, AllocationLinks, AllocationList, State};
 use fdbroker_protocol::Resource;
 use fdbroker_protocol::admin::EventKind;
 
 impl Core {
-    /// Works on one of the lists that an allocation may be in.
-    fn with_list(
-        &mut self,
-        slot: u32,
-        list: AllocationList,
-        work: impl FnOnce(&mut List, &mut AllocationLinks<'_>),
-    ) {
-        let Allocation { owner, drained, .. } = self.allocations[slot];
-        let Core { allocations, clients, .. } = self;
-        // A kept allocation may be without one: it is in no list of an owner's.
-        let owner = clients.find_mut(owner);
-        let owner = || owner.expect("only a living owner's are in its lists");
-        let head = match list {
-            AllocationList::Lru => &mut owner().lru,
-            AllocationList::Owned => &mut owner().owned,
-            AllocationList::Event if drained => &mut owner().drained,
-            AllocationList::Event => &mut owner().recalls,
-        };
-        work(head, &mut AllocationLinks(allocations, list));
-    }
-
-    /// Adds an allocation to one of its lists, at the young end.
-    pub(crate) fn link(&mut self, slot: u32, list: AllocationList) {
-        self.with_list(slot, list, |head, links| head.push(links, slot));
-    }
-
-    /// Takes an allocation out of one of its lists, if it is in it.
-    pub(crate) fn unlink(&mut self, slot: u32, list: AllocationList) {
-        if self.allocations[slot].is_in(list) {
-            self.with_list(slot, list, |head, links| head.remove(links, slot));
-        }
-    }
-
     /// Makes a held allocation evictable, as the youngest. Resident ones and those that are waited for stay out.
     pub(crate) fn lru_insert(&mut self, slot: u32) {
-        let allocation = &mut self.allocations[slot];
-        if allocation.state != State::Held || allocation.recall != NONE {
-            return;
+        if self.allocations.enter_order(slot) {
+            self.reindex(self.allocations[slot].owner);
         }
-        allocation.stamp = self.lru.clock.tick();
-        let owner = allocation.owner;
-        self.link(slot, AllocationList::Lru);
-        self.reindex(owner);
     }
 
-    /// Makes an allocation not evictable.
-    pub(crate) fn lru_remove(&mut self, slot: u32) {
-        let allocation = &self.allocations[slot];
-        if allocation.is_in(AllocationList::Lru) {
-            let owner = allocation.owner;
-            self.with_list(slot, AllocationList::Lru, |head, links| head.remove(links, slot));
-            self.reindex(owner);
+    /// Makes an allocation not evictable; `false`: it was not before.
+    pub(crate) fn lru_remove(&mut self, slot: u32) -> bool {
+        let was_there = self.allocations.leave_order(slot);
+        if was_there {
+            self.reindex(self.allocations[slot].owner);
         }
+        was_there
     }
 
     /// Brings a client's place among those with evictable allocations in line with the oldest one of its queue. A client that
     /// does not answer has none.
     fn reindex(&mut self, owner: u32) {
-        let Core { allocations, clients, ledger, lru, .. } = self;
-        let client = &clients[owner];
-        let queue = if client.silent { List::EMPTY } else { client.lru };
-        let place = queue.first().map(|slot| lru.clock.place(allocations[slot].stamp));
-        ledger.set_evictable(client.scope, place, queue.len() as u64);
+        let Client { silent, scope, .. } = self.clients[owner];
+        let oldest = if silent { None } else { self.allocations.place_of_oldest(owner) };
+        let (place, count) = oldest.unzip();
+        self.ledger.set_evictable(scope, place, count.unwrap_or(0));
     }
 
     /// The owner does not answer, or answers again: nothing of it is evicted meanwhile.
@@ -93,7 +53,7 @@ impl Core {
     /// The oldest allocation in the queues of a scope's clients.
     fn oldest(&self, scope: ScopeId) -> Option<u32> {
         let (_, owner) = self.ledger[scope].lru.first_key()?;
-        self.clients.find(owner)?.lru.first()
+        self.allocations.oldest(owner)
     }
 
     /// An evictable allocation in the scope that was not used for long; `None`: there is none. One that was
@@ -102,22 +62,14 @@ impl Core {
         let mut used: Option<(u32, u32)> = None;
         for _ in 0..LOOKS_PER_VICTIM {
             let slot = self.oldest(scope)?;
-            let stamp = self.allocations[slot].stamp;
-            if !stamp.is_used() {
-                return Some(slot);
-            }
+            let Some(age) = self.allocations.age_of_used(slot) else { return Some(slot) };
             if !self.allowances.second_chances.take() {
                 break;
             }
-            let age = self.lru.clock.age(stamp);
             if used.is_none_or(|(oldest, _)| age > oldest) {
                 used = Some((age, slot));
             }
-            self.allocations[slot].stamp = self.lru.clock.tick();
-            self.with_list(slot, AllocationList::Lru, |head, links| {
-                head.remove(links, slot);
-                head.push(links, slot);
-            });
+            self.allocations.renew(slot);
             self.reindex(self.allocations[slot].owner);
         }
         used.map(|(_, slot)| slot).or_else(|| self.oldest(scope))
@@ -126,21 +78,17 @@ impl Core {
     /// Takes what a request wants out of the order: room for one of its items is not made by evicting another.
     pub(crate) fn set_aside(&mut self, wanted: &[Wanted]) {
         for id in wanted.iter().flatten() {
-            let found = self.allocations.get(id.slot, id.generation);
-            if found
-                .is_some_and(|found| found.state == State::Held && found.is_in(AllocationList::Lru))
-            {
-                self.lru_remove(id.slot);
-                self.lru.aside.push(id.slot);
+            if self.allocations.find(*id).is_some() && self.lru_remove(id.slot) {
+                self.aside.push(id.slot);
             }
         }
     }
 
     /// Puts back what was set aside, as the youngest.
     pub(crate) fn put_back(&mut self) {
-        let mut aside = std::mem::take(&mut self.lru.aside);
+        let mut aside = std::mem::take(&mut self.aside);
         aside.drain(..).for_each(|slot| self.lru_insert(slot));
-        self.lru.aside = aside;
+        self.aside = aside;
     }
 
     /// Closes the broker's fd of an allocation; the owner can be asked for it again. Leases stand.
@@ -150,7 +98,7 @@ impl Core {
             "invariant 5: only held fds are evicted"
         );
         self.lru_remove(slot);
-        self.allocations[slot].state = State::Evicted;
+        self.allocations.set_state(slot, State::Evicted);
         self.counters.evictions += 1;
         self.note_of_allocation(EventKind::Evict, slot);
         self.close_held(slot, fx);
@@ -161,7 +109,6 @@ impl Core {
         let allocation = &self.allocations[slot];
         let (owner, domain) = (allocation.owner, allocation.domain);
         self.let_go(slot);
-        self.held_now -= 1;
         let ticket = match owner {
             NONE => self.closing_of_domain(domain),
             owner => self.closing(owner, Lane::Accepted),

@@ -133,7 +133,7 @@ impl Core {
                 domain => self.clients.domain_key(domain).uid,
             },
             job: self.job_of_slot(slot).map(|job| self.clients.job_key(job)),
-            id: Some(self.id_of(slot)),
+            id: Some(self.allocations.id_of(slot)),
             size_bytes: allocation.size_bytes,
             status,
             ..Note::of_node(kind)

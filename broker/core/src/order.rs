@@ -76,12 +76,3 @@ impl Index {
         self.0.is_empty()
     }
 }
-
-/// What the core keeps of the order beside the records of clients, jobs and domains.
-#[derive(Debug, Default)]
-pub struct Lru {
-    /// Of all ages.
-    pub clock: Clock,
-    /// Allocations that the request at hand wants: out of their queues, so that none makes room for another.
-    pub aside: Vec<u32>,
-}

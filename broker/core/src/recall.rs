@@ -4,8 +4,9 @@
 use crate::Core;
 use crate::api::{ClientId, Effect, Effects, Lane, Now, Supply};
 use crate::ledger::{Blocked, Charge};
+use crate::registry::State;
 use crate::slots::NONE;
-use crate::state::{AllocationList, Recall, State};
+use crate::state::Recall;
 use crate::timers::Timer;
 use crate::waiting::Fate;
 use fdbroker_protocol::admin::EventKind;
@@ -38,13 +39,12 @@ impl Core {
         let deadline = Some(now.after(self.config.recall_timeout_us));
         let recall = Recall { promised_to, deadline, ..Recall::begun(now) };
         let (number, _) = self.recalls.insert(recall).expect("recalls are fewer than slots");
-        self.allocations[slot].recall = number;
-        self.allocations[slot].state = State::Recalling;
+        self.allocations.set_recall(slot, number);
+        self.allocations.set_state(slot, State::Recalling);
         self.set_recall_timer(slot, deadline);
-        if self.client_mut(owner).recalls.is_empty() {
+        if self.allocations.to_recall(slot) {
             self.eventful.push(ClientId(owner));
         }
-        self.link(slot, AllocationList::Event);
         self.counters.recalls += 1;
         self.note_of_allocation(EventKind::Recall, slot);
         Ok(())
@@ -114,7 +114,7 @@ impl Core {
 
     /// The last waiter of a supplied fd has been served: it may be evicted again.
     pub(crate) fn unpin(&mut self, slot: u32) {
-        let number = std::mem::replace(&mut self.allocations[slot].recall, NONE);
+        let number = self.allocations.set_recall(slot, NONE);
         self.recalls.remove(number);
         self.lru_insert(slot);
         self.room_appeared |= !self.rooms.is_empty();
@@ -131,7 +131,7 @@ impl Core {
             self.set_silent(self.allocations[slot].owner, false);
             self.room_appeared |= !self.rooms.is_empty();
         }
-        let number = std::mem::replace(&mut self.allocations[slot].recall, NONE);
+        let number = self.allocations.set_recall(slot, NONE);
         self.free_promise(number);
         let recall = self.recalls.remove(number);
         [recall.waiting, recall.pinned]
@@ -150,7 +150,7 @@ impl Core {
             self.room_appeared |= !self.rooms.is_empty();
         }
         for supply in supplies {
-            let found = self.allocations.get(supply.id.slot, supply.id.generation);
+            let found = self.allocations.find(supply.id);
             let awaited = found.is_some_and(|allocation| {
                 allocation.owner == client.0 && allocation.state == State::Recalling
             });
@@ -173,7 +173,7 @@ impl Core {
 
     fn supplied(&mut self, now: Now, client: ClientId, supply: &Supply, fx: &mut Effects) {
         let slot = supply.id.slot;
-        self.unlink(slot, AllocationList::Event);
+        self.allocations.not_to_recall(slot);
         let allocation = &self.allocations[slot];
         let same = allocation.owner_allocation_id == supply.owner_allocation_id
             && allocation.size_bytes == supply.size_bytes;
@@ -203,8 +203,7 @@ impl Core {
         self.settle(self.allocations[slot].owner, RECALLED_PLACE);
         let since = self.recalls[self.allocations[slot].recall].since;
         fx.recalled_us.push(now.0.saturating_sub(since.0));
-        self.held_now += 1;
-        self.allocations[slot].fd_offset = supply.fd_offset;
+        self.allocations.supplied(slot, supply.fd_offset);
         let reserved = self.bytes_to_recall(slot);
         self.pin(slot, supply.file, reserved);
         if self.allocations[slot].traits.is_to_be_kept() {
@@ -212,7 +211,7 @@ impl Core {
         }
         self.stop_recall_timer(slot);
         self.not_overdue(slot);
-        self.allocations[slot].state = State::Held;
+        self.allocations.set_state(slot, State::Held);
         let number = self.allocations[slot].recall;
         self.free_promise(number);
         self.serve_recalled(slot);
@@ -222,7 +221,7 @@ impl Core {
     fn close_supplied(&mut self, owner: u32, slot: u32, fd: Option<(u16, Lane)>, fx: &mut Effects) {
         let reserved = self.bytes_to_recall(slot);
         self.release_charge(owner, Charge(Resource::HeldBytes, reserved));
-        self.allocations[slot].state = State::Evicted;
+        self.allocations.set_state(slot, State::Evicted);
         match fd {
             Some((index, lane)) => {
                 self.settle(owner, RECALLED_PLACE);
@@ -240,7 +239,7 @@ impl Core {
             return;
         }
         let status = Status::with_value(ErrorCode::OwnerSilent, code as u64);
-        let fate = Fate::Answer(self.id_of(slot), status);
+        let fate = Fate::Answer(self.allocations.id_of(slot), status);
         self.end_recall(slot).into_iter().for_each(|queue| self.decide(queue, fate));
     }
 
@@ -260,7 +259,7 @@ impl Core {
         self.set_silent(owner, true);
         self.free_promise(number);
         let waiting = std::mem::replace(&mut self.recalls[number].waiting, NONE);
-        let fate = Fate::Answer(self.id_of(slot), ErrorCode::OwnerSilent.into());
+        let fate = Fate::Answer(self.allocations.id_of(slot), ErrorCode::OwnerSilent.into());
         self.decide(waiting, fate);
     }
 }

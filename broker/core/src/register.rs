@@ -1,13 +1,11 @@
 //! Register: deposits become allocations, or the same allocation counted once more; a reused address ends
 //! what was there. Must never keep an fd that has no place, nor two of one allocation.
 
+use crate::Core;
 use crate::api::{ClientId, Deposit, Effect, Effects, Lane, Now, Registered, RequestId};
 use crate::ledger::{Blocked, Charge, ScopeId, ScopeRecord};
-use crate::lists::List;
-use crate::order::Stamp;
+use crate::registry::{Allocation, State, Traits};
 use crate::slots::NONE;
-use crate::state::{Allocation, AllocationList, State, Traits};
-use crate::{Core, DriverData};
 use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Status};
 
@@ -145,11 +143,10 @@ impl Core {
             return Outcome::Refused(ErrorCode::Protocol.into());
         }
         if let Some(slot) = self.same(owner, deposit) {
-            let Some(more) = self.allocations[slot].registrations.checked_add(1) else {
-                return Outcome::Refused(ErrorCode::Protocol.into());
+            return match self.allocations.register_again(slot) {
+                true => Outcome::Closed(self.allocations.id_of(slot)),
+                false => Outcome::Refused(ErrorCode::Protocol.into()),
             };
-            self.allocations[slot].registrations = more;
-            return Outcome::Closed(self.id_of(slot));
         }
         if !self.end_overlapping(owner, deposit, fx) {
             return Outcome::Refused(ErrorCode::Again.into());
@@ -160,7 +157,7 @@ impl Core {
     /// The live allocation that this deposit names again.
     fn same(&mut self, owner: u32, deposit: &Deposit) -> Option<u32> {
         let key = (deposit.device, deposit.base);
-        let slot = self.client_mut(owner).by_base.get(key)?;
+        let slot = self.allocations.at(owner, key)?;
         let allocation = &self.allocations[slot];
         let same = allocation.size_bytes == deposit.size_bytes
             && allocation.owner_allocation_id == deposit.owner_allocation_id;
@@ -170,7 +167,7 @@ impl Core {
     /// Ends the owner's live allocations that overlap the deposit: their memory is gone. `false` when
     /// there are more of them than a message may end.
     fn end_overlapping(&mut self, owner: u32, deposit: &Deposit, fx: &mut Effects) -> bool {
-        while let Some(slot) = self.overlapping(owner, deposit.range()) {
+        while let Some(slot) = self.allocations.overlapping(owner, deposit.range()) {
             if !self.allowances.ends.take() {
                 return false;
             }
@@ -178,18 +175,6 @@ impl Core {
             self.drain_if_done(slot);
         }
         true
-    }
-
-    /// A live allocation of the client that overlaps a range of addresses: device, address (0 = none) and bytes.
-    pub(crate) fn overlapping(&mut self, client: u32, range: (u32, u64, u64)) -> Option<u32> {
-        let (device, base, bytes) = range;
-        if base == 0 {
-            return None;
-        }
-        // Live ranges do not overlap each other, so the last that begins before our end tells.
-        let last = self.client_mut(client).by_base.last_before((device, base + bytes))?;
-        let Allocation { base: before, size_bytes, .. } = self.allocations[last];
-        (before + size_bytes > base).then_some(last)
     }
 
     fn new_allocation(&mut self, owner: u32, deposit: &Deposit, fx: &mut Effects) -> Outcome {
@@ -226,7 +211,8 @@ impl Core {
             (true, false) => State::Resident,
             (false, _) => State::Evicted,
         };
-        let id = self.insert_allocation(owner, deposit, state);
+        let allocation = Allocation::new(deposit, owner, domain, state);
+        let id = self.allocations.insert(allocation, deposit.driver_data);
         match state {
             State::Evicted => self.remember_file(id.slot, deposit.file),
             _ => self.pin(id.slot, deposit.file, bytes),
@@ -236,7 +222,6 @@ impl Core {
         if state == State::Evicted {
             return Outcome::Closed(id);
         }
-        self.held_now += 1;
         self.lru_insert(id.slot);
         self.room_appeared |= !self.rooms.is_empty();
         Outcome::Kept(id)
@@ -256,31 +241,10 @@ impl Core {
         }
         Ok(())
     }
-
-    fn insert_allocation(&mut self, owner: u32, deposit: &Deposit, state: State) -> AllocationId {
-        let domain = self.client_mut(owner).domain;
-        let allocation = Allocation::new(deposit, owner, domain, state);
-        let (slot, generation) = self.allocations.insert(allocation).expect("has_room said so");
-        self.own(slot, deposit.driver_data);
-        AllocationId { slot, generation }
-    }
-
-    /// Enters a live allocation at its owner, by address and with its driver data. The owner has nothing else at that address.
-    pub(crate) fn own(&mut self, slot: u32, driver_data: Option<DriverData>) {
-        self.link(slot, AllocationList::Owned);
-        let Allocation { owner, device, base, .. } = self.allocations[slot];
-        if base != 0 {
-            let is_new = self.client_mut(owner).by_base.insert((device, base), slot);
-            assert!(is_new, "what was at this address has ended");
-        }
-        if let Some(data) = driver_data {
-            self.driver_data.insert(slot, data);
-        }
-    }
 }
 
 impl Deposit {
-    fn traits(&self) -> Traits {
+    pub(crate) fn traits(&self) -> Traits {
         let Deposit { kind, share, recallable, keep, driver_data, .. } = *self;
         Traits::new(kind, share, recallable, keep, driver_data.is_some())
     }
@@ -294,31 +258,5 @@ impl Deposit {
     pub(crate) fn has_sound_range(&self) -> bool {
         let ends = [self.base, self.fd_offset].map(|at| at.checked_add(self.size_bytes));
         self.size_bytes > 0 && !ends.contains(&None)
-    }
-}
-
-impl Allocation {
-    /// One of this deposit, in no list yet.
-    pub(crate) fn new(deposit: &Deposit, owner: u32, domain: u32, state: State) -> Self {
-        Allocation {
-            size_bytes: deposit.size_bytes,
-            fd_offset: deposit.fd_offset,
-            owner_allocation_id: deposit.owner_allocation_id,
-            base: deposit.base,
-            owner,
-            domain,
-            device: deposit.device,
-            registrations: 1,
-            file: NONE,
-            recall: NONE,
-            interest: NONE,
-            open: 0,
-            leases: List::EMPTY,
-            links: Default::default(),
-            stamp: Stamp::default(),
-            state,
-            traits: deposit.traits(),
-            drained: false,
-        }
     }
 }

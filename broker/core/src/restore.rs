@@ -9,10 +9,11 @@ use crate::clients::{Client, Clients, SavedClients};
 use crate::config::ConfigError;
 use crate::continuity::{Grace, Standing};
 use crate::fairness::Rooms;
-use crate::limits::{MOST_GROUPS, SLOTS_BEFORE_REUSE};
+use crate::limits::MOST_GROUPS;
+use crate::registry::{Allocation, Orphan, Registry, State};
 use crate::saved::{Beside, Saved, SavedOwners};
 use crate::slots::{Flat, NONE, SavedSlots, Slots};
-use crate::state::{Allocation, AllocationList, Lease, Orphan, Recall, State};
+use crate::state::{Lease, Recall};
 use crate::timers::{Chore, Timer};
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
 use fdbroker_protocol::{ByCounter, Counter, MAX_BATCH};
@@ -81,8 +82,8 @@ impl Core {
         (core.arrivals, core.now, core.rooms) = (arrivals, now, Rooms::after(turns));
         let clients = (saved.domains, saved.jobs, saved.clients);
         core.restore_clients(clients, saved.dying, serials)?;
-        let (most, spread) = (core.config.max_slots, SLOTS_BEFORE_REUSE);
-        core.allocations = Slots::restore(most, spread, saved.allocations)?;
+        let most = core.config.max_slots;
+        core.allocations = Registry::restore(most, saved.allocations)?;
         for slot in core.allocations.full() {
             core.restore_allocation(slot, &mut beside)?;
         }
@@ -166,13 +167,17 @@ impl Core {
             ensure(fits, "driver data's length", slot)?;
             let mut bytes = [0; DRIVER_DATA_BYTES];
             bytes[..data.len()].copy_from_slice(&data);
-            self.driver_data.insert(slot, (length, bytes));
+            self.allocations.set_driver_data(slot, Some((length, bytes)));
         }
         if owner != NONE && is_live {
-            ensure(self.overlapping(owner, range).is_none(), "allocations that overlap", slot)?;
-            self.own(slot, None);
-        } else if owner != NONE {
-            self.link(slot, AllocationList::Owned);
+            ensure(
+                self.allocations.overlapping(owner, range).is_none(),
+                "allocations that overlap",
+                slot,
+            )?;
+        }
+        if owner != NONE {
+            self.allocations.enter(slot);
         }
         if let Some(orphan) = orphan {
             self.add_orphan(slot, orphan);
@@ -184,8 +189,10 @@ impl Core {
         }
         let is_to_be_recalled = beside.to_recall.remove(&slot);
         ensure(!is_to_be_recalled || state == State::Recalling, "recall to send", slot)?;
-        if is_to_be_recalled || drained {
-            self.link(slot, AllocationList::Event);
+        if drained {
+            self.allocations.drained(slot);
+        } else if is_to_be_recalled {
+            self.allocations.to_recall(slot);
         }
         let file = beside.files.remove(&slot);
         let has_file = is_held || matches!(state, State::Ended(_));
@@ -194,7 +201,6 @@ impl Core {
             self.pin_ended(slot, file);
         }
         if is_held {
-            self.held_now += 1;
             self.pin(slot, file, 0);
         }
         self.lru_insert(slot);
@@ -241,7 +247,7 @@ impl Core {
         let is_sound = since <= self.now && deadline.is_none() == overdue;
         ensure(is_sound, "recall's time", slot)?;
         let (number, _) = self.recalls.insert(recall.flat()).expect("recalls are fewer than slots");
-        self.allocations[slot].recall = number;
+        self.allocations.set_recall(slot, number);
         self.set_recall_timer(slot, deadline);
         let owner = self.allocations[slot].owner;
         self.client_mut(owner).overdue += u32::from(overdue);
@@ -261,10 +267,10 @@ impl Core {
         }
         all.sort_unstable();
         for (_, number) in all {
-            let Lease { allocation, client, asked, mapped, .. } = self.leases[number];
+            let Lease { allocation, client, asked, .. } = self.leases[number];
             let ended = !self.allocations[allocation].is_live();
             self.leases[number].ended = ended;
-            self.enter_lists(number, allocation, mapped);
+            self.enter_lists(number, allocation);
             if to_tell.remove(&number) {
                 ensure(ended || asked != 0, "lease to ask for", number)?;
                 self.with_event_list(client, !ended, |list, links| list.push(links, number));
@@ -276,7 +282,7 @@ impl Core {
     fn restore_continuity(&mut self, owners: SavedOwners, until: Option<Now>) -> Check {
         for (former, is_complete, slots) in owners {
             for (slot, how) in slots {
-                let found = self.allocations.is_full(slot).then(|| &self.allocations[slot]);
+                let found = self.allocations.in_slot(slot);
                 let waits = found.is_some_and(|found| {
                     let stands = match how {
                         Standing::Reserved => found.state == State::Reserved,

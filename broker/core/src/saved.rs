@@ -12,8 +12,9 @@ use crate::clients::{Client, Domain, Job};
 use crate::continuity::{FormerOwner, Grace, Standing};
 use crate::ledger::ScopeId;
 use crate::lists::List;
+use crate::registry::{Allocation, AllocationList, Orphan, State};
 use crate::slots::{Flat, NONE, SavedSlots};
-use crate::state::{Allocation, AllocationList, Lease, LeaseList, Orphan, Recall, State, Wish};
+use crate::state::{Lease, LeaseList, Recall, Wish};
 use fdbroker_protocol::{ErrorCode, Resource};
 
 /// All that a successor needs to know to go on: see [`Core::save`]. Opaque; its format is that of its serde form
@@ -88,7 +89,7 @@ impl Core {
                 }
             }
         }
-        while !self.ending.is_empty() {
+        while self.allocations.next_ending().is_some() {
             self.allowances = Allowances::of_a_step();
             self.sweep_ended();
         }
@@ -135,15 +136,13 @@ impl Core {
         let recall =
             |(slot, allocation): (u32, &Allocation)| (slot, self.recalls[allocation.recall].flat());
         let to_recall = recalled().filter(|(_, it)| it.is_in(AllocationList::Event));
-        let driver_data = self.driver_data.iter();
+        let driver_data = self.allocations.all_driver_data();
         let file = |slot| self.file_of(slot).or_else(|| self.ended_file_of(slot));
         Beside {
-            driver_data: driver_data
-                .map(|(slot, (length, bytes))| (*slot, bytes[..usize::from(*length)].to_vec()))
-                .collect(),
+            driver_data: driver_data.map(|(slot, bytes)| (slot, bytes.to_vec())).collect(),
             files: all().filter_map(|(slot, _)| Some((slot, file(slot)?))).collect(),
             payers: self.payers(),
-            orphans: self.orphans.clone(),
+            orphans: self.allocations.orphans().clone(),
             recalls: recalled().map(recall).collect(),
             to_recall: to_recall.map(|(slot, _)| slot).collect(),
         }

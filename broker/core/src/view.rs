@@ -4,8 +4,9 @@ use crate::Core;
 use crate::api::{CapsOfScopes, ClientId, DomainKey, JobKey, LeaseId, Now};
 use crate::job_name::JobName;
 use crate::ledger::{Account, ScopeId};
+use crate::registry::State;
 use crate::slots::NONE;
-use crate::state::{Recall, State};
+use crate::state::Recall;
 use fdbroker_protocol::admin::AllocationState;
 use fdbroker_protocol::{AllocationId, ByCounter, ByGauge, Caps, MemoryKind, Resource, Share};
 use std::ops::Range;
@@ -159,7 +160,7 @@ pub struct JobView {
 impl Core {
     /// Whether the fd of this allocation has been asked for from this client, and not come yet.
     pub fn is_awaited_from(&self, client: ClientId, id: AllocationId) -> bool {
-        let found = self.allocations.get(id.slot, id.generation);
+        let found = self.allocations.find(id);
         found.is_some_and(|it| it.owner == client.0 && it.state == State::Recalling)
     }
 
@@ -177,7 +178,7 @@ impl Core {
             table: self.ledger.table(),
             gauges: ByGauge {
                 jobs: self.clients.count_of_jobs() as u64,
-                stored_fds: self.held_now,
+                stored_fds: self.allocations.held(),
                 closing_fds: self.closings.len() as u64,
                 leases_ending: self.leases_ending,
             },
@@ -206,7 +207,7 @@ impl Core {
         slots: Range<u32>,
     ) -> impl Iterator<Item = AllocationView> + '_ {
         self.allocations.iter_within(slots).map(|(slot, allocation)| AllocationView {
-            id: self.id_of(slot),
+            id: self.allocations.id_of(slot),
             state: match allocation.state {
                 State::Held => AllocationState::Held,
                 State::Resident => AllocationState::Resident,
@@ -262,7 +263,7 @@ impl Core {
             let allocation = &self.allocations[lease.allocation];
             LeaseView {
                 id: self.lease_id(slot),
-                allocation: self.id_of(lease.allocation),
+                allocation: self.allocations.id_of(lease.allocation),
                 owner: (allocation.owner != NONE).then_some(ClientId(allocation.owner)),
                 ended: !allocation.is_live(),
                 client: ClientId(lease.client),

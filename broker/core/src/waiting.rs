@@ -8,9 +8,10 @@ use crate::api::{ClientId, Effects, Now, Wanted};
 use crate::limits::{PARKED_ITEMS_PER_STEP, PARKED_SCAN_PER_STEP, SILENT_QUEUES_PER_STEP};
 use crate::lists::{Link, List, Nodes};
 use crate::recall::PROMISED_LEASE;
+use crate::registry::State;
 use crate::rounds::Rounds;
 use crate::slots::{NONE, Slots};
-use crate::state::{Recall, State, Wait, Wish};
+use crate::state::{Recall, Wait, Wish};
 use fdbroker_protocol::{AllocationId, ErrorCode, Status};
 
 /// What the requests in a queue wait for, or what becomes of them.
@@ -189,7 +190,7 @@ impl Core {
             return is;
         }
         let id = wanted.ok()?;
-        self.allocations.get(id.slot, id.generation).filter(|found| found.is_live())?;
+        self.allocations.find(id).filter(|found| found.is_live())?;
         let was_recalled = is == Some(Fate::Recalled(id.slot)) || is == Some(Fate::Pinned(id.slot));
         Some(match self.item(client, wanted) {
             Item::Recalling(slot) | Item::Reserved(slot) if reads => Fate::Recalled(slot),
@@ -238,7 +239,7 @@ impl Core {
             }
             Fate::Pinned(_) => self.recalls[number].pinned = queue,
             _ => {
-                self.allocations[slot].interest = queue;
+                self.allocations.set_interest(slot, queue);
                 self.with_interests(owner, |list, links| list.push(links, queue));
             }
         }
@@ -250,7 +251,7 @@ impl Core {
         if self.allocations[slot].recall == NONE {
             let recall = Recall::begun(self.now);
             let (number, _) = self.recalls.insert(recall).expect("recalls are fewer than slots");
-            self.allocations[slot].recall = number;
+            self.allocations.set_recall(slot, number);
         }
         self.allocations[slot].recall
     }
@@ -294,7 +295,7 @@ impl Core {
 
     /// No request is interested in an allocation any more, or the queue of those that are goes to the ready ones.
     fn forget_interest(&mut self, slot: u32) -> u32 {
-        let queue = std::mem::replace(&mut self.allocations[slot].interest, NONE);
+        let queue = self.allocations.set_interest(slot, NONE);
         if queue != NONE {
             let owner = self.allocations[slot].owner;
             self.with_interests(owner, |list, links| list.remove(links, queue));
@@ -306,7 +307,7 @@ impl Core {
     pub(crate) fn move_interest(&mut self, slot: u32, to: u32) {
         let queue = self.forget_interest(slot);
         if queue != NONE {
-            self.allocations[slot].interest = queue;
+            self.allocations.set_interest(slot, queue);
             self.with_interests(to, |list, links| list.push(links, queue));
         }
     }
@@ -381,7 +382,7 @@ impl Core {
                 continue;
             }
             self.forget_interest(slot);
-            let fate = Fate::Answer(self.id_of(slot), ErrorCode::OwnerSilent.into());
+            let fate = Fate::Answer(self.allocations.id_of(slot), ErrorCode::OwnerSilent.into());
             self.decide(queue, fate);
         }
     }
@@ -478,7 +479,7 @@ impl Core {
     /// A request has started recalls, and does not wait for them.
     pub(crate) fn give_promises_back(&mut self, client: ClientId, wanted: &[Wanted]) {
         for id in wanted.iter().flatten() {
-            let Some(found) = self.allocations.get(id.slot, id.generation) else { continue };
+            let Some(found) = self.allocations.find(*id) else { continue };
             if found.state == State::Recalling {
                 let number = found.recall;
                 let recall = &self.recalls[number];
