@@ -2,7 +2,7 @@
 //! numbers.
 
 use crate::rng::Rng;
-use fdbroker_core::{Caps, Config, limits};
+use fdbroker_core::{Caps, Config, SubordinateRange, SubordinateUids, limits};
 use fdbroker_protocol::NO_CAP;
 
 /// A world to simulate.
@@ -97,6 +97,7 @@ fn base() -> Setup {
         keep_ttl_us: 50_000,
         grace_us: 20_000,
         share_factor: u64::MAX,
+        subordinate_uids: Default::default(),
     };
     Setup {
         config,
@@ -183,9 +184,15 @@ fn shares(setup: &mut Setup, _: &mut Rng) {
         allocations: 8,
         ..Caps::NONE
     };
-    setup.uids = 2;
+    setup.uids = 3;
     setup.listeners = 2;
-    setup.clients = 8;
+    setup.clients = 9;
+    setup.config.subordinate_uids = first_two_are_one_user();
+}
+
+/// The second uid is the first one's.
+fn first_two_are_one_user() -> SubordinateUids {
+    SubordinateUids::new(vec![SubordinateRange { first: 1001, count: 1, user: 1000 }])
 }
 
 /// Caps of jobs that are reached more often than those of clients, domains and the node.
@@ -226,6 +233,8 @@ fn table(setup: &mut Setup, _: &mut Rng) {
     setup.config.table_fds = table_for(5, 10);
     setup.clients = 5;
     setup.config.max_clients = 6;
+    setup.uids = 3;
+    setup.config.subordinate_uids = first_two_are_one_user();
 }
 
 /// Little room for clients, domains, parked requests and refused fds.

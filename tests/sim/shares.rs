@@ -22,49 +22,61 @@ struct Part {
 impl Model {
     /// The parts of a domain: fds, connections, and places of the broker's own table.
     fn parts(&self, ledger: &Ledger, domain: DomainKey) -> [(Resource, Part); 3] {
-        let of = ledger.of(Holder::Domain(domain));
-        let evictable = |of: Option<DomainKey>| {
+        let is_same = |other: DomainKey| self.is_same_user(domain, other);
+        let of_user = ledger.domains.iter().filter(|(other, _)| is_same(**other));
+        let of: Vec<Sums> = of_user.map(|(_, sums)| *sums).collect();
+        let evictable = |of_user: bool| {
             let all = self.allocations.iter();
-            let of = all.filter(|(_, known)| of.is_none_or(|of| known.domain == of));
+            let of = all.filter(|(_, known)| !of_user || is_same(known.domain));
             of.filter(|(id, known)| self.is_evictable(**id, known)).count() as u128
         };
         // What can be closed counts as free, once.
-        let places = |sums: &Sums, evictable: u128| {
-            let connections = sums.seats * limits::FDS_PER_CONNECTION;
-            let held = sums.held_fds() - sums.idle_credits + sums.taken_out;
-            u128::from(connections + held).saturating_sub(evictable)
+        let places = |all: &[Sums], evictable: u128| {
+            let places = all.iter().map(|sums| {
+                let connections = sums.seats * limits::FDS_PER_CONNECTION;
+                u128::from(connections + sums.held_fds() - sums.idle_credits + sums.taken_out)
+            });
+            places.sum::<u128>().saturating_sub(evictable)
         };
-        let fds = |sums: &Sums, evictable: u128| {
-            u128::from(sums.fds() - sums.idle_credits + sums.taken_out).saturating_sub(evictable)
+        let fds = |all: &[Sums], evictable: u128| {
+            let fds =
+                all.iter().map(|sums| u128::from(sums.fds() - sums.idle_credits + sums.taken_out));
+            fds.sum::<u128>().saturating_sub(evictable)
         };
-        let node = &ledger.node;
+        let node = &[ledger.node];
         let uninvited = self.tickets.values().filter(|closing| closing.uninvited).count() as u128;
         [
             (
                 SHARE_OF_FDS,
                 Part {
-                    held: fds(&of, evictable(Some(domain))),
-                    used: fds(node, evictable(None)),
+                    held: fds(&of, evictable(true)),
+                    used: fds(node, evictable(false)),
                     most: self.config.node.fds,
                 },
             ),
             (
                 Resource::Connections,
                 Part {
-                    held: of.connections.into(),
-                    used: node.connections.into(),
+                    held: of.iter().map(|sums| u128::from(sums.connections)).sum(),
+                    used: ledger.node.connections.into(),
                     most: self.config.node.connections,
                 },
             ),
             (
                 Resource::TablePlaces,
                 Part {
-                    held: places(&of, evictable(Some(domain))),
-                    used: places(node, evictable(None)) + uninvited,
+                    held: places(&of, evictable(true)),
+                    used: places(node, evictable(false)) + uninvited,
                     most: self.config.table_fds - limits::TABLE_RESERVE,
                 },
             ),
         ]
+    }
+
+    /// Whether two domains share as one.
+    fn is_same_user(&self, one: DomainKey, other: DomainKey) -> bool {
+        let user = |domain: DomainKey| self.config.subordinate_uids.user_of(domain.uid);
+        one == other || user(one).is_some() && user(one) == user(other)
     }
 
     /// Whether `need` more of a resource are beyond the share of a domain.
@@ -168,7 +180,8 @@ impl Model {
         let domain = self.client(client)?.domain;
         let without = ledger.clone().without_connection(client, domain);
         // A domain that has nothing at all always finds some.
-        let has_some = without.of(Holder::Domain(domain)) != Sums::default();
+        let mut of_user = without.domains.iter().filter(|(it, _)| self.is_same_user(domain, **it));
+        let has_some = of_user.any(|(_, sums)| *sums != Sums::default());
         Ok(has_some && self.is_beyond_share(&without, domain, Resource::Connections, 1))
     }
 

@@ -292,5 +292,6 @@ fn config() -> Config {
         keep_ttl_us: LONG_US,
         grace_us: LONG_US,
         share_factor: u64::MAX,
+        subordinate_uids: Default::default(),
     }
 }

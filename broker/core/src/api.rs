@@ -4,6 +4,7 @@
 
 use crate::job_name::JobName;
 use crate::limits::EFFECTS_KEPT;
+use crate::subordinate::SubordinateUids;
 use fdbroker_protocol::admin::ActOutcome;
 use fdbroker_protocol::{
     AllocationId, ByScope, Caps, ErrorCode, MemoryKind, Share, Status, limits::DRIVER_DATA_BYTES,
@@ -563,6 +564,8 @@ pub struct Config {
     /// Of what cannot be taken back, a domain gets more only while it holds less than so many times what is still free.
     /// [`NO_CAP`](fdbroker_protocol::NO_CAP): as much as there is.
     pub share_factor: u64,
+    /// Uids that share as one domain, at most [`DOMAINS_PER_USER`](crate::limits::DOMAINS_PER_USER) of each user at once.
+    pub subordinate_uids: SubordinateUids,
     /// Time an owner has to answer a recall, in microseconds.
     pub recall_timeout_us: u64,
     /// Time a kept allocation lives without its owner, in microseconds.

@@ -9,10 +9,11 @@ use std::ops::{Index, IndexMut};
 use crate::api::{DomainKey, JobKey, OwnerKey};
 use crate::job_name::JobName;
 use crate::ledger::{Charge, Ledger, ScopeId};
-use crate::limits::CLIENT_NUMBERS;
+use crate::limits::{CLIENT_NUMBERS, DOMAINS_PER_USER};
 use crate::lists::List;
 use crate::reclaim::Shelf;
 use crate::slots::{Flat, NONE, SavedSlots, Slots};
+use crate::subordinate::SubordinateUids;
 use crate::work::visit;
 use fdbroker_protocol::{Resource, Scope};
 use rustc_hash::FxHashMap;
@@ -157,6 +158,9 @@ pub struct Clients {
     clients: Vec<Option<Box<Client>>>,
     domains: Slots<Domain>,
     domain_by_key: FxHashMap<DomainKey, u32>,
+    subordinate_uids: SubordinateUids,
+    /// Domains of each user that has subordinate uids. At most [`DOMAINS_PER_USER`] each; more are a predecessor's.
+    by_user: FxHashMap<u32, Vec<u32>>,
     /// At most one per client, per kept allocation without an owner (capped: `kept_allocations`), and per parked request
     /// that waits for room of it.
     jobs: Slots<Job>,
@@ -188,11 +192,13 @@ impl IndexMut<u32> for Clients {
 
 impl Clients {
     /// Nobody.
-    pub fn new(max_domains: u32) -> Self {
+    pub fn new(max_domains: u32, subordinate_uids: SubordinateUids) -> Self {
         Clients {
             clients: Vec::new(),
             domains: Slots::new(max_domains, 1, 0),
             domain_by_key: FxHashMap::default(),
+            subordinate_uids,
+            by_user: FxHashMap::default(),
             jobs: Slots::new(NONE, 1, 0),
             job_by_key: FxHashMap::default(),
             dying: VecDeque::new(),
@@ -365,6 +371,9 @@ impl Clients {
         if let Some(number) = self.find_domain(key) {
             return Some(number);
         }
+        if self.of_user(key).len() >= DOMAINS_PER_USER {
+            return None;
+        }
         let (number, _) = self.domains.insert(Domain { turn: turn(), ..Domain::new(key) })?;
         self.open_domain(number, ledger);
         ledger.add(ScopeId::NODE, DOMAIN);
@@ -375,6 +384,9 @@ impl Clients {
     fn open_domain(&mut self, number: u32, ledger: &mut Ledger) -> bool {
         let domain = &mut self.domains[number];
         domain.scope = ledger.open(Scope::Domain, number, ScopeId::NODE);
+        if let Some(user) = self.subordinate_uids.user_of(domain.key.uid) {
+            self.by_user.entry(user).or_default().push(number);
+        }
         self.domain_by_key.insert(domain.key, number).is_none()
     }
 
@@ -388,9 +400,26 @@ impl Clients {
         let Domain { key, scope, closing, waiting, .. } = self.domains.remove(number);
         assert!(closing == 0 && waiting.is_empty());
         self.domain_by_key.remove(&key);
+        self.leave_user(key, number);
         ledger.take(ScopeId::NODE, DOMAIN);
         ledger.close(scope);
         Some(scope)
+    }
+
+    /// The domains of the user of a key, whichever of its uids they are of. None, where its uid is a user by itself.
+    pub fn of_user(&self, key: DomainKey) -> &[u32] {
+        let user = self.subordinate_uids.user_of(key.uid);
+        let all = user.and_then(|user| self.by_user.get(&user));
+        all.map_or(&[], Vec::as_slice)
+    }
+
+    fn leave_user(&mut self, key: DomainKey, number: u32) {
+        let Some(user) = self.subordinate_uids.user_of(key.uid) else { return };
+        let all = self.by_user.get_mut(&user).expect("the domain was opened");
+        all.retain(|other| *other != number);
+        if all.is_empty() {
+            self.by_user.remove(&user);
+        }
     }
 
     // --- jobs ---------------------------------------------------------------------------------------
@@ -477,7 +506,7 @@ impl Clients {
     /// These again, with the accounts of domains and jobs open; those of clients are still to be opened. `Err`: what
     /// contradicts itself, and at which number.
     pub fn restore(
-        max_domains: u32,
+        (max_domains, subordinate_uids): (u32, SubordinateUids),
         serials: u64,
         (domains, jobs, clients): SavedClients,
         dying: VecDeque<u32>,
@@ -485,7 +514,7 @@ impl Clients {
     ) -> Result<Self, (&'static str, u64)> {
         // Those there are stay, whatever the new limit.
         let most = max_domains.max(domains.slots());
-        let mut new = Clients { serials, dying, ..Clients::new(max_domains) };
+        let mut new = Clients { serials, dying, ..Clients::new(max_domains, subordinate_uids) };
         new.domains = Slots::restore(most, 0, domains)?;
         for number in new.domains.full() {
             if !new.open_domain(number, ledger) {
@@ -521,6 +550,12 @@ impl Clients {
             let count = self.iter().filter(|(_, client)| client.job == Some(number)).count();
             assert_eq!(job.clients as usize, count, "invariant 3: job {:?}", job.key);
         }
+        let of_users = self.domains.iter_from(0).filter(|(number, domain)| {
+            let is_several = self.subordinate_uids.user_of(domain.key.uid).is_some();
+            assert_eq!(self.of_user(domain.key).contains(number), is_several, "{:?}", domain.key);
+            is_several
+        });
+        assert_eq!(of_users.count(), self.by_user.values().map(Vec::len).sum::<usize>());
         let found = (self.domain_by_key.len(), self.job_by_key.len());
         assert_eq!(found, (self.domains.len(), self.jobs.len()), "found by their keys");
     }

@@ -4,7 +4,7 @@
 use crate::api::{ClientId, DomainKey, Effect, Effects, Now, Peer};
 use crate::clients::Client;
 use crate::ledger::{Charge, ScopeId};
-use crate::limits::{FDS_PER_CONNECTION, TEARDOWN_PER_STEP};
+use crate::limits::{DOMAINS_PER_USER, FDS_PER_CONNECTION, TEARDOWN_PER_STEP};
 use crate::rooms::items_of;
 use crate::{Core, ErrorCode};
 use fdbroker_protocol::admin::EventKind;
@@ -33,8 +33,12 @@ impl Core {
                 Err(blocked) => blocked,
             }
         } else {
-            let most = u64::from(self.config.max_domains);
-            Self::no_quota_limit(Resource::Domains, Scope::Node, most)
+            let of_user = self.clients.of_user(key).len();
+            let (scope, most) = match of_user < DOMAINS_PER_USER {
+                true => (Scope::Node, self.config.max_domains.into()),
+                false => (Scope::Domain, of_user as u64),
+            };
+            Self::no_quota_limit(Resource::Domains, scope, most)
         };
         self.count_refused_connection(peer.pid, key.uid, peer.job.map(|(job, _)| job), status);
         fx.list.push(Effect::Disconnect { client, status });
@@ -85,7 +89,8 @@ impl Core {
 
     /// Why the domain may not have another connection, though there is room: that is for others.
     fn is_beyond_share(&self, key: DomainKey) -> Option<Status> {
-        let domain = self.clients.find_domain(key)?;
+        let of_user = || self.clients.of_user(key).first().copied();
+        let domain = self.clients.find_domain(key).or_else(of_user)?;
         let scope = self.clients.scope_of_domain(domain);
         let now = self.ledger[scope].account.now(Resource::Connections);
         let is_beyond = self.share_of_connections(domain) == 0

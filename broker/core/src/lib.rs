@@ -45,6 +45,7 @@ mod saved;
 mod shares;
 mod slots;
 mod state;
+mod subordinate;
 mod timers;
 mod view;
 mod waiting;
@@ -59,6 +60,7 @@ pub use notes::Note;
 pub use restore::RestoreError;
 pub use saved::Saved;
 pub use shares::Part;
+pub use subordinate::{SubordinateRange, SubordinateUids};
 pub use view::{AllocationView, ClientView, DomainView, JobView, LeaseView, Totals};
 
 use std::collections::{BTreeMap, VecDeque};
@@ -146,7 +148,7 @@ impl Core {
         config.bound_caps();
         Ok(Core {
             ledger: Ledger::new(config.caps(), config.table_fds),
-            clients: Clients::new(config.max_domains),
+            clients: Clients::new(config.max_domains, config.subordinate_uids.clone()),
             allocations: Registry::new(config.max_slots, config.first_generation),
             continuity: Continuity::default(),
             leases: Slots::new(slots::NONE, 1, 0),

@@ -114,7 +114,13 @@ impl Core {
         serials: u64,
     ) -> Check {
         let most = self.config.max_domains;
-        self.clients = Clients::restore(most, serials, saved, dying, &mut self.ledger)?;
+        self.clients = Clients::restore(
+            (most, self.config.subordinate_uids.clone()),
+            serials,
+            saved,
+            dying,
+            &mut self.ledger,
+        )?;
         for (number, domain) in self.clients.domains(0) {
             let has_had_its_turn = domain.turn <= self.rooms.turns_given();
             ensure(has_had_its_turn, "domain's turn", number)?;

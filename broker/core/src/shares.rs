@@ -1,12 +1,13 @@
 //! Shares of domains: of what cannot be taken back, a domain gets more only while it holds less than so many times
 //! ([`crate::Config::share_factor`]) what is still free, and little of the last sixteenth. So a newcomer finds some, though
-//! several domains take all that they may. Must never take anything back.
+//! several domains take all that they may. Domains of one user's subordinate uids count as one. Must never take anything back.
 
 use fdbroker_protocol::{NO_CAP, Resource};
 
 use crate::Core;
 use crate::ledger::{Blocked, Charge, SHARE_OF_FDS, ScopeId, ScopeRecord};
 use crate::limits::{FDS_PER_CONNECTION, LAST_PART, LEAST_OF_LAST, SHARE_OF_LAST, TABLE_RESERVE};
+use crate::work::visit;
 
 /// What of a resource cannot be taken back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +56,7 @@ impl Core {
         if self.config.share_factor == NO_CAP {
             return NO_CAP;
         }
-        let [held, used] = self.shared(domain).map(lasting_fds);
+        let [held, used] = self.shared(domain, lasting_fds);
         let most = self.ledger.caps().node.fds;
         Part { held, used, most }.lasting_room(self.config.share_factor)
     }
@@ -88,13 +89,13 @@ impl Core {
     pub(crate) fn scope_of_share(&self, domain: ScopeId) -> ScopeId {
         let domains = self.ledger[ScopeId::NODE].account.now(Resource::Domains).max(1);
         let even = self.ledger.caps().node.fds / domains;
-        if lasting_fds(&self.ledger[domain]) < even { ScopeId::NODE } else { domain }
+        let [held, _] = self.shared(self.ledger[domain].number, lasting_fds);
+        if held < even { ScopeId::NODE } else { domain }
     }
 
     /// How many more connections a domain may have.
     pub(crate) fn share_of_connections(&self, domain: u32) -> u64 {
-        let [held, used] =
-            self.shared(domain).map(|scope| scope.account.now(Resource::Connections));
+        let [held, used] = self.shared(domain, |it| it.account.now(Resource::Connections));
         let most = self.ledger.caps().node.connections;
         Part { held, used, most }.lasting_room(self.config.share_factor)
     }
@@ -102,7 +103,7 @@ impl Core {
     /// How many more places of the broker's own fd table a domain may have: for connections, credits and recalls. Fds
     /// that can be closed, and idle credits, count as free.
     pub(crate) fn share_of_table(&self, domain: u32) -> u64 {
-        let [held, _] = self.shared(domain).map(lasting_places);
+        let [held, _] = self.shared(domain, lasting_places);
         let used =
             self.ledger.table_now() - TABLE_RESERVE - self.ledger[ScopeId::NODE].can_be_had_back();
         let most = self.config.table_fds.saturating_sub(TABLE_RESERVE);
@@ -124,13 +125,21 @@ impl Core {
 
     /// The share in the way of the places of another connection. A domain that has none yet always finds some.
     pub(crate) fn beyond_share_of_places(&self, domain: u32) -> Option<Blocked> {
-        let [held, _] = self.shared(domain).map(lasting_places);
+        let [held, _] = self.shared(domain, lasting_places);
         self.beyond_share_of_table(domain, FDS_PER_CONNECTION).filter(|_| held > 0)
     }
 
-    /// What is counted of a domain, and of the node.
-    fn shared(&self, domain: u32) -> [&ScopeRecord; 2] {
-        [self.clients.scope_of_domain(domain), ScopeId::NODE].map(|scope| &self.ledger[scope])
+    /// What is counted of a domain with all others of its user, and of the node.
+    fn shared(&self, domain: u32, count: fn(&ScopeRecord) -> u64) -> [u64; 2] {
+        let of = |domain| count(&self.ledger[self.clients.scope_of_domain(domain)]);
+        let held = match self.clients.of_user(self.clients.domain_key(domain)) {
+            [] => of(domain),
+            all => {
+                visit(all.len() as u64);
+                all.iter().map(|domain| of(*domain)).sum()
+            }
+        };
+        [held, count(&self.ledger[ScopeId::NODE])]
     }
 }
 

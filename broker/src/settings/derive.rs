@@ -92,6 +92,7 @@ pub(crate) fn resolve_table(
 /// The core's configuration.
 pub(crate) fn resolve_core(
     given: Given<'_>,
+    host: &Host,
     mode: Mode,
     table: Table,
     lines: &mut Lines,
@@ -169,6 +170,7 @@ pub(crate) fn resolve_core(
             Mode::Private => NO_CAP,
             Mode::Service => SHARE_FACTOR,
         },
+        subordinate_uids: host.subordinate_uids.clone(),
     };
     Ok(Derived { core, most_connections })
 }

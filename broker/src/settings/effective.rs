@@ -100,7 +100,7 @@ impl Settings {
         let places = Places::resolve(given, host, &mut lines)?;
         let table = resolve_table(given, host, places.listeners.len(), &mut lines)?;
         let Derived { core, most_connections } =
-            resolve_core(given, places.mode, table, &mut lines)?;
+            resolve_core(given, host, places.mode, table, &mut lines)?;
         core.check().map_err(|problem| {
             ConfigError::value("configuration", problem.to_string(), "correct the value named")
         })?;

@@ -11,6 +11,7 @@ pub mod preflight;
 pub mod reload;
 pub mod sockets;
 pub mod sources;
+mod subordinate;
 
 pub use effective::Settings;
 pub use outside::{Environment, Host};

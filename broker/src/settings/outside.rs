@@ -3,6 +3,8 @@
 
 use crate::manager::inherited::Inherited;
 use crate::settings::config::ConfigError;
+use crate::settings::subordinate;
+use fdbroker_core::SubordinateUids;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -15,6 +17,8 @@ pub struct Host {
     pub hard_fds: u64,
     /// Fds open at the start.
     pub open_fds: u64,
+    /// Uids that share as one user.
+    pub subordinate_uids: SubordinateUids,
 }
 
 impl Host {
@@ -26,7 +30,9 @@ impl Host {
         // earlier process has stored does not stay as it is.
         let open_fds = std::fs::read_dir("/proc/self/fd").map_or(3, |entries| entries.count());
         let open_fds = (open_fds as u64).saturating_sub(Inherited::count_to_the_environment());
-        Host { euid: nix::unistd::geteuid().as_raw(), hard_fds, open_fds }
+        let euid = nix::unistd::geteuid().as_raw();
+        let subordinate_uids = subordinate::of_this_machine();
+        Host { euid, hard_fds, open_fds, subordinate_uids }
     }
 }
 

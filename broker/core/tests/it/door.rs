@@ -150,6 +150,49 @@ fn hello_when_users_claim_thousands_of_fds_then_the_next_user_finds_some() {
 }
 
 #[test]
+fn hello_when_a_user_comes_under_subordinate_uids_then_these_have_one_share() {
+    let ranges = vec![SubordinateRange { first: 100_000, count: 1000, user: 2000 }];
+    let subordinate_uids = SubordinateUids::new(ranges);
+    let mut world = World::new(Config { share_factor: 8, subordinate_uids, ..node_fds(20_000) });
+    for (number, uid, own_fds) in [(5, 100_007, 10_000), (6, 2000, 7_500)] {
+        let client = ClientId(number);
+        assert!(is_welcome(&knock(&mut world, client, uid, own_fds), client), "{uid}");
+    }
+    // Eight times what is free are used up: by all its uids, and by none of them.
+    for (number, uid) in [(7, 2000), (8, 100_007), (9, 100_999)] {
+        let client = ClientId(number);
+        assert!(!is_welcome(&knock(&mut world, client, uid, 500), client), "{uid}");
+    }
+    for (number, uid) in [(10, 101_000), (11, 1999)] {
+        let client = ClientId(number);
+        assert!(is_welcome(&knock(&mut world, client, uid, 500), client), "{uid}");
+    }
+}
+
+#[test]
+fn connect_when_a_user_comes_under_many_subordinate_uids_then_domains_are_left_for_others() {
+    let ranges = vec![SubordinateRange { first: 100_000, count: 1000, user: 2000 }];
+    let subordinate_uids = SubordinateUids::new(ranges);
+    let max_domains = limits::DOMAINS_PER_USER as u32 + 2;
+    let mut world =
+        World::new(Config { subordinate_uids, max_domains, max_clients: 64, ..config() });
+    let most = limits::DOMAINS_PER_USER as u32;
+    for number in 10..10 + most {
+        let client = ClientId(number);
+        assert!(is_welcome(&knock(&mut world, client, 100_000 + number, 0), client), "{number}");
+    }
+    let late = ClientId(10 + most);
+    let refused = world.step(connect(late, DomainKey { listener: 0, uid: 2000 }, 1));
+    let Some(Effect::Disconnect { status, .. }) = refused.first() else { panic!("{refused:?}") };
+    let (resource, scope) = (Resource::Domains as u8, Scope::Domain as u8);
+    assert_eq!((status.resource, status.scope, status.value.get()), (resource, scope, most.into()));
+    assert!(is_welcome(&knock(&mut world, late, 3000, 0), late), "another user");
+    world.step(Input::Gone { client: ClientId(10) });
+    let next = ClientId(11 + most);
+    assert!(is_welcome(&knock(&mut world, next, 2000, 0), next), "one of its uids is gone");
+}
+
+#[test]
 fn hello_when_leases_of_others_leave_its_user_little_then_they_are_asked_for_some() {
     let mut world = World::new(Config { share_factor: 8, ..node_fds(90) });
     let id = world.register(deposit(1)).id;

@@ -1,6 +1,6 @@
 //! A configuration and a deposit that tests begin with. Must never have a number that a test depends on and does not set.
 
-use fdbroker_core::{Caps, Config, Deposit, Lane};
+use fdbroker_core::{Caps, Config, Deposit, Lane, SubordinateUids};
 use fdbroker_protocol::{MAX_BATCH, MemoryKind, Share};
 
 /// Room for millions, and no caps.
@@ -23,6 +23,7 @@ pub fn roomy() -> Config {
         keep_ttl_us: 1_000_000,
         grace_us: 1_000_000,
         share_factor: u64::MAX,
+        subordinate_uids: SubordinateUids::default(),
     }
 }
 

@@ -63,6 +63,7 @@ pub fn config(bytes: &mut Bytes<'_>) -> Config {
         keep_ttl_us: 3000,
         grace_us: 2000,
         share_factor: 8,
+        subordinate_uids: Default::default(),
     }
 }
 

@@ -38,6 +38,7 @@ static CORE: LazyLock<Core> = LazyLock::new(|| {
         keep_ttl_us: 1,
         grace_us: 1,
         share_factor: 8,
+        subordinate_uids: Default::default(),
     };
     Core::new(config).expect("the numbers can work")
 });

@@ -1,0 +1,37 @@
+use super::*;
+
+fn range(first: u32, count: u32, user: u32) -> SubordinateRange {
+    SubordinateRange { first, count, user }
+}
+
+#[test]
+fn user_of_when_in_a_range_or_its_owner_then_the_owner_and_else_nobody() {
+    let uids = SubordinateUids::new(vec![
+        range(300_000, 65_536, 1001),
+        range(100_000, 65_536, 1000),
+        range(u32::MAX - 1, 5, 1000),
+    ]);
+    for (uid, user) in [
+        (1000, Some(1000)),
+        (1001, Some(1001)),
+        (1002, None),
+        (99_999, None),
+        (100_000, Some(1000)),
+        (165_535, Some(1000)),
+        (165_536, None),
+        (365_535, Some(1001)),
+        (365_536, None),
+        (u32::MAX, Some(1000)),
+    ] {
+        assert_eq!(uids.user_of(uid), user, "{uid}");
+    }
+    assert_eq!(SubordinateUids::default().user_of(0), None);
+}
+
+#[test]
+fn user_of_when_ranges_overlap_then_the_first_one_has_its_uids() {
+    let uids = SubordinateUids::new(vec![range(15, 100, 2), range(10, 10, 1), range(20, 5, 3)]);
+    let of = [10, 15, 19, 20, 24, 25].map(|uid| uids.user_of(uid));
+    assert_eq!(of, [Some(1), Some(1), Some(1), Some(3), Some(3), None]);
+    assert_eq!(uids.user_of(2), None, "it has no range");
+}
