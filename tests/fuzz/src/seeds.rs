@@ -195,7 +195,7 @@ fn begun(texts: &[&str]) -> Vec<Vec<u8>> {
 /// other ways to write TOML.
 fn config() -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();
-    let host = Host { euid: 0, hard_fds: 4096, open_fds: 8 };
+    let host = Host { euid: 0, hard_fds: 4096, open_fds: 8, subordinate_uids: Default::default() };
     let settings =
         Settings::resolve(&Args::default(), &Environment::default(), ConfigFile::default(), &host);
     let settings = settings.expect("the defaults can be used");

@@ -29,7 +29,12 @@ pub fn run(data: &[u8]) {
     let pairs = environment.iter().filter_map(|line| line.split_once('='));
     let environment = Environment::from_pairs(pairs);
     let euid = if choice & 8 != 0 { 0 } else { 1000 };
-    let host = Host { euid, hard_fds: if choice & 16 != 0 { 1024 } else { 1 << 20 }, open_fds: 8 };
+    let host = Host {
+        euid,
+        hard_fds: if choice & 16 != 0 { 1024 } else { 1 << 20 },
+        open_fds: 8,
+        subordinate_uids: Default::default(),
+    };
     let settings = match Settings::resolve(&args, &environment, file, &host) {
         Ok(settings) => settings,
         Err(error) => return assert!(!error.to_string().is_empty()),
