@@ -68,7 +68,7 @@ impl Core {
                 self.close_held(slot, fx);
             }
             State::Recalling => {
-                self.allocations.not_to_recall(slot);
+                self.allocations.ask_no_more_for(slot);
                 self.release_charge(owner, RECALLED_PLACE);
                 self.release_charge(owner, Charge(Resource::HeldBytes, reserved));
             }

@@ -42,7 +42,7 @@ impl Core {
         self.allocations.set_recall(slot, number);
         self.allocations.set_state(slot, State::Recalling);
         self.set_recall_timer(slot, deadline);
-        if self.allocations.to_recall(slot) {
+        if self.allocations.ask_for(slot) {
             self.eventful.push(ClientId(owner));
         }
         self.counters.recalls += 1;
@@ -173,7 +173,7 @@ impl Core {
 
     fn supplied(&mut self, now: Now, client: ClientId, supply: &Supply, fx: &mut Effects) {
         let slot = supply.id.slot;
-        self.allocations.not_to_recall(slot);
+        self.allocations.ask_no_more_for(slot);
         let allocation = &self.allocations[slot];
         let same = allocation.owner_allocation_id == supply.owner_allocation_id
             && allocation.size_bytes == supply.size_bytes;

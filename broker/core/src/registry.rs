@@ -639,12 +639,12 @@ impl Registry {
     // --- what owners are to be told -----------------------------------------------------------------
 
     /// Its owner is to be asked for its fd; whether that one has nothing else to be asked.
-    pub fn to_recall(&mut self, slot: u32) -> bool {
+    pub fn ask_for(&mut self, slot: u32) -> bool {
         self.link(slot, AllocationList::Event)
     }
 
     /// Its owner need not be asked any more.
-    pub fn not_to_recall(&mut self, slot: u32) {
+    pub fn ask_no_more_for(&mut self, slot: u32) {
         self.unlink(slot, AllocationList::Event);
     }
 

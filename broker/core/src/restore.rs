@@ -198,7 +198,7 @@ impl Core {
         if drained {
             self.allocations.drained(slot);
         } else if is_to_be_recalled {
-            self.allocations.to_recall(slot);
+            self.allocations.ask_for(slot);
         }
         let file = beside.files.remove(&slot);
         let has_file = is_held || matches!(state, State::Ended(_));
