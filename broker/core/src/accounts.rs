@@ -1,9 +1,9 @@
 //! Charging clients, their jobs, domains and the node together, and the fds on their way through the closers.
 //! Must never charge one account of a list and not the others.
 
+use crate::allocation::Allocation;
 use crate::api::{ClientId, DomainKey, Effect, Effects, Lane, Ticket};
 use crate::ledger::{Blocked, Charge, SHARE_OF_FDS, ScopeId, ScopeRecord};
-use crate::registry::Allocation;
 use crate::slots::NONE;
 use crate::state::Closing;
 use crate::{Core, ErrorCode};

@@ -2,10 +2,10 @@
 //! let a newcomer take room that an earlier request of its domain waits for.
 
 use crate::Core;
+use crate::allocation::State;
 use crate::api::{ClientId, Effect, Effects, Granted, LeaseId, Now, RequestId, Wanted};
 use crate::ledger::{Blocked, Charge, FOR_HELD, FOR_LEASE};
 use crate::limits::PLACES_AT_ONCE;
-use crate::registry::State;
 use crate::rooms::items_of;
 use crate::state::{Parked, Wait, Wish};
 use fdbroker_protocol::{ErrorCode, MemoryKind, Resource, Scope, Status};

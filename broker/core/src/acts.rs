@@ -2,10 +2,10 @@
 //! nor end more in one step than a client's message may.
 
 use crate::Core;
+use crate::allocation::State;
 use crate::api::{Acted, Effects, Now};
 use crate::ledger::{Blocked, ScopeId};
 use crate::limits::{DRAIN_PAUSE_US, DRAINED_PER_STEP, RECLAIM_PAUSE_US};
-use crate::registry::State;
 use crate::slots::NONE;
 use crate::timers::Chore;
 use fdbroker_protocol::admin::{ActOutcome, EventKind};

@@ -4,12 +4,12 @@
 
 use crate::Core;
 use crate::acquire::{Item, Turn};
+use crate::allocation::{Allocation, State};
 use crate::api::{
     ClientId, Declared, Deposit, Effect, Effects, Granted, Now, Redeposit, Registered, RequestId,
 };
 use crate::ledger::Charge;
 use crate::register::NOTHING;
-use crate::registry::{Allocation, State};
 use crate::slots::NONE;
 use crate::waiting::Fate;
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Share, Status};

@@ -5,13 +5,14 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use crate::Core;
+use crate::allocation::{Allocation, Orphan, State};
 use crate::api::{
     ClientId, Config, DomainKey, Effects, Former, FormerLife, FormerSlot, Kept, Now, OwnerKey,
     Record,
 };
 use crate::config::ConfigError;
 use crate::limits::{RESERVED_ENDS_PER_STEP, RESERVED_LOOKS_PER_STEP};
-use crate::registry::{Allocation, Orphan, Registry, State};
+use crate::registry::Registry;
 use crate::slots::NONE;
 use crate::timers::Timer;
 use fdbroker_protocol::{AllocationId, ErrorCode, MemoryKind};

@@ -2,11 +2,11 @@
 //! be granted again, nor free its slot while leases are out.
 
 use crate::Core;
+use crate::allocation::State;
 use crate::api::{ClientId, Effect, Effects, RequestId, StatusReply};
 use crate::ledger::Charge;
 use crate::limits::LEASES_SWEPT_PER_TURN;
 use crate::recall::RECALLED_PLACE;
-use crate::registry::State;
 use crate::slots::NONE;
 use crate::state::Lease;
 use crate::waiting::Fate;

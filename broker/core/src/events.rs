@@ -2,8 +2,8 @@
 //! socket has room: nothing queues up. Must never make a message for a client that is gone.
 
 use crate::Core;
+use crate::allocation::State;
 use crate::api::{ClientId, DrainedEvent, Events, LeaseId, RecallEvent, RevokedEvent};
-use crate::registry::State;
 use crate::slots::NONE;
 use fdbroker_protocol::{ErrorCode, MAX_BATCH};
 

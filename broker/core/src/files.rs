@@ -5,10 +5,10 @@
 use rustc_hash::FxHashMap;
 
 use crate::Core;
+use crate::allocation::{Allocation, State};
 use crate::api::{File, FileId};
 use crate::ledger::{Blocked, Charge, ScopeId};
 use crate::lists::{Link, List, Nodes};
-use crate::registry::{Allocation, State};
 use crate::slots::{NONE, Slots};
 use fdbroker_protocol::{Resource, Scope};
 

@@ -1,12 +1,12 @@
 //! The invariants, asserted: cheaply after every step, and whole on demand. Must never change anything.
 
 use crate::Core;
+use crate::allocation::{AllocationList, State};
 use crate::connect::{CONNECTION, PLACES};
 use crate::continuity::Grace;
 use crate::leases::lease_charge;
 use crate::ledger::{Charge, LEASE_KINDS, Ledger, ScopeId};
 use crate::recall::PROMISED_LEASE;
-use crate::registry::{AllocationList, State};
 use crate::rooms::items_of;
 use crate::state::{LeaseLinks, LeaseList, Wait, Wish};
 use crate::timers::Timer;

@@ -3,10 +3,10 @@
 
 use crate::Core;
 use crate::acquire::Turn;
+use crate::allocation::{Allocation, Orphan, State};
 use crate::api::{ClientId, Deposit, Effect, Effects, Kept, Lane, NO_GROUP, Now};
 use crate::clients::Client;
 use crate::ledger::Charge;
-use crate::registry::{Allocation, Orphan, State};
 use crate::slots::NONE;
 use crate::timers::Timer;
 use crate::waiting::Fate;

@@ -1,8 +1,8 @@
 //! Leases: granted, mapped, given back. Must never let one be given back twice, or by another.
 
+use crate::allocation::State;
 use crate::api::{ClientId, Effect, Effects, LeaseId, Now, RequestId, StatusReply};
 use crate::ledger::{Blocked, Charge};
-use crate::registry::State;
 use crate::state::Lease;
 use crate::{Core, ErrorCode};
 use fdbroker_protocol::{Resource, Status};

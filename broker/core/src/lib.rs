@@ -10,6 +10,7 @@ mod accounts;
 mod acquire;
 mod acts;
 mod addresses;
+mod allocation;
 mod allowances;
 pub mod api;
 mod clients;

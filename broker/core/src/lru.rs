@@ -2,11 +2,11 @@
 //! be had again: resident, waited for, or of an owner that does not answer.
 
 use crate::Core;
+use crate::allocation::State;
 use crate::api::{Effect, Effects, Lane, Wanted};
 use crate::clients::Client;
 use crate::ledger::{Blocked, Charge, ScopeId};
 use crate::limits::{EVICTIONS_PER_STEP, LOOKS_PER_VICTIM};
-use crate::registry::State;
 use crate::slots::NONE;
 use fdbroker_protocol::Resource;
 use fdbroker_protocol::admin::EventKind;

@@ -2,9 +2,9 @@
 //! never ask before the place for the answer is reserved, nor ask twice at a time.
 
 use crate::Core;
+use crate::allocation::State;
 use crate::api::{ClientId, Effect, Effects, Lane, Now, Supply};
 use crate::ledger::{Blocked, Charge};
-use crate::registry::State;
 use crate::slots::NONE;
 use crate::state::Recall;
 use crate::timers::Timer;

@@ -2,9 +2,9 @@
 //! what was there. Must never keep an fd that has no place, nor two of one allocation.
 
 use crate::Core;
+use crate::allocation::{Allocation, State, Traits};
 use crate::api::{ClientId, Deposit, Effect, Effects, Lane, Now, Registered, RequestId};
 use crate::ledger::{Blocked, Charge, ScopeId, ScopeRecord};
-use crate::registry::{Allocation, State, Traits};
 use crate::slots::NONE;
 use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Status};

@@ -4,13 +4,14 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use crate::Core;
+use crate::allocation::{Allocation, Orphan, State};
 use crate::api::{Config, Now};
 use crate::clients::{Client, Clients, SavedClients};
 use crate::config::ConfigError;
 use crate::continuity::{Grace, Standing};
 use crate::fairness::Rooms;
 use crate::limits::MOST_GROUPS;
-use crate::registry::{Allocation, Orphan, Registry, State};
+use crate::registry::Registry;
 use crate::saved::{Beside, Saved, SavedOwners};
 use crate::slots::{Flat, NONE, SavedSlots, Slots};
 use crate::state::{Lease, Recall};

@@ -6,13 +6,13 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use crate::Core;
+use crate::allocation::{Allocation, AllocationList, Orphan, State};
 use crate::allowances::Allowances;
 use crate::api::{Effect, Effects, File, FileId, Now};
 use crate::clients::{Client, Domain, Job};
 use crate::continuity::{FormerOwner, Grace, Standing};
 use crate::ledger::ScopeId;
 use crate::lists::List;
-use crate::registry::{Allocation, AllocationList, Orphan, State};
 use crate::slots::{Flat, NONE, SavedSlots};
 use crate::state::{Lease, LeaseList, Recall, Wish};
 use fdbroker_protocol::{ErrorCode, Resource};

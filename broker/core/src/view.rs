@@ -1,10 +1,10 @@
 //! What the core shows of itself: for the administrator's queries and for the simulator. Read only.
 
 use crate::Core;
+use crate::allocation::State;
 use crate::api::{CapsOfScopes, ClientId, DomainKey, JobKey, LeaseId, Now};
 use crate::job_name::JobName;
 use crate::ledger::{Account, ScopeId};
-use crate::registry::State;
 use crate::slots::NONE;
 use crate::state::Recall;
 use fdbroker_protocol::admin::AllocationState;

@@ -4,11 +4,11 @@
 
 use crate::Core;
 use crate::acquire::{Item, Turn};
+use crate::allocation::State;
 use crate::api::{ClientId, Effects, Now, Wanted};
 use crate::limits::{PARKED_ITEMS_PER_STEP, PARKED_SCAN_PER_STEP, SILENT_QUEUES_PER_STEP};
 use crate::lists::{Link, List, Nodes};
 use crate::recall::PROMISED_LEASE;
-use crate::registry::State;
 use crate::rounds::Rounds;
 use crate::slots::{NONE, Slots};
 use crate::state::{Recall, Wait, Wish};

@@ -1,6 +1,7 @@
 //! Unit tests of `src/ledger.rs`, which is not public.
 
 use super::*;
+use fdbroker_protocol::Caps;
 
 /// A client of a job, and its ledger with room for five held fds in the table.
 fn of_a_client(node: Caps) -> (Ledger, ScopeId) {

@@ -1,0 +1,230 @@
+//! The record of an allocation, and what is known beside it. Plain data; must never act by itself. It goes to a successor
+//! (`saved.rs`): another field, or another order, is another format of the daemon's handover.
+
+use crate::api::{Deposit, Now};
+use crate::lists::{Link, List, Nodes};
+use crate::order::Stamp;
+use crate::slots::{NONE, Slots};
+use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
+use fdbroker_protocol::{ErrorCode, MemoryKind, Share};
+use serde::{Deserialize, Serialize};
+
+/// Bytes in use, and the bytes.
+pub type DriverData = (u8, [u8; DRIVER_DATA_BYTES]);
+
+/// Where an allocation's fd is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum State {
+    /// The broker has it and can get it again.
+    Held,
+    /// The broker has it and cannot get it again.
+    Resident,
+    /// The broker has closed it.
+    Evicted,
+    /// A place is reserved and the owner is asked, see [`Recall`].
+    Recalling,
+    /// Of before a crash, and its owner has not named it again yet: no fd, no owner.
+    Reserved,
+    /// The allocation has ended, for this reason; leases or its drained notice are still out.
+    Ended(#[serde(with = "crate::saved::error_code")] ErrorCode),
+}
+
+/// Lists that an allocation can be in.
+#[derive(Clone, Copy, Debug)]
+pub enum AllocationList {
+    /// All allocations of the owner, ended ones included.
+    Owned,
+    /// What may be evicted of the owner's: held, recallable, not waited for.
+    Lru,
+    /// The owner's recalls to send; when it has ended, those whose leases are still to be swept; then the owner's drained
+    /// notices to send.
+    Event,
+}
+
+impl AllocationList {
+    /// Which of its links an allocation is in this list by. The last two share one: what is held has no event to send.
+    fn link(self) -> usize {
+        match self {
+            AllocationList::Owned => 0,
+            AllocationList::Lru | AllocationList::Event => 1,
+        }
+    }
+}
+
+const ALLOCATION_LINKS: usize = 2;
+
+/// What was said of an allocation when it was registered, in one byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Traits(u8);
+
+impl Traits {
+    /// Packs them.
+    pub fn new(
+        kind: MemoryKind,
+        share: Share,
+        recallable: bool,
+        keep: bool,
+        driver_data: bool,
+    ) -> Self {
+        let flags = u8::from(recallable) << 5 | u8::from(keep) << 6 | u8::from(driver_data) << 7;
+        Traits(kind as u8 | (share as u8) << 3 | flags)
+    }
+
+    /// Whether [`Traits::new`] could have packed it.
+    pub fn is_sound(self) -> bool {
+        let (kind, share) = (self.0 & 7, self.0 >> 3 & 3);
+        MemoryKind::from_number(kind).is_some() && Share::from_number(share).is_some()
+    }
+
+    /// What it is.
+    pub fn kind(self) -> MemoryKind {
+        MemoryKind::from_number(self.0 & 7).expect("packed by `new`")
+    }
+
+    /// Who may have it.
+    pub fn share(self) -> Share {
+        Share::from_number(self.0 >> 3 & 3).expect("packed by `new`")
+    }
+
+    /// The owner can give its fd again.
+    pub fn is_recallable(self) -> bool {
+        self.0 & 1 << 5 != 0
+    }
+
+    /// It outlives its owner, and is never evicted.
+    pub fn is_to_be_kept(self) -> bool {
+        self.0 & 1 << 6 != 0
+    }
+
+    /// There is driver data of it.
+    pub fn has_driver_data(self) -> bool {
+        self.0 & 1 << 7 != 0
+    }
+}
+
+/// One piece of memory. Kept small: there may be a million. Without gaps, as its generation goes before it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[repr(Rust, packed(4))]
+pub struct Allocation {
+    /// Bytes.
+    pub size_bytes: u64,
+    /// Bytes.
+    pub fd_offset: u64,
+    /// The owner's id.
+    pub owner_allocation_id: u64,
+    /// Address in the owner, 0 = none.
+    pub base: u64,
+    /// Owner's number; [`crate::slots::NONE`] once it is gone, and while nobody has named it again.
+    pub owner: u32,
+    /// Owner's domain, also after the owner is gone.
+    pub domain: u32,
+    /// Owner's device ordinal.
+    pub device: u32,
+    /// Registrations not yet taken back.
+    pub registrations: u32,
+    /// While it is held, its stake in [`crate::files`], or [`crate::slots::NONE`]: it pins its size. While it is not, pages
+    /// that its file pinned when it was held last, or none.
+    pub file: u32,
+    /// Its recall under way, or [`crate::slots::NONE`].
+    #[serde(skip)]
+    pub recall: u32,
+    /// The queue of those that want it and wait for something else, or [`crate::slots::NONE`].
+    #[serde(skip)]
+    pub interest: u32,
+    /// Open leases.
+    #[serde(skip)]
+    pub open: u32,
+    /// All leases.
+    pub leases: List,
+    /// Its places in the lists.
+    pub links: [Link; ALLOCATION_LINKS],
+    /// Its place in the order of eviction.
+    pub stamp: Stamp,
+    /// Where the fd is.
+    pub state: State,
+    /// What was said of it.
+    pub traits: Traits,
+    /// Ended, drained, and its owner is to be told: in the owner's drained list.
+    pub drained: bool,
+}
+
+// With its generation and the niche of its state it is 108 bytes.
+const _: () = assert!(size_of::<Allocation>() <= 104);
+
+impl Allocation {
+    /// Whether it has not ended.
+    pub fn is_live(&self) -> bool {
+        !matches!(self.state, State::Ended(_))
+    }
+
+    /// Whether the broker has its fd.
+    pub fn is_held(&self) -> bool {
+        matches!(self.state, State::Held | State::Resident)
+    }
+
+    /// Whether it counts among those that outlive their owner.
+    pub fn is_kept(&self) -> bool {
+        self.traits.is_to_be_kept() && self.is_live()
+    }
+
+    /// Whether it lives on when its owner is gone: kept, and its fd is here.
+    pub fn outlives_owner(&self) -> bool {
+        self.traits.is_to_be_kept() && self.state == State::Resident
+    }
+
+    /// Whether it is in a list.
+    pub fn is_in(&self, list: AllocationList) -> bool {
+        self.link(list).is_in()
+    }
+
+    /// Its place in a list.
+    pub fn link(&self, list: AllocationList) -> Link {
+        self.links[list.link()]
+    }
+}
+
+/// Allocations seen through one of their lists.
+pub struct AllocationLinks<'a>(pub &'a mut Slots<Allocation>, pub AllocationList);
+
+impl Nodes for AllocationLinks<'_> {
+    fn link(&mut self, node: u32) -> &mut Link {
+        &mut self.0[node].links[self.1.link()]
+    }
+}
+
+/// A kept allocation whose owner is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Orphan {
+    /// When it ends.
+    pub until: Now,
+    /// Its owner's group.
+    pub gid: u32,
+    /// Its owner's job, by number.
+    pub job: Option<u32>,
+}
+
+impl Allocation {
+    /// One of this deposit, in no list yet.
+    pub fn new(deposit: &Deposit, owner: u32, domain: u32, state: State) -> Self {
+        Allocation {
+            size_bytes: deposit.size_bytes,
+            fd_offset: deposit.fd_offset,
+            owner_allocation_id: deposit.owner_allocation_id,
+            base: deposit.base,
+            owner,
+            domain,
+            device: deposit.device,
+            registrations: 1,
+            file: NONE,
+            recall: NONE,
+            interest: NONE,
+            open: 0,
+            leases: List::EMPTY,
+            links: Default::default(),
+            stamp: Stamp::default(),
+            state,
+            traits: deposit.traits(),
+            drained: false,
+        }
+    }
+}
