@@ -58,7 +58,6 @@ pub(crate) struct Attempt<'a> {
 impl Core {
     pub(crate) fn acquire(
         &mut self,
-        now: Now,
         client: ClientId,
         request: RequestId,
         wanted: &[Wanted],
@@ -69,11 +68,11 @@ impl Core {
         let (turn, first) = (Turn::Last, true);
         let attempt = Attempt { client, request, seq, deadline, wanted, turn, first };
         let wait = match self.client_mut(client.0).sendable {
-            true => self.try_acquire(now, attempt, fx),
+            true => self.try_acquire(attempt, fx),
             false => Some(Wait::Reader),
         };
         let Some(wait) = wait else { return };
-        if deadline <= now {
+        if deadline <= self.now {
             self.answer_waiting(attempt, wait, fx);
             return self.give_promises_back(client, wanted);
         }
@@ -163,12 +162,7 @@ impl Core {
 
     /// Answers the request if any of its items can be answered; else says what it waits for, and
     /// has started the recalls or evictions that will help.
-    pub(crate) fn try_acquire(
-        &mut self,
-        now: Now,
-        attempt: Attempt<'_>,
-        fx: &mut Effects,
-    ) -> Option<Wait> {
+    pub(crate) fn try_acquire(&mut self, attempt: Attempt<'_>, fx: &mut Effects) -> Option<Wait> {
         let Attempt { client, wanted, turn, .. } = attempt;
         let begin = fx.granted.len();
         let mut blocked = self.ahead(turn, client.0, FOR_LEASE);
@@ -186,10 +180,10 @@ impl Core {
                 }
                 Item::Ready(slot) if fds < charged => {
                     fds += 1;
-                    let lease = self.charged_lease(now, client.0, slot);
+                    let lease = self.charged_lease(client.0, slot);
                     self.granted(*item, slot, lease)
                 }
-                Item::Ready(slot) if blocked.is_none() => match self.lease(now, client.0, slot) {
+                Item::Ready(slot) if blocked.is_none() => match self.lease(client.0, slot) {
                     Ok(lease) => {
                         fds += 1;
                         self.granted(*item, slot, lease)
@@ -211,13 +205,13 @@ impl Core {
         if !any && !wanted.is_empty() {
             fx.granted.truncate(begin);
             self.set_aside(wanted);
-            let wait = self.wait_for(now, attempt, blocked, fx);
+            let wait = self.wait_for(attempt, blocked, fx);
             self.put_back();
             return Some(wait);
         }
         match blocked {
             None if evicted && self.rooms.is_empty() => {
-                self.recall_ahead(now, client, wanted, fx);
+                self.recall_ahead(client, wanted, fx);
             }
             // What did not fit will be asked for again: makes the room meanwhile.
             Some(full) if self.may_make_room(full) => {
@@ -246,10 +240,10 @@ impl Core {
     }
 
     /// Recalls, from free room alone, what the client will ask for again.
-    fn recall_ahead(&mut self, now: Now, client: ClientId, wanted: &[Wanted], fx: &mut Effects) {
+    fn recall_ahead(&mut self, client: ClientId, wanted: &[Wanted], fx: &mut Effects) {
         for item in wanted {
             if let Item::Evicted(slot) = self.item(client, *item)
-                && self.start_recall(now, slot, None, fx).is_err()
+                && self.start_recall(slot, None, fx).is_err()
             {
                 return;
             }
@@ -259,7 +253,6 @@ impl Core {
     /// None of the items can be answered: starts recalls, or makes room, and says what to wait for.
     fn wait_for(
         &mut self,
-        now: Now,
         attempt: Attempt<'_>,
         blocked: Option<Blocked>,
         fx: &mut Effects,
@@ -277,7 +270,7 @@ impl Core {
                 Item::Evicted(slot) => {
                     let started = match self.ahead_of_recall(turn, client.0, slot) {
                         Some(ahead) => Err(ahead),
-                        None => self.start_recall(now, slot, Some(client.0), fx),
+                        None => self.start_recall(slot, Some(client.0), fx),
                     };
                     match started {
                         Ok(()) => recalling = true,

@@ -6,7 +6,7 @@ use crate::Core;
 use crate::acquire::{Item, Turn};
 use crate::allocation::{Allocation, State};
 use crate::api::{
-    ClientId, Declared, Deposit, Effect, Effects, Granted, Now, Redeposit, Registered, RequestId,
+    ClientId, Declared, Deposit, Effect, Effects, Granted, Redeposit, Registered, RequestId,
 };
 use crate::ledger::Charge;
 use crate::register::NOTHING;
@@ -214,7 +214,6 @@ impl Core {
 
     pub(crate) fn declare(
         &mut self,
-        now: Now,
         client: ClientId,
         request: RequestId,
         items: &[Declared],
@@ -222,7 +221,7 @@ impl Core {
     ) {
         let begin = fx.granted.len();
         for item in items {
-            let granted = match self.declare_one(now, client, item) {
+            let granted = match self.declare_one(client, item) {
                 Ok(granted) => granted,
                 Err(status) => Granted::refused(item.wanted, status),
             };
@@ -232,12 +231,7 @@ impl Core {
         fx.list.push(Effect::Declared { client, request, range });
     }
 
-    fn declare_one(
-        &mut self,
-        now: Now,
-        client: ClientId,
-        declared: &Declared,
-    ) -> Result<Granted, Status> {
+    fn declare_one(&mut self, client: ClientId, declared: &Declared) -> Result<Granted, Status> {
         let id = declared.wanted.map_err(Status::from)?;
         if id.generation >= self.config.first_generation {
             // Nobody can have held it before the crash.
@@ -253,7 +247,7 @@ impl Core {
             Item::Final(code) => return Err(code.into()),
             _ => {}
         }
-        match self.lease_as(now, client.0, id.slot, !declared.open) {
+        match self.lease_as(client.0, id.slot, !declared.open) {
             Ok(lease) => {
                 if has_ended {
                     self.pin_declared(id.slot, lease.0 as u32);

@@ -1,7 +1,7 @@
 //! Clients come and go: connect, hello, death, and the teardown of what they leave, in portions. Must
 //! never leave a charge behind.
 
-use crate::api::{ClientId, DomainKey, Effect, Effects, Now, Peer};
+use crate::api::{ClientId, DomainKey, Effect, Effects, Peer};
 use crate::clients::Client;
 use crate::ledger::{Charge, ScopeId};
 use crate::limits::{DOMAINS_PER_USER, FDS_PER_CONNECTION, TEARDOWN_PER_STEP};
@@ -142,7 +142,7 @@ impl Core {
     }
 
     /// Ends what gone clients had, a bounded number of parked items, leases and allocations at a time.
-    pub(crate) fn tear_down(&mut self, now: Now, fx: &mut Effects) {
+    pub(crate) fn tear_down(&mut self, fx: &mut Effects) {
         let mut left = TEARDOWN_PER_STEP;
         while let Some(number) = self.clients.next_dying() {
             while left > 0
@@ -160,7 +160,7 @@ impl Core {
             while left > 0
                 && let Some(slot) = self.allocations.any_of(number)
             {
-                self.disown(now, number, slot, fx);
+                self.disown(number, slot, fx);
                 left -= 1;
             }
             if left == 0 {
@@ -172,9 +172,9 @@ impl Core {
     }
 
     /// Ends an allocation of a gone owner and takes it off the owner's record; a kept one lives on without it.
-    fn disown(&mut self, now: Now, owner: u32, slot: u32, fx: &mut Effects) {
+    fn disown(&mut self, owner: u32, slot: u32, fx: &mut Effects) {
         if self.allocations[slot].outlives_owner() {
-            return self.orphan(now, slot);
+            return self.orphan(slot);
         }
         if self.allocations[slot].is_live() {
             self.end(slot, ErrorCode::OwnerGone, fx);

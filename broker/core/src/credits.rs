@@ -131,7 +131,6 @@ impl Core {
     /// A client without credits asks for some, and waits for the first.
     pub(crate) fn wait_for_credits(
         &mut self,
-        now: Now,
         client: ClientId,
         request: RequestId,
         wanted: u64,
@@ -140,7 +139,7 @@ impl Core {
     ) {
         let Some(wait) = self.try_credits(client, request, wanted, Turn::Last, fx) else { return };
         let most = self.config.max_parked_per_client;
-        let status = if deadline <= now {
+        let status = if deadline <= self.now {
             self.no_credit(client)
         } else if self.client_mut(client.0).parked.len() >= most as usize {
             Self::no_quota_limit(Resource::ParkedRequests, Scope::Client, most.into())

@@ -4,7 +4,7 @@
 use crate::Core;
 use crate::acquire::Turn;
 use crate::allocation::{Allocation, Orphan, State};
-use crate::api::{ClientId, Deposit, Effect, Effects, Kept, Lane, NO_GROUP, Now};
+use crate::api::{ClientId, Deposit, Effect, Effects, Kept, Lane, NO_GROUP};
 use crate::clients::Client;
 use crate::ledger::Charge;
 use crate::slots::NONE;
@@ -67,7 +67,7 @@ impl Core {
 
     /// The owner of a kept allocation is gone: its domain alone is charged for it from now on, and its job is
     /// that of its owner still.
-    pub(crate) fn orphan(&mut self, now: Now, slot: u32) {
+    pub(crate) fn orphan(&mut self, slot: u32) {
         let allocation = &self.allocations[slot];
         let (owner, size) = (allocation.owner, allocation.size_bytes);
         let (gid, job) = (self.client_mut(owner).gid, self.client_mut(owner).job);
@@ -78,7 +78,7 @@ impl Core {
         self.move_pin(slot, NONE);
         self.move_interest(slot, NONE);
         self.allocations.take_from_owner(slot);
-        let until = now.after(self.config.keep_ttl_us);
+        let until = self.now.after(self.config.keep_ttl_us);
         self.add_orphan(slot, Orphan { until, gid, job });
     }
 

@@ -1,7 +1,7 @@
 //! Leases: granted, mapped, given back. Must never let one be given back twice, or by another.
 
 use crate::allocation::State;
-use crate::api::{ClientId, Effect, Effects, LeaseId, Now, RequestId, StatusReply};
+use crate::api::{ClientId, Effect, Effects, LeaseId, RequestId, StatusReply};
 use crate::ledger::{Blocked, Charge};
 use crate::state::Lease;
 use crate::{Core, ErrorCode};
@@ -14,31 +14,30 @@ pub(crate) fn lease_charge(mapped: bool) -> Charge {
 
 impl Core {
     /// Makes a lease of an allocation, open and charged; or says which cap is in the way.
-    pub(crate) fn lease(&mut self, now: Now, client: u32, slot: u32) -> Result<LeaseId, Blocked> {
+    pub(crate) fn lease(&mut self, client: u32, slot: u32) -> Result<LeaseId, Blocked> {
         self.charge_share(client, Charge(Resource::OpenLeases, 1))?;
-        Ok(self.charged_lease(now, client, slot))
+        Ok(self.charged_lease(client, slot))
     }
 
     /// Makes a lease of an allocation, open or mapped; or says which cap is in the way.
     pub(crate) fn lease_as(
         &mut self,
-        now: Now,
         client: u32,
         slot: u32,
         mapped: bool,
     ) -> Result<LeaseId, Blocked> {
         self.charge(client, lease_charge(mapped))?;
-        Ok(self.enter_lease(now, client, slot, mapped))
+        Ok(self.enter_lease(client, slot, mapped))
     }
 
     /// Makes a lease that is granted, and for which an open one has been charged.
-    pub(crate) fn charged_lease(&mut self, now: Now, client: u32, slot: u32) -> LeaseId {
+    pub(crate) fn charged_lease(&mut self, client: u32, slot: u32) -> LeaseId {
         self.counters.grants += 1;
-        self.enter_lease(now, client, slot, false)
+        self.enter_lease(client, slot, false)
     }
 
-    fn enter_lease(&mut self, now: Now, client: u32, slot: u32, mapped: bool) -> LeaseId {
-        let (since, allocation, asked, ended) = (now, slot, 0, false);
+    fn enter_lease(&mut self, client: u32, slot: u32, mapped: bool) -> LeaseId {
+        let (since, allocation, asked, ended) = (self.now, slot, 0, false);
         let links = Default::default();
         let lease = Lease { since, allocation, client, asked, mapped, ended, links };
         let (number, generation) = self.leases.insert(lease).expect("2^32 slots outlast memory");

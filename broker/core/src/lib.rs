@@ -222,7 +222,6 @@ impl Core {
 
     /// One input, each with the function that knows its rules.
     fn take(&mut self, input: Input<'_>, fx: &mut Effects) {
-        let now = self.now;
         let few = |ids: &'_ [fdbroker_protocol::AllocationId]| ids.len().min(ENDS_PER_MESSAGE);
         match input {
             // Clients come and go.
@@ -235,13 +234,13 @@ impl Core {
             Input::Gone { client } => self.gone(client),
             // What owners say of their allocations.
             Input::Register { client, request, deposits, credits_wanted, deadline } => {
-                self.register(now, client, request, deposits, credits_wanted, deadline, fx);
+                self.register(client, request, deposits, credits_wanted, deadline, fx);
             }
             Input::Unregister { client, request, ids } => self.unregister(client, request, ids, fx),
-            Input::Supply { client, supplies } => self.supply(now, client, supplies, fx),
+            Input::Supply { client, supplies } => self.supply(client, supplies, fx),
             // What consumers say of their leases.
             Input::Acquire { client, request, wanted, deadline } => {
-                self.acquire(now, client, request, wanted, deadline, fx);
+                self.acquire(client, request, wanted, deadline, fx);
             }
             Input::Cancel { client, request } => self.cancel(client, request, fx),
             Input::Mapped { client, request, leases } => self.mapped(client, request, leases, fx),
@@ -251,7 +250,7 @@ impl Core {
                 self.redeposit(client, request, items, fx);
             }
             Input::Declare { client, request, items } => {
-                self.declare(now, client, request, items, fx);
+                self.declare(client, request, items, fx);
             }
             Input::Complete { client } => self.complete(client),
             // What the daemon says of sockets and closers.
@@ -301,7 +300,7 @@ impl Core {
     fn after(&mut self, fx: &mut Effects) {
         let now = self.now;
         // First: what gone clients had becomes room, and ends what others wait for.
-        self.tear_down(now, fx);
+        self.tear_down(fx);
         // Requests for fds of silent owners become ready to be answered.
         self.sweep_silent();
         // Ready requests go before those that wait for room: their fds are here, and pinned until they are served.

@@ -22,7 +22,6 @@ impl Core {
     /// `promised_to`; then marks the allocation to be recalled. Or says which cap is in the way.
     pub(crate) fn start_recall(
         &mut self,
-        now: Now,
         slot: u32,
         promised_to: Option<u32>,
         fx: &mut Effects,
@@ -36,8 +35,8 @@ impl Core {
             promised_to.into_iter().for_each(|client| self.undo_charge(client, PROMISED_LEASE));
             return Err(blocked);
         }
-        let deadline = Some(now.after(self.config.recall_timeout_us));
-        let recall = Recall { promised_to, deadline, ..Recall::begun(now) };
+        let deadline = Some(self.now.after(self.config.recall_timeout_us));
+        let recall = Recall { promised_to, deadline, ..Recall::begun(self.now) };
         let (number, _) = self.recalls.insert(recall).expect("recalls are fewer than slots");
         self.allocations.set_recall(slot, number);
         self.allocations.set_state(slot, State::Recalling);
@@ -137,13 +136,7 @@ impl Core {
         [recall.waiting, recall.pinned]
     }
 
-    pub(crate) fn supply(
-        &mut self,
-        now: Now,
-        client: ClientId,
-        supplies: &[Supply],
-        fx: &mut Effects,
-    ) {
+    pub(crate) fn supply(&mut self, client: ClientId, supplies: &[Supply], fx: &mut Effects) {
         let welcome = self.welcome(client);
         if welcome {
             self.set_silent(client.0, false);
@@ -155,7 +148,7 @@ impl Core {
                 allocation.owner == client.0 && allocation.state == State::Recalling
             });
             match welcome && awaited {
-                true => self.supplied(now, client, supply, fx),
+                true => self.supplied(client, supply, fx),
                 false => self.not_awaited(client, supply, fx),
             }
         }
@@ -171,14 +164,14 @@ impl Core {
         }
     }
 
-    fn supplied(&mut self, now: Now, client: ClientId, supply: &Supply, fx: &mut Effects) {
+    fn supplied(&mut self, client: ClientId, supply: &Supply, fx: &mut Effects) {
         let slot = supply.id.slot;
         self.allocations.ask_no_more_for(slot);
         let allocation = &self.allocations[slot];
         let same = allocation.owner_allocation_id == supply.owner_allocation_id
             && allocation.size_bytes == supply.size_bytes;
         match (supply.fd, supply.refused_fd) {
-            (Ok(index), _) if same => self.hold_supplied(now, slot, index, supply, fx),
+            (Ok(index), _) if same => self.hold_supplied(slot, index, supply, fx),
             (Ok(index), _) => {
                 self.close_supplied(client.0, slot, Some((index, Lane::Accepted)), fx);
                 self.fail_recall(slot, ErrorCode::Stale, fx);
@@ -191,18 +184,11 @@ impl Core {
     }
 
     /// The fd takes the place that was reserved for it; who waited is served before anyone else.
-    fn hold_supplied(
-        &mut self,
-        now: Now,
-        slot: u32,
-        index: u16,
-        supply: &Supply,
-        fx: &mut Effects,
-    ) {
+    fn hold_supplied(&mut self, slot: u32, index: u16, supply: &Supply, fx: &mut Effects) {
         fx.list.push(Effect::StoreArrived { index, slot });
         self.settle(self.allocations[slot].owner, RECALLED_PLACE);
         let since = self.recalls[self.allocations[slot].recall].since;
-        fx.recalled_us.push(now.0.saturating_sub(since.0));
+        fx.recalled_us.push(self.now.0.saturating_sub(since.0));
         self.allocations.supplied(slot, supply.fd_offset);
         let reserved = self.bytes_to_recall(slot);
         self.pin(slot, supply.file, reserved);

@@ -26,7 +26,6 @@ impl Core {
     #[allow(clippy::too_many_arguments)] // the fields of one input
     pub(crate) fn register(
         &mut self,
-        now: Now,
         client: ClientId,
         request: RequestId,
         deposits: &[Deposit],
@@ -50,7 +49,7 @@ impl Core {
                 fx.list.push(Effect::Failed { client, request, status });
                 return;
             }
-            return self.wait_for_credits(now, client, request, wanted, deadline, fx);
+            return self.wait_for_credits(client, request, wanted, deadline, fx);
         }
         let begin = fx.registered.len();
         let count = deposits.len() as u64;

@@ -103,7 +103,7 @@ impl Core {
             Wish::Acquire(wanted) if self.client_mut(client.0).sendable => {
                 let first = false;
                 let attempt = Attempt { client, request, seq, deadline, wanted, turn, first };
-                self.try_acquire(now, attempt, fx)
+                self.try_acquire(attempt, fx)
             }
             // It asks anew when its client reads.
             Wish::Acquire(_) => Some(Wait::Reader),
