@@ -2,7 +2,7 @@
 //! Must never charge one account of a list and not the others.
 
 use crate::allocation::Allocation;
-use crate::api::{ClientId, DomainKey, Effect, Effects, Lane, Ticket};
+use crate::api::{ClientId, Deposit, DomainKey, Effect, Effects, Lane, Ticket};
 use crate::ledger::{Blocked, Charge, SHARE_OF_FDS, ScopeId, ScopeRecord};
 use crate::slots::NONE;
 use crate::state::Closing;
@@ -206,6 +206,18 @@ impl Core {
         self.end_if_refused_pile_up(client, fx);
     }
 
+    /// The same for all fds of a message.
+    pub(crate) fn close_all_uninvited(
+        &mut self,
+        client: ClientId,
+        deposits: &[Deposit],
+        fx: &mut Effects,
+    ) {
+        for (index, deposit) in (0..).zip(deposits) {
+            self.close_uninvited(client, index, deposit.lane, fx);
+        }
+    }
+
     /// An arrived fd that has no place goes to a closer: it is counted as refused, in the table only.
     pub(crate) fn close_unreserved(
         &mut self,
@@ -229,10 +241,8 @@ impl Core {
 
     /// Ends the connection that sent one refused fd too many for its domain.
     fn end_if_refused_pile_up(&mut self, client: ClientId, fx: &mut Effects) {
-        let most = u64::from(self.config.max_refused_per_domain);
         let Some(domain) = self.client(client).map(|record| record.domain) else { return };
-        if self.refused_fds(domain) > most {
-            let status = Self::no_quota_limit(Resource::RefusedFds, Scope::Domain, most);
+        if let Some(status) = self.too_many_refused(domain, 0) {
             fx.list.push(Effect::Disconnect { client, status });
         }
     }
@@ -275,9 +285,12 @@ impl Core {
         !blocked.is_helped_by_eviction() || self.ledger[blocked.scope].coming == 0
     }
 
-    /// Refused fds of a domain whose closes have not returned.
-    pub(crate) fn refused_fds(&self, domain: u32) -> u64 {
-        self.ledger[self.clients.scope_of_domain(domain)].account.now(Resource::RefusedFds)
+    /// Whether the closes of a domain's refused fds, and so many more, are too many that have not returned.
+    pub(crate) fn too_many_refused(&self, domain: u32, more: u64) -> Option<Status> {
+        let account = &self.ledger[self.clients.scope_of_domain(domain)].account;
+        let most = u64::from(self.config.max_refused_per_domain);
+        let is_beyond = account.now(Resource::RefusedFds) + more > most;
+        is_beyond.then(|| Self::no_quota_limit(Resource::RefusedFds, Scope::Domain, most))
     }
 
     /// The error of an item whose owner is gone or silent; `None` while it may be waited for.

@@ -104,8 +104,7 @@ impl Core {
         status: Status,
         fx: &mut Effects,
     ) {
-        self.count_refusal(client.0, status);
-        fx.list.push(Effect::Failed { client, request, status });
+        self.refuse(client, request, status, fx);
         self.give_promises_back(client, wanted);
     }
 
@@ -121,7 +120,7 @@ impl Core {
             Err(code) => return Item::Final(code),
         };
         let Some(allocation) = self.allocations.find(id) else {
-            return Item::Final(self.end_of(id).unwrap_or(ErrorCode::Stale));
+            return Item::Final(self.end_of_former(id));
         };
         if !self.may_have(client, id.slot, allocation) {
             return Item::Final(ErrorCode::NotPermitted);
@@ -387,11 +386,7 @@ impl Core {
         let begin = fx.granted.len();
         let again = Status::error(ErrorCode::Again);
         let pending = match wait {
-            Wait::Room(blocked) | Wait::Space(blocked) => {
-                let status = self.no_quota(blocked);
-                self.count_refusal(client.0, status);
-                status
-            }
+            Wait::Room(blocked) | Wait::Space(blocked) => self.refusal(client.0, blocked),
             Wait::Recall | Wait::Reader => again,
         };
         for item in wanted {

@@ -24,7 +24,7 @@ impl Core {
         };
         match allocation.state {
             State::Held if allocation.recall != NONE => ActOutcome::Waited,
-            State::Held if self.is_silent(allocation.owner) => ActOutcome::OwnerSilent,
+            State::Held if self.clients[allocation.owner].silent => ActOutcome::OwnerSilent,
             State::Held => ActOutcome::Done,
             State::Resident if allocation.traits.is_to_be_kept() => ActOutcome::Kept,
             State::Resident => ActOutcome::Resident,
@@ -44,29 +44,30 @@ impl Core {
         }
     }
 
-    fn is_silent(&self, client: u32) -> bool {
-        let client = self.clients.find(client);
-        client.is_some_and(|client| client.silent)
-    }
-
     /// Closes the fds of those that can be had again and that nobody waits for.
     pub(crate) fn evict_these(&mut self, ids: &[AllocationId], fx: &mut Effects) {
-        for id in ids {
-            let outcome = self.evict_outcome(*id);
-            if outcome == ActOutcome::Done {
-                self.evict(id.slot, fx);
-            }
-            fx.acted.push(Acted { id: *id, outcome });
-        }
+        self.act(ids, fx, Core::evict_outcome, Core::evict);
     }
 
     /// Ends these for everybody.
     pub(crate) fn revoke_these(&mut self, ids: &[AllocationId], fx: &mut Effects) {
+        self.act(ids, fx, Core::revoke_outcome, |core, slot, fx| {
+            core.end(slot, ErrorCode::Stale, fx);
+            core.drain_if_done(slot);
+        });
+    }
+
+    fn act(
+        &mut self,
+        ids: &[AllocationId],
+        fx: &mut Effects,
+        outcome_of: impl Fn(&Core, AllocationId) -> ActOutcome,
+        act: impl Fn(&mut Core, u32, &mut Effects),
+    ) {
         for id in ids {
-            let outcome = self.revoke_outcome(*id);
+            let outcome = outcome_of(self, *id);
             if outcome == ActOutcome::Done {
-                self.end(id.slot, ErrorCode::Stale, fx);
-                self.drain_if_done(id.slot);
+                act(self, id.slot, fx);
             }
             fx.acted.push(Acted { id: *id, outcome });
         }

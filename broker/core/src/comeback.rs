@@ -32,10 +32,7 @@ impl Core {
             fx.registered.push(Registered { status, id, index });
         }
         self.counters.deposits += items.len() as u64;
-        let credits = self.client_mut(client.0).credits;
-        let deposit_credits = u32::try_from(credits).expect("at most max_credits");
-        let range = begin..fx.registered.len();
-        fx.list.push(Effect::Registered { client, request, range, deposit_credits });
+        self.answer_registered(client, request, begin, fx);
     }
 
     fn redeposit_one(
@@ -46,7 +43,7 @@ impl Core {
     ) -> Result<AllocationId, Status> {
         let id = item.id.map_err(Status::from)?;
         let Some(allocation) = self.allocations.find(id) else {
-            return Err(self.end_of(id).unwrap_or(ErrorCode::Stale).into());
+            return Err(self.end_of_former(id).into());
         };
         let (state, owner) = (allocation.state, allocation.owner);
         if let Some(code) = self.continuity.lost(id.slot) {
@@ -78,7 +75,7 @@ impl Core {
         let id = item.id.map_err(Status::from)?;
         let Some(allocation) = self.allocations.find(id) else {
             let drained = self.was_drained(id).then_some((Status::DRAINED, id));
-            return drained.ok_or_else(|| self.end_of(id).unwrap_or(ErrorCode::Stale).into());
+            return drained.ok_or_else(|| self.end_of_former(id).into());
         };
         let is_reserved = allocation.state == State::Reserved;
         if !is_reserved && (allocation.is_live() || !self.continuity.has(id.slot)) {
@@ -203,9 +200,7 @@ impl Core {
         let fits = |charge: &Charge| self.ledger.fits(scope, Some(Scope::Domain), *charge);
         let all_fit = charges.iter().try_for_each(fits);
         if let Err(blocked) = all_fit.and_then(|()| self.ledger.fits(scope, None, new)) {
-            let status = self.no_quota(blocked);
-            self.count_refusal(client, status);
-            return Err(status);
+            return Err(self.refusal(client, blocked));
         }
         charges.iter().for_each(|charge| self.ledger.add_below(Scope::Domain, scope, *charge));
         self.ledger.add(scope, new);
@@ -254,11 +249,7 @@ impl Core {
                 }
                 Ok(self.granted(declared.wanted, id.slot, lease))
             }
-            Err(blocked) => {
-                let status = self.no_quota(blocked);
-                self.count_refusal(client.0, status);
-                Err(status)
-            }
+            Err(blocked) => Err(self.refusal(client.0, blocked)),
         }
     }
 }

@@ -19,13 +19,12 @@ pub(crate) const PLACES: Charge = Charge(Resource::TablePlaces, FDS_PER_CONNECTI
 impl Core {
     pub(crate) fn connect(&mut self, client: ClientId, peer: &Peer<'_>, fx: &mut Effects) {
         let key = peer.domain;
+        let known = self.clients.find_domain(key);
+        let refused = known.and_then(|domain| self.too_many_refused(domain, 0));
         let status = if client.0 >= self.config.max_clients {
             let most = u64::from(self.config.max_clients);
             Self::no_quota_limit(Resource::Connections, Scope::Node, most)
-        } else if self.is_refusing(key) {
-            let most = self.config.max_refused_per_domain.into();
-            Self::no_quota_limit(Resource::RefusedFds, Scope::Domain, most)
-        } else if let Some(status) = self.is_beyond_share(key) {
+        } else if let Some(status) = refused.or_else(|| self.is_beyond_share(key)) {
             status
         } else if let Some(domain) = self.domain(key) {
             match self.take_in(client, peer, domain) {
@@ -97,13 +96,6 @@ impl Core {
             && self.ledger[ScopeId::NODE].account.now(Resource::Connections)
                 < self.ledger.caps().node.connections;
         is_beyond.then(|| Self::no_quota_limit(Resource::Connections, Scope::Domain, now))
-    }
-
-    /// Whether too many refused fds of the domain are still to be closed.
-    fn is_refusing(&self, key: DomainKey) -> bool {
-        let most = u64::from(self.config.max_refused_per_domain);
-        let number = self.clients.find_domain(key);
-        number.is_some_and(|number| self.refused_fds(number) > most)
     }
 
     /// The domain of a key, a new one if need be; `None`: there are as many as there may be.

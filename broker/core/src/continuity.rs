@@ -367,12 +367,15 @@ impl Core {
                 State::Ended(code) => Some(code),
                 _ => None,
             },
-            None => {
-                let noted = self.allocations.note(id.slot, id.generation);
-                let code = noted.and_then(|noted| ErrorCode::from_number(noted & !DRAINED));
-                Some(code.unwrap_or(ErrorCode::Stale))
-            }
+            None => Some(self.end_of_former(id)),
         }
+    }
+
+    /// The same of one whose slot is free or another's.
+    pub(crate) fn end_of_former(&self, id: AllocationId) -> ErrorCode {
+        let noted = self.allocations.note(id.slot, id.generation);
+        let code = noted.and_then(|noted| ErrorCode::from_number(noted & !DRAINED));
+        code.unwrap_or(ErrorCode::Stale)
     }
 
     /// Whether an allocation has ended and is not forgotten: it is leased, or its owner has not heard that it is drained.

@@ -3,7 +3,7 @@
 
 use crate::Core;
 use crate::acquire::Turn;
-use crate::api::{ClientId, Effect, Effects, Now, RequestId};
+use crate::api::{ClientId, Effects, Now, RequestId};
 use crate::ledger::{Blocked, Charge, FOR_CREDIT};
 use crate::state::{Parked, Wait, Wish};
 use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
@@ -121,10 +121,7 @@ impl Core {
             self.charge(client.0, places(more)).expect("the room was just measured");
             self.set_credits(client.0, 1 + more, true);
         }
-        let credits = self.client_mut(client.0).credits;
-        let deposit_credits = u32::try_from(credits).expect("at most max_credits");
-        let range = fx.registered.len()..fx.registered.len();
-        fx.list.push(Effect::Registered { client, request, range, deposit_credits });
+        self.answer_registered(client, request, fx.registered.len(), fx);
         None
     }
 
@@ -151,8 +148,7 @@ impl Core {
             );
             return;
         };
-        self.count_refusal(client.0, status);
-        fx.list.push(Effect::Failed { client, request, status });
+        self.refuse(client, request, status, fx);
     }
 
     /// Why there is no credit for a client now.

@@ -5,7 +5,7 @@ use crate::Core;
 use crate::allocation::State;
 use crate::api::{ClientId, DrainedEvent, Events, LeaseId, RecallEvent, RevokedEvent};
 use crate::slots::NONE;
-use fdbroker_protocol::{ErrorCode, MAX_BATCH};
+use fdbroker_protocol::ErrorCode;
 
 impl Core {
     /// The next message for the client's event socket, at most 253 items; `None` when there is none. Recalls
@@ -44,11 +44,7 @@ impl Core {
     }
 
     fn take_revoked(&mut self, client: u32) -> Vec<RevokedEvent> {
-        let mut slots = Vec::new();
-        self.with_event_list(client, false, |list, links| {
-            slots.extend(std::iter::from_fn(|| list.pop(links)).take(MAX_BATCH));
-        });
-        slots.into_iter().map(|slot| self.revoked_event(slot)).collect()
+        self.pop_leases(client, false).into_iter().map(|slot| self.revoked_event(slot)).collect()
     }
 
     fn revoked_event(&self, slot: u32) -> RevokedEvent {

@@ -123,8 +123,7 @@ impl Core {
         status: Status,
         fx: &mut Effects,
     ) {
-        self.count_refusal(client.0, status);
-        fx.list.push(Effect::Failed { client, request, status });
+        self.refuse(client, request, status, fx);
         fx.list.push(Effect::Disconnect { client, status });
     }
 

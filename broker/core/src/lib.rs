@@ -193,9 +193,7 @@ impl Core {
             None => self.take(input, effects),
             Some((client, request)) => {
                 if let Input::Register { deposits, .. } = input {
-                    for (index, deposit) in (0..).zip(deposits) {
-                        self.close_uninvited(client, index, deposit.lane, effects);
-                    }
+                    self.close_all_uninvited(client, deposits, effects);
                 }
                 self.refuse_stranger(client, request, effects);
             }

@@ -2,7 +2,8 @@
 //! nobody watches, and never keep more than a step can make.
 
 use crate::Core;
-use crate::api::{ClientId, JobKey};
+use crate::api::{ClientId, Effect, Effects, JobKey, RequestId};
+use crate::ledger::Blocked;
 use crate::limits::NOTES_KEPT;
 use crate::slots::NONE;
 use fdbroker_protocol::admin::EventKind;
@@ -93,6 +94,25 @@ impl Core {
     pub(crate) fn count_refusal(&mut self, client: u32, status: Status) {
         self.counters.refusals += 1;
         self.note_of_client(EventKind::Refusal, client, status);
+    }
+
+    /// A cap is in the way of a request or deposit of the client: that is counted, and said like this.
+    pub(crate) fn refusal(&mut self, client: u32, blocked: Blocked) -> Status {
+        let status = self.no_quota(blocked);
+        self.count_refusal(client, status);
+        status
+    }
+
+    /// A request of the client is refused.
+    pub(crate) fn refuse(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        status: Status,
+        fx: &mut Effects,
+    ) {
+        self.count_refusal(client.0, status);
+        fx.list.push(Effect::Failed { client, request, status });
     }
 
     /// A connection is refused, because a cap is full: by the core, or by the daemon before the core learns of it. The note

@@ -328,12 +328,18 @@ impl Core {
         self.client_mut(client).leases.iter().find_map(List::first)
     }
 
-    /// The leases to ask a client for, for one message. None of an ended allocation: the client is told of the end.
-    pub(crate) fn take_reclaims(&mut self, client: u32) -> Vec<LeaseId> {
+    /// Leases of which a client is told in one message: those it is asked for, or revoked ones.
+    pub(crate) fn pop_leases(&mut self, client: u32, of_live: bool) -> Vec<u32> {
         let mut slots = Vec::new();
-        self.with_event_list(client, true, |list, links| {
+        self.with_event_list(client, of_live, |list, links| {
             slots.extend(std::iter::from_fn(|| list.pop(links)).take(MAX_BATCH));
         });
+        slots
+    }
+
+    /// The leases to ask a client for, for one message. None of an ended allocation: the client is told of the end.
+    pub(crate) fn take_reclaims(&mut self, client: u32) -> Vec<LeaseId> {
+        let mut slots = self.pop_leases(client, true);
         slots.retain(|lease| {
             let is_live = self.allocations[self.leases[*lease].allocation].is_live();
             if !is_live {

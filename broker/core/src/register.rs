@@ -7,7 +7,7 @@ use crate::api::{ClientId, Deposit, Effect, Effects, Lane, Now, Registered, Requ
 use crate::ledger::{Blocked, Charge, ScopeId, ScopeRecord};
 use crate::slots::NONE;
 use fdbroker_protocol::admin::EventKind;
-use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Status};
+use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Status};
 
 /// The id of no allocation.
 pub(crate) const NOTHING: AllocationId = AllocationId { slot: NONE, generation: 0 };
@@ -23,7 +23,6 @@ enum Outcome {
 }
 
 impl Core {
-    #[allow(clippy::too_many_arguments)] // the fields of one input
     pub(crate) fn register(
         &mut self,
         client: ClientId,
@@ -36,18 +35,12 @@ impl Core {
         if let Err(status) = self.admit(client, deposits) {
             // Before what follows, which may end the connection.
             fx.list.push(Effect::Failed { client, request, status });
-            for (index, deposit) in (0..).zip(deposits) {
-                self.close_uninvited(client, index, deposit.lane, fx);
-            }
-            return;
+            return self.close_all_uninvited(client, deposits, fx);
         }
         let wanted = u64::from(credits_wanted).min(self.config.max_credits.into());
         if deposits.is_empty() && self.client_mut(client.0).credits == 0 && wanted > 0 {
             if self.is_turned_away(client.0) {
-                let status = ErrorCode::ShuttingDown.into();
-                self.count_refusal(client.0, status);
-                fx.list.push(Effect::Failed { client, request, status });
-                return;
+                return self.refuse(client, request, ErrorCode::ShuttingDown.into(), fx);
             }
             return self.wait_for_credits(client, request, wanted, deadline, fx);
         }
@@ -94,11 +87,24 @@ impl Core {
         wanted: u64,
         fx: &mut Effects,
     ) {
-        let deposit_credits = self.adjust_credits(client.0, wanted);
-        let short_of = wanted.saturating_sub(deposit_credits.into());
+        let credits = self.adjust_credits(client.0, wanted);
+        let short_of = wanted.saturating_sub(credits.into());
         if short_of > 0 && self.rooms.is_empty() {
             self.make_room_for_deposits(client.0, short_of, fx);
         }
+        self.answer_registered(client, request, begin, fx);
+    }
+
+    /// Answers with what has become of the deposits since `begin`, and the client's credits.
+    pub(crate) fn answer_registered(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        begin: usize,
+        fx: &mut Effects,
+    ) {
+        let credits = self.clients[client.0].credits;
+        let deposit_credits = u32::try_from(credits).expect("at most max_credits");
         let range = begin..fx.registered.len();
         fx.list.push(Effect::Registered { client, request, range, deposit_credits });
     }
@@ -111,12 +117,8 @@ impl Core {
         }
         let domain = record.domain;
         let refused = deposits.iter().filter(|deposit| deposit.lane == Lane::Refused).count();
-        let most = u64::from(self.config.max_refused_per_domain);
-        if refused > 0 && self.refused_fds(domain) + refused as u64 > most {
-            let (resource, scope) = (Resource::RefusedFds, Scope::Domain);
-            return Err(Self::no_quota_limit(resource, scope, most));
-        }
-        Ok(())
+        let too_many = self.too_many_refused(domain, refused as u64).filter(|_| refused > 0);
+        too_many.map_or(Ok(()), Err)
     }
 
     fn make_room_for_deposits(&mut self, client: u32, short_of: u64, fx: &mut Effects) {
@@ -187,8 +189,7 @@ impl Core {
             return self.refuse_deposit(owner, status);
         }
         if let Err(blocked) = self.charge_allocation(owner, deposit.keep) {
-            let status = self.no_quota(blocked);
-            return self.refuse_deposit(owner, status);
+            return Outcome::Refused(self.refusal(owner, blocked));
         }
         let evictable = deposit.recallable && !deposit.keep;
         let domain = self.client_mut(owner).domain;
@@ -202,8 +203,7 @@ impl Core {
         {
             self.release_charge(owner, Charge(Resource::Allocations, 1));
             self.release_charge(owner, Charge(Resource::KeptAllocations, deposit.keep.into()));
-            let status = self.no_quota(blocked);
-            return self.refuse_deposit(owner, status);
+            return Outcome::Refused(self.refusal(owner, blocked));
         }
         let state = match (fits.is_ok(), evictable) {
             (true, true) => State::Held,

@@ -231,8 +231,7 @@ impl Core {
                     return;
                 }
                 let status = self.no_credit(client);
-                self.count_refusal(client.0, status);
-                fx.list.push(Effect::Failed { client, request, status });
+                self.refuse(client, request, status, fx);
             }
             Wish::Hello(own) => self.hello_too_late(client, request, own, fx),
         }
