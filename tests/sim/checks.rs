@@ -264,7 +264,7 @@ fn caps(model: &Model, ledger: &Ledger) -> Check {
             let used = sums.usage(resource);
             let above = model.above.get(&(account, resource)).copied().unwrap_or(0);
             ensure!(
-                used <= above.max(cap.into()),
+                used <= above.max(cap),
                 "{resource} of {account:?} is {used}, above its cap {cap}: {sums:?}"
             );
         }
@@ -482,12 +482,12 @@ fn closes_for_hello(model: &Model, ledger: &Ledger, own: u64, blocker: &Blocker)
         Resource::TablePlaces => {
             let used = model.table_fds(&ledger.node).into();
             let kept = limits::IDLE_FDS_KEPT as usize;
-            (limits::FDS_PER_CONNECTION, kept, used, model.config.table_fds)
+            (limits::FDS_PER_CONNECTION, kept, used, model.config.table_fds.into())
         }
         _ => (own, 0, ledger.of(account).usage(resource), model.cap(account, resource)),
     };
     let idle = u128::from(ledger.of(account).idle_credits);
-    let short_of = (used + u128::from(need)).saturating_sub(u128::from(cap) + idle);
+    let short_of = (used + u128::from(need)).saturating_sub(cap.saturating_add(idle));
     let in_scope = |one: &&Evictable| is_in_scope(model, (one.1, one.2), account);
     (short_of, evictable(model).iter().filter(in_scope).count().saturating_sub(kept))
 }

@@ -92,10 +92,7 @@ impl Model {
                         self.table_fds(&after.node) >= self.config.table_fds
                     }
                     (Resource::TablePlaces, _) => false,
-                    _ => {
-                        let cap = u128::from(self.cap(account, resource));
-                        after.of(account).usage(resource) >= cap
-                    }
+                    _ => after.of(account).usage(resource) >= self.cap(account, resource),
                 })
             });
             ensure!(is_used, "client {client} has lost credits, and there is room");

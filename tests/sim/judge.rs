@@ -495,7 +495,7 @@ impl Model {
         };
         self.accounts_of_client(client).into_iter().all(|account| {
             let cap = self.cap(account, fdbroker_protocol::Resource::MappedLeases);
-            cap == u64::MAX || count(account) < cap
+            u128::from(count(account)) < cap
         })
     }
 

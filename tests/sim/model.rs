@@ -8,7 +8,7 @@ use fdbroker_core::{
     Caps, CapsOfScopes, Config, Declared, Deposit, DomainKey, JobKey, LeaseId, OwnerKey, Wanted,
     limits,
 };
-use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH, Resource, Share};
+use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH, NO_CAP, Resource, Share};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -708,16 +708,17 @@ impl Model {
             && !self.silent.contains(&allocation.owner)
     }
 
-    /// The cap of an account; a client may have bounded what is held for it.
-    pub fn cap(&self, account: Holder, resource: Resource) -> u64 {
+    /// The cap of an account, the largest number when it has none; a client may have bounded what is held for it.
+    pub fn cap(&self, account: Holder, resource: Resource) -> u128 {
         let cap = self.caps(account)[resource];
-        match account {
+        let cap = match account {
             Holder::Client(client) if resource == Resource::HeldFds => {
                 let bound = self.clients.get(&client).and_then(|client| client.most_held);
                 bound.map_or(cap, |bound| cap.min(bound.into()))
             }
             _ => cap,
-        }
+        };
+        if cap == NO_CAP { u128::MAX } else { cap.into() }
     }
 
     fn caps(&self, account: Holder) -> &Caps {
@@ -748,7 +749,7 @@ impl Model {
         for (account, sums) in ledger.accounts() {
             for resource in Resource::capped() {
                 let cap = self.cap(account, resource);
-                if sums.usage(resource) > cap.into() {
+                if sums.usage(resource) > cap {
                     self.above.insert((account, resource), sums.usage(resource));
                 }
             }
@@ -765,10 +766,12 @@ impl Model {
     /// Whether `need` more of a resource would pass the account's cap.
     pub fn is_full(&self, ledger: &Ledger, account: Holder, resource: Resource, need: u64) -> bool {
         let (used, cap) = match resource {
-            Resource::TablePlaces => (self.table_fds(&ledger.node).into(), self.config.table_fds),
+            Resource::TablePlaces => {
+                (self.table_fds(&ledger.node).into(), self.config.table_fds.into())
+            }
             _ => (ledger.of(account).usage(resource), self.cap(account, resource)),
         };
-        let lacking = (used + u128::from(need)).saturating_sub(cap.into());
+        let lacking = (used + u128::from(need)).saturating_sub(cap);
         // Idle credits are not in the way, but for a hello with very many fds.
         let idle = match resource {
             Resource::Fds | Resource::HeldFds | Resource::TablePlaces => {

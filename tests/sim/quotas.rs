@@ -67,7 +67,7 @@ impl Model {
         ensure!(!accounts.is_empty(), "{shown} names a job, and there is none");
         let is_its = |account: &Holder| match resource {
             Resource::TablePlaces => self.config.table_fds == value,
-            other => self.cap(*account, other) == value,
+            other => self.cap(*account, other) == value.into(),
         };
         ensure!(accounts.iter().any(is_its), "{shown} names another cap");
         // The cap is full for this request; or a request before it waits for it, or did until this step answered it.

@@ -1,7 +1,7 @@
 //! A charge, and the counts of one client, job, domain or node. Must never go below zero.
 
 use super::{Blocked, ScopeId};
-use fdbroker_protocol::{Caps, Resource};
+use fdbroker_protocol::{Caps, NO_CAP, Resource};
 
 /// One charge: of what, and how many fds, bytes, leases, ... of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,9 +93,9 @@ impl Account {
             return None;
         }
         let full = |resource: Resource| {
-            // A sum that u64 cannot tell is above every cap, even where there is none.
-            let sum = self.counted[resource.index()] + u128::from(amount);
-            resource != Resource::PinnedBytes && sum > cap(resource).into()
+            let (sum, cap) = (self.counted[resource.index()] + u128::from(amount), cap(resource));
+            // Bytes that owners claim may come to more than u64 can tell: nobody is refused for that.
+            cap != NO_CAP && sum > cap.into()
         };
         charge.resources().find(|resource| full(*resource))
     }

@@ -191,3 +191,18 @@ fn pinned_when_ranges_of_an_arena_end_then_no_more_than_these() {
     world.unregister(OWNER, id);
     assert_eq!(world.now_of(Resource::PinnedBytes), 4096);
 }
+
+#[test]
+fn register_when_claimed_sizes_come_to_more_than_u64_then_nobody_is_refused_where_there_is_no_cap()
+{
+    let mut world = World::new(config());
+    let huge = |base| Deposit { size_bytes: 1 << 63, file: None, ..deposit(base) };
+    for base in 1..=3 {
+        let status = world.register(huge(base)).status;
+        assert!(status.is_ok(), "{base}: {status}");
+    }
+    let late = ClientId(5);
+    world.connect(late, 2000);
+    let small = world.register_by(late, deposit(1));
+    assert!(small.status.is_ok(), "{}", small.status);
+}
