@@ -41,13 +41,13 @@ impl Core {
         let links = Default::default();
         let lease = Lease { since, allocation, client, asked, mapped, ended, links };
         let (number, generation) = self.leases.insert(lease).expect("2^32 slots outlast memory");
-        self.enter_lists(number, slot);
+        self.enter_lists(number, slot, mapped);
         LeaseId(u64::from(generation) << 32 | u64::from(number))
     }
 
     /// Puts a lease into the lists of its allocation and of its holder.
-    pub(crate) fn enter_lists(&mut self, number: u32, slot: u32) {
-        self.allocations.add_lease(slot, &mut self.leases, number);
+    pub(crate) fn enter_lists(&mut self, number: u32, slot: u32, mapped: bool) {
+        self.allocations.add_lease(slot, &mut self.leases, number, mapped);
         self.shelve(number);
     }
 
@@ -140,10 +140,10 @@ impl Core {
 
     /// The same, but for its charge: the caller takes that back.
     fn remove_lease(&mut self, slot: u32) {
-        let Lease { allocation, client, ended, .. } = self.leases[slot];
+        let Lease { allocation, client, mapped, ended, .. } = self.leases[slot];
         self.unask(slot);
         self.unshelve(slot);
-        self.allocations.take_lease(allocation, &mut self.leases, slot);
+        self.allocations.take_lease(allocation, &mut self.leases, slot, mapped);
         self.leases.remove(slot);
         if let State::Ended(_) = self.allocations[allocation].state {
             match ended {

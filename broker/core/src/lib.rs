@@ -270,7 +270,12 @@ impl Core {
 
     /// When [`Core::poll`] is due; `Now(0)` = at once.
     pub fn poll_timeout(&self) -> Option<Now> {
-        if self.continuity.has_work()
+        if self.is_work_left() { Some(Now(0)) } else { self.timers.next_due() }
+    }
+
+    /// Whether a step has left something of what [`Core::after`] does, or [`Core::end_lost`], to the next poll.
+    fn is_work_left(&self) -> bool {
+        self.continuity.has_work()
             || self.clients.next_dying().is_some()
             || self.allocations.next_ending().is_some()
             || self.scan_from.is_some()
@@ -278,10 +283,6 @@ impl Core {
             || !self.waiting.is_idle()
             || self.reclaim_from.is_some()
             || self.drain_from.is_some()
-        {
-            return Some(Now(0));
-        }
-        self.timers.next_due()
     }
 
     /// Driver data of a live allocation: bytes in use, and the bytes.

@@ -453,16 +453,16 @@ impl Registry {
     // --- leases -------------------------------------------------------------------------------------
 
     /// It is leased once more.
-    pub fn add_lease(&mut self, slot: u32, leases: &mut Slots<Lease>, lease: u32) {
+    pub fn add_lease(&mut self, slot: u32, leases: &mut Slots<Lease>, lease: u32, mapped: bool) {
         let allocation = &mut self.table[slot];
-        allocation.open += u32::from(!leases[lease].mapped);
+        allocation.open += u32::from(!mapped);
         allocation.leases.push(&mut LeaseLinks(leases, LeaseList::Allocation), lease);
     }
 
     /// A lease of it is given back.
-    pub fn take_lease(&mut self, slot: u32, leases: &mut Slots<Lease>, lease: u32) {
+    pub fn take_lease(&mut self, slot: u32, leases: &mut Slots<Lease>, lease: u32, mapped: bool) {
         let allocation = &mut self.table[slot];
-        allocation.open -= u32::from(!leases[lease].mapped);
+        allocation.open -= u32::from(!mapped);
         allocation.leases.remove(&mut LeaseLinks(leases, LeaseList::Allocation), lease);
     }
 

@@ -274,10 +274,10 @@ impl Core {
         }
         all.sort_unstable();
         for (_, number) in all {
-            let Lease { allocation, client, asked, .. } = self.leases[number];
+            let Lease { allocation, client, asked, mapped, .. } = self.leases[number];
             let ended = !self.allocations[allocation].is_live();
             self.leases[number].ended = ended;
-            self.enter_lists(number, allocation);
+            self.enter_lists(number, allocation, mapped);
             if to_tell.remove(&number) {
                 ensure(ended || asked != 0, "lease to ask for", number)?;
                 self.with_event_list(client, !ended, |list, links| list.push(links, number));
