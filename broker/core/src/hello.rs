@@ -10,7 +10,7 @@ use crate::ledger::{Blocked, Charge, SHARE_OF_FDS, ScopeId};
 use crate::limits::{HELLO_IN_LINE_FDS, IDLE_FDS_KEPT};
 use crate::state::{Parked, Wait, Wish};
 use fdbroker_protocol::admin::EventKind;
-use fdbroker_protocol::{MAX_BATCH, Resource, Status};
+use fdbroker_protocol::{MAX_BATCH, Resource, Scope, Status};
 
 /// Resources of which a hello takes some; the first one always, the others if it declares fds.
 const FOR_HELLO: &[Resource] = &[Resource::TablePlaces, Resource::Fds, SHARE_OF_FDS];
@@ -29,8 +29,13 @@ impl Core {
             return self.refuse_stranger(client, request, fx);
         }
         let own = u64::from(own_fds);
+        let (scope, most) = self.most_own_fds();
+        if own > most {
+            let status = Self::no_quota_limit(Resource::OwnFds, scope, most);
+            return self.refuse_hello(client, request, status, fx);
+        }
         let Err(blocked) = self.let_in(client, request, own, Turn::Last, fx) else { return };
-        if deadline <= self.now || own > self.most_own_fds() {
+        if deadline <= self.now {
             return self.refuse_hello(client, request, self.no_quota(blocked), fx);
         }
         let wait = self.wait_of_hello(client.0, own, blocked, fx);
@@ -127,9 +132,10 @@ impl Core {
         fx.list.push(Effect::Disconnect { client, status });
     }
 
-    /// The most fds of its own that any client could have.
-    fn most_own_fds(&self) -> u64 {
-        self.ledger.caps().iter().map(|(_, caps)| caps.fds).fold(u64::MAX, u64::min)
+    /// The most fds of its own that any client could have: the smallest cap of fds, and its scope.
+    fn most_own_fds(&self) -> (Scope, u64) {
+        let caps = self.ledger.caps().iter().map(|(scope, caps)| (scope, caps.fds));
+        caps.min_by_key(|(_, cap)| *cap).unwrap_or((Scope::Node, u64::MAX))
     }
 
     /// What a hello waits for that something is in the way of. It has room made, and stands in line with other requests if

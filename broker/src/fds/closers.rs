@@ -15,6 +15,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+/// Stands for no uid: fds that are nobody's fault are counted against it, and it is never refused.
+pub const NOBODY: u32 = u32::MAX;
+
 /// What closes an fd; replaced by tests with something slower.
 pub type CloseFn = Arc<dyn Fn(OwnedFd, Lane) + Send + Sync>;
 
@@ -76,11 +79,14 @@ pub enum Report {
     Dropped(u32),
     /// This uid's fd has been looked at: the device number of dma-bufs, if it is one.
     Looked(u32, Option<Device>),
+    /// A socket of this uid that was turned away is closed.
+    TurnedAway(u32),
     /// The facts about the process of the connection with this number and serial.
     Process(usize, u64, Process),
+    /// The configuration has been read again.
+    Reread,
 }
 
-#[derive(Debug)]
 enum Job {
     Close(OwnedFd, Report),
     /// A duplicate, closed when it has been looked at.
@@ -89,6 +95,7 @@ enum Job {
     Drop(OwnedFd, usize, Report),
     /// The process, and the connection's number and serial.
     Process(u32, usize, u64),
+    Reread(Box<dyn FnOnce() + Send + Sync>),
 }
 
 /// What a lane is for. One user's jobs of one kind wait for each other, and for nobody else's.
@@ -97,6 +104,7 @@ enum Kind {
     Close(Lane),
     Drop,
     Process,
+    Reread,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -301,6 +309,10 @@ impl Shared {
             Job::Process(pid, number, serial) => {
                 Report::Process(number, serial, (self.calls.process)(pid))
             }
+            Job::Reread(read) => {
+                read();
+                Report::Reread
+            }
         }
     }
 }
@@ -350,6 +362,11 @@ impl Closers {
     pub fn ask(&mut self, pid: u32, uid: u32, number: usize, serial: u64) {
         let job = Job::Process(pid, number, serial);
         self.outbox.push((LaneOf { uid, kind: Kind::Process }, job));
+    }
+
+    /// Has the configuration read again: it may lie on a disk that takes its time.
+    pub fn reread(&mut self, read: Box<dyn FnOnce() + Send + Sync>) {
+        self.outbox.push((LaneOf { uid: NOBODY, kind: Kind::Reread }, Job::Reread(read)));
     }
 
     /// Hands this wake's jobs to the threads. Waits at most for a few words to be changed under a lock.

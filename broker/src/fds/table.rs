@@ -3,20 +3,18 @@
 
 use crate::clock;
 use crate::fds::classify;
-use crate::fds::closers::{Closers, Report};
+use crate::fds::closers::{Closers, NOBODY, Report};
 use crate::fds::files::{Files, FilesBySlot};
 use crate::kernel;
 use crate::limits::{
     ARRIVED_CLOSINGS_PER_UID, FILES_PER_LOOK, HUNG_CLOSE, REFUSED_FDS_PER_UID, SLOTS_PER_LOOK,
+    refused_fds, turned_away,
 };
 use fdbroker_core::{Lane, Now, Ticket};
 use fdbroker_protocol::{MAX_BATCH, MemoryKind};
 use fdbroker_scm::ReceivedFds;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-
-/// Stands for no uid: fds that are nobody's fault are counted against it, and it is never refused.
-pub const NOBODY: u32 = u32::MAX;
 
 /// Fds of one uid in the closers.
 #[derive(Clone, Copy, Debug, Default)]
@@ -66,6 +64,9 @@ pub struct FdTable {
     /// All refused fds, at most so many while messages with fds are read.
     refused: u64,
     most_refused: u64,
+    /// Sockets turned away in which fds may lie, and how many there are when no further connection is accepted.
+    turned_away: u64,
+    most_turned_away: u64,
     /// Since when there is no room among them for a whole message.
     short_since: Option<Now>,
     /// Fds of messages that wait until one of them has been looked at, by uid: at most one message of each.
@@ -76,8 +77,8 @@ pub struct FdTable {
 }
 
 impl FdTable {
-    /// An empty table for slots below `max_slots`, and for so many refused fds.
-    pub fn new(max_slots: u32, most_refused: u64, closers: Closers) -> Self {
+    /// An empty table for slots below `max_slots`, in a process that may have `table_fds` open.
+    pub fn new(max_slots: u32, table_fds: u64, closers: Closers) -> Self {
         // Reserved but not touched: growing later would copy megabytes on the loop.
         FdTable {
             held: Vec::with_capacity(max_slots as usize),
@@ -87,7 +88,9 @@ impl FdTable {
             closers,
             closing: HashMap::new(),
             refused: 0,
-            most_refused,
+            most_refused: refused_fds(table_fds),
+            turned_away: 0,
+            most_turned_away: turned_away(table_fds),
             short_since: None,
             suspended: HashMap::new(),
             uid: NOBODY,
@@ -273,6 +276,18 @@ impl FdTable {
         self.closers.close(socket, uid, Lane::Refused, Report::Refused(uid));
     }
 
+    /// Has a lane close a socket that was turned away, in which fds may lie.
+    pub fn turn_away(&mut self, socket: OwnedFd, uid: u32) {
+        self.turned_away += 1;
+        self.closers.close(socket, uid, Lane::Refused, Report::TurnedAway(uid));
+    }
+
+    /// Whether another socket could be turned away. One that is accepted cannot be given back, and whoever closes it closes
+    /// what lies in it.
+    pub fn may_turn_away(&self) -> bool {
+        self.turned_away < self.most_turned_away
+    }
+
     /// Has a lane close a socket of the ended connection `number`, in which fds may lie: [`Report::Retired`] tells when.
     pub fn retire(&mut self, socket: OwnedFd, uid: u32, number: usize) {
         self.count(uid, |closing| {
@@ -356,7 +371,8 @@ impl FdTable {
     /// Counts a job of the closers that is done.
     pub fn note_done(&mut self, report: Report) {
         match report {
-            Report::Held(_) | Report::Uncharged | Report::Process(..) => {}
+            Report::Held(_) | Report::Uncharged | Report::Process(..) | Report::Reread => {}
+            Report::TurnedAway(_) => self.turned_away -= 1,
             Report::Arrived(_, uid) => self.count(uid, |closing| closing.arrived -= 1),
             Report::Looked(uid, _) => self.count(uid, |closing| closing.is_looked_at = false),
             Report::Refused(uid) | Report::Dropped(uid) => {

@@ -1,8 +1,8 @@
 //! A state that another broker has handed over, with its fds: read, checked, taken apart. Must never believe the state, nor
 //! close a client's fd on the calling thread.
 
+use crate::fds::closers::NOBODY;
 use crate::fds::closers::{Closers, Report};
-use crate::fds::table::NOBODY;
 use crate::handover::carriers;
 use crate::handover::state::{Fd, SavedListener, State};
 use crate::handover::{RefusedState, ledger};

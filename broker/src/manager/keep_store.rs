@@ -469,6 +469,6 @@ mod tests {
 
     fn no_fds() -> FdTable {
         let calls = Calls::real(Arc::new(|_| Process::default())).unwrap();
-        FdTable::new(16, 317, Closers::new(calls, Arc::new(|| {})))
+        FdTable::new(16, 1024, Closers::new(calls, Arc::new(|| {})))
     }
 }

@@ -133,9 +133,20 @@ impl Server {
                     self.fds.retire(socket, uid, number);
                     continue;
                 }
-                None => self.fds.refuse(socket, uid),
+                None => self.turn_away(socket, uid),
             }
             number.into_iter().for_each(|number| self.note_retired(number));
+        }
+    }
+
+    /// Has a lane close a socket without a connection.
+    fn turn_away(&mut self, socket: OwnedFd, uid: u32) {
+        self.fds.turn_away(socket, uid);
+        if !self.fds.may_turn_away() && self.bad_input.allows(self.now.0, uid) {
+            log::warn!(
+                "no connection is accepted until sockets with fds in them that were turned away, of uid {uid} and maybe \
+                 others, are closed"
+            );
         }
     }
 

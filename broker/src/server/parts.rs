@@ -20,7 +20,7 @@ use crate::fds::rounds::Rounds;
 use crate::fds::slow::SlowLanes;
 use crate::fds::table::FdTable;
 use crate::handover::state::SavedListener;
-use crate::limits::{IN_FLIGHT_DIVISOR, refused_fds};
+use crate::limits::IN_FLIGHT_DIVISOR;
 use crate::log::BadInput;
 use crate::manager::keep_store::KeepStore;
 use crate::manager::notify::Manager;
@@ -36,6 +36,7 @@ use crate::readiness::register;
 use crate::server::chores::Schedule;
 use crate::server::feedback::Feedback;
 use crate::server::inbox::Inbox;
+use crate::server::reload::Rereading;
 use crate::server::trim::Trim;
 use crate::server::waiting::Waiting;
 use crate::settings::Settings;
@@ -122,6 +123,7 @@ pub(crate) struct Server {
     pub(super) bad_input: BadInput,
     /// Where the broker before served, until these places are this one's.
     pub(super) former_places: Vec<SavedListener>,
+    pub(super) rereading: Rereading,
     /// Set: the loop ends.
     pub(super) ending: Option<Ending>,
     /// The administrator's connection that wants to take over, and the format it reads.
@@ -146,8 +148,7 @@ impl Server {
         let now = clock::now();
         let in_flight = Self::new_in_flight(&settings);
         let lobby = Self::new_lobby(&settings);
-        let most_refused = refused_fds(settings.table_fds);
-        let fds = FdTable::new(settings.core.max_slots, most_refused, parts.closers);
+        let fds = FdTable::new(settings.core.max_slots, settings.table_fds, parts.closers);
         let mut server = Server {
             now,
             started: now,
@@ -179,6 +180,7 @@ impl Server {
             reports: Reports::default(),
             bad_input: BadInput::default(),
             former_places: Vec::new(),
+            rereading: Rereading::default(),
             ending: None,
             takeover_asked: None,
             service: Service::new(parts.manager, parts.keep_store, now),

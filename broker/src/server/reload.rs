@@ -1,20 +1,52 @@
 //! SIGHUP: the daemon goes on with the caps and the log level that the configuration now has. Must never change anything
-//! when the file has an error.
+//! when the file has an error, nor read the file on the loop: it may lie on a disk that takes its time.
 
 use crate::server::parts::Server;
+use crate::settings::config::ConfigError;
 use crate::settings::reload::{Reloaded, caps_of};
 use fdbroker_core::Input;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The configuration while a lane reads it again.
+#[derive(Default)]
+pub(crate) struct Rereading {
+    found: Arc<Mutex<Option<Result<Reloaded, ConfigError>>>>,
+    is_under_way: bool,
+    /// SIGHUP has come meanwhile: what is found may be of before.
+    is_asked_again: bool,
+}
 
 impl Server {
-    /// SIGHUP.
+    /// SIGHUP: has a lane read the configuration, or read it once more when it is at it.
     pub(crate) fn reload(&mut self) {
-        let reloaded = match self.settings.reload() {
-            Ok(reloaded) => reloaded,
-            Err(error) => {
-                log::error!("SIGHUP: nothing is changed: {error}");
-                return;
-            }
-        };
+        if std::mem::replace(&mut self.rereading.is_under_way, true) {
+            self.rereading.is_asked_again = true;
+            return;
+        }
+        self.service.manager_mut().say_reloading();
+        let (settings, found) = (self.settings.clone(), Arc::clone(&self.rereading.found));
+        self.fds.closers().reread(Box::new(move || {
+            let reloaded = settings.reload();
+            *found.lock().unwrap_or_else(PoisonError::into_inner) = Some(reloaded);
+        }));
+    }
+
+    /// The configuration has been read.
+    pub(crate) fn take_reloaded(&mut self) {
+        let found = self.rereading.found.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.rereading.is_under_way = false;
+        match found {
+            Some(Ok(reloaded)) => self.go_on_as(reloaded),
+            Some(Err(error)) => log::error!("SIGHUP: nothing is changed: {error}"),
+            None => {}
+        }
+        self.service.manager_mut().say_ready(&self.settings.summary());
+        if std::mem::take(&mut self.rereading.is_asked_again) {
+            self.reload();
+        }
+    }
+
+    fn go_on_as(&mut self, reloaded: Reloaded) {
         let Reloaded { settings, changed, after_restart } = reloaded;
         let caps = caps_of(&settings);
         if self.core.caps() != caps_of(&self.settings) {

@@ -112,7 +112,9 @@ impl Server {
             Chore::Admins => self.admin.is_ready() || is_due(self.admin.room_at()),
             Chore::Sockets => !self.retiring.is_empty(),
             // The number of an ended client goes to no new one before its sockets are closed: their events name it.
-            Chore::Accept => self.door.is_due(self.now) && self.retiring.is_empty(),
+            Chore::Accept => {
+                self.door.is_due(self.now) && self.retiring.is_empty() && self.fds.may_turn_away()
+            }
         }
     }
 
@@ -179,7 +181,8 @@ impl Server {
                     // That takes as long as the others together.
                     break;
                 }
-                Report::Refused(_) | Report::Uncharged => {}
+                Report::Reread => self.take_reloaded(),
+                Report::Refused(_) | Report::TurnedAway(_) | Report::Uncharged => {}
             }
         }
         self.resume_paused();
@@ -274,11 +277,7 @@ impl Server {
                     self.signals.unblock();
                     self.ending.get_or_insert(Ending::Asked);
                 }
-                Request::Reload => {
-                    self.service.manager_mut().say_reloading();
-                    self.reload();
-                    self.service.manager_mut().say_ready(&self.settings.summary());
-                }
+                Request::Reload => self.reload(),
             }
         }
     }
@@ -314,7 +313,7 @@ impl Server {
             self.trim.due(),
             self.waiting.due(),
             self.handshakes.due(),
-            self.door.due(),
+            self.door.due().filter(|_| self.fds.may_turn_away()),
             self.admin.room_at(),
             self.service.due(),
             self.slow.due(),

@@ -3,7 +3,8 @@
 //! that does not read.
 
 use crate::clients::connection::{Connection, Phase, index};
-use crate::fds::table::{NOBODY, Reading};
+use crate::fds::closers::NOBODY;
+use crate::fds::table::Reading;
 use crate::limits::{REFUSED_FDS_PER_UID, WORK_PER_MESSAGE, WORK_PER_WAKE};
 use crate::messages::requests::{self, Breach, Context};
 use crate::server::parts::Server;

@@ -44,7 +44,7 @@ pub struct Args {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub set: Vec<String>,
 
-    /// Log level: error, warn, info, debug. Default: info
+    /// Log level: off, error, warn, info, debug. Default: info
     #[arg(long, value_name = "LEVEL")]
     pub log: Option<log::LevelFilter>,
 

@@ -200,17 +200,20 @@ impl Settings {
     }
 }
 
+/// As an error names them.
+const LOG_LEVELS: &str = "off, error, warn, info or debug";
+
 fn resolve_log(given: Given<'_>, lines: &mut Lines) -> Result<log::LevelFilter, ConfigError> {
     let parse = |text: &Option<String>| match text {
         None => Ok(None),
         Some(text) => text.parse().map(Some).map_err(|_| {
             let problem = format!("`{text}` is no level");
-            ConfigError::value("log", problem, "use error, warn, info or debug")
+            ConfigError::value("log", problem, format!("use {LOG_LEVELS}"))
         }),
     };
     let sources = Sources {
         flag: given.args.log,
-        environment: given.environment.parse("FDBROKER_LOG", "error, warn, info or debug")?,
+        environment: given.environment.parse("FDBROKER_LOG", LOG_LEVELS)?,
         set: parse(&given.set.log)?,
         file: parse(&given.file.log)?,
     };

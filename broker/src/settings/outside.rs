@@ -6,6 +6,7 @@ use crate::settings::config::ConfigError;
 use crate::settings::subordinate;
 use fdbroker_core::SubordinateUids;
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// What the settings depend on and this process cannot choose.
@@ -38,38 +39,28 @@ impl Host {
 
 /// The variables that count. An empty one counts as none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Environment(BTreeMap<String, String>);
+pub struct Environment(BTreeMap<String, OsString>);
 
 impl Environment {
     /// This process's.
     pub fn of_this_process() -> Self {
-        let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
-            Some((name.into_string().ok()?, value.into_string().ok()?))
-        };
-        Self::from_pairs(std::env::vars_os().filter_map(text))
+        let pairs = std::env::vars_os();
+        Self::from_pairs(pairs.filter_map(|(name, value)| Some((name.into_string().ok()?, value))))
     }
 
     /// From names and values.
-    pub fn from_pairs<N: Into<String>, V: Into<String>>(
+    pub fn from_pairs<N: Into<String>, V: Into<OsString>>(
         pairs: impl IntoIterator<Item = (N, V)>,
     ) -> Self {
         let pairs = pairs.into_iter().map(|(name, value)| (name.into(), value.into()));
-        Environment(
-            pairs
-                .filter(|(name, value): &(String, String)| {
-                    !value.is_empty()
-                        && (name.starts_with("FDBROKER_") || name == "XDG_RUNTIME_DIR")
-                })
-                .collect(),
-        )
-    }
-
-    fn get(&self, name: &str) -> Option<&str> {
-        self.0.get(name).map(String::as_str)
+        let counts = |(name, value): &(String, OsString)| {
+            !value.is_empty() && (name.starts_with("FDBROKER_") || name == "XDG_RUNTIME_DIR")
+        };
+        Environment(pairs.filter(counts).collect())
     }
 
     pub(crate) fn path(&self, name: &str) -> Option<PathBuf> {
-        self.get(name).map(PathBuf::from)
+        self.0.get(name).map(PathBuf::from)
     }
 
     pub(crate) fn parse<T: std::str::FromStr>(
@@ -77,7 +68,9 @@ impl Environment {
         name: &str,
         what: &str,
     ) -> Result<Option<T>, ConfigError> {
-        let Some(text) = self.get(name) else { return Ok(None) };
+        let Some(text) = self.0.get(name).map(|value| value.to_string_lossy()) else {
+            return Ok(None);
+        };
         text.trim().parse().map(Some).map_err(|_| {
             ConfigError::value(name, format!("`{text}` is not {what}"), "correct or unset it")
         })

@@ -236,6 +236,32 @@ fn set_limit_when_allowed_then_in_force_at_once_and_as_configured_after_a_reload
 }
 
 #[test]
+fn reload_when_the_file_is_read_slowly_then_clients_are_served_meanwhile_and_the_last_one_counts() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("config.toml");
+    std::fs::write(&config, "").unwrap();
+    let broker = Broker::start(&["--config", config.to_str().unwrap()]);
+    let admin = Admin::of(&broker);
+    let (job, leases) = (Scope::Job, Resource::OpenLeases);
+    assert_eq!(admin.cap(job, leases), NO_CAP);
+
+    std::fs::remove_file(&config).unwrap();
+    nix::unistd::mkfifo(&config, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    broker.signal(Signal::SIGHUP);
+    // Open as soon as the broker has opened it.
+    let mut slow = std::fs::OpenOptions::new().write(true).open(&config).unwrap();
+    Client::connect(&broker.socket()).register_memfds(1);
+    std::fs::remove_file(&config).unwrap();
+    std::fs::write(&config, "[caps.job]\nopen_leases = 9").unwrap();
+    broker.signal(Signal::SIGHUP);
+    assert_eq!(admin.cap(job, leases), NO_CAP);
+
+    std::io::Write::write_all(&mut slow, b"[caps.job]\nopen_leases = 7").unwrap();
+    drop(slow);
+    crate::common::eventually("what the file has now", || admin.cap(job, leases) == 9);
+}
+
+#[test]
 fn metrics_when_granted_at_once_after_a_wait_and_after_a_recall_then_each_is_timed_once() {
     let flags = ["caps.node.held_fds=4", "limits.base_credits=1", "caps.client.open_leases=1"];
     let flags: Vec<&str> = flags.iter().flat_map(|flag| ["--set", *flag]).collect();

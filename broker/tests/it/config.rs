@@ -1,6 +1,8 @@
 //! The settings from an administrator's view: `--check-config`, precedence, errors with their remedy, help.
 
 use crate::common::program;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::process::{Command, Output, Stdio};
 
 fn text(bytes: &[u8]) -> String {
@@ -158,6 +160,11 @@ fn check_config_when_a_value_cannot_be_used_then_its_source_is_named() {
     let (output, _, err) = check(program().env("FDBROKER_MAX_FDS", "many"));
     assert_eq!(output.status.code(), Some(1));
     assert!(err.contains("FDBROKER_MAX_FDS") && err.contains("`many`"), "{err}");
+    for misspelt in [OsStr::new("wran"), OsStr::from_bytes(b"warn\xff")] {
+        let (output, _, err) = check(program().env("FDBROKER_LOG", misspelt));
+        assert_eq!(output.status.code(), Some(1));
+        assert!(err.contains("FDBROKER_LOG") && err.contains("off, error, warn, info"), "{err}");
+    }
     let (output, _, err) = check(program().args(["--config", "/nonexistent/x.toml"]));
     assert_eq!(output.status.code(), Some(1));
     assert!(err.contains("cannot read /nonexistent/x.toml"), "{err}");

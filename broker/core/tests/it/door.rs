@@ -53,7 +53,10 @@ fn hello_when_more_is_declared_than_can_be_had_then_nothing_is_evicted_for_it() 
     assert!(world.fx.granted[0].status.is_ok());
     for declared in [9, u32::MAX] {
         let never = knock(&mut world, LATE, 2000, declared);
-        assert!(is_refused(&never, LATE) && evictions(&never) == 0, "{never:?}");
+        let status = Status::no_quota(Resource::OwnFds, Scope::Node, 8, 0);
+        let told = Effect::Failed { client: LATE, request: RequestId(1), status };
+        assert!(is_refused(&never, LATE) && never.contains(&told), "{never:?}");
+        assert_eq!(evictions(&never), 0);
         world.step(Input::Gone { client: LATE });
     }
     // Eight would fit an empty node. Of this one, six can be closed.

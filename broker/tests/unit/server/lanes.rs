@@ -304,3 +304,30 @@ fn register_when_its_client_ends_during_the_look_then_nothing_is_left() {
     bench.until(|server| server.waiting.suspended_uids().is_empty() && !server.fds.is_closing());
     bench.until(|server| server.connections.is_empty());
 }
+
+#[test]
+fn sockets_when_turned_away_and_their_closes_hang_then_the_door_is_shut_and_clients_are_served() {
+    let (end_hang, close) = hanging_close();
+    let features = KernelFeatures::without("pass_rights").unwrap();
+    let set = ["caps.domain.connections=1", "limits.table_fds=1024"];
+    let mut bench = Bench::with(&set, features, close);
+    let (inside, _event) = bench.client();
+    let most =
+        usize::try_from(crate::limits::turned_away(bench.server.settings.table_fds)).unwrap();
+    let turned_away = |bench: &mut Bench| {
+        let peer = bench.raw();
+        peer.send(&hello(), &[memfd().as_fd()]);
+        peer
+    };
+    let _peers: Vec<Peer> = (0..most).map(|_| turned_away(&mut bench)).collect();
+    bench.until(|server| !server.fds.may_turn_away());
+    let late = turned_away(&mut bench);
+    bench.rest();
+    assert!(!late.has_message(), "it is not accepted");
+    bench.register(&inside);
+
+    drop(end_hang);
+    bench.until(|server| !server.fds.is_closing());
+    bench.rest();
+    assert_eq!(late.failed().result(), Err(ErrorCode::NoQuota));
+}
