@@ -2,8 +2,8 @@
 //! be, however fast connections come and go.
 
 use crate::clients::connection::{Connection, Phase, index};
-use crate::clients::connections::Connections;
 use fdbroker_core::{ClientId, Now};
+use slab::Slab;
 use std::collections::VecDeque;
 
 /// A new connection's time for its hello.
@@ -18,53 +18,61 @@ pub struct Handshake {
 }
 
 /// See the module. In the order in which their times are over.
-#[derive(Debug, Default)]
-pub struct Handshakes(VecDeque<Handshake>);
+#[derive(Debug)]
+pub struct Handshakes {
+    queue: VecDeque<Handshake>,
+    most_clients: usize,
+}
 
 impl Handshakes {
-    /// Those of another broker, in their order.
-    pub fn restored(handshakes: impl Iterator<Item = Handshake>) -> Self {
-        Handshakes(handshakes.collect())
+    /// None; there may be so many clients.
+    pub fn new(most_clients: usize) -> Self {
+        Handshakes { queue: VecDeque::new(), most_clients }
     }
 
-    /// One more; `most`: clients that there may be.
-    pub fn add(&mut self, handshake: Handshake, most: usize, connections: &Connections) {
-        self.0.push_back(handshake);
-        if self.0.len() > 2 * most {
-            self.0.retain(|handshake| is_awaited(handshake, connections));
+    /// Takes over those of another broker, in their order.
+    pub fn restore(&mut self, handshakes: impl Iterator<Item = Handshake>) {
+        self.queue = handshakes.collect();
+    }
+
+    /// One more.
+    pub fn add(&mut self, handshake: Handshake, connections: &Slab<Connection>) {
+        self.queue.push_back(handshake);
+        if self.queue.len() > 2 * self.most_clients {
+            self.queue.retain(|handshake| is_awaited(handshake, connections));
         }
     }
 
     /// When the first time is over.
     pub fn due(&self) -> Option<Now> {
-        self.0.front().map(|handshake| handshake.until)
+        self.queue.front().map(|handshake| handshake.until)
     }
 
     /// Forgets the first one if its hello has come, or its time is over; `None`: neither is so. The client is named if it
     /// is too late.
-    pub fn pop(&mut self, now: Now, connections: &Connections) -> Option<Option<ClientId>> {
-        let handshake = self.0.front()?;
+    pub fn pop(&mut self, now: Now, connections: &Slab<Connection>) -> Option<Option<ClientId>> {
+        let handshake = self.queue.front()?;
         let is_waiting = is_awaited(handshake, connections);
         if is_waiting && handshake.until > now {
             return None;
         }
         let client = handshake.client;
-        self.0.pop_front();
+        self.queue.pop_front();
         Some(is_waiting.then_some(client))
     }
 
     /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = &Handshake> {
-        self.0.iter()
+        self.queue.iter()
     }
 
     /// Forgets all.
     pub fn clear(&mut self) {
-        self.0.clear();
+        self.queue.clear();
     }
 }
 
-fn is_awaited(handshake: &Handshake, connections: &Connections) -> bool {
+fn is_awaited(handshake: &Handshake, connections: &Slab<Connection>) -> bool {
     let is_without_hello = |it: &Connection| it.phase == Phase::Silent || it.hello_reply.is_some();
     let connection = connections.get(index(handshake.client));
     connection.is_some_and(|it| it.serial == handshake.serial && is_without_hello(it))

@@ -4,6 +4,7 @@
 //! has its share, too. Must never let one client's use touch another's share.
 
 use crate::clients::connection::Connection;
+use crate::clients::sweep::Sweep;
 use crate::clients::turns::Who;
 use crate::limits::{LEAST_UNREAD_BYTES, UNREAD_HELLOS_PER_PROCESS};
 use fdbroker_core::{DomainKey, Part};
@@ -13,7 +14,7 @@ use std::collections::HashMap;
 use std::os::fd::AsFd;
 
 /// See the module.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct InFlight {
     /// Fds each connection may always leave unread.
     share: u64,
@@ -27,6 +28,10 @@ pub struct InFlight {
     factor: u64,
     /// Answers to hello that are unread, by process; no entry = none.
     hellos: HashMap<Who, u32>,
+    /// Clients that wait until others have read.
+    pub(super) sweep: Sweep,
+    /// Fds that a grant may have, as the core knows it.
+    most_granted: usize,
 }
 
 /// Hello's answer carries two fds, and must always be possible.
@@ -39,8 +44,16 @@ impl InFlight {
         let connections = u64::from(connections.max(1));
         let share = (most / 2 / connections).max(LEAST_SHARE);
         let pool = most.saturating_sub(share * connections);
-        let used_by = FxHashMap::default();
-        InFlight { share, pool, pool_used: 0, used_by, factor, hellos: HashMap::new() }
+        InFlight {
+            share,
+            pool,
+            pool_used: 0,
+            used_by: FxHashMap::default(),
+            factor,
+            hellos: HashMap::new(),
+            sweep: Sweep::default(),
+            most_granted: MAX_BATCH,
+        }
     }
 
     /// How many of `fds` fds a connection of `domain` with `unread` of them may be sent now.
@@ -55,8 +68,15 @@ impl InFlight {
         own.saturating_add(room).min(fds)
     }
 
+    /// How many fds a grant may have from now on, at most `most`, if that has changed: the core is to hear it. What could not be
+    /// sent would have to be given back item by item.
+    pub fn change_most_granted(&mut self, most: usize) -> Option<usize> {
+        let fds = self.most_in_a_grant().min(most);
+        (std::mem::replace(&mut self.most_granted, fds) != fds).then_some(fds)
+    }
+
     /// Fds that a grant to a client of a domain that has read all may have: a whole message's, or what is left.
-    pub fn most_in_a_grant(&self) -> usize {
+    fn most_in_a_grant(&self) -> usize {
         let most = self.room(DomainKey::NOBODYS, 0, MAX_BATCH as u64);
         usize::try_from(most).unwrap_or(MAX_BATCH)
     }

@@ -41,6 +41,12 @@ impl Lobby {
         }
     }
 
+    /// Nobody is in it any more.
+    pub fn clear(&mut self) {
+        self.of.clear();
+        self.all = 0;
+    }
+
     /// Nobody is in it.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {

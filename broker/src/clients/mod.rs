@@ -4,7 +4,6 @@
 pub mod connection;
 pub mod connections;
 pub mod door;
-pub mod eventful;
 pub mod handshakes;
 pub mod in_flight;
 pub mod job;

@@ -10,8 +10,8 @@ use fdbroker_core::{ClientId, Now};
 use std::collections::VecDeque;
 
 /// See the module.
-#[derive(Default)]
-pub struct Sweep {
+#[derive(Debug, Default)]
+pub(super) struct Sweep {
     /// Each client once: its connection says whether it is here.
     queue: VecDeque<ClientId>,
     next: Option<Now>,
@@ -20,30 +20,30 @@ pub struct Sweep {
     last_number: usize,
 }
 
-impl Sweep {
+impl InFlight {
     /// When the next sweep is.
     pub fn due(&self) -> Option<Now> {
-        self.next
+        self.sweep.next
     }
 
     /// Has the client tried again with the next sweep.
-    pub fn add(&mut self, client: ClientId, connections: &mut Connections, now: Now) {
+    pub fn wait(&mut self, client: ClientId, connections: &mut Connections, now: Now) {
         let Some(connection) = connections.get_mut(index(client)) else { return };
         if !std::mem::replace(&mut connection.is_in_flight_queued, true) {
-            self.queue.push_back(client);
+            self.sweep.queue.push_back(client);
         }
-        self.next.get_or_insert(clock::after(now, IN_FLIGHT_SWEEP));
+        self.sweep.next.get_or_insert(clock::after(now, IN_FLIGHT_SWEEP));
     }
 
     /// Begins a sweep if it is time to; how many clients it may try.
-    pub fn begin(&mut self, now: Now) -> Option<usize> {
-        self.next.take_if(|due| *due <= now)?;
-        Some(IN_FLIGHT_LOOKS_PER_SWEEP.min(self.queue.len()))
+    pub fn begin_sweep(&mut self, now: Now) -> Option<usize> {
+        self.sweep.next.take_if(|due| *due <= now)?;
+        Some(IN_FLIGHT_LOOKS_PER_SWEEP.min(self.sweep.queue.len()))
     }
 
     /// The next client to be tried again.
-    pub fn pop(&mut self, connections: &mut Connections) -> Option<ClientId> {
-        let client = self.queue.pop_front()?;
+    pub fn next_waiting(&mut self, connections: &mut Connections) -> Option<ClientId> {
+        let client = self.sweep.queue.pop_front()?;
         if let Some(connection) = connections.get_mut(index(client)) {
             connection.is_in_flight_queued = false;
         }
@@ -51,36 +51,31 @@ impl Sweep {
     }
 
     /// The sweep is over: another one follows if clients are left.
-    pub fn end(&mut self, now: Now) {
-        if !self.queue.is_empty() {
-            self.next = Some(clock::after(now, IN_FLIGHT_SWEEP));
+    pub fn end_sweep(&mut self, now: Now) {
+        if !self.sweep.queue.is_empty() {
+            self.sweep.next = Some(clock::after(now, IN_FLIGHT_SWEEP));
         }
     }
 
     /// Asks the kernel which clients have read, at most once per sweep's time. In turn: many clients that do not read must
     /// not cost the others their time.
-    pub fn look(&mut self, connections: &mut Connections, in_flight: &mut InFlight, now: Now) {
-        if self.last_look.is_some_and(|last| clock::after(last, IN_FLIGHT_SWEEP) > now) {
+    pub fn look(&mut self, connections: &mut Connections, now: Now) {
+        if self.sweep.last_look.is_some_and(|last| clock::after(last, IN_FLIGHT_SWEEP) > now) {
             return;
         }
-        self.last_look = Some(now);
-        let (last, mut looks) = (self.last_number, 0);
+        self.sweep.last_look = Some(now);
+        let (last, mut looks) = (self.sweep.last_number, 0);
         for is_behind_last in [true, false] {
             for (number, connection) in &mut *connections {
                 if (number > last) != is_behind_last || connection.unread.fds == 0 {
                     continue;
                 }
-                in_flight.forget_if_read(connection);
-                (self.last_number, looks) = (number, looks + 1);
+                self.forget_if_read(connection);
+                (self.sweep.last_number, looks) = (number, looks + 1);
                 if looks == IN_FLIGHT_LOOKS_PER_SWEEP {
                     return;
                 }
             }
         }
-    }
-
-    /// Nobody waits.
-    pub fn clear(&mut self) {
-        self.queue.clear();
     }
 }

@@ -3,8 +3,8 @@
 
 pub mod classify;
 pub mod closers;
+pub mod closing;
 pub mod files;
-pub mod reports;
 pub mod rounds;
 pub mod slow;
 pub mod table;

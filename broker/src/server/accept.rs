@@ -2,16 +2,16 @@
 //! room, nor let one user take all of it.
 
 use crate::clients::connection::client_id;
-use crate::clients::handshakes::Handshake;
 use crate::clock;
 use crate::fds::closers::Process;
+use crate::fds::table::Retiring;
 use crate::kernel;
 use crate::limits::{
     ACCEPTS_PER_CHORE, EXPIRIES_PER_WAKE, PEER_GROUPS, REFUSED_FDS_PER_UID, TURNED_AWAY_PER_CHORE,
 };
 use crate::readiness::Source;
 use crate::readiness::register;
-use crate::server::parts::{Retiring, Server};
+use crate::server::parts::Server;
 use fdbroker_core::{DomainKey, Input, NO_GROUP, Peer};
 use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
@@ -52,18 +52,12 @@ impl Server {
             }
             let bytes = self.writer.failed(0, status);
             let _ = fdbroker_scm::send(socket.as_fd(), bytes, &[]);
-            self.retiring.push(Retiring { socket, uid, number: None, is_at_end: false });
+            self.fds.retire(Retiring { socket, uid, number: None, is_at_end: false });
             return false;
         }
-        let index = self.connections.add(socket, domain, pid);
-        let client = client_id(index);
-        self.lobby.enter(domain);
-        let connection = &self.connections[index];
-        let serial = connection.serial;
         let until = clock::after(self.now, self.settings.handshake_timeout);
-        let most = self.settings.core.max_clients as usize;
-        self.handshakes.add(Handshake { client, serial, until }, most, &self.connections);
-        self.fds.closers().ask(pid, uid, index, serial);
+        let number = self.connections.add(socket, domain, pid, until);
+        self.fds.closers().ask(pid, uid, number, self.connections[number].serial);
         true
     }
 
@@ -131,11 +125,11 @@ impl Server {
         if u64::from(of_uid) >= cap {
             return Err(Status::no_quota(Resource::Connections, Scope::Domain, cap, 0));
         }
-        if self.fds.is_hung(uid) {
+        if self.fds.closing().is_hung(uid) {
             let cap = REFUSED_FDS_PER_UID.into();
             return Err(Status::no_quota(Resource::RefusedFds, Scope::Domain, cap, 0));
         }
-        if !self.lobby.has_room(domain) {
+        if !self.connections.has_room_in_lobby(domain) {
             return Err(ErrorCode::Again.into());
         }
         Ok(())
@@ -161,7 +155,7 @@ impl Server {
     /// Disconnects clients that have not said hello in time.
     pub(crate) fn expire_handshakes(&mut self) {
         for _ in 0..EXPIRIES_PER_WAKE {
-            match self.handshakes.pop(self.now, &self.connections) {
+            match self.connections.pop_handshake(self.now) {
                 None => return,
                 Some(None) => {}
                 Some(Some(client)) => {

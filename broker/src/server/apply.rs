@@ -77,7 +77,6 @@ impl Server {
                 let kind = kind.unwrap_or(MemoryKind::Memfd);
                 let is_done = self.fds.store_arrived(*index, *slot, kind, deposit.is_none());
                 expect(is_done, "store", *slot);
-                self.rounds.begin(self.now);
             }
             Effect::CloseArrived { index, ticket, lane } => {
                 let is_done = self.fds.close_arrived(*index, *ticket, *lane);
@@ -125,7 +124,7 @@ impl Server {
             Effect::Failed { client, request, status } => {
                 self.reply_failed(*client, *request, *status);
             }
-            Effect::Events { client } => self.eventful.add(*client, &mut self.connections),
+            Effect::Events { client } => self.connections.note_events(*client),
             Effect::Disconnect { client, status } => self.end_with(*client, *status),
             Effect::Forget { client } => self.forget(index(*client)),
         }

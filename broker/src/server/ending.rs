@@ -2,9 +2,11 @@
 //! may lie unread: their close may block for ever.
 
 use crate::clients::connection::{Phase, index};
+use crate::fds::closers::Report;
+use crate::fds::table::Retiring;
 use crate::readiness::Source;
 use crate::readiness::watch;
-use crate::server::parts::{Retiring, Server};
+use crate::server::parts::Server;
 use fdbroker_core::ClientId;
 use fdbroker_protocol::message::GoingAway;
 use fdbroker_protocol::{Kind, Status};
@@ -46,13 +48,10 @@ impl Server {
     /// client.
     pub(crate) fn end_connection(&mut self, client: ClientId) {
         let number = index(client);
-        let Some(connection) = self.connections.get_mut(number) else { return };
-        if connection.phase == Phase::Gone {
+        if !self.connections.advance(number, Phase::Gone) {
             return;
         }
-        if std::mem::replace(&mut connection.phase, Phase::Gone) == Phase::Silent {
-            self.lobby.leave(connection.domain);
-        }
+        let Some(connection) = self.connections.get_mut(number) else { return };
         let uid = connection.domain.uid;
         let is_at_end = connection.is_main_at_end;
         let is_read = connection.unread.fds == 0 || self.in_flight.forget_if_read(connection);
@@ -103,7 +102,7 @@ impl Server {
             self.in_flight.forget_unread(connection);
         }
         let uid = connection.domain.uid;
-        self.retiring.push(Retiring { socket, uid, number: Some(number), is_at_end });
+        self.fds.retire(Retiring { socket, uid, number: Some(number), is_at_end });
     }
 
     /// A socket of the ended connection `number` is closed.
@@ -119,7 +118,7 @@ impl Server {
     /// may take its time.
     pub(crate) fn retire_sockets(&mut self, most: usize) {
         for _ in 0..most {
-            let Some(Retiring { socket, uid, number, is_at_end }) = self.retiring.pop() else {
+            let Some(Retiring { socket, uid, number, is_at_end }) = self.fds.next_retiring() else {
                 return;
             };
             // From here on the peer can add nothing.
@@ -130,7 +129,7 @@ impl Server {
                 Some(number) => {
                     let fd = socket.as_raw_fd();
                     let _ = self.poll.registry().deregister(&mut SourceFd(&fd));
-                    self.fds.retire(socket, uid, number);
+                    self.fds.close_socket(socket, uid, Report::Retired(number, uid));
                     continue;
                 }
                 None => self.turn_away(socket, uid),
@@ -141,8 +140,8 @@ impl Server {
 
     /// Has a lane close a socket without a connection.
     fn turn_away(&mut self, socket: OwnedFd, uid: u32) {
-        self.fds.turn_away(socket, uid);
-        if !self.fds.may_turn_away() && self.bad_input.allows(self.now.0, uid) {
+        self.fds.close_socket(socket, uid, Report::TurnedAway(uid));
+        if !self.fds.closing().may_turn_away() && self.bad_input.allows(self.now.0, uid) {
             log::warn!(
                 "no connection is accepted until sockets with fds in them that were turned away, of uid {uid} and maybe \
                  others, are closed"

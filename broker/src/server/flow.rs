@@ -102,7 +102,7 @@ impl Server {
         }
         let mut room = self.in_flight_room(client, fds);
         if room < fds {
-            self.sweep.look(&mut self.connections, &mut self.in_flight, self.now);
+            self.in_flight.look(&mut self.connections, self.now);
             room = self.in_flight_room(client, fds);
         }
         if room == 0 {
@@ -154,7 +154,7 @@ impl Server {
             connection.blocked = Some(why);
         }
         if why == Blocked::InFlight {
-            self.sweep.add(client, &mut self.connections, self.now);
+            self.in_flight.wait(client, &mut self.connections, self.now);
         }
     }
 
@@ -179,7 +179,7 @@ impl Server {
         }
         connection.blocked = None;
         self.feedback.note_sendable(client, true);
-        self.enqueue(client);
+        self.connections.enqueue(client);
         self.settle_queues();
     }
 
@@ -210,24 +210,24 @@ impl Server {
     /// Looks whether fds in flight have been read, when somebody waits for that and its time has
     /// come.
     pub(crate) fn sweep_in_flight(&mut self) {
-        let Some(most) = self.sweep.begin(self.now) else { return };
-        self.sweep.look(&mut self.connections, &mut self.in_flight, self.now);
+        let Some(most) = self.in_flight.begin_sweep(self.now) else { return };
+        self.in_flight.look(&mut self.connections, self.now);
         let mut resumed = 0;
         for _ in 0..most {
-            let Some(client) = self.sweep.pop(&mut self.connections) else { break };
+            let Some(client) = self.in_flight.next_waiting(&mut self.connections) else { break };
             if !self.waits_for_others(client) {
                 continue;
             }
             self.retry(client);
             match self.waits_for_others(client) {
-                true => self.sweep.add(client, &mut self.connections, self.now),
+                true => self.in_flight.wait(client, &mut self.connections, self.now),
                 false => resumed += 1,
             }
             if resumed == RESUMED_PER_SWEEP {
                 break;
             }
         }
-        self.sweep.end(self.now);
+        self.in_flight.end_sweep(self.now);
     }
 
     /// Whether the client waits until others have read.
@@ -236,12 +236,12 @@ impl Server {
         connection.is_some_and(|it| it.blocked == Some(Blocked::InFlight))
     }
 
-    /// Tells the core how many fds a grant may have, when that has changed: what could not be sent would have to be
-    /// given back item by item, and a whole message of them takes long when others wait for their turns.
+    /// Tells the core how many fds a grant may have, when that has changed: a whole message of them takes long when others wait
+    /// for their turns.
     pub(crate) fn tell_most_granted(&mut self) {
-        let in_turn = if self.ready.has_several() { GRANT_IN_TURN } else { MAX_BATCH };
-        let fds = self.in_flight.most_in_a_grant().min(in_turn);
-        if std::mem::replace(&mut self.most_granted, fds) != fds {
+        let in_turn =
+            if self.connections.turns().has_several() { GRANT_IN_TURN } else { MAX_BATCH };
+        if let Some(fds) = self.in_flight.change_most_granted(in_turn) {
             self.step(Input::MostGranted { fds });
         }
     }
@@ -251,7 +251,7 @@ impl Server {
         let Some(connection) = self.connections.get_mut(index(client)) else { return };
         let who = connection.who();
         if !self.in_flight.has_room_for_hello(who) {
-            self.sweep.look(&mut self.connections, &mut self.in_flight, self.now);
+            self.in_flight.look(&mut self.connections, self.now);
             if !self.in_flight.has_room_for_hello(who) {
                 return self.block(client, Blocked::InFlight);
             }
@@ -291,12 +291,12 @@ impl Server {
 
     /// Sends the events of each client that has some, one turn each.
     pub(crate) fn send_events(&mut self) {
-        for _ in 0..self.eventful.len().min(EVENT_TURNS_PER_CHORE) {
-            let Some(client) = self.eventful.pop(&mut self.connections) else { break };
+        for _ in 0..self.connections.eventful().min(EVENT_TURNS_PER_CHORE) {
+            let Some(client) = self.connections.next_eventful() else { break };
             self.send_events_to(client);
             let Some(connection) = self.connections.get(index(client)) else { continue };
             if connection.has_events && connection.pending_event.is_none() {
-                self.eventful.add(client, &mut self.connections);
+                self.connections.note_events(client);
             }
         }
         self.settle_queues();
@@ -351,7 +351,7 @@ impl Server {
                     return self.disconnect(client, ErrorCode::Internal.into());
                 }
                 if connection.has_events {
-                    self.eventful.add(client, &mut self.connections);
+                    self.connections.note_events(client);
                 }
             }
             Err(SendError::WouldBlock) => connection.pending_event = Some(bytes),

@@ -3,9 +3,9 @@
 //! the other broker could still need.
 
 use crate::clients::connection::{Blocked, Connection, HelloReply, Phase, Unread, client_id};
-use crate::clients::connections::Connections;
-use crate::clients::handshakes::{Handshake, Handshakes};
+use crate::clients::handshakes::Handshake;
 use crate::clients::metrics::Metrics;
+use crate::fds::closers::Report;
 use crate::fds::files::Files;
 use crate::fds::table::FdTable;
 use crate::handover::RefusedState;
@@ -81,15 +81,10 @@ impl Server {
             let Connection { socket, lingering, event, hello_reply, domain, .. } = connection;
             let client_end = hello_reply.map(|reply| reply.client_end);
             for socket in [socket, lingering, event, client_end].into_iter().flatten() {
-                self.fds.refuse(socket, domain.uid);
+                self.fds.close_socket(socket, domain.uid, Report::Refused(domain.uid));
             }
         }
-        self.handshakes.clear();
-        self.lobby = Server::new_lobby(&self.settings);
-        self.ready.clear();
-        self.eventful.clear();
         self.feedback.forget_sendable();
-        self.sweep.clear();
         self.in_flight = Server::new_in_flight(&self.settings);
         self.fds.flush();
     }
@@ -114,9 +109,6 @@ impl Server {
                 }
                 false => left.put_back(found.fd),
             }
-        }
-        if self.core.totals().gauges.stored_fds > 0 {
-            self.rounds.begin(self.now);
         }
         let slots: Vec<u32> = self.fds.slots().map(|(slot, ..)| slot).collect();
         for slot in slots {
@@ -149,16 +141,16 @@ impl Server {
                 break;
             }
         }
-        // In any case: what they have so far must not be closed on this thread.
-        self.connections = Connections::restored(connections, arrived.state.next_serial);
-        result?;
-        self.check_against_core()?;
         let handshakes = std::mem::take(&mut arrived.state.handshakes).into_iter();
-        self.handshakes = Handshakes::restored(handshakes.map(|saved| Handshake {
+        let handshakes = handshakes.map(|saved| Handshake {
             client: ClientId(saved.client),
             serial: saved.serial,
             until: Now(saved.until_us),
-        }));
+        });
+        // In any case: what they have so far must not be closed on this thread.
+        self.connections.restore(connections, arrived.state.next_serial, handshakes);
+        result?;
+        self.check_against_core()?;
         let indices: Vec<usize> = self.connections.iter().map(|(index, _)| index).collect();
         for index in indices {
             self.restore_place(index)
@@ -246,9 +238,6 @@ impl Server {
     fn restore_place(&mut self, index: usize) -> io::Result<()> {
         let client = client_id(index);
         let Some(connection) = self.connections.get_mut(index) else { return Ok(()) };
-        if connection.phase == Phase::Silent {
-            self.lobby.enter(connection.domain);
-        }
         self.in_flight.add(connection.domain, 0, connection.unread.fds);
         let is_waiting = connection.blocked.is_some() || connection.lingering.is_some();
         if let Some(main) = connection.socket.as_ref().or(connection.lingering.as_ref()) {
@@ -271,15 +260,15 @@ impl Server {
         connection.is_event_ready = connection.event.is_some();
         let blocked = connection.blocked;
         if connection.phase == Phase::Welcomed {
-            self.eventful.add(client, &mut self.connections);
+            self.connections.note_events(client);
         }
         if blocked.is_some() {
             self.feedback.note_sendable(client, false);
         }
         if blocked == Some(Blocked::InFlight) {
-            self.sweep.add(client, &mut self.connections, self.now);
+            self.in_flight.wait(client, &mut self.connections, self.now);
         }
-        self.enqueue(client);
+        self.connections.enqueue(client);
         Ok(())
     }
 }

@@ -139,7 +139,7 @@ impl Server {
             slots.push(SavedSlot { slot, kind: kind as u8, fd, files: self.fds.files(slot) });
         }
         packing.outgoing.flush()?;
-        let handshakes = self.handshakes.iter().map(|handshake| SavedHandshake {
+        let handshakes = self.connections.handshakes().iter().map(|handshake| SavedHandshake {
             client: handshake.client.0,
             serial: handshake.serial,
             until_us: handshake.until.0,

@@ -5,19 +5,11 @@ use crate::admin::side::AdminSide;
 use crate::admin::view::View;
 use crate::clients::connections::Connections;
 use crate::clients::door::Door;
-use crate::clients::eventful::Eventful;
-use crate::clients::handshakes::Handshakes;
 use crate::clients::in_flight::InFlight;
-use crate::clients::lobby::Lobby;
-use crate::clients::sweep::Sweep;
-use crate::clients::turns::Turns;
 use crate::clients::waits::Waits;
 use crate::clock;
 use crate::fds::classify::Classifier;
 use crate::fds::closers::Closers;
-use crate::fds::reports::Reports;
-use crate::fds::rounds::Rounds;
-use crate::fds::slow::SlowLanes;
 use crate::fds::table::FdTable;
 use crate::handover::state::SavedListener;
 use crate::limits::IN_FLIGHT_DIVISOR;
@@ -45,17 +37,6 @@ use fdbroker_protocol::Writer;
 use mio::Poll;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-
-/// A socket to close.
-pub(crate) struct Retiring {
-    pub socket: OwnedFd,
-    /// Whose fds may lie in it.
-    pub uid: u32,
-    /// Its connection, if it has one.
-    pub number: Option<usize>,
-    /// It is known that nothing does, nor can any more.
-    pub is_at_end: bool,
-}
 
 /// Why the loop ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,26 +81,12 @@ pub(crate) struct Server {
     pub(super) admin: AdminSide,
     pub connections: Connections,
     pub(super) waits: Waits,
-    pub(super) handshakes: Handshakes,
-    /// Connections that have not said hello.
-    pub(super) lobby: Lobby,
     pub(super) namespace: Namespace,
-    /// Clients with something to read.
-    pub(super) ready: Turns,
     pub(super) schedule: Schedule,
     pub(super) waiting: Waiting,
-    pub(super) slow: SlowLanes,
-    pub(super) rounds: Rounds,
-    pub(super) eventful: Eventful,
-    pub(super) sweep: Sweep,
     pub(super) in_flight: InFlight,
-    /// What the core knows of it.
-    pub(super) most_granted: usize,
     pub(super) trim: Trim,
     pub(super) feedback: Feedback,
-    /// Sockets to close.
-    pub(super) retiring: Vec<Retiring>,
-    pub(super) reports: Reports,
     pub(super) bad_input: BadInput,
     /// Where the broker before served, until these places are this one's.
     pub(super) former_places: Vec<SavedListener>,
@@ -147,7 +114,8 @@ impl Server {
         let max_clients = settings.core.max_clients as usize;
         let now = clock::now();
         let in_flight = Self::new_in_flight(&settings);
-        let lobby = Self::new_lobby(&settings);
+        // The broker of one user has no shares.
+        let is_shared = settings.core.share_factor != fdbroker_protocol::NO_CAP;
         let fds = FdTable::new(settings.core.max_slots, settings.table_fds, parts.closers);
         let mut server = Server {
             now,
@@ -160,24 +128,14 @@ impl Server {
             fds,
             door: Door::new(parts.listeners),
             admin: AdminSide::new(parts.admin),
-            connections: Connections::new(max_clients),
+            connections: Connections::new(max_clients, is_shared),
             waits: Waits::default(),
-            handshakes: Handshakes::default(),
-            lobby,
             namespace: Namespace::of_this_process(),
-            ready: Turns::default(),
             schedule: Schedule::default(),
             waiting: Waiting::default(),
-            slow: SlowLanes::default(),
-            rounds: Rounds::default(),
-            eventful: Eventful::default(),
-            sweep: Sweep::default(),
-            most_granted: fdbroker_protocol::MAX_BATCH,
             in_flight,
             trim: Trim::default(),
             feedback: Feedback::default(),
-            retiring: Vec::new(),
-            reports: Reports::default(),
             bad_input: BadInput::default(),
             former_places: Vec::new(),
             rereading: Rereading::default(),
@@ -197,11 +155,6 @@ impl Server {
         };
         server.register_sources()?;
         Ok(server)
-    }
-
-    /// An empty lobby. The broker of one user has no shares.
-    pub fn new_lobby(settings: &Settings) -> Lobby {
-        Lobby::new(settings.core.share_factor != fdbroker_protocol::NO_CAP)
     }
 
     /// Nothing in flight.
@@ -225,7 +178,7 @@ impl Server {
     /// Whether no client has a turn or an event to come.
     #[cfg(feature = "fuzzing")]
     pub fn is_at_rest(&self) -> bool {
-        !self.is_asking() && self.ready.is_empty() && self.eventful.is_empty()
+        !self.is_asking() && self.connections.turns().is_empty() && self.connections.eventful() == 0
     }
 
     /// Whether the facts about a client's process are not there yet.

@@ -11,7 +11,7 @@ use crate::node::signals::Request;
 use crate::readiness::Source;
 use crate::server::chores::Chore;
 use crate::server::parts::{Ending, Server};
-use fdbroker_core::{ClientId, DomainKey, Input};
+use fdbroker_core::{DomainKey, Input};
 use mio::Events;
 use mio::event::Event;
 use std::io;
@@ -79,7 +79,7 @@ impl Server {
         if self.schedule.begin_wake() {
             self.serve_ready();
         }
-        if self.schedule.begin_chore(self.ready.is_empty()) {
+        if self.schedule.begin_chore(self.connections.turns().is_empty()) {
             self.do_a_chore();
         }
         self.trim.run(self.now);
@@ -104,16 +104,18 @@ impl Server {
     fn is_waiting(&self, chore: Chore) -> bool {
         let is_due = |due| clock::is_due(due, self.now);
         match chore {
-            Chore::Reports => self.reports.is_waiting(),
+            Chore::Reports => self.fds.is_reported(),
             Chore::Core => is_due(self.core.poll_timeout()),
-            Chore::InFlight => is_due(self.sweep.due()),
-            Chore::Files => is_due(self.rounds.due()),
-            Chore::Events => !self.eventful.is_empty(),
+            Chore::InFlight => is_due(self.in_flight.due()),
+            Chore::Files => is_due(self.fds.files_due()),
+            Chore::Events => self.connections.eventful() > 0,
             Chore::Admins => self.admin.is_ready() || is_due(self.admin.room_at()),
-            Chore::Sockets => !self.retiring.is_empty(),
+            Chore::Sockets => self.fds.is_retiring(),
             // The number of an ended client goes to no new one before its sockets are closed: their events name it.
             Chore::Accept => {
-                self.door.is_due(self.now) && self.retiring.is_empty() && self.fds.may_turn_away()
+                self.door.is_due(self.now)
+                    && !self.fds.is_retiring()
+                    && self.fds.closing().may_turn_away()
             }
         }
     }
@@ -147,7 +149,7 @@ impl Server {
     /// Tells the core what some of the memfds that are held pin now. All are looked at in a round.
     fn measure_files(&mut self) {
         let held = self.core.totals().gauges.stored_fds;
-        let measured = self.rounds.look(&self.fds, held, self.now);
+        let measured = self.fds.look_at_files(held);
         if !measured.is_empty() {
             self.step(Input::Measured { files: &measured });
         }
@@ -155,7 +157,7 @@ impl Server {
 
     /// Tells the core whose closes take long: nobody else's requests wait for those.
     fn watch_lanes(&mut self) {
-        for (uid, slow) in self.slow.look(&self.fds, self.now) {
+        for (uid, slow) in self.fds.look_at_lanes() {
             for listener in (0..).take(self.door.count()) {
                 self.step(Input::Slow { domain: DomainKey { listener, uid }, slow });
             }
@@ -163,9 +165,8 @@ impl Server {
     }
 
     fn take_reports(&mut self) {
-        for _ in 0..self.reports.fetch(&mut self.fds).min(REPORTS_PER_CHORE) {
-            let Some(report) = self.reports.pop() else { break };
-            self.fds.note_done(report);
+        for _ in 0..REPORTS_PER_CHORE {
+            let Some(report) = self.fds.next_report() else { break };
             match report {
                 Report::Held(ticket) | Report::Arrived(ticket, _) => {
                     self.step(Input::Closed { ticket });
@@ -192,7 +193,7 @@ impl Server {
     /// next.
     fn serve_ready(&mut self) {
         while self.schedule.is_work_left() {
-            let Some(client) = self.ready.pop() else { return };
+            let Some(client) = self.connections.next_turn() else { return };
             self.schedule.begin_turn();
             self.serve(client);
         }
@@ -207,7 +208,7 @@ impl Server {
             Some(Source::Listener(number)) => self.door.note(number),
             Some(Source::AdminListener) => self.admin.note_listener(),
             Some(Source::Admin(index)) => self.admin.note(index),
-            Some(Source::Closers) => self.reports.note(),
+            Some(Source::Closers) => self.fds.note_reports(),
             Some(Source::Signals) => self.note_signals(),
             Some(Source::UntilEof) => {
                 // Nobody writes; only the end matters.
@@ -236,13 +237,13 @@ impl Server {
             // Its requests are not read, so its end would not be seen. Its turn ends it: many may close at once.
             Some(_) if event.is_write_closed() => {
                 connection.has_died = true;
-                self.enqueue(client_id(index));
+                self.connections.enqueue(client_id(index));
             }
             Some(Blocked::Unread) if event.is_writable() => self.retry(client_id(index)),
             // Its socket may well be writable: what it waits for only the sweep can tell, and
             // trying at each event would spin.
             Some(Blocked::InFlight) => {}
-            _ => self.enqueue(client_id(index)),
+            _ => self.connections.enqueue(client_id(index)),
         }
     }
 
@@ -255,7 +256,7 @@ impl Server {
         if event.is_writable() && connection.pending_event.is_some() {
             self.flush_event(client_id(index));
         }
-        self.enqueue(client_id(index));
+        self.connections.enqueue(client_id(index));
     }
 
     fn note_process(&mut self, index: usize) {
@@ -265,7 +266,7 @@ impl Server {
         if is_readable(pidfd.as_fd()) {
             log::debug!("client {index} (pid {}) has died", connection.pid);
             connection.has_died = true;
-            self.enqueue(client_id(index));
+            self.connections.enqueue(client_id(index));
         }
     }
 
@@ -282,42 +283,24 @@ impl Server {
         }
     }
 
-    /// Puts a client with something to do into the list of turns.
-    pub fn enqueue(&mut self, client: ClientId) {
-        let Some(connection) = self.connections.get_mut(client.0 as usize) else { return };
-        if connection.is_serviceable() && !connection.is_queued {
-            connection.is_queued = true;
-            self.ready.push_fresh(connection.who(), client);
-        }
-    }
-
-    /// Puts a client back into the list of turns: its turn has ended before its work has.
-    pub fn enqueue_rest(&mut self, client: ClientId) {
-        let Some(connection) = self.connections.get_mut(client.0 as usize) else { return };
-        if connection.is_serviceable() && !connection.is_queued {
-            connection.is_queued = true;
-            self.ready.push_rest(connection.who(), client);
-        }
-    }
-
     /// How long the wait may last; `None` = until something happens.
     pub(crate) fn timeout(&self) -> Option<Duration> {
-        let is_work_left =
-            !self.ready.is_empty() || Chore::ALL.iter().any(|chore| self.is_waiting(*chore));
+        let is_work_left = !self.connections.turns().is_empty()
+            || Chore::ALL.iter().any(|chore| self.is_waiting(*chore));
         if is_work_left || self.ending.is_some() {
             return Some(Duration::ZERO);
         }
         let due = [
             self.core.poll_timeout(),
-            self.sweep.due(),
+            self.in_flight.due(),
             self.trim.due(),
             self.waiting.due(),
-            self.handshakes.due(),
-            self.door.due().filter(|_| self.fds.may_turn_away()),
+            self.connections.handshakes().due(),
+            self.door.due().filter(|_| self.fds.closing().may_turn_away()),
             self.admin.room_at(),
             self.service.due(),
-            self.slow.due(),
-            self.rounds.due(),
+            self.fds.lanes_due(),
+            self.fds.files_due(),
         ];
         let due = due.into_iter().flatten().min()?;
         Some(Duration::from_micros(due.0.saturating_sub(self.now.0)))

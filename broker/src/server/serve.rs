@@ -4,7 +4,7 @@
 
 use crate::clients::connection::{Connection, Phase, index};
 use crate::fds::closers::NOBODY;
-use crate::fds::table::Reading;
+use crate::fds::closing::Reading;
 use crate::limits::{REFUSED_FDS_PER_UID, WORK_PER_MESSAGE, WORK_PER_WAKE};
 use crate::messages::requests::{self, Breach, Context};
 use crate::server::parts::Server;
@@ -30,14 +30,13 @@ impl Server {
     /// One turn of one client.
     pub(crate) fn serve(&mut self, client: ClientId) {
         let Some(connection) = self.connections.get_mut(index(client)) else { return };
-        connection.is_queued = false;
         if connection.has_died || (connection.waits_for_drop && connection.is_main_closed) {
             return self.lose(client);
         }
         // Answers to recalls first: others wait for them.
         let is_free = self.serve_channel(client, Channel::Event);
         if self.serve_channel(client, Channel::Main) && is_free {
-            self.enqueue_rest(client);
+            self.connections.enqueue_rest(client);
         }
     }
 
@@ -52,7 +51,7 @@ impl Server {
     pub(crate) fn resume_paused(&mut self) {
         for (uid, clients) in self.waiting.resume(|uid| self.fds.reading(uid)) {
             self.give_up(uid);
-            clients.into_iter().for_each(|client| self.enqueue(client));
+            clients.into_iter().for_each(|client| self.connections.enqueue(client));
         }
     }
 
@@ -348,7 +347,7 @@ impl Server {
             && connection.serial == serial
         {
             connection.waits_for_drop = false;
-            self.enqueue(client);
+            self.connections.enqueue(client);
         }
     }
 
@@ -380,10 +379,8 @@ impl Server {
             Ok(hello) => *hello,
             Err(breach) => return self.break_off(client, id, &breach),
         };
-        let connection = &mut self.connections[index(client)];
-        connection.phase = Phase::Greeted;
-        connection.name = hello.name;
-        self.lobby.leave(connection.domain);
+        self.connections.advance(index(client), Phase::Greeted);
+        self.connections[index(client)].name = hello.name;
         let (own_fds, max_held_fds) = (hello.own_fds.get(), hello.max_held_fds.get());
         let deadline = requests::deadline(self.now, hello.deadline_ms.get());
         // The answer takes as long as a whole turn.

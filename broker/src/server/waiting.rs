@@ -2,7 +2,7 @@
 //! a lane has dropped the message. Must never hold fds: the fd table has them. At most one message of a uid waits for a look,
 //! and lanes drop at most one message of a uid at a time.
 
-use crate::fds::table::Reading;
+use crate::fds::closing::Reading;
 use fdbroker_core::{ClientId, Now};
 use std::collections::{HashMap, HashSet, VecDeque};
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::fds::closers::LookFn;
-use crate::fds::table::Reading;
+use crate::fds::closing::Reading;
 use crate::limits::REFUSED_FDS_PER_UID;
 use fdbroker_core::Lane;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -320,7 +320,7 @@ fn sockets_when_turned_away_and_their_closes_hang_then_the_door_is_shut_and_clie
         peer
     };
     let _peers: Vec<Peer> = (0..most).map(|_| turned_away(&mut bench)).collect();
-    bench.until(|server| !server.fds.may_turn_away());
+    bench.until(|server| !server.fds.closing().may_turn_away());
     let late = turned_away(&mut bench);
     bench.rest();
     assert!(!late.has_message(), "it is not accepted");

@@ -431,7 +431,7 @@ fn client_when_it_leaves_then_nothing_of_it_is_left() {
     let after = bench.server.core.totals();
     assert_eq!(after.node.now(Resource::Fds), before.node.now(Resource::Fds));
     assert_eq!(after.table.0, before.table.0);
-    assert!(bench.server.connections.users() == 0 && bench.server.lobby.is_empty());
+    assert!(bench.server.connections.is_nobody_counted());
     assert!(bench.server.in_flight.is_pool_unused());
 }
 
