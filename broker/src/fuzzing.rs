@@ -73,7 +73,7 @@ impl Daemon {
             }
             self.turn(Duration::from_millis(1));
         }
-        panic!("something is left: {:?}", self.server.core.totals());
+        panic!("something is left: {:?}", self.server.core().totals());
     }
 
     /// Checks every sum and list of the core.
@@ -81,19 +81,21 @@ impl Daemon {
     /// # Panics
     /// When one is wrong.
     pub fn check_invariants(&mut self) {
-        self.server.core.check_invariants();
+        self.server.core().check_invariants();
     }
 
     fn turn(&mut self, timeout: Duration) {
         self.server.turn(&mut self.events, Some(timeout)).expect("epoll answers");
     }
 
-    fn is_empty(&self) -> bool {
-        let totals = self.server.core.totals();
-        self.server.connections.is_empty()
+    fn is_empty(&mut self) -> bool {
+        let is_without_connections = self.server.is_without_connections();
+        let core = self.server.core();
+        let totals = core.totals();
+        is_without_connections
             && (totals.gauges.stored_fds, totals.gauges.closing_fds) == (0, 0)
             && totals.node.is_zero()
-            && self.server.core.allocations(0).next().is_none()
+            && core.allocations(0).next().is_none()
     }
 }
 

@@ -28,8 +28,9 @@ mod server;
 mod start;
 
 pub use clients::schedulers;
-pub use fds::{classify, closers};
-pub use node::{generation_page, listeners};
+pub use fds::classify;
+pub use node::error::ListenError;
+pub use node::{generation_page, lock};
 pub use settings::config::{self, ConfigError};
 pub use settings::preflight;
 pub use settings::{Environment, Host, Mode, Settings};

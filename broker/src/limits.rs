@@ -189,7 +189,7 @@ pub fn refused_fds(table_fds: u64) -> u64 {
 /// number the door is shut, since the next connection may be one of them, too. Places of their own, so that clients that are in
 /// go on. Nothing lies in such sockets from Linux 6.16 on.
 pub fn turned_away(table_fds: u64) -> u64 {
-    (table_fds / 64).clamp(TURNED_AWAY_PER_CHORE as u64, 1024)
+    (table_fds / 64).clamp(16, 1024)
 }
 
 /// Slots looked at for one administrator's answer: those that are free, or that the filter leaves out, take

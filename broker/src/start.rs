@@ -3,7 +3,8 @@
 
 use crate::clock;
 use crate::fds::classify::{self, Classifier};
-use crate::fds::closers::{Calls, Closers, WakeFn};
+use crate::fds::closers::{Closers, WakeFn};
+use crate::fds::jobs::Calls;
 use crate::handover::arrived::{Arrivals, Arrived};
 use crate::handover::takeover::Takeover;
 use crate::handover::{self, TakeoverError};
@@ -12,11 +13,12 @@ use crate::log::LogThread;
 use crate::manager::inherited::Inherited;
 use crate::manager::keep_store::{Found, KeepStore};
 use crate::manager::notify::Manager;
-use crate::messages::replies::Identity;
+use crate::node::directories::{DirectoryRule, prepare_directory};
+use crate::node::error::ListenError;
 use crate::node::generation_page::{self, GenerationPage, Opened, PageError};
-use crate::node::listeners::{
-    DirectoryLock, DirectoryRule, ListenError, Listener, Predecessor, prepare_directory,
-};
+use crate::node::listeners::Listener;
+use crate::node::lock::{DirectoryLock, Predecessor};
+use crate::node::side::{Identity, NodeSide};
 use crate::node::signals::Signals;
 use crate::readiness::Source;
 use crate::server::parts::{Parts, Server};
@@ -104,9 +106,8 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), RunError> {
     if let Some(takeover) = takeover {
         take_over(&mut server, takeover)?;
     }
-    log_start(&server.settings);
+    server.say_ready();
     say_ready(ready_fd);
-    server.service.manager_mut().say_ready(&server.settings.summary());
     ready();
     let result = server.run().map_err(os("wait for events"));
     server.log_end();
@@ -116,10 +117,9 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), RunError> {
 /// The other broker lets go, and this one has its place.
 fn take_over(server: &mut Server, takeover: Takeover) -> Result<(), RunError> {
     takeover.confirm()?;
-    server.page.show_alive().map_err(os("start the liveness thread"))?;
-    server.own_places();
+    let clients = server.take_place().map_err(os("start the liveness thread"))?;
     takeover.finish();
-    log::info!("{} clients were taken over", server.connections.len());
+    log::info!("{clients} clients were taken over");
     Ok(())
 }
 
@@ -195,16 +195,12 @@ pub(crate) fn prepare(
     let parts = Parts {
         listeners,
         admin,
-        page,
-        identity,
+        node: NodeSide::new(identity, page, signals, until_eof, lock),
         classifier,
-        signals,
-        until_eof,
         core,
         poll,
         closers,
         manager,
-        lock,
         keep_store,
     };
     let mut server = Server::new(settings, parts)
@@ -216,19 +212,17 @@ pub(crate) fn prepare(
             Err(refused) if is_takeover => return Err(TakeoverError::State(refused).into()),
             Err(refused) => {
                 handover::store::log_refused(&refused);
-                let (core, key, page) = begin(&mut server.settings, &mut found)?;
+                let (core, key, page) = begin(server.settings_mut(), &mut found)?;
                 server.begin_anew(core, key, page);
                 is_anew = true;
             }
         }
         left.add(arrived.fds);
     }
-    server.settle_kept(found, is_anew, &mut left);
     left.add(inherited.unused().collect());
-    left.close_by(server.fds.closers());
+    server.settle_kept(found, is_anew, left);
     if !is_takeover {
-        server.page.show_alive().map_err(os("start the liveness thread"))?;
-        server.own_places();
+        server.take_place().map_err(os("start the liveness thread"))?;
     }
     // From here on others see that this broker is alive.
     drop(starting);
@@ -337,17 +331,6 @@ fn raise_fd_limit(table_fds: u64) -> Result<(), RunError> {
         return Ok(());
     }
     setrlimit(Resource::RLIMIT_NOFILE, table_fds, hard).map_err(os("set RLIMIT_NOFILE"))
-}
-
-fn log_start(settings: &Settings) {
-    log::info!(
-        "{}, administrators {}; node cap {} fds, table {} fds, {} clients",
-        settings.summary(),
-        settings.admin_socket.display(),
-        settings.core.node.fds,
-        settings.table_fds,
-        settings.core.max_clients,
-    );
 }
 
 fn say_ready(fd: Option<OwnedFd>) {

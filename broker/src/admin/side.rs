@@ -31,6 +31,8 @@ pub(crate) struct AdminSide {
     is_watched: bool,
     /// For what the core has noted; reused.
     notes: Vec<Note>,
+    /// The connection that wants to take over, and the format that it reads.
+    takeover: Option<(usize, u64)>,
 }
 
 struct AdminConnection {
@@ -106,6 +108,7 @@ impl AdminSide {
             received: ReceivedFds::with_capacity(0),
             is_watched: false,
             notes: Vec::new(),
+            takeover: None,
         }
     }
 
@@ -119,6 +122,16 @@ impl AdminSide {
 
     pub fn note_listener(&mut self) {
         self.is_listener_ready = true;
+    }
+
+    /// A connection wants to take over, and reads this format.
+    pub fn ask_takeover(&mut self, index: usize, format: u64) {
+        self.takeover = Some((index, format));
+    }
+
+    /// The connection that wants to take over, once.
+    pub fn take_takeover(&mut self) -> Option<(usize, u64)> {
+        self.takeover.take()
     }
 
     /// There may be room again.

@@ -1,127 +1,87 @@
-//! How many fds may lie unread in clients' sockets. The kernel counts them against the broker's
-//! uid, for every client that leaves them there, even when its connection has ended; over its limit every send
-//! of every socket fails. So each connection has a share of its own, and the rest is a pool, of which each domain
-//! has its share, too. Must never let one client's use touch another's share.
+//! Fds that lie unread in clients' sockets, and the clients that wait until others have read theirs: no event tells when. Must never
+//! look at more than a bounded number of clients at once, nor at the same ones again and again.
 
-use crate::clients::connection::Connection;
-use crate::clients::sweep::Sweep;
+use crate::clients::connection::{Connection, index};
+use crate::clients::connections::Connections;
+use crate::clients::shares::Shares;
 use crate::clients::turns::Who;
-use crate::limits::{LEAST_UNREAD_BYTES, UNREAD_HELLOS_PER_PROCESS};
-use fdbroker_core::{DomainKey, Part};
+use crate::clock;
+use crate::limits::{IN_FLIGHT_LOOKS_PER_SWEEP, IN_FLIGHT_SWEEP, LEAST_UNREAD_BYTES};
+use fdbroker_core::{ClientId, Now};
 use fdbroker_protocol::MAX_BATCH;
-use rustc_hash::FxHashMap;
-use std::collections::HashMap;
+use std::collections::VecDeque;
 use std::os::fd::AsFd;
 
 /// See the module.
 #[derive(Debug)]
 pub struct InFlight {
-    /// Fds each connection may always leave unread.
-    share: u64,
-    /// Fds that may be unread beyond the shares, all connections together.
-    pool: u64,
-    /// Of these, those that are.
-    pool_used: u64,
-    /// The part of `pool_used` that each domain uses; no entry = none.
-    used_by: FxHashMap<DomainKey, u64>,
-    /// [`fdbroker_core::Config::share_factor`].
-    factor: u64,
-    /// Answers to hello that are unread, by process; no entry = none.
-    hellos: HashMap<Who, u32>,
-    /// Clients that wait until others have read.
-    pub(super) sweep: Sweep,
+    shares: Shares,
     /// Fds that a grant may have, as the core knows it.
     most_granted: usize,
+    /// Clients that wait, each once: its connection says whether it is here.
+    waiting: VecDeque<ClientId>,
+    next_sweep: Option<Now>,
+    last_look: Option<Now>,
+    /// The number of the client looked at last.
+    last_number: usize,
 }
 
-/// Hello's answer carries two fds, and must always be possible.
-const LEAST_SHARE: u64 = 2;
-
 impl InFlight {
-    /// `most` fds in flight, for at most `connections` of them; half of `most` is divided into
-    /// shares. `factor`: [`fdbroker_core::Config::share_factor`].
-    pub fn new(most: u64, connections: u32, factor: u64) -> Self {
-        let connections = u64::from(connections.max(1));
-        let share = (most / 2 / connections).max(LEAST_SHARE);
-        let pool = most.saturating_sub(share * connections);
+    /// Nothing in flight, of what `shares` allow.
+    pub fn new(shares: Shares) -> Self {
         InFlight {
-            share,
-            pool,
-            pool_used: 0,
-            used_by: FxHashMap::default(),
-            factor,
-            hellos: HashMap::new(),
-            sweep: Sweep::default(),
+            shares,
             most_granted: MAX_BATCH,
+            waiting: VecDeque::new(),
+            next_sweep: None,
+            last_look: None,
+            last_number: 0,
         }
     }
 
-    /// How many of `fds` fds a connection of `domain` with `unread` of them may be sent now.
-    pub fn room(&self, domain: DomainKey, unread: u64, fds: u64) -> u64 {
-        let own = self.share.saturating_sub(unread);
-        if own >= fds {
-            return fds;
+    /// How many of `fds` fds may be in flight to the client now, as far as is known; whether it has read those sent before
+    /// is asked when that matters: a client that reads always has its share.
+    pub fn room(&mut self, connection: &mut Connection, fds: usize) -> usize {
+        let most = fds as u64;
+        let mut room = self.shares.room(connection.domain, connection.unread.fds, most);
+        if room < most && connection.unread.fds > 0 && self.forget_if_read(connection) {
+            room = self.shares.room(connection.domain, 0, most);
         }
-        let held = self.used_by.get(&domain).copied().unwrap_or(0);
-        let part = Part { held, used: self.pool_used, most: self.pool };
-        let room = part.room(self.factor).min(self.pool.saturating_sub(self.pool_used));
-        own.saturating_add(room).min(fds)
+        usize::try_from(room).unwrap_or(usize::MAX)
+    }
+
+    /// Whether the client may be sent another message with fds. Asks the kernel only when the count says no.
+    pub fn may_send(&mut self, connection: &mut Connection) -> bool {
+        connection.unread.has_room() || self.forget_if_read(connection)
+    }
+
+    /// The client was sent a message with so many fds.
+    pub fn note_sent(&mut self, connection: &mut Connection, fds: usize) {
+        self.shares.add(connection.domain, connection.unread.fds, fds as u64);
+        connection.unread.add(fds);
+    }
+
+    /// Whether a process may be sent another answer to hello.
+    pub fn has_room_for_hello(&self, who: Who) -> bool {
+        self.shares.has_room_for_hello(who)
+    }
+
+    /// The message that the client was sent last is the answer to its hello.
+    pub fn note_hello(&mut self, connection: &mut Connection) {
+        connection.is_hello_unread = true;
+        self.shares.add_hello(connection.who());
+    }
+
+    /// What another broker has sent to the client is unread.
+    pub fn restore(&mut self, connection: &Connection) {
+        self.shares.add(connection.domain, 0, connection.unread.fds);
     }
 
     /// How many fds a grant may have from now on, at most `most`, if that has changed: the core is to hear it. What could not be
     /// sent would have to be given back item by item.
     pub fn change_most_granted(&mut self, most: usize) -> Option<usize> {
-        let fds = self.most_in_a_grant().min(most);
+        let fds = self.shares.most_in_a_grant().min(most);
         (std::mem::replace(&mut self.most_granted, fds) != fds).then_some(fds)
-    }
-
-    /// Fds that a grant to a client of a domain that has read all may have: a whole message's, or what is left.
-    fn most_in_a_grant(&self) -> usize {
-        let most = self.room(DomainKey::NOBODYS, 0, MAX_BATCH as u64);
-        usize::try_from(most).unwrap_or(MAX_BATCH)
-    }
-
-    /// Whether a process may be sent another answer to hello.
-    pub fn has_room_for_hello(&self, who: Who) -> bool {
-        self.hellos.get(&who).is_none_or(|unread| *unread < UNREAD_HELLOS_PER_PROCESS)
-    }
-
-    /// It was sent one.
-    pub fn add_hello(&mut self, who: Who) {
-        *self.hellos.entry(who).or_default() += 1;
-    }
-
-    /// It has read one.
-    pub fn remove_hello(&mut self, who: Who) {
-        let Some(unread) = self.hellos.get_mut(&who) else { return };
-        *unread -= 1;
-        if *unread == 0 {
-            self.hellos.remove(&who);
-        }
-    }
-
-    /// A connection of `domain` that had `unread` was sent `fds` more.
-    pub fn add(&mut self, domain: DomainKey, unread: u64, fds: u64) {
-        let more = self.beyond(unread + fds) - self.beyond(unread);
-        if more > 0 {
-            self.pool_used += more;
-            *self.used_by.entry(domain).or_default() += more;
-        }
-    }
-
-    /// A connection of `domain` has read all of its `unread`.
-    pub fn remove(&mut self, domain: DomainKey, unread: u64) {
-        let less = self.beyond(unread);
-        if less == 0 {
-            return;
-        }
-        debug_assert!(self.pool_used >= less, "added before it is removed");
-        self.pool_used = self.pool_used.saturating_sub(less);
-        let Some(used) = self.used_by.get_mut(&domain) else { return };
-        *used = used.saturating_sub(less);
-        if *used == 0 {
-            self.used_by.remove(&domain);
-        }
     }
 
     /// Asks the kernel whether a client has read all; if so, nothing of it is unread any more.
@@ -141,92 +101,73 @@ impl InFlight {
 
     /// Nothing of a client is unread any more.
     pub fn forget_unread(&mut self, connection: &mut Connection) {
-        self.remove(connection.domain, std::mem::take(&mut connection.unread).fds);
+        self.shares.remove(connection.domain, std::mem::take(&mut connection.unread).fds);
         if std::mem::take(&mut connection.is_hello_unread) {
-            self.remove_hello(connection.who());
+            self.shares.remove_hello(connection.who());
+        }
+    }
+
+    /// When the next sweep is.
+    pub fn due(&self) -> Option<Now> {
+        self.next_sweep
+    }
+
+    /// Has the client tried again with the next sweep.
+    pub fn wait(&mut self, client: ClientId, connections: &mut Connections, now: Now) {
+        let Some(connection) = connections.get_mut(index(client)) else { return };
+        if !std::mem::replace(&mut connection.is_in_flight_queued, true) {
+            self.waiting.push_back(client);
+        }
+        self.next_sweep.get_or_insert(clock::after(now, IN_FLIGHT_SWEEP));
+    }
+
+    /// Begins a sweep if it is time to; how many clients it may try.
+    pub fn begin_sweep(&mut self, now: Now) -> Option<usize> {
+        self.next_sweep.take_if(|due| *due <= now)?;
+        Some(IN_FLIGHT_LOOKS_PER_SWEEP.min(self.waiting.len()))
+    }
+
+    /// The next client to be tried again.
+    pub fn next_waiting(&mut self, connections: &mut Connections) -> Option<ClientId> {
+        let client = self.waiting.pop_front()?;
+        if let Some(connection) = connections.get_mut(index(client)) {
+            connection.is_in_flight_queued = false;
+        }
+        Some(client)
+    }
+
+    /// The sweep is over: another one follows if clients are left.
+    pub fn end_sweep(&mut self, now: Now) {
+        if !self.waiting.is_empty() {
+            self.next_sweep = Some(clock::after(now, IN_FLIGHT_SWEEP));
+        }
+    }
+
+    /// Asks the kernel which clients have read, at most once per sweep's time. In turn: many clients that do not read must
+    /// not cost the others their time.
+    pub fn look(&mut self, connections: &mut Connections, now: Now) {
+        if self.last_look.is_some_and(|last| clock::after(last, IN_FLIGHT_SWEEP) > now) {
+            return;
+        }
+        self.last_look = Some(now);
+        let (last, mut looks) = (self.last_number, 0);
+        for is_behind_last in [true, false] {
+            for (number, connection) in &mut *connections {
+                if (number > last) != is_behind_last || connection.unread.fds == 0 {
+                    continue;
+                }
+                self.forget_if_read(connection);
+                (self.last_number, looks) = (number, looks + 1);
+                if looks == IN_FLIGHT_LOOKS_PER_SWEEP {
+                    return;
+                }
+            }
         }
     }
 
     /// Whether nothing is taken from the pool.
     #[cfg(test)]
     pub fn is_pool_unused(&self) -> bool {
-        self.pool_used == 0 && self.used_by.is_empty()
-    }
-
-    fn beyond(&self, unread: u64) -> u64 {
-        unread.saturating_sub(self.share)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use fdbroker_protocol::NO_CAP;
-
-    const DOMAIN: DomainKey = DomainKey { listener: 0, uid: 1000 };
-    const OTHER: DomainKey = DomainKey { listener: 0, uid: 1001 };
-
-    #[test]
-    fn room_when_others_have_taken_the_pool_then_the_share_is_left() {
-        let mut in_flight = InFlight::new(600, 50, NO_CAP);
-        assert_eq!(in_flight.room(DOMAIN, 0, 999), 6 + 300);
-        let mut sent = 0;
-        for _ in 0..49 {
-            let now = in_flight.room(DOMAIN, 0, 253);
-            assert!(now >= 6);
-            in_flight.add(DOMAIN, 0, now);
-            sent += now;
-        }
-        assert_eq!((in_flight.room(DOMAIN, 0, 99), in_flight.most_in_a_grant()), (6, 6));
-        assert!(sent + 6 <= 600, "{sent}");
-    }
-
-    #[test]
-    fn room_when_one_domain_never_reads_then_a_newcomer_finds_some() {
-        let mut in_flight = InFlight::new(20_000, 1000, 8);
-        for _ in 0..60 {
-            let now = in_flight.room(DOMAIN, 0, 506);
-            in_flight.add(DOMAIN, 0, now);
-        }
-        assert_eq!(in_flight.room(DOMAIN, 0, 253), 10, "its own share alone");
-        assert_eq!(in_flight.room(OTHER, 0, 253), 253);
-        assert_eq!(in_flight.most_in_a_grant(), 253);
-        in_flight.add(OTHER, 0, 253);
-        in_flight.remove(OTHER, 253);
-        assert_eq!(in_flight.used_by.len(), 1);
-    }
-
-    #[test]
-    fn remove_when_all_is_read_then_everything_is_as_before() {
-        let mut in_flight = InFlight::new(600, 50, NO_CAP);
-        in_flight.add(DOMAIN, 0, 4);
-        in_flight.add(DOMAIN, 4, 100);
-        in_flight.add(DOMAIN, 104, 1);
-        assert_eq!(in_flight.room(DOMAIN, 105, 999), 300 - 99);
-        in_flight.remove(DOMAIN, 105);
-        assert!(in_flight.is_pool_unused());
-        in_flight.add(DOMAIN, 0, 5);
-        assert_eq!(in_flight.room(DOMAIN, 5, 999), 1 + 300);
-    }
-
-    #[test]
-    fn hello_when_a_process_has_not_read_many_then_it_waits_and_another_does_not() {
-        let mut in_flight = InFlight::new(600, 50, NO_CAP);
-        let (one, other) = (Who { uid: 1000, pid: 1 }, Who { uid: 1000, pid: 2 });
-        for _ in 0..UNREAD_HELLOS_PER_PROCESS {
-            assert!(in_flight.has_room_for_hello(one));
-            in_flight.add_hello(one);
-        }
-        assert!(!in_flight.has_room_for_hello(one) && in_flight.has_room_for_hello(other));
-        in_flight.remove_hello(one);
-        assert!(in_flight.has_room_for_hello(one));
-        (1..UNREAD_HELLOS_PER_PROCESS).for_each(|_| in_flight.remove_hello(one));
-        assert!(in_flight.hellos.is_empty());
-    }
-
-    #[test]
-    fn new_when_the_limit_is_tiny_then_hello_is_always_possible() {
-        let in_flight = InFlight::new(10, 100, 8);
-        assert_eq!(in_flight.room(DOMAIN, 0, 9), LEAST_SHARE);
+        self.shares.is_unused()
     }
 }

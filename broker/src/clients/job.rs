@@ -1,7 +1,7 @@
 //! Which job a client is of: from the cgroups of its process. Must never take the job from anything that the client says.
 
 use crate::clients::schedulers::job_cgroup;
-use crate::fds::closers::Process;
+use crate::fds::jobs::Process;
 use crate::kernel;
 use crate::limits::{CGROUP_BYTES_AT_ONCE, CGROUP_FILE_BYTES};
 use fdbroker_core::{JobKey, JobName};

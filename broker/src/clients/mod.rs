@@ -10,6 +10,6 @@ pub mod job;
 pub mod lobby;
 pub mod metrics;
 pub mod schedulers;
-pub mod sweep;
+pub mod shares;
 pub mod turns;
 pub mod waits;

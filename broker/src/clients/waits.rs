@@ -8,8 +8,9 @@ use crate::clock;
 use fdbroker_core::{ClientId, Now, RequestId};
 
 /// See the module.
-#[derive(Default)]
 pub struct Waits {
+    /// When the first of the brokers that went on with each other's clients started.
+    started: Now,
     metrics: Metrics,
     /// The acquire that is with the core.
     at_hand: Option<(ClientId, Asked)>,
@@ -18,14 +19,24 @@ pub struct Waits {
 }
 
 impl Waits {
+    /// None yet.
+    pub fn new(started: Now) -> Self {
+        Waits { started, metrics: Metrics::default(), at_hand: None, longest_wake_us: 0 }
+    }
+
     /// What was counted so far.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }
 
+    /// Since when this is counted.
+    pub fn started(&self) -> Now {
+        self.started
+    }
+
     /// Goes on with the counts of another broker, or begins anew.
-    pub fn restore(&mut self, metrics: Metrics) {
-        self.metrics = metrics;
+    pub fn restore(&mut self, started: Now, metrics: Metrics) {
+        (self.started, self.metrics) = (started, metrics);
     }
 
     /// A wake that began at `since` is over.

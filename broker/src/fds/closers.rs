@@ -2,127 +2,16 @@
 //! not taken in, read the fdinfo of fds that may be dma-bufs, and read what /proc says of a process. The loop must never do
 //! any of it, nor wait for these threads; and no user's jobs wait for another's.
 
-use crate::fds::classify::Looker;
-use crate::kernel::Device;
-use crate::limits::{
-    LANE_BATCH, LANE_IDLE, LANE_REPORT, LANE_SLOW, LANES_FOR_ACCEPTED, LANES_MAX,
-    MESSAGES_IN_A_SOCKET, THREAD_STACK_BYTES,
-};
-use fdbroker_core::{JobKey, JobName, Lane, Ticket};
-use fdbroker_scm::{ReceivedFds, RecvError};
-use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use crate::fds::jobs::{Calls, Job, NOBODY, Report};
+use crate::fds::pool::{Kind, LaneOf, Pool};
+use crate::limits::{LANE_IDLE, LANE_REPORT, MESSAGES_IN_A_SOCKET, THREAD_STACK_BYTES};
+use fdbroker_core::Lane;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// Stands for no uid: fds that are nobody's fault are counted against it, and it is never refused.
-pub const NOBODY: u32 = u32::MAX;
-
-/// What closes an fd; replaced by tests with something slower.
-pub type CloseFn = Arc<dyn Fn(OwnedFd, Lane) + Send + Sync>;
-
-/// What reads an fd's fdinfo: [`Looker::look`], or what tests put in its place.
-pub type LookFn = Arc<dyn Fn(BorrowedFd<'_>) -> Option<Device> + Send + Sync>;
-
 /// What tells the loop that reports wait. Called from the lanes' threads.
 pub type WakeFn = Arc<dyn Fn() + Send + Sync>;
-
-/// What reads the facts about the process with this number.
-pub type ProcessFn = Arc<dyn Fn(u32) -> Process + Send + Sync>;
-
-/// What /proc says of a process.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Process {
-    /// Of its cgroups; `None` when they cannot be read: it is in another PID namespace, or gone.
-    pub job: Option<(JobKey, JobName)>,
-    /// As for [`kernel::started`](crate::kernel::started), 0 when it cannot be read.
-    pub started: u32,
-}
-
-/// What a lane calls.
-#[derive(Clone)]
-pub struct Calls {
-    /// Closes an fd.
-    pub close: CloseFn,
-    /// Reads the fdinfo of an fd.
-    pub look: LookFn,
-    /// Reads the facts about a process.
-    pub process: ProcessFn,
-}
-
-impl Calls {
-    /// The calls of a daemon; `process` reads the facts about a process.
-    ///
-    /// # Errors
-    /// /proc is not mounted.
-    pub fn real(process: ProcessFn) -> nix::Result<Self> {
-        let looker = Looker::new()?;
-        let look: LookFn = Arc::new(move |fd| looker.look(fd));
-        Ok(Calls { close: Arc::new(|fd, _| drop(fd)), look, process })
-    }
-}
-
-/// What is said of a job once a lane is done with it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Report {
-    /// The fd was held; the core charged it under this ticket.
-    Held(Ticket),
-    /// The fd came with a message of this uid and was not kept; the core charged it under this ticket.
-    Arrived(Ticket, u32),
-    /// The fd was charged to nobody.
-    Uncharged,
-    /// The core never saw the fd; it counts against this uid's refused fds.
-    Refused(u32),
-    /// A socket of the ended connection with this number, of this uid, is closed.
-    Retired(usize, u32),
-    /// A message of this uid has been dropped with its fds.
-    Dropped(u32),
-    /// This uid's fd has been looked at: the device number of dma-bufs, if it is one.
-    Looked(u32, Option<Device>),
-    /// A socket of this uid that was turned away is closed.
-    TurnedAway(u32),
-    /// The facts about the process of the connection with this number and serial.
-    Process(usize, u64, Process),
-    /// The configuration has been read again.
-    Reread,
-}
-
-enum Job {
-    Close(OwnedFd, Report),
-    /// A duplicate, closed when it has been looked at.
-    Look(OwnedFd, u32),
-    /// A duplicate of a socket, closed when so many messages at most have been dropped from it.
-    Drop(OwnedFd, usize, Report),
-    /// The process, and the connection's number and serial.
-    Process(u32, usize, u64),
-    Reread(Box<dyn FnOnce() + Send + Sync>),
-}
-
-/// What a lane is for. One user's jobs of one kind wait for each other, and for nobody else's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Kind {
-    Close(Lane),
-    Drop,
-    Process,
-    Reread,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct LaneOf {
-    uid: u32,
-    kind: Kind,
-}
-
-impl LaneOf {
-    /// Whether a call of it can hang for ever.
-    fn can_hang(&self) -> bool {
-        matches!(self.kind, Kind::Close(Lane::Refused) | Kind::Drop)
-    }
-
-    fn is_accepted(&self) -> bool {
-        self.kind == Kind::Close(Lane::Accepted)
-    }
-}
 
 /// The lanes, seen from the loop.
 pub struct Closers {
@@ -140,86 +29,6 @@ struct Shared {
     filled: Condvar,
     calls: Calls,
     wake: WakeFn,
-}
-
-/// Lanes and threads. The jobs are bounded by the fd table: each has an open fd, and those are charged by the core or
-/// counted per uid.
-#[derive(Default)]
-struct Pool {
-    /// Lanes with a job that waits or is under way.
-    lanes: HashMap<LaneOf, VecDeque<Job>>,
-    /// Lanes with a job that waits and none under way: first those whose calls all end, then those whose calls can hang.
-    ready: [VecDeque<LaneOf>; 2],
-    /// Which of the two is next.
-    next: usize,
-    /// The lane of each thread that is not idle, and since when its job is under way.
-    working: Vec<(LaneOf, Instant)>,
-    threads: usize,
-    idle: usize,
-    reports: Vec<Report>,
-    ended: bool,
-}
-
-impl Pool {
-    fn add(&mut self, of: LaneOf, job: Job) {
-        let jobs = self.lanes.entry(of).or_insert_with(|| {
-            self.ready[usize::from(of.can_hang())].push_back(of);
-            VecDeque::new()
-        });
-        jobs.push_back(job);
-    }
-
-    /// Threads that may still take a lane whose calls can hang: the others are kept for closes that end.
-    fn room_for_hangs(&self) -> usize {
-        let at_work = self.working.iter().filter(|(of, _)| of.can_hang()).count();
-        (LANES_MAX - LANES_FOR_ACCEPTED).saturating_sub(at_work)
-    }
-
-    /// Lanes that a thread could take now.
-    fn takeable(&self) -> usize {
-        self.ready[0].len() + self.ready[1].len().min(self.room_for_hangs())
-    }
-
-    /// Counts a thread to be started, if one is needed.
-    fn wants_thread(&mut self) -> bool {
-        let is_wanted = self.takeable() > self.idle && self.threads < LANES_MAX;
-        self.threads += usize::from(is_wanted);
-        is_wanted
-    }
-
-    /// Moves some jobs of the next lane to `jobs`: lanes take turns, and so do the two kinds.
-    fn take(&mut self, jobs: &mut Vec<Job>) -> Option<LaneOf> {
-        let has_room = self.room_for_hangs() > 0;
-        let may = |kind: usize| !self.ready[kind].is_empty() && (kind == 0 || has_room);
-        let kind = [self.next, 1 - self.next].into_iter().find(|kind| may(*kind))?;
-        self.next = 1 - kind;
-        let of = self.ready[kind].pop_front()?;
-        let waiting = self.lanes.get_mut(&of)?;
-        jobs.extend(waiting.drain(..LANE_BATCH.min(waiting.len())));
-        self.working.push((of, Instant::now()));
-        Some(of)
-    }
-
-    /// Some of a lane's jobs are done. `true`: the loop has to be told.
-    fn report(&mut self, of: LaneOf, reports: &mut Vec<Report>) -> bool {
-        let at_work = self.working.iter_mut().find(|(at_work, _)| *at_work == of);
-        at_work.into_iter().for_each(|(_, since)| *since = Instant::now());
-        // Once is enough until the loop has taken them.
-        let is_first = self.reports.is_empty();
-        self.reports.append(reports);
-        is_first
-    }
-
-    /// The jobs taken from a lane are done.
-    fn done(&mut self, of: LaneOf) {
-        self.working.retain(|(at_work, _)| *at_work != of);
-        match self.lanes.get(&of).is_some_and(|jobs| !jobs.is_empty()) {
-            true => self.ready[usize::from(of.can_hang())].push_back(of),
-            false => {
-                self.lanes.remove(&of);
-            }
-        }
-    }
 }
 
 impl Shared {
@@ -279,7 +88,7 @@ impl Shared {
         let mut since = Instant::now();
         let last = jobs.len();
         for (number, job) in (1..).zip(jobs.drain(..)) {
-            reports.push(self.do_one(of, job));
+            reports.push(job.run(&self.calls, of.lane()));
             if number == last || since.elapsed() > LANE_REPORT {
                 let is_first = self.pool().report(of, reports);
                 if is_first {
@@ -287,43 +96,6 @@ impl Shared {
                 }
                 since = Instant::now();
             }
-        }
-    }
-
-    fn do_one(&self, of: LaneOf, job: Job) -> Report {
-        match job {
-            Job::Close(fd, report) => {
-                let lane = if of.is_accepted() { Lane::Accepted } else { Lane::Refused };
-                (self.calls.close)(fd, lane);
-                report
-            }
-            Job::Look(fd, uid) => {
-                let dmabufs = (self.calls.look)(fd.as_fd());
-                (self.calls.close)(fd, Lane::Refused);
-                Report::Looked(uid, dmabufs)
-            }
-            Job::Drop(socket, most, report) => {
-                drop_messages(socket.as_fd(), most);
-                report
-            }
-            Job::Process(pid, number, serial) => {
-                Report::Process(number, serial, (self.calls.process)(pid))
-            }
-            Job::Reread(read) => {
-                read();
-                Report::Reread
-            }
-        }
-    }
-}
-
-/// Takes messages out of a socket without taking in their fds: the kernel closes them here.
-fn drop_messages(socket: BorrowedFd<'_>, most: usize) {
-    let mut no_fds = ReceivedFds::with_capacity(0);
-    for _ in 0..most {
-        match fdbroker_scm::recv(socket, &mut [0], &mut no_fds) {
-            Ok(_) | Err(RecvError::EmptyMessage) => {}
-            Err(_) => return,
         }
     }
 }
@@ -399,16 +171,10 @@ impl Closers {
         self.under_way > 0
     }
 
-    /// The uids whose accepted fds take long to close now, in order; and whether that can be otherwise soon.
+    /// As for [`Pool::slow`].
     pub fn slow(&self) -> (Vec<u32>, bool) {
-        let now = Instant::now();
-        let pool = self.shared.pool();
-        let is_slow = |of: &LaneOf, since: Instant| of.is_accepted() && now - since > LANE_SLOW;
-        let slow = pool.working.iter().filter(|(of, since)| is_slow(of, *since));
-        let mut slow: Vec<u32> = slow.map(|(of, _)| of.uid).collect();
-        slow.sort_unstable();
-        let is_at_it = self.is_thread_missing || pool.lanes.keys().any(LaneOf::is_accepted);
-        (slow, is_at_it)
+        let (slow, is_at_it) = self.shared.pool().slow();
+        (slow, is_at_it || self.is_thread_missing)
     }
 }
 
@@ -424,6 +190,9 @@ impl Drop for Closers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fds::jobs::{CloseFn, Process};
+    use crate::limits::{LANE_SLOW, LANES_MAX};
+    use fdbroker_core::Ticket;
     use std::sync::mpsc;
 
     /// Lanes whose close waits for a word, where `hangs` says so.

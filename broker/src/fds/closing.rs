@@ -2,7 +2,7 @@
 //! that no report ends.
 
 use crate::clock;
-use crate::fds::closers::{NOBODY, Report};
+use crate::fds::jobs::{NOBODY, Report};
 use crate::limits::{
     ARRIVED_CLOSINGS_PER_UID, HUNG_CLOSE, REFUSED_FDS_PER_UID, refused_fds, turned_away,
 };

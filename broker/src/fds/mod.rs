@@ -5,6 +5,8 @@ pub mod classify;
 pub mod closers;
 pub mod closing;
 pub mod files;
+pub mod jobs;
+pub mod pool;
 pub mod rounds;
 pub mod slow;
 pub mod table;

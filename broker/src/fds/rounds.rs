@@ -2,15 +2,14 @@
 
 use crate::clock;
 use crate::fds::classify;
-use crate::fds::table::FdTable;
 use crate::limits::{FILES_PER_LOOK, FILES_ROUND, SLOTS_PER_LOOK};
 use fdbroker_core::Now;
 use fdbroker_protocol::MemoryKind;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Rounds {
+pub struct Rounds {
     /// `None`: no fd is held.
     due: Option<Now>,
     /// The slot at which the round goes on.
@@ -22,29 +21,32 @@ impl Rounds {
     pub fn begin(&mut self, now: Now) {
         self.due.get_or_insert(now);
     }
-}
 
-impl FdTable {
-    /// When the next look at memfds is due.
-    pub fn files_due(&self) -> Option<Now> {
-        self.rounds.due
+    /// When the next look is due.
+    pub fn due(&self) -> Option<Now> {
+        self.due
     }
 
-    /// What some of the memfds pin now, bytes, by slot; `held`: how many fds there are.
-    pub fn look_at_files(&mut self, held: u64) -> Vec<(u32, u64)> {
-        let slots = self.held.len();
-        let looks = 1 + (slots / SLOTS_PER_LOOK) as u64 + held / FILES_PER_LOOK as u64;
+    /// What some of the memfds pin now, bytes, by slot; `stored`: how many fds there are.
+    pub fn look(
+        &mut self,
+        held: &[Option<OwnedFd>],
+        kinds: &[Option<MemoryKind>],
+        stored: u64,
+        now: Now,
+    ) -> Vec<(u32, u64)> {
+        let looks = 1 + (held.len() / SLOTS_PER_LOOK) as u64 + stored / FILES_PER_LOOK as u64;
         let looks = u32::try_from(looks).unwrap_or(u32::MAX);
-        self.rounds.due = (held > 0).then(|| clock::after(self.now, FILES_ROUND / looks));
-        let (mut measured, from) = (Vec::new(), self.rounds.from);
-        let end = slots.min(from + SLOTS_PER_LOOK);
-        self.rounds.from = if end == slots { 0 } else { end };
+        self.due = (stored > 0).then(|| clock::after(now, FILES_ROUND / looks));
+        let (mut measured, from) = (Vec::new(), self.from);
+        let end = held.len().min(from + SLOTS_PER_LOOK);
+        self.from = if end == held.len() { 0 } else { end };
         for slot in from..end {
             if measured.len() == FILES_PER_LOOK {
-                self.rounds.from = slot;
+                self.from = slot;
                 break;
             }
-            if let (Some(MemoryKind::Memfd), Some(fd)) = (self.kinds[slot], &self.held[slot])
+            if let (Some(MemoryKind::Memfd), Some(fd)) = (kinds[slot], &held[slot])
                 && let Some(file) = classify::file_of(MemoryKind::Memfd, fd.as_fd())
                 && let Ok(number) = u32::try_from(slot)
             {

@@ -1,9 +1,10 @@
 //! The sole owner of every fd that clients deposited: the held fds, by slot, and the fds of the message
 //! at hand. Must never close one on the calling thread, nor let one leave but to a closer.
 
-use crate::fds::closers::{Closers, NOBODY, Report};
+use crate::fds::closers::Closers;
 use crate::fds::closing::{Closing, Reading};
 use crate::fds::files::{Files, FilesBySlot};
+use crate::fds::jobs::{NOBODY, Report};
 use crate::fds::rounds::Rounds;
 use crate::fds::slow::SlowLanes;
 use crate::kernel;
@@ -34,26 +35,26 @@ struct Arrived {
 
 /// See the module. Memory: 13 bytes per slot up to the highest in use, files included.
 pub struct FdTable {
-    pub(super) held: Vec<Option<OwnedFd>>,
-    pub(super) kinds: Vec<Option<MemoryKind>>,
+    held: Vec<Option<OwnedFd>>,
+    kinds: Vec<Option<MemoryKind>>,
     /// Remembered, because a page of an administrator's list names hundreds: to ask the kernel for each would hold up
     /// grants.
     files: FilesBySlot,
     arrived: Vec<Option<Arrived>>,
-    pub(super) closers: Closers,
+    closers: Closers,
     closing: Closing,
     /// Sockets to close.
     retiring: Vec<Retiring>,
     reports: VecDeque<Report>,
     /// The lanes have further ones.
     has_more_reports: bool,
-    pub(super) rounds: Rounds,
-    pub(super) slow: SlowLanes,
+    rounds: Rounds,
+    slow: SlowLanes,
     /// Fds of messages that wait until one of them has been looked at, by uid: at most one message of each.
     suspended: HashMap<u32, Vec<Option<Arrived>>>,
     /// Of the message at hand.
     uid: u32,
-    pub(super) now: Now,
+    now: Now,
 }
 
 impl FdTable {
@@ -271,6 +272,26 @@ impl FdTable {
     /// Whether sockets are to be closed.
     pub fn is_retiring(&self) -> bool {
         !self.retiring.is_empty()
+    }
+
+    /// When the next look at memfds is due.
+    pub fn files_due(&self) -> Option<Now> {
+        self.rounds.due()
+    }
+
+    /// As for [`Rounds::look`].
+    pub fn look_at_files(&mut self, stored: u64) -> Vec<(u32, u64)> {
+        self.rounds.look(&self.held, &self.kinds, stored, self.now)
+    }
+
+    /// When to look at the lanes again, if that is to be done.
+    pub fn lanes_due(&self) -> Option<Now> {
+        self.slow.due()
+    }
+
+    /// As for [`SlowLanes::look`].
+    pub fn look_at_lanes(&mut self) -> Vec<(u32, bool)> {
+        self.slow.look(&self.closers, self.now)
     }
 
     /// Has the fd at `index` of the message at hand looked at; the message's fds wait for that. `false`: it cannot be.

@@ -1,13 +1,15 @@
 //! A state that another broker has handed over, with its fds: read, checked, taken apart. Must never believe the state, nor
 //! close a client's fd on the calling thread.
 
-use crate::fds::closers::NOBODY;
-use crate::fds::closers::{Closers, Report};
+use crate::fds::closers::Closers;
+use crate::fds::jobs::NOBODY;
+use crate::fds::jobs::Report;
 use crate::handover::carriers;
 use crate::handover::state::{Fd, SavedListener, State};
 use crate::handover::{RefusedState, ledger};
 use crate::node::generation_page::{self, GenerationPage, PageError};
-use crate::node::listeners::{DirectoryLock, Listener};
+use crate::node::listeners::Listener;
+use crate::node::lock::DirectoryLock;
 use crate::settings::Settings;
 use fdbroker_core::{Core, Lane, Now};
 use fdbroker_protocol::NodeKey;

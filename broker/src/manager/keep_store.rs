@@ -331,8 +331,9 @@ fn name_of(id: AllocationId) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fds::closers::{Calls, Closers, Process};
+    use crate::fds::closers::Closers;
     use crate::fds::files::Files;
+    use crate::fds::jobs::{Calls, Process};
     use fdbroker_core::{Deposit, DomainKey, Lane};
     use fdbroker_protocol::{MemoryKind, Share};
     use nix::sys::memfd::{MFdFlags, memfd_create};

@@ -1,7 +1,7 @@
 //! Puts effects into bytes. Must never send: it fills a reused writer, and says which slots' fds go
 //! with it.
 
-use crate::node::generation_page::GenerationPage;
+use crate::node::side::{Identity, NodeSide};
 use fdbroker_core::{
     Config, Deposit, DrainedEvent, Events, Granted, Now, RecallEvent, Registered, RequestId,
     RevokedEvent, StatusReply,
@@ -11,18 +11,7 @@ use fdbroker_protocol::message::{
     self, DrainedItem, GrantItem, LeaseItem, NO_FD, PROTOCOL_VERSION, RecallItem,
     RegisterReplyHead, RevokedItem,
 };
-use fdbroker_protocol::{AllocationId, HandleFields, Kind, NodeKey, Status, Writer};
-
-/// The broker's node and key, for replies.
-#[derive(Debug)]
-pub struct Identity {
-    /// Of the node.
-    pub node: u64,
-    /// Of the handles.
-    pub key: NodeKey,
-    /// When this process began to serve.
-    pub began: Now,
-}
+use fdbroker_protocol::{AllocationId, HandleFields, Kind, Status, Writer};
 
 /// A granted message in the writer; `slots` gets the slot of each fd, in order.
 /// `driver_data` gives the bytes of an allocation that has some.
@@ -191,23 +180,22 @@ pub struct Welcome {
 /// The reply to hello; its fds are the event socket and the page.
 pub fn write_hello_reply<'w>(
     writer: &'w mut Writer,
-    identity: &Identity,
-    page: &GenerationPage,
+    side: &NodeSide,
     config: &Config,
     welcome: &Welcome,
 ) -> &'w [u8] {
     let Welcome { now, client, request, deposit_credits } = *welcome;
     let recall_timeout_ms = u32::try_from(config.recall_timeout_us / 1000).unwrap_or(u32::MAX);
-    let served_us = now.0.saturating_sub(identity.began.0);
+    let served_us = now.0.saturating_sub(side.identity().began.0);
     let grace_left_us = config.grace_us.saturating_sub(served_us);
     let reply = message::HelloReply {
         version: u16::from(PROTOCOL_VERSION).into(),
         max_batch: u16::try_from(MAX_BATCH).expect("253").into(),
         deposit_credits: deposit_credits.into(),
-        node: identity.node.into(),
-        incarnation: page.incarnation().into(),
+        node: side.identity().node.into(),
+        incarnation: side.page().incarnation().into(),
         client: client.into(),
-        page_slots: page.slots().into(),
+        page_slots: side.page().slots().into(),
         recall_timeout_ms: recall_timeout_ms.into(),
         max_parked: config.max_parked_per_client.into(),
         grace_left_ms: grace_left_us.div_ceil(1000).into(),

@@ -72,6 +72,8 @@ impl From<DecodeError> for Breach {
 pub struct Scratch {
     /// Of the last register or redeposit; its reply needs them.
     pub deposits: Vec<Deposit>,
+    /// Of the grant at hand, in its order.
+    pub slots: Vec<u32>,
     ids: Vec<AllocationId>,
     wanted: Vec<Wanted>,
     leases: Vec<LeaseId>,

@@ -3,7 +3,7 @@
 
 use crate::clients::connection::client_id;
 use crate::clock;
-use crate::fds::closers::Process;
+use crate::fds::jobs::Process;
 use crate::fds::table::Retiring;
 use crate::kernel;
 use crate::limits::{
@@ -94,7 +94,7 @@ impl Server {
 
     /// A group that allocations may be shared with; one that this namespace does not know is no group.
     fn group(&self, gid: u32) -> u32 {
-        if self.namespace.hides_group(gid) { NO_GROUP } else { gid }
+        if self.node.namespace().hides_group(gid) { NO_GROUP } else { gid }
     }
 
     /// The other groups of the process at the other end.
@@ -103,13 +103,13 @@ impl Server {
             log::warn!("a client's groups beside its first do not count: {error}");
             Vec::new()
         });
-        groups.retain(|gid| !self.namespace.hides_group(*gid));
+        groups.retain(|gid| !self.node.namespace().hides_group(*gid));
         groups
     }
 
     fn check_peer(&self, domain: DomainKey) -> Result<(), Status> {
         let uid = domain.uid;
-        if self.namespace.hides_user(uid) {
+        if self.node.namespace().hides_user(uid) {
             // Every user that this namespace does not know has this uid: they must not share a
             // domain.
             return Err(ErrorCode::NotPermitted.into());

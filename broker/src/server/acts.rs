@@ -142,7 +142,7 @@ impl Server {
             };
             ids.iter().map(outcome).collect()
         } else {
-            let mut effects = std::mem::take(&mut self.effects);
+            let mut effects = self.feedback.take_list();
             let ids = &ids[..];
             let input = if is_evict { Input::Evict { ids } } else { Input::Revoke { ids } };
             self.core.step(self.now, input, &mut effects);

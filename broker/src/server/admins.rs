@@ -84,7 +84,7 @@ impl Server {
         if kind == Kind::AdminTakeover {
             self.writer = writer;
             // When the wake's work is done.
-            self.takeover_asked = Some((index, query.value.get()));
+            self.admin.ask_takeover(index, query.value.get());
             return true;
         }
         let bytes = self.view().answer(&mut writer, kind, id, &query);

@@ -16,7 +16,7 @@ use fdbroker_scm::SendError;
 use std::os::fd::{AsFd, BorrowedFd};
 
 impl Server {
-    /// Applies `effects`, then what follows from them, until nothing does. Takes the reused buffer
+    /// Applies `effects`, then what follows from them, until nothing does. Takes the reused list
     /// and puts it back.
     pub(crate) fn settle(&mut self, mut effects: Effects) {
         loop {
@@ -29,15 +29,12 @@ impl Server {
             for us in &effects.recalled_us {
                 self.waits.note_recall(*us);
             }
-            let mut next = std::mem::take(&mut self.spare_effects);
-            self.feedback.hand_back(&mut self.core, self.now, &effects, &mut next);
-            effects.clear();
-            self.spare_effects = std::mem::replace(&mut effects, next);
+            effects = self.feedback.hand_back(&mut self.core, self.now, effects);
             if effects.list.is_empty() {
                 if self.admin.is_watched() {
                     self.take_notes();
                 }
-                self.effects = effects;
+                self.feedback.keep_list(effects);
                 return;
             }
         }
@@ -46,7 +43,7 @@ impl Server {
     /// Tells the core what it is to hear, if there is something, and applies what follows.
     pub(crate) fn settle_queues(&mut self) {
         if !self.feedback.is_empty() {
-            let effects = std::mem::take(&mut self.effects);
+            let effects = self.feedback.take_list();
             self.settle(effects);
         }
     }
@@ -103,13 +100,13 @@ impl Server {
                 self.after_send(*client, sent);
             }
             Effect::Publish { slot, generation } => {
-                let is_done = self.page.publish(*slot, *generation, &self.core);
+                let is_done = self.node.page().publish(*slot, *generation, &self.core);
                 expect(is_done, "publish", *slot);
             }
             Effect::Registered { client, request, range, deposit_credits } => {
                 let bytes = replies::write_registered(
                     &mut self.writer,
-                    &self.identity,
+                    self.node.identity(),
                     *request,
                     &all.registered[range.clone()],
                     &self.scratch.deposits,
@@ -178,19 +175,23 @@ impl Server {
         let Some(connection) = self.connections.get_mut(index(client)) else { return Ok(()) };
         let core = &self.core;
         let data = |id| core.driver_data(id).map(|(length, bytes)| (length, *bytes));
-        let bytes =
-            replies::write_granted(&mut self.writer, request, grants, &mut self.slots, data);
+        let bytes = replies::write_granted(
+            &mut self.writer,
+            request,
+            grants,
+            &mut self.scratch.slots,
+            data,
+        );
         if fds == 0 {
             let sent = send_or_keep(connection, bytes);
             self.after_send(client, sent);
             return Ok(());
         }
         let Some(socket) = connection.socket() else { return Ok(()) };
-        let sent = send_slots(socket, bytes, &self.slots, &self.fds);
+        let sent = send_slots(socket, bytes, &self.scratch.slots, &self.fds);
         match sent {
             Ok(()) => {
-                self.in_flight.add(connection.domain, connection.unread.fds, fds as u64);
-                connection.unread.add(fds);
+                self.in_flight.note_sent(connection, fds);
                 if self.admin.is_watched() {
                     self.note_grants(client, grants);
                 }

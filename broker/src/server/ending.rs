@@ -2,7 +2,7 @@
 //! may lie unread: their close may block for ever.
 
 use crate::clients::connection::{Phase, index};
-use crate::fds::closers::Report;
+use crate::fds::jobs::Report;
 use crate::fds::table::Retiring;
 use crate::readiness::Source;
 use crate::readiness::watch;

@@ -21,9 +21,22 @@ pub(crate) struct Feedback {
     /// Leases of grants that were cut to what may be in flight.
     cut: Vec<(ClientId, Vec<LeaseId>)>,
     sendable: Vec<(ClientId, bool)>,
+    /// Empty lists, reused.
+    list: Effects,
+    spare: Effects,
 }
 
 impl Feedback {
+    /// An empty list of effects.
+    pub fn take_list(&mut self) -> Effects {
+        std::mem::take(&mut self.list)
+    }
+
+    /// Keeps an empty list for the next input.
+    pub fn keep_list(&mut self, list: Effects) {
+        self.list = list;
+    }
+
     /// The connection of the client has ended.
     pub fn note_gone(&mut self, client: ClientId) {
         self.gone.push(client);
@@ -49,9 +62,11 @@ impl Feedback {
         self.sendable.is_empty() && self.unsent.is_empty() && self.gone.is_empty()
     }
 
-    /// Tells the core. A client whose grant was not sent is told to be full first, so that the grant is not tried again at
-    /// once.
-    pub fn hand_back(&mut self, core: &mut Core, now: Now, applied: &Effects, next: &mut Effects) {
+    /// Tells the core, and says what follows. A client whose grant was not sent is told to be full first, so that the grant is
+    /// not tried again at once.
+    pub fn hand_back(&mut self, core: &mut Core, now: Now, mut applied: Effects) -> Effects {
+        let mut list = std::mem::take(&mut self.spare);
+        let next = &mut list;
         for (client, sendable) in self.sendable.drain(..) {
             core.step(now, Input::Sendable { client, sendable }, next);
         }
@@ -67,6 +82,9 @@ impl Feedback {
         for client in self.gone.drain(..) {
             core.step(now, Input::Gone { client }, next);
         }
+        applied.clear();
+        self.spare = applied;
+        list
     }
 
     /// Forgets which clients can be sent fds: there are none.

@@ -74,12 +74,11 @@ impl Server {
     /// Whether requests of the client may be read: it must have room for what they will bring. If
     /// not, it is blocked.
     pub(crate) fn may_read(&mut self, client: ClientId) -> bool {
-        if self.has_room(client) {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return true };
+        if self.in_flight.may_send(connection) {
             return true;
         }
-        if let Some(connection) = self.connections.get_mut(index(client))
-            && connection.socket().is_some_and(|socket| !is_readable(socket))
-        {
+        if connection.socket().is_some_and(|socket| !is_readable(socket)) {
             // It has sent nothing since: most likely it is about to read its last answer, and then sends more.
             connection.is_main_ready = false;
             return false;
@@ -92,46 +91,24 @@ impl Server {
     /// How many of `fds` fds, at least one, may be sent to the client in a message now; if none, it
     /// is blocked.
     pub(crate) fn room_for_fds(&mut self, client: ClientId, fds: usize) -> Result<usize, ()> {
-        let Some(connection) = self.connections.get(index(client)) else { return Ok(fds) };
+        let Some(connection) = self.connections.get_mut(index(client)) else { return Ok(fds) };
         if connection.blocked.is_some() {
             return Err(());
         }
-        if !self.has_room(client) {
+        if !self.in_flight.may_send(connection) {
             self.block(client, Blocked::Unread);
             return Err(());
         }
-        let mut room = self.in_flight_room(client, fds);
+        let mut room = self.in_flight.room(connection, fds);
         if room < fds {
             self.in_flight.look(&mut self.connections, self.now);
-            room = self.in_flight_room(client, fds);
+            room = self.in_flight.room(&mut self.connections[index(client)], fds);
         }
         if room == 0 {
             self.block(client, Blocked::InFlight);
             return Err(());
         }
         Ok(room)
-    }
-
-    /// How many of `fds` fds may be in flight to the client now, as far as is known; whether it has read those sent
-    /// before is asked when that matters: a client that reads always has its share.
-    fn in_flight_room(&mut self, client: ClientId, fds: usize) -> usize {
-        let Some(connection) = self.connections.get_mut(index(client)) else { return fds };
-        let domain = connection.domain;
-        let mut room = self.in_flight.room(domain, connection.unread.fds, fds as u64);
-        if room < fds as u64
-            && connection.unread.fds > 0
-            && self.in_flight.forget_if_read(connection)
-        {
-            room = self.in_flight.room(domain, 0, fds as u64);
-        }
-        usize::try_from(room).unwrap_or(usize::MAX)
-    }
-
-    /// Whether the client may be sent another message with fds. Asks the kernel only when the count
-    /// says no.
-    fn has_room(&mut self, client: ClientId) -> bool {
-        let Some(connection) = self.connections.get_mut(index(client)) else { return true };
-        connection.unread.has_room() || self.in_flight.forget_if_read(connection)
     }
 
     /// Stops serving a client's requests until it has read, or others have.
@@ -164,11 +141,11 @@ impl Server {
         if !self.flush_pending(client) {
             return self.settle_queues();
         }
-        if !self.has_room(client) {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        if !self.in_flight.may_send(connection) {
             return;
         }
-        let is_in_flight_full = self.in_flight_room(client, 1) == 0;
-        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let is_in_flight_full = self.in_flight.room(connection, 1) == 0;
         let Some(socket) = connection.socket.as_ref() else { return };
         if connection.blocked == Some(Blocked::InFlight) && is_in_flight_full {
             return;
@@ -266,20 +243,13 @@ impl Server {
             request: reply.request,
             deposit_credits: reply.deposit_credits,
         };
-        let bytes = replies::write_hello_reply(
-            &mut self.writer,
-            &self.identity,
-            &self.page,
-            &self.settings.core,
-            &welcome,
-        );
-        let fds = [reply.client_end.as_fd(), self.page.reader()];
+        let bytes =
+            replies::write_hello_reply(&mut self.writer, &self.node, &self.settings.core, &welcome);
+        let fds = [reply.client_end.as_fd(), self.node.page().reader()];
         match fdbroker_scm::send_grant(socket.as_fd(), bytes, &fds) {
             Ok(()) => {
-                self.in_flight.add(connection.domain, connection.unread.fds, fds.len() as u64);
-                connection.unread.add(fds.len());
-                connection.is_hello_unread = true;
-                self.in_flight.add_hello(who);
+                self.in_flight.note_sent(connection, fds.len());
+                self.in_flight.note_hello(connection);
             }
             Err(SendError::WouldBlock | SendError::TooManyRefs) => {
                 connection.hello_reply = Some(reply);
@@ -318,7 +288,7 @@ impl Server {
             };
             if let Events::Drained(items) = &events {
                 // The next broker is to know that nobody has a lease of them.
-                items.iter().for_each(|item| self.page.note_drained(item.id, &self.core));
+                items.iter().for_each(|item| self.node.page().note_drained(item.id, &self.core));
             }
             let bytes = replies::write_events(&mut self.writer, &events);
             match fdbroker_scm::send(socket.as_fd(), bytes, &[]) {

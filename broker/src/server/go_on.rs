@@ -5,8 +5,8 @@
 use crate::clients::connection::{Blocked, Connection, HelloReply, Phase, Unread, client_id};
 use crate::clients::handshakes::Handshake;
 use crate::clients::metrics::Metrics;
-use crate::fds::closers::Report;
 use crate::fds::files::Files;
+use crate::fds::jobs::Report;
 use crate::fds::table::FdTable;
 use crate::handover::RefusedState;
 use crate::handover::arrived::{Arrivals, Arrived, broken};
@@ -49,8 +49,13 @@ impl FdTable {
 }
 
 impl Server {
-    /// Makes the paths of handed-over sockets this broker's, to be removed at its end.
-    pub(crate) fn own_places(&mut self) {
+    /// Shows this broker as alive, and makes the paths of handed-over sockets its own, to be removed at its end. How many
+    /// clients it has.
+    ///
+    /// # Errors
+    /// As for [`GenerationPage::show_alive`].
+    pub(crate) fn take_place(&mut self) -> io::Result<usize> {
+        self.node.show_alive()?;
         let saved = std::mem::take(&mut self.former_places);
         let ours = self.door.listeners_mut();
         let mut ours: Vec<_> = ours.chain(std::iter::once(self.admin.listener_mut())).collect();
@@ -61,6 +66,7 @@ impl Server {
                 }
             }
         }
+        Ok(self.connections.len())
     }
 
     /// Leaves the paths of all sockets as they are: they are a successor's now.
@@ -72,10 +78,8 @@ impl Server {
     /// Gives up what was taken over: all fds go to the closers, and the core begins anew.
     pub(crate) fn begin_anew(&mut self, core: Core, key: NodeKey, page: GenerationPage) {
         self.core = core;
-        self.identity.key = key;
-        self.page = page;
-        self.started = self.now;
-        self.waits.restore(Metrics::default());
+        self.node.begin_anew(key, page);
+        self.waits.restore(self.now, Metrics::default());
         self.fds.close_all_held();
         for connection in self.connections.drain() {
             let Connection { socket, lingering, event, hello_reply, domain, .. } = connection;
@@ -91,8 +95,8 @@ impl Server {
 
     /// Brings the store of kept allocations and the core together. After a crash the core has those
     /// of `found` that were live, and their fds are the store's; after a planned restart all fds are
-    /// here already, and the store's duplicates go.
-    pub(crate) fn settle_kept(&mut self, found: Vec<Found>, is_anew: bool, left: &mut Arrivals) {
+    /// here already, and the store's duplicates go, as does `left`.
+    pub(crate) fn settle_kept(&mut self, found: Vec<Found>, is_anew: bool, mut left: Arrivals) {
         for found in found {
             let id = found.kept.id;
             if self.core.kept(id.slot).is_none_or(|kept| kept.id != id) {
@@ -119,13 +123,13 @@ impl Server {
                 self.service.keep_store().keep(slot, &kept, &self.fds);
             }
         }
+        left.close_by(self.fds.closers());
     }
 
     /// Takes over connections and fds. Nothing is read, written or told to anybody yet.
     pub(crate) fn go_on(&mut self, arrived: &mut Arrived) -> Result<(), RefusedState> {
         self.check_numbers(&arrived.state)?;
-        self.started = Now(arrived.state.started_us);
-        self.waits.restore(arrived.state.metrics);
+        self.waits.restore(Now(arrived.state.started_us), arrived.state.metrics);
         self.former_places = std::mem::take(&mut arrived.state.listeners);
         self.former_places.push(std::mem::take(&mut arrived.state.admin));
         self.fds.restore(arrived)?;
@@ -181,7 +185,7 @@ impl Server {
                 return Err(broken("too much is unread of client", saved.index.into()));
             }
         }
-        match state.slots.iter().find(|saved| saved.slot >= self.page.slots()) {
+        match state.slots.iter().find(|saved| saved.slot >= self.node.page().slots()) {
             Some(saved) => Err(broken("no place in the page for slot", saved.slot.into())),
             None => Ok(()),
         }
@@ -238,7 +242,7 @@ impl Server {
     fn restore_place(&mut self, index: usize) -> io::Result<()> {
         let client = client_id(index);
         let Some(connection) = self.connections.get_mut(index) else { return Ok(()) };
-        self.in_flight.add(connection.domain, 0, connection.unread.fds);
+        self.in_flight.restore(connection);
         let is_waiting = connection.blocked.is_some() || connection.lingering.is_some();
         if let Some(main) = connection.socket.as_ref().or(connection.lingering.as_ref()) {
             register(&self.poll, main.as_fd(), Source::Main(index))?;

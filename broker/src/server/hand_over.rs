@@ -109,7 +109,7 @@ impl Server {
             }
             answer => {
                 // It has died. It may have taken the liveness word.
-                self.page.show_alive().map_err(|error| error.to_string())?;
+                self.node.show_alive().map_err(|error| error.to_string())?;
                 Err(format!("it has died ({answer:?})"))
             }
         }

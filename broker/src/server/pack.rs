@@ -14,7 +14,6 @@ use fdbroker_protocol::{ErrorCode, Resource};
 use nix::sys::resource::{Resource as Rlimit, getrlimit, setrlimit};
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::AsFd;
 
 /// What came of one try.
 enum Packed {
@@ -68,7 +67,7 @@ impl Server {
         self.end_suspended();
         self.take_all_in();
         for _ in 0..HANDOVER_TRIES {
-            let mut effects = std::mem::take(&mut self.effects);
+            let mut effects = self.feedback.take_list();
             self.core.settle_parked(&mut effects);
             self.settle(effects);
             self.send_events();
@@ -119,13 +118,13 @@ impl Server {
     fn fill<'a>(&'a self, packing: &mut Packing<'a>, way: Way) -> Result<State, CarryError> {
         // One that nobody claims: a carrier gives what is in it once, so no state is complete twice,
         // should a store that is stuck hand it out again. An idle broker may have no other fd to send.
-        packing.add(self.page.reader(), Whose::Broker)?;
+        packing.add(self.node.page().reader(), Whose::Broker)?;
         let lock = match way {
-            Way::Successor => Some(packing.add(self.lock.as_fd(), Whose::Broker)?),
+            Way::Successor => Some(packing.add(self.node.lock(), Whose::Broker)?),
             Way::Store => None,
         };
-        let until_eof = self.until_eof.as_ref();
-        let until_eof = until_eof.map(|fd| packing.add(fd.as_fd(), Whose::Broker)).transpose()?;
+        let until_eof = self.node.until_eof();
+        let until_eof = until_eof.map(|fd| packing.add(fd, Whose::Broker)).transpose()?;
         let admin = save_listener(packing, self.admin.listener(), way)?;
         let listeners = self.door.listeners().map(|it| save_listener(packing, it, way));
         let listeners = listeners.collect::<Result<_, _>>()?;
@@ -146,10 +145,10 @@ impl Server {
         });
         Ok(State {
             core: Some(self.core.save()),
-            node: self.identity.node,
-            incarnation: self.page.incarnation(),
-            page_slots: self.page.slots(),
-            started_us: self.started.0,
+            node: self.node.identity().node,
+            incarnation: self.node.page().incarnation(),
+            page_slots: self.node.page().slots(),
+            started_us: self.waits.started().0,
             next_serial: self.connections.last_serial(),
             metrics: *self.waits.metrics(),
             lock,

@@ -6,6 +6,7 @@ use crate::admin::view::View;
 use crate::clients::connections::Connections;
 use crate::clients::door::Door;
 use crate::clients::in_flight::InFlight;
+use crate::clients::shares::Shares;
 use crate::clients::waits::Waits;
 use crate::clock;
 use crate::fds::classify::Classifier;
@@ -17,26 +18,23 @@ use crate::log::BadInput;
 use crate::manager::keep_store::KeepStore;
 use crate::manager::notify::Manager;
 use crate::manager::service::Service;
-use crate::messages::replies::Identity;
 use crate::messages::requests::Scratch;
-use crate::node::generation_page::GenerationPage;
-use crate::node::listeners::{DirectoryLock, Listener};
-use crate::node::namespace::Namespace;
-use crate::node::signals::Signals;
+use crate::node::listeners::Listener;
+use crate::node::side::NodeSide;
 use crate::readiness::Source;
 use crate::readiness::register;
 use crate::server::chores::Schedule;
 use crate::server::feedback::Feedback;
 use crate::server::inbox::Inbox;
-use crate::server::reload::Rereading;
 use crate::server::trim::Trim;
 use crate::server::waiting::Waiting;
 use crate::settings::Settings;
-use fdbroker_core::{Core, Effects, Now};
+use crate::settings::reload::Rereading;
+use fdbroker_core::{Core, Now};
 use fdbroker_protocol::Writer;
 use mio::Poll;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
 /// Why the loop ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,104 +51,74 @@ pub(crate) enum Ending {
 pub(crate) struct Parts {
     pub listeners: Vec<Listener>,
     pub admin: Listener,
-    pub page: GenerationPage,
-    pub identity: Identity,
+    pub node: NodeSide,
     pub classifier: Classifier,
-    pub signals: Signals,
-    pub until_eof: Option<OwnedFd>,
     pub core: Core,
     pub poll: Poll,
     pub closers: Closers,
     pub manager: Manager,
-    pub lock: DirectoryLock,
     pub keep_store: KeepStore,
 }
 
-/// The daemon while it runs.
+/// The daemon while it runs. The parts are closed in this order: the lock, which is with the node, last.
 pub(crate) struct Server {
-    pub settings: Settings,
-    pub(super) poll: Poll,
-    pub core: Core,
-    pub(super) now: Now,
-    pub(super) started: Now,
-    pub page: GenerationPage,
-    pub(super) identity: Identity,
-    pub(super) classifier: Classifier,
-    pub fds: FdTable,
-    pub(super) door: Door,
-    pub(super) admin: AdminSide,
-    pub connections: Connections,
-    pub(super) waits: Waits,
-    pub(super) namespace: Namespace,
-    pub(super) schedule: Schedule,
-    pub(super) waiting: Waiting,
-    pub(super) in_flight: InFlight,
-    pub(super) trim: Trim,
-    pub(super) feedback: Feedback,
-    pub(super) bad_input: BadInput,
-    /// Where the broker before served, until these places are this one's.
-    pub(super) former_places: Vec<SavedListener>,
+    pub(super) settings: Settings,
     pub(super) rereading: Rereading,
+    pub(super) poll: Poll,
+    pub(super) now: Now,
     /// Set: the loop ends.
     pub(super) ending: Option<Ending>,
-    /// The administrator's connection that wants to take over, and the format it reads.
-    pub(super) takeover_asked: Option<(usize, u64)>,
-    /// Released with this value, when everything else has ended.
-    pub(super) lock: DirectoryLock,
-    pub service: Service,
-    pub(super) signals: Signals,
-    pub(super) until_eof: Option<OwnedFd>,
+    pub(super) schedule: Schedule,
+    pub(super) trim: Trim,
+    pub(super) core: Core,
+    pub(super) feedback: Feedback,
+    pub(super) classifier: Classifier,
+    pub(super) fds: FdTable,
+    pub(super) door: Door,
+    pub(super) connections: Connections,
+    pub(super) waiting: Waiting,
+    pub(super) in_flight: InFlight,
+    pub(super) waits: Waits,
+    pub(super) bad_input: BadInput,
+    pub(super) admin: AdminSide,
+    /// Where the broker before served, until these places are this one's.
+    pub(super) former_places: Vec<SavedListener>,
+    pub(super) service: Service,
     pub(super) inbox: Inbox,
-    // Buffers, reused.
     pub(super) scratch: Scratch,
     pub(super) writer: Writer,
-    pub(super) slots: Vec<u32>,
-    pub(super) effects: Effects,
-    pub(super) spare_effects: Effects,
+    pub(super) node: NodeSide,
 }
 
 impl Server {
     pub fn new(settings: Settings, parts: Parts) -> io::Result<Self> {
-        let max_clients = settings.core.max_clients as usize;
-        let now = clock::now();
-        let in_flight = Self::new_in_flight(&settings);
         // The broker of one user has no shares.
         let is_shared = settings.core.share_factor != fdbroker_protocol::NO_CAP;
-        let fds = FdTable::new(settings.core.max_slots, settings.table_fds, parts.closers);
+        let now = clock::now();
         let mut server = Server {
-            now,
-            started: now,
-            core: parts.core,
-            poll: parts.poll,
-            page: parts.page,
-            identity: parts.identity,
-            classifier: parts.classifier,
-            fds,
-            door: Door::new(parts.listeners),
-            admin: AdminSide::new(parts.admin),
-            connections: Connections::new(max_clients, is_shared),
-            waits: Waits::default(),
-            namespace: Namespace::of_this_process(),
-            schedule: Schedule::default(),
-            waiting: Waiting::default(),
-            in_flight,
-            trim: Trim::default(),
-            feedback: Feedback::default(),
-            bad_input: BadInput::default(),
-            former_places: Vec::new(),
             rereading: Rereading::default(),
+            poll: parts.poll,
+            now,
             ending: None,
-            takeover_asked: None,
+            schedule: Schedule::default(),
+            trim: Trim::default(),
+            core: parts.core,
+            feedback: Feedback::default(),
+            classifier: parts.classifier,
+            fds: FdTable::new(settings.core.max_slots, settings.table_fds, parts.closers),
+            door: Door::new(parts.listeners),
+            connections: Connections::new(settings.core.max_clients as usize, is_shared),
+            waiting: Waiting::default(),
+            in_flight: Self::new_in_flight(&settings),
+            waits: Waits::new(now),
+            bad_input: BadInput::default(),
+            admin: AdminSide::new(parts.admin),
+            former_places: Vec::new(),
             service: Service::new(parts.manager, parts.keep_store, now),
-            lock: parts.lock,
-            signals: parts.signals,
-            until_eof: parts.until_eof,
             inbox: Inbox::new(),
             scratch: Scratch::default(),
             writer: Writer::new(),
-            slots: Vec::with_capacity(fdbroker_protocol::MAX_BATCH),
-            effects: Effects::default(),
-            spare_effects: Effects::default(),
+            node: parts.node,
             settings,
         };
         server.register_sources()?;
@@ -160,7 +128,7 @@ impl Server {
     /// Nothing in flight.
     pub fn new_in_flight(settings: &Settings) -> InFlight {
         let most = settings.table_fds / IN_FLIGHT_DIVISOR;
-        InFlight::new(most, settings.most_connections, settings.core.share_factor)
+        InFlight::new(Shares::new(most, settings.most_connections, settings.core.share_factor))
     }
 
     fn register_sources(&mut self) -> io::Result<()> {
@@ -168,11 +136,16 @@ impl Server {
             register(&self.poll, listener.as_fd(), Source::Listener(number))?;
         }
         register(&self.poll, self.admin.listener().as_fd(), Source::AdminListener)?;
-        register(&self.poll, self.signals.as_fd(), Source::Signals)?;
-        match &self.until_eof {
-            Some(fd) => register(&self.poll, fd.as_fd(), Source::UntilEof),
+        register(&self.poll, self.node.signals(), Source::Signals)?;
+        match self.node.until_eof() {
+            Some(fd) => register(&self.poll, fd, Source::UntilEof),
             None => Ok(()),
         }
+    }
+
+    /// For the start: what it runs with.
+    pub fn settings_mut(&mut self) -> &mut Settings {
+        &mut self.settings
     }
 
     /// Whether no client has a turn or an event to come.
@@ -187,6 +160,18 @@ impl Server {
         self.connections.iter().any(|(_, connection)| !connection.is_known)
     }
 
+    /// For the fuzzer: what it judges.
+    #[cfg(feature = "fuzzing")]
+    pub fn core(&mut self) -> &mut Core {
+        &mut self.core
+    }
+
+    /// Whether nothing is left of any connection.
+    #[cfg(feature = "fuzzing")]
+    pub fn is_without_connections(&self) -> bool {
+        self.connections.is_empty()
+    }
+
     /// What administrators are shown.
     pub fn view(&self) -> View<'_> {
         View {
@@ -195,10 +180,10 @@ impl Server {
             fds: &self.fds,
             metrics: self.waits.metrics(),
             longest_wake_us: self.waits.longest_wake_us(),
-            node: self.identity.node,
-            incarnation: self.page.incarnation(),
+            node: self.node.identity().node,
+            incarnation: self.node.page().incarnation(),
             now: self.now,
-            started: self.started,
+            started: self.waits.started(),
         }
     }
 }

@@ -2,46 +2,28 @@
 //! when the file has an error, nor read the file on the loop: it may lie on a disk that takes its time.
 
 use crate::server::parts::Server;
-use crate::settings::config::ConfigError;
 use crate::settings::reload::{Reloaded, caps_of};
 use fdbroker_core::Input;
-use std::sync::{Arc, Mutex, PoisonError};
-
-/// The configuration while a lane reads it again.
-#[derive(Default)]
-pub(crate) struct Rereading {
-    found: Arc<Mutex<Option<Result<Reloaded, ConfigError>>>>,
-    is_under_way: bool,
-    /// SIGHUP has come meanwhile: what is found may be of before.
-    is_asked_again: bool,
-}
 
 impl Server {
     /// SIGHUP: has a lane read the configuration, or read it once more when it is at it.
     pub(crate) fn reload(&mut self) {
-        if std::mem::replace(&mut self.rereading.is_under_way, true) {
-            self.rereading.is_asked_again = true;
-            return;
+        if let Some(read) = self.rereading.begin(&self.settings) {
+            self.service.manager_mut().say_reloading();
+            self.fds.closers().reread(read);
         }
-        self.service.manager_mut().say_reloading();
-        let (settings, found) = (self.settings.clone(), Arc::clone(&self.rereading.found));
-        self.fds.closers().reread(Box::new(move || {
-            let reloaded = settings.reload();
-            *found.lock().unwrap_or_else(PoisonError::into_inner) = Some(reloaded);
-        }));
     }
 
     /// The configuration has been read.
     pub(crate) fn take_reloaded(&mut self) {
-        let found = self.rereading.found.lock().unwrap_or_else(PoisonError::into_inner).take();
-        self.rereading.is_under_way = false;
+        let (found, is_asked_again) = self.rereading.end();
         match found {
             Some(Ok(reloaded)) => self.go_on_as(reloaded),
             Some(Err(error)) => log::error!("SIGHUP: nothing is changed: {error}"),
             None => {}
         }
         self.service.manager_mut().say_ready(&self.settings.summary());
-        if std::mem::take(&mut self.rereading.is_asked_again) {
+        if is_asked_again {
             self.reload();
         }
     }

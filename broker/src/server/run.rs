@@ -4,7 +4,7 @@
 
 use crate::clients::connection::{Blocked, client_id};
 use crate::clock;
-use crate::fds::closers::Report;
+use crate::fds::jobs::Report;
 use crate::kernel::is_readable;
 use crate::limits::{READINESS_PER_WAKE, REPORTS_PER_CHORE, SOCKETS_PER_CHORE};
 use crate::node::signals::Request;
@@ -40,6 +40,19 @@ impl Server {
             self.say_goodbye();
         }
         Ok(())
+    }
+
+    /// Says that clients can connect.
+    pub fn say_ready(&mut self) {
+        let (summary, core) = (self.settings.summary(), &self.settings.core);
+        log::info!(
+            "{summary}, administrators {}; node cap {} fds, table {} fds, {} clients",
+            self.settings.admin_socket.display(),
+            core.node.fds,
+            self.settings.table_fds,
+            core.max_clients,
+        );
+        self.service.manager_mut().say_ready(&summary);
     }
 
     /// Says that it has ended, and what there was to do at most.
@@ -86,7 +99,7 @@ impl Server {
         self.expire_handshakes();
         self.fds.flush();
         self.watch_lanes();
-        if let Some((index, format)) = self.takeover_asked.take() {
+        if let Some((index, format)) = self.admin.take_takeover() {
             self.hand_over(index, format);
         }
         self.service.tell(&self.fds, self.now);
@@ -135,13 +148,13 @@ impl Server {
 
     /// Hands an input that borrows nothing from the buffers to the core, and applies what it says.
     pub fn step(&mut self, input: Input<'_>) {
-        let mut effects = std::mem::take(&mut self.effects);
+        let mut effects = self.feedback.take_list();
         self.core.step(self.now, input, &mut effects);
         self.settle(effects);
     }
 
     fn poll_core(&mut self) {
-        let mut effects = std::mem::take(&mut self.effects);
+        let mut effects = self.feedback.take_list();
         self.core.poll(self.now, &mut effects);
         self.settle(effects);
     }
@@ -271,11 +284,10 @@ impl Server {
     }
 
     fn note_signals(&mut self) {
-        while let Some(request) = self.signals.read() {
+        while let Some(request) = self.node.next_request() {
             match request {
                 Request::End => {
                     log::info!("ending: asked to by a signal");
-                    self.signals.unblock();
                     self.ending.get_or_insert(Ending::Asked);
                 }
                 Request::Reload => self.reload(),

@@ -3,8 +3,8 @@
 //! that does not read.
 
 use crate::clients::connection::{Connection, Phase, index};
-use crate::fds::closers::NOBODY;
 use crate::fds::closing::Reading;
+use crate::fds::jobs::NOBODY;
 use crate::limits::{REFUSED_FDS_PER_UID, WORK_PER_MESSAGE, WORK_PER_WAKE};
 use crate::messages::requests::{self, Breach, Context};
 use crate::server::parts::Server;
@@ -199,8 +199,8 @@ impl Server {
         let mut context = Context {
             client,
             now: self.now,
-            node: self.identity.node,
-            key: &self.identity.key,
+            node: self.node.identity().node,
+            key: &self.node.identity().key,
             core: &self.core,
             fds: &mut self.fds,
             classifier: &mut self.classifier,
@@ -216,7 +216,7 @@ impl Server {
         }
         match decoded {
             Ok(input) => {
-                let mut effects = std::mem::take(&mut self.effects);
+                let mut effects = self.feedback.take_list();
                 self.core.step(self.now, input, &mut effects);
                 self.settle(effects);
                 let most = self.settings.core.max_parked_per_client as usize;

@@ -2,8 +2,10 @@
 //! by this at its start, and a check of the configuration too. Must never change anything, nor call bad what another
 //! user, such as the daemon's, may find good.
 
+use crate::node::directories::{DirectoryRule, check_directory_form};
+use crate::node::error::ListenError;
 use crate::node::generation_page::{KEY_NAME, PAGE_NAME};
-use crate::node::listeners::{DirectoryRule, LOCK_NAME, ListenError, check_directory_form};
+use crate::node::lock::LOCK_NAME;
 use crate::node::records::RECORDS_NAME;
 use crate::settings::effective::Settings;
 use crate::settings::sockets::parent;

@@ -4,6 +4,7 @@
 use crate::settings::config::{ConfigError, ConfigFile};
 use crate::settings::effective::{MadeOf, Settings};
 use fdbroker_core::CapsOfScopes;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// What reading the configuration again has brought.
 #[derive(Debug)]
@@ -14,6 +15,37 @@ pub(crate) struct Reloaded {
     pub changed: Vec<String>,
     /// `key old -> new` of each change that needs a restart.
     pub after_restart: Vec<String>,
+}
+
+/// The configuration while it is read on another thread.
+#[derive(Default)]
+pub(crate) struct Rereading {
+    found: Arc<Mutex<Option<Result<Reloaded, ConfigError>>>>,
+    is_under_way: bool,
+    /// It was asked for meanwhile: what is found may be of before.
+    is_asked_again: bool,
+}
+
+impl Rereading {
+    /// What the other thread is to call; `None`: one is at it, and another follows.
+    pub fn begin(&mut self, settings: &Settings) -> Option<Box<dyn FnOnce() + Send + Sync>> {
+        if std::mem::replace(&mut self.is_under_way, true) {
+            self.is_asked_again = true;
+            return None;
+        }
+        let (settings, found) = (settings.clone(), Arc::clone(&self.found));
+        Some(Box::new(move || {
+            let reloaded = settings.reload();
+            *found.lock().unwrap_or_else(PoisonError::into_inner) = Some(reloaded);
+        }))
+    }
+
+    /// The other thread has called it: what was found, and whether it is to be read again.
+    pub fn end(&mut self) -> (Option<Result<Reloaded, ConfigError>>, bool) {
+        self.is_under_way = false;
+        let found = self.found.lock().unwrap_or_else(PoisonError::into_inner).take();
+        (found, std::mem::take(&mut self.is_asked_again))
+    }
 }
 
 /// Whether a key can change at run time.

@@ -5,7 +5,7 @@ use crate::common::job::{MEMBER, Member, Node, is_sleeping, kill_all};
 use crate::common::{Running, TestDir, end, fdbroker, is_alive, run, signal, wait_for};
 use crate::shared::not_run;
 use fdbroker_client::Client;
-use fdbrokerd::listeners::DirectoryLock;
+use fdbrokerd::lock::DirectoryLock;
 use serde_json::Value;
 use std::io::Write;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};

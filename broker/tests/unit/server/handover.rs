@@ -114,7 +114,7 @@ fn connection_when_it_cannot_be_sent_then_nothing_of_it_is_in_the_way_lingering_
     for is_lingering in [false, true] {
         let (mut bench, [(client, _a), _other], handles) = tight_bench();
         // One of the three is beyond its share.
-        bench.server.in_flight = InFlight::new(8, 2, 8);
+        bench.server.in_flight = InFlight::new(Shares::new(8, 2, 8));
         for id in 1..=3 {
             client.send(&acquire(id, &handles[0], 0), &[]);
         }

@@ -1,8 +1,8 @@
 //! Fds that lanes look at, close or drop, and the clients that wait for it.
 
 use super::*;
-use crate::fds::closers::LookFn;
 use crate::fds::closing::Reading;
+use crate::fds::jobs::LookFn;
 use crate::limits::REFUSED_FDS_PER_UID;
 use fdbroker_core::Lane;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -4,7 +4,8 @@
 use crate::cli::Args;
 use crate::clients::connection::Blocked;
 use crate::clients::in_flight::InFlight;
-use crate::fds::closers::{Calls, CloseFn};
+use crate::clients::shares::Shares;
+use crate::fds::jobs::{Calls, CloseFn};
 use crate::kernel::KernelFeatures;
 use crate::limits::{UNREAD_MESSAGES_PER_CLIENT, WORK_PER_MESSAGE, WORK_PER_WAKE};
 use crate::manager::inherited::Inherited;
@@ -321,7 +322,7 @@ fn tight_bench() -> (Bench, [(Peer, Peer); 2], Vec<Handle>) {
     for (_, connection) in &mut bench.server.connections {
         bench.server.in_flight.forget_if_read(connection);
     }
-    bench.server.in_flight = InFlight::new(0, 1, 8);
+    bench.server.in_flight = InFlight::new(Shares::new(0, 1, 8));
     (bench, clients, handles)
 }
 

@@ -1,0 +1,192 @@
+//! How many fds may lie unread in clients' sockets, in numbers. The kernel counts them against the broker's
+//! uid, for every client that leaves them there, even when its connection has ended; over its limit every send
+//! of every socket fails. So each connection has a share of its own, and the rest is a pool, of which each domain
+//! has its share, too. Must never let one client's use touch another's share.
+
+use crate::clients::turns::Who;
+use crate::limits::UNREAD_HELLOS_PER_PROCESS;
+use fdbroker_core::{DomainKey, Part};
+use fdbroker_protocol::MAX_BATCH;
+use rustc_hash::FxHashMap;
+use std::collections::HashMap;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Shares {
+    /// Fds each connection may always leave unread.
+    share: u64,
+    /// Fds that may be unread beyond the shares, all connections together.
+    beyond: u64,
+    /// Of these, those that are.
+    used: u64,
+    /// The part of `used` that each domain uses; no entry = none.
+    used_by: FxHashMap<DomainKey, u64>,
+    /// [`fdbroker_core::Config::share_factor`].
+    factor: u64,
+    /// Answers to hello that are unread, by process; no entry = none.
+    hellos: HashMap<Who, u32>,
+}
+
+/// Hello's answer carries two fds, and must always be possible.
+const LEAST_SHARE: u64 = 2;
+
+impl Shares {
+    /// `most` fds in flight, for at most `connections` of them; half of `most` is divided into
+    /// shares. `factor`: [`fdbroker_core::Config::share_factor`].
+    pub fn new(most: u64, connections: u32, factor: u64) -> Self {
+        let connections = u64::from(connections.max(1));
+        let share = (most / 2 / connections).max(LEAST_SHARE);
+        Shares {
+            share,
+            beyond: most.saturating_sub(share * connections),
+            used: 0,
+            used_by: FxHashMap::default(),
+            factor,
+            hellos: HashMap::new(),
+        }
+    }
+
+    /// How many of `fds` fds a connection of `domain` with `unread` of them may be sent now.
+    pub fn room(&self, domain: DomainKey, unread: u64, fds: u64) -> u64 {
+        let own = self.share.saturating_sub(unread);
+        if own >= fds {
+            return fds;
+        }
+        let held = self.used_by.get(&domain).copied().unwrap_or(0);
+        let part = Part { held, used: self.used, most: self.beyond };
+        let room = part.room(self.factor).min(self.beyond.saturating_sub(self.used));
+        own.saturating_add(room).min(fds)
+    }
+
+    /// Fds that a grant to a client of a domain that has read all may have: a whole message's, or what is left.
+    pub fn most_in_a_grant(&self) -> usize {
+        let most = self.room(DomainKey::NOBODYS, 0, MAX_BATCH as u64);
+        usize::try_from(most).unwrap_or(MAX_BATCH)
+    }
+
+    /// Whether a process may be sent another answer to hello.
+    pub fn has_room_for_hello(&self, who: Who) -> bool {
+        self.hellos.get(&who).is_none_or(|unread| *unread < UNREAD_HELLOS_PER_PROCESS)
+    }
+
+    /// It was sent one.
+    pub fn add_hello(&mut self, who: Who) {
+        *self.hellos.entry(who).or_default() += 1;
+    }
+
+    /// It has read one.
+    pub fn remove_hello(&mut self, who: Who) {
+        let Some(unread) = self.hellos.get_mut(&who) else { return };
+        *unread -= 1;
+        if *unread == 0 {
+            self.hellos.remove(&who);
+        }
+    }
+
+    /// A connection of `domain` that had `unread` was sent `fds` more.
+    pub fn add(&mut self, domain: DomainKey, unread: u64, fds: u64) {
+        let more = self.beyond_share(unread + fds) - self.beyond_share(unread);
+        if more > 0 {
+            self.used += more;
+            *self.used_by.entry(domain).or_default() += more;
+        }
+    }
+
+    /// A connection of `domain` has read all of its `unread`.
+    pub fn remove(&mut self, domain: DomainKey, unread: u64) {
+        let less = self.beyond_share(unread);
+        if less == 0 {
+            return;
+        }
+        debug_assert!(self.used >= less, "added before it is removed");
+        self.used = self.used.saturating_sub(less);
+        let Some(used) = self.used_by.get_mut(&domain) else { return };
+        *used = used.saturating_sub(less);
+        if *used == 0 {
+            self.used_by.remove(&domain);
+        }
+    }
+
+    /// Whether nothing is taken from the pool.
+    #[cfg(test)]
+    pub fn is_unused(&self) -> bool {
+        self.used == 0 && self.used_by.is_empty()
+    }
+
+    fn beyond_share(&self, unread: u64) -> u64 {
+        unread.saturating_sub(self.share)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fdbroker_protocol::NO_CAP;
+
+    const DOMAIN: DomainKey = DomainKey { listener: 0, uid: 1000 };
+    const OTHER: DomainKey = DomainKey { listener: 0, uid: 1001 };
+
+    #[test]
+    fn room_when_others_have_taken_the_pool_then_the_share_is_left() {
+        let mut shares = Shares::new(600, 50, NO_CAP);
+        assert_eq!(shares.room(DOMAIN, 0, 999), 6 + 300);
+        let mut sent = 0;
+        for _ in 0..49 {
+            let now = shares.room(DOMAIN, 0, 253);
+            assert!(now >= 6);
+            shares.add(DOMAIN, 0, now);
+            sent += now;
+        }
+        assert_eq!((shares.room(DOMAIN, 0, 99), shares.most_in_a_grant()), (6, 6));
+        assert!(sent + 6 <= 600, "{sent}");
+    }
+
+    #[test]
+    fn room_when_one_domain_never_reads_then_a_newcomer_finds_some() {
+        let mut shares = Shares::new(20_000, 1000, 8);
+        for _ in 0..60 {
+            let now = shares.room(DOMAIN, 0, 506);
+            shares.add(DOMAIN, 0, now);
+        }
+        assert_eq!(shares.room(DOMAIN, 0, 253), 10, "its own share alone");
+        assert_eq!(shares.room(OTHER, 0, 253), 253);
+        assert_eq!(shares.most_in_a_grant(), 253);
+        shares.add(OTHER, 0, 253);
+        shares.remove(OTHER, 253);
+        assert_eq!(shares.used_by.len(), 1);
+    }
+
+    #[test]
+    fn remove_when_all_is_read_then_everything_is_as_before() {
+        let mut shares = Shares::new(600, 50, NO_CAP);
+        shares.add(DOMAIN, 0, 4);
+        shares.add(DOMAIN, 4, 100);
+        shares.add(DOMAIN, 104, 1);
+        assert_eq!(shares.room(DOMAIN, 105, 999), 300 - 99);
+        shares.remove(DOMAIN, 105);
+        assert!(shares.is_unused());
+        shares.add(DOMAIN, 0, 5);
+        assert_eq!(shares.room(DOMAIN, 5, 999), 1 + 300);
+    }
+
+    #[test]
+    fn hello_when_a_process_has_not_read_many_then_it_waits_and_another_does_not() {
+        let mut shares = Shares::new(600, 50, NO_CAP);
+        let (one, other) = (Who { uid: 1000, pid: 1 }, Who { uid: 1000, pid: 2 });
+        for _ in 0..UNREAD_HELLOS_PER_PROCESS {
+            assert!(shares.has_room_for_hello(one));
+            shares.add_hello(one);
+        }
+        assert!(!shares.has_room_for_hello(one) && shares.has_room_for_hello(other));
+        shares.remove_hello(one);
+        assert!(shares.has_room_for_hello(one));
+        (1..UNREAD_HELLOS_PER_PROCESS).for_each(|_| shares.remove_hello(one));
+        assert!(shares.hellos.is_empty());
+    }
+
+    #[test]
+    fn new_when_the_limit_is_tiny_then_hello_is_always_possible() {
+        let shares = Shares::new(10, 100, 8);
+        assert_eq!(shares.room(DOMAIN, 0, 9), LEAST_SHARE);
+    }
+}

@@ -1,0 +1,14 @@
+//! System calls that nix has no safe wrapper for. Must never be used for what it has one for.
+
+mod features;
+mod files;
+mod process;
+
+pub use features::{
+    KernelFeatures, accept_rights, is_same_file, peer_groups, peer_pidfd, refuse_rights,
+};
+pub use files::{Device, Stat, accept, adopt, grow_fd_table, is_readable, leave_fd_table, stat};
+pub use process::{
+    RobustListHead, ignore_sigpipe, monotonic_us, random, set_robust_list, started, thread_id,
+    trim_memory,
+};

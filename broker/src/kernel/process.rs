@@ -1,0 +1,87 @@
+//! System calls about this process and others that nix has no safe wrapper for. Must never wait for another process.
+
+use std::io;
+use std::sync::atomic::AtomicU64;
+
+/// Gives free memory of the allocator back to the system, that between pieces in use included. Only
+/// glibc has to be told.
+pub fn trim_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: takes a number, locks the allocator while it works, moves nothing that is in use.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
+/// CLOCK_MONOTONIC in microseconds: the same for every process of this boot.
+pub fn monotonic_us() -> u64 {
+    use nix::time::{ClockId, clock_gettime};
+    let time = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("every kernel has this clock");
+    let seconds = u64::try_from(time.tv_sec()).unwrap_or(0);
+    let nanos = u64::try_from(time.tv_nsec()).unwrap_or(0);
+    seconds * 1_000_000 + nanos / 1000
+}
+
+/// When a process was started, in clock ticks since boot, the low 32 bits (proc_pid_stat(5), field 22). `None`: it is in
+/// another PID namespace, or gone.
+pub fn started(pid: u32) -> Option<u32> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in brackets, may hold anything.
+    let after = stat.iter().rposition(|byte| *byte == b')')? + 1;
+    let fields = std::str::from_utf8(&stat[after..]).ok()?;
+    let ticks: u64 = fields.split_ascii_whitespace().nth(19)?.parse().ok()?;
+    Some(ticks as u32)
+}
+
+/// `N` bytes of getrandom(2). Blocks only before the kernel's generator is seeded, early in boot.
+pub fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    // SAFETY: the pointer and the length are those of `bytes`.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), N, 0) };
+    match usize::try_from(got) {
+        Ok(got) if got == N => Ok(bytes),
+        Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),
+        Err(_) => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The calling thread's id, as the robust futex wants it.
+pub fn thread_id() -> u32 {
+    nix::unistd::gettid().as_raw().unsigned_abs()
+}
+
+/// Ignores SIGPIPE: grants are sent without MSG_NOSIGNAL. Rust programs do so from the start; a
+/// host program may not.
+pub fn ignore_sigpipe() {
+    use nix::sys::signal::{SigHandler, Signal, signal};
+    // SAFETY: sets a disposition, no handler of ours runs.
+    let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) };
+}
+
+/// Head of a thread's robust list (linux/futex.h, `struct robust_list_head`).
+#[derive(Debug)]
+#[repr(C)]
+pub struct RobustListHead {
+    /// Address of the first entry; of the head itself when the list is empty.
+    pub first: AtomicU64,
+    /// From an entry to its futex word, in bytes.
+    pub futex_offset: i64,
+    /// Entry about to be inserted or removed, 0 = none.
+    pub pending: u64,
+}
+
+/// Tells the kernel which robust list the calling thread has, in place of the C library's.
+///
+/// # Safety
+/// `head` and the entries it names stay valid until the thread has ended, and the thread never
+/// locks a robust mutex of the C library.
+pub unsafe fn set_robust_list(head: *const RobustListHead) -> io::Result<()> {
+    // SAFETY: the kernel keeps the address and reads it when the thread ends; the caller answers
+    // for its validity.
+    let result =
+        unsafe { libc::syscall(libc::SYS_set_robust_list, head, size_of::<RobustListHead>()) };
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

@@ -1,0 +1,67 @@
+//! Why the broker cannot serve at its place. Must never leave out what to do.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why a socket cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// The directory cannot be made or looked at.
+    #[error(
+        "cannot use directory {path}: {source}; create it, or name another place (in the configuration, or FDBROKER_SOCKET and FDBROKER_ADMIN_SOCKET)"
+    )]
+    Directory {
+        /// Of the directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Somebody else could put or replace files in it.
+    #[error("directory {path} is not safe: {problem}; {remedy}")]
+    Unsafe {
+        /// Of the directory.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// Another broker serves this place.
+    #[error(
+        "another broker serves {path}; end it first, or name another place with FDBROKER_SOCKET and FDBROKER_ADMIN_SOCKET"
+    )]
+    InUse {
+        /// Of its socket or lock.
+        path: PathBuf,
+    },
+    /// Something that is no socket is in the way.
+    #[error("{path} exists and is no socket; remove it, or name another path")]
+    NoSocket {
+        /// In the way.
+        path: PathBuf,
+    },
+    /// A socket is to stand where something else of the broker does.
+    #[error("{path} and another file of this broker are both {place}; give each a path of its own")]
+    Twice {
+        /// Of the one.
+        path: PathBuf,
+        /// Where both are.
+        place: PathBuf,
+    },
+    /// The path does not fit sockaddr_un (unix(7)).
+    #[error(
+        "socket path {path} is longer than the 107 bytes the kernel allows; use a shorter directory"
+    )]
+    TooLong {
+        /// Too long.
+        path: PathBuf,
+    },
+    /// Any other failure.
+    #[error("cannot serve {path}: {source}")]
+    Os {
+        /// Of the socket or lock.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
