@@ -58,7 +58,7 @@ pub const SOCKETS_PER_CHORE: usize = 4;
 pub const MESSAGES_IN_A_SOCKET: usize = 1024;
 
 /// Fds that a grant may have while other clients wait for their turns, some 15 us: the rest is asked
-/// for again. Who is alone is granted a whole message.
+/// for again. A client that is alone is granted a whole message.
 pub const GRANT_IN_TURN: usize = 32;
 
 /// Fds closed by the closers that are noted in a chore, each a step of the core (some 0.5 us).
@@ -72,8 +72,8 @@ pub const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 /// for all that end meanwhile.
 pub const TRIM_PAUSE: Duration = Duration::from_secs(1);
 
-/// Most groups of a client that are asked for (SO_PEERGROUPS): 4 KiB. Site directories give users some hundred; of who
-/// has more, only the first group counts.
+/// Most groups of a client that are asked for (SO_PEERGROUPS): 4 KiB. Site directories give users some hundred; of a process with
+/// more, only the first group counts.
 pub const PEER_GROUPS: usize = 1024;
 
 /// Connections waiting in a listener's queue: the kernel's default upper bound
@@ -83,20 +83,20 @@ pub const LISTEN_BACKLOG: i32 = 4096;
 /// Most listeners: each is an isolation domain for an administrator to overlook, and an fd.
 pub const MAX_LISTENERS: usize = 16;
 
-/// Most connections of administrators at once: a node has a handful of people and programs that look. A further one has the
-/// place of one that has been idle for [`ADMIN_IDLE`], or has had its own for [`ADMIN_TURN`].
+/// Most connections of administrators at once: a node has a handful of people and programs that look. A further connection takes
+/// the place of one that has been idle for [`ADMIN_IDLE`], or has had its place for [`ADMIN_TURN`].
 pub const MAX_ADMIN_CONNECTIONS: usize = 16;
 
-/// Most of them that watch. They stay for hours and never give way, so half of the places is kept from them: a command always
-/// finds one, however many `fdbroker watch` and `fdbroker top` were left open.
+/// Most of these connections that watch. A watcher stays for hours and never gives way, so half of the places are for others: a
+/// command always finds one, however many `fdbroker watch` and `fdbroker top` were left open.
 pub const MAX_ADMIN_WATCHES: usize = MAX_ADMIN_CONNECTIONS / 2;
 
-/// How long an administrator's connection has asked nothing when it gives way to one that waits for a place. A command asks
-/// page after page without a pause; `fdbroker top`, which rests between its looks, connects anew.
+/// An administrator's connection that has asked nothing for so long gives way to one that waits for a place. A command asks page
+/// after page without a pause; `fdbroker top`, which rests between its looks, connects anew.
 pub const ADMIN_IDLE: Duration = Duration::from_secs(1);
 
-/// How long one that asks without a pause has its place for sure, from its first query on; then it gives way, too, who has
-/// rested for longest first. A list of 100,000 records takes some 140 ms (`cargo bench -p fdbroker --bench ls`), and a command
+/// A connection that asks without a pause keeps its place for so long, from its first query on. Then it gives way, too; the
+/// connection that has rested for longest is the first. A list of 100,000 records takes some 140 ms (`cargo bench -p fdbroker --bench ls`), and a command
 /// waits this long at most for each (MAX_ADMIN_CONNECTIONS - MAX_ADMIN_WATCHES) that came before it: less than its own 10 s.
 pub const ADMIN_TURN: Duration = Duration::from_secs(3);
 
@@ -117,10 +117,10 @@ pub const UNREAD_HELLOS_PER_PROCESS: u32 = 8;
 /// Fds a client may leave unread before its next one waits: one full message.
 pub const IN_FLIGHT_FDS_PER_CLIENT: u64 = 253;
 
-/// Clients looked at in one such sweep, each some 0.5 us; the others with the next ones.
+/// Clients looked at in one sweep for fds that have been read, each some 0.5 us; the next sweep goes on behind them.
 pub const IN_FLIGHT_LOOKS_PER_SWEEP: usize = 16;
 
-/// Clients of those that go on in one sweep: each is sent what it waits for, a message of 253 fds maybe.
+/// Clients that go on in one such sweep: each is sent what it waits for, a message of 253 fds maybe.
 pub const RESUMED_PER_SWEEP: usize = 2;
 
 /// Fewer bytes than this in a socket (SIOCOUTQ) are no message: the kernel counts a message with its
@@ -132,17 +132,16 @@ pub const LEAST_UNREAD_BYTES: usize = 256;
 /// send of this uid fails with ETOOMANYREFS, and other programs of the uid need some too.
 pub const IN_FLIGHT_DIVISOR: u64 = 2;
 
-/// In what time every memfd that is held is looked at again: it can grow.
+/// Time in which every held memfd is looked at again: it can grow.
 pub const FILES_ROUND: Duration = Duration::from_secs(10);
 
 /// Most memfds looked at in one go, some 0.5 us each.
 pub const FILES_PER_LOOK: usize = 256;
 
-/// Most slots passed in one go in search of them: 20 us.
+/// Most slots passed in one go in search of memfds: 20 us.
 pub const SLOTS_PER_LOOK: usize = 4096;
 
-/// How often it is looked at whether fds in flight have been read, while that is what somebody
-/// waits for and no event announces it.
+/// Time between two such sweeps, while a client waits until others have read: no event tells.
 pub const IN_FLIGHT_SWEEP: Duration = Duration::from_millis(1);
 
 /// Replies without fds kept for a client whose socket is full, beyond one per parked request: the
@@ -178,16 +177,16 @@ pub const HUNG_CLOSE: Duration = Duration::from_secs(1);
 /// Refused fds that one uid can have: its bound, and a whole message beyond it.
 const REFUSED_FDS_OF_ONE: u64 = REFUSED_FDS_PER_UID as u64 + 253;
 
-/// Places in a table of `table_fds` that are set aside for refused fds. With fewer than a whole message's free, messages
-/// with fds are read by nobody: so there are some for several users whose closes hang, at most for as many as lanes can hang.
+/// Places in a table of `table_fds` that are set aside for refused fds. While a whole message more would not fit them, no message
+/// with fds is read. So there are places for several users whose closes hang, at most for as many as there are lanes that can hang.
 pub fn refused_fds(table_fds: u64) -> u64 {
     let most = (LANES_MAX - LANES_FOR_ACCEPTED) as u64 * REFUSED_FDS_OF_ONE;
     (table_fds / 16).clamp(REFUSED_FDS_OF_ONE, most)
 }
 
-/// Sockets turned away at the door that are not closed yet, because the close of an fd in one of them takes long: at this
-/// number the door is shut, since the next connection may be one of them, too. Places of their own, so that clients that are in
-/// go on. Nothing lies in such sockets from Linux 6.16 on.
+/// Places in a table of `table_fds` for sockets that were turned away with fds in them, and whose close takes long. When all are
+/// used, no connection is accepted: the next one may be turned away, too. Clients that are connected do not feel it. From Linux
+/// 6.16 on no fds lie in such sockets.
 pub fn turned_away(table_fds: u64) -> u64 {
     (table_fds / 64).clamp(16, 1024)
 }
@@ -212,14 +211,14 @@ pub const BAD_INPUT_UIDS: usize = 64;
 /// Bytes of a file's fdinfo that are looked at: a dma-buf's `exp_name` lies within the first 200.
 pub const FDINFO_BYTES: usize = 1024;
 
-/// How long a start waits for another one in the same directory: that takes some milliseconds, and more where a page of a
+/// How long a start waits for another start in the same directory, which takes some milliseconds, and more where a page of a
 /// million slots is allocated.
 pub const START_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How long a start waits for the end of a broker that has just been killed.
 pub const DEATH_PATIENCE: Duration = Duration::from_millis(100);
 
-/// How often it looks for either.
+/// Time between two looks for either.
 pub const START_RETRY: Duration = Duration::from_millis(5);
 
 /// How long the end of the daemon waits for the service manager to take what it is given: PID 1 under
@@ -254,8 +253,8 @@ pub const CGROUP_BYTES_AT_ONCE: usize = 4096;
 /// many users can have closes that take long.
 pub const LANES_MAX: usize = 32;
 
-/// Of these, the threads that never make a call that can hang for ever: fds that were accepted are closed however many
-/// users have a call that hangs.
+/// Of these threads, so many never make a call that can hang for ever: accepted fds are closed however many users have a call that
+/// hangs.
 pub const LANES_FOR_ACCEPTED: usize = 8;
 
 /// Jobs that a thread takes from a lane at a time: a close of an fd that is not the last takes 1 us, and to take it from the

@@ -11,7 +11,7 @@ pub(crate) struct Chosen {
     pub value: u64,
 }
 
-/// What a record can be chosen by; `None`, and pid 0, where it has no such.
+/// What a record can be chosen by. `None`, and pid 0: the record has none.
 #[derive(Clone, Copy)]
 pub(crate) struct Traits {
     pub allocation: Option<(u32, u32)>,

@@ -14,7 +14,7 @@ const fn records_per_page<R>() -> usize {
     if fit < ADMIN_RECORDS_PER_PAGE { fit } else { ADMIN_RECORDS_PER_PAGE }
 }
 
-/// Pages are few: each costs the asker a round trip.
+/// As many as fit: each page costs the administrator a round trip.
 const _: () = assert!(records_per_page::<AllocationRecord>() >= 128);
 const _: () = assert!(records_per_page::<ClientRecord>() >= 128);
 const _: () = assert!(records_per_page::<LeaseRecord>() >= 128);

@@ -127,7 +127,7 @@ impl View<'_> {
         job.map_or(JobName::NONE, |job| self.core.job_name(domain, job)).bytes()
     }
 
-    /// Whether an allocation is one of those.
+    /// Whether an allocation is chosen.
     pub(crate) fn is_chosen(&self, chosen: &Chosen, view: &AllocationView) -> bool {
         chosen.has(Traits {
             allocation: Some((view.id.slot, view.id.generation)),

@@ -18,16 +18,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 pub(crate) struct AdminSide {
     listener: Listener,
     is_listener_ready: bool,
-    /// A connection waits that there was no room for.
+    /// A connection waits for which there was no room.
     is_accept_due: bool,
     connections: Slab<AdminConnection>,
     /// All places are taken and a connection waits: when to look again whether one gives way.
     room_at: Option<Now>,
     /// Whose turn it is.
     next: usize,
-    /// Room for none: no query carries fds.
+    /// No room for an fd: no query has one.
     received: ReceivedFds,
-    /// Some of them watch.
+    /// Some of the connections watch.
     is_watched: bool,
     /// For what the core has noted; reused.
     notes: Vec<Note>,
@@ -78,14 +78,14 @@ impl AdminConnection {
         }
     }
 
-    /// Until when nothing takes its place from it; `None`: as long as it is so.
+    /// Until when it keeps its place; `None`: while it is as it is now.
     fn keeps_until(&self) -> Option<Now> {
         let is_idle = !self.is_ready && self.pending.is_none();
         match self.first_at {
             _ if self.watch.is_some() => None,
             _ if is_idle => Some(clock::after(self.used_at, ADMIN_IDLE)),
             Some(first_at) => Some(clock::after(first_at, ADMIN_TURN)),
-            // It has its turn first, which is soon.
+            // Its first turn comes soon.
             None => None,
         }
     }
@@ -272,7 +272,7 @@ impl AdminSide {
         if self.connections.len() < MAX_ADMIN_CONNECTIONS {
             return true;
         }
-        // It is told when another comes.
+        // An event tells when another connection comes.
         self.is_listener_ready = kernel::is_readable(self.listener.as_fd());
         if !self.is_listener_ready {
             return false;

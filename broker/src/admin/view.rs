@@ -16,6 +16,6 @@ pub(crate) struct View<'a> {
     pub node: u64,
     pub incarnation: u64,
     pub now: Now,
-    /// When the first of the brokers that went on with each other's clients started.
+    /// The start of the first broker whose clients were handed on to this one.
     pub started: Now,
 }

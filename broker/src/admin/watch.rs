@@ -18,7 +18,7 @@ const _: () = assert!(
 pub(crate) struct Watch {
     chosen: Chosen,
     events: VecDeque<EventRecord>,
-    /// Missed after the last of them.
+    /// Events missed after the last of these.
     lost: u64,
 }
 
@@ -39,7 +39,7 @@ impl Watch {
         is_of_node || self.chosen.has(Traits { allocation, pid, uid, job })
     }
 
-    /// `job`: the client's, or that which has left the allocation.
+    /// `job`: of the client, or of a client that is gone and has left the allocation.
     pub fn offer(&mut self, event: &EventRecord, job: Option<JobKey>) {
         if !self.wants(event, job) {
             return;
@@ -161,7 +161,7 @@ mod tests {
         let mut watch = watch(Filter::Pid, 77);
         watch.offer(&grant(76), None);
         watch.offer(&grant(77), None);
-        // Connections that are refused are of no client.
+        // A refused connection is no client.
         for pid in [76, 77] {
             let refused = Note { pid, uid: 5, ..Note::of_node(EventKind::Refusal) };
             watch.offer(&event(&refused, 7), None);

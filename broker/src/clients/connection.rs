@@ -35,9 +35,9 @@ pub enum Blocked {
 /// A hello reply that could not be sent yet.
 #[derive(Debug)]
 pub struct HelloReply {
-    /// Whose answer.
+    /// The request that it answers.
     pub request: RequestId,
-    /// What it grants.
+    /// How many fds the client may deposit.
     pub deposit_credits: u32,
     /// The client's end of its event socket.
     pub client_end: OwnedFd,
@@ -48,10 +48,10 @@ pub struct HelloReply {
 pub struct Connection {
     /// Tells this connection from earlier ones of the same number.
     pub serial: u64,
-    /// `None`: gone.
+    /// Requests and replies. `None`: the connection has ended.
     pub socket: Option<OwnedFd>,
     /// The main socket of an ended connection, kept until its peer has read the fds in it or closed
-    /// its end: the kernel counts them until then.
+    /// its end: until then the kernel counts these fds as in flight.
     pub lingering: Option<OwnedFd>,
     /// The core has forgotten the client; the record stays for `lingering` and `retiring`.
     pub is_forgotten: bool,
@@ -59,11 +59,11 @@ pub struct Connection {
     pub retiring: u32,
     /// The broker's end of the event socket, from the welcome on.
     pub event: Option<OwnedFd>,
-    /// Of its process.
+    /// A pidfd of its process, if the kernel gives one.
     pub pidfd: Option<OwnedFd>,
     /// Listener and uid.
     pub domain: DomainKey,
-    /// As the broker sees it.
+    /// Of its process, as the broker's PID namespace numbers it; 0: it is in another one.
     pub pid: u32,
     /// The core knows it: what /proc says of its process is there. Nothing is read from it before.
     pub is_known: bool,
@@ -79,7 +79,7 @@ pub struct Connection {
     pub is_event_ready: bool,
     /// The peer of the main socket has closed it; the end stands behind what is left to read.
     pub is_main_closed: bool,
-    /// It is in the ready list.
+    /// It is in the list of turns.
     pub is_queued: bool,
     /// The main socket is empty and its peer has closed it: nothing can come any more.
     pub is_main_at_end: bool,
@@ -111,13 +111,13 @@ pub struct Connection {
     pub hello_reply: Option<HelloReply>,
 }
 
-/// Messages with fds sent and maybe not read: counted at each send, set to 0 when the kernel says
-/// that all has been read.
+/// Messages with fds that were sent and are maybe not read. Each send adds to the count; it is 0 again when the kernel says that
+/// the client has read all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unread {
-    /// Messages with fds.
+    /// How many.
     pub messages: u32,
-    /// Their fds.
+    /// Fds in them.
     pub fds: u64,
 }
 
@@ -177,7 +177,7 @@ impl Connection {
         }
     }
 
-    /// Whose turns it has.
+    /// The user and process that it shares its turns with.
     pub fn who(&self) -> Who {
         Who { uid: self.domain.uid, pid: self.pid }
     }

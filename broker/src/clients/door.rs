@@ -18,9 +18,9 @@ struct Entrance {
 /// See the module.
 pub struct Door {
     entrances: Vec<Entrance>,
-    /// Until when nothing is accepted, because there was no room.
+    /// There was no room for a connection: none is accepted until then.
     shut_until: Option<Now>,
-    /// The log says that there is no room.
+    /// The log has said that there is no room.
     is_said: bool,
 }
 

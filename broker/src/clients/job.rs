@@ -9,8 +9,8 @@ use siphasher::sip::SipHasher24;
 use std::hash::Hasher;
 use std::io::Read;
 
-/// What the broker asks about the process of a client, in a lane: before Linux 6.8 /proc/PID/cgroup waits for the mutex of
-/// all cgroups, and whoever reads /proc/PID/stat while the process dies may have to free its memory.
+/// What the broker asks about the process of a client. Only in a lane: before Linux 6.8 a read of /proc/PID/cgroup waits for the
+/// mutex of all cgroups, and a read of /proc/PID/stat may have to free the memory of a process that dies just then.
 pub fn process(pid: u32) -> Process {
     Process { job: of_process(pid), started: kernel::started(pid).unwrap_or(0) }
 }

@@ -1,4 +1,4 @@
-//! Times counted in buckets. Must never overflow: a state that is gone on with may say anything.
+//! Times counted in buckets. Must never overflow: the state of another broker may contain any count.
 
 use fdbroker_core::{Now, RequestId};
 use fdbroker_protocol::admin::{self, BUCKET_BOUNDS_US};
@@ -16,7 +16,7 @@ impl Histogram {
     /// One more, in microseconds.
     pub fn observe(&mut self, us: u64) {
         let bucket = &mut self.buckets[BUCKET_BOUNDS_US.partition_point(|bound| *bound < us)];
-        // A state that is gone on with may say anything.
+        // The state of another broker may contain any count.
         *bucket = bucket.saturating_add(1);
         self.sum_us = self.sum_us.saturating_add(us);
     }
@@ -32,7 +32,7 @@ impl Histogram {
     }
 }
 
-/// What is counted, since the first of the brokers that went on with each other's clients has started.
+/// What is counted, since the start of the first broker whose clients were handed on to this one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Metrics {
     /// From reading an acquire to sending fds.

@@ -1,7 +1,6 @@
-//! Whose turn it is. Two rules keep a flood from delaying anybody else: users take turns, and so do the processes of
-//! each, however many clients each has; and a client that has just become ready goes before those that still have work
-//! left from an earlier turn, because one request at a time is how a client behaves that waits for its answer. Must
-//! never let the latter starve.
+//! Which client is next. Two rules keep a flood from delaying other clients. Users take turns, and so do the processes of a user,
+//! however many clients they have. And a client that has just become ready goes before clients with work left from an earlier
+//! turn, because a client that waits for each answer has one request at a time. Must never let a client with work left starve.
 
 use crate::limits::FRESH_IN_A_ROW;
 use fdbroker_core::ClientId;
@@ -13,19 +12,19 @@ use std::collections::VecDeque;
 pub struct Who {
     /// Of the process.
     pub uid: u32,
-    /// 0 when it is in another PID namespace: all such of a user count as one process.
+    /// 0 when it is in another PID namespace: all such processes of a user count as one.
     pub pid: u32,
 }
 
 /// See the module. Each client is in it once at most: the caller sees to that.
 #[derive(Debug, Default)]
 pub struct Turns {
-    /// A fresh one that nobody waits beside: the usual case, without a ring.
+    /// A client that has just become ready while no other waits: the usual case, without a ring.
     alone: Option<(Who, ClientId)>,
-    /// The fresh ones, if there are several.
+    /// The clients that have just become ready, if there are several.
     fresh: Ring<Ring<VecDeque<ClientId>>>,
     rest: Ring<Ring<VecDeque<ClientId>>>,
-    /// Turns of fresh ones since the last one of the rest.
+    /// Turns of fresh clients since the last turn of a client of the rest.
     in_a_row: usize,
 }
 
@@ -87,7 +86,7 @@ fn push(users: &mut Ring<Ring<VecDeque<ClientId>>>, who: Who, client: ClientId) 
     users.member(who.uid).member(who.pid).push_back(client);
 }
 
-/// What one is taken from at a time.
+/// What clients are taken from, one at a time.
 trait Line: Default {
     fn pop(&mut self) -> Option<ClientId>;
     fn is_empty(&self) -> bool;
@@ -108,8 +107,7 @@ impl Line for VecDeque<ClientId> {
     }
 }
 
-/// Lines by number that take turns. Only those are kept in which somebody waits; a few that are empty are kept for
-/// their memory.
+/// Lines by number that take turns. A line in which nobody waits is removed; one of them is kept for its memory.
 #[derive(Debug, Default)]
 struct Ring<L> {
     order: VecDeque<u32>,

@@ -9,7 +9,7 @@ use fdbroker_core::{ClientId, Now, RequestId};
 
 /// See the module.
 pub struct Waits {
-    /// When the first of the brokers that went on with each other's clients started.
+    /// The start of the first broker whose clients were handed on to this one.
     started: Now,
     metrics: Metrics,
     /// The acquire that is with the core.

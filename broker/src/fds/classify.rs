@@ -18,8 +18,8 @@ const NVIDIA_MAJOR: u32 = 195;
 /// Minor number of /dev/nvidiactl (nv-linux.h, `NV_MINOR_DEVICE_NUMBER_CONTROL_DEVICE`).
 const NVIDIA_CONTROL_MINOR: u32 = 255;
 
-/// How the link of each dma-buf begins (drivers/dma-buf/dma-buf.c, `dmabuffs_dname`). A path can begin so, too, in a mount
-/// namespace of its owner: it says which fds are worth a look, and proves nothing.
+/// How the link of each dma-buf begins (drivers/dma-buf/dma-buf.c, `dmabuffs_dname`). A path in a mount namespace of its owner can
+/// begin so, too. So the link proves nothing: it says which fds are worth a look.
 const DMABUF_LINK: &[u8] = b"/dmabuf:";
 
 /// What an fd is, as far as the kernel says so without the fd's own code being run.
@@ -27,7 +27,7 @@ const DMABUF_LINK: &[u8] = b"/dmabuf:";
 pub struct Found {
     /// Its type.
     pub fd_type: FdType,
-    /// It may be a dma-buf instead: only its fdinfo tells.
+    /// It may be a dma-buf instead, which only its fdinfo tells.
     pub may_be_dmabuf: bool,
     /// Bytes it holds, proved; `None` where only its producer knows.
     pub size_bytes: Option<u64>,
@@ -40,7 +40,7 @@ pub struct Found {
 }
 
 impl kernel::Stat {
-    /// The file, which pins so much.
+    /// The file, and how much memory it pins.
     fn file(&self, pinned_bytes: u64) -> File {
         let (major, minor) = self.device;
         let device = u64::from(major) << 32 | u64::from(minor);

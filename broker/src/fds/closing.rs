@@ -1,5 +1,5 @@
-//! Fds that came from clients and are with the lanes, by uid: they bound what further messages may bring. Must never count a job
-//! that no report ends.
+//! How many fds of each uid are with the lanes. At a bound, messages of the uid that have fds wait, or are refused. Must never
+//! count a job that no report ends.
 
 use crate::clock;
 use crate::fds::jobs::{NOBODY, Report};
@@ -41,12 +41,12 @@ pub enum Reading {
 pub struct Closing {
     /// No entry = none.
     of: HashMap<u32, ClosingOf>,
-    /// Refused fds and sockets of all, and how many may be there while messages with fds are read.
+    /// Refused fds and sockets of all uids. Above `most_refused` no message with fds is read.
     refused: u64,
     most_refused: u64,
-    /// Since when there is no room among them for a whole message.
+    /// Since when a whole message more would be above that.
     short_since: Option<Now>,
-    /// Sockets turned away, and how many there are when no further connection is accepted.
+    /// Sockets turned away. At `most_turned_away` no further connection is accepted.
     turned_away: u64,
     most_turned_away: u64,
 }

@@ -1,12 +1,12 @@
-//! Which files the fd of each slot is, or was: their inodes, by which an administrator finds copies of them in /proc, also
-//! when the broker holds no fd. Must never hold an fd, nor ask the kernel.
+//! The files that the fd of each slot is, or was. By their inodes an administrator finds copies of the fd in /proc, also when the
+//! broker holds none. Must never hold an fd, nor ask the kernel.
 
 use fdbroker_core::Now;
 use fdbroker_protocol::limits::FORMER_FILES;
 use serde::{Deserialize, Serialize};
 use slab::Slab;
 
-/// A file that was.
+/// A former file of a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Former {
     /// 0 = none.
@@ -20,13 +20,13 @@ pub struct Former {
 pub struct Files {
     /// Inode of the fd held, or of the last one; 0 = not known.
     pub inode: u64,
-    /// Those of files before it, newest first.
+    /// Files before it, newest first.
     pub former: [Former; FORMER_FILES],
-    /// Since then it had no others; 0 = since it was deposited, [`NOT_KNOWN_SINCE`] = it may have had any.
+    /// The slot has had no other files since then; 0 = since the deposit, [`NOT_KNOWN_SINCE`] = it may have had any.
     pub since_us: u64,
 }
 
-/// [`Files::since_us`] of what an owner has named again after a crash: clients have leases of files of before it.
+/// [`Files::since_us`] of an allocation that its owner has named again after a crash: clients have leases of earlier files.
 pub const NOT_KNOWN_SINCE: u64 = u64::MAX;
 
 impl Files {
@@ -71,7 +71,7 @@ fn us(ticks: u32) -> u64 {
     }
 }
 
-/// [`Files`], smaller.
+/// [`Files`] in less memory.
 #[derive(Debug)]
 struct Packed {
     inode: u64,
@@ -115,8 +115,7 @@ const HAS_CHANGED: u64 = 1 << 63;
 pub struct FilesBySlot {
     /// An inode, 0 = not known, or [`HAS_CHANGED`] and a place in `changed`.
     words: Vec<u64>,
-    /// Of those alone whose file has changed: memory that is exported as a new file each time is rare. And of inodes that
-    /// do not fit a word.
+    /// Only for slots whose file has changed, which is rare, or whose inode does not fit a word.
     changed: Slab<Packed>,
 }
 
@@ -126,7 +125,7 @@ impl FilesBySlot {
         FilesBySlot { words: Vec::with_capacity(max_slots), changed: Slab::new() }
     }
 
-    /// Those of `slot`.
+    /// The files of `slot`.
     pub fn get(&self, slot: u32) -> Files {
         let word = self.words.get(slot as usize).copied().unwrap_or(0);
         match place(word) {

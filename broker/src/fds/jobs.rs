@@ -7,7 +7,7 @@ use fdbroker_scm::{ReceivedFds, RecvError};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Stands for no uid: fds that are nobody's fault are counted against it, and it is never refused.
+/// No uid. Fds that are nobody's fault are counted against it, and it is never refused.
 pub const NOBODY: u32 = u32::MAX;
 
 /// What closes an fd; replaced by tests with something slower.
@@ -51,7 +51,7 @@ impl Calls {
     }
 }
 
-/// What is said of a job once a lane is done with it.
+/// What a lane says once it has done a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Report {
     /// The fd was held; the core charged it under this ticket.

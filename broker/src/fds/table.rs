@@ -46,13 +46,13 @@ pub struct FdTable {
     /// Sockets to close.
     retiring: Vec<Retiring>,
     reports: VecDeque<Report>,
-    /// The lanes have further ones.
+    /// The lanes have further reports.
     has_more_reports: bool,
     rounds: Rounds,
     slow: SlowLanes,
     /// Fds of messages that wait until one of them has been looked at, by uid: at most one message of each.
     suspended: HashMap<u32, Vec<Option<Arrived>>>,
-    /// Of the message at hand.
+    /// The sender of the message at hand.
     uid: u32,
     now: Now,
 }
@@ -109,8 +109,8 @@ impl FdTable {
         }
     }
 
-    /// Makes the fd at `index` of the message at hand the fd of `slot`; `is_supply`: of the allocation that is there, its
-    /// owner gives it again. `false`: the core named what is not there.
+    /// Makes the fd at `index` of the message at hand the fd of `slot`. `is_supply`: the owner of the allocation there gives it
+    /// again. `false`: the core named an fd that is not there, or a slot that has one.
     #[must_use]
     pub fn store_arrived(
         &mut self,
@@ -173,8 +173,8 @@ impl FdTable {
         all.filter_map(|(slot, (kind, fd))| Some((slot, (*kind)?, fd.as_ref().map(AsFd::as_fd))))
     }
 
-    /// Puts in what another broker held in `slot`, or has held; `fd` comes back when the slot has one already. What is
-    /// not known of its file is asked for.
+    /// Puts in the fd that another broker held in `slot`, or only the kind and the files of a former fd. `fd` is given back when
+    /// the slot has one already.
     pub fn put(
         &mut self,
         slot: u32,
@@ -249,7 +249,7 @@ impl FdTable {
         self.closers.drop_next(duplicate, uid);
     }
 
-    /// What of clients is with the lanes.
+    /// How many fds of clients are with the lanes.
     pub fn closing(&self) -> &Closing {
         &self.closing
     }

@@ -25,7 +25,7 @@ pub(crate) struct Arrived {
     pub fds: Arrivals,
 }
 
-/// Fds by their numbers; what nobody takes is to be given to a closer.
+/// Fds by their numbers. Fds that nobody takes are to be given to a closer.
 #[derive(Default)]
 pub(crate) struct Arrivals(Vec<Option<OwnedFd>>);
 
@@ -52,7 +52,7 @@ impl Arrivals {
         self.0.push(Some(fd));
     }
 
-    /// Takes whatever lies in carriers that nothing is known of. Listening sockets among it end here
+    /// Takes the fds out of carriers whose state cannot be read. Listening sockets among them end here
     /// and now: they are in the way of new ones.
     pub fn add_carriers(&mut self, carriers: Vec<OwnedFd>, table_fds: u64) {
         let most = usize::try_from(table_fds).unwrap_or(usize::MAX);
@@ -90,7 +90,7 @@ impl Arrived {
         let state = ledger::read(ledger);
         let wanted = state.as_ref().map_or(0, |state| state.fds as usize);
         let state = state.and_then(|state| match wanted as u64 {
-            // It would be complete as often as it is handed out.
+            // Without an fd in a carrier it would be complete each time that it is handed out.
             0 => Err(RefusedState::Broken("it names no fd".into())),
             wanted_fds if wanted_fds > table_fds => Err(RefusedState::TableFull { wanted }),
             _ => Ok(state),
@@ -114,8 +114,7 @@ impl Arrived {
         }
     }
 
-    /// The parts of the state that must stand before there is a server. `settings` become those that
-    /// go with it.
+    /// The parts of the state that must stand before there is a server. `settings` are changed to go with it.
     pub fn core(
         &mut self,
         settings: &mut Settings,

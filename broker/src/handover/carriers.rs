@@ -27,7 +27,7 @@ pub(crate) struct Outgoing<'a> {
     pairs: Vec<(OwnedFd, OwnedFd)>,
     waiting: Vec<BorrowedFd<'a>>,
     sent: u32,
-    /// Those that the kernel does not send: sockets nested too deep, or a rule of the system.
+    /// Fds that the kernel does not send: sockets nested too deep, or a rule of the system forbids it.
     unsendable: Vec<(u32, SendError)>,
 }
 
@@ -113,7 +113,7 @@ impl<'a> Outgoing<'a> {
         self.sent + self.waiting.len() as u32
     }
 
-    /// Numbers of those that the kernel does not send.
+    /// Numbers of the fds that the kernel does not send.
     pub fn unsendable(&self) -> &[(u32, SendError)] {
         &self.unsendable
     }

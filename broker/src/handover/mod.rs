@@ -31,7 +31,7 @@ pub enum HandoverError {
     /// An fd of a held allocation that the kernel does not send.
     #[error("the fd of slot {slot} cannot be sent ({error})")]
     Held {
-        /// Whose.
+        /// Of the allocation.
         slot: u32,
         /// Why.
         error: fdbroker_scm::SendError,
@@ -74,9 +74,9 @@ pub enum RefusedState {
     /// Some fds have not come.
     #[error("{found} of its {wanted} fds have come")]
     Fds {
-        /// Those that came.
+        /// How many came.
         found: usize,
-        /// Those that belong to it.
+        /// How many belong to it.
         wanted: usize,
     },
     /// The table has no room for its fds.
@@ -90,9 +90,9 @@ pub enum RefusedState {
     /// Fewer clients are allowed now.
     #[error("its {found} clients are more than the {most} allowed; raise limits.max_clients")]
     Clients {
-        /// Those that it has.
+        /// How many it has.
         found: usize,
-        /// Those that there may be.
+        /// How many there may be.
         most: usize,
     },
     /// Another boot or another directory.

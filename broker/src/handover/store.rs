@@ -1,6 +1,5 @@
-//! A planned restart by the service manager: what its store is given at the end of one process, and
-//! what comes out of it at the start of the next. Must never leave in the store what has been taken
-//! out of it: it would pin memory for ever.
+//! A planned restart by the service manager: one process gives its state to the store, and the next one takes it out. Must never leave
+//! in the store what has been taken out of it: that would pin memory for ever.
 
 use crate::handover::arrived::{Arrivals, Arrived};
 use crate::limits::MANAGER_PATIENCE;

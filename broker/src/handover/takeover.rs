@@ -1,7 +1,7 @@
-//! One broker takes over from another that runs, over its administrator's socket. Four steps: the
-//! running one offers everything, the other one builds it up and says that it is ready, the first one
-//! says go, the other one serves and says so. Until "go" the running one can go on as if nothing had
-//! been; from "go" on it touches nothing. Must never let two serve at once.
+//! A broker takes over from one that runs, over the administrator's socket of the running one. Four steps: the running broker offers
+//! everything; its successor builds it up and says that it is ready; the running one says go; the successor serves and says so.
+//! Until "go" the running broker can go on as if nothing had been; from "go" on it touches nothing. Must never let two serve at
+//! once.
 
 use crate::handover::RefusedState;
 use crate::handover::arrived::{Arrivals, Arrived};
@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 /// Why a broker did not take over; the one that runs goes on.
 #[derive(Debug, thiserror::Error)]
 pub enum TakeoverError {
-    /// There is none.
+    /// No broker runs there.
     #[error("no broker serves {path} to take over from ({errno}); start without --takeover")]
     Nobody {
         /// The administrator's socket.
@@ -28,15 +28,15 @@ pub enum TakeoverError {
         /// Of connect(2).
         errno: Errno,
     },
-    /// It is not ours.
+    /// It is another user's.
     #[error("the broker at {0} belongs to another user; run as that user, or as root")]
     NotPermitted(PathBuf),
-    /// It is restarted by somebody else.
+    /// A service manager restarts it.
     #[error(
         "the broker at {0} is run by a service manager; restart it there: its clients go on, too"
     )]
     Managed(PathBuf),
-    /// Another version.
+    /// It is of another version.
     #[error(
         "the broker at {path} hands over in format {theirs}, this program reads {FORMAT}; end it and start without --takeover"
     )]
@@ -95,13 +95,13 @@ impl Takeover {
         let Some(ledger) = ledger else {
             return Err(TakeoverError::BrokenOff("fds are missing".into()));
         };
-        // Whatever is refused is closed with this process; the other one has it, too.
+        // This process closes what it refuses, and the other broker has it still.
         let mut left = Arrivals::default();
         let arrived = Arrived::read(ledger, fds.collect(), table_fds, &mut left)?;
         Ok((Takeover { socket }, arrived))
     }
 
-    /// Says that everything stands, and waits for the other one to let go.
+    /// Says that all is built up, and waits until the other broker lets go.
     pub fn confirm(&self) -> Result<(), TakeoverError> {
         let socket = self.socket.as_fd();
         say(socket, step::READY)

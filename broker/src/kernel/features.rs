@@ -110,9 +110,9 @@ pub fn peer_pidfd(
     if !features.pidfd_open || pid == 0 {
         return None;
     }
-    // The pid can be another process's by now, if the peer has died already and an heir holds its
-    // socket. So the uid is compared after the pidfd fixed the process; what remains ends a dead
-    // peer's connection at another time.
+    // The peer may have died already, with its socket held by an heir, and its pid may be another process's by now. So the uid is
+    // compared once the pidfd has fixed the process. Should a process of the same uid have the pid, the dead peer's connection
+    // ends when that process does.
     let pidfd = pidfd_open(pid)?;
     is_owned_by(pid, uid).then_some(pidfd)
 }

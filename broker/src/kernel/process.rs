@@ -3,8 +3,7 @@
 use std::io;
 use std::sync::atomic::AtomicU64;
 
-/// Gives free memory of the allocator back to the system, that between pieces in use included. Only
-/// glibc has to be told.
+/// Gives free memory of the allocator back to the system, also where it lies between pieces in use. Only glibc has to be told.
 pub fn trim_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: takes a number, locks the allocator while it works, moves nothing that is in use.

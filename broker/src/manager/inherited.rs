@@ -17,7 +17,7 @@ pub mod names {
     pub const CARRIER: &str = "carrier";
     /// The list of kept allocations.
     pub const KEEP_BOOK: &str = "book";
-    /// Before slot and generation: the fd of a kept allocation.
+    /// Begins the name of the fd of a kept allocation; slot and generation follow.
     pub const KEPT_PREFIX: &str = "k";
 }
 
@@ -34,7 +34,7 @@ pub struct Inherited {
     pub keep_book: Option<OwnedFd>,
     /// Fds of kept allocations with the names they are stored under.
     pub kept: Vec<(String, OwnedFd)>,
-    /// Of no known use.
+    /// Fds of no known use.
     pub others: Vec<(String, OwnedFd)>,
 }
 

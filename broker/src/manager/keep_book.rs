@@ -51,7 +51,7 @@ impl Book {
         Ok(Book { file, free: Vec::new(), length: 1 })
     }
 
-    /// One that another process has kept, if it is one.
+    /// The book of a process before this one; `None`: the memfd is no book.
     pub fn adopt(fd: OwnedFd) -> Option<Self> {
         let file = File::from(fd);
         let bytes = file.metadata().ok()?.len();
@@ -61,7 +61,7 @@ impl Book {
         (magic == MAGIC).then_some(Book { file, free: Vec::new(), length })
     }
 
-    /// Every entry with its number; those that are none, or damaged, become free.
+    /// Every entry with its number. Entries that are empty or damaged become free.
     pub fn read(&mut self) -> Vec<(u64, Entry)> {
         let mut found = Vec::new();
         self.free.clear();
@@ -76,7 +76,7 @@ impl Book {
         found
     }
 
-    /// Enters one; its number.
+    /// Adds an entry; its number.
     ///
     /// # Errors
     /// When there is no memory for it.
@@ -90,7 +90,7 @@ impl Book {
         Ok(record)
     }
 
-    /// Puts another one in the place of one. The record lies within a page, so that a kill comes before or after it.
+    /// Replaces an entry. It lies within a page, so that a kill comes before or after the write, not in it.
     ///
     /// # Errors
     /// When it cannot be written: the former one stays.
@@ -98,7 +98,7 @@ impl Book {
         self.file.write_all_at(&encode(entry)?, record * RECORD_BYTES as u64)
     }
 
-    /// Takes one out.
+    /// Removes an entry.
     pub fn clear(&mut self, record: u64) {
         match self.file.write_all_at(&[0; RECORD_BYTES], record * RECORD_BYTES as u64) {
             Ok(()) => self.free.push(record),

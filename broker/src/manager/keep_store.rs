@@ -27,8 +27,8 @@ pub struct KeepStore {
     stored: BTreeMap<u32, Stored>,
     /// By whose name they are stored under.
     files: BTreeMap<AllocationId, StoredFile>,
-    /// The files of one inode number: those that a new fd is compared with. Most have one of their own;
-    /// fds of a GPU driver's device share one, and then there are as many as may be kept.
+    /// The files of one inode number: a new fd is compared with these. Most files have a number of their own; all fds of a GPU
+    /// driver's device share one, and then there are as many as may be kept.
     by_inode: HashMap<u64, Vec<AllocationId>>,
     /// What the service manager had no room for. Bounded: one for each allocation that may be kept,
     /// and one for each that was and is in the store still.
@@ -48,7 +48,7 @@ struct StoredFile {
     inode: u64,
     /// Entries of the book that name it; at 0 it leaves the store.
     users: usize,
-    /// Of these, those that are this broker's: any of their fds is the file.
+    /// The slots of this broker among them: the fd of each is the file.
     slots: Vec<u32>,
 }
 
@@ -70,8 +70,8 @@ pub struct Found {
 }
 
 impl KeepStore {
-    /// Goes on with `book`, or begins one; `fds` are what the store had, by name. What of them nothing
-    /// is known of leaves the store, and comes back second, to be closed.
+    /// Goes on with `book`, or begins one; `fds` are what the store had, by name. Unknown ones leave the store, and are given
+    /// back last, to be closed.
     pub fn open(
         manager: Manager,
         features: KernelFeatures,
@@ -95,7 +95,7 @@ impl KeepStore {
         let mut found = Vec::new();
         if let Some(book) = &mut book {
             if is_new {
-                // One that was refused must not come back.
+                // A book that was refused must not come back.
                 let _ = this.manager.remove(names::KEEP_BOOK, MANAGER_PATIENCE);
                 let fd = book.as_fd();
                 if let Err(error) = this.manager.store(names::KEEP_BOOK, fd, MANAGER_PATIENCE) {
@@ -160,7 +160,7 @@ impl KeepStore {
         found
     }
 
-    /// What was found is this broker's from now on: it is in the store already.
+    /// A found allocation is this broker's from now on: its fd is in the store already.
     pub fn adopt(&mut self, found: &Found) {
         let Found { kept, record, file, .. } = *found;
         let slot = kept.id.slot;
@@ -172,7 +172,7 @@ impl KeepStore {
         }
     }
 
-    /// What was found is of no use: it leaves the store.
+    /// A found allocation is of no use: its fd leaves the store.
     pub fn give_up(&mut self, found: &Found) {
         if let Some(book) = &mut self.book {
             book.clear(found.record);
@@ -217,7 +217,7 @@ impl KeepStore {
         }
     }
 
-    /// What is to be remembered of a stored fd is something else now. As long as that cannot be written, what was.
+    /// Remembers something else of a stored fd. While that cannot be written, the former is remembered.
     pub fn change(&mut self, slot: u32, kept: &Kept) {
         let (Some(Stored { file, record }), Some(book)) = (self.stored.get(&slot), &mut self.book)
         else {

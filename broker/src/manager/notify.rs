@@ -18,7 +18,7 @@ pub struct Manager {
     socket: Option<OwnedFd>,
     has_store: bool,
     watchdog: Option<Duration>,
-    /// What it had no room for and must hear, in its order: a reload, and being ready.
+    /// Messages that it had no room for and must hear, in their order: a reload, and being ready.
     owed: Vec<Vec<u8>>,
 }
 
@@ -57,7 +57,7 @@ impl Manager {
         Manager { socket, has_store, watchdog: sd_notify::watchdog_enabled(), owed: Vec::new() }
     }
 
-    /// One with a store, and the socket that it reads.
+    /// A manager with a store, and the socket that it reads.
     #[cfg(test)]
     pub(crate) fn pair() -> (Self, std::os::unix::net::UnixDatagram) {
         let (its, ours) = std::os::unix::net::UnixDatagram::pair().expect("a pair");
@@ -91,7 +91,7 @@ impl Manager {
 
     /// The configuration is being read again; [`say_ready`](Self::say_ready) ends it.
     pub fn say_reloading(&mut self) {
-        // What was owed is of a start or a reload before: this one ends them, too.
+        // READY of this reload ends an earlier start or reload, too.
         self.owed.clear();
         let now = NotifyState::MonotonicUsec(kernel::monotonic_us().into());
         self.say_surely(&[NotifyState::Reloading, now]);
@@ -125,7 +125,7 @@ impl Manager {
         self.say(&[NotifyState::Watchdog]);
     }
 
-    /// What may be lost.
+    /// Says what may be lost.
     fn say(&self, states: &[NotifyState<'_>]) {
         if let Err(error) = self.send(&message(states), &[], Duration::ZERO) {
             log::debug!("it was not told {states:?}: {error}");

@@ -1,5 +1,5 @@
-//! The service manager while the daemon serves: what it is told again, the store of kept allocations, the word that the loop
-//! turns. Must never be used but by the loop: a loop that is stuck is to be found out.
+//! The service manager while the daemon serves: messages that it must hear, the store of kept allocations, the watchdog. Must never
+//! be used but by the loop: the watchdog is to find a loop that is stuck.
 
 use crate::clock;
 use crate::fds::table::FdTable;
@@ -15,7 +15,7 @@ pub struct Service {
     keep_store: KeepStore,
     /// When it is to hear that the loop turns.
     next_alive: Option<Now>,
-    /// When it may have room for what it had none for.
+    /// When to try again what it had no room for.
     next_try: Option<Now>,
 }
 

@@ -86,19 +86,19 @@ pub struct Scratch {
 pub struct Context<'a> {
     /// The sender.
     pub client: ClientId,
-    /// When.
+    /// The time of the wake.
     pub now: Now,
-    /// Of this node.
+    /// This node's number.
     pub node: u64,
-    /// Of this broker.
+    /// The key of this broker's handles.
     pub key: &'a NodeKey,
     /// Knows what is recalled, and what the client may send.
     pub core: &'a Core,
-    /// With the fds of the message.
+    /// Has the fds of the message.
     pub fds: &'a mut FdTable,
-    /// For those fds.
+    /// Says what these fds are.
     pub classifier: &'a mut Classifier,
-    /// The first fd that only a look at its fdinfo tells: nothing that has been decoded counts until then.
+    /// The first fd whose type only its fdinfo tells. Until a lane has read that, nothing of the message counts.
     pub unread: Option<usize>,
 }
 
@@ -197,7 +197,7 @@ fn decode_register<'s>(
     let (head, items) = message.head_and_items::<RegisterHead, RegisterItem>()?;
     expect_fds(message, items.len())?;
     let mut index = 0;
-    // Beyond its credit nothing is kept: then the fds are not worth a look.
+    // Nothing beyond the credit is kept, so these fds are not worth a look.
     let is_worth_it = items.len() as u64 <= context.core.deposit_credits(context.client);
     let mut refused = 0;
     fill(&mut scratch.deposits, items, |item| {
@@ -221,7 +221,7 @@ fn decode_register<'s>(
     })
 }
 
-/// Allocations of before a crash: each with its own status when something is wrong with it.
+/// Allocations from before a crash. Each has a status of its own when something is wrong with it.
 fn decode_redeposit<'s>(
     message: &Message<'_>,
     scratch: &'s mut Scratch,
@@ -381,7 +381,7 @@ fn decode_supply(item: &SupplyItem, next_fd: &mut u16, context: &mut Context<'_>
     }
     let index = *next_fd;
     *next_fd += 1;
-    // What nobody asked for is not worth a look, and has no place.
+    // An fd that nobody asked for is not worth a look, and there is no place for it.
     if !context.core.is_awaited_from(context.client, id) {
         supply.fd = Err(ErrorCode::UnsupportedFd);
         supply.refused_fd = Some((index, Lane::Refused));

@@ -63,7 +63,7 @@ fn check_directory(
     Ok(())
 }
 
-/// What is the same whoever the broker runs as.
+/// Checks what does not depend on the broker's own user.
 pub(crate) fn check_directory_form(
     path: &Path,
     found: &std::fs::Metadata,

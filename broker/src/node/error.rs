@@ -43,7 +43,7 @@ pub enum ListenError {
     /// A socket is to stand where something else of the broker does.
     #[error("{path} and another file of this broker are both {place}; give each a path of its own")]
     Twice {
-        /// Of the one.
+        /// Of one of them.
         path: PathBuf,
         /// Where both are.
         place: PathBuf,

@@ -63,7 +63,7 @@ pub struct GenerationPage {
 pub struct Opened {
     /// Of the node.
     pub key: NodeKey,
-    /// For this start.
+    /// The page of this start.
     pub page: GenerationPage,
     /// What the broker before this one knew of its slots; generations are below [`GenerationPage::first_generation`].
     /// The page shows none of them, until [`GenerationPage::take_up`].
@@ -86,7 +86,7 @@ pub fn open(directory: &Path, max_slots: u32) -> Result<Opened, PageError> {
     let (key, high) = match former {
         Some((key, page)) if page.header.high < LAST_GENERATION => (key, page.header.high),
         _ => {
-            // Before the key: generations begin anew, and the former ones would count again.
+            // The records go before the new key comes: its generations begin anew, and former records would count again.
             remove(&records_path).map_err(failed(&records_path))?;
             (make_key(&key_path).map_err(failed(&key_path))?, 0)
         }
@@ -229,7 +229,7 @@ impl GenerationPage {
         let id = if generation == 0 { last } else { AllocationId { slot, generation } };
         match core.record(slot).filter(|(known, _)| *known == id && generation != 0) {
             Some((_, record)) => self.records.live(id, &record),
-            // Or it has ended in the same step.
+            // It has ended, maybe in the same step.
             None => self.note_end(id, core),
         }
         let high = self.map.word(offset_of!(PageHeader, generation_high));
@@ -288,7 +288,7 @@ struct FormerPage {
     header: Header,
 }
 
-/// What counts of a former page's header.
+/// The parts of a former page's header that are used.
 #[derive(Clone, Copy)]
 struct Header {
     slots: u32,

@@ -67,7 +67,7 @@ impl Records {
         let is_known =
             (0..2).all(|at| records.map.word(at * 4).load(Ordering::Relaxed) == MAGIC[at]);
         if is_known && found.len() > bytes_of(slots) as u64 {
-            // Here and now: there may be no room for another file.
+            // In place: there may be no room for another file.
             file.set_len(bytes_of(slots) as u64)?;
         }
         Ok(is_known.then_some(records))
@@ -91,7 +91,7 @@ impl Records {
         Ok(records)
     }
 
-    /// How many there are.
+    /// How many records there are.
     pub fn slots(&self) -> u32 {
         self.slots
     }
@@ -107,7 +107,7 @@ impl Records {
         all.collect()
     }
 
-    /// `lives` remembers what processes were looked for.
+    /// `lives` remembers the processes that were looked for.
     fn life(&self, slot: u32, lives: &mut HashMap<(u32, u32), bool>) -> FormerLife {
         let load = |at: usize| self.word(slot, at).load(Ordering::Relaxed);
         let [listener, share, flags, code] = load(word::STANDING).to_le_bytes();

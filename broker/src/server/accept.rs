@@ -83,7 +83,7 @@ impl Server {
         }
     }
 
-    /// Takes in all whose facts are not there yet, without them: a successor would not hear of them.
+    /// Takes in all clients whose facts are not there yet, without the facts: a successor would not hear of them.
     pub(crate) fn take_all_in(&mut self) {
         let unknown = self.connections.iter().filter(|(_, it)| !it.is_known);
         let unknown: Vec<_> = unknown.map(|(number, it)| (number, it.serial)).collect();
@@ -114,12 +114,12 @@ impl Server {
             // domain.
             return Err(ErrorCode::NotPermitted.into());
         }
-        // Those that linger are counted here and not in the core.
+        // The core does not count connections that linger.
         let most = self.settings.most_connections;
         if self.connections.len() >= most as usize {
             return Err(Status::no_quota(Resource::Connections, Scope::Node, most.into(), 0));
         }
-        // The core counts each domain by itself, and not those that linger. A uid comes by all listeners.
+        // Nor does it add up the domains of a uid, one for each listener.
         let of_uid = self.connections.of_user(uid);
         let cap = self.core.caps().domain.connections;
         if u64::from(of_uid) >= cap {
@@ -144,7 +144,7 @@ impl Server {
         }
     }
 
-    /// Frees the number of a client that nothing is left of.
+    /// Frees the number of a client of which nothing is left.
     pub(crate) fn remove_record(&mut self, index: usize) {
         if self.connections.remove(index).is_some() {
             self.trim.note(self.now);

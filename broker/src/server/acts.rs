@@ -95,8 +95,8 @@ impl Server {
         }
     }
 
-    /// Those that this message is for, and where the next goes on. One named by its id that is not there stands for
-    /// itself.
+    /// The allocations that this message is for, and where the next message goes on. The id of an allocation that is not there
+    /// is given back.
     fn choose(
         &self,
         chosen: &Chosen,

@@ -16,8 +16,7 @@ use mio::unix::SourceFd;
 use nix::sys::socket::{Shutdown, shutdown};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-/// Messages read from a socket that is to be closed, in search of its end; with more in it, it goes
-/// to the refused closer.
+/// Messages read from a socket that is to be closed, in search of its end. A lane closes a socket with more in it.
 const MESSAGES_TO_END: usize = 16;
 
 impl Server {
@@ -172,7 +171,7 @@ impl Server {
             }
             match self.inbox.recv(socket.as_fd()) {
                 Ok(_) | Err(RecvError::EmptyMessage) if self.inbox.fds().is_empty() => {}
-                // A lane that empties the same socket has taken the message that was looked at, and this is the one behind it.
+                // A lane that empties the same socket has taken the message that was peeked at. This is the message behind it.
                 Ok(_) | Err(RecvError::EmptyMessage) => {
                     self.fds.begin_message(self.inbox.fds(), uid);
                     self.fds.refuse_rest(uid);
@@ -203,7 +202,7 @@ impl Server {
 /// end.
 fn watch_end(poll: &Poll, client: ClientId, socket: BorrowedFd<'_>) {
     if let Err(error) = watch(poll, socket, Source::Main(index(client)), true) {
-        // It is looked at again whenever room in flight is short.
+        // The sweep looks at it again whenever room in flight is short.
         log::error!("cannot watch an ended connection: {error}");
     }
 }

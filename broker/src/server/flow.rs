@@ -25,7 +25,7 @@ pub(crate) enum Sent {
     Done,
     /// The socket is full: it is kept.
     Kept,
-    /// Nobody will read it.
+    /// The peer has closed its end.
     PeerGone,
 }
 

@@ -26,14 +26,14 @@ use std::collections::HashSet;
 use std::io;
 use std::os::fd::AsFd;
 
-/// Numbers of connections: slab indices, which must not be taken for a reason to allocate much.
+/// Numbers of connections are indices of a slab: a larger one in a damaged state would have it allocate much.
 const MOST_NUMBERS: usize = 1 << 20;
 
 /// Serial numbers of connections so far: at 10,000 a second, 29 million years.
 const MOST_SERIALS: u64 = u64::MAX / 2;
 
 impl FdTable {
-    /// The fds of the slots, and the kinds of those whose fds are to come.
+    /// Puts in the fds of the slots, and the kind of each slot whose owner is to give the fd again.
     fn restore(&mut self, arrived: &mut Arrived) -> Result<(), RefusedState> {
         for saved in std::mem::take(&mut arrived.state.slots) {
             let kind = MemoryKind::from_number(saved.kind);
@@ -151,7 +151,7 @@ impl Server {
             serial: saved.serial,
             until: Now(saved.until_us),
         });
-        // In any case: what they have so far must not be closed on this thread.
+        // Also after an error: this thread must not close the fds that they have so far.
         self.connections.restore(connections, arrived.state.next_serial, handshakes);
         result?;
         self.check_against_core()?;
@@ -163,7 +163,7 @@ impl Server {
         Ok(())
     }
 
-    /// Numbers that much would be allocated for, or that are counted on: before anything else.
+    /// Checks, before anything else, the numbers by which memory is allocated or tables are indexed.
     fn check_numbers(&self, state: &State) -> Result<(), RefusedState> {
         let (found, most) = (state.connections.len(), self.settings.most_connections as usize);
         if found > most {

@@ -1,5 +1,5 @@
-//! The message at hand: its bytes, and the fds that came with it until the fd table has them. Must never read a message with
-//! room for fewer fds than it may have: the kernel would close the others on the loop.
+//! The message at hand: its bytes, and its fds until the fd table has them. Must never read a message with room for fewer fds than
+//! it may have: the kernel would close the others on the loop.
 
 use fdbroker_protocol::limits::MAX_MESSAGE_BYTES;
 use fdbroker_scm::{Message, ReceivedFds, RecvError};

@@ -1,5 +1,5 @@
 //! This broker's state and fds, for its successor. What clients have sent and this broker has not read
-//! stays in their sockets, for the successor to read; what they have not read of its replies goes along.
+//! stays in their sockets, for the successor to read; replies that a full socket did not take go along.
 //! Must never change anything that could not go on here if the successor fails.
 
 use crate::clients::connection::{client_id, index};
@@ -116,8 +116,8 @@ impl Server {
     }
 
     fn fill<'a>(&'a self, packing: &mut Packing<'a>, way: Way) -> Result<State, CarryError> {
-        // One that nobody claims: a carrier gives what is in it once, so no state is complete twice,
-        // should a store that is stuck hand it out again. An idle broker may have no other fd to send.
+        // An fd that no part of the state claims, since an idle broker may have no other. A carrier gives its fds once: a store
+        // that hands out a state twice hands out an incomplete one.
         packing.add(self.node.page().reader(), Whose::Broker)?;
         let lock = match way {
             Way::Successor => Some(packing.add(self.node.lock(), Whose::Broker)?),

@@ -192,7 +192,7 @@ impl Server {
                 Report::Dropped(uid) => self.note_dropped(uid),
                 Report::Process(number, serial, process) => {
                     self.take_in(number, serial, process);
-                    // That takes as long as the others together.
+                    // It takes as long as all other reports of a chore together.
                     break;
                 }
                 Report::Reread => self.take_reloaded(),
@@ -253,8 +253,8 @@ impl Server {
                 self.connections.enqueue(client_id(index));
             }
             Some(Blocked::Unread) if event.is_writable() => self.retry(client_id(index)),
-            // Its socket may well be writable: what it waits for only the sweep can tell, and
-            // trying at each event would spin.
+            // Only the sweep can tell when others have read. The socket may be writable all the time, so a try at each event
+            // would spin.
             Some(Blocked::InFlight) => {}
             _ => self.connections.enqueue(client_id(index)),
         }

@@ -132,7 +132,7 @@ impl Server {
             Err(RecvError::Eof) => {
                 connection.is_main_at_end |= channel == Channel::Main;
                 self.lose(client);
-                // So does its end.
+                // The end of a client takes as long as a whole turn.
                 self.schedule.spend(WORK_PER_WAKE);
             }
             Err(error) => {
@@ -179,7 +179,7 @@ impl Server {
             return self.take_hello(client, received.len);
         }
         if connection.is_hello_unread {
-            // Most likely read by now: then another of its process may be answered.
+            // The client has most likely read it by now; then another hello of its process may be answered.
             self.in_flight.forget_if_read(connection);
         }
         if message.kind == Kind::Acquire {
@@ -188,8 +188,8 @@ impl Server {
         self.decode(client, channel, received.len, false);
     }
 
-    /// Decodes the message in the buffer and hands it to the core. `has_looked`: what is not known of its fds by now counts as
-    /// refused.
+    /// Decodes the message in the buffer and hands it to the core. `has_looked`: a lane has looked at its fd, and an fd that is
+    /// still not known is refused.
     fn decode(&mut self, client: ClientId, channel: Channel, length: usize, has_looked: bool) {
         let message = match Message::parse(self.inbox.bytes(length)) {
             Ok(message) => message,
@@ -268,7 +268,7 @@ impl Server {
         };
         match (channel, Message::parse(&bytes)) {
             (Channel::Main, Ok(message)) => self.answer_hung(client, message.id, uid),
-            // Its owner counts as silent when its time is over.
+            // An answer to a recall gets none: the owner counts as silent when the time of the recall is over.
             _ => self.fds.refuse_rest(uid),
         }
     }
@@ -313,7 +313,7 @@ impl Server {
         if self.waiting.refuse(uid, message) {
             self.drop_refused(uid, message);
         }
-        // Of one that does not answer a recall the owner counts as silent when its time is over.
+        // An answer to a recall gets none: the owner counts as silent when the time of the recall is over.
         if channel == Channel::Main {
             self.answer_hung(client, id, uid);
         }
@@ -327,7 +327,7 @@ impl Server {
             let socket = connection.and_then(|it| it.socket_of(channel == Channel::Main));
             match socket.map(|socket| socket.try_clone_to_owned()) {
                 Some(Ok(duplicate)) => return self.fds.drop_next(duplicate, uid),
-                // There is no place for it.
+                // There is no place for a duplicate.
                 Some(Err(_)) => self.lose(client),
                 None => {}
             }
@@ -360,7 +360,7 @@ impl Server {
         (self.fds.arrived_count() > credits).then_some(credits)
     }
 
-    /// Some fds of the message are gone because the broker's table is full, which is nothing that the client has done.
+    /// Some fds of the message are lost because the broker's table is full. The client is not to blame.
     fn answer_truncated(&mut self, client: ClientId, id: u64) {
         log::error!("the fd table is full: fds of client {} were lost", client.0);
         self.fds.refuse_rest(NOBODY);
@@ -401,7 +401,7 @@ impl Server {
         }
     }
 
-    /// Closes what came with a message and nothing has claimed.
+    /// Has a lane close the fds of the message that nothing has claimed.
     fn refuse_rest(&mut self, client: ClientId) {
         if self.fds.arrived_count() > 0 {
             let connection = self.connections.get(index(client));

@@ -1,5 +1,5 @@
-//! When free memory goes back to the system: a moment after clients have ended, since many of them may have used much of it,
-//! in pieces between which something is in use. Must never do it at each end.
+//! When free memory goes back to the system: a moment after clients have ended. The allocator itself keeps it, because it lies
+//! between pieces in use. Must never do it at the end of each client.
 
 use crate::clock;
 use crate::kernel;

@@ -58,7 +58,7 @@ impl Waiting {
         self.until
     }
 
-    /// Gives up the clients of each uid whose fds may be read now, or are read no more.
+    /// Gives back the clients of each uid that waits no longer: its fds may be read now, or are refused from now on.
     pub fn resume(&mut self, reading: impl Fn(u32) -> Reading) -> Vec<(u32, HashSet<ClientId>)> {
         self.until = None;
         let mut resumed = Vec::new();
@@ -94,14 +94,14 @@ impl Waiting {
         self.suspended.keys().copied().collect()
     }
 
-    /// A message of `uid` is to be dropped. Whether it is the first one.
+    /// A message of `uid` is to be dropped. `true`: no other one of the uid is.
     pub fn refuse(&mut self, uid: u32, message: Refused) -> bool {
         let refused = self.refused.entry(uid).or_default();
         refused.push_back(message);
         refused.len() == 1
     }
 
-    /// The first message of `uid` has been dropped. It, and the one that is the first now.
+    /// The first message of `uid` has been dropped: this message, and the one that is first now.
     pub fn take_refused(&mut self, uid: u32) -> (Option<Refused>, Option<Refused>) {
         let Some(refused) = self.refused.get_mut(&uid) else { return (None, None) };
         let (dropped, next) = (refused.pop_front(), refused.front().copied());

@@ -10,8 +10,7 @@ use crate::settings::sources::{Lines, NONE, Sources, first};
 use fdbroker_core::{Config, limits};
 use fdbroker_protocol::{Caps, NO_CAP, Resource, Scope};
 
-/// The fd table: its size, what of it is not the daemon's own, and of that what the core may plan
-/// with.
+/// The fd table: its size, the places that are not the daemon's own, and of these the places that the core may plan with.
 #[derive(Clone, Copy)]
 pub(crate) struct Table {
     pub fds: u64,
@@ -33,7 +32,7 @@ pub(crate) struct Derived {
     pub most_connections: u32,
 }
 
-/// Everything set by whatever source.
+/// What flags, environment and file set.
 #[derive(Clone, Copy)]
 pub(crate) struct Given<'a> {
     pub args: &'a Args,
@@ -102,7 +101,7 @@ pub(crate) fn resolve_core(
     let max_clients = lines.pick("limits.max_clients", given.limit(|it| it.max_clients), clients);
     let possible = u32::try_from(table.free_fds / FDS_PER_CONNECTION).unwrap_or(u32::MAX);
     let most_connections = max_clients.min(possible);
-    // More domains than clients are in use only by what gone clients have left.
+    // Above max_clients only because clients that are gone can have left something.
     let domains = max_clients.saturating_add(64);
     let max_domains = lines.pick("limits.max_domains", given.limit(|it| it.max_domains), domains);
     // One per thread of a big rank.
@@ -111,7 +110,7 @@ pub(crate) fn resolve_core(
     // A refused fd is a mistake or an attack: enough for mistakes.
     let refused = given.limit(|it| it.max_refused_per_domain);
     let max_refused_per_domain = lines.pick("limits.max_refused_per_domain", refused, 64);
-    // 4 MiB of generation page when all are used; the file is sparse.
+    // 4 MiB of generation page, allocated at the start.
     let max_slots = lines.pick("limits.max_slots", given.limit(|it| it.max_slots), 1 << 20);
 
     let node_fds = Sources {
@@ -124,8 +123,7 @@ pub(crate) fn resolve_core(
     // still fit.
     let base = u32::try_from((node_fds_value / 1024).clamp(1, 16)).expect("at most 16");
     let base_credits = lines.pick("limits.base_credits", given.limit(|it| it.base_credits), base);
-    // A message of so many takes some 40 us to look at, in which nobody else is served, and as long as
-    // its round trip.
+    // To look at a message of so many fds takes some 40 us, as long as its round trip; nobody else is served meanwhile.
     let max_credits = lines.pick("limits.max_credits", given.limit(|it| it.max_credits), 16);
     // An export under load takes milliseconds; an owner in a debugger takes for ever.
     let recall = given.limit(|it| it.recall_timeout_ms);

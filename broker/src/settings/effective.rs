@@ -15,7 +15,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Read when no other is named and it exists.
+/// The configuration file that is read if no other is named and it exists.
 pub const DEFAULT_CONFIG_FILE: &str = "/etc/fdbroker/fdbrokerd.toml";
 
 /// What settings are made of.
@@ -30,7 +30,7 @@ pub(crate) struct MadeOf {
 /// Everything the daemon needs to know before it starts.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Whom it serves.
+    /// Which users it serves.
     pub mode: Mode,
     /// The file read, if any.
     pub config_file: Option<PathBuf>,
@@ -49,15 +49,15 @@ pub struct Settings {
     pub handshake_timeout: Duration,
     /// Log level.
     pub log: log::LevelFilter,
-    /// Where to say that clients can connect.
+    /// The fd to which READY is written when clients can connect.
     pub ready_fd: Option<i32>,
-    /// What ends the daemon when it ends.
+    /// The fd whose end of file ends the daemon.
     pub until_eof: Option<i32>,
     /// Kernel features that may be used.
     pub kernel: KernelFeatures,
     /// Go on in the place of the broker that runs.
     pub takeover: bool,
-    /// What they were made of, to be made again by [`Settings::reload`]; `None`: of something else.
+    /// What [`Settings::reload`] makes them of again; `None`: they cannot be made again.
     pub(crate) made_of: Option<Box<MadeOf>>,
     /// Each effective value: key, value, origin.
     pub(crate) lines: Vec<(String, String, &'static str)>,

@@ -58,8 +58,7 @@ impl Places {
             set: set.admin_socket.clone(),
             file: file.admin_socket.clone(),
         };
-        // A private broker takes nothing from the environment's places: those are of the node's
-        // broker.
+        // The places in the environment are the node's broker's, and of no use to a private one.
         let (admin_socket, admin_origin) = first(admin, admin_default);
         check(&admin_socket, admin_origin, &listeners, origin)?;
         lines.push("admin_socket", &quoted(&admin_socket), admin_origin);
@@ -72,7 +71,7 @@ impl Places {
     }
 }
 
-/// What no machine can serve: relative places in a file, paths that are no socket's, and one place twice.
+/// Refuses what no machine can serve: relative places in a file, paths that no socket can have, and one place twice.
 fn check(
     admin: &Path,
     admin_origin: &str,

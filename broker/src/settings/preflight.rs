@@ -1,6 +1,5 @@
-//! The places of a broker as they are before it starts: what would end it, told before anything is changed. The daemon looks
-//! by this at its start, and a check of the configuration too. Must never change anything, nor call bad what another
-//! user, such as the daemon's, may find good.
+//! The places of a broker before it starts: what would keep it from serving, told before anything is changed. The daemon looks at
+//! its start, and so does `--check-config`. Must never change anything, nor refuse what another user, such as the daemon's, may use.
 
 use crate::node::directories::{DirectoryRule, check_directory_form};
 use crate::node::error::ListenError;
@@ -14,7 +13,7 @@ use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-/// What looking does not tell, by directory.
+/// What a look does not tell, by directory.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Untold {
     /// Not there: the daemon makes them, and whether it can shows only then.

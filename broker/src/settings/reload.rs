@@ -22,12 +22,12 @@ pub(crate) struct Reloaded {
 pub(crate) struct Rereading {
     found: Arc<Mutex<Option<Result<Reloaded, ConfigError>>>>,
     is_under_way: bool,
-    /// It was asked for meanwhile: what is found may be of before.
+    /// It was asked for again meanwhile: the file may have changed since it was read.
     is_asked_again: bool,
 }
 
 impl Rereading {
-    /// What the other thread is to call; `None`: one is at it, and another follows.
+    /// What the other thread is to call. `None`: it is reading, and reads once more afterwards.
     pub fn begin(&mut self, settings: &Settings) -> Option<Box<dyn FnOnce() + Send + Sync>> {
         if std::mem::replace(&mut self.is_under_way, true) {
             self.is_asked_again = true;
@@ -67,7 +67,7 @@ impl Settings {
         let read = self.config_file.as_deref().map(ConfigFile::read).transpose()?;
         let file = read.unwrap_or_default();
         let whole = Settings::resolve(args, environment, file.clone(), host)?;
-        // Defaults of caps go by limits: by those that are in force.
+        // The defaults of caps follow from the limits in force, which do not change.
         let file = ConfigFile { caps: file.caps, log: file.log, ..running.clone() };
         let next = Settings::resolve(args, environment, file.clone(), host)?;
         let changed = differences(&self.lines, &next.lines, changes_at_run_time);

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// Whom the broker serves.
+/// Which users the broker serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// A node: sockets for everybody, not dumpable.
