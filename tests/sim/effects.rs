@@ -466,13 +466,16 @@ impl Model {
                     Some(Resource::TablePlaces) => limits::FDS_PER_CONNECTION,
                     _ => u64::from(own_fds).max(1),
                 };
-                let never = u64::from(own_fds) > self.most_own_fds();
-                ensure!(never || deadline <= self.now, "hello is refused before its deadline");
+                let most = self.most_own_fds();
+                if u64::from(own_fds) > most {
+                    let named = (status.resource, status.value.get(), status.pid.get());
+                    let right = (Resource::OwnFds as u8, most, 0);
+                    ensure!(named == right, "an absurd hello is refused with {shown}");
+                    ensure!(step.evicted.is_empty(), "fds are closed for a hello that is refused");
+                    return Ok(());
+                }
                 // What did not let it in may have been for the others that this step has let in.
-                ensure!(
-                    !never || step.evicted.is_empty(),
-                    "fds are closed for a hello that is refused"
-                );
+                ensure!(deadline <= self.now, "hello is refused before its deadline");
             }
             Ask::Register { deposits, .. } if !deposits.is_empty() => {
                 return self.deposits_refused(step, status);

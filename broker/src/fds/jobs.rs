@@ -62,8 +62,10 @@ pub enum Report {
     Uncharged,
     /// The core never saw the fd; it counts against this uid's refused fds.
     Refused(u32),
-    /// A socket of the ended connection with this number, of this uid, is closed.
+    /// The main socket of the ended connection with this number, of this uid, is closed.
     Retired(usize, u32),
+    /// So is its event socket.
+    RetiredEvent(usize, u32),
     /// A message of this uid has been dropped with its fds.
     Dropped(u32),
     /// This uid's fd has been looked at: the device number of dma-bufs, if it is one.

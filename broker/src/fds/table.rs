@@ -20,8 +20,8 @@ pub struct Retiring {
     pub socket: OwnedFd,
     /// Whose fds may lie in it.
     pub uid: u32,
-    /// Its connection, if it has one.
-    pub number: Option<usize>,
+    /// What is said once it is closed: it was turned away, or is of an ended connection.
+    pub report: Report,
     /// It is known that nothing lies in it, nor can any more.
     pub is_at_end: bool,
 }
@@ -58,8 +58,9 @@ pub struct FdTable {
 }
 
 impl FdTable {
-    /// An empty table for slots below `max_slots`, in a process that may have `table_fds` open.
-    pub fn new(max_slots: u32, table_fds: u64, closers: Closers) -> Self {
+    /// An empty table for slots below `max_slots`, in a process that may have `table_fds` open. `share_factor`: as for
+    /// [`fdbroker_core::Config::share_factor`].
+    pub fn new(max_slots: u32, table_fds: u64, share_factor: u64, closers: Closers) -> Self {
         // Reserved but not touched: growing later would copy megabytes on the loop.
         FdTable {
             held: Vec::with_capacity(max_slots as usize),
@@ -67,7 +68,7 @@ impl FdTable {
             files: FilesBySlot::with_capacity(max_slots as usize),
             arrived: Vec::with_capacity(MAX_BATCH),
             closers,
-            closing: Closing::new(table_fds),
+            closing: Closing::new(table_fds, share_factor),
             retiring: Vec::new(),
             reports: VecDeque::new(),
             has_more_reports: false,

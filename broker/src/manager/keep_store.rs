@@ -470,6 +470,6 @@ mod tests {
 
     fn no_fds() -> FdTable {
         let calls = Calls::real(Arc::new(|_| Process::default())).unwrap();
-        FdTable::new(16, 1024, Closers::new(calls, Arc::new(|| {})))
+        FdTable::new(16, 1024, fdbroker_protocol::NO_CAP, Closers::new(calls, Arc::new(|| {})))
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::clients::connection::client_id;
 use crate::clock;
-use crate::fds::jobs::Process;
+use crate::fds::jobs::{Process, Report};
 use crate::fds::table::Retiring;
 use crate::kernel;
 use crate::limits::{
@@ -12,7 +12,7 @@ use crate::limits::{
 use crate::readiness::Source;
 use crate::readiness::register;
 use crate::server::parts::Server;
-use fdbroker_core::{DomainKey, Input, NO_GROUP, Peer};
+use fdbroker_core::{DomainKey, Input, NO_GROUP, Part, Peer};
 use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -52,7 +52,8 @@ impl Server {
             }
             let bytes = self.writer.failed(0, status);
             let _ = fdbroker_scm::send(socket.as_fd(), bytes, &[]);
-            self.fds.retire(Retiring { socket, uid, number: None, is_at_end: false });
+            let report = Report::TurnedAway(uid);
+            self.fds.retire(Retiring { socket, uid, report, is_at_end: false });
             return false;
         }
         let until = clock::after(self.now, self.settings.handshake_timeout);
@@ -125,9 +126,12 @@ impl Server {
         if u64::from(of_uid) >= cap {
             return Err(Status::no_quota(Resource::Connections, Scope::Domain, cap, 0));
         }
-        if self.fds.closing().is_hung(uid) {
-            let cap = REFUSED_FDS_PER_UID.into();
-            return Err(Status::no_quota(Resource::RefusedFds, Scope::Domain, cap, 0));
+        // Nor does it count sockets of ended connections whose close hangs: they leave some of the connections to others, too.
+        let hung = self.fds.closing().sockets(uid);
+        let (held, used) = (hung.into(), self.connections.len() as u64);
+        let room = Part { held, used, most: most.into() }.room(self.settings.core.share_factor);
+        if hung >= REFUSED_FDS_PER_UID || (hung > 0 && room == 0) {
+            return Err(Status::no_quota(Resource::RefusedFds, Scope::Domain, held, 0));
         }
         if !self.connections.has_room_in_lobby(domain) {
             return Err(ErrorCode::Again.into());

@@ -57,14 +57,14 @@ impl Server {
         let event = connection.event.take();
         if let Some(socket) = connection.socket.take() {
             if is_read || !self.empty(&socket, uid) {
-                self.retire(number, socket, is_at_end);
+                self.retire(number, socket, Report::Retired(number, uid), is_at_end);
             } else {
                 watch_end(&self.poll, client, socket.as_fd());
                 self.connections[number].lingering = Some(socket);
             }
         }
         if let Some(event) = event {
-            self.retire(number, event, false);
+            self.retire(number, event, Report::RetiredEvent(number, uid), false);
         }
         let Some(connection) = self.connections.get_mut(number) else { return };
         connection.pidfd = None;
@@ -87,13 +87,20 @@ impl Server {
         if !self.in_flight.forget_if_read(connection) {
             return;
         }
+        let uid = connection.domain.uid;
         if let Some(socket) = connection.lingering.take() {
-            self.retire(index, socket, false);
+            self.retire(index, socket, Report::Retired(index, uid), false);
         }
     }
 
     /// Closes a socket of an ended connection, later. The connection stays on record until then.
-    pub(crate) fn retire(&mut self, number: usize, socket: OwnedFd, is_at_end: bool) {
+    pub(crate) fn retire(
+        &mut self,
+        number: usize,
+        socket: OwnedFd,
+        report: Report,
+        is_at_end: bool,
+    ) {
         let Some(connection) = self.connections.get_mut(number) else { return };
         connection.retiring += 1;
         if connection.lingering.is_none() {
@@ -101,11 +108,12 @@ impl Server {
             self.in_flight.forget_unread(connection);
         }
         let uid = connection.domain.uid;
-        self.fds.retire(Retiring { socket, uid, number: Some(number), is_at_end });
+        self.fds.retire(Retiring { socket, uid, report, is_at_end });
     }
 
-    /// A socket of the ended connection `number` is closed.
-    pub(crate) fn note_retired(&mut self, number: usize) {
+    /// The socket of this report is closed.
+    pub(crate) fn note_closed_socket(&mut self, report: Report) {
+        let (Report::Retired(number, _) | Report::RetiredEvent(number, _)) = report else { return };
         let Some(connection) = self.connections.get_mut(number) else { return };
         connection.retiring -= 1;
         if connection.is_forgotten && !connection.has_sockets_left() {
@@ -117,34 +125,28 @@ impl Server {
     /// may take its time.
     pub(crate) fn retire_sockets(&mut self, most: usize) {
         for _ in 0..most {
-            let Some(Retiring { socket, uid, number, is_at_end }) = self.fds.next_retiring() else {
+            let Some(Retiring { socket, uid, report, is_at_end }) = self.fds.next_retiring() else {
                 return;
             };
             // From here on the peer can add nothing.
             let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
-            let is_empty = is_at_end || self.is_read_to_end(&socket, uid);
-            match number {
-                _ if is_empty => drop(socket),
-                Some(number) => {
-                    let fd = socket.as_raw_fd();
-                    let _ = self.poll.registry().deregister(&mut SourceFd(&fd));
-                    self.fds.close_socket(socket, uid, Report::Retired(number, uid));
-                    continue;
-                }
-                None => self.turn_away(socket, uid),
+            if is_at_end || self.is_read_to_end(&socket, uid) {
+                drop(socket);
+                self.note_closed_socket(report);
+                continue;
             }
-            number.into_iter().for_each(|number| self.note_retired(number));
-        }
-    }
-
-    /// Has a lane close a socket without a connection.
-    fn turn_away(&mut self, socket: OwnedFd, uid: u32) {
-        self.fds.close_socket(socket, uid, Report::TurnedAway(uid));
-        if !self.fds.closing().may_turn_away() && self.bad_input.allows(self.now.0, uid) {
-            log::warn!(
-                "no connection is accepted until sockets with fds in them that were turned away, of uid {uid} and maybe \
-                 others, are closed"
-            );
+            let fd = socket.as_raw_fd();
+            // A socket that was turned away is not registered.
+            let _ = self.poll.registry().deregister(&mut SourceFd(&fd));
+            self.fds.close_socket(socket, uid, report);
+            let is_full =
+                matches!(report, Report::TurnedAway(_)) && !self.fds.closing().may_turn_away();
+            if is_full && self.bad_input.allows(self.now.0, uid) {
+                log::warn!(
+                    "no connection is accepted until sockets with fds in them that were turned away, of uid {uid} and \
+                     maybe others, are closed"
+                );
+            }
         }
     }
 

@@ -3,6 +3,7 @@
 //! Must never change anything that could not go on here if the successor fails.
 
 use crate::clients::connection::{client_id, index};
+use crate::fds::jobs::Report;
 use crate::handover::carriers::{CarryError, Outgoing};
 use crate::handover::packing::{Packing, Parcel, Way, Whose, save_connection, save_listener};
 use crate::handover::state::{SavedHandshake, SavedSlot, State};
@@ -59,7 +60,8 @@ impl Server {
         self.disconnect(client, ErrorCode::Internal.into());
         let Some(connection) = self.connections.get_mut(index(client)) else { return };
         let Some(socket) = connection.lingering.take() else { return };
-        self.retire(index(client), socket, false);
+        let report = Report::Retired(index(client), connection.domain.uid);
+        self.retire(index(client), socket, report, false);
     }
 
     /// Brings the loop to rest: nothing is parked, and nothing waits to be applied or retired.

@@ -30,7 +30,7 @@ use crate::server::trim::Trim;
 use crate::server::waiting::Waiting;
 use crate::settings::Settings;
 use crate::settings::reload::Rereading;
-use fdbroker_core::{Core, Now};
+use fdbroker_core::{Config, Core, Now};
 use fdbroker_protocol::Writer;
 use mio::Poll;
 use std::io;
@@ -92,8 +92,9 @@ pub(crate) struct Server {
 
 impl Server {
     pub fn new(settings: Settings, parts: Parts) -> io::Result<Self> {
+        let Config { max_slots, share_factor, .. } = settings.core;
         // The broker of one user has no shares.
-        let is_shared = settings.core.share_factor != fdbroker_protocol::NO_CAP;
+        let is_shared = share_factor != fdbroker_protocol::NO_CAP;
         let now = clock::now();
         let mut server = Server {
             rereading: Rereading::default(),
@@ -105,7 +106,7 @@ impl Server {
             core: parts.core,
             feedback: Feedback::default(),
             classifier: parts.classifier,
-            fds: FdTable::new(settings.core.max_slots, settings.table_fds, parts.closers),
+            fds: FdTable::new(max_slots, settings.table_fds, share_factor, parts.closers),
             door: Door::new(parts.listeners),
             connections: Connections::new(settings.core.max_clients as usize, is_shared),
             waiting: Waiting::default(),

@@ -188,7 +188,7 @@ impl Server {
                     dmabufs.into_iter().for_each(|device| self.classifier.learn(device));
                     self.go_on_with(uid);
                 }
-                Report::Retired(number, _) => self.note_retired(number),
+                Report::Retired(..) | Report::RetiredEvent(..) => self.note_closed_socket(report),
                 Report::Dropped(uid) => self.note_dropped(uid),
                 Report::Process(number, serial, process) => {
                     self.take_in(number, serial, process);

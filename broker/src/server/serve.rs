@@ -5,14 +5,14 @@
 use crate::clients::connection::{Connection, Phase, index};
 use crate::fds::closing::Reading;
 use crate::fds::jobs::NOBODY;
-use crate::limits::{REFUSED_FDS_PER_UID, WORK_PER_MESSAGE, WORK_PER_WAKE};
+use crate::limits::{WORK_PER_MESSAGE, WORK_PER_WAKE};
 use crate::messages::requests::{self, Breach, Context};
 use crate::server::parts::Server;
 use crate::server::waiting::{Channel, Refused, Suspended};
 use fdbroker_core::{ClientId, Input, Now, OwnerKey, RequestId};
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::message::{HELLO_MAGIC, Hello, PROTOCOL_VERSION};
-use fdbroker_protocol::{ErrorCode, Kind, Resource, Scope, Status};
+use fdbroker_protocol::{ErrorCode, Kind, Status};
 use fdbroker_scm::RecvError;
 use std::os::fd::AsFd;
 
@@ -285,9 +285,8 @@ impl Server {
 
     /// Refuses a message because closes of its uid hang, or a look.
     fn answer_hung(&mut self, client: ClientId, id: u64, uid: u32) {
-        self.log_bad_client(client, &"its deposits are refused: closes of its uid hang");
-        let cap = REFUSED_FDS_PER_UID.into();
-        let status = Status::no_quota(Resource::RefusedFds, Scope::Domain, cap, 0);
+        self.log_bad_client(client, &"its deposits are refused: closes of fds hang");
+        let status = self.fds.closing().refusal(uid);
         self.fds.refuse_rest(uid);
         self.reply_failed(client, RequestId(id), status);
         self.settle_queues();

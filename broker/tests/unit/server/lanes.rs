@@ -331,3 +331,33 @@ fn sockets_when_turned_away_and_their_closes_hang_then_the_door_is_shut_and_clie
     bench.rest();
     assert_eq!(late.failed().result(), Err(ErrorCode::NoQuota));
 }
+
+#[test]
+fn connections_when_their_closes_hang_then_their_user_leaves_some_to_others() {
+    let (end_hang, close) = hanging_close();
+    let mut bench = Bench::with(&["limits.max_clients=18"], KernelFeatures::ALL, close);
+    // As in a broker of several users.
+    bench.server.settings.core.share_factor = 8;
+    let refusal = (0..18).find_map(|_| {
+        let peer = bench.raw();
+        peer.send(&hello(), &[]);
+        bench.rest();
+        bench.until(|server| server.connections.iter().all(|(_, it)| it.is_known));
+        bench.rest();
+        let (bytes, fds) = peer.recv().unwrap();
+        if fds.is_empty() {
+            return Some(*Message::parse(&bytes).unwrap().body_as::<Status>().unwrap());
+        }
+        // Nothing reads what is behind a broken message.
+        peer.send(&[0], &[]);
+        peer.send(&register(1), &[memfd().as_fd()]);
+        drop((peer, fds));
+        bench.rest();
+        None
+    });
+    let refusal = refusal.expect("one is refused");
+    assert_eq!(refusal, Status::no_quota(Resource::RefusedFds, Scope::Domain, 16, 0));
+    assert_eq!(bench.server.connections.len(), 16, "of 18");
+    drop(end_hang);
+    bench.until(|server| server.connections.is_empty() && !server.fds.is_closing());
+}
