@@ -63,6 +63,8 @@ pub struct Connection {
     pub pidfd: Option<OwnedFd>,
     /// Listener and uid.
     pub domain: DomainKey,
+    /// The domain that it shares with: of its user, where the uid is a subordinate one.
+    pub shares_as: DomainKey,
     /// Of its process, as the broker's PID namespace numbers it; 0: it is in another one.
     pub pid: u32,
     /// The core knows it: what /proc says of its process is there. Nothing is read from it before.
@@ -151,6 +153,7 @@ impl Connection {
             event: None,
             pidfd: None,
             domain,
+            shares_as: domain,
             pid,
             is_known: false,
             started: 0,
@@ -179,7 +182,7 @@ impl Connection {
 
     /// The user and process that it shares its turns with.
     pub fn who(&self) -> Who {
-        Who { uid: self.domain.uid, pid: self.pid }
+        Who { uid: self.shares_as.uid, pid: self.pid }
     }
 
     /// The main socket, until it is gone.

@@ -6,7 +6,7 @@ use crate::clients::connection::{Connection, Phase, client_id, index};
 use crate::clients::handshakes::{Handshake, Handshakes};
 use crate::clients::lobby::Lobby;
 use crate::clients::turns::{Turns, Who};
-use fdbroker_core::{ClientId, DomainKey, Now};
+use fdbroker_core::{ClientId, DomainKey, Now, SubordinateUids};
 use slab::Slab;
 use std::collections::{HashMap, VecDeque};
 use std::ops::{Index, IndexMut};
@@ -21,6 +21,7 @@ pub struct Connections {
     /// By uid; no entry = none.
     of_users: HashMap<u32, u32>,
     last_serial: u64,
+    subordinate_uids: SubordinateUids,
     /// Connections that are [`Phase::Silent`].
     lobby: Lobby,
     handshakes: Handshakes,
@@ -32,11 +33,12 @@ pub struct Connections {
 
 impl Connections {
     /// None yet, at most `most`. `is_shared`: by several users.
-    pub fn new(most: usize, is_shared: bool) -> Self {
+    pub fn new(most: usize, is_shared: bool, subordinate_uids: SubordinateUids) -> Self {
         Connections {
             by_number: Slab::with_capacity(most.min(EXPECTED)),
             of_users: HashMap::new(),
             last_serial: 0,
+            subordinate_uids,
             lobby: Lobby::new(is_shared),
             handshakes: Handshakes::new(most),
             turns: Turns::default(),
@@ -47,14 +49,15 @@ impl Connections {
     /// Takes over the connections of another broker, by number, the serial that it gave last, and the times for hello.
     pub fn restore(
         &mut self,
-        connections: Vec<(usize, Connection)>,
+        mut connections: Vec<(usize, Connection)>,
         last_serial: u64,
         handshakes: impl Iterator<Item = Handshake>,
     ) {
-        for (_, connection) in &connections {
+        for (_, connection) in &mut connections {
+            connection.shares_as = self.shares_as(connection.domain);
             *self.of_users.entry(connection.domain.uid).or_default() += 1;
             if connection.phase == Phase::Silent {
-                self.lobby.enter(connection.domain);
+                self.lobby.enter(connection.shares_as);
             }
         }
         (self.by_number, self.last_serial) = (connections.into_iter().collect(), last_serial);
@@ -65,17 +68,23 @@ impl Connections {
     pub fn add(&mut self, socket: OwnedFd, domain: DomainKey, pid: u32, until: Now) -> usize {
         self.last_serial += 1;
         *self.of_users.entry(domain.uid).or_default() += 1;
-        self.lobby.enter(domain);
-        let serial = self.last_serial;
-        let number = self.by_number.insert(Connection::new(serial, socket, domain, pid));
+        let (serial, shares_as) = (self.last_serial, self.shares_as(domain));
+        self.lobby.enter(shares_as);
+        let new = Connection { shares_as, ..Connection::new(serial, socket, domain, pid) };
+        let number = self.by_number.insert(new);
         let handshake = Handshake { client: client_id(number), serial, until };
         self.handshakes.add(handshake, &self.by_number);
         number
     }
 
+    fn shares_as(&self, domain: DomainKey) -> DomainKey {
+        let uid = self.subordinate_uids.user_of(domain.uid).unwrap_or(domain.uid);
+        DomainKey { uid, ..domain }
+    }
+
     /// Whether another connection of this domain may come in.
     pub fn has_room_in_lobby(&self, domain: DomainKey) -> bool {
-        self.lobby.has_room(domain)
+        self.lobby.has_room(self.shares_as(domain))
     }
 
     /// A connection is so far from now on. `false`: it was before.
@@ -83,7 +92,7 @@ impl Connections {
         let Some(connection) = self.by_number.get_mut(number) else { return false };
         let former = std::mem::replace(&mut connection.phase, phase);
         if former == Phase::Silent && phase != former {
-            self.lobby.leave(connection.domain);
+            self.lobby.leave(connection.shares_as);
         }
         former != phase
     }
@@ -246,5 +255,34 @@ impl<'a> IntoIterator for &'a mut Connections {
 
     fn into_iter(self) -> Self::IntoIter {
         self.by_number.iter_mut()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fdbroker_core::SubordinateRange;
+    use std::fs::File;
+
+    #[test]
+    fn connections_when_a_user_comes_under_subordinate_uids_then_these_have_one_part_of_the_lobby()
+    {
+        let range = SubordinateRange { first: 100_000, count: 10, user: 1000 };
+        let mut connections = Connections::new(64, true, SubordinateUids::new(vec![range]));
+        let domain = |uid| DomainKey { listener: 0, uid };
+        let mut first = None;
+        for uid in (1000..1001).chain(100_000..100_010).cycle() {
+            if !connections.has_room_in_lobby(domain(uid)) {
+                break;
+            }
+            let socket = File::open("/dev/null").unwrap().into();
+            let number = connections.add(socket, domain(uid), 1, Now(0));
+            first.get_or_insert(number);
+        }
+        assert_eq!(connections.len(), crate::limits::LOBBY_PER_DOMAIN as usize);
+        assert!(!connections.has_room_in_lobby(domain(100_009)), "another of its uids");
+        assert!(connections.has_room_in_lobby(domain(100_010)), "another user");
+        connections.advance(first.unwrap(), Phase::Gone);
+        assert!(connections.has_room_in_lobby(domain(100_009)));
     }
 }

@@ -43,9 +43,9 @@ impl InFlight {
     /// is asked when that matters: a client that reads always has its share.
     pub fn room(&mut self, connection: &mut Connection, fds: usize) -> usize {
         let most = fds as u64;
-        let mut room = self.shares.room(connection.domain, connection.unread.fds, most);
+        let mut room = self.shares.room(connection.shares_as, connection.unread.fds, most);
         if room < most && connection.unread.fds > 0 && self.forget_if_read(connection) {
-            room = self.shares.room(connection.domain, 0, most);
+            room = self.shares.room(connection.shares_as, 0, most);
         }
         usize::try_from(room).unwrap_or(usize::MAX)
     }
@@ -57,7 +57,7 @@ impl InFlight {
 
     /// The client was sent a message with so many fds.
     pub fn note_sent(&mut self, connection: &mut Connection, fds: usize) {
-        self.shares.add(connection.domain, connection.unread.fds, fds as u64);
+        self.shares.add(connection.shares_as, connection.unread.fds, fds as u64);
         connection.unread.add(fds);
     }
 
@@ -74,7 +74,7 @@ impl InFlight {
 
     /// What another broker has sent to the client is unread.
     pub fn restore(&mut self, connection: &Connection) {
-        self.shares.add(connection.domain, 0, connection.unread.fds);
+        self.shares.add(connection.shares_as, 0, connection.unread.fds);
     }
 
     /// How many fds a grant may have from now on, at most `most`, if that has changed: the core is to hear it. What could not be
@@ -101,7 +101,7 @@ impl InFlight {
 
     /// Nothing of a client is unread any more.
     pub fn forget_unread(&mut self, connection: &mut Connection) {
-        self.shares.remove(connection.domain, std::mem::take(&mut connection.unread).fds);
+        self.shares.remove(connection.shares_as, std::mem::take(&mut connection.unread).fds);
         if std::mem::take(&mut connection.is_hello_unread) {
             self.shares.remove_hello(connection.who());
         }

@@ -108,7 +108,11 @@ impl Server {
             classifier: parts.classifier,
             fds: FdTable::new(max_slots, settings.table_fds, share_factor, parts.closers),
             door: Door::new(parts.listeners),
-            connections: Connections::new(settings.core.max_clients as usize, is_shared),
+            connections: Connections::new(
+                settings.core.max_clients as usize,
+                is_shared,
+                settings.core.subordinate_uids.clone(),
+            ),
             waiting: Waiting::default(),
             in_flight: Self::new_in_flight(&settings),
             waits: Waits::new(now),
