@@ -29,14 +29,9 @@ impl Core {
             return self.refuse_stranger(client, request, fx);
         }
         let own = u64::from(own_fds);
-        let (scope, most) = self.most_own_fds();
-        if own > most {
-            let status = Self::no_quota_limit(Resource::OwnFds, scope, most);
-            return self.refuse_hello(client, request, status, fx);
-        }
         let Err(blocked) = self.let_in(client, request, own, Turn::Last, fx) else { return };
-        if deadline <= self.now {
-            return self.refuse_hello(client, request, self.no_quota(blocked), fx);
+        if deadline <= self.now || own > self.most_own_fds().1 {
+            return self.refuse_hello(client, request, self.hello_refusal(own, blocked), fx);
         }
         let wait = self.wait_of_hello(client.0, own, blocked, fx);
         let (seq, wish, nodes) = (self.arrival(), Wish::Hello(own), Box::default());
@@ -74,7 +69,7 @@ impl Core {
         fx: &mut Effects,
     ) {
         if let Err(blocked) = self.let_in(client, request, own, Turn::Last, fx) {
-            self.refuse_hello(client, request, self.no_quota(blocked), fx);
+            self.refuse_hello(client, request, self.hello_refusal(own, blocked), fx);
         }
     }
 
@@ -130,6 +125,14 @@ impl Core {
     ) {
         self.refuse(client, request, status, fx);
         fx.list.push(Effect::Disconnect { client, status });
+    }
+
+    /// Why a hello is refused: it declares more than any client could have, or else what is in its way.
+    fn hello_refusal(&self, own: u64, blocked: Blocked) -> Status {
+        match self.most_own_fds() {
+            (scope, most) if own > most => Self::no_quota_limit(Resource::OwnFds, scope, most),
+            _ => self.no_quota(blocked),
+        }
     }
 
     /// The most fds of its own that any client could have: the smallest cap of fds, and its scope.
