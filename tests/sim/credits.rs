@@ -1,9 +1,10 @@
 //! Checks deposit credits: idle ones are taken back when another needs the place, and their clients do not know it. Must
 //! never look into the core but at the number of credits that it shows.
 
-use crate::checks::{credit_blockers, nobody_waits};
 use crate::judge::{Step, ensure};
-use crate::model::{Check, Holder, Ledger, Model};
+use crate::model::{Check, Model};
+use crate::sums::{Holder, Ledger};
+use crate::waits::{credit_blockers, nobody_waits};
 use fdbroker_core::{Core, Effect, Effects};
 use fdbroker_protocol::{ErrorCode, Resource};
 

@@ -2,7 +2,8 @@
 //! file once, with what the file pins. Must never say which of its owners pays: the core's own assertions do.
 
 use crate::action::Action;
-use crate::model::{Allocation, Check, Ledger, Model};
+use crate::model::{Allocation, Check, Model};
+use crate::sums::Ledger;
 use crate::world::World;
 use fdbroker_core::{DomainKey, File, FileId};
 use fdbroker_protocol::AllocationId;

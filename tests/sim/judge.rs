@@ -2,8 +2,9 @@
 //! effect in between. Must never look into the core: only at inputs, effects and the model.
 
 use crate::action::Action;
-use crate::model::{Ask, Check, Client, Drain, Holder, Model, Phase, Request};
+use crate::model::{Ask, Check, Client, Drain, Model, Phase, Request};
 use crate::returns::Return;
+use crate::sums::Holder;
 use crate::tally::Promise;
 use fdbroker_core::{Deposit, DomainKey, Granted, JobKey, Lane, LeaseId, OwnerKey, Supply, limits};
 use fdbroker_protocol::limits::ENDS_PER_MESSAGE;

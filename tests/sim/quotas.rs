@@ -3,8 +3,9 @@
 
 use crate::action::show_status;
 use crate::judge::{Quota, Step, ensure, slot_range};
-use crate::model::{Check, Holder, Ledger, Model};
+use crate::model::{Check, Model};
 use crate::shares::SHARE_OF_FDS;
+use crate::sums::{Holder, Ledger};
 use crate::tally::Promise;
 use fdbroker_protocol::page::LAST_GENERATION;
 use fdbroker_protocol::{Resource, Scope, Status};
@@ -81,7 +82,7 @@ impl Model {
             heard_of(*account)
                 || ledgers.iter().any(|ledger| {
                     self.is_full(ledger, *account, resource, quota.need)
-                        || crate::checks::is_waited_for(self, ledger, *account, resource)
+                        || crate::waits::is_waited_for(self, ledger, *account, resource)
                 })
         });
         ensure!(

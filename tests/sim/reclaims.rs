@@ -2,10 +2,11 @@
 //! request. Must look at nothing in the core but the leases that it has marked.
 
 use crate::action::Action;
-use crate::checks::Waiting;
 use crate::judge::ensure;
-use crate::model::{Check, Client, Holder, Ledger, Model, Phase};
+use crate::model::{Check, Client, Model, Phase};
+use crate::sums::{Holder, Ledger};
 use crate::tally::Promise;
+use crate::waits::Waiting;
 use fdbroker_core::{Core, limits};
 use fdbroker_protocol::Resource;
 use std::collections::{BTreeMap, BTreeSet};

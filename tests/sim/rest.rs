@@ -5,6 +5,7 @@ use crate::action::Action;
 use crate::checks;
 use crate::judge::ensure;
 use crate::model::{Check, Phase};
+use crate::waits;
 use crate::world::World;
 
 /// Rounds of answering everything before the world is said never to rest.
@@ -24,7 +25,7 @@ impl World {
             rounds += 1;
             ensure!(rounds < MAX_REST_ROUNDS, "it does not settle");
         }
-        checks::nothing_stuck(&self.model)?;
+        waits::nothing_stuck(&self.model)?;
         // Waiting for deadlines far ahead would use up the world's time: such requests are cancelled.
         let horizon = self.now + 10_000_000;
         for (client, request) in self.requests_after(horizon) {

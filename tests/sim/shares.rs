@@ -3,7 +3,8 @@
 
 use crate::action::Action;
 use crate::judge::{Step, ensure};
-use crate::model::{Check, Holder, Ledger, Model, Sums};
+use crate::model::{Check, Model};
+use crate::sums::{Holder, Ledger, Sums};
 use crate::tally::Promise;
 use fdbroker_core::{DomainKey, limits};
 use fdbroker_protocol::{NO_CAP, Resource};

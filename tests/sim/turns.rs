@@ -2,10 +2,11 @@
 //! served twice. Must never look into the core: only at grants and the model.
 
 use crate::action::Action;
-use crate::checks::{LEASE, Waiting, waits_behind};
 use crate::judge::{Step, ensure};
-use crate::model::{Blocker, Check, Holder, Ledger, Model};
+use crate::model::{Check, Model};
+use crate::sums::{Blocker, Holder, Ledger};
 use crate::tally::Promise;
+use crate::waits::{LEASE, Waiting, waits_behind};
 use fdbroker_core::DomainKey;
 use std::collections::{BTreeMap, BTreeSet};
 

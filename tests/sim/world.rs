@@ -7,13 +7,15 @@ use crate::checks;
 use crate::faults;
 use crate::judge::{Step, ensure};
 use crate::lives::Remembered;
-use crate::model::{Check, Ledger, Model, Phase};
+use crate::model::{Check, Model, Phase};
 use crate::reclaims::Reclaims;
 use crate::report::{Stats, Trace};
 use crate::rng::Rng;
 use crate::setups::Setup;
+use crate::sums::Ledger;
 use crate::tally::{Fault, Promise};
 use crate::turns::Turns;
+use crate::waits;
 use crate::watch::SlotWatch;
 use fdbroker_core::{
     CapsOfScopes, ClientId, Config, Core, DomainKey, Effect, Effects, Events, FormerSlot, Granted,
@@ -564,13 +566,13 @@ impl World {
             ensure!(!exact || step.quotas.is_empty(), "a NO_QUOTA that no effect shows");
         }
         if exact {
-            checks::order(&self.model, &step, &after, action)?;
-            checks::hello_helps(&self.model, &step, &after, action)?;
+            waits::order(&self.model, &step, &after, action)?;
+            waits::hello_helps(&self.model, &step, &after, action)?;
             self.model.check_shares(&step, &self.ledger, &after)?;
             self.model.check_credits(&step, &after)?;
             self.model.check_share_of_leases(&step, action, &self.ledger, &after)?;
-            let all = checks::everybody(&self.model, &after);
-            checks::nothing_left_waiting(&self.model, &self.core, &after, &all, self.now)?;
+            let all = waits::everybody(&self.model, &after);
+            waits::nothing_left_waiting(&self.model, &self.core, &after, &all, self.now)?;
             self.turns.check(&self.model, &step, &after, &all, action)?;
             self.reclaims.check(&self.model, &self.core, [&self.ledger, &after], &all)?;
             self.slot_watch.look(&self.model, &self.core, &step.used_slots)?;
