@@ -575,6 +575,9 @@ impl Model {
         };
         let codes = match known.ended {
             Some(code) if !self.lingers(id, known) => vec![code, ErrorCode::NotPermitted],
+            Some(code) if !self.permitted(client, known) && self.is_given_up(known) => {
+                vec![code, ErrorCode::NotPermitted]
+            }
             _ if !self.permitted(client, known) => vec![ErrorCode::NotPermitted],
             Some(code) => return (Vec::new(), Some(code).filter(|_| self.is_given_up(known))),
             None => self.too_late(id).into_iter().collect(),
