@@ -532,7 +532,8 @@ impl Model {
         match supply.fd {
             Ok(at) => {
                 let same = supply.owner_allocation_id == allocation.deposit.owner_allocation_id
-                    && supply.size_bytes == allocation.deposit.size_bytes;
+                    && supply.size_bytes == allocation.deposit.size_bytes
+                    && supply.fd_offset.checked_add(supply.size_bytes).is_some();
                 if same {
                     allocation.deposit.fd_offset = supply.fd_offset;
                     allocation.deposit.file = supply.file;

@@ -169,7 +169,8 @@ impl Core {
         self.allocations.ask_no_more_for(slot);
         let allocation = &self.allocations[slot];
         let same = allocation.owner_allocation_id == supply.owner_allocation_id
-            && allocation.size_bytes == supply.size_bytes;
+            && allocation.size_bytes == supply.size_bytes
+            && supply.fd_offset.checked_add(supply.size_bytes).is_some();
         match (supply.fd, supply.refused_fd) {
             (Ok(index), _) if same => self.hold_supplied(slot, index, supply, fx),
             (Ok(index), _) => {

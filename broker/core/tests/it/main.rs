@@ -357,6 +357,24 @@ fn acquire_when_two_wait_for_one_then_it_is_recalled_once() {
 }
 
 #[test]
+fn supply_when_its_range_ends_beyond_all_numbers_then_the_allocation_ends() {
+    let (mut world, id) = one_evicted();
+    world.acquire(USER, &[Ok(id)], 1000);
+    world.close_all();
+    let supply = Supply {
+        id,
+        fd: Ok(0),
+        refused_fd: None,
+        file: None,
+        owner_allocation_id: 1,
+        fd_offset: u64::MAX - 4095,
+        size_bytes: 4096,
+    };
+    let effects = world.step(Input::Supply { client: OWNER, supplies: &[supply] });
+    assert!(effects.contains(&Effect::Publish { slot: id.slot, generation: 0 }), "{effects:?}");
+}
+
+#[test]
 fn supply_when_the_id_differs_then_the_allocation_ends() {
     let (mut world, id) = one_evicted();
     let request = world.acquire(USER, &[Ok(id)], 1000);
