@@ -191,9 +191,11 @@ impl Core {
             let (place, number) = self.place(seq);
             self.ledger.block(account);
             self.rooms.enter(account, place, number);
-            if !self.is_behind(seq, account) {
+            match self.is_behind(seq, account) {
+                // What the first one waits for may be another account by now, as shares go down, too.
+                true => self.wake(account),
                 // Those before which it has come found the account full; but it may have made some room itself.
-                self.look_soon(seq);
+                false => self.look_soon(seq),
             }
         }
     }
