@@ -347,7 +347,9 @@ pub fn parked_items_when_their_domain_has_as_many_as_it_may_then_no_quota(rig: &
     rig.end()
 }
 
-pub fn turn_when_a_step_cannot_finish_it_then_the_next_step_does(rig: &mut Rig) -> Check {
+pub fn turn_when_the_first_are_held_up_then_the_next_of_their_domain_is_served(
+    rig: &mut Rig,
+) -> Check {
     rig.begin(|config| {
         config.node.open_leases = 2;
         config.client.open_leases = 1;
@@ -360,7 +362,7 @@ pub fn turn_when_a_step_cannot_finish_it_then_the_next_step_does(rig: &mut Rig) 
     rig.leases(full, id, 1)?;
     let last = rig.leases(other, other_id, 1)?[0];
     // More than a step looks at, and none of them can be served.
-    for _ in 0..limits::PARKED_SCAN_PER_STEP + 4 {
+    for _ in 0..limits::PARKED_LOOKS_PER_STEP + 4 {
         rig.acquire(full, id)?;
     }
     let (behind, rival) = (rig.client()?, rig.client_of(OTHER_UID)?);

@@ -57,7 +57,7 @@ pub const ALL: &[(&str, Scenario)] = named! {
     slots_when_freed_then_used_again_oldest_first_after_those_never_used
     supply_when_full_requests_wait_then_granted_in_portions_without_a_further_input
     parked_items_when_their_domain_has_as_many_as_it_may_then_no_quota
-    turn_when_a_step_cannot_finish_it_then_the_next_step_does
+    turn_when_the_first_are_held_up_then_the_next_of_their_domain_is_served
     freed_when_its_owner_has_said_complete_then_stale_before_its_turn_to_end
     end_when_thousands_of_leases_are_out_then_swept_in_portions_and_sums_match
     order_when_use_is_skewed_then_2_percent_more_recalls_than_exact_lru_at_most

@@ -49,13 +49,13 @@ impl Core {
         self.ledger.settle(scope, charge);
     }
 
-    /// Takes a client's charge back. Room in fds or bytes may let parked requests go on.
+    /// Takes a client's charge back, for whoever waits for it.
     pub(crate) fn release_charge(&mut self, client: u32, charge: Charge) {
-        self.undo_charge(client, charge);
-        self.room_appeared |= charge.0 != Resource::PinnedBytes && !self.rooms.is_empty();
+        let scope = self.scope_of(client);
+        self.ledger.release(scope, charge);
     }
 
-    /// Takes a charge back that nobody waits for.
+    /// Takes a charge back that leaves everything as it was before.
     pub(crate) fn undo_charge(&mut self, client: u32, charge: Charge) {
         let scope = self.scope_of(client);
         self.ledger.take(scope, charge);
@@ -63,8 +63,7 @@ impl Core {
 
     /// Takes a charge back of which only the domain is left, because its client is gone.
     pub(crate) fn release_domain_charge(&mut self, domain: u32, charge: Charge) {
-        self.ledger.take(self.clients.scope_of_domain(domain), charge);
-        self.room_appeared |= !self.rooms.is_empty();
+        self.ledger.release(self.clients.scope_of_domain(domain), charge);
         self.forget_domain_if_unused(domain);
     }
 
@@ -73,7 +72,7 @@ impl Core {
     /// The domain's caps bound what is left.
     pub(crate) fn leave_to_domain(&mut self, client: u32, charge: Charge) {
         let scope = self.scope_of(client);
-        self.ledger.take_below(Scope::Domain, scope, charge);
+        self.ledger.release_below(Scope::Domain, scope, charge);
     }
 
     /// Takes back a charge of an allocation: from its owner, or from its domain alone when it has none.
@@ -181,8 +180,6 @@ impl Core {
             return;
         }
         self.ledger.set_slow(domain.scope, slow);
-        // Whoever waited for these closes may have others evicted.
-        self.room_appeared |= slow && !self.rooms.is_empty();
     }
 
     /// The arrived fd at `index`, whose place `client` is charged for, goes to a closer.
@@ -232,8 +229,6 @@ impl Core {
             return;
         };
         self.ledger.set_unplaced(self.ledger.unplaced() + 1);
-        // A hello that stands in line for places may have fewer to come.
-        self.room_appeared |= !self.rooms.is_empty();
         self.ledger.add(self.clients.scope_of_domain(domain), REFUSED_FD);
         let ticket = self.closes(Closing { domain, client: None, refused: true });
         fx.list.push(Effect::CloseArrived { index, ticket, lane });
@@ -261,7 +256,6 @@ impl Core {
         }
         let Some((number, serial)) = client else {
             self.ledger.set_unplaced(self.ledger.unplaced() - 1);
-            self.room_appeared |= !self.rooms.is_empty();
             return self.forget_domain_if_unused(domain);
         };
         let of = self.clients.domain_mut(domain);

@@ -30,8 +30,8 @@ pub(crate) enum Item {
 pub(crate) enum Turn {
     /// Nobody: a supplied fd waits for it.
     First,
-    /// Those that the scan under way has found blocked.
-    Scanned,
+    /// Those in line before the parked request of this arrival number.
+    InLine(u64),
     /// Everybody who is parked.
     Last,
 }
@@ -87,8 +87,7 @@ impl Core {
             let status = self.no_quota(blocked);
             return self.refuse_parking(client, request, wanted, status, fx);
         }
-        let nodes = Box::default();
-        self.park(seq, Parked { client, request, deadline, wish, nodes, wait, supplied: false });
+        self.park(seq, Parked::new(client, request, deadline, wish, wait));
         if wait == Wait::Reader && self.has_ended_item(seq) {
             // Without an fd the answer needs no reader, and nothing else would bring it.
             self.answer_ended_item(seq, fx);
@@ -261,6 +260,7 @@ impl Core {
         let mut ready: Option<u32> = None;
         let mut several_ready = false;
         let mut full: Option<Blocked> = None;
+        self.also_blocked.clear();
         for item in wanted {
             match self.item(client, *item) {
                 Item::Recalling(_) | Item::Reserved(_) => recalling = true,
@@ -273,7 +273,8 @@ impl Core {
                     };
                     match started {
                         Ok(()) => recalling = true,
-                        Err(blocked) => full = full.or(Some(blocked)),
+                        Err(blocked) if full.is_none() => full = Some(blocked),
+                        Err(blocked) => self.also_blocked.push(blocked),
                     }
                 }
                 Item::Ready(slot) => several_ready |= *ready.get_or_insert(slot) != slot,
@@ -329,26 +330,32 @@ impl Core {
         client: u32,
         resources: &[Resource],
     ) -> Option<Blocked> {
-        let is_nobody = match turn {
-            Turn::First => true,
-            Turn::Scanned => self.scan_full.is_empty(),
-            Turn::Last => self.rooms.is_empty(),
-        };
-        if is_nobody {
+        if turn == Turn::First || self.rooms.is_empty() {
             return None;
         }
-        let scope = self.scope_of(client);
-        let waited_for = |blocked: &Blocked| match turn {
+        let (mut widest, mut next) = (None, Some(self.scope_of(client)));
+        while let Some(scope) = next {
+            let is_ahead = |resource: &&Resource| {
+                self.ledger[scope].blocked.has(**resource)
+                    && self.is_ahead(turn, Blocked { resource: **resource, scope })
+            };
+            let found = resources.iter().find(is_ahead);
+            widest = found.map(|it| Blocked { resource: *it, scope }).or(widest);
+            next = self.ledger[scope].parent;
+        }
+        widest
+    }
+
+    /// Whether a request of this turn stands behind those in line for an account. A newcomer stands behind nobody who waits
+    /// for the account of a client.
+    fn is_ahead(&mut self, turn: Turn, account: Blocked) -> bool {
+        match turn {
             Turn::First => false,
-            Turn::Scanned => self.scan_full.contains(blocked),
-            Turn::Last => self.ledger.is_waited_for(*blocked),
-        };
-        let in_scope = |scope| {
-            let all = resources.iter().map(move |resource| Blocked { resource: *resource, scope });
-            all.into_iter().find(waited_for)
-        };
-        // The widest one.
-        self.ledger.path(scope).filter_map(in_scope).last()
+            Turn::InLine(seq) => self.is_behind(seq, account),
+            Turn::Last => {
+                self.ledger[account.scope].kind != Scope::Client && self.rooms.has_line(account)
+            }
+        }
     }
 
     fn ahead_of_recall(&mut self, turn: Turn, client: u32, slot: u32) -> Option<Blocked> {
@@ -434,8 +441,7 @@ impl Core {
             let attempt = Attempt { client, request, seq, deadline, wanted, turn, first };
             return self.answer_waiting(attempt, Wait::Reader, fx);
         }
-        let (nodes, wait, supplied) = (Box::default(), Wait::Reader, false);
-        self.park(seq, Parked { client, request, deadline, wish, nodes, wait, supplied });
+        self.park(seq, Parked::new(client, request, deadline, wish, Wait::Reader));
         if self.has_ended_item(seq) {
             self.answer_ended_item(seq, fx);
         }

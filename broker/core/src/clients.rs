@@ -3,7 +3,7 @@
 //! something. The records go to a successor (`saved.rs`): another field, or another order, is another format of the daemon's
 //! handover.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::ops::{Index, IndexMut};
 
 use crate::api::{DomainKey, JobKey, OwnerKey};
@@ -98,27 +98,14 @@ pub struct Domain {
     pub closing: u64,
     /// Its closes take long: the node does not wait for them.
     pub slow: bool,
-    /// Requests of its clients that wait for room or a reader, by arrival; without those that a supplied fd waits for.
-    pub waiting: BTreeSet<u64>,
     /// When it was last served, in the order of all domains.
     pub turn: u64,
-    /// Where the scan of this number goes on in `waiting`.
-    pub looked: (u64, u64),
 }
 
 impl Domain {
     /// One whose account is still to be opened.
     pub fn new(key: DomainKey) -> Self {
-        Domain {
-            key,
-            scope: ScopeId::NODE,
-            clients: 0,
-            closing: 0,
-            slow: false,
-            waiting: BTreeSet::new(),
-            turn: 0,
-            looked: (0, 0),
-        }
+        Domain { key, scope: ScopeId::NODE, clients: 0, closing: 0, slow: false, turn: 0 }
     }
 }
 
@@ -390,20 +377,19 @@ impl Clients {
         self.domain_by_key.insert(domain.key, number).is_none()
     }
 
-    /// Drops a domain that nothing is left of, requests of other domains that wait for its room included; its scope then.
-    pub fn forget_domain_if_unused(&mut self, number: u32, ledger: &mut Ledger) -> Option<ScopeId> {
+    /// Drops a domain that nothing is left of, requests of other domains that wait for its room included.
+    pub fn forget_domain_if_unused(&mut self, number: u32, ledger: &mut Ledger) {
         let domain = &self.domains[number];
         let scope = &ledger[domain.scope];
         if domain.clients > 0 || !scope.blocked.is_empty() || !scope.account.is_zero() {
-            return None;
+            return;
         }
-        let Domain { key, scope, closing, waiting, .. } = self.domains.remove(number);
-        assert!(closing == 0 && waiting.is_empty());
+        let Domain { key, scope, closing, .. } = self.domains.remove(number);
+        assert_eq!(closing, 0, "fds in the closers are charged");
         self.domain_by_key.remove(&key);
         self.leave_user(key, number);
         ledger.take(ScopeId::NODE, DOMAIN);
         ledger.close(scope);
-        Some(scope)
     }
 
     /// The domains of the user of a key, whichever of its uids they are of. None, where its uid is a user by itself.
@@ -482,16 +468,15 @@ impl Clients {
         self.jobs[job].orphans -= 1;
     }
 
-    /// Drops a job that nothing is left of, requests of others that wait for its room included; its scope then.
-    pub fn forget_job_if_unused(&mut self, number: u32, ledger: &mut Ledger) -> Option<ScopeId> {
+    /// Drops a job that nothing is left of, requests of others that wait for its room included.
+    pub fn forget_job_if_unused(&mut self, number: u32, ledger: &mut Ledger) {
         let job = &self.jobs[number];
         if job.clients > 0 || job.orphans > 0 || !ledger[job.scope].blocked.is_empty() {
-            return None;
+            return;
         }
         let Job { key, scope, .. } = self.jobs.remove(number);
         self.job_by_key.remove(&key);
         ledger.close(scope);
-        Some(scope)
     }
 
     // --- what a successor gets ----------------------------------------------------------------------

@@ -3,7 +3,7 @@
 //! lease of what was born later, or of what its holder may not have.
 
 use crate::Core;
-use crate::acquire::{Item, Turn};
+use crate::acquire::Item;
 use crate::allocation::{Allocation, State};
 use crate::api::{
     ClientId, Declared, Deposit, Effect, Effects, Granted, Redeposit, Registered, RequestId,
@@ -168,7 +168,7 @@ impl Core {
     fn own_again(&mut self, client: u32, slot: u32, deposit: &Deposit) -> Result<(), Status> {
         let kept = Charge(Resource::KeptAllocations, deposit.keep.into());
         self.take_over_charges(client, &[Charge(Resource::Allocations, 1)], kept)?;
-        self.decide_all(slot, Fate::Retry(Turn::Last));
+        self.decide_all(slot, Fate::InTurn);
         let former = &self.allocations[slot];
         let (domain, open, leases) = (former.domain, former.open, former.leases);
         // Its domain and share stay as they were.

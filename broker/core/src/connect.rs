@@ -6,6 +6,7 @@ use crate::clients::Client;
 use crate::ledger::{Charge, ScopeId};
 use crate::limits::{DOMAINS_PER_USER, FDS_PER_CONNECTION, TEARDOWN_PER_STEP};
 use crate::rooms::items_of;
+use crate::state::Wait;
 use crate::{Core, ErrorCode};
 use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{Resource, Scope, Status};
@@ -64,8 +65,7 @@ impl Core {
 
     /// Nothing of a client is left; maybe not of its job and its domain either.
     fn close_client(&mut self, number: u32) {
-        let Client { scope, job, domain, .. } = self.clients.close(number, &mut self.ledger);
-        self.forget_full(scope);
+        let Client { job, domain, .. } = self.clients.close(number, &mut self.ledger);
         if let Some(job) = job {
             self.forget_job_if_unused(job);
         }
@@ -74,15 +74,20 @@ impl Core {
 
     /// Drops a job that nothing is left of.
     pub(crate) fn forget_job_if_unused(&mut self, number: u32) {
-        if let Some(scope) = self.clients.forget_job_if_unused(number, &mut self.ledger) {
-            self.forget_full(scope);
-        }
+        self.clients.forget_job_if_unused(number, &mut self.ledger);
     }
 
     /// Drops a domain that nothing is left of.
     pub(crate) fn forget_domain_if_unused(&mut self, number: u32) {
-        if let Some(scope) = self.clients.forget_domain_if_unused(number, &mut self.ledger) {
-            self.forget_full(scope);
+        self.clients.forget_domain_if_unused(number, &mut self.ledger);
+    }
+
+    /// A request waits no longer for room in a scope: drops what stayed for that alone.
+    pub(crate) fn forget_scope_if_unused(&mut self, scope: Option<(Scope, u32)>) {
+        match scope {
+            Some((Scope::Domain, number)) => self.forget_domain_if_unused(number),
+            Some((Scope::Job, number)) => self.forget_job_if_unused(number),
+            Some((Scope::Client | Scope::Node, _)) | None => {}
         }
     }
 
@@ -109,7 +114,9 @@ impl Core {
         record.sendable = sendable;
         let parked = record.parked.clone();
         if sendable {
-            self.room_appeared |= !self.rooms.is_empty() && !parked.is_empty();
+            let waits = |seq: &u64| self.parked[seq].wait == Wait::Reader;
+            let waiting: Vec<u64> = parked.into_iter().filter(waits).collect();
+            waiting.into_iter().for_each(|seq| self.look_soon(seq));
         } else {
             // Its turn may not come for long: it must not stand before others.
             parked.into_iter().for_each(|seq| self.wait_for_reader(seq));
@@ -191,7 +198,6 @@ impl Core {
         assert!(client.revoked.is_empty() && client.reclaims.is_empty());
         assert!(client.parked.is_empty() && client.interests.is_empty());
         self.allocations.forget_owner(number);
-        self.room_appeared |= !self.rooms.is_empty();
         self.close_client(number);
         fx.list.push(Effect::Forget { client: ClientId(number) });
     }

@@ -22,7 +22,9 @@ impl Core {
         let (scope, idle) = (record.scope, credits - u64::from(is_waited_for));
         let more = idle > self.ledger[scope].idle_credits;
         self.ledger.set_idle_credits(scope, idle, place);
-        self.room_appeared |= more && !self.rooms.is_empty();
+        if more {
+            self.ledger.can_be_had(scope);
+        }
     }
 
     /// A client uses credits up, from the one on that it has waited for.
@@ -141,11 +143,8 @@ impl Core {
         } else if self.client_mut(client.0).parked.len() >= most as usize {
             Self::no_quota_limit(Resource::ParkedRequests, Scope::Client, most.into())
         } else {
-            let (seq, wish, nodes) = (self.arrival(), Wish::Credits(wanted), Box::default());
-            self.park(
-                seq,
-                Parked { client, request, deadline, wish, nodes, wait, supplied: false },
-            );
+            let (seq, wish) = (self.arrival(), Wish::Credits(wanted));
+            self.park(seq, Parked::new(client, request, deadline, wish, wait));
             return;
         };
         self.refuse(client, request, status, fx);

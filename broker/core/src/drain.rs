@@ -29,8 +29,6 @@ impl Core {
     pub(crate) fn caps_changed(&mut self, caps: CapsOfScopes) {
         self.ledger.set_caps(caps);
         self.timers.set_chore(Chore::Drain, Some(Now(0)));
-        // Those that were raised.
-        self.room_appeared |= !self.rooms.is_empty();
     }
 
     /// Something has grown; accounts that are above their caps now are brought down.
@@ -64,6 +62,8 @@ impl Core {
     /// Brings one scope down; how much is left of `most` evictions and leases to be asked for.
     fn drain_scope(&mut self, scope: ScopeId, most: usize, fx: &mut Effects) -> usize {
         let mut left = most;
+        // Its caps may have been raised.
+        self.ledger.freed(scope, Resource::ALL.iter().copied());
         for resource in DRAINED {
             let excess = self.excess(scope, resource);
             if excess > 0 && left > 0 {

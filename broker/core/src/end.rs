@@ -144,7 +144,7 @@ impl Core {
     pub(crate) fn unpin_of_holder(&mut self, holder: u32, slot: u32) {
         let charge = Charge(Resource::PinnedBytes, self.allocations[slot].size_bytes);
         let scope = self.scope_of(holder);
-        self.ledger.take_below(Scope::Node, scope, charge);
+        self.ledger.release_below(Scope::Node, scope, charge);
     }
 
     /// The last lease of an ended allocation is gone: nothing pins the memory any more. Its owner is told, or the slot is

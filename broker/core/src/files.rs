@@ -301,8 +301,7 @@ impl Core {
     fn charge_difference(&mut self, owner: u32, domain: u32, former: u64, now: u64) {
         let scope = self.payer(owner, domain);
         if former > now {
-            self.ledger.take(scope, Charge(Resource::HeldBytes, former - now));
-            self.room_appeared |= !self.rooms.is_empty();
+            self.ledger.release(scope, Charge(Resource::HeldBytes, former - now));
         } else if now > former {
             let charge = Charge(Resource::HeldBytes, now - former);
             let is_above = self.ledger.grow(scope, None, charge);
@@ -323,10 +322,9 @@ impl Core {
             }
             Some(next) if next != former => {
                 let [former, next] = [former, next].map(|owner| self.payer(owner, domain));
-                self.ledger.take_below(Scope::Domain, former, charge);
+                self.ledger.release_below(Scope::Domain, former, charge);
                 let is_above = self.ledger.grow(next, Some(Scope::Domain), charge);
                 self.drain_soon(is_above);
-                self.room_appeared |= !self.rooms.is_empty();
             }
             Some(_) => {}
         }

@@ -34,8 +34,8 @@ impl Core {
             return self.refuse_hello(client, request, self.hello_refusal(own, blocked), fx);
         }
         let wait = self.wait_of_hello(client.0, own, blocked, fx);
-        let (seq, wish, nodes) = (self.arrival(), Wish::Hello(own), Box::default());
-        self.park(seq, Parked { client, request, deadline, wish, nodes, wait, supplied: false });
+        let (seq, wish) = (self.arrival(), Wish::Hello(own));
+        self.park(seq, Parked::new(client, request, deadline, wish, wait));
     }
 
     /// The client's own bound of what is held for it, beside its caps.
@@ -148,6 +148,9 @@ impl Core {
         if own <= MAX_BATCH as u64 && self.may_make_room(blocked) {
             self.make_room_for_hello(client, own, blocked, fx);
         }
+        let lacks = |(at, amount): &(Blocked, u64)| self.ledger.lacking(*at, *amount) > 0;
+        self.also_blocked =
+            self.needs_of_hello(client, own).into_iter().filter(lacks).map(|it| it.0).collect();
         let node = &self.ledger[ScopeId::NODE];
         let table_to_be = self.ledger.table_room_after(node.idle_credits + node.coming);
         let is_in_line = match blocked.resource {
@@ -156,6 +159,13 @@ impl Core {
             _ => false,
         };
         if is_in_line { Wait::Room(blocked) } else { Wait::Space(blocked) }
+    }
+
+    /// The accounts that letting a client in takes from, and how much.
+    fn needs_of_hello(&self, client: u32, own: u64) -> Vec<(Blocked, u64)> {
+        let resource = Resource::Fds;
+        let caps = self.ledger.path(self.scope_of(client)).map(|scope| Blocked { resource, scope });
+        caps.map(|at| (at, own)).chain([(Blocked::TABLE, PLACES.1)]).collect()
     }
 
     /// Has as many idle fds closed as a hello is short of, if that lets it in: else it would cost others their fds and
@@ -169,13 +179,11 @@ impl Core {
             let kept = if at == Blocked::TABLE { IDLE_FDS_KEPT } else { 0 };
             self.ledger[at.scope].evictable.saturating_sub(kept)
         };
-        let resource = Resource::Fds;
-        let caps = self.ledger.path(self.scope_of(client)).map(|scope| Blocked { resource, scope });
-        let needs = caps.map(|at| (at, own)).chain([(Blocked::TABLE, PLACES.1)]);
-        let can_be_made = { needs }.all(|(at, amount)| short_of(at, amount) <= closable(at));
+        let mut needs = self.needs_of_hello(client, own).into_iter();
+        let can_be_made = needs.all(|(at, amount)| short_of(at, amount) <= closable(at));
         let amount = if blocked == Blocked::TABLE { PLACES.1 } else { own };
         let count = usize::try_from(short_of(blocked, amount)).unwrap_or(usize::MAX);
-        if can_be_made && (blocked == Blocked::TABLE || blocked.resource == resource) {
+        if can_be_made && (blocked == Blocked::TABLE || blocked.resource == Resource::Fds) {
             self.evict_for(blocked, count, fx);
         } else if own <= HELLO_IN_LINE_FDS {
             self.reclaim(blocked, count);

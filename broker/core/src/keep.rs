@@ -2,7 +2,6 @@
 //! evict a kept one, nor let one live without an owner for ever.
 
 use crate::Core;
-use crate::acquire::Turn;
 use crate::allocation::{Allocation, Orphan, State};
 use crate::api::{ClientId, Deposit, Effect, Effects, Kept, Lane, NO_GROUP};
 use crate::clients::Client;
@@ -62,7 +61,7 @@ impl Core {
         let queues = self.end_recall(slot);
         self.allocations.set_state(slot, State::Resident);
         self.keep_stored(slot, fx);
-        queues.into_iter().for_each(|queue| self.decide(queue, Fate::Retry(Turn::First)));
+        queues.into_iter().for_each(|queue| self.decide(queue, Fate::First));
     }
 
     /// The owner of a kept allocation is gone: its domain alone is charged for it from now on, and its job is

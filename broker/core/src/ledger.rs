@@ -17,6 +17,7 @@ use crate::limits::TABLE_RESERVE;
 use crate::order::Index;
 use crate::work::visit;
 use fdbroker_protocol::{MAX_BATCH, Resource, Scope};
+use std::collections::BTreeSet;
 
 /// All scopes, and the broker's own fd table. Functions with `below` in their names stop before the scope of that kind.
 #[derive(Clone, Debug)]
@@ -25,6 +26,8 @@ pub struct Ledger {
     scopes: Vec<Option<Box<ScopeRecord>>>,
     /// Numbers that are not in use.
     free: Vec<ScopeId>,
+    /// Accounts that requests wait for, and of which something has come back.
+    freed: BTreeSet<Blocked>,
     caps: CapsOfScopes,
     /// Where the node is above its cap since that was lowered, or a file has grown: so much may stay, and never grows. 0 =
     /// not above.
@@ -49,9 +52,9 @@ impl Ledger {
     /// Nothing is charged; the node is the only scope.
     pub fn new(caps: CapsOfScopes, table_fds: u64) -> Self {
         let scopes = vec![Some(Box::new(ScopeRecord::new(Scope::Node, 0, None)))];
-        let (free, table_peak) = (Vec::new(), TABLE_RESERVE);
+        let (free, freed, table_peak) = (Vec::new(), BTreeSet::new(), TABLE_RESERVE);
         let may_stay = [0; Resource::COUNT];
-        Ledger { scopes, free, caps, may_stay, table_fds, table_peak, unplaced: 0 }
+        Ledger { scopes, free, freed, caps, may_stay, table_fds, table_peak, unplaced: 0 }
     }
 
     /// A new scope.
@@ -81,11 +84,14 @@ impl Ledger {
         self.drop_if_closed(id);
     }
 
-    fn drop_if_closed(&mut self, id: ScopeId) {
-        if self[id].is_closed && self[id].blocked.is_empty() {
-            self.scopes[id.0 as usize] = None;
-            self.free.push(id);
+    /// Drops a scope that is closed, and that nobody waits for; else its kind and number.
+    fn drop_if_closed(&mut self, id: ScopeId) -> Option<(Scope, u32)> {
+        if !self[id].is_closed || !self[id].blocked.is_empty() {
+            return Some((self[id].kind, self[id].number));
         }
+        self.scopes[id.0 as usize] = None;
+        self.free.push(id);
+        None
     }
 
     /// The scopes from this one up to the node.
@@ -242,9 +248,44 @@ impl Ledger {
         self.walk(from, None, |scope| scope.account.take(charge));
     }
 
-    /// The same, but the wider scopes keep it.
-    pub fn take_below(&mut self, below: Scope, from: ScopeId, charge: Charge) {
+    /// The same, and whoever waits for it may have it.
+    pub fn release(&mut self, from: ScopeId, charge: Charge) {
+        self.take(from, charge);
+        self.freed(from, charge.freed());
+    }
+
+    /// Takes the charge back from the accounts below a kind of scope, for whoever waits; the wider scopes keep it.
+    pub fn release_below(&mut self, below: Scope, from: ScopeId, charge: Charge) {
         self.walk(from, Some(below), |scope| scope.account.take(charge));
+        self.freed(from, charge.freed());
+    }
+
+    /// Fds can be closed, or idle credits taken back, in the scopes from this one up.
+    pub fn can_be_had(&mut self, from: ScopeId) {
+        self.freed(from, FOR_HELD.iter().copied().chain([SHARE_OF_FDS]));
+    }
+
+    /// Something has come back, or can be had back, in the scopes from this one up.
+    pub fn freed(&mut self, from: ScopeId, resources: impl Iterator<Item = Resource> + Clone) {
+        visit(1);
+        let Ledger { scopes, freed, .. } = self;
+        let mut next = Some(from);
+        while let Some(id) = next {
+            let scope = scopes[id.0 as usize].as_deref().expect("a scope that is open");
+            let waited_for = resources.clone().filter(|it| scope.blocked.has(*it));
+            freed.extend(waited_for.map(|resource| Blocked { resource, scope: id }));
+            next = scope.parent;
+        }
+    }
+
+    /// Takes an account that requests wait for, and of which something has come back.
+    pub fn next_freed(&mut self) -> Option<Blocked> {
+        self.freed.pop_first()
+    }
+
+    /// Whether there is none.
+    pub fn is_idle(&self) -> bool {
+        self.freed.is_empty()
     }
 
     /// Free room for held places: the least of all scopes'.

@@ -69,12 +69,11 @@ use std::collections::{BTreeMap, VecDeque};
 use allowances::Allowances;
 use clients::{Client, Clients};
 use continuity::Continuity;
-use fairness::{Rooms, Scan};
+use fairness::Rooms;
 use fdbroker_protocol::limits::{DRIVER_DATA_BYTES, ENDS_PER_MESSAGE};
 use fdbroker_protocol::{ByCounter, ErrorCode};
 use ledger::{Blocked, Ledger};
 use registry::Registry;
-use rustc_hash::FxHashSet;
 use slots::Slots;
 use state::{Closing, Lease, Parked, Recall};
 use timers::Timers;
@@ -99,14 +98,6 @@ pub struct Core {
     parked: BTreeMap<u64, Parked>,
     /// Of these, those that wait for room or a reader.
     rooms: Rooms,
-    /// Where the scan of `rooms` goes on, when it has not come to its end.
-    scan_from: Option<Scan>,
-    /// Scans begun.
-    scans: u64,
-    /// What that scan found full so far.
-    scan_full: FxHashSet<Blocked>,
-    /// Items of requests that the scan has looked at in this step.
-    scanned_items: usize,
     /// Which of the parked requests wait for which allocation.
     waiting: Waiting,
     /// Owners that have turned silent, and may have requests that are still to be told. A client may be in it several
@@ -115,20 +106,18 @@ pub struct Core {
     allowances: Allowances,
     /// What the items of the acquire at hand come to.
     items: Vec<acquire::Item>,
+    /// Accounts in the way of the request at hand, beside the first one.
+    also_blocked: Vec<Blocked>,
     /// Most fds granted in one answer.
     most_granted: usize,
     /// The time of the step.
     now: Now,
-    /// Where the look at those who wait for leases to come back goes on.
-    reclaim_from: Option<u64>,
+    /// The account behind which the look at those who wait for leases to come back goes on.
+    reclaim_from: Option<Option<Blocked>>,
     /// Where the look at accounts above their caps goes on: how many kinds of scopes are done, and the next scope.
     drain_from: Option<(usize, u32)>,
     /// The administrator wants the broker empty; clients ever connected then: later ones deposit nothing.
     draining: Option<u64>,
-    /// Room has appeared in this step.
-    room_appeared: bool,
-    /// The scan is under way: it comes to whoever stands behind those it serves.
-    scanning: bool,
     timers: Timers,
     /// Clients that this step has made events for.
     eventful: Vec<ClientId>,
@@ -159,21 +148,16 @@ impl Core {
             files: files::Files::default(),
             parked: BTreeMap::new(),
             rooms: Rooms::default(),
-            scan_from: None,
-            scans: 0,
-            scan_full: FxHashSet::default(),
-            scanned_items: 0,
             waiting: Waiting::default(),
             silenced: VecDeque::new(),
             allowances: Allowances::default(),
             items: Vec::new(),
+            also_blocked: Vec::new(),
             most_granted: fdbroker_protocol::MAX_BATCH,
             now: Now(0),
             reclaim_from: None,
             drain_from: None,
             draining: None,
-            room_appeared: false,
-            scanning: false,
             timers: Timers::default(),
             eventful: Vec::new(),
             leases_ending: 0,
@@ -216,6 +200,7 @@ impl Core {
         work::begin();
         self.now = now;
         self.allowances = Allowances::of_a_step();
+        self.also_blocked.clear();
     }
 
     /// One input, each with the function that knows its rules.
@@ -278,7 +263,8 @@ impl Core {
         self.continuity.has_work()
             || self.clients.next_dying().is_some()
             || self.allocations.next_ending().is_some()
-            || self.scan_from.is_some()
+            || !self.rooms.is_idle()
+            || !self.ledger.is_idle()
             || !self.silenced.is_empty()
             || !self.waiting.is_idle()
             || self.reclaim_from.is_some()
@@ -304,11 +290,12 @@ impl Core {
         self.sweep_silent();
         // Ready requests go before those that wait for room: their fds are here, and pinned until they are served.
         self.serve_ready(now, fx);
-        self.scan_if_room(now, fx);
-        // Nobody waits for what follows: holders are told, lowered caps and an emptied broker are seen to, and clients
-        // are asked for leases, once it is known who waits still.
-        self.sweep_ended();
+        // Caps that have changed: what is above a lowered one goes, and whoever waits below a raised one may go on.
         self.drain(fx);
+        self.serve_waiting(now, fx);
+        // Nobody waits for what follows: holders are told, an emptied broker is seen to, and clients are asked for leases,
+        // once it is known who waits still.
+        self.sweep_ended();
         self.give_up(fx);
         self.reclaim_again();
         // Last: a holder is told of an end only when the generation page shows it.
@@ -330,19 +317,6 @@ impl Core {
             | Input::Redeposit { client, .. }
             | Input::Declare { client, .. } => self.touch(*client),
             _ => {}
-        }
-    }
-
-    fn scan_if_room(&mut self, now: Now, fx: &mut Effects) {
-        if std::mem::take(&mut self.room_appeared) {
-            self.start_scan();
-        }
-        self.scanning = true;
-        self.scan(now, fx);
-        self.scanning = false;
-        if std::mem::take(&mut self.room_appeared) {
-            // By the scan itself, maybe for one it had passed: the next poll looks, and is due at once.
-            self.start_scan();
         }
     }
 

@@ -38,7 +38,10 @@ pub const LEASES_SWEPT_PER_TURN: usize = 16;
 
 /// Most parked requests looked at in one step when room appears; the rest is looked at in the next
 /// poll, which is then due at once.
-pub const PARKED_SCAN_PER_STEP: usize = 16;
+pub const PARKED_LOOKS_PER_STEP: usize = 16;
+
+/// Most requests that are made ready in one step of those that hold nobody up.
+pub const LISTENERS_WOKEN_PER_STEP: usize = 64;
 
 /// Most items of parked requests looked at, or granted, in one step, to which the request under way may add 253:
 /// a request of 253 costs as much as a hundred small ones. The daemon hands in what it could not send to one list of
@@ -60,10 +63,6 @@ pub const SILENT_QUEUES_PER_STEP: usize = 64;
 /// Most parked requests of one domain looked at in its turn, in several steps: those that cannot be served, as many as
 /// they may be, then hold up the other domains no longer.
 pub const LOOKS_PER_TURN: usize = 64;
-
-/// How often a scan that has not come to its end begins anew when room appears; after that it goes on first, so that
-/// whoever waits far behind is looked at, too, however often room appears.
-pub const RESTARTS_OF_A_SCAN: u32 = 4;
 
 /// Most fds of its own that a client may declare in a hello that stands in line with other requests when it has to wait: as
 /// many as a recall with its lease needs. Requests behind it could be served by less than it waits for.

@@ -48,6 +48,8 @@ impl Core {
             self.silenced.push_back(owner);
         }
         self.reindex(owner);
+        let scope = self.scope_of(owner);
+        self.ledger.can_be_had(scope);
     }
 
     /// The oldest allocation in the queues of a scope's clients.

@@ -116,7 +116,8 @@ impl Core {
         let number = self.allocations.set_recall(slot, NONE);
         self.recalls.remove(number);
         self.lru_insert(slot);
-        self.room_appeared |= !self.rooms.is_empty();
+        let scope = self.scope_of(self.allocations[slot].owner);
+        self.ledger.can_be_had(scope);
     }
 
     /// Takes the recall of an allocation away, and gives the queues of those who waited for it.
@@ -128,7 +129,6 @@ impl Core {
         if self.not_overdue(slot) {
             // There is nothing left that it could answer.
             self.set_silent(self.allocations[slot].owner, false);
-            self.room_appeared |= !self.rooms.is_empty();
         }
         let number = self.allocations.set_recall(slot, NONE);
         self.free_promise(number);
@@ -140,7 +140,6 @@ impl Core {
         let welcome = self.welcome(client);
         if welcome {
             self.set_silent(client.0, false);
-            self.room_appeared |= !self.rooms.is_empty();
         }
         for supply in supplies {
             let found = self.allocations.find(supply.id);
@@ -202,6 +201,9 @@ impl Core {
         let number = self.allocations[slot].recall;
         self.free_promise(number);
         self.serve_recalled(slot);
+        // Those that have waited for room to ask for it need a lease alone.
+        let interested = self.forget_interest(slot);
+        self.decide(interested, Fate::InTurn);
     }
 
     /// The place of a recalled fd is given up, or becomes that of a closing one.

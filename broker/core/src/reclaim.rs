@@ -7,10 +7,10 @@ use crate::api::{ClientId, LeaseId, Now};
 use crate::clients::Client;
 use crate::ledger::{Blocked, LEASE_KINDS, SHARE_OF_FDS, ScopeId};
 use crate::limits::{
-    PARKED_SCAN_PER_STEP, RECLAIM_AGAIN_US, RECLAIM_BATCH, RECLAIM_LOOKS, RECLAIM_PAUSE_US,
+    PARKED_LOOKS_PER_STEP, RECLAIM_AGAIN_US, RECLAIM_BATCH, RECLAIM_LOOKS, RECLAIM_PAUSE_US,
 };
 use crate::lists::List;
-use crate::state::{Lease, LeaseLinks, LeaseList, Wait};
+use crate::state::{Lease, LeaseLinks, LeaseList};
 use crate::timers::Chore;
 use fdbroker_protocol::{MAX_BATCH, Resource};
 
@@ -203,19 +203,17 @@ impl Core {
     /// Time has passed: whoever still waits for leases to come back is seen to again.
     pub(crate) fn reclaim_again(&mut self) {
         if self.timers.begin_chore(Chore::Reclaim, self.now) {
-            self.reclaim_from = Some(0);
+            self.reclaim_from = Some(None);
         }
-        let Some(mut cursor) = self.reclaim_from.take() else { return };
-        for _ in 0..PARKED_SCAN_PER_STEP {
-            let Some((seq, parked)) = self.parked.range(cursor..).next() else { return };
-            cursor = seq + 1;
-            if let Wait::Room(blocked) = parked.wait
-                && self.may_make_room(blocked)
-            {
-                self.reclaim(blocked, 1);
+        let Some(mut former) = self.reclaim_from.take() else { return };
+        for _ in 0..PARKED_LOOKS_PER_STEP {
+            let Some(account) = self.rooms.account_after(former) else { return };
+            former = Some(account);
+            if self.may_make_room(account) {
+                self.reclaim(account, 1);
             }
         }
-        self.reclaim_from = Some(cursor);
+        self.reclaim_from = Some(former);
     }
 
     // --- a client's lists of leases -----------------------------------------------------------------

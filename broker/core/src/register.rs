@@ -222,7 +222,8 @@ impl Core {
             return Outcome::Closed(id);
         }
         self.lru_insert(id.slot);
-        self.room_appeared |= !self.rooms.is_empty();
+        let scope = self.scope_of(owner);
+        self.ledger.can_be_had(scope);
         Outcome::Kept(id)
     }
 

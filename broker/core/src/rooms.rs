@@ -5,12 +5,12 @@ use crate::Core;
 use crate::acquire::{Attempt, Turn};
 use crate::api::{ClientId, Effect, Effects, Granted, Now, RequestId};
 use crate::continuity::Grace;
-use crate::ledger::{Charge, ScopeRecord};
+use crate::ledger::Charge;
 use crate::limits::{PARKED_ITEMS_PER_STEP, TIMERS_PER_STEP};
 use crate::state::{Parked, Wait, Wish};
 use crate::timers::Timer;
 use crate::waiting::Fate;
-use fdbroker_protocol::{ErrorCode, Resource, Scope};
+use fdbroker_protocol::{ErrorCode, Resource};
 
 /// What a client is charged with for each of its requests that waits.
 const PARKED: Charge = Charge(Resource::ParkedRequests, 1);
@@ -27,57 +27,28 @@ pub(crate) fn items_of(wish: &Wish) -> Charge {
 impl Core {
     /// Parks a request, until it is served or its deadline passes.
     pub(crate) fn park(&mut self, seq: u64, parked: Parked) {
-        let (client, deadline, wait) = (parked.client.0, parked.deadline, parked.wait);
+        let (client, deadline) = (parked.client.0, parked.deadline);
         self.timers.set(deadline, Timer::Parked(seq));
         self.client_mut(client).parked.push(seq);
         self.parked.insert(seq, parked);
         self.counters.requests_parked += 1;
         self.charge_uncapped(client, PARKED);
-        self.enter_rooms(seq, wait);
+        self.enter_rooms(seq);
         self.place_items(self.now, seq);
+        self.listen(seq);
     }
 
     /// Takes a parked request away, with all that it waited for.
     pub(crate) fn unpark(&mut self, seq: u64) -> Option<Parked> {
         let nodes = std::mem::take(&mut self.parked.get_mut(&seq)?.nodes);
         self.leave_queues(&nodes);
-        self.leave_rooms(seq);
-        let parked = self.parked.remove(&seq)?;
-        self.timers.cancel(parked.deadline, Timer::Parked(seq));
+        let wait = self.parked[&seq].wait;
+        self.stand_down(seq);
+        let parked = Parked { wait, ..self.parked.remove(&seq)? };
         self.client_mut(parked.client.0).parked.retain(|other| *other != seq);
         self.undo_charge(parked.client.0, PARKED);
         self.undo_charge(parked.client.0, items_of(&parked.wish));
         Some(parked)
-    }
-
-    fn enter_rooms(&mut self, seq: u64, wait: Wait) {
-        let parked = self.parked.get_mut(&seq).expect("only parked requests wait");
-        parked.wait = wait;
-        match wait {
-            Wait::Recall => return,
-            Wait::Reader | Wait::Space(_) => {}
-            Wait::Room(blocked) => self.ledger.block(blocked),
-        }
-        self.enter_turns(seq);
-    }
-
-    fn leave_rooms(&mut self, seq: u64) {
-        let Some(parked) = self.parked.get(&seq) else { return };
-        let wait = parked.wait;
-        if !self.leave_turns(seq) {
-            return;
-        }
-        if let Wait::Room(blocked) = wait {
-            let ScopeRecord { kind, number, .. } = self.ledger[blocked.scope];
-            self.ledger.unblock(blocked);
-            match kind {
-                Scope::Domain => self.forget_domain_if_unused(number),
-                Scope::Job => self.forget_job_if_unused(number),
-                Scope::Client | Scope::Node => {}
-            }
-            // Who was behind it may go on.
-            self.room_appeared |= !self.scanning && !self.rooms.is_empty();
-        }
     }
 
     /// Looks at a parked request again. `turn`: what it may take. Says what it still waits for; `None`
@@ -95,6 +66,7 @@ impl Core {
         }
         let parked = self.parked.get_mut(&seq)?;
         let (client, request, deadline) = (parked.client, parked.request, parked.deadline);
+        self.also_blocked.clear();
         // Put back below: the items are borrowed while the rest of the core changes.
         let wish = std::mem::replace(&mut parked.wish, Wish::Credits(0));
         let wait = match &wish {
@@ -118,6 +90,7 @@ impl Core {
             Some(wait) => {
                 self.wait_anew(seq, wait, supplied);
                 self.place_items(now, seq);
+                self.listen(seq);
             }
         }
         wait
@@ -126,10 +99,16 @@ impl Core {
     /// A parked request waits for something else now, or for the same still.
     pub(crate) fn wait_anew(&mut self, seq: u64, wait: Wait, supplied: bool) {
         let parked = &self.parked[&seq];
-        if (parked.wait, parked.supplied) != (wait, supplied) {
-            self.leave_rooms(seq);
-            self.parked.get_mut(&seq).expect("it is parked").supplied = supplied;
-            self.enter_rooms(seq, wait);
+        if (parked.wait, parked.supplied) == (wait, supplied) {
+            return;
+        }
+        let is_ready = self.look_no_more(seq);
+        self.leave_rooms(seq);
+        let parked = self.parked.get_mut(&seq).expect("it is parked");
+        (parked.wait, parked.supplied) = (wait, supplied);
+        self.enter_rooms(seq);
+        if is_ready {
+            self.look_soon(seq);
         }
     }
 
@@ -137,6 +116,8 @@ impl Core {
     /// queues in the client's teardown, or when their turn comes.
     pub(crate) fn stand_down(&mut self, seq: u64) {
         self.wait_anew(seq, Wait::Recall, false);
+        self.listen(seq);
+        self.look_no_more(seq);
         self.timers.cancel(self.parked[&seq].deadline, Timer::Parked(seq));
     }
 
@@ -146,8 +127,11 @@ impl Core {
         if let (Wish::Acquire(_), Wait::Room(_)) = (&parked.wish, parked.wait) {
             let supplied = parked.supplied;
             self.wait_anew(seq, Wait::Reader, supplied);
-            // The scan comes to it: then nothing is kept back for it any more.
-            self.room_appeared |= supplied;
+            self.listen(seq);
+            if supplied {
+                // Then nothing is kept back for it any more.
+                self.look_soon(seq);
+            }
         }
     }
 

@@ -143,6 +143,22 @@ pub struct Parked {
     pub nodes: Box<[u32]>,
     /// What it waits for.
     pub wait: Wait,
+    /// Accounts of which it is looked at, too, when something comes back, and when it was last: see [`crate::fairness`].
+    pub listens: Box<[(Blocked, u64)]>,
     /// It waits for room to take a fd that was supplied for it: goes before the others.
     pub supplied: bool,
+}
+
+impl Parked {
+    /// A request that has just come to wait.
+    pub fn new(
+        client: ClientId,
+        request: RequestId,
+        deadline: Now,
+        wish: Wish,
+        wait: Wait,
+    ) -> Self {
+        let (nodes, listens, supplied) = (Box::default(), Box::default(), false);
+        Parked { client, request, deadline, wish, nodes, wait, listens, supplied }
+    }
 }

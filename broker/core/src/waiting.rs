@@ -6,7 +6,7 @@ use crate::Core;
 use crate::acquire::{Item, Turn};
 use crate::allocation::State;
 use crate::api::{ClientId, Effects, Now, Wanted};
-use crate::limits::{PARKED_ITEMS_PER_STEP, PARKED_SCAN_PER_STEP, SILENT_QUEUES_PER_STEP};
+use crate::limits::{PARKED_ITEMS_PER_STEP, PARKED_LOOKS_PER_STEP, SILENT_QUEUES_PER_STEP};
 use crate::lists::{Link, List, Nodes};
 use crate::recall::PROMISED_LEASE;
 use crate::rounds::Rounds;
@@ -23,8 +23,10 @@ pub enum Fate {
     Pinned(u32),
     /// Anything else than the fd of this slot; its end answers them, too.
     Interested(u32),
-    /// They are looked at again.
-    Retry(Turn),
+    /// The fd is here for good: they are served before anyone else.
+    First,
+    /// They are looked at again, each in its turn.
+    InTurn,
     /// They are answered: this is the status of this allocation.
     Answer(AllocationId, Status),
 }
@@ -294,7 +296,7 @@ impl Core {
     }
 
     /// No request is interested in an allocation any more, or the queue of those that are goes to the ready ones.
-    fn forget_interest(&mut self, slot: u32) -> u32 {
+    pub(crate) fn forget_interest(&mut self, slot: u32) -> u32 {
         let queue = self.allocations.set_interest(slot, NONE);
         if queue != NONE {
             let owner = self.allocations[slot].owner;
@@ -392,7 +394,7 @@ impl Core {
     /// Serves requests of ready queues, a few a step; each time those of another domain's allocations.
     pub(crate) fn serve_ready(&mut self, now: Now, fx: &mut Effects) {
         let mut items = 0;
-        for _ in 0..PARKED_SCAN_PER_STEP {
+        for _ in 0..PARKED_LOOKS_PER_STEP {
             let Some(queue) = self.waiting.ready.first() else { return };
             if items >= PARKED_ITEMS_PER_STEP || fx.granted.len() >= PARKED_ITEMS_PER_STEP {
                 return;
@@ -404,10 +406,9 @@ impl Core {
                 _ if self.client(self.parked[&seq].client).is_none() => _ = self.unpark(seq),
                 Fate::Answer(..) => self.answer_ended_item(seq, fx),
                 _ if self.has_ended_item(seq) => self.answer_ended_item(seq, fx),
-                Fate::Retry(turn) => {
-                    self.retry(now, seq, turn, fx);
-                    // One that waits for room now may have come before others: the scan knows.
-                    self.room_appeared |= !self.rooms.is_empty();
+                Fate::InTurn => {
+                    self.place_items(now, seq);
+                    self.look_soon(seq);
                 }
                 _ => _ = self.retry(now, seq, Turn::First, fx),
             }
@@ -514,7 +515,7 @@ impl Core {
                 Fate::Recalled(slot) => self.recalls[self.allocations[slot].recall].waiting,
                 Fate::Pinned(slot) => self.recalls[self.allocations[slot].recall].pinned,
                 Fate::Interested(slot) => self.allocations[slot].interest,
-                Fate::Retry(_) | Fate::Answer(..) => {
+                Fate::First | Fate::InTurn | Fate::Answer(..) => {
                     assert!(is_ready, "a queue that nobody serves");
                     queue
                 }

@@ -1,6 +1,6 @@
 //! A charge, and the counts of one client, job, domain or node. Must never go below zero.
 
-use super::{Blocked, ScopeId};
+use super::{Blocked, SHARE_OF_FDS, ScopeId};
 use fdbroker_protocol::{Caps, NO_CAP, Resource};
 
 /// One charge: of what, and how many fds, bytes, leases, ... of it.
@@ -17,6 +17,13 @@ impl Charge {
     pub(super) fn blocked_in(self, scope: ScopeId) -> impl Iterator<Item = Blocked> {
         let capped = self.resources().filter(|it| *it != Resource::TablePlaces);
         capped.map(move |resource| Blocked { resource, scope })
+    }
+
+    /// Where there is more room once it is taken back.
+    pub(super) fn freed(self) -> impl Iterator<Item = Resource> + Clone {
+        let own = [self.0].into_iter().chain(self.0.counted_in().iter().copied());
+        let share = self.resources().any(|it| it == Resource::Fds).then_some(SHARE_OF_FDS);
+        own.chain(share).chain(self.is_in_table().then_some(Resource::TablePlaces))
     }
 
     /// Whether it takes places of the broker's own fd table.

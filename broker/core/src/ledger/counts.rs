@@ -63,16 +63,10 @@ impl Ledger {
         self.get(scope).blocked.0[resource.index()] += 1;
     }
 
-    /// It waits no longer.
-    pub fn unblock(&mut self, Blocked { resource, scope }: Blocked) {
+    /// It waits no longer; the kind and number of the scope, unless that was closed.
+    pub fn unblock(&mut self, Blocked { resource, scope }: Blocked) -> Option<(Scope, u32)> {
         self.get(scope).blocked.0[resource.index()] -= 1;
-        self.drop_if_closed(scope);
-    }
-
-    /// Whether requests wait for room that a new one must leave to them. A request that waits for its client's own account
-    /// holds up no other.
-    pub fn is_waited_for(&self, Blocked { resource, scope }: Blocked) -> bool {
-        self[scope].kind != Scope::Client && self[scope].blocked.has(resource)
+        self.drop_if_closed(scope)
     }
 
     /// Fds go to the closers, and will be closed soon. `is_slow`: the node does not wait for them.
@@ -80,9 +74,10 @@ impl Ledger {
         self.walk(from, is_slow.then_some(Scope::Node), |scope| scope.coming += count);
     }
 
-    /// They have been closed.
+    /// They have been closed: whoever still waits may have others evicted.
     pub fn take_coming(&mut self, from: ScopeId, is_slow: bool, count: u64) {
         self.walk(from, is_slow.then_some(Scope::Node), |scope| scope.coming -= count);
+        self.can_be_had(from);
     }
 
     /// A client is gone: its fds in the closers are its domain's alone.
@@ -96,5 +91,7 @@ impl Ledger {
         let count = self[domain].coming;
         let node = self.get(ScopeId::NODE);
         node.coming = if is_slow { node.coming - count } else { node.coming + count };
+        // Whoever waited for these closes may have others evicted.
+        self.can_be_had(ScopeId::NODE);
     }
 }

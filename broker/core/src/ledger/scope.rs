@@ -7,7 +7,7 @@ use fdbroker_protocol::{NO_CAP, Resource, Scope};
 use serde::{Deserialize, Serialize};
 
 /// Which scope a charge did not fit into.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Blocked {
     /// The resource whose cap is full.
     pub resource: Resource,
@@ -22,6 +22,13 @@ impl Blocked {
     /// Whether an fd that is closed makes room. Else only leases that are given back do.
     pub fn is_helped_by_eviction(self) -> bool {
         FOR_HELD.contains(&self.resource)
+    }
+
+    /// The account that more of the share of a domain comes from; none if this is no share.
+    pub fn beyond_share(self) -> Option<Blocked> {
+        let is_share = matches!(self.resource, SHARE_OF_FDS | Resource::TablePlaces);
+        (is_share && self.scope != ScopeId::NODE)
+            .then_some(Blocked { scope: ScopeId::NODE, ..self })
     }
 
     /// Whether no recall at all fits, whatever its size and whoever its owner.
@@ -61,7 +68,7 @@ impl Queued {
 }
 
 /// The number of a scope in the ledger. Used again once the scope is closed and nobody waits for room in it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ScopeId(#[serde(skip)] pub(super) u32);
 
 impl ScopeId {
@@ -77,7 +84,7 @@ pub struct ScopeRecord {
     /// Its number among the clients, jobs or domains.
     pub number: u32,
     /// The next wider scope; none of the node.
-    pub(super) parent: Option<ScopeId>,
+    pub parent: Option<ScopeId>,
     /// What it is charged with.
     pub account: Account,
     /// Its clients with evictable allocations, by the place of the oldest one.

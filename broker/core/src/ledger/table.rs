@@ -40,6 +40,8 @@ impl Ledger {
     /// An fd has come that has no place, or a closer has closed one.
     pub fn set_unplaced(&mut self, unplaced: u64) {
         self.unplaced = unplaced;
+        // A hello that stands in line for places may have fewer to come.
+        self.freed(ScopeId::NODE, std::iter::once(Resource::TablePlaces));
         self.table_peak = self.table_peak.max(self.table_now());
     }
 }

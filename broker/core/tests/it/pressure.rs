@@ -183,9 +183,8 @@ fn sendable_when_a_request_joins_a_recall_under_way_then_that_was_not_its_domain
     assert_eq!(answer(&world, &effects, second), None);
 }
 
-/// One of domain 1000 with more requests than a step looks at, which its own cap holds up; behind them another of
-/// that domain and one of another, for whom there is room when the lease is given back.
-fn many_held_up(count: usize) -> (World, LeaseId, [RequestId; 2]) {
+#[test]
+fn release_when_the_domains_first_are_held_up_by_another_cap_then_the_next_is_served_at_once() {
     let client = Caps { open_leases: 1, ..Caps::NONE };
     let node = Caps { open_leases: 2, ..Caps::NONE };
     let mut world = World::new(Config { node, client, max_parked_per_client: 64, ..config() });
@@ -194,33 +193,42 @@ fn many_held_up(count: usize) -> (World, LeaseId, [RequestId; 2]) {
     world.connect(stranger, 2000);
     world.grant(USER, id);
     let lease = world.grant(OWNER, id);
-    for _ in 0..count {
+    // More than a step looks at, and the cap of their client holds them up.
+    for _ in 0..2 * limits::PARKED_LOOKS_PER_STEP {
         world.acquire(USER, &[Ok(id)], 60_000);
     }
-    let requests = [OTHER, stranger].map(|client| world.acquire(client, &[Ok(id)], 60_000));
-    (world, lease, requests)
-}
-
-#[test]
-fn release_when_the_step_ends_within_a_domains_turn_then_the_next_goes_on_with_that_domain() {
-    let (mut world, lease, [same, other]) = many_held_up(limits::PARKED_SCAN_PER_STEP);
+    let [same, other] = [OTHER, stranger].map(|client| world.acquire(client, &[Ok(id)], 60_000));
     world.step(Input::Release { client: OWNER, request: None, leases: &[lease] });
-    assert_eq!(world.core.poll_timeout(), Some(Now(0)));
-    let effects = world.at(0);
+    let effects = world.fx.list.clone();
     assert_eq!(answer(&world, &effects, same), Some(Status::OK));
     assert_eq!(answer(&world, &effects, other), None);
+    assert_ne!(world.core.poll_timeout(), Some(Now(0)), "others are looked at for nothing");
 }
 
 #[test]
-fn release_when_room_appears_in_every_step_then_those_behind_many_are_looked_at_all_the_same() {
-    let (mut world, lease, [same, _]) = many_held_up(2 * limits::PARKED_SCAN_PER_STEP);
-    world.step(Input::Release { client: OWNER, request: None, leases: &[lease] });
-    let served = (0..16).any(|_| {
-        // The look at all who wait begins anew.
-        let effects = world.step(Input::Sendable { client: USER, sendable: true });
-        answer(&world, &effects, same) == Some(Status::OK)
-    });
-    assert!(served);
+fn release_when_a_request_waits_for_room_of_several_owners_then_any_of_them_serves_it() {
+    let client = Caps { held_fds: 1, ..Caps::NONE };
+    let mut world = World::new(Config { client, base_credits: 0, ..config() });
+    let owners = [ClientId(3), ClientId(4)];
+    let mut wanted = Vec::new();
+    let mut pinning = Vec::new();
+    for owner in owners {
+        world.connect(owner, 1000);
+        wanted.push(Ok(world.register_by(owner, deposit(1)).id));
+        pinning.push(world.register_by(owner, Deposit { recallable: false, ..deposit(2) }).id);
+        world.close_all();
+    }
+    let request = world.acquire(USER, &wanted, 60_000);
+    assert_eq!(world.fx.list, []);
+    // The owner of the second one gives up what fills its account.
+    world.unregister(owners[1], pinning[1]);
+    world.close_all();
+    let Ok(id) = wanted[1] else { unreachable!("two were registered") };
+    assert_eq!(
+        world.state(id),
+        AllocationState::Recalling,
+        "{request:?} waits for the first alone"
+    );
 }
 
 #[test]

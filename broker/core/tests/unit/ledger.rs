@@ -42,7 +42,7 @@ fn add_below_when_the_domain_has_it_already_then_only_the_narrower_scopes_get_it
     ledger.add_below(Scope::Domain, client, charge);
     let now = ledger.path(client).map(|scope| ledger[scope].account.now(Resource::Allocations));
     assert_eq!(now.collect::<Vec<_>>(), [1, 1, 0, 0]);
-    ledger.take_below(Scope::Domain, client, charge);
+    ledger.release_below(Scope::Domain, client, charge);
     assert!(ledger[client].account.is_zero());
 }
 
