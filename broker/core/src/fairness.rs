@@ -207,7 +207,7 @@ impl Core {
         if let Wait::Room(account) = wait {
             let (_, number) = self.place(seq);
             self.rooms.leave(account, number, seq);
-            self.wake(account);
+            self.hear_of(account);
             let scope = self.ledger.unblock(account);
             self.forget_scope_if_unused(scope);
         }
@@ -270,12 +270,17 @@ impl Core {
         }
     }
 
+    /// Something of an account has come back, or nobody is before the others for it any more.
+    fn hear_of(&mut self, account: Blocked) {
+        self.wake(account);
+        let now = self.rooms.tick();
+        self.rooms.heard.insert(account, now);
+    }
+
     /// Makes those ready that wait for an account of which something has come back.
     fn wake_all(&mut self) {
         while let Some(account) = self.ledger.next_freed() {
-            self.wake(account);
-            let now = self.rooms.tick();
-            self.rooms.heard.insert(account, now);
+            self.hear_of(account);
         }
         for _ in 0..LISTENERS_WOKEN_PER_STEP {
             let Some((account, until)) = self.rooms.heard.first_key_value() else { return };
@@ -360,6 +365,11 @@ impl Core {
     pub(crate) fn is_behind(&mut self, seq: u64, account: Blocked) -> bool {
         let (place, _) = self.place(seq);
         self.rooms.first(&self.clients, account).is_some_and(|(first, _)| first < place)
+    }
+
+    /// Whether a parked request is looked at in its turn.
+    pub(crate) fn is_looked_at_soon(&self, seq: u64) -> bool {
+        self.rooms.ready.contains(&(self.place(seq).1, seq))
     }
 
     /// Asserts that everybody who waits is where it is found, once.

@@ -62,6 +62,7 @@ impl Core {
         self.allocations.set_state(slot, State::Resident);
         self.keep_stored(slot, fx);
         queues.into_iter().for_each(|queue| self.decide(queue, Fate::First));
+        self.wake_interested(slot);
     }
 
     /// The owner of a kept allocation is gone: its domain alone is charged for it from now on, and its job is

@@ -186,7 +186,7 @@ impl Core {
         work::end(items);
     }
 
-    /// Does what is due: deadlines, silent owners, teardown, scans that were cut short. Bounded work.
+    /// Does what is due: deadlines, silent owners, teardown, waiting requests that have a turn. Bounded work.
     pub fn poll(&mut self, now: Now, effects: &mut Effects) {
         self.begin(now);
         self.expire(now, effects);

@@ -201,7 +201,11 @@ impl Core {
         let number = self.allocations[slot].recall;
         self.free_promise(number);
         self.serve_recalled(slot);
-        // Those that have waited for room to ask for it need a lease alone.
+        self.wake_interested(slot);
+    }
+
+    /// Its fd is here: those that have waited for room to ask for it need a lease alone.
+    pub(crate) fn wake_interested(&mut self, slot: u32) {
         let interested = self.forget_interest(slot);
         self.decide(interested, Fate::InTurn);
     }
