@@ -2,8 +2,9 @@
 //! only at the core's answers and the model.
 
 use crate::action::Action;
-use crate::judge::{Step, ensure};
+use crate::judge::ensure;
 use crate::model::{Check, Model, Phase};
+use crate::step::Step;
 use crate::tally::{Fault, Promise};
 use crate::world::World;
 use fdbroker_core::Acted;

@@ -3,8 +3,9 @@
 
 use crate::action::Action;
 use crate::jobs;
-use crate::judge::{Step, ensure};
+use crate::judge::ensure;
 use crate::model::{Allocation, Check, Client, Drain, Model, Phase, Request};
+use crate::step::Step;
 use crate::sums::{Holder, Ledger, Sums};
 use crate::tally::Promise;
 use fdbroker_core::{Account, Core, Deposit, Now};

@@ -1,8 +1,9 @@
 //! Checks deposit credits: idle ones are taken back when another needs the place, and their clients do not know it. Must
 //! never look into the core but at the number of credits that it shows.
 
-use crate::judge::{Step, ensure};
+use crate::judge::ensure;
 use crate::model::{Check, Model};
+use crate::step::Step;
 use crate::sums::{Holder, Ledger};
 use crate::waits::{credit_blockers, nobody_waits};
 use fdbroker_core::{Core, Effect, Effects};

@@ -2,9 +2,10 @@
 //! core.
 
 use crate::action::{groups_of, show_status};
-use crate::judge::{Fate, Foretold, Quota, Step, ensure, foretold_refusal, overlaps};
+use crate::judge::{ensure, foretold_refusal, overlaps};
 use crate::model::{Allocation, Ask, Check, Closing, Drain, Model, Phase, Request};
 use crate::quotas::need_of;
+use crate::step::{Fate, Foretold, Quota, Step};
 use crate::sums::Holder;
 use crate::tally::Promise;
 use fdbroker_core::{ClientId, Deposit, Effect, Effects, Lane, Registered, StatusReply, limits};

@@ -2,9 +2,9 @@
 //! is counted where it is seen, whatever part of the world made it.
 
 use crate::action::Action;
-use crate::judge::Step;
 use crate::model::{Model, Phase};
 use crate::report::Stats;
+use crate::step::Step;
 use crate::tally::Fault;
 use fdbroker_core::{Effect, Supply};
 use fdbroker_protocol::AllocationId;

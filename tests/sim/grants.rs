@@ -1,9 +1,10 @@
 //! Judges grants, and what is not granted, item by item. Must never look into the core.
 
 use crate::action::show_status;
-use crate::judge::{Grant, Quota, Step, ensure};
+use crate::judge::ensure;
 use crate::model::{Ask, Check, Lease, Model, Phase};
 use crate::quotas::need_of;
+use crate::step::{Grant, Quota, Step};
 use crate::tally::Promise;
 use fdbroker_core::{ClientId, Granted, LeaseId};
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Status};

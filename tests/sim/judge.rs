@@ -1,15 +1,14 @@
-//! Judges one step: first what follows from the input alone, at the end what must have happened. `effects` judges each
-//! effect in between. Must never look into the core: only at inputs, effects and the model.
+//! Begins the judgement of a step: what follows from the input alone. `effects` judges each effect, `finish` the end. Must
+//! never look into the core: only at inputs, effects and the model.
 
 use crate::action::Action;
 use crate::model::{Ask, Check, Client, Drain, Model, Phase, Request};
-use crate::returns::Return;
+use crate::step::{Fate, Foretold, Step};
 use crate::sums::Holder;
-use crate::tally::Promise;
-use fdbroker_core::{Deposit, DomainKey, Granted, JobKey, Lane, LeaseId, OwnerKey, Supply, limits};
+use fdbroker_core::{Deposit, DomainKey, Granted, JobKey, Lane, LeaseId, OwnerKey, Supply};
 use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
 use fdbroker_protocol::{AllocationId, ErrorCode, Status};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// Fails the check with a message unless the condition holds.
 macro_rules! ensure {
@@ -20,126 +19,6 @@ macro_rules! ensure {
     };
 }
 pub(crate) use ensure;
-
-/// What has become of an fd of the message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
-    Waiting,
-    Stored(u32),
-    Closed(Lane),
-}
-
-/// A status the model foretold.
-#[derive(Clone, Copy, Debug)]
-pub enum Foretold {
-    Exactly(Status),
-    OneOf(&'static [ErrorCode]),
-    /// OK to the last unregister: its value is 1 if no client holds a lease of the allocation.
-    Ends(AllocationId),
-}
-
-/// One step under judgement.
-#[derive(Debug, Default)]
-pub struct Step {
-    pub arrived: Vec<Fate>,
-    /// The client that sent the message.
-    pub sender: Option<u32>,
-    /// Indices of the fds for which no place was reserved.
-    pub uninvited: BTreeSet<usize>,
-    /// Tickets of the closes of fds of the message.
-    pub arrived_tickets: Vec<u32>,
-    /// Allocations that the input ends, and why. Each ends when the page says so.
-    pub due_end: BTreeMap<AllocationId, ErrorCode>,
-    /// Allocations that ended in this step.
-    pub ended: BTreeSet<AllocationId>,
-    /// The owners of the allocations in `ended`.
-    pub ended_of: BTreeSet<u32>,
-    /// The ended allocations that were leased.
-    pub ended_leased: BTreeSet<AllocationId>,
-    /// Allocations of a gone client: the core takes them off the page in portions.
-    pub orphaned: BTreeSet<AllocationId>,
-    /// Allocations that the page stopped showing in this step.
-    pub unpublished: BTreeSet<AllocationId>,
-    /// Allocations that the page began to show in this step, until the deposit of each is known.
-    pub published: BTreeSet<AllocationId>,
-    /// Slots of these.
-    pub used_slots: BTreeSet<u32>,
-    /// The client that the core may disconnect, and whether it must.
-    pub disconnect: Option<(u32, bool)>,
-    pub disconnected: BTreeSet<u32>,
-    /// Statuses foretold for the request in the input.
-    pub foretold: Option<Vec<Foretold>>,
-    /// The whole request must fail with this code.
-    pub must_fail: Option<ErrorCode>,
-    /// A request that only a welcomed client may make.
-    pub stranger: bool,
-    /// For each deposit the live allocation that it repeats.
-    pub same: Vec<Option<AllocationId>>,
-    /// The whole message of deposits is refused: too many refused fds of the domain are closing.
-    pub refused_unread: bool,
-    /// Clients of which credits were taken back.
-    pub robbed: Vec<u32>,
-    /// The message of deposits has more fds than credits, as far as its client cannot know.
-    pub lacks_credits: bool,
-    /// It is refused for that.
-    pub has_no_place: bool,
-    /// Connections refused, and deposits and requests refused because the broker is being drained.
-    pub turned_away: u64,
-    pub connecting: Option<u32>,
-    /// A request whose grant could not be sent may be told to ask again: its client has no place left in the queue.
-    pub may_ask_again: bool,
-    /// A parked request that was cancelled.
-    pub cancelled: Option<(u32, u64)>,
-    /// Fds that a supply must see stored.
-    pub must_store: BTreeMap<usize, AllocationId>,
-    /// Whether an Events effect was seen.
-    pub events_seen: bool,
-    /// NO_QUOTA answers to be proved with the sums before and after the step. Of each request one item must be true.
-    pub quotas: Vec<Vec<Quota>>,
-    /// The client to which the last of these belongs, while its request is being judged.
-    pub quota_of: Option<u32>,
-    /// Owners that an answer called silent, to be proved by the views before and after.
-    pub said_silent: Vec<u32>,
-    /// Owners silent before the step.
-    pub silent_before: BTreeSet<u32>,
-    /// Grants of the step, in order.
-    pub grants: Vec<Grant>,
-    /// Allocations that the requests answered in this step wanted.
-    pub asked: BTreeSet<AllocationId>,
-    /// Allocations that live on and whose fd the core closed.
-    pub evicted: Vec<AllocationId>,
-    /// Allocations that were evicted as soon as they were registered, because of the cap on bytes.
-    pub not_kept: Vec<AllocationId>,
-    pub new_allocations: u64,
-    /// Clients that were let in, each with the fds that it declared.
-    pub let_in: Vec<(u32, u64)>,
-    /// What each item of a redeposit may come to.
-    pub returns: Vec<Return>,
-}
-
-/// A request for which at least one item was granted.
-#[derive(Clone, Debug)]
-pub struct Grant {
-    pub client: u32,
-    /// Number of its arrival.
-    pub order: u64,
-    pub granted: Vec<AllocationId>,
-    /// An fd was kept back for it: it comes before other requests.
-    pub was_supplied: bool,
-}
-
-/// A NO_QUOTA to be proved: the cap must have been full.
-#[derive(Clone, Copy, Debug)]
-pub struct Quota {
-    pub status: Status,
-    pub client: u32,
-    /// The allocation's owner and domain: they are charged for the place of a recall.
-    pub owner: Option<(u32, DomainKey)>,
-    /// The most that the request could have needed of the resource.
-    pub need: u64,
-    /// One of several items in a message: the cap may have got room again since.
-    pub passing: bool,
-}
 
 impl Model {
     /// Notes what follows from the input alone.
@@ -550,157 +429,8 @@ impl Model {
         }
     }
 
-    /// Checks what must have happened by the end of the step.
-    pub fn finish(&mut self, step: &mut Step, action: &Action) -> Check {
-        self.proofs.count(Promise::Fds, step.arrived.len());
-        for (index, fate) in step.arrived.iter().enumerate() {
-            ensure!(
-                *fate != Fate::Waiting,
-                "fd {index} of the message is neither stored nor closed"
-            );
-            if let Some(id) = step.must_store.get(&index) {
-                ensure!(*fate == Fate::Stored(id.slot), "the fd supplied for {id} is {fate:?}");
-            }
-        }
-        ensure!(step.published.is_empty(), "published without a deposit: {:?}", step.published);
-        self.finish_pages(step)?;
-        if matches!(action, Action::Gone { .. }) {
-            let (ends, most) = (step.unpublished.len(), limits::TEARDOWN_PER_STEP);
-            self.proofs.count(Promise::Bounds, 1);
-            ensure!(ends <= most, "a death ends {ends} allocations in one step, bound {most}");
-        }
-        ensure!(step.cancelled.is_none(), "a cancelled request is not answered");
-        ensure!(step.must_fail.is_none() || action.is_one_way(), "a bad request is not refused");
-        if let Some((client, true)) = step.disconnect {
-            ensure!(step.disconnected.contains(&client), "client {client} is not disconnected");
-        }
-        self.finish_ended(step)?;
-        self.finish_evicted(step)?;
-        self.finish_refused(step)?;
-        self.finish_requests(action)
-    }
-
-    fn finish_pages(&mut self, step: &mut Step) -> Check {
-        self.to_unpublish.extend(step.orphaned.iter());
-        self.proofs.count(Promise::Eviction, step.unpublished.len());
-        for id in &step.unpublished {
-            let due = self.to_unpublish.remove(id) || step.ended.contains(id);
-            ensure!(due, "{id} is taken off the page without a cause");
-        }
-        if let Some(id) = step.due_end.keys().find(|id| !step.unpublished.contains(id)) {
-            return Err(format!("{id} has ended and is still on the page"));
-        }
-        Ok(())
-    }
-
-    fn finish_ended(&mut self, step: &Step) -> Check {
-        for id in &step.unpublished {
-            let slot = self.slots.get(id.slot as usize).copied().unwrap_or_default();
-            ensure!(
-                !slot.full || slot.published != 0,
-                "{id} has ended and the broker keeps its fd"
-            );
-            let Some(allocation) = self.allocations.get(id) else { continue };
-            if allocation.leases.is_empty() && allocation.drain == Drain::No {
-                self.unleased(*id);
-            }
-            self.sweep(*id);
-        }
-        step.orphaned.iter().for_each(|id| self.sweep(*id));
-        Ok(())
-    }
-
-    fn finish_evicted(&mut self, step: &mut Step) -> Check {
-        step.evicted.retain(|id| !step.ended.contains(id) && !step.unpublished.contains(id));
-        for id in &step.evicted {
-            let Some(allocation) = self.live(*id) else { continue };
-            let evictable = allocation.deposit.recallable && !allocation.deposit.keep;
-            ensure!(evictable, "{id} is evicted and cannot be recalled, or is kept");
-        }
-        Ok(())
-    }
-
-    /// Fds whose close may hang pile up to a bound; a client that goes beyond it is disconnected.
-    fn finish_refused(&self, step: &Step) -> Check {
-        let Some(sender) = step.sender.filter(|_| !step.has_no_place) else { return Ok(()) };
-        let added = step.arrived_tickets.iter().filter_map(|ticket| self.tickets.get(ticket));
-        let refused = added.filter(|closing| closing.refused || closing.uninvited).count();
-        let state = self.client(sender)?;
-        let most = u64::from(self.config.max_refused_per_domain);
-        let now = self.refused_of(state.domain);
-        ensure!(
-            refused == 0 || now <= most || step.disconnected.contains(&sender),
-            "{now} refused fds of a domain are closing (bound {most}), and client {sender} may go on"
-        );
-        Ok(())
-    }
-
-    fn finish_requests(&self, action: &Action) -> Check {
-        let (client, asked) = match action {
-            Action::Hello { client, request, .. } => (*client, Some(*request)),
-            other => match other.request() {
-                Some(request) => request,
-                None => return Ok(()),
-            },
-        };
-        let Some(state) = self.clients.get(&client) else { return Ok(()) };
-        if state.phase == Phase::Dropped {
-            return Ok(());
-        }
-        for (number, request) in &state.requests {
-            let deadline = request.may_wait_until().ok_or_else(|| {
-                format!("request {number} of client {client} is not answered: {:?}", request.ask)
-            })?;
-            let new = asked == Some(*number);
-            ensure!(
-                !new || deadline > self.now,
-                "request {number} of client {client} may not wait and is not answered"
-            );
-        }
-        let most = self.config.max_parked_per_client as usize;
-        self.proofs.count(Promise::Bounds, 1);
-        ensure!(state.requests.len() <= most, "client {client} has more than {most} parked");
-        Ok(())
-    }
-
     pub fn phase(&self, client: u32) -> Option<Phase> {
         self.clients.get(&client).map(|state| state.phase)
-    }
-}
-
-impl Request {
-    /// The time at which it must be answered; `None` = at once.
-    pub fn may_wait_until(&self) -> Option<u64> {
-        match &self.ask {
-            Ask::Acquire { deadline, .. } | Ask::Hello { deadline, .. } => Some(*deadline),
-            Ask::Register { deposits, deadline, .. } if deposits.is_empty() => Some(*deadline),
-            _ => None,
-        }
-    }
-
-    /// How many items it has that wait.
-    pub fn items(&self) -> u64 {
-        match &self.ask {
-            Ask::Acquire { wanted, .. } => wanted.len() as u64,
-            _ => 0,
-        }
-    }
-
-    /// The fds that a parked hello declares.
-    pub fn own_fds(&self) -> Option<u64> {
-        match self.ask {
-            Ask::Hello { own_fds, .. } => Some(own_fds.into()),
-            _ => None,
-        }
-    }
-
-    /// The allocations that it wants; none if it wants credit, or to be let in.
-    pub fn wanted(&self) -> impl Iterator<Item = AllocationId> {
-        let wanted = match &self.ask {
-            Ask::Acquire { wanted, .. } => wanted.as_slice(),
-            _ => &[],
-        };
-        wanted.iter().filter_map(|item| item.ok())
     }
 }
 

@@ -3,9 +3,10 @@
 
 use crate::action::Action;
 use crate::checks;
-use crate::judge::{Step, ensure, overlaps};
+use crate::judge::{ensure, overlaps};
 use crate::model::{Allocation, Check, Phase};
 use crate::reclaims::Reclaims;
+use crate::step::Step;
 use crate::tally::{Fault, Promise};
 use crate::turns::Turns;
 use crate::watch::SlotWatch;

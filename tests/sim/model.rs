@@ -236,10 +236,48 @@ pub struct Model {
     pub draining: crate::acts::Draining,
     /// Clients of which a request was answered in this step: before that, it may have been ahead of other requests.
     pub heard: BTreeSet<u32>,
+    /// A poll was due before this step: those in line may not have been looked at since they could be served.
+    pub is_poll_due: bool,
     /// The views are compared after every step, not only now and then.
     pub exact: bool,
     /// How often each promise was checked.
     pub proofs: Proofs,
+}
+
+impl Request {
+    /// The time at which it must be answered; `None` = at once.
+    pub fn may_wait_until(&self) -> Option<u64> {
+        match &self.ask {
+            Ask::Acquire { deadline, .. } | Ask::Hello { deadline, .. } => Some(*deadline),
+            Ask::Register { deposits, deadline, .. } if deposits.is_empty() => Some(*deadline),
+            _ => None,
+        }
+    }
+
+    /// How many items it has that wait.
+    pub fn items(&self) -> u64 {
+        match &self.ask {
+            Ask::Acquire { wanted, .. } => wanted.len() as u64,
+            _ => 0,
+        }
+    }
+
+    /// The fds that a parked hello declares.
+    pub fn own_fds(&self) -> Option<u64> {
+        match self.ask {
+            Ask::Hello { own_fds, .. } => Some(own_fds.into()),
+            _ => None,
+        }
+    }
+
+    /// The allocations that it wants; none if it wants credit, or to be let in.
+    pub fn wanted(&self) -> impl Iterator<Item = AllocationId> {
+        let wanted = match &self.ask {
+            Ask::Acquire { wanted, .. } => wanted.as_slice(),
+            _ => &[],
+        };
+        wanted.iter().filter_map(|item| item.ok())
+    }
 }
 
 impl Model {
@@ -275,6 +313,7 @@ impl Model {
             orders: 0,
             draining: crate::acts::Draining::default(),
             heard: BTreeSet::new(),
+            is_poll_due: false,
             exact,
             proofs: Proofs::default(),
         }

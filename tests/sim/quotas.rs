@@ -2,9 +2,10 @@
 //! never look into the core.
 
 use crate::action::show_status;
-use crate::judge::{Quota, Step, ensure, slot_range};
+use crate::judge::{ensure, slot_range};
 use crate::model::{Check, Model};
 use crate::shares::SHARE_OF_FDS;
+use crate::step::{Quota, Step};
 use crate::sums::{Holder, Ledger};
 use crate::tally::Promise;
 use fdbroker_protocol::page::LAST_GENERATION;
@@ -86,7 +87,7 @@ impl Model {
                 })
         });
         ensure!(
-            full || quota.passing,
+            full || quota.passing || self.is_poll_due && self.has_parked(quota.client, &accounts),
             "{shown}, and there is room: node {:?}",
             ledgers.last().map(|l| l.node)
         );
@@ -99,6 +100,15 @@ impl Model {
             "{shown} names a pid that does not hold most of it"
         );
         Ok(())
+    }
+
+    /// Whether any other client of these accounts has requests parked.
+    fn has_parked(&self, client: u32, accounts: &[Holder]) -> bool {
+        let mut others = self.clients.iter().filter(|(number, _)| **number != client);
+        others.any(|(number, state)| {
+            !state.requests.is_empty()
+                && accounts.iter().any(|account| state.is_of(*number, *account))
+        })
     }
 
     fn accounts_of(&self, quota: &Quota, scope: Scope) -> Vec<Holder> {

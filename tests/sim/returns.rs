@@ -2,8 +2,9 @@
 //! Must never look into the core: only at inputs, effects and the model.
 
 use crate::action::{groups_of, show_status};
-use crate::judge::{Quota, Step, ensure, overlaps};
+use crate::judge::{ensure, overlaps};
 use crate::model::{Allocation, Ask, Check, Closing, Drain, Lease, Model, Phase};
+use crate::step::{Quota, Step};
 use crate::tally::Promise;
 use fdbroker_core::{
     ClientId, Declared, Deposit, DomainKey, FormerLife, FormerSlot, Granted, Kept, Lane, Record,

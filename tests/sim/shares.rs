@@ -2,8 +2,9 @@
 //! still free. Must never look into the core: only at the model's sums.
 
 use crate::action::Action;
-use crate::judge::{Step, ensure};
+use crate::judge::ensure;
 use crate::model::{Check, Model};
+use crate::step::Step;
 use crate::sums::{Holder, Ledger, Sums};
 use crate::tally::Promise;
 use fdbroker_core::{DomainKey, limits};

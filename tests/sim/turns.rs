@@ -2,8 +2,9 @@
 //! served twice. Must never look into the core: only at grants and the model.
 
 use crate::action::Action;
-use crate::judge::{Step, ensure};
+use crate::judge::ensure;
 use crate::model::{Check, Model};
+use crate::step::Step;
 use crate::sums::{Blocker, Holder, Ledger};
 use crate::tally::Promise;
 use crate::waits::{LEASE, Waiting, waits_behind};

@@ -1,9 +1,10 @@
 //! Who waits, for what, and behind whom: the order of service, and that no request is forgotten. Must never change what it checks.
 
 use crate::action::Action;
-use crate::judge::{Grant, Step, ensure};
+use crate::judge::ensure;
 use crate::model::{Ask, Check, Client, Model, Phase, Request};
 use crate::shares::SHARE_OF_FDS;
+use crate::step::{Grant, Step};
 use crate::sums::{Blocker, Holder, Ledger};
 use crate::tally::Promise;
 use fdbroker_core::{Core, limits};

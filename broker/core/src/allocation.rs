@@ -58,7 +58,7 @@ const ALLOCATION_LINKS: usize = 2;
 pub struct Traits(u8);
 
 impl Traits {
-    /// Packs them.
+    /// In the layout that the saved state has: kind in bits 0-2, share in 3-4, then one bit for each of the rest.
     pub fn new(
         kind: MemoryKind,
         share: Share,
@@ -76,7 +76,7 @@ impl Traits {
         MemoryKind::from_number(kind).is_some() && Share::from_number(share).is_some()
     }
 
-    /// What it is.
+    /// What kind of memory it is.
     pub fn kind(self) -> MemoryKind {
         MemoryKind::from_number(self.0 & 7).expect("packed by `new`")
     }
@@ -106,11 +106,11 @@ impl Traits {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(Rust, packed(4))]
 pub struct Allocation {
-    /// Bytes.
+    /// Bytes of memory; of its own, not of the file that it may be a range of.
     pub size_bytes: u64,
-    /// Bytes.
+    /// Where it begins in that file, in bytes.
     pub fd_offset: u64,
-    /// The owner's id.
+    /// The id that its owner gave it: another one at the same address is other memory.
     pub owner_allocation_id: u64,
     /// Address in the owner, 0 = none.
     pub base: u64,
@@ -131,10 +131,10 @@ pub struct Allocation {
     /// The queue of those that want it and wait for something else, or [`crate::slots::NONE`].
     #[serde(skip)]
     pub interest: u32,
-    /// Open leases.
+    /// How many of its leases are open: their clients hold an fd.
     #[serde(skip)]
     pub open: u32,
-    /// All leases.
+    /// Its leases, open and mapped, those of ended clients not yet torn down included.
     pub leases: List,
     /// Its places in the lists.
     pub links: [Link; ALLOCATION_LINKS],

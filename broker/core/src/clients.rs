@@ -19,7 +19,7 @@ use fdbroker_protocol::{Resource, Scope};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
-/// One connection.
+/// A connection, and what belongs to it until its teardown is over.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Client {
     /// Never that of another client, as the number may be.
@@ -30,11 +30,11 @@ pub struct Client {
     pub domain: u32,
     /// Its job's number.
     pub job: Option<u32>,
-    /// Its pid.
+    /// Its process, as the broker's PID namespace numbers it: SO_PEERCRED's, so of the process that connected.
     pub pid: u32,
     /// What it is known by over connections and brokers.
     pub key: OwnerKey,
-    /// Its group.
+    /// The group of that process, also from SO_PEERCRED.
     pub gid: u32,
     /// Its other groups, sorted.
     pub groups: Box<[u32]>,
@@ -100,12 +100,23 @@ pub struct Domain {
     pub slow: bool,
     /// When it was last served, in the order of all domains.
     pub turn: u64,
+    /// The user that it has a part of, where that has several uids: known from the settings, so it is not saved.
+    #[serde(skip)]
+    pub user: Option<u32>,
 }
 
 impl Domain {
     /// One whose account is still to be opened.
     pub fn new(key: DomainKey) -> Self {
-        Domain { key, scope: ScopeId::NODE, clients: 0, closing: 0, slow: false, turn: 0 }
+        Domain {
+            key,
+            scope: ScopeId::NODE,
+            clients: 0,
+            closing: 0,
+            slow: false,
+            turn: 0,
+            user: None,
+        }
     }
 }
 
@@ -371,7 +382,8 @@ impl Clients {
     fn open_domain(&mut self, number: u32, ledger: &mut Ledger) -> bool {
         let domain = &mut self.domains[number];
         domain.scope = ledger.open(Scope::Domain, number, ScopeId::NODE);
-        if let Some(user) = self.subordinate_uids.user_of(domain.key.uid) {
+        domain.user = self.subordinate_uids.user_of(domain.key.uid);
+        if let Some(user) = domain.user {
             self.by_user.entry(user).or_default().push(number);
         }
         self.domain_by_key.insert(domain.key, number).is_none()
@@ -384,23 +396,31 @@ impl Clients {
         if domain.clients > 0 || !scope.blocked.is_empty() || !scope.account.is_zero() {
             return;
         }
-        let Domain { key, scope, closing, .. } = self.domains.remove(number);
+        let Domain { key, scope, closing, user, .. } = self.domains.remove(number);
         assert_eq!(closing, 0, "fds in the closers are charged");
         self.domain_by_key.remove(&key);
-        self.leave_user(key, number);
+        self.leave_user(user, number);
         ledger.take(ScopeId::NODE, DOMAIN);
         ledger.close(scope);
     }
 
-    /// The domains of the user of a key, whichever of its uids they are of. None, where its uid is a user by itself.
+    /// All domains of a domain's user, whichever of its uids they are of. None, where its uid is a user by itself.
+    pub fn of_same_user(&self, number: u32) -> &[u32] {
+        self.all_of(self.domains[number].user)
+    }
+
+    /// All domains of the user that a key's uid is of: for one that may have no domain yet.
     pub fn of_user(&self, key: DomainKey) -> &[u32] {
-        let user = self.subordinate_uids.user_of(key.uid);
+        self.all_of(self.subordinate_uids.user_of(key.uid))
+    }
+
+    fn all_of(&self, user: Option<u32>) -> &[u32] {
         let all = user.and_then(|user| self.by_user.get(&user));
         all.map_or(&[], Vec::as_slice)
     }
 
-    fn leave_user(&mut self, key: DomainKey, number: u32) {
-        let Some(user) = self.subordinate_uids.user_of(key.uid) else { return };
+    fn leave_user(&mut self, user: Option<u32>, number: u32) {
+        let Some(user) = user else { return };
         let all = self.by_user.get_mut(&user).expect("the domain was opened");
         all.retain(|other| *other != number);
         if all.is_empty() {
@@ -536,8 +556,9 @@ impl Clients {
             assert_eq!(job.clients as usize, count, "invariant 3: job {:?}", job.key);
         }
         let of_users = self.domains.iter_from(0).filter(|(number, domain)| {
-            let is_several = self.subordinate_uids.user_of(domain.key.uid).is_some();
-            assert_eq!(self.of_user(domain.key).contains(number), is_several, "{:?}", domain.key);
+            assert_eq!(domain.user, self.subordinate_uids.user_of(domain.key.uid));
+            let is_several = domain.user.is_some();
+            assert_eq!(self.of_same_user(*number).contains(number), is_several, "{:?}", domain.key);
             is_several
         });
         assert_eq!(of_users.count(), self.by_user.values().map(Vec::len).sum::<usize>());

@@ -12,7 +12,7 @@ use crate::api::{Effects, Now};
 use crate::clients::Clients;
 use crate::ledger::{Blocked, ScopeId};
 use crate::limits::{
-    LISTENERS_WOKEN_PER_STEP, LOOKS_PER_TURN, PARKED_ITEMS_PER_STEP, PARKED_LOOKS_PER_STEP,
+    LISTENERS_WOKEN_PER_LOOK, LOOKS_PER_TURN, PARKED_ITEMS_PER_STEP, PARKED_LOOKS_PER_STEP,
 };
 use crate::slots::NONE;
 use crate::state::Wait;
@@ -282,7 +282,7 @@ impl Core {
         while let Some(account) = self.ledger.next_freed() {
             self.hear_of(account);
         }
-        for _ in 0..LISTENERS_WOKEN_PER_STEP {
+        for _ in 0..LISTENERS_WOKEN_PER_LOOK {
             let Some((account, until)) = self.rooms.heard.first_key_value() else { return };
             let (account, until) = (*account, *until);
             let next = self.rooms.listeners.range((account, 0, 0)..(account, until, 0)).next();
@@ -352,7 +352,7 @@ impl Core {
             self.rooms.turns.insert((turn, number));
         }
         // Others may be the first in line for what it has left.
-        let open = self.rooms.open.clone();
+        let open = std::mem::take(&mut self.rooms.open);
         open.into_iter().for_each(|account| self.wake(account));
     }
 

@@ -40,8 +40,8 @@ pub const LEASES_SWEPT_PER_TURN: usize = 16;
 /// poll, which is then due at once.
 pub const PARKED_LOOKS_PER_STEP: usize = 16;
 
-/// Most requests that are made ready in one step of those that hold nobody up.
-pub const LISTENERS_WOKEN_PER_STEP: usize = 64;
+/// Most requests that are made ready of those that hold nobody up, at each of the looks of a step: some 50 us a step.
+pub const LISTENERS_WOKEN_PER_LOOK: usize = 64;
 
 /// Most items of parked requests looked at, or granted, in one step, to which the request under way may add 253:
 /// a request of 253 costs as much as a hundred small ones. The daemon hands in what it could not send to one list of
@@ -51,7 +51,8 @@ pub const PARKED_ITEMS_PER_STEP: usize = 64;
 /// Items for which a list of effects keeps its memory: what a step of full batches needs, doubled.
 pub const EFFECTS_KEPT: usize = 2048;
 
-/// Most items of parked requests on the node: 48 bytes each beside their requests.
+/// Most items of parked requests on the node: 48 bytes each, and as much again where each item of a batch waits for an account
+/// of its own.
 pub const PARKED_ITEMS_PER_NODE: u64 = 1 << 20;
 
 /// Most items of parked requests of one domain: 256 requests of full length, or one item of each thread of many ranks.

@@ -132,7 +132,7 @@ impl Core {
     /// What is counted of a domain with all others of its user, and of the node.
     fn shared(&self, domain: u32, count: fn(&ScopeRecord) -> u64) -> [u64; 2] {
         let of = |domain| count(&self.ledger[self.clients.scope_of_domain(domain)]);
-        let held = match self.clients.of_user(self.clients.domain_key(domain)) {
+        let held = match self.clients.of_same_user(domain) {
             [] => of(domain),
             all => {
                 visit(all.len() as u64);

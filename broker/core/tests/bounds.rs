@@ -12,6 +12,8 @@ use nix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 use support::roomy;
 
+#[path = "support/supply.rs"]
+mod supply;
 mod support;
 
 const OWNER: ClientId = ClientId(0);
@@ -294,16 +296,8 @@ impl World {
     }
 
     fn supply(&mut self, id: AllocationId) {
-        let supply = Supply {
-            id,
-            fd: Ok(0),
-            refused_fd: None,
-            file: None,
-            owner_allocation_id: 1,
-            fd_offset: 0,
-            size_bytes: 4096,
-        };
-        self.step(Input::Supply { client: OWNER, supplies: &[supply] });
+        let supplies = &[supply::supply(id, Ok(0), 1)];
+        self.step(Input::Supply { client: OWNER, supplies });
     }
 
     /// Polls until as many requests are answered with this status; grants go on meanwhile.
@@ -491,16 +485,7 @@ fn recall_when_missed_by_the_owner_of_a_million_then_silent_and_back_visit_none_
         }
         world.step(Input::Evict { ids: &ids[1..2] });
         assert_eq!(world.fx.acted[0].outcome, ActOutcome::OwnerSilent);
-        let supply = Supply {
-            id: ids[0],
-            fd: Ok(0),
-            refused_fd: None,
-            file: None,
-            owner_allocation_id: 1,
-            fd_offset: 0,
-            size_bytes: 4096,
-        };
-        world.step(Input::Supply { client: OWNER, supplies: &[supply] });
+        world.supply(ids[0]);
         let (visited, most) = work::last();
         assert!(visited < 200, "{visited} of {most}");
     }

@@ -3,7 +3,7 @@
 
 use super::{Blocked, Ledger, ScopeId, ScopeRecord};
 use crate::api::Now;
-use fdbroker_protocol::Scope;
+use fdbroker_protocol::{Resource, Scope};
 
 impl Ledger {
     /// A client's oldest evictable allocation has this place now, and it has so many of them.
@@ -35,6 +35,10 @@ impl Ledger {
                 scope.creditors.change(number, former, place);
             }
         });
+        if count < idle_credits {
+            // A hello that is in line for the table because they could come back may have to let others pass now.
+            self.freed(ScopeId::NODE, std::iter::once(Resource::TablePlaces));
+        }
     }
 
     /// Where a client is among those that can be asked for leases of a kind.

@@ -21,7 +21,7 @@ impl World {
     }
 
     /// Until nothing is due now.
-    fn poll_all(&mut self) {
+    pub(super) fn poll_all(&mut self) {
         while self.core.poll_timeout().is_some_and(|due| due <= self.now) {
             self.fx.clear();
             self.core.poll(self.now, &mut self.fx);
@@ -128,6 +128,27 @@ fn redeposit_when_requests_wait_for_several_then_the_older_request_goes_before_t
     world.poll_all();
     assert_eq!(world.state(id(3, 9)), AllocationState::Recalling);
     assert_eq!(world.state(id(4, 9)), AllocationState::Evicted);
+}
+
+#[test]
+fn supply_when_a_kept_allocation_is_back_then_all_are_served_that_waited_for_room_to_ask_for_it() {
+    let client = Caps { held_fds: 1, ..Caps::NONE };
+    let mut world = crashed(Config { client, base_credits: 0, ..config() }, &[SLOT], &[]);
+    let another = world.register(deposit(3)).id;
+    world.step(Input::Evict { ids: &[another] });
+    world.close_all();
+    let pinning = world.register(Deposit { recallable: false, ..deposit(2) }).id;
+    assert!(world.redeposit(OWNER, SLOT, kept_deposit(1)).is_ok());
+    let first = world.acquire(USER, &[Ok(SLOT)], 500);
+    // Found the account full, so that the one behind it is not looked at.
+    world.acquire(USER, &[Ok(another)], 500);
+    let last = world.acquire(OTHER, &[Ok(SLOT)], 500);
+    world.unregister(OWNER, pinning);
+    world.close_all();
+    assert_eq!(world.state(SLOT), AllocationState::Recalling, "for the first of them");
+    let effects = world.supply(SLOT, Ok(0), 1);
+    let answers = [first, last].map(|request| answer(&world, &effects, request));
+    assert_eq!(answers, [Some(Status::OK); 2]);
 }
 
 // --- complete -----------------------------------------------------------------------------------

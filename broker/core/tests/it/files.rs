@@ -93,15 +93,8 @@ fn register_when_the_file_is_sparse_then_held_and_recalled_under_a_cap_below_its
     world.acquire(USER, &[Ok(id)], 1000);
     assert_eq!(world.state(id), AllocationState::Recalling);
     assert_eq!(held_bytes(&world, OWNER), 8192, "reserved: what it pinned before");
-    let supply = Supply {
-        id,
-        fd: Ok(0),
-        refused_fd: None,
-        file: Some(File { id: FileId { device: 1, inode: 7 }, pinned_bytes: 12_288 }),
-        owner_allocation_id: 1,
-        fd_offset: 0,
-        size_bytes: 1 << 36,
-    };
+    let file = Some(File { id: FileId { device: 1, inode: 7 }, pinned_bytes: 12_288 });
+    let supply = Supply { file, size_bytes: 1 << 36, ..supply::supply(id, Ok(0), 1) };
     world.step(Input::Supply { client: OWNER, supplies: &[supply] });
     assert_eq!(held_bytes(&world, OWNER), 12_288, "read again when it is supplied");
 }

@@ -16,6 +16,8 @@ mod left;
 mod lives;
 mod portions;
 mod pressure;
+#[path = "../support/supply.rs"]
+mod supply;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -148,15 +150,7 @@ impl World {
         fd: Result<u16, ErrorCode>,
         owner_id: u64,
     ) -> Vec<Effect> {
-        let supply = Supply {
-            id,
-            fd,
-            refused_fd: None,
-            file: None,
-            owner_allocation_id: owner_id,
-            fd_offset: 0,
-            size_bytes: 4096,
-        };
+        let supply = supply::supply(id, fd, owner_id);
         self.step(Input::Supply { client: OWNER, supplies: &[supply] })
     }
 
@@ -361,15 +355,7 @@ fn supply_when_its_range_ends_beyond_all_numbers_then_the_allocation_ends() {
     let (mut world, id) = one_evicted();
     world.acquire(USER, &[Ok(id)], 1000);
     world.close_all();
-    let supply = Supply {
-        id,
-        fd: Ok(0),
-        refused_fd: None,
-        file: None,
-        owner_allocation_id: 1,
-        fd_offset: u64::MAX - 4095,
-        size_bytes: 4096,
-    };
+    let supply = Supply { fd_offset: u64::MAX - 4095, ..supply::supply(id, Ok(0), 1) };
     let effects = world.step(Input::Supply { client: OWNER, supplies: &[supply] });
     assert!(effects.contains(&Effect::Publish { slot: id.slot, generation: 0 }), "{effects:?}");
 }

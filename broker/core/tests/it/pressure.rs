@@ -232,6 +232,33 @@ fn release_when_a_request_waits_for_room_of_several_owners_then_any_of_them_serv
 }
 
 #[test]
+fn cancel_when_the_first_in_line_leaves_then_a_batch_that_is_in_line_elsewhere_hears_of_it() {
+    let domain = Caps { held_bytes: 8192, ..Caps::NONE };
+    let mut world = World::new(Config { domain, base_credits: 0, ..config() });
+    let second = ClientId(3);
+    world.connect(second, 2000);
+    let shared = |base| Deposit { share: Share::Any, ..deposit(base) };
+    let pages = |count: u64, deposit| Deposit { size_bytes: count * 4096, ..deposit };
+    let pinning = |deposit| Deposit { recallable: false, ..deposit };
+    // The first domain is full, and in the second one is room for a page.
+    let of_first = world.register(shared(1)).id;
+    world.register(pinning(pages(2, deposit(2))));
+    let large = world.register_by(second, pages(2, shared(1))).id;
+    world.step(Input::Evict { ids: &[large] });
+    world.close_all();
+    let small = world.register_by(second, shared(4)).id;
+    world.register_by(second, pinning(deposit(6)));
+    world.step(Input::Evict { ids: &[small] });
+    world.close_all();
+    let request = world.acquire(USER, &[Ok(large)], 500);
+    world.acquire(OTHER, &[Ok(of_first), Ok(small)], 500);
+    assert_eq!(world.state(small), AllocationState::Evicted, "behind the large one");
+    world.step(Input::Cancel { client: USER, request });
+    world.poll_all();
+    assert_eq!(world.state(small), AllocationState::Recalling);
+}
+
+#[test]
 fn sendable_when_whole_batches_wait_then_a_step_grants_some_and_the_next_polls_the_rest() {
     let mut world = World::new(config());
     let id = world.register(deposit(1)).id;
