@@ -1,0 +1,64 @@
+//! close(2), close_range(2), closefrom(3). Must never close an fd of the layer for the program.
+
+use crate::limits::OWN_FDS_MOST;
+use crate::source::{self, VirtualFd};
+use crate::{process, raw, table};
+use nix::errno::Errno;
+use std::os::fd::RawFd;
+
+pub fn close(fd: RawFd) -> isize {
+    if let Some(number) = VirtualFd::new(fd) {
+        return source::end(number).map_or_else(raw::failed, |()| 0);
+    }
+    if source::is_own(fd) {
+        return raw::failed(Errno::EBADF);
+    }
+    // A child of vfork(2) has an fd table of its own, but its parent's marks.
+    let mark = match table::is_marked(fd) && process::owns_memory() {
+        true => table::take(fd),
+        false => None,
+    };
+    let answer = raw::close(fd);
+    // The lease ends after the fd.
+    drop(mark);
+    answer
+}
+
+/// Leaves out the layer's own fds. Virtual fds in the range stay: the program closes those that it knows one by one.
+pub fn close_range(first: u32, last: u32, flags: u32) -> isize {
+    let mut room = [0; OWN_FDS_MOST];
+    let own = source::own_fds(&mut room);
+    let marks_only = flags & libc::CLOSE_RANGE_CLOEXEC != 0;
+    let mut from = first;
+    for fd in own.iter().filter_map(|fd| u32::try_from(*fd).ok()) {
+        if fd < from || fd > last {
+            continue;
+        }
+        if fd > from {
+            let answer = close_all(from, fd - 1, flags, marks_only);
+            if answer != 0 {
+                return answer;
+            }
+        }
+        from = fd + 1;
+    }
+    match from > last && first <= last {
+        true => 0,
+        false => close_all(from, last, flags, marks_only),
+    }
+}
+
+/// closefrom(3): a negative number is 0.
+pub fn close_from(first: RawFd) {
+    close_range(u32::try_from(first).unwrap_or(0), u32::MAX, 0);
+}
+
+fn close_all(first: u32, last: u32, flags: u32, stay_open: bool) -> isize {
+    if !stay_open && first <= last && process::owns_memory() {
+        table::take_all(first..=last);
+    }
+    // SAFETY: numbers; what the program loses is its own matter.
+    unsafe {
+        raw::call(libc::SYS_close_range, [first as usize, last as usize, flags as usize, 0, 0, 0])
+    }
+}

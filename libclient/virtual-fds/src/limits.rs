@@ -1,0 +1,36 @@
+//! The bounds of virtual fds. Must never hold a bound without its reason.
+
+/// Virtual fds begin here. No process can open such a number: the kernel's largest fs.nr_open is below it
+/// (`sysctl_nr_open_max` in fs/file.c).
+pub const FIRST_VIRTUAL_FD: u32 = 1 << 30;
+
+/// Marks per segment of the table, as a power of two: a process with a thousand fds touches two pages of one segment of
+/// 256 KiB, and all numbers below 2^30 fit into as many segments.
+pub const SEGMENT_SHIFT: u32 = 15;
+
+/// The most fds that a layer keeps for itself: a connection has two, its client an eventfd, and a few clients at once
+/// (children of fork(2) make their own) are left room for.
+pub const OWN_FDS_MOST: usize = 64;
+
+/// The most fds in one message: SCM_MAX_FD of the kernel (include/net/scm.h).
+pub const FDS_PER_MESSAGE: usize = 253;
+
+/// The most bytes of control data that are looked at and copied: half a megabyte is far above any net.core.optmem_max,
+/// with which the kernel refuses longer ones.
+pub const CONTROL_BYTES: usize = 512 << 10;
+
+/// The most messages of one sendmmsg(2): the kernel's UIO_MAXIOV.
+pub const MESSAGES_PER_CALL: usize = 1024;
+
+/// The most entries of one poll(2) that are copied. A process can name an fd twice, but a poll of more entries than fds
+/// can be open at once (fs.nr_open, 1,048,576 by default) is refused by the kernel.
+pub const POLL_ENTRIES: usize = 1 << 20;
+
+/// The most bytes of one line on stderr: below PIPE_BUF (pipe(7)), so that lines of several processes do not mix.
+pub const LINE_BYTES: usize = 256;
+
+/// The fewest bytes that can show in which page size the memory comes: a whole number of pages of 4, 16 and 64 KiB.
+pub const PAGES_BYTES: usize = 64 << 10;
+
+/// Arguments of a system call, syscall(2).
+pub const ARGUMENTS: usize = 6;

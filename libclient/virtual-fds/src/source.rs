@@ -1,0 +1,161 @@
+//! The layer, as this crate knows it: what gives fds for virtual fds. Must never be called with a lock of this crate held,
+//! nor by a child that shares its parent's memory: it would take the parent's connection for its own.
+
+use crate::held::{Lease, Mark};
+use crate::limits::{FIRST_VIRTUAL_FD, OWN_FDS_MOST};
+use crate::{process, raw, say, table};
+use nix::errno::Errno;
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
+
+/// A number from 2^30 to 2^31-1, which no process has open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct VirtualFd(RawFd);
+
+/// An fd for a virtual fd, close-on-exec, and its lease.
+pub struct Granted {
+    /// The fd.
+    pub fd: OwnedFd,
+    /// The lease.
+    pub lease: Lease,
+}
+
+/// What the layer knows of virtual fds. It is called without any lock of this crate, on any thread of the program, never in
+/// a child of vfork(2). In a child of fork(2) it is a copy, which finds the broker anew.
+pub trait Source: Send + Sync {
+    /// A duplicate of the fd behind a virtual fd. Waits for a recall.
+    ///
+    /// # Errors
+    /// EBADF: it has ended, or there is no such number. EMFILE: no quota, or this process's table is full. EAGAIN: its owner
+    /// is silent.
+    fn grant(&self, number: VirtualFd) -> Result<Granted, Errno>;
+
+    /// Ends one registration of those that share the number, as close(2) ends an fd.
+    ///
+    /// # Errors
+    /// EBADF: this process has none.
+    fn end(&self, number: VirtualFd) -> Result<(), Errno>;
+
+    /// Whether an fd is the layer's own (a socket, an eventfd): the program cannot close it by mistake. No lock, no memory.
+    /// The layer itself can close an fd only when this says no.
+    fn is_own(&self, fd: RawFd) -> bool;
+
+    /// Writes the fds for which `is_own` says yes, at most 64, and answers how many.
+    fn own_fds(&self, fds: &mut [RawFd; OWN_FDS_MOST]) -> usize;
+
+    /// Whether this program has used the driver. Only then may it ask for the fds of a process that it cannot see.
+    fn has_used_driver(&self) -> bool;
+}
+
+static SOURCE: OnceLock<&'static dyn Source> = OnceLock::new();
+
+/// Tells the crate where fds come from. Until then a virtual fd is a number like any other, which nobody has open. Returns
+/// `false` when there is a source already, which stays.
+pub fn install(source: &'static dyn Source) -> bool {
+    if std::env::var_os("FDBROKER_LOG").is_some_and(|level| level == "off") {
+        say::be_quiet();
+    }
+    process::begin();
+    SOURCE.set(source).is_ok()
+}
+
+/// The lease of an fd that was granted for a virtual fd: for a driver's function that imports the fd.
+pub fn lease_of(fd: RawFd) -> Option<Lease> {
+    table::share(fd)?.lease()
+}
+
+impl VirtualFd {
+    /// `None`: a number that can be, or could have been, an fd of a process.
+    #[inline]
+    pub fn new(number: RawFd) -> Option<VirtualFd> {
+        (number >= FIRST_VIRTUAL_FD as RawFd).then_some(VirtualFd(number))
+    }
+
+    /// The number.
+    pub fn number(self) -> RawFd {
+        self.0
+    }
+}
+
+/// The fd for a virtual fd, not in the table yet.
+pub struct Fresh {
+    fd: OwnedFd,
+    mark: Mark,
+}
+
+impl Fresh {
+    /// # Errors
+    /// Those of [`Source::grant`]; EBADF without a source, and in a child that shares its parent's memory.
+    pub fn of(number: VirtualFd) -> Result<Fresh, Errno> {
+        let source = SOURCE.get().filter(|_| process::owns_memory()).ok_or(Errno::EBADF)?;
+        let Granted { fd, lease } = guarded(|| source.grant(number))?;
+        Ok(Fresh { fd, mark: Mark::of_lease(lease)? })
+    }
+
+    /// For the time of a call.
+    pub fn fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+
+    /// Gives the fd to the program, which closes it.
+    pub fn keep(self) -> RawFd {
+        let fd = self.fd.into_raw_fd();
+        table::put(fd, self.mark);
+        fd
+    }
+
+    /// Gives the program a duplicate instead: `answer` is what duplicated [`Fresh::fd`].
+    pub fn keep_duplicate(self, answer: isize) -> isize {
+        if !raw::is_error(answer) {
+            table::put(answer as RawFd, self.mark);
+        }
+        answer
+    }
+}
+
+/// close(2) of a virtual fd. A child does not end what its parent has: it answers 0.
+///
+/// # Errors
+/// Those of [`Source::end`].
+pub fn end(number: VirtualFd) -> Result<(), Errno> {
+    let source = SOURCE.get().ok_or(Errno::EBADF)?;
+    if !process::owns_memory() {
+        return Ok(());
+    }
+    match guarded(|| source.end(number)) {
+        Err(Errno::EBADF) if process::is_child() => Ok(()),
+        ended => ended,
+    }
+}
+
+/// Whether the fd is the layer's own in the calling process.
+#[inline]
+pub fn is_own(fd: RawFd) -> bool {
+    SOURCE.get().is_some_and(|source| source.is_own(fd)) && process::owns_memory()
+}
+
+/// The layer's own fds, in their order; none in a child that shares its parent's memory, which has an fd table of its own.
+pub fn own_fds(fds: &mut [RawFd; OWN_FDS_MOST]) -> &[RawFd] {
+    let Some(source) = SOURCE.get().filter(|_| process::owns_memory()) else { return &[] };
+    let count = source.own_fds(fds).min(fds.len());
+    fds[..count].sort_unstable();
+    &fds[..count]
+}
+
+pub fn is_installed() -> bool {
+    SOURCE.get().is_some()
+}
+
+pub fn has_used_driver() -> bool {
+    SOURCE.get().is_some_and(|source| source.has_used_driver())
+}
+
+/// Runs the layer's code; a fault in it must not reach the program. Its words are on stderr already.
+fn guarded<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| {
+        // The payload's own drop may panic too.
+        std::mem::forget(payload);
+        Err(Errno::EBADF)
+    })
+}
