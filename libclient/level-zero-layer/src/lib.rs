@@ -18,10 +18,13 @@
 //! | zeMemCloseIpcHandle | gives the lease back |
 //! | zeMemPutIpcHandle, zeMemFree(Ext), zeContextDestroy | the last one retires the allocation: its key never matches again |
 //!
+//! **Fd numbers.** The driver's fd stays open until the program Puts its handle or frees the memory, so its number is good
+//! for programs that pass the number alone, and an export at the fd limit fails as with the driver alone.
+//!
 //! Without a broker each call goes to the driver as it is, and one line on stderr says so.
 //!
 //! **Locks.** One for [`produced`], one for [`opened`]; neither is taken while the other is held. The driver's functions
-//! that give an export back or make one are called under the first: the driver never calls back. A child of fork(2)
+//! that Put a handle and describe memory are called under the first: the driver never calls back. A child of fork(2)
 //! starts anew, see [`broker`].
 
 mod below;

@@ -18,12 +18,5 @@ pub const RETIRE_TIMEOUT: Duration = Duration::from_secs(2);
 /// thousands of handles.
 pub const CONNECT_PAUSE_S: i64 = 1;
 
-/// The part of this process's fd table, an eighth, that is kept free of exported fds. When an export gets a number in
-/// it, the oldest exports go back to the driver, which makes them again for a recall.
-pub const FREE_FDS_PART: u64 = 8;
-
-/// How many exports go back at once: each costs the driver a close, and perhaps an export later.
-pub const RELIEF_EXPORTS: usize = 16;
-
 /// The most bytes of one line on stderr: below PIPE_BUF (pipe(7)), so that lines of several ranks do not mix.
 pub const LINE_BYTES: usize = 1024;

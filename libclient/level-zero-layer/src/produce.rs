@@ -4,16 +4,15 @@
 use crate::below::{self, MISSING};
 use crate::broker::{self, Broker};
 use crate::key::{Bytes, Key, fd_of, offset_of};
-use crate::limits::{FREE_FDS_PART, REGISTER_TIMEOUT, RETIRE_TIMEOUT};
+use crate::limits::{REGISTER_TIMEOUT, RETIRE_TIMEOUT};
 use crate::produced::{Allocation, Produced, describe};
 use crate::say::{News, once};
 use fdbroker_client::{Deadline, Deposit, DriverData, Error, ErrorCode, Handle, MemoryKind};
 use level_zero_sys::*;
 use nix::fcntl::{FcntlArg, fcntl};
-use nix::sys::resource::{Resource, getrlimit};
 use nix::unistd::{Whence, lseek};
 use std::ffi::c_void;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::BorrowedFd;
 
 const SUCCESS: ze_result_t = ze_result_t::ZE_RESULT_SUCCESS;
 
@@ -29,14 +28,7 @@ pub unsafe fn get(
 ) -> ze_result_t {
     let Some(below) = below::GET.get() else { return MISSING };
     // SAFETY: the caller's promise.
-    let mut code = unsafe { below(context, pointer, handle) };
-    if code == ze_result_t::ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY
-        && broker::known().is_some_and(|broker| broker.produced().relieve(None) > 0)
-    {
-        // The driver says so when no fd is free, and now some are.
-        // SAFETY: the caller's promise.
-        code = unsafe { below(context, pointer, handle) };
-    }
+    let code = unsafe { below(context, pointer, handle) };
     if code != SUCCESS || handle.is_null() {
         return code;
     }
@@ -64,11 +56,7 @@ impl Broker {
         match self.deposit(&allocation, driver) {
             Ok(handle) => {
                 let key = Key::new(&handle, driver);
-                let mut produced = self.produced();
-                produced.know_as(&allocation, key.prefix());
-                if is_near_the_limit(fd_of(driver)) {
-                    produced.relieve(Some(allocation.base));
-                }
+                self.produced().know_as(&allocation, key.prefix());
                 Some(key)
             }
             Err(error) => {
@@ -188,10 +176,4 @@ fn offset_in(fd: BorrowedFd<'_>, offset: u64, size_bytes: u64) -> u64 {
     let end = lseek(fd, 0, Whence::SeekEnd).ok().and_then(|end| u64::try_from(end).ok());
     let fits = offset.checked_add(size_bytes).zip(end).is_some_and(|(last, end)| last <= end);
     if fits { offset } else { 0 }
-}
-
-/// Whether an fd of this number shows that the process's table is nearly full: the kernel gives the lowest free number.
-fn is_near_the_limit(fd: RawFd) -> bool {
-    let Ok((soft, _)) = getrlimit(Resource::RLIMIT_NOFILE) else { return false };
-    u64::try_from(fd).is_ok_and(|fd| fd >= soft - soft / FREE_FDS_PART)
 }

@@ -268,6 +268,8 @@ pub fn is_open(fd: RawFd) -> bool {
 }
 
 /// Bytes that differ by salt, to tell allocations and writers apart.
-pub fn pattern(bytes: usize, salt: u8) -> Vec<u8> {
-    (0..bytes).map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8) ^ salt).collect()
+pub fn pattern(bytes: usize, salt: u16) -> Vec<u8> {
+    let salt = salt.to_ne_bytes();
+    let byte = |i: usize| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8) ^ salt[i % 2];
+    (0..bytes).map(byte).collect()
 }

@@ -24,6 +24,10 @@ pub enum Order {
     OpenMoved,
     /// Open the handle with the fd that comes along, moved to the exporter's number.
     OpenAtSameNumber,
+    /// Open the handle with the fd that the starter of the peer has under the number in it; INVALID: it has none.
+    OpenFetched,
+    /// Open a handle made of that fd alone.
+    OpenFdAlone,
     /// Import `number` bytes of the fd that comes along; answers 1 when the driver closed the fd.
     ImportFd,
     /// Write the pattern of this salt to the first `number` bytes.
@@ -40,12 +44,14 @@ pub enum Order {
     IsAllGivenBack,
 }
 
-const ORDERS: [Order; 12] = [
+const ORDERS: [Order; 14] = [
     Order::Allocate,
     Order::Get,
     Order::Open,
     Order::OpenMoved,
     Order::OpenAtSameNumber,
+    Order::OpenFetched,
+    Order::OpenFdAlone,
     Order::ImportFd,
     Order::Write,
     Order::IsPattern,
@@ -60,7 +66,7 @@ const ORDERS: [Order; 12] = [
 struct Message {
     /// The [`Order`]; an answer does not use it.
     order: u8,
-    salt: u8,
+    salt: u16,
     /// In an answer the driver's code, 0 for success.
     code: u32,
     number: u64,
@@ -73,7 +79,7 @@ impl Message {
     fn to_bytes(self) -> [u8; MESSAGE_BYTES] {
         let mut bytes = [0; MESSAGE_BYTES];
         bytes[0] = self.order;
-        bytes[1] = self.salt;
+        bytes[2..4].copy_from_slice(&self.salt.to_ne_bytes());
         bytes[4..8].copy_from_slice(&self.code.to_ne_bytes());
         bytes[8..16].copy_from_slice(&self.number.to_ne_bytes());
         bytes[16..].copy_from_slice(&self.handle.to_bytes());
@@ -83,7 +89,7 @@ impl Message {
     fn from_bytes(bytes: &[u8; MESSAGE_BYTES]) -> Self {
         Self {
             order: bytes[0],
-            salt: bytes[1],
+            salt: u16::from_ne_bytes([bytes[2], bytes[3]]),
             code: u32::from_ne_bytes(std::array::from_fn(|i| bytes[4 + i])),
             number: u64::from_ne_bytes(std::array::from_fn(|i| bytes[8 + i])),
             handle: ze_ipc_mem_handle_t::from_bytes(std::array::from_fn(|i| bytes[16 + i])),
@@ -128,7 +134,7 @@ impl Peer {
         &self,
         order: Order,
         number: usize,
-        salt: u8,
+        salt: u16,
     ) -> Result<Result<Answer, CallError>, Fault> {
         self.tell_with(order, number, salt, ze_ipc_mem_handle_t::default(), None)
     }
@@ -137,7 +143,7 @@ impl Peer {
         &self,
         order: Order,
         number: usize,
-        salt: u8,
+        salt: u16,
         handle: ze_ipc_mem_handle_t,
         fd: Option<BorrowedFd<'_>>,
     ) -> Result<Result<Answer, CallError>, Fault> {
@@ -152,7 +158,7 @@ impl Peer {
     }
 
     /// The number in the answer to an order that must succeed.
-    pub fn number(&self, order: Order, number: usize, salt: u8) -> Result<u64, Fault> {
+    pub fn number(&self, order: Order, number: usize, salt: u16) -> Result<u64, Fault> {
         Ok(self.tell(order, number, salt)??.number)
     }
 
@@ -223,6 +229,13 @@ fn obey(
         Order::OpenAtSameNumber => {
             *memory = open_at_same_number(gpu, message.handle, fd.ok_or("no fd came")?)?;
         }
+        Order::OpenFetched => {
+            *memory = open_moved(gpu, message.handle, fetch(handle_fd(message.handle))?)?;
+        }
+        Order::OpenFdAlone => {
+            let fd = fetch(handle_fd(message.handle))?;
+            *memory = gpu.open_handle(with_fd(ze_ipc_mem_handle_t::default(), fd.as_raw_fd()))?;
+        }
         Order::ImportFd => {
             let (address, is_closed) = import_fd(gpu, fd.ok_or("no fd came")?, bytes)?;
             *memory = address;
@@ -252,6 +265,30 @@ fn open_moved(gpu: &Gpu, handle: ze_ipc_mem_handle_t, fd: OwnedFd) -> Result<Add
         return Err("zeMemOpenIpcHandle closed the caller's fd".into());
     }
     Ok(address?)
+}
+
+/// A duplicate of an fd of the process that started this one, by its number: pidfd_open(2), pidfd_getfd(2).
+fn fetch(number: RawFd) -> Result<OwnedFd, Fault> {
+    // SAFETY: takes numbers only.
+    let process = new_fd(unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getppid(), 0) })?;
+    // SAFETY: takes numbers only; `process` is open.
+    let got = unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), number, 0) };
+    new_fd(got).map_err(|error| match error.raw_os_error() {
+        Some(libc::EBADF) => {
+            let code = ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT;
+            CallError::Failed { function: "pidfd_getfd", code }.into()
+        }
+        _ => format!("pidfd_getfd: {error}").into(),
+    })
+}
+
+/// Takes the new fd that a system call answered, or its error.
+fn new_fd(answer: libc::c_long) -> std::io::Result<OwnedFd> {
+    match RawFd::try_from(answer) {
+        // SAFETY: the call just made it, for nobody else.
+        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        _ => Err(std::io::Error::last_os_error()),
+    }
 }
 
 /// Moves the fd off `number`: with equal numbers in an opaque handle the driver asks the exporter.

@@ -146,7 +146,7 @@ fn obey(rank: &mut Option<Rank>, verb: &str, words: &[&str]) -> Result<Vec<Strin
     let rank = rank.as_mut().ok_or("not started")?;
     let numbers = || words.iter().map(|word| word.parse()).collect::<Result<Vec<usize>, _>>();
     let handles = || words.iter().map(|word| from_hex(word)).collect::<Result<Vec<_>, _>>();
-    let salt = |index: usize| Ok::<_, Fault>(u8::try_from(numbers()?[index])?);
+    let salt = |index: usize| Ok::<_, Fault>(u16::try_from(numbers()?[index])?);
     let hex = |handles: Vec<Handle>| handles.iter().map(to_hex).collect();
     match verb {
         "own" => return Ok(hex(rank.own(numbers()?[0], numbers()?[1], salt(2)?)?)),
@@ -158,7 +158,7 @@ fn obey(rank: &mut Option<Rank>, verb: &str, words: &[&str]) -> Result<Vec<Strin
             let handle = from_hex(words[2])?;
             for _ in 0..numbers_of(words[0])? {
                 rank.import(&[handle])?;
-                rank.check_imports(u8::try_from(numbers_of(words[1])?)?)?;
+                rank.check_imports(u16::try_from(numbers_of(words[1])?)?)?;
                 rank.imports.clear();
             }
         }

@@ -45,7 +45,7 @@ impl Rank {
     }
 
     /// Allocates `count` buffers by the library, fills them and registers them in one call.
-    pub fn own(&mut self, bytes: usize, count: usize, salt: u8) -> Result<Vec<Handle>, Fault> {
+    pub fn own(&mut self, bytes: usize, count: usize, salt: u16) -> Result<Vec<Handle>, Fault> {
         let first = self.buffers.len();
         for index in 0..count {
             let buffer = LevelZeroBuffer::allocate(&self.client, &self.device, bytes, Share::Uid)?;
@@ -57,7 +57,7 @@ impl Rank {
     }
 
     /// Allocates `count` pieces of memory as an application, fills them and exports them by pointer.
-    pub fn foreign(&mut self, bytes: usize, count: usize, salt: u8) -> Result<Vec<Handle>, Fault> {
+    pub fn foreign(&mut self, bytes: usize, count: usize, salt: u16) -> Result<Vec<Handle>, Fault> {
         let mut handles = Vec::new();
         for index in 0..count {
             let pointer = self.gpu.allocate(bytes, false)?;
@@ -116,14 +116,14 @@ impl Rank {
     }
 
     /// Checks every byte of every import, in their order.
-    pub fn check_imports(&self, salt: u8) -> Outcome {
+    pub fn check_imports(&self, salt: u16) -> Outcome {
         for (index, import) in self.imports.iter().enumerate() {
             check(import.memory(), salted(salt, index))?;
         }
         Ok(())
     }
 
-    pub fn write_imports(&self, salt: u8) -> Outcome {
+    pub fn write_imports(&self, salt: u16) -> Outcome {
         for (index, import) in self.imports.iter().enumerate() {
             import.memory().write_at(0, &pattern(import.len(), salted(salt, index)))?;
         }
@@ -131,7 +131,7 @@ impl Rank {
     }
 
     /// Checks every byte of this rank's own memory: the library's and the application's.
-    pub fn check_own(&self, bytes: usize, salt: u8) -> Outcome {
+    pub fn check_own(&self, bytes: usize, salt: u16) -> Outcome {
         for (index, buffer) in self.buffers.iter().enumerate() {
             check(buffer.memory(), salted(salt, index))?;
         }
@@ -156,11 +156,11 @@ impl Rank {
     }
 }
 
-fn salted(salt: u8, index: usize) -> u8 {
-    salt.wrapping_add((index % 200) as u8)
+fn salted(salt: u16, index: usize) -> u16 {
+    salt.wrapping_add((index % 200) as u16)
 }
 
-fn check(memory: &LevelZeroMemory, salt: u8) -> Outcome {
+fn check(memory: &LevelZeroMemory, salt: u16) -> Outcome {
     let mut found = vec![0; memory.len()];
     memory.read_at(0, &mut found)?;
     holds(found == pattern(memory.len(), salt), || {

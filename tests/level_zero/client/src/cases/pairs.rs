@@ -8,8 +8,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 const BYTES: usize = 10_000;
 const INVALID: ze_result_t = ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT;
-const WRITTEN_HERE: u8 = 1;
-const WRITTEN_THERE: u8 = 2;
+const WRITTEN_HERE: u16 = 1;
+const WRITTEN_THERE: u16 = 2;
 
 /// Memory of this process, its handle, and a duplicate of the handle's fd: what a sender sends.
 struct Shared {

@@ -10,7 +10,7 @@ use fdbroker_protocol::node_id;
 use std::os::fd::{AsFd, AsRawFd};
 
 const BYTES: usize = 10_000;
-const SALT: u8 = 60;
+const SALT: u16 = 60;
 
 /// The kernel gives the range freed last again, and nobody has told the library.
 pub fn address_again(node: &Node, rank: &mut Rank) -> Outcome {

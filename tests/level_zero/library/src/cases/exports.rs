@@ -8,7 +8,7 @@ use fdbroker_client::level_zero::opener;
 use fdbroker_client::{Access, Arena, CacheSettings, ErrorCode, HostMemory, ImportCache};
 
 const BYTES: usize = 10_000;
-const SALT: u8 = 20;
+const SALT: u16 = 20;
 
 pub fn one_fd(node: &Node, rank: &mut Rank) -> Outcome {
     let first = rank.foreign(BYTES, 1, SALT)?[0];

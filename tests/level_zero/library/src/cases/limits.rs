@@ -10,7 +10,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::fs::File;
 
 const BYTES: usize = 10_000;
-const SALT: u8 = 40;
+const SALT: u16 = 40;
 const ROUNDS: usize = 1000;
 const MANY: usize = 2000;
 const MANY_FDS: u64 = 256;
@@ -108,7 +108,7 @@ fn many(node: &Node, rank: &mut Rank, verb: &str) -> Outcome {
     let mut consumer = Peer::start(&node.socket(), Some(MANY_FDS))?;
     for first in (0..count).step_by(LINE) {
         // The consumer counts salts over all its imports, so each line goes on where the last one ended.
-        let salt = SALT + u8::try_from(first % 200)?;
+        let salt = SALT + u16::try_from(first % 200)?;
         let handles = owner.handles(&format!("{verb} {SMALL} {LINE} {salt}"))?;
         consumer.with("import", &handles)?;
     }

@@ -10,8 +10,8 @@ use fdbroker_client::{ErrorCode, Handle};
 /// More than a page, and no multiple of a page.
 const BYTES: usize = 10_000;
 const COUNT: usize = 5;
-const WRITTEN_HERE: u8 = 1;
-const WRITTEN_THERE: u8 = 101;
+const WRITTEN_HERE: u16 = 1;
+const WRITTEN_THERE: u16 = 101;
 
 /// The peer imports, reads the bytes written here, writes bytes that are read here, and releases.
 fn shared(node: &Node, rank: &Rank, handles: &[Handle]) -> Outcome {

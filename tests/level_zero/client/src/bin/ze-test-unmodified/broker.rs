@@ -48,6 +48,19 @@ pub fn counts() -> Result<Counts, Fault> {
     })
 }
 
+/// Has the broker close every fd that it can ask for again.
+pub fn evict_all() -> Outcome {
+    let command = std::env::var_os("ZE_TEST_FDBROKER").ok_or("ZE_TEST_FDBROKER is not set")?;
+    let status = Command::new(command)
+        .args(["evict", "--all"])
+        .env_remove("LD_LIBRARY_PATH")
+        .env_remove("LD_PRELOAD")
+        .stdout(Stdio::null())
+        .status()?;
+    holds(status.success(), || format!("evict ended with {status}"))?;
+    wait_for("no fd", |counts| counts.held_fds == 0)
+}
+
 /// The number that follows `after` in a line of JSON.
 fn number(text: &str, after: &str) -> Result<u64, Fault> {
     let at = text.find(after).ok_or_else(|| format!("no {after} in {text}"))?;

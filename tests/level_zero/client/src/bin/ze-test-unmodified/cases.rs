@@ -4,7 +4,7 @@ use crate::apart::{LEGACY, LEGACY_POOL, Named, OPAQUE, OPAQUE_POOL, Switches};
 use crate::fault::Outcome;
 use crate::gpu::Gpu;
 use crate::limits::CASE_TIMEOUT_S;
-use crate::{broker, exporting, opening, sharing, without};
+use crate::{broker, exporting, opening, shapes, sharing, without};
 
 /// A list of cases that run with the same broker, or without one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +93,15 @@ pub const CASES: &[Case] = cases! {
     "free_when_pooled_ends_its_own_alone": Broker(exporting::free_pooled), LEGACY_POOL;
     "address_when_freed_and_taken_again_never_shows_other_memory": Broker(exporting::address_reused), LEGACY;
     "fd_of_a_handle_when_asked_is_the_drivers": Broker(exporting::fd_of_handle), OPAQUE;
-    "allocations_when_2000_under_256_fds_are_all_shared": Broker(exporting::many), LEGACY;
+
+    "exports_when_238_under_256_fds_are_shared_by_value": Broker(shapes::bytes_238), LEGACY;
+    "exports_when_950_under_1024_fds_are_shared_by_value": Broker(shapes::bytes_950), LEGACY;
+    "exports_when_238_under_256_fds_are_shared_with_a_fetched_fd": Broker(shapes::fetched_238), LEGACY;
+    "exports_when_950_under_1024_fds_are_shared_with_a_fetched_fd": Broker(shapes::fetched_950), LEGACY;
+    "exports_when_238_under_256_fds_are_shared_by_the_fd_alone": Broker(shapes::fd_alone_238), LEGACY;
+    "exports_when_950_under_1024_fds_are_shared_by_the_fd_alone": Broker(shapes::fd_alone_950), LEGACY;
+    "exports_when_the_table_is_full_fail_and_show_no_other_memory": Broker(shapes::full_table), LEGACY;
+    "fd_when_the_program_closes_it_is_never_passed_on": Broker(shapes::closed_fd), LEGACY;
 
     "broker_when_it_goes_away_leaves_the_drivers_handles": Lost(without::lost), OPAQUE;
     "broker_when_absent_leaves_the_drivers_handles_legacy": NoBroker(without::absent), LEGACY;

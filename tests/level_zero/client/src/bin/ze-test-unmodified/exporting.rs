@@ -5,8 +5,7 @@ use crate::fault::{Fault, Outcome, holds, refused, same};
 use crate::gpu::{Address, Gpu, handle_fd, is_open, pattern};
 use crate::peer::{Order, Peer};
 use crate::sharing::{BYTES, INVALID, WRITTEN_HERE, export};
-use level_zero_sys::{CallError, ze_ipc_mem_handle_t, ze_result_t};
-use nix::sys::resource::{Resource, setrlimit};
+use level_zero_sys::{CallError, ze_ipc_mem_handle_t};
 
 /// Whether the loader has Put, by `ZE_TEST_LOADER`.
 fn has_put() -> Result<bool, Fault> {
@@ -23,7 +22,7 @@ fn put_if_there(gpu: &Gpu, handle: ze_ipc_mem_handle_t) -> Result<bool, Fault> {
 }
 
 /// The peer opens the handle and reads the bytes written here.
-fn is_shared(peer: &Peer, handle: ze_ipc_mem_handle_t, salt: u8) -> Outcome {
+fn is_shared(peer: &Peer, handle: ze_ipc_mem_handle_t, salt: u16) -> Outcome {
     peer.tell_with(Order::Open, 0, 0, handle, None)??;
     same("the peer reads", peer.number(Order::IsPattern, BYTES, salt)?, 1)?;
     peer.tell(Order::Close, 0, 0)??;
@@ -114,7 +113,7 @@ fn freed(gpu: &Gpu, free: fn(&Gpu, Address) -> Result<(), CallError>) -> Outcome
 }
 
 pub fn free_pooled(gpu: &Gpu) -> Outcome {
-    const OTHER: u8 = 7;
+    const OTHER: u16 = 7;
     let peer = Peer::start()?;
     let (memory, handle) = export(gpu)?;
     let other = gpu.allocate(BYTES, false)?;
@@ -134,7 +133,7 @@ pub fn free_pooled(gpu: &Gpu) -> Outcome {
 /// Address, fd number and size are the same as before, but the memory is another.
 pub fn address_reused(gpu: &Gpu) -> Outcome {
     const TRIES: usize = 100;
-    const OTHER: u8 = 7;
+    const OTHER: u16 = 7;
     let peer = Peer::start()?;
     let (memory, handle) = export(gpu)?;
     is_shared(&peer, handle, WRITTEN_HERE)?;
@@ -165,58 +164,4 @@ pub fn fd_of_handle(gpu: &Gpu) -> Outcome {
         (_, other) => return Err(format!("the fd of a handle: {other:?}").into()),
     }
     Ok(gpu.free(memory)?)
-}
-
-/// Allocates an object with these bytes and exports it; frees it when the export fails.
-fn export_small(gpu: &Gpu, bytes: &[u8]) -> Result<(Address, ze_ipc_mem_handle_t), CallError> {
-    let memory = gpu.allocate(bytes.len(), true)?;
-    gpu.write(memory, bytes)?;
-    match gpu.get(memory) {
-        Ok(handle) => Ok((memory, handle)),
-        Err(error) => {
-            gpu.free(memory)?;
-            Err(error)
-        }
-    }
-}
-
-/// More exports without Put than this process, the peer or the broker (`--max-fds 256`) may have fds.
-pub fn many(gpu: &Gpu) -> Outcome {
-    const ALLOCATIONS: usize = 2000;
-    const FDS: u64 = 256;
-    const SMALL: usize = 4096;
-    setrlimit(Resource::RLIMIT_NOFILE, FDS, FDS)?;
-    let peer = Peer::start()?;
-    let mut exported = Vec::new();
-    let salt = |at: usize| (at % 251) as u8;
-    for at in 0..ALLOCATIONS {
-        match export_small(gpu, &pattern(SMALL, salt(at))) {
-            Ok(both) => exported.push(both),
-            // Without Put the layer can give no export back: the exports end where they end without a layer.
-            Err(error) if !has_put()? => {
-                let full = ze_result_t::ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY;
-                same("at the limit", error.code(), Some(full))?;
-                holds(exported.len() > 200, || format!("only {} fit", exported.len()))?;
-                break;
-            }
-            Err(error) => return Err(format!("allocation {at}: {error}").into()),
-        }
-    }
-    if has_put()? {
-        same("exported", exported.len(), ALLOCATIONS)?;
-    }
-    for (at, (_, handle)) in exported.iter().enumerate() {
-        peer.tell_with(Order::Open, 0, 0, *handle, None)?
-            .map_err(|error| format!("allocation {at}: {error}"))?;
-        same("the peer reads", peer.number(Order::IsPattern, SMALL, salt(at))?, 1)?;
-        peer.tell(Order::Close, 0, 0)??;
-    }
-    if has_put()? {
-        let recalls = broker::counts()?.recalls;
-        holds(recalls > 1000, || format!("only {recalls} recalls"))?;
-    }
-    for (memory, _) in exported {
-        gpu.free(memory)?;
-    }
-    peer.finish()
 }

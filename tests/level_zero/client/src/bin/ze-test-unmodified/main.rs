@@ -22,6 +22,7 @@ mod opening;
 #[path = "../../peer.rs"]
 #[allow(dead_code)] // ze-test-client uses the rest
 mod peer;
+mod shapes;
 mod sharing;
 mod without;
 
