@@ -31,10 +31,6 @@ impl Opening {
             // SAFETY: the caller's promise.
             return unsafe { self.open_below(handle.to_bytes()) };
         };
-        if key.has_programs_fd() {
-            // SAFETY: the caller's promise.
-            return unsafe { self.open_with_programs_fd(&key) };
-        }
         let Some(broker) = broker::connected() else {
             // SAFETY: the caller's promise.
             return unsafe { self.open_as_the_driver_does(&key) };
@@ -47,25 +43,20 @@ impl Opening {
                 // SAFETY: the caller's promise.
                 unsafe { self.open_as_the_driver_does(&key) }
             }
+            Err(error) if key.has_programs_fd() && is_of_another_broker(&error) => {
+                // SAFETY: the caller's promise.
+                unsafe { self.open_as_the_driver_does(&key) }
+            }
             Err(error) => refuse(&error),
         }
     }
 
-    /// The program has put its own fd into the handle: opens the driver's handle with that fd.
-    unsafe fn open_with_programs_fd(&self, key: &Key) -> ze_result_t {
-        let driver = key.driver_handle().map_or_else(|| ask_for_driver_handle(key), Ok);
-        match driver {
-            // SAFETY: the caller's promise.
-            Ok(driver) => unsafe { self.open_below(with_fd(driver, key.fd())) },
-            Err(code) => code,
-        }
-    }
-
-    /// Without a broker: opens the driver's handle, as without the layer.
+    /// Where no broker knows the key: opens the driver's handle, with the fd that the program has put into it if it has,
+    /// as without the layer.
     unsafe fn open_as_the_driver_does(&self, key: &Key) -> ze_result_t {
         match key.driver_handle() {
             // SAFETY: the caller's promise.
-            Some(driver) => unsafe { self.open_below(driver) },
+            Some(driver) => unsafe { self.open_below(with_fd(driver, key.fd())) },
             None => INVALID,
         }
     }
@@ -125,14 +116,10 @@ pub unsafe fn close(context: ze_context_handle_t, pointer: *const c_void) -> ze_
     code
 }
 
-/// Asks the broker for a driver's handle of a layout that the key has no room for.
-fn ask_for_driver_handle(key: &Key) -> Result<Bytes, ze_result_t> {
-    let broker = broker::connected().ok_or(INVALID)?;
-    let granted = broker.client.acquire(&key.handle(), Deadline::after(ACQUIRE_TIMEOUT));
-    let grant = granted.map_err(|error| refuse(&error))?;
-    let mut driver = Bytes::try_from(grant.info.driver_data.as_bytes()).map_err(|_| INVALID)?;
-    key.put_offset(&mut driver, grant.info.size_bytes).ok_or(INVALID)?;
-    Ok(driver)
+/// Whether the broker here has never known the key: another broker of this node made it, and only that one knows whether
+/// its memory still lives.
+fn is_of_another_broker(error: &Error) -> bool {
+    matches!(error.code, ErrorCode::BadHandle | ErrorCode::WrongNode)
 }
 
 /// Moves the fd off the exporter's number: with equal numbers a driver of 26.18 or later asks the exporter.
@@ -155,10 +142,12 @@ fn refuse(error: &Error) -> ze_result_t {
     };
     once(news, format_args!("zeMemOpenIpcHandle: {error}"));
     match error.code {
-        // The driver's answer when no fd is free.
-        ErrorCode::LocalFdLimit | ErrorCode::NoQuota | ErrorCode::TimedOut => {
-            ze_result_t::ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY
-        }
+        // Later it may succeed: the driver's answer when no fd is free. OWNER_SILENT is also the owner's own lack of fds.
+        ErrorCode::LocalFdLimit
+        | ErrorCode::NoQuota
+        | ErrorCode::TimedOut
+        | ErrorCode::Again
+        | ErrorCode::OwnerSilent => ze_result_t::ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY,
         _ => INVALID,
     }
 }

@@ -19,7 +19,8 @@
 //! | zeMemPutIpcHandle, zeMemFree(Ext), zeContextDestroy | the last one retires the allocation: its key never matches again |
 //!
 //! **Fd numbers.** The driver's fd stays open until the program Puts its handle or frees the memory, so its number is good
-//! for programs that pass the number alone, and an export at the fd limit fails as with the driver alone.
+//! for programs that pass the number alone, and an export at the fd limit fails as with the driver alone. In a key the
+//! broker's answer counts, not the fd beside it: only where no broker knows the key is a program's own fd used.
 //!
 //! Without a broker each call goes to the driver as it is, and one line on stderr says so.
 //!

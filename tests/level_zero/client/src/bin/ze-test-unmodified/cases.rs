@@ -71,7 +71,9 @@ pub const CASES: &[Case] = cases! {
     "handle_when_the_program_puts_its_fd_there_shares_legacy_pool": Broker(sharing::programs_fd), LEGACY_POOL;
     "handle_when_the_program_puts_its_fd_there_shares_opaque_pool": Broker(sharing::programs_fd), OPAQUE_POOL;
     "handle_when_the_program_puts_its_fd_at_the_exporters_number_shares": Broker(sharing::programs_fd_same_number), LEGACY;
-    "program_when_it_has_the_fd_needs_no_live_handle": Broker(sharing::programs_fd_after_free), OPAQUE;
+    "handle_when_the_program_puts_a_foreign_fd_there_is_its_own_memory_legacy": Broker(sharing::foreign_fd), LEGACY;
+    "handle_when_the_program_puts_a_foreign_fd_there_is_its_own_memory_opaque_pool": Broker(sharing::foreign_fd), OPAQUE_POOL;
+    "handle_when_freed_is_refused_whatever_fd_is_in_it": Broker(sharing::freed_with_fd), OPAQUE;
     "producer_when_killed_leaves_the_import_and_ends_the_handle": Broker(sharing::producer_killed), LEGACY;
     "child_when_forked_connects_anew": Broker(sharing::forked), LEGACY;
 
@@ -80,6 +82,7 @@ pub const CASES: &[Case] = cases! {
     "fd_when_it_comes_at_the_exporters_number_is_moved": Broker(opening::same_number), OPAQUE;
     "handle_when_of_another_node_is_refused": Broker(opening::other_node), LEGACY;
     "handle_when_its_bytes_are_changed_is_refused": Broker(opening::changed), OPAQUE;
+    "handle_when_of_another_broker_is_opened_by_the_programs_fd": Broker(opening::other_broker_with_fd), OPAQUE;
     "handles_when_opened_by_many_threads_are_counted": Broker(opening::threads), OPAQUE;
 
     "get_when_repeated_is_one_registration": Broker(exporting::one_registration), LEGACY;

@@ -6,7 +6,7 @@ use crate::gpu::{Gpu, handle_fd, pattern};
 use crate::peer::{Order, Peer};
 use crate::sharing::{BYTES, INVALID, WRITTEN_HERE, export};
 use level_zero_sys::ze_ipc_mem_handle_t;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// Offsets of the node and of a byte of the MAC in the layer's handle: `level-zero-layer/src/key.rs`.
 const NODE: usize = 32;
@@ -93,6 +93,24 @@ fn changed_at(gpu: &Gpu, at: usize) -> Outcome {
     refused("Open", gpu.open_handle(changed), INVALID)?;
     refused("Open once more", gpu.open_handle(changed), INVALID)?;
     Ok(gpu.free(memory)?)
+}
+
+/// The broker here knows nothing of the key, but the program has brought its fd: as without the layer.
+pub fn other_broker_with_fd(gpu: &Gpu) -> Outcome {
+    let peer = Peer::start()?;
+    let (memory, handle) = export(gpu)?;
+    // SAFETY: the driver's fd, which lives until the memory is freed.
+    let fd = unsafe { BorrowedFd::borrow_raw(handle_fd(handle)) }.try_clone_to_owned()?;
+    for at in [NODE, MAC] {
+        let mut bytes = handle.to_bytes();
+        bytes[at] ^= 1;
+        let theirs = ze_ipc_mem_handle_t::from_bytes(bytes);
+        peer.tell_with(Order::OpenMoved, 0, 0, theirs, Some(fd.as_fd()))??;
+        same("the peer reads", peer.number(Order::IsPattern, BYTES, WRITTEN_HERE)?, 1)?;
+        peer.tell(Order::Close, 0, 0)??;
+    }
+    gpu.free(memory)?;
+    peer.finish()
 }
 
 pub fn threads(gpu: &Gpu) -> Outcome {

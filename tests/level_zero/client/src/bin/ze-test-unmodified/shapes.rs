@@ -139,17 +139,17 @@ pub fn full_table(gpu: &Gpu) -> Outcome {
     limit_fds(FDS as u64)?;
 
     let all = exported.len();
-    let found = look(&peer, Order::Open, &exported, INVALID)?;
+    let found = look(&peer, Order::Open, &exported, FULL)?;
     same("the 64 bytes", found, Found { errors: all, ..Found::default() })?;
     let found = look(&peer, Order::OpenFetched, &exported, FULL)?;
-    same("with an fd", found, Found { right: all, ..Found::default() })?;
+    same("with an fd", found, Found { errors: all, ..Found::default() })?;
     let found = look(&peer, Order::OpenFdAlone, &exported, FULL)?;
     same("the fd alone", found, Found { right: all, ..Found::default() })?;
 
     // With a free fd in this process, all are good again.
     let (last, _) = exported.pop().ok_or("none was exported")?;
     gpu.free(last)?;
-    let found = look(&peer, Order::Open, &exported, INVALID)?;
+    let found = look(&peer, Order::Open, &exported, FULL)?;
     same("after one is freed", found, Found { right: all - 1, ..Found::default() })?;
     for (memory, _) in exported {
         gpu.free(memory)?;

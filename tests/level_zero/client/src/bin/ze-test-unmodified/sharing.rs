@@ -109,15 +109,34 @@ fn opened_with_fd(gpu: &Gpu, order: Order) -> Outcome {
     peer.finish()
 }
 
-/// As without the layer: the fd alone keeps the memory alive.
-pub fn programs_fd_after_free(gpu: &Gpu) -> Outcome {
+/// The broker's answer counts, not the fd beside the key, which may be of other memory.
+pub fn freed_with_fd(gpu: &Gpu) -> Outcome {
     let peer = Peer::start()?;
     let (memory, handle) = export(gpu)?;
-    let fd = copy_of_fd(handle)?;
+    let (other, of_other) = export(gpu)?;
+    let (fd, others) = (copy_of_fd(handle)?, copy_of_fd(of_other)?);
     gpu.free(memory)?;
+    for fd in [fd, others] {
+        let opened = peer.tell_with(Order::OpenMoved, 0, 0, handle, Some(fd.as_fd()))?;
+        refused("Open of freed memory", opened, INVALID)?;
+    }
+    same("all given back there", peer.number(Order::IsAllGivenBack, 0, 0)?, 1)?;
+    gpu.free(other)?;
+    peer.finish()
+}
+
+pub fn foreign_fd(gpu: &Gpu) -> Outcome {
+    const OTHER: u16 = 7;
+    let peer = Peer::start()?;
+    let (memory, handle) = export(gpu)?;
+    let other = gpu.allocate(BYTES, true)?;
+    gpu.write(other, &pattern(BYTES, OTHER))?;
+    let fd = copy_of_fd(gpu.get(other)?)?;
     peer.tell_with(Order::OpenMoved, 0, 0, handle, Some(fd.as_fd()))??;
-    same("the peer reads", peer.number(Order::IsPattern, BYTES, WRITTEN_HERE)?, 1)?;
+    both_ways(gpu, &peer, memory)?;
     closed_there(&peer)?;
+    gpu.free(other)?;
+    gpu.free(memory)?;
     peer.finish()
 }
 

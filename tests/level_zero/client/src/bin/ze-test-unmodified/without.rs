@@ -49,6 +49,8 @@ pub fn lost(gpu: &Gpu) -> Outcome {
     let peer = Peer::start()?;
     let (memory, handle) = export(gpu)?;
     same("a handle of the layer", is_of_the_layer(handle), true)?;
+    // SAFETY: the driver's fd, which lives until the memory is freed.
+    let fd = unsafe { BorrowedFd::borrow_raw(handle_fd(handle)) }.try_clone_to_owned()?;
     let opened = gpu.open_handle(handle)?;
     peer.tell_with(Order::Open, 0, 0, handle, None)??;
     let broker = i32::try_from(broker::counts()?.pid)?;
@@ -60,6 +62,10 @@ pub fn lost(gpu: &Gpu) -> Outcome {
     gpu.close_handle(opened)?;
     peer.tell(Order::Close, 0, 0)??;
 
+    // A program's own fd is good again: nobody can be asked about the key.
+    peer.tell_with(Order::OpenMoved, 0, 0, handle, Some(fd.as_fd()))??;
+    same("the peer reads", peer.number(Order::IsPattern, BYTES, WRITTEN_HERE)?, 1)?;
+    peer.tell(Order::Close, 0, 0)??;
     // The driver resolves an opaque handle by value where processes may trace each other, as these may.
     peer.tell_with(Order::Open, 0, 0, handle, None)??;
     same("the peer reads", peer.number(Order::IsPattern, BYTES, WRITTEN_HERE)?, 1)?;
