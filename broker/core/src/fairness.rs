@@ -47,8 +47,6 @@ pub struct Rooms {
     ready: BTreeSet<(Number, u64)>,
     /// Domains that have ready requests, by when they were served last.
     turns: BTreeSet<(u64, Number)>,
-    /// Accounts of the node that are not known to be full: the first in line of each is ready.
-    open: BTreeSet<Blocked>,
     /// Turns given out.
     turn: u64,
     /// The domain whose turn is under way, and how many of its requests have been looked at in it.
@@ -261,12 +259,8 @@ impl Core {
 
     /// The first in line for an account is looked at in its turn.
     fn wake(&mut self, account: Blocked) {
-        self.rooms.open.remove(&account);
         if let Some((place, number)) = self.rooms.first(&self.clients, account) {
             self.rooms.make_ready(place, number);
-            if account.scope == ScopeId::NODE {
-                self.rooms.open.insert(account);
-            }
         }
     }
 
@@ -321,11 +315,11 @@ impl Core {
         self.rooms.unready(place, number);
         let taken = self.taken();
         let wait = self.retry(now, seq, Turn::InLine(seq), fx);
-        if let Some(Wait::Room(account)) = wait {
-            match self.is_behind(seq, account) {
-                true => self.wake(account),
-                false => _ = self.rooms.open.remove(&account),
-            }
+        // Another domain may have become the first since it was made ready.
+        if let Some(Wait::Room(account)) = wait
+            && self.is_behind(seq, account)
+        {
+            self.wake(account);
         }
         let looks = if self.rooms.looks.0 == number { self.rooms.looks.1 + 1 } else { 1 };
         self.rooms.looks = (number, looks);
@@ -351,9 +345,6 @@ impl Core {
         if self.rooms.turns.remove(&(former, number)) {
             self.rooms.turns.insert((turn, number));
         }
-        // Others may be the first in line for what it has left.
-        let open = std::mem::take(&mut self.rooms.open);
-        open.into_iter().for_each(|account| self.wake(account));
     }
 
     /// What a request that goes on to wait for a recall has taken of the room: the recall's place, or a lease's.
