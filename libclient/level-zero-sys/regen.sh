@@ -65,6 +65,7 @@ functions=(
   MemAllocDevice MemAllocHost MemFree MemFreeExt MemGetAllocProperties MemGetAddressRange
   MemGetIpcHandle MemPutIpcHandle MemOpenIpcHandle MemCloseIpcHandle
   MemGetIpcHandleFromFileDescriptorExp MemGetFileDescriptorFromIpcHandleExp
+  VirtualMemReserve VirtualMemFree VirtualMemMap VirtualMemUnmap PhysicalMemCreate PhysicalMemDestroy
   CommandQueueCreate CommandQueueDestroy CommandQueueExecuteCommandLists CommandQueueSynchronize
   CommandListCreate CommandListCreateImmediate CommandListClose CommandListReset CommandListDestroy
   CommandListAppendMemoryCopy CommandListAppendMemoryFill CommandListAppendBarrier CommandListHostSynchronize
@@ -72,7 +73,7 @@ functions=(
   EventPoolCreate EventPoolDestroy EventCreate EventDestroy
   EventHostSignal EventHostSynchronize EventQueryStatus EventHostReset
 )
-tables=(global driver device context mem mem_exp command_queue command_list fence event_pool event)
+tables=(global driver device context mem mem_exp virtual_mem physical_mem command_queue command_list fence event_pool event)
 structures=(
   base_desc base_properties external_memory_export_desc external_memory_export_fd external_memory_import_fd
 )
@@ -83,7 +84,7 @@ enumerations=(
 )
 types="ze_$(any "${structures[@]}")_t|ze_$(any "${enumerations[@]}")_t|ze_$(any "${tables[@]}")_dditable_t"
 types="$types|ze_pfn$(any "${functions[@]}")_t"
-getters=(Global Driver Device Context Mem MemExp CommandQueue CommandList Fence EventPool Event)
+getters=(Global Driver Device Context Mem MemExp VirtualMem PhysicalMem CommandQueue CommandList Fence EventPool Event)
 types="$types|ze_pfnGet$(any "${getters[@]}")ProcAddrTable_t"
 
 work=$(mktemp -d)

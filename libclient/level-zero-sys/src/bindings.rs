@@ -67,6 +67,12 @@ pub struct _ze_kernel_handle_t {
 }
 pub type ze_kernel_handle_t = *mut _ze_kernel_handle_t;
 #[repr(C)]
+#[derive(Debug)]
+pub struct _ze_physical_mem_handle_t {
+    _unused: [u8; 0],
+}
+pub type ze_physical_mem_handle_t = *mut _ze_physical_mem_handle_t;
+#[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct _ze_ipc_mem_handle_t {
     pub data: [::core::ffi::c_char; 64usize],
@@ -659,6 +665,7 @@ pub type ze_external_memory_export_desc_t = _ze_external_memory_export_desc_t;
 pub type ze_external_memory_import_fd_t = _ze_external_memory_import_fd_t;
 pub type ze_external_memory_export_fd_t = _ze_external_memory_export_fd_t;
 pub type ze_group_count_t = _ze_group_count_t;
+pub type ze_physical_mem_desc_t = _ze_physical_mem_desc_t;
 pub type ze_external_semaphore_ext_desc_t = _ze_external_semaphore_ext_desc_t;
 pub type ze_external_semaphore_signal_params_ext_t = _ze_external_semaphore_signal_params_ext_t;
 pub type ze_external_semaphore_wait_params_ext_t = _ze_external_semaphore_wait_params_ext_t;
@@ -2352,6 +2359,63 @@ const _: () = {
         "Offset of field: _ze_group_count_t::groupCountZ",
     ][::core::mem::offset_of!(_ze_group_count_t, groupCountZ) - 8usize];
 };
+impl _ze_memory_access_attribute_t {
+    pub const ZE_MEMORY_ACCESS_ATTRIBUTE_NONE: _ze_memory_access_attribute_t = _ze_memory_access_attribute_t(
+        0,
+    );
+    pub const ZE_MEMORY_ACCESS_ATTRIBUTE_READWRITE: _ze_memory_access_attribute_t = _ze_memory_access_attribute_t(
+        1,
+    );
+    pub const ZE_MEMORY_ACCESS_ATTRIBUTE_READONLY: _ze_memory_access_attribute_t = _ze_memory_access_attribute_t(
+        2,
+    );
+    pub const ZE_MEMORY_ACCESS_ATTRIBUTE_FORCE_UINT32: _ze_memory_access_attribute_t = _ze_memory_access_attribute_t(
+        2147483647,
+    );
+}
+#[repr(transparent)]
+#[derive(Debug, Copy, Clone, Hash, PartialEq, Eq)]
+pub struct _ze_memory_access_attribute_t(pub ::core::ffi::c_uint);
+pub use self::_ze_memory_access_attribute_t as ze_memory_access_attribute_t;
+pub type ze_physical_mem_flags_t = u32;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct _ze_physical_mem_desc_t {
+    pub stype: ze_structure_type_t,
+    pub pNext: *const ::core::ffi::c_void,
+    pub flags: ze_physical_mem_flags_t,
+    pub size: usize,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    [
+        "Size of _ze_physical_mem_desc_t",
+    ][::core::mem::size_of::<_ze_physical_mem_desc_t>() - 32usize];
+    [
+        "Alignment of _ze_physical_mem_desc_t",
+    ][::core::mem::align_of::<_ze_physical_mem_desc_t>() - 8usize];
+    [
+        "Offset of field: _ze_physical_mem_desc_t::stype",
+    ][::core::mem::offset_of!(_ze_physical_mem_desc_t, stype) - 0usize];
+    [
+        "Offset of field: _ze_physical_mem_desc_t::pNext",
+    ][::core::mem::offset_of!(_ze_physical_mem_desc_t, pNext) - 8usize];
+    [
+        "Offset of field: _ze_physical_mem_desc_t::flags",
+    ][::core::mem::offset_of!(_ze_physical_mem_desc_t, flags) - 16usize];
+    [
+        "Offset of field: _ze_physical_mem_desc_t::size",
+    ][::core::mem::offset_of!(_ze_physical_mem_desc_t, size) - 24usize];
+};
+impl Default for _ze_physical_mem_desc_t {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
 #[repr(C)]
 #[derive(Debug)]
 pub struct _ze_external_semaphore_ext_handle_t {
@@ -4313,5 +4377,154 @@ pub type ze_pfnGetEventProcAddrTable_t = ::core::option::Option<
     unsafe extern "C" fn(
         arg1: ze_api_version_t,
         arg2: *mut ze_event_dditable_t,
+    ) -> ze_result_t,
+>;
+pub type ze_pfnPhysicalMemCreate_t = ::core::option::Option<
+    unsafe extern "C" fn(
+        arg1: ze_context_handle_t,
+        arg2: ze_device_handle_t,
+        arg3: *mut ze_physical_mem_desc_t,
+        arg4: *mut ze_physical_mem_handle_t,
+    ) -> ze_result_t,
+>;
+pub type ze_pfnPhysicalMemDestroy_t = ::core::option::Option<
+    unsafe extern "C" fn(
+        arg1: ze_context_handle_t,
+        arg2: ze_physical_mem_handle_t,
+    ) -> ze_result_t,
+>;
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct _ze_physical_mem_dditable_t {
+    pub pfnCreate: ze_pfnPhysicalMemCreate_t,
+    pub pfnDestroy: ze_pfnPhysicalMemDestroy_t,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    [
+        "Size of _ze_physical_mem_dditable_t",
+    ][::core::mem::size_of::<_ze_physical_mem_dditable_t>() - 16usize];
+    [
+        "Alignment of _ze_physical_mem_dditable_t",
+    ][::core::mem::align_of::<_ze_physical_mem_dditable_t>() - 8usize];
+    [
+        "Offset of field: _ze_physical_mem_dditable_t::pfnCreate",
+    ][::core::mem::offset_of!(_ze_physical_mem_dditable_t, pfnCreate) - 0usize];
+    [
+        "Offset of field: _ze_physical_mem_dditable_t::pfnDestroy",
+    ][::core::mem::offset_of!(_ze_physical_mem_dditable_t, pfnDestroy) - 8usize];
+};
+pub type ze_physical_mem_dditable_t = _ze_physical_mem_dditable_t;
+pub type ze_pfnGetPhysicalMemProcAddrTable_t = ::core::option::Option<
+    unsafe extern "C" fn(
+        arg1: ze_api_version_t,
+        arg2: *mut ze_physical_mem_dditable_t,
+    ) -> ze_result_t,
+>;
+pub type ze_pfnVirtualMemReserve_t = ::core::option::Option<
+    unsafe extern "C" fn(
+        arg1: ze_context_handle_t,
+        arg2: *const ::core::ffi::c_void,
+        arg3: usize,
+        arg4: *mut *mut ::core::ffi::c_void,
+    ) -> ze_result_t,
+>;
+pub type ze_pfnVirtualMemFree_t = ::core::option::Option<
+    unsafe extern "C" fn(
+        arg1: ze_context_handle_t,
+        arg2: *const ::core::ffi::c_void,
+        arg3: usize,
+    ) -> ze_result_t,
+>;
+pub type ze_pfnVirtualMemQueryPageSize_t = ::core::option::Option<
+    unsafe extern "C" fn(
+        arg1: ze_context_handle_t,
+        arg2: ze_device_handle_t,
+        arg3: usize,
+        arg4: *mut usize,
+    ) -> ze_result_t,
+>;
+pub type ze_pfnVirtualMemMap_t = ::core::option::Option<
+    unsafe extern "C" fn(
+        arg1: ze_context_handle_t,
+        arg2: *const ::core::ffi::c_void,
+        arg3: usize,
+        arg4: ze_physical_mem_handle_t,
+        arg5: usize,
+        arg6: ze_memory_access_attribute_t,
+    ) -> ze_result_t,
+>;
+pub type ze_pfnVirtualMemUnmap_t = ::core::option::Option<
+    unsafe extern "C" fn(
+        arg1: ze_context_handle_t,
+        arg2: *const ::core::ffi::c_void,
+        arg3: usize,
+    ) -> ze_result_t,
+>;
+pub type ze_pfnVirtualMemSetAccessAttribute_t = ::core::option::Option<
+    unsafe extern "C" fn(
+        arg1: ze_context_handle_t,
+        arg2: *const ::core::ffi::c_void,
+        arg3: usize,
+        arg4: ze_memory_access_attribute_t,
+    ) -> ze_result_t,
+>;
+pub type ze_pfnVirtualMemGetAccessAttribute_t = ::core::option::Option<
+    unsafe extern "C" fn(
+        arg1: ze_context_handle_t,
+        arg2: *const ::core::ffi::c_void,
+        arg3: usize,
+        arg4: *mut ze_memory_access_attribute_t,
+        arg5: *mut usize,
+    ) -> ze_result_t,
+>;
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct _ze_virtual_mem_dditable_t {
+    pub pfnReserve: ze_pfnVirtualMemReserve_t,
+    pub pfnFree: ze_pfnVirtualMemFree_t,
+    pub pfnQueryPageSize: ze_pfnVirtualMemQueryPageSize_t,
+    pub pfnMap: ze_pfnVirtualMemMap_t,
+    pub pfnUnmap: ze_pfnVirtualMemUnmap_t,
+    pub pfnSetAccessAttribute: ze_pfnVirtualMemSetAccessAttribute_t,
+    pub pfnGetAccessAttribute: ze_pfnVirtualMemGetAccessAttribute_t,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    [
+        "Size of _ze_virtual_mem_dditable_t",
+    ][::core::mem::size_of::<_ze_virtual_mem_dditable_t>() - 56usize];
+    [
+        "Alignment of _ze_virtual_mem_dditable_t",
+    ][::core::mem::align_of::<_ze_virtual_mem_dditable_t>() - 8usize];
+    [
+        "Offset of field: _ze_virtual_mem_dditable_t::pfnReserve",
+    ][::core::mem::offset_of!(_ze_virtual_mem_dditable_t, pfnReserve) - 0usize];
+    [
+        "Offset of field: _ze_virtual_mem_dditable_t::pfnFree",
+    ][::core::mem::offset_of!(_ze_virtual_mem_dditable_t, pfnFree) - 8usize];
+    [
+        "Offset of field: _ze_virtual_mem_dditable_t::pfnQueryPageSize",
+    ][::core::mem::offset_of!(_ze_virtual_mem_dditable_t, pfnQueryPageSize) - 16usize];
+    [
+        "Offset of field: _ze_virtual_mem_dditable_t::pfnMap",
+    ][::core::mem::offset_of!(_ze_virtual_mem_dditable_t, pfnMap) - 24usize];
+    [
+        "Offset of field: _ze_virtual_mem_dditable_t::pfnUnmap",
+    ][::core::mem::offset_of!(_ze_virtual_mem_dditable_t, pfnUnmap) - 32usize];
+    [
+        "Offset of field: _ze_virtual_mem_dditable_t::pfnSetAccessAttribute",
+    ][::core::mem::offset_of!(_ze_virtual_mem_dditable_t, pfnSetAccessAttribute)
+        - 40usize];
+    [
+        "Offset of field: _ze_virtual_mem_dditable_t::pfnGetAccessAttribute",
+    ][::core::mem::offset_of!(_ze_virtual_mem_dditable_t, pfnGetAccessAttribute)
+        - 48usize];
+};
+pub type ze_virtual_mem_dditable_t = _ze_virtual_mem_dditable_t;
+pub type ze_pfnGetVirtualMemProcAddrTable_t = ::core::option::Option<
+    unsafe extern "C" fn(
+        arg1: ze_api_version_t,
+        arg2: *mut ze_virtual_mem_dditable_t,
     ) -> ze_result_t,
 >;

@@ -118,6 +118,7 @@ type List = ze_command_list_handle_t;
 type Fence = ze_fence_handle_t;
 type Pool = ze_event_pool_handle_t;
 type Event = ze_event_handle_t;
+type Physical = ze_physical_mem_handle_t;
 
 functions! {
     fn zeInit(flags: ze_init_flags_t): ze_pfnInit_t;
@@ -191,6 +192,23 @@ functions! {
     fn zeMemGetFileDescriptorFromIpcHandleExp(
         context: Context, handle: ze_ipc_mem_handle_t, fd: *mut u64,
     ): ze_pfnMemGetFileDescriptorFromIpcHandleExp_t;
+    fn zeVirtualMemReserve(
+        context: Context, start: *const c_void, size: usize, pointer: *mut *mut c_void,
+    ): ze_pfnVirtualMemReserve_t;
+    fn zeVirtualMemFree(
+        context: Context, pointer: *const c_void, size: usize,
+    ): ze_pfnVirtualMemFree_t;
+    fn zeVirtualMemMap(
+        context: Context, pointer: *const c_void, size: usize, memory: Physical, offset: usize,
+        access: ze_memory_access_attribute_t,
+    ): ze_pfnVirtualMemMap_t;
+    fn zeVirtualMemUnmap(
+        context: Context, pointer: *const c_void, size: usize,
+    ): ze_pfnVirtualMemUnmap_t;
+    fn zePhysicalMemCreate(
+        context: Context, device: Device, desc: *mut ze_physical_mem_desc_t, memory: *mut Physical,
+    ): ze_pfnPhysicalMemCreate_t;
+    fn zePhysicalMemDestroy(context: Context, memory: Physical): ze_pfnPhysicalMemDestroy_t;
     fn zeCommandQueueCreate(
         context: Context, device: Device, desc: *const ze_command_queue_desc_t, queue: *mut Queue,
     ): ze_pfnCommandQueueCreate_t;

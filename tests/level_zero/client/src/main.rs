@@ -12,6 +12,7 @@ mod fault;
 mod gpu;
 mod limits;
 mod peer;
+mod virtual_memory;
 
 use apart::{end, run_all};
 use cases::{CASES, Case};

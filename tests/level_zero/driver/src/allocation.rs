@@ -9,8 +9,10 @@ use crate::limits::{DEVICE_BYTES, POOL_BYTES, POOL_FIRST_OFFSET, POOL_LARGEST_BY
 use crate::mapping::Mapping;
 use crate::object::Object;
 use crate::settings::settings;
+use crate::virtual_memory::VirtualMemory;
 use level_zero_sys::ze_result_t;
 use std::collections::{BTreeMap, HashSet};
+use std::ops::Range;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
 /// The call that made an allocation, and so the one that ends it.
@@ -23,6 +25,8 @@ pub enum Origin {
     /// Made by zeMemOpenIpcHandle, ended by zeMemCloseIpcHandle. `fetched`: the exporter's pid and fd, when the
     /// driver fetched the fd there.
     Opened { fetched: Option<(u32, i32)> },
+    /// Made by zeVirtualMemMap, ended by zeVirtualMemUnmap.
+    Mapped,
 }
 
 /// A range of device or host addresses, and the memory behind it.
@@ -40,16 +44,27 @@ pub struct Allocation {
     pub pointer: usize,
     /// Gets without their Put.
     pub gets: u64,
-    /// The device addresses; `None` for host memory, which has the mapping's own.
-    addresses: Option<Mapping>,
+    addresses: Addresses,
+}
+
+/// Where the addresses of an allocation are from.
+#[derive(Debug)]
+enum Addresses {
+    /// Device addresses of its own.
+    Own(Mapping),
+    /// Device addresses of a reservation, from this one on.
+    Reserved(usize),
+    /// Those of the object's own mapping: host memory.
+    Objects,
 }
 
 impl Allocation {
     /// The first address of the range.
     pub fn base(&self) -> usize {
         match &self.addresses {
-            Some(addresses) => addresses.address(),
-            None => self.object.memory.address() + self.offset,
+            Addresses::Own(addresses) => addresses.address(),
+            Addresses::Reserved(base) => *base,
+            Addresses::Objects => self.object.memory.address() + self.offset,
         }
     }
 }
@@ -59,6 +74,7 @@ pub struct Registry {
     by_base: BTreeMap<usize, Allocation>,
     last_id: u64,
     pool: Pool,
+    pub virtual_memory: VirtualMemory,
     pub fetched: FetchedFds,
 }
 
@@ -94,7 +110,8 @@ impl Registry {
             true => self.pool.take(bytes)?,
             false => (Object::allocate(pages(bytes))?, 0),
         };
-        self.add(kind, Origin::Allocated, object, offset, bytes, 0)
+        let addresses = addresses(kind, bytes)?;
+        Ok(self.add(kind, Origin::Allocated, object, offset..offset + bytes, addresses))
     }
 
     /// Maps imported memory as a whole; answers the address at `offset`.
@@ -106,38 +123,44 @@ impl Registry {
         offset: usize,
     ) -> Result<usize, Failure> {
         let bytes = object.memory.bytes();
-        self.add(kind, origin, object, 0, bytes, offset)
+        let addresses = addresses(kind, bytes)?;
+        let base = self.add(kind, origin, object, 0..bytes, addresses);
+        let pointer = base + offset;
+        self.by_base.get_mut(&base).expect("added just now").pointer = pointer;
+        Ok(pointer)
     }
 
+    /// Makes the first bytes of an object's memory visible at a reserved address.
+    pub fn map(&mut self, address: usize, bytes: usize, object: Arc<Object>) {
+        let addresses = Addresses::Reserved(address);
+        self.add(Kind::Device, Origin::Mapped, object, 0..bytes, addresses);
+    }
+
+    /// Adds an allocation, and answers its first address.
     fn add(
         &mut self,
         kind: Kind,
         origin: Origin,
         object: Arc<Object>,
-        offset: usize,
-        bytes: usize,
-        points_at: usize,
-    ) -> Result<usize, Failure> {
-        let addresses = match kind {
-            Kind::Device => Some(Mapping::reserved(pages(bytes))?),
-            Kind::Host => None,
-        };
+        place: Range<usize>,
+        addresses: Addresses,
+    ) -> usize {
         self.last_id += 1;
         let mut allocation = Allocation {
             id: self.last_id,
             kind,
             origin,
             object,
-            offset,
-            bytes,
+            offset: place.start,
+            bytes: place.len(),
             pointer: 0,
             gets: 0,
             addresses,
         };
         let base = allocation.base();
-        allocation.pointer = base + points_at;
+        allocation.pointer = base;
         self.by_base.insert(base, allocation);
-        Ok(base + points_at)
+        base
     }
 
     /// The allocation that contains the address.
@@ -152,13 +175,25 @@ impl Registry {
             Some(found) if found.pointer == pointer && may_end(found.origin) => found.base(),
             _ => return Err(ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT.into()),
         };
-        let ended = self.by_base.remove(&base).expect("found just now");
+        self.remove(base);
+        Ok(())
+    }
+
+    /// Ends what is mapped in a range of reserved addresses, or of one object.
+    pub fn unmap(&mut self, is_one: impl Fn(&Allocation) -> bool) {
+        let is_one = |one: &&Allocation| one.origin == Origin::Mapped && is_one(one);
+        let bases: Vec<usize> =
+            self.by_base.values().filter(is_one).map(Allocation::base).collect();
+        bases.into_iter().for_each(|base| self.remove(base));
+    }
+
+    fn remove(&mut self, base: usize) {
+        let Some(ended) = self.by_base.remove(&base) else { return };
         // A pool and its exported fd live on, without the Gets of this allocation.
         ended.object.take_back(ended.gets, false);
         if let Origin::Opened { fetched: Some(from) } = ended.origin {
             self.fetched.release(from);
         }
-        Ok(())
     }
 
     /// All allocations and imports, in no order that matters.
@@ -170,17 +205,23 @@ impl Registry {
         let mut counters =
             Counters { fetched_fds: self.fetched.count() as u64, ..Counters::default() };
         let mut objects = HashSet::new();
+        let mut count = |counters: &mut Counters, object: &Arc<Object>| {
+            if objects.insert(Arc::as_ptr(object)) {
+                counters.objects += 1;
+                counters.bytes += object.memory.bytes() as u64;
+                counters.exported_fds += u64::from(object.exported_now().is_some());
+            }
+        };
+        for object in self.virtual_memory.objects() {
+            count(&mut counters, object);
+        }
         for allocation in self.by_base.values() {
             match allocation.origin {
-                Origin::Allocated => counters.allocations += 1,
+                Origin::Allocated | Origin::Mapped => counters.allocations += 1,
                 _ => counters.imports += 1,
             }
             counters.gets += allocation.gets;
-            if objects.insert(Arc::as_ptr(&allocation.object)) {
-                counters.objects += 1;
-                counters.bytes += allocation.object.memory.bytes() as u64;
-                counters.exported_fds += u64::from(allocation.object.exported_now().is_some());
-            }
+            count(&mut counters, &allocation.object);
         }
         counters
     }
@@ -199,6 +240,14 @@ impl Pool {
         let offset = self.used;
         self.used += pages(bytes);
         Ok((object, offset))
+    }
+}
+
+/// New addresses for an allocation.
+fn addresses(kind: Kind, bytes: usize) -> Result<Addresses, Failure> {
+    match kind {
+        Kind::Device => Mapping::reserved(pages(bytes)).map(Addresses::Own),
+        Kind::Host => Ok(Addresses::Objects),
     }
 }
 

@@ -11,7 +11,9 @@
 //! |---|---|
 //! | export | one fd per memory object, owned by the driver: made at the first Get or `export_fd`, then the same number |
 //! | Put | counts down what Get counted up; at 0 the driver closes the fd. An unknown handle is no error |
-//! | Free | closes the exported fd with the memory; in a pool the fd lives as long as the pool's memory does |
+//! | Free | closes the exported fd with the memory; in a pool the fd lives as long as the pool's memory does. An opened handle |
+//! | | may be freed, too: Close is Free there |
+//! | Unmap, Destroy | physical memory lives until it is destroyed, mapped or not, and its exported fd with it |
 //! | Open | the fd stays the caller's. Each Open of one handle gives a new pointer; Close takes exactly that pointer |
 //! | `import_fd` | on success the driver closes the fd; older drivers never do (a switch) |
 //! | `...FromFileDescriptorExp` | knows only fds that this process exported |
@@ -51,3 +53,4 @@ mod protocol;
 mod settings;
 mod signal;
 mod trace;
+mod virtual_memory;

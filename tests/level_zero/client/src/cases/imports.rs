@@ -20,12 +20,22 @@ pub fn opened_twice(gpu: &Gpu) -> Outcome {
     let (base, _) = gpu.range(first)?;
     let offset = usize::try_from(handle_offset(handle))?;
     same("pointer into the object", first.addr() - base.addr(), offset)?;
-    refused("Free of an opened handle", gpu.free(first), INVALID)?;
     gpu.close_handle(first)?;
     refused("Close again", gpu.close_handle(first), INVALID)?;
     let bytes = gpu.read(second, BYTES)?;
     holds(bytes == pattern(BYTES, 3), || "the second: other bytes".to_string())?;
     gpu.close_handle(second)?;
+    Ok(gpu.free(memory)?)
+}
+
+pub fn freed(gpu: &Gpu) -> Outcome {
+    let memory = gpu.allocate(BYTES, false)?;
+    let opened = gpu.open_handle(gpu.get(memory)?)?;
+
+    gpu.free(opened)?;
+
+    same("imports", gpu.counters()?.imports, 0)?;
+    refused("Close after Free", gpu.close_handle(opened), INVALID)?;
     Ok(gpu.free(memory)?)
 }
 

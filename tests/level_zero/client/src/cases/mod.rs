@@ -5,6 +5,7 @@ mod exports;
 mod imports;
 mod limits;
 mod loader;
+mod mapped;
 mod pairs;
 mod work;
 
@@ -81,6 +82,11 @@ pub const CASES: &[Case] = cases! {
     "memory_when_2000_pieces_under_64_fds_costs_no_fd": WithGpu(limits::no_fd_per_allocation), LEGACY;
     "export_when_the_fd_table_is_full_is_out_of_host_memory": WithGpu(limits::full_table), LEGACY;
 
+    "physical_memory_when_mapped_elsewhere_keeps_its_bytes": WithGpu(mapped::mapped_again), LEGACY;
+    "physical_memory_when_destroyed_closes_its_fd": WithGpu(mapped::exported_fd), LEGACY;
+    "physical_memory_when_destroyed_while_mapped_is_gone": WithGpu(mapped::destroyed_while_mapped), OPAQUE;
+    "addresses_when_given_back_are_unmapped": WithGpu(mapped::released_while_mapped), LEGACY;
+
     "get_when_repeated_is_one_fd_legacy": WithGpu(exports::one_fd), LEGACY;
     "get_when_repeated_is_one_fd_opaque": WithGpu(exports::one_fd), OPAQUE;
     "put_when_last_closes_the_fd": WithGpu(exports::last_put), LEGACY;
@@ -96,6 +102,7 @@ pub const CASES: &[Case] = cases! {
     "host_memory_when_exported_by_fd_is_refused": WithGpu(exports::host_memory), LEGACY;
 
     "handle_when_opened_twice_is_two_pointers": WithGpu(imports::opened_twice), LEGACY;
+    "import_when_freed_is_closed": WithGpu(imports::freed), LEGACY;
     "handle_when_opened_twice_is_two_pointers_opaque": WithGpu(imports::opened_twice), OPAQUE_POOL;
     "import_fd_when_it_succeeds_is_closed_by_the_driver": WithGpu(imports::driver_closes), DRIVER_CLOSES;
     "import_fd_when_older_stays_open": WithGpu(imports::caller_closes), CALLER_CLOSES;

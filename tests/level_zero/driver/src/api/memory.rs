@@ -6,14 +6,13 @@ use crate::answer::{Failure, answer};
 use crate::handle::Kind;
 use crate::opaque::{give, look, look_mut};
 use crate::trace::trace;
+use crate::virtual_memory::PAGE_BYTES;
 use crate::{export, import};
 use level_zero_sys::*;
 use std::ffi::c_void;
 use std::ptr;
 
 const DMA_BUF: u32 = ze_external_memory_type_flag_t::ZE_EXTERNAL_MEMORY_TYPE_FLAG_DMA_BUF.0;
-/// The page size of device memory in compute-runtime.
-const PAGE_BYTES: u64 = 65536;
 
 fn pointer(address: usize) -> *mut c_void {
     ptr::without_provenance_mut(address)
@@ -88,7 +87,7 @@ pub(super) unsafe extern "C" fn alloc_shared(
 }
 
 fn end_allocation(address: usize) -> Result<(), Failure> {
-    registry().end(address, |origin| !matches!(origin, Origin::Opened { .. }))
+    registry().end(address, |origin| origin != Origin::Mapped)
 }
 
 pub(super) unsafe extern "C" fn free(
@@ -143,7 +142,7 @@ unsafe fn describe(
     };
     properties.type_ = memory_type;
     properties.id = allocation.id;
-    properties.pageSize = PAGE_BYTES;
+    properties.pageSize = PAGE_BYTES as u64;
     if !device.is_null() {
         // SAFETY: the caller's promise.
         unsafe { give(device, its_device) }?;

@@ -8,3 +8,4 @@ mod driver;
 mod event;
 mod memory;
 mod tables;
+mod virtual_memory;

@@ -1,7 +1,7 @@
 //! The functions that fill the loader's tables with the driver's functions. Must never write a field that the caller's
 //! version of a table does not have: the table ends before it.
 
-use super::{command_list, command_queue, context, device, driver, event, memory};
+use super::{command_list, command_queue, context, device, driver, event, memory, virtual_memory};
 use level_zero_sys::*;
 use std::ffi::c_void;
 
@@ -79,6 +79,16 @@ tables! {
         V1_6: pfnGetIpcHandleFromFileDescriptorExp = memory::ipc_handle_from_fd;
         V1_6: pfnGetFileDescriptorFromIpcHandleExp = memory::fd_from_ipc_handle;
     }
+    zeGetVirtualMemProcAddrTable(ze_virtual_mem_dditable_t) {
+        V1_0: pfnReserve = virtual_memory::reserve;
+        V1_0: pfnFree = virtual_memory::release;
+        V1_0: pfnMap = virtual_memory::map;
+        V1_0: pfnUnmap = virtual_memory::unmap;
+    }
+    zeGetPhysicalMemProcAddrTable(ze_physical_mem_dditable_t) {
+        V1_0: pfnCreate = virtual_memory::create_physical;
+        V1_0: pfnDestroy = virtual_memory::destroy_physical;
+    }
     zeGetCommandQueueProcAddrTable(ze_command_queue_dditable_t) {
         V1_0: pfnCreate = command_queue::create;
         V1_0: pfnDestroy = command_queue::destroy_queue;
@@ -132,7 +142,7 @@ macro_rules! empty_tables {
 
 empty_tables! {
     zeGetImageProcAddrTable zeGetKernelProcAddrTable zeGetModuleBuildLogProcAddrTable zeGetModuleProcAddrTable
-    zeGetPhysicalMemProcAddrTable zeGetSamplerProcAddrTable zeGetVirtualMemProcAddrTable
+    zeGetSamplerProcAddrTable
     zesGetDeviceProcAddrTable zesGetDiagnosticsProcAddrTable zesGetDriverProcAddrTable zesGetEngineProcAddrTable
     zesGetFabricPortProcAddrTable zesGetFanProcAddrTable zesGetFirmwareProcAddrTable zesGetFrequencyProcAddrTable
     zesGetLedProcAddrTable zesGetMemoryProcAddrTable zesGetPerformanceFactorProcAddrTable zesGetPowerProcAddrTable
