@@ -22,6 +22,11 @@ pub struct Below<F> {
 pub static CONTEXT_DESTROY: Below<ze_pfnContextDestroy_t> = Below::new(c"zeContextDestroy");
 pub static FREE: Below<ze_pfnMemFree_t> = Below::new(c"zeMemFree");
 pub static FREE_EXT: Below<ze_pfnMemFreeExt_t> = Below::new(c"zeMemFreeExt");
+pub static MAP: Below<ze_pfnVirtualMemMap_t> = Below::new(c"zeVirtualMemMap");
+pub static UNMAP: Below<ze_pfnVirtualMemUnmap_t> = Below::new(c"zeVirtualMemUnmap");
+pub static VIRTUAL_FREE: Below<ze_pfnVirtualMemFree_t> = Below::new(c"zeVirtualMemFree");
+pub static PHYSICAL_DESTROY: Below<ze_pfnPhysicalMemDestroy_t> =
+    Below::new(c"zePhysicalMemDestroy");
 pub static ALLOC_PROPERTIES: Below<ze_pfnMemGetAllocProperties_t> =
     Below::new(c"zeMemGetAllocProperties");
 pub static ADDRESS_RANGE: Below<ze_pfnMemGetAddressRange_t> = Below::new(c"zeMemGetAddressRange");

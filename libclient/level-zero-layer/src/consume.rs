@@ -1,4 +1,4 @@
-//! The consumer's side: zeMemOpenIpcHandle and zeMemCloseIpcHandle.
+//! The consumer's side: zeMemOpenIpcHandle, and the ends of opened memory.
 //! Must never open memory whose allocation has ended, keep an fd, or close the program's fd.
 
 use crate::below::{self, MISSING};
@@ -96,17 +96,12 @@ impl Opening {
     }
 }
 
-/// Closes the memory and gives its lease back. The lease is taken out first: once the driver has closed the memory,
-/// another thread may get this address.
-///
-/// # Safety
-/// As zeMemCloseIpcHandle.
-pub unsafe fn close(context: ze_context_handle_t, pointer: *const c_void) -> ze_result_t {
-    let Some(below) = below::CLOSE.get() else { return MISSING };
+/// Has the driver close or free memory, and gives its lease back if it was opened. The lease is taken out first: once the
+/// driver has closed the memory, another thread may get this address.
+pub fn end(pointer: *const c_void, below: impl FnOnce() -> ze_result_t) -> ze_result_t {
     let broker = broker::known();
     let lease = broker.and_then(|broker| broker.opened().take(pointer.addr()));
-    // SAFETY: the caller's promise.
-    let code = unsafe { below(context, pointer) };
+    let code = below();
     if let (Some(broker), Some(lease)) = (broker, lease)
         && code != SUCCESS
     {

@@ -2,9 +2,11 @@
 //! leave the work to `produce` and `consume`. Must never let a panic reach the program.
 
 use crate::below::{self, MISSING};
+use crate::mapped::{self, Mapping};
 use crate::{consume, produce};
 use level_zero_sys::*;
 use std::ffi::c_void;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Runs `body`; a fault in this layer becomes an answer, its words are on stderr already.
@@ -49,10 +51,10 @@ pub unsafe extern "C" fn put(
 /// # Safety
 /// As zeMemFree.
 pub unsafe extern "C" fn free(context: ze_context_handle_t, pointer: *mut c_void) -> ze_result_t {
-    beside(|| produce::forget(pointer));
     let Some(below) = below::FREE.get() else { return MISSING };
+    beside(|| produce::forget(pointer));
     // SAFETY: the caller's promise.
-    unsafe { below(context, pointer) }
+    guard(|| consume::end(pointer, || unsafe { below(context, pointer) }))
 }
 
 /// # Safety
@@ -62,10 +64,10 @@ pub unsafe extern "C" fn free_ext(
     desc: *const ze_memory_free_ext_desc_t,
     pointer: *mut c_void,
 ) -> ze_result_t {
-    beside(|| produce::forget(pointer));
     let Some(below) = below::FREE_EXT.get() else { return MISSING };
+    beside(|| produce::forget(pointer));
     // SAFETY: the caller's promise.
-    unsafe { below(context, desc, pointer) }
+    guard(|| consume::end(pointer, || unsafe { below(context, desc, pointer) }))
 }
 
 /// # Safety
@@ -88,8 +90,11 @@ pub unsafe extern "C" fn close(
     context: ze_context_handle_t,
     pointer: *const c_void,
 ) -> ze_result_t {
+    let Some(below) = below::CLOSE.get() else { return MISSING };
+    // A program may have exported what it opened.
+    beside(|| produce::forget(pointer));
     // SAFETY: the caller's promise.
-    guard(|| unsafe { consume::close(context, pointer) })
+    guard(|| consume::end(pointer, || unsafe { below(context, pointer) }))
 }
 
 /// # Safety
@@ -102,6 +107,65 @@ pub unsafe extern "C" fn fd_of_handle(
     let Some(below) = below::FD_OF_HANDLE.get() else { return MISSING };
     // SAFETY: the caller's promise.
     guard(|| unsafe { below(context, produce::as_the_driver_knows(handle), fd) })
+}
+
+/// # Safety
+/// As zeVirtualMemMap.
+pub unsafe extern "C" fn map(
+    context: ze_context_handle_t,
+    pointer: *const c_void,
+    size: usize,
+    memory: ze_physical_mem_handle_t,
+    offset: usize,
+    access: ze_memory_access_attribute_t,
+) -> ze_result_t {
+    let Some(below) = below::MAP.get() else { return MISSING };
+    // SAFETY: the caller's promise.
+    let code = unsafe { below(context, pointer, size, memory, offset, access) };
+    if code == ze_result_t::ZE_RESULT_SUCCESS {
+        let range = range_of(pointer, size);
+        beside(|| mapped::add(Mapping { range, memory: memory.addr() }));
+    }
+    code
+}
+
+/// # Safety
+/// As zeVirtualMemUnmap.
+pub unsafe extern "C" fn unmap(
+    context: ze_context_handle_t,
+    pointer: *const c_void,
+    size: usize,
+) -> ze_result_t {
+    let Some(below) = below::UNMAP.get() else { return MISSING };
+    // SAFETY: the caller's promise.
+    guard(|| produce::unmap(range_of(pointer, size), || unsafe { below(context, pointer, size) }))
+}
+
+/// # Safety
+/// As zeVirtualMemFree, which unmaps what is mapped there.
+pub unsafe extern "C" fn virtual_free(
+    context: ze_context_handle_t,
+    pointer: *const c_void,
+    size: usize,
+) -> ze_result_t {
+    let Some(below) = below::VIRTUAL_FREE.get() else { return MISSING };
+    // SAFETY: the caller's promise.
+    guard(|| produce::unmap(range_of(pointer, size), || unsafe { below(context, pointer, size) }))
+}
+
+/// # Safety
+/// As zePhysicalMemDestroy.
+pub unsafe extern "C" fn physical_destroy(
+    context: ze_context_handle_t,
+    memory: ze_physical_mem_handle_t,
+) -> ze_result_t {
+    let Some(below) = below::PHYSICAL_DESTROY.get() else { return MISSING };
+    // SAFETY: the caller's promise.
+    guard(|| produce::destroy(memory, || unsafe { below(context, memory) }))
+}
+
+fn range_of(pointer: *const c_void, size: usize) -> Range<usize> {
+    pointer.addr()..pointer.addr().saturating_add(size)
 }
 
 /// # Safety

@@ -33,5 +33,13 @@ exports! {
         (context: Context, desc: *const ze_memory_free_ext_desc_t, pointer: *mut c_void);
     fn zeMemGetFileDescriptorFromIpcHandleExp = entry::fd_of_handle,
         (context: Context, handle: ze_ipc_mem_handle_t, fd: *mut u64);
+    fn zeVirtualMemMap = entry::map,
+        (context: Context, pointer: *const c_void, size: usize, memory: ze_physical_mem_handle_t,
+         offset: usize, access: ze_memory_access_attribute_t);
+    fn zeVirtualMemUnmap = entry::unmap, (context: Context, pointer: *const c_void, size: usize);
+    fn zeVirtualMemFree = entry::virtual_free,
+        (context: Context, pointer: *const c_void, size: usize);
+    fn zePhysicalMemDestroy = entry::physical_destroy,
+        (context: Context, memory: ze_physical_mem_handle_t);
     fn zeContextDestroy = entry::context_destroy, (context: Context);
 }

@@ -5,6 +5,7 @@ use crate::below::{self, MISSING};
 use crate::broker::{self, Broker};
 use crate::key::{Bytes, Key, fd_of, offset_of};
 use crate::limits::{REGISTER_TIMEOUT, RETIRE_TIMEOUT};
+use crate::mapped::{self, Mapping};
 use crate::produced::{Allocation, Produced, describe};
 use crate::say::{News, once};
 use fdbroker_client::{Deadline, Deposit, DriverData, Error, ErrorCode, Handle, MemoryKind};
@@ -12,6 +13,7 @@ use level_zero_sys::*;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::unistd::{Whence, lseek};
 use std::ffi::c_void;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
 const SUCCESS: ze_result_t = ze_result_t::ZE_RESULT_SUCCESS;
@@ -134,20 +136,45 @@ pub unsafe fn put(context: ze_context_handle_t, handle: ze_ipc_mem_handle_t) -> 
 
 /// Ends the export of memory that is about to be freed. Not after it is freed: another thread may have the address then.
 pub fn forget(pointer: *const c_void) {
-    let Some(broker) = broker::known() else { return };
-    let mut produced = broker.produced();
-    if let Some(base) = produced.containing(pointer.addr()) {
-        broker.retire(&mut produced, base);
-        drop(produced);
-        broker.wait_until_retired();
+    forget_those(|produced| produced.containing(pointer.addr()).into_iter().collect());
+}
+
+/// Has the driver unmap a range of addresses; its exports end before.
+pub fn unmap(range: Range<usize>, below: impl FnOnce() -> ze_result_t) -> ze_result_t {
+    // Also exports of mappings that were made before this layer was there to see them.
+    forget_those(|produced| produced.overlapping(&range));
+    end_mappings(mapped::take_in(&range), below)
+}
+
+/// Has the driver destroy physical memory; what is exported where it is mapped ends before.
+pub fn destroy(
+    memory: ze_physical_mem_handle_t,
+    below: impl FnOnce() -> ze_result_t,
+) -> ze_result_t {
+    end_mappings(mapped::take_of(memory.addr()), below)
+}
+
+/// Ends the exports of mappings that were taken out, and has the driver end them. The mappings come back when it refuses.
+fn end_mappings(mappings: Vec<Mapping>, below: impl FnOnce() -> ze_result_t) -> ze_result_t {
+    for mapping in &mappings {
+        forget_those(|produced| produced.overlapping(&mapping.range));
     }
+    let code = below();
+    if code != SUCCESS {
+        mappings.into_iter().for_each(mapped::add);
+    }
+    code
 }
 
 /// Ends all exports of a context that is about to be destroyed: a recall must not use it.
 pub fn forget_all_of(context: ze_context_handle_t) {
+    forget_those(|produced| produced.bases_of(context));
+}
+
+fn forget_those(chosen: impl FnOnce(&Produced) -> Vec<usize>) {
     let Some(broker) = broker::known() else { return };
     let mut produced = broker.produced();
-    let bases = produced.bases_of(context);
+    let bases = chosen(&produced);
     for base in &bases {
         broker.retire(&mut produced, *base);
     }

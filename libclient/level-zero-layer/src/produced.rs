@@ -11,6 +11,7 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::stat::fstat;
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 const SUCCESS: ze_result_t = ze_result_t::ZE_RESULT_SUCCESS;
@@ -30,6 +31,13 @@ pub struct Allocation {
     pub size_bytes: usize,
     /// The driver's number. No other allocation of this process ever gets it, unlike the address.
     pub id: u64,
+}
+
+impl Allocation {
+    /// Its addresses.
+    fn range(&self) -> Range<usize> {
+        self.base..self.base.saturating_add(self.size_bytes)
+    }
 }
 
 /// An exported allocation, with the Gets that are not Put.
@@ -76,7 +84,9 @@ impl Produced {
     pub fn count(&mut self, allocation: Allocation, driver: &Bytes) {
         let is_same = |entry: &Entry| entry.allocation.id == allocation.id;
         if !self.by_base.get(&allocation.base).is_some_and(is_same) {
-            self.take_overlapping(&allocation);
+            for base in self.overlapping(&allocation.range()) {
+                self.take(base);
+            }
             let file = borrowed(fd_of(driver)).and_then(FileId::of);
             let entry = Entry { allocation, gets: 0, driver: *driver, file, prefixes: Vec::new() };
             self.by_base.insert(allocation.base, entry);
@@ -130,15 +140,12 @@ impl Produced {
         }
     }
 
-    fn take_overlapping(&mut self, allocation: &Allocation) {
-        let end = allocation.base.saturating_add(allocation.size_bytes);
-        while let Some((base, entry)) = self.by_base.range(..end).next_back() {
-            if base + entry.allocation.size_bytes <= allocation.base {
-                return;
-            }
-            let base = *base;
-            self.take(base);
-        }
+    /// The bases of the allocations that have an address in this range.
+    pub fn overlapping(&self, range: &Range<usize>) -> Vec<usize> {
+        let below_its_end = self.by_base.range(..range.end).rev();
+        let overlapping =
+            below_its_end.take_while(|(_, entry)| entry.allocation.range().end > range.start);
+        overlapping.map(|(base, _)| *base).collect()
     }
 
     /// The base of the allocation that holds an address.

@@ -79,6 +79,28 @@ unsafe fn hook_context(_version: u32, table: *mut c_void) {
     }
 }
 
+/// # Safety
+/// As [`hook_memory`].
+unsafe fn hook_virtual_memory(_version: u32, table: *mut c_void) {
+    let table = table.cast::<ze_virtual_mem_dditable_t>();
+    // SAFETY: the caller's promise: every version has the fields.
+    unsafe {
+        between!(table.pfnMap, below::MAP, entry::map);
+        between!(table.pfnUnmap, below::UNMAP, entry::unmap);
+        between!(table.pfnFree, below::VIRTUAL_FREE, entry::virtual_free);
+    }
+}
+
+/// # Safety
+/// As [`hook_memory`].
+unsafe fn hook_physical_memory(_version: u32, table: *mut c_void) {
+    let table = table.cast::<ze_physical_mem_dditable_t>();
+    // SAFETY: the caller's promise: every version has the field.
+    unsafe {
+        between!(table.pfnDestroy, below::PHYSICAL_DESTROY, entry::physical_destroy);
+    }
+}
+
 unsafe fn hook_nothing(_version: u32, _table: *mut c_void) {}
 
 type Hook = unsafe fn(u32, *mut c_void);
@@ -161,13 +183,13 @@ tables! {
     zeGetKernelProcAddrTable: hook_nothing;
     zeGetModuleBuildLogProcAddrTable: hook_nothing;
     zeGetModuleProcAddrTable: hook_nothing;
-    zeGetPhysicalMemProcAddrTable: hook_nothing;
+    zeGetPhysicalMemProcAddrTable: hook_physical_memory;
     zeGetRTASBuilderExpProcAddrTable: hook_nothing;
     zeGetRTASBuilderProcAddrTable: hook_nothing;
     zeGetRTASParallelOperationExpProcAddrTable: hook_nothing;
     zeGetRTASParallelOperationProcAddrTable: hook_nothing;
     zeGetSamplerProcAddrTable: hook_nothing;
-    zeGetVirtualMemProcAddrTable: hook_nothing;
+    zeGetVirtualMemProcAddrTable: hook_virtual_memory;
     zerGetGlobalProcAddrTable: hook_nothing;
     zesGetDeviceExpProcAddrTable: hook_nothing;
     zesGetDeviceProcAddrTable: hook_nothing;

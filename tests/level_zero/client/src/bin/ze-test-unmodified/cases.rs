@@ -4,7 +4,7 @@ use crate::apart::{LEGACY, LEGACY_POOL, Named, OPAQUE, OPAQUE_POOL, Switches};
 use crate::fault::Outcome;
 use crate::gpu::Gpu;
 use crate::limits::CASE_TIMEOUT_S;
-use crate::{broker, exporting, opening, shapes, sharing, without};
+use crate::{broker, exporting, mapped, opening, shapes, sharing, without};
 
 /// A list of cases that run with the same broker, or without one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +79,7 @@ pub const CASES: &[Case] = cases! {
 
     "handle_when_opened_twice_is_closed_twice_legacy": Broker(opening::twice), LEGACY;
     "handle_when_opened_twice_is_closed_twice_opaque_pool": Broker(opening::twice), OPAQUE_POOL;
+    "opened_memory_when_freed_gives_its_lease_back": Broker(opening::freed), LEGACY;
     "fd_when_it_comes_at_the_exporters_number_is_moved": Broker(opening::same_number), OPAQUE;
     "handle_when_of_another_node_is_refused": Broker(opening::other_node), LEGACY;
     "handle_when_its_bytes_are_changed_is_refused": Broker(opening::changed), OPAQUE;
@@ -93,9 +94,15 @@ pub const CASES: &[Case] = cases! {
     "put_when_finished_succeeds": Broker(exporting::put_finished), LEGACY;
     "free_when_handles_are_out_ends_them": Broker(exporting::free), LEGACY;
     "free_when_extended_ends_them": Broker(exporting::free_ext), OPAQUE;
+    "import_when_closed_ends_what_was_exported_of_it": Broker(exporting::import_closed), OPAQUE;
     "free_when_pooled_ends_its_own_alone": Broker(exporting::free_pooled), LEGACY_POOL;
     "address_when_freed_and_taken_again_never_shows_other_memory": Broker(exporting::address_reused), LEGACY;
     "fd_of_a_handle_when_asked_is_the_drivers": Broker(exporting::fd_of_handle), OPAQUE;
+
+    "unmap_when_handles_are_out_ends_them": Broker(mapped::unmap), LEGACY;
+    "addresses_when_given_back_end_the_handles_there": Broker(mapped::release), LEGACY;
+    "physical_memory_when_destroyed_while_mapped_ends_its_handles": Broker(mapped::destroy), OPAQUE;
+    "physical_memory_when_mapped_again_has_another_handle": Broker(mapped::mapped_again), LEGACY;
 
     "exports_when_238_under_256_fds_are_shared_by_value": Broker(shapes::bytes_238), LEGACY;
     "exports_when_950_under_1024_fds_are_shared_by_value": Broker(shapes::bytes_950), LEGACY;

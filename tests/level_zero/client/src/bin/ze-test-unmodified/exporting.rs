@@ -22,14 +22,14 @@ fn put_if_there(gpu: &Gpu, handle: ze_ipc_mem_handle_t) -> Result<bool, Fault> {
 }
 
 /// The peer opens the handle and reads the bytes written here.
-fn is_shared(peer: &Peer, handle: ze_ipc_mem_handle_t, salt: u16) -> Outcome {
+pub fn is_shared(peer: &Peer, handle: ze_ipc_mem_handle_t, salt: u16) -> Outcome {
     peer.tell_with(Order::Open, 0, 0, handle, None)??;
     same("the peer reads", peer.number(Order::IsPattern, BYTES, salt)?, 1)?;
     peer.tell(Order::Close, 0, 0)??;
     Ok(())
 }
 
-fn is_refused(peer: &Peer, handle: ze_ipc_mem_handle_t) -> Outcome {
+pub fn is_refused(peer: &Peer, handle: ze_ipc_mem_handle_t) -> Outcome {
     refused("the peer's Open", peer.tell_with(Order::Open, 0, 0, handle, None)?, INVALID)?;
     same("all given back there", peer.number(Order::IsAllGivenBack, 0, 0)?, 1)
 }
@@ -109,6 +109,23 @@ fn freed(gpu: &Gpu, free: fn(&Gpu, Address) -> Result<(), CallError>) -> Outcome
     // The broker must not keep freed memory by its fd.
     broker::wait_for("no fd", |counts| counts.held_fds == 0)?;
     is_refused(&peer, handle)?;
+    peer.finish()
+}
+
+/// What a program has opened and exported again ends with its own handle, not with the first owner's.
+pub fn import_closed(gpu: &Gpu) -> Outcome {
+    let (owner, peer) = (Peer::start()?, Peer::start()?);
+    owner.tell(Order::Allocate, BYTES, 0)??;
+    owner.tell(Order::Write, BYTES, WRITTEN_HERE)??;
+    let first = owner.tell(Order::Get, 0, 0)??.handle;
+    let opened = gpu.open_handle(first)?;
+    let again = gpu.get(opened)?;
+    is_shared(&peer, again, WRITTEN_HERE)?;
+    gpu.close_handle(opened)?;
+    is_refused(&peer, again)?;
+    is_shared(&peer, first, WRITTEN_HERE)?;
+    owner.tell(Order::Free, 0, 0)??;
+    owner.finish()?;
     peer.finish()
 }
 

@@ -18,12 +18,15 @@ mod fault;
 mod gpu;
 #[path = "../../limits.rs"]
 mod limits;
+mod mapped;
 mod opening;
 #[path = "../../peer.rs"]
 #[allow(dead_code)] // ze-test-client uses the rest
 mod peer;
 mod shapes;
 mod sharing;
+#[path = "../../virtual_memory.rs"]
+mod virtual_memory;
 mod without;
 
 use apart::{end, run_all};

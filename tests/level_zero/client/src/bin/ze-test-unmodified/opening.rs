@@ -33,6 +33,17 @@ pub fn twice(gpu: &Gpu) -> Outcome {
     peer.finish()
 }
 
+pub fn freed(gpu: &Gpu) -> Outcome {
+    let peer = Peer::start()?;
+    peer.tell(Order::Allocate, BYTES, 0)??;
+    let handle = peer.tell(Order::Get, 0, 0)??.handle;
+    gpu.free(gpu.open_handle(handle)?)?;
+    gpu.free_ext(gpu.open_handle(handle)?)?;
+    broker::wait_for("no lease", |counts| counts.mapped_leases + counts.open_leases == 0)?;
+    peer.tell(Order::Free, 0, 0)??;
+    peer.finish()
+}
+
 /// With equal fd numbers in an opaque handle, the driver would fetch the fd from the exporter, which takes the right to
 /// trace it.
 pub fn same_number(gpu: &Gpu) -> Outcome {

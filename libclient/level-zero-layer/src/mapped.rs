@@ -1,0 +1,72 @@
+//! The ranges of device addresses that have physical memory (zeVirtualMemMap), to find them when that memory is destroyed.
+//! Must never make a forked child wait for a lock of its parent's.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// One mapping: its addresses, and the physical memory's handle as a number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    pub range: Range<usize>,
+    pub memory: usize,
+}
+
+/// The mappings of one process by their first address, as many as the driver has.
+struct Mapped {
+    process: u32,
+    by_base: Mutex<BTreeMap<usize, Mapping>>,
+}
+
+static CURRENT: AtomicPtr<Mapped> = AtomicPtr::new(std::ptr::null_mut());
+
+/// This process's mappings. A parent's are left alone: they are not a child's, and a thread that the child does not have
+/// may hold their lock.
+fn mapped() -> MutexGuard<'static, BTreeMap<usize, Mapping>> {
+    let process = std::process::id();
+    let current = CURRENT.load(Ordering::Acquire);
+    // SAFETY: null, or a box that is never freed.
+    let known = unsafe { current.as_ref() }.filter(|mapped| mapped.process == process);
+    let mapped = known.unwrap_or_else(|| install(process, current));
+    mapped.by_base.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes this process's table, in the place of none or of a parent's, unless another thread was faster.
+fn install(process: u32, before: *mut Mapped) -> &'static Mapped {
+    let new = Box::into_raw(Box::new(Mapped { process, by_base: Mutex::default() }));
+    match CURRENT.compare_exchange(before, new, Ordering::AcqRel, Ordering::Acquire) {
+        // SAFETY: made above, never freed.
+        Ok(_) => unsafe { &*new },
+        Err(faster) => {
+            // SAFETY: made above, and nobody has seen it.
+            drop(unsafe { Box::from_raw(new) });
+            // SAFETY: what is installed is never freed; only threads of this process install.
+            unsafe { &*faster }
+        }
+    }
+}
+
+/// Adds a mapping.
+pub fn add(mapping: Mapping) {
+    mapped().insert(mapping.range.start, mapping);
+}
+
+/// Takes out the mappings that begin in this range.
+pub fn take_in(range: &Range<usize>) -> Vec<Mapping> {
+    take(|mapping| range.contains(&mapping.range.start))
+}
+
+/// Takes out the mappings of this physical memory.
+pub fn take_of(memory: usize) -> Vec<Mapping> {
+    take(|mapping| mapping.memory == memory)
+}
+
+fn take(is_one: impl Fn(&Mapping) -> bool) -> Vec<Mapping> {
+    let mut mapped = mapped();
+    let taken: Vec<Mapping> = mapped.values().filter(|mapping| is_one(mapping)).cloned().collect();
+    for mapping in &taken {
+        mapped.remove(&mapping.range.start);
+    }
+    taken
+}
