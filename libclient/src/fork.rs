@@ -35,6 +35,11 @@ impl Process {
         Process { word, number }
     }
 
+    /// Its number, from 1: unlike those of its parent and of all processes above.
+    pub fn number(self) -> u32 {
+        self.number
+    }
+
     /// Whether the caller is still that process: one load.
     #[inline]
     pub fn is_current(self) -> bool {

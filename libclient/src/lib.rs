@@ -58,6 +58,7 @@ mod fork;
 mod limits;
 mod map;
 mod notice;
+pub mod own_fds;
 mod requests;
 mod serve;
 mod sync;

@@ -1,6 +1,7 @@
 //! Wakes the thread that serves, from any other thread. Must never wait.
 
 use crate::error::Error;
+use crate::own_fds::OwnFd;
 use fdbroker_protocol::ErrorCode;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,14 +9,14 @@ use std::sync::Arc;
 
 /// An eventfd; clones share it.
 #[derive(Clone, Debug)]
-pub(crate) struct Wake(Arc<EventFd>);
+pub(crate) struct Wake(Arc<OwnFd<EventFd>>);
 
 impl Wake {
     pub fn new() -> Result<Self, Error> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let made = EventFd::from_value_and_flags(0, flags);
         let made = made.map_err(|errno| Error::no_fd(ErrorCode::Internal, "eventfd", errno))?;
-        Ok(Wake(Arc::new(made)))
+        Ok(Wake(Arc::new(OwnFd::new(made))))
     }
 
     /// Makes the thread that serves look around.

@@ -15,6 +15,7 @@ use crate::books::one_way::{Line, OneWay};
 use crate::books::page::PageFacts;
 use crate::error::Error;
 use crate::limits::{MAX_ABANDONED, MAX_UNREGISTERS_UNDERWAY, READ_SLICE};
+use crate::own_fds::OwnFd;
 use crate::sync::lock;
 use fdbroker_protocol::MAX_BATCH;
 use fdbroker_protocol::message::HelloReply;
@@ -43,8 +44,8 @@ pub(crate) struct Connection {
     pub facts: Facts,
     pub credits: Credits,
     pub common: Arc<Common>,
-    pub socket: OwnedFd,
-    pub events: OwnedFd,
+    pub socket: OwnFd<OwnedFd>,
+    pub events: OwnFd<OwnedFd>,
     alive: AtomicBool,
     pub(super) next_id: AtomicU64,
     pub(super) inbox: Mutex<Inbox>,
@@ -73,8 +74,8 @@ impl Connection {
             facts: Facts::from(&reply),
             credits: Credits::new(reply.deposit_credits.get()),
             common,
-            socket,
-            events,
+            socket: OwnFd::new(socket),
+            events: OwnFd::new(events),
             alive: AtomicBool::new(true),
             next_id: AtomicU64::new(1),
             inbox: Mutex::default(),
