@@ -3,7 +3,7 @@
 
 use crate::held::Mark;
 use crate::source::{self, Fresh, VirtualFd};
-use crate::{raw, table};
+use crate::{process, raw, table};
 use libc::{c_int, c_uint, c_ulong, c_void, pid_t};
 use nix::errno::Errno;
 use std::os::fd::RawFd;
@@ -14,7 +14,8 @@ pub fn open(pid: pid_t, flags: c_uint) -> isize {
     // SAFETY: numbers.
     let answer =
         unsafe { raw::call(libc::SYS_pidfd_open, [pid as usize, flags as usize, 0, 0, 0, 0]) };
-    if answer != raw::failed(Errno::ESRCH) || !source::has_used_driver() {
+    let is_nobody = answer == raw::failed(Errno::ESRCH);
+    if !is_nobody || !source::has_used_driver() || !process::owns_memory() {
         return answer;
     }
     let made = raw::readable_eventfd();
