@@ -1,0 +1,251 @@
+/* How long virtual fds, their leases and the layer's own fds live: closes, duplicates, children, exec.
+ * usage: lifetimes, or lifetimes ROLE NUMBER as another process. */
+#include "check.h"
+
+#include <pthread.h>
+
+#define TEXT "of the producer"
+/* Exports in a row, and how many of them come before the first look at what the process has. */
+#define EXPORTS 100000
+#define WARM_UP 10000
+/* Growth of the process that is no leak, in KiB: 100,000 records of 16 bytes would be more. */
+#define NOISE_KIB 1024
+
+static int is_alive(int number) {
+  int fd = dup(number);
+  int is_shown = shows(fd, TEXT);
+  return fd >= 0 && close(fd) == 0 && is_shown;
+}
+
+/* A number of the broker's ledger, by the command. */
+static long ledger(const char *name) {
+  char text[8192], key[64];
+  FILE *out = popen("LD_PRELOAD= \"$FDBROKER\" status --json", "re");
+  MUST(out != NULL);
+  size_t length = fread(text, 1, sizeof text - 1, out);
+  text[length] = 0;
+  pclose(out);
+  snprintf(key, sizeof key, "\"%s\":{\"now\":", name);
+  char *at = strstr(text, key);
+  MUST(at != NULL);
+  return atol(at + strlen(key));
+}
+
+/* Leases end on a thread of the layer's, soon. */
+static int comes_to(const char *name, long count) {
+  struct timespec pause = {0, 20000000};
+  for (int waited_ms = 0; waited_ms < SOON_MS; waited_ms += 20) {
+    if (ledger(name) == count) return 1;
+    nanosleep(&pause, NULL);
+  }
+  return 0;
+}
+
+static void close_when_exported_n_times_ends_it_with_the_last(void) {
+  int memory = new_memory(TEXT), number = driver_export(memory);
+  CHECK(number >= FIRST_VIRTUAL);
+  CHECK(driver_export(memory) == number && driver_export(memory) == number);
+  CHECK(close(number) == 0 && is_alive(number));
+  CHECK(syscall(SYS_close, number) == 0 && is_alive(number));
+  CHECK(close(number) == 0);
+  FAILS(EBADF, dup(number));
+  FAILS(EBADF, close(number));
+  CHECK(elsewhere("is-ended", number) == 0);
+  CHECK(close(memory) == 0);
+}
+
+/* A consumer cannot end what it has not exported. */
+static void close_when_in_another_process_is_ebadf(void) {
+  int number = exported(TEXT);
+  CHECK(elsewhere("close", number) == 0);
+  CHECK(is_alive(number) && close(number) == 0);
+}
+
+static void close_when_in_a_child_ends_nothing(void) {
+  int number = exported(TEXT);
+  pid_t child = fork();
+  MUST(child >= 0);
+  if (child == 0) _exit(!(close(number) == 0 && close(number) == 0 && is_alive(number)));
+  CHECK(status_of(child) == 0);
+  child = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+  MUST(child >= 0);
+  if (child == 0) _exit(!(close(number) == 0 && close(number) == 0));
+  CHECK(status_of(child) == 0);
+  child = vfork();
+  MUST(child >= 0);
+  if (child == 0) _exit(!(close(number) == 0 && close(number) == 0));
+  CHECK(status_of(child) == 0);
+  CHECK(is_alive(number) && close(number) == 0);
+}
+
+static void leases_when_duplicated_end_with_the_last(void) {
+  int number = exported(TEXT);
+  int first = (int)syscall(SYS_pidfd_getfd, -1, number, 0), second = dup(first);
+  int third = fcntl(second, F_DUPFD_CLOEXEC, 40), fourth = dup2(third, 50);
+  CHECK(comes_to("open_leases", 1));
+  CHECK(close(first) == 0 && close(third) == 0 && close_range(50, 50, 0) == 0);
+  /* A lease of its own, whose end would be told after that of the first. */
+  int marker = dup(number);
+  CHECK(close(marker) == 0);
+  CHECK(comes_to("open_leases", 1));
+  CHECK(fourth == 50 && shows(second, TEXT));
+  /* Replaced, not closed. */
+  CHECK(dup2(0, second) == second);
+  CHECK(comes_to("open_leases", 0));
+  CHECK(close(second) == 0 && close(number) == 0);
+}
+
+/* The sockets and eventfds that are open: the layer's, since the program has none. */
+static int own_fds(int *fds, int room) {
+  int count = 0;
+  for (int fd = 3; fd < 1024; fd++) {
+    char path[32], link[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(path, link, sizeof link - 1);
+    link[length < 0 ? 0 : length] = 0;
+    if (length > 0 && (strncmp(link, "socket:", 7) == 0 || strstr(link, "[eventfd]"))) {
+      MUST(count < room);
+      fds[count++] = fd;
+    }
+  }
+  return count;
+}
+
+/* In a process of its own: closes all that it does not know, by one way, and goes on. */
+static int closes_all(const char *way, int number) {
+  int before[16], after[16], plain = open("/dev/null", O_RDONLY), high = fcntl(plain, F_DUPFD, 200);
+  CHECK(is_alive(number));
+  int count = own_fds(before, 16);
+  CHECK(count >= 3);
+  if (strcmp(way, "close") == 0) {
+    for (int at = 0; at < count; at++) FAILS(EBADF, close(before[at]));
+    for (int fd = 3; fd < 1024; fd++) close(fd);
+  }
+  if (strcmp(way, "syscall") == 0)
+    for (int fd = 3; fd < 1024; fd++) syscall(SYS_close, fd);
+  if (strcmp(way, "dup2") == 0) {
+    for (int at = 0; at < count; at++) {
+      FAILS(EBADF, dup2(0, before[at]));
+      FAILS(EBADF, dup3(0, before[at], O_CLOEXEC));
+      FAILS(EBADF, syscall(SYS_dup3, 0, before[at], 0));
+    }
+    CHECK(close(plain) == 0 && close(high) == 0);
+  }
+  if (strcmp(way, "close_range") == 0) CHECK(close_range(3, ~0u, 0) == 0);
+  if (strcmp(way, "syscall_range") == 0) CHECK(syscall(SYS_close_range, 3, ~0u, 0) == 0);
+  if (strcmp(way, "closefrom") == 0) closefrom(3);
+  FAILS(EBADF, fcntl(plain, F_GETFD));
+  FAILS(EBADF, fcntl(high, F_GETFD));
+  CHECK(own_fds(after, 16) == count && memcmp(before, after, sizeof *before * (size_t)count) == 0);
+  CHECK(is_alive(number));
+  return bad_checks != 0;
+}
+
+static void own_fds_when_the_program_closes_all_survive(void) {
+  const char *ways[] = {"close", "syscall", "dup2", "close_range", "syscall_range", "closefrom"};
+  int number = exported(TEXT);
+  for (size_t at = 0; at < sizeof ways / sizeof *ways; at++) CHECK(elsewhere(ways[at], number) == 0);
+  CHECK(close(number) == 0);
+}
+
+/* A child has copies, which are its own to close, and finds the broker anew. */
+static void own_fds_when_in_a_child_can_be_closed(void) {
+  int number = exported(TEXT), before[16], after[16];
+  int count = own_fds(before, 16);
+  fflush(stdout);
+  pid_t child = fork();
+  MUST(child >= 0);
+  if (child == 0) {
+    closefrom(3);
+    CHECK(own_fds(after, 16) == 0);
+    CHECK(is_alive(number));
+    _exit(bad_checks != 0);
+  }
+  CHECK(status_of(child) == 0);
+  CHECK(own_fds(after, 16) == count && memcmp(before, after, sizeof *before * (size_t)count) == 0);
+  CHECK(is_alive(number) && close(number) == 0);
+}
+
+static void exec_when_dup2_gave_a_real_fd_hands_it_on(void) {
+  int number = exported(TEXT);
+  fflush(stdout);
+  pid_t child = fork();
+  MUST(child >= 0);
+  if (child == 0) {
+    if (dup2(number, 3) != 3) _exit(126);
+    unsetenv("LD_PRELOAD");
+    execl("/proc/self/exe", "self", "inherited", "3", NULL);
+    _exit(127);
+  }
+  CHECK(status_of(child) == 0);
+  CHECK(close(number) == 0);
+}
+
+static long resident_kib(void) {
+  long pages = 0, resident = 0;
+  FILE *statm = fopen("/proc/self/statm", "re");
+  MUST(statm != NULL && fscanf(statm, "%ld %ld", &pages, &resident) == 2 && fclose(statm) == 0);
+  return resident * (sysconf(_SC_PAGESIZE) / 1024);
+}
+
+static void memory_when_100000_are_exported_and_closed_does_not_grow(void) {
+  int memory = new_memory(TEXT), fds = 0, fds_after = 0;
+  long before_kib = 0;
+  for (int at = 0; at < EXPORTS; at++) {
+    int number = driver_export(memory);
+    /* Each of them is used now and then. */
+    if (number < FIRST_VIRTUAL || (at % 100 == 0 && !is_alive(number)) || close(number) != 0) {
+      CHECK(!"exported and closed");
+      break;
+    }
+    if (at == WARM_UP) {
+      before_kib = resident_kib();
+      for (int fd = 0; fd < 1024; fd++) fds += fcntl(fd, F_GETFD) != -1;
+    }
+  }
+  for (int fd = 0; fd < 1024; fd++) fds_after += fcntl(fd, F_GETFD) != -1;
+  CHECK(fds_after == fds);
+  CHECK(resident_kib() - before_kib < NOISE_KIB);
+  CHECK(comes_to("allocations", 0) && comes_to("open_leases", 0));
+  CHECK(close(memory) == 0);
+}
+
+static void *polls_for_ever(void *number) {
+  struct pollfd none = {-1, POLLIN, 0};
+  (void)number;
+  poll(&none, 1, -1);
+  return NULL;
+}
+
+/* The layer stands in poll's place, and must not keep a thread from its end. */
+static void thread_when_it_polls_can_be_cancelled(void) {
+  pthread_t thread;
+  void *result = NULL;
+  MUST(pthread_create(&thread, NULL, polls_for_ever, NULL) == 0);
+  CHECK(pthread_cancel(thread) == 0);
+  CHECK(pthread_join(thread, &result) == 0 && result == PTHREAD_CANCELED);
+}
+
+static int role(const char *name, int number) {
+  int status = 1;
+  if (strcmp(name, "is-ended") == 0) status = !(dup(number) == -1 && errno == EBADF);
+  else if (strcmp(name, "close") == 0) status = !(close(number) == -1 && errno == EBADF);
+  else if (strcmp(name, "inherited") == 0) status = !shows(number, TEXT);
+  else status = closes_all(name, number);
+  return status;
+}
+
+int main(int argc, char **argv) {
+  begin();
+  if (argc == 3) return role(argv[1], atoi(argv[2]));
+  RUN(close_when_exported_n_times_ends_it_with_the_last);
+  RUN(close_when_in_another_process_is_ebadf);
+  RUN(close_when_in_a_child_ends_nothing);
+  RUN(leases_when_duplicated_end_with_the_last);
+  RUN(own_fds_when_the_program_closes_all_survive);
+  RUN(own_fds_when_in_a_child_can_be_closed);
+  RUN(exec_when_dup2_gave_a_real_fd_hands_it_on);
+  RUN(memory_when_100000_are_exported_and_closed_does_not_grow);
+  RUN(thread_when_it_polls_can_be_cancelled);
+  return bad_cases != 0;
+}
