@@ -22,6 +22,9 @@ pub const MOST_WAKES_WITHOUT_CHORE: u32 = 2;
 /// Turns of clients that have just become ready, before one that has work left has its turn.
 pub const FRESH_IN_A_ROW: usize = 16;
 
+/// Allocations looked at to find the neighbours of a virtual fd: some 10 us, those that have none or have ended included.
+pub const NEIGHBOUR_LOOKS: usize = 64;
+
 /// Event messages sent to one client per turn, so that a turn is short.
 pub const EVENTS_PER_TURN: usize = 2;
 

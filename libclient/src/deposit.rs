@@ -5,7 +5,7 @@ use crate::error::Error;
 use fdbroker_protocol::handle::TOKEN_BYTES;
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
 use fdbroker_protocol::message::{RegisterItem, register_flags};
-use fdbroker_protocol::{AllocationId, ErrorCode, Handle, MemoryKind, Share};
+use fdbroker_protocol::{AllocationId, ErrorCode, Handle, MemoryKind, Share, VirtualFd};
 
 /// The driver's handle bytes of an allocation, 0 to 64, kept by the broker and given with each grant.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -99,6 +99,8 @@ pub struct Deposit {
     /// It outlives its owner, for the broker's `limits.keep_ttl_ms`: its handle works on. So the broker never evicts it, and
     /// charges it to `kept_allocations`. Under a service manager that stores fds it also goes on over a crash of the broker.
     pub keep: bool,
+    /// Its handle has a virtual fd ([`Registration::virtual_fd`]).
+    pub virtual_fd: bool,
     /// Who may acquire it: the owner's user, clients of the same socket that have the owner's group, or whoever has the
     /// handle. What a client may have is decided when it asks.
     pub share: Share,
@@ -117,6 +119,7 @@ impl Deposit {
             driver_data: DriverData::EMPTY,
             recallable: false,
             keep: false,
+            virtual_fd: false,
             share: Share::Uid,
         }
     }
@@ -130,9 +133,10 @@ impl Deposit {
     pub(crate) fn to_item(self) -> RegisterItem {
         let recallable = if self.recallable { register_flags::RECALLABLE } else { 0 };
         let keep = if self.keep { register_flags::KEEP } else { 0 };
+        let virtual_fd = if self.virtual_fd { register_flags::VIRTUAL_FD } else { 0 };
         RegisterItem {
             kind: self.kind as u8,
-            flags: recallable | keep,
+            flags: recallable | keep | virtual_fd,
             share: self.share as u8,
             driver_data_len: self.driver_data.len,
             device: self.device.into(),
@@ -160,6 +164,12 @@ impl Registration {
     /// The allocation.
     pub fn id(&self) -> AllocationId {
         self.handle.id()
+    }
+
+    /// The fd number that names it in its owner's domain, for programs that pass fd numbers; [`crate::Client::resolve`] takes
+    /// one. `None`: it was not asked for ([`Deposit::virtual_fd`]), or the broker has more slots than virtual fds.
+    pub fn virtual_fd(&self) -> Option<VirtualFd> {
+        self.handle.virtual_fd()
     }
 
     /// Proves ownership at re-deposit; never pass it on.

@@ -81,7 +81,7 @@ pub use deposit::{AllocationInfo, Deposit, Drained, DriverData, Registration, Re
 pub use error::Error;
 pub use exports::{Exports, RegisterProgress, RegisterRequest};
 pub use fdbroker_protocol::{
-    AllocationId, ErrorCode, Handle, HandlePrefix, MemoryKind, Share, Status,
+    AllocationId, ErrorCode, Handle, HandlePrefix, MemoryKind, Share, Status, VirtualFd,
 };
 pub use map::Access;
 pub use notice::{Notice, NoticeCallback, Recall, RecallAnswer, RecallCallback};

@@ -30,3 +30,4 @@ mod resident;
 mod restart;
 mod table;
 mod takeover;
+mod virtual_fds;

@@ -375,6 +375,7 @@ impl World {
             owner_allocation_id: next_id,
             base,
             driver_data,
+            virtual_fd: false,
         }
     }
 

@@ -619,6 +619,7 @@ fn reserved(record: &Record) -> Allocation {
             owner_allocation_id: 0,
             base: 0,
             driver_data: None,
+            virtual_fd: false,
         },
         count: 0,
         ended: None,

@@ -62,6 +62,7 @@ pub fn deposit(id: u64) -> Deposit {
         owner_allocation_id: id,
         base: 0x10_0000 + id * PAGE_BYTES,
         driver_data: None,
+        virtual_fd: false,
     }
 }
 

@@ -53,52 +53,67 @@ impl AllocationList {
 
 const ALLOCATION_LINKS: usize = 2;
 
-/// What was said of an allocation when it was registered, in one byte.
+const RECALLABLE: u8 = 1 << 4;
+const KEEP: u8 = 1 << 5;
+const HAS_DRIVER_DATA: u8 = 1 << 6;
+const HAS_VIRTUAL_FD: u8 = 1 << 7;
+
+/// What was said of an allocation when it was registered, in one byte: its kind in bits 0 and 1, its share in 2 and 3, and flags.
+/// The saved state has it so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traits(u8);
 
 impl Traits {
-    /// In the layout that the saved state has: kind in bits 0-2, share in 3-4, then one bit for each of the rest.
-    pub fn new(
-        kind: MemoryKind,
-        share: Share,
-        recallable: bool,
-        keep: bool,
-        driver_data: bool,
-    ) -> Self {
-        let flags = u8::from(recallable) << 5 | u8::from(keep) << 6 | u8::from(driver_data) << 7;
-        Traits(kind as u8 | (share as u8) << 3 | flags)
-    }
-
-    /// Whether [`Traits::new`] could have packed it.
+    /// Whether any deposit has these.
     pub fn is_sound(self) -> bool {
-        let (kind, share) = (self.0 & 7, self.0 >> 3 & 3);
+        let (kind, share) = (self.0 & 3, self.0 >> 2 & 3);
         MemoryKind::from_number(kind).is_some() && Share::from_number(share).is_some()
     }
 
     /// What kind of memory it is.
     pub fn kind(self) -> MemoryKind {
-        MemoryKind::from_number(self.0 & 7).expect("packed by `new`")
+        MemoryKind::from_number(self.0 & 3).expect("of a deposit")
     }
 
     /// Who may have it.
     pub fn share(self) -> Share {
-        Share::from_number(self.0 >> 3 & 3).expect("packed by `new`")
+        Share::from_number(self.0 >> 2 & 3).expect("of a deposit")
     }
 
     /// The owner can give its fd again.
     pub fn is_recallable(self) -> bool {
-        self.0 & 1 << 5 != 0
+        self.0 & RECALLABLE != 0
     }
 
     /// It outlives its owner, and is never evicted.
     pub fn is_to_be_kept(self) -> bool {
-        self.0 & 1 << 6 != 0
+        self.0 & KEEP != 0
     }
 
     /// There is driver data of it.
     pub fn has_driver_data(self) -> bool {
-        self.0 & 1 << 7 != 0
+        self.0 & HAS_DRIVER_DATA != 0
+    }
+
+    /// It has a virtual fd from now on.
+    pub fn add_virtual_fd(&mut self) {
+        self.0 |= HAS_VIRTUAL_FD;
+    }
+
+    /// Clients of its domain can name it by its virtual fd.
+    pub fn has_virtual_fd(self) -> bool {
+        self.0 & HAS_VIRTUAL_FD != 0
+    }
+}
+
+impl From<&Deposit> for Traits {
+    fn from(deposit: &Deposit) -> Self {
+        let flag = |is_set, bit| if is_set { bit } else { 0 };
+        let flags = flag(deposit.recallable, RECALLABLE)
+            | flag(deposit.keep, KEEP)
+            | flag(deposit.driver_data.is_some(), HAS_DRIVER_DATA)
+            | flag(deposit.virtual_fd, HAS_VIRTUAL_FD);
+        Traits(deposit.kind as u8 | (deposit.share as u8) << 2 | flags)
     }
 }
 
@@ -223,7 +238,7 @@ impl Allocation {
             links: Default::default(),
             stamp: Stamp::default(),
             state,
-            traits: deposit.traits(),
+            traits: deposit.into(),
             drained: false,
         }
     }

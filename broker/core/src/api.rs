@@ -134,6 +134,8 @@ pub struct Deposit {
     pub base: u64,
     /// Driver data, if any: length 1..=64 and the bytes.
     pub driver_data: Option<(u8, [u8; DRIVER_DATA_BYTES])>,
+    /// Its handle has a virtual fd.
+    pub virtual_fd: bool,
 }
 
 /// One answer of a supply.

@@ -59,7 +59,7 @@ impl Core {
             _ if owner != client => Err(ErrorCode::NotPermitted.into()),
             _ if id.generation >= self.config.first_generation => Err(ErrorCode::Stale.into()),
             // Registered several times, it is named as many times.
-            _ if self.allocations.register_again(id.slot) => Ok(id),
+            _ if self.allocations.register_again(id.slot, item.deposit.virtual_fd) => Ok(id),
             _ => Err(ErrorCode::Protocol.into()),
         }
     }

@@ -458,6 +458,7 @@ impl Allocation {
             owner_allocation_id: 0,
             base: 0,
             driver_data: None,
+            virtual_fd: false,
         };
         Allocation::new(&deposit, NONE, domain, state)
     }

@@ -37,6 +37,7 @@ impl Core {
                 owner_allocation_id: allocation.owner_allocation_id,
                 base: allocation.base,
                 driver_data: self.allocations.driver_data(slot).copied(),
+                virtual_fd: allocation.traits.has_virtual_fd(),
             },
         })
     }

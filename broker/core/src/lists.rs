@@ -22,6 +22,11 @@ impl Link {
     pub fn is_in(self) -> bool {
         self != Self::OUT
     }
+
+    /// The node after this one; `None`: it is the last, or in no list.
+    pub fn next(self) -> Option<u32> {
+        (self.is_in() && self.next != NONE).then_some(self.next)
+    }
 }
 
 impl Default for Link {

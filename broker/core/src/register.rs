@@ -2,7 +2,7 @@
 //! what was there. Must never keep an fd that has no place, nor two of one allocation.
 
 use crate::Core;
-use crate::allocation::{Allocation, State, Traits};
+use crate::allocation::{Allocation, State};
 use crate::api::{ClientId, Deposit, Effect, Effects, Lane, Now, Registered, RequestId};
 use crate::ledger::{Blocked, Charge, ScopeId, ScopeRecord};
 use crate::slots::NONE;
@@ -144,10 +144,13 @@ impl Core {
             return Outcome::Refused(ErrorCode::Protocol.into());
         }
         if let Some(slot) = self.same(owner, deposit) {
-            return match self.allocations.register_again(slot) {
-                true => Outcome::Closed(self.allocations.id_of(slot)),
-                false => Outcome::Refused(ErrorCode::Protocol.into()),
-            };
+            if !self.allocations.register_again(slot, deposit.virtual_fd) {
+                return Outcome::Refused(ErrorCode::Protocol.into());
+            }
+            if deposit.virtual_fd && self.allocations[slot].outlives_owner() {
+                fx.list.push(Effect::KeptChanged { slot });
+            }
+            return Outcome::Closed(self.allocations.id_of(slot));
         }
         if !self.end_overlapping(owner, deposit, fx) {
             return Outcome::Refused(ErrorCode::Again.into());
@@ -244,11 +247,6 @@ impl Core {
 }
 
 impl Deposit {
-    pub(crate) fn traits(&self) -> Traits {
-        let Deposit { kind, share, recallable, keep, driver_data, .. } = *self;
-        Traits::new(kind, share, recallable, keep, driver_data.is_some())
-    }
-
     /// Device, address and bytes.
     pub(crate) fn range(&self) -> (u32, u64, u64) {
         (self.device, self.base, self.size_bytes)

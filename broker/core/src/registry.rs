@@ -176,13 +176,16 @@ impl Registry {
         self.driver_data.iter().map(|(slot, (len, bytes))| (*slot, &bytes[..usize::from(*len)]))
     }
 
-    /// It is registered once more; `false`: it cannot be counted.
+    /// It is registered once more, maybe for a virtual fd now; `false`: it cannot be counted.
     #[must_use]
-    pub fn register_again(&mut self, slot: u32) -> bool {
-        let count = &mut self.table[slot].registrations;
-        let more = count.checked_add(1);
-        *count = more.unwrap_or(*count);
-        more.is_some()
+    pub fn register_again(&mut self, slot: u32, virtual_fd: bool) -> bool {
+        let allocation = &mut self.table[slot];
+        let Some(more) = allocation.registrations.checked_add(1) else { return false };
+        allocation.registrations = more;
+        if virtual_fd {
+            allocation.traits.add_virtual_fd();
+        }
+        true
     }
 
     /// It is unregistered, and not for the last time.
@@ -284,6 +287,9 @@ impl Registry {
         (allocation.owner, allocation.registrations) = (owner, 1);
         (allocation.device, allocation.base) = (deposit.device, deposit.base);
         allocation.owner_allocation_id = deposit.owner_allocation_id;
+        if deposit.virtual_fd {
+            allocation.traits.add_virtual_fd();
+        }
         self.enter(slot);
     }
 
@@ -311,6 +317,12 @@ impl Registry {
         let Owner { all, evictable, recalls, drained, by_base } = *owner;
         assert!([all, evictable, recalls, drained].iter().all(List::is_empty));
         assert!(by_base.is_empty());
+    }
+
+    /// The allocation that the owner of one has registered next, ended ones included.
+    pub fn registered_after(&self, slot: u32) -> Option<u32> {
+        visit(1);
+        self.table[slot].link(AllocationList::Owned).next()
     }
 
     /// Any allocation of a client.

@@ -73,6 +73,8 @@ pub struct AllocationView {
     pub job: Option<JobKey>,
     /// Its owner's domain.
     pub domain: DomainKey,
+    /// It was registered with a virtual fd.
+    pub virtual_fd: bool,
 }
 
 /// One lease.
@@ -239,7 +241,20 @@ impl Core {
             },
             job: self.job_of_slot(slot).map(|job| self.clients.job_key(job)),
             domain: self.clients.domain_key(allocation.domain),
+            virtual_fd: allocation.traits.has_virtual_fd(),
         })
+    }
+
+    /// The allocation in a slot, if it is of the domain of a client.
+    pub fn allocation_of_domain(&self, client: ClientId, slot: u32) -> Option<AllocationView> {
+        let domain = self.clients.find(client.0)?.domain;
+        let found = self.allocations.in_slot(slot).filter(|it| it.domain == domain);
+        found.and_then(|_| self.allocations_within(slot..slot + 1).next())
+    }
+
+    /// The slot of the allocation that the owner of this one has registered next, ended ones included.
+    pub fn registered_after(&self, slot: u32) -> Option<u32> {
+        self.allocations.registered_after(slot)
     }
 
     /// The memory kind of the allocation in a slot, live or ended.

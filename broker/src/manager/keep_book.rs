@@ -155,6 +155,7 @@ struct Saved {
     owner_allocation_id: u64,
     base: u64,
     driver_data: Vec<u8>,
+    virtual_fd: bool,
     file_slot: u32,
     file_generation: u32,
     /// Key and name.
@@ -180,6 +181,7 @@ impl From<&Entry> for Saved {
             owner_allocation_id: deposit.owner_allocation_id,
             base: deposit.base,
             driver_data: data.map_or(Vec::new(), |(length, it)| it[..usize::from(*length)].into()),
+            virtual_fd: deposit.virtual_fd,
             file_slot: file.slot,
             file_generation: file.generation,
             job: job.map(|(key, name)| (key.0, name.as_str().to_owned())),
@@ -216,6 +218,7 @@ impl Saved {
                 owner_allocation_id: self.owner_allocation_id,
                 base: self.base,
                 driver_data,
+                virtual_fd: self.virtual_fd,
             },
         };
         let file = AllocationId { slot: self.file_slot, generation: self.file_generation };
@@ -244,6 +247,7 @@ mod tests {
             owner_allocation_id: u64::MAX,
             base: u64::MAX,
             driver_data: vec![7; data],
+            virtual_fd: true,
             file_slot: u32::MAX,
             file_generation: u32::MAX,
             job: Some((u64::MAX, "j".repeat(JOB_NAME_BYTES))),

@@ -388,6 +388,7 @@ mod tests {
             owner_allocation_id: 0,
             base: 0,
             driver_data: None,
+            virtual_fd: false,
         };
         let domain = DomainKey { listener: 0, uid: 0 };
         Kept { id: AllocationId { slot, generation: 7 }, domain, gid: 0, job: None, deposit }

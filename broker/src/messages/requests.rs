@@ -13,7 +13,7 @@ use fdbroker_protocol::handle::HandlePrefix;
 use fdbroker_protocol::limits::{DRIVER_DATA_BYTES, MAX_DEADLINE_MS};
 use fdbroker_protocol::message::{
     AcquireHead, AllocationItem, DeclareItem, LeaseItem, RedepositItem, RegisterHead, RegisterItem,
-    SupplyItem, declare_flags, register_flags,
+    Resolve, SupplyItem, declare_flags, register_flags,
 };
 use fdbroker_protocol::{
     AllocationId, ErrorCode, FdType, Kind, MemoryKind, NodeKey, Share, Status,
@@ -169,6 +169,13 @@ pub fn decode_event<'s>(
     Ok(Input::Supply { client: context.client, supplies })
 }
 
+/// The body of a resolve.
+pub fn check_resolve<'m>(message: &Message<'m>) -> Result<&'m Resolve, Breach> {
+    expect_fds(message, 0)?;
+    request_id(message)?;
+    Ok(message.body_as::<Resolve>()?)
+}
+
 fn decode_acquire<'s>(
     message: &Message<'_>,
     scratch: &'s mut Scratch,
@@ -301,6 +308,7 @@ fn claimed_deposit(item: &RegisterItem) -> (Deposit, bool) {
         owner_allocation_id: item.owner_allocation_id.get(),
         base: item.base.get(),
         driver_data: (length != 0 && !is_broken).then_some((length, item.driver_data)),
+        virtual_fd: item.flags & register_flags::VIRTUAL_FD != 0,
     };
     (deposit, is_broken)
 }

@@ -6,11 +6,14 @@ use crate::clients::connection::{Connection, Phase, index};
 use crate::fds::closing::Reading;
 use crate::fds::jobs::NOBODY;
 use crate::limits::{WORK_PER_MESSAGE, WORK_PER_WAKE};
+use crate::messages::replies;
 use crate::messages::requests::{self, Breach, Context};
+use crate::server::flow::send_to;
 use crate::server::parts::Server;
 use crate::server::waiting::{Channel, Refused, Suspended};
 use fdbroker_core::{ClientId, Input, Now, OwnerKey, RequestId};
 use fdbroker_protocol::codec::Message;
+use fdbroker_protocol::limits::MAX_NEIGHBOURS;
 use fdbroker_protocol::message::{HELLO_MAGIC, Hello, PROTOCOL_VERSION};
 use fdbroker_protocol::{ErrorCode, Kind, Status};
 use fdbroker_scm::RecvError;
@@ -182,10 +185,34 @@ impl Server {
             // The client has most likely read it by now; then another hello of its process may be answered.
             self.in_flight.forget_if_read(connection);
         }
+        if message.kind == Kind::Resolve && channel == Channel::Main {
+            return self.resolve(client, received.len);
+        }
         if message.kind == Kind::Acquire {
             self.waits.begin(client, RequestId(id));
         }
         self.decode(client, channel, received.len, false);
+    }
+
+    /// Answers a resolve, which changes nothing.
+    fn resolve(&mut self, client: ClientId, length: usize) {
+        let message = match Message::parse(self.inbox.bytes(length)) {
+            Ok(message) => message,
+            Err(error) => return self.break_off(client, 0, &Breach::Decode(error)),
+        };
+        let (id, identity) = (message.id, self.node.identity());
+        let wanted = match requests::check_resolve(&message) {
+            Ok(wanted) => (RequestId(id), wanted),
+            Err(breach) => return self.break_off(client, id, &breach),
+        };
+        match replies::write_resolved(&mut self.writer, identity, &self.core, client, wanted) {
+            Ok(bytes) => {
+                let sent = send_to(&mut self.connections, client, bytes);
+                self.after_send(client, sent);
+            }
+            Err(code) => self.reply_failed(client, RequestId(id), code.into()),
+        }
+        self.schedule.spend(MAX_NEIGHBOURS as usize);
     }
 
     /// Decodes the message in the buffer and hands it to the core. `has_looked`: a lane has looked at its fd, and an fd that is

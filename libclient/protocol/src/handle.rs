@@ -107,8 +107,8 @@ pub struct Handle {
     pub owner_allocation_id: U64,
     /// The owner's device ordinal.
     pub device: U32,
-    /// Reserved, 0.
-    pub reserved: U32,
+    /// The allocation's virtual fd, if it was registered with one; else 0.
+    pub virtual_fd: U32,
 }
 
 const _: () = assert!(size_of::<Handle>() == HANDLE_BYTES);
@@ -198,8 +198,13 @@ impl NodeKey {
     }
 
     fn mac(&self, prefix: &HandlePrefix) -> u64 {
+        self.hash(&prefix.as_bytes()[..24])
+    }
+
+    /// SipHash-2-4 under the key of the MAC. What else is hashed is of another length.
+    pub(crate) fn hash(&self, bytes: &[u8]) -> u64 {
         let mut hasher = SipHasher24::new_with_key(&self.mac);
-        hasher.write(&prefix.as_bytes()[..24]);
+        hasher.write(bytes);
         hasher.finish()
     }
 
@@ -222,7 +227,7 @@ impl NodeKey {
             offset_bytes: U64::ZERO,
             owner_allocation_id: U64::new(fields.owner_allocation_id),
             device: U32::new(fields.device),
-            reserved: U32::ZERO,
+            virtual_fd: U32::ZERO,
         }
     }
 

@@ -6,7 +6,7 @@ use crate::handle::{Handle, HandlePrefix};
 use crate::message::{
     AcquireHead, AllocationItem, DeclareItem, DrainedItem, GoingAway, GrantItem, Header, Hello,
     HelloReply, LeaseItem, RecallItem, RedepositItem, RegisterHead, RegisterItem,
-    RegisterReplyHead, Registered, RevokedItem, SupplyItem,
+    RegisterReplyHead, Registered, Resolve, RevokedItem, SupplyItem,
 };
 
 /// Name of the structure and its size in bytes.
@@ -24,6 +24,7 @@ pub const LAYOUTS: &[(&str, usize)] = &[
     ("Registered", size_of::<Registered>()),
     ("AllocationItem", size_of::<AllocationItem>()),
     ("AcquireHead", size_of::<AcquireHead>()),
+    ("Resolve", size_of::<Resolve>()),
     ("GrantItem", size_of::<GrantItem>()),
     ("LeaseItem", size_of::<LeaseItem>()),
     ("DeclareItem", size_of::<DeclareItem>()),

@@ -13,6 +13,7 @@ pub mod memory;
 pub mod message;
 pub mod page;
 pub mod resource;
+pub mod virtual_fd;
 
 pub use codec::{DecodeError, Message, Writer};
 pub use count::{ByCounter, ByGauge, Counter, Gauge};
@@ -22,3 +23,4 @@ pub use limits::MAX_BATCH;
 pub use memory::MemoryKind;
 pub use message::{Kind, PROTOCOL_VERSION};
 pub use resource::{ByResource, ByScope, Caps, NO_CAP, Resource, Scope, Unit};
+pub use virtual_fd::VirtualFd;

@@ -9,6 +9,10 @@ pub const MAX_BATCH: usize = 253;
 /// AGAIN, and the same again goes on. Each costs the broker some 1 us, in which it serves nobody else.
 pub const ENDS_PER_MESSAGE: usize = 64;
 
+/// Most handles that one virtual fd is answered with beside its own: what a consumer fetches ahead at a time. A tensor of 512 MiB is 26
+/// segments of 20 MiB (PyTorch, expandable segments). Each costs the broker some 0.2 us.
+pub const MAX_NEIGHBOURS: u32 = 31;
+
 /// Bytes of driver data that an allocation may carry: the size of `ze_ipc_mem_handle_t`
 /// (`ZE_MAX_IPC_HANDLE_SIZE`, ze_api.h), the largest handle known in the field.
 pub const DRIVER_DATA_BYTES: usize = 64;

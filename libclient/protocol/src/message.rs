@@ -51,6 +51,10 @@ wire_enum! {
         LeaseReply = 0x27, "lease reply";
         /// Client, after a crash of the broker: [`DeclareItem`]s it holds. Reply: Granted without fds.
         Declare = 0x28, "declare";
+        /// Client: body [`Resolve`].
+        Resolve = 0x2a, "resolve";
+        /// Broker: [`Handle`]s, that of the virtual fd first.
+        Resolved = 0x2b, "resolved";
         /// Broker, event socket: [`RecallItem`]s; export again and answer with supply.
         Recall = 0x40, "recall";
         /// Client, event socket: [`SupplyItem`]s, one fd per item whose code is 0, in order.
@@ -254,8 +258,10 @@ pub mod register_flags {
     pub const RECALLABLE: u8 = 1;
     /// It outlives its owner, for the broker's `keep_ttl`; never evicted.
     pub const KEEP: u8 = 2;
+    /// Its handle has a virtual fd, by which clients of the owner's domain can ask for the handle.
+    pub const VIRTUAL_FD: u8 = 8;
     /// Every bit that has a meaning in a registration.
-    pub const ALL: u8 = RECALLABLE | KEEP;
+    pub const ALL: u8 = RECALLABLE | KEEP | VIRTUAL_FD;
     /// In a redeposit alone: its owner has ended it, and wants to hear when it is drained.
     pub const ENDED: u8 = 4;
 }
@@ -323,6 +329,20 @@ pub struct AcquireHead {
     pub deadline_ms: U32,
     /// Reserved, 0.
     pub flags: U32,
+}
+
+/// The handle behind a virtual fd is wanted, 8 bytes. The answer is `failed` BAD_HANDLE unless the number names a live
+/// allocation of the client's own domain.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct Resolve {
+    /// A [`crate::VirtualFd`].
+    pub virtual_fd: U32,
+    /// How many handles more may come: of allocations with a virtual fd that the same owner has registered next, at most
+    /// [`crate::limits::MAX_NEIGHBOURS`].
+    pub neighbours: U32,
 }
 
 /// Value of [`GrantItem::fd_index`] when the item has no fd.

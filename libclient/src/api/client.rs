@@ -15,6 +15,7 @@ use crate::limits::UNREGISTER_TIMEOUT;
 use crate::requests::acquire::{Handed, acquire_each, acquire_one};
 use crate::requests::flush::flush;
 use crate::requests::register::{Batch, Registrations, register, unregister};
+use crate::requests::resolve::resolve;
 use crate::requests::started::AcquireRequest;
 use crate::serve::callback::is_in_callback;
 use crate::serve::dispatch::Dispatch;
@@ -23,7 +24,7 @@ use crate::serve::thread::LibraryThread;
 use crate::sync::lock;
 use crate::wire::connection::Connection;
 use crate::wire::handshake::greet;
-use fdbroker_protocol::{AllocationId, ErrorCode, Handle};
+use fdbroker_protocol::{AllocationId, ErrorCode, Handle, VirtualFd};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -266,6 +267,33 @@ impl Client {
     pub fn acquire(&self, handle: &Handle, deadline: Deadline) -> Result<Grant, Error> {
         let connection = self.connection("acquire")?;
         acquire_one(&connection, handle, deadline)
+    }
+
+    /// The handle behind a virtual fd, for clients of its owner's domain; behind it those of allocations that the same owner
+    /// has registered next with a virtual fd, at most `neighbours` and 31: a program that asks for one will most likely ask for
+    /// these, too, and one acquire gets them all. Good as long as the allocations are current ([`Client::is_current`]).
+    ///
+    /// # Errors
+    /// BAD_HANDLE: no live allocation of this domain has the number. AGAIN: after a crash of the broker its owner has not come back
+    /// by the deadline. TIMED_OUT, NOT_CONNECTED; NOT_SUPPORTED in a callback.
+    pub fn resolve(
+        &self,
+        fd: VirtualFd,
+        neighbours: u32,
+        deadline: Deadline,
+    ) -> Result<Vec<Handle>, Error> {
+        let connection = self.connection("resolve")?;
+        resolve(&connection, fd, neighbours, deadline)
+    }
+
+    /// Acquires the allocation of a virtual fd.
+    ///
+    /// # Errors
+    /// As [`Client::resolve`] and [`Client::acquire`].
+    pub fn acquire_virtual(&self, fd: VirtualFd, deadline: Deadline) -> Result<Grant, Error> {
+        let connection = self.connection("acquire")?;
+        let handles = resolve(&connection, fd, 0, deadline)?;
+        acquire_one(&connection, &handles[0], deadline)
     }
 
     /// Acquires any number, one outcome each, in their order. All grants are held until the call returns, so

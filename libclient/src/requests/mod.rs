@@ -5,4 +5,5 @@ pub(crate) mod acquire;
 pub(crate) mod flush;
 pub(crate) mod register;
 pub(crate) mod registering;
+pub(crate) mod resolve;
 pub(crate) mod started;

@@ -4,7 +4,9 @@
 use super::memory::{BLOCK_BYTES, Blocks, host_memory, pattern};
 use super::peer::{Link, Peer, from_words, to_line};
 use super::wait::patience;
-use fdbroker_client::{Access, Arena, Client, Error, Grant, HostBuffer, Import, Progress, Share};
+use fdbroker_client::{
+    Access, Arena, Client, Error, Grant, HostBuffer, Import, Progress, Share, VirtualFd,
+};
 use fdbroker_protocol::Handle;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::os::fd::AsFd;
@@ -68,6 +70,11 @@ impl Rank {
                 for handle in from_words(words) {
                     self.grants.push(self.client().acquire(&handle, patience())?);
                 }
+            }
+            "hold-virtual" => {
+                let number = words.next().and_then(|word| word.parse().ok());
+                let fd = number.and_then(VirtualFd::new).expect("a virtual fd");
+                self.grants.push(self.client().acquire_virtual(fd, patience())?);
             }
             "import" => {
                 for handle in from_words(words) {

@@ -43,5 +43,6 @@ pub fn deposit(base: u64) -> Deposit {
         owner_allocation_id: base,
         base: base * 0x1_0000,
         driver_data: None,
+        virtual_fd: false,
     }
 }

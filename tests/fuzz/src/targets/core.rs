@@ -587,5 +587,6 @@ fn deposit(bytes: &mut Bytes<'_>) -> Deposit {
         // Some deposits overlap.
         base: u64::from(more >> 3 & 3) * 1024,
         driver_data: (what & 8 != 0).then_some((3, [7; 64])),
+        virtual_fd: false,
     }
 }

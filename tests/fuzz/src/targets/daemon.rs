@@ -179,7 +179,7 @@ impl Bench {
         bytes: &mut Bytes<'_>,
     ) -> usize {
         let id = if bytes.u8() == 1 { 0 } else { id };
-        match kind % 10 {
+        match kind % 11 {
             0 => {
                 writer.start(Kind::Hello, id).push(&hello());
                 return 0;
@@ -241,6 +241,16 @@ impl Bench {
                     let handle = handle.map_or(NO_HANDLE, |handle| handle.prefix);
                     writer.push(&DeclareItem { handle, flags, reserved: 0.into() });
                 }
+            }
+            9 => {
+                let number =
+                    bytes.one_of(&self.handles).map_or(0, |handle| handle.virtual_fd.get());
+                let virtual_fd = if bytes.bool() { number } else { number ^ 1 };
+                let neighbours = u32::from(bytes.u8()).into();
+                writer
+                    .start(Kind::Resolve, id)
+                    .push(&Resolve { virtual_fd: virtual_fd.into(), neighbours });
+                return 0;
             }
             _ => {
                 writer.start(Kind::Supply, 0);
@@ -392,7 +402,7 @@ fn register_item(bytes: &mut Bytes<'_>) -> RegisterItem {
     let size_bytes = if what & 64 != 0 { memory::SIZE } else { memory::SIZE / 2 };
     let mut item = RegisterItem::new_zeroed();
     item.kind = 3;
-    item.flags = what & 3;
+    item.flags = (what & 3) | (what >> 5 & 1) * register_flags::VIRTUAL_FD;
     item.share = what >> 2 & 3;
     item.driver_data_len = if what & 128 != 0 { 5 } else { 0 };
     item.size_bytes = size_bytes.into();

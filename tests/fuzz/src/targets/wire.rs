@@ -79,6 +79,8 @@ pub fn visit(kind: Kind, bodies: &mut impl Bodies) {
         Kind::UnregisterReply | Kind::LeaseReply => bodies.items::<Status>(),
         Kind::Mapped | Kind::Release | Kind::Reclaim => bodies.items::<LeaseItem>(),
         Kind::Declare => bodies.items::<DeclareItem>(),
+        Kind::Resolve => bodies.body::<Resolve>(),
+        Kind::Resolved => bodies.items::<Handle>(),
         Kind::Recall => bodies.items::<RecallItem>(),
         Kind::Supply => bodies.items::<SupplyItem>(),
         Kind::Revoked => bodies.items::<RevokedItem>(),

@@ -1,0 +1,61 @@
+//! Resolving: from a virtual fd to the handle behind it, and to those of its neighbours.
+//! Must never take a lease: the handles are acquired like any others.
+
+use crate::deadline::Deadline;
+use crate::error::Error;
+use crate::limits::{AGAIN_FIRST, AGAIN_LAST};
+use crate::wire::call::{Call, Reply};
+use crate::wire::connection::Connection;
+use fdbroker_protocol::limits::MAX_NEIGHBOURS;
+use fdbroker_protocol::message::Resolve;
+use fdbroker_protocol::{DecodeError, ErrorCode, Handle, Kind, VirtualFd, Writer};
+
+/// The handle behind a virtual fd first, then at most `neighbours` more. After a crash of the broker it waits for the owner to
+/// come back.
+pub(crate) fn resolve(
+    connection: &Connection,
+    fd: VirtualFd,
+    neighbours: u32,
+    deadline: Deadline,
+) -> Result<Vec<Handle>, Error> {
+    let mut pause = AGAIN_FIRST;
+    loop {
+        match resolve_now(connection, fd, neighbours, deadline) {
+            Err(error) if error.code == ErrorCode::Again && !deadline.is_answered() => {
+                connection.pause(pause.min(deadline.remaining()));
+                pause = (pause * 2).min(AGAIN_LAST);
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+fn resolve_now(
+    connection: &Connection,
+    fd: VirtualFd,
+    neighbours: u32,
+    deadline: Deadline,
+) -> Result<Vec<Handle>, Error> {
+    let call = Call {
+        what: "resolve",
+        kind: Kind::Resolve,
+        answer: Kind::Resolved,
+        until: deadline.given_up_at(),
+        deposits: 0,
+        ends: &[],
+    };
+    let write = |writer: &mut Writer| {
+        let virtual_fd = fd.number().cast_unsigned().into();
+        writer.push(&Resolve { virtual_fd, neighbours: neighbours.into() });
+        0
+    };
+    let most = 1 + neighbours.min(MAX_NEIGHBOURS) as usize;
+    connection.call(call, &[], write, |reply: Reply<'_>| {
+        let handles = reply.message.items::<Handle>()?;
+        let (got, expected) = (handles.len(), most);
+        match (1..=most).contains(&got) && handles[0].virtual_fd() == Some(fd) {
+            true => Ok(handles.to_vec()),
+            false => Err(DecodeError::Length { kind: Kind::Resolved, got, expected }),
+        }
+    })
+}
