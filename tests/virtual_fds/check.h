@@ -25,7 +25,7 @@
 #define SOON_MS 20000
 /* Bytes of one export. */
 #define SIZE 8192u
-/* A number from which on virtual fds begin, and one that is none: nobody mints the last. */
+/* A number from which on virtual fds begin, and one that is none, as far as chance goes. */
 #define FIRST_VIRTUAL (1 << 30)
 #define NO_SUCH_FD 0x7fffffff
 /* Above the largest number of a process. */

@@ -2,8 +2,8 @@
 //! Must never be the only way for a number below 2^30: such a call does one compare and one look, and is made.
 
 use crate::calls::{close as closing, duplicate, memory, pidfd, poll as polling, refused, send};
-use crate::source::VirtualFd;
 use crate::{raw, syscall as by_number};
+use fdbroker_protocol::VirtualFd;
 use libc::{
     c_int, c_long, c_uint, c_ulong, c_void, epoll_event, mmsghdr, msghdr, nfds_t, off_t, pid_t,
     pollfd, siginfo_t, sigset_t, size_t, ssize_t, timespec,

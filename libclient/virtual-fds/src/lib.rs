@@ -38,6 +38,7 @@ mod source;
 mod syscall;
 mod table;
 
+pub use fdbroker_protocol::VirtualFd;
 pub use held::Lease;
 pub use limits::OWN_FDS_MOST;
-pub use source::{Granted, Source, VirtualFd, install, lease_of};
+pub use source::{Granted, Source, install, lease_of};

@@ -1,9 +1,5 @@
 //! The bounds of virtual fds. Must never hold a bound without its reason.
 
-/// Virtual fds begin here. No process can open such a number: the kernel's largest fs.nr_open is below it
-/// (`sysctl_nr_open_max` in fs/file.c).
-pub const FIRST_VIRTUAL_FD: u32 = 1 << 30;
-
 /// Marks per segment of the table, as a power of two: a process with a thousand fds touches two pages of one segment of
 /// 256 KiB, and all numbers below 2^30 fit into as many segments.
 pub const SEGMENT_SHIFT: u32 = 15;

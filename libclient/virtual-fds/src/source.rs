@@ -2,16 +2,13 @@
 //! nor by a child that shares its parent's memory: it would take the parent's connection for its own.
 
 use crate::held::{Lease, Mark};
-use crate::limits::{FIRST_VIRTUAL_FD, OWN_FDS_MOST};
+use crate::limits::OWN_FDS_MOST;
 use crate::{process, raw, say, table};
+use fdbroker_protocol::VirtualFd;
 use nix::errno::Errno;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
-
-/// A number from 2^30 to 2^31-1, which no process has open.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct VirtualFd(RawFd);
 
 /// An fd for a virtual fd, close-on-exec, and its lease.
 pub struct Granted {
@@ -63,19 +60,6 @@ pub fn install(source: &'static dyn Source) -> bool {
 /// The lease of an fd that was granted for a virtual fd: for a driver's function that imports the fd.
 pub fn lease_of(fd: RawFd) -> Option<Lease> {
     table::share(fd)?.lease()
-}
-
-impl VirtualFd {
-    /// `None`: a number that can be, or could have been, an fd of a process.
-    #[inline]
-    pub fn new(number: RawFd) -> Option<VirtualFd> {
-        (number >= FIRST_VIRTUAL_FD as RawFd).then_some(VirtualFd(number))
-    }
-
-    /// The number.
-    pub fn number(self) -> RawFd {
-        self.0
-    }
 }
 
 /// The fd for a virtual fd, not in the table yet.

@@ -2,14 +2,15 @@
 //! for the first grant of 32,768 numbers.
 
 use crate::held::{Mark, Record};
-use crate::limits::{FIRST_VIRTUAL_FD, SEGMENT_SHIFT};
+use crate::limits::SEGMENT_SHIFT;
+use fdbroker_protocol::VirtualFd;
 use std::ops::RangeInclusive;
 use std::os::fd::RawFd;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 const MARKS: usize = 1 << SEGMENT_SHIFT;
-const SEGMENTS: usize = FIRST_VIRTUAL_FD as usize >> SEGMENT_SHIFT;
+const SEGMENTS: usize = VirtualFd::FIRST as usize >> SEGMENT_SHIFT;
 
 type Segment = [AtomicPtr<Record>; MARKS];
 
@@ -52,7 +53,7 @@ pub fn put(fd: RawFd, mark: Mark) {
 
 /// Takes out all marks of a range. Numbers near which no fd was ever granted are passed over 32,768 at a time.
 pub fn take_all(range: RangeInclusive<u32>) {
-    let last = (*range.end()).min(FIRST_VIRTUAL_FD - 1);
+    let last = (*range.end()).min(VirtualFd::FIRST as u32 - 1);
     let mut fd = *range.start();
     while fd <= last {
         if segment(fd as usize).is_none() {

@@ -1,8 +1,9 @@
 //! close(2), close_range(2), closefrom(3). Must never close an fd of the layer for the program.
 
 use crate::limits::OWN_FDS_MOST;
-use crate::source::{self, VirtualFd};
+use crate::source;
 use crate::{process, raw, table};
+use fdbroker_protocol::VirtualFd;
 use nix::errno::Errno;
 use std::os::fd::RawFd;
 

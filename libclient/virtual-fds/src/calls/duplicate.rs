@@ -2,8 +2,9 @@
 //! lease. Must never answer a virtual fd: the program may want a number of its own choice.
 
 use super::refused;
-use crate::source::{self, Fresh, VirtualFd};
+use crate::source::{self, Fresh};
 use crate::{process, raw, table};
+use fdbroker_protocol::VirtualFd;
 use nix::errno::Errno;
 use std::os::fd::RawFd;
 

@@ -2,7 +2,8 @@
 //! Must never leave that fd open.
 
 use crate::raw;
-use crate::source::{Fresh, VirtualFd};
+use crate::source::Fresh;
+use fdbroker_protocol::VirtualFd;
 use libc::{c_int, c_long, c_ulong, off_t};
 use std::os::fd::RawFd;
 

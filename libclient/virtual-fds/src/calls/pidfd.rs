@@ -2,8 +2,9 @@
 //! Must never let a placeholder be taken for a process that lives.
 
 use crate::held::Mark;
-use crate::source::{self, Fresh, VirtualFd};
+use crate::source::{self, Fresh};
 use crate::{process, raw, table};
+use fdbroker_protocol::VirtualFd;
 use libc::{c_int, c_uint, c_ulong, c_void, pid_t};
 use nix::errno::Errno;
 use std::os::fd::RawFd;

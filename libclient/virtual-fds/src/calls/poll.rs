@@ -2,7 +2,8 @@
 //! the program's list than `revents`.
 
 use crate::limits::POLL_ENTRIES;
-use crate::source::{Fresh, VirtualFd};
+use crate::source::Fresh;
+use fdbroker_protocol::VirtualFd;
 use libc::pollfd;
 
 /// Whether a virtual fd is polled.

@@ -2,8 +2,9 @@
 //! Must never refuse what the kernel would not: an fd that a process can have open.
 
 use crate::limits::ARGUMENTS;
-use crate::source::{self, VirtualFd};
+use crate::source;
 use crate::{raw, say};
+use fdbroker_protocol::VirtualFd;
 use libc::c_long;
 use nix::errno::Errno;
 use std::os::fd::RawFd;

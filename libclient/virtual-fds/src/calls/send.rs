@@ -3,7 +3,8 @@
 
 use crate::limits::{CONTROL_BYTES, FDS_PER_MESSAGE, MESSAGES_PER_CALL};
 use crate::raw;
-use crate::source::{Fresh, VirtualFd};
+use crate::source::Fresh;
+use fdbroker_protocol::VirtualFd;
 use libc::{c_int, c_uint, cmsghdr, mmsghdr, msghdr};
 use nix::errno::Errno;
 use std::os::fd::RawFd;

@@ -1,7 +1,6 @@
 //! The layer, as the crate of virtual fds knows it. Must never hold a lock over a call to the broker.
 
 use crate::broker::{Broker, connected, known};
-use crate::mint::{Mint, handle};
 use fdbroker_client::{Deadline, Deposit, Error, ErrorCode, Grant, MemoryKind, own_fds};
 use fdbroker_virtual_fds::{Granted, OWN_FDS_MOST, Source, VirtualFd};
 use nix::errno::Errno;
@@ -15,12 +14,11 @@ const TIMEOUT_MS: u32 = 20_000;
 
 pub struct Layer {
     pub has_used_driver: AtomicBool,
-    mint: Mint,
 }
 
 impl Layer {
     pub const fn new() -> Self {
-        Layer { has_used_driver: AtomicBool::new(false), mint: Mint::new() }
+        Layer { has_used_driver: AtomicBool::new(false) }
     }
 
     pub fn export(&self, fd: RawFd, size_bytes: u64) -> Option<RawFd> {
@@ -32,9 +30,10 @@ impl Layer {
         deposit.owner_allocation_id = inode;
         // One address for each memory, far enough from the next.
         deposit.base = inode << 32;
+        deposit.virtual_fd = true;
         let registered = broker.client.register(&deposit, fd, Deadline::from_ms(TIMEOUT_MS));
         let registration = registered.inspect_err(|error| eprintln!("test layer: {error}")).ok()?;
-        let number = self.mint.number(&registration)?;
+        let number = registration.virtual_fd()?.number();
         broker.with(|all| all.entry(number).or_default().push(registration));
         Some(number)
     }
@@ -51,8 +50,7 @@ type Registrations = std::collections::HashMap<RawFd, Vec<fdbroker_client::Regis
 impl Source for Layer {
     fn grant(&self, number: VirtualFd) -> Result<Granted, Errno> {
         let broker = connected().ok_or(Errno::EBADF)?;
-        let granted =
-            broker.client.acquire(&handle(number.number())?, Deadline::from_ms(TIMEOUT_MS));
+        let granted = broker.client.acquire_virtual(number, Deadline::from_ms(TIMEOUT_MS));
         let Grant { fd, lease, .. } = granted.map_err(|error| errno_of(&error))?;
         Ok(Granted { fd, lease: Arc::new(Mutex::new(lease)) })
     }
@@ -62,9 +60,8 @@ impl Source for Layer {
         let one = broker.with(|all| {
             let of_number = all.get_mut(&number.number())?;
             let one = of_number.pop();
-            if let Some(last) = one.as_ref().filter(|_| of_number.is_empty()) {
+            if of_number.is_empty() {
                 all.remove(&number.number());
-                self.mint.forget(last);
             }
             one
         });

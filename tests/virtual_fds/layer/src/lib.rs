@@ -3,7 +3,6 @@
 
 mod broker;
 mod layer;
-mod mint;
 
 use crate::layer::Layer;
 use libc::c_int;
