@@ -210,6 +210,42 @@ static void memory_when_100000_are_exported_and_closed_does_not_grow(void) {
   CHECK(close(memory) == 0);
 }
 
+/* Fds that threads duplicate and close at once. */
+#define SHARED 4
+#define THREADS 4
+#define ROUNDS 3000
+static struct {
+  int number, fds[SHARED];
+} shared;
+
+static void *duplicates_and_closes(void *seed) {
+  unsigned random = (unsigned)(size_t)seed;
+  for (int round = 0; round < ROUNDS; round++) {
+    random = random * 1103515245 + 12345;
+    int at = (int)(random >> 16) % SHARED;
+    /* It may be another thread's turn to replace it meanwhile: its number stays this program's. */
+    int copy = dup(shared.fds[at]), again = dup(copy);
+    if (!shows(copy, TEXT) || !shows(again, TEXT) || close(copy) != 0 || close(again) != 0) return "a copy";
+    if (round % 8 == 0 && dup2(shared.number, shared.fds[at]) != shared.fds[at]) return "replaced";
+  }
+  return NULL;
+}
+
+static void leases_when_threads_share_and_replace_fds_all_end(void) {
+  pthread_t threads[THREADS];
+  shared.number = exported(TEXT);
+  for (int at = 0; at < SHARED; at++) shared.fds[at] = dup(shared.number);
+  for (size_t at = 0; at < THREADS; at++)
+    MUST(pthread_create(&threads[at], NULL, duplicates_and_closes, (void *)(at + 1)) == 0);
+  for (int at = 0; at < THREADS; at++) {
+    void *fault = NULL;
+    CHECK(pthread_join(threads[at], &fault) == 0 && fault == NULL);
+  }
+  for (int at = 0; at < SHARED; at++) CHECK(close(shared.fds[at]) == 0);
+  CHECK(comes_to("open_leases", 0));
+  CHECK(close(shared.number) == 0);
+}
+
 static void *polls_for_ever(void *number) {
   struct pollfd none = {-1, POLLIN, 0};
   (void)number;
@@ -242,6 +278,7 @@ int main(int argc, char **argv) {
   RUN(close_when_in_another_process_is_ebadf);
   RUN(close_when_in_a_child_ends_nothing);
   RUN(leases_when_duplicated_end_with_the_last);
+  RUN(leases_when_threads_share_and_replace_fds_all_end);
   RUN(own_fds_when_the_program_closes_all_survive);
   RUN(own_fds_when_in_a_child_can_be_closed);
   RUN(exec_when_dup2_gave_a_real_fd_hands_it_on);
