@@ -3,6 +3,7 @@
 #include "check.h"
 
 #include <pthread.h>
+#include <sys/ioctl.h>
 
 #define TEXT "of the producer"
 /* Exports in a row, and how many of them come before the first look at what the process has. */
@@ -181,6 +182,22 @@ static void exec_when_dup2_gave_a_real_fd_hands_it_on(void) {
   CHECK(close(number) == 0);
 }
 
+/* As a program does that starts another one with some of its fds: the number goes on. */
+static void exec_when_a_vfork_child_hands_the_number_on_works(void) {
+  int number = exported(TEXT);
+  char text[16];
+  snprintf(text, sizeof text, "%d", number);
+  pid_t child = vfork();
+  MUST(child >= 0);
+  if (child == 0) {
+    if (fcntl(number, F_GETFD) < 0 || fcntl(number, F_SETFD, 0) != 0 || ioctl(number, FIONCLEX) != 0) _exit(126);
+    execl("/proc/self/exe", "self", "is-alive", text, NULL);
+    _exit(127);
+  }
+  CHECK(status_of(child) == 0);
+  CHECK(close(number) == 0);
+}
+
 static long resident_kib(void) {
   long pages = 0, resident = 0;
   FILE *statm = fopen("/proc/self/statm", "re");
@@ -265,6 +282,7 @@ static void thread_when_it_polls_can_be_cancelled(void) {
 static int role(const char *name, int number) {
   int status = 1;
   if (strcmp(name, "is-ended") == 0) status = !(dup(number) == -1 && errno == EBADF);
+  else if (strcmp(name, "is-alive") == 0) status = !is_alive(number);
   else if (strcmp(name, "close") == 0) status = !(close(number) == -1 && errno == EBADF);
   else if (strcmp(name, "inherited") == 0) status = !shows(number, TEXT);
   else status = closes_all(name, number);
@@ -282,6 +300,7 @@ int main(int argc, char **argv) {
   RUN(own_fds_when_the_program_closes_all_survive);
   RUN(own_fds_when_in_a_child_can_be_closed);
   RUN(exec_when_dup2_gave_a_real_fd_hands_it_on);
+  RUN(exec_when_a_vfork_child_hands_the_number_on_works);
   RUN(memory_when_100000_are_exported_and_closed_does_not_grow);
   RUN(thread_when_it_polls_can_be_cancelled);
   return bad_cases != 0;

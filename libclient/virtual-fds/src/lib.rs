@@ -17,7 +17,8 @@
 //!
 //! Duplicates of a granted fd share its lease, which ends with the last of them. An fd that is the layer's own cannot be
 //! closed by mistake: `close` and `dup2` onto it answer EBADF, `close_range` and `closefrom` leave it out. All of this holds
-//! for syscall(2), too. A child of vfork(2) has its parent's memory but fds of its own: it gets nothing for a virtual fd.
+//! for syscall(2), too. A child of vfork(2) has its parent's memory but fds of its own: it gets nothing for a virtual fd,
+//! but the number goes on over exec, and F_GETFD, F_SETFD, F_GETFL, FIOCLEX and FIONCLEX are answered.
 //!
 //! **For other numbers** a call does one compare and one look at a table without a lock, then the system call. So it can be
 //! made before the library's constructor, in a signal handler and under a driver's lock. The answers and errno are the C

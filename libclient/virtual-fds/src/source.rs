@@ -119,6 +119,11 @@ pub fn is_own(fd: RawFd) -> bool {
     SOURCE.get().is_some_and(|source| source.is_own(fd)) && process::owns_memory()
 }
 
+/// Whether it is a child that shares its parent's memory: it can ask the layer nothing, and will exec.
+pub fn is_borrowed() -> bool {
+    is_installed() && !process::owns_memory()
+}
+
 /// The layer's own fds, in their order; none in a child that shares its parent's memory, which has an fd table of its own.
 pub fn own_fds(fds: &mut [RawFd; OWN_FDS_MOST]) -> &[RawFd] {
     let Some(source) = SOURCE.get().filter(|_| process::owns_memory()) else { return &[] };

@@ -50,6 +50,10 @@ pub unsafe fn fcntl(fd: RawFd, command: i32, argument: usize) -> isize {
     match (command, VirtualFd::new(fd)) {
         (libc::F_DUPFD | libc::F_DUPFD_CLOEXEC, _) => duplicated(fd, call),
         (_, None) => call(fd),
+        // What a program asks before it hands the number on over exec.
+        (libc::F_GETFD, Some(_)) if source::is_borrowed() => libc::FD_CLOEXEC as isize,
+        (libc::F_SETFD, Some(_)) if source::is_borrowed() => 0,
+        (libc::F_GETFL, Some(_)) if source::is_borrowed() => libc::O_RDWR as isize,
         // Asked of an fd for the time of the call, so that a number without an allocation answers EBADF.
         (libc::F_GETFD | libc::F_SETFD | libc::F_GETFL, Some(number)) => {
             Fresh::of(number).map_or_else(raw::failed, |fresh| call(fresh.fd()))

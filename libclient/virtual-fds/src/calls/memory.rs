@@ -2,7 +2,7 @@
 //! Must never leave that fd open.
 
 use crate::raw;
-use crate::source::Fresh;
+use crate::source::{self, Fresh};
 use fdbroker_protocol::VirtualFd;
 use libc::{c_int, c_long, c_ulong, off_t};
 use std::os::fd::RawFd;
@@ -51,6 +51,11 @@ pub unsafe fn ioctl(fd: RawFd, request: c_ulong, argument: usize) -> isize {
         let argument = std::ptr::with_exposed_provenance_mut(argument);
         // SAFETY: the caller's promise.
         return unsafe { prime_fd_to_handle(fd, argument) };
+    }
+    // What a program sets before it hands the number on over exec.
+    let is_flag = matches!(request, libc::FIOCLEX | libc::FIONCLEX);
+    if is_flag && VirtualFd::new(fd).is_some() && source::is_borrowed() {
+        return 0;
     }
     on_real(fd, |fd| {
         // SAFETY: the caller's promise.

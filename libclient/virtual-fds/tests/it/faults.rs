@@ -50,7 +50,7 @@ fn calls_when_the_number_is_unknown_then_ebadf() {
 }
 
 #[test]
-fn calls_when_in_a_child_that_shares_memory_then_no_fd_and_no_end() {
+fn calls_when_in_a_child_that_shares_memory_then_no_fd_no_end_and_flags_are_answered() {
     let exported = export(b"x");
     extern "C" fn body(number: *mut libc::c_void) -> libc::c_int {
         let number = number.addr() as i32;
@@ -58,7 +58,11 @@ fn calls_when_in_a_child_that_shares_memory_then_no_fd_and_no_end() {
         unsafe {
             let is_closed = libc::close(number) == 0;
             let is_refused = libc::dup(number) == -1 && Errno::last() == Errno::EBADF;
-            libc::c_int::from(!(is_closed && is_refused))
+            let is_set = libc::fcntl(number, libc::F_SETFD, 0) == 0
+                && libc::ioctl(number, libc::FIONCLEX) == 0;
+            let flags = [libc::F_GETFD, libc::F_GETFL].map(|one| libc::fcntl(number, one));
+            let is_answered = is_set && flags == [libc::FD_CLOEXEC, libc::O_RDWR];
+            libc::c_int::from(!(is_closed && is_refused && is_answered))
         }
     }
     let mut stack = vec![0u8; 64 << 10];
