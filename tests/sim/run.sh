@@ -5,10 +5,10 @@
 . "$(dirname "$(readlink -f "$0")")/../common/start.sh"
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
+. tests/common/release.sh
 if [ "${1-}" = --release ]; then
   shift
-  built=$(cargo test --release --quiet -p fdbroker-core --test sim --no-run --message-format=json)
-  program=$(sed -n 's/.*"executable":"\([^"]*\/sim-[^"]*\)".*/\1/p' <<<"$built" | tail -1)
+  program=$(release_program fdbroker-core sim)
 else
   program=$(tests/programs.py sim)
 fi

@@ -259,13 +259,13 @@ impl Core {
         let mut recalling = false;
         let mut ready: Option<u32> = None;
         let mut several_ready = false;
-        let mut full: Option<Blocked> = None;
+        let (mut full, mut can_any) = (None::<Blocked>, true);
         self.also_blocked.clear();
         for item in wanted {
             match self.item(client, *item) {
                 Item::Recalling(_) | Item::Reserved(_) => recalling = true,
                 // What stops all of them stops the rest too; one that is too large, or whose owner is full, does not.
-                Item::Evicted(_) if full.is_some_and(|full| full.stops_every_recall()) => {}
+                Item::Evicted(_) if !can_any => {}
                 Item::Evicted(slot) => {
                     let started = match self.ahead_of_recall(turn, client.0, slot) {
                         Some(ahead) => Err(ahead),
@@ -273,7 +273,12 @@ impl Core {
                     };
                     match started {
                         Ok(()) => recalling = true,
-                        Err(blocked) if full.is_none() => full = Some(blocked),
+                        Err(blocked) if full.is_none() => {
+                            let no_lease = self.lease_in_the_way(turn, client.0);
+                            self.also_blocked.extend(no_lease);
+                            can_any = no_lease.is_none() && !blocked.stops_every_recall();
+                            full = Some(blocked);
+                        }
                         Err(blocked) => self.also_blocked.push(blocked),
                     }
                 }
@@ -358,6 +363,17 @@ impl Core {
         }
     }
 
+    /// What keeps a client from any further lease.
+    fn lease_in_the_way(&mut self, turn: Turn, client: u32) -> Option<Blocked> {
+        self.ahead(turn, client, FOR_LEASE).or_else(|| self.lease_blocked(client))
+    }
+
+    /// The account that has no room for another lease of a client.
+    fn lease_blocked(&self, client: u32) -> Option<Blocked> {
+        let lease = Charge(Resource::OpenLeases, 1);
+        self.share_blocked(client, 1).or_else(|| self.blocked(client, lease))
+    }
+
     fn ahead_of_recall(&mut self, turn: Turn, client: u32, slot: u32) -> Option<Blocked> {
         let owner = self.allocations[slot].owner;
         self.ahead(turn, owner, FOR_HELD).or_else(|| self.ahead(turn, client, FOR_LEASE))
@@ -370,8 +386,7 @@ impl Core {
             let full = match self.item(client, *item) {
                 Item::Ready(_) => {
                     ahead = ahead.or_else(|| self.ahead(Turn::Last, client.0, FOR_LEASE));
-                    let lease = Charge(Resource::OpenLeases, 1);
-                    self.share_blocked(client.0, 1).or_else(|| self.blocked(client.0, lease))
+                    self.lease_blocked(client.0)
                 }
                 Item::Evicted(slot) => {
                     ahead = ahead.or_else(|| self.ahead_of_recall(Turn::Last, client.0, slot));
