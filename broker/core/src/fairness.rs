@@ -47,6 +47,8 @@ pub struct Rooms {
     ready: BTreeSet<(Number, u64)>,
     /// Domains that have ready requests, by when they were served last.
     turns: BTreeSet<(u64, Number)>,
+    /// Accounts of the node that are not known to be full: the first in line of each is ready.
+    open: BTreeSet<Blocked>,
     /// Turns given out.
     turn: u64,
     /// The domain whose turn is under way, and how many of its requests have been looked at in it.
@@ -230,9 +232,14 @@ impl Core {
         let wait = self.parked[&seq].wait;
         match wait {
             Wait::Recall | Wait::Reader => accounts.clear(),
-            // Those behind it follow once it is served.
-            Wait::Room(account) if self.is_behind(seq, account) => {}
-            Wait::Room(account) => accounts.extend(account.beyond_share()),
+            Wait::Room(account) => {
+                // There it is looked at when its place in line comes.
+                accounts.retain(|other| *other != account);
+                // Those behind it follow once it is served.
+                if !self.is_behind(seq, account) {
+                    accounts.extend(account.beyond_share());
+                }
+            }
             Wait::Space(account) => {
                 accounts.extend([Some(account), account.beyond_share()].into_iter().flatten())
             }
@@ -259,8 +266,12 @@ impl Core {
 
     /// The first in line for an account is looked at in its turn.
     fn wake(&mut self, account: Blocked) {
+        self.rooms.open.remove(&account);
         if let Some((place, number)) = self.rooms.first(&self.clients, account) {
             self.rooms.make_ready(place, number);
+            if account.scope == ScopeId::NODE {
+                self.rooms.open.insert(account);
+            }
         }
     }
 
@@ -315,11 +326,11 @@ impl Core {
         self.rooms.unready(place, number);
         let taken = self.taken();
         let wait = self.retry(now, seq, Turn::InLine(seq), fx);
-        // Another domain may have become the first since it was made ready.
-        if let Some(Wait::Room(account)) = wait
-            && self.is_behind(seq, account)
-        {
-            self.wake(account);
+        if let Some(Wait::Room(account)) = wait {
+            match self.is_behind(seq, account) {
+                true => self.wake(account),
+                false => _ = self.rooms.open.remove(&account),
+            }
         }
         let looks = if self.rooms.looks.0 == number { self.rooms.looks.1 + 1 } else { 1 };
         self.rooms.looks = (number, looks);
@@ -345,6 +356,9 @@ impl Core {
         if self.rooms.turns.remove(&(former, number)) {
             self.rooms.turns.insert((turn, number));
         }
+        // Others may be the first in line for what it has left.
+        let open = std::mem::take(&mut self.rooms.open);
+        open.into_iter().for_each(|account| self.wake(account));
     }
 
     /// What a request that goes on to wait for a recall has taken of the room: the recall's place, or a lease's.

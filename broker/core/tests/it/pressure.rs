@@ -232,6 +232,35 @@ fn release_when_a_request_waits_for_room_of_several_owners_then_any_of_them_serv
 }
 
 #[test]
+fn set_caps_when_a_served_domain_goes_behind_another_then_that_ones_requests_keep_their_order() {
+    let node = Caps { open_leases: 1, ..Caps::NONE };
+    let client = Caps { held_fds: 1, ..Caps::NONE };
+    let mut world = World::new(Config { node, client, base_credits: 0, ..config() });
+    let id = world.register(Deposit { share: Share::Any, ..deposit(1) }).id;
+    let stranger = ClientId(3);
+    world.connect(stranger, 2000);
+    world.register_by(stranger, Deposit { recallable: false, ..deposit(2) });
+    world.grant(OWNER, id);
+    // In line for the node's leases are two of a domain, and one of another. This one also waits for a credit.
+    let leases = [USER, OTHER, stranger].map(|client| world.acquire(client, &[Ok(id)], 500));
+    let (credit, deadline) = (world.request(), Now(500 * MS));
+    world.step(Input::Register {
+        client: stranger,
+        request: credit,
+        deposits: &[],
+        credits_wanted: 1,
+        deadline,
+    });
+    let caps = CapsOfScopes { node: Caps::NONE, client: Caps::NONE, ..world.core.caps() };
+    let effects = world.step(Input::SetCaps { caps: &caps });
+    let answered = effects.iter().filter_map(|effect| match effect {
+        Effect::Granted { request, .. } | Effect::Registered { request, .. } => Some(*request),
+        _ => None,
+    });
+    assert_eq!(answered.collect::<Vec<_>>(), [leases[0], leases[2], leases[1], credit]);
+}
+
+#[test]
 fn cancel_when_the_first_in_line_leaves_then_a_batch_that_is_in_line_elsewhere_hears_of_it() {
     let domain = Caps { held_bytes: 8192, ..Caps::NONE };
     let mut world = World::new(Config { domain, base_credits: 0, ..config() });
