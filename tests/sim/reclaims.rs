@@ -8,7 +8,7 @@ use crate::sums::{Holder, Ledger};
 use crate::tally::Promise;
 use crate::waits::Waiting;
 use fdbroker_core::{Core, limits};
-use fdbroker_protocol::Resource;
+use fdbroker_protocol::{MAX_BATCH, Resource};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What the check remembers from step to step.
@@ -111,6 +111,11 @@ impl Reclaims {
             false => &[Resource::OpenLeases, Resource::Fds],
         };
         let accounts = model.accounts_of_client(client);
+        // Its own request of several may need as many as it has items; only the client itself is asked for these.
+        let need_of = |account| match account == Holder::Client(client) {
+            true => self.need.max(MAX_BATCH as u64),
+            false => self.need,
+        };
         let mut full = accounts.iter().filter(|account| {
             // During a drain the broker asks all clients for all leases.
             let drains = model.draining.is_on && **account == Holder::Node;
@@ -118,9 +123,9 @@ impl Reclaims {
             let shares = !mapped && ledgers.iter().any(may_ask);
             let full = |resource| {
                 (drains || shares)
-                    || ledgers
-                        .iter()
-                        .any(|ledger| model.is_full(ledger, **account, resource, self.need))
+                    || ledgers.iter().any(|ledger| {
+                        model.is_full(ledger, **account, resource, need_of(**account))
+                    })
             };
             resources.iter().copied().any(full)
         });

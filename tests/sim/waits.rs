@@ -349,13 +349,20 @@ pub fn order(model: &Model, step: &Step, after: &Ledger, action: &Action) -> Che
         }
         let given_back = after.clone().without_lease(*client, state.domain);
         let all = everybody(model, &given_back);
+        let is_other = |it: &Grant| {
+            model.clients.get(&it.client).is_none_or(|other| other.domain != state.domain)
+        };
+        let has_served_others = step.grants.iter().any(is_other);
         for one in all.iter().filter(|one| one.request.order < *order) {
             let (passed, other, request) = (one.client, one.state, one.request);
             let behind = is_behind(&all, one);
             let blockers = in_the_way(model, &given_back, passed, request);
             let in_line = |own| own <= limits::HELLO_IN_LINE_FDS;
             let is_single = request.own_fds().map_or(request.wanted().count() == 1, in_line);
-            let single = is_single && !request.unsent;
+            // Those that need a recall may have stood behind another domain's request for the same owner's places, which was
+            // served in this very step; a later one that needs a lease alone passes by.
+            let is_passed_by = has_served_others && request.wanted().any(|id| !model.is_held(id));
+            let single = is_single && !request.unsent && !is_passed_by;
             if let Some(blockers) = blockers.filter(|_| !behind && single) {
                 let shared = [Holder::Node, Holder::Domain(state.domain)];
                 let same = |b: &Blocker| LEASE.contains(&b.resource) && shared.contains(&b.account);
