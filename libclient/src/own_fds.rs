@@ -35,7 +35,7 @@ fn own() -> impl Iterator<Item = RawFd> {
 /// An fd that is kept. It is taken off the list before it is closed: its number may be the program's right after.
 #[derive(Debug)]
 pub(crate) struct OwnFd<F> {
-    // Dropped first.
+    // Before `fd`: fields are dropped in their order.
     _entry: Option<Entry>,
     fd: F,
 }

@@ -3,6 +3,7 @@
 #ifndef CHECK_H
 #define CHECK_H
 
+#include "../common/cases.h"
 #include "fdbroker.h"
 
 #include <dirent.h>
@@ -26,16 +27,6 @@
 /* Longest life of a test program, in s. */
 #define LIFE_S 240u
 
-static int bad_checks, bad_cases;
-
-#define CHECK(condition) \
-  do { \
-    if (!(condition)) { \
-      bad_checks++; \
-      printf("      %s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
-    } \
-  } while (0)
-
 /* Checks the code that a call answers. */
 #define CODE(expected, call) \
   do { \
@@ -48,25 +39,6 @@ static int bad_checks, bad_cases;
   } while (0)
 
 #define OK(call) CODE(FDBROKER_OK, call)
-
-/* For calls that the test itself needs: a failure ends the program. */
-#define MUST(condition) \
-  do { \
-    if (!(condition)) { \
-      printf("FAIL  %s:%d: cannot test: %s: %s\n", __FILE__, __LINE__, #condition, strerror(errno)); \
-      fflush(stdout); \
-      _exit(1); \
-    } \
-  } while (0)
-
-#define RUN(name) \
-  do { \
-    bad_checks = 0; \
-    name(); \
-    printf("%s  %s\n", bad_checks ? "FAIL" : "ok  ", #name); \
-    fflush(stdout); \
-    bad_cases += bad_checks != 0; \
-  } while (0)
 
 /* The same under any parent: signals as after a login, and the fds 0, 1 and 2 alone. */
 static inline void begin(void) {

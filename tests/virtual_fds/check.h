@@ -4,6 +4,8 @@
 #define CHECK_H
 
 #define _GNU_SOURCE
+#include "../common/cases.h"
+
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -31,37 +33,8 @@
 /* Above the largest number of a process. */
 #define NO_SUCH_PID (1 << 23)
 
-static int bad_checks, bad_cases;
-
-#define CHECK(condition) \
-  do { \
-    if (!(condition)) { \
-      int errno_ = errno; \
-      bad_checks++; \
-      printf("      %s:%d: not so: %s (errno %d)\n", __FILE__, __LINE__, #condition, errno_); \
-    } \
-  } while (0)
-
 /* A call that answers -1 and this errno. */
 #define FAILS(error, call) CHECK((errno = 0, (long)(call)) == -1 && errno == (error))
-
-/* For what the test itself needs: a failure ends the program. */
-#define MUST(condition) \
-  do { \
-    if (!(condition)) { \
-      printf("FAIL  %s:%d: cannot test: %s: %s\n", __FILE__, __LINE__, #condition, strerror(errno)); \
-      fflush(stdout); \
-      _exit(1); \
-    } \
-  } while (0)
-
-#define RUN(name) \
-  do { \
-    bad_checks = 0; \
-    name(); \
-    printf("%s  %s\n", bad_checks ? "FAIL" : "ok  ", #name); \
-    bad_cases += bad_checks != 0; \
-  } while (0)
 
 /* glibc 2.36 has these, older headers do not name them. */
 int pidfd_open(pid_t, unsigned), pidfd_getfd(int, int, unsigned), pidfd_send_signal(int, int, siginfo_t *, unsigned);

@@ -259,13 +259,14 @@ impl Core {
         let mut recalling = false;
         let mut ready: Option<u32> = None;
         let mut several_ready = false;
-        let (mut full, mut can_any) = (None::<Blocked>, true);
+        let mut full: Option<Blocked> = None;
+        let mut may_start = true;
         self.also_blocked.clear();
         for item in wanted {
             match self.item(client, *item) {
                 Item::Recalling(_) | Item::Reserved(_) => recalling = true,
                 // What stops all of them stops the rest too; one that is too large, or whose owner is full, does not.
-                Item::Evicted(_) if !can_any => {}
+                Item::Evicted(_) if !may_start => {}
                 Item::Evicted(slot) => {
                     let started = match self.ahead_of_recall(turn, client.0, slot) {
                         Some(ahead) => Err(ahead),
@@ -276,7 +277,7 @@ impl Core {
                         Err(blocked) if full.is_none() => {
                             let no_lease = self.lease_in_the_way(turn, client.0);
                             self.also_blocked.extend(no_lease);
-                            can_any = no_lease.is_none() && !blocked.stops_every_recall();
+                            may_start = no_lease.is_none() && !blocked.stops_every_recall();
                             full = Some(blocked);
                         }
                         Err(blocked) => self.also_blocked.push(blocked),

@@ -1,21 +1,17 @@
 //! Puts effects into bytes. Must never send: it fills a reused writer, and says which slots' fds go
 //! with it.
 
-use crate::limits::NEIGHBOUR_LOOKS;
 use crate::node::side::{Identity, NodeSide};
 use fdbroker_core::{
-    AllocationView, ClientId, Config, Core, Deposit, DrainedEvent, Events, Granted, Now,
-    RecallEvent, Registered, RequestId, RevokedEvent, StatusReply,
+    Config, Deposit, DrainedEvent, Events, Granted, Now, RecallEvent, Registered, RequestId,
+    RevokedEvent, StatusReply,
 };
-use fdbroker_protocol::admin::AllocationState;
-use fdbroker_protocol::limits::{DRIVER_DATA_BYTES, MAX_BATCH, MAX_NEIGHBOURS};
+use fdbroker_protocol::limits::{DRIVER_DATA_BYTES, MAX_BATCH};
 use fdbroker_protocol::message::{
     self, DrainedItem, GrantItem, LeaseItem, NO_FD, PROTOCOL_VERSION, RecallItem,
-    RegisterReplyHead, Resolve, RevokedItem,
+    RegisterReplyHead, RevokedItem,
 };
-use fdbroker_protocol::{
-    AllocationId, ErrorCode, Handle, HandleFields, Kind, Status, VirtualFd, Writer,
-};
+use fdbroker_protocol::{AllocationId, Handle, HandleFields, Kind, Status, Writer};
 
 /// A granted message in the writer; `slots` gets the slot of each fd, in order.
 /// `driver_data` gives the bytes of an allocation that has some.
@@ -154,57 +150,15 @@ fn registered_item(
 }
 
 /// A handle, with its virtual fd if it was registered with one.
-fn handle_of(identity: &Identity, fields: &HandleFields, has_virtual_fd: bool) -> Handle {
+pub(super) fn handle_of(
+    identity: &Identity,
+    fields: &HandleFields,
+    has_virtual_fd: bool,
+) -> Handle {
     let handle = identity.key.seal(identity.node, fields);
     let virtual_fd = identity.key.virtual_fd(fields.id).filter(|_| has_virtual_fd);
     let virtual_fd = virtual_fd.map_or(0, |fd| fd.number().cast_unsigned());
     Handle { virtual_fd: virtual_fd.into(), ..handle }
-}
-
-/// The handle behind a virtual fd, and those of its neighbours, for a client of their owner's domain.
-///
-/// # Errors
-/// `BAD_HANDLE`: the number names nothing there. `AGAIN`: its owner has still to come back after a crash.
-pub fn write_resolved<'w>(
-    writer: &'w mut Writer,
-    identity: &Identity,
-    core: &Core,
-    client: ClientId,
-    (request, wanted): (RequestId, &Resolve),
-) -> Result<&'w [u8], ErrorCode> {
-    let number = i32::try_from(wanted.virtual_fd.get()).ok().and_then(VirtualFd::new);
-    let fd = number.ok_or(ErrorCode::BadHandle)?;
-    let slot = identity.key.slot_of(fd);
-    let found = core.allocation_of_domain(client, slot).ok_or(ErrorCode::BadHandle)?;
-    if identity.key.virtual_fd(found.id) != Some(fd) {
-        return Err(ErrorCode::BadHandle);
-    }
-    if found.state == AllocationState::Reserved {
-        return Err(ErrorCode::Again);
-    }
-    let first = resolved(identity, &found).ok_or(ErrorCode::BadHandle)?;
-    writer.start(Kind::Resolved, request.0).push(&first);
-    let mut count = 1;
-    let most = 1 + wanted.neighbours.get().min(MAX_NEIGHBOURS) as usize;
-    let mut next = core.registered_after(slot);
-    for _ in 0..NEIGHBOUR_LOOKS {
-        let Some(slot) = next.filter(|_| count < most) else { break };
-        let neighbour = core.allocation_of_domain(client, slot);
-        if let Some(handle) = neighbour.and_then(|it| resolved(identity, &it)) {
-            writer.push(&handle);
-            count += 1;
-        }
-        next = core.registered_after(slot);
-    }
-    Ok(writer.finish(count, 0))
-}
-
-/// The handle of a live allocation that was registered with a virtual fd.
-fn resolved(identity: &Identity, allocation: &AllocationView) -> Option<Handle> {
-    let AllocationView { id, kind, size_bytes, owner_allocation_id, device, .. } = *allocation;
-    let is_named = allocation.virtual_fd && allocation.state != AllocationState::Ended;
-    let fields = HandleFields { id, kind, size_bytes, owner_allocation_id, device };
-    is_named.then(|| handle_of(identity, &fields, true))
 }
 
 /// The reply to unregister, mapped or release.

@@ -6,8 +6,8 @@ use crate::clients::connection::{Connection, Phase, index};
 use crate::fds::closing::Reading;
 use crate::fds::jobs::NOBODY;
 use crate::limits::{WORK_PER_MESSAGE, WORK_PER_WAKE};
-use crate::messages::replies;
 use crate::messages::requests::{self, Breach, Context};
+use crate::messages::resolve::write_resolved;
 use crate::server::flow::send_to;
 use crate::server::parts::Server;
 use crate::server::waiting::{Channel, Refused, Suspended};
@@ -205,7 +205,7 @@ impl Server {
             Ok(wanted) => (RequestId(id), wanted),
             Err(breach) => return self.break_off(client, id, &breach),
         };
-        match replies::write_resolved(&mut self.writer, identity, &self.core, client, wanted) {
+        match write_resolved(&mut self.writer, identity, &self.core, client, wanted) {
             Ok(bytes) => {
                 let sent = send_to(&mut self.connections, client, bytes);
                 self.after_send(client, sent);

@@ -2,8 +2,8 @@
 //! Must never raise SIGPIPE, take a lock, or mix with the program's own output.
 
 use crate::limits::LOG_LINE_BYTES;
+use fdbroker_scm::write_stderr;
 use log::{LevelFilter, Log, Metadata, Record};
-use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use std::fmt::{self, Write};
 use std::sync::Once;
 
@@ -68,35 +68,7 @@ pub(crate) fn say(text: impl fmt::Display) {
     // An error means that the text was cut; the first part is printed.
     let _ = write!(line, "fdbroker[{}]: {text}", std::process::id());
     line.bytes[line.len] = b'\n';
-    without_sigpipe(|| {
-        // SAFETY: `len + 1` bytes are initialised. What stderr cannot take is lost: a log has nobody to tell.
-        unsafe { libc::write(libc::STDERR_FILENO, line.bytes.as_ptr().cast(), line.len + 1) };
-    });
-}
-
-/// Runs `body` with SIGPIPE blocked on this thread, and removes the one that it caused: pthread_sigmask(3),
-/// sigtimedwait(2).
-fn without_sigpipe(body: impl FnOnce()) {
-    let pipe = SigSet::from(Signal::SIGPIPE);
-    let was_pending = is_pending();
-    let Ok(before) = pipe.thread_swap_mask(SigmaskHow::SIG_BLOCK) else { return };
-    body();
-    if !was_pending && is_pending() {
-        let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: both structs live over the call; it takes a signal that is pending for this thread.
-        unsafe { libc::sigtimedwait(pipe.as_ref(), std::ptr::null_mut(), &raw const now) };
-    }
-    // The mask came from the kernel a moment ago: setting it again cannot fail.
-    let _ = before.thread_set_mask();
-}
-
-fn is_pending() -> bool {
-    let mut pending = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: sigpending(2) fills the set when it answers 0, and sigismember(3) reads it then.
-    unsafe {
-        libc::sigpending(pending.as_mut_ptr()) == 0
-            && libc::sigismember(pending.as_ptr(), libc::SIGPIPE) == 1
-    }
+    write_stderr(&line.bytes[..=line.len]);
 }
 
 struct Line {

@@ -109,8 +109,10 @@ pub unsafe extern "C" fn fd_of_handle(
     guard(|| unsafe { below(context, produce::as_the_driver_knows(handle), fd) })
 }
 
+/// Remembers which physical memory is mapped where: what is exported there ends with the mapping and with the memory.
+///
 /// # Safety
-/// As zeVirtualMemMap.
+/// The caller keeps what zeVirtualMemMap asks of its arguments.
 pub unsafe extern "C" fn map(
     context: ze_context_handle_t,
     pointer: *const c_void,
@@ -129,8 +131,10 @@ pub unsafe extern "C" fn map(
     code
 }
 
+/// Ends what is exported in the range, then has the driver unmap it.
+///
 /// # Safety
-/// As zeVirtualMemUnmap.
+/// The caller keeps what zeVirtualMemUnmap asks of its arguments.
 pub unsafe extern "C" fn unmap(
     context: ze_context_handle_t,
     pointer: *const c_void,
@@ -141,8 +145,10 @@ pub unsafe extern "C" fn unmap(
     guard(|| produce::unmap(range_of(pointer, size), || unsafe { below(context, pointer, size) }))
 }
 
+/// The same for the end of a reservation, which unmaps what is mapped there.
+///
 /// # Safety
-/// As zeVirtualMemFree, which unmaps what is mapped there.
+/// The caller keeps what zeVirtualMemFree asks of its arguments.
 pub unsafe extern "C" fn virtual_free(
     context: ze_context_handle_t,
     pointer: *const c_void,
@@ -153,8 +159,10 @@ pub unsafe extern "C" fn virtual_free(
     guard(|| produce::unmap(range_of(pointer, size), || unsafe { below(context, pointer, size) }))
 }
 
+/// Ends what is exported wherever the memory is mapped, then has the driver destroy it.
+///
 /// # Safety
-/// As zePhysicalMemDestroy.
+/// The caller keeps what zePhysicalMemDestroy asks of its arguments.
 pub unsafe extern "C" fn physical_destroy(
     context: ze_context_handle_t,
     memory: ze_physical_mem_handle_t,

@@ -34,7 +34,7 @@ pub struct Allocation {
 }
 
 impl Allocation {
-    /// Its addresses.
+    /// From its base to behind its last byte: no other allocation of the process has an address in it.
     fn range(&self) -> Range<usize> {
         self.base..self.base.saturating_add(self.size_bytes)
     }

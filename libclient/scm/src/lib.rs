@@ -1,6 +1,7 @@
 //! Bytes and file descriptors over `AF_UNIX` `SOCK_SEQPACKET`: the only `sendmsg`/`recvmsg` code of fdbroker.
 //! It must never lose or leak an fd unseen, and never close a received fd by itself: closing an fd of a hung FUSE
-//! server blocks for ever, so the caller chooses the thread that closes.
+//! server blocks for ever, so the caller chooses the thread that closes. Beside these it writes lines to stderr, without
+//! SIGPIPE, for the libraries.
 //!
 //! How the kernel behaves, and what this crate makes of it (unix(7), recvmsg(2), measured on 6.18):
 //!
@@ -23,6 +24,7 @@ mod grant;
 mod recv;
 mod send;
 mod socket;
+mod stderr;
 
 pub use cmsg::MAX_FDS;
 pub use error::{RecvError, SendError};
@@ -32,3 +34,4 @@ pub use grant::send_grant;
 pub use recv::{Message, is_control_next, peek, recv, recv_timeout, recv_waiting};
 pub use send::{send, send_timeout};
 pub use socket::{queued_bytes, seqpacket_pair, unread_bytes};
+pub use stderr::write_stderr;

@@ -10,8 +10,8 @@ use fdbroker_protocol::limits::MAX_NEIGHBOURS;
 use fdbroker_protocol::message::Resolve;
 use fdbroker_protocol::{DecodeError, ErrorCode, Handle, Kind, VirtualFd, Writer};
 
-/// The handle behind a virtual fd first, then at most `neighbours` more. After a crash of the broker it waits for the owner to
-/// come back.
+/// The handle behind a virtual fd first, then at most `neighbours` more. While the owner has not come back after a crash of the
+/// broker the answer is AGAIN: it asks again until the deadline.
 pub(crate) fn resolve(
     connection: &Connection,
     fd: VirtualFd,
@@ -52,10 +52,10 @@ fn resolve_now(
     let most = 1 + neighbours.min(MAX_NEIGHBOURS) as usize;
     connection.call(call, &[], write, |reply: Reply<'_>| {
         let handles = reply.message.items::<Handle>()?;
-        let (got, expected) = (handles.len(), most);
-        match (1..=most).contains(&got) && handles[0].virtual_fd() == Some(fd) {
+        let is_asked_for = handles.first().is_some_and(|it| it.virtual_fd() == Some(fd));
+        match is_asked_for && handles.len() <= most {
             true => Ok(handles.to_vec()),
-            false => Err(DecodeError::Length { kind: Kind::Resolved, got, expected }),
+            false => Err(DecodeError::Unexpected(Kind::Resolved)),
         }
     })
 }

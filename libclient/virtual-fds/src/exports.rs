@@ -10,8 +10,8 @@ use libc::{
 };
 use nix::errno::Errno;
 
-// The C library's second names of the calls that can wait: pthread_cancel(3) ends these, and would not end a system call of
-// this crate.
+// The C library's second names of the calls that can wait: pthread_cancel(3) ends these, but no system call that this crate
+// makes itself.
 unsafe extern "C-unwind" {
     fn __poll(entries: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int;
     fn __fcntl(fd: c_int, command: c_int, ...) -> c_int;

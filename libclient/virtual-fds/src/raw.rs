@@ -114,11 +114,6 @@ pub fn wake(word: &AtomicU32) {
     unsafe { call(libc::SYS_futex, [word.as_ptr().addr(), operation, 1, 0, 0, 0]) };
 }
 
-pub fn write(fd: RawFd, bytes: &[u8]) {
-    // SAFETY: live bytes and their count. What cannot be written is lost: these are messages to nobody in particular.
-    unsafe { call(libc::SYS_write, [arg(fd), bytes.as_ptr().addr(), bytes.len(), 0, 0, 0]) };
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,7 +3,7 @@
 
 use crate::limits::LINE_BYTES;
 use crate::raw;
-use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+use fdbroker_scm::write_stderr;
 use std::io::{Cursor, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -30,29 +30,5 @@ pub fn refused(index: usize, name: &str) {
         raw::getpid()
     );
     let length = cursor.position() as usize;
-    without_sigpipe(|| raw::write(libc::STDERR_FILENO, &line[..length]));
-}
-
-/// Runs `body` with SIGPIPE blocked on this thread, and takes the one that it caused: pthread_sigmask(3), sigtimedwait(2).
-fn without_sigpipe(body: impl FnOnce()) {
-    let pipe = SigSet::from(Signal::SIGPIPE);
-    let was_pending = is_pending();
-    let Ok(before) = pipe.thread_swap_mask(SigmaskHow::SIG_BLOCK) else { return };
-    body();
-    if !was_pending && is_pending() {
-        let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: both live over the call; it takes a signal that is pending for this thread.
-        unsafe { libc::sigtimedwait(pipe.as_ref(), std::ptr::null_mut(), &raw const now) };
-    }
-    // The mask came from the kernel a moment ago: setting it again cannot fail.
-    let _ = before.thread_set_mask();
-}
-
-fn is_pending() -> bool {
-    let mut pending = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: sigpending(2) fills the set when it answers 0, and sigismember(3) reads it then.
-    unsafe {
-        libc::sigpending(pending.as_mut_ptr()) == 0
-            && libc::sigismember(pending.as_ptr(), libc::SIGPIPE) == 1
-    }
+    write_stderr(&line[..length]);
 }

@@ -9,8 +9,8 @@ use libc::{c_int, c_uint, c_ulong, c_void, pid_t};
 use nix::errno::Errno;
 use std::os::fd::RawFd;
 
-/// A number of another PID namespace means nobody here. The fds of its process are asked for by virtual fd then, which needs
-/// no process.
+/// A process of another PID namespace has no number here: ESRCH. A program that uses the driver gets a placeholder instead, since
+/// it will ask only for virtual fds, which are found without the process.
 pub fn open(pid: pid_t, flags: c_uint) -> isize {
     // SAFETY: numbers.
     let answer =
