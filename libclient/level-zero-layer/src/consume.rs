@@ -62,7 +62,7 @@ impl Opening {
     }
 
     /// Opens with the broker's fd, which is closed once the driver has opened it.
-    unsafe fn open_granted(&self, broker: &Broker, key: &Key, grant: Grant) -> ze_result_t {
+    unsafe fn open_granted(&self, broker: Broker, key: &Key, grant: Grant) -> ze_result_t {
         let Grant { fd, mut lease, info } = grant;
         let driver = Bytes::try_from(info.driver_data.as_bytes()).ok().and_then(|mut driver| {
             key.put_offset(&mut driver, info.size_bytes)?;

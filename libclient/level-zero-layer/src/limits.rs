@@ -13,10 +13,3 @@ pub const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long zeMemFree and the last zeMemPutIpcHandle wait until the broker has ended the key. It takes microseconds;
 /// after seconds the broker hangs, and the program must not hang, too.
 pub const RETIRE_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// The pause between two attempts to reach an absent broker: an attempt costs microseconds, but a program may ask for
-/// thousands of handles.
-pub const CONNECT_PAUSE_S: i64 = 1;
-
-/// The most bytes of one line on stderr: below PIPE_BUF (pipe(7)), so that lines of several ranks do not mix.
-pub const LINE_BYTES: usize = 1024;

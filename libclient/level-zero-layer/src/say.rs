@@ -1,10 +1,7 @@
-//! The layer's lines on stderr: one for each kind of news, once per process.
-//! Must never raise SIGPIPE, fail, or print a line for each handle.
+//! The layer's kinds of news, each said once per process. Must never print a line for each handle.
 
-use crate::limits::LINE_BYTES;
-use fdbroker_scm::write_stderr;
-use std::fmt::{Display, Write};
-use std::sync::atomic::{AtomicU32, Ordering};
+use fdbroker_layer::Voice;
+use std::fmt::Display;
 
 /// The kinds of news, one bit each.
 #[derive(Clone, Copy, Debug)]
@@ -15,23 +12,11 @@ pub enum News {
     NotRegistered = 4,
     NotOpened = 8,
     OtherNode = 16,
+    Waiting = 32,
 }
 
 /// Prints the line, unless one of this kind was printed before or FDBROKER_LOG is `off`.
 pub fn once(news: News, text: impl Display) {
-    static SAID: AtomicU32 = AtomicU32::new(0);
-    let bit = news as u32;
-    let is_said = SAID.fetch_or(bit, Ordering::Relaxed) & bit != 0;
-    if !is_said && std::env::var_os("FDBROKER_LOG").is_none_or(|level| level != "off") {
-        line(text);
-    }
-}
-
-fn line(text: impl Display) {
-    let mut line = String::new();
-    // A write to a string cannot fail.
-    let _ = write!(line, "fdbroker-level-zero[{}]: {text}", std::process::id());
-    line.truncate(line.floor_char_boundary(LINE_BYTES - 1));
-    line.push('\n');
-    write_stderr(line.as_bytes());
+    static VOICE: Voice = Voice::new("fdbroker-level-zero");
+    VOICE.once(news as u32, text);
 }

@@ -1,43 +1,63 @@
-//! This process's connection, made at its first use. Must never use one that a parent has made.
+//! This process's connection, and what it has registered through it. Must never use one that a parent has made.
 
-use fdbroker_client::{Client, Registration};
+use fdbroker_client::{Error, ErrorCode, Recall, RecallAnswer, Registration};
+use fdbroker_layer::{Connected, Connection, State, Voice};
+use fdbroker_virtual_fds::VirtualFd;
+use nix::errno::Errno;
 use std::collections::HashMap;
-use std::os::fd::RawFd;
-use std::ptr::null_mut;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, PoisonError};
 
-/// The connection, and what this process has registered by virtual fd. Never freed: in a child it is its parent's.
-pub struct Broker {
-    pub client: Client,
-    pub registered: Mutex<HashMap<RawFd, Vec<Registration>>>,
-}
+static CONNECTION: Connection<Registered> = Connection::new();
+static VOICE: Voice = Voice::new("test layer");
 
-static CURRENT: AtomicPtr<Broker> = AtomicPtr::new(null_mut());
+/// The registrations of each virtual fd.
+#[derive(Default)]
+pub struct Registered(Mutex<HashMap<VirtualFd, Vec<Registration>>>);
 
-/// The connection that this process made before.
-pub fn known() -> Option<&'static Broker> {
-    // SAFETY: null, or a box that is never freed.
-    let broker = unsafe { CURRENT.load(Ordering::Acquire).as_ref() };
-    broker.filter(|broker| !broker.client.is_forked_copy())
-}
-
-/// The connection, made now when there is none. Two threads may both make one; one of them is dropped.
-pub fn connected() -> Option<&'static Broker> {
-    let before = CURRENT.load(Ordering::Acquire);
-    if let Some(broker) = known() {
-        return Some(broker);
+impl Registered {
+    pub fn add(&self, fd: VirtualFd, registration: Registration) {
+        self.with(|all| all.entry(fd).or_default().push(registration));
     }
-    let client = Client::connect().ok()?;
-    let made = Box::into_raw(Box::new(Broker { client, registered: Mutex::default() }));
-    match CURRENT.compare_exchange(before, made, Ordering::AcqRel, Ordering::Acquire) {
-        // SAFETY: made above, and never freed from now on.
-        Ok(_) => Some(unsafe { &*made }),
-        Err(faster) => {
-            // SAFETY: made above, and nobody has seen it.
-            drop(unsafe { Box::from_raw(made) });
-            // SAFETY: what is there is never freed.
-            Some(unsafe { &*faster })
-        }
+
+    fn take(&self, fd: VirtualFd) -> Option<Registration> {
+        self.with(|all| {
+            let of_number = all.get_mut(&fd)?;
+            let one = of_number.pop();
+            if of_number.is_empty() {
+                all.remove(&fd);
+            }
+            one
+        })
+    }
+
+    fn with<T>(&self, body: impl FnOnce(&mut HashMap<VirtualFd, Vec<Registration>>) -> T) -> T {
+        body(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl State for Registered {
+    fn connection() -> &'static Connection<Self> {
+        &CONNECTION
+    }
+
+    fn recall(&self, _: &Recall) -> Result<RecallAnswer, ErrorCode> {
+        // Nothing is deposited as recallable.
+        Err(ErrorCode::NotSupported)
+    }
+
+    fn end(&self) {}
+
+    fn close(connected: &Connected<Self>, fd: VirtualFd) -> Result<(), Errno> {
+        let one = connected.state.take(fd).ok_or(Errno::EBADF)?;
+        connected.client.unregister(&one).map_err(|_| Errno::EBADF)?;
+        Ok(())
+    }
+
+    fn say_absent(_: bool, error: &Error) {
+        VOICE.once(1, error);
+    }
+
+    fn say_waiting(error: &Error) {
+        VOICE.once(2, error);
     }
 }

@@ -1,0 +1,162 @@
+//! A process's connection to the broker, made at its first use. Must never make a forked child wait, nor look for an absent
+//! broker again for each handle.
+
+use crate::limits::CONNECT_PAUSE_S;
+use fdbroker_client::{Client, Error, ErrorCode, Exports, Recall, RecallAnswer};
+use fdbroker_virtual_fds::VirtualFd;
+use nix::errno::Errno;
+use nix::time::{ClockId, clock_gettime};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, Ordering};
+
+/// What a layer's process has through its connection: it begins empty with each connection, and does not survive it.
+pub trait State: Default + Send + Sync + 'static {
+    /// The layer's one connection.
+    fn connection() -> &'static Connection<Self>;
+
+    /// Answers a recall, on the library's thread.
+    ///
+    /// # Errors
+    /// The code that the broker gets: AGAIN is asked again, others end the allocation.
+    fn recall(&self, recall: &Recall) -> Result<RecallAnswer, ErrorCode>;
+
+    /// At exit, before the driver takes itself apart: no recall may call it from now on. Waits for one under way.
+    fn end(&self);
+
+    /// The program closes a virtual fd that it has exported.
+    ///
+    /// # Errors
+    /// EBADF: it has exported none of this number.
+    fn close(connected: &Connected<Self>, fd: VirtualFd) -> Result<(), Errno>;
+
+    /// Tells the user, once, that there is no broker (`is_lost`: no more) and what that means.
+    fn say_absent(is_lost: bool, error: &Error);
+
+    /// Tells the user, once, that the program waits, and for what.
+    fn say_waiting(error: &Error);
+}
+
+/// A connection with all that this process has exported and opened through it. It is never freed: a child of fork(2)
+/// makes its own and leaves the parent's copy alone, whose locks may be held by threads that the child does not have.
+pub struct Connected<S> {
+    /// The connection.
+    pub client: Client,
+    /// What was registered through it.
+    pub exports: Exports,
+    /// What the layer keeps.
+    pub state: S,
+}
+
+/// The place of a process's connection.
+pub struct Connection<S> {
+    current: AtomicPtr<Connected<S>>,
+    last_try_s: AtomicI64,
+    has_used_driver: AtomicBool,
+}
+
+impl<S: State> Connection<S> {
+    /// Without a connection.
+    pub const fn new() -> Self {
+        Connection {
+            current: AtomicPtr::new(null_mut()),
+            last_try_s: AtomicI64::new(i64::MIN),
+            has_used_driver: AtomicBool::new(false),
+        }
+    }
+
+    /// The connection that this process made before, alive or lost. `None`: it has made none; a parent's does not count.
+    pub fn known(&self) -> Option<&'static Connected<S>> {
+        // SAFETY: null, or a box that is never freed.
+        let connected = unsafe { self.current.load(Ordering::Acquire).as_ref() };
+        connected.filter(|it| !it.client.is_forked_copy())
+    }
+
+    /// The connection, made now when there is none. A lost one comes back by itself: the library looks for the broker.
+    pub fn connected(&'static self) -> Option<&'static Connected<S>> {
+        self.known().or_else(|| self.connect())
+    }
+
+    /// The program uses the driver: from now on it may ask for the fds of processes that it cannot see.
+    pub fn note_driver(&self) {
+        if !self.has_used_driver() {
+            self.has_used_driver.store(true, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn has_used_driver(&self) -> bool {
+        self.has_used_driver.load(Ordering::Relaxed)
+    }
+
+    /// Tells the user once that there is no broker, or that it is gone.
+    pub fn say_absent(&self, error: &Error) {
+        S::say_absent(self.known().is_some(), error);
+    }
+
+    fn connect(&'static self) -> Option<&'static Connected<S>> {
+        let now_s = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |time| time.tv_sec());
+        let last_s = self.last_try_s.load(Ordering::Relaxed);
+        if now_s.saturating_sub(last_s) < CONNECT_PAUSE_S {
+            return None;
+        }
+        let recall = |recall: &Recall| {
+            let connected = S::connection().known().ok_or(ErrorCode::Again)?;
+            connected.state.recall(recall)
+        };
+        match Client::builder().on_recall(Box::new(recall)).connect() {
+            Ok(client) => {
+                // A child of this process may have to connect anew at once.
+                self.last_try_s.store(i64::MIN, Ordering::Relaxed);
+                Some(self.install(client))
+            }
+            Err(error) => {
+                self.last_try_s.store(now_s, Ordering::Relaxed);
+                self.say_absent(&error);
+                None
+            }
+        }
+    }
+
+    /// Makes this the process's connection, unless another thread was faster; answers the one in force.
+    fn install(&'static self, client: Client) -> &'static Connected<S> {
+        let before = self.current.load(Ordering::Acquire);
+        if let Some(other) = self.known() {
+            return other;
+        }
+        let exports = Exports::new(&client);
+        let made = Box::into_raw(Box::new(Connected { client, exports, state: S::default() }));
+        match self.current.compare_exchange(before, made, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => {
+                // SAFETY: a function of the layer, which stays loaded (build.rs). If there is no room for it, the
+                // process's death ends the connection all the same.
+                unsafe { libc::atexit(end::<S>) };
+                // SAFETY: made above, never freed.
+                unsafe { &*made }
+            }
+            Err(faster) => {
+                // SAFETY: made above, and nobody has seen it.
+                drop(unsafe { Box::from_raw(made) });
+                // SAFETY: what is installed is never freed.
+                unsafe { &*faster }
+            }
+        }
+    }
+}
+
+impl<S: State> Default for Connection<S> {
+    fn default() -> Self {
+        Connection::new()
+    }
+}
+
+/// At exit, before the driver takes itself apart.
+extern "C" fn end<S: State>() {
+    if let Some(connected) = S::connection().known() {
+        connected.state.end();
+        connected.client.end();
+    }
+}
+
+/// Whether the error means that no broker can be asked now.
+pub fn is_absent(error: &Error) -> bool {
+    matches!(error.code, ErrorCode::NotConnected | ErrorCode::ShuttingDown)
+}

@@ -1,0 +1,93 @@
+//! The fd behind a virtual fd: what the crate of virtual fds asks a layer for. Must never wait for ever, nor with a lock held.
+
+use crate::connection::{Connection, State, is_absent};
+use crate::lease::OpenFd;
+use crate::limits::{RETRY_PAUSE, WAIT, WAIT_MOST_S, WAIT_SAID_AFTER};
+use fdbroker_client::{Client, Deadline, Error, ErrorCode, Grant, own_fds};
+use fdbroker_virtual_fds::{Granted, OWN_FDS_MOST, Source, VirtualFd};
+use nix::errno::Errno;
+use std::os::fd::RawFd;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+impl<S: State> Source for Connection<S> {
+    fn grant(&self, number: VirtualFd) -> Result<Granted, Errno> {
+        let connected = S::connection().connected().ok_or(Errno::EBADF)?;
+        match acquire::<S>(&connected.client, number) {
+            Ok(Grant { fd, lease, .. }) => Ok(Granted { fd, lease: Arc::new(OpenFd::new(lease)) }),
+            Err(error) => {
+                if is_absent(&error) {
+                    self.say_absent(&error);
+                }
+                Err(errno_of(&error))
+            }
+        }
+    }
+
+    fn end(&self, number: VirtualFd) -> Result<(), Errno> {
+        S::close(self.known().ok_or(Errno::EBADF)?, number)
+    }
+
+    fn is_own(&self, fd: RawFd) -> bool {
+        own_fds::is_own(fd)
+    }
+
+    fn own_fds(&self, fds: &mut [RawFd; OWN_FDS_MOST]) -> usize {
+        own_fds::list(fds)
+    }
+
+    fn has_used_driver(&self) -> bool {
+        Connection::has_used_driver(self)
+    }
+}
+
+/// Acquires, and waits for what can change: a silent owner, a full cap, a broker that comes back after a crash.
+fn acquire<S: State>(client: &Client, number: VirtualFd) -> Result<Grant, Error> {
+    let begin = Instant::now();
+    let wait = wait();
+    let mut is_said = false;
+    loop {
+        let elapsed = begin.elapsed();
+        let left = wait.saturating_sub(elapsed);
+        // Until the line is due no try lasts longer than that.
+        let part = if is_said { left } else { left.min(WAIT_SAID_AFTER.saturating_sub(elapsed)) };
+        let error = match client.acquire_virtual(number, Deadline::after(part)) {
+            Err(error) if is_passing(&error) => error,
+            outcome => return outcome,
+        };
+        let elapsed = begin.elapsed();
+        if elapsed >= wait {
+            return Err(error);
+        }
+        if !is_said && elapsed >= WAIT_SAID_AFTER {
+            S::say_waiting(&error);
+            is_said = true;
+        }
+        std::thread::sleep(RETRY_PAUSE.min(wait - elapsed));
+    }
+}
+
+fn is_passing(error: &Error) -> bool {
+    matches!(
+        error.code,
+        ErrorCode::OwnerSilent | ErrorCode::TimedOut | ErrorCode::Again | ErrorCode::NoQuota
+    )
+}
+
+fn errno_of(error: &Error) -> Errno {
+    match error.code {
+        ErrorCode::LocalFdLimit | ErrorCode::NoQuota => Errno::EMFILE,
+        ErrorCode::OwnerSilent | ErrorCode::TimedOut | ErrorCode::Again => Errno::EAGAIN,
+        _ => Errno::EBADF,
+    }
+}
+
+/// FDBROKER_LAYER_WAIT, in seconds. What is no number counts as not set.
+fn wait() -> Duration {
+    static SECONDS: OnceLock<Duration> = OnceLock::new();
+    *SECONDS.get_or_init(|| {
+        let set = std::env::var("FDBROKER_LAYER_WAIT").ok();
+        let seconds = set.and_then(|text| text.trim().parse::<u64>().ok());
+        seconds.map_or(WAIT, |seconds| Duration::from_secs(seconds.min(WAIT_MOST_S)))
+    })
+}

@@ -1,0 +1,17 @@
+//! What the layers for unmodified programs have in common: the process's connection, grants for virtual fds, lines on stderr.
+//! Must never know a driver.
+//!
+//! A layer implements [`State`] for what a process has through its connection, and keeps one static [`Connection`] of it,
+//! which is also the [`Source`](fdbroker_virtual_fds::Source) to install.
+//!
+//! **Layers** (tests/layers checks them): `limits <- lease, say <- connection <- grant`.
+
+mod connection;
+mod grant;
+mod lease;
+mod limits;
+mod say;
+
+pub use connection::{Connected, Connection, State, is_absent};
+pub use lease::{SharedLease, lease_of};
+pub use say::Voice;

@@ -1,0 +1,23 @@
+//! The bounds that all layers share. Must never hold a bound without its reason.
+
+use std::time::Duration;
+
+/// The pause between two attempts to reach an absent broker: an attempt costs microseconds, but a program may ask for
+/// thousands of handles.
+pub const CONNECT_PAUSE_S: i64 = 1;
+
+/// The most bytes of one line on stderr: below PIPE_BUF (pipe(7)), so that lines of several ranks do not mix.
+pub const LINE_BYTES: usize = 1024;
+
+/// How long a program waits for the fd behind a virtual fd: its owner may be stopped, or busy in its driver. A debugger's
+/// halt is longer, a launcher's patience shorter. FDBROKER_LAYER_WAIT, in seconds, says otherwise.
+pub const WAIT: Duration = Duration::from_secs(60);
+
+/// The longest FDBROKER_LAYER_WAIT that is taken: a day. More is a mistake.
+pub const WAIT_MOST_S: u64 = 86_400;
+
+/// After this much of it a line on stderr says what the program waits for: an answer takes milliseconds.
+pub const WAIT_SAID_AFTER: Duration = Duration::from_secs(5);
+
+/// The pause before a silent owner is asked for again: it answers nobody, so there is no hurry.
+pub const RETRY_PAUSE: Duration = Duration::from_millis(50);
