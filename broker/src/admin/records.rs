@@ -19,7 +19,7 @@ impl View<'_> {
         NodeStatus {
             pid: std::process::id().into(),
             draining: u32::from(self.core.is_draining()).into(),
-            node: self.node.into(),
+            node: self.identity.node.into(),
             incarnation: self.incarnation.into(),
             uptime_ms: (self.now.0.saturating_sub(self.started.0) / 1000).into(),
             uses: ByResource::from_fn(|resource| {
@@ -40,6 +40,7 @@ impl View<'_> {
             since_us => self.now.0.saturating_sub(since_us) / 1000,
         };
         let fd = self.fds.held(view.id.slot).and_then(|fd| u32::try_from(fd.as_raw_fd()).ok());
+        let virtual_fd = self.identity.key.virtual_fd(view.id).filter(|_| view.virtual_fd);
         AllocationRecord {
             slot: view.id.slot.into(),
             generation: view.id.generation.into(),
@@ -63,7 +64,7 @@ impl View<'_> {
             job: view.job.map_or(0, |job| job.0).into(),
             job_name: self.job_name(view.domain, view.job),
             fd: fd.unwrap_or(NO_OWN_FD).into(),
-            reserved: 0.into(),
+            virtual_fd: virtual_fd.map_or(0, |fd| fd.number().cast_unsigned()).into(),
             files_ms: files_ms.into(),
             former_inodes: files.former.map(|former| former.inode.into()),
         }

@@ -3,6 +3,7 @@
 use crate::clients::connections::Connections;
 use crate::clients::metrics::Metrics;
 use crate::fds::table::FdTable;
+use crate::node::side::Identity;
 use fdbroker_core::{Core, Now};
 
 /// The broker, to be looked at.
@@ -13,7 +14,7 @@ pub(crate) struct View<'a> {
     pub fds: &'a FdTable,
     pub metrics: &'a Metrics,
     pub longest_wake_us: u64,
-    pub node: u64,
+    pub identity: &'a Identity,
     pub incarnation: u64,
     pub now: Now,
     /// The start of the first broker whose clients were handed on to this one.

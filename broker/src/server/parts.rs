@@ -185,7 +185,7 @@ impl Server {
             fds: &self.fds,
             metrics: self.waits.metrics(),
             longest_wake_us: self.waits.longest_wake_us(),
-            node: self.node.identity().node,
+            identity: self.node.identity(),
             incarnation: self.node.page().incarnation(),
             now: self.now,
             started: self.waits.started(),

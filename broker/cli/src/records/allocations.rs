@@ -39,6 +39,16 @@ pub const COLUMNS: &[Column<AllocationRecord>] = &[
     ),
     Column::new(
         Kind::Number,
+        "VIRTUAL_FD",
+        "virtual_fd",
+        "the fd number by which its owner passes it, under a layer (run --level-zero, run --cuda)",
+        |it| match it.virtual_fd.get() {
+            0 => Value::None("-"),
+            fd => Value::Number(fd.into()),
+        },
+    ),
+    Column::new(
+        Kind::Number,
         "OPEN_LEASES",
         "open_leases",
         "leases whose holder has the fd open",

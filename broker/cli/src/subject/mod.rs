@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::records;
 use fdbroker_protocol::admin::{AccountRecord, AllocationRecord, ClientRecord};
 use fdbroker_protocol::handle::HANDLE_BYTES;
-use fdbroker_protocol::{AllocationId, Handle};
+use fdbroker_protocol::{AllocationId, Handle, VirtualFd};
 use fdbrokerd::schedulers::is_job_name;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -21,6 +21,8 @@ use std::str::FromStr;
 pub enum Subject {
     Handle(Handle),
     Allocation(AllocationId),
+    /// An allocation, by the fd number that its owner passes.
+    VirtualFd(VirtualFd),
     /// A process, by its pid.
     Pid(u32),
     /// All processes of a user.
@@ -51,8 +53,11 @@ impl FromStr for Subject {
         if text.len() == 2 * HANDLE_BYTES {
             return handle::parse(text).map(Subject::Handle);
         }
+        if let Some(fd) = text.parse().ok().and_then(VirtualFd::new) {
+            return Ok(Subject::VirtualFd(fd));
+        }
         text.parse().map(Subject::Allocation).map_err(|_| {
-            format!("`{text}` is none of: a handle (128 hex digits), SLOT.GENERATION such as 12.3, pid:N, uid:N, job:NAME")
+            format!("`{text}` is none of: a handle (128 hex digits), SLOT.GENERATION such as 12.3, a virtual fd (from 2^30), pid:N, uid:N, job:NAME")
         })
     }
 }
@@ -69,6 +74,7 @@ impl fmt::Display for Subject {
         match self {
             Subject::Handle(handle) => handle.id().fmt(f),
             Subject::Allocation(id) => id.fmt(f),
+            Subject::VirtualFd(fd) => write!(f, "with the virtual fd {fd}"),
             Subject::Pid(pid) => write!(f, "process {pid}"),
             Subject::Uid(uid) => write!(f, "user {uid}"),
             Subject::Job(name) => write!(f, "job {name}"),
@@ -79,14 +85,15 @@ impl fmt::Display for Subject {
 impl Subject {
     /// It is a single allocation.
     pub fn is_allocation(&self) -> bool {
-        matches!(self, Subject::Handle(_) | Subject::Allocation(_))
+        matches!(self, Subject::Handle(_) | Subject::Allocation(_) | Subject::VirtualFd(_))
     }
 
-    /// The selection of the subject. Only handles and jobs are looked up at the broker.
+    /// The selection of the subject. Only handles, virtual fds and jobs are looked up at the broker.
     pub fn selection(&self, admin: &mut Admin) -> Result<Selection> {
         match self {
             Subject::Handle(handle) => Ok(Selection::allocation(handle::id(handle, admin)?)),
             Subject::Allocation(id) => Ok(Selection::allocation(*id)),
+            Subject::VirtualFd(fd) => numbered(*fd, admin),
             Subject::Pid(pid) => Ok(Selection::pid(*pid)),
             Subject::Uid(uid) => Ok(Selection::uid(*uid)),
             Subject::Job(name) => job(name, admin),
@@ -126,6 +133,18 @@ pub fn no_allocation(name: impl fmt::Display) -> Error {
     Error::NotFound(format!(
         "no allocation {name}: it has ended, or never was; `fdbroker ls` lists all allocations"
     ))
+}
+
+/// The selection of the allocation that has this virtual fd. Only the broker can tell its slot from the number.
+fn numbered(fd: VirtualFd, admin: &mut Admin) -> Result<Selection> {
+    let number = fd.number().cast_unsigned();
+    let all = admin.all::<AllocationRecord>(Selection::ALL)?;
+    let found = all.iter().find(|record| record.virtual_fd.get() == number);
+    let found = found.ok_or_else(|| no_allocation(Subject::VirtualFd(fd)))?;
+    Ok(Selection::allocation(AllocationId {
+        slot: found.slot.get(),
+        generation: found.generation.get(),
+    }))
 }
 
 /// Keys of the jobs with this name, which may begin with `job:` and may be a key itself. There is nearly always one key, the

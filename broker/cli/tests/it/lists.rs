@@ -1,12 +1,13 @@
 //! ls, clients, holders and show on a broker with memory in it: columns, filters, order, JSON, exit statuses.
 
-use crate::common::{Running, end, fdbroker, one_json_line, run};
+use crate::common::{Running, end, fdbroker, memfd, one_json_line, run};
 use fdbroker_client::host::{Arena, HostBuffer, HostMemory};
-use fdbroker_client::{Access, Client, Deadline, Import};
+use fdbroker_client::{Access, Client, Deadline, Deposit, Import, MemoryKind, Registration};
 use fdbroker_protocol::Handle;
 use nix::unistd::Uid;
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
+use std::os::fd::AsFd;
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ struct Node {
     // Field order is drop order.
     _imports: Vec<Import>,
     _buffers: Vec<HostBuffer>,
-    _clients: [Client; 2],
+    clients: [Client; 2],
     _broker: Running,
 }
 
@@ -55,9 +56,19 @@ impl Node {
             admin_socket: places[1].clone(),
             _imports: imports,
             _buffers: buffers,
-            _clients: [owner, holder],
+            clients: [owner, holder],
             _broker: broker,
         }
+    }
+
+    /// A page of the owner's, by virtual fd.
+    fn register_virtual(&self) -> Registration {
+        let mut deposit = Deposit::new(MemoryKind::Memfd, PAGE_BYTES as u64);
+        // Far from the addresses of the arena.
+        (deposit.virtual_fd, deposit.base) = (true, 1 << 62);
+        let deadline = Deadline::after(Duration::from_secs(30));
+        let registered = self.clients[0].register(&deposit, memfd(1).as_fd(), deadline);
+        registered.expect("registered")
     }
 
     fn run(&self, arguments: &[&str]) -> Output {
@@ -118,12 +129,15 @@ fn ls_when_columns_are_chosen_then_those_in_table_and_json() {
 fn ls_when_json_then_every_column_with_its_type() {
     let node = Node::start();
     let columns = node.json(&["ls", "-H", "--json"]);
+    node.register_virtual();
     let found = node.json(&["ls", "--json"]);
     let allocations = found["allocations"].as_array().expect("an array");
-    assert_eq!(allocations.len(), 5);
+    assert_eq!(allocations.len(), 6);
+    let full =
+        allocations.iter().find(|it| !it["virtual_fd"].is_null()).expect("with a virtual fd");
     for column in columns["columns"].as_array().expect("an array") {
         let (key, kind) = (column["key"].as_str().expect("text"), column["type"].as_str());
-        let value = &allocations[0][key];
+        let value = &full[key];
         let is_right = match kind.expect("text") {
             "text" | "allocation" => value.is_string(),
             "number" | "bytes" | "ms" => value.is_u64(),
@@ -244,13 +258,21 @@ fn show_when_an_allocation_then_all_of_it_and_its_holders() {
     assert_eq!(found["allocation"]["allocation"], last);
     assert_eq!(found["holders"], serde_json::json!([]));
 
+    let registration = node.register_virtual();
+    let number = registration.virtual_fd().expect("asked for").to_string();
+    let found = node.json(&["show", &number, "--json"]);
+    assert_eq!(found["allocation"]["allocation"], registration.id().to_string());
+    assert_eq!(found["allocation"]["virtual_fd"].to_string(), number);
+
     let text = node.text(&["show", &last]);
     let lines = words(&text);
     assert!(lines.contains(&vec!["SIZE", "20", "KiB", "(20480)"]), "{text}");
     assert!(lines.contains(&vec!["RECALLABLE", "yes"]), "{text}");
     assert!(lines.last().is_some_and(|line| line[0] == "HOLDER"), "{text}");
 
-    let (code, stderr) = end(&node.run(&["show", "999999.1"]));
-    assert_eq!(code, Some(4), "{stderr}");
-    assert!(stderr.contains("fdbroker ls"), "{stderr}");
+    for nothing in ["999999.1", "2147483647"] {
+        let (code, stderr) = end(&node.run(&["show", nothing]));
+        assert_eq!(code, Some(4), "{stderr}");
+        assert!(stderr.contains("fdbroker ls"), "{stderr}");
+    }
 }

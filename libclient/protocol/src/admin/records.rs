@@ -77,8 +77,8 @@ pub struct AllocationRecord {
     pub job_name: [u8; JOB_NAME_BYTES],
     /// Number of the broker's own fd in /proc/PID/fd; [`NO_OWN_FD`] while the broker holds none.
     pub fd: U32,
-    /// Reserved, 0.
-    pub reserved: U32,
+    /// Its virtual fd, see [`crate::VirtualFd`]; 0 = it was registered without.
+    pub virtual_fd: U32,
     /// For how long the allocation has had no other files than `inode` and `former_inodes`, in ms. u64::MAX = since the
     /// deposit; 0 = not known, as after a crash. A lease that is older may be of another file.
     pub files_ms: U64,

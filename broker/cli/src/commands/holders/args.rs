@@ -17,7 +17,7 @@ Exit status 4: the broker knows no such allocation, process or user.";
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = table::after_help(EXAMPLES))]
 pub struct Args {
-    /// Only leases of this subject: a handle (128 hex digits), SLOT.GENERATION as `ls` shows it, pid:N, uid:N or job:NAME
+    /// Only leases of this subject: a handle (128 hex digits), SLOT.GENERATION or a virtual fd as `ls` shows them, pid:N, uid:N or job:NAME
     #[arg(value_name = "WHAT")]
     pub subject: Option<Subject>,
     #[command(flatten)]

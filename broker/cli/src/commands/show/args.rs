@@ -13,7 +13,7 @@ Exit status 4: the broker knows no such allocation.";
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = HELP)]
 pub struct Args {
-    /// A handle (128 hex digits), or SLOT.GENERATION as `ls` shows it
+    /// A handle (128 hex digits), or SLOT.GENERATION or a virtual fd as `ls` shows them
     #[arg(value_name = "WHAT")]
     pub subject: Subject,
     /// One line of JSON

@@ -8,7 +8,6 @@ use crate::admin::Admin;
 use crate::error::{Error, Result};
 use crate::output::{Column, Columns, Output, Side};
 use crate::records::{allocations, leases};
-use crate::subject::Subject;
 use crate::table::{Fields, List, ListArgs};
 use fdbroker_protocol::admin::AllocationRecord;
 
@@ -16,8 +15,8 @@ const HEADINGS: [Column; 2] = [Column("WHAT", Side::Left), Column("VALUE", Side:
 
 /// Prints the allocation that `subject` names.
 pub fn run(Args { subject, json }: Args) -> Result<()> {
-    if !matches!(subject, Subject::Handle(_) | Subject::Allocation(_)) {
-        let message = "show takes an allocation: a handle, or SLOT.GENERATION as `fdbroker ls` shows it; \
+    if !subject.is_allocation() {
+        let message = "show takes an allocation: a handle, SLOT.GENERATION or virtual fd as `fdbroker ls` shows them; \
                        `fdbroker holders` takes pid:N and uid:N";
         return Err(Error::Usage(message.into()));
     }

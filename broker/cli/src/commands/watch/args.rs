@@ -28,7 +28,7 @@ Exit status: 0 after Ctrl-C, 3 if the broker has ended and no other has started.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = HELP)]
 pub struct Args {
-    /// Only events of this subject, and of the node: a handle (128 hex digits), SLOT.GENERATION as `ls` shows it, pid:N,
+    /// Only events of this subject, and of the node: a handle (128 hex digits), SLOT.GENERATION or a virtual fd as `ls` shows them, pid:N,
     /// uid:N or job:NAME
     #[arg(long, value_name = "WHAT")]
     pub filter: Option<Subject>,

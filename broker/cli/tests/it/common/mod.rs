@@ -2,10 +2,16 @@
 
 pub mod job;
 
+use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use serde_json::Value;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
+
+/// Bytes of a page.
+pub const PAGE: u64 = 4096;
 
 /// Longest time for anything a test waits for.
 pub const LIMIT: Duration = Duration::from_secs(60);
@@ -144,4 +150,15 @@ impl Drop for TestDir {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
+}
+
+/// Memory of so many pages that may be shared.
+pub fn memfd(pages: u64) -> OwnedFd {
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    let fd = memfd_create("test", flags).expect("a memfd");
+    let bytes = (pages * PAGE).try_into().expect("small");
+    fallocate(&fd, FallocateFlags::empty(), 0, bytes).expect("its memory");
+    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
+    fcntl(&fd, FcntlArg::F_ADD_SEALS(seals)).expect("its seals");
+    fd
 }

@@ -3,10 +3,8 @@
 use super::page::{Page, name_of};
 use super::seen::Seen;
 use crate::common::{LIMIT, Running, TestDir, end, fdbroker, one_json_line, wait_for};
+pub use crate::common::{PAGE, memfd};
 use fdbroker_client::{Client, ClientBuilder, Deadline, Deposit, ErrorCode, MemoryKind};
-use nix::fcntl::{FcntlArg, SealFlag, fcntl};
-use nix::sys::memfd::{MFdFlags, memfd_create};
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
@@ -178,20 +176,6 @@ pub fn see_within(seen: &mut Seen, page: &Page, series: &str, least: f64, most: 
     assert!((least..=most).contains(&value), "{series} is {value}, not {least} to {most}");
     seen.note(series, value);
 }
-
-/// Memory of so many pages that may be shared.
-pub fn memfd(pages: u64) -> OwnedFd {
-    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-    let fd = memfd_create("test", flags).expect("a memfd");
-    let bytes = (pages * PAGE).try_into().expect("small");
-    let flags = nix::fcntl::FallocateFlags::empty();
-    nix::fcntl::fallocate(&fd, flags, 0, bytes).expect("its memory");
-    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
-    fcntl(&fd, FcntlArg::F_ADD_SEALS(seals)).expect("its seals");
-    fd
-}
-
-pub const PAGE: u64 = 4096;
 
 /// Of memory of so many pages that the broker may ask for again.
 pub fn recallable(pages: u64) -> Deposit {
