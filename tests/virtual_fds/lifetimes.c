@@ -55,6 +55,21 @@ static void close_when_exported_n_times_ends_it_with_the_last(void) {
   CHECK(close(memory) == 0);
 }
 
+/* The broker tells the handles of those that were exported next, too. What it told must not outlive an end. */
+static void number_when_told_ahead_and_ended_leads_nowhere(void) {
+  int numbers[4];
+  const char *texts[] = {"first", "second", "third", "fourth"};
+  for (int i = 0; i < 4; i++) numbers[i] = exported(texts[i]);
+  int fd = dup(numbers[0]);
+  CHECK(shows(fd, texts[0]) && close(fd) == 0);
+  CHECK(close(numbers[1]) == 0);
+  FAILS(EBADF, dup(numbers[1]));
+  CHECK((fd = dup(numbers[2])) >= 0 && shows(fd, texts[2]) && close(fd) == 0);
+  CHECK((fd = dup(numbers[2])) >= 0 && shows(fd, texts[2]) && close(fd) == 0);
+  CHECK((fd = dup(numbers[3])) >= 0 && shows(fd, texts[3]) && close(fd) == 0);
+  CHECK(close(numbers[0]) == 0 && close(numbers[2]) == 0 && close(numbers[3]) == 0);
+}
+
 /* A consumer cannot end what it has not exported. */
 static void close_when_in_another_process_is_ebadf(void) {
   int number = exported(TEXT);
@@ -293,6 +308,7 @@ int main(int argc, char **argv) {
   begin();
   if (argc == 3) return role(argv[1], atoi(argv[2]));
   RUN(close_when_exported_n_times_ends_it_with_the_last);
+  RUN(number_when_told_ahead_and_ended_leads_nowhere);
   RUN(close_when_in_another_process_is_ebadf);
   RUN(close_when_in_a_child_ends_nothing);
   RUN(leases_when_duplicated_end_with_the_last);

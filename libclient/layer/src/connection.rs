@@ -2,6 +2,7 @@
 //! broker again for each handle.
 
 use crate::limits::CONNECT_PAUSE_S;
+use crate::neighbours::Neighbours;
 use fdbroker_client::{Client, Error, ErrorCode, Exports, Recall, RecallAnswer};
 use fdbroker_virtual_fds::VirtualFd;
 use nix::errno::Errno;
@@ -45,6 +46,7 @@ pub struct Connected<S> {
     pub exports: Exports,
     /// What the layer keeps.
     pub state: S,
+    pub(crate) neighbours: Neighbours,
 }
 
 /// The place of a process's connection.
@@ -123,7 +125,12 @@ impl<S: State> Connection<S> {
             return other;
         }
         let exports = Exports::new(&client);
-        let made = Box::into_raw(Box::new(Connected { client, exports, state: S::default() }));
+        let made = Box::into_raw(Box::new(Connected {
+            client,
+            exports,
+            state: S::default(),
+            neighbours: Neighbours::default(),
+        }));
         match self.current.compare_exchange(before, made, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => {
                 // SAFETY: a function of the layer, which stays loaded (build.rs). If there is no room for it, the

@@ -1,9 +1,9 @@
 //! The fd behind a virtual fd: what the crate of virtual fds asks a layer for. Must never wait for ever, nor with a lock held.
 
-use crate::connection::{Connection, State, is_absent};
+use crate::connection::{Connected, Connection, State, is_absent};
 use crate::lease::OpenFd;
 use crate::limits::{RETRY_PAUSE, WAIT, WAIT_MOST_S, WAIT_SAID_AFTER};
-use fdbroker_client::{Client, Deadline, Error, ErrorCode, Grant, own_fds};
+use fdbroker_client::{Deadline, Error, ErrorCode, Grant, own_fds};
 use fdbroker_virtual_fds::{Granted, OWN_FDS_MOST, Source, VirtualFd};
 use nix::errno::Errno;
 use std::os::fd::RawFd;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 impl<S: State> Source for Connection<S> {
     fn grant(&self, number: VirtualFd) -> Result<Granted, Errno> {
         let connected = S::connection().connected().ok_or(Errno::EBADF)?;
-        match acquire::<S>(&connected.client, number) {
+        match acquire(connected, number) {
             Ok(Grant { fd, lease, .. }) => Ok(Granted { fd, lease: Arc::new(OpenFd::new(lease)) }),
             Err(error) => {
                 if is_absent(&error) {
@@ -42,7 +42,7 @@ impl<S: State> Source for Connection<S> {
 }
 
 /// Acquires, and waits for what can change: a silent owner, a full cap, a broker that comes back after a crash.
-fn acquire<S: State>(client: &Client, number: VirtualFd) -> Result<Grant, Error> {
+fn acquire<S: State>(connected: &Connected<S>, number: VirtualFd) -> Result<Grant, Error> {
     let begin = Instant::now();
     let wait = wait();
     let mut is_said = false;
@@ -51,7 +51,9 @@ fn acquire<S: State>(client: &Client, number: VirtualFd) -> Result<Grant, Error>
         let left = wait.saturating_sub(elapsed);
         // Until the line is due no try lasts longer than that.
         let part = if is_said { left } else { left.min(WAIT_SAID_AFTER.saturating_sub(elapsed)) };
-        let error = match client.acquire_virtual(number, Deadline::after(part)) {
+        let deadline = Deadline::after(part);
+        let tried = connected.neighbours.acquire(&connected.client, number, deadline);
+        let error = match tried {
             Err(error) if is_passing(&error) => error,
             outcome => return outcome,
         };

@@ -4,12 +4,13 @@
 //! A layer implements [`State`] for what a process has through its connection, and keeps one static [`Connection`] of it,
 //! which is also the [`Source`](fdbroker_virtual_fds::Source) to install.
 //!
-//! **Layers** (tests/layers checks them): `limits <- lease, say <- connection <- grant`.
+//! **Layers** (tests/layers checks them): `limits <- lease, neighbours, say <- connection <- grant`.
 
 mod connection;
 mod grant;
 mod lease;
 mod limits;
+mod neighbours;
 mod say;
 
 pub use connection::{Connected, Connection, State, is_absent};
