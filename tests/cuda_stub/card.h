@@ -1,0 +1,126 @@
+// The "device memory" of the stand-in for libcuda: files of a directory, each with a lock that says who still has it.
+// Part of libcuda.c. Must never free memory that an fd, a mapping or a message in flight still holds, in any process.
+//
+// Each open file has a shared flock(2) for its whole life. Copies of an fd and mappings belong to the same open file, so
+// the lock goes with the last of them, also when a process is killed. A file that nobody has locked is free memory.
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <unistd.h>
+
+// Bytes of a path of the directory, and names that are tried for one file.
+enum { PATH_BYTES = 256, NAMES_MOST = 1 << 20 };
+
+static const char *directory(void) {
+    const char *dir = getenv("FDBROKER_CUDA_STUB_DIR");
+    return dir && *dir ? dir : "/dev/shm/fdbroker-cuda-stub";
+}
+
+// Whether the fd is one of memory of the card; `path` gets the file's name.
+static int is_ours(int fd, char path[PATH_BYTES]) {
+    char link[32];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, path, PATH_BYTES - 1);
+    size_t prefix = strlen(directory());
+    path[length > 0 ? length : 0] = 0;
+    return length > (ssize_t)prefix && !memcmp(path, directory(), prefix) && path[prefix] == '/';
+}
+
+// The size of the card in FDBROKER_CUDA_STUB_BYTES; 0: as large as the file system.
+static size_t card_bytes(void) {
+    const char *text = getenv("FDBROKER_CUDA_STUB_BYTES");
+    return text ? strtoull(text, NULL, 10) : 0;
+}
+
+// Opens a file of the card. The caller closes it; -1 and errno.
+static int card_open(const char *path) {
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd >= 0) flock(fd, LOCK_SH);
+    return fd;
+}
+
+// Removes the file if nobody has it; 1: removed.
+static int card_drop(const char *path) {
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0) return 0;
+    int is_free = !flock(fd, LOCK_EX | LOCK_NB);
+    if (is_free) unlink(path);
+    close(fd);
+    return is_free;
+}
+
+// Bytes in use, once all that nobody has is removed.
+static size_t card_used(void) {
+    DIR *dir = opendir(directory());
+    size_t used = 0;
+    if (!dir) return 0;
+    for (struct dirent *entry; (entry = readdir(dir));) {
+        char path[PATH_BYTES + NAME_MAX];
+        struct stat info;
+        if (entry->d_name[0] == '.') continue;
+        snprintf(path, sizeof path, "%s/%s", directory(), entry->d_name);
+        if (!card_drop(path) && !stat(path, &info)) used += info.st_size;
+    }
+    closedir(dir);
+    return used;
+}
+
+static int card_info(size_t *free_bytes, size_t *total) {
+    size_t used = card_used();
+    struct statfs info;
+    *total = card_bytes();
+    *free_bytes = *total > used ? *total - used : 0;
+    if (*total) return 0;
+    if (statfs(directory(), &info)) return -1;
+    *free_bytes = info.f_bfree * info.f_bsize;
+    *total = info.f_blocks * info.f_bsize;
+    return 0;
+}
+
+// Gives the open file a name, after which it counts.
+static int card_name(const char *hidden, char path[PATH_BYTES]) {
+    static unsigned next;
+    for (int tried = 0; tried < NAMES_MOST; tried++) {
+        snprintf(path, PATH_BYTES, "%s/%d-%u", directory(), getpid(), next++);
+        if (!link(hidden, path)) return 0;
+        // A process of another PID namespace may have the name.
+        if (errno != EEXIST) return -1;
+    }
+    return -1;
+}
+
+// New memory and an open file of it; -1 and errno, ENOSPC when the card is full. The caller closes the file and has the lock
+// of the driver.
+static int card_new(size_t bytes, char path[PATH_BYTES]) {
+    char hidden[PATH_BYTES];
+    int result = -1, fd = -1, card = open(directory(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (card < 0) return -1;
+    // Processes count and take one after the other.
+    flock(card, LOCK_EX);
+    snprintf(hidden, sizeof hidden, "%s/.%d", directory(), getpid());
+    unlink(hidden);
+    if (card_bytes() && card_used() + bytes > card_bytes()) errno = ENOSPC;
+    else fd = open(hidden, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd >= 0) {
+        flock(fd, LOCK_SH);
+        result = fallocate(fd, 0, 0, bytes);
+        if (result && errno == ENOSPC) card_used(), result = fallocate(fd, 0, 0, bytes);
+        if (!result) result = card_name(hidden, path);
+        int error = errno;
+        unlink(hidden);
+        if (result) close(fd);
+        errno = error;
+    }
+    int error = errno;
+    close(card);
+    errno = error;
+    return result ? -1 : fd;
+}

@@ -1,0 +1,68 @@
+// How programs find the calls of the stand-in for libcuda by cuGetProcAddress, in both its forms.
+// Part of libcuda.c. Must never know a call by two facts: name, first version and function are one row.
+
+typedef struct { const char *name; int since; void *function; } Entry;
+
+API cuGetProcAddress(const char *name, void **function, int version, uint64_t flags);
+API cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status);
+
+// Names without a version's suffix, as cuda.h gives them; the newest form that the version has comes first.
+static const Entry entries[] = {
+    { "cuGetProcAddress", 12000, cuGetProcAddress_v2 },
+    { "cuGetProcAddress", 11030, cuGetProcAddress },
+    { "cuInit", 2000, cuInit },
+    { "cuDriverGetVersion", 2020, cuDriverGetVersion },
+    { "cuGetErrorName", 6000, cuGetErrorName },
+    { "cuDeviceGetCount", 2000, cuDeviceGetCount },
+    { "cuDeviceGet", 2000, cuDeviceGet },
+    { "cuDeviceGetName", 2000, cuDeviceGetName },
+    { "cuDeviceGetAttribute", 2000, cuDeviceGetAttribute },
+    { "cuDevicePrimaryCtxRetain", 7000, cuDevicePrimaryCtxRetain },
+    { "cuDevicePrimaryCtxRelease", 11000, cuDevicePrimaryCtxRelease_v2 },
+    { "cuCtxPushCurrent", 4000, cuCtxPushCurrent_v2 },
+    { "cuCtxPopCurrent", 4000, cuCtxPopCurrent_v2 },
+    { "cuStreamSynchronize", 2000, cuStreamSynchronize },
+    { "cuMemGetInfo", 3020, cuMemGetInfo_v2 },
+    { "cuMemAlloc", 3020, cuMemAlloc_v2 },
+    { "cuMemFree", 3020, cuMemFree_v2 },
+    { "cuMemcpyHtoD", 3020, cuMemcpyHtoD_v2 },
+    { "cuMemcpyDtoH", 3020, cuMemcpyDtoH_v2 },
+    { "cuMemsetD8", 3020, cuMemsetD8_v2 },
+    { "cuMemGetAllocationGranularity", 10020, cuMemGetAllocationGranularity },
+    { "cuMemCreate", 10020, cuMemCreate },
+    { "cuMemRelease", 10020, cuMemRelease },
+    { "cuMemGetAllocationPropertiesFromHandle", 10020, cuMemGetAllocationPropertiesFromHandle },
+#ifndef WITHOUT_EXPORT
+    { "cuMemExportToShareableHandle", 10020, cuMemExportToShareableHandle },
+#endif
+    { "cuMemImportFromShareableHandle", 10020, cuMemImportFromShareableHandle },
+    { "cuMemGetHandleForAddressRange", 11070, cuMemGetHandleForAddressRange },
+    { "cuMulticastCreate", 12010, cuMulticastCreate },
+    { "cuMulticastAddDevice", 12010, cuMulticastAddDevice },
+    { "cuMemAddressReserve", 10020, cuMemAddressReserve },
+    { "cuMemAddressFree", 10020, cuMemAddressFree },
+    { "cuMemMap", 10020, cuMemMap },
+    { "cuMemSetAccess", 10020, cuMemSetAccess },
+    { "cuMemUnmap", 10020, cuMemUnmap },
+    { "cuMemRetainAllocationHandle", 11000, cuMemRetainAllocationHandle },
+};
+
+// CUdriverProcAddressQueryResult.
+enum { FOUND = 0, SYMBOL_NOT_FOUND = 1, VERSION_NOT_SUFFICIENT = 2 };
+
+API cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status) {
+    // CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM and _LEGACY_STREAM: these calls know one stream.
+    if (!name || !function || flags & ~3ull) return INVALID_VALUE;
+    int found = SYMBOL_NOT_FOUND;
+    *function = NULL;
+    for (size_t i = 0; found != FOUND && i < sizeof entries / sizeof *entries; i++) {
+        if (strcmp(entries[i].name, name)) continue;
+        found = version >= entries[i].since ? FOUND : VERSION_NOT_SUFFICIENT;
+        if (found == FOUND) *function = entries[i].function;
+    }
+    if (status) *status = found;
+    return found == FOUND ? SUCCESS : NOT_FOUND;
+}
+API cuGetProcAddress(const char *name, void **function, int version, uint64_t flags) {
+    return cuGetProcAddress_v2(name, function, version, flags, NULL);
+}

@@ -1,0 +1,271 @@
+/* Caps, recalls, owners that do not answer, brokers that come and go. Each case runs when it is named, with what run.sh
+ * arranges for it. usage: pressure CASE... */
+#include "shapes.h"
+
+#include <pthread.h>
+#include <sys/resource.h>
+
+static int take_fd(pid_t pid, int number) {
+  int pidfd = (int)syscall(SYS_pidfd_open, pid, 0), fd = (int)syscall(SYS_pidfd_getfd, pidfd, number, 0), error = errno;
+  close(pidfd);
+  errno = error;
+  return fd;
+}
+static int is_alive(pid_t pid, int number, unsigned seed) {
+  int fd = take_fd(pid, number), is_shown = fd_shows(fd, seed);
+  return is_shown && close(fd) == 0;
+}
+
+/* --- more exports than the node may hold, while others come and go --- */
+
+/* Exports at a time, threads that make and end them, threads in each consumer, and how often each does it. */
+#define SLOTS 64
+#define MAKERS 2
+#define TAKERS 2
+#define CONSUMERS 2
+#define MADE 150
+#define TAKEN 300
+
+/* What is exported, in device memory that is shared as the exports are. Number 0: nothing at this moment. */
+typedef struct { int number; unsigned seed; } Entry;
+static CUdeviceptr table;
+static pid_t maker;
+
+static Entry entry_of(unsigned slot) {
+  Entry entry;
+  DRIVER(cu.cuMemcpyDtoH(&entry, table + slot * sizeof entry, sizeof entry));
+  return entry;
+}
+static void set_entry(unsigned slot, Entry entry) {
+  DRIVER(cu.cuMemcpyHtoD(table + slot * sizeof entry, &entry, sizeof entry));
+  DRIVER(cu.cuStreamSynchronize(NULL));
+}
+static unsigned next_random(unsigned *state) {
+  *state = *state * 1103515245u + 12345u;
+  return *state >> 16;
+}
+
+static Buffer buffers[SLOTS];
+static void make(unsigned slot, unsigned seed) {
+  buffers[slot] = new_buffer(seed);
+  Entry entry = {export_of(buffers[slot].handle), seed};
+  MUST(is_export(entry.number));
+  set_entry(slot, entry);
+}
+static void end(unsigned slot) {
+  Entry entry = entry_of(slot), none = {0, 0};
+  set_entry(slot, none);
+  /* In PyTorch's order. */
+  unmap_one(buffers[slot].base);
+  MUST(close(entry.number) == 0);
+  DRIVER(cu.cuMemRelease(buffers[slot].handle));
+}
+static void *makes(void *own) {
+  unsigned state = (unsigned)(size_t)own, share = SLOTS / MAKERS;
+  push_context();
+  for (unsigned round = 0; round < MADE; round++) {
+    unsigned slot = (unsigned)(size_t)own * share + next_random(&state) % share;
+    end(slot);
+    make(slot, 1000 + round * MAKERS + (unsigned)(size_t)own);
+  }
+  return NULL;
+}
+static void *takes(void *own) {
+  unsigned state = 77 + (unsigned)(size_t)own, taken = 0;
+  push_context();
+  for (unsigned round = 0; round < TAKEN; round++) {
+    unsigned slot = next_random(&state) % SLOTS;
+    Entry entry = entry_of(slot);
+    if (!entry.number) continue;
+    int fd = take_fd(maker, entry.number);
+    if (fd < 0) {
+      int error = errno;
+      /* It has ended meanwhile: else there is no reason. */
+      Entry now = entry_of(slot);
+      if (error != EBADF || now.number == entry.number) {
+        printf("      slot %u, number %d: errno %d\n", slot, entry.number, error);
+        return "no fd";
+      }
+      continue;
+    }
+    int is_right = fd_shows(fd, entry.seed);
+    if (close(fd) != 0 || !is_right) return "other memory";
+    taken++;
+  }
+  return taken ? NULL : "none was taken";
+}
+static void run_threads(void *(*body)(void *), size_t count) {
+  pthread_t threads[8];
+  for (size_t at = 0; at < count; at++) MUST(pthread_create(&threads[at], NULL, body, (void *)at) == 0);
+  for (size_t at = 0; at < count; at++) {
+    void *fault = NULL;
+    MUST(pthread_join(threads[at], &fault) == 0);
+    if (fault) printf("      a thread: %s\n", (const char *)fault);
+    CHECK(fault == NULL);
+  }
+}
+static void storm_consumer(void) {
+  use_driver();
+  Message message = hear(PEER_FD);
+  maker = message.pid;
+  int fd = take_fd(maker, message.numbers[0]);
+  CUmemGenericAllocationHandle handle = import_of(fd);
+  CHECK(close(fd) == 0);
+  table = map_one(handle);
+  DRIVER(cu.cuMemRelease(handle));
+  run_threads(takes, TAKERS);
+  CHECK(memory_fds() == 0);
+  unmap_one(table);
+}
+static void memory_when_more_is_exported_than_the_node_may_hold_is_always_right(void) {
+  use_driver();
+  size_t before = free_bytes();
+  Peer peers[CONSUMERS];
+  Buffer shared = new_buffer(0);
+  table = shared.base;
+  int number = export_of(shared.handle);
+  for (unsigned slot = 0; slot < SLOTS; slot++) make(slot, slot);
+  Message message = {.pid = getpid(), .numbers = {number}};
+  for (int at = 0; at < CONSUMERS; at++) {
+    peers[at] = start("storm_consumer");
+    tell(peers[at].socket, &message);
+  }
+  /* The number of a plain fd that is closed is another fd's at once: a program without the layer cannot do this. */
+  if (is_layered()) run_threads(makes, MAKERS);
+  for (int at = 0; at < CONSUMERS; at++) CHECK(finish(peers[at]) == 0);
+  for (unsigned slot = 0; slot < SLOTS; slot++) {
+    CHECK(is_alive(getpid(), entry_of(slot).number, entry_of(slot).seed));
+    end(slot);
+  }
+  CHECK(close(number) == 0);
+  free_buffer(shared);
+  CHECK(COMES_TRUE(free_bytes() == before));
+}
+
+/* --- a limit that leaves room for few fds --- */
+
+#define FEW_FDS 32
+#define MORE_EXPORTS 100
+static void exports_when_the_fd_limit_is_lowered_go_on(void) {
+  use_driver();
+  size_t before = free_bytes();
+  struct rlimit limit, few;
+  MUST(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  few = limit;
+  few.rlim_cur = FEW_FDS;
+  Buffer buffer[MORE_EXPORTS];
+  int numbers[MORE_EXPORTS], count = 0;
+  for (int at = 0; at < MORE_EXPORTS; at++) buffer[at] = new_buffer(at);
+  MUST(setrlimit(RLIMIT_NOFILE, &few) == 0);
+  while (count < MORE_EXPORTS && try_export(buffer[count].handle, &numbers[count]) == CUDA_SUCCESS) count++;
+  /* Without the layer this is where it ends. */
+  CHECK(is_layered() ? count == MORE_EXPORTS : count < FEW_FDS);
+  for (int at = 0; is_layered() && at < count; at++) CHECK(is_alive(getpid(), numbers[at], at));
+  for (int at = 0; at < count; at++) CHECK(close(numbers[at]) == 0);
+  for (int at = 0; at < MORE_EXPORTS; at++) free_buffer(buffer[at]);
+  CHECK(COMES_TRUE(free_bytes() == before));
+  MUST(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+}
+
+/* --- an owner that does not answer --- */
+
+static void owner_to_stop(void) {
+  use_driver();
+  Buffer buffer = new_buffer(50);
+  Message message = {.pid = getpid(), .numbers = {export_of(buffer.handle)}};
+  tell(PEER_FD, &message);
+  hear(PEER_FD);
+  CHECK(close(message.numbers[0]) == 0);
+  free_buffer(buffer);
+}
+/* With a cap of the node that the exports of this process fill, and FDBROKER_LAYER_WAIT=1. */
+static void number_when_its_owner_is_stopped_while_evicted_is_eagain(void) {
+  use_driver();
+  Peer peer = start("owner_to_stop");
+  Message message = hear(peer.socket);
+  CHECK(is_alive(message.pid, message.numbers[0], 50));
+  Buffer buffer[SLOTS];
+  int numbers[SLOTS];
+  for (int at = 0; at < SLOTS; at++) {
+    buffer[at] = new_buffer(at);
+    numbers[at] = export_of(buffer[at].handle);
+  }
+  MUST(kill(message.pid, SIGSTOP) == 0);
+  if (is_layered()) FAILS(EAGAIN, take_fd(message.pid, message.numbers[0]));
+  /* The kernel asks no process for its fds. */
+  else CHECK(is_alive(message.pid, message.numbers[0], 50));
+  /* Nobody else is disturbed. */
+  for (int at = 0; at < SLOTS; at++) CHECK(is_alive(getpid(), numbers[at], at));
+  MUST(kill(message.pid, SIGCONT) == 0);
+  CHECK(COMES_TRUE(is_alive(message.pid, message.numbers[0], 50)));
+  tell(peer.socket, &message);
+  CHECK(finish(peer) == 0);
+  for (int at = 0; at < SLOTS; at++) {
+    CHECK(close(numbers[at]) == 0);
+    free_buffer(buffer[at]);
+  }
+}
+
+/* --- a broker that is killed, and started anew by the command $RESTART --- */
+
+static void restart_consumer(void) {
+  use_driver();
+  Message message = hear(PEER_FD);
+  for (int turn = 0; turn < 2; turn++) {
+    for (unsigned at = 0; at < message.count; at++)
+      /* It connects anew in its own time; until then there may be no answer, and never a wrong one. */
+      CHECK(turn == 0 ? is_alive(message.pid, message.numbers[at], at)
+                      : COMES_TRUE(is_alive(message.pid, message.numbers[at], at)));
+    message.result = bad_checks;
+    tell(PEER_FD, &message);
+    hear(PEER_FD);
+  }
+}
+static void numbers_when_the_broker_is_killed_and_started_anew_live_on(void) {
+  use_driver();
+  size_t before = free_bytes();
+  Buffer buffer[SEGMENTS];
+  Message message = {.pid = getpid(), .count = SEGMENTS - 1};
+  for (int at = 0; at < SEGMENTS; at++) {
+    buffer[at] = new_buffer(at);
+    message.numbers[at] = export_of(buffer[at].handle);
+    CHECK(is_export(message.numbers[at]));
+  }
+  Peer peer = start("restart_consumer");
+  tell(peer.socket, &message);
+  CHECK(hear(peer.socket).result == 0);
+  const char *restart = getenv("RESTART");
+  MUST(restart == NULL || system(restart) == 0);
+  /* Ended while there may be no broker: it must not come back. */
+  CHECK(close(message.numbers[SEGMENTS - 1]) == 0 || errno == EBADF);
+  free_buffer(buffer[SEGMENTS - 1]);
+  tell(peer.socket, &message);
+  CHECK(hear(peer.socket).result == 0);
+  /* (The number of a plain fd may be another fd's by now.) */
+  if (is_layered()) FAILS(EBADF, take_fd(getpid(), message.numbers[SEGMENTS - 1]));
+  /* A new export goes by the new broker. */
+  Buffer fresh = new_buffer(90);
+  int number = export_of(fresh.handle);
+  CHECK(is_export(number) && is_alive(getpid(), number, 90));
+  CHECK(close(number) == 0);
+  free_buffer(fresh);
+  tell(peer.socket, &message);
+  CHECK(finish(peer) == 0);
+  for (int at = 0; at < SEGMENTS - 1; at++) {
+    CHECK(close(message.numbers[at]) == 0);
+    free_buffer(buffer[at]);
+  }
+  CHECK(COMES_TRUE(free_bytes() == before));
+}
+
+static const Row rows[] = {
+    ROLE(storm_consumer),
+    ROLE(owner_to_stop),
+    ROLE(restart_consumer),
+    SPECIAL(memory_when_more_is_exported_than_the_node_may_hold_is_always_right),
+    SPECIAL(exports_when_the_fd_limit_is_lowered_go_on),
+    SPECIAL(number_when_its_owner_is_stopped_while_evicted_is_eagain),
+    SPECIAL(numbers_when_the_broker_is_killed_and_started_anew_live_on),
+};
+
+int main(int argc, char **argv) { return run_rows(rows, sizeof rows / sizeof *rows, argc, argv); }
