@@ -28,6 +28,10 @@ impl Drop for OpenFd {
 /// The lease of an fd that was granted for a virtual fd: for a driver's function that imports the fd, to be kept until the
 /// import ends.
 pub fn lease_of(fd: RawFd) -> Option<SharedLease> {
-    let lease = fdbroker_virtual_fds::lease_of(fd)?;
+    shared(&fdbroker_virtual_fds::lease_of(fd)?)
+}
+
+/// The lease of a [`Granted`](fdbroker_virtual_fds::Granted) of [`Connection`](crate::Connection), to be kept in the same way.
+pub fn shared(lease: &fdbroker_virtual_fds::Lease) -> Option<SharedLease> {
     lease.downcast_ref::<OpenFd>().map(|open| Arc::clone(&open.0))
 }

@@ -1,0 +1,89 @@
+//! This process's connection to the broker. Must never take what a parent has for this process's own.
+
+use crate::memory;
+use crate::say::{News, once};
+use fdbroker_client::{Client, Error, ErrorCode, Recall, RecallAnswer};
+use fdbroker_layer::{Connected, Connection, SharedLease, State};
+use fdbroker_virtual_fds::{Source, VirtualFd};
+use nix::errno::Errno;
+use std::os::fd::OwnedFd;
+
+static CONNECTION: Connection<Cuda> = Connection::new();
+
+/// What the records of [`memory`] do not have of a connection: nothing. They begin before the first one is made.
+#[derive(Default)]
+pub struct Cuda;
+
+impl State for Cuda {
+    fn connection() -> &'static Connection<Self> {
+        &CONNECTION
+    }
+
+    fn recall(&self, recall: &Recall) -> Result<RecallAnswer, ErrorCode> {
+        memory::recall(recall)
+    }
+
+    fn end(&self) {
+        // The end of the client waits for a recall under way.
+        memory::end();
+    }
+
+    fn close(connected: &Connected<Self>, fd: VirtualFd) -> Result<(), Errno> {
+        match memory::close(&connected.client, fd) {
+            true => Ok(()),
+            false => Err(Errno::EBADF),
+        }
+    }
+
+    fn say_absent(is_lost: bool, error: &Error) {
+        let (news, what) = match is_lost {
+            true => (News::BrokerLost, "the broker is gone"),
+            false => (News::NoBroker, "no broker"),
+        };
+        once(news, format_args!("{what}, exported fds are the driver's own: {error}"));
+    }
+
+    fn say_waiting(error: &Error) {
+        once(News::Waiting, format_args!("waits for the fd of shared memory: {error}"));
+    }
+}
+
+/// Tells the crate of virtual fds where fds come from.
+pub fn install() {
+    fdbroker_virtual_fds::install(&CONNECTION);
+}
+
+/// The client of the connection that this process made before.
+pub fn known() -> Option<&'static Client> {
+    CONNECTION.known().map(|connected| &connected.client)
+}
+
+/// The client of the connection, made now when there is none.
+pub fn connected() -> Option<&'static Client> {
+    CONNECTION.connected().map(|connected| &connected.client)
+}
+
+/// The program uses the driver.
+pub fn note_driver() {
+    CONNECTION.note_driver();
+}
+
+/// Tells the user once that there is no broker, or that it is gone.
+pub fn say_absent(error: &Error) {
+    CONNECTION.say_absent(error);
+}
+
+/// An fd for a virtual fd, and its lease. Waits for a recall.
+///
+/// # Errors
+/// Those of [`Source::grant`].
+pub fn grant(number: VirtualFd) -> Result<(OwnedFd, SharedLease, Hold), Errno> {
+    let granted = CONNECTION.grant(number)?;
+    let shared = fdbroker_layer::shared(&granted.lease).ok_or(Errno::EBADF)?;
+    Ok((granted.fd, shared, Hold(granted.lease)))
+}
+
+/// The fd's hold of its lease, to be dropped right after the fd is closed.
+pub struct Hold(
+    #[allow(dead_code, reason = "it is there to be dropped")] fdbroker_virtual_fds::Lease,
+);

@@ -1,0 +1,71 @@
+//! The driver's own functions below this layer. Must never answer a function of this layer, which would call itself for ever.
+
+use crate::dynamic;
+use crate::result::{
+    Create, CuMemHandle, CuResult, Export, GetProcAddress, GetProcAddressV2, Import, Map,
+    NOT_FOUND, Release, Retain, Unmap,
+};
+use std::ffi::{CStr, c_void};
+use std::marker::PhantomData;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// The answer for a function that no driver has.
+pub const MISSING: CuResult = NOT_FOUND;
+
+/// Where a function is kept.
+pub type Place = AtomicPtr<c_void>;
+
+/// One function of the driver, of type `F`.
+pub struct Function<F> {
+    name: &'static CStr,
+    pub place: Place,
+    kind: PhantomData<F>,
+}
+
+pub static CREATE: Function<Create> = Function::new(c"cuMemCreate");
+pub static RELEASE: Function<Release> = Function::new(c"cuMemRelease");
+pub static RETAIN: Function<Retain> = Function::new(c"cuMemRetainAllocationHandle");
+pub static MAP: Function<Map> = Function::new(c"cuMemMap");
+pub static UNMAP: Function<Unmap> = Function::new(c"cuMemUnmap");
+pub static EXPORT: Function<Export> = Function::new(c"cuMemExportToShareableHandle");
+pub static IMPORT: Function<Import> = Function::new(c"cuMemImportFromShareableHandle");
+pub static GET_PROC_ADDRESS: Function<GetProcAddress> = Function::new(c"cuGetProcAddress");
+pub static GET_PROC_ADDRESS_V2: Function<GetProcAddressV2> = Function::new(c"cuGetProcAddress_v2");
+
+impl<F: Copy> Function<F> {
+    const fn new(name: &'static CStr) -> Self {
+        assert!(size_of::<F>() == size_of::<*mut c_void>());
+        Function { name, place: AtomicPtr::new(null_mut()), kind: PhantomData }
+    }
+
+    /// The function; `None`: no driver is loaded, or it has none of this name.
+    pub fn get(&self) -> Option<F> {
+        let function = known(&self.place, self.name);
+        // SAFETY: `F` is a function's type (the statics above); the size is checked. The function was found under its name
+        // in the driver, and cuda.h gives it this type.
+        (!function.is_null()).then(|| unsafe { std::mem::transmute_copy(&function) })
+    }
+}
+
+/// The function in this place, looked for the first time; null: none.
+pub fn known(place: &Place, name: &CStr) -> *mut c_void {
+    let function = place.load(Ordering::Acquire);
+    if !function.is_null() {
+        return function;
+    }
+    let found = dynamic::below(name);
+    if !found.is_null() {
+        // What the program has found meanwhile goes first.
+        let _ = place.compare_exchange(null_mut(), found, Ordering::AcqRel, Ordering::Relaxed);
+    }
+    found
+}
+
+/// Has the driver release a handle that nobody else can name.
+pub fn release(handle: CuMemHandle) {
+    if let Some(release) = RELEASE.get() {
+        // SAFETY: a reference that the layer has kept. A driver that has ended (exit) has freed the memory already.
+        unsafe { release(handle) };
+    }
+}

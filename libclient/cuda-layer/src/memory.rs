@@ -1,0 +1,152 @@
+//! This process's records, and what follows from them at the driver and at the broker. Must never hold their lock over a call of
+//! either, nor make a forked child wait for a lock of its parent's.
+
+use crate::driver;
+use crate::limits::{END_TIMEOUT, MEMORY_BACK_TIME};
+use crate::records::{Close, Done, Id, Records};
+use crate::result::{CuResult, HANDLE_TYPE_POSIX_FD, INVALID_HANDLE, INVALID_VALUE, SUCCESS};
+use fdbroker_client::{Client, Deadline, ErrorCode, Recall, RecallAnswer, Registration};
+use fdbroker_layer::SharedLease;
+use fdbroker_virtual_fds::VirtualFd;
+use nix::time::{ClockId, clock_gettime};
+use std::ffi::c_int;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub type Memory = Records<Registration, SharedLease>;
+pub type Follows = Done<Registration, SharedLease>;
+
+/// The records of one process. A child's parent's are never freed: a thread that the child does not have may hold their lock.
+struct OfProcess {
+    process: u32,
+    records: Mutex<Memory>,
+    /// The driver takes itself apart: no recall may call it.
+    has_ended: AtomicBool,
+    /// When a registration or a lease was given back last, in ms of the monotonic clock.
+    last_end_ms: AtomicI64,
+}
+
+/// Long before the clock's begin.
+const NEVER_MS: i64 = i64::MIN / 2;
+
+static CURRENT: AtomicPtr<OfProcess> = AtomicPtr::new(null_mut());
+
+/// This process's records. A parent's are left alone: what it has is not a child's to end.
+pub fn records() -> MutexGuard<'static, Memory> {
+    current().records.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn current() -> &'static OfProcess {
+    let process = std::process::id();
+    let before = CURRENT.load(Ordering::Acquire);
+    // SAFETY: null, or a box that is never freed.
+    let known = unsafe { before.as_ref() }.filter(|current| current.process == process);
+    known.unwrap_or_else(|| install(process, before))
+}
+
+/// Makes this process's records, in the place of none or of a parent's, unless another thread was faster.
+fn install(process: u32, before: *mut OfProcess) -> &'static OfProcess {
+    let made = Box::into_raw(Box::new(OfProcess {
+        process,
+        records: Mutex::default(),
+        has_ended: AtomicBool::new(false),
+        last_end_ms: AtomicI64::new(NEVER_MS),
+    }));
+    match CURRENT.compare_exchange(before, made, Ordering::AcqRel, Ordering::Acquire) {
+        // SAFETY: made above, never freed.
+        Ok(_) => unsafe { &*made },
+        Err(faster) => {
+            // SAFETY: made above, and nobody has seen it.
+            drop(unsafe { Box::from_raw(made) });
+            // SAFETY: what is installed is never freed; only threads of this process install.
+            unsafe { &*faster }
+        }
+    }
+}
+
+/// Refuses every recall from now on.
+pub fn end() {
+    current().has_ended.store(true, Ordering::Release);
+}
+
+/// Does what follows from a change. `client`: none has ever been, so there are no registrations.
+pub fn follow(follows: Follows, client: Option<&Client>) {
+    if let Some(client) = client {
+        end_registrations(client, follows.registrations);
+    }
+    follows.handles.into_iter().for_each(driver::release);
+    if !follows.leases.is_empty() {
+        drop(follows.leases);
+        current().last_end_ms.store(now_ms(), Ordering::Relaxed);
+    }
+}
+
+/// Ends registrations, and waits a moment for the broker. What it answers changes nothing: it may have ended them before, and
+/// one that is gone has.
+pub fn end_registrations(client: &Client, registrations: Vec<Registration>) {
+    if !registrations.is_empty() {
+        let _ = client.unregister_many(&registrations, Deadline::after(END_TIMEOUT));
+        current().last_end_ms.store(now_ms(), Ordering::Relaxed);
+    }
+}
+
+/// Whether this process has given memory back so lately that the device may not have it yet.
+pub fn comes_back() -> bool {
+    let last_ms = current().last_end_ms.load(Ordering::Relaxed);
+    now_ms() - last_ms < MEMORY_BACK_TIME.as_millis() as i64
+}
+
+fn now_ms() -> i64 {
+    clock_gettime(ClockId::CLOCK_MONOTONIC)
+        .map_or(0, |time| time.tv_sec() * 1000 + time.tv_nsec() / 1_000_000)
+}
+
+/// Closes a number once. `false`: this process has none of it.
+pub fn close(client: &Client, number: VirtualFd) -> bool {
+    // The lock is let go before the broker is told.
+    let begun = records().begin_close(number);
+    match begun {
+        Close::Unknown => return false,
+        Close::Counted => {}
+        Close::Last(id, registration) => {
+            end_registrations(client, vec![registration]);
+            let follows = records().unpin(id);
+            follow(follows, Some(client));
+        }
+    }
+    true
+}
+
+/// Exports an allocation again, on the library's thread.
+pub fn recall(recall: &Recall) -> Result<RecallAnswer, ErrorCode> {
+    let current = current();
+    if current.has_ended.load(Ordering::Acquire) {
+        return Err(ErrorCode::ShuttingDown);
+    }
+    let id: Id = recall.owner_allocation_id;
+    let handle = records().begin_recall(id).ok_or(ErrorCode::Stale)?;
+    let exported = export(handle);
+    let follows = records().unpin(id);
+    // What was held back for this recall alone. It has no registration any more.
+    follow(follows, None);
+    match exported {
+        Ok(fd) => Ok(RecallAnswer::unchanged(recall, fd)),
+        Err(INVALID_VALUE | INVALID_HANDLE) => Err(ErrorCode::Stale),
+        // The driver lacks an fd, or other things that come back.
+        Err(_) => Err(ErrorCode::Again),
+    }
+}
+
+/// Has the driver export memory as an fd.
+pub fn export(handle: u64) -> Result<OwnedFd, CuResult> {
+    let below = driver::EXPORT.get().ok_or(driver::MISSING)?;
+    let mut fd: c_int = -1;
+    // SAFETY: the driver writes one int there, by the type of handle asked for.
+    match unsafe { below((&raw mut fd).cast(), handle, HANDLE_TYPE_POSIX_FD, 0) } {
+        // SAFETY: the driver has just made this fd for us, and nobody else knows it.
+        SUCCESS => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        code => Err(code),
+    }
+}

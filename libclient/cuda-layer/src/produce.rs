@@ -1,0 +1,214 @@
+//! The producer's side: memory made, exported, mapped and released. Must never let a number lead to other memory than the
+//! program exported, nor free memory that another process can still ask for.
+
+use crate::broker;
+use crate::driver::{self, MISSING};
+use crate::limits::{MEMORY_BACK_PAUSE, MEMORY_BACK_TIME, REGISTER_TIMEOUT};
+use crate::memory::{comes_back, end_registrations, export as export_below, follow, records};
+use crate::records::{Begun, Id, Release};
+use crate::result::{
+    CuDevicePtr, CuMemAllocationProp, CuMemHandle, CuResult, HANDLE_TYPE_POSIX_FD, INVALID_VALUE,
+    OUT_OF_MEMORY, SUCCESS,
+};
+use crate::say::{News, once};
+use fdbroker_client::{Client, Deadline, Deposit, Error, ErrorCode, MemoryKind, Registration};
+use fdbroker_layer::is_absent;
+use fdbroker_virtual_fds::VirtualFd;
+use std::ffi::{c_int, c_ulonglong, c_void};
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, RawFd};
+
+/// # Safety
+/// As cuMemCreate.
+pub unsafe fn create(
+    handle: *mut CuMemHandle,
+    size: usize,
+    prop: *const CuMemAllocationProp,
+    flags: c_ulonglong,
+) -> CuResult {
+    let Some(below) = driver::CREATE.get() else { return MISSING };
+    // SAFETY: the caller's promise.
+    let mut code = unsafe { below(handle, size, prop, flags) };
+    while code == OUT_OF_MEMORY && wait_for_memory() {
+        // SAFETY: as above.
+        code = unsafe { below(handle, size, prop, flags) };
+    }
+    if code != SUCCESS || handle.is_null() || prop.is_null() {
+        return code;
+    }
+    // SAFETY: the driver has read the one and written the other.
+    let (types, handle) = unsafe { ((*prop).requested_handle_types, *handle) };
+    let is_exportable = types & HANDLE_TYPE_POSIX_FD != 0;
+    let gone = match is_exportable {
+        true => records().create(handle, size as u64),
+        false => records().forget(handle),
+    };
+    follow(gone, broker::known());
+    code
+}
+
+/// Waits a moment for what this process has given back. `false`: it has given nothing back lately, so the device is full.
+fn wait_for_memory() -> bool {
+    let Some(client) = broker::known().filter(|_| comes_back()) else { return false };
+    // What it answers changes nothing: the driver says whether there is memory.
+    let _ = client.flush(Deadline::after(MEMORY_BACK_TIME));
+    std::thread::sleep(MEMORY_BACK_PAUSE);
+    true
+}
+
+/// # Safety
+/// As cuMemRelease.
+pub unsafe fn release(handle: CuMemHandle) -> CuResult {
+    let Some(below) = driver::RELEASE.get() else { return MISSING };
+    let begun = records().begin_release(handle);
+    match begun {
+        // SAFETY: the caller's promise.
+        Release::Drivers => unsafe { below(handle) },
+        Release::Refused => INVALID_VALUE,
+        Release::Held => SUCCESS,
+        Release::Real(id) => {
+            // SAFETY: the caller's promise.
+            let code = unsafe { below(handle) };
+            let follows = records().end_release(id, handle, code == SUCCESS);
+            follow(follows, broker::known());
+            code
+        }
+    }
+}
+
+/// # Safety
+/// As cuMemRetainAllocationHandle.
+pub unsafe fn retain(handle: *mut CuMemHandle, address: *mut c_void) -> CuResult {
+    let Some(below) = driver::RETAIN.get() else { return MISSING };
+    // SAFETY: the caller's promise.
+    let code = unsafe { below(handle, address) };
+    if code == SUCCESS && !handle.is_null() {
+        // SAFETY: the driver has just written it.
+        records().retain(unsafe { *handle }, address.addr() as u64);
+    }
+    code
+}
+
+/// # Safety
+/// As cuMemMap.
+pub unsafe fn map(
+    base: CuDevicePtr,
+    size: usize,
+    offset: usize,
+    handle: CuMemHandle,
+    flags: c_ulonglong,
+) -> CuResult {
+    let Some(below) = driver::MAP.get() else { return MISSING };
+    // SAFETY: the caller's promise.
+    let code = unsafe { below(base, size, offset, handle, flags) };
+    if code == SUCCESS {
+        let follows = records().map(base, size as u64, handle);
+        follow(follows, broker::known());
+    }
+    code
+}
+
+/// # Safety
+/// As cuMemUnmap.
+pub unsafe fn unmap(base: CuDevicePtr, size: usize) -> CuResult {
+    let Some(below) = driver::UNMAP.get() else { return MISSING };
+    let maps = records().take_maps(base, size as u64);
+    // SAFETY: the caller's promise.
+    let code = unsafe { below(base, size) };
+    if code != SUCCESS {
+        records().put_maps(maps);
+        return code;
+    }
+    let follows = records().end_maps(&maps);
+    follow(follows, broker::known());
+    code
+}
+
+/// # Safety
+/// As cuMemExportToShareableHandle.
+pub unsafe fn export(
+    shareable: *mut c_void,
+    handle: CuMemHandle,
+    kind: c_int,
+    flags: c_ulonglong,
+) -> CuResult {
+    let Some(below) = driver::EXPORT.get() else { return MISSING };
+    let is_fd = kind == HANDLE_TYPE_POSIX_FD && flags == 0 && !shareable.is_null();
+    if is_fd
+        && records().is_exportable(handle)
+        && let Some(client) = broker::connected()
+        && let Some(exported) = export_number(client, handle)
+    {
+        // SAFETY: the caller's promise: room for an int, by the type of handle.
+        return exported.map_or_else(
+            |code| code,
+            |fd| unsafe {
+                shareable.cast::<c_int>().write(fd);
+                SUCCESS
+            },
+        );
+    }
+    // SAFETY: the caller's promise.
+    unsafe { below(shareable, handle, kind, flags) }
+}
+
+/// The number for a handle: a virtual fd, or the driver's own fd where the broker does not take it; an error is the driver's.
+/// `None`: the export is the driver's matter alone.
+fn export_number(client: &Client, handle: CuMemHandle) -> Option<Result<RawFd, CuResult>> {
+    let is_current = |one: &Registration| client.is_current(one.id());
+    let begun = records().begin_export(handle, is_current);
+    let (id, size_bytes) = match begun {
+        Begun::Drivers => return None,
+        Begun::Known(number) => return Some(Ok(number.number())),
+        Begun::New { id, size_bytes } => (id, size_bytes),
+    };
+    let exported =
+        export_below(handle).map(|fd| match register(client, id, size_bytes, fd.as_fd()) {
+            Ok((number, registration)) => {
+                let (number, surplus) =
+                    records().enter_export(id, number, registration, is_current);
+                end_registrations(client, surplus.into_iter().collect());
+                number.number()
+            }
+            Err(error) => {
+                say_refused(&error);
+                fd.into_raw_fd()
+            }
+        });
+    let follows = records().unpin(id);
+    follow(follows, Some(client));
+    Some(exported)
+}
+
+/// Registers the record's memory.
+fn register(
+    client: &Client,
+    id: Id,
+    size_bytes: u64,
+    fd: BorrowedFd<'_>,
+) -> Result<(VirtualFd, Registration), Error> {
+    let deposit = Deposit {
+        owner_allocation_id: id,
+        recallable: true,
+        virtual_fd: true,
+        ..Deposit::new(MemoryKind::CudaVmm, size_bytes)
+    };
+    let registration = client.register(&deposit, fd, Deadline::after(REGISTER_TIMEOUT))?;
+    match registration.virtual_fd() {
+        Some(number) => Ok((number, registration)),
+        None => {
+            end_registrations(client, vec![registration]);
+            let context = "the broker has more slots than virtual fds (limits.max_slots)";
+            Err(Error::new(ErrorCode::NotSupported, context))
+        }
+    }
+}
+
+fn say_refused(error: &Error) {
+    match is_absent(error) {
+        true => broker::say_absent(error),
+        false => once(
+            News::NotRegistered,
+            format_args!("cuMemExportToShareableHandle: {error}; the fd is the driver's own"),
+        ),
+    }
+}

@@ -1,0 +1,406 @@
+//! What the layer knows of the program's memory: handles counted, maps by address, exports by number, and who needs the
+//! memory for a moment. Plain data: must never call the driver or the broker, nor wait.
+//!
+//! A record **needs** its memory while it has an export or a use under way (a pin). Then the program's last release of its
+//! handles is held back: the reference stays the layer's, and is released when nothing needs the memory any more. So whoever has
+//! pinned a record has a handle that the driver cannot give to other memory meanwhile. An export lasts until the
+//! program has closed its number, whatever becomes of handles and maps: a driver's fd would keep the memory, too.
+
+use crate::result::CuMemHandle;
+use fdbroker_virtual_fds::VirtualFd;
+use std::collections::{BTreeMap, HashMap};
+
+/// A record's number, which is never used again in this process.
+pub type Id = u64;
+
+/// The memory of one process. `R`: a registration at the broker; `L`: a lease.
+pub struct Records<R, L> {
+    by_id: HashMap<Id, Record<R, L>>,
+    by_handle: HashMap<CuMemHandle, Id>,
+    by_number: HashMap<VirtualFd, Id>,
+    maps: BTreeMap<u64, Map>,
+    last_id: Id,
+}
+
+/// A range of addresses that shows a record's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Map {
+    base: u64,
+    size_bytes: u64,
+    id: Id,
+}
+
+/// One allocation.
+struct Record<R, L> {
+    /// 0: it was imported, and is not exported by the layer.
+    size_bytes: u64,
+    /// The values that the driver has given for it, and how often the program has each.
+    handles: Vec<(CuMemHandle, u64)>,
+    /// The value whose last reference is the layer's.
+    held: Option<CuMemHandle>,
+    maps: u64,
+    exports: Vec<Export<R>>,
+    /// Exports, recalls and ends under way.
+    pins: u64,
+    /// Releases under way in the driver.
+    releases: u64,
+    leases: Vec<L>,
+}
+
+/// One registration, and how often the program has its number open.
+struct Export<R> {
+    number: VirtualFd,
+    opens: u64,
+    registration: R,
+}
+
+/// What becomes of a release.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Release {
+    /// Nothing is known of the handle: the driver's matter alone.
+    Drivers,
+    /// The program has released it before.
+    Refused,
+    /// Done, as far as the program is to know.
+    Held,
+    /// To be done by the driver; [`Records::end_release`] follows.
+    Real(Id),
+}
+
+/// What becomes of an export.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Begun {
+    /// The driver's matter alone.
+    Drivers,
+    /// This number once more.
+    Known(VirtualFd),
+    /// To be exported and registered; the record is pinned.
+    New { id: Id, size_bytes: u64 },
+}
+
+/// What becomes of the close of a number.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Close<R> {
+    /// This process has none of it.
+    Unknown,
+    /// Counted.
+    Counted,
+    /// It was the last one: to be ended. The record is pinned.
+    Last(Id, R),
+}
+
+/// What is to be done once the lock is let go, in this order.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Done<R, L> {
+    /// To be ended at the broker: their memory is gone.
+    pub registrations: Vec<R>,
+    /// References of the layer, to be released by the driver.
+    pub handles: Vec<CuMemHandle>,
+    /// To be given back.
+    pub leases: Vec<L>,
+}
+
+impl<R, L> Default for Done<R, L> {
+    fn default() -> Self {
+        Done { registrations: Vec::new(), handles: Vec::new(), leases: Vec::new() }
+    }
+}
+
+impl<R, L> Done<R, L> {
+    fn and(mut self, more: Done<R, L>) -> Self {
+        self.registrations.extend(more.registrations);
+        self.handles.extend(more.handles);
+        self.leases.extend(more.leases);
+        self
+    }
+}
+
+impl<R, L> Default for Records<R, L> {
+    fn default() -> Self {
+        Records {
+            by_id: HashMap::new(),
+            by_handle: HashMap::new(),
+            by_number: HashMap::new(),
+            maps: BTreeMap::new(),
+            last_id: 0,
+        }
+    }
+}
+
+impl<R, L> Default for Record<R, L> {
+    fn default() -> Self {
+        Record {
+            size_bytes: 0,
+            handles: Vec::new(),
+            held: None,
+            maps: 0,
+            exports: Vec::new(),
+            pins: 0,
+            releases: 0,
+            leases: Vec::new(),
+        }
+    }
+}
+
+impl<R, L> Record<R, L> {
+    fn needs_memory(&self) -> bool {
+        self.pins > 0 || !self.exports.is_empty()
+    }
+
+    fn count(&self) -> u64 {
+        self.handles.iter().map(|(_, count)| count).sum()
+    }
+
+    /// A value that the driver knows for as long as the record is pinned.
+    fn live_handle(&self) -> Option<CuMemHandle> {
+        let counted = || self.handles.iter().find(|(_, count)| *count > 0);
+        self.held.or_else(|| counted().map(|(handle, _)| *handle))
+    }
+}
+
+/// Making, and handles.
+impl<R, L> Records<R, L> {
+    /// Enters memory that was just made. Other memory whose handle this was is gone: it was released in a way that nobody saw.
+    pub fn create(&mut self, handle: CuMemHandle, size_bytes: u64) -> Done<R, L> {
+        let gone = self.forget(handle);
+        let record = Record { size_bytes, handles: vec![(handle, 1)], ..Record::default() };
+        let id = self.insert(record);
+        self.by_handle.insert(handle, id);
+        gone
+    }
+
+    /// Forgets a handle that the driver has just given to memory which is not to be known.
+    pub fn forget(&mut self, handle: CuMemHandle) -> Done<R, L> {
+        let Some(id) = self.by_handle.remove(&handle) else { return Done::default() };
+        let record = self.by_id.get_mut(&id).expect("of each handle there is the record");
+        record.handles.retain(|(value, _)| *value != handle);
+        record.held.take_if(|held| *held == handle);
+        if record.live_handle().is_some() {
+            return Done::default();
+        }
+        let exports = std::mem::take(&mut record.exports);
+        for export in &exports {
+            self.by_number.remove(&export.number);
+        }
+        // Its maps find it still.
+        let registrations = exports.into_iter().map(|export| export.registration).collect();
+        Done { registrations, ..self.settle(id) }
+    }
+
+    /// Enters an import, which keeps `lease`; or one more reference to what is known already. Without a lease an import of other
+    /// memory is nobody's matter.
+    pub fn import(&mut self, handle: CuMemHandle, lease: Option<L>) {
+        let known = self.by_handle.get(&handle).copied();
+        if known.is_none() && lease.is_none() {
+            return;
+        }
+        let id = known.unwrap_or_else(|| self.insert(Record::default()));
+        self.add(id, handle);
+        self.record(id).leases.extend(lease);
+    }
+
+    /// Counts a handle that the driver has given for an address.
+    pub fn retain(&mut self, handle: CuMemHandle, address: u64) {
+        let by_handle = self.by_handle.get(&handle).copied();
+        if let Some(id) = by_handle.or_else(|| self.mapped_at(address)) {
+            self.add(id, handle);
+        }
+    }
+
+    /// Begins to release one reference.
+    pub fn begin_release(&mut self, handle: CuMemHandle) -> Release {
+        let Some(id) = self.by_handle.get(&handle).copied() else { return Release::Drivers };
+        let record = self.record(id);
+        let is_last = record.count() == 1;
+        let place = record.handles.iter().position(|(value, _)| *value == handle);
+        let place = place.expect("a record has each value that leads to it");
+        if record.handles[place].1 == 0 {
+            return Release::Refused;
+        }
+        record.handles[place].1 -= 1;
+        if is_last && record.needs_memory() && record.held.is_none() {
+            record.held = Some(handle);
+            return Release::Held;
+        }
+        record.releases += 1;
+        if record.handles[place].1 == 0 && record.held != Some(handle) {
+            // Before the driver releases it: right after, the value may be another allocation's.
+            record.handles.remove(place);
+            self.by_handle.remove(&handle);
+        }
+        Release::Real(id)
+    }
+
+    /// After the driver's answer; a reference that it did not release is the program's still.
+    pub fn end_release(&mut self, id: Id, handle: CuMemHandle, is_released: bool) -> Done<R, L> {
+        self.record(id).releases -= 1;
+        if !is_released && self.by_handle.get(&handle).is_none_or(|other| *other == id) {
+            self.add(id, handle);
+        }
+        self.settle(id)
+    }
+
+    fn insert(&mut self, record: Record<R, L>) -> Id {
+        self.last_id += 1;
+        self.by_id.insert(self.last_id, record);
+        self.last_id
+    }
+
+    fn add(&mut self, id: Id, handle: CuMemHandle) {
+        self.by_handle.insert(handle, id);
+        let handles = &mut self.record(id).handles;
+        match handles.iter_mut().find(|(value, _)| *value == handle) {
+            Some((_, count)) => *count += 1,
+            None => handles.push((handle, 1)),
+        }
+    }
+
+    /// A record that something leads to, or that a use under way keeps.
+    fn record(&mut self, id: Id) -> &mut Record<R, L> {
+        self.by_id.get_mut(&id).expect("what leads to a record goes before it")
+    }
+
+    /// Lets go what nothing needs any more.
+    fn settle(&mut self, id: Id) -> Done<R, L> {
+        let mut done = Done::default();
+        let record = self.record(id);
+        if record.count() > 0 || record.needs_memory() {
+            return done;
+        }
+        if let Some(held) = record.held.take() {
+            record.handles.retain(|(value, _)| *value != held);
+            self.by_handle.remove(&held);
+            done.handles.push(held);
+        }
+        let record = self.record(id);
+        if record.maps == 0 && record.releases == 0 {
+            done.leases = std::mem::take(&mut record.leases);
+            self.by_id.remove(&id);
+        }
+        done
+    }
+}
+
+/// Maps.
+impl<R, L> Records<R, L> {
+    /// Enters a range that the driver has just mapped. What stood there was unmapped in a way that nobody saw.
+    pub fn map(&mut self, base: u64, size_bytes: u64, handle: CuMemHandle) -> Done<R, L> {
+        let gone = self.take_maps(base, size_bytes);
+        let id = self.by_handle.get(&handle).copied();
+        if let Some(id) = id {
+            self.record(id).maps += 1;
+            self.maps.insert(base, Map { base, size_bytes, id });
+        }
+        self.end_maps(&gone)
+    }
+
+    /// Takes out the maps that begin in a range, before the driver unmaps it: another thread may map there right after.
+    /// [`Records::end_maps`] or [`Records::put_maps`] follows.
+    pub fn take_maps(&mut self, base: u64, size_bytes: u64) -> Vec<Map> {
+        let range = base..base.saturating_add(size_bytes);
+        let taken: Vec<Map> = self.maps.range(range).map(|(_, map)| *map).collect();
+        for map in &taken {
+            self.maps.remove(&map.base);
+        }
+        taken
+    }
+
+    /// Puts maps back that the driver did not end.
+    pub fn put_maps(&mut self, maps: Vec<Map>) {
+        self.maps.extend(maps.into_iter().map(|map| (map.base, map)));
+    }
+
+    /// After the driver has ended them.
+    pub fn end_maps(&mut self, maps: &[Map]) -> Done<R, L> {
+        maps.iter().fold(Done::default(), |done, map| {
+            self.record(map.id).maps -= 1;
+            done.and(self.settle(map.id))
+        })
+    }
+
+    fn mapped_at(&self, address: u64) -> Option<Id> {
+        let (_, map) = self.maps.range(..=address).next_back()?;
+        (address - map.base < map.size_bytes).then_some(map.id)
+    }
+}
+
+/// Exports, recalls, and the ends of numbers.
+impl<R, L> Records<R, L> {
+    /// Whether the layer exports the memory of this handle.
+    pub fn is_exportable(&self, handle: CuMemHandle) -> bool {
+        let record = self.by_handle.get(&handle).map(|id| &self.by_id[id]);
+        record.is_some_and(|record| {
+            let is_programs = record.handles.contains(&(handle, 0));
+            record.size_bytes > 0 && !is_programs
+        })
+    }
+
+    /// Begins an export. `is_current`: whether the broker still knows a registration.
+    pub fn begin_export(&mut self, handle: CuMemHandle, is_current: impl Fn(&R) -> bool) -> Begun {
+        if !self.is_exportable(handle) {
+            return Begun::Drivers;
+        }
+        let id = self.by_handle[&handle];
+        let record = self.record(id);
+        let mut exports = record.exports.iter_mut();
+        if let Some(export) = exports.find(|export| is_current(&export.registration)) {
+            export.opens += 1;
+            return Begun::Known(export.number);
+        }
+        record.pins += 1;
+        Begun::New { id, size_bytes: record.size_bytes }
+    }
+
+    /// Enters the registration of an export that was begun. When another thread was faster, its number counts, and the
+    /// registration comes back, to be ended. The record stays pinned.
+    pub fn enter_export(
+        &mut self,
+        id: Id,
+        number: VirtualFd,
+        registration: R,
+        is_current: impl Fn(&R) -> bool,
+    ) -> (VirtualFd, Option<R>) {
+        let exports = &mut self.record(id).exports;
+        let faster = exports.iter_mut().find(|export| is_current(&export.registration));
+        if let Some(faster) = faster {
+            faster.opens += 1;
+            return (faster.number, Some(registration));
+        }
+        exports.push(Export { number, opens: 1, registration });
+        self.by_number.insert(number, id);
+        (number, None)
+    }
+
+    /// Closes a number once.
+    pub fn begin_close(&mut self, number: VirtualFd) -> Close<R> {
+        let Some(id) = self.by_number.get(&number).copied() else { return Close::Unknown };
+        let record = self.record(id);
+        let place = record.exports.iter().position(|export| export.number == number);
+        let place = place.expect("a record has each number that leads to it");
+        record.exports[place].opens -= 1;
+        if record.exports[place].opens > 0 {
+            return Close::Counted;
+        }
+        record.pins += 1;
+        let export = record.exports.remove(place);
+        self.by_number.remove(&number);
+        Close::Last(id, export.registration)
+    }
+
+    /// Pins a record for a recall, and answers a handle to export. `None`: the memory is gone.
+    pub fn begin_recall(&mut self, id: Id) -> Option<CuMemHandle> {
+        let record = self.by_id.get_mut(&id)?;
+        let handle = record.live_handle()?;
+        record.pins += 1;
+        Some(handle)
+    }
+
+    /// Ends a use of a pinned record.
+    pub fn unpin(&mut self, id: Id) -> Done<R, L> {
+        self.record(id).pins -= 1;
+        self.settle(id)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,254 @@
+//! The records' rules, without driver and broker. Must never need either.
+
+use super::*;
+
+const SIZE: u64 = 65536;
+const A: CuMemHandle = 11;
+const B: CuMemHandle = 12;
+
+type Of = Records<&'static str, &'static str>;
+
+fn number(index: i32) -> VirtualFd {
+    VirtualFd::new(VirtualFd::FIRST + index).unwrap()
+}
+
+fn released(handle: CuMemHandle) -> Done<&'static str, &'static str> {
+    Done { handles: vec![handle], ..Done::default() }
+}
+
+fn given_back(lease: &'static str) -> Done<&'static str, &'static str> {
+    Done { leases: vec![lease], ..Done::default() }
+}
+
+fn exported(records: &mut Of, handle: CuMemHandle, index: i32) -> Id {
+    let Begun::New { id, size_bytes } = records.begin_export(handle, |_| true) else {
+        panic!("not a new export");
+    };
+    assert_eq!(size_bytes, SIZE);
+    assert_eq!(records.enter_export(id, number(index), "one", |_| true), (number(index), None));
+    assert_eq!(records.unpin(id), Done::default());
+    id
+}
+
+fn really_released(records: &mut Of, handle: CuMemHandle) -> Done<&'static str, &'static str> {
+    let Release::Real(id) = records.begin_release(handle) else { panic!("not the driver's") };
+    records.end_release(id, handle, true)
+}
+
+fn close(records: &mut Of, index: i32) -> Done<&'static str, &'static str> {
+    match records.begin_close(number(index)) {
+        Close::Last(id, _) => records.unpin(id),
+        Close::Counted => Done::default(),
+        Close::Unknown => panic!("not known"),
+    }
+}
+
+fn unmap(records: &mut Of, base: u64) -> Done<&'static str, &'static str> {
+    let maps = records.take_maps(base, SIZE);
+    records.end_maps(&maps)
+}
+
+fn is_empty(records: &Of) -> bool {
+    records.by_id.is_empty()
+        && records.by_handle.is_empty()
+        && records.by_number.is_empty()
+        && records.maps.is_empty()
+}
+
+#[test]
+fn release_when_never_exported_then_at_once_though_mapped() {
+    let mut records = Of::default();
+    assert_eq!(records.create(A, SIZE), Done::default());
+    assert_eq!(records.map(0x1000, SIZE, A), Done::default());
+    assert_eq!(really_released(&mut records, A), Done::default());
+    assert_eq!(records.begin_release(A), Release::Drivers);
+    assert_eq!(unmap(&mut records, 0x1000), Done::default());
+    assert!(is_empty(&records));
+}
+
+#[test]
+fn release_when_exported_and_mapped_then_held_until_the_last_close() {
+    let mut records = Of::default();
+    records.create(A, SIZE);
+    records.map(0, SIZE, A);
+    let id = exported(&mut records, A, 0);
+    assert_eq!(records.begin_export(A, |_| true), Begun::Known(number(0)));
+    assert_eq!(records.begin_release(A), Release::Held);
+    assert_eq!(records.begin_release(A), Release::Refused);
+    assert_eq!(records.begin_recall(id), Some(A));
+    assert_eq!(close(&mut records, 0), Done::default());
+    assert_eq!(close(&mut records, 0), Done::default());
+    // The recall is the last that needs it.
+    assert_eq!(records.unpin(id), released(A));
+    assert_eq!(records.begin_close(number(0)), Close::Unknown);
+    assert_eq!(records.begin_recall(id), None);
+    assert_eq!(unmap(&mut records, 0), Done::default());
+    assert!(is_empty(&records));
+}
+
+#[test]
+fn number_when_all_is_released_and_unmapped_then_it_keeps_the_memory() {
+    let mut records = Of::default();
+    records.create(A, SIZE);
+    records.map(0, SIZE, A);
+    let id = exported(&mut records, A, 0);
+    assert_eq!(unmap(&mut records, 0), Done::default());
+    assert_eq!(records.begin_release(A), Release::Held);
+    assert_eq!(records.begin_recall(id), Some(A));
+    assert_eq!(records.unpin(id), Done::default());
+    assert_eq!(close(&mut records, 0), released(A));
+    assert!(is_empty(&records));
+}
+
+#[test]
+fn release_when_the_program_has_other_references_then_the_driver_does_it() {
+    let mut records = Of::default();
+    records.create(A, SIZE);
+    exported(&mut records, A, 0);
+    records.map(0x1000, SIZE, A);
+    records.retain(A, 0x1000);
+    assert_eq!(really_released(&mut records, A), Done::default());
+    assert_eq!(records.begin_release(A), Release::Held);
+    // Retained once more and released: the layer has its one reference already.
+    records.retain(A, 0x1fff);
+    assert_eq!(really_released(&mut records, A), Done::default());
+    assert_eq!(close(&mut records, 0), released(A));
+    let maps = records.take_maps(0, u64::MAX);
+    assert_eq!(records.end_maps(&maps), Done::default());
+    assert!(is_empty(&records));
+}
+
+#[test]
+fn release_when_the_driver_refuses_then_the_program_has_it_still() {
+    let mut records = Of::default();
+    records.create(A, SIZE);
+    let Release::Real(id) = records.begin_release(A) else { panic!("not the driver's") };
+    assert_eq!(records.end_release(id, A, false), Done::default());
+    assert!(records.is_exportable(A));
+    assert_eq!(really_released(&mut records, A), Done::default());
+    assert!(is_empty(&records));
+}
+
+#[test]
+fn retain_when_only_a_map_is_left_then_exportable_by_the_drivers_new_value() {
+    let mut records = Of::default();
+    records.create(A, SIZE);
+    records.map(0x1000, SIZE, A);
+    really_released(&mut records, A);
+    records.retain(B, 0x1000 + SIZE - 1);
+    let id = exported(&mut records, B, 0);
+    // The first value is another allocation's by now.
+    assert_eq!(records.create(A, SIZE), Done::default());
+    assert_eq!(records.begin_recall(id), Some(B));
+    // Not of the mapped memory.
+    records.retain(13, 0x1000 + SIZE);
+    assert!(!records.is_exportable(13));
+}
+
+#[test]
+fn create_when_the_value_is_known_then_what_it_was_cannot_be_exported() {
+    let mut records = Of::default();
+    records.create(A, SIZE);
+    let id = exported(&mut records, A, 0);
+    assert_eq!(records.create(A, SIZE).registrations, ["one"]);
+    assert_eq!(records.begin_recall(id), None);
+    assert_eq!(records.begin_close(number(0)), Close::Unknown);
+    assert!(matches!(records.begin_export(A, |_| true), Begun::New { .. }));
+}
+
+#[test]
+fn unmap_when_it_covers_several_then_all_and_put_back_when_refused() {
+    let mut records = Of::default();
+    records.create(A, SIZE);
+    records.create(B, SIZE);
+    records.map(0, SIZE, A);
+    records.map(SIZE, SIZE, B);
+    records.map(2 * SIZE, SIZE, B);
+    let maps = records.take_maps(0, 2 * SIZE);
+    assert_eq!(maps.len(), 2);
+    records.put_maps(maps);
+    let maps = records.take_maps(0, 3 * SIZE);
+    assert_eq!(maps.len(), 3);
+    really_released(&mut records, A);
+    really_released(&mut records, B);
+    assert_eq!(records.end_maps(&maps), Done::default());
+    assert!(is_empty(&records));
+}
+
+#[test]
+fn import_when_released_and_unmapped_in_any_order_then_its_lease_after_both() {
+    for is_unmapped_first in [false, true] {
+        let mut records = Of::default();
+        records.import(A, Some("lease"));
+        assert!(!records.is_exportable(A));
+        records.map(0, SIZE, A);
+        let unmap = |records: &mut Of| unmap(records, 0);
+        let release = |records: &mut Of| really_released(records, A);
+        let (first, second) = match is_unmapped_first {
+            true => (unmap(&mut records), release(&mut records)),
+            false => (release(&mut records), unmap(&mut records)),
+        };
+        assert_eq!((first, second), (Done::default(), given_back("lease")));
+        assert!(is_empty(&records));
+    }
+}
+
+#[test]
+fn import_when_it_has_no_lease_then_it_is_nobodys_matter() {
+    let mut records = Of::default();
+    records.import(A, None);
+    assert_eq!(records.begin_release(A), Release::Drivers);
+    assert!(is_empty(&records));
+}
+
+#[test]
+fn import_when_the_driver_gives_the_known_value_then_it_is_counted() {
+    let mut records = Of::default();
+    records.create(A, SIZE);
+    records.import(A, Some("lease"));
+    assert_eq!(really_released(&mut records, A), Done::default());
+    assert_eq!(really_released(&mut records, A), given_back("lease"));
+    assert!(is_empty(&records));
+}
+
+#[test]
+fn export_when_the_registration_has_ended_then_a_new_number_beside_it() {
+    let mut records = Of::default();
+    records.create(A, SIZE);
+    records.map(0, SIZE, A);
+    exported(&mut records, A, 0);
+    let Begun::New { id, .. } = records.begin_export(A, |_| false) else { panic!("not new") };
+    records.enter_export(id, number(1), "two", |registration| *registration == "two");
+    records.unpin(id);
+    assert_eq!(close(&mut records, 0), Done::default());
+    assert_eq!(records.begin_release(A), Release::Held);
+    assert_eq!(close(&mut records, 1), released(A));
+    assert_eq!(unmap(&mut records, 0), Done::default());
+    assert!(is_empty(&records));
+}
+
+#[test]
+fn export_when_two_threads_make_one_then_one_number() {
+    let mut records = Of::default();
+    records.create(A, SIZE);
+    let begun = [records.begin_export(A, |_| true), records.begin_export(A, |_| true)];
+    let [Begun::New { id, .. }, Begun::New { .. }] = begun else { panic!("not new") };
+    assert_eq!(records.enter_export(id, number(0), "one", |_| true), (number(0), None));
+    assert_eq!(records.unpin(id), Done::default());
+    assert_eq!(records.enter_export(id, number(1), "two", |_| true), (number(0), Some("two")));
+    assert_eq!(records.unpin(id), Done::default());
+    assert_eq!(close(&mut records, 0), Done::default());
+    assert_eq!(close(&mut records, 0), Done::default());
+    assert_eq!(really_released(&mut records, A), Done::default());
+    assert!(is_empty(&records));
+}
+
+#[test]
+fn export_when_it_fails_after_the_last_release_then_the_release_is_done() {
+    let mut records = Of::default();
+    records.create(A, SIZE);
+    let Begun::New { id, .. } = records.begin_export(A, |_| true) else { panic!("not new") };
+    assert_eq!(records.begin_release(A), Release::Held);
+    assert_eq!(records.unpin(id), released(A));
+    assert!(is_empty(&records));
+}
