@@ -5,7 +5,7 @@ use super::limits::MAX_LISTED;
 use super::process::Process;
 use crate::records::as_seconds_or_null;
 use fdbroker_protocol::AllocationId;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 /// A kind of fault, or of note: notes are the kinds from [`Kind::Ended`] on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -130,7 +130,10 @@ pub struct Finding {
     pub job: String,
     pub uid: Option<u32>,
     /// The first allocation of the memory.
-    pub allocation: Option<String>,
+    #[serde(serialize_with = "as_text_or_null")]
+    pub allocation: Option<AllocationId>,
+    /// The number by which programs under a layer know it.
+    pub virtual_fd: Option<u32>,
     /// Inode of the memory, or of the socket.
     pub inode: Option<u64>,
     /// Size of the memory in bytes.
@@ -144,7 +147,7 @@ pub struct Finding {
 }
 
 /// Two findings of two looks are the same if these values are equal.
-pub type Identity = (Kind, Option<u32>, Option<u64>, Option<String>);
+pub type Identity = (Kind, Option<u32>, Option<u64>, Option<AllocationId>);
 
 impl Finding {
     /// A finding without a process.
@@ -157,6 +160,7 @@ impl Finding {
             job: String::new(),
             uid: None,
             allocation: None,
+            virtual_fd: None,
             inode: None,
             size_bytes: None,
             age_ms: None,
@@ -184,7 +188,7 @@ impl Finding {
     /// Adds the memory. `size` is in bytes; 0 leaves the size out.
     pub fn memory(mut self, key: Option<MemoryKey>, id: Option<AllocationId>, size: u64) -> Self {
         self.inode = key.and_then(MemoryKey::inode);
-        self.allocation = id.map(|id| id.to_string());
+        self.allocation = id;
         self.size_bytes = Some(size).filter(|size| *size != 0);
         self
     }
@@ -198,9 +202,13 @@ impl Finding {
     /// Its identity. Fds and leases are no part of it: they may change from look to look.
     pub fn identity(&self) -> Identity {
         // An inode is enough: the first allocation of a memory may change.
-        let allocation = self.allocation.clone().filter(|_| self.inode.is_none());
+        let allocation = self.allocation.filter(|_| self.inode.is_none());
         (self.kind, self.pid, self.inode, allocation)
     }
+}
+
+fn as_text_or_null<S: Serializer>(id: &Option<AllocationId>, to: S) -> Result<S::Ok, S::Error> {
+    id.map(|id| id.to_string()).serialize(to)
 }
 
 /// `7, 9, 11 and 3 more`.

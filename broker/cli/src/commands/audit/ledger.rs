@@ -54,6 +54,8 @@ pub struct Allocation {
     pub size_bytes: u64,
     /// Number of open and mapped leases.
     pub leases: u32,
+    /// The number by which programs under a layer know it.
+    pub virtual_fd: Option<u32>,
 }
 
 impl Allocation {
@@ -165,6 +167,7 @@ impl Ledger {
             owner_uid: Some(record.owner_uid.get()).filter(|uid| *uid != NOBODYS_UID),
             size_bytes: record.size_bytes.get(),
             leases: record.open_leases.get().saturating_add(record.mapped_leases.get()),
+            virtual_fd: Some(record.virtual_fd.get()).filter(|fd| *fd != 0),
         };
         self.allocations.insert(id, allocation);
     }

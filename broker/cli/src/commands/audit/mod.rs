@@ -154,6 +154,10 @@ fn judge(look: &Look) -> Vec<Finding> {
     unleased::find(&book, &mut found);
     unheld::find(&book, &mut found);
     broker::find(&book, &mut found);
+    for finding in &mut found {
+        let allocation = finding.allocation.and_then(|id| look.after.allocations.get(&id));
+        finding.virtual_fd = allocation.and_then(|it| it.virtual_fd);
+    }
     found
 }
 

@@ -4,6 +4,7 @@ use super::finding::{Finding, Kind};
 use super::limits::MAX_REPORTED;
 use crate::error::Result;
 use crate::output::{Column, Columns, Output, Side, commas, human_size, human_time};
+use fdbroker_protocol::AllocationId;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -110,11 +111,19 @@ fn row(finding: &Finding) -> Vec<String> {
         text(&fds.join(",")),
         text(&finding.command),
         text(&short(&finding.job)),
-        optional(finding.allocation.clone()),
+        optional(finding.allocation.map(|id| named(id, finding.virtual_fd))),
         optional(finding.size_bytes.map(human_size)),
         optional(finding.age_ms.map(human_time)),
         finding.what.clone(),
     ]
+}
+
+/// An allocation, with the number by which programs under a layer know it.
+fn named(id: AllocationId, virtual_fd: Option<u32>) -> String {
+    match virtual_fd {
+        Some(fd) => format!("{id} (virtual fd {fd})"),
+        None => id.to_string(),
+    }
 }
 
 /// The end of a job's path.

@@ -37,6 +37,7 @@ fn allocation(kind: MemoryKind) -> Allocation {
         owner_uid: Some(1000),
         size_bytes: 4096,
         leases: 0,
+        virtual_fd: None,
     }
 }
 
@@ -267,7 +268,9 @@ fn judge_when_two_cuda_files_then_each_with_its_own_leases() {
     world.both(|ledger| {
         ledger.stored_fds = 2;
         let files = Files { numbers: [INODE + 1, 0, 0, 0], known_ms: u64::MAX };
-        ledger.allocations.insert(id(1), Allocation { fd: Some(6), files, ..allocation(kind) });
+        let virtual_fd = Some(1 << 30);
+        let other = Allocation { fd: Some(6), files, virtual_fd, ..allocation(kind) };
+        ledger.allocations.insert(id(1), other);
     });
     world.process(BROKER).fds.push(file(6, INODE + 1));
     world.process(OWNER).fds.extend([fd(3, kind), file(4, INODE + 1)]);
@@ -276,8 +279,8 @@ fn judge_when_two_cuda_files_then_each_with_its_own_leases() {
     let expected = [(Kind::Leak, Some(HOLDER), vec![7]), (Kind::Forgotten, Some(HOLDER), vec![])];
     assert_eq!(world.found(), expected);
     let allocations: Vec<_> =
-        judge(&world.0).into_iter().map(|it| (it.allocation, it.inode)).collect();
-    assert_eq!(allocations, [(Some("1.1".into()), None), (Some("0.1".into()), None)]);
+        judge(&world.0).into_iter().map(|it| (it.allocation, it.virtual_fd)).collect();
+    assert_eq!(allocations, [(Some(id(1)), Some(1 << 30)), (Some(id(0)), None)]);
     // An open lease of the other one does not account for it, evicted or not.
     world.evict();
     world.process(BROKER).fds.push(file(6, INODE + 1));
