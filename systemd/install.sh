@@ -21,6 +21,7 @@ Builds the release programs and libraries if needed, and installs:
                            the debug information of a shared one is in the directory .debug beside it
   LIBDIR/pkgconfig         fdbroker.pc
   LIBDIR/cmake/fdbroker    the package fdbroker for CMake
+  PREFIX/lib/fdbroker      libfdbroker_cuda.so
   PREFIX/lib/fdbroker/level-zero      libfdbroker_ze.so with its link libze_validation_layer.so.1
   PREFIX/include           fdbroker.h, fdbroker_dl.h
   PREFIX/lib/systemd, lib/sysusers.d, lib/tmpfiles.d      units, with the paths of PREFIX/bin
@@ -222,6 +223,13 @@ if [ -f "$built/libfdbroker_ze.so" ]; then
   place_link libfdbroker_ze.so "$layer/libze_validation_layer.so.1"
 else
   say "no Level Zero layer in $built: left out"
+fi
+
+# In the same place: `fdbroker run --cuda` preloads it.
+if [ -f "$built/libfdbroker_cuda.so" ]; then
+  place_library "$built/libfdbroker_cuda.so" "$prefix/lib/fdbroker/libfdbroker_cuda.so"
+else
+  say "no CUDA layer in $built: left out"
 fi
 
 # Units contain the paths of their program and documentation.

@@ -65,9 +65,11 @@ expected="755 bin/fdbroker
 644 lib/.debug/libfdbroker.so.0.1.0.debug
 644 lib/cmake/fdbroker/fdbroker-config-version.cmake
 644 lib/cmake/fdbroker/fdbroker-config.cmake
+644 lib/fdbroker/.debug/libfdbroker_cuda.so.debug
 644 lib/fdbroker/level-zero/.debug/libfdbroker_ze.so.debug
 644 lib/fdbroker/level-zero/libfdbroker_ze.so
 777 lib/fdbroker/level-zero/libze_validation_layer.so.1
+644 lib/fdbroker/libfdbroker_cuda.so
 644 lib/libfdbroker.a
 777 lib/libfdbroker.so
 777 lib/libfdbroker.so.0
@@ -167,7 +169,7 @@ symbols=$(sed -n 's/@@FDBROKER_0$//p' <<< "$exported")
 check "so does the archive" same "$symbols" "$(nm -g --defined-only "$stage/usr/lib/libfdbroker.a" | awk 'NF == 3 { print $3 }' | sort)"
 sections() { readelf -SW "$1" | grep -oE '\.(debug_info|gnu_debuglink)\b' | sort | xargs; }
 debug_file() { readelf -p .gnu_debuglink "$1" | grep -oE 'lib.*\.debug'; }
-for library in lib/libfdbroker.so.0.1.0 lib/fdbroker/level-zero/libfdbroker_ze.so; do
+for library in lib/libfdbroker.so.0.1.0 lib/fdbroker/level-zero/libfdbroker_ze.so lib/fdbroker/libfdbroker_cuda.so; do
   library=$stage/usr/$library
   check "${library##*/} is stripped, and its debug information is where gdb looks" same ".gnu_debuglink .debug_info" \
     "$(sections "$library") $(sections "${library%/*}/.debug/$(debug_file "$library")")"

@@ -32,10 +32,16 @@ With --level-zero, unmodified programs share GPU memory by value: zeMemOpenIpcHa
 zeMemGetIpcHandle gave in another process, and no fd passes between the two. This sets ZE_ENABLE_VALIDATION_LAYER=1
 and puts the directory of fdbroker's layer first into LD_LIBRARY_PATH. No other validation layer is used then.
 
+With --cuda, unmodified programs share VMM memory: an fd that cuMemExportToShareableHandle gives is a number that
+pidfd_getfd and SCM_RIGHTS turn into the memory in any process of the job, whatever its PID namespace and rights, and
+the exporter keeps no fd open. All of the processes need it. This puts fdbroker's layer first into LD_PRELOAD; nothing
+can be preloaded into a program that is linked statically.
+
 Examples:
   fdbroker run -- mpirun -n 4 ./app
   fdbroker run --level-zero -- mpirun -n 4 ./app
   mpirun -n 64 fdbroker run --join --level-zero -- ./app
+  fdbroker run --cuda -- python train.py
   fdbroker run --max-fds 4096 -- ./app
   fdbroker run --report fds.svg -- ./app
   fdbroker run --report fds.csv -- ./app
@@ -70,6 +76,9 @@ pub struct Args {
     /// Let Level Zero IPC handles of COMMAND work by value in all processes of the node: see below
     #[arg(long)]
     pub level_zero: bool,
+    /// Let CUDA VMM memory that COMMAND exports as an fd reach all processes of the node: see below
+    #[arg(long)]
+    pub cuda: bool,
     /// Command and its arguments, after `--`
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,

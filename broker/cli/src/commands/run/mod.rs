@@ -2,6 +2,7 @@
 //! summary on stderr. Must never leave the broker or its directory behind.
 
 mod args;
+mod cuda;
 pub mod exec;
 pub mod join;
 mod level_zero;
@@ -30,8 +31,14 @@ const FOR_EVER: PollTimeout = PollTimeout::NONE;
 
 /// Runs the command with a broker of its own, or joins the job's; returns the exit status to end with.
 pub fn run(args: Args) -> Result<u8> {
-    let Args { command, max_fds, json, join, job, report, level_zero } = args;
-    let layers = if level_zero { level_zero::environment()?.into() } else { Vec::new() };
+    let Args { command, max_fds, json, join, job, report, level_zero, cuda } = args;
+    let mut layers = Vec::new();
+    if level_zero {
+        layers.extend(level_zero::environment()?);
+    }
+    if cuda {
+        layers.extend(cuda::environment(&command)?);
+    }
     match join {
         true => join::run(&command, max_fds, job.as_deref(), layers),
         false => alone(&command, max_fds, json, report.as_ref(), layers),
