@@ -71,7 +71,7 @@ def suites(folder):
              "udmabuf", "--ranks", "4", "--buffers", "50", "--max-fds", "64", "--json"], VM),
         Part("top: a real terminal (tmux)", ["tests/top/run.sh"]),
         Part("containers: ranks and daemons in namespaces", ["tests/container/run.sh"]),
-        Part("CUDA: library, broker and demo against a stand-in for the driver", ["tests/cuda_stub/run.sh"]),
+        Part("CUDA: library, broker, layer and demo against a stand-in for the driver", ["tests/cuda_stub/run.sh"]),
         Part("virtual fds: C programs that know nothing of fdbroker", ["tests/virtual_fds/run.sh"]),
         Part("installation, pkg-config, examples", ["tests/install/run.sh"]),
         Part("documentation's examples", ["cargo", "test", "--workspace", "--doc", "--quiet"]),

@@ -83,7 +83,7 @@ static void nccl_rank(void) {
 }
 static void buffers_when_a_service_thread_exports_and_sends_them_are_the_other_ranks_memory(void) {
   use_driver();
-  size_t before = free_bytes();
+  size_t before = whole_card();
   Buffer buffers[BUFFERS];
   CUmemGenericAllocationHandle handles[BUFFERS];
   pthread_t thread;
@@ -135,7 +135,7 @@ static void symmetric_peer(void) {
 }
 static void symmetric_memory_when_each_sends_its_own_is_seen_by_both(void) {
   use_driver();
-  size_t before = free_bytes();
+  size_t before = whole_card();
   Peer peer = start("symmetric_peer");
   exchanges(peer.socket, 60, 61);
   CHECK(hear(peer.socket).result == 0);
@@ -170,7 +170,7 @@ static void is_driver_fd(CUmemGenericAllocationHandle handle, int is_multicast) 
 }
 static void multicast_object_when_exported_is_the_drivers_fd(void) {
   use_driver();
-  size_t before = free_bytes();
+  size_t before = whole_card();
   CUmulticastObjectProp prop = {1, SEGMENT, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0};
   CUmemGenericAllocationHandle handle;
   DRIVER(cu.cuMulticastCreate(&handle, &prop));
@@ -180,7 +180,7 @@ static void multicast_object_when_exported_is_the_drivers_fd(void) {
 }
 static void import_when_exported_again_is_the_drivers_fd(void) {
   use_driver();
-  size_t before = free_bytes();
+  size_t before = whole_card();
   Buffer buffer = new_buffer(8);
   int number = export_of(buffer.handle), fd = dup(number);
   CUmemGenericAllocationHandle handle = import_of(fd);
@@ -230,7 +230,7 @@ static void fabric_handle_when_exported_is_the_drivers_own(void) {
   free_buffer(buffer);
 }
 /* No handle was asked for at its creation. */
-static void export_when_not_asked_for_is_refused(void) {
+static void export_when_not_asked_for_or_wrongly_is_refused(void) {
   use_driver();
   CUmemAllocationProp prop = {.type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
   CUmemGenericAllocationHandle handle;
@@ -238,6 +238,9 @@ static void export_when_not_asked_for_is_refused(void) {
   DRIVER(cu.cuMemCreate(&handle, SEGMENT, &prop, 0));
   CHECK(try_export(handle, &number) == CUDA_ERROR_INVALID_VALUE);
   CHECK(number == -7);
+  /* Another type of handle, and flags, which there are none of. */
+  CHECK(cu.cuMemExportToShareableHandle(&number, handle, 2, 0) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(cu.cuMemExportToShareableHandle(&number, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 1) == CUDA_ERROR_INVALID_VALUE);
   CHECK(try_export(handle + 1, &number) == CUDA_ERROR_INVALID_VALUE);
   DRIVER(cu.cuMemRelease(handle));
   CHECK(try_export(handle, &number) == CUDA_ERROR_INVALID_VALUE);
@@ -254,7 +257,7 @@ static const Row rows[] = {
     CASE(multicast_object_when_exported_is_the_drivers_fd),
     CASE(import_when_exported_again_is_the_drivers_fd),
     CASE(fabric_handle_when_exported_is_the_drivers_own),
-    CASE(export_when_not_asked_for_is_refused),
+    CASE(export_when_not_asked_for_or_wrongly_is_refused),
 };
 
 int main(int argc, char **argv) { return run_rows(rows, sizeof rows / sizeof *rows, argc, argv); }

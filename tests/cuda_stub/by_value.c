@@ -78,7 +78,7 @@ static void pytorch_consumer(void) {
 
 static void tensor_when_exported_segment_by_segment_is_the_consumers_memory(void) {
   use_driver();
-  size_t before = free_bytes();
+  size_t before = whole_card();
   Tensor tensor = new_tensor(7);
   Message message = share(&tensor, 7);
   for (int at = 0; at < SEGMENTS; at++) CHECK(is_export(message.numbers[at]));
@@ -97,6 +97,68 @@ static void tensor_when_exported_segment_by_segment_is_the_consumers_memory(void
   for (int at = 0; at < SEGMENTS; at++) FAILS(EBADF, close(message.numbers[at]));
 }
 
+/* Takes three in a row of the tensor, which is enough to see what comes next, and frees them. */
+static void consumer_of_a_part(void) {
+  use_driver();
+  Message message = hear(PEER_FD);
+  int pidfd = (int)syscall(SYS_pidfd_open, message.pid, 0);
+  for (int at = 0; at < 3; at++) {
+    int fd = (int)syscall(SYS_pidfd_getfd, pidfd, message.numbers[at], 0);
+    CHECK(fd_shows(fd, message.seed + at) && close(fd) == 0);
+  }
+  CHECK(memory_fds() == 0);
+  message.result = bad_checks;
+  tell(PEER_FD, &message);
+  hear(PEER_FD);
+}
+/* What a consumer has not asked for must not be held for it. */
+static void card_when_a_consumer_took_a_part_has_room_right_after_the_tensor_is_freed(void) {
+  use_driver();
+  size_t count = whole_card() / SEGMENT;
+  CUmemGenericAllocationHandle *handles = calloc(count, sizeof *handles);
+  MUST(handles && count > SEGMENTS && count < 1000);
+  Tensor tensor = new_tensor(60);
+  Message message = share(&tensor, 60);
+  Peer peer = start("consumer_of_a_part");
+  tell(peer.socket, &message);
+  CHECK(hear(peer.socket).result == 0);
+  free_tensor(&tensor, 1);
+  size_t made = 0;
+  while (made < count && create(&handles[made]) == CUDA_SUCCESS) made++;
+  CHECK(made == count);
+  while (made > 0) DRIVER(cu.cuMemRelease(handles[--made]));
+  free(handles);
+  tell(peer.socket, &message);
+  CHECK(finish(peer) == 0);
+}
+
+static void consumer_to_kill(void) {
+  use_driver();
+  Message message = hear(PEER_FD);
+  Tensor tensor;
+  take(&tensor, &message);
+  check_tensor(&tensor, message.seed);
+  /* And one fd that it never imports. */
+  CHECK(syscall(SYS_pidfd_getfd, syscall(SYS_pidfd_open, message.pid, 0), message.numbers[0], 0) >= 0);
+  message.result = bad_checks;
+  tell(PEER_FD, &message);
+  for (;;) pause();
+}
+static void memory_when_a_consumer_is_killed_comes_back(void) {
+  use_driver();
+  size_t before = whole_card();
+  Tensor tensor = new_tensor(80);
+  Message message = share(&tensor, 80);
+  Peer peer = start("consumer_to_kill");
+  tell(peer.socket, &message);
+  CHECK(hear(peer.socket).result == 0);
+  MUST(kill(peer.pid, SIGKILL) == 0);
+  CHECK(finish(peer) == 128 + SIGKILL);
+  check_tensor(&tensor, 80);
+  free_tensor(&tensor, 1);
+  CHECK(COMES_TRUE(free_bytes() == before));
+}
+
 static void producer_to_kill(void) {
   use_driver();
   Tensor tensor = new_tensor(3);
@@ -106,12 +168,12 @@ static void producer_to_kill(void) {
 }
 static void memory_when_the_producer_is_killed_is_the_consumers_until_it_ends(void) {
   use_driver();
-  size_t before = free_bytes();
+  size_t before = whole_card();
   Peer producer = start("producer_to_kill");
   Message message = hear(producer.socket);
   Tensor tensor;
   take(&tensor, &message);
-  MUST(kill(message.pid, SIGKILL) == 0);
+  MUST(kill(producer.pid, SIGKILL) == 0);
   CHECK(finish(producer) == 128 + SIGKILL);
   check_tensor(&tensor, 3);
   fill(tensor.base, 99);
@@ -146,7 +208,7 @@ static void ucx_consumer(void) {
 
 static void buffer_when_packed_by_its_address_is_the_consumers_memory(void) {
   use_driver();
-  size_t before = free_bytes();
+  size_t before = whole_card();
   Buffer buffer = new_buffer(21);
   CUmemGenericAllocationHandle handle;
   DRIVER(cu.cuMemRetainAllocationHandle(&handle, (void *)(buffer.base + 4096)));
@@ -225,10 +287,14 @@ static void pidfd_when_the_process_is_gone(void) {
 
 static const Row rows[] = {
     ROLE(pytorch_consumer),
+    ROLE(consumer_of_a_part),
+    ROLE(consumer_to_kill),
     ROLE(producer_to_kill),
     ROLE(ucx_consumer),
     ROLE(refused_consumer),
     CASE(tensor_when_exported_segment_by_segment_is_the_consumers_memory),
+    CASE(card_when_a_consumer_took_a_part_has_room_right_after_the_tensor_is_freed),
+    CASE(memory_when_a_consumer_is_killed_comes_back),
     CASE(memory_when_the_producer_is_killed_is_the_consumers_until_it_ends),
     CASE(buffer_when_packed_by_its_address_is_the_consumers_memory),
     CASE(number_when_closed_or_never_exported_is_ebadf),

@@ -40,10 +40,18 @@ static size_t card_bytes(void) {
     return text ? strtoull(text, NULL, 10) : 0;
 }
 
+// flock(2), whatever signals come.
+static int lock(int fd, int how) {
+    int result;
+    do result = flock(fd, how);
+    while (result && errno == EINTR);
+    return result;
+}
+
 // Opens a file of the card. The caller closes it; -1 and errno.
 static int card_open(const char *path) {
     int fd = open(path, O_RDWR | O_CLOEXEC);
-    if (fd >= 0) flock(fd, LOCK_SH);
+    if (fd >= 0) lock(fd, LOCK_SH);
     return fd;
 }
 
@@ -51,7 +59,7 @@ static int card_open(const char *path) {
 static int card_drop(const char *path) {
     int fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd < 0) return 0;
-    int is_free = !flock(fd, LOCK_EX | LOCK_NB);
+    int is_free = !lock(fd, LOCK_EX | LOCK_NB);
     if (is_free) unlink(path);
     close(fd);
     return is_free;
@@ -97,6 +105,14 @@ static int card_name(const char *hidden, char path[PATH_BYTES]) {
     return -1;
 }
 
+// fallocate(2), whatever signals come.
+static int fill_up(int fd, size_t bytes) {
+    int result;
+    do result = fallocate(fd, 0, 0, bytes);
+    while (result && errno == EINTR);
+    return result;
+}
+
 // New memory and an open file of it; -1 and errno, ENOSPC when the card is full. The caller closes the file and has the lock
 // of the driver.
 static int card_new(size_t bytes, char path[PATH_BYTES]) {
@@ -104,15 +120,15 @@ static int card_new(size_t bytes, char path[PATH_BYTES]) {
     int result = -1, fd = -1, card = open(directory(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (card < 0) return -1;
     // Processes count and take one after the other.
-    flock(card, LOCK_EX);
+    lock(card, LOCK_EX);
     snprintf(hidden, sizeof hidden, "%s/.%d", directory(), getpid());
     unlink(hidden);
     if (card_bytes() && card_used() + bytes > card_bytes()) errno = ENOSPC;
     else fd = open(hidden, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (fd >= 0) {
-        flock(fd, LOCK_SH);
-        result = fallocate(fd, 0, 0, bytes);
-        if (result && errno == ENOSPC) card_used(), result = fallocate(fd, 0, 0, bytes);
+        lock(fd, LOCK_SH);
+        result = fill_up(fd, bytes);
+        if (result && errno == ENOSPC) card_used(), result = fill_up(fd, bytes);
         if (!result) result = card_name(hidden, path);
         int error = errno;
         unlink(hidden);

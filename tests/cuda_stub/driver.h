@@ -1,5 +1,5 @@
 /* The CUDA driver as a program sees it: types and calls of cuda.h 13.0, and the ways in which programs find the calls.
- * Must never know fdbroker, nor the stand-in: with a GPU these programs run on the real driver. */
+ * Must never know fdbroker, nor the stand-in. */
 #ifndef DRIVER_H
 #define DRIVER_H
 

@@ -12,7 +12,7 @@ CUresult cuGetProcAddress(const char *, void **, int, uint64_t), cuGetProcAddres
 static void share_works(void) {
   DRIVER(cu.cuInit(0));
   push_context();
-  size_t before = free_bytes();
+  size_t before = whole_card();
   Buffer buffer = new_buffer(1);
   int number = export_of(buffer.handle);
   CHECK(is_export(number));

@@ -25,7 +25,7 @@ static int is_alive(int number, unsigned seed) {
 
 static void number_when_imported_by_its_exporter_is_the_memory(void) {
   use_driver();
-  size_t before = free_bytes();
+  size_t before = whole_card();
   Buffer buffer = new_buffer(1);
   int number = export_of(buffer.handle);
   CUmemGenericAllocationHandle handle = import_of(number);
@@ -69,7 +69,7 @@ static void number_when_exported_three_times_ends_with_the_third_close(void) {
 /* The last handle is released; the mapping keeps the memory, and the fd is good for all of that time. */
 static void number_when_its_handle_is_released_is_good_while_it_is_mapped(void) {
   use_driver();
-  size_t before = free_bytes();
+  size_t before = whole_card();
   Buffer buffer = new_buffer(4);
   int number = export_of(buffer.handle);
   DRIVER(cu.cuMemRelease(buffer.handle));
@@ -90,7 +90,7 @@ static void number_when_its_handle_is_released_is_good_while_it_is_mapped(void) 
 /* Nothing but the number is left: it keeps the memory, as an fd does. */
 static void number_when_all_is_released_and_unmapped_keeps_the_memory(void) {
   use_driver();
-  size_t before = free_bytes();
+  size_t before = whole_card();
   Buffer buffer = new_buffer(5);
   int number = export_of(buffer.handle);
   free_buffer(buffer);
@@ -104,7 +104,7 @@ static void number_when_all_is_released_and_unmapped_keeps_the_memory(void) {
 /* The value of a released handle comes back with the next allocation. */
 static void handle_when_its_value_is_used_again_is_exported_as_what_it_is_now(void) {
   use_driver();
-  size_t before = free_bytes();
+  size_t before = whole_card();
   int values_again = 0;
   for (unsigned round = 0; round < 200; round++) {
     Buffer first = new_buffer(2 * round);
@@ -128,7 +128,7 @@ static void handle_when_its_value_is_used_again_is_exported_as_what_it_is_now(vo
 /* Several handles in one reservation, and one call that unmaps them all. */
 static void mappings_when_unmapped_at_once_all_end(void) {
   use_driver();
-  size_t before = free_bytes();
+  size_t before = whole_card();
   CUmemGenericAllocationHandle handles[4];
   CUdeviceptr base;
   int numbers[4];
@@ -156,7 +156,7 @@ static void mappings_when_unmapped_at_once_all_end(void) {
 /* As often as the same memory is mapped, so often it is unmapped. */
 static void import_when_mapped_twice_lives_until_the_second_unmap(void) {
   use_driver();
-  size_t before = free_bytes();
+  size_t before = whole_card();
   Buffer buffer = new_buffer(9);
   int number = export_of(buffer.handle), fd = fd_of(number);
   CUmemGenericAllocationHandle handle = import_of(fd);
@@ -172,7 +172,7 @@ static void import_when_mapped_twice_lives_until_the_second_unmap(void) {
 
 static void fd_when_duplicated_before_the_import_is_the_memory(void) {
   use_driver();
-  size_t before = free_bytes();
+  size_t before = whole_card();
   Buffer buffer = new_buffer(11);
   int number = export_of(buffer.handle), fd = fd_of(number);
   int copy = dup(fd), high = fcntl(fd, F_DUPFD_CLOEXEC, 100), over = open("/dev/null", O_RDONLY);
@@ -290,12 +290,47 @@ static void exec_when_a_vfork_child_moves_a_real_fd_to_3_hands_it_on(void) {
   free_buffer(buffer);
 }
 
+/* --- ends of programs --- */
+
+static Buffer last;
+static int last_number;
+/* As destructors of C++ programs and of libraries do, when other libraries have ended already. */
+static void frees_at_the_end(void) {
+  if (!last_number) return;
+  alarm(20);
+  if (close(last_number) != 0) _exit(3);
+  cu.cuMemUnmap(last.base, SEGMENT);
+  cu.cuMemRelease(last.handle);
+}
+__attribute__((destructor)) static void frees_in_a_destructor(void) { frees_at_the_end(); }
+static void ends_with_exit(void) {
+  use_driver();
+  last = new_buffer(30);
+  last_number = export_of(last.handle);
+  CHECK(is_export(last_number) && is_alive(last_number, 30));
+}
+static void ends_with_all_it_has(void) {
+  use_driver();
+  for (int at = 0; at < SEGMENTS; at++) {
+    Buffer buffer = new_buffer(at);
+    int number = export_of(buffer.handle), fd = fd_of(number);
+    CHECK(import_of(fd) != 0 && is_alive(number, at));
+  }
+}
+static void memory_when_a_program_ends_comes_back(void) {
+  use_driver();
+  size_t before = whole_card();
+  CHECK(finish(start("ends_with_exit")) == 0);
+  CHECK(finish(start("ends_with_all_it_has")) == 0);
+  CHECK(COMES_TRUE(free_bytes() == before));
+}
+
 /* --- a full card --- */
 
 /* Every byte of the card is one allocation or another; needs FDBROKER_CUDA_STUB_BYTES. */
 static void card_when_full_has_room_right_after_an_export_is_freed(void) {
   use_driver();
-  size_t before = free_bytes(), count = before / SEGMENT;
+  size_t before = whole_card(), count = before / SEGMENT;
   CUmemGenericAllocationHandle *handles = calloc(count + 1, sizeof *handles);
   int *numbers = calloc(count, sizeof *numbers);
   MUST(handles && numbers && count > 0 && count < 1000);
@@ -348,7 +383,7 @@ static long ledger(void) {
 }
 static void process_when_100000_are_exported_and_closed_does_not_grow(void) {
   use_driver();
-  size_t before = free_bytes();
+  size_t before = whole_card();
   Buffer buffer = new_buffer(16);
   int fds = 0;
   long before_kib = 0;
@@ -367,13 +402,15 @@ static void process_when_100000_are_exported_and_closed_does_not_grow(void) {
   CHECK(open_fds() == fds);
   CHECK(resident_kib() - before_kib < NOISE_KIB);
   /* $LEDGER prints what is registered at the broker. */
-  CHECK(getenv("LEDGER") == NULL || COMES_TRUE(ledger() == 0));
+  CHECK(!is_layered() || COMES_TRUE(ledger() == 0));
   free_buffer(buffer);
   CHECK(COMES_TRUE(free_bytes() == before));
 }
 
 static const Row rows[] = {
     ROLE(inherits_fd_3),
+    ROLE(ends_with_exit),
+    ROLE(ends_with_all_it_has),
     CASE(child_when_forked_before_the_driver_is_used_exports_for_itself),
     CASE(number_when_imported_by_its_exporter_is_the_memory),
     CASE(number_when_exported_three_times_ends_with_the_third_close),
@@ -387,6 +424,7 @@ static const Row rows[] = {
     CASE(exec_when_dup2_puts_the_number_at_3_hands_it_on),
     CASE(exec_when_a_vfork_child_puts_the_number_at_3_hands_it_on_or_fails),
     CASE(exec_when_a_vfork_child_moves_a_real_fd_to_3_hands_it_on),
+    CASE(memory_when_a_program_ends_comes_back),
     CASE(card_when_full_has_room_right_after_an_export_is_freed),
     CASE(process_when_100000_are_exported_and_closed_does_not_grow),
 };

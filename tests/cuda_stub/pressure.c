@@ -46,23 +46,48 @@ static unsigned next_random(unsigned *state) {
 }
 
 static Buffer buffers[SLOTS];
+/* One in four keeps its number alone, and one in four its mapping and its number. */
+static int keeps_handle(unsigned seed) { return seed % 4 < 2; }
+static int keeps_mapping(unsigned seed) { return seed % 4 < 3; }
 static void make(unsigned slot, unsigned seed) {
   buffers[slot] = new_buffer(seed);
   Entry entry = {export_of(buffers[slot].handle), seed};
   MUST(is_export(entry.number));
+  if (!keeps_handle(seed)) DRIVER(cu.cuMemRelease(buffers[slot].handle));
+  if (!keeps_mapping(seed)) unmap_one(buffers[slot].base);
   set_entry(slot, entry);
 }
 static void end(unsigned slot) {
   Entry entry = entry_of(slot), none = {0, 0};
   set_entry(slot, none);
   /* In PyTorch's order. */
-  unmap_one(buffers[slot].base);
+  if (keeps_mapping(entry.seed)) unmap_one(buffers[slot].base);
   MUST(close(entry.number) == 0);
-  DRIVER(cu.cuMemRelease(buffers[slot].handle));
+  if (keeps_handle(entry.seed)) DRIVER(cu.cuMemRelease(buffers[slot].handle));
 }
+/* As a profiler does: signals without SA_RESTART, for the threads that take them. */
+static void is_interrupted(int signal) { (void)signal; }
+static void begin_interrupts(timer_t *timer) {
+  struct sigaction action = {.sa_handler = is_interrupted};
+  struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1};
+  struct itimerspec each_ms = {{0, 1000000}, {0, 1000000}};
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGUSR1);
+  MUST(pthread_sigmask(SIG_BLOCK, &set, NULL) == 0 && sigaction(SIGUSR1, &action, NULL) == 0);
+  MUST(timer_create(CLOCK_MONOTONIC, &event, timer) == 0 && timer_settime(*timer, 0, &each_ms, NULL) == 0);
+}
+static void take_interrupts(void) {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGUSR1);
+  MUST(pthread_sigmask(SIG_UNBLOCK, &set, NULL) == 0);
+}
+
 static void *makes(void *own) {
   unsigned state = (unsigned)(size_t)own, share = SLOTS / MAKERS;
   push_context();
+  take_interrupts();
   for (unsigned round = 0; round < MADE; round++) {
     unsigned slot = (unsigned)(size_t)own * share + next_random(&state) % share;
     end(slot);
@@ -73,6 +98,7 @@ static void *makes(void *own) {
 static void *takes(void *own) {
   unsigned state = 77 + (unsigned)(size_t)own, taken = 0;
   push_context();
+  take_interrupts();
   for (unsigned round = 0; round < TAKEN; round++) {
     unsigned slot = next_random(&state) % SLOTS;
     Entry entry = entry_of(slot);
@@ -113,13 +139,16 @@ static void storm_consumer(void) {
   CHECK(close(fd) == 0);
   table = map_one(handle);
   DRIVER(cu.cuMemRelease(handle));
+  timer_t timer;
+  begin_interrupts(&timer);
   run_threads(takes, TAKERS);
   CHECK(memory_fds() == 0);
   unmap_one(table);
+  MUST(timer_delete(timer) == 0);
 }
 static void memory_when_more_is_exported_than_the_node_may_hold_is_always_right(void) {
   use_driver();
-  size_t before = free_bytes();
+  size_t before = whole_card();
   Peer peers[CONSUMERS];
   Buffer shared = new_buffer(0);
   table = shared.base;
@@ -131,7 +160,10 @@ static void memory_when_more_is_exported_than_the_node_may_hold_is_always_right(
     tell(peers[at].socket, &message);
   }
   /* The number of a plain fd that is closed is another fd's at once: a program without the layer cannot do this. */
+  timer_t timer;
+  begin_interrupts(&timer);
   if (is_layered()) run_threads(makes, MAKERS);
+  MUST(timer_delete(timer) == 0);
   for (int at = 0; at < CONSUMERS; at++) CHECK(finish(peers[at]) == 0);
   for (unsigned slot = 0; slot < SLOTS; slot++) {
     CHECK(is_alive(getpid(), entry_of(slot).number, entry_of(slot).seed));
@@ -142,13 +174,56 @@ static void memory_when_more_is_exported_than_the_node_may_hold_is_always_right(
   CHECK(COMES_TRUE(free_bytes() == before));
 }
 
+/* --- programs that start others while they export --- */
+
+#define CHILDREN 100
+static volatile int is_over;
+static void *exports(void *handle) {
+  push_context();
+  while (!is_over) {
+    int number = export_of(*(CUmemGenericAllocationHandle *)handle);
+    if (!is_export(number) || close(number) != 0) return "an export";
+  }
+  return NULL;
+}
+static void children_when_started_while_threads_export_come_to_their_programs(void) {
+  use_driver();
+  size_t before = whole_card();
+  Buffer buffer[2] = {new_buffer(0), new_buffer(1)};
+  int number = export_of(buffer[0].handle);
+  pthread_t threads[2];
+  for (int at = 0; at < 2; at++) MUST(pthread_create(&threads[at], NULL, exports, &buffer[at].handle) == 0);
+  for (int at = 0; at < CHILDREN; at++) {
+    pid_t child = fork();
+    MUST(child >= 0);
+    if (child == 0) {
+      /* What the child closes is not its parent's to lose. */
+      if (close(number) != 0) _exit(126);
+      execlp("true", "true", NULL);
+      _exit(127);
+    }
+    int status = status_of(child);
+    CHECK(status == 0);
+    if (status) break;
+  }
+  is_over = 1;
+  for (int at = 0; at < 2; at++) {
+    void *fault = NULL;
+    CHECK(pthread_join(threads[at], &fault) == 0 && fault == NULL);
+  }
+  CHECK(is_alive(getpid(), number, 0));
+  CHECK(close(number) == 0);
+  for (int at = 0; at < 2; at++) free_buffer(buffer[at]);
+  CHECK(COMES_TRUE(free_bytes() == before));
+}
+
 /* --- a limit that leaves room for few fds --- */
 
 #define FEW_FDS 32
 #define MORE_EXPORTS 100
 static void exports_when_the_fd_limit_is_lowered_go_on(void) {
   use_driver();
-  size_t before = free_bytes();
+  size_t before = whole_card();
   struct rlimit limit, few;
   MUST(getrlimit(RLIMIT_NOFILE, &limit) == 0);
   few = limit;
@@ -190,13 +265,13 @@ static void number_when_its_owner_is_stopped_while_evicted_is_eagain(void) {
     buffer[at] = new_buffer(at);
     numbers[at] = export_of(buffer[at].handle);
   }
-  MUST(kill(message.pid, SIGSTOP) == 0);
+  MUST(kill(peer.pid, SIGSTOP) == 0);
   if (is_layered()) FAILS(EAGAIN, take_fd(message.pid, message.numbers[0]));
   /* The kernel asks no process for its fds. */
   else CHECK(is_alive(message.pid, message.numbers[0], 50));
   /* Nobody else is disturbed. */
   for (int at = 0; at < SLOTS; at++) CHECK(is_alive(getpid(), numbers[at], at));
-  MUST(kill(message.pid, SIGCONT) == 0);
+  MUST(kill(peer.pid, SIGCONT) == 0);
   CHECK(COMES_TRUE(is_alive(message.pid, message.numbers[0], 50)));
   tell(peer.socket, &message);
   CHECK(finish(peer) == 0);
@@ -223,7 +298,7 @@ static void restart_consumer(void) {
 }
 static void numbers_when_the_broker_is_killed_and_started_anew_live_on(void) {
   use_driver();
-  size_t before = free_bytes();
+  size_t before = whole_card();
   Buffer buffer[SEGMENTS];
   Message message = {.pid = getpid(), .count = SEGMENTS - 1};
   for (int at = 0; at < SEGMENTS; at++) {
@@ -263,6 +338,7 @@ static const Row rows[] = {
     ROLE(owner_to_stop),
     ROLE(restart_consumer),
     SPECIAL(memory_when_more_is_exported_than_the_node_may_hold_is_always_right),
+    SPECIAL(children_when_started_while_threads_export_come_to_their_programs),
     SPECIAL(exports_when_the_fd_limit_is_lowered_go_on),
     SPECIAL(number_when_its_owner_is_stopped_while_evicted_is_eagain),
     SPECIAL(numbers_when_the_broker_is_killed_and_started_anew_live_on),

@@ -151,11 +151,6 @@ static inline int export_of(CUmemGenericAllocationHandle handle) {
   DRIVER(try_export(handle, &number));
   return number;
 }
-static inline size_t free_bytes(void) {
-  size_t bytes, total;
-  DRIVER(cu.cuMemGetInfo(&bytes, &total));
-  return bytes;
-}
 static inline int open_fds(void) {
   int count = 0;
   for (int fd = 0; fd < 1024; fd++) count += fcntl(fd, F_GETFD) != -1;
@@ -190,6 +185,18 @@ static inline void pause_ms(int ms) {
     } \
     waited_ms_ < SOON_MS; \
   })
+
+static inline size_t free_bytes(void) {
+  size_t bytes, total;
+  DRIVER(cu.cuMemGetInfo(&bytes, &total));
+  return bytes;
+}
+/* All bytes of the card, once what other cases had has come back. */
+static inline size_t whole_card(void) {
+  size_t bytes, total;
+  MUST(COMES_TRUE(cu.cuMemGetInfo(&bytes, &total) == CUDA_SUCCESS && bytes == total));
+  return total;
+}
 
 /* --- a second process --- */
 

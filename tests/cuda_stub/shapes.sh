@@ -34,6 +34,85 @@ storm=memory_when_more_is_exported_than_the_node_may_hold_is_always_right
 lowered=exports_when_the_fd_limit_is_lowered_go_on
 stopped=number_when_its_owner_is_stopped_while_evicted_is_eagain
 restarted=numbers_when_the_broker_is_killed_and_started_anew_live_on
+children=children_when_started_while_threads_export_come_to_their_programs
 preloaded=calls_when_another_library_is_preloaded_share_memory
-program direct "$work/pressure" "$storm" "$lowered" "$stopped" "$restarted"
+program direct "$work/pressure" "$storm" "$children" "$lowered" "$stopped" "$restarted"
 program "direct, another library preloaded" env ANOTHER_IS_FIRST=1 "LD_PRELOAD=$work/another.so" "$work/entry_linked" "$preloaded"
+
+# --- under the layer ---
+
+fdbroker=$FDBROKER_BIN_DIR/fdbroker
+layer=$FDBROKER_BIN_DIR/libfdbroker_cuda.so
+# layered LABEL OPTIONS... -- COMMAND...: the broker sees the stand-in's fds as the driver's; the program finds the driver itself.
+layered() {
+  local label=$1 options=(); shift
+  while [ "$1" != -- ]; do options+=("$1"); shift; done
+  shift
+  program "$label" env EXPECT_LAYER=1 "LD_PRELOAD=$work/looks.so" "$fdbroker" run --cuda "${options[@]}" -- "$@"
+}
+# What is registered at the program's broker: for the case that exports 100,000 times.
+export LEDGER="LD_PRELOAD= '$fdbroker' status --json | sed -n 's/.*\"allocations\":{\"now\":\([0-9]*\).*/\1/p'"
+# The broker's summary of the last program says that fds were taken from the broker and exported again.
+recalled() { grep -Eq '[1-9][0-9,]* recalls,' "$work/shape.err"; }
+
+for name in by_value by_message lifetimes entry; do layered layer -- "$work/$name"; done
+layered "layer, linked" -- "$work/entry_linked"
+# Each fd has to make room for the next.
+layered "layer, few fds" --max-fds 24 -- "$work/by_value"
+check "layer, few fds: there were recalls" recalled
+layered "layer, few fds" --max-fds 24 -- "$work/by_message"
+layered "layer, few fds" --max-fds 24 -- "$work/pressure" "$storm" "$children"
+check "layer, few fds, threads: there were recalls" recalled
+layered layer -- "$work/pressure" "$lowered"
+layered layer --max-fds 16 -- env FDBROKER_LAYER_WAIT=1 "$work/pressure" "$stopped"
+
+# Preloading puts a library before the layer; the program can put one behind it.
+behind=(sh -c 'LD_PRELOAD=$LD_PRELOAD:$0 exec "$@"' "$work/another.so")
+before=(sh -c 'ANOTHER_IS_FIRST=1 LD_PRELOAD=$0:$LD_PRELOAD exec "$@"' "$work/another.so")
+layered "layer, another library behind it" -- "${behind[@]}" "$work/entry_linked" "$preloaded"
+layered "layer, another library before it" -- "${before[@]}" "$work/entry_linked" "$preloaded"
+
+# --- consumers elsewhere ---
+
+tensor=tensor_when_exported_segment_by_segment_is_the_consumers_memory
+buffer=buffer_when_packed_by_its_address_is_the_consumers_memory
+refused=number_when_the_consumer_cannot_know_it_is_ebadf
+apart=(unshare --pid --fork)
+[ "$(id -u)" = 0 ] || apart+=(--user --map-root-user)
+if "${apart[@]}" true 2> /dev/null; then
+  CONSUMER="${apart[*]}" layered "layer, PID namespaces apart" -- "$work/by_value" "$tensor" "$buffer"
+else
+  not_run "CUDA layer, PID namespaces apart" "unshare(1) may not make a PID namespace"
+fi
+CONSUMER="env -u LD_PRELOAD" layered "layer, consumer without it" -- "$work/by_value" "$refused"
+CONSUMER="env LD_PRELOAD=$work/looks.so $fdbroker run --cuda --" layered "layer, consumer of another broker" -- "$work/by_value" "$refused"
+
+# --- brokers that come and go ---
+
+# Starts a broker and waits for it; started again, it kills the one before.
+cat > "$work/broker.sh" <<BROKER
+unset LD_PRELOAD
+[ ! -e "$work/broker.pid" ] || kill -9 "\$(cat "$work/broker.pid")"
+LD_PRELOAD=$work/looks.so "$FDBROKER_BIN_DIR/fdbrokerd" --private "$work/broker" --ready-fd 1 \
+  > "$work/ready" 2> "$work/broker.err" < /dev/null &
+echo \$! > "$work/broker.pid"
+read -r _ < "$work/ready"
+BROKER
+mkfifo "$work/ready"
+trap 'kill "$(cat "$work/broker.pid")" 2> /dev/null; rm -rf "$work" "$memory"' EXIT
+broker=(sh -c 'bash "$0" && LD_PRELOAD=$1 && export LD_PRELOAD && shift && exec "$@"' "$work/broker.sh" "$layer")
+program "layer, broker killed" env EXPECT_LAYER=1 "RESTART=bash $work/broker.sh" \
+  "FDBROKER_SOCKET=$work/broker/fdbroker/broker.sock" "${broker[@]}" "$work/pressure" "$restarted"
+
+# Without a broker the fds are the driver's own, and each process says so once.
+no_broker=(env "FDBROKER_SOCKET=$work/none.sock" "LD_PRELOAD=$layer")
+for name in by_value by_message lifetimes entry; do program "layer, no broker" "${no_broker[@]}" "$work/$name"; done
+program "layer, no broker, linked" "${no_broker[@]}" "$work/entry_linked"
+is_said_once() { [ "$(grep -c '^fdbroker-cuda.*NOT_CONNECTED' "$work/shape.err")" = 1 ]; }
+check "without a broker there is one line on stderr" is_said_once
+
+# A program that nothing can be preloaded into.
+echo 'int main(void) { return 0; }' > "$work/static.c"
+check "a static program compiles" "$cc" -static -o "$work/static" "$work/static.c"
+static_is_refused() { ! "$fdbroker" run --cuda -- "$work/static" 2> "$work/err" && grep "linked statically" "$work/err"; }
+check "run --cuda says that it cannot do anything for a static program" static_is_refused

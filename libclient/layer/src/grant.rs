@@ -37,7 +37,8 @@ impl<S: State> Source for Connection<S> {
     }
 
     fn has_used_driver(&self) -> bool {
-        Connection::has_used_driver(self)
+        // Without a broker a process that cannot be seen stays unseen, as it is for the kernel.
+        Connection::has_used_driver(self) && S::connection().connected().is_some()
     }
 }
 

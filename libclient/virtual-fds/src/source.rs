@@ -41,7 +41,8 @@ pub trait Source: Send + Sync {
     /// Writes the fds for which `is_own` says yes, at most 64, and answers how many.
     fn own_fds(&self, fds: &mut [RawFd; OWN_FDS_MOST]) -> usize;
 
-    /// Whether this program has used the driver. Only then may it ask for the fds of a process that it cannot see.
+    /// Whether this program has used the driver, and there is a broker. Only then may it ask for the fds of a process that it
+    /// cannot see. May connect: never called in a child of vfork(2).
     fn has_used_driver(&self) -> bool;
 }
 

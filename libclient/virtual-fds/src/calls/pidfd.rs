@@ -16,7 +16,7 @@ pub fn open(pid: pid_t, flags: c_uint) -> isize {
     let answer =
         unsafe { raw::call(libc::SYS_pidfd_open, [pid as usize, flags as usize, 0, 0, 0, 0]) };
     let is_nobody = answer == raw::failed(Errno::ESRCH);
-    if !is_nobody || !source::has_used_driver() || !process::owns_memory() {
+    if !is_nobody || !process::owns_memory() || !source::has_used_driver() {
         return answer;
     }
     let made = raw::readable_eventfd();
