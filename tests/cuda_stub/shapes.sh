@@ -13,6 +13,8 @@ check "another.c compiles" "$cc" -std=gnu11 -shared -fPIC -O1 -Wall -Wextra -Wer
 for name in by_value by_message lifetimes entry pressure; do
   check "$name.c compiles" compile "$here/$name.c" -o "$work/$name"
 done
+check "beside.c compiles, linked to libfdbroker" compile -Ilibclient/capi/include "$here/beside.c" -o "$work/beside" \
+  -L"$FDBROKER_BIN_DIR/capi" -lfdbroker "-Wl,-rpath,$FDBROKER_BIN_DIR/capi"
 check "entry.c compiles, linked to libcuda" compile -DLINKED "$here/entry.c" -o "$work/entry_linked" "$work/libcuda.so.1"
 
 # program LABEL COMMAND...: runs a program with device memory of its own, and counts the cases that it prints.
@@ -37,6 +39,8 @@ restarted=numbers_when_the_broker_is_killed_and_started_anew_live_on
 children=children_when_started_while_threads_export_come_to_their_programs
 preloaded=calls_when_another_library_is_preloaded_share_memory
 program direct "$work/pressure" "$storm" "$children" "$lowered" "$stopped" "$restarted"
+program "direct, Python" python3 "$here/program.py"
+program "direct, beside the library" env "LD_PRELOAD=$work/looks.so" "$FDBROKER_BIN_DIR/fdbroker" run -- "$work/beside"
 program "direct, another library preloaded" env ANOTHER_IS_FIRST=1 "LD_PRELOAD=$work/another.so" "$work/entry_linked" "$preloaded"
 
 # --- under the layer ---
@@ -57,6 +61,8 @@ recalled() { grep -Eq '[1-9][0-9,]* recalls,' "$work/shape.err"; }
 
 for name in by_value by_message lifetimes entry; do layered layer -- "$work/$name"; done
 layered "layer, linked" -- "$work/entry_linked"
+layered "layer, Python" -- python3 "$here/program.py"
+layered "layer, beside the library" -- "$work/beside"
 # Each fd has to make room for the next.
 layered "layer, few fds" --max-fds 24 -- "$work/by_value"
 check "layer, few fds: there were recalls" recalled
@@ -102,7 +108,7 @@ mkfifo "$work/ready"
 trap 'kill "$(cat "$work/broker.pid")" 2> /dev/null; rm -rf "$work" "$memory"' EXIT
 broker=(sh -c 'bash "$0" && LD_PRELOAD=$1 && export LD_PRELOAD && shift && exec "$@"' "$work/broker.sh" "$layer")
 program "layer, broker killed" env EXPECT_LAYER=1 "RESTART=bash $work/broker.sh" \
-  "FDBROKER_SOCKET=$work/broker/fdbroker/broker.sock" "${broker[@]}" "$work/pressure" "$restarted"
+  "FDBROKER_SOCKET=$work/broker/fdbroker/broker.sock" "${broker[@]}" "$work/pressure" "$restarted" "$storm"
 
 # Without a broker the fds are the driver's own, and each process says so once.
 no_broker=(env "FDBROKER_SOCKET=$work/none.sock" "LD_PRELOAD=$layer")

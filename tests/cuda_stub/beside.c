@@ -1,0 +1,50 @@
+/* A program that shares some memory through the library of fdbroker, and some as CUDA programs do that know nothing of it.
+ * Runs under a broker, with the layer or without. usage: beside */
+#include "shapes.h"
+
+#include <fdbroker.h>
+
+#define DEADLINE_MS 10000
+
+/* What the library's consumer gets for an exported number, which may be virtual. */
+static void number_when_registered_with_the_library_is_the_memory(void) {
+  use_driver();
+  size_t before = whole_card();
+  fdbroker_options_t options;
+  fdbroker_t *client;
+  fdbroker_options_init(&options);
+  MUST(fdbroker_open(&options, &client) == FDBROKER_OK);
+  Buffer buffers[4];
+  int numbers[4];
+  fdbroker_handle_t handles[4];
+  for (int at = 0; at < 4; at++) {
+    buffers[at] = new_buffer(at);
+    numbers[at] = export_of(buffers[at].handle);
+    fdbroker_allocation_t allocation = {.struct_size = sizeof allocation,
+                                        .kind = FDBROKER_KIND_CUDA_VMM,
+                                        .share = FDBROKER_SHARE_UID,
+                                        .size_bytes = SEGMENT,
+                                        .owner_allocation_id = 100 + at};
+    CHECK(is_export(numbers[at]));
+    CHECK(fdbroker_register(client, &allocation, numbers[at], DEADLINE_MS, &handles[at]) == FDBROKER_OK);
+  }
+  for (int at = 0; at < 4; at++) {
+    fdbroker_grant_t grant = {.struct_size = sizeof grant};
+    MUST(fdbroker_acquire(client, &handles[at], DEADLINE_MS, &grant) == FDBROKER_OK);
+    CHECK(fd_shows(grant.fd, at));
+    CHECK(close(grant.fd) == 0);
+    CHECK(fdbroker_release(client, grant.lease) == FDBROKER_OK);
+    /* The two know nothing of each other: each ends its own. */
+    CHECK(fdbroker_unregister(client, &handles[at]) == FDBROKER_OK);
+    int fd = dup(numbers[at]);
+    CHECK(fd_shows(fd, at) && close(fd) == 0);
+    CHECK(close(numbers[at]) == 0);
+    free_buffer(buffers[at]);
+  }
+  CHECK(COMES_TRUE(free_bytes() == before));
+  fdbroker_close(client);
+}
+
+static const Row rows[] = {CASE(number_when_registered_with_the_library_is_the_memory)};
+
+int main(int argc, char **argv) { return run_rows(rows, sizeof rows / sizeof *rows, argc, argv); }
