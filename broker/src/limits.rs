@@ -147,6 +147,9 @@ pub const SLOTS_PER_LOOK: usize = 4096;
 /// Time between two such sweeps, while a client waits until others have read: no event tells.
 pub const IN_FLIGHT_SWEEP: Duration = Duration::from_millis(1);
 
+/// Requests of one client that may wait for closes: one for each thread that ends memory at the same time.
+pub const SETTLES_PER_CLIENT: usize = 64;
+
 /// Replies without fds kept for a client whose socket is full, beyond one per parked request: the
 /// one under way. No request is read while any is kept, so more cannot come.
 pub const PENDING_REPLIES_BESIDE_PARKED: usize = 2;

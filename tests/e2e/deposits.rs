@@ -16,6 +16,9 @@ use nix::sys::stat::Mode;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
+/// So many that a reply which does not wait is noticed: it comes before the close every other time.
+const ROUNDS: usize = 200;
+
 /// Deposits `fd` as one page of memory of `kind`.
 fn deposit(client: &Client, kind: MemoryKind, fd: &OwnedFd) -> Error {
     let deposit = Deposit::new(kind, BLOCK_BYTES as u64);
@@ -275,4 +278,20 @@ fn register_when_many_are_no_memory_then_each_says_so_and_the_others_are_kept() 
     }
     drop(owner);
     broker.assert_nothing_left();
+}
+
+#[test]
+fn settle_when_allocations_have_ended_then_the_broker_has_closed_their_fds() {
+    let broker = Broker::start();
+    let client = broker.client("owner");
+    client.settle(patience()).expect("there is nothing to wait for");
+    let memory = memfd(c"settled", BLOCK_BYTES, all_seals());
+    let before = broker.settled_fds();
+    for _ in 0..ROUNDS {
+        let deposit = Deposit::new(MemoryKind::Memfd, BLOCK_BYTES as u64);
+        let one = client.register(&deposit, memory.as_fd(), patience()).expect("registered");
+        client.unregister(&one).expect("known");
+        client.settle(patience()).expect("closes do not hang");
+        assert_eq!(broker.open_fds(), before);
+    }
 }

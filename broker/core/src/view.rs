@@ -2,7 +2,7 @@
 
 use crate::Core;
 use crate::allocation::State;
-use crate::api::{CapsOfScopes, ClientId, DomainKey, JobKey, LeaseId, Now};
+use crate::api::{CapsOfScopes, ClientId, DomainKey, JobKey, LeaseId, Now, Ticket};
 use crate::job_name::JobName;
 use crate::ledger::{Account, ScopeId};
 use crate::slots::NONE;
@@ -164,6 +164,19 @@ impl Core {
     pub fn is_awaited_from(&self, client: ClientId, id: AllocationId) -> bool {
         let found = self.allocations.find(id);
         found.is_some_and(|it| it.owner == client.0 && it.state == State::Recalling)
+    }
+
+    /// Fds of a client that are on their way through the closers.
+    pub fn closings_of(&self, client: ClientId) -> u64 {
+        self.clients.find(client.0).map_or(0, |client| client.closing)
+    }
+
+    /// The client that an fd on its way through the closers is charged to; `None`: it has left it to its domain.
+    pub fn client_of(&self, ticket: Ticket) -> Option<ClientId> {
+        let closing = self.closings.get(ticket.0, self.closings.generation(ticket.0))?;
+        let (number, serial) = closing.client?;
+        let client = self.clients.find(number).filter(|client| client.serial == serial);
+        client.map(|_| ClientId(number))
     }
 
     /// Fds that a client may send, as far as it can know. What was taken back meanwhile is answered AGAIN.

@@ -2,6 +2,7 @@
 //! state; must never talk to the core.
 
 use crate::clients::metrics::Asked;
+use crate::clients::settles::Settles;
 use crate::clients::turns::Who;
 use crate::limits::{IN_FLIGHT_FDS_PER_CLIENT, UNREAD_MESSAGES_PER_CLIENT};
 use fdbroker_core::{ClientId, DomainKey, RequestId};
@@ -105,6 +106,8 @@ pub struct Connection {
     pub blocked: Option<Blocked>,
     /// Its acquires that are parked, and since when; at most `max_parked_per_client`.
     pub asked: Vec<Asked>,
+    /// Its requests that wait for closes.
+    pub settles: Settles,
     /// Replies without fds that its socket did not take.
     pub pending: VecDeque<Vec<u8>>,
     /// The event message that its event socket did not take.
@@ -174,6 +177,7 @@ impl Connection {
             is_hello_unread: false,
             blocked: None,
             asked: Vec::new(),
+            settles: Settles::default(),
             pending: VecDeque::new(),
             pending_event: None,
             hello_reply: None,

@@ -10,6 +10,7 @@ pub mod job;
 pub mod lobby;
 pub mod metrics;
 pub mod schedulers;
+pub mod settles;
 pub mod shares;
 pub mod turns;
 pub mod waits;

@@ -169,6 +169,13 @@ pub fn decode_event<'s>(
     Ok(Input::Supply { client: context.client, supplies })
 }
 
+/// The request of a settle.
+pub fn check_settle(message: &Message<'_>) -> Result<RequestId, Breach> {
+    expect_fds(message, 0)?;
+    expect_empty(message)?;
+    request_id(message)
+}
+
 /// The body of a resolve.
 pub fn check_resolve<'m>(message: &Message<'m>) -> Result<&'m Resolve, Breach> {
     expect_fds(message, 0)?;

@@ -182,7 +182,7 @@ impl Server {
             let Some(report) = self.fds.next_report() else { break };
             match report {
                 Report::Held(ticket) | Report::Arrived(ticket, _) => {
-                    self.step(Input::Closed { ticket });
+                    self.note_closed(ticket);
                 }
                 Report::Looked(uid, dmabufs) => {
                     dmabufs.into_iter().for_each(|device| self.classifier.learn(device));

@@ -11,7 +11,7 @@ use crate::messages::resolve::write_resolved;
 use crate::server::flow::send_to;
 use crate::server::parts::Server;
 use crate::server::waiting::{Channel, Refused, Suspended};
-use fdbroker_core::{ClientId, Input, Now, OwnerKey, RequestId};
+use fdbroker_core::{ClientId, Input, Now, OwnerKey, RequestId, Ticket};
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::limits::MAX_NEIGHBOURS;
 use fdbroker_protocol::message::{HELLO_MAGIC, Hello, PROTOCOL_VERSION};
@@ -188,6 +188,9 @@ impl Server {
         if message.kind == Kind::Resolve && channel == Channel::Main {
             return self.resolve(client, received.len);
         }
+        if message.kind == Kind::Settle && channel == Channel::Main {
+            return self.settle_closes(client, received.len);
+        }
         if message.kind == Kind::Acquire {
             self.waits.begin(client, RequestId(id));
         }
@@ -213,6 +216,45 @@ impl Server {
             Err(code) => self.reply_failed(client, RequestId(id), code.into()),
         }
         self.schedule.spend(MAX_NEIGHBOURS as usize);
+    }
+
+    /// Answers a settle, now or when what is being closed is closed.
+    fn settle_closes(&mut self, client: ClientId, length: usize) {
+        let message = match Message::parse(self.inbox.bytes(length)) {
+            Ok(message) => message,
+            Err(error) => return self.break_off(client, 0, &Breach::Decode(error)),
+        };
+        let request = match requests::check_settle(&message) {
+            Ok(request) => request,
+            Err(breach) => return self.break_off(client, message.id, &breach),
+        };
+        let closing = self.core.closings_of(client);
+        match self.connections[index(client)].settles.wait(request, closing) {
+            true => self.answer_settled(client),
+            false => self.reply_failed(client, request, ErrorCode::Again.into()),
+        }
+    }
+
+    /// Answers the settles of a client that wait no longer.
+    fn answer_settled(&mut self, client: ClientId) {
+        while let Some(connection) = self.connections.get_mut(index(client))
+            && let Some(request) = connection.settles.take_settled()
+        {
+            let bytes = self.writer.start(Kind::Settled, request.0).finish(0, 0);
+            let sent = send_to(&mut self.connections, client, bytes);
+            self.after_send(client, sent);
+        }
+    }
+
+    /// A closer has closed an fd: tells the core, and those who wait for it.
+    pub(crate) fn note_closed(&mut self, ticket: Ticket) {
+        let client = self.core.client_of(ticket);
+        self.step(Input::Closed { ticket });
+        let connection = client.and_then(|client| self.connections.get_mut(index(client)));
+        if let (Some(client), Some(connection)) = (client, connection) {
+            connection.settles.note_closed();
+            self.answer_settled(client);
+        }
     }
 
     /// Decodes the message in the buffer and hands it to the core. `has_looked`: a lane has looked at its fd, and an fd that is

@@ -37,6 +37,10 @@ wire_enum! {
         Redeposit = 0x14, "redeposit";
         /// Client, one-way, after a crash of the broker: it has named all that is alive. Without a body.
         Complete = 0x16, "complete";
+        /// Client: answer when the fds of this client's that the broker is closing now are closed. Without a body.
+        Settle = 0x18, "settle";
+        /// Broker: they are. Without a body.
+        Settled = 0x19, "settled";
         /// Client: [`AcquireHead`], [`HandlePrefix`]es.
         Acquire = 0x20, "acquire";
         /// Broker: [`GrantItem`]s, then driver data of those that have it, and the fds.

@@ -16,6 +16,7 @@ use crate::requests::acquire::{Handed, acquire_each, acquire_one};
 use crate::requests::flush::flush;
 use crate::requests::register::{Batch, Registrations, register, unregister};
 use crate::requests::resolve::resolve;
+use crate::requests::settle::settle;
 use crate::requests::started::AcquireRequest;
 use crate::serve::callback::is_in_callback;
 use crate::serve::dispatch::Dispatch;
@@ -391,6 +392,17 @@ impl Client {
     pub fn flush(&self, deadline: Deadline) -> Result<(), Error> {
         let connection = self.connection("flush")?;
         flush(&connection, deadline)
+    }
+
+    /// Waits until the broker has closed its fds of what this client has ended before: then their memory is back, unless others
+    /// have it open or mapped. A close takes microseconds, of CUDA memory up to milliseconds.
+    ///
+    /// # Errors
+    /// TIMED_OUT: the closes take longer, or the broker was restarted meanwhile. AGAIN: 64 calls wait. NOT_CONNECTED;
+    /// NOT_SUPPORTED in a callback.
+    pub fn settle(&self, deadline: Deadline) -> Result<(), Error> {
+        let connection = self.connection("settle")?;
+        settle(&connection, deadline)
     }
 
     /// Whether the allocation lives, the broker lives, and this client is connected to it. Two loads, no

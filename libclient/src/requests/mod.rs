@@ -6,4 +6,5 @@ pub(crate) mod flush;
 pub(crate) mod register;
 pub(crate) mod registering;
 pub(crate) mod resolve;
+pub(crate) mod settle;
 pub(crate) mod started;

@@ -252,6 +252,10 @@ impl Bench {
                     .push(&Resolve { virtual_fd: virtual_fd.into(), neighbours });
                 return 0;
             }
+            10 => {
+                writer.start(Kind::Settle, id);
+                return 0;
+            }
             _ => {
                 writer.start(Kind::Supply, 0);
                 let mut fds = 0;
