@@ -1,0 +1,264 @@
+#!/usr/bin/env python3
+"""Unmodified PyTorch on a GPU, with the CUDA layer and directly: prints each run's figures, then `N passed, N failed`.
+
+Needs an NVIDIA GPU, PyTorch in python3, and in FOLDER `fdbroker`, `libfdbroker_cuda.so` and `libfdbroker.so.0`. Must never pass for want of
+either, nor leave a process behind.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from lines import say
+
+HERE = Path(__file__).resolve().parent
+# The longest run: loading PyTorch nine times, and filling 64 GiB.
+PATIENCE_S = 240
+# Device memory that other things than tensors may take meanwhile.
+MIB_BACK = 512
+PARTS = ["turns", "many", "queues", "both"]
+OWN_NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc"]
+
+
+def used_mib():
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+    return int(subprocess.run(query, check=True, capture_output=True, text=True).stdout)
+
+
+def ranks(options):
+    """The inner part, under `fdbroker run` or directly: the producer and its consumers, then what the broker says."""
+    with tempfile.TemporaryDirectory() as folder:
+        common = ["--socket", f"{folder}/s", "--tensors", str(options.tensors), "--mib", str(options.mib)]
+        common += ["--fds", str(options.fds), "--consumers", str(options.consumers)]
+        common += [f"--{flag}" for flag in options.flags]
+        python = [sys.executable, str(HERE / "rank.py")]
+        processes = [subprocess.Popen([*python, "producer", *common])]
+        prefix = OWN_NAMESPACE if options.own_namespace else []
+        for index in range(options.consumers):
+            processes.append(subprocess.Popen([*prefix, *python, "consumer", *common, "--index", str(index)]))
+        codes = [process.wait(PATIENCE_S) for process in processes]
+    say({"role": "exit", "codes": codes})
+    ledger()
+
+
+def program(options):
+    command = [sys.executable, str(HERE / options.program), "--fds", str(options.fds)]
+    if options.library:
+        command += ["--library", options.library]
+    say({"role": "exit", "codes": [subprocess.run(command).returncode]})
+    ledger()
+
+
+def ledger():
+    """What is left in the broker when all ranks have ended, and what audit finds."""
+    if "FDBROKER_ADMIN_SOCKET" not in os.environ:
+        return
+    fdbroker = os.environ["FDBROKER"]
+
+    def asked(*words):
+        done = subprocess.run([fdbroker, *words, "--json"], capture_output=True, text=True)
+        return json.loads(done.stdout)
+
+    status, until = asked("status"), time.monotonic() + 5
+    while status["allocations"]["now"] and time.monotonic() < until:
+        time.sleep(0.05)
+        status = asked("status")
+    findings = asked("audit").get("findings", [])
+    left = {name: status[name]["now"] for name in ("allocations", "open_leases", "mapped_leases")}
+    counters = {name: status[name] for name in ("deposits", "grants", "evictions", "recalls")}
+    say({"role": "broker", "left": left, "findings": findings, "peak_fds": status["fds"]["peak"], **counters})
+
+
+class Book:
+    """The outcomes."""
+
+    def __init__(self):
+        self.passed = self.failed = 0
+
+    def check(self, what, holds, seen=None):
+        self.passed += bool(holds)
+        self.failed += not holds
+        print(f"{'ok    ' if holds else 'FAILED'}  {what}" + ("" if holds else f": {seen}"), flush=True)
+
+
+class Bench:
+    """Runs one configuration after the other."""
+
+    def __init__(self, folder, book):
+        self.fdbroker, self.library = str(folder / "fdbroker"), str(folder / "libfdbroker.so.0")
+        self.book, self.rows = book, []
+
+    def run(self, name, words, cap=None):
+        """Runs the inner part; `cap`: under the layer, with so many fds on the node. Answers what was printed."""
+        launcher = [self.fdbroker, "run", "--cuda", "--max-fds", str(cap), "--"] if cap else []
+        before = used_mib()
+        environment = {**os.environ, "FDBROKER": self.fdbroker}
+        command = [*launcher, sys.executable, str(HERE / "run.py"), *map(str, words)]
+        begin = time.monotonic()
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                   env=environment, start_new_session=True)
+        try:
+            out, err = process.communicate(timeout=PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            out, err = process.communicate()
+            err += f"\nnot done after {PATIENCE_S} s"
+        lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+        print(f"\n=== {name} ({time.monotonic() - begin:.0f} s)")
+        for line in lines:
+            print("    " + json.dumps(line))
+        words_of_stderr = [line for line in err.splitlines() if "arn" not in line][-12:]
+        print("".join(f"    | {line}\n" for line in words_of_stderr), end="", flush=True)
+        until = time.monotonic() + 10
+        while used_mib() > before + MIB_BACK and time.monotonic() < until:
+            time.sleep(0.2)
+        self.book.check(f"{name}: all device memory is back", used_mib() <= before + MIB_BACK, used_mib())
+        return lines
+
+    def of(self, lines, role):
+        return [line for line in lines if line["role"] == role]
+
+    def shared(self, name, lines, tensors, consumers):
+        """Everything was shared, opened and right."""
+        producer, opened = self.of(lines, "producer"), self.of(lines, "consumer")
+        check = self.book.check
+        check(f"{name}: everything is shared",
+              producer and producer[0]["shared"] == tensors and not producer[0]["error"], producer)
+        check(f"{name}: everything is opened, every byte that was looked at is right",
+              len(opened) == consumers and all(it["opened"] == tensors and not it["wrong"] for it in opened), opened)
+        check(f"{name}: the producer sees all marks",
+              producer and producer[0]["marks"] == tensors * consumers, producer)
+        return producer[0] if producer else None, opened
+
+    def layered(self, name, lines, cap):
+        broker, processes = self.of(lines, "broker"), [it for it in lines if "new_nvidia_fds" in it]
+        check = self.book.check
+        check(f"{name}: no process has an fd of shared memory",
+              processes and all(it["new_nvidia_fds"] == 0 for it in processes), processes)
+        check(f"{name}: never more than {cap} fds on the node", broker and broker[0]["peak_fds"] <= cap, broker)
+        check(f"{name}: nothing is left in the broker", broker and not any(broker[0]["left"].values()), broker)
+        check(f"{name}: audit finds nothing", broker and not broker[0]["findings"], broker)
+
+    def row(self, name, producer, opened):
+        opens = [it["open_us"] for it in opened if it["open_us"]]
+        self.rows.append((name, producer and producer["share_us"], opens and max(opens), producer and producer["seconds"]))
+
+
+def turns(bench, tensors):
+    """One producer and one consumer, in turns: what a tensor costs."""
+    def words(fds, *more):
+        return ["--ranks", "--tensors", tensors, "--mib", 512, "--fds", fds, *more]
+
+    few = bench.run("direct, 1,024 fds", words(1024))
+    producer = bench.of(few, "producer")
+    if tensors * 26 > 1024:
+        bench.book.check("direct, 1,024 fds: it ends at the fd limit", producer and producer[0]["error"], producer)
+    apart = bench.run("direct, PID namespace of its own", words(20000, "--own-namespace"))
+    opened = bench.of(apart, "consumer")
+    bench.book.check("direct, PID namespace of its own: nothing can be opened", opened and opened[0]["error"], opened)
+    runs = [
+        ("direct, 20,000 fds", None, words(20000)),
+        ("layer, 16,384 fds on the node", 16384, words(256)),
+        ("layer, 16,384 fds on the node, again", 16384, words(256)),
+        ("direct, 20,000 fds, again", None, words(20000)),
+        ("layer, 256 fds on the node", 256, words(256)),
+        ("layer, 256, PID namespace of its own", 256, words(256, "--own-namespace")),
+        ("layer, 256, each recalled once", 256, words(256, "--flag", "all-first")),
+    ]
+    for name, cap, how in runs:
+        lines = bench.run(name, how, cap)
+        bench.row(name, *bench.shared(name, lines, tensors, 1))
+        if cap:
+            bench.layered(name, lines, cap)
+
+
+def many(bench, tensors):
+    """Eight consumers at once; then the producer is killed while they hold everything."""
+    words = ["--ranks", "--tensors", tensors, "--mib", 512, "--consumers", 8, "--flag", "at-once", "--flag", "die"]
+    runs = [
+        ("8 consumers, direct, 20,000 fds", None, [*words, "--fds", 20000]),
+        ("8 consumers, layer, 16,384 fds on the node", 16384, [*words, "--fds", 256]),
+        ("8 consumers, layer, 256 fds on the node", 256, [*words, "--fds", 256]),
+        ("8 consumers, direct, again", None, [*words, "--fds", 20000]),
+        ("8 consumers, layer, 256, PID namespaces of their own", 256, [*words, "--fds", 256, "--own-namespace"]),
+    ]
+    for name, cap, how in runs:
+        lines = bench.run(name, how, cap)
+        bench.row(name, *bench.shared(name, lines, tensors, 8))
+        if cap:
+            bench.layered(name, lines, cap)
+
+
+def queues(bench):
+    """torch.multiprocessing's own queues, while segments grow and are trimmed."""
+    for name, cap, fds in [("torch.multiprocessing, direct", None, 20000), ("torch.multiprocessing, layer", 256, 1024)]:
+        lines = bench.run(name, ["--program", "workers.py", "--fds", fds], cap)
+        done = bench.of(lines, "workers")
+        right = done and not done[0]["wrong"] and not any(done[0]["exit"])
+        bench.book.check(f"{name}: every tensor is right in 8 workers", right, lines)
+        if cap:
+            bench.layered(name, lines, cap)
+
+
+def both(bench):
+    """PyTorch and fdbroker's own library in one program."""
+    name = "PyTorch and libfdbroker in one program"
+    lines = bench.run(name, ["--program", "both.py", "--fds", 1024, "--library", bench.library], 256)
+    done = bench.of(lines, "both")
+    right = done and not done[0]["wrong"] and not any(done[0]["exit"])
+    bench.book.check(f"{name}: tensors and host memory are right in another process", right, lines)
+    bench.layered(name, lines, 256)
+
+
+def table(rows):
+    print(f"\n{'run':<56}{'share us':>10}{'open us':>10}{'seconds':>10}")
+    for name, *figures in rows:
+        print(f"{name:<56}" + "".join(f"{'-' if figure is None else figure:>10}" for figure in figures))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, help="of the programs")
+    parser.add_argument("--gib", type=int, default=64, help="device memory to share [64]")
+    parser.add_argument("--part", action="append", choices=PARTS, help="run this alone")
+    inner = parser.add_argument_group("the inner part, which the program starts by itself")
+    inner.add_argument("--ranks", action="store_true")
+    inner.add_argument("--program", choices=["workers.py", "both.py"])
+    inner.add_argument("--library")
+    inner.add_argument("--tensors", type=int)
+    inner.add_argument("--mib", type=int)
+    inner.add_argument("--fds", type=int)
+    inner.add_argument("--consumers", type=int, default=1)
+    inner.add_argument("--own-namespace", action="store_true")
+    inner.add_argument("--flag", dest="flags", action="append", default=[])
+    options = parser.parse_args()
+    if options.ranks:
+        return ranks(options)
+    if options.program:
+        return program(options)
+    if not options.folder:
+        parser.error("the folder of fdbroker is missing")
+    book = Book()
+    bench = Bench(options.folder.resolve(), book)
+    parts = options.part or PARTS
+    if "turns" in parts:
+        turns(bench, options.gib * 2)
+    if "many" in parts:
+        many(bench, options.gib)
+    if "queues" in parts:
+        queues(bench)
+    if "both" in parts:
+        both(bench)
+    table(bench.rows)
+    print(f"{book.passed} passed, {book.failed} failed")
+    return 1 if book.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
