@@ -48,4 +48,8 @@ static START: extern "C" fn() = start;
 
 extern "C" fn start() {
     broker::install();
+    // A program that is linked to the driver may call cuInit unseen.
+    if !dynamic::below(names::INIT).is_null() {
+        broker::note_driver();
+    }
 }

@@ -134,11 +134,14 @@ unsafe fn find(
         libc::RTLD_NEXT => None,
         // The first in the order of search is the layer's own symbol, which says nothing of a driver.
         libc::RTLD_DEFAULT if named.is_known() => None,
-        // SAFETY: a C string. Nobody has it: the answer is null, and dlerror(3) has the text.
-        libc::RTLD_DEFAULT => Some(unsafe { dynamic::symbol(libc::RTLD_NEXT, name.as_ptr()) }),
+        libc::RTLD_DEFAULT => Some(nobodys(name)),
         library => {
             // SAFETY: the caller's promise.
             let found = unsafe { dynamic::symbol(library, name.as_ptr()) };
+            if !found.is_null() && dynamic::is_own(found) && !named.is_known() {
+                // The program's own handle leads to all that is preloaded.
+                return Some(nobodys(name));
+            }
             // A library that wraps the driver has functions of the same names; and a driver may be made of two files, one
             // of which looks for its functions in the other.
             let is_drivers = !found.is_null() && dynamic::is_in_driver(found);
@@ -148,4 +151,10 @@ unsafe fn find(
             })
         }
     }
+}
+
+/// The answer for a function that only this library has: null, and dlerror(3) says so.
+fn nobodys(name: &CStr) -> *mut c_void {
+    // SAFETY: a C string.
+    unsafe { dynamic::symbol(libc::RTLD_NEXT, name.as_ptr()) }
 }
