@@ -2,17 +2,16 @@
 //! either, nor make a forked child wait for a lock of its parent's.
 
 use crate::driver;
-use crate::limits::{END_TIMEOUT, MEMORY_BACK_TIME};
+use crate::limits::END_TIMEOUT;
 use crate::records::{Close, Done, Id, Records};
 use crate::result::{CuResult, HANDLE_TYPE_POSIX_FD, INVALID_HANDLE, INVALID_VALUE, SUCCESS};
 use fdbroker_client::{Client, Deadline, ErrorCode, Recall, RecallAnswer, Registration};
 use fdbroker_layer::SharedLease;
 use fdbroker_virtual_fds::VirtualFd;
-use nix::time::{ClockId, clock_gettime};
 use std::ffi::c_int;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub type Memory = Records<Registration, SharedLease>;
@@ -24,12 +23,7 @@ struct OfProcess {
     records: Mutex<Memory>,
     /// The driver takes itself apart: no recall may call it.
     has_ended: AtomicBool,
-    /// When a registration or a lease was given back last, in ms of the monotonic clock.
-    last_end_ms: AtomicI64,
 }
-
-/// Long before the clock's begin.
-const NEVER_MS: i64 = i64::MIN / 2;
 
 static CURRENT: AtomicPtr<OfProcess> = AtomicPtr::new(null_mut());
 
@@ -52,7 +46,6 @@ fn install(process: u32, before: *mut OfProcess) -> &'static OfProcess {
         process,
         records: Mutex::default(),
         has_ended: AtomicBool::new(false),
-        last_end_ms: AtomicI64::new(NEVER_MS),
     }));
     match CURRENT.compare_exchange(before, made, Ordering::AcqRel, Ordering::Acquire) {
         // SAFETY: made above, never freed.
@@ -77,30 +70,21 @@ pub fn follow(follows: Follows, client: Option<&Client>) {
         end_registrations(client, follows.registrations);
     }
     follows.handles.into_iter().for_each(driver::release);
-    if !follows.leases.is_empty() {
-        drop(follows.leases);
-        current().last_end_ms.store(now_ms(), Ordering::Relaxed);
-    }
+    drop(follows.leases);
 }
 
-/// Ends registrations, and waits a moment for the broker. What it answers changes nothing: it may have ended them before, and
-/// one that is gone has.
+/// Ends registrations, and waits until the broker has closed their fds: what the program frees now is the device's again. What the
+/// broker answers changes nothing: it may have ended them before, and one that is gone has.
 pub fn end_registrations(client: &Client, registrations: Vec<Registration>) {
     if !registrations.is_empty() {
         let _ = client.unregister_many(&registrations, Deadline::after(END_TIMEOUT));
-        current().last_end_ms.store(now_ms(), Ordering::Relaxed);
+        settle(client);
     }
 }
 
-/// Whether this process has given memory back so lately that the device may not have it yet.
-pub fn comes_back() -> bool {
-    let last_ms = current().last_end_ms.load(Ordering::Relaxed);
-    now_ms() - last_ms < MEMORY_BACK_TIME.as_millis() as i64
-}
-
-fn now_ms() -> i64 {
-    clock_gettime(ClockId::CLOCK_MONOTONIC)
-        .map_or(0, |time| time.tv_sec() * 1000 + time.tv_nsec() / 1_000_000)
+/// Waits a moment until the broker has closed its fds of what this process has ended.
+pub fn settle(client: &Client) {
+    let _ = client.settle(Deadline::after(END_TIMEOUT));
 }
 
 /// Closes a number once. `false`: this process has none of it.

@@ -3,8 +3,8 @@
 
 use crate::broker;
 use crate::driver::{self, MISSING};
-use crate::limits::{MEMORY_BACK_PAUSE, MEMORY_BACK_TIME, REGISTER_TIMEOUT};
-use crate::memory::{comes_back, end_registrations, export as export_below, follow, records};
+use crate::limits::REGISTER_TIMEOUT;
+use crate::memory::{end_registrations, export as export_below, follow, records, settle};
 use crate::records::{Begun, Id, Release};
 use crate::result::{
     CuDevicePtr, CuMemAllocationProp, CuMemHandle, CuResult, HANDLE_TYPE_POSIX_FD, INVALID_VALUE,
@@ -28,7 +28,11 @@ pub unsafe fn create(
     let Some(below) = driver::CREATE.get() else { return MISSING };
     // SAFETY: the caller's promise.
     let mut code = unsafe { below(handle, size, prop, flags) };
-    while code == OUT_OF_MEMORY && wait_for_memory() {
+    if code == OUT_OF_MEMORY
+        && let Some(client) = broker::known()
+    {
+        // The broker may have fds still of what was freed a moment ago.
+        settle(client);
         // SAFETY: as above.
         code = unsafe { below(handle, size, prop, flags) };
     }
@@ -44,15 +48,6 @@ pub unsafe fn create(
     };
     follow(gone, broker::known());
     code
-}
-
-/// Waits a moment for what this process has given back. `false`: it has given nothing back lately, so the device is full.
-fn wait_for_memory() -> bool {
-    let Some(client) = broker::known().filter(|_| comes_back()) else { return false };
-    // What it answers changes nothing: the driver says whether there is memory.
-    let _ = client.flush(Deadline::after(MEMORY_BACK_TIME));
-    std::thread::sleep(MEMORY_BACK_PAUSE);
-    true
 }
 
 /// # Safety
