@@ -28,7 +28,8 @@ static unsigned retained;
 static pid_t initialised;
 static _Thread_local unsigned depth;
 
-#define API __attribute__((visibility("default"))) int
+// The driver calls itself, and gives its own functions by cuGetProcAddress, whatever is preloaded.
+#define API __attribute__((visibility("protected"))) int
 // Calls before cuInit fail, and so do all calls of a child that was forked after it, as in the driver.
 #define NEED_INIT if (initialised != getpid()) return NOT_INITIALIZED
 // Calls that need a current context fail without one, as in the driver.

@@ -63,6 +63,12 @@ for name in by_value by_message lifetimes entry; do layered layer -- "$work/$nam
 layered "layer, linked" -- "$work/entry_linked"
 layered "layer, Python" -- python3 "$here/program.py"
 layered "layer, beside the library" -- "$work/beside"
+# Each fd is taken from the broker before it is asked for, whatever has become of its handle and its mappings.
+evicted=(number_when_exported_three_times_ends_with_the_third_close number_when_its_handle_is_released_is_good_while_it_is_mapped
+  number_when_all_is_released_and_unmapped_keeps_the_memory handle_when_its_value_is_used_again_is_exported_as_what_it_is_now
+  mappings_when_unmapped_at_once_all_end fd_when_duplicated_before_the_import_is_the_memory number_when_a_child_closes_it_lives_on)
+EVICT="LD_PRELOAD= '$fdbroker' evict --all > /dev/null" layered "layer, evicted" -- "$work/lifetimes" "${evicted[@]}"
+check "layer, evicted: there were recalls" recalled
 # Each fd has to make room for the next.
 layered "layer, few fds" --max-fds 24 -- "$work/by_value"
 check "layer, few fds: there were recalls" recalled
