@@ -57,6 +57,19 @@ static void calls_when_get_proc_address_gives_itself_share_memory(void) {
   CHECK(find_by_get_proc_address_v2(newer));
   share_works();
 }
+#ifndef LINKED
+/* A program that looks whether there is a driver. */
+static void calls_when_no_driver_is_loaded_are_not_found(void) {
+  const char *names[] = {"cuInit", "cuMemCreate", "cuMemExportToShareableHandle", "cuGetProcAddress", "cuGetProcAddress_v2"};
+  void *program = dlopen(NULL, RTLD_NOW);
+  MUST(program != NULL);
+  for (size_t at = 0; at < sizeof names / sizeof *names; at++) {
+    CHECK(dlsym(RTLD_DEFAULT, names[at]) == NULL && dlerror() != NULL);
+    CHECK(dlsym(RTLD_NEXT, names[at]) == NULL && dlerror() != NULL);
+    CHECK(dlsym(program, names[at]) == NULL && dlerror() != NULL);
+  }
+}
+#endif
 /* What is not there, or not yet in that version, is not made up. */
 static void calls_when_unknown_or_too_new_are_not_found(void) {
   void *library = dlopen("libcuda.so.1", RTLD_NOW), *found = &found;
@@ -117,6 +130,9 @@ static const Row rows[] = {
     SPECIAL(calls_when_another_library_is_preloaded_share_memory),
     CASE(calls_when_linked_share_memory),
     CASE(calls_when_linked_get_proc_address_gives_them_share_memory),
+#endif
+#ifndef LINKED
+    CASE(calls_when_no_driver_is_loaded_are_not_found),
 #endif
     CASE(calls_when_found_by_get_proc_address_v2_share_memory),
     CASE(calls_when_found_by_get_proc_address_share_memory),

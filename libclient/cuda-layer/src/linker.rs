@@ -131,10 +131,9 @@ unsafe fn find(
     match handle {
         // In the order of search this library comes before the driver: a caller before both finds the layer's, and one
         // behind the layer, as an interposer of the same function is, what the layer would find.
-        libc::RTLD_NEXT => None,
+        libc::RTLD_NEXT | libc::RTLD_DEFAULT if named.is_known() => None,
         // The first in the order of search is the layer's own symbol, which says nothing of a driver.
-        libc::RTLD_DEFAULT if named.is_known() => None,
-        libc::RTLD_DEFAULT => Some(nobodys(name)),
+        libc::RTLD_NEXT | libc::RTLD_DEFAULT => Some(nobodys(name)),
         library => {
             // SAFETY: the caller's promise.
             let found = unsafe { dynamic::symbol(library, name.as_ptr()) };
