@@ -1,7 +1,7 @@
 //! The C library's dlsym, which is not this library's, and what it finds. Must never allocate or take a lock of its own:
 //! allocators and the driver call it, before the layer's constructor, too.
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -69,7 +69,29 @@ pub fn is_in_driver(address: *const c_void) -> bool {
         return false;
     };
     // SAFETY: a C string that lives as long as the object.
-    let path = unsafe { CStr::from_ptr(object.dli_fname) }.to_bytes();
+    is_drivers(unsafe { CStr::from_ptr(object.dli_fname) })
+}
+
+/// Whether the program has the driver, linked or opened. Without a look for a symbol: one that is not found leaves an error for
+/// dlerror(3), whose text the next dlsym frees, be it an allocator's own in its first free.
+pub fn is_driver_loaded() -> bool {
+    // SAFETY: the callback takes no data. dl_iterate_phdr(3).
+    unsafe { libc::dl_iterate_phdr(Some(look_at), null_mut()) != 0 }
+}
+
+unsafe extern "C" fn look_at(
+    object: *mut libc::dl_phdr_info,
+    _size: libc::size_t,
+    _data: *mut c_void,
+) -> c_int {
+    // SAFETY: dl_iterate_phdr's promise: a live object, with a name or none.
+    let path = unsafe { (*object).dlpi_name };
+    // SAFETY: as above: a C string.
+    c_int::from(!path.is_null() && is_drivers(unsafe { CStr::from_ptr(path) }))
+}
+
+fn is_drivers(path: &CStr) -> bool {
+    let path = path.to_bytes();
     let file = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
     file.starts_with(DRIVER_FILE)
 }

@@ -49,7 +49,7 @@ static START: extern "C" fn() = start;
 extern "C" fn start() {
     broker::install();
     // A program that is linked to the driver may call cuInit unseen.
-    if !dynamic::below(names::INIT).is_null() {
+    if dynamic::is_driver_loaded() {
         broker::note_driver();
     }
 }
