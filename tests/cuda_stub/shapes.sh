@@ -9,6 +9,7 @@ card=16777216
 
 compile() { "$cc" -std=gnu11 -g -O1 -Wall -Wextra -Werror "$@" -lpthread; }
 check "looks.c compiles" "$cc" -shared -fPIC -O2 -Wall -Wextra -Werror -o "$work/looks.so" "$here/looks.c"
+check "allocator.c compiles" "$cc" -std=gnu11 -shared -fPIC -O1 -Wall -Wextra -Werror -o "$work/allocator.so" "$here/allocator.c"
 check "another.c compiles" "$cc" -std=gnu11 -shared -fPIC -O1 -Wall -Wextra -Werror -o "$work/another.so" "$here/another.c"
 for name in by_value by_message lifetimes entry pressure; do
   check "$name.c compiles" compile "$here/$name.c" -o "$work/$name"
@@ -42,6 +43,8 @@ program direct "$work/pressure" "$storm" "$children" "$lowered" "$stopped" "$res
 program "direct, Python" python3 "$here/program.py"
 program "direct, beside the library" env "LD_PRELOAD=$work/looks.so" "$FDBROKER_BIN_DIR/fdbroker" run -- "$work/beside"
 program "direct, another library preloaded" env ANOTHER_IS_FIRST=1 "LD_PRELOAD=$work/another.so" "$work/entry_linked" "$preloaded"
+
+program "direct, an allocator preloaded" env "LD_PRELOAD=$work/allocator.so" "$work/by_value"
 
 # --- under the layer ---
 
@@ -83,6 +86,9 @@ behind=(sh -c 'LD_PRELOAD=$LD_PRELOAD:$0 exec "$@"' "$work/another.so")
 before=(sh -c 'ANOTHER_IS_FIRST=1 LD_PRELOAD=$0:$LD_PRELOAD exec "$@"' "$work/another.so")
 layered "layer, another library behind it" -- "${behind[@]}" "$work/entry_linked" "$preloaded"
 layered "layer, another library before it" -- "${before[@]}" "$work/entry_linked" "$preloaded"
+behind[3]=$work/allocator.so before[3]=$work/allocator.so
+layered "layer, an allocator behind it" -- "${behind[@]}" "$work/by_value"
+layered "layer, an allocator before it" -- "${before[@]}" "$work/entry_linked"
 
 # --- consumers elsewhere ---
 
