@@ -9,6 +9,7 @@ mod events;
 #[cfg(test)]
 mod examples;
 mod help;
+mod layers;
 mod mailbox;
 mod output;
 mod private_broker;

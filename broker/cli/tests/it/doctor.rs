@@ -25,8 +25,18 @@ fn doctor_when_a_broker_serves_then_a_page_is_shared_and_nothing_fails() {
     let stdout = String::from_utf8(output.stdout).expect("UTF-8");
     let lines: Vec<Value> =
         stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
-    for name in ["client's socket", "sharing a page", "administrator's socket", "sealed memfd"] {
+    for name in [
+        "client's socket",
+        "sharing a page",
+        "virtual fds",
+        "administrator's socket",
+        "sealed memfd",
+    ] {
         assert_eq!(check(&lines[0], name), ("ok", None));
+    }
+    // Where they are not built, they are not installed.
+    for name in ["CUDA layer", "Level Zero layer"] {
+        assert_ne!(check(&lines[0], name).0, "fail");
     }
     assert_eq!(lines[0]["fail"], 0);
     // It did not leave anything there.

@@ -2,8 +2,9 @@
 
 const HELP: &str = "\
 Checks the broker that the environment names (and shares a page with it), limits of fds and mappings, what the kernel offers
-and allows (pidfds, SO_PASSRIGHTS, Yama, seccomp), namespaces, device files, the Level Zero and CUDA drivers, and the systemd
-service. Each driver is asked by a process of its own, since a driver may hang. Changes nothing.
+and allows (pidfds, SO_PASSRIGHTS, Yama, seccomp), namespaces, device files, the Level Zero and CUDA drivers, the layers for
+programs that know nothing of fdbroker, and the systemd service. Drivers and layers are loaded by processes of their own,
+since a driver may hang. Changes nothing.
 
 ok    nothing to do
 warn  sharing works, but something is missing or will soon run out

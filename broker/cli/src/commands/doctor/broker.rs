@@ -6,10 +6,15 @@ use crate::admin::{Admin, find_socket};
 use crate::error::{Error, Result};
 use crate::records;
 use crate::records::StatusView;
-use fdbroker_client::{Access, Arena, Client, Deadline, HostMemory, default_socket_path};
+use fdbroker_client::default_socket_path;
+use fdbroker_client::{Access, Arena, Client, Deadline, Deposit, HostMemory, MemoryKind};
 use fdbroker_protocol::ErrorCode;
 use nix::errno::Errno;
-use nix::unistd::{AccessFlags, access};
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::stat::fstat;
+use nix::unistd::{AccessFlags, access, ftruncate};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
@@ -38,6 +43,7 @@ pub fn checks() -> Vec<Check> {
         Ok(client) => {
             checks.push(AREA.ok("client's socket", format!("{} answers", path.display())));
             checks.push(sharing(share_a_page(&client)));
+            checks.push(numbers(share_by_number(&client)));
         }
         Err(error) => checks.push(unreachable(&path, &error)),
     }
@@ -102,6 +108,49 @@ fn share_a_page(client: &Client) -> std::result::Result<(), fdbroker_client::Err
         }
     }
     Ok(())
+}
+
+/// Deposits a page of host memory for a virtual fd, and gets it back by the number, as programs under a layer do.
+fn share_by_number(client: &Client) -> std::result::Result<(), fdbroker_client::Error> {
+    let patience = || Deadline::after(PATIENCE);
+    let memory = memfd_create("doctor", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING);
+    let memory = memory.and_then(|memory| {
+        ftruncate(&memory, PAGE_BYTES as i64)?;
+        fcntl(&memory, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL))?;
+        Ok(memory)
+    });
+    let memory = memory
+        .map_err(|errno| fdbroker_client::Error::new(ErrorCode::Internal, errno.to_string()))?;
+    let deposit =
+        Deposit { virtual_fd: true, ..Deposit::new(MemoryKind::Memfd, PAGE_BYTES as u64) };
+    let registration = client.register(&deposit, memory.as_fd(), patience())?;
+    let number = registration.virtual_fd().ok_or_else(|| {
+        fdbroker_client::Error::new(ErrorCode::NotSupported, "the broker gave no virtual fd")
+    })?;
+    let grant = client.acquire_virtual(number, patience())?;
+    let is_same = same_file(&grant.fd, &memory);
+    drop(grant);
+    client.unregister(&registration)?;
+    match is_same {
+        true => Ok(()),
+        false => {
+            let context = "another file came for the number";
+            Err(fdbroker_client::Error::new(ErrorCode::Internal, context))
+        }
+    }
+}
+
+fn same_file(one: &OwnedFd, other: &OwnedFd) -> bool {
+    let number = |fd: &OwnedFd| fstat(fd).map(|file| (file.st_dev, file.st_ino));
+    number(one).is_ok_and(|one| number(other) == Ok(one))
+}
+
+fn numbers(outcome: std::result::Result<(), fdbroker_client::Error>) -> Check {
+    let name = "virtual fds";
+    match outcome {
+        Ok(()) => AREA.ok(name, "a page was exported and fetched by its number"),
+        Err(error) => AREA.fail(name, error.to_string(), error.code.remedy()),
+    }
 }
 
 fn sharing(outcome: std::result::Result<(), fdbroker_client::Error>) -> Check {

@@ -7,6 +7,7 @@ mod check;
 mod devices;
 mod hung;
 mod kernel;
+mod layers;
 mod limits;
 mod namespaces;
 pub mod probe;
@@ -39,6 +40,7 @@ pub fn run(args: Args) -> Result<u8> {
     checks.extend(kernel::checks());
     checks.extend(namespaces::checks());
     checks.extend(devices::checks());
+    checks.extend(layers::checks());
     checks.extend(service::checks());
     let count = |verdict| checks.iter().filter(|check| check.verdict == verdict).count();
     let (ok, warn, fail) = (count(Verdict::Ok), count(Verdict::Warn), count(Verdict::Fail));

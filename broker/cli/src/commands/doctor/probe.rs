@@ -1,10 +1,12 @@
-//! Asks a GPU driver for its devices in a process of its own: a driver may hang, or end the process that loads it. Must never
-//! load a driver into the process that reports.
+//! Asks a GPU driver for its devices, and tries a layer, in a process of its own: a driver may hang, or end the process that
+//! loads it. Must never load either into the process that reports.
 
 use super::program::answer;
 use crate::private_broker::SELF;
 use clap::ValueEnum;
 use fdbroker_client::{Error, cuda, level_zero};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -29,11 +31,34 @@ impl Driver {
     }
 }
 
-/// Ask a GPU driver for its devices, for `doctor`
+/// Ask a GPU driver for its devices, or whether a library is preloaded, for `doctor`
 #[derive(Debug, clap::Args)]
 pub struct ProbeArgs {
     /// The driver
-    pub driver: Driver,
+    #[arg(required_unless_present = "preloaded")]
+    pub driver: Option<Driver>,
+    /// Whether this library is in this process
+    #[arg(long, value_name = "PATH")]
+    pub preloaded: Option<PathBuf>,
+}
+
+/// Whether the dynamic linker loads the library before a program; else the reason, as far as it is known.
+pub fn is_preloadable(library: &Path) -> Result<(), String> {
+    let mut command = Command::new(SELF);
+    command.args(["doctor-probe", "--preloaded"]).arg(library).env("LD_PRELOAD", library);
+    match answer(&mut command, PATIENCE)? {
+        (status, _) if status.success() => Ok(()),
+        (status, said) if said.trim().is_empty() => {
+            Err(format!("it ended the program that it was loaded into: {status}"))
+        }
+        _ => Err("the dynamic linker does not load it".into()),
+    }
+}
+
+fn is_loaded(library: &Path) -> bool {
+    let name = library.as_os_str().as_bytes();
+    let maps = std::fs::read("/proc/self/maps").unwrap_or_default();
+    maps.split(|byte| *byte == b'\n').any(|line| line.ends_with(name))
 }
 
 /// The names of a driver's devices, or the reason why there are none.
@@ -50,7 +75,12 @@ pub fn ask(driver: Driver) -> Result<String, String> {
 
 /// The hidden command: prints the devices, or the reason why there are none and gives the exit status 1.
 pub fn run(args: ProbeArgs) -> u8 {
-    let devices = match args.driver {
+    if let Some(library) = args.preloaded {
+        let is_loaded = is_loaded(&library);
+        println!("{is_loaded}");
+        return u8::from(!is_loaded);
+    }
+    let devices = match args.driver.unwrap_or(Driver::Cuda) {
         Driver::LevelZero => level_zero::Device::count().and_then(|count| {
             names(count, |ordinal| Ok(level_zero::Device::open(ordinal)?.name().to_owned()))
         }),

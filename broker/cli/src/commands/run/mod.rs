@@ -2,16 +2,15 @@
 //! summary on stderr. Must never leave the broker or its directory behind.
 
 mod args;
-mod cuda;
 pub mod exec;
 pub mod join;
-mod level_zero;
 mod report;
 
 pub use args::Args;
 
 use crate::admin::Admin;
 use crate::error::{Context, Result};
+use crate::layers::{cuda, level_zero};
 use crate::output::say;
 use crate::output::{commas, human_time};
 use crate::private_broker::{PrivateBroker, SELF, pid_of};

@@ -39,7 +39,7 @@ pub fn environment(command: &[OsString]) -> Result<[(&'static str, OsString); 1]
 }
 
 /// The layer that was installed, or built, with this program.
-fn find() -> Result<PathBuf> {
+pub fn find() -> Result<PathBuf> {
     let program = std::env::current_exe().ok();
     let here = program.as_deref().and_then(Path::parent);
     let found = here.and_then(|here| in_dir(&here.join(INSTALLED)).or_else(|| in_dir(here)));

@@ -27,6 +27,12 @@ pub fn environment() -> Result<[(&'static str, OsString); 2]> {
     Ok([("ZE_ENABLE_VALIDATION_LAYER", "1".into()), ("LD_LIBRARY_PATH", path)])
 }
 
+/// The layer's file.
+pub fn library() -> Result<PathBuf> {
+    let link = find()?.join(LINK);
+    Ok(link.canonicalize().unwrap_or(link))
+}
+
 /// The directory of the layer that was installed, or built, with this program.
 fn find() -> Result<PathBuf> {
     let program = std::env::current_exe().ok();
