@@ -95,6 +95,11 @@ def by_pid(driver, pid, number, byte):
     return shows_and_closes(driver, getfd(libc, pid, number), byte)
 
 
+def by_pid_of_named_libc(driver, pid, number, byte):
+    libc = ctypes.CDLL("libc.so.6", use_errno=True)
+    return shows_and_closes(driver, getfd(libc, pid, number), byte)
+
+
 def inherited(driver, _pid, number, byte):
     return driver.shows(number, byte)
 
@@ -105,7 +110,7 @@ def on_stdin(driver, _pid, _number, byte):
     return shows_and_closes(driver, fds[0], byte)
 
 
-ROLES = {role.__name__: role for role in (by_pid, inherited, on_stdin)}
+ROLES = {role.__name__: role for role in (by_pid, by_pid_of_named_libc, inherited, on_stdin)}
 
 
 def spawned(connection, pid, byte):
@@ -142,6 +147,7 @@ def main():
     number = driver.export(handle)
     check("export_when_by_ctypes_is_a_number", (number >= FIRST_VIRTUAL) == LAYERED)
     check("number_when_taken_by_ctypes_is_the_memory", second("by_pid", number, 7))
+    check("number_when_taken_by_ctypes_of_libc_so_6_is_the_memory", second("by_pid_of_named_libc", number, 7))
     check("number_when_passed_on_by_subprocess_is_the_memory", second("inherited", number, 7, pass_fds=[number]))
 
     ours, theirs = socket.socketpair()

@@ -19,6 +19,9 @@ const DRIVER: &CStr = c"libcuda.so.1";
 /// What the name of each driver's file begins with.
 const DRIVER_FILE: &[u8] = b"libcuda.so";
 
+/// What the name of the C library's file begins with.
+const C_LIBRARY_FILE: &[u8] = b"libc.so.";
+
 /// The C library's dlsym.
 #[inline]
 pub fn dlsym() -> Dlsym {
@@ -63,8 +66,42 @@ pub fn below(name: &CStr) -> *mut c_void {
     }
 }
 
+/// This library's own function of a name, whatever comes before it in the order of search. Null: it has none, and dlerror(3)
+/// says nothing of it.
+pub fn own(name: &CStr) -> *mut c_void {
+    static OWN: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
+    let mut own = OWN.load(Ordering::Relaxed);
+    if own.is_null() {
+        let Some(object) = object_of(is_own as *const c_void) else { return null_mut() };
+        // SAFETY: the file's name, a C string; NOLOAD runs nothing, and this library stays loaded anyway.
+        own = unsafe { libc::dlopen(object.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+        OWN.store(own, Ordering::Relaxed);
+    }
+    // A null handle is RTLD_DEFAULT.
+    let found = match own.is_null() {
+        true => null_mut(),
+        // SAFETY: a handle that is never closed, and a C string.
+        false => unsafe { symbol(own, name.as_ptr()) },
+    };
+    if found.is_null() {
+        // SAFETY: it takes nothing; its text is not read.
+        unsafe { libc::dlerror() };
+    }
+    found
+}
+
 /// Whether an address lies in the driver.
 pub fn is_in_driver(address: *const c_void) -> bool {
+    is_in_file(address, DRIVER_FILE)
+}
+
+/// Whether an address lies in the C library.
+pub fn is_in_c_library(address: *const c_void) -> bool {
+    is_in_file(address, C_LIBRARY_FILE)
+}
+
+/// Whether an address lies in an object whose file's name begins so.
+fn is_in_file(address: *const c_void, begin: &[u8]) -> bool {
     let Some(object) = object_of(address).filter(|object| !object.dli_fname.is_null()) else {
         return false;
     };
@@ -93,7 +130,7 @@ unsafe extern "C" fn look_at(
 fn is_drivers(path: &CStr) -> bool {
     let path = path.to_bytes();
     let file = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
-    file.starts_with(DRIVER_FILE)
+    file.starts_with(begin)
 }
 
 /// Whether an address lies in this library.
@@ -122,5 +159,6 @@ mod tests {
         assert!(!found.is_null() && !is_in_driver(found) && !is_own(found));
         assert!(is_own(is_own as *const c_void));
         assert!(below(c"cuNoSuchFunction").is_null());
+        assert!(is_in_c_library(found) && !is_in_c_library(is_own as *const c_void));
     }
 }

@@ -104,9 +104,13 @@ unsafe extern "C" fn choose(
         broker::note_driver();
         return go_on;
     }
-    let Some(named) = names::of_symbol(name) else { return go_on };
     // SAFETY: the caller's promise.
-    let found = catch_unwind(AssertUnwindSafe(|| unsafe { find(named, handle, name, caller) }));
+    let found = catch_unwind(AssertUnwindSafe(|| unsafe {
+        match names::of_symbol(name) {
+            Some(named) => find(named, handle, name, caller),
+            None => find_by_library(handle, name),
+        }
+    }));
     match found {
         Ok(Some(answer)) => Choice { go_on: null(), answer },
         Ok(None) => go_on,
@@ -150,6 +154,24 @@ unsafe fn find(
             })
         }
     }
+}
+
+/// The answer for any other function: what this library has in the place of the C library's. A program that opens that by its
+/// name, as Python's ctypes can, gets what it would get by linking it. `None`: the C library's own answer.
+///
+/// # Safety
+/// That of dlsym(3).
+unsafe fn find_by_library(library: *mut c_void, name: &CStr) -> Option<*mut c_void> {
+    if matches!(library, libc::RTLD_NEXT | libc::RTLD_DEFAULT) {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    let found = unsafe { dynamic::symbol(library, name.as_ptr()) };
+    if found.is_null() || !dynamic::is_in_c_library(found) {
+        return Some(found);
+    }
+    let own = dynamic::own(name);
+    Some(if own.is_null() { found } else { own })
 }
 
 /// The answer for a function that only this library has: null, and dlerror(3) says so.
