@@ -4,9 +4,8 @@ use crate::memory;
 use crate::say::{News, once};
 use fdbroker_client::{Client, Error, ErrorCode, Recall, RecallAnswer};
 use fdbroker_layer::{Connected, Connection, SharedLease, State};
-use fdbroker_virtual_fds::{Source, VirtualFd};
+use fdbroker_virtual_fds::{Granted, Source, VirtualFd};
 use nix::errno::Errno;
-use std::os::fd::OwnedFd;
 
 static CONNECTION: Connection<Cuda> = Connection::new();
 
@@ -73,17 +72,12 @@ pub fn say_absent(error: &Error) {
     CONNECTION.say_absent(error);
 }
 
-/// An fd for a virtual fd, and its lease. Waits for a recall.
+/// An fd for a virtual fd, and its lease once more, for the import. Waits for a recall.
 ///
 /// # Errors
 /// Those of [`Source::grant`].
-pub fn grant(number: VirtualFd) -> Result<(OwnedFd, SharedLease, Hold), Errno> {
+pub fn grant(number: VirtualFd) -> Result<(Granted, SharedLease), Errno> {
     let granted = CONNECTION.grant(number)?;
-    let shared = fdbroker_layer::shared(&granted.lease).ok_or(Errno::EBADF)?;
-    Ok((granted.fd, shared, Hold(granted.lease)))
+    let lease = fdbroker_layer::shared(&granted.lease).ok_or(Errno::EBADF)?;
+    Ok((granted, lease))
 }
-
-/// The fd's hold of its lease, to be dropped right after the fd is closed.
-pub struct Hold(
-    #[allow(dead_code, reason = "it is there to be dropped")] fdbroker_virtual_fds::Lease,
-);

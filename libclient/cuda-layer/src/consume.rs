@@ -42,12 +42,12 @@ unsafe fn import_number(
     number: VirtualFd,
 ) -> CuResult {
     match broker::grant(number) {
-        Ok((fd, lease, hold)) => {
-            let real = std::ptr::without_provenance_mut(fd.as_raw_fd() as usize);
+        Ok((granted, lease)) => {
+            let real = std::ptr::without_provenance_mut(granted.fd.as_raw_fd() as usize);
             // SAFETY: the caller's promise; the fd stays ours.
             let code = unsafe { import_fd(below, handle, real, HANDLE_TYPE_POSIX_FD, Some(lease)) };
-            drop(fd);
-            drop(hold);
+            // The fd first, then its hold of the lease: what is imported counts as mapped from then on.
+            drop(granted);
             code
         }
         // Nobody has it: the driver's own answer for an fd that is not open.
