@@ -106,7 +106,7 @@ fn is_in_file(address: *const c_void, begin: &[u8]) -> bool {
         return false;
     };
     // SAFETY: a C string that lives as long as the object.
-    is_drivers(unsafe { CStr::from_ptr(object.dli_fname) })
+    is_file(unsafe { CStr::from_ptr(object.dli_fname) }, begin)
 }
 
 /// Whether the program has the driver, linked or opened. Without a look for a symbol: one that is not found leaves an error for
@@ -124,10 +124,11 @@ unsafe extern "C" fn look_at(
     // SAFETY: dl_iterate_phdr's promise: a live object, with a name or none.
     let path = unsafe { (*object).dlpi_name };
     // SAFETY: as above: a C string.
-    c_int::from(!path.is_null() && is_drivers(unsafe { CStr::from_ptr(path) }))
+    c_int::from(!path.is_null() && is_file(unsafe { CStr::from_ptr(path) }, DRIVER_FILE))
 }
 
-fn is_drivers(path: &CStr) -> bool {
+/// Whether the file's name begins so.
+fn is_file(path: &CStr, begin: &[u8]) -> bool {
     let path = path.to_bytes();
     let file = path.rsplit(|byte| *byte == b'/').next().unwrap_or(path);
     file.starts_with(begin)
