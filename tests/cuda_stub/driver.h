@@ -96,6 +96,19 @@ static inline int find_by_get_proc_address_v2(GetProcAddressV2 get) {
   return found;
 }
 
+#ifdef LINKED
+/* Those that the program is linked to. */
+#define DECLARE(name, suffix, parameters) extern CUresult linked_##name parameters __asm__(#name suffix);
+DRIVER_CALLS(DECLARE)
+#undef DECLARE
+static inline int find_linked(void) {
+#define TAKE(name, suffix, parameters) cu.name = linked_##name;
+  DRIVER_CALLS(TAKE)
+#undef TAKE
+  return 1;
+}
+#endif
+
 /* libcudart's way, and with it PyTorch's and NCCL's. */
 static inline int find_as_cudart(void) {
   void *library = dlopen("libcuda.so.1", RTLD_NOW);

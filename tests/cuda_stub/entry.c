@@ -3,8 +3,6 @@
 #include "shapes.h"
 
 #ifdef LINKED
-#define DECLARE(name, suffix, parameters) extern CUresult linked_##name parameters __asm__(#name suffix);
-DRIVER_CALLS(DECLARE)
 CUresult cuGetProcAddress(const char *, void **, int, uint64_t), cuGetProcAddress_v2(const char *, void **, int, uint64_t, int *);
 #endif
 
@@ -105,9 +103,7 @@ static void calls_when_found_by_dlsym_next_share_memory(void) {
 }
 #ifdef LINKED
 static void calls_when_linked_share_memory(void) {
-#define TAKE(name, suffix, parameters) cu.name = linked_##name;
-  DRIVER_CALLS(TAKE)
-#undef TAKE
+  CHECK(find_linked());
   share_works();
 }
 static void calls_when_linked_get_proc_address_gives_them_share_memory(void) {

@@ -65,7 +65,11 @@ static inline void push_context(void) {
   DRIVER(cu.cuCtxPushCurrent(context));
 }
 static inline void use_driver(void) {
+#ifdef LINKED
+  MUST(find_linked());
+#else
   MUST(find_as_cudart());
+#endif
   DRIVER(cu.cuInit(0));
   push_context();
 }
@@ -169,6 +173,17 @@ static inline int memory_fds(void) {
   }
   closedir(dir);
   return count;
+}
+
+/* A number of the broker's status, as the command $LEDGER with this word prints it. */
+static inline long ledger(const char *word) {
+  char command[1024], text[32] = "-1";
+  MUST(getenv("LEDGER") != NULL);
+  snprintf(command, sizeof command, "%s %s", getenv("LEDGER"), word);
+  FILE *out = popen(command, "re");
+  MUST(out != NULL && fgets(text, sizeof text, out) != NULL);
+  pclose(out);
+  return atol(text);
 }
 
 static inline void pause_ms(int ms) {

@@ -16,7 +16,9 @@ for name in by_value by_message lifetimes entry pressure; do
 done
 check "beside.c compiles, linked to libfdbroker" compile -Ilibclient/capi/include "$here/beside.c" -o "$work/beside" \
   -L"$FDBROKER_BIN_DIR/capi" -lfdbroker "-Wl,-rpath,$FDBROKER_BIN_DIR/capi"
-check "entry.c compiles, linked to libcuda" compile -DLINKED "$here/entry.c" -o "$work/entry_linked" "$work/libcuda.so.1"
+for name in entry lifetimes; do
+  check "$name.c compiles, linked to libcuda" compile -DLINKED "$here/$name.c" -o "$work/${name}_linked" "$work/libcuda.so.1"
+done
 
 # program LABEL COMMAND...: runs a program with device memory of its own, and counts the cases that it prints.
 program() {
@@ -31,8 +33,12 @@ program() {
   rm -rf "$card_dir"
 }
 
+evicted=(number_when_exported_three_times_ends_with_the_third_close number_when_its_handle_is_released_is_good_while_it_is_mapped
+  number_when_all_is_released_and_unmapped_keeps_the_memory handle_when_its_value_is_used_again_is_exported_as_what_it_is_now
+  mappings_when_unmapped_at_once_all_end fd_when_duplicated_before_the_import_is_the_memory number_when_a_child_closes_it_lives_on)
 for name in by_value by_message lifetimes entry; do program direct "$work/$name"; done
 program "direct, linked" "$work/entry_linked"
+program "direct, linked" "$work/lifetimes_linked" "${evicted[@]}"
 storm=memory_when_more_is_exported_than_the_node_may_hold_is_always_right
 lowered=exports_when_the_fd_limit_is_lowered_go_on
 stopped=number_when_its_owner_is_stopped_while_evicted_is_eagain
@@ -57,8 +63,11 @@ layered() {
   shift
   program "$label" env EXPECT_LAYER=1 "LD_PRELOAD=$work/looks.so" "$fdbroker" run --cuda "${options[@]}" -- "$@"
 }
-# What is registered at the program's broker: for the case that exports 100,000 times.
-export LEDGER="LD_PRELOAD= '$fdbroker' status --json | sed -n 's/.*\"allocations\":{\"now\":\([0-9]*\).*/\1/p'"
+# A number of the program's broker.
+cat > "$work/ledger.sh" <<LEDGER
+LD_PRELOAD= "$fdbroker" status --json | sed -n "s/.*\"\$1\":{\"now\":\([0-9]*\).*/\1/p"
+LEDGER
+export LEDGER="sh $work/ledger.sh"
 # The broker's summary of the last program says that fds were taken from the broker and exported again.
 recalled() { grep -Eq '[1-9][0-9,]* recalls,' "$work/shape.err"; }
 
@@ -67,11 +76,9 @@ layered "layer, linked" -- "$work/entry_linked"
 layered "layer, Python" -- python3 "$here/program.py"
 layered "layer, beside the library" -- "$work/beside"
 # Each fd is taken from the broker before it is asked for, whatever has become of its handle and its mappings.
-evicted=(number_when_exported_three_times_ends_with_the_third_close number_when_its_handle_is_released_is_good_while_it_is_mapped
-  number_when_all_is_released_and_unmapped_keeps_the_memory handle_when_its_value_is_used_again_is_exported_as_what_it_is_now
-  mappings_when_unmapped_at_once_all_end fd_when_duplicated_before_the_import_is_the_memory number_when_a_child_closes_it_lives_on)
 EVICT="LD_PRELOAD= '$fdbroker' evict --all > /dev/null" layered "layer, evicted" -- "$work/lifetimes" "${evicted[@]}"
 check "layer, evicted: there were recalls" recalled
+EVICT="LD_PRELOAD= '$fdbroker' evict --all > /dev/null" layered "layer, linked, evicted" -- "$work/lifetimes_linked" "${evicted[@]}"
 # Each fd has to make room for the next.
 layered "layer, few fds" --max-fds 24 -- "$work/by_value"
 check "layer, few fds: there were recalls" recalled
