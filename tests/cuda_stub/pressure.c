@@ -5,17 +5,6 @@
 #include <pthread.h>
 #include <sys/resource.h>
 
-static int take_fd(pid_t pid, int number) {
-  int pidfd = (int)syscall(SYS_pidfd_open, pid, 0), fd = (int)syscall(SYS_pidfd_getfd, pidfd, number, 0), error = errno;
-  close(pidfd);
-  errno = error;
-  return fd;
-}
-static int is_alive(pid_t pid, int number, unsigned seed) {
-  int fd = take_fd(pid, number), is_shown = fd_shows(fd, seed);
-  return is_shown && close(fd) == 0;
-}
-
 /* Has the broker killed and started anew by the command $RESTART, which has none of this process's fds. */
 static void restart(void) {
   fflush(stdout);
@@ -192,8 +181,8 @@ static void memory_when_more_is_exported_than_the_node_may_hold_is_always_right(
   for (int at = 0; at < CONSUMERS; at++) CHECK(finish(peers[at]) == 0);
   for (unsigned slot = 0; slot < SLOTS; slot++) {
     Entry entry = entry_of(slot);
-    if (has_restarts()) CHECK(COMES_TRUE(is_alive(getpid(), entry.number, entry.seed)));
-    else CHECK(is_alive(getpid(), entry.number, entry.seed));
+    if (has_restarts()) CHECK(COMES_TRUE(is_alive(entry.number, entry.seed)));
+    else CHECK(is_alive(entry.number, entry.seed));
     end(slot);
   }
   CHECK(close(number) == 0);
@@ -238,7 +227,7 @@ static void children_when_started_while_threads_export_come_to_their_programs(vo
     void *fault = NULL;
     CHECK(pthread_join(threads[at], &fault) == 0 && fault == NULL);
   }
-  CHECK(is_alive(getpid(), number, 0));
+  CHECK(is_alive(number, 0));
   CHECK(close(number) == 0);
   for (int at = 0; at < 2; at++) free_buffer(buffer[at]);
   CHECK(COMES_TRUE(free_bytes() == before));
@@ -262,7 +251,7 @@ static void exports_when_the_fd_limit_is_lowered_go_on(void) {
   while (count < MORE_EXPORTS && try_export(buffer[count].handle, &numbers[count]) == CUDA_SUCCESS) count++;
   /* Without the layer this is where it ends. */
   CHECK(is_layered() ? count == MORE_EXPORTS : count < FEW_FDS);
-  for (int at = 0; is_layered() && at < count; at++) CHECK(is_alive(getpid(), numbers[at], at));
+  for (int at = 0; is_layered() && at < count; at++) CHECK(is_alive(numbers[at], at));
   for (int at = 0; at < count; at++) CHECK(close(numbers[at]) == 0);
   for (int at = 0; at < MORE_EXPORTS; at++) free_buffer(buffer[at]);
   CHECK(COMES_TRUE(free_bytes() == before));
@@ -285,7 +274,7 @@ static void number_when_its_owner_is_stopped_while_evicted_is_eagain(void) {
   use_driver();
   Peer peer = start("owner_to_stop");
   Message message = hear(peer.socket);
-  CHECK(is_alive(message.pid, message.numbers[0], 50));
+  CHECK(is_taken(message.pid, message.numbers[0], 50));
   Buffer buffer[SLOTS];
   int numbers[SLOTS];
   for (int at = 0; at < SLOTS; at++) {
@@ -295,11 +284,11 @@ static void number_when_its_owner_is_stopped_while_evicted_is_eagain(void) {
   MUST(kill(peer.pid, SIGSTOP) == 0);
   if (is_layered()) FAILS(EAGAIN, take_fd(message.pid, message.numbers[0]));
   /* The kernel asks no process for its fds. */
-  else CHECK(is_alive(message.pid, message.numbers[0], 50));
+  else CHECK(is_taken(message.pid, message.numbers[0], 50));
   /* Nobody else is disturbed. */
-  for (int at = 0; at < SLOTS; at++) CHECK(is_alive(getpid(), numbers[at], at));
+  for (int at = 0; at < SLOTS; at++) CHECK(is_alive(numbers[at], at));
   MUST(kill(peer.pid, SIGCONT) == 0);
-  CHECK(COMES_TRUE(is_alive(message.pid, message.numbers[0], 50)));
+  CHECK(COMES_TRUE(is_taken(message.pid, message.numbers[0], 50)));
   tell(peer.socket, &message);
   CHECK(finish(peer) == 0);
   for (int at = 0; at < SLOTS; at++) {
@@ -316,8 +305,8 @@ static void restart_consumer(void) {
   for (int turn = 0; turn < 2; turn++) {
     for (unsigned at = 0; at < message.count; at++)
       /* It connects anew in its own time; until then there may be no answer, and never a wrong one. */
-      CHECK(turn == 0 ? is_alive(message.pid, message.numbers[at], at)
-                      : COMES_TRUE(is_alive(message.pid, message.numbers[at], at)));
+      CHECK(turn == 0 ? is_taken(message.pid, message.numbers[at], at)
+                      : COMES_TRUE(is_taken(message.pid, message.numbers[at], at)));
     message.result = bad_checks;
     tell(PEER_FD, &message);
     hear(PEER_FD);
@@ -347,7 +336,7 @@ static void numbers_when_the_broker_is_killed_and_started_anew_live_on(void) {
   /* A new export goes by the new broker. */
   Buffer fresh = new_buffer(90);
   int number = export_of(fresh.handle);
-  CHECK(is_export(number) && is_alive(getpid(), number, 90));
+  CHECK(is_export(number) && is_alive(number, 90));
   CHECK(close(number) == 0);
   free_buffer(fresh);
   tell(peer.socket, &message);

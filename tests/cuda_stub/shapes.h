@@ -134,6 +134,22 @@ static inline int fd_shows(int fd, unsigned seed) {
   return is_shown;
 }
 
+/* A real fd for another process's number, as programs get one. With the command $EVICT the broker has to ask for it first. */
+static inline int take_fd(pid_t pid, int number) {
+  MUST(getenv("EVICT") == NULL || system(getenv("EVICT")) == 0);
+  int pidfd = (int)syscall(SYS_pidfd_open, pid, 0), fd = (int)syscall(SYS_pidfd_getfd, pidfd, number, 0), error = errno;
+  close(pidfd);
+  errno = error;
+  return fd;
+}
+static inline int fd_of(int number) { return take_fd(getpid(), number); }
+/* Whether a number leads to this memory: of another process, and of this one. */
+static inline int is_taken(pid_t pid, int number, unsigned seed) {
+  int fd = take_fd(pid, number), is_shown = fd_shows(fd, seed);
+  return is_shown && close(fd) == 0;
+}
+static inline int is_alive(int number, unsigned seed) { return is_taken(getpid(), number, seed); }
+
 /* One allocation, mapped and filled. */
 typedef struct { CUmemGenericAllocationHandle handle; CUdeviceptr base; } Buffer;
 static inline Buffer new_buffer(unsigned seed) {

@@ -11,7 +11,7 @@ compile() { "$cc" -std=gnu11 -g -O1 -Wall -Wextra -Werror "$@" -lpthread; }
 check "looks.c compiles" "$cc" -shared -fPIC -O2 -Wall -Wextra -Werror -o "$work/looks.so" "$here/looks.c"
 check "allocator.c compiles" "$cc" -std=gnu11 -shared -fPIC -O1 -Wall -Wextra -Werror -o "$work/allocator.so" "$here/allocator.c"
 check "another.c compiles" "$cc" -std=gnu11 -shared -fPIC -O1 -Wall -Wextra -Werror -o "$work/another.so" "$here/another.c"
-for name in by_value by_message lifetimes entry pressure; do
+for name in by_value by_message lifetimes ends entry pressure; do
   check "$name.c compiles" compile "$here/$name.c" -o "$work/$name"
 done
 check "beside.c compiles, linked to libfdbroker" compile -Ilibclient/capi/include "$here/beside.c" -o "$work/beside" \
@@ -36,7 +36,7 @@ program() {
 evicted=(number_when_exported_three_times_ends_with_the_third_close number_when_its_handle_is_released_is_good_while_it_is_mapped
   number_when_all_is_released_and_unmapped_keeps_the_memory handle_when_its_value_is_used_again_is_exported_as_what_it_is_now
   mappings_when_unmapped_at_once_all_end fd_when_duplicated_before_the_import_is_the_memory number_when_a_child_closes_it_lives_on)
-for name in by_value by_message lifetimes entry; do program direct "$work/$name"; done
+for name in by_value by_message lifetimes ends entry; do program direct "$work/$name"; done
 program "direct, linked" "$work/entry_linked"
 program "direct, linked" "$work/lifetimes_linked" "${evicted[@]}"
 storm=memory_when_more_is_exported_than_the_node_may_hold_is_always_right
@@ -71,7 +71,7 @@ export LEDGER="sh $work/ledger.sh"
 # The broker's summary of the last program says that fds were taken from the broker and exported again.
 recalled() { grep -Eq '[1-9][0-9,]* recalls,' "$work/shape.err"; }
 
-for name in by_value by_message lifetimes entry; do layered layer -- "$work/$name"; done
+for name in by_value by_message lifetimes ends entry; do layered layer -- "$work/$name"; done
 layered "layer, linked" -- "$work/entry_linked"
 layered "layer, Python" -- python3 "$here/program.py"
 layered "layer, beside the library" -- "$work/beside"
@@ -131,7 +131,7 @@ program "layer, broker killed" env EXPECT_LAYER=1 "RESTART=bash $work/broker.sh"
 
 # Without a broker the fds are the driver's own, and each process says so once.
 no_broker=(env "FDBROKER_SOCKET=$work/none.sock" "LD_PRELOAD=$layer")
-for name in by_value by_message lifetimes entry; do program "layer, no broker" "${no_broker[@]}" "$work/$name"; done
+for name in by_value by_message lifetimes ends entry; do program "layer, no broker" "${no_broker[@]}" "$work/$name"; done
 program "layer, no broker, linked" "${no_broker[@]}" "$work/entry_linked"
 is_said_once() { [ "$(grep -c '^fdbroker-cuda.*NOT_CONNECTED' "$work/shape.err")" = 1 ]; }
 check "without a broker there is one line on stderr" is_said_once
