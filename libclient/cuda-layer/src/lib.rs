@@ -5,7 +5,7 @@
 //! produce <- entry <- names <- linker, preload`.
 //!
 //! LD_PRELOAD puts it before the driver. A program gets a driver's function by its linked symbol ([`preload`]), by dlsym
-//! ([`linker`]) or by cuGetProcAddress ([`entry`]); for those in [`names`] it gets the layer's.
+//! ([`linker`]) or by cuGetProcAddress; for those in [`names`] it gets the layer's.
 //!
 //! | call | what the layer does |
 //! |---|---|

@@ -64,25 +64,27 @@ pub fn end() {
     current().has_ended.store(true, Ordering::Release);
 }
 
-/// Does what follows from a change. `client`: none has ever been, so there are no registrations.
+/// Does what follows from a change. `client`: none has ever been, so there are no registrations; or a callback, which must not
+/// wait.
 pub fn follow(follows: Follows, client: Option<&Client>) {
     if let Some(client) = client {
         end_registrations(client, follows.registrations);
     }
     follows.handles.into_iter().for_each(driver::release);
+    if let Some(client) = client.filter(|_| follows.is_closing) {
+        settle(client);
+    }
     drop(follows.leases);
 }
 
-/// Ends registrations, and waits until the broker has closed their fds: what the program frees now is the device's again. What the
-/// broker answers changes nothing: it may have ended them before, and one that is gone has.
+/// Ends registrations. What the broker answers changes nothing: it may have ended them before, and one that is gone has.
 pub fn end_registrations(client: &Client, registrations: Vec<Registration>) {
     if !registrations.is_empty() {
         let _ = client.unregister_many(&registrations, Deadline::after(END_TIMEOUT));
-        settle(client);
     }
 }
 
-/// Waits a moment until the broker has closed its fds of what this process has ended.
+/// Waits a moment until the broker has closed its fds of what this process has ended: the memory is the device's again.
 pub fn settle(client: &Client) {
     let _ = client.settle(Deadline::after(END_TIMEOUT));
 }

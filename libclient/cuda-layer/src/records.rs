@@ -40,6 +40,8 @@ struct Record<R, L> {
     held: Option<CuMemHandle>,
     maps: u64,
     exports: Vec<Export<R>>,
+    /// A registration of it has ended, and the broker may be closing its fd.
+    is_closing: bool,
     /// Exports, recalls and ends under way.
     pins: u64,
     /// Releases under way in the driver.
@@ -94,6 +96,8 @@ pub enum Close<R> {
 pub struct Done<R, L> {
     /// To be ended at the broker: their memory is gone.
     pub registrations: Vec<R>,
+    /// The program has no more of memory that the broker may have an fd of still, which keeps it from the device.
+    pub is_closing: bool,
     /// References of the layer, to be released by the driver.
     pub handles: Vec<CuMemHandle>,
     /// To be given back.
@@ -102,13 +106,19 @@ pub struct Done<R, L> {
 
 impl<R, L> Default for Done<R, L> {
     fn default() -> Self {
-        Done { registrations: Vec::new(), handles: Vec::new(), leases: Vec::new() }
+        Done {
+            registrations: Vec::new(),
+            is_closing: false,
+            handles: Vec::new(),
+            leases: Vec::new(),
+        }
     }
 }
 
 impl<R, L> Done<R, L> {
     fn and(mut self, more: Done<R, L>) -> Self {
         self.registrations.extend(more.registrations);
+        self.is_closing |= more.is_closing;
         self.handles.extend(more.handles);
         self.leases.extend(more.leases);
         self
@@ -135,6 +145,7 @@ impl<R, L> Default for Record<R, L> {
             held: None,
             maps: 0,
             exports: Vec::new(),
+            is_closing: false,
             pins: 0,
             releases: 0,
             leases: Vec::new(),
@@ -274,6 +285,7 @@ impl<R, L> Records<R, L> {
         }
         let record = self.record(id);
         if record.maps == 0 && record.releases == 0 {
+            done.is_closing = record.is_closing;
             done.leases = std::mem::take(&mut record.leases);
             self.by_id.remove(&id);
         }
@@ -364,7 +376,9 @@ impl<R, L> Records<R, L> {
         let faster = exports.iter_mut().find(|export| is_current(&export.registration));
         if let Some(faster) = faster {
             faster.opens += 1;
-            return (faster.number, Some(registration));
+            let number = faster.number;
+            self.record(id).is_closing = true;
+            return (number, Some(registration));
         }
         exports.push(Export { number, opens: 1, registration });
         self.by_number.insert(number, id);
@@ -382,6 +396,7 @@ impl<R, L> Records<R, L> {
             return Close::Counted;
         }
         record.pins += 1;
+        record.is_closing = true;
         let export = record.exports.remove(place);
         self.by_number.remove(&number);
         Close::Last(id, export.registration)
