@@ -281,7 +281,9 @@ static void number_when_its_owner_is_stopped_while_evicted_is_eagain(void) {
     buffer[at] = new_buffer(at);
     numbers[at] = export_of(buffer[at].handle);
   }
-  MUST(kill(peer.pid, SIGSTOP) == 0);
+  /* Until it has stopped, another thread of it may still answer. */
+  int status;
+  MUST(kill(peer.pid, SIGSTOP) == 0 && waitpid(peer.pid, &status, WUNTRACED) == peer.pid && WIFSTOPPED(status));
   if (is_layered()) FAILS(EAGAIN, take_fd(message.pid, message.numbers[0]));
   /* The kernel asks no process for its fds. */
   else CHECK(is_taken(message.pid, message.numbers[0], 50));
