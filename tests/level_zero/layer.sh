@@ -50,13 +50,26 @@ no_broker=FDBROKER_SOCKET=$work/no/broker.sock
 # Without the layer an fd number that is passed by value means nothing. If this passed, the rest would prove nothing.
 ends "by value, without the layer: refused" 1 ZE_RESULT_ERROR_INVALID_ARGUMENT \
   "$fdbroker" run -- env ZE_TEST_DRIVER_HANDLES=legacy "$unmodified" $by_value
-cases "layer" "$fdbroker" run --level-zero --max-fds 256 -- "$unmodified" broker
+for list in broker virtual; do
+  cases "layer" "$fdbroker" run --level-zero --max-fds 256 -- "$unmodified" "$list"
+done
 cases "layer" "$fdbroker" run --level-zero -- "$unmodified" lost
+if words=$(unshare --user --map-root-user --pid --fork true 2>&1); then
+  cases "layer" "$fdbroker" run --level-zero -- "$unmodified" namespaces
+else
+  not_run "level zero: other PID namespaces" "$words"
+fi
 ends "by value, layer, run --join" 0 "" \
   "$fdbroker" run --join --job "test-$$" --level-zero -- env ZE_TEST_DRIVER_HANDLES=legacy "$unmodified" $by_value
 ends "by value, layer, by hand" 0 "" \
   "$fdbroker" run -- "${by_hand[@]}" ZE_TEST_DRIVER_HANDLES=legacy "$unmodified" $by_value
-cases "preloaded" "$fdbroker" run --max-fds 256 -- env "LD_PRELOAD=$layer" "$unmodified" broker
+# Only what is preloaded can make fd numbers good in any process. By hand the driver's fds stand in the handles.
+for list in broker drivers; do
+  cases "by hand" "$fdbroker" run --max-fds 256 -- "${by_hand[@]}" "$unmodified" "$list"
+done
+for list in broker virtual; do
+  cases "preloaded" "$fdbroker" run --max-fds 256 -- env "LD_PRELOAD=$layer" "$unmodified" "$list"
+done
 ends "by value, layer and preloaded" 0 "" \
   "$fdbroker" run --level-zero -- env "LD_PRELOAD=$layer" ZE_TEST_DRIVER_HANDLES=legacy "$unmodified" $by_value
 

@@ -14,7 +14,9 @@ impl<S: State> Source for Connection<S> {
     fn grant(&self, number: VirtualFd) -> Result<Granted, Errno> {
         let connected = S::connection().connected().ok_or(Errno::EBADF)?;
         match acquire(connected, number) {
-            Ok(Grant { fd, lease, .. }) => Ok(Granted { fd, lease: Arc::new(OpenFd::new(lease)) }),
+            Ok(Grant { fd, lease, info }) => {
+                Ok(Granted { fd, lease: Arc::new(OpenFd::new(lease, info)) })
+            }
             Err(error) => {
                 if is_absent(&error) {
                     self.say_absent(&error);

@@ -1,6 +1,6 @@
 //! The lease of a granted fd, and of the imports that a program makes of the fd. Must never end a lease while either lives.
 
-use fdbroker_client::Lease;
+use fdbroker_client::{AllocationInfo, Lease};
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,19 +8,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub type SharedLease = Arc<Mutex<Lease>>;
 
 /// The fd's hold: while it lives, the program has the fd or a duplicate of it open.
-pub struct OpenFd(SharedLease);
+pub struct OpenFd {
+    lease: SharedLease,
+    info: AllocationInfo,
+}
 
 impl OpenFd {
-    pub fn new(lease: Lease) -> Self {
-        OpenFd(Arc::new(Mutex::new(lease)))
+    pub fn new(lease: Lease, info: AllocationInfo) -> Self {
+        OpenFd { lease: Arc::new(Mutex::new(lease)), info }
     }
 }
 
 impl Drop for OpenFd {
     /// The program has closed the fd. What it has imported stays, and counts as mapped.
     fn drop(&mut self) {
-        if Arc::strong_count(&self.0) > 1 {
-            self.0.lock().unwrap_or_else(PoisonError::into_inner).mapped();
+        if Arc::strong_count(&self.lease) > 1 {
+            self.lease.lock().unwrap_or_else(PoisonError::into_inner).mapped();
         }
     }
 }
@@ -33,5 +36,11 @@ pub fn lease_of(fd: RawFd) -> Option<SharedLease> {
 
 /// The lease of a [`Granted`](fdbroker_virtual_fds::Granted) of [`Connection`](crate::Connection), to be kept in the same way.
 pub fn shared(lease: &fdbroker_virtual_fds::Lease) -> Option<SharedLease> {
-    lease.downcast_ref::<OpenFd>().map(|open| Arc::clone(&open.0))
+    lease.downcast_ref::<OpenFd>().map(|open| Arc::clone(&open.lease))
+}
+
+/// What the broker says of the allocation behind an fd that was granted for a virtual fd.
+pub fn info_of(fd: RawFd) -> Option<AllocationInfo> {
+    let lease = fdbroker_virtual_fds::lease_of(fd)?;
+    lease.downcast_ref::<OpenFd>().map(|open| open.info)
 }

@@ -20,6 +20,18 @@ pub struct Below<F> {
 }
 
 pub static CONTEXT_DESTROY: Below<ze_pfnContextDestroy_t> = Below::new(c"zeContextDestroy");
+pub static ALLOC_DEVICE: Below<ze_pfnMemAllocDevice_t> = Below::new(c"zeMemAllocDevice");
+pub static ALLOC_HOST: Below<ze_pfnMemAllocHost_t> = Below::new(c"zeMemAllocHost");
+pub static EXTENSION: Below<ze_pfnDriverGetExtensionFunctionAddress_t> =
+    Below::new(c"zeDriverGetExtensionFunctionAddress");
+pub static POOL_DESTROY: Below<ze_pfnEventPoolDestroy_t> = Below::new(c"zeEventPoolDestroy");
+pub static POOL_GET: Below<ze_pfnEventPoolGetIpcHandle_t> = Below::new(c"zeEventPoolGetIpcHandle");
+pub static POOL_OPEN: Below<ze_pfnEventPoolOpenIpcHandle_t> =
+    Below::new(c"zeEventPoolOpenIpcHandle");
+pub static POOL_CLOSE: Below<ze_pfnEventPoolCloseIpcHandle_t> =
+    Below::new(c"zeEventPoolCloseIpcHandle");
+pub static POOL_PUT: Below<ze_pfnEventPoolPutIpcHandle_t> = Below::new(c"zeEventPoolPutIpcHandle");
+pub static EVENT_DESTROY: Below<ze_pfnEventDestroy_t> = Below::new(c"zeEventDestroy");
 pub static FREE: Below<ze_pfnMemFree_t> = Below::new(c"zeMemFree");
 pub static FREE_EXT: Below<ze_pfnMemFreeExt_t> = Below::new(c"zeMemFreeExt");
 pub static MAP: Below<ze_pfnVirtualMemMap_t> = Below::new(c"zeVirtualMemMap");
@@ -31,9 +43,27 @@ pub static ALLOC_PROPERTIES: Below<ze_pfnMemGetAllocProperties_t> =
     Below::new(c"zeMemGetAllocProperties");
 pub static ADDRESS_RANGE: Below<ze_pfnMemGetAddressRange_t> = Below::new(c"zeMemGetAddressRange");
 pub static GET: Below<ze_pfnMemGetIpcHandle_t> = Below::new(c"zeMemGetIpcHandle");
+pub static GET_WITH_PROPERTIES: Below<ze_pfnMemGetIpcHandleWithProperties_t> =
+    Below::new(c"zeMemGetIpcHandleWithProperties");
+pub static GET_TILES: Below<zex_pfnMemGetIpcHandles_t> = Below::new(c"zexMemGetIpcHandles");
+pub static OPEN_TILES: Below<zex_pfnMemOpenIpcHandles_t> = Below::new(c"zexMemOpenIpcHandles");
+pub static COUNTER_GET: Below<ze_pfnEventCounterBasedGetIpcHandle_t> =
+    Below::new(c"zeEventCounterBasedGetIpcHandle");
+pub static COUNTER_OPEN: Below<ze_pfnEventCounterBasedOpenIpcHandle_t> =
+    Below::new(c"zeEventCounterBasedOpenIpcHandle");
+pub static COUNTER_CLOSE: Below<ze_pfnEventCounterBasedCloseIpcHandle_t> =
+    Below::new(c"zeEventCounterBasedCloseIpcHandle");
+pub static ZEX_COUNTER_GET: Below<ze_pfnEventCounterBasedGetIpcHandle_t> =
+    Below::new(c"zexCounterBasedEventGetIpcHandle");
+pub static ZEX_COUNTER_OPEN: Below<ze_pfnEventCounterBasedOpenIpcHandle_t> =
+    Below::new(c"zexCounterBasedEventOpenIpcHandle");
+pub static ZEX_COUNTER_CLOSE: Below<ze_pfnEventCounterBasedCloseIpcHandle_t> =
+    Below::new(c"zexCounterBasedEventCloseIpcHandle");
 pub static PUT: Below<ze_pfnMemPutIpcHandle_t> = Below::new(c"zeMemPutIpcHandle");
 pub static OPEN: Below<ze_pfnMemOpenIpcHandle_t> = Below::new(c"zeMemOpenIpcHandle");
 pub static CLOSE: Below<ze_pfnMemCloseIpcHandle_t> = Below::new(c"zeMemCloseIpcHandle");
+pub static HANDLE_OF_FD: Below<ze_pfnMemGetIpcHandleFromFileDescriptorExp_t> =
+    Below::new(c"zeMemGetIpcHandleFromFileDescriptorExp");
 pub static FD_OF_HANDLE: Below<ze_pfnMemGetFileDescriptorFromIpcHandleExp_t> =
     Below::new(c"zeMemGetFileDescriptorFromIpcHandleExp");
 
@@ -61,6 +91,20 @@ impl<F: Copy> Below<F> {
         // SAFETY: `F` is an `Option<fn>` (the statics above), for which null is `None`; the size is checked. The
         // function was found under its name, or in its place of a table: it has that type.
         unsafe { std::mem::transmute_copy::<*mut c_void, F>(&function) }
+    }
+
+    /// Keeps a function that the driver gave for its name, unless it is another one than before: a second driver's.
+    pub fn is_this(&self, function: *mut c_void) -> bool {
+        let (order, null) = (Ordering::AcqRel, std::ptr::null_mut());
+        match self.function.compare_exchange(null, function, order, Ordering::Acquire) {
+            Ok(_) => true,
+            Err(before) => before == function,
+        }
+    }
+
+    /// The name that a program asks for.
+    pub fn name(&self) -> &'static CStr {
+        self.name
     }
 
     /// Keeps the function that stood in a table.
@@ -103,6 +147,17 @@ pub fn is_preloaded() -> bool {
     })
 }
 
+/// Whether the functions of the C library that this library exports stand before the C library's: then a virtual fd is good
+/// in this process. A library that the loader opened by itself comes too late for that.
+pub fn is_interposed() -> bool {
+    static ANSWER: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *ANSWER.get_or_init(|| {
+        // SAFETY: a C string; RTLD_DEFAULT searches as the dynamic linker does for the program.
+        let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"close".as_ptr()) };
+        !found.is_null() && base_of(found) == own_base()
+    })
+}
+
 struct Search {
     own: *mut c_void,
     answer: Option<bool>,
@@ -130,12 +185,16 @@ unsafe extern "C" fn look_at(
     libc::c_int::from(search.answer.is_some())
 }
 
-/// The base address of this library; dladdr(3).
+/// The base address of this library.
 fn own_base() -> *mut c_void {
+    base_of((own_base as fn() -> *mut c_void) as *const c_void)
+}
+
+/// The base address of the library that has an address; dladdr(3). Null: none has.
+fn base_of(inside: *const c_void) -> *mut c_void {
     // SAFETY: plain data, for which all zero is a value.
     let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };
-    let inside = (own_base as fn() -> *mut c_void) as *const c_void;
-    // SAFETY: an address in this very object, and a structure to fill in.
+    // SAFETY: an address that is only looked up, and a structure to fill in.
     unsafe { libc::dladdr(inside, &raw mut found) };
     found.dli_fbase
 }

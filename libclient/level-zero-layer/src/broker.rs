@@ -1,14 +1,18 @@
-//! This process's connection to the broker, and what it exports and has opened through it. Must never hold a lock of both.
+//! This process's connection to the broker, and what it exports and has opened through it. Must never call the driver with a
+//! lock held, nor take one lock while another is held.
 
+use crate::kept::{self, KeptFds};
+use crate::limits::{RECALL_PATIENCE, RETIRE_TIMEOUT};
 use crate::opened::Opened;
-use crate::produced::Produced;
+use crate::produced::{Place, Produced};
 use crate::say::{News, once};
-use fdbroker_client::{Error, ErrorCode, Recall, RecallAnswer};
+use fdbroker_client::{Deadline, Error, ErrorCode, Recall, RecallAnswer};
 use fdbroker_layer::{Connected, Connection, State};
 use fdbroker_virtual_fds::VirtualFd;
 use nix::errno::Errno;
 use std::ops::Deref;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 pub use fdbroker_layer::is_absent;
 
@@ -18,11 +22,15 @@ static CONNECTION: Connection<Memory> = Connection::new();
 #[derive(Clone, Copy)]
 pub struct Broker(&'static Connected<Memory>);
 
-/// The memory that this process exports, and that it has opened.
+/// The memory that this process exports, and what it has opened.
 #[derive(Default)]
 pub struct Memory {
     produced: Mutex<Produced>,
+    /// A recall was answered.
+    answered: Condvar,
     opened: Mutex<Opened>,
+    kept: Mutex<KeptFds>,
+    has_kept: AtomicBool,
 }
 
 impl Broker {
@@ -32,6 +40,47 @@ impl Broker {
 
     pub fn opened(&self) -> MutexGuard<'_, Opened> {
         self.state.opened.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The fds of event pools and counters.
+    pub fn kept(&self) -> MutexGuard<'_, KeptFds> {
+        self.state.has_kept.store(true, Ordering::Relaxed);
+        self.state.kept()
+    }
+
+    /// Whether there were ever fds of event pools or counters: most programs have none, and destroy many events.
+    pub fn has_kept(&self) -> bool {
+        self.state.has_kept.load(Ordering::Relaxed)
+    }
+
+    /// Ends the chosen allocations, and waits until the broker has ended them: memory that is about to be freed. The choice is
+    /// made again after each export for the broker, which must not meet the free.
+    pub fn retire(&self, chosen: impl Fn(&Produced) -> Vec<usize>) {
+        let mut produced = self.produced();
+        let mut bases = chosen(&produced);
+        if !produced.is_quiet(&bases) {
+            let is_busy = |produced: &mut Produced| !produced.is_quiet(&chosen(produced));
+            produced = self.state.wait_while(produced, is_busy);
+            bases = chosen(&produced);
+        }
+        for base in &bases {
+            // Under the lock, so that no Get on another thread finds a registration that ends.
+            for tile in produced.take(*base) {
+                self.exports.retire(tile, *base as u64);
+            }
+        }
+        drop(produced);
+        if !bases.is_empty() {
+            self.wait_until_retired();
+        }
+    }
+
+    /// Waits until the broker has ended what was retired. A process that learns that the memory is freed must not find the key
+    /// alive. A broker that is gone has ended it.
+    pub fn wait_until_retired(&self) {
+        // A broker that hangs is left after a while. Its fd keeps the memory alive, so a consumer sees other bytes only
+        // where the driver's pool reuses them.
+        let _ = self.client.flush(Deadline::after(RETIRE_TIMEOUT));
     }
 }
 
@@ -47,6 +96,20 @@ impl Memory {
     fn produced(&self) -> MutexGuard<'_, Produced> {
         self.produced.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn kept(&self) -> MutexGuard<'_, KeptFds> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for exports that the broker has asked for, but no longer than a driver may take that hangs.
+    fn wait_while<'a>(
+        &self,
+        produced: MutexGuard<'a, Produced>,
+        is_busy: impl FnMut(&mut Produced) -> bool,
+    ) -> MutexGuard<'a, Produced> {
+        let waited = self.answered.wait_timeout_while(produced, RECALL_PATIENCE, is_busy);
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
 }
 
 impl State for Memory {
@@ -55,17 +118,36 @@ impl State for Memory {
     }
 
     fn recall(&self, recall: &Recall) -> Result<RecallAnswer, ErrorCode> {
-        self.produced().recall(recall)
+        if recall.device == kept::DEVICE {
+            return self.kept().recall(recall);
+        }
+        let recalled = self.produced().recall(recall)?;
+        let answer = recalled.answer(recall);
+        self.produced().recall_done(&recalled);
+        self.answered.notify_all();
+        answer
     }
 
     fn end(&self) {
-        // A recall under way is waited for: it has this lock.
-        self.produced().end();
+        let mut produced = self.produced();
+        produced.end();
+        drop(self.wait_while(produced, |produced| !produced.is_all_quiet()));
     }
 
-    fn close(_: &Connected<Self>, _: VirtualFd) -> Result<(), Errno> {
-        // The layer has no virtual fds yet.
-        Err(Errno::EBADF)
+    fn close(connected: &Connected<Self>, fd: VirtualFd) -> Result<(), Errno> {
+        let Some(given) = connected.state.produced().put_number(fd) else {
+            let registration = connected.state.kept().close(fd).ok_or(Errno::EBADF)?;
+            let _ =
+                connected.client.unregister_within(&registration, Deadline::after(RETIRE_TIMEOUT));
+            return Ok(());
+        };
+        given.put_held();
+        if given.is_last {
+            let Place { base, .. } = given.place;
+            let Some(broker) = known() else { return Ok(()) };
+            broker.retire(|produced| produced.containing(base).into_iter().collect());
+        }
+        Ok(())
     }
 
     fn say_absent(is_lost: bool, error: &Error) {
@@ -82,6 +164,16 @@ impl State for Memory {
     fn say_waiting(error: &Error) {
         once(News::Waiting, format_args!("waits for the fd of a handle: {error}"));
     }
+}
+
+/// Virtual fds are good from now on, where this library stands before the C library.
+pub fn install() {
+    fdbroker_virtual_fds::install(&CONNECTION);
+}
+
+/// The program uses Level Zero.
+pub fn note_driver() {
+    CONNECTION.note_driver();
 }
 
 /// The connection that this process made before, alive or lost. `None`: it has made none; a parent's does not count.

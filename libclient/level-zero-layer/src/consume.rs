@@ -1,112 +1,193 @@
-//! The consumer's side: zeMemOpenIpcHandle, and the ends of opened memory.
+//! The consumer's side: zeMemOpenIpcHandle, imported fds, and the ends of opened memory.
 //! Must never open memory whose allocation has ended, keep an fd, or close the program's fd.
 
 use crate::below::{self, MISSING};
 use crate::broker::{self, Broker};
 use crate::key::{Bytes, Key, fd_of, with_fd};
 use crate::limits::ACQUIRE_TIMEOUT;
+use crate::opened::Hold;
 use crate::say::{News, once};
-use fdbroker_client::{Deadline, Error, ErrorCode, Grant};
+use fdbroker_client::{AllocationInfo, Deadline, Error, ErrorCode, Grant};
+use fdbroker_layer::{info_of, lease_of};
+use fdbroker_virtual_fds::VirtualFd;
 use level_zero_sys::*;
 use nix::fcntl::{FcntlArg, fcntl};
 use std::ffi::c_void;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 const INVALID: ze_result_t = ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT;
 const SUCCESS: ze_result_t = ze_result_t::ZE_RESULT_SUCCESS;
 
-/// The arguments of zeMemOpenIpcHandle, without the handle.
-pub struct Opening {
-    pub context: ze_context_handle_t,
-    pub device: ze_device_handle_t,
-    pub flags: ze_ipc_memory_flags_t,
-    pub pointer: *mut *mut c_void,
+/// A driver's handle to open, and what must live: the fd until it is open, the holds until it is closed.
+#[derive(Debug)]
+pub struct Ready {
+    pub handle: Bytes,
+    fd: Option<OwnedFd>,
+    hold: Option<Hold>,
 }
 
-impl Opening {
-    /// # Safety
-    /// As zeMemOpenIpcHandle.
-    pub unsafe fn open(&self, handle: ze_ipc_mem_handle_t) -> ze_result_t {
-        let Some(key) = Key::from_bytes(&handle.to_bytes()) else {
-            // SAFETY: the caller's promise.
-            return unsafe { self.open_below(handle.to_bytes()) };
-        };
-        let Some(broker) = broker::connected() else {
-            // SAFETY: the caller's promise.
-            return unsafe { self.open_as_the_driver_does(&key) };
-        };
-        match broker.client.acquire(&key.handle(), Deadline::after(ACQUIRE_TIMEOUT)) {
-            // SAFETY: the caller's promise.
-            Ok(grant) => unsafe { self.open_granted(broker, &key, grant) },
-            Err(error) if broker::is_absent(&error) => {
-                broker::say_absent(&error);
-                // SAFETY: the caller's promise.
-                unsafe { self.open_as_the_driver_does(&key) }
-            }
-            Err(error) if key.has_programs_fd() && is_of_another_broker(&error) => {
-                // SAFETY: the caller's promise.
-                unsafe { self.open_as_the_driver_does(&key) }
-            }
-            Err(error) => refuse(&error),
-        }
+impl Ready {
+    /// As the program gave it.
+    fn plain(handle: Bytes) -> Self {
+        Ready { handle, fd: None, hold: None }
     }
 
-    /// Where no broker knows the key: opens the driver's handle, with the fd that the program has put into it if it has,
-    /// as without the layer.
-    unsafe fn open_as_the_driver_does(&self, key: &Key) -> ze_result_t {
-        match key.driver_handle() {
-            // SAFETY: the caller's promise.
-            Some(driver) => unsafe { self.open_below(with_fd(driver, key.fd())) },
-            None => INVALID,
-        }
-    }
-
-    /// Opens with the broker's fd, which is closed once the driver has opened it.
-    unsafe fn open_granted(&self, broker: Broker, key: &Key, grant: Grant) -> ze_result_t {
-        let Grant { fd, mut lease, info } = grant;
-        let driver = Bytes::try_from(info.driver_data.as_bytes()).ok().and_then(|mut driver| {
-            key.put_offset(&mut driver, info.size_bytes)?;
-            Some(driver)
-        });
-        let Some(driver) = driver else {
-            let context = format!("open {}: the handle does not fit the allocation", info.id);
-            return refuse(&Error::new(ErrorCode::BadHandle, context));
-        };
-        let fd = match moved_off(fd_of(&driver), fd) {
-            Ok(fd) => fd,
-            Err(code) => return code,
-        };
-        // SAFETY: the caller's promise; the fd stays ours.
-        let code = unsafe { self.open_below(with_fd(driver, fd.as_raw_fd())) };
-        drop(fd);
-        if code == SUCCESS {
-            lease.mapped();
-            // SAFETY: the driver has just written there.
-            let address = unsafe { *self.pointer };
-            broker.opened().add(address.addr(), lease);
-        }
-        code
-    }
-
-    unsafe fn open_below(&self, handle: Bytes) -> ze_result_t {
-        let Some(below) = below::OPEN.get() else { return MISSING };
-        let handle = ze_ipc_mem_handle_t::from_bytes(handle);
-        // SAFETY: the caller's promise.
-        unsafe { below(self.context, self.device, handle, self.flags, self.pointer) }
+    /// The hold of what is open now: the fd is closed first.
+    pub fn opened(self) -> Option<Hold> {
+        drop(self.fd);
+        self.hold.map(Hold::mapped)
     }
 }
 
-/// Has the driver close or free memory, and gives its lease back if it was opened. The lease is taken out first: once the
-/// driver has closed the memory, another thread may get this address.
-pub fn end(pointer: *const c_void, below: impl FnOnce() -> ze_result_t) -> ze_result_t {
-    let broker = broker::known();
-    let lease = broker.and_then(|broker| broker.opened().take(pointer.addr()));
-    let code = below();
-    if let (Some(broker), Some(lease)) = (broker, lease)
-        && code != SUCCESS
+/// Makes a handle of the program's ready for the driver.
+///
+/// # Errors
+/// The code for the program.
+pub fn ready(handle: Bytes) -> Result<Ready, ze_result_t> {
+    match (Key::from_bytes(&handle), VirtualFd::new(fd_of(&handle))) {
+        (Some(key), _) => ready_key(&key),
+        (None, Some(fd)) if below::is_interposed() => ready_virtual(fd),
+        (None, _) => Ok(ready_fetched(handle)),
+    }
+}
+
+/// What the broker says of a key counts, whatever fd the program has put into it.
+fn ready_key(key: &Key) -> Result<Ready, ze_result_t> {
+    let Some(broker) = broker::connected() else { return as_the_driver_does(key) };
+    match broker.client.acquire(&key.handle(), Deadline::after(ACQUIRE_TIMEOUT)) {
+        Ok(grant) => {
+            let driver = drivers_handle(&grant.info)
+                .and_then(|mut it| key.put_offset(&mut it, grant.info.size_bytes).map(|()| it));
+            ready_grant(grant, driver)
+        }
+        Err(error) if broker::is_absent(&error) => {
+            broker::say_absent(&error);
+            as_the_driver_does(key)
+        }
+        Err(error) if key.has_programs_fd() && is_of_another_broker(&error) => {
+            as_the_driver_does(key)
+        }
+        Err(error) => Err(refuse(&error)),
+    }
+}
+
+/// Where no broker knows the key: the driver's handle, with the fd that the program has put into it if it has, as without the
+/// layer.
+fn as_the_driver_does(key: &Key) -> Result<Ready, ze_result_t> {
+    let driver = key.driver_handle().ok_or(INVALID)?;
+    Ok(Ready::plain(with_fd(driver, key.fd())))
+}
+
+/// A handle made of a virtual fd alone.
+fn ready_virtual(fd: VirtualFd) -> Result<Ready, ze_result_t> {
+    let grant = acquire(fd)?;
+    let driver = drivers_handle(&grant.info);
+    ready_grant(grant, driver)
+}
+
+/// The fd behind a virtual fd.
+///
+/// # Errors
+/// The code for the program.
+pub fn acquire(fd: VirtualFd) -> Result<Grant, ze_result_t> {
+    let broker = broker::connected().ok_or(INVALID)?;
+    let granted = broker.client.acquire_virtual(fd, Deadline::after(ACQUIRE_TIMEOUT));
+    granted.map_err(|error| {
+        if broker::is_absent(&error) {
+            broker::say_absent(&error);
+        }
+        refuse(&error)
+    })
+}
+
+fn ready_grant(grant: Grant, driver: Option<Bytes>) -> Result<Ready, ze_result_t> {
+    let Grant { fd, lease, info } = grant;
+    let Some(driver) = driver else {
+        let context = format!("open {}: the handle does not fit the allocation", info.id);
+        return Err(refuse(&Error::new(ErrorCode::BadHandle, context)));
+    };
+    let fd = moved_off(fd_of(&driver), fd)?;
+    let handle = with_fd(driver, fd.as_raw_fd());
+    Ok(Ready { handle, fd: Some(fd), hold: Some(Hold::Own(lease)) })
+}
+
+/// A handle with an fd of the program's own. One that it has fetched by a virtual fd, alone in the handle, gets the rest of the
+/// driver's handle. The lease is the fd's and the import's together.
+fn ready_fetched(handle: Bytes) -> Ready {
+    let fd = fd_of(&handle);
+    let Some(lease) = lease_of(fd) else { return Ready::plain(handle) };
+    let hold = Some(Hold::Shared(lease));
+    let is_alone = handle[4..].iter().all(|byte| *byte == 0);
+    match info_of(fd).filter(|_| is_alone).and_then(|info| drivers_handle(&info)) {
+        None => Ready { handle, fd: None, hold },
+        Some(driver) if fd_of(&driver) != fd => {
+            Ready { handle: with_fd(driver, fd), fd: None, hold }
+        }
+        // SAFETY: it has a lease: the program has it open.
+        Some(driver) => match duplicate(unsafe { BorrowedFd::borrow_raw(fd) }) {
+            Ok(moved) => {
+                Ready { handle: with_fd(driver, moved.as_raw_fd()), fd: Some(moved), hold }
+            }
+            Err(_) => Ready { handle, fd: None, hold },
+        },
+    }
+}
+
+/// The driver's handle that the owner registered; `None`: what is registered is no memory of Level Zero's.
+fn drivers_handle(info: &AllocationInfo) -> Option<Bytes> {
+    Bytes::try_from(info.driver_data.as_bytes()).ok()
+}
+
+/// The hold of an fd that the program hands to the driver by itself.
+pub fn hold_of(fd: RawFd) -> Option<Hold> {
+    lease_of(fd).map(Hold::Shared)
+}
+
+/// Opens one handle at `pointer`.
+///
+/// # Safety
+/// As zeMemOpenIpcHandle.
+pub unsafe fn open(
+    context: ze_context_handle_t,
+    device: ze_device_handle_t,
+    handle: ze_ipc_mem_handle_t,
+    flags: ze_ipc_memory_flags_t,
+    pointer: *mut *mut c_void,
+) -> ze_result_t {
+    let Some(below) = below::OPEN.get() else { return MISSING };
+    let ready = match ready(handle.to_bytes()) {
+        Ok(ready) => ready,
+        Err(code) => return code,
+    };
+    let handle = ze_ipc_mem_handle_t::from_bytes(ready.handle);
+    // SAFETY: the caller's promise; the fd stays ours.
+    let code = unsafe { below(context, device, handle, flags, pointer) };
+    if code == SUCCESS {
+        // SAFETY: the driver has just written there.
+        keep(unsafe { *pointer }.addr(), ready.opened());
+    }
+    code
+}
+
+/// Keeps the holds of what is open now at an address or under a handle.
+pub fn keep(address: usize, holds: impl IntoIterator<Item = Hold>) {
+    let holds: Vec<Hold> = holds.into_iter().collect();
+    if !holds.is_empty()
+        && let Some(broker) = broker::known()
     {
+        broker.opened().add(address, holds);
+    }
+}
+
+/// Has the driver close or free memory, and gives its leases back if it was opened. They are taken out first: once the
+/// driver has closed the memory, another thread may get this address.
+pub fn end<H>(handle: *const H, below: impl FnOnce() -> ze_result_t) -> ze_result_t {
+    let take = |broker: Broker| broker.opened().take(handle.addr());
+    let holds = broker::known().and_then(take);
+    let code = below();
+    if let Some(holds) = holds.filter(|_| code != SUCCESS) {
         // The memory is still open.
-        broker.opened().add(pointer.addr(), lease);
+        keep(handle.addr(), holds);
     }
     code
 }
@@ -122,20 +203,24 @@ fn moved_off(exporters: RawFd, fd: OwnedFd) -> Result<OwnedFd, ze_result_t> {
     if fd.as_raw_fd() != exporters {
         return Ok(fd);
     }
-    // Any other number will do. The lowest free one is always below the limit; a higher one may not be.
-    let moved = fcntl(&fd, FcntlArg::F_DUPFD_CLOEXEC(0));
-    let moved = moved.map_err(|_| ze_result_t::ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY)?;
+    duplicate(fd.as_fd())
+}
+
+/// A duplicate at another number. The lowest free one is always below the limit; a higher one may not be.
+fn duplicate(fd: BorrowedFd<'_>) -> Result<OwnedFd, ze_result_t> {
+    let copy = fcntl(fd, FcntlArg::F_DUPFD_CLOEXEC(0));
+    let copy = copy.map_err(|_| ze_result_t::ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY)?;
     // SAFETY: the call just made it, for nobody else.
-    Ok(unsafe { OwnedFd::from_raw_fd(moved) })
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
 /// The code that the program gets; the user gets the reason on stderr.
-fn refuse(error: &Error) -> ze_result_t {
+pub fn refuse(error: &Error) -> ze_result_t {
     let news = match error.code {
         ErrorCode::WrongNode => News::OtherNode,
         _ => News::NotOpened,
     };
-    once(news, format_args!("zeMemOpenIpcHandle: {error}"));
+    once(news, format_args!("an IPC handle cannot be opened: {error}"));
     match error.code {
         // Later it may succeed: the driver's answer when no fd is free. OWNER_SILENT is also the owner's own lack of fds.
         ErrorCode::LocalFdLimit

@@ -3,15 +3,16 @@
 //!
 //! | bytes | field |
 //! |---|---|
-//! | 0..8 | the driver's fd number, where programs look for it and put their own |
+//! | 0..8 | the fd's number, where programs look for it and put their own: a virtual fd, else the driver's |
 //! | 8..16 | where in the fd's memory the allocation begins, as in the driver's handle |
 //! | 16..20 | magic |
-//! | 20..24 | the driver's fd number again: a different number in 0..4 is the program's own fd |
+//! | 20..24 | the fd's number again: a different number in 0..4 is the program's own fd |
 //! | 24..56 | the first 32 bytes of fdbroker's handle, which are enough to resolve it |
 //! | 56..64 | the rest of the driver's handle, so that it can be restored without the broker |
 
 use fdbroker_client::Handle;
 use fdbroker_protocol::handle::{HANDLE_MAGIC, HANDLE_PREFIX_BYTES, HANDLE_VERSION};
+use fdbroker_virtual_fds::VirtualFd;
 use std::os::fd::RawFd;
 
 /// The bytes of a `ze_ipc_mem_handle_t`: a driver's handle or a key.
@@ -53,8 +54,11 @@ pub struct Key {
 }
 
 impl Key {
-    /// Makes the key of an allocation from the broker's and the driver's handle of it.
+    /// Makes the key of an allocation from the broker's and the driver's handle of it. Where the broker's has a virtual fd, it
+    /// stands in the place of the driver's.
     pub fn new(handle: &Handle, driver: &Bytes) -> Self {
+        let renumbered = handle.virtual_fd().map(|fd| renumbered(*driver, fd.number()));
+        let driver = renumbered.as_ref().unwrap_or(driver);
         let mut bytes = [0; 64];
         bytes[..4].copy_from_slice(&driver[..4]);
         bytes[OFFSET..OFFSET + 8].copy_from_slice(&driver[OFFSET..OFFSET + 8]);
@@ -85,9 +89,14 @@ impl Key {
         self.bytes
     }
 
-    /// The fd in bytes 0..4: the driver's, or one of the program's own.
+    /// The fd in bytes 0..4: the key's, or one of the program's own.
     pub fn fd(&self) -> RawFd {
         fd_at(&self.bytes, 0)
+    }
+
+    /// The virtual fd that it was made with; `None`: it was made with the driver's fd.
+    pub fn virtual_fd(&self) -> Option<VirtualFd> {
+        VirtualFd::new(fd_at(&self.bytes, FD_COPY))
     }
 
     /// Whether the program has put an fd of its own into the handle.
@@ -107,7 +116,7 @@ impl Key {
         Handle::from_bytes(bytes)
     }
 
-    /// Restores the driver's handle; `None`: only the broker has it.
+    /// Restores the driver's handle, with the number in the place of the driver's fd; `None`: only the broker has it.
     pub fn driver_handle(&self) -> Option<Bytes> {
         let form = self.bytes[REST + 7];
         if form != Form::Whole as u8 && form != Form::FdTwice as u8 {
@@ -146,6 +155,15 @@ pub fn fd_of(handle: &Bytes) -> RawFd {
 pub fn with_fd(mut handle: Bytes, fd: RawFd) -> Bytes {
     handle[..4].copy_from_slice(&fd.to_ne_bytes());
     handle
+}
+
+/// The driver's handle with a number in all places where it has its fd.
+fn renumbered(mut handle: Bytes, number: RawFd) -> Bytes {
+    let fd = fd_of(&handle);
+    if fd != 0 && fd_at(&handle, DRIVER_FD_COPY) == fd {
+        handle[DRIVER_FD_COPY..DRIVER_FD_COPY + 4].copy_from_slice(&number.to_ne_bytes());
+    }
+    with_fd(handle, number)
 }
 
 /// Where in the fd's memory a pooled allocation begins, in bytes.
@@ -216,6 +234,21 @@ mod tests {
         assert!(key.has_programs_fd());
         assert_eq!(key.fd(), 99);
         assert_eq!(key.driver_handle(), Some(opaque()));
+    }
+
+    #[test]
+    fn key_when_the_broker_gives_a_virtual_fd_then_it_stands_wherever_the_drivers_fd_does() {
+        let number = VirtualFd::FIRST + 5;
+        let mut handle = handle();
+        handle.virtual_fd = number.cast_unsigned().into();
+        for driver in [legacy(), opaque()] {
+            let key = Key::from_bytes(&Key::new(&handle, &driver).to_bytes()).expect("ours");
+            assert_eq!((key.fd(), key.has_programs_fd()), (number, false));
+            assert_eq!(key.virtual_fd(), VirtualFd::new(number));
+            assert_eq!(key.driver_handle(), Some(renumbered(driver, number)));
+            assert!(!key.to_bytes().windows(4).any(|word| word == 41i32.to_ne_bytes()));
+        }
+        assert_eq!(renumbered(opaque(), 41), opaque());
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! A Level Zero layer for unmodified programs: their IPC handles work by value, in any process of the node.
 //! Must never make a program fail that runs with the driver alone, nor let a panic into it.
 //!
-//! **Layers** (tests/layers checks them): `below, key, limits, mapped, opened <- produced, say <- broker <- consume, produce <-
-//! entry <- preload, tables`.
+//! **Layers** (tests/layers checks them): `below, key, limits, mapped, opened <- allocation <- kept, produced, say <- broker <-
+//! retire <- consume, produce <- external, pools, tiles <- entry <- preload, tables`.
 //!
 //! Two ways in, one code path:
 //!
@@ -11,35 +11,62 @@
 //! - LD_PRELOAD puts it before the loader, and it exports the loader's functions: [`preload`]. The loader's tables then
 //!   pass through it, too.
 //!
+//! `fdbroker run --level-zero` does both: the first catches every user of the loader, and only the second can put the C library's
+//! functions of [`fdbroker_virtual_fds`] before the C library. A call passes the layer once all the same.
+//!
 //! | call | what the layer does |
 //! |---|---|
-//! | zeMemGetIpcHandle | deposits the driver's fd at the broker, once per allocation, and answers a [`key::Key`] |
-//! | zeMemOpenIpcHandle | acquires the key's fd, has the driver open its own handle with it, closes the fd, keeps the lease |
+//! | zeMemGetIpcHandle, ...WithProperties, zexMemGetIpcHandles | deposits the driver's fd at the broker, once per allocation, and answers a [`key::Key`] |
+//! | zeMemGetAllocProperties with an fd to export | the same, and answers the virtual fd |
+//! | zeMemOpenIpcHandle, zexMemOpenIpcHandles | acquires the key's fd, has the driver open its own handle with it, closes the fd, keeps the lease |
+//! | zeMemAllocDevice, zeMemAllocHost with an fd to import | the same for a virtual fd |
+//! | zeMemGetIpcHandleFromFileDescriptorExp and back | translates between keys and virtual fds |
 //! | zeMemCloseIpcHandle, zeMemFree(Ext) of opened memory | gives the lease back |
-//! | zeMemPutIpcHandle, zeMemFree(Ext), zeMemCloseIpcHandle, zeContextDestroy | the last one retires the allocation: its key never matches again |
+//! | zeMemPutIpcHandle | counts. What was sent stays good, and the next Get costs nothing |
+//! | zeMemFree(Ext), zeMemCloseIpcHandle, zeContextDestroy, close(2) of the last virtual fd | retires the allocation: its key never matches again |
 //! | zeVirtualMemUnmap, zeVirtualMemFree, zePhysicalMemDestroy | retires what is exported in the range, or in the memory's ranges |
 //! | zeVirtualMemMap | notes the range of the physical memory |
+//! | zeEventPoolGetIpcHandle, zeEventCounterBasedGetIpcHandle, zexCounterBasedEvent... | virtual fds stand in the handle in the places of the driver's |
+//! | their Open, Close, zeEventPoolDestroy, zeEventDestroy | as for memory |
 //!
-//! **Fd numbers.** The driver's fd stays open until the program Puts its handle or frees the memory, so its number is good
-//! for programs that pass the number alone, and an export at the fd limit fails as with the driver alone. In a key the
-//! broker's answer counts, not the fd beside it: only where no broker knows the key is a program's own fd used.
+//! **Fd numbers.** A key begins with a virtual fd, and nothing that the program has names the driver's fd. So the layer Puts the
+//! driver's handle once the broker has the fd, and this process holds no fd for what it has exported; a recall exports anew. Where
+//! the loader has no Put (before spec 1.6) the driver's fd stays open until the memory is freed. Where this library does not stand
+//! before the C library, a key begins with the driver's fd, which stays open until the program Puts its handles.
+//!
+//! In a key the broker's answer counts, not the fd beside it: only where no broker knows the key is a program's own fd used.
 //!
 //! Without a broker each call goes to the driver as it is, and one line on stderr says so.
 //!
-//! **Locks.** One for [`produced`], one for [`opened`], one for [`mapped`]; none is taken while another is held. The driver's functions
-//! that Put a handle and describe memory are called under the first: the driver never calls back. A child of fork(2)
-//! starts anew, see [`broker`].
+//! **Locks.** One each for [`produced`], [`opened`], [`mapped`] and [`kept`]; none is taken while another is held, and none is held
+//! over a call of the driver's (but for the first import of an fd, [`external`]). A child of fork(2) starts anew, see [`broker`].
 
+mod allocation;
 mod below;
 mod broker;
 mod consume;
 mod entry;
+mod external;
+mod kept;
 mod key;
 mod limits;
 mod mapped;
 mod opened;
+mod pools;
 mod preload;
 mod produce;
 mod produced;
+mod retire;
 mod say;
 mod tables;
+mod tiles;
+
+/// Run by the dynamic linker as a constructor: a program may use a virtual fd before it uses Level Zero.
+#[used]
+// SAFETY: the section holds pointers to such functions (System V ABI, "Initialization and Termination Functions").
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = start;
+
+extern "C" fn start() {
+    broker::install();
+}

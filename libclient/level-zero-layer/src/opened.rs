@@ -1,27 +1,51 @@
-//! The memory that this process has opened through the broker. Must never hold an fd: the driver has imported the memory.
+//! What this process has opened through the broker. Must never hold an fd: the driver has imported the memory.
 
 use fdbroker_client::Lease;
+use fdbroker_layer::SharedLease;
 use std::collections::HashMap;
 
-/// The leases of each address, one for each time that it was opened.
+/// What keeps one opening counted at the broker. Dropping it gives it back.
+#[derive(Debug)]
+pub enum Hold {
+    /// A lease of its own.
+    Own(Lease),
+    /// A share in the lease of an fd that the program has fetched.
+    Shared(#[expect(dead_code, reason = "held for its drop")] SharedLease),
+}
+
+impl Hold {
+    /// The memory is imported, and the layer's fd closed.
+    pub fn mapped(self) -> Self {
+        match self {
+            Hold::Own(mut lease) => {
+                lease.mapped();
+                Hold::Own(lease)
+            }
+            // The program may have its fd open still; the lease is mapped once that is closed.
+            shared => shared,
+        }
+    }
+}
+
+/// The holds of each address or handle: as many as openings, and more where one opening took more than one fd.
 #[derive(Default)]
 pub struct Opened {
-    leases: HashMap<usize, Vec<Lease>>,
+    holds: HashMap<usize, Vec<Vec<Hold>>>,
 }
 
 impl Opened {
-    /// Keeps the lease of one opening.
-    pub fn add(&mut self, address: usize, lease: Lease) {
-        self.leases.entry(address).or_default().push(lease);
+    /// Keeps the holds of one opening.
+    pub fn add(&mut self, address: usize, holds: Vec<Hold>) {
+        self.holds.entry(address).or_default().push(holds);
     }
 
-    /// Takes one lease of this address; the others stay.
-    pub fn take(&mut self, address: usize) -> Option<Lease> {
-        let leases = self.leases.get_mut(&address)?;
-        let lease = leases.pop();
-        if leases.is_empty() {
-            self.leases.remove(&address);
+    /// Takes the holds of one opening at this address; the others stay.
+    pub fn take(&mut self, address: usize) -> Option<Vec<Hold>> {
+        let openings = self.holds.get_mut(&address)?;
+        let holds = openings.pop();
+        if openings.is_empty() {
+            self.holds.remove(&address);
         }
-        lease
+        holds
     }
 }

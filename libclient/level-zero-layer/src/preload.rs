@@ -3,7 +3,7 @@
 
 use crate::entry;
 use level_zero_sys::*;
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 
 /// Exports functions under the loader's names, with the specification's arguments.
 macro_rules! exports {
@@ -31,8 +31,39 @@ exports! {
     fn zeMemFree = entry::free, (context: Context, pointer: *mut c_void);
     fn zeMemFreeExt = entry::free_ext,
         (context: Context, desc: *const ze_memory_free_ext_desc_t, pointer: *mut c_void);
+    fn zeMemGetIpcHandleWithProperties = entry::get_with_properties,
+        (context: Context, pointer: *const c_void, properties: *mut c_void,
+         handle: *mut ze_ipc_mem_handle_t);
     fn zeMemGetFileDescriptorFromIpcHandleExp = entry::fd_of_handle,
         (context: Context, handle: ze_ipc_mem_handle_t, fd: *mut u64);
+    fn zeMemGetIpcHandleFromFileDescriptorExp = entry::handle_of_fd,
+        (context: Context, fd: u64, handle: *mut ze_ipc_mem_handle_t);
+    fn zeMemGetAllocProperties = entry::alloc_properties,
+        (context: Context, pointer: *const c_void,
+         properties: *mut ze_memory_allocation_properties_t, device: *mut ze_device_handle_t);
+    fn zeMemAllocDevice = entry::alloc_device,
+        (context: Context, desc: *const ze_device_mem_alloc_desc_t, size: usize, alignment: usize,
+         device: ze_device_handle_t, out: *mut *mut c_void);
+    fn zeMemAllocHost = entry::alloc_host,
+        (context: Context, desc: *const ze_host_mem_alloc_desc_t, size: usize, alignment: usize,
+         out: *mut *mut c_void);
+    fn zeDriverGetExtensionFunctionAddress = entry::extension,
+        (driver: ze_driver_handle_t, name: *const c_char, function: *mut *mut c_void);
+    fn zeEventPoolGetIpcHandle = entry::pool_get,
+        (pool: ze_event_pool_handle_t, handle: *mut ze_ipc_event_pool_handle_t);
+    fn zeEventPoolPutIpcHandle = entry::pool_put,
+        (context: Context, handle: ze_ipc_event_pool_handle_t);
+    fn zeEventPoolOpenIpcHandle = entry::pool_open,
+        (context: Context, handle: ze_ipc_event_pool_handle_t, pool: *mut ze_event_pool_handle_t);
+    fn zeEventPoolCloseIpcHandle = entry::pool_close, (pool: ze_event_pool_handle_t);
+    fn zeEventPoolDestroy = entry::pool_destroy, (pool: ze_event_pool_handle_t);
+    fn zeEventDestroy = entry::event_destroy, (event: ze_event_handle_t);
+    fn zeEventCounterBasedGetIpcHandle = entry::counter_get,
+        (event: ze_event_handle_t, handle: *mut ze_ipc_event_counter_based_handle_t);
+    fn zeEventCounterBasedOpenIpcHandle = entry::counter_open,
+        (context: Context, handle: ze_ipc_event_counter_based_handle_t,
+         event: *mut ze_event_handle_t);
+    fn zeEventCounterBasedCloseIpcHandle = entry::counter_close, (event: ze_event_handle_t);
     fn zeVirtualMemMap = entry::map,
         (context: Context, pointer: *const c_void, size: usize, memory: ze_physical_mem_handle_t,
          offset: usize, access: ze_memory_access_attribute_t);

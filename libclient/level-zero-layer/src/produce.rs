@@ -1,206 +1,218 @@
-//! The producer's side: zeMemGetIpcHandle and zeMemPutIpcHandle, and the ends of memory and contexts.
-//! Must never leave a key alive whose memory is freed, nor close the driver's fd.
+//! The producer's side: zeMemGetIpcHandle, its other forms, and zeMemPutIpcHandle. Must never Put a handle that the program has
+//! and that names the driver's fd, nor close that fd.
 
+use crate::allocation::{Allocation, Held, bytes_of, id_of, kind_of, open_fd};
 use crate::below::{self, MISSING};
 use crate::broker::{self, Broker};
-use crate::key::{Bytes, Key, fd_of, offset_of};
-use crate::limits::{REGISTER_TIMEOUT, RETIRE_TIMEOUT};
-use crate::mapped::{self, Mapping};
-use crate::produced::{Allocation, Produced, describe};
+use crate::key::{Bytes, Key, fd_of, offset_of, with_fd};
+use crate::limits::REGISTER_TIMEOUT;
+use crate::produced::Given;
 use crate::say::{News, once};
-use fdbroker_client::{Deadline, Deposit, DriverData, Error, ErrorCode, Handle, MemoryKind};
+use fdbroker_client::{Deadline, Deposit, DriverData, Error, ErrorCode, Handle};
+use fdbroker_layer::lease_of;
+use fdbroker_virtual_fds::VirtualFd;
 use level_zero_sys::*;
-use nix::fcntl::{FcntlArg, fcntl};
-use nix::unistd::{Whence, lseek};
 use std::ffi::c_void;
-use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
 const SUCCESS: ze_result_t = ze_result_t::ZE_RESULT_SUCCESS;
 
-/// All Level Zero addresses of a process are of one address space, whatever device they are on.
-const DEVICE: u32 = 0;
-
+/// One Get, in whichever way the program makes it: `below` has the driver export.
+///
 /// # Safety
-/// As zeMemGetIpcHandle.
+/// `handle` is null, or valid for a write.
 pub unsafe fn get(
     context: ze_context_handle_t,
     pointer: *const c_void,
     handle: *mut ze_ipc_mem_handle_t,
+    below: impl FnOnce() -> ze_result_t,
 ) -> ze_result_t {
-    let Some(below) = below::GET.get() else { return MISSING };
-    // SAFETY: the caller's promise.
-    let code = unsafe { below(context, pointer, handle) };
-    if code != SUCCESS || handle.is_null() {
-        return code;
-    }
-    // SAFETY: the driver has just written it.
-    let driver = unsafe { *handle }.to_bytes();
-    if Key::from_bytes(&driver).is_some() {
-        // Another copy of this layer is below.
-        return code;
-    }
-    if let Some(broker) = broker::connected()
-        && let Some(allocation) = describe(context, pointer)
-        && let Some(key) = broker.export(allocation, &driver)
+    if !handle.is_null()
+        && let Some(key) = known_key(context, pointer)
     {
         // SAFETY: the caller's promise.
         unsafe { *handle = ze_ipc_mem_handle_t::from_bytes(key.to_bytes()) };
+        return SUCCESS;
+    }
+    let code = below();
+    if code == SUCCESS && !handle.is_null() {
+        // SAFETY: the caller's promise; the driver has just written it.
+        unsafe { exchange(context, pointer, 0, &mut *handle) };
     }
     code
 }
 
+/// The key of memory that is exported already. No message, no system call.
+fn known_key(context: ze_context_handle_t, pointer: *const c_void) -> Option<Key> {
+    let broker = broker::known()?;
+    let id = id_of(context, pointer)?;
+    let address = pointer.addr();
+    broker.produced().again(address, id, |key| {
+        let now = broker.exports.lookup(0, address as u64);
+        now.is_some_and(|handle| handle.to_bytes()[..key.prefix().len()] == key.prefix())
+    })
+}
+
+/// Puts a key in the place of a handle that the driver has just made. Where that is not possible the handle stays.
+pub fn exchange(
+    context: ze_context_handle_t,
+    pointer: *const c_void,
+    tile: u32,
+    handle: &mut ze_ipc_mem_handle_t,
+) {
+    let driver = handle.to_bytes();
+    // A key: another copy of this layer is below.
+    if Key::from_bytes(&driver).is_none()
+        && let Some(broker) = broker::connected()
+        && let Some(allocation) = Allocation::of(context, pointer)
+        && let Some(key) = broker.export(allocation, tile, &driver)
+    {
+        *handle = ze_ipc_mem_handle_t::from_bytes(key.to_bytes());
+    }
+}
+
 impl Broker {
     /// The key of an allocation whose driver handle was just made; `None`: the program has to use the driver's handle.
-    fn export(&self, allocation: Allocation, driver: &Bytes) -> Option<Key> {
+    fn export(&self, allocation: Allocation, tile: u32, driver: &Bytes) -> Option<Key> {
         // Counted first, so that no Put on another thread is taken for the last one meanwhile.
-        self.produced().count(allocation, driver);
-        match self.deposit(&allocation, driver) {
+        self.produced().count(allocation, tile);
+        match self.deposit(&allocation, tile, driver) {
             Ok(handle) => {
                 let key = Key::new(&handle, driver);
-                self.produced().know_as(&allocation, key.prefix());
+                // With a virtual fd nothing that the program has names the driver's fd.
+                let stays = key.virtual_fd().is_none() || below::PUT.get().is_none();
+                let held = stays.then(|| Held::new(driver));
+                if !self.produced().know_as(&allocation, tile, key, held) {
+                    allocation.put(driver);
+                }
                 Some(key)
             }
             Err(error) => {
-                self.produced().uncount(&allocation);
-                match broker::is_absent(&error) {
-                    true => broker::say_absent(&error),
-                    false => once(
-                        News::NotRegistered,
-                        format_args!(
-                            "zeMemGetIpcHandle: {error}; the handle is the driver's own, not good by value"
-                        ),
-                    ),
-                }
+                self.produced().uncount(&allocation, tile);
+                say_why(&error);
                 None
             }
         }
     }
 
     /// Registers the allocation, unless it is registered already. The fd stays the driver's.
-    fn deposit(&self, allocation: &Allocation, driver: &Bytes) -> Result<Handle, Error> {
-        let fd = fd_of(driver);
-        // SAFETY: F_GETFD looks at the number only.
-        if fd < 0 || unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
+    fn deposit(&self, allocation: &Allocation, tile: u32, driver: &Bytes) -> Result<Handle, Error> {
+        let fd = open_fd(driver).ok_or_else(|| {
             let context = "the driver's handle does not begin with an fd (ZE_FLAT_DEVICE_HIERARCHY or fabric handles?)";
-            return Err(Error::new(ErrorCode::UnsupportedFd, context));
-        }
-        // SAFETY: open, and the driver keeps it so until the Put of the Get that is under way.
-        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-        let size_bytes = allocation.size_bytes as u64;
+            Error::new(ErrorCode::UnsupportedFd, context)
+        })?;
+        let (fd_offset, size_bytes) = place_in(fd, offset_of(driver), allocation);
         let deposit = Deposit {
-            fd_offset: offset_in(fd, offset_of(driver), size_bytes),
+            fd_offset,
             owner_allocation_id: allocation.id,
             base: allocation.base as u64,
-            device: DEVICE,
+            // All Level Zero addresses of a process are of one address space, whatever device they are on.
+            device: tile,
             driver_data: DriverData::new(driver)?,
             recallable: true,
+            virtual_fd: below::is_interposed(),
             ..Deposit::new(kind_of(fd), size_bytes)
         };
         self.exports.register_shared(&deposit, fd, Deadline::after(REGISTER_TIMEOUT))
     }
+}
 
-    /// Ends the export of the memory at `base`. Under the lock, so that no Get on another thread finds the registration
-    /// that ends.
-    fn retire(&self, produced: &mut Produced, base: usize) {
-        produced.take(base);
-        self.exports.retire(DEVICE, base as u64);
-    }
-
-    /// Waits until the broker has ended what was retired: without the lock, and before the memory is freed. A process that
-    /// learns that the memory is freed must not find the key alive. A broker that is gone has ended it.
-    fn wait_until_retired(&self) {
-        // A broker that hangs is left after a while. Its fd keeps the memory alive, so a consumer sees other bytes only
-        // where the driver's pool reuses them.
-        let _ = self.client.flush(Deadline::after(RETIRE_TIMEOUT));
+/// Tells the user once why a handle is the driver's own.
+pub fn say_why(error: &Error) {
+    match broker::is_absent(error) {
+        true => broker::say_absent(error),
+        false => once(
+            News::NotRegistered,
+            format_args!("an IPC handle: {error}; it is the driver's own, not good by value"),
+        ),
     }
 }
 
 /// # Safety
 /// As zeMemPutIpcHandle.
 pub unsafe fn put(context: ze_context_handle_t, handle: ze_ipc_mem_handle_t) -> ze_result_t {
-    let Some(key) = Key::from_bytes(&handle.to_bytes()) else {
-        let Some(below) = below::PUT.get() else { return MISSING };
-        // SAFETY: the caller's promise.
-        return unsafe { below(context, handle) };
+    let bytes = handle.to_bytes();
+    let broker = broker::known();
+    let given = match (Key::from_bytes(&bytes), VirtualFd::new(fd_of(&bytes))) {
+        (Some(key), _) => broker.and_then(|broker| broker.produced().put(&key)),
+        (None, Some(fd)) => broker.and_then(|broker| broker.produced().put_number(fd)),
+        (None, None) => {
+            let Some(below) = below::PUT.get() else { return MISSING };
+            // SAFETY: the caller's promise.
+            return unsafe { below(context, handle) };
+        }
     };
-    let Some(broker) = broker::known() else { return SUCCESS };
-    let mut produced = broker.produced();
-    if let Some(base) = produced.put(&key.prefix()) {
-        broker.retire(&mut produced, base);
-        drop(produced);
-        broker.wait_until_retired();
-    }
+    // The registration stays until the memory is freed: what the program has sent is good, and its next Get costs nothing.
+    given.as_ref().inspect(|given| Given::put_held(given));
     SUCCESS
 }
 
-/// Ends the export of memory that is about to be freed. Not after it is freed: another thread may have the address then.
-pub fn forget(pointer: *const c_void) {
-    forget_those(|produced| produced.containing(pointer.addr()).into_iter().collect());
-}
-
-/// Has the driver unmap a range of addresses; its exports end before.
-pub fn unmap(range: Range<usize>, below: impl FnOnce() -> ze_result_t) -> ze_result_t {
-    // Also exports of mappings that were made before this layer was there to see them.
-    forget_those(|produced| produced.overlapping(&range));
-    end_mappings(mapped::take_in(&range), below)
-}
-
-/// Has the driver destroy physical memory; what is exported where it is mapped ends before.
-pub fn destroy(
-    memory: ze_physical_mem_handle_t,
-    below: impl FnOnce() -> ze_result_t,
+/// The fd of a handle.
+///
+/// # Safety
+/// As zeMemGetFileDescriptorFromIpcHandleExp.
+pub unsafe fn fd_of_handle(
+    context: ze_context_handle_t,
+    handle: ze_ipc_mem_handle_t,
+    fd: *mut u64,
 ) -> ze_result_t {
-    end_mappings(mapped::take_of(memory.addr()), below)
-}
-
-/// Ends the exports of mappings that were taken out, and has the driver end them. The mappings come back when it refuses.
-fn end_mappings(mappings: Vec<Mapping>, below: impl FnOnce() -> ze_result_t) -> ze_result_t {
-    for mapping in &mappings {
-        forget_those(|produced| produced.overlapping(&mapping.range));
+    let Some(below) = below::FD_OF_HANDLE.get() else { return MISSING };
+    let bytes = handle.to_bytes();
+    let key = Key::from_bytes(&bytes);
+    let number = match &key {
+        Some(key) if broker::known().is_some_and(|broker| broker.produced().knows(key)) => {
+            key.virtual_fd()
+        }
+        Some(_) => None,
+        None => VirtualFd::new(fd_of(&bytes)),
+    };
+    if let Some(number) = number.filter(|_| !fd.is_null()) {
+        // SAFETY: the caller's promise.
+        unsafe { *fd = u64::from(number.number().cast_unsigned()) };
+        return SUCCESS;
     }
-    let code = below();
-    if code != SUCCESS {
-        mappings.into_iter().for_each(mapped::add);
+    let driver = key.and_then(|key| key.driver_handle());
+    let handle = driver.map_or(handle, ze_ipc_mem_handle_t::from_bytes);
+    // SAFETY: the caller's promise.
+    unsafe { below(context, handle, fd) }
+}
+
+/// A handle for an fd: for a virtual fd of this process's its key, for another one and for what was fetched by one a handle of
+/// the fd alone, and for any other fd the driver's answer.
+///
+/// # Safety
+/// As zeMemGetIpcHandleFromFileDescriptorExp.
+pub unsafe fn handle_of_fd(
+    context: ze_context_handle_t,
+    fd: u64,
+    handle: *mut ze_ipc_mem_handle_t,
+) -> ze_result_t {
+    let Some(below) = below::HANDLE_OF_FD.get() else { return MISSING };
+    let number = i32::try_from(fd).unwrap_or(-1);
+    let alone = with_fd([0; 64], number);
+    let bytes = match VirtualFd::new(number) {
+        Some(number) => {
+            let broker = broker::known();
+            let key = broker.and_then(|broker| broker.produced().of_number(number));
+            key.map_or(alone, |key| key.to_bytes())
+        }
+        None if lease_of(number).is_some() => alone,
+        // SAFETY: the caller's promise.
+        None => return unsafe { below(context, fd, handle) },
+    };
+    if handle.is_null() {
+        return ze_result_t::ZE_RESULT_ERROR_INVALID_NULL_POINTER;
     }
-    code
+    // SAFETY: the caller's promise.
+    unsafe { *handle = ze_ipc_mem_handle_t::from_bytes(bytes) };
+    SUCCESS
 }
 
-/// Ends all exports of a context that is about to be destroyed: a recall must not use it.
-pub fn forget_all_of(context: ze_context_handle_t) {
-    forget_those(|produced| produced.bases_of(context));
-}
-
-fn forget_those(chosen: impl FnOnce(&Produced) -> Vec<usize>) {
-    let Some(broker) = broker::known() else { return };
-    let mut produced = broker.produced();
-    let bases = chosen(&produced);
-    for base in &bases {
-        broker.retire(&mut produced, *base);
-    }
-    drop(produced);
-    if !bases.is_empty() {
-        broker.wait_until_retired();
-    }
-}
-
-/// The driver's handle behind a key of ours; any other handle as it is.
-pub fn as_the_driver_knows(handle: ze_ipc_mem_handle_t) -> ze_ipc_mem_handle_t {
-    let driver = Key::from_bytes(&handle.to_bytes()).and_then(|key| key.driver_handle());
-    driver.map_or(handle, ze_ipc_mem_handle_t::from_bytes)
-}
-
-/// A memfd has seals, a dma-buf has none: F_GET_SEALS of fcntl(2). The broker checks what the fd really is.
-fn kind_of(fd: BorrowedFd<'_>) -> MemoryKind {
-    match fcntl(fd, FcntlArg::F_GET_SEALS) {
-        Ok(_) => MemoryKind::Memfd,
-        Err(_) => MemoryKind::DmaBuf,
-    }
-}
-
-/// Where the allocation begins in the fd's memory, in bytes: the driver's offset, or 0 when that lies outside.
-fn offset_in(fd: BorrowedFd<'_>, offset: u64, size_bytes: u64) -> u64 {
-    let end = lseek(fd, 0, Whence::SeekEnd).ok().and_then(|end| u64::try_from(end).ok());
-    let fits = offset.checked_add(size_bytes).zip(end).is_some_and(|(last, end)| last <= end);
-    if fits { offset } else { 0 }
+/// Where the allocation begins in the fd's memory, and its size, in bytes: the driver's offset, or 0 when that lies outside. The
+/// fd of a tile has a part of the allocation.
+fn place_in(fd: BorrowedFd<'_>, offset: u64, allocation: &Allocation) -> (u64, u64) {
+    let size_bytes = allocation.size_bytes as u64;
+    let Some(end) = bytes_of(fd).filter(|end| *end > 0) else { return (0, size_bytes) };
+    let fits = offset.checked_add(size_bytes).is_some_and(|last| last <= end);
+    if fits { (offset, size_bytes) } else { (0, size_bytes.min(end)) }
 }

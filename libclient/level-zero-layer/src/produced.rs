@@ -1,76 +1,92 @@
-//! The allocations that this process exports: their keys counted as the driver counts its handles, their fds given to the
-//! broker again when it recalls them. Must never leave a key alive whose memory is freed, close the driver's fd, nor Put
-//! a handle that the program has not Put: other programs may know its fd by its number.
+//! The allocations that this process exports, and the keys and virtual fds that name them. Must never name memory
+//! that was freed, nor call the driver where the table is locked.
 
-use crate::below;
-use crate::key::{Bytes, Prefix, fd_of};
+use crate::allocation::{Allocation, Held};
+use crate::key::{Key, Prefix};
 use fdbroker_client::{ErrorCode, Recall, RecallAnswer};
-use level_zero_sys::*;
-use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, fcntl};
-use nix::sys::stat::fstat;
+use fdbroker_virtual_fds::VirtualFd;
+use level_zero_sys::ze_context_handle_t;
 use std::collections::{BTreeMap, HashMap};
-use std::ffi::c_void;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-const SUCCESS: ze_result_t = ze_result_t::ZE_RESULT_SUCCESS;
-
-/// A context of the program. It lives as long as an entry names it: zeContextDestroy ends its entries first.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Context(ze_context_handle_t);
-
-// SAFETY: an opaque name; the specification lets any thread use it.
-unsafe impl Send for Context {}
-
-/// One allocation, as the driver describes it.
-#[derive(Clone, Copy)]
-pub struct Allocation {
-    context: Context,
+/// Where an export stands: its allocation's first address, and the number of its handle among the allocation's, which has one
+/// for each tile of its device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
     pub base: usize,
-    pub size_bytes: usize,
-    /// The driver's number. No other allocation of this process ever gets it, unlike the address.
-    pub id: u64,
+    pub tile: u32,
 }
 
-impl Allocation {
-    /// From its base to behind its last byte: no other allocation of the process has an address in it.
-    fn range(&self) -> Range<usize> {
-        self.base..self.base.saturating_add(self.size_bytes)
-    }
-}
-
-/// An exported allocation, with the Gets that are not Put.
+/// An exported allocation.
 struct Entry {
     allocation: Allocation,
-    /// Keys given out by Get and not yet Put. The driver counts them, too: its fd is open while there is one.
+    /// By tile.
+    exports: BTreeMap<u32, Export>,
+    /// Exports that the broker has asked for and that are under way: the memory must not be freed meanwhile.
+    recalls: u32,
+}
+
+/// What one handle of an allocation stands for.
+#[derive(Default)]
+struct Export {
+    /// Handles given out by Get and neither Put nor closed.
     gets: u64,
-    /// The driver's handle of the first Get.
-    driver: Bytes,
-    /// The file behind its fd; `None`: there was none.
-    file: Option<FileId>,
-    /// The prefixes of all handles that the broker has given it: a reconnect may add one.
-    prefixes: Vec<Prefix>,
+    /// The driver's handle, while it is not Put.
+    held: Option<Held>,
+    /// All that the broker has given it, the last one in force: a reconnect may add one.
+    keys: Vec<Key>,
 }
 
-/// Device and inode of a file, equal in every duplicate of an fd: stat(2).
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct FileId {
-    device: libc::dev_t,
-    inode: libc::ino_t,
+/// What a recall needs, to be carried out without a lock.
+#[derive(Clone, Copy)]
+pub struct Recalled {
+    pub place: Place,
+    pub allocation: Allocation,
+    /// The driver's handle with the open fd; `None`: it has to be exported anew.
+    pub held: Option<Held>,
 }
 
-impl FileId {
-    fn of(fd: BorrowedFd<'_>) -> Option<Self> {
-        fstat(fd).ok().map(|file| FileId { device: file.st_dev, inode: file.st_ino })
+/// What a Put or close leaves to do.
+#[derive(Clone, Copy)]
+pub struct Given {
+    pub place: Place,
+    pub allocation: Allocation,
+    /// The driver's handle, which nobody needs any more.
+    pub held: Option<Held>,
+    /// Whether no handle is out now.
+    pub is_last: bool,
+}
+
+impl Recalled {
+    /// A duplicate of the allocation's fd: the broker has closed its own, and another process wants the memory.
+    ///
+    /// # Errors
+    /// STALE: the memory is gone, or the program has closed the driver's fd. LOCAL_FD_LIMIT: no fd is free now.
+    pub fn answer(&self, recall: &Recall) -> Result<RecallAnswer, ErrorCode> {
+        let fd = match &self.held {
+            Some(held) => held.fd.duplicate()?,
+            None => self.allocation.export_anew(self.place.tile)?,
+        };
+        let owner_allocation_id = self.allocation.id_now().ok_or(ErrorCode::Stale)?;
+        Ok(RecallAnswer { owner_allocation_id, ..RecallAnswer::unchanged(recall, fd) })
     }
 }
 
-/// The allocations that this process exports, by address and by key. They do not overlap.
+impl Given {
+    /// Puts the driver's handle that is not needed any more.
+    pub fn put_held(&self) {
+        if let Some(held) = &self.held {
+            self.allocation.put(&held.driver);
+        }
+    }
+}
+
+/// The allocations that this process exports, by address, by key and by virtual fd. They do not overlap.
 #[derive(Default)]
 pub struct Produced {
     by_base: BTreeMap<usize, Entry>,
-    by_prefix: HashMap<Prefix, usize>,
+    by_prefix: HashMap<Prefix, Place>,
+    by_number: HashMap<VirtualFd, Place>,
     has_ended: bool,
 }
 
@@ -80,64 +96,120 @@ impl Produced {
         self.has_ended = true;
     }
 
-    /// Counts one more Get. An entry of other memory in this range goes: that memory was freed.
-    pub fn count(&mut self, allocation: Allocation, driver: &Bytes) {
+    /// The key of memory that is exported already, counted. `is_good` says whether the broker still knows it. `None`: the driver
+    /// has to export the memory.
+    pub fn again(
+        &mut self,
+        pointer: usize,
+        id: u64,
+        is_good: impl FnOnce(&Key) -> bool,
+    ) -> Option<Key> {
+        let base = self.containing(pointer)?;
+        let entry = self.by_base.get_mut(&base)?;
+        let export = entry.exports.get_mut(&0).filter(|_| entry.allocation.id == id)?;
+        let key = *export.keys.last()?;
+        let has_fd = key.virtual_fd().is_some() || export.held.is_some();
+        (has_fd && is_good(&key)).then(|| {
+            export.gets += 1;
+            key
+        })
+    }
+
+    /// The key of a virtual fd of this process's, counted.
+    pub fn of_number(&mut self, fd: VirtualFd) -> Option<Key> {
+        let place = *self.by_number.get(&fd)?;
+        let export = self.by_base.get_mut(&place.base)?.exports.get_mut(&place.tile)?;
+        export.gets += 1;
+        export.keys.last().copied()
+    }
+
+    /// Whether the key is one of this process's.
+    pub fn knows(&self, key: &Key) -> bool {
+        self.by_prefix.contains_key(&key.prefix())
+    }
+
+    /// Counts one more handle. An entry of other memory in this range goes: that memory was freed.
+    pub fn count(&mut self, allocation: Allocation, tile: u32) {
         let is_same = |entry: &Entry| entry.allocation.id == allocation.id;
         if !self.by_base.get(&allocation.base).is_some_and(is_same) {
             for base in self.overlapping(&allocation.range()) {
                 self.take(base);
             }
-            let file = borrowed(fd_of(driver)).and_then(FileId::of);
-            let entry = Entry { allocation, gets: 0, driver: *driver, file, prefixes: Vec::new() };
+            let entry = Entry { allocation, exports: BTreeMap::new(), recalls: 0 };
             self.by_base.insert(allocation.base, entry);
         }
         let entry = self.by_base.get_mut(&allocation.base).expect("there or just inserted");
-        entry.gets += 1;
+        entry.exports.entry(tile).or_default().gets += 1;
     }
 
     /// Takes back one `count`: this Get got no key. The program has the driver's own handle, and the driver counts it.
-    pub fn uncount(&mut self, allocation: &Allocation) {
-        let Some(entry) = self.entry(allocation) else { return };
-        entry.gets -= 1;
-        if entry.gets == 0 {
+    pub fn uncount(&mut self, allocation: &Allocation, tile: u32) {
+        let Some(export) = self.export(allocation, tile) else { return };
+        export.gets = export.gets.saturating_sub(1);
+        if export.gets == 0 && export.keys.is_empty() {
             self.take(allocation.base);
         }
     }
 
-    /// Adds the prefix of a handle that the broker gave this allocation.
-    pub fn know_as(&mut self, allocation: &Allocation, prefix: Prefix) {
-        let Some(entry) = self.entry(allocation) else { return };
-        if !entry.prefixes.contains(&prefix) {
-            entry.prefixes.push(prefix);
-            self.by_prefix.insert(prefix, allocation.base);
+    /// Adds the key of a handle that the broker gave this allocation. `held`: the driver's handle, if it stays open. Answers
+    /// whether it was taken: one open handle is enough.
+    pub fn know_as(
+        &mut self,
+        allocation: &Allocation,
+        tile: u32,
+        key: Key,
+        held: Option<Held>,
+    ) -> bool {
+        let place = Place { base: allocation.base, tile };
+        let Some(export) = self.export(allocation, tile) else { return false };
+        let is_taken = export.held.is_none() && held.is_some();
+        if is_taken {
+            export.held = held;
         }
+        export.keys.retain(|other| other.prefix() != key.prefix());
+        export.keys.push(key);
+        self.by_prefix.insert(key.prefix(), place);
+        if let Some(fd) = key.virtual_fd() {
+            self.by_number.insert(fd, place);
+        }
+        is_taken
     }
 
-    fn entry(&mut self, allocation: &Allocation) -> Option<&mut Entry> {
+    fn export(&mut self, allocation: &Allocation, tile: u32) -> Option<&mut Export> {
         let entry = self.by_base.get_mut(&allocation.base)?;
-        (entry.allocation.id == allocation.id).then_some(entry)
+        let is_same = entry.allocation.id == allocation.id;
+        entry.exports.get_mut(&tile).filter(|_| is_same)
     }
 
-    /// Counts one Put of a key, and Puts the driver's handle; the allocation's base when it was the last one.
-    pub fn put(&mut self, prefix: &Prefix) -> Option<usize> {
-        // A key that is finished, or another process's, is no error, as with the driver.
-        let base = *self.by_prefix.get(prefix)?;
-        let entry = self.by_base.get_mut(&base).expect("of each key there is the entry");
-        entry.gets -= 1;
-        if let Some(put) = below::PUT.get() {
-            let handle = ze_ipc_mem_handle_t::from_bytes(entry.driver);
-            // SAFETY: a handle of a Get that was not Put, and the context it is from. What it answers changes nothing.
-            unsafe { put(entry.allocation.context.0, handle) };
-        }
-        (entry.gets == 0).then_some(base)
+    /// Counts one Put of a key. A key that is finished, or another process's, is no error, as with the driver.
+    pub fn put(&mut self, key: &Key) -> Option<Given> {
+        self.give_back(*self.by_prefix.get(&key.prefix())?)
     }
 
-    /// Forgets the allocation at `base`.
-    pub fn take(&mut self, base: usize) {
-        let Some(entry) = self.by_base.remove(&base) else { return };
-        for prefix in &entry.prefixes {
-            self.by_prefix.remove(prefix);
+    /// Counts one Put or close of a virtual fd; `None`: no handle with it is out.
+    pub fn put_number(&mut self, fd: VirtualFd) -> Option<Given> {
+        self.give_back(*self.by_number.get(&fd)?)
+    }
+
+    fn give_back(&mut self, place: Place) -> Option<Given> {
+        let entry = self.by_base.get_mut(&place.base)?;
+        let export = entry.exports.get_mut(&place.tile)?;
+        export.gets = export.gets.checked_sub(1)?;
+        let is_last = export.gets == 0;
+        let held = if is_last { export.held.take() } else { None };
+        Some(Given { place, allocation: entry.allocation, held, is_last })
+    }
+
+    /// Forgets the allocation at `base`, and answers which tiles had exports.
+    pub fn take(&mut self, base: usize) -> Vec<u32> {
+        let Some(entry) = self.by_base.remove(&base) else { return Vec::new() };
+        for key in entry.exports.values().flat_map(|export| &export.keys) {
+            self.by_prefix.remove(&key.prefix());
+            if let Some(fd) = key.virtual_fd() {
+                self.by_number.remove(&fd);
+            }
         }
+        entry.exports.into_keys().collect()
     }
 
     /// The bases of the allocations that have an address in this range.
@@ -156,74 +228,44 @@ impl Produced {
 
     /// The bases of all allocations of a context.
     pub fn bases_of(&self, context: ze_context_handle_t) -> Vec<usize> {
-        let is_of_it = |entry: &&Entry| entry.allocation.context == Context(context);
+        let is_of_it = |entry: &&Entry| entry.allocation.is_of(context);
         self.by_base.values().filter(is_of_it).map(|entry| entry.allocation.base).collect()
     }
 
-    /// A duplicate of an allocation's fd: the broker has closed its own, and another process wants the memory. The caller
-    /// keeps this table locked throughout: the memory must not be freed, nor the driver taken apart, meanwhile.
+    /// Whether no export of these is under way for the broker; without any, of all.
+    pub fn is_quiet(&self, bases: &[usize]) -> bool {
+        bases.iter().all(|base| self.by_base.get(base).is_none_or(|entry| entry.recalls == 0))
+    }
+
+    /// Whether no export at all is under way for the broker.
+    pub fn is_all_quiet(&self) -> bool {
+        self.by_base.values().all(|entry| entry.recalls == 0)
+    }
+
+    /// Begins an export that the broker asks for, until [`Produced::recall_done`].
     ///
     /// # Errors
-    /// STALE: the memory is gone, or the program has closed the driver's fd. SHUTTING_DOWN: this process is about to end.
-    /// LOCAL_FD_LIMIT: no fd is free now.
-    pub fn recall(&self, recall: &Recall) -> Result<RecallAnswer, ErrorCode> {
+    /// STALE: the memory is gone. SHUTTING_DOWN: this process is about to end.
+    pub fn recall(&mut self, recall: &Recall) -> Result<Recalled, ErrorCode> {
         if self.has_ended {
             return Err(ErrorCode::ShuttingDown);
         }
         let base = usize::try_from(recall.base).map_err(|_| ErrorCode::Stale)?;
-        let found = self.by_base.get(&base);
+        let found = self.by_base.get_mut(&base);
         let found = found.filter(|entry| entry.allocation.id == recall.owner_allocation_id);
         let entry = found.ok_or(ErrorCode::Stale)?;
-        let fd = entry.duplicate_fd()?;
-        let now = describe(entry.allocation.context.0, address(base)).ok_or(ErrorCode::Stale)?;
-        Ok(RecallAnswer { owner_allocation_id: now.id, ..RecallAnswer::unchanged(recall, fd) })
+        let export = entry.exports.get(&recall.device).ok_or(ErrorCode::Stale)?;
+        entry.recalls += 1;
+        let place = Place { base, tile: recall.device };
+        Ok(Recalled { place, allocation: entry.allocation, held: export.held })
     }
-}
 
-impl Entry {
-    /// A duplicate of the driver's fd. When the program has closed that fd, its number may be another file's by now.
-    fn duplicate_fd(&self) -> Result<OwnedFd, ErrorCode> {
-        let fd = borrowed(fd_of(&self.driver)).ok_or(ErrorCode::Stale)?;
-        let copy = fcntl(fd, FcntlArg::F_DUPFD_CLOEXEC(0)).map_err(|errno| match errno {
-            Errno::EBADF => ErrorCode::Stale,
-            _ => ErrorCode::LocalFdLimit,
-        })?;
-        // SAFETY: the call just made it, for nobody else.
-        let copy = unsafe { OwnedFd::from_raw_fd(copy) };
-        let file = FileId::of(copy.as_fd()).ok_or(ErrorCode::Stale)?;
-        if Some(file) == self.file { Ok(copy) } else { Err(ErrorCode::Stale) }
+    /// The export is done.
+    pub fn recall_done(&mut self, recalled: &Recalled) {
+        if let Some(entry) = self.by_base.get_mut(&recalled.place.base)
+            && entry.allocation.id == recalled.allocation.id
+        {
+            entry.recalls -= 1;
+        }
     }
-}
-
-/// The fd of a driver's handle; `None`: no number of an fd.
-fn borrowed<'a>(fd: RawFd) -> Option<BorrowedFd<'a>> {
-    // SAFETY: the driver keeps it open until the last Put. If the program has closed it, the calls here only look at what
-    // has the number, or answer EBADF.
-    (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
-}
-
-/// The allocation that holds an address, as the driver describes it; `None`: the driver knows none.
-pub fn describe(context: ze_context_handle_t, pointer: *const c_void) -> Option<Allocation> {
-    let range = below::ADDRESS_RANGE.get()?;
-    let properties_of = below::ALLOC_PROPERTIES.get()?;
-    let (mut base, mut size_bytes) = (std::ptr::null_mut(), 0);
-    // SAFETY: the program's context, and out-pointers to locals; of a pointer only its number is asked.
-    let code = unsafe { range(context, pointer, &raw mut base, &raw mut size_bytes) };
-    if code != SUCCESS || base.is_null() || size_bytes == 0 {
-        return None;
-    }
-    let mut properties = ze_memory_allocation_properties_t::blank();
-    let no_device = std::ptr::null_mut();
-    // SAFETY: as above; the device may be null.
-    let code = unsafe { properties_of(context, pointer, &raw mut properties, no_device) };
-    if code != SUCCESS || properties.type_ == ze_memory_type_t::ZE_MEMORY_TYPE_UNKNOWN {
-        return None;
-    }
-    let (context, base) = (Context(context), base.addr());
-    Some(Allocation { context, base, size_bytes, id: properties.id })
-}
-
-/// A device address, which is never followed here.
-fn address(base: usize) -> *const c_void {
-    std::ptr::without_provenance(base)
 }

@@ -8,14 +8,15 @@ use std::cell::Cell;
 use std::ffi::{CStr, c_void};
 
 /// The versions of the specification that added fields to the tables.
+const V1_1: u32 = ze_api_version_t::ZE_API_VERSION_1_1.0;
 const V1_3: u32 = ze_api_version_t::ZE_API_VERSION_1_3.0;
 const V1_6: u32 = ze_api_version_t::ZE_API_VERSION_1_6.0;
 
 /// Puts `ours` into the table, and keeps the function that stood there as the one below.
 macro_rules! between {
-    ($table:ident.$field:ident, $below:expr, $ours:expr) => {
+    ($table:ident.$($field:ident).+, $below:expr, $ours:expr) => {
         // Only this field: an older table ends here.
-        let place = &raw mut (*$table).$field;
+        let place = &raw mut (*$table).$($field).+;
         if let Some(function) = *place
             && function as usize != $ours as *const () as usize
         {
@@ -31,7 +32,9 @@ unsafe fn hook_memory(version: u32, table: *mut c_void) {
     let table = table.cast::<ze_mem_dditable_t>();
     // SAFETY: the caller's promise; each field is asked for after its version.
     unsafe {
-        keep(&below::ALLOC_PROPERTIES, (*table).pfnGetAllocProperties);
+        between!(table.pfnAllocDevice, below::ALLOC_DEVICE, entry::alloc_device);
+        between!(table.pfnAllocHost, below::ALLOC_HOST, entry::alloc_host);
+        between!(table.pfnGetAllocProperties, below::ALLOC_PROPERTIES, entry::alloc_properties);
         keep(&below::ADDRESS_RANGE, (*table).pfnGetAddressRange);
         between!(table.pfnFree, below::FREE, entry::free);
         between!(table.pfnGetIpcHandle, below::GET, entry::get);
@@ -42,6 +45,14 @@ unsafe fn hook_memory(version: u32, table: *mut c_void) {
         }
         if version >= V1_6 {
             between!(table.pfnPutIpcHandle, below::PUT, entry::put);
+        }
+        if version >= ZE_API_VERSION_1_15.0 {
+            let table = table.cast::<ze_mem_dditable_1_15_t>();
+            between!(
+                table.pfnGetIpcHandleWithProperties,
+                below::GET_WITH_PROPERTIES,
+                entry::get_with_properties
+            );
         }
     }
 }
@@ -60,6 +71,11 @@ unsafe fn hook_memory_exp(version: u32, table: *mut c_void) {
     if version >= V1_6 {
         // SAFETY: the caller's promise: a table of this version has the field.
         unsafe {
+            between!(
+                table.pfnGetIpcHandleFromFileDescriptorExp,
+                below::HANDLE_OF_FD,
+                entry::handle_of_fd
+            );
             between!(
                 table.pfnGetFileDescriptorFromIpcHandleExp,
                 below::FD_OF_HANDLE,
@@ -101,6 +117,53 @@ unsafe fn hook_physical_memory(_version: u32, table: *mut c_void) {
     }
 }
 
+/// # Safety
+/// As [`hook_memory`].
+unsafe fn hook_driver(version: u32, table: *mut c_void) {
+    let table = table.cast::<ze_driver_dditable_t>();
+    if version >= V1_1 {
+        // SAFETY: the caller's promise: a table of this version has the field.
+        unsafe {
+            between!(table.pfnGetExtensionFunctionAddress, below::EXTENSION, entry::extension);
+        }
+    }
+}
+
+/// # Safety
+/// As [`hook_memory`].
+unsafe fn hook_event_pool(version: u32, table: *mut c_void) {
+    let table = table.cast::<ze_event_pool_dditable_t>();
+    // SAFETY: the caller's promise; each field is asked for after its version.
+    unsafe {
+        between!(table.pfnDestroy, below::POOL_DESTROY, entry::pool_destroy);
+        between!(table.pfnGetIpcHandle, below::POOL_GET, entry::pool_get);
+        between!(table.pfnOpenIpcHandle, below::POOL_OPEN, entry::pool_open);
+        between!(table.pfnCloseIpcHandle, below::POOL_CLOSE, entry::pool_close);
+        if version >= V1_6 {
+            between!(table.pfnPutIpcHandle, below::POOL_PUT, entry::pool_put);
+        }
+    }
+}
+
+/// # Safety
+/// As [`hook_memory`].
+unsafe fn hook_event(version: u32, table: *mut c_void) {
+    let table = table.cast::<ze_event_dditable_1_15_t>();
+    // SAFETY: the caller's promise; each field is asked for after its version.
+    unsafe {
+        between!(table.before.pfnDestroy, below::EVENT_DESTROY, entry::event_destroy);
+        if version >= ZE_API_VERSION_1_15.0 {
+            between!(table.pfnCounterBasedGetIpcHandle, below::COUNTER_GET, entry::counter_get);
+            between!(table.pfnCounterBasedOpenIpcHandle, below::COUNTER_OPEN, entry::counter_open);
+            between!(
+                table.pfnCounterBasedCloseIpcHandle,
+                below::COUNTER_CLOSE,
+                entry::counter_close
+            );
+        }
+    }
+}
+
 unsafe fn hook_nothing(_version: u32, _table: *mut c_void) {}
 
 type Hook = unsafe fn(u32, *mut c_void);
@@ -122,6 +185,7 @@ unsafe fn serve(
     if table.is_null() {
         return ze_result_t::ZE_RESULT_ERROR_INVALID_NULL_POINTER;
     }
+    entry::note_driver();
     if below::is_preloaded() && !IS_FILLING.get() {
         let next = below::next(name);
         if next.is_null() {
@@ -169,10 +233,10 @@ tables! {
     zeGetDeviceExpProcAddrTable: hook_nothing;
     zeGetDeviceProcAddrTable: hook_nothing;
     zeGetDriverExpProcAddrTable: hook_nothing;
-    zeGetDriverProcAddrTable: hook_nothing;
+    zeGetDriverProcAddrTable: hook_driver;
     zeGetEventExpProcAddrTable: hook_nothing;
-    zeGetEventPoolProcAddrTable: hook_nothing;
-    zeGetEventProcAddrTable: hook_nothing;
+    zeGetEventPoolProcAddrTable: hook_event_pool;
+    zeGetEventProcAddrTable: hook_event;
     zeGetFabricEdgeExpProcAddrTable: hook_nothing;
     zeGetFabricVertexExpProcAddrTable: hook_nothing;
     zeGetFenceProcAddrTable: hook_nothing;

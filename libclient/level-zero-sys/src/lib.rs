@@ -1,7 +1,7 @@
 //! Level Zero's core API (specification 1.12), opened at run time: a program builds, links and starts without it.
 //! Must never panic because a loader is absent or old: each function that it lacks is an error value.
 //!
-//! Layers (tests/layers checks them): `bindings, limits <- error, handle, structure <- chain, load, result <-
+//! Layers (tests/layers checks them): `bindings, limits <- error, handle, structure <- chain, load, newer, result <-
 //! functions`.
 //!
 //! | name | contents |
@@ -24,6 +24,7 @@ mod functions;
 mod handle;
 mod limits;
 mod load;
+mod newer;
 mod result;
 mod structure;
 
@@ -33,4 +34,5 @@ pub use error::{CallError, LoadError};
 pub use functions::LevelZero;
 pub use limits::MAX_CHAIN;
 pub use load::LOADER;
+pub use newer::*;
 pub use structure::Structure;

@@ -16,15 +16,26 @@ const LIBRARY: &str = "libfdbroker_ze.so";
 const INSTALLED: &str = "../lib/fdbroker/level-zero";
 const BUILT: &str = "fdbroker-level-zero";
 
-/// The variables that enable the layer: the loader's switch, and LD_LIBRARY_PATH with the layer's directory first.
-pub fn environment() -> Result<[(&'static str, OsString); 2]> {
+/// The variables that enable the layer: the loader's switch, LD_LIBRARY_PATH with the layer's directory first, and LD_PRELOAD
+/// with the layer first, which makes its fd numbers good in every process.
+pub fn environment() -> Result<[(&'static str, OsString); 3]> {
     let dir = find()?;
-    let mut path = dir.into_os_string();
-    if let Some(before) = std::env::var_os("LD_LIBRARY_PATH").filter(|before| !before.is_empty()) {
-        path.push(":");
-        path.push(before);
+    let layer = first("LD_PRELOAD", dir.join(LINK).into_os_string());
+    let path = first("LD_LIBRARY_PATH", dir.into_os_string());
+    Ok([
+        ("ZE_ENABLE_VALIDATION_LAYER", "1".into()),
+        ("LD_LIBRARY_PATH", path),
+        ("LD_PRELOAD", layer),
+    ])
+}
+
+/// `value`, and behind it what the variable has already.
+fn first(variable: &str, mut value: OsString) -> OsString {
+    if let Some(before) = std::env::var_os(variable).filter(|before| !before.is_empty()) {
+        value.push(":");
+        value.push(before);
     }
-    Ok([("ZE_ENABLE_VALIDATION_LAYER", "1".into()), ("LD_LIBRARY_PATH", path)])
+    value
 }
 
 /// The layer's file.
@@ -45,11 +56,11 @@ fn find() -> Result<PathBuf> {
              (systemd/install.sh), or build it: cargo build -p fdbroker-ze-layer"
         ))
     })?;
-    // Both characters separate directories in LD_LIBRARY_PATH: ld.so(8).
-    match found.as_os_str().as_bytes().iter().any(|byte| b":;".contains(byte)) {
+    // These characters separate paths in LD_LIBRARY_PATH or LD_PRELOAD: ld.so(8).
+    match found.as_os_str().as_bytes().iter().any(|byte| b":; ".contains(byte)) {
         false => Ok(found),
         true => Err(Error::Other(format!(
-            "{} cannot stand in LD_LIBRARY_PATH; install fdbroker where the path has no `:` or `;`",
+            "{} cannot stand in LD_LIBRARY_PATH and LD_PRELOAD; install fdbroker where the path has no `:`, `;` or space",
             found.display()
         ))),
     }

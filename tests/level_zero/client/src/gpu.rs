@@ -261,6 +261,12 @@ pub fn handle_offset(handle: ze_ipc_mem_handle_t) -> u64 {
     u64::from_ne_bytes(std::array::from_fn(|i| bytes[8 + i]))
 }
 
+/// Whether an fd number is one that no process has open: fdbroker's layer makes these.
+#[allow(dead_code)] // ze-test-unmodified uses it
+pub fn is_virtual(fd: RawFd) -> bool {
+    fd >= 1 << 30
+}
+
 /// Whether this process has an open fd of this number.
 pub fn is_open(fd: RawFd) -> bool {
     // SAFETY: F_GETFD looks at the number only.

@@ -24,10 +24,14 @@ pub enum Order {
     OpenMoved,
     /// Open the handle with the fd that comes along, moved to the exporter's number.
     OpenAtSameNumber,
-    /// Open the handle with the fd that the starter of the peer has under the number in it; INVALID: it has none.
+    /// Open the handle with the fd that process `number` has under the number in it; INVALID: it has none.
     OpenFetched,
     /// Open a handle made of that fd alone.
     OpenFdAlone,
+    /// The same, made by zeMemGetIpcHandleFromFileDescriptorExp.
+    OpenHandleOfFd,
+    /// Open a handle made of the fd number alone.
+    OpenNumberAlone,
     /// Import `number` bytes of the fd that comes along; answers 1 when the driver closed the fd.
     ImportFd,
     /// Write the pattern of this salt to the first `number` bytes.
@@ -44,7 +48,7 @@ pub enum Order {
     IsAllGivenBack,
 }
 
-const ORDERS: [Order; 14] = [
+const ORDERS: [Order; 16] = [
     Order::Allocate,
     Order::Get,
     Order::Open,
@@ -52,6 +56,8 @@ const ORDERS: [Order; 14] = [
     Order::OpenAtSameNumber,
     Order::OpenFetched,
     Order::OpenFdAlone,
+    Order::OpenHandleOfFd,
+    Order::OpenNumberAlone,
     Order::ImportFd,
     Order::Write,
     Order::IsPattern,
@@ -126,6 +132,19 @@ impl Peer {
         let (socket, theirs) = seqpacket_pair()?;
         let program = std::env::current_exe()?;
         let process = Command::new(program).arg(PEER).stdin(Stdio::from(theirs)).spawn()?;
+        Ok(Self { process, socket })
+    }
+
+    /// A peer in a PID namespace of its own, where this process has no number: unshare(1).
+    #[allow(dead_code)] // ze-test-unmodified uses it
+    pub fn start_in_namespace() -> Result<Self, Fault> {
+        let (socket, theirs) = seqpacket_pair()?;
+        let process = Command::new("unshare")
+            .args(["--user", "--map-root-user", "--pid", "--fork", "--kill-child"])
+            .arg(std::env::current_exe()?)
+            .arg(PEER)
+            .stdin(Stdio::from(theirs))
+            .spawn()?;
         Ok(Self { process, socket })
     }
 
@@ -230,11 +249,19 @@ fn obey(
             *memory = open_at_same_number(gpu, message.handle, fd.ok_or("no fd came")?)?;
         }
         Order::OpenFetched => {
-            *memory = open_moved(gpu, message.handle, fetch(handle_fd(message.handle))?)?;
+            *memory = open_moved(gpu, message.handle, fetch(bytes, handle_fd(message.handle))?)?;
         }
         Order::OpenFdAlone => {
-            let fd = fetch(handle_fd(message.handle))?;
+            let fd = fetch(bytes, handle_fd(message.handle))?;
             *memory = gpu.open_handle(with_fd(ze_ipc_mem_handle_t::default(), fd.as_raw_fd()))?;
+        }
+        Order::OpenHandleOfFd => {
+            let fd = fetch(bytes, handle_fd(message.handle))?;
+            *memory = gpu.open_handle(gpu.handle_of_fd(fd.as_raw_fd())?)?;
+        }
+        Order::OpenNumberAlone => {
+            let number = handle_fd(message.handle);
+            *memory = gpu.open_handle(with_fd(ze_ipc_mem_handle_t::default(), number))?;
         }
         Order::ImportFd => {
             let (address, is_closed) = import_fd(gpu, fd.ok_or("no fd came")?, bytes)?;
@@ -267,15 +294,19 @@ fn open_moved(gpu: &Gpu, handle: ze_ipc_mem_handle_t, fd: OwnedFd) -> Result<Add
     Ok(address?)
 }
 
-/// A duplicate of an fd of the process that started this one, by its number: pidfd_open(2), pidfd_getfd(2).
-fn fetch(number: RawFd) -> Result<OwnedFd, Fault> {
+/// A duplicate of another process's fd, by the numbers of both: pidfd_open(2), pidfd_getfd(2).
+fn fetch(process: usize, number: RawFd) -> Result<OwnedFd, Fault> {
     // SAFETY: takes numbers only.
-    let process = new_fd(unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getppid(), 0) })?;
+    let process = new_fd(unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) })?;
     // SAFETY: takes numbers only; `process` is open.
     let got = unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), number, 0) };
     new_fd(got).map_err(|error| match error.raw_os_error() {
         Some(libc::EBADF) => {
             let code = ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT;
+            CallError::Failed { function: "pidfd_getfd", code }.into()
+        }
+        Some(libc::EAGAIN) => {
+            let code = ze_result_t::ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY;
             CallError::Failed { function: "pidfd_getfd", code }.into()
         }
         _ => format!("pidfd_getfd: {error}").into(),

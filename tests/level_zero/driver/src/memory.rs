@@ -18,7 +18,10 @@ pub type MemoryId = u64;
 
 /// Starts the helper, unless it is running.
 pub fn start() -> Result<(), Failure> {
-    helper().map(drop)
+    match helper()?.process == std::process::id() {
+        true => Ok(()),
+        false => Err(level_zero_sys::ze_result_t::ZE_RESULT_ERROR_UNINITIALIZED.into()),
+    }
 }
 
 /// Makes memory; answers its id and an fd to map it.
@@ -52,7 +55,8 @@ pub fn free(id: MemoryId) {
 struct Helper {
     /// Locked for one request and its reply.
     socket: Mutex<OwnedFd>,
-    /// The pid of the process that it serves; a forked child has no Level Zero.
+    /// The pid of the process that it serves. A forked child has no Level Zero, but may export what its parent has, as with the
+    /// kernel's buffers, while its parent waits for it.
     process: u32,
 }
 
@@ -62,9 +66,6 @@ fn helper() -> Result<&'static Helper, Failure> {
         crate::trace::line(format_args!("{error}"));
         Failure::Answer(level_zero_sys::ze_result_t::ZE_RESULT_ERROR_DEPENDENCY_UNAVAILABLE)
     })?;
-    if helper.process != std::process::id() {
-        return Err(level_zero_sys::ze_result_t::ZE_RESULT_ERROR_UNINITIALIZED.into());
-    }
     Ok(helper)
 }
 
@@ -107,7 +108,12 @@ fn beside_this_library() -> Option<PathBuf> {
 }
 
 fn ask(request: Request, fd: Option<BorrowedFd<'_>>) -> Result<(u64, Option<OwnedFd>), Failure> {
-    let socket = helper()?.socket.lock().unwrap_or_else(PoisonError::into_inner);
+    let helper = helper()?;
+    let exports = matches!(request, Request::Export(_) | Request::ExportUdmabuf(_));
+    if helper.process != std::process::id() && !exports {
+        return Err(level_zero_sys::ze_result_t::ZE_RESULT_ERROR_UNINITIALIZED.into());
+    }
+    let socket = helper.socket.lock().unwrap_or_else(PoisonError::into_inner);
     let wait = Some(HELPER_TIMEOUT);
     send_timeout(socket.as_fd(), &request.to_bytes(), fd.as_slice(), wait).map_err(|error| {
         Failure::Os { what: "ask the helper", source: std::io::Error::other(error) }

@@ -36,6 +36,7 @@ pub fn run(args: Args) -> Result<u8> {
         layers.extend(level_zero::environment()?);
     }
     if cuda {
+        // Its LD_PRELOAD takes the place of the other's: only one library can stand before the C library.
         layers.extend(cuda::environment(&command)?);
     }
     match join {

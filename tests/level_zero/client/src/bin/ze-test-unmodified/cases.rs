@@ -4,13 +4,22 @@ use crate::apart::{LEGACY, LEGACY_POOL, Named, OPAQUE, OPAQUE_POOL, Switches};
 use crate::fault::Outcome;
 use crate::gpu::Gpu;
 use crate::limits::CASE_TIMEOUT_S;
-use crate::{broker, exporting, mapped, opening, shapes, sharing, without};
+use crate::{broker, exporting, mapped, opening, shapes, sharing, virtual_fds, without};
+
+/// A program that does not wait long for an owner that cannot give its fd.
+const QUICK: Switches = &[("ZE_TEST_DRIVER_HANDLES", "legacy"), ("FDBROKER_LAYER_WAIT", "1")];
 
 /// A list of cases that run with the same broker, or without one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum List {
-    /// With the layer and a broker.
+    /// With the layer and a broker, whichever fds stand in handles.
     Broker,
+    /// The same, where virtual fds stand there: the layer is preloaded.
+    Virtual,
+    /// The same, where the driver's fds stand there: it is not.
+    Drivers,
+    /// As `Virtual`, with peers in a PID namespace of their own.
+    Namespaces,
     /// With the layer, and a broker that the case ends.
     Lost,
     /// With the layer, and no broker.
@@ -21,6 +30,9 @@ impl List {
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
             "broker" => Some(Self::Broker),
+            "virtual" => Some(Self::Virtual),
+            "drivers" => Some(Self::Drivers),
+            "namespaces" => Some(Self::Namespaces),
             "lost" => Some(Self::Lost),
             "no-broker" => Some(Self::NoBroker),
             _ => None,
@@ -50,7 +62,9 @@ pub fn run(case: &Case) -> Outcome {
     (case.body)(&gpu)?;
     gpu.nothing_left()?;
     match case.list {
-        List::Broker => broker::wait_until_empty(),
+        List::Broker | List::Virtual | List::Drivers | List::Namespaces => {
+            broker::wait_until_empty()
+        }
         List::Lost | List::NoBroker => Ok(()),
     }
 }
@@ -70,7 +84,7 @@ pub const CASES: &[Case] = cases! {
     "handle_when_passed_both_ways_at_once_shares": Broker(sharing::both_export), OPAQUE_POOL;
     "handle_when_the_program_puts_its_fd_there_shares_legacy_pool": Broker(sharing::programs_fd), LEGACY_POOL;
     "handle_when_the_program_puts_its_fd_there_shares_opaque_pool": Broker(sharing::programs_fd), OPAQUE_POOL;
-    "handle_when_the_program_puts_its_fd_at_the_exporters_number_shares": Broker(sharing::programs_fd_same_number), LEGACY;
+    "handle_when_the_program_puts_its_fd_at_the_exporters_number_shares": Drivers(sharing::programs_fd_same_number), LEGACY;
     "handle_when_the_program_puts_a_foreign_fd_there_is_its_own_memory_legacy": Broker(sharing::foreign_fd), LEGACY;
     "handle_when_the_program_puts_a_foreign_fd_there_is_its_own_memory_opaque_pool": Broker(sharing::foreign_fd), OPAQUE_POOL;
     "handle_when_freed_is_refused_whatever_fd_is_in_it": Broker(sharing::freed_with_fd), OPAQUE;
@@ -80,7 +94,7 @@ pub const CASES: &[Case] = cases! {
     "handle_when_opened_twice_is_closed_twice_legacy": Broker(opening::twice), LEGACY;
     "handle_when_opened_twice_is_closed_twice_opaque_pool": Broker(opening::twice), OPAQUE_POOL;
     "opened_memory_when_freed_gives_its_lease_back": Broker(opening::freed), LEGACY;
-    "fd_when_it_comes_at_the_exporters_number_is_moved": Broker(opening::same_number), OPAQUE;
+    "fd_when_it_comes_at_the_exporters_number_is_moved": Drivers(opening::same_number), OPAQUE;
     "handle_when_of_another_node_is_refused": Broker(opening::other_node), LEGACY;
     "handle_when_its_bytes_are_changed_is_refused": Broker(opening::changed), OPAQUE;
     "handle_when_of_another_broker_is_opened_by_the_programs_fd": Broker(opening::other_broker_with_fd), OPAQUE;
@@ -88,8 +102,8 @@ pub const CASES: &[Case] = cases! {
 
     "get_when_repeated_is_one_registration": Broker(exporting::one_registration), LEGACY;
     "get_when_inside_is_the_whole_allocation": Broker(exporting::inside), LEGACY_POOL;
-    "put_when_last_ends_the_handle_legacy": Broker(exporting::put), LEGACY;
-    "put_when_last_ends_the_handle_opaque": Broker(exporting::put), OPAQUE;
+    "put_when_last_keeps_the_handle_until_the_memory_is_freed_legacy": Broker(exporting::put), LEGACY;
+    "put_when_last_keeps_the_handle_until_the_memory_is_freed_opaque": Broker(exporting::put), OPAQUE;
     "put_when_not_last_keeps_the_handle_pool": Broker(exporting::put_not_last), LEGACY_POOL;
     "put_when_finished_succeeds": Broker(exporting::put_finished), LEGACY;
     "free_when_handles_are_out_ends_them": Broker(exporting::free), LEGACY;
@@ -110,8 +124,28 @@ pub const CASES: &[Case] = cases! {
     "exports_when_950_under_1024_fds_are_shared_with_a_fetched_fd": Broker(shapes::fetched_950), LEGACY;
     "exports_when_238_under_256_fds_are_shared_by_the_fd_alone": Broker(shapes::fd_alone_238), LEGACY;
     "exports_when_950_under_1024_fds_are_shared_by_the_fd_alone": Broker(shapes::fd_alone_950), LEGACY;
-    "exports_when_the_table_is_full_fail_and_show_no_other_memory": Broker(shapes::full_table), LEGACY;
-    "fd_when_the_program_closes_it_is_never_passed_on": Broker(shapes::closed_fd), LEGACY;
+    "exports_when_the_table_is_full_fail_and_show_no_other_memory": Drivers(shapes::full_table), LEGACY;
+    "fd_when_the_program_closes_it_is_never_passed_on": Drivers(shapes::closed_fd), LEGACY;
+
+    "handles_when_put_at_once_are_shared_by_value": Broker(shapes::bytes_put), LEGACY_POOL;
+    "handles_when_put_at_once_are_shared_with_a_fetched_fd": Virtual(shapes::fetched_put), OPAQUE_POOL;
+    "handles_when_put_at_once_are_shared_by_the_fd_alone": Virtual(shapes::fd_alone_put), LEGACY_POOL;
+    "handles_when_put_at_once_are_shared_by_the_fd_alone_opaque": Virtual(shapes::fd_alone_put), OPAQUE_POOL;
+    "handles_when_put_at_once_are_shared_by_a_handle_of_the_fd": Virtual(shapes::of_fd_put), LEGACY_POOL;
+    "handles_when_put_at_once_are_shared_by_the_number_alone": Virtual(shapes::number_put), OPAQUE_POOL;
+    "exports_when_many_under_256_fds_hold_no_fd": Virtual(virtual_fds::no_fd_held), LEGACY;
+    "exports_when_evicted_while_they_are_freed_never_show_other_memory": Virtual(virtual_fds::evicted_and_freed), LEGACY;
+    "exports_when_the_owners_table_is_full_come_back_with_a_free_fd": Virtual(virtual_fds::full_table), QUICK;
+    "virtual_fd_when_closed_ends_the_handle": Virtual(virtual_fds::closed), LEGACY;
+    "virtual_fd_when_its_handle_is_got_twice_is_closed_twice": Virtual(virtual_fds::closed_twice), OPAQUE;
+    "virtual_fd_when_sent_and_its_handle_put_is_good": Virtual(virtual_fds::sent_and_put), OPAQUE_POOL;
+    "fetched_fd_when_closed_leaves_its_import_counted": Virtual(virtual_fds::import_outlives_its_fd), LEGACY;
+    "get_when_repeated_makes_no_system_call": Virtual(virtual_fds::no_system_call), LEGACY;
+
+    "handles_when_in_another_pid_namespace_are_shared_by_value": Namespaces(shapes::bytes_apart), LEGACY;
+    "handles_when_in_another_pid_namespace_are_shared_with_a_fetched_fd": Namespaces(shapes::fetched_apart), LEGACY_POOL;
+    "handles_when_in_another_pid_namespace_are_shared_with_a_fetched_fd_opaque": Namespaces(shapes::fetched_apart), OPAQUE_POOL;
+    "handles_when_in_another_pid_namespace_are_shared_by_the_fd_alone": Namespaces(shapes::fd_alone_apart), LEGACY_POOL;
 
     "broker_when_it_goes_away_leaves_the_drivers_handles": Lost(without::lost), OPAQUE;
     "broker_when_absent_leaves_the_drivers_handles_legacy": NoBroker(without::absent), LEGACY;

@@ -25,6 +25,7 @@ mod opening;
 mod peer;
 mod shapes;
 mod sharing;
+mod virtual_fds;
 #[path = "../../virtual_memory.rs"]
 mod virtual_memory;
 mod without;

@@ -32,7 +32,7 @@ fn copy_of_fd(handle: ze_ipc_mem_handle_t) -> Result<OwnedFd, Fault> {
 }
 
 /// Both directions: the peer reads the bytes written here, and this process reads the peer's.
-fn both_ways(gpu: &Gpu, peer: &Peer, memory: Address) -> Outcome {
+pub fn both_ways(gpu: &Gpu, peer: &Peer, memory: Address) -> Outcome {
     same("the peer reads", peer.number(Order::IsPattern, BYTES, WRITTEN_HERE)?, 1)?;
     peer.tell(Order::Write, BYTES, WRITTEN_THERE)??;
     let bytes = gpu.read(memory, BYTES)?;

@@ -2,7 +2,7 @@
 
 use crate::broker;
 use crate::fault::{Outcome, holds, refused, same};
-use crate::gpu::{Gpu, handle_fd, is_open, pattern, with_fd};
+use crate::gpu::{Gpu, handle_fd, is_open, is_virtual, pattern, with_fd};
 use crate::peer::{Order, Peer};
 use crate::sharing::{BYTES, INVALID, WRITTEN_HERE, export};
 use level_zero_sys::ze_ipc_mem_handle_t;
@@ -44,7 +44,7 @@ pub fn absent(gpu: &Gpu) -> Outcome {
     peer.finish()
 }
 
-/// After the broker's end, a handle whose bytes contain the driver's handle works as the driver's.
+/// After the broker's end a program's own fd opens the memory, and new handles are the driver's.
 pub fn lost(gpu: &Gpu) -> Outcome {
     let peer = Peer::start()?;
     let (memory, handle) = export(gpu)?;
@@ -66,10 +66,16 @@ pub fn lost(gpu: &Gpu) -> Outcome {
     peer.tell_with(Order::OpenMoved, 0, 0, handle, Some(fd.as_fd()))??;
     same("the peer reads", peer.number(Order::IsPattern, BYTES, WRITTEN_HERE)?, 1)?;
     peer.tell(Order::Close, 0, 0)??;
-    // The driver resolves an opaque handle by value where processes may trace each other, as these may.
-    peer.tell_with(Order::Open, 0, 0, handle, None)??;
-    same("the peer reads", peer.number(Order::IsPattern, BYTES, WRITTEN_HERE)?, 1)?;
-    peer.tell(Order::Close, 0, 0)??;
+    let by_value = peer.tell_with(Order::Open, 0, 0, handle, None)?;
+    if is_virtual(handle_fd(handle)) {
+        // Only the broker knows what is behind a virtual fd.
+        refused("the peer's Open by value", by_value, INVALID)?;
+    } else {
+        // The driver resolves an opaque handle by value where processes may trace each other, as these may.
+        by_value?;
+        same("the peer reads", peer.number(Order::IsPattern, BYTES, WRITTEN_HERE)?, 1)?;
+        peer.tell(Order::Close, 0, 0)??;
+    }
     is_the_drivers(gpu, &peer)?;
 
     gpu.free(memory)?;

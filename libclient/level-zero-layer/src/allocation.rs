@@ -1,0 +1,232 @@
+//! One allocation as the driver describes it, and the driver's exports of it. Must never close an fd that is the driver's, nor
+//! take another file for it.
+
+use crate::below;
+use crate::key::{Bytes, fd_of};
+use fdbroker_client::{ErrorCode, MemoryKind};
+use level_zero_sys::*;
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::sys::stat::fstat;
+use nix::unistd::{Whence, lseek};
+use std::ffi::c_void;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+const SUCCESS: ze_result_t = ze_result_t::ZE_RESULT_SUCCESS;
+
+/// A context of the program. It lives as long as an entry names it: zeContextDestroy ends its entries first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Context(ze_context_handle_t);
+
+// SAFETY: an opaque name; the specification lets any thread use it.
+unsafe impl Send for Context {}
+
+/// One allocation, as the driver describes it.
+#[derive(Clone, Copy)]
+pub struct Allocation {
+    context: Context,
+    pub base: usize,
+    pub size_bytes: usize,
+    /// The driver's number. No other allocation of this process ever gets it, unlike the address.
+    pub id: u64,
+}
+
+impl Allocation {
+    /// The allocation that holds an address; `None`: the driver knows none.
+    pub fn of(context: ze_context_handle_t, pointer: *const c_void) -> Option<Self> {
+        let range = below::ADDRESS_RANGE.get()?;
+        let (mut base, mut size_bytes) = (std::ptr::null_mut(), 0);
+        // SAFETY: the program's context, and out-pointers to locals; of a pointer only its number is asked.
+        let code = unsafe { range(context, pointer, &raw mut base, &raw mut size_bytes) };
+        if code != SUCCESS || base.is_null() || size_bytes == 0 {
+            return None;
+        }
+        let id = id_of(context, pointer)?;
+        Some(Allocation { context: Context(context), base: base.addr(), size_bytes, id })
+    }
+
+    /// Its addresses.
+    pub fn range(&self) -> Range<usize> {
+        self.base..self.base.saturating_add(self.size_bytes)
+    }
+
+    pub fn is_of(&self, context: ze_context_handle_t) -> bool {
+        self.context == Context(context)
+    }
+
+    /// Its number now, if the driver still knows an allocation there.
+    pub fn id_now(&self) -> Option<u64> {
+        id_of(self.context.0, address(self.base))
+    }
+
+    /// A duplicate of the fd of a new export, whose handles go back to the driver.
+    ///
+    /// # Errors
+    /// STALE: there is no such memory any more. LOCAL_FD_LIMIT: no fd is free now.
+    pub fn export_anew(&self, tile: u32) -> Result<OwnedFd, ErrorCode> {
+        let handles = match tile {
+            0 => vec![self.get()?],
+            _ => self.get_tiles(tile + 1)?,
+        };
+        let copy = duplicate(handles.last().map_or(-1, fd_of));
+        handles.iter().for_each(|handle| self.put(handle));
+        copy
+    }
+
+    fn get(&self) -> Result<Bytes, ErrorCode> {
+        let get = below::GET.get().ok_or(ErrorCode::Stale)?;
+        let mut handle = ze_ipc_mem_handle_t::default();
+        // SAFETY: a context that lives while the allocation is registered, an address that is only looked up, and a local.
+        let code = unsafe { get(self.context.0, address(self.base), &raw mut handle) };
+        recalled(code).map(|()| handle.to_bytes())
+    }
+
+    /// The handles of the first `count` tiles.
+    fn get_tiles(&self, count: u32) -> Result<Vec<Bytes>, ErrorCode> {
+        let get = below::GET_TILES.get().ok_or(ErrorCode::Stale)?;
+        let mut handles = vec![ze_ipc_mem_handle_t::default(); count as usize];
+        let mut got = count;
+        // SAFETY: as above, and room for as many handles.
+        let code =
+            unsafe { get(self.context.0, address(self.base), &raw mut got, handles.as_mut_ptr()) };
+        recalled(code)?;
+        match got == count {
+            true => Ok(handles.iter().map(|handle| handle.to_bytes()).collect()),
+            false => Err(ErrorCode::Stale),
+        }
+    }
+
+    /// Puts a handle that the layer has got from the driver and given to nobody. What the driver answers changes nothing.
+    pub fn put(&self, handle: &Bytes) {
+        if let Some(put) = below::PUT.get() {
+            // SAFETY: a handle of a Get that was not Put, and the context it is from.
+            unsafe { put(self.context.0, ze_ipc_mem_handle_t::from_bytes(*handle)) };
+        }
+    }
+}
+
+/// A driver's handle that is not Put: its fd is open.
+#[derive(Clone, Copy)]
+pub struct Held {
+    pub driver: Bytes,
+    pub fd: DriversFd,
+}
+
+impl Held {
+    pub fn new(driver: &Bytes) -> Self {
+        Held { driver: *driver, fd: DriversFd::new(fd_of(driver)) }
+    }
+}
+
+/// An fd that the driver keeps open.
+#[derive(Clone, Copy)]
+pub struct DriversFd {
+    number: RawFd,
+    /// The file behind it; `None`: there was none.
+    file: Option<FileId>,
+}
+
+impl DriversFd {
+    pub fn new(number: RawFd) -> Self {
+        DriversFd { number, file: borrowed(number).and_then(FileId::of) }
+    }
+
+    pub fn number(&self) -> RawFd {
+        self.number
+    }
+
+    pub fn file(&self) -> Option<FileId> {
+        self.file
+    }
+
+    /// A duplicate.
+    ///
+    /// # Errors
+    /// STALE: it was closed; its number may be another file's by now. LOCAL_FD_LIMIT: no fd is free now.
+    pub fn duplicate(&self) -> Result<OwnedFd, ErrorCode> {
+        let copy = duplicate(self.number)?;
+        let file = FileId::of(copy.as_fd()).ok_or(ErrorCode::Stale)?;
+        if Some(file) == self.file { Ok(copy) } else { Err(ErrorCode::Stale) }
+    }
+}
+
+/// Device and inode of a file, equal in every duplicate of an fd: stat(2).
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct FileId {
+    device: libc::dev_t,
+    inode: libc::ino_t,
+}
+
+impl FileId {
+    fn of(fd: BorrowedFd<'_>) -> Option<Self> {
+        fstat(fd).ok().map(|file| FileId { device: file.st_dev, inode: file.st_ino })
+    }
+}
+
+/// The driver's number of the allocation that holds an address; `None`: the driver knows none.
+pub fn id_of(context: ze_context_handle_t, pointer: *const c_void) -> Option<u64> {
+    let properties_of = below::ALLOC_PROPERTIES.get()?;
+    let mut properties = ze_memory_allocation_properties_t::blank();
+    // SAFETY: the program's context, an address that is only looked up, a local; the device may be null.
+    let code =
+        unsafe { properties_of(context, pointer, &raw mut properties, std::ptr::null_mut()) };
+    let is_known = code == SUCCESS && properties.type_ != ze_memory_type_t::ZE_MEMORY_TYPE_UNKNOWN;
+    is_known.then_some(properties.id)
+}
+
+/// The code for the broker when the driver does not export.
+fn recalled(code: ze_result_t) -> Result<(), ErrorCode> {
+    match code {
+        SUCCESS => Ok(()),
+        ze_result_t::ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY => Err(ErrorCode::LocalFdLimit),
+        _ => Err(ErrorCode::Stale),
+    }
+}
+
+/// A duplicate of an fd of the driver's.
+///
+/// # Errors
+/// STALE: it is not open. LOCAL_FD_LIMIT: no fd is free now.
+fn duplicate(fd: RawFd) -> Result<OwnedFd, ErrorCode> {
+    let fd = borrowed(fd).ok_or(ErrorCode::Stale)?;
+    let copy = fcntl(fd, FcntlArg::F_DUPFD_CLOEXEC(0)).map_err(|errno| match errno {
+        Errno::EBADF => ErrorCode::Stale,
+        _ => ErrorCode::LocalFdLimit,
+    })?;
+    // SAFETY: the call just made it, for nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+/// A memfd has seals, a dma-buf has none: F_GET_SEALS of fcntl(2). The broker checks what the fd really is.
+pub fn kind_of(fd: BorrowedFd<'_>) -> MemoryKind {
+    match fcntl(fd, FcntlArg::F_GET_SEALS) {
+        Ok(_) => MemoryKind::Memfd,
+        Err(_) => MemoryKind::DmaBuf,
+    }
+}
+
+/// The bytes of the memory behind an fd.
+pub fn bytes_of(fd: BorrowedFd<'_>) -> Option<u64> {
+    lseek(fd, 0, Whence::SeekEnd).ok().and_then(|end| u64::try_from(end).ok())
+}
+
+/// An open fd in bytes 0..4 of a handle that the driver has just made; `None`: there is none.
+pub fn open_fd<'a>(handle: &Bytes) -> Option<BorrowedFd<'a>> {
+    let fd = fd_of(handle);
+    // SAFETY: F_GETFD looks at the number only.
+    let is_open = fd >= 0 && unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0;
+    if is_open { borrowed(fd) } else { None }
+}
+
+/// The fd of a driver's handle; `None`: no number of an fd.
+fn borrowed<'a>(fd: RawFd) -> Option<BorrowedFd<'a>> {
+    // SAFETY: the driver keeps it open until the last Put. If the program has closed it, the calls here only look at what
+    // has the number, or answer EBADF.
+    (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
+}
+
+/// A device address, which is never followed here.
+fn address(base: usize) -> *const c_void {
+    std::ptr::without_provenance(base)
+}

@@ -1,0 +1,78 @@
+//! The driver's functions that programs ask for by name. Must never give a function for another driver's of the same name.
+
+use super::{beside, events, guard, memory};
+use crate::below::{self, MISSING};
+use crate::tiles;
+use level_zero_sys::*;
+use std::ffi::{CStr, c_char, c_void};
+
+/// A function of the driver's by its name: where the layer has one for it, that.
+///
+/// # Safety
+/// As zeDriverGetExtensionFunctionAddress.
+pub unsafe extern "C" fn extension(
+    driver: ze_driver_handle_t,
+    name: *const c_char,
+    function: *mut *mut c_void,
+) -> ze_result_t {
+    let Some(below) = below::EXTENSION.get() else { return MISSING };
+    // SAFETY: the caller's promise.
+    let code = unsafe { below(driver, name, function) };
+    if code == ze_result_t::ZE_RESULT_SUCCESS && !name.is_null() && !function.is_null() {
+        // SAFETY: the caller's promise: a C string, and a place that the driver has just written.
+        beside(|| unsafe { replace(CStr::from_ptr(name), &mut *function) });
+    }
+    code
+}
+
+/// Puts the layer's function in the place of the driver's of this name.
+fn replace(name: &CStr, function: &mut *mut c_void) {
+    macro_rules! replace {
+        ($($below:ident = $ours:path;)*) => {$(
+            if name == below::$below.name() {
+                let ours = $ours as *const () as *mut c_void;
+                if *function != ours && below::$below.is_this(*function) {
+                    *function = ours;
+                }
+                return;
+            }
+        )*};
+    }
+    replace! {
+        GET_TILES = get_tiles;
+        OPEN_TILES = open_tiles;
+        ZEX_COUNTER_GET = events::zex_counter_get;
+        ZEX_COUNTER_OPEN = events::zex_counter_open;
+        ZEX_COUNTER_CLOSE = events::zex_counter_close;
+        COUNTER_GET = events::counter_get;
+        COUNTER_OPEN = events::counter_open;
+        COUNTER_CLOSE = events::counter_close;
+        GET_WITH_PROPERTIES = memory::get_with_properties;
+    }
+}
+
+/// # Safety
+/// As zexMemGetIpcHandles.
+unsafe extern "C" fn get_tiles(
+    context: ze_context_handle_t,
+    pointer: *const c_void,
+    count: *mut u32,
+    handles: *mut ze_ipc_mem_handle_t,
+) -> ze_result_t {
+    // SAFETY: the caller's promise.
+    guard(|| unsafe { tiles::get(context, pointer, count, handles) })
+}
+
+/// # Safety
+/// As zexMemOpenIpcHandles.
+unsafe extern "C" fn open_tiles(
+    context: ze_context_handle_t,
+    device: ze_device_handle_t,
+    count: u32,
+    handles: *mut ze_ipc_mem_handle_t,
+    flags: ze_ipc_memory_flags_t,
+    pointer: *mut *mut c_void,
+) -> ze_result_t {
+    // SAFETY: the caller's promise.
+    guard(|| unsafe { tiles::open(context, device, count, handles, flags, pointer) })
+}
