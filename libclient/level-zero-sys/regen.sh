@@ -70,7 +70,8 @@ functions=(
   CommandListCreate CommandListCreateImmediate CommandListClose CommandListReset CommandListDestroy
   CommandListAppendMemoryCopy CommandListAppendMemoryFill CommandListAppendBarrier CommandListHostSynchronize
   FenceCreate FenceDestroy FenceHostSynchronize FenceQueryStatus FenceReset
-  EventPoolCreate EventPoolDestroy EventCreate EventDestroy
+  EventPoolCreate EventPoolDestroy EventPoolGetIpcHandle EventPoolPutIpcHandle EventPoolOpenIpcHandle EventPoolCloseIpcHandle
+  EventCreate EventDestroy
   EventHostSignal EventHostSynchronize EventQueryStatus EventHostReset
 )
 tables=(global driver device context mem mem_exp virtual_mem physical_mem command_queue command_list fence event_pool event)

@@ -252,6 +252,16 @@ functions! {
         pool: *mut Pool,
     ): ze_pfnEventPoolCreate_t;
     fn zeEventPoolDestroy(pool: Pool): ze_pfnEventPoolDestroy_t;
+    fn zeEventPoolGetIpcHandle(
+        pool: Pool, handle: *mut ze_ipc_event_pool_handle_t,
+    ): ze_pfnEventPoolGetIpcHandle_t;
+    fn zeEventPoolPutIpcHandle(
+        context: Context, handle: ze_ipc_event_pool_handle_t,
+    ): ze_pfnEventPoolPutIpcHandle_t;
+    fn zeEventPoolOpenIpcHandle(
+        context: Context, handle: ze_ipc_event_pool_handle_t, pool: *mut Pool,
+    ): ze_pfnEventPoolOpenIpcHandle_t;
+    fn zeEventPoolCloseIpcHandle(pool: Pool): ze_pfnEventPoolCloseIpcHandle_t;
     fn zeEventCreate(
         pool: Pool, desc: *const ze_event_desc_t, event: *mut Event,
     ): ze_pfnEventCreate_t;

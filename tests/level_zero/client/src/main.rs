@@ -8,6 +8,8 @@ mod apart;
 mod cases;
 #[path = "../../counters.rs"]
 mod counters;
+#[allow(dead_code)] // ze-test-unmodified uses the rest
+mod events;
 mod fault;
 mod gpu;
 mod limits;

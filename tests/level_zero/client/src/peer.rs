@@ -2,6 +2,7 @@
 
 use crate::PEER;
 use crate::counters::Counters;
+use crate::events::{Event, Pool};
 use crate::fault::{Fault, Outcome};
 use crate::gpu::{Address, Gpu, handle_fd, is_open, pattern, with_fd};
 use crate::limits::PEER_TIMEOUT;
@@ -32,6 +33,30 @@ pub enum Order {
     OpenHandleOfFd,
     /// Open a handle made of the fd number alone.
     OpenNumberAlone,
+    /// Keep the handle, for the next OpenTiles.
+    KeepHandle,
+    /// Open the kept handles and this one as the tiles of one allocation.
+    OpenTiles,
+    /// Import `number` bytes by the fd number in the handle.
+    ImportNumber,
+    /// Import `number` bytes of the fd that the starter of the peer has under the number in the handle.
+    ImportFetched,
+    /// Open the handle of an event pool.
+    OpenPool,
+    /// The same, with the fd that process `number` has under the number in it.
+    OpenPoolFetched,
+    /// Close the pool.
+    ClosePool,
+    /// Signal the event of this number in the pool.
+    SignalEvent,
+    /// Answers 1 when the event of this number in the pool is signalled.
+    IsSignalled,
+    /// Open the handle of an event with counters.
+    OpenCounter,
+    /// Answers 1 when that event is signalled.
+    IsCounted,
+    /// Close that event.
+    CloseCounter,
     /// Import `number` bytes of the fd that comes along; answers 1 when the driver closed the fd.
     ImportFd,
     /// Write the pattern of this salt to the first `number` bytes.
@@ -48,7 +73,7 @@ pub enum Order {
     IsAllGivenBack,
 }
 
-const ORDERS: [Order; 16] = [
+const ORDERS: [Order; 28] = [
     Order::Allocate,
     Order::Get,
     Order::Open,
@@ -58,6 +83,18 @@ const ORDERS: [Order; 16] = [
     Order::OpenFdAlone,
     Order::OpenHandleOfFd,
     Order::OpenNumberAlone,
+    Order::KeepHandle,
+    Order::OpenTiles,
+    Order::ImportNumber,
+    Order::ImportFetched,
+    Order::OpenPool,
+    Order::OpenPoolFetched,
+    Order::ClosePool,
+    Order::SignalEvent,
+    Order::IsSignalled,
+    Order::OpenCounter,
+    Order::IsCounted,
+    Order::CloseCounter,
     Order::ImportFd,
     Order::Write,
     Order::IsPattern,
@@ -200,7 +237,12 @@ impl Peer {
 /// The peer's main function: serves orders until its stdin, the socket, ends.
 pub fn serve() -> Outcome {
     let gpu = Gpu::open()?;
-    let mut memory: Address = std::ptr::null_mut();
+    let mut opened = Opened {
+        memory: std::ptr::null_mut(),
+        pool: std::ptr::null_mut(),
+        counter: std::ptr::null_mut(),
+        handles: Vec::new(),
+    };
     loop {
         let (message, fd) = match receive(std::io::stdin().as_fd()) {
             Ok(received) => received,
@@ -211,7 +253,7 @@ pub fn serve() -> Outcome {
         let order = order.ok_or("an order that is none")?;
         let mut answer = Message { code: 0, number: 0, ..message };
         let mut lent = None;
-        match obey(&gpu, order, &message, fd, &mut memory) {
+        match obey(&gpu, order, &message, fd, &mut opened) {
             Ok(done) => {
                 answer.number = done.number;
                 answer.handle = done.handle;
@@ -226,13 +268,23 @@ pub fn serve() -> Outcome {
     }
 }
 
+/// What a peer has.
+struct Opened {
+    memory: Address,
+    pool: Pool,
+    counter: Event,
+    /// Handles kept for OpenTiles.
+    handles: Vec<ze_ipc_mem_handle_t>,
+}
+
 fn obey(
     gpu: &Gpu,
     order: Order,
     message: &Message,
     fd: Option<OwnedFd>,
-    memory: &mut Address,
+    opened: &mut Opened,
 ) -> Result<Answer, Fault> {
+    let Opened { memory, pool, counter, handles } = opened;
     let mut answer = Answer { number: 0, handle: message.handle, fd: None };
     let bytes = usize::try_from(message.number)?;
     match order {
@@ -263,6 +315,35 @@ fn obey(
             let number = handle_fd(message.handle);
             *memory = gpu.open_handle(with_fd(ze_ipc_mem_handle_t::default(), number))?;
         }
+        Order::KeepHandle => handles.push(message.handle),
+        Order::OpenTiles => {
+            handles.push(message.handle);
+            *memory = gpu.open_tiles(&std::mem::take(handles))?;
+        }
+        Order::ImportNumber => *memory = gpu.import_fd(handle_fd(message.handle), bytes)?,
+        Order::ImportFetched => {
+            let starter = usize::try_from(nix::unistd::getppid().as_raw())?;
+            (*memory, _) = import_fd(gpu, fetch(starter, handle_fd(message.handle))?, bytes)?;
+        }
+        Order::OpenPool => *pool = gpu.open_pool(message.handle)?,
+        Order::OpenPoolFetched => {
+            let fd = fetch(bytes, handle_fd(message.handle))?;
+            *pool = gpu.open_pool(with_fd(message.handle, fd.as_raw_fd()))?;
+        }
+        Order::ClosePool => gpu.close_pool(*pool)?,
+        Order::SignalEvent => {
+            let event = gpu.create_event(*pool, u32::try_from(bytes)?)?;
+            gpu.signal(event)?;
+            gpu.destroy_event(event)?;
+        }
+        Order::IsSignalled => {
+            let event = gpu.create_event(*pool, u32::try_from(bytes)?)?;
+            answer.number = u64::from(gpu.is_signalled(event)?);
+            gpu.destroy_event(event)?;
+        }
+        Order::OpenCounter => *counter = gpu.open_counter(message.handle)?,
+        Order::IsCounted => answer.number = u64::from(gpu.is_signalled(*counter)?),
+        Order::CloseCounter => gpu.close_counter(*counter)?,
         Order::ImportFd => {
             let (address, is_closed) = import_fd(gpu, fd.ok_or("no fd came")?, bytes)?;
             *memory = address;

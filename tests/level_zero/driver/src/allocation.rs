@@ -37,6 +37,8 @@ pub struct Allocation {
     pub kind: Kind,
     pub origin: Origin,
     pub object: Arc<Object>,
+    /// The memory of the second tile, where the device has two: a page with the allocation's number.
+    pub second: Option<Arc<Object>>,
     /// Where in the object its bytes begin.
     pub offset: usize,
     pub bytes: usize,
@@ -76,6 +78,8 @@ pub struct Registry {
     pool: Pool,
     pub virtual_memory: VirtualMemory,
     pub fetched: FetchedFds,
+    /// The memory of event pools and counters.
+    shared: Vec<Weak<Object>>,
 }
 
 /// The pool that takes new allocations. It ends with its last allocation.
@@ -111,7 +115,21 @@ impl Registry {
             false => (Object::allocate(pages(bytes))?, 0),
         };
         let addresses = addresses(kind, bytes)?;
-        Ok(self.add(kind, Origin::Allocated, object, offset..offset + bytes, addresses))
+        let has_two = settings().is_ok_and(|settings| settings.two_tiles) && kind == Kind::Device;
+        let second = if has_two { Some(Object::allocate(pages(1))?) } else { None };
+        let base = self.add(kind, Origin::Allocated, object, offset..offset + bytes, addresses);
+        let allocation = self.by_base.get_mut(&base).expect("added just now");
+        if let Some(second) = second {
+            second.write_number(allocation.id);
+            allocation.second = Some(second);
+        }
+        Ok(base)
+    }
+
+    /// Counts the memory of an event pool or a counter, while it lives.
+    pub fn note_shared(&mut self, object: &Arc<Object>) {
+        self.shared.retain(|other| other.strong_count() > 0);
+        self.shared.push(Arc::downgrade(object));
     }
 
     /// Maps imported memory as a whole; answers the address at `offset`.
@@ -151,6 +169,7 @@ impl Registry {
             kind,
             origin,
             object,
+            second: None,
             offset: place.start,
             bytes: place.len(),
             pointer: 0,
@@ -215,6 +234,9 @@ impl Registry {
         for object in self.virtual_memory.objects() {
             count(&mut counters, object);
         }
+        for object in self.shared.iter().filter_map(Weak::upgrade) {
+            count(&mut counters, &object);
+        }
         for allocation in self.by_base.values() {
             match allocation.origin {
                 Origin::Allocated | Origin::Mapped => counters.allocations += 1,
@@ -222,6 +244,9 @@ impl Registry {
             }
             counters.gets += allocation.gets;
             count(&mut counters, &allocation.object);
+            if let Some(second) = &allocation.second {
+                count(&mut counters, second);
+            }
         }
         counters
     }

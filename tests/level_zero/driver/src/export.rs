@@ -7,6 +7,9 @@ use crate::settings::{Layout, settings};
 use level_zero_sys::ze_result_t;
 use std::os::fd::RawFd;
 
+/// Where a handle of a second tile has its allocation's number: behind all that the layouts use.
+pub const TILE_NUMBER: usize = 48;
+
 const INVALID: ze_result_t = ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT;
 
 /// The handle of the allocation at `address`, counted. An address inside an allocation gives the handle of all of it.
@@ -17,9 +20,37 @@ pub fn get(registry: &mut Registry, address: usize) -> Result<[u8; HANDLE_BYTES]
     Ok(handle_of(allocation, fd).to_bytes())
 }
 
+/// The number of handles of an allocation.
+pub fn tiles(registry: &mut Registry, address: usize) -> Result<u32, Failure> {
+    let allocation = registry.find(address).ok_or(INVALID)?;
+    Ok(1 + u32::from(allocation.second.is_some()))
+}
+
+/// The handle of one tile. The second one's says the allocation's number, too, which its memory begins with.
+pub fn get_tile(
+    registry: &mut Registry,
+    address: usize,
+    tile: u32,
+) -> Result<[u8; HANDLE_BYTES], Failure> {
+    if tile == 0 {
+        return get(registry, address);
+    }
+    let allocation = registry.find(address).ok_or(INVALID)?;
+    let fd = allocation.second.as_ref().ok_or(INVALID)?.exported(true)?;
+    let whole = Handle { pool_offset: 0, ..handle_of(allocation, fd) };
+    let mut bytes = whole.to_bytes();
+    bytes[TILE_NUMBER..TILE_NUMBER + 8].copy_from_slice(&allocation.id.to_ne_bytes());
+    Ok(bytes)
+}
+
 /// Counts down what [`get`] counted up. An unknown handle is no error, as in compute-runtime.
 pub fn put(registry: &mut Registry, bytes: &[u8; HANDLE_BYTES]) {
     let handle = Handle::from_bytes(bytes, layout());
+    let mut seconds = registry.all().filter_map(|allocation| allocation.second.as_ref());
+    if let Some(second) = seconds.find(|second| second.exported_now() == Some(handle.fd)) {
+        return second.take_back(1, true);
+    }
+    drop(seconds);
     let Some(allocation) = named_by(registry, &handle).filter(|allocation| allocation.gets > 0)
     else {
         return;

@@ -2,7 +2,7 @@
 
 use crate::allocation::{Origin, Registry};
 use crate::answer::Failure;
-use crate::export::layout;
+use crate::export::{TILE_NUMBER, layout};
 use crate::handle::{HANDLE_BYTES, Handle, Kind};
 use crate::object::Object;
 use crate::settings::{ImportFd, settings};
@@ -37,6 +37,23 @@ pub fn open(registry: &mut Registry, bytes: &[u8; HANDLE_BYTES]) -> Result<usize
     }
 }
 
+/// Opens the handles of an allocation's tiles as one: the memory is the first one's. The second one's must begin with the number
+/// that its handle says.
+pub fn open_tiles(
+    registry: &mut Registry,
+    handles: &[[u8; HANDLE_BYTES]],
+) -> Result<usize, Failure> {
+    let [first, seconds @ ..] = handles else { return Err(INVALID.into()) };
+    for bytes in seconds {
+        let object = with_fd(Handle::from_bytes(bytes, layout()).fd, Object::import)?;
+        let number = u64::from_ne_bytes(std::array::from_fn(|i| bytes[TILE_NUMBER + i]));
+        if number == 0 || object.number() != number {
+            return Err(INVALID.into());
+        }
+    }
+    open(registry, first)
+}
+
 fn add(
     registry: &mut Registry,
     handle: Handle,
@@ -67,7 +84,7 @@ pub fn import_fd(registry: &mut Registry, fd: RawFd, bytes: usize) -> Result<usi
 }
 
 /// Runs `with` on the caller's fd; an fd that is not open is an error.
-fn with_fd<T>(
+pub fn with_fd<T>(
     fd: RawFd,
     with: impl FnOnce(BorrowedFd<'_>) -> Result<T, Failure>,
 ) -> Result<T, Failure> {

@@ -17,6 +17,8 @@
 //! | Open | the fd stays the caller's. Each Open of one handle gives a new pointer; Close takes exactly that pointer |
 //! | `import_fd` | on success the driver closes the fd; older drivers never do (a switch) |
 //! | `...FromFileDescriptorExp` | knows only fds that this process exported |
+//! | tiles | memory of a device of two tiles has an fd for each: `zexMemGetIpcHandles` gives both handles |
+//! | event pool, counter | one fd per memory, which the driver keeps until the pool or event is destroyed; Put is not supported |
 //! | pool | allocations without `export_desc` may share one object; the offset stands in the handle's bytes 8..16 only |
 //! | opaque, both fd numbers equal | the driver fetches the fd from the exporter (`pidfd_getfd`) and keeps it while the |
 //! | | import is open. It reuses that fd for the same pid and number, even when the number means other memory by now |
@@ -28,6 +30,7 @@
 //! |---|---|
 //! | `ZE_TEST_DRIVER_HANDLES` | `legacy`, `opaque` |
 //! | `ZE_TEST_DRIVER_POOL` | `no`, `yes` |
+//! | `ZE_TEST_DRIVER_TILES` | `one`, `two` |
 //! | `ZE_TEST_DRIVER_IMPORT_FD` | `driver-closes`, `caller-closes` |
 //! | `ZE_TEST_DRIVER_MEMORY` | `memfd`, `udmabuf` (needs /dev/udmabuf) |
 //! | `ZE_TEST_DRIVER_TRACE` | `no`, `yes`: prints each call, and at exit what was not given back |
@@ -40,6 +43,7 @@ mod copy;
 #[path = "../../counters.rs"]
 #[allow(dead_code)] // the client uses the rest
 mod counters;
+mod event_pool;
 mod export;
 mod handle;
 mod import;

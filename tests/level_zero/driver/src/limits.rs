@@ -24,3 +24,6 @@ pub const EVENT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The longest fill pattern, also in the device's properties.
 pub const LARGEST_PATTERN_BYTES: usize = 16;
+
+/// How often a wait for an event in shared memory looks: nobody can wake it. Short beside any timeout of a test.
+pub const SHARED_LOOK: Duration = Duration::from_micros(200);

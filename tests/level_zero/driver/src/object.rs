@@ -87,6 +87,17 @@ impl Object {
         self.export().as_ref().map(|export| export.fd.as_raw_fd())
     }
 
+    /// A number in the first bytes, to tell objects apart.
+    pub fn write_number(&self, number: u64) {
+        // SAFETY: the mapping has a page at least, and begins at one.
+        unsafe { self.memory.at(0).cast::<u64>().write(number) };
+    }
+
+    pub fn number(&self) -> u64 {
+        // SAFETY: as above; any bytes are a number.
+        unsafe { self.memory.at(0).cast::<u64>().read() }
+    }
+
     fn export(&self) -> MutexGuard<'_, Option<Export>> {
         self.export.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -33,6 +33,8 @@ pub enum Exports {
 pub struct Settings {
     pub layout: Layout,
     pub pool: bool,
+    /// Whether memory of the device has an fd for each of two tiles.
+    pub two_tiles: bool,
     pub import_fd: ImportFd,
     pub exports: Exports,
     pub trace: bool,
@@ -53,6 +55,7 @@ fn read() -> Result<Settings, String> {
             [("legacy", Layout::Legacy), ("opaque", Layout::Opaque)],
         )?,
         pool: choice("ZE_TEST_DRIVER_POOL", yes_or_no)?,
+        two_tiles: choice("ZE_TEST_DRIVER_TILES", [("one", false), ("two", true)])?,
         import_fd: choice(
             "ZE_TEST_DRIVER_IMPORT_FD",
             [("driver-closes", ImportFd::DriverCloses), ("caller-closes", ImportFd::CallerCloses)],

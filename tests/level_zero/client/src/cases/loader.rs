@@ -5,8 +5,9 @@ use crate::gpu::Gpu;
 use level_zero_sys::{CallError, LevelZero, ze_ipc_mem_handle_t, ze_result_t};
 
 /// Functions that loader 1.8.12 (spec 1.4) does not have.
-const NEWER_THAN_1_4: [&str; 5] = [
+const NEWER_THAN_1_4: [&str; 6] = [
     "zeCommandListHostSynchronize",
+    "zeEventPoolPutIpcHandle",
     "zeInitDrivers",
     "zeMemGetFileDescriptorFromIpcHandleExp",
     "zeMemGetIpcHandleFromFileDescriptorExp",

@@ -1,14 +1,11 @@
 //! zeInit and the driver group, with one driver. Must never start with a mistyped switch.
 
-use crate::allocation::registry;
 use crate::answer::{Failure, answer};
-use crate::counters::{COUNTERS_FUNCTION, Counters};
 use crate::export::layout;
 use crate::opaque::{give, look_mut};
 use crate::settings::{Layout, settings};
-use crate::trace::{account_at_exit, line, trace};
+use crate::trace::{account_at_exit, line};
 use level_zero_sys::*;
-use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
 
 /// The driver's UUID; its bytes have no meaning.
@@ -107,8 +104,11 @@ pub(super) unsafe extern "C" fn ipc_properties(
     properties: *mut ze_driver_ipc_properties_t,
 ) -> ze_result_t {
     // SAFETY: the specification's promise.
-    let filled = unsafe { look_mut(properties) }
-        .map(|properties| properties.flags = ze_ipc_property_flag_t::ZE_IPC_PROPERTY_FLAG_MEMORY.0);
+    let filled = unsafe { look_mut(properties) }.map(|properties| {
+        let memory = ze_ipc_property_flag_t::ZE_IPC_PROPERTY_FLAG_MEMORY;
+        let pools = ze_ipc_property_flag_t::ZE_IPC_PROPERTY_FLAG_EVENT_POOL;
+        properties.flags = memory.0 | pools.0;
+    });
     answer("zeDriverGetIpcProperties", filled)
 }
 
@@ -119,26 +119,4 @@ pub(super) unsafe extern "C" fn extension_properties(
 ) -> ze_result_t {
     // SAFETY: the specification's promise.
     answer("zeDriverGetExtensionProperties", unsafe { give(count, 0) })
-}
-
-pub(super) unsafe extern "C" fn extension_function(
-    _driver: ze_driver_handle_t,
-    name: *const c_char,
-    function: *mut *mut c_void,
-) -> ze_result_t {
-    // SAFETY: the specification's promise: a C string.
-    let is_counters = !name.is_null() && unsafe { CStr::from_ptr(name) } == COUNTERS_FUNCTION;
-    let done = match is_counters {
-        // SAFETY: the specification's promise.
-        true => unsafe { give(function, counters as *mut c_void) },
-        false => Err(ze_result_t::ZE_RESULT_ERROR_UNSUPPORTED_FEATURE.into()),
-    };
-    answer("zeDriverGetExtensionFunctionAddress", done)
-}
-
-unsafe extern "C" fn counters(out: *mut Counters) {
-    let counters = registry().counters();
-    trace!("{counters:?}");
-    // SAFETY: the type of `CountersFunction` promises room for one.
-    let _ = unsafe { give(out, counters) };
 }

@@ -1,23 +1,29 @@
 //! The event groups. An event must never end with its pool: it lives until the program destroys it.
 
 use crate::answer::{Failure, answer};
-use crate::opaque::{content, destroy, give, make};
+use crate::event_pool::{self, Pool};
+use crate::opaque::{content, destroy, give, look, make};
 use crate::signal::Signal;
 use level_zero_sys::*;
+use std::ffi::c_void;
 use std::time::Duration;
 
-/// A pool has no content: events live on their own.
-struct Pool;
+const IPC: u32 = ze_event_pool_flag_t::ZE_EVENT_POOL_FLAG_IPC.0;
 
 pub(super) unsafe extern "C" fn create_pool(
     _context: ze_context_handle_t,
-    _desc: *const ze_event_pool_desc_t,
+    desc: *const ze_event_pool_desc_t,
     _count: u32,
     _devices: *mut ze_device_handle_t,
     pool: *mut ze_event_pool_handle_t,
 ) -> ze_result_t {
-    // SAFETY: the specification's promise.
-    answer("zeEventPoolCreate", unsafe { give(pool, make(Pool)) })
+    // SAFETY: the specification's promise about `desc` and `pool`.
+    let done = unsafe {
+        look(desc)
+            .and_then(|desc| Pool::new(desc.count, desc.flags & IPC != 0))
+            .and_then(|new| give(pool, make(new)))
+    };
+    answer("zeEventPoolCreate", done)
 }
 
 pub(super) unsafe extern "C" fn destroy_pool(pool: ze_event_pool_handle_t) -> ze_result_t {
@@ -25,18 +31,99 @@ pub(super) unsafe extern "C" fn destroy_pool(pool: ze_event_pool_handle_t) -> ze
     answer("zeEventPoolDestroy", unsafe { destroy::<Pool, _>(pool) })
 }
 
+pub(super) unsafe extern "C" fn get_ipc_handle(
+    pool: ze_event_pool_handle_t,
+    handle: *mut ze_ipc_event_pool_handle_t,
+) -> ze_result_t {
+    // SAFETY: the specification's promise: a live pool, and room for a handle.
+    let done = unsafe {
+        content::<Pool, _>(pool).and_then(Pool::handle).and_then(|bytes| {
+            give(handle, ze_ipc_event_pool_handle_t { data: bytes.map(u8::cast_signed) })
+        })
+    };
+    answer("zeEventPoolGetIpcHandle", done)
+}
+
+/// As in compute-runtime.
+pub(super) unsafe extern "C" fn put_ipc_handle(
+    _context: ze_context_handle_t,
+    _handle: ze_ipc_event_pool_handle_t,
+) -> ze_result_t {
+    ze_result_t::ZE_RESULT_ERROR_UNSUPPORTED_FEATURE
+}
+
+pub(super) unsafe extern "C" fn open_ipc_handle(
+    _context: ze_context_handle_t,
+    handle: ze_ipc_event_pool_handle_t,
+    pool: *mut ze_event_pool_handle_t,
+) -> ze_result_t {
+    let opened = Pool::open(&handle.data.map(|byte| byte.cast_unsigned()));
+    // SAFETY: the specification's promise.
+    answer("zeEventPoolOpenIpcHandle", opened.and_then(|new| unsafe { give(pool, make(new)) }))
+}
+
+pub(super) unsafe extern "C" fn close_ipc_handle(pool: ze_event_pool_handle_t) -> ze_result_t {
+    // SAFETY: the specification's promise: a pool of ours, not used again.
+    answer("zeEventPoolCloseIpcHandle", unsafe { destroy::<Pool, _>(pool) })
+}
+
 pub(super) unsafe extern "C" fn create(
-    _pool: ze_event_pool_handle_t,
-    _desc: *const ze_event_desc_t,
+    pool: ze_event_pool_handle_t,
+    desc: *const ze_event_desc_t,
     event: *mut ze_event_handle_t,
 ) -> ze_result_t {
-    // SAFETY: the specification's promise.
-    answer("zeEventCreate", unsafe { give(event, make(Signal::new(false))) })
+    // SAFETY: the specification's promise: a live pool, and a description.
+    let done = unsafe {
+        content::<Pool, _>(pool)
+            .and_then(|pool| pool.event(look(desc)?.index))
+            .and_then(|signal| give(event, make(signal)))
+    };
+    answer("zeEventCreate", done)
 }
 
 pub(super) unsafe extern "C" fn destroy_event(event: ze_event_handle_t) -> ze_result_t {
     // SAFETY: the specification's promise: an event of ours, not used again.
     answer("zeEventDestroy", unsafe { destroy::<Signal, _>(event) })
+}
+
+pub(super) unsafe extern "C" fn create_counter(
+    _context: ze_context_handle_t,
+    _device: ze_device_handle_t,
+    _desc: *const c_void,
+    event: *mut ze_event_handle_t,
+) -> ze_result_t {
+    let new = event_pool::counter();
+    // SAFETY: the specification's promise.
+    answer("zeEventCounterBasedCreate", new.and_then(|new| unsafe { give(event, make(new)) }))
+}
+
+pub(super) unsafe extern "C" fn get_counter(
+    event: ze_event_handle_t,
+    handle: *mut ze_ipc_event_counter_based_handle_t,
+) -> ze_result_t {
+    // SAFETY: the specification's promise: a live event, and room for a handle.
+    let done = unsafe {
+        content::<Signal, _>(event).and_then(event_pool::counter_handle).and_then(|bytes| {
+            give(handle, ze_ipc_event_counter_based_handle_t { data: bytes.map(u8::cast_signed) })
+        })
+    };
+    answer("zeEventCounterBasedGetIpcHandle", done)
+}
+
+pub(super) unsafe extern "C" fn open_counter(
+    _context: ze_context_handle_t,
+    handle: ze_ipc_event_counter_based_handle_t,
+    event: *mut ze_event_handle_t,
+) -> ze_result_t {
+    let opened = event_pool::open_counter(&handle.data.map(|byte| byte.cast_unsigned()));
+    // SAFETY: the specification's promise.
+    let done = opened.and_then(|new| unsafe { give(event, make(new)) });
+    answer("zeEventCounterBasedOpenIpcHandle", done)
+}
+
+pub(super) unsafe extern "C" fn close_counter(event: ze_event_handle_t) -> ze_result_t {
+    // SAFETY: the specification's promise: an event of ours, not used again.
+    answer("zeEventCounterBasedCloseIpcHandle", unsafe { destroy::<Signal, _>(event) })
 }
 
 pub(super) unsafe extern "C" fn host_signal(event: ze_event_handle_t) -> ze_result_t {

@@ -6,6 +6,7 @@ mod context;
 mod device;
 mod driver;
 mod event;
+mod extension;
 mod memory;
 mod tables;
 mod virtual_memory;

@@ -1,7 +1,9 @@
 //! The functions that fill the loader's tables with the driver's functions. Must never write a field that the caller's
 //! version of a table does not have: the table ends before it.
 
-use super::{command_list, command_queue, context, device, driver, event, memory, virtual_memory};
+use super::{
+    command_list, command_queue, context, device, driver, event, extension, memory, virtual_memory,
+};
 use level_zero_sys::*;
 use std::ffi::c_void;
 
@@ -9,9 +11,10 @@ use std::ffi::c_void;
 const V1_0: ze_api_version_t = ze_api_version_t::ZE_API_VERSION_1_0;
 const V1_6: ze_api_version_t = ze_api_version_t::ZE_API_VERSION_1_6;
 const V1_10: ze_api_version_t = ze_api_version_t::ZE_API_VERSION_1_10;
+const V1_15: ze_api_version_t = ZE_API_VERSION_1_15;
 
 macro_rules! tables {
-    ($($export:ident($table:ty) { $($since:ident: $field:ident = $function:expr;)* })*) => {$(
+    ($($export:ident($table:ty) { $($since:ident: $($field:ident).+ = $function:expr;)* })*) => {$(
         /// Fills the loader's table of this group.
         ///
         /// # Safety
@@ -23,7 +26,7 @@ macro_rules! tables {
             }
             $(if version.0 >= $since.0 {
                 // SAFETY: the caller's promise: a table of this version has the field.
-                unsafe { (*table).$field = Some($function) };
+                unsafe { (*table).$($field).+ = Some($function) };
             })*
             ze_result_t::ZE_RESULT_SUCCESS
         }
@@ -41,7 +44,7 @@ tables! {
         V1_0: pfnGetProperties = driver::properties;
         V1_0: pfnGetIpcProperties = driver::ipc_properties;
         V1_0: pfnGetExtensionProperties = driver::extension_properties;
-        V1_0: pfnGetExtensionFunctionAddress = driver::extension_function;
+        V1_0: pfnGetExtensionFunctionAddress = extension::address;
     }
     zeGetDeviceProcAddrTable(ze_device_dditable_t) {
         V1_0: pfnGet = device::get;
@@ -62,18 +65,19 @@ tables! {
         V1_0: pfnDestroy = context::destroy_context;
         V1_0: pfnGetStatus = context::status;
     }
-    zeGetMemProcAddrTable(ze_mem_dditable_t) {
-        V1_0: pfnAllocDevice = memory::alloc_device;
-        V1_0: pfnAllocHost = memory::alloc_host;
-        V1_0: pfnAllocShared = memory::alloc_shared;
-        V1_0: pfnFree = memory::free;
-        V1_0: pfnFreeExt = memory::free_ext;
-        V1_0: pfnGetAllocProperties = memory::alloc_properties;
-        V1_0: pfnGetAddressRange = memory::address_range;
-        V1_0: pfnGetIpcHandle = memory::get_ipc_handle;
-        V1_6: pfnPutIpcHandle = memory::put_ipc_handle;
-        V1_0: pfnOpenIpcHandle = memory::open_ipc_handle;
-        V1_0: pfnCloseIpcHandle = memory::close_ipc_handle;
+    zeGetMemProcAddrTable(ze_mem_dditable_1_15_t) {
+        V1_0: before.pfnAllocDevice = memory::alloc_device;
+        V1_0: before.pfnAllocHost = memory::alloc_host;
+        V1_0: before.pfnAllocShared = memory::alloc_shared;
+        V1_0: before.pfnFree = memory::free;
+        V1_0: before.pfnFreeExt = memory::free_ext;
+        V1_0: before.pfnGetAllocProperties = memory::alloc_properties;
+        V1_0: before.pfnGetAddressRange = memory::address_range;
+        V1_0: before.pfnGetIpcHandle = memory::get_ipc_handle;
+        V1_6: before.pfnPutIpcHandle = memory::put_ipc_handle;
+        V1_0: before.pfnOpenIpcHandle = memory::open_ipc_handle;
+        V1_0: before.pfnCloseIpcHandle = memory::close_ipc_handle;
+        V1_15: pfnGetIpcHandleWithProperties = extension::get_with_properties;
     }
     zeGetMemExpProcAddrTable(ze_mem_exp_dditable_t) {
         V1_6: pfnGetIpcHandleFromFileDescriptorExp = memory::ipc_handle_from_fd;
@@ -116,14 +120,22 @@ tables! {
     zeGetEventPoolProcAddrTable(ze_event_pool_dditable_t) {
         V1_0: pfnCreate = event::create_pool;
         V1_0: pfnDestroy = event::destroy_pool;
+        V1_0: pfnGetIpcHandle = event::get_ipc_handle;
+        V1_0: pfnOpenIpcHandle = event::open_ipc_handle;
+        V1_0: pfnCloseIpcHandle = event::close_ipc_handle;
+        V1_6: pfnPutIpcHandle = event::put_ipc_handle;
     }
-    zeGetEventProcAddrTable(ze_event_dditable_t) {
-        V1_0: pfnCreate = event::create;
-        V1_0: pfnDestroy = event::destroy_event;
-        V1_0: pfnHostSignal = event::host_signal;
-        V1_0: pfnHostSynchronize = event::host_synchronize;
-        V1_0: pfnQueryStatus = event::query_status;
-        V1_0: pfnHostReset = event::host_reset;
+    zeGetEventProcAddrTable(ze_event_dditable_1_15_t) {
+        V1_0: before.pfnCreate = event::create;
+        V1_0: before.pfnDestroy = event::destroy_event;
+        V1_0: before.pfnHostSignal = event::host_signal;
+        V1_0: before.pfnHostSynchronize = event::host_synchronize;
+        V1_0: before.pfnQueryStatus = event::query_status;
+        V1_0: before.pfnHostReset = event::host_reset;
+        V1_15: pfnCounterBasedCreate = event::create_counter;
+        V1_15: pfnCounterBasedGetIpcHandle = event::get_counter;
+        V1_15: pfnCounterBasedOpenIpcHandle = event::open_counter;
+        V1_15: pfnCounterBasedCloseIpcHandle = event::close_counter;
     }
 }
 

@@ -4,7 +4,14 @@ use crate::apart::{LEGACY, LEGACY_POOL, Named, OPAQUE, OPAQUE_POOL, Switches};
 use crate::fault::Outcome;
 use crate::gpu::Gpu;
 use crate::limits::CASE_TIMEOUT_S;
-use crate::{broker, exporting, mapped, opening, shapes, sharing, virtual_fds, without};
+use crate::{broker, exporting, mapped, opening, shapes, sharing, virtual_fds, ways, without};
+
+const TWO_TILES: Switches =
+    &[("ZE_TEST_DRIVER_HANDLES", "legacy"), ("ZE_TEST_DRIVER_TILES", "two")];
+const TWO_TILES_OPAQUE: Switches =
+    &[("ZE_TEST_DRIVER_HANDLES", "opaque"), ("ZE_TEST_DRIVER_TILES", "two")];
+const DRIVER_CLOSES: Switches = &[("ZE_TEST_DRIVER_IMPORT_FD", "driver-closes")];
+const CALLER_CLOSES: Switches = &[("ZE_TEST_DRIVER_IMPORT_FD", "caller-closes")];
 
 /// A program that does not wait long for an owner that cannot give its fd.
 const QUICK: Switches = &[("ZE_TEST_DRIVER_HANDLES", "legacy"), ("FDBROKER_LAYER_WAIT", "1")];
@@ -141,6 +148,21 @@ pub const CASES: &[Case] = cases! {
     "virtual_fd_when_sent_and_its_handle_put_is_good": Virtual(virtual_fds::sent_and_put), OPAQUE_POOL;
     "fetched_fd_when_closed_leaves_its_import_counted": Virtual(virtual_fds::import_outlives_its_fd), LEGACY;
     "get_when_repeated_makes_no_system_call": Virtual(virtual_fds::no_system_call), LEGACY;
+
+    "handles_of_tiles_when_passed_by_value_are_one_memory_legacy": Broker(ways::tiles), TWO_TILES;
+    "handles_of_tiles_when_passed_by_value_are_one_memory_opaque": Broker(ways::tiles), TWO_TILES_OPAQUE;
+    "handle_of_one_tile_when_asked_for_by_name_is_the_handle": Broker(ways::one_tile), LEGACY_POOL;
+    "external_fd_when_exported_holds_no_fd": Virtual(ways::export_fd), LEGACY;
+    "external_fd_when_imported_by_its_number_is_shared_driver_closes": Virtual(ways::import_number), DRIVER_CLOSES;
+    "external_fd_when_imported_by_its_number_is_shared_caller_closes": Virtual(ways::import_number), CALLER_CLOSES;
+    "external_fd_when_fetched_and_imported_is_shared_driver_closes": Virtual(ways::import_fetched), DRIVER_CLOSES;
+    "external_fd_when_fetched_and_imported_is_shared_caller_closes": Virtual(ways::import_fetched), CALLER_CLOSES;
+    "handle_of_a_virtual_fd_when_asked_is_its_own": Virtual(ways::handle_of_fd), OPAQUE_POOL;
+    "event_pool_when_passed_by_value_is_shared": Virtual(ways::event_pool), LEGACY;
+    "event_pool_when_its_fd_is_fetched_is_shared": Virtual(ways::event_pool_fetched), OPAQUE;
+    "event_pool_when_destroyed_ends_its_handle": Virtual(ways::event_pool_destroyed), LEGACY;
+    "event_pool_when_not_for_others_has_no_handle": Broker(ways::private_pool), LEGACY;
+    "counter_when_passed_by_value_is_shared": Virtual(ways::counter), LEGACY;
 
     "handles_when_in_another_pid_namespace_are_shared_by_value": Namespaces(shapes::bytes_apart), LEGACY;
     "handles_when_in_another_pid_namespace_are_shared_with_a_fetched_fd": Namespaces(shapes::fetched_apart), LEGACY_POOL;

@@ -10,6 +10,8 @@ mod broker;
 mod cases;
 #[path = "../../../../counters.rs"]
 mod counters;
+#[path = "../../events.rs"]
+mod events;
 mod exporting;
 #[path = "../../fault.rs"]
 mod fault;
@@ -28,6 +30,7 @@ mod sharing;
 mod virtual_fds;
 #[path = "../../virtual_memory.rs"]
 mod virtual_memory;
+mod ways;
 mod without;
 
 use apart::{end, run_all};

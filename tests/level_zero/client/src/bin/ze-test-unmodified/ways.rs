@@ -1,0 +1,217 @@
+//! The other ways to a handle or an fd: tiles, external memory, event pools, counters. A peer opens what this process exports.
+//! Must never open in this process alone what is to be shared.
+
+use crate::broker;
+use crate::exporting::{has_put, put_if_there};
+use crate::fault::{Outcome, holds, refused, same};
+use crate::gpu::{Address, Gpu, handle_fd, is_virtual, pattern, with_fd};
+use crate::peer::{Order, Peer, count_fds};
+use crate::shapes::start_peer;
+use crate::sharing::{BYTES, INVALID, WRITTEN_HERE, both_ways};
+use level_zero_sys::{CallError, ze_ipc_mem_handle_t, ze_result_t};
+
+fn written(gpu: &Gpu, exportable: bool) -> Result<Address, CallError> {
+    let memory = gpu.allocate(BYTES, exportable)?;
+    gpu.write(memory, &pattern(BYTES, WRITTEN_HERE))?;
+    Ok(memory)
+}
+
+/// A handle of a number alone, which a peer is told.
+fn of_number(number: i32) -> ze_ipc_mem_handle_t {
+    with_fd(ze_ipc_mem_handle_t::default(), number)
+}
+
+/// Each tile's fd is a registration of its own, and comes back after an eviction.
+pub fn tiles(gpu: &Gpu) -> Outcome {
+    let peer = Peer::start()?;
+    let memory = written(gpu, true)?;
+    let handles = gpu.get_tiles(memory)?;
+    let [first, second] = handles.as_slice() else { Err("two tiles have two handles")? };
+    same("allocations", broker::counts()?.allocations, 2)?;
+    for _ in 0..2 {
+        peer.tell_with(Order::KeepHandle, 0, 0, *first, None)??;
+        peer.tell_with(Order::OpenTiles, 0, 0, *second, None)??;
+        both_ways(gpu, &peer, memory)?;
+        broker::wait_for("two leases", |counts| counts.mapped_leases == 2)?;
+        peer.tell(Order::Close, 0, 0)??;
+        broker::wait_for("no lease", |counts| counts.mapped_leases + counts.open_leases == 0)?;
+        broker::evict_all()?;
+    }
+    // The first tile's memory is not the second's.
+    peer.tell_with(Order::KeepHandle, 0, 0, *second, None)??;
+    let swapped = peer.tell_with(Order::OpenTiles, 0, 0, *first, None)?;
+    refused("tiles in another order", swapped, INVALID)?;
+    for handle in &handles {
+        put_if_there(gpu, *handle)?;
+    }
+    gpu.free(memory)?;
+    peer.tell_with(Order::KeepHandle, 0, 0, *first, None)??;
+    let freed = peer.tell_with(Order::OpenTiles, 0, 0, *second, None)?;
+    refused("tiles of freed memory", freed, INVALID)?;
+    same("all given back there", peer.number(Order::IsAllGivenBack, 0, 0)?, 1)?;
+    peer.finish()
+}
+
+/// MPICH and ISHMEM ask for the function by its name first.
+pub fn one_tile(gpu: &Gpu) -> Outcome {
+    let peer = Peer::start()?;
+    let memory = written(gpu, false)?;
+    let handles = gpu.get_tiles(memory)?;
+    let [handle] = handles.as_slice() else { Err("one tile has one handle")? };
+    same("the handle", gpu.get(memory)?.to_bytes(), handle.to_bytes())?;
+    peer.tell_with(Order::OpenTiles, 0, 0, *handle, None)??;
+    both_ways(gpu, &peer, memory)?;
+    peer.tell(Order::Close, 0, 0)??;
+    gpu.free(memory)?;
+    peer.finish()
+}
+
+pub fn export_fd(gpu: &Gpu) -> Outcome {
+    let first = written(gpu, true)?;
+    gpu.export_fd(first)?;
+    let before = count_fds()?;
+    let memory = written(gpu, true)?;
+    let number = gpu.export_fd(memory)?;
+    holds(is_virtual(number), || format!("fd {number} is the driver's"))?;
+    same("the fd once more", gpu.export_fd(memory)?, number)?;
+    same("the fd of the handle", handle_fd(gpu.get(memory)?), number)?;
+    if has_put()? {
+        same("fds of this process", count_fds()?, before)?;
+    }
+    let host = gpu.allocate_host(BYTES)?;
+    let unsupported = ze_result_t::ZE_RESULT_ERROR_UNSUPPORTED_FEATURE;
+    refused("of host memory", gpu.export_fd(host), unsupported)?;
+    gpu.free(host)?;
+    gpu.free(first)?;
+    Ok(gpu.free(memory)?)
+}
+
+pub fn import_number(gpu: &Gpu) -> Outcome {
+    imported(gpu, Peer::start()?, Order::ImportNumber)
+}
+
+pub fn import_fetched(gpu: &Gpu) -> Outcome {
+    imported(gpu, start_peer()?, Order::ImportFetched)
+}
+
+/// Several times: the layer learns at the first import whether the driver closes the fd.
+fn imported(gpu: &Gpu, peer: Peer, order: Order) -> Outcome {
+    let memory = written(gpu, true)?;
+    let number = of_number(gpu.export_fd(memory)?);
+    let mut fds = Vec::new();
+    for _ in 0..3 {
+        peer.tell_with(order, BYTES, 0, number, None)??;
+        both_ways(gpu, &peer, memory)?;
+        broker::wait_for("a mapped lease", |counts| {
+            (counts.open_leases, counts.mapped_leases) == (0, 1)
+        })?;
+        fds.push(peer.number(Order::CountFds, 0, 0)?);
+        peer.tell(Order::Free, 0, 0)??;
+        broker::wait_for("no lease", |counts| counts.mapped_leases + counts.open_leases == 0)?;
+    }
+    holds(fds.iter().all(|count| *count == fds[0]), || format!("the peer's fds: {fds:?}"))?;
+    gpu.free(memory)?;
+    refused("after the free", peer.tell_with(order, BYTES, 0, number, None)?, INVALID)?;
+    peer.finish()
+}
+
+/// From a handle to its fd and back.
+pub fn handle_of_fd(gpu: &Gpu) -> Outcome {
+    let memory = written(gpu, false)?;
+    let handle = gpu.get(memory)?;
+    match gpu.handle_of_fd(handle_fd(handle)) {
+        Err(CallError::Missing { .. }) if !has_put()? => {}
+        again => same("the handle", again?.to_bytes(), handle.to_bytes())?,
+    }
+    Ok(gpu.free(memory)?)
+}
+
+pub fn event_pool(gpu: &Gpu) -> Outcome {
+    shared_pool(gpu, Peer::start()?, Order::OpenPool)
+}
+
+pub fn event_pool_fetched(gpu: &Gpu) -> Outcome {
+    shared_pool(gpu, start_peer()?, Order::OpenPoolFetched)
+}
+
+/// Each process sees what the other one signals.
+fn shared_pool(gpu: &Gpu, peer: Peer, order: Order) -> Outcome {
+    let exporter = std::process::id() as usize;
+    let pool = gpu.create_pool(4, true)?;
+    let handle = gpu.get_pool(pool)?;
+    holds(is_virtual(handle_fd(handle)), || "its fd is the driver's".to_string())?;
+    same("the handle once more", gpu.get_pool(pool)?.to_bytes(), handle.to_bytes())?;
+    let events = [gpu.create_event(pool, 1)?, gpu.create_event(pool, 2)?];
+    gpu.signal(events[0])?;
+    for _ in 0..2 {
+        peer.tell_with(order, exporter, 0, handle, None)??;
+        same("the peer sees event 1", peer.number(Order::IsSignalled, 1, 0)?, 1)?;
+        same("the peer sees event 3", peer.number(Order::IsSignalled, 3, 0)?, 0)?;
+        peer.tell(Order::SignalEvent, 2, 0)??;
+        same("event 2 here", gpu.is_signalled(events[1])?, true)?;
+        peer.tell(Order::ClosePool, 0, 0)??;
+        broker::wait_for("no lease", |counts| counts.mapped_leases + counts.open_leases == 0)?;
+        broker::evict_all()?;
+    }
+    same("all given back there", peer.number(Order::IsAllGivenBack, 0, 0)?, 1)?;
+    for event in events {
+        gpu.destroy_event(event)?;
+    }
+    gpu.destroy_pool(pool)?;
+    peer.finish()
+}
+
+pub fn event_pool_destroyed(gpu: &Gpu) -> Outcome {
+    let peer = Peer::start()?;
+    let pool = gpu.create_pool(1, true)?;
+    let handle = gpu.get_pool(pool)?;
+    // The driver's own answer.
+    if has_put()? {
+        let unsupported = ze_result_t::ZE_RESULT_ERROR_UNSUPPORTED_FEATURE;
+        refused("Put", gpu.put_pool(handle), unsupported)?;
+    }
+    peer.tell_with(Order::OpenPool, 0, 0, handle, None)??;
+    gpu.destroy_pool(pool)?;
+    // What is open stays so.
+    peer.tell(Order::SignalEvent, 0, 0)??;
+    same("the peer's event", peer.number(Order::IsSignalled, 0, 0)?, 1)?;
+    peer.tell(Order::ClosePool, 0, 0)??;
+    let opened = peer.tell_with(Order::OpenPool, 0, 0, handle, None)?;
+    refused("Open of a destroyed pool", opened, INVALID)?;
+    peer.finish()
+}
+
+pub fn private_pool(gpu: &Gpu) -> Outcome {
+    let pool = gpu.create_pool(1, false)?;
+    let unsupported = ze_result_t::ZE_RESULT_ERROR_UNSUPPORTED_FEATURE;
+    refused("Get", gpu.get_pool(pool), unsupported)?;
+    Ok(gpu.destroy_pool(pool)?)
+}
+
+/// Both fds of its handle, that of the device's memory and that of the host's, are virtual.
+pub fn counter(gpu: &Gpu) -> Outcome {
+    let peer = Peer::start()?;
+    let event = gpu.create_counter()?;
+    let handle = gpu.get_counter(event)?;
+    let bytes = handle.to_bytes();
+    let second = i32::from_ne_bytes(std::array::from_fn(|i| bytes[8 + i]));
+    holds(is_virtual(handle_fd(handle)) && is_virtual(second), || format!("fds in {bytes:?}"))?;
+    for _ in 0..2 {
+        peer.tell_with(Order::OpenCounter, 0, 0, handle, None)??;
+        broker::wait_for("two leases", |counts| counts.mapped_leases == 2)?;
+        same(
+            "counted before",
+            peer.number(Order::IsCounted, 0, 0)?,
+            gpu.is_signalled(event)?.into(),
+        )?;
+        gpu.signal(event)?;
+        same("counted after", peer.number(Order::IsCounted, 0, 0)?, 1)?;
+        peer.tell(Order::CloseCounter, 0, 0)??;
+        broker::wait_for("no lease", |counts| counts.mapped_leases + counts.open_leases == 0)?;
+        broker::evict_all()?;
+    }
+    gpu.destroy_event(event)?;
+    let opened = peer.tell_with(Order::OpenCounter, 0, 0, handle, None)?;
+    refused("Open of a destroyed event", opened, INVALID)?;
+    peer.finish()
+}
