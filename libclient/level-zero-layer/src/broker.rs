@@ -2,7 +2,7 @@
 //! lock held, nor take one lock while another is held.
 
 use crate::kept::{self, KeptFds};
-use crate::limits::{RECALL_PATIENCE, RETIRE_TIMEOUT};
+use crate::limits::{CLOSE_TIMEOUT, RECALL_PATIENCE, RETIRE_TIMEOUT};
 use crate::opened::Opened;
 use crate::produced::{Place, Produced};
 use crate::say::{News, once};
@@ -75,12 +75,14 @@ impl Broker {
         }
     }
 
-    /// Waits until the broker has ended what was retired. A process that learns that the memory is freed must not find the key
-    /// alive. A broker that is gone has ended it.
-    pub fn wait_until_retired(&self) {
-        // A broker that hangs is left after a while. Its fd keeps the memory alive, so a consumer sees other bytes only
-        // where the driver's pool reuses them.
-        let _ = self.client.flush(Deadline::after(RETIRE_TIMEOUT));
+    /// Waits until the broker has ended what was retired, and for a moment until it has closed its fds, which keep the memory. A
+    /// process that learns that the memory is freed must not find the key alive. A broker that is gone has ended it.
+    fn wait_until_retired(&self) {
+        if self.client.settle(Deadline::after(CLOSE_TIMEOUT)).is_err() {
+            // A broker that hangs is left after a while. Its fd keeps the memory alive, so a consumer sees other bytes only
+            // where the driver's pool reuses them.
+            let _ = self.client.flush(Deadline::after(RETIRE_TIMEOUT));
+        }
     }
 }
 

@@ -14,6 +14,9 @@ pub const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
 /// program must not hang, too.
 pub const RETIRE_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// How long zeMemFree waits until the broker has closed its fd: microseconds, milliseconds for the last fd of a device's memory.
+pub const CLOSE_TIMEOUT: Duration = Duration::from_millis(50);
+
 /// How long zeMemFree and the process's end wait for an export that the broker has asked for. It takes the driver
 /// milliseconds at most. An export that comes later still finds that the memory is gone: its number is read again.
 pub const RECALL_PATIENCE: Duration = Duration::from_secs(2);

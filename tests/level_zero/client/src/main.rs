@@ -13,6 +13,7 @@ mod events;
 mod fault;
 mod gpu;
 mod limits;
+mod order;
 mod peer;
 mod virtual_memory;
 

@@ -6,103 +6,12 @@ use crate::events::{Event, Pool};
 use crate::fault::{Fault, Outcome};
 use crate::gpu::{Address, Gpu, handle_fd, is_open, pattern, with_fd};
 use crate::limits::PEER_TIMEOUT;
+use crate::order::ORDERS;
+pub use crate::order::Order;
 use fdbroker_scm::{ReceivedFds, RecvError, recv_timeout, send_timeout, seqpacket_pair};
 use level_zero_sys::{CallError, ze_ipc_mem_handle_t, ze_result_t};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::process::{Child, Command, Stdio};
-
-/// An order to the peer. A peer has one piece of memory: the one that it allocated, opened or imported last.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Order {
-    /// Allocate memory of `number` bytes.
-    Allocate,
-    /// Export the memory; answers the handle and a duplicate of its fd.
-    Get,
-    /// Open the handle unchanged.
-    Open,
-    /// Open the handle with the fd that comes along, moved off the exporter's number.
-    OpenMoved,
-    /// Open the handle with the fd that comes along, moved to the exporter's number.
-    OpenAtSameNumber,
-    /// Open the handle with the fd that process `number` has under the number in it; INVALID: it has none.
-    OpenFetched,
-    /// Open a handle made of that fd alone.
-    OpenFdAlone,
-    /// The same, made by zeMemGetIpcHandleFromFileDescriptorExp.
-    OpenHandleOfFd,
-    /// Open a handle made of the fd number alone.
-    OpenNumberAlone,
-    /// Keep the handle, for the next OpenTiles.
-    KeepHandle,
-    /// Open the kept handles and this one as the tiles of one allocation.
-    OpenTiles,
-    /// Import `number` bytes by the fd number in the handle.
-    ImportNumber,
-    /// Import `number` bytes of the fd that the starter of the peer has under the number in the handle.
-    ImportFetched,
-    /// Open the handle of an event pool.
-    OpenPool,
-    /// The same, with the fd that process `number` has under the number in it.
-    OpenPoolFetched,
-    /// Close the pool.
-    ClosePool,
-    /// Signal the event of this number in the pool.
-    SignalEvent,
-    /// Answers 1 when the event of this number in the pool is signalled.
-    IsSignalled,
-    /// Open the handle of an event with counters.
-    OpenCounter,
-    /// Answers 1 when that event is signalled.
-    IsCounted,
-    /// Close that event.
-    CloseCounter,
-    /// Import `number` bytes of the fd that comes along; answers 1 when the driver closed the fd.
-    ImportFd,
-    /// Write the pattern of this salt to the first `number` bytes.
-    Write,
-    /// Answers 1 when the first `number` bytes are the pattern of this salt.
-    IsPattern,
-    /// Close the memory by zeMemCloseIpcHandle.
-    Close,
-    /// Free the memory by zeMemFree.
-    Free,
-    /// Answers the number of the peer's open fds.
-    CountFds,
-    /// Answers 1 when the driver has nothing left.
-    IsAllGivenBack,
-}
-
-const ORDERS: [Order; 28] = [
-    Order::Allocate,
-    Order::Get,
-    Order::Open,
-    Order::OpenMoved,
-    Order::OpenAtSameNumber,
-    Order::OpenFetched,
-    Order::OpenFdAlone,
-    Order::OpenHandleOfFd,
-    Order::OpenNumberAlone,
-    Order::KeepHandle,
-    Order::OpenTiles,
-    Order::ImportNumber,
-    Order::ImportFetched,
-    Order::OpenPool,
-    Order::OpenPoolFetched,
-    Order::ClosePool,
-    Order::SignalEvent,
-    Order::IsSignalled,
-    Order::OpenCounter,
-    Order::IsCounted,
-    Order::CloseCounter,
-    Order::ImportFd,
-    Order::Write,
-    Order::IsPattern,
-    Order::Close,
-    Order::Free,
-    Order::CountFds,
-    Order::IsAllGivenBack,
-];
 
 /// An order or an answer: 80 bytes, with or without an fd.
 #[derive(Clone, Copy, Debug)]

@@ -22,6 +22,8 @@ mod gpu;
 mod limits;
 mod mapped;
 mod opening;
+#[path = "../../order.rs"]
+mod order;
 #[path = "../../peer.rs"]
 #[allow(dead_code)] // ze-test-client uses the rest
 mod peer;
