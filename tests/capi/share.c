@@ -163,6 +163,34 @@ static void many_imported_some_stale_then_each_has_its_bytes(void) {
   OK(fdbroker_close(owner));
 }
 
+static void a_virtual_fd_leads_to_the_handle_while_the_allocation_lives(void) {
+  fdbroker_t *context = open_at(&broker);
+  fdbroker_handle_t with, without, found, zero = {{0}};
+  fdbroker_allocation_t allocation = memfd_allocation(PAGE);
+  int fd = sealed_memfd(PAGE, 'v');
+  OK(fdbroker_register(context, &allocation, fd, SOON, &without));
+  CHECK(fdbroker_handle_virtual_fd(&without) == -1 && fdbroker_handle_virtual_fd(NULL) == -1);
+  allocation.flags = FDBROKER_VIRTUAL_FD;
+  OK(fdbroker_register(context, &allocation, fd, SOON, &with));
+  close(fd);
+  int number = fdbroker_handle_virtual_fd(&with);
+  CHECK(number >= 1 << 30);
+  OK(fdbroker_resolve(context, number, SOON, &found));
+  CHECK(fdbroker_handle_same(&found, &with) == 1);
+  fdbroker_import_t import;
+  OK(fdbroker_import(context, &found, FDBROKER_IMPORT_READ, SOON, &import));
+  CHECK(all_bytes_are(import.ptr, 'v', PAGE));
+  OK(fdbroker_import_release(context, &import));
+  CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_resolve(context, 7, SOON, &found));
+  CHECK(memcmp(&found, &zero, sizeof zero) == 0);
+  OK(fdbroker_unregister(context, &with));
+  CODE(FDBROKER_BAD_HANDLE, fdbroker_resolve(context, number, SOON, &found));
+  CHECK(memcmp(&found, &zero, sizeof zero) == 0);
+  CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_resolve(context, number, SOON, NULL));
+  CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_resolve(NULL, number, SOON, &found));
+  OK(fdbroker_close(context));
+}
+
 static void given_back_twice_is_an_error_and_changes_no_count(void) {
   fdbroker_t *context = open_at(&broker);
   fdbroker_handle_t handle;
@@ -391,6 +419,7 @@ int main(void) {
   RUN(handles_by_value_bring_the_memory_to_another_process);
   RUN(many_acquired_some_stale_then_each_has_its_answer);
   RUN(many_imported_some_stale_then_each_has_its_bytes);
+  RUN(a_virtual_fd_leads_to_the_handle_while_the_allocation_lives);
   RUN(given_back_twice_is_an_error_and_changes_no_count);
   RUN(an_allocation_is_registered_once_however_many_pointers_are_asked);
   RUN(another_brokers_handle_ends_nothing_here);

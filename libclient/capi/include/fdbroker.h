@@ -262,6 +262,10 @@ int32_t fdbroker_handle_same(const fdbroker_handle_t *handle, const fdbroker_han
  * broker does not close its fd before. Charged to kept_allocations; FDBROKER_NO_QUOTA when these are used up. */
 #define FDBROKER_KEEP 2
 
+/* The handle gets a virtual fd (fdbroker_handle_virtual_fd()), for programs that pass fd numbers by value. An allocation
+ * that is registered without one already (with the same base) keeps the handle that it has. */
+#define FDBROKER_VIRTUAL_FD 8
+
 /* One allocation, to be registered. */
 typedef struct fdbroker_allocation {
   /* sizeof(fdbroker_allocation_t), set by the caller; in an array: of the first one, for all. */
@@ -269,7 +273,7 @@ typedef struct fdbroker_allocation {
   uint32_t kind;                 /* FDBROKER_KIND_*. */
   uint32_t share;                /* FDBROKER_SHARE_*. */
   uint32_t device;               /* The owner's device ordinal. */
-  uint32_t flags;                /* FDBROKER_RECALLABLE and FDBROKER_KEEP, combined by |. */
+  uint32_t flags;                /* FDBROKER_RECALLABLE, FDBROKER_KEEP and FDBROKER_VIRTUAL_FD, combined by |. */
   uint64_t size_bytes;           /* Its size in bytes, more than 0. */
   uint64_t fd_offset;            /* Where in the fd's memory it begins, in bytes. */
   /* The owner's number of the allocation (Level Zero's allocation id, CUDA's buffer id). Another number at the same
@@ -341,6 +345,23 @@ fdbroker_code_t fdbroker_unregister_within(fdbroker_t *broker, const fdbroker_ha
  * FDBROKER_INVALID_ARGUMENT. *handle is all zero then. */
 fdbroker_code_t fdbroker_get_handle(fdbroker_t *broker, const void *pointer, uint32_t device,
     uint32_t deadline_ms, fdbroker_handle_t *handle);
+
+/* ---- Fd numbers instead of handles ---------------------------------------------------------------------- */
+
+/* The virtual fd of an allocation that was registered with FDBROKER_VIRTUAL_FD: a number from 2^30 to 2^31-1 that no
+ * process has open. -1: it has none, or handle is NULL. Needs no context and sends nothing. Also inside a callback and in
+ * a forked child. */
+int fdbroker_handle_virtual_fd(const fdbroker_handle_t *handle);
+
+/* The handle of the allocation that a virtual fd names, for clients of its owner's user and socket, whoever it is shared
+ * with. Takes nothing: acquire or import it like any other. After a crash of the broker it waits for the owner to come
+ * back, until the deadline at most.
+ *
+ * Errors: FDBROKER_BAD_HANDLE (no live allocation has the number), FDBROKER_AGAIN (its owner has not come back),
+ * FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED, FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT
+ * (also: the number is below 2^30). *handle is all zero then. */
+fdbroker_code_t fdbroker_resolve(fdbroker_t *broker, int virtual_fd, uint32_t deadline_ms,
+    fdbroker_handle_t *handle);
 
 /* ---- Producers: host memory ----------------------------------------------------------------------------- */
 

@@ -83,7 +83,9 @@
   X(fdbroker_suspend)           \
   X(fdbroker_resume)            \
   X(fdbroker_host_reclaim)      \
-  X(fdbroker_handle_same)
+  X(fdbroker_handle_same)       \
+  X(fdbroker_handle_virtual_fd) \
+  X(fdbroker_resolve)
 
 /* The same for every function. */
 #define FDBROKER_DL_FUNCTIONS(X) FDBROKER_DL_REQUIRED(X) FDBROKER_DL_OPTIONAL(X)

@@ -42,3 +42,4 @@ mod sized;
 mod slot;
 pub mod stats;
 pub mod suspend;
+mod virtual_fds;

@@ -34,6 +34,9 @@ pub const FDBROKER_RECALLABLE: u32 = 1;
 /// The allocation outlives this process for a time (the broker's limits.keep_ttl_ms): its handle still works, and the
 /// broker does not close its fd before. Charged to kept_allocations; FDBROKER_NO_QUOTA when these are used up.
 pub const FDBROKER_KEEP: u32 = 2;
+/// The handle gets a virtual fd (fdbroker_handle_virtual_fd()), for programs that pass fd numbers by value. An allocation
+/// that is registered without one already (with the same base) keeps the handle that it has.
+pub const FDBROKER_VIRTUAL_FD: u32 = 8;
 
 /// One allocation, to be registered.
 #[repr(C)]
@@ -47,7 +50,7 @@ pub struct fdbroker_allocation_t {
     pub share: u32,
     /// The owner's device ordinal.
     pub device: u32,
-    /// FDBROKER_RECALLABLE and FDBROKER_KEEP, combined by |.
+    /// FDBROKER_RECALLABLE, FDBROKER_KEEP and FDBROKER_VIRTUAL_FD, combined by |.
     pub flags: u32,
     /// Its size in bytes, more than 0.
     pub size_bytes: u64,
@@ -274,7 +277,7 @@ unsafe fn deposit(allocation: &fdbroker_allocation_t) -> Result<Deposit, Failure
     let Some(circle) = u8::try_from(share).ok().and_then(Share::from_number) else {
         return refuse("share", share.into());
     };
-    if flags & !(FDBROKER_RECALLABLE | FDBROKER_KEEP) != 0 {
+    if flags & !(FDBROKER_RECALLABLE | FDBROKER_KEEP | FDBROKER_VIRTUAL_FD) != 0 {
         return refuse("flags", flags.into());
     }
     if size_bytes == 0 {
@@ -295,6 +298,7 @@ unsafe fn deposit(allocation: &fdbroker_allocation_t) -> Result<Deposit, Failure
         driver_data: unsafe { driver_data(allocation) }?,
         recallable: flags & FDBROKER_RECALLABLE != 0,
         keep: flags & FDBROKER_KEEP != 0,
+        virtual_fd: flags & FDBROKER_VIRTUAL_FD != 0,
         share: circle,
         ..Deposit::new(memory, size_bytes)
     })
