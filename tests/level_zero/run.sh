@@ -19,6 +19,7 @@ test programs. Runs these parts, as many at once as there are processors (one wi
 
   loader 1.8.12    Debian 12's libze1 (spec 1.4: no zeMemPutIpcHandle): bindings, library, layer, demo
   loader 1.20.6    Debian 13's (spec 1.12), unpacked into tests/level_zero/img: the same
+  handles          what a handle costs between two ranks of Open MPI and of MPICH (mpi.sh), small: every byte must be right
   bindings         makes the checked-in bindings again and compares; needs libclang, and builds bindgen once
 With --vm, on real dma-bufs in virtual machines (tests/vm; needs qemu): library, layer, bindings and driver
 
@@ -192,6 +193,10 @@ another user while that demo has so many in flight"
   start "loader 1.20.6: demo" demo "$work/fdbroker" --max-fds 256 "${direct[@]}"
   start "loader 1.20.6: demo, imported fds left open" demo_open_fds "$work/fdbroker" --ranks 8 --buffers 50
 fi
+
+# Few and small: here it counts that every byte is right.
+start "handles between ranks of Open MPI" timeout "$part_limit_s" "$here/mpi.sh" openmpi 20 65536
+start "handles between ranks of MPICH" timeout "$part_limit_s" "$here/mpi.sh" mpich 20 65536
 
 start "bindings: made again, byte for byte" one timeout "$bindings_limit_s" libclient/level-zero-sys/regen.sh --check
 
