@@ -184,6 +184,9 @@ static void sends(int number) {
     CHECK(got[1] >= 0 && close(got[1]) == 0);
     is_memory_and_close(got[2], FD_CLOEXEC);
   }
+  /* As the kernel says of control data that cannot be read. */
+  struct msghdr nowhere = {.msg_control = (void *)8, .msg_controllen = 64};
+  FAILS(EFAULT, sendmsg(pair[0], &nowhere, 0));
   CHECK(close(pair[0]) == 0 && close(pair[1]) == 0 && close(plain) == 0);
 }
 

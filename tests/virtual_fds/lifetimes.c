@@ -2,8 +2,10 @@
  * usage: lifetimes, or lifetimes ROLE NUMBER as another process. */
 #include "check.h"
 
+#include <linux/close_range.h>
 #include <pthread.h>
 #include <sys/ioctl.h>
+#include <sys/time.h>
 
 #define TEXT "of the producer"
 /* Exports in a row, and how many of them come before the first look at what the process has. */
@@ -68,6 +70,52 @@ static void number_when_told_ahead_and_ended_leads_nowhere(void) {
   CHECK((fd = dup(numbers[2])) >= 0 && shows(fd, texts[2]) && close(fd) == 0);
   CHECK((fd = dup(numbers[3])) >= 0 && shows(fd, texts[3]) && close(fd) == 0);
   CHECK(close(numbers[0]) == 0 && close(numbers[2]) == 0 && close(numbers[3]) == 0);
+}
+
+static void close_range_when_it_spans_numbers_ends_them(void) {
+  int memory = new_memory(TEXT), twice = driver_export(memory), once = exported("another");
+  CHECK(driver_export(memory) == twice && close(memory) == 0);
+  pid_t child = fork();
+  MUST(child >= 0);
+  if (child == 0) _exit(close_range(FIRST_VIRTUAL, ~0u, 0) != 0);
+  CHECK(status_of(child) == 0 && is_alive(twice));
+  CHECK(close_range((unsigned)once, (unsigned)once, CLOSE_RANGE_CLOEXEC) == 0);
+  int fd = dup(once);
+  CHECK(shows(fd, "another") && close(fd) == 0);
+  CHECK(close_range((unsigned)once, (unsigned)once, 0) == 0);
+  FAILS(EBADF, dup(once));
+  CHECK(is_alive(twice) && close_range(FIRST_VIRTUAL, ~0u, 0) == 0);
+  FAILS(EBADF, dup(twice));
+  FAILS(EBADF, close(twice));
+}
+
+static volatile sig_atomic_t signals, spare;
+
+static void closes_numbers(int signal) {
+  (void)signal;
+  signals++;
+  close(NO_SUCH_FD);
+  if (spare) close(spare);
+  spare = 0;
+}
+
+/* close(2) may be called in a handler, whatever the handler has interrupted. */
+static void close_when_in_a_handler_never_waits_for_what_it_interrupted(void) {
+  struct sigaction action = {.sa_handler = closes_numbers, .sa_flags = SA_RESTART}, before;
+  struct itimerval often = {{0, 997}, {0, 997}}, never = {{0, 0}, {0, 0}};
+  MUST(sigaction(SIGALRM, &action, &before) == 0);
+  int number = exported(TEXT), last = 0, wrong = 0;
+  MUST(setitimer(ITIMER_REAL, &often, NULL) == 0);
+  for (int at = 0; at < 300 || signals < 50; at++) {
+    if (!spare) spare = last = exported("spare");
+    int fd = dup(number);
+    wrong += !shows(fd, TEXT) || close(fd) != 0;
+  }
+  while (spare) pause();
+  MUST(setitimer(ITIMER_REAL, &never, NULL) == 0 && sigaction(SIGALRM, &before, NULL) == 0);
+  alarm(LIFE_S);
+  CHECK(wrong == 0 && is_alive(number) && close(number) == 0);
+  FAILS(EBADF, dup(last));
 }
 
 /* A consumer cannot end what it has not exported. */
@@ -309,6 +357,8 @@ int main(int argc, char **argv) {
   if (argc == 3) return role(argv[1], atoi(argv[2]));
   RUN(close_when_exported_n_times_ends_it_with_the_last);
   RUN(number_when_told_ahead_and_ended_leads_nowhere);
+  RUN(close_range_when_it_spans_numbers_ends_them);
+  RUN(close_when_in_a_handler_never_waits_for_what_it_interrupted);
   RUN(close_when_in_another_process_is_ebadf);
   RUN(close_when_in_a_child_ends_nothing);
   RUN(leases_when_duplicated_end_with_the_last);

@@ -3,13 +3,15 @@
 
 use crate::result::{CuDevicePtr, CuMemAllocationProp, CuMemHandle, CuResult, UNKNOWN};
 use crate::{broker, consume, produce};
+use fdbroker_virtual_fds::inside;
 use std::ffi::{c_int, c_ulonglong, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Runs `body`; a fault in this layer becomes an answer, its words are on stderr already.
 pub fn guard(body: impl FnOnce() -> CuResult) -> CuResult {
     // What a panic interrupts is consistent: the lock is let go between consistent states.
-    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| {
+    let caught = inside(|| catch_unwind(AssertUnwindSafe(body)));
+    caught.unwrap_or_else(|payload| {
         // The payload's own drop may panic too.
         std::mem::forget(payload);
         UNKNOWN

@@ -3,7 +3,7 @@
 
 use crate::broker;
 use crate::driver::{self, MISSING};
-use crate::limits::REGISTER_TIMEOUT;
+use crate::limits::{MEMORY_PAUSE, MEMORY_TRIES, REGISTER_TIMEOUT};
 use crate::memory::{end_registrations, export as export_below, follow, records, settle};
 use crate::records::{Begun, Id, Release};
 use crate::result::{
@@ -29,12 +29,18 @@ pub unsafe fn create(
     // SAFETY: the caller's promise.
     let mut code = unsafe { below(handle, size, prop, flags) };
     if code == OUT_OF_MEMORY
-        && let Some(client) = broker::known()
+        && let Some(client) = broker::connected()
     {
-        // The broker may have fds still of what was freed a moment ago.
+        // The broker may have fds still of what was freed a moment ago, or of a process that has just died.
         settle(client);
-        // SAFETY: as above.
-        code = unsafe { below(handle, size, prop, flags) };
+        for _ in 0..=MEMORY_TRIES {
+            // SAFETY: as above.
+            code = unsafe { below(handle, size, prop, flags) };
+            if code != OUT_OF_MEMORY {
+                break;
+            }
+            std::thread::sleep(MEMORY_PAUSE);
+        }
     }
     if code != SUCCESS || handle.is_null() || prop.is_null() {
         return code;
@@ -93,6 +99,9 @@ pub unsafe fn map(
     flags: c_ulonglong,
 ) -> CuResult {
     let Some(below) = driver::MAP.get() else { return MISSING };
+    if records().is_released(handle) {
+        return INVALID_VALUE;
+    }
     // SAFETY: the caller's promise.
     let code = unsafe { below(base, size, offset, handle, flags) };
     if code == SUCCESS {
@@ -127,6 +136,9 @@ pub unsafe fn export(
     flags: c_ulonglong,
 ) -> CuResult {
     let Some(below) = driver::EXPORT.get() else { return MISSING };
+    if records().is_released(handle) {
+        return INVALID_VALUE;
+    }
     let is_fd = kind == HANDLE_TYPE_POSIX_FD && flags == 0 && !shareable.is_null();
     if is_fd
         && records().is_exportable(handle)

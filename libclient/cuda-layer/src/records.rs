@@ -347,6 +347,17 @@ impl<R, L> Records<R, L> {
         })
     }
 
+    /// Whether the program has released its last reference of this value, which the layer holds back.
+    pub fn is_released(&self, handle: CuMemHandle) -> bool {
+        let record = self.by_handle.get(&handle).map(|id| &self.by_id[id]);
+        record.is_some_and(|record| record.handles.contains(&(handle, 0)))
+    }
+
+    /// The numbers that the program has open.
+    pub fn numbers(&self) -> Vec<VirtualFd> {
+        self.by_number.keys().copied().collect()
+    }
+
     /// Begins an export. `is_current`: whether the broker still knows a registration.
     pub fn begin_export(&mut self, handle: CuMemHandle, is_current: impl Fn(&R) -> bool) -> Begun {
         if !self.is_exportable(handle) {

@@ -30,6 +30,9 @@ pub trait State: Default + Send + Sync + 'static {
     /// EBADF: it has exported none of this number.
     fn close(connected: &Connected<Self>, fd: VirtualFd) -> Result<(), Errno>;
 
+    /// The numbers that the program has open, which close_range(2) may close.
+    fn numbers(connected: &Connected<Self>) -> Vec<VirtualFd>;
+
     /// Tells the user, once, that there is no broker (`is_lost`: no more) and what that means.
     fn say_absent(is_lost: bool, error: &Error);
 
@@ -54,6 +57,7 @@ pub struct Connection<S> {
     current: AtomicPtr<Connected<S>>,
     last_try_s: AtomicI64,
     has_used_driver: AtomicBool,
+    has_ended: AtomicBool,
 }
 
 impl<S: State> Connection<S> {
@@ -63,6 +67,7 @@ impl<S: State> Connection<S> {
             current: AtomicPtr::new(null_mut()),
             last_try_s: AtomicI64::new(i64::MIN),
             has_used_driver: AtomicBool::new(false),
+            has_ended: AtomicBool::new(false),
         }
     }
 
@@ -85,13 +90,21 @@ impl<S: State> Connection<S> {
         }
     }
 
+    /// This process exits: the connection has ended, and no other is made.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn has_used_driver(&self) -> bool {
         self.has_used_driver.load(Ordering::Relaxed)
     }
 
     /// Tells the user once that there is no broker, or that it is gone.
     pub fn say_absent(&self, error: &Error) {
-        S::say_absent(self.known().is_some(), error);
+        // At exit it is this process that has gone.
+        if !self.has_ended() {
+            S::say_absent(self.known().is_some(), error);
+        }
     }
 
     fn connect(&'static self) -> Option<&'static Connected<S>> {
@@ -158,6 +171,7 @@ impl<S: State> Default for Connection<S> {
 /// At exit, before the driver takes itself apart.
 extern "C" fn end<S: State>() {
     if let Some(connected) = S::connection().known() {
+        S::connection().has_ended.store(true, Ordering::Relaxed);
         connected.state.end();
         connected.client.end();
     }

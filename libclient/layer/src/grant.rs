@@ -2,16 +2,20 @@
 
 use crate::connection::{Connected, Connection, State, is_absent};
 use crate::lease::OpenFd;
-use crate::limits::{RETRY_PAUSE, WAIT, WAIT_MOST_S, WAIT_SAID_AFTER};
+use crate::limits::{RESTART_WAIT, RETRY_PAUSE, WAIT, WAIT_MOST_S, WAIT_SAID_AFTER};
 use fdbroker_client::{Deadline, Error, ErrorCode, Grant, own_fds};
 use fdbroker_virtual_fds::{Granted, OWN_FDS_MOST, Source, VirtualFd};
 use nix::errno::Errno;
+use std::ops::RangeInclusive;
 use std::os::fd::RawFd;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 impl<S: State> Source for Connection<S> {
     fn grant(&self, number: VirtualFd) -> Result<Granted, Errno> {
+        if self.has_ended() {
+            return Err(Errno::EBADF);
+        }
         let connected = S::connection().connected().ok_or(Errno::EBADF)?;
         match acquire(connected, number) {
             Ok(Grant { fd, lease, info }) => {
@@ -28,6 +32,16 @@ impl<S: State> Source for Connection<S> {
 
     fn end(&self, number: VirtualFd) -> Result<(), Errno> {
         S::close(self.known().ok_or(Errno::EBADF)?, number)
+    }
+
+    fn end_range(&self, numbers: &RangeInclusive<u32>) {
+        let Some(connected) = self.known() else { return };
+        for number in S::numbers(connected) {
+            if numbers.contains(&number.number().cast_unsigned()) {
+                // As often as it is open; another thread may close it, too.
+                while S::close(connected, number).is_ok() {}
+            }
+        }
     }
 
     fn is_own(&self, fd: RawFd) -> bool {
@@ -61,7 +75,7 @@ fn acquire<S: State>(connected: &Connected<S>, number: VirtualFd) -> Result<Gran
             outcome => return outcome,
         };
         let elapsed = begin.elapsed();
-        if elapsed >= wait {
+        if elapsed >= wait || is_absent(&error) && elapsed >= RESTART_WAIT {
             return Err(error);
         }
         if !is_said && elapsed >= WAIT_SAID_AFTER {
@@ -75,14 +89,24 @@ fn acquire<S: State>(connected: &Connected<S>, number: VirtualFd) -> Result<Gran
 fn is_passing(error: &Error) -> bool {
     matches!(
         error.code,
-        ErrorCode::OwnerSilent | ErrorCode::TimedOut | ErrorCode::Again | ErrorCode::NoQuota
+        ErrorCode::OwnerSilent
+            | ErrorCode::TimedOut
+            | ErrorCode::Again
+            | ErrorCode::NoQuota
+            | ErrorCode::NotConnected
+            | ErrorCode::ShuttingDown
     )
 }
 
 fn errno_of(error: &Error) -> Errno {
     match error.code {
         ErrorCode::LocalFdLimit | ErrorCode::NoQuota => Errno::EMFILE,
-        ErrorCode::OwnerSilent | ErrorCode::TimedOut | ErrorCode::Again => Errno::EAGAIN,
+        // A broker that is gone may come back: EBADF would say that the memory has ended.
+        ErrorCode::OwnerSilent
+        | ErrorCode::TimedOut
+        | ErrorCode::Again
+        | ErrorCode::NotConnected
+        | ErrorCode::ShuttingDown => Errno::EAGAIN,
         _ => Errno::EBADF,
     }
 }

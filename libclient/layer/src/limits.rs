@@ -19,5 +19,8 @@ pub const WAIT_MOST_S: u64 = 86_400;
 /// After this much of it a line on stderr says what the program waits for: an answer takes milliseconds.
 pub const WAIT_SAID_AFTER: Duration = Duration::from_secs(5);
 
+/// How long a broker that is gone is waited for: a restart takes less. After that each call would wait anew.
+pub const RESTART_WAIT: Duration = Duration::from_secs(3);
+
 /// The pause before a silent owner is asked for again: it answers nobody, so there is no hurry.
 pub const RETRY_PAUSE: Duration = Duration::from_millis(50);

@@ -9,7 +9,7 @@
 //! |---|---|
 //! | pidfd_getfd | a real fd, whatever the pidfd, with a lease |
 //! | pidfd_open that answers ESRCH, in a program that uses the driver | a placeholder: readable, ESRCH to all but virtual fds |
-//! | close | one registration ends; in a child of the owner nothing does |
+//! | close, close_range | registrations of this process end; in a child of the owner nothing does |
 //! | dup, dup2, dup3, fcntl F_DUPFD, F_DUPFD_CLOEXEC | a real fd, with a lease |
 //! | sendmsg, sendmmsg with SCM_RIGHTS | a real fd for the time of the call |
 //! | fstat, lseek, mmap, ioctl, poll, ppoll, fcntl F_GETFD, F_SETFD, F_GETFL | the same |
@@ -25,12 +25,13 @@
 //! library's. Calls that wait can be cancelled (pthread_cancel(3)) if they are poll, fcntl, read or write; close, sendmsg,
 //! sendmmsg, ppoll and waitid are no cancellation points.
 //!
-//! **Layers** (tests/layers checks them): `limits <- raw <- process, say <- held <- table <- source <- calls <- syscall <-
+//! **Layers** (tests/layers checks them): `limits <- raw <- inside, process, say <- held <- table <- source <- calls <- syscall <-
 //! exports`.
 
 mod calls;
 mod exports;
 mod held;
+mod inside;
 mod limits;
 mod process;
 mod raw;
@@ -42,4 +43,4 @@ mod table;
 pub use fdbroker_protocol::VirtualFd;
 pub use held::Lease;
 pub use limits::OWN_FDS_MOST;
-pub use source::{Granted, Source, install, lease_of};
+pub use source::{Granted, Source, inside, install, lease_of};

@@ -8,6 +8,13 @@ pub const SEGMENT_SHIFT: u32 = 15;
 /// (children of fork(2) make their own) are left room for.
 pub const OWN_FDS_MOST: usize = 64;
 
+/// Closes by signal handlers that are kept while the thread that they interrupt is inside a layer: a call lasts microseconds,
+/// and its thread goes on only after the handlers.
+pub const DEFERRED_CLOSES: usize = 64;
+
+/// The most iovecs of one look at the program's memory: pages of 256 KiB.
+pub const PAGES_PER_LOOK: usize = 64;
+
 /// The most fds in one message: SCM_MAX_FD of the kernel (include/net/scm.h).
 pub const FDS_PER_MESSAGE: usize = 253;
 

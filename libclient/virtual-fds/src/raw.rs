@@ -1,10 +1,11 @@
 //! System calls without the C library: its functions may be this crate's own. Must never allocate, take a lock or set errno.
 
-use crate::limits::ARGUMENTS;
+use crate::limits::{ARGUMENTS, PAGES_PER_LOOK};
 use libc::c_long;
 use nix::errno::Errno;
 use std::arch::asm;
 use std::os::fd::RawFd;
+use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::atomic::AtomicU32;
 
 /// The smallest answer that is an errno, negated: MAX_ERRNO of the kernel (include/linux/err.h).
@@ -114,6 +115,34 @@ pub fn wake(word: &AtomicU32) {
     unsafe { call(libc::SYS_futex, [word.as_ptr().addr(), operation, 1, 0, 0, 0]) };
 }
 
+/// Whether the program's memory can be read, as the kernel would say of an argument (EFAULT). Where the kernel refuses to say,
+/// it counts as readable.
+pub fn is_readable(address: usize, bytes: usize) -> bool {
+    const PAGE: usize = 4096;
+    let Some(end) = address.checked_add(bytes) else { return false };
+    let mut at = address;
+    while at < end {
+        let mut remote = [libc::iovec { iov_base: null_mut(), iov_len: 0 }; PAGES_PER_LOOK];
+        let mut count = 0;
+        while at < end && count < PAGES_PER_LOOK {
+            remote[count] = libc::iovec { iov_base: without_provenance_mut(at), iov_len: 1 };
+            at = (at | (PAGE - 1)).saturating_add(1);
+            count += 1;
+        }
+        let mut seen = [0u8; PAGES_PER_LOOK];
+        let local = libc::iovec { iov_base: seen.as_mut_ptr().cast(), iov_len: count };
+        let (local, remote) = (&raw const local, remote.as_ptr());
+        let args =
+            [getpid() as usize, local.expose_provenance(), 1, remote.expose_provenance(), count, 0];
+        // SAFETY: it writes to `seen` alone, which has a byte for each iovec.
+        let answer = unsafe { call(libc::SYS_process_vm_readv, args) };
+        if answer == failed(Errno::EFAULT) || !is_error(answer) && answer as usize != count {
+            return false;
+        }
+    }
+    true
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -123,6 +152,13 @@ mod tests {
         assert_eq!(close(-1), failed(Errno::EBADF));
         assert_eq!(to_c(close(-1)), -1);
         assert_eq!(Errno::last(), Errno::EBADF);
+    }
+
+    #[test]
+    fn is_readable_when_a_page_of_it_is_not_then_no() {
+        let bytes = vec![0u8; 3 * 4096];
+        assert!(is_readable(bytes.as_ptr().addr(), bytes.len()) && is_readable(8, 0));
+        assert!(!is_readable(8, 64) && !is_readable(usize::MAX, 2));
     }
 
     #[test]

@@ -2,10 +2,12 @@
 //! nor by a child that shares its parent's memory: it would take the parent's connection for its own.
 
 use crate::held::{Lease, Mark};
+use crate::inside::{Inside, defer, is_inside, take_deferred};
 use crate::limits::OWN_FDS_MOST;
 use crate::{process, raw, say, table};
 use fdbroker_protocol::VirtualFd;
 use nix::errno::Errno;
+use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
@@ -33,6 +35,9 @@ pub trait Source: Send + Sync {
     /// # Errors
     /// EBADF: this process has none.
     fn end(&self, number: VirtualFd) -> Result<(), Errno>;
+
+    /// Ends all registrations of this process whose numbers are in the range, as close_range(2) ends fds.
+    fn end_range(&self, numbers: &RangeInclusive<u32>);
 
     /// Whether an fd is the layer's own (a socket, an eventfd): the program cannot close it by mistake. No lock, no memory.
     /// The layer itself can close an fd only when this says no.
@@ -71,11 +76,17 @@ pub struct Fresh {
 
 impl Fresh {
     /// # Errors
-    /// Those of [`Source::grant`]; EBADF without a source, and in a child that shares its parent's memory.
+    /// Those of [`Source::grant`]; EBADF without a source, and in a child that shares its parent's memory; EAGAIN in a signal's
+    /// handler that has interrupted the layer.
     pub fn of(number: VirtualFd) -> Result<Fresh, Errno> {
         let source = SOURCE.get().filter(|_| process::owns_memory()).ok_or(Errno::EBADF)?;
-        let Granted { fd, lease } = guarded(|| source.grant(number))?;
-        Ok(Fresh { fd, mark: Mark::of_lease(lease)? })
+        if is_inside() {
+            return Err(Errno::EAGAIN);
+        }
+        inside(|| {
+            let Granted { fd, lease } = guarded(|| source.grant(number))?;
+            Ok(Fresh { fd, mark: Mark::of_lease(lease)? })
+        })
     }
 
     /// For the time of a call.
@@ -99,7 +110,34 @@ impl Fresh {
     }
 }
 
-/// close(2) of a virtual fd. A child does not end what its parent has: it answers 0.
+/// Runs a layer's code on this thread. Numbers that a signal's handler closes meanwhile are closed at its end.
+pub fn inside<T>(body: impl FnOnce() -> T) -> T {
+    let within = Inside::enter();
+    let outcome = body();
+    drop(within);
+    while let Some(number) = take_deferred() {
+        // The handler has had its answer.
+        let _ = end(number);
+    }
+    outcome
+}
+
+/// close(2) of all virtual fds of a range that this process has exported, as often as it has them open.
+pub fn end_range(numbers: RangeInclusive<u32>) {
+    let Some(source) = SOURCE.get().filter(|_| process::owns_memory() && !is_inside()) else {
+        return;
+    };
+    inside(|| {
+        // An error is that of a number that has ended meanwhile.
+        let _ = guarded(|| {
+            source.end_range(&numbers);
+            Ok(())
+        });
+    });
+}
+
+/// close(2) of a virtual fd. A child does not end what its parent has: it answers 0. So does a signal's handler that has
+/// interrupted the layer: its close is made when the layer is done.
 ///
 /// # Errors
 /// Those of [`Source::end`].
@@ -108,7 +146,10 @@ pub fn end(number: VirtualFd) -> Result<(), Errno> {
     if !process::owns_memory() {
         return Ok(());
     }
-    match guarded(|| source.end(number)) {
+    if is_inside() {
+        return if defer(number) { Ok(()) } else { Err(Errno::EAGAIN) };
+    }
+    match inside(|| guarded(|| source.end(number))) {
         Err(Errno::EBADF) if process::is_child() => Ok(()),
         ended => ended,
     }

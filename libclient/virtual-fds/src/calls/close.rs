@@ -25,8 +25,17 @@ pub fn close(fd: RawFd) -> isize {
     answer
 }
 
-/// Leaves out the layer's own fds. Virtual fds in the range stay: the program closes those that it knows one by one.
+/// Leaves out the layer's own fds, and ends the virtual fds that this process has exported, as far as they are in the range.
 pub fn close_range(first: u32, last: u32, flags: u32) -> isize {
+    let answer = close_real(first, last, flags);
+    let ends = answer == 0 && flags & libc::CLOSE_RANGE_CLOEXEC == 0;
+    if ends && last >= VirtualFd::FIRST as u32 {
+        source::end_range(first..=last);
+    }
+    answer
+}
+
+fn close_real(first: u32, last: u32, flags: u32) -> isize {
     let mut room = [0; OWN_FDS_MOST];
     let own = source::own_fds(&mut room);
     let marks_only = flags & libc::CLOSE_RANGE_CLOEXEC != 0;

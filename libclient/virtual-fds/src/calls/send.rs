@@ -116,6 +116,10 @@ unsafe fn has_virtual(message: *const msghdr) -> bool {
         return false;
     }
     let control = message.msg_control.cast_const().cast::<u8>();
+    if !raw::is_readable(control.addr(), length) {
+        // The kernel answers EFAULT.
+        return false;
+    }
     fd_places(control, length).any(|at| {
         // SAFETY: a place within the control data, as the caller promises; it need not be aligned.
         VirtualFd::new(unsafe { control.add(at).cast::<RawFd>().read_unaligned() }).is_some()

@@ -53,6 +53,10 @@ impl State for Registered {
         Ok(())
     }
 
+    fn numbers(connected: &Connected<Self>) -> Vec<VirtualFd> {
+        connected.state.with(|all| all.keys().copied().collect())
+    }
+
     fn say_absent(_: bool, error: &Error) {
         VOICE.once(1, error);
     }

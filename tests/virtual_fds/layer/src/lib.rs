@@ -28,7 +28,7 @@ extern "C" fn start() {
 #[unsafe(no_mangle)]
 pub extern "C" fn test_export(fd: c_int, size: usize) -> c_int {
     test_use_driver();
-    export(fd, size as u64).unwrap_or(-1)
+    fdbroker_virtual_fds::inside(|| export(fd, size as u64)).unwrap_or(-1)
 }
 
 /// What a program does that uses the driver and exports nothing.

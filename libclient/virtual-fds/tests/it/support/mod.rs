@@ -4,6 +4,7 @@ use fdbroker_virtual_fds::{Granted, Lease, OWN_FDS_MOST, Source, VirtualFd, inst
 use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Once};
@@ -134,6 +135,11 @@ impl Source for StandIn {
             allocations.remove(&number.number());
         }
         Ok(())
+    }
+
+    fn end_range(&self, numbers: &RangeInclusive<u32>) {
+        let is_within = |number: &RawFd| numbers.contains(&number.cast_unsigned());
+        self.allocations.lock().unwrap().retain(|number, _| !is_within(number));
     }
 
     fn is_own(&self, fd: RawFd) -> bool {
