@@ -17,7 +17,7 @@ const HEADINGS: [Column; 2] = [Column("WHAT", Side::Left), Column("VALUE", Side:
 pub fn run(Args { subject, json }: Args) -> Result<()> {
     if !subject.is_allocation() {
         let message = "show takes an allocation: a handle, SLOT.GENERATION or virtual fd as `fdbroker ls` shows them; \
-                       `fdbroker holders` takes pid:N and uid:N";
+                       `fdbroker holders` takes pid:N, uid:N and job:NAME";
         return Err(Error::Usage(message.into()));
     }
     let args = ListArgs { json, ..ListArgs::default() };

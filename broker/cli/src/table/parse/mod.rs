@@ -137,7 +137,10 @@ impl<'a, R> Parser<'a, R> {
                 }
                 None => Err(self.error("a quotation mark without its end")),
             },
-            '=' | '!' | '~' => Err(self.error("no operator: use one of == != < <= > >= =~")),
+            '=' | '!' | '~' => {
+                let problem = format!("`{first}` is no operator: use one of == != < <= > >= =~");
+                Err(self.error(&problem))
+            }
             _ => {
                 let is_end = |c: char| c.is_whitespace() || "()=!<>~\"'".contains(c);
                 let word = &rest[..rest.find(is_end).unwrap_or(rest.len())];

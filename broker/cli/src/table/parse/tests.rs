@@ -26,7 +26,7 @@ fn filter_when_broken_then_what_is_expected_is_said() {
         ("   ", "a column or `(`"),
         ("SIZE", "one of =="),
         ("SIZE 1", "one of =="),
-        ("SIZE = 1", "no operator"),
+        ("SIZE = 1", "`=` is no operator"),
         ("SIZE ==", "a value"),
         ("SIZE == ==", "a value"),
         ("SIZE == 1 SIZE == 2", "`and`, `or` or the end"),
@@ -43,7 +43,7 @@ fn filter_when_broken_then_what_is_expected_is_said() {
         ("NAME == 'x", "quotation mark"),
         ("NAME == \"", "quotation mark"),
         ("\"NAME\" == x", "a column or `(`"),
-        ("NAME ~ x", "no operator"),
+        ("NAME ~ x", "`~` is no operator"),
     ] {
         let message = error(text);
         assert!(message.contains(part), "{text}: {message}");
