@@ -93,17 +93,19 @@ static int card_info(size_t *free_bytes, size_t *total) {
     return 0;
 }
 
-// Gives the open file a name, after which it counts.
-static int card_name(const char *hidden, char path[PATH_BYTES]) {
+// Gives the open file a name, after which it counts. The device is the last part of it.
+static int card_name(const char *hidden, int device, char path[PATH_BYTES]) {
     static unsigned next;
     for (int tried = 0; tried < NAMES_MOST; tried++) {
-        snprintf(path, PATH_BYTES, "%s/%d-%u", directory(), getpid(), next++);
+        snprintf(path, PATH_BYTES, "%s/%d-%u-%d", directory(), getpid(), next++, device);
         if (!link(hidden, path)) return 0;
         // A process of another PID namespace may have the name.
         if (errno != EEXIST) return -1;
     }
     return -1;
 }
+
+static int device_of(const char *path) { return atoi(strrchr(path, '-') + 1); }
 
 // fallocate(2), whatever signals come.
 static int fill_up(int fd, size_t bytes) {
@@ -113,9 +115,9 @@ static int fill_up(int fd, size_t bytes) {
     return result;
 }
 
-// New memory and an open file of it; -1 and errno, ENOSPC when the card is full. The caller closes the file and has the lock
+// New memory of a device and an open file of it; -1 and errno, ENOSPC when the card is full. The caller closes the file and has the lock
 // of the driver.
-static int card_new(size_t bytes, char path[PATH_BYTES]) {
+static int card_new(size_t bytes, int device, char path[PATH_BYTES]) {
     char hidden[PATH_BYTES];
     int result = -1, fd = -1, card = open(directory(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (card < 0) return -1;
@@ -129,7 +131,7 @@ static int card_new(size_t bytes, char path[PATH_BYTES]) {
         lock(fd, LOCK_SH);
         result = fill_up(fd, bytes);
         if (result && errno == ENOSPC) card_used(), result = fill_up(fd, bytes);
-        if (!result) result = card_name(hidden, path);
+        if (!result) result = card_name(hidden, device, path);
         int error = errno;
         unlink(hidden);
         if (result) close(fd);

@@ -4,7 +4,8 @@
 //
 // "Device memory" is a file in FDBROKER_CUDA_STUB_DIR (default /dev/shm/fdbroker-cuda-stub; card.h). As with the real driver,
 // handles, mappings and exported fds keep it allocated, in any process, and a process holds no fd of it but the exported ones.
-// FDBROKER_CUDA_STUB_BYTES is the size of the card. Programs that shall take these files for VMM fds preload this library, or
+// FDBROKER_CUDA_STUB_BYTES is the size of the card, FDBROKER_CUDA_STUB_DEVICES how many devices divide it, and with
+// FDBROKER_CUDA_STUB_NO_PEERS none of them reaches another's memory. Programs that shall take these files for VMM fds preload this library, or
 // looks.c alone.
 //
 // Build: cc -shared -fPIC -O2 -o libcuda.so.1 libcuda.c     (-DWITHOUT_EXPORT leaves a symbol out)
@@ -21,19 +22,32 @@ enum {
     SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
     INVALID_CONTEXT = 201, OPERATING_SYSTEM = 304, NOT_FOUND = 500, NOT_SUPPORTED = 801,
 };
-enum { STACK = 64 };
+enum { STACK = 64, DEVICES_MOST = 8 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static unsigned retained;
+// Of each device; the address is its context.
+static unsigned retained[DEVICES_MOST];
 static pid_t initialised;
 static _Thread_local unsigned depth;
+static _Thread_local void *current[STACK];
+
+static int is_device(int device) {
+    const char *text = getenv("FDBROKER_CUDA_STUB_DEVICES");
+    int count = text ? atoi(text) : 1;
+    return device >= 0 && device < (count > DEVICES_MOST ? DEVICES_MOST : count);
+}
+static int is_context(const void *context) {
+    for (int device = 0; device < DEVICES_MOST; device++)
+        if (context == &retained[device]) return retained[device] > 0;
+    return 0;
+}
 
 // The driver calls itself, and gives its own functions by cuGetProcAddress, whatever is preloaded.
 #define API __attribute__((visibility("protected"))) int
 // Calls before cuInit fail, and so do all calls of a child that was forked after it, as in the driver.
 #define NEED_INIT if (initialised != getpid()) return NOT_INITIALIZED
 // Calls that need a current context fail without one, as in the driver.
-#define NEED_CONTEXT NEED_INIT; if (!depth || !retained) return INVALID_CONTEXT
+#define NEED_CONTEXT NEED_INIT; if (!depth || !is_context(current[depth - 1])) return INVALID_CONTEXT
 
 // The driver looks around when it is loaded, which is before the constructors of libraries that are preloaded.
 __attribute__((constructor)) static void look_around(void) {
@@ -66,43 +80,46 @@ API cuGetErrorName(int error, const char **text) {
     }
     return SUCCESS;
 }
-API cuDeviceGetCount(int *count) { NEED_INIT; *count = 1; return SUCCESS; }
-API cuDeviceGet(int *device, int ordinal) { NEED_INIT; *device = ordinal; return ordinal ? INVALID_DEVICE : SUCCESS; }
+API cuDeviceGetCount(int *count) {
+    NEED_INIT;
+    for (*count = 0; is_device(*count); ++*count) {}
+    return SUCCESS;
+}
+API cuDeviceGet(int *device, int ordinal) { NEED_INIT; *device = ordinal; return is_device(ordinal) ? SUCCESS : INVALID_DEVICE; }
 API cuDeviceGetName(char *name, int bytes, int device) {
     NEED_INIT;
     snprintf(name, bytes, "stub of fdbroker's tests, no GPU");
-    return device ? INVALID_DEVICE : SUCCESS;
+    return is_device(device) ? SUCCESS : INVALID_DEVICE;
 }
 API cuDeviceGetAttribute(int *value, int attribute, int device) {
     NEED_INIT;
     // VMM, POSIX fds, fabric handles, multicast; no dma-buf, no RDMA.
     *value = attribute == 102 || attribute == 103 || attribute == 128 || attribute == 132;
-    return device ? INVALID_DEVICE : SUCCESS;
+    return is_device(device) ? SUCCESS : INVALID_DEVICE;
 }
 API cuDevicePrimaryCtxRetain(void **context, int device) {
     NEED_INIT;
-    if (device) return INVALID_DEVICE;
-    __atomic_add_fetch(&retained, 1, __ATOMIC_SEQ_CST);
-    *context = &retained;
+    if (!is_device(device)) return INVALID_DEVICE;
+    __atomic_add_fetch(&retained[device], 1, __ATOMIC_SEQ_CST);
+    *context = &retained[device];
     return SUCCESS;
 }
 API cuDevicePrimaryCtxRelease_v2(int device) {
     NEED_INIT;
-    if (device || !retained) return INVALID_CONTEXT;
-    __atomic_sub_fetch(&retained, 1, __ATOMIC_SEQ_CST);
+    if (!is_device(device) || !retained[device]) return INVALID_CONTEXT;
+    __atomic_sub_fetch(&retained[device], 1, __ATOMIC_SEQ_CST);
     return SUCCESS;
 }
 API cuCtxPushCurrent_v2(void *context) {
     NEED_INIT;
-    if (context != &retained || !retained || depth == STACK) return INVALID_CONTEXT;
-    depth++;
+    if (!is_context(context) || depth == STACK) return INVALID_CONTEXT;
+    current[depth++] = context;
     return SUCCESS;
 }
 API cuCtxPopCurrent_v2(void **context) {
     NEED_INIT;
     if (!depth) return INVALID_CONTEXT;
-    depth--;
-    *context = &retained;
+    *context = current[--depth];
     return SUCCESS;
 }
 

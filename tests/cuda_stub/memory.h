@@ -73,9 +73,9 @@ static void let_go(Allocation *what) {
     what->next = last_freed;
     last_freed = what - allocations + 1;
 }
-static int new_memory(unsigned long long *handle, size_t bytes, int handle_types) {
+static int new_memory(unsigned long long *handle, size_t bytes, int device, int handle_types) {
     char path[PATH_BYTES];
-    int fd = card_new(bytes, path);
+    int fd = card_new(bytes, device, path);
     if (fd < 0) return os_error();
     Allocation *what = hold(fd, bytes, handle_types, path);
     close(fd);
@@ -97,8 +97,9 @@ API cuMemCreate(unsigned long long *handle, size_t bytes, const Prop *prop, unsi
     NEED_CONTEXT;
     if (!bytes || bytes % GRANULE || flags || prop->kind != PINNED || prop->location.kind != DEVICE) return INVALID_VALUE;
     if (prop->handle_types & ~(KIND_FD | KIND_FABRIC)) return INVALID_VALUE;
+    if (!is_device(prop->location.id)) return INVALID_DEVICE;
     pthread_mutex_lock(&mutex);
-    int result = new_memory(handle, bytes, prop->handle_types);
+    int result = new_memory(handle, bytes, prop->location.id, prop->handle_types);
     pthread_mutex_unlock(&mutex);
     return result;
 }
@@ -117,7 +118,7 @@ API cuMemGetAllocationPropertiesFromHandle(Prop *prop, unsigned long long handle
     NEED_INIT;
     pthread_mutex_lock(&mutex);
     Allocation *what = allocation(handle);
-    if (what) *prop = (Prop){ PINNED, what->handle_types, { DEVICE, 0 }, NULL, {0} };
+    if (what) *prop = (Prop){ PINNED, what->handle_types, { DEVICE, device_of(what->path) }, NULL, {0} };
     pthread_mutex_unlock(&mutex);
     return what ? SUCCESS : INVALID_VALUE;
 }
@@ -190,14 +191,14 @@ API cuMulticastCreate(unsigned long long *handle, const MulticastProp *prop) {
     NEED_CONTEXT;
     if (prop->devices != 1 || !prop->bytes || prop->bytes % GRANULE || prop->flags || prop->handle_types & ~KIND_FD) return INVALID_VALUE;
     pthread_mutex_lock(&mutex);
-    int result = new_memory(handle, GRANULE, prop->handle_types);
+    int result = new_memory(handle, GRANULE, 0, prop->handle_types);
     pthread_mutex_unlock(&mutex);
     return result;
 }
 API cuMulticastAddDevice(unsigned long long handle, int device) {
     NEED_INIT;
     pthread_mutex_lock(&mutex);
-    int result = device ? INVALID_DEVICE : allocation(handle) ? SUCCESS : INVALID_VALUE;
+    int result = !is_device(device) ? INVALID_DEVICE : allocation(handle) ? SUCCESS : INVALID_VALUE;
     pthread_mutex_unlock(&mutex);
     return result;
 }
@@ -211,6 +212,14 @@ static int is_reserved(const char *base, size_t bytes) {
     for (unsigned i = 0; i < ranges_used; i++)
         if (ranges[i].base && base >= ranges[i].base && base + bytes <= ranges[i].base + ranges[i].bytes) return 1;
     return 0;
+}
+// Whether a device may be given access to all that is mapped in the range.
+static int is_reached(int device, const char *base, size_t bytes) {
+    if (!is_device(device)) return 0;
+    if (!getenv("FDBROKER_CUDA_STUB_NO_PEERS")) return 1;
+    for (unsigned i = 0; i < maps_used; i++)
+        if (maps[i].what && maps[i].base >= base && maps[i].base < base + bytes && device_of(maps[i].what->path) != device) return 0;
+    return 1;
 }
 // How many bytes of the range are mapped; -1: a mapping reaches over an end of it.
 static ssize_t mapped(const char *base, size_t bytes) {
@@ -283,8 +292,9 @@ API cuMemSetAccess(uint64_t base, size_t bytes, const Access *desc, size_t count
     NEED_INIT;
     pthread_mutex_lock(&mutex);
     int result = SUCCESS;
-    if (mapped((char *)base, bytes) != (ssize_t)bytes || count != 1 || desc->location.kind != DEVICE || desc->location.id)
+    if (mapped((char *)base, bytes) != (ssize_t)bytes || count != 1 || desc->location.kind != DEVICE)
         result = INVALID_VALUE;
+    else if (!is_reached(desc->location.id, (char *)base, bytes)) result = INVALID_DEVICE;
     // Some drivers cannot map for reading only.
     else if (desc->flags != READ_WRITE) result = NOT_SUPPORTED;
     else mprotect((void *)base, bytes, PROT_READ | PROT_WRITE);

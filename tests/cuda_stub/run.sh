@@ -40,11 +40,19 @@ count() {
   passed=$((passed + p)) failed=$((failed + f))
 }
 
-status=0
-under_stub 320 "$FDBROKER_BIN_DIR/examples/gpu" > "$work/out" || status=$?
-grep -v '^{' "$work/out"
-read -r p f < <(awk '/^[0-9]+ passed, [0-9]+ failed$/ { p = $1; f = $3 } END { print p + 0, f + 0 }' "$work/out")
-count "$status" "$p" "$f" "the program of tests/gpu"
+# gpu ENVIRONMENT... -- ARGUMENTS...: runs the program of tests/gpu and counts its checks.
+gpu() {
+  local environment=() status=0 p f
+  while [ "$1" != -- ]; do environment+=("$1"); shift; done
+  shift
+  under_stub 320 env "${environment[@]}" "$FDBROKER_BIN_DIR/examples/gpu" "$@" > "$work/out" || status=$?
+  grep -v '^{' "$work/out"
+  read -r p f < <(awk '/^[0-9]+ passed, [0-9]+ failed$/ { p = $1; f = $3 } END { print p + 0, f + 0 }' "$work/out")
+  count "$status" "$p" "$f" "the program of tests/gpu $*"
+}
+gpu --
+gpu FDBROKER_CUDA_STUB_DEVICES=3 -- devices
+gpu FDBROKER_CUDA_STUB_DEVICES=3 FDBROKER_CUDA_STUB_NO_PEERS=1 -- devices-apart
 
 demo=("$FDBROKER_BIN_DIR/fdbroker" demo --memory cuda --ranks 4 --buffers 50 --timeout 60 --without-broker --json)
 if under_stub 150 tests/demo.sh "${demo[@]}"; then passed=$((passed + 1)); else failed=$((failed + 1)); fi

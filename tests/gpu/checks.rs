@@ -31,7 +31,7 @@ pub fn lent(answer: Answer) -> Result<Vec<Lent>, String> {
 }
 
 /// Bytes checked, all of them right.
-fn checked(answer: &Answer) -> Result<u64, String> {
+pub fn checked(answer: &Answer) -> Result<u64, String> {
     match answer {
         Answer::Checked { bytes, wrong_words: 0 } => Ok(*bytes),
         Answer::Checked { bytes, wrong_words } => {
@@ -56,7 +56,7 @@ fn code(peer: &mut Peer, lent: &Lent) -> Result<String, String> {
     }
 }
 
-fn make(count: u32, bytes: u64, slots: u32, seed: u64) -> Command {
+pub fn make(count: u32, bytes: u64, slots: u32, seed: u64) -> Command {
     Command::Make { count, bytes, slots, seed }
 }
 
@@ -300,7 +300,7 @@ pub fn under_256(setup: &Setup, report: &mut Report) -> Outcome {
     let node = Node::start(&[format!("caps.node.fds={LIMIT}")])?;
     let mut ranks = vec![Peer::start()?, Peer::start()?];
     ask_all(&mut ranks, |_| Command::Limit { fds: LIMIT })?;
-    ask_all(&mut ranks, |_| Command::Open)?;
+    ask_all(&mut ranks, |_| Command::Open { device: 0 })?;
     let socket = node.socket();
     ask_all(&mut ranks, |_| Command::Connect { socket: socket.clone(), own_fds: 4 })?;
     let start = Instant::now();
@@ -332,7 +332,7 @@ pub fn full_table(setup: &Setup) -> Outcome {
     let lent = lent(owner.ask(&make(1, setup.granule, 0, 29))?)?.remove(0);
     let mut rank = Peer::start()?;
     rank.order(&Command::Limit { fds: 512 })?;
-    rank.order(&Command::Open)?;
+    rank.order(&Command::Open { device: 0 })?;
     rank.order(&Command::Connect { socket: node.socket(), own_fds: 2 })?;
     match rank.ask(&Command::FillTable { lent })? {
         Answer::Full { export, import, export_after, wrong_words } => {

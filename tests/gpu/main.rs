@@ -4,6 +4,7 @@
 
 mod checks;
 mod costs;
+mod devices;
 mod node;
 mod pattern;
 mod peer;
@@ -36,17 +37,20 @@ pub struct Setup {
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        [] => {}
-        ["rank"] => {
-            rank::play();
-            return ExitCode::SUCCESS;
-        }
-        _ => {
-            eprintln!("usage: gpu (no arguments); tests/gpu/README.md explains");
-            return ExitCode::from(2);
-        }
-    }
+    let checks: fn(&Setup, &mut Report) =
+        match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+            [] => one_device,
+            ["devices"] => several_devices,
+            ["devices-apart"] => devices_apart,
+            ["rank"] => {
+                rank::play();
+                return ExitCode::SUCCESS;
+            }
+            _ => {
+                eprintln!("usage: gpu [devices | devices-apart]; tests/gpu/README.md explains");
+                return ExitCode::from(2);
+            }
+        };
     let device = match Device::open(0) {
         Ok(device) => device,
         Err(error) => {
@@ -61,7 +65,7 @@ fn main() -> ExitCode {
         // The ranks end with this process.
         std::process::exit(1);
     });
-    match run(device) {
+    match run(device, checks) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(why) => {
@@ -71,7 +75,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(device: Device) -> Result<bool, String> {
+fn run(device: Device, checks: fn(&Setup, &mut Report)) -> Result<bool, String> {
     let memory = device.memory_info().map_err(|error| error.to_string())?;
     let version = device.driver_version().map_err(|error| error.to_string())?;
     let granule = device.granularity() as u64;
@@ -87,44 +91,59 @@ fn run(device: Device) -> Result<bool, String> {
     let large = (1 << 30).min(memory.total_bytes / 64).next_multiple_of(granule);
     let setup = Setup { device, granule, large };
     let mut report = Report::default();
+    checks(&setup, &mut report);
+    Ok(report.print(&head))
+}
+
+fn one_device(setup: &Setup, report: &mut Report) {
     report.check("8 processes share all to all, every byte right", |report| {
-        checks::all_to_all(&setup, report)
+        checks::all_to_all(setup, report)
     });
     report.check("memory of a killed owner stays while it is mapped, and comes back", |report| {
-        checks::killed_owner(&setup, report)
+        checks::killed_owner(setup, report)
     });
     report.check("memory of a killed owner that nobody has comes back at once", |report| {
-        checks::killed_owner_unshared(&setup, report)
+        checks::killed_owner_unshared(setup, report)
     });
     report.check("freed memory stays until the last lease is released", |report| {
-        checks::last_lease(&setup, report)
+        checks::last_lease(setup, report)
     });
     report.check("the byte cap evicts, and recall brings it back with its data", |report| {
-        checks::byte_cap(&setup, report)
+        checks::byte_cap(setup, report)
     });
     report.check("two exports of one allocation are one fd in the broker", |_| {
-        checks::two_exports(&setup)
+        checks::two_exports(setup)
     });
     report.check("free and allocate at the same address: the old handle is STALE", |_| {
-        checks::same_address(&setup)
+        checks::same_address(setup)
     });
     report.check("2,000 allocations under RLIMIT_NOFILE 256", |report| {
-        checks::under_256(&setup, report)
+        checks::under_256(setup, report)
     });
     report.check("a full fd table is LOCAL_FD_LIMIT, and nothing is lost", |_| {
-        checks::full_table(&setup)
+        checks::full_table(setup)
     });
     report.check("dma-bufs of cuMemAlloc and VMM memory go through the broker", |report| {
-        checks::dma_bufs(&setup, report)
+        checks::dma_bufs(setup, report)
     });
-    report.check("host and GPU memory stand in one `fdbroker ls`", |_| checks::one_list(&setup));
+    report.check("host and GPU memory stand in one `fdbroker ls`", |_| checks::one_list(setup));
     report.check("audit names the allocation of each CUDA fd without a lease", |_| {
-        checks::audit(&setup)
+        checks::audit(setup)
     });
     report
-        .check("the import cache keeps device memory open", |report| checks::cache(&setup, report));
+        .check("the import cache keeps device memory open", |report| checks::cache(setup, report));
     report.check("cost of export and import, cold and warm, and of a grant", |report| {
-        costs::measure(&setup, report)
+        costs::measure(setup, report)
     });
-    Ok(report.print(&head))
+}
+
+fn several_devices(setup: &Setup, report: &mut Report) {
+    report.check("each device opens the memory of each other by handle", |report| {
+        devices::reached(setup, report)
+    });
+}
+
+/// For a machine whose devices have no way to each other's memory.
+fn devices_apart(setup: &Setup, report: &mut Report) {
+    report.check("a device that cannot reach the memory says so", |_| devices::out_of_reach(setup));
 }

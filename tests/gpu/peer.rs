@@ -39,7 +39,7 @@ impl Peer {
         own_fds: u32,
     ) -> Result<Vec<Self>, String> {
         let mut peers = (0..count).map(|_| Peer::start()).collect::<Result<Vec<_>, _>>()?;
-        ask_all(&mut peers, |_| Command::Open)?;
+        ask_all(&mut peers, |_| Command::Open { device: 0 })?;
         ask_all(&mut peers, |_| Command::Connect { socket: socket.into(), own_fds })?;
         Ok(peers)
     }

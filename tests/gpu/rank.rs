@@ -102,7 +102,7 @@ impl Rank {
             Command::Limit { fds } => {
                 setrlimit(Resource::RLIMIT_NOFILE, fds, fds).map_err(|error| error.to_string())?;
             }
-            Command::Open => self.open()?,
+            Command::Open { device } => self.open(device)?,
             Command::Connect { socket, own_fds } => {
                 let builder = Client::builder().socket(socket).name("gpu-rank").own_fds(own_fds);
                 self.client = Some(builder.connect().map_err(text)?);
@@ -132,6 +132,11 @@ impl Rank {
             }
             Command::Try { lent } => {
                 let name = code(self.client()?.acquire(&lent.handle()?, soon()));
+                return Ok(Answer::Code { name });
+            }
+            Command::TryImport { lent } => {
+                let grant = self.acquire(&lent)?;
+                let name = code(CudaImport::new(self.device()?, grant, Access::ReadWrite));
                 return Ok(Answer::Code { name });
             }
             Command::RegisterTwice { bytes } => return self.register_twice(number(bytes)),
@@ -167,8 +172,8 @@ impl Rank {
     }
 
     /// Uses once every call of the later steps: the driver opens some of its fds at first use.
-    fn open(&mut self) -> Result<(), String> {
-        let device = Device::open(0).map_err(text)?;
+    fn open(&mut self, ordinal: u32) -> Result<(), String> {
+        let device = Device::open(ordinal).map_err(text)?;
         let warm_up = || {
             let memory = CudaMemory::new(&device, 1)?;
             pattern::fill(&memory, 1, 0)?;

@@ -22,32 +22,8 @@ HELP
   *) echo "tests/gpu/run.sh: unknown argument '$1' (--help explains)" >&2; exit 2 ;;
 esac
 
-if [ ! -e /dev/nvidiactl ]; then
-  echo "tests/gpu/run.sh: nothing can be run here: no /dev/nvidiactl, so no NVIDIA driver is loaded" >&2
-  exit 5
-fi
-
-if [ -n "${FDBROKER_BIN_DIR-}" ]; then
-  gpu=$FDBROKER_BIN_DIR/gpu
-else
-  cargo build --release --quiet -p fdbroker --bins --example gpu || exit 1
-  cargo build --release --quiet --lib -p fdbroker-cuda-layer -p fdbroker-capi || exit 1
-  FDBROKER_BIN_DIR=${CARGO_TARGET_DIR:-target}/release
-  libclient/capi/link.sh "$FDBROKER_BIN_DIR" && ln -sf capi/libfdbroker.so.0 "$FDBROKER_BIN_DIR/libfdbroker.so.0" || exit 1
-  gpu=$FDBROKER_BIN_DIR/examples/gpu
-fi
-FDBROKER_BIN_DIR=$(readlink -f "$FDBROKER_BIN_DIR")
-export FDBROKER_BIN_DIR
-
-out=$(mktemp)
-trap 'rm -f "$out"' EXIT
-# A process in a driver that hangs ignores SIGTERM.
-timeout --kill-after=10 320 "$gpu" | tee "$out"
-status=${PIPESTATUS[0]}
-[ "$status" = 5 ] && exit 5
-read -r passed failed < <(awk '/^[0-9]+ passed, [0-9]+ failed$/ { p = $1; f = $3 } END { print p + 0, f + 0 }' "$out")
-# A program that died, or that ran no check, has failed even when it did not say so.
-if [ "$status" != 0 ] && [ "$failed" = 0 ] || [ $((passed + failed)) = 0 ]; then failed=$((failed + 1)); fi
+. tests/gpu/programs.sh
+part "the CUDA backend" 320 "$gpu"
 
 printf '\nfdbroker demo --memory cuda\n'
 if timeout --kill-after=10 150 tests/demo.sh "$FDBROKER_BIN_DIR/fdbroker" demo --memory cuda --ranks 8 --buffers 50 --timeout 60 \
@@ -57,15 +33,7 @@ else
   failed=$((failed + 1)); echo "FAILED   the demo with device memory"
 fi
 
-printf '\nPyTorch under the CUDA layer\n'
-if python3 -c 'import torch' 2> /dev/null; then
-  timeout --kill-after=10 500 python3 tests/gpu/pytorch/run.py "$FDBROKER_BIN_DIR" | tee "$out"
-  read -r p f < <(awk '/^[0-9]+ passed, [0-9]+ failed$/ { p = $1; f = $3 } END { print p + 0, f + 0 }' "$out")
-  [ $((p + f)) != 0 ] || f=1
-  passed=$((passed + p)) failed=$((failed + f))
-else
-  failed=$((failed + 1)); echo "FAILED   python3 has no PyTorch here (pip install torch)"
-fi
+pytorch
 
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

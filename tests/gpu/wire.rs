@@ -35,8 +35,8 @@ impl Lent {
 pub enum Command {
     /// Set RLIMIT_NOFILE.
     Limit { fds: u64 },
-    /// Open the device and use each call once, so that the driver has opened its own fds.
-    Open,
+    /// Open the device of this ordinal and use each call once, so that the driver has opened its own fds.
+    Open { device: u32 },
     /// Connect to the broker.
     Connect { socket: PathBuf, own_fds: u32 },
     /// Count the fds.
@@ -57,6 +57,8 @@ pub enum Command {
     Release,
     /// Acquire and give back; the answer is the code.
     Try { lent: Lent },
+    /// Acquire and import, and give both back; the answer is the code.
+    TryImport { lent: Lent },
     /// Export one allocation twice, register both exports.
     RegisterTwice { bytes: u64 },
     /// Allocate without the library's buffers and register by hand. The memory of a command before is freed first, without

@@ -12,8 +12,9 @@ os.environ["TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC"] = "1"
 import torch  # noqa: E402: the variables above come first
 import torch.multiprocessing as mp  # noqa: E402
 
+from fds import limit_fds, nvidia_fds  # noqa: E402
 from lines import say  # noqa: E402
-from rank import PATIENCE_S, limit_fds, nvidia_fds  # noqa: E402
+from rank import PATIENCE_S  # noqa: E402
 
 BYTES = 4096
 TIMEOUT_MS = 10_000

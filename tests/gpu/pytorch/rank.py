@@ -16,6 +16,7 @@ import time
 os.environ["PYTORCH_CUDA_ALLOC_CONF"] = os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 os.environ["TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC"] = "1"
 
+from fds import limit_fds, nvidia_fds  # noqa: E402
 from lines import say  # noqa: E402
 
 import torch  # noqa: E402: the variables above come first
@@ -28,11 +29,6 @@ PATIENCE_S = 120
 STRIDE = 4097
 # The first element that consumers write, one each.
 MARKS = 16
-
-
-def nvidia_fds():
-    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
-    return sum("nvidia" in os.readlink(link) for link in links if os.path.islink(link))
 
 
 def send(peer, data):
@@ -51,11 +47,6 @@ def exactly(peer, count):
 
 def receive(peer):
     return exactly(peer, struct.unpack("Q", exactly(peer, 8))[0])
-
-
-def limit_fds(most):
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, max(hard, most)))
 
 
 def timed(call):

@@ -23,12 +23,14 @@ PATIENCE_S = 240
 # Device memory that other things than tensors may take meanwhile.
 MIB_BACK = 512
 PARTS = ["turns", "many", "queues", "both"]
+# These need two GPUs.
+DEVICE_PARTS = ["nccl", "symmetric", "across"]
 OWN_NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc"]
 
 
 def used_mib():
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
-    return int(subprocess.run(query, check=True, capture_output=True, text=True).stdout)
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return sum(map(int, subprocess.run(query, check=True, capture_output=True, text=True).stdout.split()))
 
 
 def ranks(options):
@@ -51,6 +53,8 @@ def program(options):
     command = [sys.executable, str(HERE / options.program), "--fds", str(options.fds)]
     if options.library:
         command += ["--library", options.library]
+    if options.what:
+        command += ["--what", options.what, "--expandable", options.expandable]
     say({"role": "exit", "codes": [subprocess.run(command).returncode]})
     ledger()
 
@@ -92,7 +96,7 @@ class Bench:
 
     def __init__(self, folder, book):
         self.fdbroker, self.library = str(folder / "fdbroker"), str(folder / "libfdbroker.so.0")
-        self.book, self.rows = book, []
+        self.book, self.rows, self.device_rows = book, [], []
 
     def run(self, name, words, cap=None):
         """Runs the inner part; `cap`: under the layer, with so many fds on the node. Answers what was printed."""
@@ -137,10 +141,13 @@ class Bench:
         return producer[0] if producer else None, opened
 
     def layered(self, name, lines, cap):
-        broker, processes = self.of(lines, "broker"), [it for it in lines if "new_nvidia_fds" in it]
-        check = self.book.check
+        processes, check = [it for it in lines if "new_nvidia_fds" in it], self.book.check
         check(f"{name}: no process has an fd of shared memory",
               processes and all(it["new_nvidia_fds"] == 0 for it in processes), processes)
+        self.left(name, lines, cap)
+
+    def left(self, name, lines, cap):
+        broker, check = self.of(lines, "broker"), self.book.check
         check(f"{name}: never more than {cap} fds on the node", broker and broker[0]["peak_fds"] <= cap, broker)
         check(f"{name}: nothing is left in the broker", broker and not any(broker[0]["left"].values()), broker)
         check(f"{name}: audit finds nothing", broker and not broker[0]["findings"], broker)
@@ -216,20 +223,52 @@ def both(bench):
     bench.layered(name, lines, 256)
 
 
+def devices(bench, what):
+    """A process on each of two GPUs, directly and under the layer in turns."""
+    for expandable in ("on", "off"):
+        fds = {}
+        for name, cap in [("direct", None), ("layer", 256), ("layer, again", 256), ("direct, again", None)]:
+            name = f"{what}, expandable segments {expandable}, {name}"
+            words = ["--program", "devices.py", "--what", what, "--expandable", expandable, "--fds", 4096]
+            lines = bench.run(name, words, cap)
+            ranks = bench.of(lines, "device")
+            right = len(ranks) == (1 if what == "across" else 2) and not any(it["wrong"] for it in ranks)
+            codes = bench.of(lines, "exit")
+            bench.book.check(f"{name}: results are right", right and codes and codes[0]["codes"] == [0], lines)
+            fds[name] = max((it["new_nvidia_fds"] for it in ranks), default=None)
+            if cap:
+                bench.left(name, lines, cap)
+            bench.device_rows.append((name, ranks[0] if ranks else {}))
+        bench.book.check(f"{what}, expandable segments {expandable}: no process has more fds under the layer than directly",
+                         None not in fds.values() and max(count for name, count in fds.items() if "layer" in name)
+                         <= max(count for name, count in fds.items() if "direct" in name), fds)
+
+
 def table(rows):
+    if not rows:
+        return
     print(f"\n{'run':<56}{'share us':>10}{'open us':>10}{'seconds':>10}")
     for name, *figures in rows:
         print(f"{name:<56}" + "".join(f"{'-' if figure is None else figure:>10}" for figure in figures))
+
+
+def device_table(rows):
+    for name, rank in rows:
+        figures = [f"{key} {value}" for key, value in rank.items() if key.endswith("_us") or key.endswith("_fds")]
+        print(f"{name:<56}" + ", ".join(figures))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, help="of the programs")
     parser.add_argument("--gib", type=int, default=64, help="device memory to share [64]")
-    parser.add_argument("--part", action="append", choices=PARTS, help="run this alone")
+    parser.add_argument("--part", action="append", choices=PARTS + DEVICE_PARTS,
+                        help=f"run this alone; by default {', '.join(PARTS)}, which need one GPU")
     inner = parser.add_argument_group("the inner part, which the program starts by itself")
     inner.add_argument("--ranks", action="store_true")
-    inner.add_argument("--program", choices=["workers.py", "both.py"])
+    inner.add_argument("--program", choices=["workers.py", "both.py", "devices.py"])
+    inner.add_argument("--what", choices=DEVICE_PARTS)
+    inner.add_argument("--expandable", choices=["on", "off"])
     inner.add_argument("--library")
     inner.add_argument("--tensors", type=int)
     inner.add_argument("--mib", type=int)
@@ -255,7 +294,11 @@ def main():
         queues(bench)
     if "both" in parts:
         both(bench)
+    for what in DEVICE_PARTS:
+        if what in parts:
+            devices(bench, what)
     table(bench.rows)
+    device_table(bench.device_rows)
     print(f"{book.passed} passed, {book.failed} failed")
     return 1 if book.failed else 0
 

@@ -13,8 +13,9 @@ os.environ["TORCH_CUDA_EXPANDABLE_SEGMENTS_IPC"] = "1"
 import torch  # noqa: E402: the variables above come first
 import torch.multiprocessing as mp  # noqa: E402
 
+from fds import limit_fds, nvidia_fds  # noqa: E402
 from lines import say  # noqa: E402
-from rank import MARKS, PATIENCE_S, STRIDE, limit_fds, nvidia_fds  # noqa: E402
+from rank import MARKS, PATIENCE_S, STRIDE  # noqa: E402
 
 SIZES_MIB = (3, 20, 45, 130, 410)
 TENSORS = 12

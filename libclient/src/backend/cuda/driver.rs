@@ -444,14 +444,15 @@ impl Mapped {
         }
     }
 
-    /// `false`: the driver knows no such access.
+    /// `false`: the driver knows no such access, or the device has no way to that memory (INVALID_DEVICE).
     fn allow(&self, flags: c_int) -> Result<bool, Error> {
         let Reserved { context, base, bytes } = &self.range;
         let desc = raw::CuMemAccessDesc { location: context.location(), flags };
         // SAFETY: reads one descriptor; the range is mapped as a whole.
         let answer =
             unsafe { (context.driver.table.mem_set_access)(*base, *bytes, &raw const desc, 1) };
-        if matches!(answer, result::NOT_SUPPORTED | result::INVALID_VALUE) {
+        let none = [result::NOT_SUPPORTED, result::INVALID_VALUE, result::INVALID_DEVICE];
+        if none.contains(&answer) {
             return Ok(false);
         }
         context.driver.check(answer, || "cuMemSetAccess".into()).map(|()| true)

@@ -1,0 +1,34 @@
+#!/bin/bash
+# Runs what needs two GPUs of one machine: memory of one opened on the other by handle, then NCCL, symmetric memory and
+# tensors across GPUs under the CUDA layer and directly. Ends with `N passed, N failed`. Must never make a multicast object: that
+# can put the GPUs of a shared host out of service.
+. "$(dirname "$(readlink -f "$0")")/../common/start.sh"
+set -uo pipefail
+cd "$(dirname "$(readlink -f "$0")")/../.."
+
+case ${1-} in
+  '') ;;
+  -h | --help)
+    cat << 'HELP'
+usage: tests/gpu/multi.sh
+
+Needs two NVIDIA GPUs with their driver, PyTorch with NCCL in python3, and some five minutes. FDBROKER_BIN_DIR names a directory
+with the programs, built before (tests/gpu/README.md); without it they are built here.
+
+Exit status: 0 nothing failed; 1 something failed; 2 usage; 5 no two GPUs here.
+HELP
+    exit 0 ;;
+  *) echo "tests/gpu/multi.sh: unknown argument '$1' (--help explains)" >&2; exit 2 ;;
+esac
+
+. tests/gpu/programs.sh
+count=$(nvidia-smi --list-gpus | wc -l)
+if [ "$count" -lt 2 ]; then
+  echo "tests/gpu/multi.sh: nothing can be run here: $count GPU, and two are needed" >&2
+  exit 5
+fi
+part "memory of another device" 120 "$gpu" devices
+pytorch --part nccl --part symmetric --part across
+
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]
