@@ -13,6 +13,9 @@ macro_rules! wire_enum {
             /// Every value, in the order of its number.
             pub const ALL: &'static [$name] = &[$($name::$variant,)*];
 
+            /// All names, in the same order.
+            pub const NAMES: &'static [&'static str] = &[$($text,)*];
+
             /// The value of a number on the wire; `None` when this release knows no such value.
             pub fn from_number(number: $repr) -> Option<Self> {
                 match number { $($number => Some(Self::$variant),)* _ => None }

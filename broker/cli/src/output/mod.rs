@@ -237,9 +237,13 @@ pub fn commas(number: u64) -> String {
     HumanCount(number).to_string()
 }
 
-/// A number with its noun: `1 job`, `2 jobs`.
+/// A number with its noun: `1 job`, `2 jobs`, `2 processes`.
 pub fn counted(number: u64, thing: &str) -> String {
-    let ending = if number == 1 { "" } else { "s" };
+    let ending = match number {
+        1 => "",
+        _ if thing.ends_with('s') => "es",
+        _ => "s",
+    };
     format!("{} {thing}{ending}", commas(number))
 }
 

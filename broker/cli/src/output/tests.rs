@@ -86,6 +86,7 @@ fn commas_when_long_then_groups_of_three() {
 #[test]
 fn counted_when_one_then_no_plural() {
     assert_eq!(counted(1, "job"), "1 job");
+    assert_eq!(counted(1, "process") + &counted(2, "process"), "1 process2 processes");
     assert_eq!(counted(0, "job") + &counted(2000, "x"), "0 jobs2,000 xs");
 }
 

@@ -11,7 +11,7 @@ pub const COLUMNS: &[Column<AllocationRecord>] = &[
         records::id(it.slot, it.generation)
     }),
     Column::new(
-        Kind::Text,
+        Kind::Word(AllocationState::NAMES),
         "STATE",
         "state",
         "where its fd is: held, resident, evicted, recalling, ended or reserved",
@@ -20,7 +20,7 @@ pub const COLUMNS: &[Column<AllocationRecord>] = &[
             Value::word(state.map_or("unknown", AllocationState::name))
         },
     ),
-    Column::new(Kind::Text, "KIND", "kind", "kind of memory", |it| {
+    Column::new(Kind::Word(MemoryKind::NAMES), "KIND", "kind", "kind of memory", |it| {
         Value::word(MemoryKind::from_number(it.kind).map_or("unknown", MemoryKind::name))
     }),
     Column::new(Kind::Size, "SIZE", "size_bytes", "its size", |it| {
@@ -37,6 +37,9 @@ pub const COLUMNS: &[Column<AllocationRecord>] = &[
         "user of its owner, none before it is named again after a crash of the broker",
         |it| Value::number_or(uid(it), "-"),
     ),
+    Column::new(Kind::Text, "USER", "owner_user", "name of that user", |it| {
+        uid(it).map_or(Value::None("-"), records::user)
+    }),
     Column::new(
         Kind::Number,
         "VIRTUAL_FD",
@@ -91,9 +94,13 @@ pub const COLUMNS: &[Column<AllocationRecord>] = &[
         "job of its owner, or that has left it",
         |it| records::job(it.job, &it.job_name),
     ),
-    Column::on_request(Kind::Text, "SHARE", "share", "who may have it: uid, gid or any", |it| {
-        Value::word(Share::from_number(it.share).map_or("unknown", Share::name))
-    }),
+    Column::on_request(
+        Kind::Word(Share::NAMES),
+        "SHARE",
+        "share",
+        "who may have it: uid, gid or any",
+        |it| Value::word(Share::from_number(it.share).map_or("unknown", Share::name)),
+    ),
     Column::on_request(
         Kind::Flag,
         "RECALLABLE",

@@ -20,6 +20,9 @@ pub static COLUMNS: LazyLock<Vec<Column<ClientRecord>>> = LazyLock::new(|| {
         Column::new(Kind::Number, "UID", "uid", "its user", |it| {
             Value::Number(it.uid.get().into())
         }),
+        Column::new(Kind::Text, "USER", "user", "its user's name", |it| {
+            records::user(it.uid.get())
+        }),
         Column::new(Kind::Text, "JOB", "job", "its job, as `fdbroker jobs` names it", |it| {
             records::job(it.job, &it.job_name)
         }),

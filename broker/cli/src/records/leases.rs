@@ -14,11 +14,12 @@ pub const COLUMNS: &[Column<LeaseRecord>] = &[
     Column::new(Kind::Number, "UID", "uid", "user of its holder", |it| {
         Value::Number(it.uid.get().into())
     }),
+    Column::new(Kind::Text, "USER", "user", "name of that user", |it| records::user(it.uid.get())),
     Column::new(Kind::Allocation, "ALLOCATION", "allocation", "what it is a lease of", |it| {
         records::id(it.slot, it.generation)
     }),
     Column::new(
-        Kind::Text,
+        Kind::Word(&["open", "mapped"]),
         "STATE",
         "state",
         "open: the holder has the fd; mapped: it has imported it and closed the fd",

@@ -4,6 +4,9 @@
 pub mod allocations;
 pub mod clients;
 pub mod leases;
+mod users;
+
+pub use users::user;
 
 use crate::output::{commas, human_size, seconds};
 use crate::table::Value;

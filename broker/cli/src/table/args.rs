@@ -30,11 +30,12 @@ const LIST_HELP: &str = "\
 A column is named by its heading, in any case, or by its key in JSON (-H shows both).
 
 Filters compare a column with a value; `and`, `or` and parentheses join comparisons, and `and` binds closer.
-  == != < <= > >=   as usual; for flags only == and !=
+  == != < <= > >=   as usual; for flags and words only == and !=
   =~                the text contains this
   sizes             whole numbers with B, KiB, MiB, GiB, TiB or PiB; bytes without a unit
   times             whole numbers with ms, s, m, h or d; seconds without a unit
   flags             yes, no
+  words             as the column has them, such as STATE == held
   none              no value, such as the pid of an owner that is gone
 Text with blanks or one of ()=!<>~ needs quotation marks: '...' or \"...\".
 

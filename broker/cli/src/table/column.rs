@@ -9,6 +9,8 @@ use fdbroker_protocol::{Resource, Scope, Unit};
 pub enum Kind {
     /// Any text, fit for a terminal.
     Text,
+    /// One of these words.
+    Word(&'static [&'static str]),
     /// A count or number.
     Number,
     /// Bytes.
@@ -26,6 +28,7 @@ impl Kind {
     pub fn name(self) -> &'static str {
         match self {
             Kind::Text => "text",
+            Kind::Word(_) => "word",
             Kind::Number => "number",
             Kind::Size => "bytes",
             Kind::Time => "seconds",
@@ -39,7 +42,7 @@ impl Kind {
         match self {
             Kind::Number | Kind::Size | Kind::Time => Side::Right,
             Kind::Text => Side::LeftOrCut,
-            Kind::Flag | Kind::Allocation => Side::Left,
+            Kind::Word(_) | Kind::Flag | Kind::Allocation => Side::Left,
         }
     }
 }

@@ -24,6 +24,10 @@ impl Kind {
         let wrong = |what: &str| format!("`{}` is not {what}", text.escape_debug());
         match self {
             Kind::Text => Ok(Value::Text(Cow::Owned(text.to_owned()))),
+            Kind::Word(words) => match words.iter().find(|word| **word == text) {
+                Some(word) => Ok(Value::word(word)),
+                None => Err(wrong(&format!("one of {}", words.join(", ")))),
+            },
             Kind::Number => match text.strip_prefix("0x") {
                 Some(digits) if !digits.starts_with('+') => u64::from_str_radix(digits, 16).ok(),
                 _ => scaled(text, &[("", 1)]),

@@ -45,11 +45,11 @@ fn doctor_when_a_broker_serves_then_a_page_is_shared_and_nothing_fails() {
 }
 
 #[test]
-fn doctor_when_there_is_no_broker_then_warn_with_how_to_start_one() {
+fn doctor_when_there_is_no_broker_then_warn_with_how_to_start_one_and_exit_5() {
     let output =
         fdbroker(&["doctor", "--json"]).env("FDBROKER_SOCKET", "/nowhere/broker.sock").output();
     let output = output.expect("the command starts");
-    assert_eq!(end(&output).0, Some(0));
+    assert_eq!(end(&output).0, Some(5));
     let report = one_json_line(&output);
     let (verdict, remedy) = check(&report, "client's socket");
     assert_eq!(verdict, "warn");

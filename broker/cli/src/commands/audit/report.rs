@@ -3,7 +3,7 @@
 use super::finding::{Finding, Kind};
 use super::limits::MAX_REPORTED;
 use crate::error::Result;
-use crate::output::{Column, Columns, Output, Side, commas, human_size, human_time};
+use crate::output::{Column, Columns, Output, Side, commas, counted, human_size, human_time};
 use fdbroker_protocol::AllocationId;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -79,11 +79,11 @@ impl Report {
         let notes = self.notes.len() as u64 + self.more_notes;
         let hint = if notes > 0 && !verbose { " (--verbose shows them)" } else { "" };
         out.text(&format!(
-            "{} findings, {} notes{hint}; {} processes with {} fds looked at\n",
-            commas(findings),
-            commas(notes),
-            commas(self.processes),
-            commas(self.fds),
+            "{}, {}{hint}; {} with {} looked at\n",
+            counted(findings, "finding"),
+            counted(notes, "note"),
+            counted(self.processes, "process"),
+            counted(self.fds, "fd"),
         ))?;
         if self.more_findings > 0 || verbose && self.more_notes > 0 {
             out.text(&format!("of each at most {MAX_REPORTED} are listed\n"))?;

@@ -15,7 +15,7 @@ Examples:
   fdbroker run -- fdbroker doctor                    would a job's own broker work here?
   fdbroker doctor --json | jq '.checks[] | select(.verdict != \"ok\")'
 
-Exit status 5: at least one check fails.";
+Exit status 5: at least one check fails, or no broker serves this user.";
 
 /// Find out why memory cannot be shared on this node, and what to do; works without a broker too
 #[derive(Debug, clap::Args)]

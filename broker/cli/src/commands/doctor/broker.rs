@@ -1,7 +1,7 @@
 //! Checks whether the broker that the environment names answers and serves this user, by sharing a page with it. Must never
 //! leave an allocation in the broker.
 
-use super::check::{Area, Check};
+use super::check::{Area, Check, Verdict};
 use crate::admin::{Admin, find_socket};
 use crate::error::{Error, Result};
 use crate::records;
@@ -20,6 +20,9 @@ use std::path::Path;
 use std::time::Duration;
 
 const AREA: Area = Area("broker");
+
+/// The check that a broker serves this user.
+const SOCKET: &str = "client's socket";
 
 /// Longest wait for an answer. A healthy broker needs a millisecond.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -41,7 +44,7 @@ pub fn checks() -> Vec<Check> {
     let mut checks = Vec::new();
     match builder.connect() {
         Ok(client) => {
-            checks.push(AREA.ok("client's socket", format!("{} answers", path.display())));
+            checks.push(AREA.ok(SOCKET, format!("{} answers", path.display())));
             checks.push(sharing(share_a_page(&client)));
             checks.push(numbers(share_by_number(&client)));
         }
@@ -53,9 +56,14 @@ pub fn checks() -> Vec<Check> {
     checks
 }
 
+/// Whether a broker serves this user, by the checks made.
+pub fn is_served(checks: &[Check]) -> bool {
+    checks.iter().any(|check| check.name == SOCKET && check.verdict == Verdict::Ok)
+}
+
 /// The reason why nothing answers, from what is at the path.
 fn unreachable(path: &Path, error: &fdbroker_client::Error) -> Check {
-    let name = "client's socket";
+    let name = SOCKET;
     let found = format!("{}: {error}", path.display());
     // The error's words about allocations do not apply here.
     let no_access = format!("{}: no access for this user", path.display());

@@ -31,7 +31,7 @@ struct Report {
     checks: Vec<Check>,
 }
 
-/// Runs and prints all checks; gives the exit status 5 if one fails.
+/// Runs and prints all checks; gives the exit status 5 if one fails, or if there is no broker to share memory by.
 pub fn run(args: Args) -> Result<u8> {
     let mut checks = Vec::new();
     checks.extend(broker::checks());
@@ -44,6 +44,7 @@ pub fn run(args: Args) -> Result<u8> {
     checks.extend(service::checks());
     let count = |verdict| checks.iter().filter(|check| check.verdict == verdict).count();
     let (ok, warn, fail) = (count(Verdict::Ok), count(Verdict::Warn), count(Verdict::Fail));
+    let is_served = broker::is_served(&checks);
     let report = Report { ok, warn, fail, checks };
     let mut out = Output::stdout();
     match args.json {
@@ -51,7 +52,7 @@ pub fn run(args: Args) -> Result<u8> {
         false => print(&report, &mut out)?,
     }
     out.finish()?;
-    Ok(if report.fail > 0 { exit::FINDINGS } else { exit::OK })
+    Ok(if report.fail > 0 || !is_served { exit::FINDINGS } else { exit::OK })
 }
 
 fn print(report: &Report, out: &mut Output) -> Result<()> {

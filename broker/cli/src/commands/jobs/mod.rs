@@ -23,6 +23,9 @@ pub static COLUMNS: LazyLock<Vec<Column<AccountRecord>>> = LazyLock::new(|| {
         Column::new(Kind::Number, "UID", "uid", "its user", |it| {
             Value::Number(it.uid.get().into())
         }),
+        Column::new(Kind::Text, "USER", "user", "its user's name", |it| {
+            records::user(it.uid.get())
+        }),
     ];
     let others: [Column<AccountRecord>; 5] = [
         Column::new(Kind::Number, "FDS_PEAK", "fds_peak", "the most fds there were of it", |it| {

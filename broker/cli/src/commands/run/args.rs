@@ -61,7 +61,7 @@ Examples:
 #[command(after_long_help = HELP)]
 pub struct Args {
     /// Most fds of shared memory on the node [default: the size of the broker's fd table]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub max_fds: Option<u64>,
     /// The summary as one line of JSON
     #[arg(short = 'J', long, conflicts_with = "join")]

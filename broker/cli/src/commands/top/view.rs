@@ -246,7 +246,10 @@ fn cap(buf: &mut Buffer, area: Rect, name: &str, item: &UseView, show: &dyn Fn(u
     let end = match item.cap {
         None => format!("{now:>10}{:<19}  peak {peak:<10}", ", no cap"),
         Some(cap) => {
-            let percent = format!("{}%", share(item.counted(), cap, 100));
+            let percent = match share(item.counted(), cap, 100) {
+                0 if item.counted() > 0 => "<1%".into(),
+                percent => format!("{percent}%"),
+            };
             format!("{now:>10} of {:<10} {percent:>4}  peak {peak:<10}", show(cap))
         }
     };

@@ -93,8 +93,9 @@ impl<'a, R> Parser<'a, R> {
             return Err(self.error(&format!("=~ is for text, and {} is {kind}", column.name)));
         }
         let is_ordered = !matches!(operator, Operator::Equal | Operator::Unequal);
-        if column.kind == Kind::Flag && is_ordered {
-            return Err(self.error(&format!("{} is a flag: use == or !=", column.name)));
+        if matches!(column.kind, Kind::Flag | Kind::Word(_)) && is_ordered {
+            let kind = column.kind.name();
+            return Err(self.error(&format!("{} is a {kind}: use == or !=", column.name)));
         }
         let value = match self.next()? {
             Token::Word("none") => Ok(Value::None("none")),

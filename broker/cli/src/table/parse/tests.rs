@@ -7,6 +7,7 @@ const COLUMNS: &[Column<u64>] = &[
     Column::new(Kind::Size, "SIZE", "size_bytes", "", |it| Value::Size(*it)),
     Column::new(Kind::Text, "NAME", "name", "", |_| Value::word("x")),
     Column::new(Kind::Flag, "KEEP", "keep", "", |_| Value::Flag(true)),
+    Column::new(Kind::Word(&["open", "mapped"]), "STATE", "state", "", |_| Value::word("open")),
 ];
 
 fn error(text: &str) -> String {
@@ -35,11 +36,14 @@ fn filter_when_broken_then_what_is_expected_is_said() {
         ("(SIZE == 1", "`)`"),
         ("SIZE == 1)", "`and`, `or` or the end"),
         ("()", "a column or `(`"),
-        ("COLOUR == red", "SIZE, NAME, KEEP"),
+        ("COLOUR == red", "SIZE, NAME, KEEP, STATE"),
         ("SIZE == 1.5MiB", "a whole number with"),
         ("SIZE =~ 1", "=~ is for text"),
         ("KEEP < yes", "== or !="),
         ("KEEP == maybe", "yes or no"),
+        ("STATE == opened", "`opened` is not one of open, mapped"),
+        ("STATE < open", "a word: use == or !="),
+        ("STATE =~ o", "=~ is for text"),
         ("NAME == 'x", "quotation mark"),
         ("NAME == \"", "quotation mark"),
         ("\"NAME\" == x", "a column or `(`"),
