@@ -8,6 +8,7 @@ use crate::gpu::{Gpu, handle_fd, is_open, is_virtual, pattern};
 use crate::peer::{Order, Peer, count_fds};
 use crate::shapes::{FULL, Found, SMALL, export_small, limit_fds, look, start_peer};
 use crate::sharing::{BYTES, INVALID, WRITTEN_HERE, both_ways, export};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit};
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -186,9 +187,11 @@ pub fn import_outlives_its_fd(gpu: &Gpu) -> Outcome {
 }
 
 /// A thread that may only read, write and end (seccomp(2), strict mode) gets handles of memory that is exported already. Any
-/// other system call kills it, and this process with it.
+/// other system call kills it, and no answer comes.
 pub fn no_system_call(gpu: &Gpu) -> Outcome {
     const GETS: usize = 1_000;
+    /// The calls take microseconds each.
+    const ANSWER_MS: u16 = 20_000;
     let (memory, handle) = export(gpu)?;
     let (mut answer, tell) = std::io::pipe()?;
     let (context, address, level_zero) = (gpu.context.addr(), memory.addr(), gpu.level_zero);
@@ -211,6 +214,9 @@ pub fn no_system_call(gpu: &Gpu) -> Outcome {
             libc::syscall(libc::SYS_exit, 0);
         }
     });
+    let mut wait = [PollFd::new(answer.as_fd(), PollFlags::POLLIN)];
+    let answers = poll(&mut wait, PollTimeout::from(ANSWER_MS))?;
+    holds(answers == 1, || "the thread was killed for a system call".to_string())?;
     let mut right = [0];
     answer.read_exact(&mut right)?;
     same("the last handle is the first", right[0], 1)?;
