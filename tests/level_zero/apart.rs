@@ -9,6 +9,8 @@ pub type Switches = &'static [(&'static str, &'static str)];
 
 pub const LEGACY: Switches = &[("ZE_TEST_DRIVER_HANDLES", "legacy")];
 pub const OPAQUE: Switches = &[("ZE_TEST_DRIVER_HANDLES", "opaque")];
+#[allow(dead_code)] // not all programs use it
+pub const ONE_NUMBER: Switches = &[("ZE_TEST_DRIVER_HANDLES", "one-number")];
 pub const LEGACY_POOL: Switches =
     &[("ZE_TEST_DRIVER_HANDLES", "legacy"), ("ZE_TEST_DRIVER_POOL", "yes")];
 pub const OPAQUE_POOL: Switches =

@@ -85,6 +85,16 @@ else
   bad "linked: it does not build"
 fi
 
+# The loader that a program closes stays loaded: a recall calls the driver.
+if gcc -Wall -Werror -o "$work/closed" "$here/closed.c" -ldl &&
+  { [ "$ZE_TEST_LOADER" = 1.8.12 ] || { "$here/debian13.sh" "$work/closed" "$work/other" && mv "$work/other" "$work/closed"; }; }
+then
+  ends "loader closed, layer" 0 "1 recalls" "$fdbroker" run --level-zero -- "$work/closed"
+  ends "loader closed, by hand" 0 "1 recalls" "$fdbroker" run -- "${by_hand[@]}" "$work/closed"
+else
+  bad "loader closed: it does not build"
+fi
+
 # What a newer loader's tables have, and none here.
 if [ "$ZE_TEST_LOADER" = 1.8.12 ]; then
   if gcc -Wall -Werror -o "$work/newer" "$here/newer.c" -Wl,--no-as-needed -l:libze_loader.so.1; then

@@ -124,7 +124,10 @@ impl<S: State> Connection<S> {
                 Some(self.install(client))
             }
             Err(error) => {
-                self.last_try_s.store(now_s, Ordering::Relaxed);
+                // A lack of fds may pass at once, and says nothing of the broker.
+                if error.code != ErrorCode::LocalFdLimit {
+                    self.last_try_s.store(now_s, Ordering::Relaxed);
+                }
                 self.say_absent(&error);
                 None
             }

@@ -58,8 +58,18 @@ impl<S: State> Source for Connection<S> {
     }
 }
 
-/// Acquires, and waits for what can change: a silent owner, a full cap, a broker that comes back after a crash.
 fn acquire<S: State>(connected: &Connected<S>, number: VirtualFd) -> Result<Grant, Error> {
+    patiently::<S, _>(|deadline| connected.neighbours.acquire(&connected.client, number, deadline))
+}
+
+/// Tries again, and waits for what can change: a silent owner, a full cap, a broker that comes back after a crash. `attempt` gets
+/// the deadline of one try.
+///
+/// # Errors
+/// Those of `attempt`.
+pub fn patiently<S: State, T>(
+    mut attempt: impl FnMut(Deadline) -> Result<T, Error>,
+) -> Result<T, Error> {
     let begin = Instant::now();
     let wait = wait();
     let mut is_said = false;
@@ -68,9 +78,7 @@ fn acquire<S: State>(connected: &Connected<S>, number: VirtualFd) -> Result<Gran
         let left = wait.saturating_sub(elapsed);
         // Until the line is due no try lasts longer than that.
         let part = if is_said { left } else { left.min(WAIT_SAID_AFTER.saturating_sub(elapsed)) };
-        let deadline = Deadline::after(part);
-        let tried = connected.neighbours.acquire(&connected.client, number, deadline);
-        let error = match tried {
+        let error = match attempt(Deadline::after(part)) {
             Err(error) if is_passing(&error) => error,
             outcome => return outcome,
         };

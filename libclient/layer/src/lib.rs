@@ -14,5 +14,6 @@ mod neighbours;
 mod say;
 
 pub use connection::{Connected, Connection, State, is_absent};
+pub use grant::patiently;
 pub use lease::{SharedLease, info_of, lease_of, shared};
 pub use say::Voice;

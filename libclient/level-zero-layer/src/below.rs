@@ -22,6 +22,7 @@ pub struct Below<F> {
 pub static CONTEXT_DESTROY: Below<ze_pfnContextDestroy_t> = Below::new(c"zeContextDestroy");
 pub static ALLOC_DEVICE: Below<ze_pfnMemAllocDevice_t> = Below::new(c"zeMemAllocDevice");
 pub static ALLOC_HOST: Below<ze_pfnMemAllocHost_t> = Below::new(c"zeMemAllocHost");
+pub static ALLOC_SHARED: Below<ze_pfnMemAllocShared_t> = Below::new(c"zeMemAllocShared");
 pub static EXTENSION: Below<ze_pfnDriverGetExtensionFunctionAddress_t> =
     Below::new(c"zeDriverGetExtensionFunctionAddress");
 pub static POOL_DESTROY: Below<ze_pfnEventPoolDestroy_t> = Below::new(c"zeEventPoolDestroy");
@@ -37,6 +38,7 @@ pub static FREE_EXT: Below<ze_pfnMemFreeExt_t> = Below::new(c"zeMemFreeExt");
 pub static MAP: Below<ze_pfnVirtualMemMap_t> = Below::new(c"zeVirtualMemMap");
 pub static UNMAP: Below<ze_pfnVirtualMemUnmap_t> = Below::new(c"zeVirtualMemUnmap");
 pub static VIRTUAL_FREE: Below<ze_pfnVirtualMemFree_t> = Below::new(c"zeVirtualMemFree");
+pub static PHYSICAL_CREATE: Below<ze_pfnPhysicalMemCreate_t> = Below::new(c"zePhysicalMemCreate");
 pub static PHYSICAL_DESTROY: Below<ze_pfnPhysicalMemDestroy_t> =
     Below::new(c"zePhysicalMemDestroy");
 pub static ALLOC_PROPERTIES: Below<ze_pfnMemGetAllocProperties_t> =
@@ -126,14 +128,19 @@ pub fn next(name: &CStr) -> *mut c_void {
         return found;
     }
     // When the program opens the loader itself, RTLD_NEXT does not find it.
-    // SAFETY: C strings; NOLOAD runs nothing, and the count it adds only keeps the loader loaded.
-    unsafe {
-        let loader = libc::dlopen(LOADER.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
-        match loader.is_null() {
-            true => std::ptr::null_mut(),
-            false => libc::dlsym(loader, name.as_ptr()),
-        }
+    let loader = hold_loader();
+    match loader.is_null() {
+        true => std::ptr::null_mut(),
+        // SAFETY: the loader's handle, and a C string.
+        false => unsafe { libc::dlsym(loader, name.as_ptr()) },
     }
+}
+
+/// The loader, which stays loaded from now on, and the drivers with it: a recall calls them from a thread of its own, also after
+/// the program's dlclose(3). Null: it is not loaded.
+pub fn hold_loader() -> *mut c_void {
+    // SAFETY: a C string; NOLOAD runs nothing, and the count it adds only keeps the loader loaded.
+    unsafe { libc::dlopen(LOADER.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) }
 }
 
 /// Whether this library was loaded before the Level Zero loader, by LD_PRELOAD. A layer always comes after the loader.

@@ -2,13 +2,14 @@
 //! lock held, nor take one lock while another is held.
 
 use crate::kept::{self, KeptFds};
-use crate::limits::{CLOSE_TIMEOUT, RECALL_PATIENCE, RETIRE_TIMEOUT};
+use crate::limits::{CLOSE_TIMEOUT, MEMORY_PAUSE, MEMORY_TRIES, RECALL_PATIENCE, RETIRE_TIMEOUT};
 use crate::opened::Opened;
 use crate::produced::{Place, Produced};
 use crate::say::{News, once};
 use fdbroker_client::{Deadline, Error, ErrorCode, Recall, RecallAnswer};
 use fdbroker_layer::{Connected, Connection, State};
 use fdbroker_virtual_fds::VirtualFd;
+use level_zero_sys::ze_result_t;
 use nix::errno::Errno;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -191,6 +192,41 @@ pub fn known() -> Option<Broker> {
 /// The connection, made now when there is none. A lost one comes back by itself: the library looks for the broker.
 pub fn connected() -> Option<Broker> {
     CONNECTION.connected().map(Broker)
+}
+
+/// Has the driver allocate memory, again when it finds none: the broker may have fds still of what was freed a moment ago, or of a
+/// process that has just died.
+pub fn allocate(below: impl Fn() -> ze_result_t) -> ze_result_t {
+    let mut code = below();
+    if !is_out_of_memory(code) {
+        return code;
+    }
+    let Some(broker) = connected() else { return code };
+    let _ = broker.client.settle(Deadline::after(CLOSE_TIMEOUT));
+    for _ in 0..=MEMORY_TRIES {
+        code = below();
+        if !is_out_of_memory(code) {
+            break;
+        }
+        std::thread::sleep(MEMORY_PAUSE);
+    }
+    code
+}
+
+fn is_out_of_memory(code: ze_result_t) -> bool {
+    matches!(
+        code,
+        ze_result_t::ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY
+            | ze_result_t::ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY
+    )
+}
+
+/// Acquires as patiently as pidfd_getfd(2) of a virtual fd does: `attempt` gets the deadline of one try.
+///
+/// # Errors
+/// Those of `attempt`.
+pub fn patiently<T>(attempt: impl FnMut(Deadline) -> Result<T, Error>) -> Result<T, Error> {
+    fdbroker_layer::patiently::<Memory, T>(attempt)
 }
 
 /// Tells the user once that there is no broker, or that it is gone.

@@ -4,10 +4,9 @@
 use crate::below::{self, MISSING};
 use crate::broker::{self, Broker};
 use crate::key::{Bytes, Key, fd_of, with_fd};
-use crate::limits::ACQUIRE_TIMEOUT;
 use crate::opened::Hold;
 use crate::say::{News, once};
-use fdbroker_client::{AllocationInfo, Deadline, Error, ErrorCode, Grant};
+use fdbroker_client::{AllocationInfo, Error, ErrorCode, Grant};
 use fdbroker_layer::{info_of, lease_of};
 use fdbroker_virtual_fds::VirtualFd;
 use level_zero_sys::*;
@@ -54,7 +53,14 @@ pub fn ready(handle: Bytes) -> Result<Ready, ze_result_t> {
 /// What the broker says of a key counts, whatever fd the program has put into it.
 fn ready_key(key: &Key) -> Result<Ready, ze_result_t> {
     let Some(broker) = broker::connected() else { return as_the_driver_does(key) };
-    match broker.client.acquire(&key.handle(), Deadline::after(ACQUIRE_TIMEOUT)) {
+    // What the driver can open by itself does not wait for a broker that is gone.
+    let is_alone = key.virtual_fd().is_some() && !key.has_programs_fd();
+    let tried =
+        broker::patiently(|deadline| match broker.client.acquire(&key.handle(), deadline) {
+            Err(error) if !is_alone && broker::is_absent(&error) => Ok(Err(error)),
+            outcome => outcome.map(Ok),
+        });
+    match tried.and_then(|outcome| outcome) {
         Ok(grant) => {
             let driver = drivers_handle(&grant.info)
                 .and_then(|mut it| key.put_offset(&mut it, grant.info.size_bytes).map(|()| it));
@@ -91,7 +97,7 @@ fn ready_virtual(fd: VirtualFd) -> Result<Ready, ze_result_t> {
 /// The code for the program.
 pub fn acquire(fd: VirtualFd) -> Result<Grant, ze_result_t> {
     let broker = broker::connected().ok_or(INVALID)?;
-    let granted = broker.client.acquire_virtual(fd, Deadline::after(ACQUIRE_TIMEOUT));
+    let granted = broker::patiently(|deadline| broker.client.acquire_virtual(fd, deadline));
     granted.map_err(|error| {
         if broker::is_absent(&error) {
             broker::say_absent(&error);

@@ -2,6 +2,7 @@
 //! Must never close an fd that the driver has closed, nor write to what the program lets the driver only read.
 
 use crate::below::{self, MISSING};
+use crate::broker;
 use crate::consume;
 use crate::key::fd_of;
 use crate::opened::Hold;
@@ -107,7 +108,7 @@ pub unsafe fn allocate<D: Structure>(
     // SAFETY: as above.
     let import = import.and_then(|import| unsafe { import.as_ref() });
     let Some(import) = import.filter(|it| it.stype == ze_external_memory_import_fd_t::STYPE) else {
-        return below(desc);
+        return broker::allocate(|| below(desc));
     };
     let virtual_fd = VirtualFd::new(import.fd).filter(|_| below::is_interposed());
     let Some(virtual_fd) = virtual_fd else {

@@ -20,6 +20,7 @@
 //! | zeMemGetAllocProperties with an fd to export | the same, and answers the virtual fd |
 //! | zeMemOpenIpcHandle, zexMemOpenIpcHandles | acquires the key's fd, has the driver open its own handle with it, closes the fd, keeps the lease |
 //! | zeMemAllocDevice, zeMemAllocHost with an fd to import | the same for a virtual fd |
+//! | all that allocate memory | a moment's patience with a full card: the broker may still be closing what has ended |
 //! | zeMemGetIpcHandleFromFileDescriptorExp and back | translates between keys and virtual fds |
 //! | zeMemCloseIpcHandle, zeMemFree(Ext) of opened memory | gives the lease back |
 //! | zeMemPutIpcHandle | counts. What was sent stays good, and the next Get costs nothing |
@@ -35,6 +36,10 @@
 //! before the C library, a key begins with the driver's fd, which stays open until the program Puts its handles.
 //!
 //! In a key the broker's answer counts, not the fd beside it: only where no broker knows the key is a program's own fd used.
+//!
+//! **Opened memory is not kept** for the next Open. It would pin memory that its owner frees, and only this process could let go
+//! of it: while this process is stopped, the owner's next allocation would find the card full, unlike without the layer. Libraries
+//! that open handles often keep them open by themselves (MPICH, oneCCL and UMF, by default).
 //!
 //! Without a broker each call goes to the driver as it is, and one line on stderr says so.
 //!

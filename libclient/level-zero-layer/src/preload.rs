@@ -47,6 +47,10 @@ exports! {
     fn zeMemAllocHost = entry::alloc_host,
         (context: Context, desc: *const ze_host_mem_alloc_desc_t, size: usize, alignment: usize,
          out: *mut *mut c_void);
+    fn zeMemAllocShared = entry::alloc_shared,
+        (context: Context, device_desc: *const ze_device_mem_alloc_desc_t,
+         host_desc: *const ze_host_mem_alloc_desc_t, size: usize, alignment: usize,
+         device: ze_device_handle_t, out: *mut *mut c_void);
     fn zeDriverGetExtensionFunctionAddress = entry::extension,
         (driver: ze_driver_handle_t, name: *const c_char, function: *mut *mut c_void);
     fn zeEventPoolGetIpcHandle = entry::pool_get,
@@ -70,6 +74,9 @@ exports! {
     fn zeVirtualMemUnmap = entry::unmap, (context: Context, pointer: *const c_void, size: usize);
     fn zeVirtualMemFree = entry::virtual_free,
         (context: Context, pointer: *const c_void, size: usize);
+    fn zePhysicalMemCreate = entry::physical_create,
+        (context: Context, device: ze_device_handle_t, desc: *mut ze_physical_mem_desc_t,
+         memory: *mut ze_physical_mem_handle_t);
     fn zePhysicalMemDestroy = entry::physical_destroy,
         (context: Context, memory: ze_physical_mem_handle_t);
     fn zeContextDestroy = entry::context_destroy, (context: Context);

@@ -108,7 +108,7 @@ impl Broker {
             base: allocation.base as u64,
             // All Level Zero addresses of a process are of one address space, whatever device they are on.
             device: tile,
-            driver_data: DriverData::new(driver)?,
+            driver_data: DriverData::new(&without_exporter(*driver))?,
             recallable: true,
             virtual_fd: below::is_interposed(),
             ..Deposit::new(kind_of(fd), size_bytes)

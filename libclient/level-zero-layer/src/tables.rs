@@ -29,11 +29,13 @@ macro_rules! between {
 /// # Safety
 /// A table of `version`, and nobody else uses it meanwhile.
 unsafe fn hook_memory(version: u32, table: *mut c_void) {
+    below::hold_loader();
     let table = table.cast::<ze_mem_dditable_t>();
     // SAFETY: the caller's promise; each field is asked for after its version.
     unsafe {
         between!(table.pfnAllocDevice, below::ALLOC_DEVICE, entry::alloc_device);
         between!(table.pfnAllocHost, below::ALLOC_HOST, entry::alloc_host);
+        between!(table.pfnAllocShared, below::ALLOC_SHARED, entry::alloc_shared);
         between!(table.pfnGetAllocProperties, below::ALLOC_PROPERTIES, entry::alloc_properties);
         keep(&below::ADDRESS_RANGE, (*table).pfnGetAddressRange);
         between!(table.pfnFree, below::FREE, entry::free);
@@ -111,8 +113,9 @@ unsafe fn hook_virtual_memory(_version: u32, table: *mut c_void) {
 /// As [`hook_memory`].
 unsafe fn hook_physical_memory(_version: u32, table: *mut c_void) {
     let table = table.cast::<ze_physical_mem_dditable_t>();
-    // SAFETY: the caller's promise: every version has the field.
+    // SAFETY: the caller's promise: every version has the fields.
     unsafe {
+        between!(table.pfnCreate, below::PHYSICAL_CREATE, entry::physical_create);
         between!(table.pfnDestroy, below::PHYSICAL_DESTROY, entry::physical_destroy);
     }
 }

@@ -1,13 +1,14 @@
 //! Level Zero's core API (specification 1.12), opened at run time: a program builds, links and starts without it.
 //! Must never panic because a loader is absent or old: each function that it lacks is an error value.
 //!
-//! Layers (tests/layers checks them): `bindings, limits <- error, handle, structure <- chain, load, newer, result <-
+//! Layers (tests/layers checks them): `bindings, limits <- error, exporter, handle, structure <- chain, load, newer, result <-
 //! functions`.
 //!
 //! | name | contents |
 //! |---|---|
 //! | `bindings` | types, function pointers, tables between loader and driver; written by `regen.sh` and checked in |
 //! | [`LevelZero`] | the loader's functions, each a method that answers `Result<(), CallError>` |
+//! | [`without_exporter`] | handles for other processes' fds |
 //! | [`Structure`], [`find`] | structures that begin with `stype` and `pNext`, and chains of them |
 //!
 //! All names, methods included, are the specification's own (<https://oneapi-src.github.io/level-zero-spec>), so that
@@ -20,6 +21,7 @@
 mod bindings;
 mod chain;
 mod error;
+mod exporter;
 mod functions;
 mod handle;
 mod limits;
@@ -31,6 +33,7 @@ mod structure;
 pub use bindings::*;
 pub use chain::{find, find_mut};
 pub use error::{CallError, LoadError};
+pub use exporter::without_exporter;
 pub use functions::LevelZero;
 pub use limits::MAX_CHAIN;
 pub use load::LOADER;

@@ -2,7 +2,7 @@
 
 use super::{beside, guard};
 use crate::below::{self, MISSING};
-use crate::{consume, external, produce, retire};
+use crate::{broker, consume, external, produce, retire};
 use level_zero_sys::*;
 use std::ffi::c_void;
 
@@ -160,6 +160,23 @@ pub unsafe extern "C" fn alloc_device(
     let below = |desc| unsafe { below(context, desc, size, alignment, device, out) };
     // SAFETY: as above.
     guard(|| unsafe { external::allocate(desc, out, below) })
+}
+
+/// # Safety
+/// As zeMemAllocShared.
+pub unsafe extern "C" fn alloc_shared(
+    context: ze_context_handle_t,
+    device_desc: *const ze_device_mem_alloc_desc_t,
+    host_desc: *const ze_host_mem_alloc_desc_t,
+    size: usize,
+    alignment: usize,
+    device: ze_device_handle_t,
+    out: *mut *mut c_void,
+) -> ze_result_t {
+    let Some(below) = below::ALLOC_SHARED.get() else { return MISSING };
+    // SAFETY: the caller's promise.
+    let below = || unsafe { below(context, device_desc, host_desc, size, alignment, device, out) };
+    guard(|| broker::allocate(below))
 }
 
 /// # Safety

@@ -3,7 +3,7 @@
 use super::{beside, guard};
 use crate::below::{self, MISSING};
 use crate::mapped::{self, Mapping};
-use crate::retire;
+use crate::{broker, retire};
 use level_zero_sys::*;
 use std::ffi::c_void;
 use std::ops::Range;
@@ -56,6 +56,19 @@ pub unsafe extern "C" fn virtual_free(
     let Some(below) = below::VIRTUAL_FREE.get() else { return MISSING };
     // SAFETY: the caller's promise.
     guard(|| retire::unmap(range_of(pointer, size), || unsafe { below(context, pointer, size) }))
+}
+
+/// # Safety
+/// The caller keeps what zePhysicalMemCreate asks of its arguments.
+pub unsafe extern "C" fn physical_create(
+    context: ze_context_handle_t,
+    device: ze_device_handle_t,
+    desc: *mut ze_physical_mem_desc_t,
+    memory: *mut ze_physical_mem_handle_t,
+) -> ze_result_t {
+    let Some(below) = below::PHYSICAL_CREATE.get() else { return MISSING };
+    // SAFETY: the caller's promise.
+    guard(|| broker::allocate(|| unsafe { below(context, device, desc, memory) }))
 }
 
 /// Ends what is exported wherever the memory is mapped, then has the driver destroy it.

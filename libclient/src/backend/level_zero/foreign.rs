@@ -10,6 +10,7 @@ use crate::deposit::{Deposit, DriverData};
 use crate::error::Error;
 use crate::exports::Exports;
 use fdbroker_protocol::{AllocationId, Handle, Share};
+use level_zero_sys::without_exporter;
 use std::os::fd::AsFd;
 
 /// The handle of device memory that anybody in this process allocated with this driver: of the whole allocation,
@@ -53,7 +54,7 @@ pub fn export_pointer(
     // What the fd is must be known before the one that is sent is made.
     let first = context.export_any(base)?;
     deposit.kind = fd::kind_of(first.fd.as_fd());
-    deposit.driver_data = DriverData::new(&first.handle)?;
+    deposit.driver_data = DriverData::new(&without_exporter(first.handle))?;
     // In host memory those bytes have had other uses, and it is in no pool.
     deposit.fd_offset = if range.is_device { fd::offset_in(&first.handle) } else { 0 };
     drop(first);

@@ -10,6 +10,10 @@ use crate::order::ORDERS;
 pub use crate::order::Order;
 use fdbroker_scm::{ReceivedFds, RecvError, recv_timeout, send_timeout, seqpacket_pair};
 use level_zero_sys::{CallError, ze_ipc_mem_handle_t, ze_result_t};
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::unistd::Pid;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::process::{Child, Command, Stdio};
 
@@ -125,6 +129,39 @@ impl Peer {
     /// The number in the answer to an order that must succeed.
     pub fn number(&self, order: Order, number: usize, salt: u16) -> Result<u64, Fault> {
         Ok(self.tell(order, number, salt)??.number)
+    }
+
+    fn pid(&self) -> Result<Pid, Fault> {
+        Ok(Pid::from_raw(i32::try_from(self.process.id())?))
+    }
+
+    /// Stops the peer, and waits until it has stopped.
+    #[allow(dead_code)] // ze-test-unmodified uses it
+    pub fn stop(&self) -> Outcome {
+        kill(self.pid()?, Signal::SIGSTOP)?;
+        waitpid(self.pid()?, Some(WaitPidFlag::WUNTRACED))?;
+        Ok(())
+    }
+
+    /// Lets a stopped peer go on.
+    #[allow(dead_code)] // ze-test-unmodified uses it
+    pub fn go_on(&self) -> Outcome {
+        Ok(kill(self.pid()?, Signal::SIGCONT)?)
+    }
+
+    /// Lets the peer open no fd of this number or a higher one. Answers the limit before.
+    #[allow(dead_code)] // ze-test-unmodified uses it
+    pub fn limit_fds(&self, fds: u64) -> Result<u64, Fault> {
+        let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: takes numbers, and pointers to locals of the right type.
+        let set = unsafe {
+            let pid = self.pid()?.as_raw();
+            libc::prlimit(pid, libc::RLIMIT_NOFILE, std::ptr::null(), &raw mut before);
+            let limit = libc::rlimit { rlim_cur: fds, ..before };
+            libc::prlimit(pid, libc::RLIMIT_NOFILE, &raw const limit, std::ptr::null_mut())
+        };
+        Errno::result(set)?;
+        Ok(before.rlim_cur)
     }
 
     /// Kills the peer, so that it cannot clean up.

@@ -17,7 +17,7 @@ pub fn get(registry: &mut Registry, address: usize) -> Result<[u8; HANDLE_BYTES]
     let allocation = registry.find(address).ok_or(INVALID)?;
     let fd = allocation.object.exported(true)?;
     allocation.gets += 1;
-    Ok(handle_of(allocation, fd).to_bytes())
+    Ok(handle_of(allocation, fd).to_bytes(layout()))
 }
 
 /// The number of handles of an allocation.
@@ -38,7 +38,7 @@ pub fn get_tile(
     let allocation = registry.find(address).ok_or(INVALID)?;
     let fd = allocation.second.as_ref().ok_or(INVALID)?.exported(true)?;
     let whole = Handle { pool_offset: 0, ..handle_of(allocation, fd) };
-    let mut bytes = whole.to_bytes();
+    let mut bytes = whole.to_bytes(layout());
     bytes[TILE_NUMBER..TILE_NUMBER + 8].copy_from_slice(&allocation.id.to_ne_bytes());
     Ok(bytes)
 }
@@ -84,7 +84,7 @@ pub fn handle_of_fd(registry: &mut Registry, fd: RawFd) -> Result<[u8; HANDLE_BY
 fn handle_of(allocation: &Allocation, fd: RawFd) -> Handle {
     let origin = match layout() {
         Layout::Legacy => None,
-        Layout::Opaque => Some(Origin { pid: std::process::id(), fd }),
+        Layout::Opaque | Layout::OneNumber => Some(Origin { pid: std::process::id(), fd }),
     };
     Handle { fd, pool_offset: allocation.offset as u64, kind: allocation.kind, origin }
 }

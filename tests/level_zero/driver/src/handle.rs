@@ -29,12 +29,12 @@ pub struct Handle {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
     pub pid: u32,
-    /// A second copy of the exporter's fd number.
+    /// The exporter's fd number: the second copy, where there is one.
     pub fd: RawFd,
 }
 
 // Opaque, 63 bytes: fd u64 | pool offset u64 | pid u32 | handle type u8 | memory type u8 | fd u64 | 32 reserved |
-// compressed u8. Legacy: fd u64 | pool offset u64 | memory type u8.
+// compressed u8. One number: the same without the second fd. Legacy: fd u64 | pool offset u64 | memory type u8.
 const OFFSET: usize = 8;
 const LEGACY_KIND: usize = 16;
 const PID: usize = 16;
@@ -42,7 +42,7 @@ const OPAQUE_KIND: usize = 21;
 const FD_COPY: usize = 22;
 
 impl Handle {
-    pub fn to_bytes(self) -> [u8; HANDLE_BYTES] {
+    pub fn to_bytes(self, layout: Layout) -> [u8; HANDLE_BYTES] {
         let mut bytes = [0; HANDLE_BYTES];
         bytes[..4].copy_from_slice(&self.fd.to_ne_bytes());
         bytes[OFFSET..OFFSET + 8].copy_from_slice(&self.pool_offset.to_ne_bytes());
@@ -52,7 +52,9 @@ impl Handle {
             Some(origin) => {
                 bytes[PID..PID + 4].copy_from_slice(&origin.pid.to_ne_bytes());
                 bytes[OPAQUE_KIND] = kind;
-                bytes[FD_COPY..FD_COPY + 4].copy_from_slice(&origin.fd.to_ne_bytes());
+                if layout == Layout::Opaque {
+                    bytes[FD_COPY..FD_COPY + 4].copy_from_slice(&origin.fd.to_ne_bytes());
+                }
             }
         }
         bytes
@@ -65,6 +67,11 @@ impl Handle {
                 let origin =
                     Origin { pid: u32::from_ne_bytes(at(bytes, PID)), fd: number(bytes, FD_COPY) };
                 (bytes[OPAQUE_KIND], Some(origin))
+            }
+            Layout::OneNumber => {
+                let pid = u32::from_ne_bytes(at(bytes, PID));
+                let origin = Origin { pid, fd: number(bytes, 0) };
+                (bytes[OPAQUE_KIND], Some(origin).filter(|_| pid != 0))
             }
         };
         Self {
@@ -89,19 +96,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_handle_when_written_and_read_is_the_same_in_both_layouts() {
+    fn a_handle_when_written_and_read_is_the_same_in_all_layouts() {
         let legacy = Handle { fd: 300, pool_offset: 1 << 33, kind: Kind::Host, origin: None };
         let opaque = Handle { origin: Some(Origin { pid: 70_000, fd: 301 }), ..legacy };
+        let one_number = Handle { origin: Some(Origin { pid: 70_000, fd: 300 }), ..legacy };
 
-        assert_eq!(Handle::from_bytes(&legacy.to_bytes(), Layout::Legacy), legacy);
-        assert_eq!(Handle::from_bytes(&opaque.to_bytes(), Layout::Opaque), opaque);
+        for (handle, layout) in
+            [(legacy, Layout::Legacy), (opaque, Layout::Opaque), (one_number, Layout::OneNumber)]
+        {
+            assert_eq!(Handle::from_bytes(&handle.to_bytes(layout), layout), handle);
+        }
     }
 
     #[test]
     fn both_layouts_when_written_have_fd_and_offset_where_programs_look() {
-        for origin in [None, Some(Origin { pid: 1, fd: 5 })] {
+        for (origin, layout) in
+            [(None, Layout::Legacy), (Some(Origin { pid: 1, fd: 5 }), Layout::Opaque)]
+        {
             let bytes =
-                Handle { fd: 5, pool_offset: 0x1000, kind: Kind::Device, origin }.to_bytes();
+                Handle { fd: 5, pool_offset: 0x1000, kind: Kind::Device, origin }.to_bytes(layout);
             assert_eq!(bytes[..8], 5u64.to_ne_bytes());
             assert_eq!(bytes[8..16], 0x1000u64.to_ne_bytes());
             assert_eq!(bytes[63], 0, "63 bytes are used");

@@ -5,7 +5,7 @@ use crate::answer::Failure;
 use crate::export::{TILE_NUMBER, layout};
 use crate::handle::{HANDLE_BYTES, Handle, Kind};
 use crate::object::Object;
-use crate::settings::{ImportFd, settings};
+use crate::settings::{ImportFd, Layout, settings};
 use crate::trace::trace;
 use level_zero_sys::ze_result_t;
 use nix::errno::Errno;
@@ -18,23 +18,28 @@ const INVALID: ze_result_t = ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT;
 /// Opens a handle and answers a new pointer. An fd in the handle stays the caller's.
 pub fn open(registry: &mut Registry, bytes: &[u8; HANDLE_BYTES]) -> Result<usize, Failure> {
     let handle = Handle::from_bytes(bytes, layout());
-    match handle.origin {
-        // The same number twice: the program put no fd of its own there, so it is the exporter's.
-        Some(origin) if origin.fd == handle.fd => {
-            let from = (origin.pid, origin.fd);
-            let object = Object::import(registry.fetched.fetch(from)?);
-            let opened = Origin::Opened { fetched: Some(from) };
-            let done = object.and_then(|object| add(registry, handle, object, opened));
-            if done.is_err() {
-                registry.fetched.release(from);
-            }
-            done
-        }
-        _ => {
-            let object = with_fd(handle.fd, Object::import)?;
-            add(registry, handle, object, Origin::Opened { fetched: None })
-        }
+    // The same number twice: the program put no fd of its own there, so it is the exporter's.
+    let Some(origin) = handle.origin.filter(|origin| origin.fd == handle.fd) else {
+        return open_own(registry, handle);
+    };
+    let from = (origin.pid, origin.fd);
+    let object = match registry.fetched.fetch(from).map(Object::import) {
+        // With one number the driver cannot tell, and asks the exporter first.
+        Err(_) if layout() == Layout::OneNumber => return open_own(registry, handle),
+        fetched => fetched?,
+    };
+    let opened = Origin::Opened { fetched: Some(from) };
+    let done = object.and_then(|object| add(registry, handle, object, opened));
+    if done.is_err() {
+        registry.fetched.release(from);
     }
+    done
+}
+
+/// Opens a handle with the caller's own fd.
+fn open_own(registry: &mut Registry, handle: Handle) -> Result<usize, Failure> {
+    let object = with_fd(handle.fd, Object::import)?;
+    add(registry, handle, object, Origin::Opened { fetched: None })
 }
 
 /// Opens the handles of an allocation's tiles as one: the memory is the first one's. The second one's must begin with the number

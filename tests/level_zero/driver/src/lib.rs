@@ -23,14 +23,17 @@
 //! | opaque, both fd numbers equal | the driver fetches the fd from the exporter (`pidfd_getfd`) and keeps it while the |
 //! | | import is open. It reuses that fd for the same pid and number, even when the number means other memory by now |
 //! | opaque, numbers differ | bytes 0..4 are the caller's own fd |
+//! | one number | with a pid, the fd is the exporter's, and the caller's own only where the exporter has no such fd; without a |
+//! | | pid it is the caller's own |
 //!
 //! Switches, in the environment; a value not named here makes `zeInit` fail:
 //!
 //! | variable | values, the first is the default |
 //! |---|---|
-//! | `ZE_TEST_DRIVER_HANDLES` | `legacy`, `opaque` |
+//! | `ZE_TEST_DRIVER_HANDLES` | `legacy`, `opaque`, `one-number` |
 //! | `ZE_TEST_DRIVER_POOL` | `no`, `yes` |
 //! | `ZE_TEST_DRIVER_TILES` | `one`, `two` |
+//! | `ZE_TEST_DRIVER_FULL` | `no`, `at-first`: each allocation finds the card full, and has room when it is tried again |
 //! | `ZE_TEST_DRIVER_IMPORT_FD` | `driver-closes`, `caller-closes` |
 //! | `ZE_TEST_DRIVER_MEMORY` | `memfd`, `udmabuf` (needs /dev/udmabuf) |
 //! | `ZE_TEST_DRIVER_TRACE` | `no`, `yes`: prints each call, and at exit what was not given back |

@@ -3,9 +3,11 @@
 use crate::answer::Failure;
 use crate::mapping::Mapping;
 use crate::memory::{self, MemoryId};
+use crate::settings::settings;
 use level_zero_sys::ze_result_t;
 use nix::unistd::{Whence, lseek};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A memory object. Its memory is freed, and its exported fd closed, with the last reference.
@@ -27,6 +29,12 @@ pub struct Export {
 
 impl Object {
     pub fn allocate(bytes: usize) -> Result<Arc<Self>, Failure> {
+        static WAS_FULL: AtomicBool = AtomicBool::new(false);
+        let is_full = settings().is_ok_and(|settings| settings.full_at_first)
+            && !WAS_FULL.fetch_xor(true, Ordering::Relaxed);
+        if is_full {
+            return Err(ze_result_t::ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY.into());
+        }
         let (id, fd) = memory::allocate(bytes)?;
         let memory = Mapping::shared(std::os::fd::AsFd::as_fd(&fd), bytes);
         Self::new(id, false, memory)

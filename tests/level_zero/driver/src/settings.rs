@@ -4,13 +4,15 @@ use std::env;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-/// The two layouts of IPC handles in compute-runtime.
+/// The layouts of IPC handles in compute-runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// The fd and the pool offset: drivers before 26.09, and 26.09 to 26.30 on older devices.
     Legacy,
     /// Also the exporter's pid and a second copy of the fd number.
     Opaque,
+    /// The exporter's pid, and one fd number: drivers of 26.09 to 26.17.
+    OneNumber,
 }
 
 /// Who closes the fd of a successful `ze_external_memory_import_fd_t`.
@@ -35,6 +37,8 @@ pub struct Settings {
     pub pool: bool,
     /// Whether memory of the device has an fd for each of two tiles.
     pub two_tiles: bool,
+    /// Whether an allocation that follows a success finds the card full.
+    pub full_at_first: bool,
     pub import_fd: ImportFd,
     pub exports: Exports,
     pub trace: bool,
@@ -52,10 +56,15 @@ fn read() -> Result<Settings, String> {
     Ok(Settings {
         layout: choice(
             "ZE_TEST_DRIVER_HANDLES",
-            [("legacy", Layout::Legacy), ("opaque", Layout::Opaque)],
+            [
+                ("legacy", Layout::Legacy),
+                ("opaque", Layout::Opaque),
+                ("one-number", Layout::OneNumber),
+            ],
         )?,
         pool: choice("ZE_TEST_DRIVER_POOL", yes_or_no)?,
         two_tiles: choice("ZE_TEST_DRIVER_TILES", [("one", false), ("two", true)])?,
+        full_at_first: choice("ZE_TEST_DRIVER_FULL", [("no", false), ("at-first", true)])?,
         import_fd: choice(
             "ZE_TEST_DRIVER_IMPORT_FD",
             [("driver-closes", ImportFd::DriverCloses), ("caller-closes", ImportFd::CallerCloses)],
@@ -70,7 +79,7 @@ fn read() -> Result<Settings, String> {
 }
 
 /// The choice that the variable names; the first one when it is not set.
-fn choice<T: Copy>(variable: &str, choices: [(&str, T); 2]) -> Result<T, String> {
+fn choice<T: Copy, const N: usize>(variable: &str, choices: [(&str, T); N]) -> Result<T, String> {
     let Some(word) = env::var_os(variable) else { return Ok(choices[0].1) };
     let chosen = choices.iter().find(|(name, _)| word == **name);
     chosen.map(|(_, value)| *value).ok_or_else(|| {

@@ -29,7 +29,7 @@ fn start() -> Result<(), Failure> {
         return Err(ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
     }
     crate::memory::start()?;
-    if layout() == Layout::Opaque {
+    if layout() != Layout::Legacy {
         // As in compute-runtime: any process of this user may fetch exported fds, also under Yama.
         // SAFETY: takes numbers only.
         unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY) };

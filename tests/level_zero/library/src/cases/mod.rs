@@ -6,7 +6,7 @@ mod exports;
 mod limits;
 mod pairs;
 
-use crate::apart::{LEGACY, LEGACY_POOL, Named, OPAQUE, OPAQUE_POOL, Switches};
+use crate::apart::{LEGACY, LEGACY_POOL, Named, ONE_NUMBER, OPAQUE, OPAQUE_POOL, Switches};
 use crate::fault::{Outcome, same};
 use crate::limits::{CASE_TIMEOUT_S, LOOK_INTERVAL, PATIENCE};
 use crate::node::Node;
@@ -98,6 +98,7 @@ pub const CASES: &[Case] = cases! {
     "pointer_when_by_value_is_shared_opaque_pool": WithRank(pairs::foreign), OPAQUE_POOL;
     "pointer_when_the_fd_has_the_exporters_number_is_shared_opaque": WithRank(pairs::same_number), OPAQUE;
     "pointer_when_the_fd_has_the_exporters_number_is_shared_legacy": WithRank(pairs::same_number), LEGACY;
+    "pointer_when_the_exporter_has_the_importers_fd_number_open_is_shared_one_number": WithRank(pairs::number_taken), ONE_NUMBER;
     "handle_when_opened_twice_and_closed_twice_is_two_imports": WithRank(pairs::twice), OPAQUE_POOL;
     "closer_when_set_is_not_found_out": WithRank(pairs::closer_set), CALLER_CLOSES;
     "import_when_its_owner_is_killed_keeps_the_memory_own": WithRank(pairs::owner_killed_own), LEGACY;

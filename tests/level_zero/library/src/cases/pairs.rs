@@ -57,6 +57,17 @@ pub fn same_number(node: &Node, rank: &mut Rank) -> Outcome {
     peer.finish()
 }
 
+/// A driver of one number takes the fd in a handle for the exporter's: there it is no memory.
+pub fn number_taken(node: &Node, rank: &mut Rank) -> Outcome {
+    /// The peer has fewer fds.
+    const NUMBERS: usize = 60;
+    let handles = rank.foreign(BYTES, 1, WRITTEN_HERE)?;
+    let taken: Vec<_> = (0..NUMBERS).map(|_| std::fs::File::open("/dev/null")).collect();
+    shared(node, rank, &handles)?;
+    drop(taken);
+    Ok(())
+}
+
 pub fn twice(node: &Node, rank: &mut Rank) -> Outcome {
     let handle = rank.foreign(BYTES, 1, WRITTEN_HERE)?[0];
     let mut peer = Peer::start(&node.socket(), None)?;

@@ -21,6 +21,7 @@ pub struct Counts {
     pub registrations: u64,
     pub grants: u64,
     pub recalls: u64,
+    pub recalls_unanswered: u64,
 }
 
 /// Asks the broker that the environment names, by the command that ZE_TEST_FDBROKER names.
@@ -45,6 +46,7 @@ pub fn counts() -> Result<Counts, Fault> {
         registrations: total("deposits")?,
         grants: total("grants")?,
         recalls: total("recalls")?,
+        recalls_unanswered: total("recalls_unanswered")?,
     })
 }
 

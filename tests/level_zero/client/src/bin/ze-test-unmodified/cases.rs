@@ -1,6 +1,6 @@
 //! The list of cases. A case must never rely on another's process, switches or memory.
 
-use crate::apart::{LEGACY, LEGACY_POOL, Named, OPAQUE, OPAQUE_POOL, Switches};
+use crate::apart::{LEGACY, LEGACY_POOL, Named, ONE_NUMBER, OPAQUE, OPAQUE_POOL, Switches};
 use crate::fault::Outcome;
 use crate::gpu::Gpu;
 use crate::limits::CASE_TIMEOUT_S;
@@ -12,6 +12,8 @@ const TWO_TILES_OPAQUE: Switches =
     &[("ZE_TEST_DRIVER_HANDLES", "opaque"), ("ZE_TEST_DRIVER_TILES", "two")];
 const DRIVER_CLOSES: Switches = &[("ZE_TEST_DRIVER_IMPORT_FD", "driver-closes")];
 const CALLER_CLOSES: Switches = &[("ZE_TEST_DRIVER_IMPORT_FD", "caller-closes")];
+
+const FULL_CARD: Switches = &[("ZE_TEST_DRIVER_FULL", "at-first")];
 
 /// A program that does not wait long for an owner that cannot give its fd.
 const QUICK: Switches = &[("ZE_TEST_DRIVER_HANDLES", "legacy"), ("FDBROKER_LAYER_WAIT", "1")];
@@ -88,6 +90,9 @@ pub const CASES: &[Case] = cases! {
     "handle_when_passed_by_value_shares_legacy_pool": Broker(sharing::by_value), LEGACY_POOL;
     "handle_when_passed_by_value_shares_opaque": Broker(sharing::by_value), OPAQUE;
     "handle_when_passed_by_value_shares_opaque_pool": Broker(sharing::by_value), OPAQUE_POOL;
+    "handle_when_passed_by_value_shares_one_number": Broker(sharing::by_value), ONE_NUMBER;
+    "handle_when_the_exporter_has_the_openers_fd_number_open_shares_opaque": Broker(sharing::number_taken), OPAQUE;
+    "handle_when_the_exporter_has_the_openers_fd_number_open_shares_one_number": Broker(sharing::number_taken), ONE_NUMBER;
     "handle_when_passed_both_ways_at_once_shares": Broker(sharing::both_export), OPAQUE_POOL;
     "handle_when_the_program_puts_its_fd_there_shares_legacy_pool": Broker(sharing::programs_fd), LEGACY_POOL;
     "handle_when_the_program_puts_its_fd_there_shares_opaque_pool": Broker(sharing::programs_fd), OPAQUE_POOL;
@@ -95,6 +100,9 @@ pub const CASES: &[Case] = cases! {
     "handle_when_the_program_puts_a_foreign_fd_there_is_its_own_memory_legacy": Broker(sharing::foreign_fd), LEGACY;
     "handle_when_the_program_puts_a_foreign_fd_there_is_its_own_memory_opaque_pool": Broker(sharing::foreign_fd), OPAQUE_POOL;
     "handle_when_freed_is_refused_whatever_fd_is_in_it": Broker(sharing::freed_with_fd), OPAQUE;
+    "producer_when_stopped_while_evicted_is_waited_for": Virtual(sharing::producer_stopped), LEGACY;
+    "opener_when_its_table_was_full_at_first_opens_with_a_free_fd": Virtual(sharing::opener_full_at_first), LEGACY;
+    "card_when_full_for_a_moment_has_room": Broker(ways::full_card), FULL_CARD;
     "producer_when_killed_leaves_the_import_and_ends_the_handle": Broker(sharing::producer_killed), LEGACY;
     "child_when_forked_connects_anew": Broker(sharing::forked), LEGACY;
 
@@ -131,7 +139,7 @@ pub const CASES: &[Case] = cases! {
     "exports_when_950_under_1024_fds_are_shared_with_a_fetched_fd": Broker(shapes::fetched_950), LEGACY;
     "exports_when_238_under_256_fds_are_shared_by_the_fd_alone": Broker(shapes::fd_alone_238), LEGACY;
     "exports_when_950_under_1024_fds_are_shared_by_the_fd_alone": Broker(shapes::fd_alone_950), LEGACY;
-    "exports_when_the_table_is_full_fail_and_show_no_other_memory": Drivers(shapes::full_table), LEGACY;
+    "exports_when_the_table_is_full_fail_and_show_no_other_memory": Drivers(shapes::full_table), QUICK;
     "fd_when_the_program_closes_it_is_never_passed_on": Drivers(shapes::closed_fd), LEGACY;
 
     "handles_when_put_at_once_are_shared_by_value": Broker(shapes::bytes_put), LEGACY_POOL;

@@ -4,6 +4,7 @@ use crate::broker;
 use crate::fault::{Fault, Outcome, holds, refused, same};
 use crate::gpu::{Address, Gpu, handle_fd, pattern};
 use crate::peer::{Order, Peer};
+use crate::shapes::start_peer;
 use level_zero_sys::{ze_ipc_mem_handle_t, ze_result_t};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::ForkResult;
@@ -136,6 +137,68 @@ pub fn foreign_fd(gpu: &Gpu) -> Outcome {
     both_ways(gpu, &peer, memory)?;
     closed_there(&peer)?;
     gpu.free(other)?;
+    gpu.free(memory)?;
+    peer.finish()
+}
+
+/// A driver of one number takes the fd in a handle for the exporter's: there it is other memory's.
+pub fn number_taken(gpu: &Gpu) -> Outcome {
+    /// The peer has fewer fds.
+    const NUMBERS: usize = 60;
+    let peer = start_peer()?;
+    let (memory, handle) = export(gpu)?;
+    let other = gpu.allocate(BYTES, true)?;
+    let fd = copy_of_fd(gpu.get(other)?)?;
+    let taken: Result<Vec<OwnedFd>, _> = (0..NUMBERS).map(|_| fd.try_clone()).collect();
+    let taken = taken?;
+    peer.tell_with(Order::Open, 0, 0, handle, None)??;
+    both_ways(gpu, &peer, memory)?;
+    closed_there(&peer)?;
+    drop((fd, taken));
+    gpu.free(other)?;
+    gpu.free(memory)?;
+    peer.finish()
+}
+
+/// The broker has no fd of its memory, and it answers no recall in time.
+pub fn producer_stopped(gpu: &Gpu) -> Outcome {
+    let peer = Peer::start()?;
+    peer.tell(Order::Allocate, BYTES, 0)??;
+    peer.tell(Order::Write, BYTES, WRITTEN_THERE)??;
+    let handle = peer.tell(Order::Get, 0, 0)??.handle;
+    broker::evict_all()?;
+    peer.stop()?;
+    let opened = std::thread::scope(|scope| {
+        let waits = scope.spawn(|| {
+            let silent = |counts: &broker::Counts| counts.recalls_unanswered > 0;
+            let waited = broker::wait_for("a recall without an answer", silent);
+            // In any case, or this case hangs.
+            peer.go_on().and(waited).map_err(|fault| fault.to_string())
+        });
+        let opened = gpu.open_handle(handle);
+        waits.join().map_err(|_| "a panic")??;
+        Ok::<_, Fault>(opened?)
+    })?;
+    let bytes = gpu.read(opened, BYTES)?;
+    holds(bytes == pattern(BYTES, WRITTEN_THERE), || "other bytes".to_string())?;
+    gpu.close_handle(opened)?;
+    peer.tell(Order::Free, 0, 0)??;
+    peer.finish()
+}
+
+/// It cannot connect to the broker at its first handle.
+pub fn opener_full_at_first(gpu: &Gpu) -> Outcome {
+    let peer = Peer::start()?;
+    let (memory, handle) = export(gpu)?;
+    // Its driver runs.
+    peer.number(Order::CountFds, 0, 0)?;
+    let before = peer.limit_fds(3)?;
+    let opened = peer.tell_with(Order::Open, 0, 0, handle, None)?;
+    holds(opened.is_err(), || "a handle is open without an fd".to_string())?;
+    peer.limit_fds(before)?;
+    peer.tell_with(Order::Open, 0, 0, handle, None)??;
+    both_ways(gpu, &peer, memory)?;
+    closed_there(&peer)?;
     gpu.free(memory)?;
     peer.finish()
 }

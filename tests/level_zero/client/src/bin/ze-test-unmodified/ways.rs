@@ -21,6 +21,15 @@ fn of_number(number: i32) -> ze_ipc_mem_handle_t {
     with_fd(ze_ipc_mem_handle_t::default(), number)
 }
 
+/// The broker may be about to close fds of memory that has ended.
+pub fn full_card(gpu: &Gpu) -> Outcome {
+    let (device, host) = (gpu.allocate(BYTES, false)?, gpu.allocate_host(BYTES)?);
+    let physical = gpu.create_physical()?;
+    gpu.destroy_physical(physical)?;
+    gpu.free(host)?;
+    Ok(gpu.free(device)?)
+}
+
 /// Each tile's fd is a registration of its own, and comes back after an eviction.
 pub fn tiles(gpu: &Gpu) -> Outcome {
     let peer = Peer::start()?;
