@@ -36,6 +36,20 @@ static void what_is_given_back_twice_is_named_so(void) {
   OK(fdbroker_close(context));
 }
 
+static void a_virtual_fd_that_names_nothing_is_called_a_number(void) {
+  fdbroker_t *context = open_at(&broker);
+  fdbroker_allocation_t allocation = memfd_allocation(PAGE);
+  fdbroker_handle_t handle, found;
+  int fd = sealed_memfd(PAGE, 'v');
+  allocation.flags = FDBROKER_VIRTUAL_FD;
+  OK(fdbroker_register(context, &allocation, fd, SOON, &handle));
+  close(fd);
+  OK(fdbroker_unregister(context, &handle));
+  CODE(FDBROKER_BAD_HANDLE, fdbroker_resolve(context, fdbroker_handle_virtual_fd(&handle), SOON, &found));
+  SAYS("names no live allocation", "these bytes");
+  OK(fdbroker_close(context));
+}
+
 static void memory_shared_for_reading_cannot_be_imported_for_writing(void) {
   fdbroker_t *context = open_at(&broker);
   char path[64];
@@ -141,6 +155,7 @@ int main(void) {
   begin();
   broker_start(&broker, NULL);
   RUN(what_is_given_back_twice_is_named_so);
+  RUN(a_virtual_fd_that_names_nothing_is_called_a_number);
   RUN(memory_shared_for_reading_cannot_be_imported_for_writing);
   RUN(a_full_arena_is_no_cap_of_the_broker);
   RUN(an_arena_beyond_the_address_space_is_named);

@@ -201,6 +201,7 @@ int main() {
 PLAIN
 check "producer.c: C99, by pkg-config" compile gcc "$examples/producer.c" producer -std=c99 "${libs[@]}"
 check "consumer.c: C99, by pkg-config" compile gcc "$examples/consumer.c" consumer -std=c99 "${libs[@]}"
+check "virtual_fd.c: C99, by pkg-config" compile gcc "$examples/virtual_fd.c" virtual_fd -std=c99 "${libs[@]}"
 check "fdbroker.h: C++11" compile g++ "$work/plain.cc" plain -std=c++11 "${libs[@]}"
 check "fdbroker_dl.h: C99, without the library" compile gcc "$here/dl.c" dl -std=c99 -ldl
 check "fdbroker_dl.h: C++11, without the library" compile g++ "$work/dl.cc" dl++ -std=c++11 -ldl
@@ -284,6 +285,8 @@ if [ -e "$work/cmake" ]; then
   check "the same by CMake" pair "$work/producer" "$work/consumer-cmake"
   check "the same by CMake, with the archive" pair "$work/producer" "$work/consumer-cmake-static"
 fi
+
+check "virtual_fd.c" ends 0 "written by the producer" with_library fdbroker run -- "$work/virtual_fd"
 
 check "producer.rs and consumer.rs" pair "$programs/examples/producer" "$programs/examples/consumer"
 check "producer.rs and consumer.c" pair "$programs/examples/producer" "$work/consumer"

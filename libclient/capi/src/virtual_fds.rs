@@ -22,7 +22,10 @@ pub unsafe extern "C" fn fdbroker_handle_virtual_fd(handle: *const fdbroker_hand
 /// with. Takes nothing: acquire or import it like any other. After a crash of the broker it waits for the owner to come
 /// back, until the deadline at most.
 ///
-/// Errors: FDBROKER_BAD_HANDLE (no live allocation has the number), FDBROKER_AGAIN (its owner has not come back),
+/// A number does not say which broker it is of. One of another broker names nothing here, but for a chance of one in 2^30
+/// for each live allocation.
+///
+/// Errors: FDBROKER_BAD_HANDLE (no live allocation of this user has the number), FDBROKER_AGAIN (its owner has not come back),
 /// FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED, FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT
 /// (also: the number is below 2^30). *handle is all zero then.
 #[unsafe(no_mangle)]

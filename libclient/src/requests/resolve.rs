@@ -25,8 +25,19 @@ pub(crate) fn resolve(
                 connection.pause(pause.min(deadline.remaining()));
                 pause = (pause * 2).min(AGAIN_LAST);
             }
-            outcome => return outcome,
+            outcome => return outcome.map_err(|error| named(error, fd)),
         }
+    }
+}
+
+/// The words of BAD_HANDLE are about 64 bytes, which nobody has passed here.
+fn named(error: Error, fd: VirtualFd) -> Error {
+    match error.code {
+        ErrorCode::BadHandle => error.because(format!(
+            "virtual fd {fd} names no live allocation of this user at this broker: it has ended, or the number is another \
+             broker's; get a new one from the memory's owner"
+        )),
+        _ => error,
     }
 }
 
