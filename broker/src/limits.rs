@@ -2,6 +2,7 @@
 //! What an administrator may change is in [`crate::settings`]; this file must never hold a bound
 //! without its reason.
 
+use fdbroker_protocol::limits::AHEAD_FDS;
 use std::time::Duration;
 
 /// What a message costs before its first item, in items and fds (each some 0.5 us).
@@ -143,6 +144,20 @@ pub const FILES_PER_LOOK: usize = 256;
 
 /// Most slots passed in one go in search of memfds: 20 us.
 pub const SLOTS_PER_LOOK: usize = 4096;
+
+/// How long fds that are fetched ahead lie unread: a program that fetches one after the other takes the next within a millisecond,
+/// and each pins its memory.
+pub const AHEAD_TIME: Duration = Duration::from_millis(100);
+
+/// Most sockets for fds that are fetched ahead: one for each process of the largest nodes, which have eight GPUs and a rank or
+/// two for each; a client without one fetches as it needs.
+const AHEAD_SOCKETS_MOST: u64 = 64;
+
+/// The sockets for fds fetched ahead in a broker whose table has `table_fds` places: none where it is hardly enough to serve with. The
+/// fds in all of them are less than a sixteenth of as many in flight.
+pub fn ahead_sockets(table_fds: u64) -> u64 {
+    (table_fds / (16 * AHEAD_FDS as u64)).saturating_sub(1).min(AHEAD_SOCKETS_MOST)
+}
 
 /// Time between two such sweeps, while a client waits until others have read: no event tells.
 pub const IN_FLIGHT_SWEEP: Duration = Duration::from_millis(1);
@@ -305,4 +320,6 @@ pub fn own_fds(at_start: u64, listeners: usize, table_fds: u64) -> u64 {
         + MAX_ADMIN_CONNECTIONS as u64
         + refused_fds(table_fds)
         + turned_away(table_fds)
+        // Both ends of each.
+        + 2 * ahead_sockets(table_fds)
 }

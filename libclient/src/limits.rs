@@ -11,9 +11,13 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// within milliseconds; when everything is in use for two seconds the caller should hear of it.
 pub const HELLO_DEADLINE: Duration = Duration::from_secs(2);
 
-/// The most fds that are guarded at once: a connection has two, its client one or two eventfds. More clients than this has
+/// The most fds that are guarded at once: a connection has two or three, its client one or two eventfds. More clients than this has
 /// room for are connected all the same.
 pub const OWN_FDS: usize = 64;
+
+/// How long a client does without a socket for fds fetched ahead when the broker has none to give: the next acquires cost a round
+/// trip each, as they do without.
+pub const AHEAD_RETRY: Duration = Duration::from_secs(1);
 
 /// First and longest pause before connecting again when the broker has said AGAIN: many others of this user are
 /// connecting, each of which takes the broker some tens of microseconds.

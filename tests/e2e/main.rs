@@ -6,6 +6,7 @@
 mod common;
 mod support;
 
+mod ahead;
 mod cache;
 mod comeback;
 mod death;

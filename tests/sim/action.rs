@@ -54,6 +54,10 @@ pub enum Action {
         wanted: Vec<Wanted>,
         deadline: u64,
     },
+    AcquireAhead {
+        client: u32,
+        wanted: Vec<Wanted>,
+    },
     Unsent {
         client: u32,
         request: u64,
@@ -156,6 +160,9 @@ impl Action {
                 wanted,
                 deadline: Now(deadline),
             },
+            Action::AcquireAhead { client, ref wanted } => {
+                Input::AcquireAhead { client: ClientId(client), wanted }
+            }
             Action::Unsent { client, request, ref grants, deadline, seq } => Input::Unsent {
                 client: ClientId(client),
                 request: RequestId(request),
@@ -206,6 +213,7 @@ impl Action {
             Action::Mapped { client, request, .. } | Action::Release { client, request, .. } => {
                 Some((*client, *request))
             }
+            Action::AcquireAhead { client, .. } => Some((*client, None)),
             _ => None,
         }
     }

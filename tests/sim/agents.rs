@@ -172,13 +172,16 @@ impl World {
             // The core would refuse more.
             return self.choose_release(client, self.agents.get(&client)?.manners);
         }
+        if self.rng.chance(60) {
+            return Some(self.choose_ahead(client));
+        }
         let count = if self.rng.chance(700) { 1 } else { self.rng.skewed(1, self.setup.batch) };
         let wanted = (0..count).map(|_| self.draw_wanted(client)).collect();
         let (request, deadline) = (self.next_request(client), self.draw_deadline());
         Some(Action::Acquire { client, request, wanted, deadline })
     }
 
-    fn draw_wanted(&mut self, client: u32) -> Wanted {
+    pub fn draw_wanted(&mut self, client: u32) -> Wanted {
         match self.rng.below(1000) {
             0..=9 => Err(ErrorCode::BadHandle),
             10..=14 => Err(ErrorCode::WrongNode),

@@ -47,6 +47,10 @@ impl Model {
                 let items = all.granted.get(range.clone()).ok_or("range out of bounds")?;
                 self.granted(step, (*client, request.0), items, deadline.0)
             }
+            Effect::GrantedAhead { client, range } => {
+                let items = all.granted.get(range.clone()).ok_or("range out of bounds")?;
+                self.granted_ahead(step, *client, items)
+            }
             Effect::Failed { client, request, status } => {
                 self.failed(step, (*client, request.0), *status)
             }

@@ -53,10 +53,18 @@ impl World {
         }
         // A refusal is judged by the sums before the effects change them.
         let refuses = exact && refuses_for_quota(&self.effects);
-        let before = refuses.then(|| self.model.ledger());
+        let ahead = match action {
+            Action::AcquireAhead { client, .. } if exact => Some(*client),
+            _ => None,
+        };
+        let before = (refuses || ahead.is_some()).then(|| self.model.ledger());
         self.model.settle_credits(&mut step, &self.effects)?;
         for effect in &self.effects.list {
             self.model.effect(&mut step, effect, &self.effects)?;
+        }
+        if let (Some(client), Some(before)) = (ahead, &before) {
+            let more = (self.model.is_poll_due, &self.effects);
+            self.model.check_ahead(&step, client, before, more)?;
         }
         self.model.finish(&mut step, action)?;
         self.model.sync_credits(&mut step, &self.core)?;
@@ -185,7 +193,7 @@ impl World {
                     self.stored.extend(self.core.kept(*slot).map(|kept| (*slot, kept)));
                 }
                 Effect::Unkeep { slot } => drop(self.stored.remove(slot)),
-                Effect::Declared { .. } => {}
+                Effect::Declared { .. } | Effect::GrantedAhead { .. } => {}
             }
         }
         if let Action::Gone { client } = action {

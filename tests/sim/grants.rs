@@ -59,7 +59,7 @@ impl Model {
         Ok(())
     }
 
-    fn granted_ok(&mut self, client: u32, item: &Granted) -> Check<AllocationId> {
+    pub fn granted_ok(&mut self, client: u32, item: &Granted) -> Check<AllocationId> {
         let id = item.wanted.map_err(|code| format!("{code:?} is granted"))?;
         let allocation =
             self.live(id).ok_or_else(|| format!("{id} is granted; it has ended or never was"))?;

@@ -70,6 +70,7 @@ impl Model {
                 let ask = Ask::Acquire { wanted: wanted.clone(), deadline: *deadline };
                 self.ask(*client, *request, ask)?;
             }
+            Action::AcquireAhead { client, wanted } => step.ahead = Some((*client, wanted.clone())),
             Action::Unsent { client, request, grants, deadline, .. } => {
                 step.may_ask_again = self.begin_unsent(*client, *request, grants, *deadline)?;
             }

@@ -4,6 +4,7 @@
 mod action;
 mod acts;
 mod agents;
+mod ahead;
 mod args;
 mod caps;
 mod checks;

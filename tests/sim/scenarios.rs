@@ -2,6 +2,7 @@
 //! worlds. Must leave nothing to chance.
 
 use crate::action::{Action, show_status};
+use crate::ahead::ahead_when_fetched_then_evicted_as_if_it_had_not_been;
 use crate::judge::ensure;
 use crate::model::Check;
 use crate::narrow::*;
@@ -61,6 +62,7 @@ pub const ALL: &[(&str, Scenario)] = named! {
     freed_when_its_owner_has_said_complete_then_stale_before_its_turn_to_end
     end_when_thousands_of_leases_are_out_then_swept_in_portions_and_sums_match
     order_when_use_is_skewed_then_2_percent_more_recalls_than_exact_lru_at_most
+    ahead_when_fetched_then_evicted_as_if_it_had_not_been
 };
 
 /// A broker with one place, which a credit, a held fd and a recall take in turns.

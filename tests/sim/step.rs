@@ -2,7 +2,7 @@
 //! must never judge.
 
 use crate::returns::Return;
-use fdbroker_core::{DomainKey, Lane};
+use fdbroker_core::{DomainKey, Lane, Wanted};
 use fdbroker_protocol::{AllocationId, ErrorCode, Status};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -98,6 +98,9 @@ pub struct Step {
     pub new_allocations: u64,
     /// Clients that were let in, each with the fds that it declared.
     pub let_in: Vec<(u32, u64)>,
+    /// What is to be fetched ahead, and for whom, until it is granted; how much of it is.
+    pub ahead: Option<(u32, Vec<Wanted>)>,
+    pub granted_ahead: u64,
     /// What each item of a redeposit may come to.
     pub returns: Vec<Return>,
 }

@@ -63,7 +63,7 @@ program() {
 }
 under_layer=("$FDBROKER" run -- env "LD_PRELOAD=$layer")
 
-for name in calls lifetimes; do
+for name in calls lifetimes ahead; do
   check "$name.c compiles" "$cc" -std=gnu11 -g -O1 -Wall -Wextra -Werror "$here/$name.c" -o "$work/$name" -lpthread
   [ -x "$work/$name" ] && program "$name" "${under_layer[@]}" "$work/$name"
 done

@@ -2,7 +2,7 @@
 //! let a newcomer take room that an earlier request of its domain waits for.
 
 use crate::Core;
-use crate::allocation::State;
+use crate::allocation::{Allocation, State};
 use crate::api::{ClientId, Effect, Effects, Granted, LeaseId, Now, RequestId, Wanted};
 use crate::ledger::{Blocked, Charge, FOR_HELD, FOR_LEASE};
 use crate::limits::PLACES_AT_ONCE;
@@ -314,18 +314,7 @@ impl Core {
     }
 
     pub(crate) fn granted(&mut self, wanted: Wanted, slot: u32, lease: LeaseId) -> Granted {
-        let allocation = self.allocations.mark_used(slot);
-        Granted {
-            wanted,
-            status: Status::OK,
-            lease,
-            kind: allocation.traits.kind(),
-            size_bytes: allocation.size_bytes,
-            fd_offset: allocation.fd_offset,
-            device: allocation.device,
-            owner_allocation_id: allocation.owner_allocation_id,
-            has_driver_data: allocation.traits.has_driver_data(),
-        }
+        Granted::of(wanted, self.allocations.mark_used(slot), lease)
     }
 
     /// A cap that somebody before this request waits for, and that it would take from with one of `resources`
@@ -465,6 +454,20 @@ impl Core {
 }
 
 impl Granted {
+    pub(crate) fn of(wanted: Wanted, allocation: &Allocation, lease: LeaseId) -> Self {
+        Granted {
+            wanted,
+            status: Status::OK,
+            lease,
+            kind: allocation.traits.kind(),
+            size_bytes: allocation.size_bytes,
+            fd_offset: allocation.fd_offset,
+            device: allocation.device,
+            owner_allocation_id: allocation.owner_allocation_id,
+            has_driver_data: allocation.traits.has_driver_data(),
+        }
+    }
+
     /// An item that gets no fd, and why.
     pub fn refused(wanted: Wanted, status: Status) -> Self {
         Granted {

@@ -290,6 +290,10 @@ pub enum Input<'a> {
     Unregister { client: ClientId, request: RequestId, ids: &'a [AllocationId] },
     /// A consumer wants fds.
     Acquire { client: ClientId, request: RequestId, wanted: &'a [Wanted], deadline: Now },
+    /// A consumer would have these next. Answered by [`Effect::GrantedAhead`] with those that can be had for nothing; at most
+    /// [`AHEAD_FDS`](fdbroker_protocol::limits::AHEAD_FDS), further ones are left out. What does not reach the consumer is given
+    /// back by [`Input::Release`].
+    AcquireAhead { client: ClientId, wanted: &'a [Wanted] },
     /// The grant that the effects of the step just applied told the daemon to send could not be sent
     /// (EAGAIN, ETOOMANYREFS): its leases never were, and the request goes back to the head of the queue.
     /// `wanted` as in [`Granted::wanted`], `deadline` and `seq` as in [`Effect::Granted`].
@@ -426,6 +430,8 @@ pub enum Effect {
         deadline: Now,
         seq: u64,
     },
+    /// Send these ahead: [`Effects::granted`], each of them OK.
+    GrantedAhead { client: ClientId, range: std::ops::Range<usize> },
     /// Answer a request that failed as a whole.
     Failed { client: ClientId, request: RequestId, status: Status },
     /// The client has events: call [`crate::Core::take_events`] as its event socket takes them.

@@ -10,6 +10,7 @@ mod accounts;
 mod acquire;
 mod acts;
 mod addresses;
+mod ahead;
 mod allocation;
 mod allowances;
 pub mod api;
@@ -225,6 +226,7 @@ impl Core {
             Input::Acquire { client, request, wanted, deadline } => {
                 self.acquire(client, request, wanted, deadline, fx);
             }
+            Input::AcquireAhead { client, wanted } => self.acquire_ahead(client, wanted, fx),
             Input::Cancel { client, request } => self.cancel(client, request, fx),
             Input::Mapped { client, request, leases } => self.mapped(client, request, leases, fx),
             Input::Release { client, request, leases } => self.release(client, request, leases, fx),
@@ -358,7 +360,9 @@ impl Input<'_> {
             Input::Mapped { client, request, .. } | Input::Release { client, request, .. } => {
                 Some((client, request.unwrap_or(RequestId(0))))
             }
-            Input::Complete { client } => Some((client, RequestId(0))),
+            Input::Complete { client } | Input::AcquireAhead { client, .. } => {
+                Some((client, RequestId(0)))
+            }
             _ => None,
         }
     }

@@ -100,6 +100,9 @@ pub const NOTES_KEPT: usize = 1024;
 /// item by item, and asked for again each time; few enough that one request does not close most of what a node holds.
 pub const PLACES_AT_ONCE: usize = 64;
 
+/// Fds that are fetched ahead take this part of the free room of each account at most: the rest is for what is asked for.
+pub const AHEAD_ROOM_DIVISOR: u64 = 4;
+
 /// Most evictions in one step: those that a full batch (253 grants with their recalls) can need, doubled.
 pub const EVICTIONS_PER_STEP: usize = 512;
 

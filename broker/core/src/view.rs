@@ -270,6 +270,12 @@ impl Core {
         self.allocations.registered_after(slot)
     }
 
+    /// Whether an allocation is live.
+    pub fn is_live(&self, id: AllocationId) -> bool {
+        let found = self.allocations.find(id);
+        found.is_some_and(|allocation| !matches!(allocation.state, State::Ended(_)))
+    }
+
     /// The memory kind of the allocation in a slot, live or ended.
     pub fn kind(&self, slot: u32) -> Option<MemoryKind> {
         self.allocations.is_full(slot).then(|| self.allocations[slot].traits.kind())

@@ -65,7 +65,7 @@ impl Input<'_> {
             Input::Unregister { ids, .. } | Input::Evict { ids } | Input::Revoke { ids } => {
                 ids.len()
             }
-            Input::Acquire { wanted, .. } => wanted.len(),
+            Input::Acquire { wanted, .. } | Input::AcquireAhead { wanted, .. } => wanted.len(),
             Input::Unsent { grants, .. } => grants.len(),
             Input::Mapped { leases, .. } | Input::Release { leases, .. } => leases.len(),
             Input::Supply { supplies, .. } => supplies.len(),

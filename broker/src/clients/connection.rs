@@ -1,6 +1,7 @@
 //! One client's connection: its sockets, what it has not read yet, what waits to be sent. Holds
 //! state; must never talk to the core.
 
+use crate::clients::ahead::AheadSocket;
 use crate::clients::metrics::Asked;
 use crate::clients::settles::Settles;
 use crate::clients::turns::Who;
@@ -108,6 +109,8 @@ pub struct Connection {
     pub asked: Vec<Asked>,
     /// Its requests that wait for closes.
     pub settles: Settles,
+    /// Its socket for fds that are fetched ahead.
+    pub ahead: Option<Box<AheadSocket>>,
     /// Replies without fds that its socket did not take.
     pub pending: VecDeque<Vec<u8>>,
     /// The event message that its event socket did not take.
@@ -178,6 +181,7 @@ impl Connection {
             blocked: None,
             asked: Vec::new(),
             settles: Settles::default(),
+            ahead: None,
             pending: VecDeque::new(),
             pending_event: None,
             hello_reply: None,

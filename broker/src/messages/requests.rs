@@ -126,6 +126,11 @@ pub fn decode_request<'s>(
             })
         }
         Kind::Register => decode_register(message, scratch, context),
+        Kind::Fetch => {
+            let handles = message.items::<HandlePrefix>()?;
+            fill(&mut scratch.wanted, handles, |handle| context.key.open(context.node, handle));
+            Ok(Input::AcquireAhead { client, wanted: &scratch.wanted })
+        }
         Kind::Unregister => {
             let request = request_id(message)?;
             fill(&mut scratch.ids, message.items::<AllocationItem>()?, |item| AllocationId {
@@ -169,8 +174,8 @@ pub fn decode_event<'s>(
     Ok(Input::Supply { client: context.client, supplies })
 }
 
-/// The request of a settle.
-pub fn check_settle(message: &Message<'_>) -> Result<RequestId, Breach> {
+/// A request without a body.
+pub fn check_empty_request(message: &Message<'_>) -> Result<RequestId, Breach> {
     expect_fds(message, 0)?;
     expect_empty(message)?;
     request_id(message)

@@ -60,6 +60,9 @@ impl Server {
                     }
                 }
             }
+            Effect::GrantedAhead { client, range } => {
+                self.send_ahead(*client, &all.granted[range.clone()]);
+            }
             Effect::Statuses { client, request, reply, range } => {
                 let statuses = &all.statuses[range.clone()];
                 let bytes = replies::write_statuses(&mut self.writer, *request, *reply, statuses);
@@ -256,7 +259,7 @@ impl Server {
 }
 
 /// Sends a message with the fds of `slots`.
-fn send_slots(
+pub(crate) fn send_slots(
     socket: BorrowedFd<'_>,
     bytes: &[u8],
     slots: &[u32],

@@ -12,6 +12,8 @@ pub(crate) enum Chore {
     Core,
     /// Looking for clients that have read.
     InFlight,
+    /// Taking back fds that were fetched ahead.
+    Ahead,
     /// Looking at what memfds pin.
     Files,
     /// Sending events.
@@ -25,10 +27,11 @@ pub(crate) enum Chore {
 }
 
 impl Chore {
-    pub const ALL: [Chore; 8] = [
+    pub const ALL: [Chore; 9] = [
         Chore::Reports,
         Chore::Core,
         Chore::InFlight,
+        Chore::Ahead,
         Chore::Files,
         Chore::Events,
         Chore::Admins,

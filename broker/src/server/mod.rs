@@ -4,6 +4,7 @@
 pub mod accept;
 pub mod acts;
 pub mod admins;
+pub mod ahead;
 pub mod apply;
 pub mod caps;
 pub mod chores;

@@ -3,6 +3,7 @@
 
 use crate::admin::side::AdminSide;
 use crate::admin::view::View;
+use crate::clients::ahead::Ahead;
 use crate::clients::connections::Connections;
 use crate::clients::door::Door;
 use crate::clients::in_flight::InFlight;
@@ -13,7 +14,7 @@ use crate::fds::classify::Classifier;
 use crate::fds::closers::Closers;
 use crate::fds::table::FdTable;
 use crate::handover::state::SavedListener;
-use crate::limits::IN_FLIGHT_DIVISOR;
+use crate::limits::{IN_FLIGHT_DIVISOR, ahead_sockets};
 use crate::log::BadInput;
 use crate::manager::keep_store::KeepStore;
 use crate::manager::notify::Manager;
@@ -32,6 +33,7 @@ use crate::settings::Settings;
 use crate::settings::reload::Rereading;
 use fdbroker_core::{Config, Core, Now};
 use fdbroker_protocol::Writer;
+use fdbroker_protocol::limits::AHEAD_FDS;
 use mio::Poll;
 use std::io;
 use std::os::fd::AsFd;
@@ -78,6 +80,7 @@ pub(crate) struct Server {
     pub(super) connections: Connections,
     pub(super) waiting: Waiting,
     pub(super) in_flight: InFlight,
+    pub(super) ahead: Ahead,
     pub(super) waits: Waits,
     pub(super) bad_input: BadInput,
     pub(super) admin: AdminSide,
@@ -115,6 +118,7 @@ impl Server {
             ),
             waiting: Waiting::default(),
             in_flight: Self::new_in_flight(&settings),
+            ahead: Ahead::new(ahead_sockets(settings.table_fds), share_factor),
             waits: Waits::new(now),
             bad_input: BadInput::default(),
             admin: AdminSide::new(parts.admin),
@@ -132,7 +136,8 @@ impl Server {
 
     /// Nothing in flight.
     pub fn new_in_flight(settings: &Settings) -> InFlight {
-        let most = settings.table_fds / IN_FLIGHT_DIVISOR;
+        let ahead = ahead_sockets(settings.table_fds) * AHEAD_FDS as u64;
+        let most = settings.table_fds / IN_FLIGHT_DIVISOR - ahead;
         InFlight::new(Shares::new(most, settings.most_connections, settings.core.share_factor))
     }
 

@@ -120,6 +120,7 @@ impl Server {
             Chore::Reports => self.fds.is_reported(),
             Chore::Core => is_due(self.core.poll_timeout()),
             Chore::InFlight => is_due(self.in_flight.due()),
+            Chore::Ahead => is_due(self.ahead.due()),
             Chore::Files => is_due(self.fds.files_due()),
             Chore::Events => self.connections.eventful() > 0,
             Chore::Admins => self.admin.is_ready() || is_due(self.admin.room_at()),
@@ -138,6 +139,7 @@ impl Server {
             Chore::Reports => self.take_reports(),
             Chore::Core => self.poll_core(),
             Chore::InFlight => self.sweep_in_flight(),
+            Chore::Ahead => self.take_back_due(),
             Chore::Files => self.measure_files(),
             Chore::Events => self.send_events(),
             Chore::Admins => self.serve_admins(),
@@ -305,6 +307,7 @@ impl Server {
         let due = [
             self.core.poll_timeout(),
             self.in_flight.due(),
+            self.ahead.due(),
             self.trim.due(),
             self.waiting.due(),
             self.connections.handshakes().due(),

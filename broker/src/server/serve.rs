@@ -191,7 +191,14 @@ impl Server {
         if message.kind == Kind::Settle && channel == Channel::Main {
             return self.settle_closes(client, received.len);
         }
-        if message.kind == Kind::Acquire {
+        if message.kind == Kind::AheadSocket && channel == Channel::Main {
+            return self.open_ahead(client, received.len);
+        }
+        let (kind, is_plain) = (message.kind, channel == Channel::Main && message.fd_count == 0);
+        if kind == Kind::Fetch && is_plain && !self.may_fetch(client) {
+            return;
+        }
+        if kind == Kind::Acquire {
             self.waits.begin(client, RequestId(id));
         }
         self.decode(client, channel, received.len, false);
@@ -224,7 +231,7 @@ impl Server {
             Ok(message) => message,
             Err(error) => return self.break_off(client, 0, &Breach::Decode(error)),
         };
-        let request = match requests::check_settle(&message) {
+        let request = match requests::check_empty_request(&message) {
             Ok(request) => request,
             Err(breach) => return self.break_off(client, message.id, &breach),
         };
@@ -478,7 +485,7 @@ impl Server {
     }
 
     /// A broken message: said once in the log, answered PROTOCOL, and the connection ends.
-    fn break_off(&mut self, client: ClientId, id: u64, breach: &Breach) {
+    pub(crate) fn break_off(&mut self, client: ClientId, id: u64, breach: &Breach) {
         self.log_bad_client(client, breach);
         self.refuse_rest(client);
         let value = match breach {

@@ -24,3 +24,6 @@ pub const RESTART_WAIT: Duration = Duration::from_secs(3);
 
 /// The pause before a silent owner is asked for again: it answers nobody, so there is no hurry.
 pub const RETRY_PAUSE: Duration = Duration::from_millis(50);
+
+/// Fds in a row that were asked for ahead and had not come, before no more of them are awaited: the first may only be late.
+pub const MISSES_AHEAD: usize = 2;

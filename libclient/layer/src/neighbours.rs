@@ -1,17 +1,33 @@
-//! Handles that the broker has told of ahead: of the allocations that an owner registered after one that was asked for. A
-//! program that fetches the fds of a tensor one by one asks the broker once for each, not twice. Must never decide what a
+//! What the broker has told, and sent, ahead: of the allocations that an owner registered after one that was asked for. A program
+//! that fetches the fds of a tensor one by one asks the broker twice, and for the others not at all. Must never decide what a
 //! number leads to: the broker refuses the handle of an allocation that has ended, and is asked for the number then.
 
+use crate::limits::MISSES_AHEAD;
 use fdbroker_client::{Client, Deadline, Error, ErrorCode, Grant, Handle};
 use fdbroker_virtual_fds::VirtualFd;
-use std::sync::{Mutex, PoisonError};
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// How many handles are told ahead: a tensor of 512 MiB has 26 segments in PyTorch. The protocol's most.
 const TOLD_AHEAD: u32 = 31;
 
-/// Those of the last answer, each used once.
+/// What was told last, and what has become of it.
 #[derive(Default)]
-pub struct Neighbours(Mutex<Vec<Handle>>);
+pub struct Neighbours(Mutex<Told>);
+
+/// Handles in their order, each used once.
+#[derive(Default)]
+struct Told {
+    handles: VecDeque<Handle>,
+    /// The first so many of them were asked for ahead.
+    fetched: usize,
+    /// The last one that was asked for stood first: the program goes through them in a row.
+    is_in_row: bool,
+    /// Fds in a row that were asked for ahead and had not come.
+    misses: usize,
+    /// What was asked for ahead has brought something, or nothing was asked for since the broker told these.
+    is_worth_it: bool,
+}
 
 impl Neighbours {
     /// The fd behind a number.
@@ -24,21 +40,88 @@ impl Neighbours {
         number: VirtualFd,
         deadline: Deadline,
     ) -> Result<Grant, Error> {
-        if let Some(handle) = self.take(number) {
+        // Not under the lock: the body asks the broker.
+        let told = self.told().take(number);
+        if let Some((handle, was_fetched)) = told {
+            if was_fetched {
+                let taken = client.take_ahead(&handle);
+                self.told().note_taken(taken.is_some());
+                if let Some(outcome) = taken {
+                    self.fetch(client, deadline);
+                    return outcome;
+                }
+            }
             match client.acquire(&handle, deadline) {
                 Err(Error { code: ErrorCode::Stale | ErrorCode::BadHandle, .. }) => {}
-                outcome => return outcome,
+                outcome => {
+                    self.fetch(client, deadline);
+                    return outcome;
+                }
             }
         }
         let mut handles = client.resolve(number, TOLD_AHEAD, deadline)?;
         let handle = handles.remove(0);
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = handles;
-        client.acquire(&handle, deadline)
+        self.told().replace(handles);
+        let outcome = client.acquire(&handle, deadline);
+        self.fetch(client, deadline);
+        outcome
     }
 
-    fn take(&self, number: VirtualFd) -> Option<Handle> {
-        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = told.iter().position(|handle| handle.virtual_fd() == Some(number))?;
-        Some(told.swap_remove(place))
+    /// Has the next ones sent ahead while the program uses this one, if it goes through them in a row.
+    fn fetch(&self, client: &Client, deadline: Deadline) {
+        let next = self.told().to_fetch();
+        if !next.is_empty() {
+            let count = client.fetch_ahead(&next, deadline);
+            self.told().note_fetched(count);
+        }
+    }
+
+    fn told(&self) -> MutexGuard<'_, Told> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Told {
+    /// The handle of a number, and whether it was asked for ahead.
+    fn take(&mut self, number: VirtualFd) -> Option<(Handle, bool)> {
+        let place = self.handles.iter().position(|it| it.virtual_fd() == Some(number))?;
+        self.is_in_row = place == 0;
+        let was_fetched = place < self.fetched;
+        if was_fetched {
+            // Those before it are given up with it: they lie in front of it.
+            self.handles.drain(..place);
+            self.fetched -= place + 1;
+            return self.handles.pop_front().map(|handle| (handle, true));
+        }
+        self.handles.remove(place).map(|handle| (handle, false))
+    }
+
+    /// What was asked for ahead had come, or not. It comes in order, so after several that did not there is none.
+    fn note_taken(&mut self, is_there: bool) {
+        self.is_worth_it |= is_there;
+        self.misses = if is_there { 0 } else { self.misses + 1 };
+        if self.misses == MISSES_AHEAD {
+            (self.misses, self.fetched) = (0, 0);
+        }
+    }
+
+    /// The broker tells others. A program that has used up those before in a row goes on.
+    fn replace(&mut self, handles: Vec<Handle>) {
+        let is_in_row = self.is_in_row && self.handles.is_empty();
+        let handles = handles.into();
+        *self = Told { handles, fetched: 0, is_in_row, misses: 0, is_worth_it: true };
+    }
+
+    /// Those to be asked for ahead now; none while some of them may still come, or when the last ones did not.
+    fn to_fetch(&self) -> Vec<Handle> {
+        match self.is_in_row && self.fetched == 0 && self.is_worth_it {
+            true => self.handles.iter().copied().collect(),
+            false => Vec::new(),
+        }
+    }
+
+    /// The first so many were asked for.
+    fn note_fetched(&mut self, count: usize) {
+        (self.fetched, self.is_worth_it) = (count.min(self.handles.len()), false);
     }
 }

@@ -59,6 +59,12 @@ wire_enum! {
         Resolve = 0x2a, "resolve";
         /// Broker: [`Handle`]s, that of the virtual fd first.
         Resolved = 0x2b, "resolved";
+        /// Client: a socket for fds that are fetched ahead. Without a body.
+        AheadSocket = 0x2c, "ahead socket";
+        /// Broker: its end to read from, 1 fd. Without a body.
+        AheadSocketReply = 0x2d, "ahead socket reply";
+        /// Client, one-way: [`HandlePrefix`]es that it will most likely acquire next, at most [`crate::limits::AHEAD_FDS`].
+        Fetch = 0x2e, "fetch";
         /// Broker, event socket: [`RecallItem`]s; export again and answer with supply.
         Recall = 0x40, "recall";
         /// Client, event socket: [`SupplyItem`]s, one fd per item whose code is 0, in order.

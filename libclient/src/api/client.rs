@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::fork::Process;
 use crate::limits::UNREGISTER_TIMEOUT;
 use crate::requests::acquire::{Handed, acquire_each, acquire_one};
+use crate::requests::ahead::{fetch, take};
 use crate::requests::flush::flush;
 use crate::requests::register::{Batch, Registrations, register, unregister};
 use crate::requests::resolve::resolve;
@@ -285,6 +286,25 @@ impl Client {
     ) -> Result<Vec<Handle>, Error> {
         let connection = self.connection("resolve")?;
         resolve(&connection, fd, neighbours, deadline)
+    }
+
+    /// Asks the broker to send the fds behind these ahead: a program that fetches one fd after the other will most likely want
+    /// these next, in this order. They are taken by [`Client::take_ahead`]. Until then they are not in this process's fd table.
+    /// The broker sends what it holds, as far as there is room that nobody misses (at most 32 fds and 256 MiB at a time), and
+    /// takes back what is not taken within 100 ms. The first call waits for the broker until the deadline, and no later one waits.
+    /// Answers how many were asked for, the first of them: 0 where the broker has nothing to spare for this client.
+    pub fn fetch_ahead(&self, handles: &[Handle], deadline: Deadline) -> usize {
+        self.connection("fetch ahead").map_or(0, |it| fetch(&it, handles, deadline))
+    }
+
+    /// The grant for a handle, without asking the broker, if it was sent ahead and its allocation is current. What was sent before it
+    /// is given back. `None`: acquire it.
+    ///
+    /// # Errors
+    /// LOCAL_FD_LIMIT.
+    pub fn take_ahead(&self, handle: &Handle) -> Option<Result<Grant, Error>> {
+        let connection = self.connection("acquire").ok()?;
+        take(&connection, handle)
     }
 
     /// Acquires the allocation of a virtual fd.

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 /// What became of one handle in one reply.
 #[derive(Debug)]
-enum Outcome {
+pub(super) enum Outcome {
     Granted(Grant),
     /// Not ready: ask again.
     Again,
@@ -241,7 +241,8 @@ impl Request<'_> {
     }
 }
 
-fn outcome(
+/// Of one item of a reply, which takes its fd from those that arrived.
+pub(super) fn outcome(
     connection: &Connection,
     item: &GrantItem,
     handle: HandlePrefix,
@@ -287,7 +288,7 @@ fn outcome(
 
 impl Outcome {
     /// The error of an outcome that is final and no grant.
-    fn into_error(self, handle: &Handle) -> Error {
+    pub(super) fn into_error(self, handle: &Handle) -> Error {
         let what = format!("acquire {}", handle.id());
         match self {
             Outcome::Refused(status) => Error::from_status(status, what),
@@ -300,7 +301,7 @@ impl Outcome {
 
 /// The fds of one reply by their index. The kernel installs them in order, so those that did not fit
 /// are the last ones. The first is kept apart: a reply of one allocates nothing.
-struct Arrived {
+pub(super) struct Arrived {
     announced: usize,
     count: usize,
     first: Option<OwnedFd>,
@@ -316,7 +317,7 @@ enum Fd {
 }
 
 impl Arrived {
-    fn new(fds: &mut dyn Iterator<Item = OwnedFd>, announced: usize) -> Self {
+    pub(super) fn new(fds: &mut dyn Iterator<Item = OwnedFd>, announced: usize) -> Self {
         let first = fds.next();
         let others: Vec<_> = fds.map(Some).collect();
         Arrived { announced, count: usize::from(first.is_some()) + others.len(), first, others }

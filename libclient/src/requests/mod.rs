@@ -2,6 +2,7 @@
 //! Must never answer what the broker asks of this client: `serve` does.
 
 pub(crate) mod acquire;
+pub(crate) mod ahead;
 pub(crate) mod flush;
 pub(crate) mod register;
 pub(crate) mod registering;

@@ -1,8 +1,10 @@
 //! One connection to the broker, shared by the threads of a process: its state, its end, and what nobody waits for.
 //! Must never wait, nor outlive the broker's word. `reading` reads replies, `call` makes requests.
 //!
-//! **Lock order**: reader, outbox, inbox, then credits, page and holdings; application code is called under none.
+//! **Lock order**: reader, outbox, inbox, then credits, page and holdings; application code is called under none. Under `ahead`
+//! no other lock is taken.
 
+use super::ahead::AheadEnd;
 use super::credits::Credits;
 use super::gathering::Fate;
 use super::handshake::Greeted;
@@ -51,6 +53,7 @@ pub(crate) struct Connection {
     pub(super) inbox: Mutex<Inbox>,
     pub(super) reader: Mutex<Reader>,
     pub(super) outbox: Mutex<Outbox>,
+    pub(super) ahead: Mutex<AheadEnd>,
     /// Notified when one of `max_parked` places came free and `Inbox::queueing` is not 0.
     pub(super) room: Condvar,
 }
@@ -81,6 +84,7 @@ impl Connection {
             inbox: Mutex::default(),
             reader: Mutex::default(),
             outbox: Mutex::default(),
+            ahead: Mutex::default(),
             room: Condvar::new(),
         };
         (connection, page)
@@ -194,10 +198,18 @@ impl Connection {
             self.room.notify_all();
         }
         self.credits.close();
+        self.close_ahead();
         // Wakes whoever polls, and lets the broker release everything now, whoever still has the fds.
         shut_down(self.socket.as_fd());
         shut_down(self.events.as_fd());
         self.common.wake.kick();
+    }
+
+    /// It has ended: the fds that were sent ahead are of no use any more.
+    pub(super) fn close_ahead(&self) {
+        let former = std::mem::replace(&mut *lock(&self.ahead), AheadEnd::Without(None));
+        // Not under the lock: it closes what lies in the socket.
+        drop(former);
     }
 
     /// Whether the thread that serves should read: replies will come that no thread waits for, or something is `stuck` in

@@ -1,9 +1,11 @@
 //! The connection to the broker: sockets, hello, messages out, replies in.
 //! Must never know what a request is for.
 
+pub(crate) mod ahead;
 pub(crate) mod call;
 pub(crate) mod connection;
 pub(crate) mod credits;
+mod fetching;
 mod gathering;
 pub(crate) mod handshake;
 pub(crate) mod inbox;

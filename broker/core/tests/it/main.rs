@@ -8,6 +8,7 @@ use fdbroker_protocol::{
 };
 
 mod acts;
+mod ahead;
 mod comeback;
 mod credits;
 mod door;

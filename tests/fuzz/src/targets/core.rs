@@ -239,6 +239,9 @@ impl World {
         let request = self.request(client, bytes);
         let deadline = self.deadline(bytes);
         self.step(Input::Acquire { client, request, wanted: &wanted, deadline }, 0);
+        if bytes.u8() == 2 {
+            self.step(Input::AcquireAhead { client, wanted: &wanted }, 0);
+        }
         if bytes.u8() == 1 {
             self.unsend();
         }
@@ -445,7 +448,7 @@ impl World {
                     let leases: Vec<LeaseId> = leases.map(|grant| grant.lease).collect();
                     self.of(*client).leases.extend(leases);
                 }
-                Effect::Declared { client, range, .. } => {
+                Effect::Declared { client, range, .. } | Effect::GrantedAhead { client, range } => {
                     let leases = self.fx.granted[range.clone()].iter();
                     let leases = leases.filter(|grant| grant.status.is_ok());
                     let leases: Vec<LeaseId> = leases.map(|grant| grant.lease).collect();

@@ -179,7 +179,7 @@ impl Bench {
         bytes: &mut Bytes<'_>,
     ) -> usize {
         let id = if bytes.u8() == 1 { 0 } else { id };
-        match kind % 11 {
+        match kind % 14 {
             0 => {
                 writer.start(Kind::Hello, id).push(&hello());
                 return 0;
@@ -255,6 +255,16 @@ impl Bench {
             10 => {
                 writer.start(Kind::Settle, id);
                 return 0;
+            }
+            11 => {
+                writer.start(Kind::AheadSocket, id);
+                return 0;
+            }
+            12 => {
+                writer.start(Kind::Fetch, 0);
+                for _ in 0..count {
+                    writer.push(&bytes.one_of(&self.handles).map_or(NO_HANDLE, |it| it.prefix));
+                }
             }
             _ => {
                 writer.start(Kind::Supply, 0);

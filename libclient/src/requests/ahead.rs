@@ -1,0 +1,69 @@
+//! Fetching fds ahead: what a program that fetches one after the other will ask for next. Must never bring an fd into the program's
+//! table that it has not asked for, nor fail: what is not there ahead is acquired.
+
+use super::acquire::{Arrived, Outcome, outcome};
+use crate::books::grant::Grant;
+use crate::books::one_way::OneWay;
+use crate::deadline::Deadline;
+use crate::deposit::DriverData;
+use crate::error::Error;
+use crate::limits::AHEAD_RETRY;
+use crate::own_fds::OwnFd;
+use crate::wire::ahead::AheadEnd;
+use crate::wire::call::{Call, Reply};
+use crate::wire::connection::Connection;
+use fdbroker_protocol::limits::{AHEAD_BYTES, AHEAD_FDS};
+use fdbroker_protocol::{ErrorCode, Handle, Kind, Message};
+use fdbroker_scm::ReceivedFds;
+use std::time::Instant;
+
+/// Has the broker send the fds behind these ahead, as far as it has room that nobody misses. How many are asked for.
+pub(crate) fn fetch(connection: &Connection, handles: &[Handle], deadline: Deadline) -> usize {
+    let now = Instant::now();
+    if connection.may_ask_for_ahead(now) {
+        connection.set_ahead(ask(connection, now, deadline));
+    }
+    let mut bytes = AHEAD_BYTES;
+    let fits = |handle: &&Handle| {
+        let left = bytes.checked_sub(handle.size_bytes.get());
+        bytes = left.unwrap_or(0);
+        left.is_some()
+    };
+    let count = handles.iter().take(AHEAD_FDS).take_while(fits).count();
+    if connection.send_fetch(&handles[..count]) { count } else { 0 }
+}
+
+fn ask(connection: &Connection, now: Instant, deadline: Deadline) -> AheadEnd {
+    let call = Call {
+        what: "fetch ahead",
+        kind: Kind::AheadSocket,
+        answer: Kind::AheadSocketReply,
+        until: deadline.given_up_at(),
+        deposits: 0,
+        ends: &[],
+    };
+    match connection.call(call, &[], |_| 0, |reply: Reply<'_>| Ok(reply.fds.next())) {
+        Ok(Some(socket)) => AheadEnd::Open(OwnFd::new(socket), ReceivedFds::with_capacity(1)),
+        Err(Error { code: ErrorCode::NotSupported, .. }) => AheadEnd::Without(None),
+        Ok(None) | Err(_) => AheadEnd::Without(Some(now + AHEAD_RETRY)),
+    }
+}
+
+/// The grant for a handle, if it was sent ahead, its allocation lives and it still lies there.
+pub(crate) fn take(connection: &Connection, handle: &Handle) -> Option<Result<Grant, Error>> {
+    let taken = connection.take_ahead(handle.id());
+    connection.post_all(taken.others.into_iter().map(OneWay::Released));
+    let message = Message::parse(&taken.bytes).ok()?;
+    let (items, blocks) = message.grants().ok()?;
+    let item = items.first()?;
+    let driver_data = match (item.driver_data_len, blocks.first()) {
+        (1.., Some(block)) => DriverData::from_block(block, item.driver_data_len),
+        _ => DriverData::EMPTY,
+    };
+    let mut arrived = Arrived::new(&mut taken.fd.into_iter(), message.fd_count.into());
+    match outcome(connection, item, handle.prefix, driver_data, &mut arrived) {
+        Outcome::Granted(grant) => Some(Ok(grant)),
+        no_room @ Outcome::NoRoom => Some(Err(no_room.into_error(handle))),
+        Outcome::Again | Outcome::Refused(_) => None,
+    }
+}

@@ -1,0 +1,71 @@
+//! Fds that are fetched ahead, between the real library and the real daemon.
+
+use crate::comeback;
+use crate::support::broker::Broker;
+use crate::support::memory::assert_bytes;
+use crate::support::owner::{Owner, notices};
+use crate::support::wait::{eventually, patience};
+use fdbroker_client::{Client, Grant, Handle, Notice};
+
+/// The grant of a handle that was sent ahead. The message that asks for it is one-way, and what lies there is taken back
+/// after a while: then it is asked for again.
+fn taken(consumer: &Client, handle: Handle) -> Grant {
+    let mut grant = None;
+    eventually("it is sent ahead", || {
+        grant = consumer.take_ahead(&handle);
+        grant.is_some() || {
+            consumer.fetch_ahead(&[handle], patience());
+            false
+        }
+    });
+    grant.expect("it is there").expect("there is room in the table")
+}
+
+fn open_leases(broker: &Broker) -> u64 {
+    broker.status().uses.open_leases.now.get()
+}
+
+#[test]
+fn take_ahead_when_fetched_then_the_right_bytes_and_the_others_are_given_back() {
+    let broker = Broker::start();
+    let owner = Owner::of(&broker, "owner", 8);
+    let consumer = broker.client("consumer");
+    assert!(consumer.take_ahead(&owner.handle(0)).is_none(), "nothing was asked for");
+    assert_eq!(consumer.fetch_ahead(&owner.handles(), patience()), 8);
+    assert_bytes(taken(&consumer, owner.handle(3)), 3);
+    assert!(consumer.take_ahead(&owner.handle(1)).is_none(), "it was sent before that");
+    eventually("nothing is leased", || open_leases(&broker) == 0);
+}
+
+#[test]
+fn take_ahead_when_its_allocation_has_ended_then_none() {
+    let broker = Broker::start();
+    let owner = Owner::of(&broker, "owner", 2);
+    let consumer = broker.client("consumer");
+    assert_bytes(taken(&consumer, owner.handle(0)), 0);
+    consumer.fetch_ahead(&owner.handles()[1..], patience());
+    owner.client.unregister(&owner.registrations[1]).expect("it lives");
+    assert!(consumer.take_ahead(&owner.handle(1)).is_none());
+    eventually("nothing is leased", || open_leases(&broker) == 0);
+}
+
+#[test]
+fn take_ahead_when_the_broker_was_replaced_or_killed_then_fetched_anew() {
+    let mut broker = comeback::long_grace().start();
+    let owner = Owner::of(&broker, "owner", 4);
+    let (told, on_notice) = notices();
+    let consumer = broker.builder("consumer").on_notice(on_notice).connect().expect("connect");
+    assert_eq!(consumer.fetch_ahead(&owner.handles(), patience()), 4);
+    broker.take_over();
+    eventually("nothing is leased", || open_leases(&broker) == 0);
+    assert_bytes(taken(&consumer, owner.handle(0)), 0);
+    consumer.fetch_ahead(&owner.handles()[1..], patience());
+    broker.kill();
+    broker.restart();
+    told.until("reconnected", |notice| matches!(notice, Notice::Reconnected { .. }).then_some(()));
+    assert!(consumer.take_ahead(&owner.handle(1)).is_none(), "it died with the broker");
+    assert_eq!(open_leases(&broker), 0);
+    let grant = consumer.acquire(&owner.handle(1), patience()).expect("recalled");
+    assert_bytes(grant, 1);
+    assert_bytes(taken(&consumer, owner.handle(1)), 1);
+}
