@@ -51,7 +51,7 @@ static void copy(void *to, const void *from, size_t bytes) {
 }
 
 /* The costs in us, and the bandwidth of copies of opened memory in GB/s. */
-struct costs { double get, again, open, close, copy; };
+struct costs { double get, again, open, close, reopen, copy; };
 
 static void produce(int buffers, size_t bytes, char *pattern, struct costs *costs) {
     alloc_desc d = {0x15, NULL, 0, 0};
@@ -74,7 +74,7 @@ static void produce(int buffers, size_t bytes, char *pattern, struct costs *cost
         for (int i = 0; i < buffers; i++) CALL(zeMemGetIpcHandle(context, memory[i], &handles[i]));
     costs->again = (now_us() - begin) / AGAIN / buffers;
     MPI_Send(handles, buffers * (int)sizeof *handles, MPI_BYTE, 1, 0, MPI_COMM_WORLD);
-    MPI_Recv(&costs->open, 3, MPI_DOUBLE, 1, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    MPI_Recv(&costs->open, 4, MPI_DOUBLE, 1, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
     for (int i = 0; i < buffers; i++) CALL(zeMemFree(context, memory[i]));
     free(memory);
     free(handles);
@@ -104,7 +104,14 @@ static void consume(int buffers, size_t bytes, char *seen, struct costs *costs) 
     begin = now_us();
     for (int i = 0; i < buffers; i++) CALL(zeMemCloseIpcHandle(context, memory[i]));
     costs->close = (now_us() - begin) / buffers;
-    MPI_Send(&costs->open, 3, MPI_DOUBLE, 0, 0, MPI_COMM_WORLD);
+    begin = now_us();
+    for (int round = 0; round < AGAIN; round++)
+        for (int i = 0; i < buffers; i++) {
+            CALL(zeMemOpenIpcHandle(context, device, handles[i], 0, &memory[i]));
+            CALL(zeMemCloseIpcHandle(context, memory[i]));
+        }
+    costs->reopen = (now_us() - begin) / AGAIN / buffers;
+    MPI_Send(&costs->open, 4, MPI_DOUBLE, 0, 0, MPI_COMM_WORLD);
     free(memory);
     free(handles);
 }
@@ -125,8 +132,8 @@ int main(int count, char **arguments) {
     start();
     if (rank == 0) {
         produce(buffers, bytes, host, &costs);
-        printf("| %s | %d x %zu KiB | %.2f | %.2f | %.1f | %.1f | %.1f |\n", name, buffers, bytes >> 10, costs.get, costs.again,
-               costs.open, costs.close, costs.copy);
+        printf("| %s | %d x %zu KiB | %.2f | %.2f | %.1f | %.1f | %.1f | %.1f |\n", name, buffers, bytes >> 10, costs.get, costs.again,
+               costs.open, costs.close, costs.reopen, costs.copy);
     } else {
         consume(buffers, bytes, host, &costs);
     }

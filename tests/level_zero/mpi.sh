@@ -13,8 +13,9 @@ case ${1-} in
 usage: tests/level_zero/mpi.sh openmpi|mpich [BUFFERS [BYTES]]     (100 of 1 MiB)
 
 Prints a table: microseconds for the first zeMemGetIpcHandle of a buffer, for each further one, for zeMemOpenIpcHandle and
-zeMemCloseIpcHandle, and the bandwidth of copies of opened memory in GB/s. The driver alone passes opaque handles by value, which
-takes the right to trace the other rank; with the layer no such right is needed. Exit status 77: that MPI is not installed.
+zeMemCloseIpcHandle, for both together of the same handle again (reopen), and the bandwidth of copies of opened memory in GB/s.
+The driver alone passes opaque handles by value, which takes the right to trace the other rank; with the layer no such right is
+needed. Exit status 77: that MPI is not installed.
 HELP
     [ "${1-}" = --help ] || [ "${1-}" = -h ]
     exit ;;
@@ -54,8 +55,8 @@ way() {
   fi
 }
 sizes=("${@:-100}")
-echo "| $mpi | buffers | Get us | again us | Open us | Close us | copy GB/s |"
-echo "|---|---|---|---|---|---|---|"
+echo "| $mpi | buffers | Get us | again us | Open us | Close us | reopen us | copy GB/s |"
+echo "|---|---|---|---|---|---|---|---|"
 way "driver alone" env ZE_TEST_DRIVER_HANDLES=opaque
 way "layer" env ZE_TEST_DRIVER_HANDLES=legacy "$programs/fdbroker" run --level-zero --
 way "layer, 64 fds" env ZE_TEST_DRIVER_HANDLES=legacy "$programs/fdbroker" run --level-zero --max-fds 64 --
