@@ -21,12 +21,12 @@ HELP
   *) echo "tests/gpu/multi.sh: unknown argument '$1' (--help explains)" >&2; exit 2 ;;
 esac
 
-. tests/gpu/programs.sh
-count=$(nvidia-smi --list-gpus | wc -l)
+count=$(nvidia-smi --list-gpus 2> /dev/null | wc -l)
 if [ "$count" -lt 2 ]; then
-  echo "tests/gpu/multi.sh: nothing can be run here: $count GPU, and two are needed" >&2
+  echo "tests/gpu/multi.sh: nothing can be run here: $count GPUs with a driver, and two are needed" >&2
   exit 5
 fi
+. tests/gpu/programs.sh
 part "memory of another device" 120 "$gpu" devices
 pytorch --part nccl --part symmetric --part across
 
