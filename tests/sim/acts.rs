@@ -133,7 +133,7 @@ impl Model {
             return Ok(());
         };
         let was_evicted = step.evicted.contains(&id);
-        let can_be = known.deposit.recallable && !known.deposit.keep;
+        let can_be = known.deposit.is_evictable();
         match outcome {
             ActOutcome::Done => ensure!(was_evicted && can_be, "{id} is said to be evicted"),
             // A kept allocation that was named again after a crash has not been recalled since, either.

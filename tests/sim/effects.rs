@@ -301,7 +301,7 @@ impl Model {
             match fate {
                 Fate::Stored(slot) => ensure!(slot == id.slot, "new {id}: its fd is in {slot}"),
                 // The cap on bytes is reached: the allocation is evicted at once.
-                Fate::Closed(_) if deposit.recallable && !deposit.keep => step.not_kept.push(id),
+                Fate::Closed(_) if deposit.is_evictable() => step.not_kept.push(id),
                 _ => return Err(format!("new {id}: its fd is {fate:?}")),
             }
             self.end_overlapped_now(step, client, deposit);

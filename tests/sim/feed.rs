@@ -101,6 +101,7 @@ impl World {
             waits::hello_helps(&self.model, &step, &after, action)?;
             self.model.check_shares(&step, &self.ledger, &after)?;
             self.model.check_credits(&step, &after)?;
+            self.model.check_share_of_bytes(action, &self.ledger, &after)?;
             self.model.check_share_of_leases(&step, action, &self.ledger, &after)?;
             let all = waits::everybody(&self.model, &after);
             waits::nothing_left_waiting(&self.model, &self.core, &after, &all, self.now)?;

@@ -78,18 +78,23 @@ impl Model {
 
     /// Charges each domain once for each file of which the broker has an fd for it.
     pub fn charge_files(&self, ledger: &mut Ledger) {
-        let mut held: BTreeMap<(DomainKey, FileId), u64> = BTreeMap::new();
+        let mut held: BTreeMap<(DomainKey, FileId), (u64, bool)> = BTreeMap::new();
         let mut owners = BTreeSet::new();
         for (id, allocation) in &self.allocations {
             let file = self.file_now(allocation).filter(|_| self.is_held(*id));
             let Some(file) = file.filter(|_| allocation.ended.is_none()) else { continue };
-            held.insert((allocation.domain, file.id), file.pinned_bytes);
+            let (bytes, is_resident) = held.entry((allocation.domain, file.id)).or_default();
+            *bytes = file.pinned_bytes;
+            *is_resident |= !allocation.deposit.is_evictable();
             if self.owner_here(allocation) {
                 owners.insert((allocation.owner, allocation.domain, file.id, file.pinned_bytes));
             }
         }
-        for ((domain, _), bytes) in held {
-            ledger.charge(None, domain, |sums| sums.held_bytes += u128::from(bytes));
+        for ((domain, _), (bytes, is_resident)) in held {
+            ledger.charge(None, domain, |sums| {
+                sums.held_bytes += u128::from(bytes);
+                sums.resident_bytes += if is_resident { u128::from(bytes) } else { 0 };
+            });
         }
         for (owner, domain, _, bytes) in owners {
             ledger.may_pay(owner, domain, bytes.into());

@@ -72,7 +72,7 @@ impl Model {
         step.evicted.retain(|id| !step.ended.contains(id) && !step.unpublished.contains(id));
         for id in &step.evicted {
             let Some(allocation) = self.live(*id) else { continue };
-            let evictable = allocation.deposit.recallable && !allocation.deposit.keep;
+            let evictable = allocation.deposit.is_evictable();
             ensure!(evictable, "{id} is evicted and cannot be recalled, or is kept");
         }
         Ok(())

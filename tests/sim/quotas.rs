@@ -55,7 +55,7 @@ impl Model {
         let own = self.clients.get(&quota.client).map(|client| client.domain);
         let share = match (resource, scope) {
             (Resource::Fds, Scope::Domain) => Some(SHARE_OF_FDS),
-            (Resource::TablePlaces, Scope::Domain) => Some(resource),
+            (Resource::TablePlaces | Resource::HeldBytes, Scope::Domain) => Some(resource),
             _ => None,
         };
         if let (Some(share), Some(domain)) = (share, own) {
@@ -63,7 +63,8 @@ impl Model {
             if ledgers.iter().any(beyond) {
                 return Ok(());
             }
-            ensure!(share == SHARE_OF_FDS, "{shown}, and the share is not used up");
+            let has_cap = share != Resource::TablePlaces;
+            ensure!(has_cap, "{shown}, and the share is not used up");
         }
         let accounts = self.accounts_of(quota, scope);
         ensure!(!accounts.is_empty(), "{shown} names a job, and there is none");

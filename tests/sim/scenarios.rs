@@ -9,7 +9,9 @@ use crate::narrow::*;
 use crate::rig::{LONG_US, PAGE_BYTES, Rig, deposit};
 use crate::traces::order_when_use_is_skewed_then_2_percent_more_recalls_than_exact_lru_at_most;
 use crate::world::Reply;
-use fdbroker_core::{Caps, Config, Deposit, Lane, LeaseId, Now, Supply, Wanted, limits};
+use fdbroker_core::{
+    Caps, Config, Deposit, File, FileId, Lane, LeaseId, Now, Supply, Wanted, limits,
+};
 use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH, Resource, Scope, Status};
 
 type Scenario = fn(&mut Rig) -> Check;
@@ -41,6 +43,8 @@ pub const ALL: &[(&str, Scenario)] = named! {
     refused_fd_when_its_close_hangs_then_its_client_is_forgotten_all_the_same
     eviction_when_room_is_needed_then_least_recently_used_goes
     eviction_when_for_a_request_then_not_of_what_it_wants
+    bytes_when_the_share_is_used_up_then_refused_and_others_find_some
+    eviction_when_for_bytes_then_of_a_file_with_all_its_ranges
     revoked_when_more_than_a_message_holds_then_several_messages
     batch_when_253_with_bad_handles_then_each_is_answered
     own_fds_when_the_share_is_used_up_then_refused_and_others_get_in
@@ -589,6 +593,42 @@ fn eviction_when_for_a_request_then_not_of_what_it_wants(rig: &mut Rig) -> Check
     let granted = rig.granted(consumer, request).ok_or("not answered")?;
     let lease = granted.iter().find(|item| item.status.is_ok()).ok_or("not granted")?.lease;
     rig.release(consumer, lease)?;
+    rig.end()
+}
+
+fn eviction_when_for_bytes_then_of_a_file_with_all_its_ranges(rig: &mut Rig) -> Check {
+    rig.begin(|config| config.node.held_bytes = 4 * PAGE_BYTES);
+    let owner = rig.client()?;
+    let file = File { id: FileId { device: 1, inode: 7 }, pinned_bytes: 0 };
+    let range = |id| Deposit { file: Some(file), ..deposit(id) };
+    let large = |id| Deposit { size_bytes: 2 * PAGE_BYTES, ..deposit(id) };
+    let first = rig.register(owner, &[range(1)])?[0];
+    let other = rig.register(owner, &[large(4)])?[0];
+    let second = rig.register(owner, &[range(2)])?[0];
+    rig.world.feed(Action::Measured { files: vec![(first.slot, 2 * PAGE_BYTES)] })?;
+    rig.register(owner, &[large(8)])?;
+    ensure!(rig.is_held(other), "an fd is closed that need not be");
+    ensure!(!rig.is_held(first) && !rig.is_held(second), "ranges are left that pin their file");
+    rig.end()
+}
+
+fn bytes_when_the_share_is_used_up_then_refused_and_others_find_some(rig: &mut Rig) -> Check {
+    rig.begin(|config| {
+        config.share_factor = 8;
+        config.node.held_bytes = 90 * PAGE_BYTES;
+    });
+    let (owner, other) = (rig.client()?, rig.client_of(1001)?);
+    let pinning = |id, pages| {
+        let size_bytes = pages * PAGE_BYTES;
+        Deposit { size_bytes, recallable: false, ..deposit(id) }
+    };
+    rig.register(owner, &[pinning(1, 80)])?;
+    let request = rig.register_raw(owner, &[pinning(100, 1)], 0)?;
+    let Some(Reply::Registered(items)) = rig.reply(owner, request) else {
+        return Err("not answered".into());
+    };
+    ensure!(!items[0].status.is_ok(), "more than eight times what is free");
+    rig.register(other, &[pinning(1, 4)])?;
     rig.end()
 }
 

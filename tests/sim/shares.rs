@@ -22,8 +22,8 @@ struct Part {
 }
 
 impl Model {
-    /// The parts of a domain: fds, connections, and places of the broker's own table.
-    fn parts(&self, ledger: &Ledger, domain: DomainKey) -> [(Resource, Part); 3] {
+    /// The parts of a domain: fds, connections, places of the broker's own table, and bytes.
+    fn parts(&self, ledger: &Ledger, domain: DomainKey) -> [(Resource, Part); 4] {
         let is_same = |other: DomainKey| self.is_same_user(domain, other);
         let of_user = ledger.domains.iter().filter(|(other, _)| is_same(**other));
         let of: Vec<Sums> = of_user.map(|(_, sums)| *sums).collect();
@@ -70,6 +70,14 @@ impl Model {
                     held: places(&of, evictable(true)),
                     used: places(node, evictable(false)) + uninvited,
                     most: self.config.table_fds - limits::TABLE_RESERVE,
+                },
+            ),
+            (
+                Resource::HeldBytes,
+                Part {
+                    held: of.iter().map(|sums| sums.resident_bytes).sum(),
+                    used: ledger.node.resident_bytes,
+                    most: self.config.node.held_bytes,
                 },
             ),
         ]
@@ -174,6 +182,22 @@ impl Model {
         self.proofs.count(Promise::Shares, 1);
         let beyond = self.is_beyond_share(before, domain, SHARE_OF_FDS, 1);
         ensure!(!beyond, "client {client} is granted a lease beyond its domain's share");
+        Ok(())
+    }
+
+    /// A deposit that is never evicted is within the share of the domain.
+    pub fn check_share_of_bytes(&self, action: &Action, before: &Ledger, after: &Ledger) -> Check {
+        let Action::Register { client, deposits, .. } = action else { return Ok(()) };
+        let [deposit] = &deposits[..] else { return Ok(()) };
+        let more = after.node.resident_bytes.saturating_sub(before.node.resident_bytes);
+        if more == 0 || more != deposit.size_bytes.into() {
+            return Ok(());
+        }
+        self.proofs.count(Promise::Shares, 1);
+        let domain = self.client(*client)?.domain;
+        let need = deposit.size_bytes;
+        let beyond = self.is_beyond_share(before, domain, Resource::HeldBytes, need);
+        ensure!(!beyond, "{need} resident bytes of client {client} are beyond its domain's share");
         Ok(())
     }
 

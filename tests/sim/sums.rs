@@ -22,6 +22,8 @@ pub struct Sums {
     pub mapped: u64,
     pub allocations: u64,
     pub held_bytes: u128,
+    /// Of what is never evicted.
+    pub resident_bytes: u128,
     pub pinned_bytes: u128,
     pub kept: u64,
     pub connections: u64,
@@ -257,7 +259,9 @@ impl Model {
             (_, true) => self.bytes_to_recall(id, allocation),
             _ => 0,
         };
+        let is_resident = held && !allocation.deposit.is_evictable();
         ledger.charge(owner, allocation.domain, |sums| {
+            sums.resident_bytes += if is_resident { u128::from(bytes) } else { 0 };
             sums.allocations += 1;
             sums.held += u64::from(held);
             sums.held_bytes += u128::from(bytes);

@@ -297,7 +297,8 @@ impl Core {
         // and, where leases count too, that of the lease to come. Bytes are free at once: a recall has closed what it needs.
         let for_lease = FOR_LEASE.contains(&in_the_way.resource);
         let short_of = match ready {
-            _ if in_the_way.resource == Resource::HeldBytes => 1,
+            // Those of one file.
+            _ if in_the_way.resource == Resource::HeldBytes => PLACES_AT_ONCE,
             None if for_lease => wanted.len() * 2,
             _ => wanted.len(),
         };

@@ -85,6 +85,11 @@ impl Traits {
         self.0 & RECALLABLE != 0
     }
 
+    /// Its fd may be closed to make room for others.
+    pub fn is_evictable(self) -> bool {
+        self.is_recallable() && !self.is_to_be_kept()
+    }
+
     /// It outlives its owner, and is never evicted.
     pub fn is_to_be_kept(self) -> bool {
         self.0 & KEEP != 0

@@ -1,6 +1,6 @@
 //! What a step may still do of what there may be much more of: the rest is for the next one (invariant 9).
 
-use crate::limits::{LEASES_SWEPT_PER_STEP, LOOKS_PER_STEP};
+use crate::limits::{FILE_LOOKS_PER_STEP, LEASES_SWEPT_PER_STEP, LOOKS_PER_STEP};
 use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
 
 /// So many are left.
@@ -30,6 +30,8 @@ pub struct Allowances {
     pub sweeps: Left,
     /// Allocations that were used, and are not evicted when they are the oldest.
     pub second_chances: Left,
+    /// Ranges of files that are passed by when bytes are short, because their file would stay.
+    pub file_looks: Left,
 }
 
 impl Allowances {
@@ -39,6 +41,7 @@ impl Allowances {
             ends: Left(ENDS_PER_MESSAGE),
             sweeps: Left(LEASES_SWEPT_PER_STEP),
             second_chances: Left(LOOKS_PER_STEP),
+            file_looks: Left(FILE_LOOKS_PER_STEP),
         }
     }
 }

@@ -85,7 +85,7 @@ impl Core {
         let mut evicted = 0;
         if blocked.resource == Resource::HeldBytes {
             while evicted < most && self.excess(blocked.scope, blocked.resource) > 0 {
-                match self.evict_for(blocked, 1, fx) {
+                match self.evict_for(blocked, most - evicted, fx) {
                     0 => break,
                     more => evicted += more,
                 }

@@ -3,13 +3,16 @@
 //! that client any more, the next one does. Must never charge a domain twice for a file, nor refuse that one grows.
 
 use rustc_hash::FxHashMap;
+use std::collections::BTreeSet;
 
 use crate::Core;
-use crate::allocation::{Allocation, State};
+use crate::allocation::{Allocation, AllocationList, State};
 use crate::api::{File, FileId};
 use crate::ledger::{Blocked, Charge, ScopeId};
+use crate::limits::FILE_OWNERS_PER_LOOK;
 use crate::lists::{Link, List, Nodes};
 use crate::slots::{NONE, Slots};
+use crate::work::visit;
 use fdbroker_protocol::{Resource, Scope};
 
 /// Unit of what an allocation remembers of its file while it is not held, bytes.
@@ -23,6 +26,18 @@ struct Pinned {
     /// What the first of `stakes` pays for, bytes.
     bytes: u64,
     stakes: List,
+    /// Allocations.
+    ranges: u32,
+    /// Of these, those in the order of eviction.
+    evictable: u32,
+    /// Of these, those that are never evicted: while there is one, the memory cannot be had back.
+    resident: u32,
+}
+
+impl Pinned {
+    fn resident_bytes(&self) -> u64 {
+        if self.resident > 0 { self.bytes } else { 0 }
+    }
 }
 
 /// What of a file is held for one client, or for the domain alone ([`NONE`]).
@@ -65,6 +80,8 @@ pub(crate) struct Files {
     by_id: FxHashMap<(u32, FileId), u32>,
     stakes: Slots<Stake>,
     by_owner: FxHashMap<(u32, u32), u32>,
+    /// The slots of what is held, by file.
+    slots: BTreeSet<(u32, u32)>,
     ended: FxHashMap<FileId, Ended>,
     /// The files of ended allocations that are leased, where they are known, by slot.
     ended_of: FxHashMap<u32, FileId>,
@@ -77,6 +94,7 @@ impl Default for Files {
             by_id: FxHashMap::default(),
             stakes: Slots::new(NONE, 1, 0),
             by_owner: FxHashMap::default(),
+            slots: BTreeSet::new(),
             ended: FxHashMap::default(),
             ended_of: FxHashMap::default(),
         }
@@ -88,12 +106,40 @@ impl Files {
         self.by_id.get(&(domain, id)).copied()
     }
 
-    /// A file that pins nothing yet.
-    fn insert(&mut self, domain: u32, id: FileId) -> u32 {
-        let pinned = Pinned { domain, id, bytes: 0, stakes: List::EMPTY };
+    /// A file of which nothing is held yet, though so many bytes are charged for it.
+    fn insert(&mut self, domain: u32, id: FileId, bytes: u64) -> u32 {
+        let (stakes, ranges, evictable, resident) = (List::EMPTY, 0, 0, 0);
+        let pinned = Pinned { domain, id, bytes, stakes, ranges, evictable, resident };
         let (file, _) = self.files.insert(pinned).expect("files are fewer than slots");
         self.by_id.insert((domain, id), file);
         file
+    }
+
+    /// A slot is a range of the file; gives what the file has that cannot be had back, before and now, in bytes.
+    fn enter(&mut self, file: u32, slot: u32, is_resident: bool) -> [u64; 2] {
+        self.slots.insert((file, slot));
+        let file = &mut self.files[file];
+        let former = file.resident_bytes();
+        file.ranges += 1;
+        file.resident += u32::from(is_resident);
+        [former, file.resident_bytes()]
+    }
+
+    /// It is none any more.
+    fn leave(&mut self, file: u32, slot: u32, is_resident: bool) -> [u64; 2] {
+        self.slots.remove(&(file, slot));
+        let file = &mut self.files[file];
+        let former = file.resident_bytes();
+        file.ranges -= 1;
+        file.resident -= u32::from(is_resident);
+        [former, file.resident_bytes()]
+    }
+
+    /// Owners of the file, in the order in which they pay.
+    fn owners(&self, file: u32) -> impl Iterator<Item = u32> {
+        let first = self.files[file].stakes.first();
+        let stakes = std::iter::successors(first, |stake| self.stakes[*stake].link.next());
+        stakes.map(|stake| self.stakes[stake].owner)
     }
 
     /// Another range of the file is held for this owner: its stake.
@@ -110,7 +156,7 @@ impl Files {
     }
 
     /// A range of this stake is held no more. The file may be left without any: see [`Files::first_owner`].
-    fn leave(&mut self, stake: u32) {
+    fn leave_stake(&mut self, stake: u32) {
         let Stake { file, owner, ref mut ranges, .. } = self.stakes[stake];
         *ranges -= 1;
         if *ranges == 0 {
@@ -164,6 +210,13 @@ impl Core {
         }
     }
 
+    /// Bytes more of the domain that cannot be had back when it holds an fd of this file that is never evicted.
+    pub(crate) fn more_resident(&self, domain: u32, file: Option<File>, size_bytes: u64) -> u64 {
+        let Some(file) = file else { return size_bytes };
+        let known = self.files.find(domain, file.id).map(|known| &self.files.files[known]);
+        file.pinned_bytes.saturating_sub(known.map_or(0, Pinned::resident_bytes))
+    }
+
     /// Bytes reserved when an allocation is recalled: what its file pinned when it was held last, at most its size.
     pub(crate) fn bytes_to_recall(&self, slot: u32) -> u64 {
         let allocation = &self.allocations[slot];
@@ -187,33 +240,42 @@ impl Core {
     pub(crate) fn pin(&mut self, slot: u32, file: Option<File>, charged: u64) {
         let allocation = &self.allocations[slot];
         let (owner, domain, size) = (allocation.owner, allocation.domain, allocation.size_bytes);
+        let is_resident = !allocation.traits.is_evictable();
         let Some(File { id, pinned_bytes }) = file else {
             self.allocations.set_file(slot, NONE);
+            self.change_resident(domain, [0, if is_resident { size } else { 0 }]);
             return self.charge_difference(owner, domain, charged, size);
         };
         let known = self.files.find(domain, id);
-        let file = known.unwrap_or_else(|| self.files.insert(domain, id));
+        let file = known.unwrap_or_else(|| self.files.insert(domain, id, charged));
         self.allocations.set_file(slot, self.files.join(file, owner));
-        match known {
-            Some(_) => {
-                self.charge_difference(owner, domain, charged, 0);
-                self.measure_file(file, pinned_bytes);
-            }
-            None => {
-                self.files.files[file].bytes = pinned_bytes;
-                self.charge_difference(owner, domain, charged, pinned_bytes);
-            }
+        let resident = self.files.enter(file, slot, is_resident);
+        self.change_resident(domain, resident);
+        if known.is_some() {
+            self.charge_difference(owner, domain, charged, 0);
+        }
+        self.measure_file(file, pinned_bytes);
+    }
+
+    fn change_resident(&mut self, domain: u32, [former, now]: [u64; 2]) {
+        if former != now {
+            self.ledger.change_resident(self.clients.scope_of_domain(domain), former, now);
         }
     }
 
     /// The fd of an allocation is held no more.
     pub(crate) fn let_go(&mut self, slot: u32) {
-        let Allocation { owner, domain, file: stake, size_bytes, .. } = self.allocations[slot];
+        let Allocation { owner, domain, file: stake, size_bytes, traits, .. } =
+            self.allocations[slot];
+        let is_resident = !traits.is_evictable();
         if stake == NONE {
+            self.change_resident(domain, [if is_resident { size_bytes } else { 0 }, 0]);
             return self.release_from(owner, domain, Charge(Resource::HeldBytes, size_bytes));
         }
         let file = self.files.stakes[stake].file;
         self.allocations.set_file(slot, pages(self.files.files[file].bytes));
+        let resident = self.files.leave(file, slot, is_resident);
+        self.change_resident(domain, resident);
         self.leave_file(stake);
     }
 
@@ -225,6 +287,40 @@ impl Core {
             self.allocations.set_file(slot, self.files.join(file, owner));
             self.leave_file(stake);
         }
+    }
+
+    /// A held allocation is in the order of eviction now, or no more.
+    pub(crate) fn set_evictable(&mut self, slot: u32, is_evictable: bool) {
+        let stake = self.allocations[slot].file;
+        if stake != NONE {
+            let file = self.files.stakes[stake].file;
+            let evictable = &mut self.files.files[file].evictable;
+            *evictable = if is_evictable { *evictable + 1 } else { *evictable - 1 };
+        }
+    }
+
+    /// What has to be evicted with an evictable allocation so that a scope pins less: it alone, or all ranges of its file,
+    /// or the first `most`. `None`: one of them stays, or the file is not charged to the scope.
+    pub(crate) fn evicted_with(&self, slot: u32, scope: ScopeId, most: usize) -> Option<Vec<u32>> {
+        let stake = self.allocations[slot].file;
+        if stake == NONE {
+            return Some(vec![slot]);
+        }
+        let file = self.files.stakes[stake].file;
+        let Pinned { domain, ranges, evictable, .. } = self.files.files[file];
+        let payer = self.payer(self.files.first_owner(file)?, domain);
+        if evictable < ranges || self.ledger.path(payer).all(|of| of != scope) {
+            return None;
+        }
+        let mut owners = self.files.owners(file);
+        let answer = |owner: u32| !self.clients[owner].silent;
+        if !owners.by_ref().take(FILE_OWNERS_PER_LOOK).all(answer) || owners.next().is_some() {
+            return None;
+        }
+        let slots = self.files.slots.range((file, 0)..=(file, NONE)).take(most);
+        let slots: Vec<u32> = slots.map(|(_, slot)| *slot).collect();
+        visit(slots.len() as u64);
+        Some(slots)
     }
 
     /// Whether the fd of an allocation that is held pins a file, and not just the size it was said to have.
@@ -292,9 +388,13 @@ impl Core {
     }
 
     fn measure_file(&mut self, file: u32, bytes: u64) {
-        let former = std::mem::replace(&mut self.files.files[file].bytes, bytes);
+        let pinned = &mut self.files.files[file];
+        let (domain, was_resident) = (pinned.domain, pinned.resident_bytes());
+        let former = std::mem::replace(&mut pinned.bytes, bytes);
+        let resident = [was_resident, pinned.resident_bytes()];
         let payer = self.files.first_owner(file).expect("a file has stakes");
-        self.charge_difference(payer, self.files.files[file].domain, former, bytes);
+        self.charge_difference(payer, domain, former, bytes);
+        self.change_resident(domain, resident);
     }
 
     /// Changes what a client, or a domain alone, is charged with from `former` to `now` bytes, whatever the caps.
@@ -313,7 +413,7 @@ impl Core {
         let file = self.files.stakes[stake].file;
         let Pinned { domain, bytes, .. } = self.files.files[file];
         let former = self.files.first_owner(file).expect("a file has stakes");
-        self.files.leave(stake);
+        self.files.leave_stake(stake);
         let charge = Charge(Resource::HeldBytes, bytes);
         match self.files.first_owner(file) {
             None => {
@@ -356,9 +456,11 @@ impl Core {
         true
     }
 
-    /// Asserts that the stakes are those of what is held; and gives who pays how much: client or [`NONE`], domain, bytes.
-    pub(crate) fn checked_files(&self) -> Vec<(u32, u32, u64)> {
+    /// Asserts that the stakes are those of what is held; and gives who pays how much: client or [`NONE`], domain, bytes, and
+    /// how many of these cannot be had back.
+    pub(crate) fn checked_files(&self) -> Vec<(u32, u32, u64, u64)> {
         let mut ranges: FxHashMap<u32, u32> = FxHashMap::default();
+        let mut of_file: FxHashMap<u32, [u32; 3]> = FxHashMap::default();
         for (slot, allocation) in self.allocations.iter_from(0) {
             if self.has_file(slot) {
                 let stake = &self.files.stakes[allocation.file];
@@ -366,17 +468,26 @@ impl Core {
                     && self.files.files[stake.file].domain == allocation.domain;
                 assert!(is_its, "the file of slot {slot} is charged to a stranger");
                 *ranges.entry(allocation.file).or_default() += 1;
+                assert!(self.files.slots.contains(&(stake.file, slot)), "slot {slot} in its file");
+                let [all, evictable, resident] = of_file.entry(stake.file).or_default();
+                *all += 1;
+                *evictable += u32::from(allocation.is_in(AllocationList::Lru));
+                *resident += u32::from(allocation.state == State::Resident);
             }
         }
         for (number, stake) in self.files.stakes.iter_from(0) {
             assert_eq!(ranges.get(&number), Some(&stake.ranges), "ranges of stake {number}");
             assert_eq!(self.files.by_owner.get(&(stake.file, stake.owner)), Some(&number));
         }
+        for (number, file) in self.files.files.iter_from(0) {
+            let counted = [file.ranges, file.evictable, file.resident];
+            assert_eq!(of_file.get(&number), Some(&counted), "ranges of file {number}");
+        }
         assert_eq!(self.files.by_owner.len(), self.files.stakes.len());
         assert_eq!(self.files.by_id.len(), self.files.files.len(), "files are found by their ids");
         let all = self.files.files.iter_from(0).map(|(number, file)| {
             let payer = self.files.first_owner(number).expect("a file has stakes");
-            (payer, file.domain, file.bytes)
+            (payer, file.domain, file.bytes, file.resident_bytes())
         });
         all.collect()
     }

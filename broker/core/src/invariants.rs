@@ -58,11 +58,19 @@ impl Core {
                 right.add(scope, Charge(place, 1));
                 let bytes = self.charged_by_size(slot).unwrap_or(0);
                 right.add(scope, Charge(Resource::HeldBytes, bytes));
+                if allocation.state == State::Resident {
+                    right.change_resident(
+                        self.clients.scope_of_domain(allocation.domain),
+                        0,
+                        bytes,
+                    );
+                }
             }
             held += u64::from(allocation.is_held());
         }
-        for (payer, domain, bytes) in self.checked_files() {
+        for (payer, domain, bytes, resident) in self.checked_files() {
             right.add(self.payer(payer, domain), Charge(Resource::HeldBytes, bytes));
+            right.change_resident(self.clients.scope_of_domain(domain), 0, resident);
         }
         // The node counts memory once, however many leases pin it.
         for bytes in self.checked_ended() {

@@ -79,7 +79,7 @@ impl Ledger {
         assert!(scope.account.is_zero(), "invariant 3: who is gone has zero: {scope:?}");
         assert!(scope.lru.is_empty() && scope.askable.iter().all(Index::is_empty));
         assert!(scope.creditors.is_empty() && scope.idle_credits == 0);
-        assert!(scope.coming == 0 && scope.evictable == 0);
+        assert!(scope.coming == 0 && scope.evictable == 0 && scope.resident_bytes == 0);
         scope.is_closed = true;
         self.drop_if_closed(id);
     }
@@ -403,6 +403,7 @@ impl Ledger {
             );
             assert_eq!(is.askable, right.askable, "clients of {whose:?} that can be asked");
             assert_eq!(is.blocked, right.blocked, "requests that wait for {whose:?}");
+            assert_eq!(is.resident_bytes, right.resident_bytes, "resident bytes of {whose:?}");
             assert_eq!(is.coming, right.coming, "invariant 8: closes that {whose:?} waits for");
             assert!(!is.is_closed || !is.blocked.is_empty(), "{whose:?} is closed, and stays");
         }

@@ -15,6 +15,7 @@ impl Core {
     /// Makes a held allocation evictable, as the youngest. Resident ones and those that are waited for stay out.
     pub(crate) fn lru_insert(&mut self, slot: u32) {
         if self.allocations.enter_order(slot) {
+            self.set_evictable(slot, true);
             self.reindex(self.allocations[slot].owner);
         }
     }
@@ -23,6 +24,7 @@ impl Core {
     pub(crate) fn lru_remove(&mut self, slot: u32) -> bool {
         let was_there = self.allocations.leave_order(slot);
         if was_there {
+            self.set_evictable(slot, false);
             self.reindex(self.allocations[slot].owner);
         }
         was_there
@@ -71,10 +73,36 @@ impl Core {
             if used.is_none_or(|(oldest, _)| age > oldest) {
                 used = Some((age, slot));
             }
-            self.allocations.renew(slot);
-            self.reindex(self.allocations[slot].owner);
+            self.renew(slot);
         }
         used.map(|(_, slot)| slot).or_else(|| self.oldest(scope))
+    }
+
+    /// An evictable allocation becomes the youngest.
+    fn renew(&mut self, slot: u32) {
+        self.allocations.renew(slot);
+        self.reindex(self.allocations[slot].owner);
+    }
+
+    /// Up to `most` to evict so that a scope pins less: the oldest that is charged by its size, or the ranges of the oldest
+    /// file. Ranges of files that would stay are passed by; after some of these, one of them is taken: others may follow it.
+    fn victims_for_bytes(&mut self, scope: ScopeId, most: usize) -> Vec<u32> {
+        let mut first = None;
+        while let Some(slot) = self.victim(scope) {
+            if let Some(all) = self.evicted_with(slot, scope, most) {
+                return all;
+            }
+            if first == Some(slot) {
+                // None of them would help.
+                break;
+            }
+            if !self.allowances.file_looks.take() {
+                return vec![slot];
+            }
+            first.get_or_insert(slot);
+            self.renew(slot);
+        }
+        Vec::new()
     }
 
     /// Takes what a request wants out of the order: room for one of its items is not made by evicting another.
@@ -119,12 +147,18 @@ impl Core {
         fx.list.push(Effect::CloseHeld { slot, ticket, uid });
     }
 
-    /// Starts up to `count` evictions that will help against `blocked`; says how many. An fd freed this way is room only when its closer reports it. Where no eviction helps, clients are
+    /// Starts up to `count` evictions that will help against `blocked`, for bytes only those of one allocation or file; says
+    /// how many. Bytes are free at once, the place of an fd when its closer reports it. Where no eviction helps, clients are
     /// asked for leases.
     pub(crate) fn evict_for(&mut self, blocked: Blocked, count: usize, fx: &mut Effects) -> usize {
         if !blocked.is_helped_by_eviction() {
             self.reclaim(blocked, count);
             return 0;
+        }
+        if blocked.resource == Resource::HeldBytes {
+            let victims = self.victims_for_bytes(blocked.scope, count);
+            victims.iter().for_each(|slot| self.evict(*slot, fx));
+            return victims.len();
         }
         let mut evicted = 0;
         while evicted < count.min(EVICTIONS_PER_STEP)
@@ -168,10 +202,10 @@ impl Core {
             if !may_evict || !fits_at_all || evicted >= EVICTIONS_PER_STEP {
                 return Err(blocked);
             }
-            if self.evict_for(blocked, 1, fx) == 0 {
-                return Err(blocked);
+            match self.evict_for(blocked, EVICTIONS_PER_STEP - evicted, fx) {
+                0 => return Err(blocked),
+                more => evicted += more,
             }
-            evicted += 1;
         }
     }
 }

@@ -191,11 +191,15 @@ impl Core {
                 Status { value: u64::from(self.config.max_slots).into(), ..self.no_quota(blocked) };
             return self.refuse_deposit(owner, status);
         }
+        let evictable = deposit.is_evictable();
+        let domain = self.client_mut(owner).domain;
+        let resident = self.more_resident(domain, deposit.file, deposit.size_bytes);
+        if !evictable && let Some(status) = self.beyond_share_of_bytes(domain, resident) {
+            return self.refuse_deposit(owner, status);
+        }
         if let Err(blocked) = self.charge_allocation(owner, deposit.keep) {
             return Outcome::Refused(self.refusal(owner, blocked));
         }
-        let evictable = deposit.recallable && !deposit.keep;
-        let domain = self.client_mut(owner).domain;
         let bytes = self.more_pinned(domain, deposit.file, deposit.size_bytes);
         let fits = match deposit.file.and_then(|_| self.above_held_bytes(owner)) {
             Some(above) => Err(above),
@@ -250,6 +254,11 @@ impl Deposit {
     /// Device, address and bytes.
     pub(crate) fn range(&self) -> (u32, u64, u64) {
         (self.device, self.base, self.size_bytes)
+    }
+
+    /// Whether the broker may close its fd to make room for others.
+    pub fn is_evictable(&self) -> bool {
+        self.recallable && !self.keep
     }
 
     /// Whether it has a size, and ends where a number can say.

@@ -2,7 +2,7 @@
 //! ([`crate::Config::share_factor`]) what is still free, and little of the last sixteenth. So a newcomer finds some, though
 //! several domains take all that they may. Domains of one user's subordinate uids count as one. Must never take anything back.
 
-use fdbroker_protocol::{NO_CAP, Resource};
+use fdbroker_protocol::{NO_CAP, Resource, Scope, Status};
 
 use crate::Core;
 use crate::ledger::{Blocked, Charge, SHARE_OF_FDS, ScopeId, ScopeRecord};
@@ -100,6 +100,17 @@ impl Core {
         Part { held, used, most }.lasting_room(self.config.share_factor)
     }
 
+    /// Why a domain may not hold so many bytes more of memory that cannot be had back, though there may be room: that is for
+    /// others.
+    pub(crate) fn beyond_share_of_bytes(&self, domain: u32, more: u64) -> Option<Status> {
+        let most = self.ledger.caps().node.held_bytes;
+        let resident = |scope: &ScopeRecord| u64::try_from(scope.resident_bytes).unwrap_or(NO_CAP);
+        let [held, used] = self.shared(domain, resident);
+        let room = Part { held, used, most }.lasting_room(self.config.share_factor);
+        let share = held.saturating_add(room);
+        (more > room).then(|| Self::no_quota_limit(Resource::HeldBytes, Scope::Domain, share))
+    }
+
     /// How many more places of the broker's own fd table a domain may have: for connections, credits and recalls. Fds
     /// that can be closed, and idle credits, count as free.
     pub(crate) fn share_of_table(&self, domain: u32) -> u64 {
@@ -136,7 +147,7 @@ impl Core {
             [] => of(domain),
             all => {
                 visit(all.len() as u64);
-                all.iter().map(|domain| of(*domain)).sum()
+                all.iter().map(|domain| of(*domain)).fold(0, u64::saturating_add)
             }
         };
         [held, count(&self.ledger[ScopeId::NODE])]

@@ -104,6 +104,8 @@ pub struct ScopeRecord {
     pub blocked: Queued,
     /// Its fds in the closers that will be closed soon; of the node, but for those of slow domains.
     pub coming: u64,
+    /// Bytes of held memory that cannot be had again once its fd is closed; of domains and the node.
+    pub resident_bytes: u128,
     /// The most fds that it wants to be held; [`NO_CAP`]: no bound.
     pub(super) most_held: u64,
     /// Nothing is charged to it any more.
@@ -130,6 +132,7 @@ impl ScopeRecord {
             pauses: Default::default(),
             blocked: Queued::default(),
             coming: 0,
+            resident_bytes: 0,
             most_held: NO_CAP,
             is_closed: false,
         }

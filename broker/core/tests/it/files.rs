@@ -1,6 +1,7 @@
 //! What held fds pin is charged once for each file and domain, whatever the sizes that are said.
 
 use super::*;
+use fdbroker_protocol::NO_CAP;
 
 const MIB: u64 = 1 << 20;
 
@@ -198,4 +199,176 @@ fn register_when_claimed_sizes_come_to_more_than_u64_then_nobody_is_refused_wher
     world.connect(late, 2000);
     let small = world.register_by(late, deposit(1));
     assert!(small.status.is_ok(), "{}", small.status);
+}
+
+// --- eviction for bytes -----------------------------------------------------------------------------
+
+/// Owner's ranges 1 and 2 of file 7, and between them user's range of file 8: each file pins two pages, and there is room
+/// for four.
+fn two_files(ranges: [Deposit; 2]) -> (World, [AllocationId; 2], AllocationId) {
+    let node = Caps { held_bytes: 4 * 4096, ..Caps::NONE };
+    let mut world = World::new(Config { node, ..config() });
+    let first = world.register(ranges[0]).id;
+    let other = world.register_by(USER, of_file(1, 8, 2 * 4096)).id;
+    let second = world.register(ranges[1]).id;
+    (world, [first, second], other)
+}
+
+#[test]
+fn evict_when_bytes_are_short_then_the_oldest_file_goes_with_all_its_ranges_and_no_other() {
+    let (mut world, ranges, other) = two_files([of_file(1, 7, 8192), of_file(2, 7, 8192)]);
+    assert!(world.register_by(OTHER, of_file(1, 9, 8192)).status.is_ok());
+    assert_eq!(ranges.map(|id| world.state(id)), [AllocationState::Evicted; 2]);
+    assert_eq!(world.state(other), AllocationState::Held, "it need not go");
+    assert_eq!(world.now_of(Resource::HeldBytes), 4 * 4096);
+}
+
+#[test]
+fn evict_when_a_range_of_the_file_stays_then_the_others_stay_too_and_another_file_goes() {
+    let kept = Deposit { keep: true, ..of_file(2, 7, 8192) };
+    let (mut world, [range, _], other) = two_files([of_file(1, 7, 8192), kept]);
+    assert!(world.register_by(OTHER, of_file(1, 9, 8192)).status.is_ok());
+    assert_eq!(world.state(range), AllocationState::Held, "to evict it would free nothing");
+    assert_eq!(world.state(other), AllocationState::Evicted);
+    world.unregister(USER, other);
+    let resident = Deposit { recallable: false, ..of_file(2, 10, 4096) };
+    world.register_by(OTHER, resident);
+    world.close_all();
+    let pinned = Deposit { recallable: false, ..of_file(3, 11, 8192) };
+    let refused = world.register_by(OTHER, pinned).status;
+    assert_eq!(refused.resource, Resource::HeldBytes as u8, "{refused}");
+    assert_eq!(world.state(range), AllocationState::Held, "a refusal costs nobody an fd in vain");
+}
+
+#[test]
+fn evict_when_an_owner_of_the_file_is_silent_then_the_ranges_of_the_others_stay() {
+    let node = Caps { held_bytes: 4 * 4096, ..Caps::NONE };
+    let mut world = World::new(Config { node, ..config() });
+    let evicted = world.register_by(USER, of_file(5, 8, 0)).id;
+    world.step(Input::Evict { ids: &[evicted] });
+    world.close_all();
+    let range = world.register(of_file(1, 7, 8192)).id;
+    let silent = world.register_by(USER, of_file(1, 7, 8192)).id;
+    let young = world.register(of_file(2, 9, 8192)).id;
+    world.acquire(OTHER, &[Ok(evicted)], 1000);
+    world.at(101);
+    assert!(world.register_by(OTHER, of_file(1, 10, 8192)).status.is_ok());
+    let states = [range, silent, young].map(|id| world.state(id));
+    let held = AllocationState::Held;
+    assert_eq!(states, [held, held, AllocationState::Evicted], "{silent} cannot be had again");
+}
+
+#[test]
+fn evict_when_the_cap_of_a_client_is_in_the_way_then_no_range_of_a_file_that_another_pays_for() {
+    let client = Caps { held_bytes: 8192, ..Caps::NONE };
+    let mut world = World::new(Config { client, ..config() });
+    world.register_by(USER, of_file(1, 7, 8192));
+    let of_user = world.register(of_file(1, 7, 8192)).id;
+    let own = world.register(of_file(2, 8, 8192)).id;
+    assert!(world.register(of_file(3, 9, 8192)).status.is_ok());
+    let states = [of_user, own].map(|id| world.state(id));
+    assert_eq!(states, [AllocationState::Held, AllocationState::Evicted]);
+}
+
+#[test]
+fn evict_when_a_file_has_more_ranges_than_a_step_evicts_then_a_recall_goes_on_until_it_is_gone() {
+    let most = limits::EVICTIONS_PER_STEP as u64;
+    let node = Caps { held_bytes: 8192, ..Caps::NONE };
+    let mut world = World::new(Config { node, max_slots: 2048, ..config() });
+    let wanted = world.register_by(USER, of_file(1, 8, 8192)).id;
+    world.step(Input::Evict { ids: &[wanted] });
+    world.close_all();
+    for base in 1..=most + 1 {
+        assert!(world.register(of_file(base, 7, 8192)).status.is_ok());
+    }
+    world.acquire(OTHER, &[Ok(wanted)], 1000);
+    world.close_all();
+    assert_eq!(world.state(wanted), AllocationState::Recalling);
+}
+
+// --- shares of bytes --------------------------------------------------------------------------------
+
+/// A node of 90 pages of held memory, which domains share.
+fn shared() -> Config {
+    let node = Caps { held_bytes: 90 * 4096, ..Caps::NONE };
+    Config { node, share_factor: 8, ..config() }
+}
+
+/// Three clients of one domain, and one of another.
+fn ninety_pages() -> (World, ClientId) {
+    let mut world = World::new(shared());
+    let other = ClientId(5);
+    world.connect(other, 2000);
+    (world, other)
+}
+
+fn resident(base: u64, pages: u64) -> Deposit {
+    Deposit { recallable: false, size_bytes: pages * 4096, ..deposit(base) }
+}
+
+#[test]
+fn bytes_when_the_share_is_used_up_by_resident_memory_then_refused_by_name_and_others_get_some() {
+    let (mut world, other) = ninety_pages();
+    let first = world.register_by(OWNER, resident(1, 50)).id;
+    assert!(world.register_by(USER, resident(1, 30)).status.is_ok());
+    let refused = world.register_by(OTHER, resident(1, 1)).status;
+    assert_eq!(refused, Status::no_quota(Resource::HeldBytes, Scope::Domain, 80 * 4096, 0));
+    let kept = Deposit { keep: true, ..deposit(2) };
+    assert_eq!(world.register_by(OTHER, kept).status, refused, "a kept one stays, too");
+    assert!(world.register_by(OTHER, deposit(3)).status.is_ok(), "this one can be had again");
+    assert!(world.register_by(other, resident(1, 4)).status.is_ok());
+    world.unregister(OWNER, first);
+    assert!(world.register_by(OTHER, resident(1, 1)).status.is_ok(), "given back");
+}
+
+#[test]
+fn bytes_when_another_domain_has_evictable_memory_then_that_counts_as_free() {
+    let (mut world, other) = ninety_pages();
+    let evictable = Deposit { size_bytes: 90 * 4096, ..deposit(1) };
+    let evictable = world.register(evictable).id;
+    assert!(world.register_by(other, resident(1, 80)).status.is_ok());
+    assert_eq!(world.state(evictable), AllocationState::Evicted);
+}
+
+#[test]
+fn bytes_when_refused_for_the_share_then_nothing_is_evicted_for_it() {
+    let (mut world, _) = ninety_pages();
+    let evictable = world.register(deposit(1)).id;
+    let refused = world.register_by(USER, resident(2, 81)).status;
+    assert_eq!(refused.scope, Scope::Domain as u8, "{refused}");
+    assert_eq!(world.state(evictable), AllocationState::Held);
+}
+
+#[test]
+fn bytes_when_a_file_has_a_resident_range_then_the_share_counts_all_that_it_pins_once() {
+    let (mut world, _) = ninety_pages();
+    let range = |base, pages: u64| of_file(base, 7, pages * 4096);
+    let first = world.register(range(1, 80)).id;
+    for base in [2, 3] {
+        let resident = Deposit { recallable: false, ..range(base, 80) };
+        assert!(world.register(resident).status.is_ok(), "{base}");
+    }
+    assert!(!world.register_by(USER, resident(1, 1)).status.is_ok());
+    world.step(Input::Measured { files: &[(first.slot, 70 * 4096)] });
+    assert!(world.register_by(USER, resident(1, 1)).status.is_ok(), "it has shrunk");
+    world.close_all();
+    world.core = Core::restore(shared(), world.core.save(), world.now).expect("sound");
+    world.core.check_invariants();
+    assert!(!world.register_by(USER, resident(2, 10)).status.is_ok(), "the next broker knows it");
+}
+
+#[test]
+fn bytes_when_a_user_comes_under_subordinate_uids_then_these_have_one_share() {
+    let range = SubordinateRange { first: 2000, count: 1, user: 1000 };
+    let subordinate_uids = SubordinateUids::new(vec![range]);
+    let mut world = World::new(Config { subordinate_uids, ..shared() });
+    world.connect(ClientId(5), 2000);
+    assert!(world.register(resident(1, 80)).status.is_ok());
+    assert!(!world.register_by(ClientId(5), resident(1, 1)).status.is_ok());
+}
+
+#[test]
+fn bytes_when_the_broker_is_private_then_there_is_no_share() {
+    let mut world = World::new(Config { share_factor: NO_CAP, ..shared() });
+    assert!(world.register(resident(1, 90)).status.is_ok());
 }

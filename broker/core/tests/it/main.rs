@@ -1,6 +1,6 @@
 //! Tests of the core's rules, one by one. The simulator (tests/sim) has the long and the random ones.
 
-use fdbroker_core::limits::PLACES_AT_ONCE;
+use fdbroker_core::limits::{self, PLACES_AT_ONCE};
 use fdbroker_core::*;
 use fdbroker_protocol::page::LAST_GENERATION;
 use fdbroker_protocol::{
