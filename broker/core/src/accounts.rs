@@ -3,9 +3,10 @@
 
 use crate::allocation::Allocation;
 use crate::api::{ClientId, Deposit, DomainKey, Effect, Effects, Lane, Ticket};
+use crate::clients::Client;
+use crate::closings::Closing;
 use crate::ledger::{Blocked, Charge, SHARE_OF_FDS, ScopeId, ScopeRecord};
 use crate::slots::NONE;
-use crate::state::Closing;
 use crate::{Core, ErrorCode};
 use fdbroker_protocol::{Resource, Scope, Status};
 
@@ -146,9 +147,7 @@ impl Core {
     /// The place of an fd of `client` becomes that of one in the closers; the charge stays until
     /// [`Core::closed`].
     pub(crate) fn closing(&mut self, client: u32, lane: Lane) -> Ticket {
-        let record = self.client_mut(client);
-        record.closing += 1;
-        let (domain, scope, serial) = (record.domain, record.scope, record.serial);
+        let Client { domain, scope, serial, .. } = self.clients[client];
         self.ticket(domain, scope, (client, serial), lane == Lane::Refused)
     }
 
@@ -158,18 +157,12 @@ impl Core {
     }
 
     fn ticket(&mut self, number: u32, payer: ScopeId, client: (u32, u64), refused: bool) -> Ticket {
-        let domain = self.clients.domain_mut(number);
-        domain.closing += 1;
+        let domain = self.clients.domain(number);
         match refused {
             true => self.ledger.add(domain.scope, REFUSED_FD),
             false => self.ledger.add_coming(payer, domain.slow, 1),
         }
-        self.closes(Closing { domain: number, client: Some(client), refused })
-    }
-
-    fn closes(&mut self, closing: Closing) -> Ticket {
-        let (slot, _) = self.closings.insert(closing).expect("fds are fewer than slots");
-        Ticket(slot)
+        self.closings.begin(Closing { domain: number, client: Some(client), refused })
     }
 
     /// Closes of a domain's fds take long, or do so no more.
@@ -230,7 +223,7 @@ impl Core {
         };
         self.ledger.set_unplaced(self.ledger.unplaced() + 1);
         self.ledger.add(self.clients.scope_of_domain(domain), REFUSED_FD);
-        let ticket = self.closes(Closing { domain, client: None, refused: true });
+        let ticket = self.closings.begin(Closing { domain, client: None, refused: true });
         fx.list.push(Effect::CloseArrived { index, ticket, lane });
     }
 
@@ -244,12 +237,8 @@ impl Core {
 
     /// A closer has closed it: the charge ends.
     pub(crate) fn closed(&mut self, ticket: Ticket) {
-        if ticket.0 >= self.closings.slots()
-            || self.closings.get(ticket.0, self.closings.generation(ticket.0)).is_none()
-        {
-            return;
-        }
-        let Closing { domain, client, refused } = self.closings.remove(ticket.0);
+        let Some(closing) = self.closings.end(ticket) else { return };
+        let Closing { domain, client, refused } = closing;
         let of_domain = self.clients.scope_of_domain(domain);
         if refused {
             self.ledger.take(of_domain, REFUSED_FD);
@@ -258,19 +247,16 @@ impl Core {
             self.ledger.set_unplaced(self.ledger.unplaced() - 1);
             return self.forget_domain_if_unused(domain);
         };
-        let of = self.clients.domain_mut(domain);
-        of.closing -= 1;
-        let is_slow = of.slow;
-        let owner = self.clients.find_mut(number);
-        let owner = owner.filter(|owner| owner.serial == serial);
-        let scope = owner.as_ref().map_or(of_domain, |owner| owner.scope);
+        let is_slow = self.clients.domain(domain).slow;
+        let owner = self.clients.find(number).filter(|owner| owner.serial == serial);
+        let scope = owner.map_or(of_domain, |owner| owner.scope);
+        let is_here = owner.is_some();
         self.ledger.take_coming(scope, is_slow, u64::from(!refused));
-        match owner {
-            Some(owner) => {
-                owner.closing -= 1;
+        match is_here {
+            true => {
                 self.release_charge(number, Charge(Resource::HeldFds, 1));
             }
-            None => self.release_domain_charge(domain, Charge(Resource::HeldFds, 1)),
+            false => self.release_domain_charge(domain, Charge(Resource::HeldFds, 1)),
         }
     }
 

@@ -429,9 +429,8 @@ impl Core {
             return;
         }
         for grant in grants.iter().filter(|grant| grant.status.is_ok()) {
-            let (slot, generation) = (grant.lease.0 as u32, (grant.lease.0 >> 32) as u32);
-            if self.leases.get(slot, generation).is_some_and(|lease| lease.client == client.0) {
-                self.end_lease(slot);
+            if let Some(lease) = self.leases.find(client, grant.lease) {
+                self.end_lease(lease);
                 self.counters.grants -= 1;
             }
         }

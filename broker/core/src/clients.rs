@@ -10,8 +10,6 @@ use crate::api::{DomainKey, JobKey, OwnerKey};
 use crate::job_name::JobName;
 use crate::ledger::{Charge, Ledger, ScopeId};
 use crate::limits::{CLIENT_NUMBERS, DOMAINS_PER_USER};
-use crate::lists::List;
-use crate::reclaim::Shelf;
 use crate::slots::{Flat, NONE, SavedSlots, Slots};
 use crate::subordinate::SubordinateUids;
 use crate::work::visit;
@@ -44,8 +42,6 @@ pub struct Client {
     pub gone: bool,
     /// Misses a recall.
     pub silent: bool,
-    /// Recalls of its allocations that are overdue.
-    pub overdue: u32,
     /// Has room for a message with fds.
     pub sendable: bool,
     /// Places reserved for its deposits.
@@ -58,24 +54,12 @@ pub struct Client {
     pub own_fds: u64,
     /// The most fds that it wants to be held for it.
     pub most_held: Option<u32>,
-    /// Its fds in the closers.
-    pub closing: u64,
-    /// Its leases, by [`Shelf`].
-    pub leases: [List; Shelf::COUNT],
-    /// Its leases to ask for.
-    pub reclaims: List,
     /// It was asked for leases, and has given back none of them since.
     pub keeps_asked: bool,
     /// The number of its last activity among those of all clients.
     pub act: u64,
-    /// Its leases whose revoked notice is to be sent.
-    pub revoked: List,
     /// Its parked requests. At most `max_parked_per_client`.
     pub parked: Vec<u64>,
-    /// The queues of those that want its allocations and wait for something else.
-    pub interests: List,
-    /// Of these, how many are still to be told that it is silent.
-    pub interests_left: usize,
 }
 
 impl Client {
@@ -94,8 +78,6 @@ pub struct Domain {
     pub scope: ScopeId,
     /// Clients connected or being torn down.
     pub clients: u32,
-    /// Its fds in the closers.
-    pub closing: u64,
     /// Its closes take long: the node does not wait for them.
     pub slow: bool,
     /// When it was last served, in the order of all domains.
@@ -108,15 +90,7 @@ pub struct Domain {
 impl Domain {
     /// One whose account is still to be opened.
     pub fn new(key: DomainKey) -> Self {
-        Domain {
-            key,
-            scope: ScopeId::NODE,
-            clients: 0,
-            closing: 0,
-            slow: false,
-            turn: 0,
-            user: None,
-        }
+        Domain { key, scope: ScopeId::NODE, clients: 0, slow: false, turn: 0, user: None }
     }
 }
 
@@ -396,8 +370,7 @@ impl Clients {
         if domain.clients > 0 || !scope.blocked.is_empty() || !scope.account.is_zero() {
             return;
         }
-        let Domain { key, scope, closing, user, .. } = self.domains.remove(number);
-        assert_eq!(closing, 0, "fds in the closers are charged");
+        let Domain { key, scope, user, .. } = self.domains.remove(number);
         self.domain_by_key.remove(&key);
         self.leave_user(user, number);
         ledger.take(ScopeId::NODE, DOMAIN);

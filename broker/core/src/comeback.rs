@@ -9,9 +9,9 @@ use crate::api::{
     ClientId, Declared, Deposit, Effect, Effects, Granted, Redeposit, Registered, RequestId,
 };
 use crate::ledger::Charge;
+use crate::queues::Fate;
 use crate::register::NOTHING;
 use crate::slots::NONE;
-use crate::waiting::Fate;
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Share, Status};
 
 impl Core {

@@ -151,7 +151,7 @@ impl Core {
                 left = left.saturating_sub(usize::try_from(items).unwrap_or(left).max(1));
             }
             while left > 0
-                && let Some(lease) = self.any_lease(number)
+                && let Some(lease) = self.leases.any_of(number)
             {
                 self.end_lease(lease);
                 left -= 1;
@@ -188,16 +188,15 @@ impl Core {
     /// Forgets a gone client that has been torn down. Its fds in the closers are its domain's from now on:
     /// one of them may hang for ever.
     fn forget(&mut self, number: u32, fx: &mut Effects) {
-        let closing = std::mem::take(&mut self.client_mut(number).closing);
+        let closing = self.closings.forget_client(self.clients[number].serial);
         self.leave_to_domain(number, Charge(Resource::HeldFds, closing));
         self.release_charge(number, CONNECTION);
         if self.client_mut(number).welcome {
             self.release_charge(number, PLACES);
         }
-        let client = self.client_mut(number);
-        assert!(client.revoked.is_empty() && client.reclaims.is_empty());
-        assert!(client.parked.is_empty() && client.interests.is_empty());
+        assert!(self.clients[number].parked.is_empty());
         self.allocations.forget_owner(number);
+        self.leases.forget_holder(number);
         self.close_client(number);
         fx.list.push(Effect::Forget { client: ClientId(number) });
     }

@@ -4,12 +4,13 @@
 use crate::Core;
 use crate::allocation::State;
 use crate::api::{ClientId, Effect, Effects, RequestId, StatusReply};
+use crate::leases::Lease;
 use crate::ledger::Charge;
 use crate::limits::LEASES_SWEPT_PER_TURN;
 use crate::recall::RECALLED_PLACE;
 use crate::slots::NONE;
-use crate::state::Lease;
-use crate::waiting::Fate;
+
+use crate::queues::Fate;
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Status};
 
 impl Core {
@@ -84,7 +85,7 @@ impl Core {
             self.continuity.linger(slot);
         }
         self.decide_all(slot, Fate::Answer(self.allocations.id_of(slot), code.into()));
-        self.leases_ending += self.allocations[slot].leases.len() as u64;
+        self.leases.add_unswept(self.allocations[slot].leases.len() as u64);
         if !self.allocations[slot].leases.is_empty() {
             self.pin_ended(slot, file);
             self.allocations.enter_ending(slot);
@@ -117,18 +118,11 @@ impl Core {
     /// Charges the holder of one lease of an ended allocation, and has it told.
     pub(crate) fn sweep_lease(&mut self, lease: u32) {
         let Lease { client: holder, allocation: slot, .. } = self.leases[lease];
-        self.leases_ending -= 1;
         self.allocations.put_lease_last(slot, &mut self.leases, lease);
         let charge = Charge(Resource::PinnedBytes, self.allocations[slot].size_bytes);
         let scope = self.scope_of(holder);
         self.ledger.add_below(Scope::Node, scope, charge);
-        self.shelve_ended(lease);
-        if !self.client_mut(holder).gone {
-            if self.client_mut(holder).revoked.is_empty() {
-                self.eventful.push(ClientId(holder));
-            }
-            self.with_event_list(holder, false, |list, links| list.push(links, lease));
-        }
+        self.end_of_lease(lease);
     }
 
     /// A lease of an allocation that has ended already was declared: its holder is charged for the memory, and told.
@@ -136,7 +130,7 @@ impl Core {
         if self.allocations[slot].leases.len() == 1 {
             self.pin_ended(slot, None);
         }
-        self.leases_ending += 1;
+        self.leases.add_unswept(1);
         self.sweep_lease(lease);
     }
 

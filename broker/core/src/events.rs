@@ -3,7 +3,7 @@
 
 use crate::Core;
 use crate::allocation::State;
-use crate::api::{ClientId, DrainedEvent, Events, LeaseId, RecallEvent, RevokedEvent};
+use crate::api::{ClientId, DrainedEvent, Events, RecallEvent, RevokedEvent};
 use crate::slots::NONE;
 use fdbroker_protocol::ErrorCode;
 
@@ -22,9 +22,11 @@ impl Core {
         if !reclaims.is_empty() {
             return Some(Events::Reclaim(reclaims));
         }
-        let revoked = self.take_revoked(client.0);
+        let revoked = self.leases.take_revoked(client.0);
         if !revoked.is_empty() {
-            return Some(Events::Revoked(revoked));
+            return Some(Events::Revoked(
+                revoked.into_iter().map(|it| self.revoked_event(it)).collect(),
+            ));
         }
         let drained = self.allocations.take_drained(client.0);
         let drained: Vec<_> = drained.into_iter().map(|it| self.drained_event(it)).collect();
@@ -43,17 +45,17 @@ impl Core {
         }
     }
 
-    fn take_revoked(&mut self, client: u32) -> Vec<RevokedEvent> {
-        self.pop_leases(client, false).into_iter().map(|slot| self.revoked_event(slot)).collect()
-    }
-
     fn revoked_event(&self, slot: u32) -> RevokedEvent {
         let allocation = self.leases[slot].allocation;
         let code = match self.allocations[allocation].state {
             State::Ended(code) => code,
             _ => ErrorCode::Stale,
         };
-        RevokedEvent { id: self.allocations.id_of(allocation), lease: self.lease_id(slot), code }
+        RevokedEvent {
+            id: self.allocations.id_of(allocation),
+            lease: self.leases.id_of(slot),
+            code,
+        }
     }
 
     fn drained_event(&mut self, slot: u32) -> DrainedEvent {
@@ -67,10 +69,5 @@ impl Core {
         // Told: nothing is left to say of it.
         self.free_allocation(slot);
         event
-    }
-
-    /// The number of a lease in use.
-    pub(crate) fn lease_id(&self, slot: u32) -> LeaseId {
-        LeaseId(u64::from(self.leases.generation(slot)) << 32 | u64::from(slot))
     }
 }

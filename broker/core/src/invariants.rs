@@ -4,13 +4,14 @@ use crate::Core;
 use crate::allocation::{AllocationList, State};
 use crate::connect::{CONNECTION, PLACES};
 use crate::continuity::Grace;
-use crate::leases::lease_charge;
+use crate::holding::lease_charge;
 use crate::ledger::{Charge, LEASE_KINDS, Ledger, ScopeId};
+use crate::queues::Fate;
 use crate::recall::PROMISED_LEASE;
 use crate::rooms::items_of;
-use crate::state::{LeaseLinks, LeaseList, Wait, Wish};
+use crate::slots::NONE;
+use crate::state::{Wait, Wish};
 use crate::timers::Timer;
-use crate::waiting::Fate;
 use fdbroker_protocol::{Resource, Scope};
 
 impl Core {
@@ -95,7 +96,7 @@ impl Core {
                 right.add(self.scope_of(client), PROMISED_LEASE);
             }
         }
-        for (_, closing) in self.closings.iter_from(0) {
+        for closing in self.closings.iter() {
             let domain = self.clients.domain(closing.domain);
             right.add(domain.scope, Charge(Resource::RefusedFds, closing.refused.into()));
             let Some((number, serial)) = closing.client else {
@@ -121,7 +122,7 @@ impl Core {
         }
         right.add(ScopeId::NODE, Charge(Resource::Domains, self.clients.domains(0).count() as u64));
         right.set_unplaced(refused);
-        assert_eq!(unswept, self.leases_ending, "leases that a sweep is still to come to");
+        assert_eq!(unswept, self.leases.unswept(), "leases that a sweep is still to come to");
         assert_eq!(held, self.allocations.held(), "invariant 4: fds held");
     }
 
@@ -190,7 +191,12 @@ impl Core {
         }
         assert!(self.aside.is_empty(), "invariant 5: what was set aside is put back");
         self.allocations.check();
-        self.check_shelves();
+        self.leases.check();
+        self.check_askable();
+        self.closings.check();
+        let recalled = self.allocations.iter_from(0).filter(|(_, it)| it.recall != NONE);
+        let overdue = recalled.filter(|(_, it)| self.recalls[it.recall].overdue);
+        self.recalls.check(overdue.map(|(_, it)| it.owner));
         self.check_leases();
     }
 
@@ -198,7 +204,7 @@ impl Core {
         for slot in self.allocations.full() {
             let allocation = &self.allocations[slot];
             let (list, open) = (allocation.leases, allocation.open);
-            let leases = list.checked(&mut LeaseLinks(&mut self.leases, LeaseList::Allocation));
+            let leases = self.leases.checked(list);
             let opened = leases.iter().filter(|lease| !self.leases[**lease].mapped).count();
             assert_eq!(opened, open as usize, "open leases of slot {slot}");
         }

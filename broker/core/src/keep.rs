@@ -6,9 +6,9 @@ use crate::allocation::{Allocation, Orphan, State};
 use crate::api::{ClientId, Deposit, Effect, Effects, Kept, Lane, NO_GROUP};
 use crate::clients::Client;
 use crate::ledger::Charge;
+use crate::queues::Fate;
 use crate::slots::NONE;
 use crate::timers::Timer;
-use crate::waiting::Fate;
 use fdbroker_protocol::{ErrorCode, Resource, Share};
 
 impl Core {

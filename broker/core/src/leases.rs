@@ -1,158 +1,362 @@
-//! Leases: granted, mapped, given back. Must never let one be given back twice, or by another.
+//! Leases: each is in one list of its holder, the one that its record says, and in another one while its holder is to be told
+//! of it. Must never give anybody a record to change, nor lose count of those that a sweep is still to come to. A successor
+//! gets the records (`saved.rs`): another field, or another order, is another format of the daemon's handover.
 
-use crate::allocation::State;
-use crate::api::{ClientId, Effect, Effects, LeaseId, RequestId, StatusReply};
-use crate::ledger::{Blocked, Charge};
-use crate::state::Lease;
-use crate::{Core, ErrorCode};
-use fdbroker_protocol::{Resource, Status};
+use crate::api::{ClientId, LeaseId, Now};
+use crate::lists::{Link, List, Nodes};
+use crate::slots::{Flat, NONE, SavedSlots, Slots};
+use crate::work::visit;
+use fdbroker_protocol::MAX_BATCH;
+use serde::{Deserialize, Serialize};
+use std::ops::Deref;
 
-/// What a lease is charged with.
-pub(crate) fn lease_charge(mapped: bool) -> Charge {
-    Charge(if mapped { Resource::MappedLeases } else { Resource::OpenLeases }, 1)
+/// Lists that a lease can be in.
+#[derive(Clone, Copy, Debug)]
+#[repr(usize)]
+enum LeaseList {
+    /// Leases of its allocation.
+    Allocation,
+    /// One of the holder's shelves.
+    Shelf,
+    /// What the holder is to be asked for, or told of.
+    Event,
 }
 
-impl Core {
-    /// Makes a lease of an allocation, open and charged; or says which cap is in the way.
-    pub(crate) fn lease(&mut self, client: u32, slot: u32) -> Result<LeaseId, Blocked> {
-        self.charge_share(client, Charge(Resource::OpenLeases, 1))?;
-        Ok(self.charged_lease(client, slot))
+const LEASE_LISTS: usize = 3;
+
+/// One grant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lease {
+    /// When it was granted.
+    pub since: Now,
+    /// Slot of its allocation.
+    pub allocation: u32,
+    /// Its holder.
+    pub client: u32,
+    /// When its holder was asked to give it back, in [`crate::reclaim`]'s units; 0 = it was not.
+    pub asked: u32,
+    /// Imported, fd closed.
+    pub mapped: bool,
+    /// Its allocation has ended, and its holder is charged for the memory and told.
+    pub ended: bool,
+    links: [Link; LEASE_LISTS],
+}
+
+impl Lease {
+    /// Whether its holder is still to be asked for it, or to be told of its end.
+    pub fn is_to_tell(&self) -> bool {
+        self.links[LeaseList::Event as usize].is_in()
     }
 
-    /// Makes a lease of an allocation, open or mapped; or says which cap is in the way.
-    pub(crate) fn lease_as(
-        &mut self,
-        client: u32,
-        slot: u32,
-        mapped: bool,
-    ) -> Result<LeaseId, Blocked> {
-        self.charge(client, lease_charge(mapped))?;
-        Ok(self.enter_lease(client, slot, mapped))
+    fn shelf(&self) -> Shelf {
+        match self.ended {
+            false => Shelf::of(self.mapped, self.asked != 0),
+            true => Shelf::Ended,
+        }
+    }
+}
+
+impl Flat for Lease {
+    fn flat(&self) -> Self {
+        Lease { ended: false, links: Default::default(), ..self.clone() }
+    }
+}
+
+struct LeaseLinks<'a>(&'a mut Slots<Lease>, LeaseList);
+
+impl Nodes for LeaseLinks<'_> {
+    fn link(&mut self, node: u32) -> &mut Link {
+        &mut self.0[node].links[self.1 as usize]
+    }
+}
+
+/// Which of its holder's lists a lease is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Shelf {
+    /// The client has its fd.
+    Open,
+    /// Open, and the client was asked for it.
+    AskedOpen,
+    /// Imported.
+    Mapped,
+    /// Imported, and the client was asked for it.
+    AskedMapped,
+    /// Its allocation has ended.
+    Ended,
+}
+
+impl Shelf {
+    const COUNT: usize = 5;
+
+    /// That of a lease whose allocation has not ended.
+    pub fn of(mapped: bool, asked: bool) -> Self {
+        match (mapped, asked) {
+            (false, false) => Shelf::Open,
+            (true, false) => Shelf::Mapped,
+            (false, true) => Shelf::AskedOpen,
+            (true, true) => Shelf::AskedMapped,
+        }
+    }
+}
+
+/// What a client holds.
+#[derive(Debug, Default)]
+struct Holder {
+    /// By [`Shelf`], the oldest first.
+    shelves: [List; Shelf::COUNT],
+    /// Those to ask it for.
+    reclaims: List,
+    /// Those whose revoked notice is to be sent.
+    revoked: List,
+}
+
+/// All leases. Anybody may read their table.
+#[derive(Debug)]
+pub struct Leases {
+    table: Slots<Lease>,
+    /// By client number; `None`: it has never held any.
+    holders: Vec<Option<Box<Holder>>>,
+    /// Those of ended allocations that the sweep has not reached.
+    unswept: u64,
+}
+
+impl Default for Leases {
+    fn default() -> Self {
+        Leases { table: Slots::new(NONE, 1, 0), holders: Vec::new(), unswept: 0 }
+    }
+}
+
+impl Deref for Leases {
+    type Target = Slots<Lease>;
+
+    fn deref(&self) -> &Slots<Lease> {
+        &self.table
+    }
+}
+
+impl Leases {
+    /// Those of [`Slots::save`] again; each is still to be entered.
+    pub fn restore(saved: SavedSlots<Lease>) -> Result<Self, (&'static str, u64)> {
+        Ok(Leases { table: Slots::restore(NONE, 0, saved)?, ..Leases::default() })
     }
 
-    /// Makes a lease that is granted, and for which an open one has been charged.
-    pub(crate) fn charged_lease(&mut self, client: u32, slot: u32) -> LeaseId {
-        self.counters.grants += 1;
-        self.enter_lease(client, slot, false)
+    /// A restored lease is its holder's, who is to be asked for it, or told of its end, if it `is_to_tell`.
+    pub fn enter(&mut self, lease: u32, ended: bool, is_to_tell: bool) {
+        self.table[lease].ended = ended;
+        self.shelve(lease);
+        if is_to_tell {
+            self.tell(lease);
+        }
     }
 
-    fn enter_lease(&mut self, client: u32, slot: u32, mapped: bool) -> LeaseId {
-        let (since, allocation, asked, ended) = (self.now, slot, 0, false);
-        let links = Default::default();
+    /// A new lease; its slot.
+    pub fn insert(&mut self, client: u32, allocation: u32, since: Now, mapped: bool) -> u32 {
+        let (asked, ended, links) = (0, false, Default::default());
         let lease = Lease { since, allocation, client, asked, mapped, ended, links };
-        let (number, generation) = self.leases.insert(lease).expect("2^32 slots outlast memory");
-        self.enter_lists(number, slot, mapped);
-        LeaseId(u64::from(generation) << 32 | u64::from(number))
+        let (lease, _) = self.table.insert(lease).expect("2^32 slots outlast memory");
+        self.shelve(lease);
+        lease
     }
 
-    /// Puts a lease into the lists of its allocation and of its holder.
-    pub(crate) fn enter_lists(&mut self, number: u32, slot: u32, mapped: bool) {
-        self.allocations.add_lease(slot, &mut self.leases, number, mapped);
-        self.shelve(number);
+    /// Takes a lease out that is in no list of its allocation any more.
+    pub fn remove(&mut self, lease: u32) {
+        self.tell_no_more(lease);
+        self.unshelve(lease);
+        self.table.remove(lease);
+    }
+
+    /// The number of a lease in use.
+    pub fn id_of(&self, lease: u32) -> LeaseId {
+        LeaseId(u64::from(self.table.generation(lease)) << 32 | u64::from(lease))
     }
 
     /// The slot of a lease of this client; `None` when it has no such lease (any more).
-    fn lease_slot(&self, client: ClientId, lease: LeaseId) -> Option<u32> {
+    pub fn find(&self, client: ClientId, lease: LeaseId) -> Option<u32> {
         let (slot, generation) = (lease.0 as u32, (lease.0 >> 32) as u32);
-        let record = self.leases.get(slot, generation)?;
+        let record = self.table.get(slot, generation)?;
         (record.client == client.0).then_some(slot)
     }
 
-    pub(crate) fn mapped(
+    // --- holders ------------------------------------------------------------------------------------
+
+    fn with_holder<R>(
         &mut self,
-        client: ClientId,
-        request: Option<RequestId>,
-        leases: &[LeaseId],
-        fx: &mut Effects,
-    ) {
-        let begin = fx.statuses.len();
-        for lease in leases {
-            let status = match self.lease_slot(client, *lease) {
-                None => ErrorCode::BadHandle.into(),
-                Some(slot) if self.leases[slot].mapped => Status::OK,
-                Some(slot) => self.map_lease(client, slot),
-            };
-            fx.statuses.push(status);
+        lease: u32,
+        list: LeaseList,
+        work: impl FnOnce(&mut Holder, &mut LeaseLinks<'_>) -> R,
+    ) -> R {
+        visit(1);
+        let place = self.table[lease].client as usize;
+        if self.holders.len() <= place {
+            self.holders.resize_with(place + 1, || None);
         }
-        Self::lease_reply(client, request, begin, fx);
+        let holder = self.holders[place].get_or_insert_default();
+        work(holder, &mut LeaseLinks(&mut self.table, list))
     }
 
-    fn map_lease(&mut self, client: ClientId, slot: u32) -> Status {
-        if let Err(blocked) = self.charge(client.0, Charge(Resource::MappedLeases, 1)) {
-            self.reclaim(blocked, 1);
-            return self.no_quota(blocked);
-        }
-        self.shelve_mapped(slot);
-        let allocation = self.leases[slot].allocation;
-        self.allocations.map_lease(allocation);
-        self.release_charge(client.0, Charge(Resource::OpenLeases, 1));
-        Status::OK
+    fn holder(&self, client: u32) -> Option<&Holder> {
+        visit(1);
+        self.holders.get(client as usize)?.as_deref()
     }
 
-    pub(crate) fn release(
-        &mut self,
-        client: ClientId,
-        request: Option<RequestId>,
-        leases: &[LeaseId],
-        fx: &mut Effects,
-    ) {
-        let begin = fx.statuses.len();
-        let (mut open, mut mapped) = (0, 0);
-        for lease in leases {
-            let status = match self.lease_slot(client, *lease) {
-                None => ErrorCode::BadHandle.into(),
-                Some(slot) => {
-                    let count = if self.leases[slot].mapped { &mut mapped } else { &mut open };
-                    *count += 1;
-                    self.remove_lease(slot);
-                    Status::OK
+    /// Puts a lease on its holder's shelf, at the young end.
+    fn shelve(&mut self, lease: u32) {
+        let shelf = self.table[lease].shelf() as usize;
+        self.with_holder(lease, LeaseList::Shelf, |it, links| it.shelves[shelf].push(links, lease));
+    }
+
+    fn unshelve(&mut self, lease: u32) {
+        let shelf = self.table[lease].shelf() as usize;
+        let list = LeaseList::Shelf;
+        self.with_holder(lease, list, |it, links| it.shelves[shelf].remove(links, lease));
+    }
+
+    /// The holder's oldest lease on a shelf.
+    pub fn oldest(&self, client: u32, shelf: Shelf) -> Option<u32> {
+        self.holder(client)?.shelves[shelf as usize].first()
+    }
+
+    /// Whether a client has any on one of these shelves.
+    pub fn has_any(&self, client: u32, shelves: [Shelf; 2]) -> bool {
+        shelves.iter().any(|shelf| self.oldest(client, *shelf).is_some())
+    }
+
+    /// Any lease of a client.
+    pub fn any_of(&self, client: u32) -> Option<u32> {
+        self.holder(client)?.shelves.iter().find_map(List::first)
+    }
+
+    /// A client without leases is gone.
+    pub fn forget_holder(&mut self, client: u32) {
+        let Some(holder) = self.holders.get_mut(client as usize).and_then(Option::take) else {
+            return;
+        };
+        let Holder { shelves, reclaims, revoked } = *holder;
+        assert!(shelves.iter().chain([&reclaims, &revoked]).all(List::is_empty));
+    }
+
+    // --- what becomes of a lease --------------------------------------------------------------------
+
+    /// It is imported now, and the fd closed that its holder may have been asked for.
+    pub fn set_mapped(&mut self, lease: u32) {
+        self.unshelve(lease);
+        (self.table[lease].mapped, self.table[lease].asked) = (true, 0);
+        self.shelve(lease);
+    }
+
+    /// Its holder is to be asked for it; whether there is nothing else that it is to be asked for.
+    pub fn ask(&mut self, lease: u32, now: u32) -> bool {
+        self.unshelve(lease);
+        self.table[lease].asked = now;
+        self.shelve(lease);
+        self.tell(lease)
+    }
+
+    /// The sweep of its ended allocation has reached it; it is asked for no more.
+    pub fn sweep(&mut self, lease: u32) {
+        self.unswept -= 1;
+        self.tell_no_more(lease);
+        self.unshelve(lease);
+        (self.table[lease].asked, self.table[lease].ended) = (0, true);
+        self.shelve(lease);
+    }
+
+    /// So many leases have ended with their allocation.
+    pub fn add_unswept(&mut self, count: u64) {
+        self.unswept += count;
+    }
+
+    /// One of them is given back before the sweep has reached it.
+    pub fn take_unswept(&mut self) {
+        self.unswept -= 1;
+    }
+
+    /// Leases of ended allocations that the sweep has not reached.
+    pub fn unswept(&self) -> u64 {
+        self.unswept
+    }
+
+    // --- what holders are to be told ----------------------------------------------------------------
+
+    /// Its holder is to be asked for it, or to be told that it has ended; whether that is the first of its kind.
+    pub fn tell(&mut self, lease: u32) -> bool {
+        let ended = self.table[lease].ended;
+        self.with_holder(lease, LeaseList::Event, |holder, links| {
+            let list = if ended { &mut holder.revoked } else { &mut holder.reclaims };
+            list.push(links, lease);
+            list.len() == 1
+        })
+    }
+
+    /// There is nothing to tell of it any more.
+    pub fn tell_no_more(&mut self, lease: u32) {
+        let Lease { ended, .. } = self.table[lease];
+        if self.table[lease].is_to_tell() {
+            self.with_holder(lease, LeaseList::Event, |holder, links| {
+                let list = if ended { &mut holder.revoked } else { &mut holder.reclaims };
+                list.remove(links, lease);
+            });
+        }
+    }
+
+    /// Leases that one message asks a client for.
+    pub fn take_reclaims(&mut self, client: u32) -> Vec<u32> {
+        self.take_events(client, |holder| &mut holder.reclaims)
+    }
+
+    /// Ended leases that one message tells a client of.
+    pub fn take_revoked(&mut self, client: u32) -> Vec<u32> {
+        self.take_events(client, |holder| &mut holder.revoked)
+    }
+
+    fn take_events(&mut self, client: u32, list: fn(&mut Holder) -> &mut List) -> Vec<u32> {
+        let Some(holder) = self.holders.get_mut(client as usize).and_then(Option::as_mut) else {
+            return Vec::new();
+        };
+        let (list, links) = (list(holder), &mut LeaseLinks(&mut self.table, LeaseList::Event));
+        std::iter::from_fn(|| list.pop(links)).take(MAX_BATCH).collect()
+    }
+
+    // --- lists of allocations -----------------------------------------------------------------------
+
+    /// Adds a lease to the list of its allocation.
+    pub fn push_to(&mut self, list: &mut List, lease: u32) {
+        list.push(&mut LeaseLinks(&mut self.table, LeaseList::Allocation), lease);
+    }
+
+    /// Takes it out.
+    pub fn remove_from(&mut self, list: &mut List, lease: u32) {
+        list.remove(&mut LeaseLinks(&mut self.table, LeaseList::Allocation), lease);
+    }
+
+    // --- invariants ---------------------------------------------------------------------------------
+
+    /// All of an allocation's list, after walking it both ways.
+    pub fn checked(&mut self, list: List) -> Vec<u32> {
+        list.checked(&mut LeaseLinks(&mut self.table, LeaseList::Allocation))
+    }
+
+    /// Asserts that every lease is in the lists it belongs in, and nothing else is there.
+    pub fn check(&mut self) {
+        let mut shelved = 0;
+        for (client, holder) in (0..).zip(&self.holders) {
+            let Some(Holder { shelves, reclaims, revoked }) = holder.as_deref() else { continue };
+            for (shelf, list) in shelves.iter().enumerate() {
+                for lease in list.checked(&mut LeaseLinks(&mut self.table, LeaseList::Shelf)) {
+                    let right = (self.table[lease].client, self.table[lease].shelf() as usize);
+                    assert_eq!(right, (client, shelf), "lease on a shelf");
+                    shelved += 1;
                 }
-            };
-            fx.statuses.push(status);
-        }
-        // In one go: one by one they cost as much as the rest.
-        for (resource, count) in [(Resource::OpenLeases, open), (Resource::MappedLeases, mapped)] {
-            if count > 0 {
-                self.release_charge(client.0, Charge(resource, count));
+            }
+            for (list, live) in [(reclaims, true), (revoked, false)] {
+                for lease in list.checked(&mut LeaseLinks(&mut self.table, LeaseList::Event)) {
+                    let Lease { client: of, asked, ended, .. } = self.table[lease];
+                    assert_eq!((of, !ended), (client, live), "event of a lease");
+                    assert!(!live || asked != 0, "to ask for, and not asked");
+                }
             }
         }
-        Self::lease_reply(client, request, begin, fx);
-    }
-
-    fn lease_reply(client: ClientId, request: Option<RequestId>, begin: usize, fx: &mut Effects) {
-        let range = begin..fx.statuses.len();
-        match request {
-            Some(request) => {
-                let reply = StatusReply::Lease;
-                fx.list.push(Effect::Statuses { client, request, reply, range });
-            }
-            // One-way: nobody reads them.
-            None => fx.statuses.truncate(begin),
-        }
-    }
-
-    /// Takes a lease out of the ledger, and with the last of an ended allocation what was left of that.
-    pub(crate) fn end_lease(&mut self, slot: u32) {
-        let Lease { client, mapped, .. } = self.leases[slot];
-        self.remove_lease(slot);
-        self.release_charge(client, lease_charge(mapped));
-    }
-
-    /// The same, but for its charge: the caller takes that back.
-    fn remove_lease(&mut self, slot: u32) {
-        let Lease { allocation, client, mapped, ended, .. } = self.leases[slot];
-        self.unask(slot);
-        self.unshelve(slot);
-        self.allocations.take_lease(allocation, &mut self.leases, slot, mapped);
-        self.leases.remove(slot);
-        if let State::Ended(_) = self.allocations[allocation].state {
-            match ended {
-                true => self.unpin_of_holder(client, allocation),
-                false => self.leases_ending -= 1,
-            }
-            if self.allocations[allocation].leases.is_empty() {
-                self.unpinned(allocation);
-            }
-        }
+        assert_eq!(shelved, self.table.len(), "leases on shelves");
     }
 }

@@ -15,6 +15,7 @@ mod allocation;
 mod allowances;
 pub mod api;
 mod clients;
+mod closings;
 mod comeback;
 mod config;
 mod connect;
@@ -26,6 +27,7 @@ mod events;
 mod fairness;
 mod files;
 mod hello;
+mod holding;
 mod invariants;
 mod job_name;
 mod keep;
@@ -36,7 +38,9 @@ mod lists;
 mod lru;
 mod notes;
 mod order;
+mod queues;
 mod recall;
+mod recalls;
 mod reclaim;
 mod register;
 mod registry;
@@ -65,20 +69,22 @@ pub use shares::Part;
 pub use subordinate::{SubordinateRange, SubordinateUids};
 pub use view::{AllocationView, ClientView, DomainView, JobView, LeaseView, Totals};
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use allowances::Allowances;
 use clients::{Client, Clients};
+use closings::Closings;
 use continuity::Continuity;
 use fairness::Rooms;
 use fdbroker_protocol::limits::{DRIVER_DATA_BYTES, ENDS_PER_MESSAGE};
 use fdbroker_protocol::{ByCounter, ErrorCode};
+use leases::Leases;
 use ledger::{Blocked, Ledger};
+use queues::Waiting;
+use recalls::Recalls;
 use registry::Registry;
-use slots::Slots;
-use state::{Closing, Lease, Parked, Recall};
+use state::Parked;
 use timers::Timers;
-use waiting::Waiting;
 
 /// The broker's state. See the crate's page.
 #[derive(Debug)]
@@ -89,9 +95,9 @@ pub struct Core {
     clients: Clients,
     allocations: Registry,
     continuity: Continuity,
-    leases: Slots<Lease>,
-    recalls: Slots<Recall>,
-    closings: Slots<Closing>,
+    leases: Leases,
+    recalls: Recalls,
+    closings: Closings,
     /// Allocations that the request at hand wants: out of the order of eviction, so that none makes room for another.
     aside: Vec<u32>,
     files: files::Files,
@@ -101,9 +107,6 @@ pub struct Core {
     rooms: Rooms,
     /// Which of the parked requests wait for which allocation.
     waiting: Waiting,
-    /// Owners that have turned silent, and may have requests that are still to be told. A client may be in it several
-    /// times, once for each recall that it has missed.
-    silenced: VecDeque<u32>,
     allowances: Allowances,
     /// What the items of the acquire at hand come to.
     items: Vec<acquire::Item>,
@@ -122,8 +125,6 @@ pub struct Core {
     timers: Timers,
     /// Clients that this step has made events for.
     eventful: Vec<ClientId>,
-    /// Leases of ended allocations that the sweep has not reached.
-    leases_ending: u64,
     arrivals: u64,
     counters: ByCounter<u64>,
     notes: notes::Notes,
@@ -142,15 +143,14 @@ impl Core {
             clients: Clients::new(config.max_domains, config.subordinate_uids.clone()),
             allocations: Registry::new(config.max_slots, config.first_generation),
             continuity: Continuity::default(),
-            leases: Slots::new(slots::NONE, 1, 0),
-            recalls: Slots::new(slots::NONE, 1, 0),
-            closings: Slots::new(slots::NONE, 1, 0),
+            leases: Leases::default(),
+            recalls: Recalls::default(),
+            closings: Closings::default(),
             aside: Vec::new(),
             files: files::Files::default(),
             parked: BTreeMap::new(),
             rooms: Rooms::default(),
             waiting: Waiting::default(),
-            silenced: VecDeque::new(),
             allowances: Allowances::default(),
             items: Vec::new(),
             also_blocked: Vec::new(),
@@ -161,7 +161,6 @@ impl Core {
             draining: None,
             timers: Timers::default(),
             eventful: Vec::new(),
-            leases_ending: 0,
             arrivals: 0,
             counters: ByCounter::default(),
             notes: notes::Notes::default(),
@@ -267,7 +266,6 @@ impl Core {
             || self.allocations.next_ending().is_some()
             || !self.rooms.is_idle()
             || !self.ledger.is_idle()
-            || !self.silenced.is_empty()
             || !self.waiting.is_idle()
             || self.reclaim_from.is_some()
             || self.drain_from.is_some()

@@ -44,11 +44,7 @@ impl Core {
         if std::mem::replace(&mut self.client_mut(owner).silent, silent) == silent {
             return;
         }
-        let client = self.client_mut(owner);
-        client.interests_left = client.interests.len();
-        if silent && client.interests_left > 0 {
-            self.silenced.push_back(owner);
-        }
+        self.waiting.set_silent(owner, silent);
         self.reindex(owner);
         let scope = self.scope_of(owner);
         self.ledger.can_be_had(scope);

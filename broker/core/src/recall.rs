@@ -5,10 +5,10 @@ use crate::Core;
 use crate::allocation::State;
 use crate::api::{ClientId, Effect, Effects, Lane, Now, Supply};
 use crate::ledger::{Blocked, Charge};
+use crate::queues::Fate;
+use crate::recalls::Recall;
 use crate::slots::NONE;
-use crate::state::Recall;
 use crate::timers::Timer;
-use crate::waiting::Fate;
 use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{ErrorCode, Resource, Status};
 
@@ -37,7 +37,7 @@ impl Core {
         }
         let deadline = Some(self.now.after(self.config.recall_timeout_us));
         let recall = Recall { promised_to, deadline, ..Recall::begun(self.now) };
-        let (number, _) = self.recalls.insert(recall).expect("recalls are fewer than slots");
+        let number = self.recalls.begin(owner, recall);
         self.allocations.set_recall(slot, number);
         self.allocations.set_state(slot, State::Recalling);
         self.set_recall_timer(slot, deadline);
@@ -78,7 +78,7 @@ impl Core {
 
     fn stop_recall_timer(&mut self, slot: u32) {
         let recall = self.allocations[slot].recall;
-        if let Some(at) = self.recalls[recall].deadline.take() {
+        if let Some(at) = self.recalls.set_deadline(recall, None) {
             self.timers.cancel(at, Timer::Recall(slot, self.allocations.generation(slot)));
         }
     }
@@ -87,7 +87,7 @@ impl Core {
     pub(crate) fn recall_again(&mut self, now: Now, slot: u32) {
         let deadline = Some(now.after(self.config.recall_timeout_us));
         let number = self.allocations[slot].recall;
-        self.recalls[number].deadline = deadline;
+        self.recalls.set_deadline(number, deadline);
         self.set_recall_timer(slot, deadline);
         self.not_overdue(slot);
     }
@@ -96,17 +96,11 @@ impl Core {
     /// owner misses none any more.
     fn not_overdue(&mut self, slot: u32) -> bool {
         let (number, owner) = (self.allocations[slot].recall, self.allocations[slot].owner);
-        if !std::mem::take(&mut self.recalls[number].overdue) {
-            return false;
-        }
-        let owner = self.client_mut(owner);
-        owner.overdue -= 1;
-        owner.overdue == 0
+        self.recalls.miss_no_more(number, owner)
     }
 
     pub(crate) fn free_promise(&mut self, number: u32) {
-        self.recalls[number].promised_for = NONE;
-        if let Some(client) = self.recalls[number].promised_to.take() {
+        if let Some(client) = self.recalls.take_promise(number) {
             self.release_charge(client, PROMISED_LEASE);
         }
     }
@@ -114,7 +108,7 @@ impl Core {
     /// The last waiter of a supplied fd has been served: it may be evicted again.
     pub(crate) fn unpin(&mut self, slot: u32) {
         let number = self.allocations.set_recall(slot, NONE);
-        self.recalls.remove(number);
+        self.recalls.end(number);
         self.lru_insert(slot);
         let scope = self.scope_of(self.allocations[slot].owner);
         self.ledger.can_be_had(scope);
@@ -132,7 +126,7 @@ impl Core {
         }
         let number = self.allocations.set_recall(slot, NONE);
         self.free_promise(number);
-        let recall = self.recalls.remove(number);
+        let recall = self.recalls.end(number);
         [recall.waiting, recall.pinned]
     }
 
@@ -244,14 +238,12 @@ impl Core {
             return;
         }
         let (number, owner) = (self.allocations[slot].recall, self.allocations[slot].owner);
-        self.recalls[number].deadline = None;
-        self.recalls[number].overdue = true;
-        self.client_mut(owner).overdue += 1;
+        self.recalls.miss(number, owner);
         self.counters.recalls_unanswered += 1;
         self.note_of_allocation(EventKind::Silent, slot);
         self.set_silent(owner, true);
         self.free_promise(number);
-        let waiting = std::mem::replace(&mut self.recalls[number].waiting, NONE);
+        let waiting = self.recalls.set_waiting(number, NONE);
         let fate = Fate::Answer(self.allocations.id_of(slot), ErrorCode::OwnerSilent.into());
         self.decide(waiting, fate);
     }

@@ -5,47 +5,13 @@
 use crate::Core;
 use crate::api::{ClientId, LeaseId, Now};
 use crate::clients::Client;
+use crate::leases::{Lease, Shelf};
 use crate::ledger::{Blocked, LEASE_KINDS, SHARE_OF_FDS, ScopeId};
 use crate::limits::{
     PARKED_LOOKS_PER_STEP, RECLAIM_AGAIN_US, RECLAIM_BATCH, RECLAIM_LOOKS, RECLAIM_PAUSE_US,
 };
-use crate::lists::List;
-use crate::state::{Lease, LeaseLinks, LeaseList};
 use crate::timers::Chore;
 use fdbroker_protocol::{MAX_BATCH, Resource};
-
-/// Which of a client's lists a lease is in; their place in [`Client::leases`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(usize)]
-pub enum Shelf {
-    /// The client has its fd.
-    Open,
-    /// Open, and the client was asked for it.
-    AskedOpen,
-    /// Imported.
-    Mapped,
-    /// Imported, and the client was asked for it.
-    AskedMapped,
-    /// Its allocation has ended.
-    Ended,
-}
-
-impl Shelf {
-    /// How many there are.
-    pub const COUNT: usize = 5;
-    /// All of them.
-    pub const ALL: [Shelf; Self::COUNT] =
-        [Shelf::Open, Shelf::AskedOpen, Shelf::Mapped, Shelf::AskedMapped, Shelf::Ended];
-
-    fn of(mapped: bool, asked: bool) -> Self {
-        match (mapped, asked) {
-            (false, false) => Shelf::Open,
-            (true, false) => Shelf::Mapped,
-            (false, true) => Shelf::AskedOpen,
-            (true, true) => Shelf::AskedMapped,
-        }
-    }
-}
 
 /// In the key of a client that has given back nothing of what it was asked for.
 const KEEPS: u64 = 1 << 63;
@@ -113,9 +79,8 @@ impl Core {
             }
             let marked = self.ask_client(number, mapped, (count - asked).max(RECLAIM_BATCH));
             asked += marked;
-            let leases = self.client_mut(number).leases;
-            let [has_others, has_asked] =
-                [false, true].map(|asked| !leases[Shelf::of(mapped, asked) as usize].is_empty());
+            let has = |asked| self.leases.oldest(number, Shelf::of(mapped, asked)).is_some();
+            let [has_others, has_asked] = [false, true].map(has);
             if marked == 0 && has_others {
                 // Of ended allocations, more than are swept at a time.
                 return asked > 0;
@@ -156,15 +121,12 @@ impl Core {
 
     /// Marks up to `most` leases of a client to be asked for, the oldest first; how many.
     fn ask_client(&mut self, number: u32, mapped: bool, most: usize) -> usize {
-        let nothing_to_tell = self.client_mut(number).reclaims.is_empty();
-        let mut asked = 0;
+        let (mut asked, mut nothing_to_tell) = (0, false);
         while asked < most.min(MAX_BATCH)
             && let Some(lease) = self.lease_to_ask_for(number, mapped)
         {
-            self.unshelve(lease);
-            self.leases[lease].asked = stamp(self.now);
-            self.shelve(lease);
-            self.with_event_list(number, true, |list, links| list.push(links, lease));
+            nothing_to_tell |= self.leases.ask(lease, stamp(self.now));
+            self.may_be_asked_for(lease);
             asked += 1;
         }
         if asked > 0 {
@@ -189,14 +151,13 @@ impl Core {
     }
 
     /// The client's oldest lease that it was not asked for, or the one asked for longest ago if that is long.
-    fn oldest_lease(&mut self, number: u32, mapped: bool) -> Option<u32> {
-        let leases = self.client_mut(number).leases;
-        let fresh = leases[Shelf::of(mapped, false) as usize].first();
-        fresh.or_else(|| {
-            let lease = leases[Shelf::of(mapped, true) as usize].first()?;
+    fn oldest_lease(&self, number: u32, mapped: bool) -> Option<u32> {
+        let oldest = |asked| self.leases.oldest(number, Shelf::of(mapped, asked));
+        oldest(false).or_else(|| {
+            let lease = oldest(true)?;
             let passed = stamp(self.now).wrapping_sub(self.leases[lease].asked);
             let long = u64::from(passed) << 10 > RECLAIM_AGAIN_US;
-            (long && !self.leases[lease].is_in(LeaseList::Event)).then_some(lease)
+            (long && !self.leases[lease].is_to_tell()).then_some(lease)
         })
     }
 
@@ -216,128 +177,60 @@ impl Core {
         self.reclaim_from = Some(former);
     }
 
-    // --- a client's lists of leases -----------------------------------------------------------------
+    // --- what becomes of a lease -------------------------------------------------------------------
 
-    /// The list that a lease belongs in.
-    pub(crate) fn shelf_of(&self, lease: u32) -> Shelf {
-        let record = &self.leases[lease];
-        match record.ended {
-            false => Shelf::of(record.mapped, record.asked != 0),
-            true => Shelf::Ended,
-        }
-    }
-
-    /// Puts a lease into its holder's list, at the young end.
-    pub(crate) fn shelve(&mut self, lease: u32) {
-        let (shelf, holder) = (self.shelf_of(lease), self.leases[lease].client);
-        self.with_shelf(holder, shelf, |list, links| list.push(links, lease));
-        let kind = usize::from(self.leases[lease].mapped);
-        let Client { gone, scope, keeps_asked, .. } = *self.client_mut(holder);
+    /// A lease is where its holder can be asked for it from now on.
+    pub(crate) fn may_be_asked_for(&mut self, lease: u32) {
+        let Lease { client: holder, mapped, ended, .. } = self.leases[lease];
+        let kind = usize::from(mapped);
+        let Client { gone, scope, keeps_asked, .. } = self.clients[holder];
         // Behind all others it may stand because it had nothing else to be asked for.
         let is_last = |key| key >= KEEPS && !keeps_asked;
         let is_to_move = self.ledger.ask_key(scope, kind).is_none_or(is_last);
-        if shelf != Shelf::Ended && !gone && is_to_move {
+        if !ended && !gone && is_to_move {
             let key = self.ask_key(holder);
             self.ledger.set_ask_key(scope, kind, Some(key));
         }
     }
 
-    /// Takes a lease out of its holder's list: before what decides on the list changes.
-    pub(crate) fn unshelve(&mut self, lease: u32) {
-        self.unshelve_from(lease, self.shelf_of(lease));
-    }
-
-    fn unshelve_from(&mut self, lease: u32, shelf: Shelf) {
-        let holder = self.leases[lease].client;
-        self.with_shelf(holder, shelf, |list, links| list.remove(links, lease));
-    }
-
-    fn with_shelf(
-        &mut self,
-        client: u32,
-        shelf: Shelf,
-        change: impl FnOnce(&mut List, &mut LeaseLinks<'_>),
-    ) {
-        let Core { clients, leases, .. } = self;
-        change(
-            &mut clients[client].leases[shelf as usize],
-            &mut LeaseLinks(leases, LeaseList::Holder),
-        );
-    }
-
-    /// Changes the list of a client's leases to be asked for, or of those to be told of as revoked.
-    pub(crate) fn with_event_list(
-        &mut self,
-        client: u32,
-        of_live: bool,
-        change: impl FnOnce(&mut List, &mut LeaseLinks<'_>),
-    ) {
-        let Core { clients, leases, .. } = self;
-        let holder = &mut clients[client];
-        let list = if of_live { &mut holder.reclaims } else { &mut holder.revoked };
-        change(list, &mut LeaseLinks(leases, LeaseList::Event));
-    }
-
     /// The lease is imported now: what was asked for was its fd.
-    pub(crate) fn shelve_mapped(&mut self, lease: u32) {
-        if self.shelf_of(lease) != Shelf::Ended {
+    pub(crate) fn import_lease(&mut self, lease: u32) {
+        if !self.leases[lease].ended {
             // That it has ended is to be told all the same.
             self.unask(lease);
         }
-        self.unshelve(lease);
-        (self.leases[lease].mapped, self.leases[lease].asked) = (true, 0);
-        self.shelve(lease);
+        self.leases.set_mapped(lease);
+        self.may_be_asked_for(lease);
     }
 
     /// The lease is given back, or its fd is: nobody need be asked for it.
     pub(crate) fn unask(&mut self, lease: u32) {
-        let (holder, asked) = (self.leases[lease].client, self.leases[lease].asked != 0);
-        let of_live = self.shelf_of(lease) != Shelf::Ended;
-        if self.leases[lease].is_in(LeaseList::Event) {
-            self.with_event_list(holder, of_live, |list, links| list.remove(links, lease));
-        }
-        if asked {
+        let Lease { client: holder, asked, .. } = self.leases[lease];
+        self.leases.tell_no_more(lease);
+        if asked != 0 {
             self.set_keeps_asked(holder, false);
             let scope = self.scope_of(holder);
             self.ledger.end_pauses(scope);
         }
     }
 
-    /// The lease's allocation has ended: it is told of as revoked, and asked for no more.
-    pub(crate) fn shelve_ended(&mut self, lease: u32) {
-        let Lease { client: holder, mapped, asked, .. } = self.leases[lease];
-        if self.leases[lease].is_in(LeaseList::Event) {
-            self.with_event_list(holder, true, |list, links| list.remove(links, lease));
-        }
-        self.unshelve_from(lease, Shelf::of(mapped, asked != 0));
-        (self.leases[lease].asked, self.leases[lease].ended) = (0, true);
-        self.shelve(lease);
+    /// The lease's allocation has ended: its holder is told, and asked for it no more.
+    pub(crate) fn end_of_lease(&mut self, lease: u32) {
+        let Lease { client: holder, asked, .. } = self.leases[lease];
+        self.leases.sweep(lease);
         // When nothing is left that it was asked for, it keeps nothing back.
-        let client = self.client_mut(holder);
-        let mut asked_for = [Shelf::AskedOpen, Shelf::AskedMapped].into_iter();
-        let is_free = asked_for.all(|shelf| client.leases[shelf as usize].is_empty());
+        let is_free = !self.leases.has_any(holder, [Shelf::AskedOpen, Shelf::AskedMapped]);
         if asked != 0 && is_free {
             self.set_keeps_asked(holder, false);
         }
-    }
-
-    /// Any lease of a client.
-    pub(crate) fn any_lease(&mut self, client: u32) -> Option<u32> {
-        self.client_mut(client).leases.iter().find_map(List::first)
-    }
-
-    /// Leases of which a client is told in one message: those it is asked for, or revoked ones.
-    pub(crate) fn pop_leases(&mut self, client: u32, of_live: bool) -> Vec<u32> {
-        let mut slots = Vec::new();
-        self.with_event_list(client, of_live, |list, links| {
-            slots.extend(std::iter::from_fn(|| list.pop(links)).take(MAX_BATCH));
-        });
-        slots
+        if !self.clients[holder].gone && self.leases.tell(lease) {
+            self.eventful.push(ClientId(holder));
+        }
     }
 
     /// The leases to ask a client for, for one message. None of an ended allocation: the client is told of the end.
     pub(crate) fn take_reclaims(&mut self, client: u32) -> Vec<LeaseId> {
-        let mut slots = self.pop_leases(client, true);
+        let mut slots = self.leases.take_reclaims(client);
         slots.retain(|lease| {
             let is_live = self.allocations[self.leases[*lease].allocation].is_live();
             if !is_live {
@@ -345,23 +238,19 @@ impl Core {
             }
             is_live
         });
-        slots.into_iter().map(|slot| self.lease_id(slot)).collect()
+        slots.into_iter().map(|slot| self.leases.id_of(slot)).collect()
     }
 
-    /// Asserts that every lease is in the list it belongs in, and every client with leases can be asked.
-    pub(crate) fn check_shelves(&mut self) {
-        let mut shelved = 0;
-        for number in self.clients.numbers() {
-            let client = self.client_mut(number);
-            let (leases, reclaims, revoked) = (client.leases, client.reclaims, client.revoked);
+    /// Asserts that every client with leases can be asked.
+    pub(crate) fn check_askable(&self) {
+        for (number, client) in self.clients.iter() {
             let (is_gone, scope) = (client.gone, client.scope);
-            let mut asked_for = [Shelf::AskedOpen, Shelf::AskedMapped].into_iter();
-            let keeps_some = asked_for.any(|shelf| !leases[shelf as usize].is_empty());
+            let keeps_some = self.leases.has_any(number, [Shelf::AskedOpen, Shelf::AskedMapped]);
             for kind in 0..LEASE_KINDS {
                 let is_behind = self.ledger.ask_key(scope, kind).is_some_and(|key| key >= KEEPS);
                 assert!(!is_behind || keeps_some, "client {number} is asked last for no reason");
-                let shelves = [false, true].map(|asked| Shelf::of(kind == 1, asked) as usize);
-                let has_none = shelves.iter().all(|shelf| leases[*shelf].is_empty());
+                let shelves = [false, true].map(|asked| Shelf::of(kind == 1, asked));
+                let has_none = !self.leases.has_any(number, shelves);
                 let can_be_asked = self.ledger.ask_key(scope, kind).is_some();
                 assert!(
                     can_be_asked || is_gone || has_none,
@@ -369,21 +258,6 @@ impl Core {
                 );
                 assert!(!can_be_asked || !is_gone, "client {number} is gone, and asked");
             }
-            for shelf in Shelf::ALL {
-                let links = &mut LeaseLinks(&mut self.leases, LeaseList::Holder);
-                for lease in leases[shelf as usize].checked(links) {
-                    let right = (self.leases[lease].client, self.shelf_of(lease));
-                    assert_eq!(right, (number, shelf), "lease in a list");
-                    shelved += 1;
-                }
-            }
-            for (list, live) in [(reclaims, true), (revoked, false)] {
-                for lease in list.checked(&mut LeaseLinks(&mut self.leases, LeaseList::Event)) {
-                    assert_eq!(self.shelf_of(lease) != Shelf::Ended, live, "event of a lease");
-                    assert!(!live || self.leases[lease].asked != 0, "to ask for, and not asked");
-                }
-            }
         }
-        assert_eq!(shelved, self.leases.len(), "leases in lists");
     }
 }

@@ -8,12 +8,13 @@ use std::ops::Deref;
 use crate::addresses::{Addresses, Place};
 use crate::allocation::{Allocation, AllocationLinks, AllocationList, DriverData, Orphan, State};
 use crate::api::Deposit;
+use crate::leases::Leases;
 use crate::limits::SLOTS_BEFORE_REUSE;
 use crate::lists::List;
 use crate::order::Clock;
 use crate::rounds::Rounds;
 use crate::slots::{NONE, SavedSlots, Slots};
-use crate::state::{Lease, LeaseLinks, LeaseList};
+
 use crate::work::visit;
 use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH};
 
@@ -465,17 +466,17 @@ impl Registry {
     // --- leases -------------------------------------------------------------------------------------
 
     /// It is leased once more.
-    pub fn add_lease(&mut self, slot: u32, leases: &mut Slots<Lease>, lease: u32, mapped: bool) {
+    pub fn add_lease(&mut self, slot: u32, leases: &mut Leases, lease: u32) {
         let allocation = &mut self.table[slot];
-        allocation.open += u32::from(!mapped);
-        allocation.leases.push(&mut LeaseLinks(leases, LeaseList::Allocation), lease);
+        allocation.open += u32::from(!leases[lease].mapped);
+        leases.push_to(&mut allocation.leases, lease);
     }
 
     /// A lease of it is given back.
-    pub fn take_lease(&mut self, slot: u32, leases: &mut Slots<Lease>, lease: u32, mapped: bool) {
+    pub fn take_lease(&mut self, slot: u32, leases: &mut Leases, lease: u32) {
         let allocation = &mut self.table[slot];
-        allocation.open -= u32::from(!mapped);
-        allocation.leases.remove(&mut LeaseLinks(leases, LeaseList::Allocation), lease);
+        allocation.open -= u32::from(!leases[lease].mapped);
+        leases.remove_from(&mut allocation.leases, lease);
     }
 
     /// An open lease of it is mapped now.
@@ -484,11 +485,10 @@ impl Registry {
     }
 
     /// A lease of it goes behind the others.
-    pub fn put_lease_last(&mut self, slot: u32, leases: &mut Slots<Lease>, lease: u32) {
+    pub fn put_lease_last(&mut self, slot: u32, leases: &mut Leases, lease: u32) {
         let list = &mut self.table[slot].leases;
-        let links = &mut LeaseLinks(leases, LeaseList::Allocation);
-        list.remove(links, lease);
-        list.push(links, lease);
+        leases.remove_from(list, lease);
+        leases.push_to(list, lease);
     }
 
     // --- ended ones with leases that are still to be swept ------------------------------------------

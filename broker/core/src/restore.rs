@@ -10,11 +10,12 @@ use crate::clients::{Client, Clients, SavedClients};
 use crate::config::ConfigError;
 use crate::continuity::{Grace, Standing};
 use crate::fairness::Rooms;
+use crate::leases::{Lease, Leases};
 use crate::limits::MOST_GROUPS;
+use crate::recalls::Recall;
 use crate::registry::Registry;
 use crate::saved::{Beside, Saved, SavedOwners};
-use crate::slots::{Flat, NONE, SavedSlots, Slots};
-use crate::state::{Lease, Recall};
+use crate::slots::{Flat, NONE, SavedSlots};
 use crate::timers::{Chore, Timer};
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
 use fdbroker_protocol::{ByCounter, Counter, MAX_BATCH};
@@ -253,17 +254,16 @@ impl Core {
         let Recall { since, deadline, overdue, .. } = recall;
         let is_sound = since <= self.now && deadline.is_none() == overdue;
         ensure(is_sound, "recall's time", slot)?;
-        let (number, _) = self.recalls.insert(recall.flat()).expect("recalls are fewer than slots");
+        let owner = self.allocations[slot].owner;
+        let number = self.recalls.begin(owner, recall.flat());
         self.allocations.set_recall(slot, number);
         self.set_recall_timer(slot, deadline);
-        let owner = self.allocations[slot].owner;
-        self.client_mut(owner).overdue += u32::from(overdue);
         Ok(())
     }
 
     /// Enters the leases, in the order in which they were granted.
     fn restore_leases(&mut self, saved: SavedSlots<Lease>, mut to_tell: BTreeSet<u32>) -> Check {
-        self.leases = Slots::restore(NONE, 0, saved)?;
+        self.leases = Leases::restore(saved)?;
         let mut all = Vec::new();
         for (number, lease) in self.leases.iter_from(0) {
             ensure(lease.since <= self.now, "lease of the future", number)?;
@@ -274,14 +274,13 @@ impl Core {
         }
         all.sort_unstable();
         for (_, number) in all {
-            let Lease { allocation, client, asked, mapped, .. } = self.leases[number];
-            let ended = !self.allocations[allocation].is_live();
-            self.leases[number].ended = ended;
-            self.enter_lists(number, allocation, mapped);
-            if to_tell.remove(&number) {
-                ensure(ended || asked != 0, "lease to ask for", number)?;
-                self.with_event_list(client, !ended, |list, links| list.push(links, number));
-            }
+            let Lease { allocation, asked, .. } = self.leases[number];
+            let (ended, is_to_tell) =
+                (!self.allocations[allocation].is_live(), to_tell.remove(&number));
+            ensure(!is_to_tell || ended || asked != 0, "lease to ask for", number)?;
+            self.leases.enter(number, ended, is_to_tell);
+            self.may_be_asked_for(number);
+            self.allocations.add_lease(allocation, &mut self.leases, number);
         }
         ensure(to_tell.is_empty(), "notices of no lease", to_tell.len() as u64)
     }

@@ -7,9 +7,9 @@ use crate::api::{ClientId, Effect, Effects, Granted, Now, RequestId};
 use crate::continuity::Grace;
 use crate::ledger::Charge;
 use crate::limits::{PARKED_ITEMS_PER_STEP, TIMERS_PER_STEP};
+use crate::queues::Fate;
 use crate::state::{Parked, Wait, Wish};
 use crate::timers::Timer;
-use crate::waiting::Fate;
 use fdbroker_protocol::{ErrorCode, Resource};
 
 /// What a client is charged with for each of its requests that waits.

@@ -11,10 +11,12 @@ use crate::allowances::Allowances;
 use crate::api::{Effect, Effects, File, FileId, Now};
 use crate::clients::{Client, Domain, Job};
 use crate::continuity::{FormerOwner, Grace, Standing};
+use crate::leases::Lease;
 use crate::ledger::ScopeId;
 use crate::lists::List;
+use crate::recalls::Recall;
 use crate::slots::{Flat, NONE, SavedSlots};
-use crate::state::{Lease, LeaseList, Recall, Wish};
+use crate::state::Wish;
 use fdbroker_protocol::{ErrorCode, Resource};
 
 /// All that a successor needs to know to go on: see [`Core::save`]. Opaque; its format is that of its serde form
@@ -103,8 +105,7 @@ impl Core {
     /// When requests are parked: [`Core::settle_parked`] comes first, and no step in between.
     pub fn save(&self) -> Saved {
         assert!(self.parked.is_empty(), "parked requests are settled before the state is saved");
-        let is_to_tell =
-            |(slot, lease): (u32, &Lease)| lease.is_in(LeaseList::Event).then_some(slot);
+        let is_to_tell = |(slot, lease): (u32, &Lease)| lease.is_to_tell().then_some(slot);
         let (domains, jobs, clients) = self.clients.save(|domain| self.is_used(domain));
         Saved {
             counters: self.counters.iter().map(|(_, count)| *count).collect(),
@@ -193,19 +194,6 @@ impl Flat for Allocation {
         let (recall, interest, open, leases) = (NONE, NONE, 0, List::EMPTY);
         let (links, stamp) = Default::default();
         Allocation { file, recall, interest, open, leases, links, stamp, ..self.clone() }
-    }
-}
-
-impl Flat for Lease {
-    fn flat(&self) -> Self {
-        Lease { ended: false, links: Default::default(), ..self.clone() }
-    }
-}
-
-impl Flat for Recall {
-    fn flat(&self) -> Self {
-        let Recall { since, deadline, overdue, .. } = *self;
-        Recall { deadline, overdue, ..Recall::begun(since) }
     }
 }
 

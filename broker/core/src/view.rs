@@ -5,8 +5,8 @@ use crate::allocation::State;
 use crate::api::{CapsOfScopes, ClientId, DomainKey, JobKey, LeaseId, Now, Ticket};
 use crate::job_name::JobName;
 use crate::ledger::{Account, ScopeId};
+use crate::recalls::Recall;
 use crate::slots::NONE;
-use crate::state::Recall;
 use fdbroker_protocol::admin::AllocationState;
 use fdbroker_protocol::{AllocationId, ByCounter, ByGauge, Caps, MemoryKind, Resource, Share};
 use std::ops::Range;
@@ -168,12 +168,12 @@ impl Core {
 
     /// Fds of a client that are on their way through the closers.
     pub fn closings_of(&self, client: ClientId) -> u64 {
-        self.clients.find(client.0).map_or(0, |client| client.closing)
+        self.clients.find(client.0).map_or(0, |client| self.closings.of_client(client.serial))
     }
 
     /// The client that an fd on its way through the closers is charged to; `None`: it has left it to its domain.
     pub fn client_of(&self, ticket: Ticket) -> Option<ClientId> {
-        let closing = self.closings.get(ticket.0, self.closings.generation(ticket.0))?;
+        let closing = self.closings.get(ticket)?;
         let (number, serial) = closing.client?;
         let client = self.clients.find(number).filter(|client| client.serial == serial);
         client.map(|_| ClientId(number))
@@ -195,7 +195,7 @@ impl Core {
                 jobs: self.clients.count_of_jobs() as u64,
                 stored_fds: self.allocations.held(),
                 closing_fds: self.closings.len() as u64,
-                leases_ending: self.leases_ending,
+                leases_ending: self.leases.unswept(),
             },
             counters: self.counters,
         }
@@ -296,7 +296,7 @@ impl Core {
         self.leases.iter_within(slots).map(|(slot, lease)| {
             let allocation = &self.allocations[lease.allocation];
             LeaseView {
-                id: self.lease_id(slot),
+                id: self.leases.id_of(slot),
                 allocation: self.allocations.id_of(lease.allocation),
                 owner: (allocation.owner != NONE).then_some(ClientId(allocation.owner)),
                 ended: !allocation.is_live(),
@@ -320,7 +320,7 @@ impl Core {
             gone: client.gone,
             silent: client.silent,
             credits: client.credits,
-            closing: client.closing,
+            closing: self.closings.of_client(client.serial),
             parked: u32::try_from(client.parked.len()).unwrap_or(u32::MAX),
             account: self.ledger[client.scope].account,
         })

@@ -1,152 +1,17 @@
-//! Which parked requests wait for which allocation. Each item of a parked request is in one queue; a queue is moved whole,
-//! however long it is, to those that are ready, and these are served a few requests a step, the domains in turn. Must never
-//! walk a queue to find one request, nor to move it.
+//! Which parked requests wait for which allocation: their items enter queues and leave them, and the requests of those that
+//! are ready are served, a few a step, the domains in turn. Must never keep an fd for a request that does not wait for it.
 
 use crate::Core;
 use crate::acquire::{Item, Turn};
 use crate::allocation::State;
 use crate::api::{ClientId, Effects, Now, Wanted};
 use crate::limits::{PARKED_ITEMS_PER_STEP, PARKED_LOOKS_PER_STEP, SILENT_QUEUES_PER_STEP};
-use crate::lists::{Link, List, Nodes};
+use crate::queues::Fate;
 use crate::recall::PROMISED_LEASE;
-use crate::rounds::Rounds;
-use crate::slots::{NONE, Slots};
-use crate::state::{Recall, Wait, Wish};
-use fdbroker_protocol::{AllocationId, ErrorCode, Status};
-
-/// What the requests in a queue wait for, or what becomes of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
-    /// The fd of this slot, from its owner. Once it has come they are served in their order.
-    Recalled(u32),
-    /// Room to take the fd of this slot, which was supplied for them.
-    Pinned(u32),
-    /// Anything else than the fd of this slot; its end answers them, too.
-    Interested(u32),
-    /// The fd is here for good: they are served before anyone else.
-    First,
-    /// They are looked at again, each in its turn.
-    InTurn,
-    /// They are answered: this is the status of this allocation.
-    Answer(AllocationId, Status),
-}
-
-/// An item of a parked request, in its queue.
-#[derive(Debug)]
-pub struct Node {
-    seq: u64,
-    queue: u32,
-    link: Link,
-}
-
-/// Items that wait for the same.
-#[derive(Debug)]
-pub struct Queue {
-    nodes: List,
-    fate: Fate,
-    /// Of the allocation; or of none.
-    domain: u32,
-    /// Its place among the ready ones; or among those of the owner, as long as they are interested.
-    link: Link,
-    is_ready: bool,
-}
-
-struct NodeLinks<'a>(&'a mut Slots<Node>);
-
-impl Nodes for NodeLinks<'_> {
-    fn link(&mut self, node: u32) -> &mut Link {
-        &mut self.0[node].link
-    }
-}
-
-struct QueueLinks<'a>(&'a mut Slots<Queue>);
-
-impl Nodes for QueueLinks<'_> {
-    fn link(&mut self, node: u32) -> &mut Link {
-        &mut self.0[node].link
-    }
-}
-
-/// All queues.
-#[derive(Debug)]
-pub struct Waiting {
-    nodes: Slots<Node>,
-    queues: Slots<Queue>,
-    ready: Rounds,
-}
-
-impl Default for Waiting {
-    fn default() -> Self {
-        let (nodes, queues) = (Slots::new(NONE, 1, 0), Slots::new(NONE, 1, 0));
-        Waiting { nodes, queues, ready: Rounds::default() }
-    }
-}
-
-impl Waiting {
-    /// Whether no queue is ready.
-    pub fn is_idle(&self) -> bool {
-        self.ready.is_empty()
-    }
-
-    /// Items in a queue.
-    pub fn len(&self, queue: u32) -> usize {
-        if queue == NONE { 0 } else { self.queues[queue].nodes.len() }
-    }
-
-    /// What becomes of the items of a node's queue.
-    pub fn fate(&self, node: u32) -> Option<Fate> {
-        (node != NONE).then(|| self.queues[self.nodes[node].queue].fate)
-    }
-
-    fn new_queue(&mut self, fate: Fate, domain: u32) -> u32 {
-        let (nodes, link, is_ready) = (List::EMPTY, Link::OUT, false);
-        let queue = Queue { nodes, fate, domain, link, is_ready };
-        self.queues.insert(queue).expect("2^32 slots outlast memory").0
-    }
-
-    fn push(&mut self, queue: u32, seq: u64) -> u32 {
-        let node = Node { seq, queue, link: Link::OUT };
-        let (number, _) = self.nodes.insert(node).expect("2^32 slots outlast memory");
-        let mut list = self.queues[queue].nodes;
-        list.push(&mut NodeLinks(&mut self.nodes), number);
-        self.queues[queue].nodes = list;
-        number
-    }
-
-    /// Takes an item out of its queue; the queue.
-    fn remove(&mut self, node: u32) -> u32 {
-        let queue = self.nodes[node].queue;
-        let mut list = self.queues[queue].nodes;
-        list.remove(&mut NodeLinks(&mut self.nodes), node);
-        self.queues[queue].nodes = list;
-        self.nodes.remove(node);
-        queue
-    }
-
-    /// The first item of a queue, and its request.
-    fn first(&self, queue: u32) -> Option<(u32, u64)> {
-        let node = self.queues[queue].nodes.first()?;
-        Some((node, self.nodes[node].seq))
-    }
-
-    /// From now on the queue is served in its turn.
-    fn make_ready(&mut self, queue: u32, fate: Fate) {
-        let Waiting { queues, ready, .. } = self;
-        queues[queue].fate = fate;
-        if !std::mem::replace(&mut queues[queue].is_ready, true) {
-            ready.push(queues[queue].domain, &mut QueueLinks(queues), queue);
-        }
-    }
-
-    /// An empty queue goes; what it waited for.
-    fn drop_queue(&mut self, queue: u32) -> Fate {
-        let Waiting { queues, ready, .. } = self;
-        if queues[queue].is_ready {
-            ready.remove(queues[queue].domain, &mut QueueLinks(queues), queue);
-        }
-        queues.remove(queue).fate
-    }
-}
+use crate::recalls::Recall;
+use crate::slots::NONE;
+use crate::state::{Wait, Wish};
+use fdbroker_protocol::{ErrorCode, Status};
 
 impl Core {
     // --- entering and leaving queues ----------------------------------------------------------------
@@ -237,12 +102,12 @@ impl Core {
         match fate {
             Fate::Recalled(_) => {
                 let number = self.recall_of_reserved(slot);
-                self.recalls[number].waiting = queue;
+                self.recalls.set_waiting(number, queue);
             }
-            Fate::Pinned(_) => self.recalls[number].pinned = queue,
+            Fate::Pinned(_) => self.recalls.set_pinned(number, queue),
             _ => {
                 self.allocations.set_interest(slot, queue);
-                self.with_interests(owner, |list, links| list.push(links, queue));
+                self.waiting.add_interest(owner, queue);
             }
         }
         queue
@@ -251,18 +116,10 @@ impl Core {
     /// The record of a recall; one of before a crash, whose owner is not back, gets one when it is waited for.
     fn recall_of_reserved(&mut self, slot: u32) -> u32 {
         if self.allocations[slot].recall == NONE {
-            let recall = Recall::begun(self.now);
-            let (number, _) = self.recalls.insert(recall).expect("recalls are fewer than slots");
+            let number = self.recalls.begin(self.allocations[slot].owner, Recall::begun(self.now));
             self.allocations.set_recall(slot, number);
         }
         self.allocations[slot].recall
-    }
-
-    fn with_interests(&mut self, owner: u32, change: impl FnOnce(&mut List, &mut QueueLinks<'_>)) {
-        let Some(client) = self.clients.find_mut(owner) else {
-            return;
-        };
-        change(&mut client.interests, &mut QueueLinks(&mut self.waiting.queues));
     }
 
     /// An item waits no longer in its queue, if it is in one.
@@ -277,18 +134,18 @@ impl Core {
         if self.waiting.len(queue) > 0 {
             return;
         }
-        if let Fate::Interested(slot) = self.waiting.queues[queue].fate {
+        if let Some(Fate::Interested(slot)) = self.waiting.fate_of(queue) {
             self.forget_interest(slot);
         }
         match self.waiting.drop_queue(queue) {
             Fate::Recalled(slot) => {
                 let number = self.allocations[slot].recall;
-                self.recalls[number].waiting = NONE;
+                self.recalls.set_waiting(number, NONE);
                 self.unpin_if_served(slot);
             }
             Fate::Pinned(slot) => {
                 let number = self.allocations[slot].recall;
-                self.recalls[number].pinned = NONE;
+                self.recalls.set_pinned(number, NONE);
                 self.unpin_if_served(slot);
             }
             _ => {}
@@ -300,7 +157,7 @@ impl Core {
         let queue = self.allocations.set_interest(slot, NONE);
         if queue != NONE {
             let owner = self.allocations[slot].owner;
-            self.with_interests(owner, |list, links| list.remove(links, queue));
+            self.waiting.take_interest(owner, queue);
         }
         queue
     }
@@ -310,7 +167,7 @@ impl Core {
         let queue = self.forget_interest(slot);
         if queue != NONE {
             self.allocations.set_interest(slot, queue);
-            self.with_interests(to, |list, links| list.push(links, queue));
+            self.waiting.add_interest(to, queue);
         }
     }
 
@@ -358,29 +215,12 @@ impl Core {
 
     /// An owner that has turned silent: those that wait for room to ask it are told, a few allocations a step.
     pub(crate) fn sweep_silent(&mut self) {
-        let mut left = SILENT_QUEUES_PER_STEP;
-        while left > 0
-            && let Some(owner) = self.silenced.front().copied()
-        {
-            let client = self.clients.find_mut(owner);
-            let more = client.filter(|client| client.silent && client.interests_left > 0);
-            let Some(queue) = more.and_then(|client| {
-                client.interests_left -= 1;
-                client.interests.first()
-            }) else {
-                self.silenced.pop_front();
-                continue;
-            };
-            left -= 1;
-            let Fate::Interested(slot) = self.waiting.queues[queue].fate else {
-                unreachable!("the owner's list is of those that are interested")
-            };
+        for _ in 0..SILENT_QUEUES_PER_STEP {
+            let Some((queue, slot)) = self.waiting.next_untold() else { return };
             if self.allocations[slot].is_held() {
                 // Its fd is here: the owner is not needed.
-                self.with_interests(owner, |list, links| {
-                    list.remove(links, queue);
-                    list.push(links, queue);
-                });
+                let owner = self.allocations[slot].owner;
+                self.waiting.put_interest_last(owner, queue);
                 continue;
             }
             self.forget_interest(slot);
@@ -395,13 +235,13 @@ impl Core {
     pub(crate) fn serve_ready(&mut self, now: Now, fx: &mut Effects) {
         let mut items = 0;
         for _ in 0..PARKED_LOOKS_PER_STEP {
-            let Some(queue) = self.waiting.ready.first() else { return };
+            let Some(queue) = self.waiting.next_ready() else { return };
             if items >= PARKED_ITEMS_PER_STEP || fx.granted.len() >= PARKED_ITEMS_PER_STEP {
                 return;
             }
             let (node, seq) = self.waiting.first(queue).expect("a queue without items is dropped");
             items += self.parked[&seq].nodes.len();
-            let fate = self.waiting.queues[queue].fate;
+            let fate = self.waiting.fate_of(queue).expect("a ready queue");
             match fate {
                 _ if self.client(self.parked[&seq].client).is_none() => _ = self.unpark(seq),
                 Fate::Answer(..) => self.answer_ended_item(seq, fx),
@@ -412,11 +252,10 @@ impl Core {
                 }
                 _ => _ = self.retry(now, seq, Turn::First, fx),
             }
-            let stays = self.waiting.queues.is_full(queue)
-                && self.waiting.queues[queue].fate == fate
+            let stays = self.waiting.fate_of(queue) == Some(fate)
                 && self.waiting.first(queue) == Some((node, seq));
             assert!(!stays, "request {seq} was looked at, and stands where it stood");
-            self.waiting.ready.end_turn();
+            self.waiting.end_turn();
         }
     }
 
@@ -436,11 +275,10 @@ impl Core {
         if self.allocations[slot].state != State::Recalling {
             return;
         }
-        let recall = &mut self.recalls[number];
-        if recall.promised_to == Some(client.0) && recall.promised_for == NONE {
-            recall.promised_for = node;
-        }
-        if recall.promised_to.is_none() {
+        let recall = &self.recalls[number];
+        if recall.is_promise_free(client.0) {
+            self.recalls.promise(number, client.0, node);
+        } else if recall.promised_to.is_none() {
             self.promise(number, node, client.0);
         }
         if self.recalls[number].deadline.is_none() {
@@ -451,8 +289,7 @@ impl Core {
 
     fn promise(&mut self, number: u32, node: u32, client: u32) {
         if self.charge(client, PROMISED_LEASE).is_ok() {
-            self.recalls[number].promised_to = Some(client);
-            self.recalls[number].promised_for = node;
+            self.recalls.promise(number, client, node);
         }
     }
 
@@ -464,15 +301,11 @@ impl Core {
         }
         self.free_promise(number);
         let queue = self.recalls[number].waiting;
-        let mut links = NodeLinks(&mut self.waiting.nodes);
-        let next = match self.waiting.queues[queue].nodes.first() {
-            Some(first) if first == node => List::next(&mut links, node),
-            first => first,
-        };
+        let next = self.waiting.first_but(queue, node);
         if let Some(next) = next
             && self.allocations[slot].state == State::Recalling
         {
-            let client = self.parked[&self.waiting.nodes[next].seq].client.0;
+            let client = self.parked[&self.waiting.request_of(next)].client.0;
             self.promise(number, next, client);
         }
     }
@@ -483,8 +316,7 @@ impl Core {
             let Some(found) = self.allocations.find(*id) else { continue };
             if found.state == State::Recalling {
                 let number = found.recall;
-                let recall = &self.recalls[number];
-                if recall.promised_to == Some(client.0) && recall.promised_for == NONE {
+                if self.recalls[number].is_promise_free(client.0) {
                     self.free_promise(number);
                 }
             }
@@ -500,28 +332,18 @@ impl Core {
             self.parked.iter().map(|(seq, parked)| (*seq, parked.nodes.to_vec())).collect();
         for (seq, nodes) in parked {
             for node in nodes.into_iter().filter(|node| *node != NONE) {
-                assert_eq!(self.waiting.nodes[node].seq, seq, "an item of another request");
+                assert_eq!(self.waiting.request_of(node), seq, "an item of another request");
                 items += 1;
             }
         }
-        assert_eq!(items, self.waiting.nodes.len(), "items of nobody");
-        let queues: Vec<u32> = self.waiting.queues.iter_from(0).map(|(queue, _)| queue).collect();
-        for queue in queues {
-            let Queue { nodes, fate, is_ready, .. } = self.waiting.queues[queue];
-            let nodes = nodes.checked(&mut NodeLinks(&mut self.waiting.nodes));
-            assert!(!nodes.is_empty(), "a queue without items");
-            items -= nodes.len();
+        for (queue, fate) in self.waiting.checked(items) {
             let found = match fate {
                 Fate::Recalled(slot) => self.recalls[self.allocations[slot].recall].waiting,
                 Fate::Pinned(slot) => self.recalls[self.allocations[slot].recall].pinned,
                 Fate::Interested(slot) => self.allocations[slot].interest,
-                Fate::First | Fate::InTurn | Fate::Answer(..) => {
-                    assert!(is_ready, "a queue that nobody serves");
-                    queue
-                }
+                Fate::First | Fate::InTurn | Fate::Answer(..) => unreachable!("it is ready"),
             };
             assert_eq!(found, queue, "a queue that is not found");
         }
-        assert_eq!(items, 0, "items in queues");
     }
 }
