@@ -171,7 +171,7 @@ impl Clients {
             domain_by_key: FxHashMap::default(),
             subordinate_uids,
             by_user: FxHashMap::default(),
-            jobs: Slots::new(NONE, 1, 0),
+            jobs: Slots::default(),
             job_by_key: FxHashMap::default(),
             dying: VecDeque::new(),
             serials: 0,

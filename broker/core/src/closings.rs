@@ -2,7 +2,7 @@
 //! fd is its domain's alone.
 
 use crate::api::Ticket;
-use crate::slots::{NONE, Slots};
+use crate::slots::Slots;
 use rustc_hash::FxHashMap;
 
 /// An fd in the closers.
@@ -11,24 +11,18 @@ pub struct Closing {
     /// The domain it came from.
     pub domain: u32,
     /// The client charged for its place, by number and serial: once that is gone its domain alone is.
-    /// `None`: it came without a place. [`NONE`] and 0: its domain alone was charged from the beginning.
+    /// `None`: it came without a place. [`crate::slots::NONE`] and 0: its domain alone was charged from the beginning.
     pub client: Option<(u32, u64)>,
     /// Counted among the domain's refused ones: its close may hang.
     pub refused: bool,
 }
 
 /// All of them.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Closings {
     table: Slots<Closing>,
     /// How many places of each client they have, by its serial; 0 is of none.
     places: FxHashMap<u64, u64>,
-}
-
-impl Default for Closings {
-    fn default() -> Self {
-        Closings { table: Slots::new(NONE, 1, 0), places: FxHashMap::default() }
-    }
 }
 
 impl Closings {

@@ -74,7 +74,7 @@ impl Ended {
 }
 
 /// See the module. At most one record of each kind for each fd held, or allocation ended and still leased.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Files {
     files: Slots<Pinned>,
     by_id: FxHashMap<(u32, FileId), u32>,
@@ -85,20 +85,6 @@ pub(crate) struct Files {
     ended: FxHashMap<FileId, Ended>,
     /// The files of ended allocations that are leased, where they are known, by slot.
     ended_of: FxHashMap<u32, FileId>,
-}
-
-impl Default for Files {
-    fn default() -> Self {
-        Files {
-            files: Slots::new(NONE, 1, 0),
-            by_id: FxHashMap::default(),
-            stakes: Slots::new(NONE, 1, 0),
-            by_owner: FxHashMap::default(),
-            slots: BTreeSet::new(),
-            ended: FxHashMap::default(),
-            ended_of: FxHashMap::default(),
-        }
-    }
 }
 
 impl Files {

@@ -112,19 +112,13 @@ struct Holder {
 }
 
 /// All leases. Anybody may read their table.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Leases {
     table: Slots<Lease>,
     /// By client number; `None`: it has never held any.
     holders: Vec<Option<Box<Holder>>>,
     /// Those of ended allocations that the sweep has not reached.
     unswept: u64,
-}
-
-impl Default for Leases {
-    fn default() -> Self {
-        Leases { table: Slots::new(NONE, 1, 0), holders: Vec::new(), unswept: 0 }
-    }
 }
 
 impl Deref for Leases {

@@ -71,7 +71,7 @@ struct Interests {
 }
 
 /// All queues.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Waiting {
     nodes: Slots<Node>,
     queues: Slots<Queue>,
@@ -81,14 +81,6 @@ pub struct Waiting {
     /// Owners that have turned silent, and may have requests that are still to be told. A client may be in it several
     /// times, once for each recall that it has missed.
     silenced: VecDeque<u32>,
-}
-
-impl Default for Waiting {
-    fn default() -> Self {
-        let (nodes, queues) = (Slots::new(NONE, 1, 0), Slots::new(NONE, 1, 0));
-        let (ready, interests, silenced) = Default::default();
-        Waiting { nodes, queues, ready, interests, silenced }
-    }
 }
 
 impl Waiting {

@@ -50,17 +50,11 @@ impl Flat for Recall {
 }
 
 /// All recalls. Anybody may read their table.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Recalls {
     table: Slots<Recall>,
     /// How many each owner misses, by its number; never 0.
     overdue: FxHashMap<u32, u32>,
-}
-
-impl Default for Recalls {
-    fn default() -> Self {
-        Recalls { table: Slots::new(NONE, 1, 0), overdue: FxHashMap::default() }
-    }
 }
 
 impl Deref for Recalls {

@@ -178,13 +178,8 @@ impl Flat for Job {
 
 impl Flat for Client {
     fn flat(&self) -> Self {
-        let Client { serial, domain, job, pid, key, gid, .. } = *self;
-        let Client { welcome, gone, silent, sendable, own_fds, keeps_asked, .. } = *self;
-        let Client { most_held, credits, credit_waited_for, credits_taken, .. } = *self;
-        let (groups, new) = (self.groups.clone(), Client::new(serial, domain, job, pid));
-        let new = Client { key, gid, groups, welcome, gone, silent, sendable, ..new };
-        let new = Client { own_fds, most_held, keeps_asked, ..new };
-        Client { credits, credit_waited_for, credits_taken, ..new }
+        let (scope, act, parked) = Default::default();
+        Client { scope, act, parked, ..self.clone() }
     }
 }
 

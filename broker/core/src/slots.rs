@@ -42,6 +42,13 @@ pub trait Flat {
     fn flat(&self) -> Self;
 }
 
+impl<T> Default for Slots<T> {
+    /// As many as there is memory for, each used again at once.
+    fn default() -> Self {
+        Slots::new(NONE, 1, 0)
+    }
+}
+
 impl<T> SavedSlots<T> {
     /// Slots ever used.
     pub fn slots(&self) -> u32 {
