@@ -7,7 +7,8 @@ use crate::kernel;
 use crate::kernel::KernelFeatures;
 use crate::limits::{ADMIN_IDLE, ADMIN_TURN, MAX_ADMIN_CONNECTIONS, MAX_ADMIN_WATCHES};
 use crate::node::listeners::Listener;
-use fdbroker_core::{Note, Now};
+use fdbroker_core::{JobKey, Note, Now};
+use fdbroker_protocol::admin::EventRecord;
 use fdbroker_scm::ReceivedFds;
 use fdbroker_scm::{RecvError, SendError};
 use nix::errno::Errno;
@@ -313,9 +314,10 @@ impl AdminSide {
         self.connections.get_mut(index)?.watch.as_deref_mut()
     }
 
-    /// What all watchers are to be told.
-    pub fn watches(&mut self) -> impl Iterator<Item = &mut Watch> {
-        self.connections.iter_mut().filter_map(|(_, connection)| connection.watch.as_deref_mut())
+    /// All watchers are told of an event; `job`: that of its client.
+    pub fn tell(&mut self, event: &EventRecord, job: Option<JobKey>) {
+        let all = self.connections.iter_mut();
+        all.filter_map(|(_, it)| it.watch.as_deref_mut()).for_each(|watch| watch.offer(event, job));
     }
 
     /// Notes whether there are watchers, and says so.

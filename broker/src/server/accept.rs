@@ -9,6 +9,7 @@ use crate::kernel;
 use crate::limits::{
     ACCEPTS_PER_CHORE, EXPIRIES_PER_WAKE, PEER_GROUPS, REFUSED_FDS_PER_UID, TURNED_AWAY_PER_CHORE,
 };
+use crate::node::namespace::Namespace;
 use crate::readiness::Source;
 use crate::readiness::register;
 use crate::server::parts::Server;
@@ -73,9 +74,10 @@ impl Server {
         let (domain, pid) = (connection.domain, connection.pid);
         let Some(socket) = &self.connections[number].socket else { return self.forget(number) };
         let registered = register(&self.poll, socket.as_fd(), Source::Main(number));
-        let gid =
-            getsockopt(socket, PeerCredentials).map_or(NO_GROUP, |peer| self.group(peer.gid()));
-        let groups = self.groups(socket.as_fd());
+        let namespace = self.node.namespace();
+        let gid = getsockopt(socket, PeerCredentials)
+            .map_or(NO_GROUP, |peer| known_group(namespace, peer.gid()));
+        let groups = other_groups(namespace, socket.as_fd());
         let peer = Peer { domain, job: process.job, pid, gid, groups: &groups };
         self.step(Input::Connect { client, peer });
         if let Err(error) = registered {
@@ -91,21 +93,6 @@ impl Server {
         for (number, serial) in unknown {
             self.take_in(number, serial, Process::default());
         }
-    }
-
-    /// A group that allocations may be shared with; one that this namespace does not know is no group.
-    fn group(&self, gid: u32) -> u32 {
-        if self.node.namespace().hides_group(gid) { NO_GROUP } else { gid }
-    }
-
-    /// The other groups of the process at the other end.
-    fn groups(&self, socket: BorrowedFd<'_>) -> Vec<u32> {
-        let mut groups = kernel::peer_groups(socket, PEER_GROUPS).unwrap_or_else(|error| {
-            log::warn!("a client's groups beside its first do not count: {error}");
-            Vec::new()
-        });
-        groups.retain(|gid| !self.node.namespace().hides_group(*gid));
-        groups
     }
 
     fn check_peer(&self, domain: DomainKey) -> Result<(), Status> {
@@ -169,4 +156,19 @@ impl Server {
             }
         }
     }
+}
+
+/// A group that allocations may be shared with; one that this namespace does not know is no group.
+fn known_group(namespace: Namespace, gid: u32) -> u32 {
+    if namespace.hides_group(gid) { NO_GROUP } else { gid }
+}
+
+/// The other groups of the process at the other end.
+fn other_groups(namespace: Namespace, socket: BorrowedFd<'_>) -> Vec<u32> {
+    let mut groups = kernel::peer_groups(socket, PEER_GROUPS).unwrap_or_else(|error| {
+        log::warn!("a client's groups beside its first do not count: {error}");
+        Vec::new()
+    });
+    groups.retain(|gid| !namespace.hides_group(*gid));
+    groups
 }

@@ -3,6 +3,7 @@
 //! the other broker could still need.
 
 use crate::clients::connection::{Blocked, Connection, HelloReply, Phase, Unread, client_id};
+use crate::clients::connections::Connections;
 use crate::clients::handshakes::Handshake;
 use crate::clients::metrics::Metrics;
 use crate::fds::files::Files;
@@ -128,7 +129,8 @@ impl Server {
 
     /// Takes over connections and fds. Nothing is read, written or told to anybody yet.
     pub(crate) fn go_on(&mut self, arrived: &mut Arrived) -> Result<(), RefusedState> {
-        self.check_numbers(&arrived.state)?;
+        let most = self.settings.most_connections as usize;
+        check_numbers(&arrived.state, most, self.node.page().slots())?;
         self.waits.restore(Now(arrived.state.started_us), arrived.state.metrics);
         self.former_places = std::mem::take(&mut arrived.state.listeners);
         self.former_places.push(std::mem::take(&mut arrived.state.admin));
@@ -154,88 +156,13 @@ impl Server {
         // Also after an error: this thread must not close the fds that they have so far.
         self.connections.restore(connections, arrived.state.next_serial, handshakes);
         result?;
-        self.check_against_core()?;
+        check_against_core(&self.core, &mut self.connections, &self.fds)?;
         let indices: Vec<usize> = self.connections.iter().map(|(index, _)| index).collect();
         for index in indices {
             self.restore_place(index)
                 .map_err(|source| RefusedState::Os { what: "watch a client", source })?;
         }
         Ok(())
-    }
-
-    /// Checks, before anything else, the numbers by which memory is allocated or tables are indexed.
-    fn check_numbers(&self, state: &State) -> Result<(), RefusedState> {
-        let (found, most) = (state.connections.len(), self.settings.most_connections as usize);
-        if found > most {
-            return Err(RefusedState::Clients { found, most });
-        }
-        if state.next_serial > MOST_SERIALS {
-            return Err(broken("too large a serial number", state.next_serial));
-        }
-        let mut indices = HashSet::new();
-        for saved in &state.connections {
-            let index = saved.index as usize;
-            if index >= MOST_NUMBERS || !indices.insert(index) {
-                return Err(broken("too large a number or two connections with it:", index as u64));
-            }
-            if saved.serial > state.next_serial {
-                return Err(broken("too large a serial number", saved.serial));
-            }
-            if saved.unread_fds.max(saved.unread_messages.into()) > MAX_TABLE_FDS {
-                return Err(broken("too much is unread of client", saved.index.into()));
-            }
-        }
-        match state.slots.iter().find(|saved| saved.slot >= self.node.page().slots()) {
-            Some(saved) => Err(broken("no place in the page for slot", saved.slot.into())),
-            None => Ok(()),
-        }
-    }
-
-    /// Core and daemon must agree on the clients and on the fds that are held.
-    fn check_against_core(&mut self) -> Result<(), RefusedState> {
-        let known: Vec<_> = self.core.clients(0).map(|view| (view.id, view.gone)).collect();
-        for (client, gone) in &known {
-            let connection = self.connections.get(client.0 as usize);
-            let is_there = match connection {
-                None => false,
-                Some(connection) if *gone => !connection.is_forgotten,
-                Some(connection) => connection.phase != Phase::Gone,
-            };
-            if !is_there {
-                return Err(broken("no connection of client", client.0.into()));
-            }
-        }
-        let known: HashSet<_> = known.into_iter().map(|(id, _)| id).collect();
-        let mut left = Vec::new();
-        for (index, connection) in &mut self.connections {
-            if known.contains(&client_id(index)) {
-                continue;
-            }
-            if connection.phase != Phase::Gone {
-                return Err(broken("nothing is known of client", index as u64));
-            }
-            // Torn down already; only what lies unread may be left of it.
-            connection.is_forgotten = true;
-            if connection.lingering.is_none() {
-                left.push(index);
-            }
-        }
-        for index in left {
-            self.connections.remove(index);
-        }
-        let is_held = |state| matches!(state, AllocationState::Held | AllocationState::Resident);
-        let held = self.core.allocations(0).filter(|view| is_held(view.state));
-        let mut count = 0;
-        for view in held {
-            count += 1;
-            if self.fds.held(view.id.slot).is_none() {
-                return Err(broken("no fd of slot", view.id.slot.into()));
-            }
-        }
-        match self.fds.slots().filter(|(_, _, fd)| fd.is_some()).count() == count {
-            true => Ok(()),
-            false => Err(broken("more fds than allocations", count as u64)),
-        }
     }
 
     /// Watches one connection's fds and puts it into the lists that it belongs to.
@@ -308,5 +235,84 @@ impl Connection {
         self.pending = saved.pending.into();
         self.pending_event = saved.pending_event;
         Ok(())
+    }
+}
+
+/// Checks, before anything else, the numbers by which memory is allocated or tables are indexed.
+fn check_numbers(state: &State, most: usize, slots: u32) -> Result<(), RefusedState> {
+    let found = state.connections.len();
+    if found > most {
+        return Err(RefusedState::Clients { found, most });
+    }
+    if state.next_serial > MOST_SERIALS {
+        return Err(broken("too large a serial number", state.next_serial));
+    }
+    let mut indices = HashSet::new();
+    for saved in &state.connections {
+        let index = saved.index as usize;
+        if index >= MOST_NUMBERS || !indices.insert(index) {
+            return Err(broken("too large a number or two connections with it:", index as u64));
+        }
+        if saved.serial > state.next_serial {
+            return Err(broken("too large a serial number", saved.serial));
+        }
+        if saved.unread_fds.max(saved.unread_messages.into()) > MAX_TABLE_FDS {
+            return Err(broken("too much is unread of client", saved.index.into()));
+        }
+    }
+    match state.slots.iter().find(|saved| saved.slot >= slots) {
+        Some(saved) => Err(broken("no place in the page for slot", saved.slot.into())),
+        None => Ok(()),
+    }
+}
+
+/// Core and daemon must agree on the clients and on the fds that are held.
+fn check_against_core(
+    core: &Core,
+    connections: &mut Connections,
+    fds: &FdTable,
+) -> Result<(), RefusedState> {
+    let known: Vec<_> = core.clients(0).map(|view| (view.id, view.gone)).collect();
+    for (client, gone) in &known {
+        let connection = connections.get(client.0 as usize);
+        let is_there = match connection {
+            None => false,
+            Some(connection) if *gone => !connection.is_forgotten,
+            Some(connection) => connection.phase != Phase::Gone,
+        };
+        if !is_there {
+            return Err(broken("no connection of client", client.0.into()));
+        }
+    }
+    let known: HashSet<_> = known.into_iter().map(|(id, _)| id).collect();
+    let mut left = Vec::new();
+    for (index, connection) in &mut *connections {
+        if known.contains(&client_id(index)) {
+            continue;
+        }
+        if connection.phase != Phase::Gone {
+            return Err(broken("nothing is known of client", index as u64));
+        }
+        // Torn down already; only what lies unread may be left of it.
+        connection.is_forgotten = true;
+        if connection.lingering.is_none() {
+            left.push(index);
+        }
+    }
+    for index in left {
+        connections.remove(index);
+    }
+    let is_held = |state| matches!(state, AllocationState::Held | AllocationState::Resident);
+    let held = core.allocations(0).filter(|view| is_held(view.state));
+    let mut count = 0;
+    for view in held {
+        count += 1;
+        if fds.held(view.id.slot).is_none() {
+            return Err(broken("no fd of slot", view.id.slot.into()));
+        }
+    }
+    match fds.slots().filter(|(_, _, fd)| fd.is_some()).count() == count {
+        true => Ok(()),
+        false => Err(broken("more fds than allocations", count as u64)),
     }
 }

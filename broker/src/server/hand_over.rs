@@ -54,7 +54,8 @@ impl Server {
         else {
             return;
         };
-        if let Err(status) = self.check_successor(&socket, format) {
+        let has_store = self.service.manager().has_store();
+        if let Err(status) = check_successor(&socket, format, has_store) {
             let bytes = self.writer.failed(1, status);
             let _ = fdbroker_scm::send(socket.as_fd(), bytes, &[]);
             return;
@@ -72,21 +73,6 @@ impl Server {
                 let _ = fdbroker_scm::send(socket.as_fd(), bytes, &[]);
                 self.admin.end(index);
             }
-        }
-    }
-
-    fn check_successor(&self, socket: &OwnedFd, format: u64) -> Result<(), Status> {
-        let us = nix::unistd::geteuid().as_raw();
-        let them = getsockopt(socket, PeerCredentials).map(|peer| peer.uid());
-        if !them.is_ok_and(|uid| uid == us || uid == 0) {
-            return Err(ErrorCode::NotPermitted.into());
-        }
-        if self.service.manager().has_store() {
-            return Err(ErrorCode::Again.into());
-        }
-        match format == u64::from(FORMAT) {
-            true => Ok(()),
-            false => Err(Status::with_value(ErrorCode::NotSupported, FORMAT.into())),
         }
     }
 
@@ -113,5 +99,21 @@ impl Server {
                 Err(format!("it has died ({answer:?})"))
             }
         }
+    }
+}
+
+/// Whether a successor may take over that reads this format; `has_store`: the service manager starts the next broker.
+fn check_successor(socket: &OwnedFd, format: u64, has_store: bool) -> Result<(), Status> {
+    let us = nix::unistd::geteuid().as_raw();
+    let them = getsockopt(socket, PeerCredentials).map(|peer| peer.uid());
+    if !them.is_ok_and(|uid| uid == us || uid == 0) {
+        return Err(ErrorCode::NotPermitted.into());
+    }
+    if has_store {
+        return Err(ErrorCode::Again.into());
+    }
+    match format == u64::from(FORMAT) {
+        true => Ok(()),
+        false => Err(Status::with_value(ErrorCode::NotSupported, FORMAT.into())),
     }
 }

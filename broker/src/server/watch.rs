@@ -3,7 +3,7 @@
 use crate::admin::chosen::Chosen;
 use crate::admin::watch::{Watch, event, lost_event, unix_us};
 use crate::server::parts::Server;
-use fdbroker_core::{ClientId, Granted, JobKey, Note};
+use fdbroker_core::{ClientId, Granted, Note};
 use fdbroker_protocol::admin::{EventKind, EventRecord};
 use fdbroker_protocol::{Kind, Status};
 
@@ -29,10 +29,10 @@ impl Server {
             let unix_us = unix_us();
             for note in notes.drain(..) {
                 let name = self.view().name_of(note.client);
-                self.tell(&EventRecord { name, ..event(&note, unix_us) }, note.job);
+                self.admin.tell(&EventRecord { name, ..event(&note, unix_us) }, note.job);
             }
             if lost > 0 {
-                self.tell(&lost_event(lost, unix_us), None);
+                self.admin.tell(&lost_event(lost, unix_us), None);
             }
         }
         self.admin.keep_notes(notes);
@@ -54,12 +54,8 @@ impl Server {
                 size_bytes: grant.size_bytes,
                 status: Status::OK,
             };
-            self.tell(&EventRecord { name, ..event(&note, unix_us) }, job);
+            self.admin.tell(&EventRecord { name, ..event(&note, unix_us) }, job);
         }
-    }
-
-    fn tell(&mut self, event: &EventRecord, job: Option<JobKey>) {
-        self.admin.watches().for_each(|watch| watch.offer(event, job));
     }
 
     /// One message of events for a watcher; `false`: the connection is to end.
