@@ -12,7 +12,7 @@ use crate::world::Reply;
 use fdbroker_core::{
     Caps, Config, Deposit, File, FileId, Lane, LeaseId, Now, Supply, Wanted, limits,
 };
-use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH, Resource, Scope, Status};
+use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH, MemoryKind, Resource, Scope, Status};
 
 type Scenario = fn(&mut Rig) -> Check;
 
@@ -45,6 +45,7 @@ pub const ALL: &[(&str, Scenario)] = named! {
     eviction_when_for_a_request_then_not_of_what_it_wants
     bytes_when_the_share_is_used_up_then_refused_and_others_find_some
     eviction_when_for_bytes_then_of_a_file_with_all_its_ranges
+    eviction_when_the_node_is_short_of_fds_then_its_last_one_of_cuda_goes_last
     revoked_when_more_than_a_message_holds_then_several_messages
     batch_when_253_with_bad_handles_then_each_is_answered
     own_fds_when_the_share_is_used_up_then_refused_and_others_get_in
@@ -629,6 +630,22 @@ fn bytes_when_the_share_is_used_up_then_refused_and_others_find_some(rig: &mut R
     };
     ensure!(!items[0].status.is_ok(), "more than eight times what is free");
     rig.register(other, &[pinning(1, 4)])?;
+    rig.end()
+}
+
+fn eviction_when_the_node_is_short_of_fds_then_its_last_one_of_cuda_goes_last(
+    rig: &mut Rig,
+) -> Check {
+    rig.begin(|config| {
+        config.node.held_fds = 4;
+        config.base_credits = 0;
+        config.max_credits = 1;
+    });
+    let owner = rig.client()?;
+    let cuda = Deposit { kind: MemoryKind::CudaVmm, ..deposit(1_000_000) };
+    let anchor = rig.register(owner, &[cuda])?[0];
+    let others = rig.register_new(owner, 8)?;
+    ensure!(rig.is_held(anchor) && !rig.is_held(others[4]), "it does not go last");
     rig.end()
 }
 

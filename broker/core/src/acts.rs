@@ -94,7 +94,7 @@ impl Core {
         }
         let mut evicted = 0;
         while evicted < DRAINED_PER_STEP
-            && let Some(slot) = self.victim(ScopeId::NODE)
+            && let Some(slot) = self.victim(ScopeId::NODE, false)
         {
             self.evict(slot, fx);
             evicted += 1;

@@ -70,6 +70,11 @@ impl Traits {
         MemoryKind::from_number(kind).is_some() && Share::from_number(share).is_some()
     }
 
+    /// Whether it is CUDA memory. Also asked of saved data that is not checked yet.
+    pub fn is_of_cuda(self) -> bool {
+        MemoryKind::from_number(self.0 & 3).is_some_and(MemoryKind::is_for_cuda)
+    }
+
     /// What kind of memory it is.
     pub fn kind(self) -> MemoryKind {
         MemoryKind::from_number(self.0 & 3).expect("of a deposit")
@@ -180,6 +185,11 @@ impl Allocation {
     /// Whether the broker has its fd.
     pub fn is_held(&self) -> bool {
         matches!(self.state, State::Held | State::Resident)
+    }
+
+    /// Whether that is an fd of CUDA memory.
+    pub fn is_held_cuda(&self) -> bool {
+        self.is_held() && self.traits.is_of_cuda()
     }
 
     /// Whether it counts among those that outlive their owner.

@@ -43,8 +43,9 @@ pub struct Registry {
     driver_data: BTreeMap<u32, DriverData>,
     /// Kept ones without an owner, by slot; each counted by the job that has left it.
     orphans: BTreeMap<u32, Orphan>,
-    /// Fds of allocations that the broker has.
+    /// Fds of allocations that the broker has; and of these, those of CUDA memory.
     held: u64,
+    held_of_cuda: u64,
     /// Of the order of eviction.
     clock: Clock,
     /// Ended ones with leases whose holders are still to be charged and told.
@@ -81,14 +82,21 @@ impl Registry {
 
     fn of(table: Slots<Allocation>) -> Self {
         let held = table.iter_from(0).filter(|(_, it)| it.is_held()).count() as u64;
+        let of_cuda = table.iter_from(0).filter(|(_, it)| it.is_held_cuda());
+        let held_of_cuda = of_cuda.count() as u64;
         let (owners, driver_data, orphans) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
         let (clock, ending) = (Clock::default(), Rounds::default());
-        Registry { table, owners, driver_data, orphans, held, clock, ending }
+        Registry { table, owners, driver_data, orphans, held, held_of_cuda, clock, ending }
     }
 
     /// Fds of allocations that the broker has.
     pub fn held(&self) -> u64 {
         self.held
+    }
+
+    /// Whether its fd is the only one of CUDA memory that the broker has.
+    pub fn is_last_of_cuda(&self, slot: u32) -> bool {
+        self.held_of_cuda == 1 && self.table[slot].is_held_cuda()
     }
 
     /// The allocation of an id, ended or not, if its slot is not free or another one's.
@@ -111,6 +119,7 @@ impl Registry {
     /// A new allocation with an owner, where there is room for one.
     pub fn insert(&mut self, allocation: Allocation, data: Option<DriverData>) -> AllocationId {
         self.held += u64::from(allocation.is_held());
+        self.held_of_cuda += u64::from(allocation.is_held_cuda());
         let (slot, generation) = self.table.insert(allocation).expect("has_room said so");
         self.set_driver_data(slot, data);
         self.enter(slot);
@@ -122,6 +131,7 @@ impl Registry {
         let former = std::mem::replace(&mut self.table[slot], new);
         assert!(former.owner == NONE && !former.is_held(), "slot {slot} waits for nobody");
         self.held += u64::from(self.table[slot].is_held());
+        self.held_of_cuda += u64::from(self.table[slot].is_held_cuda());
         self.set_driver_data(slot, data);
         if self.table[slot].owner != NONE {
             self.enter(slot);
@@ -131,9 +141,11 @@ impl Registry {
     /// Where the fd is now.
     pub fn set_state(&mut self, slot: u32, state: State) {
         let allocation = &mut self.table[slot];
-        let was_held = allocation.is_held();
+        self.held -= u64::from(allocation.is_held());
+        self.held_of_cuda -= u64::from(allocation.is_held_cuda());
         allocation.state = state;
-        self.held = self.held - u64::from(was_held) + u64::from(allocation.is_held());
+        self.held += u64::from(allocation.is_held());
+        self.held_of_cuda += u64::from(allocation.is_held_cuda());
     }
 
     /// A live allocation ends; it stays at its owner, but for its address.
@@ -523,7 +535,8 @@ impl Registry {
 
     /// Asserts that every allocation is where it is looked for, and nothing else is there.
     pub fn check(&mut self) {
-        let (mut owned, mut addresses, mut held, mut has_data) = (0, 0, 0, 0);
+        let (mut owned, mut addresses, mut has_data) = (0, 0, 0);
+        let (mut held, mut held_of_cuda) = (0, 0);
         for (slot, allocation) in self.table.iter_from(0) {
             let Allocation { owner, device, base, .. } = *allocation;
             owned += usize::from(owner != NONE);
@@ -533,12 +546,14 @@ impl Registry {
                 addresses += 1;
             }
             held += u64::from(allocation.is_held());
+            held_of_cuda += u64::from(allocation.is_held_cuda());
             has_data += usize::from(self.driver_data(slot).is_some());
             let evictable = allocation.state == State::Held && allocation.recall == NONE;
             let is_in = allocation.is_held() && allocation.is_in(AllocationList::Lru);
             assert_eq!(is_in, evictable, "invariant 5: slot {slot} may be evicted");
         }
-        assert_eq!(held, self.held, "invariant 4: fds held");
+        let counted = (self.held, self.held_of_cuda);
+        assert_eq!((held, held_of_cuda), counted, "invariant 4: fds held");
         assert_eq!(has_data, self.driver_data.len(), "driver data of nobody");
         for (number, owner) in (0..).zip(&self.owners) {
             let Some(Owner { all, evictable, recalls, drained, by_base }) = owner.as_deref() else {
