@@ -5,7 +5,7 @@ use crate::books::one_way::{OneWay, Unregister};
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Drained, Export, Registration};
 use crate::error::Error;
-use crate::limits::MAX_CREDITS_WANTED;
+use crate::limits::{MAX_CREDITS_WANTED, ROW_CREDITS};
 use crate::requests::acquire::is_final;
 use crate::wire::call::{Call, Reply, check_count};
 use crate::wire::connection::Connection;
@@ -50,7 +50,7 @@ fn register_some(
     results: &mut Registrations,
 ) -> Result<(), Error> {
     let left = batch.deposits.len() - results.len();
-    let claimed = claim(connection, left, deadline)?;
+    let Claimed { count: claimed, row } = claim(connection, left, deadline)?;
     let until = deadline.given_up_at();
     let places = match batch.fresh {
         false => None,
@@ -91,7 +91,10 @@ fn register_some(
     connection.common.holdings.supersede(sent.iter().map(|index| &batch.deposits[*index]));
     let mut open: Vec<(usize, BorrowedFd<'_>)> =
         sent.into_iter().zip(exports.iter().map(AsFd::as_fd)).collect();
-    let follow = batch.deposits.len() - results.len();
+    let follow = match batch.deposits.len() {
+        1 => row,
+        all => all - results.len(),
+    };
     let mut request = Request { deposits: batch.deposits, sent: &open, follow, deadline };
     let outcome = loop {
         match request.make(connection) {
@@ -115,7 +118,7 @@ fn register_some(
             break Ok(());
         }
         let again = match claim(connection, open.len(), deadline) {
-            Ok(claimed) => claimed,
+            Ok(claimed) => claimed.count,
             Err(error) => break Err(error),
         };
         request = Request { deposits: batch.deposits, sent: &open[..again], follow, deadline };
@@ -127,8 +130,16 @@ fn register_some(
     outcome
 }
 
+/// Credits for a message.
+struct Claimed {
+    count: usize,
+    /// Deposits that will most likely follow if the program registers one by one.
+    row: usize,
+}
+
 /// Claims 1 to `wanted` credits (at most one message's), asking the broker when there are none.
-fn claim(connection: &Connection, wanted: usize, deadline: Deadline) -> Result<usize, Error> {
+fn claim(connection: &Connection, wanted: usize, deadline: Deadline) -> Result<Claimed, Error> {
+    let mut row = 0;
     let most = wanted.min(connection.facts.max_batch);
     let most = u32::try_from(most).expect("at most 253");
     loop {
@@ -137,13 +148,14 @@ fn claim(connection: &Connection, wanted: usize, deadline: Deadline) -> Result<u
             (claim != Claim::TimedOut).then_some(claim)
         });
         match claimed.unwrap_or(Claim::TimedOut) {
-            Claim::Granted(claimed) => return Ok(claimed as usize),
+            Claim::Granted(count) => return Ok(Claimed { count: count as usize, row }),
             Claim::Closed => return Err(connection.lost("register")),
             Claim::TimedOut => {
                 let context = "register: waited for the credits of other threads";
                 return Err(Error::timed_out(context));
             }
-            Claim::Ask => {
+            Claim::Ask { in_a_row } => {
+                row = if in_a_row { ROW_CREDITS } else { 0 };
                 let asked = ask_for_credit(connection, wanted, deadline);
                 connection.credits.asked();
                 match asked {

@@ -1,15 +1,18 @@
 //! Deposit credits: how many fds this client may send before the broker has made room for more.
 //! Must never send an fd beyond the credit: the broker would end the connection.
 
+use crate::limits::ROW_GAP;
 use crate::sync::{lock, wait_until};
 use std::sync::{Condvar, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The credits of one connection, shared by its threads.
 #[derive(Debug)]
 pub(crate) struct Credits {
     state: Mutex<State>,
     changed: Condvar,
+    /// Deposits with no more time between them come in a row.
+    row_gap: Duration,
 }
 
 #[derive(Debug)]
@@ -23,6 +26,8 @@ struct State {
     waiting: u32,
     /// A thread is asking the broker for credit.
     asking: bool,
+    /// When fds were answered for last.
+    answered_at: Option<Instant>,
     closed: bool,
 }
 
@@ -31,8 +36,9 @@ struct State {
 pub(crate) enum Claim {
     /// Send so many fds; then `answered`, `failed` or `give_back`.
     Granted(u32),
-    /// Ask the broker (a register of 0 items), then call `asked`, then claim again.
-    Ask,
+    /// Ask the broker (a register of 0 items), then call `asked`, then claim again. `in_a_row`: fds were answered for a moment ago,
+    /// so more will most likely follow.
+    Ask { in_a_row: bool },
     /// Time is over.
     TimedOut,
     /// The connection is lost.
@@ -41,9 +47,10 @@ pub(crate) enum Claim {
 
 impl Credits {
     pub fn new(granted: u32) -> Self {
-        let state =
-            State { available: granted, in_flight: 0, waiting: 0, asking: false, closed: false };
-        Credits { state: Mutex::new(state), changed: Condvar::new() }
+        let (available, in_flight, waiting) = (granted, 0, 0);
+        let (asking, answered_at, closed) = (false, None, false);
+        let state = State { available, in_flight, waiting, asking, answered_at, closed };
+        Credits { state: Mutex::new(state), changed: Condvar::new(), row_gap: ROW_GAP }
     }
 
     /// Claims 1 to `wanted` credits, waiting until `until` while answers or another asker may bring some.
@@ -61,7 +68,8 @@ impl Credits {
             }
             if state.in_flight == 0 && !state.asking {
                 state.asking = true;
-                return Claim::Ask;
+                let in_a_row = state.answered_at.is_some_and(|at| at.elapsed() < self.row_gap);
+                return Claim::Ask { in_a_row };
             }
             if Instant::now() >= until {
                 return Claim::TimedOut;
@@ -83,6 +91,9 @@ impl Credits {
         self.change(|state| {
             state.in_flight = state.in_flight.saturating_sub(sent);
             state.available = granted.saturating_sub(state.in_flight);
+            if sent > 0 {
+                state.answered_at = Some(Instant::now());
+            }
         });
     }
 
@@ -117,7 +128,6 @@ impl Credits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     fn soon() -> Instant {
         Instant::now() + Duration::from_millis(20)
@@ -141,9 +151,22 @@ mod tests {
     }
 
     #[test]
+    fn claim_when_deposits_come_in_a_row_then_it_says_so() {
+        let credits = |row_gap| Credits { row_gap, ..Credits::new(1) };
+        let claim_after_one = |credits: &Credits| {
+            assert_eq!(credits.claim(1, soon()), Claim::Granted(1));
+            credits.answered(1, 0);
+            credits.claim(1, soon())
+        };
+        let (in_a_row, alone) = (credits(Duration::MAX), credits(Duration::ZERO));
+        assert_eq!(claim_after_one(&in_a_row), Claim::Ask { in_a_row: true });
+        assert_eq!(claim_after_one(&alone), Claim::Ask { in_a_row: false });
+    }
+
+    #[test]
     fn claim_when_none_and_nothing_in_flight_then_one_asks_and_others_wait() {
         let credits = Credits::new(0);
-        assert_eq!(credits.claim(1, soon()), Claim::Ask);
+        assert_eq!(credits.claim(1, soon()), Claim::Ask { in_a_row: false });
         assert_eq!(credits.claim(1, soon()), Claim::TimedOut);
         credits.answered(0, 5);
         credits.asked();
