@@ -103,7 +103,7 @@ pub const PAGE_RESERVED_SLOTS: u32 = 16 << 20;
 /// in the broker that others could use meanwhile.
 pub const MAX_CREDITS_WANTED: u32 = 1024;
 
-/// How many deposits are announced when one had to ask for its credit and came right after another, within [`ROW_GAP`]: the broker
+/// How many deposits are announced when one with a virtual fd had to ask for its credit and came right after another, within [`ROW_GAP`]: the broker
 /// then makes room for all of them at once, and not for each while it waits. A cap of 256 has thirty-two times as many.
 pub const ROW_CREDITS: usize = 8;
 pub const ROW_GAP: Duration = Duration::from_millis(2);

@@ -34,7 +34,9 @@ impl Model {
         };
         ensure!(of == client.0, "fds ahead for client {}, asked for by {of}", client.0);
         let state = self.client(of)?;
-        ensure!(state.phase == Phase::Active, "fds ahead for a client that is not let in");
+        // One that has been disconnected is served until the daemon reports its end.
+        let is_in = matches!(state.phase, Phase::Active | Phase::Dropped);
+        ensure!(is_in, "fds ahead for a client that is not let in");
         ensure!(state.sendable, "fds ahead for client {of}, which has no room for a message");
         ensure!(!items.is_empty(), "no fds ahead, and a message");
         ensure!(items.len() <= AHEAD_FDS, "{} fds ahead", items.len());

@@ -91,9 +91,10 @@ fn register_some(
     connection.common.holdings.supersede(sent.iter().map(|index| &batch.deposits[*index]));
     let mut open: Vec<(usize, BorrowedFd<'_>)> =
         sent.into_iter().zip(exports.iter().map(AsFd::as_fd)).collect();
-    let follow = match batch.deposits.len() {
-        1 => row,
-        all => all - results.len(),
+    let follow = match batch.deposits {
+        // A program under a layer cannot say how many it will export.
+        [one] if one.virtual_fd => row,
+        all => all.len() - results.len(),
     };
     let mut request = Request { deposits: batch.deposits, sent: &open, follow, deadline };
     let outcome = loop {
@@ -133,7 +134,7 @@ fn register_some(
 /// Credits for a message.
 struct Claimed {
     count: usize,
-    /// Deposits that will most likely follow if the program registers one by one.
+    /// Deposits that will most likely follow if the program exports one by one.
     row: usize,
 }
 
