@@ -6,8 +6,8 @@ use crate::allocation::{Allocation, State};
 use crate::api::{ClientId, Effect, Effects, Granted, LeaseId, Now, RequestId, Wanted};
 use crate::ledger::{Blocked, Charge, FOR_HELD, FOR_LEASE};
 use crate::limits::PLACES_AT_ONCE;
+use crate::parked::{Parked, Wait, Wish};
 use crate::rooms::items_of;
-use crate::state::{Parked, Wait, Wish};
 use fdbroker_protocol::{ErrorCode, MemoryKind, Resource, Scope, Status};
 
 /// What one item of an acquire comes to.

@@ -17,7 +17,7 @@ pub struct Closing {
     pub refused: bool,
 }
 
-/// All of them.
+/// The table of fds in the closers, by ticket, and the places that they take.
 #[derive(Debug, Default)]
 pub struct Closings {
     table: Slots<Closing>,
@@ -34,7 +34,7 @@ impl Closings {
         Ticket(self.table.insert(closing).expect("fds are fewer than slots").0)
     }
 
-    /// It is closed; `None`: there is none of this ticket.
+    /// The fd of a ticket is closed; `None`: there is none.
     pub fn end(&mut self, ticket: Ticket) -> Option<Closing> {
         self.get(ticket)?;
         let closing = self.table.remove(ticket.0);
@@ -63,12 +63,12 @@ impl Closings {
         self.places.remove(&serial).unwrap_or(0)
     }
 
-    /// How many there are.
+    /// How many fds are in the closers.
     pub fn len(&self) -> usize {
         self.table.len()
     }
 
-    /// All of them: as much work as there are.
+    /// All fds in the closers: as much work as there are.
     pub fn iter(&self) -> impl Iterator<Item = &Closing> {
         self.table.iter_from(0).map(|(_, closing)| closing)
     }

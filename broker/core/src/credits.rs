@@ -5,7 +5,7 @@ use crate::Core;
 use crate::acquire::Turn;
 use crate::api::{ClientId, Effects, Now, RequestId};
 use crate::ledger::{Blocked, Charge, FOR_CREDIT};
-use crate::state::{Parked, Wait, Wish};
+use crate::parked::{Parked, Wait, Wish};
 use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
 
 /// What a client is charged with for so many credits.

@@ -14,8 +14,8 @@ use crate::ledger::{Blocked, ScopeId};
 use crate::limits::{
     LISTENERS_WOKEN_PER_LOOK, LOOKS_PER_TURN, PARKED_ITEMS_PER_STEP, PARKED_LOOKS_PER_STEP,
 };
+use crate::parked::Wait;
 use crate::slots::NONE;
-use crate::state::Wait;
 use crate::work::visit;
 use fdbroker_protocol::Resource;
 

@@ -26,11 +26,11 @@ struct Pinned {
     /// What the first of `stakes` pays for, bytes.
     bytes: u64,
     stakes: List,
-    /// Allocations.
+    /// Allocations of which the broker holds an fd of this file.
     ranges: u32,
-    /// Of these, those in the order of eviction.
+    /// How many of these are in the order of eviction.
     evictable: u32,
-    /// Of these, those that are never evicted: while there is one, the memory cannot be had back.
+    /// How many of these are never evicted: while there is one, the memory cannot be had back.
     resident: u32,
 }
 
@@ -111,7 +111,7 @@ impl Files {
         [former, file.resident_bytes()]
     }
 
-    /// It is none any more.
+    /// A slot is a range of the file no more; gives the same.
     fn leave(&mut self, file: u32, slot: u32, is_resident: bool) -> [u64; 2] {
         self.slots.remove(&(file, slot));
         let file = &mut self.files[file];
@@ -442,8 +442,8 @@ impl Core {
         true
     }
 
-    /// Asserts that the stakes are those of what is held; and gives who pays how much: client or [`NONE`], domain, bytes, and
-    /// how many of these cannot be had back.
+    /// Asserts that each held range has a stake in its file, and nothing else has. Gives for each file the client that pays, or
+    /// [`NONE`], its domain, the bytes, and how many of these cannot be had back.
     pub(crate) fn checked_files(&self) -> Vec<(u32, u32, u64, u64)> {
         let mut ranges: FxHashMap<u32, u32> = FxHashMap::default();
         let mut of_file: FxHashMap<u32, [u32; 3]> = FxHashMap::default();

@@ -8,7 +8,7 @@ use crate::api::{ClientId, Effect, Effects, Now, RequestId};
 use crate::connect::PLACES;
 use crate::ledger::{Blocked, Charge, SHARE_OF_FDS, ScopeId};
 use crate::limits::{HELLO_IN_LINE_FDS, IDLE_FDS_KEPT};
-use crate::state::{Parked, Wait, Wish};
+use crate::parked::{Parked, Wait, Wish};
 use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{MAX_BATCH, Resource, Scope, Status};
 

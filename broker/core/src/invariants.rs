@@ -6,11 +6,11 @@ use crate::connect::{CONNECTION, PLACES};
 use crate::continuity::Grace;
 use crate::holding::lease_charge;
 use crate::ledger::{Charge, LEASE_KINDS, Ledger, ScopeId};
+use crate::parked::{Wait, Wish};
 use crate::queues::Fate;
 use crate::recall::PROMISED_LEASE;
 use crate::rooms::items_of;
 use crate::slots::NONE;
-use crate::state::{Wait, Wish};
 use crate::timers::Timer;
 use fdbroker_protocol::{Resource, Scope};
 

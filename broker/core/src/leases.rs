@@ -24,18 +24,18 @@ enum LeaseList {
 
 const LEASE_LISTS: usize = 3;
 
-/// One grant.
+/// An fd that was granted, from the grant until its client gives it back or is gone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lease {
     /// When it was granted.
     pub since: Now,
     /// Slot of its allocation.
     pub allocation: u32,
-    /// Its holder.
+    /// Number of the client that it was granted to: its holder.
     pub client: u32,
     /// When its holder was asked to give it back, in [`crate::reclaim`]'s units; 0 = it was not.
     pub asked: u32,
-    /// Imported, fd closed.
+    /// The holder has imported the memory and closed the fd.
     pub mapped: bool,
     /// Its allocation has ended, and its holder is charged for the memory and told.
     pub ended: bool,
@@ -74,13 +74,13 @@ impl Nodes for LeaseLinks<'_> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Shelf {
-    /// The client has its fd.
+    /// The holder has the fd open.
     Open,
-    /// Open, and the client was asked for it.
+    /// The same, and the holder was asked to give the lease back.
     AskedOpen,
-    /// Imported.
+    /// The holder has imported the memory and closed the fd.
     Mapped,
-    /// Imported, and the client was asked for it.
+    /// The same, and the holder was asked to give the lease back.
     AskedMapped,
     /// Its allocation has ended.
     Ended,
@@ -89,7 +89,7 @@ pub enum Shelf {
 impl Shelf {
     const COUNT: usize = 5;
 
-    /// That of a lease whose allocation has not ended.
+    /// The shelf of a lease whose allocation has not ended.
     pub fn of(mapped: bool, asked: bool) -> Self {
         match (mapped, asked) {
             (false, false) => Shelf::Open,
@@ -103,21 +103,21 @@ impl Shelf {
 /// What a client holds.
 #[derive(Debug, Default)]
 struct Holder {
-    /// By [`Shelf`], the oldest first.
+    /// Its leases by [`Shelf`], the oldest first.
     shelves: [List; Shelf::COUNT],
-    /// Those to ask it for.
+    /// Leases that it is to be asked for.
     reclaims: List,
-    /// Those whose revoked notice is to be sent.
+    /// Leases of ended allocations that it is to be told of.
     revoked: List,
 }
 
-/// All leases. Anybody may read their table.
+/// The table of leases, which anybody may read, and their holders' lists.
 #[derive(Debug, Default)]
 pub struct Leases {
     table: Slots<Lease>,
-    /// By client number; `None`: it has never held any.
+    /// What each client holds, by its number; `None`: it has never held anything.
     holders: Vec<Option<Box<Holder>>>,
-    /// Those of ended allocations that the sweep has not reached.
+    /// How many leases of ended allocations the sweep has still to reach.
     unswept: u64,
 }
 
@@ -130,12 +130,12 @@ impl Deref for Leases {
 }
 
 impl Leases {
-    /// Those of [`Slots::save`] again; each is still to be entered.
+    /// The table that [`Slots::save`] gave. No lease is in a list yet: see [`Leases::enter`].
     pub fn restore(saved: SavedSlots<Lease>) -> Result<Self, (&'static str, u64)> {
         Ok(Leases { table: Slots::restore(NONE, 0, saved)?, ..Leases::default() })
     }
 
-    /// A restored lease is its holder's, who is to be asked for it, or told of its end, if it `is_to_tell`.
+    /// Puts a restored lease into its holder's lists. `is_to_tell`: the holder is still to be asked for it, or to be told of its end.
     pub fn enter(&mut self, lease: u32, ended: bool, is_to_tell: bool) {
         self.table[lease].ended = ended;
         self.shelve(lease);

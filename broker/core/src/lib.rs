@@ -38,6 +38,7 @@ mod lists;
 mod lru;
 mod notes;
 mod order;
+mod parked;
 mod queues;
 mod recall;
 mod recalls;
@@ -50,7 +51,6 @@ mod rounds;
 mod saved;
 mod shares;
 mod slots;
-mod state;
 mod subordinate;
 mod timers;
 mod view;
@@ -80,10 +80,10 @@ use fdbroker_protocol::limits::{DRIVER_DATA_BYTES, ENDS_PER_MESSAGE};
 use fdbroker_protocol::{ByCounter, ErrorCode};
 use leases::Leases;
 use ledger::{Blocked, Ledger};
+use parked::Parked;
 use queues::Waiting;
 use recalls::Recalls;
 use registry::Registry;
-use state::Parked;
 use timers::Timers;
 
 /// The broker's state. See the crate's page.

@@ -39,7 +39,7 @@ struct Node {
 struct Queue {
     nodes: List,
     fate: Fate,
-    /// Of the allocation; or of none.
+    /// Number of the allocation's domain, in whose turn the queue is served; [`NONE`]: of no allocation.
     domain: u32,
     /// Its place among the ready ones; or among those of the owner, as long as they are interested.
     link: Link,
@@ -66,17 +66,17 @@ impl Nodes for QueueLinks<'_> {
 #[derive(Debug, Default)]
 struct Interests {
     queues: List,
-    /// Of these, how many are still to be told that the owner is silent.
+    /// How many of these are still to be told that the owner is silent.
     untold: usize,
 }
 
-/// All queues.
+/// The items of all parked requests, in their queues, and the queues that are ready to be served.
 #[derive(Debug, Default)]
 pub struct Waiting {
     nodes: Slots<Node>,
     queues: Slots<Queue>,
     ready: Rounds,
-    /// By owner.
+    /// What is wanted of each owner, by its client number; no entry: nothing.
     interests: FxHashMap<u32, Interests>,
     /// Owners that have turned silent, and may have requests that are still to be told. A client may be in it several
     /// times, once for each recall that it has missed.
@@ -106,7 +106,7 @@ impl Waiting {
         self.queues.insert(queue).expect("2^32 slots outlast memory").0
     }
 
-    /// Puts an item of a request at the end of a queue; its node.
+    /// Puts an item of a request at the end of a queue; gives its node.
     pub fn push(&mut self, queue: u32, seq: u64) -> u32 {
         let node = Node { seq, queue, link: Link::OUT };
         let (number, _) = self.nodes.insert(node).expect("2^32 slots outlast memory");
@@ -116,7 +116,7 @@ impl Waiting {
         number
     }
 
-    /// Takes an item out of its queue; the queue.
+    /// Takes an item out of its queue; gives the queue.
     pub fn remove(&mut self, node: u32) -> u32 {
         let queue = self.nodes[node].queue;
         let mut list = self.queues[queue].nodes;
@@ -141,7 +141,7 @@ impl Waiting {
         }
     }
 
-    /// An empty queue goes; what it waited for.
+    /// Removes an empty queue; gives what it waited for.
     pub fn drop_queue(&mut self, queue: u32) -> Fate {
         let Waiting { queues, ready, .. } = self;
         if queues[queue].is_ready {
@@ -173,14 +173,14 @@ impl Waiting {
         self.ready.first()
     }
 
-    /// Its domain has had its turn.
+    /// The domain of [`Waiting::next_ready`] has had its turn.
     pub fn end_turn(&mut self) {
         self.ready.end_turn();
     }
 
     // --- interests ----------------------------------------------------------------------------------
 
-    /// A queue is of those that want an allocation of this owner, and wait for something else.
+    /// A queue becomes one of those that want an allocation of this owner and wait for something else.
     pub fn add_interest(&mut self, owner: u32, queue: u32) {
         if owner != NONE {
             let Waiting { queues, interests, .. } = self;
@@ -188,7 +188,7 @@ impl Waiting {
         }
     }
 
-    /// It is no more.
+    /// A queue wants this owner's allocations no more.
     pub fn take_interest(&mut self, owner: u32, queue: u32) {
         let Waiting { queues, interests, .. } = self;
         if let Some(of_owner) = interests.get_mut(&owner) {
@@ -199,7 +199,7 @@ impl Waiting {
         }
     }
 
-    /// Others of the owner come before it.
+    /// All other queues that want this owner's allocations come before this one.
     pub fn put_interest_last(&mut self, owner: u32, queue: u32) {
         let Waiting { queues, interests, .. } = self;
         if let Some(of_owner) = interests.get_mut(&owner) {

@@ -24,12 +24,12 @@ pub struct Recall {
     pub promised_for: u32,
     /// When its owner counts as silent; `None` once that has passed, or it has been answered.
     pub deadline: Option<Now>,
-    /// It has passed, and the owner has not answered since.
+    /// The deadline has passed, and the owner has not answered since.
     pub overdue: bool,
 }
 
 impl Recall {
-    /// One that nobody waits for yet.
+    /// A recall that nobody waits for yet.
     pub fn begun(since: Now) -> Self {
         let (waiting, pinned, promised_for) = (NONE, NONE, NONE);
         let (promised_to, deadline, overdue) = (None, None, false);
@@ -49,7 +49,7 @@ impl Flat for Recall {
     }
 }
 
-/// All recalls. Anybody may read their table.
+/// The table of recalls, which anybody may read, and how many of them each owner misses.
 #[derive(Debug, Default)]
 pub struct Recalls {
     table: Slots<Recall>,
@@ -74,14 +74,14 @@ impl Recalls {
         self.table.insert(recall).expect("recalls are fewer than slots").0
     }
 
-    /// It is over: nothing is promised with it, and its owner does not miss it.
+    /// Removes a recall, with which nothing is promised any more, and which its owner does not miss.
     pub fn end(&mut self, number: u32) -> Recall {
         let recall = self.table.remove(number);
         assert!(recall.promised_to.is_none() && !recall.overdue, "what is left of recall {number}");
         recall
     }
 
-    /// The queue of those that wait for it, or none; the former one.
+    /// Sets the queue of those that wait for it, or none; gives the former one.
     pub fn set_waiting(&mut self, number: u32, queue: u32) -> u32 {
         std::mem::replace(&mut self.table[number].waiting, queue)
     }

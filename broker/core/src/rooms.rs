@@ -7,8 +7,8 @@ use crate::api::{ClientId, Effect, Effects, Granted, Now, RequestId};
 use crate::continuity::Grace;
 use crate::ledger::Charge;
 use crate::limits::{PARKED_ITEMS_PER_STEP, TIMERS_PER_STEP};
+use crate::parked::{Parked, Wait, Wish};
 use crate::queues::Fate;
-use crate::state::{Parked, Wait, Wish};
 use crate::timers::Timer;
 use fdbroker_protocol::{ErrorCode, Resource};
 

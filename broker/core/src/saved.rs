@@ -14,9 +14,9 @@ use crate::continuity::{FormerOwner, Grace, Standing};
 use crate::leases::Lease;
 use crate::ledger::ScopeId;
 use crate::lists::List;
+use crate::parked::Wish;
 use crate::recalls::Recall;
 use crate::slots::{Flat, NONE, SavedSlots};
-use crate::state::Wish;
 use fdbroker_protocol::{ErrorCode, Resource};
 
 /// All that a successor needs to know to go on: see [`Core::save`]. Opaque; its format is that of its serde form

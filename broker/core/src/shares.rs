@@ -100,8 +100,8 @@ impl Core {
         Part { held, used, most }.lasting_room(self.config.share_factor)
     }
 
-    /// Why a domain may not hold so many bytes more of memory that cannot be had back, though there may be room: that is for
-    /// others.
+    /// NO_QUOTA, if a domain may not hold so many bytes more of memory that cannot be had back. What room there is beyond its
+    /// share is for other domains.
     pub(crate) fn beyond_share_of_bytes(&self, domain: u32, more: u64) -> Option<Status> {
         let most = self.ledger.caps().node.held_bytes;
         let resident = |scope: &ScopeRecord| u64::try_from(scope.resident_bytes).unwrap_or(NO_CAP);

@@ -88,7 +88,7 @@ pub struct LeaseView {
     pub owner: Option<ClientId>,
     /// Whether the allocation has ended.
     pub ended: bool,
-    /// Its holder.
+    /// The client that has it.
     pub client: ClientId,
     /// Imported, fd closed.
     pub mapped: bool,

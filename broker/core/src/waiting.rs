@@ -6,11 +6,11 @@ use crate::acquire::{Item, Turn};
 use crate::allocation::State;
 use crate::api::{ClientId, Effects, Now, Wanted};
 use crate::limits::{PARKED_ITEMS_PER_STEP, PARKED_LOOKS_PER_STEP, SILENT_QUEUES_PER_STEP};
+use crate::parked::{Wait, Wish};
 use crate::queues::Fate;
 use crate::recall::PROMISED_LEASE;
 use crate::recalls::Recall;
 use crate::slots::NONE;
-use crate::state::{Wait, Wish};
 use fdbroker_protocol::{ErrorCode, Status};
 
 impl Core {

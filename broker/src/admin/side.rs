@@ -314,7 +314,7 @@ impl AdminSide {
         self.connections.get_mut(index)?.watch.as_deref_mut()
     }
 
-    /// All watchers are told of an event; `job`: that of its client.
+    /// Tells all watchers of an event; `job`: its client's.
     pub fn tell(&mut self, event: &EventRecord, job: Option<JobKey>) {
         let all = self.connections.iter_mut();
         all.filter_map(|(_, it)| it.watch.as_deref_mut()).for_each(|watch| watch.offer(event, job));

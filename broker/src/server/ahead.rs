@@ -7,7 +7,6 @@ use crate::clock;
 use crate::fds::closing::Reading;
 use crate::limits::{AHEAD_TIME, LEAST_UNREAD_BYTES};
 use crate::messages::replies;
-use crate::messages::requests::{self, Breach};
 use crate::server::apply::send_slots;
 use crate::server::parts::Server;
 use fdbroker_core::{ClientId, Granted, Input, LeaseId, RequestId};
@@ -19,14 +18,7 @@ use std::os::fd::AsFd;
 impl Server {
     /// Answers a request for a socket. One that the client has already is replaced.
     pub(crate) fn open_ahead(&mut self, client: ClientId, length: usize) {
-        let message = match Message::parse(self.inbox.bytes(length)) {
-            Ok(message) => message,
-            Err(error) => return self.break_off(client, 0, &Breach::Decode(error)),
-        };
-        let request = match requests::check_empty_request(&message) {
-            Ok(request) => request,
-            Err(breach) => return self.break_off(client, message.id, &breach),
-        };
+        let Some(request) = self.empty_request(client, length) else { return };
         self.end_ahead(client);
         if let Err(code) = self.send_ahead_socket(client, request) {
             self.reply_failed(client, request, code.into());

@@ -225,16 +225,22 @@ impl Server {
         self.schedule.spend(MAX_NEIGHBOURS as usize);
     }
 
+    /// The number of a request that has no items; `None`: it is none, and its client is broken off.
+    pub(crate) fn empty_request(&mut self, client: ClientId, length: usize) -> Option<RequestId> {
+        let breach = match Message::parse(self.inbox.bytes(length)) {
+            Ok(message) => match requests::check_empty_request(&message) {
+                Ok(request) => return Some(request),
+                Err(breach) => (message.id, breach),
+            },
+            Err(error) => (0, Breach::Decode(error)),
+        };
+        self.break_off(client, breach.0, &breach.1);
+        None
+    }
+
     /// Answers a settle, now or when what is being closed is closed.
     fn settle_closes(&mut self, client: ClientId, length: usize) {
-        let message = match Message::parse(self.inbox.bytes(length)) {
-            Ok(message) => message,
-            Err(error) => return self.break_off(client, 0, &Breach::Decode(error)),
-        };
-        let request = match requests::check_empty_request(&message) {
-            Ok(request) => request,
-            Err(breach) => return self.break_off(client, message.id, &breach),
-        };
+        let Some(request) = self.empty_request(client, length) else { return };
         let closing = self.core.closings_of(client);
         match self.connections[index(client)].settles.wait(request, closing) {
             true => self.answer_settled(client),

@@ -1,6 +1,7 @@
 //! This process's connection to the broker. Must never take what a parent has for this process's own.
 
 use crate::memory;
+use crate::result::{CuResult, OUT_OF_MEMORY};
 use crate::say::{News, once};
 use fdbroker_client::{Client, Error, ErrorCode, Recall, RecallAnswer};
 use fdbroker_layer::{Connected, Connection, SharedLease, State};
@@ -64,6 +65,11 @@ pub fn known() -> Option<&'static Client> {
 /// The client of the connection, made now when there is none.
 pub fn connected() -> Option<&'static Client> {
     CONNECTION.connected().map(|connected| &connected.client)
+}
+
+/// Has the driver allocate memory, and again for a moment where it finds none.
+pub fn allocate(below: impl Fn() -> CuResult) -> CuResult {
+    fdbroker_layer::allocate::<Cuda, _>(|code| code == OUT_OF_MEMORY, below)
 }
 
 /// The program uses the driver.

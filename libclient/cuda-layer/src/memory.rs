@@ -6,7 +6,7 @@ use crate::limits::END_TIMEOUT;
 use crate::records::{Close, Done, Id, Records};
 use crate::result::{CuResult, HANDLE_TYPE_POSIX_FD, INVALID_HANDLE, INVALID_VALUE, SUCCESS};
 use fdbroker_client::{Client, Deadline, ErrorCode, Recall, RecallAnswer, Registration};
-use fdbroker_layer::SharedLease;
+use fdbroker_layer::{SharedLease, settle};
 use fdbroker_virtual_fds::VirtualFd;
 use std::ffi::c_int;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -72,7 +72,8 @@ pub fn follow(follows: Follows, client: Option<&Client>) {
     }
     follows.handles.into_iter().for_each(driver::release);
     if let Some(client) = client.filter(|_| follows.is_closing) {
-        settle(client);
+        // Whether the memory is the device's again or not: the call has ended it.
+        let _ = settle(client);
     }
     drop(follows.leases);
 }
@@ -82,11 +83,6 @@ pub fn end_registrations(client: &Client, registrations: Vec<Registration>) {
     if !registrations.is_empty() {
         let _ = client.unregister_many(&registrations, Deadline::after(END_TIMEOUT));
     }
-}
-
-/// Waits a moment until the broker has closed its fds of what this process has ended: the memory is the device's again.
-pub fn settle(client: &Client) {
-    let _ = client.settle(Deadline::after(END_TIMEOUT));
 }
 
 /// Closes a number once. `false`: this process has none of it.

@@ -3,12 +3,12 @@
 
 use crate::broker;
 use crate::driver::{self, MISSING};
-use crate::limits::{MEMORY_PAUSE, MEMORY_TRIES, REGISTER_TIMEOUT};
-use crate::memory::{end_registrations, export as export_below, follow, records, settle};
+use crate::limits::REGISTER_TIMEOUT;
+use crate::memory::{end_registrations, export as export_below, follow, records};
 use crate::records::{Begun, Id, Release};
 use crate::result::{
     CuDevicePtr, CuMemAllocationProp, CuMemHandle, CuResult, HANDLE_TYPE_POSIX_FD, INVALID_VALUE,
-    OUT_OF_MEMORY, SUCCESS,
+    SUCCESS,
 };
 use crate::say::{News, once};
 use fdbroker_client::{Client, Deadline, Deposit, Error, ErrorCode, MemoryKind, Registration};
@@ -27,21 +27,7 @@ pub unsafe fn create(
 ) -> CuResult {
     let Some(below) = driver::CREATE.get() else { return MISSING };
     // SAFETY: the caller's promise.
-    let mut code = unsafe { below(handle, size, prop, flags) };
-    if code == OUT_OF_MEMORY
-        && let Some(client) = broker::connected()
-    {
-        // The broker may have fds still of what was freed a moment ago, or of a process that has just died.
-        settle(client);
-        for _ in 0..=MEMORY_TRIES {
-            // SAFETY: as above.
-            code = unsafe { below(handle, size, prop, flags) };
-            if code != OUT_OF_MEMORY {
-                break;
-            }
-            std::thread::sleep(MEMORY_PAUSE);
-        }
-    }
+    let code = broker::allocate(|| unsafe { below(handle, size, prop, flags) });
     if code != SUCCESS || handle.is_null() || prop.is_null() {
         return code;
     }

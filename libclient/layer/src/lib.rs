@@ -4,16 +4,18 @@
 //! A layer implements [`State`] for what a process has through its connection, and keeps one static [`Connection`] of it,
 //! which is also the [`Source`](fdbroker_virtual_fds::Source) to install.
 //!
-//! **Layers** (tests/layers checks them): `limits <- lease, neighbours, say <- connection <- grant`.
+//! **Layers** (tests/layers checks them): `limits <- lease, neighbours, say <- connection <- grant, memory`.
 
 mod connection;
 mod grant;
 mod lease;
 mod limits;
+mod memory;
 mod neighbours;
 mod say;
 
 pub use connection::{Connected, Connection, State, is_absent};
 pub use grant::patiently;
 pub use lease::{SharedLease, info_of, lease_of, shared};
+pub use memory::{allocate, settle};
 pub use say::Voice;

@@ -27,3 +27,12 @@ pub const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// Fds in a row that were asked for ahead and had not come, before no more of them are awaited: the first may only be late.
 pub const MISSES_AHEAD: usize = 2;
+
+/// How long what ends memory waits until the broker has closed its fd: microseconds, up to 2 ms for the last fd of a device's memory.
+/// A broker that hangs must not hang the program, too.
+pub const CLOSE_TIMEOUT: Duration = Duration::from_millis(50);
+
+/// How often an allocation is tried again that finds no memory, and the pause between: a driver takes some 2 ms to close each fd that the
+/// broker has of a process which has just died. True want of memory is told 50 ms later.
+pub const MEMORY_TRIES: u32 = 10;
+pub const MEMORY_PAUSE: Duration = Duration::from_millis(5);

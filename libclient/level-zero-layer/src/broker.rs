@@ -2,12 +2,12 @@
 //! lock held, nor take one lock while another is held.
 
 use crate::kept::{self, KeptFds};
-use crate::limits::{CLOSE_TIMEOUT, MEMORY_PAUSE, MEMORY_TRIES, RECALL_PATIENCE, RETIRE_TIMEOUT};
+use crate::limits::{RECALL_PATIENCE, RETIRE_TIMEOUT};
 use crate::opened::Opened;
 use crate::produced::{Place, Produced};
 use crate::say::{News, once};
 use fdbroker_client::{Deadline, Error, ErrorCode, Recall, RecallAnswer};
-use fdbroker_layer::{Connected, Connection, State};
+use fdbroker_layer::{Connected, Connection, State, settle};
 use fdbroker_virtual_fds::VirtualFd;
 use level_zero_sys::ze_result_t;
 use nix::errno::Errno;
@@ -79,7 +79,7 @@ impl Broker {
     /// Waits until the broker has ended what was retired, and for a moment until it has closed its fds, which keep the memory. A
     /// process that learns that the memory is freed must not find the key alive. A broker that is gone has ended it.
     fn wait_until_retired(&self) {
-        if self.client.settle(Deadline::after(CLOSE_TIMEOUT)).is_err() {
+        if settle(&self.client).is_err() {
             // A broker that hangs is left after a while. Its fd keeps the memory alive, so a consumer sees other bytes only
             // where the driver's pool reuses them.
             let _ = self.client.flush(Deadline::after(RETIRE_TIMEOUT));
@@ -194,23 +194,9 @@ pub fn connected() -> Option<Broker> {
     CONNECTION.connected().map(Broker)
 }
 
-/// Has the driver allocate memory, again when it finds none: the broker may have fds still of what was freed a moment ago, or of a
-/// process that has just died.
+/// Has the driver allocate memory, and again for a moment where it finds none.
 pub fn allocate(below: impl Fn() -> ze_result_t) -> ze_result_t {
-    let mut code = below();
-    if !is_out_of_memory(code) {
-        return code;
-    }
-    let Some(broker) = connected() else { return code };
-    let _ = broker.client.settle(Deadline::after(CLOSE_TIMEOUT));
-    for _ in 0..=MEMORY_TRIES {
-        code = below();
-        if !is_out_of_memory(code) {
-            break;
-        }
-        std::thread::sleep(MEMORY_PAUSE);
-    }
-    code
+    fdbroker_layer::allocate::<Memory, _>(is_out_of_memory, below)
 }
 
 fn is_out_of_memory(code: ze_result_t) -> bool {

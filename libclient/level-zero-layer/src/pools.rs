@@ -17,7 +17,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 const SUCCESS: ze_result_t = ze_result_t::ZE_RESULT_SUCCESS;
 
-/// Where a counter's handle has its fds: that of the device's memory, and that of the host's, if there is one.
+/// Where a counter's handle has its fds: first the one of the device's memory, then the host's, if there is one.
 const COUNTER_FDS: [usize; 2] = [0, 8];
 
 /// Where a pool's handle has its fd.

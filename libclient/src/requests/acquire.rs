@@ -241,7 +241,7 @@ impl Request<'_> {
     }
 }
 
-/// Of one item of a reply, which takes its fd from those that arrived.
+/// The grant or the error of one item of a reply. A grant takes its fd from the fds that arrived.
 pub(super) fn outcome(
     connection: &Connection,
     item: &GrantItem,

@@ -205,7 +205,7 @@ impl Connection {
         self.common.wake.kick();
     }
 
-    /// It has ended: the fds that were sent ahead are of no use any more.
+    /// The connection has ended, and the fds that were sent ahead with it.
     pub(super) fn close_ahead(&self) {
         let former = std::mem::replace(&mut *lock(&self.ahead), AheadEnd::Without(None));
         // Not under the lock: it closes what lies in the socket.

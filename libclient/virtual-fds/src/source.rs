@@ -128,7 +128,7 @@ pub fn end_range(numbers: RangeInclusive<u32>) {
         return;
     };
     inside(|| {
-        // An error is that of a number that has ended meanwhile.
+        // A number that has ended meanwhile is an error, and is closed all the same.
         let _ = guarded(|| {
             source.end_range(&numbers);
             Ok(())

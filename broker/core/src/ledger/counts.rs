@@ -62,7 +62,7 @@ impl Ledger {
         self.walk(client, None, |scope| scope.pauses = Default::default());
     }
 
-    /// Of the memory that a domain holds, and that cannot be had again, a part has so many bytes now.
+    /// The bytes that a domain holds and that cannot be had back change: a part of them from `former` to `now`.
     pub fn change_resident(&mut self, domain: ScopeId, former: u64, now: u64) {
         let change = |sum: u128| sum - u128::from(former) + u128::from(now);
         self.walk(domain, None, |scope| scope.resident_bytes = change(scope.resident_bytes));

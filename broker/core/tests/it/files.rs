@@ -203,8 +203,8 @@ fn register_when_claimed_sizes_come_to_more_than_u64_then_nobody_is_refused_wher
 
 // --- eviction for bytes -----------------------------------------------------------------------------
 
-/// Owner's ranges 1 and 2 of file 7, and between them user's range of file 8: each file pins two pages, and there is room
-/// for four.
+/// The owner has ranges 1 and 2 of file 7, and the user one of file 8, registered between them. Each file pins two pages; the
+/// cap of held bytes is four.
 fn two_files(ranges: [Deposit; 2]) -> (World, [AllocationId; 2], AllocationId) {
     let node = Caps { held_bytes: 4 * 4096, ..Caps::NONE };
     let mut world = World::new(Config { node, ..config() });

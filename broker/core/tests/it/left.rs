@@ -1,7 +1,7 @@
 //! Tests of what a job leaves behind: kept allocations whose owner is gone are their job's still.
 
+use super::jobs::{JOB, connect_in_job, job_of};
 use super::lives::{crashed, kept_deposit};
-use super::pressure::{JOB, connect_in_job, job_of};
 use super::*;
 use fdbroker_protocol::admin::ActOutcome;
 use serde_json::{Value, from_value, to_value};

@@ -9,18 +9,22 @@ use fdbroker_protocol::{
 
 mod acts;
 mod ahead;
+mod caps;
 mod comeback;
 mod credits;
 mod door;
 mod files;
+mod jobs;
 mod left;
 mod lives;
+mod order;
 mod portions;
-mod pressure;
+mod reclaim;
 #[path = "../support/supply.rs"]
 mod supply;
 #[path = "../support/mod.rs"]
 mod support;
+mod turns;
 
 use support::deposit;
 

@@ -197,7 +197,7 @@ pub fn private_pool(gpu: &Gpu) -> Outcome {
     Ok(gpu.destroy_pool(pool)?)
 }
 
-/// Both fds of its handle, that of the device's memory and that of the host's, are virtual.
+/// Its handle has two fds, one of the device's memory and one of the host's; both are virtual.
 pub fn counter(gpu: &Gpu) -> Outcome {
     let peer = Peer::start()?;
     let event = gpu.create_counter()?;
