@@ -68,7 +68,7 @@ fn leases_of_gone_clients(model: &Model, core: &Core) -> BTreeSet<AllocationId> 
     core.leases(0).filter(|view| gone(view.client.0)).map(|view| view.allocation).collect()
 }
 
-/// Checks that nothing is evicted that a request waits for or that its owner cannot give again.
+/// Checks that nothing is evicted that a request waits for.
 fn evictions(model: &Model, step: &Step, action: &Action) -> Check {
     let leaves =
         matches!(action, Action::Gone { .. } | Action::Sendable { .. } | Action::Cancel { .. });
@@ -77,10 +77,6 @@ fn evictions(model: &Model, step: &Step, action: &Action) -> Check {
         let served = leaves || step.asked.contains(id);
         let waited = model.was_pinned.contains(id) && !served;
         ensure!(!waited, "{id} is evicted before its waiters are served");
-        let Some(allocation) = model.live(*id) else { continue };
-        let owner = &allocation.owner;
-        let silent = step.silent_before.contains(owner) && model.silent.contains(owner);
-        ensure!(!silent, "{id} is evicted while its owner misses a recall");
     }
     Ok(())
 }

@@ -448,14 +448,13 @@ impl Model {
         }
     }
 
-    /// Whether the broker may close its fd: held, recallable, not waited for, owner answering.
+    /// Whether the broker may close its fd: held, recallable, not waited for.
     pub fn is_evictable(&self, id: AllocationId, allocation: &Allocation) -> bool {
         allocation.ended.is_none()
             && allocation.deposit.recallable
             && !allocation.deposit.keep
             && self.is_held(id)
             && !self.pinned.contains(&id)
-            && !self.silent.contains(&allocation.owner)
     }
 
     /// The lease of that number, as its client names it.

@@ -46,6 +46,7 @@ pub const ALL: &[(&str, Scenario)] = named! {
     bytes_when_the_share_is_used_up_then_refused_and_others_find_some
     eviction_when_for_bytes_then_of_a_file_with_all_its_ranges
     eviction_when_the_node_is_short_of_fds_then_its_last_one_of_cuda_goes_last
+    eviction_when_an_owner_is_silent_then_its_fds_go_last_and_keep_nobody_out
     revoked_when_more_than_a_message_holds_then_several_messages
     batch_when_253_with_bad_handles_then_each_is_answered
     own_fds_when_the_share_is_used_up_then_refused_and_others_get_in
@@ -646,6 +647,33 @@ fn eviction_when_the_node_is_short_of_fds_then_its_last_one_of_cuda_goes_last(
     let anchor = rig.register(owner, &[cuda])?[0];
     let others = rig.register_new(owner, 8)?;
     ensure!(rig.is_held(anchor) && !rig.is_held(others[4]), "it does not go last");
+    rig.end()
+}
+
+fn eviction_when_an_owner_is_silent_then_its_fds_go_last_and_keep_nobody_out(
+    rig: &mut Rig,
+) -> Check {
+    rig.begin(|config| {
+        config.node.held_fds = 3;
+        config.base_credits = 0;
+        config.max_credits = 1;
+    });
+    let (owner, other, consumer) = (rig.client()?, rig.client_of(1001)?, rig.client()?);
+    let ids = rig.register_new(owner, 4)?;
+    rig.acquire(consumer, ids[0])?;
+    rig.settle(&[owner])?;
+    rig.advance(rig.world.setup.config.recall_timeout_us + 1)?;
+    rig.take_all_events(owner)?;
+    let asked = rig.world.agents.get_mut(&owner).map(|agent| std::mem::take(&mut agent.recalls));
+    let held = |rig: &Rig, ids: &[AllocationId]| ids.iter().filter(|id| rig.is_held(**id)).count();
+    let its = held(rig, &ids);
+    let theirs = rig.register_new(other, 2)?;
+    ensure!(its > 0 && held(rig, &ids) + 1 == its, "room for one, and no more: {its}");
+    ensure!(held(rig, &theirs) == 1, "another fd of the silent owner is taken before");
+    ensure!(rig.world.model.silent.contains(&owner), "the owner has answered");
+    if let Some((agent, asked)) = rig.world.agents.get_mut(&owner).zip(asked) {
+        agent.recalls = asked;
+    }
     rig.end()
 }
 

@@ -9,7 +9,6 @@ use crate::Core;
 use crate::allocation::{Allocation, AllocationList, State};
 use crate::api::{File, FileId};
 use crate::ledger::{Blocked, Charge, ScopeId};
-use crate::limits::FILE_OWNERS_PER_LOOK;
 use crate::lists::{Link, List, Nodes};
 use crate::slots::{NONE, Slots};
 use crate::work::visit;
@@ -119,13 +118,6 @@ impl Files {
         file.ranges -= 1;
         file.resident -= u32::from(is_resident);
         [former, file.resident_bytes()]
-    }
-
-    /// Owners of the file, in the order in which they pay.
-    fn owners(&self, file: u32) -> impl Iterator<Item = u32> {
-        let first = self.files[file].stakes.first();
-        let stakes = std::iter::successors(first, |stake| self.stakes[*stake].link.next());
-        stakes.map(|stake| self.stakes[stake].owner)
     }
 
     /// Another range of the file is held for this owner: its stake.
@@ -296,11 +288,6 @@ impl Core {
         let Pinned { domain, ranges, evictable, .. } = self.files.files[file];
         let payer = self.payer(self.files.first_owner(file)?, domain);
         if evictable < ranges || self.ledger.path(payer).all(|of| of != scope) {
-            return None;
-        }
-        let mut owners = self.files.owners(file);
-        let answer = |owner: u32| !self.clients[owner].silent;
-        if !owners.by_ref().take(FILE_OWNERS_PER_LOOK).all(answer) || owners.next().is_some() {
             return None;
         }
         let slots = self.files.slots.range((file, 0)..=(file, NONE)).take(most);

@@ -181,8 +181,7 @@ impl Core {
             let idle_credits = client.credits - u64::from(client.credit_waited_for);
             let (place, _) = self.ledger[scope].creditors.first_key().unwrap_or_default();
             right.set_idle_credits(scope, idle_credits, place);
-            let oldest = self.allocations.place_of_oldest(number);
-            if let (false, Some((place, count))) = (silent, oldest) {
+            if let Some((place, count)) = self.place_among_evictable(number, silent) {
                 right.set_evictable(scope, Some(place), count);
             }
             for kind in 0..LEASE_KINDS {

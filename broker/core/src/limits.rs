@@ -116,10 +116,6 @@ pub const LOOKS_PER_STEP: usize = 512;
 /// Most ranges of files that are passed by in one step when bytes are short, because their file would stay: some 50 us.
 pub const FILE_LOOKS_PER_STEP: usize = 64;
 
-/// Most owners of a file of which each is asked whether it answers, before all ranges are evicted; a file of more stays. A
-/// memfd mostly has one, and the ranks of a job that map it have as many as there are.
-pub const FILE_OWNERS_PER_LOOK: usize = 64;
-
 /// Most deadlines dealt with in one poll; further ones are due at once in the next.
 pub const TIMERS_PER_STEP: usize = 8;
 

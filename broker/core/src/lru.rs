@@ -1,8 +1,8 @@
-//! Which held fds may be evicted, and their eviction in the scope whose cap is in the way. Must never evict what cannot
-//! be had again: resident, waited for, or of an owner that does not answer.
+//! Which held fds may be evicted, and their eviction in the scope whose cap is in the way. Must never evict what is resident or
+//! waited for, nor choose an owner that does not answer while another one of the scope has something to evict.
 
 use crate::Core;
-use crate::allocation::State;
+use crate::allocation::{Allocation, State};
 use crate::api::{Effect, Effects, Lane, Wanted};
 use crate::clients::Client;
 use crate::ledger::{Blocked, Charge, ScopeId};
@@ -10,6 +10,9 @@ use crate::limits::{EVICTIONS_PER_STEP, LOOKS_PER_VICTIM};
 use crate::slots::NONE;
 use fdbroker_protocol::Resource;
 use fdbroker_protocol::admin::EventKind;
+
+/// Behind all places of owners that answer: the clock of these does not come so far.
+const OF_THE_SILENT: u64 = 1 << 63;
 
 impl Core {
     /// Makes a held allocation evictable, as the youngest. Resident ones and those that are waited for stay out.
@@ -30,24 +33,28 @@ impl Core {
         was_there
     }
 
-    /// Brings a client's place among those with evictable allocations in line with the oldest one of its queue. A client that
-    /// does not answer has none.
+    /// Where a client comes among those with evictable allocations, by the oldest one of its queue, and how many it has. One
+    /// that is silent comes last: its memory could not be had again, yet it must not keep all others out.
+    pub(crate) fn place_among_evictable(&self, owner: u32, silent: bool) -> Option<(u64, u64)> {
+        let (place, count) = self.allocations.place_of_oldest(owner)?;
+        let behind = if silent { OF_THE_SILENT } else { 0 };
+        Some((place | behind, count))
+    }
+
+    /// Brings the ledger in line with that.
     fn reindex(&mut self, owner: u32) {
         let Client { silent, scope, .. } = self.clients[owner];
-        let oldest = if silent { None } else { self.allocations.place_of_oldest(owner) };
-        let (place, count) = oldest.unzip();
+        let (place, count) = self.place_among_evictable(owner, silent).unzip();
         self.ledger.set_evictable(scope, place, count.unwrap_or(0));
     }
 
-    /// The owner does not answer, or answers again: nothing of it is evicted meanwhile.
+    /// The owner does not answer, or answers again.
     pub(crate) fn set_silent(&mut self, owner: u32, silent: bool) {
         if std::mem::replace(&mut self.client_mut(owner).silent, silent) == silent {
             return;
         }
         self.waiting.set_silent(owner, silent);
         self.reindex(owner);
-        let scope = self.scope_of(owner);
-        self.ledger.can_be_had(scope);
     }
 
     /// The oldest allocation in the queues of a scope's clients.
@@ -128,14 +135,15 @@ impl Core {
 
     /// Closes the broker's fd of an allocation; the owner can be asked for it again. Leases stand.
     pub(crate) fn evict(&mut self, slot: u32, fx: &mut Effects) {
-        assert!(
-            self.allocations[slot].state == State::Held,
-            "invariant 5: only held fds are evicted"
-        );
+        let Allocation { state, owner, interest, .. } = self.allocations[slot];
+        assert!(state == State::Held, "invariant 5: only held fds are evicted");
         self.lru_remove(slot);
         self.allocations.set_state(slot, State::Evicted);
         self.counters.evictions += 1;
         self.note_of_allocation(EventKind::Evict, slot);
+        if interest != NONE && self.clients[owner].silent {
+            self.tell_of_silence(slot);
+        }
         self.close_held(slot, fx);
     }
 
@@ -189,6 +197,13 @@ impl Core {
         self.fits_at_all(owner, size) && self.above_held_bytes(owner).is_none()
     }
 
+    /// Whether so many bytes more fit beside those that cannot be had back.
+    fn fits_beside_resident(&self, owner: u32, size: u64) -> bool {
+        let with_it = |of: ScopeId| self.ledger[of].resident_bytes + u128::from(size);
+        let cap = |of: ScopeId| self.ledger.cap(of, Resource::HeldBytes).into();
+        self.ledger.path(self.scope_of(owner)).all(|of| with_it(of) <= cap(of))
+    }
+
     /// Charges the bytes of an fd about to be held, evicting others until they fit if it may.
     pub(crate) fn charge_bytes(
         &mut self,
@@ -197,14 +212,14 @@ impl Core {
         may_evict: bool,
         fx: &mut Effects,
     ) -> Result<(), Blocked> {
-        let fits_at_all = self.fits_at_all(owner, size);
+        let may_evict = may_evict && self.fits_beside_resident(owner, size);
         let mut evicted = 0;
         loop {
             let blocked = match self.charge(owner, Charge(Resource::HeldBytes, size)) {
                 Ok(()) => return Ok(()),
                 Err(blocked) => blocked,
             };
-            if !may_evict || !fits_at_all || evicted >= EVICTIONS_PER_STEP {
+            if !may_evict || evicted >= EVICTIONS_PER_STEP {
                 return Err(blocked);
             }
             match self.evict_for(blocked, EVICTIONS_PER_STEP - evicted, fx) {

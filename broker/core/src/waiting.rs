@@ -223,10 +223,15 @@ impl Core {
                 self.waiting.put_interest_last(owner, queue);
                 continue;
             }
-            self.forget_interest(slot);
-            let fate = Fate::Answer(self.allocations.id_of(slot), ErrorCode::OwnerSilent.into());
-            self.decide(queue, fate);
+            self.tell_of_silence(slot);
         }
+    }
+
+    /// Those that want an allocation and wait for room are told that its owner does not answer.
+    pub(crate) fn tell_of_silence(&mut self, slot: u32) {
+        let queue = self.forget_interest(slot);
+        let fate = Fate::Answer(self.allocations.id_of(slot), ErrorCode::OwnerSilent.into());
+        self.decide(queue, fate);
     }
 
     // --- serving ------------------------------------------------------------------------------------

@@ -241,7 +241,7 @@ fn evict_when_a_range_of_the_file_stays_then_the_others_stay_too_and_another_fil
 }
 
 #[test]
-fn evict_when_an_owner_of_the_file_is_silent_then_the_ranges_of_the_others_stay() {
+fn evict_when_an_owner_of_the_file_is_silent_then_it_goes_in_the_turn_of_another() {
     let node = Caps { held_bytes: 4 * 4096, ..Caps::NONE };
     let mut world = World::new(Config { node, ..config() });
     let evicted = world.register_by(USER, of_file(5, 8, 0)).id;
@@ -254,8 +254,12 @@ fn evict_when_an_owner_of_the_file_is_silent_then_the_ranges_of_the_others_stay(
     world.at(101);
     assert!(world.register_by(OTHER, of_file(1, 10, 8192)).status.is_ok());
     let states = [range, silent, young].map(|id| world.state(id));
-    let held = AllocationState::Held;
-    assert_eq!(states, [held, held, AllocationState::Evicted], "{silent} cannot be had again");
+    let evicted = AllocationState::Evicted;
+    assert_eq!(
+        states,
+        [evicted, evicted, AllocationState::Held],
+        "the bytes of a file go together"
+    );
 }
 
 #[test]
@@ -304,6 +308,17 @@ fn ninety_pages() -> (World, ClientId) {
 
 fn resident(base: u64, pages: u64) -> Deposit {
     Deposit { recallable: false, size_bytes: pages * 4096, ..deposit(base) }
+}
+
+#[test]
+fn register_when_it_cannot_fit_beside_resident_memory_then_nothing_is_evicted_for_it() {
+    let node = Caps { held_bytes: 10 * 4096, ..Caps::NONE };
+    let mut world = World::new(Config { node, ..config() });
+    assert!(world.register(resident(1, 6)).status.is_ok());
+    let evictable = [20, 30].map(|base| world.register(of_file(base, base, 8192)).id);
+    assert!(!world.register(resident(40, 5)).status.is_ok());
+    assert_eq!(evictable.map(|id| world.state(id)), [AllocationState::Held; 2]);
+    assert!(world.register(resident(50, 4)).status.is_ok(), "this one fits");
 }
 
 #[test]

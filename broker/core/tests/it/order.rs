@@ -41,3 +41,65 @@ fn evict_when_nothing_but_the_last_one_of_cuda_can_go_then_it_goes() {
     world.close_all();
     assert_eq!(world.state(anchor), AllocationState::Evicted, "its own client is full");
 }
+
+/// A held and an evicted allocation of OWNER, which does not answer, in a world with room for so many fds beside the first and a recall.
+fn silent_owner(room: u64) -> (World, AllocationId, AllocationId) {
+    let node = Caps { fds: room + 2, open_leases: 1, ..Caps::NONE };
+    let mut world = World::new(Config { node, ..node_fds(0) });
+    let [held, missed] = [1, 2].map(|base| world.register(deposit(base)).id);
+    world.step(Input::Evict { ids: &[missed] });
+    world.close_all();
+    world.acquire(OTHER, &[Ok(missed)], 1000);
+    world.at(101);
+    assert!(world.client(OWNER).silent);
+    (world, held, missed)
+}
+
+#[test]
+fn evict_when_an_owner_is_silent_then_its_fds_go_after_all_others_though_older() {
+    let (mut world, silent, _) = silent_owner(1);
+    for base in 3..=6 {
+        let young = world.register_by(USER, deposit(base)).id;
+        world.close_all();
+        assert_eq!(world.state(young), AllocationState::Held);
+        assert_eq!(world.state(silent), AllocationState::Held);
+    }
+}
+
+#[test]
+fn evict_when_only_fds_of_the_silent_are_left_then_they_go_and_come_back_when_it_answers() {
+    let (mut world, silent, missed) = silent_owner(1);
+    let resident = |base| Deposit { recallable: false, ..deposit(base) };
+    let others = [3, 4].map(|base| {
+        let registered = world.register_by(USER, resident(base));
+        assert!(registered.status.is_ok(), "one that does not answer keeps nobody out");
+        registered.id
+    });
+    assert_eq!(world.state(silent), AllocationState::Evicted);
+    world.close_all();
+    world.acquire(OTHER, &[Ok(silent)], 1000);
+    assert_eq!(world.fx.granted[0].status.result(), Err(ErrorCode::OwnerSilent));
+
+    others.iter().for_each(|id| _ = world.unregister(USER, *id));
+    world.close_all();
+    world.supply(missed, Ok(0), 2);
+    assert!(!world.client(OWNER).silent);
+    world.acquire(OTHER, &[Ok(silent)], 1000);
+    assert_eq!(world.state(silent), AllocationState::Recalling);
+}
+
+#[test]
+fn evict_when_a_request_waits_for_a_lease_of_a_silent_owners_fd_then_it_is_answered_at_once() {
+    let (mut world, silent, _) = silent_owner(2);
+    let other = world.register_by(USER, deposit(3)).id;
+    world.grant(USER, other);
+    world.acquire(OTHER, &[Ok(silent)], 1000);
+    for base in [4, 5] {
+        let resident = Deposit { recallable: false, ..deposit(base) };
+        assert_eq!(world.client(OTHER).parked, 1);
+        assert!(world.register_by(USER, resident).status.is_ok());
+        world.close_all();
+    }
+    assert_eq!(world.state(silent), AllocationState::Evicted);
+    assert_eq!(world.client(OTHER).parked, 0);
+}
