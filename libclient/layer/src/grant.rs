@@ -83,7 +83,8 @@ pub fn patiently<S: State, T>(
             outcome => return outcome,
         };
         let elapsed = begin.elapsed();
-        if elapsed >= wait || is_absent(&error) && elapsed >= RESTART_WAIT {
+        let is_over = elapsed >= wait || S::connection().has_ended();
+        if is_over || is_absent(&error) && elapsed >= RESTART_WAIT {
             return Err(error);
         }
         if !is_said && elapsed >= WAIT_SAID_AFTER {

@@ -159,9 +159,10 @@ impl State for Memory {
     }
 
     fn say_absent(is_lost: bool, error: &Error) {
-        let (news, what) = match is_lost {
-            true => (News::BrokerLost, "the broker is gone"),
-            false => (News::NoBroker, "no broker"),
+        let (news, what) = match (error.code, is_lost) {
+            (ErrorCode::LocalFdLimit, _) => (News::NoFreeFd, "no fd to connect to the broker with"),
+            (_, true) => (News::BrokerLost, "the broker is gone"),
+            (_, false) => (News::NoBroker, "no broker"),
         };
         once(
             news,

@@ -13,6 +13,7 @@ pub enum News {
     NotOpened = 8,
     OtherNode = 16,
     Waiting = 32,
+    NoFreeFd = 64,
 }
 
 /// Prints the line, unless one of this kind was printed before or FDBROKER_LOG is `off`.
