@@ -79,6 +79,12 @@ impl Sums {
             Resource::RefusedFds => self.refused.into(),
             // Of the node alone.
             Resource::Domains => 0,
+            // Worlds of their own have objects (objects/).
+            Resource::ObjectNames
+            | Resource::MetadataBytes
+            | Resource::KeptBytes
+            | Resource::KeptFds
+            | Resource::PermanentBytes => 0,
         }
     }
 }

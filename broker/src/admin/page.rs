@@ -16,10 +16,10 @@ const fn records_per_page<R>() -> usize {
 
 /// As many as fit: each page costs the administrator a round trip.
 const _: () = assert!(records_per_page::<AllocationRecord>() >= 128);
-const _: () = assert!(records_per_page::<ClientRecord>() >= 128);
+const _: () = assert!(records_per_page::<ClientRecord>() >= 112);
 const _: () = assert!(records_per_page::<LeaseRecord>() >= 128);
 /// Jobs and domains are fewer than clients, and their records longer.
-const _: () = assert!(records_per_page::<AccountRecord>() >= 64);
+const _: () = assert!(records_per_page::<AccountRecord>() >= 48);
 
 /// One page of records: from each entry its slot and, if it is wanted, its record. `next`: where the next
 /// page begins when this one takes all; `None` = nowhere.

@@ -194,6 +194,10 @@ impl Server {
         if message.kind == Kind::AheadSocket && channel == Channel::Main {
             return self.open_ahead(client, received.len);
         }
+        if is_about_objects(message.kind) && channel == Channel::Main {
+            self.refuse_rest(client);
+            return self.reply_failed(client, RequestId(id), ErrorCode::NotSupported.into());
+        }
         let (kind, is_plain) = (message.kind, channel == Channel::Main && message.fd_count == 0);
         if kind == Kind::Fetch && is_plain && !self.may_fetch(client) {
             return;
@@ -516,6 +520,23 @@ impl Server {
             log::warn!("pid {pid} (uid {uid}): {what}");
         }
     }
+}
+
+/// Whether a request is about named objects, which this broker does not have yet.
+fn is_about_objects(kind: Kind) -> bool {
+    matches!(
+        kind,
+        Kind::ObjectCreate
+            | Kind::ObjectAdd
+            | Kind::ObjectSeal
+            | Kind::ObjectGet
+            | Kind::ObjectDelete
+            | Kind::ObjectList
+            | Kind::ObjectStat
+            | Kind::ObjectTouch
+            | Kind::ObjectWatch
+            | Kind::ObjectAbort
+    )
 }
 
 fn check_hello<'m>(message: &Message<'m>, connection: &Connection) -> Result<&'m Hello, Breach> {

@@ -193,6 +193,11 @@ impl Whole {
             connections: self.max_clients.into(),
             // Each is an entry of the service manager's store, which takes them one by one.
             kept_allocations: 1024,
+            // Each takes some 250 bytes beside its name, so all of them take at most 512 MiB.
+            object_names: 1 << 21,
+            metadata_bytes: 256 << 20,
+            // Each is an fd that nobody but the broker may have open.
+            kept_fds: 16_384,
             ..Caps::NONE
         }
     }

@@ -95,6 +95,14 @@ typedef int32_t fdbroker_code_t;
 #define FDBROKER_PROTOCOL 15            /* Library and broker are of releases that do not fit together. */
 #define FDBROKER_SHUTTING_DOWN 16       /* The broker is going away (the library reconnects), or is being drained. */
 #define FDBROKER_INTERNAL 17            /* A fault in library or broker, or the system has no memory left. */
+#define FDBROKER_EXISTS 18              /* Another object has the name, or is being made under it. */
+#define FDBROKER_NOT_FOUND 19           /* No object has the name. */
+#define FDBROKER_NOT_SEALED 20          /* The object is being made. */
+#define FDBROKER_SEALED 21              /* The group of objects is sealed and cannot be changed. */
+#define FDBROKER_SEALED_BUSY 22         /* The memory is still mapped, or used by a device: unmap it, then seal. */
+#define FDBROKER_ABORTED 23             /* The group of objects is not in the making any more. */
+#define FDBROKER_VERSION 24             /* The name has another version than was expected. */
+#define FDBROKER_TOO_LONG 25            /* Too many objects, or too much for one answer: ask for less at a time. */
 #define FDBROKER_INVALID_ARGUMENT 64    /* Of this ABI alone: a pointer, size, flag or value that is not valid. */
 
 /* The name of a code, such as "NO_QUOTA"; "UNKNOWN" for any other number. A static string, never NULL. */

@@ -44,6 +44,22 @@ pub const FDBROKER_PROTOCOL: fdbroker_code_t = 15;
 pub const FDBROKER_SHUTTING_DOWN: fdbroker_code_t = 16;
 /// A fault in library or broker, or the system has no memory left.
 pub const FDBROKER_INTERNAL: fdbroker_code_t = 17;
+/// Another object has the name, or is being made under it.
+pub const FDBROKER_EXISTS: fdbroker_code_t = 18;
+/// No object has the name.
+pub const FDBROKER_NOT_FOUND: fdbroker_code_t = 19;
+/// The object is being made.
+pub const FDBROKER_NOT_SEALED: fdbroker_code_t = 20;
+/// The group of objects is sealed and cannot be changed.
+pub const FDBROKER_SEALED: fdbroker_code_t = 21;
+/// The memory is still mapped, or used by a device: unmap it, then seal.
+pub const FDBROKER_SEALED_BUSY: fdbroker_code_t = 22;
+/// The group of objects is not in the making any more.
+pub const FDBROKER_ABORTED: fdbroker_code_t = 23;
+/// The name has another version than was expected.
+pub const FDBROKER_VERSION: fdbroker_code_t = 24;
+/// Too many objects, or too much for one answer: ask for less at a time.
+pub const FDBROKER_TOO_LONG: fdbroker_code_t = 25;
 /// Of this ABI alone: a pointer, size, flag or value that is not valid.
 pub const FDBROKER_INVALID_ARGUMENT: fdbroker_code_t = 64;
 

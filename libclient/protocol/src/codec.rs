@@ -41,6 +41,12 @@ pub enum DecodeError {
         /// Installed in the receiver.
         arrived: usize,
     },
+    /// An item whose name, metadata or numbers are not sound; or bytes behind the last one.
+    #[error("item {0} of the message is not sound")]
+    Item(usize),
+    /// A message about objects above its limit.
+    #[error("a message of {0} bytes about objects exceeds 32 KiB")]
+    TooLong(usize),
     /// A message that this side does not take.
     #[error("a {0} message is not expected here")]
     Unexpected(Kind),
@@ -116,6 +122,13 @@ impl<'a> Message<'a> {
         let (head, rest) =
             H::ref_from_prefix(self.body).map_err(|_| self.length_error(expected))?;
         Ok((head, self.items_in(rest, size_of::<H>())?))
+    }
+
+    /// The body as a head, and the bytes behind it.
+    pub(crate) fn head_and_rest<H: FromBytes + KnownLayout + Immutable + Unaligned>(
+        &self,
+    ) -> Result<(&'a H, &'a [u8]), DecodeError> {
+        H::ref_from_prefix(self.body).map_err(|_| self.length_error(size_of::<H>()))
     }
 
     /// A `Granted` body: its items, and the driver data blocks that follow them.

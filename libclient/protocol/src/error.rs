@@ -72,6 +72,22 @@ error_codes! {
     ShuttingDown = 16, "SHUTTING_DOWN", "the broker is going away, and the library reconnects when it is back; or it is being drained (`fdbroker drain`) and takes nothing new: try again when that is undone";
     /// A bug or an exhausted resource of the broker itself.
     Internal = 17, "INTERNAL", "a fault in the broker; see its log";
+    /// Another object has the name, or is to have it; value = index of the object.
+    Exists = 18, "EXISTS", "an object has this name, or is being made under it; delete it, or create with REPLACE";
+    /// No object has the name; value = index of the name.
+    NotFound = 19, "NOT_FOUND", "no object has this name in this domain or job; create it, or wait for it with a deadline";
+    /// The object is being made; pid = its maker, value = index of the name.
+    NotSealed = 20, "NOT_SEALED", "the object is being made; wait for it with a deadline";
+    /// The group is sealed, and cannot be changed.
+    Sealed = 21, "SEALED", "the group is sealed and cannot be changed; create another one with REPLACE";
+    /// The memory is still mapped for writing, or used by a device.
+    SealedBusy = 22, "SEALED_BUSY", "the memory cannot be sealed: it is still mapped, in this process or a child of it, or used by a device; unmap it, then seal again";
+    /// The group is not in the making any more.
+    Aborted = 23, "ABORTED", "no such group of this client is in the making: it was aborted, or the broker has ended it; create it again";
+    /// The name has another version; value = that one, 0 = none.
+    Version = 24, "VERSION", "the name has another version than was expected; look at it again";
+    /// Too many objects, or too much for one answer; value = the most.
+    TooLong = 25, "TOO_LONG", "a name has at most 255 bytes, metadata 4096, a group 253 objects, an answer 32 KiB; ask for less at a time";
 }
 
 impl std::fmt::Display for ErrorCode {
@@ -118,7 +134,8 @@ wire_enum! {
 ///
 /// For `NO_QUOTA`: `resource` and `scope` name the cap, `value` is the cap ([`NO_CAP`]: a sum beyond all numbers), `pid` the process that
 /// holds most of it. For `UNSUPPORTED_FD`: `value` is an [`FdType`]. For a version refusal
-/// (`PROTOCOL` in answer to hello): `value` is the broker's version. Otherwise 0.
+/// (`PROTOCOL` in answer to hello): `value` is the broker's version. For a request about objects: `value` and `pid` as the code says;
+/// `TIMED_OUT` in answer to a get: `value` is the index of a name that is not sealed, `pid` its maker, 0 = nobody. Otherwise 0.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]

@@ -8,6 +8,11 @@ use crate::message::{
     HelloReply, LeaseItem, RecallItem, RedepositItem, RegisterHead, RegisterItem,
     RegisterReplyHead, Registered, Resolve, RevokedItem, SupplyItem,
 };
+use crate::object::{
+    ObjectCreateHead, ObjectCreated, ObjectDeleteItem, ObjectEventItem, ObjectGetHead,
+    ObjectGotHead, ObjectGotItem, ObjectGroup, ObjectItem, ObjectName, ObjectPage, ObjectPrefix,
+    ObjectRecord, ObjectScope, ObjectSealed, ObjectTouchHead,
+};
 
 /// Name of the structure and its size in bytes.
 pub const LAYOUTS: &[(&str, usize)] = &[
@@ -33,6 +38,22 @@ pub const LAYOUTS: &[(&str, usize)] = &[
     ("RevokedItem", size_of::<RevokedItem>()),
     ("DrainedItem", size_of::<DrainedItem>()),
     ("GoingAway", size_of::<GoingAway>()),
+    ("ObjectCreateHead", size_of::<ObjectCreateHead>()),
+    ("ObjectItem", size_of::<ObjectItem>()),
+    ("ObjectCreated", size_of::<ObjectCreated>()),
+    ("ObjectGroup", size_of::<ObjectGroup>()),
+    ("ObjectSealed", size_of::<ObjectSealed>()),
+    ("ObjectName", size_of::<ObjectName>()),
+    ("ObjectGetHead", size_of::<ObjectGetHead>()),
+    ("ObjectGotHead", size_of::<ObjectGotHead>()),
+    ("ObjectGotItem", size_of::<ObjectGotItem>()),
+    ("ObjectDeleteItem", size_of::<ObjectDeleteItem>()),
+    ("ObjectScope", size_of::<ObjectScope>()),
+    ("ObjectTouchHead", size_of::<ObjectTouchHead>()),
+    ("ObjectPrefix", size_of::<ObjectPrefix>()),
+    ("ObjectPage", size_of::<ObjectPage>()),
+    ("ObjectRecord", size_of::<ObjectRecord>()),
+    ("ObjectEventItem", size_of::<ObjectEventItem>()),
     ("admin::Query", size_of::<admin::Query>()),
     ("admin::Page", size_of::<admin::Page>()),
     ("admin::NodeStatus", size_of::<admin::NodeStatus>()),

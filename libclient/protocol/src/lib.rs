@@ -11,6 +11,8 @@ pub mod layouts;
 pub mod limits;
 pub mod memory;
 pub mod message;
+pub mod named;
+pub mod object;
 pub mod page;
 pub mod resource;
 pub mod virtual_fd;
@@ -22,5 +24,7 @@ pub use handle::{AllocationId, Handle, HandleFields, HandlePrefix, NodeKey, Shar
 pub use limits::MAX_BATCH;
 pub use memory::MemoryKind;
 pub use message::{Kind, PROTOCOL_VERSION};
+pub use named::{Got, NamedItems, is_object_name};
+pub use object::Named;
 pub use resource::{ByResource, ByScope, Caps, NO_CAP, Resource, Scope, Unit};
 pub use virtual_fd::VirtualFd;

@@ -32,6 +32,22 @@ pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
 /// holds the daemon's loop for long.
 pub const MAX_ADMIN_MESSAGE_BYTES: usize = 32 * 1024;
 
+/// Largest message about objects, in bytes: as on the administrator's socket, so that one never holds the daemon's loop for
+/// long. Longer groups come in several messages.
+pub const MAX_OBJECT_MESSAGE_BYTES: usize = 32 * 1024;
+
+/// Most bytes of an object's name: what one byte counts, and what a file name has (NAME_MAX, include/uapi/linux/limits.h).
+pub const NAME_OF_OBJECT_BYTES: usize = 255;
+
+/// Most bytes of an object's metadata: shapes, types and strides of a tensor take some hundred.
+pub const METADATA_BYTES: usize = 4096;
+
+/// Metadata up to so many bytes comes with the answer to a get, if that has room.
+pub const METADATA_IN_GOT_BYTES: usize = 64;
+
+/// Most objects of a group: as many as a message has items, so that one get can name them all.
+pub const MAX_GROUP: usize = MAX_BATCH;
+
 /// Bytes of a client's name: the kernel's `TASK_COMM_LEN` (include/linux/sched.h).
 pub const NAME_BYTES: usize = 16;
 

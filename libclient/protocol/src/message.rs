@@ -77,6 +77,38 @@ wire_enum! {
         Drained = 0x44, "drained";
         /// Broker, event socket: [`GoingAway`].
         GoingAway = 0x45, "going away";
+        /// Client: begins a group of objects. [`crate::object::ObjectCreateHead`], [`crate::object::ObjectItem`]s, 1 fd.
+        ObjectCreate = 0x50, "object create";
+        /// Broker: [`crate::object::ObjectCreated`].
+        ObjectCreated = 0x51, "object created";
+        /// Client: more objects of a group. [`crate::object::ObjectGroup`], [`crate::object::ObjectItem`]s. Reply: ObjectReply.
+        ObjectAdd = 0x52, "object add";
+        /// Broker: a [`Status`] each.
+        ObjectReply = 0x53, "object reply";
+        /// Client: all of a group can be had from now on. Body [`crate::object::ObjectGroup`].
+        ObjectSeal = 0x54, "object seal";
+        /// Broker: [`crate::object::ObjectSealed`].
+        ObjectSealed = 0x55, "object sealed";
+        /// Client: [`crate::object::ObjectGetHead`], [`crate::object::ObjectName`]s.
+        ObjectGet = 0x56, "object get";
+        /// Broker: [`crate::object::ObjectGotHead`], [`crate::object::ObjectGotItem`]s, [`GrantItem`]s, driver data, metadata, fds.
+        ObjectGot = 0x57, "object got";
+        /// Client: [`crate::object::ObjectScope`], [`crate::object::ObjectDeleteItem`]s. Reply: ObjectReply.
+        ObjectDelete = 0x58, "object delete";
+        /// Client: [`crate::object::ObjectPrefix`], prefix, last name. Reply: ObjectRecords.
+        ObjectList = 0x59, "object list";
+        /// Broker: [`crate::object::ObjectPage`], [`crate::object::ObjectRecord`]s.
+        ObjectRecords = 0x5a, "object records";
+        /// Client: [`crate::object::ObjectScope`], [`crate::object::ObjectName`]s. Reply: ObjectRecords.
+        ObjectStat = 0x5b, "object stat";
+        /// Client: [`crate::object::ObjectTouchHead`], [`crate::object::ObjectName`]s. Reply: ObjectReply.
+        ObjectTouch = 0x5c, "object touch";
+        /// Client: [`crate::object::ObjectPrefix`], prefix. Reply: ObjectReply.
+        ObjectWatch = 0x5d, "object watch";
+        /// Client: the group is given up. Body [`crate::object::ObjectGroup`]. Reply: ObjectReply.
+        ObjectAbort = 0x5e, "object abort";
+        /// Broker, event socket: [`crate::object::ObjectEventItem`]s.
+        ObjectEvents = 0x5f, "object events";
         /// Administrator: body [`crate::admin::Query`]. Reply: one [`crate::admin::NodeStatus`].
         AdminStatus = 0x80, "admin status";
         /// Broker: one [`crate::admin::NodeStatus`].

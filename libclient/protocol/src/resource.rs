@@ -27,6 +27,8 @@ wire_enum! {
         Items = 8, "items";
         /// Places for file descriptors, used or not.
         Places = 9, "places";
+        /// Names of objects.
+        Names = 10, "names";
     }
 }
 
@@ -140,6 +142,21 @@ resources! {
     PromisedLeases = 17, promised_leases, Leases, Client, [],
         "leases kept for requests that wait for a recall",
         "wait for the recalls";
+    ObjectNames = 18, object_names, Names, Domain, [Domain Node],
+        "names of objects, those in the making included",
+        "delete objects, or raise the cap";
+    MetadataBytes = 19, metadata_bytes, Bytes, Domain, [Domain Node],
+        "metadata of objects, and names that requests wait for",
+        "delete objects, or raise the cap";
+    KeptBytes = 20, kept_bytes, Bytes, Domain, [Domain Node],
+        "memory of objects that outlive their creator",
+        "delete kept objects, or raise the cap";
+    KeptFds = 21, kept_fds, Fds, Domain, [Domain Node],
+        "fds of objects that outlive their creator",
+        "delete kept objects, or raise the cap";
+    PermanentBytes = 22, permanent_bytes, Bytes, Domain, [Domain Node],
+        "memory of objects that end neither by time nor to make room",
+        "unpin objects, or raise the cap";
 }
 
 impl Resource {

@@ -4,8 +4,9 @@
 use crate::targets::wire::{Bodies, Layout, visit};
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
 use fdbroker_protocol::message::*;
+use fdbroker_protocol::object::*;
 use fdbroker_protocol::page::{PAGE_MAGIC, PAGE_VERSION, page_bytes};
-use fdbroker_protocol::{ErrorCode, FdType, Kind, Resource, Scope, Status, Writer};
+use fdbroker_protocol::{ErrorCode, FdType, Kind, Named, Resource, Scope, Status, Writer};
 use fdbrokerd::cli::Args;
 use fdbrokerd::config::ConfigFile;
 use fdbrokerd::{Environment, Host, Settings};
@@ -95,6 +96,7 @@ fn message(kind: Kind, count: usize, byte: u8) -> Vec<u8> {
     let fds = match kind {
         Kind::HelloReply => 2,
         Kind::Register | Kind::Granted | Kind::Supply => body.counted,
+        Kind::ObjectCreate => 1,
         _ => 0,
     };
     if kind == Kind::Hello {
@@ -144,6 +146,31 @@ impl Bodies for Body {
         if self.byte != 0 {
             self.push(self.count * DRIVER_DATA_BYTES);
         }
+    }
+
+    fn named<T: Layout + Named>(&mut self) {
+        for _ in 0..self.count {
+            let at = self.bytes.len();
+            self.push(size_of::<T>());
+            let item = T::read_from_bytes(&self.bytes[at..]).expect("as long as it is");
+            self.push(item.name_bytes() + item.more_bytes());
+        }
+        self.counted = self.count;
+    }
+
+    fn head_and_named<H: Layout, T: Layout + Named>(&mut self) {
+        self.body::<H>();
+        self.named::<T>();
+    }
+
+    fn prefix(&mut self) {
+        self.body::<ObjectPrefix>();
+        self.push(2 * usize::from(self.byte));
+    }
+
+    fn got(&mut self) {
+        self.body::<ObjectGotHead>();
+        self.items::<ObjectGotItem>();
     }
 }
 

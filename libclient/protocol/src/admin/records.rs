@@ -126,7 +126,7 @@ pub struct LeaseRecord {
     pub job_name: [u8; JOB_NAME_BYTES],
 }
 
-/// One client, 232 bytes.
+/// One client, 272 bytes.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -154,7 +154,7 @@ pub struct ClientRecord {
     pub job_name: [u8; JOB_NAME_BYTES],
 }
 
-/// One job of a domain, or one domain, 480 bytes.
+/// One job of a domain, or one domain, 600 bytes.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]

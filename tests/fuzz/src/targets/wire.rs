@@ -6,8 +6,9 @@ use fdbroker_protocol::admin::{
     LimitChange, Limits, Metrics, NodeStatus, Page, Query, SetLimit, TakeoverOffer, TakeoverStep,
 };
 use fdbroker_protocol::message::*;
+use fdbroker_protocol::object::*;
 use fdbroker_protocol::{
-    DecodeError, Handle, HandlePrefix, Kind, MAX_BATCH, Message, Status, Writer,
+    DecodeError, Handle, HandlePrefix, Kind, MAX_BATCH, Message, Named, NamedItems, Status, Writer,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -28,6 +29,8 @@ pub fn run(data: &[u8]) {
     parts.items::<Handle>();
     parts.head_and_items::<RegisterHead, RegisterItem>();
     parts.grants();
+    parts.head_and_named::<ObjectCreateHead, ObjectItem>();
+    parts.got();
 }
 
 /// A structure of the protocol.
@@ -46,6 +49,14 @@ pub trait Bodies {
     fn head_and_items<H: Layout, T: Layout>(&mut self);
     /// Grants, then the driver data of some of them.
     fn grants(&mut self);
+    /// As many items as the header counts, each with a name and more behind it.
+    fn named<T: Layout + Named>(&mut self);
+    /// One structure, then such items.
+    fn head_and_named<H: Layout, T: Layout + Named>(&mut self);
+    /// A prefix and a name.
+    fn prefix(&mut self);
+    /// The answer to a get of objects.
+    fn got(&mut self);
 }
 
 /// Calls the method of `bodies` for the shape that messages of this kind have.
@@ -106,6 +117,20 @@ pub fn visit(kind: Kind, bodies: &mut impl Bodies) {
             bodies.head_and_items::<Page, ActRecord>()
         }
         Kind::Granted => bodies.grants(),
+        Kind::ObjectCreate => bodies.head_and_named::<ObjectCreateHead, ObjectItem>(),
+        Kind::ObjectCreated => bodies.body::<ObjectCreated>(),
+        Kind::ObjectAdd => bodies.head_and_named::<ObjectGroup, ObjectItem>(),
+        Kind::ObjectReply => bodies.items::<Status>(),
+        Kind::ObjectSeal | Kind::ObjectAbort => bodies.body::<ObjectGroup>(),
+        Kind::ObjectSealed => bodies.body::<ObjectSealed>(),
+        Kind::ObjectGet => bodies.head_and_named::<ObjectGetHead, ObjectName>(),
+        Kind::ObjectGot => bodies.got(),
+        Kind::ObjectDelete => bodies.head_and_named::<ObjectScope, ObjectDeleteItem>(),
+        Kind::ObjectStat => bodies.head_and_named::<ObjectScope, ObjectName>(),
+        Kind::ObjectTouch => bodies.head_and_named::<ObjectTouchHead, ObjectName>(),
+        Kind::ObjectRecords => bodies.head_and_named::<ObjectPage, ObjectRecord>(),
+        Kind::ObjectEvents => bodies.named::<ObjectEventItem>(),
+        Kind::ObjectList | Kind::ObjectWatch => bodies.prefix(),
     }
 }
 
@@ -153,6 +178,46 @@ impl Bodies for Parts<'_> {
             writer.push(items).push(blocks);
         });
     }
+
+    fn named<T: Layout + Named>(&mut self) {
+        self.check(self.0.named::<T>(), |writer, items| push_named(writer, items, self.0.count));
+    }
+
+    fn head_and_named<H: Layout, T: Layout + Named>(&mut self) {
+        self.check(self.0.head_and_named::<H, T>(), |writer, (head, items)| {
+            writer.push(head);
+            push_named(writer, items, self.0.count);
+        });
+    }
+
+    fn prefix(&mut self) {
+        self.check(self.0.prefix(), |writer, (head, prefix, after)| {
+            writer.push(head).push(prefix).push(after);
+        });
+    }
+
+    fn got(&mut self) {
+        self.check(self.0.got(), |writer, got| {
+            let head = ObjectGotHead::ref_from_prefix(self.0.body).expect("it was whole").0;
+            assert_eq!(
+                (got.items.len(), got.grants.len()),
+                (self.0.count, head.grants.get().into())
+            );
+            writer.push(head).push(got.items).push(got.grants);
+            writer.push(got.driver_data).push(got.metadata);
+        });
+    }
+}
+
+fn push_named<T: Layout + Named>(writer: &mut Writer, items: NamedItems<'_, T>, count: usize) {
+    assert_eq!(items.len(), count);
+    let mut seen = 0;
+    for (item, name, more) in items {
+        assert!(std::str::from_utf8(name).is_ok() && !name.contains(&0));
+        writer.push(item).push(name).push(more);
+        seen += 1;
+    }
+    assert_eq!(seen, count);
 }
 
 /// Any items of 16 bytes can be read as statuses: each says something, whatever is in it.

@@ -113,9 +113,9 @@ fn frame_when_80x24_then_every_part_is_there_and_whole() {
 }
 
 #[test]
-fn frame_when_120x40_then_more_of_everything() {
-    let frame = frame(&busy(), &every_second(), 120, 40);
-    assert_eq!(frame.len(), 40);
+fn frame_when_120x60_then_more_of_everything() {
+    let frame = frame(&busy(), &every_second(), 120, 60);
+    assert_eq!(frame.len(), 60);
     for text in ["ALLOCATIONS", "pinned_bytes", "2.0 refusals", "pid 77 app"] {
         assert!(has(&frame, text), "{text}: {frame:#?}");
     }

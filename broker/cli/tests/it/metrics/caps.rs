@@ -25,7 +25,7 @@ fn metrics_when_the_fd_table_is_larger_then_so_is_its_cap() {
 }
 
 /// Names in the configuration, and of the series.
-const CAPS: [(&str, &str); 8] = [
+const CAPS: [(&str, &str); 13] = [
     ("fds", "fdbroker_cap_fds"),
     ("held_fds", "fdbroker_held_cap_fds"),
     ("held_bytes", "fdbroker_held_cap_bytes"),
@@ -34,6 +34,11 @@ const CAPS: [(&str, &str); 8] = [
     ("allocations", "fdbroker_cap_allocations"),
     ("connections", "fdbroker_cap_connections"),
     ("kept_allocations", "fdbroker_kept_cap_allocations"),
+    ("object_names", "fdbroker_object_cap_names"),
+    ("metadata_bytes", "fdbroker_metadata_cap_bytes"),
+    ("kept_bytes", "fdbroker_kept_cap_bytes"),
+    ("kept_fds", "fdbroker_kept_cap_fds"),
+    ("permanent_bytes", "fdbroker_permanent_cap_bytes"),
 ];
 
 /// Most clients of the brokers here. The cap of connections is never above that.

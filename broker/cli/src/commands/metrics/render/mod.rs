@@ -149,7 +149,9 @@ fn accounts(
     labels: &[&str],
     accounts: &Accounts,
 ) -> fmt::Result {
-    for resource in Resource::bounded() {
+    // Jobs are not charged for what their domain alone is.
+    let is_its = |it: &Resource| of == "user" || it.narrowest() != Scope::Domain;
+    for resource in Resource::bounded().filter(is_its) {
         let name = name(&format!("fdbroker_{of}"), resource, "");
         let help = format!("{}, of each {of}; those with few fds are one, other", resource.help());
         let unit = unit(resource);
