@@ -1,6 +1,6 @@
 //! The simulator's command line. Must never guess: what it does not know is an error.
 
-use crate::setups;
+use crate::runner;
 
 /// What is printed for `--help`.
 pub const HELP: &str = "\
@@ -54,8 +54,8 @@ pub fn parse(mut given: impl Iterator<Item = String>) -> Result<Args, String> {
             "--threads" => args.threads = Some(number()?),
             "--config" => {
                 let name = given.next().unwrap_or_default();
-                if !setups::names().any(|known| known == name) {
-                    let names: Vec<&str> = setups::names().collect();
+                if !runner::all_configs().any(|known| known == name) {
+                    let names: Vec<&str> = runner::all_configs().collect();
                     return Err(format!("no configuration `{name}`; one of: {}", names.join(", ")));
                 }
                 args.config = Some(name);

@@ -60,6 +60,9 @@ impl Model {
                 ensure!(phase != Phase::Gone, "events for client {}, which is gone", client.0);
                 Ok(())
             }
+            Effect::ObjectsCreated { .. }
+            | Effect::ObjectsSealed { .. }
+            | Effect::ObjectsGot { .. } => Err("an answer about objects".into()),
             Effect::Disconnect { client, status } => self.disconnected(step, *client, *status),
             Effect::Forget { client } => self.forgotten(step, *client),
         }

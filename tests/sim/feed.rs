@@ -195,6 +195,10 @@ impl World {
                 }
                 Effect::Unkeep { slot } => drop(self.stored.remove(slot)),
                 Effect::Declared { .. } | Effect::GrantedAhead { .. } => {}
+                // Worlds of their own have objects.
+                Effect::ObjectsCreated { .. }
+                | Effect::ObjectsSealed { .. }
+                | Effect::ObjectsGot { .. } => {}
             }
         }
         if let Action::Gone { client } = action {

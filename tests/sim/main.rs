@@ -21,6 +21,7 @@ mod judge;
 mod lives;
 mod model;
 mod narrow;
+mod objects;
 mod quotas;
 mod reclaims;
 mod report;
@@ -65,7 +66,7 @@ fn main() -> ExitCode {
     }
     if args.list {
         scenarios::ALL.iter().for_each(|(name, _)| println!("{name}: test"));
-        setups::names().for_each(|name| println!("--config {name}"));
+        runner::all_configs().for_each(|name| println!("--config {name}"));
         return ExitCode::SUCCESS;
     }
     runner::quiet_panics();

@@ -5,7 +5,7 @@ use crate::args::Args;
 use crate::report::{Stats, Trace, TraceMode, Violation};
 use crate::rng::{Rng, mix};
 use crate::world::World;
-use crate::{model, rig, scenarios, setups};
+use crate::{model, objects, rig, scenarios, setups};
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
@@ -44,7 +44,12 @@ pub fn planned(args: &Args) -> Vec<Run> {
 /// The configurations that the arguments ask for.
 pub fn configs(args: &Args) -> Vec<&'static str> {
     let wanted = |name: &&str| args.config.as_ref().is_none_or(|config| config == name);
-    setups::names().filter(wanted).collect()
+    all_configs().filter(wanted).collect()
+}
+
+/// The names of all configurations.
+pub fn all_configs() -> impl Iterator<Item = &'static str> {
+    setups::names().chain([objects::CONFIG])
 }
 
 /// Worlds that run at a time.
@@ -77,6 +82,9 @@ pub fn run_all(runs: &[Run], args: &Args) -> Vec<Outcome> {
 /// Runs one configuration and seed, and again with a trace when it breaks a promise.
 pub fn run(run: &Run, trace: bool) -> Outcome {
     let Run { config, seed, steps } = *run;
+    if config == objects::CONFIG {
+        return run_objects(seed, steps, trace);
+    }
     let mode = if trace { TraceMode::Print } else { TraceMode::Off };
     let mut done = Stats::default();
     let mut life = 0;
@@ -102,6 +110,38 @@ pub fn run(run: &Run, trace: bool) -> Outcome {
             }));
         }
         done.add(&world.total());
+        life += 1;
+    }
+    Ok(done)
+}
+
+/// Runs worlds of objects with one seed, and one of them again with a trace when it breaks a promise.
+fn run_objects(seed: u64, steps: u64, trace: bool) -> Outcome {
+    let mode = if trace { TraceMode::Print } else { TraceMode::Off };
+    let (mut done, mut life) = (Stats::default(), 0);
+    while done.steps < steps {
+        let (world_seed, quota) = (mix(seed, life, objects::CONFIG), steps - done.steps);
+        let live = |mode| {
+            attempt(
+                || objects::world(world_seed, Trace::new(mode)),
+                |world| objects::run(world, quota),
+            )
+        };
+        let (world, outcome) = live(mode);
+        if let Err(message) = outcome {
+            let at = done.steps + world.stats.steps;
+            let (again, _) = if trace { live(TraceMode::Off) } else { live(TraceMode::Ring) };
+            let config = objects::CONFIG;
+            return Err(Box::new(Violation {
+                place: format!("in configuration {config}, seed {seed}, step {at}"),
+                message,
+                replay: format!(
+                    "tests/sim/run.sh --config {config} --seed {seed} --steps {steps} --trace"
+                ),
+                trace: again.trace.lines(),
+            }));
+        }
+        done.add(&objects::total(&world));
         life += 1;
     }
     Ok(done)

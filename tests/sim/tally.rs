@@ -85,6 +85,7 @@ kinds! {
     Events = "events",
     Fds = "every fd accounted for",
     Lives = "nothing lost between lives",
+    Objects = "objects: names, groups, waits",
 }
 
 /// Counts by kind.

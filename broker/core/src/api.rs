@@ -4,6 +4,7 @@
 
 use crate::job_name::JobName;
 use crate::limits::EFFECTS_KEPT;
+use crate::objects::api::{Create, Deleted, GotObject, GroupId, NewObject};
 use crate::subordinate::SubordinateUids;
 use fdbroker_protocol::admin::ActOutcome;
 use fdbroker_protocol::{
@@ -326,6 +327,37 @@ pub enum Input<'a> {
     Complete { client: ClientId },
     /// Leases of before a crash. Answered by [`Effect::Declared`].
     Declare { client: ClientId, request: RequestId, items: &'a [Declared] },
+    /// Begins a group of objects. One fd comes with the message, which uses a credit. Answered by [`Effect::ObjectsCreated`], or
+    /// by [`Effect::Failed`].
+    CreateObjects { client: ClientId, request: RequestId, create: &'a Create<'a> },
+    /// More objects of a group in the making: all of them or none. Answered by [`Effect::Statuses`] with one, or by
+    /// [`Effect::Failed`].
+    AddObjects {
+        client: ClientId,
+        request: RequestId,
+        group: GroupId,
+        objects: &'a [NewObject<'a>],
+    },
+    /// All of a group can be had from now on. `checked`: what the daemon found of its memory, such as SEALED_BUSY. Answered by
+    /// [`Effect::ObjectsSealed`], or by [`Effect::Failed`].
+    SealObjects {
+        client: ClientId,
+        request: RequestId,
+        group: GroupId,
+        checked: Result<(), Status>,
+    },
+    /// A group in the making is given up. Answered by [`Effect::Statuses`] with one.
+    AbortObjects { client: ClientId, request: RequestId, group: GroupId },
+    /// Wants objects by their names, all at once. Answered by [`Effect::ObjectsGot`], or by [`Effect::Failed`].
+    GetObjects {
+        client: ClientId,
+        request: RequestId,
+        of_job: bool,
+        names: &'a [&'a [u8]],
+        deadline: Now,
+    },
+    /// Takes their names from objects. Answered by [`Effect::Statuses`].
+    DeleteObjects { client: ClientId, request: RequestId, of_job: bool, objects: &'a [Deleted<'a>] },
     /// New caps. What is above a lowered one stays until it is given back; nothing is added to it.
     SetCaps { caps: &'a CapsOfScopes },
     /// What files pin now, bytes, each by the slot of an allocation that is held.
@@ -430,6 +462,18 @@ pub enum Effect {
         deadline: Now,
         seq: u64,
     },
+    /// Answer a create: the group's number.
+    ObjectsCreated { client: ClientId, request: RequestId, group: GroupId, deposit_credits: u32 },
+    /// Answer a seal: the version of all objects of the group.
+    ObjectsSealed { client: ClientId, request: RequestId, version: u64 },
+    /// Answer a get: [`Effects::objects`], and of each of their groups one of [`Effects::granted`], each of them OK. If it cannot
+    /// be sent, the leases are given back by [`Input::Release`], and the answer is AGAIN.
+    ObjectsGot {
+        client: ClientId,
+        request: RequestId,
+        objects: std::ops::Range<usize>,
+        grants: std::ops::Range<usize>,
+    },
     /// Send these ahead: [`Effects::granted`], each of them OK.
     GrantedAhead { client: ClientId, range: std::ops::Range<usize> },
     /// Answer a request that failed as a whole.
@@ -449,6 +493,8 @@ pub enum StatusReply {
     Unregister,
     /// To mapped or release.
     Lease,
+    /// To add, abort or delete of objects.
+    Objects,
 }
 
 /// The effects of one step, in a buffer that is cleared and reused.
@@ -458,6 +504,8 @@ pub struct Effects {
     pub list: Vec<Effect>,
     /// Items of [`Effect::Granted`].
     pub granted: Vec<Granted>,
+    /// Objects of [`Effect::ObjectsGot`].
+    pub objects: Vec<GotObject>,
     /// Items of [`Effect::Registered`].
     pub registered: Vec<Registered>,
     /// Items of [`Effect::Statuses`].
@@ -473,6 +521,7 @@ impl Effects {
     pub fn clear(&mut self) {
         empty(&mut self.list);
         empty(&mut self.granted);
+        empty(&mut self.objects);
         empty(&mut self.registered);
         empty(&mut self.statuses);
         empty(&mut self.recalled_us);

@@ -315,7 +315,7 @@ impl Core {
                 return;
             }
             let Some(seq) = self.rooms.next() else { return };
-            items += self.parked[&seq].nodes.len();
+            items += self.parked[&seq].items();
             self.look(now, seq, fx);
         }
         self.wake_all();

@@ -36,6 +36,7 @@ impl Core {
         self.check_lists(&mut right);
         self.check_parked(&mut right);
         self.check_records();
+        self.check_objects();
         self.ledger.assert_same(&right);
     }
 
@@ -120,6 +121,7 @@ impl Core {
                 right.add(client.scope, items_of(&self.parked[seq].wish));
             }
         }
+        self.count_objects(right);
         right.add(ScopeId::NODE, Charge(Resource::Domains, self.clients.domains(0).count() as u64));
         right.set_unplaced(refused);
         assert_eq!(unswept, self.leases.unswept(), "leases that a sweep is still to come to");

@@ -37,6 +37,7 @@ pub mod limits;
 mod lists;
 mod lru;
 mod notes;
+mod objects;
 mod order;
 mod parked;
 mod queues;
@@ -63,6 +64,7 @@ pub use fdbroker_protocol::Caps;
 pub use job_name::JobName;
 pub use ledger::Account;
 pub use notes::Note;
+pub use objects::api::*;
 pub use restore::RestoreError;
 pub use saved::Saved;
 pub use shares::Part;
@@ -80,6 +82,7 @@ use fdbroker_protocol::limits::{DRIVER_DATA_BYTES, ENDS_PER_MESSAGE};
 use fdbroker_protocol::{ByCounter, ErrorCode};
 use leases::Leases;
 use ledger::{Blocked, Ledger};
+use objects::Objects;
 use parked::Parked;
 use queues::Waiting;
 use recalls::Recalls;
@@ -128,6 +131,7 @@ pub struct Core {
     arrivals: u64,
     counters: ByCounter<u64>,
     notes: notes::Notes,
+    objects: Objects,
 }
 
 impl Core {
@@ -164,6 +168,7 @@ impl Core {
             arrivals: 0,
             counters: ByCounter::default(),
             notes: notes::Notes::default(),
+            objects: Objects::default(),
             config,
         })
     }
@@ -176,9 +181,12 @@ impl Core {
         match input.request().filter(|(client, _)| !self.welcome(*client)) {
             None => self.take(input, effects),
             Some((client, request)) => {
-                if let Input::Register { deposits, .. } = input {
-                    self.close_all_uninvited(client, deposits, effects);
-                }
+                let deposits = match input {
+                    Input::Register { deposits, .. } => deposits,
+                    Input::CreateObjects { create, .. } => std::slice::from_ref(&create.deposit),
+                    _ => &[],
+                };
+                self.close_all_uninvited(client, deposits, effects);
                 self.refuse_stranger(client, request, effects);
             }
         }
@@ -229,6 +237,25 @@ impl Core {
             Input::Cancel { client, request } => self.cancel(client, request, fx),
             Input::Mapped { client, request, leases } => self.mapped(client, request, leases, fx),
             Input::Release { client, request, leases } => self.release(client, request, leases, fx),
+            // Named objects.
+            Input::CreateObjects { client, request, create } => {
+                self.create_objects(client, request, create, fx);
+            }
+            Input::AddObjects { client, request, group, objects } => {
+                self.add_objects(client, request, group, objects, fx);
+            }
+            Input::SealObjects { client, request, group, checked } => {
+                self.seal_objects(client, request, group, checked, fx);
+            }
+            Input::AbortObjects { client, request, group } => {
+                self.abort_objects(client, request, group, fx);
+            }
+            Input::GetObjects { client, request, of_job, names, deadline } => {
+                self.get_objects(client, request, of_job, names, deadline, fx);
+            }
+            Input::DeleteObjects { client, request, of_job, objects } => {
+                self.delete_objects(client, request, of_job, objects, fx);
+            }
             // After a crash.
             Input::Redeposit { client, request, items } => {
                 self.redeposit(client, request, items, fx);
@@ -269,6 +296,7 @@ impl Core {
             || !self.waiting.is_idle()
             || self.reclaim_from.is_some()
             || self.drain_from.is_some()
+            || !self.objects.is_idle()
     }
 
     /// Driver data of a live allocation: bytes in use, and the bytes.
@@ -286,6 +314,8 @@ impl Core {
         let now = self.now;
         // First: what gone clients had becomes room, and ends what others wait for.
         self.tear_down(fx);
+        // Ended groups of objects go, and requests for names that were sealed become ready to be looked at.
+        self.sweep_objects(fx);
         // Requests for fds of silent owners become ready to be answered.
         self.sweep_silent();
         // Ready requests go before those that wait for room: their fds are here, and pinned until they are served.
@@ -315,6 +345,11 @@ impl Core {
             | Input::Unregister { client, .. }
             | Input::Acquire { client, .. }
             | Input::Redeposit { client, .. }
+            | Input::CreateObjects { client, .. }
+            | Input::AddObjects { client, .. }
+            | Input::SealObjects { client, .. }
+            | Input::GetObjects { client, .. }
+            | Input::DeleteObjects { client, .. }
             | Input::Declare { client, .. } => self.touch(*client),
             _ => {}
         }
@@ -353,6 +388,12 @@ impl Input<'_> {
             Input::Register { client, request, .. }
             | Input::Unregister { client, request, .. }
             | Input::Acquire { client, request, .. }
+            | Input::CreateObjects { client, request, .. }
+            | Input::AddObjects { client, request, .. }
+            | Input::SealObjects { client, request, .. }
+            | Input::AbortObjects { client, request, .. }
+            | Input::GetObjects { client, request, .. }
+            | Input::DeleteObjects { client, request, .. }
             | Input::Redeposit { client, request, .. }
             | Input::Declare { client, request, .. } => Some((client, request)),
             Input::Mapped { client, request, .. } | Input::Release { client, request, .. } => {

@@ -126,6 +126,21 @@ pub const RESERVED_ENDS_PER_STEP: usize = 64;
 /// Most slots looked at for such allocations in one step, those included that have been named meanwhile: some 20 us.
 pub const RESERVED_LOOKS_PER_STEP: usize = 4096;
 
+/// Most objects in the making under one name: replacers of a name wait for each other seldom.
+pub const MAKERS_PER_NAME: usize = 16;
+
+/// Most objects of ended groups that are taken off the names in one step: some 50 us.
+pub const MEMBERS_SWEPT_PER_STEP: usize = 256;
+
+/// Of these, those of one domain's groups before another's turn comes.
+pub const MEMBERS_SWEPT_PER_TURN: usize = 32;
+
+/// The end of a group's memory counts as so many objects: some 1 us.
+pub const MEMBERS_PER_MEMORY: usize = 4;
+
+/// Most requests woken in one step that wait for a name which was sealed. Looking at them takes more steps.
+pub const WAITERS_WOKEN_PER_STEP: usize = 64;
+
 /// Bytes of a segment of a table. A table grows by one of them and moves nothing: some us, whatever is in it.
 pub const SEGMENT_BYTES: usize = 1 << 16;
 

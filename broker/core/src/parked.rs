@@ -2,6 +2,7 @@
 
 use crate::api::{ClientId, Now, RequestId, Wanted};
 use crate::ledger::Blocked;
+use crate::objects::Get;
 
 /// What a parked request wants.
 #[derive(Clone, Debug)]
@@ -12,12 +13,14 @@ pub enum Wish {
     Credits(u64),
     /// To be let in, with that many fds of its own.
     Hello(u64),
+    /// Objects by their names.
+    Get(Box<Get>),
 }
 
 /// What a parked request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// A recall alone.
+    /// A recall alone; or a name that is not sealed.
     Recall,
     /// Room in an account.
     Room(Blocked),
@@ -49,6 +52,14 @@ pub struct Parked {
 }
 
 impl Parked {
+    /// How many items a look at it looks at.
+    pub fn items(&self) -> usize {
+        match &self.wish {
+            Wish::Get(get) => get.names.len(),
+            _ => self.nodes.len(),
+        }
+    }
+
     /// A request that has just come to wait.
     pub fn new(
         client: ClientId,

@@ -13,7 +13,7 @@ use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Status};
 pub(crate) const NOTHING: AllocationId = AllocationId { slot: NONE, generation: 0 };
 
 /// What becomes of a deposit.
-enum Outcome {
+pub(crate) enum Outcome {
     /// A new allocation, whose fd is kept.
     Kept(AllocationId),
     /// An allocation whose fd is not kept: the same as before, or one that is evicted at once.
@@ -110,7 +110,7 @@ impl Core {
     }
 
     /// Whether the fds have places, and the domain's refused ones have not piled up.
-    fn admit(&mut self, client: ClientId, deposits: &[Deposit]) -> Result<(), Status> {
+    pub(crate) fn admit(&mut self, client: ClientId, deposits: &[Deposit]) -> Result<(), Status> {
         let record = self.client_mut(client.0);
         if deposits.len() as u64 > record.credits + record.credits_taken {
             return Err(ErrorCode::Protocol.into());
@@ -136,7 +136,7 @@ impl Core {
         }
     }
 
-    fn deposit(&mut self, owner: u32, deposit: &Deposit, fx: &mut Effects) -> Outcome {
+    pub(crate) fn deposit(&mut self, owner: u32, deposit: &Deposit, fx: &mut Effects) -> Outcome {
         if let Err(status) = deposit.checked {
             return Outcome::Refused(status);
         }

@@ -12,6 +12,7 @@ use crate::continuity::{Grace, Standing};
 use crate::fairness::Rooms;
 use crate::leases::{Lease, Leases};
 use crate::limits::MOST_GROUPS;
+use crate::objects::Objects;
 use crate::recalls::Recall;
 use crate::registry::Registry;
 use crate::saved::{Beside, Saved, SavedOwners};
@@ -55,10 +56,10 @@ impl From<(&'static str, u64)> for RestoreError {
     }
 }
 
-type Check<T = ()> = Result<T, RestoreError>;
+pub(crate) type Check<T = ()> = Result<T, RestoreError>;
 
 /// Fails unless a rule holds; `what` and `number` say of which record.
-fn ensure(holds: bool, what: &'static str, number: impl Into<u64>) -> Check {
+pub(crate) fn ensure(holds: bool, what: &'static str, number: impl Into<u64>) -> Check {
     match holds {
         true => Ok(()),
         false => Err(RestoreError::Broken(what, number.into())),
@@ -85,6 +86,7 @@ impl Core {
         let clients = (saved.domains, saved.jobs, saved.clients);
         core.restore_clients(clients, saved.dying, serials)?;
         let most = core.config.max_slots;
+        core.objects = Objects::restore(saved.objects)?;
         core.allocations = Registry::restore(most, saved.allocations)?;
         for slot in core.allocations.full() {
             core.restore_allocation(slot, &mut beside)?;
@@ -93,6 +95,7 @@ impl Core {
             ensure(core.set_payer(payer), "payer of a file", payer.2)?;
         }
         ensure(beside == Beside::default(), "what is of no allocation", 0u32)?;
+        core.check_restored_objects()?;
         core.restore_leases(saved.leases, saved.to_tell)?;
         core.restore_continuity(saved.owners, saved.grace_until)?;
         core.recount();
@@ -233,13 +236,14 @@ impl Core {
         let ownerless = owner == NONE && self.clients.is_domain(domain);
         ensure(owned || ownerless, "allocation's owner", slot)?;
         let is_left = is_live && ownerless && state != State::Reserved;
-        ensure(orphan.is_some() == is_left, "allocation's keeper", slot)?;
+        let is_of_objects = self.objects.keeps(slot);
+        ensure((orphan.is_some() || is_of_objects) == is_left, "allocation's keeper", slot)?;
         let left_by = orphan.and_then(|orphan| orphan.job);
         let is_its = left_by.is_none_or(|job| self.clients.is_job_of(job, domain));
         ensure(is_its, "the job that left an allocation", slot)?;
         let sound = match state {
             State::Held => owned && recallable && !keep,
-            State::Resident => keep || owned && !recallable,
+            State::Resident => keep || (owned || is_of_objects) && !recallable,
             State::Evicted | State::Recalling => owned && recallable,
             State::Reserved => owner == NONE && !keep,
             State::Ended(_) => true,

@@ -7,6 +7,7 @@ use crate::api::{ClientId, Effect, Effects, Granted, Now, RequestId};
 use crate::continuity::Grace;
 use crate::ledger::Charge;
 use crate::limits::{PARKED_ITEMS_PER_STEP, TIMERS_PER_STEP};
+use crate::objects::Asked;
 use crate::parked::{Parked, Wait, Wish};
 use crate::queues::Fate;
 use crate::timers::Timer;
@@ -19,6 +20,7 @@ const PARKED: Charge = Charge(Resource::ParkedRequests, 1);
 pub(crate) fn items_of(wish: &Wish) -> Charge {
     let items = match wish {
         Wish::Acquire(wanted) => wanted.len(),
+        Wish::Get(get) => get.names.len(),
         Wish::Credits(_) | Wish::Hello(_) => 0,
     };
     Charge(Resource::ParkedItems, items as u64)
@@ -44,10 +46,13 @@ impl Core {
         self.leave_queues(&nodes);
         let wait = self.parked[&seq].wait;
         self.stand_down(seq);
-        let parked = Parked { wait, ..self.parked.remove(&seq)? };
+        let mut parked = Parked { wait, ..self.parked.remove(&seq)? };
         self.client_mut(parked.client.0).parked.retain(|other| *other != seq);
         self.undo_charge(parked.client.0, PARKED);
         self.undo_charge(parked.client.0, items_of(&parked.wish));
+        if let Wish::Get(get) = &mut parked.wish {
+            self.forget_get(seq, parked.client.0, get);
+        }
         Some(parked)
     }
 
@@ -68,14 +73,19 @@ impl Core {
         let (client, request, deadline) = (parked.client, parked.request, parked.deadline);
         self.also_blocked.clear();
         // Put back below: the items are borrowed while the rest of the core changes.
-        let wish = std::mem::replace(&mut parked.wish, Wish::Credits(0));
-        let wait = match &wish {
+        let mut wish = std::mem::replace(&mut parked.wish, Wish::Credits(0));
+        let wait = match &mut wish {
             Wish::Credits(wanted) => self.try_credits(client, request, *wanted, turn, fx),
             Wish::Hello(own) => self.retry_hello(client, request, *own, turn, fx),
             Wish::Acquire(wanted) if self.client_mut(client.0).sendable => {
                 let first = false;
                 let attempt = Attempt { client, request, seq, deadline, wanted, turn, first };
                 self.try_acquire(attempt, fx)
+            }
+            Wish::Get(get) => {
+                let (scope, first) = (get.scope, false);
+                let asked = Asked { client, request, scope, turn, first };
+                self.retry_get(seq, asked, get, fx)
             }
             // It asks anew when its client reads.
             Wish::Acquire(_) => Some(Wait::Reader),
@@ -124,7 +134,7 @@ impl Core {
     /// The client of a parked request does not read: it waits for that, and does not stand before others.
     pub(crate) fn wait_for_reader(&mut self, seq: u64) {
         let parked = &self.parked[&seq];
-        if let (Wish::Acquire(_), Wait::Room(_)) = (&parked.wish, parked.wait) {
+        if let (Wish::Acquire(_) | Wish::Get(_), Wait::Room(_)) = (&parked.wish, parked.wait) {
             let supplied = parked.supplied;
             self.wait_anew(seq, Wait::Reader, supplied);
             self.listen(seq);
@@ -184,6 +194,7 @@ impl Core {
                 Timer::Recall(slot, generation) => self.recall_overdue(slot, generation),
                 Timer::Parked(seq) => self.deadline_passed(seq, fx),
                 Timer::Keep(slot, generation) => self.end_orphan(slot, generation, fx),
+                Timer::Object(group, generation) => self.object_overdue(group, generation),
                 Timer::Grace => self.continuity.set_grace(Grace::Ending(0)),
             }
         }
@@ -218,6 +229,7 @@ impl Core {
                 self.refuse(client, request, status, fx);
             }
             Wish::Hello(own) => self.hello_too_late(client, request, own, fx),
+            Wish::Get(get) => self.get_too_late(client, request, &get, fx),
         }
     }
 }

@@ -14,6 +14,7 @@ use crate::continuity::{FormerOwner, Grace, Standing};
 use crate::leases::Lease;
 use crate::ledger::ScopeId;
 use crate::lists::List;
+use crate::objects::SavedObjects;
 use crate::parked::Wish;
 use crate::recalls::Recall;
 use crate::slots::{Flat, NONE, SavedSlots};
@@ -49,6 +50,7 @@ pub struct Saved {
     pub(crate) dying: VecDeque<u32>,
     /// Being drained: clients ever connected when that began.
     pub(crate) draining: Option<u64>,
+    pub(crate) objects: SavedObjects,
 }
 
 /// Owners that slots wait for, whether each has named all that is alive, and each slot with whether its fd outlived the
@@ -79,7 +81,7 @@ impl Core {
             match parked.wish {
                 _ if is_gone => _ = self.unpark(seq),
                 Wish::Acquire(_) => self.answer_ended_item(seq, effects),
-                Wish::Credits(_) => {
+                Wish::Credits(_) | Wish::Get(_) => {
                     self.unpark(seq);
                     let status = ErrorCode::Again.into();
                     effects.list.push(Effect::Failed { client, request, status });
@@ -91,6 +93,7 @@ impl Core {
                 }
             }
         }
+        self.sweep_all_objects(effects);
         while self.allocations.next_ending().is_some() {
             self.allowances = Allowances::of_a_step();
             self.sweep_ended();
@@ -128,6 +131,7 @@ impl Core {
             },
             dying: self.clients.dying().clone(),
             draining: self.draining,
+            objects: self.objects.save(),
         }
     }
 

@@ -111,6 +111,12 @@ impl Core {
         (more > room).then(|| Self::no_quota_limit(Resource::HeldBytes, Scope::Domain, share))
     }
 
+    /// How much more a domain may have of something that objects are charged with: `most` is the node's cap.
+    pub(crate) fn share_of(&self, domain: u32, most: u64, count: fn(&ScopeRecord) -> u64) -> u64 {
+        let [held, used] = self.shared(domain, count);
+        Part { held, used, most }.lasting_room(self.config.share_factor)
+    }
+
     /// How many more places of the broker's own fd table a domain may have: for connections, credits and recalls. Fds
     /// that can be closed, and idle credits, count as free.
     pub(crate) fn share_of_table(&self, domain: u32) -> u64 {

@@ -13,6 +13,8 @@ pub enum Timer {
     Recall(u32, u32),
     /// The end of a kept allocation without an owner: slot and generation.
     Keep(u32, u32),
+    /// The end of a kept group of objects: slot and generation.
+    Object(u32, u32),
     /// The end of the time for naming allocations again after a crash.
     Grace,
 }

@@ -72,6 +72,10 @@ impl Input<'_> {
             Input::Redeposit { items, .. } => items.len(),
             Input::Declare { items, .. } => items.len(),
             Input::Measured { files } => files.len(),
+            Input::CreateObjects { create, .. } => create.objects.len(),
+            Input::AddObjects { objects, .. } => objects.len(),
+            Input::GetObjects { names, .. } => names.len(),
+            Input::DeleteObjects { objects, .. } => objects.len(),
             _ => 0,
         }
     }

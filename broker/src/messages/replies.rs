@@ -171,6 +171,7 @@ pub fn write_statuses<'w>(
     let kind = match reply {
         StatusReply::Unregister => Kind::UnregisterReply,
         StatusReply::Lease => Kind::LeaseReply,
+        StatusReply::Objects => Kind::ObjectReply,
     };
     writer.start(kind, request.0).push(statuses);
     writer.finish(statuses.len(), 0)

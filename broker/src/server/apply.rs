@@ -125,6 +125,10 @@ impl Server {
                 self.reply_failed(*client, *request, *status);
             }
             Effect::Events { client } => self.connections.note_events(*client),
+            // The core is asked for no objects yet: requests about them are refused where they are read.
+            Effect::ObjectsCreated { .. }
+            | Effect::ObjectsSealed { .. }
+            | Effect::ObjectsGot { .. } => {}
             Effect::Disconnect { client, status } => self.end_with(*client, *status),
             Effect::Forget { client } => self.forget(index(*client)),
         }

@@ -17,6 +17,7 @@ mod files;
 mod jobs;
 mod left;
 mod lives;
+mod objects;
 mod order;
 mod portions;
 mod reclaim;

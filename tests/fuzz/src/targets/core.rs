@@ -466,7 +466,10 @@ impl World {
                 }
                 Effect::Forget { client } => *self.of(*client) = Client::default(),
                 Effect::Statuses { range, .. } => assert!(range.end <= self.fx.statuses.len()),
-                Effect::Keep { .. }
+                Effect::ObjectsCreated { .. }
+                | Effect::ObjectsSealed { .. }
+                | Effect::ObjectsGot { .. }
+                | Effect::Keep { .. }
                 | Effect::KeptChanged { .. }
                 | Effect::Unkeep { .. }
                 | Effect::Welcome { .. }

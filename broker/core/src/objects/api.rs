@@ -1,0 +1,112 @@
+//! What is said of objects to the core, and what it says of them. Plain data: must never hold an fd, a clock or an OS type.
+
+use crate::api::{Deposit, Now};
+use fdbroker_protocol::AllocationId;
+use fdbroker_protocol::object::ObjectState;
+
+/// A group's number: slot in the low half, generation in the high half. Never 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct GroupId(pub u64);
+
+/// An object of a group, as its creator says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewObject<'a> {
+    /// 1 to 255 bytes of UTF-8 without 0.
+    pub name: &'a [u8],
+    /// Where in the group's memory it begins, bytes.
+    pub offset: u64,
+    /// Bytes.
+    pub size_bytes: u64,
+    /// The version that the name must have when the group is sealed, 0 = none. `None`: see [`Create::replace`].
+    pub expect: Option<u64>,
+    /// Opaque.
+    pub metadata: &'a [u8],
+}
+
+/// A group to begin. One fd comes with the message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Create<'a> {
+    /// The names are those of the client's job, not of its domain.
+    pub of_job: bool,
+    /// Other objects may have the names; they lose them when the group is sealed.
+    pub replace: bool,
+    /// It outlives its creator, for so many us after its last use; at most [`Config::keep_ttl_us`](crate::Config).
+    pub keep_us: Option<u64>,
+    /// It ends neither by time nor to make room.
+    pub pin: bool,
+    /// It may end when bytes are short.
+    pub evictable: bool,
+    /// Its memory. Share, address and what is said of recalls, keeping and virtual fds mean nothing here.
+    pub deposit: Deposit,
+    /// Deposits that will follow.
+    pub credits_wanted: u32,
+    /// The first of its objects.
+    pub objects: &'a [NewObject<'a>],
+}
+
+/// An object to delete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deleted<'a> {
+    /// Its name.
+    pub name: &'a [u8],
+    /// The version that it must have; 0 = any.
+    pub version: u64,
+}
+
+/// One object of the answer to a get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GotObject {
+    /// Its version.
+    pub version: u64,
+    /// Where in the group's memory it begins, bytes.
+    pub offset: u64,
+    /// Bytes.
+    pub size_bytes: u64,
+    /// Which of the grants of the answer is that of its group.
+    pub grant: u16,
+    /// Bytes of its metadata.
+    pub metadata_len: u16,
+    /// Its group, and its place there: for [`Core::metadata_of`](crate::Core::metadata_of).
+    pub place: (GroupId, u16),
+}
+
+/// What is known of a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ObjectView<'a> {
+    /// The name.
+    pub name: &'a [u8],
+    /// Sealed, or in the making.
+    pub state: ObjectState,
+    /// Its version; 0 while it is in the making.
+    pub version: u64,
+    /// Where in the group's memory it begins, bytes.
+    pub offset: u64,
+    /// Bytes.
+    pub size_bytes: u64,
+    /// Its metadata.
+    pub metadata: &'a [u8],
+    /// Its group.
+    pub group: GroupId,
+    /// The group's allocation.
+    pub allocation: AllocationId,
+    /// Bytes of the group's memory.
+    pub group_bytes: u64,
+    /// Names that the group has.
+    pub group_names: u32,
+    /// Leases of the group.
+    pub leases: u32,
+    /// When it was sealed, or its group begun.
+    pub since: Now,
+    /// When it ends if nobody uses it.
+    pub until: Option<Now>,
+    /// The group outlives its creator.
+    pub is_kept: bool,
+    /// It ends neither by time nor to make room.
+    pub is_pinned: bool,
+    /// It may end when bytes are short.
+    pub is_evictable: bool,
+    /// The creator's pid.
+    pub creator_pid: u32,
+    /// The creator is not connected any more.
+    pub is_creator_gone: bool,
+}

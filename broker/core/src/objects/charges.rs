@@ -1,0 +1,80 @@
+//! What objects are charged with: to their domain and the node alone, within caps and shares. Must never charge for a part of
+//! what was asked.
+
+use super::groups::Member;
+use crate::Core;
+use crate::ledger::{Blocked, Charge, ScopeId, ScopeRecord};
+use fdbroker_protocol::{Resource, Scope, Status};
+
+/// What an object is charged with while it has its name, or is made under it.
+pub(super) fn of_member(member: &Member) -> [Charge; 2] {
+    of_objects(1, member.metadata.len() as u64)
+}
+
+/// The same of several, with so much metadata together.
+pub(super) fn of_objects(count: u64, metadata: u64) -> [Charge; 2] {
+    [Charge(Resource::ObjectNames, count), Charge(Resource::MetadataBytes, metadata)]
+}
+
+/// What a kept group is charged with beside its fd and memory.
+pub(super) fn of_kept(bytes: u64, pin: bool) -> [Charge; 3] {
+    [
+        Charge(Resource::KeptFds, 1),
+        Charge(Resource::KeptBytes, bytes),
+        Charge(Resource::PermanentBytes, if pin { bytes } else { 0 }),
+    ]
+}
+
+impl Core {
+    /// Charges a client's domain, with all of these or none.
+    pub(super) fn charge_objects(&mut self, client: u32, charges: &[Charge]) -> Result<(), Status> {
+        let domain = self.clients[client].domain;
+        let scope = self.clients.scope_of_domain(domain);
+        for (done, charge) in charges.iter().enumerate() {
+            if let Err(status) = self.charge_object(domain, scope, *charge) {
+                charges[..done].iter().for_each(|charge| self.ledger.take(scope, *charge));
+                self.count_refusal(client, status);
+                return Err(status);
+            }
+        }
+        Ok(())
+    }
+
+    fn charge_object(&mut self, domain: u32, scope: ScopeId, charge: Charge) -> Result<(), Status> {
+        let Charge(resource, amount) = charge;
+        if amount > self.share_of_objects(domain, resource) {
+            let held = self.ledger[scope].account.counted(resource);
+            let cap = held.saturating_add(self.share_of_objects(domain, resource));
+            let blocked = Blocked { resource, scope: ScopeId::NODE };
+            return Err(match self.ledger.fits(scope, None, charge) {
+                Err(full) => self.no_quota(full),
+                Ok(()) => Status {
+                    value: cap.into(),
+                    scope: Scope::Domain as u8,
+                    ..self.no_quota(blocked)
+                },
+            });
+        }
+        self.ledger.charge(scope, charge).map_err(|full| self.no_quota(full))
+    }
+
+    /// How much more of a resource a domain may have.
+    fn share_of_objects(&self, domain: u32, resource: Resource) -> u64 {
+        let count: fn(&ScopeRecord) -> u64 = match resource {
+            Resource::ObjectNames => |it| it.account.counted(Resource::ObjectNames),
+            Resource::MetadataBytes => |it| it.account.counted(Resource::MetadataBytes),
+            Resource::KeptFds => |it| it.account.counted(Resource::KeptFds),
+            Resource::PermanentBytes => |it| it.account.counted(Resource::PermanentBytes),
+            _ => |it| it.account.counted(Resource::KeptBytes),
+        };
+        self.share_of(domain, self.ledger.caps().node[resource], count)
+    }
+
+    /// Takes charges of a domain back.
+    pub(super) fn release_objects(&mut self, domain: u32, charges: &[Charge]) {
+        for charge in charges {
+            self.ledger.release(self.clients.scope_of_domain(domain), *charge);
+        }
+        self.forget_domain_if_unused(domain);
+    }
+}

@@ -1,0 +1,335 @@
+//! Groups in the making: begun with their memory, filled, sealed or given up. Must never do a part of what was asked.
+
+use super::api::{Create, GroupId, NewObject};
+use super::charges::{of_kept, of_objects};
+use super::groups::{Expect, Group, GroupState, Member};
+use super::names::{NameScope, Place};
+use crate::Core;
+use crate::api::{ClientId, Deposit, Effect, Effects, RequestId, StatusReply};
+use crate::clients::Client;
+use crate::ledger::Charge;
+use crate::limits::MAKERS_PER_NAME;
+use crate::lists::Link;
+use crate::register::Outcome;
+use crate::slots::NONE;
+use fdbroker_protocol::limits::{MAX_GROUP, METADATA_BYTES};
+use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Share, Status, is_object_name};
+
+/// The status of an object that is in the way of a request: its index is said.
+fn at(code: ErrorCode, index: usize) -> Status {
+    Status::with_value(code, index as u64)
+}
+
+impl Core {
+    pub(crate) fn create_objects(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        create: &Create<'_>,
+        fx: &mut Effects,
+    ) {
+        let deposits = std::slice::from_ref(&create.deposit);
+        let lane = create.deposit.lane;
+        if let Err(status) = self.admit(client, deposits) {
+            // Before what follows, which may end the connection.
+            fx.list.push(Effect::Failed { client, request, status });
+            return self.close_all_uninvited(client, deposits, fx);
+        }
+        if self.client_mut(client.0).credits == 0 && !self.give_again(client.0, 1) {
+            self.close_unreserved(client, 0, lane, fx);
+            let status = ErrorCode::Again.into();
+            return fx.list.push(Effect::Failed { client, request, status });
+        }
+        self.use_credits(client.0, 1);
+        self.settle(client.0, Charge(Resource::ReservedPlaces, 1));
+        self.counters.deposits += 1;
+        let begun = self.begin_group(client.0, create, fx);
+        match begun {
+            Ok((_, id)) => fx.list.push(Effect::StoreArrived { index: 0, slot: id.slot }),
+            Err(_) => self.close_arrived(client.0, 0, lane, fx),
+        }
+        // A client whose create has failed does not know of the credits, and asks when it has none left.
+        let wanted = u64::from(create.credits_wanted).min(self.config.max_credits.into());
+        let deposit_credits = self.adjust_credits(client.0, wanted);
+        fx.list.push(match begun {
+            Ok((group, _)) => Effect::ObjectsCreated { client, request, group, deposit_credits },
+            Err(status) => Effect::Failed { client, request, status },
+        });
+    }
+
+    fn begin_group(
+        &mut self,
+        client: u32,
+        create: &Create<'_>,
+        fx: &mut Effects,
+    ) -> Result<(GroupId, AllocationId), Status> {
+        let scope = self.names_of(client, create.of_job)?;
+        if create.of_job && (create.keep_us.is_some() || create.pin) {
+            return Err(ErrorCode::NotSupported.into());
+        }
+        let Client { domain, serial, pid, .. } = self.clients[client];
+        let group = Group {
+            scope,
+            domain,
+            allocation: NONE,
+            creator: (client, serial),
+            creator_pid: pid,
+            state: GroupState::Making,
+            replace: create.replace,
+            keep_us: create.keep_us,
+            pin: create.pin,
+            evictable: create.evictable,
+            is_kept: false,
+            due: None,
+            size_bytes: create.deposit.size_bytes,
+            since: self.now,
+            used: self.now,
+            members: Vec::new(),
+            names: 0,
+            swept: 0,
+            link: Link::OUT,
+        };
+        let number = self.objects.groups.insert(group);
+        let begun = self.fill(client, number, create.objects);
+        let stored = begun.and_then(|()| self.store_group(client, &create.deposit, fx));
+        match stored {
+            Ok(id) => {
+                self.objects.groups.set_memory(number, id.slot);
+                Ok((self.objects.groups.id_of(number), id))
+            }
+            Err(status) => {
+                self.empty(client, number, 0);
+                self.objects.groups.remove(number);
+                Err(status)
+            }
+        }
+    }
+
+    /// The memory of a group becomes an allocation of its creator, which nobody has a handle of.
+    fn store_group(
+        &mut self,
+        client: u32,
+        deposit: &Deposit,
+        fx: &mut Effects,
+    ) -> Result<AllocationId, Status> {
+        let (recallable, keep, base, virtual_fd) = (false, false, 0, false);
+        let share = Share::Uid;
+        let deposit = Deposit { share, recallable, keep, base, virtual_fd, ..*deposit };
+        match self.deposit(client, &deposit, fx) {
+            Outcome::Kept(id) => Ok(id),
+            Outcome::Refused(status) => Err(status),
+            Outcome::Closed(id) => unreachable!("{id} has no address, and is not evictable"),
+        }
+    }
+
+    /// Whose names a client means.
+    pub(crate) fn names_of(&self, client: u32, of_job: bool) -> Result<NameScope, Status> {
+        let found = self.clients.find(client).ok_or(ErrorCode::Protocol)?;
+        let Client { domain, job, .. } = *found;
+        match (of_job, job) {
+            (false, _) => Ok(NameScope::Domain(domain)),
+            (true, Some(job)) => Ok(NameScope::Job(job)),
+            (true, None) => Err(ErrorCode::NotSupported.into()),
+        }
+    }
+
+    pub(crate) fn add_objects(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        group: GroupId,
+        objects: &[NewObject<'_>],
+        fx: &mut Effects,
+    ) {
+        let done = self.making(client.0, group);
+        match done.and_then(|number| self.fill(client.0, number, objects)) {
+            Ok(()) => self.answer_objects(client, request, &[Status::OK], fx),
+            Err(status) => fx.list.push(Effect::Failed { client, request, status }),
+        }
+    }
+
+    /// The group of a number, if the client makes it.
+    fn making(&self, client: u32, group: GroupId) -> Result<u32, Status> {
+        let serial = self.clients[client].serial;
+        let found = self.objects.groups.find(group);
+        let its = found.filter(|number| self.objects.groups[*number].creator == (client, serial));
+        let number = its.ok_or(ErrorCode::Aborted)?;
+        match self.objects.groups[number].state {
+            GroupState::Making => Ok(number),
+            GroupState::Sealed(_) => Err(ErrorCode::Sealed.into()),
+            GroupState::Ended => Err(ErrorCode::Aborted.into()),
+        }
+    }
+
+    /// Adds objects to a group, all of them or none.
+    fn fill(&mut self, client: u32, number: u32, objects: &[NewObject<'_>]) -> Result<(), Status> {
+        let before = self.objects.groups[number].members.len();
+        if before + objects.len() > MAX_GROUP {
+            return Err(Status::with_value(ErrorCode::TooLong, MAX_GROUP as u64));
+        }
+        for (index, object) in objects.iter().enumerate() {
+            self.check_new(&self.objects.groups[number], object).map_err(|code| at(code, index))?;
+        }
+        let metadata = objects.iter().map(|object| object.metadata.len() as u64).sum();
+        self.charge_objects(client, &of_objects(objects.len() as u64, metadata))?;
+        for (index, object) in objects.iter().enumerate() {
+            if !self.enter_object(number, object) {
+                self.empty(client, number, before);
+                let left = objects[index..].iter().map(|it| it.metadata.len() as u64).sum();
+                let domain = self.objects.groups[number].domain;
+                self.release_objects(domain, &of_objects((objects.len() - index) as u64, left));
+                return Err(at(ErrorCode::Protocol, index));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_new(&self, group: &Group, object: &NewObject<'_>) -> Result<(), ErrorCode> {
+        let end = object.offset.checked_add(object.size_bytes);
+        if !is_object_name(object.name) || end.is_none_or(|end| end > group.size_bytes) {
+            return Err(ErrorCode::Protocol);
+        }
+        if object.metadata.len() > METADATA_BYTES {
+            return Err(ErrorCode::TooLong);
+        }
+        let Some(entry) = self.objects.names.find(group.scope, object.name) else { return Ok(()) };
+        if !group.replace && object.expect.is_none() {
+            let is_taken = self.sealed_of(entry).is_some() || self.makers(entry).next().is_some();
+            if is_taken {
+                return Err(ErrorCode::Exists);
+            }
+        }
+        // Ended ones are swept soon.
+        if entry.makers.len() >= MAKERS_PER_NAME {
+            return Err(ErrorCode::Again);
+        }
+        Ok(())
+    }
+
+    /// Enters an object that its domain is charged for; `false`: its group has one of this name.
+    fn enter_object(&mut self, number: u32, object: &NewObject<'_>) -> bool {
+        let group = &self.objects.groups[number];
+        let (scope, replace) = (group.scope, group.replace);
+        let entry = self.objects.names.find(scope, object.name);
+        if entry.is_some_and(|entry| entry.makers.iter().any(|maker| maker.group == number)) {
+            return false;
+        }
+        let member = u16::try_from(group.members.len()).expect("at most MAX_GROUP");
+        let name = self.objects.names.enter(scope, object.name, Place { group: number, member });
+        let expect = match object.expect {
+            Some(version) => Expect::Version(version),
+            None if replace => Expect::Any,
+            None => Expect::Free,
+        };
+        let group = &mut self.objects.groups[number];
+        group.names += 1;
+        group.members.push(Member {
+            name,
+            offset: object.offset,
+            size_bytes: object.size_bytes,
+            expect,
+            metadata: object.metadata.into(),
+            is_named: true,
+        });
+        true
+    }
+
+    /// Takes back the objects of a group in the making from this one on.
+    fn empty(&mut self, client: u32, number: u32, from: usize) {
+        let domain = self.clients[client].domain;
+        while self.objects.groups[number].members.len() > from {
+            self.take_off(number, self.objects.groups[number].members.len() - 1);
+            let group = &mut self.objects.groups[number];
+            let member = group.members.pop().expect("there is one more");
+            group.names -= 1;
+            self.release_objects(domain, &super::charges::of_member(&member));
+        }
+    }
+
+    pub(crate) fn seal_objects(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        group: GroupId,
+        checked: Result<(), Status>,
+        fx: &mut Effects,
+    ) {
+        let making = self.making(client.0, group);
+        let checked = making.and_then(|number| checked.map(|()| number));
+        match checked.and_then(|number| self.seal(client.0, number)) {
+            Ok(version) => fx.list.push(Effect::ObjectsSealed { client, request, version }),
+            Err(status) => fx.list.push(Effect::Failed { client, request, status }),
+        }
+    }
+
+    /// All names of a group lead to it from now on, or none.
+    fn seal(&mut self, client: u32, number: u32) -> Result<u64, Status> {
+        let group = &self.objects.groups[number];
+        let (domain, scope, count) = (group.domain, group.scope, group.members.len());
+        for (index, member) in group.members.iter().enumerate() {
+            let now = self.sealed(scope, &member.name).map(|(_, version)| version);
+            match member.expect {
+                Expect::Free if now.is_some() => return Err(at(ErrorCode::Exists, index)),
+                Expect::Version(version) if version != now.unwrap_or(0) => {
+                    return Err(Status::with_value(ErrorCode::Version, now.unwrap_or(0)));
+                }
+                _ => {}
+            }
+        }
+        let (size, pin) = (group.size_bytes, group.pin);
+        let keeps = group.keep_us.is_some() || pin;
+        if keeps {
+            self.charge_objects(client, &of_kept(size, pin))?;
+        }
+        self.objects.version += 1;
+        let version = self.objects.version;
+        let group = &mut self.objects.groups[number];
+        (group.state, group.since, group.used) = (GroupState::Sealed(version), self.now, self.now);
+        for member in (0..).take(count) {
+            let name = self.objects.groups[number].members[usize::from(member)].name.clone();
+            let place = Place { group: number, member };
+            if let Some(former) = self.objects.names.seal(scope, &name, place) {
+                self.lose_name(former);
+            }
+            self.objects.waits.wake(domain, scope, &name);
+        }
+        if count == 0 {
+            // Nobody can ever name it.
+            self.end_group(number);
+        }
+        if keeps {
+            self.keep_group(number);
+        }
+        Ok(version)
+    }
+
+    pub(crate) fn abort_objects(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        group: GroupId,
+        fx: &mut Effects,
+    ) {
+        let status = match self.making(client.0, group) {
+            Ok(number) => {
+                self.end_group(number);
+                Status::OK
+            }
+            Err(status) => status,
+        };
+        self.answer_objects(client, request, &[status], fx);
+    }
+
+    pub(super) fn answer_objects(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        statuses: &[Status],
+        fx: &mut Effects,
+    ) {
+        let begin = fx.statuses.len();
+        fx.statuses.extend_from_slice(statuses);
+        let (reply, range) = (StatusReply::Objects, begin..fx.statuses.len());
+        fx.list.push(Effect::Statuses { client, request, reply, range });
+    }
+}

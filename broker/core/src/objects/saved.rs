@@ -1,0 +1,172 @@
+//! Objects as plain data for a successor, and taken in again: every number checked. Must never believe what it reads.
+
+use serde::{Deserialize, Serialize};
+
+use super::Objects;
+use super::groups::{Group, GroupState, Groups};
+use super::names::{NameScope, Place};
+use crate::Core;
+use crate::limits::MAKERS_PER_NAME;
+use crate::lists::Link;
+use crate::restore::{Check, ensure};
+use crate::slots::{Flat, NONE, SavedSlots};
+use fdbroker_protocol::is_object_name;
+use fdbroker_protocol::limits::{MAX_GROUP, METADATA_BYTES};
+
+/// All groups, none of them ended, and the last version given.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedObjects {
+    version: u64,
+    groups: SavedSlots<Group>,
+    /// Those in the making, the oldest of each name first.
+    makers: Vec<Place>,
+}
+
+impl Flat for Group {
+    fn flat(&self) -> Self {
+        Group { link: Link::OUT, due: None, swept: 0, ..self.clone() }
+    }
+}
+
+impl Objects {
+    /// Those that a successor goes on with: ended groups are swept before.
+    pub fn save(&self) -> SavedObjects {
+        let makers = self.names.all().flat_map(|(_, _, entry)| entry.makers.iter().copied());
+        let (version, groups) = (self.version, self.groups.save(|_| true));
+        SavedObjects { version, groups, makers: makers.collect() }
+    }
+
+    /// These again, found by their names and their memory; that is still to be looked at.
+    pub fn restore(saved: SavedObjects) -> Check<Objects> {
+        let SavedObjects { version, groups, makers } = saved;
+        ensure(version < u64::MAX / 2, "versions of objects", 0u32)?;
+        let mut new = Objects { version, groups: Groups::restore(groups)?, ..Objects::default() };
+        let mut in_the_making = 0;
+        for number in new.groups.full() {
+            new.restore_group(number)?;
+            let group = &new.groups[number];
+            in_the_making += if group.version() == 0 { group.members.len() } else { 0 };
+        }
+        ensure(makers.len() == in_the_making, "objects in the making", makers.len() as u64)?;
+        for place in makers {
+            let is_there = new.groups.is_full(place.group)
+                && new.groups[place.group].state == GroupState::Making
+                && usize::from(place.member) < new.groups[place.group].members.len();
+            ensure(is_there, "object in the making", place.group)?;
+            new.restore_name(place)?;
+        }
+        Ok(new)
+    }
+
+    fn restore_group(&mut self, number: u32) -> Check {
+        let group = self.groups[number].clone();
+        let is_live = match group.state {
+            GroupState::Making => !group.is_kept,
+            GroupState::Sealed(version) => (1..=self.version).contains(&version) && group.names > 0,
+            GroupState::Ended => false,
+        };
+        let is_bounded = group.members.len() <= MAX_GROUP;
+        ensure(is_live && is_bounded, "group of objects", number)?;
+        let named = group.members.iter().filter(|member| member.is_named).count();
+        ensure(named == group.names as usize, "names of a group", number)?;
+        let is_whole = group.version() > 0 || named == group.members.len();
+        ensure(is_whole, "names of a group in the making", number)?;
+        for (at, member) in (0..).zip(&group.members) {
+            let end = member.offset.checked_add(member.size_bytes);
+            let is_sound = is_object_name(&member.name)
+                && member.metadata.len() <= METADATA_BYTES
+                && end.is_some_and(|end| end <= group.size_bytes);
+            ensure(is_sound, "object", number)?;
+            if member.is_named && group.version() > 0 {
+                self.restore_name(Place { group: number, member: at })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn restore_name(&mut self, place: Place) -> Check {
+        let group = &self.groups[place.group];
+        let (scope, state) = (group.scope, group.state);
+        let name = group.members[usize::from(place.member)].name.clone();
+        let known = self.names.find(scope, &name);
+        let is_free = known.is_none_or(|entry| match state {
+            GroupState::Making => {
+                entry.makers.len() < MAKERS_PER_NAME
+                    && entry.makers.iter().all(|maker| maker.group != place.group)
+            }
+            _ => entry.sealed.is_none(),
+        });
+        ensure(is_free, "objects of one name", place.group)?;
+        let shared = self.names.enter(scope, &name, place);
+        if state != GroupState::Making {
+            self.names.seal(scope, &shared, place);
+        }
+        self.groups[place.group].members[usize::from(place.member)].name = shared;
+        Ok(())
+    }
+}
+
+impl Groups {
+    fn restore(saved: SavedSlots<Group>) -> Check<Groups> {
+        let mut new = Groups::of(crate::slots::Slots::restore(NONE, 0, saved)?);
+        for number in new.full() {
+            let slot = new[number].allocation;
+            ensure(slot != NONE && new.in_slot(slot).is_none(), "memory of a group", number)?;
+            new.set_memory(number, slot);
+        }
+        Ok(new)
+    }
+}
+
+impl Core {
+    /// What must hold of restored groups, their memory, their domains and creators; and has their time begin again.
+    pub(crate) fn check_restored_objects(&mut self) -> Check {
+        for number in self.objects.groups.full() {
+            let group = &self.objects.groups[number];
+            let is_scope = match group.scope {
+                NameScope::Domain(domain) => domain == group.domain,
+                NameScope::Job(job) => self.clients.is_job_of(job, group.domain) && !group.is_kept,
+            };
+            ensure(is_scope && group.since <= self.now, "scope of a group", number)?;
+            let found = self.allocations.in_slot(group.allocation).filter(|it| it.is_held());
+            let (creator, serial) = group.creator;
+            let is_its = found.is_some_and(|allocation| {
+                let maker = self.clients.find(creator).filter(|client| client.serial == serial);
+                let owner = match group.is_kept {
+                    true => allocation.owner == NONE,
+                    false => allocation.owner == creator && maker.is_some(),
+                };
+                let traits = allocation.traits;
+                owner
+                    && allocation.domain == group.domain
+                    && allocation.size_bytes == group.size_bytes
+                    && !traits.is_recallable()
+                    && !traits.is_to_be_kept()
+            });
+            ensure(is_its, "memory of a group", number)?;
+            self.time_group(number);
+        }
+        Ok(())
+    }
+
+    /// Sweeps all that has ended: what is saved lives.
+    pub(crate) fn sweep_all_objects(&mut self, fx: &mut crate::api::Effects) {
+        while !self.objects.ending.is_empty() {
+            self.sweep_objects(fx);
+        }
+    }
+}
+
+/// The serde form of a name: its bytes.
+pub(super) mod name {
+    use super::super::names::Name;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub fn serialize<S: Serializer>(name: &Name, to: S) -> Result<S::Ok, S::Error> {
+        (**name).serialize(to)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Name, D::Error> {
+        Ok(Vec::deserialize(from)?.into())
+    }
+}

@@ -1,0 +1,68 @@
+//! Caps and shares of what objects are charged with.
+
+use super::*;
+
+fn capped(domain: Caps) -> World {
+    World::new(Config { domain, ..config() })
+}
+
+#[test]
+fn create_when_the_cap_of_names_or_metadata_is_full_then_no_quota_and_nothing_is_charged() {
+    let mut world = capped(Caps { object_names: 2, metadata_bytes: 10, ..Caps::NONE });
+    let held = world.now_of(Resource::HeldFds);
+    let full = |resource, cap| Err(Status::no_quota(resource, Scope::Domain, cap, 0));
+    let names = ["a", "b", "c"].map(object);
+    assert_eq!(world.create_with(OWNER, &create(&names)), full(Resource::ObjectNames, 2));
+    let long = [NewObject { metadata: &[0; 11], ..object("a") }];
+    assert_eq!(world.create_with(OWNER, &create(&long)), full(Resource::MetadataBytes, 10));
+    world.close_all();
+    let now = [Resource::ObjectNames, Resource::MetadataBytes].map(|it| world.now_of(it));
+    assert_eq!((now, world.now_of(Resource::HeldFds)), ([0; 2], held));
+    world.create_with(OWNER, &create(&names[..2])).expect("it fits");
+}
+
+#[test]
+fn get_when_its_names_do_not_fit_then_no_quota_instead_of_waiting() {
+    let mut world = capped(Caps { metadata_bytes: 3, ..Caps::NONE });
+    let no_quota = Status::no_quota(Resource::MetadataBytes, Scope::Domain, 3, 0);
+    assert_eq!(world.ask(USER, &["long"], 10).1, Got::Failed(no_quota));
+    assert_eq!(world.ask(USER, &["abc"], 10).1, Got::Waits);
+}
+
+#[test]
+fn seal_when_the_cap_of_kept_or_permanent_memory_is_full_then_no_quota_and_still_in_the_making() {
+    let mut world = capped(Caps { kept_bytes: SIZE, permanent_bytes: 1, ..Caps::NONE });
+    let objects = [object("a")];
+    let keep_us = Some(1_000_000);
+    let kept = Create { keep_us, ..create(&objects) };
+    let group = world.create_with(OWNER, &Create { pin: true, ..kept }).expect("begun");
+    let full = |resource, cap| Err(Status::no_quota(resource, Scope::Domain, cap, 0));
+    assert_eq!(world.seal(OWNER, group), full(Resource::PermanentBytes, 1));
+    assert_eq!(world.now_of(Resource::KeptBytes), 0);
+    world.abort(OWNER, group);
+    let group = world.create_with(OWNER, &kept).expect("begun");
+    world.seal(OWNER, group).expect("it fits");
+    let other = Create { objects: &[object("b")], ..kept };
+    let group = world.create_with(OWNER, &other).expect("begun");
+    assert_eq!(world.seal(OWNER, group), full(Resource::KeptBytes, SIZE));
+    assert_eq!(world.get(USER, &["b"]).error(), ErrorCode::NotSealed);
+}
+
+#[test]
+fn create_when_a_domain_has_its_share_of_names_then_another_one_finds_some() {
+    let node = Caps { object_names: 64, ..Caps::NONE };
+    let mut world = World::new(Config { node, share_factor: 1, ..config() });
+    let mut made = 0;
+    let status = loop {
+        let name = format!("n{made}");
+        match world.create_with(OWNER, &create(&[object(&name)])) {
+            Ok(_) => made += 1,
+            Err(status) => break status,
+        }
+    };
+    assert_eq!((status.result(), status.value.get()), (Err(ErrorCode::NoQuota), made));
+    assert_eq!((status.resource, made), (Resource::ObjectNames as u8, 32));
+    let other = ClientId(5);
+    world.connect(other, 2000);
+    assert!(world.create_with(other, &create(&[object("a")])).is_ok());
+}

@@ -1,0 +1,244 @@
+//! What there should be: a map of names and a list of groups, too simple to be wrong. Must never look into the core.
+
+use super::action::New;
+use crate::tally::Proofs;
+use fdbroker_core::{Caps, DomainKey, GroupId, JobKey};
+use fdbroker_protocol::{AllocationId, Resource};
+use std::collections::BTreeMap;
+
+/// Whose names: those of a domain, or of a job in it.
+pub type Scope = (DomainKey, Option<JobKey>);
+
+/// A group by its index, and an object of it.
+pub type Place = (usize, usize);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    Making,
+    Sealed(u64),
+    Ended,
+}
+
+#[derive(Clone, Debug)]
+pub struct Group {
+    pub id: GroupId,
+    pub scope: Scope,
+    pub creator_pid: u32,
+    pub replace: bool,
+    pub keep_us: Option<u64>,
+    pub pin: bool,
+    pub size_bytes: u64,
+    pub state: State,
+    pub objects: Vec<New>,
+    /// Of each object, whether it has its name, or is made under it.
+    pub named: Vec<bool>,
+    pub used: u64,
+    /// Known once it has been granted.
+    pub allocation: Option<AllocationId>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Name {
+    pub sealed: Option<Place>,
+    pub makers: Vec<Place>,
+}
+
+/// A get that waits.
+#[derive(Clone, Debug)]
+pub struct Get {
+    pub scope: Scope,
+    pub names: Vec<Vec<u8>>,
+    pub deadline: u64,
+}
+
+#[derive(Clone, Debug)]
+pub struct Client {
+    pub scope: Scope,
+    pub pid: u32,
+    pub sendable: bool,
+    pub gets: BTreeMap<u64, Get>,
+    /// Each with its group.
+    pub leases: BTreeMap<u64, usize>,
+}
+
+#[derive(Debug, Default)]
+pub struct Model {
+    pub names: BTreeMap<(Scope, Vec<u8>), Name>,
+    pub groups: Vec<Group>,
+    pub clients: BTreeMap<u32, Client>,
+    pub version: u64,
+    pub now: u64,
+    pub domain: Caps,
+    pub client_leases: u64,
+    pub keep_ttl_us: u64,
+    /// The core had nothing left over before the step: then its charges are exact.
+    pub was_idle: bool,
+    pub proofs: Proofs,
+}
+
+/// What a domain is charged with: names, metadata, kept fds, kept bytes, permanent bytes.
+pub type Charges = [u64; 5];
+
+/// The resources of these.
+pub const CHARGED: [Resource; 5] = [
+    Resource::ObjectNames,
+    Resource::MetadataBytes,
+    Resource::KeptFds,
+    Resource::KeptBytes,
+    Resource::PermanentBytes,
+];
+
+impl Model {
+    /// The object that a name leads to, with its version.
+    pub fn sealed(&self, scope: Scope, name: &[u8]) -> Option<(Place, u64)> {
+        let place = self.names.get(&(scope, name.to_vec()))?.sealed?;
+        match self.groups[place.0].state {
+            State::Sealed(version) => Some((place, version)),
+            other => panic!("{name:?} leads to {other:?}"),
+        }
+    }
+
+    /// The first that makes an object under a name.
+    pub fn maker(&self, scope: Scope, name: &[u8]) -> Option<&Group> {
+        let maker = self.names.get(&(scope, name.to_vec()))?.makers.first()?;
+        Some(&self.groups[maker.0])
+    }
+
+    /// An object is made under its name.
+    pub fn enter(&mut self, group: usize, object: &New) {
+        let scope = self.groups[group].scope;
+        let place = (group, self.groups[group].objects.len());
+        self.groups[group].objects.push(object.clone());
+        self.groups[group].named.push(true);
+        self.names.entry((scope, object.name.clone())).or_default().makers.push(place);
+    }
+
+    /// All names of a group lead to it.
+    pub fn seal(&mut self, group: usize) -> u64 {
+        self.version += 1;
+        self.groups[group].state = State::Sealed(self.version);
+        self.groups[group].used = self.now;
+        let scope = self.groups[group].scope;
+        for (at, object) in self.groups[group].objects.clone().into_iter().enumerate() {
+            let name = self.names.get_mut(&(scope, object.name)).expect("it was entered");
+            name.makers.retain(|maker| *maker != (group, at));
+            if let Some(former) = name.sealed.replace((group, at)) {
+                self.lose(former);
+            }
+        }
+        if self.groups[group].objects.is_empty() {
+            self.end(group);
+        }
+        self.version
+    }
+
+    /// Another object has the name; with the last one the group ends.
+    fn lose(&mut self, (group, at): Place) {
+        self.groups[group].named[at] = false;
+        if !self.groups[group].named.contains(&true) {
+            self.end(group);
+        }
+    }
+
+    /// A name leads nowhere.
+    pub fn delete(&mut self, scope: Scope, name: &[u8]) {
+        let (place, _) = self.sealed(scope, name).expect("it is there");
+        self.leave(scope, name, place);
+        self.lose(place);
+    }
+
+    fn leave(&mut self, scope: Scope, name: &[u8], place: Place) {
+        let key = (scope, name.to_vec());
+        let known = self.names.get_mut(&key).expect("it was entered");
+        known.makers.retain(|maker| *maker != place);
+        known.sealed.take_if(|sealed| *sealed == place);
+        if known.sealed.is_none() && known.makers.is_empty() {
+            self.names.remove(&key);
+        }
+    }
+
+    /// Nothing of a group is known any more.
+    pub fn end(&mut self, group: usize) {
+        let scope = self.groups[group].scope;
+        for at in 0..self.groups[group].objects.len() {
+            if std::mem::take(&mut self.groups[group].named[at]) {
+                let name = self.groups[group].objects[at].name.clone();
+                self.leave(scope, &name, (group, at));
+            }
+        }
+        self.groups[group].state = State::Ended;
+    }
+
+    pub fn is_kept(&self, group: &Group) -> bool {
+        matches!(group.state, State::Sealed(_)) && (group.keep_us.is_some() || group.pin)
+    }
+
+    /// A client is gone: so is what it made and did not keep.
+    pub fn gone(&mut self, client: u32) {
+        let Some(Client { pid, .. }) = self.clients.remove(&client) else { return };
+        for group in 0..self.groups.len() {
+            let it = &self.groups[group];
+            if it.creator_pid == pid && it.state != State::Ended && !self.is_kept(it) {
+                self.end(group);
+            }
+        }
+    }
+
+    /// Ends what is kept and was not used for its time; leased is used.
+    pub fn expire(&mut self) {
+        for group in 0..self.groups.len() {
+            let it = &self.groups[group];
+            let (Some(keep_us), true, false) = (it.keep_us, self.is_kept(it), it.pin) else {
+                continue;
+            };
+            if it.used + keep_us.min(self.keep_ttl_us) > self.now {
+                continue;
+            }
+            let mut leases = self.clients.values().flat_map(|client| client.leases.values());
+            match leases.any(|of| *of == group) {
+                true => self.groups[group].used = self.now,
+                false => self.end(group),
+            }
+        }
+    }
+
+    /// The group of a number that has not ended, if this connection has begun it.
+    pub fn group_of(&self, client: u32, id: GroupId) -> Option<usize> {
+        let pid = self.clients.get(&client)?.pid;
+        let its = |it: &Group| it.id == id && it.creator_pid == pid && it.state != State::Ended;
+        self.groups.iter().rposition(its)
+    }
+
+    /// What a domain is charged with.
+    pub fn charges(&self, domain: DomainKey) -> Charges {
+        let mut sums = [0; 5];
+        let of_domain = self.groups.iter().filter(|group| group.scope.0 == domain);
+        for group in of_domain.filter(|group| group.state != State::Ended) {
+            for (object, _) in group.objects.iter().zip(&group.named).filter(|it| *it.1) {
+                sums[0] += 1;
+                sums[1] += object.metadata.len() as u64;
+            }
+            if self.is_kept(group) {
+                sums[2] += 1;
+                sums[3] += group.size_bytes;
+                sums[4] += if group.pin { group.size_bytes } else { 0 };
+            }
+        }
+        let clients = self.clients.values().filter(|client| client.scope.0 == domain);
+        for get in clients.flat_map(|client| client.gets.values()) {
+            sums[1] += get.names.iter().map(|name| name.len() as u64).sum::<u64>();
+        }
+        sums
+    }
+
+    /// The first resource of which a domain may not have so much more.
+    pub fn full(&self, domain: DomainKey, more: Charges) -> Option<Resource> {
+        let Caps { object_names, metadata_bytes, kept_fds, kept_bytes, permanent_bytes, .. } =
+            self.domain;
+        let caps = [object_names, metadata_bytes, kept_fds, kept_bytes, permanent_bytes];
+        let sums = self.charges(domain).into_iter().zip(more);
+        let mut all = CHARGED.into_iter().zip(sums.zip(caps));
+        let is_full = |((sum, more), cap): ((u64, u64), u64)| more > 0 && sum + more > cap;
+        all.find(|(_, one)| is_full(*one)).map(|(resource, _)| resource)
+    }
+}
