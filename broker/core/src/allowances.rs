@@ -1,6 +1,8 @@
 //! What a step may still do of what there may be much more of: the rest is for the next one (invariant 9).
 
-use crate::limits::{FILE_LOOKS_PER_STEP, LEASES_SWEPT_PER_STEP, LOOKS_PER_STEP};
+use crate::limits::{
+    FILE_LOOKS_PER_STEP, LEASES_SWEPT_PER_STEP, LOOKS_PER_STEP, OBJECT_LOOKS_PER_STEP,
+};
 use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
 
 /// So many are left.
@@ -32,6 +34,8 @@ pub struct Allowances {
     pub second_chances: Left,
     /// Ranges of files that are passed by when bytes are short, because their file would stay.
     pub file_looks: Left,
+    /// Groups of objects that are looked at to find one to evict.
+    pub object_looks: Left,
 }
 
 impl Allowances {
@@ -42,6 +46,7 @@ impl Allowances {
             sweeps: Left(LEASES_SWEPT_PER_STEP),
             second_chances: Left(LOOKS_PER_STEP),
             file_looks: Left(FILE_LOOKS_PER_STEP),
+            object_looks: Left(OBJECT_LOOKS_PER_STEP),
         }
     }
 }

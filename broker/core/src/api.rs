@@ -4,7 +4,8 @@
 
 use crate::job_name::JobName;
 use crate::limits::EFFECTS_KEPT;
-use crate::objects::api::{Create, Deleted, GotObject, GroupId, NewObject};
+use crate::objects::ObjectNews;
+use crate::objects::api::{Create, Deleted, GotObject, GroupId, NewObject, Touch};
 use crate::subordinate::SubordinateUids;
 use fdbroker_protocol::admin::ActOutcome;
 use fdbroker_protocol::{
@@ -358,6 +359,16 @@ pub enum Input<'a> {
     },
     /// Takes their names from objects. Answered by [`Effect::Statuses`].
     DeleteObjects { client: ClientId, request: RequestId, of_job: bool, objects: &'a [Deleted<'a>] },
+    /// Groups are used, by their names, and may be kept or kept no more. Answered by [`Effect::Statuses`].
+    TouchObjects { client: ClientId, request: RequestId, touch: &'a Touch<'a> },
+    /// The client is told what happens to names that begin so, from now on or no more. Answered by [`Effect::Statuses`] with one.
+    WatchObjects {
+        client: ClientId,
+        request: RequestId,
+        of_job: bool,
+        prefix: &'a [u8],
+        is_wanted: bool,
+    },
     /// New caps. What is above a lowered one stays until it is given back; nothing is added to it.
     SetCaps { caps: &'a CapsOfScopes },
     /// What files pin now, bytes, each by the slot of an allocation that is held.
@@ -474,6 +485,14 @@ pub enum Effect {
         objects: std::ops::Range<usize>,
         grants: std::ops::Range<usize>,
     },
+    /// A group is kept from now on. Before the answer of the request that says so.
+    ObjectsKept { group: GroupId },
+    /// A group that is kept has been touched: its time, its creator or its pin may be others.
+    ObjectsTouched { group: GroupId },
+    /// An object of a group that is kept has its name no more; its place in the group.
+    ObjectLost { group: GroupId, member: u16 },
+    /// A group that was kept has ended.
+    ObjectsEnded { group: GroupId },
     /// Send these ahead: [`Effects::granted`], each of them OK.
     GrantedAhead { client: ClientId, range: std::ops::Range<usize> },
     /// Answer a request that failed as a whole.
@@ -545,6 +564,8 @@ pub enum Events {
     Revoked(Vec<RevokedEvent>),
     /// These allocations' last leases are gone.
     Drained(Vec<DrainedEvent>),
+    /// This happened to names that the client watches.
+    Objects(Vec<ObjectNews>),
 }
 
 /// One recall.

@@ -137,6 +137,7 @@ impl Core {
         self.set_credits(client.0, 0, false);
         self.release_charge(client.0, Charge(Resource::ReservedPlaces, credits));
         self.ask_no_more(client.0);
+        self.unwatch_all(client.0);
         self.clients.bury(client.0);
     }
 

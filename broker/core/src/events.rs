@@ -30,7 +30,11 @@ impl Core {
         }
         let drained = self.allocations.take_drained(client.0);
         let drained: Vec<_> = drained.into_iter().map(|it| self.drained_event(it)).collect();
-        (!drained.is_empty()).then_some(Events::Drained(drained))
+        if !drained.is_empty() {
+            return Some(Events::Drained(drained));
+        }
+        let news = self.objects.watches_mut().take(client.0);
+        (!news.is_empty()).then_some(Events::Objects(news))
     }
 
     fn recall_event(&self, slot: u32) -> RecallEvent {

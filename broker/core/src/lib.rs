@@ -64,6 +64,7 @@ pub use fdbroker_protocol::Caps;
 pub use job_name::JobName;
 pub use ledger::Account;
 pub use notes::Note;
+pub use objects::ObjectNews;
 pub use objects::api::*;
 pub use restore::RestoreError;
 pub use saved::Saved;
@@ -256,6 +257,12 @@ impl Core {
             Input::DeleteObjects { client, request, of_job, objects } => {
                 self.delete_objects(client, request, of_job, objects, fx);
             }
+            Input::TouchObjects { client, request, touch } => {
+                self.touch_objects(client, request, touch, fx);
+            }
+            Input::WatchObjects { client, request, of_job, prefix, is_wanted } => {
+                self.watch_objects(client, request, of_job, (prefix, is_wanted), fx);
+            }
             // After a crash.
             Input::Redeposit { client, request, items } => {
                 self.redeposit(client, request, items, fx);
@@ -350,6 +357,8 @@ impl Core {
             | Input::SealObjects { client, .. }
             | Input::GetObjects { client, .. }
             | Input::DeleteObjects { client, .. }
+            | Input::TouchObjects { client, .. }
+            | Input::WatchObjects { client, .. }
             | Input::Declare { client, .. } => self.touch(*client),
             _ => {}
         }
@@ -394,6 +403,8 @@ impl Input<'_> {
             | Input::AbortObjects { client, request, .. }
             | Input::GetObjects { client, request, .. }
             | Input::DeleteObjects { client, request, .. }
+            | Input::TouchObjects { client, request, .. }
+            | Input::WatchObjects { client, request, .. }
             | Input::Redeposit { client, request, .. }
             | Input::Declare { client, request, .. } => Some((client, request)),
             Input::Mapped { client, request, .. } | Input::Release { client, request, .. } => {

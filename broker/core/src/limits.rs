@@ -141,6 +141,23 @@ pub const MEMBERS_PER_MEMORY: usize = 4;
 /// Most requests woken in one step that wait for a name which was sealed. Looking at them takes more steps.
 pub const WAITERS_WOKEN_PER_STEP: usize = 64;
 
+/// Prefixes that one client watches: a cache has one for each thing it keeps.
+pub const WATCHES_PER_CLIENT: usize = 8;
+
+/// Events that are kept of one scope for those who watch it, whose names are charged as metadata: eight full groups, some 100 us to
+/// look through with eight prefixes.
+pub const EVENTS_IN_LOG: usize = 2048;
+
+/// What an event takes beside its name, bytes.
+pub const EVENT_IN_LOG_BYTES: u64 = 48;
+
+/// Most clients woken in one step that watch names: some 10 us. Each then reads in a turn of its own.
+pub const WATCHERS_WOKEN_PER_STEP: usize = 64;
+
+/// Most groups looked at in one step to find one to evict, and groups evicted, some 1 us each: those that are leased, or were used since
+/// they were looked at last, go to the end.
+pub const OBJECT_LOOKS_PER_STEP: usize = 64;
+
 /// Bytes of a segment of a table. A table grows by one of them and moves nothing: some us, whatever is in it.
 pub const SEGMENT_BYTES: usize = 1 << 16;
 

@@ -212,6 +212,9 @@ impl Core {
         may_evict: bool,
         fx: &mut Effects,
     ) -> Result<(), Blocked> {
+        if may_evict && self.fits_at_all(owner, size) {
+            self.evict_objects_for(owner, size, fx);
+        }
         let may_evict = may_evict && self.fits_beside_resident(owner, size);
         let mut evicted = 0;
         loop {

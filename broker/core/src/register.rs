@@ -194,6 +194,9 @@ impl Core {
         let evictable = deposit.is_evictable();
         let domain = self.client_mut(owner).domain;
         let resident = self.more_resident(domain, deposit.file, deposit.size_bytes);
+        if !evictable {
+            self.evict_objects_for(owner, resident, fx);
+        }
         if !evictable && let Some(status) = self.beyond_share_of_bytes(domain, resident) {
             return self.refuse_deposit(owner, status);
         }

@@ -103,12 +103,18 @@ impl Core {
     /// NO_QUOTA, if a domain may not hold so many bytes more of memory that cannot be had back. What room there is beyond its
     /// share is for other domains.
     pub(crate) fn beyond_share_of_bytes(&self, domain: u32, more: u64) -> Option<Status> {
+        let (held, room) = self.share_of_bytes(domain, 0);
+        let share = held.saturating_add(room);
+        (more > room).then(|| Self::no_quota_limit(Resource::HeldBytes, Scope::Domain, share))
+    }
+
+    /// What a domain holds of such memory, and how much more it may hold once so many bytes of all domains have made room.
+    pub(crate) fn share_of_bytes(&self, domain: u32, spare: u64) -> (u64, u64) {
         let most = self.ledger.caps().node.held_bytes;
         let resident = |scope: &ScopeRecord| u64::try_from(scope.resident_bytes).unwrap_or(NO_CAP);
         let [held, used] = self.shared(domain, resident);
-        let room = Part { held, used, most }.lasting_room(self.config.share_factor);
-        let share = held.saturating_add(room);
-        (more > room).then(|| Self::no_quota_limit(Resource::HeldBytes, Scope::Domain, share))
+        let part = Part { held, used: used.saturating_sub(spare), most };
+        (held, part.lasting_room(self.config.share_factor))
     }
 
     /// How much more a domain may have of something that objects are charged with: `most` is the node's cap.

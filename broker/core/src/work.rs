@@ -76,6 +76,7 @@ impl Input<'_> {
             Input::AddObjects { objects, .. } => objects.len(),
             Input::GetObjects { names, .. } => names.len(),
             Input::DeleteObjects { objects, .. } => objects.len(),
+            Input::TouchObjects { touch, .. } => touch.names.len(),
             _ => 0,
         }
     }

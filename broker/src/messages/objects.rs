@@ -19,7 +19,7 @@ use fdbroker_protocol::named::{NamedItems, got_bytes};
 use fdbroker_protocol::object::{
     ObjectCreateHead, ObjectCreated, ObjectDeleteItem, ObjectGetHead, ObjectGotHead, ObjectGotItem,
     ObjectGroup, ObjectItem, ObjectName, ObjectPage, ObjectRecord, ObjectScope, ObjectSealed,
-    ObjectState, object_flags, record_flags,
+    ObjectState, ObjectTouchHead, object_flags, record_flags,
 };
 use fdbroker_protocol::{ErrorCode, Kind, MemoryKind, Share, Status, Writer};
 
@@ -59,6 +59,10 @@ pub enum Wish<'m> {
     List(&'m [u8], &'m [u8]),
     /// What is known of names.
     Stat(Vec<&'m [u8]>),
+    /// Names to be used, and maybe kept for so many us, pinned or pinned no more.
+    Touch(Vec<&'m [u8]>, Option<u64>, Option<bool>),
+    /// To be told of names that begin so, or no more.
+    Watch(&'m [u8], bool),
 }
 
 /// A request taken apart.
@@ -146,6 +150,25 @@ pub fn decode<'m>(
             expect_items(message, items.len())?;
             (head.flags.get(), object_flags::OF_NAMES, Wish::Stat(names(items)))
         }
+        Kind::ObjectTouch => {
+            let (head, items) = message.head_and_named::<ObjectTouchHead, ObjectName>()?;
+            expect_items(message, items.len())?;
+            let flags = head.flags.get();
+            let keep_us = (flags & object_flags::KEEP != 0).then(|| keep_us(head.ttl_ms.get()));
+            let pin = match flags & (object_flags::PIN | object_flags::UNPIN) {
+                0 => None,
+                object_flags::PIN => Some(true),
+                object_flags::UNPIN => Some(false),
+                _ => return Ok(Asked::unknown(request)),
+            };
+            (flags, object_flags::OF_TOUCH, Wish::Touch(names(items), keep_us, pin))
+        }
+        Kind::ObjectWatch => {
+            let (head, prefix, _) = message.prefix()?;
+            let flags = head.flags.get();
+            let is_wanted = flags & object_flags::UNWATCH == 0;
+            (flags, object_flags::OF_WATCH, Wish::Watch(prefix, is_wanted))
+        }
         other => return Err(fdbroker_protocol::DecodeError::Unexpected(other).into()),
     };
     let (of_job, is_unknown) = (flags & object_flags::JOB != 0, flags & !known != 0);
@@ -173,6 +196,11 @@ fn new_objects<'m>(items: NamedItems<'m, ObjectItem>) -> Vec<NewObject<'m>> {
         metadata,
     });
     new.collect()
+}
+
+/// 0 = as long as the broker allows.
+fn keep_us(ttl_ms: u64) -> u64 {
+    if ttl_ms == 0 { u64::MAX } else { ttl_ms.saturating_mul(1000) }
 }
 
 fn decode_create<'m>(
@@ -208,17 +236,19 @@ fn decode_create<'m>(
         driver_data: (length != 0 && !is_broken).then_some((length, head.driver_data)),
         virtual_fd: false,
     };
-    // 0 = as long as the broker allows.
-    let keep_us = match head.ttl_ms.get() {
-        0 => u64::MAX,
-        ms => ms.saturating_mul(1000),
-    };
+    let keep_us = keep_us(head.ttl_ms.get());
     let credits_wanted = head.credits_wanted.get().into();
     Ok(NewGroup { flags, keep_us, credits_wanted, deposit, objects: new_objects(items) })
 }
 
 impl Asked<'_> {
-    /// For the core; `None`: it is not the core that answers, or not at once.
+    /// A request whose flags contradict each other, or are not known.
+    fn unknown(request: RequestId) -> Self {
+        let wish = Wish::Stat(Vec::new());
+        Asked { request, of_job: false, is_unknown: true, wish }
+    }
+
+    /// For the core; `None`: it is not the core that answers, or not at once, or its input borrows more than the request.
     pub fn input(&self, client: ClientId) -> Option<Input<'_>> {
         let (request, of_job) = (self.request, self.of_job);
         match &self.wish {
@@ -232,6 +262,10 @@ impl Asked<'_> {
             }
             Wish::Delete(objects) => {
                 Some(Input::DeleteObjects { client, request, of_job, objects })
+            }
+            Wish::Watch(prefix, is_wanted) => {
+                let is_wanted = *is_wanted;
+                Some(Input::WatchObjects { client, request, of_job, prefix, is_wanted })
             }
             _ => None,
         }
@@ -332,13 +366,7 @@ impl<'a> Page<'a> {
         true
     }
 
-    fn write<'w>(
-        self,
-        writer: &'w mut Writer,
-        request: RequestId,
-        now: Now,
-        is_done: bool,
-    ) -> &'w [u8] {
+    fn write(self, writer: &mut Writer, request: RequestId, now: Now, is_done: bool) -> &[u8] {
         let head = ObjectPage { done: u32::from(is_done).into(), reserved: 0.into() };
         writer.start(Kind::ObjectRecords, request.0).push(&head);
         for (name, view) in &self.records {

@@ -58,6 +58,14 @@ impl Server {
                 self.settle(effects);
                 self.refuse_rest(client);
             }
+            Wish::Touch(names, keep_us, pin) => {
+                let (request, of_job) = (asked.request, asked.of_job);
+                let touch = &Touch { of_job, keep_us: *keep_us, pin: *pin, names };
+                let mut effects = self.feedback.take_list();
+                let input = Input::TouchObjects { client, request, touch };
+                self.core.step(self.now, input, &mut effects);
+                self.settle(effects);
+            }
             Wish::Seal(group) => {
                 let (request, group) = (asked.request, *group);
                 self.seal(client, request, group);

@@ -53,6 +53,19 @@ pub struct Deleted<'a> {
     pub version: u64,
 }
 
+/// What a use of groups is to change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Touch<'a> {
+    /// The names are those of the client's job.
+    pub of_job: bool,
+    /// They outlive their creators, for so many us after their last use, as for [`Create::keep_us`].
+    pub keep_us: Option<u64>,
+    /// They end neither by time nor to make room; or they may.
+    pub pin: Option<bool>,
+    /// A name of each.
+    pub names: &'a [&'a [u8]],
+}
+
 /// One object of the answer to a get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GotObject {

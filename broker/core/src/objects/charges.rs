@@ -59,7 +59,7 @@ impl Core {
     }
 
     /// How much more of a resource a domain may have.
-    fn share_of_objects(&self, domain: u32, resource: Resource) -> u64 {
+    pub(super) fn share_of_objects(&self, domain: u32, resource: Resource) -> u64 {
         let count: fn(&ScopeRecord) -> u64 = match resource {
             Resource::ObjectNames => |it| it.account.counted(Resource::ObjectNames),
             Resource::MetadataBytes => |it| it.account.counted(Resource::MetadataBytes),

@@ -18,6 +18,9 @@ impl Core {
             let kept = group.is_kept.then(|| of_kept(group.size_bytes, group.pin));
             kept.into_iter().flatten().for_each(|charge| right.add(scope, charge));
         }
+        for log in self.objects.watches.logs.values() {
+            right.add(self.clients.scope_of_domain(log.domain), log.charge());
+        }
         for parked in self.parked.values() {
             if let Wish::Get(get) = &parked.wish {
                 let domain = self.clients[parked.client.0].domain;
@@ -37,17 +40,21 @@ impl Core {
                 assert!(member.is_named && group.scope == scope && member.name == *name);
                 let is_made = group.state == GroupState::Making;
                 let stands = entry.sealed == Some(*place);
-                assert!(group.state == GroupState::Ended || is_made != stands, "{name:?} stands");
+                assert!(group.is_ended() || is_made != stands, "{name:?} stands");
                 entered += 1;
             }
         }
         self.objects.groups.check();
+        self.objects.watches.check();
+        self.objects.order.check(self.objects.groups.iter_from(0));
+        let is_here = |client: &u32| self.clients.find(*client).is_some_and(|it| !it.gone);
+        assert!(self.objects.watches.of.keys().all(|(client, _)| is_here(client)), "who watches");
         let mut named = 0;
         for (number, group) in self.objects.groups.iter_from(0) {
             let count = group.members.iter().filter(|member| member.is_named).count();
             assert_eq!(count, group.names as usize, "names of group {number}");
             named += count;
-            let is_ended = group.state == GroupState::Ended;
+            let is_ended = group.is_ended();
             assert_eq!(group.link.is_in(), is_ended, "group {number} is swept");
             assert!(is_ended || group.allocation != NONE, "group {number} lives without memory");
             let timer = Timer::Object(number, self.objects.groups.generation(number));

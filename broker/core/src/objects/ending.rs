@@ -4,16 +4,18 @@
 use super::api::Deleted;
 use super::charges::{of_kept, of_member};
 use super::groups::{Group, GroupLinks, GroupState};
-use super::names::Place;
+use super::names::{Name, Place};
 use crate::Core;
 use crate::allocation::Allocation;
-use crate::api::{ClientId, Effects, Now, RequestId};
+use crate::api::{ClientId, Effect, Effects, Now, RequestId};
 use crate::ledger::Charge;
 use crate::limits::{
     MEMBERS_PER_MEMORY, MEMBERS_SWEPT_PER_STEP, MEMBERS_SWEPT_PER_TURN, WAITERS_WOKEN_PER_STEP,
+    WATCHERS_WOKEN_PER_STEP,
 };
 use crate::slots::NONE;
 use crate::timers::Timer;
+use fdbroker_protocol::object::ObjectEvent;
 use fdbroker_protocol::{ErrorCode, Resource, Status};
 
 impl Core {
@@ -29,7 +31,7 @@ impl Core {
     ) {
         let statuses: Vec<Status> = objects
             .iter()
-            .map(|object| match self.delete_object(client.0, of_job, object) {
+            .map(|object| match self.delete_object(client.0, of_job, object, fx) {
                 Ok(()) => Status::OK,
                 Err(status) => status,
             })
@@ -42,6 +44,7 @@ impl Core {
         client: u32,
         of_job: bool,
         object: &Deleted<'_>,
+        fx: &mut Effects,
     ) -> Result<(), Status> {
         let scope = self.names_of(client, of_job)?;
         let Some((place, version)) = self.sealed(scope, object.name) else {
@@ -50,28 +53,34 @@ impl Core {
         if object.version != 0 && object.version != version {
             return Err(Status::with_value(ErrorCode::Version, version));
         }
-        self.take_off(place.group, place.member.into());
-        self.lose_name(place);
+        let name = self.take_off(place.group, place.member.into());
+        self.lose_name(place, fx);
+        self.tell(scope, ObjectEvent::Deleted, version, &name);
         Ok(())
     }
 
-    /// Takes an object off the names; it is charged still.
-    pub(super) fn take_off(&mut self, number: u32, member: usize) {
+    /// Takes an object off the names; it is charged still. Its name.
+    pub(super) fn take_off(&mut self, number: u32, member: usize) -> Name {
         let group = &self.objects.groups[number];
         let (scope, name) = (group.scope, group.members[member].name.clone());
         let place = Place { group: number, member: u16::try_from(member).expect("of a group") };
         self.objects.names.leave(scope, &name, place);
+        name
     }
 
     /// Its name leads an object's domain elsewhere, or nowhere. With the last one the group ends.
-    pub(super) fn lose_name(&mut self, place: Place) {
+    pub(super) fn lose_name(&mut self, place: Place, fx: &mut Effects) {
+        let id = self.objects.groups.id_of(place.group);
         let group = &mut self.objects.groups[place.group];
+        if group.is_kept && !group.is_ended() {
+            fx.list.push(Effect::ObjectLost { group: id, member: place.member });
+        }
         let member = &mut group.members[usize::from(place.member)];
         member.is_named = false;
         group.names -= 1;
         let (domain, charges) = (group.domain, of_member(member));
         if group.names == 0 {
-            self.end_group(place.group);
+            self.end_group(place.group, fx);
         }
         self.release_objects(domain, &charges);
     }
@@ -79,20 +88,30 @@ impl Core {
     // --- groups -------------------------------------------------------------------------------------
 
     /// A group is known no more; the sweep comes to the rest of it.
-    pub(super) fn end_group(&mut self, number: u32) {
+    pub(super) fn end_group(&mut self, number: u32, fx: &mut Effects) {
+        self.end_group_by(number, false, fx);
+    }
+
+    /// The same; whether to make room.
+    pub(super) fn end_group_by(&mut self, number: u32, is_evicted: bool, fx: &mut Effects) {
         let group = &mut self.objects.groups[number];
-        if std::mem::replace(&mut group.state, GroupState::Ended) == GroupState::Ended {
+        if group.is_ended() {
             return;
         }
-        let domain = group.domain;
+        group.state = GroupState::Ended { version: group.version(), is_evicted };
+        let (domain, is_kept) = (group.domain, group.is_kept);
+        self.order_group(number);
         let links = &mut GroupLinks(&mut self.objects.groups);
         self.objects.ending.push(domain, links, number);
+        if is_kept {
+            fx.list.push(Effect::ObjectsEnded { group: self.objects.groups.id_of(number) });
+        }
     }
 
     /// The memory in a slot has ended. The one place where the registry tells objects of an end.
-    pub(crate) fn memory_ended(&mut self, slot: u32) {
+    pub(crate) fn memory_ended(&mut self, slot: u32, fx: &mut Effects) {
         let Some(number) = self.objects.groups.take_memory(slot) else { return };
-        self.end_group(number);
+        self.end_group(number, fx);
         let group = &mut self.objects.groups[number];
         if let Some(at) = group.due.take() {
             let timer = Timer::Object(number, self.objects.groups.generation(number));
@@ -139,7 +158,7 @@ impl Core {
     }
 
     /// The time of a kept group may be over: it has been used since, or is leased, or it ends.
-    pub(crate) fn object_overdue(&mut self, number: u32, generation: u32) {
+    pub(crate) fn object_overdue(&mut self, number: u32, generation: u32, fx: &mut Effects) {
         let Some(group) = self.objects.groups.get(number, generation) else { return };
         let Some(until) = self.until(group) else { return };
         let (is_over, now) = (until <= self.now, self.now);
@@ -147,7 +166,7 @@ impl Core {
         let group = &mut self.objects.groups[number];
         group.due = None;
         match (is_over, is_leased) {
-            (true, false) => return self.end_group(number),
+            (true, false) => return self.end_group(number, fx),
             (true, true) => group.used = now,
             (false, _) => {}
         }
@@ -156,8 +175,8 @@ impl Core {
 
     // --- the sweep ----------------------------------------------------------------------------------
 
-    /// Ends the memory of ended groups, and takes their objects off the names; and wakes requests that wait for names which
-    /// were sealed.
+    /// Ends the memory of ended groups, and takes their objects off the names; and wakes clients that watch, and requests that wait
+    /// for names which were sealed.
     pub(crate) fn sweep_objects(&mut self, fx: &mut Effects) {
         let mut left = MEMBERS_SWEPT_PER_STEP;
         while left > 0
@@ -166,6 +185,10 @@ impl Core {
             let turn = left.min(MEMBERS_SWEPT_PER_TURN);
             left = left.saturating_sub(self.sweep_group(number, turn, fx));
             self.objects.ending.end_turn();
+        }
+        for _ in 0..WATCHERS_WOKEN_PER_STEP {
+            let Some(client) = self.objects.watches.next_woken() else { break };
+            self.eventful.push(ClientId(client));
         }
         for _ in 0..WAITERS_WOKEN_PER_STEP {
             let Some(seq) = self.objects.waits.next_woken() else { return };
@@ -182,12 +205,14 @@ impl Core {
         while done < most
             && let Some(member) = self.next_to_sweep(number)
         {
-            self.take_off(number, member);
+            let name = self.take_off(number, member);
             let group = &mut self.objects.groups[number];
             group.members[member].is_named = false;
             group.names -= 1;
             let (domain, charges) = (group.domain, of_member(&group.members[member]));
+            let (scope, (event, version)) = (group.scope, end_of(group));
             self.release_objects(domain, &charges);
+            self.tell(scope, event, version, &name);
             done += 1;
         }
         if self.objects.groups[number].names == 0 {
@@ -209,7 +234,7 @@ impl Core {
     }
 
     /// Ends the memory of a group for everybody. Its creator made it for the group: it is not told.
-    fn end_memory(&mut self, slot: u32, fx: &mut Effects) {
+    pub(super) fn end_memory(&mut self, slot: u32, fx: &mut Effects) {
         let owner = self.allocations[slot].owner;
         self.end(slot, ErrorCode::Stale, fx);
         if owner != NONE {
@@ -217,5 +242,15 @@ impl Core {
             self.leave_to_domain(owner, Charge(Resource::Allocations, 1));
         }
         self.drain_if_done(slot);
+    }
+}
+
+/// What watchers are told of the objects of an ended group.
+fn end_of(group: &Group) -> (ObjectEvent, u64) {
+    match group.state {
+        GroupState::Ended { version: 0, .. } => (ObjectEvent::Aborted, 0),
+        GroupState::Ended { version, is_evicted: true } => (ObjectEvent::Evicted, version),
+        GroupState::Ended { version, is_evicted: false } => (ObjectEvent::Deleted, version),
+        GroupState::Making | GroupState::Sealed(_) => unreachable!("it is swept"),
     }
 }

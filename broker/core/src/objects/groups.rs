@@ -47,7 +47,12 @@ pub enum GroupState {
     /// It can be had, with this version.
     Sealed(u64),
     /// It has no names any more, or its memory has ended: its members are still to be swept.
-    Ended,
+    Ended {
+        /// Of its objects; 0: it was in the making.
+        version: u64,
+        /// It has made room for others.
+        is_evicted: bool,
+    },
 }
 
 /// One group. It goes to a successor (`saved.rs`): another field, or another order, is another format of the daemon's handover.
@@ -91,6 +96,15 @@ pub struct Group {
     pub swept: usize,
     /// Its place among those that are still to be swept.
     pub link: Link,
+    /// Its place among those that may be evicted.
+    pub place: Option<(bool, Now)>,
+}
+
+impl Group {
+    /// Whether it is still to be swept, and nothing else.
+    pub fn is_ended(&self) -> bool {
+        matches!(self.state, GroupState::Ended { .. })
+    }
 }
 
 /// Groups seen through the list of those to be swept.

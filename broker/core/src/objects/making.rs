@@ -13,6 +13,7 @@ use crate::lists::Link;
 use crate::register::Outcome;
 use crate::slots::NONE;
 use fdbroker_protocol::limits::{MAX_GROUP, METADATA_BYTES};
+use fdbroker_protocol::object::ObjectEvent;
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Share, Status, is_object_name};
 
 /// The status of an object that is in the way of a request: its index is said.
@@ -88,6 +89,7 @@ impl Core {
             names: 0,
             swept: 0,
             link: Link::OUT,
+            place: None,
         };
         let number = self.objects.groups.insert(group);
         let begun = self.fill(client, number, create.objects);
@@ -157,7 +159,7 @@ impl Core {
         match self.objects.groups[number].state {
             GroupState::Making => Ok(number),
             GroupState::Sealed(_) => Err(ErrorCode::Sealed.into()),
-            GroupState::Ended => Err(ErrorCode::Aborted.into()),
+            GroupState::Ended { .. } => Err(ErrorCode::Aborted.into()),
         }
     }
 
@@ -256,18 +258,17 @@ impl Core {
     ) {
         let making = self.making(client.0, group);
         let checked = making.and_then(|number| checked.map(|()| number));
-        match checked.and_then(|number| self.seal(client.0, number)) {
+        match checked.and_then(|number| self.seal(client.0, number, fx)) {
             Ok(version) => fx.list.push(Effect::ObjectsSealed { client, request, version }),
             Err(status) => fx.list.push(Effect::Failed { client, request, status }),
         }
     }
 
-    /// All names of a group lead to it from now on, or none.
-    fn seal(&mut self, client: u32, number: u32) -> Result<u64, Status> {
+    /// Whether the names of a group lead to what its maker expects.
+    fn check_expected(&self, number: u32) -> Result<(), Status> {
         let group = &self.objects.groups[number];
-        let (domain, scope, count) = (group.domain, group.scope, group.members.len());
         for (index, member) in group.members.iter().enumerate() {
-            let now = self.sealed(scope, &member.name).map(|(_, version)| version);
+            let now = self.sealed(group.scope, &member.name).map(|(_, version)| version);
             match member.expect {
                 Expect::Free if now.is_some() => return Err(at(ErrorCode::Exists, index)),
                 Expect::Version(version) if version != now.unwrap_or(0) => {
@@ -276,29 +277,45 @@ impl Core {
                 _ => {}
             }
         }
+        Ok(())
+    }
+
+    /// All names of a group lead to it from now on, or none.
+    fn seal(&mut self, client: u32, number: u32, fx: &mut Effects) -> Result<u64, Status> {
+        self.check_expected(number)?;
+        let group = &self.objects.groups[number];
+        let (domain, scope, count) = (group.domain, group.scope, group.members.len());
         let (size, pin) = (group.size_bytes, group.pin);
         let keeps = group.keep_us.is_some() || pin;
         if keeps {
-            self.charge_objects(client, &of_kept(size, pin))?;
+            self.charge_kept(client, size, pin, fx)?;
+            // One of them may have been evicted to make room.
+            self.check_expected(number).inspect_err(|_| {
+                self.release_objects(domain, &of_kept(size, pin));
+            })?;
         }
         self.objects.version += 1;
         let version = self.objects.version;
         let group = &mut self.objects.groups[number];
         (group.state, group.since, group.used) = (GroupState::Sealed(version), self.now, self.now);
+        if keeps {
+            self.keep_group(number);
+            let group = self.objects.groups.id_of(number);
+            fx.list.push(Effect::ObjectsKept { group });
+        }
         for member in (0..).take(count) {
             let name = self.objects.groups[number].members[usize::from(member)].name.clone();
             let place = Place { group: number, member };
-            if let Some(former) = self.objects.names.seal(scope, &name, place) {
-                self.lose_name(former);
-            }
+            let former = self.objects.names.seal(scope, &name, place);
+            let event = if former.is_some() { ObjectEvent::Replaced } else { ObjectEvent::Sealed };
+            former.into_iter().for_each(|former| self.lose_name(former, fx));
+            self.tell(scope, event, version, &name);
             self.objects.waits.wake(domain, scope, &name);
         }
+        self.order_group(number);
         if count == 0 {
             // Nobody can ever name it.
-            self.end_group(number);
-        }
-        if keeps {
-            self.keep_group(number);
+            self.end_group(number, fx);
         }
         Ok(version)
     }
@@ -312,7 +329,7 @@ impl Core {
     ) {
         let status = match self.making(client.0, group) {
             Ok(number) => {
-                self.end_group(number);
+                self.end_group(number, fx);
                 Status::OK
             }
             Err(status) => status,

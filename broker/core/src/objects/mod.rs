@@ -9,17 +9,22 @@ pub mod api;
 mod charges;
 mod check;
 mod ending;
+mod evicting;
 mod getting;
 mod groups;
 mod making;
 mod names;
 mod saved;
+mod touching;
 mod view;
 mod waits;
+mod watches;
 
+use evicting::Order;
 use groups::{Group, GroupState, Groups};
 use names::{Entry, NameScope, Names, Place};
 use waits::Waits;
+use watches::Watches;
 
 use crate::Core;
 use crate::clients::Client;
@@ -28,6 +33,7 @@ use crate::rounds::Rounds;
 pub(crate) use getting::Asked;
 pub use getting::Get;
 pub use saved::SavedObjects;
+pub use watches::ObjectNews;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -35,6 +41,8 @@ pub struct Objects {
     names: Names,
     groups: Groups,
     waits: Waits,
+    watches: Watches,
+    order: Order,
     /// Ended groups with members that still have their names, or with their memory.
     ending: Rounds,
     /// The last version given.
@@ -44,7 +52,12 @@ pub struct Objects {
 impl Objects {
     /// Whether nothing is left over for a poll.
     pub fn is_idle(&self) -> bool {
-        self.ending.is_empty() && self.waits.is_idle()
+        self.ending.is_empty() && self.waits.is_idle() && self.watches.is_idle()
+    }
+
+    /// What is to be told to those who watch.
+    pub fn watches_mut(&mut self) -> &mut Watches {
+        &mut self.watches
     }
 
     /// Whether an allocation lives on without an owner, because its group is kept.
@@ -54,6 +67,16 @@ impl Objects {
 }
 
 impl Core {
+    /// The last version given.
+    pub fn last_version(&self) -> u64 {
+        self.objects.version
+    }
+
+    /// Versions are given above this one from now on: a former broker may have given it.
+    pub fn raise_version(&mut self, version: u64) {
+        self.objects.version = self.objects.version.max(version);
+    }
+
     /// Whether a group has not ended, nor its creator, if it ends with that.
     fn is_group_live(&self, group: &Group) -> bool {
         let (creator, serial) = group.creator;
@@ -71,7 +94,7 @@ impl Core {
         let group = &self.objects.groups[place.group];
         match group.state {
             GroupState::Sealed(version) if self.is_group_live(group) => Some((place, version)),
-            GroupState::Sealed(_) | GroupState::Making | GroupState::Ended => None,
+            GroupState::Sealed(_) | GroupState::Making | GroupState::Ended { .. } => None,
         }
     }
 

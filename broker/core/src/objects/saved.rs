@@ -1,17 +1,21 @@
 //! Objects as plain data for a successor, and taken in again: every number checked. Must never believe what it reads.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use super::Objects;
 use super::groups::{Group, GroupState, Groups};
 use super::names::{NameScope, Place};
+use super::watches::{Logged, Watched};
 use crate::Core;
-use crate::limits::MAKERS_PER_NAME;
+use crate::limits::{EVENTS_IN_LOG, MAKERS_PER_NAME, WATCHES_PER_CLIENT};
 use crate::lists::Link;
 use crate::restore::{Check, ensure};
 use crate::slots::{Flat, NONE, SavedSlots};
 use fdbroker_protocol::is_object_name;
-use fdbroker_protocol::limits::{MAX_GROUP, METADATA_BYTES};
+use fdbroker_protocol::limits::{MAX_GROUP, METADATA_BYTES, NAME_OF_OBJECT_BYTES};
+use fdbroker_protocol::object::ObjectEvent;
 
 /// All groups, none of them ended, and the last version given.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,11 +24,25 @@ pub struct SavedObjects {
     groups: SavedSlots<Group>,
     /// Those in the making, the oldest of each name first.
     makers: Vec<Place>,
+    logs: Vec<SavedLog>,
+    watchers: Vec<SavedWatcher>,
 }
+
+/// What has happened to names of a scope since somebody watches it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct SavedLog {
+    scope: NameScope,
+    domain: u32,
+    next: u64,
+    events: Vec<Logged>,
+}
+
+/// Client, scope, the first event not read, and prefixes, each with the first event that counts.
+type SavedWatcher = (u32, NameScope, u64, Vec<(Vec<u8>, u64)>);
 
 impl Flat for Group {
     fn flat(&self) -> Self {
-        Group { link: Link::OUT, due: None, swept: 0, ..self.clone() }
+        Group { link: Link::OUT, due: None, swept: 0, place: None, ..self.clone() }
     }
 }
 
@@ -33,12 +51,28 @@ impl Objects {
     pub fn save(&self) -> SavedObjects {
         let makers = self.names.all().flat_map(|(_, _, entry)| entry.makers.iter().copied());
         let (version, groups) = (self.version, self.groups.save(|_| true));
-        SavedObjects { version, groups, makers: makers.collect() }
+        let logs = self.watches.logs.iter().map(|(scope, log)| SavedLog {
+            scope: *scope,
+            domain: log.domain,
+            next: log.next,
+            events: log.events.iter().cloned().collect(),
+        });
+        let prefix = |(prefix, first): &Watched| (prefix.to_vec(), *first);
+        let watchers = self.watches.of.iter().map(|((client, scope), watcher)| {
+            (*client, *scope, watcher.next, watcher.prefixes.iter().map(prefix).collect())
+        });
+        SavedObjects {
+            version,
+            groups,
+            makers: makers.collect(),
+            logs: logs.collect(),
+            watchers: watchers.collect(),
+        }
     }
 
     /// These again, found by their names and their memory; that is still to be looked at.
     pub fn restore(saved: SavedObjects) -> Check<Objects> {
-        let SavedObjects { version, groups, makers } = saved;
+        let SavedObjects { version, groups, makers, logs, watchers } = saved;
         ensure(version < u64::MAX / 2, "versions of objects", 0u32)?;
         let mut new = Objects { version, groups: Groups::restore(groups)?, ..Objects::default() };
         let mut in_the_making = 0;
@@ -55,7 +89,44 @@ impl Objects {
             ensure(is_there, "object in the making", place.group)?;
             new.restore_name(place)?;
         }
+        new.restore_watches(logs, watchers)?;
         Ok(new)
+    }
+
+    fn restore_watches(&mut self, logs: Vec<SavedLog>, watchers: Vec<SavedWatcher>) -> Check {
+        let mut domains: BTreeMap<NameScope, u32> = BTreeMap::new();
+        for log in &logs {
+            ensure(domains.insert(log.scope, log.domain).is_none(), "log of a scope", log.domain)?;
+        }
+        for (client, scope, next, prefixes) in watchers {
+            let domain = domains.get(&scope).copied().unwrap_or(NONE);
+            let is_bounded = (1..=WATCHES_PER_CLIENT).contains(&prefixes.len())
+                && prefixes.iter().all(|(prefix, _)| prefix.len() <= NAME_OF_OBJECT_BYTES);
+            let is_new = !self.watches.of.contains_key(&(client, scope));
+            ensure(domain != NONE && is_bounded && is_new, "watcher", client)?;
+            let watcher = self.watches.enter(client, scope, domain);
+            watcher.next = next;
+            watcher.prefixes = prefixes.into_iter().map(|(it, at)| (it.into(), at)).collect();
+        }
+        for SavedLog { scope, domain, next, events } in logs {
+            let is_event = |it: &Logged| {
+                let is_known = ObjectEvent::from_number(it.event);
+                is_known.is_some_and(|it| it != ObjectEvent::Lost) && is_object_name(&it.name)
+            };
+            let is_sound = next < u64::MAX / 2
+                && events.len() <= EVENTS_IN_LOG
+                && events.is_sorted_by(|one, other| one.number < other.number)
+                && events.last().is_none_or(|last| last.number < next)
+                && events.iter().all(is_event);
+            ensure(is_sound, "events of a scope", domain)?;
+            let found = self.watches.of.iter().filter(|((_, of), _)| *of == scope);
+            let mut watchers = found.map(|(_, watcher)| watcher);
+            ensure(watchers.all(|it| it.next <= next), "what a watcher has read", domain)?;
+            let log = self.watches.logs.get_mut(&scope);
+            let Some(log) = log else { return ensure(false, "log of nobody", domain) };
+            log.fill(next, events);
+        }
+        Ok(())
     }
 
     fn restore_group(&mut self, number: u32) -> Check {
@@ -63,7 +134,7 @@ impl Objects {
         let is_live = match group.state {
             GroupState::Making => !group.is_kept,
             GroupState::Sealed(version) => (1..=self.version).contains(&version) && group.names > 0,
-            GroupState::Ended => false,
+            GroupState::Ended { .. } => false,
         };
         let is_bounded = group.members.len() <= MAX_GROUP;
         ensure(is_live && is_bounded, "group of objects", number)?;
@@ -121,6 +192,15 @@ impl Groups {
 impl Core {
     /// What must hold of restored groups, their memory, their domains and creators; and has their time begin again.
     pub(crate) fn check_restored_objects(&mut self) -> Check {
+        for (client, scope) in self.objects.watches.of.keys() {
+            let found = self.clients.find(*client).filter(|it| it.welcome && !it.gone);
+            let is_its = found.is_some_and(|it| match scope {
+                NameScope::Domain(domain) => *domain == it.domain,
+                NameScope::Job(job) => Some(*job) == it.job,
+            });
+            let domain = self.objects.watches.logs[scope].domain;
+            ensure(is_its && found.is_some_and(|it| it.domain == domain), "who watches", *client)?;
+        }
         for number in self.objects.groups.full() {
             let group = &self.objects.groups[number];
             let is_scope = match group.scope {
@@ -145,6 +225,7 @@ impl Core {
             });
             ensure(is_its, "memory of a group", number)?;
             self.time_group(number);
+            self.order_group(number);
         }
         Ok(())
     }

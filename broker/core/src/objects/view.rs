@@ -14,7 +14,7 @@ impl Group {
     pub fn version(&self) -> u64 {
         match self.state {
             GroupState::Sealed(version) => version,
-            GroupState::Making | GroupState::Ended => 0,
+            GroupState::Making | GroupState::Ended { .. } => 0,
         }
     }
 }
@@ -124,7 +124,7 @@ impl Core {
             state: match group.state {
                 GroupState::Sealed(_) => ObjectState::Sealed,
                 GroupState::Making => ObjectState::Making,
-                GroupState::Ended => ObjectState::Unknown,
+                GroupState::Ended { .. } => ObjectState::Unknown,
             },
             version: group.version(),
             offset: member.offset,
