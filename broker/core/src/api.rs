@@ -4,7 +4,7 @@
 
 use crate::job_name::JobName;
 use crate::limits::EFFECTS_KEPT;
-use crate::objects::api::{Create, Deleted, GotObject, GroupId, NewObject};
+use crate::objects::api::{Create, Deleted, GotObject, GroupId, KeptChange, KeptGroup, NewObject};
 use crate::subordinate::SubordinateUids;
 use fdbroker_protocol::admin::ActOutcome;
 use fdbroker_protocol::{
@@ -262,6 +262,10 @@ pub struct Former<'a> {
     pub slots: &'a [FormerSlot],
     /// The live ones whose fds are here. The daemon puts their fds into its table by [`Kept::id`]'s slot.
     pub kept: &'a [Kept],
+    /// The kept groups of objects whose fds are here, likewise; no two of them have a name in common.
+    pub groups: &'a [KeptGroup<'a>],
+    /// Versions up to this one may have been given.
+    pub last_version: u64,
 }
 
 /// One handle of an acquire, after the daemon verified its MAC.
@@ -510,6 +514,8 @@ pub struct Effects {
     pub registered: Vec<Registered>,
     /// Items of [`Effect::Statuses`].
     pub statuses: Vec<Status>,
+    /// What the table of kept groups is to hear before anything in `list` is done: all of it, or nothing.
+    pub kept: Vec<KeptChange>,
     /// Of each fd supplied: the time since it was recalled, in microseconds.
     pub recalled_us: Vec<u64>,
     /// The answer to [`Input::Evict`] or [`Input::Revoke`], in its order.
@@ -524,6 +530,7 @@ impl Effects {
         empty(&mut self.objects);
         empty(&mut self.registered);
         empty(&mut self.statuses);
+        empty(&mut self.kept);
         empty(&mut self.recalled_us);
         empty(&mut self.acted);
     }

@@ -334,6 +334,7 @@ impl Core {
                 fx.list.push(Effect::Events { client });
             }
         }
+        self.objects.take_changes(&mut fx.kept);
         self.assert_invariants();
     }
 

@@ -76,6 +76,8 @@ pub enum Report {
     Process(usize, u64, Process),
     /// The configuration has been read again.
     Reread,
+    /// Messages of the carrier of kept objects with this number have been dropped.
+    Carried(u32),
 }
 
 /// What a lane is to do.

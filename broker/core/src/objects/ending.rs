@@ -1,7 +1,7 @@
 //! Ends of groups: a group without names, or whose memory ends, is unknown at once; its members, and its memory, are swept
 //! in portions, the domains in turn. Must never end memory that a lease pins, but for the broker's own fd of it.
 
-use super::api::Deleted;
+use super::api::{Deleted, KeptChange};
 use super::charges::{of_kept, of_member};
 use super::groups::{Group, GroupLinks, GroupState};
 use super::names::Place;
@@ -66,12 +66,15 @@ impl Core {
     /// Its name leads an object's domain elsewhere, or nowhere. With the last one the group ends.
     pub(super) fn lose_name(&mut self, place: Place) {
         let group = &mut self.objects.groups[place.group];
+        let (domain, version) = (group.domain, group.version());
         let member = &mut group.members[usize::from(place.member)];
         member.is_named = false;
         group.names -= 1;
-        let (domain, charges) = (group.domain, of_member(member));
-        if group.names == 0 {
-            self.end_group(place.group);
+        let charges = of_member(member);
+        let lost = group.is_kept.then(|| KeptChange::Lost(version, member.name.clone()));
+        match group.names {
+            0 => self.end_group(place.group),
+            _ => lost.into_iter().for_each(|change| self.tell_kept(change)),
         }
         self.release_objects(domain, &charges);
     }
@@ -81,10 +84,14 @@ impl Core {
     /// A group is known no more; the sweep comes to the rest of it.
     pub(super) fn end_group(&mut self, number: u32) {
         let group = &mut self.objects.groups[number];
+        let (version, is_kept) = (group.version(), group.is_kept);
         if std::mem::replace(&mut group.state, GroupState::Ended) == GroupState::Ended {
             return;
         }
         let domain = group.domain;
+        if is_kept {
+            self.tell_kept(KeptChange::Ended(version));
+        }
         let links = &mut GroupLinks(&mut self.objects.groups);
         self.objects.ending.push(domain, links, number);
     }
@@ -120,6 +127,7 @@ impl Core {
         self.move_pin(slot, NONE);
         self.allocations.take_from_owner(slot);
         self.objects.groups[number].is_kept = true;
+        self.tell_kept(KeptChange::Began(self.objects.groups.id_of(number)));
         self.time_group(number);
     }
 

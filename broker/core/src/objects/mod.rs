@@ -11,12 +11,14 @@ mod check;
 mod ending;
 mod getting;
 mod groups;
+mod kept;
 mod making;
 mod names;
 mod saved;
 mod view;
 mod waits;
 
+use api::KeptChange;
 use groups::{Group, GroupState, Groups};
 use names::{Entry, NameScope, Names, Place};
 use waits::Waits;
@@ -39,12 +41,24 @@ pub struct Objects {
     ending: Rounds,
     /// The last version given.
     version: u64,
+    /// What the table of kept groups is to hear after the step.
+    changes: Vec<KeptChange>,
 }
 
 impl Objects {
     /// Whether nothing is left over for a poll.
     pub fn is_idle(&self) -> bool {
         self.ending.is_empty() && self.waits.is_idle()
+    }
+
+    /// Takes what the table of kept groups is to hear.
+    pub fn take_changes(&mut self, into: &mut Vec<KeptChange>) {
+        into.append(&mut self.changes);
+    }
+
+    /// The versions up to this one have been given by a broker before.
+    pub fn begin_above(&mut self, version: u64) {
+        self.version = self.version.max(version);
     }
 
     /// Whether an allocation lives on without an owner, because its group is kept.
