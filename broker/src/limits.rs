@@ -250,6 +250,49 @@ pub const MANAGER_PATIENCE: Duration = Duration::from_secs(5);
 /// thousand of them a second.
 pub const KEEP_RETRY: Duration = Duration::from_millis(2);
 
+/// Entries of the service manager's store beside those of kept allocations and of carriers of kept objects: the state that is
+/// handed over, its carriers (both are few), the keep book, the log of kept objects, and some more.
+pub const STORED_BESIDE_KEPT: u64 = 128;
+
+/// Bytes of each of the two areas of the log of kept objects. Half of one may be in use: some 70,000 names of 30 bytes with 20 of
+/// metadata. All of it is memory of the broker from the start on.
+pub const KEPT_LOG_AREA_BYTES: u32 = 8 << 20;
+
+/// Bytes of the log of kept objects that are copied in a chore, some 100 us.
+pub const KEPT_LOG_COPIED_PER_CHORE: u64 = 64 << 10;
+
+/// Versions of objects that are reserved at a time in the log: a write for so many seals, and as many numbers are lost with a crash.
+pub const VERSIONS_AHEAD: u64 = 1 << 16;
+
+/// Fds of host memory in one carrier. A default socket takes 278 messages with an fd each; a longer queue takes longer to write
+/// anew.
+pub const HOST_FDS_PER_CARRIER: usize = 128;
+
+/// Fds of a device's memory in one carrier: all others of it are sent again when one is to be dropped, at once.
+pub const DEVICE_FDS_PER_CARRIER: usize = 16;
+
+/// Messages of a carrier that are written anew in a chore, each some 2 us.
+pub const MESSAGES_REWRITTEN: usize = 32;
+
+/// Empty carriers that the service manager has ahead: one is kept for fds that are written anew, one is for the next new one.
+pub const CARRIERS_AHEAD: usize = 2;
+
+/// Pause after a carrier could not be written anew or stored: clients read what keeps the kernel from it in microseconds, the
+/// service manager reads some thousand messages a second.
+pub const CARRIER_RETRY: Duration = Duration::from_millis(20);
+
+/// Most carriers for kept objects in a broker whose table has `table_fds` places: both ends of each are open, and are entries of
+/// the service manager's store, whose time for all of them is quadratic. 16,384 fds of host memory, or 2,048 of devices.
+pub fn kept_carriers(table_fds: u64) -> usize {
+    (table_fds / 256).clamp(4, 128) as usize
+}
+
+/// Most fds in all of them: they are in flight as long as their objects live, and so are up to [half](IN_FLIGHT_DIVISOR) as many
+/// as the limit allows to clients.
+pub fn kept_fds(table_fds: u64) -> usize {
+    usize::try_from(table_fds / 4).unwrap_or(usize::MAX)
+}
+
 /// How long a broker that hands over waits for its successor: it has the fds in milliseconds, so one
 /// that takes longer hangs, and clients must not wait for it.
 pub const HANDOVER_PATIENCE: Duration = Duration::from_secs(10);
@@ -303,8 +346,8 @@ pub const THREAD_STACK_BYTES: usize = 128 * 1024;
 
 /// The daemon's own fds apart from what it was started with: epoll, signalfd, the closers' eventfd,
 /// lock file, page file, /proc/self/fd and fdinfo, the administrator's listener; two sockets to the
-/// service manager and the keep book.
-const STANDING_FDS: u64 = 11;
+/// service manager and the keep book; a third socket, and the log of kept objects.
+const STANDING_FDS: u64 = 13;
 
 /// Fds open for a moment: one connection being accepted, its pidfd, one fdinfo file, one file of
 /// the start; and what a library may open.
@@ -335,4 +378,5 @@ pub fn own_fds(at_start: u64, listeners: usize, table_fds: u64) -> u64 {
         + turned_away(table_fds)
         // Both ends of each.
         + 2 * ahead_sockets(table_fds)
+        + 2 * kept_carriers(table_fds) as u64
 }

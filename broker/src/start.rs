@@ -8,6 +8,7 @@ use crate::fds::jobs::Calls;
 use crate::handover::arrived::{Arrivals, Arrived};
 use crate::handover::takeover::Takeover;
 use crate::handover::{self, TakeoverError};
+use crate::kept::store::{FoundGroup, FoundObjects, KeptObjects};
 use crate::kernel;
 use crate::log::LogThread;
 use crate::manager::inherited::Inherited;
@@ -24,7 +25,7 @@ use crate::readiness::Source;
 use crate::server::parts::{Parts, Server};
 use crate::settings::sockets::parent;
 use crate::settings::{ListenerSettings, Mode, Settings};
-use fdbroker_core::{Core, Deposit, Former, FormerLife, FormerSlot, Kept};
+use fdbroker_core::{Core, Deposit, Former, FormerLife, FormerSlot, Kept, KeptGroup};
 use fdbroker_protocol::{AllocationId, NodeKey};
 use mio::{Poll, Waker};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -181,13 +182,22 @@ pub(crate) fn prepare(
     };
     let manager_too = manager.another().map_err(os("talk to the service manager"))?;
     let kept = std::mem::take(&mut inherited.kept);
-    let (keep_store, mut found, unknown) =
+    let (keep_store, found, unknown) =
         KeepStore::open(manager_too, settings.kernel, inherited.keep_book.take(), kept);
-    unknown.into_iter().for_each(|fd| left.put_back(fd));
+    let manager_for_objects = manager.another().map_err(os("talk to the service manager"))?;
+    let kept_allocations = settings.core.node[fdbroker_protocol::Resource::KeptAllocations];
+    let (kept, mut objects) = KeptObjects::open(
+        manager_for_objects,
+        &mut inherited,
+        settings.table_fds,
+        kept_allocations,
+    );
+    let unknown = unknown.into_iter().chain(std::mem::take(&mut objects.unknown));
+    unknown.for_each(|fd| left.put_back(fd));
     let is_restored = restored.is_some();
     let (core, key, page) = match restored {
         Some(restored) => restored,
-        None => begin(&mut settings, &mut found)?,
+        None => begin(&mut settings, &found, &objects)?,
     };
     let (admin, listeners) = open_listeners(&settings, &mut inherited, arrived.as_mut(), former)?;
     let until_eof = until_eof.or_else(|| arrived.as_mut().and_then(Arrived::until_eof));
@@ -202,6 +212,7 @@ pub(crate) fn prepare(
         closers,
         manager,
         keep_store,
+        kept,
     };
     let mut server = Server::new(settings, parts)
         .map_err(os("watch the sockets (--until-eof must be a pipe or a socket)"))?;
@@ -212,7 +223,7 @@ pub(crate) fn prepare(
             Err(refused) if is_takeover => return Err(TakeoverError::State(refused).into()),
             Err(refused) => {
                 handover::store::log_refused(&refused);
-                let (core, key, page) = begin(server.settings_mut(), &mut found)?;
+                let (core, key, page) = begin(server.settings_mut(), &found, &objects)?;
                 server.begin_anew(core, key, page);
                 is_anew = true;
             }
@@ -220,7 +231,7 @@ pub(crate) fn prepare(
         left.add(arrived.fds);
     }
     left.add(inherited.unused().collect());
-    server.settle_kept(found, is_anew, left);
+    server.settle_kept(found, objects.groups, is_anew, left);
     if !is_takeover {
         server.take_place().map_err(os("start the liveness thread"))?;
     }
@@ -238,11 +249,12 @@ fn prepare_directories(settings: &Settings) -> Result<(), ListenError> {
     Ok(())
 }
 
-/// A core without clients: a first one, or one after a broker that was killed; of `found` it has
+/// A core without clients: a first one, or one after a broker that was killed; of `found` and `objects` it has
 /// those that were live.
 fn begin(
     settings: &mut Settings,
-    found: &mut [Found],
+    found: &[Found],
+    objects: &FoundObjects,
 ) -> Result<(Core, NodeKey, GenerationPage), RunError> {
     let directory = settings.admin_directory();
     let Opened { key, page, former } = generation_page::open(directory, settings.core.max_slots)?;
@@ -254,20 +266,32 @@ fn begin(
         Kept { deposit: Deposit { file, ..found.kept.deposit }, ..found.kept }
     });
     let kept: Vec<Kept> = kept.collect();
-    let begin = |kept: &[Kept]| {
-        let now = clock::now();
-        Core::after_crash(settings.core.clone(), Former { slots: &former, kept }, now)
+    let groups = objects.groups.iter().filter_map(|found| live_group(found, &alive));
+    let groups: Vec<KeptGroup<'_>> = groups.collect();
+    // Where nobody knows which versions were given, they begin above all that a broker with lower generations can have given.
+    let unknown = u64::from(page.first_generation() - 1) << 32;
+    let last_version = objects.last_version.unwrap_or(unknown);
+    let begin = |kept: &[Kept], groups: &[KeptGroup<'_>]| {
+        let former = Former { slots: &former, kept, groups, last_version };
+        Core::after_crash(settings.core.clone(), former, clock::now())
     };
-    let core = match begin(&kept) {
-        Err(error) if !kept.is_empty() => {
-            log::error!("kept allocations of before the crash are given up: {error}");
-            begin(&[])
+    let core = match begin(&kept, &groups) {
+        Err(error) if !kept.is_empty() || !groups.is_empty() => {
+            log::error!("kept allocations and objects of before the crash are given up: {error}");
+            begin(&[], &[])
         }
         core => core,
     };
     let core = core.map_err(RunError::Settings)?;
     page.take_up(&former, &core);
     Ok((core, key, page))
+}
+
+/// A kept group whose memory was live when the broker was killed.
+fn live_group<'a>(found: &'a FoundGroup, alive: &HashSet<AllocationId>) -> Option<KeptGroup<'a>> {
+    let mut kept = found.kept().filter(|kept| alive.contains(&kept.id))?;
+    kept.deposit.file = classify::file_of(kept.deposit.kind, found.fd.as_fd());
+    Some(kept)
 }
 
 /// The sockets that the service manager has bound or another broker served, and for the other places

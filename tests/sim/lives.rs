@@ -64,7 +64,7 @@ impl World {
         let kept: Vec<Kept> = self.stored.values().copied().collect();
         let slots = self.former_slots()?;
         self.setup.config.first_generation = first;
-        let former = Former { slots: &slots, kept: &kept };
+        let former = Former { slots: &slots, kept: &kept, ..Former::default() };
         let core = Core::after_crash(self.setup.config.clone(), former, Now(self.now));
         self.core = core.map_err(|error| error.to_string())?;
         for FormerSlot { id, .. } in slots.iter() {

@@ -5,7 +5,9 @@
 use crate::job_name::JobName;
 use crate::limits::EFFECTS_KEPT;
 use crate::objects::ObjectNews;
-use crate::objects::api::{Create, Deleted, GotObject, GroupId, NewObject, Touch};
+use crate::objects::api::{
+    Create, Deleted, GotObject, GroupId, KeptChange, KeptGroup, NewObject, Touch,
+};
 use crate::subordinate::SubordinateUids;
 use fdbroker_protocol::admin::ActOutcome;
 use fdbroker_protocol::{
@@ -263,6 +265,10 @@ pub struct Former<'a> {
     pub slots: &'a [FormerSlot],
     /// The live ones whose fds are here. The daemon puts their fds into its table by [`Kept::id`]'s slot.
     pub kept: &'a [Kept],
+    /// The kept groups of objects whose fds are here, likewise; no two of them have a name in common.
+    pub groups: &'a [KeptGroup<'a>],
+    /// Versions up to this one may have been given.
+    pub last_version: u64,
 }
 
 /// One handle of an acquire, after the daemon verified its MAC.
@@ -485,14 +491,6 @@ pub enum Effect {
         objects: std::ops::Range<usize>,
         grants: std::ops::Range<usize>,
     },
-    /// A group is kept from now on. Before the answer of the request that says so.
-    ObjectsKept { group: GroupId },
-    /// A group that is kept has been touched: its time, its creator or its pin may be others.
-    ObjectsTouched { group: GroupId },
-    /// An object of a group that is kept has its name no more; its place in the group.
-    ObjectLost { group: GroupId, member: u16 },
-    /// A group that was kept has ended.
-    ObjectsEnded { group: GroupId },
     /// Send these ahead: [`Effects::granted`], each of them OK.
     GrantedAhead { client: ClientId, range: std::ops::Range<usize> },
     /// Answer a request that failed as a whole.
@@ -529,6 +527,8 @@ pub struct Effects {
     pub registered: Vec<Registered>,
     /// Items of [`Effect::Statuses`].
     pub statuses: Vec<Status>,
+    /// What the table of kept groups is to hear before anything in `list` is done: all of it, or nothing.
+    pub kept: Vec<KeptChange>,
     /// Of each fd supplied: the time since it was recalled, in microseconds.
     pub recalled_us: Vec<u64>,
     /// The answer to [`Input::Evict`] or [`Input::Revoke`], in its order.
@@ -543,6 +543,7 @@ impl Effects {
         empty(&mut self.objects);
         empty(&mut self.registered);
         empty(&mut self.statuses);
+        empty(&mut self.kept);
         empty(&mut self.recalled_us);
         empty(&mut self.acted);
     }

@@ -248,7 +248,10 @@ impl Core {
     pub fn after_crash(config: Config, former: Former<'_>, now: Now) -> Result<Core, ConfigError> {
         let mut core = Core::new(config)?;
         core.now = now;
-        let kept: BTreeSet<AllocationId> = former.kept.iter().map(|kept| kept.id).collect();
+        let mut kept: BTreeSet<AllocationId> = former.kept.iter().map(|kept| kept.id).collect();
+        let of_groups: BTreeSet<AllocationId> =
+            former.groups.iter().map(|group| group.id).collect();
+        kept.extend(&of_groups);
         let values = former.slots.iter().map(|FormerSlot { id, life }| {
             (id.slot, id.generation, core.former_allocation(life, kept.contains(id)))
         });
@@ -267,12 +270,17 @@ impl Core {
                 FormerLife::Leased { record, .. } => (record, Standing::Ended),
                 FormerLife::Ended(_) => continue,
             };
-            if core.allocations.is_full(id.slot) {
+            // A group of objects waits for nobody.
+            if core.allocations.is_full(id.slot) && !of_groups.contains(id) {
                 core.continuity.enter(id.slot, record.former_owner(), how);
             }
         }
         for kept in former.kept {
             core.keep_former(kept, now)?;
+        }
+        core.objects.begin_above(former.last_version);
+        for group in former.groups {
+            core.take_in_group(group, former.last_version)?;
         }
         core.recount();
         let (needed, _, has) = core.ledger.table();

@@ -85,7 +85,7 @@ impl Core {
             self.continuity.linger(slot);
         }
         self.decide_all(slot, Fate::Answer(self.allocations.id_of(slot), code.into()));
-        self.memory_ended(slot, fx);
+        self.memory_ended(slot);
         self.leases.add_unswept(self.allocations[slot].leases.len() as u64);
         if !self.allocations[slot].leases.is_empty() {
             self.pin_ended(slot, file);

@@ -341,6 +341,7 @@ impl Core {
                 fx.list.push(Effect::Events { client });
             }
         }
+        self.objects.take_changes(&mut fx.kept);
         self.assert_invariants();
     }
 

@@ -194,7 +194,7 @@ impl Core {
                 Timer::Recall(slot, generation) => self.recall_overdue(slot, generation),
                 Timer::Parked(seq) => self.deadline_passed(seq, fx),
                 Timer::Keep(slot, generation) => self.end_orphan(slot, generation, fx),
-                Timer::Object(group, generation) => self.object_overdue(group, generation, fx),
+                Timer::Object(group, generation) => self.object_overdue(group, generation),
                 Timer::Grace => self.continuity.set_grace(Grace::Ending(0)),
             }
         }

@@ -130,6 +130,12 @@ impl Closers {
         self.outbox.push((LaneOf { uid, kind: Kind::Close(Lane::Refused) }, job));
     }
 
+    /// Has the first messages of a carrier dropped; `socket` is a duplicate. What lies there are accepted fds.
+    pub fn drop_carried(&mut self, socket: OwnedFd, most: usize, carrier: u32) {
+        let job = Job::Drop(socket, most, Report::Carried(carrier));
+        self.outbox.push((LaneOf { uid: NOBODY, kind: Kind::Close(Lane::Accepted) }, job));
+    }
+
     /// Has the facts about process `pid` of `uid` read, for the connection `number` with this serial.
     pub fn ask(&mut self, pid: u32, uid: u32, number: usize, serial: u64) {
         let job = Job::Process(pid, number, serial);

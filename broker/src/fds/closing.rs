@@ -81,7 +81,11 @@ impl Closing {
     fn count(&mut self, report: Report, is_more: bool, now: Now) {
         let step = |count: u32| if is_more { count + 1 } else { count - 1 };
         let uid = match report {
-            Report::Held(_) | Report::Uncharged | Report::Process(..) | Report::Reread => return,
+            Report::Held(_)
+            | Report::Uncharged
+            | Report::Process(..)
+            | Report::Reread
+            | Report::Carried(_) => return,
             // Few at a time, in places of their own.
             Report::Opened(_) | Report::Replaced => return,
             Report::TurnedAway(_) => {

@@ -76,6 +76,8 @@ pub enum Report {
     Process(usize, u64, Process),
     /// The configuration has been read again.
     Reread,
+    /// Messages of the carrier of kept objects with this number have been dropped.
+    Carried(u32),
     /// The fd of the seal with this number has been opened for readers, or could not be.
     Opened(u64),
     /// The fd that was held before it is closed.

@@ -17,6 +17,10 @@ pub mod names {
     pub const CARRIER: &str = "carrier";
     /// The list of kept allocations.
     pub const KEEP_BOOK: &str = "book";
+    /// The log of kept objects.
+    pub const KEPT_LOG: &str = "objects";
+    /// Begins the name of an end of a carrier of kept objects; its number follows, and which end it is.
+    pub const OBJECT_CARRIER_PREFIX: &str = "o";
     /// Begins the name of the fd of a kept allocation; slot and generation follow.
     pub const KEPT_PREFIX: &str = "k";
 }
@@ -34,6 +38,10 @@ pub struct Inherited {
     pub keep_book: Option<OwnedFd>,
     /// Fds of kept allocations with the names they are stored under.
     pub kept: Vec<(String, OwnedFd)>,
+    /// The log of kept objects.
+    pub kept_log: Option<OwnedFd>,
+    /// The ends of the carriers in which their fds lie, with the names they are stored under.
+    pub object_carriers: Vec<(String, OwnedFd)>,
     /// Fds of no known use.
     pub others: Vec<(String, OwnedFd)>,
 }
@@ -51,12 +59,16 @@ impl Inherited {
         Ok(this)
     }
 
-    fn add(&mut self, name: String, fd: OwnedFd) {
+    pub(crate) fn add(&mut self, name: String, fd: OwnedFd) {
         match name.as_str() {
             names::LEDGER => self.ledger = Some(fd),
             names::CARRIER => self.carriers.push(fd),
             names::KEEP_BOOK => self.keep_book = Some(fd),
-            kept if is_kept(kept) => self.kept.push((name, fd)),
+            names::KEPT_LOG => self.kept_log = Some(fd),
+            kept if is_numbered(kept, names::KEPT_PREFIX) => self.kept.push((name, fd)),
+            end if is_numbered(end, names::OBJECT_CARRIER_PREFIX) => {
+                self.object_carriers.push((name, fd));
+            }
             // Whatever the unit calls it: what it is bound to says what it is for.
             _ => match bound_path(&fd) {
                 Some(path) => self.listeners.push((path, fd)),
@@ -67,9 +79,18 @@ impl Inherited {
 
     /// The fds that nothing has claimed.
     pub fn unused(self) -> impl Iterator<Item = OwnedFd> {
-        let Self { listeners: _, ledger, carriers, keep_book, kept, others } = self;
-        let named = kept.into_iter().chain(others).map(|(_, fd)| fd);
-        ledger.into_iter().chain(carriers).chain(keep_book).chain(named)
+        let Self {
+            listeners: _,
+            ledger,
+            carriers,
+            keep_book,
+            kept,
+            kept_log,
+            object_carriers,
+            others,
+        } = self;
+        let named = kept.into_iter().chain(object_carriers).chain(others).map(|(_, fd)| fd);
+        ledger.into_iter().chain(carriers).chain(keep_book).chain(kept_log).chain(named)
     }
 
     /// Number of fds that came, the listening sockets not counted: none of them stays as it is.
@@ -79,13 +100,15 @@ impl Inherited {
     }
 }
 
-fn is_kept(name: &str) -> bool {
-    let digits = name.strip_prefix(names::KEPT_PREFIX);
+fn is_numbered(name: &str, prefix: &str) -> bool {
+    let digits = name.strip_prefix(prefix);
     digits.is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
 }
 
 fn is_stored(name: &str) -> bool {
-    matches!(name, names::LEDGER | names::CARRIER | names::KEEP_BOOK) || is_kept(name)
+    matches!(name, names::LEDGER | names::CARRIER | names::KEEP_BOOK | names::KEPT_LOG)
+        || is_numbered(name, names::KEPT_PREFIX)
+        || is_numbered(name, names::OBJECT_CARRIER_PREFIX)
 }
 
 /// Where a listening SEQPACKET socket of the file system is bound.

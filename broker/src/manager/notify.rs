@@ -17,6 +17,8 @@ use std::time::Duration;
 pub struct Manager {
     socket: Option<OwnedFd>,
     has_store: bool,
+    /// Entries of its store; `None`: it does not say.
+    store_entries: Option<u64>,
     watchdog: Option<Duration>,
     /// Messages that it had no room for and must hear, in their order: a reload, and being ready.
     owed: Vec<Vec<u8>>,
@@ -50,11 +52,15 @@ impl Manager {
         };
         // systemd says from version 254 on how much it stores. Before, all that can be known is that
         // it is systemd; one without a store for this service closes what it is sent.
-        let has_store = match get("FDSTORE") {
-            Some(most) => most.trim().parse::<u32>().is_ok_and(|most| most > 0),
-            None => main_pid.is_some(),
-        };
-        Manager { socket, has_store, watchdog: sd_notify::watchdog_enabled(), owed: Vec::new() }
+        let most = get("FDSTORE").map(|most| most.trim().parse::<u32>().map_or(0, u64::from));
+        let has_store = most.map_or(main_pid.is_some(), |most| most > 0);
+        Manager {
+            socket,
+            has_store,
+            store_entries: most,
+            watchdog: sd_notify::watchdog_enabled(),
+            owed: Vec::new(),
+        }
     }
 
     /// A manager with a store, and the socket that it reads.
@@ -64,18 +70,32 @@ impl Manager {
         (Manager { socket: Some(ours.into()), has_store: true, ..Manager::default() }, its)
     }
 
+    /// The same with so many entries in its store.
+    #[cfg(test)]
+    pub(crate) fn with_entries(self, entries: u64) -> Self {
+        Manager { store_entries: Some(entries), ..self }
+    }
+
     /// A second way to say things to it.
     ///
     /// # Errors
     /// When there is no fd for it.
     pub fn another(&self) -> std::io::Result<Self> {
         let socket = self.socket.as_ref().map(OwnedFd::try_clone).transpose()?;
-        Ok(Manager { socket, has_store: self.has_store, ..Manager::default() })
+        let Manager { has_store, store_entries, .. } = *self;
+        Ok(Manager { socket, has_store, store_entries, ..Manager::default() })
     }
 
     /// Whether fds can be given to it, to be handed to the next start.
     pub fn has_store(&self) -> bool {
         self.has_store
+    }
+
+    /// Entries of its store beside so many others. It drops what does not fit, and tells no one. One that does not say how many it
+    /// has is an older systemd: then the unit has enough.
+    pub fn entries_left(&self, others: u64) -> usize {
+        let left = self.store_entries.unwrap_or(u64::MAX).saturating_sub(others);
+        usize::try_from(left).unwrap_or(usize::MAX)
     }
 
     /// How often it is to be told that the loop turns, if at all: half of what it allows.

@@ -23,6 +23,8 @@ impl Server {
             if self.admin.is_watched() {
                 self.take_notes();
             }
+            // First: nobody is answered before what outlives this broker knows of it.
+            self.kept.hear(&effects.kept, &self.core, &self.fds);
             for effect in &effects.list {
                 self.apply(effect, &effects);
             }

@@ -22,12 +22,14 @@ pub(crate) enum Chore {
     Admins,
     /// Closing sockets of ended connections.
     Sockets,
+    /// Keeping what outlives this broker small.
+    Kept,
     /// Accepting connections.
     Accept,
 }
 
 impl Chore {
-    pub const ALL: [Chore; 9] = [
+    pub const ALL: [Chore; 10] = [
         Chore::Reports,
         Chore::Core,
         Chore::InFlight,
@@ -36,6 +38,7 @@ impl Chore {
         Chore::Events,
         Chore::Admins,
         Chore::Sockets,
+        Chore::Kept,
         Chore::Accept,
     ];
 }

@@ -12,6 +12,7 @@ use crate::fds::table::FdTable;
 use crate::handover::RefusedState;
 use crate::handover::arrived::{Arrivals, Arrived, broken};
 use crate::handover::state::{SavedConnection, State};
+use crate::kept::store::FoundGroup;
 use crate::kernel;
 use crate::limits::MAX_TABLE_FDS;
 use crate::manager::keep_store::Found;
@@ -97,7 +98,13 @@ impl Server {
     /// Brings the store of kept allocations and the core together. After a crash the core has those
     /// of `found` that were live, and their fds are the store's; after a planned restart all fds are
     /// here already, and the store's duplicates go, as does `left`.
-    pub(crate) fn settle_kept(&mut self, found: Vec<Found>, is_anew: bool, mut left: Arrivals) {
+    pub(crate) fn settle_kept(
+        &mut self,
+        found: Vec<Found>,
+        groups: Vec<FoundGroup>,
+        is_anew: bool,
+        mut left: Arrivals,
+    ) {
         for found in found {
             let id = found.kept.id;
             if self.core.kept(id.slot).is_none_or(|kept| kept.id != id) {
@@ -124,6 +131,8 @@ impl Server {
                 self.service.keep_store().keep(slot, &kept, &self.fds);
             }
         }
+        let unused = self.kept.settle(groups, &self.core, &mut self.fds);
+        unused.into_iter().for_each(|fd| left.put_back(fd));
         left.close_by(self.fds.closers());
     }
 

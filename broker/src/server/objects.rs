@@ -127,7 +127,7 @@ impl Server {
         group: GroupId,
         checked: Result<(), Status>,
     ) {
-        self.step(Input::SealObjects { client, request, group, checked });
+        self.seal_objects(client, request, group, checked);
     }
 
     /// Whether the memory of a group in the making can be given to readers. Of device memory nobody can know: its maker's word

@@ -14,6 +14,7 @@ use crate::fds::classify::Classifier;
 use crate::fds::closers::Closers;
 use crate::fds::table::FdTable;
 use crate::handover::state::SavedListener;
+use crate::kept::store::KeptObjects;
 use crate::limits::{IN_FLIGHT_DIVISOR, ahead_sockets};
 use crate::log::BadInput;
 use crate::manager::keep_store::KeepStore;
@@ -61,6 +62,7 @@ pub(crate) struct Parts {
     pub closers: Closers,
     pub manager: Manager,
     pub keep_store: KeepStore,
+    pub kept: KeptObjects,
 }
 
 /// The daemon while it runs. The parts are closed in this order: the lock, which is with the node, last.
@@ -89,6 +91,7 @@ pub(crate) struct Server {
     /// Where the broker before served, until these places are this one's.
     pub(super) former_places: Vec<SavedListener>,
     pub(super) service: Service,
+    pub(super) kept: KeptObjects,
     pub(super) inbox: Inbox,
     pub(super) scratch: Scratch,
     pub(super) writer: Writer,
@@ -127,6 +130,7 @@ impl Server {
             admin: AdminSide::new(parts.admin),
             former_places: Vec::new(),
             service: Service::new(parts.manager, parts.keep_store, now),
+            kept: parts.kept,
             inbox: Inbox::new(),
             scratch: Scratch::default(),
             writer: Writer::new(),

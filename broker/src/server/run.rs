@@ -97,6 +97,7 @@ impl Server {
         }
         self.trim.run(self.now);
         self.expire_handshakes();
+        self.kept.drop_urgent(&mut self.fds);
         self.fds.flush();
         self.watch_lanes();
         if let Some((index, format)) = self.admin.take_takeover() {
@@ -125,6 +126,7 @@ impl Server {
             Chore::Events => self.connections.eventful() > 0,
             Chore::Admins => self.admin.is_ready() || is_due(self.admin.room_at()),
             Chore::Sockets => self.fds.is_retiring(),
+            Chore::Kept => self.kept.is_waiting(self.now),
             // The number of an ended client goes to no new one before its sockets are closed: their events name it.
             Chore::Accept => {
                 self.door.is_due(self.now)
@@ -144,6 +146,7 @@ impl Server {
             Chore::Events => self.send_events(),
             Chore::Admins => self.serve_admins(),
             Chore::Sockets => self.retire_sockets(SOCKETS_PER_CHORE),
+            Chore::Kept => self.kept.work(&self.core, &mut self.fds, self.now),
             Chore::Accept => self.accept_clients(),
         }
     }
@@ -198,6 +201,7 @@ impl Server {
                     break;
                 }
                 Report::Reread => self.take_reloaded(),
+                Report::Carried(carrier) => self.kept.note_dropped(carrier),
                 Report::Opened(number) => self.note_opened(number),
                 Report::Replaced => self.note_replaced_closed(),
                 Report::Refused(_) | Report::TurnedAway(_) | Report::Uncharged => {}
@@ -316,6 +320,7 @@ impl Server {
             self.door.due().filter(|_| self.fds.closing().may_turn_away()),
             self.admin.room_at(),
             self.service.due(),
+            self.kept.due(),
             self.fds.lanes_due(),
             self.fds.files_due(),
         ];

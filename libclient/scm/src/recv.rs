@@ -59,7 +59,7 @@ pub fn recv_waiting(
     recv_with(sock, buf, fds, 0)
 }
 
-fn recv_with(
+pub(crate) fn recv_with(
     sock: BorrowedFd<'_>,
     buf: &mut [u8],
     fds: &mut ReceivedFds,

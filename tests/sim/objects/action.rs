@@ -41,4 +41,5 @@ pub enum Action {
     Closed { ticket: u32 },
     Poll,
     Restart,
+    Crash,
 }

@@ -56,6 +56,7 @@ impl World {
             }
             95 => Action::Gone { client },
             96 if self.rng.chance(200) => Action::Restart,
+            97 if self.rng.chance(200) => Action::Crash,
             _ => {
                 let tickets: Vec<u32> = self.closing.iter().copied().collect();
                 match self.rng.pick(&tickets) {

@@ -102,7 +102,8 @@ impl Model {
             Action::Connect { .. }
             | Action::Closed { .. }
             | Action::Cancel { .. }
-            | Action::Restart => None,
+            | Action::Restart
+            | Action::Crash => None,
         }
     }
 

@@ -5,6 +5,7 @@ mod action;
 mod choose;
 mod judge;
 mod model;
+mod table;
 mod world;
 
 use crate::model::Check;

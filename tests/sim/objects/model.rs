@@ -184,6 +184,20 @@ impl Model {
         }
     }
 
+    /// The broker is killed: what is kept lives on, and its time begins again. All else is gone.
+    pub fn crash(&mut self, last_version: u64) {
+        self.clients.clear();
+        self.version = last_version;
+        for group in 0..self.groups.len() {
+            let it = &self.groups[group];
+            match self.is_kept(it) {
+                true => self.groups[group].used = self.now,
+                false if it.state != State::Ended => self.end(group),
+                false => {}
+            }
+        }
+    }
+
     /// Ends what is kept and was not used for its time; leased is used.
     pub fn expire(&mut self) {
         for group in 0..self.groups.len() {

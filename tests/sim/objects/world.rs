@@ -3,6 +3,7 @@
 use super::action::Action;
 use super::judge::Due;
 use super::model::{Client, Model, Scope};
+use super::table::Table;
 use crate::judge::ensure;
 use crate::model::Check;
 use crate::report::{Stats, Trace};
@@ -10,8 +11,8 @@ use crate::rng::Rng;
 use crate::setups;
 use crate::tally::Promise;
 use fdbroker_core::{
-    Caps, ClientId, Config, Core, Create, Deleted, Deposit, DomainKey, Effect, Effects, Input,
-    JobKey, LeaseId, NewObject, Now, Peer, RequestId, Ticket, work,
+    Caps, ClientId, Config, Core, Create, Deleted, Deposit, DomainKey, Effect, Effects, GroupId,
+    Input, JobKey, LeaseId, NewObject, Now, Peer, RequestId, Ticket, work,
 };
 use fdbroker_protocol::{NO_CAP, Status};
 use std::collections::BTreeSet;
@@ -36,6 +37,8 @@ pub struct World {
     pub used: BTreeSet<u32>,
     pub stats: Stats,
     pub trace: Trace,
+    /// What outlives a crash.
+    table: Table,
     config: Config,
     effects: Effects,
     requests: u64,
@@ -82,6 +85,7 @@ impl World {
             used: BTreeSet::new(),
             stats: Stats { worlds: 1, ..Stats::default() },
             trace,
+            table: Table::default(),
             config,
             effects: Effects::default(),
             requests: 1,
@@ -162,15 +166,19 @@ impl World {
         let due = self.model.begin(action);
         match action {
             Action::Restart => self.core.settle_parked(&mut self.effects),
+            Action::Crash => {}
             Action::Poll => self.core.poll(Now(self.now), &mut self.effects),
             action => step(&mut self.core, self.now, action, &mut self.effects),
         }
         self.stats.longest = self.stats.longest.max(work::last());
         self.model.proofs.count(Promise::Work, 1);
         self.settle(action, due)?;
-        if matches!(action, Action::Restart) {
-            self.restart()?;
+        match action {
+            Action::Restart => self.restart()?,
+            Action::Crash => self.crash()?,
+            _ => {}
         }
+        self.table.check(&self.model)?;
         self.core.check_invariants();
         self.model.lists(&self.core)
     }
@@ -191,9 +199,11 @@ impl World {
     fn settle(&mut self, action: &Action, due: Option<Due>) -> Check {
         let effects = std::mem::take(&mut self.effects);
         let (arrived, mut placed) = (usize::from(matches!(action, Action::Create { .. })), 0);
+        self.table.hear(&effects.kept, &self.core);
         for effect in &effects.list {
             self.trace.note(|| format!("{effect:?}"));
             match effect {
+                Effect::Publish { slot, generation } => self.table.publish(*slot, *generation),
                 Effect::StoreArrived { .. } => placed += 1,
                 Effect::CloseArrived { ticket, .. } => {
                     placed += 1;
@@ -221,6 +231,23 @@ impl World {
         self.core = restored.map_err(|error| error.to_string())?;
         ensure!(self.core.save() == saved, "what was restored is not what was saved");
         self.closing.clear();
+        self.model.proofs.count(Promise::Lives, 1);
+        Ok(())
+    }
+}
+
+impl World {
+    /// The broker is killed, and another one begins with what outlives it. No client comes back.
+    fn crash(&mut self) -> Check {
+        let last_version = self.model.version + self.rng.below(5);
+        self.core = self.table.begin(&mut self.config, last_version, Now(self.now))?;
+        self.model.crash(last_version);
+        for group in self.model.groups.iter_mut() {
+            let scope = (group.scope.0, &group.objects, &group.named);
+            group.id = Table::id_of(&self.core, scope).unwrap_or(GroupId(0));
+        }
+        self.closing.clear();
+        self.used.clear();
         self.model.proofs.count(Promise::Lives, 1);
         Ok(())
     }
@@ -293,7 +320,7 @@ fn step(core: &mut Core, now: u64, action: &Action, fx: &mut Effects) {
         }
         Action::Gone { client } => core.step(now, Input::Gone { client: ClientId(*client) }, fx),
         Action::Closed { ticket } => core.step(now, Input::Closed { ticket: Ticket(*ticket) }, fx),
-        Action::Poll | Action::Restart => {}
+        Action::Poll | Action::Restart | Action::Crash => {}
     }
 }
 

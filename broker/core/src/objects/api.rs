@@ -1,6 +1,8 @@
 //! What is said of objects to the core, and what it says of them. Plain data: must never hold an fd, a clock or an OS type.
 
-use crate::api::{Deposit, Now};
+use std::sync::Arc;
+
+use crate::api::{Deposit, DomainKey, Now};
 use fdbroker_protocol::object::ObjectState;
 use fdbroker_protocol::{AllocationId, MemoryKind};
 
@@ -135,4 +137,55 @@ pub struct ObjectView<'a> {
     pub creator_pid: u32,
     /// The creator is not connected any more.
     pub is_creator_gone: bool,
+}
+
+/// An object of a kept group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeptObject<'a> {
+    /// Its name.
+    pub name: &'a [u8],
+    /// Where in the group's memory it begins, bytes.
+    pub offset: u64,
+    /// Bytes.
+    pub size_bytes: u64,
+    /// Opaque.
+    pub metadata: &'a [u8],
+}
+
+/// A kept group, as a table outside the broker remembers it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptGroup<'a> {
+    /// Of all its objects; no other group ever has it. 0: it is not sealed yet.
+    pub version: u64,
+    /// Its memory.
+    pub id: AllocationId,
+    /// Whose its names are, and charged for it.
+    pub domain: DomainKey,
+    /// The creator's pid.
+    pub creator_pid: u32,
+    /// It lives for so many us after its last use; `None`: it is pinned.
+    pub keep_us: Option<u64>,
+    /// It ends neither by time nor to make room.
+    pub pin: bool,
+    /// It may end when bytes are short.
+    pub evictable: bool,
+    /// When it was sealed.
+    pub since: Now,
+    /// Its memory, as deposited; `checked` and `lane` mean nothing here.
+    pub deposit: Deposit,
+    /// Those that have their names.
+    pub objects: Vec<KeptObject<'a>>,
+}
+
+/// What the table of kept groups is to hear.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeptChange {
+    /// The group outlives the broker from now on: [`Core::kept_group`](crate::Core::kept_group) says what it is.
+    Began(GroupId),
+    /// Its time or its pin is another one now.
+    Changed(GroupId),
+    /// An object of the group of this version has lost its name.
+    Lost(u64, Arc<[u8]>),
+    /// The group of this version has ended.
+    Ended(u64),
 }

@@ -1,13 +1,13 @@
 //! Ends of groups: a group without names, or whose memory ends, is unknown at once; its members, and its memory, are swept
 //! in portions, the domains in turn. Must never end memory that a lease pins, but for the broker's own fd of it.
 
-use super::api::Deleted;
+use super::api::{Deleted, KeptChange};
 use super::charges::{of_kept, of_member};
 use super::groups::{Group, GroupLinks, GroupState};
 use super::names::{Name, Place};
 use crate::Core;
 use crate::allocation::Allocation;
-use crate::api::{ClientId, Effect, Effects, Now, RequestId};
+use crate::api::{ClientId, Effects, Now, RequestId};
 use crate::ledger::Charge;
 use crate::limits::{
     MEMBERS_PER_MEMORY, MEMBERS_SWEPT_PER_STEP, MEMBERS_SWEPT_PER_TURN, WAITERS_WOKEN_PER_STEP,
@@ -31,7 +31,7 @@ impl Core {
     ) {
         let statuses: Vec<Status> = objects
             .iter()
-            .map(|object| match self.delete_object(client.0, of_job, object, fx) {
+            .map(|object| match self.delete_object(client.0, of_job, object) {
                 Ok(()) => Status::OK,
                 Err(status) => status,
             })
@@ -44,7 +44,6 @@ impl Core {
         client: u32,
         of_job: bool,
         object: &Deleted<'_>,
-        fx: &mut Effects,
     ) -> Result<(), Status> {
         let scope = self.names_of(client, of_job)?;
         let Some((place, version)) = self.sealed(scope, object.name) else {
@@ -54,7 +53,7 @@ impl Core {
             return Err(Status::with_value(ErrorCode::Version, version));
         }
         let name = self.take_off(place.group, place.member.into());
-        self.lose_name(place, fx);
+        self.lose_name(place);
         self.tell(scope, ObjectEvent::Deleted, version, &name);
         Ok(())
     }
@@ -69,18 +68,17 @@ impl Core {
     }
 
     /// Its name leads an object's domain elsewhere, or nowhere. With the last one the group ends.
-    pub(super) fn lose_name(&mut self, place: Place, fx: &mut Effects) {
-        let id = self.objects.groups.id_of(place.group);
+    pub(super) fn lose_name(&mut self, place: Place) {
         let group = &mut self.objects.groups[place.group];
-        if group.is_kept && !group.is_ended() {
-            fx.list.push(Effect::ObjectLost { group: id, member: place.member });
-        }
+        let (domain, version) = (group.domain, group.version());
         let member = &mut group.members[usize::from(place.member)];
         member.is_named = false;
         group.names -= 1;
-        let (domain, charges) = (group.domain, of_member(member));
-        if group.names == 0 {
-            self.end_group(place.group, fx);
+        let charges = of_member(member);
+        let lost = group.is_kept.then(|| KeptChange::Lost(version, member.name.clone()));
+        match group.names {
+            0 => self.end_group(place.group),
+            _ => lost.into_iter().for_each(|change| self.tell_kept(change)),
         }
         self.release_objects(domain, &charges);
     }
@@ -88,30 +86,31 @@ impl Core {
     // --- groups -------------------------------------------------------------------------------------
 
     /// A group is known no more; the sweep comes to the rest of it.
-    pub(super) fn end_group(&mut self, number: u32, fx: &mut Effects) {
-        self.end_group_by(number, false, fx);
+    pub(super) fn end_group(&mut self, number: u32) {
+        self.end_group_by(number, false);
     }
 
     /// The same; whether to make room.
-    pub(super) fn end_group_by(&mut self, number: u32, is_evicted: bool, fx: &mut Effects) {
+    pub(super) fn end_group_by(&mut self, number: u32, is_evicted: bool) {
         let group = &mut self.objects.groups[number];
         if group.is_ended() {
             return;
         }
-        group.state = GroupState::Ended { version: group.version(), is_evicted };
-        let (domain, is_kept) = (group.domain, group.is_kept);
+        let (version, is_kept) = (group.version(), group.is_kept);
+        group.state = GroupState::Ended { version, is_evicted };
+        let domain = group.domain;
         self.order_group(number);
+        if is_kept {
+            self.tell_kept(KeptChange::Ended(version));
+        }
         let links = &mut GroupLinks(&mut self.objects.groups);
         self.objects.ending.push(domain, links, number);
-        if is_kept {
-            fx.list.push(Effect::ObjectsEnded { group: self.objects.groups.id_of(number) });
-        }
     }
 
     /// The memory in a slot has ended. The one place where the registry tells objects of an end.
-    pub(crate) fn memory_ended(&mut self, slot: u32, fx: &mut Effects) {
+    pub(crate) fn memory_ended(&mut self, slot: u32) {
         let Some(number) = self.objects.groups.take_memory(slot) else { return };
-        self.end_group(number, fx);
+        self.end_group(number);
         let group = &mut self.objects.groups[number];
         if let Some(at) = group.due.take() {
             let timer = Timer::Object(number, self.objects.groups.generation(number));
@@ -139,6 +138,7 @@ impl Core {
         self.move_pin(slot, NONE);
         self.allocations.take_from_owner(slot);
         self.objects.groups[number].is_kept = true;
+        self.tell_kept(KeptChange::Began(self.objects.groups.id_of(number)));
         self.time_group(number);
     }
 
@@ -158,7 +158,7 @@ impl Core {
     }
 
     /// The time of a kept group may be over: it has been used since, or is leased, or it ends.
-    pub(crate) fn object_overdue(&mut self, number: u32, generation: u32, fx: &mut Effects) {
+    pub(crate) fn object_overdue(&mut self, number: u32, generation: u32) {
         let Some(group) = self.objects.groups.get(number, generation) else { return };
         let Some(until) = self.until(group) else { return };
         let (is_over, now) = (until <= self.now, self.now);
@@ -166,7 +166,7 @@ impl Core {
         let group = &mut self.objects.groups[number];
         group.due = None;
         match (is_over, is_leased) {
-            (true, false) => return self.end_group(number, fx),
+            (true, false) => return self.end_group(number),
             (true, true) => group.used = now,
             (false, _) => {}
         }

@@ -131,7 +131,7 @@ impl Core {
         let Some(number) = self.group_to_evict(domain, kept_alone) else { return false };
         let slot = self.objects.groups[number].allocation;
         self.counters.evictions += 1;
-        self.end_group_by(number, true, fx);
+        self.end_group_by(number, true);
         // Its bytes are free at once; its names are swept.
         self.end_memory(slot, fx);
         true

@@ -300,22 +300,20 @@ impl Core {
         (group.state, group.since, group.used) = (GroupState::Sealed(version), self.now, self.now);
         if keeps {
             self.keep_group(number);
-            let group = self.objects.groups.id_of(number);
-            fx.list.push(Effect::ObjectsKept { group });
         }
         for member in (0..).take(count) {
             let name = self.objects.groups[number].members[usize::from(member)].name.clone();
             let place = Place { group: number, member };
             let former = self.objects.names.seal(scope, &name, place);
             let event = if former.is_some() { ObjectEvent::Replaced } else { ObjectEvent::Sealed };
-            former.into_iter().for_each(|former| self.lose_name(former, fx));
+            former.into_iter().for_each(|former| self.lose_name(former));
             self.tell(scope, event, version, &name);
             self.objects.waits.wake(domain, scope, &name);
         }
         self.order_group(number);
         if count == 0 {
             // Nobody can ever name it.
-            self.end_group(number, fx);
+            self.end_group(number);
         }
         Ok(version)
     }
@@ -329,7 +327,7 @@ impl Core {
     ) {
         let status = match self.making(client.0, group) {
             Ok(number) => {
-                self.end_group(number, fx);
+                self.end_group(number);
                 Status::OK
             }
             Err(status) => status,

@@ -12,6 +12,7 @@ mod ending;
 mod evicting;
 mod getting;
 mod groups;
+mod kept;
 mod making;
 mod names;
 mod saved;
@@ -20,6 +21,7 @@ mod view;
 mod waits;
 mod watches;
 
+use api::KeptChange;
 use evicting::Order;
 use groups::{Group, GroupState, Groups};
 use names::{Entry, NameScope, Names, Place};
@@ -47,6 +49,8 @@ pub struct Objects {
     ending: Rounds,
     /// The last version given.
     version: u64,
+    /// What the table of kept groups is to hear after the step.
+    changes: Vec<KeptChange>,
 }
 
 impl Objects {
@@ -60,6 +64,16 @@ impl Objects {
         &mut self.watches
     }
 
+    /// Takes what the table of kept groups is to hear.
+    pub fn take_changes(&mut self, into: &mut Vec<KeptChange>) {
+        into.append(&mut self.changes);
+    }
+
+    /// The versions up to this one have been given by a broker before.
+    pub fn begin_above(&mut self, version: u64) {
+        self.version = self.version.max(version);
+    }
+
     /// Whether an allocation lives on without an owner, because its group is kept.
     pub fn keeps(&self, slot: u32) -> bool {
         self.groups.in_slot(slot).is_some_and(|group| group.is_kept)
@@ -67,16 +81,6 @@ impl Objects {
 }
 
 impl Core {
-    /// The last version given.
-    pub fn last_version(&self) -> u64 {
-        self.objects.version
-    }
-
-    /// Versions are given above this one from now on: a former broker may have given it.
-    pub fn raise_version(&mut self, version: u64) {
-        self.objects.version = self.objects.version.max(version);
-    }
-
     /// Whether a group has not ended, nor its creator, if it ends with that.
     fn is_group_live(&self, group: &Group) -> bool {
         let (creator, serial) = group.creator;

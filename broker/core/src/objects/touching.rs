@@ -1,10 +1,10 @@
 //! Touches: a use of a group by one of its names, and what keeps it from now on. Must never keep a group in part, nor keep names of a
 //! job.
 
-use super::api::Touch;
+use super::api::{KeptChange, Touch};
 use super::charges::of_kept;
 use crate::Core;
-use crate::api::{ClientId, Effect, Effects, RequestId};
+use crate::api::{ClientId, Effects, RequestId};
 use crate::clients::Client;
 use crate::ledger::Charge;
 use fdbroker_protocol::{ErrorCode, Resource, Status};
@@ -65,17 +65,11 @@ impl Core {
             // Else nothing would ever end it.
             group.keep_us.get_or_insert(u64::MAX);
         }
-        let id = self.objects.groups.id_of(number);
-        match was_kept {
-            false if keeps => {
-                self.keep_group(number);
-                fx.list.push(Effect::ObjectsKept { group: id });
-            }
-            true => {
-                self.time_group(number);
-                fx.list.push(Effect::ObjectsTouched { group: id });
-            }
-            false => {}
+        if was_kept {
+            self.time_group(number);
+            self.tell_kept(KeptChange::Changed(self.objects.groups.id_of(number)));
+        } else if keeps {
+            self.keep_group(number);
         }
         self.order_group(number);
         Ok(())

@@ -148,7 +148,7 @@ fn revoke_when_of_before_a_crash_then_it_cannot_be_named_again() {
     let id = AllocationId { slot: 3, generation: 1 };
     let config = Config { first_generation: 100, ..config() };
     let slots = lives::former(&[id]);
-    let former = Former { slots: &slots, kept: &[] };
+    let former = Former { slots: &slots, kept: &[], ..Former::default() };
     let core = Core::after_crash(config.clone(), former, Now(0)).expect("it fits");
     let mut world = World { core, now: Now(0), fx: Effects::default(), requests: 100 };
     assert_eq!(world.evict(&[id]), [ActOutcome::Reserved]);

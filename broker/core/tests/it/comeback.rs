@@ -32,7 +32,8 @@ impl World {
 
 fn crashed_with(slots: &[FormerSlot]) -> World {
     let config = Config { first_generation: 100, ..config() };
-    let core = Core::after_crash(config, Former { slots, kept: &[] }, Now(0)).expect("it fits");
+    let core = Core::after_crash(config, Former { slots, kept: &[], ..Former::default() }, Now(0))
+        .expect("it fits");
     let mut world = World { core, now: Now(0), fx: Effects::default(), requests: 100 };
     for client in [OWNER, USER, OTHER] {
         world.connect(client, 1000);
@@ -198,7 +199,7 @@ fn complete_when_a_million_were_freed_then_they_end_in_bounded_steps_between_oth
     let slots: Vec<_> = (0..ALL).map(|slot| live(slot, record())).collect();
     let config = Config { first_generation: 100, max_slots: ALL + 1, ..config() };
     let slots = [slots, vec![live(ALL, second)]].concat();
-    let former = Former { slots: &slots, kept: &[] };
+    let former = Former { slots: &slots, kept: &[], ..Former::default() };
     let core = Core::after_crash(config, former, Now(0)).expect("it fits");
     let mut world = World { core, now: Now(0), fx: Effects::default(), requests: 100 };
     for (client, key) in [(OWNER, KEY), (USER, SECOND)] {
@@ -488,7 +489,7 @@ fn lingering_when_there_are_many_then_drained_in_bounded_steps() {
     const ALL: u32 = 1000;
     let slots: Vec<_> = (0..ALL).map(|slot| leased(slot, true)).collect();
     let config = Config { first_generation: 100, max_slots: ALL, ..config() };
-    let former = Former { slots: &slots, kept: &[] };
+    let former = Former { slots: &slots, kept: &[], ..Former::default() };
     let core = Core::after_crash(config, former, Now(0)).expect("it fits");
     let mut world = World { core, now: Now(0), fx: Effects::default(), requests: 100 };
     world.connect(OWNER, 1000);

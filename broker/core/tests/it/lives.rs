@@ -34,7 +34,9 @@ pub(super) fn kept_deposit(base: u64) -> Deposit {
 pub(super) fn crashed(config: Config, live: &[AllocationId], kept: &[Kept]) -> World {
     let config = Config { first_generation: 100, ..config };
     let slots = former(live);
-    let core = Core::after_crash(config, Former { slots: &slots, kept }, Now(0)).expect("it fits");
+    let core =
+        Core::after_crash(config, Former { slots: &slots, kept, ..Former::default() }, Now(0))
+            .expect("it fits");
     let mut world = World { core, now: Now(0), fx: Effects::default(), requests: 100 };
     for client in [OWNER, USER, OTHER] {
         world.connect(client, 1000);
@@ -403,7 +405,8 @@ fn grace_when_a_million_are_reserved_then_no_step_ends_more_than_its_share() {
     let slots = former(&ids);
     let config = Config { max_slots: 1_000_000, first_generation: 2, ..config() };
     let mut core =
-        Core::after_crash(config, Former { slots: &slots, kept: &[] }, Now(0)).expect("fits");
+        Core::after_crash(config, Former { slots: &slots, kept: &[], ..Former::default() }, Now(0))
+            .expect("fits");
     let (mut fx, mut steps, mut ended) = (Effects::default(), 0, 0);
     while core.reserved() > 0 {
         fx.clear();
@@ -424,7 +427,7 @@ fn after_crash_when_the_page_does_not_fit_then_refused() {
     for live in wrong {
         let config = Config { first_generation: 100, ..config() };
         let slots = former(live);
-        let former = Former { slots: &slots, kept: &[] };
+        let former = Former { slots: &slots, kept: &[], ..Former::default() };
         assert!(Core::after_crash(config, former, Now(0)).is_err(), "{live:?}");
     }
 }

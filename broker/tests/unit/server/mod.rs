@@ -33,6 +33,7 @@ use std::time::{Duration, Instant};
 
 mod ahead;
 mod handover;
+mod kept;
 mod lanes;
 
 fn calls() -> Calls {
@@ -63,6 +64,16 @@ impl Bench {
         calls: Calls,
         inherited: Inherited,
     ) -> Bench {
+        Self::managed(dir, set, kernel, calls, (inherited, Manager::default()))
+    }
+
+    fn managed(
+        dir: tempfile::TempDir,
+        set: &[&str],
+        kernel: KernelFeatures,
+        calls: Calls,
+        (inherited, manager): (Inherited, Manager),
+    ) -> Bench {
         let args = Args {
             private: Some(dir.path().into()),
             set: set.iter().map(|one| (*one).to_owned()).collect(),
@@ -73,13 +84,7 @@ impl Bench {
         let mut settings = Settings::load(&args, &Environment::default(), &host).unwrap();
         settings.kernel = kernel;
         let signals = Signals::block().unwrap();
-        let outside = Outside {
-            signals,
-            until_eof: None,
-            manager: Manager::default(),
-            inherited,
-            arrived: None,
-        };
+        let outside = Outside { signals, until_eof: None, manager, inherited, arrived: None };
         let server = prepare(settings, outside, calls).unwrap();
         let events = Events::with_capacity(64);
         Bench { server, events, dir }

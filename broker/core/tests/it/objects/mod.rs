@@ -8,6 +8,7 @@ mod charges;
 mod ending;
 mod getting;
 mod keeping;
+mod kept;
 mod making;
 mod replacing;
 mod saved;

@@ -1,0 +1,366 @@
+//! Carriers: pairs of sockets in whose queues the fds of kept objects lie, one message each. The service manager has both ends
+//! from before the first fd, so it is told nothing when an object comes or goes, and what lies there outlives this broker. A
+//! number says which fd a message has: a message can be written again elsewhere, and it does not matter where it lies. Must never
+//! close an fd here: messages are dropped by a lane, and what lives among them is written again before.
+
+use crate::fds::table::FdTable;
+use crate::limits::{
+    CARRIERS_AHEAD, DEVICE_FDS_PER_CARRIER, HOST_FDS_PER_CARRIER, MESSAGES_REWRITTEN,
+};
+use fdbroker_protocol::MemoryKind;
+use fdbroker_scm::{ReceivedFds, SendError};
+use siphasher::sip::SipHasher13;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::hash::Hasher;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Bytes of a message: its number, and the checksum of that.
+const MESSAGE_BYTES: usize = 16;
+
+/// What a carrier's fds are of. Memory of a device is scarce: what is dead among it is dropped at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// The host's memory.
+    Host,
+    /// A device's.
+    Device,
+}
+
+impl Class {
+    /// The class of a kind of memory.
+    pub fn of(kind: MemoryKind) -> Self {
+        if kind == MemoryKind::Memfd { Class::Host } else { Class::Device }
+    }
+
+    /// Most messages of a carrier.
+    fn most(self) -> usize {
+        match self {
+            Class::Host => HOST_FDS_PER_CARRIER,
+            Class::Device => DEVICE_FDS_PER_CARRIER,
+        }
+    }
+}
+
+/// Why an fd is not carried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CarryError {
+    /// All carriers are full.
+    Full,
+    /// Too many fds of this uid are in flight.
+    InFlight,
+    /// The kernel does not send it.
+    Refused(SendError),
+}
+
+/// A message in a queue.
+#[derive(Clone, Copy, Debug)]
+struct Parcel {
+    number: u64,
+    /// Where the broker has the fd of a live one.
+    slot: Option<u32>,
+}
+
+#[derive(Debug)]
+struct Carrier {
+    /// The end that is written to.
+    near: OwnedFd,
+    /// The end in whose queue the fds are.
+    far: OwnedFd,
+    /// Of all that lies in it; it may be of any class as long as it is empty.
+    class: Class,
+    /// In the order of the queue.
+    parcels: VecDeque<Parcel>,
+    /// Parcels without a slot, but for those that are being dropped.
+    dead: usize,
+    /// The first so many messages are with a lane, which drops them.
+    dropping: usize,
+    /// Ends that the service manager has; both before anything is sent.
+    stored: usize,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Carriers {
+    all: BTreeMap<u32, Carrier>,
+    /// The carrier of each live parcel.
+    places: BTreeMap<u64, u32>,
+    /// Carriers with dead parcels that are not being dropped.
+    dirty: BTreeSet<u32>,
+    /// Of these, those of a device.
+    urgent: BTreeSet<u32>,
+    most: usize,
+    /// Fds that may lie in all of them.
+    most_fds: usize,
+    fds: usize,
+    last_number: u64,
+}
+
+/// An end of a carrier, by the name that it has in the service manager's store.
+pub struct End<'a> {
+    /// The carrier's number.
+    pub carrier: u32,
+    /// It is the one that is written to.
+    pub is_near: bool,
+    /// The end.
+    pub fd: BorrowedFd<'a>,
+}
+
+impl Carriers {
+    /// None yet, and never more than `most`, nor more fds than `most_fds` in them.
+    pub fn new(most: usize, most_fds: usize) -> Self {
+        Carriers {
+            all: BTreeMap::new(),
+            places: BTreeMap::new(),
+            dirty: BTreeSet::new(),
+            urgent: BTreeSet::new(),
+            most,
+            most_fds,
+            fds: 0,
+            last_number: 0,
+        }
+    }
+
+    /// Goes on with a carrier of a broker before: the number of each fd that lies in it, with a duplicate. All of them are dead
+    /// until they are [claimed](Self::claim).
+    ///
+    /// # Errors
+    /// When it cannot be looked into.
+    pub fn adopt(
+        &mut self,
+        carrier: u32,
+        near: OwnedFd,
+        far: OwnedFd,
+        found: &mut BTreeMap<u64, OwnedFd>,
+    ) -> Result<(), fdbroker_scm::RecvError> {
+        let mut parcels = VecDeque::new();
+        let (mut bytes, mut fds) = ([0; MESSAGE_BYTES], ReceivedFds::new());
+        let most = crate::limits::MESSAGES_IN_A_SOCKET;
+        fdbroker_scm::peek_all(far.as_fd(), most, &mut bytes, &mut fds, |_, bytes, fds| {
+            let number = number_of(bytes).unwrap_or(0);
+            parcels.push_back(Parcel { number, slot: None });
+            for fd in fds.drain() {
+                // The same number twice is the same fd: it was being written again.
+                let is_first = number != 0 && !found.contains_key(&number);
+                let number = if is_first { number } else { u64::MAX - found.len() as u64 };
+                found.insert(number, fd);
+            }
+        })?;
+        let highest = parcels.iter().map(|parcel| parcel.number).max().unwrap_or(0);
+        self.last_number = self.last_number.max(highest);
+        self.fds += parcels.len();
+        let (dead, class) = (parcels.len(), Class::Host);
+        let new = Carrier { near, far, class, parcels, dead, dropping: 0, stored: 2 };
+        if dead > 0 {
+            self.dirty.insert(carrier);
+        }
+        self.all.insert(carrier, new);
+        Ok(())
+    }
+
+    /// An fd of a broker before is in use: the first message with its number. `false`: there is none.
+    pub fn claim(&mut self, number: u64, slot: u32, class: Class) -> bool {
+        for (at, carrier) in &mut self.all {
+            let found = carrier.parcels.iter_mut().find(|parcel| parcel.number == number);
+            let Some(parcel) = found.filter(|parcel| parcel.slot.is_none()) else { continue };
+            parcel.slot = Some(slot);
+            carrier.dead -= 1;
+            carrier.class = class;
+            if carrier.dead == 0 {
+                self.dirty.remove(at);
+            }
+            self.places.insert(number, *at);
+            return true;
+        }
+        false
+    }
+
+    /// Whether there should be another one, and may be.
+    pub fn wants_another(&self) -> bool {
+        let is_ahead = |carrier: &&Carrier| carrier.parcels.is_empty();
+        let ahead = self.all.values().filter(is_ahead).count();
+        ahead < CARRIERS_AHEAD && self.all.len() < self.most
+    }
+
+    /// Makes another one, which is of use once both of its ends are [stored](Self::note_stored).
+    ///
+    /// # Errors
+    /// Those of socketpair(2).
+    pub fn add(&mut self) -> io::Result<()> {
+        let (near, far) = fdbroker_scm::seqpacket_pair()?;
+        let number = self.all.last_key_value().map_or(0, |(number, _)| number + 1);
+        let (class, parcels) = (Class::Host, VecDeque::new());
+        let new = Carrier { near, far, class, parcels, dead: 0, dropping: 0, stored: 0 };
+        self.all.insert(number, new);
+        Ok(())
+    }
+
+    /// The next end that the service manager is to have.
+    pub fn to_store(&self) -> Option<End<'_>> {
+        let (number, carrier) = self.all.iter().find(|(_, carrier)| carrier.stored < 2)?;
+        let is_near = carrier.stored == 0;
+        let fd = if is_near { carrier.near.as_fd() } else { carrier.far.as_fd() };
+        Some(End { carrier: *number, is_near, fd })
+    }
+
+    /// The service manager has the end that [`to_store`](Self::to_store) named.
+    pub fn note_stored(&mut self, carrier: u32) {
+        if let Some(carrier) = self.all.get_mut(&carrier) {
+            carrier.stored += 1;
+        }
+    }
+
+    /// Carries a duplicate of the fd of a slot; its number. One carrier is left for what is written again.
+    ///
+    /// # Errors
+    /// See [`CarryError`]; nothing of it lies anywhere.
+    pub fn send(&mut self, fd: BorrowedFd<'_>, slot: u32, class: Class) -> Result<u64, CarryError> {
+        if self.fds >= self.most_fds {
+            return Err(CarryError::Full);
+        }
+        let number = self.last_number + 1;
+        self.put(number, fd, slot, class, 1)?;
+        self.last_number = number;
+        Ok(number)
+    }
+
+    /// Writes a message into a carrier with room, and leaves so many empty ones.
+    fn put(
+        &mut self,
+        number: u64,
+        fd: BorrowedFd<'_>,
+        slot: u32,
+        class: Class,
+        left: usize,
+    ) -> Result<(), CarryError> {
+        let is_empty = |carrier: &Carrier| carrier.stored == 2 && carrier.parcels.is_empty();
+        let has_room = |carrier: &Carrier| {
+            let is_in_use = !carrier.parcels.is_empty() && carrier.class == class;
+            is_in_use && carrier.parcels.len() < class.most()
+        };
+        let empty = self.all.iter().filter(|(_, carrier)| is_empty(carrier));
+        let empty: Vec<u32> = empty.map(|(at, _)| *at).skip(left).collect();
+        let in_use = self.all.iter().filter(|(_, carrier)| has_room(carrier)).map(|(at, _)| *at);
+        let places: Vec<u32> = in_use.chain(empty).collect();
+        for at in places {
+            let carrier = self.all.get_mut(&at).expect("just found");
+            match fdbroker_scm::send(carrier.near.as_fd(), &message(number), &[fd]) {
+                Ok(()) => {
+                    carrier.class = class;
+                    carrier.parcels.push_back(Parcel { number, slot: Some(slot) });
+                    self.places.insert(number, at);
+                    self.fds += 1;
+                    return Ok(());
+                }
+                // Its queue takes fewer bytes than usual.
+                Err(SendError::WouldBlock) => {}
+                Err(SendError::TooManyRefs) => return Err(CarryError::InFlight),
+                Err(error) => return Err(CarryError::Refused(error)),
+            }
+        }
+        Err(CarryError::Full)
+    }
+
+    /// Nobody needs the fd of this number any more.
+    pub fn bury(&mut self, number: u64) {
+        let Some(at) = self.places.remove(&number) else { return };
+        let Some(carrier) = self.all.get_mut(&at) else { return };
+        let later = carrier.parcels.iter_mut().skip(carrier.dropping);
+        // The last one with the number: one before it is being dropped.
+        if let Some(parcel) = later.rev().find(|parcel| parcel.number == number) {
+            parcel.slot = None;
+            carrier.dead += 1;
+            self.note_dirty(at);
+        }
+    }
+
+    fn note_dirty(&mut self, at: u32) {
+        let carrier = &self.all[&at];
+        // A lane is at it: later.
+        if carrier.dropping > 0 {
+            return;
+        }
+        self.dirty.insert(at);
+        if carrier.class == Class::Device {
+            self.urgent.insert(at);
+        }
+    }
+
+    /// Whether dead fds of a device lie in a carrier.
+    pub fn is_urgent(&self) -> bool {
+        !self.urgent.is_empty()
+    }
+
+    /// Whether dead fds lie in a carrier, and no lane is at it.
+    pub fn is_dirty(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
+    /// Has a lane drop the first messages of a carrier, at most as many as one rewriting may be, up to the last dead one of them;
+    /// what lives of these is written again before. `false`: that cannot be done now.
+    pub fn rewrite(&mut self, table: &mut FdTable) -> bool {
+        let Some(at) = self.urgent.first().or(self.dirty.first()).copied() else { return false };
+        self.urgent.remove(&at);
+        self.dirty.remove(&at);
+        let carrier = &self.all[&at];
+        let first: Vec<Parcel> = carrier.parcels.iter().take(MESSAGES_REWRITTEN).copied().collect();
+        let last_dead = first.iter().rposition(|parcel| parcel.slot.is_none());
+        // Without a dead one among the first, these go behind: the next look comes to the others.
+        let mut count = last_dead.map_or(first.len(), |last| last + 1);
+        let class = carrier.class;
+        for (index, parcel) in first[..count].iter().enumerate() {
+            let Some(slot) = parcel.slot else { continue };
+            let sent = match table.held(slot) {
+                Some(fd) => self.put(parcel.number, fd, slot, class, 0),
+                None => Err(CarryError::Full),
+            };
+            if let Err(error) = sent {
+                log::debug!("the fd of slot {slot} stays where it lies: {error:?}");
+                count = index;
+                break;
+            }
+        }
+        let carrier = self.all.get_mut(&at).expect("just found");
+        let duplicate = carrier.far.try_clone();
+        let Some(duplicate) = duplicate.ok().filter(|_| count > 0) else {
+            self.note_dirty(at);
+            return false;
+        };
+        carrier.dropping = count;
+        carrier.dead -= carrier.parcels.iter().take(count).filter(|it| it.slot.is_none()).count();
+        table.closers().drop_carried(duplicate, count, at);
+        true
+    }
+
+    /// A lane has dropped the messages of a carrier that it was told to.
+    pub fn note_dropped(&mut self, at: u32) {
+        let Some(carrier) = self.all.get_mut(&at) else { return };
+        let count = std::mem::take(&mut carrier.dropping);
+        carrier.parcels.drain(..count);
+        self.fds -= count;
+        if carrier.dead > 0 {
+            self.note_dirty(at);
+        }
+    }
+
+    /// Fds that lie in carriers.
+    #[cfg(test)]
+    pub fn fds(&self) -> usize {
+        self.fds
+    }
+}
+
+fn message(number: u64) -> [u8; MESSAGE_BYTES] {
+    let mut bytes = [0; MESSAGE_BYTES];
+    bytes[..8].copy_from_slice(&number.to_le_bytes());
+    let mut hasher = SipHasher13::new();
+    hasher.write(&number.to_le_bytes());
+    bytes[8..].copy_from_slice(&hasher.finish().to_le_bytes());
+    bytes
+}
+
+/// The number of an fd; `None`: this is no message of a carrier.
+fn number_of(bytes: &[u8]) -> Option<u64> {
+    let number = u64::from_le_bytes(bytes.get(..8)?.try_into().ok()?);
+    (bytes == message(number) && number < u64::MAX / 2).then_some(number)
+}

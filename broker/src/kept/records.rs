@@ -1,0 +1,335 @@
+//! The records of the log of kept objects, and what all of them together say. Must never believe a record: whatever it says,
+//! one name leads to one object at most, and a group without names is none.
+
+use fdbroker_core::{Deposit, DomainKey, KeptGroup, KeptObject, Lane, Now};
+use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
+use fdbroker_protocol::{AllocationId, MemoryKind, Share};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, HashMap};
+
+/// One record. Another shape is another [magic](super::log) of the log.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Record<'a> {
+    /// A group is kept from now on.
+    #[serde(borrow)]
+    Group(SavedGroup<'a>),
+    /// An object of the group of this version has lost its name.
+    Lost(u64, #[serde(borrow, with = "raw")] &'a [u8]),
+    /// The group of this version is kept for another time from now on, or is pinned, or is not any more.
+    Changed(u64, Option<u64>, bool),
+    /// The group of this version has ended.
+    Ended(u64),
+}
+
+/// A [`KeptGroup`] as it is written.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedGroup<'a> {
+    /// Of its objects.
+    pub version: u64,
+    /// The number of its fd in the carriers.
+    pub parcel: u64,
+    slot: u32,
+    generation: u32,
+    listener: u32,
+    uid: u32,
+    creator_pid: u32,
+    keep_us: Option<u64>,
+    pin: bool,
+    evictable: bool,
+    since_us: u64,
+    kind: u8,
+    device: u32,
+    size_bytes: u64,
+    fd_offset: u64,
+    owner_allocation_id: u64,
+    #[serde(borrow, with = "raw")]
+    driver_data: &'a [u8],
+    #[serde(borrow)]
+    objects: Vec<SavedObject<'a>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct SavedObject<'a> {
+    #[serde(borrow, with = "raw")]
+    name: &'a [u8],
+    offset: u64,
+    size_bytes: u64,
+    #[serde(borrow, with = "raw")]
+    metadata: &'a [u8],
+}
+
+impl<'a> SavedGroup<'a> {
+    /// What to write of a group whose fd has this number.
+    pub fn of(kept: &'a KeptGroup<'a>, parcel: u64) -> Self {
+        let KeptGroup { version, id, domain, deposit, .. } = kept;
+        let data = deposit.driver_data.as_ref();
+        let object = |object: &KeptObject<'a>| {
+            let KeptObject { name, offset, size_bytes, metadata } = *object;
+            SavedObject { name, offset, size_bytes, metadata }
+        };
+        SavedGroup {
+            version: *version,
+            parcel,
+            slot: id.slot,
+            generation: id.generation,
+            listener: domain.listener,
+            uid: domain.uid,
+            creator_pid: kept.creator_pid,
+            keep_us: kept.keep_us,
+            pin: kept.pin,
+            evictable: kept.evictable,
+            since_us: kept.since.0,
+            kind: deposit.kind as u8,
+            device: deposit.device,
+            size_bytes: deposit.size_bytes,
+            fd_offset: deposit.fd_offset,
+            owner_allocation_id: deposit.owner_allocation_id,
+            driver_data: data.map_or(&[], |(length, bytes)| &bytes[..usize::from(*length)]),
+            objects: kept.objects.iter().map(object).collect(),
+        }
+    }
+
+    /// The group; `None`: it cannot be one.
+    pub fn to_kept(&self) -> Option<KeptGroup<'a>> {
+        let driver_data = match self.driver_data.len() {
+            0 => None,
+            length => {
+                let mut data = [0; DRIVER_DATA_BYTES];
+                data.get_mut(..length)?.copy_from_slice(self.driver_data);
+                Some((u8::try_from(length).ok()?, data))
+            }
+        };
+        let object = |object: &SavedObject<'a>| {
+            let SavedObject { name, offset, size_bytes, metadata } = *object;
+            KeptObject { name, offset, size_bytes, metadata }
+        };
+        Some(KeptGroup {
+            version: self.version,
+            id: AllocationId { slot: self.slot, generation: self.generation },
+            domain: DomainKey { listener: self.listener, uid: self.uid },
+            creator_pid: self.creator_pid,
+            keep_us: self.keep_us,
+            pin: self.pin,
+            evictable: self.evictable,
+            since: Now(self.since_us),
+            deposit: Deposit {
+                checked: Ok(()),
+                lane: Lane::Accepted,
+                file: None,
+                kind: MemoryKind::from_number(self.kind)?,
+                share: Share::Uid,
+                recallable: false,
+                keep: false,
+                device: self.device,
+                size_bytes: self.size_bytes,
+                fd_offset: self.fd_offset,
+                owner_allocation_id: self.owner_allocation_id,
+                base: 0,
+                driver_data,
+                virtual_fd: false,
+            },
+            objects: self.objects.iter().map(object).collect(),
+        })
+    }
+}
+
+/// What a record is as bytes.
+pub fn encode(record: &Record<'_>) -> Vec<u8> {
+    postcard::to_allocvec(record).expect("plain data into memory")
+}
+
+/// A record of these bytes, and nothing else.
+fn decode(payload: &[u8]) -> Option<Record<'_>> {
+    let (record, rest) = postcard::take_from_bytes(payload).ok()?;
+    rest.is_empty().then_some(record)
+}
+
+/// All groups that live after these records, by version. `None`: some of them are no records.
+pub fn replay<'a>(
+    payloads: impl Iterator<Item = &'a [u8]>,
+) -> Option<BTreeMap<u64, SavedGroup<'a>>> {
+    let mut table = Table::default();
+    for payload in payloads {
+        match decode(payload)? {
+            Record::Group(group) => table.add(group)?,
+            Record::Lost(version, name) => table.lose(version, name),
+            Record::Changed(version, keep_us, pin) => {
+                if let Some(group) = table.groups.get_mut(&version) {
+                    (group.keep_us, group.pin) = (keep_us, pin);
+                }
+            }
+            Record::Ended(version) => table.end(version),
+        }
+    }
+    Some(table.groups)
+}
+
+#[derive(Default)]
+struct Table<'a> {
+    groups: BTreeMap<u64, SavedGroup<'a>>,
+    /// The version of each name.
+    names: HashMap<(u32, u32, &'a [u8]), u64>,
+}
+
+impl<'a> Table<'a> {
+    /// Its names lead to the group from now on, but for those that lead to a later one.
+    fn add(&mut self, mut group: SavedGroup<'a>) -> Option<()> {
+        let version = group.version;
+        if self.groups.contains_key(&version) {
+            return None;
+        }
+        let (listener, uid) = (group.listener, group.uid);
+        let key = |name| (listener, uid, name);
+        let mut taken = Vec::new();
+        group.objects.retain(|object| match self.names.get(&key(object.name)).copied() {
+            // Two objects of one group with the same name cannot be.
+            Some(other) if other >= version => false,
+            other => {
+                taken.extend(other.map(|other| (other, object.name)));
+                self.names.insert(key(object.name), version);
+                true
+            }
+        });
+        for (other, name) in taken {
+            self.take_off(other, name);
+        }
+        if !group.objects.is_empty() {
+            self.groups.insert(version, group);
+        }
+        Some(())
+    }
+
+    fn lose(&mut self, version: u64, name: &[u8]) {
+        let Some(group) = self.groups.get(&version) else { return };
+        let Some(object) = group.objects.iter().find(|object| object.name == name) else { return };
+        self.names.remove(&(group.listener, group.uid, object.name));
+        self.take_off(version, name);
+    }
+
+    /// Takes an object out of its group, whose name leads elsewhere by now.
+    fn take_off(&mut self, version: u64, name: &[u8]) {
+        let Some(group) = self.groups.get_mut(&version) else { return };
+        group.objects.retain(|object| object.name != name);
+        if group.objects.is_empty() {
+            self.groups.remove(&version);
+        }
+    }
+
+    fn end(&mut self, version: u64) {
+        let Some(group) = self.groups.remove(&version) else { return };
+        for object in &group.objects {
+            self.names.remove(&(group.listener, group.uid, object.name));
+        }
+    }
+}
+
+/// Bytes in one piece: as a list they would be written one by one.
+mod raw {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(bytes: &[u8], to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_bytes(bytes)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<&'de [u8], D::Error> {
+        <&[u8]>::deserialize(from)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DOMAIN: DomainKey = DomainKey { listener: 1, uid: 1000 };
+
+    fn group<'a>(version: u64, names: &[&'a str]) -> SavedGroup<'a> {
+        let object = |name: &&'a str| SavedObject {
+            name: name.as_bytes(),
+            offset: 64,
+            size_bytes: 4,
+            metadata: &[9; 70],
+        };
+        SavedGroup {
+            version,
+            parcel: version + 100,
+            slot: 7,
+            generation: u32::MAX,
+            listener: DOMAIN.listener,
+            uid: DOMAIN.uid,
+            creator_pid: 99,
+            keep_us: Some(u64::MAX),
+            pin: false,
+            evictable: true,
+            since_us: 1 << 40,
+            kind: MemoryKind::Memfd as u8,
+            device: 3,
+            size_bytes: 4096,
+            fd_offset: 8192,
+            owner_allocation_id: 5,
+            driver_data: &[1, 2, 3],
+            objects: names.iter().map(object).collect(),
+        }
+    }
+
+    /// The names of each version after these records.
+    fn names_after(records: &[Record<'_>]) -> Vec<(u64, Vec<String>)> {
+        let payloads: Vec<Vec<u8>> = records.iter().map(encode).collect();
+        let groups = replay(payloads.iter().map(Vec::as_slice)).unwrap();
+        let name = |object: &SavedObject<'_>| String::from_utf8(object.name.to_vec()).unwrap();
+        let names = |group: &SavedGroup<'_>| group.objects.iter().map(name).collect();
+        groups.iter().map(|(version, group)| (*version, names(group))).collect()
+    }
+
+    fn add<'a>(version: u64, names: &[&'a str]) -> Record<'a> {
+        Record::Group(group(version, names))
+    }
+
+    #[test]
+    fn group_when_written_and_read_then_the_same() {
+        let saved = group(3, &["a", "b/c"]);
+        let kept = saved.to_kept().unwrap();
+        assert_eq!(SavedGroup::of(&kept, saved.parcel), saved);
+        let bytes = encode(&Record::Group(saved.clone()));
+        match decode(&bytes) {
+            Some(Record::Group(read)) => assert_eq!(read, saved),
+            other => panic!("{other:?}"),
+        }
+        assert!((0..bytes.len()).all(|length| decode(&bytes[..length]).is_none()), "a part of one");
+        let wrong = SavedGroup { kind: 99, ..saved.clone() };
+        assert!(wrong.to_kept().is_none());
+        assert!(SavedGroup { driver_data: &[1; 65], ..saved }.to_kept().is_none());
+    }
+
+    #[test]
+    fn replay_when_names_go_to_later_groups_then_each_leads_to_one() {
+        let strings = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let after = names_after(&[add(1, &["a", "b"]), add(2, &["b", "c"])]);
+        assert_eq!(after, [(1, strings(&["a"])), (2, strings(&["b", "c"]))]);
+        let after = names_after(&[add(2, &["b", "c"]), add(1, &["a", "b"])]);
+        assert_eq!(after, [(1, strings(&["a"])), (2, strings(&["b", "c"]))], "in any order");
+        let after = names_after(&[add(1, &["a"]), add(2, &["a"]), Record::Lost(2, b"a")]);
+        assert_eq!(after, [], "a name that was deleted does not lead back");
+        let after = names_after(&[add(1, &["a"]), add(2, &["a", "b"]), Record::Ended(2)]);
+        assert_eq!(after, []);
+        let after = names_after(&[add(1, &["a"]), Record::Ended(1), add(2, &["a"])]);
+        assert_eq!(after, [(2, strings(&["a"]))]);
+        let after = names_after(&[Record::Lost(5, b"a"), Record::Ended(5), add(6, &["a", "a"])]);
+        assert_eq!(after, [(6, strings(&["a"]))]);
+    }
+
+    #[test]
+    fn replay_when_a_group_is_touched_then_its_last_time_holds() {
+        let records =
+            [add(1, &["a"]), Record::Changed(1, None, true), Record::Changed(2, None, true)];
+        let payloads: Vec<Vec<u8>> = records.iter().map(encode).collect();
+        let groups = replay(payloads.iter().map(Vec::as_slice)).unwrap();
+        assert_eq!((groups[&1].keep_us, groups[&1].pin), (None, true));
+    }
+
+    #[test]
+    fn replay_when_a_record_is_none_or_a_group_comes_twice_then_nothing() {
+        assert!(replay([&b"\xff"[..]].into_iter()).is_none());
+        let twice = encode(&add(1, &["a"]));
+        assert!(replay([&twice[..], &twice[..]].into_iter()).is_none());
+    }
+}

@@ -1,0 +1,534 @@
+//! Kept objects over the end of a broker that gives nothing to its successor, as a killed one does: what the service manager has
+//! of them, here a real socket and real fds, is all that the next broker knows.
+
+use super::*;
+use crate::clients::connection::client_id;
+use crate::handover::packing::Way;
+use crate::kept::log::Log;
+use crate::kernel::stat;
+use crate::limits::{DEVICE_FDS_PER_CARRIER, HOST_FDS_PER_CARRIER};
+use crate::manager::inherited::names;
+use fdbroker_core::{
+    ClientId, Create, Deleted, Deposit, GroupId, Input, Lane, NewObject, RequestId,
+};
+use fdbroker_protocol::object::ObjectState;
+use std::collections::BTreeMap;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixDatagram;
+
+const CLIENT: ClientId = ClientId(0);
+const SIZE: u64 = 4096;
+
+/// The service manager's store.
+struct Store {
+    its: UnixDatagram,
+    stored: Vec<(String, OwnedFd)>,
+    messages: usize,
+}
+
+impl Store {
+    /// Takes in what it has been told.
+    fn hear(&mut self) {
+        let (mut bytes, mut fds) = ([0; 4096], ReceivedFds::new());
+        while let Ok(message) = fdbroker_scm::recv(self.its.as_fd(), &mut bytes, &mut fds) {
+            let text = String::from_utf8(bytes[..message.len].to_vec()).unwrap();
+            let name = text.lines().find_map(|line| line.strip_prefix("FDNAME="));
+            if text.contains("FDSTOREREMOVE=1") {
+                self.stored.retain(|(its, _)| Some(its.as_str()) != name);
+            }
+            self.stored.extend(fds.drain().map(|fd| (name.unwrap().to_owned(), fd)));
+            self.messages += 1;
+        }
+    }
+
+    fn inherited(&self) -> Inherited {
+        let mut inherited = Inherited::default();
+        for (name, fd) in &self.stored {
+            inherited.add(name.clone(), fd.try_clone().unwrap());
+        }
+        inherited
+    }
+
+    fn log(&self) -> &OwnedFd {
+        let log = self.stored.iter().find(|(name, _)| name == names::KEPT_LOG);
+        &log.expect("it is stored").1
+    }
+}
+
+/// A broker under such a manager, with one client.
+struct Kept {
+    bench: Bench,
+    store: Store,
+    entries: u64,
+    _peers: (Peer, Peer),
+}
+
+/// How a group is made.
+#[derive(Clone, Copy)]
+struct How {
+    kind: MemoryKind,
+    keep: bool,
+    replace: bool,
+    metadata: usize,
+}
+
+const KEEP: How = How { kind: MemoryKind::Memfd, keep: true, replace: false, metadata: 5 };
+
+impl Kept {
+    fn new() -> Kept {
+        Self::with_entries(4096)
+    }
+
+    fn with_entries(entries: u64) -> Kept {
+        let dir = tempfile::tempdir().unwrap();
+        Self::start(dir, Inherited::default(), Vec::new(), entries)
+    }
+
+    fn start(
+        dir: tempfile::TempDir,
+        inherited: Inherited,
+        stored: Vec<(String, OwnedFd)>,
+        entries: u64,
+    ) -> Kept {
+        let (manager, its) = Manager::pair();
+        let outside = (inherited, manager.with_entries(entries));
+        let mut bench = Bench::managed(dir, &[], KernelFeatures::ALL, calls(), outside);
+        let _peers = bench.client();
+        let mut store = Store { its, stored, messages: 0 };
+        store.hear();
+        store.messages = 0;
+        Kept { bench, store, entries, _peers }
+    }
+
+    /// The broker ends without a word, and another one begins with what the service manager has.
+    fn kill(self) -> Kept {
+        self.kill_with(|inherited| inherited)
+    }
+
+    fn kill_with(self, change: impl FnOnce(Inherited) -> Inherited) -> Kept {
+        let Kept { bench: Bench { server, dir, .. }, mut store, entries, .. } = self;
+        store.hear();
+        drop(server);
+        let inherited = change(store.inherited());
+        Self::start(dir, inherited, store.stored, entries)
+    }
+
+    /// Begins a group of these names; its number, and the inode of its memory.
+    fn create(&mut self, names: &[String], how: How) -> (GroupId, u64) {
+        let server = &mut self.bench.server;
+        let fd = memfd();
+        let inode = stat(fd.as_fd()).unwrap().inode;
+        let (near, far) = fdbroker_scm::seqpacket_pair().unwrap();
+        fdbroker_scm::send(near.as_fd(), &[0], &[fd.as_fd()]).unwrap();
+        let mut received = ReceivedFds::new();
+        let _ = fdbroker_scm::recv(far.as_fd(), &mut [0], &mut received).unwrap();
+        server.fds.begin_message(&mut received, 0);
+        let deposit = Deposit { kind: how.kind, ..deposit() };
+        server.scratch.deposits = vec![deposit];
+        let metadata = vec![7; how.metadata];
+        let object = |name: &String| {
+            let (offset, size_bytes, expect) = (64, 8, None);
+            (name.clone(), NewObject { name: b"", offset, size_bytes, expect, metadata: &[] })
+        };
+        let objects: Vec<_> = names.iter().map(object).collect();
+        let objects: Vec<_> = objects
+            .iter()
+            .map(|(name, object)| NewObject {
+                name: name.as_bytes(),
+                metadata: &metadata,
+                ..*object
+            })
+            .collect();
+        let create = Create {
+            of_job: false,
+            replace: how.replace,
+            keep_us: how.keep.then_some(60_000_000),
+            pin: false,
+            evictable: false,
+            deposit,
+            credits_wanted: 1,
+            objects: &objects,
+        };
+        server.step(Input::CreateObjects {
+            client: CLIENT,
+            request: RequestId(1),
+            create: &create,
+        });
+        server.fds.refuse_rest(0);
+        let all = server.core.objects_for(CLIENT, false, b"", b"").unwrap();
+        let groups = all.filter(|it| it.name == names[0].as_bytes()).map(|it| it.group);
+        let mut groups: Vec<GroupId> = groups.collect();
+        if how.replace {
+            groups = vec![GroupId(self.newest_group())];
+        }
+        (groups.pop().expect("it is begun"), inode)
+    }
+
+    /// The number of the group that was begun last, where each group has a slot of its own.
+    fn newest_group(&self) -> u64 {
+        let core = &self.bench.server.core;
+        let found = (0..4096).rev().find_map(|slot| {
+            (0..8)
+                .rev()
+                .map(|generation: u64| generation << 32 | slot)
+                .find(|id| core.group_to_keep(CLIENT, GroupId(*id)).is_some())
+        });
+        found.expect("one is being made")
+    }
+
+    fn seal(&mut self, group: GroupId) {
+        self.bench.server.seal_objects(CLIENT, RequestId(2), group, Ok(()));
+    }
+
+    /// Makes and seals a group; the inode of its memory.
+    fn put(&mut self, names: &[&str], how: How) -> u64 {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let (group, inode) = self.create(&names, how);
+        self.seal(group);
+        inode
+    }
+
+    fn delete(&mut self, name: &str) {
+        let objects = &[Deleted { name: name.as_bytes(), version: 0 }];
+        let (client, request) = (CLIENT, RequestId(3));
+        self.bench.server.step(Input::DeleteObjects { client, request, of_job: false, objects });
+    }
+
+    /// The sealed names with their versions, and the inode of the memory of each.
+    fn names(&self) -> BTreeMap<String, (u64, u64)> {
+        let server = &self.bench.server;
+        let all = server.core.objects_for(CLIENT, false, b"", b"").unwrap();
+        all.filter(|it| it.state == ObjectState::Sealed)
+            .map(|it| {
+                let fd = server.fds.held(it.allocation.slot).expect("it is held");
+                let inode = stat(fd).unwrap().inode;
+                (String::from_utf8(it.name.to_vec()).unwrap(), (it.version, inode))
+            })
+            .collect()
+    }
+
+    fn version(&self, name: &str) -> u64 {
+        self.names()[name].0
+    }
+
+    /// Until exactly so many fds lie in carriers.
+    fn until_carried(&mut self, count: usize) {
+        self.bench.until(|server| server.kept.carried() == count);
+    }
+}
+
+fn deposit() -> Deposit {
+    Deposit {
+        checked: Ok(()),
+        lane: Lane::Accepted,
+        file: None,
+        kind: MemoryKind::Memfd,
+        share: Share::Uid,
+        recallable: false,
+        keep: false,
+        device: 0,
+        size_bytes: SIZE,
+        fd_offset: 0,
+        owner_allocation_id: 9,
+        base: 0,
+        driver_data: Some((3, [5; 64])),
+        virtual_fd: false,
+    }
+}
+
+#[test]
+fn kept_when_the_broker_is_killed_then_the_same_memory_names_and_versions_and_no_other() {
+    let mut kept = Kept::new();
+    let first = kept.put(&["a", "b"], KEEP);
+    let second = kept.put(&["c"], KEEP);
+    kept.put(&["not/kept"], How { keep: false, ..KEEP });
+    kept.delete("b");
+    let (unsealed, _) = kept.create(&["unsealed".to_owned()], KEEP);
+    let versions = ["a", "c"].map(|name| kept.version(name));
+    kept.store.hear();
+    assert_eq!(kept.store.messages, 0, "the service manager hears of none of it");
+
+    for _ in 0..2 {
+        kept = kept.kill();
+        let expected = [("a", versions[0], first), ("c", versions[1], second)];
+        let expected = expected.map(|(name, version, inode)| (name.to_owned(), (version, inode)));
+        assert_eq!(kept.names(), BTreeMap::from(expected));
+        let core = &kept.bench.server.core;
+        let view = core.object_for(CLIENT, false, b"a").unwrap().unwrap();
+        assert_eq!((view.metadata, view.offset, view.size_bytes), (&[7; 5][..], 64, 8));
+        assert_eq!(core.driver_data(view.allocation), Some((3, &[5; 64])));
+        assert!(core.group_to_keep(CLIENT, unsealed).is_none());
+        kept.until_carried(2);
+    }
+    kept.delete("a");
+    kept.delete("c");
+    kept.until_carried(0);
+    assert!(kept.kill().names().is_empty());
+}
+
+#[test]
+fn version_when_made_deleted_and_made_again_over_kills_then_none_is_given_twice() {
+    let mut kept = Kept::new();
+    let mut last = 0;
+    for round in 0..6 {
+        let keep = round % 2 == 0;
+        kept.put(&["a"], How { keep, ..KEEP });
+        let version = kept.version("a");
+        assert!(version > last, "{version} after {last}");
+        last = version;
+        kept.delete("a");
+        if round % 3 == 0 {
+            kept.put(&["a"], KEEP);
+            last = kept.version("a");
+        }
+        kept = kept.kill();
+        if round % 3 == 0 {
+            assert_eq!(kept.version("a"), last);
+            kept.delete("a");
+        }
+    }
+}
+
+#[test]
+fn version_when_the_table_is_damaged_then_nothing_comes_back_and_versions_go_on() {
+    let mut kept = Kept::new();
+    kept.put(&["a"], KEEP);
+    let before = kept.version("a");
+    let log = std::fs::File::from(kept.store.log().try_clone().unwrap());
+    let mut byte = [0];
+    log.read_exact_at(&mut byte, 4096 + 20).unwrap();
+    log.write_all_at(&[byte[0] ^ 1], 4096 + 20).unwrap();
+    let mut kept = kept.kill();
+    assert!(kept.names().is_empty());
+    kept.until_carried(0);
+    kept.put(&["a"], KEEP);
+    assert!(kept.version("a") > before);
+    let version = kept.version("a");
+    let logs = kept.store.stored.iter().filter(|(name, _)| name == names::KEPT_LOG).count();
+    assert_eq!(logs, 1, "another table has taken its place");
+    assert_eq!(kept.kill().version("a"), version);
+}
+
+#[test]
+fn names_when_there_are_10_000_in_100_groups_then_all_are_there_after_a_kill() {
+    let mut kept = Kept::new();
+    let name = |group: usize, object: usize| format!("weights/{group}/layer.{object}");
+    for group in 0..100 {
+        let names: Vec<String> = (0..100).map(|object| name(group, object)).collect();
+        let (group, _) = kept.create(&names, KEEP);
+        kept.seal(group);
+    }
+    let before = kept.names();
+    assert_eq!(before.len(), 10_000);
+    let mut kept = kept.kill();
+    assert_eq!(kept.names(), before);
+    for group in 0..100 {
+        for object in 0..if group % 2 == 0 { 100 } else { 50 } {
+            kept.delete(&name(group, object));
+        }
+    }
+    kept.until_carried(50);
+    let before = kept.names();
+    assert_eq!(before.len(), 2_500);
+    let kept = kept.kill();
+    assert_eq!(kept.names(), before);
+}
+
+/// Each state in which a seal, a replacement and a delete can be cut: the log as it was before each commit.
+#[test]
+fn kept_when_killed_between_fd_record_and_answer_then_the_state_of_before_and_no_fd_is_left() {
+    let mut kept = Kept::new();
+    let inode = kept.put(&["a", "b"], KEEP);
+    let before = kept.names();
+    let (group, _) = kept.create(&["a".to_owned()], How { replace: true, ..KEEP });
+    // Its fd is carried, and then comes the kill.
+    let Bench { server, .. } = &mut kept.bench;
+    assert_eq!(server.kept.begin_seal(CLIENT, group, &server.core, &server.fds), Ok(()));
+    assert_eq!(server.kept.carried(), 2);
+    let mut kept = kept.kill();
+    assert_eq!(kept.names(), before);
+    kept.until_carried(1);
+    // The same for an end that the table has heard of, whose fd is in its carrier still.
+    kept.delete("a");
+    kept.delete("b");
+    let mut kept = kept.kill();
+    assert!(kept.names().is_empty());
+    kept.until_carried(0);
+    assert_ne!(kept.put(&["a"], KEEP), inode);
+}
+
+#[test]
+fn seal_when_refused_then_what_was_carried_for_it_is_dropped() {
+    let mut kept = Kept::new();
+    kept.put(&["a"], KEEP);
+    let (group, _) = kept.create(&["b".to_owned()], KEEP);
+    let status = Err(ErrorCode::SealedBusy.into());
+    kept.bench.server.seal_objects(CLIENT, RequestId(2), group, status);
+    kept.until_carried(1);
+    // Another one comes to its name meanwhile.
+    let (other, _) = kept.create(&["c".to_owned()], KEEP);
+    let (late, _) = kept.create(&["c".to_owned()], How { replace: true, ..KEEP });
+    kept.seal(late);
+    kept.seal(other);
+    kept.until_carried(2);
+}
+
+#[test]
+fn seal_when_no_carrier_is_left_then_no_quota_and_once_one_is_free_it_is_done() {
+    // Room for three carriers, of which one is kept for what is written again.
+    let mut kept = Kept::with_entries(1024 + 128 + 6);
+    let most = 2 * DEVICE_FDS_PER_CARRIER;
+    let device = How { kind: MemoryKind::CudaVmm, ..KEEP };
+    for index in 0..most {
+        kept.bench.rest();
+        kept.put(&[&format!("{index}")], device);
+    }
+    let (group, _) = kept.create(&["more".to_owned()], device);
+    let server = &mut kept.bench.server;
+    let refused = server.kept.begin_seal(CLIENT, group, &server.core, &server.fds).unwrap_err();
+    assert_eq!(refused.result(), Err(ErrorCode::NoQuota));
+    assert_eq!(Resource::from_number(refused.resource), Some(Resource::KeptFds));
+    kept.seal(group);
+    assert_eq!(kept.names().len(), most);
+    kept.delete("3");
+    kept.until_carried(most - 1);
+    kept.seal(group);
+    let mut kept = kept.kill();
+    assert_eq!(kept.names().len(), most);
+    assert!(kept.names().contains_key("more") && !kept.names().contains_key("3"));
+    kept.until_carried(most);
+}
+
+#[test]
+fn seal_when_the_table_is_full_then_no_quota_and_deletes_make_room_again() {
+    let mut kept = Kept::new();
+    let large = How { metadata: 4096, ..KEEP };
+    let mut names: Vec<Vec<String>> = Vec::new();
+    let refused = loop {
+        let group: Vec<String> =
+            (0..200).map(|object| format!("{}/{object}", names.len())).collect();
+        // A message has 32 KiB, but this one goes to the core.
+        let (number, _) = kept.create(&group, large);
+        let server = &mut kept.bench.server;
+        let begun = server.kept.begin_seal(CLIENT, number, &server.core, &server.fds);
+        server.kept.end_seal();
+        if let Err(status) = begun {
+            break status;
+        }
+        kept.seal(number);
+        names.push(group);
+    };
+    assert_eq!(refused.result(), Err(ErrorCode::NoQuota));
+    assert_eq!(Resource::from_number(refused.resource), Some(Resource::MetadataBytes));
+    assert_eq!(kept.names().len(), 200 * names.len());
+    // As often as makes the log overflow many times.
+    for _ in 0..20 {
+        let group = names.pop().unwrap();
+        group.iter().for_each(|name| kept.delete(name));
+        let (number, _) = kept.create(&group, large);
+        kept.seal(number);
+        names.push(group);
+    }
+    let before = kept.names();
+    assert_eq!(before.len(), 200 * names.len());
+    kept.bench.rest();
+    let kept = kept.kill();
+    assert_eq!(kept.names(), before);
+}
+
+#[test]
+fn compaction_when_things_change_meanwhile_then_nothing_is_lost_at_any_time() {
+    let mut kept = Kept::new();
+    let how = How { metadata: 2000, replace: true, ..KEEP };
+    let mut step = 0;
+    // Each round leaves dead records, so that chores copy the living ones while others come and go.
+    for round in 0..40_usize {
+        for object in 0..20 {
+            let names: Vec<String> = (0..10).map(|name| format!("{object}/{name}")).collect();
+            let (group, _) = kept.create(&names, how);
+            kept.seal(group);
+            kept.delete(&format!("{object}/{}", round % 10));
+            kept.bench.turn();
+            step += 1;
+            if step % 97 == 0 {
+                let before = kept.names();
+                kept = kept.kill();
+                assert_eq!(kept.names(), before, "step {step}");
+            }
+        }
+    }
+    kept.bench.rest();
+    let written = kept.bench.server.kept.written();
+    assert!(written < 4 << 20, "{written} bytes are written");
+    kept.until_carried(20);
+}
+
+#[test]
+fn carriers_when_fds_come_and_go_then_those_that_live_stay_and_nothing_else() {
+    let mut kept = Kept::new();
+    for kind in [MemoryKind::Memfd, MemoryKind::CudaVmm] {
+        let how = How { kind, ..KEEP };
+        for index in 0..3 * HOST_FDS_PER_CARRIER {
+            kept.put(&[&format!("{kind:?}/{index}")], how);
+            if index % 3 != 0 {
+                kept.delete(&format!("{kind:?}/{}", index / 2 * 2));
+            }
+            kept.bench.turn();
+        }
+    }
+    let before = kept.names();
+    kept.until_carried(before.len());
+    let mut kept = kept.kill();
+    assert_eq!(kept.names(), before);
+    kept.until_carried(before.len());
+}
+
+#[test]
+fn kept_when_the_restart_is_planned_then_once_and_still_there_after_a_kill() {
+    let mut kept = Kept::new();
+    kept.put(&["a"], KEEP);
+    kept.put(&["b"], How { keep: false, ..KEEP });
+    let before = kept.names();
+    let parcel = kept.bench.server.pack(Way::Store).unwrap();
+    kept.bench.server.leave_places();
+    let mut kept = kept.kill_with(|mut inherited| {
+        (inherited.ledger, inherited.carriers) = (Some(parcel.ledger), parcel.carriers);
+        inherited
+    });
+    assert_eq!(kept.names(), before);
+    kept.until_carried(1);
+    kept.put(&["c"], KEEP);
+    let kept = kept.kill();
+    assert_eq!(kept.names().into_keys().collect::<Vec<_>>(), ["a", "c"]);
+}
+
+#[test]
+fn kept_when_the_table_of_a_planned_restart_is_lost_then_it_is_made_anew() {
+    let mut kept = Kept::new();
+    kept.put(&["a"], KEEP);
+    let before = kept.names();
+    let parcel = kept.bench.server.pack(Way::Store).unwrap();
+    kept.bench.server.leave_places();
+    let kept = kept.kill_with(|mut inherited| {
+        (inherited.ledger, inherited.carriers) = (Some(parcel.ledger), parcel.carriers);
+        inherited.kept_log = Some(Log::create(4096).unwrap().as_fd().try_clone_to_owned().unwrap());
+        inherited.object_carriers.clear();
+        inherited
+    });
+    assert_eq!(kept.names(), before);
+    assert_eq!(kept.kill().names(), before);
+}
+
+#[test]
+fn keep_when_there_is_no_store_then_it_ends_with_the_broker() {
+    let mut bench = Bench::new(&[]);
+    let _peers = bench.client();
+    assert!(!bench.server.kept.is_there());
+    let (manager, its) = Manager::pair();
+    drop(manager);
+    let store = Store { its, stored: Vec::new(), messages: 0 };
+    let mut kept = Kept { bench, store, entries: 0, _peers };
+    kept.put(&["a"], KEEP);
+    assert_eq!(kept.names().len(), 1);
+    assert_eq!(client_id(0), CLIENT);
+}

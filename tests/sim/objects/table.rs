@@ -1,0 +1,160 @@
+//! What outlives a crash, as the daemon has it: a table of kept groups, kept up by what the core tells of them alone, and the
+//! generation page. Must never look at the core but for a group that it is told of.
+
+use super::action::New;
+use super::model::{Model, State};
+use crate::judge::ensure;
+use crate::model::Check;
+use fdbroker_core::{
+    Config, Core, Deposit, DomainKey, Former, FormerLife, FormerSlot, GroupId, KeptChange,
+    KeptGroup, KeptObject, Now, OwnerKey, Record,
+};
+use fdbroker_protocol::{AllocationId, ErrorCode, Share};
+use std::collections::BTreeMap;
+
+/// A group of the table.
+#[derive(Debug)]
+struct Kept {
+    id: AllocationId,
+    domain: DomainKey,
+    creator_pid: u32,
+    keep_us: Option<u64>,
+    pin: bool,
+    since: Now,
+    deposit: Deposit,
+    /// Name, offset, size, metadata.
+    objects: Vec<(Vec<u8>, u64, u64, Vec<u8>)>,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Table {
+    /// By version.
+    groups: BTreeMap<u64, Kept>,
+    /// The last generation of each slot, and whether it is live.
+    slots: BTreeMap<u32, (u32, bool)>,
+}
+
+impl Table {
+    /// What the core says after a step.
+    pub fn hear(&mut self, changes: &[KeptChange], core: &Core) {
+        for change in changes {
+            match change {
+                KeptChange::Began(group) | KeptChange::Changed(group) => {
+                    let kept = core.kept_group(*group).map(|kept| (kept.version, Kept::of(&kept)));
+                    self.groups.extend(kept);
+                }
+                KeptChange::Lost(version, name) => {
+                    if let Some(group) = self.groups.get_mut(version) {
+                        group.objects.retain(|object| *object.0 != **name);
+                    }
+                }
+                KeptChange::Ended(version) => _ = self.groups.remove(version),
+            }
+        }
+    }
+
+    /// What the page shows of a slot from now on.
+    pub fn publish(&mut self, slot: u32, generation: u32) {
+        let entry = self.slots.entry(slot).or_default();
+        *entry = if generation == 0 { (entry.0, false) } else { (generation, true) };
+    }
+
+    /// The table has the groups that are kept, with the names that they have, and no other.
+    pub fn check(&self, model: &Model) -> Check {
+        let kept = model.groups.iter().filter(|group| model.is_kept(group));
+        let right = kept.filter_map(|group| {
+            let named = group.objects.iter().zip(&group.named).filter(|it| *it.1);
+            let names: Vec<_> = named.map(|it| it.0.name.clone()).collect();
+            match group.state {
+                State::Sealed(version) => Some((version, names)),
+                _ => None,
+            }
+        });
+        let right: BTreeMap<u64, Vec<Vec<u8>>> = right.collect();
+        let names = |kept: &Kept| kept.objects.iter().map(|object| object.0.clone()).collect();
+        let is: BTreeMap<u64, Vec<Vec<u8>>> =
+            self.groups.iter().map(|(version, kept)| (*version, names(kept))).collect();
+        ensure!(is == right, "the table of kept groups is {is:?}, and must be {right:?}");
+        Ok(())
+    }
+
+    /// A broker that begins with it.
+    pub fn begin(&mut self, config: &mut Config, last_version: u64, now: Now) -> Check<Core> {
+        let highest = self.slots.values().map(|(generation, _)| *generation).max().unwrap_or(0);
+        config.first_generation = config.first_generation.max(highest + 1);
+        let domains: BTreeMap<AllocationId, DomainKey> =
+            self.groups.values().map(|kept| (kept.id, kept.domain)).collect();
+        let slots = self.slots.iter().map(|(slot, (generation, is_live))| {
+            let id = AllocationId { slot: *slot, generation: *generation };
+            // Whose others were does not matter: nobody can give them again.
+            let domain = domains.get(&id).copied().unwrap_or(DomainKey { listener: 0, uid: 1000 });
+            let (share, recallable, owner) = (Share::Uid, false, OwnerKey::default());
+            let record = Record { domain, gid: 100, share, recallable, owner };
+            let life = match is_live {
+                true => FormerLife::Live { record, owner_lives: false },
+                false => FormerLife::Ended(ErrorCode::Stale),
+            };
+            FormerSlot { id, life }
+        });
+        let slots: Vec<FormerSlot> = slots.collect();
+        let groups: Vec<KeptGroup<'_>> =
+            self.groups.iter().map(|(version, kept)| kept.as_group(*version)).collect();
+        let former = Former { slots: &slots, groups: &groups, last_version, ..Former::default() };
+        let core = Core::after_crash(config.clone(), former, now);
+        for (slot, (generation, is_live)) in &mut self.slots {
+            let id = AllocationId { slot: *slot, generation: *generation };
+            *is_live = domains.contains_key(&id);
+        }
+        core.map_err(|error| error.to_string())
+    }
+
+    /// The number that a new core has given to a group with these objects.
+    pub fn id_of(
+        core: &Core,
+        (domain, objects, named): (DomainKey, &[New], &[bool]),
+    ) -> Option<GroupId> {
+        let (object, _) = objects.iter().zip(named).find(|it| *it.1)?;
+        let mut all = core.objects_of_domain(domain, &object.name, b"");
+        all.find(|view| view.name == object.name).map(|view| view.group)
+    }
+}
+
+impl Kept {
+    fn of(kept: &KeptGroup<'_>) -> Kept {
+        let object = |it: &KeptObject<'_>| {
+            (it.name.to_vec(), it.offset, it.size_bytes, it.metadata.to_vec())
+        };
+        Kept {
+            id: kept.id,
+            domain: kept.domain,
+            creator_pid: kept.creator_pid,
+            keep_us: kept.keep_us,
+            pin: kept.pin,
+            since: kept.since,
+            deposit: kept.deposit,
+            objects: kept.objects.iter().map(object).collect(),
+        }
+    }
+
+    fn as_group(&self, version: u64) -> KeptGroup<'_> {
+        let objects = self.objects.iter().map(|(name, offset, size_bytes, metadata)| KeptObject {
+            name,
+            offset: *offset,
+            size_bytes: *size_bytes,
+            metadata,
+        });
+        KeptGroup {
+            version,
+            id: self.id,
+            domain: self.domain,
+            creator_pid: self.creator_pid,
+            keep_us: self.keep_us,
+            pin: self.pin,
+            evictable: false,
+            since: self.since,
+            deposit: self.deposit,
+            objects: objects.collect(),
+        }
+    }
+}
