@@ -394,5 +394,6 @@ pub fn show_events(events: &Events) -> String {
             let ids: Vec<AllocationId> = list.iter().map(|event| event.id).collect();
             format!("Drained {}", show_ids(&ids))
         }
+        Events::Objects(news) => format!("Objects {news:?}"),
     }
 }

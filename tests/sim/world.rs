@@ -444,6 +444,7 @@ impl World {
             Events::Reclaim(leases) => self.give_back_later(client, &leases),
             Events::Revoked(list) => self.stats.revoked += list.len() as u64,
             Events::Drained(list) => self.stats.drained += list.len() as u64,
+            Events::Objects(_) => {}
         }
         if self.stats.steps.is_multiple_of(self.setup.check_every) {
             self.core.check_invariants();

@@ -14,7 +14,7 @@ use crate::limits::{
 };
 use crate::manager::inherited::{Inherited, names};
 use crate::manager::notify::{Manager, StoreError};
-use fdbroker_core::{ClientId, Core, GroupId, KeptChange, KeptGroup, Now};
+use fdbroker_core::{ClientId, Core, GroupId, KeptChange, KeptGroup, Now, Touch};
 use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -31,11 +31,13 @@ struct Entry {
     bytes: u64,
 }
 
-/// An fd that is carried for a group which is about to be sealed.
+/// An fd that is carried for a group which is about to be kept.
 #[derive(Clone, Copy, Debug)]
 struct Prepared {
     slot: u32,
     parcel: u64,
+    /// What its record takes.
+    bytes: u64,
 }
 
 /// See the module.
@@ -55,7 +57,7 @@ struct Table {
     entries: BTreeMap<u64, Entry>,
     /// What their records take in all.
     live_bytes: u64,
-    prepared: Option<Prepared>,
+    prepared: Vec<Prepared>,
     /// Up to this version the groups have been written into the other area.
     copied_up_to: u64,
     /// When to try again what could not be done.
@@ -127,6 +129,7 @@ impl KeptObjects {
     }
 
     /// Whether kept objects outlive this broker.
+    #[cfg(test)]
     pub fn is_there(&self) -> bool {
         self.table.is_some()
     }
@@ -141,7 +144,7 @@ impl KeptObjects {
     }
 
     /// Makes sure that a client's group can be sealed: the next version may be given, and if the group is to be kept, its fd is
-    /// carried and the log has room for it. [`end_seal`](Self::end_seal) comes after the step.
+    /// carried and the log has room for it. [`end_keep`](Self::end_keep) comes after the step.
     ///
     /// # Errors
     /// What the seal is to answer.
@@ -164,12 +167,31 @@ impl KeptObjects {
         }
     }
 
-    /// The seal is over: what was carried for nothing is dropped.
-    pub fn end_seal(&mut self) {
-        if let Some(table) = &mut self.table
-            && let Some(Prepared { parcel, .. }) = table.prepared.take()
-        {
-            table.carriers.bury(parcel);
+    /// Makes sure that the groups of a touch can be kept, likewise.
+    ///
+    /// # Errors
+    /// What the touch is to answer.
+    pub fn begin_touch(
+        &mut self,
+        client: ClientId,
+        touch: &Touch<'_>,
+        core: &Core,
+        fds: &FdTable,
+    ) -> Result<(), Status> {
+        let groups = core.groups_to_keep(client, touch);
+        if !groups.is_empty() {
+            self.note_keep();
+        }
+        let Some(table) = &mut self.table else { return Ok(()) };
+        groups.iter().try_for_each(|kept| table.prepare(kept, core, fds))
+    }
+
+    /// The seal or touch is over: what was carried for nothing is dropped.
+    pub fn end_keep(&mut self) {
+        if let Some(table) = &mut self.table {
+            for Prepared { parcel, .. } in table.prepared.drain(..) {
+                table.carriers.bury(parcel);
+            }
         }
     }
 
@@ -296,7 +318,7 @@ impl Table {
             carriers,
             entries: BTreeMap::new(),
             live_bytes: 0,
-            prepared: None,
+            prepared: Vec::new(),
             copied_up_to: 0,
             retry_at: None,
             is_failure_said: false,
@@ -350,15 +372,16 @@ impl Table {
         let payload = encode(&Record::Group(SavedGroup::of(kept, u64::MAX)));
         let bytes = bytes_of(payload.len());
         let most = self.log.area_bytes() / 2;
-        if self.live_bytes + bytes > most {
+        let all = bytes + self.prepared.iter().map(|it| it.bytes).sum::<u64>();
+        if self.live_bytes + all > most {
             return Err(Status::no_quota(Resource::MetadataBytes, Scope::Node, most, 0));
         }
-        if !self.make_room(bytes, core) {
+        if !self.make_room(all, core) {
             return Err(ErrorCode::Internal.into());
         }
         let slot = kept.id.slot;
         let parcel = self.carry(slot, Class::of(kept.deposit.kind), fds)?;
-        self.prepared = Some(Prepared { slot, parcel });
+        self.prepared.push(Prepared { slot, parcel, bytes });
         Ok(())
     }
 
@@ -408,9 +431,9 @@ impl Table {
         // It may have ended in the same step.
         let Some(kept) = core.kept_group(group) else { return };
         let (version, slot) = (kept.version, kept.id.slot);
-        let prepared = self.prepared.take_if(|prepared| prepared.slot == slot);
+        let prepared = self.prepared.iter().position(|prepared| prepared.slot == slot);
         let parcel = match prepared {
-            Some(prepared) => Ok(prepared.parcel),
+            Some(at) => Ok(self.prepared.swap_remove(at).parcel),
             None => self.carry(slot, Class::of(kept.deposit.kind), fds),
         };
         let parcel = match parcel {

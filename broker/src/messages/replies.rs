@@ -3,14 +3,15 @@
 
 use crate::node::side::{Identity, NodeSide};
 use fdbroker_core::{
-    Config, Deposit, DrainedEvent, Events, Granted, Now, RecallEvent, Registered, RequestId,
-    RevokedEvent, StatusReply,
+    Config, Deposit, DrainedEvent, Events, Granted, Now, ObjectNews, RecallEvent, Registered,
+    RequestId, RevokedEvent, StatusReply,
 };
 use fdbroker_protocol::limits::{DRIVER_DATA_BYTES, MAX_BATCH};
 use fdbroker_protocol::message::{
     self, DrainedItem, GrantItem, LeaseItem, NO_FD, PROTOCOL_VERSION, RecallItem,
     RegisterReplyHead, RevokedItem,
 };
+use fdbroker_protocol::object::ObjectEventItem;
 use fdbroker_protocol::{AllocationId, Handle, HandleFields, Kind, Status, Writer};
 
 /// A granted message in the writer; `slots` gets the slot of each fd, in order.
@@ -249,6 +250,13 @@ pub fn write_events<'w>(writer: &'w mut Writer, events: &Events) -> &'w [u8] {
             }
             items.len()
         }
+        Events::Objects(news) => {
+            writer.start(Kind::ObjectEvents, 0);
+            for event in news {
+                writer.push(&news_item(event)).push(&*event.name);
+            }
+            news.len()
+        }
     };
     writer.finish(count, 0)
 }
@@ -273,6 +281,15 @@ fn revoked_item(event: &RevokedEvent) -> RevokedItem {
         lease: event.lease.0.into(),
         code: (event.code as u16).into(),
         reserved: [0; 6],
+    }
+}
+
+fn news_item(news: &ObjectNews) -> ObjectEventItem {
+    ObjectEventItem {
+        version: news.version.into(),
+        event: news.event as u8,
+        name_len: u8::try_from(news.name.len()).expect("the core bounds it"),
+        reserved: [0.into(); 3],
     }
 }
 

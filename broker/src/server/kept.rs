@@ -17,6 +17,6 @@ impl Server {
         let begun =
             checked.and_then(|()| self.kept.begin_seal(client, group, &self.core, &self.fds));
         self.step(Input::SealObjects { client, request, group, checked: begun });
-        self.kept.end_seal();
+        self.kept.end_keep();
     }
 }

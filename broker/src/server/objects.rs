@@ -12,7 +12,9 @@ use crate::server::flow::send_to;
 use crate::server::parts::Server;
 use crate::server::seals::Seal;
 use crate::server::waiting::Channel;
-use fdbroker_core::{ClientId, GotObject, Granted, GroupId, Input, Making, RequestId};
+use fdbroker_core::{
+    ClientId, Effect, GotObject, Granted, GroupId, Input, Making, RequestId, Touch,
+};
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::{ErrorCode, MemoryKind, Status};
 use fdbroker_scm::SendError;
@@ -60,11 +62,18 @@ impl Server {
             }
             Wish::Touch(names, keep_us, pin) => {
                 let (request, of_job) = (asked.request, asked.of_job);
-                let touch = &Touch { of_job, keep_us: *keep_us, pin: *pin, names };
+                let touch = Touch { of_job, keep_us: *keep_us, pin: *pin, names };
+                let begun = self.kept.begin_touch(client, &touch, &self.core, &self.fds);
                 let mut effects = self.feedback.take_list();
-                let input = Input::TouchObjects { client, request, touch };
-                self.core.step(self.now, input, &mut effects);
+                match begun {
+                    Ok(()) => {
+                        let input = Input::TouchObjects { client, request, touch: &touch };
+                        self.core.step(self.now, input, &mut effects);
+                    }
+                    Err(status) => effects.list.push(Effect::Failed { client, request, status }),
+                }
                 self.settle(effects);
+                self.kept.end_keep();
             }
             Wish::Seal(group) => {
                 let (request, group) = (asked.request, *group);

@@ -243,7 +243,7 @@ impl World {
         self.core = self.table.begin(&mut self.config, last_version, Now(self.now))?;
         self.model.crash(last_version);
         for group in self.model.groups.iter_mut() {
-            let scope = (group.scope.0, &group.objects, &group.named);
+            let scope = (group.scope.0, &group.objects[..], &group.named[..]);
             group.id = Table::id_of(&self.core, scope).unwrap_or(GroupId(0));
         }
         self.closing.clear();

@@ -68,6 +68,13 @@ pub struct Touch<'a> {
     pub names: &'a [&'a [u8]],
 }
 
+impl Touch<'_> {
+    /// Whether its groups outlive their creators from now on.
+    pub fn keeps(&self) -> bool {
+        self.keep_us.is_some() || self.pin == Some(true)
+    }
+}
+
 /// One object of the answer to a get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GotObject {

@@ -1,7 +1,7 @@
 //! Groups that outlive the broker itself: a table outside it has them, and hears of each change; after a crash the broker
 //! takes them in again. Must never tell of a group before it is sealed, nor take in a group whose memory is not here.
 
-use super::api::{GroupId, KeptChange, KeptGroup, KeptObject};
+use super::api::{GroupId, KeptChange, KeptGroup, KeptObject, Touch};
 use super::groups::{Expect, Group, GroupState, Member};
 use super::names::{NameScope, Place};
 use crate::Core;
@@ -49,6 +49,19 @@ impl Core {
         self.clients.find(client.0)?;
         let found = &self.objects.groups[self.making(client.0, group).ok()?];
         (found.keep_us.is_some() || found.pin).then(|| self.as_kept(found))
+    }
+
+    /// The groups of a touch that are to outlive the broker once it is done, and do not yet.
+    pub fn groups_to_keep(&self, client: ClientId, touch: &Touch<'_>) -> Vec<KeptGroup<'_>> {
+        let known = self.clients.find(client.0);
+        let scope = known.and_then(|_| self.names_of(client.0, touch.of_job).ok());
+        let Some(scope) = scope.filter(|_| touch.keeps()) else { return Vec::new() };
+        let found = touch.names.iter().filter_map(|name| self.sealed(scope, name));
+        let mut numbers: Vec<u32> = found.map(|(place, _)| place.group).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let groups = numbers.into_iter().map(|number| &self.objects.groups[number]);
+        groups.filter(|group| !group.is_kept).map(|group| self.as_kept(group)).collect()
     }
 
     /// All groups that outlive the broker.

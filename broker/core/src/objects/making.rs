@@ -298,9 +298,6 @@ impl Core {
         let version = self.objects.version;
         let group = &mut self.objects.groups[number];
         (group.state, group.since, group.used) = (GroupState::Sealed(version), self.now, self.now);
-        if keeps {
-            self.keep_group(number);
-        }
         for member in (0..).take(count) {
             let name = self.objects.groups[number].members[usize::from(member)].name.clone();
             let place = Place { group: number, member };
@@ -309,6 +306,10 @@ impl Core {
             former.into_iter().for_each(|former| self.lose_name(former));
             self.tell(scope, event, version, &name);
             self.objects.waits.wake(domain, scope, &name);
+        }
+        if keeps {
+            // After others have lost their names: the table never has two of one name.
+            self.keep_group(number);
         }
         self.order_group(number);
         if count == 0 {

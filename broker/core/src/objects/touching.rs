@@ -33,7 +33,7 @@ impl Core {
         fx: &mut Effects,
     ) -> Result<(), Status> {
         let scope = self.names_of(client, touch.of_job)?;
-        let keeps = touch.keep_us.is_some() || touch.pin == Some(true);
+        let keeps = touch.keeps();
         if touch.of_job && keeps {
             return Err(ErrorCode::NotSupported.into());
         }

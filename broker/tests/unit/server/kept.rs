@@ -411,7 +411,7 @@ fn seal_when_the_table_is_full_then_no_quota_and_deletes_make_room_again() {
         let (number, _) = kept.create(&group, large);
         let server = &mut kept.bench.server;
         let begun = server.kept.begin_seal(CLIENT, number, &server.core, &server.fds);
-        server.kept.end_seal();
+        server.kept.end_keep();
         if let Err(status) = begun {
             break status;
         }
