@@ -86,6 +86,8 @@ impl Closing {
             | Report::Process(..)
             | Report::Reread
             | Report::Carried(_) => return,
+            // Few at a time, in places of their own.
+            Report::Opened(_) | Report::Replaced => return,
             Report::TurnedAway(_) => {
                 self.turned_away = step(self.turned_away);
                 return;

@@ -202,6 +202,8 @@ impl Server {
                 }
                 Report::Reread => self.take_reloaded(),
                 Report::Carried(carrier) => self.kept.note_dropped(carrier),
+                Report::Opened(number) => self.note_opened(number),
+                Report::Replaced => self.note_replaced_closed(),
                 Report::Refused(_) | Report::TurnedAway(_) | Report::Uncharged => {}
             }
         }
