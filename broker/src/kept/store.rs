@@ -152,13 +152,9 @@ impl KeptObjects {
         core: &Core,
         fds: &FdTable,
     ) -> Result<(), Status> {
-        let kept = core.group_to_keep(client, group);
-        if kept.is_some() {
-            self.note_keep();
-        }
         let Some(table) = &mut self.table else { return Ok(()) };
         table.reserve_version(core)?;
-        match kept {
+        match core.group_to_keep(client, group) {
             Some(kept) => table.prepare(&kept, core, fds),
             None => Ok(()),
         }
