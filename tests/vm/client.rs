@@ -17,6 +17,8 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+mod objects;
+
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 /// Bytes of each buffer: one page.
@@ -37,6 +39,8 @@ const USAGE: &str = "usage:
   client hammer FILE REPORT        acquires all, keeps half of the leases (open and mapped), acquires and releases the
                                    rest over and over until REPORT.stop exists; counts go to REPORT ten times a second
   client get FILE                  acquires each once; prints how many answered what
+  client keep COUNT PREFIX BYTES   makes COUNT kept objects PREFIX/0 and so on, of so many bytes each, and ends
+  client objects COUNT PREFIX      gets each of these once and compares its bytes; prints how many answered what
 FDBROKER_TEST_MEMORY: memfd (default) or udmabuf (real dma-bufs), of recallable and resident ones";
 
 fn main() -> ExitCode {
@@ -56,6 +60,8 @@ fn run() -> Outcome<()> {
         ["deposit", kind, count, file] => deposit(kind, count.parse()?, Path::new(file)),
         ["hammer", file, report] => hammer(Path::new(file), Path::new(report)),
         ["get", file] => get(Path::new(file)),
+        ["keep", count, prefix, bytes] => objects::keep(count.parse()?, prefix, bytes.parse()?),
+        ["objects", count, prefix] => objects::get(count.parse()?, prefix),
         _ => Err(USAGE.into()),
     }
 }

@@ -129,7 +129,6 @@ impl KeptObjects {
     }
 
     /// Whether kept objects outlive this broker.
-    #[cfg(test)]
     pub fn is_there(&self) -> bool {
         self.table.is_some()
     }
@@ -155,13 +154,9 @@ impl KeptObjects {
         core: &Core,
         fds: &FdTable,
     ) -> Result<(), Status> {
-        let kept = core.group_to_keep(client, group);
-        if kept.is_some() {
-            self.note_keep();
-        }
         let Some(table) = &mut self.table else { return Ok(()) };
         table.reserve_version(core)?;
-        match kept {
+        match core.group_to_keep(client, group) {
             Some(kept) => table.prepare(&kept, core, fds),
             None => Ok(()),
         }

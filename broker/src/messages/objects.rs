@@ -274,17 +274,19 @@ impl Asked<'_> {
 
 // --- answers ---------------------------------------------------------------------------------------
 
-/// The answer to a create.
+/// The answer to a create. `ends_with_broker`: kept objects do.
 pub fn write_created(
     writer: &mut Writer,
     request: RequestId,
     group: GroupId,
     deposit_credits: u32,
+    ends_with_broker: bool,
 ) -> &[u8] {
+    let flags = if ends_with_broker { ObjectCreated::KEPT_ENDS_WITH_BROKER } else { 0 };
     let created = ObjectCreated {
         group: group.0.into(),
         deposit_credits: deposit_credits.into(),
-        reserved: 0.into(),
+        flags: flags.into(),
     };
     writer.start(Kind::ObjectCreated, request.0).push(&created);
     writer.finish(0, 0)

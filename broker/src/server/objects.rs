@@ -54,6 +54,9 @@ impl Server {
         match &asked.wish {
             Wish::Create(group) => {
                 let (request, create) = (asked.request, &group.create());
+                if create.keep_us.is_some() || create.pin {
+                    self.kept.note_keep();
+                }
                 let mut effects = self.feedback.take_list();
                 let input = Input::CreateObjects { client, request, create };
                 self.core.step(self.now, input, &mut effects);
@@ -254,7 +257,13 @@ impl Server {
         group: GroupId,
         deposit_credits: u32,
     ) {
-        let bytes = objects::write_created(&mut self.writer, request, group, deposit_credits);
+        let bytes = objects::write_created(
+            &mut self.writer,
+            request,
+            group,
+            deposit_credits,
+            !self.kept.is_there(),
+        );
         let sent = send_to(&mut self.connections, client, bytes);
         self.after_send(client, sent);
     }

@@ -123,8 +123,13 @@ pub struct ObjectCreated {
     pub group: U64,
     /// Fds the client may deposit from now on.
     pub deposit_credits: U32,
-    /// Reserved, 0.
-    pub reserved: U32,
+    /// [`ObjectCreated::KEPT_ENDS_WITH_BROKER`], or 0.
+    pub flags: U32,
+}
+
+impl ObjectCreated {
+    /// Bit of `flags`: no service manager stores what this broker keeps. Objects outlive their creator, and end with the broker.
+    pub const KEPT_ENDS_WITH_BROKER: u32 = 1;
 }
 
 /// A group that its creator names, 8 bytes: the head of an add, the body of a seal and of an abort.

@@ -3,6 +3,7 @@
 
 mod deleting;
 mod getting;
+mod kept;
 mod listing;
 mod making;
 mod quotas;

@@ -178,6 +178,21 @@ fn put_names<'w>(writer: &'w mut Writer, names: &[&str]) -> &'w mut Writer {
     writer
 }
 
+fn create_head(group: &Group) -> ObjectCreateHead {
+    ObjectCreateHead {
+        flags: group.flags.into(),
+        device: 0.into(),
+        size_bytes: group.size.into(),
+        fd_offset: group.fd_offset.into(),
+        ttl_ms: group.ttl_ms.into(),
+        credits_wanted: 1.into(),
+        kind: group.kind,
+        driver_data_len: 0,
+        reserved: 0.into(),
+        driver_data: [0; 64],
+    }
+}
+
 fn scope(flags: u32) -> ObjectScope {
     ObjectScope { flags: flags.into(), reserved: 0.into() }
 }
@@ -189,18 +204,17 @@ impl Raw {
         group: &Group,
         objects: &[New],
     ) -> Result<u64, Status> {
-        let head = ObjectCreateHead {
-            flags: group.flags.into(),
-            device: 0.into(),
-            size_bytes: group.size.into(),
-            fd_offset: group.fd_offset.into(),
-            ttl_ms: group.ttl_ms.into(),
-            credits_wanted: 1.into(),
-            kind: group.kind,
-            driver_data_len: 0,
-            reserved: 0.into(),
-            driver_data: [0; 64],
-        };
+        self.create_with_flags(memory, group, objects).map(|(group, _)| group)
+    }
+
+    /// The same, and whether kept objects end with the broker.
+    pub fn create_with_flags(
+        &mut self,
+        memory: &OwnedFd,
+        group: &Group,
+        objects: &[New],
+    ) -> Result<(u64, bool), Status> {
+        let head = create_head(group);
         let answer = self.request(
             Kind::ObjectCreate,
             |writer| put_objects(writer.push(&head), objects),
@@ -210,7 +224,24 @@ impl Raw {
         let answer = expect(answer, Kind::ObjectCreated)?;
         let created = *answer.message().body_as::<ObjectCreated>().expect("a group");
         assert!(created.group.get() != 0 && created.deposit_credits.get() > 0);
-        Ok(created.group.get())
+        let ends = created.flags.get() & ObjectCreated::KEPT_ENDS_WITH_BROKER != 0;
+        Ok((created.group.get(), ends))
+    }
+
+    /// Makes and seals a group; `None`: the broker ends meanwhile.
+    pub fn try_put(&mut self, memory: &OwnedFd, group: &Group, objects: &[New]) -> Option<u64> {
+        let mut writer = Writer::new();
+        writer.start(Kind::ObjectCreate, self.fresh_id()).push(&create_head(group));
+        put_objects(&mut writer, objects);
+        self.send(writer.finish(objects.len(), 1), &[memory.as_fd()]).ok()?;
+        let created = expect(self.receive().ok()?, Kind::ObjectCreated).expect("begun");
+        let group = created.message().body_as::<ObjectCreated>().expect("a group").group.get();
+        seal_memory(memory).expect("nothing is mapped");
+        let mut writer = Writer::new();
+        writer.start(Kind::ObjectSeal, self.fresh_id()).push(&ObjectGroup { group: group.into() });
+        self.send(writer.finish(0, 0), &[]).ok()?;
+        let sealed = expect(self.receive().ok()?, Kind::ObjectSealed).expect("sealed");
+        Some(sealed.message().body_as::<ObjectSealed>().expect("a version").version.get())
     }
 
     pub fn add(&mut self, group: u64, objects: &[New]) -> Result<(), Status> {

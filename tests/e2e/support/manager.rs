@@ -142,10 +142,20 @@ impl Manager {
         self.heard.lock().expect("no panic").said.clone()
     }
 
-    /// Names of the stored fds.
+    /// Names of the stored fds, but for what is there for kept objects from the start on.
     pub fn stored(&self) -> Vec<String> {
+        self.names(|name| !name.starts_with('o'))
+    }
+
+    /// Names of what is stored for kept objects.
+    pub fn stored_for_objects(&self) -> Vec<String> {
+        self.names(|name| name.starts_with('o'))
+    }
+
+    fn names(&self, which: impl Fn(&str) -> bool) -> Vec<String> {
         let heard = self.heard.lock().expect("no panic");
-        heard.store.iter().map(|(name, _)| name.clone()).collect()
+        let names = heard.store.iter().map(|(name, _)| name.clone());
+        names.filter(|name| which(name)).collect()
     }
 
     /// Replaces a stored fd by another one.

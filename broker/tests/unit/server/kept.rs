@@ -2,11 +2,10 @@
 //! of them, here a real socket and real fds, is all that the next broker knows.
 
 use super::*;
-use crate::clients::connection::client_id;
 use crate::handover::packing::Way;
 use crate::kept::log::Log;
 use crate::kernel::stat;
-use crate::limits::{DEVICE_FDS_PER_CARRIER, HOST_FDS_PER_CARRIER};
+use crate::limits::{DEVICE_FDS_PER_CARRIER, HOST_FDS_PER_CARRIER, KEPT_LOG_AREA_BYTES};
 use crate::manager::inherited::names;
 use fdbroker_core::{
     ClientId, Create, Deleted, Deposit, GroupId, Input, Lane, NewObject, RequestId,
@@ -16,7 +15,6 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixDatagram;
 
-const CLIENT: ClientId = ClientId(0);
 const SIZE: u64 = 4096;
 
 /// The service manager's store.
@@ -60,7 +58,8 @@ struct Kept {
     bench: Bench,
     store: Store,
     entries: u64,
-    _peers: (Peer, Peer),
+    client: ClientId,
+    peers: (Peer, Peer),
 }
 
 /// How a group is made.
@@ -93,11 +92,12 @@ impl Kept {
         let (manager, its) = Manager::pair();
         let outside = (inherited, manager.with_entries(entries));
         let mut bench = Bench::managed(dir, &[], KernelFeatures::ALL, calls(), outside);
-        let _peers = bench.client();
+        let peers = bench.client();
+        let client = newest_client(&bench);
         let mut store = Store { its, stored, messages: 0 };
         store.hear();
         store.messages = 0;
-        Kept { bench, store, entries, _peers }
+        Kept { bench, store, entries, client, peers }
     }
 
     /// The broker ends without a word, and another one begins with what the service manager has.
@@ -150,12 +150,12 @@ impl Kept {
             objects: &objects,
         };
         server.step(Input::CreateObjects {
-            client: CLIENT,
+            client: self.client,
             request: RequestId(1),
             create: &create,
         });
         server.fds.refuse_rest(0);
-        let all = server.core.objects_for(CLIENT, false, b"", b"").unwrap();
+        let all = server.core.objects_for(self.client, false, b"", b"").unwrap();
         let groups = all.filter(|it| it.name == names[0].as_bytes()).map(|it| it.group);
         let mut groups: Vec<GroupId> = groups.collect();
         if how.replace {
@@ -171,13 +171,14 @@ impl Kept {
             (0..8)
                 .rev()
                 .map(|generation: u64| generation << 32 | slot)
-                .find(|id| core.group_to_keep(CLIENT, GroupId(*id)).is_some())
+                .find(|id| core.group_to_keep(self.client, GroupId(*id)).is_some())
         });
         found.expect("one is being made")
     }
 
     fn seal(&mut self, group: GroupId) {
-        self.bench.server.seal_objects(CLIENT, RequestId(2), group, Ok(()));
+        self.bench.server.seal_objects(self.client, RequestId(2), group, Ok(()));
+        self.peers.0.count();
     }
 
     /// Makes and seals a group; the inode of its memory.
@@ -190,14 +191,15 @@ impl Kept {
 
     fn delete(&mut self, name: &str) {
         let objects = &[Deleted { name: name.as_bytes(), version: 0 }];
-        let (client, request) = (CLIENT, RequestId(3));
+        let (client, request) = (self.client, RequestId(3));
         self.bench.server.step(Input::DeleteObjects { client, request, of_job: false, objects });
+        self.peers.0.count();
     }
 
     /// The sealed names with their versions, and the inode of the memory of each.
     fn names(&self) -> BTreeMap<String, (u64, u64)> {
         let server = &self.bench.server;
-        let all = server.core.objects_for(CLIENT, false, b"", b"").unwrap();
+        let all = server.core.objects_for(self.client, false, b"", b"").unwrap();
         all.filter(|it| it.state == ObjectState::Sealed)
             .map(|it| {
                 let fd = server.fds.held(it.allocation.slot).expect("it is held");
@@ -215,6 +217,12 @@ impl Kept {
     fn until_carried(&mut self, count: usize) {
         self.bench.until(|server| server.kept.carried() == count);
     }
+}
+
+/// The one that connected last.
+fn newest_client(bench: &Bench) -> ClientId {
+    let all = bench.server.core.clients(0).filter(|client| !client.gone);
+    all.map(|client| client.id).max_by_key(|client| client.0).expect("there is one")
 }
 
 fn deposit() -> Deposit {
@@ -254,10 +262,11 @@ fn kept_when_the_broker_is_killed_then_the_same_memory_names_and_versions_and_no
         let expected = expected.map(|(name, version, inode)| (name.to_owned(), (version, inode)));
         assert_eq!(kept.names(), BTreeMap::from(expected));
         let core = &kept.bench.server.core;
-        let view = core.object_for(CLIENT, false, b"a").unwrap().unwrap();
+        let view = core.object_for(kept.client, false, b"a").unwrap().unwrap();
         assert_eq!((view.metadata, view.offset, view.size_bytes), (&[7; 5][..], 64, 8));
-        assert_eq!(core.driver_data(view.allocation), Some((3, &[5; 64])));
-        assert!(core.group_to_keep(CLIENT, unsealed).is_none());
+        let (length, data) = core.driver_data(view.allocation).unwrap();
+        assert_eq!((length, &data[..3]), (3, &[5; 3][..]));
+        assert!(core.group_to_keep(kept.client, unsealed).is_none());
         kept.until_carried(2);
     }
     kept.delete("a");
@@ -295,9 +304,12 @@ fn version_when_the_table_is_damaged_then_nothing_comes_back_and_versions_go_on(
     kept.put(&["a"], KEEP);
     let before = kept.version("a");
     let log = std::fs::File::from(kept.store.log().try_clone().unwrap());
-    let mut byte = [0];
-    log.read_exact_at(&mut byte, 4096 + 20).unwrap();
-    log.write_all_at(&[byte[0] ^ 1], 4096 + 20).unwrap();
+    // Whichever of its areas is in use.
+    for at in [4096 + 20, 4096 + 20 + u64::from(KEPT_LOG_AREA_BYTES)] {
+        let mut byte = [0];
+        log.read_exact_at(&mut byte, at).unwrap();
+        log.write_all_at(&[byte[0] ^ 1], at).unwrap();
+    }
     let mut kept = kept.kill();
     assert!(kept.names().is_empty());
     kept.until_carried(0);
@@ -343,7 +355,7 @@ fn kept_when_killed_between_fd_record_and_answer_then_the_state_of_before_and_no
     let (group, _) = kept.create(&["a".to_owned()], How { replace: true, ..KEEP });
     // Its fd is carried, and then comes the kill.
     let Bench { server, .. } = &mut kept.bench;
-    assert_eq!(server.kept.begin_seal(CLIENT, group, &server.core, &server.fds), Ok(()));
+    assert_eq!(server.kept.begin_seal(kept.client, group, &server.core, &server.fds), Ok(()));
     assert_eq!(server.kept.carried(), 2);
     let mut kept = kept.kill();
     assert_eq!(kept.names(), before);
@@ -363,7 +375,7 @@ fn seal_when_refused_then_what_was_carried_for_it_is_dropped() {
     kept.put(&["a"], KEEP);
     let (group, _) = kept.create(&["b".to_owned()], KEEP);
     let status = Err(ErrorCode::SealedBusy.into());
-    kept.bench.server.seal_objects(CLIENT, RequestId(2), group, status);
+    kept.bench.server.seal_objects(kept.client, RequestId(2), group, status);
     kept.until_carried(1);
     // Another one comes to its name meanwhile.
     let (other, _) = kept.create(&["c".to_owned()], KEEP);
@@ -385,7 +397,8 @@ fn seal_when_no_carrier_is_left_then_no_quota_and_once_one_is_free_it_is_done() 
     }
     let (group, _) = kept.create(&["more".to_owned()], device);
     let server = &mut kept.bench.server;
-    let refused = server.kept.begin_seal(CLIENT, group, &server.core, &server.fds).unwrap_err();
+    let refused =
+        server.kept.begin_seal(kept.client, group, &server.core, &server.fds).unwrap_err();
     assert_eq!(refused.result(), Err(ErrorCode::NoQuota));
     assert_eq!(Resource::from_number(refused.resource), Some(Resource::KeptFds));
     kept.seal(group);
@@ -410,7 +423,7 @@ fn seal_when_the_table_is_full_then_no_quota_and_deletes_make_room_again() {
         // A message has 32 KiB, but this one goes to the core.
         let (number, _) = kept.create(&group, large);
         let server = &mut kept.bench.server;
-        let begun = server.kept.begin_seal(CLIENT, number, &server.core, &server.fds);
+        let begun = server.kept.begin_seal(kept.client, number, &server.core, &server.fds);
         server.kept.end_keep();
         if let Err(status) = begun {
             break status;
@@ -522,13 +535,19 @@ fn kept_when_the_table_of_a_planned_restart_is_lost_then_it_is_made_anew() {
 #[test]
 fn keep_when_there_is_no_store_then_it_ends_with_the_broker() {
     let mut bench = Bench::new(&[]);
-    let _peers = bench.client();
+    let peers = bench.client();
     assert!(!bench.server.kept.is_there());
-    let (manager, its) = Manager::pair();
-    drop(manager);
+    let (_, its) = Manager::pair();
     let store = Store { its, stored: Vec::new(), messages: 0 };
-    let mut kept = Kept { bench, store, entries: 0, _peers };
+    let client = newest_client(&bench);
+    let mut kept = Kept { bench, store, entries: 0, client, peers };
     kept.put(&["a"], KEEP);
     assert_eq!(kept.names().len(), 1);
-    assert_eq!(client_id(0), CLIENT);
+    let Kept { bench: Bench { server, dir, .. }, .. } = kept;
+    drop(server);
+    let mut bench =
+        Bench::in_directory(dir, &[], KernelFeatures::ALL, calls(), Inherited::default());
+    let _peers = bench.client();
+    let core = &bench.server.core;
+    assert_eq!(core.objects_for(newest_client(&bench), false, b"", b"").unwrap().count(), 0);
 }

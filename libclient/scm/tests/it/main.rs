@@ -5,6 +5,7 @@
 mod closing;
 mod common;
 mod limits;
+mod looking;
 #[path = "../../../../tests/common/mod.rs"]
 mod shared;
 mod transfer;
