@@ -6,12 +6,15 @@ use fdbroker_protocol::object::ObjectState;
 
 mod charges;
 mod ending;
+mod evicting;
 mod getting;
 mod keeping;
 mod kept;
 mod making;
 mod replacing;
 mod saved;
+mod touching;
+mod watching;
 
 /// Bytes of the memory of a group.
 const SIZE: u64 = 4096;
