@@ -180,3 +180,23 @@ impl State {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn push_when_nobody_reads_then_bounded_and_the_last_says_how_many_are_lost() {
+        let mut state = State::default();
+        let event = |version| WatchEvent { event: ObjectEvent::Sealed, name: "a".into(), version };
+        (0..WATCH_EVENTS as u64 + 7).for_each(|version| state.push(event(version)));
+        assert_eq!(state.events.len(), WATCH_EVENTS + 1);
+        let last = state.events.back().unwrap();
+        assert_eq!((last.event, last.version), (ObjectEvent::Lost, 7));
+        // As soon as there is room, events are kept again, behind that word.
+        state.events.pop_front();
+        state.events.pop_front();
+        state.push(event(1));
+        assert_eq!(state.events.back().unwrap().version, 1);
+    }
+}
