@@ -24,6 +24,7 @@ mod ledger;
 mod lifetime;
 mod local_limit;
 mod messages;
+mod objects;
 mod pressure;
 mod progress;
 mod recall;
