@@ -1,6 +1,7 @@
 //! Making objects: groups in the making, and objects of bytes that there are. Must never answer success for a write that is not
 //! in the memory.
 
+use crate::callbacks::is_open;
 use crate::context::{context, fdbroker_t};
 use crate::errors::fdbroker_code_t;
 use crate::failure::Failure;
@@ -119,7 +120,12 @@ pub unsafe extern "C" fn fdbroker_object_create(
             FDBROKER_PLACE_FD => {
                 // SAFETY: as above.
                 let deposit = unsafe { options.deposit() }?;
-                crate::callbacks::is_open(options.fd)?;
+                if !is_open(options.fd) {
+                    return Err(Failure::argument(format!(
+                        "create: fd {} is not open",
+                        options.fd
+                    )));
+                }
                 // SAFETY: it is open, and the caller keeps it so over the call.
                 create(Place::Fd(unsafe { BorrowedFd::borrow_raw(options.fd) }, &deposit))?
             }

@@ -1,15 +1,14 @@
 //! Named objects as a C program sees them: what it says of them, and what it is told. Must never keep a pointer of the caller's.
 
+use crate::context::fdbroker_t;
 use crate::failure::Failure;
 use crate::register::fdbroker_allocation_t;
-use crate::sized::{Growable, check_count, read, slice};
+use crate::sized::{Growable, read, slice};
 use fdbroker_client::{
     Deposit, NewObject, ObjectInfo, ObjectOptions, Objects, PutObject, Touch, cuda, level_zero,
 };
 use std::ffi::{CStr, c_char, c_void};
 use std::time::Duration;
-
-use crate::context::fdbroker_t;
 
 /// The names are those of this process's job (its cgroup), not of its user.
 pub const FDBROKER_OBJECT_JOB: u32 = 1;
@@ -429,6 +428,26 @@ pub(crate) unsafe fn bytes_of<'a>(
     }
 }
 
+/// Room of the caller's for so many bytes. NULL is allowed only for none.
+///
+/// # Safety
+/// `room` is NULL or points to so many bytes that nobody else uses while the result is used.
+pub(crate) unsafe fn room_of<'a>(
+    room: *mut c_void,
+    count: usize,
+    name: &str,
+) -> Result<&'a mut [u8], Failure> {
+    match count {
+        0 => Ok(&mut []),
+        _ if room.is_null() => Err(Failure::argument(format!("{name} is NULL"))),
+        _ if count > isize::MAX as usize => {
+            Err(Failure::argument(format!("{name}: more bytes than there are addresses")))
+        }
+        // SAFETY: the caller's promise.
+        _ => Ok(unsafe { std::slice::from_raw_parts_mut(room.cast(), count) }),
+    }
+}
+
 impl fdbroker_new_object_t {
     /// # Safety
     /// Its pointers are NULL or point to what they say, which lives as long as the result is used.
@@ -458,9 +477,4 @@ impl fdbroker_new_object_t {
             Some(_) => Err(Failure::argument("put: the library places the objects")),
         }
     }
-}
-
-/// Checks a count that is also the number of elements of arrays which may be NULL.
-pub(crate) fn counted(count: usize) -> Result<usize, Failure> {
-    check_count(count).map(|()| count)
 }

@@ -1,7 +1,6 @@
 //! The memory of groups: in the making, where this process writes it, and got, where it is read by all objects of the group.
 //! Must never leave a writable mapping of what is sealed, nor call bytes sealed that somebody may still write.
 
-use super::object::Placed;
 use super::options::{NewObject, ObjectOptions, Place, PutObject};
 use super::wire;
 use crate::api::client::Client;
@@ -281,6 +280,14 @@ pub(super) fn write_sealed(layout: &Layout, puts: &[PutObject<'_>]) -> Result<Ow
 pub(super) struct Openers<'a> {
     pub cuda: Option<&'a cuda::Device>,
     pub level_zero: Option<&'a level_zero::Device>,
+}
+
+/// Where in its group an object is, and its version.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Placed {
+    pub version: u64,
+    pub offset: usize,
+    pub len: usize,
 }
 
 /// The memory of a group, open here.

@@ -1,7 +1,8 @@
 //! Watching: what happens to names with a prefix, in a bounded queue that the application reads.
 //! Must never grow without a bound, nor lose an event without saying so.
 
-use super::{Objects, wire};
+use super::whose::Whose;
+use super::wire;
 use crate::books::roles::ObjectWatcher;
 use crate::deadline::Deadline;
 use crate::error::Error;
@@ -22,13 +23,13 @@ pub struct WatchEvent {
     pub version: u64,
 }
 
-/// Tells what happens to names that begin with a prefix, from [`Objects::watch`] on, in its order; dropping it ends that.
+/// Tells what happens to names that begin with a prefix, from [`crate::Objects::watch`] on, in its order; dropping it ends that.
 ///
 /// What nobody reads in time is lost, and so is what happens while there is no broker: [`ObjectEvent::Lost`] says so, and a list
 /// then tells how it stands.
 #[derive(Debug)]
 pub struct Watch {
-    objects: Objects,
+    whose: Whose,
     queue: Arc<Queue>,
 }
 
@@ -49,20 +50,16 @@ struct State {
 }
 
 impl Watch {
-    pub(super) fn start(
-        objects: &Objects,
-        prefix: &str,
-        deadline: Deadline,
-    ) -> Result<Self, Error> {
-        let connection = objects.client.connection("watch")?;
+    pub(super) fn start(whose: &Whose, prefix: &str, deadline: Deadline) -> Result<Self, Error> {
+        let connection = whose.client.connection("watch")?;
         let state = Mutex::new(State { events: VecDeque::new(), epoch: connection.epoch });
-        let (prefix, of_job) = (prefix.into(), objects.of_job);
+        let (prefix, of_job) = (prefix.into(), whose.of_job);
         let queue = Arc::new(Queue { prefix, of_job, state, came: Condvar::new() });
         let watcher: Arc<dyn ObjectWatcher> = queue.clone();
         // Before the broker knows: its first events may come before its answer is read.
-        objects.client.common().watches.add(Arc::downgrade(&watcher));
-        wire::watch(&connection, objects.flags(), &queue.prefix, deadline)?;
-        Ok(Watch { objects: objects.clone(), queue })
+        whose.client.common().watches.add(Arc::downgrade(&watcher));
+        wire::watch(&connection, whose.flags(), &queue.prefix, deadline)?;
+        Ok(Watch { whose: whose.clone(), queue })
     }
 
     /// The next event, waiting for it until the deadline; `None`: none has come.
@@ -71,7 +68,7 @@ impl Watch {
     /// NOT_CONNECTED: there is no broker; later calls go on when it is back, with [`ObjectEvent::Lost`] first. NOT_SUPPORTED in a
     /// callback.
     pub fn next(&self, deadline: Deadline) -> Result<Option<WatchEvent>, Error> {
-        let connection = self.objects.client.connection("watch")?;
+        let connection = self.whose.client.connection("watch")?;
         loop {
             if let Some(event) = self.try_next()? {
                 return Ok(Some(event));
@@ -91,11 +88,11 @@ impl Watch {
         if let Some(event) = self.queue.pop() {
             return Ok(Some(event));
         }
-        let connection = self.objects.client.connection("watch")?;
+        let connection = self.whose.client.connection("watch")?;
         if !self.queue.moves_to(connection.epoch) {
             return Ok(None);
         }
-        let flags = self.objects.flags();
+        let flags = self.whose.flags();
         wire::watch(&connection, flags, &self.queue.prefix, Deadline::after(WATCH_AGAIN_TIMEOUT))
             .inspect_err(|_| self.queue.forget_epoch())?;
         Ok(Some(WatchEvent { event: ObjectEvent::Lost, name: String::new(), version: 0 }))
@@ -104,18 +101,18 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        if self.objects.client.is_forked_copy() {
+        if self.whose.client.is_forked_copy() {
             return;
         }
-        let connection = self.objects.client.current();
+        let connection = self.whose.client.current();
         let is_same = |other: &Arc<dyn ObjectWatcher>| {
             !std::ptr::addr_eq(Arc::as_ptr(other), Arc::as_ptr(&self.queue))
                 && other.prefix() == &*self.queue.prefix
                 && other.is_of_job() == self.queue.of_job
         };
         // Another watch of this client may be the same to the broker.
-        if !self.objects.client.common().watches.all().iter().any(is_same) {
-            wire::unwatch(&connection, self.objects.flags(), &self.queue.prefix);
+        if !self.whose.client.common().watches.all().iter().any(is_same) {
+            wire::unwatch(&connection, self.whose.flags(), &self.queue.prefix);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Requests about objects: what is said to the broker, and what its answers mean. Must never lose a grant or a group of an answer
 //! that cannot be used.
 
-use super::list::ObjectInfo;
+use super::info::ObjectInfo;
 use super::options::{NewObject, ObjectOptions, Touch};
 use crate::books::grant::Grant;
 use crate::books::one_way::OneWay;
@@ -277,8 +277,18 @@ pub(super) fn seal(connection: &Connection, group: u64, deadline: Deadline) -> R
         writer.push(&ObjectGroup { group: group.into() });
         0
     };
-    connection
-        .call(call, &[], write, |reply| Ok(reply.message.body_as::<ObjectSealed>()?.version.get()))
+    let mut pause = AGAIN_FIRST;
+    loop {
+        let read = |reply: Reply<'_>| Ok(reply.message.body_as::<ObjectSealed>()?.version.get());
+        match connection.call(call, &[], write, read) {
+            // Another broker takes over.
+            Err(error) if error.code == ErrorCode::Again && !deadline.is_answered() => {
+                connection.pause(pause.min(deadline.remaining()));
+                pause = (pause * 2).min(AGAIN_LAST);
+            }
+            sealed => return sealed,
+        }
+    }
 }
 
 /// Gives up a group, and waits for no answer.
@@ -689,14 +699,22 @@ pub(super) fn look_for_stat(
     connection.look(id, &stat_call(deadline), |reply| read_infos(reply, names.len()))
 }
 
-/// One page of the names with a prefix, and whether it is the last.
+/// One page of the names with a prefix.
+pub(super) struct Page {
+    pub infos: Vec<ObjectInfo>,
+    /// The next one is behind this name; empty: nothing was looked at.
+    pub last: String,
+    pub is_last: bool,
+}
+
+/// One page of the names with a prefix that are behind `after`.
 pub(super) fn list(
     connection: &Connection,
     flags: u32,
     prefix: &str,
     after: &str,
     deadline: Deadline,
-) -> Result<(Vec<ObjectInfo>, bool), Error> {
+) -> Result<Page, Error> {
     let head = prefix_head("list", flags, prefix, after)?;
     let call = call("list", Kind::ObjectList, Kind::ObjectRecords, deadline);
     let write = |writer: &mut Writer| {
@@ -705,8 +723,14 @@ pub(super) fn list(
     };
     connection.call(call, &[], write, |reply| {
         let (page, records) = reply.message.head_and_named::<ObjectPage, ObjectRecord>()?;
-        let info = |(record, name, metadata)| ObjectInfo::of(record, name, metadata);
-        Ok((records.filter_map(info).collect(), page.done.get() != 0))
+        let (mut infos, mut last) = (Vec::new(), &[][..]);
+        for (record, name, metadata) in records {
+            // The last may only be a place to go on behind.
+            infos.extend(ObjectInfo::of(record, name, metadata));
+            last = name;
+        }
+        let last = String::from_utf8_lossy(last).into_owned();
+        Ok(Page { infos, last, is_last: page.done.get() != 0 })
     })
 }
 
