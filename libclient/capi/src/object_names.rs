@@ -127,8 +127,8 @@ pub unsafe extern "C" fn fdbroker_object_stat(
     })
 }
 
-/// Copies the metadata of an object: at most room bytes, to buffer. *bytes, unless NULL, is how many it has (at most 4096),
-/// *version, unless NULL, the version that it is of. flags: FDBROKER_OBJECT_JOB or 0.
+/// Copies the metadata of an object: at most room bytes, to buffer. *bytes, unless NULL, is how many it has (at most 4096).
+/// flags: FDBROKER_OBJECT_JOB or 0.
 ///
 /// Errors: FDBROKER_NOT_FOUND, FDBROKER_TOO_LONG (the room is too small: what fits is copied), and those of
 /// fdbroker_object_stat().
@@ -141,19 +141,15 @@ pub unsafe extern "C" fn fdbroker_object_metadata(
     buffer: *mut c_void,
     room: usize,
     bytes: *mut u64,
-    version: *mut u64,
 ) -> fdbroker_code_t {
     guard(|| {
         // SAFETY: the caller's pointers, as the header states.
-        let (room, bytes, version) = unsafe {
-            (room_of(buffer, room.min(MOST), "buffer")?, bytes.as_mut(), version.as_mut())
-        };
+        let (room, bytes) = unsafe { (room_of(buffer, room.min(MOST), "buffer")?, bytes.as_mut()) };
         check_flags(flags, FDBROKER_OBJECT_JOB)?;
         // SAFETY: as above.
         let (context, name) = unsafe { (context(broker, "stat an object")?, name_of(name)?) };
         let info = objects_of(context, flags).stat(name, Deadline::from_ms(deadline_ms))?;
         bytes.into_iter().for_each(|out| *out = info.metadata.len() as u64);
-        version.into_iter().for_each(|out| *out = info.version);
         let fits = room.len().min(info.metadata.len());
         room[..fits].copy_from_slice(&info.metadata[..fits]);
         match fits == info.metadata.len() {

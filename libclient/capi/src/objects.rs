@@ -295,7 +295,7 @@ impl From<&ObjectInfo> for fdbroker_object_info_t {
 pub(crate) fn c_name(name: &str) -> [c_char; 256] {
     let mut room = [0; 256];
     for (to, from) in room[..255].iter_mut().zip(name.bytes()) {
-        *to = from.cast_signed() as c_char;
+        *to = c_char::from_ne_bytes([from]);
     }
     room
 }

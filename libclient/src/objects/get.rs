@@ -66,7 +66,7 @@ pub(super) fn get<N: AsRef<str>>(
     let names = Names::for_get(names)?;
     for _ in 0..METADATA_TRIES {
         let answer = wire::get(&connection, whose.flags(), &names, deadline)?;
-        let (mut got, lacking) = open(whose, &names, answer)?;
+        let (mut got, lacking) = open(&connection, whose, &names, answer)?;
         if lacking.is_empty() {
             return Ok(got);
         }
@@ -80,10 +80,17 @@ pub(super) fn get<N: AsRef<str>>(
 }
 
 /// Opens the memory of an answer; which objects still lack their metadata.
-fn open(whose: &Whose, names: &Names, answer: Answer) -> Result<(Vec<Object>, Vec<usize>), Error> {
+fn open(
+    connection: &Connection,
+    whose: &Whose,
+    names: &Names,
+    answer: Answer,
+) -> Result<(Vec<Object>, Vec<usize>), Error> {
     let openers = Openers { cuda: whose.cuda.as_ref(), level_zero: whose.level_zero.as_ref() };
-    let opened: Result<Vec<Arc<Shared>>, Error> =
-        answer.grants.into_iter().map(|grant| Shared::open(grant, openers).map(Arc::new)).collect();
+    let handing_over = connection.hand_over();
+    let open = |grant| Shared::open(grant, openers).map(Arc::new);
+    let opened = answer.grants.into_iter().map(open).collect::<Result<Vec<_>, Error>>();
+    drop(handing_over);
     let opened = opened?;
     let (mut got, mut lacking) = (Vec::with_capacity(names.len()), Vec::new());
     for (at, item) in answer.items.into_iter().enumerate() {
@@ -180,7 +187,9 @@ impl State {
                             return None;
                         }
                         Some(answer) => {
-                            match answer.and_then(|it| open(&self.whose, &self.names, it)) {
+                            match answer
+                                .and_then(|it| open(&self.connection, &self.whose, &self.names, it))
+                            {
                                 Ok((got, lacking)) if lacking.is_empty() => return Some(Ok(got)),
                                 Ok((got, lacking)) => self.step = Step::SendStat(got, lacking),
                                 Err(error) => return Some(Err(error)),

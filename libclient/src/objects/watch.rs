@@ -11,6 +11,7 @@ use crate::sync::{lock, wait_until};
 use fdbroker_protocol::object::ObjectEvent;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
+use std::time::Instant;
 
 /// What has happened to a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +46,7 @@ struct Queue {
 #[derive(Debug, Default)]
 struct State {
     events: VecDeque<WatchEvent>,
-    /// The connection over which the broker knows of it.
+    /// The connection over which the broker knows of it; 0: none.
     epoch: u64,
 }
 
@@ -68,8 +69,9 @@ impl Watch {
     /// NOT_CONNECTED: there is no broker; later calls go on when it is back, with [`ObjectEvent::Lost`] first. NOT_SUPPORTED in a
     /// callback.
     pub fn next(&self, deadline: Deadline) -> Result<Option<WatchEvent>, Error> {
-        let connection = self.whose.client.connection("watch")?;
         loop {
+            // Anew each time: it may be lost while this waits.
+            let connection = self.whose.client.connection("watch")?;
             if let Some(event) = self.try_next()? {
                 return Ok(Some(event));
             }
@@ -122,11 +124,11 @@ impl Queue {
         lock(&self.state).events.pop_front()
     }
 
-    /// Waits for an event; `None`: none has come.
-    fn wait(&self, until: std::time::Instant) -> Option<()> {
+    /// Waits for an event, or the loss of the connection; `None`: neither has come.
+    fn wait(&self, until: Instant) -> Option<()> {
         let mut state = lock(&self.state);
-        while state.events.is_empty() {
-            if std::time::Instant::now() >= until {
+        while state.events.is_empty() && state.epoch != 0 {
+            if Instant::now() >= until {
                 return None;
             }
             state = wait_until(&self.came, state, until);
@@ -158,6 +160,11 @@ impl ObjectWatcher for Queue {
         let mut state = lock(&self.state);
         state.push(WatchEvent { event, name: name.into(), version });
         drop(state);
+        self.came.notify_all();
+    }
+
+    fn disconnected(&self) {
+        self.forget_epoch();
         self.came.notify_all();
     }
 }

@@ -520,8 +520,8 @@ fn get_when_on_a_device_then_opened_there_for_reading() {
             assert_eq!(&bytes, b"bytes");
             assert_eq!(object.bytes().unwrap_err().code, ErrorCode::NotSupported);
             assert!(object.device_ptr().is_some() && object.as_ptr().is_none());
-            drop(object);
             assert_eq!(peer.recv_kind(Kind::Mapped).leases(), [1]);
+            drop(object);
             assert_eq!(peer.recv_kind(Kind::Release).leases(), [1]);
         }
     });
