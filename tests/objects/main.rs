@@ -12,11 +12,14 @@ mod charges;
 mod deaths;
 mod getting;
 mod groups;
+mod library;
 mod lists;
 mod making;
 mod names;
+mod sealing;
 mod users;
 mod watching;
 
 /// Every part that a helper of a test may play.
-const PARTS: &[support::peer::Part] = &[("maker", wire::play)];
+const PARTS: &[support::peer::Part] =
+    &[("maker", wire::play), ("changing", lists::play_changing), ("children", library::play_children)];

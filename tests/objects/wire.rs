@@ -508,6 +508,15 @@ fn act(
             Ok(String::from_utf8(bytes).expect("text"))
         }
         ["delete", name] => Err(objects.delete(&[name])[0]),
+        ["pin", name] => Err(objects.touch(&[name], PIN, 0)[0]),
+        // What a get says that waits in vain: the error, and who makes it.
+        ["late", name] => match objects.get(&[name], 50) {
+            Err(status) => {
+                let code = status.result().expect_err("an error");
+                Ok(format!("{} {}", code.name(), status.pid))
+            }
+            Ok(_) => Ok("OK".into()),
+        },
         ["list", prefix] => Ok(objects.list(prefix).len().to_string()),
         _ => panic!("no such thing to do: {words:?}"),
     }

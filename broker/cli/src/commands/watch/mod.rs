@@ -10,6 +10,7 @@ use crate::admin::{Admin, Selection};
 use crate::error::{Context, Error, Result};
 use crate::events::stream::{self, Back, Stream, Told, Watching};
 use crate::events::view::{self, EventView, reconnected};
+use crate::by_name;
 use crate::output::Output;
 use crate::output::say;
 use crate::signals::Signals;
@@ -51,6 +52,9 @@ impl ReconnectedView {
 
 /// Prints events until a signal, or until the broker has ended and no other has started.
 pub fn run(args: Args) -> Result<()> {
+    if let Some(prefix) = &args.objects {
+        return by_name::watch::run(prefix, args.job, args.json);
+    }
     let signals = Signals::take_over()?;
     let mut admin = Admin::from_env()?;
     let selection = match &args.filter {
