@@ -8,6 +8,7 @@ mod memory;
 mod owner;
 mod sharing;
 mod whole;
+mod work;
 
 pub use buffer::DeviceBuffer;
 pub use import::{DeviceImport, opener};
@@ -15,3 +16,4 @@ pub use memory::DeviceMemory;
 pub use owner::{Others, Owner, Owners};
 pub use sharing::{Identity, MemoryDevice};
 pub use whole::Whole;
+pub use work::MakersWork;
