@@ -86,11 +86,11 @@ pub use fdbroker_protocol::{
     AllocationId, ErrorCode, Handle, HandlePrefix, MemoryKind, Share, Status, VirtualFd,
 };
 pub use map::Access;
-pub use objects::{
-    GetProgress, GetRequest, Group, MakersWork, NewObject, Object, ObjectInfo, ObjectList, ObjectOptions,
-    Objects, Place, PutObject, SealError, Touch, Watch, WatchEvent,
-};
 pub use notice::{Notice, NoticeCallback, Recall, RecallAnswer, RecallCallback};
+pub use objects::{
+    GetProgress, GetRequest, Group, MakersWork, NewObject, Object, ObjectInfo, ObjectList,
+    ObjectOptions, Objects, Place, PutObject, SealError, Touch, Watch, WatchEvent,
+};
 pub use requests::started::{AcquireRequest, Progress};
 pub use wire::handshake::default_socket_path;
 

@@ -40,7 +40,7 @@ pub(crate) fn written<'a>(
         // What follows a long gap begins another write.
         if gap > GAP.len() || slices.len() + 2 > WRITE_PARTS {
             write_all(&fd, &mut slices, begin)?;
-            (begin, at) = (offset, offset);
+            begin = offset;
         } else if gap > 0 {
             slices.push(IoSlice::new(&GAP[..gap]));
         }

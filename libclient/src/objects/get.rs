@@ -102,11 +102,7 @@ fn open(
 }
 
 /// Puts in the metadata that was asked for; `false`: an object has lost its name meanwhile.
-fn fill(
-    got: &mut [Object],
-    lacking: &[usize],
-    infos: Vec<Option<super::ObjectInfo>>,
-) -> bool {
+fn fill(got: &mut [Object], lacking: &[usize], infos: Vec<Option<super::ObjectInfo>>) -> bool {
     lacking.iter().zip(infos).all(|(at, info)| match info {
         Some(info) if info.version == got[*at].version() => {
             got[*at].set_metadata(info.metadata.into());
@@ -180,17 +176,21 @@ impl State {
                     self.connection.read_if_nobody_does();
                     return self.send().map(Err);
                 }
-                Step::Look(id) => match wire::look_for_got(&self.connection, id, &self.names, self.deadline) {
-                    None => {
-                        self.step = Step::Look(id);
-                        return None;
+                Step::Look(id) => {
+                    match wire::look_for_got(&self.connection, id, &self.names, self.deadline) {
+                        None => {
+                            self.step = Step::Look(id);
+                            return None;
+                        }
+                        Some(answer) => {
+                            match answer.and_then(|it| open(&self.objects, &self.names, it)) {
+                                Ok((got, lacking)) if lacking.is_empty() => return Some(Ok(got)),
+                                Ok((got, lacking)) => self.step = Step::SendStat(got, lacking),
+                                Err(error) => return Some(Err(error)),
+                            }
+                        }
                     }
-                    Some(answer) => match answer.and_then(|it| open(&self.objects, &self.names, it)) {
-                        Ok((got, lacking)) if lacking.is_empty() => return Some(Ok(got)),
-                        Ok((got, lacking)) => self.step = Step::SendStat(got, lacking),
-                        Err(error) => return Some(Err(error)),
-                    },
-                },
+                }
                 Step::SendStat(got, lacking) => {
                     let asked = self.asked(&lacking);
                     let flags = self.objects.flags();
@@ -199,14 +199,18 @@ impl State {
                         Ok(None) if Instant::now() < self.deadline.given_up_at() => {
                             self.step = Step::SendStat(got, lacking);
                         }
-                        Ok(None) => return Some(Err(Error::timed_out("get: no room for another request"))),
+                        Ok(None) => {
+                            return Some(Err(Error::timed_out("get: no room for another request")));
+                        }
                         Err(error) => return Some(Err(error)),
                     }
                     return None;
                 }
                 Step::LookForStat(id, mut got, mut lacking) => {
                     let asked = self.asked(&lacking);
-                    let Some(looked) = wire::look_for_stat(&self.connection, id, &asked, self.deadline) else {
+                    let Some(looked) =
+                        wire::look_for_stat(&self.connection, id, &asked, self.deadline)
+                    else {
                         self.step = Step::LookForStat(id, got, lacking);
                         return None;
                     };

@@ -140,7 +140,8 @@ impl Group {
     fn member(&self, index: usize) -> Result<Range<usize>, Error> {
         let range = self.layout.members.get(index).ok_or_else(|| {
             let context = format!("object {index} of a group of {}", self.layout.members.len());
-            Error::new(ErrorCode::BadHandle, context).because("count objects from 0, in their order")
+            Error::new(ErrorCode::BadHandle, context)
+                .because("count objects from 0, in their order")
         })?;
         // Inside memory of this process.
         Ok(range.start as usize..range.end as usize)
@@ -187,7 +188,8 @@ impl Group {
             }
             Err(error) => {
                 use ErrorCode::{Aborted, NotConnected, Protocol, Sealed, TimedOut};
-                let is_lost = matches!(error.code, Aborted | NotConnected | Protocol | Sealed | TimedOut);
+                let is_lost =
+                    matches!(error.code, Aborted | NotConnected | Protocol | Sealed | TimedOut);
                 let error = self.named(error);
                 let group = (!is_lost).then(|| Box::new(self));
                 Err(SealError { error, group })

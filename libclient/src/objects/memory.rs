@@ -15,11 +15,11 @@ use crate::deposit::{AllocationInfo, Deposit, Export};
 use crate::error::Error;
 use crate::fork::Process;
 use crate::limits::{OBJECT_ALIGN, OBJECT_DEVICE_ALIGN};
-use crate::map::{Access, AtFork, Mapping, page_size};
+use crate::map::{Access, Mapping, page_size};
 use fdbroker_protocol::object::ObjectCreateHead;
 use fdbroker_protocol::{ErrorCode, MemoryKind};
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
 // --- in the making --------------------------------------------------------------------------------
 
@@ -95,9 +95,15 @@ pub(super) struct GroupMemory {
 
 #[derive(Debug)]
 enum Of {
-    Host { mapping: Mapping, fd: OwnedFd },
+    Host {
+        mapping: Mapping,
+        fd: OwnedFd,
+    },
     Cuda(CudaMemory),
-    LevelZero { memory: LevelZeroMemory, kind: MemoryKind },
+    LevelZero {
+        memory: LevelZeroMemory,
+        kind: MemoryKind,
+    },
     /// A memfd of the program's, to be sealed.
     ForeignFile(OwnedFd),
     /// What cannot be sealed.

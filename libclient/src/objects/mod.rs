@@ -12,8 +12,8 @@ mod put;
 mod watch;
 mod wire;
 
-pub use get::{GetProgress, GetRequest};
 pub use crate::backend::MakersWork;
+pub use get::{GetProgress, GetRequest};
 pub use group::{Group, SealError};
 pub use list::{ObjectInfo, ObjectList};
 pub use object::Object;
@@ -214,7 +214,8 @@ impl Objects {
         objects: &[(&str, Option<u64>)],
         deadline: Deadline,
     ) -> Result<Vec<Result<(), Error>>, Error> {
-        wire::delete(&self.client.connection("delete")?, self.flags(), objects, deadline)
+        let connection = self.client.connection("delete")?;
+        wire::delete(&connection, self.flags(), objects, deadline)
     }
 
     /// What is known of the names that begin so, in the order of their bytes, those in the making included; page by page, so
@@ -243,7 +244,8 @@ impl Objects {
         names: &[N],
         deadline: Deadline,
     ) -> Result<Vec<Option<ObjectInfo>>, Error> {
-        wire::stat(&self.client.connection("stat")?, self.flags(), names, deadline)
+        let connection = self.client.connection("stat")?;
+        wire::stat(&connection, self.flags(), names, deadline)
     }
 
     /// Counts as a use of the groups of these names, and sets what keeps them; one outcome each, in their order. A new process of
@@ -258,7 +260,8 @@ impl Objects {
         touch: Touch,
         deadline: Deadline,
     ) -> Result<Vec<Result<(), Error>>, Error> {
-        wire::touch(&self.client.connection("touch")?, self.flags(), names, touch, deadline)
+        let connection = self.client.connection("touch")?;
+        wire::touch(&connection, self.flags(), names, touch, deadline)
     }
 
     /// From now on tells what happens to names that begin so: see [`Watch`].

@@ -8,7 +8,7 @@ use crate::books::one_way::OneWay;
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, DriverData};
 use crate::error::Error;
-use crate::limits::{AGAIN_FIRST, AGAIN_LAST, MAX_CREDITS_WANTED};
+use crate::limits::{AGAIN_FIRST, AGAIN_LAST};
 use crate::requests::acquire::{Arrived, Outcome, outcome};
 use crate::requests::register::claim;
 use crate::wire::call::{Call, Reply, check_count};
@@ -30,7 +30,6 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
-use zerocopy::{Immutable, IntoBytes};
 
 fn call(what: &'static str, kind: Kind, answer: Kind, deadline: Deadline) -> Call<'static> {
     Call { what, kind, answer, until: deadline.given_up_at(), deposits: 0, ends: &[] }
@@ -42,7 +41,10 @@ fn check_name(what: &str, name: &str) -> Result<(), Error> {
         return Ok(());
     }
     if name.len() > NAME_OF_OBJECT_BYTES {
-        return Err(Error::new(ErrorCode::TooLong, format!("{what}: a name of {} bytes", name.len())));
+        return Err(Error::new(
+            ErrorCode::TooLong,
+            format!("{what}: a name of {} bytes", name.len()),
+        ));
     }
     let why = "the name of an object has 1 to 255 bytes of UTF-8 without NUL";
     Err(Error::new(ErrorCode::BadHandle, format!("{what} {name:?}")).because(why))
@@ -182,10 +184,8 @@ pub(super) fn create(
     fd: BorrowedFd<'_>,
     deadline: Deadline,
 ) -> Result<u64, Error> {
-    let call = Call {
-        deposits: 1,
-        ..call("create", Kind::ObjectCreate, Kind::ObjectCreated, deadline)
-    };
+    let call =
+        Call { deposits: 1, ..call("create", Kind::ObjectCreate, Kind::ObjectCreated, deadline) };
     let mut pause = AGAIN_FIRST;
     loop {
         claim(connection, 1, deadline)?;
@@ -277,9 +277,8 @@ pub(super) fn seal(connection: &Connection, group: u64, deadline: Deadline) -> R
         writer.push(&ObjectGroup { group: group.into() });
         0
     };
-    connection.call(call, &[], write, |reply| {
-        Ok(reply.message.body_as::<ObjectSealed>()?.version.get())
-    })
+    connection
+        .call(call, &[], write, |reply| Ok(reply.message.body_as::<ObjectSealed>()?.version.get()))
 }
 
 /// Gives up a group, and waits for no answer.
@@ -483,7 +482,11 @@ fn read_got(
         Outcome::Again => Err(Error::new(ErrorCode::Again, "get")),
         Outcome::Refused(status) => Err(Error::from_status(status, "get")),
     };
-    Ok(grants.into_iter().map(granted).collect::<Result<_, _>>().map(|grants| Answer { grants, items }))
+    Ok(grants
+        .into_iter()
+        .map(granted)
+        .collect::<Result<_, _>>()
+        .map(|grants| Answer { grants, items }))
 }
 
 // --- names ----------------------------------------------------------------------------------------
@@ -492,17 +495,19 @@ fn read_got(
 struct Each<'a, H, W> {
     what: &'static str,
     kind: Kind,
-    head: H,
+    /// Writes the head, of so many bytes.
+    head: (usize, H),
     names: Vec<&'a str>,
     /// Bytes of the fixed part of an item.
     item: usize,
     write: W,
 }
 
-impl<H: IntoBytes + Immutable, W: Fn(&mut Writer, usize)> Each<'_, H, W> {
+impl<H: Fn(&mut Writer), W: Fn(&mut Writer, usize)> Each<'_, H, W> {
     /// Asks for all of them, in as many messages as it takes; those that are to be asked for again, until the deadline.
     fn ask(&self, connection: &Connection, deadline: Deadline) -> Vec<Result<(), Error>> {
-        let mut outcomes: Vec<Option<Result<(), Error>>> = self.names.iter().map(|_| None).collect();
+        let mut outcomes: Vec<Option<Result<(), Error>>> =
+            self.names.iter().map(|_| None).collect();
         let mut open: Vec<usize> = (0..self.names.len()).collect();
         let mut pause = AGAIN_FIRST;
         loop {
@@ -510,11 +515,13 @@ impl<H: IntoBytes + Immutable, W: Fn(&mut Writer, usize)> Each<'_, H, W> {
             let mut begin = 0;
             while begin < open.len() {
                 let sizes = open[begin..].iter().map(|at| self.item + self.names[*at].len());
-                let range = chunk(begin, sizes, size_of::<H>());
+                let range = chunk(begin, sizes, self.head.0);
                 begin = range.end;
                 let asked = &open[range];
                 match self.ask_some(connection, asked, deadline) {
-                    Err(error) => asked.iter().for_each(|at| outcomes[*at] = Some(Err(error.clone()))),
+                    Err(error) => {
+                        asked.iter().for_each(|at| outcomes[*at] = Some(Err(error.clone())))
+                    }
                     Ok(statuses) => {
                         for (at, status) in asked.iter().zip(statuses) {
                             let is_again = status.result() == Err(ErrorCode::Again);
@@ -546,7 +553,7 @@ impl<H: IntoBytes + Immutable, W: Fn(&mut Writer, usize)> Each<'_, H, W> {
         deadline: Deadline,
     ) -> Result<Vec<Status>, Error> {
         let write = |writer: &mut Writer| {
-            writer.push(&self.head);
+            (self.head.1)(writer);
             for at in asked {
                 (self.write)(writer, *at);
                 writer.push(self.names[*at].as_bytes());
@@ -576,7 +583,10 @@ pub(super) fn delete(
         let version = version.unwrap_or(0).into();
         writer.push(&ObjectDeleteItem { version, name_len: name_len(name), reserved: [0; 7] });
     };
-    let head = ObjectScope { flags: flags.into(), reserved: 0.into() };
+    let scope = ObjectScope { flags: flags.into(), reserved: 0.into() };
+    let head = (size_of_val(&scope), |writer: &mut Writer| {
+        writer.push(&scope);
+    });
     let (what, kind, item) = ("delete", Kind::ObjectDelete, size_of::<ObjectDeleteItem>());
     Ok(Each { what, kind, head, names, item, write }.ask(connection, deadline))
 }
@@ -597,11 +607,14 @@ pub(super) fn touch<N: AsRef<str>>(
         Some(true) => object_flags::PIN,
         Some(false) => object_flags::UNPIN,
     };
-    let head = ObjectTouchHead {
+    let touch = ObjectTouchHead {
         ttl_ms: touch.keep.map_or(0, to_ms).into(),
         flags: (flags | keep | pin).into(),
         reserved: 0.into(),
     };
+    let head = (size_of_val(&touch), |writer: &mut Writer| {
+        writer.push(&touch);
+    });
     let all = names.clone();
     let write = |writer: &mut Writer, at: usize| {
         writer.push(&ObjectName { name_len: name_len(all[at]) });
@@ -697,12 +710,7 @@ pub(super) fn list(
     })
 }
 
-fn prefix_head(
-    what: &str,
-    flags: u32,
-    prefix: &str,
-    after: &str,
-) -> Result<ObjectPrefix, Error> {
+fn prefix_head(what: &str, flags: u32, prefix: &str, after: &str) -> Result<ObjectPrefix, Error> {
     let prefix_len = u8::try_from(prefix.len()).map_err(|_| {
         Error::new(ErrorCode::TooLong, format!("{what}: a prefix of {} bytes", prefix.len()))
     })?;

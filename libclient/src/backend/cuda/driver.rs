@@ -509,7 +509,8 @@ impl Mapped {
                     ((table.stream_synchronize)(stream.cast()), "cuStreamSynchronize")
                 }
                 Some(MakersWork::Event(event)) => {
-                    let wait = table.event_synchronize.ok_or_else(|| missing("cuEventSynchronize"))?;
+                    let wait =
+                        table.event_synchronize.ok_or_else(|| missing("cuEventSynchronize"))?;
                     (wait(event.cast()), "cuEventSynchronize")
                 }
             }
