@@ -3,7 +3,9 @@
 
 use crate::support::broker::{Broker, Setup};
 use crate::support::wait::eventually;
-use crate::wire::{EVICTABLE, JOB, KEEP, LONG_MS, New, Objects, PIN, REPLACE, code, memory, seal_memory};
+use crate::wire::{
+    EVICTABLE, JOB, KEEP, LONG_MS, New, Objects, PIN, REPLACE, code, memory, seal_memory,
+};
 use fdbroker_protocol::object::ObjectEvent::Evicted;
 use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
 
@@ -121,7 +123,8 @@ fn create_when_names_of_a_job_are_to_be_kept_or_pinned_then_not_supported() {
 
 // What was needed was evicted (arrow 4368).
 #[test]
-fn room_when_bytes_are_short_then_the_least_used_goes_and_never_what_is_leased_pinned_or_not_evictable() {
+fn room_when_bytes_are_short_then_the_least_used_goes_and_never_what_is_leased_pinned_or_not_evictable()
+ {
     const SIZE: u64 = 64 << 10;
     let bytes = vec![1; usize::try_from(SIZE).expect("small")];
     let broker = capped(&format!("held_bytes = {}", 6 * SIZE));
@@ -151,7 +154,10 @@ fn room_when_bytes_are_short_then_the_least_used_goes_and_never_what_is_leased_p
     assert_eq!(cap_of(refusal), (Resource::HeldBytes, 6 * SIZE));
     assert_eq!(held.bytes(0), bytes);
     let names: Vec<_> = client.list("").into_iter().map(|it| it.name).collect();
-    assert_eq!(names, ["half", "leased", "newer", "newest", "pinned", "plain"].map(|it| it.as_bytes().to_vec()));
+    assert_eq!(
+        names,
+        ["half", "leased", "newer", "newest", "pinned", "plain"].map(|it| it.as_bytes().to_vec())
+    );
     reader.release(held);
     client.put("at last", &bytes, KEEP).expect("what nobody reads goes");
     watcher.events_until(Evicted, "leased");

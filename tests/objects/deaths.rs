@@ -118,7 +118,9 @@ fn broker_when_another_takes_over_then_kept_objects_have_the_same_bytes_and_vers
     client.release(got);
     let later = client.put("later", b"x", 0).expect("made");
     assert!(later > pinned, "a version is never used twice");
-    assert!(client.delete(&["k/a", "k/b", "p", "later"]).iter().all(fdbroker_protocol::Status::is_ok));
+    assert!(
+        client.delete(&["k/a", "k/b", "p", "later"]).iter().all(fdbroker_protocol::Status::is_ok)
+    );
     drop(client);
     eventually("nothing is kept", || broker.status().uses.kept_fds.now.get() == 0);
 }
@@ -145,6 +147,7 @@ fn listener_when_it_is_gone_then_its_kept_objects_end_with_their_time_and_nobody
     drop(other);
     eventually("its time is over", || {
         let uses = broker.status().uses;
-        (uses.held_fds.now.get(), uses.kept_bytes.now.get(), uses.object_names.now.get()) == (0, 0, 0)
+        (uses.held_fds.now.get(), uses.kept_bytes.now.get(), uses.object_names.now.get())
+            == (0, 0, 0)
     });
 }

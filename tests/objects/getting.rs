@@ -87,7 +87,8 @@ fn get_when_the_group_of_two_names_is_replaced_meanwhile_then_never_two_versions
     let mut reader = Objects::connect(&broker.socket());
     let mut versions = BTreeSet::new();
     for _ in 0..2000 {
-        let got = reader.get(&["left", "right"], LONG_MS).expect("they are there from the first on");
+        let got =
+            reader.get(&["left", "right"], LONG_MS).expect("they are there from the first on");
         assert_eq!(got.version(0), got.version(1));
         assert_eq!(got.bytes(0), got.bytes(1), "of one version");
         assert_eq!(got.grants.len(), 1, "of one group");

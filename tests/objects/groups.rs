@@ -21,7 +21,8 @@ fn full(number: usize) -> New {
 }
 
 /// As many of the largest objects as a message has room for.
-const AT_ONCE: usize = (MAX_OBJECT_MESSAGE_BYTES - 200) / (32 + NAME_OF_OBJECT_BYTES + METADATA_BYTES);
+const AT_ONCE: usize =
+    (MAX_OBJECT_MESSAGE_BYTES - 200) / (32 + NAME_OF_OBJECT_BYTES + METADATA_BYTES);
 
 #[test]
 fn group_when_as_large_as_may_be_then_all_names_appear_at_once_with_all_metadata() {
@@ -89,7 +90,9 @@ fn group_when_252_of_253_are_deleted_then_the_last_one_keeps_the_memory() {
     while !left.is_empty() {
         let statuses = client.delete(&left);
         let is_left = |status: &Status| status.result() == Err(ErrorCode::Again);
-        assert!(statuses.iter().filter(|it| it.is_ok()).count() >= ENDS_PER_MESSAGE.min(left.len()));
+        assert!(
+            statuses.iter().filter(|it| it.is_ok()).count() >= ENDS_PER_MESSAGE.min(left.len())
+        );
         assert!(statuses.iter().all(|it| it.is_ok() || is_left(it)));
         left = left.iter().zip(&statuses).filter(|it| is_left(it.1)).map(|it| *it.0).collect();
     }
@@ -101,7 +104,8 @@ fn group_when_252_of_253_are_deleted_then_the_last_one_keeps_the_memory() {
     assert!(client.delete(&[&names[0]])[0].is_ok());
     eventually("nothing is held", || {
         let uses = broker.status().uses;
-        (uses.held_bytes.now.get(), uses.held_fds.now.get(), uses.object_names.now.get()) == (0, 0, 0)
+        (uses.held_bytes.now.get(), uses.held_fds.now.get(), uses.object_names.now.get())
+            == (0, 0, 0)
     });
     drop(client);
     broker.assert_nothing_left();

@@ -24,16 +24,19 @@ fn kept() -> ObjectOptions {
 fn group_when_as_large_as_may_be_then_all_of_it_is_got_with_its_metadata() {
     let broker = Broker::start();
     let (client, objects) = objects(&broker);
-    let names: Vec<String> =
-        (0..MAX_GROUP).map(|at| format!("{at:03}{}", "n".repeat(NAME_OF_OBJECT_BYTES - 3))).collect();
+    let names: Vec<String> = (0..MAX_GROUP)
+        .map(|at| format!("{at:03}{}", "n".repeat(NAME_OF_OBJECT_BYTES - 3)))
+        .collect();
     let bytes: Vec<Vec<u8>> = (0..MAX_GROUP).map(|at| vec![at as u8; 100]).collect();
     let metadata: Vec<Vec<u8>> = (0..MAX_GROUP).map(|at| vec![at as u8; METADATA_BYTES]).collect();
-    let put = |at: usize| PutObject { metadata: &metadata[at], ..PutObject::new(&names[at], &bytes[at]) };
+    let put =
+        |at: usize| PutObject { metadata: &metadata[at], ..PutObject::new(&names[at], &bytes[at]) };
     let group: Vec<PutObject<'_>> = (0..MAX_GROUP).map(put).collect();
     let version = objects.put_group(&group, kept(), patience()).expect("made");
     for first in (0..MAX_GROUP).step_by(100) {
         let part = &names[first..MAX_GROUP.min(first + 100)];
-        for (object, at) in objects.get_many(part, patience()).expect("sealed").iter().zip(first..) {
+        for (object, at) in objects.get_many(part, patience()).expect("sealed").iter().zip(first..)
+        {
             assert_eq!((object.name(), object.version()), (names[at].as_str(), version));
             assert_eq!(object.bytes().expect("host memory"), bytes[at]);
             assert_eq!(object.metadata(), metadata[at]);

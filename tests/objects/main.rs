@@ -21,5 +21,8 @@ mod users;
 mod watching;
 
 /// Every part that a helper of a test may play.
-const PARTS: &[support::peer::Part] =
-    &[("maker", wire::play), ("changing", lists::play_changing), ("children", library::play_children)];
+const PARTS: &[support::peer::Part] = &[
+    ("maker", wire::play),
+    ("changing", lists::play_changing),
+    ("children", library::play_children),
+];

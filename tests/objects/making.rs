@@ -25,7 +25,10 @@ fn create_when_two_processes_make_one_name_at_once_then_one_of_them_is_told_exis
         answers.sort();
         assert_eq!(answers, ["EXISTS", "OK"], "round {round}");
         makers[winner].ask("seal").parse::<u64>().expect("a version");
-        assert_eq!(reader.read(&format!("a/{round}")).expect("sealed").0, round.to_string().as_bytes());
+        assert_eq!(
+            reader.read(&format!("a/{round}")).expect("sealed").0,
+            round.to_string().as_bytes()
+        );
     }
     // A sealed one is in the way, too.
     assert_eq!(makers[0].ask("begin a/0 x 0"), "EXISTS");
@@ -52,7 +55,10 @@ fn stat_when_not_sealed_then_never_shown_as_what_can_be_had() {
         seal_memory(&memfd);
         let version = maker.seal(group).expect("sealed");
         let record = &reader.stat(&[&name])[0];
-        assert_eq!((record.fixed.state, record.fixed.version.get()), (ObjectState::Sealed as u8, version));
+        assert_eq!(
+            (record.fixed.state, record.fixed.version.get()),
+            (ObjectState::Sealed as u8, version)
+        );
     }
 }
 

@@ -13,7 +13,8 @@ fn name_when_of_255_bytes_or_of_any_characters_then_it_is_got_by_it() {
     let mut client = Objects::connect(&broker.socket());
     let longest = "x".repeat(NAME_OF_OBJECT_BYTES);
     let widest = "é".repeat(NAME_OF_OBJECT_BYTES / 2);
-    let names = [&longest, &widest, "/", "//a", "..", " ", "a\nb", "a\x1b[2J", "\u{10ffff}", "A", "a"];
+    let names =
+        [&longest, &widest, "/", "//a", "..", " ", "a\nb", "a\x1b[2J", "\u{10ffff}", "A", "a"];
     for (number, name) in names.iter().enumerate() {
         let text = number.to_string();
         client.put(name, text.as_bytes(), 0).expect("a name");
@@ -53,7 +54,8 @@ fn metadata_when_as_large_as_may_be_then_stat_has_it_and_beyond_it_the_sender_is
     let mut client = Objects::connect(&broker.socket());
     let memfd = memory(1);
     let with = |name: &str, bytes: usize| New { metadata: vec![9; bytes], ..New::named(name, 1) };
-    let largest = [with("none", 0), with("short", 64), with("longer", 65), with("a", METADATA_BYTES)];
+    let largest =
+        [with("none", 0), with("short", 64), with("longer", 65), with("a", METADATA_BYTES)];
     let group = client.create(&largest, &memfd, 1, 0).expect("begun");
     seal_memory(&memfd);
     client.seal(group).expect("sealed");

@@ -11,7 +11,6 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use std::ffi::c_void;
-use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 
@@ -32,7 +31,9 @@ impl Mapping {
     fn of(memfd: &OwnedFd, access: ProtFlags) -> Mapping {
         let size = SIZE.try_into().expect("not empty");
         // SAFETY: a new mapping, whose memory nobody has references to.
-        Mapping(unsafe { mmap(None, size, access, MapFlags::MAP_SHARED, memfd, 0).expect("mapped") })
+        Mapping(unsafe {
+            mmap(None, size, access, MapFlags::MAP_SHARED, memfd, 0).expect("mapped")
+        })
     }
 }
 
@@ -134,10 +135,10 @@ fn seal_when_its_pages_are_in_a_pipe_then_sealed_busy_until_they_are_read() {
     let group = making.begin("a");
     let mapping = Mapping::of(&making.memfd, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE);
     let (read, write) = nix::unistd::pipe().expect("a pipe");
-    // SAFETY: the mapping has this size, and nobody writes it.
-    let bytes = unsafe { std::slice::from_raw_parts(mapping.0.as_ptr().cast::<u8>(), SIZE) };
-    let given = nix::fcntl::vmsplice(&write, &[IoSlice::new(bytes)], nix::fcntl::SpliceFFlags::empty());
-    assert_eq!(given.expect("vmsplice"), SIZE);
+    let pages = libc::iovec { iov_base: mapping.0.as_ptr(), iov_len: SIZE };
+    // SAFETY: one iovec of memory that is mapped.
+    let given = unsafe { libc::vmsplice(write.as_raw_fd(), &raw const pages, 1, 0) };
+    assert_eq!(Errno::result(given), Ok(SIZE.cast_signed()));
     drop(mapping);
     let group = busy(group.seal(patience()));
     let mut taken = vec![0; SIZE];
@@ -147,7 +148,8 @@ fn seal_when_its_pages_are_in_a_pipe_then_sealed_busy_until_they_are_read() {
 
 #[test]
 fn seal_when_io_uring_has_registered_its_pages_then_sealed_busy_until_it_is_closed() {
-    const NAME: &str = "seal_when_io_uring_has_registered_its_pages_then_sealed_busy_until_it_is_closed";
+    const NAME: &str =
+        "seal_when_io_uring_has_registered_its_pages_then_sealed_busy_until_it_is_closed";
     let broker = Broker::start();
     let making = Making::new(&broker);
     let mapping = Mapping::of(&making.memfd, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE);

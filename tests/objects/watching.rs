@@ -28,7 +28,10 @@ fn watch_when_names_with_the_prefix_change_then_each_change_is_told_in_order() {
     assert_eq!(of("m/b"), [(Sealed, first), (Deleted, first)]);
     assert_eq!(of("m/c"), [(Aborted, 0)]);
     let of_a = of("m/a");
-    assert_eq!(of_a.iter().filter(|it| it.0 == Sealed).map(|it| it.1).collect::<Vec<_>>(), [first, second]);
+    assert_eq!(
+        of_a.iter().filter(|it| it.0 == Sealed).map(|it| it.1).collect::<Vec<_>>(),
+        [first, second]
+    );
     assert!(of_a.iter().any(|it| it.0 == Replaced), "{of_a:?}");
     assert_eq!(of_a.last(), Some(&(Deleted, second)));
 }
@@ -45,7 +48,8 @@ fn watch_when_the_time_is_over_or_the_maker_is_killed_then_told() {
     maker.kill();
     let events = watcher.events_until(Deleted, "sealed");
     assert!(events.iter().any(|it| it.0 == Sealed && it.1 == "sealed"));
-    let is_aborted = |events: &[(_, String, _)]| events.iter().any(|it| it.0 == Aborted && it.1 == "half");
+    let is_aborted =
+        |events: &[(_, String, _)]| events.iter().any(|it| it.0 == Aborted && it.1 == "half");
     if !is_aborted(&events) {
         watcher.events_until(Aborted, "half");
     }

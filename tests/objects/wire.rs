@@ -156,8 +156,12 @@ impl Objects {
             kind: MemoryKind::Memfd as u8,
             ..ObjectCreateHead::new_zeroed()
         };
-        let body = |writer| put_objects(Writer::push(writer, &head), objects);
-        let answer = self.ask(Kind::ObjectCreate, body, objects.len(), Some(memfd))?;
+        let answer = self.ask(
+            Kind::ObjectCreate,
+            |writer| put_objects(writer.push(&head), objects),
+            objects.len(),
+            Some(memfd),
+        )?;
         let created = answer.message().body_as::<ObjectCreated>().expect("created");
         Ok(created.group.get())
     }
@@ -166,8 +170,13 @@ impl Objects {
     #[track_caller]
     pub fn add(&mut self, group: u64, objects: &[New]) -> Result<(), Status> {
         let head = ObjectGroup { group: group.into() };
-        let body = |writer| put_objects(Writer::push(writer, &head), objects);
-        self.ask(Kind::ObjectAdd, body, objects.len(), None).map(drop)
+        self.ask(
+            Kind::ObjectAdd,
+            |writer| put_objects(writer.push(&head), objects),
+            objects.len(),
+            None,
+        )
+        .map(drop)
     }
 
     /// Seals a group; gives the version.
@@ -209,7 +218,7 @@ impl Objects {
     ) -> Result<(u64, OwnedFd), Status> {
         let total = objects.iter().map(|(_, bytes)| bytes.len() as u64).sum::<u64>().max(1);
         let memfd = memory(total);
-        let mut offset = 0;
+        let mut offset = 0_u64;
         let mut all = Vec::new();
         for (name, bytes) in objects {
             pwrite(&memfd, bytes, offset.cast_signed()).expect("written");
@@ -321,8 +330,12 @@ impl Objects {
             after_len: length(after.len()),
             reserved: 0.into(),
         };
-        let body = |writer| Writer::push(writer, &head).push(prefix).push(after);
-        let answer = self.ask(Kind::ObjectList, body, 0, None)?;
+        let answer = self.ask(
+            Kind::ObjectList,
+            |writer| writer.push(&head).push(prefix).push(after),
+            0,
+            None,
+        )?;
         Ok(records(&answer))
     }
 
@@ -332,8 +345,13 @@ impl Objects {
         let mut all = Vec::new();
         while all.len() < names.len() {
             let left = &names[all.len()..];
-            let body = |writer| put_names(Writer::push(writer, &ObjectScope::new_zeroed()), left);
-            let answer = self.ask(Kind::ObjectStat, body, left.len(), None).expect("records");
+            let answer = self.ask(
+                Kind::ObjectStat,
+                |writer| put_names(writer.push(&ObjectScope::new_zeroed()), left),
+                left.len(),
+                None,
+            );
+            let answer = answer.expect("records");
             let (more, done) = records(&answer);
             assert!(!more.is_empty(), "a stat goes on");
             all.extend(more);
@@ -350,17 +368,21 @@ impl Objects {
             flags: flags.into(),
             ..ObjectTouchHead::new_zeroed()
         };
-        let body = |writer| put_names(Writer::push(writer, &head), names);
-        statuses(&self.ask(Kind::ObjectTouch, body, names.len(), None).expect("statuses"))
+        let answer = self.ask(
+            Kind::ObjectTouch,
+            |writer| put_names(writer.push(&head), names),
+            names.len(),
+            None,
+        );
+        statuses(&answer.expect("statuses"))
     }
 
     /// Asks to be told of names that begin so.
     #[track_caller]
     pub fn watch(&mut self, prefix: &str) -> Result<(), Status> {
-        let head =
-            ObjectPrefix { prefix_len: length(prefix.len()), ..ObjectPrefix::new_zeroed() };
-        let body = |writer| Writer::push(writer, &head).push(prefix.as_bytes());
-        self.ask(Kind::ObjectWatch, body, 0, None).map(drop)
+        let head = ObjectPrefix { prefix_len: length(prefix.len()), ..ObjectPrefix::new_zeroed() };
+        self.ask(Kind::ObjectWatch, |writer| writer.push(&head).push(prefix.as_bytes()), 0, None)
+            .map(drop)
     }
 
     /// The next events.
@@ -399,7 +421,7 @@ fn put_objects<'a>(writer: &'a mut Writer, objects: &[New]) -> &'a mut Writer {
             flags: if object.expect.is_some() { ObjectItem::EXPECT } else { 0 },
             reserved: 0.into(),
         });
-        writer.push(object.name.as_bytes()).push(object.metadata.as_slice());
+        writer.push(object.name.as_slice()).push(object.metadata.as_slice());
     }
     writer
 }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use crate::common::broker::{Broker, Connection};
-use crate::raw::RawServer;
 use crate::common::wire::Wire;
+use crate::raw::RawServer;
 
 /// A server and its clients.
 pub trait Service {

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use fdbroker_protocol::message::LeaseItem;
 use fdbroker_protocol::object::{
-    ObjectCreateHead, ObjectCreated, ObjectGetHead, ObjectGroup, ObjectItem, ObjectName, ObjectPage,
-    ObjectPrefix, ObjectRecord, ObjectSealed,
+    ObjectCreateHead, ObjectCreated, ObjectGetHead, ObjectGroup, ObjectItem, ObjectName,
+    ObjectPage, ObjectPrefix, ObjectRecord, ObjectSealed,
 };
 use fdbroker_protocol::{Kind, MAX_BATCH, MemoryKind};
 use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
@@ -86,8 +86,13 @@ pub fn enter(maker: &mut Connection, group: &Group, memfd: OwnedFd) {
         maker.writer.push(name.as_bytes());
     }
     let message = maker.writer.finish(group.names.len(), 1);
-    fdbroker_scm::send_timeout(maker.wire.sock().as_fd(), message, &[memfd.as_fd()], Some(PATIENCE))
-        .expect("the daemon takes it");
+    fdbroker_scm::send_timeout(
+        maker.wire.sock().as_fd(),
+        message,
+        &[memfd.as_fd()],
+        Some(PATIENCE),
+    )
+    .expect("the daemon takes it");
     let created = *parse(maker.wire.answer()).body_as::<ObjectCreated>().expect("created");
     maker.credits = created.deposit_credits.get();
 

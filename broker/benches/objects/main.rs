@@ -70,7 +70,10 @@ fn gets(samples: usize, limit: usize) {
         }
     }
     let [grant, object, file] = [&mut grants, &mut got, &mut opened].map(|it| quantile_us(it, 50));
-    println!("\n{:>20} {:>20} {:>7} {:>18}", "grant + release", "get + release", "ratio", "open + close, shm");
+    println!(
+        "\n{:>20} {:>20} {:>7} {:>18}",
+        "grant + release", "get + release", "ratio", "open + close, shm"
+    );
     println!("{grant:>20.2} {object:>20.2} {:>7.2} {file:>18.2}", object / grant);
 }
 
@@ -123,7 +126,10 @@ fn lists(samples: usize, limit: usize) {
             client.release();
         }
     }
-    println!("\n{:>20} {:>20} {:>14} {:>14}", "grant, alone", "behind a page", "p99, alone", "p99, behind");
+    println!(
+        "\n{:>20} {:>20} {:>14} {:>14}",
+        "grant, alone", "behind a page", "p99, alone", "p99, behind"
+    );
     let [p50, p99] = [50, 99].map(|it| [&mut alone, &mut beside].map(|of| quantile_us(of, it)));
     println!("{:>20.2} {:>20.2} {:>14.2} {:>14.2}", p50[0], p50[1], p99[0], p99[1]);
 }
@@ -141,7 +147,10 @@ fn many(objects: usize, limit: usize) {
     let fds = broker.open_fds() - fds;
     let each = (broker.resident_bytes() - bytes) as f64 / objects as f64;
     let name = named as f64 / objects as f64;
-    println!("\n{:>14} {:>7} {:>13} {:>12} {:>12} {:>12}", "objects", "fds", "objects/fd", "bytes each", "name bytes", "beside it");
+    println!(
+        "\n{:>14} {:>7} {:>13} {:>12} {:>12} {:>12}",
+        "objects", "fds", "objects/fd", "bytes each", "name bytes", "beside it"
+    );
     println!(
         "{objects:>14} {fds:>7} {:>13.0} {each:>12.0} {name:>12.0} {:>12.0}   entered in {:.1} s",
         objects as f64 / fds as f64,

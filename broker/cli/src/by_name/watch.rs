@@ -122,7 +122,9 @@ fn view_of(time_us: u64, event: &WatchEvent) -> EventView<'_> {
 fn line(time_us: u64, event: &WatchEvent) -> String {
     let (time, kind, name) = (clock(time_us), event.event.name(), printable(&event.name));
     match (event.event, event.version) {
-        (ObjectEvent::Lost, 0) => format!("{time}  lost      some events; a list tells how it stands"),
+        (ObjectEvent::Lost, 0) => {
+            format!("{time}  lost      some events; a list tells how it stands")
+        }
         (ObjectEvent::Lost, count) => {
             format!("{time}  lost      {} events; a list tells how it stands", commas(count))
         }

@@ -4,8 +4,8 @@ mod args;
 
 pub use args::Args;
 
-use crate::error::{Context, Error, Result};
 use crate::by_name::connect;
+use crate::error::{Context, Error, Result};
 use crate::output::{Output, write_error};
 use fdbroker_client::{Deadline, Object};
 use fdbroker_protocol::ErrorCode;

@@ -4,8 +4,8 @@ mod args;
 
 pub use args::Args;
 
-use crate::error::Result;
 use crate::by_name::connect;
+use crate::error::Result;
 use crate::records::objects::COLUMNS;
 use crate::table::List;
 use fdbroker_client::Deadline;

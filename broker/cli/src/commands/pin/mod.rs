@@ -4,8 +4,8 @@ mod args;
 
 pub use args::Args;
 
-use crate::error::Result;
 use crate::by_name::{connect, soon, tell};
+use crate::error::Result;
 use fdbroker_client::Touch;
 
 /// Gives the exit status of the worst outcome; the others are pinned.

@@ -65,7 +65,9 @@ impl Input {
         };
         match file.read_exact(memory) {
             Ok(()) => {}
-            Err(cause) if cause.kind() == std::io::ErrorKind::UnexpectedEof => return Err(changed()),
+            Err(cause) if cause.kind() == std::io::ErrorKind::UnexpectedEof => {
+                return Err(changed());
+            }
             Err(cause) => return Err(cause).context(|| format!("read {}", path.display())),
         }
         match file.read(&mut [0]).context(|| format!("read {}", path.display()))? {

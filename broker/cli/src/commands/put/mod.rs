@@ -6,8 +6,8 @@ mod input;
 
 pub use args::Args;
 
-use crate::error::{Error, Result};
 use crate::by_name::{connect, ms, name, soon};
+use crate::error::{Error, Result};
 use crate::output::{Output, counted, human_size, human_time, printable, say};
 use fdbroker_client::{Deadline, NewObject, ObjectOptions, Place};
 use fdbroker_protocol::limits::MAX_GROUP;
@@ -113,7 +113,8 @@ fn base_name(file: &Path) -> Result<&str> {
         return Err(wrong("standard input has no name; give it a NAME that does not end with `/`"));
     }
     let base = file.file_name().ok_or_else(|| wrong("it is no file"))?;
-    base.to_str().ok_or_else(|| wrong("its name is not UTF-8; put it alone, with a NAME of its own"))
+    base.to_str()
+        .ok_or_else(|| wrong("its name is not UTF-8; put it alone, with a NAME of its own"))
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@ mod args;
 
 pub use args::Args;
 
-use crate::error::{Error, Result};
 use crate::by_name::{connect, soon, tell};
+use crate::error::{Error, Result};
 
 /// Gives the exit status of the worst outcome; the others are removed.
 pub fn run(args: &Args) -> Result<u8> {

@@ -7,10 +7,10 @@ pub use args::Args;
 
 use crate::admin::again;
 use crate::admin::{Admin, Selection};
+use crate::by_name;
 use crate::error::{Context, Error, Result};
 use crate::events::stream::{self, Back, Stream, Told, Watching};
 use crate::events::view::{self, EventView, reconnected};
-use crate::by_name;
 use crate::output::Output;
 use crate::output::say;
 use crate::signals::Signals;
