@@ -126,28 +126,27 @@ fn broker_when_another_takes_over_then_kept_objects_have_the_same_bytes_and_vers
 }
 
 #[test]
-fn listener_when_it_is_gone_then_its_kept_objects_end_with_their_time_and_nobody_else_has_them() {
-    let setup = Setup::new().config("[limits]\nkeep_ttl_ms = 3000").listeners(&["one", "two"]);
+fn listener_when_the_next_broker_lacks_it_then_the_first_goes_on_and_its_objects_stay() {
+    let setup = Setup::new().listeners(&["one", "two"]);
     let mut broker = setup.start();
     let socket = |broker: &Broker, name: &str| broker.dir().join(name).join("broker.sock");
-    let mut lost = Objects::connect(&socket(&broker, "two"));
-    lost.put("a", b"of two", KEEP).expect("made");
-    drop(lost);
-    let config = format!(
-        "[[listener]]\npath = {:?}\n[limits]\nkeep_ttl_ms = 3000\n",
-        socket(&broker, "one")
-    );
+    let mut client = Objects::connect(&socket(&broker, "two"));
+    client.put("a", b"of two", KEEP).expect("made");
+    drop(client);
+    let config = std::fs::read_to_string(broker.dir().join("config.toml")).expect("readable");
+    let (one, _) = config.rsplit_once("[[listener]]").expect("two listeners");
+    std::fs::write(broker.dir().join("config.toml"), one).expect("written");
+    let refusal = broker.try_take_over().expect_err("nobody could ever have its objects");
+    assert!(refusal.contains("two/broker.sock"), "{refusal}");
+
+    let mut one = Objects::connect(&socket(&broker, "one"));
+    let mut two = Objects::connect(&socket(&broker, "two"));
+    assert!(one.list("").is_empty(), "each listener has names of its own");
+    assert_eq!(crate::wire::code(one.get(&["a"], 0)), ErrorCode::NotFound);
+    one.put("a", b"of one", 0).expect("the name is free there");
+    assert_eq!(two.read("a").expect("the first broker goes on").0, b"of two");
+    assert!(two.delete(&["a"])[0].is_ok());
+    drop((one, two));
     std::fs::write(broker.dir().join("config.toml"), config).expect("written");
-    broker.take_over();
-    let mut other = Objects::connect(&socket(&broker, "one"));
-    assert!(other.list("").is_empty(), "each listener has names of its own");
-    assert_eq!(crate::wire::code(other.get(&["a"], 0)), ErrorCode::NotFound);
-    other.put("a", b"of one", 0).expect("the name is free here");
-    assert!(other.delete(&["a"])[0].is_ok());
-    drop(other);
-    eventually("its time is over", || {
-        let uses = broker.status().uses;
-        (uses.held_fds.now.get(), uses.kept_bytes.now.get(), uses.object_names.now.get())
-            == (0, 0, 0)
-    });
+    broker.assert_nothing_left();
 }
