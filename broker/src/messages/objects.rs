@@ -7,7 +7,7 @@ use crate::messages::requests::{
     Breach, Context, Scratch, check_memory, deadline, expect_fds, request_id,
 };
 use fdbroker_core::{
-    ClientId, Core, Create, Deleted, Deposit, Granted, GotObject, GroupId, Input, NewObject, Now,
+    ClientId, Core, Create, Deleted, Deposit, GotObject, Granted, GroupId, Input, NewObject, Now,
     ObjectView, RequestId,
 };
 use fdbroker_protocol::codec::Message;
@@ -133,7 +133,8 @@ pub fn decode<'m>(
         Kind::ObjectDelete => {
             let (head, items) = message.head_and_named::<ObjectScope, ObjectDeleteItem>()?;
             expect_items(message, items.len())?;
-            let deleted = items.map(|(item, name, _)| Deleted { name, version: item.version.get() });
+            let deleted =
+                items.map(|(item, name, _)| Deleted { name, version: item.version.get() });
             (head.flags.get(), object_flags::OF_NAMES, Wish::Delete(deleted.collect()))
         }
         Kind::ObjectList => {
@@ -275,8 +276,8 @@ pub fn write_got<'w>(
     writer.start(Kind::ObjectGot, request.0).push(&head);
     let ids = grants.iter().filter_map(|grant| grant.wanted.ok());
     let blocks = ids.clone().filter_map(|id| core.driver_data(id)).count();
-    let mut room = MAX_OBJECT_MESSAGE_BYTES
-        .saturating_sub(got_bytes(objects.len(), grants.len(), blocks));
+    let mut room =
+        MAX_OBJECT_MESSAGE_BYTES.saturating_sub(got_bytes(objects.len(), grants.len(), blocks));
     let mut with_metadata = Vec::new();
     for object in objects {
         let metadata = core.metadata_of(object);

@@ -132,7 +132,8 @@ impl Server {
                 self.send_sealed(*client, *request, *version);
             }
             Effect::ObjectsGot { client, request, objects, grants } => {
-                let (objects, grants) = (&all.objects[objects.clone()], &all.granted[grants.clone()]);
+                let (objects, grants) =
+                    (&all.objects[objects.clone()], &all.granted[grants.clone()]);
                 self.send_got(*client, *request, objects, grants);
             }
             Effect::Disconnect { client, status } => self.end_with(*client, *status),

@@ -12,7 +12,7 @@ use crate::server::flow::send_to;
 use crate::server::parts::Server;
 use crate::server::seals::Seal;
 use crate::server::waiting::Channel;
-use fdbroker_core::{ClientId, Granted, GotObject, GroupId, Input, Making, RequestId};
+use fdbroker_core::{ClientId, GotObject, Granted, GroupId, Input, Making, RequestId};
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::{ErrorCode, MemoryKind, Status};
 use fdbroker_scm::SendError;
@@ -125,7 +125,9 @@ impl Server {
     /// Whether the memory of a group in the making can be given to readers. Of device memory nobody can know: its maker's word
     /// counts. The core says what is wrong with a group that the client does not make.
     fn look_at_memory(&mut self, client: ClientId, group: GroupId) -> Result<Sealed, Status> {
-        let Some(making) = self.core.making_of(client, group) else { return Ok(Sealed::ForReaders) };
+        let Some(making) = self.core.making_of(client, group) else {
+            return Ok(Sealed::ForReaders);
+        };
         let Making { allocation, kind, end } = making;
         if kind != MemoryKind::Memfd {
             return Ok(Sealed::ForReaders);
@@ -172,7 +174,8 @@ impl Server {
     pub(crate) fn note_opened(&mut self, number: u64) {
         if let Some((seal, opened)) = self.seals.end(number) {
             let fd = opened.lock().unwrap_or_else(PoisonError::into_inner).take();
-            let making = self.core.making_of(seal.client, seal.group).filter(|_| self.is_there(seal));
+            let making =
+                self.core.making_of(seal.client, seal.group).filter(|_| self.is_there(seal));
             match (fd, making) {
                 (Some(fd), Some(Making { allocation, .. })) => {
                     let uid = self.connections[index(seal.client)].domain.uid;

@@ -1,8 +1,8 @@
 //! What is said of objects to the core, and what it says of them. Plain data: must never hold an fd, a clock or an OS type.
 
 use crate::api::{Deposit, Now};
-use fdbroker_protocol::{AllocationId, MemoryKind};
 use fdbroker_protocol::object::ObjectState;
+use fdbroker_protocol::{AllocationId, MemoryKind};
 
 /// A group's number: slot in the low half, generation in the high half. Never 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -132,7 +132,11 @@ impl Core {
             metadata: &member.metadata,
             group: self.objects.groups.id_of(place.group),
             allocation,
-            kind: if slot == NONE { MemoryKind::Memfd } else { self.allocations[slot].traits.kind() },
+            kind: if slot == NONE {
+                MemoryKind::Memfd
+            } else {
+                self.allocations[slot].traits.kind()
+            },
             group_bytes: group.size_bytes,
             group_names: group.names,
             leases: u32::try_from(leases).unwrap_or(u32::MAX),
