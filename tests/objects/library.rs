@@ -4,7 +4,9 @@
 use crate::support::broker::Broker;
 use crate::support::peer::Link;
 use crate::support::wait::{eventually, patience, soon};
-use fdbroker_client::{Client, Deadline, ErrorCode, NewObject, ObjectOptions, Objects, Place, PutObject};
+use fdbroker_client::{
+    Client, Deadline, ErrorCode, NewObject, ObjectOptions, Objects, Place, PutObject,
+};
 use fdbroker_protocol::limits::{MAX_GROUP, METADATA_BYTES, NAME_OF_OBJECT_BYTES};
 use std::os::fd::BorrowedFd;
 use std::process::Command;

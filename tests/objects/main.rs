@@ -9,6 +9,7 @@ mod support;
 mod wire;
 
 mod charges;
+mod cuda;
 mod deaths;
 mod getting;
 mod groups;

@@ -6,7 +6,7 @@ pub mod watch;
 use crate::error::{Error, Result};
 use crate::table::Kind;
 use crate::table::Value;
-use fdbroker_client::{Client, Deadline, Objects};
+use fdbroker_client::{Client, Deadline, ErrorCode, Objects};
 use fdbroker_protocol::is_object_name;
 use std::time::Duration;
 
@@ -88,5 +88,11 @@ pub fn tell(
 
 /// The error of one name, whose context would only say the name again.
 fn reason(error: &fdbroker_client::Error) -> String {
-    error.status.map_or_else(|| error.to_string(), |status| status.to_string())
+    match error.status {
+        Some(status) if error.code == ErrorCode::Version => {
+            format!("VERSION: it has version {} now; look at it again", status.value)
+        }
+        Some(status) => status.to_string(),
+        None => error.to_string(),
+    }
 }

@@ -9,9 +9,21 @@ use crate::error::{Context, Error, Result};
 use crate::output::{Output, write_error};
 use fdbroker_client::{Deadline, Object};
 use fdbroker_protocol::ErrorCode;
-use serde_json::json;
+use serde::Serialize;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
+
+/// An object, in JSON.
+#[derive(Serialize)]
+struct GotView<'a> {
+    name: &'a str,
+    version: u64,
+    size_bytes: usize,
+    kind: &'static str,
+    metadata_bytes: usize,
+    /// `None`: it is no text.
+    metadata: Option<&'a str>,
+}
 
 /// Bytes copied at a time from memory that is not mapped for the CPU.
 const PIECE_BYTES: usize = 1 << 20;
@@ -29,15 +41,14 @@ pub fn run(args: &Args) -> Result<()> {
         return Ok(());
     }
     let mut out = Output::stdout();
-    out.json_line(&json!({
-        "name": object.name(),
-        "version": object.version(),
-        "size_bytes": object.len(),
-        "kind": object.kind().name(),
-        "metadata_bytes": object.metadata().len(),
-        // Bytes that are no text have none.
-        "metadata": std::str::from_utf8(object.metadata()).ok(),
-    }))?;
+    out.json_line(&GotView {
+        name: object.name(),
+        version: object.version(),
+        size_bytes: object.len(),
+        kind: object.kind().name(),
+        metadata_bytes: object.metadata().len(),
+        metadata: std::str::from_utf8(object.metadata()).ok(),
+    })?;
     out.finish()
 }
 

@@ -12,9 +12,24 @@ use crate::output::{Output, counted, human_size, human_time, printable, say};
 use fdbroker_client::{Deadline, NewObject, ObjectOptions, Place};
 use fdbroker_protocol::limits::MAX_GROUP;
 use input::Input;
-use serde_json::json;
+use serde::Serialize;
 use std::path::Path;
 use std::time::Duration;
+
+/// What was made, in JSON.
+#[derive(Serialize)]
+struct PutView<'a> {
+    version: u64,
+    ttl_seconds: Option<f64>,
+    pinned: bool,
+    objects: Vec<MadeView<'a>>,
+}
+
+#[derive(Serialize)]
+struct MadeView<'a> {
+    name: &'a str,
+    size_bytes: u64,
+}
 
 /// Longest wait for room under a cap, and for the broker's look at what was made.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -41,39 +56,62 @@ pub fn run(args: &Args) -> Result<()> {
         evictable: args.evictable,
         ..ObjectOptions::default()
     };
-    let mut group = objects.create(&members, Place::Host, options, Deadline::after(PATIENCE))?;
+    let group = objects.create(&members, Place::Host, options, Deadline::after(PATIENCE));
+    let mut group = group.map_err(|error| explained(error, &names))?;
     for (index, input) in inputs.iter_mut().enumerate() {
         input.read_into(group.bytes_mut(index)?)?;
     }
-    let version = group.seal(Deadline::after(PATIENCE)).map_err(|failed| failed.error)?;
+    let version = group.seal(Deadline::after(PATIENCE));
+    let version = version.map_err(|failed| explained(failed.error, &names))?;
     // What the broker made of the time that was asked for. Another put may have replaced it.
     let info = objects.stat(&names[0], soon()).ok().filter(|info| info.version == version);
     let ttl = info.and_then(|info| info.ttl_left);
 
-    let sizes: Vec<u64> = inputs.iter().map(Input::size_bytes).collect();
+    let each = names.iter().zip(&inputs);
+    let made: Vec<MadeView<'_>> =
+        each.map(|(name, input)| MadeView { name, size_bytes: input.size_bytes() }).collect();
     let mut out = Output::stdout();
     if args.json {
-        let each = names.iter().zip(&sizes);
-        let each = each.map(|(name, size)| json!({ "name": name, "size_bytes": size }));
-        out.json_line(&json!({
-            "objects": each.collect::<Vec<_>>(),
-            "version": version,
-            "ttl_seconds": ttl.map(|it| it.as_secs_f64()),
-            "pinned": args.pin,
-        }))?;
+        let ttl_seconds = ttl.map(|it| it.as_secs_f64());
+        out.json_line(&PutView { version, ttl_seconds, pinned: args.pin, objects: made })?;
         return out.finish();
     }
-    for (name, size) in names.iter().zip(&sizes) {
-        out.text(&format!("{}  version {version}  {}\n", printable(name), human_size(*size)))?;
+    for it in &made {
+        let (name, size) = (printable(it.name), human_size(it.size_bytes));
+        out.text(&format!("{name}  version {version}  {size}\n"))?;
     }
     out.finish()?;
-    if let (Some(ttl), None, false) = (ttl, args.keep, args.pin) {
-        let (these, until) = (counted(names.len() as u64, "object"), human_time(ms(ttl)));
-        say!(
-            "fdbroker: {these} kept until {until} after the last use; --keep=TTL chooses another time, --pin keeps for ever"
-        );
+    if let Some(ttl) = ttl {
+        say_how_long(ttl, args.keep);
     }
     Ok(())
+}
+
+/// Says what the user did not ask for.
+fn say_how_long(ttl: Duration, wanted: Option<Duration>) {
+    // As it was when the group was sealed.
+    let time = human_time(ttl.as_secs().saturating_add(1).saturating_mul(1000));
+    match wanted {
+        None => say!(
+            "fdbroker: it stays for {time} after its last use; --keep=TTL makes that shorter, --pin makes it stay"
+        ),
+        Some(wanted) if wanted > ttl + Duration::from_secs(1) => say!(
+            "fdbroker: it stays for {time} after its last use, the most that the broker allows (limits.keep_ttl_ms); --pin makes it stay"
+        ),
+        Some(_) => {}
+    }
+}
+
+/// An error whose remedy is a flag of this command.
+fn explained(error: fdbroker_client::Error, names: &[String]) -> Error {
+    let index = error.status.and_then(|status| usize::try_from(status.value.get()).ok());
+    match index.and_then(|index| names.get(index)) {
+        Some(name) if error.code == ErrorCode::Exists => Error::Other(format!(
+            "{}: EXISTS: an object has this name, or is being made under it; remove it (`fdbroker rm`), or take its place with --replace",
+            printable(name)
+        )),
+        _ => error.into(),
+    }
 }
 
 /// The name of each object.
