@@ -116,7 +116,7 @@ fn create_when_names_of_a_job_are_to_be_kept_or_pinned_then_not_supported() {
     for flags in [JOB | KEEP, JOB | PIN, JOB | KEEP | PIN | EVICTABLE] {
         assert_eq!(code(client.put("a", b"x", flags)), ErrorCode::NotSupported);
     }
-    assert_eq!(broker.status().uses.held_fds.now.get(), 0);
+    assert_eq!(broker.status().uses.object_names.now.get(), 0);
     drop(client);
     broker.assert_nothing_left();
 }

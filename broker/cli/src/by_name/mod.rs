@@ -40,11 +40,6 @@ pub fn time(text: &str) -> std::result::Result<Duration, String> {
     }
 }
 
-/// Whole milliseconds.
-pub fn ms(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
 /// What came of one name of several, in JSON.
 #[derive(Debug, serde::Serialize)]
 pub struct OutcomeView<'a> {

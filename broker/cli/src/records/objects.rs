@@ -1,10 +1,10 @@
 //! The columns of objects. Must never decide how they are printed.
 
-use crate::by_name::ms;
 use crate::table::{Column, Kind, Value};
 use fdbroker_client::ObjectInfo;
 use fdbroker_protocol::MemoryKind;
 use fdbroker_protocol::object::ObjectState;
+use std::time::Duration;
 
 pub const COLUMNS: &[Column<ObjectInfo>] = &[
     Column::new(Kind::Text, "NAME", "name", "its name", |it| Value::Text(it.name.clone().into())),
@@ -41,14 +41,14 @@ pub const COLUMNS: &[Column<ObjectInfo>] = &[
         "AGE",
         "age_seconds",
         "since it was sealed, or its group was begun",
-        |it| Value::Time(ms(it.age)),
+        |it| time(it.age),
     ),
     Column::new(
         Kind::Time,
         "TTL",
         "ttl_seconds",
         "left to its group if nobody uses it, none if it does not end by time",
-        |it| it.ttl_left.map_or(Value::None("-"), |left| Value::Time(ms(left))),
+        |it| it.ttl_left.map_or(Value::None("-"), time),
     ),
     Column::new(Kind::Number, "LEASES", "leases", "leases of its group: who reads it", |it| {
         Value::Number(it.leases.into())
@@ -96,6 +96,10 @@ pub const COLUMNS: &[Column<ObjectInfo>] = &[
         |it| Value::Size(it.offset),
     ),
 ];
+
+fn time(time: Duration) -> Value {
+    Value::Time(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+}
 
 fn flags(info: &ObjectInfo) -> Value {
     let all = [

@@ -176,23 +176,18 @@ fn watch_when_objects_come_and_go_then_each_event_is_a_line() {
     let mut watch = Running::start(ours(&["watch", "--objects", "m/", "--json"]));
     let mut events = BufReader::new(watch.0.stdout.take().expect("piped")).lines();
     std::fs::write(dir.path().join("f"), "text").expect("written");
+    let first = std::thread::spawn(move || events.next());
     // Until it watches, nothing of what happens is told.
-    let mut first = None;
     for round in 0.. {
-        let name = format!("m/{round}");
-        assert!(ours(&["put", &name, "f"]).output().expect("it starts").status.success());
-        assert!(
-            ours(&["put", "other", "f", "--replace"]).output().expect("it starts").status.success()
-        );
-        if round == 0 {
-            first = Some(std::thread::spawn(move || events.next()));
+        for name in [&format!("m/{round}"), "other"] {
+            let put = ours(&["put", name, "f", "--replace"]).output().expect("it starts");
+            assert!(put.status.success(), "{}", end(&put).1);
         }
-        if first.as_ref().is_some_and(std::thread::JoinHandle::is_finished) {
+        if first.is_finished() {
             break;
         }
     }
-    let line =
-        first.take().expect("begun").join().expect("no panic").expect("a line").expect("text");
+    let line = first.join().expect("no panic").expect("a line").expect("text");
     let event: serde_json::Value = serde_json::from_str(&line).expect("JSON");
     assert_eq!(event["event"], "sealed");
     assert!(event["name"].as_str().is_some_and(|name| name.starts_with("m/")), "{event}");

@@ -6,10 +6,10 @@ mod input;
 
 pub use args::Args;
 
-use crate::by_name::{connect, ms, name, soon};
+use crate::by_name::{connect, name, soon};
 use crate::error::{Error, Result};
-use crate::output::{Output, counted, human_size, human_time, printable, say};
-use fdbroker_client::{Deadline, NewObject, ObjectOptions, Place};
+use crate::output::{Output, human_size, human_time, printable, say};
+use fdbroker_client::{Deadline, ErrorCode, NewObject, ObjectOptions, Place};
 use fdbroker_protocol::limits::MAX_GROUP;
 use input::Input;
 use serde::Serialize;
