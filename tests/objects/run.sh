@@ -51,7 +51,7 @@ program() {
   p=$(grep -cE '^test .* \.\.\. .*ok$' "$work/program") f=$(grep -cE '^test .* \.\.\. .*FAILED$' "$work/program")
   # A program that died, or that ran nothing, has failed.
   if [ $((p + f)) = 0 ] || { [ "$status" != 0 ] && [ "$f" = 0 ]; }; then f=$((f + 1)); echo "FAIL  the test program: exit status $status"; fi
-  [ "$f" = 0 ] || sed 's/^/      /' "$work/program" | tail -n 150
+  [ "$f" = 0 ] || sed -n '/^failures:$/,$ s/^/      /p' "$work/program" | head -n 300
   passed=$((passed + p)) failed=$((failed + f))
 }
 threads=$(nproc)
