@@ -2,10 +2,12 @@
 //! nothing stays charged.
 
 use crate::support::broker::{Broker, Setup};
+use crate::support::manager::Manager;
 use crate::support::peer::Peer;
 use crate::support::wait::eventually;
 use crate::wire::{KEEP, LONG_MS, Objects, PIN, seal_memory};
-use fdbroker_protocol::ErrorCode;
+use fdbroker_protocol::{ErrorCode, Status};
+use nix::sys::signal::Signal;
 
 fn maker(broker: &Broker) -> Peer {
     let mut peer = Peer::start("maker");
@@ -118,11 +120,28 @@ fn broker_when_another_takes_over_then_kept_objects_have_the_same_bytes_and_vers
     client.release(got);
     let later = client.put("later", b"x", 0).expect("made");
     assert!(later > pinned, "a version is never used twice");
-    assert!(
-        client.delete(&["k/a", "k/b", "p", "later"]).iter().all(fdbroker_protocol::Status::is_ok)
-    );
+    assert!(client.delete(&["k/a", "k/b", "p", "later"]).iter().all(Status::is_ok));
     drop(client);
     eventually("nothing is kept", || broker.status().uses.kept_fds.now.get() == 0);
+}
+
+#[test]
+fn broker_when_restarted_by_the_service_manager_then_kept_objects_have_the_same_bytes() {
+    let mut manager = Manager::new(&[]);
+    manager.start(&[]);
+    let mut client = Objects::connect(&manager.socket());
+    let kept = client.put_group(&[("k/a", b"one"), ("k/b", b"two")], KEEP).expect("made");
+    client.put("not kept", b"x", 0).expect("made");
+    drop(client);
+    assert!(manager.end(Signal::SIGTERM).success(), "{}", manager.log());
+    manager.start(&[]);
+    let mut client = Objects::connect(&manager.socket());
+    assert_eq!(client.read("k/b").expect("it is kept"), (b"two".to_vec(), kept));
+    assert_eq!(client.read("k/a").expect("it is kept"), (b"one".to_vec(), kept));
+    assert_eq!(crate::wire::code(client.get(&["not kept"], 0)), ErrorCode::NotFound);
+    assert!(client.put("later", b"x", 0).expect("made") > kept, "a version is never used twice");
+    assert!(client.delete(&["k/a", "k/b"]).iter().all(Status::is_ok));
+    assert_eq!(client.list("").len(), 1);
 }
 
 #[test]
