@@ -32,7 +32,8 @@ impl Input {
         } else {
             let mut file = File::open(path).context(reading)?;
             let about = file.metadata().context(reading)?;
-            match about.is_file() {
+            // Files of /proc say that they are empty.
+            match about.is_file() && about.len() > 0 {
                 true => (From::File(file), about.len()),
                 false => {
                     file.read_to_end(&mut bytes).context(reading)?;

@@ -11,7 +11,7 @@ Examples:
   fdbroker rm model/a
   fdbroker rm model/a model/b
   fdbroker rm model/a --version 12
-  fdbroker objects model/ --json | jq -r '.objects[].name' | xargs -r fdbroker rm
+  fdbroker objects model/ -no NAME | while read -r name; do fdbroker rm \"$name\"; done
 
 Exit status 4: no such object; the others are removed. 1: one of another version, or in the making.";
 
