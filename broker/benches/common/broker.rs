@@ -230,7 +230,7 @@ fn start_daemon(dir: &std::path::Path, cap: usize, most_held: usize) -> Child {
     let (mut ready, ready_end) = std::io::pipe().expect("pipe");
     let mut command = Command::new(env!("CARGO_BIN_EXE_fdbrokerd"));
     command.arg("--private").arg(dir).args(["--ready-fd", "3", "--max-fds", &cap.to_string()]);
-    command.arg("--config").arg(&config).env("RUST_LOG", "warn");
+    command.arg("--config").arg(&config).env("FDBROKER_LOG", "warn");
     command.stdin(Stdio::null());
     super::give_fd_3(&mut command, ready_end.as_raw_fd());
     let child = command.spawn().expect("fdbrokerd starts");
