@@ -25,6 +25,7 @@ mod lifetime;
 mod local_limit;
 mod messages;
 mod objects;
+mod objects_library;
 mod pressure;
 mod progress;
 mod recall;

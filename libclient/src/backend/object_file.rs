@@ -130,3 +130,62 @@ pub(crate) fn is_sealed(fd: BorrowedFd<'_>) -> bool {
 fn seals_of(fd: BorrowedFd<'_>) -> Option<SealFlag> {
     fcntl(fd, FcntlArg::F_GET_SEALS).ok().map(SealFlag::from_bits_truncate)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::uio::pread;
+
+    fn bytes_of(fd: &OwnedFd, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0xff; len];
+        assert_eq!(pread(fd, &mut bytes, 0).unwrap(), len);
+        bytes
+    }
+
+    #[test]
+    fn written_when_many_parts_with_gaps_then_each_is_in_its_place_and_zeros_between() {
+        let part = [7_u8; 40];
+        // More than one write has, and a gap that begins another.
+        let count = WRITE_PARTS as u64;
+        let mut offsets: Vec<u64> = (0..count).map(|at| at * 64).collect();
+        offsets.push(count * 64 + 4096);
+        let len = offsets.last().unwrap() + 4096;
+        let parts = offsets.iter().map(|offset| (*offset, &part[..]));
+        let fd = written(len as usize, parts).unwrap();
+        let mut expected = vec![0; len as usize];
+        for offset in offsets {
+            expected[offset as usize..][..part.len()].copy_from_slice(&part);
+        }
+        assert!(bytes_of(&fd, len as usize) == expected);
+    }
+
+    #[test]
+    fn seal_when_mapped_then_busy_and_when_unmapped_for_good() {
+        let fd = allocated(4096).unwrap();
+        let mapping = map(&fd, 4096).unwrap();
+        mapping.write_at(0, b"kept").unwrap();
+        assert_eq!(seal(&fd).unwrap_err().code, ErrorCode::SealedBusy);
+        assert!(!is_sealed(fd.as_fd()));
+        drop(mapping);
+        seal(&fd).unwrap();
+        assert!(is_sealed(fd.as_fd()));
+        seal(&fd).unwrap();
+        assert_eq!(nix::sys::uio::pwrite(&fd, b"x", 0), Err(Errno::EPERM));
+        assert_eq!(&bytes_of(&fd, 4), b"kept");
+    }
+
+    #[test]
+    fn allocated_when_made_then_all_pages_are_there_and_its_size_is_fixed() {
+        let fd = allocated(1 << 20).unwrap();
+        let stat = nix::sys::stat::fstat(&fd).unwrap();
+        assert_eq!(stat.st_blocks * 512, 1 << 20);
+        assert_eq!(nix::unistd::ftruncate(&fd, 4096), Err(Errno::EPERM));
+        assert_eq!(nix::unistd::ftruncate(&fd, 2 << 20), Err(Errno::EPERM));
+    }
+
+    #[test]
+    fn seal_when_the_file_takes_no_seals_then_unsupported_fd() {
+        let fd = super::super::memfd::sealed(c"whole", 4096).unwrap();
+        assert_eq!(seal(&fd).unwrap_err().code, ErrorCode::UnsupportedFd);
+    }
+}

@@ -75,6 +75,8 @@ pub(crate) trait ObjectWatcher: Send + Sync + Debug {
     fn is_of_job(&self) -> bool;
     /// Something has happened to a name with its prefix.
     fn tell(&self, event: ObjectEvent, name: &str, version: u64);
+    /// The connection is lost: no more events come over it.
+    fn disconnected(&self);
 }
 
 /// Dispatch mode: serves on behalf of calls that wait.

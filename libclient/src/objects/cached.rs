@@ -1,14 +1,16 @@
 //! What is kept of objects that are asked for again and again: memory, by group, and names that lead to it for sure.
 //! Must never answer with an object that has lost its name, nor keep what the broker wants back.
 
+use super::get;
 use super::object::Object;
-use super::{Objects, wire};
+use super::whose::Whose;
+use super::wire;
 use crate::books::roles::LeaseWatcher;
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::limits::OBJECTS_KEPT;
 use crate::sync::lock;
-use fdbroker_protocol::AllocationId;
+use fdbroker_protocol::{AllocationId, ErrorCode};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -29,23 +31,29 @@ struct Kept {
     is_only: bool,
 }
 
-pub(super) fn get(objects: &Objects, name: &str, deadline: Deadline) -> Result<Object, Error> {
+pub(super) fn get(
+    cached: &Arc<Cached>,
+    whose: &Whose,
+    name: &str,
+    deadline: Deadline,
+) -> Result<Object, Error> {
     // Before the lock: a child of fork(2) may not take it.
-    let connection = objects.client.connection("get")?;
-    if let Some((object, is_only)) = objects.cached.find(name) {
+    let connection = whose.client.connection("get")?;
+    if let Some((object, is_only)) = cached.find(name) {
         if is_only {
             return Ok(object);
         }
-        let now = wire::stat(&connection, objects.flags(), &[name], deadline)?.pop().flatten();
+        let now = wire::stat(&connection, whose.flags(), &[name], deadline)?.pop().flatten();
         if now.is_some_and(|now| now.version == object.version()) {
             return Ok(object);
         }
     }
-    let object = objects.get(name, deadline)?;
-    let now = wire::stat(&connection, objects.flags(), &[name], deadline)?.pop().flatten();
+    let got = get::get(whose, &[name], deadline)?.pop();
+    let object = got.ok_or_else(|| Error::new(ErrorCode::Protocol, format!("get {name}")))?;
+    let now = wire::stat(&connection, whose.flags(), &[name], deadline)?.pop().flatten();
     // A group never gets names: one that is alone stays so.
     if let Some(now) = now.filter(|now| now.version == object.version()) {
-        objects.cached.keep(objects, &object, now.group_names == 1);
+        cached.keep(whose, &object, now.group_names == 1);
     }
     Ok(object)
 }
@@ -57,10 +65,10 @@ impl Cached {
         Some((found.object.clone(), found.is_only))
     }
 
-    fn keep(self: &Arc<Self>, objects: &Objects, object: &Object, is_only: bool) {
+    fn keep(self: &Arc<Self>, whose: &Whose, object: &Object, is_only: bool) {
         if !self.is_known.swap(true, Ordering::Relaxed) {
             let watcher: Arc<dyn LeaseWatcher> = self.clone();
-            objects.client.common().watchers.add(Arc::downgrade(&watcher));
+            whose.client.common().watchers.add(Arc::downgrade(&watcher));
         }
         let mut kept = lock(&self.kept);
         let name = Arc::from(object.name());

@@ -1,9 +1,10 @@
 //! Getting: names in, open memory out. All names are resolved in one moment; then memory is opened, a group at a time, its fd
 //! is closed and its lease reported as mapped. Must never lose a grant: what cannot be handed over is given back.
 
-use super::Objects;
+use super::info::ObjectInfo;
 use super::memory::{Openers, Shared};
 use super::object::Object;
+use super::whose::Whose;
 use super::wire::{self, Answer, Names};
 use crate::deadline::Deadline;
 use crate::error::Error;
@@ -13,7 +14,7 @@ use fdbroker_protocol::ErrorCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A get under way; see [`Objects::get_start`]. For progress engines: nothing here waits for the broker or a maker. Memory is
+/// A get under way; see [`crate::Objects::get_start`]. For progress engines: nothing here waits for the broker or a maker. Memory is
 /// opened by the test that finds the answer.
 ///
 /// [`GetRequest::test`] drives it. Dropping it is [`GetRequest::cancel`].
@@ -29,13 +30,13 @@ pub struct GetRequest {
 pub enum GetProgress {
     /// Not answered yet: test it again later.
     UnderWay(GetRequest),
-    /// Its outcome: the objects in the order of the names, or why there are none; see [`Objects::get_many`].
+    /// Its outcome: the objects in the order of the names, or why there are none; see [`crate::Objects::get_many`].
     Done(Result<Vec<Object>, Error>),
 }
 
 #[derive(Debug)]
 struct State {
-    objects: Objects,
+    whose: Whose,
     connection: Arc<Connection>,
     names: Names,
     deadline: Deadline,
@@ -57,20 +58,20 @@ enum Step {
 }
 
 pub(super) fn get<N: AsRef<str>>(
-    objects: &Objects,
+    whose: &Whose,
     names: &[N],
     deadline: Deadline,
 ) -> Result<Vec<Object>, Error> {
-    let connection = objects.client.connection("get")?;
+    let connection = whose.client.connection("get")?;
     let names = Names::for_get(names)?;
     for _ in 0..METADATA_TRIES {
-        let answer = wire::get(&connection, objects.flags(), &names, deadline)?;
-        let (mut got, lacking) = open(objects, &names, answer)?;
+        let answer = wire::get(&connection, whose.flags(), &names, deadline)?;
+        let (mut got, lacking) = open(&connection, whose, &names, answer)?;
         if lacking.is_empty() {
             return Ok(got);
         }
         let asked: Vec<&str> = lacking.iter().map(|at| names.get(*at)).collect();
-        let infos = wire::stat(&connection, objects.flags(), &asked, deadline)?;
+        let infos = wire::stat(&connection, whose.flags(), &asked, deadline)?;
         if fill(&mut got, &lacking, infos) {
             return Ok(got);
         }
@@ -80,13 +81,16 @@ pub(super) fn get<N: AsRef<str>>(
 
 /// Opens the memory of an answer; which objects still lack their metadata.
 fn open(
-    objects: &Objects,
+    connection: &Connection,
+    whose: &Whose,
     names: &Names,
     answer: Answer,
 ) -> Result<(Vec<Object>, Vec<usize>), Error> {
-    let openers = Openers { cuda: objects.cuda.as_ref(), level_zero: objects.level_zero.as_ref() };
-    let opened: Result<Vec<Arc<Shared>>, Error> =
-        answer.grants.into_iter().map(|grant| Shared::open(grant, openers).map(Arc::new)).collect();
+    let openers = Openers { cuda: whose.cuda.as_ref(), level_zero: whose.level_zero.as_ref() };
+    let handing_over = connection.hand_over();
+    let open = |grant| Shared::open(grant, openers).map(Arc::new);
+    let opened = answer.grants.into_iter().map(open).collect::<Result<Vec<_>, Error>>();
+    drop(handing_over);
     let opened = opened?;
     let (mut got, mut lacking) = (Vec::with_capacity(names.len()), Vec::new());
     for (at, item) in answer.items.into_iter().enumerate() {
@@ -102,7 +106,7 @@ fn open(
 }
 
 /// Puts in the metadata that was asked for; `false`: an object has lost its name meanwhile.
-fn fill(got: &mut [Object], lacking: &[usize], infos: Vec<Option<super::ObjectInfo>>) -> bool {
+fn fill(got: &mut [Object], lacking: &[usize], infos: Vec<Option<ObjectInfo>>) -> bool {
     lacking.iter().zip(infos).all(|(at, info)| match info {
         Some(info) if info.version == got[*at].version() => {
             got[*at].set_metadata(info.metadata.into());
@@ -119,13 +123,13 @@ fn moved(names: &Names) -> Error {
 
 impl GetRequest {
     pub(super) fn start<N: AsRef<str>>(
-        objects: &Objects,
+        whose: &Whose,
         names: &[N],
         deadline: Deadline,
     ) -> Result<Self, Error> {
-        let connection = objects.client.usable("get")?;
+        let connection = whose.client.usable("get")?;
         let mut state = Box::new(State {
-            objects: objects.clone(),
+            whose: whose.clone(),
             connection,
             names: Names::for_get(names)?,
             deadline,
@@ -154,7 +158,7 @@ impl GetRequest {
 impl State {
     /// Sends the get if it fits now.
     fn send(&mut self) -> Option<Error> {
-        match wire::start_get(&self.connection, self.objects.flags(), &self.names, self.deadline) {
+        match wire::start_get(&self.connection, self.whose.flags(), &self.names, self.deadline) {
             Ok(Some(id)) => self.step = Step::Look(id),
             Ok(None) if Instant::now() < self.deadline.given_up_at() => {}
             Ok(None) => return Some(Error::timed_out("get: no room for another request")),
@@ -183,7 +187,9 @@ impl State {
                             return None;
                         }
                         Some(answer) => {
-                            match answer.and_then(|it| open(&self.objects, &self.names, it)) {
+                            match answer
+                                .and_then(|it| open(&self.connection, &self.whose, &self.names, it))
+                            {
                                 Ok((got, lacking)) if lacking.is_empty() => return Some(Ok(got)),
                                 Ok((got, lacking)) => self.step = Step::SendStat(got, lacking),
                                 Err(error) => return Some(Err(error)),
@@ -193,7 +199,7 @@ impl State {
                 }
                 Step::SendStat(got, lacking) => {
                     let asked = self.asked(&lacking);
-                    let flags = self.objects.flags();
+                    let flags = self.whose.flags();
                     match wire::start_stat(&self.connection, flags, &asked, self.deadline) {
                         Ok(Some(id)) => self.step = Step::LookForStat(id, got, lacking),
                         Ok(None) if Instant::now() < self.deadline.given_up_at() => {

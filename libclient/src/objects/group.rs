@@ -3,7 +3,8 @@
 
 use super::memory::{GroupMemory, Layout};
 use super::options::{NewObject, ObjectOptions, Place};
-use super::{Objects, wire};
+use super::whose::Whose;
+use super::wire;
 use crate::backend::MakersWork;
 use crate::books::one_way::OneWay;
 use crate::deadline::Deadline;
@@ -15,7 +16,7 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-/// Up to 253 objects in the making; see [`Objects::create`]. Dropping it gives it up, as [`Group::abort`] does.
+/// Up to 253 objects in the making; see [`crate::Objects::create`]. Dropping it gives it up, as [`Group::abort`] does.
 ///
 /// A host group keeps one fd open in this process until it is sealed. When the connection to the broker is lost the group is, too:
 /// everything then answers NOT_CONNECTED, or ABORTED once there is a broker again, and the memory stays writable here until the
@@ -23,7 +24,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 #[must_use = "dropping a group gives it up"]
 pub struct Group {
-    objects: Objects,
+    whose: Whose,
     connection: Arc<Connection>,
     number: u64,
     layout: Layout,
@@ -51,25 +52,25 @@ impl From<SealError> for Error {
 
 impl Group {
     pub(super) fn create(
-        objects: &Objects,
+        whose: &Whose,
         members: &[NewObject<'_>],
         place: Place<'_>,
         options: ObjectOptions,
         deadline: Deadline,
     ) -> Result<Self, Error> {
-        let connection = objects.client.connection("create")?;
+        let connection = whose.client.connection("create")?;
         let mut layout = Layout::of(members, &place, options.room_bytes)?;
         let places = layout.members.clone();
         let items = wire::Items::of(members, &places)?;
-        let memory = GroupMemory::new(&objects.client, &place, &mut layout)?;
-        let head = memory.head(objects.flags(), options, &place, layout.size_bytes);
+        let memory = GroupMemory::new(&whose.client, &place, &mut layout)?;
+        let head = memory.head(whose.flags(), options, &place, layout.size_bytes);
         let first = items.first_chunk(size_of_val(&head));
         let end = first.end;
         let export = memory.export(&place)?;
         let number = wire::create(&connection, &head, &items, first, export.as_fd(), deadline)?;
         drop(export);
-        let objects = objects.clone();
-        let group = Group { objects, connection, number, layout, memory, is_over: false };
+        let whose = whose.clone();
+        let group = Group { whose, connection, number, layout, memory, is_over: false };
         // From here on its drop gives it up.
         wire::add(&group.connection, number, &items, end, deadline)?;
         Ok(group)
@@ -93,7 +94,7 @@ impl Group {
     /// Adds objects, all of them or none, in the room that was asked for; their indices.
     ///
     /// # Errors
-    /// As [`Objects::create`]. BAD_HANDLE: the room is too small. TOO_LONG: above 253.
+    /// As [`crate::Objects::create`]. BAD_HANDLE: the room is too small. TOO_LONG: above 253.
     pub fn add(
         &mut self,
         objects: &[NewObject<'_>],
@@ -202,7 +203,7 @@ impl Group {
 
     /// Its connection is the one of the moment, and the caller may wait for it.
     fn check_connection(&self, what: &str) -> Result<(), Error> {
-        let now = self.objects.client.connection(what)?;
+        let now = self.whose.client.connection(what)?;
         match Arc::ptr_eq(&now, &self.connection) {
             true => Ok(()),
             false => Err(Error::new(ErrorCode::Aborted, what)),

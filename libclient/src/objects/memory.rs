@@ -1,7 +1,6 @@
 //! The memory of groups: in the making, where this process writes it, and got, where it is read by all objects of the group.
 //! Must never leave a writable mapping of what is sealed, nor call bytes sealed that somebody may still write.
 
-use super::object::Placed;
 use super::options::{NewObject, ObjectOptions, Place, PutObject};
 use super::wire;
 use crate::api::client::Client;
@@ -283,6 +282,14 @@ pub(super) struct Openers<'a> {
     pub level_zero: Option<&'a level_zero::Device>,
 }
 
+/// Where in its group an object is, and its version.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Placed {
+    pub version: u64,
+    pub offset: usize,
+    pub len: usize,
+}
+
 /// The memory of a group, open here.
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -381,5 +388,55 @@ impl Shared {
             Opened::Cuda(import) => import.memory().read_at(offset, into),
             Opened::LevelZero(import) => import.memory().read_at(offset, into),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn new(size_bytes: u64) -> NewObject<'static> {
+        NewObject::new("name", size_bytes)
+    }
+
+    #[test]
+    fn layout_when_objects_are_small_then_each_begins_at_a_line_and_the_memory_is_whole_pages() {
+        let layout = Layout::of(&[new(0), new(1), new(65), new(3)], &Place::Host, 0).unwrap();
+        assert_eq!(layout.members, [0..0, 0..1, 64..129, 192..195]);
+        assert_eq!(layout.size_bytes, page_size() as u64);
+        assert!(Layout::of(&[], &Place::Host, 0).unwrap().size_bytes > 0);
+    }
+
+    #[test]
+    fn plan_when_the_room_is_used_up_then_bad_handle_and_nothing_is_taken() {
+        let mut layout = Layout::of(&[new(64)], &Place::Host, 0).unwrap();
+        let room = layout.size_bytes - 64;
+        let error = layout.plan(&[new(room), new(1)]).unwrap_err();
+        assert_eq!(error.code, ErrorCode::BadHandle);
+        let placed = layout.plan(&[new(room)]).unwrap();
+        layout.take(placed);
+        assert_eq!(layout.members.len(), 2);
+        assert!(layout.plan(&[new(1)]).is_err());
+    }
+
+    #[test]
+    fn layout_when_sizes_overflow_then_bad_handle() {
+        for objects in [vec![new(u64::MAX)], vec![new(u64::MAX - 64), new(65)]] {
+            let error = Layout::of(&objects, &Place::Host, 0).unwrap_err();
+            assert_eq!(error.code, ErrorCode::BadHandle);
+        }
+        assert!(Layout::of(&[new(1)], &Place::Host, u64::MAX).is_err());
+    }
+
+    #[test]
+    fn layout_when_offsets_are_given_then_they_stand_and_stay_inside_foreign_memory() {
+        let deposit = Deposit::new(MemoryKind::DmaBuf, 4096);
+        let fd = object_file::allocated(4096).unwrap();
+        let place = Place::Fd(fd.as_fd(), &deposit);
+        let at = |offset, size_bytes| NewObject { offset: Some(offset), ..new(size_bytes) };
+        let layout = Layout::of(&[at(100, 10), new(6)], &place, 0).unwrap();
+        assert_eq!(layout.members, [100..110, 128..134]);
+        assert_eq!(layout.size_bytes, 4096);
+        assert!(Layout::of(&[at(4090, 10)], &place, 0).is_err());
     }
 }

@@ -4,18 +4,21 @@
 mod cached;
 mod get;
 mod group;
+mod info;
 mod list;
 mod memory;
 mod object;
 mod options;
 mod put;
 mod watch;
+mod whose;
 mod wire;
 
 pub use crate::backend::MakersWork;
 pub use get::{GetProgress, GetRequest};
 pub use group::{Group, SealError};
-pub use list::{ObjectInfo, ObjectList};
+pub use info::ObjectInfo;
+pub use list::ObjectList;
 pub use object::Object;
 pub use options::{NewObject, ObjectOptions, Place, PutObject, Touch};
 pub use watch::{Watch, WatchEvent};
@@ -26,8 +29,8 @@ use crate::deadline::Deadline;
 use crate::error::Error;
 use cached::Cached;
 use fdbroker_protocol::ErrorCode;
-use fdbroker_protocol::object::object_flags;
 use std::sync::Arc;
+use whose::Whose;
 
 /// The named objects of this client's domain or job; clones share the cache of [`Objects::get_cached`].
 ///
@@ -37,23 +40,15 @@ use std::sync::Arc;
 /// Deleting or replacing an object takes its name; its bytes go with the last name and the last reader of its group.
 #[derive(Clone, Debug)]
 pub struct Objects {
-    client: Client,
-    of_job: bool,
-    cuda: Option<cuda::Device>,
-    level_zero: Option<level_zero::Device>,
+    whose: Whose,
     cached: Arc<Cached>,
 }
 
 impl Client {
     /// The named objects of this client's domain: those of its user, on its listener.
     pub fn objects(&self) -> Objects {
-        Objects {
-            client: self.clone(),
-            of_job: false,
-            cuda: None,
-            level_zero: None,
-            cached: Arc::default(),
-        }
+        let whose = Whose { client: self.clone(), of_job: false, cuda: None, level_zero: None };
+        Objects { whose, cached: Arc::default() }
     }
 }
 
@@ -62,19 +57,22 @@ impl Objects {
     /// neither kept nor pinned.
     #[must_use]
     pub fn of_job(&self) -> Objects {
-        Objects { of_job: true, cached: Arc::default(), ..self.clone() }
+        let whose = Whose { of_job: true, ..self.whose.clone() };
+        Objects { whose, cached: Arc::default() }
     }
 
     /// CUDA objects are opened for this device. Without one they are opened for the device with the maker's ordinal.
     #[must_use]
     pub fn with_cuda(&self, device: &cuda::Device) -> Objects {
-        Objects { cuda: Some(device.clone()), ..self.clone() }
+        let cuda = Some(device.clone());
+        Objects { whose: Whose { cuda, ..self.whose.clone() }, cached: Arc::default() }
     }
 
     /// Level Zero objects are opened for this device. Without one they are mapped for the CPU, if their driver allows it.
     #[must_use]
     pub fn with_level_zero(&self, device: &level_zero::Device) -> Objects {
-        Objects { level_zero: Some(device.clone()), ..self.clone() }
+        let level_zero = Some(device.clone());
+        Objects { whose: Whose { level_zero, ..self.whose.clone() }, cached: Arc::default() }
     }
 
     /// Begins a group: memory for these objects and for [`ObjectOptions::room_bytes`] more, writable by this process alone,
@@ -94,7 +92,7 @@ impl Objects {
         options: ObjectOptions,
         deadline: Deadline,
     ) -> Result<Group, Error> {
-        Group::create(self, objects, place, options, deadline)
+        Group::create(&self.whose, objects, place, options, deadline)
     }
 
     /// Makes one host object of these bytes, sealed; its version.
@@ -121,7 +119,7 @@ impl Objects {
         options: ObjectOptions,
         deadline: Deadline,
     ) -> Result<u64, Error> {
-        put::put_group(self, objects, options, deadline)
+        put::put_group(&self.whose, objects, options, deadline)
     }
 
     /// Makes any number, in groups of 253: the version of each, in their order.
@@ -134,7 +132,7 @@ impl Objects {
         options: ObjectOptions,
         deadline: Deadline,
     ) -> Result<Vec<u64>, Error> {
-        put::put_many(self, objects, options, deadline)
+        put::put_many(&self.whose, objects, options, deadline)
     }
 
     /// Gets one object, waiting until it is sealed: mapped for reading, or opened for a device.
@@ -159,7 +157,7 @@ impl Objects {
         names: &[N],
         deadline: Deadline,
     ) -> Result<Vec<Object>, Error> {
-        get::get(self, names, deadline)
+        get::get(&self.whose, names, deadline)
     }
 
     /// Starts to get, without waiting for anything: see [`GetRequest`]. May be called in a callback.
@@ -171,7 +169,7 @@ impl Objects {
         names: &[N],
         deadline: Deadline,
     ) -> Result<GetRequest, Error> {
-        GetRequest::start(self, names, deadline)
+        GetRequest::start(&self.whose, names, deadline)
     }
 
     /// The same as [`Objects::get`] for objects that are asked for again and again: memory stays mapped between uses, and an object
@@ -182,7 +180,7 @@ impl Objects {
     /// # Errors
     /// As [`Objects::get`].
     pub fn get_cached(&self, name: &str, deadline: Deadline) -> Result<Object, Error> {
-        cached::get(self, name, deadline)
+        cached::get(&self.cached, &self.whose, name, deadline)
     }
 
     /// Gives up what [`Objects::get_cached`] keeps and nobody uses; how many names.
@@ -214,8 +212,8 @@ impl Objects {
         objects: &[(&str, Option<u64>)],
         deadline: Deadline,
     ) -> Result<Vec<Result<(), Error>>, Error> {
-        let connection = self.client.connection("delete")?;
-        wire::delete(&connection, self.flags(), objects, deadline)
+        let connection = self.whose.client.connection("delete")?;
+        wire::delete(&connection, self.whose.flags(), objects, deadline)
     }
 
     /// What is known of the names that begin so, in the order of their bytes, those in the making included; page by page, so
@@ -223,7 +221,7 @@ impl Objects {
     ///
     /// The deadline is for all pages. TOO_LONG: the prefix has more than 255 bytes.
     pub fn list(&self, prefix: &str, deadline: Deadline) -> ObjectList {
-        ObjectList::new(self, prefix, deadline)
+        ObjectList::new(&self.whose, prefix, deadline)
     }
 
     /// What is known of a name, with all metadata.
@@ -244,8 +242,8 @@ impl Objects {
         names: &[N],
         deadline: Deadline,
     ) -> Result<Vec<Option<ObjectInfo>>, Error> {
-        let connection = self.client.connection("stat")?;
-        wire::stat(&connection, self.flags(), names, deadline)
+        let connection = self.whose.client.connection("stat")?;
+        wire::stat(&connection, self.whose.flags(), names, deadline)
     }
 
     /// Counts as a use of the groups of these names, and sets what keeps them; one outcome each, in their order. A new process of
@@ -260,8 +258,8 @@ impl Objects {
         touch: Touch,
         deadline: Deadline,
     ) -> Result<Vec<Result<(), Error>>, Error> {
-        let connection = self.client.connection("touch")?;
-        wire::touch(&connection, self.flags(), names, touch, deadline)
+        let connection = self.whose.client.connection("touch")?;
+        wire::touch(&connection, self.whose.flags(), names, touch, deadline)
     }
 
     /// From now on tells what happens to names that begin so: see [`Watch`].
@@ -269,12 +267,7 @@ impl Objects {
     /// # Errors
     /// NO_QUOTA: too many watches. TOO_LONG, TIMED_OUT, NOT_CONNECTED.
     pub fn watch(&self, prefix: &str, deadline: Deadline) -> Result<Watch, Error> {
-        Watch::start(self, prefix, deadline)
-    }
-
-    /// Bits of the `flags` in the heads of requests.
-    fn flags(&self) -> u32 {
-        if self.of_job { object_flags::JOB } else { 0 }
+        Watch::start(&self.whose, prefix, deadline)
     }
 
     fn wrong_answer(&self, what: &str) -> Error {

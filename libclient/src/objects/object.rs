@@ -1,7 +1,7 @@
 //! An object that was got: a range of its group's memory, which is open here as long as any object of it is.
 //! Must never hand out a safe reference into memory that somebody may still write.
 
-use super::memory::{Opened, Shared};
+use super::memory::{Opened, Placed, Shared};
 use crate::books::lease::Lease;
 use crate::error::Error;
 use crate::map::check_range;
@@ -18,14 +18,6 @@ pub struct Object {
     place: Placed,
     name: Arc<str>,
     metadata: Arc<[u8]>,
-}
-
-/// Where in its group an object is, and its version.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Placed {
-    pub version: u64,
-    pub offset: usize,
-    pub len: usize,
 }
 
 impl Object {

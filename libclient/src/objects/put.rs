@@ -3,24 +3,25 @@
 
 use super::memory::{Layout, write_sealed};
 use super::options::{NewObject, ObjectOptions, Place, PutObject};
-use super::{Objects, wire};
+use super::whose::Whose;
+use super::wire;
 use crate::deadline::Deadline;
 use crate::error::Error;
 use fdbroker_protocol::limits::MAX_GROUP;
 use std::os::fd::AsFd;
 
 pub(super) fn put_group(
-    objects: &Objects,
+    whose: &Whose,
     puts: &[PutObject<'_>],
     options: ObjectOptions,
     deadline: Deadline,
 ) -> Result<u64, Error> {
-    let connection = objects.client.connection("put")?;
+    let connection = whose.client.connection("put")?;
     let members: Vec<NewObject<'_>> = puts.iter().map(NewObject::from).collect();
     let layout = Layout::of(&members, &Place::Host, 0)?;
     let items = wire::Items::of(&members, &layout.members)?;
     let fd = write_sealed(&layout, puts)?;
-    let head = wire::host_head(objects.flags(), options, layout.size_bytes);
+    let head = wire::host_head(whose.flags(), options, layout.size_bytes);
     let first = items.first_chunk(size_of_val(&head));
     let end = first.end;
     let number = wire::create(&connection, &head, &items, first, fd.as_fd(), deadline)?;
@@ -32,14 +33,14 @@ pub(super) fn put_group(
 }
 
 pub(super) fn put_many(
-    objects: &Objects,
+    whose: &Whose,
     puts: &[PutObject<'_>],
     options: ObjectOptions,
     deadline: Deadline,
 ) -> Result<Vec<u64>, Error> {
     let mut versions = Vec::with_capacity(puts.len());
     for group in puts.chunks(MAX_GROUP) {
-        let version = put_group(objects, group, options, deadline)?;
+        let version = put_group(whose, group, options, deadline)?;
         versions.resize(versions.len() + group.len(), version);
     }
     Ok(versions)

@@ -1,7 +1,7 @@
 //! Requests about objects: what is said to the broker, and what its answers mean. Must never lose a grant or a group of an answer
 //! that cannot be used.
 
-use super::list::ObjectInfo;
+use super::info::ObjectInfo;
 use super::options::{NewObject, ObjectOptions, Touch};
 use crate::books::grant::Grant;
 use crate::books::one_way::OneWay;
@@ -277,8 +277,18 @@ pub(super) fn seal(connection: &Connection, group: u64, deadline: Deadline) -> R
         writer.push(&ObjectGroup { group: group.into() });
         0
     };
-    connection
-        .call(call, &[], write, |reply| Ok(reply.message.body_as::<ObjectSealed>()?.version.get()))
+    let mut pause = AGAIN_FIRST;
+    loop {
+        let read = |reply: Reply<'_>| Ok(reply.message.body_as::<ObjectSealed>()?.version.get());
+        match connection.call(call, &[], write, read) {
+            // Another broker takes over.
+            Err(error) if error.code == ErrorCode::Again && !deadline.is_answered() => {
+                connection.pause(pause.min(deadline.remaining()));
+                pause = (pause * 2).min(AGAIN_LAST);
+            }
+            sealed => return sealed,
+        }
+    }
 }
 
 /// Gives up a group, and waits for no answer.
@@ -689,14 +699,22 @@ pub(super) fn look_for_stat(
     connection.look(id, &stat_call(deadline), |reply| read_infos(reply, names.len()))
 }
 
-/// One page of the names with a prefix, and whether it is the last.
+/// One page of the names with a prefix.
+pub(super) struct Page {
+    pub infos: Vec<ObjectInfo>,
+    /// The next one is behind this name; empty: nothing was looked at.
+    pub last: String,
+    pub is_last: bool,
+}
+
+/// One page of the names with a prefix that are behind `after`.
 pub(super) fn list(
     connection: &Connection,
     flags: u32,
     prefix: &str,
     after: &str,
     deadline: Deadline,
-) -> Result<(Vec<ObjectInfo>, bool), Error> {
+) -> Result<Page, Error> {
     let head = prefix_head("list", flags, prefix, after)?;
     let call = call("list", Kind::ObjectList, Kind::ObjectRecords, deadline);
     let write = |writer: &mut Writer| {
@@ -705,8 +723,14 @@ pub(super) fn list(
     };
     connection.call(call, &[], write, |reply| {
         let (page, records) = reply.message.head_and_named::<ObjectPage, ObjectRecord>()?;
-        let info = |(record, name, metadata)| ObjectInfo::of(record, name, metadata);
-        Ok((records.filter_map(info).collect(), page.done.get() != 0))
+        let (mut infos, mut last) = (Vec::new(), &[][..]);
+        for (record, name, metadata) in records {
+            // The last may only be a place to go on behind.
+            infos.extend(ObjectInfo::of(record, name, metadata));
+            last = name;
+        }
+        let last = String::from_utf8_lossy(last).into_owned();
+        Ok(Page { infos, last, is_last: page.done.get() != 0 })
     })
 }
 
@@ -747,5 +771,88 @@ pub(super) fn unwatch(connection: &Connection, flags: u32, prefix: &str) {
     // Where it does not fit, events go on to come, for nobody.
     if let Ok(Some(id)) = connection.start(&call, &[], write) {
         connection.forget(id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunk_when_items_are_large_then_no_message_exceeds_its_bound_and_none_is_empty() {
+        let metadata = [1; METADATA_BYTES];
+        let names: Vec<String> = (0..MAX_GROUP).map(|at| format!("{at:0255}")).collect();
+        let object = |name| NewObject { metadata: &metadata, ..NewObject::new(name, 0) };
+        let objects: Vec<NewObject<'_>> = names.iter().map(|name| object(name.as_str())).collect();
+        let places = vec![0..0; objects.len()];
+        let items = Items::of(&objects, &places).unwrap();
+        let (mut begin, mut messages) = (0, 0);
+        while begin < objects.len() {
+            let range = items.chunk(begin, size_of::<ObjectGroup>());
+            assert!(range.start == begin && !range.is_empty());
+            let mut writer = Writer::new();
+            writer.start(Kind::ObjectAdd, 1).push(&ObjectGroup { group: 1.into() });
+            items.write(&mut writer, range.clone());
+            assert!(writer.len() <= MAX_OBJECT_MESSAGE_BYTES, "{}", writer.len());
+            (begin, messages) = (range.end, messages + 1);
+        }
+        assert!(messages > 1);
+    }
+
+    #[test]
+    fn items_when_a_name_cannot_be_or_is_there_twice_then_refused_by_name() {
+        let of = |names: &[&str]| {
+            let objects: Vec<NewObject<'_>> =
+                names.iter().map(|it| NewObject::new(it, 1)).collect();
+            let places = vec![0..1; objects.len()];
+            Items::of(&objects, &places).map(drop)
+        };
+        of(&["a", "b"]).unwrap();
+        for (names, code) in [
+            (vec!["a", ""], ErrorCode::BadHandle),
+            (vec!["nul\0"], ErrorCode::BadHandle),
+            (vec!["a", "a"], ErrorCode::BadHandle),
+            (vec!["x".repeat(256).as_str()], ErrorCode::TooLong),
+        ] {
+            assert_eq!(of(&names).unwrap_err().code, code, "{names:?}");
+        }
+        let many: Vec<String> = (0..=MAX_GROUP).map(|at| at.to_string()).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        assert_eq!(of(&many).unwrap_err().code, ErrorCode::TooLong);
+    }
+
+    #[test]
+    fn names_when_more_than_a_message_then_too_long() {
+        let names = |count: usize, bytes: usize| {
+            let names: Vec<String> = (0..count).map(|at| format!("{at:0bytes$}")).collect();
+            Names::for_get(&names).map(|names| names.len())
+        };
+        assert_eq!(names(MAX_BATCH, 100).unwrap(), MAX_BATCH);
+        for too_many in [names(MAX_BATCH + 1, 4), names(MAX_BATCH, 255)] {
+            assert_eq!(too_many.unwrap_err().code, ErrorCode::TooLong);
+        }
+        assert_eq!(names(0, 1).unwrap_err().code, ErrorCode::BadHandle);
+    }
+
+    #[test]
+    fn named_when_a_get_has_waited_then_it_says_for_what() {
+        let names = Names::for_get(&["a", "b"]).unwrap();
+        let said = |code, pid: u32| {
+            let status = Status { pid: pid.into(), ..Status::with_value(code, 1) };
+            names.named(Error::from_status(status, "get")).to_string()
+        };
+        let unknown = said(ErrorCode::TimedOut, 0);
+        assert!(unknown.starts_with("get b: TIMED_OUT: ") && unknown.contains("no object"));
+        assert!(said(ErrorCode::TimedOut, 77).contains("pid 77 is still making it"));
+        assert!(said(ErrorCode::NotSealed, 77).contains("pid 77 is making it"));
+        assert!(said(ErrorCode::NotFound, 0).starts_with("get b: NOT_FOUND: "));
+    }
+
+    #[test]
+    fn to_ms_when_less_than_one_then_one_and_when_more_than_all_then_all() {
+        assert_eq!(to_ms(Duration::ZERO), 0);
+        assert_eq!(to_ms(Duration::from_micros(1)), 1);
+        assert_eq!(to_ms(Duration::from_millis(5)), 5);
+        assert_eq!(to_ms(Duration::MAX), u64::MAX);
     }
 }

@@ -406,6 +406,9 @@ impl Server {
         for owner in session.common.owners.all() {
             owner.disconnected();
         }
+        for watch in session.common.watches.all() {
+            watch.disconnected();
+        }
         tell(session, Notice::Disconnected);
     }
 
