@@ -62,6 +62,7 @@ def suites(folder):
         Part("virtual machine: audit of real dma-bufs", ["tests/audit/run.sh", "--vm"], VM),
         Part("virtual machine: the recipe itself", ["tests/vm/selftest.sh"], VM),
         Part("hostile clients beside a good one", ["tests/hostile/run.sh", "--quick"]),
+        Part("objects: named, sealed, kept", ["tests/objects/run.sh"]),
         Part("audit: leaks planted, each named", ["tests/audit/run.sh"]),
         Part("simulator", ["tests/sim/run.sh", "--steps", "500000"]),
         Part("MPI: Slurm's srun, 4 ranks", ["tests/mpi/slurm.sh", "4"]),
@@ -81,8 +82,8 @@ def suites(folder):
 
 
 def packages(built):
-    """The test programs that `cargo test` runs. The simulator and the hostile clients are suites."""
-    tests = [test for test in built["tests"] if test["name"] not in ("sim", "hostile")]
+    """The test programs that `cargo test` runs. The simulator, the hostile clients and the objects are suites."""
+    tests = [test for test in built["tests"] if test["name"] not in ("sim", "hostile", "objects")]
     parts = [Part("package %(package)s: %(name)s" % test, [test["path"], "--quiet"], cwd=test["cwd"]) for test in tests]
     is_long = lambda part: part.name.endswith((": it", ": e2e"))
     return sorted(parts, key=lambda part: not is_long(part))

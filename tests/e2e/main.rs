@@ -34,3 +34,16 @@ mod restart;
 mod table;
 mod takeover;
 mod virtual_fds;
+
+/// Every part that a helper of a test may play.
+const PARTS: &[support::peer::Part] = &[
+    ("rank", support::rank::play),
+    ("forking", death::play_forking),
+    ("crowded", local_limit::play_crowded),
+    ("importing", cache::play_importing),
+    ("comeback", comeback::play),
+    ("objects", objects::users::play),
+    ("objects of this user", objects::users::play_own),
+    ("hung file server", support::fuse_server::play),
+    ("hung file depositor", support::fuse::play_depositor),
+];

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-use crate::broker::{Broker, Connection};
+use crate::common::broker::{Broker, Connection};
+use crate::common::wire::Wire;
 use crate::raw::RawServer;
-use crate::wire::Wire;
 
 /// A server and its clients.
 pub trait Service {

@@ -2,28 +2,19 @@
 //! clients at once. Prints medians and ratios, the memory of an allocation, and the
 //! longest step of the core. Must never assert a time.
 //!
-//! `cargo bench -p fdbrokerd [-- --samples N]`. Timed is request sent to answer received and its fds closed; giving the leases
+//! `cargo bench -p fdbrokerd --bench grant [-- --samples N]`. Timed is request sent to answer received and its fds closed; giving the leases
 //! back is outside the time. No library is between: the client is as lean as one in C.
 
-mod broker;
+#[path = "../common/mod.rs"]
+mod common;
 mod load;
 mod raw;
 mod steps;
-mod wire;
 
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::process::CommandExt;
-use std::path::Path;
-use std::process::{Child, Command};
-use std::time::Duration;
-
-use broker::Broker;
+use common::broker::Broker;
+use common::{number_after, pin_to_one_cpu, quantile_us, raise_nofile};
 use fdbroker_protocol::MAX_BATCH;
 use load::{BrokerLoad, Load, RawLoad};
-use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
-use nix::unistd::Pid;
 use raw::RawPeer;
 
 /// Raw and broker alternate this often per case, so that both see the machine's good and bad moments.
@@ -34,19 +25,12 @@ const SAMPLES: usize = 20_000;
 const ROOM: usize = 2048;
 /// Leases of all clients together, before they are given back outside the time.
 const LEASES_AT_ONCE: usize = 4096;
-/// No more fds than this are asked for, whatever the hard limit.
-const MOST_FDS: u64 = 1 << 20;
 
 fn main() {
-    let args: Vec<String> = std::env::args().collect();
-    let number_after = |name: &str| -> Option<usize> {
-        let at = args.iter().position(|arg| arg == name)?;
-        Some(args.get(at + 1)?.parse().expect("a number"))
-    };
     if let Some(batch) = number_after("--raw-server") {
         raw::serve(batch);
     }
-    if args.iter().any(|arg| arg == "--raw-epoll-server") {
+    if std::env::args().any(|arg| arg == "--raw-epoll-server") {
         raw::serve_many();
     }
     let samples = number_after("--samples").unwrap_or(SAMPLES);
@@ -152,59 +136,4 @@ fn compare(
         batch as f64 * 1e6 / grant_us,
         broker.bytes_per_allocation(),
     );
-}
-
-fn quantile_us(times: &mut [Duration], percent: usize) -> f64 {
-    times.sort_unstable();
-    times[(times.len() - 1) * percent / 100].as_nanos() as f64 / 1000.0
-}
-
-fn raise_nofile() -> usize {
-    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("getrlimit");
-    let limit = hard.min(MOST_FDS);
-    setrlimit(Resource::RLIMIT_NOFILE, limit, hard).expect("up to the hard limit is allowed");
-    usize::try_from(limit).expect("at most MOST_FDS")
-}
-
-/// Pins this process, and so its children, to the last CPU it may run on.
-fn pin_to_one_cpu() -> usize {
-    let myself = Pid::from_raw(0);
-    let allowed = sched_getaffinity(myself).expect("affinity");
-    let cpu = (0..CpuSet::count()).rev().find(|cpu| allowed.is_set(*cpu).unwrap_or(false));
-    let cpu = cpu.expect("this process runs somewhere");
-    let mut one = CpuSet::new();
-    one.set(cpu).expect("a CPU of this machine");
-    sched_setaffinity(myself, &one).expect("affinity");
-    cpu
-}
-
-fn connect_to(path: &Path) -> OwnedFd {
-    let flags = SockFlag::SOCK_CLOEXEC;
-    let sock = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).expect("socket");
-    connect(sock.as_raw_fd(), &UnixAddr::new(path).expect("a short path")).expect("connect");
-    sock
-}
-
-/// Makes `fd` the child's fd 3, open across exec.
-fn give_fd_3(command: &mut Command, fd: i32) {
-    let dup = move || match fd {
-        // dup2 onto itself would leave close-on-exec set.
-        // SAFETY: fcntl is async-signal-safe and touches no memory of this process.
-        3 => unsafe { libc::fcntl(3, libc::F_SETFD, 0) },
-        // SAFETY: as above, for dup2.
-        _ => unsafe { libc::dup2(fd, 3) },
-    };
-    // SAFETY: `dup` only makes async-signal-safe calls.
-    unsafe {
-        command.pre_exec(move || match dup() {
-            -1 => Err(std::io::Error::last_os_error()),
-            _ => Ok(()),
-        });
-    }
-}
-
-fn end(child: &mut Child) {
-    // One that has ended already is what is wanted.
-    let _ = child.kill();
-    let _ = child.wait();
 }

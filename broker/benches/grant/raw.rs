@@ -13,7 +13,7 @@ use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept4, bind, listen, socket,
 };
 
-use crate::wire::Wire;
+use crate::common::wire::Wire;
 
 /// A server that answers 64 bytes with 64 bytes and `batch` fds.
 pub struct RawPeer {
@@ -30,7 +30,7 @@ impl RawPeer {
         }
         let mut command = Command::new(std::env::current_exe().expect("own path"));
         command.args(["--raw-server", &batch.to_string()]);
-        crate::give_fd_3(&mut command, theirs.as_raw_fd());
+        crate::common::give_fd_3(&mut command, theirs.as_raw_fd());
         let child = command.spawn().expect("the raw server starts");
         RawPeer { child, wire: Wire::new(sock), batch }
     }
@@ -44,7 +44,7 @@ impl RawPeer {
 
 impl Drop for RawPeer {
     fn drop(&mut self) {
-        crate::end(&mut self.child);
+        crate::common::end(&mut self.child);
     }
 }
 
@@ -66,19 +66,19 @@ impl RawServer {
         listen(&listener, Backlog::new(1024).expect("small")).expect("listen");
         let mut command = Command::new(std::env::current_exe().expect("own path"));
         command.arg("--raw-epoll-server");
-        crate::give_fd_3(&mut command, listener.as_raw_fd());
+        crate::common::give_fd_3(&mut command, listener.as_raw_fd());
         let child = command.spawn().expect("the raw server starts");
         RawServer { child, path, _dir: dir }
     }
 
     pub fn connect(&self) -> Wire {
-        Wire::new(crate::connect_to(&self.path))
+        Wire::new(crate::common::connect_to(&self.path))
     }
 }
 
 impl Drop for RawServer {
     fn drop(&mut self) {
-        crate::end(&mut self.child);
+        crate::common::end(&mut self.child);
     }
 }
 

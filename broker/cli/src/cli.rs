@@ -17,12 +17,16 @@ Examples:
     fdbroker status
     fdbroker ls
     fdbroker holders 12.3
+  Share a file by name, in memory:
+    fdbroker put model/a weights.bin
+    fdbroker get model/a | sha256sum
   Before maintenance:
     fdbroker drain --wait 600
 
 Environment:
-  FDBROKER_SOCKET         the broker's socket for clients
-  FDBROKER_ADMIN_SOCKET   the broker's socket for all commands except run and demo. Default: DIR-admin/admin.sock if
+  FDBROKER_SOCKET         the broker's socket for clients: of demo, objects, put, get, rm, pin and watch --objects.
+                          Default: $XDG_RUNTIME_DIR/fdbroker/broker.sock if it exists, else /run/fdbroker/broker.sock
+  FDBROKER_ADMIN_SOCKET   the broker's socket for all other commands except run. Default: DIR-admin/admin.sock if
                           FDBROKER_SOCKET is DIR/NAME, else $XDG_RUNTIME_DIR/fdbroker-admin/admin.sock if it exists,
                           else /run/fdbroker-admin/admin.sock
   NO_COLOR                if set, no colours on the terminal
@@ -55,6 +59,11 @@ pub enum Command {
     Evict(evict::Args),
     Revoke(revoke::Args),
     Drain(drain::Args),
+    Objects(objects::Args),
+    Put(put::Args),
+    Get(get::Args),
+    Rm(rm::Args),
+    Pin(pin::Args),
     Watch(watch::Args),
     Audit(audit::Args),
     Jobs(jobs::Args),

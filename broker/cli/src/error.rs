@@ -51,6 +51,9 @@ pub enum Error {
     /// The subject of the command does not exist.
     #[error("{0}")]
     NotFound(String),
+    /// A call of the client library failed.
+    #[error("{0}")]
+    Client(#[from] fdbroker_client::Error),
     /// The broker refused a query.
     #[error("the broker refused: {0}")]
     Refused(ErrorCode),
@@ -128,17 +131,27 @@ impl Error {
             Error::Denied { .. } | Error::NotFound(_) | Error::NotAdministrator(_) => {
                 exit::NOT_FOUND
             }
-            Error::Refused(code) => match code {
-                ErrorCode::NotConnected | ErrorCode::ShuttingDown => exit::NO_BROKER,
-                ErrorCode::NotPermitted | ErrorCode::Stale | ErrorCode::BadHandle => {
-                    exit::NOT_FOUND
-                }
-                _ => exit::ERROR,
-            },
+            // Without a word of the broker it is the broker that did not answer in time.
+            Error::Client(error) if error.code == ErrorCode::TimedOut && error.status.is_none() => {
+                exit::NO_BROKER
+            }
+            Error::Client(error) => status_of(error.code),
+            Error::Refused(code) => status_of(*code),
             Error::OutputClosed => exit::OK,
             Error::Interrupted(signal) => 128 + *signal as u8,
             _ => exit::ERROR,
         }
+    }
+}
+
+/// The exit status of a refusal.
+fn status_of(code: ErrorCode) -> u8 {
+    match code {
+        ErrorCode::NotConnected | ErrorCode::ShuttingDown => exit::NO_BROKER,
+        ErrorCode::NotPermitted | ErrorCode::Stale | ErrorCode::BadHandle => exit::NOT_FOUND,
+        // Of objects: there is none that can be had now, or in the time that was given.
+        ErrorCode::NotFound | ErrorCode::NotSealed | ErrorCode::TimedOut => exit::NOT_FOUND,
+        _ => exit::ERROR,
     }
 }
 

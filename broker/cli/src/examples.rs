@@ -26,7 +26,7 @@ fn words(line: &str) -> Vec<String> {
 /// Every call of fdbroker in the line: also as an argument of another command, or of a shell.
 fn calls(line: &str) -> Vec<Vec<String>> {
     let mut all = Vec::new();
-    let is_between = |word: &String| ["|", "&", ";", ">"].contains(&word.as_str());
+    let is_between = |word: &String| ["|", "&", "&&", ";", ">"].contains(&word.as_str());
     for command in words(line).split(is_between) {
         let starts = (0..command.len()).filter(|at| command[*at] == "fdbroker");
         all.extend(starts.map(|at| command[at..].to_vec()));

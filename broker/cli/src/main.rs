@@ -2,6 +2,7 @@
 
 mod acts;
 mod admin;
+mod by_name;
 mod cli;
 mod commands;
 mod error;
@@ -52,6 +53,11 @@ fn dispatch(command: Command) -> Result<ExitCode> {
         Command::Evict(args) => evict::run(args)?,
         Command::Revoke(args) => revoke::run(args)?,
         Command::Drain(args) => drain::run(&args)?,
+        Command::Objects(args) => done(objects::run(&args))?,
+        Command::Put(args) => done(put::run(&args))?,
+        Command::Get(args) => done(get::run(&args))?,
+        Command::Rm(args) => rm::run(&args)?,
+        Command::Pin(args) => pin::run(&args)?,
         Command::Watch(args) => done(watch::run(args))?,
         Command::Audit(args) => audit::run(&args)?,
         Command::Jobs(args) => done(jobs::run(&args))?,

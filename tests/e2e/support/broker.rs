@@ -37,6 +37,9 @@ const UNHURRIED: [(&str, &str); 2] = [
     ("grace_ms", "limits.grace_ms=600000"),
 ];
 
+/// Variables that a stand-in for a driver needs in the daemon, too, which takes its fds for the driver's.
+const OF_STAND_INS: [&str; 2] = ["LD_PRELOAD", "FDBROKER_CUDA_STUB_DIR"];
+
 /// How to start a daemon.
 #[derive(Clone, Debug, Default)]
 pub struct Setup {
@@ -167,6 +170,7 @@ impl Process {
         command.arg("--config").arg(dir.join("config.toml")).args(&setup.arguments).args(more);
         command.args(["--until-eof", "0", "--ready-fd", "1"]);
         command.env_clear().env("RUST_BACKTRACE", "1").env("FDBROKER_LOG", "debug");
+        command.envs(OF_STAND_INS.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log);
         if let Some(limit) = setup.nofile {
             // SAFETY: setrlimit(2) is async-signal-safe and touches no memory of the parent.

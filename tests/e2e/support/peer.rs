@@ -17,21 +17,15 @@ const PART_VARIABLE: &str = "FDBROKER_TEST_PART";
 const ENTRANCE: &str = "support::peer::peer_when_its_part_fails_then_the_test_hears_it";
 
 /// A part's name, and the function that plays it.
-type Part = (&'static str, fn(Link));
+pub type Part = (&'static str, fn(Link));
 
-/// Every part that a process may play.
-const PARTS: &[Part] = &[
-    ("fail", |_| panic!("as it was told")),
-    ("rank", super::rank::play),
-    ("forking", crate::death::play_forking),
-    ("crowded", crate::local_limit::play_crowded),
-    ("importing", crate::cache::play_importing),
-    ("comeback", crate::comeback::play),
-    ("objects", crate::objects::users::play),
-    ("objects of this user", crate::objects::users::play_own),
-    ("hung file server", super::fuse_server::play),
-    ("hung file depositor", super::fuse::play_depositor),
-];
+/// The part of a helper that fails.
+const FAILING: Part = ("fail", |_| panic!("as it was told"));
+
+/// The part of this name, which the test program has.
+fn part(name: &str) -> Option<&'static Part> {
+    [&FAILING].into_iter().chain(crate::PARTS).find(|(its, _)| *its == name)
+}
 
 /// Lines between a test and its helper, both ways.
 #[derive(Debug)]
@@ -82,7 +76,7 @@ pub struct Peer {
 
 impl Peer {
     pub fn start(part: &str) -> Peer {
-        assert!(PARTS.iter().any(|(name, _)| *name == part), "nobody plays {part}");
+        assert!(self::part(part).is_some(), "nobody plays {part}");
         let (here, there) = UnixStream::pair().expect("a socket pair");
         let child = Command::new("/proc/self/exe")
             .args(["--exact", ENTRANCE, "--nocapture", "--test-threads=1"])
@@ -169,13 +163,13 @@ pub fn from_words<'a>(words: impl Iterator<Item = &'a str>) -> Vec<Handle> {
 /// In a helper process, plays its part. In a test run, checks that the failure of a helper is noticed.
 #[test]
 fn peer_when_its_part_fails_then_the_test_hears_it() {
-    let Ok(part) = std::env::var(PART_VARIABLE) else {
+    let Ok(name) = std::env::var(PART_VARIABLE) else {
         let mut peer = Peer::start("fail");
         assert_eq!(peer.link.hear(), None);
         assert_eq!(peer.child.wait().expect("wait").code(), Some(101));
         return;
     };
-    let (_, play) = PARTS.iter().find(|(name, _)| *name == part).expect("a part of the play");
+    let (_, play) = part(&name).expect("a part of the play");
     let stdin = std::io::stdin().as_fd().try_clone_to_owned().expect("dup");
     play(Link::new(stdin.into()));
 }

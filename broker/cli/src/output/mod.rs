@@ -65,6 +65,11 @@ impl Output {
     }
 }
 
+/// Text that somebody else chose, without what a terminal would obey.
+pub fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
 /// Whether to colour: on a terminal, unless NO_COLOR says no (<https://no-color.org>).
 pub fn colour_wanted(is_terminal: bool) -> bool {
     let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());

@@ -4,11 +4,12 @@
 pub mod allocations;
 pub mod clients;
 pub mod leases;
+pub mod objects;
 mod users;
 
 pub use users::user;
 
-use crate::output::{commas, human_size, seconds};
+use crate::output::{commas, human_size, printable, seconds};
 use crate::table::Value;
 use fdbroker_protocol::admin::{NodeStatus, Use};
 use fdbroker_protocol::{AllocationId, ByCounter, ByGauge, ByResource, Resource, Unit};
@@ -145,7 +146,7 @@ pub fn name(bytes: &[u8]) -> Value {
 pub fn client_name(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     let name = String::from_utf8_lossy(&bytes[..end]);
-    name.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+    printable(&name)
 }
 
 /// The name of a job, or its key if it has no name; `None`: no job.

@@ -7,7 +7,7 @@ use fdbroker_protocol::{Resource, Scope, Unit};
 /// What a column holds. It decides how values are compared, read from a filter and printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Any text, fit for a terminal.
+    /// Any text.
     Text,
     /// One of these words.
     Word(&'static [&'static str]),

@@ -27,7 +27,7 @@ pub struct List<R: 'static> {
     no_headings: bool,
 }
 
-impl<R: Record + Copy> List<R> {
+impl<R: Clone> List<R> {
     /// Checks the flags. `None`: `-H` was given, and the columns are printed.
     pub fn new(
         name: &'static str,
@@ -55,21 +55,26 @@ impl<R: Record + Copy> List<R> {
         }))
     }
 
-    /// Prints the selected records of the broker as a table, or as `{"NAME":[{...},...]}`.
-    pub fn run(self, admin: &mut Admin, selection: Selection) -> Result<()> {
+    /// Prints the records as a table, or as `{"NAME":[{...},...]}`.
+    pub fn print(self, each_page: impl FnOnce(Taker<'_, R>) -> Result<()>) -> Result<()> {
         let (mut out, is_json) = (Output::stdout(), self.is_json);
         if is_json {
             out.text("{")?;
         }
-        self.write(admin, selection, &mut out)?;
+        self.write_pages(each_page, &mut out)?;
         if is_json {
             out.text("}\n")?;
         }
         out.finish()
     }
 
-    /// Writes the selected records as a table, or as the member `"NAME":[{...},...]` of a JSON object.
-    pub fn write(self, admin: &mut Admin, selection: Selection, out: &mut Output) -> Result<()> {
+    /// Writes the records that `each_page` hands on, a page at a time, as a table or as the member `"NAME":[{...},...]` of
+    /// a JSON object.
+    fn write_pages(
+        self,
+        each_page: impl FnOnce(Taker<'_, R>) -> Result<()>,
+        out: &mut Output,
+    ) -> Result<()> {
         let List { name, columns, filter, order, is_json, no_headings } = self;
         let mut rows = match is_json {
             true => {
@@ -86,7 +91,7 @@ impl<R: Record + Copy> List<R> {
         let is_wanted = |record: &R| filter.as_ref().is_none_or(|filter| filter.has(record));
         let left_out = match order {
             None => {
-                admin.each_page(selection, |page: &[R]| {
+                each_page(&mut |page: &[R]| {
                     let mut wanted = page.iter().filter(|record| is_wanted(record));
                     wanted.try_for_each(|record| rows.push(record, out))
                 })?;
@@ -94,8 +99,8 @@ impl<R: Record + Copy> List<R> {
             }
             Some(order) => {
                 let mut sorter = Sorter::new(order);
-                admin.each_page(selection, |page: &[R]| {
-                    page.iter().filter(|it| is_wanted(it)).for_each(|it| sorter.push(*it));
+                each_page(&mut |page: &[R]| {
+                    page.iter().filter(|it| is_wanted(it)).for_each(|it| sorter.push(it.clone()));
                     Ok(())
                 })?;
                 let (records, left_out) = sorter.finish();
@@ -114,6 +119,21 @@ impl<R: Record + Copy> List<R> {
         Ok(())
     }
 }
+
+impl<R: Record + Copy> List<R> {
+    /// Prints the selected records of the broker.
+    pub fn run(self, admin: &mut Admin, selection: Selection) -> Result<()> {
+        self.print(|take| admin.each_page(selection, take))
+    }
+
+    /// Writes the selected records of the broker as a table, or as a member of a JSON object.
+    pub fn write(self, admin: &mut Admin, selection: Selection, out: &mut Output) -> Result<()> {
+        self.write_pages(|take| admin.each_page(selection, take), out)
+    }
+}
+
+/// Takes a page of records.
+pub type Taker<'a, R> = &'a mut dyn FnMut(&[R]) -> Result<()>;
 
 /// Rows on their way to the output.
 enum Rows<R: 'static> {

@@ -1,6 +1,6 @@
 //! A value of a record: compared, as text, and as JSON. Must never round in JSON.
 
-use crate::output::{human_size, human_time, seconds};
+use crate::output::{human_size, human_time, printable, seconds};
 use fdbroker_protocol::AllocationId;
 use serde::{Serialize, Serializer};
 use std::borrow::Cow;
@@ -11,7 +11,7 @@ use std::cmp::Ordering;
 pub enum Value {
     /// No value: this text in a table, `null` in JSON.
     None(&'static str),
-    /// Any text, fit for a terminal.
+    /// Any text; in a table without control characters.
     Text(Cow<'static, str>),
     /// A count or number.
     Number(u64),
@@ -58,7 +58,7 @@ impl Value {
     pub fn shown(&self) -> String {
         match self {
             Value::None(text) => (*text).to_owned(),
-            Value::Text(text) => text.clone().into_owned(),
+            Value::Text(text) => printable(text),
             Value::Number(number) => number.to_string(),
             Value::Size(bytes) => human_size(*bytes),
             Value::Time(ms) => human_time(*ms),

@@ -14,6 +14,7 @@ mod join;
 mod limits;
 mod lists;
 mod metrics;
+mod objects;
 mod proc;
 mod report;
 #[path = "../../../../tests/common/mod.rs"]

@@ -17,9 +17,15 @@ time_seconds counts from 1970 (UTC).
 A service that an administrator has stopped is not started by this command, if the user may read the file `generations`
 beside the socket, as root and the broker's user may.
 
+With --objects it tells what happens to named objects instead: sealed (it can be had), replaced, deleted (also when its time is
+over), evicted, aborted (it was in the making), each with the version, and lost when events were. It asks the clients' socket
+(FDBROKER_SOCKET), and shows the objects of the user who runs it.
+
 Examples:
   fdbroker watch
   fdbroker watch --filter pid:4711
+  fdbroker watch --objects
+  fdbroker watch --objects model/
   fdbroker watch --json | jq -c 'select(.event == \"refusal\")'
 
 Exit status: 0 after Ctrl-C, 3 if the broker has ended and no other has started.";
@@ -32,6 +38,12 @@ pub struct Args {
     /// uid:N or job:NAME
     #[arg(long, value_name = "WHAT")]
     pub filter: Option<Subject>,
+    /// What happens to named objects instead; with PREFIX only to those whose names begin with it
+    #[arg(long, value_name = "PREFIX", num_args = 0..=1, default_missing_value = "", conflicts_with = "filter")]
+    pub objects: Option<String>,
+    /// With --objects: the names of this process's job (its cgroup), instead of the user's
+    #[arg(long, requires = "objects")]
+    pub job: bool,
     /// One JSON object per line
     #[arg(short = 'J', long)]
     pub json: bool,

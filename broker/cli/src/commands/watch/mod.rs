@@ -7,6 +7,7 @@ pub use args::Args;
 
 use crate::admin::again;
 use crate::admin::{Admin, Selection};
+use crate::by_name;
 use crate::error::{Context, Error, Result};
 use crate::events::stream::{self, Back, Stream, Told, Watching};
 use crate::events::view::{self, EventView, reconnected};
@@ -51,6 +52,9 @@ impl ReconnectedView {
 
 /// Prints events until a signal, or until the broker has ended and no other has started.
 pub fn run(args: Args) -> Result<()> {
+    if let Some(prefix) = &args.objects {
+        return by_name::watch::run(prefix, args.job, args.json);
+    }
     let signals = Signals::take_over()?;
     let mut admin = Admin::from_env()?;
     let selection = match &args.filter {

@@ -1,4 +1,5 @@
 //! The real daemon, spoken to in its own protocol with no library between.
+#![allow(dead_code, reason = "each benchmark uses its part")]
 
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -17,7 +18,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use zerocopy::FromZeros;
 use zerocopy::little_endian::{U16, U32, U64};
 
-use crate::wire::Wire;
+use super::wire::Wire;
 
 /// Bytes of one allocation. Nothing is touched, so no memory is used.
 const ALLOCATION_BYTES: u64 = 4096;
@@ -27,11 +28,13 @@ const HEADROOM: usize = 2048;
 /// A connection of a client.
 pub struct Connection {
     pub wire: Wire,
-    writer: Writer,
+    pub writer: Writer,
     /// The connection lives as long as its event socket.
     _event: OwnedFd,
-    credits: u32,
-    leases: Vec<LeaseItem>,
+    /// Fds that it may deposit.
+    pub credits: u32,
+    /// Leases that it has not given back.
+    pub leases: Vec<LeaseItem>,
 }
 
 /// A daemon with allocations registered, and the handles of those that it holds.
@@ -48,7 +51,7 @@ pub struct Broker {
 
 impl Connection {
     fn open(dir: &std::path::Path) -> Self {
-        let mut wire = Wire::new(crate::connect_to(&dir.join("fdbroker/broker.sock")));
+        let mut wire = Wire::new(super::connect_to(&dir.join("fdbroker/broker.sock")));
         let mut writer = Writer::new();
         let hello = Hello {
             magic: HELLO_MAGIC,
@@ -132,7 +135,17 @@ impl Broker {
 
     /// Memory that the daemon has taken since it started, for each registered allocation.
     pub fn bytes_per_allocation(&self) -> f64 {
-        (resident_bytes(&self.child) - self.resident_before) as f64 / self.registered as f64
+        (self.resident_bytes() - self.resident_before) as f64 / self.registered as f64
+    }
+
+    /// Memory of the daemon.
+    pub fn resident_bytes(&self) -> u64 {
+        resident_bytes(&self.child)
+    }
+
+    /// Fds open in the daemon.
+    pub fn open_fds(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).expect("it runs").count()
     }
 
     /// The next one of those that are held, far from the one before in the registry.
@@ -200,7 +213,7 @@ impl Broker {
 
 impl Drop for Broker {
     fn drop(&mut self) {
-        crate::end(&mut self.child);
+        super::end(&mut self.child);
     }
 }
 
@@ -217,9 +230,9 @@ fn start_daemon(dir: &std::path::Path, cap: usize, most_held: usize) -> Child {
     let (mut ready, ready_end) = std::io::pipe().expect("pipe");
     let mut command = Command::new(env!("CARGO_BIN_EXE_fdbrokerd"));
     command.arg("--private").arg(dir).args(["--ready-fd", "3", "--max-fds", &cap.to_string()]);
-    command.arg("--config").arg(&config).env("RUST_LOG", "warn");
+    command.arg("--config").arg(&config).env("FDBROKER_LOG", "warn");
     command.stdin(Stdio::null());
-    crate::give_fd_3(&mut command, ready_end.as_raw_fd());
+    super::give_fd_3(&mut command, ready_end.as_raw_fd());
     let child = command.spawn().expect("fdbrokerd starts");
     drop(ready_end);
     let mut line = String::new();
@@ -237,7 +250,8 @@ fn sealed_memfd(bytes: u64) -> OwnedFd {
     memfd
 }
 
-fn parse(bytes: &[u8]) -> Message<'_> {
+/// The answer of the daemon, which must not be a refusal.
+pub fn parse(bytes: &[u8]) -> Message<'_> {
     let message = Message::parse(bytes).expect("a message");
     if message.kind == Kind::Failed {
         panic!("the daemon refused: {}", message.body_as::<Status>().expect("status"));

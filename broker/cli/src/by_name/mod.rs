@@ -1,0 +1,93 @@
+//! What the commands for named objects share: the connection of a client, names, times and what is said of them. Must never use
+//! the socket of the administrator: objects are those of the user.
+
+pub mod watch;
+
+use crate::error::{Error, Result};
+use crate::table::Kind;
+use crate::table::Value;
+use fdbroker_client::{Client, Deadline, ErrorCode, Objects};
+use fdbroker_protocol::is_object_name;
+use std::time::Duration;
+
+/// Longest wait for an answer that depends on nobody else. A broker that takes longer hangs.
+const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+
+/// Connects to the broker of this environment. `of_job`: the names are those of this process's job.
+pub fn connect(of_job: bool) -> Result<Objects> {
+    let objects = Client::builder().name("fdbroker").connect()?.objects();
+    Ok(if of_job { objects.of_job() } else { objects })
+}
+
+/// When an answer is to be there.
+pub fn soon() -> Deadline {
+    Deadline::after(ANSWER_LIMIT)
+}
+
+/// Reads the name of an object from the command line.
+pub fn name(text: &str) -> std::result::Result<String, String> {
+    match is_object_name(text.as_bytes()) {
+        true => Ok(text.to_owned()),
+        false => Err("a name has 1 to 255 bytes of UTF-8".into()),
+    }
+}
+
+/// Reads a time span from the command line, such as 30s or 5m.
+pub fn time(text: &str) -> std::result::Result<Duration, String> {
+    match Kind::Time.parse(text)? {
+        Value::Time(ms) => Ok(Duration::from_millis(ms)),
+        _ => Err("no time".into()),
+    }
+}
+
+/// What came of one name of several, in JSON.
+#[derive(Debug, serde::Serialize)]
+pub struct OutcomeView<'a> {
+    name: &'a str,
+    done: bool,
+    error: Option<&'static str>,
+}
+
+/// Says what came of each name; `done` says it for people. Gives the exit status.
+pub fn tell(
+    outcomes: &[(&str, std::result::Result<(), fdbroker_client::Error>)],
+    done: &str,
+    is_json: bool,
+) -> Result<u8> {
+    use crate::error::exit;
+    use crate::output::{Output, printable, say};
+    let mut out = Output::stdout();
+    if is_json {
+        let each = outcomes.iter().map(|(name, outcome)| {
+            let error = outcome.as_ref().err().map(|error| error.code.name());
+            OutcomeView { name, done: outcome.is_ok(), error }
+        });
+        out.json_line(&serde_json::json!({ "objects": each.collect::<Vec<_>>() }))?;
+    } else {
+        for (name, _) in outcomes.iter().filter(|(_, outcome)| outcome.is_ok()) {
+            out.text(&format!("{} {done}\n", printable(name)))?;
+        }
+    }
+    out.finish()?;
+    let mut status = exit::OK;
+    for (name, outcome) in outcomes {
+        if let Err(error) = outcome {
+            say!("fdbroker: {}: {}", printable(name), reason(error));
+            let its = Error::from(error.clone()).exit_status();
+            // Of several, the one that is not only that there is no such object.
+            status = if status == exit::OK { its } else { status.min(its) };
+        }
+    }
+    Ok(status)
+}
+
+/// The error of one name, whose context would only say the name again.
+fn reason(error: &fdbroker_client::Error) -> String {
+    match error.status {
+        Some(status) if error.code == ErrorCode::Version => {
+            format!("VERSION: it has version {} now; look at it again", status.value)
+        }
+        Some(status) => status.to_string(),
+        None => error.to_string(),
+    }
+}

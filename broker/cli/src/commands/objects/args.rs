@@ -1,0 +1,28 @@
+//! The arguments of `fdbroker objects` and their help. Must never do anything.
+
+use crate::table::{self, ListArgs};
+
+const EXAMPLES: &str = "\
+Examples:
+  fdbroker objects                                 all objects of this user
+  fdbroker objects model/                          those whose names begin with model/
+  fdbroker objects --sort SIZE:desc -o NAME,SIZE,LEASES
+  fdbroker objects --filter 'STATE == making or LEASES == 0'
+  fdbroker objects model/ --json | jq -r '.objects[].name'
+
+An object is memory with a name. `fdbroker put` makes one, `fdbroker get` reads it, `fdbroker rm` takes its name away. The list is
+that of the user who runs the command, in the order of the names; FDBROKER_SOCKET names the broker.";
+
+/// List named objects
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = table::after_help(EXAMPLES))]
+pub struct Args {
+    /// Only names that begin with this
+    #[arg(default_value = "", hide_default_value = true)]
+    pub prefix: String,
+    /// The names of this process's job (its cgroup), instead of the user's
+    #[arg(long)]
+    pub job: bool,
+    #[command(flatten)]
+    pub list: ListArgs,
+}

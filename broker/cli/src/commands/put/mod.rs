@@ -1,0 +1,189 @@
+//! `fdbroker put`: makes objects from files. Must never show a part of what was asked for: all files are read before a name
+//! appears.
+
+mod args;
+mod input;
+
+pub use args::Args;
+
+use crate::by_name::{connect, name, soon};
+use crate::error::{Error, Result};
+use crate::output::{Output, human_size, human_time, printable, say};
+use fdbroker_client::{Deadline, ErrorCode, NewObject, ObjectOptions, Place};
+use fdbroker_protocol::limits::MAX_GROUP;
+use input::Input;
+use serde::Serialize;
+use std::path::Path;
+use std::time::Duration;
+
+/// What was made, in JSON.
+#[derive(Serialize)]
+struct PutView<'a> {
+    version: u64,
+    ttl_seconds: Option<f64>,
+    pinned: bool,
+    objects: Vec<MadeView<'a>>,
+}
+
+#[derive(Serialize)]
+struct MadeView<'a> {
+    name: &'a str,
+    size_bytes: u64,
+}
+
+/// Longest wait for room under a cap, and for the broker's look at what was made.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+pub fn run(args: &Args) -> Result<()> {
+    let names = names(args)?;
+    let mut inputs = Vec::new();
+    for file in &args.files {
+        inputs.push(Input::open(file)?);
+    }
+    let objects = connect(false)?;
+    let members: Vec<NewObject<'_>> = names
+        .iter()
+        .zip(&inputs)
+        .map(|(name, input)| NewObject {
+            metadata: args.meta.as_bytes(),
+            ..NewObject::new(name, input.size_bytes())
+        })
+        .collect();
+    let options = ObjectOptions {
+        replace: args.replace,
+        keep: (!args.pin).then(|| args.keep.unwrap_or_default()),
+        pin: args.pin,
+        evictable: args.evictable,
+        ..ObjectOptions::default()
+    };
+    let group = objects.create(&members, Place::Host, options, Deadline::after(PATIENCE));
+    let mut group = group.map_err(|error| explained(error, &names))?;
+    for (index, input) in inputs.iter_mut().enumerate() {
+        input.read_into(group.bytes_mut(index)?)?;
+    }
+    let version = group.seal(Deadline::after(PATIENCE));
+    let version = version.map_err(|failed| explained(failed.error, &names))?;
+    // What the broker made of the time that was asked for. Another put may have replaced it.
+    let info = objects.stat(&names[0], soon()).ok().filter(|info| info.version == version);
+    let ttl = info.and_then(|info| info.ttl_left);
+
+    let each = names.iter().zip(&inputs);
+    let made: Vec<MadeView<'_>> =
+        each.map(|(name, input)| MadeView { name, size_bytes: input.size_bytes() }).collect();
+    let mut out = Output::stdout();
+    if args.json {
+        let ttl_seconds = ttl.map(|it| it.as_secs_f64());
+        out.json_line(&PutView { version, ttl_seconds, pinned: args.pin, objects: made })?;
+        return out.finish();
+    }
+    for it in &made {
+        let (name, size) = (printable(it.name), human_size(it.size_bytes));
+        out.text(&format!("{name}  version {version}  {size}\n"))?;
+    }
+    out.finish()?;
+    if let Some(ttl) = ttl {
+        say_how_long(ttl, args.keep);
+    }
+    Ok(())
+}
+
+/// Says what the user did not ask for.
+fn say_how_long(ttl: Duration, wanted: Option<Duration>) {
+    // As it was when the group was sealed.
+    let time = human_time(ttl.as_secs().saturating_add(1).saturating_mul(1000));
+    match wanted {
+        None => say!(
+            "fdbroker: it stays for {time} after its last use; --keep=TTL makes that shorter, --pin makes it stay"
+        ),
+        Some(wanted) if wanted > ttl + Duration::from_secs(1) => say!(
+            "fdbroker: it stays for {time} after its last use, the most that the broker allows (limits.keep_ttl_ms); --pin makes it stay"
+        ),
+        Some(_) => {}
+    }
+}
+
+/// An error whose remedy is a flag of this command.
+fn explained(error: fdbroker_client::Error, names: &[String]) -> Error {
+    let index = error.status.and_then(|status| usize::try_from(status.value.get()).ok());
+    match index.and_then(|index| names.get(index)) {
+        Some(name) if error.code == ErrorCode::Exists => Error::Other(format!(
+            "{}: EXISTS: an object has this name, or is being made under it; remove it (`fdbroker rm`), or take its place with --replace",
+            printable(name)
+        )),
+        _ => error.into(),
+    }
+}
+
+/// The name of each object.
+fn names(args: &Args) -> Result<Vec<String>> {
+    if args.files.len() > MAX_GROUP {
+        return Err(Error::Usage(format!(
+            "{} files, and a group has {MAX_GROUP} objects at most; put them in several calls (`xargs -n {MAX_GROUP}`)",
+            args.files.len()
+        )));
+    }
+    let is_prefix = args.name.ends_with('/');
+    if args.files.len() > 1 && !is_prefix {
+        let what = "with several files NAME is what their names begin with";
+        return Err(Error::Usage(format!("{what}; end it with `/`")));
+    }
+    if !is_prefix {
+        return Ok(vec![args.name.clone()]);
+    }
+    let of = |file: &std::path::PathBuf| {
+        let base = base_name(file)?;
+        name(&format!("{}{base}", args.name))
+            .map_err(|why| Error::Usage(format!("{}: {why}", file.display())))
+    };
+    let names = args.files.iter().map(of).collect::<Result<Vec<_>>>()?;
+    let mut sorted = names.clone();
+    sorted.sort_unstable();
+    match sorted.windows(2).find(|two| two[0] == two[1]) {
+        Some(two) => Err(Error::Usage(format!("two files would be called {}", two[0]))),
+        None => Ok(names),
+    }
+}
+
+/// A file's own name, as the end of an object's.
+fn base_name(file: &Path) -> Result<&str> {
+    let wrong = |why: &str| Error::Usage(format!("{}: {why}", file.display()));
+    if file == Path::new("-") {
+        return Err(wrong("standard input has no name; give it a NAME that does not end with `/`"));
+    }
+    let base = file.file_name().ok_or_else(|| wrong("it is no file"))?;
+    base.to_str()
+        .ok_or_else(|| wrong("its name is not UTF-8; put it alone, with a NAME of its own"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn names_of(words: &[&str]) -> Result<Vec<String>> {
+        let line = ["put"].iter().chain(words);
+        names(&Line::try_parse_from(line).expect("the form is right").args)
+    }
+
+    #[test]
+    fn names_when_one_file_or_several_then_as_cp_would_call_them() {
+        assert_eq!(names_of(&["model/a", "x/y.bin"]).expect("one"), ["model/a"]);
+        assert_eq!(names_of(&["model/", "x/y.bin"]).expect("one"), ["model/y.bin"]);
+        assert_eq!(names_of(&["m/", "a", "/b/c"]).expect("two"), ["m/a", "m/c"]);
+        assert_eq!(names_of(&["a", "-"]).expect("stdin"), ["a"]);
+    }
+
+    #[test]
+    fn names_when_they_cannot_be_told_apart_then_usage() {
+        for words in [&["a", "b", "c"][..], &["m/", "x/a", "y/a"], &["m/", "-"], &["m/", ".."]] {
+            let error = names_of(words).expect_err("refused");
+            assert_eq!(error.exit_status(), crate::error::exit::USAGE, "{error}");
+        }
+    }
+}

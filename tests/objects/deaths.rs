@@ -1,0 +1,171 @@
+//! Ends: of makers, readers, brokers and listeners. What is not sealed or not kept goes with its maker, at once; what is kept stays;
+//! nothing stays charged.
+
+use crate::support::broker::{Broker, Setup};
+use crate::support::manager::Manager;
+use crate::support::peer::Peer;
+use crate::support::wait::eventually;
+use crate::wire::{KEEP, LONG_MS, Objects, PIN, seal_memory};
+use fdbroker_protocol::{ErrorCode, Status};
+use nix::sys::signal::Signal;
+
+fn maker(broker: &Broker) -> Peer {
+    let mut peer = Peer::start("maker");
+    assert_eq!(peer.ask(&format!("connect {}", broker.socket().display())), "OK");
+    peer
+}
+
+// 20 unsealed blobs were charged for half a second after a SIGKILL (vineyard).
+#[test]
+fn maker_when_killed_with_unsealed_groups_then_nothing_stays_charged() {
+    let broker = Broker::start();
+    let mut maker = maker(&broker);
+    for at in 0..20 {
+        assert_eq!(maker.ask(&format!("begin blob/{at} text 4")), "OK");
+    }
+    assert_eq!(broker.status().uses.object_names.now.get(), 20);
+    maker.kill();
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn maker_when_killed_between_two_seals_then_the_first_stays_and_the_second_never_was() {
+    let broker = Broker::start();
+    let mut reader = Objects::connect(&broker.socket());
+    let mut first = maker(&broker);
+    assert_eq!(first.ask(&format!("begin second text {KEEP}")), "OK");
+    first.ask(&format!("put first text {KEEP}")).parse::<u64>().expect("a version");
+    first.ask("put third text 0").parse::<u64>().expect("a version");
+    let id = reader.start_get(&["second"], LONG_MS);
+    eventually("it waits", || broker.status().uses.parked_requests.now.get() == 1);
+    let held = {
+        let mut other = Objects::connect(&broker.socket());
+        let held = other.get(&["third"], 0).expect("sealed");
+        (other, held)
+    };
+    first.kill();
+    eventually("its end is noticed", || broker.status().uses.connections.now.get() == 2);
+
+    let (mut other, held) = held;
+    assert_eq!(other.read("first").expect("it is kept").0, b"text");
+    let refusal = other.get(&["third"], 0).expect_err("it was not kept");
+    assert_eq!(refusal.result(), Err(ErrorCode::NotFound));
+    assert_eq!(held.bytes(0), b"text", "a reader keeps what it has");
+    let mut second = maker(&broker);
+    second.ask("put second again 0").parse::<u64>().expect("the name is free");
+    let got = reader.finish_get(id).expect("another maker came");
+    assert_eq!(got.bytes(0), b"again");
+    other.release(held);
+    assert!(other.delete(&["first"])[0].is_ok());
+    drop((got, reader, other, second));
+    broker.assert_nothing_left();
+}
+
+// A disconnect ended others' objects (ARROW-1788).
+#[test]
+fn client_when_it_ends_then_the_objects_of_others_and_what_they_wait_for_stay() {
+    let broker = Broker::start();
+    let mut maker = Objects::connect(&broker.socket());
+    let mut reader = Objects::connect(&broker.socket());
+    maker.put("a", b"text", 0).expect("made");
+    let (group, memfd) = maker.begin(&[("b", b"more")], 0).expect("begun");
+    let id = reader.start_get(&["b", "a"], LONG_MS);
+    for _ in 0..20 {
+        let mut other = Objects::connect(&broker.socket());
+        let got = other.get(&["a"], 0).expect("sealed");
+        other.start_get(&["b"], LONG_MS);
+        other.watch("").expect("watched");
+        // Its fds go without a word.
+        drop((other, got));
+    }
+    seal_memory(&memfd);
+    maker.seal(group).expect("sealed");
+    let got = reader.finish_get(id).expect("both");
+    assert_eq!((got.bytes(0), got.bytes(1)), (b"more".to_vec(), b"text".to_vec()));
+    drop((got, maker, reader, memfd));
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn reader_when_killed_then_its_leases_go_and_the_memory_with_them() {
+    let broker = Broker::start();
+    let mut client = Objects::connect(&broker.socket());
+    client.put("a", b"text", KEEP).expect("made");
+    let mut reader = Objects::connect(&broker.socket());
+    let got = reader.get(&["a"], 0).expect("sealed");
+    assert_eq!(client.stat(&["a"])[0].fixed.leases.get(), 1);
+    assert!(client.delete(&["a"])[0].is_ok());
+    drop((reader, got));
+    eventually("it goes", || broker.status().uses.allocations.now.get() == 0);
+    drop(client);
+    broker.assert_nothing_left();
+}
+
+// State was lost with the daemon (GPU Memory Service).
+#[test]
+fn broker_when_another_takes_over_then_kept_objects_have_the_same_bytes_and_versions_go_on() {
+    let mut broker = Broker::start();
+    let mut client = Objects::connect(&broker.socket());
+    let kept = client.put_group(&[("k/a", b"one"), ("k/b", b"two")], KEEP).expect("made");
+    let pinned = client.put("p", b"three", PIN).expect("made");
+    drop(client);
+    broker.take_over();
+    let mut client = Objects::connect(&broker.socket());
+    let got = client.get(&["k/b", "p", "k/a"], 0).expect("they are kept");
+    assert_eq!(
+        [got.bytes(0), got.bytes(1), got.bytes(2)],
+        [b"two".to_vec(), b"three".to_vec(), b"one".to_vec()]
+    );
+    assert_eq!([got.version(0), got.version(1)], [kept, pinned]);
+    client.release(got);
+    let later = client.put("later", b"x", 0).expect("made");
+    assert!(later > pinned, "a version is never used twice");
+    assert!(client.delete(&["k/a", "k/b", "p", "later"]).iter().all(Status::is_ok));
+    drop(client);
+    eventually("nothing is kept", || broker.status().uses.kept_fds.now.get() == 0);
+}
+
+#[test]
+fn broker_when_restarted_by_the_service_manager_then_kept_objects_have_the_same_bytes() {
+    let mut manager = Manager::new(&[]);
+    manager.start(&[]);
+    let mut client = Objects::connect(&manager.socket());
+    let kept = client.put_group(&[("k/a", b"one"), ("k/b", b"two")], KEEP).expect("made");
+    client.put("not kept", b"x", 0).expect("made");
+    drop(client);
+    assert!(manager.end(Signal::SIGTERM).success(), "{}", manager.log());
+    manager.start(&[]);
+    let mut client = Objects::connect(&manager.socket());
+    assert_eq!(client.read("k/b").expect("it is kept"), (b"two".to_vec(), kept));
+    assert_eq!(client.read("k/a").expect("it is kept"), (b"one".to_vec(), kept));
+    assert_eq!(crate::wire::code(client.get(&["not kept"], 0)), ErrorCode::NotFound);
+    assert!(client.put("later", b"x", 0).expect("made") > kept, "a version is never used twice");
+    assert!(client.delete(&["k/a", "k/b"]).iter().all(Status::is_ok));
+    assert_eq!(client.list("").len(), 1);
+}
+
+#[test]
+fn listener_when_the_next_broker_lacks_it_then_the_first_goes_on_and_its_objects_stay() {
+    let setup = Setup::new().listeners(&["one", "two"]);
+    let mut broker = setup.start();
+    let socket = |broker: &Broker, name: &str| broker.dir().join(name).join("broker.sock");
+    let mut client = Objects::connect(&socket(&broker, "two"));
+    client.put("a", b"of two", KEEP).expect("made");
+    drop(client);
+    let config = std::fs::read_to_string(broker.dir().join("config.toml")).expect("readable");
+    let (one, _) = config.rsplit_once("[[listener]]").expect("two listeners");
+    std::fs::write(broker.dir().join("config.toml"), one).expect("written");
+    let refusal = broker.try_take_over().expect_err("nobody could ever have its objects");
+    assert!(refusal.contains("two/broker.sock"), "{refusal}");
+
+    let mut one = Objects::connect(&socket(&broker, "one"));
+    let mut two = Objects::connect(&socket(&broker, "two"));
+    assert!(one.list("").is_empty(), "each listener has names of its own");
+    assert_eq!(crate::wire::code(one.get(&["a"], 0)), ErrorCode::NotFound);
+    one.put("a", b"of one", 0).expect("the name is free there");
+    assert_eq!(two.read("a").expect("the first broker goes on").0, b"of two");
+    assert!(two.delete(&["a"])[0].is_ok());
+    drop((one, two));
+    std::fs::write(broker.dir().join("config.toml"), config).expect("written");
+    broker.assert_nothing_left();
+}

@@ -1,0 +1,106 @@
+//! Names and metadata at their bounds and beyond. What cannot be a name ends the connection of its sender, and nobody else's.
+
+use crate::support::broker::Broker;
+use crate::support::raw::Raw;
+use crate::wire::{New, Objects, code, memory, seal_memory};
+use fdbroker_protocol::limits::{METADATA_BYTES, NAME_OF_OBJECT_BYTES};
+use fdbroker_protocol::object::ObjectState;
+use fdbroker_protocol::{ErrorCode, Kind};
+
+#[test]
+fn name_when_of_255_bytes_or_of_any_characters_then_it_is_got_by_it() {
+    let broker = Broker::start();
+    let mut client = Objects::connect(&broker.socket());
+    let longest = "x".repeat(NAME_OF_OBJECT_BYTES);
+    let widest = "é".repeat(NAME_OF_OBJECT_BYTES / 2);
+    let names =
+        [&longest, &widest, "/", "//a", "..", " ", "a\nb", "a\x1b[2J", "\u{10ffff}", "A", "a"];
+    for (number, name) in names.iter().enumerate() {
+        let text = number.to_string();
+        client.put(name, text.as_bytes(), 0).expect("a name");
+        assert_eq!(client.read(name).expect("sealed").0, text.as_bytes(), "{name:?}");
+    }
+    let mut sorted: Vec<&[u8]> = names.iter().map(|name| name.as_bytes()).collect();
+    sorted.sort_unstable();
+    let listed: Vec<Vec<u8>> = client.list("").into_iter().map(|record| record.name).collect();
+    assert_eq!(listed, sorted, "in the order of their bytes, each once");
+    drop(client);
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn name_when_empty_with_nul_or_not_utf8_then_only_its_sender_is_refused() {
+    let broker = Broker::start();
+    let mut other = Objects::connect(&broker.socket());
+    other.put("there", b"x", 0).expect("made");
+    let wrong: [&[u8]; 6] = [b"", b"a\0b", b"\0", b"\xff", b"a\xc3", b"\xed\xa0\x80"];
+    for name in wrong {
+        let mut client = Objects::connect(&broker.socket());
+        let memfd = memory(1);
+        match client.create(&[New::named(name, 1)], &memfd, 1, 0) {
+            Err(status) => assert_eq!(status.result(), Err(ErrorCode::Protocol), "{name:?}"),
+            Ok(_) => panic!("{name:?} is no name"),
+        }
+    }
+    assert_eq!(other.read("there").expect("others are served").0, b"x");
+    assert_eq!(other.list("").len(), 1);
+    drop(other);
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn metadata_when_as_large_as_may_be_then_stat_has_it_and_beyond_it_the_sender_is_refused() {
+    let broker = Broker::start();
+    let mut client = Objects::connect(&broker.socket());
+    let memfd = memory(1);
+    let with = |name: &str, bytes: usize| New { metadata: vec![9; bytes], ..New::named(name, 1) };
+    let largest =
+        [with("none", 0), with("short", 64), with("longer", 65), with("a", METADATA_BYTES)];
+    let group = client.create(&largest, &memfd, 1, 0).expect("begun");
+    seal_memory(&memfd);
+    client.seal(group).expect("sealed");
+    let got = client.get(&["short", "a", "none", "longer"], 0).expect("sealed");
+    let here: Vec<_> = got.items.iter().map(|item| item.metadata_here).collect();
+    assert_eq!((here, got.metadata.clone()), (vec![64, 0, 0, 0], vec![9; 64]));
+    let lengths: Vec<_> = got.items.iter().map(|item| item.metadata_len.get()).collect();
+    assert_eq!(lengths, [64, 4096, 0, 65]);
+    let records = client.stat(&["a", "longer", "unknown"]);
+    assert_eq!((records[0].metadata.len(), records[1].metadata.len()), (METADATA_BYTES, 65));
+    assert_eq!(records[2].fixed.state, ObjectState::Unknown as u8);
+    client.release(got);
+
+    let too_long = client.create(&[with("b", METADATA_BYTES + 1)], &memory(1), 1, 0);
+    let code = code(too_long);
+    assert!([ErrorCode::TooLong, ErrorCode::Protocol].contains(&code), "{code:?}");
+    let mut other = Objects::connect(&broker.socket());
+    assert!(other.list("b").is_empty());
+    drop((client, other));
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn message_when_it_claims_more_names_than_it_has_then_only_its_sender_is_refused() {
+    let broker = Broker::start();
+    for kind in [
+        Kind::ObjectAdd,
+        Kind::ObjectGet,
+        Kind::ObjectDelete,
+        Kind::ObjectStat,
+        Kind::ObjectTouch,
+        Kind::ObjectList,
+        Kind::ObjectWatch,
+        Kind::ObjectSeal,
+        Kind::ObjectAbort,
+    ] {
+        for (bytes, count) in [(0, 0), (3, 1), (24, 5), (32_000, 253)] {
+            let mut raw = Raw::connect(&broker.socket());
+            let body = vec![0xff_u8; bytes];
+            let answer = raw.request(kind, |writer| writer.push(body.as_slice()), count, &[]);
+            assert_eq!(answer.failure().result(), Err(ErrorCode::Protocol), "{kind} {bytes}");
+        }
+    }
+    let mut client = Objects::connect(&broker.socket());
+    client.put("a", b"x", 0).expect("others are served");
+    drop(client);
+    broker.assert_nothing_left();
+}
