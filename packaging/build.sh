@@ -12,7 +12,7 @@ usage: packaging/build.sh [deb|rpm]... [--output DIR] [--from DIR] [--release N]
 
 Builds the workspace in the profile `release`, and of it the packages fdbroker (service, command, manual pages), libfdbroker0,
 libfdbroker-dev (libfdbroker-devel), fdbroker-level-zero and fdbroker-cuda, stripped, with the debug information in packages of its
-own. Without deb or rpm it builds both. Needs debhelper for deb, and rpm with debugedit for rpm.
+own. Without deb or rpm it builds both. Needs debhelper for deb, and rpm with debugedit and elfutils for rpm.
 
   --output DIR        where the packages go (default: packages in the directory of cargo's target)
   --from DIR          package what was built before in DIR, from this checkout as it is, instead of building
@@ -57,8 +57,9 @@ maintainer="${DEBFULLNAME:-the fdbroker authors} <${DEBEMAIL:-fdbroker@localhost
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2> /dev/null || date +%s)}
 export SOURCE_DATE_EPOCH
 install_sh="$root/systemd/install.sh --prefix /usr --from $from --keep-debug ${systemd[*]-}"
-description="fdbroker lets the processes of one node share GPU memory without running out of file descriptors: a service holds one
-descriptor for each allocation, and handles of 64 bytes name it by value. /usr/share/doc/fdbroker has the documentation."
+description="fdbroker lets the processes of one node share GPU memory without running out
+of file descriptors: a service holds one descriptor for each allocation, and
+handles of 64 bytes name it by value. /usr/share/doc/fdbroker has more."
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -77,11 +78,11 @@ build_deb() {
   grep -q '{tmpdir}/usr/lib/systemd/system\|usr/lib/systemd' "$(command -v dh_installsystemd)" || units=/lib
   mkdir -p "$debian"
   install -m 0755 packaging/deb/rules "$debian/"
-  install -m 0644 packaging/deb/*.prerm packaging/deb/*.postrm "$debian/"
+  install -m 0644 packaging/deb/{fdbroker.*,copyright} "$debian/"
   sed "s|@MAINTAINER@|$maintainer|" packaging/deb/control > "$debian/control"
   sed -e '/@LICENSE-MIT@/{' -e 'r /dev/stdin' -e 'd' -e '}' packaging/deb/copyright > "$debian/copyright" \
     < <(sed -e 's/^$/./' -e 's/^/ /' LICENSE-MIT)
-  printf 'fdbroker (%s-%s) unstable; urgency=medium\n\n  * /usr/share/doc/fdbroker/CHANGELOG.md has the changes.\n\n -- %s  %s\n' \
+  printf 'fdbroker (%s-%s) unstable; urgency=medium\n\n  * The changelog of fdbroker has the changes.\n\n -- %s  %s\n' \
     "$version" "$release" "$maintainer" "$(date -R -u -d "@$SOURCE_DATE_EPOCH")" > "$debian/changelog"
   for list in "${lists[@]}"; do
     name=${list##*/}
@@ -101,7 +102,9 @@ build_deb() {
 
 build_rpm() {
   local lists_of_rpm=$work/lists list name macros=''
-  command -v rpmbuild > /dev/null || die "rpmbuild is not installed" "run: sudo apt-get install rpm debugedit, or: dnf install rpm-build"
+  for name in rpmbuild debugedit eu-strip; do
+    command -v "$name" > /dev/null || die "$name is not installed" "run: sudo apt-get install rpm debugedit elfutils, or: dnf install rpm-build"
+  done
   [ -n "$(rpm --eval '%{?systemd_post:yes}')" ] || macros=--load=$root/packaging/rpm/macros.systemd
   mkdir -p "$lists_of_rpm"
   for list in "${lists[@]}"; do
@@ -116,10 +119,12 @@ build_rpm() {
       printf '%%description -n %s\n%%{fdbroker_description}\n%%files -n %s -f %%{fdbroker_lists}/%s\n' "$name" "$name" "$name"
     } >> "$work/subpackages"
   done
+  echo "$description" > "$work/description"
   rpmbuild -bb --quiet $macros --define "_topdir $work/rpm" --define "_rpmdir $output" --define '_build_name_fmt %%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm' \
     --define "fdbroker_version $version" --define "fdbroker_release $release" --define "fdbroker_lists $lists_of_rpm" \
     --define "fdbroker_subpackages $work/subpackages" --define "fdbroker_summary $(field packaging/packages/fdbroker Summary)" \
-    --define "fdbroker_description ${description//$'\n'/ }" --define "fdbroker_sysusers $root/systemd/sysusers.d/fdbroker.conf" \
+    --define "fdbroker_description $work/description" --define "fdbroker_changed $(LC_ALL=C date -u -d "@$SOURCE_DATE_EPOCH" '+%a %b %d %Y') $maintainer" \
+    --define "fdbroker_sysusers $root/systemd/sysusers.d/fdbroker.conf" \
     --define "install_sh $install_sh" --define 'use_source_date_epoch_as_buildtime 1' packaging/rpm/fdbroker.spec > "$work/log" 2>&1 ||
     { tail -n 40 "$work/log" >&2; die "rpmbuild failed; its messages are above"; }
 }

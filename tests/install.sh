@@ -28,7 +28,7 @@ needs="gcc:gcc g++:g++ pkg-config:pkg-config cmake:cmake valgrind:valgrind tmux:
   mpirun.mpich:mpich /usr/include/*/mpich/mpi.h:libmpich-dev /usr/lib/python3/dist-packages/mpi4py:python3-mpi4py
   slurmctld:slurmctld slurmd:slurmd srun:slurm-client /usr/lib/*/slurm*/auth_none.so:slurm-wlm-basic-plugins
   /usr/lib/*/libze_loader.so.1:libze1 patchelf:patchelf /usr/lib/llvm-14/lib/libclang.so:libclang-14-dev
-  dh:debhelper dpkg-buildpackage:dpkg-dev fakeroot:fakeroot lintian:lintian rpmbuild:rpm debugedit:debugedit rpmlint:rpmlint"
+  dh:debhelper dpkg-buildpackage:dpkg-dev fakeroot:fakeroot lintian:lintian rpmbuild:rpm debugedit:debugedit eu-strip:elfutils rpmlint:rpmlint"
 # From backports, because a host that has qemu-utils from there cannot take the older emulator of the main suite beside it.
 needs_of_backports="qemu-system-x86_64:qemu-system-x86"
 
