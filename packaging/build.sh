@@ -116,7 +116,8 @@ build_rpm() {
       printf '%%package -n %s\nSummary: %s\n' "$name" "$(field "$list" Summary)"
       field "$list" Requires | sed 's/.*/Requires: &%{?_isa} = %{version}-%{release}/'
       field "$list" Recommends | sed 's/^/Recommends: /'
-      printf '%%description -n %s\n%%{fdbroker_description}\n%%files -n %s -f %%{fdbroker_lists}/%s\n' "$name" "$name" "$name"
+      printf '%%description -n %s\n%s\n%%files -n %s -f %%{fdbroker_lists}/%s\n' "$name" "$description" "$name" "$name"
+      [ "$(field "$list" Section)" != libs ] || printf '%%post -n %s -p /sbin/ldconfig\n%%postun -n %s -p /sbin/ldconfig\n' "$name" "$name"
     } >> "$work/subpackages"
   done
   echo "$description" > "$work/description"

@@ -54,8 +54,8 @@ programs=$("$root/tests/programs.py") || exit 1
 # lintian takes no address of this machine.
 export DEBFULLNAME='the fdbroker authors' DEBEMAIL=fdbroker@lists.debian.org
 unset FDBROKER_SOCKET FDBROKER_ADMIN_SOCKET FDBROKER_CONFIG XDG_RUNTIME_DIR DEB_BUILD_OPTIONS
-# Without compression, which takes longer than the rest. rpm reads its macros in the home directory.
-export DPKG_DEB_COMPRESSOR_TYPE=none HOME=$work/home CARGO_HOME=${CARGO_HOME:-$HOME/.cargo} RUSTUP_HOME=${RUSTUP_HOME:-$HOME/.rustup}
+# Without much compression, which takes longer than the rest. rpm reads its macros in the home directory.
+export DPKG_DEB_COMPRESSOR_LEVEL=0 HOME=$work/home CARGO_HOME=${CARGO_HOME:-$HOME/.cargo} RUSTUP_HOME=${RUSTUP_HOME:-$HOME/.rustup}
 mkdir "$HOME" && echo '%_binary_payload w0.gzdio' > "$HOME/.rpmmacros"
 build() { packaging/build.sh --from "$programs" "$@"; }
 
@@ -81,15 +81,16 @@ rpm_name() { [ "$1" = libfdbroker-dev ] && echo libfdbroker-devel || echo "$1"; 
 
 # files_of_deb NAME, files_of_rpm NAME: what is in it, without what each kind of package has by its own rules.
 files_of_deb() {
-  dpkg-deb --fsys-tarfile "$(deb "$1")" | tar -t | grep -v '/$' | sed -e 's|^\.||' -e "s|^/lib/systemd|/usr&|" -e "s|/$multiarch/|/|" -e 's|\.gz$||' -e 's|^\(/usr/share/doc/fdbroker\)/changelog$|\1/CHANGELOG.md|' |
+  dpkg-deb --fsys-tarfile "$(deb "$1")" | tar -t | grep -v '/$' | sed -e 's|^\.||' -e "s|^/lib/systemd|/usr&|" -e "s|/lib/$multiarch/|/lib/|" \
+    -e 's|\.gz$||' -e 's|^\(/usr/share/doc/fdbroker\)/changelog$|\1/CHANGELOG.md|' |
     grep -vE "^/usr/share/doc/$1/(copyright|changelog.Debian)$|^/usr/share/lintian" | sort
 }
 files_of_rpm() {
   rpm -qp --qf '[%{FILEMODES:perms} %{FILENAMES}\n]' "$(rpm_of "$(rpm_name "$1")")" | sed -n 's/^[-l][^ ]* //p' |
-    sed -e 's|/lib64/|/|' -e 's|\.gz$||' | grep -vE '/\.build-id|/LICENSE-[A-Z]+$' | sort
+    sed -e 's|/lib64/|/lib/|' -e 's|\.gz$||' | grep -vE '/\.build-id|/LICENSE-[A-Z]+$' | sort
 }
 for name in $names; do
-  check "$name: deb and rpm have the same files" same "$(files_of_deb "$name" | sed 's|^/usr/lib/|/usr/|')" "$(files_of_rpm "$name" | sed 's|^/usr/lib/|/usr/|')"
+  check "$name: deb and rpm have the same files" same "$(files_of_deb "$name")" "$(files_of_rpm "$name")"
 done
 check "the service's package has programs, units, manual pages and completions" same "10" "$(files_of_deb fdbroker |
   grep -cxE '/usr/bin/fdbrokerd?|/usr/lib/systemd/system/fdbrokerd(-admin)?.(socket|service)|/usr/share/man/man(1/fdbroker.1|8/fdbrokerd.8)|/etc/fdbroker/fdbrokerd.toml|/usr/lib/(sysusers|tmpfiles).d/fdbroker.conf')"
@@ -118,8 +119,9 @@ check "rpm: stripped, debug information apart" rpm_stripped
 
 # A package outside of Debian closes no bug.
 check "lintian" lintian --fail-on error,warning --suppress-tags initial-upload-closes-no-bugs "$out"/*.deb
-# Linkers of today write the GNU hash alone.
-no_errors() { local said; said=$(rpmlint "$@" 2>&1); echo "$said"; grep -q 'specfiles checked' <<< "$said" && ! grep ': E: ' <<< "$said" | grep -v missing-hash-section; }
+# Linkers of today write the GNU hash alone, and rpm makes shared libraries not executable; the archive is stripped; signature, packager and group are a distribution's.
+expected=': E: (missing-hash-section|shared-library-not-executable|static-library-without-debuginfo|no-signature|no-packager-tag|no-group-tag)\b'
+no_errors() { local said; said=$(rpmlint "$@" 2>&1); echo "$said"; grep -q 'specfiles checked' <<< "$said" && ! grep ': E: ' <<< "$said" | grep -vE "$expected"; }
 check "rpmlint" no_errors "$(rpm_of fdbroker)" "$(rpm_of libfdbroker0)" "$(rpm_of libfdbroker-devel)" "$(rpm_of fdbroker-cuda)" "$(rpm_of fdbroker-level-zero)"
 check "rpm -K: whole" rpm -K "$out"/*.rpm
 
@@ -127,7 +129,7 @@ check "rpm -K: whole" rpm -K "$out"/*.rpm
 
 images=$(realpath -m "${FDBROKER_VM_IMG:-tests/vm/img}")
 check "a root, made by mmdebstrap" tests/vm/build-systemd.sh "$images/systemd-bookworm" bookworm
-[ "$failed" = 0 ] || end
+[ -e "$images/systemd-bookworm/base.cpio" ] || end
 # make_root DIR: a fresh one, which keeps documentation.
 make_root() {
   mkdir "$1" && (cd "$1" && cpio -idm --quiet < "$images/systemd-bookworm/base.cpio") && rm -f "$1"/etc/dpkg/dpkg.cfg.d/*
