@@ -67,7 +67,7 @@ trap 'rm -rf "$work"' EXIT
 lists=("$root"/packaging/packages/*)
 # field LIST NAME: this field of the list's header.
 field() { sed -n "s/^# $2: //p" "$1"; }
-# paths LIST LIBDIR: its files.
+# paths LIST LIBDIR: its files and directories.
 paths() { sed -n "s|@LIBDIR@|$2|; /^\//p" "$1"; }
 
 build_deb() {
@@ -93,7 +93,7 @@ build_deb() {
       field "$list" Recommends | sed 's/^/Recommends: /'
       printf 'Description: %s\n%s\n' "$(field "$list" Summary)" "$(sed 's/^/ /' <<< "$description")"
     } >> "$debian/control"
-    paths "$list" "/usr/lib/$multiarch" | sed -e "s|^/usr/lib/systemd|${units}/systemd|" -e 's|^/||' > "$debian/$name.install"
+    paths "$list" "/usr/lib/$multiarch" | sed -e '/\/$/d' -e "s|^/usr/lib/systemd|${units}/systemd|" -e 's|^/||' > "$debian/$name.install"
   done
   (cd "$tree" && INSTALL=$install_sh UNITS=$units dpkg-buildpackage -b -us -uc -rfakeroot) > "$work/log" 2>&1 ||
     { tail -n 40 "$work/log" >&2; die "dpkg-buildpackage failed; its messages are above"; }
@@ -109,8 +109,7 @@ build_rpm() {
   mkdir -p "$lists_of_rpm"
   for list in "${lists[@]}"; do
     name=$(field "$list" Rpm); name=${name:-${list##*/}}
-    # Manual pages are compressed later.
-    paths "$list" "$(rpm --eval '%{_libdir}')" | sed -e 's|^/etc/|%config(noreplace) &|' > "$lists_of_rpm/$name"
+    paths "$list" "$(rpm --eval '%{_libdir}')" | sed -e 's|.*/$|%dir &|' -e 's|^/etc/.*[^/]$|%config(noreplace) &|' > "$lists_of_rpm/$name"
     [ "$name" != fdbroker ] || continue
     {
       printf '%%package -n %s\nSummary: %s\n' "$name" "$(field "$list" Summary)"
