@@ -201,6 +201,7 @@ container() {
     mount --bind "$image" "$image" && mount -o remount,bind,ro "$image"
     mount --bind "$node/run" "$image/run/fdbroker" && mount --bind "$node/admin" "$image/run/fdbroker-admin"
     mount -t proc proc "$image/proc"
+    mount -t tmpfs tmpfs "$image/dev" && touch "$image/dev/null" && mount --bind /dev/null "$image/dev/null"
     exec env -i PATH=/usr/sbin:/usr/bin chroot --userspec=61100:61100 "$image" "$@"' "$image" "$work/node" "$@"
 }
 served_by() { FDBROKER_ADMIN_SOCKET=$work/node/admin/admin.sock "$programs/fdbroker" status --json | grep -o '"pid":[0-9]*'; }
@@ -215,7 +216,8 @@ started "$work/first.log" container serve
 first=$!
 check "its broker serves as process of a container: no device, no network, no root" eventually served_by
 mkfifo "$work/never"; exec {hold}<> "$work/never"
-"$programs/examples/producer" < "$work/never" > "$work/handle" & children+=("$!")
+"$programs/examples/producer" < "$work/never" > "$work/handle" 2> "$work/producer.log" &
+children+=("$!")
 has_handle() { [ "$(wc -c < "$work/handle")" = 129 ]; }
 check "a client outside deposits" eventually has_handle
 acquires() { "$programs/examples/consumer" < "$work/handle" | grep ' 0 of them wrong'; }

@@ -150,7 +150,7 @@ fi
 # absolute path, in the file NAME.d beside it.
 check_state() {
   local built_file=$1 record source sources remedy
-  record=${built_file%.*}.d
+  record=${1##*/} record=${1%/*}/${record%.*}.d
   remedy="build again, as the user who has Rust: cargo build --release --workspace; or give --any-state to install it as it is"
   [ -f "$record" ] || die "$built_file: nothing tells its sources, because there is no $record" "$remedy"
   # Spaces in a path are escaped.

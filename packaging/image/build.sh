@@ -35,7 +35,7 @@ trap 'rm -rf "$work"' EXIT
 "$here/../../systemd/install.sh" --prefix /usr --destdir "$work/installed" --without-libraries ${from:+--from "$from"} > "$work/log" ||
   die "systemd/install.sh failed; its message is above"
 rm -rf "$work/root"
-mkdir -p "$work/root"/{etc/fdbroker,proc,run/fdbroker,run/fdbroker-admin,tmp,usr/bin,usr/lib,usr/lib64}
+mkdir -p "$work/root"/{dev,etc/fdbroker,proc,run/fdbroker,run/fdbroker-admin,tmp,usr/bin,usr/lib,usr/lib64}
 for name in bin sbin; do ln -s usr/bin "$work/root/$name"; done
 ln -s usr/lib "$work/root/lib"; ln -s usr/lib64 "$work/root/lib64"
 for program in fdbroker fdbrokerd; do
