@@ -75,7 +75,7 @@ build_deb() {
   command -v dh > /dev/null || die "debhelper is not installed" "run: sudo apt-get install debhelper"
   multiarch=$(dpkg-architecture -qDEB_HOST_MULTIARCH)
   # debhelper before 13.11.6 looks for units in /lib alone, and so do the packages of Debian 12.
-  grep -q '{tmpdir}/usr/lib/systemd/system\|usr/lib/systemd' "$(command -v dh_installsystemd)" || units=/lib
+  grep -q usr/lib/systemd "$(command -v dh_installsystemd)" || units=/lib
   mkdir -p "$debian"
   install -m 0755 packaging/deb/rules "$debian/"
   install -m 0644 packaging/deb/{fdbroker.*,copyright} "$debian/"

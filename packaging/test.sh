@@ -113,10 +113,7 @@ check "deb: stripped, debug information apart" stripped "$work/all"
 mkdir "$work/of-rpm"
 for package in "$out"/*.rpm; do (cd "$work/of-rpm" && rpm2cpio "$package" | cpio -idm --quiet); done
 mv "$work/of-rpm/usr/lib64" "$work/of-rpm/usr/lib/$multiarch"
-rpm_stripped() { # The debug files are by name there, with links of build ids to them.
-  stripped "$work/of-rpm"
-}
-check "rpm: stripped, debug information apart" rpm_stripped
+check "rpm: stripped, debug information apart" stripped "$work/of-rpm"
 
 # A package outside of Debian closes no bug.
 check "lintian" lintian --fail-on error,warning --suppress-tags initial-upload-closes-no-bugs "$out"/*.deb
