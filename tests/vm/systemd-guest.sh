@@ -266,7 +266,7 @@ restart_under_load() {
   local before allocations i
   for ((i = 0; i < restarts; i++)); do
     before=$(pid) allocations=$(number allocations)
-    timeout 150 "${restart[@]}" || { journal -n 20; return 1; }
+    timeout 400 "${restart[@]}" || { journal -n 20; return 1; }
     is_new "$before" || { journal -n 20; return 1; }
     say "$(journal -n 20 | grep 'go on in' | tail -n 1), store $(show NFileDescriptorStore)"
     is "$(number allocations)" "$allocations" || return 1
