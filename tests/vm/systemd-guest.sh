@@ -141,6 +141,7 @@ if [ -d "$packages" ]; then
   rm -f /usr/sbin/policy-rc.d
   files_before=$(files_of_system)
   check "dpkg -i" dpkg -i "$packages/1.deb"
+  say "installed"
   check "the sockets are active and enabled, the service is neither" is "$(systemctl is-active fdbrokerd.socket fdbrokerd-admin.socket \
     fdbrokerd.service; systemctl is-enabled fdbrokerd.socket fdbrokerd-admin.socket fdbrokerd.service)" "active
 active
@@ -253,7 +254,8 @@ check "three users under load, resident memory" soon goes_on resident
 
 if [ "$selection" = full ]; then restarts=3; else restarts=1; fi
 restart=(systemctl restart fdbrokerd.service)
-[ ! -d "$packages" ] || restart=(dpkg -i "$packages/2.deb")
+# The load must not keep dpkg from its work: on this emulated machine it would take minutes to start the package's scripts.
+[ ! -d "$packages" ] || restart=(nice -n-19 dpkg -i "$packages/2.deb")
 owners="recallable resident keep orphan"
 everything_is_there() {
   local name n
@@ -275,7 +277,7 @@ restart_under_load() {
     say "clients go on: $(report 1001 lasting)"
   done
 }
-check "${restart[0]} under load ($restarts): a new process, the same ledger, clients go on" restart_under_load
+check "${restart[*]::3} under load ($restarts): a new process, the same ledger, clients go on" restart_under_load
 check "no client saw an error, a disconnect or a lost lease" only_ok lasting
 check "nor those of resident memory" only_ok resident
 check "every handle works, a dead owner's included" everything_is_there
