@@ -11,7 +11,8 @@ usage_error() { echo "install.sh: $1 (--help explains)" >&2; exit 2; }
 
 help() {
   cat << 'HELP'
-usage: systemd/install.sh [--prefix DIR] [--libdir DIR] [--destdir DIR] [--from DIR] [--systemd VERSION]
+usage: systemd/install.sh [--prefix DIR] [--libdir DIR] [--destdir DIR] [--from DIR] [--any-state] [--without-libraries]
+                          [--keep-debug] [--systemd VERSION]
        systemd/install.sh --uninstall [--prefix DIR] [--libdir DIR] [--destdir DIR]
 
 Builds the release programs and libraries if needed, and installs:
@@ -34,6 +35,10 @@ Builds the release programs and libraries if needed, and installs:
   --libdir DIR    where the libraries go (default PREFIX/lib)
   --destdir DIR   put everything under DIR instead of /, for packages and tests; needs no root
   --from DIR      install what was built before in DIR (target/release, say) instead of building
+  --any-state     install what is built, whatever it was built from. Without it nothing is installed that is older than a source
+                  of it, or that was built from another checkout: cargo's record of the sources (NAME.d) tells
+  --without-libraries     programs only: no C library, no headers, no layers. Without it a missing library is an error
+  --keep-debug    leave debug information in the libraries, for packages, whose own tools set it apart
   --systemd N     install for this version of systemd (default: this machine's); from 254 on a stop keeps the fd store
   --uninstall     stop the service and remove what was installed; /etc/fdbroker and the user fdbroker stay
 
@@ -51,7 +56,7 @@ absolute() {
   printf '%s\n' "$path"
 }
 
-prefix=/usr/local libdir='' destdir='' from='' systemd='' uninstall=''
+prefix=/usr/local libdir='' destdir='' from='' systemd='' uninstall='' any_state='' without_libraries='' keep_debug=''
 while [ $# -gt 0 ]; do
   case $1 in
     --prefix=* | --libdir=* | --destdir=* | --from=* | --systemd=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
@@ -68,6 +73,9 @@ while [ $# -gt 0 ]; do
       [[ ${2-} =~ ^[0-9]{1,4}$ ]] || usage_error "--systemd needs a version, such as 252"
       systemd=$2; shift 2 ;;
     --uninstall) uninstall=yes; shift ;;
+    --any-state) any_state=yes; shift ;;
+    --without-libraries) without_libraries=yes; shift ;;
+    --keep-debug) keep_debug=yes; shift ;;
     -h | --help) help; exit 0 ;;
     *) usage_error "unknown argument '$1'" ;;
   esac
@@ -113,6 +121,8 @@ if [ -n "$uninstall" ]; then
   if [ -n "$is_booted" ]; then
     systemctl disable --now --quiet fdbrokerd.socket fdbrokerd-admin.socket fdbrokerd.service ||
       say "systemctl complained; see its message"
+    # From systemd 254 on the store outlives the stop, and its fds pin memory. Older ones have no such store to clean.
+    systemctl clean --what=fdstore fdbrokerd.service 2> /dev/null || true
   fi
   removed=$(wc -l < "$destdir$list")
   paths=$(cat "$destdir$list")
@@ -131,13 +141,33 @@ if [ -z "$from" ] && command -v cargo > /dev/null; then
   built=$(sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p' <<< "$metadata")/release
   say "building in $built"
   # The whole workspace, like the tests: the same features, so that nothing is built twice.
-  cargo build --release --workspace --quiet || die "the build failed; cargo's message is above" \
+  cargo build --release --workspace --locked --quiet || die "the build failed; cargo's message is above" \
     "Rust 1.95 or later is needed (https://rustup.rs), and a C linker (package gcc)"
 elif [ -z "$from" ]; then
   say "no cargo in PATH: installing what was built before"
 fi
-[ -x "$built/fdbroker" ] && [ -x "$built/fdbrokerd" ] || die "nothing is built in $built" \
-  "run cargo build --release --workspace as the user who has Rust, then run this again"
+# check_state FILE: ends unless this program or library was built from this checkout as it is now. cargo has its sources, by
+# absolute path, in the file NAME.d beside it.
+check_state() {
+  local built_file=$1 record source sources remedy
+  record=${1##*/} record=${1%/*}/${record%.*}.d
+  remedy="build again, as the user who has Rust: cargo build --release --workspace; or give --any-state to install it as it is"
+  [ -f "$record" ] || die "$built_file: nothing tells its sources, because there is no $record" "$remedy"
+  # Spaces in a path are escaped.
+  sources=$(sed -n '1{s/^[^:]*: *//; s/\\ /\x01/g; s/ /\n/g; s/\x01/ /g; p}' "$record" | xargs -d '\n' realpath -m --)
+  while IFS= read -r source; do
+    case $source in "$PWD"/*) ;; *) die "$built_file was built from another checkout: from $source" "$remedy" ;; esac
+    [ -e "$source" ] || die "$built_file was built from $source, which is not there any more" "$remedy"
+    [ ! "$source" -nt "$built_file" ] || die "$built_file is older than $source" "$remedy"
+  done <<< "$sources"
+}
+built_files=(fdbroker fdbrokerd)
+[ -n "$without_libraries" ] || built_files+=(libfdbroker.a libfdbroker_ze.so libfdbroker_cuda.so)
+for name in "${built_files[@]}"; do
+  [ -f "$built/$name" ] || die "there is no $name in $built" \
+    "run cargo build --release --workspace as the user who has Rust; --without-libraries installs the programs alone"
+  [ -n "$any_state" ] || check_state "$built/$name"
+done
 
 version=$(sed -n '/^\[workspace.package\]/,/^\[/s/^version *= *"\(.*\)"/\1/p' Cargo.toml)
 
@@ -167,6 +197,7 @@ place_filled() {
 # place_library SOURCE TARGET: the same for a shared library, with its debug information in a file of its own where gdb(1) finds it.
 place_library() {
   local source=$1 target=$2 name=${2##*/}.debug
+  if [ -n "$keep_debug" ]; then place 0644 "$source" "$target"; return; fi
   objcopy --only-keep-debug "$source" "$work/$name"
   objcopy --strip-unneeded --add-gnu-debuglink="$work/$name" "$source" "$work/stripped"
   place 0644 "$work/stripped" "$target"
@@ -192,13 +223,13 @@ place 0755 "$built/fdbroker" "$prefix/bin/fdbroker"
 place 0755 "$built/fdbrokerd" "$prefix/bin/fdbrokerd"
 
 capi=libclient/capi
-if [ -f "$built/libfdbroker.a" ]; then
+if [ -z "$without_libraries" ]; then
   "$capi/link.sh" "$built" || die "the C library cannot be linked; the message is above" "install a C compiler and binutils (package gcc)"
   soname=libfdbroker.so.0
   place_library "$built/capi/$soname" "$libdir/$soname.${version#*.}"
   place_link "$soname.${version#*.}" "$libdir/$soname"
   place_link "$soname" "$libdir/libfdbroker.so"
-  objcopy --strip-debug "$built/capi/libfdbroker.a" "$work/libfdbroker.a"
+  if [ -n "$keep_debug" ]; then cp "$built/capi/libfdbroker.a" "$work/"; else objcopy --strip-debug "$built/capi/libfdbroker.a" "$work/libfdbroker.a"; fi
   place 0644 "$work/libfdbroker.a" "$libdir/libfdbroker.a"
   for header in "$capi"/include/*.h; do place 0644 "$header" "$prefix/include/${header##*/}"; done
 
@@ -211,25 +242,14 @@ if [ -f "$built/libfdbroker.a" ]; then
     place_filled 0644 "$capi/$name.cmake.in" "$cmake/$name.cmake" -e '1s/Filled in by .* values\. //' -e "s|@INCLUDE@|$include|" \
       -e "s|@VERSION@|$version|" -e "s|@LIBS_PRIVATE@|${private// /;}|"
   done
-else
-  say "no C library in $built: left out"
-fi
 
-# Near the program, whatever LIBDIR is: `fdbroker run --level-zero` looks there. In a directory of its own, because the directory
-# goes into LD_LIBRARY_PATH, and the loader opens the layer under a name that other layers have, too.
-layer=$prefix/lib/fdbroker/level-zero
-if [ -f "$built/libfdbroker_ze.so" ]; then
+  # Near the program, whatever LIBDIR is: `fdbroker run --level-zero` looks there. In a directory of its own, because the directory
+  # goes into LD_LIBRARY_PATH, and the loader opens the layer under a name that other layers have, too.
+  layer=$prefix/lib/fdbroker/level-zero
   place_library "$built/libfdbroker_ze.so" "$layer/libfdbroker_ze.so"
   place_link libfdbroker_ze.so "$layer/libze_validation_layer.so.1"
-else
-  say "no Level Zero layer in $built: left out"
-fi
-
-# In the same place: `fdbroker run --cuda` preloads it.
-if [ -f "$built/libfdbroker_cuda.so" ]; then
+  # In the same place: `fdbroker run --cuda` preloads it.
   place_library "$built/libfdbroker_cuda.so" "$prefix/lib/fdbroker/libfdbroker_cuda.so"
-else
-  say "no CUDA layer in $built: left out"
 fi
 
 # Units contain the paths of their program and documentation.
@@ -261,7 +281,8 @@ done
 doc=$prefix/share/doc/fdbroker
 place 0644 systemd/README.md "$doc/systemd.md"
 place 0644 systemd/fdbrokerd.toml "$doc/examples/fdbrokerd.toml"
-place 0755 systemd/slurm-epilog.sh "$doc/examples/slurm-epilog.sh"
+for script in systemd/slurm-*.sh; do place 0755 "$script" "$doc/examples/${script##*/}"; done
+for manifest in packaging/kubernetes/*; do place 0644 "$manifest" "$doc/examples/kubernetes/${manifest##*/}"; done
 place 0644 systemd/grafana.json "$doc/examples/grafana.json"
 for text in README.md CHANGELOG.md SECURITY.md LICENSE-APACHE LICENSE-MIT libclient/SETTINGS.md libclient/protocol/PROTOCOL.md; do
   if [ -f "$text" ]; then place 0644 "$text" "$doc/${text##*/}"; fi

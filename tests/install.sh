@@ -1,5 +1,6 @@
 #!/bin/bash
-# Installs the Debian packages that the tests need on a Debian 12 host: for virtual machines, MPI and Slurm, Level Zero, C programs.
+# Installs the Debian packages that the tests need on a Debian 12 host: for virtual machines, MPI and Slurm, Level Zero, C programs,
+# packages.
 # It never removes a package, never edits the system's apt configuration, and names no mirror of its own.
 # Needs root, unless everything is already there: then it only says so.
 set -euo pipefail
@@ -10,13 +11,14 @@ die() { say "$1"; shift; for line in "$@"; do echo "  $line" >&2; done; exit 1; 
 case ${1-} in
   "") ;;
   -h | --help)
-    sed -n '2,4s/^# //p' "$0"
+    sed -n '2,5s/^# //p' "$0"
     echo "usage: tests/install.sh      (no options; running it again is harmless)"
     exit 0 ;;
   *) say "unknown argument '$1' (it takes none; --help explains)"; exit 2 ;;
 esac
 
 # What the tests need, and the package that brings it: a command, or a path with wildcards.
+# The last line is for packages (packaging/test.sh).
 # libclang with its headers is for bindgen (libclient/level-zero-sys/regen.sh); uidmap lets a user without root build the
 # systemd guest.
 needs="gcc:gcc g++:g++ pkg-config:pkg-config cmake:cmake valgrind:valgrind tmux:tmux pgrep:procps
@@ -25,7 +27,8 @@ needs="gcc:gcc g++:g++ pkg-config:pkg-config cmake:cmake valgrind:valgrind tmux:
   mpirun.openmpi:openmpi-bin /usr/lib/*/openmpi/include/mpi.h:libopenmpi-dev
   mpirun.mpich:mpich /usr/include/*/mpich/mpi.h:libmpich-dev /usr/lib/python3/dist-packages/mpi4py:python3-mpi4py
   slurmctld:slurmctld slurmd:slurmd srun:slurm-client /usr/lib/*/slurm*/auth_none.so:slurm-wlm-basic-plugins
-  /usr/lib/*/libze_loader.so.1:libze1 patchelf:patchelf /usr/lib/llvm-14/lib/libclang.so:libclang-14-dev"
+  /usr/lib/*/libze_loader.so.1:libze1 patchelf:patchelf /usr/lib/llvm-14/lib/libclang.so:libclang-14-dev
+  dh:debhelper dpkg-buildpackage:dpkg-dev fakeroot:fakeroot lintian:lintian rpmbuild:rpm debugedit:debugedit eu-strip:elfutils rpmlint:rpmlint"
 # From backports, because a host that has qemu-utils from there cannot take the older emulator of the main suite beside it.
 needs_of_backports="qemu-system-x86_64:qemu-system-x86"
 

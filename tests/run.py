@@ -31,6 +31,7 @@ NOT_RUN_STATUS = 77
 
 # A user without root makes the systemd guest in a user namespace.
 VM = ("qemu-system-x86_64", "busybox", "cpio", "xz", "zstd", "mmdebstrap") + (() if IS_ROOT else ("newuidmap",))
+PACKAGES = ("dh", "lintian", "rpmbuild", "debugedit", "eu-strip", "rpmlint", "mmdebstrap", "cpio", "busybox")
 LEVEL_ZERO = ("/usr/lib/x86_64-linux-gnu/libze_loader.so.1",)
 
 
@@ -54,6 +55,7 @@ def suites(folder):
         Part("virtual machine: the broker as a service of systemd", ["tests/vm/systemd.sh", "-s", "bookworm"], VM),
         Part("virtual machine: Level Zero on real dma-bufs", ["tests/level_zero/run.sh", "--vm"], VM + LEVEL_ZERO),
         Part("virtual machine: end to end on real dma-bufs", ["tests/vm/e2e.sh"], VM),
+        Part("virtual machine: packages as a service, upgrade under load", ["packaging/test.sh", "--vm"], VM + PACKAGES),
         Part("style: format, clippy, documentation, layers, scripts", ["tests/style.sh"]),
         Part("fuzz: regressions and a short run", ["tests/fuzz/run.sh", "--seconds", "2"]),
         Part("simulator: each promise of the core broken on purpose, a sample", ["tests/sim/mutations.sh", "--sample", "12"]),
@@ -65,6 +67,7 @@ def suites(folder):
         Part("objects: named, sealed, kept", ["tests/objects/run.sh"]),
         Part("audit: leaks planted, each named", ["tests/audit/run.sh"]),
         Part("simulator", ["tests/sim/run.sh", "--steps", "500000"]),
+        Part("packages: deb and rpm, image, manifests", ["packaging/test.sh"], PACKAGES),
         Part("MPI: Slurm's srun, 4 ranks", ["tests/mpi/slurm.sh", "4"]),
         Part("MPI: Open MPI, 4 ranks", ["tests/mpi/run.sh", "openmpi", "4"]),
         Part("MPI: MPICH, 4 ranks", ["tests/mpi/run.sh", "mpich", "4"]),
@@ -222,7 +225,7 @@ def main(arguments):
         os.environ["FDBROKER_NOT_RUN_LOG"] = str(not_run_log)
         parts = suites(built["folder"])
         # The long suites, then the packages, then what is short.
-        parts[7:7] = packages(built)
+        parts[8:8] = packages(built)
         if options.words:
             parts = [part for part in parts if any(word.lower() in part.name.lower() for word in options.words)]
         if options.list:

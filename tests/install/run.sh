@@ -117,6 +117,33 @@ check "a place that cannot be written: status 1 and the remedy" ends 1 "run as r
   "$install" --from "$programs" --destdir /proc/nowhere
 check "nothing built: status 1 and the remedy" ends 1 "cargo build --release --workspace" \
   "$install" --from "$work/empty" --destdir "$work/none"
+
+# What was built from another state than the checkout is not installed, and no library is left out in silence.
+built=$work/built
+# rebuilt: a folder like that of the programs, to be changed.
+rebuilt() {
+  local name
+  rm -rf "$built"; mkdir "$built"
+  for name in fdbroker fdbrokerd libfdbroker libfdbroker_ze libfdbroker_cuda; do cp "$programs/$name.d" "$built/"; done
+  for name in fdbroker fdbrokerd libfdbroker.a libfdbroker_ze.so libfdbroker_cuda.so; do ln -s "$programs/$name" "$built/"; done
+}
+from_built() { "$install" --from "$built" --destdir "$work/of-built" --prefix /usr --systemd 257 "$@"; }
+rebuilt; rm "$built/fdbrokerd"; touch -d 2000-01-01 "$built/fdbrokerd"
+check "a program that is older than a source of it: status 1 and the remedy" ends 1 "--any-state" from_built
+check "it names the program and the source" ends 1 "$built/fdbrokerd is older than $root/" from_built
+rebuilt; sed -i "s|$root/broker/src|/elsewhere/broker/src|g" "$built/fdbrokerd.d"
+check "a program of another checkout" ends 1 "was built from another checkout: from /elsewhere/" from_built
+rebuilt; sed -i "s|\$| $root/broker/src/gone.rs|" "$built/libfdbroker_cuda.d"
+check "a library, a source of which is gone" ends 1 "$root/broker/src/gone.rs, which is not there any more" from_built
+rebuilt; rm "$built/fdbroker.d"
+check "a program of which nothing tells the sources" ends 1 "there is no $built/fdbroker.d" from_built
+rebuilt; rm "$built/libfdbroker_ze.so"
+check "a library is missing" ends 1 "there is no libfdbroker_ze.so in $built" from_built
+check "none of these has installed a file" test ! -e "$work/of-built"
+rm -f "$built"/*.d "$built"/lib*
+check "--any-state --without-libraries: the programs alone" from_built --any-state --without-libraries
+check "they are there, and no library" same "fdbroker fdbrokerd" "$(cd "$work/of-built/usr" && ls bin | xargs; find . -name 'lib*fdbroker*')"
+check "the workspace's dependencies count as sources of the daemon" grep -q '/Cargo\.lock' "$programs/fdbrokerd.d"
 check "an unknown argument: status 2" ends 2 "unknown argument '--perfix'" "$install" --perfix /usr
 check "a missing directory: status 2" ends 2 "--destdir needs a directory" "$install" --destdir
 check "a prefix that cannot be written into a unit: status 2" ends 2 "absolute path" "$install" --prefix 'my dir'

@@ -12,7 +12,7 @@ case ${1-} in
 usage: tests/mpi/slurm.sh [RANKS]
 
 Starts Slurm in namespaces of its own, then runs with its srun: the prefix `fdbroker run --join` (one broker per step, its
-end, signals of scancel), the epilog, and `tests/mpi/run.sh srun RANKS` (default 4). Needs root for the namespaces and the packages slurmctld slurmd
+end, signals of scancel), prolog and epilog, and `tests/mpi/run.sh srun RANKS` (default 4). Needs root for the namespaces and the packages slurmctld slurmd
 slurm-client slurm-wlm-basic-plugins iproute2 (tests/install.sh). Ends with `N passed, N failed`. Exit status: 0 all
 passed, 1 not, 77 when it cannot run here.
 HELP
@@ -67,18 +67,21 @@ SelectTypeParameters=CR_CPU
 SlurmdParameters=config_overrides
 NodeName=$node NodeAddr=127.0.0.1 CPUs=$((2 * ranks)) State=UNKNOWN
 PartitionName=all Nodes=$node Default=YES State=UP
+Prolog=$work/prolog
 Epilog=$work/epilog
 CONF
-# The script as a site would have it, except for the broker's place.
-cat > "$work/epilog" << EPILOG
+# The scripts as a site would have them, except for the broker's place.
+for name in prolog epilog; do
+  cat > "$work/$name" << SCRIPT
 #!/bin/bash
 export PATH="$programs:\$PATH" FDBROKER_ADMIN_SOCKET="$work/node/fdbroker-admin/admin.sock"
-"$root/systemd/slurm-epilog.sh" >> "$work/epilog.log" 2>&1
+"$root/systemd/slurm-$name.sh" >> "$work/$name.log" 2>&1
 status=\$?
-echo "\$SLURM_JOB_ID ended with \$status" >> "$work/epilogs"
+echo "\$SLURM_JOB_ID ended with \$status" >> "$work/${name}s"
 exit \$status
-EPILOG
-chmod +x "$work/epilog"
+SCRIPT
+  chmod +x "$work/$name"
+done
 export SLURM_CONF=$work/slurm.conf
 slurmctld > "$work/start" 2>&1 && slurmd >> "$work/start" 2>&1
 for _ in {1..100}; do
@@ -163,6 +166,16 @@ unset FDBROKER_SOCKET FDBROKER_ADMIN_SOCKET
 grep -q ' ended with 0$' "$work/epilogs" && ! grep -qv ' ended with 0$' "$work/epilogs" && [ ! -s "$work/epilog.log" ]
 check "slurmd runs the epilog after each job; without a broker it is silent" $? "$work/epilogs"
 
+# ---- the prolog
+
+! grep -qv ' ended with 0$' "$work/prologs" && [ "$(wc -l < "$work/prologs")" -ge "$(wc -l < "$work/epilogs")" ]
+check "slurmd runs the prolog before each job; without a broker it ends with 0" $? "$work/prologs"
+[ -s "$work/prolog.log" ] && ! grep -qv 'no broker serves this node (status 3)' "$work/prolog.log"
+check "and logs that no broker serves" $? "$work/prolog.log"
+prolog() { SLURM_JOB_ID=4710 "$@" "$work/prolog"; }
+! prolog env FDBROKER_PROLOG_STRICT=1
+check "a strict one fails" $? "$work/prolog.log"
+
 # A process that a job has left behind is known by its cgroup, which stays.
 mkdir "$work/cgroup" && mount -t cgroup2 none "$work/cgroup"
 job=4711 cgroup=$work/cgroup/fdbroker-test-$$/slurmstepd.scope
@@ -172,6 +185,12 @@ node_broker=$!
 soon test -S "$work/node/fdbroker/broker.sock"
 check "a broker of the node" $? "$work/node.log"
 admin() { FDBROKER_ADMIN_SOCKET=$work/node/fdbroker-admin/admin.sock fdbroker "$@"; }
+: > "$work/prolog.log"
+prolog env FDBROKER_PROLOG_STRICT=1 && [ ! -s "$work/prolog.log" ]
+check "with a broker the prolog is silent, a strict one too" $? "$work/prolog.log"
+admin drain > /dev/null && ! prolog env FDBROKER_PROLOG_STRICT=1 && grep -q 'being drained' "$work/prolog.log"
+check "a strict one keeps a job from a broker that is being drained" $? "$work/prolog.log"
+admin drain --undo > /dev/null
 # shellcheck disable=SC2016
 FDBROKER_SOCKET=$work/node/fdbroker/broker.sock sh -c 'echo $$ > "$0/cgroup.procs"; exec fdbroker demo --ranks 2 --buffers 8 --hold 60' \
   "$cgroup/job_$job" > "$work/left.log" 2>&1 &

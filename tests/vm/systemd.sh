@@ -9,7 +9,7 @@ root=$(cd "$here/../.." && pwd)
 
 usage() {
   cat << 'HELP'
-usage: tests/vm/systemd.sh [-s SUITE]... [-t SECONDS]
+usage: tests/vm/systemd.sh [-s SUITE]... [-t SECONDS] [-p DIR]
 
 Builds the programs here, boots Debian SUITE (bookworm: systemd 252, trixie: systemd 257) and runs the checks of
 tests/vm/systemd-guest.sh in it. Without -s: all of them in bookworm, then in trixie what depends on the version of systemd,
@@ -19,17 +19,20 @@ here. Ends with the line `N passed, N failed`.
 
   -s SUITE     all checks in this one only; may be repeated
   -t SECONDS   limit for each (900)
+  -p DIR       with Debian's packages of fdbroker in DIR, of releases 1 and 2, instead of systemd/install.sh and `systemctl restart`:
+               the checks of trixie above, and what a purge leaves
 
 exit status    0 nothing failed, 1 something did, 2 wrong usage, 77 no virtual machine here (the last line says why)
 HELP
 }
 
-suites=() limit=900
+suites=() limit=900 packages=''
 [ "${1-}" != --help ] || { usage; exit 0; }
-while getopts :s:t:h option; do
+while getopts :s:t:p:h option; do
   case $option in
     s) suites+=("$OPTARG") ;;
     t) limit=$OPTARG ;;
+    p) packages=$(realpath -- "$OPTARG") ;;
     h) usage; exit 0 ;;
     *) echo "systemd.sh: unknown option or no value: -$OPTARG (-h explains)" >&2; exit 2 ;;
   esac
@@ -58,11 +61,17 @@ for program in "$target/fdbroker" "$target/fdbrokerd" "$target/examples/vm-clien
   place=$stage/target/release/$(basename "$program")
   strip --strip-debug -o "$place" "$program" 2> /dev/null || cp "$program" "$place"
 done
+if [ -n "$packages" ]; then
+  mkdir "$stage/packages"
+  for release in 1 2; do cp "$packages"/fdbroker_*-"${release}"_*.deb "$stage/packages/$release.deb" || exit 1; done
+  # The packages have these.
+  rm "$stage/target/release/fdbroker" "$stage/target/release/fdbrokerd"
+fi
 tar -c -C "$work" -f "$work/fdbroker.tar" fdbroker
 
 passed=0 failed=0
 for suite in "${suites[@]}"; do
-  if [ "$suite" = "$short" ]; then selection=short; else selection=full; fi
+  if [ "$suite" = "$short" ] || [ -n "$packages" ]; then selection=short; else selection=full; fi
   echo "== Debian $suite, $selection"
   status=0
   "$here/run.sh" -s "$suite" -m 1536 -t "$limit" -f "$work/fdbroker.tar" "$here/systemd-guest.sh" "$selection" 2>&1 |

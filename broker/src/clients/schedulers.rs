@@ -106,11 +106,14 @@ fn pbs([above, parent, part]: [&str; 3]) -> Option<String> {
     is_job.then(|| part.to_owned())
 }
 
-/// kubelet: `.../kubepods[-QOS]-podUID.slice/...` (systemd), `/kubepods[/QOS]/podUID/...` (cgroupfs).
+/// kubelet: `.../kubepods[-QOS]-podUID.slice/...` (systemd), `/kubepods[/QOS]/podUID/...` (cgroupfs). A broker that is in a pod itself,
+/// in a cgroup namespace of its own, sees the cgroups of other pods from there: `/../../podUID/...`, `/../../../QOS/podUID/...`.
 fn kubernetes([above, parent, part]: [&str; 3]) -> Option<String> {
     let uid = match part.strip_suffix(".slice") {
         Some(slice) if slice.contains("kubepods-") => slice.split_once("-pod")?.1,
-        None if [above, parent].contains(&"kubepods") => part.strip_prefix("pod")?,
+        None if ["kubepods", ".."].iter().any(|it| [above, parent].contains(it)) => {
+            part.strip_prefix("pod")?
+        }
         _ => return None,
     };
     // The names of slices cannot have the dashes of a UID.

@@ -30,6 +30,9 @@ fn job_cgroup_when_a_scheduler_is_known_then_the_path_down_to_its_job_and_its_id
         ("0::", "/jobs/7186710", "\n", "pbs:7186710"),
         ("0::", "/kubepods/burstable/pod1f3a-8e0c", "/0123abcd", "k8s:1f3a-8e0c"),
         ("0::", "/kubepods/pod1f3a-8e0c", "/0123abcd", "k8s:1f3a-8e0c"),
+        // Seen from another pod's cgroup namespace.
+        ("0::", "/../../pod1f3a-8e0c", "/0123abcd", "k8s:1f3a-8e0c"),
+        ("0::", "/../../../burstable/pod1f3a-8e0c", "/0123abcd", "k8s:1f3a-8e0c"),
         (
             "11:memory:",
             "/kubepods/besteffort/pod1f3a-8e0c",
@@ -149,6 +152,7 @@ fn job_cgroup_when_only_like_a_schedulers_then_the_whole_path() {
         "/jobs/71\\x2d86710",
         "/a/podman/pod7",
         "/kubepods/podman",
+        "/../../podman",
         "/kubepods.slice/kubepods-besteffort.slice",
     ] {
         expect_unknown(&format!("0::{path}"));
