@@ -161,6 +161,7 @@ impl Server {
             connections,
             handshakes: handshakes.collect(),
             slots,
+            tombstones: self.fds.tombstones().save(),
             fds: packing.outgoing.count(),
         })
     }
