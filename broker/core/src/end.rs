@@ -94,11 +94,11 @@ impl Core {
         }
     }
 
-    /// Has the daemon remember the end, for `fdbroker audit`. An allocation that nobody has named again after a crash is known to
-    /// be of nobody.
+    /// Has the daemon remember the end, for `fdbroker audit`. An allocation that nobody has named again after a crash is not
+    /// remembered: the broker has seen no file of it.
     fn remember_end(&self, slot: u32, code: ErrorCode, fx: &mut Effects) {
         let allocation = &self.allocations[slot];
-        if allocation.domain == NONE {
+        if allocation.domain == NONE || allocation.state == State::Reserved {
             return;
         }
         let job = self.job_of_slot(slot);

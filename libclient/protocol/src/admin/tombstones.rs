@@ -6,7 +6,7 @@ use zerocopy::{
     little_endian::{U16, U32, U64},
 };
 
-/// One file of an allocation that has ended, 88 bytes. An allocation whose owner gave several has one record of each.
+/// One file of an allocation that has ended, 104 bytes. An allocation whose owner gave several has one record of each.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]

@@ -531,7 +531,9 @@ fn judge_when_the_ledger_knows_the_file_of_ended_memory_then_its_leases_count() 
     let mut world = after_the_end(MemoryKind::Memfd);
     let again =
         Allocation { fd: None, state: AllocationState::Evicted, ..allocation(MemoryKind::Memfd) };
-    world.both(|ledger| drop(ledger.allocations.insert(id(1), again)));
+    world.both(|ledger| {
+        ledger.allocations.insert(id(1), again);
+    });
     world.lease(1, 1, false);
     world.process(HOLDER).fds.push(fd(4, MemoryKind::Memfd));
     assert_eq!(world.found(), []);
@@ -543,7 +545,9 @@ fn judge_when_a_child_of_the_owner_has_ended_memory_mapped_then_a_note_unless_it
     world.map(STRANGER, MemoryKind::Memfd);
     world.process(STRANGER).parent = OWNER;
     assert_eq!(world.found(), [(Kind::Inherited, Some(STRANGER), vec![])]);
-    world.both(|ledger| drop(ledger.clients.insert(STRANGER, Client { silent: false })));
+    world.both(|ledger| {
+        ledger.clients.insert(STRANGER, Client { silent: false });
+    });
     assert_eq!(world.found(), [(Kind::EndedCopy, Some(STRANGER), vec![])]);
 }
 
@@ -552,7 +556,9 @@ fn judge_when_a_child_that_is_a_client_keeps_a_mapping_then_stray() {
     let mut world = World::new(MemoryKind::Memfd);
     world.map(STRANGER, MemoryKind::Memfd);
     world.process(STRANGER).parent = OWNER;
-    world.both(|ledger| drop(ledger.clients.insert(STRANGER, Client { silent: false })));
+    world.both(|ledger| {
+        ledger.clients.insert(STRANGER, Client { silent: false });
+    });
     assert_eq!(world.found(), [(Kind::StrayMapping, Some(STRANGER), vec![])]);
     world.both(|ledger| {
         let lease = Lease { pid: STRANGER, ..lease(0, true) };
@@ -564,7 +570,9 @@ fn judge_when_a_child_that_is_a_client_keeps_a_mapping_then_stray() {
 #[test]
 fn judge_when_ended_memory_is_leased_for_long_then_pinned() {
     let mut world = World::new(MemoryKind::CudaVmm);
-    world.both(|ledger| drop(ledger.leases.insert(1, Lease { ended: true, ..lease(0, true) })));
+    world.both(|ledger| {
+        ledger.leases.insert(1, Lease { ended: true, ..lease(0, true) });
+    });
     for (ms, kind) in [(59_000, Kind::Ended), (61_000, Kind::Pinned)] {
         world.0.tombstones.ages_ms.insert(id(0), ms);
         assert_eq!(world.found(), [(kind, Some(HOLDER), vec![])]);
