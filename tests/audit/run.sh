@@ -215,13 +215,18 @@ odd_ones() {
   else
     not_planted "files of an io_uring: io_uring_setup(2) is refused"
   fi
-  client stranger "$handle"; sender=$started
-  clients+=("$pid")
-  check "an fd unread in a process that is no client" only in_flight "$pid" "$fd"
-  end "$sender"
-  check "  and its sender is gone" only in_flight "$pid" "$fd"
-  kill -9 "$pid"
-  check "  and nothing when it is gone" eventually clean
+  audit > /dev/null
+  if [[ $report == *"lists of Unix sockets"* ]]; then
+    echo "not planted here: an fd unread in a process that is no client (this kernel has no unix_diag)"
+  else
+    client stranger "$handle"; sender=$started
+    clients+=("$pid")
+    check "an fd unread in a process that is no client" only in_flight "$pid" "$fd"
+    end "$sender"
+    check "  and its sender is gone" only in_flight "$pid" "$fd"
+    kill -9 "$pid"
+    check "  and nothing when it is gone" eventually clean
+  fi
 
   client produce 2; doomed=$started
   mapfile -t ending <<< "$said"

@@ -176,13 +176,16 @@ fn strangers<'a>(
     found: &mut Vec<Finding>,
 ) {
     for queue in in_flight.others.iter().chain(&in_flight.unknown) {
-        let peer = book.look.peers.get(&queue.inode).copied().flatten();
-        let sender = match peer.and_then(|peer| book.holder_of_socket(peer)) {
-            Some(sender) if book.is_client(sender) => format!("client {sender} sent them"),
-            None if peer.is_none() && book.is_beside_clients(process) && !book.is_manager(pid) => {
-                "their sender is gone or cannot be seen".to_owned()
+        let sender = match book.look.peers.get(&queue.inode) {
+            // A socket of another network namespace, say.
+            None => continue,
+            Some(None) if book.is_beside_clients(process) && !book.is_manager(pid) => {
+                "the sender is gone".to_owned()
             }
-            _ => continue,
+            Some(peer) => match peer.and_then(|peer| book.holder_of_socket(peer)) {
+                Some(sender) if book.is_client(sender) => format!("client {sender} has sent them"),
+                _ => continue,
+            },
         };
         let fds = count(queue.in_flight, "fd");
         let what = format!("{fds} in the queue of a socket; no client, {sender}");

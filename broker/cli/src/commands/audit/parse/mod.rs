@@ -86,9 +86,10 @@ fn listed<'a>(info: &'a str, name: &'static str) -> impl Iterator<Item = &'a str
 /// What is registered with a ring, of its fdinfo. Files are told by their names, since the kernel gives no inodes: a file that is
 /// called like memory counts as memory.
 pub fn ring(info: &str, fd: i32) -> Ring {
+    // Newer kernels give paths, older ones (up to 6.12) the last part alone.
     let is_memory = |path: &&str| {
-        let is_one = path.starts_with("/memfd:") || path.starts_with("/dmabuf:");
-        is_one || path.ends_with("/nvidiactl")
+        let name = path.trim_start_matches('/');
+        name.starts_with("memfd:") || name.starts_with("dmabuf") || name.ends_with("nvidiactl")
     };
     let files = listed(info, "UserFiles:").filter(is_memory).count() as u64;
     let buffers = listed(info, "UserBufs:").filter(|what| what.starts_with("0x")).count() as u64;

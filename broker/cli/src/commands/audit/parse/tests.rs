@@ -51,6 +51,8 @@ fn ring_when_files_and_buffers_are_registered_then_memory_is_counted_apart() {
     let text = "SqThread:\t-1\nUserFiles:\t3\n    0: /memfd:x\\040y (deleted)\n    1: /dev/null\n    2: /dmabuf:\n\
                 UserBufs:\t2\n    0: 0x7f00/4096\n    1: <none>\nPollList:\n  op=6, task_works=0\n";
     assert_eq!(ring(text, 7), Ring { fd: 7, files: 2, buffers: 1 });
+    let older = "UserFiles:\t3\n    0: memfd:x\n    1: dmabuf\n    2: null\nUserBufs:\t0\n";
+    assert_eq!(ring(older, 7), Ring { fd: 7, files: 2, buffers: 0 });
     let empty = "UserFiles:\t0\nUserBufs:\t0\nPollList:\n    0: /memfd:x\n";
     assert_eq!(ring(empty, 7), Ring { fd: 7, files: 0, buffers: 0 });
 }
