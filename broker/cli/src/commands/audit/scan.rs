@@ -110,8 +110,6 @@ fn look_at(pid: u32, whose: Whose<'_>, look: &MemfdLook, scan: &mut Scan) {
     let found = read_all(pid, whose, look, &mut process, scan);
     match found {
         Ok(()) => {}
-        // A zombie's /proc belongs to root; what it had is closed.
-        Err(_) if process.is_dead() => {}
         Err(cause) if is_gone(&cause) => return,
         Err(cause) => {
             let why = match cause.kind() {
@@ -140,23 +138,20 @@ fn read_all(
     process: &mut Process,
     scan: &mut Scan,
 ) -> io::Result<()> {
-    let threads = threads(pid, scan);
-    let mut main = pid;
+    let (mut main, mut threads) = (pid, threads(pid, scan));
     if process.is_dead() {
         // Nothing can be read by the number of a first thread that has ended, though others live on.
-        let living: Vec<u32> = threads.iter().copied().filter(|it| is_alive(pid, *it)).collect();
-        let Some(first) = living.first() else { return Ok(()) };
-        process.headless = Some(living.len() as u64);
+        threads.retain(|thread| is_alive(pid, *thread));
+        let Some(first) = threads.first() else { return Ok(()) };
+        process.headless = Some(threads.len() as u64);
         main = *first;
     }
-    let own = |thread: u32| match thread {
-        0 => format!("/proc/{pid}/task/{main}"),
-        thread => format!("/proc/{pid}/task/{thread}"),
-    };
-    for thread in std::iter::once(0).chain(own_tables(main, &threads, scan)) {
-        match read_fds(&own(thread), (pid, thread), whose, look, process, scan) {
+    let task = |thread: u32| format!("/proc/{pid}/task/{thread}");
+    read_fds(&task(main), (pid, 0), whose, look, process, scan)?;
+    for thread in own_tables(main, &threads, scan) {
+        match read_fds(&task(thread), (pid, thread), whose, look, process, scan) {
             // A thread may end at any time.
-            Err(cause) if thread != 0 && is_gone(&cause) => {}
+            Err(cause) if is_gone(&cause) => {}
             found => found?,
         }
     }
@@ -165,7 +160,7 @@ fn read_all(
     process.queues.sort_unstable_by_key(|queue| (queue.inode, queue.fd));
     process.queues.dedup_by_key(|queue| queue.inode);
     process.queues.sort_unstable_by_key(|queue| queue.fd);
-    read_maps(&own(0), look, process, scan)
+    read_maps(&task(main), look, process, scan)
 }
 
 /// The threads of a process; none if that cannot be seen.
@@ -195,11 +190,9 @@ fn own_tables(main: u32, threads: &[u32], scan: &mut Scan) -> Vec<u32> {
                 Ok(Some(Ordering::Equal)) => continue 'threads,
                 Ok(Some(_)) => {}
                 Ok(None) => continue 'threads,
+                // As in a container whose seccomp profile refuses it.
                 Err(why) => {
-                    // Of a process that cannot be read something else is said.
-                    if !why.starts_with("EPERM") {
-                        scan.gap(format!("fd tables of threads: kcmp(2) says {why}"));
-                    }
+                    scan.gap(format!("fd tables of threads: kcmp(2) says {why}"));
                     return Vec::new();
                 }
             }
