@@ -159,6 +159,13 @@ pub fn ahead_sockets(table_fds: u64) -> u64 {
     (table_fds / (16 * AHEAD_FDS as u64)).saturating_sub(1).min(AHEAD_SOCKETS_MOST)
 }
 
+/// Ended allocations that are remembered for `fdbroker audit`, each of their files by itself: 64 bytes each, 4 MiB in all. An application
+/// of 64 ranks with 1,000 buffers each fits.
+pub const TOMBSTONES: usize = 1 << 16;
+
+/// Most of them of one domain: others find the rest.
+pub const TOMBSTONES_PER_DOMAIN: usize = 8192;
+
 /// Time between two such sweeps, while a client waits until others have read: no event tells.
 pub const IN_FLIGHT_SWEEP: Duration = Duration::from_millis(1);
 

@@ -7,19 +7,22 @@ use fdbroker_client::{
     IsolatedMemory, MemoryKind, Share,
 };
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sched::{CloneFlags, unshare};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use nix::unistd::{ForkResult, fork, ftruncate};
 use std::io::{Read, Write};
 use std::num::NonZeroUsize;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 
 const USAGE: &str = "usage: audit-client produce COUNT
        audit-client orphan
        audit-client ROLE HANDLE...
+       audit-client can-ring
 COUNT buffers, half of them ranges of one arena; their handles on stdout. ROLE: honest, leak, copy, own, stray,
-in-flight, forgotten, unmapped, mapped, hold. Each says `ready PID FD` and then waits for the end of its input.";
+in-flight, forgotten, unmapped, mapped, hold, child, thread, headless, ring, stranger. Each says `ready PID FD` and then waits for
+the end of its input. can-ring says by its exit status whether this user can have an io_uring.";
 
 const BYTES: usize = 64 << 10;
 
@@ -31,7 +34,13 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 fn main() -> Outcome<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let client = Client::builder().name("audit-client").own_fds(OWN_FDS).connect()?;
+    match arguments.as_slice() {
+        ["can-ring"] => return Ring::new().map(drop),
+        // The child is to have nothing of the broker.
+        ["stranger", handle] => return stranger(&parse(handle).ok_or(USAGE)?),
+        _ => {}
+    }
+    let client = connect()?;
     match arguments.as_slice() {
         ["produce", count] => produce(&client, count.parse()?),
         ["orphan"] => orphan(&client),
@@ -42,6 +51,10 @@ fn main() -> Outcome<()> {
         }
         _ => Err(USAGE.into()),
     }
+}
+
+fn connect() -> Outcome<Client> {
+    Ok(Client::builder().name("audit-client").own_fds(OWN_FDS).connect()?)
 }
 
 fn deadline() -> Deadline {
@@ -158,13 +171,41 @@ fn consume(client: &Client, role: &str, handles: &[Handle]) -> Outcome<()> {
         }
         // Maps the memory by hand and gives the lease back.
         "mapped" => {
-            let length = NonZeroUsize::new(BYTES).ok_or("no bytes")?;
-            let offset = i64::try_from(grant.info.fd_offset)?;
-            let (protection, flags) = (ProtFlags::PROT_READ, MapFlags::MAP_SHARED);
-            // SAFETY: a new mapping at an address that the kernel chooses; nothing reads it.
-            unsafe { mmap(None, length, protection, flags, grant.fd.as_fd(), offset)? };
+            map(&grant)?;
             drop(grant);
             wait(own, -1)
+        }
+        "child" => child(grant),
+        // A thread makes itself an fd table with a copy of each fd.
+        "thread" => {
+            let (say, said) = std::sync::mpsc::channel();
+            std::thread::spawn(move || {
+                let _ = say.send(unshare(CloneFlags::CLONE_FILES));
+                loop {
+                    std::thread::park();
+                }
+            });
+            said.recv()??;
+            let _grant = grant;
+            wait(own, fd)
+        }
+        // Its first thread ends, and others live on.
+        "headless" => {
+            std::thread::spawn(move || {
+                let _grant = grant;
+                let _ = wait(own, fd);
+                std::process::exit(0);
+            });
+            // SAFETY: ends this thread alone, which holds no lock; its stack stays as it is.
+            unsafe { libc::syscall(libc::SYS_exit, 0) };
+            Err("a thread that has ended goes on".into())
+        }
+        // Registers the fd with a ring, closes it, and gives the lease back.
+        "ring" => {
+            let ring = Ring::new()?;
+            ring.register(fd)?;
+            drop(grant);
+            wait(own, ring.0.as_raw_fd())
         }
         _ => Err(USAGE.into()),
     }
@@ -191,6 +232,91 @@ fn stray(grant: Grant) -> Outcome<()> {
             }
         }
         ForkResult::Parent { child } => wait(u32::try_from(child.as_raw())?, grant.fd.as_raw_fd()),
+    }
+}
+
+/// Maps the memory by hand, for ever.
+fn map(grant: &Grant) -> Outcome<()> {
+    let length = NonZeroUsize::new(BYTES).ok_or("no bytes")?;
+    let offset = i64::try_from(grant.info.fd_offset)?;
+    let (protection, flags) = (ProtFlags::PROT_READ, MapFlags::MAP_SHARED);
+    // SAFETY: a new mapping at an address that the kernel chooses; nothing reads it.
+    unsafe { mmap(None, length, protection, flags, grant.fd.as_fd(), offset)? };
+    Ok(())
+}
+
+/// Forks a child that keeps the parent's mapping, and becomes a client of its own. The parent has fd, mapping and lease.
+fn child(grant: Grant) -> Outcome<()> {
+    map(&grant)?;
+    let (mut said, mut say) = std::io::pipe()?;
+    // SAFETY: the library is made for a fork; the child has a thread of its own and calls the library anew.
+    match unsafe { fork()? } {
+        ForkResult::Child => {
+            nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)?;
+            // The number alone: a Grant of the parent is nothing here.
+            nix::unistd::close(grant.fd.as_raw_fd())?;
+            std::mem::forget(grant);
+            let _client = connect()?;
+            say.write_all(b"x")?;
+            loop {
+                nix::unistd::pause();
+            }
+        }
+        ForkResult::Parent { child } => {
+            said.read_exact(&mut [0])?;
+            let _grant = grant;
+            wait(u32::try_from(child.as_raw())?, -1)
+        }
+    }
+}
+
+/// Sends a granted fd to a process that knows no broker, and gives the lease back. The other process outlives this one.
+fn stranger(handle: &Handle) -> Outcome<()> {
+    let (from, to) = fdbroker_scm::seqpacket_pair()?;
+    // SAFETY: there is one thread.
+    match unsafe { fork()? } {
+        ForkResult::Child => {
+            drop(from);
+            loop {
+                nix::unistd::pause();
+            }
+        }
+        ForkResult::Parent { child } => {
+            let number = to.as_raw_fd();
+            drop(to);
+            let client = connect()?;
+            let grant = client.acquire(handle, deadline())?;
+            fdbroker_scm::send(from.as_fd(), b"x", &[grant.fd.as_fd()])?;
+            drop(grant);
+            wait(u32::try_from(child.as_raw())?, number)
+        }
+    }
+}
+
+/// An io_uring that is used for nothing but to register files with.
+struct Ring(OwnedFd);
+
+impl Ring {
+    /// `struct io_uring_params` (linux/io_uring.h).
+    const PARAMS_BYTES: usize = 120;
+    const REGISTER_FILES: libc::c_uint = 2;
+
+    fn new() -> Outcome<Self> {
+        let mut params = [0_u64; Self::PARAMS_BYTES / 8];
+        // SAFETY: the kernel reads and writes as many bytes as it has.
+        let fd = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, params.as_mut_ptr()) };
+        let fd = i32::try_from(nix::errno::Errno::result(fd)?)?;
+        // SAFETY: the kernel has just made it for us alone.
+        Ok(Ring(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    fn register(&self, fd: i32) -> Outcome<()> {
+        let (ring, what) = (self.0.as_raw_fd(), Self::REGISTER_FILES);
+        // SAFETY: the kernel reads one number.
+        let done =
+            unsafe { libc::syscall(libc::SYS_io_uring_register, ring, what, &raw const fd, 1) };
+        nix::errno::Errno::result(done)?;
+        Ok(())
     }
 }
 

@@ -9,7 +9,7 @@ root=$(cd "$(dirname "$(readlink -f "$0")")/../.." && pwd)
 mode=all bin=
 while [ $# -gt 0 ]; do case $1 in
   --vm) mode=vm ;;
-  --inside | --inside-user) mode=$1 bin=$2; shift ;;
+  --inside | --inside-user | --late) mode=$1 bin=$2; shift ;;
   -h | --help)
     cat << 'HELP'
 usage: tests/audit/run.sh [--vm]
@@ -17,10 +17,13 @@ usage: tests/audit/run.sh [--vm]
 Builds the command and the test client, starts a private broker and plants, one
 by one and all at once: a leaked duplicate, a second duplicate under one lease, an owner's copies, a duplicate in a child
 after fork, fds in the queue of a socket that nobody reads, a forgotten lease, a lease of what is not mapped any more, a
-mapping without a lease, a kept allocation without owner, ended memory of a stopped client. `fdbroker audit` must name
-each with its process and fd, and nothing else. As root it is done for another user, too. No root needed.
+mapping without a lease, a kept allocation without owner, ended memory of a stopped client, copies of ended memory, a lease of ended memory for
+more than a minute, a mapping in a child that is a client, an fd table of a thread, a process without its first thread,
+a file of an io_uring, an fd in a socket of a process that is no client, a stopped owner. `fdbroker audit` must name
+each with its process and fd, and nothing else. As root it is done for another user, too. No root needed. It takes at least
+a minute.
 
---vm: the same on real dma-bufs, in a virtual machine (tests/vm/run.sh).
+--vm: the same on real dma-bufs, and dma-bufs that no process has, in a virtual machine (tests/vm/run.sh).
 HELP
     exit 0 ;;
   *) echo "tests/audit/run.sh: unknown argument '$1' (--help explains)" >&2; exit 2 ;;
@@ -147,7 +150,7 @@ plant() {
   # Where there are two fds, audit may name either.
   case $role in
     copy | own) check "$name" excess "$kind" "$pid" ;;
-    forgotten | unmapped | mapped) check "$name" only "$kind" "$pid" "" ;;
+    forgotten | unmapped | mapped | child) check "$name" only "$kind" "$pid" "" ;;
     *) check "$name" only "$kind" "$pid" "$fd" ;;
   esac
   end "$planted"
@@ -168,6 +171,83 @@ text_says() { # text_says TEXT ARGUMENTS...: the table.
 }
 exits() { local expected=$1 got=0; shift; "$@" || got=$?; echo "exit status $got"; [ "$got" = "$expected" ]; }
 
+# ---- in a broker of its own: a client that keeps a lease of ended memory
+
+if [ "$mode" = --late ]; then
+  client produce 2; doomed=$started
+  mapfile -t ending <<< "$said"
+  client hold "${ending[1]}"
+  end "$doomed"
+  echo "late $FDBROKER_ADMIN_SOCKET $pid"
+  read -r _
+  exit 0
+fi
+if [ "$mode" = --inside ]; then
+  late_since=$SECONDS
+  "$bin/fdbroker" run -- "$BASH" "$0" --late "$bin" < "$work/never" > "$work/late" {hold}>&- 2> /dev/null &
+  clients+=("$!")
+  eventually grep -q '^late ' "$work/late"
+  read -r _ late_socket late_pid < "$work/late"
+fi
+late() { FDBROKER_ADMIN_SOCKET=$late_socket "$@"; }
+
+# not_planted WHY: this user or kernel cannot have the fault.
+not_planted() {
+  echo "not run: audit: $1"
+  [ -z "${FDBROKER_NOT_RUN_LOG-}" ] || { echo "audit: $1" >> "$FDBROKER_NOT_RUN_LOG"; passed=$((passed + 1)); }
+}
+notes() { # notes KIND PID: among what is no fault.
+  audit
+  [[ ${report#*'"notes":['} == *"{\"kind\":\"$1\",\"pid\":$2,"* ]]
+}
+both() { # both KIND PID FD KIND PID FD: these two findings, and no other.
+  audit
+  [ "$status" = 5 ] && has "$1" "$2" "$3" && has "$4" "$5" "$6" && [ "$(count)" = 2 ]
+}
+# What hides fds from /proc/PID/fd, or is no fault of one memory; a user sees it of its own processes.
+odd_ones() {
+  local handle=$1 doomed leaker mapper sender ending
+  plant "a mapping in a child that became a client" stray_mapping child "$handle"
+  plant "a thread with an fd table of its own" thread_table thread "$handle"
+  plant "a first thread that has ended" zombie_leader headless "$handle"
+  if "$bin/audit-client" can-ring 2> /dev/null; then
+    plant "an fd that only a ring has" io_uring ring "$handle"
+  else
+    not_planted "files of an io_uring: io_uring_setup(2) is refused"
+  fi
+  audit > /dev/null
+  if [[ $report == *"lists of Unix sockets"* ]]; then
+    echo "not planted here: an fd unread in a process that is no client (this kernel has no unix_diag)"
+  else
+    client stranger "$handle"; sender=$started
+    clients+=("$pid")
+    check "an fd unread in a process that is no client" only in_flight "$pid" "$fd"
+    end "$sender"
+    check "  and its sender is gone" only in_flight "$pid" "$fd"
+    kill -9 "$pid"
+    check "  and nothing when it is gone" eventually clean
+  fi
+
+  client produce 2; doomed=$started
+  mapfile -t ending <<< "$said"
+  client leak "${ending[1]}"; leaker=$started leak="$pid $fd"
+  client mapped "${ending[0]}"; mapper=$started
+  end "$doomed"
+  check "memory that has ended: a duplicate and a mapping, no lease" \
+    both ended_copy ${leak} ended_copy "$mapper" ""
+  check "  and it says whose it was, and why it ended" text_says "OWNER_GONE"
+  check "  and the owner's process" text_says "owned by process $doomed"
+  end "$leaker"
+  end "$mapper"
+  check "  and nothing when they are gone" clean
+
+  kill -STOP "$producer"
+  check "an owner that is stopped" only stopped_owner "$producer" ""
+  kill -CONT "$producer"
+  check "  and nothing when it goes on" eventually clean
+  check "memory that the broker does not know: a note" notes unknown "$honest"
+}
+
 check "a node without clients: no finding" clean
 client produce 8
 producer=$started
@@ -179,6 +259,9 @@ check "an owner, and a client with fds and mappings: no finding" clean
 if [ "$mode" = --inside-user ]; then
   plant "a user's own process: its leak" leak leak "${handles[0]}"
   check "it says which processes the user may not read" text_says "not readable for this user; run as root"
+  odd_ones "${handles[1]}"
+  echo "not planted by a user: a dma-buf that no process has; fds and mappings of other users' processes; a client that keeps" \
+    "ended memory for more than a minute (as root, above)"
   end "$honest"
   echo "$passed passed, $failed failed"
   [ "$failed" = 0 ]; exit
@@ -233,6 +316,24 @@ check "ended memory that somebody holds: a duplicate without lease" only leak ${
 end "$leaker"
 end "$holder"
 check "  and nothing when they are gone" clean
+
+odd_ones "${handles[1]}"
+if [ "${FDBROKER_TEST_MEMORY-}" = udmabuf ]; then
+  # The fd lies in a message alone; the list of the kernel (debugfs) has the buffer.
+  client produce 2; doomed=$started
+  mapfile -t ending <<< "$said"
+  client in-flight "${ending[0]}"; flight=$started in_flight="$pid $fd"
+  end "$doomed"
+  unheld() {
+    audit
+    has in_flight ${in_flight} && [[ $findings == *'{"kind":"ended_unheld","pid":null,'* ]] && [ "$(count)" = 2 ]
+  }
+  check "a dma-buf that has ended, and that no process has" unheld
+  end "$flight"
+  check "  and nothing when it is gone" clean
+else
+  echo "not planted here: a dma-buf that no process has (tests/audit/run.sh --vm does it)"
+fi
 
 # ---- all at once; faults that stay behind come last
 
@@ -299,6 +400,9 @@ at_work() {
     wait "$demo" && exit ${status-0}' "$bin/fdbroker" "$memory"
 }
 check "a job under a tight cap, looked at again and again: no finding" at_work
+minute_is_over() { [ $((SECONDS - late_since)) -gt 62 ]; }
+limit_s=90 eventually minute_is_over
+check "ended memory that a client leases for more than a minute" late only pinned "$late_pid" ""
 check "no broker: exit status 3" exits 3 env FDBROKER_ADMIN_SOCKET="$work/none" "$bin/fdbroker" audit
 kill -0 "$producer" || failed=$((failed + 1))
 echo "$passed passed, $failed failed"

@@ -9,7 +9,7 @@ use crate::support::raw::{Incoming, Raw, block_item, grants, hello, open, receiv
 use crate::support::wait::{PATIENCE, eventually, patience};
 use fdbroker_client::{Client, Handle};
 use fdbroker_protocol::admin::{NodeStatus, Query, TakeoverOffer, TakeoverStep, step};
-use fdbroker_protocol::{ErrorCode, Kind, Resource, Writer};
+use fdbroker_protocol::{AllocationId, ErrorCode, Kind, Resource, Writer};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -69,6 +69,39 @@ fn clients_when_another_broker_takes_over_then_connections_handles_and_leases_ar
     owner.notices.assert_never_disconnected();
     told.assert_never_disconnected();
     drop((owner, consumer));
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn tombstones_when_another_broker_takes_over_then_it_remembers_what_has_ended() {
+    let mut broker = Broker::start();
+    let mut owner = Owner::of(&broker, "owner", 3);
+    let ids: Vec<_> = [0, 1].map(|index| owner.id(index)).to_vec();
+    let kept = owner.registrations.split_off(2);
+    let gone = std::mem::replace(&mut owner.registrations, kept);
+    for outcome in owner.client.unregister_many(&gone, patience()).expect("served") {
+        outcome.expect("unregistered");
+    }
+    // All but its age.
+    let remembered = |broker: &Broker| -> Vec<_> {
+        let all = broker.admin().tombstones();
+        let known = all.iter().map(|it| {
+            assert!(it.age_ms.get() < 3_600_000, "an hour ago: {it:?}");
+            let id = AllocationId { slot: it.slot.get(), generation: it.generation.get() };
+            (id, it.inode.get(), it.size_bytes.get(), it.owner_pid.get(), it.code.get(), it.kind)
+        });
+        known.collect()
+    };
+    let before = remembered(&broker);
+    assert_eq!(before.iter().map(|it| it.0).collect::<Vec<_>>(), ids);
+    assert!(before.iter().all(|it| it.1 != 0 && it.2 == BLOCK_BYTES as u64), "{before:?}");
+    assert!(before.iter().all(|it| it.3 == std::process::id()), "{before:?}");
+    assert!(before.iter().all(|it| it.4 == ErrorCode::Stale as u16), "{before:?}");
+
+    broker.take_over();
+
+    assert_eq!(remembered(&broker), before);
+    drop(owner);
     broker.assert_nothing_left();
 }
 

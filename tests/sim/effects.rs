@@ -32,6 +32,7 @@ impl Model {
             Effect::Publish { slot, generation } => {
                 self.publish_or_confirm(step, AllocationId { slot: *slot, generation: *generation })
             }
+            Effect::Ended { index } => self.remembered(step, *index, all),
             Effect::Welcome { client, request, deposit_credits } => {
                 self.welcomed(step, *client, request.0, *deposit_credits)
             }
@@ -69,6 +70,14 @@ impl Model {
     }
 
     // --- fds and the page -------------------------------------------------------------------------
+
+    /// What is remembered of an end is of an allocation that has just been taken off the page.
+    fn remembered(&self, step: &Step, index: usize, all: &Effects) -> Check {
+        let ended = all.ended.get(index).ok_or("index out of bounds")?;
+        let id = ended.id;
+        ensure!(step.unpublished.contains(&id), "{id} is remembered as ended, and has not ended");
+        Ok(())
+    }
 
     fn stored(&mut self, step: &mut Step, index: usize, slot: u32) -> Check {
         take_arrived(step, index, Fate::Stored(slot))?;

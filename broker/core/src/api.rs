@@ -198,6 +198,27 @@ pub struct Kept {
     pub deposit: Deposit,
 }
 
+/// An allocation that has ended, with its owner as it was then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// The allocation.
+    pub id: AllocationId,
+    /// What it was.
+    pub kind: MemoryKind,
+    /// Bytes.
+    pub size_bytes: u64,
+    /// Its owner's domain.
+    pub domain: DomainKey,
+    /// Its owner's process; 0: the owner was gone already, or is in another PID namespace.
+    pub pid: u32,
+    /// Its owner's job, with its name for people.
+    pub job: Option<(JobKey, JobName)>,
+    /// The reason.
+    pub code: ErrorCode,
+    /// Leases of it are out.
+    pub is_leased: bool,
+}
+
 /// What a client is known by over connections and brokers. All zero: it is not known.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
@@ -446,6 +467,8 @@ pub enum Effect {
     /// Write the generation page: the live generation of `slot`, or 0. Before it, what [`crate::Core::record`] or
     /// [`crate::Core::end_of`] says of the slot is to be remembered.
     Publish { slot: u32, generation: u32 },
+    /// Remember the end of an allocation: [`Effects::ended`] at this index. The slot's files are still those of the allocation.
+    Ended { index: usize },
     /// Answer hello: welcome, with credit for that many deposits.
     Welcome { client: ClientId, request: RequestId, deposit_credits: u32 },
     /// Answer register: [`Effects::registered`].
@@ -533,6 +556,8 @@ pub struct Effects {
     pub recalled_us: Vec<u64>,
     /// The answer to [`Input::Evict`] or [`Input::Revoke`], in its order.
     pub acted: Vec<Acted>,
+    /// Allocations of [`Effect::Ended`].
+    pub ended: Vec<Ended>,
 }
 
 impl Effects {
@@ -546,6 +571,7 @@ impl Effects {
         empty(&mut self.kept);
         empty(&mut self.recalled_us);
         empty(&mut self.acted);
+        empty(&mut self.ended);
     }
 }
 

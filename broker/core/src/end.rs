@@ -3,7 +3,7 @@
 
 use crate::Core;
 use crate::allocation::State;
-use crate::api::{ClientId, Effect, Effects, RequestId, StatusReply};
+use crate::api::{ClientId, Effect, Effects, Ended, RequestId, StatusReply};
 use crate::leases::Lease;
 use crate::ledger::Charge;
 use crate::limits::LEASES_SWEPT_PER_TURN;
@@ -62,6 +62,7 @@ impl Core {
         let (reserved, file) = (self.bytes_to_recall(slot), self.file_of(slot));
         self.note_end(slot, code);
         fx.list.push(Effect::Publish { slot, generation: 0 });
+        self.remember_end(slot, code, fx);
         match self.allocations[slot].state {
             State::Held | State::Resident => {
                 self.lru_remove(slot);
@@ -91,6 +92,28 @@ impl Core {
             self.pin_ended(slot, file);
             self.allocations.enter_ending(slot);
         }
+    }
+
+    /// Has the daemon remember the end, for `fdbroker audit`. An allocation that nobody has named again after a crash is not
+    /// remembered: the broker has seen no file of it.
+    fn remember_end(&self, slot: u32, code: ErrorCode, fx: &mut Effects) {
+        let allocation = &self.allocations[slot];
+        if allocation.domain == NONE || allocation.state == State::Reserved {
+            return;
+        }
+        let job = self.job_of_slot(slot);
+        let ended = Ended {
+            id: self.allocations.id_of(slot),
+            kind: allocation.traits.kind(),
+            size_bytes: allocation.size_bytes,
+            domain: self.clients.domain_key(allocation.domain),
+            pid: self.clients.find(allocation.owner).map_or(0, |owner| owner.pid),
+            job: job.map(|job| (self.clients.job_key(job), self.clients.job(job).name)),
+            code,
+            is_leased: !allocation.leases.is_empty(),
+        };
+        fx.list.push(Effect::Ended { index: fx.ended.len() });
+        fx.ended.push(ended);
     }
 
     /// Charges holders of ended allocations for the memory, and has them told: so many leases at a time, and of each

@@ -56,12 +56,22 @@ impl View<'_> {
                 });
                 write_page(writer, Kind::AdminClientsReply, id, all, None)
             }
+            Kind::AdminTombstones => {
+                let tombstones = self.fds.tombstones();
+                let all = tombstones.within(cursor..end.min(tombstones.end())).map(|(at, it)| {
+                    let allocation = Some((it.id().slot, it.id().generation));
+                    let (pid, uid, job) = (it.pid(), it.domain().uid, it.job());
+                    let is_chosen = chosen.has(Traits { allocation, pid, uid, job });
+                    (at, is_chosen.then(|| self.tombstone_record(it)))
+                });
+                write_page(writer, Kind::AdminTombstonesReply, id, all, next(tombstones.end()))
+            }
             Kind::AdminJobs => self.answer_jobs(writer, id, cursor, chosen),
             Kind::AdminLimits => self.answer_limits(writer, id),
             Kind::AdminMetrics => {
-                writer
-                    .start(Kind::AdminMetricsReply, id)
-                    .push(&self.metrics.record(self.longest_wake_us));
+                let tombstones = self.fds.tombstones().counts();
+                let metrics = self.metrics.record(self.longest_wake_us, tombstones);
+                writer.start(Kind::AdminMetricsReply, id).push(&metrics);
                 writer.finish(0, 0)
             }
             Kind::AdminDomains => self.answer_domains(writer, id, cursor, chosen),

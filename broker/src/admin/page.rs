@@ -2,7 +2,9 @@
 //! message of administrators may be.
 
 use crate::limits::ADMIN_RECORDS_PER_PAGE;
-use fdbroker_protocol::admin::{AccountRecord, AllocationRecord, ClientRecord, LeaseRecord, Page};
+use fdbroker_protocol::admin::{
+    AccountRecord, AllocationRecord, ClientRecord, LeaseRecord, Page, TombstoneRecord,
+};
 use fdbroker_protocol::limits::MAX_ADMIN_MESSAGE_BYTES;
 use fdbroker_protocol::message::Header;
 use fdbroker_protocol::{Kind, Writer};
@@ -18,6 +20,7 @@ const fn records_per_page<R>() -> usize {
 const _: () = assert!(records_per_page::<AllocationRecord>() >= 128);
 const _: () = assert!(records_per_page::<ClientRecord>() >= 112);
 const _: () = assert!(records_per_page::<LeaseRecord>() >= 128);
+const _: () = assert!(records_per_page::<TombstoneRecord>() >= 128);
 /// Jobs and domains are fewer than clients, and their records longer.
 const _: () = assert!(records_per_page::<AccountRecord>() >= 48);
 

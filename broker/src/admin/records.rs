@@ -4,10 +4,11 @@
 use crate::admin::chosen::{Chosen, Traits};
 use crate::admin::view::View;
 use crate::clients::connection::Connection;
+use crate::fds::tombstones::Tombstone;
 use fdbroker_core::{AllocationView, ClientId, ClientView, DomainKey, JobKey, JobName, LeaseView};
 use fdbroker_protocol::ByResource;
 use fdbroker_protocol::admin::{
-    AllocationRecord, ClientRecord, LeaseRecord, NO_OWN_FD, NodeStatus, Use,
+    AllocationRecord, ClientRecord, LeaseRecord, NO_OWN_FD, NodeStatus, TombstoneRecord, Use,
 };
 use fdbroker_protocol::limits::{JOB_NAME_BYTES, NAME_BYTES};
 use fdbroker_protocol::message::register_flags;
@@ -104,6 +105,24 @@ impl View<'_> {
             name: self.name_of(Some(view.id)),
             job: view.job.map_or(0, |job| job.0).into(),
             job_name: self.job_name(view.domain, view.job),
+        }
+    }
+
+    pub(crate) fn tombstone_record(&self, tombstone: &Tombstone) -> TombstoneRecord {
+        TombstoneRecord {
+            inode: tombstone.inode().into(),
+            size_bytes: tombstone.size_bytes().into(),
+            age_ms: tombstone.age_ms(self.now).into(),
+            slot: tombstone.id().slot.into(),
+            generation: tombstone.id().generation.into(),
+            owner_pid: tombstone.pid().into(),
+            owner_uid: tombstone.domain().uid.into(),
+            listener: tombstone.domain().listener.into(),
+            code: tombstone.code().into(),
+            kind: tombstone.kind(),
+            reserved: 0,
+            job: tombstone.job().map_or(0, |job| job.0).into(),
+            job_name: self.fds.tombstones().job_name(tombstone).bytes(),
         }
     }
 

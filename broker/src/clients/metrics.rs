@@ -42,10 +42,12 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// As administrators see it, with the longest wake of this process.
-    pub fn record(&self, longest_wake_us: u64) -> admin::Metrics {
+    /// As administrators see it, with the longest wake of this process, and how many tombstones there are and were dropped.
+    pub fn record(&self, longest_wake_us: u64, tombstones: (u64, u64)) -> admin::Metrics {
         admin::Metrics {
             longest_wake_us: longest_wake_us.into(),
+            tombstones: tombstones.0.into(),
+            tombstones_dropped: tombstones.1.into(),
             grant_latency: self.grant_latency.record(),
             recall_time: self.recall_time.record(),
         }

@@ -10,3 +10,4 @@ pub mod pool;
 pub mod rounds;
 pub mod slow;
 pub mod table;
+pub mod tombstones;

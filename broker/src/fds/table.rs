@@ -7,8 +7,9 @@ use crate::fds::files::{Files, FilesBySlot};
 use crate::fds::jobs::{NOBODY, Report};
 use crate::fds::rounds::Rounds;
 use crate::fds::slow::SlowLanes;
+use crate::fds::tombstones::Tombstones;
 use crate::kernel;
-use fdbroker_core::{Lane, Now, Ticket};
+use fdbroker_core::{Ended, Lane, Now, Ticket};
 use fdbroker_protocol::{MAX_BATCH, MemoryKind};
 use fdbroker_scm::ReceivedFds;
 use std::collections::{HashMap, VecDeque};
@@ -40,6 +41,8 @@ pub struct FdTable {
     /// Remembered, because a page of an administrator's list names hundreds: to ask the kernel for each would hold up
     /// grants.
     files: FilesBySlot,
+    /// The files of what has ended.
+    tombstones: Tombstones,
     arrived: Vec<Option<Arrived>>,
     closers: Closers,
     closing: Closing,
@@ -66,6 +69,7 @@ impl FdTable {
             held: Vec::with_capacity(max_slots as usize),
             kinds: Vec::with_capacity(max_slots as usize),
             files: FilesBySlot::with_capacity(max_slots as usize),
+            tombstones: Tombstones::new(),
             arrived: Vec::with_capacity(MAX_BATCH),
             closers,
             closing: Closing::new(table_fds, share_factor),
@@ -182,6 +186,21 @@ impl FdTable {
     /// Which files the fd of `slot` is, or was.
     pub fn files(&self, slot: u32) -> Files {
         self.files.get(slot)
+    }
+
+    /// Remembers an allocation that has just ended. Nothing else has been put into its slot yet.
+    pub fn remember(&mut self, ended: &Ended) {
+        self.tombstones.add(ended, self.files.get(ended.id.slot), self.now);
+    }
+
+    /// What is remembered of ended allocations.
+    pub fn tombstones(&self) -> &Tombstones {
+        &self.tombstones
+    }
+
+    /// The same, to put in what another broker remembers.
+    pub fn tombstones_mut(&mut self) -> &mut Tombstones {
+        &mut self.tombstones
     }
 
     /// Each slot that has had an fd: the kind of its last one, and the fd while it is held.

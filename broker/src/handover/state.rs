@@ -5,6 +5,7 @@
 use crate::clients::connection::{Blocked, Phase};
 use crate::clients::metrics::Metrics;
 use crate::fds::files::Files;
+use crate::fds::tombstones::SavedTombstones;
 use fdbroker_core::Saved;
 use fdbroker_protocol::limits::NAME_BYTES;
 use serde::{Deserialize, Serialize};
@@ -39,6 +40,8 @@ pub(crate) struct State {
     pub handshakes: Vec<SavedHandshake>,
     /// Slots with an fd, or with a kind that a supply must have.
     pub slots: Vec<SavedSlot>,
+    /// For audit.
+    pub tombstones: SavedTombstones,
     /// Fds in the carriers.
     pub fds: u32,
 }

@@ -108,6 +108,11 @@ impl Server {
                 let is_done = self.node.page().publish(*slot, *generation, &self.core);
                 expect(is_done, "publish", *slot);
             }
+            Effect::Ended { index } => {
+                if let Some(ended) = all.ended.get(*index) {
+                    self.fds.remember(ended);
+                }
+            }
             Effect::Registered { client, request, range, deposit_credits } => {
                 let bytes = replies::write_registered(
                     &mut self.writer,

@@ -37,6 +37,7 @@ const MOST_SERIALS: u64 = u64::MAX / 2;
 impl FdTable {
     /// Puts in the fds of the slots, and the kind of each slot whose owner is to give the fd again.
     fn restore(&mut self, arrived: &mut Arrived) -> Result<(), RefusedState> {
+        self.tombstones_mut().restore(std::mem::take(&mut arrived.state.tombstones));
         for saved in std::mem::take(&mut arrived.state.slots) {
             let kind = MemoryKind::from_number(saved.kind);
             let kind = kind.ok_or_else(|| broken("no kind of memory", saved.kind.into()))?;

@@ -162,6 +162,7 @@ impl Server {
             connections,
             handshakes: handshakes.collect(),
             slots,
+            tombstones: self.fds.tombstones().save(),
             fds: packing.outgoing.count(),
         })
     }

@@ -9,6 +9,7 @@ mod query;
 mod records;
 mod status;
 mod takeover;
+mod tombstones;
 
 pub use acts::{Act, ActOutcome, ActRecord, act_flags};
 pub use events::{EventKind, EventRecord};
@@ -20,3 +21,4 @@ pub use records::{
 };
 pub use status::{NodeStatus, Use};
 pub use takeover::{TakeoverOffer, TakeoverStep, step};
+pub use tombstones::TombstoneRecord;

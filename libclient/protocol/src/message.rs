@@ -152,6 +152,10 @@ wire_enum! {
         AdminMetrics = 0xa8, "admin metrics";
         /// Broker: [`crate::admin::Metrics`].
         AdminMetricsReply = 0xa9, "admin metrics reply";
+        /// Administrator: body [`crate::admin::Query`]. Reply: [`crate::admin::Page`], records.
+        AdminTombstones = 0xae, "admin tombstones";
+        /// Broker: [`crate::admin::Page`], [`crate::admin::TombstoneRecord`]s.
+        AdminTombstonesReply = 0xaf, "admin tombstones reply";
         /// Administrator: close the fds of those chosen. Body [`crate::admin::Act`].
         AdminEvict = 0xb0, "admin evict";
         /// Broker: [`crate::admin::Page`], [`crate::admin::ActRecord`]s, at most [`crate::limits::ENDS_PER_MESSAGE`].

@@ -5,6 +5,7 @@ use super::raw::{Incoming, open, receive_from};
 use super::wait::PATIENCE;
 use fdbroker_protocol::admin::{
     AccountRecord, AllocationRecord, ClientRecord, Filter, LeaseRecord, NodeStatus, Page, Query,
+    TombstoneRecord,
 };
 use fdbroker_protocol::{AllocationId, Kind, Writer};
 use std::os::fd::{AsFd, OwnedFd};
@@ -65,6 +66,10 @@ impl Admin {
 
     pub fn jobs(&self) -> Vec<AccountRecord> {
         self.all(Kind::AdminJobs)
+    }
+
+    pub fn tombstones(&self) -> Vec<TombstoneRecord> {
+        self.all(Kind::AdminTombstones)
     }
 
     fn all<T>(&self, kind: Kind) -> Vec<T>

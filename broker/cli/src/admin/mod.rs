@@ -8,7 +8,7 @@ mod tests;
 use crate::error::{Context, Error, Result};
 use fdbroker_protocol::admin::{
     AccountRecord, Act, AllocationRecord, ClientRecord, EventRecord, Filter, LeaseRecord,
-    LimitChange, Limits, Metrics, NodeStatus, Page, Query, SetLimit,
+    LimitChange, Limits, Metrics, NodeStatus, Page, Query, SetLimit, TombstoneRecord,
 };
 use fdbroker_protocol::limits::MAX_ADMIN_MESSAGE_BYTES;
 use fdbroker_protocol::{ErrorCode, Kind, Message, Resource, Scope, Status, Writer};
@@ -136,6 +136,10 @@ impl Record for LeaseRecord {
 impl Record for ClientRecord {
     const QUERY: Kind = Kind::AdminClients;
     const REPLY: Kind = Kind::AdminClientsReply;
+}
+impl Record for TombstoneRecord {
+    const QUERY: Kind = Kind::AdminTombstones;
+    const REPLY: Kind = Kind::AdminTombstonesReply;
 }
 
 /// Accounts of jobs. [`Admin::domains`] gives the accounts of domains.

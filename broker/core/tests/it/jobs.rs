@@ -108,3 +108,33 @@ fn acquire_when_the_jobs_held_fds_are_full_then_the_jobs_own_are_evicted_alone()
     assert_eq!(world.state(first), AllocationState::Evicted);
     assert_eq!(world.state(second), AllocationState::Held);
 }
+
+#[test]
+fn end_when_the_owner_unregisters_or_is_gone_then_the_daemon_hears_whose_it_was_and_why() {
+    let mut world = World::new(config());
+    let owner = ClientId(3);
+    connect_in_job(&mut world, owner, JOB);
+    let [first, second] = [1, 2].map(|base| world.register_by(owner, deposit(base)).id);
+    world.grant(USER, second);
+    let ended = |id, code, is_leased| Ended {
+        id,
+        kind: deposit(1).kind,
+        size_bytes: deposit(1).size_bytes,
+        domain: DomainKey { listener: 0, uid: 1000 },
+        pid: 4003,
+        job: Some((JOB, JobName::new("job:7"))),
+        code,
+        is_leased,
+    };
+    world.unregister(owner, first);
+    assert_eq!(world.fx.ended, [ended(first, ErrorCode::Stale, false)]);
+    // The slot's files may be another's once the rest has been applied.
+    let places: Vec<_> = world.fx.list.iter().map(std::mem::discriminant).collect();
+    let publish = Effect::Publish { slot: 0, generation: 0 };
+    assert_eq!(
+        places[..2],
+        [publish, Effect::Ended { index: 0 }].map(|it| std::mem::discriminant(&it))
+    );
+    world.step(Input::Gone { client: owner });
+    assert_eq!(world.fx.ended, [ended(second, ErrorCode::OwnerGone, true)]);
+}

@@ -22,7 +22,7 @@ pub struct Histogram {
     pub sum_us: U64,
 }
 
-/// Body of [`crate::Kind::AdminMetricsReply`], 360 bytes.
+/// Body of [`crate::Kind::AdminMetricsReply`], 376 bytes.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -35,4 +35,8 @@ pub struct Metrics {
     /// The longest time that the broker took between two waits for something to do, in microseconds, since the start of its
     /// process.
     pub longest_wake_us: U64,
+    /// Records of ended allocations ([`TombstoneRecord`](super::TombstoneRecord)) that the broker has.
+    pub tombstones: U64,
+    /// Such records that were dropped for newer ones, since the broker's start.
+    pub tombstones_dropped: U64,
 }

@@ -474,7 +474,8 @@ impl World {
                 | Effect::Unkeep { .. }
                 | Effect::Welcome { .. }
                 | Effect::Failed { .. }
-                | Effect::Events { .. } => {}
+                | Effect::Events { .. }
+                | Effect::Ended { .. } => {}
             }
         }
         self.fx.list = list;

@@ -4,6 +4,7 @@
 use fdbroker_protocol::admin::{
     AccountRecord, Act, ActRecord, AllocationRecord, ClientRecord, EventRecord, LeaseRecord,
     LimitChange, Limits, Metrics, NodeStatus, Page, Query, SetLimit, TakeoverOffer, TakeoverStep,
+    TombstoneRecord,
 };
 use fdbroker_protocol::message::*;
 use fdbroker_protocol::object::*;
@@ -81,6 +82,7 @@ pub fn visit(kind: Kind, bodies: &mut impl Bodies) {
         | Kind::AdminDomains
         | Kind::AdminLimits
         | Kind::AdminMetrics
+        | Kind::AdminTombstones
         | Kind::AdminTakeover => bodies.body::<Query>(),
         Kind::AdminStatusReply | Kind::AdminDrainReply => bodies.body::<NodeStatus>(),
         Kind::AdminTakeoverOffer => bodies.body::<TakeoverOffer>(),
@@ -110,6 +112,7 @@ pub fn visit(kind: Kind, bodies: &mut impl Bodies) {
         Kind::AdminAllocationsReply => bodies.head_and_items::<Page, AllocationRecord>(),
         Kind::AdminLeasesReply => bodies.head_and_items::<Page, LeaseRecord>(),
         Kind::AdminClientsReply => bodies.head_and_items::<Page, ClientRecord>(),
+        Kind::AdminTombstonesReply => bodies.head_and_items::<Page, TombstoneRecord>(),
         Kind::AdminJobsReply | Kind::AdminDomainsReply => {
             bodies.head_and_items::<Page, AccountRecord>();
         }

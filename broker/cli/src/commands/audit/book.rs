@@ -4,6 +4,7 @@
 use super::ledger::{Allocation, Lease, Ledger, MemoryKey};
 use super::process::{MemoryFd, Process, Scan};
 use super::same_memory::SameMemory;
+use super::tombstones::Tombstones;
 use fdbroker_protocol::{AllocationId, MemoryKind};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -15,6 +16,8 @@ pub struct Look {
     /// The ledger after /proc was read.
     pub after: Ledger,
     pub scan: Scan,
+    /// What the broker remembers of ended allocations, read after /proc.
+    pub tombstones: Tombstones,
     /// The other end of each Unix socket of this network namespace by inode; `None` if it is closed.
     pub peers: HashMap<u64, Option<u64>>,
 }
@@ -75,6 +78,10 @@ pub struct Book<'a> {
     /// imports of drivers, fds in flight, or belong to processes that were not read.
     pub references: BTreeMap<MemoryKey, (u64, u64)>,
     files: SameMemory,
+    /// The process that has each socket; of several, one.
+    sockets: HashMap<u64, u32>,
+    /// Users of clients, with their jobs.
+    users: BTreeSet<(u32, &'a str)>,
 }
 
 impl<'a> Book<'a> {
@@ -88,7 +95,9 @@ impl<'a> Book<'a> {
         files.flatten();
         let references = references(&look.scan, &files);
         let (memories, holders) = (BTreeMap::new(), BTreeMap::new());
-        let mut book = Book { look, memories, holders, references, files };
+        let (sockets, users) = (HashMap::new(), BTreeSet::new());
+        let mut book = Book { look, memories, holders, references, files, sockets, users };
+        book.add_processes();
         for (id, allocation) in before {
             book.add_allocation(*id, allocation, after.get(id));
         }
@@ -106,6 +115,20 @@ impl<'a> Book<'a> {
             }
         }
         book
+    }
+
+    fn add_processes(&mut self) {
+        for (pid, process) in &self.look.scan.processes {
+            self.sockets.extend(process.sockets.iter().map(|inode| (*inode, *pid)));
+            if self.is_client(*pid) {
+                self.users.insert((process.uid, process.job.as_str()));
+            }
+        }
+        // A client's child has its sockets, too.
+        for pid in self.look.after.clients.keys() {
+            let sockets = self.look.scan.processes.get(pid).into_iter().flat_map(|it| &it.sockets);
+            self.sockets.extend(sockets.map(|inode| (*inode, *pid)));
+        }
     }
 
     fn add_allocation(
@@ -191,6 +214,25 @@ impl<'a> Book<'a> {
     /// Whether a process is a client.
     pub fn is_client(&self, pid: u32) -> bool {
         self.look.before.clients.contains_key(&pid) || self.look.after.clients.contains_key(&pid)
+    }
+
+    /// Whether a process is a client, or has memory of the broker's allocations.
+    pub fn is_near(&self, pid: u32, process: &Process) -> bool {
+        let mut has = process.fds.iter().map(|fd| &fd.key).chain(process.mapped.keys());
+        self.is_client(pid)
+            || has.any(|key| {
+                self.memory(self.of(*key)).is_some() || self.look.tombstones.files.contains_key(key)
+            })
+    }
+
+    /// Whether a process may be a helper of clients: of their user and job.
+    pub fn is_beside_clients(&self, process: &'a Process) -> bool {
+        self.users.contains(&(process.uid, process.job.as_str()))
+    }
+
+    /// The process that has a socket.
+    pub fn holder_of_socket(&self, inode: u64) -> Option<u32> {
+        self.sockets.get(&inode).copied()
     }
 
     /// Whether it may be the broker's service manager, which keeps fds for the time after a crash.

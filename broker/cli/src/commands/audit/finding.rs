@@ -8,8 +8,7 @@ use fdbroker_protocol::AllocationId;
 use serde::{Serialize, Serializer};
 
 /// A kind of fault, or of note: notes are the kinds from [`Kind::Ended`] on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// A client has more fds of a memory than leases.
     Leak,
@@ -23,8 +22,20 @@ pub enum Kind {
     Forgotten,
     /// An allocation has neither owner nor holders.
     Orphan,
-    /// A process that is stopped or silent keeps ended memory.
+    /// A process that is stopped or silent keeps ended memory, or any process keeps it for longer than a minute.
     Pinned,
+    /// A process has an fd or a mapping of memory that has ended, and no lease.
+    EndedCopy,
+    /// Memory that has ended lives on, and no process has it.
+    EndedUnheld,
+    /// A thread has fds beyond the leases in an fd table of its own.
+    ThreadTable,
+    /// The first thread of a process has ended, and others live on.
+    Headless,
+    /// A ring has registered files of shared memory.
+    IoUring,
+    /// An owner is stopped.
+    Stopped,
     /// The broker's fds do not match its ledger.
     Drift,
     /// Note: a live client has not given ended memory back yet.
@@ -39,6 +50,12 @@ pub enum Kind {
     Kept,
     /// Note: a dma-buf has references that are neither fds nor mappings.
     Imports,
+    /// Note: a client has memory that the broker does not know.
+    Unknown,
+    /// Note: a ring has registered buffers.
+    RingBuffers,
+    /// Note: no process has a dma-buf, which the broker does not know.
+    Unheld,
 }
 
 impl Kind {
@@ -89,7 +106,36 @@ impl Kind {
             ),
             Kind::Pinned => (
                 "pinned",
-                "the memory is freed only when the process gives its leases back: let it run on (kill -CONT), or end it",
+                "the memory is freed only when the process gives its leases back: let it run on (kill -CONT) and drop its imports, \
+                 or end it",
+            ),
+            Kind::EndedCopy => (
+                "ended_copy",
+                "the allocation has ended and nobody has a lease, yet this process pins its memory: close the fds and unmap it \
+                 there, or end the process",
+            ),
+            Kind::EndedUnheld => (
+                "ended_unheld",
+                "the kernel keeps it for an import of a driver, a ring, or a message that nobody reads: end the processes that \
+                 have used it; findings of in_flight and io_uring name candidates",
+            ),
+            Kind::ThreadTable => (
+                "thread_table",
+                "the thread has called unshare(CLONE_FILES), so closing an fd elsewhere in the process closes no copy of it: \
+                 close the fds in that thread, or end the thread",
+            ),
+            Kind::Headless => (
+                "zombie_leader",
+                "its main thread has called pthread_exit(3) and tools take it for dead: end it (kill -9), or let its threads end",
+            ),
+            Kind::IoUring => (
+                "io_uring",
+                "registered files stay open when their fds are closed: unregister them (IORING_UNREGISTER_FILES), or close the ring",
+            ),
+            Kind::Stopped => (
+                "stopped_owner",
+                "it does not answer when the broker asks for an fd again, so its evicted memory cannot be had: let it run on \
+                 (kill -CONT), or end it",
             ),
             Kind::Drift => (
                 "drift",
@@ -108,11 +154,26 @@ impl Kind {
             Kind::Kept => {
                 ("kept", "nothing to do: the copy is for a broker that starts after a crash")
             }
+            Kind::Unknown => (
+                "unknown",
+                "its own memory, not shared through the broker; only worth a look if memory is short",
+            ),
+            Kind::RingBuffers => (
+                "ring_buffers",
+                "the pages of registered buffers stay until the ring is closed, shared ones too",
+            ),
+            Kind::Unheld => ("unheld", "imports of a driver, or fds in flight"),
             Kind::Imports => (
                 "imports",
                 "imports of a driver, fds in flight, or processes that were not looked at",
             ),
         }
+    }
+}
+
+impl Serialize for Kind {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(self.name())
     }
 }
 
@@ -138,7 +199,7 @@ pub struct Finding {
     pub inode: Option<u64>,
     /// Size of the memory in bytes.
     pub size_bytes: Option<u64>,
-    /// Age of the oldest lease in ms; in JSON in seconds.
+    /// Age of the oldest lease, or time since the end of ended memory, in ms; in JSON in seconds.
     #[serde(rename = "age_seconds", serialize_with = "as_seconds_or_null")]
     pub age_ms: Option<u64>,
     /// What was seen: a phrase for the table and for JSON.

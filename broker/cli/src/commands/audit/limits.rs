@@ -36,6 +36,21 @@ pub const MAX_REPORTED: usize = 1000;
 /// Most numbers (fds, leases) listed in one finding; the rest is counted.
 pub const MAX_LISTED: usize = 8;
 
+/// A live client may have leases of ended memory for so long: it is told at once, and gives back what it does not use.
+pub const ENDED_LEASE_MS: u64 = 60_000;
+
+/// Most fd tables of one process: a thread makes one for itself with unshare(2), and few programs do.
+pub const MAX_TABLES: usize = 64;
+
+/// Most threads of one process: `kernel.threads-max` of a node with 256 GiB is some 2 Mi, and no process has so many.
+pub const MAX_THREADS: usize = 1 << 18;
+
+/// Most bytes read of the kernel's list of dma-bufs: some 100 each.
+pub const MAX_BUFFER_LIST_BYTES: u64 = 64 << 20;
+
+/// Most bytes read of the fdinfo of a ring: a line for each of its 2^15 files.
+pub const MAX_RING_BYTES: u64 = 4 << 20;
+
 /// Most ancestors of a process: chains of launchers and shells have some 10.
 pub const MAX_ANCESTORS: usize = 64;
 

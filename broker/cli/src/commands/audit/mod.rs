@@ -1,13 +1,16 @@
 //! `fdbroker audit`: the ledger against /proc of every process that it may read. Must never report what does not hold in
 //! every look, nor change anything.
 
+mod after_end;
 mod args;
 mod book;
 mod broker;
 mod cuda;
 mod finding;
+mod kcmp;
 mod ledger;
 mod limits;
+mod odd;
 mod parse;
 mod peers;
 mod process;
@@ -16,6 +19,7 @@ mod same_memory;
 mod scan;
 #[cfg(test)]
 mod tests;
+mod tombstones;
 mod unheld;
 mod unleased;
 
@@ -24,6 +28,7 @@ pub use args::Args;
 use crate::admin::Admin;
 use crate::error::{Error, Result, exit};
 use book::{Book, Look};
+use fdbroker_protocol::MemoryKind;
 use finding::{Finding, Identity};
 use indicatif::{ProgressBar, ProgressStyle};
 use ledger::Ledger;
@@ -33,9 +38,10 @@ use nix::sys::signal::kill;
 use nix::unistd::Pid;
 use process::{Process, Scan};
 use report::Report;
-use scan::MemfdLook;
+use scan::{MemfdLook, Whose};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
+use tombstones::Tombstones;
 
 /// Audits the broker that the environment names; returns the exit status.
 pub fn run(args: &Args) -> Result<u8> {
@@ -73,7 +79,8 @@ fn look(admin: &mut Admin, memfds: &MemfdLook) -> Result<Look> {
         Err(errno) => (HashMap::new(), Some(errno)),
     };
     let bar = ProgressBar::no_length().with_style(style());
-    let mut scan = scan::scan(memfds, before.broker, |done, all| {
+    let whose = Whose { broker: before.broker, clients: &before.clients };
+    let mut scan = scan::scan(memfds, whose, |done, all| {
         if all >= PROGRESS_FROM {
             bar.set_length(all as u64);
             bar.set_position(done as u64);
@@ -84,10 +91,26 @@ fn look(admin: &mut Admin, memfds: &MemfdLook) -> Result<Look> {
         scan.gap(format!("lists of Unix sockets: sock_diag(7) says {errno}"));
     }
     let mut after = Ledger::read(admin)?;
+    let tombstones = Tombstones::read(admin)?;
+    add_buffers(&mut scan, &after, &tombstones);
     before.name_cuda_files(&scan.cuda_files);
     after.name_cuda_files(&scan.cuda_files);
     add_hidden(&mut scan, &after);
-    Ok(Look { before, after, scan, peers })
+    Ok(Look { before, after, scan, tombstones, peers })
+}
+
+/// The kernel's list of dma-bufs, where the broker has or had any: it shows those that no process has.
+fn add_buffers(scan: &mut Scan, ledger: &Ledger, tombstones: &Tombstones) {
+    let mut kinds = ledger.allocations.values().map(|allocation| allocation.kind);
+    let mut ended = tombstones.files.keys().map(|key| key.kind);
+    let is_one = |kind: MemoryKind| kind == MemoryKind::DmaBuf;
+    if !kinds.any(is_one) && !ended.any(is_one) {
+        return;
+    }
+    match scan::buffers() {
+        Ok(buffers) => scan.buffers = buffers,
+        Err(cause) => scan.gap(format!("dma-bufs that no process has: {}", cause.kind())),
+    }
 }
 
 /// Holders that /proc does not show to this user (hidepid, proc_pid(5)), so that they are not taken for gone.
@@ -153,6 +176,8 @@ fn judge(look: &Look) -> Vec<Finding> {
     let mut found = Vec::new();
     unleased::find(&book, &mut found);
     unheld::find(&book, &mut found);
+    after_end::find(&book, &mut found);
+    odd::find(&book, &mut found);
     broker::find(&book, &mut found);
     for finding in &mut found {
         let allocation = finding.allocation.and_then(|id| look.after.allocations.get(&id));
@@ -214,6 +239,10 @@ fn gaps(look: &Look, wanted: Option<u32>) -> BTreeMap<String, u64> {
     add(
         "clients: the broker does not see their pids (another PID namespace)".into(),
         ledger.unseen_clients,
+    );
+    add(
+        "ended allocations: forgotten for newer ones, so copies of theirs cannot be told".into(),
+        look.tombstones.dropped,
     );
     let untold = |is_cuda: bool| {
         let all = ledger.allocations.values().filter(move |it| it.keys().next().is_none());

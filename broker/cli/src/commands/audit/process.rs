@@ -7,9 +7,19 @@ use std::collections::{BTreeMap, HashMap};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryFd {
     pub fd: i32,
+    /// The thread that has it in an fd table of its own; 0: it is in the table of the process.
+    pub thread: u32,
     pub key: MemoryKey,
     /// References to a dma-buf: fds, fds in flight, mappings, imports.
     pub references: Option<u64>,
+    /// A memfd with the seals that a deposit needs; only of clients.
+    pub sealed: bool,
+}
+
+impl MemoryFd {
+    pub fn new(fd: i32, key: MemoryKey) -> Self {
+        MemoryFd { fd, thread: 0, key, references: None, sealed: false }
+    }
 }
 
 /// A socket with fds in its queue.
@@ -19,6 +29,26 @@ pub struct Queue {
     pub inode: u64,
     /// Fds in the queue.
     pub in_flight: u64,
+}
+
+/// An io_uring with files or memory of its own (io_uring_register(2)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ring {
+    pub fd: i32,
+    /// Registered files that are shared memory.
+    pub files: u64,
+    /// Registered buffers.
+    pub buffers: u64,
+}
+
+/// A dma-buf in the kernel's list of all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Buffer {
+    pub inode: u64,
+    pub size_bytes: u64,
+    /// Fds, fds in flight, mappings, imports.
+    pub references: u64,
+    pub exporter: String,
 }
 
 /// Mappings of one memory.
@@ -44,17 +74,38 @@ pub struct Process {
     pub fds: Vec<MemoryFd>,
     /// Sockets with fds in their queue.
     pub queues: Vec<Queue>,
-    /// Inodes of its sockets; of the broker only.
+    /// Inodes of its sockets.
     pub sockets: Vec<u64>,
+    pub rings: Vec<Ring>,
+    /// The first thread has ended, and so many live on.
+    pub headless: Option<u64>,
     pub mapped: BTreeMap<MemoryKey, Mapped>,
     /// The reason why its fds and mappings could not be read.
     pub unread: Option<String>,
+}
+
+impl Process {
+    /// Its first thread has ended.
+    pub fn is_dead(&self) -> bool {
+        self.state == 'Z' || self.state == 'X'
+    }
+
+    /// Leaves nothing of a part that was read before the rest could not be.
+    pub fn forget(&mut self) {
+        self.fds.clear();
+        self.queues.clear();
+        self.sockets.clear();
+        self.rings.clear();
+        self.mapped.clear();
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scan {
     /// By pid.
     pub processes: BTreeMap<u32, Process>,
+    /// All dma-bufs that the kernel lists.
+    pub buffers: Vec<Buffer>,
     /// Number of fds that were read.
     pub fds: u64,
     /// What could not be read, with the reason: how often.

@@ -1,17 +1,26 @@
-//! Reads /proc: fds of shared memory, sockets with fds in their queues, mappings. Must never open, stat or stop what
-//! it looks at: links and fdinfo are read, which no file system can hold up; and never leave out a process in silence.
+//! Reads /proc: fds of shared memory, sockets with fds in their queues, rings, mappings; and the kernel's list of dma-bufs. Must
+//! never open, stat or stop what it looks at (but for memfds, once they are proved to be some): links and fdinfo are read, which no file system can
+//! hold up; and never leave out a process in silence.
 
 use super::cuda;
-use super::ledger::MemoryKey;
-use super::limits::{MAX_FDS, MAX_FILE_BYTES, MAX_MAPPINGS, MAX_PROCESSES};
+use super::kcmp::{Question, kcmp};
+use super::ledger::{Client, MemoryKey};
+use super::limits::{
+    MAX_BUFFER_LIST_BYTES, MAX_FDS, MAX_FILE_BYTES, MAX_MAPPINGS, MAX_PROCESSES, MAX_RING_BYTES,
+    MAX_TABLES, MAX_THREADS,
+};
 use super::parse;
-use super::process::{MemoryFd, Process, Queue, Scan};
+use super::process::{Buffer, MemoryFd, Process, Queue, Scan};
 use crate::error::{Context, Result};
 use fdbroker_protocol::MemoryKind;
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// Names of memfds that a broker has for itself.
@@ -31,8 +40,8 @@ impl MemfdLook {
     pub fn learn() -> Result<Self> {
         let what = || "learn how memfds look in /proc (audit needs it; `fdbroker doctor` says what is here)";
         let own = memfd_create(c"fdbroker-audit", MFdFlags::MFD_CLOEXEC).context(what)?;
-        let info =
-            read(Path::new(&format!("/proc/self/fdinfo/{}", own.as_raw_fd()))).context(what)?;
+        let info = format!("/proc/self/fdinfo/{}", own.as_raw_fd());
+        let info = read(Path::new(&info), MAX_FILE_BYTES).context(what)?;
         let device = nix::sys::stat::fstat(&own).context(what)?.st_dev;
         let (major, minor) = (nix::sys::stat::major(device), nix::sys::stat::minor(device));
         let device = format!("{major:02x}:{minor:02x}");
@@ -40,19 +49,41 @@ impl MemfdLook {
     }
 }
 
+/// The kernel's list of dma-bufs; for root, where debugfs is mounted.
+const BUFFER_LIST: &str = "/sys/kernel/debug/dma_buf/bufinfo";
+
+/// Whose fds are looked at in which way.
+#[derive(Clone, Copy, Debug)]
+pub struct Whose<'a> {
+    pub broker: u32,
+    /// By pid. Of their memfds it is said which are sealed.
+    pub clients: &'a BTreeMap<u32, Client>,
+}
+
 /// Looks at every process but this one. `progress` is told how many are done, of how many.
-pub fn scan(look: &MemfdLook, broker: u32, mut progress: impl FnMut(usize, usize)) -> Result<Scan> {
+pub fn scan(
+    look: &MemfdLook,
+    whose: Whose<'_>,
+    mut progress: impl FnMut(usize, usize),
+) -> Result<Scan> {
     let mut scan = Scan::default();
     let pids = all_pids(&mut scan)?;
     let own = std::process::id();
     for (done, pid) in pids.iter().enumerate() {
         progress(done, pids.len());
         if *pid != own {
-            look_at(*pid, *pid == broker, look, &mut scan);
+            look_at(*pid, whose, look, &mut scan);
         }
     }
-    cuda::tell_apart(&mut scan, broker);
+    cuda::tell_apart(&mut scan, whose.broker);
     Ok(scan)
+}
+
+/// All dma-bufs that there are; an error where the kernel does not say.
+pub fn buffers() -> io::Result<Vec<Buffer>> {
+    let mut bytes = Vec::new();
+    File::open(BUFFER_LIST)?.take(MAX_BUFFER_LIST_BYTES).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).lines().filter_map(parse::buffer).collect())
 }
 
 fn all_pids(scan: &mut Scan) -> Result<Vec<u32>> {
@@ -72,16 +103,13 @@ fn all_pids(scan: &mut Scan) -> Result<Vec<u32>> {
 }
 
 /// A process that ends meanwhile is none.
-fn look_at(pid: u32, is_broker: bool, look: &MemfdLook, scan: &mut Scan) {
+fn look_at(pid: u32, whose: Whose<'_>, look: &MemfdLook, scan: &mut Scan) {
     let base = format!("/proc/{pid}");
-    let Ok(status) = read(Path::new(&format!("{base}/status"))) else { return };
+    let Ok(status) = read(Path::new(&format!("{base}/status")), MAX_FILE_BYTES) else { return };
     let Some(mut process) = parse::status(&status) else { return };
-    let found = read_fds(&base, is_broker, look, &mut process, scan)
-        .and_then(|()| read_maps(&base, look, &mut process, scan));
+    let found = read_all(pid, whose, look, &mut process, scan);
     match found {
         Ok(()) => {}
-        // A zombie's /proc belongs to root; what it had is closed.
-        Err(_) if process.state == 'Z' || process.state == 'X' => {}
         Err(cause) if is_gone(&cause) => return,
         Err(cause) => {
             let why = match cause.kind() {
@@ -91,26 +119,102 @@ fn look_at(pid: u32, is_broker: bool, look: &MemfdLook, scan: &mut Scan) {
                 io::ErrorKind::PermissionDenied => "not readable for this user; run as root".into(),
                 _ => cause.to_string(),
             };
-            process.fds.clear();
-            process.queues.clear();
-            process.mapped.clear();
+            process.forget();
             process.unread = Some(why);
         }
     }
-    process.job = read(Path::new(&format!("{base}/cgroup")))
+    process.job = read(Path::new(&format!("{base}/cgroup")), MAX_FILE_BYTES)
         .ok()
         .and_then(|text| fdbrokerd::schedulers::job_name(&text))
         .unwrap_or_default();
     scan.processes.insert(pid, process);
 }
 
-fn read_fds(
-    base: &str,
-    is_broker: bool,
+/// Reads every fd table of a process, and its mappings.
+fn read_all(
+    pid: u32,
+    whose: Whose<'_>,
     look: &MemfdLook,
     process: &mut Process,
     scan: &mut Scan,
 ) -> io::Result<()> {
+    let (mut main, mut threads) = (pid, threads(pid, scan));
+    if process.is_dead() {
+        // Nothing can be read by the number of a first thread that has ended, though others live on.
+        threads.retain(|thread| is_alive(pid, *thread));
+        let Some(first) = threads.first() else { return Ok(()) };
+        process.headless = Some(threads.len() as u64);
+        main = *first;
+    }
+    let task = |thread: u32| format!("/proc/{pid}/task/{thread}");
+    read_fds(&task(main), (pid, 0), whose, look, process, scan)?;
+    for thread in own_tables(main, &threads, scan) {
+        match read_fds(&task(thread), (pid, thread), whose, look, process, scan) {
+            // A thread may end at any time.
+            Err(cause) if is_gone(&cause) => {}
+            found => found?,
+        }
+    }
+    process.fds.sort_unstable_by_key(|memory| (memory.thread, memory.fd));
+    // A socket may be there by several fds.
+    process.queues.sort_unstable_by_key(|queue| (queue.inode, queue.fd));
+    process.queues.dedup_by_key(|queue| queue.inode);
+    process.queues.sort_unstable_by_key(|queue| queue.fd);
+    read_maps(&task(main), look, process, scan)
+}
+
+/// The threads of a process; none if that cannot be seen.
+fn threads(pid: u32, scan: &mut Scan) -> Vec<u32> {
+    let Ok(entries) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let mut threads: Vec<u32> = names.take(MAX_THREADS + 1).collect();
+    if threads.len() > MAX_THREADS {
+        scan.gap(format!("threads of a process beyond {MAX_THREADS}: audit looks at no more"));
+        threads.truncate(MAX_THREADS);
+    }
+    threads
+}
+
+fn is_alive(pid: u32, thread: u32) -> bool {
+    let status = read(Path::new(&format!("/proc/{pid}/task/{thread}/status")), MAX_FILE_BYTES);
+    let process = status.ok().and_then(|text| parse::status(&text));
+    process.is_some_and(|process| !process.is_dead())
+}
+
+/// Threads with an fd table of their own, one of each that share it.
+fn own_tables(main: u32, threads: &[u32], scan: &mut Scan) -> Vec<u32> {
+    let mut tables = vec![main];
+    'threads: for thread in threads.iter().filter(|thread| **thread != main) {
+        for table in &tables {
+            match kcmp(Question::Table, (*table, 0), (*thread, 0)) {
+                Ok(Some(Ordering::Equal)) => continue 'threads,
+                Ok(Some(_)) => {}
+                Ok(None) => continue 'threads,
+                // As in a container whose seccomp profile refuses it.
+                Err(why) => {
+                    scan.gap(format!("fd tables of threads: kcmp(2) says {why}"));
+                    return Vec::new();
+                }
+            }
+        }
+        if tables.len() > MAX_TABLES {
+            scan.gap(format!("fd tables of a process beyond {MAX_TABLES}: audit looks at no more"));
+            break;
+        }
+        tables.push(*thread);
+    }
+    tables.split_off(1)
+}
+
+fn read_fds(
+    base: &str,
+    (pid, thread): (u32, u32),
+    whose: Whose<'_>,
+    look: &MemfdLook,
+    process: &mut Process,
+    scan: &mut Scan,
+) -> io::Result<()> {
+    let is_broker = pid == whose.broker;
     for (seen, entry) in fs::read_dir(format!("{base}/fd"))?.enumerate() {
         if seen == MAX_FDS {
             scan.gap(format!("fds of a process beyond {MAX_FDS}: audit looks at no more"));
@@ -129,37 +233,63 @@ fn read_fds(
         // The link says where to look closer; what proves an fd is its fdinfo, which its holder cannot forge.
         let is_socket = link.starts_with("socket:");
         let is_memory = link.starts_with("/memfd:") || link.starts_with("/dmabuf:");
+        // The kernel's own text. Its fdinfo waits for no lock (io_uring/fdinfo.c).
+        let is_ring = link == "anon_inode:[io_uring]";
         if link.ends_with("/nvidiactl") {
             let key = MemoryKey { kind: MemoryKind::CudaVmm, number: 0 };
-            process.fds.push(MemoryFd { fd, key, references: None });
+            process.fds.push(MemoryFd { thread, ..MemoryFd::new(fd, key) });
         }
-        if !is_socket && !is_memory
+        if !is_socket && !is_memory && !is_ring
             || is_broker && BROKERS_OWN.iter().any(|own| link.starts_with(own))
         {
             continue;
         }
-        let info = match read(Path::new(&format!("{base}/fdinfo/{fd}"))) {
+        let most = if is_ring { MAX_RING_BYTES } else { MAX_FILE_BYTES };
+        let info = match read(Path::new(&format!("{base}/fdinfo/{fd}")), most) {
             Ok(info) => info,
             Err(cause) if is_gone(&cause) => continue,
             Err(cause) => return Err(cause),
         };
+        if is_ring {
+            process.rings.push(parse::ring(&info, fd));
+            continue;
+        }
         let Some(inode) = parse::field(&info, "ino") else { continue };
         if is_socket {
             let in_flight = parse::field(&info, "scm_fds").unwrap_or(0);
             if in_flight > 0 {
                 process.queues.push(Queue { fd, inode, in_flight });
             }
-            if is_broker {
-                process.sockets.push(inode);
-            }
+            process.sockets.push(inode);
         } else if let Some(memory) = parse::memory(&info, look.mount) {
             let key = MemoryKey { kind: memory.kind, number: inode };
-            process.fds.push(MemoryFd { fd, key, references: memory.references });
+            let sealed = memory.kind == MemoryKind::Memfd
+                && whose.clients.contains_key(&pid)
+                && is_sealed(&format!("{base}/fd/{fd}"), look);
+            let references = memory.references;
+            process.fds.push(MemoryFd { fd, thread, key, references, sealed });
         }
     }
-    process.fds.sort_unstable_by_key(|memory| memory.fd);
-    process.queues.sort_unstable_by_key(|queue| queue.fd);
     Ok(())
+}
+
+/// Whether a memfd has the seals that a deposit needs. The fd may have become another one meanwhile, so nothing is opened that
+/// is not proved to be a memfd: a path (O_PATH) opens nothing.
+fn is_sealed(path: &str, look: &MemfdLook) -> bool {
+    let open = |path: &str, flags: i32| {
+        let mut options = File::options();
+        options.read(true).custom_flags(flags | libc::O_CLOEXEC).open(path)
+    };
+    let Ok(place) = open(path, libc::O_PATH) else { return false };
+    let own = place.as_raw_fd();
+    let info = read(Path::new(&format!("/proc/self/fdinfo/{own}")), MAX_FILE_BYTES);
+    if !info.is_ok_and(|info| parse::field(&info, "mnt_id") == Some(look.mount)) {
+        return false;
+    }
+    let Ok(memfd) = open(&format!("/proc/self/fd/{own}"), libc::O_NONBLOCK) else { return false };
+    let needed = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL;
+    let seals = fcntl(&memfd, FcntlArg::F_GET_SEALS);
+    seals.is_ok_and(|seals| SealFlag::from_bits_retain(seals).contains(needed))
 }
 
 fn read_maps(
@@ -185,9 +315,9 @@ fn read_maps(
     Ok(())
 }
 
-fn read(path: &Path) -> io::Result<String> {
+fn read(path: &Path, most: u64) -> io::Result<String> {
     let mut bytes = Vec::new();
-    File::open(path)?.take(MAX_FILE_BYTES).read_to_end(&mut bytes)?;
+    File::open(path)?.take(most).read_to_end(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 

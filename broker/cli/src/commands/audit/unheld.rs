@@ -4,8 +4,10 @@
 use super::book::{Book, Holder, Of};
 use super::finding::{Finding, Kind, count};
 use super::ledger::Lease;
+use super::limits::ENDED_LEASE_MS;
 use super::process::Process;
 use super::unleased::{self, InFlight};
+use crate::output::human_time;
 use fdbroker_protocol::AllocationId;
 use std::collections::BTreeMap;
 
@@ -123,12 +125,17 @@ fn ended(
         _ => None,
     };
     for (id, leases) in by_allocation {
+        // The library gives back at once what nobody uses.
+        let ended_ms = book.look.tombstones.ages_ms.get(&id).copied();
+        let is_late = ended_ms.is_some_and(|ms| ms > ENDED_LEASE_MS);
         let (kind, state) = match why {
             Some(why) => (Kind::Pinned, why),
+            None if is_late => (Kind::Pinned, "alive"),
             None => (Kind::Ended, "alive"),
         };
         let leased = count(leases.len() as u64, "lease");
-        let what = format!("the allocation has ended, {leased}; the process is {state}");
+        let since = ended_ms.map_or_else(String::new, |ms| format!(" {} ago", human_time(ms)));
+        let what = format!("the allocation has ended{since}, {leased}; the process is {state}");
         let size = leases.iter().map(|(_, lease)| lease.size_bytes).max().unwrap_or(0);
         let finding = Finding::of(kind, pid, process, what).memory(None, Some(id), size);
         found.push(finding.age(leases.iter().map(|(_, lease)| *lease)));

@@ -3,7 +3,7 @@
 
 use super::book::{Book, Of};
 use super::finding::{Finding, Kind, count, list};
-use super::process::{Process, Queue};
+use super::process::{MemoryFd, Process, Queue};
 use fdbroker_protocol::MemoryKind;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,8 +37,11 @@ fn fds(book: &Book<'_>, pid: u32, process: &Process, found: &mut Vec<Finding>) {
             continue;
         }
         let is_client = book.is_client(pid);
+        // Each table has copies of what was in it when the thread made it.
+        let thread = fds.iter().map(|fd| fd.thread).find(|thread| *thread != 0);
         let kind = match () {
             () if book.is_manager(pid) && memory.keep => Kind::Kept,
+            () if thread.is_some() => Kind::ThreadTable,
             () if is_client => Kind::Leak,
             () => Kind::Stray,
         };
@@ -50,7 +53,12 @@ fn fds(book: &Book<'_>, pid: u32, process: &Process, found: &mut Vec<Finding>) {
                 None => format!("{has}; no client"),
             },
         };
-        let numbers: Vec<i32> = fds.iter().map(|fd| fd.fd).collect();
+        let what = match thread {
+            Some(thread) => format!("{what}; in the fd table of thread {thread}"),
+            None => what,
+        };
+        let of_thread = |fd: &&&MemoryFd| thread.is_none_or(|thread| fd.thread == thread);
+        let numbers: Vec<i32> = fds.iter().filter(of_thread).map(|fd| fd.fd).collect();
         let finding = Finding::of(kind, pid, process, what).fds(&numbers);
         let file = fds.first().map(|fd| fd.key);
         found.push(finding.memory(file, Some(memory.first), memory.size_bytes));
@@ -78,9 +86,18 @@ fn mappings(book: &Book<'_>, pid: u32, process: &Process, found: &mut Vec<Findin
         }
         let owner = book.ancestor(pid, |pid| memory.owners.contains(&pid));
         let what = count(mapped.mappings, "mapping");
-        let (kind, what) = match owner {
-            Some(owner) => (Kind::Inherited, format!("{what}; a child of the owner {owner}")),
-            None => (Kind::StrayMapping, format!("{what}, no lease")),
+        let parent = book.ancestor(pid, |pid| book.is_client(pid)).filter(|_| book.is_client(pid));
+        let (kind, what) = match (owner, parent) {
+            (_, Some(parent)) => {
+                let what = format!(
+                    "{what}, no lease; a client of its own, and a child of client {parent}"
+                );
+                (Kind::StrayMapping, what)
+            }
+            (Some(owner), None) => {
+                (Kind::Inherited, format!("{what}; a child of the owner {owner}"))
+            }
+            (None, None) => (Kind::StrayMapping, format!("{what}, no lease")),
         };
         let finding = Finding::of(kind, pid, process, what);
         let size = mapped.bytes;
@@ -123,19 +140,16 @@ impl<'a> InFlight<'a> {
 }
 
 /// Finds fds in flight to a process. `accounted` of its leases have neither fd nor mapping.
-pub fn find_in_flight(
-    book: &Book<'_>,
+pub fn find_in_flight<'a>(
+    book: &Book<'a>,
     pid: u32,
-    process: &Process,
+    process: &'a Process,
     accounted: u64,
     found: &mut Vec<Finding>,
 ) {
     let in_flight = InFlight::of(book, process);
-    let has_memory = process.fds.iter().map(|fd| &fd.key).chain(process.mapped.keys());
-    let is_near = book.is_client(pid)
-        || has_memory.into_iter().any(|key| book.memory(book.of(*key)).is_some());
-    if !is_near {
-        return;
+    if !book.is_near(pid, process) {
+        return strangers(book, (pid, process), &in_flight, found);
     }
     let mut note = |kind, queues: &[&Queue], said: &str| {
         for queue in queues {
@@ -152,6 +166,33 @@ pub fn find_in_flight(
     let sum: u64 = unknown.iter().map(|queue| queue.in_flight).sum();
     let kind = if sum <= accounted { Kind::Unread } else { Kind::InFlight };
     note(kind, unknown, "a socket whose other end cannot be seen");
+}
+
+/// Finds fds in flight to a process that has nothing else of the broker: from a client, or, beside clients, from nobody any more. What others send to each other is their own.
+fn strangers<'a>(
+    book: &Book<'a>,
+    (pid, process): (u32, &'a Process),
+    in_flight: &InFlight<'_>,
+    found: &mut Vec<Finding>,
+) {
+    for queue in in_flight.others.iter().chain(&in_flight.unknown) {
+        let sender = match book.look.peers.get(&queue.inode) {
+            // A socket of another network namespace, say.
+            None => continue,
+            Some(None) if book.is_beside_clients(process) && !book.is_manager(pid) => {
+                "the sender is gone".to_owned()
+            }
+            Some(peer) => match peer.and_then(|peer| book.holder_of_socket(peer)) {
+                Some(sender) if book.is_client(sender) => format!("client {sender} has sent them"),
+                _ => continue,
+            },
+        };
+        let fds = count(queue.in_flight, "fd");
+        let what = format!("{fds} in the queue of a socket; no client, {sender}");
+        let mut finding = Finding::of(Kind::InFlight, pid, process, what).fds(&[queue.fd]);
+        finding.inode = Some(queue.inode);
+        found.push(finding);
+    }
 }
 
 /// Text such as `leases 7, 9`.

@@ -4,12 +4,10 @@
 #[cfg(test)]
 mod tests;
 
-use super::process::Scan;
+use super::kcmp::{Question, kcmp};
+use super::process::{MemoryFd, Scan};
 use std::cmp::Ordering;
 use std::collections::HashMap;
-
-/// `KCMP_FILE` (include/uapi/linux/kcmp.h).
-const KCMP_FILE: libc::c_int = 0;
 
 /// An fd of a process.
 type Place = (u32, i32);
@@ -27,13 +25,13 @@ pub fn tell_apart(scan: &mut Scan, broker: u32) {
     let mut of_others: Vec<Place> = Vec::new();
     for (pid, process) in &scan.processes {
         let fds = process.fds.iter().filter(|fd| !fd.key.kind.has_own_inode());
-        let places = fds.map(|memory| (*pid, memory.fd));
+        let places = fds.map(|memory| place(*pid, memory));
         if *pid == broker { of_broker.extend(places) } else { of_others.extend(places) }
     }
     scan.cuda_seen = true;
     let mut files: HashMap<Place, FileNumber> =
         of_broker.iter().map(|place| (*place, number(*place))).collect();
-    match self::files(of_broker, &of_others, &mut kcmp) {
+    match self::files(of_broker, &of_others, &mut |a, b| kcmp(Question::File, a, b)) {
         Ok(found) => files.extend(found),
         Err(why) => {
             scan.cuda_seen = false;
@@ -45,7 +43,7 @@ pub fn tell_apart(scan: &mut Scan, broker: u32) {
             if memory.key.kind.has_own_inode() {
                 return true;
             }
-            let file = files.get(&(*pid, memory.fd));
+            let file = files.get(&place(*pid, memory));
             memory.key.number = file.copied().unwrap_or(0);
             file.is_some()
         });
@@ -54,25 +52,13 @@ pub fn tell_apart(scan: &mut Scan, broker: u32) {
     scan.cuda_files = of_broker.map(|(place, file)| (number(place), file)).collect();
 }
 
-fn number(place: Place) -> FileNumber {
-    u64::try_from(place.1).unwrap_or(0)
+/// kcmp(2) takes the number of any thread for the fd table of the thread.
+fn place(pid: u32, memory: &MemoryFd) -> Place {
+    (if memory.thread == 0 { pid } else { memory.thread }, memory.fd)
 }
 
-/// The kernel's order of two files; `None`: one of them is gone.
-fn kcmp(a: Place, b: Place) -> Result<Option<Ordering>, String> {
-    // SAFETY: compares two fds of two processes, touches no memory.
-    let order = unsafe { libc::syscall(libc::SYS_kcmp, a.0, b.0, KCMP_FILE, a.1, b.1) };
-    match order {
-        0 => Ok(Some(Ordering::Equal)),
-        1 => Ok(Some(Ordering::Less)),
-        2 => Ok(Some(Ordering::Greater)),
-        // 3: not equal, and no order is known.
-        3 => Err("it knows no order".into()),
-        _ => match nix::errno::Errno::last() {
-            nix::errno::Errno::ESRCH | nix::errno::Errno::EBADF => Ok(None),
-            errno => Err(errno.to_string()),
-        },
-    }
+fn number(place: Place) -> FileNumber {
+    u64::try_from(place.1).unwrap_or(0)
 }
 
 /// The files of `ours`, and of all `others` that are duplicates of one of them. `ours` is sorted once in the kernel's order:

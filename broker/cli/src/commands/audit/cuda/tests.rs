@@ -48,12 +48,14 @@ fn kcmp_when_own_fds_then_a_duplicate_is_equal_and_another_file_is_not() {
     let (a, b) = std::io::pipe().expect("a pipe");
     let copy = a.try_clone().expect("a duplicate");
     let place = |fd: i32| (std::process::id(), fd);
-    let is_equal = |x: i32, y: i32| kcmp(place(x), place(y)).map(|o| o == Some(Ordering::Equal));
+    let is_equal = |x: i32, y: i32| {
+        kcmp(Question::File, place(x), place(y)).map(|o| o == Some(Ordering::Equal))
+    };
     // A kernel without kcmp(2) says so, and nothing else.
     match is_equal(a.as_raw_fd(), copy.as_raw_fd()) {
         Ok(equal) => assert!(equal),
         Err(why) => return assert!(why.contains("ENOSYS") || why.contains("EPERM"), "{why}"),
     }
     assert_eq!(is_equal(a.as_raw_fd(), b.as_raw_fd()), Ok(false));
-    assert_eq!(kcmp(place(a.as_raw_fd()), place(i32::MAX)), Ok(None));
+    assert_eq!(kcmp(Question::File, place(a.as_raw_fd()), place(i32::MAX)), Ok(None));
 }

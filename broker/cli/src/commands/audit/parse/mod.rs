@@ -5,7 +5,7 @@
 mod tests;
 
 use super::ledger::MemoryKey;
-use super::process::Process;
+use super::process::{Buffer, Process, Ring};
 use fdbroker_protocol::MemoryKind;
 
 /// The number of a line `name:\tnumber`, the first of that name.
@@ -71,4 +71,41 @@ pub fn mapping(line: &str, memfd_device: &str) -> Option<(MemoryKey, u64)> {
     };
     let hex = |text| u64::from_str_radix(text, 16).ok();
     Some((MemoryKey { kind, number }, hex(end)?.saturating_sub(hex(start)?)))
+}
+
+/// What follows a line of the fdinfo of a ring: `    0: /memfd:x (deleted)`, `    1: 0x7f.../4096`. An empty place is `<none>` or left
+/// out.
+fn listed<'a>(info: &'a str, name: &'static str) -> impl Iterator<Item = &'a str> {
+    let after = info.lines().skip_while(move |line| !line.starts_with(name)).skip(1);
+    after.map_while(|line| {
+        let (number, what) = line.trim_start().split_once(": ")?;
+        number.parse::<u64>().is_ok().then_some(what)
+    })
+}
+
+/// What is registered with a ring, of its fdinfo. Files are told by their names, since the kernel gives no inodes: a file that is
+/// called like memory counts as memory.
+pub fn ring(info: &str, fd: i32) -> Ring {
+    // Newer kernels give paths, older ones (up to 6.12) the last part alone.
+    let is_memory = |path: &&str| {
+        let name = path.trim_start_matches('/');
+        name.starts_with("memfd:") || name.starts_with("dmabuf") || name.ends_with("nvidiactl")
+    };
+    let files = listed(info, "UserFiles:").filter(is_memory).count() as u64;
+    let buffers = listed(info, "UserBufs:").filter(|what| what.starts_with("0x")).count() as u64;
+    Ring { fd, files, buffers }
+}
+
+/// A line of the list (`dma_buf_debug_show` in drivers/dma-buf/dma-buf.c); `None` for its other lines.
+pub fn buffer(line: &str) -> Option<Buffer> {
+    let parts: Vec<&str> = line.split('\t').map(str::trim).collect();
+    let [size, _flags, _mode, count, exporter, inode, _name, ..] = parts.as_slice() else {
+        return None;
+    };
+    Some(Buffer {
+        inode: inode.parse().ok()?,
+        size_bytes: size.parse().ok()?,
+        references: count.parse().ok()?,
+        exporter: exporter.chars().map(|c| if c.is_control() { '?' } else { c }).collect(),
+    })
 }

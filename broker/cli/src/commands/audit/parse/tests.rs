@@ -45,3 +45,29 @@ fn field_when_twice_then_the_first() {
     assert_eq!(field("ino:\t5\nino:\t6\n", "ino"), Some(5));
     assert_eq!(field("inode:\t5\n", "ino"), None);
 }
+
+#[test]
+fn ring_when_files_and_buffers_are_registered_then_memory_is_counted_apart() {
+    let text = "SqThread:\t-1\nUserFiles:\t3\n    0: /memfd:x\\040y (deleted)\n    1: /dev/null\n    2: /dmabuf:\n\
+                UserBufs:\t2\n    0: 0x7f00/4096\n    1: <none>\nPollList:\n  op=6, task_works=0\n";
+    assert_eq!(ring(text, 7), Ring { fd: 7, files: 2, buffers: 1 });
+    let older = "UserFiles:\t3\n    0: memfd:x\n    1: dmabuf\n    2: null\nUserBufs:\t0\n";
+    assert_eq!(ring(older, 7), Ring { fd: 7, files: 2, buffers: 0 });
+    let empty = "UserFiles:\t0\nUserBufs:\t0\nPollList:\n    0: /memfd:x\n";
+    assert_eq!(ring(empty, 7), Ring { fd: 7, files: 0, buffers: 0 });
+}
+
+#[test]
+fn buffer_when_a_line_of_a_dma_buf_then_what_it_says_and_none_else() {
+    let line = "00065536\t00000002\t00080007\t00000003\tudmabuf\t00000047\tname\n";
+    let expected =
+        Buffer { inode: 47, size_bytes: 65536, references: 3, exporter: "udmabuf".into() };
+    assert_eq!(buffer(line), Some(expected));
+    let others = [
+        "",
+        "\nDma-buf Objects:\n",
+        "\tAttached Devices:\n",
+        "size\tflags\tmode\tcount\texp\tino\tname\n",
+    ];
+    assert_eq!(others.map(buffer), [None, None, None, None]);
+}
