@@ -85,7 +85,17 @@
   X(fdbroker_host_reclaim)      \
   X(fdbroker_handle_same)       \
   X(fdbroker_handle_virtual_fd) \
-  X(fdbroker_resolve)
+  X(fdbroker_resolve)           \
+  X(fdbroker_gpu_count)         \
+  X(fdbroker_gpu_set_context)   \
+  X(fdbroker_gpu_alloc)         \
+  X(fdbroker_gpu_free)          \
+  X(fdbroker_gpu_register)      \
+  X(fdbroker_gpu_retire)        \
+  X(fdbroker_set_gpu_opener)    \
+  X(fdbroker_pool_set)          \
+  X(fdbroker_pool_alloc)        \
+  X(fdbroker_pool_free)
 
 /* The same for every function. */
 #define FDBROKER_DL_FUNCTIONS(X) FDBROKER_DL_REQUIRED(X) FDBROKER_DL_OPTIONAL(X)
