@@ -40,6 +40,9 @@ static void *driver_function(const char *name) {
 struct cu_prop { int kind, handle_types, location_kind, device; void *win32; unsigned char flags[8]; };
 struct cu_access { int location_kind, device, flags; };
 
+/* Fds that the driver keeps of each exported allocation: loaders before 1.9 have no way to make it close them. */
+static int driver_fds(void) { return !is_cuda && dlsym(driver_library, "zeMemPutIpcHandle") == NULL; }
+
 /* Makes the device usable on this thread. */
 static void driver_enter(void) {
   void *context = NULL;

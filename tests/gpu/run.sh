@@ -33,6 +33,20 @@ else
   failed=$((failed + 1)); echo "FAILED   the demo with device memory"
 fi
 
+# Counts the cases that a C program prints.
+capi() {
+  local status=0
+  FDBROKERD=$FDBROKER_BIN_DIR/fdbrokerd FDBROKER=$FDBROKER_BIN_DIR/fdbroker LD_LIBRARY_PATH="$FDBROKER_BIN_DIR/capi:$FDBROKER_BIN_DIR" \
+    "$FDBROKER_BIN_DIR/capi-gpu" cuda > "$out.capi" 2>&1 || status=$?
+  cat "$out.capi"
+  echo "$(grep -c '^ok ' "$out.capi") passed, $(grep -c '^FAIL' "$out.capi") failed"
+  rm -f "$out.capi"
+  return "$status"
+}
+export -f capi
+export out
+part "the C ABI" 200 bash -c capi
+
 pytorch
 
 echo "$passed passed, $failed failed"
