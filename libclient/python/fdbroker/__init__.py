@@ -47,6 +47,11 @@ from ._private import PrivateBroker, private_broker
 
 __version__: str = _lib.fdbroker_version().decode()
 
+#: Those who see a class in a traceback find it here.
+for _class in list(globals().values()):
+    if isinstance(_class, type):
+        _class.__module__ = __name__
+
 __all__ = [
     "Aborted", "Again", "BadHandle", "Broker", "Buffer", "Cancelled", "Closed", "Error", "Exists", "Handle", "Internal",
     "InvalidArgument", "LocalFdLimit", "Memory", "NoQuota", "NotConnected", "NotFound", "NotPermitted", "NotSealed", "NotSupported",

@@ -46,6 +46,8 @@ def dtype_of(dtype: Any) -> DType:
 
 def shape_of(shape: Union[int, Tuple[int, ...], list]) -> Shape:
     """A tuple of non-negative ints."""
+    if isinstance(shape, (str, bytes)):
+        raise TypeError(f"shape is {shape!r}; it is an int or a tuple of ints")
     numbers = tuple(int(n) for n in ((shape,) if isinstance(shape, int) else shape))
     if any(n < 0 for n in numbers):
         raise ValueError(f"shape {numbers}: sizes are 0 or more")
