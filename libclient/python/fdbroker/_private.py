@@ -41,6 +41,7 @@ class PrivateBroker(Broker):
         return self._child.pid
 
     def close(self) -> None:
+        """Ends the connection and the broker. Memory that is mapped stays; a second call does nothing."""
         super().close()
         # A forked child's close is not the parent's; it gives up its copy of the pipe at its end.
         if getattr(self, "_owner", None) != os.getpid():

@@ -118,8 +118,9 @@ class Host(BrokerCase):
     @needs_numpy
     def test_dlpack_when_taken_then_no_copy_and_the_view_keeps_it(self):
         made = self.broker.empty((2, 3), "float64")
+        made.numpy()[:] = 5
         array = numpy.from_dlpack(made)
-        array[:] = 5
+        self.assertEqual(array.ctypes.data, made.pointer)
         opened = self.other.open(made.handle, (2, 3), "float64", writable=True)
         taken = numpy.from_dlpack(opened)
         self.assertEqual(taken.shape, (2, 3))
