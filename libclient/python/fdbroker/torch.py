@@ -296,7 +296,7 @@ def _shared_in_place(tensor: "torch.Tensor", broker: Broker) -> SharedTensor:
             raise
     moved = copy(tensor, broker)
     with torch.no_grad():
-        tensor.set_(moved.untyped_storage(), moved.storage_offset(), moved.shape, moved.stride())
+        tensor.set_(moved)
     return share(tensor, broker)
 
 

@@ -77,7 +77,9 @@ class Cpu(BrokerCase):
         self.assertEqual(consumer.ask(shared_torch.share(tensor, self.broker)), ("cpu", 190.0))
         self.assertEqual(tensor.sum().item(), 380.0)
         column = tensor[1:, 2]
-        self.assertEqual(consumer.ask(shared_torch.share(column, self.broker)), ("cpu", column.sum().item()))
+        before = column.sum().item()
+        self.assertEqual(consumer.ask(shared_torch.share(column, self.broker)), ("cpu", before))
+        self.assertEqual(column.sum().item(), 2 * before)
 
     def test_tensor_when_of_each_type_then_equal(self):
         for dtype in (torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.complex64):
@@ -118,7 +120,8 @@ class Cpu(BrokerCase):
             self.assertTrue(torch.equal(state[name], tensor), name)
         self.assertEqual(self.other.stats()["pinned"], 1)
         with self.assertRaisesRegex(ValueError, "no state dict"):
-            shared_torch.open_state_dict(self.broker.zeros(100).handle, self.other)
+            other = self.broker.zeros(100)
+            shared_torch.open_state_dict(other.handle, self.other)
 
     def test_install_when_tensors_are_sent_then_they_arrive_after_their_sender_dropped_them(self):
         os.environ["FDBROKER_SOCKET"] = self.broker.socket
