@@ -139,6 +139,9 @@ print("end")
     def test_child_when_forked_then_the_parents_memory_stays(self):
         self.run_script("""
 enter()
+import warnings
+# From 3.12 on Python warns of fork in a process with a thread, which the library has.
+warnings.simplefilter("ignore", DeprecationWarning)
 broker = fdbroker.private_broker()
 made = broker.empty(100, device="cuda:0")
 put(made.pointer, b"stays")
