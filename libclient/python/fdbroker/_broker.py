@@ -5,13 +5,14 @@ import ctypes
 import functools
 import os
 import threading
-from typing import Any, Callable, Dict, Optional, Set, Tuple, TypeVar, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, TypeVar, Union
 
-from . import _abi
+from . import _abi, _objects
 from ._context import Context, Lease, ms, open_context
 from ._errors import Closed, check
 from ._handle import Handle, from_c, to_c
 from ._memory import Buffer, View, layout
+from ._objects import Object, ObjectInfo
 from ._types import DType, count_of, dtype_of, shape_of
 
 ShapeLike = Union[int, Tuple[int, ...]]
@@ -198,6 +199,76 @@ class Broker:
         if place is None:
             raise ValueError("memory of the host is ended by closing it")
         self._call(_abi.lib.fdbroker_gpu_retire, _abi.DRIVERS[place[0]], place[1], pointer)
+
+    # --- named objects ---
+
+    def put(
+        self, name: str, value: Any, *, metadata: bytes = b"", replace: bool = False, keep: Optional[float] = None, pin: bool = False,
+        evictable: bool = False, expect: Optional[int] = None, job: bool = False, timeout: float = TIMEOUT_S,
+    ) -> int:  # fmt: skip
+        """Makes an object of the host under a name, with a copy of ``value``: memory, an array, bytes. Its version.
+
+        From one moment on everyone of this user can :meth:`get` it, and nobody can change it. metadata: bytes beside it, some 4,000
+        at most; shape and type go along by themselves. replace: the name may be in use; it leads to this one then. keep: it outlives this process,
+        for so many seconds after its last use; 0: as long as the broker allows. pin: it ends neither by time nor to make room.
+        evictable: it may end when bytes are short. expect: the version that the name must have; 0: none. job: the name is the job's, not the user's.
+
+        Errors: :class:`~fdbroker.Exists`, :class:`~fdbroker.VersionChanged`, :class:`~fdbroker.NoQuota`, :class:`~fdbroker.TooLong`,
+        :class:`~fdbroker.TimedOut`, :class:`~fdbroker.NotConnected`, :class:`~fdbroker.NotSupported`.
+        """
+        return self.put_many(
+            {name: value}, metadata={name: metadata}, replace=replace, keep=keep, pin=pin, evictable=evictable, expect=expect, job=job,
+            timeout=timeout,
+        )[0]  # fmt: skip
+
+    def put_many(
+        self, values: Mapping[str, Any], *, metadata: Optional[Mapping[str, bytes]] = None, replace: bool = False,
+        keep: Optional[float] = None, pin: bool = False, evictable: bool = False, expect: Optional[int] = None, job: bool = False,
+        timeout: float = TIMEOUT_S,
+    ) -> List[int]:  # fmt: skip
+        """Makes objects, as :meth:`put`, those of a group of 253 at one moment. Their versions."""
+        flags = _objects.REPLACE * replace | _objects.KEEP * (keep is not None) | _objects.PIN * pin | _objects.EVICTABLE * evictable
+        return _objects.put(self, values, metadata, flags, job, keep, expect, timeout)
+
+    def get(self, name: str, *, job: bool = False, timeout: float = TIMEOUT_S) -> Object:
+        """The object of a name, opened for reading without a copy. Waits until it is sealed, ``timeout`` seconds at most.
+
+        Errors: :class:`~fdbroker.TimedOut` (the text says whether the name is unknown, or who makes it), with timeout 0
+        :class:`~fdbroker.NotFound` and :class:`~fdbroker.NotSealed`; :class:`~fdbroker.NoQuota`, :class:`~fdbroker.LocalFdLimit`,
+        :class:`~fdbroker.NotConnected`, :class:`~fdbroker.NotSupported`.
+        """
+        return self.get_many([name], job=job, timeout=timeout)[0]
+
+    def get_many(self, names: Sequence[str], *, job: bool = False, timeout: float = TIMEOUT_S) -> List[Object]:
+        """Up to 253 objects of one moment, all or none: never two versions of a group mixed. Errors: as :meth:`get`."""
+        return _objects.get(self, list(names), job, timeout)
+
+    def delete(self, name: str, *, version: int = 0, job: bool = False, timeout: float = TIMEOUT_S) -> None:
+        """Takes the name away, if it has this version (0: any). Who has the object keeps it. Errors: NotFound, VersionChanged."""
+        _objects.delete(self, name, version, job, timeout)
+
+    def touch(
+        self, name: str, *, keep: Optional[float] = None, pin: Optional[bool] = None, job: bool = False, timeout: float = TIMEOUT_S
+    ) -> None:
+        """Counts as a use, and sets what keeps the object: as for :meth:`put`; pin False lifts a pin. Errors: NotFound, NoQuota."""
+        flags = _objects.KEEP * (keep is not None) | _objects.PIN * (pin is True) | _objects.UNPIN * (pin is False)
+        _objects.touch(self, name, flags, job, keep, timeout)
+
+    def stat(self, name: str, *, job: bool = False, timeout: float = TIMEOUT_S) -> Optional[ObjectInfo]:
+        """What is known of a name, one that is being made too; None: nothing."""
+        return _objects.stat(self, name, job, timeout)
+
+    def list(self, prefix: str = "", *, job: bool = False, timeout: float = TIMEOUT_S) -> Iterator[ObjectInfo]:
+        """What is known of all names that begin with ``prefix``, in the order of their bytes. Asks page by page."""
+        return _objects.names(self, prefix, job, timeout)
+
+    async def aget(self, name: str, **options: Any) -> Object:
+        """:meth:`get`, awaited."""
+        return await run(functools.partial(self.get, name, **options))
+
+    async def aput(self, name: str, value: Any, **options: Any) -> int:
+        """:meth:`put`, awaited."""
+        return await run(functools.partial(self.put, name, value, **options))
 
     # --- asyncio ---
 
