@@ -308,7 +308,20 @@ const STANDING_FDS: u64 = 11;
 
 /// Fds open for a moment: one connection being accepted, its pidfd, one fdinfo file, one file of
 /// the start; and what a library may open.
-const PASSING_FDS: u64 = 4 + 8;
+const PASSING_FDS: u64 = 4 + 8 + FDS_PER_SEAL * SEALS_AT_ONCE as u64;
+
+/// Seals at a time whose memory a lane opens for readers, which takes some 10 us. Further ones wait, the users in turn.
+pub const SEALS_AT_ONCE: usize = 4;
+
+/// Fds of each beside the one that is held: a duplicate, and the new one; then the one that was held.
+const FDS_PER_SEAL: u64 = 2;
+
+/// Work of such a page, in items: some 60 us.
+pub const WORK_PER_PAGE: usize = 128;
+
+/// Names that are looked at for a page of a list, some 0.2 us each: more than a page has records, since names that have ended are
+/// left out.
+pub const NAMES_PER_PAGE: usize = 512;
 
 /// Places of a table of `table_fds` that the daemon keeps for itself, with `at_start` fds open when it starts
 /// (stdio and what it inherits).

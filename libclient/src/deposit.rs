@@ -39,6 +39,11 @@ impl DriverData {
         data
     }
 
+    /// The block on the wire, and how much of it is in use.
+    pub(crate) fn to_block(self) -> ([u8; DRIVER_DATA_BYTES], u8) {
+        (self.bytes, self.len)
+    }
+
     /// The bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]

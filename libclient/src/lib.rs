@@ -58,6 +58,7 @@ mod fork;
 mod limits;
 mod map;
 mod notice;
+mod objects;
 pub mod own_fds;
 mod requests;
 mod serve;
@@ -80,11 +81,16 @@ pub use deadline::Deadline;
 pub use deposit::{AllocationInfo, Deposit, Drained, DriverData, Registration, RegistrationRef};
 pub use error::Error;
 pub use exports::{Exports, RegisterProgress, RegisterRequest};
+pub use fdbroker_protocol::object::{ObjectEvent, ObjectState};
 pub use fdbroker_protocol::{
     AllocationId, ErrorCode, Handle, HandlePrefix, MemoryKind, Share, Status, VirtualFd,
 };
 pub use map::Access;
 pub use notice::{Notice, NoticeCallback, Recall, RecallAnswer, RecallCallback};
+pub use objects::{
+    GetProgress, GetRequest, Group, MakersWork, NewObject, Object, ObjectInfo, ObjectList,
+    ObjectOptions, Objects, Place, PutObject, SealError, Touch, Watch, WatchEvent,
+};
 pub use requests::started::{AcquireRequest, Progress};
 pub use wire::handshake::default_socket_path;
 

@@ -162,6 +162,30 @@ pub const CLOSE_CHUNK: usize = 64;
 /// parks a request until its deadline, and it cannot know that what it waits for is idle right here.
 pub const QUOTA_SLICE: Duration = Duration::from_millis(100);
 
+/// What objects of a group begin at multiples of in host memory, in bytes: a cache line, so that two readers' objects share none.
+pub const OBJECT_ALIGN: u64 = 64;
+
+/// The same in device memory: what cuMemAlloc promises at least (CUDA C++ Programming Guide, "Device Memory Accesses").
+pub const OBJECT_DEVICE_ALIGN: u64 = 256;
+
+/// Most parts of one write: UIO_MAXIOV of pwritev(2).
+pub const WRITE_PARTS: usize = 1024;
+
+/// How often a get begins anew because an object was replaced between the answer and the one with its metadata.
+pub const METADATA_TRIES: usize = 8;
+
+/// Most names that the cache of objects keeps: each is some 200 bytes and, alone in its group, one mapping of vm.max_map_count.
+pub const OBJECTS_KEPT: usize = 4096;
+
+/// Most events of a watch that are not read yet: those of four full groups that are made and replaced. Each is some 100 bytes.
+pub const WATCH_EVENTS: usize = 2048;
+
+/// How long a watch waits for a new broker to take it.
+pub const WATCH_AGAIN_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Most aborts of groups that are sent and not answered: the answer to one takes microseconds, and more wait in the queue.
+pub const MAX_ABORTS_UNDERWAY: usize = 64;
+
 /// Most freed memory that an arena keeps at hand instead of giving it back to the system, in bytes. Buffers freed and
 /// allocated in turn stay within it and cost no system call; what goes back is faulted in again, zeroed, when
 /// it is next used. Small beside any rank, also with many of them on a node.

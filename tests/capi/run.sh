@@ -90,7 +90,7 @@ run() { # NAME SECONDS COMMAND...: both
 check "stopped.c compiles" compile stopped
 start "$work/stopped" 280 "$work/stopped" 10000 &
 stopped=$!
-programs=(basics share batches remedies request events opener checkpoint threads forked lost crashes fdlimit maps unload)
+programs=(basics share batches remedies request objects events opener checkpoint threads forked lost crashes fdlimit maps unload)
 for name in "${programs[@]}"; do
   check "$name.c compiles" compile "$name"
   [ -x "$work/$name" ] && run "$name" 280 "$work/$name"
@@ -122,7 +122,7 @@ if [ -n "$valgrind" ] && command -v "$valgrind" > /dev/null; then
   echo "== valgrind"
   memcheck=("$valgrind" --quiet --error-exitcode=9 --leak-check=full --show-leak-kinds=definite
     --errors-for-leak-kinds=definite --fair-sched=yes)
-  for name in basics share batches remedies request events checkpoint stopped; do
+  for name in basics share batches remedies request objects events checkpoint stopped; do
     run "$name under valgrind" 300 "${memcheck[@]}" "$work/$name"
   done
   run "lost under valgrind" 300 "${memcheck[@]}" "$work/lost" 20000

@@ -22,6 +22,8 @@ static const Entry entries[] = {
     { "cuCtxPushCurrent", 4000, cuCtxPushCurrent_v2 },
     { "cuCtxPopCurrent", 4000, cuCtxPopCurrent_v2 },
     { "cuStreamSynchronize", 2000, cuStreamSynchronize },
+    { "cuCtxSynchronize", 2000, cuCtxSynchronize },
+    { "cuEventSynchronize", 2000, cuEventSynchronize },
     { "cuMemGetInfo", 3020, cuMemGetInfo_v2 },
     { "cuMemAlloc", 3020, cuMemAlloc_v2 },
     { "cuMemFree", 3020, cuMemFree_v2 },

@@ -24,6 +24,8 @@ mod ledger;
 mod lifetime;
 mod local_limit;
 mod messages;
+mod objects;
+mod objects_library;
 mod pressure;
 mod progress;
 mod recall;

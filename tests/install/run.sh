@@ -202,6 +202,7 @@ PLAIN
 check "producer.c: C99, by pkg-config" compile gcc "$examples/producer.c" producer -std=c99 "${libs[@]}"
 check "consumer.c: C99, by pkg-config" compile gcc "$examples/consumer.c" consumer -std=c99 "${libs[@]}"
 check "virtual_fd.c: C99, by pkg-config" compile gcc "$examples/virtual_fd.c" virtual_fd -std=c99 "${libs[@]}"
+check "weight_cache.c: C99, by pkg-config" compile gcc "$examples/weight_cache.c" weight_cache -std=c99 "${libs[@]}"
 check "fdbroker.h: C++11" compile g++ "$work/plain.cc" plain -std=c++11 "${libs[@]}"
 check "fdbroker_dl.h: C99, without the library" compile gcc "$here/dl.c" dl -std=c99 -ldl
 check "fdbroker_dl.h: C++11, without the library" compile g++ "$work/dl.cc" dl++ -std=c++11 -ldl
@@ -287,6 +288,18 @@ if [ -e "$work/cmake" ]; then
 fi
 
 check "virtual_fd.c" ends 0 "written by the producer" with_library fdbroker run -- "$work/virtual_fd"
+
+# weights FIRST SECOND: one start reads the files and ends, the next gets them.
+cat > "$work/weights" << 'WEIGHTS'
+set -u
+first=$1 second=$2; shift 2
+said=$("$first" model "$@" 2> /dev/null) && [ "$said" = "weight_cache: read 2 weights, 5 bytes, sum 492" ] || { echo "first: $said"; exit 1; }
+said=$("$second" model "$@" 2> /dev/null) && [ "$said" = "weight_cache: got 2 weights, 5 bytes, sum 492" ] || { echo "second: $said"; exit 1; }
+WEIGHTS
+printf ab > "$work/one.bin"; printf bcd > "$work/two.bin"
+weights() { with_library fdbroker run -- bash "$work/weights" "$1" "$2" "$work/one.bin" "$work/two.bin"; }
+check "weight_cache.c, then weight_cache.rs" weights "$work/weight_cache" "$programs/examples/weight_cache"
+check "weight_cache.rs, then weight_cache.c" weights "$programs/examples/weight_cache" "$work/weight_cache"
 
 check "producer.rs and consumer.rs" pair "$programs/examples/producer" "$programs/examples/consumer"
 check "producer.rs and consumer.c" pair "$programs/examples/producer" "$work/consumer"

@@ -89,6 +89,8 @@ pub struct Connection {
     pub is_main_at_end: bool,
     /// A lane drops its next message: nothing behind it is read.
     pub waits_for_drop: bool,
+    /// A seal of it waits for a lane: its requests are not read until that is answered.
+    pub waits_for_seal: bool,
     /// Its process has died: its turn ends it. A thousand may die at once.
     pub has_died: bool,
     /// The core has events for it.
@@ -171,6 +173,7 @@ impl Connection {
             is_queued: false,
             is_main_at_end: false,
             waits_for_drop: false,
+            waits_for_seal: false,
             has_died: false,
             has_events: false,
             is_event_queued: false,
@@ -215,7 +218,12 @@ impl Connection {
 
     /// Whether there is something to read that may be read now.
     pub fn is_serviceable(&self) -> bool {
-        self.has_died || self.is_event_ready || (self.is_main_ready && self.blocked.is_none())
+        self.has_died || self.is_event_ready || (self.is_main_ready && self.may_be_read())
+    }
+
+    /// Whether its requests may be read.
+    pub fn may_be_read(&self) -> bool {
+        self.blocked.is_none() && !self.waits_for_seal
     }
 }
 

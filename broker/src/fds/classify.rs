@@ -156,6 +156,37 @@ impl Classifier {
         }
     }
 
+    /// The same for the memory of a group of objects: a memfd that is sealed for readers, or can still be. Its size is looked at
+    /// again when the group is sealed ([`look_at_seals`]).
+    pub fn check_of_objects(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        kind: MemoryKind,
+        size_bytes: u64,
+        fd_offset: u64,
+    ) -> Result<(u64, Option<File>), Unfit> {
+        if kind != MemoryKind::Memfd {
+            return self.check(fd, kind, Share::Uid, size_bytes, fd_offset);
+        }
+        let found = self.classify(fd);
+        if !matches!(found.fd_type, FdType::Memfd | FdType::UnsealedMemfd) {
+            let is_other = MemoryKind::of_fd_type(found.fd_type).is_some();
+            return Err(Unfit::Is(if is_other { FdType::KindMismatch } else { found.fd_type }));
+        }
+        let unknown = || Unfit::Is(FdType::Unknown);
+        let stat = kernel::stat(fd).map_err(|_| unknown())?;
+        let seals = seals_of(fd).ok_or_else(unknown)?;
+        if seals.contains(SealFlag::F_SEAL_SEAL) && !seals.contains(SEALED) {
+            return Err(Unfit::Is(FdType::FinalMemfd));
+        }
+        match fd_offset.checked_add(size_bytes) {
+            Some(end) if end <= stat.size_bytes => {
+                Ok((stat.inode, Some(stat.file(stat.allocated_bytes))))
+            }
+            _ => Err(Unfit::Is(FdType::TooSmall)),
+        }
+    }
+
     fn classify_regular(&mut self, fd: BorrowedFd<'_>, stat: &kernel::Stat, file: Found) -> Found {
         let Ok(seals) = fcntl(fd, FcntlArg::F_GET_SEALS) else {
             // Kernels from 6.16 on may give anonymous inodes the mode of a file.
@@ -198,6 +229,54 @@ impl Classifier {
         let link = readlinkat(&self.links, name);
         link.is_ok_and(|link| link.as_bytes().starts_with(self.dmabuf_link))
     }
+}
+
+/// Seals without which the memory of a sealed group could still change. F_SEAL_FUTURE_WRITE is not enough: maps from before it
+/// stay writable (fcntl(2)).
+const SEALED: SealFlag =
+    SealFlag::F_SEAL_WRITE.union(SealFlag::F_SEAL_SHRINK).union(SealFlag::F_SEAL_GROW);
+
+fn seals_of(fd: BorrowedFd<'_>) -> Option<SealFlag> {
+    fcntl(fd, FcntlArg::F_GET_SEALS).ok().map(SealFlag::from_bits_retain)
+}
+
+/// What a memfd is found to be when its group is to be sealed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sealed {
+    /// Nobody can change it, and this fd can be given to readers.
+    ForReaders,
+    /// Nobody can change it, but this fd cannot be mapped shared by all kernels: readers need one that is open for reading alone.
+    ForWriters,
+    /// It can be written to: some map of it is left, or its maker has not sealed it.
+    Busy,
+    /// It can be made larger or smaller, or is smaller than it was.
+    Unsound,
+}
+
+/// Whether a memfd is sealed, and as large as this.
+pub fn look_at_seals(fd: BorrowedFd<'_>, end: u64) -> Sealed {
+    let seals = seals_of(fd).unwrap_or(SealFlag::empty());
+    if !seals.contains(SealFlag::F_SEAL_WRITE) {
+        return Sealed::Busy;
+    }
+    let is_large = kernel::stat(fd).is_ok_and(|stat| stat.size_bytes >= end);
+    if !seals.contains(SEALED) || !is_large {
+        return Sealed::Unsound;
+    }
+    let flags = fcntl(fd, FcntlArg::F_GETFL).map(OFlag::from_bits_retain);
+    match flags.is_ok_and(|flags| flags & OFlag::O_ACCMODE == OFlag::O_RDONLY) {
+        true => Sealed::ForReaders,
+        false => Sealed::ForWriters,
+    }
+}
+
+/// The same file, open for reading alone. Permissions and security modules have a say in it: never on the loop.
+///
+/// # Errors
+/// Those of open(2).
+pub fn open_for_readers(fd: BorrowedFd<'_>) -> nix::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    nix::fcntl::open(path.as_str(), OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())
 }
 
 /// Reads the fdinfo of fds that may be dma-bufs. That runs the code of the fd's type, under its locks: never on the loop.

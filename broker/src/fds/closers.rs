@@ -2,7 +2,7 @@
 //! not taken in, read the fdinfo of fds that may be dma-bufs, and read what /proc says of a process. The loop must never do
 //! any of it, nor wait for these threads; and no user's jobs wait for another's.
 
-use crate::fds::jobs::{Calls, Job, NOBODY, Report};
+use crate::fds::jobs::{Calls, Job, NOBODY, OpenedFd, Report};
 use crate::fds::pool::{Kind, LaneOf, Pool};
 use crate::limits::{LANE_IDLE, LANE_REPORT, MESSAGES_IN_A_SOCKET, THREAD_STACK_BYTES};
 use fdbroker_core::Lane;
@@ -134,6 +134,11 @@ impl Closers {
     pub fn ask(&mut self, pid: u32, uid: u32, number: usize, serial: u64) {
         let job = Job::Process(pid, number, serial);
         self.outbox.push((LaneOf { uid, kind: Kind::Process }, job));
+    }
+
+    /// Has the memory of a seal of `uid` opened for readers; `fd` is a duplicate.
+    pub fn open(&mut self, fd: OwnedFd, uid: u32, number: u64, opened: OpenedFd) {
+        self.outbox.push((LaneOf { uid, kind: Kind::Open }, Job::Open(fd, number, opened)));
     }
 
     /// Has the configuration read again: it may lie on a disk that takes its time.

@@ -82,6 +82,8 @@ impl Closing {
         let step = |count: u32| if is_more { count + 1 } else { count - 1 };
         let uid = match report {
             Report::Held(_) | Report::Uncharged | Report::Process(..) | Report::Reread => return,
+            // Few at a time, in places of their own.
+            Report::Opened(_) | Report::Replaced => return,
             Report::TurnedAway(_) => {
                 self.turned_away = step(self.turned_away);
                 return;

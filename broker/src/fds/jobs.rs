@@ -1,11 +1,11 @@
 //! What lanes do, and what they say once it is done. Must never be done on the loop: each of it may take long or hang for ever.
 
-use crate::fds::classify::Looker;
+use crate::fds::classify::{Looker, open_for_readers};
 use crate::kernel::Device;
 use fdbroker_core::{JobKey, JobName, Lane, Ticket};
 use fdbroker_scm::{ReceivedFds, RecvError};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// No uid. Fds that are nobody's fault are counted against it, and it is never refused.
 pub const NOBODY: u32 = u32::MAX;
@@ -76,7 +76,14 @@ pub enum Report {
     Process(usize, u64, Process),
     /// The configuration has been read again.
     Reread,
+    /// The fd of the seal with this number has been opened for readers, or could not be.
+    Opened(u64),
+    /// The fd that was held before it is closed.
+    Replaced,
 }
+
+/// Where a lane leaves an fd that it has opened.
+pub type OpenedFd = Arc<Mutex<Option<OwnedFd>>>;
 
 /// What a lane is to do.
 pub enum Job {
@@ -90,6 +97,8 @@ pub enum Job {
     Process(u32, usize, u64),
     /// Reads the configuration.
     Reread(Box<dyn FnOnce() + Send + Sync>),
+    /// A duplicate, closed when it has been opened for readers; the number of the seal.
+    Open(OwnedFd, u64, OpenedFd),
 }
 
 impl Job {
@@ -115,6 +124,14 @@ impl Job {
             Job::Reread(read) => {
                 read();
                 Report::Reread
+            }
+            Job::Open(fd, number, opened) => {
+                let result = open_for_readers(fd.as_fd()).inspect_err(|error| {
+                    log::debug!("the memory of a group cannot be opened for readers: {error}");
+                });
+                *opened.lock().unwrap_or_else(PoisonError::into_inner) = result.ok();
+                (calls.close)(fd, lane);
+                Report::Opened(number)
             }
         }
     }

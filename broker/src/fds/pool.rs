@@ -18,6 +18,8 @@ pub enum Kind {
     Process,
     /// Reads the configuration.
     Reread,
+    /// Opens memory for readers.
+    Open,
 }
 
 /// A lane, by its user and what it is for.
@@ -32,7 +34,7 @@ pub struct LaneOf {
 impl LaneOf {
     /// Whether a call of it can hang for ever.
     fn can_hang(self) -> bool {
-        matches!(self.kind, Kind::Close(Lane::Refused) | Kind::Drop | Kind::Reread)
+        matches!(self.kind, Kind::Close(Lane::Refused) | Kind::Drop | Kind::Reread | Kind::Open)
     }
 
     /// What it closes are accepted fds, or others.

@@ -158,6 +158,22 @@ impl FdTable {
         true
     }
 
+    /// Makes another fd of the same file the fd of `slot`, and gives the former one to a closer. `false`: none is held there.
+    #[must_use]
+    pub fn replace_held(&mut self, slot: u32, fd: OwnedFd, uid: u32) -> bool {
+        let Some(held) = self.held.get_mut(slot as usize).and_then(Option::as_mut) else {
+            return false;
+        };
+        let former = std::mem::replace(held, fd);
+        self.closers.close(former, uid, Lane::Accepted, Report::Replaced);
+        true
+    }
+
+    /// Gives an fd to a closer that was to replace one which is not held any more.
+    pub fn close_replaced(&mut self, fd: OwnedFd) {
+        self.closers.close(fd, NOBODY, Lane::Accepted, Report::Replaced);
+    }
+
     /// The fd of `slot`, while it is held.
     pub fn held(&self, slot: u32) -> Option<BorrowedFd<'_>> {
         self.held.get(slot as usize)?.as_ref().map(AsFd::as_fd)

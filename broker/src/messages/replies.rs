@@ -82,7 +82,7 @@ fn refused_item(status: Status) -> GrantItem {
     }
 }
 
-fn granted_item(
+pub(super) fn granted_item(
     grant: &Granted,
     id: AllocationId,
     fd_index: u16,

@@ -18,6 +18,7 @@ use fdbroker_protocol::message::{
 use fdbroker_protocol::{
     AllocationId, ErrorCode, FdType, Kind, MemoryKind, NodeKey, Share, Status,
 };
+use std::os::fd::BorrowedFd;
 
 /// What is wrong with a message that is not handed to the core: it is answered PROTOCOL, and the connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -358,11 +359,34 @@ fn check_fd(
     size_bytes: u64,
     fd_offset: u64,
 ) -> (Result<Option<File>, Status>, Lane) {
+    look_at(context, index, |classifier, fd| {
+        classifier.check(fd, kind, share, size_bytes, fd_offset)
+    })
+}
+
+/// The same for the fd of a group of objects.
+pub(super) fn check_memory(
+    context: &mut Context<'_>,
+    index: usize,
+    kind: MemoryKind,
+    size_bytes: u64,
+    fd_offset: u64,
+) -> (Result<Option<File>, Status>, Lane) {
+    look_at(context, index, |classifier, fd| {
+        classifier.check_of_objects(fd, kind, size_bytes, fd_offset)
+    })
+}
+
+fn look_at(
+    context: &mut Context<'_>,
+    index: usize,
+    check: impl FnOnce(&mut Classifier, BorrowedFd<'_>) -> Result<(u64, Option<File>), Unfit>,
+) -> (Result<Option<File>, Status>, Lane) {
     let unsupported = |what: FdType| Err(Status::with_value(ErrorCode::UnsupportedFd, what as u64));
     let Some(fd) = context.fds.arrived(index) else {
         return (unsupported(FdType::Unknown), Lane::Refused);
     };
-    match context.classifier.check(fd, kind, share, size_bytes, fd_offset) {
+    match check(context.classifier, fd) {
         Ok((inode, file)) => {
             context.fds.note_inode(index, inode);
             (Ok(file), Lane::Accepted)
@@ -371,7 +395,8 @@ fn check_fd(
             what @ (FdType::TooSmall
             | FdType::KindMismatch
             | FdType::UnsealedMemfd
-            | FdType::GrowableMemfd),
+            | FdType::GrowableMemfd
+            | FdType::FinalMemfd),
         )) => (unsupported(what), Lane::Accepted),
         Err(Unfit::Is(what)) => (unsupported(what), Lane::Refused),
         Err(Unfit::Unread(what)) => {
@@ -426,7 +451,7 @@ fn expect_empty(message: &Message<'_>) -> Result<(), Breach> {
     }
 }
 
-fn request_id(message: &Message<'_>) -> Result<RequestId, Breach> {
+pub(super) fn request_id(message: &Message<'_>) -> Result<RequestId, Breach> {
     match message.id {
         0 => Err(Breach::NoId(message.kind)),
         id => Ok(RequestId(id)),
@@ -435,7 +460,7 @@ fn request_id(message: &Message<'_>) -> Result<RequestId, Breach> {
 
 /// The announced fds have been compared with those that came; this compares them with those the
 /// items need.
-fn expect_fds(message: &Message<'_>, needed: usize) -> Result<(), Breach> {
+pub(super) fn expect_fds(message: &Message<'_>, needed: usize) -> Result<(), Breach> {
     match usize::from(message.fd_count) == needed {
         true => Ok(()),
         false => {

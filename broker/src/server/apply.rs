@@ -125,10 +125,17 @@ impl Server {
                 self.reply_failed(*client, *request, *status);
             }
             Effect::Events { client } => self.connections.note_events(*client),
-            // The core is asked for no objects yet: requests about them are refused where they are read.
-            Effect::ObjectsCreated { .. }
-            | Effect::ObjectsSealed { .. }
-            | Effect::ObjectsGot { .. } => {}
+            Effect::ObjectsCreated { client, request, group, deposit_credits } => {
+                self.send_created(*client, *request, *group, *deposit_credits);
+            }
+            Effect::ObjectsSealed { client, request, version } => {
+                self.send_sealed(*client, *request, *version);
+            }
+            Effect::ObjectsGot { client, request, objects, grants } => {
+                let (objects, grants) =
+                    (&all.objects[objects.clone()], &all.granted[grants.clone()]);
+                self.send_got(*client, *request, objects, grants);
+            }
             Effect::Disconnect { client, status } => self.end_with(*client, *status),
             Effect::Forget { client } => self.forget(index(*client)),
         }

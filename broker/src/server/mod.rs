@@ -14,10 +14,12 @@ pub mod flow;
 pub mod go_on;
 pub mod hand_over;
 pub mod inbox;
+pub mod objects;
 pub mod pack;
 pub mod parts;
 pub mod reload;
 pub mod run;
+pub mod seals;
 pub mod serve;
 #[cfg(test)]
 #[path = "../../tests/unit/server/mod.rs"]

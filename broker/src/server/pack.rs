@@ -67,6 +67,7 @@ impl Server {
     /// Brings the loop to rest: nothing is parked, and nothing waits to be applied or retired.
     fn settle_all(&mut self) -> Result<(), HandoverError> {
         self.end_suspended();
+        self.give_up_seals();
         self.end_all_ahead();
         self.take_all_in();
         for _ in 0..HANDOVER_TRIES {

@@ -27,6 +27,7 @@ use crate::readiness::register;
 use crate::server::chores::Schedule;
 use crate::server::feedback::Feedback;
 use crate::server::inbox::Inbox;
+use crate::server::seals::Seals;
 use crate::server::trim::Trim;
 use crate::server::waiting::Waiting;
 use crate::settings::Settings;
@@ -79,6 +80,7 @@ pub(crate) struct Server {
     pub(super) door: Door,
     pub(super) connections: Connections,
     pub(super) waiting: Waiting,
+    pub(super) seals: Seals,
     pub(super) in_flight: InFlight,
     pub(super) ahead: Ahead,
     pub(super) waits: Waits,
@@ -117,6 +119,7 @@ impl Server {
                 settings.core.subordinate_uids.clone(),
             ),
             waiting: Waiting::default(),
+            seals: Seals::default(),
             in_flight: Self::new_in_flight(&settings),
             ahead: Ahead::new(ahead_sockets(settings.table_fds), share_factor),
             waits: Waits::new(now),

@@ -198,6 +198,8 @@ impl Server {
                     break;
                 }
                 Report::Reread => self.take_reloaded(),
+                Report::Opened(number) => self.note_opened(number),
+                Report::Replaced => self.note_replaced_closed(),
                 Report::Refused(_) | Report::TurnedAway(_) | Report::Uncharged => {}
             }
         }

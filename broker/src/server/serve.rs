@@ -6,6 +6,7 @@ use crate::clients::connection::{Connection, Phase, index};
 use crate::fds::closing::Reading;
 use crate::fds::jobs::NOBODY;
 use crate::limits::{WORK_PER_MESSAGE, WORK_PER_WAKE};
+use crate::messages::objects::is_about_objects;
 use crate::messages::requests::{self, Breach, Context};
 use crate::messages::resolve::write_resolved;
 use crate::server::flow::send_to;
@@ -63,7 +64,7 @@ impl Server {
         while self.schedule.is_turn_left() {
             let Some(connection) = self.connections.get(index(client)) else { return true };
             let is_ready = match channel {
-                Channel::Main => connection.is_main_ready && connection.blocked.is_none(),
+                Channel::Main => connection.is_main_ready && connection.may_be_read(),
                 Channel::Event => connection.is_event_ready,
             };
             if connection.waits_for_drop || self.waiting.is_suspended(connection.domain.uid, client)
@@ -194,10 +195,6 @@ impl Server {
         if message.kind == Kind::AheadSocket && channel == Channel::Main {
             return self.open_ahead(client, received.len);
         }
-        if is_about_objects(message.kind) && channel == Channel::Main {
-            self.refuse_rest(client);
-            return self.reply_failed(client, RequestId(id), ErrorCode::NotSupported.into());
-        }
         let (kind, is_plain) = (message.kind, channel == Channel::Main && message.fd_count == 0);
         if kind == Kind::Fetch && is_plain && !self.may_fetch(client) {
             return;
@@ -281,6 +278,9 @@ impl Server {
             Ok(message) => message,
             Err(error) => return self.break_off(client, 0, &Breach::Decode(error)),
         };
+        if is_about_objects(message.kind) && channel == Channel::Main {
+            return self.serve_objects(client, length, has_looked);
+        }
         let id = message.id;
         let mut context = Context {
             client,
@@ -314,7 +314,7 @@ impl Server {
     }
 
     /// The message in the buffer waits until one of its fds has been looked at; so do messages with fds of the same uid.
-    fn suspend(&mut self, client: ClientId, channel: Channel, length: usize) {
+    pub(super) fn suspend(&mut self, client: ClientId, channel: Channel, length: usize) {
         let Connection { serial, domain, .. } = self.connections[index(client)];
         let until = match self.fds.reading(domain.uid) {
             Reading::Wait(until) => until,
@@ -487,7 +487,7 @@ impl Server {
     }
 
     /// Has a lane close the fds of the message that nothing has claimed.
-    fn refuse_rest(&mut self, client: ClientId) {
+    pub(super) fn refuse_rest(&mut self, client: ClientId) {
         if self.fds.arrived_count() > 0 {
             let connection = self.connections.get(index(client));
             self.fds.refuse_rest(connection.map_or(NOBODY, |connection| connection.domain.uid));
@@ -520,23 +520,6 @@ impl Server {
             log::warn!("pid {pid} (uid {uid}): {what}");
         }
     }
-}
-
-/// Whether a request is about named objects, which this broker does not have yet.
-fn is_about_objects(kind: Kind) -> bool {
-    matches!(
-        kind,
-        Kind::ObjectCreate
-            | Kind::ObjectAdd
-            | Kind::ObjectSeal
-            | Kind::ObjectGet
-            | Kind::ObjectDelete
-            | Kind::ObjectList
-            | Kind::ObjectStat
-            | Kind::ObjectTouch
-            | Kind::ObjectWatch
-            | Kind::ObjectAbort
-    )
 }
 
 fn check_hello<'m>(message: &Message<'m>, connection: &Connection) -> Result<&'m Hello, Breach> {

@@ -721,6 +721,335 @@ fdbroker_code_t fdbroker_suspend(fdbroker_t *broker, uint32_t deadline_ms, size_
 fdbroker_code_t fdbroker_resume(fdbroker_t *broker, uint32_t deadline_ms, size_t room,
     fdbroker_handle_t *handles, fdbroker_code_t *codes, size_t *count);
 
+/* ---- Named objects -------------------------------------------------------------------------------------- */
+
+#define FDBROKER_OBJECT_JOB 1           /* The names are those of this process's job (its cgroup), not of its user. */
+
+/* To make: other objects may have the names; they lose them when the group is sealed. */
+#define FDBROKER_OBJECT_REPLACE 2
+
+/* To make or touch: the group outlives its creator, for ttl_ms after its last use. */
+#define FDBROKER_OBJECT_KEEP 4
+
+#define FDBROKER_OBJECT_PIN 8           /* To make or touch: the group ends neither by time nor to make room. */
+#define FDBROKER_OBJECT_UNPIN 16        /* To touch: it may again. */
+#define FDBROKER_OBJECT_EVICTABLE 32    /* To make: the group may end when bytes are short and nobody uses it. */
+
+/* To get: from the cache of objects if the name still leads there, and into it. One object at a time. */
+#define FDBROKER_OBJECT_CACHED 64
+
+/* Of an info: nothing but its maker's word keeps the memory from being written (GPU memory). */
+#define FDBROKER_OBJECT_COOPERATIVE 256
+
+#define FDBROKER_OBJECT_CREATOR_GONE 512 /* Of an info: its creator is gone. */
+#define FDBROKER_OBJECT_EXPECT 1        /* In fdbroker_new_object_t: expect is meant. */
+#define FDBROKER_OBJECT_AT 2            /* In fdbroker_new_object_t: offset is meant. */
+#define FDBROKER_PLACE_HOST 0           /* A memfd of its own, mapped for writing until it is sealed. */
+#define FDBROKER_PLACE_CUDA 1           /* One CUDA VMM allocation on a device. */
+#define FDBROKER_PLACE_LEVEL_ZERO 2     /* One Level Zero allocation on a device. */
+#define FDBROKER_PLACE_FD 3             /* Memory behind an fd of the program's. */
+#define FDBROKER_OBJECT_IS_SEALED 2     /* The state of an object that can be had. */
+#define FDBROKER_OBJECT_IS_MAKING 1     /* The state of one whose group is not sealed. */
+
+/* All that was put into this stream or queue before (CUstream, ze_command_queue_handle_t). */
+#define FDBROKER_WORK_STREAM 1
+
+#define FDBROKER_WORK_EVENT 2           /* An event (CUevent, ze_event_handle_t). */
+#define FDBROKER_WATCH_SEALED 1         /* The object can be had. */
+#define FDBROKER_WATCH_REPLACED 2       /* Another object has the name now. */
+
+/* It is gone: deleted, its time is over, its creator is gone without KEEP, or an administrator has ended it. */
+#define FDBROKER_WATCH_DELETED 3
+
+#define FDBROKER_WATCH_EVICTED 4        /* It is gone, to make room. */
+#define FDBROKER_WATCH_ABORTED 5        /* It was being made, and is not any more. */
+
+/* Events were lost: version says how many, 0 = nobody knows (the broker was lost). A list tells how it stands. */
+#define FDBROKER_WATCH_LOST 6
+
+/* A group of objects in the making. Only one thread at a time may use it. */
+typedef struct fdbroker_object_group fdbroker_object_group_t;
+
+/* A list under way. Only one thread at a time may use it. */
+typedef struct fdbroker_object_list fdbroker_object_list_t;
+
+/* A watch. Any thread may use it, several at once. */
+typedef struct fdbroker_object_watch fdbroker_object_watch_t;
+
+/* One object, to be made. */
+typedef struct fdbroker_new_object {
+  /* sizeof(fdbroker_new_object_t), set by the caller; in an array: of the first one, for all. */
+  uint64_t struct_size;
+  const char *name;              /* 1 to 255 bytes of UTF-8, NUL-terminated; "/" by habit. */
+  uint64_t size_bytes;           /* Its size in bytes; may be 0. */
+  const void *bytes;             /* fdbroker_object_put(): what it is to be. Else NULL. */
+  const void *metadata;          /* Opaque; the library copies it. */
+  uint64_t metadata_bytes;       /* The number of these bytes, at most 4096. */
+  /* With FDBROKER_OBJECT_EXPECT: the version that the name must have when the group is sealed; 0: none. */
+  uint64_t expect;
+  /* With FDBROKER_OBJECT_AT: where in the group's memory it begins, in bytes. Else behind the one before, aligned. */
+  uint64_t offset;
+  uint32_t flags;                /* FDBROKER_OBJECT_EXPECT and FDBROKER_OBJECT_AT, combined by |. */
+  uint32_t reserved;
+} fdbroker_new_object_t;
+
+/* How objects are made, got or touched. Zero but struct_size, or NULL: host memory, names of the user, which must be free. */
+typedef struct fdbroker_object_options {
+  uint64_t struct_size;          /* sizeof(fdbroker_object_options_t), set by the caller. */
+  uint32_t flags;                /* FDBROKER_OBJECT_*, combined by |. */
+  /* To make: FDBROKER_PLACE_*. To get: FDBROKER_PLACE_CUDA or FDBROKER_PLACE_LEVEL_ZERO opens GPU memory for this device. */
+  uint32_t place;
+  uint32_t device;               /* The device's ordinal. */
+  int32_t fd;                    /* FDBROKER_PLACE_FD: the fd, which the caller keeps. */
+  /* With FDBROKER_OBJECT_KEEP: how long the group lives after its last use, in ms; 0: as long as the broker allows. */
+  uint64_t ttl_ms;
+  uint64_t room_bytes;           /* To make: bytes of memory beside those of the objects, for fdbroker_object_add(). */
+  /* FDBROKER_PLACE_FD: kind, size_bytes, fd_offset, device and driver data of that memory. A memfd is sealed against writing
+   * when the group is. */
+  const fdbroker_allocation_t *memory;
+} fdbroker_object_options_t;
+
+/* An object that was got, to be given back once by fdbroker_object_release(). */
+typedef struct fdbroker_object {
+  /* sizeof(fdbroker_object_t), set by the caller; in an array: of the first one, the library sets the others. */
+  uint64_t struct_size;
+  const void *ptr;               /* Its bytes, for reading; NULL: memory of a device. Not mapped in a forked child. */
+  uint64_t size_bytes;           /* Its size in bytes. */
+  uint64_t version;              /* Given when its group was sealed, above all versions before. */
+  const void *metadata;          /* All of its metadata; good until the release. */
+  uint64_t metadata_bytes;       /* The number of these bytes. */
+  uint64_t device_ptr;           /* Its address on the device that it was opened for; 0: host memory. */
+  uint64_t object;               /* For the library; 0: none. */
+  uint32_t kind;                 /* FDBROKER_KIND_*. */
+  uint32_t slot;
+  uint32_t generation;
+  uint32_t reserved;
+} fdbroker_object_t;
+
+/* What is known of an object. */
+typedef struct fdbroker_object_info {
+  /* sizeof(fdbroker_object_info_t), set by the caller; in an array: of the first one, the library sets the others. */
+  uint64_t struct_size;
+  char name[256];                /* Its name, NUL-terminated. */
+  uint64_t version;              /* Its version; 0 while it is being made. */
+  uint64_t size_bytes;           /* Its size in bytes. */
+  uint64_t offset;               /* Where in its group's memory it begins, in bytes. */
+  uint64_t group;                /* Its group's number. */
+  uint64_t group_bytes;          /* The size of its group's memory, in bytes. */
+  uint64_t age_ms;               /* Since it was sealed, or its group was begun. */
+  uint64_t ttl_left_ms;          /* Left to its group if nobody uses it; UINT64_MAX: no end by time. */
+  uint32_t state;                /* FDBROKER_OBJECT_IS_*; 0: nothing is known of the name. */
+  /* FDBROKER_OBJECT_KEEP, PIN, EVICTABLE, COOPERATIVE and CREATOR_GONE, combined by |. */
+  uint32_t flags;
+  uint32_t kind;                 /* FDBROKER_KIND_*. */
+  uint32_t metadata_bytes;       /* The number of bytes of its metadata: fdbroker_object_metadata() copies them. */
+  uint32_t group_names;          /* Names that its group has. */
+  uint32_t leases;               /* Leases of its group. */
+  uint32_t creator_pid;          /* Its creator's pid as the broker sees it. */
+  uint32_t slot;
+  uint32_t generation;
+  uint32_t reserved;
+} fdbroker_object_info_t;
+
+/* What has happened to a name. */
+typedef struct fdbroker_object_event {
+  uint64_t struct_size;          /* sizeof(fdbroker_object_event_t), set by the caller. */
+  char name[256];                /* The name, NUL-terminated; "" for FDBROKER_WATCH_LOST. */
+  uint64_t version;              /* The version that was sealed, or is gone; 0 of one that was being made. */
+  uint32_t event;                /* FDBROKER_WATCH_*; 0: none. */
+  uint32_t reserved;
+} fdbroker_object_event_t;
+
+/* Begins a group of count objects, at most 253: memory for them, writable by this process alone, and charged from now on.
+ * Others see that the names are being made. Write the objects (fdbroker_object_data(), fdbroker_object_write()), seal the
+ * group, and give it back by fdbroker_object_close(), which gives up one that is not sealed. options NULL: all defaults. On
+ * failure *group is NULL.
+ *
+ * Host memory is a memfd that this call makes, sizes and allocates, so that this process's cgroup pays for its pages. The
+ * group keeps one fd open in this process until it is sealed.
+ *
+ * Errors: FDBROKER_EXISTS (a name is in use or being made, without FDBROKER_OBJECT_REPLACE or FDBROKER_OBJECT_EXPECT),
+ * FDBROKER_TOO_LONG (a name, metadata, or too many objects), FDBROKER_BAD_HANDLE (a name that cannot be, two of one name,
+ * objects outside the memory), FDBROKER_NO_QUOTA, FDBROKER_NOT_SUPPORTED (the place is absent here, the broker has no
+ * objects, objects of a job are to be kept or pinned, or inside a callback), FDBROKER_UNSUPPORTED_FD,
+ * FDBROKER_LOCAL_FD_LIMIT, FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT. */
+fdbroker_code_t fdbroker_object_create(fdbroker_t *broker, size_t count, const fdbroker_new_object_t *objects,
+    const fdbroker_object_options_t *options, uint32_t deadline_ms, fdbroker_object_group_t **group);
+
+/* Adds count objects to a group, all of them or none, in the room that options->room_bytes has left. They are counted on
+ * from those before.
+ *
+ * Errors: those of fdbroker_object_create(); FDBROKER_SEALED, FDBROKER_ABORTED (the broker that had the group is gone). */
+fdbroker_code_t fdbroker_object_add(fdbroker_object_group_t *group, size_t count,
+    const fdbroker_new_object_t *objects, uint32_t deadline_ms);
+
+/* The bytes of object index (from 0) of a host group: *ptr, all 0 at first, to be written until the seal; *size_bytes, unless
+ * NULL, is their number. Never waits.
+ *
+ * Errors: FDBROKER_BAD_HANDLE (no such object), FDBROKER_NOT_SUPPORTED (GPU or foreign memory), FDBROKER_SEALED,
+ * FDBROKER_ABORTED, FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. *ptr is NULL then. */
+fdbroker_code_t fdbroker_object_data(fdbroker_object_group_t *group, size_t index, void **ptr,
+    uint64_t *size_bytes);
+
+/* The address of object index (from 0) of a group on a device. Good until the seal. Never waits.
+ *
+ * Errors: those of fdbroker_object_data(); FDBROKER_NOT_SUPPORTED: no memory of a device. *device_ptr is 0 then. */
+fdbroker_code_t fdbroker_object_device_ptr(fdbroker_object_group_t *group, size_t index,
+    uint64_t *device_ptr);
+
+/* Copies count bytes into object index (from 0) at offset, of whatever memory but foreign.
+ *
+ * Errors: those of fdbroker_object_data(); FDBROKER_BAD_HANDLE: out of bounds; FDBROKER_INTERNAL: the driver's words. */
+fdbroker_code_t fdbroker_object_write(fdbroker_object_group_t *group, size_t index, uint64_t offset,
+    const void *bytes, size_t count);
+
+/* Seals a group: from one moment on all its names lead to its objects, with one version (*version, unless NULL), and nobody can
+ * write them any more: pointers of fdbroker_object_data() must not be used. A group on a device waits for all work of its
+ * context first (Level Zero: for none).
+ *
+ * After FDBROKER_SEALED_BUSY the group is as before: unmap what is still mapped (a child of fork(2) may have it, or another
+ * mapping of the fd), and seal again. After FDBROKER_EXISTS, FDBROKER_VERSION and FDBROKER_NO_QUOTA it can be sealed again,
+ * and not be written any more.
+ *
+ * Errors: also FDBROKER_SEALED (it is), FDBROKER_ABORTED (the broker that had it is gone), FDBROKER_TIMED_OUT (it may be sealed
+ * all the same), FDBROKER_NOT_CONNECTED, FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT. */
+fdbroker_code_t fdbroker_object_seal(fdbroker_object_group_t *group, uint32_t deadline_ms, uint64_t *version);
+
+/* The same for a group on a device, waiting for this work alone: what is FDBROKER_WORK_*, work the driver's handle.
+ *
+ * Errors: those of fdbroker_object_seal(); FDBROKER_NOT_SUPPORTED: host memory, or the driver has no such wait. */
+fdbroker_code_t fdbroker_object_seal_after(fdbroker_object_group_t *group, uint32_t what, void *work,
+    uint32_t deadline_ms, uint64_t *version);
+
+/* Gives a group back: one that is not sealed is given up, and nothing of it is charged any more. Never waits; also inside a
+ * callback. NULL: does nothing. Must come before fdbroker_close(). */
+fdbroker_code_t fdbroker_object_close(fdbroker_object_group_t *group);
+
+/* Makes count host objects of the bytes that objects[i].bytes points to, in groups of at most 253: those of a group can be had
+ * from one moment on. *versions, unless NULL, get count versions, in the order of the objects; 0 of those that were not made
+ * (the groups before the one that failed are made). options NULL: all defaults; place is FDBROKER_PLACE_HOST.
+ *
+ * Errors: those of fdbroker_object_create() and fdbroker_object_seal(). */
+fdbroker_code_t fdbroker_object_put(fdbroker_t *broker, size_t count, const fdbroker_new_object_t *objects,
+    const fdbroker_object_options_t *options, uint32_t deadline_ms, uint64_t *versions);
+
+/* Gets count objects (1 to 253) of one moment, all or none: never two versions of a group mixed. Waits until they are sealed,
+ * until the deadline at most. Each is filled in in the order of the names and given back by fdbroker_object_release(). Objects
+ * of one group share one mapping, which stays until the last is given back. options NULL: all defaults. On failure all
+ * elements of objects are zero but struct_size.
+ *
+ * options->flags may have FDBROKER_OBJECT_JOB, and FDBROKER_OBJECT_CACHED for one object that is asked for again and again: it is
+ * had without a message while its name still leads to it, if it is the only one of its group. options->place and device:
+ * where GPU memory is opened; without them CUDA memory is opened for the device with the maker's ordinal, and Level Zero's
+ * is mapped for the CPU.
+ *
+ * Errors: FDBROKER_NOT_FOUND, FDBROKER_NOT_SEALED (deadline_ms is 0), FDBROKER_TIMED_OUT (fdbroker_last_error() says whether the
+ * name is unknown, or which process makes it), FDBROKER_TOO_LONG, FDBROKER_AGAIN (in more groups than one answer may have fds),
+ * FDBROKER_NO_QUOTA, FDBROKER_LOCAL_FD_LIMIT (nothing lost: retry), FDBROKER_NOT_SUPPORTED (GPU memory without a driver; inside a
+ * callback), FDBROKER_BAD_HANDLE (what cannot be a name), FDBROKER_INTERNAL (no addresses), FDBROKER_NOT_CONNECTED,
+ * FDBROKER_INVALID_ARGUMENT. */
+fdbroker_code_t fdbroker_object_get(fdbroker_t *broker, size_t count, const char *const *names,
+    const fdbroker_object_options_t *options, uint32_t deadline_ms, fdbroker_object_t *objects);
+
+/* Copies out count bytes from offset of an object, of whatever memory: a device's, too.
+ *
+ * Errors: FDBROKER_BAD_HANDLE (out of bounds; or given back before), FDBROKER_INTERNAL (the driver's words),
+ * FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. */
+fdbroker_code_t fdbroker_object_read(fdbroker_t *broker, const fdbroker_object_t *object, uint64_t offset,
+    void *into, size_t count);
+
+/* 1 when the group of an object still has a name (of one that is the only object of its group: when its name still leads to it),
+ * and the broker lives and counts this use of it; else 0, also for NULL, for an object given back, and in a forked child. The
+ * bytes stay as they are in any case. Makes no system call. */
+int32_t fdbroker_object_is_current(fdbroker_t *broker, const fdbroker_object_t *object);
+
+/* Gives an object back and zeroes the struct but struct_size; pointers into it must not be used any more. Never waits; also
+ * inside a callback. Give each object back once, not also a copy of its struct.
+ *
+ * Errors: FDBROKER_BAD_HANDLE (given back before, or none; nothing changes), FDBROKER_NOT_CONNECTED (in a forked child: the
+ * object is the parent's), FDBROKER_INVALID_ARGUMENT. */
+fdbroker_code_t fdbroker_object_release(fdbroker_t *broker, fdbroker_object_t *object);
+
+/* Gives up the objects that FDBROKER_OBJECT_CACHED keeps and nobody uses. *count, unless NULL, is their number. Also inside a
+ * callback.
+ *
+ * Errors: FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. */
+fdbroker_code_t fdbroker_object_empty_cache(fdbroker_t *broker, uint64_t *count);
+
+/* Takes the names from count objects. Readers keep the memory; it goes with the last of them and the last name of its group.
+ * versions[i] is the version that it must have, 0: any; versions NULL: any. Fills all codes (codes may be NULL); answers
+ * FDBROKER_OK when all were deleted, else the first failure. flags: FDBROKER_OBJECT_JOB or 0.
+ *
+ * Errors: FDBROKER_NOT_FOUND, FDBROKER_NOT_SEALED (its maker can give it up), FDBROKER_VERSION, FDBROKER_BAD_HANDLE and
+ * FDBROKER_TOO_LONG (what cannot be a name: then none is deleted), FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED,
+ * FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT. */
+fdbroker_code_t fdbroker_object_delete(fdbroker_t *broker, size_t count, const char *const *names,
+    const uint64_t *versions, uint32_t flags, uint32_t deadline_ms, fdbroker_code_t *codes);
+
+/* Counts as a use of the groups of count names, and sets what keeps them: options->flags are FDBROKER_OBJECT_JOB, KEEP (with
+ * ttl_ms), PIN or UNPIN. A new process of the same user takes over kept objects so, by name. Fills all codes (codes may be
+ * NULL); answers FDBROKER_OK when all were touched, else the first failure.
+ *
+ * Errors: FDBROKER_NOT_FOUND, FDBROKER_NOT_SEALED, FDBROKER_NO_QUOTA, FDBROKER_NOT_SUPPORTED (of a job; inside a callback),
+ * FDBROKER_NOT_PERMITTED, and those of fdbroker_object_delete(). */
+fdbroker_code_t fdbroker_object_touch(fdbroker_t *broker, size_t count, const char *const *names,
+    const fdbroker_object_options_t *options, uint32_t deadline_ms, fdbroker_code_t *codes);
+
+/* Says what is known of count names, in their order; state is 0 where nothing is. flags: FDBROKER_OBJECT_JOB or 0. On failure all
+ * elements of infos are zero but struct_size.
+ *
+ * Errors: FDBROKER_BAD_HANDLE and FDBROKER_TOO_LONG (what cannot be a name), FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED,
+ * FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT. */
+fdbroker_code_t fdbroker_object_stat(fdbroker_t *broker, size_t count, const char *const *names,
+    uint32_t flags, uint32_t deadline_ms, fdbroker_object_info_t *infos);
+
+/* Copies the metadata of an object: at most room bytes, to buffer. *bytes, unless NULL, is how many it has (at most 4096).
+ * flags: FDBROKER_OBJECT_JOB or 0.
+ *
+ * Errors: FDBROKER_NOT_FOUND, FDBROKER_TOO_LONG (the room is too small: what fits is copied), and those of
+ * fdbroker_object_stat(). */
+fdbroker_code_t fdbroker_object_metadata(fdbroker_t *broker, const char *name, uint32_t flags,
+    uint32_t deadline_ms, void *buffer, size_t room, uint64_t *bytes);
+
+/* Begins to list the names that begin with prefix ("": all), in the order of their bytes, those being made included. It asks the
+ * broker page by page, so names that come or go meanwhile may be in it or not. deadline_ms is for all pages. To be given back
+ * by fdbroker_object_list_close(). flags: FDBROKER_OBJECT_JOB or 0. On failure *list is NULL.
+ *
+ * Errors: FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. fdbroker_object_list_next() answers all others. */
+fdbroker_code_t fdbroker_object_list(fdbroker_t *broker, const char *prefix, uint32_t flags,
+    uint32_t deadline_ms, fdbroker_object_list_t **list);
+
+/* The next of a list: *has_one is 1 and *info says what is known of it; or *has_one is 0 and the list is over. After an error it is
+ * over, too.
+ *
+ * Errors: FDBROKER_TOO_LONG (the prefix), FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED, FDBROKER_NOT_SUPPORTED (inside a callback),
+ * FDBROKER_INVALID_ARGUMENT. */
+fdbroker_code_t fdbroker_object_list_next(fdbroker_object_list_t *list, fdbroker_object_info_t *info,
+    int32_t *has_one);
+
+/* Gives a list back. NULL: does nothing. Must come before fdbroker_close(). */
+fdbroker_code_t fdbroker_object_list_close(fdbroker_object_list_t *list);
+
+/* From now on tells what happens to names that begin with prefix ("": all), in its order: fdbroker_object_watch_next(). What nobody
+ * reads in time is lost, and so is what happens while there is no broker: FDBROKER_WATCH_LOST says so. To be given back by
+ * fdbroker_object_watch_close(). flags: FDBROKER_OBJECT_JOB or 0. On failure *watch is NULL.
+ *
+ * Errors: FDBROKER_NO_QUOTA (too many), FDBROKER_TOO_LONG, FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED, FDBROKER_NOT_SUPPORTED (inside a
+ * callback), FDBROKER_INVALID_ARGUMENT. */
+fdbroker_code_t fdbroker_object_watch(fdbroker_t *broker, const char *prefix, uint32_t flags,
+    uint32_t deadline_ms, fdbroker_object_watch_t **watch);
+
+/* The next event, waiting for it until the deadline. FDBROKER_AGAIN: none has come; event->event is 0 and fdbroker_last_error()
+ * stays as it was.
+ *
+ * Errors: FDBROKER_NOT_CONNECTED (no broker: later calls go on when it is back, with FDBROKER_WATCH_LOST first),
+ * FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT. */
+fdbroker_code_t fdbroker_object_watch_next(fdbroker_object_watch_t *watch, uint32_t deadline_ms,
+    fdbroker_object_event_t *event);
+
+/* Ends a watch. Never waits. NULL: does nothing. Must come before fdbroker_close(). */
+fdbroker_code_t fdbroker_object_watch_close(fdbroker_object_watch_t *watch);
+
 /* ---- Without waiting ------------------------------------------------------------------------------------ */
 
 /* A request under way. Only one thread at a time may use it. */
@@ -782,6 +1111,21 @@ fdbroker_code_t fdbroker_register_start(fdbroker_t *broker, size_t count,
  * request. */
 fdbroker_code_t fdbroker_register_test(fdbroker_request_t *request, fdbroker_handle_t *handles,
     fdbroker_code_t *codes);
+
+/* Starts to get count objects, without waiting; names and options as for fdbroker_object_get() (not FDBROKER_OBJECT_CACHED).
+ * Otherwise as fdbroker_acquire_start(); fdbroker_object_get_test() makes progress.
+ *
+ * Errors: FDBROKER_NOT_CONNECTED, FDBROKER_TOO_LONG, FDBROKER_BAD_HANDLE (what cannot be a name), FDBROKER_INVALID_ARGUMENT. All others
+ * come from fdbroker_object_get_test(). */
+fdbroker_code_t fdbroker_object_get_start(fdbroker_t *broker, size_t count, const char *const *names,
+    const fdbroker_object_options_t *options, uint32_t deadline_ms, fdbroker_request_t **request);
+
+/* Makes progress without waiting. FDBROKER_AGAIN: the request is still under way, and all elements of objects are zero but
+ * struct_size. Otherwise it is done and freed, and objects are as after fdbroker_object_get(); memory is opened inside this
+ * call. Also inside a callback.
+ *
+ * Errors: those of fdbroker_object_get(); FDBROKER_INVALID_ARGUMENT (the request stays as it was). */
+fdbroker_code_t fdbroker_object_get_test(fdbroker_request_t *request, fdbroker_object_t *objects);
 
 /* Cancels a request and frees it: the broker is told, and what it has got or still gets is given back (memory with a
  * base that is registered already stays so, and the next registration of it finds it). Never waits; also inside a

@@ -7,7 +7,8 @@ use crate::failure::Failure;
 use crate::gpus::Gpus;
 use crate::leases::Leases;
 use crate::notices::Notices;
-use fdbroker_client::{Client, Error, Exports, ImportCache};
+use crate::object_table::ObjectTable;
+use fdbroker_client::{Client, Error, Exports, ImportCache, Objects};
 use std::sync::Arc;
 use std::sync::atomic::AtomicPtr;
 
@@ -19,6 +20,9 @@ pub struct fdbroker_t {
     pub(crate) exports: Exports,
     pub(crate) cache: ImportCache,
     pub(crate) leases: Arc<Leases>,
+    pub(crate) object_table: Arc<ObjectTable>,
+    pub(crate) objects: Objects,
+    pub(crate) job_objects: Objects,
     pub(crate) callbacks: Arc<Callbacks>,
     /// Where the library thread serves recalls alone.
     pub(crate) notices: Option<Arc<Notices>>,

@@ -212,6 +212,9 @@ unsafe fn open(options: &fdbroker_options_t) -> Result<fdbroker_t, Failure> {
         exports: Exports::new(&client),
         cache: ImportCache::new(&client, settings),
         leases,
+        object_table: Arc::default(),
+        objects: client.objects(),
+        job_objects: client.objects().of_job(),
         callbacks,
         notices,
         client,
@@ -302,8 +305,9 @@ fn close(context: fdbroker_t) {
         logger::say(stats::of(&context));
     }
     let fdbroker_t { arenas, gpus, exports, cache, leases, client, .. } = context;
+    context.object_table.release_all();
     // Leases go before the connection, so that the broker need not find out what is left. All of these hold the client.
-    drop((cache, arenas));
+    drop((cache, arenas, context.objects, context.job_objects));
     gpus.close();
     drop((gpus, exports));
     leases.release_all();

@@ -262,6 +262,17 @@ fn unknown(act: &str, what: &str, value: u64) -> Failure {
     Failure::argument(format!("{act}: {what} is {value}, which fdbroker.h does not have"))
 }
 
+impl fdbroker_allocation_t {
+    /// What it says.
+    ///
+    /// # Safety
+    /// `driver_data` is NULL or points to `driver_data_len` bytes.
+    pub(crate) unsafe fn deposit(&self) -> Result<Deposit, Failure> {
+        // SAFETY: the caller's promise.
+        unsafe { deposit(self) }
+    }
+}
+
 /// The kind of a number.
 pub(crate) fn memory_kind(act: &str, kind: u32) -> Result<MemoryKind, Failure> {
     let known = u8::try_from(kind).ok().and_then(MemoryKind::from_number);

@@ -9,13 +9,18 @@ use crate::guard::guard;
 use crate::handle::{fdbroker_handle_t, many};
 use crate::import::{answers, fdbroker_import_t, mode, taken_apart};
 use crate::leases::Leases;
+use crate::object_get::{Taken, opening};
+use crate::object_table::ObjectTable;
+use crate::objects::{
+    FDBROKER_OBJECT_JOB, fdbroker_object_options_t, fdbroker_object_t, names_of, options_of,
+};
 use crate::register::{self, Refused, Wanted, fdbroker_allocation_t};
 use crate::slot::refuse_in_callback;
 use fdbroker_client::{
-    AcquireRequest, Deadline, Error, ErrorCode, ImportProgress, ImportRequest, Progress,
-    RegisterProgress, RegisterRequest,
+    AcquireRequest, Deadline, Error, ErrorCode, GetProgress, GetRequest, ImportProgress,
+    ImportRequest, Progress, RegisterProgress, RegisterRequest,
 };
-use std::ffi::c_int;
+use std::ffi::{c_char, c_int};
 use std::sync::Arc;
 
 /// A request under way. Only one thread at a time may use it.
@@ -29,6 +34,8 @@ enum What {
     Acquire(Option<AcquireRequest>, Arc<Leases>),
     /// The same inside `fdbroker_import_test`.
     Import(Option<ImportRequest<'static>>),
+    /// The same inside `fdbroker_object_get_test`.
+    Get(Option<GetRequest>, Arc<ObjectTable>),
     /// The same inside `fdbroker_register_test`.
     Register(Option<(RegisterRequest<'static>, Refused)>),
 }
@@ -61,13 +68,14 @@ unsafe fn place<'a>(
 /// The outcomes of a request that is done. FDBROKER_AGAIN says that it is not, and is CANCELLED here: who tested once
 /// more would use a request that is freed.
 fn ended<T>(outcomes: Vec<Result<T, Error>>) -> Vec<Result<T, Error>> {
-    let end = |mut error: Error| {
-        if error.code == ErrorCode::Again {
-            (error.code, error.status) = (ErrorCode::Cancelled, None);
-        }
-        error
-    };
     outcomes.into_iter().map(|outcome| outcome.map_err(end)).collect()
+}
+
+fn end(mut error: Error) -> Error {
+    if error.code == ErrorCode::Again {
+        (error.code, error.status) = (ErrorCode::Cancelled, None);
+    }
+    error
 }
 
 /// Starts to acquire count handles, without waiting. On success *request is a request, which ends when
@@ -258,6 +266,70 @@ pub unsafe extern "C" fn fdbroker_register_test(
         // SAFETY: made by fdbroker_register_start, and this is its last use.
         drop(unsafe { Box::from_raw(request) });
         answers.fill(Ok(refused.fill(ended(outcomes))))
+    })
+}
+
+/// Starts to get count objects, without waiting; names and options as for fdbroker_object_get() (not FDBROKER_OBJECT_CACHED).
+/// Otherwise as fdbroker_acquire_start(); fdbroker_object_get_test() makes progress.
+///
+/// Errors: FDBROKER_NOT_CONNECTED, FDBROKER_TOO_LONG, FDBROKER_BAD_HANDLE (what cannot be a name), FDBROKER_INVALID_ARGUMENT. All others
+/// come from fdbroker_object_get_test().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_object_get_start(
+    broker: *mut fdbroker_t,
+    count: usize,
+    names: *const *const c_char,
+    options: *const fdbroker_object_options_t,
+    deadline_ms: u32,
+    request: *mut *mut fdbroker_request_t,
+) -> fdbroker_code_t {
+    guard(|| {
+        // SAFETY: the caller's pointers, as the header states.
+        let (out, context, names, options) = unsafe {
+            let out = place(request)?;
+            let context = context(broker, "get objects")?;
+            (out, context, names_of(names, count)?, options_of(options, FDBROKER_OBJECT_JOB)?)
+        };
+        let from = opening(context, &options)?;
+        let started = from.get_start(&names, Deadline::from_ms(deadline_ms))?;
+        let what = What::Get(Some(started), Arc::clone(&context.object_table));
+        *out = Box::into_raw(Box::new(fdbroker_request_t { count, what }));
+        Ok(())
+    })
+}
+
+/// Makes progress without waiting. FDBROKER_AGAIN: the request is still under way, and all elements of objects are zero but
+/// struct_size. Otherwise it is done and freed, and objects are as after fdbroker_object_get(); memory is opened inside this
+/// call. Also inside a callback.
+///
+/// Errors: those of fdbroker_object_get(); FDBROKER_INVALID_ARGUMENT (the request stays as it was).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_object_get_test(
+    request: *mut fdbroker_request_t,
+    objects: *mut fdbroker_object_t,
+) -> fdbroker_code_t {
+    guard(|| {
+        // SAFETY: the caller's pointers, as the header states.
+        let this = unsafe { under_way(request) }?;
+        let What::Get(get, table) = &mut this.what else {
+            return Err(Failure::argument(
+                "request was not started by fdbroker_object_get_start()",
+            ));
+        };
+        // SAFETY: as above; as many as were started.
+        let mut out = unsafe { Taken::new(objects, this.count) }?;
+        let outcome = match get.take().expect("put back while under way").test() {
+            GetProgress::UnderWay(under_way) => {
+                *get = Some(under_way);
+                return Err(Failure::NotReady);
+            }
+            GetProgress::Done(outcome) => outcome,
+        };
+        let table = Arc::clone(table);
+        // SAFETY: made by fdbroker_object_get_start, and this is its last use.
+        drop(unsafe { Box::from_raw(request) });
+        out.fill(&table, outcome.map_err(end)?);
+        Ok(())
     })
 }
 

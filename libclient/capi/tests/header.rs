@@ -7,7 +7,7 @@
 use std::path::Path;
 
 /// Heading and source files of each section.
-const SECTIONS: [(&str, &[&str]); 12] = [
+const SECTIONS: [(&str, &[&str]); 13] = [
     ("Errors and versions", &["errors"]),
     ("Open and close", &["context", "open"]),
     ("The handle", &["handle"]),
@@ -17,6 +17,7 @@ const SECTIONS: [(&str, &[&str]); 12] = [
     ("GPU memory", &["gpu", "pool"]),
     ("Consumers: fds and leases", &["acquire"]),
     ("Consumers: memory, through the import cache", &["import", "opener", "suspend"]),
+    ("Named objects", &["objects", "object_make", "object_get", "object_names", "object_watch"]),
     ("Without waiting", &["request"]),
     ("Events: recalls, notices, dispatch", &["callbacks", "events"]),
     ("Counters", &["stats"]),

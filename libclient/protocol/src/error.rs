@@ -127,6 +127,8 @@ wire_enum! {
         KindMismatch = 12, "fd of another type than the memory kind claimed";
         /// A memfd without F_SEAL_GROW, deposited for more than its uid.
         GrowableMemfd = 13, "memfd without F_SEAL_GROW, shared beyond its uid";
+        /// A memfd for objects that has F_SEAL_SEAL, but not all that a seal of its group needs.
+        FinalMemfd = 14, "memfd that can be sealed no further (F_SEAL_SEAL)";
     }
 }
 

@@ -53,18 +53,24 @@ fn refusal(errno: nix::Error) -> ErrorCode {
     }
 }
 
-/// A memfd of `len` bytes that nobody can shrink, grow or seal any more. memfd_create(2), F_ADD_SEALS.
+/// A memfd of `len` bytes that nobody can shrink, grow or seal any more. F_ADD_SEALS.
 pub(crate) fn sealed(name: &CStr, len: usize) -> Result<OwnedFd, Error> {
+    let fd = unsealed(name, len)?;
+    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+    fcntl(&fd, FcntlArg::F_ADD_SEALS(seals))
+        .map_err(|errno| Error::os(ErrorCode::Internal, "F_ADD_SEALS", errno))?;
+    Ok(fd)
+}
+
+/// A memfd of `len` bytes that can be sealed. memfd_create(2).
+pub(crate) fn unsealed(name: &CStr, len: usize) -> Result<OwnedFd, Error> {
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
     let fd = memfd_create(name, flags)
         .map_err(|errno| Error::os(refusal(errno), "memfd_create", errno))?;
-    let internal =
-        |what: &'static str| move |errno: nix::Error| Error::os(ErrorCode::Internal, what, errno);
-    let size = i64::try_from(len).map_err(|_| internal("ftruncate")(nix::Error::EFBIG))?;
+    let internal = |errno: nix::Error| Error::os(ErrorCode::Internal, "ftruncate", errno);
+    let size = i64::try_from(len).map_err(|_| internal(nix::Error::EFBIG))?;
     check_file_size(len)?;
-    ftruncate(&fd, size).map_err(internal("ftruncate"))?;
-    let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
-    fcntl(&fd, FcntlArg::F_ADD_SEALS(seals)).map_err(internal("F_ADD_SEALS"))?;
+    ftruncate(&fd, size).map_err(internal)?;
     Ok(fd)
 }
 

@@ -9,6 +9,7 @@ pub(crate) mod host;
 pub(crate) mod isolated;
 pub mod level_zero;
 mod memfd;
+pub(crate) mod object_file;
 mod pool;
 mod ranges;
 mod registering;
@@ -17,7 +18,8 @@ mod udmabuf;
 use crate::error::Error;
 use fdbroker_protocol::ErrorCode;
 
-pub use device::{DeviceBuffer, DeviceImport};
+pub(crate) use device::MemoryDevice;
+pub use device::{DeviceBuffer, DeviceImport, MakersWork};
 pub use host::HostMemory;
 pub use isolated::IsolatedMemory;
 pub use pool::{MemoryBackend, Pool, PoolExport};

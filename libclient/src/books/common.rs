@@ -4,7 +4,7 @@
 use super::holdings::{Ending, Holdings};
 use super::one_way::{OneWay, OwnerKey, Unregister};
 use super::page::PageRegion;
-use super::roles::{Dispatcher, LeaseWatcher, MemoryOwner, Registrant};
+use super::roles::{Dispatcher, LeaseWatcher, MemoryOwner, ObjectWatcher, Registrant};
 use super::wake::Wake;
 use super::window::Window;
 use crate::deposit::{Deposit, RegistrationRef};
@@ -25,6 +25,7 @@ pub(crate) struct Common {
     pub owners: Parties<dyn MemoryOwner>,
     pub watchers: Parties<dyn LeaseWatcher>,
     pub registrants: Parties<dyn Registrant>,
+    pub watches: Parties<dyn ObjectWatcher>,
     has_recall_callback: bool,
     /// How many fds the broker may hold for this client by its own will; 0: no bound.
     pub max_held_fds: u32,
@@ -69,6 +70,7 @@ impl Common {
             owners: Parties::default(),
             watchers: Parties::default(),
             registrants: Parties::default(),
+            watches: Parties::default(),
             max_held_fds,
             has_recall_callback,
             dispatcher: OnceLock::new(),

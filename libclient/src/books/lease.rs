@@ -30,13 +30,13 @@ pub struct Lease {
 type Word = Option<(Arc<dyn Line>, OneWay)>;
 
 impl Lease {
-    /// Of what was granted for a handle over connection `epoch`, its fd open.
+    /// Of what was granted for a handle, or for the name of an object, over connection `epoch`, its fd open.
     pub(crate) fn new(
         common: &Arc<Common>,
         epoch: u64,
         number: u64,
         id: AllocationId,
-        handle: HandlePrefix,
+        handle: Option<HandlePrefix>,
     ) -> Self {
         let (key, mark) = common.holdings.enter_lease(epoch, number, handle);
         let common = Arc::clone(common);
@@ -54,8 +54,8 @@ impl Lease {
         self.id
     }
 
-    /// What it was granted for.
-    pub(crate) fn handle(&self) -> HandlePrefix {
+    /// What it was granted for; `None`: for the name of an object.
+    pub(crate) fn handle(&self) -> Option<HandlePrefix> {
         self.common.holdings.handle_of(self.key)
     }
 
@@ -239,7 +239,7 @@ mod tests {
             device: 0,
         };
         let handle = NodeKey::from_bytes([7; 32]).seal(42, &fields).prefix;
-        let granted = |number| Lease::new(&common, 1, number, ID, handle);
+        let granted = |number| Lease::new(&common, 1, number, ID, Some(handle));
         let [open, mut mapped, mut ended] = [1, 2, 3].map(granted);
         mapped.mapped();
         ended.mapped();

@@ -4,6 +4,7 @@
 use super::holdings::LostRegistration;
 use super::one_way::OwnerKey;
 use crate::notice::Recall;
+use fdbroker_protocol::object::ObjectEvent;
 use fdbroker_protocol::{AllocationId, ErrorCode};
 use std::fmt::Debug;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -64,6 +65,18 @@ pub(crate) trait LeaseWatcher: Send + Sync + Debug {
 pub(crate) trait Registrant: Send + Sync + Debug {
     /// It has ended with its broker. Called before the page of the next broker is shown.
     fn lost(&self, registration: &LostRegistration);
+}
+
+/// What the application is told of the names of objects: watches.
+pub(crate) trait ObjectWatcher: Send + Sync + Debug {
+    /// It is for names that begin so.
+    fn prefix(&self) -> &str;
+    /// They are names of the job.
+    fn is_of_job(&self) -> bool;
+    /// Something has happened to a name with its prefix.
+    fn tell(&self, event: ObjectEvent, name: &str, version: u64);
+    /// The connection is lost: no more events come over it.
+    fn disconnected(&self);
 }
 
 /// Dispatch mode: serves on behalf of calls that wait.

@@ -180,7 +180,9 @@ impl Cold {
     /// While suspended: notes what is about to be closed.
     pub fn note_closed(&mut self, place: u32, access: Access, is_host: bool) {
         if self.suspended.is_some() {
-            let handle = self.lease(place).handle().into();
+            // The cache has imports of handles alone.
+            let Some(handle) = self.lease(place).handle() else { return };
+            let handle = handle.into();
             self.suspended.get_or_insert_default().push(Closed { handle, access, is_host });
         }
     }

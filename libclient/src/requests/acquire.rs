@@ -20,7 +20,7 @@ use std::time::Duration;
 
 /// What became of one handle in one reply.
 #[derive(Debug)]
-pub(super) enum Outcome {
+pub(crate) enum Outcome {
     Granted(Grant),
     /// Not ready: ask again.
     Again,
@@ -232,7 +232,7 @@ impl Request<'_> {
                 0 => DriverData::EMPTY,
                 len => blocks.next().map_or(DriverData::EMPTY, |b| DriverData::from_block(b, len)),
             };
-            outcome(connection, item, handle, driver_data, &mut arrived)
+            outcome(connection, item, Some(handle), driver_data, &mut arrived)
         });
         let taken = take(&mut outcomes);
         // Whatever the caller did not take is given back by its drop.
@@ -241,11 +241,11 @@ impl Request<'_> {
     }
 }
 
-/// The grant or the error of one item of a reply. A grant takes its fd from the fds that arrived.
-pub(super) fn outcome(
+/// The grant or the error of one item of a reply; of an object there is no handle. A grant takes its fd from the fds that arrived.
+pub(crate) fn outcome(
     connection: &Connection,
     item: &GrantItem,
-    handle: HandlePrefix,
+    handle: Option<HandlePrefix>,
     driver_data: DriverData,
     arrived: &mut Arrived,
 ) -> Outcome {
@@ -301,7 +301,7 @@ impl Outcome {
 
 /// The fds of one reply by their index. The kernel installs them in order, so those that did not fit
 /// are the last ones. The first is kept apart: a reply of one allocates nothing.
-pub(super) struct Arrived {
+pub(crate) struct Arrived {
     announced: usize,
     count: usize,
     first: Option<OwnedFd>,
@@ -317,7 +317,7 @@ enum Fd {
 }
 
 impl Arrived {
-    pub(super) fn new(fds: &mut dyn Iterator<Item = OwnedFd>, announced: usize) -> Self {
+    pub(crate) fn new(fds: &mut dyn Iterator<Item = OwnedFd>, announced: usize) -> Self {
         let first = fds.next();
         let others: Vec<_> = fds.map(Some).collect();
         Arrived { announced, count: usize::from(first.is_some()) + others.len(), first, others }

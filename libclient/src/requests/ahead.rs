@@ -61,7 +61,7 @@ pub(crate) fn take(connection: &Connection, handle: &Handle) -> Option<Result<Gr
         _ => DriverData::EMPTY,
     };
     let mut arrived = Arrived::new(&mut taken.fd.into_iter(), message.fd_count.into());
-    match outcome(connection, item, handle.prefix, driver_data, &mut arrived) {
+    match outcome(connection, item, Some(handle.prefix), driver_data, &mut arrived) {
         Outcome::Granted(grant) => Some(Ok(grant)),
         no_room @ Outcome::NoRoom => Some(Err(no_room.into_error(handle))),
         Outcome::Again | Outcome::Refused(_) => None,

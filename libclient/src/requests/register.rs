@@ -132,14 +132,18 @@ fn register_some(
 }
 
 /// Credits for a message.
-struct Claimed {
+pub(crate) struct Claimed {
     count: usize,
     /// Deposits that will most likely follow if the program exports one by one.
     row: usize,
 }
 
 /// Claims 1 to `wanted` credits (at most one message's), asking the broker when there are none.
-fn claim(connection: &Connection, wanted: usize, deadline: Deadline) -> Result<Claimed, Error> {
+pub(crate) fn claim(
+    connection: &Connection,
+    wanted: usize,
+    deadline: Deadline,
+) -> Result<Claimed, Error> {
     let mut row = 0;
     let most = wanted.min(connection.facts.max_batch);
     let most = u32::try_from(most).expect("at most 253");

@@ -15,6 +15,7 @@ use crate::wire::handshake::{Greeted, Greeting};
 use crate::wire::poll::{came, poll_many};
 use fdbroker_protocol::limits::MAX_MESSAGE_BYTES;
 use fdbroker_protocol::message::{DrainedItem, GoingAway, LeaseItem, RecallItem, RevokedItem};
+use fdbroker_protocol::object::{ObjectEvent, ObjectEventItem};
 use fdbroker_protocol::{AllocationId, DecodeError, ErrorCode, Kind, Message};
 use fdbroker_scm::{ReceivedFds, RecvError};
 use nix::poll::{PollFd, PollFlags};
@@ -341,6 +342,7 @@ impl Server {
                 let reason = message.body_as::<GoingAway>()?.reason.get();
                 tell(session, Notice::GoingAway { reason });
             }
+            Kind::ObjectEvents => tell_watches(connection, &message)?,
             kind => return Err(DecodeError::Unexpected(kind)),
         }
         Ok(())
@@ -404,6 +406,9 @@ impl Server {
         for owner in session.common.owners.all() {
             owner.disconnected();
         }
+        for watch in session.common.watches.all() {
+            watch.disconnected();
+        }
         tell(session, Notice::Disconnected);
     }
 
@@ -441,6 +446,20 @@ fn drained(session: &Session, item: &DrainedItem) {
     let id = allocation(item.slot.get(), item.generation.get());
     session.common.holdings.forget(id);
     tell(session, Notice::Drained { id, owner_allocation_id, base });
+}
+
+/// Each event goes to the watches for its name; that some were lost, to all.
+fn tell_watches(connection: &Connection, message: &Message<'_>) -> Result<(), DecodeError> {
+    let watches = connection.common.watches.all();
+    for (item, name, _) in message.named::<ObjectEventItem>()? {
+        let event = ObjectEvent::from_number(item.event);
+        let (Some(event), Ok(name)) = (event, std::str::from_utf8(name)) else { continue };
+        let is_for_all = event == ObjectEvent::Lost;
+        for watch in watches.iter().filter(|it| is_for_all || name.starts_with(it.prefix())) {
+            watch.tell(event, name, item.version.get());
+        }
+    }
+    Ok(())
 }
 
 fn tell(session: &Session, notice: Notice) {

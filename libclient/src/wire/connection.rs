@@ -16,7 +16,7 @@ use crate::books::holdings::LostRegistration;
 use crate::books::one_way::{Line, OneWay};
 use crate::books::page::PageFacts;
 use crate::error::Error;
-use crate::limits::{MAX_ABANDONED, MAX_UNREGISTERS_UNDERWAY, READ_SLICE};
+use crate::limits::{MAX_ABANDONED, MAX_ABORTS_UNDERWAY, MAX_UNREGISTERS_UNDERWAY, READ_SLICE};
 use crate::own_fds::OwnFd;
 use crate::sync::lock;
 use fdbroker_protocol::MAX_BATCH;
@@ -287,6 +287,7 @@ impl Connection {
         if !outbox.is_empty() {
             outbox.flush(self.socket.as_fd())?;
         }
+        self.flush_aborts(outbox)?;
         loop {
             let items = outbox.next_unregisters();
             if items.is_empty() {
@@ -307,6 +308,29 @@ impl Connection {
             // Nobody may be reading: the thread that serves then does.
             self.common.wake.kick();
         }
+    }
+}
+
+impl Connection {
+    /// Sends the aborts that are queued; the broker answers them, and nobody waits for that.
+    fn flush_aborts(&self, outbox: &mut Outbox) -> Result<(), SendError> {
+        while outbox.next_abort().is_some() {
+            let mut inbox = lock(&self.inbox);
+            if inbox.dead || inbox.abandoned() >= MAX_ABORTS_UNDERWAY {
+                return Ok(());
+            }
+            let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+            // Before the send: the reply may be read by another thread.
+            inbox.owe(id, Vec::new());
+            drop(inbox);
+            if let Err(error) = outbox.send_abort(self.socket.as_fd(), id) {
+                let _ = lock(&self.inbox).addressee(id);
+                return Err(error);
+            }
+            // Nobody may be reading: the thread that serves then does.
+            self.common.wake.kick();
+        }
+        Ok(())
     }
 }
 

@@ -6,6 +6,7 @@ use crate::books::one_way::{OneWay, Unregister};
 use crate::limits::MAX_QUEUED_ONE_WAY;
 use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
 use fdbroker_protocol::message::{AllocationItem, LeaseItem};
+use fdbroker_protocol::object::ObjectGroup;
 use fdbroker_protocol::{Kind, MAX_BATCH, Writer};
 use fdbroker_scm::SendError;
 use std::collections::VecDeque;
@@ -19,6 +20,7 @@ pub(crate) struct Outbox {
     mapped: VecDeque<u64>,
     released: VecDeque<u64>,
     cancels: VecDeque<u64>,
+    aborts: VecDeque<u64>,
     unregisters: VecDeque<Unregister>,
     unregisters_posted: u64,
     complete: bool,
@@ -36,6 +38,7 @@ impl Outbox {
                 self.released.push_back(lease);
             }
             OneWay::Cancel(id) => self.cancels.push_back(id),
+            OneWay::Abort(group) => self.aborts.push_back(group),
             OneWay::Complete => self.complete = true,
             OneWay::Unregister(item) => {
                 self.unregisters.push_back(item);
@@ -57,6 +60,7 @@ impl Outbox {
             + self.mapped.len()
             + self.released.len()
             + self.cancels.len()
+            + self.aborts.len()
             + self.unregisters.len()
     }
 
@@ -70,7 +74,7 @@ impl Outbox {
         self.len() == 0
     }
 
-    /// Sends what is queued but unregisters, without waiting. `mapped` goes before `released`: both may be of one lease.
+    /// Sends what is queued but unregisters and aborts, without waiting. `mapped` goes before `released`: both may be of one lease.
     pub fn flush(&mut self, socket: BorrowedFd<'_>) -> Result<(), SendError> {
         if self.complete {
             self.writer.start(Kind::Complete, 0);
@@ -84,6 +88,20 @@ impl Outbox {
             fdbroker_scm::send(socket, self.writer.finish(0, 0), &[])?;
             self.cancels.pop_front();
         }
+        Ok(())
+    }
+
+    /// The group that is to be given up next.
+    pub fn next_abort(&self) -> Option<u64> {
+        self.aborts.front().copied()
+    }
+
+    /// Sends that as request `id`.
+    pub fn send_abort(&mut self, socket: BorrowedFd<'_>, id: u64) -> Result<(), SendError> {
+        let Some(group) = self.next_abort() else { return Ok(()) };
+        self.writer.start(Kind::ObjectAbort, id).push(&ObjectGroup { group: group.into() });
+        fdbroker_scm::send(socket, self.writer.finish(0, 0), &[])?;
+        self.aborts.pop_front();
         Ok(())
     }
 

@@ -14,6 +14,7 @@ use super::inbox::{Addressee, Owed, Parcel, Reader};
 use crate::books::one_way::{OneWay, Unregister};
 use crate::sync::lock;
 use fdbroker_protocol::message::{RegisterReplyHead, Registered};
+use fdbroker_protocol::object::ObjectCreated;
 use fdbroker_protocol::{DecodeError, Kind, Message, Status};
 use fdbroker_scm::{ReceivedFds, RecvError, SendError};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -121,6 +122,10 @@ impl Connection {
             && let Ok((head, _)) = message.head_and_items::<RegisterReplyHead, Registered>()
         {
             self.credits.answered(deposits, head.deposit_credits.get());
+        } else if message.kind == Kind::ObjectCreated
+            && let Ok(created) = message.body_as::<ObjectCreated>()
+        {
+            self.credits.answered(deposits, created.deposit_credits.get());
         } else if deposits > 0 {
             self.credits.failed(deposits);
         }
@@ -149,6 +154,18 @@ impl Connection {
                 self.post_all(made.map(|item| {
                     OneWay::Unregister(Unregister { id: item.handle.id(), key: None })
                 }));
+            }
+            Kind::ObjectGot => {
+                let grants = message.got()?.grants;
+                let granted = grants.iter().filter(|item| item.status.is_ok());
+                self.post_all(granted.map(|item| OneWay::Released(item.lease.get())));
+            }
+            Kind::ObjectCreated => {
+                self.post(OneWay::Abort(message.body_as::<ObjectCreated>()?.group.get()));
+            }
+            // Aborts that gathered meanwhile.
+            Kind::ObjectReply => {
+                self.flush_queued();
             }
             Kind::UnregisterReply => {
                 let statuses = message.items::<Status>()?;

@@ -16,6 +16,7 @@ mod isolated;
 mod level_zero;
 mod lifetime;
 mod memory;
+mod objects;
 mod process;
 mod remedies;
 mod requests;

@@ -27,6 +27,8 @@ const PARTS: &[Part] = &[
     ("crowded", crate::local_limit::play_crowded),
     ("importing", crate::cache::play_importing),
     ("comeback", crate::comeback::play),
+    ("objects", crate::objects::users::play),
+    ("objects of this user", crate::objects::users::play_own),
     ("hung file server", super::fuse_server::play),
     ("hung file depositor", super::fuse::play_depositor),
 ];

@@ -1,8 +1,8 @@
 //! What is said of objects to the core, and what it says of them. Plain data: must never hold an fd, a clock or an OS type.
 
 use crate::api::{Deposit, Now};
-use fdbroker_protocol::AllocationId;
 use fdbroker_protocol::object::ObjectState;
+use fdbroker_protocol::{AllocationId, MemoryKind};
 
 /// A group's number: slot in the low half, generation in the high half. Never 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -70,6 +70,17 @@ pub struct GotObject {
     pub place: (GroupId, u16),
 }
 
+/// The memory of a group in the making.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Making {
+    /// Its allocation.
+    pub allocation: AllocationId,
+    /// What it is.
+    pub kind: MemoryKind,
+    /// Where in the fd it ends, bytes.
+    pub end: u64,
+}
+
 /// What is known of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ObjectView<'a> {
@@ -89,6 +100,8 @@ pub struct ObjectView<'a> {
     pub group: GroupId,
     /// The group's allocation.
     pub allocation: AllocationId,
+    /// What that is.
+    pub kind: MemoryKind,
     /// Bytes of the group's memory.
     pub group_bytes: u64,
     /// Names that the group has.

@@ -149,7 +149,7 @@ impl Core {
     }
 
     /// The group of a number, if the client makes it.
-    fn making(&self, client: u32, group: GroupId) -> Result<u32, Status> {
+    pub(super) fn making(&self, client: u32, group: GroupId) -> Result<u32, Status> {
         let serial = self.clients[client].serial;
         let found = self.objects.groups.find(group);
         let its = found.filter(|number| self.objects.groups[*number].creator == (client, serial));

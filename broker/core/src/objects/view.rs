@@ -1,13 +1,13 @@
 //! What the core shows of objects, for lists and for requests about single names. Read only.
 
-use super::api::ObjectView;
+use super::api::{GroupId, Making, ObjectView};
 use super::groups::{Group, GroupState};
 use super::names::{Entry, NameScope, Place};
 use crate::Core;
 use crate::api::{ClientId, DomainKey};
 use crate::slots::NONE;
 use fdbroker_protocol::object::ObjectState;
-use fdbroker_protocol::{AllocationId, Status};
+use fdbroker_protocol::{AllocationId, MemoryKind, Status};
 
 impl Group {
     /// The version of its objects; 0 while they are in the making.
@@ -21,10 +21,26 @@ impl Group {
 
 impl Core {
     /// The objects whose names a client means, that begin so and come behind `after`, in the order of their names; of a name
-    /// that leads to one, and under which others are made, the first alone.
+    /// that leads to one, and under which others are made, the first alone. `None`: all of a name have ended, and are still to be
+    /// swept.
     ///
     /// # Errors
     /// NOT_SUPPORTED when names of a job are meant, and the client is of none.
+    pub fn names_for<'a>(
+        &'a self,
+        client: ClientId,
+        of_job: bool,
+        prefix: &'a [u8],
+        after: &[u8],
+    ) -> Result<impl Iterator<Item = (&'a [u8], Option<ObjectView<'a>>)> + use<'a>, Status> {
+        let names = self.objects.names.with_prefix(self.names_of(client.0, of_job)?, prefix, after);
+        Ok(names.map(|(name, entry)| (&**name, self.object_of(entry))))
+    }
+
+    /// The same without those that have ended.
+    ///
+    /// # Errors
+    /// As [`Core::names_for`].
     pub fn objects_for<'a>(
         &'a self,
         client: ClientId,
@@ -60,6 +76,19 @@ impl Core {
         let scope = self.names_of(client.0, of_job)?;
         let entry = self.objects.names.find(scope, name);
         Ok(entry.and_then(|entry| self.object_of(entry)))
+    }
+
+    /// The memory of a group that a client makes; `None`: it makes none of this number.
+    pub fn making_of(&self, client: ClientId, group: GroupId) -> Option<Making> {
+        self.clients.find(client.0)?;
+        let number = self.making(client.0, group).ok()?;
+        let slot = self.objects.groups[number].allocation;
+        let allocation = &self.allocations[slot];
+        Some(Making {
+            allocation: self.allocations.id_of(slot),
+            kind: allocation.traits.kind(),
+            end: allocation.fd_offset.checked_add(allocation.size_bytes)?,
+        })
     }
 
     fn objects_in<'a>(
@@ -103,6 +132,11 @@ impl Core {
             metadata: &member.metadata,
             group: self.objects.groups.id_of(place.group),
             allocation,
+            kind: if slot == NONE {
+                MemoryKind::Memfd
+            } else {
+                self.allocations[slot].traits.kind()
+            },
             group_bytes: group.size_bytes,
             group_names: group.names,
             leases: u32::try_from(leases).unwrap_or(u32::MAX),

@@ -2,6 +2,7 @@
 //! Must never touch device memory outside a mapping of its own, nor call the driver in a forked child.
 
 use super::raw::{self, CuDevice, CuDevicePtr, CuMemHandle, CuOpaque, CuResult, Table, result};
+use crate::backend::device::MakersWork;
 use crate::backend::device::driver::{lacks_fds, loaded};
 use crate::backend::device::{ByAddress, Place};
 use crate::error::Error;
@@ -574,6 +575,30 @@ impl Mapped {
         let answer = unsafe { (driver.table.memset_d8)(to, byte, len) };
         driver.check(answer, || format!("cuMemsetD8 of {len} bytes"))?;
         entered.settle()
+    }
+
+    /// Waits for work that writes it: this, or all of its context.
+    pub fn settle(&self, work: Option<MakersWork>) -> Result<(), Error> {
+        let (entered, table) = (self.range.context.enter()?, &self.range.context.driver.table);
+        let missing = |symbol| absent(format!("the driver has no symbol {symbol}"));
+        // SAFETY: the context is current; the caller of the seal has promised that its handle is one of this driver and lives.
+        let (answer, name) = unsafe {
+            match work {
+                None => {
+                    let wait = table.ctx_synchronize.ok_or_else(|| missing("cuCtxSynchronize"))?;
+                    (wait(), "cuCtxSynchronize")
+                }
+                Some(MakersWork::Stream(stream)) => {
+                    ((table.stream_synchronize)(stream.cast()), "cuStreamSynchronize")
+                }
+                Some(MakersWork::Event(event)) => {
+                    let wait =
+                        table.event_synchronize.ok_or_else(|| missing("cuEventSynchronize"))?;
+                    (wait(event.cast()), "cuEventSynchronize")
+                }
+            }
+        };
+        entered.0.driver.check(answer, || name.into())
     }
 
     fn check_writable(&self, offset: usize, len: usize) -> Result<CuDevicePtr, Error> {

@@ -2,7 +2,7 @@
 //! Must never hold an fd, nor say that it has more bytes than are mapped.
 
 use super::driver::{Context, Mapped, Physical, absent};
-use crate::backend::device::DeviceMemory;
+use crate::backend::device::{DeviceMemory, MakersWork};
 use crate::error::Error;
 use crate::map::{Access, check_range};
 use fdbroker_protocol::ErrorCode;
@@ -69,6 +69,11 @@ impl CudaMemory {
             Some(physical) => physical.export(),
             None => Err(absent("only the owner of the memory exports it")),
         }
+    }
+
+    /// Waits for work that writes it: this, or all of its context.
+    pub(crate) fn settle(&self, work: Option<MakersWork>) -> Result<(), Error> {
+        self.mapped.settle(work)
     }
 
     /// Whether it was allocated here.

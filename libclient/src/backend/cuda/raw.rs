@@ -150,6 +150,10 @@ macro_rules! table {
             pub mem_get_handle_for_address_range: Option<
                 unsafe extern "C" fn(*mut c_void, CuDevicePtr, usize, c_int, c_ulonglong) -> CuResult,
             >,
+            /// `cuCtxSynchronize()`.
+            pub ctx_synchronize: Option<unsafe extern "C" fn() -> CuResult>,
+            /// `cuEventSynchronize(event)`.
+            pub event_synchronize: Option<unsafe extern "C" fn(CuOpaque) -> CuResult>,
         }
 
         impl Table {
@@ -165,6 +169,14 @@ macro_rules! table {
                         .symbol(c"cuMemGetHandleForAddressRange")
                         // SAFETY: as above.
                         .map(|symbol| unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void, CuDevicePtr, usize, c_int, c_ulonglong) -> CuResult>(symbol.as_ptr()) }),
+                    ctx_synchronize: library
+                        .symbol(c"cuCtxSynchronize")
+                        // SAFETY: as above.
+                        .map(|symbol| unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> CuResult>(symbol.as_ptr()) }),
+                    event_synchronize: library
+                        .symbol(c"cuEventSynchronize")
+                        // SAFETY: as above.
+                        .map(|symbol| unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(CuOpaque) -> CuResult>(symbol.as_ptr()) }),
                 })
             }
         }

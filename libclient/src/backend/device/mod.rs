@@ -9,6 +9,7 @@ mod memory;
 mod owner;
 mod sharing;
 mod whole;
+mod work;
 
 pub use buffer::DeviceBuffer;
 pub use foreign::{ByAddress, Foreign, ForeignTable, Place};
@@ -17,3 +18,4 @@ pub use memory::DeviceMemory;
 pub use owner::{Others, Owner, Owners};
 pub use sharing::{Identity, MemoryDevice};
 pub use whole::Whole;
+pub use work::MakersWork;

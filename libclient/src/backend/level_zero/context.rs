@@ -3,7 +3,7 @@
 
 use super::driver::{Driver, Found, absent, failed};
 use super::fd::{self, HANDLE_BYTES};
-use crate::backend::device::{ByAddress, Place};
+use crate::backend::device::{ByAddress, MakersWork, Place};
 use crate::error::Error;
 use crate::sync::lock;
 use fdbroker_protocol::{ErrorCode, MemoryKind};
@@ -140,6 +140,20 @@ impl Context {
             ze.zeMemAllocDevice(self.raw, desc, bytes, 0, device, &raw mut out)?;
         }
         Ok(address(out))
+    }
+
+    /// Waits for work of a queue, or for an event. Level Zero has no wait for all work of a context.
+    pub fn settle(&self, work: MakersWork) -> Result<(), Error> {
+        self.driver.check_process()?;
+        let ze = &self.driver.ze;
+        // SAFETY: the caller of the seal has promised that its handle is one of this driver and lives.
+        let waited = unsafe {
+            match work {
+                MakersWork::Stream(queue) => ze.zeCommandQueueSynchronize(queue.cast(), u64::MAX),
+                MakersWork::Event(event) => ze.zeEventHostSynchronize(event.cast(), u64::MAX),
+            }
+        };
+        waited.map_err(|why| failed("wait for work of the device", why))
     }
 
     /// Frees what [`Context::allocate`] or [`Context::import_fd`] gave. Nobody waits for it: it is for drops.

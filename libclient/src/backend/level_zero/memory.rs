@@ -4,7 +4,7 @@
 use super::context::Context;
 use super::driver::absent;
 use super::fd::HANDLE_BYTES;
-use crate::backend::device::DeviceMemory;
+use crate::backend::device::{DeviceMemory, MakersWork};
 use crate::error::Error;
 use crate::map::{Access, check_range};
 use fdbroker_protocol::{ErrorCode, MemoryKind};
@@ -105,6 +105,11 @@ impl LevelZeroMemory {
             Origin::Allocated => self.context.export_own(self.pointer),
             _ => Err(absent("only the owner of the memory exports it")),
         }
+    }
+
+    /// Waits for work that writes it; without one it is said to be done.
+    pub(crate) fn settle(&self, work: Option<MakersWork>) -> Result<(), Error> {
+        work.map_or(Ok(()), |work| self.context.settle(work))
     }
 
     /// What its export is.

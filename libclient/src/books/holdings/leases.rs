@@ -50,7 +50,8 @@ pub(super) struct Leases {
 #[derive(Debug)]
 struct Held {
     mark: Arc<Mark>,
-    handle: HandlePrefix,
+    /// What it was granted for. `None`: for the name of an object, and it cannot be declared.
+    handle: Option<HandlePrefix>,
     standing: Standing,
     /// The client has its fd.
     is_open: bool,
@@ -92,13 +93,15 @@ impl Leases {
         !self.waiting.is_empty()
     }
 
-    /// Another broker: none is known, those not refused before wait.
+    /// Another broker: none is known. Those not refused before wait, or are refused if they cannot be declared.
     pub fn begin(&mut self) {
         self.all.retain(|_, held| !held.is_dropped);
         self.waiting.clear();
         for (key, held) in &mut self.all {
             held.mark.is_known.store(false, Ordering::Release);
-            if held.standing != Standing::Refused {
+            if held.handle.is_none() {
+                held.refuse();
+            } else if held.standing != Standing::Refused {
                 held.standing = Standing::Waiting;
                 self.waiting.push_back(key);
             }
@@ -109,28 +112,32 @@ impl Leases {
     pub fn enter(
         &mut self,
         number: u64,
-        handle: HandlePrefix,
+        handle: Option<HandlePrefix>,
         is_known: bool,
     ) -> (LeaseKey, Arc<Mark>) {
         let (number, is_refused) = (number.into(), false.into());
         let mark = Arc::new(Mark { number, is_known: is_known.into(), is_refused });
         let standing = if is_known { Standing::Known } else { Standing::Waiting };
         let (of_table, is_open) = (Arc::clone(&mark), true);
-        let held = Held { mark: of_table, handle, standing, is_open, is_dropped: false };
+        let mut held = Held { mark: of_table, handle, standing, is_open, is_dropped: false };
+        if !is_known && handle.is_none() {
+            held.refuse();
+        }
+        let waits = held.standing == Standing::Waiting;
         let key = self.all.insert(held);
-        self.waiting.extend((!is_known).then_some(key));
+        self.waiting.extend(waits.then_some(key));
         (LeaseKey(key), mark)
     }
 
     /// What a lease was granted for.
-    pub fn handle(&self, key: LeaseKey) -> HandlePrefix {
+    pub fn handle(&self, key: LeaseKey) -> Option<HandlePrefix> {
         self.all[key.0].handle
     }
 
     /// What all leases were granted for that are not given back; each allocation once.
     pub fn in_use(&self) -> Vec<HandlePrefix> {
         let held = self.all.iter().filter(|(_, held)| !held.is_dropped);
-        let mut handles: Vec<HandlePrefix> = held.map(|(_, held)| held.handle).collect();
+        let mut handles: Vec<HandlePrefix> = held.filter_map(|(_, held)| held.handle).collect();
         handles.sort_unstable_by_key(HandlePrefix::id);
         handles.dedup();
         handles
@@ -169,9 +176,9 @@ impl Leases {
                 self.all.remove(key);
                 continue;
             }
+            let Some(handle) = held.handle else { continue };
             held.standing = Standing::Declared { open: held.is_open };
             let flags = if held.is_open { declare_flags::OPEN } else { 0 };
-            let handle = held.handle;
             declaring.items.push(DeclareItem { handle, flags: flags.into(), reserved: 0.into() });
             declaring.keys.push(key);
         }
@@ -198,9 +205,9 @@ impl Leases {
             self.all.remove(key);
             return None;
         }
-        held.standing = Standing::Refused;
-        held.mark.is_refused.store(true, Ordering::Release);
-        Some(RefusedLease { id: held.handle.id(), number: held.mark.number(), code })
+        held.refuse();
+        let id = held.handle?.id();
+        Some(RefusedLease { id, number: held.mark.number(), code })
     }
 
     /// The answers to what was declared, in its order: what to send for leases that were given back or mapped meanwhile,
@@ -219,5 +226,13 @@ impl Leases {
             }
         }
         (send, refused)
+    }
+}
+
+impl Held {
+    /// No broker knows it from now on.
+    fn refuse(&mut self) {
+        self.standing = Standing::Refused;
+        self.mark.is_refused.store(true, Ordering::Release);
     }
 }

@@ -94,12 +94,13 @@ impl Holdings {
         state.leases.has_waiting() || state.registrations.has_waiting()
     }
 
-    /// A lease just granted over connection `epoch`, its fd open. Another broker's by now: it waits to be declared.
+    /// A lease just granted over connection `epoch`, its fd open. Another broker's by now: it waits to be declared, or, without
+    /// a handle, is unknown to that one.
     pub fn enter_lease(
         &self,
         epoch: u64,
         number: u64,
-        handle: HandlePrefix,
+        handle: Option<HandlePrefix>,
     ) -> (LeaseKey, Arc<Mark>) {
         self.enter(epoch, |state, is_known| state.leases.enter(number, handle, is_known))
     }
@@ -122,8 +123,8 @@ impl Holdings {
         entered
     }
 
-    /// What a lease was granted for.
-    pub fn handle_of(&self, key: LeaseKey) -> HandlePrefix {
+    /// What a lease was granted for; `None`: for the name of an object.
+    pub fn handle_of(&self, key: LeaseKey) -> Option<HandlePrefix> {
         lock(&self.state).leases.handle(key)
     }
 

@@ -1,0 +1,443 @@
+//! Requests about named objects taken apart, and the answers to them. Must never believe a number, nor look at more names for
+//! one answer than a page has.
+
+use crate::limits::NAMES_PER_PAGE;
+use crate::messages::replies::granted_item;
+use crate::messages::requests::{
+    Breach, Context, Scratch, check_memory, deadline, expect_fds, request_id,
+};
+use fdbroker_core::{
+    ClientId, Core, Create, Deleted, Deposit, GotObject, Granted, GroupId, Input, NewObject, Now,
+    ObjectView, RequestId,
+};
+use fdbroker_protocol::codec::Message;
+use fdbroker_protocol::limits::{
+    DRIVER_DATA_BYTES, MAX_BATCH, MAX_OBJECT_MESSAGE_BYTES, METADATA_IN_GOT_BYTES,
+};
+use fdbroker_protocol::message::Header;
+use fdbroker_protocol::named::{NamedItems, got_bytes};
+use fdbroker_protocol::object::{
+    ObjectCreateHead, ObjectCreated, ObjectDeleteItem, ObjectGetHead, ObjectGotHead, ObjectGotItem,
+    ObjectGroup, ObjectItem, ObjectName, ObjectPage, ObjectRecord, ObjectScope, ObjectSealed,
+    ObjectState, object_flags, record_flags,
+};
+use fdbroker_protocol::{ErrorCode, Kind, MemoryKind, Share, Status, Writer};
+
+/// Whether a message is a request about named objects.
+pub fn is_about_objects(kind: Kind) -> bool {
+    matches!(
+        kind,
+        Kind::ObjectCreate
+            | Kind::ObjectAdd
+            | Kind::ObjectSeal
+            | Kind::ObjectGet
+            | Kind::ObjectDelete
+            | Kind::ObjectList
+            | Kind::ObjectStat
+            | Kind::ObjectTouch
+            | Kind::ObjectWatch
+            | Kind::ObjectAbort
+    )
+}
+
+/// What a request asks for. Names and metadata lie in the message.
+#[derive(Debug)]
+pub enum Wish<'m> {
+    /// To begin a group.
+    Create(Box<NewGroup<'m>>),
+    /// More objects for it.
+    Add(GroupId, Vec<NewObject<'m>>),
+    /// To show it.
+    Seal(GroupId),
+    /// To give it up.
+    Abort(GroupId),
+    /// Objects, until then.
+    Get(Vec<&'m [u8]>, Now),
+    /// Names to be free.
+    Delete(Vec<Deleted<'m>>),
+    /// Names that begin with the first, behind the second.
+    List(&'m [u8], &'m [u8]),
+    /// What is known of names.
+    Stat(Vec<&'m [u8]>),
+}
+
+/// A request taken apart.
+#[derive(Debug)]
+pub struct Asked<'m> {
+    /// The client's number for it.
+    pub request: RequestId,
+    /// Its names are those of the client's job.
+    pub of_job: bool,
+    /// It has flags that this release does not know.
+    pub is_unknown: bool,
+    /// What it asks for.
+    pub wish: Wish<'m>,
+}
+
+/// A group to begin; see [`Create`].
+#[derive(Debug)]
+pub struct NewGroup<'m> {
+    flags: u32,
+    keep_us: u64,
+    credits_wanted: u32,
+    deposit: Deposit,
+    objects: Vec<NewObject<'m>>,
+}
+
+impl NewGroup<'_> {
+    /// For the core.
+    pub fn create(&self) -> Create<'_> {
+        let has = |flag: u32| self.flags & flag != 0;
+        Create {
+            of_job: has(object_flags::JOB),
+            replace: has(object_flags::REPLACE),
+            keep_us: has(object_flags::KEEP).then_some(self.keep_us),
+            pin: has(object_flags::PIN),
+            evictable: has(object_flags::EVICTABLE),
+            deposit: self.deposit,
+            credits_wanted: self.credits_wanted,
+            objects: &self.objects,
+        }
+    }
+}
+
+/// Takes a request apart. Of a create, `scratch` gets the deposit.
+pub fn decode<'m>(
+    message: &Message<'m>,
+    scratch: &mut Scratch,
+    context: &mut Context<'_>,
+) -> Result<Asked<'m>, Breach> {
+    expect_fds(message, usize::from(message.kind == Kind::ObjectCreate))?;
+    let request = request_id(message)?;
+    let (flags, known, wish) = match message.kind {
+        Kind::ObjectCreate => {
+            let group = decode_create(message, context)?;
+            scratch.deposits.clear();
+            scratch.deposits.push(group.deposit);
+            // Unknown ones are said in its deposit, so that its fd goes the right way.
+            (group.flags, u32::MAX, Wish::Create(Box::new(group)))
+        }
+        Kind::ObjectAdd => {
+            let (head, items) = message.head_and_named::<ObjectGroup, ObjectItem>()?;
+            expect_items(message, items.len())?;
+            (0, 0, Wish::Add(GroupId(head.group.get()), new_objects(items)))
+        }
+        Kind::ObjectSeal => (0, 0, Wish::Seal(group_of(message)?)),
+        Kind::ObjectAbort => (0, 0, Wish::Abort(group_of(message)?)),
+        Kind::ObjectGet => {
+            let (head, items) = message.head_and_named::<ObjectGetHead, ObjectName>()?;
+            expect_items(message, items.len())?;
+            let deadline = deadline(context.now, head.deadline_ms.get());
+            (head.flags.get(), object_flags::OF_NAMES, Wish::Get(names(items), deadline))
+        }
+        Kind::ObjectDelete => {
+            let (head, items) = message.head_and_named::<ObjectScope, ObjectDeleteItem>()?;
+            expect_items(message, items.len())?;
+            let deleted =
+                items.map(|(item, name, _)| Deleted { name, version: item.version.get() });
+            (head.flags.get(), object_flags::OF_NAMES, Wish::Delete(deleted.collect()))
+        }
+        Kind::ObjectList => {
+            let (head, prefix, after) = message.prefix()?;
+            (head.flags.get(), object_flags::OF_NAMES, Wish::List(prefix, after))
+        }
+        Kind::ObjectStat => {
+            let (head, items) = message.head_and_named::<ObjectScope, ObjectName>()?;
+            expect_items(message, items.len())?;
+            (head.flags.get(), object_flags::OF_NAMES, Wish::Stat(names(items)))
+        }
+        other => return Err(fdbroker_protocol::DecodeError::Unexpected(other).into()),
+    };
+    let (of_job, is_unknown) = (flags & object_flags::JOB != 0, flags & !known != 0);
+    Ok(Asked { request, of_job, is_unknown, wish })
+}
+
+fn expect_items(message: &Message<'_>, items: usize) -> Result<(), Breach> {
+    if items == 0 { Err(Breach::NoItems(message.kind)) } else { Ok(()) }
+}
+
+fn group_of(message: &Message<'_>) -> Result<GroupId, Breach> {
+    Ok(GroupId(message.body_as::<ObjectGroup>()?.group.get()))
+}
+
+fn names<'m>(items: NamedItems<'m, ObjectName>) -> Vec<&'m [u8]> {
+    items.map(|(_, name, _)| name).collect()
+}
+
+fn new_objects<'m>(items: NamedItems<'m, ObjectItem>) -> Vec<NewObject<'m>> {
+    let new = items.map(|(item, name, metadata)| NewObject {
+        name,
+        offset: item.offset.get(),
+        size_bytes: item.size_bytes.get(),
+        expect: (item.flags & ObjectItem::EXPECT != 0).then_some(item.expect.get()),
+        metadata,
+    });
+    new.collect()
+}
+
+fn decode_create<'m>(
+    message: &Message<'m>,
+    context: &mut Context<'_>,
+) -> Result<NewGroup<'m>, Breach> {
+    let (head, items) = message.head_and_named::<ObjectCreateHead, ObjectItem>()?;
+    let (flags, length) = (head.flags.get(), head.driver_data_len);
+    let kind = MemoryKind::from_number(head.kind);
+    let is_broken = kind.is_none()
+        || flags & !object_flags::OF_CREATE != 0
+        || usize::from(length) > DRIVER_DATA_BYTES
+        || head.size_bytes.get() == 0;
+    let kind = kind.unwrap_or(MemoryKind::Memfd);
+    let (size_bytes, fd_offset) = (head.size_bytes.get(), head.fd_offset.get());
+    let (checked, lane) = check_memory(context, 0, kind, size_bytes, fd_offset);
+    let deposit = Deposit {
+        checked: match is_broken {
+            true => Err(ErrorCode::Protocol.into()),
+            false => checked.map(|_| ()),
+        },
+        lane,
+        file: checked.ok().flatten(),
+        kind,
+        share: Share::Uid,
+        recallable: false,
+        keep: false,
+        device: head.device.get(),
+        size_bytes,
+        fd_offset,
+        owner_allocation_id: 0,
+        base: 0,
+        driver_data: (length != 0 && !is_broken).then_some((length, head.driver_data)),
+        virtual_fd: false,
+    };
+    // 0 = as long as the broker allows.
+    let keep_us = match head.ttl_ms.get() {
+        0 => u64::MAX,
+        ms => ms.saturating_mul(1000),
+    };
+    let credits_wanted = head.credits_wanted.get().into();
+    Ok(NewGroup { flags, keep_us, credits_wanted, deposit, objects: new_objects(items) })
+}
+
+impl Asked<'_> {
+    /// For the core; `None`: it is not the core that answers, or not at once.
+    pub fn input(&self, client: ClientId) -> Option<Input<'_>> {
+        let (request, of_job) = (self.request, self.of_job);
+        match &self.wish {
+            Wish::Add(group, objects) => {
+                Some(Input::AddObjects { client, request, group: *group, objects })
+            }
+            Wish::Abort(group) => Some(Input::AbortObjects { client, request, group: *group }),
+            Wish::Get(names, deadline) => {
+                let deadline = *deadline;
+                Some(Input::GetObjects { client, request, of_job, names, deadline })
+            }
+            Wish::Delete(objects) => {
+                Some(Input::DeleteObjects { client, request, of_job, objects })
+            }
+            _ => None,
+        }
+    }
+}
+
+// --- answers ---------------------------------------------------------------------------------------
+
+/// The answer to a create.
+pub fn write_created(
+    writer: &mut Writer,
+    request: RequestId,
+    group: GroupId,
+    deposit_credits: u32,
+) -> &[u8] {
+    let created = ObjectCreated {
+        group: group.0.into(),
+        deposit_credits: deposit_credits.into(),
+        reserved: 0.into(),
+    };
+    writer.start(Kind::ObjectCreated, request.0).push(&created);
+    writer.finish(0, 0)
+}
+
+/// The answer to a seal.
+pub fn write_sealed(writer: &mut Writer, request: RequestId, version: u64) -> &[u8] {
+    let sealed = ObjectSealed { version: version.into() };
+    writer.start(Kind::ObjectSealed, request.0).push(&sealed);
+    writer.finish(0, 0)
+}
+
+/// The answer to a get; `slots` gets the slot of each fd, in order. As much metadata goes along as there is room for.
+pub fn write_got<'w>(
+    writer: &'w mut Writer,
+    request: RequestId,
+    core: &Core,
+    (objects, grants): (&[GotObject], &[Granted]),
+    slots: &mut Vec<u32>,
+) -> &'w [u8] {
+    let count = u16::try_from(grants.len()).expect("at most as many as a message has items");
+    let head = ObjectGotHead { grants: count.into(), reserved: [0.into(); 3] };
+    writer.start(Kind::ObjectGot, request.0).push(&head);
+    let ids = grants.iter().filter_map(|grant| grant.wanted.ok());
+    let blocks = ids.clone().filter_map(|id| core.driver_data(id)).count();
+    let mut room =
+        MAX_OBJECT_MESSAGE_BYTES.saturating_sub(got_bytes(objects.len(), grants.len(), blocks));
+    let mut with_metadata = Vec::new();
+    for object in objects {
+        let metadata = core.metadata_of(object);
+        let fits = metadata.len() <= METADATA_IN_GOT_BYTES.min(room);
+        let metadata = if fits { metadata } else { &[] };
+        room -= metadata.len();
+        with_metadata.push(metadata);
+        writer.push(&ObjectGotItem {
+            version: object.version.into(),
+            offset: object.offset.into(),
+            size_bytes: object.size_bytes.into(),
+            grant: object.grant.into(),
+            metadata_len: object.metadata_len.into(),
+            metadata_here: u8::try_from(metadata.len()).expect("at most 64"),
+            reserved: [0; 3],
+        });
+    }
+    slots.clear();
+    for (grant, id) in grants.iter().zip(ids.clone()) {
+        let fd_index = u16::try_from(slots.len()).expect("at most 253 grants");
+        let length = core.driver_data(id).map_or(0, |(length, _)| length);
+        slots.push(id.slot);
+        writer.push(&granted_item(grant, id, fd_index, length));
+    }
+    ids.filter_map(|id| core.driver_data(id)).for_each(|(_, bytes)| _ = writer.push(bytes));
+    with_metadata.into_iter().for_each(|metadata| _ = writer.push(metadata));
+    writer.finish(objects.len(), slots.len())
+}
+
+/// One page of records: each a name with what is known of it, and with its metadata or without.
+struct Page<'a> {
+    records: Vec<(&'a [u8], Option<ObjectView<'a>>)>,
+    with_metadata: bool,
+    bytes: usize,
+}
+
+impl<'a> Page<'a> {
+    fn new(with_metadata: bool) -> Self {
+        let bytes = size_of::<Header>() + size_of::<ObjectPage>();
+        Page { records: Vec::new(), with_metadata, bytes }
+    }
+
+    /// Puts a record in if there is room for it.
+    fn take(&mut self, name: &'a [u8], view: Option<ObjectView<'a>>) -> bool {
+        let metadata = view.map_or(0, |it| if self.with_metadata { it.metadata.len() } else { 0 });
+        let bytes = self.bytes + size_of::<ObjectRecord>() + name.len() + metadata;
+        if self.records.len() == MAX_BATCH || bytes > MAX_OBJECT_MESSAGE_BYTES {
+            return false;
+        }
+        self.bytes = bytes;
+        self.records.push((name, view));
+        true
+    }
+
+    fn write<'w>(
+        self,
+        writer: &'w mut Writer,
+        request: RequestId,
+        now: Now,
+        is_done: bool,
+    ) -> &'w [u8] {
+        let head = ObjectPage { done: u32::from(is_done).into(), reserved: 0.into() };
+        writer.start(Kind::ObjectRecords, request.0).push(&head);
+        for (name, view) in &self.records {
+            let metadata = match view {
+                Some(view) if self.with_metadata => view.metadata,
+                _ => &[],
+            };
+            writer.push(&record(name, view.as_ref(), metadata, now)).push(*name).push(metadata);
+        }
+        writer.finish(self.records.len(), 0)
+    }
+}
+
+fn record(name: &[u8], view: Option<&ObjectView<'_>>, metadata: &[u8], now: Now) -> ObjectRecord {
+    let name_len = u8::try_from(name.len()).expect("at most 255");
+    let Some(view) = view else {
+        return ObjectRecord { name_len, ..zerocopy::FromZeros::new_zeroed() };
+    };
+    let flags = [
+        (view.is_kept, record_flags::KEPT),
+        (view.is_pinned, record_flags::PINNED),
+        (view.is_evictable, record_flags::EVICTABLE),
+        (view.kind != MemoryKind::Memfd, record_flags::COOPERATIVE),
+        (view.is_creator_gone, record_flags::CREATOR_GONE),
+    ];
+    let flags = flags.iter().filter(|(has, _)| *has).fold(0, |all, (_, flag)| all | flag);
+    let left_us = view.until.map_or(u64::MAX, |until| until.0.saturating_sub(now.0));
+    let bytes = |bytes: &[u8]| u16::try_from(bytes.len()).expect("at most 4096");
+    ObjectRecord {
+        version: view.version.into(),
+        offset: view.offset.into(),
+        size_bytes: view.size_bytes.into(),
+        group: view.group.0.into(),
+        group_bytes: view.group_bytes.into(),
+        age_ms: (now.0.saturating_sub(view.since.0) / 1000).into(),
+        ttl_left_ms: if view.until.is_some() { left_us / 1000 } else { u64::MAX }.into(),
+        slot: view.allocation.slot.into(),
+        generation: view.allocation.generation.into(),
+        group_names: view.group_names.into(),
+        leases: view.leases.into(),
+        creator_pid: view.creator_pid.into(),
+        metadata_len: bytes(view.metadata).into(),
+        metadata_here: bytes(metadata).into(),
+        state: view.state as u8,
+        flags,
+        kind: view.kind as u8,
+        name_len,
+        reserved: [0.into(); 3],
+    }
+}
+
+/// The answer to a list. When many names in a row have ended and are still to be swept, the page ends with one of them,
+/// of the state unknown: a name to go on behind.
+///
+/// # Errors
+/// As [`Core::names_for`].
+pub fn write_list<'w>(
+    writer: &'w mut Writer,
+    core: &Core,
+    client: ClientId,
+    (request, now): (RequestId, Now),
+    (of_job, prefix, after): (bool, &[u8], &[u8]),
+) -> Result<&'w [u8], Status> {
+    let mut page = Page::new(false);
+    let mut is_done = true;
+    let mut ended = None;
+    for (looks, (name, view)) in core.names_for(client, of_job, prefix, after)?.enumerate() {
+        if looks == NAMES_PER_PAGE || (view.is_some() && !page.take(name, view)) {
+            is_done = false;
+            break;
+        }
+        ended = if view.is_none() { Some(name) } else { None };
+    }
+    if let (false, Some(name)) = (is_done, ended) {
+        page.take(name, None);
+    }
+    Ok(page.write(writer, request, now, is_done))
+}
+
+/// The answer to a stat: of as many names as it has room for.
+///
+/// # Errors
+/// As [`Core::object_for`].
+pub fn write_stat<'w>(
+    writer: &'w mut Writer,
+    core: &Core,
+    client: ClientId,
+    (request, now): (RequestId, Now),
+    (of_job, names): (bool, &[&[u8]]),
+) -> Result<&'w [u8], Status> {
+    let mut page = Page::new(true);
+    let mut is_done = true;
+    for name in names {
+        let view = core.object_for(client, of_job, name)?;
+        let view = view.filter(|view| view.state != ObjectState::Unknown);
+        if !page.take(name, view) {
+            is_done = false;
+            break;
+        }
+    }
+    Ok(page.write(writer, request, now, is_done))
+}

@@ -1,0 +1,299 @@
+//! Requests about named objects: hands them to the core, and sends its answers. Before the core seals a group of host memory, the
+//! loop looks whether that is sealed, and a lane opens it for readers. Must never add a seal, nor answer a seal before readers can be given
+//! the memory.
+
+use crate::clients::connection::{Blocked, index};
+use crate::fds::classify::{self, Sealed};
+use crate::limits::WORK_PER_PAGE;
+use crate::messages::objects::{self, Wish};
+use crate::messages::requests::{Breach, Context};
+use crate::server::apply::send_slots;
+use crate::server::flow::send_to;
+use crate::server::parts::Server;
+use crate::server::seals::Seal;
+use crate::server::waiting::Channel;
+use fdbroker_core::{ClientId, GotObject, Granted, GroupId, Input, Making, RequestId};
+use fdbroker_protocol::codec::Message;
+use fdbroker_protocol::{ErrorCode, MemoryKind, Status};
+use fdbroker_scm::SendError;
+use std::sync::PoisonError;
+
+impl Server {
+    /// The request in the buffer. `has_looked`: as for [`Server::decode`].
+    pub(crate) fn serve_objects(&mut self, client: ClientId, length: usize, has_looked: bool) {
+        let message = match Message::parse(self.inbox.bytes(length)) {
+            Ok(message) => message,
+            Err(error) => return self.break_off(client, 0, &Breach::Decode(error)),
+        };
+        let id = message.id;
+        let mut context = Context {
+            client,
+            now: self.now,
+            node: self.node.identity().node,
+            key: &self.node.identity().key,
+            core: &self.core,
+            fds: &mut self.fds,
+            classifier: &mut self.classifier,
+            unread: None,
+        };
+        let decoded = objects::decode(&message, &mut self.scratch, &mut context);
+        let unread = context.unread.filter(|_| !has_looked);
+        if unread.is_some_and(|index| self.fds.suspend(index)) {
+            return self.suspend(client, Channel::Main, length);
+        }
+        let asked = match decoded {
+            Ok(asked) => asked,
+            Err(breach) => return self.break_off(client, id, &breach),
+        };
+        if asked.is_unknown {
+            self.reply_failed(client, asked.request, ErrorCode::Protocol.into());
+            return self.settle_queues();
+        }
+        match &asked.wish {
+            Wish::Create(group) => {
+                let (request, create) = (asked.request, &group.create());
+                let mut effects = self.feedback.take_list();
+                let input = Input::CreateObjects { client, request, create };
+                self.core.step(self.now, input, &mut effects);
+                self.settle(effects);
+                self.refuse_rest(client);
+            }
+            Wish::Seal(group) => {
+                let (request, group) = (asked.request, *group);
+                self.seal(client, request, group);
+            }
+            Wish::List(..) | Wish::Stat(_) => {
+                let (request, of_job) = (asked.request, asked.of_job);
+                let (writer, core, at) = (&mut self.writer, &self.core, (request, self.now));
+                let written = match &asked.wish {
+                    Wish::Stat(names) => {
+                        objects::write_stat(writer, core, client, at, (of_job, names))
+                    }
+                    Wish::List(prefix, after) => {
+                        objects::write_list(writer, core, client, at, (of_job, prefix, after))
+                    }
+                    _ => return,
+                };
+                self.schedule.spend(WORK_PER_PAGE);
+                match written {
+                    Ok(bytes) => {
+                        let sent = send_to(&mut self.connections, client, bytes);
+                        self.after_send(client, sent);
+                    }
+                    Err(status) => self.reply_failed(client, request, status),
+                }
+                self.settle_queues();
+            }
+            _ => {
+                let Some(input) = asked.input(client) else { return };
+                let mut effects = self.feedback.take_list();
+                self.core.step(self.now, input, &mut effects);
+                self.settle(effects);
+            }
+        }
+    }
+
+    // --- seals --------------------------------------------------------------------------------------
+
+    /// Has the core seal a group, once its memory can be given to readers.
+    fn seal(&mut self, client: ClientId, request: RequestId, group: GroupId) {
+        match self.look_at_memory(client, group) {
+            Ok(Sealed::ForReaders) => self.seal_checked(client, request, group, Ok(())),
+            Ok(Sealed::ForWriters) => self.wait_for_readers(client, request, group),
+            Ok(Sealed::Busy) => {
+                let busy = Err(ErrorCode::SealedBusy.into());
+                self.seal_checked(client, request, group, busy);
+            }
+            Ok(Sealed::Unsound) => {
+                let unsound = Err(ErrorCode::Protocol.into());
+                self.seal_checked(client, request, group, unsound);
+            }
+            Err(status) => self.seal_checked(client, request, group, Err(status)),
+        }
+    }
+
+    fn seal_checked(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        group: GroupId,
+        checked: Result<(), Status>,
+    ) {
+        self.step(Input::SealObjects { client, request, group, checked });
+    }
+
+    /// Whether the memory of a group in the making can be given to readers. Of device memory nobody can know: its maker's word
+    /// counts. The core says what is wrong with a group that the client does not make.
+    fn look_at_memory(&mut self, client: ClientId, group: GroupId) -> Result<Sealed, Status> {
+        let Some(making) = self.core.making_of(client, group) else {
+            return Ok(Sealed::ForReaders);
+        };
+        let Making { allocation, kind, end } = making;
+        if kind != MemoryKind::Memfd {
+            return Ok(Sealed::ForReaders);
+        }
+        let fd = self.fds.held(allocation.slot).ok_or(Status::from(ErrorCode::Internal))?;
+        let found = classify::look_at_seals(fd, end);
+        // It was written to since it was deposited.
+        if let Some(file) = classify::file_of(kind, fd) {
+            self.step(Input::Measured { files: &[(allocation.slot, file.pinned_bytes)] });
+        }
+        Ok(found)
+    }
+
+    /// A seal waits until a lane has opened its memory; so does what its client says behind it.
+    fn wait_for_readers(&mut self, client: ClientId, request: RequestId, group: GroupId) {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        connection.waits_for_seal = true;
+        let (serial, uid) = (connection.serial, connection.domain.uid);
+        self.seals.wait(uid, Seal { client, serial, request, group });
+        self.start_seals();
+    }
+
+    fn start_seals(&mut self) {
+        while let Some((uid, seal)) = self.seals.next() {
+            if !self.is_there(seal) {
+                continue;
+            }
+            let making = self.core.making_of(seal.client, seal.group);
+            let held = making.and_then(|making| self.fds.held(making.allocation.slot));
+            match held.map(|fd| fd.try_clone_to_owned()) {
+                Some(Ok(duplicate)) => {
+                    let (number, opened) = self.seals.begin(seal);
+                    self.fds.closers().open(duplicate, uid, number, opened);
+                }
+                Some(Err(_)) => self.end_seal(seal, Err(ErrorCode::Again.into())),
+                None if making.is_some() => self.end_seal(seal, Err(ErrorCode::Internal.into())),
+                // The core says why not: its memory was revoked.
+                None => self.end_seal(seal, Ok(())),
+            }
+        }
+    }
+
+    /// A lane has opened the memory of a seal for readers, or could not.
+    pub(crate) fn note_opened(&mut self, number: u64) {
+        if let Some((seal, opened)) = self.seals.end(number) {
+            let fd = opened.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let making =
+                self.core.making_of(seal.client, seal.group).filter(|_| self.is_there(seal));
+            match (fd, making) {
+                (Some(fd), Some(Making { allocation, .. })) => {
+                    let uid = self.connections[index(seal.client)].domain.uid;
+                    if self.fds.replace_held(allocation.slot, fd, uid) {
+                        self.seals.note_replaced();
+                    }
+                    self.end_seal(seal, Ok(()));
+                }
+                // Its permissions forbid it: the maker has changed them.
+                (None, _) => self.end_seal(seal, Err(ErrorCode::NotPermitted.into())),
+                (Some(fd), None) => {
+                    self.fds.close_replaced(fd);
+                    self.seals.note_replaced();
+                    self.end_seal(seal, Ok(()));
+                }
+            }
+        }
+        self.start_seals();
+    }
+
+    /// The fd that was held before a seal is closed.
+    pub(crate) fn note_replaced_closed(&mut self) {
+        self.seals.note_closed();
+        self.start_seals();
+    }
+
+    /// Whether the client of a seal is still connected.
+    fn is_there(&self, seal: Seal) -> bool {
+        let connection = self.connections.get(index(seal.client));
+        connection.is_some_and(|it| it.serial == seal.serial && it.socket.is_some())
+    }
+
+    fn end_seal(&mut self, seal: Seal, checked: Result<(), Status>) {
+        if !self.is_there(seal) {
+            return;
+        }
+        let Seal { client, request, group, .. } = seal;
+        self.seal_checked(client, request, group, checked);
+        if let Some(connection) = self.connections.get_mut(index(client)) {
+            connection.waits_for_seal = false;
+            self.connections.enqueue(client);
+        }
+    }
+
+    /// Answers AGAIN to all seals that wait: a successor knows nothing of them.
+    pub(crate) fn give_up_seals(&mut self) {
+        for seal in self.seals.take_all() {
+            self.end_seal(seal, Err(ErrorCode::Again.into()));
+        }
+    }
+
+    // --- answers ------------------------------------------------------------------------------------
+
+    /// Answers a create.
+    pub(crate) fn send_created(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        group: GroupId,
+        deposit_credits: u32,
+    ) {
+        let bytes = objects::write_created(&mut self.writer, request, group, deposit_credits);
+        let sent = send_to(&mut self.connections, client, bytes);
+        self.after_send(client, sent);
+    }
+
+    /// Answers a seal.
+    pub(crate) fn send_sealed(&mut self, client: ClientId, request: RequestId, version: u64) {
+        let bytes = objects::write_sealed(&mut self.writer, request, version);
+        let sent = send_to(&mut self.connections, client, bytes);
+        self.after_send(client, sent);
+    }
+
+    /// Answers a get with its fds. If that cannot be now, its leases are given back, and it is to be asked again: for so
+    /// many groups at a time as the answer says.
+    pub(crate) fn send_got(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        objects: &[GotObject],
+        grants: &[Granted],
+    ) {
+        match self.room_for_fds(client, grants.len()) {
+            Ok(room) if room >= grants.len() => {}
+            Ok(room) => return self.give_back(client, request, grants, room),
+            Err(()) => return self.give_back(client, request, grants, 0),
+        }
+        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let got = (objects, grants);
+        let slots = &mut self.scratch.slots;
+        let bytes = objects::write_got(&mut self.writer, request, &self.core, got, slots);
+        let Some(socket) = connection.socket() else { return };
+        match send_slots(socket, bytes, &self.scratch.slots, &self.fds) {
+            Ok(()) => {
+                self.in_flight.note_sent(connection, grants.len());
+                if self.admin.is_watched() {
+                    self.note_grants(client, grants);
+                }
+            }
+            Err(SendError::WouldBlock) => {
+                self.block(client, Blocked::Unread);
+                self.give_back(client, request, grants, 0);
+            }
+            Err(SendError::TooManyRefs) => {
+                self.block(client, Blocked::InFlight);
+                self.give_back(client, request, grants, 0);
+            }
+            Err(SendError::PeerGone) => self.end_connection(client),
+            Err(error) => {
+                log::error!("objects could not be sent to client {}: {error}", client.0);
+                self.end_with(client, ErrorCode::Internal.into());
+            }
+        }
+    }
+
+    fn give_back(&mut self, client: ClientId, request: RequestId, grants: &[Granted], room: usize) {
+        self.feedback.note_cut(client, grants.iter().map(|grant| grant.lease).collect());
+        let status = Status::with_value(ErrorCode::Again, room as u64);
+        self.reply_failed(client, request, status);
+    }
+}

@@ -1,0 +1,53 @@
+//! The objects that a C program has got, by token: a token is never used twice, so that a second release is an error.
+//! Must never hold its lock while an object is dropped.
+
+use fdbroker_client::{Error, Object};
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// All objects of a context by their tokens.
+#[derive(Debug, Default)]
+pub(crate) struct ObjectTable {
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    last: u64,
+    objects: HashMap<u64, Object>,
+}
+
+impl ObjectTable {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps an object; answers its token, which is never 0.
+    pub fn insert(&self, object: Object) -> u64 {
+        let mut table = self.table();
+        table.last += 1;
+        let token = table.last;
+        table.objects.insert(token, object);
+        token
+    }
+
+    /// Takes an object out; its drop gives it back.
+    pub fn take(&self, token: u64) -> Result<Object, Error> {
+        self.table().objects.remove(&token).ok_or_else(|| unknown("release", token))
+    }
+
+    /// A clone of one that stays here.
+    pub fn find(&self, what: &str, token: u64) -> Result<Object, Error> {
+        self.table().objects.get(&token).cloned().ok_or_else(|| unknown(what, token))
+    }
+
+    /// Gives all back.
+    pub fn release_all(&self) {
+        let objects = std::mem::take(&mut self.table().objects);
+        drop(objects);
+    }
+}
+
+fn unknown(what: &str, token: u64) -> Error {
+    Error::given_back(format!("{what} object {token}: no such object"))
+}

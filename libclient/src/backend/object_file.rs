@@ -1,0 +1,191 @@
+//! The files of host objects: memfds, written once, then sealed for good. Must never leave a page unallocated that this process
+//! maps: a write there would end it (SIGBUS) when memory is short.
+
+use super::memfd::unsealed;
+use crate::error::Error;
+use crate::limits::WRITE_PARTS;
+use crate::map::{Access, AtFork, Mapping};
+use fdbroker_protocol::ErrorCode;
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
+use nix::sys::uio::pwritev;
+use std::io::IoSlice;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+const NAME: &std::ffi::CStr = c"fdbroker-objects";
+
+/// A file of `len` zeros, all of it allocated, which nobody can shrink or grow. fallocate(2).
+pub(crate) fn allocated(len: usize) -> Result<OwnedFd, Error> {
+    let fd = sized(len)?;
+    let length = i64::try_from(len).expect("it was made so large");
+    loop {
+        match fallocate(&fd, FallocateFlags::empty(), 0, length) {
+            Err(Errno::EINTR) => {}
+            outcome => break outcome.map_err(|errno| no_memory(len, errno))?,
+        }
+    }
+    Ok(fd)
+}
+
+/// A file of `len` bytes with these parts, each behind the one before, and zeros between them. pwritev(2).
+pub(crate) fn written<'a>(
+    len: usize,
+    parts: impl Iterator<Item = (u64, &'a [u8])>,
+) -> Result<OwnedFd, Error> {
+    let fd = sized(len)?;
+    let mut slices = Vec::new();
+    let (mut begin, mut at) = (0, 0);
+    for (offset, bytes) in parts.filter(|(_, bytes)| !bytes.is_empty()) {
+        let gap = usize::try_from(offset - at).expect("inside the file");
+        // What follows a long gap begins another write.
+        if gap > GAP.len() || slices.len() + 2 > WRITE_PARTS {
+            write_all(&fd, &mut slices, begin)?;
+            begin = offset;
+        } else if gap > 0 {
+            slices.push(IoSlice::new(&GAP[..gap]));
+        }
+        slices.push(IoSlice::new(bytes));
+        at = offset + bytes.len() as u64;
+    }
+    write_all(&fd, &mut slices, begin)?;
+    Ok(fd)
+}
+
+/// What stands between two parts.
+static GAP: [u8; 64] = [0; 64];
+
+/// Writes the slices at `offset`, and empties them.
+fn write_all(fd: &OwnedFd, slices: &mut Vec<IoSlice<'_>>, offset: u64) -> Result<(), Error> {
+    let mut left: &mut [IoSlice<'_>] = slices;
+    let mut at = libc::off_t::try_from(offset).expect("inside the file");
+    while !left.is_empty() {
+        match pwritev(fd, left, at) {
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(no_memory(left.iter().map(|it| it.len()).sum(), errno)),
+            Ok(0) => return Err(no_memory(left.iter().map(|it| it.len()).sum(), Errno::ENOSPC)),
+            Ok(count) => {
+                at += libc::off_t::try_from(count).expect("inside the file");
+                IoSlice::advance_slices(&mut left, count);
+            }
+        }
+    }
+    slices.clear();
+    Ok(())
+}
+
+fn no_memory(bytes: usize, errno: Errno) -> Error {
+    Error::os(ErrorCode::Internal, &format!("memory of {bytes} bytes for objects"), errno)
+}
+
+fn sized(len: usize) -> Result<OwnedFd, Error> {
+    let fd = unsealed(NAME, len)?;
+    add(&fd, SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW)
+        .map_err(|errno| Error::os(ErrorCode::Internal, "F_ADD_SEALS", errno))?;
+    Ok(fd)
+}
+
+fn add(fd: &OwnedFd, seals: SealFlag) -> nix::Result<()> {
+    loop {
+        match fcntl(fd, FcntlArg::F_ADD_SEALS(seals)) {
+            Err(Errno::EINTR) => {}
+            outcome => return outcome.map(drop),
+        }
+    }
+}
+
+/// Maps it for writing. Left to this process by a later fork(2): a mapping in a child would be in the way of the seal.
+pub(crate) fn map(fd: &OwnedFd, len: usize) -> Result<Mapping, Error> {
+    let mapping = Mapping::new(fd.as_fd(), 0, len, Access::ReadWrite, AtFork::Leave)?;
+    mapping.leave_out_of_dumps()?;
+    Ok(mapping)
+}
+
+/// What a file has when nobody can change it any more.
+const FINAL: SealFlag = SealFlag::F_SEAL_WRITE
+    .union(SealFlag::F_SEAL_SHRINK)
+    .union(SealFlag::F_SEAL_GROW)
+    .union(SealFlag::F_SEAL_SEAL);
+
+/// Nobody can change it any more. F_ADD_SEALS.
+pub(crate) fn seal(fd: &OwnedFd) -> Result<(), Error> {
+    if seals_of(fd.as_fd()).is_some_and(|seals| seals.contains(FINAL)) {
+        return Ok(());
+    }
+    add(fd, FINAL).map_err(|errno| match errno {
+        Errno::EBUSY => Error::new(ErrorCode::SealedBusy, "seal the memory of a group"),
+        Errno::EPERM | Errno::EINVAL => {
+            Error::os(ErrorCode::UnsupportedFd, "seal the memory of a group", errno)
+                .because("a memfd for objects is made with MFD_ALLOW_SEALING and without F_SEAL_SEAL, and its fd is open for writing")
+        }
+        errno => Error::os(ErrorCode::Internal, "seal the memory of a group", errno),
+    })
+}
+
+/// Whether nobody can write it any more, or make it shorter.
+pub(crate) fn is_sealed(fd: BorrowedFd<'_>) -> bool {
+    let needed = SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_SHRINK;
+    seals_of(fd).is_some_and(|seals| seals.contains(needed))
+}
+
+fn seals_of(fd: BorrowedFd<'_>) -> Option<SealFlag> {
+    fcntl(fd, FcntlArg::F_GET_SEALS).ok().map(SealFlag::from_bits_truncate)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::uio::pread;
+
+    fn bytes_of(fd: &OwnedFd, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0xff; len];
+        assert_eq!(pread(fd, &mut bytes, 0).unwrap(), len);
+        bytes
+    }
+
+    #[test]
+    fn written_when_many_parts_with_gaps_then_each_is_in_its_place_and_zeros_between() {
+        let part = [7_u8; 40];
+        // More than one write has, and a gap that begins another.
+        let count = WRITE_PARTS as u64;
+        let mut offsets: Vec<u64> = (0..count).map(|at| at * 64).collect();
+        offsets.push(count * 64 + 4096);
+        let len = offsets.last().unwrap() + 4096;
+        let parts = offsets.iter().map(|offset| (*offset, &part[..]));
+        let fd = written(len as usize, parts).unwrap();
+        let mut expected = vec![0; len as usize];
+        for offset in offsets {
+            expected[offset as usize..][..part.len()].copy_from_slice(&part);
+        }
+        assert!(bytes_of(&fd, len as usize) == expected);
+    }
+
+    #[test]
+    fn seal_when_mapped_then_busy_and_when_unmapped_for_good() {
+        let fd = allocated(4096).unwrap();
+        let mapping = map(&fd, 4096).unwrap();
+        mapping.write_at(0, b"kept").unwrap();
+        assert_eq!(seal(&fd).unwrap_err().code, ErrorCode::SealedBusy);
+        assert!(!is_sealed(fd.as_fd()));
+        drop(mapping);
+        seal(&fd).unwrap();
+        assert!(is_sealed(fd.as_fd()));
+        seal(&fd).unwrap();
+        assert_eq!(nix::sys::uio::pwrite(&fd, b"x", 0), Err(Errno::EPERM));
+        assert_eq!(&bytes_of(&fd, 4), b"kept");
+    }
+
+    #[test]
+    fn allocated_when_made_then_all_pages_are_there_and_its_size_is_fixed() {
+        let fd = allocated(1 << 20).unwrap();
+        let stat = nix::sys::stat::fstat(&fd).unwrap();
+        assert_eq!(stat.st_blocks * 512, 1 << 20);
+        assert_eq!(nix::unistd::ftruncate(&fd, 4096), Err(Errno::EPERM));
+        assert_eq!(nix::unistd::ftruncate(&fd, 2 << 20), Err(Errno::EPERM));
+    }
+
+    #[test]
+    fn seal_when_the_file_takes_no_seals_then_unsupported_fd() {
+        let fd = super::super::memfd::sealed(c"whole", 4096).unwrap();
+        assert_eq!(seal(&fd).unwrap_err().code, ErrorCode::UnsupportedFd);
+    }
+}

@@ -1,0 +1,442 @@
+//! The memory of groups: in the making, where this process writes it, and got, where it is read by all objects of the group.
+//! Must never leave a writable mapping of what is sealed, nor call bytes sealed that somebody may still write.
+
+use super::options::{NewObject, ObjectOptions, Place, PutObject};
+use super::wire;
+use crate::api::client::Client;
+use crate::backend::cuda::{self, CudaMemory};
+use crate::backend::level_zero::{self, LevelZeroMemory};
+use crate::backend::{MakersWork, MemoryDevice, object_file};
+use crate::books::grant::Grant;
+use crate::books::import::{Import, Imported};
+use crate::books::lease::Lease;
+use crate::deposit::{AllocationInfo, Deposit, Export};
+use crate::error::Error;
+use crate::fork::Process;
+use crate::limits::{OBJECT_ALIGN, OBJECT_DEVICE_ALIGN};
+use crate::map::{Access, Mapping, page_size};
+use fdbroker_protocol::object::ObjectCreateHead;
+use fdbroker_protocol::{ErrorCode, MemoryKind};
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+
+// --- in the making --------------------------------------------------------------------------------
+
+/// Where the objects of a group are in its memory.
+#[derive(Debug)]
+pub(super) struct Layout {
+    pub size_bytes: u64,
+    align: u64,
+    /// Behind the last object.
+    used: u64,
+    pub members: Vec<Range<u64>>,
+}
+
+impl Layout {
+    /// Of a group that begins with these objects and has room for so many bytes more.
+    pub fn of(
+        objects: &[NewObject<'_>],
+        place: &Place<'_>,
+        room_bytes: u64,
+    ) -> Result<Self, Error> {
+        let (align, size_bytes) = match place {
+            Place::Host => (OBJECT_ALIGN, None),
+            Place::Cuda(_) | Place::LevelZero(_) => (OBJECT_DEVICE_ALIGN, None),
+            Place::Fd(_, deposit) => (OBJECT_ALIGN, Some(deposit.size_bytes)),
+        };
+        let mut layout = Layout { size_bytes: u64::MAX, align, used: 0, members: Vec::new() };
+        let placed = layout.plan(objects)?;
+        layout.take(placed);
+        let needed = layout.used.checked_add(room_bytes).map(|bytes| bytes.max(1));
+        let needed = needed.and_then(|bytes| bytes.checked_next_multiple_of(page_size() as u64));
+        layout.size_bytes = match (size_bytes, needed) {
+            (Some(size), _) if layout.used <= size => size,
+            (None, Some(needed)) if needed <= isize::MAX as u64 => needed,
+            _ => return Err(does_not_fit(layout.used, size_bytes.unwrap_or(u64::MAX))),
+        };
+        Ok(layout)
+    }
+
+    /// Where these objects would be.
+    pub fn plan(&self, objects: &[NewObject<'_>]) -> Result<Vec<Range<u64>>, Error> {
+        let mut used = self.used;
+        let place = |object: &NewObject<'_>| {
+            let aligned = || used.checked_next_multiple_of(self.align);
+            let start = object.offset.or_else(aligned).unwrap_or(u64::MAX);
+            let end = start.checked_add(object.size_bytes).filter(|end| *end <= self.size_bytes);
+            let end = end.ok_or_else(|| does_not_fit(object.size_bytes, self.size_bytes))?;
+            used = used.max(end);
+            Ok(start..end)
+        };
+        objects.iter().map(place).collect()
+    }
+
+    /// They are there.
+    pub fn take(&mut self, placed: Vec<Range<u64>>) {
+        let end = placed.iter().map(|range| range.end).max();
+        self.used = self.used.max(end.unwrap_or(0));
+        self.members.extend(placed);
+    }
+}
+
+fn does_not_fit(bytes: u64, size_bytes: u64) -> Error {
+    let context = format!("objects of {bytes} bytes in a group's memory of {size_bytes}");
+    Error::new(ErrorCode::BadHandle, context)
+        .because("stay inside the memory, or create the group with more room (room_bytes)")
+}
+
+/// The memory of a group that is not sealed.
+#[derive(Debug)]
+pub(super) struct GroupMemory {
+    of: Of,
+    process: Process,
+}
+
+#[derive(Debug)]
+enum Of {
+    Host {
+        mapping: Mapping,
+        fd: OwnedFd,
+    },
+    Cuda(CudaMemory),
+    LevelZero {
+        memory: LevelZeroMemory,
+        kind: MemoryKind,
+    },
+    /// A memfd of the program's, to be sealed.
+    ForeignFile(OwnedFd),
+    /// What cannot be sealed.
+    Foreign,
+    /// A host file that is sealed, and not mapped any more; or nothing.
+    Sealed,
+}
+
+impl GroupMemory {
+    /// Makes it, and says in the layout how large it is.
+    pub fn new(client: &Client, place: &Place<'_>, layout: &mut Layout) -> Result<Self, Error> {
+        let bytes = || {
+            usize::try_from(layout.size_bytes)
+                .map_err(|_| does_not_fit(layout.size_bytes, usize::MAX as u64))
+        };
+        let of = match place {
+            Place::Host => {
+                let fd = object_file::allocated(bytes()?)?;
+                let mapping = object_file::map(&fd, bytes()?)?;
+                Of::Host { mapping, fd }
+            }
+            Place::Cuda(device) => {
+                let memory = CudaMemory::new(device, bytes()?)?;
+                device.identify(client, &memory)?;
+                layout.size_bytes = memory.len() as u64;
+                Of::Cuda(memory)
+            }
+            Place::LevelZero(device) => {
+                let memory = LevelZeroMemory::new(device, bytes()?)?;
+                let kind = device.identify(client, &memory)?.kind;
+                layout.size_bytes = memory.len() as u64;
+                Of::LevelZero { memory, kind }
+            }
+            Place::Fd(fd, deposit) if deposit.kind == MemoryKind::Memfd => {
+                let fd = fd.try_clone_to_owned().map_err(|error| {
+                    Error::no_fd(ErrorCode::Internal, "duplicate the fd of a group", error)
+                })?;
+                Of::ForeignFile(fd)
+            }
+            Place::Fd(..) => Of::Foreign,
+        };
+        Ok(GroupMemory { of, process: Process::current() })
+    }
+
+    /// The fd to send.
+    pub fn export<'a>(&'a self, place: &Place<'a>) -> Result<Export<'a>, Error> {
+        match (&self.of, place) {
+            (_, Place::Fd(fd, _)) => Ok(Export::Shared(*fd)),
+            (Of::Host { fd, .. }, _) => Ok(Export::Shared(fd.as_fd())),
+            (Of::Cuda(memory), _) => memory.export().map(Export::Fresh),
+            (Of::LevelZero { memory, .. }, _) => memory.export().map(Export::Fresh),
+            (Of::ForeignFile(_) | Of::Foreign | Of::Sealed, _) => Err(sealed()),
+        }
+    }
+
+    /// What the broker is told of it.
+    pub fn head(
+        &self,
+        flags: u32,
+        options: ObjectOptions,
+        place: &Place<'_>,
+        size_bytes: u64,
+    ) -> ObjectCreateHead {
+        let deposit = match (&self.of, place) {
+            (_, Place::Fd(_, deposit)) => **deposit,
+            (Of::Cuda(_), Place::Cuda(device)) => Deposit {
+                device: device.ordinal(),
+                ..Deposit::new(MemoryKind::CudaVmm, size_bytes)
+            },
+            (Of::LevelZero { kind, .. }, Place::LevelZero(device)) => {
+                Deposit { device: device.ordinal(), ..Deposit::new(*kind, size_bytes) }
+            }
+            _ => Deposit::new(MemoryKind::Memfd, size_bytes),
+        };
+        wire::head(flags, options, &deposit)
+    }
+
+    /// Bytes of host memory.
+    pub fn bytes_mut(&mut self, range: Range<usize>) -> Result<&mut [u8], Error> {
+        if !self.process.is_current() {
+            return Err(Error::forked("write an object"));
+        }
+        match &mut self.of {
+            // SAFETY: inside the mapping, whose pages are all allocated, so that no access can fail. This process alone has the file
+            // until it is sealed, and this borrow ends before that; the broker only holds its fd.
+            Of::Host { mapping, .. } => Ok(unsafe {
+                std::slice::from_raw_parts_mut(mapping.as_ptr().add(range.start), range.len())
+            }),
+            Of::Sealed => Err(sealed()),
+            _ => Err(Error::new(ErrorCode::NotSupported, "bytes of a group")
+                .because("only host memory can be had as bytes; copy into it with write_at")),
+        }
+    }
+
+    /// Copies in, at an offset in the group's memory.
+    pub fn write_at(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
+        match &self.of {
+            Of::Host { .. } => {
+                self.bytes_mut(offset..offset + bytes.len())?.copy_from_slice(bytes);
+                Ok(())
+            }
+            Of::Cuda(memory) => memory.write_at(offset, bytes),
+            Of::LevelZero { memory, .. } => memory.write_at(offset, bytes),
+            Of::Sealed => Err(sealed()),
+            Of::ForeignFile(_) | Of::Foreign => {
+                Err(Error::new(ErrorCode::NotSupported, "write to foreign memory")
+                    .because("its program has it; write there"))
+            }
+        }
+    }
+
+    /// First byte of the group, a device address.
+    pub fn device_ptr(&self) -> Result<u64, Error> {
+        match &self.of {
+            Of::Cuda(memory) => Ok(memory.device_ptr()),
+            Of::LevelZero { memory, .. } => Ok(memory.device_ptr()),
+            Of::Sealed => Err(sealed()),
+            _ => Err(Error::new(ErrorCode::NotSupported, "device address of a group")
+                .because("it was not created on a device")),
+        }
+    }
+
+    /// Waits for the device's work that writes it: this, or all of its context.
+    pub fn settle(&self, work: Option<MakersWork>) -> Result<(), Error> {
+        match (&self.of, work) {
+            (Of::Cuda(memory), work) => memory.settle(work),
+            (Of::LevelZero { memory, .. }, work) => memory.settle(work),
+            (_, None) => Ok(()),
+            (_, Some(_)) => Err(Error::new(ErrorCode::NotSupported, "seal after work of a device")
+                .because("the group was not created on a device; seal it without")),
+        }
+    }
+
+    /// Nobody can write it any more, this process included. SEALED_BUSY leaves it as it was.
+    pub fn seal(&mut self) -> Result<(), Error> {
+        match std::mem::replace(&mut self.of, Of::Sealed) {
+            Of::Host { mapping, fd } => {
+                let len = mapping.len();
+                drop(mapping);
+                let Err(error) = object_file::seal(&fd) else { return Ok(()) };
+                // It can be written again, and sealed later.
+                let mapping = object_file::map(&fd, len)?;
+                self.of = Of::Host { mapping, fd };
+                Err(error)
+            }
+            Of::ForeignFile(fd) => {
+                let Err(error) = object_file::seal(&fd) else { return Ok(()) };
+                self.of = Of::ForeignFile(fd);
+                Err(error)
+            }
+            // The broker has an fd of it; what is mapped and allocated here is dropped.
+            Of::Cuda(_) | Of::LevelZero { .. } | Of::Foreign | Of::Sealed => Ok(()),
+        }
+    }
+}
+
+fn sealed() -> Error {
+    Error::new(ErrorCode::Sealed, "write to a group")
+}
+
+/// A host file of these bytes, sealed.
+pub(super) fn write_sealed(layout: &Layout, puts: &[PutObject<'_>]) -> Result<OwnedFd, Error> {
+    let size = usize::try_from(layout.size_bytes)
+        .map_err(|_| does_not_fit(layout.size_bytes, usize::MAX as u64))?;
+    let parts = layout.members.iter().zip(puts).map(|(range, put)| (range.start, put.bytes));
+    let fd = object_file::written(size, parts)?;
+    object_file::seal(&fd)?;
+    Ok(fd)
+}
+
+// --- got ------------------------------------------------------------------------------------------
+
+/// The devices for which memory is opened.
+#[derive(Clone, Copy)]
+pub(super) struct Openers<'a> {
+    pub cuda: Option<&'a cuda::Device>,
+    pub level_zero: Option<&'a level_zero::Device>,
+}
+
+/// Where in its group an object is, and its version.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Placed {
+    pub version: u64,
+    pub offset: usize,
+    pub len: usize,
+}
+
+/// The memory of a group, open here.
+#[derive(Debug)]
+pub(super) struct Shared {
+    opened: Opened,
+    /// Sealed by the kernel: nobody can write it, or make it shorter.
+    is_sealed: bool,
+    process: Process,
+}
+
+/// How it is open.
+#[derive(Debug)]
+pub(super) enum Opened {
+    Host(Import),
+    Cuda(Imported<CudaMemory>),
+    LevelZero(Imported<LevelZeroMemory>),
+}
+
+impl Shared {
+    /// Opens what was granted, for reading; closes its fd, and reports the lease as mapped.
+    pub fn open(grant: Grant, openers: Openers<'_>) -> Result<Self, Error> {
+        let kind = grant.info.kind;
+        let is_sealed = kind == MemoryKind::Memfd && object_file::is_sealed(grant.fd.as_fd());
+        let opened = match openers.level_zero {
+            _ if kind.is_for_cuda() => {
+                let opened = match openers.cuda {
+                    Some(device) => CudaMemory::import(device, &grant, Access::Read)?,
+                    None => {
+                        let device = cuda::Device::open(grant.info.device)?;
+                        CudaMemory::import(&device, &grant, Access::Read)?
+                    }
+                };
+                let Grant { fd, lease, info } = grant;
+                Opened::Cuda(Imported::of_grant(opened, fd, lease, info))
+            }
+            Some(device) if kind == MemoryKind::DmaBuf => {
+                let opened = LevelZeroMemory::import(device, &grant, Access::Read)?;
+                let Grant { fd, lease, info } = grant;
+                Opened::LevelZero(Imported::of_grant(opened, fd, lease, info))
+            }
+            _ => Opened::Host(grant.import(Access::Read, 0)?),
+        };
+        Ok(Shared { opened, is_sealed, process: Process::current() })
+    }
+
+    /// Where an object of it is, if it is inside.
+    pub fn place(&self, version: u64, offset: u64, size_bytes: u64) -> Result<Placed, Error> {
+        let end = offset.checked_add(size_bytes);
+        if end.is_none_or(|end| end > self.info().size_bytes) {
+            let context = format!("get: {size_bytes} bytes at {offset} are not in their group");
+            return Err(Error::new(ErrorCode::Protocol, context));
+        }
+        // Inside memory that is open in this process.
+        Ok(Placed { version, offset: offset as usize, len: size_bytes as usize })
+    }
+
+    pub fn opened(&self) -> &Opened {
+        &self.opened
+    }
+
+    pub fn lease(&self) -> &Lease {
+        match &self.opened {
+            Opened::Host(import) => import.lease(),
+            Opened::Cuda(import) => import.lease(),
+            Opened::LevelZero(import) => import.lease(),
+        }
+    }
+
+    pub fn info(&self) -> &AllocationInfo {
+        match &self.opened {
+            Opened::Host(import) => import.info(),
+            Opened::Cuda(import) => import.info(),
+            Opened::LevelZero(import) => import.info(),
+        }
+    }
+
+    pub fn check_process(&self) -> Result<(), Error> {
+        match self.process.is_current() {
+            true => Ok(()),
+            false => Err(Error::forked("use memory imported before")),
+        }
+    }
+
+    /// All of it; the caller has checked the process.
+    pub fn sealed_bytes(&self) -> Option<&[u8]> {
+        match &self.opened {
+            // SAFETY: mapped as long as `self` lives; the kernel lets nobody write or shrink the file any more, and reads of pages that
+            // were never written give zeros.
+            Opened::Host(import) if self.is_sealed => Some(unsafe { import.as_slice() }),
+            _ => None,
+        }
+    }
+
+    pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Error> {
+        match &self.opened {
+            Opened::Host(import) => import.read_at(offset, into),
+            Opened::Cuda(import) => import.memory().read_at(offset, into),
+            Opened::LevelZero(import) => import.memory().read_at(offset, into),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn new(size_bytes: u64) -> NewObject<'static> {
+        NewObject::new("name", size_bytes)
+    }
+
+    #[test]
+    fn layout_when_objects_are_small_then_each_begins_at_a_line_and_the_memory_is_whole_pages() {
+        let layout = Layout::of(&[new(0), new(1), new(65), new(3)], &Place::Host, 0).unwrap();
+        assert_eq!(layout.members, [0..0, 0..1, 64..129, 192..195]);
+        assert_eq!(layout.size_bytes, page_size() as u64);
+        assert!(Layout::of(&[], &Place::Host, 0).unwrap().size_bytes > 0);
+    }
+
+    #[test]
+    fn plan_when_the_room_is_used_up_then_bad_handle_and_nothing_is_taken() {
+        let mut layout = Layout::of(&[new(64)], &Place::Host, 0).unwrap();
+        let room = layout.size_bytes - 64;
+        let error = layout.plan(&[new(room), new(1)]).unwrap_err();
+        assert_eq!(error.code, ErrorCode::BadHandle);
+        let placed = layout.plan(&[new(room)]).unwrap();
+        layout.take(placed);
+        assert_eq!(layout.members.len(), 2);
+        assert!(layout.plan(&[new(1)]).is_err());
+    }
+
+    #[test]
+    fn layout_when_sizes_overflow_then_bad_handle() {
+        for objects in [vec![new(u64::MAX)], vec![new(u64::MAX - 64), new(65)]] {
+            let error = Layout::of(&objects, &Place::Host, 0).unwrap_err();
+            assert_eq!(error.code, ErrorCode::BadHandle);
+        }
+        assert!(Layout::of(&[new(1)], &Place::Host, u64::MAX).is_err());
+    }
+
+    #[test]
+    fn layout_when_offsets_are_given_then_they_stand_and_stay_inside_foreign_memory() {
+        let deposit = Deposit::new(MemoryKind::DmaBuf, 4096);
+        let fd = object_file::allocated(4096).unwrap();
+        let place = Place::Fd(fd.as_fd(), &deposit);
+        let at = |offset, size_bytes| NewObject { offset: Some(offset), ..new(size_bytes) };
+        let layout = Layout::of(&[at(100, 10), new(6)], &place, 0).unwrap();
+        assert_eq!(layout.members, [100..110, 128..134]);
+        assert_eq!(layout.size_bytes, 4096);
+        assert!(Layout::of(&[at(4090, 10)], &place, 0).is_err());
+    }
+}

@@ -1,0 +1,129 @@
+//! An object that was got: a range of its group's memory, which is open here as long as any object of it is.
+//! Must never hand out a safe reference into memory that somebody may still write.
+
+use super::memory::{Opened, Placed, Shared};
+use crate::books::lease::Lease;
+use crate::error::Error;
+use crate::map::check_range;
+use fdbroker_protocol::{AllocationId, ErrorCode, MemoryKind};
+use std::sync::Arc;
+
+/// A sealed object, readable here without a copy. Its bytes never change, whatever becomes of its name, its maker and the broker.
+///
+/// The objects of a group share one mapping and one lease, which is given back when the last of them and of their clones is
+/// dropped. Not mapped in a child of fork(2).
+#[derive(Clone, Debug)]
+pub struct Object {
+    memory: Arc<Shared>,
+    place: Placed,
+    name: Arc<str>,
+    metadata: Arc<[u8]>,
+}
+
+impl Object {
+    pub(super) fn new(
+        memory: Arc<Shared>,
+        place: Placed,
+        name: Arc<str>,
+        metadata: Arc<[u8]>,
+    ) -> Self {
+        Object { memory, place, name, metadata }
+    }
+
+    /// Its name when it was got.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Given when its group was sealed, above all versions before.
+    pub fn version(&self) -> u64 {
+        self.place.version
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.place.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.place.len == 0
+    }
+
+    /// All of it, up to 4096 bytes.
+    pub fn metadata(&self) -> &[u8] {
+        &self.metadata
+    }
+
+    /// The kind of its memory.
+    pub fn kind(&self) -> MemoryKind {
+        self.memory.info().kind
+    }
+
+    /// Its group's allocation. Objects of one group have the same.
+    pub fn id(&self) -> AllocationId {
+        self.memory.info().id
+    }
+
+    /// The lease of its group.
+    pub fn lease(&self) -> &Lease {
+        self.memory.lease()
+    }
+
+    /// Whether its group still has a name (if it is the only one of its group: whether it is still what its name leads to), the
+    /// broker lives, and counts this use of it. No syscall. The bytes stay good all the same.
+    pub fn is_current(&self) -> bool {
+        self.memory.lease().is_current()
+    }
+
+    /// The bytes: host memory that is sealed against writing.
+    ///
+    /// # Errors
+    /// NOT_SUPPORTED: memory of a GPU, or foreign memory that only its maker's word keeps from being written;
+    /// [`Object::read_at`] copies it. NOT_CONNECTED: in a child of fork(2).
+    pub fn bytes(&self) -> Result<&[u8], Error> {
+        self.memory.check_process()?;
+        match self.memory.sealed_bytes() {
+            Some(bytes) => Ok(&bytes[self.place.offset..self.place.offset + self.place.len]),
+            None => Err(Error::new(ErrorCode::NotSupported, format!("bytes of {}", self.name))
+                .because("its memory is not sealed by the kernel; copy it with read_at")),
+        }
+    }
+
+    /// Copies out `into.len()` bytes from `offset`, of whatever memory.
+    ///
+    /// # Errors
+    /// BAD_HANDLE: out of bounds. INTERNAL: the driver's words. NOT_CONNECTED or NOT_SUPPORTED in a child of fork(2).
+    pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Error> {
+        check_range(offset, into.len(), self.place.len)?;
+        self.memory.read_at(self.place.offset + offset, into)
+    }
+
+    /// First byte, if the CPU can read it there: for C. Not in a child of fork(2).
+    pub fn as_ptr(&self) -> Option<*const u8> {
+        match self.memory.opened() {
+            Opened::Host(import) => Some(import.as_ptr().wrapping_add(self.place.offset)),
+            Opened::Cuda(_) | Opened::LevelZero(_) => None,
+        }
+    }
+
+    /// First byte, a device address of this process, if it was opened for a device. No kernel may write there: others read it,
+    /// too. Good as long as an object of its group is held.
+    pub fn device_ptr(&self) -> Option<u64> {
+        let base = match self.memory.opened() {
+            Opened::Host(_) => return None,
+            Opened::Cuda(import) => import.device_ptr(),
+            Opened::LevelZero(import) => import.device_ptr(),
+        };
+        Some(base + self.place.offset as u64)
+    }
+
+    pub(super) fn set_metadata(&mut self, metadata: Arc<[u8]>) {
+        self.metadata = metadata;
+    }
+
+    /// Whether its memory is in use by another object, too.
+    pub(super) fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.memory) > 1
+    }
+}

@@ -1,0 +1,88 @@
+//! What a program says of objects that it makes or keeps. Plain data: must never hold memory or a connection.
+
+use crate::backend::{cuda, level_zero};
+use crate::deposit::Deposit;
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+/// An object of a group to be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewObject<'a> {
+    /// 1 to 255 bytes without NUL.
+    pub name: &'a str,
+    /// Bytes; may be 0.
+    pub size_bytes: u64,
+    /// Opaque, up to 4096 bytes.
+    pub metadata: &'a [u8],
+    /// The version that the name must have when the group is sealed, 0 = none: else the seal answers VERSION.
+    pub expect: Option<u64>,
+    /// Where in the group's memory it begins, in bytes; `None`: behind the one before, aligned.
+    pub offset: Option<u64>,
+}
+
+impl<'a> NewObject<'a> {
+    /// Without metadata, of whatever version, behind the one before.
+    pub fn new(name: &'a str, size_bytes: u64) -> Self {
+        NewObject { name, size_bytes, metadata: &[], expect: None, offset: None }
+    }
+}
+
+/// An object to be made of bytes that there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PutObject<'a> {
+    /// 1 to 255 bytes without NUL.
+    pub name: &'a str,
+    /// What it is to be.
+    pub bytes: &'a [u8],
+    /// Opaque, up to 4096 bytes.
+    pub metadata: &'a [u8],
+    /// As [`NewObject::expect`].
+    pub expect: Option<u64>,
+}
+
+impl<'a> PutObject<'a> {
+    /// Without metadata, of whatever version.
+    pub fn new(name: &'a str, bytes: &'a [u8]) -> Self {
+        PutObject { name, bytes, metadata: &[], expect: None }
+    }
+}
+
+/// How a group is made. The default: names must be free, and it ends with its creator.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ObjectOptions {
+    /// Other objects may have the names; they lose them when this group is sealed.
+    pub replace: bool,
+    /// It outlives its creator, for so long after its last use, in whole ms; zero: as long as the broker allows.
+    pub keep: Option<Duration>,
+    /// It ends neither by time nor to make room, until it is unpinned. Implies that it outlives its creator.
+    pub pin: bool,
+    /// It may end when bytes are short and nobody uses it.
+    pub evictable: bool,
+    /// Bytes of memory beside those of the objects that it is created with, for [`crate::Group::add`].
+    pub room_bytes: u64,
+}
+
+/// Where the memory of a group is.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Place<'a> {
+    /// A memfd of its own, mapped here for writing.
+    Host,
+    /// One VMM allocation on this device.
+    Cuda(&'a cuda::Device),
+    /// One allocation on this device.
+    LevelZero(&'a level_zero::Device),
+    /// Memory behind an fd that the program has: kind, size, offset, device and driver data as the deposit says (the rest of
+    /// it means nothing here). A memfd must be sealed against shrinking and growing, not against sealing, and is sealed against
+    /// writing when the group is.
+    Fd(BorrowedFd<'a>, &'a Deposit),
+}
+
+/// What a touch changes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Touch {
+    /// As [`ObjectOptions::keep`]; `None`: as before.
+    pub keep: Option<Duration>,
+    /// Pins (`Some(true)`) or unpins the groups; `None`: as before.
+    pub pin: Option<bool>,
+}

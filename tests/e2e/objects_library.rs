@@ -1,0 +1,389 @@
+//! Named objects through the library, with the real daemon: made, got without a copy, kept by their readers, and what is left when
+//! makers, readers and brokers end.
+
+use crate::support::broker::Broker;
+use crate::support::memory::BLOCK_BYTES;
+use crate::support::wait::{eventually, patience, soon};
+use fdbroker_client::{
+    Client, Deadline, Deposit, Error, ErrorCode, GetProgress, Group, MemoryKind, NewObject, Object,
+    ObjectOptions, ObjectState, Objects, Place, PutObject, SealError,
+};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{ForkResult, fork, ftruncate};
+use std::os::fd::AsFd;
+use std::thread;
+
+const PLAIN: ObjectOptions =
+    ObjectOptions { replace: false, keep: None, pin: false, evictable: false, room_bytes: 0 };
+const REPLACE: ObjectOptions = ObjectOptions { replace: true, ..PLAIN };
+
+fn objects(broker: &Broker, name: &str) -> (Client, Objects) {
+    let client = broker.client(name);
+    let objects = client.objects();
+    (client, objects)
+}
+
+fn put(objects: &Objects, name: &str, bytes: &[u8]) -> u64 {
+    objects.put(name, bytes, PLAIN, patience()).expect("it is put")
+}
+
+fn code<T: std::fmt::Debug>(outcome: Result<T, Error>) -> ErrorCode {
+    outcome.expect_err("it is refused").code
+}
+
+fn group(objects: &Objects, new: &[NewObject<'_>]) -> Group {
+    objects.create(new, Place::Host, PLAIN, patience()).expect("a group")
+}
+
+fn bytes(object: &Object) -> Vec<u8> {
+    object.bytes().expect("host memory").to_vec()
+}
+
+/// The mappings of object memory in this process.
+fn mappings() -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
+    maps.lines().filter(|line| line.contains("fdbroker-objects")).count()
+}
+
+#[test]
+fn put_when_got_by_another_client_then_the_bytes_are_there_without_a_copy_and_without_an_fd() {
+    let broker = Broker::start();
+    let (_maker, made) = objects(&broker, "maker");
+    let (_reader, got) = objects(&broker, "reader");
+    let version = put(&made, "a/b", b"hello");
+    let object = got.get("a/b", patience()).expect("it is sealed");
+    assert_eq!((object.name(), object.version(), object.len()), ("a/b", version, 5));
+    assert_eq!(object.bytes().expect("host memory"), b"hello");
+    assert!(object.is_current());
+    eventually("the lease is reported as mapped", || {
+        let uses = broker.status().uses;
+        (uses.open_leases.now.get(), uses.mapped_leases.now.get()) == (0, 1)
+    });
+    drop(object);
+    eventually("the lease is given back", || broker.status().uses.mapped_leases.now.get() == 0);
+}
+
+#[test]
+fn seal_when_a_group_is_written_then_all_appear_at_once_with_one_version_and_share_one_mapping() {
+    let broker = Broker::start();
+    let (_maker, made) = objects(&broker, "maker");
+    let (_reader, got) = objects(&broker, "reader");
+    let new = |name, size| NewObject { metadata: b"meta", ..NewObject::new(name, size) };
+    let mut group = group(&made, &[new("w/0", 3), new("w/1", 0), new("w/2", 100_000)]);
+    group.bytes_mut(0).expect("host memory").copy_from_slice(b"abc");
+    group.write_at(2, 99_999, b"z").expect("inside");
+    assert_eq!(code(group.write_at(2, 99_999, b"zz")), ErrorCode::BadHandle);
+    let names = ["w/0", "w/1", "w/2", "w/0"];
+    assert_eq!(code(got.get("w/1", Deadline::from_ms(0))), ErrorCode::NotSealed);
+    assert_eq!(got.stat("w/2", patience()).expect("known").state, ObjectState::Making);
+    let before = mappings();
+    let version = group.seal(patience()).expect("nothing has it mapped");
+    assert_eq!(mappings(), before - 1, "the maker's is gone");
+    let all = got.get_many(&names, patience()).expect("all are sealed");
+    assert_eq!(mappings(), before, "one for all");
+    assert!(all.iter().all(|one| one.version() == version && one.metadata() == b"meta"));
+    assert_eq!(bytes(&all[0]), b"abc");
+    assert!(all[1].is_empty());
+    let (first, last) = (bytes(&all[2])[0], bytes(&all[2])[99_999]);
+    assert_eq!((first, last), (0, b'z'));
+    assert_eq!(bytes(&all[3]), b"abc");
+    drop(all);
+    assert_eq!(mappings(), before - 1);
+}
+
+#[test]
+fn put_many_when_more_than_a_group_then_all_are_there_and_few_fds_are_held() {
+    let broker = Broker::start();
+    let (_maker, made) = objects(&broker, "maker");
+    let names: Vec<String> = (0..600).map(|at| format!("many/{at:04}")).collect();
+    let contents: Vec<Vec<u8>> = (0..600_usize).map(|at| vec![at as u8; at % 130]).collect();
+    let puts: Vec<PutObject<'_>> =
+        names.iter().zip(&contents).map(|(name, bytes)| PutObject::new(name, bytes)).collect();
+    let versions = made.put_many(&puts, PLAIN, patience()).expect("they are put");
+    assert_eq!(versions.len(), 600);
+    assert_eq!(broker.status().uses.held_fds.now.get(), 3, "one for each group");
+    let listed: Vec<_> = made.list("many/", patience()).map(|one| one.expect("a record")).collect();
+    assert_eq!(listed.len(), 600);
+    assert!(listed.iter().zip(&names).all(|(info, name)| info.name == *name));
+    for (at, name) in names.iter().enumerate().step_by(37) {
+        let object = made.get(name, patience()).expect("it is there");
+        assert_eq!((bytes(&object), object.version()), (contents[at].clone(), versions[at]));
+    }
+}
+
+#[test]
+fn get_when_the_metadata_is_long_then_all_of_it_comes_blocking_and_not() {
+    let broker = Broker::start();
+    let (_client, objects) = objects(&broker, "client");
+    let names: Vec<String> = (0..20).map(|at| format!("long/{at}")).collect();
+    let metadata: Vec<Vec<u8>> = (0..20_u8).map(|at| vec![at; 4096]).collect();
+    let puts: Vec<PutObject<'_>> = names
+        .iter()
+        .zip(&metadata)
+        .map(|(name, metadata)| PutObject { metadata, ..PutObject::new(name, b"x") })
+        .collect();
+    objects.put_group(&puts, PLAIN, patience()).expect("it is put");
+    let all = objects.get_many(&names, patience()).expect("they are there");
+    assert!(all.iter().zip(&metadata).all(|(object, expected)| object.metadata() == expected));
+    let mut request = objects.get_start(&names, patience()).expect("it starts");
+    let all = loop {
+        match request.test() {
+            GetProgress::UnderWay(under_way) => request = under_way,
+            GetProgress::Done(outcome) => break outcome.expect("they are there"),
+        }
+        thread::yield_now();
+    };
+    assert!(all.iter().zip(&metadata).all(|(object, expected)| object.metadata() == expected));
+    assert_eq!(objects.stat(&names[3], patience()).expect("known").metadata, metadata[3]);
+}
+
+#[test]
+fn get_when_it_is_not_there_yet_then_waits_for_it_and_says_in_vain_for_what() {
+    let broker = Broker::start();
+    let (_maker, made) = objects(&broker, "maker");
+    let (_reader, got) = objects(&broker, "reader");
+    let unknown = got.get("later", Deadline::from_ms(0));
+    assert_eq!(code(unknown), ErrorCode::NotFound);
+    let error = got.get("later", soon()).expect_err("nobody makes it");
+    assert_eq!(error.code, ErrorCode::TimedOut);
+    assert!(error.to_string().contains("no object has this name"), "{error}");
+    let group = group(&made, &[NewObject::new("later", 4)]);
+    let error = got.get("later", soon()).expect_err("it is in the making");
+    let maker = format!("pid {} is still making it", std::process::id());
+    assert!(error.code == ErrorCode::TimedOut && error.to_string().contains(&maker), "{error}");
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| got.get("later", patience()));
+        group.seal(patience()).expect("it is sealed");
+        assert_eq!(waiting.join().expect("no panic").expect("it came").len(), 4);
+    });
+}
+
+#[test]
+fn cancel_when_a_get_waits_then_nothing_of_it_is_left_and_the_client_goes_on() {
+    let broker = Broker::start();
+    let (_client, objects) = objects(&broker, "client");
+    let request = objects.get_start(&["never"], patience()).expect("it starts");
+    eventually("it is parked", || broker.status().uses.parked_requests.now.get() == 1);
+    request.cancel();
+    eventually("it is not", || broker.status().uses.parked_requests.now.get() == 0);
+    put(&objects, "never", b"now");
+    assert_eq!(bytes(&objects.get("never", patience()).expect("it is there")), b"now");
+    assert_eq!(broker.status().uses.open_leases.now.get(), 0);
+}
+
+#[test]
+fn replace_when_a_reader_holds_the_old_one_then_it_keeps_it_and_the_next_gets_the_new() {
+    let broker = Broker::start();
+    let (_client, objects) = objects(&broker, "client");
+    let first = put(&objects, "name", b"old");
+    let old = objects.get("name", patience()).expect("it is there");
+    assert_eq!(code(objects.put("name", b"new", PLAIN, patience())), ErrorCode::Exists);
+    let second = objects.put("name", b"new", REPLACE, patience()).expect("it is replaced");
+    assert!(second > first);
+    assert_eq!((bytes(&old), old.version()), (b"old".to_vec(), first));
+    let new = objects.get("name", patience()).expect("it is there");
+    assert_eq!((bytes(&new), new.version()), (b"new".to_vec(), second));
+    // A seal that expects a version is refused when the name has moved.
+    let puts = [PutObject { expect: Some(first), ..PutObject::new("name", b"third") }];
+    let error = objects.put_group(&puts, PLAIN, patience()).expect_err("it has moved");
+    let said = error.status.map(|status| status.value.get());
+    assert_eq!((error.code, said), (ErrorCode::Version, Some(second)), "{error}");
+    let puts = [PutObject { expect: Some(second), ..puts[0] }];
+    objects.put_group(&puts, PLAIN, patience()).expect("it has not");
+}
+
+#[test]
+fn seal_when_the_memory_is_mapped_in_a_child_then_busy_and_the_group_is_as_before() {
+    let broker = Broker::start();
+    let (_client, objects) = objects(&broker, "client");
+    let fd = memfd_create(c"foreign", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)
+        .expect("a memfd");
+    ftruncate(&fd, BLOCK_BYTES as i64).expect("its size");
+    let deposit = Deposit::new(MemoryKind::Memfd, BLOCK_BYTES as u64);
+    let place = Place::Fd(fd.as_fd(), &deposit);
+    let new = [NewObject { offset: Some(8), ..NewObject::new("foreign", 5) }];
+    let group = objects.create(&new, place, PLAIN, patience()).expect("a group");
+    let mapping = Mapped::new(&fd);
+    mapping.write(8, b"bytes");
+    let SealError { error, group } = group.seal(patience()).expect_err("it is mapped");
+    assert_eq!(error.code, ErrorCode::SealedBusy, "{error}");
+    mapping.write(12, b"S");
+    drop(mapping);
+    group.expect("it is as before").seal(patience()).expect("it is mapped no more");
+    assert_eq!(bytes(&objects.get("foreign", patience()).expect("it is there")), b"byteS");
+}
+
+/// A mapping of a test's own.
+struct Mapped(*mut u8);
+
+impl Mapped {
+    fn new(fd: impl AsFd) -> Self {
+        use nix::sys::mman::{MapFlags, ProtFlags, mmap};
+        let len = std::num::NonZeroUsize::new(BLOCK_BYTES).expect("not 0");
+        let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let at = unsafe { mmap(None, len, access, MapFlags::MAP_SHARED, fd, 0) }.expect("mmap");
+        Mapped(at.as_ptr().cast())
+    }
+
+    fn write(&self, offset: usize, bytes: &[u8]) {
+        assert!(offset + bytes.len() <= BLOCK_BYTES);
+        // SAFETY: inside the mapping, which this test alone uses.
+        unsafe { self.0.add(offset).copy_from(bytes.as_ptr(), bytes.len()) };
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        let at = std::ptr::NonNull::new(self.0.cast()).expect("mapped");
+        // SAFETY: mapped by this test, and not used any more.
+        unsafe { nix::sys::mman::munmap(at, BLOCK_BYTES) }.expect("munmap");
+    }
+}
+
+#[test]
+fn seal_when_an_expected_version_has_moved_then_sealed_later_and_not_written_any_more() {
+    let broker = Broker::start();
+    let (_client, objects) = objects(&broker, "client");
+    let new = [NewObject { expect: Some(0), ..NewObject::new("name", 4) }];
+    let mut group = objects.create(&new, Place::Host, PLAIN, patience()).expect("a group");
+    group.write_at(0, 0, b"mine").expect("host memory");
+    objects.put("name", b"theirs", REPLACE, patience()).expect("it comes first");
+    let SealError { error, group } = group.seal(patience()).expect_err("it has moved");
+    assert_eq!(error.code, ErrorCode::Version, "{error}");
+    let mut group = group.expect("it can be sealed again");
+    assert_eq!(code(group.write_at(0, 0, b"more")), ErrorCode::Sealed);
+    objects.delete("name", None, patience()).expect("it is there");
+    group.seal(patience()).expect("the name is free");
+    assert_eq!(bytes(&objects.get("name", patience()).expect("it is there")), b"mine");
+}
+
+#[test]
+fn drop_when_a_group_is_not_sealed_then_the_name_is_free_and_nothing_is_charged() {
+    let broker = Broker::start();
+    let (_client, objects) = objects(&broker, "client");
+    for _ in 0..3 {
+        drop(group(&objects, &[NewObject::new("again", 1 << 20)]));
+    }
+    group(&objects, &[NewObject::new("again", 1)]).abort();
+    eventually("nothing is charged", || {
+        let uses = broker.status().uses;
+        let left = [&uses.object_names, &uses.allocations, &uses.held_bytes, &uses.metadata_bytes];
+        left.iter().all(|use_of| use_of.now.get() == 0)
+    });
+    assert_eq!(code(objects.stat("again", patience())), ErrorCode::NotFound);
+}
+
+#[test]
+fn delete_when_readers_are_left_then_they_keep_it_and_outcomes_come_one_by_one() {
+    let broker = Broker::start();
+    let (_client, objects) = objects(&broker, "client");
+    let version = put(&objects, "a", b"1");
+    put(&objects, "b", b"2");
+    let held = objects.get("a", patience()).expect("it is there");
+    let asked = [("a", Some(version + 9)), ("a", Some(version)), ("none", None), ("b", None)];
+    let outcomes = objects.delete_many(&asked, patience()).expect("the broker answers");
+    let codes: Vec<_> = outcomes.iter().map(|it| it.as_ref().err().map(|it| it.code)).collect();
+    assert_eq!(codes, [Some(ErrorCode::Version), None, Some(ErrorCode::NotFound), None]);
+    assert_eq!(bytes(&held), b"1");
+    assert_eq!(code(objects.get("a", Deadline::from_ms(0))), ErrorCode::NotFound);
+    eventually("it is not current", || !held.is_current());
+    drop(held);
+    eventually("its memory is back", || broker.status().uses.allocations.now.get() == 0);
+}
+
+#[test]
+fn get_cached_when_asked_again_then_no_message_and_never_an_old_version() {
+    let broker = Broker::start();
+    let (_maker, made) = objects(&broker, "maker");
+    let (reader, got) = objects(&broker, "reader");
+    put(&made, "alone", b"1");
+    made.put_group(
+        &[PutObject::new("two/a", b"a"), PutObject::new("two/b", b"b")],
+        PLAIN,
+        patience(),
+    )
+    .expect("it is put");
+    for name in ["alone", "two/a"] {
+        let first = got.get_cached(name, patience()).expect("it is there");
+        let again = got.get_cached(name, patience()).expect("it is there");
+        assert_eq!(first.lease().number(), again.lease().number(), "{name}");
+    }
+    // One that is alone is had while nobody answers.
+    broker.stop();
+    assert_eq!(bytes(&got.get_cached("alone", Deadline::from_ms(0)).expect("kept")), b"1");
+    broker.go_on();
+    for name in ["alone", "two/a"] {
+        let version = made.put(name, b"new", REPLACE, patience()).expect("it is replaced");
+        eventually("the page says so", || {
+            got.get_cached(name, patience()).expect("it is there").version() == version
+        });
+    }
+    assert!(got.empty() > 0);
+    reader.flush(patience()).expect("the broker answers");
+    eventually("all is given back", || broker.status().uses.mapped_leases.now.get() == 0);
+}
+
+#[test]
+fn broker_when_it_is_killed_then_objects_stay_readable_and_groups_in_the_making_are_aborted() {
+    let mut broker = Broker::start();
+    let (client, objects) = objects(&broker, "client");
+    put(&objects, "name", b"bytes");
+    let held = objects.get("name", patience()).expect("it is there");
+    let mut group = group(&objects, &[NewObject::new("unsealed", 4)]);
+    broker.kill();
+    eventually("the loss is seen", || !client.is_connected());
+    assert!(!held.is_current());
+    assert_eq!(bytes(&held), b"bytes");
+    group.write_at(0, 0, b"more").expect("it is this process's");
+    broker.restart();
+    eventually("it is connected again", || client.is_connected());
+    let SealError { error, group } = group.seal(patience()).expect_err("its broker is gone");
+    assert_eq!((error.code, group.is_none()), (ErrorCode::Aborted, true), "{error}");
+    assert!(!held.is_current(), "the new broker does not know of it");
+    assert_eq!(bytes(&held), b"bytes");
+    drop(held);
+    put(&objects, "unsealed", b"again");
+    assert_eq!(bytes(&objects.get("unsealed", patience()).expect("it is there")), b"again");
+}
+
+#[test]
+fn fork_when_a_child_uses_what_it_inherits_then_refused_and_the_parent_is_undisturbed() {
+    let broker = Broker::start();
+    let (_client, objects) = objects(&broker, "client");
+    put(&objects, "name", b"bytes");
+    let held = objects.get("name", patience()).expect("it is there");
+    let mut making = group(&objects, &[NewObject::new("group", 8192)]);
+    // SAFETY: the child makes calls that must take no lock, and leaves.
+    let child = match unsafe { fork() }.expect("fork") {
+        ForkResult::Parent { child } => child,
+        ForkResult::Child => {
+            let refused = held.bytes().is_err_and(|error| error.code == ErrorCode::NotConnected)
+                && objects.get("name", Deadline::from_ms(0)).is_err()
+                && making.bytes_mut(0).is_err();
+            drop((held, making));
+            // SAFETY: it ends the process.
+            unsafe { nix::libc::_exit(i32::from(!refused)) }
+        }
+    };
+    assert_eq!(waitpid(child, None).expect("its end"), WaitStatus::Exited(child, 0));
+    assert_eq!(bytes(&held), b"bytes");
+    making.write_at(0, 0, b"parent").expect("host memory");
+    making.seal(patience()).expect("the child has it not mapped");
+    let object = objects.get("group", patience()).expect("it is there");
+    assert_eq!(&bytes(&object)[..6], b"parent");
+}
+
+#[test]
+fn import_when_a_reader_wants_to_write_then_nobody_can() {
+    let broker = Broker::start();
+    let (_client, objects) = objects(&broker, "client");
+    put(&objects, "name", b"bytes");
+    let object = objects.get("name", patience()).expect("it is there");
+    let address = object.as_ptr().expect("host memory").addr();
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("maps");
+    let begins = format!("{address:x}-");
+    let line = maps.lines().find(|line| line.starts_with(&begins)).expect("it is mapped");
+    assert!(line.contains(" r--s "), "{line}");
+}
