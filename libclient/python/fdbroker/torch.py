@@ -16,12 +16,13 @@ import threading
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
+import torch.utils.dlpack
 
-from . import _abi, _native
+from . import _abi, _dlpack, _native
 from ._broker import Broker, ShapeLike, connect
 from ._errors import Error, NotSupported, Stale
 from ._memory import Buffer
-from ._types import shape_of
+from ._types import dtype_of, shape_of
 
 _default: Tuple[int, Optional[Broker]] = (0, None)
 
@@ -199,6 +200,30 @@ def open_state_dict(handle: bytes, broker: Optional[Broker] = None, *, timeout: 
     return _unpack(flat)
 
 
+def put_state_dict(name: str, state: Dict[str, Any], broker: Optional[Broker] = None, **options: Any) -> int:
+    """Makes a named object of a state dict, copied to the host: all tensors appear at one moment. Its version.
+
+    Options and errors as of :meth:`fdbroker.Broker.put`, such as ``replace=True``, ``keep=3600``.
+    """
+    broker = broker or default_broker()
+    with pack(state, broker) as packed:
+        return broker.put(name, packed, **options)
+
+
+def get_state_dict(name: str, broker: Optional[Broker] = None, **options: Any) -> Dict[str, Any]:
+    """The state dict of a name, of any process, alive or not: its tensors are views of the one memory, not copies.
+
+    They are for reading: PyTorch cannot say so, and writing into one is a segmentation fault. ``load_state_dict`` copies them; ``clone``
+    what is to be changed. What is not a tensor was pickled: open only what you trust.
+
+    Options and errors as of :meth:`fdbroker.Broker.get`; ValueError when it is no state dict.
+    """
+    got = (broker or default_broker()).get(name, **options)
+    # Without the mark that it is for reading, which PyTorch does not know.
+    capsule = _dlpack.capsule(got._array(), got.pointer, (got.nbytes,), dtype_of("uint8"), got.__dlpack_device__(), False, None)
+    return _unpack(torch.utils.dlpack.from_dlpack(capsule))
+
+
 def _unpack(flat: "torch.Tensor") -> Dict[str, Any]:
     head = len(_MAGIC) + 8
     begin = bytes(flat[:head].tolist())
@@ -344,6 +369,6 @@ def underway() -> int:
 
 
 __all__ = [
-    "SharedTensor", "copy", "default_broker", "empty", "install", "open", "open_state_dict", "pack", "pool", "share", "underway",
-    "uninstall",
+    "SharedTensor", "copy", "default_broker", "empty", "get_state_dict", "install", "open", "open_state_dict", "pack", "pool",
+    "put_state_dict", "share", "underway", "uninstall",
 ]  # fmt: skip

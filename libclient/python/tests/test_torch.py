@@ -123,6 +123,18 @@ class Cpu(BrokerCase):
             other = self.broker.zeros(100)
             shared_torch.open_state_dict(other.handle, self.other)
 
+    def test_state_dict_when_put_under_a_name_then_got_by_others(self):
+        model = torch.nn.Linear(10, 20)
+        first = shared_torch.put_state_dict("model", model.state_dict(), self.broker)
+        state = shared_torch.get_state_dict("model", self.other)
+        self.assertTrue(torch.equal(state["weight"], model.weight) and torch.equal(state["bias"], model.bias))
+        again = torch.nn.Linear(10, 20)
+        again.load_state_dict(state)
+        self.assertGreater(shared_torch.put_state_dict("model", again.state_dict(), self.broker, replace=True), first)
+        self.broker.put("no model", b"x" * 100)
+        with self.assertRaisesRegex(ValueError, "no state dict"):
+            shared_torch.get_state_dict("no model", self.other)
+
     def test_install_when_tensors_are_sent_then_they_arrive_after_their_sender_dropped_them(self):
         os.environ["FDBROKER_SOCKET"] = self.broker.socket
         self.addCleanup(os.environ.pop, "FDBROKER_SOCKET")
