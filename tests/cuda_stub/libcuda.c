@@ -152,17 +152,9 @@ API cuStreamSynchronize(void *stream) {
     pthread_mutex_unlock(&mutex);
     return stream ? INVALID_VALUE : SUCCESS;
 }
-API cuCtxSynchronize(void) {
-    NEED_CONTEXT;
-    pthread_mutex_lock(&mutex);
-    arrive();
-    pthread_mutex_unlock(&mutex);
-    return SUCCESS;
-}
+API cuCtxSynchronize(void) { return cuStreamSynchronize(NULL); }
 // Any event but NULL is one that was recorded behind all that was sent off.
-API cuEventSynchronize(void *event) {
-    return event ? cuCtxSynchronize() : INVALID_VALUE;
-}
+API cuEventSynchronize(void *event) { return event ? cuCtxSynchronize() : INVALID_VALUE; }
 API cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes) { NEED_CONTEXT; return send_off(to, from, 0, bytes); }
 API cuMemsetD8_v2(uint64_t to, unsigned char byte, size_t bytes) { NEED_CONTEXT; return send_off(to, NULL, byte, bytes); }
 API cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes) {

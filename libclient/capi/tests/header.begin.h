@@ -36,8 +36,8 @@
  * and contexts back once, by the function that their comment names. Structs are plain data and can be copied.
  *
  * Threads. Any thread may call any function at any time, several threads at once, with two exceptions:
- * fdbroker_close(), and functions on the same fdbroker_request_t. Nothing may wait inside a callback: a call that would
- * wait answers FDBROKER_NOT_SUPPORTED there.
+ * fdbroker_close(), and functions on the same fdbroker_request_t, fdbroker_object_group_t or fdbroker_object_list_t.
+ * Nothing may wait inside a callback: a call that would wait answers FDBROKER_NOT_SUPPORTED there.
  *
  * fork(2). In the child every call with the parent's context answers FDBROKER_NOT_CONNECTED, except fdbroker_close(),
  * and imports are not mapped. The child opens a context of its own, or calls exec. The parent notices nothing. The same
