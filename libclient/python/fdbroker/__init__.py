@@ -56,6 +56,7 @@ for _class in list(globals().values()):
 __all__ = [
     "Aborted", "Again", "BadHandle", "Broker", "Buffer", "Cancelled", "Closed", "Error", "Exists", "Handle", "Internal",
     "InvalidArgument", "LocalFdLimit", "Memory", "NoQuota", "NotConnected", "NotFound", "NotPermitted", "NotSealed", "NotSupported",
-    "Object", "ObjectInfo", "OwnerGone", "OwnerSilent", "PrivateBroker", "Protocol", "Sealed", "SealedBusy", "ShuttingDown", "Stale", "TimedOut", "TooLong",
+    "Object", "ObjectInfo", "OwnerGone", "OwnerSilent", "PrivateBroker", "Protocol", "Sealed", "SealedBusy",
+    "ShuttingDown", "Stale", "TimedOut", "TooLong",
     "UnsupportedFd", "VersionChanged", "View", "WrongNode", "connect", "device_count", "private_broker",
 ]  # fmt: skip

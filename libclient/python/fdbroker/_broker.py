@@ -90,8 +90,9 @@ class Broker:
                 driver, circle = _abi.DRIVERS[place[0]], _choice("share", _abi.SHARE, share)
                 check(_abi.lib.fdbroker_gpu_alloc(context.pointer, driver, place[1], asked, circle, *results))
             free = _abi.lib.fdbroker_host_free if place is None else _abi.lib.fdbroker_gpu_free
-            lease = Lease(context, functools.partial(_free, free, pointer.value))
-            return Buffer(context, lease, pointer.value or 0, nbytes, sizes, element, device=place, writable=True)
+            address = pointer.value or 0
+            lease = Lease(context, functools.partial(_free, free, address))
+            return Buffer(context, lease, address, nbytes, sizes, element, device=place, writable=True)
         finally:
             context.give_back()
 

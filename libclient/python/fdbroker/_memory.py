@@ -3,6 +3,7 @@
 Must never let anything see memory that was given back: each view keeps it.
 """
 
+import builtins
 import ctypes
 import functools
 from typing import TYPE_CHECKING, Any, Optional, Tuple, Type, Union
@@ -89,17 +90,18 @@ class Memory:
         array._lease = lease  # type: ignore[attr-defined]
         return array
 
-    def memoryview(self) -> memoryview:
+    def memoryview(self) -> "builtins.memoryview":
         """The memory as a flat memoryview of bytes; read-only when it was opened for reading.
 
         Errors: Closed; TypeError for GPU memory.
         """
-        view = memoryview(self._array()).cast("B")
+        view = builtins.memoryview(self._array()).cast("B")
         return view if self.writable else view.toreadonly()
 
-    def __buffer__(self, flags: int) -> memoryview:
+    def __buffer__(self, flags: int) -> "builtins.memoryview":
         """The buffer protocol, from Python 3.12 on."""
-        view, shape = self.memoryview()[: count_of(self.shape) * self._dtype.itemsize], self.shape
+        view: Any = self.memoryview()[: count_of(self.shape) * self._dtype.itemsize]
+        shape = self.shape
         if self._dtype.code and 0 not in shape:
             return view.cast(self._dtype.code, shape) if shape else view.cast(self._dtype.code)
         return view

@@ -348,7 +348,7 @@ def install() -> None:
     import torch.multiprocessing  # noqa: F401  (registers its own first)
 
     for kind in (torch.Tensor, torch.nn.Parameter):
-        known = ForkingPickler._extra_reducers.get(kind)
+        known = getattr(ForkingPickler, "_extra_reducers", {}).get(kind)
         if known is not _reduce:
             _torchs_own[kind] = known
             ForkingPickler.register(kind, _reduce)
