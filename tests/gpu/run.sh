@@ -47,6 +47,14 @@ export -f capi
 export out
 part "the C ABI" 200 bash -c capi
 
+# The Python package in place: memory, tensors, pools, with PyTorch's two ways to allocate.
+library=$FDBROKER_BIN_DIR/capi/libfdbroker.so.0
+[ -e "$library" ] || library=$FDBROKER_BIN_DIR/libfdbroker.so.0
+for allocator in "" expandable_segments:True; do
+  part "Python, PYTORCH_CUDA_ALLOC_CONF=$allocator" 200 env "PYTORCH_CUDA_ALLOC_CONF=$allocator" "FDBROKER_LIBRARY=$library" \
+    PYTHONPATH=libclient/python python3 libclient/python/tests/run.py test_torch test_gpu
+done
+
 pytorch
 
 echo "$passed passed, $failed failed"

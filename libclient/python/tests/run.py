@@ -6,9 +6,7 @@ import os
 import sys
 import unittest
 
-# Files of this folder are found, those of the source tree's package are not.
 here = os.path.dirname(os.path.abspath(__file__))
-sys.path[:] = [here] + [path for path in sys.path if os.path.abspath(path or ".") != os.path.dirname(here)]
 
 
 class Result(unittest.TextTestResult):
