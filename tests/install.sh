@@ -1,6 +1,6 @@
 #!/bin/bash
 # Installs the Debian packages that the tests need on a Debian 12 host: for virtual machines, MPI and Slurm, Level Zero, C programs,
-# packages.
+# packages, Python.
 # It never removes a package, never edits the system's apt configuration, and names no mirror of its own.
 # Needs root, unless everything is already there: then it only says so.
 set -euo pipefail
@@ -22,7 +22,8 @@ esac
 # libclang with its headers is for bindgen (libclient/level-zero-sys/regen.sh); uidmap lets a user without root build the
 # systemd guest.
 needs="gcc:gcc g++:g++ pkg-config:pkg-config cmake:cmake valgrind:valgrind tmux:tmux pgrep:procps
-  nm:binutils /usr/bin/python3:python3 ip:iproute2
+  nm:binutils /usr/bin/python3:python3 ip:iproute2 /usr/lib/python3.*/ensurepip:python3-venv
+  /usr/lib/python3/dist-packages/numpy:python3-numpy /usr/lib/python3/dist-packages/torch:python3-torch
   busybox:busybox-static cpio:cpio xz:xz-utils zstd:zstd mmdebstrap:mmdebstrap newuidmap:uidmap
   mpirun.openmpi:openmpi-bin /usr/lib/*/openmpi/include/mpi.h:libopenmpi-dev
   mpirun.mpich:mpich /usr/include/*/mpich/mpi.h:libmpich-dev /usr/lib/python3/dist-packages/mpi4py:python3-mpi4py

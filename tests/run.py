@@ -77,6 +77,7 @@ def suites(folder):
         Part("containers: ranks and daemons in namespaces", ["tests/container/run.sh"]),
         Part("CUDA: library, broker, layer and demo against a stand-in for the driver", ["tests/cuda_stub/run.sh"]),
         Part("virtual fds: C programs that know nothing of fdbroker", ["tests/virtual_fds/run.sh"]),
+        Part("Python: the wheel installed, alone and beside numpy and PyTorch", ["libclient/python/test.sh"]),
         Part("installation, pkg-config, examples", ["tests/install/run.sh"]),
         Part("documentation's examples", ["cargo", "test", "--workspace", "--doc", "--quiet"]),
         Part("demo: 4 ranks, every byte, below the cap", demo),

@@ -47,6 +47,8 @@ static const Entry entries[] = {
     { "cuMemSetAccess", 10020, cuMemSetAccess },
     { "cuMemUnmap", 10020, cuMemUnmap },
     { "cuMemRetainAllocationHandle", 11000, cuMemRetainAllocationHandle },
+    { "cuMemGetAddressRange", 3020, cuMemGetAddressRange_v2 },
+    { "cuPointerGetAttribute", 4000, cuPointerGetAttribute },
 };
 
 // CUdriverProcAddressQueryResult.

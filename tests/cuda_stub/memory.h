@@ -31,13 +31,16 @@ typedef struct {
     char path[PATH_BYTES];
 } Allocation;
 typedef struct { char *base; size_t bytes; } Range;
-typedef struct { char *base; size_t bytes; Allocation *what; } Map;
+typedef struct { char *base; size_t bytes; Allocation *what; unsigned long long id; } Map;
 
 static Allocation allocations[MOST];
 static Range ranges[MOST];
 static Map maps[MOST];
 // Slots that were ever used, and the slot that was freed last: its handle's value comes back first. 0: none; else its number + 1.
 static unsigned allocations_used, ranges_used, maps_used, last_freed;
+// CU_POINTER_ATTRIBUTE_BUFFER_ID, and the last one that was given.
+enum { BUFFER_ID = 7 };
+static unsigned long long last_id;
 
 // --- physical memory; all these are called with the lock held ---
 
@@ -282,7 +285,7 @@ API cuMemMap(uint64_t base, size_t bytes, size_t offset, unsigned long long hand
     if (!result) {
         mprotect((void *)base, bytes, PROT_NONE);
         if (slot == maps_used) maps_used++;
-        maps[slot] = (Map){ (char *)base, bytes, what };
+        maps[slot] = (Map){ (char *)base, bytes, what, ++last_id };
         what->maps++;
     }
     pthread_mutex_unlock(&mutex);
@@ -318,17 +321,37 @@ API cuMemUnmap(uint64_t base, size_t bytes) {
     pthread_mutex_unlock(&mutex);
     return result;
 }
+static const Map *map_at(const char *address) {
+    for (unsigned i = 0; i < maps_used; i++)
+        if (maps[i].what && address >= maps[i].base && address < maps[i].base + maps[i].bytes) return &maps[i];
+    return NULL;
+}
 // The handle by which the address was mapped, which lives on while it is mapped.
 API cuMemRetainAllocationHandle(unsigned long long *handle, void *address) {
     NEED_INIT;
     pthread_mutex_lock(&mutex);
-    int result = INVALID_VALUE;
-    for (unsigned i = 0; result && i < maps_used; i++) {
-        if (!maps[i].what || (char *)address < maps[i].base || (char *)address >= maps[i].base + maps[i].bytes) continue;
-        maps[i].what->refs++;
-        *handle = handle_of(maps[i].what);
-        result = SUCCESS;
+    const Map *map = map_at(address);
+    if (map) {
+        map->what->refs++;
+        *handle = handle_of(map->what);
     }
     pthread_mutex_unlock(&mutex);
-    return result;
+    return map ? SUCCESS : INVALID_VALUE;
+}
+// Of VMM memory the mapping; its id is that of no other, before or after.
+API cuMemGetAddressRange_v2(uint64_t *base, size_t *bytes, uint64_t address) {
+    NEED_CONTEXT;
+    pthread_mutex_lock(&mutex);
+    const Map *map = map_at((char *)address);
+    if (map) *base = (uint64_t)map->base, *bytes = map->bytes;
+    pthread_mutex_unlock(&mutex);
+    return map ? SUCCESS : NOT_FOUND;
+}
+API cuPointerGetAttribute(void *value, int attribute, uint64_t address) {
+    NEED_CONTEXT;
+    pthread_mutex_lock(&mutex);
+    const Map *map = map_at((char *)address);
+    if (map && attribute == BUFFER_ID) *(unsigned long long *)value = map->id;
+    pthread_mutex_unlock(&mutex);
+    return map && attribute == BUFFER_ID ? SUCCESS : INVALID_VALUE;
 }

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Runs what needs CUDA on a machine without a GPU, against a stand-in for the driver (libcuda.c): the program of tests/gpu, the
-# demo, and C programs that know nothing of fdbroker and share memory as PyTorch, NCCL and UCX do, each bare and under the CUDA
-# layer. Must never be taken for a test of CUDA: its figures mean nothing.
+# demo, the C ABI, and C programs that know nothing of fdbroker and share memory as PyTorch, NCCL and UCX do, each bare and under
+# the CUDA layer. Must never be taken for a test of CUDA: its figures mean nothing.
 . "$(dirname "$(readlink -f "$0")")/../common/start.sh"
 set -uo pipefail
 here=$(dirname "$(readlink -f "$0")")

@@ -16,6 +16,8 @@ for name in by_value by_message lifetimes ends entry pressure; do
 done
 check "beside.c compiles, linked to libfdbroker" compile -Ilibclient/capi/include "$here/beside.c" -o "$work/beside" \
   -L"$FDBROKER_BIN_DIR/capi" -lfdbroker "-Wl,-rpath,$FDBROKER_BIN_DIR/capi"
+check "gpu.c of the C ABI compiles" compile -Ilibclient/capi/include tests/capi/gpu.c -o "$work/gpu" \
+  -L"$FDBROKER_BIN_DIR/capi" -lfdbroker "-Wl,-rpath,$FDBROKER_BIN_DIR/capi" -ldl
 for name in entry lifetimes; do
   check "$name.c compiles, linked to libcuda" compile -DLINKED "$here/$name.c" -o "$work/${name}_linked" "$work/libcuda.so.1"
 done
@@ -51,6 +53,14 @@ program "direct, beside the library" env "LD_PRELOAD=$work/looks.so" "$FDBROKER_
 program "direct, another library preloaded" env ANOTHER_IS_FIRST=1 "LD_PRELOAD=$work/another.so" "$work/entry_linked" "$preloaded"
 
 program "direct, an allocator preloaded" env "LD_PRELOAD=$work/allocator.so" "$work/by_value"
+
+# --- the C ABI ---
+
+capi=(env "FDBROKERD=$FDBROKER_BIN_DIR/fdbrokerd" "FDBROKER=$FDBROKER_BIN_DIR/fdbroker")
+program "C ABI" "${capi[@]}" "LD_PRELOAD=$work/looks.so" "$work/gpu" cuda
+mkdir "$work/no-driver" && : > "$work/no-driver/libcuda.so.1"
+program "C ABI, no driver" "${capi[@]}" "LD_LIBRARY_PATH=$work/no-driver" "$work/gpu" cuda absent
+program "C ABI, no device" "${capi[@]}" FDBROKER_CUDA_STUB_NO_DEVICE=1 "$work/gpu" cuda absent
 
 # --- under the layer ---
 

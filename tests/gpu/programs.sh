@@ -9,10 +9,12 @@ fi
 if [ -n "${FDBROKER_BIN_DIR-}" ]; then
   gpu=$FDBROKER_BIN_DIR/gpu
 else
-  cargo build --release --quiet -p fdbroker --bins --example gpu || exit 1
+  cargo build --release --quiet -p fdbroker -p fdbrokerd --bins --example gpu || exit 1
   cargo build --release --quiet --lib -p fdbroker-cuda-layer -p fdbroker-capi || exit 1
   FDBROKER_BIN_DIR=${CARGO_TARGET_DIR:-target}/release
   libclient/capi/link.sh "$FDBROKER_BIN_DIR" && ln -sf capi/libfdbroker.so.0 "$FDBROKER_BIN_DIR/libfdbroker.so.0" || exit 1
+  cc -std=gnu11 -O1 -Ilibclient/capi/include tests/capi/gpu.c -o "$FDBROKER_BIN_DIR/capi-gpu" -L"$FDBROKER_BIN_DIR/capi" -lfdbroker \
+    -lpthread -ldl || exit 1
   gpu=$FDBROKER_BIN_DIR/examples/gpu
 fi
 FDBROKER_BIN_DIR=$(readlink -f "$FDBROKER_BIN_DIR")

@@ -33,6 +33,28 @@ else
   failed=$((failed + 1)); echo "FAILED   the demo with device memory"
 fi
 
+# Counts the cases that a C program prints.
+capi() {
+  local status=0
+  FDBROKERD=$FDBROKER_BIN_DIR/fdbrokerd FDBROKER=$FDBROKER_BIN_DIR/fdbroker LD_LIBRARY_PATH="$FDBROKER_BIN_DIR/capi:$FDBROKER_BIN_DIR" \
+    "$FDBROKER_BIN_DIR/capi-gpu" cuda > "$out.capi" 2>&1 || status=$?
+  cat "$out.capi"
+  echo "$(grep -c '^ok ' "$out.capi") passed, $(grep -c '^FAIL' "$out.capi") failed"
+  rm -f "$out.capi"
+  return "$status"
+}
+export -f capi
+export out
+part "the C ABI" 200 bash -c capi
+
+# The Python package in place: memory, tensors, pools, with PyTorch's two ways to allocate.
+library=$FDBROKER_BIN_DIR/capi/libfdbroker.so.0
+[ -e "$library" ] || library=$FDBROKER_BIN_DIR/libfdbroker.so.0
+for allocator in "" expandable_segments:True; do
+  part "Python, PYTORCH_CUDA_ALLOC_CONF=$allocator" 200 env "PYTORCH_CUDA_ALLOC_CONF=$allocator" "FDBROKER_LIBRARY=$library" \
+    PYTHONPATH=libclient/python python3 libclient/python/tests/run.py test_torch test_gpu
+done
+
 pytorch
 
 echo "$passed passed, $failed failed"

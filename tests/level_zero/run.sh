@@ -18,6 +18,7 @@ Uses the programs of the workspace's dev profile, built by tests/programs.py: th
 test programs. Runs these parts, as many at once as there are processors (one without root), and prints the seconds of each:
 
   loader 1.8.12    Debian 12's libze1 (spec 1.4: no zeMemPutIpcHandle): bindings, library, layer, demo
+  C ABI            the C program tests/capi/gpu.c, under each loader, and without a driver
   loader 1.20.6    Debian 13's (spec 1.12), unpacked into tests/level_zero/img: the same
   handles          what a handle costs between two ranks of Open MPI and of MPICH (mpi.sh), small: every byte must be right
   bindings         makes the checked-in bindings again and compares; needs libclang, and builds bindgen once
@@ -192,6 +193,27 @@ another user while that demo has so many in flight"
   fi
   start "loader 1.20.6: demo" demo "$work/fdbroker" --max-fds 256 "${direct[@]}"
   start "loader 1.20.6: demo, imported fds left open" demo_open_fds "$work/fdbroker" --ranks 8 --buffers 50
+fi
+
+# capi PROGRAM: the cases that it prints, counted.
+capi() {
+  local status=0 log
+  log=$(FDBROKERD=$target/fdbrokerd timeout "$part_limit_s" "$@" 2>&1) || status=$?
+  echo "$log"
+  echo "$(grep -c '^ok ' <<< "$log") passed, $(grep -c '^FAIL' <<< "$log") failed"
+  return "$status"
+}
+if gcc -std=gnu11 -O1 -Wall -Wextra -Werror -Ilibclient/capi/include tests/capi/gpu.c -o "$work/gpu" -L"$target/capi" -lfdbroker \
+  "-Wl,-rpath,$target/capi" -lpthread -ldl; then
+  start "loader 1.8.12: C ABI" capi "$work/gpu" level-zero
+  start "C ABI without a driver" capi env ZE_ENABLE_ALT_DRIVERS=/no/such/driver.so "$work/gpu" level-zero absent
+  start "C ABI without a loader" capi env LD_LIBRARY_PATH="$work/no-loader" "$work/gpu" level-zero absent
+  if [ -n "$newer" ]; then
+    "$here/debian13.sh" "$work/gpu" "$work/gpu-newer" || give_up "no Debian 13 loader (see above)"
+    start "loader 1.20.6: C ABI" capi env LD_LIBRARY_PATH="$target/capi" "$work/gpu-newer" level-zero
+  fi
+else
+  give_up "tests/capi/gpu.c does not compile"
 fi
 
 # Few and small: here it counts that every byte is right.

@@ -199,7 +199,7 @@ void fdbroker_options_init_sized(fdbroker_options_t *options, size_t struct_size
  * FDBROKER_NO_QUOTA, FDBROKER_LOCAL_FD_LIMIT, FDBROKER_INVALID_ARGUMENT. */
 fdbroker_code_t fdbroker_open(const fdbroker_options_t *options, fdbroker_t **out);
 
-/* Ends the connection: gives back all leases, unmaps all imports, frees all host memory, and waits for a running
+/* Ends the connection: gives back all leases, unmaps all imports, frees all host and GPU memory, and waits for a running
  * callback and for the library thread. Afterwards the context's pointers, leases, imports and requests must not be
  * used; the fds of grants stay the caller's. No other thread may use the context meanwhile. NULL: does nothing.
  *
@@ -341,10 +341,10 @@ fdbroker_code_t fdbroker_unregister_drained(fdbroker_t *broker, const fdbroker_h
 fdbroker_code_t fdbroker_unregister_within(fdbroker_t *broker, const fdbroker_handle_t *handle,
     uint32_t deadline_ms, int32_t *drained);
 
-/* Finds the handle of the allocation that pointer points into, with the offset inside it: host memory, or an
+/* Finds the handle of the allocation that pointer points into, with the offset inside it: host memory, GPU memory, or an
  * allocation registered with a base. It looks in this process's tables and sends nothing, with one exception: a
- * buffer of an arena that is not registered now is registered here, within the deadline. All pointers into one
- * allocation share one registration.
+ * buffer of an arena or of fdbroker_gpu_alloc() that is not registered now is registered here, within the deadline. All
+ * pointers into one allocation share one registration.
  *
  * Also inside a callback; there it registers nothing.
  *
@@ -412,6 +412,117 @@ fdbroker_code_t fdbroker_host_free(fdbroker_t *broker, void *ptr);
  *
  * Errors: FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. */
 fdbroker_code_t fdbroker_host_reclaim(fdbroker_t *broker, uint64_t *bytes);
+
+/* ---- GPU memory ----------------------------------------------------------------------------------------- */
+
+#define FDBROKER_DRIVER_CUDA 1          /* NVIDIA's libcuda.so.1. Memory is shared as FDBROKER_KIND_CUDA_VMM. */
+#define FDBROKER_DRIVER_LEVEL_ZERO 2    /* libze_loader.so.1. Memory is shared as FDBROKER_KIND_DMA_BUF. */
+
+/* Instead of a device's ordinal: each import is opened on the device of the ordinal that its owner registered it with. */
+#define FDBROKER_OWNERS_DEVICE 4294967295
+
+/* How many devices a driver shows to this process. The library finds the driver at run time, in this and all other
+ * functions; a driver that has come meanwhile is found by the next call. Needs no context, and sends nothing.
+ *
+ * Errors: FDBROKER_NOT_SUPPORTED (fdbroker_last_error() says what is missing: the driver's library, a symbol in it, a
+ * device; or this is a child of fork(2), where drivers do not work), FDBROKER_LOCAL_FD_LIMIT (drivers open some fds),
+ * FDBROKER_INVALID_ARGUMENT. *count is 0 then. */
+fdbroker_code_t fdbroker_gpu_count(uint32_t driver_number, uint32_t *count);
+
+/* Level Zero memory can be used in the context alone that it was made in. Names the program's context (a
+ * ze_context_handle_t of the device's driver), in which this library then allocates and imports memory of the device,
+ * and in which fdbroker_gpu_register() finds it. Call it before all else with this device; without it the library makes a
+ * context of its own. Keep the context until fdbroker_close().
+ *
+ * Errors: FDBROKER_EXISTS (the device is in use here already), FDBROKER_NOT_SUPPORTED (as for fdbroker_gpu_count()),
+ * FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. */
+fdbroker_code_t fdbroker_gpu_set_context(fdbroker_t *broker, uint32_t device, void *ze_context);
+
+/* Allocates memory of a device that other processes can open: size_bytes, more than 0, rounded up to what the driver
+ * shares (CUDA: 2 MiB on most devices). device is the driver's ordinal, share a FDBROKER_SHARE_* number. *ptr is a
+ * device address, for kernels and copies, to be given back by fdbroker_gpu_free(). The memory is registered within the
+ * deadline, and the library answers its recalls. handle may be NULL: it is then registered later, by
+ * fdbroker_get_handle(). What the memory contains is undefined. On failure *ptr is NULL, *handle all zero, and nothing is
+ * left behind.
+ *
+ * CUDA memory belongs to the device's primary context, which the runtime API uses, too. An export is an fd of this
+ * process until the broker has it (Level Zero: two), so own_fds of fdbroker_options_t must be 1 (2) or more, and one
+ * more beside an arena of host memory.
+ *
+ * Errors: FDBROKER_NOT_SUPPORTED (no such driver or device, as for fdbroker_gpu_count(); the device shares no memory by fds;
+ * own_fds is too small; or inside a callback), FDBROKER_INTERNAL (the driver's words, such as that the device has no
+ * memory left), FDBROKER_LOCAL_FD_LIMIT, those of fdbroker_register(), FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT. */
+fdbroker_code_t fdbroker_gpu_alloc(fdbroker_t *broker, uint32_t driver_number, uint32_t device,
+    uint64_t size_bytes, uint32_t share, uint32_t deadline_ms, void **ptr, fdbroker_handle_t *handle);
+
+/* Frees memory of fdbroker_gpu_alloc(): its registration ends, and every holder is told. Consumers that have it open keep
+ * it until they release it. No kernel and no copy may be using it: the library knows no streams and waits for none.
+ * Never waits for the broker; fdbroker_flush() does.
+ *
+ * Errors: FDBROKER_BAD_HANDLE (not the first byte of a buffer, or freed before; nothing changes),
+ * FDBROKER_NOT_CONNECTED (in a forked child: the memory is the parent's), FDBROKER_INVALID_ARGUMENT. */
+fdbroker_code_t fdbroker_gpu_free(fdbroker_t *broker, void *ptr);
+
+/* The handle of device memory that anybody in this process allocated, with the offset of ptr in it: the driver says which
+ * allocation ptr lies in. The first call registers it, recallable, and the library answers its recalls; later calls for any
+ * address in it send nothing. device is the ordinal of the device that the memory is on. Memory of fdbroker_gpu_alloc() is
+ * found, too.
+ *
+ * CUDA: memory that cuMemMap() mapped, of an allocation made with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, as PyTorch's
+ * expandable segments are. A tensor there may lie in several mappings, each with a handle of its own. Memory of
+ * cuMemAlloc() and cudaMalloc() cannot be shared by fds. Level Zero: all memory that zeMemGetIpcHandle() takes.
+ *
+ * Until fdbroker_gpu_retire() the broker's fd keeps the memory allocated, also when its owner frees it.
+ *
+ * Errors: FDBROKER_STALE (no device memory is at ptr, or it was freed meanwhile), FDBROKER_NOT_SUPPORTED (this memory
+ * cannot be shared; fdbroker_last_error() says why; otherwise as for fdbroker_gpu_alloc()), FDBROKER_LOCAL_FD_LIMIT, those of
+ * fdbroker_register(), FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT. *handle is all zero then. */
+fdbroker_code_t fdbroker_gpu_register(fdbroker_t *broker, uint32_t driver_number, uint32_t device,
+    const void *ptr, uint32_t share, uint32_t deadline_ms, fdbroker_handle_t *handle);
+
+/* Says that memory which fdbroker_gpu_register() has registered is about to be freed: its registration ends at once, every
+ * holder is told, and the broker closes its fd. Call it before the driver's function that frees; after it, only the first
+ * address finds the memory. Never waits; also inside a callback.
+ *
+ * Errors: FDBROKER_BAD_HANDLE (nothing at ptr was registered so; nothing changes), FDBROKER_NOT_SUPPORTED (no such driver or
+ * device), FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. */
+fdbroker_code_t fdbroker_gpu_retire(fdbroker_t *broker, uint32_t driver_number, uint32_t device,
+    const void *ptr);
+
+/* Has a driver open all memory of a kind that fdbroker_import() does not find in the cache: ptr of an import is then a
+ * device address, and the memory stays open until fdbroker_import_release(). So it has what host memory has: hits without a
+ * message, batches, imports without waiting, limits, suspend and resume. kind is that of the handle
+ * (fdbroker_handle_parse()): FDBROKER_KIND_CUDA_VMM, or FDBROKER_KIND_DMA_BUF for Level Zero, whose dma-bufs of host
+ * memory then go to the driver, too. device is an ordinal, or FDBROKER_OWNERS_DEVICE. A context opens each allocation
+ * once; a program that needs it on two devices has a context for each. fdbroker_set_opener() of the same kind replaces
+ * this, and with NULL functions undoes it.
+ *
+ * FDBROKER_IMPORT_READ maps CUDA memory for reading where the driver can do that; Level Zero has no such mapping, and there
+ * the program must keep to it. Before a release no kernel and no copy may be using the memory any more.
+ *
+ * Errors: FDBROKER_NOT_SUPPORTED (no such driver or device, as for fdbroker_gpu_count(); nothing changes),
+ * FDBROKER_LOCAL_FD_LIMIT, FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. An import then also
+ * answers FDBROKER_NOT_SUPPORTED (the device cannot reach that memory) and FDBROKER_UNSUPPORTED_FD (the driver does not know
+ * the fd). */
+fdbroker_code_t fdbroker_set_gpu_opener(fdbroker_t *broker, uint32_t kind, uint32_t driver_number,
+    uint32_t device);
+
+/* Has fdbroker_pool_alloc() allocate for this context from now on. What it has given out stays until fdbroker_pool_free(),
+ * also after fdbroker_close() of the context, from when on it cannot be shared any more. The first context stays the
+ * process's for good.
+ *
+ * Errors: FDBROKER_EXISTS (another context has it), FDBROKER_NOT_SUPPORTED (CUDA is not there; fdbroker_last_error() says
+ * what is missing), FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. */
+fdbroker_code_t fdbroker_pool_set(fdbroker_t *broker);
+
+/* Allocates CUDA memory that can be shared: fdbroker_get_handle() of any address in it registers it. For
+ * torch.cuda.memory.CUDAPluggableAllocator and its like, whose functions have these arguments; stream is not looked at. NULL:
+ * no pool is set, or fdbroker_last_error() says why. Sends nothing. */
+void *fdbroker_pool_alloc(size_t size_bytes, int device, void *_stream);
+
+/* Frees what fdbroker_pool_alloc() gave, and ends its registration. The caller has waited for the streams that use it, as
+ * PyTorch's caching allocator does. */
+void fdbroker_pool_free(void *ptr, size_t _size_bytes, int _device, void *_stream);
 
 /* ---- Consumers: fds and leases -------------------------------------------------------------------------- */
 
@@ -1136,7 +1247,8 @@ typedef struct fdbroker_stats {
   uint64_t bytes;                /* Bytes of memory of the entries in the cache now. */
   uint64_t max_entries;          /* The limit of entries; 0: none. */
   uint64_t max_bytes;            /* The limit of bytes; 0: none. */
-  uint64_t registrations;        /* Registrations now: allocations with a base, and host memory. */
+  /* Registrations now: allocations with a base, host memory, and memory of fdbroker_gpu_alloc(). */
+  uint64_t registrations;
   uint64_t host_bytes;           /* Address space of arenas, isolated and dma-heap memory, in bytes. */
   uint64_t host_bytes_used;      /* Bytes of it in buffers that are not freed. */
   uint64_t leases;               /* Leases acquired and not released, imports not counted. */

@@ -72,46 +72,56 @@
 
 /* The same for the functions that a program can do without, and all that later releases add: the member is NULL where the
  * library is older and lacks it. */
-#define FDBROKER_DL_OPTIONAL(X)  \
-  X(fdbroker_unregister_within)  \
-  X(fdbroker_register_start)     \
-  X(fdbroker_register_test)      \
-  X(fdbroker_import_start)       \
-  X(fdbroker_import_test)        \
-  X(fdbroker_import_hit)         \
-  X(fdbroker_set_opener)         \
-  X(fdbroker_suspend)            \
-  X(fdbroker_resume)             \
-  X(fdbroker_host_reclaim)       \
-  X(fdbroker_handle_same)        \
-  X(fdbroker_handle_virtual_fd)  \
-  X(fdbroker_resolve)            \
-  X(fdbroker_object_create)      \
-  X(fdbroker_object_add)         \
-  X(fdbroker_object_data)        \
-  X(fdbroker_object_device_ptr)  \
-  X(fdbroker_object_write)       \
-  X(fdbroker_object_seal)        \
-  X(fdbroker_object_seal_after)  \
-  X(fdbroker_object_close)       \
-  X(fdbroker_object_put)         \
-  X(fdbroker_object_get)         \
-  X(fdbroker_object_get_start)   \
-  X(fdbroker_object_get_test)    \
-  X(fdbroker_object_read)        \
-  X(fdbroker_object_is_current)  \
-  X(fdbroker_object_release)     \
-  X(fdbroker_object_empty_cache) \
-  X(fdbroker_object_delete)      \
-  X(fdbroker_object_touch)       \
-  X(fdbroker_object_stat)        \
-  X(fdbroker_object_metadata)    \
-  X(fdbroker_object_list)        \
-  X(fdbroker_object_list_next)   \
-  X(fdbroker_object_list_close)  \
-  X(fdbroker_object_watch)       \
-  X(fdbroker_object_watch_next)  \
-  X(fdbroker_object_watch_close)
+#define FDBROKER_DL_OPTIONAL(X)   \
+  X(fdbroker_unregister_within)   \
+  X(fdbroker_register_start)      \
+  X(fdbroker_register_test)       \
+  X(fdbroker_import_start)        \
+  X(fdbroker_import_test)         \
+  X(fdbroker_import_hit)          \
+  X(fdbroker_set_opener)          \
+  X(fdbroker_suspend)             \
+  X(fdbroker_resume)              \
+  X(fdbroker_host_reclaim)        \
+  X(fdbroker_handle_same)         \
+  X(fdbroker_handle_virtual_fd)   \
+  X(fdbroker_resolve)             \
+  X(fdbroker_object_create)       \
+  X(fdbroker_object_add)          \
+  X(fdbroker_object_data)         \
+  X(fdbroker_object_device_ptr)   \
+  X(fdbroker_object_write)        \
+  X(fdbroker_object_seal)         \
+  X(fdbroker_object_seal_after)   \
+  X(fdbroker_object_close)        \
+  X(fdbroker_object_put)          \
+  X(fdbroker_object_get)          \
+  X(fdbroker_object_get_start)    \
+  X(fdbroker_object_get_test)     \
+  X(fdbroker_object_read)         \
+  X(fdbroker_object_is_current)   \
+  X(fdbroker_object_release)      \
+  X(fdbroker_object_empty_cache)  \
+  X(fdbroker_object_delete)       \
+  X(fdbroker_object_touch)        \
+  X(fdbroker_object_stat)         \
+  X(fdbroker_object_metadata)     \
+  X(fdbroker_object_list)         \
+  X(fdbroker_object_list_next)    \
+  X(fdbroker_object_list_close)   \
+  X(fdbroker_object_watch)        \
+  X(fdbroker_object_watch_next)   \
+  X(fdbroker_object_watch_close)  \
+  X(fdbroker_gpu_count)           \
+  X(fdbroker_gpu_set_context)     \
+  X(fdbroker_gpu_alloc)           \
+  X(fdbroker_gpu_free)            \
+  X(fdbroker_gpu_register)        \
+  X(fdbroker_gpu_retire)          \
+  X(fdbroker_set_gpu_opener)      \
+  X(fdbroker_pool_set)            \
+  X(fdbroker_pool_alloc)          \
+  X(fdbroker_pool_free)
 
 /* The same for every function. */
 #define FDBROKER_DL_FUNCTIONS(X) FDBROKER_DL_REQUIRED(X) FDBROKER_DL_OPTIONAL(X)

@@ -4,6 +4,7 @@
 use crate::arenas::Arenas;
 use crate::callbacks::Callbacks;
 use crate::failure::Failure;
+use crate::gpus::Gpus;
 use crate::leases::Leases;
 use crate::notices::Notices;
 use crate::object_table::ObjectTable;
@@ -15,6 +16,7 @@ use std::sync::atomic::AtomicPtr;
 /// enough: all threads can share it.
 pub struct fdbroker_t {
     pub(crate) arenas: Arenas,
+    pub(crate) gpus: Arc<Gpus>,
     pub(crate) exports: Exports,
     pub(crate) cache: ImportCache,
     pub(crate) leases: Arc<Leases>,

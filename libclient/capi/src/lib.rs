@@ -2,8 +2,8 @@
 //! Thin: checks arguments, calls the Rust library, converts. Must never let a panic into C, nor export another symbol.
 //!
 //! Layers (tests/layers checks them): `leases, limits, object_table <- last_error, logger <- errors <- failure <- guard, sized,
-//! slot <- arenas, callbacks, handle <- context <- acquire, events, forked, host, import, register, stats <- objects <-
-//! object_get, object_make, object_names, object_watch <- open, opener, request, suspend`.
+//! slot <- arenas, callbacks, gpus, handle <- context <- acquire, events, forked, host, import, register, stats <- objects <-
+//! object_get, object_make, object_names, object_watch <- gpu, open, opener, pool, request, suspend`.
 //!
 //! Each public module belongs to a section of the header (tests/header.rs): its doc comments are written for the C
 //! programmer, and its types have C names.
@@ -25,6 +25,8 @@ pub mod errors;
 pub mod events;
 mod failure;
 mod forked;
+pub mod gpu;
+mod gpus;
 mod guard;
 pub mod handle;
 pub mod host;
@@ -42,6 +44,7 @@ pub mod object_watch;
 pub mod objects;
 pub mod open;
 pub mod opener;
+pub mod pool;
 pub mod register;
 pub mod request;
 mod sized;

@@ -7,6 +7,7 @@ use crate::context::{context, fdbroker_t};
 use crate::errors::fdbroker_code_t;
 use crate::failure::Failure;
 use crate::forked;
+use crate::gpus::Gpus;
 use crate::guard::{guard, guard_value};
 use crate::leases::Leases;
 use crate::logger;
@@ -207,6 +208,7 @@ unsafe fn open(options: &fdbroker_options_t) -> Result<fdbroker_t, Failure> {
     let client = builder.connect()?;
     Ok(fdbroker_t {
         arenas: Arenas::new(options.arena_bytes),
+        gpus: Arc::new(Gpus::new(&client)),
         exports: Exports::new(&client),
         cache: ImportCache::new(&client, settings),
         leases,
@@ -270,7 +272,7 @@ unsafe fn string<'a>(text: *const c_char) -> Option<&'a CStr> {
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })
 }
 
-/// Ends the connection: gives back all leases, unmaps all imports, frees all host memory, and waits for a running
+/// Ends the connection: gives back all leases, unmaps all imports, frees all host and GPU memory, and waits for a running
 /// callback and for the library thread. Afterwards the context's pointers, leases, imports and requests must not be
 /// used; the fds of grants stay the caller's. No other thread may use the context meanwhile. NULL: does nothing.
 ///
@@ -302,10 +304,12 @@ fn close(context: fdbroker_t) {
     if context.print_stats {
         logger::say(stats::of(&context));
     }
-    let fdbroker_t { arenas, exports, cache, leases, client, .. } = context;
+    let fdbroker_t { arenas, gpus, exports, cache, leases, client, .. } = context;
     context.object_table.release_all();
     // Leases go before the connection, so that the broker need not find out what is left. All of these hold the client.
-    drop((cache, arenas, exports, context.objects, context.job_objects));
+    drop((cache, arenas, context.objects, context.job_objects));
+    gpus.close();
+    drop((gpus, exports));
     leases.release_all();
     // The library thread may be using the client, so a drop would not end it: this waits for the thread.
     client.end();

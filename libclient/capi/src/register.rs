@@ -279,15 +279,19 @@ pub(crate) fn memory_kind(act: &str, kind: u32) -> Result<MemoryKind, Failure> {
     known.ok_or_else(|| unknown(act, "kind", kind.into()))
 }
 
+/// The circle of a number.
+pub(crate) fn share_of(act: &str, share: u32) -> Result<Share, Failure> {
+    let known = u8::try_from(share).ok().and_then(Share::from_number);
+    known.ok_or_else(|| unknown(act, "share", share.into()))
+}
+
 /// # Safety
 /// `driver_data` is NULL or points to `driver_data_len` bytes.
 unsafe fn deposit(allocation: &fdbroker_allocation_t) -> Result<Deposit, Failure> {
     let refuse = |what: &str, value: u64| Err(unknown("register", what, value));
     let fdbroker_allocation_t { kind, share, flags, size_bytes, .. } = *allocation;
     let memory = memory_kind("register", kind)?;
-    let Some(circle) = u8::try_from(share).ok().and_then(Share::from_number) else {
-        return refuse("share", share.into());
-    };
+    let circle = share_of("register", share)?;
     if flags & !(FDBROKER_RECALLABLE | FDBROKER_KEEP | FDBROKER_VIRTUAL_FD) != 0 {
         return refuse("flags", flags.into());
     }
@@ -407,10 +411,10 @@ unsafe fn unregister(
     Ok(context.exports.unregister_handle(handle, deadline)?)
 }
 
-/// Finds the handle of the allocation that pointer points into, with the offset inside it: host memory, or an
+/// Finds the handle of the allocation that pointer points into, with the offset inside it: host memory, GPU memory, or an
 /// allocation registered with a base. It looks in this process's tables and sends nothing, with one exception: a
-/// buffer of an arena that is not registered now is registered here, within the deadline. All pointers into one
-/// allocation share one registration.
+/// buffer of an arena or of fdbroker_gpu_alloc() that is not registered now is registered here, within the deadline. All
+/// pointers into one allocation share one registration.
 ///
 /// Also inside a callback; there it registers nothing.
 ///
@@ -433,10 +437,12 @@ pub unsafe extern "C" fn fdbroker_get_handle(
         // SAFETY: as above.
         let context = unsafe { context(broker, "get handle") }?;
         let address = pointer.addr();
-        let found = match context.arenas.handle_at(address, Deadline::from_ms(deadline_ms))? {
-            Some(handle) => Some(handle),
-            None => context.exports.lookup(device, address as u64),
-        };
+        let (deadline, place) = (Deadline::from_ms(deadline_ms), address as u64);
+        let mut found = context.arenas.handle_at(address, deadline)?;
+        if found.is_none() {
+            found = context.gpus.handle_at(place, deadline)?;
+        }
+        let found = found.or_else(|| context.exports.lookup(device, place));
         *out = found.map(fdbroker_handle_t::from).ok_or_else(|| {
             let text = format!(
                 "get handle: {pointer:p} (device {device}) is in no memory that is registered now"

@@ -29,7 +29,7 @@ pub struct fdbroker_stats_t {
     pub max_entries: u64,
     /// The limit of bytes; 0: none.
     pub max_bytes: u64,
-    /// Registrations now: allocations with a base, and host memory.
+    /// Registrations now: allocations with a base, host memory, and memory of fdbroker_gpu_alloc().
     pub registrations: u64,
     /// Address space of arenas, isolated and dma-heap memory, in bytes.
     pub host_bytes: u64,
@@ -71,6 +71,7 @@ pub unsafe extern "C" fn fdbroker_stats(
 pub(crate) fn of(context: &fdbroker_t) -> fdbroker_stats_t {
     let cache = context.cache.stats();
     let host = context.arenas.usage();
+    let gpu = context.gpus.usage();
     fdbroker_stats_t {
         struct_size: 0,
         hits: cache.hits,
@@ -82,7 +83,7 @@ pub(crate) fn of(context: &fdbroker_t) -> fdbroker_stats_t {
         bytes: cache.bytes,
         max_entries: cache.max_entries,
         max_bytes: cache.max_bytes,
-        registrations: context.exports.len() as u64 + host.registered,
+        registrations: context.exports.len() as u64 + host.registered + gpu.registered,
         host_bytes: host.bytes,
         host_bytes_used: host.used,
         leases: context.leases.len() as u64,

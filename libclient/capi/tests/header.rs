@@ -7,13 +7,14 @@
 use std::path::Path;
 
 /// Heading and source files of each section.
-const SECTIONS: [(&str, &[&str]); 12] = [
+const SECTIONS: [(&str, &[&str]); 13] = [
     ("Errors and versions", &["errors"]),
     ("Open and close", &["context", "open"]),
     ("The handle", &["handle"]),
     ("Producers: registering memory", &["register"]),
     ("Fd numbers instead of handles", &["virtual_fds"]),
     ("Producers: host memory", &["host"]),
+    ("GPU memory", &["gpu", "pool"]),
     ("Consumers: fds and leases", &["acquire"]),
     ("Consumers: memory, through the import cache", &["import", "opener", "suspend"]),
     ("Named objects", &["objects", "object_make", "object_get", "object_names", "object_watch"]),

@@ -5,7 +5,7 @@ use super::driver::{Context, Driver, Linear, absent};
 use super::memory::CudaMemory;
 use super::raw;
 use crate::api::client::Client;
-use crate::backend::device::{Identity, MemoryDevice, Owner, Owners};
+use crate::backend::device::{ForeignTable, Identity, MemoryDevice, Owner, Owners};
 use crate::backend::pool::next_allocation_id;
 use crate::books::grant::Grant;
 use crate::error::Error;
@@ -28,7 +28,7 @@ struct Inner {
     ordinal: u32,
     name: String,
     exports_dma_bufs: bool,
-    owners: Owners<CudaMemory, ()>,
+    owners: Owners<CudaMemory, ForeignTable<Context>>,
 }
 
 /// Bytes of a device's memory, as all processes together leave them.
@@ -117,7 +117,7 @@ impl Device {
 
 impl MemoryDevice for Device {
     type Memory = CudaMemory;
-    type Others = ();
+    type Others = ForeignTable<Context>;
 
     fn ordinal(&self) -> u32 {
         self.ordinal()
@@ -143,8 +143,8 @@ impl MemoryDevice for Device {
         Ok(Identity { owner_allocation_id: next_allocation_id(), kind: MemoryKind::CudaVmm })
     }
 
-    fn owner(&self, client: &Client) -> Arc<Owner<CudaMemory, ()>> {
-        self.inner.owners.of(client, || ())
+    fn owner(&self, client: &Client) -> Arc<Owner<CudaMemory, ForeignTable<Context>>> {
+        self.inner.owners.of(client, || ForeignTable::new(self.context()))
     }
 }
 

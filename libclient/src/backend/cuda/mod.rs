@@ -21,11 +21,15 @@
 //! # }
 //! ```
 //!
+//! **Memory that others mapped** (a framework's pointers) is registered by [`export_pointer`] and its end is told by
+//! [`retire_pointer`].
+//!
 //! **Threads.** Everything may be used by any thread; no call leaves another context current than it found.
 //! **Fork.** CUDA does not work in a child of fork(2): everything answers so there, and drops call nothing.
 
 mod device;
 mod driver;
+mod foreign;
 mod memory;
 mod raw;
 
@@ -34,6 +38,7 @@ use crate::books::import::Imported;
 use fdbroker_protocol::MemoryKind;
 
 pub use device::{Device, LinearMemory, MemoryInfo, export_dma_buf};
+pub use foreign::{export_pointer, retire_pointer};
 pub use memory::CudaMemory;
 
 pub use super::device::opener;

@@ -28,6 +28,7 @@ pub mod result {
     pub const INVALID_DEVICE: CuResult = 101;
     pub const OPERATING_SYSTEM: CuResult = 304;
     pub const INVALID_HANDLE: CuResult = 400;
+    pub const NOT_FOUND: CuResult = 500;
     pub const NOT_SUPPORTED: CuResult = 801;
 }
 
@@ -50,6 +51,8 @@ pub const LOCATION_TYPE_DEVICE: c_int = 1;
 pub const ALLOCATION_TYPE_PINNED: c_int = 1;
 /// `CU_MEM_ALLOC_GRANULARITY_MINIMUM`.
 pub const GRANULARITY_MINIMUM: c_int = 0;
+/// `CU_POINTER_ATTRIBUTE_BUFFER_ID`: an `unsigned long long`.
+pub const POINTER_ATTRIBUTE_BUFFER_ID: c_int = 7;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READ`.
 pub const ACCESS_READ: c_int = 1;
 /// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
@@ -240,6 +243,15 @@ table! {
     mem_unmap = c"cuMemUnmap"(CuDevicePtr, usize);
     /// `cuMemSetAccess(pointer, bytes, desc, count)`.
     mem_set_access = c"cuMemSetAccess"(CuDevicePtr, usize, *const CuMemAccessDesc, usize);
+    /// `cuMemRetainAllocationHandle(handle, address)`; to be released like any other.
+    mem_retain = c"cuMemRetainAllocationHandle"(*mut CuMemHandle, *mut c_void);
+    /// `cuMemGetAllocationPropertiesFromHandle(prop, handle)`.
+    mem_get_properties =
+        c"cuMemGetAllocationPropertiesFromHandle"(*mut CuMemAllocationProp, CuMemHandle);
+    /// `cuMemGetAddressRange(base, bytes, address)`; of VMM memory: the mapping that the address lies in.
+    mem_get_address_range = c"cuMemGetAddressRange_v2"(*mut CuDevicePtr, *mut usize, CuDevicePtr);
+    /// `cuPointerGetAttribute(value, attribute, address)`.
+    pointer_get_attribute = c"cuPointerGetAttribute"(*mut c_void, c_int, CuDevicePtr);
 }
 
 #[cfg(test)]

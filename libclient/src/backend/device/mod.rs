@@ -3,6 +3,7 @@
 
 mod buffer;
 pub mod driver;
+mod foreign;
 mod import;
 mod memory;
 mod owner;
@@ -11,6 +12,7 @@ mod whole;
 mod work;
 
 pub use buffer::DeviceBuffer;
+pub use foreign::{ByAddress, Foreign, ForeignTable, Place};
 pub use import::{DeviceImport, opener};
 pub use memory::DeviceMemory;
 pub use owner::{Others, Owner, Owners};

@@ -3,7 +3,7 @@
 
 use super::driver::{Driver, Found, absent, failed};
 use super::fd::{self, HANDLE_BYTES};
-use crate::backend::device::MakersWork;
+use crate::backend::device::{ByAddress, MakersWork, Place};
 use crate::error::Error;
 use crate::sync::lock;
 use fdbroker_protocol::{ErrorCode, MemoryKind};
@@ -445,5 +445,16 @@ fn import_failed(what: impl std::fmt::Display, why: CallError) -> Error {
             Error { code: ErrorCode::UnsupportedFd, ..error }
         }
         _ => error,
+    }
+}
+
+impl ByAddress for Context {
+    fn find(&self, at: u64) -> Result<Place, Error> {
+        let Range { base, bytes, id, .. } = self.range(at)?;
+        Ok(Place { base, bytes, id })
+    }
+
+    fn export_at(&self, base: u64) -> Result<OwnedFd, Error> {
+        Ok(self.export_any(base)?.fd)
     }
 }

@@ -5,9 +5,8 @@ use super::context::{Context, FdCloser};
 use super::driver::{Driver, Found, absent, unless_fds_lack};
 use super::fd::HANDLE_BYTES;
 use super::memory::LevelZeroMemory;
-use super::others::ForeignTable;
 use crate::api::client::Client;
-use crate::backend::device::{Identity, MemoryDevice, Owner, Owners};
+use crate::backend::device::{ForeignTable, Identity, MemoryDevice, Owner, Owners};
 use crate::books::grant::Grant;
 use crate::error::Error;
 use crate::map::Access;
@@ -33,7 +32,7 @@ struct Inner {
     context: Arc<Context>,
     ordinal: u32,
     name: String,
-    owners: Owners<LevelZeroMemory, ForeignTable>,
+    owners: Owners<LevelZeroMemory, ForeignTable<Context>>,
 }
 
 impl Device {
@@ -111,7 +110,7 @@ impl Device {
 
 impl MemoryDevice for Device {
     type Memory = LevelZeroMemory;
-    type Others = ForeignTable;
+    type Others = ForeignTable<Context>;
 
     fn ordinal(&self) -> u32 {
         self.ordinal()
@@ -133,7 +132,7 @@ impl MemoryDevice for Device {
         Ok(Identity { owner_allocation_id: memory.id()?, kind: memory.kind()? })
     }
 
-    fn owner(&self, client: &Client) -> Arc<Owner<LevelZeroMemory, ForeignTable>> {
+    fn owner(&self, client: &Client) -> Arc<Owner<LevelZeroMemory, ForeignTable<Context>>> {
         self.inner.owners.of(client, || ForeignTable::new(self.context()))
     }
 }

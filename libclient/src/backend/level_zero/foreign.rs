@@ -3,8 +3,7 @@
 
 use super::device::{Device, check_window};
 use super::fd;
-use super::others::Foreign;
-use crate::backend::device::{MemoryDevice, Others};
+use crate::backend::device::{Foreign, MemoryDevice, Others};
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, DriverData};
 use crate::error::Error;
@@ -66,7 +65,7 @@ pub fn export_pointer(
         // A buffer of this library's at the same address stays what it is.
         owner.others.add(base, foreign);
     }
-    let handle = exports.register(&deposit, || foreign.export(context, base), deadline)?;
+    let handle = exports.register(&deposit, || foreign.export(&**context, base), deadline)?;
     Ok(handle.at(pointer - base))
 }
 

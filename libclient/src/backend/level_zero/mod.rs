@@ -38,7 +38,6 @@ mod driver;
 mod fd;
 mod foreign;
 mod memory;
-mod others;
 
 use super::device::{DeviceBuffer, Whole};
 use crate::books::import::Imported;

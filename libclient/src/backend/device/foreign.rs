@@ -1,8 +1,7 @@
-//! Level Zero memory that others in this process allocated, and may free without a word: known by address, exported again
+//! Device memory that others in this process allocated, and may free without a word: known by address, exported again
 //! when it is recalled. Must never supply what was freed or is another allocation by now.
 
-use super::context::Context;
-use crate::backend::device::Others;
+use super::owner::Others;
 use crate::books::roles::{Supply, SupplyFd};
 use crate::error::Error;
 use crate::limits::EXPORTS_SWEEP_LEAST;
@@ -10,13 +9,32 @@ use crate::notice::Recall;
 use crate::sync::lock;
 use fdbroker_protocol::ErrorCode;
 use std::collections::BTreeMap;
+use std::fmt::Debug;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
+/// A driver's context, which knows memory by its address, whoever allocated it.
+pub trait ByAddress: Send + Sync + Debug + 'static {
+    /// The allocation that an address lies in; STALE when there is none.
+    fn find(&self, at: u64) -> Result<Place, Error>;
+
+    /// A new fd of the allocation at `base`. It may be freed meanwhile by another thread.
+    fn export_at(&self, base: u64) -> Result<OwnedFd, Error>;
+}
+
+/// What a driver says of an allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub base: u64,
+    pub bytes: u64,
+    /// The driver's id: another one for each allocation, whatever its address.
+    pub id: u64,
+}
+
 /// What one client has registered of such memory, of one context.
 #[derive(Debug)]
-pub struct ForeignTable {
-    context: Arc<Context>,
+pub struct ForeignTable<C> {
+    context: Arc<C>,
     table: Mutex<Table>,
 }
 
@@ -35,15 +53,15 @@ pub struct Foreign {
     pub fd_offset: u64,
 }
 
-impl ForeignTable {
-    pub fn new(context: &Arc<Context>) -> Self {
+impl<C: ByAddress> ForeignTable<C> {
+    pub fn new(context: &Arc<C>) -> Self {
         ForeignTable { context: Arc::clone(context), table: Mutex::default() }
     }
 
     /// Memory that is about to be registered.
     pub fn add(&self, base: u64, foreign: Foreign) {
         let mut table = lock(&self.table);
-        table.sweep(&self.context);
+        table.sweep(&*self.context);
         table.by_base.insert(base, foreign);
     }
 
@@ -52,7 +70,7 @@ impl ForeignTable {
     }
 }
 
-impl Others for ForeignTable {
+impl<C: ByAddress> Others for ForeignTable<C> {
     fn cover(&self, base: u64) -> bool {
         self.find(base).is_some()
     }
@@ -60,7 +78,7 @@ impl Others for ForeignTable {
     fn supply(&self, recall: &Recall) -> Result<Supply, ErrorCode> {
         let (base, id) = (recall.base, recall.owner_allocation_id);
         let foreign = self.find(base).filter(|one| one.id == id).ok_or(ErrorCode::Stale)?;
-        let fd = foreign.export(&self.context, base).map_err(|error| {
+        let fd = foreign.export(&*self.context, base).map_err(|error| {
             log::warn!("recall of {}: {error}", recall.id);
             error.code
         })?;
@@ -79,7 +97,7 @@ impl Others for ForeignTable {
 impl Table {
     /// Forgets what others have freed without a word, as often as there may be twice as much of it: so the table
     /// stays bounded by what is allocated.
-    fn sweep(&mut self, context: &Context) {
+    fn sweep(&mut self, context: &impl ByAddress) {
         let count = self.by_base.len();
         if count < self.sweep_at.max(EXPORTS_SWEEP_LEAST) {
             return;
@@ -91,13 +109,13 @@ impl Table {
 
 impl Foreign {
     /// Whether it is still there, and the same.
-    pub fn is_at(self, context: &Context, base: u64) -> bool {
-        let now = context.range(base);
+    pub fn is_at(self, context: &impl ByAddress, base: u64) -> bool {
+        let now = context.find(base);
         now.is_ok_and(|now| (now.base, now.bytes, now.id) == (base, self.bytes, self.id))
     }
 
     /// Exports it; STALE when it was freed or replaced, also meanwhile.
-    pub fn export(self, context: &Context, base: u64) -> Result<OwnedFd, Error> {
+    pub fn export(self, context: &impl ByAddress, base: u64) -> Result<OwnedFd, Error> {
         let gone = || {
             let context = format!("the memory at {base:#x} was freed or replaced");
             Error::new(ErrorCode::Stale, context)
@@ -105,7 +123,7 @@ impl Foreign {
         if !self.is_at(context, base) {
             return Err(gone());
         }
-        let fd = context.export_any(base)?.fd;
+        let fd = context.export_at(base)?;
         match self.is_at(context, base) {
             true => Ok(fd),
             false => Err(gone()),

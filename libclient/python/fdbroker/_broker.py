@@ -1,0 +1,403 @@
+"""The connection to the node's broker: memory made, opened, counted. Must never wait without a timeout."""
+
+import asyncio
+import ctypes
+import functools
+import os
+import threading
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, TypeVar, Union
+
+from . import _abi, _objects
+from ._context import Context, Lease, ms, open_context
+from ._errors import Closed, check
+from ._handle import Handle, from_c, to_c
+from ._memory import Buffer, View, layout
+from ._objects import Object, ObjectInfo
+from ._types import DType, count_of, dtype_of, shape_of
+
+ShapeLike = Union[int, Tuple[int, ...]]
+_Result = TypeVar("_Result")
+#: Seconds that a call waits at most, unless told otherwise.
+TIMEOUT_S = 5.0
+
+
+def parse_device(device: Optional[str]) -> Optional[Tuple[str, int]]:
+    """``cuda:1`` as ``("cuda", 1)``; None for the host. ValueError for anything else."""
+    if device is None or device == "cpu":
+        return None
+    driver, _, number = str(device).partition(":")
+    if driver not in _abi.DRIVERS or not (number or "0").isdecimal():
+        raise ValueError(f"device is {device!r}; it is cpu, cuda:N or level-zero:N")
+    return driver, int(number or "0")
+
+
+class Broker:
+    """A connection to the node's broker: :func:`fdbroker.connect`, :func:`fdbroker.private_broker`.
+
+    All threads may use it at once; calls release the GIL. A forked child connects anew: there each call raises
+    :class:`~fdbroker.NotConnected`. While the broker is away calls that need it raise that, too, and the library connects
+    again by itself. ``with`` closes it at the end; memory that is still seen somewhere stays, and the connection with it.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context: Optional[Context] = context
+        self._lock = threading.Lock()
+        self._openers: Set[Tuple[int, int, int]] = set()
+
+    def _live(self) -> Context:
+        context = self._context
+        if context is None:
+            raise Closed("this broker's connection was closed; connect anew")
+        return context
+
+    def _call(self, function: Callable[..., int], *arguments: Any) -> None:
+        """A call, with the connection held meanwhile: another thread may close this object."""
+        context = self._live().take()
+        try:
+            check(function(context.pointer, *arguments))
+        finally:
+            context.give_back()
+
+    # --- memory of this process ---
+
+    def empty(
+        self, shape: ShapeLike, dtype: Any = "uint8", *, device: Optional[str] = None, memory: str = "arena", share: str = "uid",
+        timeout: float = TIMEOUT_S,
+    ) -> Buffer:  # fmt: skip
+        """Memory that other processes can open, with undefined content.
+
+        shape: a number of elements, or a tuple of sizes. dtype: a name such as ``float32``, or numpy's or PyTorch's type.
+        device: None for the host, or ``cuda:N``, ``level-zero:N``. memory: of the host, ``arena`` (pages of one memfd, which the
+        broker may evict and ask for again), ``udmabuf``, ``isolated`` (a memfd of its own) or ``dma-heap``. share: of a GPU's
+        memory, who may open it: ``uid``, ``gid`` or ``any``; the host's is for this user alone. timeout: seconds.
+
+        Errors: :class:`~fdbroker.NoQuota`, :class:`~fdbroker.NotSupported` (no such device or memory here; the text says what
+        is missing), :class:`~fdbroker.TimedOut`, :class:`~fdbroker.NotConnected`, :class:`~fdbroker.Internal` (no memory left).
+        """
+        sizes, element = shape_of(shape), dtype_of(dtype)
+        nbytes = count_of(sizes) * element.itemsize
+        pointer, handle = ctypes.c_void_p(), _abi.Handle()
+        results = ms(timeout), ctypes.byref(pointer), ctypes.byref(handle)
+        place = parse_device(device)
+        # Memory without a byte cannot be shared; it has one that nobody sees.
+        asked = max(nbytes, 1)
+        context = self._live().take()
+        try:
+            if place is None:
+                kind = _choice("memory", _abi.HOST_MEMORY, memory)
+                check(_abi.lib.fdbroker_host_alloc(context.pointer, kind, asked, *results))
+            else:
+                driver, circle = _abi.DRIVERS[place[0]], _choice("share", _abi.SHARE, share)
+                check(_abi.lib.fdbroker_gpu_alloc(context.pointer, driver, place[1], asked, circle, *results))
+            free = _abi.lib.fdbroker_host_free if place is None else _abi.lib.fdbroker_gpu_free
+            address = pointer.value or 0
+            lease = Lease(context, functools.partial(_free, free, address))
+            return Buffer(context, lease, address, nbytes, sizes, element, device=place, writable=True)
+        finally:
+            context.give_back()
+
+    def zeros(self, shape: ShapeLike, dtype: Any = "uint8", **options: Any) -> Buffer:
+        """As :meth:`empty`, of the host, filled with zeros."""
+        made = self.empty(shape, dtype, **options)
+        view = made.memoryview() if made.nbytes else None
+        if view is not None:
+            ctypes.memset(made.pointer, 0, made.nbytes)
+        return made
+
+    def array(self, values: Any, **options: Any) -> Buffer:
+        """A copy of ``values`` in memory that can be shared: a numpy array, or anything with the buffer protocol or that numpy
+        makes an array of. Options as of :meth:`empty`."""
+        if isinstance(values, (bytes, bytearray, memoryview)) and memoryview(values).format in ("B", "b", "c"):
+            flat = memoryview(values).cast("B")
+            made = self.empty(len(flat), "uint8", **options)
+            if len(flat):
+                made.memoryview()[:] = flat
+            return made
+        import numpy
+
+        source = numpy.asarray(values)
+        made = self.empty(source.shape, source.dtype, **options)
+        made.numpy()[...] = source
+        return made
+
+    # --- memory of others ---
+
+    def open(
+        self, handle: Union[bytes, bytearray, memoryview], shape: Optional[ShapeLike] = None, dtype: Any = "uint8", *,
+        writable: bool = False, timeout: float = TIMEOUT_S, device: Optional[str] = None,
+    ) -> View:  # fmt: skip
+        """The memory of a handle, opened here without a copy.
+
+        handle: 64 bytes. shape, dtype: as the owner told them; the handle knows bytes alone, in whole pages, so without them it
+        is all bytes. writable: False maps it for reading. timeout: seconds. device: ``level-zero:N`` for memory of a Level Zero
+        device; CUDA memory is opened on the device of the number that its owner has it on.
+
+        Opening the same memory again costs no message while the library's cache has it.
+
+        Errors: :class:`~fdbroker.Stale`, :class:`~fdbroker.OwnerGone` (it has ended), :class:`~fdbroker.BadHandle`,
+        :class:`~fdbroker.WrongNode`, :class:`~fdbroker.NotPermitted`, :class:`~fdbroker.NoQuota`, :class:`~fdbroker.OwnerSilent`,
+        :class:`~fdbroker.LocalFdLimit`, :class:`~fdbroker.NotSupported`, :class:`~fdbroker.TimedOut`,
+        :class:`~fdbroker.NotConnected`; ValueError when shape and dtype need more bytes than there are.
+        """
+        wanted, imported = to_c(handle), _abi.Import()
+        context = self._live().take()
+        try:
+            place = self._prepare(context, Handle(handle), parse_device(device))
+            flags = _abi.IMPORT_WRITE if writable else _abi.IMPORT_READ
+            check(_abi.lib.fdbroker_import(context.pointer, ctypes.byref(wanted), flags, ms(timeout), ctypes.byref(imported)))
+            # A copy: the library zeroes the struct that is given back.
+            lease = Lease(context, functools.partial(_release, _abi.Import.from_buffer_copy(imported)))
+            nbytes = imported.size_bytes
+            sizes, element = layout(nbytes, shape, dtype)
+            view = View(context, lease, imported.ptr or 0, nbytes, sizes, element, device=place, writable=writable)
+            view._import = imported
+            return view
+        finally:
+            context.give_back()
+
+    def _prepare(self, context: Context, handle: Handle, device: Optional[Tuple[str, int]]) -> Optional[Tuple[str, int]]:
+        """Has the library open GPU memory with its driver; where this memory will be."""
+        if handle.kind == _abi.KIND_NAMES[_abi.KIND_CUDA_VMM]:
+            kind, device, number = _abi.KIND_CUDA_VMM, ("cuda", handle.device), _abi.OWNERS_DEVICE
+        elif device is not None and device[0] == "level-zero":
+            names = {name: kind for kind, name in _abi.KIND_NAMES.items()}
+            kind, number = names.get(handle.kind, _abi.KIND_DMA_BUF), device[1]
+        elif device is not None:
+            raise ValueError(f"device is {device[0]}:{device[1]}, and this memory is {handle.kind}")
+        else:
+            return None
+        opener = kind, _abi.DRIVERS[device[0]], number
+        with self._lock:
+            is_set = opener in self._openers
+        if not is_set:
+            check(_abi.lib.fdbroker_set_gpu_opener(context.pointer, *opener))
+            with self._lock:
+                self._openers.add(opener)
+        return device
+
+    def handle_of(self, pointer: int, *, device: Optional[str] = None, share: str = "uid", timeout: float = TIMEOUT_S) -> Handle:
+        """The handle of memory by an address in it: of this connection's own memory, or with a device of what another library
+        allocated there, which is registered by the first call. :meth:`retire` it before it is freed.
+
+        Errors: :class:`~fdbroker.Stale` (nothing that is shared is there), :class:`~fdbroker.NotSupported` (this memory cannot be
+        shared; the text says why), and those of :meth:`empty`.
+        """
+        handle, place = _abi.Handle(), parse_device(device)
+        result = ms(timeout), ctypes.byref(handle)
+        if place is None:
+            self._call(_abi.lib.fdbroker_get_handle, pointer, 0, *result)
+        else:
+            driver, circle = _abi.DRIVERS[place[0]], _choice("share", _abi.SHARE, share)
+            self._call(_abi.lib.fdbroker_gpu_register, driver, place[1], pointer, circle, *result)
+        return from_c(handle)
+
+    def retire(self, pointer: int, *, device: str) -> None:
+        """Ends what :meth:`handle_of` has registered of another library's memory, before that is freed.
+
+        Errors: :class:`~fdbroker.BadHandle` (nothing there was registered).
+        """
+        place = parse_device(device)
+        if place is None:
+            raise ValueError("memory of the host is ended by closing it")
+        self._call(_abi.lib.fdbroker_gpu_retire, _abi.DRIVERS[place[0]], place[1], pointer)
+
+    # --- named objects ---
+
+    def put(
+        self, name: str, value: Any, *, metadata: bytes = b"", replace: bool = False, keep: Optional[float] = None, pin: bool = False,
+        evictable: bool = False, expect: Optional[int] = None, job: bool = False, timeout: float = TIMEOUT_S,
+    ) -> int:  # fmt: skip
+        """Makes an object of the host under a name, with a copy of ``value``: memory, an array, bytes. Its version.
+
+        From one moment on everyone of this user can :meth:`get` it, and nobody can change it. metadata: bytes beside it, some 4,000
+        at most; shape and type go along by themselves. replace: the name may be in use; it leads to this one then. keep: it outlives this process,
+        for so many seconds after its last use; 0: as long as the broker allows. pin: it ends neither by time nor to make room.
+        evictable: it may end when bytes are short. expect: the version that the name must have; 0: none. job: the name is the job's, not the user's.
+
+        Errors: :class:`~fdbroker.Exists`, :class:`~fdbroker.VersionChanged`, :class:`~fdbroker.NoQuota`, :class:`~fdbroker.TooLong`,
+        :class:`~fdbroker.TimedOut`, :class:`~fdbroker.NotConnected`, :class:`~fdbroker.NotSupported`.
+        """
+        return self.put_many(
+            {name: value}, metadata={name: metadata}, replace=replace, keep=keep, pin=pin, evictable=evictable, expect=expect, job=job,
+            timeout=timeout,
+        )[0]  # fmt: skip
+
+    def put_many(
+        self, values: Mapping[str, Any], *, metadata: Optional[Mapping[str, bytes]] = None, replace: bool = False,
+        keep: Optional[float] = None, pin: bool = False, evictable: bool = False, expect: Optional[int] = None, job: bool = False,
+        timeout: float = TIMEOUT_S,
+    ) -> List[int]:  # fmt: skip
+        """Makes objects, as :meth:`put`, those of a group of 253 at one moment. Their versions."""
+        flags = _objects.REPLACE * replace | _objects.KEEP * (keep is not None) | _objects.PIN * pin | _objects.EVICTABLE * evictable
+        return _objects.put(self, values, metadata, flags, job, keep, expect, timeout)
+
+    def get(self, name: str, *, job: bool = False, timeout: float = TIMEOUT_S) -> Object:
+        """The object of a name, opened for reading without a copy. Waits until it is sealed, ``timeout`` seconds at most.
+
+        Errors: :class:`~fdbroker.TimedOut` (the text says whether the name is unknown, or who makes it), with timeout 0
+        :class:`~fdbroker.NotFound` and :class:`~fdbroker.NotSealed`; :class:`~fdbroker.NoQuota`, :class:`~fdbroker.LocalFdLimit`,
+        :class:`~fdbroker.NotConnected`, :class:`~fdbroker.NotSupported`.
+        """
+        return self.get_many([name], job=job, timeout=timeout)[0]
+
+    def get_many(self, names: Sequence[str], *, job: bool = False, timeout: float = TIMEOUT_S) -> List[Object]:
+        """Up to 253 objects of one moment, all or none: never two versions of a group mixed. Errors: as :meth:`get`."""
+        return _objects.get(self, list(names), job, timeout)
+
+    def delete(self, name: str, *, version: int = 0, job: bool = False, timeout: float = TIMEOUT_S) -> None:
+        """Takes the name away, if it has this version (0: any). Who has the object keeps it. Errors: NotFound, VersionChanged."""
+        _objects.delete(self, name, version, job, timeout)
+
+    def touch(
+        self, name: str, *, keep: Optional[float] = None, pin: Optional[bool] = None, job: bool = False, timeout: float = TIMEOUT_S
+    ) -> None:
+        """Counts as a use, and sets what keeps the object: as for :meth:`put`; pin False lifts a pin. Errors: NotFound, NoQuota."""
+        flags = _objects.KEEP * (keep is not None) | _objects.PIN * (pin is True) | _objects.UNPIN * (pin is False)
+        _objects.touch(self, name, flags, job, keep, timeout)
+
+    def stat(self, name: str, *, job: bool = False, timeout: float = TIMEOUT_S) -> Optional[ObjectInfo]:
+        """What is known of a name, one that is being made too; None: nothing."""
+        return _objects.stat(self, name, job, timeout)
+
+    def list(self, prefix: str = "", *, job: bool = False, timeout: float = TIMEOUT_S) -> Iterator[ObjectInfo]:
+        """What is known of all names that begin with ``prefix``, in the order of their bytes. Asks page by page."""
+        return _objects.names(self, prefix, job, timeout)
+
+    async def aget(self, name: str, **options: Any) -> Object:
+        """:meth:`get`, awaited."""
+        return await run(functools.partial(self.get, name, **options))
+
+    async def aput(self, name: str, value: Any, **options: Any) -> int:
+        """:meth:`put`, awaited."""
+        return await run(functools.partial(self.put, name, value, **options))
+
+    # --- asyncio ---
+
+    async def aopen(self, handle: Union[bytes, bytearray, memoryview], *arguments: Any, **options: Any) -> View:
+        """:meth:`open`, awaited: a thread of the loop's executor waits. What comes after a cancel is closed."""
+        return await run(functools.partial(self.open, handle, *arguments, **options))
+
+    async def aempty(self, *arguments: Any, **options: Any) -> Buffer:
+        """:meth:`empty`, awaited."""
+        return await run(functools.partial(self.empty, *arguments, **options))
+
+    # --- the connection ---
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker can be called now. Sends nothing."""
+        context = self._context
+        return context is not None and bool(_abi.lib.fdbroker_is_connected(context.pointer))
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._context is None
+
+    def flush(self, timeout: float = TIMEOUT_S) -> None:
+        """Returns when the broker has heard of all that was given back. Errors: TimedOut, NotConnected."""
+        self._call(_abi.lib.fdbroker_flush, ms(timeout))
+
+    def stats(self) -> Dict[str, int]:
+        """The counters of fdbroker_stats_t: hits, misses, entries, bytes, registrations and others. Sends nothing."""
+        stats = _abi.Stats(struct_size=ctypes.sizeof(_abi.Stats))
+        self._call(_abi.lib.fdbroker_stats, ctypes.byref(stats))
+        return {name: getattr(stats, name) for name in _abi.STATS}
+
+    def empty_cache(self) -> int:
+        """Closes all memory of others that the library keeps open though nobody uses it; how many pieces."""
+        closed = ctypes.c_uint64()
+        self._call(_abi.lib.fdbroker_empty_cache, ctypes.byref(closed))
+        return closed.value
+
+    def close(self) -> None:
+        """Ends the connection, once the last memory of it is gone. A second call does nothing."""
+        with self._lock if not self._is_forked() else threading.Lock():
+            context, self._context = self._context, None
+        if context is not None:
+            context.give_back()
+
+    def _is_forked(self) -> bool:
+        context = self._context
+        return context is not None and context.is_forked()
+
+    def __enter__(self):  # type: ignore[no-untyped-def]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_lock", None) is not None:
+            self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "connected" if self.connected else "not connected"
+        return f"<fdbroker.{type(self).__name__}, {state}>"
+
+
+def _free(function: Callable[[int, int], int], pointer: int, context: int) -> None:
+    # Nothing can be done about a failure here, and none is known but a fault of this package.
+    function(context, pointer)
+
+
+def _release(imported: _abi.Import, context: int) -> None:
+    _abi.lib.fdbroker_import_release(context, ctypes.byref(imported))
+
+
+def _choice(what: str, choices: Dict[str, int], value: str) -> int:
+    if value not in choices:
+        raise ValueError(f"{what} is {value!r}; it is one of {', '.join(choices)}")
+    return choices[value]
+
+
+async def run(call: Callable[[], _Result]) -> _Result:
+    """A call in the loop's executor. When the awaiting task is cancelled, what the call still gives is closed."""
+    future = asyncio.get_running_loop().run_in_executor(None, call)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        future.add_done_callback(_close_result)
+        raise
+
+
+def _close_result(future: "asyncio.Future[Any]") -> None:
+    if not future.cancelled() and future.exception() is None:
+        getattr(future.result(), "close", lambda: None)()
+
+
+def connect(
+    socket: Union[str, "os.PathLike[str]", None] = None, *, name: Optional[str] = None, own_fds: int = 4, arena_bytes: int = 0,
+    cache_entries: Optional[int] = None, cache_bytes: Optional[int] = None,
+) -> Broker:  # fmt: skip
+    """Connects to the broker of this node.
+
+    socket: its path; None: FDBROKER_SOCKET, which ``fdbroker run`` sets, else the user's own broker, else the node's. name: on
+    the administrator's screens; None: the command's. own_fds: fds of shared memory that this process has for a moment or holds,
+    which are charged to it. arena_bytes: address space for host memory; 0: 64 GiB, or less where that is limited.
+    cache_entries, cache_bytes: how much memory of others stays open though nobody uses it; None: FDBROKER_CACHE_MAX_ENTRIES,
+    FDBROKER_CACHE_MAX_BYTES, else the library's defaults; 0: no limit.
+
+    Errors: :class:`~fdbroker.NotConnected` (at once when no broker listens), :class:`~fdbroker.NotPermitted`,
+    :class:`~fdbroker.Protocol`, :class:`~fdbroker.NoQuota`, :class:`~fdbroker.LocalFdLimit`. Waits 7 s at most.
+    """
+    options = _abi.Options()
+    _abi.lib.fdbroker_options_init_sized(ctypes.byref(options), ctypes.sizeof(options))
+    options.socket = None if socket is None else os.fsencode(socket)
+    options.name = None if name is None else name.encode()
+    options.own_fds, options.arena_bytes = own_fds, arena_bytes
+    if cache_entries is not None:
+        options.cache_max_entries = cache_entries
+    if cache_bytes is not None:
+        options.cache_max_bytes = cache_bytes
+    return Broker(open_context(options))
+
+
+def device_count(driver: str) -> int:
+    """How many devices ``cuda`` or ``level-zero`` shows here. Errors: NotSupported, which says what is missing."""
+    count = ctypes.c_uint32()
+    check(_abi.lib.fdbroker_gpu_count(_choice("driver", _abi.DRIVERS, driver), ctypes.byref(count)))
+    return count.value
+
+
+__all__ = ["Broker", "DType", "connect", "device_count", "parse_device"]

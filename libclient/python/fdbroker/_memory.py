@@ -1,0 +1,248 @@
+"""Memory that is shared: what this process made, and what it opened of others.
+
+Must never let anything see memory that was given back: each view keeps it.
+"""
+
+import builtins
+import ctypes
+import functools
+from typing import TYPE_CHECKING, Any, Optional, Tuple, Type, Union
+
+from . import _abi, _dlpack
+from ._context import Context, Lease, ms
+from ._errors import Closed, NotConnected, check
+from ._handle import Handle, from_c
+from ._types import DType, Shape, count_of, dtype_of, shape_of
+
+if TYPE_CHECKING:
+    import numpy
+
+
+@functools.lru_cache(maxsize=256)
+def _array_type(size: int) -> Type[ctypes.Array]:
+    """A ctypes array of bytes whose instances can keep something. Types are objects: those of 256 sizes are kept."""
+    return type("_Bytes", (ctypes.Array,), {"_length_": size, "_type_": ctypes.c_ubyte})
+
+
+class Memory:
+    """A piece of shared memory, on the host or on a GPU, with a shape and an element type.
+
+    Host memory is seen by :meth:`numpy`, :meth:`memoryview`, DLPack and, from Python 3.12 on, by everything that takes a
+    buffer. GPU memory is seen by DLPack and ``__cuda_array_interface__``: ``torch.from_dlpack(memory)``,
+    ``cupy.asarray(memory)``. Nothing is copied.
+
+    It is given back by :meth:`close`, by ``with`` or when the last reference is gone. **Views keep it**: an array that
+    is still there stays valid after ``close``, and the memory goes with it. What is asked of a closed one raises
+    :class:`~fdbroker.Closed`.
+
+    A forked child sees host memory that this process made, by views made before; memory of others is not mapped there.
+    """
+
+    def __init__(
+        self, context: Context, lease: Lease, pointer: int, nbytes: int, shape: Shape, dtype: DType, *, device: Optional[Tuple[str, int]],
+        writable: bool,
+    ) -> None:  # fmt: skip
+        self._context = context
+        self._lease: Optional[Lease] = lease
+        self._pointer = pointer
+        self._device = device
+        self._lent_by_reference = False
+        #: Bytes that may be used.
+        self.nbytes = nbytes
+        #: Sizes, the slowest axis first (C order).
+        self.shape = shape
+        self.dtype = dtype.name
+        #: Whether this process may write to it.
+        self.writable = writable
+        self._dtype = dtype
+
+    # --- what it is ---
+
+    @property
+    def device(self) -> str:
+        """``cpu``, or such as ``cuda:0``."""
+        return "cpu" if self._device is None else "%s:%d" % self._device
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._lease is None
+
+    @property
+    def pointer(self) -> int:
+        """The address of the first byte; of GPU memory a device address. Good as long as this object is not closed."""
+        self._live()
+        return self._pointer
+
+    def _live(self) -> Lease:
+        if self._lease is None:
+            raise Closed("this memory was closed; views made before are still good")
+        return self._lease
+
+    def _array(self) -> ctypes.Array:
+        """The bytes, as an object with the buffer protocol which keeps the memory."""
+        lease = self._live()
+        if self._device is not None:
+            raise TypeError(f"memory of {self.device} is not the CPU's; use DLPack or __cuda_array_interface__")
+        if self._context.is_forked() and not isinstance(self, Buffer):
+            raise NotConnected("memory of other processes is not mapped in a forked child; connect and open it anew")
+        array = _array_type(self.nbytes).from_address(self._pointer)
+        array._lease = lease  # type: ignore[attr-defined]
+        return array
+
+    def memoryview(self) -> "builtins.memoryview":
+        """The memory as a flat memoryview of bytes; read-only when it was opened for reading.
+
+        Errors: Closed; TypeError for GPU memory.
+        """
+        view = builtins.memoryview(self._array()).cast("B")
+        return view if self.writable else view.toreadonly()
+
+    def __buffer__(self, flags: int) -> "builtins.memoryview":
+        """The buffer protocol, from Python 3.12 on."""
+        view: Any = self.memoryview()[: count_of(self.shape) * self._dtype.itemsize]
+        shape = self.shape
+        if self._dtype.code and 0 not in shape:
+            return view.cast(self._dtype.code, shape) if shape else view.cast(self._dtype.code)
+        return view
+
+    def numpy(self, shape: Union[int, Tuple[int, ...], None] = None, dtype: Any = None) -> "numpy.ndarray":
+        """The memory as a numpy array, without a copy; read-only when it was opened for reading.
+
+        shape and dtype: others than its own, such as those that the owner told; ValueError when they need more bytes.
+        Errors: Closed; TypeError for GPU memory; ImportError without numpy.
+        """
+        import numpy
+
+        wanted = self._dtype if dtype is None else dtype_of(dtype)
+        shape = self._shape(shape, wanted)
+        kind = numpy.dtype("V2") if wanted.name == "bfloat16" else numpy.dtype(wanted.name)
+        if count_of(shape) == 0:
+            return numpy.empty(shape, kind)
+        return numpy.frombuffer(self.memoryview(), dtype=kind, count=count_of(shape)).reshape(shape)
+
+    def _shape(self, shape: Union[int, Tuple[int, ...], None], dtype: DType) -> Shape:
+        if shape is None:
+            shape = self.shape if dtype == self._dtype else self.nbytes // dtype.itemsize
+        shape = shape_of(shape)
+        needed = count_of(shape) * dtype.itemsize
+        if needed > self.nbytes:
+            raise ValueError(f"{shape} of {dtype.name} are {needed:,} bytes, and there are {self.nbytes:,}")
+        return shape
+
+    def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> "numpy.ndarray":
+        array = self.numpy()
+        if dtype is not None and array.dtype != dtype:
+            if copy is False:
+                raise ValueError("another element type needs a copy")
+            return array.astype(dtype)
+        return array.copy() if copy else array
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("memory without an axis has no length")
+        return self.shape[0]
+
+    # --- other libraries ---
+
+    def __dlpack_device__(self) -> Tuple[int, int]:
+        if self._device is None:
+            return _dlpack.CPU, 0
+        driver, number = self._device
+        return (_dlpack.CUDA if driver == "cuda" else _dlpack.ONE_API), number
+
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: Optional[Tuple[int, int]] = None, dl_device: Optional[Tuple[int, int]] = None,
+        copy: Optional[bool] = None,
+    ) -> Any:  # fmt: skip
+        """For ``from_dlpack`` of numpy, PyTorch, CuPy, JAX. ``stream`` is not looked at: whoever wrote the memory, in another
+        process, has waited for its work.
+
+        Errors: BufferError for a copy, another device, or memory opened for reading with a consumer of before DLPack 1.0.
+        """
+        lease = self._live()
+        device = self.__dlpack_device__()
+        if copy or (dl_device is not None and tuple(dl_device) != device):
+            raise BufferError("fdbroker shares memory where it is; copy it with the library that takes it")
+        keeper = self._array() if self._device is None and self.nbytes else lease
+        return _dlpack.capsule(keeper, self._pointer, self.shape, self._dtype, device, not self.writable, max_version)
+
+    @property
+    def __cuda_array_interface__(self) -> dict:
+        """For CuPy, Numba and ``torch.as_tensor``, version 3 of the interface.
+
+        These keep this object, and nothing else: from now on the memory goes with the object, also after :meth:`close`.
+        """
+        # An attribute that is not there, for everything that asks all objects for it.
+        if self._device is None or self._device[0] != "cuda":
+            raise AttributeError("__cuda_array_interface__: this is no CUDA memory")
+        self._live()
+        self._lent_by_reference = True
+        return {
+            "shape": self.shape, "typestr": self._dtype.typestr, "data": (self._pointer, not self.writable), "strides": None,
+            "stream": None, "version": 3,
+        }  # fmt: skip
+
+    # --- its end ---
+
+    def close(self) -> None:
+        """Gives it up. The memory goes when the last view does; a second call does nothing."""
+        lease, self._lease = self._lease, None
+        if self._lent_by_reference:
+            self._kept = lease
+
+    def __enter__(self):  # type: ignore[no-untyped-def]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else self.device
+        return f"<fdbroker.{type(self).__name__} {self.shape} {self.dtype}, {self.nbytes:,} bytes, {state}>"
+
+
+class Buffer(Memory):
+    """Memory of this process: :meth:`Broker.empty <fdbroker.Broker.empty>`. It ends when it is closed and all views are gone;
+    who has it open keeps it."""
+
+    @property
+    def handle(self) -> Handle:
+        """64 bytes that any process of this user on this node can open."""
+        return self.handle_at(0)
+
+    def handle_at(self, offset: int, timeout: float = 5.0) -> Handle:
+        """The handle of the memory from ``offset`` bytes on. It is registered when it is not: within ``timeout`` seconds.
+
+        Errors: as :meth:`Broker.empty <fdbroker.Broker.empty>`.
+        """
+        self._live()
+        if not 0 <= offset < max(self.nbytes, 1):
+            raise ValueError(f"offset {offset} is not inside {self.nbytes:,} bytes")
+        handle, device = _abi.Handle(), 0 if self._device is None else self._device[1]
+        place = self._pointer + offset
+        check(_abi.lib.fdbroker_get_handle(self._context.pointer, place, device, ms(timeout), ctypes.byref(handle)))
+        return from_c(handle)
+
+
+class View(Memory):
+    """Memory of another process, opened here: :meth:`Broker.open <fdbroker.Broker.open>`. No fd is kept."""
+
+    _import: _abi.Import
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the owner still has it. Sends nothing. Ask after reading, before trusting the bytes."""
+        self._live()
+        return bool(_abi.lib.fdbroker_import_is_current(self._context.pointer, ctypes.byref(self._import)))
+
+
+def layout(nbytes: int, shape: Union[int, Tuple[int, ...], None], dtype: Any) -> Tuple[Shape, DType]:
+    """The shape and type of memory of so many bytes; ValueError when they do not fit."""
+    found = dtype_of(dtype)
+    if shape is None:
+        return (nbytes // found.itemsize,), found
+    wanted = shape_of(shape)
+    if count_of(wanted) * found.itemsize > nbytes:
+        raise ValueError(f"{wanted} of {found.name} are {count_of(wanted) * found.itemsize:,} bytes, and there are {nbytes:,}")
+    return wanted, found

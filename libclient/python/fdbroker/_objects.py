@@ -1,0 +1,287 @@
+"""Named objects: sealed memory that has a name, and can outlive its maker. Must never show bytes before they are sealed."""
+
+import ctypes
+import functools
+import json
+from ctypes import POINTER, Structure, c_char, c_char_p, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
+from typing import TYPE_CHECKING, Any, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from . import _abi
+from ._context import Context, Lease, ms
+from ._errors import NotSupported, check
+from ._memory import Memory
+from ._types import DType, Shape, count_of, dtype_of, shape_of
+
+if TYPE_CHECKING:
+    from ._broker import Broker
+
+JOB, REPLACE, KEEP, PIN, UNPIN, EVICTABLE = 1, 2, 4, 8, 16, 32
+_EXPECT = 1
+_SEALED = 2
+_FOREVER = (1 << 64) - 1
+
+
+class _New(Structure):
+    _fields_ = [
+        ("struct_size", c_uint64), ("name", c_char_p), ("size_bytes", c_uint64), ("bytes", c_void_p), ("metadata", c_void_p),
+        ("metadata_bytes", c_uint64), ("expect", c_uint64), ("offset", c_uint64), ("flags", c_uint32), ("reserved", c_uint32),
+    ]  # fmt: skip
+
+
+class _Options(Structure):
+    _fields_ = [
+        ("struct_size", c_uint64), ("flags", c_uint32), ("place", c_uint32), ("device", c_uint32), ("fd", c_int32),
+        ("ttl_ms", c_uint64), ("room_bytes", c_uint64), ("memory", c_void_p),
+    ]  # fmt: skip
+
+
+class _Object(Structure):
+    _fields_ = [
+        ("struct_size", c_uint64), ("ptr", c_void_p), ("size_bytes", c_uint64), ("version", c_uint64), ("metadata", c_void_p),
+        ("metadata_bytes", c_uint64), ("device_ptr", c_uint64), ("object", c_uint64), ("kind", c_uint32), ("slot", c_uint32),
+        ("generation", c_uint32), ("reserved", c_uint32),
+    ]  # fmt: skip
+
+
+class _Info(Structure):
+    _fields_ = [
+        ("struct_size", c_uint64), ("name", c_char * 256), ("version", c_uint64), ("size_bytes", c_uint64), ("offset", c_uint64),
+        ("group", c_uint64), ("group_bytes", c_uint64), ("age_ms", c_uint64), ("ttl_left_ms", c_uint64), ("state", c_uint32),
+        ("flags", c_uint32), ("kind", c_uint32), ("metadata_bytes", c_uint32), ("group_names", c_uint32), ("leases", c_uint32),
+        ("creator_pid", c_uint32), ("slot", c_uint32), ("generation", c_uint32), ("reserved", c_uint32),
+    ]  # fmt: skip
+
+
+_FUNCTIONS = {
+    "put": [c_void_p, c_size_t, POINTER(_New), POINTER(_Options), c_uint32, POINTER(c_uint64)],
+    "get": [c_void_p, c_size_t, POINTER(c_char_p), POINTER(_Options), c_uint32, POINTER(_Object)],
+    "release": [c_void_p, POINTER(_Object)],
+    "is_current": [c_void_p, POINTER(_Object)],
+    "delete": [c_void_p, c_size_t, POINTER(c_char_p), POINTER(c_uint64), c_uint32, c_uint32, POINTER(c_int32)],
+    "touch": [c_void_p, c_size_t, POINTER(c_char_p), POINTER(_Options), c_uint32, POINTER(c_int32)],
+    "stat": [c_void_p, c_size_t, POINTER(c_char_p), c_uint32, c_uint32, POINTER(_Info)],
+    "list": [c_void_p, c_char_p, c_uint32, c_uint32, POINTER(c_void_p)],
+    "list_next": [c_void_p, POINTER(_Info), POINTER(c_int32)],
+    "list_close": [c_void_p],
+}
+
+
+@functools.lru_cache(maxsize=None)
+def _function(name: str) -> Any:
+    """A function of the library; NotSupported where the library is older."""
+    try:
+        function = getattr(_abi.lib, f"fdbroker_object_{name}")
+    except AttributeError:
+        raise NotSupported(f"this libfdbroker has no fdbroker_object_{name}(): it is older than named objects") from None
+    function.restype, function.argtypes = c_int32, _FUNCTIONS[name]
+    return function
+
+
+class ObjectInfo(NamedTuple):
+    """What is known of a name."""
+
+    name: str
+    #: 0 while it is being made.
+    version: int
+    #: Bytes.
+    size: int
+    #: Whether it can be had.
+    sealed: bool
+    #: ``memfd``, ``cuda-vmm`` and so on.
+    kind: str
+    #: Seconds since it was sealed, or begun.
+    age: float
+    #: Seconds that are left if nobody uses it; None: no end by time.
+    ttl: Optional[float]
+    kept: bool
+    pinned: bool
+    #: Leases of its group now.
+    leases: int
+    #: Its maker's process.
+    creator_pid: int
+
+
+# --- metadata: the shape and type in a first line, then the program's own ---
+
+
+def _metadata(shape: Shape, dtype: DType, own: bytes) -> bytes:
+    return json.dumps({"dtype": dtype.name, "shape": shape}, separators=(",", ":")).encode() + b"\n" + own
+
+
+def _described(metadata: bytes, size: int) -> Tuple[Shape, DType, bytes]:
+    """Of an object of a C or Rust program: all its bytes, and its metadata as they are."""
+    line, newline, own = metadata.partition(b"\n")
+    if newline and line.startswith(b'{"dtype":'):
+        try:
+            about = json.loads(line)
+            shape, dtype = shape_of(tuple(about["shape"])), dtype_of(about["dtype"])
+            if count_of(shape) * dtype.itemsize <= size:
+                return shape, dtype, own
+        except (ValueError, TypeError, KeyError):
+            pass
+    return (size,), dtype_of("uint8"), metadata
+
+
+class Object(Memory):
+    """A named object, opened for reading: :meth:`Broker.get <fdbroker.Broker.get>`. Its bytes never change."""
+
+    #: Its name.
+    name: str
+    #: Given when it was sealed, above all versions before.
+    version: int
+    #: The bytes that its maker put beside it.
+    metadata: bytes
+    _object: _Object
+
+    @property
+    def is_current(self) -> bool:
+        """Whether its name still leads to it. Sends nothing."""
+        self._live()
+        return bool(_function("is_current")(self._context.pointer, ctypes.byref(self._object)))
+
+
+def _give_back(taken: _Object, context: int) -> None:
+    _function("release")(context, ctypes.byref(taken))
+
+
+def _options(job: bool, flags: int = 0, ttl: Optional[float] = None) -> _Options:
+    options = _Options(struct_size=ctypes.sizeof(_Options), flags=flags | JOB * job, fd=-1)
+    options.ttl_ms = 0 if ttl is None else int(ttl * 1000)
+    return options
+
+
+def _names(names: Sequence[str]) -> Any:
+    return (c_char_p * len(names))(*(_checked(name) for name in names))
+
+
+def _checked(name: str) -> bytes:
+    if not isinstance(name, str) or "\0" in name:
+        raise ValueError(f"the name {name!r} is no text, or has a NUL")
+    return name.encode()
+
+
+def _source(value: Any) -> Tuple[Any, Shape, DType]:
+    """Something with the buffer protocol that stays as it is, with shape and type."""
+    if isinstance(value, Memory):
+        view = value.memoryview()
+        return view[: count_of(value.shape) * dtype_of(value.dtype).itemsize], value.shape, dtype_of(value.dtype)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        flat = memoryview(value).cast("B")
+        return flat, (len(flat),), dtype_of("uint8")
+    import numpy
+
+    array = numpy.ascontiguousarray(value)
+    return array, tuple(numpy.shape(value)), dtype_of(array.dtype)
+
+
+def _address(source: Any) -> Tuple[Any, int]:
+    """Its first byte, read-only or not, and what keeps it there."""
+    if hasattr(source, "ctypes"):
+        return source, source.ctypes.data
+    size = source.nbytes
+    if size == 0:
+        return source, 0
+    if not source.readonly:
+        return source, ctypes.addressof((ctypes.c_char * size).from_buffer(source))
+    # ctypes takes no read-only buffer but bytes: one copy.
+    kept = bytes(source)
+    return kept, ctypes.cast(ctypes.c_char_p(kept), c_void_p).value or 0
+
+
+def put(
+    broker: "Broker", values: Mapping[str, Any], metadata: Optional[Mapping[str, bytes]], flags: int, job: bool, ttl: Optional[float],
+    expect: Optional[int], timeout: float,
+) -> List[int]:  # fmt: skip
+    """Makes objects; their versions."""
+    function, kept = _function("put"), []
+    new = (_New * len(values))()
+    for item, (name, value) in zip(new, values.items()):
+        source, shape, dtype = _source(value)
+        keeper, address = _address(source)
+        about = _metadata(shape, dtype, (metadata or {}).get(name, b""))
+        named = _checked(name)
+        kept.append((source, keeper, about, named))
+        item.struct_size, item.name = ctypes.sizeof(_New), named
+        item.size_bytes, item.bytes = count_of(shape) * dtype.itemsize, address
+        item.metadata, item.metadata_bytes = ctypes.cast(ctypes.c_char_p(about), c_void_p), len(about)
+        if expect is not None:
+            item.expect, item.flags = expect, _EXPECT
+    versions, options = (c_uint64 * len(values))(), _options(job, flags, ttl)
+    if len(values):
+        broker._call(function, len(values), new, ctypes.byref(options), ms(timeout), versions)
+    del kept
+    return list(versions)
+
+
+def get(broker: "Broker", names: Sequence[str], job: bool, timeout: float) -> List[Object]:
+    """Objects of one moment, all or none."""
+    function = _function("get")
+    taken = (_Object * len(names))()
+    if not names:
+        return []
+    taken[0].struct_size = ctypes.sizeof(_Object)
+    options = _options(job)
+    context = broker._live().take()
+    try:
+        check(function(context.pointer, len(names), _names(names), ctypes.byref(options), ms(timeout), taken))
+        leases = [Lease(context, functools.partial(_give_back, _Object.from_buffer_copy(one))) for one in taken]
+        return [_object(context, name, one, lease) for name, one, lease in zip(names, taken, leases)]
+    finally:
+        context.give_back()
+
+
+def _object(context: Context, name: str, taken: _Object, lease: Lease) -> Object:
+    metadata = ctypes.string_at(taken.metadata, taken.metadata_bytes) if taken.metadata_bytes else b""
+    shape, dtype, own = _described(metadata, taken.size_bytes)
+    device = ("cuda", 0) if taken.device_ptr else None
+    made = Object(
+        context, lease, taken.device_ptr or taken.ptr or 0, taken.size_bytes, shape, dtype, device=device, writable=False
+    )  # fmt: skip
+    made.name, made.version, made.metadata, made._object = name, taken.version, own, _Object.from_buffer_copy(taken)
+    return made
+
+
+def delete(broker: "Broker", name: str, version: int, job: bool, timeout: float) -> None:
+    """Takes a name away."""
+    wanted = (c_uint64 * 1)(version)
+    broker._call(_function("delete"), 1, _names([name]), wanted, JOB * job, ms(timeout), None)
+
+
+def touch(broker: "Broker", name: str, flags: int, job: bool, ttl: Optional[float], timeout: float) -> None:
+    """A use of the object."""
+    broker._call(_function("touch"), 1, _names([name]), ctypes.byref(_options(job, flags, ttl)), ms(timeout), None)
+
+
+def _info(info: _Info) -> ObjectInfo:
+    ttl = None if info.ttl_left_ms == _FOREVER else info.ttl_left_ms / 1000
+    return ObjectInfo(
+        info.name.decode(errors="replace"), info.version, info.size_bytes, info.state == _SEALED,
+        _abi.KIND_NAMES.get(info.kind, str(info.kind)), info.age_ms / 1000, ttl, bool(info.flags & KEEP), bool(info.flags & PIN),
+        info.leases, info.creator_pid,
+    )  # fmt: skip
+
+
+def stat(broker: "Broker", name: str, job: bool, timeout: float) -> Optional[ObjectInfo]:
+    """What is known of a name; None: nothing."""
+    info = _Info(struct_size=ctypes.sizeof(_Info))
+    broker._call(_function("stat"), 1, _names([name]), JOB * job, ms(timeout), ctypes.byref(info))
+    return _info(info) if info.state else None
+
+
+def names(broker: "Broker", prefix: str, job: bool, timeout: float) -> Iterator[ObjectInfo]:
+    """What is known of all names with a prefix."""
+    listing, has_one = c_void_p(), c_int32()
+    context = broker._live().take()
+    try:
+        check(_function("list")(context.pointer, _checked(prefix), JOB * job, ms(timeout), ctypes.byref(listing)))
+        try:
+            while True:
+                info = _Info(struct_size=ctypes.sizeof(_Info))
+                check(_function("list_next")(listing, ctypes.byref(info), ctypes.byref(has_one)))
+                if not has_one.value:
+                    return
+                yield _info(info)
+        finally:
+            _function("list_close")(listing)
+    finally:
+        context.give_back()

@@ -1,0 +1,133 @@
+"""A broker of one's own, for a program and its children. Must never outlive them: it ends when the last of them does."""
+
+import os
+import select
+import shutil
+import subprocess
+import tempfile
+from typing import Any, Dict, List, Optional
+
+from . import _native
+from ._broker import Broker, connect
+from ._errors import NotConnected, NotSupported
+
+#: Seconds until a broker that was just started must serve, on a busy machine.
+START_S = 30.0
+#: Seconds that its end may take before it is killed.
+END_S = 10.0
+
+
+class PrivateBroker(Broker):
+    """A connection to a broker that this process has started: :func:`fdbroker.private_broker`. Closing it ends the broker, for
+    all who use it."""
+
+    #: The path for other processes: ``fdbroker.connect(broker.socket)``.
+    socket: str
+
+    @property
+    def environment(self) -> Dict[str, str]:
+        """For processes that are started: variables by which they and ``fdbroker`` find this broker."""
+        admin = os.path.join(self._folder, "fdbroker-admin", "admin.sock")
+        return {"FDBROKER_SOCKET": self.socket, "FDBROKER_ADMIN_SOCKET": admin}
+
+    def _own(self, folder: str, child: "subprocess.Popen[bytes]", life: int) -> None:
+        self._folder, self._child, self._life = folder, child, life
+        self._owner = os.getpid()
+        self.socket = os.path.join(folder, "fdbroker", "broker.sock")
+
+    @property
+    def pid(self) -> int:
+        """The process id of the broker."""
+        return self._child.pid
+
+    def close(self) -> None:
+        """Ends the connection and the broker. Memory that is mapped stays; a second call does nothing."""
+        super().close()
+        # A forked child's close is not the parent's; it gives up its copy of the pipe at its end.
+        if getattr(self, "_owner", None) != os.getpid():
+            return
+        life, self._life = self._life, -1
+        if life >= 0:
+            os.close(life)
+            _end(self._child)
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    # By name: forked children may have the pipe open, too.
+    child.terminate()
+    try:
+        child.wait(END_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+def private_broker(max_fds: Optional[int] = None, settings: Optional[Dict[str, Any]] = None, **options: Any) -> PrivateBroker:
+    """Starts a broker for this process and those that it tells, and connects to it. No root, no installation.
+
+    max_fds: the most fds of shared memory, in the broker and granted, in all; None: the hard limit of open files. settings: keys
+    of the daemon's configuration, such as ``{"limits.recall_timeout_ms": 500}``. Options as of :func:`fdbroker.connect`.
+
+    Errors: :class:`~fdbroker.NotSupported` when the daemon cannot be run, with its own words; those of
+    :func:`fdbroker.connect`.
+    """
+    folder = tempfile.mkdtemp(prefix="fdbroker-")
+    ready, ready_write = os.pipe()
+    life_read, life = os.pipe()
+    command: List[str] = [_native.program_path("fdbrokerd"), "--private", folder, "--log", "error"]
+    command += ["--ready-fd", str(ready_write), "--until-eof", str(life_read)]
+    if max_fds is not None:
+        command += ["--max-fds", str(max_fds)]
+    for key, value in (settings or {}).items():
+        command += ["--set", f"{key}={value}"]
+    child = None
+    try:
+        try:
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=(ready_write, life_read), start_new_session=True
+            )
+        finally:
+            os.close(ready_write)
+            os.close(life_read)
+        words = _await(ready, child)
+        if words is not None:
+            raise NotSupported(f"the broker {command[0]} does not start: {words}")
+        assert child.stderr is not None, "a pipe was asked for"
+        child.stderr.close()
+        made = connect(os.path.join(folder, "fdbroker", "broker.sock"), **options)
+    except OSError as error:
+        _give_up(child, life, folder)
+        if isinstance(error, NotConnected):
+            raise
+        raise NotSupported(f"the broker cannot be run: {error}") from error
+    except BaseException:
+        _give_up(child, life, folder)
+        raise
+    finally:
+        os.close(ready)
+    broker = PrivateBroker(made._live().take())
+    made.close()
+    broker._own(folder, child, life)
+    return broker
+
+
+def _give_up(child: "Optional[subprocess.Popen[bytes]]", life: int, folder: str) -> None:
+    os.close(life)
+    if child is not None:
+        _end(child)
+        if child.stderr is not None:
+            child.stderr.close()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _await(ready: int, child: "subprocess.Popen[bytes]") -> Optional[str]:
+    """None when the broker serves; else why it does not."""
+    poll = select.poll()
+    poll.register(ready, select.POLLIN)
+    if not poll.poll(START_S * 1000):
+        return f"it does not serve after {START_S:.0f} s"
+    if os.read(ready, 6) == b"READY\n":
+        return None
+    assert child.stderr is not None, "a pipe was asked for"
+    return child.stderr.read().decode(errors="replace").strip() or f"exit status {child.wait()}"

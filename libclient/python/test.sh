@@ -1,0 +1,96 @@
+#!/bin/bash
+# Tests the wheel as a user has it: installed by pip in a bare virtual environment, then beside numpy and mpi4py. Ends with
+# `N passed, N failed`. Must never test the source tree in place of the wheel, nor pass a test that did not run.
+here=$(dirname "$(readlink -f "$0")")
+. "$here/../../tests/common/start.sh"
+set -uo pipefail
+root=$(readlink -f "$here/../..")
+
+wheel=''
+case ${1-} in
+  '') ;;
+  --wheel) wheel=$(readlink -f "$2") ;;
+  -h | --help)
+    cat << 'HELP'
+usage: libclient/python/test.sh [--wheel FILE]
+
+Builds a wheel of the programs that the tests use (tests/programs.py), or takes FILE, and installs it by pip, without a network, in
+virtual environments of its own:
+  bare        nothing else there: memory, threads, fork, asyncio, leaks, the stand-in for CUDA
+  numpy       with the system's numpy and mpi4py: these tests again, the examples and every snippet of docs/python.md
+PYTHON names another interpreter than python3 for the first, PYTHONS a list of further ones for it. No GPU is needed.
+HELP
+    exit 0 ;;
+  *) echo "test.sh: unknown argument '$1' (--help explains)" >&2; exit 2 ;;
+esac
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+. "$root/tests/common/checks.sh"
+unset FDBROKER_SOCKET FDBROKER_ADMIN_SOCKET XDG_RUNTIME_DIR PYTHONPATH PYTHONHOME FDBROKER_LIBRARY FDBROKER_BIN_DIR
+export PYTHONDONTWRITEBYTECODE=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+cd "$root"
+python=${PYTHON:-python3}
+
+# Debian's python3 has venv without pip unless python3-venv is installed.
+"$python" -c 'import venv, ensurepip' 2> /dev/null ||
+  { echo "$python cannot make a virtual environment with pip; run: sudo tests/install.sh (python3-venv)"; exit 77; }
+
+if [ -z "$wheel" ]; then
+  if ! built=$(tests/programs.py) || ! wheel=$("$here/build.sh" --built "$built" --out "$work"); then
+    fail "the wheel is built"; echo "$passed passed, $failed failed"; exit 1
+  fi
+fi
+# With debug checks it is larger than what is released, and small enough all the same.
+is_small() { [ "$(stat -c %s "$wheel")" -lt 15728640 ]; }
+check "the wheel has less than 15 MiB" is_small
+
+# The stand-in for the CUDA driver.
+if command -v "${CC:-cc}" > /dev/null; then
+  stub=$work/stub
+  mkdir "$stub"
+  "${CC:-cc}" -shared -fPIC -O2 -o "$stub/libcuda.so.1" tests/cuda_stub/libcuda.c &&
+    "${CC:-cc}" -shared -fPIC -O2 -o "$stub/looks.so" tests/cuda_stub/looks.c && export FDBROKER_TEST_CUDA_STUB=$stub
+fi
+
+# environment NAME INTERPRETER OPTION...: a virtual environment with the wheel in it.
+environment() {
+  local name=$1 interpreter=$2; shift 2
+  "$interpreter" -m venv "$@" "$work/$name" > "$work/log" 2>&1 &&
+    "$work/$name/bin/python" -m pip install --quiet --no-index --no-deps "$wheel" >> "$work/log" 2>&1
+}
+# run NAME: the tests in it.
+run() {
+  local status=0 p f
+  (cd "$work" && timeout --kill-after=10 280 "$work/$1/bin/python" "$here/tests/run.py") > "$work/out" 2>&1 || status=$?
+  read -r p f < <(awk '/^[0-9]+ passed, [0-9]+ failed$/ { p = $1; f = $3 } END { print p + 0, f + 0 }' "$work/out")
+  if [ "$status" != 0 ] && [ "$f" = 0 ] || [ $((p + f)) = 0 ]; then f=$((f + 1)); fi
+  echo "-- $1: $p passed, $f failed"
+  [ "$f" = 0 ] || sed 's/^/      /' "$work/out" | tail -n 120
+  [ "$f" != 0 ] || grep -E '^Python|^not run here' "$work/out" | sed 's/^/   /' | sort -u
+  passed=$((passed + p)) failed=$((failed + f))
+}
+
+number=0
+for interpreter in "$python" ${PYTHONS-}; do
+  check "pip installs the wheel in a bare environment of $("$interpreter" --version)" environment "bare$number" "$interpreter"
+  run "bare$number"
+  number=$((number + 1))
+done
+works() { "$work/bare0/bin/fdbroker" run -- "$work/bare0/bin/python" -m fdbroker demo --ranks 2 --buffers 20 --json > "$work/out"; }
+check "the command and the demo of the wheel work" works
+doctor() { "$work/bare0/bin/fdbroker" run -- "$work/bare0/bin/python" -m fdbroker doctor --json | grep -q '"checks"'; }
+check "python -m fdbroker doctor works" doctor
+layers() { "$work/bare0/bin/fdbroker" run --cuda -- true && "$work/bare0/bin/fdbroker" run --level-zero -- true; }
+check "run --cuda and run --level-zero find the layers of the wheel" layers
+
+system=/usr/bin/python3
+if "$system" -c 'import numpy, venv, ensurepip' 2> /dev/null; then
+  check "pip installs the wheel beside numpy" environment numpy "$system" --system-site-packages
+  FDBROKER_TEST_DOCUMENTS=$root run numpy
+else
+  not_run "the Python package beside numpy, its examples and docs/python.md" "numpy is not installed; run: sudo tests/install.sh"
+fi
+
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ]

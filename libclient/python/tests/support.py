@@ -1,0 +1,91 @@
+"""What the tests share: brokers, other processes, counts of fds and mappings. Must never wait without an end."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+import unittest
+
+import fdbroker
+
+try:
+    import numpy
+except ImportError:
+    numpy = None
+
+#: Seconds that only a hang exceeds, on a busy machine.
+SOON_S = 60.0
+
+needs_numpy = unittest.skipIf(numpy is None, "numpy is not installed here; the second run of test.sh has it")
+
+
+class BrokerCase(unittest.TestCase):
+    """Each test has a broker of its own, and a connection to it."""
+
+    #: Options of private_broker. A process may get no processor for seconds, and must not count as silent.
+    options = {"max_fds": 256, "settings": {"limits.recall_timeout_ms": 600000}}
+
+    def setUp(self):
+        self.broker = fdbroker.private_broker(**self.options)
+        self.addCleanup(self.broker.close)
+        # A second one in this process: a consumer.
+        self.other = fdbroker.connect(self.broker.socket)
+        self.addCleanup(self.other.close)
+
+    def ledger(self, name):
+        """A number of the broker's ledger, such as mapped_leases."""
+        import json
+
+        text = run_program(self.broker, "status", "--json")
+        return json.loads(text)[name]["now"]
+
+    def eventually(self, condition):
+        """One-way messages have no answer to wait for."""
+        until = time.monotonic() + SOON_S
+        while not condition() and time.monotonic() < until:
+            time.sleep(0.01)
+        self.assertTrue(condition())
+
+
+def run_program(broker, *arguments):
+    """The output of the command fdbroker with this broker."""
+    command = [sys.executable, "-m", "fdbroker", *arguments]
+    environment = {**os.environ, **broker.environment}
+    return subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, timeout=SOON_S, text=True).stdout
+
+
+def script(text, *arguments, **environment):
+    """Runs Python code in a process of its own: (exit status, stdout, stderr)."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text), *map(str, arguments)], env={**os.environ, **environment},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=SOON_S,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+def in_child(act):
+    """The exit status of a forked child that runs `act`; 0 when it returned True. It ends without exit handlers."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = 0 if act() is True else 2
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def open_fds():
+    """This process's open fds, those of the listing left out."""
+    return len(os.listdir("/proc/self/fd")) - 1
+
+
+def mappings():
+    """This process's mappings of memfds."""
+    with open("/proc/self/maps") as maps:
+        return sum("memfd:" in line for line in maps)

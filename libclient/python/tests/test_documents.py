@@ -1,0 +1,86 @@
+"""The snippets of docs/python.md, and the examples, as a reader runs them. FDBROKER_TEST_DOCUMENTS names the source tree."""
+
+import contextlib
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import fdbroker
+from support import SOON_S, needs_numpy
+
+ROOT = os.environ.get("FDBROKER_TEST_DOCUMENTS")
+needs_root = unittest.skipIf(ROOT is None, "FDBROKER_TEST_DOCUMENTS is not set; the second run of test.sh sets it")
+
+
+@needs_root
+@needs_numpy
+class Documents(unittest.TestCase):
+    def test_snippets_when_run_in_their_order_then_no_error(self):
+        with open(os.path.join(ROOT, "docs/python.md")) as page:
+            text = page.read()
+        snippets = re.findall(r"^```python\n(.*?)^```$", text, re.S | re.M)
+        self.assertGreaterEqual(len(snippets), 5)
+        names = {}
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            for number, snippet in enumerate(snippets):
+                exec(compile(snippet, f"docs/python.md, block {number + 1}", "exec"), names)
+        self.assertIn("STALE", out.getvalue())
+        names["consumer"].close()
+        names["broker"].close()
+
+    def test_docstrings_when_public_then_there(self):
+        for name in fdbroker.__all__:
+            found = getattr(fdbroker, name)
+            self.assertTrue(found.__doc__, name)
+            for member, value in vars(found).items() if isinstance(found, type) else ():
+                if not member.startswith("_") and callable(value):
+                    self.assertTrue(value.__doc__, f"{name}.{member}")
+
+
+@needs_root
+@needs_numpy
+class Examples(unittest.TestCase):
+    def run_example(self, *command):
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=2 * SOON_S)
+        self.assertEqual(done.returncode, 0, done.stdout)
+        return done.stdout
+
+    def test_producer_consumer_when_run_then_right(self):
+        out = self.run_example(sys.executable, os.path.join(ROOT, "libclient/python/examples/producer_consumer.py"))
+        self.assertIn("two processes summed 499,999,500,000", out)
+
+    def test_alltoall_when_run_by_mpi_then_right(self):
+        try:
+            import mpi4py  # noqa: F401
+        except ImportError:
+            self.skipTest("mpi4py is not installed here")
+        mpirun = shutil.which("mpirun.openmpi") or shutil.which("mpirun")
+        if mpirun is None:
+            self.skipTest("mpirun is not installed here")
+        root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        example = os.path.join(ROOT, "libclient/python/examples/alltoall.py")
+        out = self.run_example(
+            sys.executable, "-m", "fdbroker", "run", "--", mpirun, *root, "--oversubscribe", "-n", "4", sys.executable, example
+        )
+        self.assertIn("4 ranks opened 16 buffers: every number is right", out)
+
+
+@needs_root
+class Types(unittest.TestCase):
+    def test_package_when_installed_then_it_says_that_it_has_types(self):
+        self.assertTrue(os.path.exists(os.path.join(os.path.dirname(fdbroker.__file__), "py.typed")))
+
+    def test_package_when_its_interpreter_is_optimised_then_it_works(self):
+        with tempfile.TemporaryDirectory() as folder:
+            code = "import fdbroker; b = fdbroker.private_broker(); a = b.array(b'ok'); print(bytes(b.open(a.handle).memoryview()[:2]))"
+            done = subprocess.run([sys.executable, "-OO", "-c", code], cwd=folder, stdout=subprocess.PIPE, timeout=SOON_S)
+        self.assertEqual((done.returncode, done.stdout), (0, b"b'ok'\n"))
+
+
+if __name__ == "__main__":
+    unittest.main()

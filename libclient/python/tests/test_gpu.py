@@ -1,0 +1,173 @@
+"""GPU memory: without a driver, and with the tests' stand-in for CUDA (FDBROKER_TEST_CUDA_STUB names its folder; test.sh builds it).
+
+The stand-in shows that this package calls the library rightly; nothing here has a GPU."""
+
+import fcntl
+import os
+import tempfile
+import unittest
+
+import fdbroker
+from support import BrokerCase, script
+
+STUB = os.environ.get("FDBROKER_TEST_CUDA_STUB")
+
+# What a script knows of the driver: copies, by ctypes.
+PRELUDE = """
+import ctypes, fdbroker, gc, os, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+def call(name, *arguments):
+    code = getattr(cuda, name)(*arguments)
+    assert code == 0, (name, code)
+def enter():
+    context = ctypes.c_void_p()
+    call("cuInit", 0)
+    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+    call("cuCtxPushCurrent_v2", context)
+def put(pointer, data):
+    call("cuMemcpyHtoD_v2", ctypes.c_uint64(pointer), data, ctypes.c_size_t(len(data)))
+    call("cuStreamSynchronize", None)
+def get(pointer, count):
+    data = ctypes.create_string_buffer(count)
+    call("cuMemcpyDtoH_v2", data, ctypes.c_uint64(pointer), ctypes.c_size_t(count))
+    return data.raw
+"""
+
+
+class Absent(BrokerCase):
+    def test_gpu_memory_when_there_is_no_driver_then_not_supported_and_says_why(self):
+        with tempfile.TemporaryDirectory() as empty:
+            # A file of the library's name hides a driver that this machine may have.
+            for name in ("libcuda.so.1", "libze_loader.so.1"):
+                open(os.path.join(empty, name), "w").close()
+            status, out, err = script(
+                """
+                import fdbroker, sys
+                with fdbroker.connect(sys.argv[1]) as broker:
+                    for device in ("cuda", "level-zero"):
+                        for call in (
+                            lambda: broker.empty(4, device=device + ":0"), lambda: fdbroker.device_count(device),
+                            lambda: broker.handle_of(4096, device=device + ":0"),
+                        ):
+                            try:
+                                call()
+                            except fdbroker.NotSupported as error:
+                                assert device in str(error), error
+                            else:
+                                print("no error")
+                    broker.empty(4)
+                print("end")
+                """,
+                self.broker.socket,
+                LD_LIBRARY_PATH=empty,
+            )
+        self.assertEqual((status, out, err), (0, "end\n", ""))
+
+    def test_device_when_unknown_then_value_error(self):
+        with self.assertRaises(ValueError):
+            fdbroker.device_count("tpu")
+        with self.assertRaises(ValueError):
+            self.broker.open(self.broker.zeros(1).handle, device="cuda:0")
+
+
+@unittest.skipIf(STUB is None, "FDBROKER_TEST_CUDA_STUB is not set; test.sh builds the stand-in where there is a C compiler")
+class StandIn(unittest.TestCase):
+    def run_script(self, text):
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+            status, out, err = script(
+                PRELUDE + text, FDBROKER_CUDA_STUB_DIR=memory, LD_LIBRARY_PATH=STUB, LD_PRELOAD=os.path.join(STUB, "looks.so")
+            )
+            self.assertEqual((status, out, err), (0, "end\n", ""), out + err)
+            # Whoever has memory of the card has a lock on its file (tests/cuda_stub/card.h).
+            for name in os.listdir(memory):
+                with open(os.path.join(memory, name)) as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def test_memory_when_opened_then_the_owners_bytes_on_its_device(self):
+        self.run_script("""
+enter()
+with fdbroker.private_broker() as broker, fdbroker.connect(broker.socket) as other:
+    made = broker.empty((256, 16), "float32", device="cuda:0")
+    assert (made.device, made.__dlpack_device__(), made.nbytes) == ("cuda:0", (2, 0), 16384)
+    put(made.pointer, b"from the owner")
+    opened = other.open(made.handle, (256, 16), "float32", writable=True)
+    assert opened.device == "cuda:0" and opened.pointer != made.pointer
+    assert get(opened.pointer, 14) == b"from the owner"
+    put(opened.pointer, b"back")
+    assert get(made.pointer, 4) == b"back"
+    for memory in (made, opened):
+        for use in (memory.memoryview, memory.numpy):
+            try:
+                use()
+            except (TypeError, ImportError):
+                continue
+            print("seen by the CPU")
+    assert broker.handle_of(made.pointer + 100, device="cuda:0").offset == 100
+    again = other.open(made.handle)
+    assert again.pointer != 0 and other.stats()["pinned"] >= 1
+    again.close(); opened.close(); made.close()
+    broker.flush()
+    assert other.stats()["pinned"] == 0 and other.empty_cache() >= 0
+gc.collect()
+print("end")
+""")
+
+    def test_interfaces_when_asked_then_pointer_shape_and_type(self):
+        self.run_script("""
+enter()
+with fdbroker.private_broker() as broker:
+    made = broker.empty((3, 5), "int16", device="cuda:0")
+    about = made.__cuda_array_interface__
+    assert about["data"] == (made.pointer, False) and about["shape"] == (3, 5) and about["typestr"] == "<i2", about
+    pointer = made.pointer
+    put(pointer, b"lent")
+    # Who has the interface has this object alone: the memory stays as long as it does.
+    made.close()
+    assert get(pointer, 4) == b"lent"
+    del made
+    other = broker.empty((3, 5), "int16", device="cuda:0")
+    capsule = other.__dlpack__(stream=2, max_version=(1, 0))
+    other.close()
+    assert broker.stats()["registrations"] == 1
+    del capsule, other
+    gc.collect()
+    assert broker.stats()["registrations"] == 0
+    assert not hasattr(broker.zeros(1), "__cuda_array_interface__")
+print("end")
+""")
+
+    def test_child_when_forked_then_the_parents_memory_stays(self):
+        self.run_script("""
+enter()
+import warnings
+# From 3.12 on Python warns of fork in a process with a thread, which the library has.
+warnings.simplefilter("ignore", DeprecationWarning)
+broker = fdbroker.private_broker()
+made = broker.empty(100, device="cuda:0")
+put(made.pointer, b"stays")
+child = os.fork()
+if child == 0:
+    made.close(); broker.close(); gc.collect()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert get(made.pointer, 5) == b"stays"
+made.close(); broker.close()
+print("end")
+""")
+
+    def test_exit_when_gpu_memory_is_still_open_then_clean(self):
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+            status, out, err = script(
+                PRELUDE + """
+enter()
+broker = fdbroker.private_broker()
+made = broker.empty(100, device="cuda:0")
+opened = broker.open(made.handle)
+print("end")
+""", FDBROKER_CUDA_STUB_DIR=memory, LD_LIBRARY_PATH=STUB, LD_PRELOAD=os.path.join(STUB, "looks.so"),
+            )  # fmt: skip
+        self.assertEqual((status, out, err), (0, "end\n", ""))
+
+
+if __name__ == "__main__":
+    unittest.main()

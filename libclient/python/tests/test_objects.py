@@ -1,0 +1,134 @@
+"""Named objects: put, got by others, listed, replaced, deleted."""
+
+import asyncio
+import gc
+import threading
+import unittest
+
+import fdbroker
+from support import BrokerCase, needs_numpy, numpy, script
+
+
+class Objects(BrokerCase):
+    def test_object_when_put_then_got_by_name_in_another_process(self):
+        version = self.broker.put("weights/layer0", b"bytes of it", metadata=b"about it")
+        got = self.other.get("weights/layer0")
+        self.assertEqual((bytes(got.memoryview()), got.version, got.metadata), (b"bytes of it", version, b"about it"))
+        self.assertTrue(got.is_current and got.memoryview().readonly and not got.writable)
+        status, out, err = script(
+            "import fdbroker, sys; print(bytes(fdbroker.connect(sys.argv[1]).get('weights/layer0').memoryview()))", self.broker.socket
+        )
+        self.assertEqual((status, out, err), (0, "b'bytes of it'\n", ""))
+
+    def test_objects_when_put_together_then_got_together_with_one_version(self):
+        versions = self.broker.put_many({"a": b"1", "b": bytearray(b"22"), "c": b""})
+        self.assertEqual(len(set(versions)), 1)
+        got = self.other.get_many(["c", "a", "b"])
+        self.assertEqual([bytes(one.memoryview()) for one in got], [b"", b"1", b"22"])
+        self.assertEqual(self.broker.put_many({}), [])
+
+    def test_object_when_of_shared_memory_then_its_shape_goes_along(self):
+        made = self.broker.zeros((3, 4), "int32")
+        self.broker.put("shaped", made)
+        got = self.other.get("shaped")
+        self.assertEqual((got.shape, got.dtype, got.nbytes), ((3, 4), "int32", 48))
+
+    @needs_numpy
+    def test_array_when_put_then_equal_and_read_only(self):
+        for array in (numpy.arange(12.0).reshape(3, 4), numpy.arange(6, dtype="int16")[::2], numpy.float32(7), numpy.zeros((0, 2))):
+            self.broker.put("array", array, replace=True)
+            got = self.other.get("array").numpy()
+            self.assertEqual((got.shape, got.dtype), (array.shape, array.dtype))
+            self.assertTrue((got == array).all() and (got.size == 0 or not got.flags.writeable))
+
+    def test_name_when_in_use_then_exists_or_replaced(self):
+        first = self.broker.put("name", b"old")
+        old = self.other.get("name")
+        with self.assertRaises(fdbroker.Exists):
+            self.other.put("name", b"new")
+        second = self.other.put("name", b"new", replace=True)
+        self.assertGreater(second, first)
+        self.assertEqual(bytes(self.broker.get("name").memoryview()), b"new")
+        self.assertEqual((bytes(old.memoryview()), old.is_current), (b"old", False))
+        with self.assertRaises(fdbroker.VersionChanged):
+            self.other.put("name", b"newer", expect=first)
+        self.assertGreater(self.other.put("name", b"newer", expect=second), second)
+
+    def test_get_when_the_name_is_unknown_then_waits_or_says_so(self):
+        with self.assertRaises(fdbroker.NotFound):
+            self.other.get("later", timeout=0)
+        with self.assertRaises(fdbroker.TimedOut):
+            self.other.get("later", timeout=0.05)
+        timer = threading.Timer(0.1, self.broker.put, ("later", b"here"))
+        timer.start()
+        self.assertEqual(bytes(self.other.get("later", timeout=60).memoryview()), b"here")
+        timer.join()
+
+    def test_object_when_deleted_then_readers_keep_it(self):
+        version = self.broker.put("gone", b"still here")
+        got = self.other.get("gone")
+        with self.assertRaises(fdbroker.VersionChanged):
+            self.broker.delete("gone", version=version + 1)
+        self.broker.delete("gone", version=version)
+        with self.assertRaises(fdbroker.NotFound):
+            self.broker.delete("gone")
+        self.assertEqual(bytes(got.memoryview()), b"still here")
+        self.assertIsNone(self.broker.stat("gone"))
+
+    def test_names_when_listed_then_in_their_order(self):
+        self.broker.put_many({f"list/{number:03}": b"x" * number for number in range(300)}, timeout=60)
+        self.broker.put("other", b"")
+        found = list(self.other.list("list/"))
+        self.assertEqual([info.name for info in found], [f"list/{number:03}" for number in range(300)])
+        self.assertEqual([info.size for info in found], list(range(300)))
+        about = self.other.stat("list/007")
+        self.assertTrue(about.sealed and about.size == 7 and about.kind == "memfd" and not about.pinned)
+
+    def test_object_when_its_maker_has_ended_then_kept_if_asked(self):
+        script(
+            "import fdbroker, sys; b = fdbroker.connect(sys.argv[1]); b.put('kept', b'k', keep=60); b.put('lost', b'l')", self.broker.socket
+        )
+        self.assertEqual(bytes(self.other.get("kept").memoryview()), b"k")
+        self.eventually(lambda: self.other.stat("lost") is None)
+        about = self.other.stat("kept")
+        self.assertTrue(about.kept and about.ttl <= 60)
+
+    def test_object_when_touched_then_it_lives_longer(self):
+        self.broker.put("touched", b"t", keep=60)
+        try:
+            self.other.touch("touched", keep=600)
+        except fdbroker.Protocol:
+            self.skipTest("this daemon does not serve touch yet")
+        self.assertGreater(self.other.stat("touched").ttl, 60)
+
+    def test_views_when_objects_are_closed_then_they_keep_them(self):
+        self.broker.put("view", b"viewed")
+        got = self.other.get("view")
+        view = got.memoryview()
+        got.close()
+        with self.assertRaises(fdbroker.Closed):
+            got.memoryview()
+        self.assertEqual(bytes(view), b"viewed")
+        leases = lambda: self.broker.stat("view").leases  # noqa: E731
+        before = leases()
+        del view, got
+        gc.collect()
+        self.eventually(lambda: leases() == before - 1)
+
+    def test_objects_when_awaited_then_put_and_got(self):
+        async def main():
+            await self.broker.aput("async", b"awaited")
+            return bytes((await self.other.aget("async")).memoryview())
+
+        self.assertEqual(asyncio.run(main()), b"awaited")
+
+    def test_name_when_it_cannot_be_one_then_value_error_or_bad_handle(self):
+        for name in ("", "nul\0nul", 7):
+            with self.assertRaises((ValueError, fdbroker.BadHandle)):
+                self.broker.put(name, b"")
+        with self.assertRaises(fdbroker.TooLong):
+            self.broker.put("x" * 256, b"")
+
+
+if __name__ == "__main__":
+    unittest.main()

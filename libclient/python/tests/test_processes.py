@@ -1,0 +1,295 @@
+"""Threads, forked children, other processes, asyncio, the end of the interpreter; and that nothing is left behind."""
+
+import asyncio
+import gc
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import unittest
+
+import fdbroker
+from support import BrokerCase, in_child, mappings, open_fds, script
+
+
+def consume(socket, handle, answers):
+    """In a process of its own."""
+    with fdbroker.connect(socket) as broker:
+        answers.put(bytes(broker.open(handle).memoryview()[:5]))
+
+
+class Threads(BrokerCase):
+    def test_threads_when_they_make_and_open_at_once_then_each_finds_its_bytes(self):
+        wrong = []
+
+        def work(number):
+            try:
+                for turn in range(40):
+                    text = b"%d-%d" % (number, turn)
+                    with self.broker.array(text) as made, self.other.open(made.handle) as opened:
+                        if bytes(opened.memoryview()[: len(text)]) != text:
+                            wrong.append(text)
+            except Exception as error:
+                wrong.append(error)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(wrong, [])
+        self.assertEqual(self.other.stats()["pinned"], 0)
+
+    def test_close_when_threads_still_call_then_closed_and_no_crash(self):
+        made, ended = self.broker.zeros(1), []
+        handle = made.handle
+
+        def work(other):
+            try:
+                while True:
+                    other.open(handle).close()
+            except fdbroker.Closed:
+                ended.append(1)
+
+        for _ in range(10):
+            other = fdbroker.connect(self.broker.socket)
+            threads = [threading.Thread(target=work, args=(other,)) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            other.close()
+            for thread in threads:
+                thread.join()
+        self.assertEqual(len(ended), 40)
+
+    def test_close_when_many_threads_close_the_same_memory_then_once(self):
+        for _ in range(20):
+            made = self.broker.zeros(1)
+            threads = [threading.Thread(target=made.close) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        del made
+        gc.collect()
+        self.assertEqual(self.broker.stats()["registrations"], 0)
+
+
+class Forks(BrokerCase):
+    def test_child_when_forked_then_not_connected_and_the_parent_goes_on(self):
+        made = self.broker.array(b"parent")
+        opened = self.other.open(made.handle)
+        view = made.memoryview()
+
+        def act():
+            for call in (lambda: self.broker.empty(1), lambda: self.other.open(made.handle), opened.memoryview, self.broker.stats):
+                try:
+                    call()
+                except fdbroker.NotConnected:
+                    continue
+                return call
+            # What this process made before the fork is still seen, and what the child closes stays the parent's.
+            if bytes(view) != b"parent":
+                return "view"
+            made.close()
+            opened.close()
+            self.broker.close()
+            self.other.close()
+            gc.collect()
+            with fdbroker.connect(self.broker.socket) as anew:
+                return bytes(anew.open(handle).memoryview()[:6]) == b"parent"
+
+        handle = made.handle
+        self.assertEqual(in_child(act), 0)
+        self.assertEqual(bytes(self.other.open(made.handle).memoryview()[:6]), b"parent")
+        self.assertTrue(opened.is_current)
+        self.assertEqual(self.broker.stats()["registrations"], 1)
+
+    def test_child_when_it_exits_normally_then_the_parents_broker_lives(self):
+        child = os.fork()
+        if child == 0:
+            os.execv(sys.executable, [sys.executable, "-c", "pass"])
+        os.waitpid(child, 0)
+        context = multiprocessing.get_context("fork")
+        process = context.Process(target=gc.collect)
+        process.start()
+        process.join()
+        self.assertEqual(process.exitcode, 0)
+        self.broker.empty(1)
+
+    def test_process_when_spawned_then_it_opens_by_the_handle(self):
+        context = multiprocessing.get_context("spawn")
+        answers = context.Queue()
+        made = self.broker.array(b"spawn")
+        process = context.Process(target=consume, args=(self.broker.socket, made.handle, answers))
+        process.start()
+        self.assertEqual(answers.get(timeout=60), b"spawn")
+        process.join()
+        self.assertEqual(process.exitcode, 0)
+
+    def test_owner_when_killed_then_its_memory_is_gone_and_views_stay(self):
+        status, out, _ = script(
+            """
+            import fdbroker, os, sys
+            broker = fdbroker.connect(sys.argv[1])
+            made = broker.array(b"killed")
+            print(made.handle.hex(), flush=True)
+            os.kill(os.getpid(), 9)
+            """,
+            self.broker.socket,
+        )
+        self.assertEqual(status, -signal.SIGKILL)
+        self.eventually(lambda: self.ledger("connections") == 2)
+        with self.assertRaises((fdbroker.OwnerGone, fdbroker.Stale)):
+            self.other.open(bytes.fromhex(out.strip()))
+
+
+class Exit(BrokerCase):
+    def test_exit_when_everything_is_still_open_then_clean(self):
+        status, out, err = script(
+            """
+            import fdbroker, sys
+            broker = fdbroker.connect(sys.argv[1])
+            private = fdbroker.private_broker()
+            made = broker.array(b"global")
+            opened = broker.open(made.handle, writable=True)
+            view = opened.memoryview()
+            capsule = opened.__dlpack__()
+            cycle = [opened, view]; cycle.append(cycle)
+            print("end")
+            """,
+            self.broker.socket,
+        )
+        self.assertEqual((status, out, err), (0, "end\n", ""))
+        self.eventually(lambda: self.ledger("connections") == 2)
+
+    def test_exit_when_by_a_signal_or_an_error_then_the_private_broker_ends(self):
+        for end in ("os.kill(os.getpid(), 9)", "raise SystemExit(3)", "1 / 0"):
+            _, out, _ = script(f"import fdbroker, os; b = fdbroker.private_broker(); print(b.pid, flush=True); {end}")
+            pid = int(out)
+            self.eventually(lambda: not is_alive(pid))
+
+    def test_exit_when_a_thread_still_waits_then_no_hang(self):
+        status, _, err = script(
+            """
+            import fdbroker, sys, threading, time
+            broker = fdbroker.connect(sys.argv[1])
+            handle = broker.array(b"x").handle
+            def work():
+                while True:
+                    with broker.array(b"y") as made: broker.open(made.handle).close()
+            threading.Thread(target=work, daemon=True).start()
+            time.sleep(0.2)
+            """,
+            self.broker.socket,
+        )
+        self.assertEqual((status, err), (0, ""))
+
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+class Asyncio(BrokerCase):
+    def test_aopen_when_awaited_then_other_tasks_go_on(self):
+        made = self.broker.array(b"async")
+
+        async def main():
+            opened = await asyncio.gather(*(self.other.aopen(made.handle) for _ in range(10)))
+            kept = await self.broker.aempty((2, 2), "float32")
+            return [bytes(one.memoryview()[:5]) for one in opened], kept.shape
+
+        self.assertEqual(asyncio.run(main()), ([b"async"] * 10, (2, 2)))
+
+    def test_aopen_when_it_fails_then_the_tasks_exception(self):
+        async def main():
+            await self.other.aopen(bytes(64))
+
+        with self.assertRaises(fdbroker.BadHandle):
+            asyncio.run(main())
+
+    def test_aopen_when_cancelled_then_nothing_is_left(self):
+        made = self.broker.array(b"late")
+        handle = made.handle
+
+        async def main():
+            tasks = [asyncio.ensure_future(self.other.aopen(handle)) for _ in range(20)]
+            await asyncio.sleep(0)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            return sum(not task.cancelled() for task in tasks)
+
+        self.assertEqual(asyncio.run(main()), 0)
+        gc.collect()
+        self.eventually(lambda: self.other.stats()["pinned"] == 0)
+
+
+class Leaks(BrokerCase):
+    def round(self):
+        """Everything that a program does, once."""
+        with fdbroker.connect(self.broker.socket) as broker:
+            made = broker.zeros((10, 10), "float32")
+            opened = self.other.open(made.handle, (10, 10), "float32", writable=True)
+            view, capsule = opened.memoryview(), opened.__dlpack__()
+            opened.close()
+            del view, capsule
+            for wrong in (bytes(64), b""):
+                try:
+                    self.other.open(wrong)
+                except fdbroker.BadHandle:
+                    pass
+            kept = broker.array(b"left to the collector")
+            cycle = [kept]
+            cycle.append(cycle)
+
+    def test_rounds_when_repeated_then_fds_maps_references_and_leases_are_as_before(self):
+        from fdbroker import _dlpack
+
+        for _ in range(3):
+            self.round()
+        gc.collect()
+        before = open_fds(), mappings(), len(gc.get_objects())
+        for _ in range(30):
+            self.round()
+        gc.collect()
+        self.other.empty_cache()
+        after = open_fds(), mappings(), len(gc.get_objects())
+        self.assertEqual(after[0], before[0])
+        self.assertLessEqual(after[1], before[1])
+        # Types of the interpreter's own caches come and go; 30 rounds of one lost object would be 30.
+        self.assertLess(after[2] - before[2], 30)
+        self.assertEqual(_dlpack.lent(), 0)
+        self.eventually(lambda: self.ledger("mapped_leases") == 0 and self.ledger("open_leases") == 0)
+        self.eventually(lambda: self.ledger("connections") == 2)
+
+    def test_private_brokers_when_repeated_then_no_fd_and_no_process_is_left(self):
+        fdbroker.private_broker().close()
+        before = open_fds()
+        for _ in range(3):
+            with fdbroker.private_broker() as broker:
+                broker.empty(1)
+        self.assertEqual(open_fds(), before)
+        self.assertEqual(os.listdir("/proc/self/task").__len__() <= 4, True)
+
+
+class Numpyless(unittest.TestCase):
+    def test_import_when_done_then_neither_numpy_nor_torch_is_imported(self):
+        status, out, err = script(
+            """
+            import sys, fdbroker
+            with fdbroker.private_broker() as broker:
+                made = broker.zeros((2, 2), "float32")
+                broker.open(made.handle).memoryview()
+            print([name for name in ("numpy", "torch", "cupy") if name in sys.modules])
+            """
+        )
+        self.assertEqual((status, out.strip(), err), (0, "[]", ""))
+
+
+if __name__ == "__main__":
+    unittest.main()
