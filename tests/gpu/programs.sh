@@ -9,7 +9,7 @@ fi
 if [ -n "${FDBROKER_BIN_DIR-}" ]; then
   gpu=$FDBROKER_BIN_DIR/gpu
 else
-  cargo build --release --quiet -p fdbroker --bins --example gpu || exit 1
+  cargo build --release --quiet -p fdbroker --bins --example gpu && cargo build --release --quiet -p fdbrokerd --bins || exit 1
   cargo build --release --quiet --lib -p fdbroker-cuda-layer -p fdbroker-capi || exit 1
   FDBROKER_BIN_DIR=${CARGO_TARGET_DIR:-target}/release
   libclient/capi/link.sh "$FDBROKER_BIN_DIR" && ln -sf capi/libfdbroker.so.0 "$FDBROKER_BIN_DIR/libfdbroker.so.0" || exit 1
