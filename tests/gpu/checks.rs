@@ -41,6 +41,14 @@ pub fn checked(answer: &Answer) -> Result<u64, String> {
     }
 }
 
+/// Nothing failed.
+pub fn done(answer: &Answer) -> Result<(), String> {
+    match answer {
+        Answer::Done => Ok(()),
+        other => Err(unexpected(other)),
+    }
+}
+
 fn fds(peers: &mut [Peer]) -> Result<Vec<(u64, u64)>, String> {
     let pair = |answer| match answer {
         Answer::Fds { all, vmm } => Ok((all, vmm)),
@@ -70,7 +78,7 @@ impl Setup {
     }
 
     /// The free memory once it stands still: the driver may still be freeing memory of a process that has ended.
-    fn settled(&self) -> Result<u64, String> {
+    pub fn settled(&self) -> Result<u64, String> {
         let mut readings: Vec<u64> = Vec::new();
         until("free device memory stands still", || {
             std::thread::sleep(SETTLE_INTERVAL);
@@ -84,7 +92,7 @@ impl Setup {
     }
 
     /// Waits until `less` bytes fewer than `before` are free, give or take the noise. Returns how long it took, in ms.
-    fn until_taken(&self, before: u64, less: u64, what: &str) -> Result<f64, String> {
+    pub fn until_taken(&self, before: u64, less: u64, what: &str) -> Result<f64, String> {
         let (start, noise) = (Instant::now(), (self.large / NOISE_SHARE).max(self.granule));
         until(&format!("{what}: {less} bytes less are free than {before}"), || {
             let free = self.free()?;

@@ -6,10 +6,12 @@ mod checks;
 mod costs;
 mod devices;
 mod node;
+mod objects;
 mod pattern;
 mod peer;
 mod rank;
 mod report;
+mod support;
 mod wire;
 
 use fdbroker_client::cuda::Device;
@@ -132,6 +134,12 @@ fn one_device(setup: &Setup, report: &mut Report) {
     });
     report
         .check("the import cache keeps device memory open", |report| checks::cache(setup, report));
+    report.check("named weights outlive their maker, and a broker that is killed", |report| {
+        objects::kept(setup, report)
+    });
+    report.check("an object's memory comes back with its last reader, and with its maker", |report| {
+        objects::not_kept(setup, report)
+    });
     report.check("cost of export and import, cold and warm, and of a grant", |report| {
         costs::measure(setup, report)
     });

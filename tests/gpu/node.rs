@@ -2,6 +2,7 @@
 //! Must never outlive its check.
 
 use crate::rank::count_fds;
+use crate::support::manager::Manager;
 use serde_json::Value;
 use std::io::Read;
 use std::path::PathBuf;
@@ -13,6 +14,24 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Between two looks at something that no event announces.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Where a broker is found.
+pub trait Paths {
+    /// The socket for clients.
+    fn socket(&self) -> PathBuf;
+}
+
+impl Paths for Node {
+    fn socket(&self) -> PathBuf {
+        Node::socket(self)
+    }
+}
+
+impl Paths for Manager {
+    fn socket(&self) -> PathBuf {
+        Manager::socket(self)
+    }
+}
 
 #[derive(Debug)]
 pub struct Node {
@@ -164,7 +183,8 @@ pub fn until<T, F: std::fmt::Display>(
 }
 
 /// The command under test. FDBROKER_BIN_DIR names its directory; otherwise it is the folder above this program's.
-fn program() -> Result<PathBuf, String> {
+/// The command.
+pub fn program() -> Result<PathBuf, String> {
     let own = std::env::current_exe().map_err(|error| format!("own path: {error}"))?;
     let beside = || Some(own.parent()?.parent()?.to_path_buf());
     let named = std::env::var_os("FDBROKER_BIN_DIR").filter(|dir| !dir.is_empty());

@@ -26,25 +26,45 @@ fn mark(key: u64, reader: u32) -> u64 {
 
 /// Writes a new buffer: empty slots (0), then the data.
 pub fn fill(memory: &CudaMemory, key: u64, slots: u32) -> Result<(), Error> {
-    let mut bytes = vec![0; CHUNK_BYTES.min(memory.len())];
-    for begin in (0..memory.len()).step_by(CHUNK_BYTES) {
-        let len = CHUNK_BYTES.min(memory.len() - begin);
+    fill_by(memory.len(), key, slots, |at, bytes| memory.write_at(at, bytes))
+}
+
+/// The same of any memory of so many bytes, which `write` writes from a place on.
+pub fn fill_by(
+    total: usize,
+    key: u64,
+    slots: u32,
+    mut write: impl FnMut(usize, &[u8]) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let mut bytes = vec![0; CHUNK_BYTES.min(total)];
+    for begin in (0..total).step_by(CHUNK_BYTES) {
+        let len = CHUNK_BYTES.min(total - begin);
         for (at, chunk) in bytes[..len].as_chunks_mut::<WORD>().0.iter_mut().enumerate() {
             let index = begin / WORD + at;
             let value = if index < slots as usize { 0 } else { word(key, index) };
             *chunk = value.to_le_bytes();
         }
-        memory.write_at(begin, &bytes[..len])?;
+        write(begin, &bytes[..len])?;
     }
     Ok(())
 }
 
 /// Words after the slots that are wrong.
 pub fn check(memory: &CudaMemory, key: u64, slots: u32) -> Result<u64, Error> {
-    let (mut wrong, mut bytes) = (0, vec![0; CHUNK_BYTES.min(memory.len())]);
-    for begin in (0..memory.len()).step_by(CHUNK_BYTES) {
-        let len = CHUNK_BYTES.min(memory.len() - begin);
-        memory.read_at(begin, &mut bytes[..len])?;
+    check_by(memory.len(), key, slots, |at, bytes| memory.read_at(at, bytes))
+}
+
+/// The same of any memory of so many bytes, which `read` reads from a place on.
+pub fn check_by(
+    total: usize,
+    key: u64,
+    slots: u32,
+    read: impl Fn(usize, &mut [u8]) -> Result<(), Error>,
+) -> Result<u64, Error> {
+    let (mut wrong, mut bytes) = (0, vec![0; CHUNK_BYTES.min(total)]);
+    for begin in (0..total).step_by(CHUNK_BYTES) {
+        let len = CHUNK_BYTES.min(total - begin);
+        read(begin, &mut bytes[..len])?;
         for (at, chunk) in bytes[..len].as_chunks::<WORD>().0.iter().enumerate() {
             let index = begin / WORD + at;
             let right = index < slots as usize || u64::from_le_bytes(*chunk) == word(key, index);

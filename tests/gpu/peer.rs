@@ -24,7 +24,18 @@ pub struct Peer {
 impl Peer {
     /// Starts a rank, which does nothing yet.
     pub fn start() -> Result<Self, String> {
-        let mut command = std::process::Command::new("/proc/self/exe");
+        Peer::spawn(std::process::Command::new("/proc/self/exe"))
+    }
+
+    /// The same in a PID namespace of its own, which ends with `unshare`.
+    pub fn start_apart() -> Result<Self, String> {
+        let own = std::env::current_exe().map_err(|error| format!("own path: {error}"))?;
+        let mut command = std::process::Command::new("unshare");
+        command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]).arg(own);
+        Peer::spawn(command)
+    }
+
+    fn spawn(mut command: std::process::Command) -> Result<Self, String> {
         command.arg("rank").stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().map_err(|error| format!("start a rank: {error}"))?;
         let (commands, answers) = (child.stdin.take(), child.stdout.take());

@@ -2,13 +2,14 @@
 //! its stdin does, nor outlive its parent.
 
 use crate::pattern;
-use crate::wire::{Answer, Command, Lent};
+use crate::wire::{Answer, Command, Lent, Weights};
 use fdbroker_client::cuda::{
     CudaBuffer, CudaImport, CudaMemory, Device, LinearMemory, export_dma_buf, opener,
 };
 use fdbroker_client::{
     Access, AllocationInfo, Arena, CacheSettings, Client, Deadline, Deposit, Error, Grant,
-    HostBuffer, HostMemory, ImportCache, MemoryKind, Registration, Share,
+    HostBuffer, HostMemory, ImportCache, MemoryKind, NewObject, Object, ObjectOptions, Place,
+    Registration, Share,
 };
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::resource::{Resource, setrlimit};
@@ -41,6 +42,7 @@ struct Rank {
     linear: Vec<LinearMemory>,
     host: Vec<HostBuffer>,
     registrations: Vec<Registration>,
+    objects: Vec<(Object, u64)>,
     client: Option<Client>,
     device: Option<Device>,
 }
@@ -166,6 +168,22 @@ impl Rank {
             }
             Command::Take { pid, fd } => self.kept = Some(take(pid, fd)?),
             Command::ImportTaken { bytes } => return self.import_taken(bytes),
+            Command::PutObjects { weights, keep } => self.put_objects(&weights, keep)?,
+            Command::GetObjects { weights } => return self.get_objects(&weights),
+            Command::RecheckObjects => {
+                let (bytes, wrong_words) = self.check_objects()?;
+                return Ok(Answer::Checked { bytes, wrong_words });
+            }
+            Command::Access => {
+                let (object, _) = self.objects.first().ok_or("no object is open")?;
+                return access(object.device_ptr().ok_or("it is not in device memory")?);
+            }
+            Command::DeleteObjects { weights } => {
+                for (name, _) in (0..weights.groups).flat_map(|group| weights.group(group)) {
+                    self.client()?.objects().delete(&name, None, soon()).map_err(text)?;
+                }
+            }
+            Command::DropObjects => self.objects.clear(),
             Command::GrantCosts { lent, rounds } => return self.grant_costs(&lent, rounds),
         }
         Ok(Answer::Done)
@@ -235,6 +253,46 @@ impl Rank {
             Some(error) => Err(text(error)),
             None => Ok(Answer::Checked { bytes, wrong_words }),
         }
+    }
+
+    fn put_objects(&self, weights: &Weights, keep: bool) -> Result<(), String> {
+        let options = ObjectOptions { keep: keep.then_some(Duration::ZERO), ..Default::default() };
+        for group in 0..weights.groups {
+            let members = weights.group(group);
+            let new: Vec<_> =
+                members.iter().map(|(name, _)| NewObject::new(name, weights.bytes)).collect();
+            let objects = self.client()?.objects();
+            let place = Place::Cuda(self.device()?);
+            let mut made = objects.create(&new, place, options, soon()).map_err(text)?;
+            for (index, (_, key)) in members.iter().enumerate() {
+                let write = |at: usize, bytes: &[u8]| made.write_at(index, at, bytes);
+                pattern::fill_by(number(weights.bytes), *key, 0, write).map_err(text)?;
+            }
+            made.seal(soon()).map_err(|failure| text(failure.error))?;
+        }
+        Ok(())
+    }
+
+    fn get_objects(&mut self, weights: &Weights) -> Result<Answer, String> {
+        let members: Vec<_> = (0..weights.groups).flat_map(|group| weights.group(group)).collect();
+        let names: Vec<&str> = members.iter().map(|(name, _)| name.as_str()).collect();
+        let objects = self.client()?.objects().with_cuda(self.device()?);
+        let got = objects.get_many(&names, soon()).map_err(text)?;
+        let versions = got.iter().map(Object::version).collect();
+        let keys = members.iter().map(|(_, key)| *key);
+        self.objects = got.into_iter().zip(keys).collect();
+        let (bytes, wrong_words) = self.check_objects()?;
+        Ok(Answer::Got { bytes, wrong_words, versions })
+    }
+
+    fn check_objects(&self) -> Result<(u64, u64), String> {
+        let (mut bytes, mut wrong_words) = (0, 0);
+        for (object, key) in &self.objects {
+            let read = |at: usize, into: &mut [u8]| object.read_at(at, into);
+            wrong_words += pattern::check_by(object.len(), *key, 0, read).map_err(text)?;
+            bytes += object.len() as u64;
+        }
+        Ok((bytes, wrong_words))
     }
 
     fn recheck(&self, lent: &[Lent], slots: u32) -> Result<Answer, String> {
@@ -417,4 +475,35 @@ pub fn count_fds(process: &str) -> Result<(u64, u64), String> {
         vmm += u64::from(found.is_ok_and(|found| found.st_rdev() == NVIDIA_CONTROL));
     }
     Ok((all, vmm))
+}
+
+/// How the driver has mapped an address for device 0, asked by cuMemGetAccess (cuda.h).
+fn access(device_ptr: u64) -> Result<Answer, String> {
+    #[repr(C)]
+    struct Location {
+        kind: libc::c_int,
+        id: libc::c_int,
+    }
+    type GetAccess = unsafe extern "C" fn(*mut u64, *const Location, u64) -> libc::c_int;
+    /// CU_MEM_LOCATION_TYPE_DEVICE.
+    const DEVICE: libc::c_int = 1;
+    // SAFETY: C strings, valid for the calls; the library opened the driver before, and it stays open.
+    let symbol = unsafe {
+        let driver = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
+        if driver.is_null() {
+            return Err("libcuda.so.1 is not loaded".into());
+        }
+        libc::dlsym(driver, c"cuMemGetAccess".as_ptr())
+    };
+    if symbol.is_null() {
+        return Err("the driver has no cuMemGetAccess".into());
+    }
+    // SAFETY: the function of this name has this signature in cuda.h.
+    let get_access = unsafe { std::mem::transmute::<*mut libc::c_void, GetAccess>(symbol) };
+    let (mut flags, location) = (0, Location { kind: DEVICE, id: 0 });
+    // SAFETY: both are valid for the call.
+    match unsafe { get_access(&raw mut flags, &raw const location, device_ptr) } {
+        0 => Ok(Answer::Access { flags }),
+        error => Err(format!("cuMemGetAccess: {error}")),
+    }
 }

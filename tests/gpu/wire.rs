@@ -1,6 +1,7 @@
 //! What the program and its ranks tell each other: one JSON object per line, commands on a rank's stdin, answers on its
 //! stdout. Must never carry memory or fds: they take the way that is being tested.
 
+use crate::pattern::mix;
 use fdbroker_client::Handle;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -26,6 +27,30 @@ impl Lent {
         let bytes: Option<Vec<u8>> = (0..self.handle.len()).step_by(2).map(byte).collect();
         let handle = bytes.and_then(|bytes| Handle::from_slice(&bytes).ok());
         handle.ok_or_else(|| format!("{} is no handle", self.handle))
+    }
+}
+
+/// Named objects in device memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Weights {
+    /// Pieces of device memory.
+    pub groups: u32,
+    /// Objects of each.
+    pub objects: u32,
+    /// Bytes of each object.
+    pub bytes: u64,
+    /// From which their contents follow.
+    pub seed: u64,
+}
+
+impl Weights {
+    /// Names of a group, and the keys of their contents.
+    pub fn group(&self, group: u32) -> Vec<(String, u64)> {
+        let one = |object: u32| {
+            let number = u64::from(group * self.objects + object);
+            (format!("weights/{group}/{object}"), mix(self.seed ^ mix(number)))
+        };
+        (0..self.objects).map(one).collect()
     }
 }
 
@@ -86,6 +111,18 @@ pub enum Command {
     ImportTaken { bytes: u64 },
     /// Acquire, import, release, so often.
     GrantCosts { lent: Vec<Lent>, rounds: u32 },
+    /// Put named objects, in groups; `keep`: they outlive this rank.
+    PutObjects { weights: Weights, keep: bool },
+    /// Get all of them, check every byte, and keep them open.
+    GetObjects { weights: Weights },
+    /// Check again every byte of those that are open.
+    RecheckObjects,
+    /// Ask the driver how the first one is mapped.
+    Access,
+    /// Delete all of them.
+    DeleteObjects { weights: Weights },
+    /// Give those back that are open.
+    DropObjects,
 }
 
 /// From a rank.
@@ -107,5 +144,7 @@ pub enum Answer {
     Exported { fd: i32, us: f64 },
     Us { us: f64 },
     ImportUs { import: f64, close: f64, unmap: f64 },
+    Got { bytes: u64, wrong_words: u64, versions: Vec<u64> },
+    Access { flags: u64 },
     GrantUs { acquire: Vec<f64>, import: Vec<f64>, release: Vec<f64> },
 }

@@ -147,12 +147,13 @@ fn after_crash_when_a_group_cannot_have_been_one_then_refused() {
     let begin = |groups: &[KeptGroup<'_>]| left.begin(groups, world.now).map(|_| ());
     assert_eq!(begin(&[good.clone(), other.clone()]), Ok(()));
     assert_eq!(begin(&[]), Ok(()));
-    let changed = |change: &dyn Fn(&mut KeptGroup<'_>)| {
+    type Change<'c> = &'c dyn Fn(&mut KeptGroup<'_>);
+    let changed = |change: Change<'_>| {
         let mut broken = good.clone();
         change(&mut broken);
         begin(&[broken, other.clone()])
     };
-    let changes: [(&str, &dyn Fn(&mut KeptGroup<'_>)); 11] = [
+    let changes: [(&str, Change<'_>); 11] = [
         ("another slot", &|it| it.id.slot += 100),
         ("another generation", &|it| it.id.generation += 1),
         ("the memory of another", &|it| it.id = other.id),
