@@ -74,7 +74,9 @@ fn load(
 }
 
 fn sum(weights: &[Object]) -> Result<u64, Error> {
-    let of_one =
-        |weight: &Object| Ok(weight.bytes()?.iter().map(|byte| u64::from(*byte)).sum::<u64>());
-    weights.iter().map(of_one).sum::<Result<u64, Error>>()
+    let mut sum = 0;
+    for weight in weights {
+        sum += weight.bytes()?.iter().map(|byte| u64::from(*byte)).sum::<u64>();
+    }
+    Ok(sum)
 }

@@ -137,9 +137,10 @@ fn one_device(setup: &Setup, report: &mut Report) {
     report.check("named weights outlive their maker, and a broker that is killed", |report| {
         objects::kept(setup, report)
     });
-    report.check("an object's memory comes back with its last reader, and with its maker", |report| {
-        objects::not_kept(setup, report)
-    });
+    report.check(
+        "an object's memory comes back with its last reader, and with its maker",
+        |report| objects::not_kept(setup, report),
+    );
     report.check("cost of export and import, cold and warm, and of a grant", |report| {
         costs::measure(setup, report)
     });

@@ -48,7 +48,9 @@ fn read(reader: &mut Peer, weights: &Weights, bytes: u64) -> Result<Vec<u64>, St
 
 fn is_read_only(reader: &mut Peer) -> Result<(), String> {
     match reader.ask(&Command::Access)? {
-        Answer::Access { flags } => ensure(flags == PROT_READ, || format!("access {flags}, not read alone")),
+        Answer::Access { flags } => {
+            ensure(flags == PROT_READ, || format!("access {flags}, not read alone"))
+        }
         other => Err(unexpected(&other)),
     }
 }
@@ -81,7 +83,9 @@ pub fn kept(setup: &Setup, report: &mut Report) -> Outcome {
 
     let mut second = reader(&node)?;
     let after = read(&mut second, &weights, bytes)?;
-    ensure(after == versions, || format!("versions {after:?} after the kill, {versions:?} before"))?;
+    ensure(after == versions, || {
+        format!("versions {after:?} after the kill, {versions:?} before")
+    })?;
     setup.until_taken(before, bytes, "opened by two readers, without a copy")?;
     is_read_only(&mut second)?;
 
@@ -94,7 +98,11 @@ pub fn kept(setup: &Setup, report: &mut Report) -> Outcome {
     done(&second.hear()?)?;
     let ms = setup.until_taken(before, 0, "no reader left")?;
     ensure(ms <= LAST_LEASE_OF_KEPT_MS, || format!("kept memory came back after {ms:.1} ms"))?;
-    report.figure("bytes put by one process, got by two in PID namespaces of their own", bytes as f64, "B");
+    report.figure(
+        "bytes put by one process, got by two in PID namespaces of their own",
+        bytes as f64,
+        "B",
+    );
     report.figure("deleted, given back after the last of two readers, within", ms.ceil(), "ms");
     Ok(Ran::Whole)
 }
@@ -118,7 +126,11 @@ pub fn not_kept(setup: &Setup, report: &mut Report) -> Outcome {
     done(&reader.hear()?)?;
     let ms = setup.until_taken(before, 0, "no reader left")?;
     ensure(ms <= LAST_LEASE_MS, || format!("memory came back after {ms:.1} ms"))?;
-    report.figure("an object that is not kept: given back after its last reader, within", ms.ceil(), "ms");
+    report.figure(
+        "an object that is not kept: given back after its last reader, within",
+        ms.ceil(),
+        "ms",
+    );
 
     done(&maker.ask(&Command::PutObjects { weights, keep: false })?)?;
     setup.until_taken(before, bytes, "made again")?;

@@ -57,6 +57,6 @@ fn peek_all_when_the_other_end_is_closed_then_what_waits_is_seen_and_no_more() {
 fn peek_all_when_it_is_no_socket_then_an_error() {
     let (read_end, _write_end) = pipe();
     let (mut bytes, mut fds) = ([0; 8], ReceivedFds::new());
-    let result = peek_all(read_end.as_fd(), 1, &mut bytes, &mut fds, |..| {});
+    let result = peek_all(read_end.as_fd(), 1, &mut bytes, &mut fds, |_, _, _| {});
     assert!(matches!(result, Err(RecvError::Os(_))), "{result:?}");
 }

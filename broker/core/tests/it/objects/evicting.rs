@@ -84,6 +84,7 @@ fn seal_when_kept_bytes_are_short_then_kept_groups_that_may_go_make_room() {
     assert_eq!(world.now_of(Resource::KeptBytes), 2 * SIZE);
     let never = [object("d"), object("e")];
     let large = Deposit { size_bytes: 3 * SIZE, ..deposit(0) };
-    let refused = world.try_put(&Create { keep_us, deposit: large, ..create(&never) }).expect_err("no room");
+    let refused =
+        world.try_put(&Create { keep_us, deposit: large, ..create(&never) }).expect_err("no room");
     assert_eq!(refused.resource, Resource::KeptBytes as u8);
 }

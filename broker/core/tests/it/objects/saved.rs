@@ -69,7 +69,10 @@ fn restore_when_the_data_contradicts_itself_then_refused() {
         (&*format!("{group}/allocation"), serde_json::json!(7)),
         (&*format!("{group}/names"), serde_json::json!(1)),
         (&*format!("{group}/size_bytes"), serde_json::json!(1)),
-        (&*format!("{group}/state"), serde_json::json!({"Ended": {"version": 1, "is_evicted": false}})),
+        (
+            &*format!("{group}/state"),
+            serde_json::json!({"Ended": {"version": 1, "is_evicted": false}}),
+        ),
         (&*format!("{group}/members/1/name"), serde_json::json!([97])),
         (&*format!("{group}/members/1/name"), serde_json::json!([])),
         (&*format!("{group}/is_kept"), serde_json::json!(true)),

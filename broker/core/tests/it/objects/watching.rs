@@ -80,8 +80,7 @@ fn watch_when_a_creator_dies_then_its_objects_are_told_as_deleted_or_aborted() {
     world.settle();
     let mut told = world.news(USER);
     told.sort_by(|one, other| one.2.cmp(&other.2));
-    let expected =
-        [event(ObjectEvent::Deleted, version, "a"), event(ObjectEvent::Aborted, 0, "b")];
+    let expected = [event(ObjectEvent::Deleted, version, "a"), event(ObjectEvent::Aborted, 0, "b")];
     assert_eq!(told, expected);
 }
 
