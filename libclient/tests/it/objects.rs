@@ -19,8 +19,11 @@ use std::time::Duration;
 const PLAIN: ObjectOptions =
     ObjectOptions { replace: false, keep: None, pin: false, evictable: false, room_bytes: 0 };
 
-/// A create as the broker reads it: its head, and name, offset, size and metadata of each object.
-fn created(request: &Received) -> (ObjectCreateHead, Vec<(String, u64, u64, Vec<u8>)>) {
+/// Name, offset, size and metadata of an object.
+type Item = (String, u64, u64, Vec<u8>);
+
+/// A create as the broker reads it: its head, and its objects.
+fn created(request: &Received) -> (ObjectCreateHead, Vec<Item>) {
     assert_eq!(request.kind, Kind::ObjectCreate);
     request.message(|message| {
         let (head, items) = message.head_and_named::<ObjectCreateHead, ObjectItem>().unwrap();
