@@ -122,13 +122,14 @@ if [ -n "$valgrind" ] && command -v "$valgrind" > /dev/null; then
   echo "== valgrind"
   memcheck=("$valgrind" --quiet --error-exitcode=9 --leak-check=full --show-leak-kinds=definite
     --errors-for-leak-kinds=definite --fair-sched=yes)
-  for name in basics share batches remedies request objects events checkpoint stopped; do
+  for name in basics share batches remedies request events checkpoint stopped; do
     run "$name under valgrind" 300 "${memcheck[@]}" "$work/$name"
   done
   run "lost under valgrind" 300 "${memcheck[@]}" "$work/lost" 20000
   run "threads under valgrind" 300 "${memcheck[@]}" "$work/threads" 6 1500
   # Not for leaks: a child has the memory that the parent's other threads pointed to, but not their stacks.
   run "opener under valgrind" 300 "${memcheck[@]}" --leak-check=no "$work/opener"
+  run "objects under valgrind" 300 "${memcheck[@]}" --leak-check=no "$work/objects"
   run "forked under valgrind" 300 "${memcheck[@]}" --leak-check=no "$work/forked" 5
 else
   not_run "the C tests under valgrind" "it is not installed; run: sudo tests/install.sh"

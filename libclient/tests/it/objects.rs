@@ -20,10 +20,10 @@ const PLAIN: ObjectOptions =
     ObjectOptions { replace: false, keep: None, pin: false, evictable: false, room_bytes: 0 };
 
 /// Name, offset, size and metadata of an object.
-type Made = (String, u64, u64, Vec<u8>);
+type Item = (String, u64, u64, Vec<u8>);
 
 /// A create as the broker reads it: its head, and its objects.
-fn created(request: &Received) -> (ObjectCreateHead, Vec<Made>) {
+fn created(request: &Received) -> (ObjectCreateHead, Vec<Item>) {
     assert_eq!(request.kind, Kind::ObjectCreate);
     request.message(|message| {
         let (head, items) = message.head_and_named::<ObjectCreateHead, ObjectItem>().unwrap();
@@ -38,7 +38,7 @@ fn created(request: &Received) -> (ObjectCreateHead, Vec<Made>) {
 impl Peer {
     fn answer_create(&self, request: &Received, group: u64) {
         let body =
-            ObjectCreated { group: group.into(), deposit_credits: 8.into(), flags: 0.into() };
+            ObjectCreated { group: group.into(), deposit_credits: 8.into(), reserved: 0.into() };
         let mut writer = Writer::new();
         writer.start(Kind::ObjectCreated, request.id).push(&body);
         self.send(writer.finish(0, 0), &[]);
