@@ -38,7 +38,7 @@ fn created(request: &Received) -> (ObjectCreateHead, Vec<Item>) {
 impl Peer {
     fn answer_create(&self, request: &Received, group: u64) {
         let body =
-            ObjectCreated { group: group.into(), deposit_credits: 8.into(), reserved: 0.into() };
+            ObjectCreated { group: group.into(), deposit_credits: 8.into(), flags: 0.into() };
         let mut writer = Writer::new();
         writer.start(Kind::ObjectCreated, request.id).push(&body);
         self.send(writer.finish(0, 0), &[]);
