@@ -21,17 +21,21 @@ const LAST_LEASE_OF_KEPT_MS: f64 = 100.0;
 /// CU_MEM_ACCESS_FLAGS_PROT_READ (cuda.h).
 const PROT_READ: u64 = 1;
 
-fn reader(node: &dyn Paths) -> Result<Peer, String> {
+/// A process in a PID namespace of its own with the device open: its context takes memory, too.
+fn reader() -> Result<Peer, String> {
     let mut reader = Peer::start_apart()?;
     reader.order(&Command::Open { device: 0 })?;
-    reader.order(&Command::Connect { socket: node.socket(), own_fds: 2 })?;
     Ok(reader)
+}
+
+fn connect(peer: &mut Peer, node: &dyn Paths) -> Result<(), String> {
+    peer.order(&Command::Connect { socket: node.socket(), own_fds: 2 })
 }
 
 fn maker(node: &dyn Paths) -> Result<Peer, String> {
     let mut maker = Peer::start()?;
     maker.order(&Command::Open { device: 0 })?;
-    maker.order(&Command::Connect { socket: node.socket(), own_fds: 2 })?;
+    connect(&mut maker, node)?;
     Ok(maker)
 }
 
@@ -64,6 +68,7 @@ pub fn kept(setup: &Setup, report: &mut Report) -> Outcome {
     let bytes = u64::from(GROUPS * OBJECTS) * setup.large;
     let mut node = Manager::new(&["--log", "warn"]);
     node.start(&[]);
+    let (mut first, mut second) = (reader()?, reader()?);
     let before = setup.settled()?;
 
     let mut maker = maker(&node)?;
@@ -71,7 +76,7 @@ pub fn kept(setup: &Setup, report: &mut Report) -> Outcome {
     drop(maker);
     setup.until_taken(before, bytes, "put by a process that has ended")?;
 
-    let mut first = reader(&node)?;
+    connect(&mut first, &node)?;
     let versions = read(&mut first, &weights, bytes)?;
     setup.until_taken(before, bytes, "opened by one reader, without a copy")?;
     is_read_only(&mut first)?;
@@ -81,7 +86,7 @@ pub fn kept(setup: &Setup, report: &mut Report) -> Outcome {
     ensure(again == bytes, || format!("{again} bytes checked while there is no broker"))?;
     node.start(&[]);
 
-    let mut second = reader(&node)?;
+    connect(&mut second, &node)?;
     let after = read(&mut second, &weights, bytes)?;
     ensure(after == versions, || {
         format!("versions {after:?} after the kill, {versions:?} before")
@@ -115,10 +120,12 @@ pub fn not_kept(setup: &Setup, report: &mut Report) -> Outcome {
     let weights = Weights { groups: 1, objects: 2, bytes: setup.large, seed: 18 };
     let bytes = 2 * setup.large;
     let node = Node::start(&[])?;
-    let before = setup.settled()?;
+    let mut reader = reader()?;
+    connect(&mut reader, &node)?;
+    let without_maker = setup.settled()?;
     let mut maker = maker(&node)?;
+    let before = setup.settled()?;
     done(&maker.ask(&Command::PutObjects { weights: weights.clone(), keep: false })?)?;
-    let mut reader = reader(&node)?;
     read(&mut reader, &weights, bytes)?;
     done(&maker.ask(&Command::DeleteObjects { weights: weights.clone() })?)?;
     setup.until_taken(before, bytes, "deleted, and a reader has it")?;
@@ -135,7 +142,7 @@ pub fn not_kept(setup: &Setup, report: &mut Report) -> Outcome {
     done(&maker.ask(&Command::PutObjects { weights, keep: false })?)?;
     setup.until_taken(before, bytes, "made again")?;
     maker.kill();
-    let ms = setup.until_taken(before, 0, "the maker was killed")?;
+    let ms = setup.until_taken(without_maker, 0, "the maker was killed")?;
     report.figure("... after its maker was killed, within", ms.ceil(), "ms");
     until("no object is left", || {
         let names = node.count("/object_names/now")?;

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use crate::common::{is_write_side_closed, pair, pipe, receive};
+use crate::common::{in_own_process, is_write_side_closed, pair, pipe, receive};
 use fdbroker_scm::{ReceivedFds, RecvError, peek_all, recv, send};
 
 /// The bytes of each message, and how many fds came with it; each fd is tried and closed.
@@ -19,27 +19,33 @@ fn look(sock: &OwnedFd, most: usize) -> Vec<(Vec<u8>, usize)> {
 
 #[test]
 fn peek_all_when_messages_wait_then_each_is_seen_with_its_fds_and_all_stay() {
-    let (near, far) = pair();
-    let (read_end, write_end) = pipe();
-    let fd = write_end.as_fd();
-    // Lengths of their own: the offset of a look counts bytes.
-    send(near.as_fd(), b"one", &[fd]).expect("send");
-    send(near.as_fd(), b"2", &[]).expect("send");
-    send(near.as_fd(), b"threeeee", &[fd, fd]).expect("send");
-    drop(write_end);
-    let all = [(b"one".to_vec(), 1), (b"2".to_vec(), 0), (b"threeeee".to_vec(), 2)];
-    assert_eq!(look(&far, 10), all);
-    assert_eq!(look(&far, 2), all[..2], "no more than asked for");
-    assert_eq!(look(&far, 10), all, "from the first one again");
-    let mut fds = ReceivedFds::new();
-    for (bytes, count) in &all {
-        let (got, _) = receive(&far, &mut fds).expect("it is there still");
-        assert_eq!((&got, fds.drain().len()), (bytes, *count));
-        let left = all.iter().skip_while(|it| it.0 != *bytes).skip(1).cloned();
-        assert_eq!(look(&far, 10), left.collect::<Vec<_>>());
-    }
-    assert_eq!(recv(far.as_fd(), &mut [0; 8], &mut fds), Err(RecvError::WouldBlock));
-    assert!(is_write_side_closed(&read_end), "no duplicate is left");
+    // A child that another test starts has the fds for a moment.
+    in_own_process(
+        "peek_all_when_messages_wait_then_each_is_seen_with_its_fds_and_all_stay",
+        || {
+            let (near, far) = pair();
+            let (read_end, write_end) = pipe();
+            let fd = write_end.as_fd();
+            // Lengths of their own: the offset of a look counts bytes.
+            send(near.as_fd(), b"one", &[fd]).expect("send");
+            send(near.as_fd(), b"2", &[]).expect("send");
+            send(near.as_fd(), b"threeeee", &[fd, fd]).expect("send");
+            drop(write_end);
+            let all = [(b"one".to_vec(), 1), (b"2".to_vec(), 0), (b"threeeee".to_vec(), 2)];
+            assert_eq!(look(&far, 10), all);
+            assert_eq!(look(&far, 2), all[..2], "no more than asked for");
+            assert_eq!(look(&far, 10), all, "from the first one again");
+            let mut fds = ReceivedFds::new();
+            for (bytes, count) in &all {
+                let (got, _) = receive(&far, &mut fds).expect("it is there still");
+                assert_eq!((&got, fds.drain().len()), (bytes, *count));
+                let left = all.iter().skip_while(|it| it.0 != *bytes).skip(1).cloned();
+                assert_eq!(look(&far, 10), left.collect::<Vec<_>>());
+            }
+            assert_eq!(recv(far.as_fd(), &mut [0; 8], &mut fds), Err(RecvError::WouldBlock));
+            assert!(is_write_side_closed(&read_end), "no duplicate is left");
+        },
+    );
 }
 
 #[test]
