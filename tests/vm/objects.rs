@@ -25,6 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 struct Connection {
     socket: OwnedFd,
     requests: u64,
+    /// The event socket and the page: without the first the connection ends.
+    _of_hello: Vec<OwnedFd>,
 }
 
 /// An answer, and its fds.
@@ -45,7 +47,7 @@ impl Connection {
         let socket =
             socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?;
         connect(socket.as_raw_fd(), &UnixAddr::new(path.as_str())?)?;
-        let mut connection = Connection { socket, requests: 0 };
+        let mut connection = Connection { socket, requests: 0, _of_hello: Vec::new() };
         let hello = Hello {
             magic: HELLO_MAGIC,
             version_min: u16::from(PROTOCOL_VERSION).into(),
@@ -59,7 +61,8 @@ impl Connection {
             max_held_fds: 0.into(),
             reserved: 0.into(),
         };
-        connection.ask(Kind::Hello, |writer| _ = writer.push(&hello), 0, &[])?;
+        connection._of_hello =
+            connection.ask(Kind::Hello, |writer| _ = writer.push(&hello), 0, &[])?.fds;
         Ok(connection)
     }
 
