@@ -2,6 +2,7 @@
 //! and other brokers do to them.
 
 mod deleting;
+mod evicting;
 mod getting;
 mod kept;
 mod listing;
@@ -9,5 +10,7 @@ mod making;
 mod quotas;
 mod sealing;
 mod successors;
+mod touching;
 pub mod users;
+mod watching;
 pub mod wire;

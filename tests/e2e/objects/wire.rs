@@ -3,8 +3,9 @@
 use crate::support::raw::{Incoming, Raw};
 use fdbroker_protocol::message::{GrantItem, LeaseItem};
 use fdbroker_protocol::object::{
-    ObjectCreateHead, ObjectCreated, ObjectDeleteItem, ObjectGetHead, ObjectGotItem, ObjectGroup,
-    ObjectItem, ObjectName, ObjectPage, ObjectPrefix, ObjectRecord, ObjectScope, ObjectSealed,
+    ObjectCreateHead, ObjectCreated, ObjectDeleteItem, ObjectEvent, ObjectEventItem, ObjectGetHead,
+    ObjectGotItem, ObjectGroup, ObjectItem, ObjectName, ObjectPage, ObjectPrefix, ObjectRecord,
+    ObjectScope, ObjectSealed, ObjectTouchHead,
 };
 use fdbroker_protocol::{ErrorCode, Kind, MemoryKind, Status, Writer};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
@@ -386,6 +387,73 @@ impl Raw {
                 return all;
             }
         }
+    }
+
+    /// Touches names; a status for each.
+    #[track_caller]
+    pub fn touch(
+        &mut self,
+        names: &[&str],
+        flags: u32,
+        ttl_ms: u64,
+    ) -> Result<Vec<Status>, Status> {
+        let (flags, reserved) = (flags.into(), 0.into());
+        let head = ObjectTouchHead { ttl_ms: ttl_ms.into(), flags, reserved };
+        let answer = self.request(
+            Kind::ObjectTouch,
+            |writer| put_names(writer.push(&head), names),
+            names.len(),
+            &[],
+        );
+        Ok(statuses(&expect(answer, Kind::ObjectReply)?))
+    }
+
+    /// Watches names with a prefix, or no more with UNWATCH.
+    #[track_caller]
+    pub fn watch(&mut self, prefix: &str, flags: u32) -> Status {
+        let head = ObjectPrefix {
+            flags: flags.into(),
+            prefix_len: u8::try_from(prefix.len()).expect("short"),
+            after_len: 0,
+            reserved: 0.into(),
+        };
+        let answer = self.request(
+            Kind::ObjectWatch,
+            |writer| writer.push(&head).push(prefix.as_bytes()),
+            0,
+            &[],
+        );
+        statuses(&expect(answer, Kind::ObjectReply).expect("a status"))[0]
+    }
+
+    /// The next message about names that are watched: of each event what happened, the version and the name. Other events
+    /// are passed by.
+    #[track_caller]
+    pub fn next_news(&self) -> Vec<(ObjectEvent, u64, String)> {
+        loop {
+            let event = self.receive_event().expect("an event");
+            let message = event.message();
+            if message.kind != Kind::ObjectEvents {
+                continue;
+            }
+            let items = message.named::<ObjectEventItem>().expect("whole events");
+            let news = items.map(|(item, name, _)| {
+                let event = ObjectEvent::from_number(item.event).expect("a known event");
+                let name = String::from_utf8(name.to_vec()).expect("UTF-8");
+                (event, item.version.get(), name)
+            });
+            return news.collect();
+        }
+    }
+
+    /// So many events, in as many messages as they come in.
+    #[track_caller]
+    pub fn news(&self, count: usize) -> Vec<(ObjectEvent, u64, String)> {
+        let mut all = Vec::new();
+        while all.len() < count {
+            all.extend(self.next_news());
+        }
+        all
     }
 
     /// What is known of names: as many as one answer has room for, and whether these are all.

@@ -21,7 +21,16 @@ pub struct How {
     pub replace: bool,
     pub keep_us: Option<u64>,
     pub pin: bool,
+    pub evictable: bool,
     pub size_bytes: u64,
+}
+
+/// What a touch changes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Touch {
+    pub of_job: bool,
+    pub keep_us: Option<u64>,
+    pub pin: Option<bool>,
 }
 
 /// One input about objects; or one of those around them.
@@ -34,6 +43,8 @@ pub enum Action {
     Abort { client: u32, request: u64, group: GroupId },
     Get { client: u32, request: u64, of_job: bool, names: Vec<Vec<u8>>, deadline: u64 },
     Delete { client: u32, request: u64, of_job: bool, names: Vec<(Vec<u8>, u64)> },
+    Touch { client: u32, request: u64, touch: Touch, names: Vec<Vec<u8>> },
+    Watch { client: u32, request: u64, of_job: bool, prefix: Vec<u8>, is_wanted: bool },
     Cancel { client: u32, request: u64 },
     Release { client: u32, lease: u64 },
     Sendable { client: u32, sendable: bool },

@@ -1,6 +1,6 @@
 //! What the clients of these worlds do next. Must only choose.
 
-use super::action::{Action, How, New};
+use super::action::{Action, How, New, Touch};
 use super::world::World;
 use fdbroker_core::ClientId;
 use fdbroker_protocol::ErrorCode;
@@ -34,6 +34,8 @@ impl World {
                 let (request, group) = (self.next_request(), self.draw_group(client));
                 Action::Abort { client, request, group }
             }
+            47..=48 if self.may_watch => self.choose_watch(client),
+            49..=53 => self.choose_touch(client),
             47..=69 => self.choose_get(client),
             70..=77 => self.choose_delete(client),
             78..=90 => {
@@ -79,6 +81,7 @@ impl World {
             replace: self.rng.chance(400),
             keep_us,
             pin: self.rng.chance(100),
+            evictable: self.rng.chance(500),
             size_bytes: 4096,
         };
         Action::Create { client, request: self.next_request(), how, objects: self.draw_objects() }
@@ -90,6 +93,29 @@ impl World {
         let names = (0..count).map(|_| self.draw_name()).collect();
         let wait = if self.rng.chance(400) { 0 } else { self.rng.between(1, 5_000) };
         Action::Get { client, request, of_job, names, deadline: self.now + wait }
+    }
+
+    fn choose_touch(&mut self, client: u32) -> Action {
+        let request = self.next_request();
+        let touch = Touch {
+            of_job: self.rng.chance(200),
+            keep_us: self.rng.chance(400).then(|| self.rng.between(100, 20_000)),
+            pin: self.rng.chance(300).then(|| self.rng.chance(500)),
+        };
+        let count = self.rng.skewed(1, 3);
+        let names = (0..count).map(|_| self.draw_name()).collect();
+        Action::Touch { client, request, touch, names }
+    }
+
+    fn choose_watch(&mut self, client: u32) -> Action {
+        let (request, of_job) = (self.next_request(), self.rng.chance(300));
+        let prefix = match self.rng.below(3) {
+            0 => Vec::new(),
+            1 => b"n".to_vec(),
+            _ => self.draw_name(),
+        };
+        let is_wanted = self.rng.chance(700);
+        Action::Watch { client, request, of_job, prefix, is_wanted }
     }
 
     fn choose_delete(&mut self, client: u32) -> Action {

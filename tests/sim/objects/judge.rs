@@ -1,15 +1,16 @@
 //! Judges the answers of each step by the model, and the core's views when nothing is left over. Must never correct the
 //! model by what the core says, but for numbers that are the core's to choose.
 
-use super::action::{Action, How, New};
-use super::model::{CHARGED, Get, Group, Model, Name, Scope, State};
+use super::action::{Action, How, New, Touch};
+use super::model::{CHARGED, Get, Group, Model, Name, News, Scope, State};
 use crate::judge::ensure;
 use crate::model::Check;
 use crate::tally::Promise;
-use fdbroker_core::limits::MAKERS_PER_NAME;
+use fdbroker_core::limits::{MAKERS_PER_NAME, WATCHES_PER_CLIENT};
 use fdbroker_core::{ClientId, Core, Effect, Effects, GotObject, Granted};
-use fdbroker_protocol::object::ObjectState;
+use fdbroker_protocol::object::{ObjectEvent, ObjectState};
 use fdbroker_protocol::{ErrorCode, NO_CAP, Resource, Status};
+use std::collections::VecDeque;
 
 /// What a request must be answered with at once.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,9 +42,10 @@ impl Model {
         }
     }
 
-    /// Changes the model as the input asks, and says what the answer must be.
-    pub fn begin(&mut self, action: &Action) -> Option<Due> {
-        match action {
+    /// Changes the model as the input asks, and says what the answer must be. `ended`: versions of kept groups that the core says
+    /// have ended, those that made room first.
+    pub fn begin(&mut self, action: &Action, ended: &mut VecDeque<u64>) -> Check<Option<Due>> {
+        Ok(match action {
             Action::Create { client, how, objects, .. } => {
                 Some(self.create(*client, *how, objects))
             }
@@ -55,10 +57,10 @@ impl Model {
                         .map_or_else(|due| due, |()| Due::Statuses(vec![Status::OK])),
                 )
             }
-            Action::Seal { client, group, checked, .. } => {
-                let found = self.making(*client, *group);
-                Some(found.and_then(|group| self.try_seal(group, *checked)).unwrap_or_else(|it| it))
-            }
+            Action::Seal { client, group, checked, .. } => match self.making(*client, *group) {
+                Ok(group) => Some(self.try_seal(group, *checked, ended)?.unwrap_or_else(|due| due)),
+                Err(due) => Some(due),
+            },
             Action::Abort { client, group, .. } => Some(match self.making(*client, *group) {
                 Ok(group) => {
                     self.end(group);
@@ -69,11 +71,27 @@ impl Model {
             }),
             Action::Get { client, request, of_job, names, deadline } => {
                 let Some(scope) = self.scope_of(*client, *of_job) else {
-                    return Some(failed(ErrorCode::NotSupported, 0));
+                    return Ok(Some(failed(ErrorCode::NotSupported, 0)));
                 };
                 let get = Get { scope, names: names.clone(), deadline: *deadline };
-                self.clients.get_mut(client)?.gets.insert(*request, get);
+                if let Some(client) = self.clients.get_mut(client) {
+                    client.gets.insert(*request, get);
+                }
                 Some(Due::Got)
+            }
+            Action::Touch { client, touch, names, .. } => {
+                let mut statuses = Vec::new();
+                for name in names {
+                    statuses.push(self.try_touch(*client, *touch, name, ended)?);
+                }
+                Some(Due::Statuses(statuses))
+            }
+            Action::Watch { client, of_job, prefix, is_wanted, .. } => {
+                let scope = self.scope_of(*client, *of_job);
+                let status = scope.map_or(ErrorCode::NotSupported.into(), |scope| {
+                    self.watch(*client, scope, prefix, *is_wanted)
+                });
+                Some(Due::Statuses(vec![status]))
             }
             Action::Delete { client, of_job, names, .. } => {
                 let scope = self.scope_of(*client, *of_job);
@@ -84,11 +102,16 @@ impl Model {
                 Some(Due::Statuses(statuses.collect()))
             }
             Action::Release { client, lease } => {
-                self.clients.get_mut(client)?.leases.remove(lease);
+                let state = self.clients.get_mut(client);
+                if let Some(group) = state.and_then(|client| client.leases.remove(lease)) {
+                    self.groups[group].idle_since = self.now;
+                }
                 None
             }
             Action::Sendable { client, sendable } => {
-                self.clients.get_mut(client)?.sendable = *sendable;
+                if let Some(client) = self.clients.get_mut(client) {
+                    client.sendable = *sendable;
+                }
                 None
             }
             Action::Gone { client } => {
@@ -104,7 +127,7 @@ impl Model {
             | Action::Cancel { .. }
             | Action::Restart
             | Action::Crash => None,
-        }
+        })
     }
 
     fn making(&self, client: u32, group: fdbroker_core::GroupId) -> Result<usize, Due> {
@@ -172,26 +195,159 @@ impl Model {
         (0..objects.len()).find(is_twice).map(|at| failed(ErrorCode::Protocol, at))
     }
 
-    fn try_seal(&mut self, group: usize, checked: Result<(), ErrorCode>) -> Result<Due, Due> {
-        checked.map_err(|code| failed(code, 0))?;
+    /// What is in the way of a group's names.
+    fn unexpected(&self, group: usize) -> Option<Due> {
         let it = &self.groups[group];
-        for (at, object) in it.objects.iter().enumerate() {
+        let mut all = it.objects.iter().enumerate();
+        all.find_map(|(at, object)| {
             let now = self.sealed(it.scope, &object.name).map_or(0, |(_, version)| version);
             match object.expect {
-                Some(version) if version != now => {
-                    return Err(Due::Failed(ErrorCode::Version, now, 0));
-                }
-                None if now != 0 && !it.replace => return Err(failed(ErrorCode::Exists, at)),
-                _ => {}
+                Some(version) if version != now => Some(Due::Failed(ErrorCode::Version, now, 0)),
+                None if now != 0 && !it.replace => Some(failed(ErrorCode::Exists, at)),
+                _ => None,
+            }
+        })
+    }
+
+    fn try_seal(
+        &mut self,
+        group: usize,
+        checked: Result<(), ErrorCode>,
+        ended: &mut VecDeque<u64>,
+    ) -> Check<Result<Due, Due>> {
+        if let Err(code) = checked {
+            return Ok(Err(failed(code, 0)));
+        }
+        if let Some(due) = self.unexpected(group) {
+            return Ok(Err(due));
+        }
+        let Group { scope, keep_us, pin, size_bytes, .. } = self.groups[group];
+        if keep_us.is_some() || pin {
+            self.make_room(scope, size_bytes, ended)?;
+            let pinned = if pin { size_bytes } else { 0 };
+            if let Some(full) = self.full(scope.0, [0, 0, 1, size_bytes, pinned]) {
+                return Ok(Err(no_quota(full)));
+            }
+            // One that was expected may have made room.
+            if let Some(due) = self.unexpected(group) {
+                return Ok(Err(due));
             }
         }
-        if it.keep_us.is_some() || it.pin {
-            let pinned = if it.pin { it.size_bytes } else { 0 };
-            if let Some(full) = self.full(it.scope.0, [0, 0, 1, it.size_bytes, pinned]) {
-                return Err(no_quota(full));
+        Ok(Ok(Due::Sealed(self.seal(group))))
+    }
+
+    fn try_touch(
+        &mut self,
+        client: u32,
+        touch: Touch,
+        name: &[u8],
+        ended: &mut VecDeque<u64>,
+    ) -> Check<Status> {
+        let keeps = touch.keep_us.is_some() || touch.pin == Some(true);
+        let scope = self.scope_of(client, touch.of_job);
+        let Some(scope) = scope.filter(|_| !(touch.of_job && keeps)) else {
+            return Ok(ErrorCode::NotSupported.into());
+        };
+        let Some(((number, _), _)) = self.sealed(scope, name) else {
+            return Ok(self.missing(scope, name, 0, false));
+        };
+        let group = &self.groups[number];
+        let (was_kept, size, had_pin) = (self.is_kept(group), group.size_bytes, group.pin);
+        let pin = touch.pin.unwrap_or(had_pin);
+        let pinned = if pin && !had_pin { size } else { 0 };
+        let more = match was_kept {
+            true => [0, 0, 0, 0, pinned],
+            false if keeps => {
+                self.make_room(scope, size, ended)?;
+                [0, 0, 1, size, pinned]
+            }
+            false => [0; 5],
+        };
+        if let Some(full) = self.full(scope.0, more) {
+            // Which cap it is, and whose, is for others to judge.
+            return Ok(Status { resource: full as u8, ..ErrorCode::NoQuota.into() });
+        }
+        let pids: Vec<u32> = self.clients.values().map(|client| client.pid).collect();
+        let (now, pid) = (self.now, self.clients[&client].pid);
+        let group = &mut self.groups[number];
+        if keeps && !pids.contains(&group.creator_pid) {
+            group.creator_pid = pid;
+        }
+        (group.used, group.idle_since) = (now, now);
+        if was_kept || keeps {
+            group.pin = pin;
+            group.keep_us = touch.keep_us.or(group.keep_us);
+        }
+        if had_pin && !pin {
+            group.keep_us.get_or_insert(u64::MAX);
+        }
+        self.proofs.count(Promise::Objects, 1);
+        Ok(Status::OK)
+    }
+
+    /// Ends the groups that the core has ended to keep so many bytes more in a domain: those that may go, as many as it needs, and
+    /// none that was used after another had been idle.
+    fn make_room(&mut self, scope: Scope, bytes: u64, ended: &mut VecDeque<u64>) -> Check {
+        loop {
+            let kept = self.charges(scope.0)[3];
+            let may_go = |group: &Group| {
+                let is_its = group.scope.0 == scope.0 && self.is_kept(group);
+                is_its && group.evictable && !group.pin
+            };
+            let all: Vec<usize> =
+                (0..self.groups.len()).filter(|at| may_go(&self.groups[*at])).collect();
+            let spare: u64 = all.iter().map(|at| self.groups[*at].size_bytes).sum();
+            let cap = self.domain.kept_bytes;
+            let is_short = kept + bytes > cap;
+            if !is_short || (kept + bytes).saturating_sub(spare) > cap {
+                return Ok(());
+            }
+            let idle: Vec<usize> = all.into_iter().filter(|at| !self.is_leased(*at)).collect();
+            if idle.is_empty() {
+                return Ok(());
+            }
+            let version = ended.pop_front().ok_or("no group was evicted, and one may go")?;
+            let found = idle.iter().find(|at| self.groups[**at].state == State::Sealed(version));
+            let found = *found.ok_or_else(|| format!("{version} was evicted, and must not go"))?;
+            let used = self.groups[found].used;
+            let is_right = idle.iter().all(|at| used <= self.groups[*at].idle_since);
+            ensure!(is_right, "{version} was evicted, and was used after another was idle");
+            self.end_by(found, ObjectEvent::Evicted);
+            self.proofs.count(Promise::Objects, 1);
+        }
+    }
+
+    fn watch(&mut self, client: u32, scope: Scope, prefix: &[u8], is_wanted: bool) -> Status {
+        let Some(state) = self.clients.get_mut(&client) else { return Status::OK };
+        let known = state.watches.iter().position(|it| *it == (scope, prefix.to_vec()));
+        match (is_wanted, known) {
+            (true, Some(_)) => Status::OK,
+            (true, None) if state.watches.len() >= WATCHES_PER_CLIENT => {
+                Status::with_value(ErrorCode::TooLong, WATCHES_PER_CLIENT as u64)
+            }
+            (true, None) => {
+                state.watches.push((scope, prefix.to_vec()));
+                self.logs.entry(scope).or_default();
+                Status::OK
+            }
+            (false, None) => ErrorCode::NotFound.into(),
+            (false, Some(at)) => {
+                state.watches.remove(at);
+                self.drop_logs();
+                Status::OK
             }
         }
-        Ok(Due::Sealed(self.seal(group)))
+    }
+
+    /// What a client that watches must have been told since nothing was left over, sorted.
+    pub fn due_news(&self, client: u32) -> Vec<News> {
+        let watches = &self.clients[&client].watches;
+        let is_its = |(scope, (_, _, name)): &&(Scope, News)| {
+            watches.iter().any(|(of, prefix)| of == scope && name.starts_with(prefix))
+        };
+        let mut due: Vec<News> = self.news.iter().filter(is_its).map(|it| it.1.clone()).collect();
+        due.sort();
+        due
     }
 
     fn try_delete(&mut self, scope: Scope, name: &[u8], version: u64) -> Status {
@@ -243,7 +399,10 @@ impl Model {
                 {
                     let statuses = all.statuses[range.clone()].to_vec();
                     let right = due.take();
-                    let is_right = right == Some(Due::Statuses(statuses.clone()));
+                    let is_right = match &right {
+                        Some(Due::Statuses(right)) => is_same(right, &statuses),
+                        _ => false,
+                    };
                     ensure!(is_right, "{statuses:?}, and it must be {right:?}");
                 }
                 Effect::ObjectsGot { client, request, objects, grants } => {
@@ -277,7 +436,7 @@ impl Model {
         objects: &[New],
     ) -> Check {
         ensure!(self.groups.iter().all(|group| group.id != id), "{id:?} is given twice");
-        let How { replace, keep_us, pin, size_bytes, .. } = how;
+        let How { replace, keep_us, pin, evictable, size_bytes, .. } = how;
         self.groups.push(Group {
             id,
             scope,
@@ -285,11 +444,13 @@ impl Model {
             replace,
             keep_us,
             pin,
+            evictable,
             size_bytes,
             state: State::Making,
             objects: Vec::new(),
             named: Vec::new(),
             used: self.now,
+            idle_since: self.now,
             allocation: None,
         });
         let group = self.groups.len() - 1;
@@ -329,7 +490,7 @@ impl Model {
             let of_id = self.groups.iter().filter(|it| it.allocation == Some(id)).count();
             ensure!(of_id == 1, "{id} is of {of_id} groups");
             ensure!(grant.size_bytes == self.groups[group].size_bytes, "size of group {group}");
-            self.groups[group].used = self.now;
+            (self.groups[group].used, self.groups[group].idle_since) = (self.now, self.now);
             let state = self.clients.get_mut(&client).ok_or("granted to a client that is gone")?;
             ensure!(state.leases.insert(grant.lease.0, group).is_none(), "a lease twice");
         }
@@ -465,8 +626,12 @@ impl Model {
                 ensure!(get.deadline > self.now, "get {request} of {number} is overdue");
                 let all = get.names.iter().all(|name| self.sealed(get.scope, name).is_some());
                 let open = client.leases.len() as u64;
+                // Names of several groups may have come to one: a get that waits for leases is not looked at for that.
+                let mut names = get.names.clone();
+                names.sort_unstable();
+                names.dedup();
                 let fits = self.client_leases == NO_CAP
-                    || open + self.needs(get) <= self.client_leases && client.gets.len() == 1;
+                    || open + names.len() as u64 <= self.client_leases && client.gets.len() == 1;
                 ensure!(!(all && fits), "get {request} of {number} waits, and could be granted");
             }
         }
@@ -483,7 +648,18 @@ fn request_of(action: &Action) -> Option<(u32, u64)> {
         | Action::Seal { client, request, .. }
         | Action::Abort { client, request, .. }
         | Action::Get { client, request, .. }
-        | Action::Delete { client, request, .. } => Some((*client, *request)),
+        | Action::Delete { client, request, .. }
+        | Action::Touch { client, request, .. }
+        | Action::Watch { client, request, .. } => Some((*client, *request)),
         _ => None,
     }
+}
+
+/// Whether statuses are these; of NO_QUOTA only the resource must be right.
+fn is_same(right: &[Status], is: &[Status]) -> bool {
+    let is_one = |(right, is): (&Status, &Status)| match right.result() {
+        Err(ErrorCode::NoQuota) => (right.code, right.resource) == (is.code, is.resource),
+        _ => right == is,
+    };
+    right.len() == is.len() && right.iter().zip(is).all(is_one)
 }

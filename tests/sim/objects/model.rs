@@ -2,9 +2,11 @@
 
 use super::action::New;
 use crate::tally::Proofs;
+use fdbroker_core::limits::{EVENT_IN_LOG_BYTES, EVENTS_IN_LOG};
 use fdbroker_core::{Caps, DomainKey, GroupId, JobKey};
+use fdbroker_protocol::object::ObjectEvent;
 use fdbroker_protocol::{AllocationId, Resource};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 /// Whose names: those of a domain, or of a job in it.
 pub type Scope = (DomainKey, Option<JobKey>);
@@ -27,12 +29,15 @@ pub struct Group {
     pub replace: bool,
     pub keep_us: Option<u64>,
     pub pin: bool,
+    pub evictable: bool,
     pub size_bytes: u64,
     pub state: State,
     pub objects: Vec<New>,
     /// Of each object, whether it has its name, or is made under it.
     pub named: Vec<bool>,
     pub used: u64,
+    /// When it was used last, or its last lease ended.
+    pub idle_since: u64,
     /// Known once it has been granted.
     pub allocation: Option<AllocationId>,
 }
@@ -59,7 +64,12 @@ pub struct Client {
     pub gets: BTreeMap<u64, Get>,
     /// Each with its group.
     pub leases: BTreeMap<u64, usize>,
+    /// Prefixes of names that it watches.
+    pub watches: Vec<(Scope, Vec<u8>)>,
 }
+
+/// What happened to a name.
+pub type News = (ObjectEvent, u64, Vec<u8>);
 
 #[derive(Debug, Default)]
 pub struct Model {
@@ -73,6 +83,10 @@ pub struct Model {
     pub keep_ttl_us: u64,
     /// The core had nothing left over before the step: then its charges are exact.
     pub was_idle: bool,
+    /// What has happened since nothing was left over.
+    pub news: Vec<(Scope, News)>,
+    /// Bytes of the events of each scope that is watched.
+    pub logs: BTreeMap<Scope, VecDeque<u64>>,
     pub proofs: Proofs,
 }
 
@@ -113,18 +127,40 @@ impl Model {
         self.names.entry((scope, object.name.clone())).or_default().makers.push(place);
     }
 
+    /// Something happened to a name.
+    fn tell(&mut self, scope: Scope, event: ObjectEvent, version: u64, name: &[u8]) {
+        self.news.push((scope, (event, version, name.to_vec())));
+        if let Some(log) = self.logs.get_mut(&scope) {
+            log.push_back(EVENT_IN_LOG_BYTES + name.len() as u64);
+            if log.len() > EVENTS_IN_LOG {
+                log.pop_front();
+            }
+        }
+    }
+
+    /// Scopes that nobody watches have no log.
+    pub fn drop_logs(&mut self) {
+        let clients = &self.clients;
+        let is_watched = |scope: &Scope| {
+            clients.values().any(|client| client.watches.iter().any(|(of, _)| of == scope))
+        };
+        self.logs.retain(|scope, _| is_watched(scope));
+    }
+
     /// All names of a group lead to it.
     pub fn seal(&mut self, group: usize) -> u64 {
         self.version += 1;
         self.groups[group].state = State::Sealed(self.version);
-        self.groups[group].used = self.now;
+        (self.groups[group].used, self.groups[group].idle_since) = (self.now, self.now);
         let scope = self.groups[group].scope;
         for (at, object) in self.groups[group].objects.clone().into_iter().enumerate() {
-            let name = self.names.get_mut(&(scope, object.name)).expect("it was entered");
+            let key = (scope, object.name.clone());
+            let name = self.names.get_mut(&key).expect("it was entered");
             name.makers.retain(|maker| *maker != (group, at));
-            if let Some(former) = name.sealed.replace((group, at)) {
-                self.lose(former);
-            }
+            let former = name.sealed.replace((group, at));
+            let event = if former.is_some() { ObjectEvent::Replaced } else { ObjectEvent::Sealed };
+            former.into_iter().for_each(|former| self.lose(former));
+            self.tell(scope, event, self.version, &object.name);
         }
         if self.groups[group].objects.is_empty() {
             self.end(group);
@@ -142,9 +178,10 @@ impl Model {
 
     /// A name leads nowhere.
     pub fn delete(&mut self, scope: Scope, name: &[u8]) {
-        let (place, _) = self.sealed(scope, name).expect("it is there");
+        let (place, version) = self.sealed(scope, name).expect("it is there");
         self.leave(scope, name, place);
         self.lose(place);
+        self.tell(scope, ObjectEvent::Deleted, version, name);
     }
 
     fn leave(&mut self, scope: Scope, name: &[u8], place: Place) {
@@ -159,11 +196,21 @@ impl Model {
 
     /// Nothing of a group is known any more.
     pub fn end(&mut self, group: usize) {
+        self.end_by(group, ObjectEvent::Deleted);
+    }
+
+    /// The same; what is told of its objects, if it is sealed.
+    pub fn end_by(&mut self, group: usize, event: ObjectEvent) {
         let scope = self.groups[group].scope;
+        let (event, version) = match self.groups[group].state {
+            State::Sealed(version) => (event, version),
+            State::Making | State::Ended => (ObjectEvent::Aborted, 0),
+        };
         for at in 0..self.groups[group].objects.len() {
             if std::mem::take(&mut self.groups[group].named[at]) {
                 let name = self.groups[group].objects[at].name.clone();
                 self.leave(scope, &name, (group, at));
+                self.tell(scope, event, version, &name);
             }
         }
         self.groups[group].state = State::Ended;
@@ -175,7 +222,9 @@ impl Model {
 
     /// A client is gone: so is what it made and did not keep.
     pub fn gone(&mut self, client: u32) {
-        let Some(Client { pid, .. }) = self.clients.remove(&client) else { return };
+        let Some(Client { pid, leases, .. }) = self.clients.remove(&client) else { return };
+        leases.into_values().for_each(|group| self.groups[group].idle_since = self.now);
+        self.drop_logs();
         for group in 0..self.groups.len() {
             let it = &self.groups[group];
             if it.creator_pid == pid && it.state != State::Ended && !self.is_kept(it) {
@@ -187,15 +236,23 @@ impl Model {
     /// The broker is killed: what is kept lives on, and its time begins again. All else is gone.
     pub fn crash(&mut self, last_version: u64) {
         self.clients.clear();
+        self.logs.clear();
         self.version = last_version;
         for group in 0..self.groups.len() {
             let it = &self.groups[group];
             match self.is_kept(it) {
-                true => self.groups[group].used = self.now,
+                true => {
+                    (self.groups[group].used, self.groups[group].idle_since) = (self.now, self.now);
+                }
                 false if it.state != State::Ended => self.end(group),
                 false => {}
             }
         }
+    }
+
+    pub fn is_leased(&self, group: usize) -> bool {
+        let mut leases = self.clients.values().flat_map(|client| client.leases.values());
+        leases.any(|of| *of == group)
     }
 
     /// Ends what is kept and was not used for its time; leased is used.
@@ -208,8 +265,7 @@ impl Model {
             if it.used + keep_us.min(self.keep_ttl_us) > self.now {
                 continue;
             }
-            let mut leases = self.clients.values().flat_map(|client| client.leases.values());
-            match leases.any(|of| *of == group) {
+            match self.is_leased(group) {
                 true => self.groups[group].used = self.now,
                 false => self.end(group),
             }
@@ -238,6 +294,8 @@ impl Model {
                 sums[4] += if group.pin { group.size_bytes } else { 0 };
             }
         }
+        let logs = self.logs.iter().filter(|(scope, _)| scope.0 == domain);
+        sums[1] += logs.flat_map(|(_, log)| log).sum::<u64>();
         let clients = self.clients.values().filter(|client| client.scope.0 == domain);
         for get in clients.flat_map(|client| client.gets.values()) {
             sums[1] += get.names.iter().map(|name| name.len() as u64).sum::<u64>();

@@ -2,7 +2,7 @@
 
 use super::action::Action;
 use super::judge::Due;
-use super::model::{Client, Model, Scope};
+use super::model::{Client, Model, News, Scope};
 use super::table::Table;
 use crate::judge::ensure;
 use crate::model::Check;
@@ -11,11 +11,13 @@ use crate::rng::Rng;
 use crate::setups;
 use crate::tally::Promise;
 use fdbroker_core::{
-    Caps, ClientId, Config, Core, Create, Deleted, Deposit, DomainKey, Effect, Effects, GroupId,
-    Input, JobKey, LeaseId, NewObject, Now, Peer, RequestId, Ticket, work,
+    Caps, ClientId, Config, Core, Create, Deleted, Deposit, DomainKey, Effect, Effects, Events,
+    GroupId, Input, JobKey, KeptChange, LeaseId, NewObject, Now, ObjectNews, Peer, RequestId,
+    Ticket, Touch, work,
 };
+use fdbroker_protocol::object::ObjectEvent;
 use fdbroker_protocol::{NO_CAP, Status};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Most requests of a client that wait at once.
 pub const PARKED: usize = 4;
@@ -31,6 +33,10 @@ pub struct World {
     pub now: u64,
     /// The daemon does not always poll before the next input.
     pub is_hurried: bool,
+    /// No cap loses events, and what happens is told before the next thing happens.
+    pub may_watch: bool,
+    /// What clients that watch have been told since nothing was left over.
+    news: BTreeMap<u32, Vec<News>>,
     /// Fds in the closers.
     pub closing: BTreeSet<u32>,
     /// Client numbers that the core has not forgotten.
@@ -81,6 +87,8 @@ impl World {
             rng,
             now: 1,
             is_hurried,
+            may_watch: !is_hurried && !is_capped,
+            news: BTreeMap::new(),
             closing: BTreeSet::new(),
             used: BTreeSet::new(),
             stats: Stats { worlds: 1, ..Stats::default() },
@@ -131,11 +139,26 @@ impl World {
     fn rest(&mut self) -> Check {
         for _ in 0..MOST_POLLS {
             if self.core.poll_timeout().is_none_or(|due| due.0 > self.now) {
+                self.compare_news()?;
                 return self.model.idle(&self.core);
             }
             self.feed(&Action::Poll)?;
         }
         Err("the core wants to be polled again and again".into())
+    }
+
+    /// Clients that watch have been told all that has happened, once each.
+    fn compare_news(&mut self) -> Check {
+        for client in self.model.clients.keys() {
+            let mut told = self.news.remove(client).unwrap_or_default();
+            told.sort();
+            let due = self.model.due_news(*client);
+            ensure!(told == due, "client {client} is told {told:?}, and must be {due:?}");
+            self.model.proofs.count(Promise::Events, told.len());
+        }
+        self.news.clear();
+        self.model.news.clear();
+        Ok(())
     }
 
     /// Lets time pass, with polls when they are due.
@@ -163,7 +186,6 @@ impl World {
         if let Action::Connect { client, scope } = action {
             self.connect(*client, *scope);
         }
-        let due = self.model.begin(action);
         match action {
             Action::Restart => self.core.settle_parked(&mut self.effects),
             Action::Crash => {}
@@ -172,6 +194,8 @@ impl World {
         }
         self.stats.longest = self.stats.longest.max(work::last());
         self.model.proofs.count(Promise::Work, 1);
+        let mut ended: VecDeque<u64> = self.effects.kept.iter().filter_map(ended_version).collect();
+        let due = self.model.begin(action, &mut ended)?;
         self.settle(action, due)?;
         match action {
             Action::Restart => self.restart()?,
@@ -191,8 +215,9 @@ impl World {
         let now = Now(self.now);
         self.core.step(now, Input::Connect { client: ClientId(client), peer }, &mut self.effects);
         self.used.insert(client);
-        let (gets, leases) = Default::default();
-        self.model.clients.insert(client, Client { scope, pid, sendable: true, gets, leases });
+        let (gets, leases, watches) = Default::default();
+        let new = Client { scope, pid, sendable: true, gets, leases, watches };
+        self.model.clients.insert(client, new);
     }
 
     /// Judges the effects of a step, and does what the daemon would.
@@ -214,7 +239,7 @@ impl World {
                 Effect::Disconnect { client, status } => {
                     return Err(format!("client {} is disconnected: {status}", client.0));
                 }
-                Effect::Events { client } => while self.core.take_events(*client).is_some() {},
+                Effect::Events { client } => self.take_events(*client)?,
                 _ => {}
             }
         }
@@ -224,12 +249,28 @@ impl World {
         outcome
     }
 
+    fn take_events(&mut self, client: ClientId) -> Check {
+        while let Some(events) = self.core.take_events(client) {
+            let Events::Objects(news) = events else { continue };
+            let told = self.news.entry(client.0).or_default();
+            for ObjectNews { event, version, name } in news {
+                ensure!(event != ObjectEvent::Lost, "{version} events are lost");
+                told.push((event, version, name.to_vec()));
+            }
+        }
+        Ok(())
+    }
+
     /// A successor goes on with the saved state.
     fn restart(&mut self) -> Check {
         let saved = self.core.save();
         let restored = Core::restore(self.config.clone(), saved.clone(), Now(self.now));
         self.core = restored.map_err(|error| error.to_string())?;
         ensure!(self.core.save() == saved, "what was restored is not what was saved");
+        // Every client may have events to take.
+        for client in self.model.clients.keys().copied().collect::<Vec<_>>() {
+            self.take_events(ClientId(client))?;
+        }
         self.closing.clear();
         self.model.proofs.count(Promise::Lives, 1);
         Ok(())
@@ -270,7 +311,7 @@ fn step(core: &mut Core, now: u64, action: &Action, fx: &mut Effects) {
                 replace: how.replace,
                 keep_us: how.keep_us,
                 pin: how.pin,
-                evictable: false,
+                evictable: how.evictable,
                 deposit: Deposit { size_bytes: how.size_bytes, ..crate::rig::deposit(0) },
                 credits_wanted: 0,
                 objects: &objects,
@@ -306,6 +347,19 @@ fn step(core: &mut Core, now: u64, action: &Action, fx: &mut Effects) {
             let input = Input::DeleteObjects { client, request, of_job, objects: &objects };
             core.step(now, input, fx);
         }
+        Action::Touch { client, request, touch, names } => {
+            let (client, request) = of(client, request);
+            let names: Vec<&[u8]> = names.iter().map(Vec::as_slice).collect();
+            let super::action::Touch { of_job, keep_us, pin } = *touch;
+            let touch = &Touch { of_job, keep_us, pin, names: &names };
+            core.step(now, Input::TouchObjects { client, request, touch }, fx);
+        }
+        Action::Watch { client, request, of_job, prefix, is_wanted } => {
+            let (client, request) = of(client, request);
+            let (of_job, is_wanted) = (*of_job, *is_wanted);
+            let input = Input::WatchObjects { client, request, of_job, prefix, is_wanted };
+            core.step(now, input, fx);
+        }
         Action::Cancel { client, request } => {
             let (client, request) = of(client, request);
             core.step(now, Input::Cancel { client, request }, fx);
@@ -321,6 +375,13 @@ fn step(core: &mut Core, now: u64, action: &Action, fx: &mut Effects) {
         Action::Gone { client } => core.step(now, Input::Gone { client: ClientId(*client) }, fx),
         Action::Closed { ticket } => core.step(now, Input::Closed { ticket: Ticket(*ticket) }, fx),
         Action::Poll | Action::Restart | Action::Crash => {}
+    }
+}
+
+fn ended_version(change: &KeptChange) -> Option<u64> {
+    match change {
+        KeptChange::Ended(version) => Some(*version),
+        _ => None,
     }
 }
 

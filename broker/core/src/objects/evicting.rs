@@ -18,32 +18,35 @@ pub(super) type Place = (bool, Now);
 pub struct Order {
     all: BTreeSet<(Place, u32)>,
     of_domain: BTreeSet<(u32, Place, u32)>,
-    /// Bytes of all of them, those included that are leased.
-    bytes: u128,
-    bytes_of: FxHashMap<u32, u128>,
+    /// Bytes of those that are not kept, and of those that are, the leased ones included.
+    bytes: [u128; 2],
+    bytes_of: FxHashMap<u32, [u128; 2]>,
 }
 
 impl Order {
     fn enter(&mut self, domain: u32, place: Place, (group, bytes): (u32, u64)) {
         self.all.insert((place, group));
         self.of_domain.insert((domain, place, group));
-        self.bytes += u128::from(bytes);
-        *self.bytes_of.entry(domain).or_default() += u128::from(bytes);
+        let kept = usize::from(place.0);
+        self.bytes[kept] += u128::from(bytes);
+        self.bytes_of.entry(domain).or_default()[kept] += u128::from(bytes);
     }
 
     fn leave(&mut self, domain: u32, place: Place, (group, bytes): (u32, u64)) {
         self.all.remove(&(place, group));
         self.of_domain.remove(&(domain, place, group));
-        self.bytes -= u128::from(bytes);
+        let kept = usize::from(place.0);
+        self.bytes[kept] -= u128::from(bytes);
         let left = self.bytes_of.get_mut(&domain).expect("it was entered");
-        *left -= u128::from(bytes);
-        if *left == 0 {
+        left[kept] -= u128::from(bytes);
+        if *left == [0; 2] {
             self.bytes_of.remove(&domain);
         }
     }
 
-    fn bytes(&self, domain: Option<u32>) -> u128 {
-        domain.map_or(self.bytes, |domain| self.bytes_of.get(&domain).copied().unwrap_or(0))
+    /// Bytes of a domain, or of all, not kept and kept.
+    fn bytes(&self, domain: Option<u32>) -> [u128; 2] {
+        domain.map_or(self.bytes, |domain| self.bytes_of.get(&domain).copied().unwrap_or_default())
     }
 
     fn first(&self, domain: Option<u32>, is_kept: bool) -> Option<(Place, u32)> {
@@ -60,7 +63,7 @@ impl Order {
 
     /// Asserts that these are the groups in it.
     pub(super) fn check<'a>(&self, groups: impl Iterator<Item = (u32, &'a Group)>) {
-        let (mut count, mut bytes) = (0, 0);
+        let (mut count, mut bytes) = (0, [0; 2]);
         for (number, group) in groups {
             let Some(place) = group.place else {
                 assert!(!group.may_be_evicted(), "group {number} cannot be found");
@@ -69,9 +72,11 @@ impl Order {
             assert!(group.may_be_evicted() && place.0 == group.is_kept, "place of group {number}");
             assert!(self.all.contains(&(place, number)));
             assert!(self.of_domain.contains(&(group.domain, place, number)));
-            (count, bytes) = (count + 1, bytes + u128::from(group.size_bytes));
+            count += 1;
+            bytes[usize::from(place.0)] += u128::from(group.size_bytes);
         }
-        let of_domains: u128 = self.bytes_of.values().sum();
+        let of = |kept: usize| self.bytes_of.values().map(|bytes| bytes[kept]).sum();
+        let of_domains: [u128; 2] = [of(0), of(1)];
         assert_eq!((self.bytes, of_domains), (bytes, bytes), "bytes to evict");
         assert_eq!((self.all.len(), self.of_domain.len()), (count, count), "groups to evict");
     }
@@ -158,9 +163,10 @@ impl Core {
             (wanted > cap, wanted.saturating_sub(spare) <= cap)
         };
         let order = &self.objects.order;
-        let of_node = is_short(ScopeId::NODE, order.bytes(None));
-        let of_it = is_short(of_domain, order.bytes(Some(domain)));
-        let spare = u64::try_from(order.bytes(None)).unwrap_or(u64::MAX);
+        let spare: u128 = order.bytes(None).iter().sum();
+        let of_node = is_short(ScopeId::NODE, spare);
+        let of_it = is_short(of_domain, order.bytes(Some(domain)).iter().sum());
+        let spare = u64::try_from(spare).unwrap_or(u64::MAX);
         let (_, room) = self.share_of_bytes(domain, spare);
         if !of_node.1 || !of_it.1 || bytes > room {
             return None;
@@ -172,19 +178,24 @@ impl Core {
         }
     }
 
-    /// Ends evictable groups that are kept until a domain may keep so many bytes more, as far as that helps.
+    /// Ends evictable groups that are kept until a domain may keep so many bytes more; none, if all of them are not enough.
     pub(super) fn evict_kept_for(&mut self, domain: u32, bytes: u64, fx: &mut Effects) {
+        while let Some(scope) = self.short_of_kept(domain, bytes)
+            && self.evict_group(scope, true, fx)
+        {}
+    }
+
+    fn short_of_kept(&self, domain: u32, bytes: u64) -> Option<ScopeId> {
         let of_domain = self.clients.scope_of_domain(domain);
-        loop {
-            let charge = Charge(Resource::KeptBytes, bytes);
-            let short = match self.ledger.fits(of_domain, None, charge) {
-                Err(blocked) => blocked.scope,
-                Ok(()) if bytes > self.share_of_objects(domain, Resource::KeptBytes) => of_domain,
-                Ok(()) => return,
-            };
-            if !self.evict_group(short, true, fx) {
-                return;
-            }
-        }
+        let charge = Charge(Resource::KeptBytes, bytes);
+        let (scope, of) = match self.ledger.fits(of_domain, None, charge) {
+            Err(blocked) if blocked.scope == ScopeId::NODE => (ScopeId::NODE, None),
+            Ok(()) if bytes <= self.share_of_objects(domain, Resource::KeptBytes) => return None,
+            Ok(()) | Err(_) => (of_domain, Some(domain)),
+        };
+        let [_, spare] = self.objects.order.bytes(of);
+        let kept = self.ledger[scope].account.counted(Resource::KeptBytes);
+        let with_it = (u128::from(kept) + u128::from(bytes)).saturating_sub(spare);
+        (with_it <= self.ledger.cap(scope, Resource::KeptBytes).into()).then_some(scope)
     }
 }
