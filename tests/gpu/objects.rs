@@ -67,6 +67,12 @@ pub fn kept(setup: &Setup, report: &mut Report) -> Outcome {
     let weights = Weights { groups: GROUPS, objects: OBJECTS, bytes: setup.large, seed: 17 };
     let bytes = u64::from(GROUPS * OBJECTS) * setup.large;
     let mut node = Manager::new(&["--log", "warn"]);
+    // Where a stand-in is the driver, the daemon is to know its fds.
+    for name in ["LD_LIBRARY_PATH", "LD_PRELOAD", "FDBROKER_CUDA_STUB_DIR"] {
+        if let Ok(value) = std::env::var(name) {
+            node.set(name, &value);
+        }
+    }
     node.start(&[]);
     let (mut first, mut second) = (reader()?, reader()?);
     let before = setup.settled()?;

@@ -136,7 +136,7 @@ impl KeptObjects {
     /// Says once that kept objects end with this broker, if they do.
     pub fn note_keep(&mut self) {
         if self.table.is_none() && !std::mem::replace(&mut self.is_end_said, true) {
-            log::warn!(
+            log::info!(
                 "kept objects outlive their creators, and end with this broker: no service manager stores their fds (systemd: FileDescriptorStoreMax=)"
             );
         }

@@ -36,6 +36,7 @@ impl Core {
                 Err(status) => status,
             })
             .collect();
+        self.end_before_answer(fx);
         self.answer_objects(client, request, &statuses, fx);
     }
 
@@ -178,14 +179,7 @@ impl Core {
     /// Ends the memory of ended groups, and takes their objects off the names; and wakes clients that watch, and requests that wait
     /// for names which were sealed.
     pub(crate) fn sweep_objects(&mut self, fx: &mut Effects) {
-        let mut left = MEMBERS_SWEPT_PER_STEP;
-        while left > 0
-            && let Some(number) = self.objects.ending.first()
-        {
-            let turn = left.min(MEMBERS_SWEPT_PER_TURN);
-            left = left.saturating_sub(self.sweep_group(number, turn, fx));
-            self.objects.ending.end_turn();
-        }
+        self.end_before_answer(fx);
         for _ in 0..WATCHERS_WOKEN_PER_STEP {
             let Some(client) = self.objects.watches.next_woken() else { break };
             self.eventful.push(ClientId(client));
@@ -193,6 +187,18 @@ impl Core {
         for _ in 0..WAITERS_WOKEN_PER_STEP {
             let Some(seq) = self.objects.waits.next_woken() else { return };
             self.wake_get(seq);
+        }
+    }
+
+    /// The first part of it alone: what a request has ended is not current any more when it is answered, unless much else ends.
+    pub(super) fn end_before_answer(&mut self, fx: &mut Effects) {
+        let mut left = MEMBERS_SWEPT_PER_STEP;
+        while left > 0
+            && let Some(number) = self.objects.ending.first()
+        {
+            let turn = left.min(MEMBERS_SWEPT_PER_TURN);
+            left = left.saturating_sub(self.sweep_group(number, turn, fx));
+            self.objects.ending.end_turn();
         }
     }
 

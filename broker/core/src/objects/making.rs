@@ -259,7 +259,10 @@ impl Core {
         let making = self.making(client.0, group);
         let checked = making.and_then(|number| checked.map(|()| number));
         match checked.and_then(|number| self.seal(client.0, number, fx)) {
-            Ok(version) => fx.list.push(Effect::ObjectsSealed { client, request, version }),
+            Ok(version) => {
+                self.end_before_answer(fx);
+                fx.list.push(Effect::ObjectsSealed { client, request, version });
+            }
             Err(status) => fx.list.push(Effect::Failed { client, request, status }),
         }
     }
