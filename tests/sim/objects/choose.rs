@@ -75,13 +75,13 @@ impl World {
     }
 
     fn choose_create(&mut self, client: u32) -> Action {
-        let keep_us = self.rng.chance(300).then(|| self.rng.between(100, 20_000));
+        let keep_us = self.rng.chance(450).then(|| self.rng.between(100, 20_000));
         let how = How {
             of_job: self.rng.chance(200),
             replace: self.rng.chance(400),
             keep_us,
             pin: self.rng.chance(100),
-            evictable: self.rng.chance(500),
+            evictable: self.rng.chance(700),
             size_bytes: 4096,
         };
         Action::Create { client, request: self.next_request(), how, objects: self.draw_objects() }

@@ -64,12 +64,15 @@ impl World {
         config.max_parked_per_client = PARKED as u32;
         config.base_credits = 4;
         config.keep_ttl_us = 15_000;
-        if is_capped {
+        if is_capped && rng.chance(500) {
+            // Groups that may go make room for others, and nothing else is short.
+            config.domain = Caps { kept_bytes: 4096 * rng.between(2, 4), ..Caps::NONE };
+        } else if is_capped {
             config.domain = Caps {
                 object_names: rng.between(3, 30),
                 metadata_bytes: rng.between(20, 300),
-                kept_bytes: 4096 * rng.between(0, 4),
-                kept_fds: rng.between(0, 4),
+                kept_bytes: 4096 * rng.between(0, 5),
+                kept_fds: rng.between(2, 8),
                 permanent_bytes: 4096 * rng.between(0, 2),
                 ..Caps::NONE
             };
