@@ -32,7 +32,7 @@ fn name_when_it_is_another_users_then_like_one_that_is_unknown() {
         assert_eq!(bob.ask(&format!("pin {name}")), "NOT_FOUND");
         assert_eq!(bob.ask(&format!("late {name}")), "TIMED_OUT 0", "nobody is named");
     }
-    assert_eq!(bob.ask("list "), "0");
+    assert_eq!(bob.ask("list"), "0");
     // The name is free for another user.
     bob.ask("put secret of-bob 0").parse::<u64>().expect("a version");
     assert_eq!(bob.ask("read secret"), "of-bob");

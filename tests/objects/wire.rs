@@ -539,7 +539,7 @@ fn act(
             }
             Ok(_) => Ok("OK".into()),
         },
-        ["list", prefix] => Ok(objects.list(prefix).len().to_string()),
+        ["list"] => Ok(objects.list("").len().to_string()),
         _ => panic!("no such thing to do: {words:?}"),
     }
 }
