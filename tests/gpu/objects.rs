@@ -52,9 +52,9 @@ fn read(reader: &mut Peer, weights: &Weights, bytes: u64) -> Result<Vec<u64>, St
 
 fn is_read_only(reader: &mut Peer) -> Result<(), String> {
     match reader.ask(&Command::Access)? {
-        Answer::Access { flags } => {
-            ensure(flags == PROT_READ, || format!("access {flags}, not read alone"))
-        }
+        Answer::Access { flags } => ensure(flags.is_none_or(|flags| flags == PROT_READ), || {
+            format!("access {flags:?}, not read alone")
+        }),
         other => Err(unexpected(&other)),
     }
 }

@@ -496,14 +496,14 @@ fn access(device_ptr: u64) -> Result<Answer, String> {
         libc::dlsym(driver, c"cuMemGetAccess".as_ptr())
     };
     if symbol.is_null() {
-        return Err("the driver has no cuMemGetAccess".into());
+        return Ok(Answer::Access { flags: None });
     }
     // SAFETY: the function of this name has this signature in cuda.h.
     let get_access = unsafe { std::mem::transmute::<*mut libc::c_void, GetAccess>(symbol) };
     let (mut flags, location) = (0, Location { kind: DEVICE, id: 0 });
     // SAFETY: both are valid for the call.
     match unsafe { get_access(&raw mut flags, &raw const location, device_ptr) } {
-        0 => Ok(Answer::Access { flags }),
+        0 => Ok(Answer::Access { flags: Some(flags) }),
         error => Err(format!("cuMemGetAccess: {error}")),
     }
 }

@@ -130,21 +130,74 @@ pub enum Command {
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
     Done,
-    Failed { why: String },
-    Fds { all: u64, vmm: u64 },
-    Made { lent: Vec<Lent> },
-    Checked { bytes: u64, wrong_words: u64 },
-    Code { name: String },
-    Held { fds: Vec<i32> },
-    Twice { same_allocation: bool },
-    Reused { lent: Lent, at_same_address: bool },
-    Full { export: String, import: String, export_after: String, wrong_words: u64 },
-    Looked { exporter: String, bytes: u64 },
-    Cached { same_pointer: bool, bytes: u64, misses: u64, hits: u64, hit_ns: f64 },
-    Exported { fd: i32, us: f64 },
-    Us { us: f64 },
-    ImportUs { import: f64, close: f64, unmap: f64 },
-    Got { bytes: u64, wrong_words: u64, versions: Vec<u64> },
-    Access { flags: u64 },
-    GrantUs { acquire: Vec<f64>, import: Vec<f64>, release: Vec<f64> },
+    Failed {
+        why: String,
+    },
+    Fds {
+        all: u64,
+        vmm: u64,
+    },
+    Made {
+        lent: Vec<Lent>,
+    },
+    Checked {
+        bytes: u64,
+        wrong_words: u64,
+    },
+    Code {
+        name: String,
+    },
+    Held {
+        fds: Vec<i32>,
+    },
+    Twice {
+        same_allocation: bool,
+    },
+    Reused {
+        lent: Lent,
+        at_same_address: bool,
+    },
+    Full {
+        export: String,
+        import: String,
+        export_after: String,
+        wrong_words: u64,
+    },
+    Looked {
+        exporter: String,
+        bytes: u64,
+    },
+    Cached {
+        same_pointer: bool,
+        bytes: u64,
+        misses: u64,
+        hits: u64,
+        hit_ns: f64,
+    },
+    Exported {
+        fd: i32,
+        us: f64,
+    },
+    Us {
+        us: f64,
+    },
+    ImportUs {
+        import: f64,
+        close: f64,
+        unmap: f64,
+    },
+    Got {
+        bytes: u64,
+        wrong_words: u64,
+        versions: Vec<u64>,
+    },
+    /// `None`: the driver cannot say. Drivers of CUDA 11.0 and later can, the stand-in cannot.
+    Access {
+        flags: Option<u64>,
+    },
+    GrantUs {
+        acquire: Vec<f64>,
+        import: Vec<f64>,
+        release: Vec<f64>,
+    },
 }

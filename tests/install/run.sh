@@ -143,7 +143,6 @@ check "none of these has installed a file" test ! -e "$work/of-built"
 rm -f "$built"/*.d "$built"/lib*
 check "--any-state --without-libraries: the programs alone" from_built --any-state --without-libraries
 check "they are there, and no library" same "fdbroker fdbrokerd" "$(cd "$work/of-built/usr" && ls bin | xargs; find . -name 'lib*fdbroker*')"
-check "the workspace's dependencies count as sources of the daemon" grep -q '/Cargo\.lock' "$programs/fdbrokerd.d"
 check "an unknown argument: status 2" ends 2 "unknown argument '--perfix'" "$install" --perfix /usr
 check "a missing directory: status 2" ends 2 "--destdir needs a directory" "$install" --destdir
 check "a prefix that cannot be written into a unit: status 2" ends 2 "absolute path" "$install" --prefix 'my dir'

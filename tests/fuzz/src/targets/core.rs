@@ -141,7 +141,7 @@ impl World {
             .iter()
             .map(|id| FormerSlot { id: *id, life: lives[bytes.u8() as usize % lives.len()] })
             .collect();
-        let former = Former { slots: &slots, kept: &[] };
+        let former = Former { slots: &slots, kept: &[], groups: &[], last_version: 0 };
         let core = Core::after_crash(config.clone(), former, Now(1));
         World {
             core: core.expect("the numbers can work"),
@@ -399,6 +399,7 @@ impl World {
                 Events::Reclaim(leases) => assert!(!leases.is_empty()),
                 Events::Revoked(events) => assert!(!events.is_empty()),
                 Events::Drained(events) => assert!(!events.is_empty()),
+                Events::Objects(news) => assert!(!news.is_empty()),
             }
         }
     }
