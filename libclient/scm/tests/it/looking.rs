@@ -44,8 +44,8 @@ fn peek_all_when_messages_wait_then_each_is_seen_with_its_fds_and_all_stay() {
             }
             assert_eq!(recv(far.as_fd(), &mut [0; 8], &mut fds), Err(RecvError::WouldBlock));
             let written = nix::unistd::read(&read_end, &mut [0; 64]).expect("what the looks wrote");
-        assert!(written > 0);
-        assert!(is_write_side_closed(&read_end), "no duplicate is left");
+            assert!(written > 0);
+            assert!(is_write_side_closed(&read_end), "no duplicate is left");
         },
     );
 }
