@@ -143,14 +143,14 @@ inside() {
 # tree DIR: every path with its mode, owner and contents, without the package managers' own, logs, and backups of the lists of users.
 tree() {
   (cd "$1" && find . -xdev \( -path ./proc -o -path ./dev -o -path ./var/lib/dpkg -o -path ./var/lib/rpm -o -path ./var/log -o -path ./var/cache \
-    -o -path ./etc/ld.so.cache -o -path './etc/*-' -o -path ./etc/.pwd.lock -o -path ./root/packages \) -prune -o \
+    -o -path ./etc/ld.so.cache -o -path './etc/*-' -o -path ./etc/.pwd.lock -o -path ./packages \) -prune -o \
     \( -type f -printf '%p %m %u ' -exec sha256sum {} \; -o -type l -printf '%p -> %l\n' -o -printf '%p %m %u\n' \) | sort)
 }
 debian=$work/debian
-make_root "$debian"; touch "$debian/dev/null"; mkdir "$debian/root/packages"
-for name in $names; do cp "$(deb "$name")" "$debian/root/packages/"; done
+make_root "$debian"; touch "$debian/dev/null"; mkdir "$debian/packages"
+for name in $names; do cp "$(deb "$name")" "$debian/packages/"; done
 before=$(tree "$debian")
-check "dpkg -i: all of them" inside "$debian" sh -c 'dpkg -i /root/packages/*.deb'
+check "dpkg -i: all of them" inside "$debian" sh -c 'dpkg -i /packages/*.deb'
 check "the programs run" same "fdbroker $version fdbrokerd $version" "$(inside "$debian" sh -c 'fdbroker --version; fdbrokerd --version' | xargs)"
 check "the loader finds the library" inside "$debian" sh -c "ldconfig -p | grep -q 'libfdbroker.so.0 .*/lib/$multiarch/'"
 check "the user is there" grep -q '^fdbroker:' "$debian/etc/passwd"
@@ -162,7 +162,7 @@ echo '# of the administrator' >> "$debian/etc/fdbroker/fdbrokerd.toml"
 check "dpkg -r: all of them" inside "$debian" dpkg -r $names
 check "the configuration stays, with what is enabled, and nothing else" same "./etc/fdbroker/fdbrokerd.toml
 ./etc/systemd/system/sockets.target.wants/fdbrokerd-admin.socket
-./etc/systemd/system/sockets.target.wants/fdbrokerd.socket" "$(cd "$debian" && find . -xdev -path ./var/lib/dpkg -prune -o -name '*fdbroker*' ! -type d ! -path './root/packages/*' ! -path './var/lib/systemd/*' -print | sort)"
+./etc/systemd/system/sockets.target.wants/fdbrokerd.socket" "$(cd "$debian" && find . -xdev -path ./var/lib/dpkg -prune -o -name '*fdbroker*' ! -type d ! -path './packages/*' ! -path './var/lib/systemd/*' -print | sort)"
 check "dpkg -P: all of them" inside "$debian" dpkg -P $names
 check "nothing is left" same "$before" "$(tree "$debian")"
 
