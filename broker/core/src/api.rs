@@ -201,11 +201,11 @@ pub struct Kept {
 /// An allocation that has ended, with its owner as it was then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// The allocation.
+    /// Its slot and generation, which no other allocation has again.
     pub id: AllocationId,
     /// What it was.
     pub kind: MemoryKind,
-    /// Bytes.
+    /// Size of its memory in bytes, as it was registered.
     pub size_bytes: u64,
     /// Its owner's domain.
     pub domain: DomainKey,
@@ -213,7 +213,7 @@ pub struct Ended {
     pub pid: u32,
     /// Its owner's job, with its name for people.
     pub job: Option<(JobKey, JobName)>,
-    /// The reason.
+    /// Why it ended: STALE or OWNER_GONE, as holders are told.
     pub code: ErrorCode,
     /// Leases of it are out.
     pub is_leased: bool,

@@ -60,7 +60,7 @@ impl Tombstone {
         self.size_bytes
     }
 
-    /// The allocation.
+    /// Slot and generation of the allocation that has ended.
     pub fn id(&self) -> AllocationId {
         AllocationId { slot: self.slot, generation: self.generation }
     }

@@ -37,7 +37,7 @@ pub struct Group {
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct SealError {
-    /// The reason.
+    /// Why it is not sealed; see [`Group::seal`].
     pub error: Error,
     /// The group, when it can be sealed again: after SEALED_BUSY it is as before; after EXISTS, VERSION and NO_QUOTA its host memory
     /// cannot be written any more.

@@ -14,7 +14,7 @@ pub struct ObjectInfo {
     pub state: ObjectState,
     /// Its version; 0 while it is in the making.
     pub version: u64,
-    /// Bytes.
+    /// Its size in bytes; may be 0.
     pub size_bytes: u64,
     /// Where in its group's memory it begins, in bytes.
     pub offset: u64,

@@ -40,7 +40,7 @@ impl Object {
         self.place.version
     }
 
-    /// Bytes.
+    /// Its size in bytes; may be 0.
     pub fn len(&self) -> usize {
         self.place.len
     }

@@ -7,7 +7,7 @@ use fdbroker_protocol::{Resource, Scope, Unit};
 /// What a column holds. It decides how values are compared, read from a filter and printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Any text.
+    /// Any text, as it is: it is made fit for a terminal where it is printed.
     Text,
     /// One of these words.
     Word(&'static [&'static str]),

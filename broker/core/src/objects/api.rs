@@ -95,7 +95,7 @@ pub struct GotObject {
 /// The memory of a group in the making.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Making {
-    /// Its allocation.
+    /// The allocation that holds it until the seal, and from then on.
     pub allocation: AllocationId,
     /// What it is.
     pub kind: MemoryKind,
@@ -153,7 +153,7 @@ pub struct KeptObject<'a> {
     pub name: &'a [u8],
     /// Where in the group's memory it begins, bytes.
     pub offset: u64,
-    /// Bytes.
+    /// Its size in bytes; may be 0.
     pub size_bytes: u64,
     /// Opaque.
     pub metadata: &'a [u8],

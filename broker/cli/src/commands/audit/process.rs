@@ -37,7 +37,7 @@ pub struct Ring {
     pub fd: i32,
     /// Registered files that are shared memory.
     pub files: u64,
-    /// Registered buffers.
+    /// Buffers that are registered with the ring: their pages stay pinned until it is closed.
     pub buffers: u64,
 }
 
