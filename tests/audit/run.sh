@@ -402,7 +402,10 @@ at_work() {
 check "a job under a tight cap, looked at again and again: no finding" at_work
 minute_is_over() { [ $((SECONDS - late_since)) -gt 62 ]; }
 limit_s=90 eventually minute_is_over
-check "ended memory that a client leases for more than a minute" late only pinned "$late_pid" ""
+# The clock of an emulated guest can be behind that of the shell: the broker says when the minute is over.
+late_is_found() { late only pinned "$late_pid" ""; }
+limit_s=300
+check "ended memory that a client leases for more than a minute" eventually late_is_found
 check "no broker: exit status 3" exits 3 env FDBROKER_ADMIN_SOCKET="$work/none" "$bin/fdbroker" audit
 kill -0 "$producer" || failed=$((failed + 1))
 echo "$passed passed, $failed failed"
