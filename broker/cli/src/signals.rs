@@ -1,7 +1,9 @@
 //! Signals that end a command, read from an fd like other input, so that children and directories are always cleaned up.
 //! Must never pass the signal mask on to a program: [`restore`] undoes it.
 
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -47,6 +49,26 @@ impl Signals {
         let number = i32::try_from(info.ssi_signo).ok()?;
         let signal = Signal::try_from(number).ok()?;
         Some(Received { signal, by_terminal: info.ssi_code == SI_KERNEL })
+    }
+
+    /// Waits until `input` can be read, a signal arrives, or the reader of stdout is gone (`watch | head -1`): the next write, which
+    /// would fail, may never come.
+    ///
+    /// # Errors
+    /// [`Error::OutputClosed`] when the reader of stdout is gone.
+    pub fn wait_beside(&self, input: &impl AsFd) -> Result<()> {
+        let stdout = std::io::stdout();
+        let mut fds = [
+            PollFd::new(input.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.as_fd(), PollFlags::POLLIN),
+            // Only errors: the reader of the pipe or socket is gone, or the terminal.
+            PollFd::new(stdout.as_fd(), PollFlags::empty()),
+        ];
+        match poll(&mut fds, PollTimeout::NONE) {
+            Ok(_) if fds[2].any() == Some(true) => Err(Error::OutputClosed),
+            Ok(_) | Err(Errno::EINTR) => Ok(()),
+            Err(errno) => Err(errno).context(|| "wait for events"),
+        }
     }
 
     /// The next signal that asks this process to end.

@@ -2,19 +2,16 @@
 //! without a bound.
 
 use super::connect;
-use crate::error::{Context, Error, Result};
+use crate::error::{Error, Result};
 use crate::events::stream::unix_us;
 use crate::events::view::{self, clock};
-use crate::mailbox::{self, Inbox, Outbox, Unheard};
+use crate::mailbox::{self, Outbox, Unheard};
 use crate::output::{Output, commas, printable, say};
 use crate::signals::Signals;
 use fdbroker_client::{Deadline, Watch, WatchEvent};
 use fdbroker_protocol::ErrorCode;
 use fdbroker_protocol::object::ObjectEvent;
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 /// Most events between the thread and the loop: when there are so many the thread reads no more, and the library counts what is
@@ -57,7 +54,7 @@ pub fn run(prefix: &str, of_job: bool, is_json: bool) -> Result<()> {
         if signals.next_end().is_some() {
             return out.finish();
         }
-        wait(&inbox, &signals)?;
+        signals.wait_beside(&inbox)?;
         for told in inbox.take()? {
             print(told, is_json, &mut out)?;
         }
@@ -130,22 +127,6 @@ fn line(time_us: u64, event: &WatchEvent) -> String {
         }
         (_, 0) => format!("{time}  {kind:<8}  {name}"),
         (_, version) => format!("{time}  {kind:<8}  {name}  version {version}"),
-    }
-}
-
-/// Waits for an event, a signal, or the end of the reader of stdout.
-fn wait(inbox: &Inbox<Told>, signals: &Signals) -> Result<()> {
-    let stdout = std::io::stdout();
-    let mut fds = [
-        PollFd::new(inbox.as_fd(), PollFlags::POLLIN),
-        PollFd::new(signals.as_fd(), PollFlags::POLLIN),
-        // Only errors: the reader of the pipe or socket is gone, or the terminal.
-        PollFd::new(stdout.as_fd(), PollFlags::empty()),
-    ];
-    match poll(&mut fds, PollTimeout::NONE) {
-        Ok(_) if fds[2].any() == Some(true) => Err(Error::OutputClosed),
-        Ok(_) | Err(Errno::EINTR) => Ok(()),
-        Err(errno) => Err(errno).context(|| "wait for events"),
     }
 }
 

@@ -101,6 +101,19 @@ pub struct Group {
 }
 
 impl Group {
+    /// Adds an object that has the name; where it begins and its size, bytes.
+    pub fn add_member(
+        &mut self,
+        name: Name,
+        (offset, size_bytes): (u64, u64),
+        expect: Expect,
+        metadata: &[u8],
+    ) {
+        self.names += 1;
+        let metadata = metadata.into();
+        self.members.push(Member { name, offset, size_bytes, expect, metadata, is_named: true });
+    }
+
     /// Whether it is still to be swept, and nothing else.
     pub fn is_ended(&self) -> bool {
         matches!(self.state, GroupState::Ended { .. })

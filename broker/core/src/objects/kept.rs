@@ -167,16 +167,9 @@ impl Core {
             let place = Place { group: number, member };
             let name = self.objects.names.enter(scope, object.name, place);
             self.objects.names.seal(scope, &name, place);
+            let place = (object.offset, object.size_bytes);
             let group = &mut self.objects.groups[number];
-            group.names += 1;
-            group.members.push(Member {
-                name,
-                offset: object.offset,
-                size_bytes: object.size_bytes,
-                expect: Expect::Any,
-                metadata: object.metadata.into(),
-                is_named: true,
-            });
+            group.add_member(name, place, Expect::Any, object.metadata);
         }
         self.time_group(number);
         self.order_group(number);

@@ -2,7 +2,7 @@
 
 use super::api::{Create, GroupId, NewObject};
 use super::charges::{of_kept, of_objects};
-use super::groups::{Expect, Group, GroupState, Member};
+use super::groups::{Expect, Group, GroupState};
 use super::names::{NameScope, Place};
 use crate::Core;
 use crate::api::{ClientId, Deposit, Effect, Effects, RequestId, StatusReply};
@@ -223,16 +223,8 @@ impl Core {
             None if replace => Expect::Any,
             None => Expect::Free,
         };
-        let group = &mut self.objects.groups[number];
-        group.names += 1;
-        group.members.push(Member {
-            name,
-            offset: object.offset,
-            size_bytes: object.size_bytes,
-            expect,
-            metadata: object.metadata.into(),
-            is_named: true,
-        });
+        let place = (object.offset, object.size_bytes);
+        self.objects.groups[number].add_member(name, place, expect, object.metadata);
         true
     }
 

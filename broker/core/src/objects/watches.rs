@@ -194,7 +194,11 @@ impl Watches {
             let of = self.of.iter().filter(|((_, of), _)| of == scope);
             assert_eq!(of.count(), log.watchers as usize, "watchers of {scope:?}");
             assert!(log.watchers > 0 && log.events.len() <= EVENTS_IN_LOG, "log of {scope:?}");
-            assert_eq!(log.bytes, log.events.iter().map(Logged::bytes).sum(), "bytes of {scope:?}");
+            assert_eq!(
+                log.bytes,
+                log.events.iter().map(Logged::bytes).sum::<u64>(),
+                "bytes of {scope:?}"
+            );
             let is_stirred = self.stirred.contains(scope);
             for client in &log.asleep {
                 let has_read_all = self.of[&(*client, *scope)].next == log.next;

@@ -8,16 +8,13 @@ pub use args::Args;
 use crate::admin::again;
 use crate::admin::{Admin, Selection};
 use crate::by_name;
-use crate::error::{Context, Error, Result};
-use crate::events::stream::{self, Back, Stream, Told, Watching};
+use crate::error::Result;
+use crate::events::stream::{self, Back, Told, Watching};
 use crate::events::view::{self, EventView, reconnected};
 use crate::output::Output;
 use crate::output::say;
 use crate::signals::Signals;
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
-use std::os::fd::AsFd;
 use std::time::Duration;
 
 /// Longest wait for a new broker. An upgraded broker is there after milliseconds, a restarted service after a second; a large
@@ -70,7 +67,7 @@ pub fn run(args: Args) -> Result<()> {
         if signals.next_end().is_some() {
             return out.finish();
         }
-        wait(&stream, &signals)?;
+        signals.wait_beside(&stream)?;
         for told in stream.take()? {
             print(told, args.json, &mut out)?;
         }
@@ -102,22 +99,5 @@ fn print(told: Told, json: bool, out: &mut Output) -> Result<()> {
             out.flush()?;
             Err(error)
         }
-    }
-}
-
-/// Waits for a message, a signal, or the end of the reader of stdout (`watch | head -1`): the next event, which would fail, may
-/// never come.
-fn wait(stream: &Stream, signals: &Signals) -> Result<()> {
-    let stdout = std::io::stdout();
-    let mut fds = [
-        PollFd::new(stream.as_fd(), PollFlags::POLLIN),
-        PollFd::new(signals.as_fd(), PollFlags::POLLIN),
-        // Only errors: the reader of the pipe or socket is gone, or the terminal.
-        PollFd::new(stdout.as_fd(), PollFlags::empty()),
-    ];
-    match poll(&mut fds, PollTimeout::NONE) {
-        Ok(_) if fds[2].any() == Some(true) => Err(Error::OutputClosed),
-        Ok(_) | Err(Errno::EINTR) => Ok(()),
-        Err(errno) => Err(errno).context(|| "wait for events"),
     }
 }
