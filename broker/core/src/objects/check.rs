@@ -34,7 +34,7 @@ impl Core {
         let mut entered = 0;
         for (scope, name, entry) in self.objects.names.all() {
             assert!(entry.sealed.is_some() || !entry.makers.is_empty(), "a name of nothing");
-            for place in entry.sealed.iter().chain(&entry.makers) {
+            for place in entry.sealed.iter().chain(&*entry.makers) {
                 let group = &self.objects.groups[place.group];
                 let member = &group.members[usize::from(place.member)];
                 assert!(member.is_named && group.scope == scope && member.name == *name);

@@ -34,8 +34,21 @@ pub struct Place {
 pub struct Entry {
     /// The object that was sealed last.
     pub sealed: Option<Place>,
-    /// Those in the making, the oldest first.
-    pub makers: Vec<Place>,
+    /// Those in the making, the oldest first; mostly none, and then without memory of its own.
+    pub makers: Box<[Place]>,
+}
+
+impl Entry {
+    fn add_maker(&mut self, place: Place) {
+        let makers = self.makers.iter().copied();
+        self.makers = makers.chain([place]).collect();
+    }
+
+    fn remove_maker(&mut self, place: Place) {
+        if self.makers.contains(&place) {
+            self.makers = self.makers.iter().copied().filter(|maker| *maker != place).collect();
+        }
+    }
 }
 
 type Table = BTreeMap<Name, Entry>;
@@ -59,7 +72,7 @@ impl Names {
         let table = self.scopes.entry(scope).or_default();
         let known = table.get_key_value(name).map(|(known, _)| Arc::clone(known));
         let name = known.unwrap_or_else(|| name.into());
-        table.entry(Arc::clone(&name)).or_default().makers.push(place);
+        table.entry(Arc::clone(&name)).or_default().add_maker(place);
         name
     }
 
@@ -68,7 +81,7 @@ impl Names {
         visit(1);
         let entry = self.scopes.get_mut(&scope).and_then(|table| table.get_mut(name));
         let entry = entry.expect("it was entered");
-        entry.makers.retain(|maker| *maker != place);
+        entry.remove_maker(place);
         entry.sealed.replace(place)
     }
 
@@ -77,7 +90,7 @@ impl Names {
         visit(1);
         let table = self.scopes.get_mut(&scope).expect("it was entered");
         let entry = table.get_mut(name).expect("it was entered");
-        entry.makers.retain(|maker| *maker != place);
+        entry.remove_maker(place);
         entry.sealed.take_if(|sealed| *sealed == place);
         if entry.sealed.is_none() && entry.makers.is_empty() {
             table.remove(name);
