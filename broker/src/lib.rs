@@ -19,6 +19,7 @@ mod fds;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
+mod journal;
 mod kept;
 mod log;
 mod manager;

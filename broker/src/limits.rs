@@ -230,11 +230,14 @@ pub const WATCH_EVENTS_KEPT: usize = 4096;
 /// Events in one message to a watcher: 22 KiB of the 32 KiB that a message on the administrator's socket may have.
 pub const WATCH_EVENTS_PER_MESSAGE: usize = 256;
 
-/// Lines about bad input per uid and minute; the rest is counted and named in one line.
-pub const BAD_INPUT_LINES_PER_UID: u32 = 8;
+/// Lines of the log about one topic, such as bad input or refusals, per uid and minute; the rest is counted and named in one line.
+pub const LOG_LINES_PER_UID: u32 = 8;
 
-/// Uids with a count of such lines; beyond them lines are dropped until the minute is over.
-pub const BAD_INPUT_UIDS: usize = 64;
+/// The same of evictions: they are no fault, and one line says that there is no room.
+pub const EVICTION_LINES_PER_UID: u32 = 1;
+
+/// Uids with a count of lines about a topic; beyond them lines are dropped until the minute is over.
+pub const LOG_UIDS: usize = 64;
 
 /// Bytes of a file's fdinfo that are looked at: a dma-buf's `exp_name` lies within the first 200.
 pub const FDINFO_BYTES: usize = 1024;

@@ -3,6 +3,7 @@
 use crate::clients::connections::Connections;
 use crate::clients::metrics::Metrics;
 use crate::fds::table::FdTable;
+use crate::journal::Journal;
 use crate::node::side::Identity;
 use fdbroker_core::{Core, Now};
 
@@ -14,6 +15,7 @@ pub(crate) struct View<'a> {
     pub fds: &'a FdTable,
     pub metrics: &'a Metrics,
     pub longest_wake_us: u64,
+    pub journal: &'a Journal,
     pub identity: &'a Identity,
     pub incarnation: u64,
     pub now: Now,

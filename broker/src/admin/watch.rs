@@ -83,7 +83,8 @@ pub(crate) fn event(note: &Note, unix_us: u64) -> EventRecord {
         kind: (note.kind as u32).into(),
         client: note.client.map_or(u32::MAX, |client| client.0).into(),
         pid: note.pid.into(),
-        uid: note.uid.into(),
+        uid: note.domain.uid.into(),
+        listener: note.domain.listener.into(),
         slot: id.slot.into(),
         generation: id.generation.into(),
         size_bytes: note.size_bytes.into(),
@@ -102,7 +103,7 @@ pub(crate) fn unix_us() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fdbroker_core::ClientId;
+    use fdbroker_core::{ClientId, DomainKey};
     use fdbroker_protocol::admin::Filter;
 
     fn watch(filter: Filter, value: u64) -> Watch {
@@ -163,7 +164,8 @@ mod tests {
         watch.offer(&grant(77), None);
         // A refused connection is no client.
         for pid in [76, 77] {
-            let refused = Note { pid, uid: 5, ..Note::of_node(EventKind::Refusal) };
+            let domain = DomainKey { listener: 0, uid: 5 };
+            let refused = Note { pid, domain, ..Note::of_node(EventKind::Refusal) };
             watch.offer(&event(&refused, 7), None);
         }
         watch.offer(&event(&Note::of_node(EventKind::Drain), 7), None);

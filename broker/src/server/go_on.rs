@@ -81,6 +81,7 @@ impl Server {
     /// Gives up what was taken over: all fds go to the closers, and the core begins anew.
     pub(crate) fn begin_anew(&mut self, core: Core, key: NodeKey, page: GenerationPage) {
         self.core = core;
+        self.core.set_watched(true);
         self.node.begin_anew(key, page);
         self.waits.restore(self.now, Metrics::default());
         self.fds.close_all_held();

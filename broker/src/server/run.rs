@@ -175,7 +175,11 @@ impl Server {
 
     /// Tells the core whose closes take long: nobody else's requests wait for those.
     fn watch_lanes(&mut self) {
-        for (uid, slow) in self.fds.look_at_lanes() {
+        let news = self.fds.look_at_lanes();
+        for lane in news.hung {
+            self.journal.hang(lane.kind.job(), lane.uid, self.now);
+        }
+        for (uid, slow) in news.slow {
             for listener in (0..).take(self.door.count()) {
                 self.step(Input::Slow { domain: DomainKey { listener, uid }, slow });
             }

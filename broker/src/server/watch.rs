@@ -1,7 +1,8 @@
-//! Tells administrators who watch what has happened. Must cost nothing while nobody watches.
+//! Tells the journal and administrators who watch what has happened. Must cost a grant nothing while nobody watches.
 
 use crate::admin::chosen::Chosen;
 use crate::admin::watch::{Watch, event, lost_event, unix_us};
+use crate::clients::connection::index;
 use crate::server::parts::Server;
 use fdbroker_core::{ClientId, Granted, Note};
 use fdbroker_protocol::admin::{EventKind, EventRecord};
@@ -17,17 +18,21 @@ impl Server {
 
     /// Watchers have come or gone.
     pub(crate) fn note_watchers(&mut self) {
-        self.core.set_watched(self.admin.count_watches());
+        self.admin.count_watches();
     }
 
-    /// Hands what the core has noted to the watchers. Before the effects of the step are applied: a client that ends has
+    /// Hands what the core has noted to the journal and the watchers. Before the effects of the step are applied: a client that ends has
     /// its name still.
     pub(crate) fn take_notes(&mut self) {
+        if !self.core.has_notes() {
+            return;
+        }
         let mut notes = self.admin.take_notes();
         let lost = self.core.take_notes(&mut notes);
-        if !notes.is_empty() || lost > 0 {
+        {
             let unix_us = unix_us();
             for note in notes.drain(..) {
+                self.journal.hear(&note, self.now);
                 let name = self.view().name_of(note.client);
                 self.admin.tell(&EventRecord { name, ..event(&note, unix_us) }, note.job);
             }
@@ -40,7 +45,8 @@ impl Server {
 
     /// Tells of a grant that was sent.
     pub(crate) fn note_grants(&mut self, client: ClientId, grants: &[Granted]) {
-        let (pid, uid) = self.view().pid_and_uid_of(client);
+        let Some(connection) = self.connections.get(index(client)) else { return };
+        let (pid, domain) = (connection.pid, connection.domain);
         let (name, unix_us) = (self.view().name_of(Some(client)), unix_us());
         let job = self.core.job_of(client);
         for grant in grants.iter().filter(|grant| grant.status.is_ok()) {
@@ -48,7 +54,7 @@ impl Server {
                 kind: EventKind::Grant,
                 client: Some(client),
                 pid,
-                uid,
+                domain,
                 job,
                 id: grant.wanted.ok(),
                 size_bytes: grant.size_bytes,

@@ -69,6 +69,9 @@ pub struct EventRecord {
     pub status: Status,
     /// The client's name, padded with zeros; all zeros when the event is of no client.
     pub name: [u8; NAME_BYTES],
+    /// Number of the listener that the client connected to, from 0; with the uid it is the domain. `u32::MAX` when the event is of
+    /// no client.
+    pub listener: U32,
     /// Reserved, 0.
-    pub reserved: U64,
+    pub reserved: U32,
 }
