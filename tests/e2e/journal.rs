@@ -6,11 +6,15 @@ use crate::support::broker::{Broker, Setup};
 use crate::support::fuse::HungFile;
 use crate::support::fuse_server::why_not;
 use crate::support::memory::Blocks;
+use crate::support::owner::Owner;
 use crate::support::wait::{eventually, patience};
 use fdbroker_client::{Client, Deposit, ErrorCode, Handle, Share};
 use fdbroker_protocol::admin::Journal;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
+
+/// Each is a domain, whoever comes by it. The first is the one that owners use.
+const LISTENERS: [&str; 2] = ["fdbroker", "second"];
 
 /// More than lines of one topic in two minutes.
 const MANY: usize = 30;
@@ -48,7 +52,8 @@ fn silent_owner(broker: &Broker, blocks: &Blocks) -> (Client, Sender<()>, Handle
 fn refusals_when_many_then_a_few_lines_name_cap_asker_and_holder_and_all_are_counted_by_cap() {
     let broker = Setup::new().config("[caps.client]\nallocations = 1").start();
     let blocks = Blocks::new(2);
-    let client = broker.client("asker");
+    let never = Box::new(|_: &_| Err(ErrorCode::NotSupported));
+    let client = broker.builder("asker").own_fds(2).on_recall(never).connect().expect("connect");
     let register = |index: usize| {
         let export = |_: usize| Ok(blocks.export(index));
         let deposits = [blocks.deposit(index)];
@@ -76,9 +81,9 @@ fn refusals_when_many_then_a_few_lines_name_cap_asker_and_holder_and_all_are_cou
 #[test]
 fn owner_when_silent_then_its_domain_alone_is_told_its_pid_and_the_log_names_it() {
     let lines = "[caps.node]\nheld_fds = 1\n[limits]\nbase_credits = 0\nrecall_timeout_ms = 50";
-    let broker = Setup::new().config(lines).listeners(&["one", "other"]).start();
+    let broker = Setup::new().config(lines).listeners(&LISTENERS).start();
     let connect = |name: &str| {
-        let socket = broker.dir().join(name);
+        let socket = broker.dir().join(name).join("broker.sock");
         Client::builder().name("consumer").socket(socket).connect().expect("connect")
     };
     let blocks = Arc::new(Blocks::new(2));
@@ -90,7 +95,7 @@ fn owner_when_silent_then_its_domain_alone_is_told_its_pid_and_the_log_names_it(
         assert_eq!(error.to_string().contains("the owner is pid"), pid != 0, "{error}");
         pid
     };
-    let (own, other) = (connect("one"), connect("other"));
+    let [own, other] = LISTENERS.map(connect);
     // At the time-out, and while it is silent.
     assert_eq!(pid_told_to(&other), 0);
     assert_eq!(pid_told_to(&own), std::process::id());
@@ -108,11 +113,7 @@ fn owner_when_silent_then_its_domain_alone_is_told_its_pid_and_the_log_names_it(
 fn evictions_when_many_then_a_line_a_minute_and_the_others_are_counted() {
     let lines = "[caps.node]\nheld_fds = 1\n[limits]\nbase_credits = 0";
     let broker = Setup::new().config(lines).start();
-    let blocks = Blocks::new(MANY);
-    let client = broker.client("owner");
-    let deposits: Vec<_> = (0..MANY).map(|index| blocks.deposit(index)).collect();
-    let export = |index: usize| Ok(blocks.export(index));
-    client.register_with(&deposits, export, patience()).expect("connected");
+    let _owner = Owner::of(&broker, "owner", MANY);
     let evictions = broker.status().counters.evictions.get();
     assert!(evictions >= 2, "{evictions}");
     let left_out = journal(&broker).lines_left_out.evictions.get();
