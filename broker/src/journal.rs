@@ -6,6 +6,7 @@ use fdbroker_core::{Note, Now};
 use fdbroker_protocol::admin::{self, EventKind};
 use fdbroker_protocol::{AllocationId, ByLogTopic, ByResource, ByScope};
 use fdbroker_protocol::{ErrorCode, LogTopic, Resource, Scope, Status};
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
 /// The time in which lines are counted.
@@ -23,6 +24,14 @@ pub struct Journal {
     left_out_before: ByLogTopic<u64>,
     refusals: ByScope<ByResource<u64>>,
     hangs: u64,
+}
+
+/// The counts of a [`Journal`] for a successor, each table in its order.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct SavedJournal {
+    pub refusals: Vec<Vec<u64>>,
+    pub hangs: u64,
+    pub left_out: Vec<u64>,
 }
 
 impl Journal {
@@ -113,13 +122,38 @@ impl Journal {
         }
     }
 
+    fn left_out(&self, topic: LogTopic) -> u64 {
+        self.left_out_before[topic].saturating_add(self.left_out[topic])
+    }
+
+    pub fn save(&self) -> SavedJournal {
+        let of = |of: &ByResource<u64>| of.iter().map(|(_, count)| *count).collect();
+        SavedJournal {
+            refusals: self.refusals.iter().map(|(_, it)| of(it)).collect(),
+            hangs: self.hangs,
+            left_out: LogTopic::ALL.iter().map(|topic| self.left_out(*topic)).collect(),
+        }
+    }
+
+    /// Goes on with the counts of another broker. What is missing there is 0.
+    pub fn restore(&mut self, saved: &SavedJournal) {
+        for (scope, of) in Scope::ALL.iter().zip(&saved.refusals) {
+            for (resource, count) in Resource::ALL.iter().zip(of) {
+                self.refusals[*scope][*resource] = *count;
+            }
+        }
+        self.hangs = saved.hangs;
+        for (topic, count) in LogTopic::ALL.iter().zip(&saved.left_out) {
+            self.left_out_before[*topic] = *count;
+        }
+    }
+
     /// As administrators see it.
     pub fn record(&self) -> admin::Journal {
-        let left_out = |topic| self.left_out_before[topic].saturating_add(self.left_out[topic]);
         admin::Journal {
             refusals: self.refusals.map(|of| of.map(|count| (*count).into())),
             hangs: self.hangs.into(),
-            lines_left_out: ByLogTopic::from_fn(|topic| left_out(topic).into()),
+            lines_left_out: ByLogTopic::from_fn(|topic| self.left_out(topic).into()),
         }
     }
 }
@@ -167,6 +201,9 @@ mod tests {
         }
         let refusals = journal.record().refusals;
         assert_eq!(refusals.job.fds.get(), 2);
+        let mut successor = Journal::default();
+        successor.restore(&journal.save());
+        assert_eq!(successor.record(), journal.record());
         let all = refusals.iter().flat_map(|(_, of)| of.iter()).map(|(_, count)| count.get());
         assert_eq!(all.sum::<u64>(), 2);
     }

@@ -70,10 +70,13 @@ impl View<'_> {
             Kind::AdminLimits => self.answer_limits(writer, id),
             Kind::AdminMetrics => {
                 let tombstones = self.fds.tombstones().counts();
+                let events = self.past.counts();
                 let metrics = Metrics {
                     longest_wake_us: self.longest_wake_us.into(),
                     tombstones: tombstones.0.into(),
                     tombstones_dropped: tombstones.1.into(),
+                    events: events.0.into(),
+                    events_dropped: events.1.into(),
                     journal: self.journal.record(),
                     grant_latency: self.metrics.grant_latency.record(),
                     recall_time: self.metrics.recall_time.record(),

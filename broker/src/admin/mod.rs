@@ -5,6 +5,7 @@ pub mod accounts;
 pub mod answers;
 pub mod chosen;
 pub mod page;
+pub mod past;
 pub mod records;
 pub mod side;
 pub mod view;

@@ -1,5 +1,6 @@
 //! The broker's state as it is shown to administrators. Must never allow a change.
 
+use crate::admin::past::Past;
 use crate::clients::connections::Connections;
 use crate::clients::metrics::Metrics;
 use crate::fds::table::FdTable;
@@ -16,6 +17,7 @@ pub(crate) struct View<'a> {
     pub metrics: &'a Metrics,
     pub longest_wake_us: u64,
     pub journal: &'a Journal,
+    pub past: &'a Past,
     pub identity: &'a Identity,
     pub incarnation: u64,
     pub now: Now,

@@ -17,6 +17,10 @@ const _: () = assert!(
 /// What one watcher is still to be told.
 pub(crate) struct Watch {
     chosen: Chosen,
+    /// Events of before the watch.
+    past: VecDeque<EventRecord>,
+    /// They were asked for, and not all of them are told.
+    is_past_due: bool,
     events: VecDeque<EventRecord>,
     /// Events missed after the last of these.
     lost: u64,
@@ -24,12 +28,28 @@ pub(crate) struct Watch {
 
 impl Watch {
     pub fn new(chosen: Chosen) -> Self {
-        Watch { chosen, events: VecDeque::new(), lost: 0 }
+        Watch {
+            chosen,
+            past: VecDeque::new(),
+            is_past_due: false,
+            events: VecDeque::new(),
+            lost: 0,
+        }
+    }
+
+    /// Begins with those of these events that are chosen.
+    pub fn begin_with<'e>(
+        &mut self,
+        past: impl Iterator<Item = (&'e EventRecord, Option<JobKey>)>,
+    ) {
+        let past = past.filter(|(event, job)| self.wants(event, *job));
+        self.past = past.map(|(event, _)| *event).collect();
+        self.is_past_due = true;
     }
 
     /// Whether there is something to tell.
     pub fn is_due(&self) -> bool {
-        !self.events.is_empty() || self.lost > 0
+        self.is_past_due || !self.events.is_empty() || self.lost > 0
     }
 
     fn wants(&self, event: &EventRecord, job: Option<JobKey>) -> bool {
@@ -55,8 +75,17 @@ impl Watch {
         self.events.push_back(*event);
     }
 
-    /// The events of the next message.
+    /// The events of the next message. Of the past, a message that is not full is the last.
     pub fn take(&mut self, unix_us: u64) -> Vec<EventRecord> {
+        if self.is_past_due {
+            let count = self.past.len().min(WATCH_EVENTS_PER_MESSAGE);
+            let events = self.past.drain(..count).collect();
+            self.is_past_due = count == WATCH_EVENTS_PER_MESSAGE;
+            if !self.is_past_due {
+                self.past = VecDeque::new();
+            }
+            return events;
+        }
         let count = self.events.len().min(WATCH_EVENTS_PER_MESSAGE);
         let mut events: Vec<EventRecord> = self.events.drain(..count).collect();
         if self.events.is_empty() && self.lost > 0 {
@@ -135,6 +164,29 @@ mod tests {
         }
         assert_eq!(all.len(), WATCH_EVENTS_KEPT + 2);
         assert_eq!(all[WATCH_EVENTS_KEPT - 1..], [(most - 1, 0), (0, 5), (1_000_000, 0)]);
+    }
+
+    #[test]
+    fn watch_when_begun_with_the_past_then_told_first_and_the_last_message_is_not_full() {
+        for count in [0, 5, WATCH_EVENTS_PER_MESSAGE] {
+            let mut watch = watch(Filter::None, 0);
+            let past = vec![grant(3); count];
+            watch.begin_with(past.iter().map(|event| (event, None)));
+            watch.offer(&grant(4), None);
+            let mut told_past = 0;
+            loop {
+                assert!(watch.is_due());
+                let events = told(&mut watch);
+                assert!(events.iter().all(|event| *event == (3, 0)), "{events:?}");
+                told_past += events.len();
+                if events.len() < WATCH_EVENTS_PER_MESSAGE {
+                    break;
+                }
+            }
+            assert_eq!(told_past, count);
+            assert_eq!(told(&mut watch), [(4, 0)]);
+            assert!(!watch.is_due());
+        }
     }
 
     #[test]

@@ -2,10 +2,12 @@
 //! Must never hold what means something to one process alone. Any change here is another
 //! [`FORMAT`](super::ledger::FORMAT).
 
+use crate::admin::past::SavedPast;
 use crate::clients::connection::{Blocked, Phase};
 use crate::clients::metrics::Metrics;
 use crate::fds::files::Files;
 use crate::fds::tombstones::SavedTombstones;
+use crate::journal::SavedJournal;
 use fdbroker_core::Saved;
 use fdbroker_protocol::limits::NAME_BYTES;
 use serde::{Deserialize, Serialize};
@@ -42,6 +44,9 @@ pub(crate) struct State {
     pub slots: Vec<SavedSlot>,
     /// For audit.
     pub tombstones: SavedTombstones,
+    /// For administrators who ask afterwards.
+    pub past: SavedPast,
+    pub journal: SavedJournal,
     /// Fds in the carriers.
     pub fds: u32,
 }

@@ -1,6 +1,7 @@
 //! The daemon while it runs: the parts that the loop works with. Each part keeps its own invariant. Must never do
 //! anything by itself.
 
+use crate::admin::past::Past;
 use crate::admin::side::AdminSide;
 use crate::admin::view::View;
 use crate::clients::ahead::Ahead;
@@ -87,6 +88,7 @@ pub(crate) struct Server {
     pub(super) ahead: Ahead,
     pub(super) waits: Waits,
     pub(super) journal: Journal,
+    pub(super) past: Past,
     pub(super) admin: AdminSide,
     /// Where the broker before served, until these places are this one's.
     pub(super) former_places: Vec<SavedListener>,
@@ -127,6 +129,7 @@ impl Server {
             ahead: Ahead::new(ahead_sockets(settings.table_fds), share_factor),
             waits: Waits::new(now),
             journal: Journal::default(),
+            past: Past::new(),
             admin: AdminSide::new(parts.admin),
             former_places: Vec::new(),
             service: Service::new(parts.manager, parts.keep_store, now),
@@ -200,6 +203,7 @@ impl Server {
             metrics: self.waits.metrics(),
             longest_wake_us: self.waits.longest_wake_us(),
             journal: &self.journal,
+            past: &self.past,
             identity: self.node.identity(),
             incarnation: self.node.page().incarnation(),
             now: self.now,

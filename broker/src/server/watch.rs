@@ -4,14 +4,25 @@ use crate::admin::chosen::Chosen;
 use crate::admin::watch::{Watch, event, lost_event, unix_us};
 use crate::clients::connection::index;
 use crate::server::parts::Server;
-use fdbroker_core::{ClientId, Granted, Note};
+use fdbroker_core::{ClientId, Granted, JobKey, Note};
 use fdbroker_protocol::admin::{EventKind, EventRecord};
 use fdbroker_protocol::{Kind, Status};
 
 impl Server {
-    /// The administrator's connection `index` is told what happens from now on; `false`: as many are as may be.
-    pub(crate) fn start_watch(&mut self, index: usize, chosen: Chosen) -> bool {
-        let is_set = self.admin.set_watch(index, Watch::new(chosen));
+    /// The administrator's connection `index` is told what happens from now on, after the events since `since_us`, if that is said;
+    /// `false`: as many are as may be.
+    pub(crate) fn start_watch(
+        &mut self,
+        index: usize,
+        chosen: Chosen,
+        since_us: Option<u64>,
+    ) -> bool {
+        let mut watch = Watch::new(chosen);
+        if let Some(since_us) = since_us {
+            let past = self.past.iter();
+            watch.begin_with(past.filter(|(event, _)| event.unix_us.get() >= since_us));
+        }
+        let is_set = self.admin.set_watch(index, watch);
         self.note_watchers();
         is_set
     }
@@ -34,16 +45,26 @@ impl Server {
             for note in notes.drain(..) {
                 self.journal.hear(&note, self.now);
                 let name = self.view().name_of(note.client);
-                self.admin.tell(&EventRecord { name, ..event(&note, unix_us) }, note.job);
+                self.tell(EventRecord { name, ..event(&note, unix_us) }, note.job);
             }
             if lost > 0 {
-                self.admin.tell(&lost_event(lost, unix_us), None);
+                self.tell(lost_event(lost, unix_us), None);
             }
         }
         self.admin.keep_notes(notes);
     }
 
-    /// Tells of a grant that was sent.
+    fn tell(&mut self, event: EventRecord, job: Option<JobKey>) {
+        self.admin.tell(&event, job);
+        self.past.add(event, job);
+    }
+
+    /// Tells of what the core does not note.
+    pub(crate) fn tell_of(&mut self, note: &Note) {
+        self.tell(event(note, unix_us()), note.job);
+    }
+
+    /// Tells watchers of a grant that was sent. No grant is kept for later.
     pub(crate) fn note_grants(&mut self, client: ClientId, grants: &[Granted]) {
         let Some(connection) = self.connections.get(index(client)) else { return };
         let (pid, domain) = (connection.pid, connection.domain);

@@ -38,6 +38,10 @@ wire_enum! {
         Caps = 12, "caps";
         /// This watcher read too slowly, and `lost` events are missing here.
         Lost = 13, "lost";
+        /// The broker serves from now on. What happened before may be missing.
+        Started = 14, "started";
+        /// A system call on an fd of the uid has not returned for a second.
+        Hang = 15, "hang";
     }
 }
 

@@ -24,7 +24,7 @@ pub struct Histogram {
     pub sum_us: U64,
 }
 
-/// Body of [`crate::Kind::AdminMetricsReply`], 1128 bytes.
+/// Body of [`crate::Kind::AdminMetricsReply`], 1144 bytes.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -41,7 +41,11 @@ pub struct Metrics {
     pub tombstones: U64,
     /// Such records that were dropped for newer ones, since the broker's start.
     pub tombstones_dropped: U64,
-    /// What `journal` counts since the start of the broker's process.
+    /// Events that the broker has for a watch that begins with the past.
+    pub events: U64,
+    /// Such events that were dropped for newer ones, since the broker's start.
+    pub events_dropped: U64,
+    /// What has gone wrong since the broker's start.
     pub journal: Journal,
 }
 
