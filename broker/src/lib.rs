@@ -25,6 +25,7 @@ mod log;
 mod manager;
 mod messages;
 mod node;
+mod past;
 mod readiness;
 mod server;
 mod start;

@@ -5,7 +5,6 @@ pub mod accounts;
 pub mod answers;
 pub mod chosen;
 pub mod page;
-pub mod past;
 pub mod records;
 pub mod side;
 pub mod view;

@@ -1,11 +1,11 @@
 //! The broker's state as it is shown to administrators. Must never allow a change.
 
-use crate::admin::past::Past;
 use crate::clients::connections::Connections;
 use crate::clients::metrics::Metrics;
 use crate::fds::table::FdTable;
 use crate::journal::Journal;
 use crate::node::side::Identity;
+use crate::past::Past;
 use fdbroker_core::{Core, Now};
 
 /// The broker, to be looked at.

@@ -2,12 +2,12 @@
 //! Must never hold what means something to one process alone. Any change here is another
 //! [`FORMAT`](super::ledger::FORMAT).
 
-use crate::admin::past::SavedPast;
 use crate::clients::connection::{Blocked, Phase};
 use crate::clients::metrics::Metrics;
 use crate::fds::files::Files;
 use crate::fds::tombstones::SavedTombstones;
 use crate::journal::SavedJournal;
+use crate::past::SavedPast;
 use fdbroker_core::Saved;
 use fdbroker_protocol::limits::NAME_BYTES;
 use serde::{Deserialize, Serialize};

@@ -1,7 +1,6 @@
 //! The daemon while it runs: the parts that the loop works with. Each part keeps its own invariant. Must never do
 //! anything by itself.
 
-use crate::admin::past::Past;
 use crate::admin::side::AdminSide;
 use crate::admin::view::View;
 use crate::clients::ahead::Ahead;
@@ -24,6 +23,7 @@ use crate::manager::service::Service;
 use crate::messages::requests::Scratch;
 use crate::node::listeners::Listener;
 use crate::node::side::NodeSide;
+use crate::past::Past;
 use crate::readiness::Source;
 use crate::readiness::register;
 use crate::server::chores::Schedule;

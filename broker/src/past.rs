@@ -41,7 +41,7 @@ struct List {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Past {
+pub struct Past {
     places: Slab<Place>,
     oldest: u32,
     newest: u32,
@@ -52,7 +52,7 @@ pub(crate) struct Past {
 
 /// [`Past`] for a successor.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(crate) struct SavedPast {
+pub struct SavedPast {
     /// [`EventRecord`]s, oldest first.
     pub events: Vec<u8>,
     /// Their jobs.
@@ -161,14 +161,14 @@ impl Past {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admin::watch::event;
-    use fdbroker_core::Note;
+    use zerocopy::FromZeros;
 
     fn add(past: &mut Past, kind: EventKind, uid: u32, count: usize) {
-        let domain = DomainKey { listener: 0, uid };
-        for number in 0..count {
-            let note = Note { domain, pid: 7, ..Note::of_node(kind) };
-            past.add(event(&note, number as u64), Some(JobKey(uid.into())));
+        let (kind, uid) = ((kind as u32).into(), uid.into());
+        for number in 0..count as u64 {
+            let unix_us = number.into();
+            let event = EventRecord { kind, uid, unix_us, ..EventRecord::new_zeroed() };
+            past.add(event, Some(JobKey(number)));
         }
     }
 
