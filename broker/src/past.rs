@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use slab::Slab;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// No place.
+/// The end of a list, in place of an index of [`Past::places`].
 const NONE: u32 = u32::MAX;
 
 /// An event in its place, between the next older and the next newer one of all.
@@ -55,7 +55,7 @@ pub struct Past {
 pub struct SavedPast {
     /// [`EventRecord`]s, oldest first.
     pub events: Vec<u8>,
-    /// Their jobs.
+    /// The job of each event, in the same order.
     pub jobs: Vec<Option<JobKey>>,
     pub dropped: u64,
 }
@@ -68,7 +68,7 @@ fn key_of(event: &EventRecord) -> Key {
 }
 
 impl Past {
-    /// None yet.
+    /// With the memory of all events that it will ever keep.
     pub fn new() -> Self {
         // Growing later would copy a megabyte on the loop.
         let (places, lists) = (Slab::with_capacity(EVENTS_KEPT), Vec::with_capacity(EVENT_LISTS));

@@ -30,7 +30,7 @@ pub struct Get {
 /// The names at which a parked get stands: it is looked at again when one of them is sealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// At none.
+    /// It misses no name, and waits for something else.
     Nowhere,
     /// At the one of this index, because that is missing.
     At(usize),
