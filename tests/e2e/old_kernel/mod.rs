@@ -97,7 +97,7 @@ fn fds_when_nobody_asked_for_them_and_the_kernel_cannot_refuse_them_then_closed(
 #[ignore = "needs a kernel without udmabuf and dma-heap: tests/vm/e2e.sh --kernel 6.1"]
 fn memory_when_the_kernel_makes_no_dmabufs_then_not_supported_names_the_device() {
     let broker = Broker::start();
-    let client = broker.client("owner");
+    let client = broker.builder("owner").own_fds(2).connect().expect("connect");
     let arena = Arena::new(&client, HostMemory::Udmabuf, BLOCK_BYTES).expect_err("no udmabuf");
     let (heap, share) = (IsolatedMemory::DmaHeap, Share::Uid);
     let isolated = IsolatedBuffer::new(&client, heap, BLOCK_BYTES, share, patience());
