@@ -183,13 +183,17 @@ def is_empty(text):
 
 
 def interesting(text):
-    """The lines that name failures, with the indented ones below them (a screen, a state), and the end."""
-    lines, chosen = text.splitlines(), []
+    """The lines that name failures, with the indented ones above and below them (a reason, a screen, a state), and the end."""
+    lines, chosen, above = text.splitlines(), [], []
     is_named = False
     for line in lines:
-        is_named = bool(FAILURE.match(line)) or is_named and line.startswith("    ")
+        is_failure, is_indented = bool(FAILURE.match(line)), line.startswith("    ")
+        if is_failure:
+            chosen += above
+        is_named = is_failure or is_named and is_indented
         if is_named:
             chosen.append(line)
+        above = above + [line] if is_indented and not is_named else []
     return chosen[:LOG_LINES] + ["..."] + lines[-LOG_LINES:]
 
 

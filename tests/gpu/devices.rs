@@ -2,11 +2,11 @@
 //! a device's own memory another's.
 
 use crate::Setup;
-use crate::checks::{checked, lent, make};
+use crate::checks::{checked, done, lent, make};
 use crate::node::Node;
 use crate::peer::{Peer, ask_all, unexpected};
 use crate::report::{Outcome, Ran, Report, ensure};
-use crate::wire::{Answer, Command, Lent};
+use crate::wire::{Answer, Command, Lent, Weights};
 use fdbroker_client::cuda::Device;
 
 /// More devices than a node has show nothing more.
@@ -80,6 +80,42 @@ pub fn out_of_reach(setup: &Setup) -> Outcome {
             let right = if reader == owner { "OK" } else { "NOT_SUPPORTED" };
             ensure(code == right, || format!("device {reader} of {owner}'s memory: {code}"))?;
         }
+    }
+    nothing_is_left(ranks, &node)
+}
+
+/// Objects put by the rank of one device are got by name on each other device: every byte right, or, where the devices have no way to
+/// each other's memory, NOT_SUPPORTED.
+pub fn objects(setup: &Setup, report: &mut Report, is_reached: bool) -> Outcome {
+    let node = Node::start(&[])?;
+    let mut ranks = ranks(&node)?;
+    let mut got_bytes = 0;
+    for owner in 0..ranks.len() {
+        let weights = Weights {
+            groups: 2,
+            objects: 2,
+            bytes: setup.granule,
+            seed: 31 + u64::from(index(owner)),
+        };
+        done(&ranks[owner].ask(&Command::PutObjects { weights: weights.clone(), keep: false })?)?;
+        for reader in (0..ranks.len()).filter(|reader| *reader != owner) {
+            match ranks[reader].ask(&Command::GetObjects { weights: weights.clone() }) {
+                Ok(Answer::Got { bytes, wrong_words: 0, .. }) if is_reached => got_bytes += bytes,
+                Err(why) if !is_reached && why.contains("NOT_SUPPORTED") => {}
+                Ok(other) => {
+                    return Err(format!(
+                        "device {reader}, device {owner}'s: {}",
+                        unexpected(&other)
+                    ));
+                }
+                Err(why) => return Err(why),
+            }
+            done(&ranks[reader].ask(&Command::DropObjects)?)?;
+        }
+        done(&ranks[owner].ask(&Command::DeleteObjects { weights })?)?;
+    }
+    if is_reached {
+        report.figure("bytes of other devices' objects, checked", got_bytes as f64, "B");
     }
     nothing_is_left(ranks, &node)
 }

@@ -150,9 +150,15 @@ fn several_devices(setup: &Setup, report: &mut Report) {
     report.check("each device opens the memory of each other by handle", |report| {
         devices::reached(setup, report)
     });
+    report.check("each device gets the objects of each other by name", |report| {
+        devices::objects(setup, report, true)
+    });
 }
 
 /// For a machine whose devices have no way to each other's memory.
 fn devices_apart(setup: &Setup, report: &mut Report) {
     report.check("a device that cannot reach the memory says so", |_| devices::out_of_reach(setup));
+    report.check("a device that cannot reach an object's memory says so", |report| {
+        devices::objects(setup, report, false)
+    });
 }
