@@ -43,9 +43,9 @@ fn import_when_its_memfd_is_write_sealed_and_its_fd_is_for_writing_then_it_can_b
         let refused = acquire().import(Access::ReadWrite, 0).expect_err("it is sealed");
         assert_eq!(refused.code, ErrorCode::NotPermitted, "{refused}");
         // The memory is held by the map alone.
-        drop(registered);
+        drop(owner);
         assert_import(&import, 0);
-        drop((owner, consumer, import));
+        drop((consumer, import));
         broker.assert_nothing_left();
     }
 }
@@ -128,6 +128,6 @@ fn dmabuf_of_vgem_when_its_maker_has_gone_then_its_size_is_proved_and_readers_ha
     drop((dmabuf, vgem));
     let grant = consumer.acquire(&registered.handle, patience()).expect("granted");
     assert_bytes(grant, 5);
-    drop((writable, registered, owner, consumer));
+    drop((writable, owner, consumer));
     broker.assert_nothing_left();
 }
