@@ -19,6 +19,7 @@ mod flow;
 mod grace;
 mod handles;
 mod isolation;
+mod journal;
 mod keep;
 mod ledger;
 mod lifetime;
