@@ -27,6 +27,7 @@ mod local_limit;
 mod messages;
 mod objects;
 mod objects_library;
+mod old_kernel;
 mod pressure;
 mod progress;
 mod recall;
