@@ -379,7 +379,7 @@ def connect(
     FDBROKER_CACHE_MAX_BYTES, else the library's defaults; 0: no limit.
 
     Errors: :class:`~fdbroker.NotConnected` (at once when no broker listens), :class:`~fdbroker.NotPermitted`,
-    :class:`~fdbroker.Protocol`, :class:`~fdbroker.NoQuota`, :class:`~fdbroker.LocalFdLimit`. Waits 7 s at most.
+    :class:`~fdbroker.Protocol`, :class:`~fdbroker.NoQuota`, :class:`~fdbroker.LocalFdLimit`. Waits 10 s at most.
     """
     options = _abi.Options()
     _abi.lib.fdbroker_options_init_sized(ctypes.byref(options), ctypes.sizeof(options))
