@@ -19,10 +19,10 @@ cuda = ctypes.CDLL("libcuda.so.1")
 def call(name, *arguments):
     code = getattr(cuda, name)(*arguments)
     assert code == 0, (name, code)
-def enter():
+def enter(device=0):
     context = ctypes.c_void_p()
     call("cuInit", 0)
-    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
     call("cuCtxPushCurrent_v2", context)
 def put(pointer, data):
     call("cuMemcpyHtoD_v2", ctypes.c_uint64(pointer), data, ctypes.c_size_t(len(data)))
@@ -72,11 +72,12 @@ class Absent(BrokerCase):
 
 @unittest.skipIf(STUB is None, "FDBROKER_TEST_CUDA_STUB is not set; test.sh builds the stand-in where there is a C compiler")
 class StandIn(unittest.TestCase):
-    def run_script(self, text):
+    def run_script(self, text, **environment):
         with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
             status, out, err = script(
-                PRELUDE + text, FDBROKER_CUDA_STUB_DIR=memory, LD_LIBRARY_PATH=STUB, LD_PRELOAD=os.path.join(STUB, "looks.so")
-            )
+                PRELUDE + text, FDBROKER_CUDA_STUB_DIR=memory, LD_LIBRARY_PATH=STUB, LD_PRELOAD=os.path.join(STUB, "looks.so"),
+                **environment,
+            )  # fmt: skip
             self.assertEqual((status, out, err), (0, "end\n", ""), out + err)
             # Whoever has memory of the card has a lock on its file (tests/cuda_stub/card.h).
             for name in os.listdir(memory):
@@ -135,6 +136,40 @@ with fdbroker.private_broker() as broker:
     assert not hasattr(broker.zeros(1), "__cuda_array_interface__")
 print("end")
 """)
+
+    def test_objects_when_made_on_a_gpu_then_got_on_that_gpu(self):
+        self.run_script("""
+with fdbroker.private_broker() as broker, fdbroker.connect(broker.socket) as other:
+    for number in (0, 1):
+        device = f"cuda:{number}"
+        with broker.create({"a": (6, "uint8"), "b": ((2, 2), "float32")}, device=device, replace=True) as group:
+            assert group["a"].device == device and group["b"].pointer != group["a"].pointer
+            group.write("a", b"gpu %d!" % number)
+            capsule = group["b"].__dlpack__()
+            try:
+                group.seal()
+            except fdbroker.SealedBusy:
+                del capsule
+            version = group.seal(stream=0)
+        enter(number)
+        a, b = other.get_many(["a", "b"])
+        assert (a.device, b.device, a.__dlpack_device__(), a.version) == (device, device, (2, number), version)
+        assert get(a.pointer, 6) == b"gpu %d!" % number and not a.writable
+        assert a.__cuda_array_interface__["data"] == (a.pointer, True) and b.shape == (2, 2)
+        there = other.get("a", device="cuda:1")
+        assert there.device == "cuda:1" and get(there.pointer, 6) == b"gpu %d!" % number
+        try:
+            other.get("a", device="cuda:7")
+        except fdbroker.NotSupported:
+            pass
+        else:
+            print("no error")
+        a.close(); b.close(); there.close()
+    try:
+        broker.create({"c": (1, "uint8")}, device="level-zero:0")
+    except fdbroker.NotSupported:
+        print("end")
+""", FDBROKER_CUDA_STUB_DEVICES="2")
 
     def test_child_when_forked_then_the_parents_memory_stays(self):
         self.run_script("""
