@@ -148,8 +148,9 @@ class Group:
         self.close()
 
 
-def _close(group: int, _context: int) -> None:
-    _objects.function("close")(group)
+def _close(close: Any, group: int, _context: int) -> None:
+    # With nothing of this module, which may be gone when the interpreter ends.
+    close(group)
 
 
 #: Of an object to be made: its shape, and its element type.
@@ -171,7 +172,7 @@ def create(
     try:
         check(function(context.pointer, len(members), new, ctypes.byref(options), ms(timeout), ctypes.byref(made)))
         pointer = made.value or 0
-        return Group(context, Lease(context, functools.partial(_close, pointer)), pointer, members, device)
+        return Group(context, Lease(context, functools.partial(_close, _objects.function("close"), pointer)), pointer, members, device)
     finally:
         context.give_back()
         del kept

@@ -148,8 +148,13 @@ class Object(Memory):
         return bool(function("is_current")(self._context.pointer, ctypes.byref(self._object)))
 
 
-def _give_back(taken: _Object, context: int) -> None:
-    function("release")(context, ctypes.byref(taken))
+def _give_back(release: Any, taken: Any, context: int) -> None:
+    # With nothing of this module, which may be gone when the interpreter ends.
+    release(context, taken)
+
+
+def _lease(context: Context, taken: _Object) -> Lease:
+    return Lease(context, functools.partial(_give_back, function("release"), ctypes.byref(_Object.from_buffer_copy(taken))))
 
 
 def _options(job: bool, flags: int = 0, ttl: Optional[float] = None) -> _Options:
@@ -250,7 +255,7 @@ def get(
     context = broker._live().take()
     try:
         check(function("get")(context.pointer, len(names), _names(names), ctypes.byref(options), ms(timeout), taken))
-        leases = [Lease(context, functools.partial(_give_back, _Object.from_buffer_copy(one))) for one in taken]
+        leases = [_lease(context, one) for one in taken]
         return [_object(context, name, one, lease) for name, one, lease in zip(names, taken, leases)]
     finally:
         context.give_back()

@@ -2,37 +2,12 @@
 
 The stand-in shows that this package calls the library rightly; nothing here has a GPU."""
 
-import fcntl
 import os
 import tempfile
 import unittest
 
 import fdbroker
-from support import BrokerCase, script
-
-STUB = os.environ.get("FDBROKER_TEST_CUDA_STUB")
-
-# What a script knows of the driver: copies, by ctypes.
-PRELUDE = """
-import ctypes, fdbroker, gc, os, sys
-cuda = ctypes.CDLL("libcuda.so.1")
-def call(name, *arguments):
-    code = getattr(cuda, name)(*arguments)
-    assert code == 0, (name, code)
-def enter(device=0):
-    context = ctypes.c_void_p()
-    call("cuInit", 0)
-    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-    call("cuCtxPushCurrent_v2", context)
-def put(pointer, data):
-    call("cuMemcpyHtoD_v2", ctypes.c_uint64(pointer), data, ctypes.c_size_t(len(data)))
-    call("cuStreamSynchronize", None)
-def get(pointer, count):
-    data = ctypes.create_string_buffer(count)
-    call("cuMemcpyDtoH_v2", data, ctypes.c_uint64(pointer), ctypes.c_size_t(count))
-    return data.raw
-"""
-
+from support import BrokerCase, StandInCase, script
 
 class Absent(BrokerCase):
     def test_gpu_memory_when_there_is_no_driver_then_not_supported_and_says_why(self):
@@ -70,20 +45,7 @@ class Absent(BrokerCase):
             self.broker.open(self.broker.zeros(1).handle, device="cuda:0")
 
 
-@unittest.skipIf(STUB is None, "FDBROKER_TEST_CUDA_STUB is not set; test.sh builds the stand-in where there is a C compiler")
-class StandIn(unittest.TestCase):
-    def run_script(self, text, **environment):
-        with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
-            status, out, err = script(
-                PRELUDE + text, FDBROKER_CUDA_STUB_DIR=memory, LD_LIBRARY_PATH=STUB, LD_PRELOAD=os.path.join(STUB, "looks.so"),
-                **environment,
-            )  # fmt: skip
-            self.assertEqual((status, out, err), (0, "end\n", ""), out + err)
-            # Whoever has memory of the card has a lock on its file (tests/cuda_stub/card.h).
-            for name in os.listdir(memory):
-                with open(os.path.join(memory, name)) as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
+class StandIn(StandInCase):
     def test_memory_when_opened_then_the_owners_bytes_on_its_device(self):
         self.run_script("""
 enter()
@@ -191,17 +153,13 @@ print("end")
 """)
 
     def test_exit_when_gpu_memory_is_still_open_then_clean(self):
-        with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
-            status, out, err = script(
-                PRELUDE + """
+        self.run_script("""
 enter()
 broker = fdbroker.private_broker()
 made = broker.empty(100, device="cuda:0")
 opened = broker.open(made.handle)
 print("end")
-""", FDBROKER_CUDA_STUB_DIR=memory, LD_LIBRARY_PATH=STUB, LD_PRELOAD=os.path.join(STUB, "looks.so"),
-            )  # fmt: skip
-        self.assertEqual((status, out, err), (0, "end\n", ""))
+""")
 
 
 if __name__ == "__main__":
