@@ -11,6 +11,7 @@ import torch
 from ._broker import Broker, parse_device
 from ._errors import InvalidArgument, NotSupported
 from ._memory import Buffer, Memory
+from ._objects import Object
 from ._tensors import bytes_of, device_of, name_of, size_of
 from ._types import dtype_of
 
@@ -21,6 +22,27 @@ if TYPE_CHECKING:
 _ALIGNMENT = 256
 _MAGIC = b"fdbroker-state-2"
 _HEAD = len(_MAGIC) + 8
+
+
+class StateDict(Dict[str, Any]):
+    """The state dict of a name: a dict, and what is known of the object."""
+
+    def __init__(self, found: Dict[str, Any], of: Object) -> None:
+        super().__init__(found)
+        self._object = of
+        #: Given when it was put, above all versions before.
+        self.version: int = of.version
+        #: The bytes that its maker put beside it.
+        self.metadata: bytes = of.metadata
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the name still leads to it. Sends nothing."""
+        return self._object.is_current
+
+    def __reduce__(self) -> Any:
+        # Elsewhere it is a dict of copies.
+        return dict, (dict(self),)
 
 
 class _Row(NamedTuple):

@@ -21,7 +21,7 @@ from ._broker import Broker, ShapeLike
 from ._default import PerProcess, default_broker
 from ._errors import Error, NotSupported, Stale
 from ._memory import Buffer
-from ._state_dicts import Plan
+from ._state_dicts import Plan, StateDict
 from ._tensors import bytes_of, device_of, name_of, size_of, span
 from ._types import count_of, shape_of
 
@@ -171,9 +171,9 @@ def put_state_dict(
 
 def get_state_dict(
     name: str, broker: Optional[Broker] = None, *, readonly: bool = False, **options: Any
-) -> Dict[str, Any]:  # fmt: skip
+) -> StateDict:  # fmt: skip
     """The state dict of a name, of any process, alive or not: its tensors are views of the one memory, not copies, on the device where
-    they were put.
+    they were put. It is a dict with ``version``, ``metadata`` and ``is_current``, which says whether there is a newer one.
 
     They are for reading, and mapped so; PyTorch has no tensors that say it. Writing into one is a segmentation fault, on CUDA an
     illegal address. ``load_state_dict`` copies them; ``clone`` what is to be changed. readonly: tensors of the host come as numpy
@@ -182,7 +182,8 @@ def get_state_dict(
 
     Options and errors as of :meth:`fdbroker.Broker.get`, such as ``device="cuda:1"``; ValueError when it is no state dict.
     """
-    return _state_dicts.unpack((broker or default_broker()).get(name, **options), readonly)
+    got = (broker or default_broker()).get(name, **options)
+    return StateDict(_state_dicts.unpack(got, readonly), got)
 
 
 # --- torch.multiprocessing ---
@@ -302,6 +303,6 @@ def underway() -> int:
 
 
 __all__ = [
-    "SharedTensor", "copy", "default_broker", "empty", "get_state_dict", "install", "open", "open_state_dict", "pack", "pool",
+    "SharedTensor", "StateDict", "copy", "default_broker", "empty", "get_state_dict", "install", "open", "open_state_dict", "pack", "pool",
     "put_state_dict", "share", "underway", "uninstall",
 ]  # fmt: skip

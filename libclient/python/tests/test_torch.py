@@ -3,6 +3,7 @@
 import gc
 import multiprocessing
 import os
+import pickle
 import threading
 import unittest
 
@@ -131,7 +132,11 @@ class Cpu(BrokerCase):
         self.assertTrue(torch.equal(state["weight"], model.weight) and torch.equal(state["bias"], model.bias))
         again = torch.nn.Linear(10, 20)
         again.load_state_dict(state)
+        self.assertEqual((state.version, state.metadata, state.is_current), (first, b"", True))
         self.assertGreater(shared_torch.put_state_dict("model", again.state_dict(), self.broker, replace=True), first)
+        self.assertFalse(state.is_current)
+        copied = pickle.loads(pickle.dumps(state))
+        self.assertTrue(type(copied) is dict and torch.equal(copied["bias"], model.bias))
         self.broker.put("no model", b"x" * 100)
         with self.assertRaisesRegex(ValueError, "no state dict"):
             shared_torch.get_state_dict("no model", self.other)
