@@ -14,7 +14,6 @@ import threading
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
-import torch.utils.dlpack
 
 from . import _abi, _native, _state_dicts
 from ._broker import Broker, ShapeLike

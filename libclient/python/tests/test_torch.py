@@ -313,6 +313,19 @@ with fdbroker.private_broker() as broker, fdbroker.connect(broker.socket) as oth
 print("end")
 """, FDBROKER_CUDA_STUB_DEVICES="2")  # fmt: skip
 
+    def test_script_of_the_gpu_tests_when_run_small_then_all_its_checks_pass(self):
+        root = os.environ.get("FDBROKER_TEST_DOCUMENTS")
+        if root is None:
+            self.skipTest("FDBROKER_TEST_DOCUMENTS is not set; the second run of test.sh sets it")
+        script = os.path.join(root, "tests/gpu/states.py")
+        options = "--stand-in --no-namespaces --gib 0.004 --tensors 4 --readers 1 --updates 2 --direct-updates 1"
+        self.run_script(f"""
+import subprocess
+done = subprocess.run([sys.executable, {script!r}, *{options!r}.split()], stdout=subprocess.PIPE, text=True)
+last = done.stdout.splitlines()[-1]
+print("end" if (done.returncode, last) == (0, "15 passed, 0 failed") else done.stdout)
+""")
+
 
 @needs_cuda
 class Cuda(BrokerCase):
