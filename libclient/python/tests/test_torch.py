@@ -318,7 +318,7 @@ print("end")
         if root is None:
             self.skipTest("FDBROKER_TEST_DOCUMENTS is not set; the second run of test.sh sets it")
         script = os.path.join(root, "tests/gpu/states.py")
-        options = "--stand-in --no-namespaces --gib 0.004 --tensors 4 --readers 1 --updates 2 --direct-updates 1"
+        options = "--stand-in --no-namespaces --gib 0.004 --tensors 4 --readers 1 --updates 2 --direct-updates 1 --seconds 50"
         self.run_script(f"""
 import subprocess
 done = subprocess.run([sys.executable, {script!r}, *{options!r}.split()], stdout=subprocess.PIPE, text=True)
