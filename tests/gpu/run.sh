@@ -54,6 +54,7 @@ for allocator in "" expandable_segments:True; do
   part "Python, PYTORCH_CUDA_ALLOC_CONF=$allocator" 200 env "PYTORCH_CUDA_ALLOC_CONF=$allocator" "FDBROKER_LIBRARY=$library" \
     PYTHONPATH=libclient/python python3 libclient/python/tests/run.py test_torch test_gpu
 done
+part "Python, CuPy and JAX" 150 env "FDBROKER_LIBRARY=$library" PYTHONPATH=libclient/python python3 libclient/python/tests/run.py test_arrays
 # A state dict by one name, beside torch.multiprocessing.
 part "state dicts" 160 env "FDBROKER_LIBRARY=$library" PYTHONPATH=libclient/python python3 tests/gpu/states.py
 

@@ -167,6 +167,13 @@ class Memory:
             raise BufferError("fdbroker shares memory where it is; copy it with the library that takes it")
         return _dlpack.capsule(self._keeper(), self._pointer, self.shape, self._dtype, device, not self.writable, max_version)
 
+    def unmarked(self) -> "Unmarked":
+        """The same for ``from_dlpack`` of a library that does not know memory opened for reading, such as JAX, whose arrays are never
+        written, and PyTorch: ``jax.numpy.from_dlpack(layer.unmarked())``. A write into it is a segmentation fault, or an illegal
+        address on a GPU. Errors: Closed."""
+        self._live()
+        return Unmarked(self, self.shape, self._dtype)
+
     def _keeper(self) -> object:
         """What keeps the memory for another library; host memory is looked at once more."""
         return self._array() if self._device is None and self.nbytes else self._live()
@@ -204,6 +211,22 @@ class Memory:
     def __repr__(self) -> str:
         state = "closed" if self.closed else self.device
         return f"<fdbroker.{type(self).__name__} {self.shape} {self.dtype}, {self.nbytes:,} bytes, {state}>"
+
+
+class Unmarked:
+    """Memory for ``from_dlpack``, without the mark that it is for reading: :meth:`Memory.unmarked`."""
+
+    def __init__(self, memory: Memory, shape: Shape, dtype: DType) -> None:
+        self._memory, self._shape, self._dtype = memory, shape, dtype
+
+    def __dlpack_device__(self) -> Tuple[int, int]:
+        return self._memory.__dlpack_device__()
+
+    def __dlpack__(self, **_: Any) -> Any:
+        memory = self._memory
+        return _dlpack.capsule(
+            memory._keeper(), memory.pointer, self._shape, self._dtype, memory.__dlpack_device__(), False, None
+        )  # fmt: skip
 
 
 class Buffer(Memory):

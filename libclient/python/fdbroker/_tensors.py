@@ -1,11 +1,10 @@
 """PyTorch's words for memory: names of types and devices, bytes as tensors. Must never copy."""
 
-from typing import Any, Tuple
+from typing import Tuple
 
 import torch
 
-from . import _dlpack
-from ._memory import Memory
+from ._memory import Memory, Unmarked
 from ._types import dtype_of
 
 
@@ -29,23 +28,7 @@ def span(shape: Tuple[int, ...], stride: Tuple[int, ...]) -> int:
     return 0 if 0 in shape else 1 + sum((n - 1) * step for n, step in zip(shape, stride))
 
 
-class _Bytes:
-    """All bytes of memory, for from_dlpack(), without the mark that they are for reading, which PyTorch does not know."""
-
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
-
-    def __dlpack_device__(self) -> Tuple[int, int]:
-        return self._memory.__dlpack_device__()
-
-    def __dlpack__(self, **_: Any) -> Any:
-        memory = self._memory
-        return _dlpack.capsule(
-            memory._keeper(), memory.pointer, (memory.nbytes,), dtype_of("uint8"), memory.__dlpack_device__(), False, None
-        )  # fmt: skip
-
-
 def bytes_of(memory: Memory) -> "torch.Tensor":
     """All bytes of memory, as a tensor that keeps it. PyTorch has no tensors for reading: one of memory opened for reading looks
     like any other, and writing into it is a segmentation fault, or an illegal address on a GPU."""
-    return torch.from_dlpack(_Bytes(memory))
+    return torch.from_dlpack(Unmarked(memory, (memory.nbytes,), dtype_of("uint8")))
