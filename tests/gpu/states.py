@@ -161,8 +161,11 @@ def by_name(bench, figures):
     updates(bench, readers, trainer, [options.updates + 1], figures)
 
     fds = bench.everybody(readers, "drop")
-    check("no process has an fd of shared memory at any time", not any(figures["fds"]) and not any(it["new_fds"] for it in fds),
-          [figures["fds"], fds])
+    check(
+        "no process has an fd of shared memory at any time",
+        not any(figures["fds"]) and not any(it["new_fds"] for it in fds),
+        [figures["fds"], fds],
+    )
     check(f"readers have fewer than {MAX_FDS} fds of all kinds", all(it["all_fds"] < MAX_FDS for it in fds), fds)
     check("deleted, the name is gone", not trainer.ask("delete")["left"])
     trainer.end()

@@ -261,7 +261,7 @@ def get(
         context.give_back()
 
 
-def _object(context: Context, name: str, taken: _Object, lease: Lease) -> Object:
+def _object(context: Context, name: str, taken: _Object, lease: object) -> Object:
     metadata = ctypes.string_at(taken.metadata, taken.metadata_bytes) if taken.metadata_bytes else b""
     shape, dtype, own = _described(metadata, taken.size_bytes)
     device = None

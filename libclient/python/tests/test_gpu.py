@@ -9,6 +9,7 @@ import unittest
 import fdbroker
 from support import BrokerCase, StandInCase, script
 
+
 class Absent(BrokerCase):
     def test_gpu_memory_when_there_is_no_driver_then_not_supported_and_says_why(self):
         with tempfile.TemporaryDirectory() as empty:
@@ -37,6 +38,14 @@ class Absent(BrokerCase):
                 LD_LIBRARY_PATH=empty,
             )
         self.assertEqual((status, out, err), (0, "end\n", ""))
+
+    def test_object_when_the_library_says_its_device_then_labelled_with_its_driver_and_number(self):
+        from fdbroker import _objects
+
+        for kind, driver, code in ((1, "level-zero", 14), (2, "cuda", 2)):
+            taken = _objects._Object(device_ptr=1 << 40, size_bytes=8, version=3, kind=kind, device=5)
+            got = _objects._object(self.broker._live(), "named", taken, object())
+            self.assertEqual((got.device, got.__dlpack_device__(), got.pointer), (f"{driver}:5", (code, 5), 1 << 40))
 
     def test_device_when_unknown_then_value_error(self):
         with self.assertRaises(ValueError):
@@ -131,7 +140,7 @@ with fdbroker.private_broker() as broker, fdbroker.connect(broker.socket) as oth
         broker.create({"c": (1, "uint8")}, device="level-zero:0")
     except fdbroker.NotSupported:
         print("end")
-""", FDBROKER_CUDA_STUB_DEVICES="2")
+""", FDBROKER_CUDA_STUB_DEVICES="2")  # fmt: skip
 
     def test_child_when_forked_then_the_parents_memory_stays(self):
         self.run_script("""

@@ -173,7 +173,12 @@ class Cpu(BrokerCase):
         self.assertEqual((found["transposed"][1, 0].item(), found["row"].tolist()), (100, [4, 5, 6, 7]))
 
     def test_state_dict_when_asked_read_only_then_arrays_that_refuse_to_be_written(self):
-        state = {"weight": torch.arange(6.0).view(2, 3).t(), "half": torch.ones(3, dtype=torch.bfloat16), "none": torch.empty(0), "epoch": 3}
+        state = {
+            "weight": torch.arange(6.0).view(2, 3).t(),
+            "half": torch.ones(3, dtype=torch.bfloat16),
+            "none": torch.empty(0),
+            "epoch": 3,
+        }
         packed = shared_torch.pack(state, self.broker)
         shared_torch.put_state_dict("read only", state, self.broker)
         for found in (

@@ -160,8 +160,12 @@ class Trainer(Role):
     def put(self, seed):
         """Trains a step, and puts the weights."""
         self.model.fill(seed)
-        version, seconds = timed(self.device, lambda: self.calls.put_state_dict(
-            NAME, self.model.state, self.broker, device=self.device.place, replace=True, keep=600, timeout=PATIENCE_S))
+        version, seconds = timed(
+            self.device,
+            lambda: self.calls.put_state_dict(
+                NAME, self.model.state, self.broker, device=self.device.place, replace=True, keep=600, timeout=PATIENCE_S
+            ),
+        )
         return {"version": version, "seconds": seconds, "sums": sums(self.model.state), **self.fds()}
 
     def load(self, expected):
@@ -274,8 +278,16 @@ def direct(args):
     for worker in workers:
         worker.join(PATIENCE_S)
     middle = statistics.median
-    say({"clone": middle(clones), "share": middle(shares), "open": middle(opens), "wrong": bad, "new_fds": fds,
-         "exit": [worker.exitcode for worker in workers]})
+    say(
+        {
+            "clone": middle(clones),
+            "share": middle(shares),
+            "open": middle(opens),
+            "wrong": bad,
+            "new_fds": fds,
+            "exit": [worker.exitcode for worker in workers],
+        }
+    )
 
 
 def main():
