@@ -12,7 +12,7 @@ case ${1-} in
 usage: tests/gpu/run.sh
 
 Needs an NVIDIA GPU with its driver (libcuda.so.1, CUDA 11.0 or later), PyTorch in python3, 70 GiB of free device memory, root
-for namespaces of processes, and some five minutes. FDBROKER_BIN_DIR names a directory with the programs, built before
+for namespaces of processes, and some eight minutes. FDBROKER_BIN_DIR names a directory with the programs, built before
 (tests/gpu/README.md); without it they are built here. Prints each check, then a table of figures, then the same figures as
 JSON lines; then what PyTorch does under the CUDA layer and without it (tests/gpu/pytorch/run.py alone does that part).
 
