@@ -245,7 +245,7 @@ def direct(args):
     """The same state dict to as many workers by torch.multiprocessing: cloned as each update is, pickled for each."""
     device, context = Device(args.stand_in), mp.get_context("spawn")
     pairs = [context.Pipe() for _ in range(args.readers)]
-    workers = [context.Process(target=direct_worker, args=(there, args.stand_in, args.fds)) for _, there in pairs]
+    workers = [context.Process(target=direct_worker, args=(there, args.stand_in, args.fds), daemon=True) for _, there in pairs]
     for worker in workers:
         worker.start()
     connections = [here for here, _ in pairs]
