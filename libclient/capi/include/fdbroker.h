@@ -823,7 +823,8 @@ typedef struct fdbroker_object {
   uint32_t kind;                 /* FDBROKER_KIND_*. */
   uint32_t slot;
   uint32_t generation;
-  uint32_t reserved;
+  /* With device_ptr: the ordinal of that device, of CUDA when kind is FDBROKER_KIND_CUDA_VMM, else of Level Zero. */
+  uint32_t device;
 } fdbroker_object_t;
 
 /* What is known of an object. */
