@@ -7,7 +7,8 @@ use crate::admin::view::View;
 use crate::fds::tombstones::Tombstone;
 use fdbroker_core::{AllocationView, ClientView, JobKey, JobName, LeaseView};
 use fdbroker_protocol::admin::{
-    AllocationRecord, ClientRecord, LeaseRecord, NO_OWN_FD, NodeStatus, TombstoneRecord, Use,
+    AllocationRecord, ClientRecord, LeaseRecord, NO_OWN_FD, NodeStatus, OTHER_OWNER,
+    TombstoneRecord, Use,
 };
 use fdbroker_protocol::message::register_flags;
 use fdbroker_protocol::{ByResource, Scope};
@@ -89,7 +90,7 @@ impl View<'_> {
             client: holder.client.into(),
             pid: holder.pid.into(),
             uid: holder.uid.into(),
-            owner_pid: self.party(view.owner).pid.into(),
+            owner_pid: self.owner_pid(view).into(),
             size_bytes: view.size_bytes.into(),
             age_ms: (self.now().0.saturating_sub(view.since.0) / 1000).into(),
             name: holder.name,
@@ -128,6 +129,13 @@ impl View<'_> {
             reserved: 0,
             job: tombstone.job().map_or(0, |job| job.0).into(),
             job_name: self.job_name_of(tombstone).bytes(),
+        }
+    }
+
+    fn owner_pid(&self, lease: &LeaseView) -> u32 {
+        match self.sight().has(lease.domain) {
+            true => self.party(lease.owner).pid,
+            false => OTHER_OWNER,
         }
     }
 

@@ -7,7 +7,8 @@ use crate::common::{
 };
 use fdbroker_protocol::admin::{
     AccountRecord, Act, AllocationRecord, ClientRecord, EventKind, EventRecord, Filter,
-    LeaseRecord, Limits, NodeStatus, Page, Query, SetLimit, TombstoneRecord, act_flags,
+    LeaseRecord, Limits, NodeStatus, OTHER_OWNER, Page, Query, SetLimit, TombstoneRecord,
+    act_flags,
 };
 use fdbroker_protocol::{ErrorCode, Handle, Kind, Resource, Scope, Share, Writer};
 use fdbrokerd::limits::{MAX_VIEWERS_PER_USER, MAX_WATCHES_PER_USER};
@@ -299,7 +300,7 @@ fn view_when_memory_is_shared_with_another_domain_then_neither_side_is_named() {
     assert_eq!(a.chosen::<LeaseRecord>(Kind::AdminLeases, Filter::Uid, uid.into()).len(), 0);
 
     let seen = b.leases();
-    assert_eq!((seen.len(), seen[0].owner_pid.get()), (1, 0));
+    assert_eq!((seen.len(), seen[0].owner_pid.get()), (1, OTHER_OWNER));
     assert_eq!(seen[0].pid.get(), std::process::id());
     assert_eq!(b.allocations(), [0; 0], "it is the owner's");
     let all = node.administrator().leases();
