@@ -237,7 +237,7 @@ pub fn turned_away(table_fds: u64) -> u64 {
 /// time too.
 pub const ADMIN_SLOTS_SCANNED: u32 = 4096;
 
-/// Events kept for one watcher that does not read: 360 KiB, and 3 MiB for as many watchers as there can be. A second of a
+/// Events kept for one watcher that does not read: 360 KiB, and 15 MiB for as many watchers as there can be. A second of a
 /// busy node; what comes then is counted.
 pub const WATCH_EVENTS_KEPT: usize = 4096;
 

@@ -235,6 +235,27 @@ def see(node):
     return one, other, handles, own
 
 
+def say(node):
+    """What a terminal is told of the part that is shown."""
+    def on_terminal(who):
+        ours, theirs = os.openpty()
+        uid, groups = who
+        subprocess.run([node.place + "/fdbroker", "status"], env=node.env, user=uid, group=groups[0], extra_groups=groups, cwd="/",
+                       stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=theirs, timeout=120)
+        os.set_blocking(ours, False)
+        try:
+            return os.read(ours, 4096).decode()
+        except BlockingIOError:
+            return ""
+
+    text = on_terminal(USER_OTHER)
+    check("a terminal is told in one dim line that it is the own part", text.count("your own part") == 1 and text.count("\n") == 1
+          and text.startswith("\x1b[2m"), text)
+    check("a monitor and root are told nothing", (on_terminal(USER_MONITOR), on_terminal(ROOT)) == ("", ""))
+    status, _, errors = node.run(USER_OTHER, "status")
+    check("a pipe is told nothing", (status, errors) == (0, ""), errors)
+
+
 def share(node, one, other):
     """Memory that one user has shared with the other."""
     handle = one("register", 977 << 12, 2)["handle"]
@@ -410,6 +431,7 @@ def main():
     try:
         one, other, handles, own = see(node)
         ask_raw(node, handles, own)
+        say(node)
         share(node, one, other)
         act(node, handles, own)
         audit(node, one, other, handles, own)
