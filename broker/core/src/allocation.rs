@@ -159,6 +159,10 @@ pub struct Allocation {
     /// How many of its leases are open: their clients hold an fd.
     #[serde(skip)]
     pub open: u32,
+    /// When it was registered or, after a crash, named again; see [`seconds`].
+    pub registered_s: u32,
+    /// When it was granted last, or else registered.
+    pub used_s: u32,
     /// Its leases, open and mapped, those of ended clients not yet torn down included.
     pub leases: List,
     /// Its places in the lists.
@@ -173,8 +177,13 @@ pub struct Allocation {
     pub drained: bool,
 }
 
-// With its generation and the niche of its state it is 108 bytes.
-const _: () = assert!(size_of::<Allocation>() <= 104);
+// With its generation and the niche of its state it is 116 bytes.
+const _: () = assert!(size_of::<Allocation>() <= 112);
+
+/// A time of the life of an allocation, in seconds of the daemon's clock: enough for 136 years.
+pub fn seconds(now: Now) -> u32 {
+    (now.0 / 1_000_000) as u32
+}
 
 impl Allocation {
     /// Whether it has not ended.
@@ -235,7 +244,7 @@ pub struct Orphan {
 
 impl Allocation {
     /// One of this deposit, in no list yet.
-    pub fn new(deposit: &Deposit, owner: u32, domain: u32, state: State) -> Self {
+    pub fn new(deposit: &Deposit, owner: u32, domain: u32, state: State, now: Now) -> Self {
         Allocation {
             size_bytes: deposit.size_bytes,
             fd_offset: deposit.fd_offset,
@@ -249,6 +258,8 @@ impl Allocation {
             recall: NONE,
             interest: NONE,
             open: 0,
+            registered_s: seconds(now),
+            used_s: seconds(now),
             leases: List::EMPTY,
             links: Default::default(),
             stamp: Stamp::default(),

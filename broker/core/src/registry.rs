@@ -6,8 +6,10 @@ use std::collections::BTreeMap;
 use std::ops::Deref;
 
 use crate::addresses::{Addresses, Place};
-use crate::allocation::{Allocation, AllocationLinks, AllocationList, DriverData, Orphan, State};
-use crate::api::Deposit;
+use crate::allocation::{
+    Allocation, AllocationLinks, AllocationList, DriverData, Orphan, State, seconds,
+};
+use crate::api::{Deposit, Now};
 use crate::leases::Leases;
 use crate::limits::SLOTS_BEFORE_REUSE;
 use crate::lists::List;
@@ -385,8 +387,9 @@ impl Registry {
     // --- the order of eviction ----------------------------------------------------------------------
 
     /// It is granted.
-    pub fn mark_used(&mut self, slot: u32) -> &Allocation {
+    pub fn mark_used(&mut self, slot: u32, now: Now) -> &Allocation {
         let allocation = &mut self.table[slot];
+        allocation.used_s = seconds(now);
         allocation.stamp.mark_used(self.clock);
         allocation
     }

@@ -5,10 +5,12 @@ use crate::admin::chosen::{Chosen, Traits};
 use crate::admin::view::View;
 use crate::clients::connection::Connection;
 use crate::fds::tombstones::Tombstone;
+use crate::kernel::Start;
 use fdbroker_core::{AllocationView, ClientId, ClientView, DomainKey, JobKey, JobName, LeaseView};
 use fdbroker_protocol::ByResource;
 use fdbroker_protocol::admin::{
-    AllocationRecord, ClientRecord, LeaseRecord, NO_OWN_FD, NodeStatus, TombstoneRecord, Use,
+    AllocationRecord, ClientRecord, LeaseRecord, NO_AGE, NO_OWN_FD, NodeStatus, TombstoneRecord,
+    Use,
 };
 use fdbroker_protocol::limits::{JOB_NAME_BYTES, NAME_BYTES};
 use fdbroker_protocol::message::register_flags;
@@ -68,6 +70,8 @@ impl View<'_> {
             virtual_fd: virtual_fd.map_or(0, |fd| fd.number().cast_unsigned()).into(),
             files_ms: files_ms.into(),
             former_inodes: files.former.map(|former| former.inode.into()),
+            age_s: self.seconds_since(view.registered_s).into(),
+            unused_s: self.seconds_since(view.used_s).into(),
         }
     }
 
@@ -94,18 +98,25 @@ impl View<'_> {
     }
 
     pub(crate) fn client_record(&self, view: &ClientView) -> ClientRecord {
+        let start = self.connection_of(Some(view.id)).map_or(Start::default(), |known| known.start);
         ClientRecord {
             client: view.id.0.into(),
             pid: view.pid.into(),
             uid: view.domain.uid.into(),
             silent: u32::from(view.silent).into(),
             uses: ByResource::from_fn(|resource| view.account.now(resource).into()),
-            reserved: 0.into(),
+            age_s: start.age_s().unwrap_or(NO_AGE).into(),
             listener: view.domain.listener.into(),
             name: self.name_of(Some(view.id)),
             job: view.job.map_or(0, |job| job.0).into(),
             job_name: self.job_name(view.domain, view.job),
+            command: start.command,
         }
+    }
+
+    /// Since a time of the core's, in seconds.
+    fn seconds_since(&self, then_s: u32) -> u32 {
+        fdbroker_core::seconds(self.now).saturating_sub(then_s)
     }
 
     pub(crate) fn tombstone_record(&self, tombstone: &Tombstone) -> TombstoneRecord {

@@ -6,6 +6,7 @@ use crate::clients::connection::{Blocked, Phase};
 use crate::clients::metrics::Metrics;
 use crate::fds::files::Files;
 use crate::fds::tombstones::SavedTombstones;
+use crate::kernel::Start;
 use fdbroker_core::Saved;
 use fdbroker_protocol::limits::NAME_BYTES;
 use serde::{Deserialize, Serialize};
@@ -62,6 +63,7 @@ pub(crate) struct SavedConnection {
     pub listener: u32,
     pub uid: u32,
     pub pid: u32,
+    pub start: Start,
     pub name: [u8; NAME_BYTES],
     pub phase: Phase,
     pub socket: Option<Fd>,

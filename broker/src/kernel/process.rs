@@ -1,5 +1,7 @@
 //! System calls about this process and others that nix has no safe wrapper for. Must never wait for another process.
 
+use fdbroker_protocol::limits::COMMAND_BYTES;
+use serde::{Deserialize, Serialize};
 use std::io;
 use std::sync::atomic::AtomicU64;
 
@@ -21,15 +23,38 @@ pub fn monotonic_us() -> u64 {
     seconds * 1_000_000 + nanos / 1000
 }
 
-/// When a process was started, in clock ticks since boot, the low 32 bits (proc_pid_stat(5), field 22). `None`: it is in
-/// another PID namespace, or gone.
-pub fn started(pid: u32) -> Option<u32> {
-    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in brackets, may hold anything.
-    let after = stat.iter().rposition(|byte| *byte == b')')? + 1;
-    let fields = std::str::from_utf8(&stat[after..]).ok()?;
-    let ticks: u64 = fields.split_ascii_whitespace().nth(19)?.parse().ok()?;
-    Some(ticks as u32)
+/// When a process was started, and its name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Start {
+    /// In clock ticks since boot, the low 32 bits (proc_pid_stat(5), field 22); 0: not known.
+    pub ticks: u32,
+    /// As in /proc/PID/comm, padded with zeros (field 2).
+    pub command: [u8; COMMAND_BYTES],
+}
+
+impl Start {
+    /// Of a process; `None`: it is in another PID namespace, or gone.
+    pub fn of(pid: u32) -> Option<Self> {
+        let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+        // The name, in brackets, may hold anything.
+        let begin = stat.iter().position(|byte| *byte == b'(')? + 1;
+        let end = stat.iter().rposition(|byte| *byte == b')')?;
+        let fields = std::str::from_utf8(stat.get(end + 1..)?).ok()?;
+        let ticks: u64 = fields.split_ascii_whitespace().nth(19)?.parse().ok()?;
+        let mut command = [0; COMMAND_BYTES];
+        command.iter_mut().zip(stat.get(begin..end)?).for_each(|(to, from)| *to = *from);
+        Some(Start { ticks: ticks as u32, command })
+    }
+
+    /// Seconds since then; `None`: not known.
+    pub fn age_s(&self) -> Option<u32> {
+        use nix::time::{ClockId, clock_gettime};
+        // Field 22 counts the time asleep, too.
+        let now = clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?;
+        let tick = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK).ok()??;
+        let ticks = now.tv_sec() * tick + now.tv_nsec() * tick / 1_000_000_000;
+        (self.ticks != 0).then(|| (ticks as u32).wrapping_sub(self.ticks) / tick as u32)
+    }
 }
 
 /// `N` bytes of getrandom(2). Blocks only before the kernel's generator is seeded, early in boot.

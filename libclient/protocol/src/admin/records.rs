@@ -1,7 +1,7 @@
 //! Allocations, leases, clients, jobs and domains as an administrator sees them. Layouts only: no IO, no state.
 
 use super::status::Use;
-use crate::limits::{FORMER_FILES, JOB_NAME_BYTES, NAME_BYTES};
+use crate::limits::{COMMAND_BYTES, FORMER_FILES, JOB_NAME_BYTES, NAME_BYTES};
 use crate::resource::ByResource;
 use crate::table::wire_enum;
 use zerocopy::{
@@ -85,10 +85,17 @@ pub struct AllocationRecord {
     /// Inodes of the files that the owner gave before this one, newest first; 0 = none. An owner that exports a new
     /// dma-buf at each recall has given several.
     pub former_inodes: [U64; FORMER_FILES],
+    /// Seconds since it was registered or, after a crash of the broker, named again.
+    pub age_s: U32,
+    /// Seconds since it was granted last, or else since `age_s` counts.
+    pub unused_s: U32,
 }
 
 /// Value of [`AllocationRecord::fd`] while the broker holds no fd.
 pub const NO_OWN_FD: u32 = u32::MAX;
+
+/// Value of [`ClientRecord::age_s`] of a process that the broker cannot see.
+pub const NO_AGE: u32 = u32::MAX;
 
 /// One lease, 128 bytes.
 #[derive(
@@ -126,7 +133,7 @@ pub struct LeaseRecord {
     pub job_name: [u8; JOB_NAME_BYTES],
 }
 
-/// One client, 272 bytes.
+/// One client, 288 bytes.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -142,8 +149,8 @@ pub struct ClientRecord {
     pub silent: U32,
     /// What it is charged for, in each resource's unit.
     pub uses: ByResource<U64>,
-    /// Reserved, 0.
-    pub reserved: U32,
+    /// Seconds since its process was started; [`NO_AGE`] when the broker cannot know.
+    pub age_s: U32,
     /// Number of the listener it connected to, from 0.
     pub listener: U32,
     /// The name that it gave in hello, padded with zeros.
@@ -152,6 +159,8 @@ pub struct ClientRecord {
     pub job: U64,
     /// The job's name, see [`AccountRecord::name`].
     pub job_name: [u8; JOB_NAME_BYTES],
+    /// The name of its process as it connected, as in /proc/PID/comm, padded with zeros; all zeros when the broker cannot know.
+    pub command: [u8; COMMAND_BYTES],
 }
 
 /// One job of a domain, or one domain, 600 bytes.
