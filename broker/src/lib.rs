@@ -19,11 +19,13 @@ mod fds;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
+mod journal;
 mod kept;
 mod log;
 mod manager;
 mod messages;
 mod node;
+mod past;
 mod readiness;
 mod server;
 mod start;

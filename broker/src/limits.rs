@@ -230,11 +230,22 @@ pub const WATCH_EVENTS_KEPT: usize = 4096;
 /// Events in one message to a watcher: 22 KiB of the 32 KiB that a message on the administrator's socket may have.
 pub const WATCH_EVENTS_PER_MESSAGE: usize = 256;
 
-/// Lines about bad input per uid and minute; the rest is counted and named in one line.
-pub const BAD_INPUT_LINES_PER_UID: u32 = 8;
+/// Events that are kept for administrators who ask afterwards, 128 bytes each, 1.3 MB in all: what several users have done in the
+/// minutes before a fault. Grants are not among them, since they come some 100,000 a second.
+pub const EVENTS_KEPT: usize = 10_000;
 
-/// Uids with a count of such lines; beyond them lines are dropped until the minute is over.
-pub const BAD_INPUT_UIDS: usize = 64;
+/// Lists of these events, two for each domain; the longest one makes room. With 64 a domain keeps at least 156 events of each list,
+/// and to look for the longest takes some 50 ns. Further domains share the last list.
+pub const EVENT_LISTS: usize = 64;
+
+/// Lines of the log about one topic, such as bad input or refusals, per uid and minute; the rest is counted and named in one line.
+pub const LOG_LINES_PER_UID: u32 = 8;
+
+/// The same of evictions: they are no fault, and one line says that there is no room.
+pub const EVICTION_LINES_PER_UID: u32 = 1;
+
+/// Uids with a count of lines about a topic; beyond them lines are dropped until the minute is over.
+pub const LOG_UIDS: usize = 64;
 
 /// Bytes of a file's fdinfo that are looked at: a dma-buf's `exp_name` lies within the first 200.
 pub const FDINFO_BYTES: usize = 1024;

@@ -4,6 +4,8 @@
 use crate::error::Error;
 use crate::fork::Process;
 use fdbroker_protocol::ErrorCode;
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use nix::sys::stat::fstat;
@@ -72,8 +74,16 @@ impl Mapping {
             Access::ReadWrite => ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
         };
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-        let start = unsafe { mmap(None, span, protection, MapFlags::MAP_SHARED, fd, begin) }
-            .map_err(|errno| cannot_map(span.get(), access, errno))?;
+        let map = |flags| unsafe { mmap(None, span, protection, flags, fd, begin) };
+        let start = match map(MapFlags::MAP_SHARED) {
+            // Before Linux 6.7 no fd that is open for writing can be mapped shared once its memory is sealed against writing. Of
+            // memory that never changes a private map has the same pages.
+            Err(Errno::EPERM) if access == Access::Read && is_write_sealed(fd) => {
+                map(MapFlags::MAP_PRIVATE)
+            }
+            outcome => outcome,
+        };
+        let start = start.map_err(|errno| cannot_map(span.get(), access, errno))?;
         let mapping = Mapping {
             start: start.cast(),
             span: span.get(),
@@ -149,6 +159,12 @@ impl Mapping {
     }
 }
 
+/// Whether nobody can write the memory any more, by any map. F_GET_SEALS.
+fn is_write_sealed(fd: BorrowedFd<'_>) -> bool {
+    let seals = fcntl(fd, FcntlArg::F_GET_SEALS).map(SealFlag::from_bits_retain);
+    seals.is_ok_and(|seals| seals.contains(SealFlag::F_SEAL_WRITE))
+}
+
 /// Leaves a range that something else has mapped out of children (MADV_DONTFORK), in whole pages.
 pub(crate) fn leave_out_of_children(ptr: *mut u8, len: usize) -> Result<(), Error> {
     let lead = ptr.addr() % page_size();
@@ -214,7 +230,7 @@ impl From<CannotMap> for Error {
 /// Why mmap(2) or madvise(2) failed. Shared memory is not reserved by mapping it, whatever the overcommit setting: what can lack
 /// is addresses, and mappings.
 fn cannot_map(span: usize, access: Access, errno: nix::Error) -> CannotMap {
-    use nix::errno::Errno::{EACCES, ENOMEM, EPERM};
+    use Errno::{EACCES, ENOMEM, EPERM};
     let error = |code| Error::os(code, &format!("cannot map {span} bytes"), errno);
     let limit = getrlimit(Resource::RLIMIT_AS).map_or(RLIM_INFINITY, |(soft, _)| soft);
     let error = match errno {

@@ -1,18 +1,26 @@
 #!/bin/bash
-# Builds the guest of tests/vm/run.sh once: DIR/kernel (an uncompressed Linux 6.12 with udmabuf and dma-heap built
-# in) and DIR/base.cpio (a busybox userland). Usage: build-image.sh DIR; run.sh calls it by itself.
+# Builds the guest of tests/vm/run.sh once: DIR/kernel (an uncompressed Linux: 6.12 with udmabuf and dma-heap built in, or the
+# stock 6.1 of Debian 12) and DIR/base.cpio (a busybox userland, and the modules that the kernel needs there).
+# Usage: build-image.sh DIR [6.12|6.1]; run.sh calls it by itself.
 # It never installs the kernel, needs no root, and never replaces an image that is already complete.
 set -euo pipefail
 umask 022
 
 die() { echo "build-image.sh: $1" >&2; shift; for line in "$@"; do echo "  $line" >&2; done; exit 1; }
 
-[ $# = 1 ] && [ "${1#-}" = "$1" ] || { sed -n '2,4s/^# //p' "$0" >&2; exit 2; }
-image=$1
+[ $# -ge 1 ] && [ $# -le 2 ] && [ "${1#-}" = "$1" ] || { sed -n '2,5s/^# //p' "$0" >&2; exit 2; }
+image=$1 kernel=${2:-6.12}
+case $kernel in
+  6.12) # built in is all that a guest needs
+    meta=linux-image-6.12-cloud-amd64 built_in="UDMABUF DMABUF_HEAPS DMABUF_HEAPS_SYSTEM VIRTIO_PCI VIRTIO_CONSOLE" modules="" ;;
+  6.1) # no udmabuf and no dma-heap in any form; the one exporter of dma-bufs without hardware is vgem
+    meta=linux-image-amd64 built_in="MEMFD_CREATE KCMP" modules="virtio_pci virtio_console fuse vgem" ;;
+  *) die "there is no guest with Linux $kernel" "it is 6.12 or 6.1" ;;
+esac
 [ -s "$image/kernel" ] && exit 0
 store=$(dirname "$image")
 mkdir -p "$store" 2> /dev/null && [ -w "$store" ] ||
-  die "cannot write to $store" "set FDBROKER_VM_IMG to a folder of your own (60 MB; 200 MB while it is built)"
+  die "cannot write to $store" "set FDBROKER_VM_IMG to a folder of your own (60 MB; 700 MB while it is built)"
 
 # The first of several concurrent builders works, the others wait and find the result. A file with a builder's name is
 # left from a builder that was killed, since this one holds the lock.
@@ -26,11 +34,11 @@ mkdir -p "$work/deb" "$work/new" "$work/root"
 echo "build-image.sh: first use: fetching a guest kernel through apt (once)" >&2
 
 # --- kernel -------------------------------------------------------------------------------------------------------
-meta=linux-image-6.12-cloud-amd64
 apt=(-qq -o APT::Sandbox::User=root)
 fetch() { # downloads the kernel package that $meta stands for, with the options in $apt
   local package
-  package=$(apt-cache "${apt[@]}" depends --important "$meta" 2> /dev/null | sed -n 's/^ *Depends: //p' | sed -n 1p)
+  package=$(apt-cache "${apt[@]}" depends --important "$meta" 2> /dev/null |
+    sed -n "s/^ *Depends: \\(linux-image-${kernel//./[.]}[.+].*\\)/\\1/p" | sed -n 1p)
   [ -n "$package" ] && (cd "$work/deb" && apt-get "${apt[@]}" download "$package" < /dev/null >&2 9>&-)
 }
 if ! fetch 2> /dev/null; then
@@ -41,10 +49,10 @@ if ! fetch 2> /dev/null; then
   fetch || { cat "$work/log" >&2; die "apt offers no $meta" \
     "it lives in Debian 12's security suite: check that /etc/apt/sources.list* has bookworm-security"; }
 fi
-dpkg-deb --fsys-tarfile "$work"/deb/*.deb | tar -x -C "$work/deb" ./boot
+dpkg-deb --fsys-tarfile "$work"/deb/*.deb | tar -x -C "$work/deb" ./boot ${modules:+./lib/modules}
 bzimage=$(echo "$work"/deb/boot/vmlinuz-*)
 config=$(echo "$work"/deb/boot/config-*)
-for option in UDMABUF DMABUF_HEAPS DMABUF_HEAPS_SYSTEM VIRTIO_PCI VIRTIO_CONSOLE; do
+for option in $built_in; do
   grep -qx "CONFIG_$option=y" "$config" || die "the kernel $(basename "$bzimage") has CONFIG_$option not built in"
 done
 
@@ -80,6 +88,25 @@ busybox --list > "$work/new/applets"
 while read -r applet; do
   if [ "$applet" != busybox ]; then ln -sf busybox "$root/bin/$applet"; fi
 done < "$work/new/applets"
+
+# The modules in the order in which they are loaded, each after the modules that it depends on. guest-init loads them.
+mkdir "$root/modules"
+take() { # MODULE...
+  local module file depends
+  for module in "$@"; do
+    [ ! -e "$root/modules/$module.ko" ] || continue
+    file=$(find "$work/deb/lib/modules" -name "${module//_/[_-]}.ko" | sed -n 1p)
+    [ -n "$file" ] || die "$(basename "$bzimage") has no module $module"
+    depends=$(tr '\0' '\n' < "$file" | sed -n 's/^depends=//p' | tr ',-' ' _')
+    # The names are a list of words.
+    # shellcheck disable=SC2086
+    take $depends
+    cp "$file" "$root/modules/$module.ko"
+    echo "$module" >> "$root/modules/order"
+  done
+}
+# shellcheck disable=SC2086
+take $modules
 (cd "$root" && find . -mindepth 1 | cpio --quiet -o -H newc -R 0:0) > "$work/new/base.cpio"
 
 rm -rf "$image" # at most an incomplete one, or it would have been taken above

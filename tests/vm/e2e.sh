@@ -1,19 +1,74 @@
 #!/bin/bash
-# Runs the end-to-end tests (tests/e2e) in the virtual machine, on real dma-bufs (arenas by udmabuf, isolated memory of
-# the dma-heap) and as root. It never builds for the guest: the programs are this machine's. Prints the test program's
-# own output, `test result:` line included.
+# Runs the end-to-end tests in the virtual machine as root: on real dma-bufs (arenas by udmabuf, isolated memory of the dma-heap),
+# or on an older kernel. It never builds for the guest: the programs are this machine's.
 . "$(dirname "$(readlink -f "$0")")/../common/start.sh"
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
 
-case ${1-} in
-  -h | --help)
-    echo "usage: tests/vm/e2e.sh [FILTER | OPTION]...    (as for any Rust test program, such as: recall --test-threads=1)"
-    exit 0 ;;
+usage() {
+  cat << 'HELP'
+usage: tests/vm/e2e.sh [--kernel 6.12|6.1] [--sample] [FILTER | OPTION]...
+
+Runs tests/e2e in the virtual machine; FILTERs and OPTIONs are those of any Rust test program, such as: recall --test-threads=1
+Ends with the line `N passed, N failed`.
+
+  --kernel 6.12   the default: dma-bufs of udmabuf and the dma-heap
+  --kernel 6.1    the stock kernel of Debian 12, which lacks SO_PEERPIDFD, F_DUPFD_QUERY and SO_PASSRIGHTS, and maps a
+                  write-sealed memfd shared from an fd that is open for reading alone. It has no udmabuf and no dma-heap: memory
+                  is memfds, and a dma-buf of vgem. The tests of named objects (tests/objects) run as well.
+  --sample        on 6.1 the tests that depend on the kernel's age alone, as in tests/run.sh
+HELP
+}
+
+# What depends on the age of the kernel, by the names of the tests.
+sample=(
+  old_kernel::          # what this kernel lacks, a dma-buf of vgem, reading through shared maps
+  sealing::             # seals with a map left, in a child, pinned; readers' fds and maps
+  kept::                # kept objects over deaths of the daemon
+  deaths::              # makers of objects that die
+  death::               # without SO_PEERPIDFD: the process is found by its pid
+  fd_store::            # without F_DUPFD_QUERY: stored fds are compared by kcmp(2)
+  messages::            # without SO_PASSRIGHTS: fds that nobody asked for are received and closed
+)
+
+kernel=6.12 is_sample='' arguments=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    -h | --help) usage; exit 0 ;;
+    --kernel) kernel=${2-}; shift ;;
+    --sample) is_sample=yes ;;
+    *) arguments+=("$1") ;;
+  esac
+  shift || break
+done
+case $kernel in
+  6.12) programs=(e2e) memory=udmabuf ;;
+  # What is ignored elsewhere is for this kernel.
+  6.1) programs=(e2e objects) memory=memfd; arguments+=(--include-ignored) ;;
+  *) echo "e2e.sh: --kernel takes 6.12 or 6.1, not '$kernel' (--help explains)" >&2; exit 2 ;;
 esac
+if [ -n "$is_sample" ]; then
+  [ "$kernel" = 6.1 ] || { echo "e2e.sh: --sample needs --kernel 6.1 (--help explains)" >&2; exit 2; }
+  arguments+=("${sample[@]}")
+fi
 
-tests=$(tests/programs.py e2e)
-daemon=$(tests/programs.py)/fdbrokerd
-
-exec tests/vm/run.sh -t 1800 -f "$daemon" -e FDBROKERD=/t/fdbrokerd -e FDBROKER_TEST_MEMORY=udmabuf -e CI=true \
-  -e TMPDIR=/tmp "$tests" "$@"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+folder=$(tests/programs.py)
+# Debug information would only fill the guest's memory.
+strip --strip-debug -o "$work/fdbrokerd" "$folder/fdbrokerd"
+files=(-f "$work/fdbrokerd")
+for name in "${programs[@]}"; do
+  strip --strip-debug -o "$work/$name" "$(tests/programs.py "$name")"
+  files+=(-f "$work/$name")
+done
+status=0
+# tests/run.py would count the results' lines beside the last one.
+tests/vm/run.sh -k "$kernel" -t 1800 "${files[@]}" -e FDBROKERD=/t/fdbrokerd -e "FDBROKER_TEST_MEMORY=$memory" \
+  -e CI=true -e TMPDIR=/tmp tests/vm/e2e-guest "${programs[*]}" "${arguments[@]}" 2>&1 |
+  sed -u 's/^test result: /result: /' | tee "$work/log" || status=$?
+if ! tail -n 1 "$work/log" | grep -qx '[0-9]* passed, [0-9]* failed'; then
+  echo "FAIL  the tests did not come to their end (status $status)"
+  echo "0 passed, 1 failed"
+fi
+exit "$status"

@@ -27,6 +27,7 @@ but the two outputs and the exit status.
   -f FILE        also copy FILE to /t; may be repeated
   -e NAME=VALUE  environment variable for PROGRAM; may be repeated. It starts with PATH, HOME, USER and SHELL only.
   -u UID         run PROGRAM as this user (0); /dev/udmabuf and /dev/dma_heap/* are open to all
+  -k KERNEL      6.12 (default: udmabuf and dma-heap) or 6.1, the stock kernel of Debian 12 (neither; dma-bufs of vgem alone)
   -s SUITE       a guest with systemd as process 1 and a small Debian SUITE (bookworm: systemd 252, trixie: 257) instead
                  of busybox; PROGRAM is then also any command of it, a script may want /bin/bash, and no library travels
   -v             kernel console on stderr
@@ -36,7 +37,7 @@ exit status    PROGRAM's, or
   124          the time limit passed            125  the VM died; the end of its console is on stderr
   1            this host lacks something        2    wrong usage (both before PROGRAM starts; stderr has the reason)
 
-The first use fetches a kernel through apt into tests/vm/img (another place: FDBROKER_VM_IMG=DIR). To take a newer
+The first use of each kernel fetches it through apt into tests/vm/img (another place: FDBROKER_VM_IMG=DIR). To take a newer
 kernel, remove that folder.
 HELP
 }
@@ -47,9 +48,9 @@ number() { # OPTION VALUE LEAST MOST
 }
 
 here=$(dirname "$(readlink -f "$0")")
-memory=1024 cpus=1 limit=300 uid=0 suite='' verbose='' files=() variables=()
+memory=1024 cpus=1 limit=300 uid=0 kernel=6.12 suite='' verbose='' files=() variables=()
 [ "${1-}" != --help ] || { usage; exit 0; }
-while getopts :m:c:t:f:e:u:s:vh option; do
+while getopts :m:c:t:f:e:u:k:s:vh option; do
   case $option in
     m) number -m "$OPTARG" 128 1048576; memory=$((10#$OPTARG)) ;;
     c) number -c "$OPTARG" 1 64; cpus=$((10#$OPTARG)) ;;
@@ -58,6 +59,7 @@ while getopts :m:c:t:f:e:u:s:vh option; do
     f) files+=("$OPTARG") ;;
     e) [[ $OPTARG =~ ^[A-Za-z_][A-Za-z0-9_]*= ]] || die 2 "-e takes NAME=VALUE, not '$OPTARG'"
        variables+=("$OPTARG") ;;
+    k) case $OPTARG in 6.12 | 6.1) kernel=$OPTARG ;; *) die 2 "-k takes 6.12 or 6.1, not '$OPTARG'" ;; esac ;;
     s) case $OPTARG in bookworm | trixie) suite=$OPTARG ;; *) die 2 "-s takes bookworm or trixie, not '$OPTARG'" ;; esac ;;
     v) verbose=yes ;;
     h) usage; exit 0 ;;
@@ -66,6 +68,7 @@ while getopts :m:c:t:f:e:u:s:vh option; do
   esac
 done
 shift $((OPTIND - 1))
+[ -z "$suite" ] || [ "$kernel" = 6.12 ] || die 2 "-s needs the kernel 6.12: the guests with systemd load no modules"
 [ $# -gt 0 ] || die 2 "which program?" "for instance: tests/vm/run.sh ls -l /dev/udmabuf      (-h explains)"
 
 # --- host and image -----------------------------------------------------------------------------------------------
@@ -75,8 +78,9 @@ for tool in qemu-system-x86_64 busybox cpio xz zstd ${suite:+mmdebstrap}; do
   "$here/../install.sh" >&2 || die 1 "the host is not ready (see above)"
   break
 done
-image=$(realpath -m "${FDBROKER_VM_IMG:-$here/img}")/cloud
-"$here/build-image.sh" "$image" >&2 || die 1 "there is no guest to start (see above)"
+image=$(realpath -m "${FDBROKER_VM_IMG:-$here/img}")
+case $kernel in 6.12) image+=/cloud ;; *) image+=/stock-$kernel ;; esac
+"$here/build-image.sh" "$image" "$kernel" >&2 || die 1 "there is no guest to start (see above)"
 base=$image
 if [ -n "$suite" ]; then
   base=${image%/*}/systemd-$suite

@@ -40,6 +40,7 @@ err_has() { grep -q -- "$1" "$work/err"; }
 
 # The images first, so that their one-time messages are in none of the outputs below.
 "$run" true
+"$run" -k 6.1 true
 "$run" -t 300 -s bookworm true
 
 vm ls -l /dev/udmabuf /dev/dma_heap/system
@@ -98,6 +99,12 @@ check "a dead VM shows its console" err_has "Kernel panic"
 vm -v true
 check "-v shows the kernel console on stderr" err_has "Linux version 6.12"
 check "-v leaves stdout alone" is "$(wc -c < "$work/out")" 0
+
+vm -k 6.1 sh -c 'uname -r; ls /dev/dri /dev/udmabuf'
+check "-k 6.1: the stock kernel, with vgem and without udmabuf" \
+  is "$(sed 's/^6[.]1[.].*/6.1/' "$work/out" | xargs)" "6.1 /dev/dri: card0 renderD128"
+vm -k 5.0 true
+check "a kernel that there is no guest of: 2" is "$code" 2
 
 vm
 check "no program: 2, with an example" is "$code $(grep -c 'for instance' "$work/err")" "2 1"

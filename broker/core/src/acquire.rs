@@ -143,6 +143,17 @@ impl Core {
         }
     }
 
+    /// Why an item is refused, with the pid of an owner that is silent. Its own domain alone is told: the pid is a process of a user.
+    pub(crate) fn naming_owner(&self, client: ClientId, wanted: Wanted, status: Status) -> Status {
+        let (Err(ErrorCode::OwnerSilent), Ok(id)) = (status.result(), wanted) else {
+            return status;
+        };
+        let owner = self.allocations.find(id).and_then(|it| self.clients.find(it.owner));
+        let asker = self.clients.find(client.0).map(|asker| asker.domain);
+        let pid = owner.filter(|owner| Some(owner.domain) == asker).map_or(0, |owner| owner.pid);
+        Status { pid: pid.into(), ..status }
+    }
+
     /// The error that waiting does not mend, if an item has come to one.
     pub(crate) fn final_error(&self, client: ClientId, wanted: Wanted) -> Option<ErrorCode> {
         match self.item(client, wanted) {
@@ -172,7 +183,9 @@ impl Core {
         let charged = if blocked.is_none() { self.charge_ready(client, &items) } else { 0 };
         for (item, state) in wanted.iter().zip(&items) {
             let granted = match *state {
-                Item::Final(code) => Granted::refused(*item, code.into()),
+                Item::Final(code) => {
+                    Granted::refused(*item, self.naming_owner(client, *item, code.into()))
+                }
                 Item::Ready(_) if fds == self.most_granted => {
                     Granted::refused(*item, ErrorCode::Again.into())
                 }
@@ -404,7 +417,7 @@ impl Core {
         };
         for item in wanted {
             let status = match self.item(client, *item) {
-                Item::Final(code) => code.into(),
+                Item::Final(code) => self.naming_owner(client, *item, code.into()),
                 Item::Recalling(_) | Item::Reserved(_) => again,
                 Item::Ready(_) | Item::Evicted(_) => pending,
             };

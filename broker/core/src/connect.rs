@@ -40,7 +40,7 @@ impl Core {
             };
             Self::no_quota_limit(Resource::Domains, scope, most)
         };
-        self.count_refused_connection(peer.pid, key.uid, peer.job.map(|(job, _)| job), status);
+        self.count_refused_connection(peer.pid, key, peer.job.map(|(job, _)| job), status);
         fx.list.push(Effect::Disconnect { client, status });
         // Nothing of it was ever kept.
         fx.list.push(Effect::Forget { client });

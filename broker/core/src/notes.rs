@@ -1,8 +1,8 @@
-//! What happens, for whoever watches: noted as it happens, taken by the daemon after each step. Must cost nothing while
-//! nobody watches, and never keep more than a step can make.
+//! What happens, for the journal and for whoever watches: noted as it happens, taken by the daemon after each step. Must cost
+//! nothing where nobody wants it, and never keep more than a step can make.
 
 use crate::Core;
-use crate::api::{ClientId, Effect, Effects, JobKey, RequestId};
+use crate::api::{ClientId, DomainKey, Effect, Effects, JobKey, RequestId};
 use crate::ledger::Blocked;
 use crate::limits::NOTES_KEPT;
 use crate::slots::NONE;
@@ -18,8 +18,8 @@ pub struct Note {
     pub client: Option<ClientId>,
     /// The pid of the client, or of the connection refused, or 0.
     pub pid: u32,
-    /// The client's uid, or that of the allocation's domain, or `u32::MAX`.
-    pub uid: u32,
+    /// The domain of the client, of the allocation or of the connection refused; [`DomainKey::NOBODYS`]: of the node.
+    pub domain: DomainKey,
     /// The client's job, or the one that has left the allocation.
     pub job: Option<JobKey>,
     /// To which allocation.
@@ -33,8 +33,8 @@ pub struct Note {
 impl Note {
     /// One of the node.
     pub fn of_node(kind: EventKind) -> Self {
-        let (client, pid, uid, job) = (None, 0, u32::MAX, None);
-        Note { kind, client, pid, uid, job, id: None, size_bytes: 0, status: Status::OK }
+        let (client, pid, domain, job) = (None, 0, DomainKey::NOBODYS, None);
+        Note { kind, client, pid, domain, job, id: None, size_bytes: 0, status: Status::OK }
     }
 }
 
@@ -52,6 +52,11 @@ impl Core {
         if self.notes.is_on != watched {
             self.notes = Notes { is_on: watched, ..Notes::default() };
         }
+    }
+
+    /// Whether something has been noted.
+    pub fn has_notes(&self) -> bool {
+        !self.notes.list.is_empty() || self.notes.lost > 0
     }
 
     /// Moves what has been noted to `notes`, in order; how many were lost before or among them, because nobody took
@@ -82,7 +87,7 @@ impl Core {
         let note = self.clients.find(client).map(|record| Note {
             client: Some(ClientId(client)),
             pid: record.pid,
-            uid: self.clients.domain_key(record.domain).uid,
+            domain: self.clients.domain_key(record.domain),
             job: record.job.map(|job| self.clients.job_key(job)),
             status,
             ..Note::of_node(kind)
@@ -120,13 +125,13 @@ impl Core {
     pub fn count_refused_connection(
         &mut self,
         pid: u32,
-        uid: u32,
+        domain: DomainKey,
         job: Option<JobKey>,
         status: Status,
     ) {
         self.counters.refusals += 1;
         if self.notes.is_on {
-            self.note(Note { pid, uid, job, status, ..Note::of_node(EventKind::Refusal) });
+            self.note(Note { pid, domain, job, status, ..Note::of_node(EventKind::Refusal) });
         }
     }
 
@@ -148,9 +153,9 @@ impl Core {
         Note {
             client: owner.map(|_| ClientId(allocation.owner)),
             pid: owner.map_or(0, |owner| owner.pid),
-            uid: match allocation.domain {
-                NONE => u32::MAX,
-                domain => self.clients.domain_key(domain).uid,
+            domain: match allocation.domain {
+                NONE => DomainKey::NOBODYS,
+                domain => self.clients.domain_key(domain),
             },
             job: self.job_of_slot(slot).map(|job| self.clients.job_key(job)),
             id: Some(self.allocations.id_of(slot)),

@@ -176,6 +176,7 @@ impl Core {
         for (item, node) in wanted.iter().zip(&parked.nodes) {
             let by_state = || self.final_error(client, *item).unwrap_or(ErrorCode::Again).into();
             let status = self.answer_of(*node, *item).unwrap_or_else(by_state);
+            let status = self.naming_owner(client, *item, status);
             fx.granted.push(Granted::refused(*item, status));
         }
         self.unpark(seq);

@@ -4,7 +4,7 @@ use crate::admin::chosen::{Chosen, Traits};
 use crate::admin::page::write_page;
 use crate::admin::view::View;
 use crate::limits::ADMIN_SLOTS_SCANNED;
-use fdbroker_protocol::admin::{Limits, Query};
+use fdbroker_protocol::admin::{Limits, Metrics, Query};
 use fdbroker_protocol::{ErrorCode, Kind, Writer};
 
 impl View<'_> {
@@ -70,7 +70,17 @@ impl View<'_> {
             Kind::AdminLimits => self.answer_limits(writer, id),
             Kind::AdminMetrics => {
                 let tombstones = self.fds.tombstones().counts();
-                let metrics = self.metrics.record(self.longest_wake_us, tombstones);
+                let events = self.past.counts();
+                let metrics = Metrics {
+                    longest_wake_us: self.longest_wake_us.into(),
+                    tombstones: tombstones.0.into(),
+                    tombstones_dropped: tombstones.1.into(),
+                    events: events.0.into(),
+                    events_dropped: events.1.into(),
+                    journal: self.journal.record(),
+                    grant_latency: self.metrics.grant_latency.record(),
+                    recall_time: self.metrics.recall_time.record(),
+                };
                 writer.start(Kind::AdminMetricsReply, id).push(&metrics);
                 writer.finish(0, 0)
             }

@@ -320,9 +320,8 @@ impl AdminSide {
         all.filter_map(|(_, it)| it.watch.as_deref_mut()).for_each(|watch| watch.offer(event, job));
     }
 
-    /// Notes whether there are watchers, and says so.
-    pub fn count_watches(&mut self) -> bool {
+    /// Notes whether there are watchers.
+    pub fn count_watches(&mut self) {
         self.is_watched = self.connections.iter().any(|(_, it)| it.watch.is_some());
-        self.is_watched
     }
 }

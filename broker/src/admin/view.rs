@@ -3,7 +3,9 @@
 use crate::clients::connections::Connections;
 use crate::clients::metrics::Metrics;
 use crate::fds::table::FdTable;
+use crate::journal::Journal;
 use crate::node::side::Identity;
+use crate::past::Past;
 use fdbroker_core::{Core, Now};
 
 /// The broker, to be looked at.
@@ -14,6 +16,8 @@ pub(crate) struct View<'a> {
     pub fds: &'a FdTable,
     pub metrics: &'a Metrics,
     pub longest_wake_us: u64,
+    pub journal: &'a Journal,
+    pub past: &'a Past,
     pub identity: &'a Identity,
     pub incarnation: u64,
     pub now: Now,

@@ -17,6 +17,10 @@ const _: () = assert!(
 /// What one watcher is still to be told.
 pub(crate) struct Watch {
     chosen: Chosen,
+    /// Events of before the watch.
+    past: VecDeque<EventRecord>,
+    /// They were asked for, and not all of them are told.
+    is_past_due: bool,
     events: VecDeque<EventRecord>,
     /// Events missed after the last of these.
     lost: u64,
@@ -24,12 +28,28 @@ pub(crate) struct Watch {
 
 impl Watch {
     pub fn new(chosen: Chosen) -> Self {
-        Watch { chosen, events: VecDeque::new(), lost: 0 }
+        Watch {
+            chosen,
+            past: VecDeque::new(),
+            is_past_due: false,
+            events: VecDeque::new(),
+            lost: 0,
+        }
+    }
+
+    /// Begins with those of these events that are chosen.
+    pub fn begin_with<'e>(
+        &mut self,
+        past: impl Iterator<Item = (&'e EventRecord, Option<JobKey>)>,
+    ) {
+        let past = past.filter(|(event, job)| self.wants(event, *job));
+        self.past = past.map(|(event, _)| *event).collect();
+        self.is_past_due = true;
     }
 
     /// Whether there is something to tell.
     pub fn is_due(&self) -> bool {
-        !self.events.is_empty() || self.lost > 0
+        self.is_past_due || !self.events.is_empty() || self.lost > 0
     }
 
     fn wants(&self, event: &EventRecord, job: Option<JobKey>) -> bool {
@@ -55,8 +75,17 @@ impl Watch {
         self.events.push_back(*event);
     }
 
-    /// The events of the next message.
+    /// The events of the next message. Of the past, a message that is not full is the last.
     pub fn take(&mut self, unix_us: u64) -> Vec<EventRecord> {
+        if self.is_past_due {
+            let count = self.past.len().min(WATCH_EVENTS_PER_MESSAGE);
+            let events = self.past.drain(..count).collect();
+            self.is_past_due = count == WATCH_EVENTS_PER_MESSAGE;
+            if !self.is_past_due {
+                self.past = VecDeque::new();
+            }
+            return events;
+        }
         let count = self.events.len().min(WATCH_EVENTS_PER_MESSAGE);
         let mut events: Vec<EventRecord> = self.events.drain(..count).collect();
         if self.events.is_empty() && self.lost > 0 {
@@ -83,7 +112,8 @@ pub(crate) fn event(note: &Note, unix_us: u64) -> EventRecord {
         kind: (note.kind as u32).into(),
         client: note.client.map_or(u32::MAX, |client| client.0).into(),
         pid: note.pid.into(),
-        uid: note.uid.into(),
+        uid: note.domain.uid.into(),
+        listener: note.domain.listener.into(),
         slot: id.slot.into(),
         generation: id.generation.into(),
         size_bytes: note.size_bytes.into(),
@@ -102,7 +132,7 @@ pub(crate) fn unix_us() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fdbroker_core::ClientId;
+    use fdbroker_core::{ClientId, DomainKey};
     use fdbroker_protocol::admin::Filter;
 
     fn watch(filter: Filter, value: u64) -> Watch {
@@ -137,6 +167,29 @@ mod tests {
     }
 
     #[test]
+    fn watch_when_begun_with_the_past_then_told_first_and_the_last_message_is_not_full() {
+        for count in [0, 5, WATCH_EVENTS_PER_MESSAGE] {
+            let mut watch = watch(Filter::None, 0);
+            let past = vec![grant(3); count];
+            watch.begin_with(past.iter().map(|event| (event, None)));
+            watch.offer(&grant(4), None);
+            let mut told_past = 0;
+            loop {
+                assert!(watch.is_due());
+                let events = told(&mut watch);
+                assert!(events.iter().all(|event| *event == (3, 0)), "{events:?}");
+                told_past += events.len();
+                if events.len() < WATCH_EVENTS_PER_MESSAGE {
+                    break;
+                }
+            }
+            assert_eq!(told_past, count);
+            assert_eq!(told(&mut watch), [(4, 0)]);
+            assert!(!watch.is_due());
+        }
+    }
+
+    #[test]
     fn watch_when_nothing_follows_the_gap_then_it_is_told_all_the_same() {
         let mut watch = watch(Filter::None, 0);
         (0..=WATCH_EVENTS_KEPT).for_each(|_| watch.offer(&grant(1), None));
@@ -163,7 +216,8 @@ mod tests {
         watch.offer(&grant(77), None);
         // A refused connection is no client.
         for pid in [76, 77] {
-            let refused = Note { pid, uid: 5, ..Note::of_node(EventKind::Refusal) };
+            let domain = DomainKey { listener: 0, uid: 5 };
+            let refused = Note { pid, domain, ..Note::of_node(EventKind::Refusal) };
             watch.offer(&event(&refused, 7), None);
         }
         watch.offer(&event(&Note::of_node(EventKind::Drain), 7), None);

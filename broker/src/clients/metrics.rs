@@ -27,7 +27,8 @@ impl Histogram {
         self.buckets.iter().sum()
     }
 
-    fn record(&self) -> admin::Histogram {
+    /// As administrators see it.
+    pub fn record(&self) -> admin::Histogram {
         admin::Histogram { buckets: self.buckets.map(U64::new), sum_us: self.sum_us.into() }
     }
 }
@@ -39,19 +40,6 @@ pub struct Metrics {
     pub grant_latency: Histogram,
     /// From a recall to its supply.
     pub recall_time: Histogram,
-}
-
-impl Metrics {
-    /// As administrators see it, with the longest wake of this process, and how many tombstones there are and were dropped.
-    pub fn record(&self, longest_wake_us: u64, tombstones: (u64, u64)) -> admin::Metrics {
-        admin::Metrics {
-            longest_wake_us: longest_wake_us.into(),
-            tombstones: tombstones.0.into(),
-            tombstones_dropped: tombstones.1.into(),
-            grant_latency: self.grant_latency.record(),
-            recall_time: self.recall_time.record(),
-        }
-    }
 }
 
 /// An acquire that has been read and not answered.

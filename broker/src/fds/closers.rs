@@ -182,6 +182,11 @@ impl Closers {
         self.under_way > 0
     }
 
+    /// As for [`Pool::hung`].
+    pub fn hung(&self) -> Vec<LaneOf> {
+        self.shared.pool().hung()
+    }
+
     /// As for [`Pool::slow`].
     pub fn slow(&self) -> (Vec<u32>, bool) {
         let (slow, is_at_it) = self.shared.pool().slow();

@@ -2,7 +2,7 @@
 //! are kept for closes that end.
 
 use crate::fds::jobs::{Job, Report};
-use crate::limits::{LANE_BATCH, LANE_SLOW, LANES_FOR_ACCEPTED, LANES_MAX};
+use crate::limits::{HUNG_CLOSE, LANE_BATCH, LANE_SLOW, LANES_FOR_ACCEPTED, LANES_MAX};
 use fdbroker_core::Lane;
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
@@ -20,6 +20,20 @@ pub enum Kind {
     Reread,
     /// Opens memory for readers.
     Open,
+}
+
+impl Kind {
+    /// A job of it, as the log names it.
+    pub fn job(self) -> &'static str {
+        match self {
+            Kind::Close(Lane::Accepted) => "the close of an fd that was held",
+            Kind::Close(Lane::Refused) => "the close of an fd that was refused",
+            Kind::Drop => "the close of fds of a message that was refused",
+            Kind::Process => "a look at a process",
+            Kind::Reread => "a read of the configuration",
+            Kind::Open => "the opening of memory for readers",
+        }
+    }
 }
 
 /// A lane, by its user and what it is for.
@@ -123,6 +137,13 @@ impl Pool {
                 self.lanes.remove(&of);
             }
         }
+    }
+
+    /// The lanes whose job has not returned for so long that it hangs.
+    pub fn hung(&self) -> Vec<LaneOf> {
+        let now = Instant::now();
+        let hung = self.working.iter().filter(|(_, since)| now - *since > HUNG_CLOSE);
+        hung.map(|(of, _)| *of).collect()
     }
 
     /// The uids whose accepted fds take long to close now, in order; and whether that can be otherwise soon.

@@ -6,7 +6,7 @@ use crate::fds::closing::{Closing, Reading};
 use crate::fds::files::{Files, FilesBySlot};
 use crate::fds::jobs::{NOBODY, Report};
 use crate::fds::rounds::Rounds;
-use crate::fds::slow::SlowLanes;
+use crate::fds::slow::{LaneNews, SlowLanes};
 use crate::fds::tombstones::Tombstones;
 use crate::kernel;
 use fdbroker_core::{Ended, Lane, Now, Ticket};
@@ -335,7 +335,7 @@ impl FdTable {
     }
 
     /// As for [`SlowLanes::look`].
-    pub fn look_at_lanes(&mut self) -> Vec<(u32, bool)> {
+    pub fn look_at_lanes(&mut self) -> LaneNews {
         self.slow.look(&self.closers, self.now)
     }
 

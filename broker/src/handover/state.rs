@@ -6,7 +6,9 @@ use crate::clients::connection::{Blocked, Phase};
 use crate::clients::metrics::Metrics;
 use crate::fds::files::Files;
 use crate::fds::tombstones::SavedTombstones;
+use crate::journal::SavedJournal;
 use crate::kernel::Start;
+use crate::past::SavedPast;
 use fdbroker_core::Saved;
 use fdbroker_protocol::limits::NAME_BYTES;
 use serde::{Deserialize, Serialize};
@@ -43,6 +45,9 @@ pub(crate) struct State {
     pub slots: Vec<SavedSlot>,
     /// For audit.
     pub tombstones: SavedTombstones,
+    /// For administrators who ask afterwards.
+    pub past: SavedPast,
+    pub journal: SavedJournal,
     /// Fds in the carriers.
     pub fds: u32,
 }

@@ -46,10 +46,11 @@ impl Server {
         let listener = u32::try_from(number).expect("at most 16 listeners");
         let domain = DomainKey { listener, uid };
         if let Err(status) = self.check_peer(domain) {
-            self.log_bad_input(uid, pid, &format_args!("refused at connect: {status}"));
             if status.result() == Err(ErrorCode::NoQuota) {
-                self.core.count_refused_connection(pid, uid, None, status);
+                self.core.count_refused_connection(pid, domain, None, status);
                 self.take_notes();
+            } else {
+                self.log_bad_input(uid, pid, &format_args!("refused at connect: {status}"));
             }
             let bytes = self.writer.failed(0, status);
             let _ = fdbroker_scm::send(socket.as_fd(), bytes, &[]);

@@ -2,6 +2,7 @@
 //! own user, nor upon more allocations in one message than a client could end in one.
 
 use crate::admin::chosen::Chosen;
+use crate::admin::watch::unix_us;
 use crate::limits::ADMIN_SLOTS_SCANNED;
 use crate::server::parts::Server;
 use fdbroker_core::{AllocationView, Input};
@@ -30,6 +31,15 @@ fn actor(socket: BorrowedFd<'_>) -> Result<String, String> {
     if peer.uid() == 0 || peer.uid() == us { Ok(name) } else { Err(name) }
 }
 
+/// From when on a watch is to be told what has happened.
+fn since_us(act: &Act) -> Option<u64> {
+    let is_wanted = act.flags.get() & act_flags::SINCE != 0;
+    is_wanted.then(|| match act.cursor.get() {
+        u32::MAX => 0,
+        ms => unix_us().saturating_sub(u64::from(ms) * 1000),
+    })
+}
+
 impl Server {
     /// Does what administrator `index` wants, and answers it.
     pub(crate) fn answer_act<'w>(
@@ -43,7 +53,7 @@ impl Server {
             return writer.failed(id, ErrorCode::NotSupported.into());
         };
         if kind == Kind::AdminWatch {
-            if !self.start_watch(index, chosen) {
+            if !self.start_watch(index, chosen, since_us(act)) {
                 return writer.failed(id, ErrorCode::Again.into());
             }
             writer.start(Kind::AdminEvents, id);

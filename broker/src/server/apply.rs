@@ -20,9 +20,7 @@ impl Server {
     /// and puts it back.
     pub(crate) fn settle(&mut self, mut effects: Effects) {
         loop {
-            if self.admin.is_watched() {
-                self.take_notes();
-            }
+            self.take_notes();
             // First: nobody is answered before what outlives this broker knows of it.
             self.kept.hear(&effects.kept, &self.core, &self.fds);
             for effect in &effects.list {
@@ -33,9 +31,7 @@ impl Server {
             }
             effects = self.feedback.hand_back(&mut self.core, self.now, effects);
             if effects.list.is_empty() {
-                if self.admin.is_watched() {
-                    self.take_notes();
-                }
+                self.take_notes();
                 self.feedback.keep_list(effects);
                 return;
             }

@@ -9,7 +9,7 @@ use crate::readiness::watch;
 use crate::server::parts::Server;
 use fdbroker_core::ClientId;
 use fdbroker_protocol::message::GoingAway;
-use fdbroker_protocol::{Kind, Status};
+use fdbroker_protocol::{Kind, LogTopic, Status};
 use fdbroker_scm::RecvError;
 use mio::Poll;
 use mio::unix::SourceFd;
@@ -143,7 +143,7 @@ impl Server {
             self.fds.close_socket(socket, uid, report);
             let is_full =
                 matches!(report, Report::TurnedAway(_)) && !self.fds.closing().may_turn_away();
-            if is_full && self.bad_input.allows(self.now.0, uid) {
+            if is_full && self.journal.allows(LogTopic::BadInput, uid, self.now) {
                 log::warn!(
                     "no connection is accepted until sockets with fds in them that were turned away, of uid {uid} and \
                      maybe others, are closed"

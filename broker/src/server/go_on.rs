@@ -12,6 +12,7 @@ use crate::fds::table::FdTable;
 use crate::handover::RefusedState;
 use crate::handover::arrived::{Arrivals, Arrived, broken};
 use crate::handover::state::{SavedConnection, State};
+use crate::journal::Journal;
 use crate::kept::store::FoundGroup;
 use crate::kernel::Start;
 use crate::limits::MAX_TABLE_FDS;
@@ -81,8 +82,10 @@ impl Server {
     /// Gives up what was taken over: all fds go to the closers, and the core begins anew.
     pub(crate) fn begin_anew(&mut self, core: Core, key: NodeKey, page: GenerationPage) {
         self.core = core;
+        self.core.set_watched(true);
         self.node.begin_anew(key, page);
         self.waits.restore(self.now, Metrics::default());
+        self.journal = Journal::default();
         self.fds.close_all_held();
         for connection in self.connections.drain() {
             let Connection { socket, lingering, event, hello_reply, domain, .. } = connection;
@@ -142,6 +145,8 @@ impl Server {
         let most = self.settings.most_connections as usize;
         check_numbers(&arrived.state, most, self.node.page().slots())?;
         self.waits.restore(Now(arrived.state.started_us), arrived.state.metrics);
+        self.past.restore(&std::mem::take(&mut arrived.state.past));
+        self.journal.restore(&std::mem::take(&mut arrived.state.journal));
         self.former_places = std::mem::take(&mut arrived.state.listeners);
         self.former_places.push(std::mem::take(&mut arrived.state.admin));
         self.fds.restore(arrived)?;

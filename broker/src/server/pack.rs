@@ -163,6 +163,8 @@ impl Server {
             handshakes: handshakes.collect(),
             slots,
             tombstones: self.fds.tombstones().save(),
+            past: self.past.save(),
+            journal: self.journal.save(),
             fds: packing.outgoing.count(),
         })
     }

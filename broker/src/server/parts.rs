@@ -14,15 +14,16 @@ use crate::fds::classify::Classifier;
 use crate::fds::closers::Closers;
 use crate::fds::table::FdTable;
 use crate::handover::state::SavedListener;
+use crate::journal::Journal;
 use crate::kept::store::KeptObjects;
 use crate::limits::{IN_FLIGHT_DIVISOR, ahead_sockets};
-use crate::log::BadInput;
 use crate::manager::keep_store::KeepStore;
 use crate::manager::notify::Manager;
 use crate::manager::service::Service;
 use crate::messages::requests::Scratch;
 use crate::node::listeners::Listener;
 use crate::node::side::NodeSide;
+use crate::past::Past;
 use crate::readiness::Source;
 use crate::readiness::register;
 use crate::server::chores::Schedule;
@@ -86,7 +87,8 @@ pub(crate) struct Server {
     pub(super) in_flight: InFlight,
     pub(super) ahead: Ahead,
     pub(super) waits: Waits,
-    pub(super) bad_input: BadInput,
+    pub(super) journal: Journal,
+    pub(super) past: Past,
     pub(super) admin: AdminSide,
     /// Where the broker before served, until these places are this one's.
     pub(super) former_places: Vec<SavedListener>,
@@ -126,7 +128,8 @@ impl Server {
             in_flight: Self::new_in_flight(&settings),
             ahead: Ahead::new(ahead_sockets(settings.table_fds), share_factor),
             waits: Waits::new(now),
-            bad_input: BadInput::default(),
+            journal: Journal::default(),
+            past: Past::new(),
             admin: AdminSide::new(parts.admin),
             former_places: Vec::new(),
             service: Service::new(parts.manager, parts.keep_store, now),
@@ -137,6 +140,8 @@ impl Server {
             node: parts.node,
             settings,
         };
+        // The journal tells of what happens, also when no administrator watches.
+        server.core.set_watched(true);
         server.register_sources()?;
         Ok(server)
     }
@@ -197,6 +202,8 @@ impl Server {
             fds: &self.fds,
             metrics: self.waits.metrics(),
             longest_wake_us: self.waits.longest_wake_us(),
+            journal: &self.journal,
+            past: &self.past,
             identity: self.node.identity(),
             incarnation: self.node.page().incarnation(),
             now: self.now,

@@ -11,7 +11,8 @@ use crate::node::signals::Request;
 use crate::readiness::Source;
 use crate::server::chores::Chore;
 use crate::server::parts::{Ending, Server};
-use fdbroker_core::{DomainKey, Input};
+use fdbroker_core::{DomainKey, Input, Note};
+use fdbroker_protocol::admin::EventKind;
 use mio::Events;
 use mio::event::Event;
 use std::io;
@@ -53,6 +54,7 @@ impl Server {
             core.max_clients,
         );
         self.service.manager_mut().say_ready(&summary);
+        self.tell_of(&Note::of_node(EventKind::Started));
     }
 
     /// Says that it has ended, and what there was to do at most.
@@ -175,7 +177,13 @@ impl Server {
 
     /// Tells the core whose closes take long: nobody else's requests wait for those.
     fn watch_lanes(&mut self) {
-        for (uid, slow) in self.fds.look_at_lanes() {
+        let news = self.fds.look_at_lanes();
+        for lane in news.hung {
+            self.journal.hang(lane.kind.job(), lane.uid, self.now);
+            let domain = DomainKey { uid: lane.uid, ..DomainKey::NOBODYS };
+            self.tell_of(&Note { domain, ..Note::of_node(EventKind::Hang) });
+        }
+        for (uid, slow) in news.slow {
             for listener in (0..).take(self.door.count()) {
                 self.step(Input::Slow { domain: DomainKey { listener, uid }, slow });
             }

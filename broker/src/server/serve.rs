@@ -16,7 +16,7 @@ use fdbroker_core::{ClientId, Input, Now, OwnerKey, RequestId, Ticket};
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::limits::MAX_NEIGHBOURS;
 use fdbroker_protocol::message::{HELLO_MAGIC, Hello, PROTOCOL_VERSION};
-use fdbroker_protocol::{ErrorCode, Kind, Status};
+use fdbroker_protocol::{ErrorCode, Kind, LogTopic, Status};
 use fdbroker_scm::RecvError;
 use std::os::fd::AsFd;
 
@@ -519,7 +519,7 @@ impl Server {
     }
 
     pub(crate) fn log_bad_input(&mut self, uid: u32, pid: u32, what: &dyn std::fmt::Display) {
-        if self.bad_input.allows(self.now.0, uid) {
+        if self.journal.allows(LogTopic::BadInput, uid, self.now) {
             log::warn!("pid {pid} (uid {uid}): {what}");
         }
     }

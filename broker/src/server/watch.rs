@@ -1,46 +1,73 @@
-//! Tells administrators who watch what has happened. Must cost nothing while nobody watches.
+//! Tells the journal and administrators who watch what has happened. Must cost a grant nothing while nobody watches.
 
 use crate::admin::chosen::Chosen;
 use crate::admin::watch::{Watch, event, lost_event, unix_us};
+use crate::clients::connection::index;
 use crate::server::parts::Server;
-use fdbroker_core::{ClientId, Granted, Note};
+use fdbroker_core::{ClientId, Granted, JobKey, Note};
 use fdbroker_protocol::admin::{EventKind, EventRecord};
 use fdbroker_protocol::{Kind, Status};
 
 impl Server {
-    /// The administrator's connection `index` is told what happens from now on; `false`: as many are as may be.
-    pub(crate) fn start_watch(&mut self, index: usize, chosen: Chosen) -> bool {
-        let is_set = self.admin.set_watch(index, Watch::new(chosen));
+    /// The administrator's connection `index` is told what happens from now on, after the events since `since_us`, if that is said;
+    /// `false`: as many are as may be.
+    pub(crate) fn start_watch(
+        &mut self,
+        index: usize,
+        chosen: Chosen,
+        since_us: Option<u64>,
+    ) -> bool {
+        let mut watch = Watch::new(chosen);
+        if let Some(since_us) = since_us {
+            let past = self.past.iter();
+            watch.begin_with(past.filter(|(event, _)| event.unix_us.get() >= since_us));
+        }
+        let is_set = self.admin.set_watch(index, watch);
         self.note_watchers();
         is_set
     }
 
     /// Watchers have come or gone.
     pub(crate) fn note_watchers(&mut self) {
-        self.core.set_watched(self.admin.count_watches());
+        self.admin.count_watches();
     }
 
-    /// Hands what the core has noted to the watchers. Before the effects of the step are applied: a client that ends has
+    /// Hands what the core has noted to the journal and the watchers. Before the effects of the step are applied: a client that ends has
     /// its name still.
     pub(crate) fn take_notes(&mut self) {
+        if !self.core.has_notes() {
+            return;
+        }
         let mut notes = self.admin.take_notes();
         let lost = self.core.take_notes(&mut notes);
-        if !notes.is_empty() || lost > 0 {
+        {
             let unix_us = unix_us();
             for note in notes.drain(..) {
+                self.journal.hear(&note, self.now);
                 let name = self.view().name_of(note.client);
-                self.admin.tell(&EventRecord { name, ..event(&note, unix_us) }, note.job);
+                self.tell(EventRecord { name, ..event(&note, unix_us) }, note.job);
             }
             if lost > 0 {
-                self.admin.tell(&lost_event(lost, unix_us), None);
+                self.tell(lost_event(lost, unix_us), None);
             }
         }
         self.admin.keep_notes(notes);
     }
 
-    /// Tells of a grant that was sent.
+    fn tell(&mut self, event: EventRecord, job: Option<JobKey>) {
+        self.admin.tell(&event, job);
+        self.past.add(event, job);
+    }
+
+    /// Tells of what the core does not note.
+    pub(crate) fn tell_of(&mut self, note: &Note) {
+        self.tell(event(note, unix_us()), note.job);
+    }
+
+    /// Tells watchers of a grant that was sent. No grant is kept for later.
     pub(crate) fn note_grants(&mut self, client: ClientId, grants: &[Granted]) {
-        let (pid, uid) = self.view().pid_and_uid_of(client);
+        let Some(connection) = self.connections.get(index(client)) else { return };
+        let (pid, domain) = (connection.pid, connection.domain);
         let (name, unix_us) = (self.view().name_of(Some(client)), unix_us());
         let job = self.core.job_of(client);
         for grant in grants.iter().filter(|grant| grant.status.is_ok()) {
@@ -48,7 +75,7 @@ impl Server {
                 kind: EventKind::Grant,
                 client: Some(client),
                 pid,
-                uid,
+                domain,
                 job,
                 id: grant.wanted.ok(),
                 size_bytes: grant.size_bytes,

@@ -1,5 +1,5 @@
 //! The tables of counts that no cap bounds: how often something happened since the broker's start, and how many of
-//! something there are now. Must never be listed again anywhere else.
+//! something there are now, and what the log tells of. Must never be listed again anywhere else.
 
 use crate::table::table;
 
@@ -30,4 +30,17 @@ table! {
     StoredFds = 2, stored_fds, "fds of allocations that the broker has open";
     ClosingFds = 3, closing_fds, "fds whose close has not returned";
     LeasesEnding = 4, leases_ending, "leases of ended memory whose holders are not charged for it yet";
+}
+
+table! {
+    /// What lines of the broker's log are about, where their number is bounded by user and minute.
+    enum LogTopic;
+    /// One value per topic.
+    struct ByLogTopic;
+
+    BadInput = 1, bad_input, "bad input";
+    Refusals = 2, refusals, "refusals";
+    SilentOwners = 3, silent_owners, "owners that do not answer recalls";
+    Evictions = 4, evictions, "evictions";
+    Hangs = 5, hangs, "system calls that do not return";
 }

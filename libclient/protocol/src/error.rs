@@ -135,7 +135,8 @@ wire_enum! {
 /// The outcome of a request or of one item, 16 bytes on the wire. `code` 0 = OK.
 ///
 /// For `NO_QUOTA`: `resource` and `scope` name the cap, `value` is the cap ([`NO_CAP`]: a sum beyond all numbers), `pid` the process that
-/// holds most of it. For `UNSUPPORTED_FD`: `value` is an [`FdType`]. For a version refusal
+/// holds most of it. For `OWNER_SILENT`: `value` is the owner's error code, 0 = it did not answer; `pid` is the owner's, told to its own
+/// domain alone. For `UNSUPPORTED_FD`: `value` is an [`FdType`]. For a version refusal
 /// (`PROTOCOL` in answer to hello): `value` is the broker's version. For a request about objects: `value` and `pid` as the code says;
 /// `TIMED_OUT` in answer to a get: `value` is the index of a name that is not sealed, `pid` its maker, 0 = nobody. Otherwise 0.
 #[derive(
@@ -149,7 +150,7 @@ pub struct Status {
     pub resource: u8,
     /// 0 or a [`Scope`].
     pub scope: u8,
-    /// Largest holder's pid as the broker sees it, or 0.
+    /// Pid of the largest holder, or of the silent owner, as the broker sees it, or 0.
     pub pid: U32,
     /// What the code says it is; see [`Status`].
     pub value: U64,
@@ -233,9 +234,15 @@ impl std::fmt::Display for Status {
                 let what = u8::try_from(value).ok().and_then(FdType::from_number);
                 write!(f, "{code} (it is: {})", what.map_or("unknown", FdType::name))
             }
-            ErrorCode::OwnerSilent if value != 0 => {
+            ErrorCode::OwnerSilent => {
                 let cause = u16::try_from(value).ok().and_then(ErrorCode::from_number);
-                write!(f, "{code} (the owner said {})", cause.map_or("unknown", ErrorCode::name))
+                let cause = cause.map_or("unknown", ErrorCode::name);
+                match (self.pid.get(), value) {
+                    (0, 0) => write!(f, "{code}"),
+                    (0, _) => write!(f, "{code} (the owner said {cause})"),
+                    (pid, 0) => write!(f, "{code} (the owner is pid {pid})"),
+                    (pid, _) => write!(f, "{code} (the owner, pid {pid}, said {cause})"),
+                }
             }
             code => write!(f, "{code}"),
         }
@@ -266,6 +273,20 @@ mod tests {
         }
         let newer = Status { resource: 200, ..Status::no_quota(Resource::Fds, Scope::Job, 1, 0) };
         assert!(newer.to_string().ends_with("; release what it counts"), "{newer}");
+    }
+
+    #[test]
+    fn status_when_the_owner_is_silent_then_its_pid_and_its_error_are_said_if_known() {
+        let text = |pid: u32, value| {
+            let status = Status::with_value(ErrorCode::OwnerSilent, value);
+            Status { pid: pid.into(), ..status }.to_string()
+        };
+        let said = ErrorCode::NotSupported as u64;
+        assert!(text(0, 0).ends_with("recall callback"), "{}", text(0, 0));
+        assert!(text(9, 0).ends_with(" (the owner is pid 9)"), "{}", text(9, 0));
+        assert!(text(0, said).ends_with(" (the owner said NOT_SUPPORTED)"), "{}", text(0, said));
+        let both = text(9, said);
+        assert!(both.ends_with(" (the owner, pid 9, said NOT_SUPPORTED)"), "{both}");
     }
 
     #[test]

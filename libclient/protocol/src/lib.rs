@@ -18,7 +18,7 @@ pub mod resource;
 pub mod virtual_fd;
 
 pub use codec::{DecodeError, Message, Writer};
-pub use count::{ByCounter, ByGauge, Counter, Gauge};
+pub use count::{ByCounter, ByGauge, ByLogTopic, Counter, Gauge, LogTopic};
 pub use error::{ErrorCode, FdType, Status};
 pub use handle::{AllocationId, Handle, HandleFields, HandlePrefix, NodeKey, Share, node_id};
 pub use limits::MAX_BATCH;

@@ -4,8 +4,8 @@
 use super::raw::{Incoming, open, receive_from};
 use super::wait::PATIENCE;
 use fdbroker_protocol::admin::{
-    AccountRecord, AllocationRecord, ClientRecord, Filter, LeaseRecord, NodeStatus, Page, Query,
-    TombstoneRecord,
+    AccountRecord, AllocationRecord, ClientRecord, Filter, LeaseRecord, Metrics, NodeStatus, Page,
+    Query, TombstoneRecord,
 };
 use fdbroker_protocol::{AllocationId, Kind, Writer};
 use std::os::fd::{AsFd, OwnedFd};
@@ -42,6 +42,12 @@ impl Admin {
         let answer = self.ask(Kind::AdminStatus, 0);
         assert_eq!(answer.message().kind, Kind::AdminStatusReply);
         *answer.message().body_as().expect("a status")
+    }
+
+    pub fn metrics(&self) -> Metrics {
+        let answer = self.ask(Kind::AdminMetrics, 0);
+        assert_eq!(answer.message().kind, Kind::AdminMetricsReply);
+        *answer.message().body_as().expect("metrics")
     }
 
     pub fn allocations(&self) -> Vec<AllocationRecord> {

@@ -626,12 +626,9 @@ impl Model {
                 ensure!(get.deadline > self.now, "get {request} of {number} is overdue");
                 let all = get.names.iter().all(|name| self.sealed(get.scope, name).is_some());
                 let open = client.leases.len() as u64;
-                // Names of several groups may have come to one: a get that waits for leases is not looked at for that.
-                let mut names = get.names.clone();
-                names.sort_unstable();
-                names.dedup();
+                // Several stand in line: the first of them may need more.
                 let fits = self.client_leases == NO_CAP
-                    || open + names.len() as u64 <= self.client_leases && client.gets.len() == 1;
+                    || client.gets.len() == 1 && open + self.needs(get) <= self.client_leases;
                 ensure!(!(all && fits), "get {request} of {number} waits, and could be granted");
             }
         }

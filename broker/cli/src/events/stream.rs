@@ -5,8 +5,9 @@
 use crate::admin::{Admin, Selection};
 use crate::error::{Context, Error, Result};
 use crate::mailbox::{self, Inbox, Outbox, Unheard};
-use fdbroker_protocol::admin::EventRecord;
+use fdbroker_protocol::admin::{Act, EventRecord, act_flags};
 use fdbroker_protocol::{ErrorCode, Kind};
+pub use fdbrokerd::limits::WATCH_EVENTS_PER_MESSAGE as EVENTS_PER_MESSAGE;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::os::fd::AsFd;
@@ -71,10 +72,20 @@ pub struct Watching {
 
 impl Watching {
     /// Asks for the selected events from now on. Waits for at most two answers.
-    pub fn begin(mut admin: Admin, selection: Selection) -> Result<Self> {
+    pub fn begin(admin: Admin, selection: Selection) -> Result<Self> {
+        Self::ask(admin, &selection.act(0, 0))
+    }
+
+    /// The same, after the selected events of the last milliseconds, `u32::MAX` = all that the broker has. Of these the last message
+    /// [is not full](EVENTS_PER_MESSAGE).
+    pub fn begin_since(admin: Admin, selection: Selection, ms: u32) -> Result<Self> {
+        Self::ask(admin, &selection.act(ms, act_flags::SINCE))
+    }
+
+    fn ask(mut admin: Admin, act: &Act) -> Result<Self> {
         let status = admin.status()?;
         let broker = Broker { pid: status.pid.get(), incarnation: status.incarnation.get() };
-        match admin.exchange(Kind::AdminWatch, &selection.act(0, 0), Kind::AdminEvents) {
+        match admin.exchange(Kind::AdminWatch, act, Kind::AdminEvents) {
             Ok(_) => {}
             Err(Error::Refused(ErrorCode::Again)) => {
                 return Err(Error::TooManyWatch { path: admin.path().to_owned() });
@@ -90,7 +101,7 @@ impl Watching {
     }
 
     /// Waits for the next events without a bound.
-    fn next(&mut self) -> Result<Vec<EventRecord>> {
+    pub fn next(&mut self) -> Result<Vec<EventRecord>> {
         loop {
             if let Some(events) = self.try_next()? {
                 return Ok(events);

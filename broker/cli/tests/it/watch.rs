@@ -61,7 +61,11 @@ struct Watch {
 
 impl Watch {
     fn start(place: &Place) -> Self {
-        let mut running = Running::start(place.command(&["watch", "--json"]));
+        Watch::start_with(place, &[])
+    }
+
+    fn start_with(place: &Place, more: &[&str]) -> Self {
+        let mut running = Running::start(place.command(&[&["watch", "--json"], more].concat()));
         let lines = BufReader::new(running.0.stdout.take().expect("piped")).lines();
         let (tell, events) = channel();
         std::thread::spawn(move || {
@@ -273,4 +277,80 @@ fn watch_when_a_connection_is_refused_then_told_with_its_process_and_counted() {
         );
         drop((only, watch, broker));
     }
+}
+
+/// The events that a broker has kept.
+fn past(place: &Place, more: &[&str]) -> Vec<Value> {
+    let arguments = [&["watch", "--since", "all", "--no-follow", "--json"], more].concat();
+    let output = place.command(&arguments).output().expect("it starts");
+    assert_eq!(end(&output).0, Some(0), "{}", end(&output).1);
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
+fn kinds(events: &[Value]) -> Vec<&str> {
+    events.iter().map(|event| event["event"].as_str().expect("a kind")).collect()
+}
+
+#[test]
+fn watch_since_when_nobody_watched_then_the_past_is_told_and_a_takeover_keeps_it() {
+    let place = Place::new("since");
+    let first = place.broker(&["--set", "caps.node.connections=1"]);
+    assert_eq!(kinds(&past(&place, &[])), ["started"]);
+    let socket = place.0.path().join("fdbroker/broker.sock");
+    let connect = || Client::builder().name("only").socket(&socket).connect();
+    let only = connect().expect("the first");
+    assert!(connect().is_err(), "one is the cap");
+    drop(only);
+    let told = || {
+        let events = past(&place, &[]);
+        (kinds(&events) == ["started", "connected", "refusal", "gone"]).then_some(events)
+    };
+    let events = wait_for("the end of the client", told);
+    assert_eq!(events[2]["resource"], "connections");
+    let of_another = past(&place, &["--filter", "uid:4294967294"]);
+    assert_eq!(kinds(&of_another), ["started"], "and of the node");
+    // Events are microseconds old, at least.
+    let recent = ["watch", "--since", "0s", "--no-follow"];
+    let recent = place.command(&recent).output().expect("it starts");
+    assert_eq!((end(&recent).0, recent.stdout.len()), (Some(0), 0));
+
+    let second = place.broker(&["--takeover"]);
+    assert_eq!(end(&first.end()).0, Some(0), "the first one ends in order");
+    let after = past(&place, &[]);
+    assert_eq!(after[..4], events);
+    assert_eq!(kinds(&after[4..]), ["started"]);
+
+    // A crash loses them, and that is said.
+    second.signal("KILL");
+    second.end();
+    let third = place.broker(&[]);
+    assert_eq!(kinds(&past(&place, &[])), ["started"]);
+    drop(third);
+}
+
+#[test]
+fn watch_since_when_it_follows_then_the_past_comes_before_what_happens() {
+    let place = Place::new("follow");
+    let broker = place.broker(&[]);
+    place.probe();
+    wait_for("the probe's end", || kinds(&past(&place, &[])).contains(&"gone").then_some(()));
+    let watch = Watch::start_with(&place, &["--since", "10m"]);
+    let events = wait_for("the past", || {
+        place.probe();
+        let events: Vec<Value> = watch.events.try_iter().collect();
+        (!events.is_empty()).then_some(events)
+    });
+    assert_eq!(kinds(&events)[..3], ["started", "connected", "gone"]);
+    watch.wait_for(&place, "connected");
+    let text = ["watch", "--since", "all", "--no-follow"];
+    let output = place.command(&text).output().expect("it starts");
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    let first = text.lines().next().expect("one at least");
+    assert!(first.starts_with("20") && first.ends_with("Z  started"), "a date: {first}");
+    for wrong in [&["watch", "--no-follow"][..], &["watch", "--since", "ten"]] {
+        let output = place.command(wrong).output().expect("it starts");
+        assert_eq!(output.status.code(), Some(2), "{wrong:?}");
+    }
+    drop((watch, broker));
 }

@@ -2,11 +2,13 @@
 
 use super::charges::{of_kept, of_member};
 use super::groups::GroupState;
+use super::names::Name;
 use crate::Core;
 use crate::ledger::Ledger;
 use crate::parked::Wish;
 use crate::slots::NONE;
 use crate::timers::Timer;
+use std::collections::BTreeSet;
 
 impl Core {
     /// Makes every charge of objects, and of requests that wait for names.
@@ -69,12 +71,15 @@ impl Core {
         }
         assert_eq!(entered, named, "objects with names");
         let gets = self.parked.iter().filter_map(|(seq, parked)| match &parked.wish {
-            Wish::Get(get) => Some((seq, get, get.at?)),
+            Wish::Get(get) => Some((seq, get)),
             _ => None,
         });
-        let standing = gets.inspect(|(seq, get, at)| {
-            assert!(self.objects.waits.has(get.scope, &get.names[*at], **seq), "{seq} is lost");
+        let standing = gets.map(|(seq, get)| {
+            let names: BTreeSet<_> = get.stands_at().iter().collect();
+            let stands = |name: &&Name| self.objects.waits.has(get.scope, name, *seq);
+            assert!(names.iter().all(stands), "{seq} is lost");
+            names.len()
         });
-        assert_eq!(standing.count(), self.objects.waits.len(), "who stands at names");
+        assert_eq!(standing.sum::<usize>(), self.objects.waits.len(), "who stands at names");
     }
 }

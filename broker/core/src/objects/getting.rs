@@ -23,8 +23,19 @@ pub struct Get {
     pub scope: NameScope,
     /// In the order of the request.
     pub names: Box<[Name]>,
-    /// The one at which it stands, because that is missing.
-    pub at: Option<usize>,
+    /// Where it stands.
+    pub at: Standing,
+}
+
+/// The names at which a parked get stands: it is looked at again when one of them is sealed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// It misses no name, and waits for something else.
+    Nowhere,
+    /// At the one of this index, because that is missing.
+    At(usize),
+    /// At all: it is short of a lease for each group, and whoever replaces them can seal them in fewer groups.
+    Everywhere,
 }
 
 impl Get {
@@ -32,6 +43,15 @@ impl Get {
     pub fn charge(&self) -> Charge {
         let bytes = self.names.iter().map(|name| name.len() as u64).sum();
         Charge(Resource::MetadataBytes, bytes)
+    }
+
+    /// The names at which it stands.
+    pub fn stands_at(&self) -> &[Name] {
+        match self.at {
+            Standing::Nowhere => &[],
+            Standing::At(index) => &self.names[index..=index],
+            Standing::Everywhere => &self.names,
+        }
     }
 }
 
@@ -89,7 +109,7 @@ impl Core {
             return fx.list.push(Effect::Failed { client, request, status });
         }
         let names = names.iter().map(|name| Name::from(*name)).collect();
-        let get = Box::new(Get { scope, names, at: None });
+        let get = Box::new(Get { scope, names, at: Standing::Nowhere });
         self.park_get(seq, (client, request, deadline), get, look, fx);
     }
 
@@ -110,38 +130,38 @@ impl Core {
         if let Err(status) = self.charge_objects(client.0, &[get.charge()]) {
             return fx.list.push(Effect::Failed { client, request, status });
         }
-        let charge = get.charge();
         let wait = self.stand(seq, &mut get, look);
-        let at = get.at.map(|at| get.names[at].clone());
-        let (scope, wish) = (get.scope, Wish::Get(get));
+        let mut wish = Wish::Get(get);
         if let Err(blocked) = self.charge(client.0, items_of(&wish)) {
-            at.into_iter().for_each(|name| self.objects.waits.leave(scope, &name, seq));
-            let domain = self.clients[client.0].domain;
-            self.release_objects(domain, &[charge]);
+            if let Wish::Get(get) = &mut wish {
+                self.forget_get(seq, client.0, get);
+            }
             let status = self.no_quota(blocked);
             return self.refuse(client, request, status, fx);
         }
         self.park(seq, Parked::new(client, request, deadline, wish, wait));
     }
 
-    /// A parked get stands at the name that it misses, and nowhere else.
+    /// A parked get stands at the name that it misses, or where it may come to need fewer leases.
     fn stand(&mut self, seq: u64, get: &mut Get, look: Look) -> Wait {
-        self.stand_nowhere(seq, get);
-        match look {
-            Look::Missing(index) => {
-                self.objects.waits.enter(get.scope, &get.names[index], seq);
-                get.at = Some(index);
-                Wait::Recall
-            }
-            Look::Waits(wait) => wait,
+        let (at, wait) = match look {
+            Look::Missing(index) => (Standing::At(index), Wait::Recall),
+            Look::Waits(wait @ Wait::Space(_)) => (Standing::Everywhere, wait),
+            Look::Waits(wait) => (Standing::Nowhere, wait),
             Look::Answered => unreachable!("it does not wait"),
-        }
+        };
+        self.stand_at(seq, get, at);
+        wait
     }
 
-    fn stand_nowhere(&mut self, seq: u64, get: &mut Get) {
-        if let Some(at) = get.at.take() {
-            self.objects.waits.leave(get.scope, &get.names[at], seq);
+    fn stand_at(&mut self, seq: u64, get: &mut Get, at: Standing) {
+        if get.at == at {
+            return;
         }
+        let waits = &mut self.objects.waits;
+        get.stands_at().iter().for_each(|name| waits.leave(get.scope, name, seq));
+        get.at = at;
+        get.stands_at().iter().for_each(|name| waits.enter(get.scope, name, seq));
     }
 
     /// A parked get is looked at again. `None`: it has been answered.
@@ -161,18 +181,14 @@ impl Core {
     /// A parked get waits no more, or its client is gone: nothing of it is left but its items.
     pub(crate) fn forget_get(&mut self, seq: u64, client: u32, get: &mut Get) {
         let domain = self.clients[client].domain;
-        self.stand_nowhere(seq, get);
+        self.stand_at(seq, get, Standing::Nowhere);
         self.release_objects(domain, &[get.charge()]);
     }
 
-    /// The name at which a request stands has been sealed.
+    /// A name at which a request stands has been sealed.
     pub(super) fn wake_get(&mut self, seq: u64) {
-        let Some(parked) = self.parked.get_mut(&seq) else { return };
-        let client = parked.client;
-        if let Wish::Get(get) = &mut parked.wish {
-            get.at = None;
-        }
-        if self.client(client).is_some() {
+        let client = self.parked.get(&seq).map(|parked| parked.client);
+        if client.is_some_and(|client| self.client(client).is_some()) {
             self.look_soon(seq);
         }
     }

@@ -1,4 +1,5 @@
-//! Requests that wait for names: each stands at the first name that it misses. Those at a name that was sealed are woken, some
+//! Requests that wait for names: each stands at the first name that it misses, or at all of them if fewer groups of them would
+//! be enough. Those at a name that was sealed are woken, some
 //! a step, the domains in turn. Must never look through all that wait.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -58,7 +59,6 @@ impl Waits {
                 continue;
             };
             let Some(seq) = self.first_at(&(scope, Name::clone(&name)), from) else { continue };
-            self.at.remove(&(scope, Name::clone(&name), seq));
             if let Some(names) = self.woken.get_mut(&domain) {
                 names.insert((scope, name), seq + 1);
             }
@@ -76,7 +76,7 @@ impl Waits {
         self.at.contains(&(scope, Name::clone(name), seq))
     }
 
-    /// How many requests stand at names.
+    /// At how many names requests stand.
     pub fn len(&self) -> usize {
         self.at.len()
     }

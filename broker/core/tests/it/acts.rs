@@ -263,7 +263,7 @@ fn connect_when_refused_then_counted_and_told_with_its_process_and_user() {
     world.core.take_notes(&mut notes);
     let [note] = &notes[..] else { panic!("{notes:?}") };
     assert_eq!((note.kind, note.client, note.status), (EventKind::Refusal, None, status));
-    assert_eq!((note.pid, note.uid), (77, 1000));
+    assert_eq!((note.pid, note.domain.uid), (77, 1000));
 }
 
 #[test]
@@ -323,7 +323,7 @@ fn notes_when_a_cap_is_full_then_the_refusal_says_which_and_whose() {
     world.core.take_notes(&mut notes);
     let refusal = notes.last().expect("noted");
     assert_eq!((refusal.kind, refusal.status), (EventKind::Refusal, status));
-    assert_eq!((refusal.client, refusal.pid, refusal.uid), (Some(OWNER), 4000, 1000));
+    assert_eq!((refusal.client, refusal.pid, refusal.domain.uid), (Some(OWNER), 4000, 1000));
     world.core.set_watched(false);
     world.register(deposit(3));
     assert_eq!(world.notes(), []);

@@ -14,17 +14,20 @@ pub mod act_flags {
     pub const DRY_RUN: u32 = 1;
     /// Drain: end the drain instead of beginning one.
     pub const UNDO: u32 = 2;
+    /// Watch: begin with the events of the last `cursor` milliseconds.
+    pub const SINCE: u32 = 4;
 }
 
 /// Body of [`Kind::AdminEvict`](crate::Kind::AdminEvict), [`Kind::AdminRevoke`](crate::Kind::AdminRevoke),
-/// [`Kind::AdminDrain`](crate::Kind::AdminDrain) and [`Kind::AdminWatch`](crate::Kind::AdminWatch), 24 bytes. The last
-/// two have no cursor, and a drain has no filter.
+/// [`Kind::AdminDrain`](crate::Kind::AdminDrain) and [`Kind::AdminWatch`](crate::Kind::AdminWatch), 24 bytes. A drain has
+/// neither cursor nor filter.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
 #[repr(C)]
 pub struct Act {
-    /// Slot to begin at: 0, then each answer's `next_cursor`.
+    /// Slot to begin at: 0, then each answer's `next_cursor`. Of a watch with [`act_flags::SINCE`]: for how many milliseconds before now
+    /// events are told, `u32::MAX` = all there are; else 0.
     pub cursor: U32,
     /// A [`Filter`](super::Filter).
     pub filter: U32,

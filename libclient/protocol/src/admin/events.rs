@@ -38,6 +38,10 @@ wire_enum! {
         Caps = 12, "caps";
         /// This watcher read too slowly, and `lost` events are missing here.
         Lost = 13, "lost";
+        /// The broker serves from now on. What happened before may be missing.
+        Started = 14, "started";
+        /// A system call on an fd of the uid has not returned for a second.
+        Hang = 15, "hang";
     }
 }
 
@@ -69,6 +73,9 @@ pub struct EventRecord {
     pub status: Status,
     /// The client's name, padded with zeros; all zeros when the event is of no client.
     pub name: [u8; NAME_BYTES],
+    /// Number of the listener that the client connected to, from 0; with the uid it is the domain. `u32::MAX` when the event is of
+    /// no client.
+    pub listener: U32,
     /// Reserved, 0.
-    pub reserved: U64,
+    pub reserved: U32,
 }

@@ -1,5 +1,7 @@
-//! How long the broker takes, as histograms. Layout only: no IO, no state.
+//! How long the broker takes, as histograms, and what has gone wrong. Layout only: no IO, no state.
 
+use crate::count::ByLogTopic;
+use crate::resource::{ByResource, ByScope};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, little_endian::U64};
 
 /// Upper bounds of the buckets of a [`Histogram`], in microseconds: from a grant of a held fd (some 10) to the longest
@@ -22,7 +24,7 @@ pub struct Histogram {
     pub sum_us: U64,
 }
 
-/// Body of [`crate::Kind::AdminMetricsReply`], 376 bytes.
+/// Body of [`crate::Kind::AdminMetricsReply`], 1144 bytes.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -39,4 +41,34 @@ pub struct Metrics {
     pub tombstones: U64,
     /// Such records that were dropped for newer ones, since the broker's start.
     pub tombstones_dropped: U64,
+    /// Events that the broker has for a watch that begins with the past.
+    pub events: U64,
+    /// Such events that were dropped for newer ones, since the broker's start.
+    pub events_dropped: U64,
+    /// What has gone wrong since the broker's start.
+    pub journal: Journal,
+}
+
+/// What has gone wrong, 752 bytes.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    KnownLayout,
+    Immutable,
+    Unaligned,
+)]
+#[repr(C)]
+pub struct Journal {
+    /// Refusals by the cap that was full. Beside them there are refusals of other reasons.
+    pub refusals: ByScope<ByResource<U64>>,
+    /// System calls on clients' fds that had not returned after a second, each counted once.
+    pub hangs: U64,
+    /// Lines that the log would have had, and that were left out.
+    pub lines_left_out: ByLogTopic<U64>,
 }

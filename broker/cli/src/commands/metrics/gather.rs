@@ -27,7 +27,7 @@ fn add(sums: &mut Sums, record: &AccountRecord) {
 pub type Accounts = Vec<(Vec<String>, Sums)>;
 
 /// All data, of about one moment.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Gathered {
     pub status: NodeStatus,
     pub metrics: Metrics,

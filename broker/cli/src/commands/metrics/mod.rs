@@ -1,4 +1,4 @@
-//! `fdbroker metrics`: the broker's numbers as OpenMetrics text, once or for a scraper. Must never have more than a
+//! `fdbroker metrics`: the broker's numbers as OpenMetrics text, once or for a scraper, and as a file for node_exporter. Must never have more than a
 //! bounded number of series, whatever the number of users and jobs.
 
 mod args;
@@ -6,24 +6,42 @@ mod gather;
 mod listen;
 mod render;
 mod serve;
+mod textfile;
 
 pub use args::Args;
 
 use crate::admin::Admin;
 use crate::error::Result;
 use crate::output::Output;
+use gather::Gathered;
+use std::path::Path;
 
-/// Prints the metrics, or serves them until a signal ends it.
+/// Prints the metrics, writes them into a file, or serves them until a signal ends it.
 pub fn run(args: Args) -> Result<()> {
-    match args.listen {
-        None => print(),
-        Some(listen) => serve::run(&listen),
+    match (args.listen, args.textfile) {
+        (Some(listen), _) => serve::run(&listen),
+        (None, Some(dir)) => write(&dir),
+        (None, None) => print(),
     }
 }
 
+fn gather() -> Result<Gathered> {
+    gather::gather(Admin::from_env()?)
+}
+
 fn print() -> Result<()> {
-    let page = render::page(Some(gather::gather(Admin::from_env()?)?));
+    let page = render::page(Some(gather()?));
     let mut out = Output::stdout();
     out.text(&page)?;
     out.finish()
+}
+
+/// The file is written also where no broker answers: an old one would say that all is well.
+fn write(dir: &Path) -> Result<()> {
+    let (page, outcome) = match gather() {
+        Ok(gathered) => (render::page(Some(gathered)), Ok(())),
+        Err(error) => (render::page(None), Err(error)),
+    };
+    textfile::write(dir, &page)?;
+    outcome
 }

@@ -1,11 +1,16 @@
 //! The arguments of `fdbroker watch` and their help. Must never do anything.
 
+use super::since::Since;
 use crate::subject::Subject;
 
 const HELP: &str = "\
 Events of clients: connected, gone. Of allocations: deposit, grant, evict, recall, silent (the owner has not answered a recall
 in time), end (with the reason). Of caps: refusal (of a request, a deposit or a connection, with the cap that is
-full). Of the node: drain, undrain, caps. `lost` counts the events that this command was too slow for. Times are UTC.
+full). Of the node: started, drain, undrain, caps, hang (a close of a user's fd has not returned for a second). `lost` counts the events that this command was too slow for. Times are UTC.
+
+--since TIME begins with what has happened: the broker keeps the last 10,000 events, but no grants. When there is no room for one
+more, the oldest one of the user with most of them goes, so that a busy user does not push out what concerned others. An upgraded
+broker goes on with them; after a crash they are lost, and the first event is `started`.
 
 When the broker ends, the command waits up to 10 s for the next one (after an upgrade or a restart), and goes on with it. A
 line on stderr says so; with --json it is an object among the events:
@@ -24,11 +29,13 @@ over), evicted, aborted (it was in the making), each with the version, and lost 
 Examples:
   fdbroker watch
   fdbroker watch --filter pid:4711
+  fdbroker watch --since 10m
+  fdbroker watch --since all --no-follow --filter uid:1000
   fdbroker watch --objects
   fdbroker watch --objects model/
   fdbroker watch --json | jq -c 'select(.event == \"refusal\")'
 
-Exit status: 0 after Ctrl-C, 3 if the broker has ended and no other has started.";
+Exit status: 0 after Ctrl-C and with --no-follow, 3 if the broker has ended and no other has started.";
 
 /// Print the broker's events as they happen, until Ctrl-C
 #[derive(Debug, clap::Args)]
@@ -38,6 +45,12 @@ pub struct Args {
     /// uid:N or job:NAME
     #[arg(long, value_name = "WHAT")]
     pub filter: Option<Subject>,
+    /// Begin with the events of the last TIME, such as 90s, 10m, 2h or 1d, or with all that the broker has
+    #[arg(long, value_name = "TIME", conflicts_with = "objects")]
+    pub since: Option<Since>,
+    /// With --since: print these events alone, and end
+    #[arg(long, requires = "since")]
+    pub no_follow: bool,
     /// What happens to named objects instead; with PREFIX only to those whose names begin with it
     #[arg(long, value_name = "PREFIX", num_args = 0..=1, default_missing_value = "", conflicts_with = "filter")]
     pub objects: Option<String>,

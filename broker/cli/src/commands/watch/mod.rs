@@ -2,6 +2,7 @@
 //! when the broker ends.
 
 mod args;
+mod since;
 
 pub use args::Args;
 
@@ -9,11 +10,12 @@ use crate::admin::again;
 use crate::admin::{Admin, Selection};
 use crate::by_name;
 use crate::error::Result;
-use crate::events::stream::{self, Back, Told, Watching};
+use crate::events::stream::{self, Back, EVENTS_PER_MESSAGE, Told, Watching};
 use crate::events::view::{self, EventView, reconnected};
 use crate::output::Output;
 use crate::output::say;
 use crate::signals::Signals;
+use fdbroker_protocol::admin::EventRecord;
 use serde::Serialize;
 use std::time::Duration;
 
@@ -52,13 +54,19 @@ pub fn run(args: Args) -> Result<()> {
     if let Some(prefix) = &args.objects {
         return by_name::watch::run(prefix, args.job, args.json);
     }
-    let signals = Signals::take_over()?;
     let mut admin = Admin::from_env()?;
     let selection = match &args.filter {
         None => Selection::ALL,
         Some(subject) => subject.selection(&mut admin)?,
     };
-    let first = Watching::begin(admin, selection)?;
+    let first = match args.since {
+        None => Watching::begin(admin, selection)?,
+        Some(since) => Watching::begin_since(admin, selection, since.0)?,
+    };
+    if args.no_follow {
+        return print_past(first, &args);
+    }
+    let signals = Signals::take_over()?;
     // After the signals are blocked: the thread must not receive them.
     let patience = Some(RECONNECT_PATIENCE);
     let stream = stream::start(Some(first), selection, patience, again::connect)?;
@@ -69,20 +77,36 @@ pub fn run(args: Args) -> Result<()> {
         }
         signals.wait_beside(&stream)?;
         for told in stream.take()? {
-            print(told, args.json, &mut out)?;
+            print(told, &args, &mut out)?;
         }
         out.flush()?;
     }
 }
 
-fn print(told: Told, json: bool, out: &mut Output) -> Result<()> {
+/// Prints the events of before, and ends.
+fn print_past(mut past: Watching, args: &Args) -> Result<()> {
+    let mut out = Output::stdout();
+    loop {
+        let records = past.next()?;
+        let is_last = records.len() < EVENTS_PER_MESSAGE;
+        print_events(&records, args, &mut out)?;
+        if is_last {
+            return out.finish();
+        }
+    }
+}
+
+fn print_events(records: &[EventRecord], args: &Args, out: &mut Output) -> Result<()> {
+    let line = if args.since.is_some() { view::dated_line } else { view::line };
+    records.iter().try_for_each(|record| match args.json {
+        true => out.json_line(&EventView::new(record)),
+        false => out.text(&(line(record) + "\n")),
+    })
+}
+
+fn print(told: Told, args: &Args, out: &mut Output) -> Result<()> {
     match told {
-        Told::Events(records) if json => {
-            records.iter().try_for_each(|record| out.json_line(&EventView::new(record)))
-        }
-        Told::Events(records) => {
-            records.iter().try_for_each(|record| out.text(&(view::line(record) + "\n")))
-        }
+        Told::Events(records) => print_events(&records, args, out),
         Told::Lost { error, .. } => {
             // Events before it are printed first.
             out.flush()?;
@@ -90,7 +114,7 @@ fn print(told: Told, json: bool, out: &mut Output) -> Result<()> {
             say!("fdbroker: {error}; waiting up to {seconds} s for another");
             Ok(())
         }
-        Told::Back(back) if json => out.json_line(&ReconnectedView::new(&back)),
+        Told::Back(back) if args.json => out.json_line(&ReconnectedView::new(&back)),
         Told::Back(back) => {
             say!("fdbroker: {}", reconnected(&back));
             Ok(())

@@ -91,6 +91,24 @@ pub fn line(record: &EventRecord) -> String {
     EventView::new(record).line(&record.status)
 }
 
+/// The same with the date before it: the event may be of another day.
+pub fn dated_line(record: &EventRecord) -> String {
+    let (year, month, day) = date(record.unix_us.get() / 86_400_000_000);
+    format!("{year}-{month:02}-{day:02} {}", line(record))
+}
+
+/// Year, month and day of a day since 1970 (the algorithm `civil_from_days` by H. Hinnant; years begin in March there).
+fn date(days: u64) -> (u64, u64, u64) {
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day_of_month = day - (153 * month + 2) / 5 + 1;
+    let (month, next_year) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
+    (era * 400 + year + next_year, month, day_of_month)
+}
+
 /// Several events that differ only in their allocations, as one line: the latest one, their number, the bytes of all.
 pub fn line_of_many(latest: &EventRecord, count: u64, size_bytes: u64) -> String {
     let mut view = EventView::new(latest);

@@ -74,3 +74,18 @@ fn line_when_events_were_lost_then_how_many() {
     let line = line(&record);
     assert_eq!(line, "23:59:58.007Z  lost       1,234 events: this reader is too slow");
 }
+
+#[test]
+fn date_when_of_leap_years_and_ends_of_months_then_as_the_calendar_has_it() {
+    for (day, expected) in [
+        (0, (1970, 1, 1)),
+        (58, (1970, 2, 28)),
+        (59, (1970, 3, 1)),
+        (10_956, (1999, 12, 31)),
+        (11_016, (2000, 2, 29)),
+        (20_781, (2026, 11, 24)),
+        (47_541, (2100, 3, 1)),
+    ] {
+        assert_eq!(super::date(day), expected, "day {day}");
+    }
+}

@@ -23,10 +23,13 @@ fn metrics_when_holders_are_asked_for_leases_then_as_many_are_counted() {
 
 fn refused(seen: &mut Seen) {
     let broker = Broker::start("metrics-refused", &[NO_CREDIT, "caps.client.allocations=1"]);
+    broker.see(seen, &[("fdbroker_events", 1), ("fdbroker_tombstones", 0)]);
     let client = broker.client();
-    client.register(&recallable(1), memfd(1).as_fd(), soon()).expect("registered");
+    broker.see(seen, &[("fdbroker_events", 2)]);
+    let first = client.register(&recallable(1), memfd(1).as_fd(), soon()).expect("registered");
     for refusals in 0..3 {
-        broker.see(seen, &[("fdbroker_refusals_total", refusals)]);
+        let by_cap = r#"fdbroker_cap_refusals_total{scope="client",cap="allocations"}"#;
+        broker.see(seen, &[("fdbroker_refusals_total", refusals), (by_cap, refusals)]);
         let error = client.register(&recallable(1), memfd(1).as_fd(), soon()).expect_err("full");
         assert_eq!(error.code, ErrorCode::NoQuota);
     }
@@ -37,6 +40,9 @@ fn refused(seen: &mut Seen) {
     let error = client.register(&recallable(1), directory.as_fd(), soon()).expect_err("no memory");
     assert_eq!(error.code, ErrorCode::UnsupportedFd);
     broker.see(seen, &[("fdbroker_refused_fds", 0), ("fdbroker_refused_peak_fds", 1)]);
+    // Its end is remembered: connected, the deposit, three refusals, the end.
+    client.unregister(&first).expect("its own");
+    broker.see(seen, &[("fdbroker_tombstones", 1), ("fdbroker_events", 7)]);
 }
 
 fn reclaimed(seen: &mut Seen) {

@@ -4,6 +4,7 @@
 mod caps;
 mod closing;
 mod every;
+mod fleet;
 mod full;
 mod lasting;
 mod page;

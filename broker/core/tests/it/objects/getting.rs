@@ -115,6 +115,38 @@ fn get_when_two_groups_are_wanted_and_one_lease_is_free_then_none_is_granted() {
 }
 
 #[test]
+fn get_when_short_of_leases_and_a_replacement_merges_its_names_then_granted_in_that_step() {
+    let mut world = World::new(one_lease());
+    world.put(OWNER, &["a"]);
+    world.put(OWNER, &["b"]);
+    let (request, got) = world.ask(USER, &["a", "b", "a"], 100);
+    assert_eq!(got, Got::Waits);
+    let objects = [object("b"), object("a")];
+    let replacing = Create { replace: true, ..create(&objects) };
+    let group = world.create_with(OTHER, &replacing).expect("begun");
+    let version = world.seal(OTHER, group).expect("sealed");
+    let got = world.got(&world.fx.list, request);
+    assert_eq!((got.grants().len(), got.versions()), (1, vec![version; 3]));
+}
+
+#[test]
+fn get_when_short_of_leases_and_half_of_its_names_are_replaced_then_it_waits_on() {
+    let mut world = World::new(one_lease());
+    world.put(OWNER, &["a"]);
+    world.put(OWNER, &["b"]);
+    let (request, _) = world.ask(USER, &["a", "b"], 100);
+    let objects = [object("a")];
+    let replacing = Create { replace: true, ..create(&objects) };
+    let group = world.create_with(OTHER, &replacing).expect("begun");
+    world.seal(OTHER, group).expect("sealed");
+    world.settle();
+    assert_eq!(world.got(&world.fx.list, request), Got::Waits);
+    assert_eq!(world.now_of(Resource::MetadataBytes), 2);
+    world.step(Input::Cancel { client: USER, request });
+    assert_eq!(world.now_of(Resource::MetadataBytes), 0);
+}
+
+#[test]
 fn get_when_the_client_does_not_read_then_it_waits_until_it_does() {
     let mut world = World::new(config());
     world.put(OWNER, &["a"]);

@@ -2,11 +2,14 @@
 //! protocol's tables, the text from `prometheus-client`. Must never ask the broker, nor change the meaning of a
 //! name: dashboards rely on it.
 
+mod plain;
 #[cfg(test)]
 mod tests;
 
+pub use plain::plain;
+
 use super::gather::{Accounts, Gathered};
-use fdbroker_protocol::admin::{BUCKET_BOUNDS_US, Histogram, NodeStatus};
+use fdbroker_protocol::admin::{BUCKET_BOUNDS_US, Histogram, Journal, Metrics, NodeStatus};
 use fdbroker_protocol::{Resource, Scope, Unit};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeGaugeValue, NoLabelSet, text::encode};
@@ -62,6 +65,8 @@ impl Collector for Page {
             Some(&FamilyUnit::Seconds),
             &seconds(gathered.metrics.longest_wake_us.get()),
         )?;
+        remembered(&mut to, &gathered.metrics)?;
+        journal(&mut to, &gathered.metrics.journal)?;
         accounts(&mut to, "user", &["uid"], &gathered.users)?;
         // Scrapers have a label `job` of their own.
         accounts(&mut to, "job", &["job_name", "uid"], &gathered.jobs)
@@ -87,9 +92,64 @@ fn counts(to: &mut DescriptorEncoder<'_>, status: &NodeStatus) -> fmt::Result {
         gauge(to, &format!("fdbroker_{row}"), row.help(), None, &count.get())?;
     }
     for (row, count) in status.counters.iter() {
-        let name = format!("fdbroker_{row}");
-        let mut counter = to.encode_descriptor(&name, row.help(), None, MetricType::Counter)?;
-        counter.encode_counter::<NoLabelSet, _, u64>(&count.get(), None)?;
+        counter(to, &format!("fdbroker_{row}"), row.help(), count.get())?;
+    }
+    Ok(())
+}
+
+fn counter(to: &mut DescriptorEncoder<'_>, name: &str, help: &str, count: u64) -> fmt::Result {
+    let mut family = to.encode_descriptor(name, help, None, MetricType::Counter)?;
+    family.encode_counter::<NoLabelSet, _, u64>(&count, None)
+}
+
+/// What the broker knows of what is over.
+fn remembered(to: &mut DescriptorEncoder<'_>, metrics: &Metrics) -> fmt::Result {
+    for (name, help, now, dropped) in [
+        (
+            "fdbroker_tombstones",
+            "files of ended allocations that the broker remembers for fdbroker audit",
+            metrics.tombstones,
+            metrics.tombstones_dropped,
+        ),
+        (
+            "fdbroker_events",
+            "events that the broker has for fdbroker watch --since",
+            metrics.events,
+            metrics.events_dropped,
+        ),
+    ] {
+        gauge(to, name, help, None, &now.get())?;
+        let of_dropped = format!("dropped for newer ones: {help}");
+        counter(to, &format!("{name}_dropped"), &of_dropped, dropped.get())?;
+    }
+    Ok(())
+}
+
+/// What has gone wrong.
+fn journal(to: &mut DescriptorEncoder<'_>, journal: &Journal) -> fmt::Result {
+    let help =
+        "refusals by the cap that was full; fdbroker_refusals has those of other reasons, too";
+    let mut family =
+        to.encode_descriptor("fdbroker_cap_refusals", help, None, MetricType::Counter)?;
+    for (scope, counts) in journal.refusals.iter() {
+        for (resource, count) in counts.iter().map(|(resource, count)| (resource, count.get())) {
+            // Bounds that are no caps have a series once they have refused something.
+            if resource.is_capped_in(scope) || count > 0 {
+                let labels = [("scope", scope.name()), ("cap", resource.name())];
+                let mut series = family.encode_family(&labels)?;
+                series.encode_counter::<NoLabelSet, _, u64>(&count, None)?;
+            }
+        }
+    }
+    let help = "system calls on fds of clients that had not returned after a second";
+    counter(to, "fdbroker_hangs", help, journal.hangs.get())?;
+    let help = "lines that the broker's log would have had, beyond those that a user may cause in a minute";
+    let mut family =
+        to.encode_descriptor("fdbroker_log_lines_left_out", help, None, MetricType::Counter)?;
+    for (topic, count) in journal.lines_left_out.iter() {
+        let labels = [("topic", topic.name())];
+        let mut series = family.encode_family(&labels)?;
+        series.encode_counter::<NoLabelSet, _, u64>(&count.get(), None)?;
     }
     Ok(())
 }

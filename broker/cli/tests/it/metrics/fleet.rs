@@ -1,0 +1,197 @@
+//! What fleets read: the file for node_exporter, the dashboard and the alert rules, each against a real broker's page, and with promtool
+//! where it is installed. Must never accept a query of a metric that no broker gives.
+
+use super::rig::Broker;
+use crate::common::{TestDir, end, fdbroker};
+use nix::errno::Errno;
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+/// A file of `systemd/`.
+fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../systemd").join(name)
+}
+
+fn text_of(name: &str) -> String {
+    std::fs::read_to_string(source(name)).expect("readable")
+}
+
+fn dashboard() -> Value {
+    serde_json::from_str(&text_of("grafana.json")).expect("JSON")
+}
+
+fn panels(dashboard: &Value) -> &Vec<Value> {
+    dashboard["panels"].as_array().expect("panels")
+}
+
+fn targets(panel: &Value) -> &Vec<Value> {
+    panel["targets"].as_array().expect("targets")
+}
+
+/// The fields of each rule, in the one form that the file has.
+fn rules() -> Vec<Vec<(String, String)>> {
+    let mut rules = Vec::new();
+    for line in text_of("prometheus-rules.yml").lines() {
+        let line = line.trim();
+        if let Some(name) = line.strip_prefix("- alert: ") {
+            rules.push(vec![("alert".to_owned(), name.to_owned())]);
+        } else if let (Some(rule), Some((field, value))) = (rules.last_mut(), line.split_once(": "))
+        {
+            rule.push((field.to_owned(), value.to_owned()));
+        }
+    }
+    rules
+}
+
+fn assert_known(names: &BTreeSet<String>, query: &str) {
+    let words = query.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let used: Vec<&str> = words.filter(|word| word.starts_with("fdbroker_")).collect();
+    let is_of_exporter = query.contains("node_textfile_mtime_seconds");
+    assert!(is_of_exporter || !used.is_empty(), "no metric in {query}");
+    for name in used {
+        assert!(names.contains(name), "{name} of {query}: no broker has it");
+    }
+}
+
+#[test]
+fn dashboard_and_rules_when_compared_with_a_scrape_then_every_metric_in_them_exists() {
+    let names = Broker::start("metrics-fleet", &[]).page().names();
+    let dashboard = dashboard();
+    let variables = dashboard["templating"]["list"].as_array().expect("variables");
+    let asked = variables.iter().filter_map(|it| it["query"]["query"].as_str());
+    let panels = panels(&dashboard).iter().flat_map(targets);
+    let exprs = panels.map(|target| target["expr"].as_str().expect("a query"));
+    let queries: Vec<String> = asked.chain(exprs).map(str::to_owned).collect();
+    assert!(queries.len() > 40, "{queries:?}");
+    queries.iter().for_each(|query| assert_known(&names, query));
+    for rule in rules() {
+        let expr = rule.iter().find(|(field, _)| field == "expr").expect("a query");
+        assert_known(&names, &expr.1);
+    }
+}
+
+#[test]
+fn dashboard_when_its_model_is_checked_then_panels_stand_apart_and_one_says_up_or_down() {
+    let dashboard = dashboard();
+    let (mut ids, mut cells) = (BTreeSet::new(), BTreeSet::new());
+    for panel in panels(&dashboard) {
+        let title = panel["title"].as_str().expect("a title");
+        assert!(ids.insert(panel["id"].as_u64().expect("an id")), "{title}");
+        let at = |field: &str| panel["gridPos"][field].as_u64().expect("a place");
+        assert!(at("w") > 0 && at("h") > 0 && at("x") + at("w") <= 24, "{title}");
+        for x in at("x")..at("x") + at("w") {
+            for y in at("y")..at("y") + at("h") {
+                assert!(cells.insert((x, y)), "{title} covers another panel");
+            }
+        }
+        let mut references = BTreeSet::new();
+        for target in targets(panel) {
+            assert_eq!(target["datasource"]["uid"], "${source}", "{title}");
+            assert!(references.insert(target["refId"].as_str().expect("a reference")), "{title}");
+        }
+        assert_eq!(panel["datasource"]["uid"], "${source}", "{title}");
+    }
+    let is_up = |panel: &&Value| {
+        let expr = targets(panel)[0]["expr"].as_str();
+        panel["type"] == "stat" && expr.is_some_and(|expr| expr.starts_with("fdbroker_up{"))
+    };
+    let up = panels(&dashboard).iter().find(is_up).expect("a panel of fdbroker_up");
+    let words = &up["fieldConfig"]["defaults"]["mappings"][0]["options"];
+    assert_eq!((&words["0"]["text"], &words["1"]["text"]), (&"DOWN".into(), &"UP".into()));
+}
+
+#[test]
+fn rules_when_read_then_each_has_a_query_a_severity_and_says_what_to_do() {
+    let (rules, mut names) = (rules(), BTreeSet::new());
+    assert!(rules.len() >= 8, "{rules:?}");
+    for rule in rules {
+        assert!(names.insert(rule[0].1.clone()), "twice: {rule:?}");
+        for wanted in ["expr", "severity", "summary", "description"] {
+            let value = rule.iter().find(|(field, _)| field == wanted);
+            assert!(value.is_some_and(|(_, value)| value.len() > 6), "{wanted}: {rule:?}");
+        }
+    }
+}
+
+/// `fdbroker metrics --textfile` under a umask that would hide the file.
+fn write_textfile(admin_socket: &Path, dir: &Path) -> Output {
+    let command = fdbroker(&[]);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "umask 077; exec \"$0\" metrics --textfile \"$1\""]);
+    shell.arg(command.get_program()).arg(dir);
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    shell.env("FDBROKER_ADMIN_SOCKET", admin_socket).output().expect("it starts")
+}
+
+#[test]
+fn textfile_when_written_again_then_replaced_whole_and_without_a_broker_it_says_down() {
+    let (broker, dir) = (Broker::start("metrics-textfile", &[]), TestDir::new("textfile"));
+    let (file, socket) = (dir.path().join("fdbroker.prom"), broker.admin_socket());
+    assert_eq!(end(&write_textfile(&socket, dir.path())).0, Some(0));
+    let first = std::fs::metadata(&file).expect("written");
+    assert_eq!(first.permissions().mode() & 0o7777, 0o644);
+    let mut reader = std::fs::File::open(&file).expect("readable");
+    let text = std::fs::read_to_string(&file).expect("UTF-8");
+    let has = |text: &str, line: &str| text.lines().any(|it| it == line);
+    assert!(has(&text, "fdbroker_up 1") && has(&text, "# TYPE fdbroker_grants_total counter"));
+    assert!(!text.contains("# EOF") && !text.contains("# UNIT"));
+
+    broker.running.signal("KILL");
+    broker.running.end();
+    let (code, stderr) = end(&write_textfile(&socket, dir.path()));
+    assert_eq!(code, Some(3), "{stderr}");
+    let down = std::fs::read_to_string(&file).expect("UTF-8");
+    assert!(has(&down, "fdbroker_up 0") && !down.contains("fdbroker_grants"), "{down}");
+    assert_ne!(std::fs::metadata(&file).expect("written").ino(), first.ino(), "by rename");
+    let mut old = String::new();
+    reader.read_to_string(&mut old).expect("UTF-8");
+    assert_eq!(old, text, "a reader of the old file has that whole");
+    let left: Vec<_> = std::fs::read_dir(dir.path()).expect("there").flatten().collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+
+    let (code, stderr) = end(&write_textfile(&socket, &dir.path().join("nowhere")));
+    assert_eq!(code, Some(1));
+    assert!(stderr.contains("fdbroker.prom"), "{stderr}");
+}
+
+/// What promtool says of the input; `None`: it is not installed.
+fn promtool(arguments: &[&str], input: &[u8]) -> Option<Output> {
+    let mut command = Command::new("promtool");
+    command.args(arguments).current_dir(source("")).stdin(Stdio::piped());
+    let mut child = match command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn() {
+        Ok(child) => child,
+        Err(error) if error.raw_os_error() == Some(Errno::ENOENT as i32) => return None,
+        Err(error) => panic!("promtool: {error}"),
+    };
+    child.stdin.take().expect("piped").write_all(input).expect("it reads");
+    Some(child.wait_with_output().expect("it ends"))
+}
+
+/// The other tests here check the same as far as they can, without promtool.
+#[test]
+fn promtool_when_it_is_installed_then_it_finds_nothing_in_the_page_and_the_rules() {
+    let (broker, dir) = (Broker::start("metrics-promtool", &[]), TestDir::new("promtool"));
+    let (_client, socket) = (broker.client(), broker.admin_socket());
+    assert_eq!(end(&write_textfile(&socket, dir.path())).0, Some(0));
+    let page = std::fs::read(dir.path().join("fdbroker.prom")).expect("written");
+    for (arguments, input) in [
+        (&["check", "metrics"][..], &page[..]),
+        (&["check", "rules", "prometheus-rules.yml"], &[]),
+        (&["test", "rules", "prometheus-rules.test.yml"], &[]),
+    ] {
+        let Some(output) = promtool(arguments, input) else { return };
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        assert!(output.status.success(), "{arguments:?}: {said}");
+        assert!(arguments[1] != "metrics" || said.is_empty(), "{said}");
+    }
+}

@@ -1,0 +1,232 @@
+//! The last events, for administrators who ask afterwards. Must never take more memory than a fixed number of events, nor let what one
+//! domain does push out all events of another.
+
+use crate::limits::{EVENT_LISTS, EVENTS_KEPT};
+use fdbroker_core::{DomainKey, JobKey};
+use fdbroker_protocol::admin::{EventKind, EventRecord};
+use serde::{Deserialize, Serialize};
+use slab::Slab;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// The end of a list, in place of an index of [`Past::places`].
+const NONE: u32 = u32::MAX;
+
+/// An event in its place, between the next older and the next newer one of all.
+#[derive(Debug)]
+struct Place {
+    event: EventRecord,
+    job: Option<JobKey>,
+    older: u32,
+    newer: u32,
+    /// The next newer one of its list.
+    next: u32,
+}
+
+/// What events of one list have in common: their domain, and whether they are of the kinds that come with each use of memory. So
+/// neither another domain nor a burst of recalls pushes out a refusal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Key {
+    domain: DomainKey,
+    is_frequent: bool,
+}
+
+/// The events of a key, oldest first.
+#[derive(Clone, Copy, Debug)]
+struct List {
+    key: Key,
+    oldest: u32,
+    newest: u32,
+    len: usize,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Past {
+    places: Slab<Place>,
+    oldest: u32,
+    newest: u32,
+    /// At most [`EVENT_LISTS`]; further keys share the last one.
+    lists: Vec<List>,
+    dropped: u64,
+}
+
+/// [`Past`] for a successor.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct SavedPast {
+    /// [`EventRecord`]s, oldest first.
+    pub events: Vec<u8>,
+    /// The job of each event, in the same order.
+    pub jobs: Vec<Option<JobKey>>,
+    pub dropped: u64,
+}
+
+fn key_of(event: &EventRecord) -> Key {
+    use EventKind::{Deposit, End, Evict, Grant, Recall};
+    let kind = EventKind::from_number(event.kind.get());
+    let domain = DomainKey { listener: event.listener.get(), uid: event.uid.get() };
+    Key { domain, is_frequent: matches!(kind, Some(Deposit | End | Evict | Grant | Recall)) }
+}
+
+impl Past {
+    /// With the memory of all events that it will ever keep.
+    pub fn new() -> Self {
+        // Growing later would copy a megabyte on the loop.
+        let (places, lists) = (Slab::with_capacity(EVENTS_KEPT), Vec::with_capacity(EVENT_LISTS));
+        Past { places, oldest: NONE, newest: NONE, lists, dropped: 0 }
+    }
+
+    /// How many events there are, and how many were dropped for newer ones.
+    pub fn counts(&self) -> (u64, u64) {
+        (self.places.len() as u64, self.dropped)
+    }
+
+    /// One more; the oldest of the longest list makes room.
+    pub fn add(&mut self, event: EventRecord, job: Option<JobKey>) {
+        if self.places.len() >= EVENTS_KEPT {
+            self.drop_one();
+        }
+        let list = self.list_of(key_of(&event));
+        let (older, newer, next) = (self.newest, NONE, NONE);
+        let at = self.places.insert(Place { event, job, older, newer, next });
+        let at = u32::try_from(at).expect("fewer than EVENTS_KEPT");
+        match self.places.get_mut(older as usize) {
+            Some(place) => place.newer = at,
+            None => self.oldest = at,
+        }
+        self.newest = at;
+        let list = &mut self.lists[list];
+        match self.places.get_mut(list.newest as usize) {
+            Some(place) => place.next = at,
+            None => list.oldest = at,
+        }
+        (list.newest, list.len) = (at, list.len + 1);
+    }
+
+    /// The list of a key: its own, an empty one, or, when there is none, the last.
+    fn list_of(&mut self, key: Key) -> usize {
+        let own = self.lists.iter().position(|list| list.key == key && list.len > 0);
+        if let Some(at) = own.or_else(|| self.lists.iter().position(|list| list.len == 0)) {
+            self.lists[at].key = key;
+            return at;
+        }
+        if self.lists.len() < EVENT_LISTS {
+            self.lists.push(List { key, oldest: NONE, newest: NONE, len: 0 });
+        }
+        self.lists.len() - 1
+    }
+
+    fn drop_one(&mut self) {
+        let Some(list) = self.lists.iter_mut().max_by_key(|list| list.len) else { return };
+        let Place { older, newer, next, .. } = self.places.remove(list.oldest as usize);
+        (list.oldest, list.len) = (next, list.len - 1);
+        if next == NONE {
+            list.newest = NONE;
+        }
+        match self.places.get_mut(older as usize) {
+            Some(place) => place.newer = newer,
+            None => self.oldest = newer,
+        }
+        match self.places.get_mut(newer as usize) {
+            Some(place) => place.older = older,
+            None => self.newest = older,
+        }
+        self.dropped = self.dropped.saturating_add(1);
+    }
+
+    /// All events with their jobs, oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = (&EventRecord, Option<JobKey>)> {
+        let oldest = self.places.get(self.oldest as usize);
+        let places = std::iter::successors(oldest, |it| self.places.get(it.newer as usize));
+        places.map(|place| (&place.event, place.job))
+    }
+
+    pub fn save(&self) -> SavedPast {
+        let events = self.iter().flat_map(|(event, _)| event.as_bytes().iter().copied()).collect();
+        let jobs = self.iter().map(|(_, job)| job).collect();
+        SavedPast { events, jobs, dropped: self.dropped }
+    }
+
+    /// Goes on with the events of another broker, before there are any of this one.
+    pub fn restore(&mut self, saved: &SavedPast) {
+        let events = saved.events.chunks_exact(size_of::<EventRecord>());
+        for (event, job) in events.zip(&saved.jobs) {
+            if let Ok(event) = EventRecord::read_from_bytes(event) {
+                self.add(event, *job);
+            }
+        }
+        self.dropped = self.dropped.saturating_add(saved.dropped);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::FromZeros;
+
+    fn add(past: &mut Past, kind: EventKind, uid: u32, count: usize) {
+        let (kind, uid) = ((kind as u32).into(), uid.into());
+        for number in 0..count as u64 {
+            let unix_us = number.into();
+            let event = EventRecord { kind, uid, unix_us, ..EventRecord::new_zeroed() };
+            past.add(event, Some(JobKey(number)));
+        }
+    }
+
+    fn of(past: &Past, kind: EventKind, uid: u32) -> Vec<u64> {
+        let is_it =
+            |event: &&EventRecord| (event.kind.get(), event.uid.get()) == (kind as u32, uid);
+        past.iter().map(|(event, _)| event).filter(is_it).map(|it| it.unix_us.get()).collect()
+    }
+
+    #[test]
+    fn events_when_one_domain_floods_then_its_own_oldest_go_and_all_others_stay() {
+        let mut past = Past::new();
+        add(&mut past, EventKind::Silent, 1, 3);
+        add(&mut past, EventKind::Refusal, 2, 5);
+        add(&mut past, EventKind::Recall, 2, EVENTS_KEPT + 100);
+        assert_eq!(past.counts(), (EVENTS_KEPT as u64, 108));
+        assert_eq!(of(&past, EventKind::Silent, 1), [0, 1, 2]);
+        assert_eq!(of(&past, EventKind::Refusal, 2), [0, 1, 2, 3, 4]);
+        let recalls = of(&past, EventKind::Recall, 2);
+        assert_eq!((recalls.len(), recalls[0]), (EVENTS_KEPT - 8, 108));
+        assert!(recalls.is_sorted());
+    }
+
+    #[test]
+    fn events_when_two_domains_flood_then_each_has_half() {
+        let mut past = Past::new();
+        for uid in [1, 2] {
+            add(&mut past, EventKind::Refusal, uid, EVENTS_KEPT);
+        }
+        for uid in [1, 2] {
+            let events = of(&past, EventKind::Refusal, uid);
+            assert_eq!(events.len(), EVENTS_KEPT / 2);
+            assert_eq!(events.last(), Some(&(EVENTS_KEPT as u64 - 1)));
+        }
+    }
+
+    #[test]
+    fn events_when_of_more_domains_than_there_are_lists_then_all_are_told_in_order() {
+        let mut past = Past::new();
+        let uids = 2 * u32::try_from(EVENT_LISTS).expect("few");
+        (0..uids).for_each(|uid| add(&mut past, EventKind::Gone, uid, 1));
+        let told: Vec<u32> = past.iter().map(|(event, _)| event.uid.get()).collect();
+        assert_eq!(told, (0..uids).collect::<Vec<_>>());
+        assert_eq!(past.lists.len(), EVENT_LISTS);
+    }
+
+    #[test]
+    fn events_when_saved_then_a_successor_has_the_same_and_a_damaged_state_does_no_harm() {
+        let mut past = Past::new();
+        add(&mut past, EventKind::Evict, 1, 2);
+        add(&mut past, EventKind::Gone, 3, 1);
+        let mut saved = past.save();
+        let mut other = Past::new();
+        other.restore(&saved);
+        let all = |past: &Past| past.iter().map(|(event, job)| (*event, job)).collect::<Vec<_>>();
+        assert_eq!(all(&other), all(&past));
+        saved.events = vec![0xff; size_of::<EventRecord>() * 2 + 1];
+        other.restore(&saved);
+        assert_eq!(other.counts().0, 5);
+    }
+}

@@ -1,0 +1,133 @@
+//! What depends on the age of the kernel: the calls that older ones lack, and memory that they map in other ways. The ignored
+//! ones run in a virtual machine with such a kernel (tests/vm/e2e.sh --kernel 6.1). Must never take a version for a feature
+//! without trying it.
+
+mod vgem;
+
+use crate::support::broker::Broker;
+use crate::support::memory::{BLOCK_BYTES, all_seals, assert_bytes, assert_import, memfd, pattern};
+use crate::support::raw::{Raw, block_item, open};
+use crate::support::wait::{eventually, patience};
+use fdbroker_client::{Access, Arena, Deposit, HostMemory, IsolatedBuffer, IsolatedMemory, Share};
+use fdbroker_protocol::{ErrorCode, MemoryKind};
+use fdbrokerd::kernel::{KernelFeatures, is_same_file};
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::uio::pwrite;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use vgem::Vgem;
+
+const NONE: KernelFeatures =
+    KernelFeatures { peer_pidfd: false, pidfd_open: true, dupfd_query: false, pass_rights: false };
+
+/// A block that nobody can write any more, by an fd that is open for writing.
+fn write_sealed(seal: SealFlag) -> OwnedFd {
+    let block = memfd(c"block", BLOCK_BYTES, SealFlag::empty());
+    assert_eq!(pwrite(&block, &pattern(0), 0), Ok(BLOCK_BYTES));
+    fcntl(&block, FcntlArg::F_ADD_SEALS(all_seals() | seal)).expect("sealed");
+    block
+}
+
+// Before 6.7 such a memfd cannot be mapped shared (mmap(2) says EPERM), for reading neither.
+#[test]
+fn import_when_its_memfd_is_write_sealed_and_its_fd_is_for_writing_then_it_can_be_read_alone() {
+    for seal in [SealFlag::F_SEAL_WRITE, SealFlag::F_SEAL_FUTURE_WRITE] {
+        let broker = Broker::start();
+        let (owner, consumer) = (broker.client("owner"), broker.client("consumer"));
+        let block = write_sealed(seal);
+        let deposit = Deposit::new(MemoryKind::Memfd, BLOCK_BYTES as u64);
+        let registered = owner.register(&deposit, block.as_fd(), patience()).expect("registered");
+        drop(block);
+        let acquire = || consumer.acquire(&registered.handle, patience()).expect("granted");
+        let import = assert_bytes(acquire(), 0);
+        let refused = acquire().import(Access::ReadWrite, 0).expect_err("it is sealed");
+        assert_eq!(refused.code, ErrorCode::NotPermitted, "{refused}");
+        // The memory is held by the map alone.
+        drop(owner);
+        assert_import(&import, 0);
+        drop((consumer, import));
+        broker.assert_nothing_left();
+    }
+}
+
+#[test]
+fn files_when_compared_then_duplicates_are_one_whichever_call_the_kernel_has() {
+    let (one, other) = (write_sealed(SealFlag::empty()), write_sealed(SealFlag::empty()));
+    let duplicate = one.try_clone().expect("dup");
+    let reopened = File::open(format!("/proc/self/fd/{}", one.as_raw_fd())).expect("open");
+    for features in [KernelFeatures::ALL, NONE] {
+        let is_same = |fd| is_same_file(one.as_fd(), fd, features);
+        assert_eq!(is_same(duplicate.as_fd()), Some(true), "{features:?}");
+        assert_eq!(is_same(other.as_fd()), Some(false), "{features:?}");
+        // The same memory, but another open file.
+        assert_eq!(is_same(reopened.as_fd()), Some(false), "{features:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs Linux 6.1: tests/vm/e2e.sh --kernel 6.1"]
+fn features_when_the_kernel_is_6_1_then_none_of_the_newer_ones_is_there() {
+    let uname = nix::sys::utsname::uname().expect("uname");
+    let release = uname.release().to_string_lossy();
+    assert!(release.starts_with("6.1."), "{release}");
+    assert_eq!(KernelFeatures::detect().expect("a socket"), NONE);
+}
+
+// The kernel hands them over where SO_PASSRIGHTS is not known: they are closed, and the connection ends.
+#[test]
+#[ignore = "needs Linux 6.1: tests/vm/e2e.sh --kernel 6.1"]
+fn fds_when_nobody_asked_for_them_and_the_kernel_cannot_refuse_them_then_closed() {
+    let broker = Broker::start();
+    let before = broker.settled_fds();
+    for _ in 0..20 {
+        let silent = Raw::of(open(&broker.socket()).expect("connect"));
+        let fd = write_sealed(SealFlag::empty());
+        silent.send(&[1; 24], &[fd.as_fd(); 8]).expect("the kernel takes them");
+        silent.assert_ended();
+    }
+    let mut client = Raw::connect(&broker.socket());
+    let fd = write_sealed(SealFlag::empty());
+    assert!(client.register(&[block_item()], &[fd.as_fd()])[0].status.is_ok());
+    drop((client, fd));
+    eventually("none of them is left", || broker.open_fds() == before);
+    broker.assert_nothing_left();
+}
+
+#[test]
+#[ignore = "needs a kernel without udmabuf and dma-heap: tests/vm/e2e.sh --kernel 6.1"]
+fn memory_when_the_kernel_makes_no_dmabufs_then_not_supported_names_the_device() {
+    let broker = Broker::start();
+    let client = broker.builder("owner").own_fds(2).connect().expect("connect");
+    let arena = Arena::new(&client, HostMemory::Udmabuf, BLOCK_BYTES).expect_err("no udmabuf");
+    let (heap, share) = (IsolatedMemory::DmaHeap, Share::Uid);
+    let isolated = IsolatedBuffer::new(&client, heap, BLOCK_BYTES, share, patience());
+    let isolated = isolated.expect_err("no heap");
+    for (error, device) in [(arena, "/dev/udmabuf"), (isolated, "/dev/dma_heap")] {
+        assert_eq!(error.code, ErrorCode::NotSupported, "{error}");
+        assert!(error.to_string().contains(device), "{error}");
+    }
+}
+
+#[test]
+#[ignore = "needs the module vgem: tests/vm/e2e.sh --kernel 6.1"]
+fn dmabuf_of_vgem_when_its_maker_has_gone_then_its_size_is_proved_and_readers_have_its_bytes() {
+    let broker = Broker::start();
+    let (owner, consumer) = (broker.client("owner"), broker.client("consumer"));
+    let vgem = Vgem::open();
+    let dmabuf = vgem.dmabuf(BLOCK_BYTES);
+    let deposit = |bytes: usize| Deposit::new(MemoryKind::DmaBuf, bytes as u64);
+    let refused = owner.register(&deposit(2 * BLOCK_BYTES), dmabuf.as_fd(), patience());
+    assert_eq!(refused.expect_err("it is smaller").code, ErrorCode::UnsupportedFd);
+    let registered = owner.register(&deposit(BLOCK_BYTES), dmabuf.as_fd(), patience());
+    let registered = registered.expect("registered");
+    let grant = consumer.acquire(&registered.handle, patience()).expect("granted");
+    let writable = grant.import(Access::ReadWrite, 0).expect("import");
+    writable.write_at(0, &pattern(5)).expect("in bounds");
+    let held = broker.status().uses.held_bytes.now.get();
+    assert_eq!(held, BLOCK_BYTES as u64, "its size is proved");
+    drop((dmabuf, vgem));
+    let grant = consumer.acquire(&registered.handle, patience()).expect("granted");
+    assert_bytes(grant, 5);
+    drop((writable, owner, consumer));
+    broker.assert_nothing_left();
+}
