@@ -3,7 +3,7 @@
 
 use crate::api::{Deposit, Now};
 use crate::lists::{Link, List, Nodes};
-use crate::order::Stamp;
+use crate::order::{Moment, Stamp};
 use crate::slots::{NONE, Slots};
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
 use fdbroker_protocol::{ErrorCode, MemoryKind, Share};
@@ -153,21 +153,16 @@ pub struct Allocation {
     /// Its recall under way, or [`crate::slots::NONE`].
     #[serde(skip)]
     pub recall: u32,
-    /// The queue of those that want it and wait for something else, or [`crate::slots::NONE`].
-    #[serde(skip)]
-    pub interest: u32,
     /// How many of its leases are open: their clients hold an fd.
     #[serde(skip)]
     pub open: u32,
-    /// When it was registered or, after a crash, named again; see [`seconds`].
-    pub registered_s: u32,
-    /// When it was granted last, or else registered.
-    pub used_s: u32,
+    /// When it was registered or, after a crash, named again.
+    pub registered: Moment,
     /// Its leases, open and mapped, those of ended clients not yet torn down included.
     pub leases: List,
     /// Its places in the lists.
     pub links: [Link; ALLOCATION_LINKS],
-    /// Its place in the order of eviction.
+    /// Its place in the order of eviction, and its last use.
     pub stamp: Stamp,
     /// Where the fd is.
     pub state: State,
@@ -177,13 +172,8 @@ pub struct Allocation {
     pub drained: bool,
 }
 
-// With its generation and the niche of its state it is 116 bytes.
-const _: () = assert!(size_of::<Allocation>() <= 112);
-
-/// A time of the life of an allocation, in seconds of the daemon's clock: enough for 136 years.
-pub fn seconds(now: Now) -> u32 {
-    (now.0 / 1_000_000) as u32
-}
+// With its generation and the niche of its state it is 108 bytes.
+const _: () = assert!(size_of::<Allocation>() <= 104);
 
 impl Allocation {
     /// Whether it has not ended.
@@ -256,13 +246,11 @@ impl Allocation {
             registrations: 1,
             file: NONE,
             recall: NONE,
-            interest: NONE,
             open: 0,
-            registered_s: seconds(now),
-            used_s: seconds(now),
+            registered: Moment::of(now),
             leases: List::EMPTY,
             links: Default::default(),
-            stamp: Stamp::default(),
+            stamp: Stamp::of(now),
             state,
             traits: deposit.into(),
             drained: false,

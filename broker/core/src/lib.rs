@@ -58,7 +58,6 @@ mod view;
 mod waiting;
 pub mod work;
 
-pub use allocation::seconds;
 pub use api::*;
 pub use config::ConfigError;
 pub use fdbroker_protocol::Caps;

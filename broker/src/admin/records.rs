@@ -6,7 +6,9 @@ use crate::admin::view::View;
 use crate::clients::connection::Connection;
 use crate::fds::tombstones::Tombstone;
 use crate::kernel::Start;
-use fdbroker_core::{AllocationView, ClientId, ClientView, DomainKey, JobKey, JobName, LeaseView};
+use fdbroker_core::{
+    AllocationView, ClientId, ClientView, DomainKey, JobKey, JobName, LeaseView, Now,
+};
 use fdbroker_protocol::ByResource;
 use fdbroker_protocol::admin::{
     AllocationRecord, ClientRecord, LeaseRecord, NO_AGE, NO_OWN_FD, NodeStatus, TombstoneRecord,
@@ -70,8 +72,8 @@ impl View<'_> {
             virtual_fd: virtual_fd.map_or(0, |fd| fd.number().cast_unsigned()).into(),
             files_ms: files_ms.into(),
             former_inodes: files.former.map(|former| former.inode.into()),
-            age_s: self.seconds_since(view.registered_s).into(),
-            unused_s: self.seconds_since(view.used_s).into(),
+            age_s: self.seconds_since(view.registered).into(),
+            unused_s: self.seconds_since(view.used).into(),
         }
     }
 
@@ -114,9 +116,9 @@ impl View<'_> {
         }
     }
 
-    /// Since a time of the core's, in seconds.
-    fn seconds_since(&self, then_s: u32) -> u32 {
-        fdbroker_core::seconds(self.now).saturating_sub(then_s)
+    fn seconds_since(&self, then: Now) -> u32 {
+        let passed_us = self.now.0.saturating_sub(then.0);
+        u32::try_from(passed_us / 1_000_000).unwrap_or(u32::MAX)
     }
 
     pub(crate) fn tombstone_record(&self, tombstone: &Tombstone) -> TombstoneRecord {
