@@ -26,7 +26,7 @@ impl View<'_> {
             draining: u32::from(self.core.is_draining()).into(),
             node: self.identity.node.into(),
             incarnation: self.incarnation.into(),
-            uptime_ms: (self.now.0.saturating_sub(self.started.0) / 1000).into(),
+            uptime_ms: self.ms_since(self.started).into(),
             uses: ByResource::from_fn(|resource| {
                 let (now, peak, cap) = totals.usage(resource);
                 Use::new(now, peak, cap)
@@ -72,8 +72,8 @@ impl View<'_> {
             virtual_fd: virtual_fd.map_or(0, |fd| fd.number().cast_unsigned()).into(),
             files_ms: files_ms.into(),
             former_inodes: files.former.map(|former| former.inode.into()),
-            age_s: self.seconds_since(view.registered).into(),
-            unused_s: self.seconds_since(view.used).into(),
+            age_ms: self.ms_since(view.registered).into(),
+            unused_ms: self.ms_since(view.used).into(),
         }
     }
 
@@ -92,7 +92,7 @@ impl View<'_> {
             uid: uid.into(),
             owner_pid: self.pid_of(view.owner).into(),
             size_bytes: view.size_bytes.into(),
-            age_ms: (self.now.0.saturating_sub(view.since.0) / 1000).into(),
+            age_ms: self.ms_since(view.since).into(),
             name: self.name_of(Some(view.client)),
             job: job.map_or(0, |job| job.0).into(),
             job_name: self.job_name(domain.unwrap_or(DomainKey::NOBODYS), job),
@@ -107,7 +107,7 @@ impl View<'_> {
             uid: view.domain.uid.into(),
             silent: u32::from(view.silent).into(),
             uses: ByResource::from_fn(|resource| view.account.now(resource).into()),
-            age_s: start.age_s().unwrap_or(NO_AGE).into(),
+            age_ms: start.age_ms().unwrap_or(NO_AGE).into(),
             listener: view.domain.listener.into(),
             name: self.name_of(Some(view.id)),
             job: view.job.map_or(0, |job| job.0).into(),
@@ -116,9 +116,8 @@ impl View<'_> {
         }
     }
 
-    fn seconds_since(&self, then: Now) -> u32 {
-        let passed_us = self.now.0.saturating_sub(then.0);
-        u32::try_from(passed_us / 1_000_000).unwrap_or(u32::MAX)
+    fn ms_since(&self, then: Now) -> u64 {
+        self.now.0.saturating_sub(then.0) / 1000
     }
 
     pub(crate) fn tombstone_record(&self, tombstone: &Tombstone) -> TombstoneRecord {

@@ -35,7 +35,10 @@ pub struct Start {
 impl Start {
     /// Of a process; `None`: it is in another PID namespace, or gone.
     pub fn of(pid: u32) -> Option<Self> {
-        let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+        Start::parse(&std::fs::read(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    fn parse(stat: &[u8]) -> Option<Self> {
         // The name, in brackets, may hold anything.
         let begin = stat.iter().position(|byte| *byte == b'(')? + 1;
         let end = stat.iter().rposition(|byte| *byte == b')')?;
@@ -46,14 +49,15 @@ impl Start {
         Some(Start { ticks: ticks as u32, command })
     }
 
-    /// Seconds since then; `None`: not known.
-    pub fn age_s(&self) -> Option<u32> {
+    /// Milliseconds since then, as exact as a tick, modulo 2^32 ticks; `None`: not known.
+    pub fn age_ms(&self) -> Option<u64> {
         use nix::time::{ClockId, clock_gettime};
         // Field 22 counts the time asleep, too.
         let now = clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?;
         let tick = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK).ok()??;
         let ticks = now.tv_sec() * tick + now.tv_nsec() * tick / 1_000_000_000;
-        (self.ticks != 0).then(|| (ticks as u32).wrapping_sub(self.ticks) / tick as u32)
+        let passed = u64::from((ticks as u32).wrapping_sub(self.ticks));
+        (self.ticks != 0).then_some(passed * 1000 / tick.cast_unsigned())
     }
 }
 
@@ -107,5 +111,37 @@ pub unsafe fn set_robust_list(head: *const RobustListHead) -> io::Result<()> {
     match result {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn start_when_of_this_process_then_its_name_and_age() {
+        let start = Start::of(std::process::id()).expect("it is here");
+        let name = std::fs::read("/proc/self/comm").expect("readable");
+        assert_eq!(start.command[..name.len() - 1], name[..name.len() - 1]);
+        assert_eq!(start.command[name.len() - 1..].iter().max(), Some(&0));
+        // An age that has run over would be 497 days.
+        assert!(start.age_ms().is_some_and(|age_ms| age_ms < 86_400_000), "{start:?}");
+    }
+
+    #[test]
+    fn start_when_the_name_holds_brackets_and_numbers_then_read_to_the_last_bracket() {
+        let stat = format!("77 (a) S 1 (\u{e9} ) R {}12345 9 9\n", "0 ".repeat(18));
+        let start = Start::parse(stat.as_bytes()).expect("like one of the kernel's");
+        assert_eq!(start.ticks, 12345);
+        assert!(start.command.starts_with("a) S 1 (\u{e9} ".as_bytes()), "{:?}", start.command);
+    }
+
+    #[test]
+    fn start_when_the_process_is_gone_or_the_text_is_torn_then_not_known() {
+        assert_eq!(Start::of(u32::MAX), None);
+        for torn in ["", "77", "77 )(", "77 (a", "77 (a) S 1 2"] {
+            assert_eq!(Start::parse(torn.as_bytes()), None, "{torn}");
+        }
+        assert_eq!(Start::default().age_ms(), None);
     }
 }

@@ -72,14 +72,14 @@ pub const COLUMNS: &[Column<AllocationRecord>] = &[
         "AGE",
         "age_seconds",
         "time since it was registered or, after a crash of the broker, named again",
-        |it| Value::Time(u64::from(it.age_s.get()) * 1000),
+        |it| Value::Time(it.age_ms.get()),
     ),
     Column::new(
         Kind::Time,
         "LAST_USED",
         "last_used_seconds",
-        "time since it was granted last, or else since AGE counts",
-        |it| Value::Time(u64::from(it.unused_s.get()) * 1000),
+        "time since it was granted last, or else registered",
+        |it| Value::Time(it.unused_ms.get()),
     ),
     Column::new(
         Kind::Number,

@@ -22,16 +22,19 @@ pub static COLUMNS: LazyLock<Vec<Column<ClientRecord>>> = LazyLock::new(|| {
             "COMMAND",
             "command",
             "the name of its process, as in `ps -o comm`; none in another PID namespace",
-            |it| records::name(&it.command),
+            |it| match it.command[0] {
+                0 => Value::None("-"),
+                _ => records::name(&it.command),
+            },
         ),
         Column::new(
             Kind::Time,
             "AGE",
             "age_seconds",
             "time since its process was started; none in another PID namespace",
-            |it| match it.age_s.get() {
+            |it| match it.age_ms.get() {
                 NO_AGE => Value::None("-"),
-                age_s => Value::Time(u64::from(age_s) * 1000),
+                age_ms => Value::Time(age_ms),
             },
         ),
         Column::new(Kind::Number, "UID", "uid", "its user", |it| {

@@ -27,7 +27,7 @@ wire_enum! {
     }
 }
 
-/// One allocation, 192 bytes.
+/// One allocation, 208 bytes.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -85,17 +85,17 @@ pub struct AllocationRecord {
     /// Inodes of the files that the owner gave before this one, newest first; 0 = none. An owner that exports a new
     /// dma-buf at each recall has given several.
     pub former_inodes: [U64; FORMER_FILES],
-    /// Seconds since it was registered or, after a crash of the broker, named again.
-    pub age_s: U32,
-    /// Seconds since it was granted last, or else since `age_s` counts.
-    pub unused_s: U32,
+    /// Since it was registered or, after a crash of the broker, named again: in ms, up to 131 too many.
+    pub age_ms: U64,
+    /// Since it was granted last, or else registered; as exact.
+    pub unused_ms: U64,
 }
 
 /// Value of [`AllocationRecord::fd`] while the broker holds no fd.
 pub const NO_OWN_FD: u32 = u32::MAX;
 
-/// Value of [`ClientRecord::age_s`] of a process that the broker cannot see.
-pub const NO_AGE: u32 = u32::MAX;
+/// Value of [`ClientRecord::age_ms`] of a process that the broker cannot see.
+pub const NO_AGE: u64 = u64::MAX;
 
 /// One lease, 128 bytes.
 #[derive(
@@ -133,7 +133,7 @@ pub struct LeaseRecord {
     pub job_name: [u8; JOB_NAME_BYTES],
 }
 
-/// One client, 288 bytes.
+/// One client, 292 bytes.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -149,8 +149,9 @@ pub struct ClientRecord {
     pub silent: U32,
     /// What it is charged for, in each resource's unit.
     pub uses: ByResource<U64>,
-    /// Seconds since its process was started; [`NO_AGE`] when the broker cannot know.
-    pub age_s: U32,
+    /// Since its process was started, in ms, exact to a clock tick (10 ms), modulo 497 days; [`NO_AGE`] when the broker
+    /// cannot know.
+    pub age_ms: U64,
     /// Number of the listener it connected to, from 0.
     pub listener: U32,
     /// The name that it gave in hello, padded with zeros.
@@ -159,7 +160,8 @@ pub struct ClientRecord {
     pub job: U64,
     /// The job's name, see [`AccountRecord::name`].
     pub job_name: [u8; JOB_NAME_BYTES],
-    /// The name of its process as it connected, as in /proc/PID/comm, padded with zeros; all zeros when the broker cannot know.
+    /// The name of its process as it connected, as in /proc/PID/comm, padded with zeros; all zeros when the broker cannot
+    /// know.
     pub command: [u8; COMMAND_BYTES],
 }
 
