@@ -4,7 +4,7 @@ use crate::common::{Running, end, fdbroker, memfd, one_json_line, run};
 use fdbroker_client::host::{Arena, HostBuffer, HostMemory};
 use fdbroker_client::{Access, Client, Deadline, Deposit, Import, MemoryKind, Registration};
 use fdbroker_protocol::Handle;
-use nix::unistd::Uid;
+use nix::unistd::{Uid, User};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
@@ -180,14 +180,16 @@ fn ls_when_allocations_have_ages_then_in_json_table_and_filter() {
 }
 
 #[test]
-fn clients_when_listed_then_the_command_and_age_of_each_process() {
+fn clients_when_listed_then_command_age_and_user_of_each_process() {
     let node = Node::start();
     let name = std::fs::read_to_string("/proc/self/comm").expect("readable");
     let name = name.trim_end();
-    let found = node.json(&["clients", "--json", "-o", "COMMAND,AGE"]);
+    let user = User::from_uid(Uid::effective()).expect("a database of users").map(|it| it.name);
+    let found = node.json(&["clients", "--json", "-o", "COMMAND,AGE,USER"]);
     let clients = found["clients"].as_array().expect("an array");
     for client in clients {
         assert_eq!(client["command"], name);
+        assert_eq!(client["user"].as_str(), user.as_deref());
         assert!(client["age_seconds"].as_f64().is_some_and(|it| it < 24.0 * HOUR_S), "{client}");
     }
     assert_eq!(clients.len(), 2);
@@ -280,6 +282,15 @@ fn lists_when_used_wrongly_then_exit_2_before_any_broker_is_asked() {
         &["ls", "-o", "COLOUR"][..],
         &["ls", "--sort", "SIZE:up"],
         &["ls", "--filter", "SIZE > "],
+        &["ls", "--filter", "COLOUR == 1"],
+        &["ls", "--filter", "STATE == hold"],
+        &["ls", "--filter", "SIZE > 8KB"],
+        &["ls", "--filter", "AGE > 5y"],
+        &["ls", "--filter", "KEEP == maybe"],
+        &["ls", "--filter", "UID == root"],
+        &["ls", "--filter", "ALLOCATION == 12"],
+        &["ls", "--filter", "SIZE => 1"],
+        &["objects", "--filter", "COMMAND == sh"],
         &["clients", "--filter", "SILENT > no"],
         &["holders", "-o", ""],
         &["show", "pid:1"],
