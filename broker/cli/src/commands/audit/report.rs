@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn summary_when_one_of_each_then_no_plural() {
         let mut report = Report { processes: 1, fds: 1, ..Report::default() };
-        report.add(vec![Finding::new(Kind::Orphan, "o"), Finding::new(Kind::Leak, "l")]);
+        report.add(vec![Finding::new(Kind::Ended, "e"), Finding::new(Kind::Leak, "l")]);
         assert_eq!(report.summary(true), "1 finding, 1 note; 1 process with 1 fd looked at\n");
         let report = Report { processes: 2, ..Report::default() };
         assert_eq!(
