@@ -118,6 +118,11 @@ impl Object {
         Some(base + self.place.offset as u64)
     }
 
+    /// The ordinal of that device, of its driver; `None`: host memory.
+    pub fn device(&self) -> Option<u32> {
+        self.memory.device()
+    }
+
     pub(super) fn set_metadata(&mut self, metadata: Arc<[u8]>) {
         self.metadata = metadata;
     }
