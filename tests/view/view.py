@@ -202,6 +202,7 @@ def see(node):
         check("%s shows a user nothing of another" % name, not traces(text, words), traces(text, words), text)
         check("%s is answered" % name, status == 0 or arguments[0] in ("doctor", "audit") and status == 5, status, text)
         shown[name] = text
+    check("objects of others are not listed", json.loads(shown["objects --json"]) == {"objects": []}, shown["objects --json"])
     for command, key in [("ls", "allocations"), ("clients", "clients"), ("holders", "holders")]:
         own_list = json.loads(shown[command + " --json"])
         check("%s shows a user what is their own" % command, len(own_list[key]) == 1 and own_list["scope"] == "own", own_list)

@@ -4,7 +4,6 @@ mod args;
 
 pub use args::Args;
 
-use crate::admin::OWN_PART;
 use crate::by_name::connect;
 use crate::error::Result;
 use crate::records::objects::COLUMNS;
@@ -17,8 +16,8 @@ const PAGE: usize = 256;
 pub fn run(args: &Args) -> Result<()> {
     let Some(list) = List::new("objects", COLUMNS, &args.list)? else { return Ok(()) };
     let objects = connect(args.job)?;
-    // Nobody is shown names of others.
-    list.print(OWN_PART, |take| {
+    // Nobody is ever shown names of others, so no scope is said.
+    list.print(None, |take| {
         let mut page = Vec::with_capacity(PAGE);
         // For all pages: the reader of stdout may take its time.
         for info in objects.list(&args.prefix, Deadline::longest()) {
