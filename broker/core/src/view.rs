@@ -76,6 +76,10 @@ pub struct AllocationView {
     pub domain: DomainKey,
     /// It was registered with a virtual fd.
     pub virtual_fd: bool,
+    /// When it was registered or, after a crash, named again: within 2^17 us before.
+    pub registered: Now,
+    /// When it was granted last, or else registered; as exact.
+    pub used: Now,
 }
 
 /// One lease.
@@ -260,6 +264,8 @@ impl Core {
             job: self.job_of_slot(slot).map(|job| self.clients.job_key(job)),
             domain: self.clients.domain_key(allocation.domain),
             virtual_fd: allocation.traits.has_virtual_fd(),
+            registered: allocation.registered.begin(),
+            used: allocation.stamp.last_use().begin(),
         })
     }
 

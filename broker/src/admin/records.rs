@@ -5,9 +5,9 @@ use crate::admin::chosen::{Chosen, Traits};
 use crate::admin::rights::Sight;
 use crate::admin::view::View;
 use crate::fds::tombstones::Tombstone;
-use fdbroker_core::{AllocationView, ClientView, JobKey, JobName, LeaseView};
+use fdbroker_core::{AllocationView, ClientView, JobKey, JobName, LeaseView, Now};
 use fdbroker_protocol::admin::{
-    AllocationRecord, ClientRecord, LeaseRecord, NO_OWN_FD, NodeStatus, OTHER_OWNER,
+    AllocationRecord, ClientRecord, LeaseRecord, NO_AGE, NO_OWN_FD, NodeStatus, OTHER_OWNER,
     TombstoneRecord, Use,
 };
 use fdbroker_protocol::message::register_flags;
@@ -26,7 +26,7 @@ impl View<'_> {
             draining: u32::from(self.is_draining()).into(),
             node: self.identity().node.into(),
             incarnation: self.incarnation().into(),
-            uptime_ms: (self.now().0.saturating_sub(self.started().0) / 1000).into(),
+            uptime_ms: self.ms_since(self.started()).into(),
             scope: (scope as u32).into(),
             reserved: 0.into(),
             uses: ByResource::from_fn(|resource| {
@@ -75,6 +75,8 @@ impl View<'_> {
             virtual_fd: virtual_fd.map_or(0, |fd| fd.number().cast_unsigned()).into(),
             files_ms: files_ms.into(),
             former_inodes: files.former.map(|former| former.inode.into()),
+            age_ms: self.ms_since(view.registered).into(),
+            unused_ms: self.ms_since(view.used).into(),
         }
     }
 
@@ -92,7 +94,7 @@ impl View<'_> {
             uid: holder.uid.into(),
             owner_pid: self.owner_pid(view).into(),
             size_bytes: view.size_bytes.into(),
-            age_ms: (self.now().0.saturating_sub(view.since.0) / 1000).into(),
+            age_ms: self.ms_since(view.since).into(),
             name: holder.name,
             job: job.0.into(),
             job_name: job_name.bytes(),
@@ -100,18 +102,24 @@ impl View<'_> {
     }
 
     pub(crate) fn client_record(&self, view: &ClientView) -> ClientRecord {
+        let start = self.start_of(view);
         ClientRecord {
             client: view.id.0.into(),
             pid: view.pid.into(),
             uid: view.domain.uid.into(),
             silent: u32::from(view.silent).into(),
             uses: ByResource::from_fn(|resource| view.account.now(resource).into()),
-            reserved: 0.into(),
+            age_ms: start.age_ms().unwrap_or(NO_AGE).into(),
             listener: view.domain.listener.into(),
             name: self.party(Some(view.id)).name,
             job: view.job.map_or(0, |job| job.0).into(),
             job_name: self.job_name(view.domain, view.job).bytes(),
+            command: start.command,
         }
+    }
+
+    fn ms_since(&self, then: Now) -> u64 {
+        self.now().0.saturating_sub(then.0) / 1000
     }
 
     pub(crate) fn tombstone_record(&self, tombstone: &Tombstone) -> TombstoneRecord {

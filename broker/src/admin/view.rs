@@ -8,6 +8,7 @@ use crate::fds::files::Files;
 use crate::fds::table::FdTable;
 use crate::fds::tombstones::{Tombstone, Tombstones};
 use crate::journal::Journal;
+use crate::kernel::Start;
 use crate::node::side::Identity;
 use crate::past::Past;
 use fdbroker_core::{
@@ -202,6 +203,12 @@ impl<'a> View<'a> {
 
     pub fn job_name(&self, domain: DomainKey, job: Option<JobKey>) -> JobName {
         job.map_or(JobName::NONE, |job| self.whole.core.job_name(domain, job))
+    }
+
+    /// Of the process of a client.
+    pub fn start_of(&self, client: &ClientView) -> Start {
+        let connection = self.whole.connections.get(client.id.0 as usize);
+        connection.map_or(Start::default(), |known| known.start)
     }
 
     /// A client that a record names, or its owner that is gone.

@@ -7,6 +7,7 @@ use crate::clients::metrics::Metrics;
 use crate::fds::files::Files;
 use crate::fds::tombstones::SavedTombstones;
 use crate::journal::SavedJournal;
+use crate::kernel::Start;
 use crate::past::SavedPast;
 use fdbroker_core::Saved;
 use fdbroker_protocol::limits::NAME_BYTES;
@@ -68,6 +69,7 @@ pub(crate) struct SavedConnection {
     pub listener: u32,
     pub uid: u32,
     pub pid: u32,
+    pub start: Start,
     pub name: [u8; NAME_BYTES],
     pub phase: Phase,
     pub socket: Option<Fd>,

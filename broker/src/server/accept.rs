@@ -71,7 +71,7 @@ impl Server {
         if connection.serial != serial || connection.is_known {
             return;
         }
-        (connection.is_known, connection.started) = (true, process.started);
+        (connection.is_known, connection.start) = (true, process.start);
         let (domain, pid) = (connection.domain, connection.pid);
         let Some(socket) = &self.connections[number].socket else { return self.forget(number) };
         let registered = register(&self.poll, socket.as_fd(), Source::Main(number));

@@ -14,7 +14,7 @@ use crate::handover::arrived::{Arrivals, Arrived, broken};
 use crate::handover::state::{SavedConnection, State};
 use crate::journal::Journal;
 use crate::kept::store::FoundGroup;
-use crate::kernel;
+use crate::kernel::Start;
 use crate::limits::MAX_TABLE_FDS;
 use crate::manager::keep_store::Found;
 use crate::node::generation_page::GenerationPage;
@@ -238,9 +238,11 @@ impl Connection {
         self.event = fds.take_if(saved.event)?;
         self.pidfd = fds.take_if(saved.pidfd)?;
         self.is_known = true;
-        if saved.phase == Phase::Silent {
-            self.started = kernel::started(self.pid).unwrap_or(0);
-        }
+        self.start = match saved.phase {
+            // Its process may not have been looked at.
+            Phase::Silent => Start::of(self.pid).unwrap_or_default(),
+            _ => saved.start,
+        };
         self.is_forgotten = saved.is_forgotten;
         self.name = saved.name;
         self.phase = saved.phase;

@@ -29,6 +29,11 @@ fn any_command_when_used_wrongly_then_exit_2_and_what_is_right() {
         &["demo", "--buffers", "0"],
         &["demo", "--size", "8"],
         &["demo", "--max-fds", "3"],
+        &["demo", "--max-fds", "0"],
+        &["run", "--max-fds", "0", "--", "true"],
+        &["broker", "--max-fds", "0"],
+        &["watch", "--filter", "nonsense"],
+        &["watch", "--filter", "uid:nobody-at-all"],
         &["demo", "--memory", "floppy"],
         &[],
     ] {

@@ -92,6 +92,17 @@ fn has(frame: &[String], text: &str) -> bool {
 }
 
 #[test]
+fn frame_when_less_than_a_hundredth_of_a_cap_is_used_then_less_than_1_percent() {
+    let mut sample = sample(&[]);
+    for (now, percent) in [(0, " 0%"), (1, "<1%"), (19, "<1%"), (20, " 1%"), (39, " 1%")] {
+        sample.status.uses.fds =
+            UseView { now, reserved: 0, peak: 39, cap: Some(2000), is_counted: true };
+        let frame = frame(&Model::new(sample.clone()), &every_second(), 80, 24);
+        assert!(frame[1].contains(&format!(" {percent}  peak 39")), "{}", frame[1]);
+    }
+}
+
+#[test]
 fn frame_when_80x24_then_every_part_is_there_and_whole() {
     let frame = frame(&busy(), &every_second(), 80, 24);
     assert_eq!(frame.len(), 24);

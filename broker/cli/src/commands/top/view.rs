@@ -252,7 +252,7 @@ fn cap(buf: &mut Buffer, area: Rect, name: &str, item: &UseView, show: &dyn Fn(u
         None => format!("{now:>10}{:<19}  peak {peak:<10}", ", no cap"),
         Some(cap) => {
             let percent = match share(item.counted(), cap, 100) {
-                0 if item.counted() > 0 => "<1%".into(),
+                1 if u128::from(item.counted()) * 100 < cap.into() => "<1%".into(),
                 percent => format!("{percent}%"),
             };
             format!("{now:>10} of {:<10} {percent:>4}  peak {peak:<10}", show(cap))
