@@ -55,6 +55,9 @@ for allocator in "" expandable_segments:True; do
     PYTHONPATH=libclient/python python3 libclient/python/tests/run.py test_torch test_gpu
 done
 part "Python, CuPy and JAX" 150 env "FDBROKER_LIBRARY=$library" PYTHONPATH=libclient/python python3 libclient/python/tests/run.py test_arrays
+# The examples as a user runs them.
+part "Python examples on the GPU" 150 env "FDBROKER_LIBRARY=$library" PYTHONPATH=libclient/python "FDBROKER_TEST_DOCUMENTS=$PWD" \
+  FDBROKER_TEST_DEVICE=cuda python3 libclient/python/tests/run.py ExamplesOnGpu
 # A state dict by one name, beside torch.multiprocessing.
 part "state dicts" 160 env "FDBROKER_LIBRARY=$library" PYTHONPATH=libclient/python python3 tests/gpu/states.py
 

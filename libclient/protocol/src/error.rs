@@ -1,5 +1,5 @@
-//! The error set: one stable number each, on the wire, in Rust and in C, with its remedy. A number
-//! is never reused and never changes its meaning.
+//! The error set: one stable number each, on the wire, in Rust and in C, with its remedy. Must never
+//! reuse a number or change its meaning.
 
 use crate::resource::{NO_CAP, Resource, Scope};
 use crate::table::wire_enum;

@@ -8,7 +8,7 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ObjectInfo {
-    /// Its name.
+    /// 1 to 255 bytes without NUL.
     pub name: String,
     /// Sealed, or in the making.
     pub state: ObjectState,
@@ -18,17 +18,17 @@ pub struct ObjectInfo {
     pub size_bytes: u64,
     /// Where in its group's memory it begins, in bytes.
     pub offset: u64,
-    /// Its group's number.
+    /// Number of its group: the names that are sealed at one moment.
     pub group: u64,
     /// Bytes of its group's memory.
     pub group_bytes: u64,
     /// Names that its group has.
     pub group_names: u32,
-    /// Its group's allocation.
+    /// The allocation that has the bytes of its whole group.
     pub id: AllocationId,
-    /// Leases of its group.
+    /// Leases that clients hold of its group now.
     pub leases: u32,
-    /// The kind of its memory.
+    /// How it can be opened: memfd, cuda-vmm and so on.
     pub kind: MemoryKind,
     /// Since it was sealed, or its group was begun.
     pub age: Duration,
@@ -46,7 +46,7 @@ pub struct ObjectInfo {
     pub creator_pid: u32,
     /// Its creator is gone.
     pub creator_gone: bool,
-    /// Bytes of its metadata.
+    /// 0 to 4096; a list says this number alone.
     pub metadata_bytes: usize,
     /// Its metadata; empty in a list.
     pub metadata: Vec<u8>,

@@ -55,7 +55,7 @@ impl Object {
         &self.metadata
     }
 
-    /// The kind of its memory.
+    /// How its memory is opened: memfd, cuda-vmm and so on.
     pub fn kind(&self) -> MemoryKind {
         self.memory.info().kind
     }
@@ -65,7 +65,7 @@ impl Object {
         self.memory.info().id
     }
 
-    /// The lease of its group.
+    /// The lease that holds the memory of its group; administrators name it by its number.
     pub fn lease(&self) -> &Lease {
         self.memory.lease()
     }

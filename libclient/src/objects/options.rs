@@ -10,7 +10,7 @@ use std::time::Duration;
 pub struct NewObject<'a> {
     /// 1 to 255 bytes without NUL.
     pub name: &'a str,
-    /// Bytes; may be 0.
+    /// In bytes; 0 is allowed.
     pub size_bytes: u64,
     /// Opaque, up to 4096 bytes.
     pub metadata: &'a [u8],
@@ -78,7 +78,7 @@ pub enum Place<'a> {
     Fd(BorrowedFd<'a>, &'a Deposit),
 }
 
-/// What a touch changes.
+/// What keeps the groups from a touch on. The default: as before; the touch only counts as a use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Touch {
     /// As [`ObjectOptions::keep`]; `None`: as before.

@@ -1,4 +1,4 @@
-//! Allocations, leases, clients, jobs and domains as an administrator sees them. Layouts only: no IO, no state.
+//! Allocations, leases, clients, jobs and domains as an administrator sees them. Layouts only: must never hold IO or state.
 
 use super::status::Use;
 use crate::limits::{COMMAND_BYTES, FORMER_FILES, JOB_NAME_BYTES, NAME_BYTES};

@@ -1,4 +1,4 @@
-//! The broker at a glance: what is in use on the node, and how often what has happened. Layouts only: no IO, no state.
+//! The broker at a glance: what is in use on the node, and how often what has happened. Layouts only: must never hold IO or state.
 
 use crate::count::{ByCounter, ByGauge};
 use crate::resource::{ByResource, NO_CAP, Resource};
