@@ -3,12 +3,13 @@
 import ctypes
 import functools
 import json
+import warnings
 from ctypes import POINTER, Structure, c_char, c_char_p, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from . import _abi
 from ._context import Context, Lease, ms
-from ._errors import NotSupported, check
+from ._errors import Error, NotSupported, check
 from ._memory import Memory
 from ._types import DType, Shape, count_of, dtype_of, shape_of
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ._broker import Broker
 
 JOB, REPLACE, KEEP, PIN, UNPIN, EVICTABLE = 1, 2, 4, 8, 16, 32
+_ENDS_WITH_BROKER = 1024
 _EXPECT = 1
 _SEALED = 2
 _FOREVER = (1 << 64) - 1
@@ -99,6 +101,8 @@ class ObjectInfo(NamedTuple):
     leases: int
     #: Its maker's process.
     creator_pid: int
+    #: It is kept, and ends with the broker all the same: a private broker, or a service without an fd store.
+    ends_with_broker: bool = False
 
 
 # --- metadata: the shape and type in a first line, then the program's own ---
@@ -188,6 +192,11 @@ def _address(source: Any) -> Tuple[Any, int]:
     return kept, ctypes.cast(ctypes.c_char_p(kept), c_void_p).value or 0
 
 
+def flags_to_make(replace: bool, keep: Optional[float], pin: bool, evictable: bool) -> int:
+    """The flags of a put."""
+    return REPLACE * replace | KEEP * (keep is not None) | PIN * pin | EVICTABLE * evictable
+
+
 def put(
     broker: "Broker", values: Mapping[str, Any], metadata: Optional[Mapping[str, bytes]], flags: int, job: bool, ttl: Optional[float],
     expect: Optional[int], timeout: float,
@@ -210,7 +219,28 @@ def put(
     if len(values):
         broker._call(function, len(values), new, ctypes.byref(options), ms(timeout), versions)
     del kept
+    if len(values):
+        _warn_once(broker, flags, next(iter(values)), job, timeout)
     return list(versions)
+
+
+class KeptEndsWithBroker(UserWarning):
+    """Objects were to be kept or pinned, and end with the broker: no service manager stores its fds."""
+
+
+def _warn_once(broker: "Broker", flags: int, name: str, job: bool, timeout: float) -> None:
+    """Says it at the first call of this connection that keeps or pins."""
+    if flags & (KEEP | PIN) and not broker._kept_before:
+        broker._kept_before = True
+        try:
+            about = stat(broker, name, job, timeout)
+        except Error:
+            # What was asked for is done.
+            return
+        if about and about.ends_with_broker:
+            text = "kept and pinned objects end with this broker: no service manager stores its fds (a private broker, or a unit without FileDescriptorStoreMax)"
+            # The caller of Broker.put(), put_many() or touch().
+            warnings.warn(text, KeptEndsWithBroker, stacklevel=4)
 
 
 def get(broker: "Broker", names: Sequence[str], job: bool, timeout: float) -> List[Object]:
@@ -250,6 +280,7 @@ def delete(broker: "Broker", name: str, version: int, job: bool, timeout: float)
 def touch(broker: "Broker", name: str, flags: int, job: bool, ttl: Optional[float], timeout: float) -> None:
     """A use of the object."""
     broker._call(_function("touch"), 1, _names([name]), ctypes.byref(_options(job, flags, ttl)), ms(timeout), None)
+    _warn_once(broker, flags, name, job, timeout)
 
 
 def _info(info: _Info) -> ObjectInfo:
@@ -257,7 +288,7 @@ def _info(info: _Info) -> ObjectInfo:
     return ObjectInfo(
         info.name.decode(errors="replace"), info.version, info.size_bytes, info.state == _SEALED,
         _abi.KIND_NAMES.get(info.kind, str(info.kind)), info.age_ms / 1000, ttl, bool(info.flags & KEEP), bool(info.flags & PIN),
-        info.leases, info.creator_pid,
+        info.leases, info.creator_pid, bool(info.flags & _ENDS_WITH_BROKER),
     )  # fmt: skip
 
 
