@@ -537,6 +537,37 @@ fn seal_when_on_a_device_then_waits_for_the_makers_work_and_drops_its_mapping() 
     });
 }
 
+#[test]
+fn seal_when_the_makers_work_has_failed_then_nothing_is_sealed_and_the_group_can_be_sealed_later() {
+    let name = "seal_when_the_makers_work_has_failed_then_nothing_is_sealed_and_the_group_can_be_sealed_later";
+    under_stub(name, Stub::Whole, &[], || {
+        let broker = FakeBroker::listen();
+        let (client, peer) = broker.client_with(Client::builder().own_fds(2), Terms::default());
+        let (objects, device) = (client.objects(), Device::open(0).unwrap());
+        thread::scope(|scope| {
+            let (objects, device) = (&objects, &device);
+            let call = scope.spawn(move || {
+                objects.create(&[NewObject::new("gpu", 5)], Place::Cuda(device), PLAIN, soon())
+            });
+            peer.answer_create(&peer.recv(), 5);
+            let group = call.join().unwrap().unwrap();
+            // SAFETY: the stub looks at no stream: it knows none, and says so of any.
+            let refused = unsafe {
+                let stream = std::ptr::without_provenance_mut(1);
+                group.seal_after(MakersWork::Stream(stream), soon())
+            };
+            let SealError { error, group } = refused.unwrap_err();
+            assert_eq!(error.code, ErrorCode::Internal, "{error}");
+            peer.assert_silent();
+            let mut group = *group.expect("nothing has happened to it");
+            group.write_at(0, 0, b"again").unwrap();
+            let sealing = scope.spawn(move || group.seal(soon()));
+            peer.answer_seal(&peer.recv(), 3);
+            assert_eq!(sealing.join().unwrap().unwrap(), 3);
+        });
+    });
+}
+
 /// Has the device write, as a kernel does: nobody waits for it.
 fn fill_without_waiting(to: u64, byte: u8, count: usize) {
     use nix::libc::{RTLD_LOCAL, RTLD_NOW, c_int, c_void, dlopen, dlsym};
