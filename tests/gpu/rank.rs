@@ -278,6 +278,14 @@ impl Rank {
         let names: Vec<&str> = members.iter().map(|(name, _)| name.as_str()).collect();
         let objects = self.client()?.objects().with_cuda(self.device()?);
         let got = objects.get_many(&names, soon()).map_err(text)?;
+        let ordinal = Some(self.device()?.ordinal());
+        if let Some(other) = got.iter().find(|object| object.device() != ordinal) {
+            return Err(format!(
+                "{} is on device {:?}, not {ordinal:?}",
+                other.name(),
+                other.device()
+            ));
+        }
         let versions = got.iter().map(Object::version).collect();
         let keys = members.iter().map(|(_, key)| *key);
         self.objects = got.into_iter().zip(keys).collect();

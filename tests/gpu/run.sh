@@ -14,7 +14,7 @@ case ${1-} in
 usage: tests/gpu/run.sh [objects [MIB]]
 
 Needs an NVIDIA GPU with its driver (libcuda.so.1, CUDA 11.0 or later), PyTorch in python3, 70 GiB of free device memory, root
-for namespaces of processes, and some five minutes. FDBROKER_BIN_DIR names a directory with the programs, built before
+for namespaces of processes, and some eight minutes. FDBROKER_BIN_DIR names a directory with the programs, built before
 (tests/gpu/README.md); without it they are built here. Prints each check, then a table of figures, then the same figures as
 JSON lines; `objects` does the part of named objects alone, with MIB of named weights (32768, or half of a small device), in 100 s
 at most, and without PyTorch. Else it goes on with what PyTorch does under the CUDA layer and without it
@@ -64,6 +64,9 @@ for allocator in "" expandable_segments:True; do
   part "Python, PYTORCH_CUDA_ALLOC_CONF=$allocator" 200 env "PYTORCH_CUDA_ALLOC_CONF=$allocator" "FDBROKER_LIBRARY=$library" \
     PYTHONPATH=libclient/python python3 libclient/python/tests/run.py test_torch test_gpu
 done
+part "Python, CuPy and JAX" 150 env "FDBROKER_LIBRARY=$library" PYTHONPATH=libclient/python python3 libclient/python/tests/run.py test_arrays
+# A state dict by one name, beside torch.multiprocessing.
+part "state dicts" 160 env "FDBROKER_LIBRARY=$library" PYTHONPATH=libclient/python python3 tests/gpu/states.py
 
 pytorch
 

@@ -45,8 +45,8 @@ impl Calls {
     /// # Errors
     /// /proc is not mounted.
     pub fn real(process: ProcessFn) -> nix::Result<Self> {
-        let looker = Looker::new()?;
-        let look: LookFn = Arc::new(move |fd| looker.look(fd));
+        let viewer = Looker::new()?;
+        let look: LookFn = Arc::new(move |fd| viewer.look(fd));
         Ok(Calls { close: Arc::new(|fd, _| drop(fd)), look, process })
     }
 }

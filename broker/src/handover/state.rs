@@ -34,7 +34,8 @@ pub(crate) struct State {
     /// Of the directory, when the one before still has it.
     pub lock: Option<Fd>,
     pub until_eof: Option<Fd>,
-    pub admin: SavedListener,
+    /// The administrators' listener, and those of users that look.
+    pub administration: Vec<SavedListener>,
     /// By listener number.
     pub listeners: Vec<SavedListener>,
     pub connections: Vec<SavedConnection>,

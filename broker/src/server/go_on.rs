@@ -62,7 +62,7 @@ impl Server {
         self.node.show_alive()?;
         let saved = std::mem::take(&mut self.former_places);
         let ours = self.door.listeners_mut();
-        let mut ours: Vec<_> = ours.chain(std::iter::once(self.admin.listener_mut())).collect();
+        let mut ours: Vec<_> = ours.chain(self.admin.listeners_mut()).collect();
         for saved in saved.iter().filter(|saved| saved.identity.is_some()) {
             for listener in ours.iter_mut().filter(|it| it.path() == saved.path) {
                 if listener.identity().is_none() && listener.stands_at(saved.identity) {
@@ -75,8 +75,8 @@ impl Server {
 
     /// Leaves the paths of all sockets as they are: they are a successor's now.
     pub(crate) fn leave_places(&mut self) {
-        self.admin.listener_mut().leave();
-        self.door.listeners_mut().for_each(Listener::leave);
+        let all = self.admin.listeners_mut().chain(self.door.listeners_mut());
+        all.for_each(Listener::leave);
     }
 
     /// Gives up what was taken over: all fds go to the closers, and the core begins anew.
@@ -148,7 +148,7 @@ impl Server {
         self.past.restore(&std::mem::take(&mut arrived.state.past));
         self.journal.restore(&std::mem::take(&mut arrived.state.journal));
         self.former_places = std::mem::take(&mut arrived.state.listeners);
-        self.former_places.push(std::mem::take(&mut arrived.state.admin));
+        self.former_places.append(&mut arrived.state.administration);
         self.fds.restore(arrived)?;
         let mut result = Ok(());
         let mut connections = Vec::new();

@@ -58,7 +58,7 @@ impl Given<'_> {
 pub(crate) fn resolve_table(
     given: Given<'_>,
     host: &Host,
-    listeners: usize,
+    listeners: (usize, usize),
     lines: &mut Lines,
 ) -> Result<Table, ConfigError> {
     let wanted = Sources {

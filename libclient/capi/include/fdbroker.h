@@ -189,7 +189,7 @@ void fdbroker_options_init(fdbroker_options_t *options);
 void fdbroker_options_init_sized(fdbroker_options_t *options, size_t struct_size);
 
 /* Connects to the broker. On success *out is a context, to be given back by fdbroker_close(); otherwise NULL. Waits at
- * most 7 s: 5 s for a broker that hangs, 2 s for a node whose fds are all in use. options NULL: all defaults.
+ * most 10 s, for a broker that hangs or a node whose fds are all in use. options NULL: all defaults.
  *
  * Starts one library thread, which serves recalls and calls the callbacks, with all signals blocked. With
  * FDBROKER_OPEN_DISPATCH there is no such thread. Not inside a callback.
@@ -829,7 +829,8 @@ typedef struct fdbroker_object {
   uint32_t kind;                 /* FDBROKER_KIND_*. */
   uint32_t slot;
   uint32_t generation;
-  uint32_t reserved;
+  /* With device_ptr: the ordinal of that device, of CUDA when kind is FDBROKER_KIND_CUDA_VMM, else of Level Zero. */
+  uint32_t device;
 } fdbroker_object_t;
 
 /* What is known of an object. */

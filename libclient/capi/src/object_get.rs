@@ -109,6 +109,7 @@ fn describe(object: &Object) -> fdbroker_object_t {
         metadata: object.metadata().as_ptr().cast(),
         metadata_bytes: object.metadata().len() as u64,
         device_ptr: object.device_ptr().unwrap_or(0),
+        device: object.device().unwrap_or(0),
         kind: object.kind() as u32,
         slot: object.id().slot,
         generation: object.id().generation,

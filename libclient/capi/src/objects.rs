@@ -162,7 +162,8 @@ pub struct fdbroker_object_t {
     pub kind: u32,
     pub slot: u32,
     pub generation: u32,
-    pub reserved: u32,
+    /// With device_ptr: the ordinal of that device, of CUDA when kind is FDBROKER_KIND_CUDA_VMM, else of Level Zero.
+    pub device: u32,
 }
 
 // SAFETY: repr(C), struct_size first, no padding (8 each, then 4 * 4); pointers may hold any bits until used.
@@ -182,7 +183,7 @@ unsafe impl Growable for fdbroker_object_t {
             kind: 0,
             slot: 0,
             generation: 0,
-            reserved: 0,
+            device: 0,
         }
     }
 }

@@ -126,7 +126,7 @@ pub unsafe extern "C" fn fdbroker_options_init_sized(
 }
 
 /// Connects to the broker. On success *out is a context, to be given back by fdbroker_close(); otherwise NULL. Waits at
-/// most 7 s: 5 s for a broker that hangs, 2 s for a node whose fds are all in use. options NULL: all defaults.
+/// most 10 s, for a broker that hangs or a node whose fds are all in use. options NULL: all defaults.
 ///
 /// Starts one library thread, which serves recalls and calls the callbacks, with all signals blocked. With
 /// FDBROKER_OPEN_DISPATCH there is no such thread. Not inside a callback.

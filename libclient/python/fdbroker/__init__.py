@@ -41,6 +41,7 @@ from ._errors import (
     VersionChanged,
     WrongNode,
 )
+from ._groups import Group
 from ._handle import Handle
 from ._memory import Buffer, Memory, View
 from ._objects import KeptEndsWithBroker, Object, ObjectInfo
@@ -54,7 +55,7 @@ for _class in list(globals().values()):
         _class.__module__ = __name__
 
 __all__ = [
-    "Aborted", "Again", "BadHandle", "Broker", "Buffer", "Cancelled", "Closed", "Error", "Exists", "Handle", "Internal",
+    "Aborted", "Again", "BadHandle", "Broker", "Buffer", "Cancelled", "Closed", "Error", "Exists", "Group", "Handle", "Internal",
     "InvalidArgument", "KeptEndsWithBroker", "LocalFdLimit", "Memory", "NoQuota", "NotConnected", "NotFound", "NotPermitted", "NotSealed", "NotSupported",
     "Object", "ObjectInfo", "OwnerGone", "OwnerSilent", "PrivateBroker", "Protocol", "Sealed", "SealedBusy",
     "ShuttingDown", "Stale", "TimedOut", "TooLong",

@@ -7,9 +7,10 @@ import os
 import threading
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, TypeVar, Union
 
-from . import _abi, _objects
+from . import _abi, _groups, _objects
 from ._context import Context, Lease, ms, open_context
 from ._errors import Closed, check
+from ._groups import Group, Wanted
 from ._handle import Handle, from_c, to_c
 from ._memory import Buffer, View, layout
 from ._objects import Object, ObjectInfo
@@ -219,8 +220,8 @@ class Broker:
         Errors: :class:`~fdbroker.Exists`, :class:`~fdbroker.VersionChanged`, :class:`~fdbroker.NoQuota`, :class:`~fdbroker.TooLong`,
         :class:`~fdbroker.TimedOut`, :class:`~fdbroker.NotConnected`, :class:`~fdbroker.NotSupported`.
         """
-        flags = _objects.flags_to_make(replace, keep, pin, evictable)
-        return _objects.put(self, {name: value}, {name: metadata}, flags, job, keep, expect, timeout)[0]
+        options = _objects.to_make(job, replace, keep, pin, evictable)
+        return _objects.put(self, {name: value}, {name: metadata}, options, expect, timeout)[0]
 
     def put_many(
         self, values: Mapping[str, Any], *, metadata: Optional[Mapping[str, bytes]] = None, replace: bool = False,
@@ -228,21 +229,45 @@ class Broker:
         timeout: float = TIMEOUT_S,
     ) -> List[int]:  # fmt: skip
         """Makes objects, as :meth:`put`, those of a group of 253 at one moment. Their versions."""
-        flags = _objects.flags_to_make(replace, keep, pin, evictable)
-        return _objects.put(self, values, metadata, flags, job, keep, expect, timeout)
+        options = _objects.to_make(job, replace, keep, pin, evictable)
+        return _objects.put(self, values, metadata, options, expect, timeout)
 
-    def get(self, name: str, *, job: bool = False, timeout: float = TIMEOUT_S) -> Object:
+    def create(
+        self, objects: Mapping[str, Wanted], *, device: Optional[str] = None, metadata: Optional[Mapping[str, bytes]] = None,
+        replace: bool = False, keep: Optional[float] = None, pin: bool = False, evictable: bool = False, expect: Optional[int] = None,
+        job: bool = False, timeout: float = TIMEOUT_S,
+    ) -> Group:  # fmt: skip
+        """Begins a group of up to 253 objects, in one piece of memory of the host or of a GPU, to be filled in place and sealed.
+
+            with broker.create({"kv/0": ((16, 1024), "float16")}, device="cuda:0") as group:
+                torch.from_dlpack(group["kv/0"]).copy_(block)
+                version = group.seal()
+
+        objects: of each name the shape and element type. device: None for the host, or ``cuda:N``, ``level-zero:N``. Options and errors
+        as of :meth:`put`; :class:`~fdbroker.NotSupported` also where there is no such device.
+        """
+        options = _objects.to_make(job, replace, keep, pin, evictable)
+        return _groups.create(self, objects, metadata, options, parse_device(device), expect, timeout)
+
+    def get(
+        self, name: str, *, device: Optional[str] = None, job: bool = False, timeout: float = TIMEOUT_S
+    ) -> Object:  # fmt: skip
         """The object of a name, opened for reading without a copy. Waits until it is sealed, ``timeout`` seconds at most.
+
+        device: where memory of a GPU is opened, ``cuda:N`` or ``level-zero:N``; None: CUDA memory on the device of the number that its
+        maker had it on, Level Zero's for the CPU.
 
         Errors: :class:`~fdbroker.TimedOut` (the text says whether the name is unknown, or who makes it), with timeout 0
         :class:`~fdbroker.NotFound` and :class:`~fdbroker.NotSealed`; :class:`~fdbroker.NoQuota`, :class:`~fdbroker.LocalFdLimit`,
         :class:`~fdbroker.NotConnected`, :class:`~fdbroker.NotSupported`.
         """
-        return self.get_many([name], job=job, timeout=timeout)[0]
+        return self.get_many([name], device=device, job=job, timeout=timeout)[0]
 
-    def get_many(self, names: Sequence[str], *, job: bool = False, timeout: float = TIMEOUT_S) -> List[Object]:
+    def get_many(
+        self, names: Sequence[str], *, device: Optional[str] = None, job: bool = False, timeout: float = TIMEOUT_S
+    ) -> List[Object]:  # fmt: skip
         """Up to 253 objects of one moment, all or none: never two versions of a group mixed. Errors: as :meth:`get`."""
-        return _objects.get(self, list(names), job, timeout)
+        return _objects.get(self, list(names), job, parse_device(device), timeout)
 
     def delete(self, name: str, *, version: int = 0, job: bool = False, timeout: float = TIMEOUT_S) -> None:
         """Takes the name away, if it has this version (0: any). Who has the object keeps it. Errors: NotFound, VersionChanged."""
@@ -379,7 +404,7 @@ def connect(
     FDBROKER_CACHE_MAX_BYTES, else the library's defaults; 0: no limit.
 
     Errors: :class:`~fdbroker.NotConnected` (at once when no broker listens), :class:`~fdbroker.NotPermitted`,
-    :class:`~fdbroker.Protocol`, :class:`~fdbroker.NoQuota`, :class:`~fdbroker.LocalFdLimit`. Waits 7 s at most.
+    :class:`~fdbroker.Protocol`, :class:`~fdbroker.NoQuota`, :class:`~fdbroker.LocalFdLimit`. Waits 10 s at most.
     """
     options = _abi.Options()
     _abi.lib.fdbroker_options_init_sized(ctypes.byref(options), ctypes.sizeof(options))

@@ -9,7 +9,7 @@ import functools
 from typing import TYPE_CHECKING, Any, Optional, Tuple, Type, Union
 
 from . import _abi, _dlpack
-from ._context import Context, Lease, ms
+from ._context import Context, ms
 from ._errors import Closed, NotConnected, check
 from ._handle import Handle, from_c
 from ._types import DType, Shape, count_of, dtype_of, shape_of
@@ -39,11 +39,12 @@ class Memory:
     """
 
     def __init__(
-        self, context: Context, lease: Lease, pointer: int, nbytes: int, shape: Shape, dtype: DType, *, device: Optional[Tuple[str, int]],
+        self, context: Context, lease: object, pointer: int, nbytes: int, shape: Shape, dtype: DType, *, device: Optional[Tuple[str, int]],
         writable: bool,
     ) -> None:  # fmt: skip
         self._context = context
-        self._lease: Optional[Lease] = lease
+        # What keeps the memory.
+        self._lease: Optional[object] = lease
         self._pointer = pointer
         self._device = device
         self._lent_by_reference = False
@@ -74,7 +75,7 @@ class Memory:
         self._live()
         return self._pointer
 
-    def _live(self) -> Lease:
+    def _live(self) -> object:
         if self._lease is None:
             raise Closed("this memory was closed; views made before are still good")
         return self._lease
@@ -160,12 +161,22 @@ class Memory:
 
         Errors: BufferError for a copy, another device, or memory opened for reading with a consumer of before DLPack 1.0.
         """
-        lease = self._live()
+        self._live()
         device = self.__dlpack_device__()
         if copy or (dl_device is not None and tuple(dl_device) != device):
             raise BufferError("fdbroker shares memory where it is; copy it with the library that takes it")
-        keeper = self._array() if self._device is None and self.nbytes else lease
-        return _dlpack.capsule(keeper, self._pointer, self.shape, self._dtype, device, not self.writable, max_version)
+        return _dlpack.capsule(self._keeper(), self._pointer, self.shape, self._dtype, device, not self.writable, max_version)
+
+    def unmarked(self) -> "Unmarked":
+        """The same for ``from_dlpack`` of a library that does not know memory opened for reading, such as JAX, whose arrays are never
+        written, and PyTorch: ``jax.numpy.from_dlpack(layer.unmarked())``. A write into it is a segmentation fault, or an illegal
+        address on a GPU. Errors: Closed."""
+        self._live()
+        return Unmarked(self, self.shape, self._dtype)
+
+    def _keeper(self) -> object:
+        """What keeps the memory for another library; host memory is looked at once more."""
+        return self._array() if self._device is None and self.nbytes else self._live()
 
     @property
     def __cuda_array_interface__(self) -> dict:
@@ -200,6 +211,22 @@ class Memory:
     def __repr__(self) -> str:
         state = "closed" if self.closed else self.device
         return f"<fdbroker.{type(self).__name__} {self.shape} {self.dtype}, {self.nbytes:,} bytes, {state}>"
+
+
+class Unmarked:
+    """Memory for ``from_dlpack``, without the mark that it is for reading: :meth:`Memory.unmarked`."""
+
+    def __init__(self, memory: Memory, shape: Shape, dtype: DType) -> None:
+        self._memory, self._shape, self._dtype = memory, shape, dtype
+
+    def __dlpack_device__(self) -> Tuple[int, int]:
+        return self._memory.__dlpack_device__()
+
+    def __dlpack__(self, **_: Any) -> Any:
+        memory = self._memory
+        return _dlpack.capsule(
+            memory._keeper(), memory.pointer, self._shape, self._dtype, memory.__dlpack_device__(), False, None
+        )  # fmt: skip
 
 
 class Buffer(Memory):

@@ -41,7 +41,7 @@ class _Object(Structure):
     _fields_ = [
         ("struct_size", c_uint64), ("ptr", c_void_p), ("size_bytes", c_uint64), ("version", c_uint64), ("metadata", c_void_p),
         ("metadata_bytes", c_uint64), ("device_ptr", c_uint64), ("object", c_uint64), ("kind", c_uint32), ("slot", c_uint32),
-        ("generation", c_uint32), ("reserved", c_uint32),
+        ("generation", c_uint32), ("device", c_uint32),
     ]  # fmt: skip
 
 
@@ -54,7 +54,8 @@ class _Info(Structure):
     ]  # fmt: skip
 
 
-_FUNCTIONS = {
+#: The arguments of fdbroker_object_NAME().
+FUNCTIONS = {
     "put": [c_void_p, c_size_t, POINTER(_New), POINTER(_Options), c_uint32, POINTER(c_uint64)],
     "get": [c_void_p, c_size_t, POINTER(c_char_p), POINTER(_Options), c_uint32, POINTER(_Object)],
     "release": [c_void_p, POINTER(_Object)],
@@ -65,18 +66,25 @@ _FUNCTIONS = {
     "list": [c_void_p, c_char_p, c_uint32, c_uint32, POINTER(c_void_p)],
     "list_next": [c_void_p, POINTER(_Info), POINTER(c_int32)],
     "list_close": [c_void_p],
+    "create": [c_void_p, c_size_t, POINTER(_New), POINTER(_Options), c_uint32, POINTER(c_void_p)],
+    "data": [c_void_p, c_size_t, POINTER(c_void_p), POINTER(c_uint64)],
+    "device_ptr": [c_void_p, c_size_t, POINTER(c_uint64)],
+    "write": [c_void_p, c_size_t, c_uint64, c_void_p, c_size_t],
+    "seal": [c_void_p, c_uint32, POINTER(c_uint64)],
+    "seal_after": [c_void_p, c_uint32, c_void_p, c_uint32, POINTER(c_uint64)],
+    "close": [c_void_p],
 }
 
 
 @functools.lru_cache(maxsize=None)
-def _function(name: str) -> Any:
+def function(name: str) -> Any:
     """A function of the library; NotSupported where the library is older."""
     try:
-        function = getattr(_abi.lib, f"fdbroker_object_{name}")
+        found = getattr(_abi.lib, f"fdbroker_object_{name}")
     except AttributeError:
         raise NotSupported(f"this libfdbroker has no fdbroker_object_{name}(): it is older than named objects") from None
-    function.restype, function.argtypes = c_int32, _FUNCTIONS[name]
-    return function
+    found.restype, found.argtypes = c_int32, FUNCTIONS[name]
+    return found
 
 
 class ObjectInfo(NamedTuple):
@@ -141,16 +149,34 @@ class Object(Memory):
     def is_current(self) -> bool:
         """Whether its name still leads to it. Sends nothing."""
         self._live()
-        return bool(_function("is_current")(self._context.pointer, ctypes.byref(self._object)))
+        return bool(function("is_current")(self._context.pointer, ctypes.byref(self._object)))
 
 
-def _give_back(taken: _Object, context: int) -> None:
-    _function("release")(context, ctypes.byref(taken))
+def _give_back(release: Any, taken: Any, context: int) -> None:
+    # With nothing of this module, which may be gone when the interpreter ends.
+    release(context, taken)
+
+
+def _lease(context: Context, taken: _Object) -> Lease:
+    return Lease(context, functools.partial(_give_back, function("release"), ctypes.byref(_Object.from_buffer_copy(taken))))
 
 
 def _options(job: bool, flags: int = 0, ttl: Optional[float] = None) -> _Options:
     options = _Options(struct_size=ctypes.sizeof(_Options), flags=flags | JOB * job, fd=-1)
     options.ttl_ms = 0 if ttl is None else int(ttl * 1000)
+    return options
+
+
+def to_make(job: bool, replace: bool, keep: Optional[float], pin: bool, evictable: bool) -> _Options:
+    """The options of a group to be made."""
+    return _options(job, REPLACE * replace | KEEP * (keep is not None) | PIN * pin | EVICTABLE * evictable, keep)
+
+
+def at_device(options: _Options, device: Optional[Tuple[str, int]]) -> _Options:
+    """Says where memory is made or opened; None: of the host, or where its maker says."""
+    if device is not None:
+        # FDBROKER_PLACE_* of the devices are the drivers' numbers.
+        options.place, options.device = _abi.DRIVERS[device[0]], device[1]
     return options
 
 
@@ -192,35 +218,34 @@ def _address(source: Any) -> Tuple[Any, int]:
     return kept, ctypes.cast(ctypes.c_char_p(kept), c_void_p).value or 0
 
 
-def flags_to_make(replace: bool, keep: Optional[float], pin: bool, evictable: bool) -> int:
-    """The flags of a put."""
-    return REPLACE * replace | KEEP * (keep is not None) | PIN * pin | EVICTABLE * evictable
+def describe(item: _New, name: str, shape: Shape, dtype: DType, own: bytes, expect: Optional[int]) -> Any:
+    """Says what an object is to be; what must be kept until it is made."""
+    named, about = _checked(name), _metadata(shape, dtype, own)
+    item.struct_size, item.name, item.size_bytes = ctypes.sizeof(_New), named, count_of(shape) * dtype.itemsize
+    item.metadata, item.metadata_bytes = ctypes.cast(ctypes.c_char_p(about), c_void_p), len(about)
+    if expect is not None:
+        item.expect, item.flags = expect, _EXPECT
+    return named, about
 
 
 def put(
-    broker: "Broker", values: Mapping[str, Any], metadata: Optional[Mapping[str, bytes]], flags: int, job: bool, ttl: Optional[float],
-    expect: Optional[int], timeout: float,
+    broker: "Broker", values: Mapping[str, Any], metadata: Optional[Mapping[str, bytes]], options: _Options, expect: Optional[int],
+    timeout: float,
 ) -> List[int]:  # fmt: skip
     """Makes objects; their versions."""
-    function, kept = _function("put"), []
+    kept: List[Any] = []
     new = (_New * len(values))()
     for item, (name, value) in zip(new, values.items()):
         source, shape, dtype = _source(value)
-        keeper, address = _address(source)
-        about = _metadata(shape, dtype, (metadata or {}).get(name, b""))
-        named = _checked(name)
-        kept.append((source, keeper, about, named))
-        item.struct_size, item.name = ctypes.sizeof(_New), named
-        item.size_bytes, item.bytes = count_of(shape) * dtype.itemsize, address
-        item.metadata, item.metadata_bytes = ctypes.cast(ctypes.c_char_p(about), c_void_p), len(about)
-        if expect is not None:
-            item.expect, item.flags = expect, _EXPECT
-    versions, options = (c_uint64 * len(values))(), _options(job, flags, ttl)
+        keeper, item.bytes = _address(source)
+        described = describe(item, name, shape, dtype, (metadata or {}).get(name, b""), expect)
+        kept.append((source, keeper, described))
+    versions = (c_uint64 * len(values))()
     if len(values):
-        broker._call(function, len(values), new, ctypes.byref(options), ms(timeout), versions)
+        broker._call(function("put"), len(values), new, ctypes.byref(options), ms(timeout), versions)
     del kept
     if len(values):
-        _warn_once(broker, flags, next(iter(values)), job, timeout)
+        warn_once(broker, options, next(iter(values)), timeout)
     return list(versions)
 
 
@@ -228,42 +253,45 @@ class KeptEndsWithBroker(UserWarning):
     """Objects were to be kept or pinned, and end with the broker: no service manager stores its fds."""
 
 
-def _warn_once(broker: "Broker", flags: int, name: str, job: bool, timeout: float) -> None:
+def warn_once(broker: "Broker", options: _Options, name: str, timeout: float, level: int = 4) -> None:
     """Says it at the first call of this connection that keeps or pins."""
-    if flags & (KEEP | PIN) and not broker._kept_before:
+    if options.flags & (KEEP | PIN) and not broker._kept_before:
         broker._kept_before = True
         try:
-            about = stat(broker, name, job, timeout)
+            about = stat(broker, name, bool(options.flags & JOB), timeout)
         except Error:
             # What was asked for is done.
             return
         if about and about.ends_with_broker:
             text = "kept and pinned objects end with this broker: no service manager stores its fds (a private broker, or a unit without FileDescriptorStoreMax)"
-            # The caller of Broker.put(), put_many() or touch().
-            warnings.warn(text, KeptEndsWithBroker, stacklevel=4)
+            # `level` is that of the caller of a method of Broker or Group.
+            warnings.warn(text, KeptEndsWithBroker, stacklevel=level)
 
 
-def get(broker: "Broker", names: Sequence[str], job: bool, timeout: float) -> List[Object]:
+def get(
+    broker: "Broker", names: Sequence[str], job: bool, device: Optional[Tuple[str, int]], timeout: float
+) -> List[Object]:  # fmt: skip
     """Objects of one moment, all or none."""
-    function = _function("get")
     taken = (_Object * len(names))()
     if not names:
         return []
     taken[0].struct_size = ctypes.sizeof(_Object)
-    options = _options(job)
+    options = at_device(_options(job), device)
     context = broker._live().take()
     try:
-        check(function(context.pointer, len(names), _names(names), ctypes.byref(options), ms(timeout), taken))
-        leases = [Lease(context, functools.partial(_give_back, _Object.from_buffer_copy(one))) for one in taken]
+        check(function("get")(context.pointer, len(names), _names(names), ctypes.byref(options), ms(timeout), taken))
+        leases = [_lease(context, one) for one in taken]
         return [_object(context, name, one, lease) for name, one, lease in zip(names, taken, leases)]
     finally:
         context.give_back()
 
 
-def _object(context: Context, name: str, taken: _Object, lease: Lease) -> Object:
+def _object(context: Context, name: str, taken: _Object, lease: object) -> Object:
     metadata = ctypes.string_at(taken.metadata, taken.metadata_bytes) if taken.metadata_bytes else b""
     shape, dtype, own = _described(metadata, taken.size_bytes)
-    device = ("cuda", 0) if taken.device_ptr else None
+    device = None
+    if taken.device_ptr:
+        device = "cuda" if taken.kind == _abi.KIND_CUDA_VMM else "level-zero", taken.device
     made = Object(
         context, lease, taken.device_ptr or taken.ptr or 0, taken.size_bytes, shape, dtype, device=device, writable=False
     )  # fmt: skip
@@ -274,13 +302,14 @@ def _object(context: Context, name: str, taken: _Object, lease: Lease) -> Object
 def delete(broker: "Broker", name: str, version: int, job: bool, timeout: float) -> None:
     """Takes a name away."""
     wanted = (c_uint64 * 1)(version)
-    broker._call(_function("delete"), 1, _names([name]), wanted, JOB * job, ms(timeout), None)
+    broker._call(function("delete"), 1, _names([name]), wanted, JOB * job, ms(timeout), None)
 
 
 def touch(broker: "Broker", name: str, flags: int, job: bool, ttl: Optional[float], timeout: float) -> None:
     """A use of the object."""
-    broker._call(_function("touch"), 1, _names([name]), ctypes.byref(_options(job, flags, ttl)), ms(timeout), None)
-    _warn_once(broker, flags, name, job, timeout)
+    options = _options(job, flags, ttl)
+    broker._call(function("touch"), 1, _names([name]), ctypes.byref(options), ms(timeout), None)
+    warn_once(broker, options, name, timeout)
 
 
 def _info(info: _Info) -> ObjectInfo:
@@ -295,7 +324,7 @@ def _info(info: _Info) -> ObjectInfo:
 def stat(broker: "Broker", name: str, job: bool, timeout: float) -> Optional[ObjectInfo]:
     """What is known of a name; None: nothing."""
     info = _Info(struct_size=ctypes.sizeof(_Info))
-    broker._call(_function("stat"), 1, _names([name]), JOB * job, ms(timeout), ctypes.byref(info))
+    broker._call(function("stat"), 1, _names([name]), JOB * job, ms(timeout), ctypes.byref(info))
     return _info(info) if info.state else None
 
 
@@ -304,15 +333,15 @@ def names(broker: "Broker", prefix: str, job: bool, timeout: float) -> Iterator[
     listing, has_one = c_void_p(), c_int32()
     context = broker._live().take()
     try:
-        check(_function("list")(context.pointer, _checked(prefix), JOB * job, ms(timeout), ctypes.byref(listing)))
+        check(function("list")(context.pointer, _checked(prefix), JOB * job, ms(timeout), ctypes.byref(listing)))
         try:
             while True:
                 info = _Info(struct_size=ctypes.sizeof(_Info))
-                check(_function("list_next")(listing, ctypes.byref(info), ctypes.byref(has_one)))
+                check(function("list_next")(listing, ctypes.byref(info), ctypes.byref(has_one)))
                 if not has_one.value:
                     return
                 yield _info(info)
         finally:
-            _function("list_close")(listing)
+            function("list_close")(listing)
     finally:
         context.give_back()

@@ -10,34 +10,19 @@ that PyTorch allocates with ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``
 Must never copy where it says "the same bytes", nor let memory end while a message that names it is on its way.
 """
 
-import os
-import pickle
 import threading
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
-import torch.utils.dlpack
 
-from . import _abi, _dlpack, _native
-from ._broker import Broker, ShapeLike, connect
+from . import _abi, _native, _state_dicts
+from ._broker import Broker, ShapeLike
+from ._default import PerProcess, default_broker
 from ._errors import Error, NotSupported, Stale
 from ._memory import Buffer
-from ._types import dtype_of, shape_of
-
-_default: Tuple[int, Optional[Broker]] = (0, None)
-
-
-def default_broker() -> Broker:
-    """The connection of this process, made at its first use; a forked child gets one of its own.
-
-    Errors: as :func:`fdbroker.connect`.
-    """
-    global _default
-    pid, broker = _default
-    if pid != os.getpid() or broker is None or broker.closed:
-        broker = connect()
-        _default = os.getpid(), broker
-    return broker
+from ._state_dicts import Plan, StateDict
+from ._tensors import bytes_of, device_of, name_of, size_of, span
+from ._types import count_of, shape_of
 
 
 class SharedTensor(NamedTuple):
@@ -52,15 +37,6 @@ class SharedTensor(NamedTuple):
     stride: Tuple[int, ...]
 
 
-def _span(shape: Tuple[int, ...], stride: Tuple[int, ...]) -> int:
-    """Elements from the first to behind the last."""
-    return 0 if 0 in shape else 1 + sum((n - 1) * step for n, step in zip(shape, stride))
-
-
-def _name(dtype: "torch.dtype") -> str:
-    return str(dtype).rsplit(".", 1)[-1]
-
-
 def empty(
     shape: ShapeLike, dtype: "torch.dtype" = torch.float32, device: str = "cpu", broker: Optional[Broker] = None, **options: Any
 ) -> "torch.Tensor":
@@ -68,23 +44,17 @@ def empty(
 
     Errors: as :meth:`fdbroker.Broker.empty`.
     """
-    size = torch.empty(0, dtype=dtype).element_size()
-    sizes, count = shape_of(shape), 1
-    for n in sizes:
-        count *= n
-    made = (broker or default_broker()).empty(max(count * size, 1), device=device, **options)
-    return torch.from_dlpack(made)[: count * size].view(dtype).view(sizes)
+    sizes = shape_of(shape)
+    nbytes = count_of(sizes) * size_of(dtype)
+    made = (broker or default_broker()).empty(max(nbytes, 1), device=device, **options)
+    return bytes_of(made)[:nbytes].view(dtype).view(sizes)
 
 
 def copy(tensor: "torch.Tensor", broker: Optional[Broker] = None, **options: Any) -> "torch.Tensor":
     """A contiguous copy whose memory can be shared, on the same device. Errors: as :func:`empty`."""
-    made = empty(tuple(tensor.shape), tensor.dtype, _device(tensor), broker, **options)
+    made = empty(tuple(tensor.shape), tensor.dtype, device_of(tensor), broker, **options)
     made.copy_(tensor.detach())
     return made
-
-
-def _device(tensor: "torch.Tensor") -> str:
-    return "cpu" if tensor.device.type == "cpu" else f"cuda:{tensor.device.index or 0}"
 
 
 def share(tensor: "torch.Tensor", broker: Optional[Broker] = None) -> SharedTensor:
@@ -99,10 +69,10 @@ def share(tensor: "torch.Tensor", broker: Optional[Broker] = None) -> SharedTens
         raise TypeError(f"a {tensor.layout} tensor of {tensor.device} has no memory to share")
     broker, place = broker or default_broker(), None
     if tensor.device.type == "cuda":
-        place = _device(tensor)
+        place = device_of(tensor)
         torch.cuda.current_stream(tensor.device).synchronize()
     shape, stride = tuple(tensor.shape), tuple(tensor.stride())
-    needed = _span(shape, stride) * tensor.element_size()
+    needed = span(shape, stride) * tensor.element_size()
     try:
         handle = broker.handle_of(tensor.data_ptr(), device=place)
     except Stale as error:
@@ -115,7 +85,7 @@ def share(tensor: "torch.Tensor", broker: Optional[Broker] = None) -> SharedTens
             f"this tensor of {needed:,} bytes lies in several CUDA mappings, the first of which ends after {there:,}; allocate it in "
             "fdbroker.torch.pool(), or copy() it"
         )
-    return SharedTensor(bytes(handle), _name(tensor.dtype), shape, stride)
+    return SharedTensor(bytes(handle), name_of(tensor.dtype), shape, stride)
 
 
 def open(shared: SharedTensor, broker: Optional[Broker] = None, *, timeout: float = 5.0) -> "torch.Tensor":
@@ -125,11 +95,10 @@ def open(shared: SharedTensor, broker: Optional[Broker] = None, *, timeout: floa
     """
     view = (broker or default_broker()).open(shared.handle, writable=True, timeout=timeout)
     dtype = getattr(torch, shared.dtype)
-    size = torch.empty(0, dtype=dtype).element_size()
-    needed = _span(shared.shape, shared.stride) * size
+    needed = span(shared.shape, shared.stride) * size_of(dtype)
     if needed > view.nbytes:
         raise ValueError(f"{shared.shape} of {shared.dtype} need {needed:,} bytes, and there are {view.nbytes:,}")
-    return torch.from_dlpack(view)[:needed].view(dtype).as_strided(shared.shape, shared.stride)
+    return bytes_of(view)[:needed].view(dtype).as_strided(shared.shape, shared.stride)
 
 
 # --- memory pools ---
@@ -154,93 +123,66 @@ def pool(broker: Optional[Broker] = None) -> "torch.cuda.MemPool":
 
 # --- state dicts ---
 
-#: Tensors in a packed state begin at multiples of this, so that any vector instruction can load them.
-_ALIGNMENT = 256
-_MAGIC = b"fdbroker-state-1"
 
-
-def pack(state: Dict[str, Any], broker: Optional[Broker] = None, *, device: str = "cpu") -> Buffer:
+def pack(state: Dict[str, Any], broker: Optional[Broker] = None, *, device: Any = None, timeout: float = 5.0) -> Buffer:
     """All tensors of a state dict, copied into one piece of memory, with their names: one handle for all of them.
 
-    What is not a tensor is pickled. device: where the memory is; of a GPU ``open_state_dict`` gives tensors there.
-    Errors: as :meth:`fdbroker.Broker.empty`.
+    Dtype, shape and strides stay: a tensor that is dense, such as a transposed one or one in ``channels_last``, keeps its strides, any
+    other becomes contiguous, as with ``clone()``. Tensors of the same bytes (tied weights, also transposed) stay tied; other views of
+    one storage become copies. What is not a tensor is pickled, tensors inside it included.
+
+    device: ``cpu`` or ``cuda:N``; None: where the tensors are. CUDA tensors are copied from device to device, in the current stream,
+    which is waited for.
+
+    Errors: as of :meth:`fdbroker.Broker.empty`; :class:`~fdbroker.InvalidArgument` for tensors of several devices and for what has no
+    memory, :class:`~fdbroker.NotSupported` for other devices.
     """
-    rows: List[Tuple[str, str, Tuple[int, ...], int]] = []
-    others, tensors, end = {}, [], 0
-    for name, value in state.items():
-        if not isinstance(value, torch.Tensor):
-            others[name] = value
-            continue
-        begin = -(-end // _ALIGNMENT) * _ALIGNMENT
-        end = begin + value.numel() * value.element_size()
-        rows.append((name, _name(value.dtype), tuple(value.shape), begin))
-        tensors.append(value)
-    table = pickle.dumps((list(state), rows, others))
-    head = _MAGIC + len(table).to_bytes(8, "little") + table
-    start = -(-len(head) // _ALIGNMENT) * _ALIGNMENT
-    made = (broker or default_broker()).empty(start + end, device=device)
-    flat = torch.from_dlpack(made)
-    flat[: len(head)].copy_(torch.frombuffer(bytearray(head), dtype=torch.uint8))
-    for (_, _, shape, begin), value in zip(rows, tensors):
-        if value.numel():
-            length = value.numel() * value.element_size()
-            flat[start + begin : start + begin + length].view(value.dtype).view(shape).copy_(value.detach())
-    if flat.is_cuda:
-        torch.cuda.current_stream(flat.device).synchronize()
+    plan = Plan(state)
+    made = (broker or default_broker()).empty(plan.nbytes, device=plan.device(device), timeout=timeout)
+    _state_dicts.write_and_wait(plan, made)
     return made
 
 
-def open_state_dict(handle: bytes, broker: Optional[Broker] = None, *, timeout: float = 5.0) -> Dict[str, Any]:
+def open_state_dict(
+    handle: bytes, broker: Optional[Broker] = None, *, readonly: bool = False, timeout: float = 5.0
+) -> Dict[str, Any]:  # fmt: skip
     """The state dict that :func:`pack` made, of another process: its tensors are views of the one memory, not copies.
 
-    What is not a tensor was pickled: open only what you trust. Errors: as :meth:`fdbroker.Broker.open`; ValueError when it is no
-    packed state.
+    readonly: the memory is opened for reading; see :func:`get_state_dict`. What is not a tensor was pickled: open only what you trust.
+    Errors: as :meth:`fdbroker.Broker.open`; ValueError when it is no packed state.
     """
-    flat = torch.from_dlpack((broker or default_broker()).open(handle, writable=True, timeout=timeout))
-    return _unpack(flat)
+    view = (broker or default_broker()).open(handle, writable=not readonly, timeout=timeout)
+    return _state_dicts.unpack(view, readonly)
 
 
-def put_state_dict(name: str, state: Dict[str, Any], broker: Optional[Broker] = None, **options: Any) -> int:
-    """Makes a named object of a state dict, copied to the host: all tensors appear at one moment. Its version.
+def put_state_dict(
+    name: str, state: Dict[str, Any], broker: Optional[Broker] = None, *, device: Any = None, metadata: bytes = b"", timeout: float = 5.0,
+    **options: Any,
+) -> int:  # fmt: skip
+    """Makes a named object of a state dict, in memory of its own: all tensors appear at one moment. Its version.
 
-    Options and errors as of :meth:`fdbroker.Broker.put`, such as ``replace=True``, ``keep=3600``.
+    What is kept of tensors, and where they go, is as for :func:`pack`: CUDA tensors stay on their device, without a way through the
+    host. Work that other streams still do on them is the caller's to wait for. Other options and errors as of
+    :meth:`fdbroker.Broker.put`, such as ``replace=True``, ``keep=3600``.
     """
-    broker = broker or default_broker()
-    with pack(state, broker) as packed:
-        return broker.put(name, packed, **options)
+    return _state_dicts.put(broker or default_broker(), name, state, device, metadata, timeout, options)
 
 
-def get_state_dict(name: str, broker: Optional[Broker] = None, **options: Any) -> Dict[str, Any]:
-    """The state dict of a name, of any process, alive or not: its tensors are views of the one memory, not copies.
+def get_state_dict(
+    name: str, broker: Optional[Broker] = None, *, readonly: bool = False, **options: Any
+) -> StateDict:  # fmt: skip
+    """The state dict of a name, of any process, alive or not: its tensors are views of the one memory, not copies, on the device where
+    they were put. It is a dict with ``version``, ``metadata`` and ``is_current``, which says whether there is a newer one.
 
-    They are for reading: PyTorch cannot say so, and writing into one is a segmentation fault. ``load_state_dict`` copies them; ``clone``
-    what is to be changed. What is not a tensor was pickled: open only what you trust.
+    They are for reading, and mapped so; PyTorch has no tensors that say it. Writing into one is a segmentation fault, on CUDA an
+    illegal address. ``load_state_dict`` copies them; ``clone`` what is to be changed. readonly: tensors of the host come as numpy
+    arrays that refuse to be written (bfloat16 as two bytes each); those of CUDA as tensors all the same. What is not a tensor was
+    pickled: open only what you trust.
 
-    Options and errors as of :meth:`fdbroker.Broker.get`; ValueError when it is no state dict.
+    Options and errors as of :meth:`fdbroker.Broker.get`, such as ``device="cuda:1"``; ValueError when it is no state dict.
     """
     got = (broker or default_broker()).get(name, **options)
-    # Without the mark that it is for reading, which PyTorch does not know.
-    capsule = _dlpack.capsule(got._array(), got.pointer, (got.nbytes,), dtype_of("uint8"), got.__dlpack_device__(), False, None)
-    return _unpack(torch.utils.dlpack.from_dlpack(capsule))
-
-
-def _unpack(flat: "torch.Tensor") -> Dict[str, Any]:
-    head = len(_MAGIC) + 8
-    begin = bytes(flat[:head].tolist())
-    if begin[:-8] != _MAGIC:
-        raise ValueError("this memory is no state dict of fdbroker.torch.pack()")
-    length = int.from_bytes(begin[-8:], "little")
-    names, rows, others = pickle.loads(bytes(flat[head : head + length].tolist()))
-    start = -(-(head + length) // _ALIGNMENT) * _ALIGNMENT
-    found = dict(others)
-    for name, dtype_name, shape, begin_at in rows:
-        dtype = getattr(torch, dtype_name)
-        count = 1
-        for n in shape:
-            count *= n
-        size = count * torch.empty(0, dtype=dtype).element_size()
-        found[name] = flat[start + begin_at : start + begin_at + size].view(dtype).view(shape)
-    return {name: found[name] for name in names}
+    return StateDict(_state_dicts.unpack(got, readonly), got)
 
 
 # --- torch.multiprocessing ---
@@ -282,17 +224,8 @@ class _Underway:
             return len(self._kept)
 
 
-_underway: Tuple[int, Optional[_Underway]] = (0, None)
+_underway: "PerProcess[_Underway]" = PerProcess(_Underway)
 _torchs_own: Dict[type, Any] = {}
-
-
-def _of_this_process() -> _Underway:
-    global _underway
-    pid, found = _underway
-    if pid != os.getpid() or found is None:
-        found = _Underway()
-        _underway = os.getpid(), found
-    return found
 
 
 def _reduce(tensor: "torch.Tensor") -> Any:
@@ -305,7 +238,7 @@ def _reduce(tensor: "torch.Tensor") -> Any:
     try:
         broker = default_broker()
         shared = _shared_in_place(tensor, broker)
-        page, at = _of_this_process().keep(tensor.detach(), broker)
+        page, at = _underway.get().keep(tensor.detach(), broker)
     except (Error, ValueError):
         # No broker, a full cap, memory that cannot be shared: as without fdbroker.
         return own(tensor)
@@ -365,10 +298,10 @@ def uninstall() -> None:
 
 def underway() -> int:
     """How many tensors that this process has sent are still to be opened."""
-    return _of_this_process().count()
+    return _underway.get().count()
 
 
 __all__ = [
-    "SharedTensor", "copy", "default_broker", "empty", "get_state_dict", "install", "open", "open_state_dict", "pack", "pool",
+    "SharedTensor", "StateDict", "copy", "default_broker", "empty", "get_state_dict", "install", "open", "open_state_dict", "pack", "pool",
     "put_state_dict", "share", "underway", "uninstall",
 ]  # fmt: skip

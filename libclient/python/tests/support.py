@@ -1,8 +1,10 @@
 """What the tests share: brokers, other processes, counts of fds and mappings. Must never wait without an end."""
 
+import fcntl
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 import unittest
@@ -14,6 +16,8 @@ try:
 except ImportError:
     numpy = None
 
+#: The folder of the stand-in for the CUDA driver; test.sh builds it.
+STUB = os.environ.get("FDBROKER_TEST_CUDA_STUB")
 #: Seconds that only a hang exceeds, on a busy machine.
 SOON_S = 60.0
 
@@ -46,6 +50,45 @@ class BrokerCase(unittest.TestCase):
         while not condition() and time.monotonic() < until:
             time.sleep(0.01)
         self.assertTrue(condition())
+
+
+# What a script knows of the driver: copies, by ctypes.
+PRELUDE = """
+import ctypes, fdbroker, gc, os, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+def call(name, *arguments):
+    code = getattr(cuda, name)(*arguments)
+    assert code == 0, (name, code)
+def enter(device=0):
+    context = ctypes.c_void_p()
+    call("cuInit", 0)
+    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+    call("cuCtxPushCurrent_v2", context)
+def put(pointer, data):
+    call("cuMemcpyHtoD_v2", ctypes.c_uint64(pointer), data, ctypes.c_size_t(len(data)))
+    call("cuStreamSynchronize", None)
+def get(pointer, count):
+    data = ctypes.create_string_buffer(count)
+    call("cuMemcpyDtoH_v2", data, ctypes.c_uint64(pointer), ctypes.c_size_t(count))
+    return data.raw
+"""
+
+
+@unittest.skipIf(STUB is None, "FDBROKER_TEST_CUDA_STUB is not set; test.sh builds the stand-in where there is a C compiler")
+class StandInCase(unittest.TestCase):
+    """Scripts in processes of their own, with the stand-in for the CUDA driver. Each begins with PRELUDE and ends with print("end")."""
+
+    def run_script(self, text, **environment):
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+            status, out, err = script(
+                PRELUDE + text, FDBROKER_CUDA_STUB_DIR=memory, LD_LIBRARY_PATH=STUB, LD_PRELOAD=os.path.join(STUB, "looks.so"),
+                **environment,
+            )  # fmt: skip
+            self.assertEqual((status, out, err), (0, "end\n", ""), out + err)
+            # Whoever has memory of the card has a lock on its file (tests/cuda_stub/card.h).
+            for name in os.listdir(memory):
+                with open(os.path.join(memory, name)) as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def run_program(broker, *arguments):

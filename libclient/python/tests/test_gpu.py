@@ -2,36 +2,12 @@
 
 The stand-in shows that this package calls the library rightly; nothing here has a GPU."""
 
-import fcntl
 import os
 import tempfile
 import unittest
 
 import fdbroker
-from support import BrokerCase, script
-
-STUB = os.environ.get("FDBROKER_TEST_CUDA_STUB")
-
-# What a script knows of the driver: copies, by ctypes.
-PRELUDE = """
-import ctypes, fdbroker, gc, os, sys
-cuda = ctypes.CDLL("libcuda.so.1")
-def call(name, *arguments):
-    code = getattr(cuda, name)(*arguments)
-    assert code == 0, (name, code)
-def enter():
-    context = ctypes.c_void_p()
-    call("cuInit", 0)
-    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
-    call("cuCtxPushCurrent_v2", context)
-def put(pointer, data):
-    call("cuMemcpyHtoD_v2", ctypes.c_uint64(pointer), data, ctypes.c_size_t(len(data)))
-    call("cuStreamSynchronize", None)
-def get(pointer, count):
-    data = ctypes.create_string_buffer(count)
-    call("cuMemcpyDtoH_v2", data, ctypes.c_uint64(pointer), ctypes.c_size_t(count))
-    return data.raw
-"""
+from support import BrokerCase, StandInCase, script
 
 
 class Absent(BrokerCase):
@@ -63,6 +39,14 @@ class Absent(BrokerCase):
             )
         self.assertEqual((status, out, err), (0, "end\n", ""))
 
+    def test_object_when_the_library_says_its_device_then_labelled_with_its_driver_and_number(self):
+        from fdbroker import _objects
+
+        for kind, driver, code in ((1, "level-zero", 14), (2, "cuda", 2)):
+            taken = _objects._Object(device_ptr=1 << 40, size_bytes=8, version=3, kind=kind, device=5)
+            got = _objects._object(self.broker._live(), "named", taken, object())
+            self.assertEqual((got.device, got.__dlpack_device__(), got.pointer), (f"{driver}:5", (code, 5), 1 << 40))
+
     def test_device_when_unknown_then_value_error(self):
         with self.assertRaises(ValueError):
             fdbroker.device_count("tpu")
@@ -70,19 +54,7 @@ class Absent(BrokerCase):
             self.broker.open(self.broker.zeros(1).handle, device="cuda:0")
 
 
-@unittest.skipIf(STUB is None, "FDBROKER_TEST_CUDA_STUB is not set; test.sh builds the stand-in where there is a C compiler")
-class StandIn(unittest.TestCase):
-    def run_script(self, text):
-        with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
-            status, out, err = script(
-                PRELUDE + text, FDBROKER_CUDA_STUB_DIR=memory, LD_LIBRARY_PATH=STUB, LD_PRELOAD=os.path.join(STUB, "looks.so")
-            )
-            self.assertEqual((status, out, err), (0, "end\n", ""), out + err)
-            # Whoever has memory of the card has a lock on its file (tests/cuda_stub/card.h).
-            for name in os.listdir(memory):
-                with open(os.path.join(memory, name)) as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
+class StandIn(StandInCase):
     def test_memory_when_opened_then_the_owners_bytes_on_its_device(self):
         self.run_script("""
 enter()
@@ -136,6 +108,40 @@ with fdbroker.private_broker() as broker:
 print("end")
 """)
 
+    def test_objects_when_made_on_a_gpu_then_got_on_that_gpu(self):
+        self.run_script("""
+with fdbroker.private_broker() as broker, fdbroker.connect(broker.socket) as other:
+    for number in (0, 1):
+        device = f"cuda:{number}"
+        with broker.create({"a": (6, "uint8"), "b": ((2, 2), "float32")}, device=device, replace=True) as group:
+            assert group["a"].device == device and group["b"].pointer != group["a"].pointer
+            group.write("a", b"gpu %d!" % number)
+            capsule = group["b"].__dlpack__()
+            try:
+                group.seal()
+            except fdbroker.SealedBusy:
+                del capsule
+            version = group.seal(stream=0)
+        enter(number)
+        a, b = other.get_many(["a", "b"])
+        assert (a.device, b.device, a.__dlpack_device__(), a.version) == (device, device, (2, number), version)
+        assert get(a.pointer, 6) == b"gpu %d!" % number and not a.writable
+        assert a.__cuda_array_interface__["data"] == (a.pointer, True) and b.shape == (2, 2)
+        there = other.get("a", device="cuda:1")
+        assert there.device == "cuda:1" and get(there.pointer, 6) == b"gpu %d!" % number
+        try:
+            other.get("a", device="cuda:7")
+        except fdbroker.NotSupported:
+            pass
+        else:
+            print("no error")
+        a.close(); b.close(); there.close()
+    try:
+        broker.create({"c": (1, "uint8")}, device="level-zero:0")
+    except fdbroker.NotSupported:
+        print("end")
+""", FDBROKER_CUDA_STUB_DEVICES="2")  # fmt: skip
+
     def test_child_when_forked_then_the_parents_memory_stays(self):
         self.run_script("""
 enter()
@@ -156,17 +162,13 @@ print("end")
 """)
 
     def test_exit_when_gpu_memory_is_still_open_then_clean(self):
-        with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
-            status, out, err = script(
-                PRELUDE + """
+        self.run_script("""
 enter()
 broker = fdbroker.private_broker()
 made = broker.empty(100, device="cuda:0")
 opened = broker.open(made.handle)
 print("end")
-""", FDBROKER_CUDA_STUB_DIR=memory, LD_LIBRARY_PATH=STUB, LD_PRELOAD=os.path.join(STUB, "looks.so"),
-            )  # fmt: skip
-        self.assertEqual((status, out, err), (0, "end\n", ""))
+""")
 
 
 if __name__ == "__main__":

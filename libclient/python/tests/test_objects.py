@@ -7,7 +7,7 @@ import unittest
 import warnings
 
 import fdbroker
-from support import BrokerCase, needs_numpy, numpy, script
+from support import BrokerCase, in_child, mappings, needs_numpy, numpy, script
 
 
 class Objects(BrokerCase):
@@ -109,8 +109,12 @@ class Objects(BrokerCase):
             self.broker.put("pinned", b"p", pin=True)
             self.broker.touch("plain", keep=60)
             self.other.touch("plain", pin=True)
-        self.assertEqual([one.category for one in caught], [fdbroker.KeptEndsWithBroker] * 2, "once for each connection")
-        self.assertEqual([one.filename for one in caught], [__file__] * 2)
+            third = fdbroker.connect(self.broker.socket)
+            self.addCleanup(third.close)
+            with third.create({"group": ((4,), "uint8")}, pin=True) as group:
+                group.seal()
+        self.assertEqual([one.category for one in caught], [fdbroker.KeptEndsWithBroker] * 3, "once for each connection")
+        self.assertEqual([one.filename for one in caught], [__file__] * 3)
         self.assertTrue(self.other.stat("kept").ends_with_broker)
 
     def test_views_when_objects_are_closed_then_they_keep_them(self):
@@ -140,6 +144,83 @@ class Objects(BrokerCase):
                 self.broker.put(name, b"")
         with self.assertRaises(fdbroker.TooLong):
             self.broker.put("x" * 256, b"")
+
+
+class Groups(BrokerCase):
+    def test_group_when_filled_and_sealed_then_its_objects_appear_at_one_moment(self):
+        with self.broker.create({"a": (4, "uint8"), "b": ((2, 3), "float32"), "none": (0, "int8")}, metadata={"b": b"about"}) as group:
+            self.assertEqual(group.names, ["a", "b", "none"])
+            self.assertEqual(bytes(group["b"].memoryview()), bytes(24))
+            group["a"].memoryview()[:] = b"abcd"
+            group.write("b", b"\x01\x02", 22)
+            with self.assertRaises(fdbroker.BadHandle):
+                group.write("b", b"xx", 23)
+            with self.assertRaises(KeyError):
+                group["c"]
+            with self.assertRaises(fdbroker.NotSealed):
+                self.other.get("a", timeout=0)
+            version = group.seal()
+        a, b, none = self.other.get_many(["a", "b", "none"])
+        self.assertEqual((bytes(a.memoryview()), bytes(b.memoryview()[-3:]), none.nbytes), (b"abcd", b"\0\x01\x02", 0))
+        self.assertEqual((b.shape, b.dtype, b.metadata, b.device), ((2, 3), "float32", b"about", "cpu"))
+        self.assertEqual({a.version, b.version, none.version}, {version})
+        with self.assertRaises(fdbroker.Sealed):
+            group["a"]
+        with self.assertRaises(fdbroker.Sealed):
+            group.seal()
+
+    def test_group_when_a_view_is_left_then_it_is_not_sealed_until_that_is_gone(self):
+        group = self.broker.create({"viewed": (3, "uint8")})
+        memory = group["viewed"]
+        view = memory.memoryview()
+        with self.assertRaises(fdbroker.SealedBusy):
+            group.seal()
+        view[:] = b"yes"
+        # In a cycle, which the seal collects.
+        cycle = [view]
+        cycle.append(cycle)
+        del view, cycle
+        group.seal()
+        with self.assertRaises(fdbroker.Closed):
+            memory.memoryview()
+        self.assertEqual(bytes(self.other.get("viewed").memoryview()), b"yes")
+
+    def test_group_when_given_up_then_its_views_stay_and_its_names_are_free(self):
+        with self.assertRaises(ZeroDivisionError), self.broker.create({"given up": (4, "uint8")}) as group:
+            view = group["given up"].memoryview()
+            1 / 0
+        view[:] = b"free"
+        self.assertTrue(self.broker.stat("given up") and not self.broker.stat("given up").sealed)
+        before = mappings()
+        del view, group
+        gc.collect()
+        self.assertLess(mappings(), before)
+        self.eventually(lambda: self.other.stat("given up") is None)
+
+    def test_group_when_a_name_is_in_use_then_exists_or_replaced_at_the_seal(self):
+        self.broker.put("taken", b"old")
+        with self.assertRaises(fdbroker.Exists):
+            self.broker.create({"new": (1, "uint8"), "taken": (1, "uint8")})
+        with self.broker.create({"taken": (3, "uint8")}, replace=True, keep=60) as group:
+            self.assertEqual(bytes(self.other.get("taken").memoryview()), b"old")
+            group.write("taken", b"new")
+            group.seal()
+        self.assertEqual(bytes(self.other.get("taken").memoryview()), b"new")
+        self.assertTrue(self.other.stat("taken").kept)
+
+    def test_group_when_its_connection_is_closed_first_then_it_can_be_sealed(self):
+        broker = fdbroker.connect(self.broker.socket)
+        group = broker.create({"later": (1, "uint8")}, keep=60)
+        broker.close()
+        group.seal()
+        self.assertEqual(self.other.get("later").nbytes, 1)
+
+    def test_group_when_forked_then_the_childs_copy_ends_without_the_parents(self):
+        group = self.broker.create({"forked": (2, "uint8")})
+        self.assertEqual(in_child(lambda: group.close() or gc.collect() >= 0), 0)
+        group.write("forked", b"ok")
+        group.seal()
+        self.assertEqual(bytes(self.other.get("forked").memoryview()), b"ok")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,12 @@
 import gc
 import multiprocessing
 import os
+import pickle
+import threading
 import unittest
 
 import fdbroker
-from support import BrokerCase
+from support import BrokerCase, StandInCase, in_child
 
 try:
     import torch
@@ -130,10 +132,103 @@ class Cpu(BrokerCase):
         self.assertTrue(torch.equal(state["weight"], model.weight) and torch.equal(state["bias"], model.bias))
         again = torch.nn.Linear(10, 20)
         again.load_state_dict(state)
+        self.assertEqual((state.version, state.metadata, state.is_current), (first, b"", True))
         self.assertGreater(shared_torch.put_state_dict("model", again.state_dict(), self.broker, replace=True), first)
+        self.assertFalse(state.is_current)
+        copied = pickle.loads(pickle.dumps(state))
+        self.assertTrue(type(copied) is dict and torch.equal(copied["bias"], model.bias))
         self.broker.put("no model", b"x" * 100)
         with self.assertRaisesRegex(ValueError, "no state dict"):
             shared_torch.get_state_dict("no model", self.other)
+
+    def test_state_dict_when_its_tensors_are_dense_then_their_strides_stay(self):
+        base = torch.arange(120.0)
+        state = {
+            "transposed": base.view(10, 12).t(), "channels last": base.view(1, 4, 5, 6).to(memory_format=torch.channels_last),
+            "permuted": base.view(2, 3, 20).permute(2, 0, 1), "scalar": torch.tensor(7, dtype=torch.int16), "empty": torch.empty(0, 3),
+            "bool": torch.tensor([True, False, True]), "bfloat16": base.to(torch.bfloat16), "conjugate": torch.tensor([1 + 2j]).conj(),
+        }  # fmt: skip
+        # What has gaps, or the same bytes twice, becomes contiguous.
+        with_gaps = {"column": base.view(10, 12)[:, 3], "expanded": torch.ones(1).expand(4, 5)}
+        packed = shared_torch.pack({**state, **with_gaps}, self.broker)
+        shared_torch.put_state_dict("strides", {**state, **with_gaps}, self.broker)
+        for found in (shared_torch.open_state_dict(packed.handle, self.other), shared_torch.get_state_dict("strides", self.other)):
+            for name, tensor in {**state, **with_gaps}.items():
+                self.assertTrue(torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype, name)
+                if name in state:
+                    self.assertEqual(found[name].stride(), tensor.stride(), name)
+                else:
+                    self.assertTrue(found[name].is_contiguous(), name)
+
+    def test_state_dict_when_weights_are_tied_then_they_stay_tied(self):
+        weight = torch.nn.Parameter(torch.arange(12.0).view(3, 4))
+        state = {"embedding": weight, "head": weight, "transposed": weight.t(), "row": weight[1], "copy": weight.clone()}
+        packed = shared_torch.pack(state, self.broker)
+        found = shared_torch.open_state_dict(packed.handle, self.other)
+        pointers = {name: tensor.data_ptr() for name, tensor in found.items()}
+        self.assertEqual(pointers["embedding"], pointers["head"])
+        self.assertEqual(pointers["embedding"], pointers["transposed"])
+        self.assertEqual(len(set(pointers.values())), 3)
+        found["head"][0, 1] = 100
+        self.assertEqual((found["transposed"][1, 0].item(), found["row"].tolist()), (100, [4, 5, 6, 7]))
+
+    def test_state_dict_when_asked_read_only_then_arrays_that_refuse_to_be_written(self):
+        state = {
+            "weight": torch.arange(6.0).view(2, 3).t(),
+            "half": torch.ones(3, dtype=torch.bfloat16),
+            "none": torch.empty(0),
+            "epoch": 3,
+        }
+        packed = shared_torch.pack(state, self.broker)
+        shared_torch.put_state_dict("read only", state, self.broker)
+        for found in (
+            shared_torch.get_state_dict("read only", self.other, readonly=True),
+            shared_torch.open_state_dict(packed.handle, self.other, readonly=True),
+        ):
+            weight = found["weight"]
+            self.assertEqual((weight.tolist(), weight.strides, found["epoch"]), (state["weight"].tolist(), (4, 12), 3))
+            self.assertEqual((found["half"].nbytes, found["none"].size), (6, 0))
+            with self.assertRaisesRegex(ValueError, "read-only"):
+                weight[0, 0] = 1
+
+    def test_state_dict_when_its_tensors_have_no_single_place_then_says_what_to_do(self):
+        for state, error, words in (
+            ({"a": torch.ones(1), "b": torch.ones(1, device="meta")}, fdbroker.InvalidArgument, "no memory"),
+            ({"a": torch.ones(3).to_sparse()}, fdbroker.InvalidArgument, "no memory"),
+        ):
+            with self.assertRaisesRegex(error, words):
+                shared_torch.put_state_dict("nowhere", state, self.broker)
+        with self.assertRaisesRegex(fdbroker.NotSupported, "device='cpu'"):
+            shared_torch.put_state_dict("nowhere", {"a": torch.ones(1)}, self.broker, device="level-zero:0")
+        self.assertIsNone(self.other.stat("nowhere"))
+
+    def test_state_dict_when_put_then_options_and_metadata_go_along(self):
+        shared_torch.put_state_dict("kept", {"a": torch.ones(1)}, self.broker, keep=60, metadata=b"step 7")
+        self.assertTrue(self.other.stat("kept").kept)
+        self.assertEqual(self.other.get("kept").metadata, b"step 7")
+        with self.assertRaises(fdbroker.Exists):
+            shared_torch.put_state_dict("kept", {"a": torch.ones(1)}, self.broker)
+
+    def test_default_broker_when_threads_ask_first_then_one_for_all_and_another_in_a_child(self):
+        os.environ["FDBROKER_SOCKET"] = self.broker.socket
+        self.addCleanup(os.environ.pop, "FDBROKER_SOCKET")
+        start, found = threading.Barrier(8), []
+
+        def ask():
+            start.wait()
+            found.append(shared_torch.default_broker())
+
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(len({id(broker) for broker in found}), 1)
+        self.assertEqual(in_child(lambda: shared_torch.default_broker() is not found[0] and shared_torch.underway() == 0), 0)
+        found[0].close()
+        again = shared_torch.default_broker()
+        self.assertTrue(again is not found[0] and again.connected)
+        again.close()
 
     def test_install_when_tensors_are_sent_then_they_arrive_after_their_sender_dropped_them(self):
         os.environ["FDBROKER_SOCKET"] = self.broker.socket
@@ -169,6 +264,72 @@ class Cpu(BrokerCase):
         same.add_(1)
         self.assertEqual(tensor.sum().item(), 100, "a CPU tensor's memory becomes shared memory")
         self.assertEqual(shared_torch.underway(), before)
+
+
+#: PyTorch without CUDA, and the stand-in's device memory, which is the CPU's: what the driver is asked for is real, the device of the
+#: tensors is not.
+ON_THE_STAND_IN = """
+import torch, fdbroker._dlpack, fdbroker.torch
+from types import SimpleNamespace
+fdbroker._dlpack.CUDA = fdbroker._dlpack.CPU
+enter()
+torch.cuda.current_stream = lambda device: SimpleNamespace(cuda_stream=0, synchronize=lambda: call("cuStreamSynchronize", None))
+"""
+
+
+@needs_torch
+class OnTheStandIn(StandInCase):
+    def test_state_dict_when_put_on_a_gpu_then_one_allocation_there_under_one_name(self):
+        self.run_script(ON_THE_STAND_IN + """
+state = {"weight": torch.arange(600.0).view(20, 30).t(), "bias": torch.ones(5, dtype=torch.bfloat16), "epoch": 7}
+with fdbroker.private_broker() as broker, fdbroker.connect(broker.socket) as other:
+    versions = [fdbroker.torch.put_state_dict("model", state, broker, device="cuda:1", replace=True, keep=60) for _ in range(3)]
+    assert versions == sorted(set(versions)), versions
+    assert broker.stat("model").kind == "cuda-vmm"
+    got = other.get("model")
+    assert (got.device, got.version) == ("cuda:1", versions[-1])
+    pointer, nbytes = got.pointer, got.nbytes
+    got.close()
+    found = fdbroker.torch.get_state_dict("model", other, readonly=True)
+    for name in ("weight", "bias"):
+        assert torch.equal(found[name], state[name]) and found[name].stride() == state[name].stride(), name
+    assert found["epoch"] == 7 and list(found) == list(state)
+    assert 0 < found["bias"].data_ptr() - found["weight"].data_ptr() < nbytes
+    # Mapped for reading: a child that writes is ended by it.
+    child = os.fork()
+    if child == 0:
+        import resource
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        found["weight"][0, 0] = 1
+        os._exit(0)
+    import signal
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGSEGV
+    broker.delete("model")
+    assert torch.equal(found["weight"], state["weight"])
+    packed = fdbroker.torch.pack(state, broker, device="cuda:0")
+    assert packed.device == "cuda:0"
+    opened = fdbroker.torch.open_state_dict(packed.handle, other)
+    opened["weight"][0, 0] = -1
+    again = fdbroker.torch.open_state_dict(packed.handle, other, readonly=True)
+    assert again["weight"][0, 0] == -1 and torch.equal(again["bias"], state["bias"])
+    del found, opened, again
+    gc.collect()
+    assert fdbroker._dlpack.lent() == 0
+print("end")
+""", FDBROKER_CUDA_STUB_DEVICES="2")  # fmt: skip
+
+    def test_script_of_the_gpu_tests_when_run_small_then_all_its_checks_pass(self):
+        root = os.environ.get("FDBROKER_TEST_DOCUMENTS")
+        if root is None:
+            self.skipTest("FDBROKER_TEST_DOCUMENTS is not set; the second run of test.sh sets it")
+        script = os.path.join(root, "tests/gpu/states.py")
+        options = "--stand-in --no-namespaces --gib 0.004 --tensors 4 --readers 1 --updates 2 --direct-updates 1 --seconds 50"
+        self.run_script(f"""
+import subprocess
+done = subprocess.run([sys.executable, {script!r}, *{options!r}.split()], stdout=subprocess.PIPE, text=True)
+last = done.stdout.splitlines()[-1]
+print("end" if (done.returncode, last) == (0, "15 passed, 0 failed") else done.stdout)
+""")
 
 
 @needs_cuda
@@ -213,9 +374,32 @@ class Cuda(BrokerCase):
 
     def test_state_dict_when_on_the_gpu_then_opened_there(self):
         model = torch.nn.Linear(100, 100).cuda()
-        packed = shared_torch.pack(model.state_dict(), self.broker, device="cuda:0")
+        packed = shared_torch.pack(model.state_dict(), self.broker)
+        self.assertEqual(packed.device, "cuda:0")
         state = shared_torch.open_state_dict(packed.handle, self.other)
         self.assertTrue(state["weight"].is_cuda and torch.equal(state["weight"], model.weight))
+
+    def test_state_dict_when_put_from_the_gpu_then_got_there_with_its_strides(self):
+        weight = torch.randn(300, 200, device="cuda")
+        state = {"weight": weight.t(), "head": weight, "half": weight[0].bfloat16(), "step": 3}
+        version = shared_torch.put_state_dict("on the gpu", state, self.broker)
+        self.assertEqual((self.broker.stat("on the gpu").kind, self.broker.stat("on the gpu").version), ("cuda-vmm", version))
+        with self.other.get("on the gpu") as got:
+            self.assertEqual((got.device, got.__dlpack_device__()), ("cuda:0", (2, 0)))
+        found = shared_torch.get_state_dict("on the gpu", self.other)
+        weight.zero_()
+        self.assertEqual((found["weight"].stride(), found["step"], str(found["half"].device)), ((1, 200), 3, "cuda:0"))
+        self.assertTrue(torch.equal(found["weight"], found["head"].t()) and found["head"].abs().sum().item() > 0)
+        self.assertTrue(torch.equal(found["half"], found["head"][0].bfloat16()))
+        self.assertEqual(found["weight"].data_ptr(), found["head"].data_ptr())
+
+    def test_state_dict_when_its_tensors_are_on_two_devices_then_says_what_to_do(self):
+        state = {"a": torch.ones(3), "b": torch.ones(3, device="cuda")}
+        with self.assertRaisesRegex(fdbroker.InvalidArgument, "device='cuda:0'"):
+            shared_torch.put_state_dict("mixed", state, self.broker)
+        shared_torch.put_state_dict("mixed", state, self.broker, device="cuda:0")
+        found = shared_torch.get_state_dict("mixed", self.other)
+        self.assertTrue(found["a"].is_cuda and torch.equal(found["a"], found["b"]))
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ impl ClientBuilder {
     /// Connects, and starts the library thread unless it is to do without.
     ///
     /// # Errors
-    /// NOT_CONNECTED: nobody answers at the socket within 5 s. NOT_PERMITTED: the socket refuses this user.
+    /// NOT_CONNECTED: nobody answers at the socket within 10 s. NOT_PERMITTED: the socket refuses this user.
     /// PROTOCOL: another version. NO_QUOTA: `own_fds` or another connection do not fit. LOCAL_FD_LIMIT. NOT_SUPPORTED: a value
     /// of an environment variable that cannot be used.
     pub fn connect(self) -> Result<Client, Error> {

@@ -294,6 +294,8 @@ pub(super) struct Placed {
 #[derive(Debug)]
 pub(super) struct Shared {
     opened: Opened,
+    /// The ordinal of the device that it is opened for.
+    device: Option<u32>,
     /// Sealed by the kernel: nobody can write it, or make it shorter.
     is_sealed: bool,
     process: Process,
@@ -312,26 +314,26 @@ impl Shared {
     pub fn open(grant: Grant, openers: Openers<'_>) -> Result<Self, Error> {
         let kind = grant.info.kind;
         let is_sealed = kind == MemoryKind::Memfd && object_file::is_sealed(grant.fd.as_fd());
-        let opened = match openers.level_zero {
+        let (opened, device) = match openers.level_zero {
             _ if kind.is_for_cuda() => {
-                let opened = match openers.cuda {
-                    Some(device) => CudaMemory::import(device, &grant, Access::Read)?,
-                    None => {
-                        let device = cuda::Device::open(grant.info.device)?;
-                        CudaMemory::import(&device, &grant, Access::Read)?
-                    }
+                let device = match openers.cuda {
+                    Some(device) => device.clone(),
+                    None => cuda::Device::open(grant.info.device)?,
                 };
+                let opened = CudaMemory::import(&device, &grant, Access::Read)?;
                 let Grant { fd, lease, info } = grant;
-                Opened::Cuda(Imported::of_grant(opened, fd, lease, info))
+                let opened = Opened::Cuda(Imported::of_grant(opened, fd, lease, info));
+                (opened, Some(device.ordinal()))
             }
             Some(device) if kind == MemoryKind::DmaBuf => {
                 let opened = LevelZeroMemory::import(device, &grant, Access::Read)?;
                 let Grant { fd, lease, info } = grant;
-                Opened::LevelZero(Imported::of_grant(opened, fd, lease, info))
+                let opened = Opened::LevelZero(Imported::of_grant(opened, fd, lease, info));
+                (opened, Some(device.ordinal()))
             }
-            _ => Opened::Host(grant.import(Access::Read, 0)?),
+            _ => (Opened::Host(grant.import(Access::Read, 0)?), None),
         };
-        Ok(Shared { opened, is_sealed, process: Process::current() })
+        Ok(Shared { opened, device, is_sealed, process: Process::current() })
     }
 
     /// Where an object of it is, if it is inside.
@@ -347,6 +349,10 @@ impl Shared {
 
     pub fn opened(&self) -> &Opened {
         &self.opened
+    }
+
+    pub fn device(&self) -> Option<u32> {
+        self.device
     }
 
     pub fn lease(&self) -> &Lease {

@@ -122,6 +122,11 @@ impl Object {
         Some(base + self.0.place.offset as u64)
     }
 
+    /// The ordinal of that device, of its driver; `None`: host memory.
+    pub fn device(&self) -> Option<u32> {
+        self.0.memory.device()
+    }
+
     /// Before anybody else has it.
     pub(super) fn set_metadata(&mut self, metadata: Box<[u8]>) {
         let inner = Arc::get_mut(&mut self.0).expect("it is not handed over yet");

@@ -8,7 +8,10 @@ use super::supply::Supplier;
 use crate::books::holdings::{LostRegistration, Named};
 use crate::books::one_way::OwnerKey;
 use crate::books::roles::Served;
-use crate::limits::{EVENTS_PER_TURN, HANG_UP_PAUSE, RECONNECT_FIRST, RECONNECT_LAST, SEND_SLICE};
+use crate::deadline::Deadline;
+use crate::limits::{
+    CONNECT_TIMEOUT, EVENTS_PER_TURN, HANG_UP_PAUSE, RECONNECT_FIRST, RECONNECT_LAST, SEND_SLICE,
+};
 use crate::notice::{Notice, Recall};
 use crate::wire::connection::{Connection, UnseenPage};
 use crate::wire::handshake::{Greeted, Greeting};
@@ -365,7 +368,7 @@ impl Server {
         if let Link::Down { next: Some(next), pause } = self.link
             && Instant::now() >= next
         {
-            match Greeting::begin(&settings.caller) {
+            match Greeting::begin(&settings.caller, Deadline::after(CONNECT_TIMEOUT)) {
                 Ok(Some(greeting)) => {
                     self.link = Link::Greeting { greeting: Box::new(greeting), pause };
                 }

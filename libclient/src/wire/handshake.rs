@@ -1,10 +1,9 @@
 //! Finds the broker's socket, connects and says hello. Must never wait longer than CONNECT_TIMEOUT.
 
 use super::poll::poll_one;
+use crate::deadline::Deadline;
 use crate::error::Error;
-use crate::limits::{
-    AT_THE_DOOR_FIRST, AT_THE_DOOR_LAST, BACKLOG_PAUSE, CONNECT_TIMEOUT, HELLO_DEADLINE,
-};
+use crate::limits::{AT_THE_DOOR_FIRST, AT_THE_DOOR_LAST, BACKLOG_PAUSE, CONNECT_TIMEOUT};
 use fdbroker_protocol::limits::{MAX_MESSAGE_BYTES, NAME_BYTES};
 use fdbroker_protocol::message::{HELLO_MAGIC, Hello, HelloReply};
 use fdbroker_protocol::{ErrorCode, Kind, Message, PROTOCOL_VERSION, Status, Writer};
@@ -51,11 +50,11 @@ pub fn default_socket_path() -> PathBuf {
 
 /// Connects and exchanges hello; waits for it, and tries again while too many others of this user connect.
 pub(crate) fn greet(caller: &Caller) -> Result<Greeted, Error> {
-    let until = Instant::now() + CONNECT_TIMEOUT;
+    let until = Deadline::after(CONNECT_TIMEOUT);
     let mut pause = AT_THE_DOOR_FIRST;
     loop {
         match greet_once(caller, until) {
-            Err(error) if error.code == ErrorCode::Again && Instant::now() + pause < until => {
+            Err(error) if error.code == ErrorCode::Again && pause < until.remaining() => {
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(AT_THE_DOOR_LAST);
             }
@@ -64,11 +63,11 @@ pub(crate) fn greet(caller: &Caller) -> Result<Greeted, Error> {
     }
 }
 
-fn greet_once(caller: &Caller, until: Instant) -> Result<Greeted, Error> {
+fn greet_once(caller: &Caller, until: Deadline) -> Result<Greeted, Error> {
     let mut greeting = loop {
-        match Greeting::begin(caller)? {
+        match Greeting::begin(caller, until)? {
             Some(greeting) => break greeting,
-            None if Instant::now() < until => std::thread::sleep(BACKLOG_PAUSE),
+            None if !until.has_passed() => std::thread::sleep(BACKLOG_PAUSE),
             None => {
                 let what = what(&caller.socket);
                 return Err(Error::os(ErrorCode::NotConnected, &what, Errno::EAGAIN));
@@ -79,8 +78,7 @@ fn greet_once(caller: &Caller, until: Instant) -> Result<Greeted, Error> {
         if let Some(greeted) = greeting.look() {
             return greeted;
         }
-        let left = greeting.until().saturating_duration_since(Instant::now());
-        poll_one(greeting.socket(), PollFlags::POLLIN, left);
+        poll_one(greeting.socket(), PollFlags::POLLIN, until.remaining());
     }
 }
 
@@ -90,18 +88,18 @@ pub(crate) struct Greeting {
     /// `None` once it is answered.
     socket: Option<OwnedFd>,
     path: PathBuf,
-    until: Instant,
+    until: Deadline,
 }
 
 impl Greeting {
     /// Connects and says hello. `None`: the listener's backlog is full.
-    pub fn begin(caller: &Caller) -> Result<Option<Greeting>, Error> {
+    pub fn begin(caller: &Caller, until: Deadline) -> Result<Option<Greeting>, Error> {
         let Some(socket) = open(&caller.socket)? else { return Ok(None) };
-        Greeting::over(socket, caller).map(Some)
+        Greeting::over(socket, caller, until).map(Some)
     }
 
     /// Says hello over a connected socket.
-    fn over(socket: OwnedFd, caller: &Caller) -> Result<Greeting, Error> {
+    fn over(socket: OwnedFd, caller: &Caller, until: Deadline) -> Result<Greeting, Error> {
         let hello = Hello {
             magic: HELLO_MAGIC,
             version_min: u16::from(PROTOCOL_VERSION).into(),
@@ -110,14 +108,13 @@ impl Greeting {
             own_fds: caller.own_fds.into(),
             pid: std::process::id().into(),
             name: padded(&caller.name),
-            deadline_ms: u32::try_from(HELLO_DEADLINE.as_millis()).unwrap_or(u32::MAX).into(),
+            deadline_ms: until.answer_ms().into(),
             key: caller.key.into(),
             max_held_fds: caller.max_held_fds.into(),
             reserved: 0.into(),
         };
         let mut writer = Writer::new();
         writer.start(Kind::Hello, 1).push(&hello);
-        let until = Instant::now() + CONNECT_TIMEOUT;
         let greeting = Greeting { socket: Some(socket), path: caller.socket.clone(), until };
         match fdbroker_scm::send(greeting.socket(), writer.finish(0, 0), &[]) {
             // Refused before hello: the reason can still be read.
@@ -133,7 +130,7 @@ impl Greeting {
 
     /// When it is given up.
     pub fn until(&self) -> Instant {
-        self.until
+        self.until.at()
     }
 
     /// The answer, if it has come or time is over; not to be asked again after.
@@ -142,7 +139,7 @@ impl Greeting {
         let mut fds = ReceivedFds::with_capacity(2);
         match fdbroker_scm::recv(self.socket(), &mut buf, &mut fds) {
             Ok(received) => Some(self.read(&buf[..received.len], received.fds_truncated, fds)),
-            Err(RecvError::WouldBlock) if Instant::now() < self.until => None,
+            Err(RecvError::WouldBlock) if !self.until.has_passed() => None,
             Err(RecvError::WouldBlock) => {
                 Some(Err(Error::not_connected(self.context("it does not answer hello"))))
             }
@@ -281,7 +278,7 @@ mod tests {
     }
 
     fn greet_at(path: &Path) -> Result<Greeted, Error> {
-        greet_once(&caller(path), Instant::now() + CONNECT_TIMEOUT)
+        greet_once(&caller(path), Deadline::after(CONNECT_TIMEOUT))
     }
 
     #[test]
@@ -290,7 +287,9 @@ mod tests {
         let status = ErrorCode::NotPermitted.into();
         fdbroker_scm::send(theirs.as_fd(), Writer::new().failed(0, status), &[]).unwrap();
         drop(theirs);
-        let mut greeting = Greeting::over(ours, &caller(Path::new("/run/x"))).unwrap();
+        let mut greeting =
+            Greeting::over(ours, &caller(Path::new("/run/x")), Deadline::after(CONNECT_TIMEOUT))
+                .unwrap();
         let Some(Err(error)) = greeting.look() else { panic!("it is welcome") };
         assert_eq!(error.code, ErrorCode::NotPermitted);
         let text = error.to_string();

@@ -51,9 +51,9 @@ fn status_and_ls_when_asked_for_json_inside_run_then_one_line_each() {
     assert!(lines[0]["pid"].as_u64().is_some_and(|pid| pid > 0));
     assert_eq!(lines[0]["fds"]["now"], 0);
     assert!(lines[0]["fds"]["cap"].as_u64().is_some_and(|cap| cap > 0));
-    assert_eq!(lines[1], serde_json::json!({ "allocations": [] }));
-    assert_eq!(lines[2], serde_json::json!({ "holders": [] }));
-    assert_eq!(lines[3], serde_json::json!({ "jobs": [] }));
+    assert_eq!(lines[1], serde_json::json!({ "scope": "node", "allocations": [] }));
+    assert_eq!(lines[2], serde_json::json!({ "scope": "node", "holders": [] }));
+    assert_eq!(lines[3], serde_json::json!({ "scope": "node", "jobs": [] }));
 }
 
 #[test]

@@ -75,7 +75,8 @@ pub struct AllocationRecord {
     pub job: U64,
     /// The job's name, see [`AccountRecord::name`].
     pub job_name: [u8; JOB_NAME_BYTES],
-    /// Number of the broker's own fd in /proc/PID/fd; [`NO_OWN_FD`] while the broker holds none.
+    /// Number of the broker's own fd in /proc/PID/fd; [`NO_OWN_FD`] while the broker holds none, and for
+    /// an asker who sees their own domain alone.
     pub fd: U32,
     /// Its virtual fd, see [`crate::VirtualFd`]; 0 = it was registered without.
     pub virtual_fd: U32,
@@ -90,7 +91,11 @@ pub struct AllocationRecord {
 /// Value of [`AllocationRecord::fd`] while the broker holds no fd.
 pub const NO_OWN_FD: u32 = u32::MAX;
 
-/// One lease, 128 bytes.
+/// Value of [`LeaseRecord::owner_pid`] of an owner that the asker does not see.
+pub const OTHER_OWNER: u32 = u32::MAX;
+
+/// One lease, 128 bytes. Of a lease of the asker's memory that another user has, an asker who sees their own domain alone is told neither
+/// holder nor job: pid and job are 0, client and uid 0xffffffff, the name is `another user`.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -112,7 +117,7 @@ pub struct LeaseRecord {
     pub pid: U32,
     /// The holder's uid, by SO_PEERCRED.
     pub uid: U32,
-    /// The owner's pid, 0 when gone.
+    /// The owner's pid; 0 when gone, [`OTHER_OWNER`] where another user is the owner and the asker does not see that user.
     pub owner_pid: U32,
     /// Size of the allocation in bytes.
     pub size_bytes: U64,

@@ -25,6 +25,8 @@ const JOB_CHARS: usize = 32;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
+    /// Whose ledger was looked at: `node`, or `own`.
+    pub scope: &'static str,
     /// Faults.
     pub findings: Vec<Finding>,
     /// Number of findings that are not listed.
