@@ -313,6 +313,8 @@ pub mod record_flags {
     pub const COOPERATIVE: u8 = 8;
     /// Its creator is gone.
     pub const CREATOR_GONE: u8 = 16;
+    /// It outlives its creator, and ends with the broker all the same: no service manager stores what this broker keeps.
+    pub const ENDS_WITH_BROKER: u8 = 32;
 }
 
 /// One object, 96 bytes; its name follows and, in the answer to a stat, its metadata. All fields but the name's length are 0

@@ -36,6 +36,8 @@ pub struct ObjectInfo {
     pub ttl_left: Option<Duration>,
     /// Its group outlives its creator.
     pub kept: bool,
+    /// Its group is kept, and ends with the broker all the same: a private broker, or one whose service manager stores no fds.
+    pub ends_with_broker: bool,
     /// Its group ends neither by time nor to make room.
     pub pinned: bool,
     /// Its group may end when bytes are short.
@@ -76,6 +78,7 @@ impl ObjectInfo {
             age: Duration::from_millis(record.age_ms.get()),
             ttl_left: ttl_left.map(Duration::from_millis),
             kept: has(record_flags::KEPT),
+            ends_with_broker: has(record_flags::ENDS_WITH_BROKER),
             pinned: has(record_flags::PINNED),
             evictable: has(record_flags::EVICTABLE),
             cooperative: has(record_flags::COOPERATIVE),

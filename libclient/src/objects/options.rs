@@ -52,7 +52,8 @@ impl<'a> PutObject<'a> {
 pub struct ObjectOptions {
     /// Other objects may have the names; they lose them when this group is sealed.
     pub replace: bool,
-    /// It outlives its creator, for so long after its last use, in whole ms; zero: as long as the broker allows.
+    /// It outlives its creator, for so long after its last use, in whole ms; zero: as long as the broker allows. It outlives a
+    /// broker only under a service manager that stores fds: [`crate::Group::ends_with_broker`].
     pub keep: Option<Duration>,
     /// It ends neither by time nor to make room, until it is unpinned. Implies that it outlives its creator.
     pub pin: bool,

@@ -15,7 +15,7 @@ another `put --replace`) and its last reader has given it back.
 
 How long they stay: this command ends at once, so it keeps what it makes. Without more they end when nobody has used them for
 as long as the broker allows (limits.keep_ttl_ms); --keep=TTL is a shorter time, --pin is until somebody removes or unpins
-them. They end with a broker of `fdbroker run`, and stay through an upgrade of the service.
+them. They end with a broker of `fdbroker run`, which `put` says, and stay through an upgrade of the service.
 
 Examples:
   fdbroker put model/a weights.bin
