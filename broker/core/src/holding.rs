@@ -40,6 +40,9 @@ impl Core {
         let lease = self.leases.insert(client, slot, self.now, mapped);
         self.may_be_asked_for(lease);
         self.allocations.add_lease(slot, &mut self.leases, lease);
+        if self.allocations[slot].leases.len() == 1 {
+            self.lease_of_group(slot);
+        }
         self.leases.id_of(lease)
     }
 
@@ -129,6 +132,9 @@ impl Core {
         self.unask(slot);
         self.allocations.take_lease(allocation, &mut self.leases, slot);
         self.leases.remove(slot);
+        if self.allocations[allocation].leases.is_empty() {
+            self.lease_of_group(allocation);
+        }
         if let State::Ended(_) = self.allocations[allocation].state {
             match ended {
                 true => self.unpin_of_holder(client, allocation),

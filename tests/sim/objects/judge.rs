@@ -7,7 +7,7 @@ use crate::judge::ensure;
 use crate::model::Check;
 use crate::tally::Promise;
 use fdbroker_core::limits::{MAKERS_PER_NAME, WATCHES_PER_CLIENT};
-use fdbroker_core::{ClientId, Core, Effect, Effects, GotObject, Granted};
+use fdbroker_core::{Caps, ClientId, Core, Effect, Effects, GotObject, Granted};
 use fdbroker_protocol::object::{ObjectEvent, ObjectState};
 use fdbroker_protocol::{ErrorCode, NO_CAP, Resource, Status};
 use std::collections::VecDeque;
@@ -223,14 +223,14 @@ impl Model {
         }
         let Group { scope, keep_us, pin, size_bytes, .. } = self.groups[group];
         if keep_us.is_some() || pin {
-            self.make_room(scope, size_bytes, ended)?;
+            let expects = |it: &&New| it.expect.is_some_and(|version| version > 0);
+            let objects = self.groups[group].objects.iter().filter(expects);
+            let found = objects.filter_map(|it| self.sealed(scope, &it.name));
+            let expected: Vec<usize> = found.map(|(place, _)| place.0).collect();
+            self.make_room(scope, (size_bytes, pin), &expected, ended)?;
             let pinned = if pin { size_bytes } else { 0 };
             if let Some(full) = self.full(scope.0, [0, 0, 1, size_bytes, pinned]) {
                 return Ok(Err(no_quota(full)));
-            }
-            // One that was expected may have made room.
-            if let Some(due) = self.unexpected(group) {
-                return Ok(Err(due));
             }
         }
         Ok(Ok(Due::Sealed(self.seal(group))))
@@ -258,7 +258,7 @@ impl Model {
         let more = match was_kept {
             true => [0, 0, 0, 0, pinned],
             false if keeps => {
-                self.make_room(scope, size, ended)?;
+                self.make_room(scope, (size, pin), &[], ended)?;
                 [0, 0, 1, size, pinned]
             }
             false => [0; 5],
@@ -285,25 +285,33 @@ impl Model {
         Ok(Status::OK)
     }
 
-    /// Ends the groups that the core has ended to keep so many bytes more in a domain: those that may go, as many as it needs, and
-    /// none that was used after another had been idle.
-    fn make_room(&mut self, scope: Scope, bytes: u64, ended: &mut VecDeque<u64>) -> Check {
+    /// Ends the groups that the core has ended to keep so many bytes more in a domain: those that may go, as many as it needs, none
+    /// that was used after another had been idle, none that the request expects, and none at all if the request is refused.
+    fn make_room(
+        &mut self,
+        scope: Scope,
+        (bytes, pin): (u64, bool),
+        expected: &[usize],
+        ended: &mut VecDeque<u64>,
+    ) -> Check {
         loop {
-            let kept = self.charges(scope.0)[3];
             let may_go = |group: &Group| {
                 let is_its = group.scope.0 == scope.0 && self.is_kept(group);
                 is_its && group.evictable && !group.pin
             };
-            let all: Vec<usize> =
-                (0..self.groups.len()).filter(|at| may_go(&self.groups[*at])).collect();
-            let spare: u64 = all.iter().map(|at| self.groups[*at].size_bytes).sum();
-            let cap = self.domain.kept_bytes;
-            let is_short = kept + bytes > cap;
-            if !is_short || (kept + bytes).saturating_sub(spare) > cap {
-                return Ok(());
-            }
-            let idle: Vec<usize> = all.into_iter().filter(|at| !self.is_leased(*at)).collect();
-            if idle.is_empty() {
+            let is_idle = |at: &usize| {
+                may_go(&self.groups[*at]) && !self.is_leased(*at) && !expected.contains(at)
+            };
+            let idle: Vec<usize> = (0..self.groups.len()).filter(is_idle).collect();
+            let spare: u64 = idle.iter().map(|at| self.groups[*at].size_bytes).sum();
+            let [_, _, fds, kept, pinned] = self.charges(scope.0);
+            let Caps { kept_fds, kept_bytes, permanent_bytes, .. } = self.domain;
+            let fits = |bytes_spare: u64, fds_spare: u64| {
+                (kept + bytes).saturating_sub(bytes_spare) <= kept_bytes
+                    && (fds + 1).saturating_sub(fds_spare) <= kept_fds
+            };
+            let is_hopeless = pin && pinned + bytes > permanent_bytes;
+            if fits(0, 0) || is_hopeless || !fits(spare, idle.len() as u64) {
                 return Ok(());
             }
             let version = ended.pop_front().ok_or("no group was evicted, and one may go")?;

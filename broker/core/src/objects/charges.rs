@@ -25,6 +25,17 @@ pub(super) fn of_kept(bytes: u64, pin: bool) -> [Charge; 3] {
     ]
 }
 
+/// How much of a resource that objects are charged with is counted in a scope.
+pub(super) fn of_objects_in(resource: Resource) -> fn(&ScopeRecord) -> u64 {
+    match resource {
+        Resource::ObjectNames => |it| it.account.counted(Resource::ObjectNames),
+        Resource::MetadataBytes => |it| it.account.counted(Resource::MetadataBytes),
+        Resource::KeptFds => |it| it.account.counted(Resource::KeptFds),
+        Resource::PermanentBytes => |it| it.account.counted(Resource::PermanentBytes),
+        _ => |it| it.account.counted(Resource::KeptBytes),
+    }
+}
+
 impl Core {
     /// Charges a client's domain, with all of these or none.
     pub(super) fn charge_objects(&mut self, client: u32, charges: &[Charge]) -> Result<(), Status> {
@@ -60,14 +71,8 @@ impl Core {
 
     /// How much more of a resource a domain may have.
     pub(super) fn share_of_objects(&self, domain: u32, resource: Resource) -> u64 {
-        let count: fn(&ScopeRecord) -> u64 = match resource {
-            Resource::ObjectNames => |it| it.account.counted(Resource::ObjectNames),
-            Resource::MetadataBytes => |it| it.account.counted(Resource::MetadataBytes),
-            Resource::KeptFds => |it| it.account.counted(Resource::KeptFds),
-            Resource::PermanentBytes => |it| it.account.counted(Resource::PermanentBytes),
-            _ => |it| it.account.counted(Resource::KeptBytes),
-        };
-        self.share_of(domain, self.ledger.caps().node[resource], count)
+        let most = self.ledger.caps().node[resource];
+        self.share_after(domain, most, of_objects_in(resource), [0; 2])
     }
 
     /// Takes charges of a domain back.

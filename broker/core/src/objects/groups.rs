@@ -39,6 +39,13 @@ pub struct Member {
     pub is_named: bool,
 }
 
+impl Member {
+    /// Whether it can be sealed only if its name leads to an object of a certain version.
+    pub fn expects_an_object(&self) -> bool {
+        matches!(self.expect, Expect::Version(version) if version > 0)
+    }
+}
+
 /// What a group is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum GroupState {
@@ -177,7 +184,12 @@ impl Groups {
 
     /// The group in an allocation.
     pub fn in_slot(&self, slot: u32) -> Option<&Group> {
-        self.by_slot.get(&slot).map(|group| &self.table[*group])
+        self.number_in(slot).map(|group| &self.table[group])
+    }
+
+    /// Its number.
+    pub fn number_in(&self, slot: u32) -> Option<u32> {
+        self.by_slot.get(&slot).copied()
     }
 
     /// The number of a group in use.
