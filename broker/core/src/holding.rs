@@ -68,7 +68,7 @@ impl Core {
     fn map_lease(&mut self, client: ClientId, slot: u32) -> Status {
         if let Err(blocked) = self.charge(client.0, Charge(Resource::MappedLeases, 1)) {
             self.reclaim(blocked, 1);
-            return self.no_quota(blocked);
+            return self.as_told(client.0, self.no_quota(blocked));
         }
         self.import_lease(slot);
         let allocation = self.leases[slot].allocation;

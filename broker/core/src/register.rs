@@ -261,7 +261,7 @@ impl Core {
 
     fn refuse_deposit(&mut self, owner: u32, status: Status) -> Outcome {
         self.count_refusal(owner, status);
-        Outcome::Refused(status)
+        Outcome::Refused(self.as_told(owner, status))
     }
 
     /// Charges for another allocation, and for its outliving the owner; for both or for none.

@@ -107,7 +107,8 @@ impl Core {
         let most = self.ledger.caps().node.held_bytes;
         let room = self.share_after(domain, most, resident, [0; 2]);
         let share = self.shared(domain, resident)[0].saturating_add(room);
-        (more > room).then(|| Self::no_quota_limit(Resource::HeldBytes, Scope::Domain, share))
+        (more > room)
+            .then(|| Self::no_quota_limit(Resource::HeldBytes, Scope::Domain, share).of_share())
     }
 
     /// How much more a domain may have of something that cannot be taken back, once so much of its own and of all has been freed:

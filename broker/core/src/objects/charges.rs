@@ -3,7 +3,7 @@
 
 use super::groups::Member;
 use crate::Core;
-use crate::ledger::{Blocked, Charge, ScopeId, ScopeRecord};
+use crate::ledger::{Charge, ScopeId, ScopeRecord};
 use fdbroker_protocol::{Resource, Scope, Status};
 
 /// What an object is charged with while it has its name, or is made under it.
@@ -45,7 +45,7 @@ impl Core {
             if let Err(status) = self.charge_object(domain, scope, *charge) {
                 charges[..done].iter().for_each(|charge| self.ledger.take(scope, *charge));
                 self.count_refusal(client, status);
-                return Err(status);
+                return Err(self.as_told(client, status));
             }
         }
         Ok(())
@@ -56,14 +56,9 @@ impl Core {
         if amount > self.share_of_objects(domain, resource) {
             let held = self.ledger[scope].account.counted(resource);
             let cap = held.saturating_add(self.share_of_objects(domain, resource));
-            let blocked = Blocked { resource, scope: ScopeId::NODE };
             return Err(match self.ledger.fits(scope, None, charge) {
                 Err(full) => self.no_quota(full),
-                Ok(()) => Status {
-                    value: cap.into(),
-                    scope: Scope::Domain as u8,
-                    ..self.no_quota(blocked)
-                },
+                Ok(()) => Self::no_quota_limit(resource, Scope::Domain, cap).of_share(),
             });
         }
         self.ledger.charge(scope, charge).map_err(|full| self.no_quota(full))
