@@ -45,6 +45,7 @@ impl Model {
     /// Changes the model as the input asks, and says what the answer must be. `ended`: versions of kept groups that the core says
     /// have ended, those that made room first.
     pub fn begin(&mut self, action: &Action, ended: &mut VecDeque<u64>) -> Check<Option<Due>> {
+        self.asks = false;
         Ok(match action {
             Action::Create { client, how, objects, .. } => {
                 Some(self.create(*client, *how, objects))
@@ -306,12 +307,16 @@ impl Model {
             let spare: u64 = idle.iter().map(|at| self.groups[*at].size_bytes).sum();
             let [_, _, fds, kept, pinned] = self.charges(scope.0);
             let Caps { kept_fds, kept_bytes, permanent_bytes, .. } = self.domain;
+            let may_come = |at: &usize| may_go(&self.groups[*at]) && !expected.contains(at);
+            let all: Vec<usize> = (0..self.groups.len()).filter(may_come).collect();
+            let spare_of_all = all.iter().map(|at| self.groups[*at].size_bytes).sum();
             let fits = |bytes_spare: u64, fds_spare: u64| {
                 (kept + bytes).saturating_sub(bytes_spare) <= kept_bytes
                     && (fds + 1).saturating_sub(fds_spare) <= kept_fds
             };
             let is_hopeless = pin && pinned + bytes > permanent_bytes;
             if fits(0, 0) || is_hopeless || !fits(spare, idle.len() as u64) {
+                self.asks |= !is_hopeless && fits(spare_of_all, all.len() as u64);
                 return Ok(());
             }
             let version = ended.pop_front().ok_or("no group was evicted, and one may go")?;
@@ -408,7 +413,7 @@ impl Model {
                     let statuses = all.statuses[range.clone()].to_vec();
                     let right = due.take();
                     let is_right = match &right {
-                        Some(Due::Statuses(right)) => is_same(right, &statuses),
+                        Some(Due::Statuses(right)) => is_same(right, &statuses, self.asks),
                         _ => false,
                     };
                     ensure!(is_right, "{statuses:?}, and it must be {right:?}");
@@ -523,8 +528,9 @@ impl Model {
                     status.value.get()
                 };
                 let is = (code, said, status.pid.get());
+                let asks = self.asks && (right, code) == (ErrorCode::NoQuota, ErrorCode::Again);
                 ensure!(
-                    is == (right, value, pid),
+                    is == (right, value, pid) || asks,
                     "{is:?}, and it must be {right:?} {value} {pid}"
                 );
                 self.proofs.count(Promise::Objects, 1);
@@ -660,9 +666,10 @@ fn request_of(action: &Action) -> Option<(u32, u64)> {
     }
 }
 
-/// Whether statuses are these; of NO_QUOTA only the resource must be right.
-fn is_same(right: &[Status], is: &[Status]) -> bool {
+/// Whether statuses are these; of NO_QUOTA only the resource must be right. `asks`: it may be AGAIN as well.
+fn is_same(right: &[Status], is: &[Status], asks: bool) -> bool {
     let is_one = |(right, is): (&Status, &Status)| match right.result() {
+        Err(ErrorCode::NoQuota) if asks && *is == ErrorCode::Again.into() => true,
         Err(ErrorCode::NoQuota) => (right.code, right.resource) == (is.code, is.resource),
         _ => right == is,
     };

@@ -10,11 +10,13 @@ use super::groups::{Group, GroupState};
 use crate::Core;
 use crate::api::{Effects, Now};
 use crate::ledger::{Charge, ScopeId, ScopeRecord};
+use crate::limits::RECLAIM_BATCH;
 use crate::slots::NONE;
 use fdbroker_protocol::{ErrorCode, NO_CAP, Resource, Scope, Status};
 
-/// When a group was used last, as far as the order knows; kept groups apart, since they alone help against a cap of kept bytes.
-pub(super) type Place = (bool, Now);
+/// Whether somebody has a lease of a group; whether it is kept, since kept ones alone help against a cap of kept bytes; and since when
+/// it is not in use, or is, as far as the order knows.
+pub(super) type Place = (bool, bool, Now);
 
 /// What the groups that may be evicted would free: that of those which are not kept, and of those which are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,35 +37,24 @@ impl Spare {
     }
 }
 
-/// The groups that may be evicted, by domain.
+/// What groups would free, of all domains and of each.
 #[derive(Debug, Default)]
-pub struct Order {
-    of_domain: BTreeSet<(u32, Place, u32)>,
-    spare: Spare,
-    spare_of: FxHashMap<u32, Spare>,
-    /// The domains by the bytes of all their groups that may be evicted, and of the kept ones.
+struct Sums {
+    all: Spare,
+    of: FxHashMap<u32, Spare>,
+    /// The domains by the bytes of all their groups, and of the kept ones.
     richest: [BTreeSet<(u128, u32)>; 2],
 }
 
-impl Order {
-    fn enter(&mut self, domain: u32, place: Place, (group, bytes): (u32, u64)) {
-        self.of_domain.insert((domain, place, group));
-        self.change(domain, place.0, |sum, count| (sum + u128::from(bytes), count + 1));
-    }
-
-    fn leave(&mut self, domain: u32, place: Place, (group, bytes): (u32, u64)) {
-        self.of_domain.remove(&(domain, place, group));
-        self.change(domain, place.0, |sum, count| (sum - u128::from(bytes), count - 1));
-    }
-
+impl Sums {
     fn change(&mut self, domain: u32, kept: bool, change: impl Fn(u128, u64) -> (u128, u64)) {
-        self.spare.change(kept, &change);
-        let former = self.spare_of(domain);
+        self.all.change(kept, &change);
+        let former = self.of(domain);
         let mut now = former;
         now.change(kept, &change);
         match now == Spare::default() {
-            true => self.spare_of.remove(&domain),
-            false => self.spare_of.insert(domain, now),
+            true => self.of.remove(&domain),
+            false => self.of.insert(domain, now),
         };
         for (kept_alone, richest) in [false, true].into_iter().zip(&mut self.richest) {
             richest.remove(&(former.bytes(kept_alone), domain));
@@ -73,14 +64,14 @@ impl Order {
         }
     }
 
-    fn spare_of(&self, domain: u32) -> Spare {
-        self.spare_of.get(&domain).copied().unwrap_or_default()
+    fn of(&self, domain: u32) -> Spare {
+        self.of.get(&domain).copied().unwrap_or_default()
     }
 
     /// The domain whose groups make room for so many bytes more of a domain, in that domain's cap or in the node's. In the
     /// node's the domain that has most of them, what is wanted counted with its own: who has least keeps it.
     fn payer(&self, domain: u32, scope: ScopeId, bytes: u64, kept_alone: bool) -> Option<u32> {
-        let own = self.spare_of(domain).bytes(kept_alone);
+        let own = self.of(domain).bytes(kept_alone);
         let (most, richest) = match scope {
             ScopeId::NODE => self.richest[usize::from(kept_alone)].last().copied()?,
             _ => (0, domain),
@@ -89,43 +80,79 @@ impl Order {
         Some(if is_own { domain } else { richest })
     }
 
-    fn first(&self, domain: u32, is_kept: bool) -> Option<(Place, u32)> {
-        let from = (is_kept, Now(0));
-        let (of, place, group) = self.of_domain.range((domain, from, 0)..).next()?;
-        (*of == domain && place.0 == is_kept).then_some((*place, *group))
-    }
-
-    /// Asserts that these are the groups in it, `true`: it may be evicted now.
-    pub(super) fn check<'a>(&self, groups: impl Iterator<Item = (u32, &'a Group, bool)>) {
-        let (mut count, mut spare_of) = (0, FxHashMap::<u32, Spare>::default());
-        for (number, group, may_go) in groups {
-            assert_eq!(group.place.is_some(), may_go, "group {number} in the order");
-            let Some(place) = group.place else { continue };
-            assert_eq!(place.0, group.is_kept, "place of group {number}");
-            assert!(self.of_domain.contains(&(group.domain, place, number)));
-            count += 1;
-            let size = u128::from(group.size_bytes);
-            let spare = spare_of.entry(group.domain).or_default();
-            spare.change(place.0, |sum, count| (sum + size, count + 1));
-        }
-        assert_eq!(self.of_domain.len(), count, "groups to evict");
-        assert_eq!(self.spare_of, spare_of, "what groups to evict would free");
+    fn check(&self, right: &FxHashMap<u32, Spare>) {
+        assert_eq!(self.of, *right, "what groups would free");
         for (kept_alone, richest) in [false, true].into_iter().zip(&self.richest) {
-            let right = spare_of.iter().map(|(domain, it)| (it.bytes(kept_alone), *domain));
+            let right = right.iter().map(|(domain, it)| (it.bytes(kept_alone), *domain));
             let right: BTreeSet<_> = right.filter(|(bytes, _)| *bytes > 0).collect();
             assert_eq!(*richest, right, "domains by what they can free");
             let all: u128 = right.iter().map(|(bytes, _)| bytes).sum();
-            assert_eq!(self.spare.bytes(kept_alone), all, "what all can free");
+            assert_eq!(self.all.bytes(kept_alone), all, "what all can free");
         }
     }
 }
 
-/// What a domain wants more of something, and what its own groups and those of all domains would free of it.
+/// The groups that may be evicted unless they are leased, by domain.
+#[derive(Debug, Default)]
+pub struct Order {
+    of_domain: BTreeSet<(u32, Place, u32)>,
+    /// Of those that nobody has a lease of.
+    idle: Sums,
+    /// Of the leased ones.
+    leased: Sums,
+}
+
+impl Order {
+    fn sums(&mut self, leased: bool) -> &mut Sums {
+        if leased { &mut self.leased } else { &mut self.idle }
+    }
+
+    fn enter(&mut self, domain: u32, place: Place, (group, bytes): (u32, u64)) {
+        self.of_domain.insert((domain, place, group));
+        let change = |sum, count| (sum + u128::from(bytes), count + 1);
+        self.sums(place.0).change(domain, place.1, change);
+    }
+
+    fn leave(&mut self, domain: u32, place: Place, (group, bytes): (u32, u64)) {
+        self.of_domain.remove(&(domain, place, group));
+        let change = |sum, count| (sum - u128::from(bytes), count - 1);
+        self.sums(place.0).change(domain, place.1, change);
+    }
+
+    fn first(&self, domain: u32, leased: bool, kept: bool) -> Option<(Now, u32)> {
+        let from = (domain, (leased, kept, Now(0)), 0);
+        let (of, place, group) = self.of_domain.range(from..).next()?;
+        let is_it = (*of, place.0, place.1) == (domain, leased, kept);
+        is_it.then_some((place.2, *group))
+    }
+
+    /// Asserts that these are the groups in it, each with whether it is leased, if it belongs there.
+    pub(super) fn check<'a>(&self, groups: impl Iterator<Item = (u32, &'a Group, Option<bool>)>) {
+        let (mut count, mut spare_of) = (0, <[FxHashMap<u32, Spare>; 2]>::default());
+        for (number, group, leased) in groups {
+            let is_right = group.place.map(|place| (place.0, place.1));
+            assert_eq!(is_right, leased.map(|it| (it, group.is_kept)), "place of group {number}");
+            let Some(place) = group.place else { continue };
+            assert!(self.of_domain.contains(&(group.domain, place, number)));
+            count += 1;
+            let size = u128::from(group.size_bytes);
+            let spare = spare_of[usize::from(place.0)].entry(group.domain).or_default();
+            spare.change(place.1, |sum, count| (sum + size, count + 1));
+        }
+        assert_eq!(self.of_domain.len(), count, "groups to evict");
+        self.idle.check(&spare_of[0]);
+        self.leased.check(&spare_of[1]);
+    }
+}
+
+/// What a domain wants more of something, and what its own groups and those of all domains would free of it: the idle ones,
+/// and the leased ones, too.
 struct Wish {
     resource: Resource,
     amount: u64,
     count: fn(&ScopeRecord) -> u64,
-    spare: [u64; 2],
+    idle: [u64; 2],
+    all: [u64; 2],
 }
 
 impl Group {
@@ -140,10 +167,10 @@ fn resident(scope: &ScopeRecord) -> u64 {
 }
 
 impl Core {
-    /// Whether a group may be evicted now.
-    pub(super) fn may_go(&self, group: &Group) -> bool {
-        let is_idle = |slot| slot != NONE && self.allocations[slot].leases.is_empty();
-        group.may_be_evicted() && is_idle(group.allocation)
+    /// Whether a group that may be evicted is leased; `None`: it may not be.
+    pub(super) fn may_go(&self, group: &Group) -> Option<bool> {
+        let is_leased = |slot| slot != NONE && !self.allocations[slot].leases.is_empty();
+        group.may_be_evicted().then(|| is_leased(group.allocation))
     }
 
     /// A group may be evicted from now on, or no more, or stands elsewhere.
@@ -154,7 +181,7 @@ impl Core {
 
     fn order_group_at(&mut self, number: u32, at: Now) {
         let group = &self.objects.groups[number];
-        let place = self.may_go(group).then_some((group.is_kept, at));
+        let place = self.may_go(group).map(|is_leased| (is_leased, group.is_kept, at));
         self.place_group(number, place);
     }
 
@@ -190,10 +217,12 @@ impl Core {
     /// The group of a domain that was not used for longest; at most so many are looked at in a step.
     fn group_to_evict(&mut self, domain: u32, kept_alone: bool) -> Option<u32> {
         loop {
-            let kept = self.objects.order.first(domain, true);
-            let other = self.objects.order.first(domain, false).filter(|_| !kept_alone);
-            let is_older = |((_, at), _): &((bool, Now), u32)| kept.is_none_or(|it| *at < it.0.1);
-            let ((_, at), number) = other.filter(is_older).or(kept)?;
+            let kept = self.objects.order.first(domain, false, true);
+            let other = self.objects.order.first(domain, false, false).filter(|_| !kept_alone);
+            let (at, number) = match (kept, other) {
+                (Some(kept), Some(other)) => kept.min(other),
+                (kept, other) => kept.or(other)?,
+            };
             if !self.allowances.object_looks.take() {
                 return None;
             }
@@ -205,8 +234,9 @@ impl Core {
         }
     }
 
-    /// Ends groups until all of these fit; none, if they would not fit once all groups that may go have ended. AGAIN: more
-    /// have to go than one step may end.
+    /// Ends groups until all of these fit; none, if they would not fit once all groups that may go have ended: then clients
+    /// are asked for leases of others, if those would do. AGAIN: more have to go than one step may end, or there may be
+    /// answers soon.
     fn evict_until(
         &mut self,
         (domain, bytes): (u32, u64),
@@ -214,12 +244,21 @@ impl Core {
         wishes: &[Wish],
         fx: &mut Effects,
     ) -> Result<(), Status> {
-        if wishes.iter().any(|wish| self.full_for(domain, wish, wish.spare).is_some()) {
-            return Ok(());
+        let full = |core: &Core, spare: fn(&Wish) -> [u64; 2]| {
+            wishes.iter().find_map(|wish| core.full_for(domain, wish, spare(wish)))
+        };
+        if let Some(scope) = full(self, |wish| wish.idle) {
+            let leased = &self.objects.order.leased;
+            let payer = leased.payer(domain, scope, bytes, kept_alone);
+            return match payer.filter(|_| full(self, |wish| wish.all).is_none()) {
+                Some(payer) if self.ask_for_groups(payer, kept_alone) => {
+                    Err(ErrorCode::Again.into())
+                }
+                _ => Ok(()),
+            };
         }
-        let full = |core: &Core| wishes.iter().find_map(|wish| core.full_for(domain, wish, [0; 2]));
-        while let Some(scope) = full(self) {
-            let payer = self.objects.order.payer(domain, scope, bytes, kept_alone);
+        while let Some(scope) = full(self, |_| [0; 2]) {
+            let payer = self.objects.order.idle.payer(domain, scope, bytes, kept_alone);
             let group = payer.and_then(|payer| self.group_to_evict(payer, kept_alone));
             let number = group.ok_or(ErrorCode::Again)?;
             let slot = self.objects.groups[number].allocation;
@@ -229,6 +268,28 @@ impl Core {
             self.end_memory(slot, fx);
         }
         Ok(())
+    }
+
+    /// Asks for leases of a domain's groups, those first that were not asked for longest. `true`: there may be an answer soon.
+    fn ask_for_groups(&mut self, domain: u32, kept_alone: bool) -> bool {
+        let order = &self.objects.order.of_domain;
+        let leased = |kept| {
+            let (from, to) =
+                ((domain, (true, kept, Now(0)), 0), (domain, (true, kept, Now(u64::MAX)), NONE));
+            order.range(from..to).map(|(.., group)| *group).take(RECLAIM_BATCH)
+        };
+        let other = leased(false).take(if kept_alone { 0 } else { RECLAIM_BATCH });
+        let groups: Vec<u32> = leased(true).chain(other).collect();
+        let mut may_come = false;
+        for number in groups {
+            if !self.allowances.object_looks.take() {
+                break;
+            }
+            may_come |= self.ask_for_leases_of(self.objects.groups[number].allocation);
+            // Behind the others: they are asked for next.
+            self.order_group_at(number, self.now);
+        }
+        may_come
     }
 
     /// The scope that has no room for it, once so much of the domain and of all has been freed: the domain by its cap, or the
@@ -260,8 +321,8 @@ impl Core {
             return Ok(());
         }
         let domain = self.clients[owner].domain;
-        let spare = self.spare(domain, |spare| spare.bytes(false));
-        let wish = Wish { resource: Resource::HeldBytes, amount: bytes, count: resident, spare };
+        let wish = (Charge(Resource::HeldBytes, bytes), resident as fn(&ScopeRecord) -> u64);
+        let wish = self.wish(domain, wish, |spare| spare.bytes(false));
         self.evict_until((domain, bytes), false, &[wish], fx)
     }
 
@@ -273,21 +334,29 @@ impl Core {
         pin: bool,
         fx: &mut Effects,
     ) -> Result<(), Status> {
-        let wishes = of_kept(bytes, pin).map(|Charge(resource, amount)| {
-            let spare = match resource {
-                Resource::KeptFds => self.spare(domain, |spare| spare.groups[1].into()),
-                Resource::KeptBytes => self.spare(domain, |spare| spare.bytes(true)),
-                _ => [0; 2],
+        let wishes = of_kept(bytes, pin).map(|charge| {
+            let freed: fn(&Spare) -> u128 = match charge.0 {
+                Resource::KeptFds => |spare| spare.groups[1].into(),
+                Resource::KeptBytes => |spare| spare.bytes(true),
+                _ => |_| 0,
             };
-            Wish { resource, amount, count: of_objects_in(resource), spare }
+            self.wish(domain, (charge, of_objects_in(charge.0)), freed)
         });
         self.evict_until((domain, bytes), true, &wishes, fx)
     }
 
-    /// What groups would free: the domain's own, and those of all.
-    fn spare(&self, domain: u32, of: fn(&Spare) -> u128) -> [u64; 2] {
-        let order = &self.objects.order;
-        let spare = [order.spare_of(domain), order.spare];
-        spare.map(|spare| u64::try_from(of(&spare)).unwrap_or(u64::MAX))
+    fn wish(
+        &self,
+        domain: u32,
+        (Charge(resource, amount), count): (Charge, fn(&ScopeRecord) -> u64),
+        freed: fn(&Spare) -> u128,
+    ) -> Wish {
+        let Order { idle, leased, .. } = &self.objects.order;
+        let narrow = |sum: u128| u64::try_from(sum).unwrap_or(u64::MAX);
+        let sums = [[idle.of(domain), leased.of(domain)], [idle.all, leased.all]];
+        let sums = sums.map(|spare| spare.map(|spare| freed(&spare)));
+        let (idle, all) =
+            (sums.map(|[idle, _]| narrow(idle)), sums.map(|[one, two]| narrow(one + two)));
+        Wish { resource, amount, count, idle, all }
     }
 }

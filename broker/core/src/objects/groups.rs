@@ -4,6 +4,7 @@ use rustc_hash::FxHashMap;
 use std::ops::{Deref, DerefMut};
 
 use super::api::GroupId;
+use super::evicting::Place;
 use super::names::{Name, NameScope};
 use crate::api::Now;
 use crate::lists::{Link, Nodes};
@@ -104,7 +105,7 @@ pub struct Group {
     /// Its place among those that are still to be swept.
     pub link: Link,
     /// Its place among those that may be evicted.
-    pub place: Option<(bool, Now)>,
+    pub place: Option<Place>,
 }
 
 impl Group {

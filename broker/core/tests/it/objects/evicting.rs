@@ -61,10 +61,13 @@ fn create_when_all_are_leased_pinned_or_not_evictable_then_no_quota_and_all_stay
     let evictable = [object("new")];
     let new = Create { evictable: true, ..create(&evictable) };
     let refused = world.try_put(&new).expect_err("no room");
+    assert_eq!(refused.result(), Err(ErrorCode::Again), "the reader is asked");
+    world.at(20);
+    let refused = world.try_put(&new).expect_err("no room");
     assert_eq!(refused.result(), Err(ErrorCode::NoQuota));
     assert_eq!(world.names(USER, ""), ["leased", "pinned", "plain"]);
     world.release(USER, lease);
-    world.at(1);
+    world.at(21);
     world.try_put(&new).expect("the one that was leased makes room");
     assert_eq!(world.names(USER, ""), ["new", "pinned", "plain"]);
 }
@@ -216,4 +219,60 @@ fn create_when_the_clients_own_cap_is_full_then_no_group_goes_for_it() {
     let refused = world.try_put(&Create { deposit, ..create(&large) }).expect_err("its own cap");
     assert_eq!(refused.resource, Resource::HeldBytes as u8, "{refused}");
     assert_eq!(world.names(USER, ""), ["a", "b"]);
+}
+
+// --- leases of what may go are asked for ----------------------------------------------------------
+
+impl World {
+    /// Leases that a client is asked for.
+    fn asked(&mut self, client: ClientId) -> Vec<LeaseId> {
+        let mut all = Vec::new();
+        while let Some(events) = self.core.take_events(client) {
+            if let Events::Reclaim(leases) = events {
+                all.extend(leases);
+            }
+        }
+        all
+    }
+}
+
+#[test]
+fn seal_when_groups_that_may_go_are_leased_then_the_leases_are_asked_for_and_it_fits_once_they_come()
+ {
+    let mut world = shared_node_of(20);
+    world.fill(OWNER, 17);
+    let leases: Vec<LeaseId> =
+        (0..17).map(|at| world.get(USER, &[&format!("{at}")]).grants()[0].lease).collect();
+    let refused = world.put_kept(OWNER, "new", 3).expect_err("all are leased");
+    assert_eq!(refused.result(), Err(ErrorCode::Again), "others were asked");
+    let asked = world.asked(USER);
+    assert!(asked.len() >= 16 && asked.iter().all(|lease| leases.contains(lease)), "{asked:?}");
+    assert_eq!(world.names(USER, "").len(), 17, "none has gone");
+    for lease in asked {
+        world.release(USER, lease);
+    }
+    world.put_kept(OWNER, "new", 3).expect("there is room now");
+}
+
+#[test]
+fn seal_when_nobody_gives_leases_back_then_no_quota_after_a_pause() {
+    let mut world = shared_node_of(20);
+    world.fill(OWNER, 17);
+    for at in 0..17 {
+        world.get(USER, &[&format!("{at}")]);
+    }
+    for ms in 1..=2 {
+        world.at(ms);
+        let refused = world.put_kept(OWNER, "new", 3).expect_err("all are leased");
+        assert_eq!(refused.result(), Err(ErrorCode::Again), "others were asked");
+    }
+    assert_eq!(world.asked(USER).len(), 17);
+    world.at(100);
+    let refused = world.put_kept(OWNER, "new", 3).expect_err("all are in use");
+    assert_eq!(refused.resource, Resource::KeptBytes as u8, "{refused}");
+    assert_eq!(world.asked(USER), [], "the same lease is asked for much later");
+    world.at(2_000);
+    let refused = world.put_kept(OWNER, "new", 3).expect_err("it may be idle now");
+    assert_eq!(refused.result(), Err(ErrorCode::Again));
+    assert!(world.asked(USER).len() >= 16);
 }
