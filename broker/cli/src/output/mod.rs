@@ -75,7 +75,7 @@ pub fn printable(text: &str) -> String {
             '\n' => shown.push_str("\\n"),
             '\r' => shown.push_str("\\r"),
             '\t' => shown.push_str("\\t"),
-            c if c.is_control() || is_format(c) => {
+            c if !is_shown(c) => {
                 let mut units = [0; 2];
                 let units = c.encode_utf16(&mut units).iter();
                 shown.extend(units.map(|unit| format!("\\u{unit:04x}")));
@@ -84,6 +84,11 @@ pub fn printable(text: &str) -> String {
         }
     }
     shown
+}
+
+/// Whether a terminal shows a character and does not obey it.
+pub fn is_shown(c: char) -> bool {
+    !c.is_control() && !is_format(c)
 }
 
 /// Whether a character shows nothing by itself and changes how others look, or ends a line: the categories Cf, Zl and Zp of Unicode 16.
