@@ -54,7 +54,7 @@ def suites(folder):
     return [
         Part("virtual machine: the broker as a service of systemd", ["tests/vm/systemd.sh", "-s", "bookworm"], VM),
         Part("virtual machine: Level Zero on real dma-bufs", ["tests/level_zero/run.sh", "--vm"], VM + LEVEL_ZERO),
-        Part("virtual machine: end to end on real dma-bufs", ["tests/vm/e2e.sh"], VM),
+        Part("virtual machine: end to end on real dma-bufs, where the kind of memory matters", ["tests/vm/e2e.sh", "--sample"], VM),
         Part("virtual machine: end to end on the stock kernel of Debian 12 (6.1), a sample",
              ["tests/vm/e2e.sh", "--kernel", "6.1", "--sample"], VM),
         Part("virtual machine: packages as a service, upgrade under load", ["packaging/test.sh", "--vm"], VM + PACKAGES),
@@ -78,6 +78,7 @@ def suites(folder):
         Part("top: a real terminal (tmux)", ["tests/top/run.sh"]),
         Part("containers: ranks and daemons in namespaces", ["tests/container/run.sh"]),
         Part("CUDA: library, broker, layer and demo against a stand-in for the driver", ["tests/cuda_stub/run.sh"]),
+        Part("view: who sees and may do what on a node service", ["tests/view/run.sh"]),
         Part("virtual fds: C programs that know nothing of fdbroker", ["tests/virtual_fds/run.sh"]),
         Part("Python: the wheel installed, alone and beside numpy and PyTorch", ["libclient/python/test.sh"]),
         Part("installation, pkg-config, examples", ["tests/install/run.sh"]),

@@ -16,12 +16,18 @@ Ends with the line `N passed, N failed`.
   --kernel 6.1    the stock kernel of Debian 12, which lacks SO_PEERPIDFD, F_DUPFD_QUERY and SO_PASSRIGHTS, and maps a
                   write-sealed memfd shared from an fd that is open for reading alone. It has no udmabuf and no dma-heap: memory
                   is memfds, and a dma-buf of vgem. The tests of named objects (tests/objects) run as well.
-  --sample        on 6.1 the tests that depend on the kernel's age alone, as in tests/run.sh
+  --sample        as in tests/run.sh, some minutes instead of ten: on 6.12 the tests in which the kind of memory matters, on 6.1
+                  those that depend on the kernel's age
 HELP
 }
 
-# What depends on the age of the kernel, by the names of the tests.
-sample=(
+# What deposits, grants, maps, recalls or keeps memory of a kind. The others say the same of any kind, and run outside.
+of_memory=(
+  ahead:: cache:: comeback:: death:: deposits:: exports:: fd_store:: grace:: handles:: keep:: lifetime:: local_limit:: pressure::
+  recall:: resident:: takeover::
+)
+# What depends on the age of the kernel.
+of_age=(
   old_kernel::          # what this kernel lacks, a dma-buf of vgem, reading through shared maps
   sealing::             # seals with a map left, in a child, pinned; readers' fds and maps
   kept::                # kept objects over deaths of the daemon
@@ -42,15 +48,12 @@ while [ $# -gt 0 ]; do
   shift || break
 done
 case $kernel in
-  6.12) programs=(e2e) memory=udmabuf ;;
+  6.12) programs=(e2e) memory=udmabuf sample=("${of_memory[@]}") ;;
   # What is ignored elsewhere is for this kernel.
-  6.1) programs=(e2e objects) memory=memfd; arguments+=(--include-ignored) ;;
+  6.1) programs=(e2e objects) memory=memfd sample=("${of_age[@]}"); arguments+=(--include-ignored) ;;
   *) echo "e2e.sh: --kernel takes 6.12 or 6.1, not '$kernel' (--help explains)" >&2; exit 2 ;;
 esac
-if [ -n "$is_sample" ]; then
-  [ "$kernel" = 6.1 ] || { echo "e2e.sh: --sample needs --kernel 6.1 (--help explains)" >&2; exit 2; }
-  arguments+=("${sample[@]}")
-fi
+[ -z "$is_sample" ] || arguments+=("${sample[@]}")
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
