@@ -211,17 +211,19 @@ impl Core {
         may_evict: bool,
         fx: &mut Effects,
     ) -> Result<(), Blocked> {
-        if may_evict && self.fits_at_all(owner, size) {
-            self.evict_objects_for(owner, size, fx);
-        }
-        let may_evict = may_evict && self.fits_beside_resident(owner, size);
+        let may_evict = may_evict && self.fits_at_all(owner, size);
         let mut evicted = 0;
         loop {
+            if may_evict {
+                // Where more have to go than one step may end, the next request goes on.
+                self.evict_objects_for(owner, size, fx).ok();
+            }
             let blocked = match self.charge(owner, Charge(Resource::HeldBytes, size)) {
                 Ok(()) => return Ok(()),
                 Err(blocked) => blocked,
             };
-            if !may_evict || evicted >= EVICTIONS_PER_STEP {
+            let may_fit = may_evict && self.fits_beside_resident(owner, size);
+            if !may_fit || evicted >= EVICTIONS_PER_STEP {
                 return Err(blocked);
             }
             match self.evict_for(blocked, EVICTIONS_PER_STEP - evicted, fx) {

@@ -104,7 +104,7 @@ impl Core {
     pub(crate) fn refusal(&mut self, client: u32, blocked: Blocked) -> Status {
         let status = self.no_quota(blocked);
         self.count_refusal(client, status);
-        status
+        self.as_told(client, status)
     }
 
     /// A request of the client is refused.
@@ -116,6 +116,7 @@ impl Core {
         fx: &mut Effects,
     ) {
         self.count_refusal(client.0, status);
+        let status = self.as_told(client.0, status);
         fx.list.push(Effect::Failed { client, request, status });
     }
 

@@ -289,6 +289,7 @@ impl Core {
             self.leases.enter(number, ended, is_to_tell);
             self.may_be_asked_for(number);
             self.allocations.add_lease(allocation, &mut self.leases, number);
+            self.lease_of_group(allocation);
         }
         ensure(to_tell.is_empty(), "notices of no lease", to_tell.len() as u64)
     }

@@ -121,7 +121,7 @@ fn is_of(event: &EventRecord, domain: DomainKey) -> bool {
 
 /// The largest holder of all may be of another domain.
 fn without_stranger(status: Status) -> Status {
-    match status.scope == Scope::Node as u8 {
+    match status.scope() == Some(Scope::Node) {
         true => Status { pid: 0.into(), ..status },
         false => status,
     }

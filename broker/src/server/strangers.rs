@@ -33,7 +33,7 @@ pub(crate) fn hide(effects: &mut Effects, connections: &Connections) {
 
 fn hide_in(status: &mut Status, client: ClientId, connections: &Connections) {
     // The accounts of a narrower scope are of one domain.
-    let is_of_node = status.scope == Scope::Node as u8;
+    let is_of_node = status.scope() == Some(Scope::Node);
     if !is_of_node || status.pid == 0 || status.result() != Err(ErrorCode::NoQuota) {
         return;
     }

@@ -117,6 +117,11 @@ impl Settings {
             // The library says hello at once; a swapping node may need seconds.
             10_000,
         );
+        if handshake_timeout_ms == 0 {
+            let problem = "0 leaves no time, and no client could connect";
+            let remedy = "give it at least 1; 10000 is the default";
+            return Err(ConfigError::value("limits.handshake_timeout_ms", problem, remedy));
+        }
         if args.ready_fd.is_some() && args.ready_fd == args.until_eof {
             let remedy = "name two fds";
             return Err(ConfigError::value("--ready-fd", "it is --until-eof's fd", remedy));

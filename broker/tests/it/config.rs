@@ -110,6 +110,16 @@ fn daemon_when_its_configuration_cannot_be_served_then_the_check_says_what_the_s
     }
 }
 
+#[test]
+fn check_config_when_a_time_of_zero_would_stop_everybody_then_refused_with_the_least_that_works() {
+    for key in ["handshake_timeout_ms", "keep_ttl_ms"] {
+        let file = file(&format!("[limits]\n{key} = 0\n"));
+        let (output, _, err) = check(program().arg("--config").arg(file.path()));
+        assert_eq!(output.status.code(), Some(1), "{key}");
+        assert!(err.contains(key) && err.contains("at least 1"), "{err}");
+    }
+}
+
 /// An error text without the program's name in front.
 fn without_program(line: &str) -> &str {
     line.trim_end().trim_start_matches("fdbrokerd: ")

@@ -10,7 +10,7 @@ mod users;
 pub use users::user;
 
 use crate::admin::{OWN_PART, WHOLE};
-use crate::output::{commas, human_size, printable, seconds};
+use crate::output::{commas, human_size, is_shown, seconds};
 use crate::table::Value;
 use fdbroker_protocol::admin::{NodeStatus, Use};
 use fdbroker_protocol::{
@@ -162,7 +162,8 @@ pub fn name(bytes: &[u8]) -> Value {
 pub fn client_name(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     let name = String::from_utf8_lossy(&bytes[..end]);
-    printable(&name)
+    // Once and for all: it goes into text, into tables and into JSON.
+    name.chars().map(|c| if is_shown(c) { c } else { '?' }).collect()
 }
 
 /// The name of a job, or its key if it has no name; `None`: no job.

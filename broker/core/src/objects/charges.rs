@@ -3,7 +3,7 @@
 
 use super::groups::Member;
 use crate::Core;
-use crate::ledger::{Blocked, Charge, ScopeId, ScopeRecord};
+use crate::ledger::{Charge, ScopeId, ScopeRecord};
 use fdbroker_protocol::{Resource, Scope, Status};
 
 /// What an object is charged with while it has its name, or is made under it.
@@ -25,6 +25,17 @@ pub(super) fn of_kept(bytes: u64, pin: bool) -> [Charge; 3] {
     ]
 }
 
+/// How much of a resource that objects are charged with is counted in a scope.
+pub(super) fn of_objects_in(resource: Resource) -> fn(&ScopeRecord) -> u64 {
+    match resource {
+        Resource::ObjectNames => |it| it.account.counted(Resource::ObjectNames),
+        Resource::MetadataBytes => |it| it.account.counted(Resource::MetadataBytes),
+        Resource::KeptFds => |it| it.account.counted(Resource::KeptFds),
+        Resource::PermanentBytes => |it| it.account.counted(Resource::PermanentBytes),
+        _ => |it| it.account.counted(Resource::KeptBytes),
+    }
+}
+
 impl Core {
     /// Charges a client's domain, with all of these or none.
     pub(super) fn charge_objects(&mut self, client: u32, charges: &[Charge]) -> Result<(), Status> {
@@ -34,7 +45,7 @@ impl Core {
             if let Err(status) = self.charge_object(domain, scope, *charge) {
                 charges[..done].iter().for_each(|charge| self.ledger.take(scope, *charge));
                 self.count_refusal(client, status);
-                return Err(status);
+                return Err(self.as_told(client, status));
             }
         }
         Ok(())
@@ -45,14 +56,9 @@ impl Core {
         if amount > self.share_of_objects(domain, resource) {
             let held = self.ledger[scope].account.counted(resource);
             let cap = held.saturating_add(self.share_of_objects(domain, resource));
-            let blocked = Blocked { resource, scope: ScopeId::NODE };
             return Err(match self.ledger.fits(scope, None, charge) {
                 Err(full) => self.no_quota(full),
-                Ok(()) => Status {
-                    value: cap.into(),
-                    scope: Scope::Domain as u8,
-                    ..self.no_quota(blocked)
-                },
+                Ok(()) => Self::no_quota_limit(resource, Scope::Domain, cap).of_share(),
             });
         }
         self.ledger.charge(scope, charge).map_err(|full| self.no_quota(full))
@@ -60,14 +66,8 @@ impl Core {
 
     /// How much more of a resource a domain may have.
     pub(super) fn share_of_objects(&self, domain: u32, resource: Resource) -> u64 {
-        let count: fn(&ScopeRecord) -> u64 = match resource {
-            Resource::ObjectNames => |it| it.account.counted(Resource::ObjectNames),
-            Resource::MetadataBytes => |it| it.account.counted(Resource::MetadataBytes),
-            Resource::KeptFds => |it| it.account.counted(Resource::KeptFds),
-            Resource::PermanentBytes => |it| it.account.counted(Resource::PermanentBytes),
-            _ => |it| it.account.counted(Resource::KeptBytes),
-        };
-        self.share_of(domain, self.ledger.caps().node[resource], count)
+        let most = self.ledger.caps().node[resource];
+        self.share_after(domain, most, of_objects_in(resource), [0; 2])
     }
 
     /// Takes charges of a domain back.

@@ -96,7 +96,8 @@ pub fn run(args: &Args) -> Result<()> {
 /// Says what the user did not ask for.
 fn say_how_long(ttl: Duration, wanted: Option<Duration>) {
     // As it was when the group was sealed.
-    let time = human_time(ttl.as_secs().saturating_add(1).saturating_mul(1000));
+    let ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX).saturating_add(1);
+    let time = human_time(if ms < 1000 { ms } else { ms.div_ceil(1000).saturating_mul(1000) });
     match wanted {
         None => say!(
             "fdbroker: it stays for {time} after its last use; --keep=TTL makes that shorter, --pin makes it stay"
