@@ -2,16 +2,11 @@
 //! nor close one that others use.
 
 use crate::node::error::ListenError;
-use crate::node::generation_page::{KEY_NAME, PAGE_NAME};
-use crate::node::lock::LOCK_NAME;
-use crate::node::records::RECORDS_NAME;
+use crate::node::names::OWN_FILES;
 use std::fs::Permissions;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::Path;
-
-/// The broker's own files in the administrator's directory, beside its socket.
-pub(crate) const OWN_FILES: [&str; 4] = [LOCK_NAME, KEY_NAME, PAGE_NAME, RECORDS_NAME];
 
 /// Bits of an administrator's directory that are taken from users other than its owner and its group.
 const OPEN_TO_OTHERS: u32 = 0o027;

@@ -13,9 +13,6 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Name of the file in the administrator's directory.
-pub const RECORDS_NAME: &str = "records";
-
 /// First words of the file; another layout has another one.
 const MAGIC: [u32; 2] = [u32::from_le_bytes(*b"FDBR"), 1];
 
@@ -198,6 +195,7 @@ fn slots_of(bytes: usize) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::names::RECORDS_NAME;
 
     fn id(slot: u32, generation: u32) -> AllocationId {
         AllocationId { slot, generation }

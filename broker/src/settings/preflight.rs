@@ -1,8 +1,9 @@
 //! The places of a broker before it starts: what would keep it from serving, told before anything is changed. The daemon looks at
 //! its start, and so does `--check-config`. Must never change anything, nor refuse what another user, such as the daemon's, may use.
 
-use crate::node::directories::{DirectoryRule, OWN_FILES, check_directory_form};
+use crate::node::directories::{DirectoryRule, check_directory_form};
 use crate::node::error::ListenError;
+use crate::node::names::OWN_FILES;
 use crate::settings::effective::Settings;
 use crate::settings::sockets::{Mode, parent};
 use nix::sys::statfs::{PROC_SUPER_MAGIC, SYSFS_MAGIC, statfs};

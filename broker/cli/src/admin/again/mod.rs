@@ -4,7 +4,7 @@
 use crate::admin::{Admin, find_socket};
 use crate::error::{Error, Result};
 use fdbroker_protocol::page::{LIVENESS_OFFSET, PAGE_MAGIC, PageHeader, is_alive};
-use fdbrokerd::generation_page::PAGE_NAME;
+use fdbrokerd::names::PAGE_NAME;
 use std::fs::File;
 use std::io;
 use std::mem::offset_of;
