@@ -75,6 +75,8 @@ pub struct AllocationView {
     pub domain: DomainKey,
     /// It was registered with a virtual fd.
     pub virtual_fd: bool,
+    /// It is the memory of named objects.
+    pub named: bool,
 }
 
 /// One lease.
@@ -255,6 +257,7 @@ impl Core {
             job: self.job_of_slot(slot).map(|job| self.clients.job_key(job)),
             domain: self.clients.domain_key(allocation.domain),
             virtual_fd: allocation.traits.has_virtual_fd(),
+            named: self.objects.has_group_in(slot),
         })
     }
 

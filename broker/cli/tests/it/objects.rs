@@ -69,6 +69,19 @@ fn put_when_a_name_is_in_use_then_1_and_how_to_replace_it() {
 }
 
 #[test]
+fn audit_when_nobody_reads_kept_and_pinned_objects_then_no_finding() {
+    let dir = TestDir::new("objects-audit");
+    let output = script(
+        &dir,
+        "echo x > f; $F put a f > /dev/null; $F put m/ f --pin > /dev/null; $F ls -no OWNER; $F audit --json",
+    );
+    let text = stdout(&output);
+    let json = text.strip_prefix("gone\ngone\n").expect("two allocations without an owner");
+    let json: serde_json::Value = serde_json::from_str(json).expect("JSON");
+    assert_eq!(json["findings"], serde_json::json!([]), "{json}");
+}
+
+#[test]
 fn get_rm_and_pin_when_there_is_no_such_object_then_4_and_the_others_are_done() {
     let dir = TestDir::new("objects-none");
     let output = script(
