@@ -109,6 +109,19 @@ fn get_when_somebody_makes_it_meanwhile_then_it_waits_and_has_it() {
 }
 
 #[test]
+fn get_when_its_reader_is_slow_then_its_lease_lasts_until_the_last_byte() {
+    let dir = TestDir::new("objects-slow");
+    // More than a pipe holds.
+    let output = script(
+        &dir,
+        "head -c 1000000 /dev/zero > f; $F put a f > /dev/null
+         $F get a | { head -c 1 > /dev/null; $F objects -no LEASES; $F holders -no NAME; cat > /dev/null; }
+         $F objects -no LEASES",
+    );
+    assert_eq!(stdout(&output), "1\nfdbroker\n0\n");
+}
+
+#[test]
 fn put_when_used_wrongly_then_2_and_nothing_is_made() {
     let long = "x".repeat(256);
     let text = "x".repeat(4097);

@@ -29,7 +29,9 @@ struct GotView<'a> {
 const PIECE_BYTES: usize = 1 << 20;
 
 pub fn run(args: &Args) -> Result<()> {
-    let object = connect(args.job)?.get(&args.name, Deadline::after(args.timeout))?;
+    // The broker takes the lease back from a client that has gone.
+    let objects = connect(args.job)?;
+    let object = objects.get(&args.name, Deadline::after(args.timeout))?;
     if let Some(path) = &args.output {
         let writing = || format!("write {}", path.display());
         let mut file = File::create(path).context(writing)?;
