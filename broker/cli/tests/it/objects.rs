@@ -57,6 +57,69 @@ fn put_when_several_files_then_one_version_and_names_as_cp_would_give() {
 }
 
 #[test]
+fn put_when_it_asks_for_more_time_than_the_broker_allows_then_said_and_in_json() {
+    let dir = TestDir::new("objects-cut");
+    let output = script(
+        &dir,
+        "echo x > f; $F put a f --keep=2h --json; $F put b f --keep=2d --json; $F put c f --keep=2h; $F put d f --keep=2d",
+    );
+    let text = stdout(&output);
+    let of = |line: &str| -> (f64, bool) {
+        let made: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        (made["ttl_seconds"].as_f64().expect("a time"), made["ttl_is_cut"] == true)
+    };
+    let made: Vec<_> = text.lines().take(2).map(of).collect();
+    assert!(made[0].0 > 3600.0 && !made[0].1, "{made:?}: two hours are allowed");
+    assert!(made[1].0 > 3600.0 && made[1].1, "{made:?}");
+    let says = end(&output).1;
+    assert_eq!(says.matches("the most that the broker allows (limits.object_ttl_ms").count(), 1);
+}
+
+#[test]
+fn get_when_several_or_what_their_names_begin_with_then_each_is_a_file_of_a_folder() {
+    let dir = TestDir::new("objects-several");
+    let output = script(
+        &dir,
+        "printf one > a.bin; printf two > b.bin; $F put m/ a.bin b.bin > /dev/null; printf three | $F put m/sub/c - > /dev/null
+         $F get m/ -O new/folder; cat new/folder/a.bin new/folder/b.bin new/folder/sub/c; echo
+         $F get m/sub/c m/a.bin -O two --json | tail -n 1; cat two/c two/a.bin; echo
+         mkdir here; $F get m/a.bin -O here; cat here/a.bin; echo
+         $F get x/ -O none && exit 9 || test $? = 4; test ! -e none
+         $F get m/a.bin nope -O none && exit 9 || test $? = 4; test ! -e none
+         echo x | $F put m/../y - > /dev/null; $F get m/ -O none && exit 9 || test $? = 2; test ! -e none",
+    );
+    let text = stdout(&output);
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], "m/a.bin  version 1  3 B", "{text}");
+    assert_eq!(lines[3], "onetwothree", "{text}");
+    let last: serde_json::Value = serde_json::from_str(lines[4]).expect("JSON");
+    assert_eq!((&last["name"], &last["version"]), (&"m/a.bin".into(), &1.into()), "{text}");
+    assert_eq!(lines[5..], ["threeone", "one"], "{text}");
+}
+
+#[test]
+fn put_when_it_replaces_a_pinned_version_without_a_pin_then_said_and_in_json() {
+    let dir = TestDir::new("objects-unpinned");
+    let output = script(
+        &dir,
+        "echo x > f; $F put a f --pin > /dev/null; $F put a f --replace --json; $F put a f --replace --json
+         $F pin a > /dev/null; $F put a f --replace --pin --json; $F ls -no ALLOCATION",
+    );
+    let text = stdout(&output);
+    let lines: Vec<&str> = text.lines().collect();
+    let made =
+        |line: usize| -> serde_json::Value { serde_json::from_str(lines[line]).expect("JSON") };
+    assert_eq!([0, 1, 2].map(|line| made(line)["pin_is_lost"] == true), [true, false, false]);
+    assert_eq!(made(2)["group"], lines[3], "{text}");
+    let says = end(&output).1;
+    assert_eq!(
+        says.matches("the replaced version was pinned, this one is not").count(),
+        1,
+        "{says}"
+    );
+}
+
+#[test]
 fn put_when_a_name_is_in_use_then_1_and_how_to_replace_it() {
     let dir = TestDir::new("objects-exists");
     let output = script(
@@ -137,6 +200,10 @@ fn put_when_used_wrongly_then_2_and_nothing_is_made() {
         &["put", "a", "-", "--pin", "--keep"],
         &["get", ""],
         &["get", "a", "--meta", "--json"],
+        &["get", "a", "b"],
+        &["get", "m/"],
+        &["get", "a", "b", "-O", "folder", "--meta"],
+        &["put", "w1", "FILE", "--keep", "2h"],
         &["rm"],
         &["rm", "a", "b", "--version", "1"],
         &["rm", "a", "--version", "0"],

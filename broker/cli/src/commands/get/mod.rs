@@ -1,17 +1,19 @@
 //! `fdbroker get`: writes the bytes of an object. Must never write bytes of two versions, nor bytes that a terminal would obey.
 
 mod args;
+mod several;
 
 pub use args::Args;
 
 use crate::by_name::connect;
 use crate::error::{Context, Error, Result};
-use crate::output::{Output, write_error};
-use fdbroker_client::{Deadline, Object};
+use crate::output::{Output, human_size, printable, write_error};
+use fdbroker_client::{Deadline, Object, Objects};
 use fdbroker_protocol::ErrorCode;
 use serde::Serialize;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
 
 /// An object, in JSON.
 #[derive(Serialize)]
@@ -25,17 +27,48 @@ struct GotView<'a> {
     metadata: Option<&'a str>,
 }
 
+impl<'a> GotView<'a> {
+    fn of(object: &'a Object) -> Self {
+        GotView {
+            name: object.name(),
+            version: object.version(),
+            size_bytes: object.len(),
+            kind: object.kind().name(),
+            metadata_bytes: object.metadata().len(),
+            metadata: std::str::from_utf8(object.metadata()).ok(),
+        }
+    }
+}
+
 /// Bytes copied at a time from memory that is not mapped for the CPU.
 const PIECE_BYTES: usize = 1 << 20;
 
 pub fn run(args: &Args) -> Result<()> {
-    // The broker takes the lease back from a client that has gone.
+    let is_several = several::is_meant(&args.names);
+    let folder = args.output.as_deref();
+    let wrong = match (is_several, args.meta, folder) {
+        (true, true, _) => Some("metadata is that of one NAME; name one object"),
+        (true, _, None) => Some("several objects need a folder; name one: -O DIR"),
+        _ => None,
+    };
+    if let Some(wrong) = wrong {
+        return Err(Error::Usage(wrong.into()));
+    }
+    // The broker takes the leases back from a client that has gone.
     let objects = connect(args.job)?;
-    let object = objects.get(&args.name, Deadline::after(args.timeout))?;
+    if let Some(folder) = folder.filter(|_| is_several) {
+        return into_folder(&objects, args, folder);
+    }
+    let name = &args.names[0];
+    let object =
+        objects.get(name, Deadline::after(args.timeout)).map_err(|error| unhad(name, error))?;
     if let Some(path) = &args.output {
-        let writing = || format!("write {}", path.display());
-        let mut file = File::create(path).context(writing)?;
-        write(&object, args.meta, &mut |bytes| file.write_all(bytes).context(writing))?;
+        // As cp does it.
+        let path = match path.is_dir() {
+            true => path.join(several::base_name(name)?),
+            false => path.clone(),
+        };
+        to_file(&object, args.meta, &path)?;
     } else if !args.json {
         to_stdout(&object, args.meta)?;
     }
@@ -43,15 +76,44 @@ pub fn run(args: &Args) -> Result<()> {
         return Ok(());
     }
     let mut out = Output::stdout();
-    out.json_line(&GotView {
-        name: object.name(),
-        version: object.version(),
-        size_bytes: object.len(),
-        kind: object.kind().name(),
-        metadata_bytes: object.metadata().len(),
-        metadata: std::str::from_utf8(object.metadata()).ok(),
-    })?;
+    out.json_line(&GotView::of(&object))?;
     out.finish()
+}
+
+/// Several objects of one moment, each to a file of its own.
+fn into_folder(objects: &Objects, args: &Args, folder: &Path) -> Result<()> {
+    let got = several::get(objects, &args.names, args.timeout)?;
+    let mut out = Output::stdout();
+    for (object, file) in &got {
+        let path = folder.join(file);
+        let parent = path.parent().unwrap_or(folder);
+        std::fs::create_dir_all(parent).context(|| format!("make {}", parent.display()))?;
+        to_file(object, false, &path)?;
+        if args.json {
+            out.json_line(&GotView::of(object))?;
+        } else {
+            let (name, size) = (printable(object.name()), human_size(object.len() as u64));
+            out.text(&format!("{name}  version {}  {size}\n", object.version()))?;
+        }
+    }
+    out.finish()
+}
+
+/// Why an object cannot be had, with what to do about it here.
+fn unhad(name: &str, error: fdbroker_client::Error) -> Error {
+    match error.code {
+        ErrorCode::NotFound => Error::NotFound(format!(
+            "{}: NOT_FOUND: no object has this name; `fdbroker objects` lists them, --timeout 30s waits until it is made",
+            printable(name)
+        )),
+        _ => error.into(),
+    }
+}
+
+fn to_file(object: &Object, is_metadata: bool, path: &Path) -> Result<()> {
+    let writing = || format!("write {}", path.display());
+    let mut file = File::create(path).context(writing)?;
+    write(object, is_metadata, &mut |bytes| file.write_all(bytes).context(writing))
 }
 
 fn to_stdout(object: &Object, is_metadata: bool) -> Result<()> {
