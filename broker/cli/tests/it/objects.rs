@@ -98,6 +98,30 @@ fn get_when_several_or_what_their_names_begin_with_then_each_is_a_file_of_a_fold
 }
 
 #[test]
+fn pin_when_one_of_a_group_is_named_then_said_that_all_are_pinned() {
+    let dir = TestDir::new("objects-group-pin");
+    let output = script(
+        &dir,
+        "echo x > f; echo y > g; $F put m/ f g > /dev/null 2>&1; $F pin m/f; $F pin m/f m/g --unpin; $F rm m/g nope && exit 9 || test $? = 4; $F pin m/f",
+    );
+    assert_eq!(
+        stdout(&output),
+        "m/f pinned\nm/f unpinned\nm/g unpinned\nm/g removed\nm/f pinned\n"
+    );
+    let says = end(&output).1;
+    let of_group = "m/f is of a group of 2 names (1 given here): all of them are pinned";
+    assert_eq!(
+        (says.matches(of_group).count(), says.matches("of a group").count()),
+        (1, 1),
+        "{says}"
+    );
+    assert!(
+        says.contains("nope: NOT_FOUND: no object has this name; `fdbroker objects`"),
+        "{says}"
+    );
+}
+
+#[test]
 fn put_when_it_replaces_a_pinned_version_without_a_pin_then_said_and_in_json() {
     let dir = TestDir::new("objects-unpinned");
     let output = script(
