@@ -67,7 +67,8 @@ impl Server {
             return;
         }
         let (bytes, pinned) = (now(Resource::KeptBytes), now(Resource::PermanentBytes));
-        log::warn!(
+        // What a job has put ends with the job: `fdbroker run` shows warnings.
+        log::info!(
             "kept objects end with this broker: {groups} groups of {bytes} bytes, {pinned} bytes of them pinned; what \
              keeps them is a broker that takes over (--takeover), or a service manager that stores fds"
         );

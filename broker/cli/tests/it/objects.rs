@@ -127,7 +127,8 @@ fn put_when_it_replaces_a_pinned_version_without_a_pin_then_said_and_in_json() {
     let output = script(
         &dir,
         "echo x > f; $F put a f --pin > /dev/null; $F put a f --replace --json; $F put a f --replace --json
-         $F pin a > /dev/null; $F put a f --replace --pin --json; $F ls -no ALLOCATION",
+         $F pin a > /dev/null; $F put a f --replace --pin --json; $F ls -no ALLOCATION
+         $F put a f --replace > /dev/null",
     );
     let text = stdout(&output);
     let lines: Vec<&str> = text.lines().collect();
