@@ -220,7 +220,7 @@ impl Core {
             (true, false) => State::Resident,
             (false, _) => State::Evicted,
         };
-        let allocation = Allocation::new(deposit, owner, domain, state);
+        let allocation = Allocation::new(deposit, owner, domain, state, self.now);
         let id = self.allocations.insert(allocation, deposit.driver_data);
         match state {
             State::Evicted => self.remember_file(id.slot, deposit.file),

@@ -126,7 +126,11 @@ impl Records {
             owner: OwnerKey { pid, started, random },
         };
         // A process of another PID namespace cannot be looked for.
-        let look = || pid == 0 || started == 0 || kernel::started(pid) == Some(started);
+        let look = || {
+            pid == 0
+                || started == 0
+                || kernel::Start::of(pid).is_some_and(|start| start.ticks == started)
+        };
         let owner_lives = *lives.entry((pid, started)).or_insert_with(look);
         match code {
             NO_CODE => FormerLife::Live { record, owner_lives },
@@ -215,7 +219,7 @@ mod tests {
         let path = dir.path().join(RECORDS_NAME);
         let records = Records::create(&path, 8, None).unwrap();
         let pid = std::process::id();
-        let ours = record(pid, kernel::started(pid).unwrap());
+        let ours = record(pid, kernel::Start::of(pid).unwrap().ticks);
         let dead = record(pid, ours.owner.started + 1);
         records.live(id(1, 3), &ours);
         records.live(id(2, 4), &dead);

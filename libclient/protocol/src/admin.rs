@@ -17,7 +17,8 @@ pub use limits::{LimitChange, Limits, SetLimit};
 pub use metrics::{BUCKET_BOUNDS_US, Histogram, Journal, Metrics};
 pub use query::{Filter, Page, Query};
 pub use records::{
-    AccountRecord, AllocationRecord, AllocationState, ClientRecord, LeaseRecord, NO_OWN_FD,
+    AccountRecord, AllocationRecord, AllocationState, ClientRecord, LeaseRecord, NO_AGE, NO_OWN_FD,
+    OTHER_OWNER,
 };
 pub use status::{NodeStatus, Use};
 pub use takeover::{TakeoverOffer, TakeoverStep, step};

@@ -135,7 +135,7 @@ wire_enum! {
 /// The outcome of a request or of one item, 16 bytes on the wire. `code` 0 = OK.
 ///
 /// For `NO_QUOTA`: `resource` and `scope` name the cap, `value` is the cap ([`NO_CAP`]: a sum beyond all numbers), `pid` the process that
-/// holds most of it. For `OWNER_SILENT`: `value` is the owner's error code, 0 = it did not answer; `pid` is the owner's, told to its own
+/// holds most of it, told to its own domain alone. For `OWNER_SILENT`: `value` is the owner's error code, 0 = it did not answer; `pid` is the owner's, told to its own
 /// domain alone. For `UNSUPPORTED_FD`: `value` is an [`FdType`]. For a version refusal
 /// (`PROTOCOL` in answer to hello): `value` is the broker's version. For a request about objects: `value` and `pid` as the code says;
 /// `TIMED_OUT` in answer to a get: `value` is the index of a name that is not sealed, `pid` its maker, 0 = nobody. Otherwise 0.

@@ -4,6 +4,7 @@ mod args;
 
 pub use args::Args;
 
+use crate::admin::OWN_PART;
 use crate::by_name::connect;
 use crate::error::Result;
 use crate::records::objects::COLUMNS;
@@ -16,7 +17,8 @@ const PAGE: usize = 256;
 pub fn run(args: &Args) -> Result<()> {
     let Some(list) = List::new("objects", COLUMNS, &args.list)? else { return Ok(()) };
     let objects = connect(args.job)?;
-    list.print(|take| {
+    // Nobody is shown names of others.
+    list.print(OWN_PART, |take| {
         let mut page = Vec::with_capacity(PAGE);
         // For all pages: the reader of stdout may take its time.
         for info in objects.list(&args.prefix, Deadline::longest()) {
