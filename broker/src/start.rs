@@ -124,7 +124,7 @@ fn take_over(server: &mut Server, takeover: Takeover) -> Result<(), RunError> {
     takeover.confirm()?;
     let clients = server.take_place().map_err(os("start the liveness thread"))?;
     takeover.finish();
-    log::info!("{clients} clients were taken over");
+    log::info!("clients taken over: {clients}");
     Ok(())
 }
 

@@ -95,6 +95,7 @@ fn base() -> Setup {
         max_credits: 8,
         recall_timeout_us: 4_000,
         keep_ttl_us: 50_000,
+        object_ttl_us: 50_000,
         grace_us: 20_000,
         share_factor: u64::MAX,
         subordinate_uids: Default::default(),

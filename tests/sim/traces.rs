@@ -290,6 +290,7 @@ fn config() -> Config {
         max_credits: 2,
         recall_timeout_us: LONG_US,
         keep_ttl_us: LONG_US,
+        object_ttl_us: LONG_US,
         grace_us: LONG_US,
         share_factor: u64::MAX,
         subordinate_uids: Default::default(),

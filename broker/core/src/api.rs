@@ -675,6 +675,8 @@ pub struct Config {
     pub recall_timeout_us: u64,
     /// Time a kept allocation lives without its owner, in microseconds.
     pub keep_ttl_us: u64,
+    /// Longest time that a kept group of objects lives after its last use, in microseconds.
+    pub object_ttl_us: u64,
     /// Time that owners have to name their allocations again after a crash, in microseconds.
     pub grace_us: u64,
 }

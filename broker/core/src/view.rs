@@ -76,6 +76,8 @@ pub struct AllocationView {
     pub domain: DomainKey,
     /// It was registered with a virtual fd.
     pub virtual_fd: bool,
+    /// It is the memory of named objects.
+    pub named: bool,
     /// When it was registered or, after a crash, named again: within 2^17 us before.
     pub registered: Now,
     /// When it was granted last, or else registered; as exact.
@@ -264,6 +266,7 @@ impl Core {
             job: self.job_of_slot(slot).map(|job| self.clients.job_key(job)),
             domain: self.clients.domain_key(allocation.domain),
             virtual_fd: allocation.traits.has_virtual_fd(),
+            named: self.objects.has_group_in(slot),
             registered: allocation.registered.begin(),
             used: allocation.stamp.last_use().begin(),
         })

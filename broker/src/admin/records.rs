@@ -40,7 +40,8 @@ impl View<'_> {
 
     pub(crate) fn allocation_record(&self, view: &AllocationView) -> AllocationRecord {
         let recallable = if view.recallable { register_flags::RECALLABLE } else { 0 };
-        let flags = recallable | if view.keep { register_flags::KEEP } else { 0 };
+        let kept = if view.keep { register_flags::KEEP } else { 0 };
+        let flags = recallable | kept | if view.named { register_flags::NAMED } else { 0 };
         let files = self.files(view);
         let files_ms = match files.since_us {
             0 => u64::MAX,

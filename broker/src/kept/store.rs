@@ -114,6 +114,14 @@ impl KeptObjects {
         let room = manager.entries_left(kept_allocations + STORED_BESIDE_KEPT) / 2;
         let most = (kept_carriers(table_fds), kept_fds(table_fds));
         let most = (most.0.min(room), most.1);
+        if room == 0 {
+            log::warn!(
+                "the service manager's store has no room for kept objects, so every put that keeps is refused (kept_fds = 0): \
+                 it has {}, and {} are for kept allocations and the broker's own; raise FileDescriptorStoreMax",
+                manager.entries_left(0),
+                kept_allocations + STORED_BESIDE_KEPT,
+            );
+        }
         let table = match Table::open(&manager, log, ends, most, &mut found) {
             Ok(table) => Some(table),
             Err(error) => {

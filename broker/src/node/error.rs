@@ -28,7 +28,7 @@ pub enum ListenError {
     },
     /// Another broker serves this place.
     #[error(
-        "another broker serves {path}; end it first, or name another place with FDBROKER_SOCKET and FDBROKER_ADMIN_SOCKET"
+        "another broker serves {path}; end it first, take its place with --takeover, or name another place (--private DIR, or FDBROKER_SOCKET and FDBROKER_ADMIN_SOCKET)"
     )]
     InUse {
         /// Of its socket or lock.

@@ -12,6 +12,7 @@ use crate::readiness::Source;
 use crate::server::chores::Chore;
 use crate::server::parts::{Ending, Server};
 use fdbroker_core::{DomainKey, Input, Note};
+use fdbroker_protocol::Resource;
 use fdbroker_protocol::admin::EventKind;
 use mio::Events;
 use mio::event::Event;
@@ -38,6 +39,7 @@ impl Server {
             }
         }
         if ending != Ending::HandedOver {
+            self.log_lost_objects();
             self.say_goodbye();
         }
         Ok(())
@@ -57,11 +59,26 @@ impl Server {
         self.tell_of(&Note::of_node(EventKind::Started));
     }
 
+    /// Says what kept objects end with this broker, if any do: its log is the only place where that can be read afterwards.
+    fn log_lost_objects(&self) {
+        let now = |resource| self.core.totals().usage(resource).0;
+        let groups = now(Resource::KeptFds);
+        if groups == 0 || self.kept.is_there() {
+            return;
+        }
+        let (bytes, pinned) = (now(Resource::KeptBytes), now(Resource::PermanentBytes));
+        // What a job has put ends with the job: `fdbroker run` shows warnings.
+        log::info!(
+            "kept objects end with this broker: {groups} groups of {bytes} bytes, {pinned} bytes of them pinned; what \
+             keeps them is a broker that takes over (--takeover), or a service manager that stores fds"
+        );
+    }
+
     /// Says that it has ended, and what there was to do at most.
     pub fn log_end(&self) {
         let (visited, bound) = fdbroker_core::work::most();
         log::info!(
-            "ended; {} clients were connected; longest wake {} us, most records visited in a step {visited} of {bound}",
+            "ended; clients connected: {}; longest wake {} us, most records visited in a step {visited} of {bound}",
             self.connections.len(),
             self.waits.longest_wake_us(),
         );

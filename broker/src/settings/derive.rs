@@ -146,6 +146,9 @@ pub(crate) fn resolve_core(
     // Long enough for a job's next step to start, short against a forgotten buffer.
     let keep = given.limit(|it| it.keep_ttl_ms);
     let keep_ttl_ms = lines.pick("limits.keep_ttl_ms", keep, 60_000);
+    // Weights that are read on one day are there on the next; what is forgotten is charged to its user for a day.
+    let object = given.limit(|it| it.object_ttl_ms);
+    let object_ttl_ms = lines.pick("limits.object_ttl_ms", object, 86_400_000);
     // The library tries again after a second at most, and a rank in a debugger may take longer than any time.
     let grace = given.limit(|it| it.grace_ms);
     let grace_ms = lines.pick("limits.grace_ms", grace, 10_000);
@@ -166,6 +169,7 @@ pub(crate) fn resolve_core(
         max_credits,
         recall_timeout_us: recall_timeout_ms.saturating_mul(1000),
         keep_ttl_us: keep_ttl_ms.saturating_mul(1000),
+        object_ttl_us: object_ttl_ms.saturating_mul(1000),
         grace_us: grace_ms.saturating_mul(1000),
         share_factor: match mode {
             Mode::Private => NO_CAP,

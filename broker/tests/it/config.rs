@@ -30,6 +30,8 @@ fn check_config_when_good_then_every_value_with_its_origin() {
         "max_clients = 7  # file",
         "fds = 4000  # file",
         "recall_timeout_ms = 2000  # default",
+        "keep_ttl_ms = 60000  # default",
+        "object_ttl_ms = 86400000  # default",
         "base_credits = 3  # default",
         "mode = 0o666  # default",
     ] {

@@ -1,7 +1,7 @@
 //! The error set: one stable number each, on the wire, in Rust and in C, with its remedy. Must never
 //! reuse a number or change its meaning.
 
-use crate::resource::{NO_CAP, Resource, Scope};
+use crate::resource::{NO_CAP, Resource, Scope, Unit};
 use crate::table::wire_enum;
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
@@ -234,6 +234,20 @@ impl From<ErrorCode> for Status {
     }
 }
 
+/// A number of bytes, in the largest unit that says it exactly.
+struct WholeBytes(u64);
+
+impl std::fmt::Display for WholeBytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+        let powers = match self.0 {
+            0 => 0,
+            bytes => bytes.trailing_zeros() / 10,
+        };
+        write!(f, "{} {}", self.0 >> (10 * powers), UNITS[powers as usize])
+    }
+}
+
 impl std::fmt::Display for Status {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let code = match self.result() {
@@ -254,6 +268,10 @@ impl std::fmt::Display for Status {
                         f,
                         "NO_QUOTA: the user's share of the node cap {name}, {share} now, is used up"
                     )?,
+                    cap if resource.is_some_and(|it| it.unit() == Unit::Bytes) => {
+                        let cap = WholeBytes(cap);
+                        write!(f, "NO_QUOTA: the {scope} cap {name} = {cap} is full")?;
+                    }
                     cap => write!(f, "NO_QUOTA: the {scope} cap {name} = {cap} is full")?,
                 }
                 match self.pid.get() {
@@ -307,6 +325,10 @@ mod tests {
         let text = share.to_string();
         assert!(text.contains("the user's share of the node cap kept_bytes, 64 now, is"), "{text}");
         assert_eq!(share.scope(), Some(Scope::Domain));
+        for (cap, said) in [(1 << 20, "1 MiB"), (1500, "1500 B"), (0, "0 B"), (1 << 63, "8 EiB")] {
+            let bytes = Status::no_quota(Resource::KeptBytes, Scope::Node, cap, 0).to_string();
+            assert!(bytes.contains(&format!("cap kept_bytes = {said} is full; del")), "{bytes}");
+        }
         let clients = Status::no_quota(Resource::Connections, Scope::Domain, 2, 0).to_string();
         assert!(clients.contains("the domain cap connections = 2 is full; end"), "{clients}");
         for resource in Resource::ALL {

@@ -310,6 +310,8 @@ pub mod register_flags {
     pub const ALL: u8 = RECALLABLE | KEEP | VIRTUAL_FD;
     /// In a redeposit alone: its owner has ended it, and wants to hear when it is drained.
     pub const ENDED: u8 = 4;
+    /// In what administrators are shown alone: it is the memory of named objects.
+    pub const NAMED: u8 = 128;
 }
 
 /// An allocation named again by its owner after a crash of the broker, 184 bytes. No fd comes with it: the broker

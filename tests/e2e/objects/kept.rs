@@ -13,7 +13,7 @@ use nix::sys::signal::Signal;
 
 /// A broker under a service manager, which keeps for longer than any test takes.
 fn managed() -> Manager {
-    let mut manager = Manager::new(&["--set", "limits.keep_ttl_ms=600000"]);
+    let mut manager = Manager::new(&["--set", "limits.object_ttl_ms=600000"]);
     manager.start(&[]);
     manager
 }
@@ -178,6 +178,18 @@ fn pages_when_objects_are_kept_then_they_are_not_the_brokers() {
     let group = Group { size: LARGE as u64, ..flags(KEEP) };
     maker.put(&memory(&vec![1; LARGE]), &group, &[new("large")]);
     assert!(shared_kib() < before + (LARGE >> 10) / 4, "{before} KiB before");
+}
+
+#[test]
+fn terminate_when_kept_objects_end_with_the_broker_then_its_log_says_how_many() {
+    let mut broker = Broker::start();
+    let mut maker = Raw::connect(&broker.socket());
+    for (name, flags) in [("kept", KEEP), ("pinned", PIN), ("made", 0)] {
+        maker.put_bytes(name, &[1; 16], flags);
+    }
+    broker.terminate();
+    let log = broker.log();
+    assert!(log.contains("kept objects end with this broker: 2 groups of "), "{log}");
 }
 
 #[test]

@@ -80,7 +80,7 @@ pub struct Model {
     pub now: u64,
     pub domain: Caps,
     pub client_leases: u64,
-    pub keep_ttl_us: u64,
+    pub object_ttl_us: u64,
     /// The core had nothing left over before the step: then its charges are exact.
     pub was_idle: bool,
     /// Leases that others give back would let the request in: they are asked, and it is to ask again.
@@ -264,7 +264,7 @@ impl Model {
             let (Some(keep_us), true, false) = (it.keep_us, self.is_kept(it), it.pin) else {
                 continue;
             };
-            if it.used + keep_us.min(self.keep_ttl_us) > self.now {
+            if it.used + keep_us.min(self.object_ttl_us) > self.now {
                 continue;
             }
             match self.is_leased(group) {

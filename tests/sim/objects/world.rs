@@ -63,7 +63,7 @@ impl World {
         config.max_slots = 4096;
         config.max_parked_per_client = PARKED as u32;
         config.base_credits = 4;
-        config.keep_ttl_us = 15_000;
+        config.object_ttl_us = 15_000;
         if is_capped && rng.chance(500) {
             // Groups that may go make room for others, and nothing else is short.
             config.domain = Caps { kept_bytes: 4096 * rng.between(2, 4), ..Caps::NONE };
@@ -81,7 +81,7 @@ impl World {
         let model = Model {
             domain: config.domain,
             client_leases: config.client.open_leases,
-            keep_ttl_us: config.keep_ttl_us,
+            object_ttl_us: config.object_ttl_us,
             ..Model::default()
         };
         World {
@@ -119,7 +119,7 @@ impl World {
             self.feed(&Action::Gone { client })?;
         }
         self.rest()?;
-        self.advance(self.now + self.config.keep_ttl_us)?;
+        self.advance(self.now + self.config.object_ttl_us)?;
         self.rest()?;
         let pinned = self.model.groups.iter().filter(|group| self.model.is_kept(group)).count();
         let held = self.core.totals().gauges.stored_fds;

@@ -58,7 +58,8 @@ impl Target {
         match self.is_one {
             true => subject::no_allocation(&self.words),
             false => Error::NotFound(format!(
-                "no allocation is of {}; `fdbroker ls` lists all",
+                "no allocation is of {}; `fdbroker ls` lists all. Its leases of others' memory (`fdbroker holders`) can be closed by \
+                 itself alone: end it, or lower client.open_leases",
                 self.words
             )),
         }

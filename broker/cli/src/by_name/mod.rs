@@ -105,6 +105,9 @@ fn reason(error: &fdbroker_client::Error) -> String {
         Some(status) if error.code == ErrorCode::Version => {
             format!("VERSION: it has version {} now; look at it again", status.value)
         }
+        _ if error.code == ErrorCode::NotFound => {
+            "NOT_FOUND: no object has this name; `fdbroker objects` lists them".into()
+        }
         Some(status) => status.to_string(),
         None => error.to_string(),
     }

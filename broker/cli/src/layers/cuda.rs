@@ -46,7 +46,7 @@ pub fn find() -> Result<PathBuf> {
     let found = found.ok_or_else(|| {
         let here = here.map_or("its directory".into(), |here| here.display().to_string());
         Error::Other(format!(
-            "the CUDA layer is neither in {here}/{INSTALLED} nor beside the program; install it \
+            "the CUDA layer is neither {here}/{INSTALLED}/{LIBRARY} nor {here}/{LIBRARY}; install it \
              (systemd/install.sh), or build it: cargo build -p fdbroker-cuda-layer"
         ))
     })?;

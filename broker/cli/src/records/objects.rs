@@ -12,7 +12,7 @@ pub const COLUMNS: &[Column<ObjectInfo>] = &[
         Kind::Number,
         "VERSION",
         "version",
-        "given when it was sealed, above every version before; none while it is in the making",
+        "given when it was sealed, above every version before; a broker that has started anew goes on far above them; none while it is in the making",
         |it| match it.version {
             0 => Value::None("-"),
             version => Value::Number(version),

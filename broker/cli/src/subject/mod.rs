@@ -12,6 +12,7 @@ use fdbroker_protocol::admin::{AccountRecord, AllocationRecord, ClientRecord};
 use fdbroker_protocol::handle::HANDLE_BYTES;
 use fdbroker_protocol::{AllocationId, Handle, VirtualFd};
 use fdbrokerd::schedulers::is_job_name;
+use nix::unistd::User;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
@@ -45,7 +46,8 @@ impl FromStr for Subject {
             return number(pid).map(Subject::Pid);
         }
         if let Some(uid) = text.strip_prefix("uid:") {
-            return number(uid).map(Subject::Uid);
+            let named = || User::from_name(uid).ok().flatten().map(|user| user.uid.as_raw());
+            return number(uid).or_else(|why| named().ok_or(why)).map(Subject::Uid);
         }
         if is_job_name(text) || text.starts_with(JOB_PREFIX) {
             return Ok(Subject::Job(text.to_owned()));
@@ -55,6 +57,11 @@ impl FromStr for Subject {
         }
         if let Some(fd) = text.parse().ok().and_then(VirtualFd::new) {
             return Ok(Subject::VirtualFd(fd));
+        }
+        if text.parse::<u32>().is_ok() {
+            return Err(format!(
+                "`{text}` may be a process or a user: write pid:{text} or uid:{text}"
+            ));
         }
         text.parse().map(Subject::Allocation).map_err(|_| {
             format!("`{text}` is none of: a handle (128 hex digits), SLOT.GENERATION such as 12.3, a virtual fd (from 2^30), pid:N, uid:N, job:NAME")

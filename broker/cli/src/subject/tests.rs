@@ -33,6 +33,7 @@ fn keys_of_when_two_jobs_have_one_name_then_both_and_by_its_key_one() {
 fn subject_when_each_form_then_parsed() {
     assert_eq!("pid:7".parse(), Ok(Subject::Pid(7)));
     assert_eq!("uid:1000".parse(), Ok(Subject::Uid(1000)));
+    assert_eq!("uid:root".parse(), Ok(Subject::Uid(0)));
     for name in
         ["slurm:4711", "flux:f1", "job:slurm:4711", "job:00000000000000ab", "unit:x.service"]
     {
@@ -51,6 +52,8 @@ fn subject_when_nonsense_then_the_forms_are_named() {
     for text in ["", "x", "12", "pid:x", "é", &"zz".repeat(64), &"00".repeat(64)] {
         assert!(text.parse::<Subject>().is_err(), "{text}");
     }
+    let error = "4818".parse::<Subject>().expect_err("no subject");
+    assert!(error.contains("pid:4818"), "{error}");
     let error = "x".parse::<Subject>().expect_err("no subject");
     assert!(error.contains("SLOT.GENERATION"), "{error}");
 }

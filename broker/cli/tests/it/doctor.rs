@@ -54,6 +54,9 @@ fn doctor_when_there_is_no_broker_then_warn_with_how_to_start_one_and_exit_5() {
     let (verdict, remedy) = check(&report, "client's socket");
     assert_eq!(verdict, "warn");
     assert!(remedy.is_some_and(|remedy| remedy.contains("fdbroker run")));
+    let output = fdbroker(&["doctor"]).env("FDBROKER_SOCKET", "/nowhere/broker.sock").output();
+    let text = String::from_utf8(output.expect("the command starts").stdout).expect("UTF-8");
+    assert!(text.ends_with(" fail; no broker serves this user\n"), "{text}");
 }
 
 /// The client's socket at `path` fails, exit status 5, and what to do has `remedy` in it.

@@ -78,6 +78,94 @@ fn put_and_pin_when_the_broker_is_private_then_said_once_that_nothing_outlives_i
 }
 
 #[test]
+fn put_when_it_asks_for_more_time_than_the_broker_allows_then_said_and_in_json() {
+    let dir = TestDir::new("objects-cut");
+    let output = script(
+        &dir,
+        "echo x > f; $F put a f --keep=2h --json; $F put b f --keep=2d --json; $F put c f --keep=2h; $F put d f --keep=2d",
+    );
+    let text = stdout(&output);
+    let of = |line: &str| -> (f64, bool) {
+        let made: serde_json::Value = serde_json::from_str(line).expect("JSON");
+        (made["ttl_seconds"].as_f64().expect("a time"), made["ttl_is_cut"] == true)
+    };
+    let made: Vec<_> = text.lines().take(2).map(of).collect();
+    assert!(made[0].0 > 3600.0 && !made[0].1, "{made:?}: two hours are allowed");
+    assert!(made[1].0 > 3600.0 && made[1].1, "{made:?}");
+    let says = end(&output).1;
+    assert_eq!(says.matches("the most that the broker allows (limits.object_ttl_ms").count(), 1);
+}
+
+#[test]
+fn get_when_several_or_what_their_names_begin_with_then_each_is_a_file_of_a_folder() {
+    let dir = TestDir::new("objects-several");
+    let output = script(
+        &dir,
+        "printf one > a.bin; printf two > b.bin; $F put m/ a.bin b.bin > /dev/null; printf three | $F put m/sub/c - > /dev/null
+         $F get m/ -O new/folder; cat new/folder/a.bin new/folder/b.bin new/folder/sub/c; echo
+         $F get m/sub/c m/a.bin -O two --json | tail -n 1; cat two/c two/a.bin; echo
+         mkdir here; $F get m/a.bin -O here; cat here/a.bin; echo
+         $F get x/ -O none && exit 9 || test $? = 4; test ! -e none
+         $F get m/a.bin nope -O none && exit 9 || test $? = 4; test ! -e none
+         echo x | $F put m/../y - > /dev/null; $F get m/ -O none && exit 9 || test $? = 2; test ! -e none",
+    );
+    let text = stdout(&output);
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], "m/a.bin  version 1  3 B", "{text}");
+    assert_eq!(lines[3], "onetwothree", "{text}");
+    let last: serde_json::Value = serde_json::from_str(lines[4]).expect("JSON");
+    assert_eq!((&last["name"], &last["version"]), (&"m/a.bin".into(), &1.into()), "{text}");
+    assert_eq!(lines[5..], ["threeone", "one"], "{text}");
+}
+
+#[test]
+fn pin_when_one_of_a_group_is_named_then_said_that_all_are_pinned() {
+    let dir = TestDir::new("objects-group-pin");
+    let output = script(
+        &dir,
+        "echo x > f; echo y > g; $F put m/ f g > /dev/null 2>&1; $F pin m/f; $F pin m/f m/g --unpin; $F rm m/g nope && exit 9 || test $? = 4; $F pin m/f",
+    );
+    assert_eq!(
+        stdout(&output),
+        "m/f pinned\nm/f unpinned\nm/g unpinned\nm/g removed\nm/f pinned\n"
+    );
+    let says = end(&output).1;
+    let of_group = "m/f is of a group of 2 names (1 given here): all of them are pinned";
+    assert_eq!(
+        (says.matches(of_group).count(), says.matches("of a group").count()),
+        (1, 1),
+        "{says}"
+    );
+    assert!(
+        says.contains("nope: NOT_FOUND: no object has this name; `fdbroker objects`"),
+        "{says}"
+    );
+}
+
+#[test]
+fn put_when_it_replaces_a_pinned_version_without_a_pin_then_said_and_in_json() {
+    let dir = TestDir::new("objects-unpinned");
+    let output = script(
+        &dir,
+        "echo x > f; $F put a f --pin > /dev/null; $F put a f --replace --json; $F put a f --replace --json
+         $F pin a > /dev/null; $F put a f --replace --pin --json; $F ls -no ALLOCATION
+         $F put a f --replace > /dev/null",
+    );
+    let text = stdout(&output);
+    let lines: Vec<&str> = text.lines().collect();
+    let made =
+        |line: usize| -> serde_json::Value { serde_json::from_str(lines[line]).expect("JSON") };
+    assert_eq!([0, 1, 2].map(|line| made(line)["pin_is_lost"] == true), [true, false, false]);
+    assert_eq!(made(2)["group"], lines[3], "{text}");
+    let says = end(&output).1;
+    assert_eq!(
+        says.matches("the replaced version was pinned, this one is not").count(),
+        1,
+        "{says}"
+    );
+}
+
+#[test]
 fn put_when_a_name_is_in_use_then_1_and_how_to_replace_it() {
     let dir = TestDir::new("objects-exists");
     let output = script(
@@ -87,6 +175,19 @@ fn put_when_a_name_is_in_use_then_1_and_how_to_replace_it() {
     assert_eq!(stdout(&output), "a  version 1  4 B\none\na  version 2  4 B\ntwo\n");
     let stderr = end(&output).1;
     assert!(stderr.contains("a: EXISTS") && stderr.contains("--replace"), "{stderr}");
+}
+
+#[test]
+fn audit_when_nobody_reads_kept_and_pinned_objects_then_no_finding() {
+    let dir = TestDir::new("objects-audit");
+    let output = script(
+        &dir,
+        "echo x > f; $F put a f > /dev/null; $F put m/ f --pin > /dev/null; $F ls -no OWNER; $F audit --json",
+    );
+    let text = stdout(&output);
+    let json = text.strip_prefix("gone\ngone\n").expect("two allocations without an owner");
+    let json: serde_json::Value = serde_json::from_str(json).expect("JSON");
+    assert_eq!(json["findings"], serde_json::json!([]), "{json}");
 }
 
 #[test]
@@ -117,6 +218,19 @@ fn get_when_somebody_makes_it_meanwhile_then_it_waits_and_has_it() {
 }
 
 #[test]
+fn get_when_its_reader_is_slow_then_its_lease_lasts_until_the_last_byte() {
+    let dir = TestDir::new("objects-slow");
+    // More than a pipe holds.
+    let output = script(
+        &dir,
+        "head -c 1000000 /dev/zero > f; $F put a f > /dev/null
+         $F get a | { head -c 1 > /dev/null; $F objects -no LEASES; $F holders -no NAME; cat > /dev/null; }
+         $F objects -no LEASES",
+    );
+    assert_eq!(stdout(&output), "1\nfdbroker\n0\n");
+}
+
+#[test]
 fn put_when_used_wrongly_then_2_and_nothing_is_made() {
     let long = "x".repeat(256);
     let text = "x".repeat(4097);
@@ -132,6 +246,10 @@ fn put_when_used_wrongly_then_2_and_nothing_is_made() {
         &["put", "a", "-", "--pin", "--keep"],
         &["get", ""],
         &["get", "a", "--meta", "--json"],
+        &["get", "a", "b"],
+        &["get", "m/"],
+        &["get", "a", "b", "-O", "folder", "--meta"],
+        &["put", "w1", "FILE", "--keep", "2h"],
         &["rm"],
         &["rm", "a", "b", "--version", "1"],
         &["rm", "a", "--version", "0"],

@@ -32,7 +32,7 @@ pub struct Create<'a> {
     pub of_job: bool,
     /// Other objects may have the names; they lose them when the group is sealed.
     pub replace: bool,
-    /// It outlives its creator, for so many us after its last use; at most [`Config::keep_ttl_us`](crate::Config).
+    /// It outlives its creator, for so many us after its last use; at most [`Config::object_ttl_us`](crate::Config).
     pub keep_us: Option<u64>,
     /// It ends neither by time nor to make room.
     pub pin: bool,

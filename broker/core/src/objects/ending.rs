@@ -155,7 +155,7 @@ impl Core {
     /// When a kept group ends if nobody uses it.
     pub(super) fn until(&self, group: &Group) -> Option<Now> {
         let keep_us = group.keep_us.filter(|_| group.is_kept && !group.pin)?;
-        Some(group.used.after(keep_us.min(self.config.keep_ttl_us)))
+        Some(group.used.after(keep_us.min(self.config.object_ttl_us)))
     }
 
     /// The time of a kept group may be over: it has been used since, or is leased, or it ends.

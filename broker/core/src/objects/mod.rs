@@ -78,6 +78,11 @@ impl Objects {
     pub fn keeps(&self, slot: u32) -> bool {
         self.groups.in_slot(slot).is_some_and(|group| group.is_kept)
     }
+
+    /// Whether the allocation in a slot is the memory of a group.
+    pub fn has_group_in(&self, slot: u32) -> bool {
+        self.groups.in_slot(slot).is_some()
+    }
 }
 
 impl Core {

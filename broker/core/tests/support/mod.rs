@@ -21,6 +21,7 @@ pub fn roomy() -> Config {
         max_credits: MAX_BATCH as u32,
         recall_timeout_us: 100_000,
         keep_ttl_us: 1_000_000,
+        object_ttl_us: 1_000_000,
         grace_us: 1_000_000,
         share_factor: u64::MAX,
         subordinate_uids: SubordinateUids::default(),

@@ -96,6 +96,8 @@ sections! {
         recall_timeout_ms: u64,
         /// Time a kept allocation lives without its owner, ms.
         keep_ttl_ms: u64,
+        /// Longest time a kept named object lives after its last use, ms.
+        object_ttl_ms: u64,
         /// Time that owners have after a crash of the broker to name their allocations again, ms.
         grace_ms: u64,
         /// Time a new connection has for its hello, ms.

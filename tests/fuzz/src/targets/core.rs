@@ -63,6 +63,7 @@ pub fn config(bytes: &mut Bytes<'_>) -> Config {
         max_credits: 1 + u32::from(bytes.u8() & 7),
         recall_timeout_us: 1000,
         keep_ttl_us: 3000,
+        object_ttl_us: 3000,
         grace_us: 2000,
         share_factor: 8,
         subordinate_uids: Default::default(),

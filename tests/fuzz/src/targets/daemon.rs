@@ -31,6 +31,7 @@ const SETTINGS: &[&str] = &[
     "limits.max_parked_per_client=3",
     "limits.recall_timeout_ms=20",
     "limits.keep_ttl_ms=1",
+    "limits.object_ttl_ms=1",
     "limits.grace_ms=1",
     "limits.max_refused_per_domain=4",
 ];

@@ -37,6 +37,7 @@ static CORE: LazyLock<Core> = LazyLock::new(|| {
         max_credits: 1,
         recall_timeout_us: 1,
         keep_ttl_us: 1,
+        object_ttl_us: 1,
         grace_us: 1,
         share_factor: 8,
         subordinate_uids: Default::default(),

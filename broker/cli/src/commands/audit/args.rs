@@ -14,7 +14,8 @@ Findings:
   in_flight      fds lie unread in a socket, other than a connection to the broker: of a client, or of another process if a
                  client has sent them, or nobody has the other end and the process is of a client's user and job
   forgotten      a client has a lease, but neither an fd nor a mapping
-  orphan         memory that was kept after the end of its owner, and that nobody has a lease of
+  orphan         memory that was kept after the end of its owner, and that nobody has a lease of; named
+                 objects, which need no owner, are none (`fdbroker objects --filter 'LEASES == 0'` lists those that nobody reads)
   pinned         ended memory that a process still leases: for more than a minute, or it is stopped or does not answer the broker
   ended_copy     a process has an fd or a mapping of memory that has ended, and no lease
   ended_unheld   a dma-buf that has ended and that no process has: an import, a ring or a message keeps it

@@ -71,7 +71,7 @@ fn orphans(book: &Book<'_>, found: &mut Vec<Finding>) {
     let is_one = |allocation: &Allocation| {
         use AllocationState::{Evicted, Held, Recalling, Resident};
         let lives = matches!(allocation.state, Held | Resident | Evicted | Recalling);
-        lives && allocation.owner_gone && allocation.leases == 0
+        lives && allocation.owner_gone && allocation.leases == 0 && !allocation.named
     };
     let mut all: Vec<_> = book.look.after.allocations.iter().collect();
     all.retain(|(id, after)| {

@@ -46,6 +46,8 @@ pub struct Allocation {
     pub files: Files,
     /// It outlives its owner.
     pub keep: bool,
+    /// It is the memory of named objects, which need no owner.
+    pub named: bool,
     /// 0 if the owner is gone, or in a PID namespace that the broker cannot see.
     pub owner_pid: u32,
     pub owner_gone: bool,
@@ -162,6 +164,7 @@ impl Ledger {
             fd,
             files,
             keep: record.flags & register_flags::KEEP != 0,
+            named: record.flags & register_flags::NAMED != 0,
             owner_pid: if record.owner_gone == 0 { record.owner_pid.get() } else { 0 },
             owner_gone: record.owner_gone != 0,
             owner_uid: Some(record.owner_uid.get()).filter(|uid| *uid != NOBODYS_UID),

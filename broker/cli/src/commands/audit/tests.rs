@@ -35,6 +35,7 @@ fn allocation(kind: MemoryKind) -> Allocation {
         fd: Some(5),
         files: Files { numbers: [INODE, 0, 0, 0], known_ms: u64::MAX },
         keep: false,
+        named: false,
         owner_pid: OWNER,
         owner_gone: false,
         owner_uid: Some(1000),
@@ -435,6 +436,16 @@ fn judge_when_the_owner_is_gone_then_orphan_until_somebody_has_a_lease() {
     assert!(world.found().contains(&(Kind::Kept, Some(STRANGER), vec![6])));
     world.both(|ledger| ledger.allocations.get_mut(&id(0)).expect("there").leases = 1);
     assert_eq!(world.found(), [(Kind::Kept, Some(STRANGER), vec![6])]);
+}
+
+#[test]
+fn judge_when_nobody_reads_a_named_object_whose_maker_is_gone_then_no_finding() {
+    let mut world = World::new(MemoryKind::Memfd);
+    world.both(|ledger| {
+        let allocation = ledger.allocations.get_mut(&id(0)).expect("there");
+        (allocation.owner_gone, allocation.owner_pid, allocation.named) = (true, 0, true);
+    });
+    assert_eq!(world.found(), []);
 }
 
 #[test]

@@ -49,13 +49,13 @@ pub fn run(args: Args) -> Result<u8> {
     let mut out = Output::stdout();
     match args.json {
         true => out.json_line(&report)?,
-        false => print(&report, &mut out)?,
+        false => print(&report, is_served, &mut out)?,
     }
     out.finish()?;
     Ok(if report.fail > 0 || !is_served { exit::FINDINGS } else { exit::OK })
 }
 
-fn print(report: &Report, out: &mut Output) -> Result<()> {
+fn print(report: &Report, is_served: bool, out: &mut Output) -> Result<()> {
     let is_coloured = colour_wanted(std::io::stdout().is_terminal());
     let width = |text: fn(&Check) -> &str| {
         report.checks.iter().map(|check| text(check).len()).max().unwrap_or_default()
@@ -75,5 +75,6 @@ fn print(report: &Report, out: &mut Output) -> Result<()> {
         }
         out.text(&format!("  {area}, {name}: {remedy}\n"))?;
     }
-    out.text(&format!("\n{} ok, {} warn, {} fail\n", report.ok, report.warn, report.fail))
+    let unserved = if is_served { "" } else { "; no broker serves this user" };
+    out.text(&format!("\n{} ok, {} warn, {} fail{unserved}\n", report.ok, report.warn, report.fail))
 }

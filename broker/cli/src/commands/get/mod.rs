@@ -1,13 +1,14 @@
 //! `fdbroker get`: writes the bytes of an object. Must never write bytes of two versions, nor bytes that a terminal would obey.
 
 mod args;
+mod several;
 
 pub use args::Args;
 
 use crate::by_name::connect;
 use crate::error::{Context, Error, Result};
-use crate::output::{Output, write_error};
-use fdbroker_client::{Deadline, Object};
+use crate::output::{Output, human_size, printable, write_error};
+use fdbroker_client::{Deadline, Object, Objects};
 use fdbroker_protocol::ErrorCode;
 use serde::Serialize;
 use std::fs::File;
@@ -26,20 +27,51 @@ struct GotView<'a> {
     metadata: Option<&'a str>,
 }
 
+impl<'a> GotView<'a> {
+    fn of(object: &'a Object) -> Self {
+        GotView {
+            name: object.name(),
+            version: object.version(),
+            size_bytes: object.len(),
+            kind: object.kind().name(),
+            metadata_bytes: object.metadata().len(),
+            metadata: std::str::from_utf8(object.metadata()).ok(),
+        }
+    }
+}
+
 /// Bytes copied at a time from memory that is not mapped for the CPU.
 const PIECE_BYTES: usize = 1 << 20;
 
 pub fn run(args: &Args) -> Result<()> {
-    let to_file = args.output.as_deref().filter(|path| *path != Path::new("-"));
-    if to_file.is_none() && args.output.is_some() && args.json {
-        let what = "-O - and --json both write to standard output";
-        return Err(Error::Usage(format!("{what}; name a file")));
+    let is_several = several::is_meant(&args.names);
+    let to = args.output.as_deref().filter(|path| *path != Path::new("-"));
+    let wrong = match (is_several, args.meta, to) {
+        (true, true, _) => Some("metadata is that of one NAME; name one object"),
+        (true, _, None) => Some("several objects need a folder; name one: -O DIR"),
+        (false, _, None) if args.output.is_some() && args.json => {
+            Some("-O - and --json both write to standard output; name a file")
+        }
+        _ => None,
+    };
+    if let Some(wrong) = wrong {
+        return Err(Error::Usage(wrong.into()));
     }
-    let object = connect(args.job)?.get(&args.name, Deadline::after(args.timeout))?;
-    if let Some(path) = to_file {
-        let writing = || format!("write {}", path.display());
-        let mut file = File::create(path).context(writing)?;
-        write(&object, args.meta, &mut |bytes| file.write_all(bytes).context(writing))?;
+    // The broker takes the leases back from a client that has gone.
+    let objects = connect(args.job)?;
+    if let Some(folder) = to.filter(|_| is_several) {
+        return into_folder(&objects, args, folder);
+    }
+    let name = &args.names[0];
+    let object =
+        objects.get(name, Deadline::after(args.timeout)).map_err(|error| unhad(name, error))?;
+    if let Some(path) = to {
+        // As cp does it.
+        let path = match path.is_dir() {
+            true => path.join(several::base_name(name)?),
+            false => path.to_owned(),
+        };
+        to_file(&object, args.meta, &path)?;
     } else if !args.json {
         to_stdout(&object, args.meta)?;
     }
@@ -47,15 +79,44 @@ pub fn run(args: &Args) -> Result<()> {
         return Ok(());
     }
     let mut out = Output::stdout();
-    out.json_line(&GotView {
-        name: object.name(),
-        version: object.version(),
-        size_bytes: object.len(),
-        kind: object.kind().name(),
-        metadata_bytes: object.metadata().len(),
-        metadata: std::str::from_utf8(object.metadata()).ok(),
-    })?;
+    out.json_line(&GotView::of(&object))?;
     out.finish()
+}
+
+/// Several objects of one moment, each to a file of its own.
+fn into_folder(objects: &Objects, args: &Args, folder: &Path) -> Result<()> {
+    let got = several::get(objects, &args.names, args.timeout)?;
+    let mut out = Output::stdout();
+    for (object, file) in &got {
+        let path = folder.join(file);
+        let parent = path.parent().unwrap_or(folder);
+        std::fs::create_dir_all(parent).context(|| format!("make {}", parent.display()))?;
+        to_file(object, false, &path)?;
+        if args.json {
+            out.json_line(&GotView::of(object))?;
+        } else {
+            let (name, size) = (printable(object.name()), human_size(object.len() as u64));
+            out.text(&format!("{name}  version {}  {size}\n", object.version()))?;
+        }
+    }
+    out.finish()
+}
+
+/// Why an object cannot be had, with what to do about it here.
+fn unhad(name: &str, error: fdbroker_client::Error) -> Error {
+    match error.code {
+        ErrorCode::NotFound => Error::NotFound(format!(
+            "{}: NOT_FOUND: no object has this name; `fdbroker objects` lists them, --timeout 30s waits until it is made",
+            printable(name)
+        )),
+        _ => error.into(),
+    }
+}
+
+fn to_file(object: &Object, is_metadata: bool, path: &Path) -> Result<()> {
+    let writing = || format!("write {}", path.display());
+    let mut file = File::create(path).context(writing)?;
+    write(object, is_metadata, &mut |bytes| file.write_all(bytes).context(writing))
 }
 
 fn to_stdout(object: &Object, is_metadata: bool) -> Result<()> {

@@ -14,8 +14,9 @@ see either all of the old ones or all of the new ones. The memory goes when the 
 another `put --replace`) and its last reader has given it back.
 
 How long they stay: this command ends at once, so it keeps what it makes. Without more they end when nobody has used them for
-as long as the broker allows (limits.keep_ttl_ms); --keep=TTL is a shorter time, --pin is until somebody removes or unpins
-them. They end with a broker of `fdbroker run`, which `put` says, and stay through an upgrade of the service.
+as long as the broker allows (limits.object_ttl_ms, a day unless set); --keep=TTL is a shorter time, --pin is until somebody
+removes or unpins them. They end with a broker of `fdbroker run`, or one started by hand, which `put` says, and stay through an
+upgrade of the service.
 
 Examples:
   fdbroker put model/a weights.bin

@@ -6,7 +6,7 @@ mod input;
 
 pub use args::Args;
 
-use crate::by_name::{connect, name, say_ends_with_broker, soon};
+use crate::by_name::{connect, name, say_ends_with_broker, soon, time};
 use crate::error::{Error, Result};
 use crate::output::{Output, human_size, human_time, printable, say};
 use fdbroker_client::{Deadline, ErrorCode, NewObject, ObjectOptions, Place};
@@ -14,15 +14,21 @@ use fdbroker_protocol::limits::MAX_GROUP;
 use input::Input;
 use serde::Serialize;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What was made, in JSON.
 #[derive(Serialize)]
 struct PutView<'a> {
     version: u64,
     ttl_seconds: Option<f64>,
+    /// The broker does not allow the time that was asked for.
+    ttl_is_cut: bool,
+    /// A version that was replaced was pinned, and this one is not.
+    pin_is_lost: bool,
     pinned: bool,
     ends_with_broker: bool,
+    /// As in `objects`; `None`: another put has replaced it already.
+    group: Option<String>,
     objects: Vec<MadeView<'a>>,
 }
 
@@ -57,25 +63,44 @@ pub fn run(args: &Args) -> Result<()> {
         evictable: args.evictable,
         ..ObjectOptions::default()
     };
+    let former = match args.replace && !args.pin {
+        true => objects.stat_many(&names, soon())?,
+        false => Vec::new(),
+    };
+    let pin_is_lost = former.iter().flatten().any(|info| info.pinned);
     let group = objects.create(&members, Place::Host, options, Deadline::after(PATIENCE));
     let mut group = group.map_err(|error| explained(error, &names))?;
     for (index, input) in inputs.iter_mut().enumerate() {
         input.read_into(group.bytes_mut(index)?)?;
     }
     let ends_with_broker = group.ends_with_broker();
+    let before_seal = Instant::now();
     let version = group.seal(Deadline::after(PATIENCE));
     let version = version.map_err(|failed| explained(failed.error, &names))?;
     // What the broker made of the time that was asked for. Another put may have replaced it.
     let info = objects.stat(&names[0], soon()).ok().filter(|info| info.version == version);
-    let ttl = info.and_then(|info| info.ttl_left);
+    let ttl = info.as_ref().and_then(|info| info.ttl_left);
+    let group = info.map(|info| info.id.to_string());
+    // The time counts from the seal.
+    let passed = before_seal.elapsed() + Duration::from_millis(1);
+    let ttl_is_cut = ttl.zip(args.keep).is_some_and(|(ttl, wanted)| wanted > ttl + passed);
 
     let each = names.iter().zip(&inputs);
     let made: Vec<MadeView<'_>> =
         each.map(|(name, input)| MadeView { name, size_bytes: input.size_bytes() }).collect();
     let mut out = Output::stdout();
     if args.json {
-        let (ttl_seconds, pinned) = (ttl.map(|it| it.as_secs_f64()), args.pin);
-        out.json_line(&PutView { version, ttl_seconds, pinned, ends_with_broker, objects: made })?;
+        let ttl_seconds = ttl.map(|it| it.as_secs_f64());
+        out.json_line(&PutView {
+            version,
+            ttl_seconds,
+            ttl_is_cut,
+            pin_is_lost,
+            pinned: args.pin,
+            ends_with_broker,
+            group,
+            objects: made,
+        })?;
     } else {
         for it in &made {
             let (name, size) = (printable(it.name), human_size(it.size_bytes));
@@ -83,8 +108,13 @@ pub fn run(args: &Args) -> Result<()> {
         }
     }
     out.finish()?;
+    if pin_is_lost && !args.json {
+        say!(
+            "fdbroker: the replaced version was pinned, this one is not (put --pin, or `fdbroker pin`)"
+        );
+    }
     if let Some(ttl) = ttl.filter(|_| !args.json) {
-        say_how_long(ttl, args.keep);
+        say_how_long(ttl, args.keep, ttl_is_cut);
     }
     // Whoever asked for no time expects none.
     if ends_with_broker && (args.pin || args.keep.is_some()) {
@@ -94,16 +124,16 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 /// Says what the user did not ask for.
-fn say_how_long(ttl: Duration, wanted: Option<Duration>) {
+fn say_how_long(ttl: Duration, wanted: Option<Duration>, is_cut: bool) {
     // As it was when the group was sealed.
     let ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX).saturating_add(1);
     let time = human_time(if ms < 1000 { ms } else { ms.div_ceil(1000).saturating_mul(1000) });
     match wanted {
         None => say!(
-            "fdbroker: it stays for {time} after its last use; --keep=TTL makes that shorter, --pin makes it stay"
+            "fdbroker: kept for {time} after the last use; --keep=TTL makes that shorter, --pin makes it stay"
         ),
-        Some(wanted) if wanted > ttl + Duration::from_secs(1) => say!(
-            "fdbroker: it stays for {time} after its last use, the most that the broker allows (limits.keep_ttl_ms); --pin makes it stay"
+        Some(_) if is_cut => say!(
+            "fdbroker: kept for {time} after the last use, the most that the broker allows (limits.object_ttl_ms of the daemon); --pin makes it stay"
         ),
         Some(_) => {}
     }
@@ -117,7 +147,11 @@ fn explained(error: fdbroker_client::Error, names: &[String]) -> Error {
             "{}: EXISTS: an object has this name, or is being made under it; remove it (`fdbroker rm`), or take its place with --replace",
             printable(name)
         )),
-        _ => error.into(),
+        // Whether it was in making or sealing them is of no use to anybody.
+        _ => match error.status.filter(|_| error.code == ErrorCode::NoQuota) {
+            Some(status) => Error::Other(format!("nothing is put: {status}")),
+            None => error.into(),
+        },
     }
 }
 
@@ -129,6 +163,7 @@ fn names(args: &Args) -> Result<Vec<String>> {
             args.files.len()
         )));
     }
+    check_keep(args)?;
     let is_prefix = args.name.ends_with('/');
     if args.files.len() > 1 && !is_prefix {
         let what = "with several files NAME is what their names begin with";
@@ -148,6 +183,18 @@ fn names(args: &Args) -> Result<Vec<String>> {
     match sorted.windows(2).find(|two| two[0] == two[1]) {
         Some(two) => Err(Error::Usage(format!("two files would be called {}", two[0]))),
         None => Ok(names),
+    }
+}
+
+/// A bare --keep takes no time, so a time after a blank would be a file.
+fn check_keep(args: &Args) -> Result<()> {
+    let is_bare = args.keep == Some(Duration::ZERO);
+    let is_time = |text: &&str| time(text).is_ok() && !Path::new(text).exists();
+    match args.files.iter().filter_map(|file| file.to_str()).find(is_time) {
+        Some(text) if is_bare => Err(Error::Usage(format!(
+            "`{text}` is taken for a FILE, and there is none; write --keep={text}"
+        ))),
+        _ => Ok(()),
     }
 }
 
@@ -188,6 +235,8 @@ mod tests {
 
     #[test]
     fn names_when_they_cannot_be_told_apart_then_usage() {
+        let error = names_of(&["w1", "FILE", "--keep", "2h"]).expect_err("a time is no file");
+        assert!(error.to_string().contains("write --keep=2h"), "{error}");
         for words in [&["a", "b", "c"][..], &["m/", "x/a", "y/a"], &["m/", "-"], &["m/", ".."]] {
             let error = names_of(words).expect_err("refused");
             assert_eq!(error.exit_status(), crate::error::exit::USAGE, "{error}");
