@@ -129,6 +129,10 @@ pub const RESERVED_LOOKS_PER_STEP: usize = 4096;
 /// Most objects in the making under one name: replacers of a name wait for each other seldom.
 pub const MAKERS_PER_NAME: usize = 16;
 
+/// The largest cap of `metadata_bytes` for the node: what the daemon's table of kept objects has room for beside what it says of
+/// each group, so that a domain's share of the cap is its share of the table.
+pub const MOST_METADATA_BYTES: u64 = (1 << 30) - (16 << 20);
+
 /// Most objects of ended groups that are taken off the names in one step: some 50 us.
 pub const MEMBERS_SWEPT_PER_STEP: usize = 256;
 
