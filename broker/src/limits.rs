@@ -76,6 +76,9 @@ pub const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 /// for all that end meanwhile.
 pub const TRIM_PAUSE: Duration = Duration::from_secs(1);
 
+/// Names of objects whose end is worth it, some 4 MiB.
+pub const NAMES_WORTH_A_TRIM: u64 = 16 << 10;
+
 /// Most groups of a client that are asked for (SO_PEERGROUPS): 4 KiB. Site directories give users some hundred; of a process with
 /// more, only the first group counts.
 pub const PEER_GROUPS: usize = 1024;

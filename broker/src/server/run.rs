@@ -12,6 +12,7 @@ use crate::readiness::Source;
 use crate::server::chores::Chore;
 use crate::server::parts::{Ending, Server};
 use fdbroker_core::{DomainKey, Input, Note};
+use fdbroker_protocol::Resource;
 use fdbroker_protocol::admin::EventKind;
 use mio::Events;
 use mio::event::Event;
@@ -97,6 +98,7 @@ impl Server {
         if self.schedule.begin_chore(self.connections.turns().is_empty()) {
             self.do_a_chore();
         }
+        self.trim.note_names(self.core.now_in_node(Resource::ObjectNames), self.now);
         self.trim.run(self.now);
         self.expire_handshakes();
         self.kept.drop_urgent(&mut self.fds);
