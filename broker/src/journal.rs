@@ -102,7 +102,7 @@ impl Journal {
     }
 
     fn count_refusal(&mut self, status: &Status) {
-        let scope = Scope::from_number(status.scope);
+        let scope = status.scope();
         let resource = Resource::from_number(status.resource);
         if let (Err(ErrorCode::NoQuota), Some(scope), Some(resource)) =
             (status.result(), scope, resource)

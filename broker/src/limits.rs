@@ -107,6 +107,20 @@ pub const ADMIN_IDLE: Duration = Duration::from_secs(1);
 /// waits this long at most for each (MAX_ADMIN_CONNECTIONS - MAX_ADMIN_WATCHES) that came before it: less than its own 10 s.
 pub const ADMIN_TURN: Duration = Duration::from_secs(3);
 
+/// Most connections of users that look at what is their own, beside those of administrators: some users at a time, each with one or two
+/// commands. A further one takes the place of one that has been idle for [`ADMIN_IDLE`] or has had its place for [`ADMIN_TURN`].
+pub const MAX_VIEWERS: usize = 32;
+
+/// Most of them of one user: others find the rest. A `fdbroker top` has two.
+pub const MAX_VIEWERS_PER_USER: usize = 4;
+
+/// Most of a user's that watch, for the same reason as [`MAX_ADMIN_WATCHES`].
+pub const MAX_WATCHES_PER_USER: usize = MAX_VIEWERS_PER_USER / 2;
+
+/// Connections of users that look which are accepted in a chore: each costs some 20 us, and most of those that are turned away come from one
+/// user.
+pub const VIEWERS_PER_CHORE: usize = 2;
+
 /// Records in one administrator's answer: it must not hold up grants for more than some 100 us, and a
 /// message is 32 KiB at most.
 pub const ADMIN_RECORDS_PER_PAGE: usize = 256;
@@ -226,7 +240,7 @@ pub fn turned_away(table_fds: u64) -> u64 {
 /// time too.
 pub const ADMIN_SLOTS_SCANNED: u32 = 4096;
 
-/// Events kept for one watcher that does not read: 360 KiB, and 3 MiB for as many watchers as there can be. A second of a
+/// Events kept for one watcher that does not read: 360 KiB, and 15 MiB for as many watchers as there can be. A second of a
 /// busy node; what comes then is counted.
 pub const WATCH_EVENTS_KEPT: usize = 4096;
 
@@ -401,13 +415,15 @@ pub const WORK_PER_PAGE: usize = 128;
 pub const NAMES_PER_PAGE: usize = 512;
 
 /// Places of a table of `table_fds` that the daemon keeps for itself, with `at_start` fds open when it starts
-/// (stdio and what it inherits).
-pub fn own_fds(at_start: u64, listeners: usize, table_fds: u64) -> u64 {
+/// (stdio and what it inherits), and so many `listeners` for clients and sockets for `viewing`.
+pub fn own_fds(at_start: u64, (listeners, viewing): (usize, usize), table_fds: u64) -> u64 {
+    let viewers = if viewing == 0 { 0 } else { viewing + MAX_VIEWERS };
     at_start
         + STANDING_FDS
         + PASSING_FDS
         + listeners as u64
         + MAX_ADMIN_CONNECTIONS as u64
+        + viewers as u64
         + refused_fds(table_fds)
         + turned_away(table_fds)
         // Both ends of each.

@@ -10,8 +10,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 pub enum Source {
     /// The listener with this number.
     Listener(usize),
-    /// The administrator's listener.
-    AdminListener,
+    /// The administrators' listener, 0, and those of users that look.
+    AdminListener(usize),
     /// An administrator's connection.
     Admin(usize),
     /// A client's main socket.
@@ -36,7 +36,7 @@ impl Source {
     pub fn token(self) -> Token {
         let (kind, number) = match self {
             Source::Listener(number) => (0, number),
-            Source::AdminListener => (1, 0),
+            Source::AdminListener(number) => (1, number),
             Source::Admin(number) => (2, number),
             Source::Main(number) => (3, number),
             Source::Event(number) => (4, number),
@@ -53,7 +53,7 @@ impl Source {
         let number = value >> KIND_BITS;
         Some(match value & ((1 << KIND_BITS) - 1) {
             0 => Source::Listener(number),
-            1 => Source::AdminListener,
+            1 => Source::AdminListener(number),
             2 => Source::Admin(number),
             3 => Source::Main(number),
             4 => Source::Event(number),
@@ -96,6 +96,7 @@ mod tests {
         for number in [0, 1, 4095, 1 << 40] {
             for source in [
                 Source::Listener(number),
+                Source::AdminListener(number),
                 Source::Admin(number),
                 Source::Main(number),
                 Source::Event(number),
@@ -104,7 +105,7 @@ mod tests {
                 assert_eq!(Source::from_token(source.token()), Some(source));
             }
         }
-        for source in [Source::AdminListener, Source::Closers, Source::Signals, Source::UntilEof] {
+        for source in [Source::Closers, Source::Signals, Source::UntilEof] {
             assert_eq!(Source::from_token(source.token()), Some(source));
         }
         assert_eq!(Source::from_token(Token(usize::MAX)), None);

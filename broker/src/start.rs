@@ -29,12 +29,16 @@ use fdbroker_core::{Core, Deposit, Former, FormerLife, FormerSlot, Kept, KeptGro
 use fdbroker_protocol::{AllocationId, NodeKey};
 use mio::{Poll, Waker};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::unistd::Group;
 use std::collections::HashSet;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
+
+/// Everybody may connect: what a connection sees depends on its user.
+const VIEW_SOCKET_MODE: u32 = 0o666;
 
 /// Why the daemon did not start, or ended before it was told to.
 #[derive(Debug, thiserror::Error)]
@@ -200,11 +204,14 @@ pub(crate) fn prepare(
         None => begin(&mut settings, &found, &objects)?,
     };
     let (admin, listeners) = open_listeners(&settings, &mut inherited, arrived.as_mut(), former)?;
+    let viewers = open_viewing(&settings, arrived.as_mut(), former);
+    settings.monitor_gid = monitors_of(&settings);
     let until_eof = until_eof.or_else(|| arrived.as_mut().and_then(Arrived::until_eof));
     let identity = Identity { node, key, began: clock::now() };
     let parts = Parts {
         listeners,
         admin,
+        viewers,
         node: NodeSide::new(identity, page, signals, until_eof, lock),
         classifier,
         core,
@@ -325,6 +332,43 @@ fn open_listeners(
         );
     }
     Ok((admin, listeners))
+}
+
+/// The sockets for users that look: another broker's, or new ones. A service manager has none of them: whoever looks does not start a broker. One
+/// that cannot be had is nobody's loss but theirs that look.
+fn open_viewing(
+    settings: &Settings,
+    mut arrived: Option<&mut Arrived>,
+    former: Predecessor,
+) -> Vec<(u32, Listener)> {
+    let mut listeners = Vec::new();
+    for (number, path) in &settings.viewing {
+        let former_one = arrived.as_mut().and_then(|arrived| arrived.listener(path));
+        match former_one.map_or_else(|| Listener::bind(path, VIEW_SOCKET_MODE, former), Ok) {
+            Ok(listener) => {
+                kernel::refuse_rights(listener.as_fd(), settings.kernel);
+                listeners.push((*number, listener));
+            }
+            Err(error) => log::warn!("users cannot look at what is their own: {error}"),
+        }
+    }
+    listeners
+}
+
+/// The number of the group whose members see all. At the start alone: a directory service may take long.
+fn monitors_of(settings: &Settings) -> Option<u32> {
+    let name = settings.monitor_group.as_ref()?;
+    if let Ok(number) = name.parse() {
+        return Some(number);
+    }
+    match Group::from_name(name) {
+        Ok(Some(group)) => Some(group.gid.as_raw()),
+        found => {
+            let cause = found.err().map_or("it is not known here".into(), |it| it.to_string());
+            log::warn!("monitor_group {name}: {cause}; nobody sees all until a restart finds it");
+            None
+        }
+    }
 }
 
 /// Whether two paths name the same socket, whatever way they take.

@@ -53,6 +53,13 @@ mkdir "$work/docs" && cp "$root"/LICENSE-* "$root/docs/python.md" "$work/docs/"
 version=$("$native/bin/fdbroker" --version | awk '{ print $2 }')
 # The newest version of the C library that a symbol asks for.
 glibc=$(find "$native" -type f -exec readelf --version-info --wide {} + | grep -o 'GLIBC_2\.[0-9]*' | sort -uV | tail -n 1)
+# What an older system would lack: Red Hat Enterprise Linux 9 has 2.34 and a kernel that the daemon runs on, older ones mostly neither.
+if [ "${glibc#GLIBC_2.}" -gt 34 ]; then
+  find "$native" -type f -exec objdump -T {} + | awk -v oldest=34 '
+    /file format/ { file = $1; sub(".*/", "", file); sub(":$", "", file) }
+    match($0, /GLIBC_2\.[0-9]+/) && substr($0, RSTART + 8, RLENGTH - 8) + 0 > oldest {
+      print "needs glibc newer than 2." oldest ": " file " " $NF " " substr($0, RSTART, RLENGTH) }' | sort -u >&2
+fi
 tag=py3-none-manylinux_2_${glibc#GLIBC_2.}_$(uname -m)
 mkdir -p "$out"
 wheel=$(python3 "$here/pack.py" "$work" "$version" "$tag" "$out")

@@ -44,7 +44,7 @@ impl DriverData {
         (self.bytes, self.len)
     }
 
-    /// The bytes.
+    /// What the driver gave, without the padding of the block: 0 to [`DRIVER_DATA_BYTES`] bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }
@@ -166,7 +166,7 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// The allocation.
+    /// Slot and generation, by which administrators' commands and notices name it.
     pub fn id(&self) -> AllocationId {
         self.handle.id()
     }

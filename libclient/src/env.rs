@@ -31,7 +31,7 @@ impl Variable {
     }
 }
 
-/// A plain number.
+/// A decimal number; `None`: it is none, or out of range.
 pub(crate) fn number<T: std::str::FromStr>(text: &str) -> Option<T> {
     text.parse().ok()
 }

@@ -10,7 +10,7 @@ use fdbroker_protocol::{AllocationId, ErrorCode, Status};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{context}: {}", self.cause_and_remedy())]
 pub struct Error {
-    /// The stable code.
+    /// The same number on the wire and in C; its meaning never changes.
     pub code: ErrorCode,
     /// What the broker said, when it was the broker.
     pub status: Option<Status>,

@@ -17,9 +17,9 @@ use std::ptr::NonNull;
 /// What an import may do with the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Read only.
+    /// PROT_READ: a write is a SIGSEGV.
     Read,
-    /// Read and write.
+    /// PROT_READ and PROT_WRITE: every process that has the memory sees what is written.
     ReadWrite,
 }
 
@@ -120,7 +120,7 @@ impl Mapping {
             .map_err(|errno| Error::os(ErrorCode::Internal, "MADV_DONTDUMP", errno))
     }
 
-    /// Bytes asked for.
+    /// Bytes asked for; the mapping itself has whole pages.
     pub fn len(&self) -> usize {
         self.len
     }

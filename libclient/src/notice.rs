@@ -11,7 +11,7 @@ pub enum Notice {
     /// An allocation of which this client has a lease has ended. The lease stays on the ledger until
     /// it is released; the memory stays mapped until then.
     Revoked {
-        /// The allocation.
+        /// Slot and generation, as in the handle.
         id: AllocationId,
         /// The number of the lease, [`crate::Lease::number`].
         lease: u64,
@@ -21,7 +21,7 @@ pub enum Notice {
     },
     /// An allocation of this client has ended and its last lease is gone: its memory may be used anew.
     Drained {
-        /// The allocation.
+        /// Slot and generation, as in the handle.
         id: AllocationId,
         /// The id it was registered with.
         owner_allocation_id: u64,
@@ -45,7 +45,7 @@ pub enum Notice {
     /// next broker did not take it. Its handle is void: register anew, and pass on the new handle. Told before
     /// [`Notice::Reconnected`].
     RegistrationLost {
-        /// The allocation.
+        /// Slot and generation, as in the handle.
         id: AllocationId,
         /// The id it was registered with.
         owner_allocation_id: u64,
@@ -64,13 +64,13 @@ pub enum Notice {
 /// The broker asks for the fd of an allocation again. See [`crate::ClientBuilder::on_recall`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recall {
-    /// The allocation.
+    /// Slot and generation, as in the handle.
     pub id: AllocationId,
     /// The id it was registered with.
     pub owner_allocation_id: u64,
     /// The address it was registered with.
     pub base: u64,
-    /// Its size in bytes.
+    /// As it was registered, in bytes.
     pub size_bytes: u64,
     /// Where in the fd it began, in bytes.
     pub fd_offset: u64,

@@ -125,6 +125,24 @@ static void objects_put_are_listed_replaced_and_deleted(void) {
   OK(fdbroker_close(context));
 }
 
+static void what_is_kept_by_a_private_broker_says_that_it_ends_with_it(void) {
+  fdbroker_t *context = open_at(&broker);
+  fdbroker_new_object_t objects[2] = {bytes_object("ends/plain", "one"), bytes_object("ends/kept", "two")};
+  fdbroker_object_options_t keep = with_flags(FDBROKER_OBJECT_KEEP), pin = with_flags(FDBROKER_OBJECT_PIN);
+  OK(fdbroker_object_put(context, 1, &objects[0], NULL, SOON, NULL));
+  OK(fdbroker_object_put(context, 1, &objects[1], &keep, SOON, NULL));
+  const char *names[2] = {"ends/plain", "ends/kept"};
+  fdbroker_object_info_t infos[2] = {{.struct_size = sizeof infos[0]}, {.struct_size = 0}};
+  OK(fdbroker_object_stat(context, 2, names, 0, SOON, infos));
+  CHECK(infos[0].flags == 0);
+  CHECK(infos[1].flags == (FDBROKER_OBJECT_KEEP | FDBROKER_OBJECT_ENDS_WITH_BROKER));
+  OK(fdbroker_object_touch(context, 1, names, &pin, SOON, NULL));
+  OK(fdbroker_object_stat(context, 1, names, 0, SOON, infos));
+  CHECK(infos[0].flags == (FDBROKER_OBJECT_KEEP | FDBROKER_OBJECT_PIN | FDBROKER_OBJECT_ENDS_WITH_BROKER));
+  OK(fdbroker_object_delete(context, 2, names, NULL, 0, SOON, NULL));
+  OK(fdbroker_close(context));
+}
+
 static void metadata_comes_whole_or_says_how_much_there_is(void) {
   fdbroker_t *context = open_at(&broker);
   char metadata[4096], copy[4096];
@@ -320,6 +338,7 @@ int main(void) {
   broker_start(&broker, NULL);
   RUN(a_group_sealed_is_had_by_name_in_another_context);
   RUN(objects_put_are_listed_replaced_and_deleted);
+  RUN(what_is_kept_by_a_private_broker_says_that_it_ends_with_it);
   RUN(metadata_comes_whole_or_says_how_much_there_is);
   RUN(a_get_started_waits_without_blocking_and_can_be_cancelled);
   RUN(memory_that_is_mapped_is_busy_and_can_be_sealed_later);

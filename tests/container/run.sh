@@ -191,7 +191,7 @@ TOML
     shows "\"owner_pid\":$init," fdbroker node ls --json
   check "the page is mapped read-only in the container, and cannot be made writable" page_is_read_only "$init"
   check "no socket of the administrator is in the container" \
-    shows_all $'broker.sock' in_container "$alice" "$run" ls /run/fdbroker
+    shows_all $'broker.sock\nview.sock' in_container "$alice" "$run" ls /run/fdbroker
   check "a rank outside cannot ask the administrator's socket" \
     refuses '' as "$alice" env FDBROKER_ADMIN_SOCKET="$work/node/admin/admin.sock" "$bin/fdbroker" status
 

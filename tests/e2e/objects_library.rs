@@ -13,6 +13,7 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork, ftruncate};
 use std::os::fd::AsFd;
 use std::thread;
+use std::time::Duration;
 
 const PLAIN: ObjectOptions =
     ObjectOptions { replace: false, keep: None, pin: false, evictable: false, room_bytes: 0 };
@@ -90,6 +91,23 @@ fn seal_when_a_group_is_written_then_all_appear_at_once_with_one_version_and_sha
     assert_eq!(bytes(&all[3]), b"abc");
     drop(all);
     assert_eq!(mappings(), before - 1);
+}
+
+#[test]
+fn group_when_it_is_to_be_kept_and_nobody_stores_the_brokers_fds_then_it_says_that_it_ends_with_the_broker()
+ {
+    let broker = Broker::start();
+    let (_maker, made) = objects(&broker, "maker");
+    let keep = ObjectOptions { keep: Some(Duration::ZERO), ..PLAIN };
+    let pin = ObjectOptions { pin: true, ..PLAIN };
+    for (name, options, ends) in [("plain", PLAIN, false), ("kept", keep, true), ("pin", pin, true)]
+    {
+        let new = [NewObject::new(name, 1)];
+        let group = made.create(&new, Place::Host, options, patience()).expect("begun");
+        assert_eq!(group.ends_with_broker(), ends, "{name}");
+        group.seal(patience()).expect("nothing has it mapped");
+        assert_eq!(made.stat(name, patience()).expect("known").ends_with_broker, ends, "{name}");
+    }
 }
 
 #[test]

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::scope;
 
 /// The format of the state, as the daemon has it.
-const FORMAT: u64 = 11;
+const FORMAT: u64 = 12;
 
 /// What is charged, each with its highest value.
 fn charges(status: &NodeStatus) -> Vec<(u64, u64)> {
@@ -69,6 +69,37 @@ fn clients_when_another_broker_takes_over_then_connections_handles_and_leases_ar
     owner.notices.assert_never_disconnected();
     told.assert_never_disconnected();
     drop((owner, consumer));
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn ages_and_commands_when_another_broker_takes_over_then_they_go_on() {
+    const A_DAY_MS: u64 = 86_400_000;
+    let mut broker = Broker::start();
+    let owner = Owner::of(&broker, "owner", 2);
+    let grant = owner.client.acquire(&owner.handles()[1], patience()).expect("granted");
+    let name = std::fs::read("/proc/self/comm").expect("readable");
+    let look = |broker: &Broker| {
+        let clients = broker.admin().clients();
+        let client = clients.iter().find(|it| it.name.starts_with(b"owner")).expect("it is there");
+        assert!(client.command.starts_with(name.trim_ascii_end()), "{client:?}");
+        let of = |index| broker.admin().allocation(owner.id(index)).expect("it is there");
+        let ages = [0, 1].map(|index| (of(index).age_ms.get(), of(index).unused_ms.get()));
+        (client.age_ms.get(), ages)
+    };
+    let (client_ms, before) = look(&broker);
+    assert!(before.iter().all(|(age, unused)| age >= unused), "{before:?}");
+
+    broker.take_over();
+
+    let (client_later_ms, after) = look(&broker);
+    // A start that was lost would give an age of 0, or of days.
+    assert!((client_ms..A_DAY_MS).contains(&client_later_ms), "{client_later_ms}");
+    for ((age, unused), (age_later, unused_later)) in before.into_iter().zip(after) {
+        assert!((age..A_DAY_MS).contains(&age_later), "{before:?} {after:?}");
+        assert!((unused..A_DAY_MS).contains(&unused_later), "{before:?} {after:?}");
+    }
+    drop((grant, owner));
     broker.assert_nothing_left();
 }
 

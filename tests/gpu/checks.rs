@@ -1,7 +1,7 @@
 //! The checks: each starts its own broker and ranks, and ends them. Must never depend on another check.
 
 use crate::Setup;
-use crate::node::{Node, until};
+use crate::node::{Node, until, until_each};
 use crate::peer::{Peer, ask_all, unexpected};
 use crate::report::{Outcome, Ran, Report, ensure};
 use crate::wire::{Answer, Command, Lent};
@@ -13,6 +13,8 @@ const BUFFERS: u32 = 32;
 
 /// Free memory stands still after so many equal readings, so far apart.
 const SETTLED_READINGS: usize = 4;
+/// Between two looks for memory that is to come back within a millisecond.
+const FREE_INTERVAL: Duration = Duration::from_micros(200);
 const SETTLE_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Most fds that the driver may open by itself when a process first imports memory of another one, however many imports
@@ -94,7 +96,8 @@ impl Setup {
     /// Waits until `less` bytes fewer than `before` are free, give or take the noise. Returns how long it took, in ms.
     pub fn until_taken(&self, before: u64, less: u64, what: &str) -> Result<f64, String> {
         let (start, noise) = (Instant::now(), (self.large / NOISE_SHARE).max(self.granule));
-        until(&format!("{what}: {less} bytes less are free than {before}"), || {
+        let what = format!("{what}: {less} bytes less are free than {before}");
+        until_each(FREE_INTERVAL, &what, || {
             let free = self.free()?;
             let right = (free + less).abs_diff(before) <= noise;
             Ok(right.then(|| start.elapsed().as_secs_f64() * 1000.0).ok_or(free))

@@ -25,6 +25,8 @@ const NO_GPU: u8 = 5;
 
 /// Longest time for all checks together: a driver that hangs must not hang this program's caller.
 const TIME_LIMIT: Duration = Duration::from_secs(290);
+/// The same for named objects alone: a device may be lent for a short time.
+const TIME_LIMIT_OF_OBJECTS: Duration = Duration::from_secs(90);
 
 /// The device, and the sizes that fit it.
 #[derive(Debug)]
@@ -37,22 +39,37 @@ pub struct Setup {
     pub large: u64,
 }
 
+type Checks = fn(&Setup, &mut Report);
+
+/// The checks that the arguments name, and the MiB of named weights that they want.
+fn checks_of(arguments: &[&str]) -> Option<(Checks, Option<u64>)> {
+    match arguments {
+        [] => Some((one_device, None)),
+        ["objects"] => Some((named_objects, None)),
+        ["objects", mib] => Some((named_objects, Some(mib.parse().ok().filter(|mib| *mib > 0)?))),
+        ["devices"] => Some((several_devices, None)),
+        ["devices-apart"] => Some((devices_apart, None)),
+        _ => None,
+    }
+}
+
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let checks: fn(&Setup, &mut Report) =
-        match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-            [] => one_device,
-            ["devices"] => several_devices,
-            ["devices-apart"] => devices_apart,
-            ["rank"] => {
-                rank::play();
-                return ExitCode::SUCCESS;
-            }
-            _ => {
-                eprintln!("usage: gpu [devices | devices-apart]; tests/gpu/README.md explains");
-                return ExitCode::from(2);
-            }
-        };
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    if arguments == ["rank"] {
+        rank::play();
+        return ExitCode::SUCCESS;
+    }
+    let Some((checks, mib)) = checks_of(&arguments) else {
+        eprintln!(
+            "usage: gpu [objects [MIB] | devices | devices-apart]; tests/gpu/README.md explains"
+        );
+        return ExitCode::from(2);
+    };
+    let limit = match arguments.first() {
+        Some(&"objects") => TIME_LIMIT_OF_OBJECTS,
+        _ => TIME_LIMIT,
+    };
     let device = match Device::open(0) {
         Ok(device) => device,
         Err(error) => {
@@ -60,14 +77,14 @@ fn main() -> ExitCode {
             return ExitCode::from(NO_GPU);
         }
     };
-    std::thread::spawn(|| {
-        std::thread::sleep(TIME_LIMIT);
-        println!("FAILED   everything: not done after {} s", TIME_LIMIT.as_secs());
+    std::thread::spawn(move || {
+        std::thread::sleep(limit);
+        println!("FAILED   everything: not done after {} s", limit.as_secs());
         println!("0 passed, 1 failed");
         // The ranks end with this process.
         std::process::exit(1);
     });
-    match run(device, checks) {
+    match run(device, checks, mib) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(why) => {
@@ -77,7 +94,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(device: Device, checks: fn(&Setup, &mut Report)) -> Result<bool, String> {
+fn run(device: Device, checks: Checks, mib: Option<u64>) -> Result<bool, String> {
     let memory = device.memory_info().map_err(|error| error.to_string())?;
     let version = device.driver_version().map_err(|error| error.to_string())?;
     let granule = device.granularity() as u64;
@@ -90,7 +107,11 @@ fn run(device: Device, checks: fn(&Setup, &mut Report)) -> Result<bool, String> 
         "total_bytes": memory.total_bytes,
     });
     println!("{head}\n");
-    let large = (1 << 30).min(memory.total_bytes / 64).next_multiple_of(granule);
+    let large = match mib {
+        Some(mib) => (mib << 20) / objects::COUNT,
+        None => (1 << 30).min(memory.total_bytes / 64),
+    };
+    let large = large.next_multiple_of(granule);
     let setup = Setup { device, granule, large };
     let mut report = Report::default();
     checks(&setup, &mut report);
@@ -134,6 +155,13 @@ fn one_device(setup: &Setup, report: &mut Report) {
     });
     report
         .check("the import cache keeps device memory open", |report| checks::cache(setup, report));
+    named_objects(setup, report);
+    report.check("cost of export and import, cold and warm, and of a grant", |report| {
+        costs::measure(setup, report)
+    });
+}
+
+fn named_objects(setup: &Setup, report: &mut Report) {
     report.check("named weights outlive their maker, and a broker that is killed", |report| {
         objects::kept(setup, report)
     });
@@ -141,9 +169,6 @@ fn one_device(setup: &Setup, report: &mut Report) {
         "an object's memory comes back with its last reader, and with its maker",
         |report| objects::not_kept(setup, report),
     );
-    report.check("cost of export and import, cold and warm, and of a grant", |report| {
-        costs::measure(setup, report)
-    });
 }
 
 fn several_devices(setup: &Setup, report: &mut Report) {

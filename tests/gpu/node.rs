@@ -168,6 +168,15 @@ impl Drop for Node {
 /// Calls `look` again and again until it is content. Its last finding is in the error.
 pub fn until<T, F: std::fmt::Display>(
     what: &str,
+    look: impl FnMut() -> Result<Result<T, F>, String>,
+) -> Result<T, String> {
+    until_each(LOOK_INTERVAL, what, look)
+}
+
+/// The same, with so much time between two looks.
+pub fn until_each<T, F: std::fmt::Display>(
+    interval: Duration,
+    what: &str,
     mut look: impl FnMut() -> Result<Result<T, F>, String>,
 ) -> Result<T, String> {
     let limit = Instant::now() + PATIENCE;
@@ -177,7 +186,7 @@ pub fn until<T, F: std::fmt::Display>(
             Err(found) if Instant::now() > limit => {
                 return Err(format!("waited in vain until {what}; found {found}"));
             }
-            Err(_) => std::thread::sleep(LOOK_INTERVAL),
+            Err(_) => std::thread::sleep(interval),
         }
     }
 }

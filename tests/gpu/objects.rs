@@ -13,6 +13,7 @@ use nix::sys::signal::Signal;
 /// Groups, each with one piece of device memory, and objects of each: 32 GiB in all on a device where `large` is 1 GiB.
 const GROUPS: u32 = 4;
 const OBJECTS: u32 = 8;
+pub const COUNT: u64 = (GROUPS * OBJECTS) as u64;
 
 /// Times for memory to come back: 10 times what is promised, so that a hang is seen and a busy machine is not.
 const LAST_LEASE_MS: f64 = 10.0;
@@ -65,7 +66,7 @@ pub fn kept(setup: &Setup, report: &mut Report) -> Outcome {
         return Ok(Ran::NotHere("needs root for PID namespaces".into()));
     }
     let weights = Weights { groups: GROUPS, objects: OBJECTS, bytes: setup.large, seed: 17 };
-    let bytes = u64::from(GROUPS * OBJECTS) * setup.large;
+    let bytes = COUNT * setup.large;
     let mut node = Manager::new(&["--log", "warn"]);
     // Where a stand-in is the driver, the daemon is to know its fds.
     for name in ["LD_LIBRARY_PATH", "LD_PRELOAD", "FDBROKER_CUDA_STUB_DIR"] {

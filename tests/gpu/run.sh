@@ -7,14 +7,18 @@ cd "$(dirname "$(readlink -f "$0")")/../.."
 
 case ${1-} in
   '') ;;
+  objects)
+    [ $# -le 2 ] || { echo "tests/gpu/run.sh: too many arguments (--help explains)" >&2; exit 2; } ;;
   -h | --help)
     cat << 'HELP'
-usage: tests/gpu/run.sh
+usage: tests/gpu/run.sh [objects [MIB]]
 
 Needs an NVIDIA GPU with its driver (libcuda.so.1, CUDA 11.0 or later), PyTorch in python3, 70 GiB of free device memory, root
 for namespaces of processes, and some eight minutes. FDBROKER_BIN_DIR names a directory with the programs, built before
 (tests/gpu/README.md); without it they are built here. Prints each check, then a table of figures, then the same figures as
-JSON lines; then what PyTorch does under the CUDA layer and without it (tests/gpu/pytorch/run.py alone does that part).
+JSON lines; `objects` does the part of named objects alone, with MIB of named weights (32768, or half of a small device), in 100 s
+at most, and without PyTorch. Else it goes on with what PyTorch does under the CUDA layer and without it
+(tests/gpu/pytorch/run.py alone does that part).
 
 Exit status: 0 nothing failed; 1 something failed; 2 usage; 5 no GPU here.
 HELP
@@ -23,6 +27,12 @@ HELP
 esac
 
 . tests/gpu/programs.sh
+if [ "${1-}" = objects ]; then
+  part "named objects" 100 "$gpu" "$@"
+  echo "$passed passed, $failed failed"
+  [ "$failed" = 0 ]
+  exit
+fi
 part "the CUDA backend" 320 "$gpu"
 
 printf '\nfdbroker demo --memory cuda\n'
@@ -55,6 +65,9 @@ for allocator in "" expandable_segments:True; do
     PYTHONPATH=libclient/python python3 libclient/python/tests/run.py test_torch test_gpu
 done
 part "Python, CuPy and JAX" 150 env "FDBROKER_LIBRARY=$library" PYTHONPATH=libclient/python python3 libclient/python/tests/run.py test_arrays
+# The examples as a user runs them.
+part "Python examples on the GPU" 150 env "FDBROKER_LIBRARY=$library" PYTHONPATH=libclient/python "FDBROKER_TEST_DOCUMENTS=$PWD" \
+  FDBROKER_TEST_DEVICE=cuda python3 libclient/python/tests/run.py ExamplesOnGpu
 # A state dict by one name, beside torch.multiprocessing.
 part "state dicts" 160 env "FDBROKER_LIBRARY=$library" PYTHONPATH=libclient/python python3 tests/gpu/states.py
 

@@ -4,7 +4,7 @@
 use crate::attack::Attack;
 use crate::attacks::{
     bytes, connects, floods, forged, heirs, hoards, hung, kept, ranks, readers, slow, sockets,
-    stopped,
+    stopped, views,
 };
 use crate::users::User;
 use fdbroker_protocol::Counter;
@@ -326,6 +326,12 @@ pub const ALL: &[Scenario] = &[
             "the same, with requests of 253 items",
         )
     },
+    scenario(
+        "looks",
+        OTHER,
+        views::looks,
+        "queries, watches, acts and fds at the socket for looking, without a pause",
+    ),
 ];
 
 pub fn attack_of(name: &str) -> Option<fn(&mut Attack)> {

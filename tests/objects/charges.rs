@@ -19,7 +19,7 @@ fn capped(lines: &str) -> Broker {
 #[track_caller]
 fn cap_of(status: Status) -> (Resource, u64) {
     assert_eq!(status.result(), Err(ErrorCode::NoQuota), "{status}");
-    assert_eq!(Scope::from_number(status.scope), Some(Scope::Domain), "{status}");
+    assert_eq!(status.scope(), Some(Scope::Domain), "{status}");
     (Resource::from_number(status.resource).expect("a resource"), status.value.get())
 }
 

@@ -83,7 +83,7 @@ fn cuda_object_when_the_cap_on_held_bytes_is_full_then_no_quota_names_it() {
     let status = error.status.expect("the broker says it");
     assert_eq!(error.code, ErrorCode::NoQuota, "{error}");
     assert_eq!(Resource::from_number(status.resource), Some(Resource::HeldBytes), "{error}");
-    assert_eq!(Scope::from_number(status.scope), Some(Scope::Domain), "{error}");
+    assert_eq!(status.scope(), Some(Scope::Domain), "{error}");
     drop(first);
     eventually("there is room again", || create("b", 2 * unit).is_ok());
     drop((objects, client));

@@ -5,13 +5,18 @@ use crate::support::broker::{Broker, Setup};
 use crate::support::manager::Manager;
 use crate::support::peer::Peer;
 use crate::support::wait::eventually;
-use crate::wire::{KEEP, LONG_MS, Objects, PIN, seal_memory};
+use crate::wire::{KEEP, LONG_MS, Objects, PIN, REPLACE, seal_memory};
 use fdbroker_protocol::{ErrorCode, Status};
 use nix::sys::signal::Signal;
+use std::path::Path;
 
 fn maker(broker: &Broker) -> Peer {
+    maker_at(&broker.socket())
+}
+
+fn maker_at(socket: &Path) -> Peer {
     let mut peer = Peer::start("maker");
-    assert_eq!(peer.ask(&format!("connect {}", broker.socket().display())), "OK");
+    assert_eq!(peer.ask(&format!("connect {}", socket.display())), "OK");
     peer
 }
 
@@ -142,6 +147,43 @@ fn broker_when_restarted_by_the_service_manager_then_kept_objects_have_the_same_
     assert!(client.put("later", b"x", 0).expect("made") > kept, "a version is never used twice");
     assert!(client.delete(&["k/a", "k/b"]).iter().all(Status::is_ok));
     assert_eq!(client.list("").len(), 1);
+}
+
+/// One name is created, deleted and created by processes that are killed, over brokers that are killed. The one that has the name in the
+/// end is another object than all before, also than those that no broker knows of any more.
+#[test]
+fn name_when_created_deleted_and_created_over_crashes_then_no_version_is_used_twice() {
+    let mut manager = Manager::new(&[]);
+    manager.start(&[]);
+    let mut versions = Vec::new();
+    for round in 0..4 {
+        let mut maker = maker_at(&manager.socket());
+        let mut put = |text: &str, flags: u32| {
+            let version = maker.ask(&format!("put name {text} {flags}"));
+            versions.push(version.parse::<u64>().expect("a version"));
+        };
+        put("first", KEEP);
+        if round % 2 == 0 {
+            // Of this one nothing is written down but that its version is given.
+            put("passing", REPLACE);
+        }
+        assert_eq!(maker.ask("delete name"), "OK");
+        manager.end(Signal::SIGKILL);
+        maker.kill();
+        manager.start(&[]);
+
+        let mut other = maker_at(&manager.socket());
+        assert_eq!(other.ask("list"), "0", "what was deleted does not come back");
+        let version = other.ask(&format!("put name second {KEEP}")).parse().expect("a version");
+        versions.push(version);
+        manager.end(Signal::SIGKILL);
+        other.kill();
+        manager.start(&[]);
+        let mut reader = Objects::connect(&manager.socket());
+        assert_eq!(reader.read("name").expect("it is kept"), (b"second".to_vec(), version));
+        assert!(reader.delete(&["name"])[0].is_ok());
+    }
+    assert!(versions.is_sorted_by(|before, after| before < after), "{versions:?}");
 }
 
 #[test]

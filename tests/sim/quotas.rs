@@ -34,7 +34,7 @@ impl Model {
         let shown = show_status(&quota.status);
         self.proofs.count(Promise::NoQuota, 1);
         let resource = Resource::from_number(quota.status.resource);
-        let scope = Scope::from_number(quota.status.scope);
+        let scope = quota.status.scope();
         let (Some(resource), Some(scope)) = (resource, scope) else {
             return Err(format!("{shown} names no cap"));
         };
@@ -95,7 +95,10 @@ impl Model {
         let largest = accounts.iter().any(|account| {
             ledgers.iter().any(|ledger| self.is_largest(ledger, *account, resource, quota))
         });
-        let names_nobody = quota.status.pid.get() == 0 && !resource.is_capped_in(Scope::Client);
+        // A process of another user, or what belongs to no process.
+        let is_of_nobody = quota.status.scope != scope as u8;
+        let names_nobody =
+            quota.status.pid.get() == 0 && (is_of_nobody || !resource.is_capped_in(Scope::Client));
         ensure!(
             largest || names_nobody || !steady,
             "{shown} names a pid that does not hold most of it"

@@ -3,16 +3,16 @@
 
 use crate::action::{Action, show_status};
 use crate::ahead::ahead_when_fetched_then_evicted_as_if_it_had_not_been;
+use crate::evictions::*;
 use crate::judge::ensure;
 use crate::model::Check;
 use crate::narrow::*;
+use crate::recalls::*;
 use crate::rig::{LONG_US, PAGE_BYTES, Rig, deposit};
 use crate::traces::order_when_use_is_skewed_then_2_percent_more_recalls_than_exact_lru_at_most;
 use crate::world::Reply;
-use fdbroker_core::{
-    Caps, Config, Deposit, File, FileId, Lane, LeaseId, Now, Supply, Wanted, limits,
-};
-use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH, MemoryKind, Resource, Scope, Status};
+use fdbroker_core::{Caps, Config, Deposit, Lane, LeaseId, Now, Wanted, limits};
+use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH, Resource, Scope, Status};
 
 type Scenario = fn(&mut Rig) -> Check;
 
@@ -152,21 +152,6 @@ fn credit_when_all_is_resident_then_no_quota_names_the_cap(rig: &mut Rig) -> Che
     rig.end()
 }
 
-/// An owner and a consumer, a small LRU, and an allocation that is evicted.
-fn evicted(rig: &mut Rig) -> Check<(u32, u32, AllocationId)> {
-    rig.begin(|config| {
-        config.node.held_fds = 5;
-        config.base_credits = 0;
-        config.max_credits = 2;
-    });
-    let (owner, consumer) = (rig.client()?, rig.client()?);
-    let other_owner = rig.client()?;
-    let id = rig.register_new(owner, 1)?[0];
-    let others = rig.register_new(other_owner, 5)?;
-    rig.evict(id, consumer, &others)?;
-    Ok((owner, consumer, id))
-}
-
 fn owner_when_killed_while_consumers_wait_then_owner_gone(rig: &mut Rig) -> Check {
     let (owner, consumer, id) = evicted(rig)?;
     let second = rig.client()?;
@@ -199,94 +184,6 @@ fn consumer_when_killed_while_holding_then_accounts_are_zero(rig: &mut Rig) -> C
     rig.lease(waiting, request)?;
     let open = rig.world.model.ledger().node.open;
     ensure!(open == 1, "{open} open leases, only one is left");
-    rig.end()
-}
-
-fn recall_when_unanswered_then_owner_silent_until_it_answers(rig: &mut Rig) -> Check {
-    let (owner, consumer, id) = evicted(rig)?;
-    let timeout = rig.world.setup.config.recall_timeout_us;
-    let request = rig.acquire(consumer, id)?;
-    rig.settle(&[owner])?;
-    rig.take_all_events(owner)?;
-    rig.advance(timeout + 1)?;
-    let status = rig.status(consumer, request)?;
-    let silent = |status: &Status| status.result() == Err(ErrorCode::OwnerSilent);
-    ensure!(silent(&status), "at the time-out: {}", show_status(&status));
-    let request = rig.acquire(consumer, id)?;
-    let status = rig.status(consumer, request)?;
-    ensure!(silent(&status), "while it is silent: {}", show_status(&status));
-    rig.settle(&[])?;
-    let request = rig.acquire(consumer, id)?;
-    rig.settle(&[])?;
-    rig.lease(consumer, request)?;
-    rig.end()
-}
-
-fn supply_when_late_then_accepted_and_granted(rig: &mut Rig) -> Check {
-    let (owner, consumer, id) = evicted(rig)?;
-    let timeout = rig.world.setup.config.recall_timeout_us;
-    rig.acquire(consumer, id)?;
-    rig.settle(&[owner])?;
-    rig.take_all_events(owner)?;
-    let recalls = rig.recalls(owner);
-    ensure!(recalls.len() == 1, "{} recalls", recalls.len());
-    rig.advance(timeout * 3)?;
-    rig.settle(&[])?;
-    ensure!(rig.is_held(id), "the late fd is not kept");
-    let request = rig.acquire(consumer, id)?;
-    rig.lease(consumer, request)?;
-    rig.end()
-}
-
-/// Answers the owner's only recall, after `change` has altered the answer.
-fn answer(rig: &mut Rig, owner: u32, change: impl FnOnce(&mut Supply)) -> Check {
-    rig.take_all_events(owner)?;
-    let recalls = rig.recalls(owner);
-    let [event] = recalls.as_slice() else {
-        return Err(format!("{} recalls, not one", recalls.len()));
-    };
-    let mut supply = Supply {
-        id: event.id,
-        fd: Ok(0),
-        refused_fd: None,
-        file: None,
-        owner_allocation_id: event.owner_allocation_id,
-        fd_offset: event.fd_offset,
-        size_bytes: event.size_bytes,
-    };
-    change(&mut supply);
-    if let Some(agent) = rig.world.agents.get_mut(&owner) {
-        agent.recalls.clear();
-    }
-    rig.world.feed(Action::Supply { client: owner, supplies: vec![supply] })
-}
-
-fn supply_when_refused_then_owner_silent_and_place_is_free(rig: &mut Rig) -> Check {
-    let (owner, consumer, id) = evicted(rig)?;
-    let request = rig.acquire(consumer, id)?;
-    rig.settle(&[owner])?;
-    answer(rig, owner, |supply| supply.fd = Err(ErrorCode::LocalFdLimit))?;
-    let status = rig.status(consumer, request)?;
-    let right = Status::with_value(ErrorCode::OwnerSilent, ErrorCode::LocalFdLimit as u64);
-    ensure!(status.pid.get() != 0, "the owner is not named: {}", show_status(&status));
-    let without_pid = Status { pid: 0.into(), ..status };
-    ensure!(without_pid == right, "answered {}", show_status(&status));
-    let recalls = rig.world.model.ledger().node.recalls;
-    ensure!(recalls == 0, "{recalls} places are still reserved");
-    let request = rig.acquire(consumer, id)?;
-    rig.settle(&[])?;
-    rig.lease(consumer, request)?;
-    rig.end()
-}
-
-fn supply_when_id_differs_then_allocation_ends(rig: &mut Rig) -> Check {
-    let (owner, consumer, id) = evicted(rig)?;
-    let request = rig.acquire(consumer, id)?;
-    rig.settle(&[owner])?;
-    answer(rig, owner, |supply| supply.owner_allocation_id += 1)?;
-    let status = rig.status(consumer, request)?;
-    let right = status.result() == Err(ErrorCode::Stale);
-    ensure!(right, "answered {}", show_status(&status));
     rig.end()
 }
 
@@ -473,25 +370,6 @@ fn batch_when_it_wants_all_that_is_held_then_one_makes_room_for_another(rig: &mu
     rig.end()
 }
 
-fn recall_when_missed_and_then_ended_then_owner_is_silent_no_more(rig: &mut Rig) -> Check {
-    let (owner, consumer, id) = evicted(rig)?;
-    let timeout = rig.world.setup.config.recall_timeout_us;
-    rig.acquire(consumer, id)?;
-    rig.settle(&[owner])?;
-    rig.advance(timeout + 1)?;
-    ensure!(
-        rig.world.model.silent.contains(&owner),
-        "the owner missed a recall, and does not count as silent"
-    );
-    let request = rig.world.next_request(owner);
-    rig.world.feed(Action::Unregister { client: owner, request, ids: vec![id] })?;
-    ensure!(
-        !rig.world.model.silent.contains(&owner),
-        "the owner is still silent, and has no recall left to answer"
-    );
-    rig.end()
-}
-
 fn refused_fd_when_its_close_hangs_then_its_client_is_forgotten_all_the_same(
     rig: &mut Rig,
 ) -> Check {
@@ -561,121 +439,6 @@ fn batch_when_253_with_bad_handles_then_each_is_answered(rig: &mut Rig) -> Check
     let granted = items.iter().filter(|item| item.status.is_ok()).count();
     let right = (0..MAX_BATCH).filter(|at| at % 4 == 3).count();
     ensure!(granted == right, "{granted} of {right} good handles are granted");
-    rig.end()
-}
-
-fn eviction_when_room_is_needed_then_least_recently_used_goes(rig: &mut Rig) -> Check {
-    rig.begin(|config| {
-        config.node.held_fds = 5;
-        config.base_credits = 0;
-        config.max_credits = 1;
-    });
-    let (owner, consumer) = (rig.client()?, rig.client()?);
-    let ids = rig.register_new(owner, 4)?;
-    let request = rig.acquire(consumer, ids[0])?;
-    let lease = rig.lease(consumer, request)?;
-    rig.release(consumer, lease)?;
-    rig.register_new(owner, 2)?;
-    ensure!(!rig.is_held(ids[1]), "the least recently used allocation is still held");
-    ensure!(rig.is_held(ids[0]), "the most recently used allocation is evicted");
-    rig.end()
-}
-
-fn eviction_when_for_a_request_then_not_of_what_it_wants(rig: &mut Rig) -> Check {
-    rig.begin(|config| {
-        config.node.fds = 3;
-        config.base_credits = 0;
-        config.max_credits = 1;
-    });
-    let (owner, consumer) = (rig.client()?, rig.client()?);
-    let ids = rig.register_new(owner, 3)?;
-    let wanted = [Ok(ids[0]), Ok(ids[1])];
-    let request = rig.acquire_until(consumer, &wanted, rig.world.now + LONG_US)?;
-    ensure!(rig.is_held(ids[0]) && rig.is_held(ids[1]), "what is wanted is evicted");
-    ensure!(!rig.is_held(ids[2]), "nothing is evicted");
-    rig.settle(&[])?;
-    let granted = rig.granted(consumer, request).ok_or("not answered")?;
-    let lease = granted.iter().find(|item| item.status.is_ok()).ok_or("not granted")?.lease;
-    rig.release(consumer, lease)?;
-    rig.end()
-}
-
-fn eviction_when_for_bytes_then_of_a_file_with_all_its_ranges(rig: &mut Rig) -> Check {
-    rig.begin(|config| config.node.held_bytes = 4 * PAGE_BYTES);
-    let owner = rig.client()?;
-    let file = File { id: FileId { device: 1, inode: 7 }, pinned_bytes: 0 };
-    let range = |id| Deposit { file: Some(file), ..deposit(id) };
-    let large = |id| Deposit { size_bytes: 2 * PAGE_BYTES, ..deposit(id) };
-    let first = rig.register(owner, &[range(1)])?[0];
-    let other = rig.register(owner, &[large(4)])?[0];
-    let second = rig.register(owner, &[range(2)])?[0];
-    rig.world.feed(Action::Measured { files: vec![(first.slot, 2 * PAGE_BYTES)] })?;
-    rig.register(owner, &[large(8)])?;
-    ensure!(rig.is_held(other), "an fd is closed that need not be");
-    ensure!(!rig.is_held(first) && !rig.is_held(second), "ranges are left that pin their file");
-    rig.end()
-}
-
-fn bytes_when_the_share_is_used_up_then_refused_and_others_find_some(rig: &mut Rig) -> Check {
-    rig.begin(|config| {
-        config.share_factor = 8;
-        config.node.held_bytes = 90 * PAGE_BYTES;
-    });
-    let (owner, other) = (rig.client()?, rig.client_of(1001)?);
-    let pinning = |id, pages| {
-        let size_bytes = pages * PAGE_BYTES;
-        Deposit { size_bytes, recallable: false, ..deposit(id) }
-    };
-    rig.register(owner, &[pinning(1, 80)])?;
-    let request = rig.register_raw(owner, &[pinning(100, 1)], 0)?;
-    let Some(Reply::Registered(items)) = rig.reply(owner, request) else {
-        return Err("not answered".into());
-    };
-    ensure!(!items[0].status.is_ok(), "more than eight times what is free");
-    rig.register(other, &[pinning(1, 4)])?;
-    rig.end()
-}
-
-fn eviction_when_the_node_is_short_of_fds_then_its_last_one_of_cuda_goes_last(
-    rig: &mut Rig,
-) -> Check {
-    rig.begin(|config| {
-        config.node.held_fds = 4;
-        config.base_credits = 0;
-        config.max_credits = 1;
-    });
-    let owner = rig.client()?;
-    let cuda = Deposit { kind: MemoryKind::CudaVmm, ..deposit(1_000_000) };
-    let anchor = rig.register(owner, &[cuda])?[0];
-    let others = rig.register_new(owner, 8)?;
-    ensure!(rig.is_held(anchor) && !rig.is_held(others[4]), "it does not go last");
-    rig.end()
-}
-
-fn eviction_when_an_owner_is_silent_then_its_fds_go_last_and_keep_nobody_out(
-    rig: &mut Rig,
-) -> Check {
-    rig.begin(|config| {
-        config.node.held_fds = 3;
-        config.base_credits = 0;
-        config.max_credits = 1;
-    });
-    let (owner, other, consumer) = (rig.client()?, rig.client_of(1001)?, rig.client()?);
-    let ids = rig.register_new(owner, 4)?;
-    rig.acquire(consumer, ids[0])?;
-    rig.settle(&[owner])?;
-    rig.advance(rig.world.setup.config.recall_timeout_us + 1)?;
-    rig.take_all_events(owner)?;
-    let asked = rig.world.agents.get_mut(&owner).map(|agent| std::mem::take(&mut agent.recalls));
-    let held = |rig: &Rig, ids: &[AllocationId]| ids.iter().filter(|id| rig.is_held(**id)).count();
-    let its = held(rig, &ids);
-    let theirs = rig.register_new(other, 2)?;
-    ensure!(its > 0 && held(rig, &ids) + 1 == its, "room for one, and no more: {its}");
-    ensure!(held(rig, &theirs) == 1, "another fd of the silent owner is taken before");
-    ensure!(rig.world.model.silent.contains(&owner), "the owner has answered");
-    if let Some((agent, asked)) = rig.world.agents.get_mut(&owner).zip(asked) {
-        agent.recalls = asked;
-    }
     rig.end()
 }
 

@@ -189,10 +189,11 @@ check "it runs as fdbroker, without capabilities" is \
 check "its fd table is as large as the unit says" grep -qE '^Max open files +1048576 +1048576' "/proc/$(pid)/limits"
 check "it tells systemd what it does" test -n "$(show StatusText)"
 check "sockets: owner and mode" is \
-  "$(stat -c '%n %U %a' /run/fdbroker/broker.sock /run/fdbroker-admin/admin.sock | xargs)" \
-  "/run/fdbroker/broker.sock fdbroker 666 /run/fdbroker-admin/admin.sock fdbroker 600"
+  "$(stat -c '%n %U %a' /run/fdbroker/{broker,view}.sock /run/fdbroker-admin/admin.sock | xargs)" \
+  "/run/fdbroker/broker.sock fdbroker 666 /run/fdbroker/view.sock fdbroker 666 /run/fdbroker-admin/admin.sock fdbroker 600"
 check "an administrator is served" bash -c 'fdbroker status | grep -q "^broker pid"'
-check "others are not administrators" bash -c "! setpriv --reuid 1001 --regid 1001 --clear-groups fdbroker status"
+check "others see their own part" bash -c "setpriv --reuid 1001 --regid 1001 --clear-groups fdbroker status --json | grep -q '\"scope\":\"own\"'"
+check "others are not administrators" bash -c "! setpriv --reuid 1001 --regid 1001 --clear-groups fdbroker drain"
 
 stop_all() { systemctl stop fdbrokerd.socket fdbrokerd-admin.socket fdbrokerd.service 2>&1; }
 mkdir -p $files

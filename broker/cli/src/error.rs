@@ -60,6 +60,17 @@ pub enum Error {
     /// The user is neither root nor the broker's user.
     #[error("not permitted to {0}: only root and the broker's user may; run this as one of them")]
     NotAdministrator(&'static str),
+    /// What was asked for cannot be divided between users.
+    #[error(
+        "{0} of the whole node; run this as root, as the broker's user, or as a member of its monitor_group"
+    )]
+    OfWhole(&'static str),
+    /// Other commands of this user have all the places.
+    #[error(
+        "the broker at {} answers no more commands of this user at the same time; end a `fdbroker watch` or `fdbroker top`",
+        path.display()
+    )]
+    NoPlace { path: PathBuf },
     /// The broker ended while it was watched.
     #[error("the broker at {} has ended", path.display())]
     BrokerEnded { path: PathBuf },
@@ -128,9 +139,10 @@ impl Error {
             | Error::BrokerEnded { .. }
             | Error::BrokerGone { .. }
             | Error::NoAnswer { .. } => exit::NO_BROKER,
-            Error::Denied { .. } | Error::NotFound(_) | Error::NotAdministrator(_) => {
-                exit::NOT_FOUND
-            }
+            Error::Denied { .. }
+            | Error::NotFound(_)
+            | Error::NotAdministrator(_)
+            | Error::OfWhole(_) => exit::NOT_FOUND,
             // Without a word of the broker it is the broker that did not answer in time.
             Error::Client(error) if error.code == ErrorCode::TimedOut && error.status.is_none() => {
                 exit::NO_BROKER

@@ -104,8 +104,8 @@ impl Core {
         self.ledger.held_room(scope).min(share)
     }
 
-    /// NO_QUOTA for a cap: its value, and the pid of the client that holds most of it. No pid when each client holds as
-    /// much as the others: then no cap of a client bounds it.
+    /// NO_QUOTA for a cap: its value, and the pid of the client that holds most of it, whoever is told. No pid when what belongs to no
+    /// client is more, nor for what no cap of a client bounds.
     pub(crate) fn no_quota(&self, blocked: Blocked) -> Status {
         let Blocked { resource, scope } = blocked;
         let ScopeRecord { kind, number, ref account, .. } = self.ledger[scope];
@@ -127,14 +127,39 @@ impl Core {
             Resource::TablePlaces => Resource::HeldFds,
             resource => resource,
         };
-        let largest = self
-            .clients
-            .iter()
-            .filter(|(_, client)| self.ledger.path(client.scope).any(|of| of == scope))
-            .filter(|_| counted.is_capped_in(Scope::Client))
-            .max_by_key(|(_, client)| self.ledger[client.scope].account.counted(counted));
-        let pid = largest.map_or(0, |(_, client)| client.pid);
-        Status::no_quota(resource, kind, cap, pid)
+        let is_share = kind == Scope::Domain
+            && matches!(blocked.resource, SHARE_OF_FDS | Resource::TablePlaces);
+        let full = Status::no_quota(resource, kind, cap, 0);
+        let full = if is_share { full.of_share() } else { full };
+        if !counted.is_capped_in(Scope::Client) {
+            return full;
+        }
+        let its =
+            self.clients.iter().filter(|(_, it)| self.ledger.path(it.scope).any(|of| of == scope));
+        let (mut largest, mut of_nobody) = ((0, 0), account.counted(counted));
+        for (_, client) in its {
+            let held = self.ledger[client.scope].account.counted(counted);
+            of_nobody = of_nobody.saturating_sub(held);
+            if held >= largest.0 {
+                largest = (held, client.pid);
+            }
+        }
+        match largest {
+            (held, _) if of_nobody > held => full.of_no_process(),
+            (_, pid) => Status { pid: pid.into(), ..full },
+        }
+    }
+
+    /// A NO_QUOTA as a client is told it: pids of its own domain's processes alone.
+    pub(crate) fn as_told(&self, client: u32, status: Status) -> Status {
+        let pid = status.pid.get();
+        let own = self.clients.find(client).map(|client| client.domain);
+        let is_own = |client: &Client| client.pid == pid && Some(client.domain) == own;
+        let is_cap = status.result() == Err(ErrorCode::NoQuota) && pid != 0;
+        match is_cap && !self.clients.iter().any(|(_, client)| is_own(client)) {
+            true => status.of_another_user(),
+            false => status,
+        }
     }
 
     /// NO_QUOTA for a limit of the configuration that is no account's.

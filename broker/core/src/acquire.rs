@@ -328,7 +328,7 @@ impl Core {
     }
 
     pub(crate) fn granted(&mut self, wanted: Wanted, slot: u32, lease: LeaseId) -> Granted {
-        Granted::of(wanted, self.allocations.mark_used(slot), lease)
+        Granted::of(wanted, self.allocations.mark_used(slot, self.now), lease)
     }
 
     /// A cap that somebody before this request waits for, and that it would take from with one of `resources`

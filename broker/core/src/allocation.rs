@@ -3,7 +3,7 @@
 
 use crate::api::{Deposit, Now};
 use crate::lists::{Link, List, Nodes};
-use crate::order::Stamp;
+use crate::order::{Moment, Stamp};
 use crate::slots::{NONE, Slots};
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
 use fdbroker_protocol::{ErrorCode, MemoryKind, Share};
@@ -153,17 +153,16 @@ pub struct Allocation {
     /// Its recall under way, or [`crate::slots::NONE`].
     #[serde(skip)]
     pub recall: u32,
-    /// The queue of those that want it and wait for something else, or [`crate::slots::NONE`].
-    #[serde(skip)]
-    pub interest: u32,
     /// How many of its leases are open: their clients hold an fd.
     #[serde(skip)]
     pub open: u32,
+    /// When it was registered or, after a crash, named again.
+    pub registered: Moment,
     /// Its leases, open and mapped, those of ended clients not yet torn down included.
     pub leases: List,
     /// Its places in the lists.
     pub links: [Link; ALLOCATION_LINKS],
-    /// Its place in the order of eviction.
+    /// Its place in the order of eviction, and its last use.
     pub stamp: Stamp,
     /// Where the fd is.
     pub state: State,
@@ -235,7 +234,7 @@ pub struct Orphan {
 
 impl Allocation {
     /// One of this deposit, in no list yet.
-    pub fn new(deposit: &Deposit, owner: u32, domain: u32, state: State) -> Self {
+    pub fn new(deposit: &Deposit, owner: u32, domain: u32, state: State, now: Now) -> Self {
         Allocation {
             size_bytes: deposit.size_bytes,
             fd_offset: deposit.fd_offset,
@@ -247,11 +246,11 @@ impl Allocation {
             registrations: 1,
             file: NONE,
             recall: NONE,
-            interest: NONE,
             open: 0,
+            registered: Moment::of(now),
             leases: List::EMPTY,
             links: Default::default(),
-            stamp: Stamp::default(),
+            stamp: Stamp::of(now),
             state,
             traits: deposit.into(),
             drained: false,

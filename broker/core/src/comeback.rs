@@ -173,7 +173,7 @@ impl Core {
         let (domain, open, leases) = (former.domain, former.open, former.leases);
         // Its domain and share stay as they were.
         let deposit = &Deposit { share: former.traits.share(), ..*deposit };
-        let allocation = Allocation::new(deposit, client, domain, State::Evicted);
+        let allocation = Allocation::new(deposit, client, domain, State::Evicted, self.now);
         let allocation = Allocation { open, leases, ..allocation };
         self.allocations.replace(slot, allocation, deposit.driver_data);
         Ok(())

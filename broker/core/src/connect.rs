@@ -56,7 +56,7 @@ impl Core {
         clients.insert(client.0, Client { gid: peer.gid, groups, ..new });
         clients.open(client.0, ledger);
         if let Err(blocked) = self.charge(client.0, CONNECTION) {
-            let status = self.no_quota(blocked);
+            let status = self.as_told(client.0, self.no_quota(blocked));
             self.close_client(client.0);
             return Err(status);
         }
@@ -100,7 +100,8 @@ impl Core {
         let is_beyond = self.share_of_connections(domain) == 0
             && self.ledger[ScopeId::NODE].account.now(Resource::Connections)
                 < self.ledger.caps().node.connections;
-        is_beyond.then(|| Self::no_quota_limit(Resource::Connections, Scope::Domain, now))
+        is_beyond
+            .then(|| Self::no_quota_limit(Resource::Connections, Scope::Domain, now).of_share())
     }
 
     /// The domain of a key for another client; `None`: as many as there may be have clients, and it has none.

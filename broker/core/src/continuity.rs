@@ -253,7 +253,7 @@ impl Core {
             former.groups.iter().map(|group| group.id).collect();
         kept.extend(&of_groups);
         let values = former.slots.iter().map(|FormerSlot { id, life }| {
-            (id.slot, id.generation, core.former_allocation(life, kept.contains(id)))
+            (id.slot, id.generation, core.former_allocation(life, kept.contains(id), now))
         });
         let values: Vec<_> = values.collect();
         let (most, first) = (core.config.max_slots, core.config.first_generation);
@@ -303,7 +303,12 @@ impl Core {
     }
 
     /// An allocation that waits for its owner; or why it has ended.
-    fn former_allocation(&mut self, life: &FormerLife, is_kept: bool) -> Result<Allocation, u16> {
+    fn former_allocation(
+        &mut self,
+        life: &FormerLife,
+        is_kept: bool,
+        now: Now,
+    ) -> Result<Allocation, u16> {
         let (record, can_return, state, code) = match life {
             FormerLife::Ended(code) => return Err(*code as u16 | DRAINED),
             FormerLife::Leased { record, owner_lives, code } => {
@@ -317,7 +322,7 @@ impl Core {
         };
         let domain = if can_return { self.domain(record.domain) } else { None };
         let domain = domain.ok_or(code as u16)?;
-        Ok(Allocation::former(domain, record, state))
+        Ok(Allocation::former(domain, record, state, now))
     }
 
     /// The fd of a slot has outlived the crash: it lives on without its owner.
@@ -333,7 +338,7 @@ impl Core {
         if self.clients.domain_key(domain) != *key {
             return Err(wrong("was another domain's"));
         }
-        let allocation = Allocation::new(deposit, NONE, domain, State::Resident);
+        let allocation = Allocation::new(deposit, NONE, domain, State::Resident, now);
         self.allocations.replace(id.slot, allocation, deposit.driver_data);
         self.pin(id.slot, deposit.file, 0);
         let until = now.after(self.config.keep_ttl_us);
@@ -451,7 +456,7 @@ impl Record {
 
 impl Allocation {
     /// An allocation that waits for its owner: its domain and share are known, and nothing else.
-    fn former(domain: u32, record: &Record, state: State) -> Self {
+    fn former(domain: u32, record: &Record, state: State, now: Now) -> Self {
         let deposit = crate::api::Deposit {
             checked: Ok(()),
             lane: crate::api::Lane::Accepted,
@@ -468,6 +473,6 @@ impl Allocation {
             driver_data: None,
             virtual_fd: false,
         };
-        Allocation::new(&deposit, NONE, domain, state)
+        Allocation::new(&deposit, NONE, domain, state, now)
     }
 }

@@ -138,7 +138,7 @@ impl Core {
     ) {
         let Some(wait) = self.try_credits(client, request, wanted, Turn::Last, fx) else { return };
         let most = self.config.max_parked_per_client;
-        let status = if deadline <= self.now {
+        let status = if deadline <= self.now || self.is_credit_beyond_caps(client.0) {
             self.no_credit(client)
         } else if self.client_mut(client.0).parked.len() >= most as usize {
             Self::no_quota_limit(Resource::ParkedRequests, Scope::Client, most.into())
@@ -148,6 +148,16 @@ impl Core {
             return;
         };
         self.refuse(client, request, status, fx);
+    }
+
+    /// Whether a cap leaves no place for a held fd, whatever others give back: beside the fds that the client has by itself.
+    fn is_credit_beyond_caps(&self, client: u32) -> bool {
+        let scope = self.scope_of(client);
+        let own = self.ledger[scope].account.counted(Resource::OwnFds);
+        let cap = |of, resource| self.ledger.cap(of, resource);
+        self.ledger
+            .path(scope)
+            .any(|of| cap(of, Resource::HeldFds) == 0 || cap(of, Resource::Fds) <= own)
     }
 
     /// Why there is no credit for a client now.

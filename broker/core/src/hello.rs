@@ -124,6 +124,7 @@ impl Core {
         fx: &mut Effects,
     ) {
         self.refuse(client, request, status, fx);
+        let status = self.as_told(client.0, status);
         fx.list.push(Effect::Disconnect { client, status });
     }
 

@@ -40,6 +40,9 @@ impl Core {
         let lease = self.leases.insert(client, slot, self.now, mapped);
         self.may_be_asked_for(lease);
         self.allocations.add_lease(slot, &mut self.leases, lease);
+        if self.allocations[slot].leases.len() == 1 {
+            self.lease_of_group(slot);
+        }
         self.leases.id_of(lease)
     }
 
@@ -65,7 +68,7 @@ impl Core {
     fn map_lease(&mut self, client: ClientId, slot: u32) -> Status {
         if let Err(blocked) = self.charge(client.0, Charge(Resource::MappedLeases, 1)) {
             self.reclaim(blocked, 1);
-            return self.no_quota(blocked);
+            return self.as_told(client.0, self.no_quota(blocked));
         }
         self.import_lease(slot);
         let allocation = self.leases[slot].allocation;
@@ -129,6 +132,9 @@ impl Core {
         self.unask(slot);
         self.allocations.take_lease(allocation, &mut self.leases, slot);
         self.leases.remove(slot);
+        if self.allocations[allocation].leases.is_empty() {
+            self.lease_of_group(allocation);
+        }
         if let State::Ended(_) = self.allocations[allocation].state {
             match ended {
                 true => self.unpin_of_holder(client, allocation),

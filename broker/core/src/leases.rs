@@ -319,6 +319,13 @@ impl Leases {
         list.push(&mut LeaseLinks(&mut self.table, LeaseList::Allocation), lease);
     }
 
+    /// The first of them, at most so many.
+    pub fn first_of(&mut self, list: List, most: usize) -> Vec<u32> {
+        let links = &mut LeaseLinks(&mut self.table, LeaseList::Allocation);
+        let next = |lease: &u32| List::next(links, *lease);
+        std::iter::successors(list.first(), next).take(most).collect()
+    }
+
     /// Takes it out.
     pub fn remove_from(&mut self, list: &mut List, lease: u32) {
         list.remove(&mut LeaseLinks(&mut self.table, LeaseList::Allocation), lease);

@@ -7,6 +7,7 @@ use crate::api::{Effect, Effects, Lane, Wanted};
 use crate::clients::Client;
 use crate::ledger::{Blocked, Charge, ScopeId};
 use crate::limits::{EVICTIONS_PER_STEP, LOOKS_PER_VICTIM};
+use crate::order::Moment;
 use crate::slots::NONE;
 use fdbroker_protocol::Resource;
 use fdbroker_protocol::admin::EventKind;
@@ -17,20 +18,18 @@ const OF_THE_SILENT: u64 = 1 << 63;
 impl Core {
     /// Makes a held allocation evictable, as the youngest. Resident ones and those that are waited for stay out.
     pub(crate) fn lru_insert(&mut self, slot: u32) {
-        if self.allocations.enter_order(slot) {
+        if let Some(owner) = self.allocations.enter_order(slot) {
             self.set_evictable(slot, true);
-            self.reindex(self.allocations[slot].owner);
+            self.reindex(owner);
         }
     }
 
     /// Makes an allocation not evictable; `false`: it was not before.
     pub(crate) fn lru_remove(&mut self, slot: u32) -> bool {
-        let was_there = self.allocations.leave_order(slot);
-        if was_there {
-            self.set_evictable(slot, false);
-            self.reindex(self.allocations[slot].owner);
-        }
-        was_there
+        let Some(owner) = self.allocations.leave_order(slot) else { return false };
+        self.set_evictable(slot, false);
+        self.reindex(owner);
+        true
     }
 
     /// Where a client comes among those with evictable allocations, by the oldest one of its queue, and how many it has. One
@@ -68,7 +67,7 @@ impl Core {
     /// So does the node's last fd of CUDA memory when the node is short of fds: while one is held anywhere, an export takes the
     /// driver 29 us and not 567, and a close 9 and not 529 (H200, driver 580). It is taken when nothing else can be.
     pub(crate) fn victim(&mut self, scope: ScopeId, is_for_fds: bool) -> Option<u32> {
-        let mut used: Option<(u32, u32)> = None;
+        let mut used: Option<(Moment, u32)> = None;
         let mut may_spare = is_for_fds && scope == ScopeId::NODE;
         for _ in 0..LOOKS_PER_VICTIM {
             let slot = self.oldest(scope)?;
@@ -78,12 +77,12 @@ impl Core {
                 self.reindex(self.allocations[slot].owner);
                 continue;
             }
-            let Some(age) = self.allocations.age_of_used(slot) else { return Some(slot) };
+            let Some(last) = self.allocations.last_use_in_order(slot) else { return Some(slot) };
             if !self.allowances.second_chances.take() {
                 break;
             }
-            if used.is_none_or(|(oldest, _)| age > oldest) {
-                used = Some((age, slot));
+            if used.is_none_or(|(earliest, _)| last < earliest) {
+                used = Some((last, slot));
             }
             self.renew(slot);
         }
@@ -135,13 +134,13 @@ impl Core {
 
     /// Closes the broker's fd of an allocation; the owner can be asked for it again. Leases stand.
     pub(crate) fn evict(&mut self, slot: u32, fx: &mut Effects) {
-        let Allocation { state, owner, interest, .. } = self.allocations[slot];
+        let Allocation { state, owner, .. } = self.allocations[slot];
         assert!(state == State::Held, "invariant 5: only held fds are evicted");
         self.lru_remove(slot);
         self.allocations.set_state(slot, State::Evicted);
         self.counters.evictions += 1;
         self.note_of_allocation(EventKind::Evict, slot);
-        if interest != NONE && self.clients[owner].silent {
+        if self.waiting.interested(slot) != NONE && self.clients[owner].silent {
             self.tell_of_silence(slot);
         }
         self.close_held(slot, fx);
@@ -212,17 +211,19 @@ impl Core {
         may_evict: bool,
         fx: &mut Effects,
     ) -> Result<(), Blocked> {
-        if may_evict && self.fits_at_all(owner, size) {
-            self.evict_objects_for(owner, size, fx);
-        }
-        let may_evict = may_evict && self.fits_beside_resident(owner, size);
+        let may_evict = may_evict && self.fits_at_all(owner, size);
         let mut evicted = 0;
         loop {
+            if may_evict {
+                // Where more have to go than one step may end, the next request goes on.
+                self.evict_objects_for(owner, size, fx).ok();
+            }
             let blocked = match self.charge(owner, Charge(Resource::HeldBytes, size)) {
                 Ok(()) => return Ok(()),
                 Err(blocked) => blocked,
             };
-            if !may_evict || evicted >= EVICTIONS_PER_STEP {
+            let may_fit = may_evict && self.fits_beside_resident(owner, size);
+            if !may_fit || evicted >= EVICTIONS_PER_STEP {
                 return Err(blocked);
             }
             match self.evict_for(blocked, EVICTIONS_PER_STEP - evicted, fx) {

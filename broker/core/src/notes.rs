@@ -5,7 +5,6 @@ use crate::Core;
 use crate::api::{ClientId, DomainKey, Effect, Effects, JobKey, RequestId};
 use crate::ledger::Blocked;
 use crate::limits::NOTES_KEPT;
-use crate::slots::NONE;
 use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{AllocationId, ErrorCode, Status};
 
@@ -105,7 +104,7 @@ impl Core {
     pub(crate) fn refusal(&mut self, client: u32, blocked: Blocked) -> Status {
         let status = self.no_quota(blocked);
         self.count_refusal(client, status);
-        status
+        self.as_told(client, status)
     }
 
     /// A request of the client is refused.
@@ -117,6 +116,7 @@ impl Core {
         fx: &mut Effects,
     ) {
         self.count_refusal(client.0, status);
+        let status = self.as_told(client.0, status);
         fx.list.push(Effect::Failed { client, request, status });
     }
 
@@ -153,10 +153,7 @@ impl Core {
         Note {
             client: owner.map(|_| ClientId(allocation.owner)),
             pid: owner.map_or(0, |owner| owner.pid),
-            domain: match allocation.domain {
-                NONE => DomainKey::NOBODYS,
-                domain => self.clients.domain_key(domain),
-            },
+            domain: self.domain_or_nobodys(allocation.domain),
             job: self.job_of_slot(slot).map(|job| self.clients.job_key(job)),
             id: Some(self.allocations.id_of(slot)),
             size_bytes: allocation.size_bytes,

@@ -2,52 +2,77 @@
 //! marks the record of its allocation; the queue is mended when its oldest entry is looked at. Must never decide what
 //! may be evicted.
 
+use crate::api::Now;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// Counts the allocations that were ever put into a queue. All ages are counted in these.
+/// Counts the allocations that were ever put into a queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Clock(u64);
 
 impl Clock {
     /// The next allocation is put into a queue.
-    pub fn tick(&mut self) -> Stamp {
+    pub fn tick(&mut self, stamp: &mut Stamp) {
         self.0 += 1;
-        Stamp { placed: self.0 as u32, used: 0 }
+        *stamp = Stamp { placed: self.0 as u32, ..stamp.out_of_order() };
     }
 
     /// The number under which an allocation was put into its queue.
     pub fn place(self, stamp: Stamp) -> u64 {
         self.0 - u64::from((self.0 as u32).wrapping_sub(stamp.placed))
     }
+}
 
-    /// How many allocations have been put into a queue since this one was last used, or since it was put there itself.
-    pub fn age(self, stamp: Stamp) -> u32 {
-        let last = if stamp.is_used() { stamp.used } else { stamp.placed };
-        (self.0 as u32).wrapping_sub(last)
+/// A time in the life of an allocation, in units of 2^17 us (0.13 s): 31 bits are enough for 8.9 years.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Moment(u32);
+
+impl Moment {
+    /// The one that it is.
+    pub fn of(now: Now) -> Self {
+        Moment((now.0 >> 17) as u32 & (u32::MAX >> 1))
+    }
+
+    /// When it began.
+    pub fn begin(self) -> Now {
+        Now(u64::from(self.0) << 17)
     }
 }
 
-/// When an allocation was put into its queue, and when it was last granted since. Only the lower half of the clock: an
+/// When an allocation was put into its queue, and when it was used last. Only the lower half of the clock: an
 /// age of more than 2^32 is taken for a smaller one, which changes the order and nothing else.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stamp {
     #[serde(skip)]
     placed: u32,
-    /// 0 = it was not granted since.
-    #[serde(skip)]
+    /// The [`Moment`] twice, and 1 more if it was granted since it was put into its queue.
     used: u32,
 }
 
 impl Stamp {
+    /// Of one that is registered now.
+    pub fn of(now: Now) -> Self {
+        Stamp { placed: 0, used: Moment::of(now).0 << 1 }
+    }
+
+    /// As it is before it is put into a queue.
+    pub fn out_of_order(self) -> Self {
+        Stamp { placed: 0, used: self.used & !1 }
+    }
+
     /// The allocation is granted.
-    pub fn mark_used(&mut self, clock: Clock) {
-        self.used = (clock.0 as u32).max(1);
+    pub fn mark_used(&mut self, now: Now) {
+        self.used = Moment::of(now).0 << 1 | 1;
     }
 
     /// Whether it was granted since it was put into its queue.
     pub fn is_used(self) -> bool {
-        self.used != 0
+        self.used & 1 != 0
+    }
+
+    /// When it was granted last, or else registered.
+    pub fn last_use(self) -> Moment {
+        Moment(self.used >> 1)
     }
 }
 

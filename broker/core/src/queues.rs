@@ -7,7 +7,7 @@ use crate::slots::{NONE, Slots};
 use crate::work::visit;
 use fdbroker_protocol::{AllocationId, Status};
 use rustc_hash::FxHashMap;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 /// What the requests in a queue wait for, or what becomes of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +76,8 @@ pub struct Waiting {
     nodes: Slots<Node>,
     queues: Slots<Queue>,
     ready: Rounds,
+    /// The queue of those that want an allocation and wait for something else, by its slot.
+    interested: BTreeMap<u32, u32>,
     /// What is wanted of each owner, by its client number; no entry: nothing.
     interests: FxHashMap<u32, Interests>,
     /// Owners that have turned silent, and may have requests that are still to be told. A client may be in it several
@@ -180,16 +182,26 @@ impl Waiting {
 
     // --- interests ----------------------------------------------------------------------------------
 
-    /// A queue becomes one of those that want an allocation of this owner and wait for something else.
-    pub fn add_interest(&mut self, owner: u32, queue: u32) {
+    /// The queue of those that want an allocation and wait for something else, or [`NONE`].
+    pub fn interested(&self, slot: u32) -> u32 {
+        visit(1);
+        self.interested.get(&slot).copied().unwrap_or(NONE)
+    }
+
+    /// A queue becomes the one of those that want this allocation of this owner and wait for something else.
+    pub fn add_interest(&mut self, owner: u32, slot: u32, queue: u32) {
+        visit(1);
+        self.interested.insert(slot, queue);
         if owner != NONE {
             let Waiting { queues, interests, .. } = self;
             interests.entry(owner).or_default().queues.push(&mut QueueLinks(queues), queue);
         }
     }
 
-    /// A queue wants this owner's allocations no more.
-    pub fn take_interest(&mut self, owner: u32, queue: u32) {
+    /// No queue wants this allocation of this owner any more. Gives the queue, or [`NONE`].
+    pub fn take_interest(&mut self, owner: u32, slot: u32) -> u32 {
+        visit(1);
+        let Some(queue) = self.interested.remove(&slot) else { return NONE };
         let Waiting { queues, interests, .. } = self;
         if let Some(of_owner) = interests.get_mut(&owner) {
             of_owner.queues.remove(&mut QueueLinks(queues), queue);
@@ -197,6 +209,7 @@ impl Waiting {
                 interests.remove(&owner);
             }
         }
+        queue
     }
 
     /// All other queues that want this owner's allocations come before this one.
@@ -257,6 +270,7 @@ impl Waiting {
         }
         assert_eq!(items, 0, "items in queues");
         let interested = all.iter().filter(|(_, fate)| matches!(fate, Fate::Interested(_))).count();
+        assert_eq!(interested, self.interested.len(), "slots that nobody is interested in");
         let listed: usize = self.interests.values().map(|it| it.queues.len()).sum();
         assert!(listed <= interested, "queues that are interested in nothing");
         all

@@ -139,6 +139,30 @@ impl Core {
         asked
     }
 
+    /// Asks for the leases of an allocation, as many of them as clients are asked for at a time. `true`: there may be an answer
+    /// soon, to this or to a former time.
+    pub(crate) fn ask_for_leases_of(&mut self, slot: u32) -> bool {
+        let now = stamp(self.now);
+        let mut may_come = false;
+        for lease in self.leases.first_of(self.allocations[slot].leases, RECLAIM_BATCH) {
+            let Lease { client, asked, .. } = self.leases[lease];
+            let passed = u64::from(now.wrapping_sub(asked)) << 10;
+            let is_due = asked == 0 || passed > RECLAIM_AGAIN_US;
+            may_come |= is_due || passed <= RECLAIM_PAUSE_US;
+            if !is_due || self.leases[lease].is_to_tell() || self.clients[client].gone {
+                continue;
+            }
+            let is_first = self.leases.ask(lease, now);
+            self.may_be_asked_for(lease);
+            self.set_keeps_asked(client, true);
+            self.counters.reclaims += 1;
+            if is_first {
+                self.eventful.push(ClientId(client));
+            }
+        }
+        may_come
+    }
+
     /// A lease to ask the client for. What the sweep of an ended allocation has not come to is swept on the way.
     fn lease_to_ask_for(&mut self, number: u32, mapped: bool) -> Option<u32> {
         loop {

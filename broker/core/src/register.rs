@@ -194,25 +194,28 @@ impl Core {
         let evictable = deposit.is_evictable();
         let domain = self.client_mut(owner).domain;
         let resident = self.more_resident(domain, deposit.file, deposit.size_bytes);
-        if !evictable {
-            self.evict_objects_for(owner, resident, fx);
-        }
-        if !evictable && let Some(status) = self.beyond_share_of_bytes(domain, resident) {
-            return self.refuse_deposit(owner, status);
-        }
+        // First, so that nothing of others is ended for what is refused.
         if let Err(blocked) = self.charge_allocation(owner, deposit.keep) {
             return Outcome::Refused(self.refusal(owner, blocked));
         }
+        let above = deposit.file.and_then(|_| self.above_held_bytes(owner));
+        let short = match evictable {
+            true => None,
+            false => self.short_of_resident(owner, resident, above.is_none(), fx),
+        };
+        if let Some(status) = short {
+            self.undo_charge_of_allocation(owner, deposit.keep);
+            return self.refuse_deposit(owner, status);
+        }
         let bytes = self.more_pinned(domain, deposit.file, deposit.size_bytes);
-        let fits = match deposit.file.and_then(|_| self.above_held_bytes(owner)) {
+        let fits = match above {
             Some(above) => Err(above),
             None => self.charge_bytes(owner, bytes, true, fx),
         };
         if let Err(blocked) = fits
             && (!evictable || deposit.file.is_some() && !self.may_be_held(owner, bytes))
         {
-            self.release_charge(owner, Charge(Resource::Allocations, 1));
-            self.release_charge(owner, Charge(Resource::KeptAllocations, deposit.keep.into()));
+            self.undo_charge_of_allocation(owner, deposit.keep);
             return Outcome::Refused(self.refusal(owner, blocked));
         }
         let state = match (fits.is_ok(), evictable) {
@@ -220,7 +223,7 @@ impl Core {
             (true, false) => State::Resident,
             (false, _) => State::Evicted,
         };
-        let allocation = Allocation::new(deposit, owner, domain, state);
+        let allocation = Allocation::new(deposit, owner, domain, state, self.now);
         let id = self.allocations.insert(allocation, deposit.driver_data);
         match state {
             State::Evicted => self.remember_file(id.slot, deposit.file),
@@ -237,9 +240,28 @@ impl Core {
         Outcome::Kept(id)
     }
 
+    /// Why a client may not hold so many bytes more that cannot be had back. Groups of objects make room, if they may.
+    fn short_of_resident(
+        &mut self,
+        owner: u32,
+        bytes: u64,
+        may_evict: bool,
+        fx: &mut Effects,
+    ) -> Option<Status> {
+        if may_evict && let Err(status) = self.evict_objects_for(owner, bytes, fx) {
+            return Some(status);
+        }
+        self.beyond_share_of_bytes(self.clients[owner].domain, bytes)
+    }
+
+    fn undo_charge_of_allocation(&mut self, owner: u32, keep: bool) {
+        self.release_charge(owner, Charge(Resource::Allocations, 1));
+        self.release_charge(owner, Charge(Resource::KeptAllocations, keep.into()));
+    }
+
     fn refuse_deposit(&mut self, owner: u32, status: Status) -> Outcome {
         self.count_refusal(owner, status);
-        Outcome::Refused(status)
+        Outcome::Refused(self.as_told(owner, status))
     }
 
     /// Charges for another allocation, and for its outliving the owner; for both or for none.

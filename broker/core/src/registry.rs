@@ -7,11 +7,11 @@ use std::ops::Deref;
 
 use crate::addresses::{Addresses, Place};
 use crate::allocation::{Allocation, AllocationLinks, AllocationList, DriverData, Orphan, State};
-use crate::api::Deposit;
+use crate::api::{Deposit, Now};
 use crate::leases::Leases;
 use crate::limits::SLOTS_BEFORE_REUSE;
 use crate::lists::List;
-use crate::order::Clock;
+use crate::order::{Clock, Moment};
 use crate::rounds::Rounds;
 use crate::slots::{NONE, SavedSlots, Slots};
 
@@ -221,11 +221,6 @@ impl Registry {
         std::mem::replace(&mut self.table[slot].recall, recall)
     }
 
-    /// The queue of those interested in it, or none; the former one.
-    pub fn set_interest(&mut self, slot: u32, queue: u32) -> u32 {
-        std::mem::replace(&mut self.table[slot].interest, queue)
-    }
-
     // --- owners -------------------------------------------------------------------------------------
 
     fn owner(&self, number: u32) -> Option<&Owner> {
@@ -385,36 +380,38 @@ impl Registry {
     // --- the order of eviction ----------------------------------------------------------------------
 
     /// It is granted.
-    pub fn mark_used(&mut self, slot: u32) -> &Allocation {
+    pub fn mark_used(&mut self, slot: u32, now: Now) -> &Allocation {
         let allocation = &mut self.table[slot];
-        allocation.stamp.mark_used(self.clock);
+        allocation.stamp.mark_used(now);
         allocation
     }
 
-    /// It may be evicted from now on, as the youngest of its owner's; `false`: it may not, since it is resident or waited for.
-    pub fn enter_order(&mut self, slot: u32) -> bool {
+    /// It may be evicted from now on, as the youngest of this owner's; `None`: it may not, since it is resident or waited for.
+    pub fn enter_order(&mut self, slot: u32) -> Option<u32> {
         let allocation = &mut self.table[slot];
         if allocation.state != State::Held || allocation.recall != NONE {
-            return false;
+            return None;
         }
-        allocation.stamp = self.clock.tick();
+        let owner = allocation.owner;
+        self.clock.tick(&mut allocation.stamp);
         self.link(slot, AllocationList::Lru);
-        true
+        Some(owner)
     }
 
-    /// It is not to be evicted; `false`: it was not before.
-    pub fn leave_order(&mut self, slot: u32) -> bool {
+    /// It is not to be evicted, and was of this owner's; `None`: it was not to be evicted before.
+    pub fn leave_order(&mut self, slot: u32) -> Option<u32> {
         let allocation = &self.table[slot];
-        let was_there = allocation.is_held() && allocation.is_in(AllocationList::Lru);
-        if was_there {
-            self.with_list(slot, AllocationList::Lru, |head, links| head.remove(links, slot));
+        let owner = allocation.owner;
+        if !allocation.is_held() || !allocation.is_in(AllocationList::Lru) {
+            return None;
         }
-        was_there
+        self.with_list(slot, AllocationList::Lru, |head, links| head.remove(links, slot));
+        Some(owner)
     }
 
     /// It is the youngest of its owner's.
     pub fn renew(&mut self, slot: u32) {
-        self.table[slot].stamp = self.clock.tick();
+        self.clock.tick(&mut self.table[slot].stamp);
         self.with_list(slot, AllocationList::Lru, |head, links| {
             head.remove(links, slot);
             head.push(links, slot);
@@ -433,10 +430,10 @@ impl Registry {
         Some((self.clock.place(self.table[oldest].stamp), evictable.len() as u64))
     }
 
-    /// How long it has not been used, if it has since it may be evicted.
-    pub fn age_of_used(&self, slot: u32) -> Option<u32> {
+    /// When it was used last, if it was since it may be evicted.
+    pub fn last_use_in_order(&self, slot: u32) -> Option<Moment> {
         let stamp = self.table[slot].stamp;
-        stamp.is_used().then(|| self.clock.age(stamp))
+        stamp.is_used().then(|| stamp.last_use())
     }
 
     // --- what owners are to be told -----------------------------------------------------------------

@@ -13,6 +13,7 @@ use crate::fairness::Rooms;
 use crate::leases::{Lease, Leases};
 use crate::limits::MOST_GROUPS;
 use crate::objects::Objects;
+use crate::order::Moment;
 use crate::recalls::Recall;
 use crate::registry::Registry;
 use crate::saved::{Beside, Saved, SavedOwners};
@@ -231,6 +232,9 @@ impl Core {
         let is_former = state == State::Reserved && owner == NONE || !is_live;
         let is_sized = allocation.size_bytes > 0 || is_former;
         ensure(is_bounded && is_sized, "allocation's range", slot)?;
+        let used = allocation.stamp.last_use();
+        let is_past = allocation.registered <= used && used <= Moment::of(self.now);
+        ensure(is_past, "allocation's times", slot)?;
         let of_client = self.clients.find(owner);
         let owned = of_client.is_some_and(|client| client.domain == domain);
         let ownerless = owner == NONE && self.clients.is_domain(domain);
@@ -285,6 +289,7 @@ impl Core {
             self.leases.enter(number, ended, is_to_tell);
             self.may_be_asked_for(number);
             self.allocations.add_lease(allocation, &mut self.leases, number);
+            self.lease_of_group(allocation);
         }
         ensure(to_tell.is_empty(), "notices of no lease", to_tell.len() as u64)
     }

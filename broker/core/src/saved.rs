@@ -190,9 +190,9 @@ impl Flat for Client {
 impl Flat for Allocation {
     fn flat(&self) -> Self {
         let file = if self.is_held() { NONE } else { self.file };
-        let (recall, interest, open, leases) = (NONE, NONE, 0, List::EMPTY);
-        let (links, stamp) = Default::default();
-        Allocation { file, recall, interest, open, leases, links, stamp, ..self.clone() }
+        let (recall, open, leases, links) = (NONE, 0, List::EMPTY, Default::default());
+        let stamp = self.stamp.out_of_order();
+        Allocation { file, recall, open, leases, links, stamp, ..self.clone() }
     }
 }
 

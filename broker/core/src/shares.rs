@@ -103,23 +103,25 @@ impl Core {
     /// NO_QUOTA, if a domain may not hold so many bytes more of memory that cannot be had back. What room there is beyond its
     /// share is for other domains.
     pub(crate) fn beyond_share_of_bytes(&self, domain: u32, more: u64) -> Option<Status> {
-        let (held, room) = self.share_of_bytes(domain, 0);
-        let share = held.saturating_add(room);
-        (more > room).then(|| Self::no_quota_limit(Resource::HeldBytes, Scope::Domain, share))
-    }
-
-    /// What a domain holds of such memory, and how much more it may hold once so many bytes of all domains have made room.
-    pub(crate) fn share_of_bytes(&self, domain: u32, spare: u64) -> (u64, u64) {
+        let resident = |it: &ScopeRecord| u64::try_from(it.resident_bytes).unwrap_or(NO_CAP);
         let most = self.ledger.caps().node.held_bytes;
-        let resident = |scope: &ScopeRecord| u64::try_from(scope.resident_bytes).unwrap_or(NO_CAP);
-        let [held, used] = self.shared(domain, resident);
-        let part = Part { held, used: used.saturating_sub(spare), most };
-        (held, part.lasting_room(self.config.share_factor))
+        let room = self.share_after(domain, most, resident, [0; 2]);
+        let share = self.shared(domain, resident)[0].saturating_add(room);
+        (more > room)
+            .then(|| Self::no_quota_limit(Resource::HeldBytes, Scope::Domain, share).of_share())
     }
 
-    /// How much more a domain may have of something that objects are charged with: `most` is the node's cap.
-    pub(crate) fn share_of(&self, domain: u32, most: u64, count: fn(&ScopeRecord) -> u64) -> u64 {
+    /// How much more a domain may have of something that cannot be taken back, once so much of its own and of all has been freed:
+    /// `most` is the node's cap.
+    pub(crate) fn share_after(
+        &self,
+        domain: u32,
+        most: u64,
+        count: fn(&ScopeRecord) -> u64,
+        [own, all]: [u64; 2],
+    ) -> u64 {
         let [held, used] = self.shared(domain, count);
+        let (held, used) = (held.saturating_sub(own), used.saturating_sub(all));
         Part { held, used, most }.lasting_room(self.config.share_factor)
     }
 

@@ -3,6 +3,7 @@
 use crate::Core;
 use crate::allocation::State;
 use crate::api::{CapsOfScopes, ClientId, DomainKey, JobKey, LeaseId, Now, Ticket};
+use crate::clients::Domain;
 use crate::job_name::JobName;
 use crate::ledger::{Account, ScopeId};
 use crate::recalls::Recall;
@@ -75,6 +76,10 @@ pub struct AllocationView {
     pub domain: DomainKey,
     /// It was registered with a virtual fd.
     pub virtual_fd: bool,
+    /// When it was registered or, after a crash, named again: within 2^17 us before.
+    pub registered: Now,
+    /// When it was granted last, or else registered; as exact.
+    pub used: Now,
 }
 
 /// One lease.
@@ -88,8 +93,12 @@ pub struct LeaseView {
     pub owner: Option<ClientId>,
     /// Whether the allocation has ended.
     pub ended: bool,
+    /// The domain of its allocation; [`DomainKey::NOBODYS`] while that is not known again after a crash.
+    pub domain: DomainKey,
     /// The client that has it.
     pub client: ClientId,
+    /// The domain of that client.
+    pub holder: DomainKey,
     /// Imported, fd closed.
     pub mapped: bool,
     /// Its holder was asked to give it back.
@@ -255,6 +264,8 @@ impl Core {
             job: self.job_of_slot(slot).map(|job| self.clients.job_key(job)),
             domain: self.clients.domain_key(allocation.domain),
             virtual_fd: allocation.traits.has_virtual_fd(),
+            registered: allocation.registered.begin(),
+            used: allocation.stamp.last_use().begin(),
         })
     }
 
@@ -300,13 +311,28 @@ impl Core {
                 allocation: self.allocations.id_of(lease.allocation),
                 owner: (allocation.owner != NONE).then_some(ClientId(allocation.owner)),
                 ended: !allocation.is_live(),
+                domain: self.domain_or_nobodys(allocation.domain),
                 client: ClientId(lease.client),
+                holder: self.clients.domain_key(self.clients[lease.client].domain),
                 mapped: lease.mapped,
                 asked: lease.asked != 0,
                 since: lease.since,
                 size_bytes: allocation.size_bytes,
             }
         })
+    }
+
+    pub(crate) fn domain_or_nobodys(&self, number: u32) -> DomainKey {
+        match number {
+            NONE => DomainKey::NOBODYS,
+            number => self.clients.domain_key(number),
+        }
+    }
+
+    /// The domain of a client.
+    pub fn domain_of(&self, client: ClientId) -> Option<DomainKey> {
+        let client = self.clients.find(client.0)?;
+        Some(self.clients.domain_key(client.domain))
     }
 
     /// Clients from a number on, in order, those being torn down included.
@@ -368,11 +394,17 @@ impl Core {
 
     /// Domains in use from a number on, in order.
     pub fn domains(&self, cursor: u32) -> impl Iterator<Item = DomainView> + '_ {
-        self.clients.domains(cursor).map(|(number, domain)| DomainView {
-            number,
-            clients: domain.clients,
-            key: domain.key,
-            account: self.ledger[domain.scope].account,
-        })
+        self.clients.domains(cursor).map(|(number, domain)| self.domain_view(number, domain))
+    }
+
+    /// A domain, if it is in use.
+    pub fn view_of_domain(&self, key: DomainKey) -> Option<DomainView> {
+        let number = self.clients.find_domain(key)?;
+        Some(self.domain_view(number, self.clients.domain(number)))
+    }
+
+    fn domain_view(&self, number: u32, domain: &Domain) -> DomainView {
+        let Domain { clients, key, scope, .. } = *domain;
+        DomainView { number, clients, key, account: self.ledger[scope].account }
     }
 }

@@ -93,7 +93,7 @@ impl Core {
             Fate::Recalled(_) if number == NONE => NONE,
             Fate::Recalled(_) => self.recalls[number].waiting,
             Fate::Pinned(_) => self.recalls[number].pinned,
-            _ => self.allocations[slot].interest,
+            _ => self.waiting.interested(slot),
         };
         if known != NONE {
             return known;
@@ -105,10 +105,7 @@ impl Core {
                 self.recalls.set_waiting(number, queue);
             }
             Fate::Pinned(_) => self.recalls.set_pinned(number, queue),
-            _ => {
-                self.allocations.set_interest(slot, queue);
-                self.waiting.add_interest(owner, queue);
-            }
+            _ => self.waiting.add_interest(owner, slot, queue),
         }
         queue
     }
@@ -154,20 +151,14 @@ impl Core {
 
     /// No request is interested in an allocation any more, or the queue of those that are goes to the ready ones.
     pub(crate) fn forget_interest(&mut self, slot: u32) -> u32 {
-        let queue = self.allocations.set_interest(slot, NONE);
-        if queue != NONE {
-            let owner = self.allocations[slot].owner;
-            self.waiting.take_interest(owner, queue);
-        }
-        queue
+        self.waiting.take_interest(self.allocations[slot].owner, slot)
     }
 
     /// An allocation gets another owner: those that are interested in it are found by that one.
     pub(crate) fn move_interest(&mut self, slot: u32, to: u32) {
         let queue = self.forget_interest(slot);
         if queue != NONE {
-            self.allocations.set_interest(slot, queue);
-            self.waiting.add_interest(to, queue);
+            self.waiting.add_interest(to, slot, queue);
         }
     }
 
@@ -345,7 +336,7 @@ impl Core {
             let found = match fate {
                 Fate::Recalled(slot) => self.recalls[self.allocations[slot].recall].waiting,
                 Fate::Pinned(slot) => self.recalls[self.allocations[slot].recall].pinned,
-                Fate::Interested(slot) => self.allocations[slot].interest,
+                Fate::Interested(slot) => self.waiting.interested(slot),
                 Fate::First | Fate::InTurn | Fate::Answer(..) => unreachable!("it is ready"),
             };
             assert_eq!(found, queue, "a queue that is not found");

@@ -1,4 +1,4 @@
-//! What jobs and domains are charged for, for administrators. Must never change anything.
+//! What jobs and domains are charged for, for whoever asks. Must never change anything.
 
 use crate::admin::chosen::{Chosen, Traits};
 use crate::admin::page::write_page;
@@ -26,12 +26,14 @@ impl View<'_> {
         cursor: u32,
         chosen: Chosen,
     ) -> &'w [u8] {
-        let caps = self.core.caps();
-        let all = self.core.jobs(cursor).map(|view| {
-            let JobView { number, domain, key, name, account, orphans, .. } = view;
-            let (job, account, caps) = (Some((key, name)), &account, &caps.job);
-            let shown = Shown { job, domain, orphans, account, caps };
-            (number, account_record(chosen, &shown))
+        let caps = self.caps();
+        let all = self.jobs(cursor).map(|(number, view)| {
+            let record = view.and_then(|view| {
+                let JobView { domain, key, name, ref account, orphans, .. } = view;
+                let (job, caps) = (Some((key, name)), &caps.job);
+                account_record(chosen, &Shown { job, domain, orphans, account, caps })
+            });
+            (number, record)
         });
         write_page(writer, Kind::AdminJobsReply, id, all, None)
     }
@@ -44,13 +46,15 @@ impl View<'_> {
         cursor: u32,
         chosen: Chosen,
     ) -> &'w [u8] {
-        let caps = self.core.caps();
-        let all = self.core.domains(cursor).map(|view| {
-            let DomainView { number, key: domain, account, .. } = view;
-            // Its own account has them.
-            let (job, orphans, account, caps) = (None, 0, &account, &caps.domain);
-            let shown = Shown { job, domain, orphans, account, caps };
-            (number, account_record(chosen, &shown))
+        let caps = self.caps();
+        let all = self.domains(cursor).map(|(number, view)| {
+            let record = view.and_then(|view| {
+                let DomainView { key: domain, ref account, .. } = view;
+                // Its own account has the orphans.
+                let (job, orphans, caps) = (None, 0, &caps.domain);
+                account_record(chosen, &Shown { job, domain, orphans, account, caps })
+            });
+            (number, record)
         });
         write_page(writer, Kind::AdminDomainsReply, id, all, None)
     }

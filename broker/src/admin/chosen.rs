@@ -32,6 +32,10 @@ impl Chosen {
         (self.filter == Filter::Allocation).then_some(AllocationId { slot, generation })
     }
 
+    pub fn is_all(&self) -> bool {
+        self.filter == Filter::None
+    }
+
     pub fn has(&self, of: Traits) -> bool {
         match self.filter {
             Filter::None => true,

@@ -1,28 +1,34 @@
-//! Records for administrators: what the core and the connections know, as the protocol has it. Must never change anything, nor
-//! choose which are wanted.
+//! Records for whoever looks: what the core and the connections know, as the protocol has it. Must never change anything, nor
+//! know more than a view gives.
 
 use crate::admin::chosen::{Chosen, Traits};
+use crate::admin::rights::Sight;
 use crate::admin::view::View;
-use crate::clients::connection::Connection;
 use crate::fds::tombstones::Tombstone;
-use fdbroker_core::{AllocationView, ClientId, ClientView, DomainKey, JobKey, JobName, LeaseView};
-use fdbroker_protocol::ByResource;
+use fdbroker_core::{AllocationView, ClientView, JobKey, JobName, LeaseView, Now};
 use fdbroker_protocol::admin::{
-    AllocationRecord, ClientRecord, LeaseRecord, NO_OWN_FD, NodeStatus, TombstoneRecord, Use,
+    AllocationRecord, ClientRecord, LeaseRecord, NO_AGE, NO_OWN_FD, NodeStatus, OTHER_OWNER,
+    TombstoneRecord, Use,
 };
-use fdbroker_protocol::limits::{JOB_NAME_BYTES, NAME_BYTES};
 use fdbroker_protocol::message::register_flags;
+use fdbroker_protocol::{ByResource, Scope};
 use std::os::fd::AsRawFd;
 
 impl View<'_> {
     pub(crate) fn node_status(&self) -> NodeStatus {
-        let totals = self.core.totals();
+        let totals = self.totals();
+        let scope = match self.sight() {
+            Sight::Node => Scope::Node,
+            Sight::Domain(_) => Scope::Domain,
+        };
         NodeStatus {
             pid: std::process::id().into(),
-            draining: u32::from(self.core.is_draining()).into(),
-            node: self.identity.node.into(),
-            incarnation: self.incarnation.into(),
-            uptime_ms: (self.now.0.saturating_sub(self.started.0) / 1000).into(),
+            draining: u32::from(self.is_draining()).into(),
+            node: self.identity().node.into(),
+            incarnation: self.incarnation().into(),
+            uptime_ms: self.ms_since(self.started()).into(),
+            scope: (scope as u32).into(),
+            reserved: 0.into(),
             uses: ByResource::from_fn(|resource| {
                 let (now, peak, cap) = totals.usage(resource);
                 Use::new(now, peak, cap)
@@ -35,13 +41,14 @@ impl View<'_> {
     pub(crate) fn allocation_record(&self, view: &AllocationView) -> AllocationRecord {
         let recallable = if view.recallable { register_flags::RECALLABLE } else { 0 };
         let flags = recallable | if view.keep { register_flags::KEEP } else { 0 };
-        let files = self.fds.files(view.id.slot);
+        let files = self.files(view);
         let files_ms = match files.since_us {
             0 => u64::MAX,
-            since_us => self.now.0.saturating_sub(since_us) / 1000,
+            since_us => self.now().0.saturating_sub(since_us) / 1000,
         };
-        let fd = self.fds.held(view.id.slot).and_then(|fd| u32::try_from(fd.as_raw_fd()).ok());
-        let virtual_fd = self.identity.key.virtual_fd(view.id).filter(|_| view.virtual_fd);
+        let fd = self.held(view).and_then(|fd| u32::try_from(fd.as_raw_fd()).ok());
+        let owner = self.party(view.owner);
+        let virtual_fd = self.identity().key.virtual_fd(view.id).filter(|_| view.virtual_fd);
         AllocationRecord {
             slot: view.id.slot.into(),
             generation: view.id.generation.into(),
@@ -55,64 +62,71 @@ impl View<'_> {
             owner_allocation_id: view.owner_allocation_id.into(),
             base: view.base.into(),
             device: view.device.into(),
-            owner_pid: self.pid_of(view.owner).into(),
+            owner_pid: owner.pid.into(),
             owner_uid: view.domain.uid.into(),
             open_leases: view.open_leases.into(),
             mapped_leases: view.mapped_leases.into(),
             waiters: view.waiters.into(),
             inode: files.inode.into(),
-            owner_name: self.name_of(view.owner),
+            owner_name: owner.name,
             job: view.job.map_or(0, |job| job.0).into(),
-            job_name: self.job_name(view.domain, view.job),
+            job_name: self.job_name(view.domain, view.job).bytes(),
             fd: fd.unwrap_or(NO_OWN_FD).into(),
             virtual_fd: virtual_fd.map_or(0, |fd| fd.number().cast_unsigned()).into(),
             files_ms: files_ms.into(),
             former_inodes: files.former.map(|former| former.inode.into()),
+            age_ms: self.ms_since(view.registered).into(),
+            unused_ms: self.ms_since(view.used).into(),
         }
     }
 
     pub(crate) fn lease_record(&self, view: &LeaseView) -> LeaseRecord {
-        let (pid, uid) = self.pid_and_uid_of(view.client);
-        let job = self.core.job_of(view.client);
-        let domain = self.connection_of(Some(view.client)).map(|connection| connection.domain);
+        let holder = self.party(Some(view.client));
+        let (job, job_name) = holder.job.unwrap_or((JobKey(0), JobName::NONE));
         LeaseRecord {
             lease: view.id.0.into(),
             slot: view.allocation.slot.into(),
             generation: view.allocation.generation.into(),
             state: if view.mapped { 2 } else { 1 }.into(),
             ended: u32::from(view.ended).into(),
-            client: view.client.0.into(),
-            pid: pid.into(),
-            uid: uid.into(),
-            owner_pid: self.pid_of(view.owner).into(),
+            client: holder.client.into(),
+            pid: holder.pid.into(),
+            uid: holder.uid.into(),
+            owner_pid: self.owner_pid(view).into(),
             size_bytes: view.size_bytes.into(),
-            age_ms: (self.now.0.saturating_sub(view.since.0) / 1000).into(),
-            name: self.name_of(Some(view.client)),
-            job: job.map_or(0, |job| job.0).into(),
-            job_name: self.job_name(domain.unwrap_or(DomainKey::NOBODYS), job),
+            age_ms: self.ms_since(view.since).into(),
+            name: holder.name,
+            job: job.0.into(),
+            job_name: job_name.bytes(),
         }
     }
 
     pub(crate) fn client_record(&self, view: &ClientView) -> ClientRecord {
+        let start = self.start_of(view);
         ClientRecord {
             client: view.id.0.into(),
             pid: view.pid.into(),
             uid: view.domain.uid.into(),
             silent: u32::from(view.silent).into(),
             uses: ByResource::from_fn(|resource| view.account.now(resource).into()),
-            reserved: 0.into(),
+            age_ms: start.age_ms().unwrap_or(NO_AGE).into(),
             listener: view.domain.listener.into(),
-            name: self.name_of(Some(view.id)),
+            name: self.party(Some(view.id)).name,
             job: view.job.map_or(0, |job| job.0).into(),
-            job_name: self.job_name(view.domain, view.job),
+            job_name: self.job_name(view.domain, view.job).bytes(),
+            command: start.command,
         }
+    }
+
+    fn ms_since(&self, then: Now) -> u64 {
+        self.now().0.saturating_sub(then.0) / 1000
     }
 
     pub(crate) fn tombstone_record(&self, tombstone: &Tombstone) -> TombstoneRecord {
         TombstoneRecord {
             inode: tombstone.inode().into(),
             size_bytes: tombstone.size_bytes().into(),
-            age_ms: tombstone.age_ms(self.now).into(),
+            age_ms: tombstone.age_ms(self.now()).into(),
             slot: tombstone.id().slot.into(),
             generation: tombstone.id().generation.into(),
             owner_pid: tombstone.pid().into(),
@@ -122,38 +136,39 @@ impl View<'_> {
             kind: tombstone.kind(),
             reserved: 0,
             job: tombstone.job().map_or(0, |job| job.0).into(),
-            job_name: self.fds.tombstones().job_name(tombstone).bytes(),
+            job_name: self.job_name_of(tombstone).bytes(),
         }
     }
 
-    fn connection_of(&self, client: Option<ClientId>) -> Option<&Connection> {
-        self.connections.get(client?.0 as usize)
-    }
-
-    pub(crate) fn pid_of(&self, client: Option<ClientId>) -> u32 {
-        self.connection_of(client).map_or(0, |connection| connection.pid)
-    }
-
-    pub(crate) fn pid_and_uid_of(&self, client: ClientId) -> (u32, u32) {
-        let connection = self.connection_of(Some(client));
-        connection.map_or((0, u32::MAX), |connection| (connection.pid, connection.domain.uid))
-    }
-
-    pub(crate) fn name_of(&self, client: Option<ClientId>) -> [u8; NAME_BYTES] {
-        self.connection_of(client).map_or([0; NAME_BYTES], |connection| connection.name)
-    }
-
-    pub(crate) fn job_name(&self, domain: DomainKey, job: Option<JobKey>) -> [u8; JOB_NAME_BYTES] {
-        job.map_or(JobName::NONE, |job| self.core.job_name(domain, job)).bytes()
+    fn owner_pid(&self, lease: &LeaseView) -> u32 {
+        match self.sight().has(lease.domain) {
+            true => self.party(lease.owner).pid,
+            false => OTHER_OWNER,
+        }
     }
 
     /// Whether an allocation is chosen.
     pub(crate) fn is_chosen(&self, chosen: &Chosen, view: &AllocationView) -> bool {
+        chosen.is_all()
+            || chosen.has(Traits {
+                allocation: Some((view.id.slot, view.id.generation)),
+                pid: self.party(view.owner).pid,
+                uid: view.domain.uid,
+                job: view.job,
+            })
+    }
+
+    /// Whether a lease is chosen.
+    pub(crate) fn is_lease_chosen(&self, chosen: &Chosen, view: &LeaseView) -> bool {
+        if chosen.is_all() {
+            return true;
+        }
+        let holder = self.party(Some(view.client));
         chosen.has(Traits {
-            allocation: Some((view.id.slot, view.id.generation)),
-            pid: self.pid_of(view.owner),
-            uid: view.domain.uid,
-            job: view.job,
+            allocation: Some((view.allocation.slot, view.allocation.generation)),
+            pid: holder.pid,
+            uid: holder.uid,
+            job: holder.job.map(|(job, _)| job),
         })
     }
 }

@@ -1,13 +1,17 @@
-//! The administrators' connections: their places, their turns, their watches. Must never answer a query, nor let
-//! administrators that watch take the places of administrators that ask.
+//! The connections of administrators, and of users that look: their places, their turns, their watches. Must never answer a query, nor
+//! let administrators that watch take the places of administrators that ask, nor one user the places of others.
 
+use crate::admin::rights::{Rights, Sight};
 use crate::admin::watch::Watch;
 use crate::clock;
 use crate::kernel;
 use crate::kernel::KernelFeatures;
-use crate::limits::{ADMIN_IDLE, ADMIN_TURN, MAX_ADMIN_CONNECTIONS, MAX_ADMIN_WATCHES};
+use crate::limits::{
+    ADMIN_IDLE, ADMIN_TURN, MAX_ADMIN_CONNECTIONS, MAX_ADMIN_WATCHES, MAX_VIEWERS,
+    MAX_VIEWERS_PER_USER, MAX_WATCHES_PER_USER,
+};
 use crate::node::listeners::Listener;
-use fdbroker_core::{JobKey, Note, Now};
+use fdbroker_core::{DomainKey, JobKey, Note, Now};
 use fdbroker_protocol::admin::EventRecord;
 use fdbroker_scm::ReceivedFds;
 use fdbroker_scm::{RecvError, SendError};
@@ -15,29 +19,55 @@ use nix::errno::Errno;
 use slab::Slab;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// The administrator's listener and connections.
+/// The administrators' listener, those of users that look, and the connections of both.
 pub(crate) struct AdminSide {
-    listener: Listener,
-    is_listener_ready: bool,
-    /// A connection waits for which there was no room.
-    is_accept_due: bool,
+    /// The administrators' first.
+    listeners: Vec<Entrance>,
     connections: Slab<AdminConnection>,
-    /// All places are taken and a connection waits: when to look again whether one gives way.
+    /// All places of administrators are taken and a connection waits: when to look again whether one gives way.
     room_at: Option<Now>,
-    /// Whose turn it is.
-    next: usize,
+    /// Whose turn it is, of administrators and of users that look; and which of the two is first.
+    next: [usize; 2],
+    is_for_viewers: bool,
     /// No room for an fd: no query has one.
     received: ReceivedFds,
-    /// Some of the connections watch.
-    is_watched: bool,
+    /// The sights of those that watch.
+    watched: Vec<Sight>,
     /// For what the core has noted; reused.
     notes: Vec<Note>,
     /// The connection that wants to take over, and the format that it reads.
     takeover: Option<(usize, u64)>,
 }
 
+/// A listener by which connections come.
+struct Entrance {
+    listener: Listener,
+    /// The number of the clients' listener beside which it stands; `None`: it is the administrators'.
+    beside: Option<u32>,
+    is_ready: bool,
+    /// A connection waits for which there was no room.
+    is_accept_due: bool,
+}
+
+impl Entrance {
+    fn new(listener: Listener, beside: Option<u32>) -> Self {
+        Entrance { listener, beside, is_ready: false, is_accept_due: false }
+    }
+}
+
+/// Whose a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Comer {
+    pub rights: Rights,
+    /// The user whose places it takes. Administrators share theirs.
+    pub user: u32,
+    pub uid: u32,
+    pub pid: u32,
+}
+
 struct AdminConnection {
     socket: OwnedFd,
+    comer: Comer,
     is_ready: bool,
     /// When it came or last asked.
     used_at: Now,
@@ -68,9 +98,10 @@ pub(crate) enum Sent {
 
 impl AdminConnection {
     /// One just accepted.
-    fn new(socket: OwnedFd, now: Now) -> Self {
+    fn new(socket: OwnedFd, comer: Comer, now: Now) -> Self {
         AdminConnection {
             socket,
+            comer,
             is_ready: true,
             used_at: now,
             first_at: None,
@@ -91,6 +122,11 @@ impl AdminConnection {
         }
     }
 
+    /// It is of a user that looks.
+    fn is_viewer(&self) -> bool {
+        !self.comer.rights.may_act
+    }
+
     /// It has events to be sent, and room for them as far as is known.
     fn is_watch_due(&self) -> bool {
         self.pending.is_none() && self.watch.as_ref().is_some_and(|watch| watch.is_due())
@@ -98,31 +134,36 @@ impl AdminConnection {
 }
 
 impl AdminSide {
-    pub fn new(listener: Listener) -> Self {
+    /// `viewers`: each with the number of the clients' listener that it stands beside.
+    pub fn new(admin: Listener, viewers: Vec<(u32, Listener)>) -> Self {
+        let places = MAX_ADMIN_CONNECTIONS + if viewers.is_empty() { 0 } else { MAX_VIEWERS };
+        let viewers = viewers.into_iter().map(|(beside, it)| Entrance::new(it, Some(beside)));
         AdminSide {
-            listener,
-            is_listener_ready: false,
-            is_accept_due: false,
-            connections: Slab::with_capacity(MAX_ADMIN_CONNECTIONS),
+            listeners: std::iter::once(Entrance::new(admin, None)).chain(viewers).collect(),
+            connections: Slab::with_capacity(places),
             room_at: None,
-            next: 0,
+            next: [0; 2],
+            is_for_viewers: false,
             received: ReceivedFds::with_capacity(0),
-            is_watched: false,
+            watched: Vec::new(),
             notes: Vec::new(),
             takeover: None,
         }
     }
 
-    pub fn listener(&self) -> &Listener {
-        &self.listener
+    /// All listeners, the administrators' first.
+    pub fn listeners(&self) -> impl Iterator<Item = &Listener> {
+        self.listeners.iter().map(|it| &it.listener)
     }
 
-    pub fn listener_mut(&mut self) -> &mut Listener {
-        &mut self.listener
+    pub fn listeners_mut(&mut self) -> impl Iterator<Item = &mut Listener> {
+        self.listeners.iter_mut().map(|it| &mut it.listener)
     }
 
-    pub fn note_listener(&mut self) {
-        self.is_listener_ready = true;
+    pub fn note_listener(&mut self, number: usize) {
+        if let Some(entrance) = self.listeners.get_mut(number) {
+            entrance.is_ready = true;
+        }
     }
 
     /// A connection wants to take over, and reads this format.
@@ -137,8 +178,8 @@ impl AdminSide {
 
     /// There may be room again.
     pub fn retry_accept(&mut self) {
-        if std::mem::take(&mut self.is_accept_due) {
-            self.is_listener_ready = true;
+        for entrance in &mut self.listeners {
+            entrance.is_ready |= std::mem::take(&mut entrance.is_accept_due);
         }
     }
 
@@ -148,19 +189,37 @@ impl AdminSide {
         }
     }
 
-    /// Accepts a connection if one waits and there is a place; its number. An error: there is no room for it.
+    /// Accepts an administrator's connection if one waits and there is a place; its number. An error: there is no room for it.
     pub fn accept(&mut self, features: KernelFeatures, now: Now) -> Result<Option<usize>, Errno> {
-        while self.is_listener_ready && self.make_room(now) {
-            match kernel::accept(self.listener.as_fd()) {
-                Ok(socket) => {
-                    kernel::refuse_rights(socket.as_fd(), features);
-                    return Ok(Some(self.connections.insert(AdminConnection::new(socket, now))));
-                }
+        if !self.listeners[0].is_ready || !self.make_room(now) {
+            return Ok(None);
+        }
+        let Some(socket) = self.accept_at(0)? else { return Ok(None) };
+        kernel::refuse_rights(socket.as_fd(), features);
+        // Acts look at the user themselves.
+        let comer = Comer { rights: Rights::ADMINISTRATOR, user: 0, uid: 0, pid: 0 };
+        Ok(Some(self.connections.insert(AdminConnection::new(socket, comer, now))))
+    }
+
+    /// Accepts the connection of a user that looks, if one waits, with the number of the clients' listener beside which it came. It has no
+    /// place yet. An error: as above.
+    pub fn accept_viewer(&mut self) -> Result<Option<(u32, OwnedFd)>, Errno> {
+        let ready = self.listeners.iter().position(|it| it.is_ready && it.beside.is_some());
+        let Some(number) = ready else { return Ok(None) };
+        let beside = self.listeners[number].beside.unwrap_or_default();
+        Ok(self.accept_at(number)?.map(|socket| (beside, socket)))
+    }
+
+    fn accept_at(&mut self, number: usize) -> Result<Option<OwnedFd>, Errno> {
+        let entrance = &mut self.listeners[number];
+        while entrance.is_ready {
+            match kernel::accept(entrance.listener.as_fd()) {
+                Ok(socket) => return Ok(Some(socket)),
                 Err(Errno::EINTR | Errno::ECONNABORTED) => {}
                 Err(errno) => {
-                    self.is_listener_ready = false;
+                    entrance.is_ready = false;
                     if errno != Errno::EAGAIN {
-                        self.is_accept_due = true;
+                        entrance.is_accept_due = true;
                         return Err(errno);
                     }
                 }
@@ -169,18 +228,68 @@ impl AdminSide {
         Ok(None)
     }
 
-    /// The next connection that has something to do.
+    /// A place for the connection of a user that looks; its number. An error: neither of the user's places nor of all is free, nor does a
+    /// connection give way. One that does is given back.
+    pub fn add_viewer(
+        &mut self,
+        socket: OwnedFd,
+        comer: Comer,
+        now: Now,
+    ) -> Result<(usize, Option<(OwnedFd, u32)>), OwnedFd> {
+        let viewers = || self.connections.iter().filter(|(_, it)| it.is_viewer());
+        let own = || viewers().filter(|(_, it)| it.comer.user == comer.user);
+        let oldest = |all: &mut dyn Iterator<Item = (usize, &AdminConnection)>| {
+            let may_end = |it: &AdminConnection| it.keeps_until().is_some_and(|until| until <= now);
+            let old = all.filter(|(_, it)| may_end(it)).min_by_key(|(_, it)| it.used_at);
+            old.map(|(index, _)| index)
+        };
+        let leaving = match () {
+            () if own().count() >= MAX_VIEWERS_PER_USER => Some(oldest(&mut own())),
+            () if viewers().count() >= MAX_VIEWERS => Some(oldest(&mut viewers())),
+            () => None,
+        };
+        let left = match leaving {
+            Some(None) => return Err(socket),
+            Some(Some(index)) => self.end(index),
+            None => None,
+        };
+        Ok((self.connections.insert(AdminConnection::new(socket, comer, now)), left))
+    }
+
+    /// The next connection that has something to do. Administrators and users that look take turns, however many the others are.
     pub fn next_turn(&mut self) -> Option<Turn> {
-        for _ in 0..MAX_ADMIN_CONNECTIONS {
-            let index = self.next;
-            self.next = (index + 1) % MAX_ADMIN_CONNECTIONS;
-            match self.connections.get(index) {
-                Some(connection) if connection.is_ready => return Some(Turn::Serve(index)),
-                Some(connection) if connection.is_watch_due() => return Some(Turn::Tell(index)),
-                _ => {}
-            }
-        }
-        None
+        self.is_for_viewers = !self.is_for_viewers;
+        let first = self.is_for_viewers;
+        self.next_turn_of(first).or_else(|| self.next_turn_of(!first))
+    }
+
+    fn next_turn_of(&mut self, viewers: bool) -> Option<Turn> {
+        let next = &mut self.next[usize::from(viewers)];
+        let turn = |it: &AdminConnection, index: usize| match it {
+            it if it.is_viewer() != viewers => None,
+            it if it.is_ready => Some(Turn::Serve(index)),
+            it if it.is_watch_due() => Some(Turn::Tell(index)),
+            _ => None,
+        };
+        let found = |from: usize, to: usize| {
+            (from..to).find_map(|index| turn(self.connections.get(index)?, index))
+        };
+        let all = self.connections.capacity();
+        let turn = found(*next, all).or_else(|| found(0, *next))?;
+        let (Turn::Serve(index) | Turn::Tell(index)) = turn;
+        *next = index + 1;
+        Some(turn)
+    }
+
+    /// Whose a connection is.
+    pub fn comer(&self, index: usize) -> Option<Comer> {
+        self.connections.get(index).map(|it| it.comer)
+    }
+
+    /// Whether the message to read has fds: the kernel would close them on the loop. An administrator's are theirs to answer for.
+    pub fn has_fds(&self, index: usize) -> bool {
+        let it = &self.connections[index];
+        it.is_viewer() && fdbroker_scm::is_control_next(it.socket.as_fd())
     }
 
     /// Reads a message into `buffer`; its length. `None`: there is none. An error: the connection is to end.
@@ -231,7 +340,12 @@ impl AdminSide {
 
     /// Whether somebody watches.
     pub fn is_watched(&self) -> bool {
-        self.is_watched
+        !self.watched.is_empty()
+    }
+
+    /// Whether somebody watches what is of this domain.
+    pub fn is_domain_watched(&self, domain: DomainKey) -> bool {
+        self.watched.iter().any(|sight| sight.has(domain))
     }
 
     /// An empty list for what the core has noted; to be given back.
@@ -249,15 +363,20 @@ impl AdminSide {
         self.connections.get(index).map(|connection| connection.socket.as_fd())
     }
 
-    /// Ends a connection.
-    pub fn end(&mut self, index: usize) {
-        self.connections.try_remove(index);
+    /// Ends a connection. That of a user that looks is given back, with its uid: fds may lie in it.
+    #[must_use = "a lane closes it"]
+    pub fn end(&mut self, index: usize) -> Option<(OwnedFd, u32)> {
+        let ended = self.connections.try_remove(index).filter(AdminConnection::is_viewer)?;
+        Some((ended.socket, ended.comer.uid))
     }
 
-    /// Whether there is something to do at once.
-    pub fn is_ready(&self) -> bool {
-        let may_accept = self.connections.len() < MAX_ADMIN_CONNECTIONS || self.room_at.is_none();
-        (self.is_listener_ready && may_accept)
+    /// Whether there is something to do at once; `may_turn_away`: connections of users that look can be accepted.
+    pub fn is_ready(&self, may_turn_away: bool) -> bool {
+        let administrators = self.connections.iter().filter(|(_, it)| !it.is_viewer()).count();
+        let may_accept = administrators < MAX_ADMIN_CONNECTIONS || self.room_at.is_none();
+        let may_enter =
+            |it: &Entrance| if it.beside.is_some() { may_turn_away } else { may_accept };
+        self.listeners.iter().any(|it| it.is_ready && may_enter(it))
             || self.connections.iter().any(|(_, it)| it.is_ready || it.is_watch_due())
     }
 
@@ -266,21 +385,23 @@ impl AdminSide {
         self.room_at
     }
 
-    /// Whether there is a place for one more connection; when all are taken, the one that has asked nothing for longest
+    /// Whether there is a place for one more administrator; when all are taken, the connection that has asked nothing for longest
     /// ends, of those that may.
     fn make_room(&mut self, now: Now) -> bool {
         self.room_at = None;
-        if self.connections.len() < MAX_ADMIN_CONNECTIONS {
+        let administrators = || self.connections.iter().filter(|(_, it)| !it.is_viewer());
+        if administrators().count() < MAX_ADMIN_CONNECTIONS {
             return true;
         }
+        let may_end = |it: &AdminConnection| it.keeps_until().is_some_and(|until| until <= now);
+        let old = administrators().filter(|(_, it)| may_end(it));
+        let longest = old.min_by_key(|(_, it)| it.used_at).map(|(index, _)| index);
         // An event tells when another connection comes.
-        self.is_listener_ready = kernel::is_readable(self.listener.as_fd());
-        if !self.is_listener_ready {
+        let entrance = &mut self.listeners[0];
+        entrance.is_ready = kernel::is_readable(entrance.listener.as_fd());
+        if !entrance.is_ready {
             return false;
         }
-        let may_end = |it: &AdminConnection| it.keeps_until().is_some_and(|until| until <= now);
-        let old = self.connections.iter().filter(|(_, it)| may_end(it));
-        let longest = old.min_by_key(|(_, it)| it.used_at).map(|(index, _)| index);
         match longest {
             Some(index) => {
                 log::debug!(
@@ -298,9 +419,13 @@ impl AdminSide {
 
     /// A connection watches from now on; `false`: as many do as may.
     pub fn set_watch(&mut self, index: usize, watch: Watch) -> bool {
-        let others =
-            self.connections.iter().filter(|(other, it)| *other != index && it.watch.is_some());
-        if others.count() >= MAX_ADMIN_WATCHES {
+        let Some(Comer { rights, user, .. }) = self.comer(index) else { return true };
+        let others = self.connections.iter().filter(|(other, it)| {
+            let is_alike = it.comer.rights.may_act == rights.may_act && it.comer.user == user;
+            *other != index && it.watch.is_some() && is_alike
+        });
+        let most = if rights.may_act { MAX_ADMIN_WATCHES } else { MAX_WATCHES_PER_USER };
+        if others.count() >= most {
             return false;
         }
         if let Some(connection) = self.connections.get_mut(index) {
@@ -320,8 +445,10 @@ impl AdminSide {
         all.filter_map(|(_, it)| it.watch.as_deref_mut()).for_each(|watch| watch.offer(event, job));
     }
 
-    /// Notes whether there are watchers.
+    /// Notes what is watched.
     pub fn count_watches(&mut self) {
-        self.is_watched = self.connections.iter().any(|(_, it)| it.watch.is_some());
+        let watches = self.connections.iter().filter_map(|(_, it)| it.watch.as_ref());
+        self.watched.clear();
+        self.watched.extend(watches.map(|watch| watch.sight()));
     }
 }

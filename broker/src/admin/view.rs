@@ -1,16 +1,28 @@
-//! The broker's state as it is shown to administrators. Must never allow a change.
+//! The broker's state as it is shown, within the sight of whoever asks. Must never allow a change, nor let anything past that is not in
+//! sight: the state behind it is private to this file.
 
+use crate::admin::rights::Sight;
 use crate::clients::connections::Connections;
 use crate::clients::metrics::Metrics;
+use crate::fds::files::Files;
 use crate::fds::table::FdTable;
+use crate::fds::tombstones::{Tombstone, Tombstones};
 use crate::journal::Journal;
+use crate::kernel::Start;
 use crate::node::side::Identity;
 use crate::past::Past;
-use fdbroker_core::{Core, Now};
+use fdbroker_core::{
+    AllocationView, CapsOfScopes, ClientId, ClientView, Core, DomainKey, DomainView, JobKey,
+    JobName, JobView, LeaseView, Now, Totals,
+};
+use fdbroker_protocol::ByGauge;
+use fdbroker_protocol::limits::NAME_BYTES;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
 
-/// The broker, to be looked at.
+/// What there is to look at.
 #[derive(Clone, Copy)]
-pub(crate) struct View<'a> {
+pub(crate) struct Whole<'a> {
     pub core: &'a Core,
     pub connections: &'a Connections,
     pub fds: &'a FdTable,
@@ -23,4 +35,198 @@ pub(crate) struct View<'a> {
     pub now: Now,
     /// The start of the first broker whose clients were handed on to this one.
     pub started: Now,
+}
+
+/// The broker, to be looked at.
+#[derive(Clone, Copy)]
+pub(crate) struct View<'a> {
+    whole: Whole<'a>,
+    sight: Sight,
+}
+
+/// A client as others name it.
+#[derive(Clone, Copy)]
+pub(crate) struct Party {
+    /// `u32::MAX`: it is not in sight.
+    pub client: u32,
+    /// 0: it is gone, or not in sight.
+    pub pid: u32,
+    /// `u32::MAX`: the same.
+    pub uid: u32,
+    pub name: [u8; NAME_BYTES],
+    pub job: Option<(JobKey, JobName)>,
+}
+
+impl Party {
+    /// One that is gone.
+    const NOBODY: Party =
+        Party { client: u32::MAX, pid: 0, uid: u32::MAX, name: [0; NAME_BYTES], job: None };
+    /// One of a domain that is not in sight.
+    const ANOTHER: Party = Party { name: *b"another user\0\0\0\0", ..Party::NOBODY };
+}
+
+impl<'a> View<'a> {
+    pub fn new(whole: Whole<'a>, sight: Sight) -> Self {
+        View { whole, sight }
+    }
+
+    /// All of it, where the node's is seen; for what cannot be divided.
+    pub fn node(&self) -> Option<&Whole<'a>> {
+        (self.sight == Sight::Node).then_some(&self.whole)
+    }
+
+    pub fn sight(&self) -> Sight {
+        self.sight
+    }
+
+    pub fn now(&self) -> Now {
+        self.whole.now
+    }
+
+    pub fn identity(&self) -> &'a Identity {
+        self.whole.identity
+    }
+
+    pub fn incarnation(&self) -> u64 {
+        self.whole.incarnation
+    }
+
+    pub fn started(&self) -> Now {
+        self.whole.started
+    }
+
+    pub fn is_draining(&self) -> bool {
+        self.whole.core.is_draining()
+    }
+
+    /// The caps in force: of nobody, so everybody sees them.
+    pub fn caps(&self) -> CapsOfScopes {
+        self.whole.core.caps()
+    }
+
+    /// The node's totals; of a domain its account, and what is counted of it by itself.
+    pub fn totals(&self) -> Totals {
+        let core = self.whole.core;
+        let Sight::Domain(own) = self.sight else { return core.totals() };
+        let node = core.view_of_domain(own).map(|domain| domain.account).unwrap_or_default();
+        let jobs = core.jobs(0).filter(|job| job.domain == own).count() as u64;
+        let (gauges, counters) = (ByGauge { jobs, ..ByGauge::all(0) }, Default::default());
+        Totals { node, caps: core.caps().domain, table: (0, 0, u64::MAX), gauges, counters }
+    }
+
+    // --- records, by slot: `None` in place of one that is not in sight --------------------------------
+
+    pub fn allocation_slots(&self) -> u32 {
+        self.whole.core.allocation_slots()
+    }
+
+    pub fn allocations(
+        &self,
+        slots: Range<u32>,
+    ) -> impl Iterator<Item = (u32, Option<AllocationView>)> + use<'a> {
+        let (all, sight) = (self.whole.core.allocations_within(slots), self.sight);
+        all.map(move |it| (it.id.slot, Some(it).filter(|it| sight.has(it.domain))))
+    }
+
+    pub fn lease_slots(&self) -> u32 {
+        self.whole.core.lease_slots()
+    }
+
+    /// Those of clients in sight, and of allocations in sight.
+    pub fn leases(
+        &self,
+        slots: Range<u32>,
+    ) -> impl Iterator<Item = (u32, Option<LeaseView>)> + use<'a> {
+        let (all, sight) = (self.whole.core.leases_within(slots), self.sight);
+        all.map(move |it| {
+            // The low half of a lease's number is its slot.
+            let slot = (it.id.0 & u64::from(u32::MAX)) as u32;
+            (slot, Some(it).filter(|it| sight.has(it.holder) || sight.has(it.domain)))
+        })
+    }
+
+    pub fn clients(
+        &self,
+        cursor: u32,
+    ) -> impl Iterator<Item = (u32, Option<ClientView>)> + use<'a> {
+        let (all, sight) = (self.whole.core.clients(cursor), self.sight);
+        all.map(move |it| (it.id.0, Some(it).filter(|it| sight.has(it.domain))))
+    }
+
+    pub fn jobs(&self, cursor: u32) -> impl Iterator<Item = (u32, Option<JobView>)> + use<'a> {
+        let (all, sight) = (self.whole.core.jobs(cursor), self.sight);
+        all.map(move |it| (it.number, Some(it).filter(|it| sight.has(it.domain))))
+    }
+
+    pub fn domains(
+        &self,
+        cursor: u32,
+    ) -> impl Iterator<Item = (u32, Option<DomainView>)> + use<'a> {
+        let (all, sight) = (self.whole.core.domains(cursor), self.sight);
+        all.map(move |it| (it.number, Some(it).filter(|it| sight.has(it.key))))
+    }
+
+    /// How far tombstones go.
+    pub fn tombstones_end(&self) -> u32 {
+        self.tombstones_of_all().end()
+    }
+
+    pub fn tombstones(
+        &self,
+        range: Range<u32>,
+    ) -> impl Iterator<Item = (u32, Option<&'a Tombstone>)> + use<'a> {
+        let all = self.tombstones_of_all();
+        let (within, sight) = (all.within(range.start..range.end.min(all.end())), self.sight);
+        within.map(move |(at, it)| (at, Some(it).filter(|it| sight.has(it.domain()))))
+    }
+
+    fn tombstones_of_all(&self) -> &'a Tombstones {
+        self.whole.fds.tombstones()
+    }
+
+    // --- what belongs to a record that is in sight ----------------------------------------------------
+
+    /// The name of the job of a tombstone.
+    pub fn job_name_of(&self, tombstone: &Tombstone) -> JobName {
+        self.tombstones_of_all().job_name(tombstone)
+    }
+
+    pub fn files(&self, of: &AllocationView) -> Files {
+        self.whole.fds.files(of.id.slot)
+    }
+
+    /// The broker's own fd of an allocation. Its number tells how many fds there are of all, so it is for those that see all.
+    pub fn held(&self, of: &AllocationView) -> Option<BorrowedFd<'a>> {
+        let node = (self.sight == Sight::Node).then_some(self.whole)?;
+        node.fds.held(of.id.slot)
+    }
+
+    pub fn job_name(&self, domain: DomainKey, job: Option<JobKey>) -> JobName {
+        job.map_or(JobName::NONE, |job| self.whole.core.job_name(domain, job))
+    }
+
+    /// Of the process of a client.
+    pub fn start_of(&self, client: &ClientView) -> Start {
+        let connection = self.whole.connections.get(client.id.0 as usize);
+        connection.map_or(Start::default(), |known| known.start)
+    }
+
+    /// A client that a record names, or its owner that is gone.
+    pub fn party(&self, client: Option<ClientId>) -> Party {
+        let Whole { core, connections, .. } = self.whole;
+        let Some(client) = client else { return Party::NOBODY };
+        let Some(domain) = core.domain_of(client) else { return Party::NOBODY };
+        if !self.sight.has(domain) {
+            return Party::ANOTHER;
+        }
+        let job = core.job_of(client).map(|job| (job, core.job_name(domain, job)));
+        let connection = connections.get(client.0 as usize);
+        let unknown = Party { client: client.0, job, ..Party::NOBODY };
+        connection.map_or(unknown, |it| Party {
+            pid: it.pid,
+            uid: it.domain.uid,
+            name: it.name,
+            ..unknown
+        })
+    }
 }

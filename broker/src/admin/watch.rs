@@ -1,12 +1,14 @@
-//! Events for administrators who watch: each watcher has a bounded queue, and is sent what is in it when its socket
-//! takes it. Must cost nothing while nobody watches, and never wait for a slow watcher: the events that it misses are counted.
+//! Events for those that watch: each watcher has a bounded queue, and is sent what is in it when its socket
+//! takes it. Must cost nothing while nobody watches, never wait for a slow watcher (the events that it misses are counted), nor tell of what
+//! is not in its sight.
 
 use crate::admin::chosen::{Chosen, Traits};
+use crate::admin::rights::Sight;
 use crate::limits::{WATCH_EVENTS_KEPT, WATCH_EVENTS_PER_MESSAGE};
-use fdbroker_core::{JobKey, Note};
-use fdbroker_protocol::AllocationId;
+use fdbroker_core::{DomainKey, JobKey, Note};
 use fdbroker_protocol::admin::{EventKind, EventRecord};
 use fdbroker_protocol::limits::{MAX_ADMIN_MESSAGE_BYTES, NAME_BYTES};
+use fdbroker_protocol::{AllocationId, Scope, Status};
 use std::collections::VecDeque;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -16,6 +18,7 @@ const _: () = assert!(
 
 /// What one watcher is still to be told.
 pub(crate) struct Watch {
+    sight: Sight,
     chosen: Chosen,
     /// Events of before the watch.
     past: VecDeque<EventRecord>,
@@ -27,8 +30,9 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    pub fn new(chosen: Chosen) -> Self {
+    pub fn new(sight: Sight, chosen: Chosen) -> Self {
         Watch {
+            sight,
             chosen,
             past: VecDeque::new(),
             is_past_due: false,
@@ -42,8 +46,7 @@ impl Watch {
         &mut self,
         past: impl Iterator<Item = (&'e EventRecord, Option<JobKey>)>,
     ) {
-        let past = past.filter(|(event, job)| self.wants(event, *job));
-        self.past = past.map(|(event, _)| *event).collect();
+        self.past = past.filter_map(|(event, job)| self.told(event, job)).collect();
         self.is_past_due = true;
     }
 
@@ -52,18 +55,29 @@ impl Watch {
         self.is_past_due || !self.events.is_empty() || self.lost > 0
     }
 
-    fn wants(&self, event: &EventRecord, job: Option<JobKey>) -> bool {
+    /// Of which domains it is told.
+    pub fn sight(&self) -> Sight {
+        self.sight
+    }
+
+    /// The event as this watcher is told of it, if it is.
+    fn told(&self, event: &EventRecord, job: Option<JobKey>) -> Option<EventRecord> {
         let (pid, uid) = (event.pid.get(), event.uid.get());
         let is_of_node = uid == u32::MAX && event.slot.get() == u32::MAX;
         let allocation = Some((event.slot.get(), event.generation.get()));
-        is_of_node || self.chosen.has(Traits { allocation, pid, uid, job })
+        let is_chosen = is_of_node || self.chosen.has(Traits { allocation, pid, uid, job });
+        let told = match self.sight {
+            Sight::Node => Some(*event),
+            Sight::Domain(_) if is_of_node => Some(EventRecord { lost: 0.into(), ..*event }),
+            Sight::Domain(own) => is_of(event, own)
+                .then(|| EventRecord { status: without_stranger(event.status), ..*event }),
+        };
+        told.filter(|_| is_chosen)
     }
 
     /// `job`: of the client, or of a client that is gone and has left the allocation.
     pub fn offer(&mut self, event: &EventRecord, job: Option<JobKey>) {
-        if !self.wants(event, job) {
-            return;
-        }
+        let Some(event) = self.told(event, job) else { return };
         if self.events.len() >= WATCH_EVENTS_KEPT {
             self.lost += 1;
             return;
@@ -72,7 +86,7 @@ impl Watch {
             let lost = std::mem::take(&mut self.lost);
             self.events.push_back(lost_event(lost, event.unix_us.get()));
         }
-        self.events.push_back(*event);
+        self.events.push_back(event);
     }
 
     /// The events of the next message. Of the past, a message that is not full is the last.
@@ -96,6 +110,20 @@ impl Watch {
             self.events = VecDeque::new();
         }
         events
+    }
+}
+
+/// Whether an event is of a domain. What is known of a user alone, such as a hung call, has no listener.
+fn is_of(event: &EventRecord, domain: DomainKey) -> bool {
+    let listener = event.listener.get();
+    event.uid.get() == domain.uid && (listener == domain.listener || listener == u32::MAX)
+}
+
+/// The largest holder of all may be of another domain.
+fn without_stranger(status: Status) -> Status {
+    match status.scope() == Some(Scope::Node) {
+        true => Status { pid: 0.into(), ..status },
+        false => status,
     }
 }
 
@@ -132,11 +160,12 @@ pub(crate) fn unix_us() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fdbroker_core::{ClientId, DomainKey};
+    use fdbroker_core::ClientId;
+    use fdbroker_protocol::Resource;
     use fdbroker_protocol::admin::Filter;
 
     fn watch(filter: Filter, value: u64) -> Watch {
-        Watch::new(Chosen { filter, value })
+        Watch::new(Sight::Node, Chosen { filter, value })
     }
 
     fn grant(pid: u32) -> EventRecord {
@@ -224,5 +253,33 @@ mod tests {
         let kinds: Vec<u32> = watch.take(9).iter().map(|event| event.kind.get()).collect();
         let expected = [EventKind::Grant, EventKind::Refusal, EventKind::Drain];
         assert_eq!(kinds, expected.map(|kind| kind as u32));
+    }
+
+    #[test]
+    fn watch_when_of_a_domain_then_of_others_neither_an_event_nor_a_pid_nor_how_many_are_lost() {
+        let own = DomainKey { listener: 2, uid: 5 };
+        let all = Chosen { filter: Filter::None, value: 0 };
+        let mut watch = Watch::new(Sight::Domain(own), all);
+        let refused = |domain, pid| {
+            let status = Status::no_quota(Resource::Fds, Scope::Node, 64, 4711);
+            event(&Note { domain, pid, status, ..Note::of_node(EventKind::Refusal) }, 7)
+        };
+        let hang = |uid| {
+            let domain = DomainKey { uid, ..DomainKey::NOBODYS };
+            event(&Note { domain, ..Note::of_node(EventKind::Hang) }, 7)
+        };
+        let others = [DomainKey { listener: 1, ..own }, DomainKey { uid: 6, ..own }];
+        let mut events: Vec<EventRecord> = others.map(|other| refused(other, 8)).into();
+        events.extend([hang(6), refused(own, 9), hang(5), lost_event(1234, 7)]);
+        events.push(event(&Note::of_node(EventKind::Drain), 7));
+        watch.begin_with(events.iter().map(|event| (event, None)));
+        events.iter().for_each(|event| watch.offer(event, None));
+        for told in [watch.take(9), watch.take(9)] {
+            let kinds: Vec<u32> = told.iter().map(|event| event.kind.get()).collect();
+            let expected = [EventKind::Refusal, EventKind::Hang, EventKind::Lost, EventKind::Drain];
+            assert_eq!(kinds, expected.map(|kind| kind as u32));
+            assert_eq!((told[0].pid.get(), told[0].status.pid.get()), (9, 0));
+            assert_eq!(told[2].lost.get(), 0);
+        }
     }
 }

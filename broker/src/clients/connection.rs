@@ -5,6 +5,7 @@ use crate::clients::ahead::AheadSocket;
 use crate::clients::metrics::Asked;
 use crate::clients::settles::Settles;
 use crate::clients::turns::Who;
+use crate::kernel::Start;
 use crate::limits::{IN_FLIGHT_FDS_PER_CLIENT, UNREAD_MESSAGES_PER_CLIENT};
 use fdbroker_core::{ClientId, DomainKey, RequestId};
 use fdbroker_protocol::limits::NAME_BYTES;
@@ -71,8 +72,8 @@ pub struct Connection {
     pub pid: u32,
     /// The core knows it: what /proc says of its process is there. Nothing is read from it before.
     pub is_known: bool,
-    /// When its process was started, as for [`kernel::started`](crate::kernel::started); 0: not known.
-    pub started: u32,
+    /// When its process was started, and its name.
+    pub start: Start,
     /// For display, as it said in hello.
     pub name: [u8; NAME_BYTES],
     /// How far it is.
@@ -164,7 +165,7 @@ impl Connection {
             shares_as: domain,
             pid,
             is_known: false,
-            started: 0,
+            start: Start::default(),
             name: [0; NAME_BYTES],
             phase: Phase::Silent,
             is_main_ready: false,

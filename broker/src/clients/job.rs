@@ -12,7 +12,7 @@ use std::io::Read;
 /// What the broker asks about the process of a client. Only in a lane: before Linux 6.8 a read of /proc/PID/cgroup waits for the
 /// mutex of all cgroups, and a read of /proc/PID/stat may have to free the memory of a process that dies just then.
 pub fn process(pid: u32) -> Process {
-    Process { job: of_process(pid), started: kernel::started(pid).unwrap_or(0) }
+    Process { job: of_process(pid), start: kernel::Start::of(pid).unwrap_or_default() }
 }
 
 /// The job of a process; `None` when its cgroups cannot be read: it is in another PID namespace, or gone.

@@ -1,7 +1,7 @@
 //! What lanes do, and what they say once it is done. Must never be done on the loop: each of it may take long or hang for ever.
 
 use crate::fds::classify::{Looker, open_for_readers};
-use crate::kernel::Device;
+use crate::kernel::{Device, Start};
 use fdbroker_core::{JobKey, JobName, Lane, Ticket};
 use fdbroker_scm::{ReceivedFds, RecvError};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,8 +24,8 @@ pub type ProcessFn = Arc<dyn Fn(u32) -> Process + Send + Sync>;
 pub struct Process {
     /// Of its cgroups; `None` when they cannot be read: it is in another PID namespace, or gone.
     pub job: Option<(JobKey, JobName)>,
-    /// As for [`kernel::started`](crate::kernel::started), 0 when it cannot be read.
-    pub started: u32,
+    /// Nothing when it cannot be read.
+    pub start: Start,
 }
 
 /// What a lane calls.
@@ -45,8 +45,8 @@ impl Calls {
     /// # Errors
     /// /proc is not mounted.
     pub fn real(process: ProcessFn) -> nix::Result<Self> {
-        let looker = Looker::new()?;
-        let look: LookFn = Arc::new(move |fd| looker.look(fd));
+        let viewer = Looker::new()?;
+        let look: LookFn = Arc::new(move |fd| viewer.look(fd));
         Ok(Calls { close: Arc::new(|fd, _| drop(fd)), look, process })
     }
 }

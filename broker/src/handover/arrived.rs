@@ -163,9 +163,9 @@ impl Arrived {
 
     /// The listener that was served at `path`, with its hold on it, if it still stands there.
     pub fn listener(&mut self, path: &std::path::Path) -> Option<Listener> {
-        let State { admin, listeners, .. } = &self.state;
+        let State { administration, listeners, .. } = &self.state;
         let saved: &SavedListener =
-            std::iter::once(admin).chain(listeners).find(|saved| saved.path == path)?;
+            administration.iter().chain(listeners).find(|saved| saved.path == path)?;
         let identity = saved.identity;
         let socket = self.fds.take(saved.socket?).ok()?;
         let listener = Listener::adopt(path, socket).ok()?;

@@ -93,6 +93,7 @@ pub(crate) fn save_connection<'a>(
         listener: connection.domain.listener,
         uid: connection.domain.uid,
         pid: connection.pid,
+        start: connection.start,
         name: connection.name,
         phase: connection.phase,
         socket: packing.add_if(connection.socket.as_ref(), client)?,

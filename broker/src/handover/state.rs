@@ -7,6 +7,7 @@ use crate::clients::metrics::Metrics;
 use crate::fds::files::Files;
 use crate::fds::tombstones::SavedTombstones;
 use crate::journal::SavedJournal;
+use crate::kernel::Start;
 use crate::past::SavedPast;
 use fdbroker_core::Saved;
 use fdbroker_protocol::limits::NAME_BYTES;
@@ -34,7 +35,8 @@ pub(crate) struct State {
     /// Of the directory, when the one before still has it.
     pub lock: Option<Fd>,
     pub until_eof: Option<Fd>,
-    pub admin: SavedListener,
+    /// The administrators' listener, and those of users that look.
+    pub administration: Vec<SavedListener>,
     /// By listener number.
     pub listeners: Vec<SavedListener>,
     pub connections: Vec<SavedConnection>,
@@ -67,6 +69,7 @@ pub(crate) struct SavedConnection {
     pub listener: u32,
     pub uid: u32,
     pub pid: u32,
+    pub start: Start,
     pub name: [u8; NAME_BYTES],
     pub phase: Phase,
     pub socket: Option<Fd>,

@@ -1,5 +1,7 @@
 //! System calls about this process and others that nix has no safe wrapper for. Must never wait for another process.
 
+use fdbroker_protocol::limits::COMMAND_BYTES;
+use serde::{Deserialize, Serialize};
 use std::io;
 use std::sync::atomic::AtomicU64;
 
@@ -21,15 +23,42 @@ pub fn monotonic_us() -> u64 {
     seconds * 1_000_000 + nanos / 1000
 }
 
-/// When a process was started, in clock ticks since boot, the low 32 bits (proc_pid_stat(5), field 22). `None`: it is in
-/// another PID namespace, or gone.
-pub fn started(pid: u32) -> Option<u32> {
-    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in brackets, may hold anything.
-    let after = stat.iter().rposition(|byte| *byte == b')')? + 1;
-    let fields = std::str::from_utf8(&stat[after..]).ok()?;
-    let ticks: u64 = fields.split_ascii_whitespace().nth(19)?.parse().ok()?;
-    Some(ticks as u32)
+/// When a process was started, and its name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Start {
+    /// In clock ticks since boot, the low 32 bits (proc_pid_stat(5), field 22); 0: not known.
+    pub ticks: u32,
+    /// As in /proc/PID/comm, padded with zeros (field 2).
+    pub command: [u8; COMMAND_BYTES],
+}
+
+impl Start {
+    /// Of a process; `None`: it is in another PID namespace, or gone.
+    pub fn of(pid: u32) -> Option<Self> {
+        Start::parse(&std::fs::read(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    fn parse(stat: &[u8]) -> Option<Self> {
+        // The name, in brackets, may hold anything.
+        let begin = stat.iter().position(|byte| *byte == b'(')? + 1;
+        let end = stat.iter().rposition(|byte| *byte == b')')?;
+        let fields = std::str::from_utf8(stat.get(end + 1..)?).ok()?;
+        let ticks: u64 = fields.split_ascii_whitespace().nth(19)?.parse().ok()?;
+        let mut command = [0; COMMAND_BYTES];
+        command.iter_mut().zip(stat.get(begin..end)?).for_each(|(to, from)| *to = *from);
+        Some(Start { ticks: ticks as u32, command })
+    }
+
+    /// Milliseconds since then, as exact as a tick, modulo 2^32 ticks; `None`: not known.
+    pub fn age_ms(&self) -> Option<u64> {
+        use nix::time::{ClockId, clock_gettime};
+        // Field 22 counts the time asleep, too.
+        let now = clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?;
+        let tick = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK).ok()??;
+        let ticks = now.tv_sec() * tick + now.tv_nsec() * tick / 1_000_000_000;
+        let passed = u64::from((ticks as u32).wrapping_sub(self.ticks));
+        (self.ticks != 0).then_some(passed * 1000 / tick.cast_unsigned())
+    }
 }
 
 /// `N` bytes of getrandom(2). Blocks only before the kernel's generator is seeded, early in boot.
@@ -82,5 +111,37 @@ pub unsafe fn set_robust_list(head: *const RobustListHead) -> io::Result<()> {
     match result {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn start_when_of_this_process_then_its_name_and_age() {
+        let start = Start::of(std::process::id()).expect("it is here");
+        let name = std::fs::read("/proc/self/comm").expect("readable");
+        assert_eq!(start.command[..name.len() - 1], name[..name.len() - 1]);
+        assert_eq!(start.command[name.len() - 1..].iter().max(), Some(&0));
+        // An age that has run over would be 497 days.
+        assert!(start.age_ms().is_some_and(|age_ms| age_ms < 86_400_000), "{start:?}");
+    }
+
+    #[test]
+    fn start_when_the_name_holds_brackets_and_numbers_then_read_to_the_last_bracket() {
+        let stat = format!("77 (a) S 1 (\u{e9} ) R {}12345 9 9\n", "0 ".repeat(18));
+        let start = Start::parse(stat.as_bytes()).expect("like one of the kernel's");
+        assert_eq!(start.ticks, 12345);
+        assert!(start.command.starts_with("a) S 1 (\u{e9} ".as_bytes()), "{:?}", start.command);
+    }
+
+    #[test]
+    fn start_when_the_process_is_gone_or_the_text_is_torn_then_not_known() {
+        assert_eq!(Start::of(u32::MAX), None);
+        for torn in ["", "77", "77 )(", "77 (a", "77 (a) S 1 2"] {
+            assert_eq!(Start::parse(torn.as_bytes()), None, "{torn}");
+        }
+        assert_eq!(Start::default().age_ms(), None);
     }
 }

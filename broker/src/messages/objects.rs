@@ -347,13 +347,14 @@ pub fn write_got<'w>(
 struct Page<'a> {
     records: Vec<(&'a [u8], Option<ObjectView<'a>>)>,
     with_metadata: bool,
+    ends_with_broker: bool,
     bytes: usize,
 }
 
 impl<'a> Page<'a> {
-    fn new(with_metadata: bool) -> Self {
+    fn new(with_metadata: bool, ends_with_broker: bool) -> Self {
         let bytes = size_of::<Header>() + size_of::<ObjectPage>();
-        Page { records: Vec::new(), with_metadata, bytes }
+        Page { records: Vec::new(), with_metadata, ends_with_broker, bytes }
     }
 
     /// Puts a record in if there is room for it.
@@ -376,7 +377,11 @@ impl<'a> Page<'a> {
                 Some(view) if self.with_metadata => view.metadata,
                 _ => &[],
             };
-            writer.push(&record(name, view.as_ref(), metadata, now)).push(*name).push(metadata);
+            let mut record = record(name, view.as_ref(), metadata, now);
+            if self.ends_with_broker && record.flags & record_flags::KEPT != 0 {
+                record.flags |= record_flags::ENDS_WITH_BROKER;
+            }
+            writer.push(&record).push(*name).push(metadata);
         }
         writer.finish(self.records.len(), 0)
     }
@@ -420,7 +425,7 @@ fn record(name: &[u8], view: Option<&ObjectView<'_>>, metadata: &[u8], now: Now)
     }
 }
 
-/// The answer to a list. When many names in a row have ended and are still to be swept, the page ends with one of them,
+/// The answer to a list; `ends_with_broker` as for [`write_created`]. When many names in a row have ended and are still to be swept, the page ends with one of them,
 /// of the state unknown: a name to go on behind.
 ///
 /// # Errors
@@ -429,10 +434,10 @@ pub fn write_list<'w>(
     writer: &'w mut Writer,
     core: &Core,
     client: ClientId,
-    (request, now): (RequestId, Now),
+    (request, now, ends_with_broker): (RequestId, Now, bool),
     (of_job, prefix, after): (bool, &[u8], &[u8]),
 ) -> Result<&'w [u8], Status> {
-    let mut page = Page::new(false);
+    let mut page = Page::new(false, ends_with_broker);
     let mut is_done = true;
     let mut ended = None;
     for (looks, (name, view)) in core.names_for(client, of_job, prefix, after)?.enumerate() {
@@ -448,7 +453,7 @@ pub fn write_list<'w>(
     Ok(page.write(writer, request, now, is_done))
 }
 
-/// The answer to a stat: of as many names as it has room for.
+/// The answer to a stat; `ends_with_broker` as for [`write_created`]. Of as many names as it has room for.
 ///
 /// # Errors
 /// As [`Core::object_for`].
@@ -456,10 +461,10 @@ pub fn write_stat<'w>(
     writer: &'w mut Writer,
     core: &Core,
     client: ClientId,
-    (request, now): (RequestId, Now),
+    (request, now, ends_with_broker): (RequestId, Now, bool),
     (of_job, names): (bool, &[&[u8]]),
 ) -> Result<&'w [u8], Status> {
-    let mut page = Page::new(true);
+    let mut page = Page::new(true, ends_with_broker);
     let mut is_done = true;
     for name in names {
         let view = core.object_for(client, of_job, name)?;

@@ -1,10 +1,15 @@
-//! The directories that the broker serves from. Must never serve from one in which somebody else could have put or replaced a file.
+//! The directories that the broker serves from. Must never serve from one in which somebody else could have put or replaced a file,
+//! nor close one that others use.
 
 use crate::node::error::ListenError;
+use crate::node::names::OWN_FILES;
 use std::fs::Permissions;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::Path;
+
+/// Bits of an administrator's directory that are taken from users other than its owner and its group.
+const OPEN_TO_OTHERS: u32 = 0o027;
 
 /// Which users may write into a directory that the broker serves from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,10 +42,10 @@ pub fn prepare_directory(path: &Path, mode: u32, rule: DirectoryRule) -> Result<
     let found = std::fs::symlink_metadata(path).map_err(failed)?;
     check_directory(path, &found, rule)?;
     let open_mode = found.mode() & 0o7777;
-    if rule == DirectoryRule::Administrator && open_mode & 0o027 != 0 {
+    if rule == DirectoryRule::Administrator && open_mode & OPEN_TO_OTHERS != 0 {
         // Made by a service manager with one mode for all directories. Nobody else could write, so
         // closing it is enough.
-        std::fs::set_permissions(path, Permissions::from_mode(open_mode & 0o750))
+        std::fs::set_permissions(path, Permissions::from_mode(open_mode & !OPEN_TO_OTHERS))
             .map_err(failed)?;
     }
     Ok(())
@@ -82,7 +87,26 @@ pub(crate) fn check_directory_form(
         let problem = format!("others may write into it (mode {mode:04o})");
         return refuse(problem, format!("`chmod go-w {}`", path.display()));
     }
+    if rule == DirectoryRule::Administrator
+        && mode & OPEN_TO_OTHERS != 0
+        && let Some(name) = foreign_entry(path)
+    {
+        let problem =
+            format!("it would be closed to others, and has {name:?}, which is not the broker's");
+        let remedy = "name a directory that the administrator's socket has for itself".into();
+        return refuse(problem, remedy);
+    }
     Ok(())
+}
+
+/// The first that is found in the directory beside sockets and the broker's own files; `None`, too, where this user may not look.
+fn foreign_entry(path: &Path) -> Option<std::ffi::OsString> {
+    let is_own = |entry: &std::fs::DirEntry| {
+        OWN_FILES.iter().any(|own| entry.file_name() == *own)
+            || entry.file_type().is_ok_and(|kind| kind.is_socket())
+    };
+    let mut entries = std::fs::read_dir(path).ok()?.filter_map(Result::ok);
+    entries.find(|entry| !is_own(entry)).map(|entry| entry.file_name())
 }
 
 /// Device and inode of what a path names, a symbolic link itself included.
@@ -127,6 +151,23 @@ mod tests {
             }
         }
         assert_eq!(mode_of(dir.path()), 0o750, "an administrator's directory is closed to others");
+    }
+
+    #[test]
+    fn prepare_directory_when_others_use_the_administrators_directory_then_refused_and_left_open() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(dir.path().join("admin.sock"));
+        OWN_FILES.iter().for_each(|own| std::fs::write(dir.path().join(own), "").unwrap());
+        let theirs = dir.path().join("dbus");
+        std::fs::create_dir(&theirs).unwrap();
+        let prepare = || prepare_directory(dir.path(), 0o700, DirectoryRule::Administrator);
+        let error = prepare().unwrap_err().to_string();
+        assert!(error.contains("dbus") && error.contains("for itself"), "{error}");
+        assert_eq!(mode_of(dir.path()), 0o755);
+        std::fs::remove_dir(theirs).unwrap();
+        prepare().unwrap();
+        assert_eq!(mode_of(dir.path()), 0o750);
     }
 
     #[test]

@@ -4,7 +4,8 @@
 
 use crate::kernel::{self, RobustListHead};
 use crate::limits::THREAD_STACK_BYTES;
-use crate::node::records::{RECORDS_NAME, Records};
+use crate::node::names::{KEY_NAME, PAGE_NAME, RECORDS_NAME};
+use crate::node::records::Records;
 use crate::node::shared_map::{SharedMap, create_aside, create_whole, is_ours, remove, take_spare};
 use fdbroker_core::{Core, FormerLife, FormerSlot};
 use fdbroker_protocol::page::{
@@ -21,11 +22,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
-
-/// Name of the page in the administrator's directory.
-pub const PAGE_NAME: &str = "generations";
-/// Name of the key in the administrator's directory.
-pub const KEY_NAME: &str = "node.key";
 
 /// A file of the administrator's directory cannot be made or read.
 #[derive(Debug, thiserror::Error)]

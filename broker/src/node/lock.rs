@@ -4,14 +4,12 @@
 use crate::limits::{DEATH_PATIENCE, START_PATIENCE, START_RETRY};
 use crate::node::directories::identity;
 use crate::node::error::ListenError;
+use crate::node::names::LOCK_NAME;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Instant;
-
-/// The lock's name in the administrator's directory.
-pub(crate) const LOCK_NAME: &str = "lock";
 
 /// What is left of the broker before this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

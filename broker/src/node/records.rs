@@ -13,9 +13,6 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Name of the file in the administrator's directory.
-pub const RECORDS_NAME: &str = "records";
-
 /// First words of the file; another layout has another one.
 const MAGIC: [u32; 2] = [u32::from_le_bytes(*b"FDBR"), 1];
 
@@ -126,7 +123,11 @@ impl Records {
             owner: OwnerKey { pid, started, random },
         };
         // A process of another PID namespace cannot be looked for.
-        let look = || pid == 0 || started == 0 || kernel::started(pid) == Some(started);
+        let look = || {
+            pid == 0
+                || started == 0
+                || kernel::Start::of(pid).is_some_and(|start| start.ticks == started)
+        };
         let owner_lives = *lives.entry((pid, started)).or_insert_with(look);
         match code {
             NO_CODE => FormerLife::Live { record, owner_lives },
@@ -194,6 +195,7 @@ fn slots_of(bytes: usize) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::names::RECORDS_NAME;
 
     fn id(slot: u32, generation: u32) -> AllocationId {
         AllocationId { slot, generation }
@@ -215,7 +217,7 @@ mod tests {
         let path = dir.path().join(RECORDS_NAME);
         let records = Records::create(&path, 8, None).unwrap();
         let pid = std::process::id();
-        let ours = record(pid, kernel::started(pid).unwrap());
+        let ours = record(pid, kernel::Start::of(pid).unwrap().ticks);
         let dead = record(pid, ours.owner.started + 1);
         records.live(id(1, 3), &ours);
         records.live(id(2, 4), &dead);

@@ -71,7 +71,7 @@ impl Server {
         if connection.serial != serial || connection.is_known {
             return;
         }
-        (connection.is_known, connection.started) = (true, process.started);
+        (connection.is_known, connection.start) = (true, process.start);
         let (domain, pid) = (connection.domain, connection.pid);
         let Some(socket) = &self.connections[number].socket else { return self.forget(number) };
         let registered = register(&self.poll, socket.as_fd(), Source::Main(number));
@@ -160,12 +160,12 @@ impl Server {
 }
 
 /// A group that allocations may be shared with; one that this namespace does not know is no group.
-fn known_group(namespace: Namespace, gid: u32) -> u32 {
+pub(crate) fn known_group(namespace: Namespace, gid: u32) -> u32 {
     if namespace.hides_group(gid) { NO_GROUP } else { gid }
 }
 
 /// The other groups of the process at the other end.
-fn other_groups(namespace: Namespace, socket: BorrowedFd<'_>) -> Vec<u32> {
+pub(crate) fn other_groups(namespace: Namespace, socket: BorrowedFd<'_>) -> Vec<u32> {
     let mut groups = kernel::peer_groups(socket, PEER_GROUPS).unwrap_or_else(|error| {
         log::warn!("a client's groups beside its first do not count: {error}");
         Vec::new()

@@ -2,6 +2,7 @@
 //! own user, nor upon more allocations in one message than a client could end in one.
 
 use crate::admin::chosen::Chosen;
+use crate::admin::rights::Sight;
 use crate::admin::watch::unix_us;
 use crate::limits::ADMIN_SLOTS_SCANNED;
 use crate::server::parts::Server;
@@ -80,7 +81,7 @@ impl Server {
                     log::info!("administrator {actor}: {what}");
                     self.step(Input::SetDraining { draining });
                 }
-                writer.start(Kind::AdminDrainReply, id).push(&self.view().node_status());
+                writer.start(Kind::AdminDrainReply, id).push(&self.view(Sight::Node).node_status());
                 writer.finish(0, 0)
             }
             _ => {
@@ -127,7 +128,7 @@ impl Server {
                 page = Page { next_cursor: view.id.slot.into(), done: 0.into() };
                 break;
             }
-            if self.view().is_chosen(chosen, &view) {
+            if self.view(Sight::Node).is_chosen(chosen, &view) {
                 views.push(Ok(view));
             }
         }
@@ -169,7 +170,7 @@ impl Server {
     fn act_record(&self, view: &Result<AllocationView, AllocationId>) -> ActRecord {
         let mut record = ActRecord::new_zeroed();
         match view {
-            Ok(view) => record.allocation = self.view().allocation_record(view),
+            Ok(view) => record.allocation = self.view(Sight::Node).allocation_record(view),
             Err(id) => {
                 record.allocation.slot = id.slot.into();
                 record.allocation.generation = id.generation.into();

@@ -1,28 +1,36 @@
-//! Serves administrators: reads their queries, caps, acts and watches, and has each answered. Must never hold up grants: one
-//! query per wake, a bounded number of slots looked at for it.
+//! Serves administrators, and users that look: reads their queries, caps, acts and watches, and has each answered within the rights of
+//! its connection. Must never hold up grants: one query per wake, a bounded number of slots looked at for it.
 
-use crate::admin::side::{Sent, Turn};
+use crate::admin::rights::Rights;
+use crate::admin::side::{Comer, Sent, Turn};
+use crate::fds::jobs::Report;
+use crate::fds::table::Retiring;
+use crate::kernel;
+use crate::limits::VIEWERS_PER_CHORE;
 use crate::readiness::Source;
 use crate::readiness::{register, watch};
+use crate::server::accept::{known_group, other_groups};
 use crate::server::acts::is_act;
 use crate::server::parts::Server;
+use fdbroker_core::DomainKey;
 use fdbroker_protocol::admin::{Act, Query, SetLimit};
 use fdbroker_protocol::codec::{DecodeError, Message};
 use fdbroker_protocol::{ErrorCode, Kind};
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use std::os::fd::{AsFd, OwnedFd};
 
 impl Server {
     /// One query of one administrator, in turn.
     pub(crate) fn serve_admins(&mut self) {
         self.accept_admins();
+        self.accept_viewers();
         let (index, is_open) = match self.admin.next_turn() {
             None => (0, true),
             Some(Turn::Serve(index)) => (index, self.serve_admin(index)),
             Some(Turn::Tell(index)) => (index, self.send_events_to_watcher(index)),
         };
         if !is_open {
-            // No fds can lie in it: the kernel refuses them, or drops them where they are not
-            // received.
-            self.admin.end(index);
+            self.end_admin(index);
         }
         if self.admin.is_watched() {
             self.note_watchers();
@@ -39,9 +47,78 @@ impl Server {
             let Some(socket) = self.admin.socket(index) else { return };
             if let Err(error) = register(&self.poll, socket, Source::Admin(index)) {
                 log::error!("cannot watch an administrator's connection: {error}");
-                self.admin.end(index);
+                self.end_admin(index);
             }
         }
+    }
+
+    /// Ends a connection. In an administrator's no fds can lie: the kernel refuses them, or drops them where they are not received.
+    pub(crate) fn end_admin(&mut self, index: usize) {
+        if let Some((socket, uid)) = self.admin.end(index) {
+            self.retire_viewer(socket, uid);
+        }
+    }
+
+    /// A lane closes what any user may have put there.
+    fn retire_viewer(&mut self, socket: OwnedFd, uid: u32) {
+        let report = Report::TurnedAway(uid);
+        self.fds.retire(Retiring { socket, uid, report, is_at_end: false });
+    }
+
+    /// Accepts users that look. Whoever finds no place is told AGAIN: nobody waits in the queue for a place of others.
+    fn accept_viewers(&mut self) {
+        for _ in 0..VIEWERS_PER_CHORE {
+            if !self.fds.closing().may_turn_away() {
+                return;
+            }
+            let (beside, socket) = match self.admin.accept_viewer() {
+                Ok(Some(accepted)) => accepted,
+                Ok(None) => return,
+                Err(errno) => return self.door.shut(errno, self.now),
+            };
+            if let Err((socket, uid, code)) = self.admit_viewer(beside, socket) {
+                let bytes = self.writer.failed(0, code.into());
+                let _ = fdbroker_scm::send(socket.as_fd(), bytes, &[]);
+                self.retire_viewer(socket, uid);
+            }
+        }
+    }
+
+    /// Takes in a user that looks, in the domain of the clients' listener `beside` which it has come. What it may see does not change
+    /// from then on.
+    fn admit_viewer(
+        &mut self,
+        beside: u32,
+        socket: OwnedFd,
+    ) -> Result<(), (OwnedFd, u32, ErrorCode)> {
+        kernel::refuse_rights(socket.as_fd(), self.settings.kernel);
+        let Ok(peer) = getsockopt(&socket, PeerCredentials) else {
+            return Err((socket, u32::MAX, ErrorCode::NotPermitted));
+        };
+        let (uid, pid) = (peer.uid(), u32::try_from(peer.pid()).unwrap_or(0));
+        let namespace = self.node.namespace();
+        if namespace.hides_user(uid) {
+            // All users that this namespace does not know have this uid.
+            return Err((socket, uid, ErrorCode::NotPermitted));
+        }
+        let mut groups = other_groups(namespace, socket.as_fd());
+        groups.push(known_group(namespace, peer.gid()));
+        // Whoever serves further users by listeners of their own, such as pods, does not let these monitor the node.
+        let monitors = self.settings.monitor_gid.filter(|_| beside == 0);
+        let rights = Rights::to_view(DomainKey { listener: beside, uid }, &groups, monitors);
+        let user = self.settings.core.subordinate_uids.user_of(uid).unwrap_or(uid);
+        let comer = Comer { rights, user, uid, pid };
+        let added = self.admin.add_viewer(socket, comer, self.now);
+        let (index, left) = added.map_err(|socket| (socket, uid, ErrorCode::Again))?;
+        if let Some((socket, uid)) = left {
+            self.retire_viewer(socket, uid);
+        }
+        let Some(socket) = self.admin.socket(index) else { return Ok(()) };
+        if let Err(error) = register(&self.poll, socket, Source::Admin(index)) {
+            log::error!("cannot watch the connection of a user that looks: {error}");
+            self.end_admin(index);
+        }
+        Ok(())
     }
 
     /// `false`: the connection has ended or is to end.
@@ -49,23 +126,36 @@ impl Server {
         if let Some(bytes) = self.admin.take_pending(index) {
             return self.send_admin(index, &bytes) && self.watch_admin(index);
         }
+        let Some(comer) = self.admin.comer(index) else { return false };
+        if self.admin.has_fds(index) {
+            self.log_viewer(comer, &"no message there has fds");
+            return false;
+        }
         let length = match self.admin.recv(index, self.inbox.buffer(), self.now) {
             Ok(Some(length)) => length,
             Ok(None) => return true,
             Err(_) => return false,
         };
-        let bytes = self.inbox.bytes(length);
-        let asked = take_apart(bytes);
+        let asked = take_apart(self.inbox.bytes(length));
         let mut writer = std::mem::take(&mut self.writer);
         let (kind, id, asked) = match asked {
             Ok(asked) => asked,
             Err((id, error)) => {
-                log::warn!("administrator: {error}");
+                match comer.rights.may_act {
+                    true => log::warn!("administrator: {error}"),
+                    false => self.log_viewer(comer, &error),
+                }
                 let _ = self.send_admin(index, writer.failed(id, ErrorCode::Protocol.into()));
                 self.writer = writer;
                 return false;
             }
         };
+        if !comer.rights.allow(kind) {
+            self.log_viewer(comer, &format_args!("{kind}: not permitted"));
+            let is_open = self.send_admin(index, writer.failed(id, ErrorCode::NotPermitted.into()));
+            self.writer = writer;
+            return is_open;
+        }
         let query = match asked {
             Body::Query(query) => query,
             Body::SetLimit(set) => {
@@ -87,10 +177,14 @@ impl Server {
             self.admin.ask_takeover(index, query.value.get());
             return true;
         }
-        let bytes = self.view().answer(&mut writer, kind, id, &query);
+        let bytes = self.view(comer.rights.sight).answer(&mut writer, kind, id, &query);
         let is_open = self.send_admin(index, bytes);
         self.writer = writer;
         is_open
+    }
+
+    fn log_viewer(&mut self, comer: Comer, what: &dyn std::fmt::Display) {
+        self.log_bad_input(comer.uid, comer.pid, &format_args!("looking: {what}"));
     }
 
     pub(crate) fn send_admin(&mut self, index: usize, bytes: &[u8]) -> bool {

@@ -14,7 +14,7 @@ use crate::handover::arrived::{Arrivals, Arrived, broken};
 use crate::handover::state::{SavedConnection, State};
 use crate::journal::Journal;
 use crate::kept::store::FoundGroup;
-use crate::kernel;
+use crate::kernel::Start;
 use crate::limits::MAX_TABLE_FDS;
 use crate::manager::keep_store::Found;
 use crate::node::generation_page::GenerationPage;
@@ -62,7 +62,7 @@ impl Server {
         self.node.show_alive()?;
         let saved = std::mem::take(&mut self.former_places);
         let ours = self.door.listeners_mut();
-        let mut ours: Vec<_> = ours.chain(std::iter::once(self.admin.listener_mut())).collect();
+        let mut ours: Vec<_> = ours.chain(self.admin.listeners_mut()).collect();
         for saved in saved.iter().filter(|saved| saved.identity.is_some()) {
             for listener in ours.iter_mut().filter(|it| it.path() == saved.path) {
                 if listener.identity().is_none() && listener.stands_at(saved.identity) {
@@ -75,8 +75,8 @@ impl Server {
 
     /// Leaves the paths of all sockets as they are: they are a successor's now.
     pub(crate) fn leave_places(&mut self) {
-        self.admin.listener_mut().leave();
-        self.door.listeners_mut().for_each(Listener::leave);
+        let all = self.admin.listeners_mut().chain(self.door.listeners_mut());
+        all.for_each(Listener::leave);
     }
 
     /// Gives up what was taken over: all fds go to the closers, and the core begins anew.
@@ -148,7 +148,7 @@ impl Server {
         self.past.restore(&std::mem::take(&mut arrived.state.past));
         self.journal.restore(&std::mem::take(&mut arrived.state.journal));
         self.former_places = std::mem::take(&mut arrived.state.listeners);
-        self.former_places.push(std::mem::take(&mut arrived.state.admin));
+        self.former_places.append(&mut arrived.state.administration);
         self.fds.restore(arrived)?;
         let mut result = Ok(());
         let mut connections = Vec::new();
@@ -238,9 +238,11 @@ impl Connection {
         self.event = fds.take_if(saved.event)?;
         self.pidfd = fds.take_if(saved.pidfd)?;
         self.is_known = true;
-        if saved.phase == Phase::Silent {
-            self.started = kernel::started(self.pid).unwrap_or(0);
-        }
+        self.start = match saved.phase {
+            // Its process may not have been looked at.
+            Phase::Silent => Start::of(self.pid).unwrap_or_default(),
+            _ => saved.start,
+        };
         self.is_forgotten = saved.is_forgotten;
         self.name = saved.name;
         self.phase = saved.phase;

@@ -71,7 +71,7 @@ impl Server {
                 log::error!("no other broker has taken over, this one goes on: {error}");
                 let bytes = self.writer.failed(1, ErrorCode::Internal.into());
                 let _ = fdbroker_scm::send(socket.as_fd(), bytes, &[]);
-                self.admin.end(index);
+                self.end_admin(index);
             }
         }
     }

@@ -84,7 +84,8 @@ impl Server {
             }
             Wish::List(..) | Wish::Stat(_) => {
                 let (request, of_job) = (asked.request, asked.of_job);
-                let (writer, core, at) = (&mut self.writer, &self.core, (request, self.now));
+                let (writer, core) = (&mut self.writer, &self.core);
+                let at = (request, self.now, !self.kept.is_there());
                 let written = match &asked.wish {
                     Wish::Stat(names) => {
                         objects::write_stat(writer, core, client, at, (of_job, names))

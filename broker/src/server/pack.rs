@@ -129,7 +129,8 @@ impl Server {
         };
         let until_eof = self.node.until_eof();
         let until_eof = until_eof.map(|fd| packing.add(fd, Whose::Broker)).transpose()?;
-        let admin = save_listener(packing, self.admin.listener(), way)?;
+        let administration = self.admin.listeners().map(|it| save_listener(packing, it, way));
+        let administration = administration.collect::<Result<_, _>>()?;
         let listeners = self.door.listeners().map(|it| save_listener(packing, it, way));
         let listeners = listeners.collect::<Result<_, _>>()?;
         let mut connections = Vec::with_capacity(self.connections.len());
@@ -157,7 +158,7 @@ impl Server {
             metrics: *self.waits.metrics(),
             lock,
             until_eof,
-            admin,
+            administration,
             listeners,
             connections,
             handshakes: handshakes.collect(),

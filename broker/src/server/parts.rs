@@ -1,8 +1,9 @@
 //! The daemon while it runs: the parts that the loop works with. Each part keeps its own invariant. Must never do
 //! anything by itself.
 
+use crate::admin::rights::Sight;
 use crate::admin::side::AdminSide;
-use crate::admin::view::View;
+use crate::admin::view::{View, Whole};
 use crate::clients::ahead::Ahead;
 use crate::clients::connections::Connections;
 use crate::clients::door::Door;
@@ -56,6 +57,8 @@ pub(crate) enum Ending {
 pub(crate) struct Parts {
     pub listeners: Vec<Listener>,
     pub admin: Listener,
+    /// For users that look, each with the number of the clients' listener that it stands beside.
+    pub viewers: Vec<(u32, Listener)>,
     pub node: NodeSide,
     pub classifier: Classifier,
     pub core: Core,
@@ -130,7 +133,7 @@ impl Server {
             waits: Waits::new(now),
             journal: Journal::default(),
             past: Past::new(),
-            admin: AdminSide::new(parts.admin),
+            admin: AdminSide::new(parts.admin, parts.viewers),
             former_places: Vec::new(),
             service: Service::new(parts.manager, parts.keep_store, now),
             kept: parts.kept,
@@ -157,7 +160,9 @@ impl Server {
         for (number, listener) in self.door.listeners().enumerate() {
             register(&self.poll, listener.as_fd(), Source::Listener(number))?;
         }
-        register(&self.poll, self.admin.listener().as_fd(), Source::AdminListener)?;
+        for (number, listener) in self.admin.listeners().enumerate() {
+            register(&self.poll, listener.as_fd(), Source::AdminListener(number))?;
+        }
         register(&self.poll, self.node.signals(), Source::Signals)?;
         match self.node.until_eof() {
             Some(fd) => register(&self.poll, fd, Source::UntilEof),
@@ -194,9 +199,9 @@ impl Server {
         self.connections.is_empty()
     }
 
-    /// What administrators are shown.
-    pub fn view(&self) -> View<'_> {
-        View {
+    /// What is shown to whoever sees so much.
+    pub fn view(&self, sight: Sight) -> View<'_> {
+        let whole = Whole {
             core: &self.core,
             connections: &self.connections,
             fds: &self.fds,
@@ -208,6 +213,7 @@ impl Server {
             incarnation: self.node.page().incarnation(),
             now: self.now,
             started: self.waits.started(),
-        }
+        };
+        View::new(whole, sight)
     }
 }

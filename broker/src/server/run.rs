@@ -128,7 +128,10 @@ impl Server {
             Chore::Ahead => is_due(self.ahead.due()),
             Chore::Files => is_due(self.fds.files_due()),
             Chore::Events => self.connections.eventful() > 0,
-            Chore::Admins => self.admin.is_ready() || is_due(self.admin.room_at()),
+            Chore::Admins => {
+                let may_turn_away = self.fds.closing().may_turn_away();
+                self.admin.is_ready(may_turn_away) || is_due(self.admin.room_at())
+            }
             Chore::Sockets => self.fds.is_retiring(),
             Chore::Kept => self.kept.is_waiting(self.now),
             // The number of an ended client goes to no new one before its sockets are closed: their events name it.
@@ -237,7 +240,7 @@ impl Server {
             Some(Source::Event(index)) => self.note_event(index, event),
             Some(Source::Process(index)) => self.note_process(index),
             Some(Source::Listener(number)) => self.door.note(number),
-            Some(Source::AdminListener) => self.admin.note_listener(),
+            Some(Source::AdminListener(number)) => self.admin.note_listener(number),
             Some(Source::Admin(index)) => self.admin.note(index),
             Some(Source::Closers) => self.fds.note_reports(),
             Some(Source::Signals) => self.note_signals(),

@@ -480,9 +480,12 @@ impl Server {
 
     /// Tells the core by which key the client can be known after a crash. Without a key it cannot be.
     fn identify(&mut self, client: ClientId, random: u64) {
-        let Connection { pid, started, .. } = self.connections[index(client)];
+        let Connection { pid, start, .. } = self.connections[index(client)];
         if random != 0 {
-            self.step(Input::Identify { client, key: OwnerKey { pid, started, random } });
+            self.step(Input::Identify {
+                client,
+                key: OwnerKey { pid, started: start.ticks, random },
+            });
         }
     }
 

@@ -1,4 +1,4 @@
-//! Tells the journal and administrators who watch what has happened. Must cost a grant nothing while nobody watches.
+//! Tells the journal and those that watch what has happened. Must cost a grant nothing while nobody watches its domain.
 
 use crate::admin::chosen::Chosen;
 use crate::admin::watch::{Watch, event, lost_event, unix_us};
@@ -6,6 +6,7 @@ use crate::clients::connection::index;
 use crate::server::parts::Server;
 use fdbroker_core::{ClientId, Granted, JobKey, Note};
 use fdbroker_protocol::admin::{EventKind, EventRecord};
+use fdbroker_protocol::limits::NAME_BYTES;
 use fdbroker_protocol::{Kind, Status};
 
 impl Server {
@@ -17,7 +18,8 @@ impl Server {
         chosen: Chosen,
         since_us: Option<u64>,
     ) -> bool {
-        let mut watch = Watch::new(chosen);
+        let Some(comer) = self.admin.comer(index) else { return true };
+        let mut watch = Watch::new(comer.rights.sight, chosen);
         if let Some(since_us) = since_us {
             let past = self.past.iter();
             watch.begin_with(past.filter(|(event, _)| event.unix_us.get() >= since_us));
@@ -44,7 +46,7 @@ impl Server {
             let unix_us = unix_us();
             for note in notes.drain(..) {
                 self.journal.hear(&note, self.now);
-                let name = self.view().name_of(note.client);
+                let name = note.client.map_or([0; NAME_BYTES], |client| self.name_of(client));
                 self.tell(EventRecord { name, ..event(&note, unix_us) }, note.job);
             }
             if lost > 0 {
@@ -68,7 +70,10 @@ impl Server {
     pub(crate) fn note_grants(&mut self, client: ClientId, grants: &[Granted]) {
         let Some(connection) = self.connections.get(index(client)) else { return };
         let (pid, domain) = (connection.pid, connection.domain);
-        let (name, unix_us) = (self.view().name_of(Some(client)), unix_us());
+        if !self.admin.is_domain_watched(domain) {
+            return;
+        }
+        let (name, unix_us) = (self.name_of(client), unix_us());
         let job = self.core.job_of(client);
         for grant in grants.iter().filter(|grant| grant.status.is_ok()) {
             let note = Note {
@@ -83,6 +88,10 @@ impl Server {
             };
             self.admin.tell(&EventRecord { name, ..event(&note, unix_us) }, job);
         }
+    }
+
+    fn name_of(&self, client: ClientId) -> [u8; NAME_BYTES] {
+        self.connections.get(index(client)).map_or([0; NAME_BYTES], |connection| connection.name)
     }
 
     /// One message of events for a watcher; `false`: the connection is to end.

@@ -33,7 +33,7 @@ pub struct Args {
 
     /// Most fds of shared memory on the node: held here and granted to clients. Default: the size
     /// of the fd table
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub max_fds: Option<u64>,
 
     /// Size of the broker's own fd table. Default: the hard RLIMIT_NOFILE, at most 1048576

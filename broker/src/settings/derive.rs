@@ -9,6 +9,7 @@ use crate::settings::sockets::Mode;
 use crate::settings::sources::{Lines, NONE, Sources, first};
 use fdbroker_core::{Config, limits};
 use fdbroker_protocol::{Caps, NO_CAP, Resource, Scope};
+use std::num::NonZeroU64;
 
 /// The fd table: its size, the places that are not the daemon's own, and of these the places that the core may plan with.
 #[derive(Clone, Copy)]
@@ -61,7 +62,7 @@ impl Given<'_> {
 pub(crate) fn resolve_table(
     given: Given<'_>,
     host: &Host,
-    listeners: usize,
+    listeners: (usize, usize),
     lines: &mut Lines,
 ) -> Result<Table, ConfigError> {
     let wanted = Sources {
@@ -116,9 +117,11 @@ pub(crate) fn resolve_core(
     // 4 MiB of generation page, allocated at the start.
     let max_slots = lines.pick("limits.max_slots", given.limit(|it| it.max_slots), 1 << 20);
 
+    let environment_fds: Option<NonZeroU64> =
+        given.environment.parse("FDBROKER_MAX_FDS", "a number of fds, at least 1")?;
     let node_fds = Sources {
         flag: given.args.max_fds,
-        environment: given.environment.parse("FDBROKER_MAX_FDS", "a number of fds")?,
+        environment: environment_fds.map(NonZeroU64::get),
         ..given.cap(Scope::Node, Resource::Fds)
     };
     let node_fds_value = first(node_fds, table.fds).0;

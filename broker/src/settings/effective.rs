@@ -38,6 +38,12 @@ pub struct Settings {
     pub listeners: Vec<ListenerSettings>,
     /// The administrator's socket; key and page stand beside it.
     pub admin_socket: PathBuf,
+    /// Sockets by which users look at what is their own, each with the number of the listener whose domains they see.
+    pub viewing: Vec<(u32, PathBuf)>,
+    /// The name or number of the group whose members see all, and change nothing.
+    pub monitor_group: Option<String>,
+    /// Its number, once the start has found it.
+    pub monitor_gid: Option<u32>,
     /// Soft RLIMIT_NOFILE to run with: the size of the fd table.
     pub table_fds: u64,
     /// The core's part.
@@ -98,7 +104,8 @@ impl Settings {
         let mut lines = Lines::default();
         let log = resolve_log(given, &mut lines)?;
         let places = Places::resolve(given, host, &mut lines)?;
-        let table = resolve_table(given, host, places.listeners.len(), &mut lines)?;
+        let table =
+            resolve_table(given, host, (places.listeners.len(), places.viewing.len()), &mut lines)?;
         let Derived { core, most_connections } =
             resolve_core(given, host, places.mode, table, &mut lines)?;
         core.check().map_err(|problem| {
@@ -110,6 +117,11 @@ impl Settings {
             // The library says hello at once; a swapping node may need seconds.
             10_000,
         );
+        if handshake_timeout_ms == 0 {
+            let problem = "0 leaves no time, and no client could connect";
+            let remedy = "give it at least 1; 10000 is the default";
+            return Err(ConfigError::value("limits.handshake_timeout_ms", problem, remedy));
+        }
         if args.ready_fd.is_some() && args.ready_fd == args.until_eof {
             let remedy = "name two fds";
             return Err(ConfigError::value("--ready-fd", "it is --until-eof's fd", remedy));
@@ -124,6 +136,9 @@ impl Settings {
             config_file: None,
             listeners: places.listeners,
             admin_socket: places.admin_socket,
+            viewing: places.viewing,
+            monitor_group: places.monitor_group,
+            monitor_gid: None,
             table_fds: table.fds,
             core,
             most_connections,

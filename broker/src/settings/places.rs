@@ -6,8 +6,8 @@ use crate::node::listeners::check_address;
 use crate::settings::config::{ConfigError, ListenerSection};
 use crate::settings::derive::Given;
 use crate::settings::outside::{Environment, Host};
-use crate::settings::sockets::{ListenerSettings, Mode, admin_socket_of};
-use crate::settings::sources::{Lines, Sources, first};
+use crate::settings::sockets::{ListenerSettings, Mode, admin_socket_of, view_socket_of};
+use crate::settings::sources::{Lines, NONE, Sources, first};
 use std::path::{Path, PathBuf};
 
 /// See the module.
@@ -15,6 +15,9 @@ pub(crate) struct Places {
     pub mode: Mode,
     pub listeners: Vec<ListenerSettings>,
     pub admin_socket: PathBuf,
+    /// See [`crate::settings::Settings::viewing`].
+    pub viewing: Vec<(u32, PathBuf)>,
+    pub monitor_group: Option<String>,
 }
 
 impl Places {
@@ -67,8 +70,38 @@ impl Places {
             lines.push(&format!("{key}.path"), &quoted(&listener.path), origin);
             lines.push(&format!("{key}.mode"), &format!("0o{:o}", listener.mode), origin);
         }
-        Ok(Places { mode, listeners, admin_socket })
+        let viewing = viewing_sockets(mode, &admin_socket, &listeners);
+        let monitors = Sources::of(set.monitor_group.clone(), file.monitor_group.clone());
+        let (monitor_group, monitors_origin) = first(monitors, String::new());
+        let monitor_group = Some(monitor_group).filter(|name| !name.is_empty());
+        let shown = monitor_group.as_ref().map_or(NONE.into(), |name| format!("{name:?}"));
+        lines.push("monitor_group", &shown, monitors_origin);
+        Ok(Places { mode, listeners, admin_socket, viewing, monitor_group })
     }
+}
+
+/// For users of a node to look at what is their own: one beside each listener, of several in a directory beside the first. A private broker has
+/// one user, who has the administrators' socket.
+fn viewing_sockets(
+    mode: Mode,
+    admin: &Path,
+    listeners: &[ListenerSettings],
+) -> Vec<(u32, PathBuf)> {
+    if mode == Mode::Private {
+        return Vec::new();
+    }
+    let mut all: Vec<(u32, PathBuf)> = Vec::new();
+    for (number, listener) in (0..).zip(listeners) {
+        let path = view_socket_of(&listener.path);
+        let is_taken = all.iter().any(|(_, other)| *other == path)
+            || path == admin
+            || listeners.iter().any(|other| other.path == path)
+            || check_address(&path).is_err();
+        if !is_taken {
+            all.push((number, path));
+        }
+    }
+    all
 }
 
 /// Refuses what no machine can serve: relative places in a file, paths that no socket can have, and one place twice.

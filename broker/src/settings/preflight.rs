@@ -3,11 +3,9 @@
 
 use crate::node::directories::{DirectoryRule, check_directory_form};
 use crate::node::error::ListenError;
-use crate::node::generation_page::{KEY_NAME, PAGE_NAME};
-use crate::node::lock::LOCK_NAME;
-use crate::node::records::RECORDS_NAME;
+use crate::node::names::OWN_FILES;
 use crate::settings::effective::Settings;
-use crate::settings::sockets::parent;
+use crate::settings::sockets::{Mode, parent};
 use nix::sys::statfs::{PROC_SUPER_MAGIC, SYSFS_MAGIC, statfs};
 use std::io;
 use std::os::unix::fs::FileTypeExt;
@@ -43,8 +41,7 @@ impl Settings {
         let admin = [(self.admin_socket.as_path(), DirectoryRule::Administrator)];
         let clients = self.listeners.iter().map(|it| (it.path.as_path(), DirectoryRule::Clients));
         // Where the broker's own files come to stand.
-        let own = [LOCK_NAME, KEY_NAME, PAGE_NAME, RECORDS_NAME]
-            .map(|name| place(&self.admin_socket.with_file_name(name)));
+        let own = OWN_FILES.map(|name| place(&self.admin_socket.with_file_name(name)));
         let mut seen = Vec::from(own);
         for (socket, rule) in admin.into_iter().chain(clients) {
             look_at_directory(parent(socket), rule, &mut untold)?;
@@ -57,6 +54,18 @@ impl Settings {
             let place = place(socket);
             if seen.contains(&place) {
                 return Err(ListenError::Twice { path: socket.into(), place });
+            }
+            let is_shut_in = self.mode == Mode::Service
+                && rule == DirectoryRule::Clients
+                && place.parent() == seen[0].parent();
+            if is_shut_in {
+                let problem = format!(
+                    "users could not reach {}: it is the administrator's, closed to others",
+                    socket.display()
+                );
+                let remedy =
+                    "give the client socket and the administrator's a directory each".into();
+                return Err(ListenError::Unsafe { path: parent(socket).into(), problem, remedy });
             }
             seen.push(place);
         }
@@ -155,6 +164,7 @@ mod tests {
         std::fs::create_dir(&open).unwrap();
         std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o777)).unwrap();
         std::fs::create_dir(&real).unwrap();
+        std::fs::set_permissions(&real, std::fs::Permissions::from_mode(0o700)).unwrap();
         std::fs::write(real.join("taken"), "").unwrap();
         std::os::unix::fs::symlink(dir.path(), &link).unwrap();
         let good = dir.path().join("admin/s");
@@ -171,9 +181,11 @@ mod tests {
                 assert!(error.contains(part), "{part} in {error}");
             }
         }
-        let key = good.with_file_name(KEY_NAME);
+        let key = good.with_file_name(OWN_FILES[0]);
         let error = look(&good, &[&key]).unwrap_err().to_string();
         assert!(error.contains("another file of this broker"), "{error}");
+        let error = look(&good, &[&good.with_file_name("broker.sock")]).unwrap_err().to_string();
+        assert!(error.contains("a directory each"), "{error}");
         let (by_one_way, by_another) = (real.join("s"), link.join("real/s"));
         let error = look(&good, &[&by_one_way, &by_another]).unwrap_err().to_string();
         assert!(error.contains("a path of its own"), "{error}");

@@ -35,3 +35,8 @@ pub fn admin_socket_of(client_socket: &Path) -> PathBuf {
     directory.push("-admin");
     PathBuf::from(directory).join("admin.sock")
 }
+
+/// The socket for users that look, which belongs to a client socket: for DIR/NAME it is DIR/view.sock.
+pub fn view_socket_of(client_socket: &Path) -> PathBuf {
+    parent(client_socket).join("view.sock")
+}

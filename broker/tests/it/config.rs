@@ -110,6 +110,16 @@ fn daemon_when_its_configuration_cannot_be_served_then_the_check_says_what_the_s
     }
 }
 
+#[test]
+fn check_config_when_a_time_of_zero_would_stop_everybody_then_refused_with_the_least_that_works() {
+    for key in ["handshake_timeout_ms", "keep_ttl_ms"] {
+        let file = file(&format!("[limits]\n{key} = 0\n"));
+        let (output, _, err) = check(program().arg("--config").arg(file.path()));
+        assert_eq!(output.status.code(), Some(1), "{key}");
+        assert!(err.contains(key) && err.contains("at least 1"), "{err}");
+    }
+}
+
 /// An error text without the program's name in front.
 fn without_program(line: &str) -> &str {
     line.trim_end().trim_start_matches("fdbrokerd: ")
@@ -156,10 +166,41 @@ fn check_config_when_a_key_is_unknown_then_file_line_key_and_remedy() {
 }
 
 #[test]
+fn check_config_when_caps_have_units_then_those_of_limits_set() {
+    let file = file(
+        "[caps.node]\nheld_bytes = \"8Gi\"\nfds = \"none\"\n[caps.job]\nopen_leases = \"2K\"\nfds = 40\n",
+    );
+    let (output, out, err) = check(program().arg("--config").arg(file.path()));
+    assert_eq!(output.status.code(), Some(0), "{err}");
+    for line in [
+        "held_bytes = 8589934592  # file",
+        "# fds = none  # file",
+        "open_leases = 2000  # file",
+        "fds = 40  # file",
+    ] {
+        assert!(out.lines().any(|it| it == line), "{line} in\n{out}");
+    }
+    for (wrong, remedy) in [
+        ("\"8X\"", "use digits and K, M, G, T, Ki, Mi, Gi or Ti, or none"),
+        ("\"99999999T\"", "too large"),
+        ("-1", "a number that is not negative"),
+        ("1.5", "text such as \"8Gi\""),
+    ] {
+        let content = format!("[caps.node]\nheld_bytes = {wrong}\n");
+        let (output, _, err) = check(program().arg("--config").arg(self::file(&content).path()));
+        assert_eq!(output.status.code(), Some(1), "{wrong}");
+        assert!(err.contains(remedy) && err.contains("held_bytes"), "{wrong}: {err}");
+    }
+}
+
+#[test]
 fn check_config_when_a_value_cannot_be_used_then_its_source_is_named() {
-    let (output, _, err) = check(program().env("FDBROKER_MAX_FDS", "many"));
-    assert_eq!(output.status.code(), Some(1));
-    assert!(err.contains("FDBROKER_MAX_FDS") && err.contains("`many`"), "{err}");
+    for fds in ["many", "0"] {
+        let (output, _, err) = check(program().env("FDBROKER_MAX_FDS", fds));
+        assert_eq!(output.status.code(), Some(1));
+        let value = format!("`{fds}`");
+        assert!(err.contains("FDBROKER_MAX_FDS") && err.contains(&value), "{err}");
+    }
     for misspelt in [OsStr::new("wran"), OsStr::from_bytes(b"warn\xff")] {
         let (output, _, err) = check(program().env("FDBROKER_LOG", misspelt));
         assert_eq!(output.status.code(), Some(1));
@@ -205,8 +246,10 @@ fn places_when_named_then_the_admin_directory_follows() {
 
 #[test]
 fn usage_when_wrong_then_exit_2_and_help_teaches() {
-    let output = program().arg("--no-such-flag").output().unwrap();
-    assert_eq!(output.status.code(), Some(2));
+    for wrong in [&["--no-such-flag"][..], &["--max-fds", "0"]] {
+        let output = program().args(wrong).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{wrong:?}");
+    }
     let output = program().arg("--help").output().unwrap();
     let help = text(&output.stdout);
     assert_eq!(output.status.code(), Some(0));

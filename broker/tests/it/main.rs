@@ -12,3 +12,4 @@ mod page;
 mod protocol;
 #[path = "../../../tests/common/mod.rs"]
 mod shared;
+mod view;

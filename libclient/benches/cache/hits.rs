@@ -1,11 +1,12 @@
 //! Hit and release: one entry, a million at random, and two threads on one entry.
 
 use crate::cpu::{allowed, pin_to, thread_time};
+use crate::daemon::Daemon;
 use crate::report::{Report, median};
 use crate::rivals::{LockedLru, PlainMap};
 use crate::through_c::ThroughC;
-use crate::world::World;
-use fdbroker_client::{Access, Handle, ImportCache};
+use crate::world::{World, deadline};
+use fdbroker_client::{Access, Client, Handle, ImportCache, ObjectOptions};
 use std::hint::black_box;
 use std::sync::Barrier;
 
@@ -50,6 +51,25 @@ pub fn measure(world: &mut World, cache: &ImportCache, through_c: &ThroughC, rep
         println!("one CPU only: two threads at once cannot be measured");
     }
     pin_to(allowed()[0]);
+}
+
+/// An object that is got again and again, alone in its group, beside the hit of an import above.
+pub fn measure_objects(daemon: &Daemon, report: &mut Report) {
+    let client = Client::builder().socket(daemon.socket()).connect().expect("the daemon serves");
+    let objects = client.objects();
+    let name = "model/layers.17.weight";
+    objects.put(name, &[7; 1024], ObjectOptions::default(), deadline()).expect("it is put");
+    let get = || objects.get_cached(black_box(name), deadline()).expect("it is there");
+    drop(get());
+    let version = get().version();
+    report.note(
+        "object got again + release, alone in its group",
+        time(|_| drop(black_box(get()))),
+        "ns",
+    );
+    let clock = time(|_| _ = black_box(deadline()));
+    report.note("  of this: a deadline made", clock, "ns");
+    assert_eq!(get().version(), version);
 }
 
 /// The rivals, which validate nothing: the map does not even count users.

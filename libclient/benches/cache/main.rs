@@ -57,11 +57,14 @@ fn main() {
         world.memory_fds(&daemon),
     );
 
-    // `cargo bench ... -- hits`, or misses, or lives: that part alone.
+    // `cargo bench ... -- hits`, or objects, misses, lives: that part alone.
     let wants =
         |case: &str| std::env::args().nth(1).is_none_or(|arg| arg == "--bench" || arg == case);
     if wants("hits") {
         hits::measure(&mut world, &cache, &through_c, &mut report);
+    }
+    if wants("objects") {
+        hits::measure_objects(&daemon, &mut report);
     }
     drop(cache);
     if wants("misses") {

@@ -728,7 +728,8 @@ fdbroker_code_t fdbroker_resume(fdbroker_t *broker, uint32_t deadline_ms, size_t
 /* To make: other objects may have the names; they lose them when the group is sealed. */
 #define FDBROKER_OBJECT_REPLACE 2
 
-/* To make or touch: the group outlives its creator, for ttl_ms after its last use. */
+/* To make or touch: the group outlives its creator, for ttl_ms after its last use. It outlives the broker only under a service
+ * manager that stores fds: fdbroker_object_stat() says FDBROKER_OBJECT_ENDS_WITH_BROKER where it does not. */
 #define FDBROKER_OBJECT_KEEP 4
 
 #define FDBROKER_OBJECT_PIN 8           /* To make or touch: the group ends neither by time nor to make room. */
@@ -742,6 +743,11 @@ fdbroker_code_t fdbroker_resume(fdbroker_t *broker, uint32_t deadline_ms, size_t
 #define FDBROKER_OBJECT_COOPERATIVE 256
 
 #define FDBROKER_OBJECT_CREATOR_GONE 512 /* Of an info: its creator is gone. */
+
+/* Of an info: the group is kept, and ends with the broker all the same (a private broker, or one whose service manager stores
+ * no fds). */
+#define FDBROKER_OBJECT_ENDS_WITH_BROKER 1024
+
 #define FDBROKER_OBJECT_EXPECT 1        /* In fdbroker_new_object_t: expect is meant. */
 #define FDBROKER_OBJECT_AT 2            /* In fdbroker_new_object_t: offset is meant. */
 #define FDBROKER_PLACE_HOST 0           /* A memfd of its own, mapped for writing until it is sealed. */
@@ -840,7 +846,7 @@ typedef struct fdbroker_object_info {
   uint64_t age_ms;               /* Since it was sealed, or its group was begun. */
   uint64_t ttl_left_ms;          /* Left to its group if nobody uses it; UINT64_MAX: no end by time. */
   uint32_t state;                /* FDBROKER_OBJECT_IS_*; 0: nothing is known of the name. */
-  /* FDBROKER_OBJECT_KEEP, PIN, EVICTABLE, COOPERATIVE and CREATOR_GONE, combined by |. */
+  /* FDBROKER_OBJECT_KEEP, PIN, EVICTABLE, COOPERATIVE, CREATOR_GONE and ENDS_WITH_BROKER, combined by |. */
   uint32_t flags;
   uint32_t kind;                 /* FDBROKER_KIND_*. */
   uint32_t metadata_bytes;       /* The number of bytes of its metadata: fdbroker_object_metadata() copies them. */

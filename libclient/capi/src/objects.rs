@@ -14,7 +14,8 @@ use std::time::Duration;
 pub const FDBROKER_OBJECT_JOB: u32 = 1;
 /// To make: other objects may have the names; they lose them when the group is sealed.
 pub const FDBROKER_OBJECT_REPLACE: u32 = 2;
-/// To make or touch: the group outlives its creator, for ttl_ms after its last use.
+/// To make or touch: the group outlives its creator, for ttl_ms after its last use. It outlives the broker only under a service
+/// manager that stores fds: fdbroker_object_stat() says FDBROKER_OBJECT_ENDS_WITH_BROKER where it does not.
 pub const FDBROKER_OBJECT_KEEP: u32 = 4;
 /// To make or touch: the group ends neither by time nor to make room.
 pub const FDBROKER_OBJECT_PIN: u32 = 8;
@@ -28,6 +29,9 @@ pub const FDBROKER_OBJECT_CACHED: u32 = 64;
 pub const FDBROKER_OBJECT_COOPERATIVE: u32 = 256;
 /// Of an info: its creator is gone.
 pub const FDBROKER_OBJECT_CREATOR_GONE: u32 = 512;
+/// Of an info: the group is kept, and ends with the broker all the same (a private broker, or one whose service manager stores
+/// no fds).
+pub const FDBROKER_OBJECT_ENDS_WITH_BROKER: u32 = 1024;
 
 /// In fdbroker_new_object_t: expect is meant.
 pub const FDBROKER_OBJECT_EXPECT: u32 = 1;
@@ -208,7 +212,7 @@ pub struct fdbroker_object_info_t {
     pub ttl_left_ms: u64,
     /// FDBROKER_OBJECT_IS_*; 0: nothing is known of the name.
     pub state: u32,
-    /// FDBROKER_OBJECT_KEEP, PIN, EVICTABLE, COOPERATIVE and CREATOR_GONE, combined by |.
+    /// FDBROKER_OBJECT_KEEP, PIN, EVICTABLE, COOPERATIVE, CREATOR_GONE and ENDS_WITH_BROKER, combined by |.
     pub flags: u32,
     /// FDBROKER_KIND_*.
     pub kind: u32,
@@ -265,6 +269,7 @@ impl From<&ObjectInfo> for fdbroker_object_info_t {
             (info.evictable, FDBROKER_OBJECT_EVICTABLE),
             (info.cooperative, FDBROKER_OBJECT_COOPERATIVE),
             (info.creator_gone, FDBROKER_OBJECT_CREATOR_GONE),
+            (info.ends_with_broker, FDBROKER_OBJECT_ENDS_WITH_BROKER),
         ] {
             flags |= if is_set { flag } else { 0 };
         }

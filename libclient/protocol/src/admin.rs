@@ -1,5 +1,5 @@
 //! Messages on the administrator's socket. Answers come in pages, so that none holds the daemon's loop for long. Framing
-//! and header are the same as on the client's socket; there is no hello.
+//! and header are the same as on the client's socket; there is no hello. Must never hold IO or state.
 
 mod acts;
 mod events;
@@ -17,7 +17,8 @@ pub use limits::{LimitChange, Limits, SetLimit};
 pub use metrics::{BUCKET_BOUNDS_US, Histogram, Journal, Metrics};
 pub use query::{Filter, Page, Query};
 pub use records::{
-    AccountRecord, AllocationRecord, AllocationState, ClientRecord, LeaseRecord, NO_OWN_FD,
+    AccountRecord, AllocationRecord, AllocationState, ClientRecord, LeaseRecord, NO_AGE, NO_OWN_FD,
+    OTHER_OWNER,
 };
 pub use status::{NodeStatus, Use};
 pub use takeover::{TakeoverOffer, TakeoverStep, step};

@@ -1,5 +1,5 @@
-//! The error set: one stable number each, on the wire, in Rust and in C, with its remedy. A number
-//! is never reused and never changes its meaning.
+//! The error set: one stable number each, on the wire, in Rust and in C, with its remedy. Must never
+//! reuse a number or change its meaning.
 
 use crate::resource::{NO_CAP, Resource, Scope};
 use crate::table::wire_enum;
@@ -132,10 +132,19 @@ wire_enum! {
     }
 }
 
+/// In the scope of a `NO_QUOTA`: nobody has set this cap of the domain; it is the user's share of the node's cap.
+const SHARE: u8 = 0x80;
+/// The same: a process of another user holds most of it; only administrators are told which.
+const OF_ANOTHER_USER: u8 = 0x40;
+/// The same: what belongs to no process holds most of it, as named objects and kept memory do.
+const OF_NO_PROCESS: u8 = 0x20;
+/// What is left of it names the scope.
+const SCOPE: u8 = 0x1f;
+
 /// The outcome of a request or of one item, 16 bytes on the wire. `code` 0 = OK.
 ///
 /// For `NO_QUOTA`: `resource` and `scope` name the cap, `value` is the cap ([`NO_CAP`]: a sum beyond all numbers), `pid` the process that
-/// holds most of it. For `OWNER_SILENT`: `value` is the owner's error code, 0 = it did not answer; `pid` is the owner's, told to its own
+/// holds most of it, or 0 and a flag in `scope` that says who does; told to its own domain alone. For `OWNER_SILENT`: `value` is the owner's error code, 0 = it did not answer; `pid` is the owner's, told to its own
 /// domain alone. For `UNSUPPORTED_FD`: `value` is an [`FdType`]. For a version refusal
 /// (`PROTOCOL` in answer to hello): `value` is the broker's version. For a request about objects: `value` and `pid` as the code says;
 /// `TIMED_OUT` in answer to a get: `value` is the index of a name that is not sealed, `pid` its maker, 0 = nobody. Otherwise 0.
@@ -148,7 +157,7 @@ pub struct Status {
     pub code: U16,
     /// 0 or a [`Resource`].
     pub resource: u8,
-    /// 0 or a [`Scope`].
+    /// 0, or a [`Scope`] and flags: see [`Status::scope`].
     pub scope: u8,
     /// Pid of the largest holder, or of the silent owner, as the broker sees it, or 0.
     pub pid: U32,
@@ -185,6 +194,26 @@ impl Status {
         }
     }
 
+    /// Whose cap a `NO_QUOTA` names.
+    pub fn scope(&self) -> Option<Scope> {
+        Scope::from_number(self.scope & SCOPE)
+    }
+
+    /// The same `NO_QUOTA` of a domain, for its share of the node's cap.
+    pub fn of_share(self) -> Self {
+        Status { scope: self.scope | SHARE, ..self }
+    }
+
+    /// The same `NO_QUOTA` for somebody who must not know the process that holds most: it is another user's.
+    pub fn of_another_user(self) -> Self {
+        Status { pid: U32::ZERO, scope: self.scope | OF_ANOTHER_USER, ..self }
+    }
+
+    /// The same `NO_QUOTA`, if no process holds as much as what belongs to none.
+    pub fn of_no_process(self) -> Self {
+        Status { pid: U32::ZERO, scope: self.scope | OF_NO_PROCESS, ..self }
+    }
+
     /// Whether the code is 0.
     pub fn is_ok(&self) -> bool {
         self.code.get() == 0
@@ -214,16 +243,27 @@ impl std::fmt::Display for Status {
         let value = self.value.get();
         match code {
             ErrorCode::NoQuota => {
-                let scope = Scope::from_number(self.scope).map_or("unknown", Scope::name);
+                let scope = self.scope().map_or("unknown", Scope::name);
                 let resource = Resource::from_number(self.resource);
                 let name = resource.map_or("unknown", Resource::name);
                 match value {
                     NO_CAP => {
                         write!(f, "NO_QUOTA: {name} of the {scope} cannot be counted any more")?
                     }
+                    share if self.scope & SHARE != 0 => write!(
+                        f,
+                        "NO_QUOTA: the user's share of the node cap {name}, {share} now, is used up"
+                    )?,
                     cap => write!(f, "NO_QUOTA: the {scope} cap {name} = {cap} is full")?,
                 }
                 match self.pid.get() {
+                    0 if self.scope & OF_ANOTHER_USER != 0 => {
+                        write!(f, ", most of it held by another user")?
+                    }
+                    0 if self.scope & OF_NO_PROCESS != 0 => {
+                        let remedy = "`fdbroker objects` lists them, `fdbroker rm` ends them";
+                        write!(f, ", most of it held by named objects or kept memory: {remedy}")?
+                    }
                     0 => {}
                     pid => write!(f, ", most of it held by pid {pid}")?,
                 }
@@ -258,6 +298,15 @@ mod tests {
         let fds = Status::no_quota(Resource::Fds, Scope::Node, 64, 99).to_string();
         assert!(fds.contains("cap fds = 64 is full, most of it held by pid 99; rel"), "{fds}");
         assert!(fds.ends_with("; release leases or registrations, or raise the cap"), "{fds}");
+        let others = Status::no_quota(Resource::Fds, Scope::Node, 64, 99).of_another_user();
+        assert!(others.to_string().contains("= 64 is full, most of it held by another user; rel"));
+        assert_eq!((others.scope(), others.pid.get()), (Some(Scope::Node), 0));
+        let kept = Status::no_quota(Resource::Fds, Scope::Domain, 64, 99).of_no_process();
+        assert!(kept.to_string().contains("held by named objects or kept memory: `fdb"), "{kept}");
+        let share = Status::no_quota(Resource::KeptBytes, Scope::Domain, 64, 0).of_share();
+        let text = share.to_string();
+        assert!(text.contains("the user's share of the node cap kept_bytes, 64 now, is"), "{text}");
+        assert_eq!(share.scope(), Some(Scope::Domain));
         let clients = Status::no_quota(Resource::Connections, Scope::Domain, 2, 0).to_string();
         assert!(clients.contains("the domain cap connections = 2 is full; end"), "{clients}");
         for resource in Resource::ALL {

@@ -3,6 +3,7 @@
 mod table;
 
 pub mod admin;
+mod cap_text;
 pub mod codec;
 pub mod count;
 pub mod error;
@@ -17,6 +18,7 @@ pub mod page;
 pub mod resource;
 pub mod virtual_fd;
 
+pub use cap_text::parse_cap;
 pub use codec::{DecodeError, Message, Writer};
 pub use count::{ByCounter, ByGauge, ByLogTopic, Counter, Gauge, LogTopic};
 pub use error::{ErrorCode, FdType, Status};

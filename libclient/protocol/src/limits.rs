@@ -51,6 +51,9 @@ pub const MAX_GROUP: usize = MAX_BATCH;
 /// Bytes of a client's name: the kernel's `TASK_COMM_LEN` (include/linux/sched.h).
 pub const NAME_BYTES: usize = 16;
 
+/// Bytes of the name of a process: TASK_COMM_LEN of include/linux/sched.h, its last byte always 0.
+pub const COMMAND_BYTES: usize = 16;
+
 /// How many earlier files of one allocation the broker remembers. An owner that exports a new dma-buf at each recall has
 /// one per recall; copies of older files are rare.
 pub const FORMER_FILES: usize = 3;

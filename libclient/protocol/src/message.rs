@@ -1,5 +1,5 @@
 //! Every message on the client's and the event socket: fixed little-endian layouts without padding.
-//! Layout only: no IO, no state. The page that explains them is PROTOCOL.md.
+//! Layout only: must never hold IO or state. The page that explains them is PROTOCOL.md.
 
 use crate::error::Status;
 use crate::handle::{Handle, HandlePrefix, TOKEN_BYTES};

@@ -1,5 +1,5 @@
 //! Messages about named objects: fixed little-endian layouts without padding, behind which names and metadata follow
-//! (`named.rs` takes them apart). Layouts only: no IO, no state. PROTOCOL.md explains them.
+//! (`named.rs` takes them apart). Layouts only: must never hold IO or state. PROTOCOL.md explains them.
 
 use crate::limits::DRIVER_DATA_BYTES;
 use crate::table::wire_enum;
@@ -198,7 +198,7 @@ pub struct ObjectGotHead {
 )]
 #[repr(C)]
 pub struct ObjectGotItem {
-    /// Its version.
+    /// Given when it was sealed, above every version that the name had before.
     pub version: U64,
     /// Where in the memory of the grant it begins, in bytes.
     pub offset: U64,
@@ -206,7 +206,7 @@ pub struct ObjectGotItem {
     pub size_bytes: U64,
     /// Index of the grant in this message.
     pub grant: U16,
-    /// Bytes of its metadata.
+    /// All bytes of its metadata, 0..=4096.
     pub metadata_len: U16,
     /// So many bytes of the metadata are in this message: all of it if it has 64 at most and the message has room, else
     /// none, and a stat tells it.
@@ -313,6 +313,8 @@ pub mod record_flags {
     pub const COOPERATIVE: u8 = 8;
     /// Its creator is gone.
     pub const CREATOR_GONE: u8 = 16;
+    /// It outlives its creator, and ends with the broker all the same: no service manager stores what this broker keeps.
+    pub const ENDS_WITH_BROKER: u8 = 32;
 }
 
 /// One object, 96 bytes; its name follows and, in the answer to a stat, its metadata. All fields but the name's length are 0
@@ -328,7 +330,7 @@ pub struct ObjectRecord {
     pub offset: U64,
     /// Its size in bytes.
     pub size_bytes: U64,
-    /// Its group's number.
+    /// Number of its group: the names that are sealed at one moment.
     pub group: U64,
     /// Size of the group's memory in bytes.
     pub group_bytes: U64,
@@ -338,15 +340,15 @@ pub struct ObjectRecord {
     pub ttl_left_ms: U64,
     /// Slot of the group's allocation.
     pub slot: U32,
-    /// Generation of the slot.
+    /// Generation of the slot: another one is another allocation.
     pub generation: U32,
     /// Names of the group.
     pub group_names: U32,
-    /// Leases of the group.
+    /// Leases that clients hold of the group now.
     pub leases: U32,
     /// The creator's pid as the broker sees it.
     pub creator_pid: U32,
-    /// Bytes of its metadata.
+    /// All bytes of its metadata, 0..=4096.
     pub metadata_len: U16,
     /// Bytes of metadata that follow the name.
     pub metadata_here: U16,
@@ -356,7 +358,7 @@ pub struct ObjectRecord {
     pub flags: u8,
     /// A [`crate::memory::MemoryKind`].
     pub kind: u8,
-    /// Bytes of the name.
+    /// Bytes of the name, 1..=255.
     pub name_len: u8,
     /// Reserved, 0.
     pub reserved: [U32; 3],
@@ -400,7 +402,7 @@ pub struct ObjectEventItem {
     pub version: U64,
     /// An [`ObjectEvent`].
     pub event: u8,
-    /// Bytes of the name.
+    /// Bytes of the name, 0..=255: none when events were lost.
     pub name_len: u8,
     /// Reserved, 0.
     pub reserved: [U16; 3],

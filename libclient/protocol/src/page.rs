@@ -1,6 +1,6 @@
 //! Layout of the generation page: one u32 per slot, shared by the broker (writer) and its clients
-//! (read-only maps), and the liveness word the kernel marks when the broker dies. Holds the layout
-//! only; mapping it is the business of the daemon and of the library.
+//! (read-only maps), and the liveness word that the kernel marks when the broker dies. Layout only: must
+//! never map it, which the daemon and the library do.
 
 /// First eight bytes of the page.
 pub const PAGE_MAGIC: u64 = u64::from_le_bytes(*b"FDBPAGE1");

@@ -44,7 +44,7 @@ from ._errors import (
 from ._groups import Group
 from ._handle import Handle
 from ._memory import Buffer, Memory, View
-from ._objects import Object, ObjectInfo
+from ._objects import KeptEndsWithBroker, Object, ObjectInfo
 from ._private import PrivateBroker, private_broker
 
 __version__: str = _lib.fdbroker_version().decode()
@@ -56,7 +56,7 @@ for _class in list(globals().values()):
 
 __all__ = [
     "Aborted", "Again", "BadHandle", "Broker", "Buffer", "Cancelled", "Closed", "Error", "Exists", "Group", "Handle", "Internal",
-    "InvalidArgument", "LocalFdLimit", "Memory", "NoQuota", "NotConnected", "NotFound", "NotPermitted", "NotSealed", "NotSupported",
+    "InvalidArgument", "KeptEndsWithBroker", "LocalFdLimit", "Memory", "NoQuota", "NotConnected", "NotFound", "NotPermitted", "NotSealed", "NotSupported",
     "Object", "ObjectInfo", "OwnerGone", "OwnerSilent", "PrivateBroker", "Protocol", "Sealed", "SealedBusy",
     "ShuttingDown", "Stale", "TimedOut", "TooLong",
     "UnsupportedFd", "VersionChanged", "View", "WrongNode", "connect", "device_count", "private_broker",

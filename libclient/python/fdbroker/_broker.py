@@ -44,6 +44,7 @@ class Broker:
         self._context: Optional[Context] = context
         self._lock = threading.Lock()
         self._openers: Set[Tuple[int, int, int]] = set()
+        self._kept_before = False
 
     def _live(self) -> Context:
         context = self._context
@@ -214,14 +215,13 @@ class Broker:
         at most; shape and type go along by themselves. replace: the name may be in use; it leads to this one then. keep: it outlives this process,
         for so many seconds after its last use; 0: as long as the broker allows. pin: it ends neither by time nor to make room.
         evictable: it may end when bytes are short. expect: the version that the name must have; 0: none. job: the name is the job's, not the user's.
+        Nothing outlives a private broker: the first call that keeps or pins warns of it (:class:`~fdbroker.KeptEndsWithBroker`).
 
         Errors: :class:`~fdbroker.Exists`, :class:`~fdbroker.VersionChanged`, :class:`~fdbroker.NoQuota`, :class:`~fdbroker.TooLong`,
         :class:`~fdbroker.TimedOut`, :class:`~fdbroker.NotConnected`, :class:`~fdbroker.NotSupported`.
         """
-        return self.put_many(
-            {name: value}, metadata={name: metadata}, replace=replace, keep=keep, pin=pin, evictable=evictable, expect=expect, job=job,
-            timeout=timeout,
-        )[0]  # fmt: skip
+        options = _objects.to_make(job, replace, keep, pin, evictable)
+        return _objects.put(self, {name: value}, {name: metadata}, options, expect, timeout)[0]
 
     def put_many(
         self, values: Mapping[str, Any], *, metadata: Optional[Mapping[str, bytes]] = None, replace: bool = False,

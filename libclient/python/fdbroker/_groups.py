@@ -9,7 +9,7 @@ import gc
 import threading
 import weakref
 from ctypes import c_uint64, c_void_p
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
 from . import _abi, _objects
 from ._context import Context, Lease, ms
@@ -39,7 +39,8 @@ class Group:
     """
 
     def __init__(
-        self, context: Context, lease: Lease, pointer: int, members: Dict[str, Tuple[Shape, DType]], device: Optional[Tuple[str, int]]
+        self, context: Context, lease: Lease, pointer: int, members: Dict[str, Tuple[Shape, DType]], device: Optional[Tuple[str, int]],
+        sealed: Callable[[], None],
     ) -> None:  # fmt: skip
         self._context = context
         self._lease: Optional[Lease] = lease
@@ -48,6 +49,7 @@ class Group:
         self._members = members
         self._index = {name: index for index, name in enumerate(members)}
         self._device = device
+        self._sealed = sealed
         self._lock = threading.Lock()
         self._given: "weakref.WeakSet[Memory]" = weakref.WeakSet()
 
@@ -116,6 +118,7 @@ class Group:
             lease, self._lease, self._hold = self._lease, None, None
         if lease is not None:
             lease.end()
+        self._sealed()
         return version.value
 
     def _end_views(self) -> None:
@@ -172,7 +175,9 @@ def create(
     try:
         check(function(context.pointer, len(members), new, ctypes.byref(options), ms(timeout), ctypes.byref(made)))
         pointer = made.value or 0
-        return Group(context, Lease(context, functools.partial(_close, _objects.function("close"), pointer)), pointer, members, device)
+        lease = Lease(context, functools.partial(_close, _objects.function("close"), pointer))
+        sealed = functools.partial(_objects.warn_once, broker, options, next(iter(members), ""), timeout, 3)
+        return Group(context, lease, pointer, members, device, sealed)
     finally:
         context.give_back()
         del kept

@@ -3,12 +3,13 @@
 import ctypes
 import functools
 import json
+import warnings
 from ctypes import POINTER, Structure, c_char, c_char_p, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from . import _abi
 from ._context import Context, Lease, ms
-from ._errors import NotSupported, check
+from ._errors import Error, NotSupported, check
 from ._memory import Memory
 from ._types import DType, Shape, count_of, dtype_of, shape_of
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ._broker import Broker
 
 JOB, REPLACE, KEEP, PIN, UNPIN, EVICTABLE = 1, 2, 4, 8, 16, 32
+_ENDS_WITH_BROKER = 1024
 _EXPECT = 1
 _SEALED = 2
 _FOREVER = (1 << 64) - 1
@@ -107,6 +109,8 @@ class ObjectInfo(NamedTuple):
     leases: int
     #: Its maker's process.
     creator_pid: int
+    #: It is kept, and ends with the broker all the same: a private broker, or a service without an fd store.
+    ends_with_broker: bool = False
 
 
 # --- metadata: the shape and type in a first line, then the program's own ---
@@ -240,7 +244,28 @@ def put(
     if len(values):
         broker._call(function("put"), len(values), new, ctypes.byref(options), ms(timeout), versions)
     del kept
+    if len(values):
+        warn_once(broker, options, next(iter(values)), timeout)
     return list(versions)
+
+
+class KeptEndsWithBroker(UserWarning):
+    """Objects were to be kept or pinned, and end with the broker: no service manager stores its fds."""
+
+
+def warn_once(broker: "Broker", options: _Options, name: str, timeout: float, level: int = 4) -> None:
+    """Says it at the first call of this connection that keeps or pins."""
+    if options.flags & (KEEP | PIN) and not broker._kept_before:
+        broker._kept_before = True
+        try:
+            about = stat(broker, name, bool(options.flags & JOB), timeout)
+        except Error:
+            # What was asked for is done.
+            return
+        if about and about.ends_with_broker:
+            text = "kept and pinned objects end with this broker: no service manager stores its fds (a private broker, or a unit without FileDescriptorStoreMax)"
+            # `level` is that of the caller of a method of Broker or Group.
+            warnings.warn(text, KeptEndsWithBroker, stacklevel=level)
 
 
 def get(
@@ -282,7 +307,9 @@ def delete(broker: "Broker", name: str, version: int, job: bool, timeout: float)
 
 def touch(broker: "Broker", name: str, flags: int, job: bool, ttl: Optional[float], timeout: float) -> None:
     """A use of the object."""
-    broker._call(function("touch"), 1, _names([name]), ctypes.byref(_options(job, flags, ttl)), ms(timeout), None)
+    options = _options(job, flags, ttl)
+    broker._call(function("touch"), 1, _names([name]), ctypes.byref(options), ms(timeout), None)
+    warn_once(broker, options, name, timeout)
 
 
 def _info(info: _Info) -> ObjectInfo:
@@ -290,7 +317,7 @@ def _info(info: _Info) -> ObjectInfo:
     return ObjectInfo(
         info.name.decode(errors="replace"), info.version, info.size_bytes, info.state == _SEALED,
         _abi.KIND_NAMES.get(info.kind, str(info.kind)), info.age_ms / 1000, ttl, bool(info.flags & KEEP), bool(info.flags & PIN),
-        info.leases, info.creator_pid,
+        info.leases, info.creator_pid, bool(info.flags & _ENDS_WITH_BROKER),
     )  # fmt: skip
 
 

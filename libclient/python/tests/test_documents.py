@@ -15,6 +15,7 @@ import fdbroker
 from support import SOON_S, needs_numpy
 
 ROOT = os.environ.get("FDBROKER_TEST_DOCUMENTS")
+DEVICE = os.environ.get("FDBROKER_TEST_DEVICE")
 needs_root = unittest.skipIf(ROOT is None, "FDBROKER_TEST_DOCUMENTS is not set; the second run of test.sh sets it")
 
 
@@ -46,17 +47,48 @@ class Documents(unittest.TestCase):
                     self.assertTrue(value.__doc__, f"{name}.{member}")
 
 
-@needs_root
-@needs_numpy
-class Examples(unittest.TestCase):
+#: Examples that take --device, and a line that each ends with when all is right.
+EXAMPLES = {
+    "producer_consumer": "two processes summed 499,999,500,000 and doubled it in place",
+    "weights": "2 processes used 5 versions of the weights",
+    "kv_blocks": "6 requests of 3 blocks went through 8 blocks",
+}
+
+
+class ExampleCase(unittest.TestCase):
     def run_example(self, *command):
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=2 * SOON_S)
         self.assertEqual(done.returncode, 0, done.stdout)
         return done.stdout
 
-    def test_producer_consumer_when_run_then_right(self):
-        out = self.run_example(sys.executable, os.path.join(ROOT, "libclient/python/examples/producer_consumer.py"))
-        self.assertIn("two processes summed 499,999,500,000", out)
+    def run_examples(self, device):
+        for name, last in EXAMPLES.items():
+            with self.subTest(name):
+                out = self.run_example(sys.executable, os.path.join(ROOT, f"libclient/python/examples/{name}.py"), "--device", device)
+                self.assertEqual(out.splitlines()[-1], f"{last}: every number is right")
+
+
+@needs_root
+@unittest.skipIf(DEVICE is None, "FDBROKER_TEST_DEVICE names no device of a GPU; tests/gpu/run.sh does")
+class ExamplesOnGpu(ExampleCase):
+    def test_examples_when_run_on_a_gpu_then_right(self):
+        self.run_examples(DEVICE)
+
+
+@needs_root
+@needs_numpy
+class Examples(ExampleCase):
+    def test_examples_when_run_on_the_host_then_right(self):
+        self.run_examples("cpu")
+
+    def test_examples_when_listed_then_each_is_run_and_named_in_the_page(self):
+        folder = os.path.join(ROOT, "libclient/python/examples")
+        found = {name[:-3] for name in os.listdir(folder) if name.endswith(".py")}
+        self.assertEqual(found, {*EXAMPLES, "alltoall"})
+        with open(os.path.join(ROOT, "docs/python.md")) as page:
+            text = page.read()
+        for name in found:
+            self.assertIn(f"(../libclient/python/examples/{name}.py)", text)
 
     def test_alltoall_when_run_by_mpi_then_right(self):
         try:

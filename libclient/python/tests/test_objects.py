@@ -4,6 +4,7 @@ import asyncio
 import gc
 import threading
 import unittest
+import warnings
 
 import fdbroker
 from support import BrokerCase, in_child, mappings, needs_numpy, numpy, script
@@ -98,6 +99,23 @@ class Objects(BrokerCase):
         self.assertLessEqual(self.other.stat("touched").ttl, 5)
         self.other.touch("touched", keep=50)
         self.assertGreater(self.other.stat("touched").ttl, 5)
+
+    def test_object_when_kept_by_a_private_broker_then_warned_of_once(self):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            self.broker.put("plain", b"p")
+            self.assertEqual(caught, [])
+            self.broker.put("kept", b"k", keep=60)
+            self.broker.put("pinned", b"p", pin=True)
+            self.broker.touch("plain", keep=60)
+            self.other.touch("plain", pin=True)
+            third = fdbroker.connect(self.broker.socket)
+            self.addCleanup(third.close)
+            with third.create({"group": ((4,), "uint8")}, pin=True) as group:
+                group.seal()
+        self.assertEqual([one.category for one in caught], [fdbroker.KeptEndsWithBroker] * 3, "once for each connection")
+        self.assertEqual([one.filename for one in caught], [__file__] * 3)
+        self.assertTrue(self.other.stat("kept").ends_with_broker)
 
     def test_views_when_objects_are_closed_then_they_keep_them(self):
         self.broker.put("view", b"viewed")

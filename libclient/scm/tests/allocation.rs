@@ -1,5 +1,5 @@
 //! That sending and receiving take nothing from the heap once the buffers exist.
-//! It must stay alone in its program, because it replaces the allocator.
+//! Must never share its program with other tests: it replaces the allocator.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

@@ -54,9 +54,9 @@ pub struct Client {
 #[derive(Debug)]
 struct Owner {
     session: Arc<Session>,
-    /// In dispatch mode.
+    /// Of a client that the application serves (dispatch mode).
     dispatch: Option<Arc<Dispatch>>,
-    /// Else.
+    /// Of any other client; `None` once it is told to end.
     thread: Mutex<Option<LibraryThread>>,
 }
 

@@ -145,7 +145,7 @@ impl Arena {
         self.inner.register(&buffers.into_iter().collect::<Vec<_>>(), deadline)
     }
 
-    /// Bytes in all.
+    /// Bytes of address space, in use or not.
     pub fn len(&self) -> usize {
         self.inner.pool.len()
     }
@@ -179,7 +179,7 @@ impl Arena {
         bytes
     }
 
-    /// The backend's name.
+    /// As in error messages: `memfd`, `udmabuf` and so on.
     pub fn backend(&self) -> &'static str {
         self.inner.name
     }
@@ -321,7 +321,7 @@ impl HostBuffer {
         self.arena.pool.base().wrapping_add(self.offset)
     }
 
-    /// Bytes asked for.
+    /// Bytes asked for; the memory has whole pages.
     pub fn len(&self) -> usize {
         self.len
     }

@@ -129,7 +129,7 @@ impl IsolatedBuffer {
         self.mapping.as_ptr()
     }
 
-    /// Bytes asked for.
+    /// Bytes asked for; the memfd has whole pages.
     pub fn len(&self) -> usize {
         self.len
     }

@@ -18,9 +18,9 @@ use std::os::fd::{AsFd, OwnedFd};
 pub struct Grant {
     /// The fd, close-on-exec. (Declared before the lease: closed before the lease is given back.)
     pub fd: OwnedFd,
-    /// The lease.
+    /// Charged to this client until it is dropped.
     pub lease: Lease,
-    /// The allocation.
+    /// Kind, size and device as the owner registered them.
     pub info: AllocationInfo,
 }
 

@@ -38,7 +38,7 @@ impl<M> Imported<M> {
         self.lease.is_current()
     }
 
-    /// The lease.
+    /// Charged to this client as mapped until the import is dropped.
     pub fn lease(&self) -> &Lease {
         &self.lease
     }

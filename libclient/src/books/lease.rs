@@ -49,7 +49,7 @@ impl Lease {
         self.mark.number()
     }
 
-    /// The allocation.
+    /// Slot and generation of the allocation that it holds.
     pub fn id(&self) -> AllocationId {
         self.id
     }

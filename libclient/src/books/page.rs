@@ -34,7 +34,7 @@ pub(crate) struct PageFacts {
 /// What the page says of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// It lives.
+    /// The allocation lives, and so does its broker.
     Current,
     /// It has ended, said a broker that lives.
     Ended,

@@ -1,5 +1,5 @@
 //! The parties that the thread that serves calls: owners of memory, caches, tables of registrations, waiting calls.
-//! Each never blocks and calls no application code, unless it says otherwise.
+//! Each must never block nor call the application's code, unless it says otherwise.
 
 use super::holdings::LostRegistration;
 use super::one_way::OwnerKey;
@@ -88,7 +88,7 @@ pub(crate) trait Dispatcher: Send + Sync + Debug {
     fn serve(&self) -> Option<Served>;
 }
 
-/// What was served.
+/// How much was served in one go.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Served {
     pub count: usize,

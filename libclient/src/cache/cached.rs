@@ -77,7 +77,7 @@ impl<'a> CachedImport<'a> {
         self.len
     }
 
-    /// The allocation.
+    /// Slot and generation of the allocation that is open.
     pub fn id(&self) -> AllocationId {
         self.id
     }

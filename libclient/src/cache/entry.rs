@@ -125,7 +125,7 @@ impl Entry {
         }
     }
 
-    /// Forgets uses.
+    /// Marks it as not used since the last round, so that the next round may close it.
     pub fn forget_uses(&self) {
         self.word.fetch_and(!REFERENCED, Ordering::Relaxed);
     }

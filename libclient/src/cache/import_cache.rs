@@ -47,7 +47,7 @@ impl ImportCache {
         ImportCache(cache)
     }
 
-    /// Its settings.
+    /// The limits that it was made with: entries and bytes that stay open unused.
     pub fn settings(&self) -> &CacheSettings {
         self.0.table.settings()
     }

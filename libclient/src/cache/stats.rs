@@ -41,7 +41,7 @@ pub struct CacheStats {
     pub stale: u64,
     /// Entries closed to stay within the limits.
     pub evicted: u64,
-    /// Allocations open.
+    /// Allocations that are open now, in use or not.
     pub entries: u64,
     /// Of these, in use.
     pub pinned: u64,

@@ -16,7 +16,7 @@ pub(crate) struct Entry {
     pub birth: u64,
 }
 
-/// The table.
+/// What is registered, by where it lies.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     spans: Spans<Entry>,

@@ -11,14 +11,15 @@ use crate::error::Error;
 use crate::limits::OBJECTS_KEPT;
 use crate::sync::lock;
 use fdbroker_protocol::{AllocationId, ErrorCode};
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// The objects kept, by name.
+/// The objects kept, by name. The hash has no secret: names are chosen by this program and by others of its user, and the table is
+/// so small that even names which all collide cost a program of theirs no more than [`OBJECTS_KEPT`] comparisons.
 #[derive(Debug, Default)]
 pub(super) struct Cached {
-    kept: Mutex<HashMap<Arc<str>, Kept>>,
+    kept: Mutex<FxHashMap<Arc<str>, Kept>>,
     /// The thread that serves tells it what is to be given up.
     is_known: AtomicBool,
 }
@@ -38,11 +39,13 @@ pub(super) fn get(
     deadline: Deadline,
 ) -> Result<Object, Error> {
     // Before the lock: a child of fork(2) may not take it.
-    let connection = whose.client.connection("get")?;
-    if let Some((object, is_only)) = cached.find(name) {
-        if is_only {
-            return Ok(object);
-        }
+    whose.client.check_may_wait("get")?;
+    let found = cached.find(name);
+    if let Some((object, true)) = found {
+        return Ok(object);
+    }
+    let connection = whose.client.usable("get")?;
+    if let Some((object, _)) = found {
         let now = wire::stat(&connection, whose.flags(), &[name], deadline)?.pop().flatten();
         if now.is_some_and(|now| now.version == object.version()) {
             return Ok(object);

@@ -100,7 +100,7 @@ fn open(
             lacking.push(at);
         }
         let name = Arc::clone(names.shared(at));
-        got.push(Object::new(Arc::clone(memory), place, name, item.metadata.into()));
+        got.push(Object::new(Arc::clone(memory), place, name, item.metadata));
     }
     Ok((got, lacking))
 }
@@ -109,7 +109,7 @@ fn open(
 fn fill(got: &mut [Object], lacking: &[usize], infos: Vec<Option<ObjectInfo>>) -> bool {
     lacking.iter().zip(infos).all(|(at, info)| match info {
         Some(info) if info.version == got[*at].version() => {
-            got[*at].set_metadata(info.metadata.into());
+            got[*at].set_metadata(info.metadata.into_boxed_slice());
             true
         }
         _ => false,

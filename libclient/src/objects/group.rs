@@ -27,6 +27,7 @@ pub struct Group {
     whose: Whose,
     connection: Arc<Connection>,
     number: u64,
+    ends_with_broker: bool,
     layout: Layout,
     memory: GroupMemory,
     /// Nothing is to be given up any more.
@@ -67,10 +68,13 @@ impl Group {
         let first = items.first_chunk(size_of_val(&head));
         let end = first.end;
         let export = memory.export(&place)?;
-        let number = wire::create(&connection, &head, &items, first, export.as_fd(), deadline)?;
+        let created = wire::create(&connection, &head, &items, first, export.as_fd(), deadline)?;
         drop(export);
-        let whose = whose.clone();
-        let group = Group { whose, connection, number, layout, memory, is_over: false };
+        let (whose, number) = (whose.clone(), created.group);
+        let outlives_maker = options.keep.is_some() || options.pin;
+        let ends_with_broker = outlives_maker && created.kept_ends_with_broker;
+        let group =
+            Group { whose, connection, number, ends_with_broker, layout, memory, is_over: false };
         // From here on its drop gives it up.
         wire::add(&group.connection, number, &items, end, deadline)?;
         Ok(group)
@@ -79,6 +83,12 @@ impl Group {
     /// The broker's number of it, as in [`crate::ObjectInfo::group`].
     pub fn number(&self) -> u64 {
         self.number
+    }
+
+    /// It is to outlive its maker, and ends with the broker all the same: a private broker, or one whose service manager stores
+    /// no fds. [`crate::ObjectInfo::ends_with_broker`] says it later, too.
+    pub fn ends_with_broker(&self) -> bool {
+        self.ends_with_broker
     }
 
     /// Objects that it has.

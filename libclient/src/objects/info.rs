@@ -8,7 +8,7 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ObjectInfo {
-    /// Its name.
+    /// 1 to 255 bytes without NUL.
     pub name: String,
     /// Sealed, or in the making.
     pub state: ObjectState,
@@ -18,17 +18,17 @@ pub struct ObjectInfo {
     pub size_bytes: u64,
     /// Where in its group's memory it begins, in bytes.
     pub offset: u64,
-    /// Its group's number.
+    /// Number of its group: the names that are sealed at one moment.
     pub group: u64,
     /// Bytes of its group's memory.
     pub group_bytes: u64,
     /// Names that its group has.
     pub group_names: u32,
-    /// Its group's allocation.
+    /// The allocation that has the bytes of its whole group.
     pub id: AllocationId,
-    /// Leases of its group.
+    /// Leases that clients hold of its group now.
     pub leases: u32,
-    /// The kind of its memory.
+    /// How it can be opened: memfd, cuda-vmm and so on.
     pub kind: MemoryKind,
     /// Since it was sealed, or its group was begun.
     pub age: Duration,
@@ -36,6 +36,8 @@ pub struct ObjectInfo {
     pub ttl_left: Option<Duration>,
     /// Its group outlives its creator.
     pub kept: bool,
+    /// Its group is kept, and ends with the broker all the same: a private broker, or one whose service manager stores no fds.
+    pub ends_with_broker: bool,
     /// Its group ends neither by time nor to make room.
     pub pinned: bool,
     /// Its group may end when bytes are short.
@@ -46,7 +48,7 @@ pub struct ObjectInfo {
     pub creator_pid: u32,
     /// Its creator is gone.
     pub creator_gone: bool,
-    /// Bytes of its metadata.
+    /// 0 to 4096; a list says this number alone.
     pub metadata_bytes: usize,
     /// Its metadata; empty in a list.
     pub metadata: Vec<u8>,
@@ -76,6 +78,7 @@ impl ObjectInfo {
             age: Duration::from_millis(record.age_ms.get()),
             ttl_left: ttl_left.map(Duration::from_millis),
             kept: has(record_flags::KEPT),
+            ends_with_broker: has(record_flags::ENDS_WITH_BROKER),
             pinned: has(record_flags::PINNED),
             evictable: has(record_flags::EVICTABLE),
             cooperative: has(record_flags::COOPERATIVE),

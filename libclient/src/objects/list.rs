@@ -6,6 +6,7 @@ use super::wire;
 use crate::deadline::Deadline;
 use crate::error::Error;
 use fdbroker_protocol::ErrorCode;
+use std::time::Instant;
 
 /// The names with a prefix, in the order of their bytes; see [`crate::Objects::list`]. Asks the broker for the next page when it has
 /// given the last record of one. After an error it is over.
@@ -33,6 +34,11 @@ impl ObjectList {
     }
 
     fn next_page(&mut self) -> Result<(), Error> {
+        // One for all pages: a broker that answers each of them at once must not make a long list endless. The first one is asked
+        // for whatever the deadline, as by any other call.
+        if !self.after.is_empty() && Instant::now() >= self.deadline.given_up_at() {
+            return Err(Error::timed_out(format!("list {} behind {}", self.prefix, self.after)));
+        }
         let connection = self.whose.client.connection("list")?;
         let flags = self.whose.flags();
         let page = wire::list(&connection, flags, &self.prefix, &self.after, self.deadline)?;

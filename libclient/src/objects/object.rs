@@ -13,11 +13,15 @@ use std::sync::Arc;
 /// The objects of a group share one mapping and one lease, which is given back when the last of them and of their clones is
 /// dropped. Not mapped in a child of fork(2).
 #[derive(Clone, Debug)]
-pub struct Object {
+pub struct Object(Arc<Inner>);
+
+/// One count for all of it: an object is cloned at each use of the cache.
+#[derive(Debug)]
+struct Inner {
     memory: Arc<Shared>,
     place: Placed,
     name: Arc<str>,
-    metadata: Arc<[u8]>,
+    metadata: Box<[u8]>,
 }
 
 impl Object {
@@ -25,55 +29,55 @@ impl Object {
         memory: Arc<Shared>,
         place: Placed,
         name: Arc<str>,
-        metadata: Arc<[u8]>,
+        metadata: Box<[u8]>,
     ) -> Self {
-        Object { memory, place, name, metadata }
+        Object(Arc::new(Inner { memory, place, name, metadata }))
     }
 
     /// Its name when it was got.
     pub fn name(&self) -> &str {
-        &self.name
+        &self.0.name
     }
 
     /// Given when its group was sealed, above all versions before.
     pub fn version(&self) -> u64 {
-        self.place.version
+        self.0.place.version
     }
 
     /// Its size in bytes; may be 0.
     pub fn len(&self) -> usize {
-        self.place.len
+        self.0.place.len
     }
 
     /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
-        self.place.len == 0
+        self.0.place.len == 0
     }
 
     /// All of it, up to 4096 bytes.
     pub fn metadata(&self) -> &[u8] {
-        &self.metadata
+        &self.0.metadata
     }
 
-    /// The kind of its memory.
+    /// How its memory is opened: memfd, cuda-vmm and so on.
     pub fn kind(&self) -> MemoryKind {
-        self.memory.info().kind
+        self.0.memory.info().kind
     }
 
     /// Its group's allocation. Objects of one group have the same.
     pub fn id(&self) -> AllocationId {
-        self.memory.info().id
+        self.0.memory.info().id
     }
 
-    /// The lease of its group.
+    /// The lease that holds the memory of its group; administrators name it by its number.
     pub fn lease(&self) -> &Lease {
-        self.memory.lease()
+        self.0.memory.lease()
     }
 
     /// Whether its group still has a name (if it is the only one of its group: whether it is still what its name leads to), the
     /// broker lives, and counts this use of it. No syscall. The bytes stay good all the same.
     pub fn is_current(&self) -> bool {
-        self.memory.lease().is_current()
+        self.0.memory.lease().is_current()
     }
 
     /// The bytes: host memory that is sealed against writing.
@@ -82,10 +86,10 @@ impl Object {
     /// NOT_SUPPORTED: memory of a GPU, or foreign memory that only its maker's word keeps from being written;
     /// [`Object::read_at`] copies it. NOT_CONNECTED: in a child of fork(2).
     pub fn bytes(&self) -> Result<&[u8], Error> {
-        self.memory.check_process()?;
-        match self.memory.sealed_bytes() {
-            Some(bytes) => Ok(&bytes[self.place.offset..self.place.offset + self.place.len]),
-            None => Err(Error::new(ErrorCode::NotSupported, format!("bytes of {}", self.name))
+        self.0.memory.check_process()?;
+        match self.0.memory.sealed_bytes() {
+            Some(bytes) => Ok(&bytes[self.0.place.offset..self.0.place.offset + self.0.place.len]),
+            None => Err(Error::new(ErrorCode::NotSupported, format!("bytes of {}", self.0.name))
                 .because("its memory is not sealed by the kernel; copy it with read_at")),
         }
     }
@@ -95,14 +99,14 @@ impl Object {
     /// # Errors
     /// BAD_HANDLE: out of bounds. INTERNAL: the driver's words. NOT_CONNECTED or NOT_SUPPORTED in a child of fork(2).
     pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Error> {
-        check_range(offset, into.len(), self.place.len)?;
-        self.memory.read_at(self.place.offset + offset, into)
+        check_range(offset, into.len(), self.0.place.len)?;
+        self.0.memory.read_at(self.0.place.offset + offset, into)
     }
 
     /// First byte, if the CPU can read it there: for C. Not in a child of fork(2).
     pub fn as_ptr(&self) -> Option<*const u8> {
-        match self.memory.opened() {
-            Opened::Host(import) => Some(import.as_ptr().wrapping_add(self.place.offset)),
+        match self.0.memory.opened() {
+            Opened::Host(import) => Some(import.as_ptr().wrapping_add(self.0.place.offset)),
             Opened::Cuda(_) | Opened::LevelZero(_) => None,
         }
     }
@@ -110,25 +114,27 @@ impl Object {
     /// First byte, a device address of this process, if it was opened for a device. No kernel may write there: others read it,
     /// too. Good as long as an object of its group is held.
     pub fn device_ptr(&self) -> Option<u64> {
-        let base = match self.memory.opened() {
+        let base = match self.0.memory.opened() {
             Opened::Host(_) => return None,
             Opened::Cuda(import) => import.device_ptr(),
             Opened::LevelZero(import) => import.device_ptr(),
         };
-        Some(base + self.place.offset as u64)
+        Some(base + self.0.place.offset as u64)
     }
 
     /// The ordinal of that device, of its driver; `None`: host memory.
     pub fn device(&self) -> Option<u32> {
-        self.memory.device()
+        self.0.memory.device()
     }
 
-    pub(super) fn set_metadata(&mut self, metadata: Arc<[u8]>) {
-        self.metadata = metadata;
+    /// Before anybody else has it.
+    pub(super) fn set_metadata(&mut self, metadata: Box<[u8]>) {
+        let inner = Arc::get_mut(&mut self.0).expect("it is not handed over yet");
+        inner.metadata = metadata;
     }
 
     /// Whether its memory is in use by another object, too.
     pub(super) fn is_shared(&self) -> bool {
-        Arc::strong_count(&self.memory) > 1
+        Arc::strong_count(&self.0) > 1 || Arc::strong_count(&self.0.memory) > 1
     }
 }

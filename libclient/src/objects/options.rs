@@ -10,7 +10,7 @@ use std::time::Duration;
 pub struct NewObject<'a> {
     /// 1 to 255 bytes without NUL.
     pub name: &'a str,
-    /// Bytes; may be 0.
+    /// In bytes; 0 is allowed.
     pub size_bytes: u64,
     /// Opaque, up to 4096 bytes.
     pub metadata: &'a [u8],
@@ -52,7 +52,8 @@ impl<'a> PutObject<'a> {
 pub struct ObjectOptions {
     /// Other objects may have the names; they lose them when this group is sealed.
     pub replace: bool,
-    /// It outlives its creator, for so long after its last use, in whole ms; zero: as long as the broker allows.
+    /// It outlives its creator, for so long after its last use, in whole ms; zero: as long as the broker allows. It outlives a
+    /// broker only under a service manager that stores fds: [`crate::Group::ends_with_broker`].
     pub keep: Option<Duration>,
     /// It ends neither by time nor to make room, until it is unpinned. Implies that it outlives its creator.
     pub pin: bool,
@@ -78,7 +79,7 @@ pub enum Place<'a> {
     Fd(BorrowedFd<'a>, &'a Deposit),
 }
 
-/// What a touch changes.
+/// What keeps the groups from a touch on. The default: as before; the touch only counts as a use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Touch {
     /// As [`ObjectOptions::keep`]; `None`: as before.

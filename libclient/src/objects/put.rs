@@ -24,7 +24,7 @@ pub(super) fn put_group(
     let head = wire::host_head(whose.flags(), options, layout.size_bytes);
     let first = items.first_chunk(size_of_val(&head));
     let end = first.end;
-    let number = wire::create(&connection, &head, &items, first, fd.as_fd(), deadline)?;
+    let number = wire::create(&connection, &head, &items, first, fd.as_fd(), deadline)?.group;
     drop(fd);
     let sealed = wire::add(&connection, number, &items, end, deadline)
         .and_then(|()| wire::seal(&connection, number, deadline));

@@ -16,7 +16,7 @@ use std::time::Instant;
 /// What has happened to a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchEvent {
-    /// What.
+    /// Whether it was sealed, replaced, deleted, evicted or given up, or events were lost.
     pub event: ObjectEvent,
     /// To which name; empty for [`ObjectEvent::Lost`].
     pub name: String,

@@ -92,6 +92,18 @@ impl Peer {
         self.send(writer.finish(objects.len(), 1), &[fd]);
     }
 
+    /// Answers a list with a page of these names, which is not the last one.
+    fn answer_page(&self, request: &Received, names: &[&str]) {
+        assert_eq!(request.kind, Kind::ObjectList);
+        let mut writer = Writer::new();
+        let head = ObjectPage { done: 0.into(), reserved: 0.into() };
+        writer.start(Kind::ObjectRecords, request.id).push(&head);
+        for name in names {
+            writer.push(&sealed_record(name)).push(name.as_bytes());
+        }
+        self.send(writer.finish(names.len(), 0), &[]);
+    }
+
     fn tell(&self, events: &[(ObjectEvent, &str, u64)]) {
         let mut writer = Writer::new();
         writer.start(Kind::ObjectEvents, 0);
@@ -102,6 +114,31 @@ impl Peer {
             writer.push(name.as_bytes());
         }
         self.send_event(writer.finish(events.len(), 0));
+    }
+}
+
+/// The record of an object of no bytes.
+fn sealed_record(name: &str) -> ObjectRecord {
+    ObjectRecord {
+        version: 1.into(),
+        offset: 0.into(),
+        size_bytes: 0.into(),
+        group: 1.into(),
+        group_bytes: 4096.into(),
+        age_ms: 0.into(),
+        ttl_left_ms: u64::MAX.into(),
+        slot: 0.into(),
+        generation: 1.into(),
+        group_names: 1.into(),
+        leases: 0.into(),
+        creator_pid: 0.into(),
+        metadata_len: 0.into(),
+        metadata_here: 0.into(),
+        state: ObjectState::Sealed as u8,
+        flags: 0,
+        kind: MemoryKind::Memfd as u8,
+        name_len: u8::try_from(name.len()).unwrap(),
+        reserved: [0.into(); 3],
     }
 }
 
@@ -330,6 +367,27 @@ fn touch_when_asked_then_its_flags_and_outcomes_are_those_of_the_names() {
 }
 
 #[test]
+fn list_when_its_deadline_passes_between_two_pages_then_timed_out_and_the_next_is_not_asked_for() {
+    let (_broker, _client, peer, objects) = client();
+    // Long enough for the first page, on a busy machine, too.
+    let deadline = Deadline::from_ms(2000);
+    let mut list = objects.list("a", deadline);
+    let next =
+        |list: &mut fdbroker_client::ObjectList| list.next().map(|one| one.map(|it| it.name));
+    thread::scope(|scope| {
+        let call = scope.spawn(|| next(&mut list).unwrap().unwrap());
+        peer.answer_page(&peer.recv(), &["a1", "a2"]);
+        assert_eq!(call.join().unwrap(), "a1");
+    });
+    // The program takes its time; answers are waited for a little longer than the deadline.
+    thread::sleep(deadline.remaining() + Duration::from_millis(60));
+    assert_eq!(next(&mut list).unwrap().unwrap(), "a2", "what has come is given all the same");
+    assert_eq!(next(&mut list).unwrap().unwrap_err().code, ErrorCode::TimedOut);
+    assert!(next(&mut list).is_none());
+    peer.assert_silent();
+}
+
+#[test]
 fn watch_when_events_come_then_those_of_its_prefix_in_order_and_lost_to_all() {
     let (_broker, _client, peer, objects) = client();
     let watch = |prefix: &'static str| {
@@ -476,6 +534,37 @@ fn seal_when_on_a_device_then_waits_for_the_makers_work_and_drops_its_mapping() 
             });
             assert_eq!(free(), before, "nothing of it is left here");
         }
+    });
+}
+
+#[test]
+fn seal_when_the_makers_work_has_failed_then_nothing_is_sealed_and_the_group_can_be_sealed_later() {
+    let name = "seal_when_the_makers_work_has_failed_then_nothing_is_sealed_and_the_group_can_be_sealed_later";
+    under_stub(name, Stub::Whole, &[], || {
+        let broker = FakeBroker::listen();
+        let (client, peer) = broker.client_with(Client::builder().own_fds(2), Terms::default());
+        let (objects, device) = (client.objects(), Device::open(0).unwrap());
+        thread::scope(|scope| {
+            let (objects, device) = (&objects, &device);
+            let call = scope.spawn(move || {
+                objects.create(&[NewObject::new("gpu", 5)], Place::Cuda(device), PLAIN, soon())
+            });
+            peer.answer_create(&peer.recv(), 5);
+            let group = call.join().unwrap().unwrap();
+            // SAFETY: the stub looks at no stream: it knows none, and says so of any.
+            let refused = unsafe {
+                let stream = std::ptr::without_provenance_mut(1);
+                group.seal_after(MakersWork::Stream(stream), soon())
+            };
+            let SealError { error, group } = refused.unwrap_err();
+            assert_eq!(error.code, ErrorCode::Internal, "{error}");
+            peer.assert_silent();
+            let mut group = *group.expect("nothing has happened to it");
+            group.write_at(0, 0, b"again").unwrap();
+            let sealing = scope.spawn(move || group.seal(soon()));
+            peer.answer_seal(&peer.recv(), 3);
+            assert_eq!(sealing.join().unwrap().unwrap(), 3);
+        });
     });
 }
 

@@ -6,8 +6,9 @@ use crate::support::broker::Broker;
 use crate::support::manager::Manager;
 use crate::support::raw::Raw;
 use crate::support::wait::{PATIENCE, eventually};
-use fdbroker_protocol::ErrorCode;
 use fdbroker_protocol::object::object_flags::{JOB, KEEP, PIN, REPLACE};
+use fdbroker_protocol::object::record_flags;
+use fdbroker_protocol::{ErrorCode, Status};
 use nix::sys::signal::Signal;
 
 /// A broker under a service manager, which keeps for longer than any test takes.
@@ -197,6 +198,13 @@ fn keep_when_no_service_manager_stores_fds_then_said_once_and_objects_end_with_t
         maker.create_with_flags(&memory(&[1; SIZE]), &flags(KEEP), &[new("a")]).expect("begun");
     assert!(ends_with_broker);
     maker.put_bytes("b", &[1; 16], KEEP);
+    maker.put_bytes("c", &[1; 16], 0);
+    let says_so = |maker: &mut Raw, name: &str| {
+        maker.stat(&[name]).0[0].record.flags & record_flags::ENDS_WITH_BROKER != 0
+    };
+    assert!(says_so(&mut maker, "b") && !says_so(&mut maker, "c"), "what is kept alone");
+    assert_eq!(maker.touch(&["c"], PIN, 0), Ok(vec![Status::OK]));
+    assert!(says_so(&mut maker, "c"));
     let says = "end with this broker";
     eventually("the log says so", || broker.log().contains(says));
     assert_eq!(broker.log().matches(says).count(), 1);
@@ -210,5 +218,6 @@ fn keep_when_no_service_manager_stores_fds_then_said_once_and_objects_end_with_t
     seal_memory(&kept).expect("nothing is mapped");
     maker.seal(group).expect("sealed");
     assert_eq!(bytes_of(&kept, 0, 4), [1; 4]);
+    assert!(!says_so(&mut maker, "a"));
     assert!(!manager.log().contains(says), "{}", manager.log());
 }

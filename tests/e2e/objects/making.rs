@@ -216,9 +216,10 @@ fn stat_when_kept_pinned_and_evictable_then_it_says_so() {
     let (known, is_done) = maker.stat(&["kept", "pinned"]);
     assert!(is_done);
     let [kept, pinned] = [known[0].record, known[1].record];
-    assert_eq!(kept.flags, record_flags::KEPT | record_flags::EVICTABLE);
+    let kept_here = record_flags::KEPT | record_flags::ENDS_WITH_BROKER;
+    assert_eq!(kept.flags, kept_here | record_flags::EVICTABLE);
     assert!((1..=5000).contains(&kept.ttl_left_ms.get()), "{kept:?}");
-    assert_eq!(pinned.flags, record_flags::KEPT | record_flags::PINNED);
+    assert_eq!(pinned.flags, kept_here | record_flags::PINNED);
     assert_eq!(pinned.ttl_left_ms.get(), u64::MAX);
     drop(maker);
     let mut reader = Raw::connect(&broker.socket());

@@ -331,7 +331,8 @@ fn page() -> Vec<Vec<u8>> {
 fn core() -> Vec<Vec<u8>> {
     let no_caps = [0_u8; 4];
     let few = [&[63, 6, 3, 15, 4, 4, 9][..], &[0, 0, 0]].concat();
-    let limits = [63, 3, 2, 2, 0, 1, 3, 0];
+    // The last two: no slots of a broker before, and whose those would be.
+    let limits = [63, 3, 2, 2, 0, 1, 3, 0, 0];
     let restart = [18, 0];
     let connect = |client: u8| [5, client, 0, 0].to_vec();
     let register = |client: u8, more: u8| [2, client, 1, 0, more, 0, 3, 9].to_vec();
@@ -346,8 +347,17 @@ fn core() -> Vec<Vec<u8>> {
     let crash =
         [register(0, 1), vec![14, 0, 0, 1, 1, 1, 0, 0, 1], vec![14, 1, 0, 0, 1, 1, 0, 1]].concat();
     let caps = vec![17, 0, 1, 2, 0, 0, 0];
+    // Made by the first, sealed, got by the second, deleted; one that is kept and replaces it.
+    let create = |what: u8| [20, 0, what, 0, 0, 4, 0, 0, 0, 255, 3].to_vec();
+    let create_kept = [20, 0, 48, 0, 0, 4, 0, 0, 255, 15, 0, 255, 3].to_vec();
+    let seal = |group: u8| [21, 0, 5, 0, group, 1, 0].to_vec();
+    let get = [22, 1, 9, 0, 0, 0, 60].to_vec();
+    let delete = [23, 1, 12, 0, 0, 0, 0].to_vec();
+    let watch = [20, 1, 15, 0, 0, 1].to_vec();
+    let named =
+        [watch, get.clone(), create(0), seal(0), get, create_kept, seal(1), delete].concat();
     let stories = [&no_caps[..], &few[..]].into_iter().flat_map(|config| {
-        [&pair, &recall, &deaths, &crash]
+        [&pair, &recall, &deaths, &crash, &named]
             .map(|acts| [config, &limits[..], &start, acts, &restart, &caps, acts].concat())
     });
     let without_caps = |number| [&no_caps[..], &limits, &noise(number, 800)].concat();

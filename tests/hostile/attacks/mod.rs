@@ -14,6 +14,7 @@ pub mod readers;
 pub mod slow;
 pub mod sockets;
 pub mod stopped;
+pub mod views;
 
 use crate::attack::Attack;
 use crate::wire::stopped;

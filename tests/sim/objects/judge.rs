@@ -7,7 +7,7 @@ use crate::judge::ensure;
 use crate::model::Check;
 use crate::tally::Promise;
 use fdbroker_core::limits::{MAKERS_PER_NAME, WATCHES_PER_CLIENT};
-use fdbroker_core::{ClientId, Core, Effect, Effects, GotObject, Granted};
+use fdbroker_core::{Caps, ClientId, Core, Effect, Effects, GotObject, Granted};
 use fdbroker_protocol::object::{ObjectEvent, ObjectState};
 use fdbroker_protocol::{ErrorCode, NO_CAP, Resource, Status};
 use std::collections::VecDeque;
@@ -45,6 +45,7 @@ impl Model {
     /// Changes the model as the input asks, and says what the answer must be. `ended`: versions of kept groups that the core says
     /// have ended, those that made room first.
     pub fn begin(&mut self, action: &Action, ended: &mut VecDeque<u64>) -> Check<Option<Due>> {
+        self.asks = false;
         Ok(match action {
             Action::Create { client, how, objects, .. } => {
                 Some(self.create(*client, *how, objects))
@@ -223,14 +224,14 @@ impl Model {
         }
         let Group { scope, keep_us, pin, size_bytes, .. } = self.groups[group];
         if keep_us.is_some() || pin {
-            self.make_room(scope, size_bytes, ended)?;
+            let expects = |it: &&New| it.expect.is_some_and(|version| version > 0);
+            let objects = self.groups[group].objects.iter().filter(expects);
+            let found = objects.filter_map(|it| self.sealed(scope, &it.name));
+            let expected: Vec<usize> = found.map(|(place, _)| place.0).collect();
+            self.make_room(scope, (size_bytes, pin), &expected, ended)?;
             let pinned = if pin { size_bytes } else { 0 };
             if let Some(full) = self.full(scope.0, [0, 0, 1, size_bytes, pinned]) {
                 return Ok(Err(no_quota(full)));
-            }
-            // One that was expected may have made room.
-            if let Some(due) = self.unexpected(group) {
-                return Ok(Err(due));
             }
         }
         Ok(Ok(Due::Sealed(self.seal(group))))
@@ -258,7 +259,7 @@ impl Model {
         let more = match was_kept {
             true => [0, 0, 0, 0, pinned],
             false if keeps => {
-                self.make_room(scope, size, ended)?;
+                self.make_room(scope, (size, pin), &[], ended)?;
                 [0, 0, 1, size, pinned]
             }
             false => [0; 5],
@@ -285,25 +286,37 @@ impl Model {
         Ok(Status::OK)
     }
 
-    /// Ends the groups that the core has ended to keep so many bytes more in a domain: those that may go, as many as it needs, and
-    /// none that was used after another had been idle.
-    fn make_room(&mut self, scope: Scope, bytes: u64, ended: &mut VecDeque<u64>) -> Check {
+    /// Ends the groups that the core has ended to keep so many bytes more in a domain: those that may go, as many as it needs, none
+    /// that was used after another had been idle, none that the request expects, and none at all if the request is refused.
+    fn make_room(
+        &mut self,
+        scope: Scope,
+        (bytes, pin): (u64, bool),
+        expected: &[usize],
+        ended: &mut VecDeque<u64>,
+    ) -> Check {
         loop {
-            let kept = self.charges(scope.0)[3];
             let may_go = |group: &Group| {
                 let is_its = group.scope.0 == scope.0 && self.is_kept(group);
                 is_its && group.evictable && !group.pin
             };
-            let all: Vec<usize> =
-                (0..self.groups.len()).filter(|at| may_go(&self.groups[*at])).collect();
-            let spare: u64 = all.iter().map(|at| self.groups[*at].size_bytes).sum();
-            let cap = self.domain.kept_bytes;
-            let is_short = kept + bytes > cap;
-            if !is_short || (kept + bytes).saturating_sub(spare) > cap {
-                return Ok(());
-            }
-            let idle: Vec<usize> = all.into_iter().filter(|at| !self.is_leased(*at)).collect();
-            if idle.is_empty() {
+            let is_idle = |at: &usize| {
+                may_go(&self.groups[*at]) && !self.is_leased(*at) && !expected.contains(at)
+            };
+            let idle: Vec<usize> = (0..self.groups.len()).filter(is_idle).collect();
+            let spare: u64 = idle.iter().map(|at| self.groups[*at].size_bytes).sum();
+            let [_, _, fds, kept, pinned] = self.charges(scope.0);
+            let Caps { kept_fds, kept_bytes, permanent_bytes, .. } = self.domain;
+            let may_come = |at: &usize| may_go(&self.groups[*at]) && !expected.contains(at);
+            let all: Vec<usize> = (0..self.groups.len()).filter(may_come).collect();
+            let spare_of_all = all.iter().map(|at| self.groups[*at].size_bytes).sum();
+            let fits = |bytes_spare: u64, fds_spare: u64| {
+                (kept + bytes).saturating_sub(bytes_spare) <= kept_bytes
+                    && (fds + 1).saturating_sub(fds_spare) <= kept_fds
+            };
+            let is_hopeless = pin && pinned + bytes > permanent_bytes;
+            if fits(0, 0) || is_hopeless || !fits(spare, idle.len() as u64) {
+                self.asks |= !is_hopeless && fits(spare_of_all, all.len() as u64);
                 return Ok(());
             }
             let version = ended.pop_front().ok_or("no group was evicted, and one may go")?;
@@ -400,7 +413,7 @@ impl Model {
                     let statuses = all.statuses[range.clone()].to_vec();
                     let right = due.take();
                     let is_right = match &right {
-                        Some(Due::Statuses(right)) => is_same(right, &statuses),
+                        Some(Due::Statuses(right)) => is_same(right, &statuses, self.asks),
                         _ => false,
                     };
                     ensure!(is_right, "{statuses:?}, and it must be {right:?}");
@@ -515,8 +528,9 @@ impl Model {
                     status.value.get()
                 };
                 let is = (code, said, status.pid.get());
+                let asks = self.asks && (right, code) == (ErrorCode::NoQuota, ErrorCode::Again);
                 ensure!(
-                    is == (right, value, pid),
+                    is == (right, value, pid) || asks,
                     "{is:?}, and it must be {right:?} {value} {pid}"
                 );
                 self.proofs.count(Promise::Objects, 1);
@@ -652,9 +666,10 @@ fn request_of(action: &Action) -> Option<(u32, u64)> {
     }
 }
 
-/// Whether statuses are these; of NO_QUOTA only the resource must be right.
-fn is_same(right: &[Status], is: &[Status]) -> bool {
+/// Whether statuses are these; of NO_QUOTA only the resource must be right. `asks`: it may be AGAIN as well.
+fn is_same(right: &[Status], is: &[Status], asks: bool) -> bool {
     let is_one = |(right, is): (&Status, &Status)| match right.result() {
+        Err(ErrorCode::NoQuota) if asks && *is == ErrorCode::Again.into() => true,
         Err(ErrorCode::NoQuota) => (right.code, right.resource) == (is.code, is.resource),
         _ => right == is,
     };

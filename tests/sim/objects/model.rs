@@ -83,6 +83,8 @@ pub struct Model {
     pub keep_ttl_us: u64,
     /// The core had nothing left over before the step: then its charges are exact.
     pub was_idle: bool,
+    /// Leases that others give back would let the request in: they are asked, and it is to ask again.
+    pub asks: bool,
     /// What has happened since nothing was left over.
     pub news: Vec<(Scope, News)>,
     /// Bytes of the events of each scope that is watched.

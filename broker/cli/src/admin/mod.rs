@@ -1,9 +1,10 @@
-//! Talks to the broker over its admin socket, and reads answers page by page. Must never hold more than one page, nor wait
+//! Talks to the broker over its admin socket, or the socket for users that look, and reads answers page by page. Must never hold more than one page, nor wait
 //! for an answer without a bound.
 
 pub mod again;
 #[cfg(test)]
 mod tests;
+pub mod viewing;
 
 use crate::error::{Context, Error, Result};
 use fdbroker_protocol::admin::{
@@ -30,6 +31,12 @@ pub const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
 /// The admin socket's name in its directory.
 pub const ADMIN_SOCKET_NAME: &str = "admin.sock";
+
+/// The name in JSON of what belongs to the user alone.
+pub const OWN_PART: &str = "own";
+
+/// The name in JSON of all that there is.
+pub const WHOLE: &str = "node";
 
 /// The admin socket that the environment names: `FDBROKER_ADMIN_SOCKET`, else beside `FDBROKER_SOCKET`, else the user's
 /// own, else the node's.
@@ -67,6 +74,8 @@ pub struct Admin {
     writer: Writer,
     last_id: u64,
     patience: Duration,
+    /// What is seen over this connection: of the node all, of a domain the user's own part.
+    scope: Option<Scope>,
 }
 
 /// The records that a query or an act is for.
@@ -187,7 +196,18 @@ impl Admin {
             writer: Writer::new(),
             last_id: 0,
             patience: ANSWER_LIMIT,
+            scope: Some(Scope::Node),
         }
+    }
+
+    /// Whether this user sees no more than what is their own.
+    pub fn is_own_part(&self) -> bool {
+        self.scope != Some(Scope::Node)
+    }
+
+    /// What is seen, as JSON names it.
+    pub fn scope_name(&self) -> &'static str {
+        if self.is_own_part() { OWN_PART } else { WHOLE }
     }
 
     /// The path of the socket.
@@ -238,7 +258,10 @@ impl Admin {
 
     /// Times of grants and recalls.
     pub fn metrics(&mut self) -> Result<Metrics> {
-        self.one(Kind::AdminMetrics, Kind::AdminMetricsReply)
+        match self.one(Kind::AdminMetrics, Kind::AdminMetricsReply) {
+            Err(Error::Refused(ErrorCode::NotPermitted)) => Err(Error::OfWhole("metrics are")),
+            metrics => metrics,
+        }
     }
 
     /// Hands all selected records to `each`, page by page. Ends at the first error of `each`.

@@ -40,6 +40,13 @@ pub fn time(text: &str) -> std::result::Result<Duration, String> {
     }
 }
 
+/// Says once that what was to stay ends with the broker, whatever its time.
+pub fn say_ends_with_broker() {
+    crate::output::say!(
+        "fdbroker: it ends with this broker: no service manager stores its fds (a broker of `fdbroker run`, or a unit without FileDescriptorStoreMax)"
+    );
+}
+
 /// What came of one name of several, in JSON.
 #[derive(Debug, serde::Serialize)]
 pub struct OutcomeView<'a> {
@@ -54,6 +61,16 @@ pub fn tell(
     done: &str,
     is_json: bool,
 ) -> Result<u8> {
+    tell_with(outcomes, done, is_json, serde_json::Map::new())
+}
+
+/// The same; `more` are further members of the JSON object.
+pub fn tell_with(
+    outcomes: &[(&str, std::result::Result<(), fdbroker_client::Error>)],
+    done: &str,
+    is_json: bool,
+    mut more: serde_json::Map<String, serde_json::Value>,
+) -> Result<u8> {
     use crate::error::exit;
     use crate::output::{Output, printable, say};
     let mut out = Output::stdout();
@@ -62,7 +79,8 @@ pub fn tell(
             let error = outcome.as_ref().err().map(|error| error.code.name());
             OutcomeView { name, done: outcome.is_ok(), error }
         });
-        out.json_line(&serde_json::json!({ "objects": each.collect::<Vec<_>>() }))?;
+        more.insert("objects".into(), serde_json::json!(each.collect::<Vec<_>>()));
+        out.json_line(&more)?;
     } else {
         for (name, _) in outcomes.iter().filter(|(_, outcome)| outcome.is_ok()) {
             out.text(&format!("{} {done}\n", printable(name)))?;

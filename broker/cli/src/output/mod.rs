@@ -65,9 +65,39 @@ impl Output {
     }
 }
 
-/// Text that somebody else chose, without what a terminal would obey.
+/// Text that somebody else chose, without what a terminal would obey or would not show: such characters, and the backslash, are written
+/// as in JSON.
 pub fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\\' => shown.push_str("\\\\"),
+            '\n' => shown.push_str("\\n"),
+            '\r' => shown.push_str("\\r"),
+            '\t' => shown.push_str("\\t"),
+            c if !is_shown(c) => {
+                let mut units = [0; 2];
+                let units = c.encode_utf16(&mut units).iter();
+                shown.extend(units.map(|unit| format!("\\u{unit:04x}")));
+            }
+            c => shown.push(c),
+        }
+    }
+    shown
+}
+
+/// Whether a terminal shows a character and does not obey it.
+pub fn is_shown(c: char) -> bool {
+    !c.is_control() && !is_format(c)
+}
+
+/// Whether a character shows nothing by itself and changes how others look, or ends a line: the categories Cf, Zl and Zp of Unicode 16.
+fn is_format(c: char) -> bool {
+    matches!(c,
+        '\u{ad}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}' | '\u{890}'..='\u{891}' | '\u{8e2}' | '\u{180e}'
+        | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2064}' | '\u{2066}'..='\u{206f}' | '\u{feff}'
+        | '\u{fff9}'..='\u{fffb}' | '\u{110bd}' | '\u{110cd}' | '\u{13430}'..='\u{1343f}' | '\u{1bca0}'..='\u{1bca3}'
+        | '\u{1d173}'..='\u{1d17a}' | '\u{e0001}' | '\u{e0020}'..='\u{e007f}')
 }
 
 /// Whether to colour: on a terminal, unless NO_COLOR says no (<https://no-color.org>).

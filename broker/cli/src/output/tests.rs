@@ -112,3 +112,22 @@ fn human_time_when_each_unit_then_readable() {
     assert_eq!(human_time(245_000), "4 min 5 s");
     assert_eq!(human_time(10_920_000), "3 h 2 min");
 }
+
+#[test]
+fn printable_when_text_would_move_the_cursor_or_turn_its_direction_then_shown_as_in_json() {
+    for name in [
+        "line\nbreak",
+        "tab\tand\rreturn",
+        "right\u{202e}to left",
+        "\u{1b}[2J",
+        "\u{e0041}tag",
+        "a\\nb",
+    ] {
+        let shown = printable(name);
+        assert!(shown.chars().all(|c| c.is_ascii_graphic() || c == ' '), "{shown}");
+        let again: String = serde_json::from_str(&format!("\"{shown}\"")).expect("as in JSON");
+        assert_eq!(again, name);
+    }
+    assert_eq!(printable("plain/ümlaut \u{1f600}"), "plain/ümlaut \u{1f600}");
+    assert_eq!(printable("\u{202e}x"), "\\u202ex");
+}

@@ -68,6 +68,20 @@ pub const COLUMNS: &[Column<AllocationRecord>] = &[
         Value::Number(it.waiters.get().into())
     }),
     Column::new(
+        Kind::Time,
+        "AGE",
+        "age_seconds",
+        "time since it was registered or, after a crash of the broker, named again",
+        |it| Value::Time(it.age_ms.get()),
+    ),
+    Column::new(
+        Kind::Time,
+        "LAST_USED",
+        "last_used_seconds",
+        "time since it was granted last, or else registered",
+        |it| Value::Time(it.unused_ms.get()),
+    ),
+    Column::new(
         Kind::Number,
         "INODE",
         "inode",

@@ -3,7 +3,7 @@
 use crate::records;
 use crate::table::{Column, Kind, Value};
 use fdbroker_protocol::Resource;
-use fdbroker_protocol::admin::ClientRecord;
+use fdbroker_protocol::admin::{ClientRecord, NO_AGE};
 use std::sync::LazyLock;
 
 pub static COLUMNS: LazyLock<Vec<Column<ClientRecord>>> = LazyLock::new(|| {
@@ -17,6 +17,26 @@ pub static COLUMNS: LazyLock<Vec<Column<ClientRecord>>> = LazyLock::new(|| {
         Column::new(Kind::Text, "NAME", "name", "its name for itself", |it| {
             records::name(&it.name)
         }),
+        Column::new(
+            Kind::Text,
+            "COMMAND",
+            "command",
+            "the name of its process, as in `ps -o comm`; none in another PID namespace",
+            |it| match it.command[0] {
+                0 => Value::None("-"),
+                _ => records::name(&it.command),
+            },
+        ),
+        Column::new(
+            Kind::Time,
+            "AGE",
+            "age_seconds",
+            "time since its process was started; none in another PID namespace",
+            |it| match it.age_ms.get() {
+                NO_AGE => Value::None("-"),
+                age_ms => Value::Time(age_ms),
+            },
+        ),
         Column::new(Kind::Number, "UID", "uid", "its user", |it| {
             Value::Number(it.uid.get().into())
         }),

@@ -1,18 +1,26 @@
 //! The columns of leases. Must never decide how they are printed.
 
-use crate::records;
+use crate::records::{self, NOBODYS_UID};
 use crate::table::{Column, Kind, Value};
-use fdbroker_protocol::admin::LeaseRecord;
+use fdbroker_protocol::admin::{LeaseRecord, OTHER_OWNER};
+
+/// In place of what identifies another user, to users that see their own part alone.
+const ANOTHER: &str = "another";
+
+/// A value of the holder, unless another user is the holder.
+fn known(lease: &LeaseRecord, value: u32) -> Option<u32> {
+    Some(value).filter(|_| lease.uid.get() != NOBODYS_UID)
+}
 
 pub const COLUMNS: &[Column<LeaseRecord>] = &[
     Column::new(Kind::Number, "HOLDER", "pid", "pid of its holder", |it| {
-        Value::Number(it.pid.get().into())
+        Value::number_or(known(it, it.pid.get()), ANOTHER)
     }),
     Column::new(Kind::Text, "NAME", "name", "its holder's name for itself", |it| {
         records::name(&it.name)
     }),
     Column::new(Kind::Number, "UID", "uid", "user of its holder", |it| {
-        Value::Number(it.uid.get().into())
+        Value::number_or(known(it, it.uid.get()), ANOTHER)
     }),
     Column::new(Kind::Text, "USER", "user", "name of that user", |it| records::user(it.uid.get())),
     Column::new(Kind::Allocation, "ALLOCATION", "allocation", "what it is a lease of", |it| {
@@ -38,7 +46,10 @@ pub const COLUMNS: &[Column<LeaseRecord>] = &[
         Value::Size(it.size_bytes.get())
     }),
     Column::new(Kind::Number, "OWNER", "owner_pid", "pid of the owner, none once gone", |it| {
-        Value::number_or(records::nonzero(it.owner_pid), "gone")
+        match it.owner_pid.get() {
+            OTHER_OWNER => Value::None(ANOTHER),
+            _ => Value::number_or(records::nonzero(it.owner_pid), "gone"),
+        }
     }),
     Column::new(Kind::Time, "AGE", "age_seconds", "time since it was granted", |it| {
         Value::Time(it.age_ms.get())
@@ -51,7 +62,7 @@ pub const COLUMNS: &[Column<LeaseRecord>] = &[
         "CLIENT",
         "client",
         "number of its holder in the broker",
-        |it| Value::Number(it.client.get().into()),
+        |it| Value::number_or(known(it, it.client.get()), ANOTHER),
     ),
     // As text: JSON readers round numbers beyond 2^53.
     Column::on_request(Kind::Text, "LEASE", "lease", "its number, in hex", |it| {

@@ -9,10 +9,13 @@ mod users;
 
 pub use users::user;
 
-use crate::output::{commas, human_size, printable, seconds};
+use crate::admin::{OWN_PART, WHOLE};
+use crate::output::{commas, human_size, is_shown, seconds};
 use crate::table::Value;
 use fdbroker_protocol::admin::{NodeStatus, Use};
-use fdbroker_protocol::{AllocationId, ByCounter, ByGauge, ByResource, Resource, Unit};
+use fdbroker_protocol::{
+    AllocationId, ByCounter, ByGauge, ByResource, Gauge, Resource, Scope, Unit,
+};
 use serde::{Serialize, Serializer};
 use zerocopy::little_endian::{U32, U64};
 
@@ -28,11 +31,15 @@ pub struct UseView {
     pub peak: u64,
     /// The cap; `None`: no cap.
     pub cap: Option<u64>,
+    /// It is counted of what is shown. JSON leaves others out.
+    #[serde(skip)]
+    pub is_counted: bool,
 }
 
 impl UseView {
-    fn new(item: &Use, reserved: u64) -> Self {
-        UseView { now: item.now.get(), reserved, peak: item.peak.get(), cap: item.known_cap() }
+    fn new(item: &Use, reserved: u64, is_counted: bool) -> Self {
+        let (now, peak, cap) = (item.now.get(), item.peak.get(), item.known_cap());
+        UseView { now, reserved, peak, cap, is_counted }
     }
 
     /// What the cap counts.
@@ -50,9 +57,11 @@ pub fn as_seconds_or_null<S: Serializer>(ms: &Option<u64>, to: S) -> Result<S::O
     ms.map(seconds).serialize(to)
 }
 
-/// The status of the node. In JSON all rows of the three tables stand beside the other members.
+/// The status of the node, or of a user's own part. In JSON all rows of the three tables stand beside the other members.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct StatusView {
+    /// What it is of: `node`, or `own`.
+    pub scope: &'static str,
     /// The broker's pid.
     pub pid: u32,
     pub draining: bool,
@@ -66,27 +75,31 @@ pub struct StatusView {
     pub uses: ByResource<UseView>,
     /// What there is beside that.
     #[serde(flatten, serialize_with = "gauges")]
-    pub gauges: ByGauge<u64>,
-    /// What has happened since the broker's start.
+    pub gauges: ByGauge<Option<u64>>,
+    /// What has happened since the broker's start; `None`: that is not counted of the part.
     #[serde(flatten, serialize_with = "counters")]
-    pub counters: ByCounter<u64>,
+    pub counters: Option<ByCounter<u64>>,
 }
 
 fn resources<S: Serializer>(uses: &ByResource<UseView>, to: S) -> Result<S::Ok, S::Error> {
-    to.collect_map(uses.iter().map(|(resource, item)| (resource.name(), item)))
+    let counted = uses.iter().filter(|(_, item)| item.is_counted);
+    to.collect_map(counted.map(|(resource, item)| (resource.name(), item)))
 }
 
-fn gauges<S: Serializer>(gauges: &ByGauge<u64>, to: S) -> Result<S::Ok, S::Error> {
-    to.collect_map(gauges.iter().map(|(gauge, count)| (gauge.name(), count)))
+fn gauges<S: Serializer>(gauges: &ByGauge<Option<u64>>, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_map(gauges.iter().filter_map(|(gauge, count)| Some((gauge.name(), (*count)?))))
 }
 
-fn counters<S: Serializer>(counters: &ByCounter<u64>, to: S) -> Result<S::Ok, S::Error> {
-    to.collect_map(counters.iter().map(|(counter, count)| (counter.name(), count)))
+fn counters<S: Serializer>(counters: &Option<ByCounter<u64>>, to: S) -> Result<S::Ok, S::Error> {
+    let counters = counters.iter().flat_map(ByCounter::iter);
+    to.collect_map(counters.map(|(counter, count)| (counter.name(), count)))
 }
 
 impl From<&NodeStatus> for StatusView {
     fn from(status: &NodeStatus) -> Self {
+        let is_whole = status.scope.get() == Scope::Node as u32;
         StatusView {
+            scope: if is_whole { WHOLE } else { OWN_PART },
             pid: status.pid.get(),
             draining: status.draining.get() != 0,
             uptime_ms: status.uptime_ms.get(),
@@ -94,10 +107,13 @@ impl From<&NodeStatus> for StatusView {
             node: format!("{:016x}", status.node.get()),
             incarnation: format!("{:016x}", status.incarnation.get()),
             uses: ByResource::from_fn(|resource| {
-                UseView::new(&status.uses[resource], status.uses.reserved(resource))
+                let is_counted = is_whole || resource.narrowest() != Scope::Node;
+                UseView::new(&status.uses[resource], status.uses.reserved(resource), is_counted)
             }),
-            gauges: status.gauges.map(|count| count.get()),
-            counters: status.counters.map(|count| count.get()),
+            gauges: ByGauge::from_fn(|gauge| {
+                (is_whole || gauge == Gauge::Jobs).then(|| status.gauges[gauge].get())
+            }),
+            counters: is_whole.then(|| status.counters.map(|count| count.get())),
         }
     }
 }
@@ -146,7 +162,8 @@ pub fn name(bytes: &[u8]) -> Value {
 pub fn client_name(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     let name = String::from_utf8_lossy(&bytes[..end]);
-    printable(&name)
+    // Once and for all: it goes into text, into tables and into JSON.
+    name.chars().map(|c| if is_shown(c) { c } else { '?' }).collect()
 }
 
 /// The name of a job, or its key if it has no name; `None`: no job.
@@ -183,7 +200,7 @@ mod tests {
 
     #[test]
     fn use_view_when_no_cap_then_null() {
-        let view = UseView::new(&Use { cap: u64::MAX.into(), ..Use::default() }, 3);
+        let view = UseView::new(&Use { cap: u64::MAX.into(), ..Use::default() }, 3, true);
         let json = serde_json::to_string(&view).expect("plain data");
         assert_eq!(json, r#"{"now":0,"reserved":3,"peak":0,"cap":null}"#);
     }

@@ -7,10 +7,14 @@ use crate::error::{Error, Result};
 pub fn find<R>(columns: &'static [Column<R>], name: &str) -> Result<&'static Column<R>> {
     let is_it = |column: &&Column<R>| column.name.eq_ignore_ascii_case(name) || column.key == name;
     columns.iter().find(is_it).ok_or_else(|| {
-        let names: Vec<&str> = columns.iter().map(|column| column.name).collect();
-        let (name, names) = (name.escape_debug(), names.join(", "));
+        let (name, names) = (name.escape_debug(), names(columns).join(", "));
         Error::Usage(format!("no column `{name}`; the columns are {names} (-H explains them)"))
     })
+}
+
+/// The headings of all columns.
+pub fn names<R>(columns: &[Column<R>]) -> Vec<&'static str> {
+    columns.iter().map(|column| column.name).collect()
 }
 
 /// The columns of `-o LIST`, each once. `+A,B` adds A and B to the default columns.
@@ -47,15 +51,15 @@ mod tests {
         Column::on_request(Kind::Number, "BASE", "base", "", |it| Value::Number(*it)),
     ];
 
-    fn names(list: &str) -> Vec<&'static str> {
+    fn chosen(list: &str) -> Vec<&'static str> {
         choose(COLUMNS, list).expect("columns").iter().map(|column| column.name).collect()
     }
 
     #[test]
     fn choose_when_plus_then_added_to_the_default() {
-        assert_eq!(names("+BASE"), ["SLOT", "SIZE", "BASE"]);
-        assert_eq!(names("+base,+size_bytes"), ["SLOT", "SIZE", "BASE"]);
-        assert_eq!(names("BASE, slot,BASE"), ["BASE", "SLOT"]);
+        assert_eq!(chosen("+BASE"), ["SLOT", "SIZE", "BASE"]);
+        assert_eq!(chosen("+base,+size_bytes"), ["SLOT", "SIZE", "BASE"]);
+        assert_eq!(chosen("BASE, slot,BASE"), ["BASE", "SLOT"]);
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod sort;
 mod value;
 
 pub use args::{ListArgs, after_help};
+pub use choice::names;
 pub use column::{Column, Kind};
 pub use print::{Fields, List};
 pub use value::Value;

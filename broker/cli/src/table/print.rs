@@ -55,11 +55,18 @@ impl<R: Clone> List<R> {
         }))
     }
 
-    /// Prints the records as a table, or as `{"NAME":[{...},...]}`.
-    pub fn print(self, each_page: impl FnOnce(Taker<'_, R>) -> Result<()>) -> Result<()> {
+    /// Prints the records as a table, or as `{"NAME":[{...},...]}`, with `scope` before it where there is one.
+    pub fn print(
+        self,
+        scope: Option<&str>,
+        each_page: impl FnOnce(Taker<'_, R>) -> Result<()>,
+    ) -> Result<()> {
         let (mut out, is_json) = (Output::stdout(), self.is_json);
         if is_json {
             out.text("{")?;
+            if let Some(scope) = scope {
+                out.text(&format!("\"scope\":\"{scope}\","))?;
+            }
         }
         self.write_pages(each_page, &mut out)?;
         if is_json {
@@ -123,7 +130,7 @@ impl<R: Clone> List<R> {
 impl<R: Record + Copy> List<R> {
     /// Prints the selected records of the broker.
     pub fn run(self, admin: &mut Admin, selection: Selection) -> Result<()> {
-        self.print(|take| admin.each_page(selection, take))
+        self.print(Some(admin.scope_name()), |take| admin.each_page(selection, take))
     }
 
     /// Writes the selected records of the broker as a table, or as a member of a JSON object.

@@ -29,6 +29,11 @@ fn any_command_when_used_wrongly_then_exit_2_and_what_is_right() {
         &["demo", "--buffers", "0"],
         &["demo", "--size", "8"],
         &["demo", "--max-fds", "3"],
+        &["demo", "--max-fds", "0"],
+        &["run", "--max-fds", "0", "--", "true"],
+        &["broker", "--max-fds", "0"],
+        &["watch", "--filter", "nonsense"],
+        &["watch", "--filter", "uid:nobody-at-all"],
         &["demo", "--memory", "floppy"],
         &[],
     ] {
@@ -51,9 +56,9 @@ fn status_and_ls_when_asked_for_json_inside_run_then_one_line_each() {
     assert!(lines[0]["pid"].as_u64().is_some_and(|pid| pid > 0));
     assert_eq!(lines[0]["fds"]["now"], 0);
     assert!(lines[0]["fds"]["cap"].as_u64().is_some_and(|cap| cap > 0));
-    assert_eq!(lines[1], serde_json::json!({ "allocations": [] }));
-    assert_eq!(lines[2], serde_json::json!({ "holders": [] }));
-    assert_eq!(lines[3], serde_json::json!({ "jobs": [] }));
+    assert_eq!(lines[1], serde_json::json!({ "scope": "node", "allocations": [] }));
+    assert_eq!(lines[2], serde_json::json!({ "scope": "node", "holders": [] }));
+    assert_eq!(lines[3], serde_json::json!({ "scope": "node", "jobs": [] }));
 }
 
 #[test]

@@ -44,6 +44,30 @@ fn completions_when_bash_then_it_offers_commands_flags_and_values() {
 }
 
 #[test]
+fn completions_when_an_option_takes_columns_then_their_names_each_of_several() {
+    for (words, columns) in [
+        (&["ls", "-o", "LA"][..], &["LAST_USED"][..]),
+        (&["ls", "--output", "SIZE,LA"], &["SIZE,LAST_USED"]),
+        (&["ls", "-o", "+OF"], &["+OFFSET"]),
+        (&["ls", "-o", "SIZE,+OF"], &["SIZE,+OFFSET"]),
+        (&["ls", "--sort", "AG"], &["AGE"]),
+        (&["clients", "-o", "COM"], &["COMMAND"]),
+        (&["clients", "--sort", "UID,COM"], &["UID,COMMAND"]),
+        (&["holders", "-o", "ALLOCATION,AG"], &["ALLOCATION,AGE"]),
+        (&["jobs", "-o", "LEFT"], &["LEFT_ALLOCATIONS"]),
+        (&["objects", "-o", "VER"], &["VERSION"]),
+        (&["objects", "-o", "ALLOC"], &[""]),
+    ] {
+        assert_eq!(offered(&[&["fdbroker"], words].concat()), columns, "{words:?}");
+    }
+    for shell in ["zsh", "fish"] {
+        assert!(script(shell).contains("LAST_USED"), "{shell}");
+    }
+    // The option itself takes more than one name, in any case.
+    assert_eq!(end(&run(&["ls", "-H", "-o", "size,+keep", "--sort", "SIZE:desc"])).0, Some(0));
+}
+
+#[test]
 fn completions_when_zsh_or_fish_then_the_commands_are_in_it() {
     let zsh = script("zsh");
     assert!(zsh.starts_with("#compdef fdbroker\n"), "{zsh}");

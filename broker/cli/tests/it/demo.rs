@@ -141,7 +141,7 @@ fn demo_when_inside_run_then_it_uses_that_broker() {
     check(&lines[0], 2, 5, 65536);
     assert_eq!(lines[1]["deposits"], 10, "the outer broker served: {stdout}");
     assert_eq!(lines[1]["fds"]["now"], 0, "all was given back: {stdout}");
-    assert_eq!(lines[2], serde_json::json!({ "allocations": [] }));
+    assert_eq!(lines[2], serde_json::json!({ "scope": "node", "allocations": [] }));
 }
 
 /// A demo that holds, once all is open, with its ranks' pids.

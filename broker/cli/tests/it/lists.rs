@@ -4,10 +4,10 @@ use crate::common::{Running, end, fdbroker, memfd, one_json_line, run};
 use fdbroker_client::host::{Arena, HostBuffer, HostMemory};
 use fdbroker_client::{Access, Client, Deadline, Deposit, Import, MemoryKind, Registration};
 use fdbroker_protocol::Handle;
-use nix::unistd::Uid;
+use nix::unistd::{Uid, User};
 use serde_json::Value;
-use std::io::{BufRead, BufReader};
-use std::os::fd::AsFd;
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
@@ -142,11 +142,105 @@ fn ls_when_json_then_every_column_with_its_type() {
             // This user need not have a name.
             "text" if key == "owner_user" => value.is_string() || value.is_null(),
             "text" | "word" | "allocation" => value.is_string(),
-            "number" | "bytes" | "ms" => value.is_u64(),
+            "number" | "bytes" => value.is_u64(),
+            "seconds" => value.is_f64(),
             "flag" => value.is_boolean(),
             other => panic!("no type {other}"),
         };
         assert!(is_right, "{key}: {value}");
+    }
+}
+
+/// Times that are younger than this are of this test.
+const HOUR_S: f64 = 3600.0;
+
+#[test]
+fn ls_when_allocations_have_ages_then_in_json_table_and_filter() {
+    let node = Node::start();
+    let found = node.json(&["ls", "--json", "-o", "AGE,LAST_USED,MAPPED_LEASES"]);
+    for one in found["allocations"].as_array().expect("an array") {
+        let [age, unused] =
+            ["age_seconds", "last_used_seconds"].map(|key| one[key].as_f64().expect("a number"));
+        assert!((0.0..HOUR_S).contains(&age) && (0.0..=age).contains(&unused), "{one}");
+    }
+    for (filter, count) in [
+        ("AGE < 1h and LAST_USED < 1h", 5),
+        ("AGE >= 1h", 0),
+        ("LAST_USED > 3600", 0),
+        ("AGE != none", 5),
+    ] {
+        let text = node.text(&["ls", "-n", "-o", "AGE", "--filter", filter]);
+        assert_eq!(text.lines().count(), count, "{filter}: {text}");
+    }
+    let sorted = node.json(&["ls", "--json", "-o", "AGE", "--sort", "AGE:desc"]);
+    let ages = sorted["allocations"].as_array().expect("an array").iter();
+    assert!(ages.map(|it| it["age_seconds"].as_f64()).is_sorted_by(|a, b| a >= b), "{sorted}");
+    let text = node.text(&["ls"]);
+    assert!(words(&text)[0].windows(2).any(|it| it == ["AGE", "LAST_USED"]), "{text}");
+}
+
+#[test]
+fn clients_when_listed_then_command_age_and_user_of_each_process() {
+    let node = Node::start();
+    let name = std::fs::read_to_string("/proc/self/comm").expect("readable");
+    let name = name.trim_end();
+    let user = User::from_uid(Uid::effective()).expect("a database of users").map(|it| it.name);
+    let found = node.json(&["clients", "--json", "-o", "COMMAND,AGE,USER"]);
+    let clients = found["clients"].as_array().expect("an array");
+    for client in clients {
+        assert_eq!(client["command"], name);
+        assert_eq!(client["user"].as_str(), user.as_deref());
+        assert!(client["age_seconds"].as_f64().is_some_and(|it| it < 24.0 * HOUR_S), "{client}");
+    }
+    assert_eq!(clients.len(), 2);
+    let filter = format!("COMMAND == '{name}' and AGE < 1d");
+    let text = node.text(&["clients", "-n", "-o", "COMMAND", "--filter", &filter]);
+    assert_eq!(text, format!("{name}\n{name}\n"));
+    let text = node.text(&["clients"]);
+    assert!(words(&text)[0].starts_with(&["PID", "NAME", "COMMAND", "AGE", "UID"]), "{text}");
+}
+
+/// What a command prints on a terminal with so many columns.
+fn on_terminal(node: &Node, arguments: &[&str], columns: u16) -> String {
+    let size = libc::winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    let (mut ours, mut theirs) = (-1, -1);
+    let (name, modes) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: openpty(3) writes two fds, and reads the size; name and modes may be null.
+    let made = unsafe {
+        libc::openpty(&raw mut ours, &raw mut theirs, name, modes, (&raw const size).cast_mut())
+    };
+    assert_eq!(made, 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: both are open, and nobody else's.
+    let [ours, theirs] = [ours, theirs].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+    let mut command = fdbroker(arguments);
+    command.env("FDBROKER_ADMIN_SOCKET", &node.admin_socket).env("NO_COLOR", "1").stdout(theirs);
+    let mut child = command.spawn().expect("it starts");
+    // Its end of the terminal is closed here, too.
+    drop(command);
+    let mut text = Vec::new();
+    // The last process has closed the terminal: EIO instead of an end.
+    let _ = std::fs::File::from(ours).read_to_end(&mut text);
+    assert!(child.wait().expect("it ends").success());
+    String::from_utf8(text).expect("UTF-8").replace("\r\n", "\n")
+}
+
+#[test]
+fn lists_when_the_terminal_is_narrow_then_text_is_cut_and_ages_are_whole() {
+    let node = Node::start();
+    let arguments = ["clients", "-o", "NAME,AGE,PID,SILENT", "--sort", "NAME"];
+    for (columns, name) in [(200, "owner one"), (28, "owner o")] {
+        let text = on_terminal(&node, &arguments, columns);
+        assert_eq!(words(&text)[0], ["NAME", "AGE", "PID", "SILENT"]);
+        let last = text.lines().last().expect("two clients");
+        assert!(last.starts_with(name) && last.ends_with("  no"), "{text}");
+        assert_eq!(last.contains("owner o\u{2026}"), columns == 28, "{text}");
+    }
+    // All columns need more than 80: the terminal wraps the lines, and no number is lost.
+    let [narrow, wide] = [80, 300].map(|columns| on_terminal(&node, &["ls"], columns));
+    for text in [&narrow, &wide] {
+        let lines = words(text);
+        assert!(lines[0].ends_with(&["WAITERS", "AGE", "LAST_USED", "INODE"]), "{text}");
+        assert_eq!(lines.len(), 6, "{text}");
     }
 }
 
@@ -188,6 +282,15 @@ fn lists_when_used_wrongly_then_exit_2_before_any_broker_is_asked() {
         &["ls", "-o", "COLOUR"][..],
         &["ls", "--sort", "SIZE:up"],
         &["ls", "--filter", "SIZE > "],
+        &["ls", "--filter", "COLOUR == 1"],
+        &["ls", "--filter", "STATE == hold"],
+        &["ls", "--filter", "SIZE > 8KB"],
+        &["ls", "--filter", "AGE > 5y"],
+        &["ls", "--filter", "KEEP == maybe"],
+        &["ls", "--filter", "UID == root"],
+        &["ls", "--filter", "ALLOCATION == 12"],
+        &["ls", "--filter", "SIZE => 1"],
+        &["objects", "--filter", "COMMAND == sh"],
         &["clients", "--filter", "SILENT > no"],
         &["holders", "-o", ""],
         &["show", "pid:1"],

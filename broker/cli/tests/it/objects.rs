@@ -57,6 +57,27 @@ fn put_when_several_files_then_one_version_and_names_as_cp_would_give() {
 }
 
 #[test]
+fn put_and_pin_when_the_broker_is_private_then_said_once_that_nothing_outlives_it() {
+    let dir = TestDir::new("objects-ends");
+    let says = |text: &str| -> (String, usize) {
+        let output =
+            script(&dir, &format!("echo x | $F put m/a - > /dev/null 2>&1; echo y > f; {text}"));
+        (stdout(&output), end(&output).1.matches("ends with this broker").count())
+    };
+    assert_eq!(says("cp f f2; $F put m/ f f2 --keep=1m").1, 1);
+    assert_eq!(says("$F pin m/a"), ("m/a pinned\n".into(), 1));
+    assert_eq!(says("$F put b f").1, 0, "no time was asked for");
+    assert_eq!(says("$F pin m/a 2> /dev/null; $F pin m/a --unpin").1, 0);
+    for (text, key) in [("$F put b f --pin --json", "version"), ("$F pin m/a --json", "objects")] {
+        let (json, said) = says(text);
+        let json: serde_json::Value =
+            serde_json::from_str(json.lines().last().expect("a line")).expect("JSON");
+        assert_eq!((&json["ends_with_broker"], said), (&true.into(), 1), "{json}");
+        assert!(!json[key].is_null(), "{json}");
+    }
+}
+
+#[test]
 fn put_when_a_name_is_in_use_then_1_and_how_to_replace_it() {
     let dir = TestDir::new("objects-exists");
     let output = script(

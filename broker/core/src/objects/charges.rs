@@ -4,7 +4,7 @@
 use super::api::NewObject;
 use super::groups::Member;
 use crate::Core;
-use crate::ledger::{Blocked, Charge, ScopeId, ScopeRecord};
+use crate::ledger::{Charge, ScopeId, ScopeRecord};
 use crate::limits::OBJECT_RECORD_BYTES;
 use fdbroker_protocol::{Resource, Scope, Status};
 
@@ -35,6 +35,17 @@ pub(super) fn of_kept(bytes: u64, pin: bool) -> [Charge; 3] {
     ]
 }
 
+/// How much of a resource that objects are charged with is counted in a scope.
+pub(super) fn of_objects_in(resource: Resource) -> fn(&ScopeRecord) -> u64 {
+    match resource {
+        Resource::ObjectNames => |it| it.account.counted(Resource::ObjectNames),
+        Resource::MetadataBytes => |it| it.account.counted(Resource::MetadataBytes),
+        Resource::KeptFds => |it| it.account.counted(Resource::KeptFds),
+        Resource::PermanentBytes => |it| it.account.counted(Resource::PermanentBytes),
+        _ => |it| it.account.counted(Resource::KeptBytes),
+    }
+}
+
 impl Core {
     /// Charges a client's domain, with all of these or none.
     pub(super) fn charge_objects(&mut self, client: u32, charges: &[Charge]) -> Result<(), Status> {
@@ -44,7 +55,7 @@ impl Core {
             if let Err(status) = self.charge_object(domain, scope, *charge) {
                 charges[..done].iter().for_each(|charge| self.ledger.take(scope, *charge));
                 self.count_refusal(client, status);
-                return Err(status);
+                return Err(self.as_told(client, status));
             }
         }
         Ok(())
@@ -55,14 +66,9 @@ impl Core {
         if amount > self.share_of_objects(domain, resource) {
             let held = self.ledger[scope].account.counted(resource);
             let cap = held.saturating_add(self.share_of_objects(domain, resource));
-            let blocked = Blocked { resource, scope: ScopeId::NODE };
             return Err(match self.ledger.fits(scope, None, charge) {
                 Err(full) => self.no_quota(full),
-                Ok(()) => Status {
-                    value: cap.into(),
-                    scope: Scope::Domain as u8,
-                    ..self.no_quota(blocked)
-                },
+                Ok(()) => Self::no_quota_limit(resource, Scope::Domain, cap).of_share(),
             });
         }
         self.ledger.charge(scope, charge).map_err(|full| self.no_quota(full))
@@ -70,14 +76,8 @@ impl Core {
 
     /// How much more of a resource a domain may have.
     pub(super) fn share_of_objects(&self, domain: u32, resource: Resource) -> u64 {
-        let count: fn(&ScopeRecord) -> u64 = match resource {
-            Resource::ObjectNames => |it| it.account.counted(Resource::ObjectNames),
-            Resource::MetadataBytes => |it| it.account.counted(Resource::MetadataBytes),
-            Resource::KeptFds => |it| it.account.counted(Resource::KeptFds),
-            Resource::PermanentBytes => |it| it.account.counted(Resource::PermanentBytes),
-            _ => |it| it.account.counted(Resource::KeptBytes),
-        };
-        self.share_of(domain, self.ledger.caps().node[resource], count)
+        let most = self.ledger.caps().node[resource];
+        self.share_after(domain, most, of_objects_in(resource), [0; 2])
     }
 
     /// Takes charges of a domain back.

@@ -48,7 +48,8 @@ impl Core {
         }
         self.objects.groups.check();
         self.objects.watches.check();
-        self.objects.order.check(self.objects.groups.iter_from(0));
+        let groups = self.objects.groups.iter_from(0);
+        self.objects.order.check(groups.map(|(number, group)| (number, group, self.may_go(group))));
         let is_here = |client: &u32| self.clients.find(*client).is_some_and(|it| !it.gone);
         assert!(self.objects.watches.of.keys().all(|(client, _)| is_here(client)), "who watches");
         let mut named = 0;

@@ -4,6 +4,7 @@ use rustc_hash::FxHashMap;
 use std::ops::{Deref, DerefMut};
 
 use super::api::GroupId;
+use super::evicting::Place;
 use super::names::{Name, NameScope};
 use crate::api::Now;
 use crate::lists::{Link, Nodes};
@@ -37,6 +38,13 @@ pub struct Member {
     pub metadata: Box<[u8]>,
     /// It has the name still, or is made under it; the domain is charged for that.
     pub is_named: bool,
+}
+
+impl Member {
+    /// Whether it can be sealed only if its name leads to an object of a certain version.
+    pub fn expects_an_object(&self) -> bool {
+        matches!(self.expect, Expect::Version(version) if version > 0)
+    }
 }
 
 /// What a group is.
@@ -97,7 +105,7 @@ pub struct Group {
     /// Its place among those that are still to be swept.
     pub link: Link,
     /// Its place among those that may be evicted.
-    pub place: Option<(bool, Now)>,
+    pub place: Option<Place>,
 }
 
 impl Group {
@@ -177,7 +185,12 @@ impl Groups {
 
     /// The group in an allocation.
     pub fn in_slot(&self, slot: u32) -> Option<&Group> {
-        self.by_slot.get(&slot).map(|group| &self.table[*group])
+        self.number_in(slot).map(|group| &self.table[group])
+    }
+
+    /// Its number.
+    pub fn number_in(&self, slot: u32) -> Option<u32> {
+        self.by_slot.get(&slot).copied()
     }
 
     /// The number of a group in use.

@@ -133,7 +133,7 @@ impl Core {
         if !kept.is_sound(last_version) {
             return Err(wrong("cannot have been one"));
         }
-        let allocation = Allocation::new(&kept.deposit, NONE, domain, State::Resident);
+        let allocation = Allocation::new(&kept.deposit, NONE, domain, State::Resident, self.now);
         self.allocations.replace(slot, allocation, kept.deposit.driver_data);
         self.pin(slot, kept.deposit.file, 0);
         let scope = NameScope::Domain(domain);

@@ -1,7 +1,7 @@
 //! Groups in the making: begun with their memory, filled, sealed or given up. Must never do a part of what was asked.
 
 use super::api::{Create, GroupId, NewObject};
-use super::charges::{of_kept, of_new};
+use super::charges::of_new;
 use super::groups::{Expect, Group, GroupState};
 use super::names::{NameScope, Place};
 use crate::Core;
@@ -281,11 +281,10 @@ impl Core {
         let (size, pin) = (group.size_bytes, group.pin);
         let keeps = group.keep_us.is_some() || pin;
         if keeps {
-            self.charge_kept(client, size, pin, fx)?;
-            // One of them may have been evicted to make room.
-            self.check_expected(number).inspect_err(|_| {
-                self.release_objects(domain, &of_kept(size, pin));
-            })?;
+            let aside = self.set_expected_aside(number);
+            let charged = self.charge_kept(client, size, pin, fx);
+            aside.into_iter().for_each(|expected| self.order_group(expected));
+            charged?;
         }
         self.objects.version += 1;
         let version = self.objects.version;

@@ -86,7 +86,8 @@ impl Core {
         }
     }
 
-    /// Charges for keeping a group, with all of it or none. Evictable groups that are kept make room.
+    /// Charges for keeping a group, with all of it or none. Evictable groups that are kept make room; AGAIN: more of them than one
+    /// step may end.
     pub(super) fn charge_kept(
         &mut self,
         client: u32,
@@ -94,7 +95,7 @@ impl Core {
         pin: bool,
         fx: &mut Effects,
     ) -> Result<(), Status> {
-        self.evict_kept_for(self.clients[client].domain, size, fx);
+        self.evict_kept_for(self.clients[client].domain, size, pin, fx)?;
         self.charge_objects(client, &of_kept(size, pin))
     }
 }

@@ -1,6 +1,22 @@
 //! Deposit credits: idle ones are taken back when another needs the place, and a message that could not know is answered.
 
 use super::*;
+
+#[test]
+fn credits_when_a_cap_leaves_no_place_at_all_then_refused_at_once_and_not_at_the_deadline() {
+    for node in [Caps { held_fds: 0, ..Caps::NONE }, Caps { fds: 0, ..Caps::NONE }] {
+        let mut world = World::new(Config { node, base_credits: 0, ..config() });
+        let (client, deposits, credits_wanted) = (OWNER, &[][..], 1);
+        let (request, deadline) = (world.request(), Now(u64::MAX));
+        let ask = Input::Register { client, request, deposits, credits_wanted, deadline };
+        let effects = world.step(ask);
+        let is_refused = |it: &Effect| {
+            let Effect::Failed { status, .. } = it else { return false };
+            status.result() == Err(ErrorCode::NoQuota)
+        };
+        assert!(effects.iter().any(is_refused), "{effects:?}");
+    }
+}
 use fdbroker_core::limits::{FDS_PER_CONNECTION, TABLE_RESERVE};
 
 /// A node of `fds` in which each client keeps 4 credits. All three clients have theirs, as far as there is room.

@@ -327,7 +327,8 @@ fn bytes_when_the_share_is_used_up_by_resident_memory_then_refused_by_name_and_o
     let first = world.register_by(OWNER, resident(1, 50)).id;
     assert!(world.register_by(USER, resident(1, 30)).status.is_ok());
     let refused = world.register_by(OTHER, resident(1, 1)).status;
-    assert_eq!(refused, Status::no_quota(Resource::HeldBytes, Scope::Domain, 80 * 4096, 0));
+    let share = Status::no_quota(Resource::HeldBytes, Scope::Domain, 80 * 4096, 0).of_share();
+    assert_eq!(refused, share);
     let kept = Deposit { keep: true, ..deposit(2) };
     assert_eq!(world.register_by(OTHER, kept).status, refused, "a kept one stays, too");
     assert!(world.register_by(OTHER, deposit(3)).status.is_ok(), "this one can be had again");
@@ -350,7 +351,7 @@ fn bytes_when_refused_for_the_share_then_nothing_is_evicted_for_it() {
     let (mut world, _) = ninety_pages();
     let evictable = world.register(deposit(1)).id;
     let refused = world.register_by(USER, resident(2, 81)).status;
-    assert_eq!(refused.scope, Scope::Domain as u8, "{refused}");
+    assert_eq!(refused.scope().map_or(0, |it| it as u8), Scope::Domain as u8, "{refused}");
     assert_eq!(world.state(evictable), AllocationState::Held);
 }
 

@@ -8,6 +8,7 @@ use fdbroker_protocol::{
 };
 
 mod acts;
+mod ages;
 mod ahead;
 mod caps;
 mod comeback;

@@ -1,9 +1,9 @@
-//! `[caps.SCOPE]` of the configuration file: the keys are the resources that the table allows in the scope. An unknown
-//! key is an error, so that a misspelt cap is never silently no cap.
+//! `[caps.SCOPE]` of the configuration file: the keys are the resources that the table allows in the scope. Must
+//! never take an unknown key: a misspelt cap would silently be no cap.
 
 use super::CapsSections;
-use fdbroker_protocol::{Resource, Scope};
-use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
+use fdbroker_protocol::{Resource, Scope, parse_cap};
+use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
 use std::fmt;
 
 /// For serde's `deserialize_with`.
@@ -30,7 +30,7 @@ impl<'de> Visitor<'de> for Scopes {
     }
 }
 
-/// `[caps.SCOPE]`: one number per resource that can be capped there.
+/// `[caps.SCOPE]`: one cap per resource that can be capped there.
 struct Section(Scope);
 
 impl<'de> DeserializeSeed<'de> for Section {
@@ -53,9 +53,41 @@ impl<'de> Visitor<'de> for Section {
         let allowed: Vec<_> = all.filter(|resource| resource.is_capped_in(self.0)).collect();
         let mut caps = Self::Value::default();
         while let Some(resource) = map.next_key_seed(Key(&allowed, Resource::name))? {
-            caps[resource] = Some(map.next_value()?);
+            caps[resource] = Some(map.next_value::<Cap>()?.0);
         }
         Ok(caps)
+    }
+}
+
+/// A number, or text such as "8Gi" or "none".
+struct Cap(u64);
+
+impl<'de> Deserialize<'de> for Cap {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_any(CapVisitor)
+    }
+}
+
+struct CapVisitor;
+
+impl Visitor<'_> for CapVisitor {
+    type Value = Cap;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a number that is not negative, or text such as \"8Gi\" or \"none\"")
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<Cap, E> {
+        Ok(Cap(number))
+    }
+
+    fn visit_i64<E: Error>(self, number: i64) -> Result<Cap, E> {
+        let negative = || E::invalid_value(serde::de::Unexpected::Signed(number), &self);
+        u64::try_from(number).map(Cap).map_err(|_| negative())
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Cap, E> {
+        parse_cap(text).map(Cap).map_err(E::custom)
     }
 }
 

@@ -134,6 +134,8 @@ pub type CapsSections = ByScope<ByResource<Option<u64>>>;
 pub struct ConfigFile {
     /// The administrator's socket.
     pub admin_socket: Option<PathBuf>,
+    /// The group whose members see all, and change nothing.
+    pub monitor_group: Option<String>,
     /// Log level.
     pub log: Option<String>,
     /// Sockets for clients, in the order of their listener numbers.
@@ -198,6 +200,7 @@ impl ConfigFile {
     pub fn over(self, below: Self) -> Self {
         ConfigFile {
             admin_socket: self.admin_socket.or(below.admin_socket),
+            monitor_group: self.monitor_group.or(below.monitor_group),
             log: self.log.or(below.log),
             listener: if self.listener.is_empty() { below.listener } else { self.listener },
             caps: ByScope::from_fn(|scope| {

@@ -65,7 +65,7 @@ wire_enum! {
     }
 }
 
-/// One allocation that an act was for, 200 bytes.
+/// One allocation that an act was for, 216 bytes.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]

@@ -1,4 +1,5 @@
-//! What a broker tells an administrator who watches: one record for each thing that happened. Layouts only.
+//! What a broker tells an administrator who watches: one record for each thing that happened. Layouts only: must
+//! never hold IO or state.
 
 use crate::error::Status;
 use crate::limits::NAME_BYTES;

@@ -1,4 +1,4 @@
-//! The caps of every scope, shown and changed. Layout only: no IO, no state.
+//! The caps of every scope, shown and changed. Layout only: must never hold IO or state.
 
 use crate::resource::{ByResource, ByScope};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, little_endian::U64};

@@ -1,4 +1,4 @@
-//! How long the broker takes, as histograms, and what has gone wrong. Layout only: no IO, no state.
+//! How long the broker takes, as histograms, and what has gone wrong. Layout only: must never hold IO or state.
 
 use crate::count::ByLogTopic;
 use crate::resource::{ByResource, ByScope};

@@ -1,4 +1,4 @@
-//! A query and the head of its answer. Layouts only: no IO, no state.
+//! A query and the head of its answer. Layouts only: must never hold IO or state.
 
 use crate::table::wire_enum;
 use zerocopy::{

@@ -1,7 +1,7 @@
-//! Allocations, leases, clients, jobs and domains as an administrator sees them. Layouts only: no IO, no state.
+//! Allocations, leases, clients, jobs and domains as an administrator sees them. Layouts only: must never hold IO or state.
 
 use super::status::Use;
-use crate::limits::{FORMER_FILES, JOB_NAME_BYTES, NAME_BYTES};
+use crate::limits::{COMMAND_BYTES, FORMER_FILES, JOB_NAME_BYTES, NAME_BYTES};
 use crate::resource::ByResource;
 use crate::table::wire_enum;
 use zerocopy::{
@@ -27,7 +27,7 @@ wire_enum! {
     }
 }
 
-/// One allocation, 192 bytes.
+/// One allocation, 208 bytes.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -75,7 +75,8 @@ pub struct AllocationRecord {
     pub job: U64,
     /// The job's name, see [`AccountRecord::name`].
     pub job_name: [u8; JOB_NAME_BYTES],
-    /// Number of the broker's own fd in /proc/PID/fd; [`NO_OWN_FD`] while the broker holds none.
+    /// Number of the broker's own fd in /proc/PID/fd; [`NO_OWN_FD`] while the broker holds none, and for
+    /// an asker who sees their own domain alone.
     pub fd: U32,
     /// Its virtual fd, see [`crate::VirtualFd`]; 0 = it was registered without.
     pub virtual_fd: U32,
@@ -85,12 +86,23 @@ pub struct AllocationRecord {
     /// Inodes of the files that the owner gave before this one, newest first; 0 = none. An owner that exports a new
     /// dma-buf at each recall has given several.
     pub former_inodes: [U64; FORMER_FILES],
+    /// Since it was registered or, after a crash of the broker, named again: in ms, up to 131 too many.
+    pub age_ms: U64,
+    /// Since it was granted last, or else registered; as exact.
+    pub unused_ms: U64,
 }
 
 /// Value of [`AllocationRecord::fd`] while the broker holds no fd.
 pub const NO_OWN_FD: u32 = u32::MAX;
 
-/// One lease, 128 bytes.
+/// Value of [`ClientRecord::age_ms`] of a process that the broker cannot see.
+pub const NO_AGE: u64 = u64::MAX;
+
+/// Value of [`LeaseRecord::owner_pid`] of an owner that the asker does not see.
+pub const OTHER_OWNER: u32 = u32::MAX;
+
+/// One lease, 128 bytes. Of a lease of the asker's memory that another user has, an asker who sees their own domain alone is told neither
+/// holder nor job: pid and job are 0, client and uid 0xffffffff, the name is `another user`.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -112,7 +124,7 @@ pub struct LeaseRecord {
     pub pid: U32,
     /// The holder's uid, by SO_PEERCRED.
     pub uid: U32,
-    /// The owner's pid, 0 when gone.
+    /// The owner's pid; 0 when gone, [`OTHER_OWNER`] where another user is the owner and the asker does not see that user.
     pub owner_pid: U32,
     /// Size of the allocation in bytes.
     pub size_bytes: U64,
@@ -126,7 +138,7 @@ pub struct LeaseRecord {
     pub job_name: [u8; JOB_NAME_BYTES],
 }
 
-/// One client, 272 bytes.
+/// One client, 292 bytes.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -142,8 +154,9 @@ pub struct ClientRecord {
     pub silent: U32,
     /// What it is charged for, in each resource's unit.
     pub uses: ByResource<U64>,
-    /// Reserved, 0.
-    pub reserved: U32,
+    /// Since its process was started, in ms, exact to a clock tick (10 ms), modulo 497 days; [`NO_AGE`] when the broker
+    /// cannot know.
+    pub age_ms: U64,
     /// Number of the listener it connected to, from 0.
     pub listener: U32,
     /// The name that it gave in hello, padded with zeros.
@@ -152,6 +165,9 @@ pub struct ClientRecord {
     pub job: U64,
     /// The job's name, see [`AccountRecord::name`].
     pub job_name: [u8; JOB_NAME_BYTES],
+    /// The name of its process as it connected, as in /proc/PID/comm, padded with zeros; all zeros when the broker cannot
+    /// know.
+    pub command: [u8; COMMAND_BYTES],
 }
 
 /// One job of a domain, or one domain, 600 bytes.

@@ -1,4 +1,4 @@
-//! The broker at a glance: what is in use on the node, and how often what has happened. Layouts only: no IO, no state.
+//! The broker at a glance: what is in use on the node, and how often what has happened. Layouts only: must never hold IO or state.
 
 use crate::count::{ByCounter, ByGauge};
 use crate::resource::{ByResource, NO_CAP, Resource};
@@ -67,6 +67,11 @@ pub struct NodeStatus {
     pub incarnation: U64,
     /// Time since the broker's start, in ms.
     pub uptime_ms: U64,
+    /// A [`Scope`](crate::Scope): `Node`; or `Domain`, when the connection sees its own domain alone. Then the amounts and caps are the
+    /// domain's, those that are counted for the node alone are 0, and so are all counters, and all gauges but the jobs.
+    pub scope: U32,
+    /// Reserved, 0.
+    pub reserved: U32,
     /// What is in use on the node.
     pub uses: ByResource<Use>,
     /// What there is now beside that.

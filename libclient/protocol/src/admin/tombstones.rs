@@ -1,4 +1,4 @@
-//! What a broker remembers of allocations that have ended. Layout only: no IO, no state.
+//! What a broker remembers of allocations that have ended. Layout only: must never hold IO or state.
 
 use crate::limits::JOB_NAME_BYTES;
 use zerocopy::{

@@ -34,9 +34,9 @@ struct Inner {
 /// Bytes of a device's memory, as all processes together leave them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryInfo {
-    /// Not allocated.
+    /// Bytes that no process has allocated, as the driver says.
     pub free_bytes: u64,
-    /// In all.
+    /// Bytes of the device, in use or not.
     pub total_bytes: u64,
 }
 
@@ -73,7 +73,7 @@ impl Device {
         Driver::get()?.count_devices()
     }
 
-    /// Its ordinal.
+    /// As CUDA numbers the devices of this process, from 0; CUDA_VISIBLE_DEVICES changes it.
     pub fn ordinal(&self) -> u32 {
         self.inner.ordinal
     }

@@ -73,7 +73,7 @@ impl Driver {
         Ok(u32::try_from(count).unwrap_or(0))
     }
 
-    /// The device of an ordinal.
+    /// The driver's own number of the device of an ordinal, from 0 (cuDeviceGet).
     pub fn device(&self, ordinal: u32) -> Result<CuDevice, Error> {
         let (mut device, number) = (0, c_int::try_from(ordinal).unwrap_or(c_int::MAX));
         // SAFETY: writes one CUdevice through the pointer.

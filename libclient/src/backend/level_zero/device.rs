@@ -77,7 +77,7 @@ impl Device {
         Ok(u32::try_from(devices.len()).unwrap_or(u32::MAX))
     }
 
-    /// Its ordinal.
+    /// Its place among the devices that Level Zero shows this process, from 0; ZE_AFFINITY_MASK changes it.
     pub fn ordinal(&self) -> u32 {
         self.inner.ordinal
     }

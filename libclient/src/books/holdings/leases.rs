@@ -39,7 +39,7 @@ impl Mark {
     }
 }
 
-/// The leases.
+/// Every lease that this client holds, whether the broker knows it or not.
 #[derive(Debug, Default)]
 pub(super) struct Leases {
     all: Slab<Held>,
@@ -62,7 +62,7 @@ struct Held {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
     Known,
-    /// In `waiting`.
+    /// Its key is in [`Leases::waiting`].
     Waiting,
     /// Declared, open or not, and not answered.
     Declared {

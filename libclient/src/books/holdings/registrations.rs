@@ -10,7 +10,7 @@ use fdbroker_protocol::{AllocationId, ErrorCode, Handle};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-/// The registrations.
+/// Every registration of this client that has not ended, by id and by address.
 #[derive(Debug, Default)]
 pub(super) struct Registrations {
     all: HashMap<AllocationId, Entry>,
@@ -95,7 +95,7 @@ pub(crate) enum Ending {
     Counted,
     /// It was known to a broker that is gone, and is not named to the next one.
     Away,
-    /// There is none.
+    /// No registration has this id.
     Absent,
     /// A buffer's, which ends it by itself.
     Kept,

@@ -52,7 +52,7 @@ impl Victims {
     }
 }
 
-/// A limit of the settings.
+/// A limit of the settings that a new entry would exceed.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::cache) enum Limit {
     Entries(usize),

@@ -131,7 +131,16 @@ pub(super) fn to_ms(ttl: Duration) -> u64 {
     u64::try_from(ttl.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
-/// Begins a group; its number.
+/// A group that was begun.
+#[derive(Clone, Copy, Debug)]
+pub struct Created {
+    /// Its number.
+    pub group: u64,
+    /// Kept groups end with this broker.
+    pub kept_ends_with_broker: bool,
+}
+
+/// Begins a group.
 pub fn create(
     connection: &Connection,
     head: &ObjectCreateHead,
@@ -139,7 +148,7 @@ pub fn create(
     first: Range<usize>,
     fd: BorrowedFd<'_>,
     deadline: Deadline,
-) -> Result<u64, Error> {
+) -> Result<Created, Error> {
     let call =
         Call { deposits: 1, ..call("create", Kind::ObjectCreate, Kind::ObjectCreated, deadline) };
     let mut pause = AGAIN_FIRST;
@@ -149,7 +158,11 @@ pub fn create(
             writer.push(head);
             items.write(writer, first.clone())
         };
-        let read = |reply: Reply<'_>| Ok(reply.message.body_as::<ObjectCreated>()?.group.get());
+        let read = |reply: Reply<'_>| {
+            let created = reply.message.body_as::<ObjectCreated>()?;
+            let ends = created.flags.get() & ObjectCreated::KEPT_ENDS_WITH_BROKER != 0;
+            Ok(Created { group: created.group.get(), kept_ends_with_broker: ends })
+        };
         match connection.call(call, &[fd], write, read) {
             // The credit was taken back, or what others have ended under the name is still to be swept.
             Err(error) if error.code == ErrorCode::Again && !deadline.is_answered() => {

@@ -2,11 +2,13 @@
 //! without sockets: it applies the effects to a table of fds that it only counts, and has the core check its invariants.
 //! Clients may send anything; must never hand in what no daemon would, such as a close that was never begun.
 
+mod objects;
+
 use crate::bytes::Bytes;
 use fdbroker_core::{
     Caps, CapsOfScopes, ClientId, Config, Core, Declared, Deposit, DomainKey, Effect, Effects,
-    Events, Former, FormerLife, FormerSlot, Granted, Input, JobKey, JobName, Lane, LeaseId, Now,
-    OwnerKey, Peer, Record, Redeposit, RequestId, Supply, Ticket, Wanted,
+    Events, Former, FormerLife, FormerSlot, Granted, GroupId, Input, JobKey, JobName, Lane,
+    LeaseId, Now, OwnerKey, Peer, Record, Redeposit, RequestId, Supply, Ticket, Wanted,
 };
 use fdbroker_protocol::{
     AllocationId, ErrorCode, FdType, MemoryKind, Resource, Scope, Share, Status, Unit,
@@ -112,6 +114,8 @@ struct World {
     clients: Vec<Client>,
     /// Handles in circulation.
     known: Vec<AllocationId>,
+    /// Groups of objects that were begun.
+    groups: Vec<GroupId>,
     /// Slots that have an fd.
     held: BTreeSet<u32>,
     /// Fds in the closers.
@@ -150,6 +154,7 @@ impl World {
             fx: Effects::default(),
             clients: (0..CLIENTS).map(|_| Client::default()).collect(),
             known,
+            groups: Vec::new(),
             held: BTreeSet::new(),
             tickets: BTreeSet::new(),
             steps: 0,
@@ -160,7 +165,7 @@ impl World {
         let choice = bytes.u8();
         let client = ClientId(bytes.below(CLIENTS as usize) as u32);
         let Client { is_connected, is_gone, .. } = *self.of(client);
-        match choice % 20 {
+        match choice % 24 {
             19 => self.administer(bytes),
             18 => self.restart(),
             17 => self.set_caps(bytes),
@@ -168,6 +173,7 @@ impl World {
             15 => self.close_some(bytes),
             _ if is_gone => {}
             _ if !is_connected => self.connect(client, bytes),
+            20.. => self.objects(client, bytes),
             0 => self.gone(client),
             1 => {
                 let (request, own_fds) = (self.request(client, bytes), u32::from(bytes.u8() >> 4));
@@ -467,9 +473,18 @@ impl World {
                 }
                 Effect::Forget { client } => *self.of(*client) = Client::default(),
                 Effect::Statuses { range, .. } => assert!(range.end <= self.fx.statuses.len()),
-                Effect::ObjectsCreated { .. }
-                | Effect::ObjectsSealed { .. }
-                | Effect::ObjectsGot { .. }
+                Effect::ObjectsGot { client, objects, grants, .. } => {
+                    let (got, grants) = (&self.fx.objects[objects.clone()], grants.clone());
+                    let grants = &self.fx.granted[grants];
+                    assert!(got.iter().all(|one| usize::from(one.grant) < grants.len()));
+                    let slots: Vec<u32> = grants.iter().filter_map(sent_slot).collect();
+                    assert_eq!(slots.len(), grants.len(), "all or none");
+                    assert!(slots.iter().all(|slot| self.held.contains(slot)), "got, not held");
+                    let leases: Vec<LeaseId> = grants.iter().map(|grant| grant.lease).collect();
+                    self.of(*client).leases.extend(leases);
+                }
+                Effect::ObjectsCreated { group, .. } => self.groups.push(*group),
+                Effect::ObjectsSealed { .. }
                 | Effect::Keep { .. }
                 | Effect::KeptChanged { .. }
                 | Effect::Unkeep { .. }

@@ -1,10 +1,10 @@
 //! Connects to a broker again after it has ended. Must never start a broker: with socket activation a mere connect would
 //! start the service, which an administrator may have stopped on purpose.
 
-use crate::admin::{ANSWER_LIMIT, Admin, find_socket};
+use crate::admin::{Admin, find_socket};
 use crate::error::{Error, Result};
 use fdbroker_protocol::page::{LIVENESS_OFFSET, PAGE_MAGIC, PageHeader, is_alive};
-use fdbrokerd::generation_page::PAGE_NAME;
+use fdbrokerd::names::PAGE_NAME;
 use std::fs::File;
 use std::io;
 use std::mem::offset_of;
@@ -12,12 +12,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-/// Connects to the broker that this process's environment names, if it runs.
-pub fn connect() -> Result<Admin> {
-    connect_within(ANSWER_LIMIT)
-}
-
-/// Connects to a running broker; `patience` bounds the connect and each answer.
+/// Connects to the broker that this process's environment names, if it runs; `patience` bounds the connect and each answer.
 pub fn connect_within(patience: Duration) -> Result<Admin> {
     connect_to(&find_socket(|name| std::env::var_os(name)), patience)
 }

@@ -1,6 +1,7 @@
 //! Connecting again: to a broker that runs, that has ended, and that does not answer.
 
 use super::*;
+use crate::admin::ANSWER_LIMIT;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr};
 use nix::sys::socket::{bind, listen, socket};
 use std::os::fd::{AsRawFd, OwnedFd};

@@ -25,6 +25,8 @@ const JOB_CHARS: usize = 32;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Report {
+    /// Whose ledger was looked at: `node`, or `own`.
+    pub scope: &'static str,
     /// Faults.
     pub findings: Vec<Finding>,
     /// Number of findings that are not listed.
@@ -75,16 +77,7 @@ impl Report {
         if !kinds.is_empty() {
             out.text("\n")?;
         }
-        let findings = self.findings.len() as u64 + self.more_findings;
-        let notes = self.notes.len() as u64 + self.more_notes;
-        let hint = if notes > 0 && !verbose { " (--verbose shows them)" } else { "" };
-        out.text(&format!(
-            "{}, {}{hint}; {} with {} looked at\n",
-            counted(findings, "finding"),
-            counted(notes, "note"),
-            counted(self.processes, "process"),
-            counted(self.fds, "fd"),
-        ))?;
+        out.text(&self.summary(verbose))?;
         if self.more_findings > 0 || verbose && self.more_notes > 0 {
             out.text(&format!("of each at most {MAX_REPORTED} are listed\n"))?;
         }
@@ -92,6 +85,20 @@ impl Report {
             out.text(&format!("not looked at ({}): {what}\n", commas(*count)))?;
         }
         Ok(())
+    }
+
+    /// How much there is.
+    fn summary(&self, verbose: bool) -> String {
+        let findings = self.findings.len() as u64 + self.more_findings;
+        let notes = self.notes.len() as u64 + self.more_notes;
+        let hint = if notes > 0 && !verbose { " (--verbose shows them)" } else { "" };
+        format!(
+            "{}, {}{hint}; {} with {} looked at\n",
+            counted(findings, "finding"),
+            counted(notes, "note"),
+            counted(self.processes, "process"),
+            counted(self.fds, "fd"),
+        )
     }
 }
 
@@ -148,6 +155,18 @@ mod tests {
         assert_eq!((report.findings.len(), report.more_findings), (MAX_REPORTED, 2));
         assert_eq!(report.findings[0].kind, Kind::Leak);
         assert_eq!((report.notes.len(), report.more_notes), (1, 0));
+    }
+
+    #[test]
+    fn summary_when_one_of_each_then_no_plural() {
+        let mut report = Report { processes: 1, fds: 1, ..Report::default() };
+        report.add(vec![Finding::new(Kind::Ended, "e"), Finding::new(Kind::Leak, "l")]);
+        assert_eq!(report.summary(true), "1 finding, 1 note; 1 process with 1 fd looked at\n");
+        let report = Report { processes: 2, ..Report::default() };
+        assert_eq!(
+            report.summary(false),
+            "0 findings, 0 notes; 2 processes with 0 fds looked at\n"
+        );
     }
 
     #[test]

@@ -494,7 +494,8 @@ fn confirmed_of(count: usize, granted: u64) -> (usize, usize) {
     odd.process(HOLDER).fds.push(fd(4, MemoryKind::DmaBuf));
     let mut left = std::iter::repeat_n(odd.0, count).chain(std::iter::repeat(even.0));
     let first = left.next().expect("endless");
-    let (_, found, looks) = confirm(first, || Ok(left.next().expect("endless"))).expect("looks");
+    let (_, found, looks) =
+        confirm(first, LOOKS, || Ok(left.next().expect("endless"))).expect("looks");
     (found.len(), looks)
 }
 

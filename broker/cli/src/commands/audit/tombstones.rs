@@ -41,7 +41,9 @@ impl Tombstones {
             page.iter().for_each(|record| tombstones.add(record));
             Ok(())
         })?;
-        tombstones.dropped = admin.metrics()?.tombstones_dropped.get();
+        if !admin.is_own_part() {
+            tombstones.dropped = admin.metrics()?.tombstones_dropped.get();
+        }
         Ok(tombstones)
     }
 

@@ -4,14 +4,14 @@ mod args;
 
 pub use args::Args;
 
-use crate::admin::{Admin, Selection};
+use crate::admin::{Selection, viewing};
 use crate::error::Result;
 use crate::records::clients::COLUMNS;
 use crate::table::List;
 
 pub fn run(args: &Args) -> Result<()> {
     match List::new("clients", &COLUMNS, &args.list)? {
-        Some(list) => list.run(&mut Admin::from_env()?, Selection::ALL),
+        Some(list) => list.run(&mut viewing::connect()?, Selection::ALL),
         None => Ok(()),
     }
 }

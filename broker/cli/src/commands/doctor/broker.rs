@@ -2,7 +2,7 @@
 //! leave an allocation in the broker.
 
 use super::check::{Area, Check, Verdict};
-use crate::admin::{Admin, find_socket};
+use crate::admin::{OWN_PART, viewing};
 use crate::error::{Error, Result};
 use crate::records;
 use crate::records::StatusView;
@@ -16,7 +16,7 @@ use nix::sys::stat::fstat;
 use nix::unistd::{AccessFlags, access, ftruncate};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const AREA: Area = Area("broker");
@@ -50,9 +50,11 @@ pub fn checks() -> Vec<Check> {
         }
         Err(error) => checks.push(unreachable(&path, &error)),
     }
-    let path = find_socket(|name| std::env::var_os(name));
-    let status = Admin::connect(&path).and_then(|mut admin| admin.status());
-    checks.extend(administration(&path, status.map(|status| StatusView::from(&status))));
+    let status = viewing::connect_quietly().and_then(|mut admin| {
+        let (status, path) = (admin.status()?, admin.path().to_owned());
+        Ok((StatusView::from(&status), path))
+    });
+    checks.extend(administration(status));
     checks
 }
 
@@ -170,10 +172,10 @@ fn sharing(outcome: std::result::Result<(), fdbroker_client::Error>) -> Check {
 }
 
 /// Checks the admin socket, and how much of the caps is used.
-fn administration(path: &Path, status: Result<StatusView>) -> Vec<Check> {
+fn administration(status: Result<(StatusView, PathBuf)>) -> Vec<Check> {
     let name = "administrator's socket";
-    let status = match status {
-        Ok(status) => status,
+    let (status, path) = match status {
+        Ok(found) => found,
         // Reported already.
         Err(Error::NoBroker { .. }) => return Vec::new(),
         Err(error @ Error::Denied { .. }) => {
@@ -182,8 +184,9 @@ fn administration(path: &Path, status: Result<StatusView>) -> Vec<Check> {
         }
         Err(error) => return vec![AREA.fail(name, error.to_string(), "see the broker's log")],
     };
+    let whose = if status.scope == OWN_PART { ", your own part" } else { "" };
     let found = format!(
-        "{} answers: pid {}, {} connections",
+        "{} answers{whose}: pid {}, {} connections",
         path.display(),
         status.pid,
         status.uses.connections.now

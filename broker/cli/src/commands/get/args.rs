@@ -24,7 +24,7 @@ pub struct Args {
     /// Name of the object
     #[arg(value_parser = name)]
     pub name: String,
-    /// Write to this file instead of standard output
+    /// Write to this file instead of standard output; `-` is standard output
     #[arg(short = 'O', long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub output: Option<PathBuf>,
     /// Wait so long until it is there, such as 500ms, 30s, 5m

@@ -12,6 +12,7 @@ use fdbroker_protocol::ErrorCode;
 use serde::Serialize;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
 
 /// An object, in JSON.
 #[derive(Serialize)]
@@ -29,8 +30,13 @@ struct GotView<'a> {
 const PIECE_BYTES: usize = 1 << 20;
 
 pub fn run(args: &Args) -> Result<()> {
+    let to_file = args.output.as_deref().filter(|path| *path != Path::new("-"));
+    if to_file.is_none() && args.output.is_some() && args.json {
+        let what = "-O - and --json both write to standard output";
+        return Err(Error::Usage(format!("{what}; name a file")));
+    }
     let object = connect(args.job)?.get(&args.name, Deadline::after(args.timeout))?;
-    if let Some(path) = &args.output {
+    if let Some(path) = to_file {
         let writing = || format!("write {}", path.display());
         let mut file = File::create(path).context(writing)?;
         write(&object, args.meta, &mut |bytes| file.write_all(bytes).context(writing))?;

@@ -4,7 +4,7 @@ mod args;
 
 pub use args::Args;
 
-use crate::admin::{Admin, Selection};
+use crate::admin::{Selection, viewing};
 use crate::error::Result;
 use crate::records::leases::COLUMNS;
 use crate::table::List;
@@ -12,7 +12,7 @@ use crate::table::List;
 /// Prints the leases of a subject, or all leases.
 pub fn run(args: Args) -> Result<()> {
     let Some(list) = List::new("holders", COLUMNS, &args.list)? else { return Ok(()) };
-    let mut admin = Admin::from_env()?;
+    let mut admin = viewing::connect()?;
     let selection = match args.subject {
         None => Selection::ALL,
         Some(subject) => subject.known(&mut admin)?,

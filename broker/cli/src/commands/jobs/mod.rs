@@ -4,7 +4,7 @@ mod args;
 
 pub use args::Args;
 
-use crate::admin::{Admin, Selection};
+use crate::admin::{Selection, viewing};
 use crate::error::Result;
 use crate::records;
 use crate::table::{Column, Kind, List, Value};
@@ -63,7 +63,7 @@ pub static COLUMNS: LazyLock<Vec<Column<AccountRecord>>> = LazyLock::new(|| {
 
 pub fn run(args: &Args) -> Result<()> {
     match List::new("jobs", &COLUMNS, &args.list)? {
-        Some(list) => list.run(&mut Admin::from_env()?, Selection::ALL),
+        Some(list) => list.run(&mut viewing::connect()?, Selection::ALL),
         None => Ok(()),
     }
 }

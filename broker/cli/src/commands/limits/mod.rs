@@ -5,7 +5,7 @@ mod cap;
 
 pub use args::Args;
 
-use crate::admin::Admin;
+use crate::admin::{Admin, viewing};
 use crate::error::{Error, Result};
 use crate::output::{Column, Columns, Output, Side};
 use args::{Action, SetArgs};
@@ -44,7 +44,7 @@ pub fn run(args: Args) -> Result<()> {
 
 /// Prints the caps in force.
 fn show(json: bool) -> Result<()> {
-    let limits = Admin::from_env()?.limits()?;
+    let limits = viewing::connect()?.limits()?;
     let mut out = Output::stdout();
     if json {
         let of = |scope: Scope| {

@@ -10,7 +10,7 @@ mod textfile;
 
 pub use args::Args;
 
-use crate::admin::Admin;
+use crate::admin::viewing;
 use crate::error::Result;
 use crate::output::Output;
 use gather::Gathered;
@@ -26,7 +26,7 @@ pub fn run(args: Args) -> Result<()> {
 }
 
 fn gather() -> Result<Gathered> {
-    gather::gather(Admin::from_env()?)
+    gather::gather(viewing::connect()?)
 }
 
 fn print() -> Result<()> {

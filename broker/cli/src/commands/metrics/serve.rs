@@ -3,7 +3,7 @@
 
 use super::listen::Listen;
 use super::{gather, render};
-use crate::admin::again;
+use crate::admin::viewing;
 use crate::error::{Context, Error, Result};
 use crate::output::say;
 use crate::signals::Signals;
@@ -164,7 +164,7 @@ fn answer(mut stream: Stream) -> io::Result<()> {
 
 fn page() -> String {
     // The server runs for days: it must not start a service that was stopped meanwhile.
-    match again::connect_within(BROKER_PATIENCE).and_then(gather::gather) {
+    match viewing::connect_again_within(BROKER_PATIENCE).and_then(gather::gather) {
         Ok(gathered) => render::page(Some(gathered)),
         Err(error) => {
             say!("fdbroker: {error}");

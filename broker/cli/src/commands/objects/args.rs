@@ -11,7 +11,8 @@ Examples:
   fdbroker objects model/ --json | jq -r '.objects[].name'
 
 An object is memory with a name. `fdbroker put` makes one, `fdbroker get` reads it, `fdbroker rm` takes its name away. The list is
-that of the user who runs the command, in the order of the names; FDBROKER_SOCKET names the broker.";
+that of the user who runs the command, in the order of the names; FDBROKER_SOCKET names the broker. In text, characters of a name that
+a terminal would obey or not show, and backslashes, are written as in JSON (\\n, \\u202e): take such names from --json.";
 
 /// List named objects
 #[derive(Debug, clap::Args)]

@@ -16,7 +16,8 @@ const PAGE: usize = 256;
 pub fn run(args: &Args) -> Result<()> {
     let Some(list) = List::new("objects", COLUMNS, &args.list)? else { return Ok(()) };
     let objects = connect(args.job)?;
-    list.print(|take| {
+    // Nobody is ever shown names of others, so no scope is said.
+    list.print(None, |take| {
         let mut page = Vec::with_capacity(PAGE);
         // For all pages: the reader of stdout may take its time.
         for info in objects.list(&args.prefix, Deadline::longest()) {

@@ -4,7 +4,8 @@ use crate::by_name::name;
 
 const HELP: &str = "\
 A pinned object ends neither by time nor to make room, and outlives its creator. The whole group is pinned, and its bytes count
-under a cap of their own (permanent_bytes). --unpin undoes it: from then on time counts again, from this use on.
+under a cap of their own (permanent_bytes). --unpin undoes it: from then on time counts again, from this use on. Nothing outlives
+a broker of `fdbroker run`: `pin` says so then, and so does `ends_with_broker` with --json.
 
 Examples:
   fdbroker pin model/a

@@ -15,7 +15,7 @@ another `put --replace`) and its last reader has given it back.
 
 How long they stay: this command ends at once, so it keeps what it makes. Without more they end when nobody has used them for
 as long as the broker allows (limits.keep_ttl_ms); --keep=TTL is a shorter time, --pin is until somebody removes or unpins
-them. They end with a broker of `fdbroker run`, and stay through an upgrade of the service.
+them. They end with a broker of `fdbroker run`, which `put` says, and stay through an upgrade of the service.
 
 Examples:
   fdbroker put model/a weights.bin
@@ -37,7 +37,7 @@ pub struct Args {
     #[arg(required = true, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub files: Vec<PathBuf>,
     /// How long they stay after their last use, such as 30s, 10m, 2h [default: as long as the broker allows]
-    #[arg(long, value_name = "TTL", num_args = 0..=1, require_equals = true, default_missing_value = "0", value_parser = time)]
+    #[arg(long, value_name = "TTL", num_args = 0..=1, require_equals = true, default_missing_value = MOST, value_parser = keep)]
     pub keep: Option<Duration>,
     /// Neither time nor lack of room ends them; `fdbroker pin --unpin` undoes it
     #[arg(long, conflicts_with_all = ["keep", "evictable"])]
@@ -54,6 +54,23 @@ pub struct Args {
     /// One line of JSON
     #[arg(short = 'J', long)]
     pub json: bool,
+}
+
+/// What `--keep` without a time means.
+const MOST: &str = "most";
+
+/// A time to keep; zero: the longest.
+fn keep(text: &str) -> Result<Duration, String> {
+    if text == MOST {
+        return Ok(Duration::ZERO);
+    }
+    match time(text)? {
+        Duration::ZERO => {
+            Err("it would end at once; --keep without a time is as long as the broker allows"
+                .into())
+        }
+        ttl => Ok(ttl),
+    }
 }
 
 fn metadata(text: &str) -> Result<String, String> {

@@ -6,7 +6,7 @@ mod input;
 
 pub use args::Args;
 
-use crate::by_name::{connect, name, soon};
+use crate::by_name::{connect, name, say_ends_with_broker, soon};
 use crate::error::{Error, Result};
 use crate::output::{Output, human_size, human_time, printable, say};
 use fdbroker_client::{Deadline, ErrorCode, NewObject, ObjectOptions, Place};
@@ -22,6 +22,7 @@ struct PutView<'a> {
     version: u64,
     ttl_seconds: Option<f64>,
     pinned: bool,
+    ends_with_broker: bool,
     objects: Vec<MadeView<'a>>,
 }
 
@@ -61,6 +62,7 @@ pub fn run(args: &Args) -> Result<()> {
     for (index, input) in inputs.iter_mut().enumerate() {
         input.read_into(group.bytes_mut(index)?)?;
     }
+    let ends_with_broker = group.ends_with_broker();
     let version = group.seal(Deadline::after(PATIENCE));
     let version = version.map_err(|failed| explained(failed.error, &names))?;
     // What the broker made of the time that was asked for. Another put may have replaced it.
@@ -72,17 +74,21 @@ pub fn run(args: &Args) -> Result<()> {
         each.map(|(name, input)| MadeView { name, size_bytes: input.size_bytes() }).collect();
     let mut out = Output::stdout();
     if args.json {
-        let ttl_seconds = ttl.map(|it| it.as_secs_f64());
-        out.json_line(&PutView { version, ttl_seconds, pinned: args.pin, objects: made })?;
-        return out.finish();
-    }
-    for it in &made {
-        let (name, size) = (printable(it.name), human_size(it.size_bytes));
-        out.text(&format!("{name}  version {version}  {size}\n"))?;
+        let (ttl_seconds, pinned) = (ttl.map(|it| it.as_secs_f64()), args.pin);
+        out.json_line(&PutView { version, ttl_seconds, pinned, ends_with_broker, objects: made })?;
+    } else {
+        for it in &made {
+            let (name, size) = (printable(it.name), human_size(it.size_bytes));
+            out.text(&format!("{name}  version {version}  {size}\n"))?;
+        }
     }
     out.finish()?;
-    if let Some(ttl) = ttl {
+    if let Some(ttl) = ttl.filter(|_| !args.json) {
         say_how_long(ttl, args.keep);
+    }
+    // Whoever asked for no time expects none.
+    if ends_with_broker && (args.pin || args.keep.is_some()) {
+        say_ends_with_broker();
     }
     Ok(())
 }
@@ -90,7 +96,8 @@ pub fn run(args: &Args) -> Result<()> {
 /// Says what the user did not ask for.
 fn say_how_long(ttl: Duration, wanted: Option<Duration>) {
     // As it was when the group was sealed.
-    let time = human_time(ttl.as_secs().saturating_add(1).saturating_mul(1000));
+    let ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX).saturating_add(1);
+    let time = human_time(if ms < 1000 { ms } else { ms.div_ceil(1000).saturating_mul(1000) });
     match wanted {
         None => say!(
             "fdbroker: it stays for {time} after its last use; --keep=TTL makes that shorter, --pin makes it stay"

@@ -128,7 +128,7 @@ fn summary(broker: &PrivateBroker, json: bool) {
         "fdbroker: {} fds of shared memory at most ({cap}), {} of them in the broker; {} in {}",
         commas(status.uses.fds.peak),
         commas(status.uses.held_fds.peak),
-        records::counted_since_start(&status.counters),
+        records::counted_since_start(&status.counters.unwrap_or_default()),
         human_time(status.uptime_ms),
     );
 }

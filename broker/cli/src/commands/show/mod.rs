@@ -4,7 +4,7 @@ mod args;
 
 pub use args::Args;
 
-use crate::admin::Admin;
+use crate::admin::viewing;
 use crate::error::{Error, Result};
 use crate::output::{Column, Columns, Output, Side};
 use crate::records::{allocations, leases};
@@ -22,7 +22,7 @@ pub fn run(Args { subject, json }: Args) -> Result<()> {
     }
     let args = ListArgs { json, ..ListArgs::default() };
     let Some(list) = List::new("holders", leases::COLUMNS, &args)? else { return Ok(()) };
-    let mut admin = Admin::from_env()?;
+    let mut admin = viewing::connect()?;
     let selection = subject.known(&mut admin)?;
     let records = admin.all::<AllocationRecord>(selection)?;
     let Some(record) = records.first() else {
@@ -31,7 +31,7 @@ pub fn run(Args { subject, json }: Args) -> Result<()> {
     let mut out = Output::stdout();
     if json {
         let columns: Vec<_> = allocations::COLUMNS.iter().collect();
-        out.text("{\"allocation\":")?;
+        out.text(&format!("{{\"scope\":\"{}\",\"allocation\":", admin.scope_name()))?;
         out.json(&Fields { columns: &columns, record })?;
         out.text(",")?;
         list.write(&mut admin, selection, &mut out)?;

@@ -4,7 +4,7 @@ mod args;
 
 pub use args::Args;
 
-use crate::admin::Admin;
+use crate::admin::viewing;
 use crate::error::Result;
 use crate::output::{Column, Columns, Output, Side, counted, human_time};
 use crate::records::{self, StatusView, UseView};
@@ -20,7 +20,7 @@ const COLUMNS: &[Column] = &[
 ];
 
 pub fn run(args: Args) -> Result<()> {
-    let status = StatusView::from(&Admin::from_env()?.status()?);
+    let status = StatusView::from(&viewing::connect()?.status()?);
     let mut out = Output::stdout();
     match args.json {
         true => out.json_line(&status)?,
@@ -30,21 +30,31 @@ pub fn run(args: Args) -> Result<()> {
 }
 
 fn print(status: &StatusView, out: &mut Output) -> Result<()> {
-    out.text(&format!(
-        "broker pid {}, up {}: {}, {}, {}, {}\n\n",
-        status.pid,
-        human_time(status.uptime_ms),
-        counted(status.uses.connections.now, "connection"),
-        counted(status.uses.domains.now, "domain"),
-        counted(status.gauges.jobs, "job"),
-        counted(status.uses.parked_requests.now, "parked request"),
-    ))?;
+    let counted_of = |resource: Resource, what: &str| {
+        let item = &status.uses[resource];
+        item.is_counted.then(|| counted(item.now, what))
+    };
+    let parts = [
+        counted_of(Resource::Connections, "connection"),
+        counted_of(Resource::Domains, "domain"),
+        status.gauges.jobs.map(|jobs| counted(jobs, "job")),
+        counted_of(Resource::ParkedRequests, "parked request"),
+    ];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    let (pid, up) = (status.pid, human_time(status.uptime_ms));
+    out.text(&format!("broker pid {pid}, up {up}: {}\n\n", parts.join(", ")))?;
     if status.draining {
         out.text("draining: nothing new is taken, and what can be is given up; `fdbroker drain --undo` ends it\n\n")?;
     }
-    let rows = status.uses.iter().map(|(resource, item)| row(resource, item));
+    let rows = status.uses.iter().filter(|(_, item)| item.is_counted);
+    let rows = rows.map(|(resource, item)| row(resource, item));
     Columns::new(COLUMNS, true).write(rows.collect(), out)?;
-    out.text(&format!("\nsince start: {}\n", records::counted_since_start(&status.counters)))
+    match &status.counters {
+        Some(counters) => {
+            out.text(&format!("\nsince start: {}\n", records::counted_since_start(counters)))
+        }
+        None => Ok(()),
+    }
 }
 
 fn row(resource: Resource, item: &UseView) -> Vec<String> {

@@ -15,8 +15,7 @@ mod view;
 
 pub use args::Args;
 
-use crate::admin::again;
-use crate::admin::{Admin, Selection};
+use crate::admin::{Selection, viewing};
 use crate::error::{Context, Error, Result};
 use crate::events::stream::{self, Stream, Told, Watching, unix_us};
 use crate::output::terminal;
@@ -58,14 +57,14 @@ pub fn run(Args { once, interval }: Args) -> Result<()> {
             "top needs a terminal for its keys and its screen; elsewhere use `fdbroker top --once`, which prints one frame, or `fdbroker watch`".into(),
         ));
     }
-    let mut admin = Admin::from_env()?;
+    let mut admin = viewing::connect()?;
     let first = Sample::take(&mut admin)?;
     let signals = Signals::take_over_with(&[Signal::SIGWINCH, Signal::SIGTSTP, Signal::SIGCONT])?;
     // After the signals are blocked: the thread must not receive them.
     let sampler = Sampler::start(admin)?;
     // Before the first frame: no event after it is missed. If it fails, the thread tries again and says why.
-    let watching = Admin::from_env().and_then(|it| Watching::begin(it, Selection::ALL)).ok();
-    let events = stream::start(watching, Selection::ALL, None, again::connect)?;
+    let watching = viewing::connect_again().and_then(|it| Watching::begin(it, Selection::ALL)).ok();
+    let events = stream::start(watching, Selection::ALL, None, viewing::connect_again)?;
     let watched = Watched { stream: Some(events), due: first.at };
     let choice = Choice { interval, ..Choice::default() };
     let asking = Asking { sampler, due: first.at + interval, asked_at: None };
@@ -75,9 +74,9 @@ pub fn run(Args { once, interval }: Args) -> Result<()> {
 }
 
 fn print_once(interval: Duration) -> Result<()> {
-    let mut admin = Admin::from_env()?;
+    let mut admin = viewing::connect()?;
     let mut model = Model::new(Sample::take(&mut admin)?);
-    let watching = Admin::from_env().and_then(|it| Watching::begin(it, Selection::ALL));
+    let watching = viewing::connect_again().and_then(|it| Watching::begin(it, Selection::ALL));
     std::thread::sleep(interval);
     model.update(Sample::take(&mut admin)?);
     match watching.and_then(|it| happened(it, &mut model)) {

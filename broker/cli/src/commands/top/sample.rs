@@ -1,8 +1,7 @@
 //! Samples of the broker, taken by a thread: a broker that hangs must not delay keys and signals. Must never read without a
 //! bound, nor ask the broker unless told to.
 
-use crate::admin::again;
-use crate::admin::{Admin, Selection};
+use crate::admin::{Admin, Selection, viewing};
 use crate::error::{Error, Result};
 use crate::mailbox::{self, Inbox};
 use crate::records::StatusView;
@@ -88,7 +87,7 @@ fn again(connection: &mut Option<Admin>) -> Result<Sample> {
             Err(_) => {}
         }
     }
-    let mut admin = again::connect()?;
+    let mut admin = viewing::connect_again()?;
     let sample = Sample::take(&mut admin)?;
     *connection = Some(admin);
     Ok(sample)

@@ -7,6 +7,7 @@ use super::view::View;
 use crate::events::stream::Told;
 use crate::events::view::tests::{grant, record};
 use crate::records::{StatusView, UseView};
+use fdbroker_protocol::Scope;
 use fdbroker_protocol::admin::{ClientRecord, EventKind, LeaseRecord, NodeStatus};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
@@ -16,6 +17,7 @@ use zerocopy::FromZeros;
 
 pub fn sample(clients: &[ClientRecord]) -> Sample {
     let mut status = NodeStatus::new_zeroed();
+    status.scope = (Scope::Node as u32).into();
     status.pid = 77.into();
     Sample {
         at: Instant::now(),
@@ -58,10 +60,12 @@ fn busy() -> Model {
     old.leases = (1..100).map(|n| lease(n, 1000 * n, 1)).collect();
     let mut new = old.clone();
     new.at += Duration::from_secs(1);
-    new.status.counters.grants += 12_345;
-    new.status.counters.refusals += 2;
-    new.status.uses.fds = UseView { now: 256, reserved: 0, peak: 256, cap: Some(256) };
-    new.status.uses.held_fds = UseView { now: 64, reserved: 32, peak: 128, cap: Some(256) };
+    new.status.counters.as_mut().expect("of the node").grants += 12_345;
+    new.status.counters.as_mut().expect("of the node").refusals += 2;
+    new.status.uses.fds =
+        UseView { now: 256, reserved: 0, peak: 256, cap: Some(256), is_counted: true };
+    new.status.uses.held_fds =
+        UseView { now: 64, reserved: 32, peak: 128, cap: Some(256), is_counted: true };
     let mut model = Model::new(old);
     model.update(new);
     let happened = vec![record(EventKind::Drain), grant()];
@@ -85,6 +89,17 @@ fn every_second() -> Choice {
 
 fn has(frame: &[String], text: &str) -> bool {
     frame.iter().any(|line| line.contains(text))
+}
+
+#[test]
+fn frame_when_less_than_a_hundredth_of_a_cap_is_used_then_less_than_1_percent() {
+    let mut sample = sample(&[]);
+    for (now, percent) in [(0, " 0%"), (1, "<1%"), (19, "<1%"), (20, " 1%"), (39, " 1%")] {
+        sample.status.uses.fds =
+            UseView { now, reserved: 0, peak: 39, cap: Some(2000), is_counted: true };
+        let frame = frame(&Model::new(sample.clone()), &every_second(), 80, 24);
+        assert!(frame[1].contains(&format!(" {percent}  peak 39")), "{}", frame[1]);
+    }
 }
 
 #[test]

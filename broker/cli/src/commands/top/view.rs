@@ -4,6 +4,7 @@
 use super::grid;
 use super::keys::{Choice, Shown};
 use super::model::{Model, client_columns, columns, is_open};
+use crate::admin::OWN_PART;
 use crate::output::{commas, human_time};
 use crate::records::{self, UseView, leases};
 use fdbroker_protocol::Resource;
@@ -108,8 +109,9 @@ impl View<'_> {
                 (format!("fdbroker top: the broker has not answered for {seconds} s"), alarm())
             }
             (None, None) => {
+                let whose = if status.scope == OWN_PART { "your own part of " } else { "" };
                 let text = format!(
-                    "fdbroker top: broker {}, up {}, {} connections, {} parked, every {} s",
+                    "fdbroker top: {whose}broker {}, up {}, {} connections, {} parked, every {} s",
                     status.pid,
                     human_time(status.uptime_ms),
                     commas(status.uses.connections.now),
@@ -132,6 +134,9 @@ impl View<'_> {
 
     fn rates(&self, buf: &mut Buffer, area: Rect) {
         let text = match self.model.rates_named() {
+            None if self.model.latest.status.counters.is_none() => {
+                "per s: counted of the whole node alone".to_owned()
+            }
             None => "per s: not known yet".to_owned(),
             Some(rates) => {
                 let mut text = "per s:".to_owned();
@@ -247,7 +252,7 @@ fn cap(buf: &mut Buffer, area: Rect, name: &str, item: &UseView, show: &dyn Fn(u
         None => format!("{now:>10}{:<19}  peak {peak:<10}", ", no cap"),
         Some(cap) => {
             let percent = match share(item.counted(), cap, 100) {
-                0 if item.counted() > 0 => "<1%".into(),
+                1 if u128::from(item.counted()) * 100 < cap.into() => "<1%".into(),
                 percent => format!("{percent}%"),
             };
             format!("{now:>10} of {:<10} {percent:>4}  peak {peak:<10}", show(cap))

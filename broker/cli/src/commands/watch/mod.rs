@@ -6,8 +6,7 @@ mod since;
 
 pub use args::Args;
 
-use crate::admin::again;
-use crate::admin::{Admin, Selection};
+use crate::admin::{Selection, viewing};
 use crate::by_name;
 use crate::error::Result;
 use crate::events::stream::{self, Back, EVENTS_PER_MESSAGE, Told, Watching};
@@ -54,7 +53,7 @@ pub fn run(args: Args) -> Result<()> {
     if let Some(prefix) = &args.objects {
         return by_name::watch::run(prefix, args.job, args.json);
     }
-    let mut admin = Admin::from_env()?;
+    let mut admin = viewing::connect()?;
     let selection = match &args.filter {
         None => Selection::ALL,
         Some(subject) => subject.selection(&mut admin)?,
@@ -69,7 +68,7 @@ pub fn run(args: Args) -> Result<()> {
     let signals = Signals::take_over()?;
     // After the signals are blocked: the thread must not receive them.
     let patience = Some(RECONNECT_PATIENCE);
-    let stream = stream::start(Some(first), selection, patience, again::connect)?;
+    let stream = stream::start(Some(first), selection, patience, viewing::connect_again)?;
     let mut out = Output::stdout();
     loop {
         if signals.next_end().is_some() {

@@ -46,7 +46,7 @@ impl EventView {
             size_bytes: is_allocation.then(|| record.size_bytes.get()),
             error: status.result().err().map(ErrorCode::name),
             resource: Resource::from_number(status.resource).map(Resource::name),
-            scope: Scope::from_number(status.scope).map(Scope::name),
+            scope: status.scope().map(Scope::name),
             cap: Some(status.value.get()).filter(|cap| is_quota && *cap != NO_CAP),
             largest_pid: Some(status.pid.get()).filter(|pid| *pid != 0),
             lost: Some(record.lost.get()).filter(|lost| *lost != 0),

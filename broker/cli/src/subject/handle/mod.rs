@@ -5,7 +5,7 @@ use crate::admin::Admin;
 use crate::error::{Error, Result};
 use fdbroker_protocol::handle::{HANDLE_BYTES, HANDLE_MAGIC, HANDLE_VERSION};
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle, NodeKey};
-use fdbrokerd::generation_page::KEY_NAME;
+use fdbrokerd::names::KEY_NAME;
 use std::fs::OpenOptions;
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;

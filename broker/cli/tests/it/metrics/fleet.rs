@@ -163,6 +163,35 @@ fn textfile_when_written_again_then_replaced_whole_and_without_a_broker_it_says_
     assert!(stderr.contains("fdbroker.prom"), "{stderr}");
 }
 
+#[test]
+fn textfile_when_calls_before_were_killed_then_what_they_left_goes_and_nothing_else() {
+    let (broker, dir) = (Broker::start("metrics-left", &[]), TestDir::new("left"));
+    let old = std::time::SystemTime::now() - std::time::Duration::from_secs(120);
+    let file = |name: &str, is_old: bool| {
+        let file = std::fs::File::create(dir.path().join(name)).expect("writable");
+        is_old.then(|| file.set_modified(old).expect("its own"));
+    };
+    file(".fdbroker-aB3xYz", true);
+    file(".fdbroker-aB3xYy", false);
+    for other in [".fdbroker-notes", ".fdbroker-aB3xYz.txt", "node.prom"] {
+        file(other, true);
+    }
+    std::os::unix::fs::symlink("/dev/null", dir.path().join(".fdbroker-linked")).expect("made");
+    assert_eq!(end(&write_textfile(&broker.admin_socket(), dir.path())).0, Some(0));
+    let left = std::fs::read_dir(dir.path()).expect("there").flatten();
+    let mut left: Vec<_> = left.filter_map(|it| it.file_name().into_string().ok()).collect();
+    left.sort_unstable();
+    let right = [
+        ".fdbroker-aB3xYy",
+        ".fdbroker-aB3xYz.txt",
+        ".fdbroker-linked",
+        ".fdbroker-notes",
+        "fdbroker.prom",
+        "node.prom",
+    ];
+    assert_eq!(left, right, "a young one may be another call's");
+}
+
 /// What promtool says of the input; `None`: it is not installed.
 fn promtool(arguments: &[&str], input: &[u8]) -> Option<Output> {
     let mut command = Command::new("promtool");

@@ -84,3 +84,59 @@ fn fills_half(node: Caps, resource: Resource, most: u64) {
     world.connect(other, 2000);
     assert!(world.create_with(other, &create(&[object("a")])).is_ok());
 }
+
+#[test]
+fn refusal_when_kept_objects_hold_most_then_no_process_is_named_for_it() {
+    let node = Caps { fds: 4, ..Caps::NONE };
+    let mut world = World::new(Config { node, base_credits: 0, ..config() });
+    for name in ["a", "b", "c", "d"] {
+        let objects = [object(name)];
+        let pinned = Create { pin: true, ..create(&objects) };
+        world.register_credit(OWNER);
+        let group = world.create_with(OWNER, &pinned).expect("room");
+        world.seal(OWNER, group).expect("sealed");
+    }
+    let refused = world.credit_refusal(OWNER);
+    assert_eq!((refused.resource, refused.pid.get()), (Resource::Fds as u8, 0), "{refused}");
+    assert!(refused.to_string().contains("held by named objects"), "{refused}");
+}
+
+#[test]
+fn refusal_when_another_user_holds_most_then_its_pid_is_not_told() {
+    let node = Caps { fds: 4, ..Caps::NONE };
+    let mut world = World::new(Config { node, base_credits: 0, ..config() });
+    let stranger = ClientId(7);
+    world.connect(stranger, 1001);
+    for base in 1..=4 {
+        world.register(Deposit { recallable: false, ..deposit(base) });
+    }
+    let refused = world.credit_refusal(stranger);
+    assert_eq!(refused.pid.get(), 0);
+    assert!(refused.to_string().contains("most of it held by another user"), "{refused}");
+    let to_its_own = world.credit_refusal(USER);
+    assert_eq!(to_its_own.pid.get(), 4000, "{to_its_own}");
+}
+
+impl World {
+    fn ask_for_credit(&mut self, client: ClientId) -> Vec<Effect> {
+        let (request, deadline, deposits) = (self.request(), Now(0), &[][..]);
+        let held = u64::from(self.client(client).credits) + 1;
+        let credits_wanted = u32::try_from(held).expect("few");
+        self.step(Input::Register { client, request, deposits, credits_wanted, deadline })
+    }
+
+    /// One deposit credit more.
+    fn register_credit(&mut self, client: ClientId) {
+        self.ask_for_credit(client);
+    }
+
+    /// Why there is none.
+    fn credit_refusal(&mut self, client: ClientId) -> Status {
+        let effects = self.ask_for_credit(client);
+        let refused = effects.iter().find_map(|effect| match effect {
+            Effect::Failed { status, .. } => Some(*status),
+            _ => None,
+        });
+        refused.expect("no room")
+    }
+}

@@ -109,9 +109,9 @@ impl Model {
     /// The uses of resources: first those with a cap, which can be full. Where there is little room the last are left
     /// out.
     pub fn uses(&self) -> impl Iterator<Item = (Resource, &UseView)> {
-        let uses = &self.latest.status.uses;
-        let capped = uses.iter().filter(|(_, item)| item.cap.is_some());
-        capped.chain(uses.iter().filter(|(_, item)| item.cap.is_none()))
+        let uses = || self.latest.status.uses.iter().filter(|(_, item)| item.is_counted);
+        let capped = uses().filter(|(_, item)| item.cap.is_some());
+        capped.chain(uses().filter(|(_, item)| item.cap.is_none()))
     }
 
     /// Clients that match the filter, in this order, equal ones by pid.
@@ -144,13 +144,13 @@ pub fn is_open(lease: &LeaseRecord) -> bool {
     lease.state.get() == OPEN
 }
 
-/// Rates per second between two samples; `None`: they are of two brokers.
+/// Rates per second between two samples; `None`: they are of two brokers, or not counted of a user's part.
 fn rates(old: &Sample, new: &Sample) -> Option<ByCounter<f64>> {
     let seconds = new.at.saturating_duration_since(old.at).as_secs_f64();
     if old.status.incarnation != new.status.incarnation || seconds <= 0.0 {
         return None;
     }
-    let (old, new) = (&old.status.counters, &new.status.counters);
+    let (old, new) = (old.status.counters.as_ref()?, new.status.counters.as_ref()?);
     #[allow(clippy::cast_precision_loss)] // one decimal is shown
     Some(ByCounter::from_fn(|it| new[it].saturating_sub(old[it]) as f64 / seconds))
 }

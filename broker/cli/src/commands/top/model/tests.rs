@@ -27,14 +27,14 @@ fn rates_when_two_samples_then_per_second_between_them() {
     assert_eq!(model.rates, None);
     let mut new = model.latest.clone();
     new.at += Duration::from_millis(500);
-    new.status.counters.grants += 600;
-    new.status.counters.refusals += 1;
+    new.status.counters.as_mut().expect("of the node").grants += 600;
+    new.status.counters.as_mut().expect("of the node").refusals += 1;
     model.update(new.clone());
     let rates: Vec<_> = model.rates_named().expect("two samples").collect();
     assert_eq!(rates[0], ("grants", 1200.0));
     assert_eq!(rates[1], ("refusals", 2.0));
     new.status.incarnation = "another".into();
-    new.status.counters.grants = 0;
+    new.status.counters.as_mut().expect("of the node").grants = 0;
     model.update(new);
     assert_eq!(model.rates, None);
 }

@@ -17,6 +17,13 @@ const LEGEND_WIDTH: u32 = 190;
 /// Between two rows of the legend.
 const LEGEND_STEP: i32 = 22;
 
+/// The cap is wide and pale, so that a line at the cap is seen on it. Not dashed: dashes of plotters need `hypotf` of glibc 2.35,
+/// which the oldest systems that the wheel is for do not have.
+const CAP_WIDTH: u32 = 6;
+
+/// How much of the cap's colour covers what is below it.
+const CAP_OPACITY: f64 = 0.4;
+
 /// The part of the height up to the highest count; the rest keeps that line off the edge.
 const TOP_SHARE: f64 = 0.97;
 
@@ -105,19 +112,19 @@ fn draw_on(
         .draw()?;
     for (row, line) in (0..).zip(&LINES) {
         let (red, green, blue) = line.colour;
-        let style = RGBColor(red, green, blue).stroke_width(2);
+        let colour = RGBColor(red, green, blue);
+        let style = if line.name == "cap" {
+            colour.mix(CAP_OPACITY).stroke_width(CAP_WIDTH)
+        } else {
+            colour.stroke_width(2)
+        };
         let values = samples.iter().filter_map(|it| Some((it.at.as_secs_f64(), (line.value)(it)?)));
         let peak = values.clone().map(|(_, count)| count).max();
         name(&legend, row, line.name, peak, style)?;
         if line.name == "cap" && peak.is_some_and(|cap| cap > scale.0) {
             continue;
         }
-        let points = steps(values);
-        match line.name {
-            // Dashes let the line under them be seen: at the cap there is one.
-            "cap" => chart.draw_series(DashedLineSeries::new(points, 8, 6, style))?,
-            _ => chart.draw_series(LineSeries::new(points, style))?,
-        };
+        chart.draw_series(LineSeries::new(steps(values), style))?;
     }
     area.present()?;
     Ok(())

@@ -1,0 +1,13 @@
+//! Names of the broker's own files in the administrator's directory, beside its socket. Must never name anything that is not the broker's.
+
+/// The lock, which whoever serves the directory holds.
+pub const LOCK_NAME: &str = "lock";
+/// The node's key.
+pub const KEY_NAME: &str = "node.key";
+/// The generation page.
+pub const PAGE_NAME: &str = "generations";
+/// The records beside it.
+pub const RECORDS_NAME: &str = "records";
+
+/// All of them.
+pub const OWN_FILES: [&str; 4] = [LOCK_NAME, KEY_NAME, PAGE_NAME, RECORDS_NAME];

@@ -1,0 +1,37 @@
+//! A cap as people write it: on the command line and in the configuration, in the same units. Must never guess a unit.
+
+use crate::NO_CAP;
+
+/// Reads `none`, or a number with a unit of 1000s (K M G T) or 1024s (Ki Mi Gi Ti), which may end with B. [`NO_CAP`]: none.
+///
+/// # Errors
+/// For any other text; the message says what would do.
+pub fn parse_cap(text: &str) -> Result<u64, String> {
+    let form =
+        || format!("`{text}` is no value; use digits and K, M, G, T, Ki, Mi, Gi or Ti, or none");
+    if text == "none" {
+        return Ok(NO_CAP);
+    }
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(end);
+    let unit = unit.strip_suffix('B').unwrap_or(unit);
+    let factor: u64 = match unit {
+        "" => 1,
+        "K" | "k" => 1000,
+        "M" => 1000_u64.pow(2),
+        "G" => 1000_u64.pow(3),
+        "T" => 1000_u64.pow(4),
+        "Ki" => 1 << 10,
+        "Mi" => 1 << 20,
+        "Gi" => 1 << 30,
+        "Ti" => 1 << 40,
+        _ => return Err(form()),
+    };
+    if digits.is_empty() {
+        return Err(form());
+    }
+    // Digits alone can only be too many. The largest number means none.
+    let number: Option<u64> = digits.parse().ok();
+    let value = number.and_then(|number| number.checked_mul(factor)).filter(|it| *it != NO_CAP);
+    value.ok_or_else(|| format!("`{text}` is too large; use at most {}, or none", NO_CAP - 1))
+}
