@@ -76,6 +76,9 @@ pub const ACCEPT_RETRY: Duration = Duration::from_millis(50);
 /// for all that end meanwhile.
 pub const TRIM_PAUSE: Duration = Duration::from_secs(1);
 
+/// Names of objects whose end is worth it, some 4 MiB.
+pub const NAMES_WORTH_A_TRIM: u64 = 16 << 10;
+
 /// Most groups of a client that are asked for (SO_PEERGROUPS): 4 KiB. Site directories give users some hundred; of a process with
 /// more, only the first group counts.
 pub const PEER_GROUPS: usize = 1024;
@@ -286,12 +289,25 @@ pub const KEEP_RETRY: Duration = Duration::from_millis(2);
 /// handed over, its carriers (both are few), the keep book, the log of kept objects, and some more.
 pub const STORED_BESIDE_KEPT: u64 = 128;
 
-/// Bytes of each of the two areas of the log of kept objects. Half of one may be in use: some 70,000 names of 30 bytes with 20 of
-/// metadata. All of it is memory of the broker from the start on.
-pub const KEPT_LOG_AREA_BYTES: u32 = 8 << 20;
+/// Bytes of each of the two areas of the log of kept objects. Half of one may be in use, which is more than the caps let all
+/// objects have ([`MOST_METADATA_BYTES`](fdbroker_core::limits::MOST_METADATA_BYTES)): no user can fill it. Only what is
+/// written is memory.
+pub const KEPT_LOG_AREA_BYTES: u32 = 1 << 31;
+
+/// Bytes of the log of kept objects that get their memory before they are needed: a system call for so many.
+pub const KEPT_LOG_ALLOCATED_AHEAD: u64 = 64 << 10;
 
 /// Bytes of the log of kept objects that are copied in a chore, some 100 us.
 pub const KEPT_LOG_COPIED_PER_CHORE: u64 = 64 << 10;
+
+/// Bytes of the log of kept objects whose memory is given back in a chore, some 100 us.
+pub const KEPT_LOG_GIVEN_BACK_PER_CHORE: u64 = 512 << 10;
+
+/// Bytes of dead records, beside a quarter of what lives, at which the rest is copied.
+pub const KEPT_LOG_DEAD_BYTES: u64 = 1 << 20;
+
+/// So many bytes are copied for each one that is written meanwhile, so that a copy ends however fast records come.
+pub const KEPT_LOG_COPIED_PER_WRITTEN: u64 = 4;
 
 /// Versions of objects that are reserved at a time in the log: a write for so many seals, and as many numbers are lost with a crash.
 pub const VERSIONS_AHEAD: u64 = 1 << 16;

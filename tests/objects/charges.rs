@@ -6,6 +6,7 @@ use crate::support::wait::eventually;
 use crate::wire::{
     EVICTABLE, JOB, KEEP, LONG_MS, New, Objects, PIN, REPLACE, code, memory, seal_memory,
 };
+use fdbroker_core::limits::OBJECT_RECORD_BYTES;
 use fdbroker_protocol::object::ObjectEvent::Evicted;
 use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
 
@@ -43,25 +44,29 @@ fn create_when_the_cap_on_names_is_full_then_no_quota_names_it_and_nothing_is_ch
 
 #[test]
 fn create_when_the_cap_on_metadata_is_full_then_no_quota_and_waiting_gets_count_too() {
-    let broker = capped("metadata_bytes = 100");
+    let beside = 2 * (OBJECT_RECORD_BYTES + 1);
+    let cap = beside + 100;
+    let broker = capped(&format!("metadata_bytes = {cap}"));
     let mut client = Objects::connect(&broker.socket());
     let with = |name: &str, bytes| New { metadata: vec![1; bytes], ..New::named(name, 1) };
     let memfd = memory(1);
     let group = client.create(&[with("a", 60)], &memfd, 1, 0).expect("begun");
     let refusal = client.add(group, &[with("b", 41)]).expect_err("101 bytes");
-    assert_eq!(cap_of(refusal), (Resource::MetadataBytes, 100));
+    assert_eq!(cap_of(refusal), (Resource::MetadataBytes, cap));
     client.add(group, &[with("b", 30)]).expect("90 bytes");
     let mut waiter = Objects::connect(&broker.socket());
     let id = waiter.start_get(&["12345678"], LONG_MS);
-    eventually("it waits", || broker.status().uses.metadata_bytes.now.get() == 98);
+    eventually("it waits", || broker.status().uses.metadata_bytes.now.get() == beside + 98);
     let mut other = Objects::connect(&broker.socket());
     let refusal = other.get(&["123"], LONG_MS).expect_err("a waiting name counts");
-    assert_eq!(cap_of(refusal), (Resource::MetadataBytes, 100));
+    assert_eq!(cap_of(refusal), (Resource::MetadataBytes, cap));
+    drop(client);
+    eventually("its group has gone", || broker.status().uses.metadata_bytes.now.get() == 8);
     other.put("12345678", b"x", 0).expect("made");
     let got = waiter.finish_get(id).expect("here it is");
-    assert_eq!(broker.status().uses.metadata_bytes.now.get(), 90);
+    assert_eq!(broker.status().uses.metadata_bytes.now.get(), OBJECT_RECORD_BYTES + 8);
     waiter.release(got);
-    drop((client, waiter, other));
+    drop((waiter, other));
     broker.assert_nothing_left();
 }
 

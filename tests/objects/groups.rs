@@ -4,6 +4,7 @@
 use crate::support::broker::Broker;
 use crate::support::wait::eventually;
 use crate::wire::{New, Objects, code, memory, seal_memory};
+use fdbroker_core::limits::OBJECT_RECORD_BYTES;
 use fdbroker_protocol::limits::{ENDS_PER_MESSAGE, MAX_GROUP, METADATA_BYTES};
 use fdbroker_protocol::limits::{MAX_OBJECT_MESSAGE_BYTES, NAME_OF_OBJECT_BYTES};
 use fdbroker_protocol::{ErrorCode, Status};
@@ -41,7 +42,9 @@ fn group_when_as_large_as_may_be_then_all_names_appear_at_once_with_all_metadata
     assert_eq!(one_more.value.get(), MAX_GROUP as u64);
     let uses = broker.status().uses;
     assert_eq!(uses.object_names.now.get(), MAX_GROUP as u64);
-    assert_eq!(uses.metadata_bytes.now.get(), (MAX_GROUP * METADATA_BYTES) as u64);
+    let charged = MAX_GROUP as u64 * OBJECT_RECORD_BYTES
+        + (MAX_GROUP * (NAME_OF_OBJECT_BYTES + METADATA_BYTES)) as u64;
+    assert_eq!(uses.metadata_bytes.now.get(), charged);
     assert_eq!(uses.held_fds.now.get(), 1, "one fd for all of them");
 
     seal_memory(&memfd);

@@ -9,7 +9,7 @@ use std::ops::{Index, IndexMut};
 use crate::api::{DomainKey, JobKey, OwnerKey};
 use crate::job_name::JobName;
 use crate::ledger::{Charge, Ledger, ScopeId};
-use crate::limits::{CLIENT_NUMBERS, DOMAINS_PER_USER};
+use crate::limits::{CLIENT_NUMBERS, DOMAINS_PER_USER, DORMANT_DOMAINS};
 use crate::slots::{Flat, NONE, SavedSlots, Slots};
 use crate::subordinate::SubordinateUids;
 use crate::work::visit;
@@ -120,8 +120,14 @@ impl Job {
 /// Domains, jobs and clients as plain data.
 pub type SavedClients = (SavedSlots<Domain>, SavedSlots<Job>, Vec<Option<Box<Client>>>);
 
-/// What the node is charged with for each domain in use.
+/// What the node is charged with for each domain that has clients. Others have only left something: each of them is charged with
+/// an fd at least, and must not keep a user out who comes.
 pub const DOMAIN: Charge = Charge(Resource::Domains, 1);
+
+/// Most domains, those without clients included.
+fn most_domains(max_domains: u32) -> u32 {
+    max_domains.saturating_add(DORMANT_DOMAINS)
+}
 
 /// All of them.
 #[derive(Debug)]
@@ -167,7 +173,7 @@ impl Clients {
     pub fn new(max_domains: u32, subordinate_uids: SubordinateUids) -> Self {
         Clients {
             clients: Vec::new(),
-            domains: Slots::new(max_domains, 1, 0),
+            domains: Slots::new(most_domains(max_domains), 1, 0),
             domain_by_key: FxHashMap::default(),
             subordinate_uids,
             by_user: FxHashMap::default(),
@@ -229,6 +235,9 @@ impl Clients {
     pub fn open(&mut self, number: u32, ledger: &mut Ledger) {
         let Client { domain, job, most_held, .. } = self[number];
         let domain = &mut self.domains[domain];
+        if domain.clients == 0 {
+            ledger.add(ScopeId::NODE, DOMAIN);
+        }
         domain.clients += 1;
         let parent = job.map_or(domain.scope, |job| {
             let job = &mut self.jobs[job];
@@ -247,7 +256,11 @@ impl Clients {
         let client = self.clients[number as usize].take().expect("it was connected");
         ledger.leave_coming(client.scope);
         ledger.close(client.scope);
-        self.domains[client.domain].clients -= 1;
+        let domain = &mut self.domains[client.domain];
+        domain.clients -= 1;
+        if domain.clients == 0 {
+            ledger.take(ScopeId::NODE, DOMAIN);
+        }
         if let Some(job) = client.job {
             self.jobs[job].clients -= 1;
         }
@@ -348,7 +361,6 @@ impl Clients {
         }
         let (number, _) = self.domains.insert(Domain { turn: turn(), ..Domain::new(key) })?;
         self.open_domain(number, ledger);
-        ledger.add(ScopeId::NODE, DOMAIN);
         Some(number)
     }
 
@@ -373,7 +385,6 @@ impl Clients {
         let Domain { key, scope, user, .. } = self.domains.remove(number);
         self.domain_by_key.remove(&key);
         self.leave_user(user, number);
-        ledger.take(ScopeId::NODE, DOMAIN);
         ledger.close(scope);
     }
 
@@ -491,7 +502,7 @@ impl Clients {
         ledger: &mut Ledger,
     ) -> Result<Self, (&'static str, u64)> {
         // Those there are stay, whatever the new limit.
-        let most = max_domains.max(domains.slots());
+        let most = most_domains(max_domains).max(domains.slots());
         let mut new = Clients { serials, dying, ..Clients::new(max_domains, subordinate_uids) };
         new.domains = Slots::restore(most, 0, domains)?;
         for number in new.domains.full() {

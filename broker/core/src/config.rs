@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::api::{CapsOfScopes, Config};
-use crate::limits::{FDS_PER_CONNECTION, TABLE_RESERVE};
+use crate::limits::{FDS_PER_CONNECTION, MOST_METADATA_BYTES, TABLE_RESERVE};
 use fdbroker_protocol::MAX_BATCH;
 use fdbroker_protocol::page::LAST_GENERATION;
 
@@ -42,6 +42,7 @@ impl Config {
     /// These caps, bounded in the same way.
     pub(crate) fn bounded(&self, mut caps: CapsOfScopes) -> CapsOfScopes {
         caps.node.connections = caps.node.connections.min(self.max_clients.into());
+        caps.node.metadata_bytes = caps.node.metadata_bytes.min(MOST_METADATA_BYTES);
         caps
     }
 

@@ -27,7 +27,7 @@ impl Core {
             Self::no_quota_limit(Resource::Connections, Scope::Node, most)
         } else if let Some(status) = refused.or_else(|| self.is_beyond_share(key)) {
             status
-        } else if let Some(domain) = self.domain(key) {
+        } else if let Some(domain) = self.domain_of_client(key) {
             match self.take_in(client, peer, domain) {
                 Ok(()) => return,
                 Err(blocked) => blocked,
@@ -102,6 +102,17 @@ impl Core {
                 < self.ledger.caps().node.connections;
         is_beyond
             .then(|| Self::no_quota_limit(Resource::Connections, Scope::Domain, now).of_share())
+    }
+
+    /// The domain of a key for another client; `None`: as many as there may be have clients, and it has none.
+    fn domain_of_client(&mut self, key: DomainKey) -> Option<u32> {
+        let known = self.clients.find_domain(key);
+        if known.is_none_or(|domain| self.clients.domain(domain).clients == 0)
+            && self.now_in_node(Resource::Domains) >= self.config.max_domains.into()
+        {
+            return None;
+        }
+        self.domain(key)
     }
 
     /// The domain of a key, a new one if need be; `None`: there are as many as there may be.

@@ -122,7 +122,8 @@ impl Core {
             }
         }
         self.count_objects(right);
-        right.add(ScopeId::NODE, Charge(Resource::Domains, self.clients.domains(0).count() as u64));
+        let in_use = self.clients.domains(0).filter(|(_, domain)| domain.clients > 0).count();
+        right.add(ScopeId::NODE, Charge(Resource::Domains, in_use as u64));
         right.set_unplaced(refused);
         assert_eq!(unswept, self.leases.unswept(), "leases that a sweep is still to come to");
         assert_eq!(held, self.allocations.held(), "invariant 4: fds held");

@@ -360,6 +360,11 @@ impl Core {
         *self.ledger.caps()
     }
 
+    /// How much of a resource the node is charged with.
+    pub fn now_in_node(&self, resource: Resource) -> u64 {
+        self.ledger[ScopeId::NODE].account.now(resource)
+    }
+
     /// These caps as they would be in force.
     pub fn bounded(&self, caps: CapsOfScopes) -> CapsOfScopes {
         self.config.bounded(caps)

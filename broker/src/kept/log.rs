@@ -1,8 +1,10 @@
 //! The table of kept objects as a log in one memfd, which outlives a broker that is killed in the middle of any write: two areas,
 //! of which one is in use, and a word in the head that says which, and how much of it is written. That word is written last, so
-//! what was not finished does not exist. Must never be believed: each record has its checksum, and so have the words.
+//! what was not finished does not exist. The areas are large, and only what is written of them takes memory. Must never be
+//! believed: each record has its checksum, and so have the words.
 
-use nix::fcntl::{FcntlArg, SealFlag, fcntl, posix_fallocate};
+use crate::limits::KEPT_LOG_ALLOCATED_AHEAD;
+use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use siphasher::sip::SipHasher13;
 use std::fs::File;
@@ -48,6 +50,8 @@ pub struct Log {
     /// Bytes in use, those that are not committed included.
     written: u32,
     committed: u32,
+    /// Bytes of each area, from its begin on, that may have memory.
+    allocated: [u32; 2],
     /// Bytes of the other area that are written, while it is being filled.
     next: Option<u32>,
     /// Versions up to this one may have been given.
@@ -60,16 +64,14 @@ pub fn bytes_of(payload: usize) -> u64 {
 }
 
 impl Log {
-    /// An empty one of two areas of this size, with all its space: a page that is missing when it is written would kill the
-    /// broker.
+    /// An empty one of two areas of this size, which take no memory yet.
     ///
     /// # Errors
     /// When there is no memory or no fd for it.
     pub fn create(area_bytes: u32) -> io::Result<Self> {
         let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
         let file = File::from(memfd_create("fdbroker-kept-objects", flags)?);
-        let bytes = i64::try_from(bytes_in_all(area_bytes)).map_err(io::Error::other)?;
-        posix_fallocate(&file, 0, bytes)?;
+        file.set_len(bytes_in_all(area_bytes))?;
         fcntl(&file, FcntlArg::F_ADD_SEALS(SEALS))?;
         let mut log = Log {
             file: Space::new(file),
@@ -77,6 +79,7 @@ impl Log {
             generation: 0,
             written: 0,
             committed: 0,
+            allocated: [0; 2],
             next: None,
             versions: 0,
         };
@@ -118,6 +121,8 @@ impl Log {
             generation,
             written: length,
             committed: length,
+            // Nobody knows how much of the areas was written.
+            allocated: [area_bytes; 2],
             next: None,
             versions,
         };
@@ -133,6 +138,50 @@ impl Log {
     /// Bytes of the area in use that are written.
     pub fn written(&self) -> u64 {
         self.written.into()
+    }
+
+    /// Bytes of the other area that are to be [given back](Self::give_back).
+    pub fn stale(&self) -> u64 {
+        if self.has_next() {
+            0
+        } else {
+            self.allocated[area_of(self.generation.wrapping_add(1))].into()
+        }
+    }
+
+    /// Makes sure that so many bytes more can be written: the memory for them is there.
+    ///
+    /// # Errors
+    /// `StorageFull`: the area has no room for them; or when there is no memory for them.
+    pub fn allocate(&mut self, bytes: u64) -> io::Result<()> {
+        let end = self.written() + bytes;
+        if end > self.area_bytes() {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        let area = area_of(self.generation);
+        let allocated = u64::from(self.allocated[area]);
+        if end > allocated {
+            let end = (end + KEPT_LOG_ALLOCATED_AHEAD).min(self.area_bytes());
+            let begin = begin_of(self.generation, self.area_bytes) + allocated;
+            self.file.change(FallocateFlags::FALLOC_FL_KEEP_SIZE, begin, end - allocated)?;
+            self.allocated[area] = end as u32;
+        }
+        Ok(())
+    }
+
+    /// Gives the memory of the other area back, so many bytes of it at most. Not while it is being filled.
+    ///
+    /// # Errors
+    /// When it cannot be given back.
+    pub fn give_back(&mut self, most: u64) -> io::Result<()> {
+        let left = self.stale().saturating_sub(most);
+        let other = self.generation.wrapping_add(1);
+        let begin = begin_of(other, self.area_bytes) + left;
+        let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        // To its end: a page is only given back whole.
+        self.file.change(hole, begin, self.area_bytes() - left)?;
+        self.allocated[area_of(other)] = left as u32;
+        Ok(())
     }
 
     /// Appends a record, which exists once it is [committed](Self::commit).
@@ -189,7 +238,7 @@ impl Log {
         Ok(())
     }
 
-    /// Leaves the other area as it is.
+    /// What is in the other area is of no use.
     pub fn give_up_next(&mut self) {
         self.next = None;
     }
@@ -218,6 +267,8 @@ impl Log {
         record.extend((payload.len() as u32).to_le_bytes());
         record.extend(checksum(generation, at, payload).to_le_bytes());
         record.extend(payload);
+        let allocated = &mut self.allocated[area_of(generation)];
+        *allocated = end.max(*allocated);
         self.file.write(&record, begin_of(generation, self.area_bytes) + u64::from(at))?;
         Ok(end)
     }
@@ -299,8 +350,12 @@ fn word_of(generation: u32, length: u32) -> u64 {
     u64::from(generation) << 32 | u64::from(length)
 }
 
+fn area_of(generation: u32) -> usize {
+    (generation & 1) as usize
+}
+
 fn begin_of(generation: u32, area_bytes: u32) -> u64 {
-    HEAD_BYTES + u64::from(generation & 1) * u64::from(area_bytes)
+    HEAD_BYTES + area_of(generation) as u64 * u64::from(area_bytes)
 }
 
 fn bytes_in_all(area_bytes: u32) -> u64 {
@@ -329,11 +384,22 @@ impl Space {
         self.writes.push((at, bytes.to_vec()));
         self.file.write_all_at(bytes, at)
     }
+
+    /// Allocates these bytes, or gives their memory back.
+    fn change(&self, how: FallocateFlags, at: u64, bytes: u64) -> io::Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let [at, bytes] = [at, bytes].map(i64::try_from);
+        let (at, bytes) = (at.map_err(io::Error::other)?, bytes.map_err(io::Error::other)?);
+        Ok(fallocate(&self.file, how, at, bytes)?)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::KEPT_LOG_AREA_BYTES;
 
     const AREA: u32 = 4096;
 
@@ -449,6 +515,50 @@ mod tests {
             file.write_all_at(&byte, at).unwrap();
         }
         assert_eq!(read(file.as_fd()).unwrap(), good);
+    }
+
+    fn memory_of(log: &Log) -> u64 {
+        std::os::unix::fs::MetadataExt::blocks(&log.file.file.metadata().unwrap()) * 512
+    }
+
+    #[test]
+    fn log_when_its_areas_are_large_then_memory_for_what_is_written_alone_and_back_after_a_flip() {
+        let mut log = Log::create(KEPT_LOG_AREA_BYTES).unwrap();
+        assert_eq!(memory_of(&log), HEAD_BYTES);
+        let record = vec![7; 1 << 20];
+        for _ in 0..8 {
+            log.allocate(bytes_of(record.len())).unwrap();
+            let allocated = memory_of(&log);
+            log.append(&record).unwrap();
+            assert_eq!(memory_of(&log), allocated, "nothing is missing when it is written");
+        }
+        log.commit().unwrap();
+        log.begin_next();
+        log.append_next(b"what lives").unwrap();
+        log.flip().unwrap();
+        assert!(log.stale() >= 8 << 20);
+        while log.stale() > 0 {
+            log.give_back(3 << 20).unwrap();
+        }
+        assert_eq!(memory_of(&log), HEAD_BYTES + 4096);
+        assert_eq!(read(log.as_fd()).unwrap().0, [b"what lives"]);
+        let error = log.allocate(KEPT_LOG_AREA_BYTES.into()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+    }
+
+    #[test]
+    fn give_back_when_adopted_or_given_up_then_all_of_the_other_area() {
+        let mut log = log_of(&[b"one"]);
+        log.begin_next();
+        log.append_next(&[7; 3000]).unwrap();
+        log.give_up_next();
+        assert_eq!(memory_of(&log), HEAD_BYTES + 2 * 4096);
+        let (mut adopted, _) = Log::adopt(log.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        assert_eq!(adopted.stale(), AREA.into());
+        log.give_back(u64::MAX).unwrap();
+        assert_eq!((memory_of(&log), log.stale()), (HEAD_BYTES + 4096, 0));
+        adopted.give_back(u64::MAX).unwrap();
+        assert_eq!(read(log.as_fd()).unwrap().0, [b"one"]);
     }
 
     #[test]

@@ -9,8 +9,9 @@ use crate::kept::carriers::{Carriers, CarryError, Class};
 use crate::kept::log::{Log, bytes_of, payloads};
 use crate::kept::records::{Record, SavedGroup, encode, replay};
 use crate::limits::{
-    CARRIER_RETRY, KEPT_LOG_AREA_BYTES, KEPT_LOG_COPIED_PER_CHORE, MANAGER_PATIENCE,
-    STORED_BESIDE_KEPT, VERSIONS_AHEAD, kept_carriers, kept_fds,
+    CARRIER_RETRY, KEPT_LOG_AREA_BYTES, KEPT_LOG_COPIED_PER_CHORE, KEPT_LOG_COPIED_PER_WRITTEN,
+    KEPT_LOG_DEAD_BYTES, KEPT_LOG_GIVEN_BACK_PER_CHORE, MANAGER_PATIENCE, STORED_BESIDE_KEPT,
+    VERSIONS_AHEAD, kept_carriers, kept_fds,
 };
 use crate::manager::inherited::{Inherited, names};
 use crate::manager::notify::{Manager, StoreError};
@@ -244,7 +245,7 @@ impl KeptObjects {
                 table.retry_at = Some(clock::after(now, CARRIER_RETRY));
             }
         } else {
-            table.compact(core, KEPT_LOG_COPIED_PER_CHORE);
+            table.tidy(core, KEPT_LOG_COPIED_PER_CHORE);
         }
     }
 
@@ -315,7 +316,8 @@ impl Table {
         };
         found.last_version = log.as_ref().map(Log::versions);
         found.unknown.extend(fds.into_values());
-        let log = log.map_or_else(|| new_log(manager), Ok)?;
+        let mut log = log.map_or_else(|| new_log(manager), Ok)?;
+        log.give_back(u64::MAX)?;
         Ok(Table {
             log,
             carriers,
@@ -351,6 +353,7 @@ impl Table {
         in_core.into_values().for_each(|group| self.begin(group, core, table));
         // What no group of the core is goes out of the log here.
         self.compact(core, u64::MAX);
+        self.give_back(u64::MAX);
         if let Err(status) = self.reserve_version(core) {
             log::error!("no object can be sealed: {status}");
         }
@@ -406,7 +409,7 @@ impl Table {
     // --- changes ------------------------------------------------------------------------------------
 
     fn hear(&mut self, changes: &[KeptChange], core: &Core, fds: &FdTable) {
-        let mut buried = Vec::new();
+        let (mut buried, before) = (Vec::new(), self.log.written());
         for change in changes {
             match change {
                 KeptChange::Began(group) => self.begin(*group, core, fds),
@@ -428,6 +431,11 @@ impl Table {
         }
         // After the commit: until then their records say that they are there.
         buried.into_iter().for_each(|parcel| self.carriers.bury(parcel));
+        if self.is_compaction_due() {
+            let written = self.log.written().saturating_sub(before);
+            let most = written.saturating_mul(KEPT_LOG_COPIED_PER_WRITTEN);
+            self.tidy(core, most.min(KEPT_LOG_COPIED_PER_CHORE));
+        }
     }
 
     fn begin(&mut self, group: GroupId, core: &Core, fds: &FdTable) {
@@ -494,21 +502,43 @@ impl Table {
 
     // --- what is left of ended ones -----------------------------------------------------------------
 
-    /// Whether as much of the area is dead as is worth a copy of the rest.
+    /// Whether as much of the area is dead as is worth a copy of the rest, or one has begun; or memory of the other area is to be
+    /// given back.
     fn is_compaction_due(&self) -> bool {
         let dead = self.log.written().saturating_sub(self.live_bytes);
-        self.log.has_next() || dead > self.log.area_bytes() / 4
+        let most = (self.live_bytes / 4 + KEPT_LOG_DEAD_BYTES).min(self.log.area_bytes() / 4);
+        self.log.has_next() || self.log.stale() > 0 || dead > most
     }
 
-    /// Makes room for so many bytes. What lives is at most half of an area, so there is some: only where records come faster than
-    /// the background copies, all of that is copied now.
-    fn make_room(&mut self, bytes: u64, core: &Core) -> bool {
-        if self.log.written() + bytes <= self.log.area_bytes() {
-            return true;
+    /// Goes on with that: gives memory back, or copies about so many bytes.
+    fn tidy(&mut self, core: &Core, most_bytes: u64) {
+        if self.log.stale() > 0 && !self.log.has_next() {
+            self.give_back(KEPT_LOG_GIVEN_BACK_PER_CHORE);
+        } else {
+            self.compact(core, most_bytes);
         }
-        self.log.give_up_next();
-        self.compact(core, u64::MAX);
-        self.log.written() + bytes <= self.log.area_bytes()
+    }
+
+    fn give_back(&mut self, most_bytes: u64) {
+        if let Err(error) = self.log.give_back(most_bytes) {
+            log::error!("the table of kept objects keeps memory that it does not need: {error}");
+        }
+    }
+
+    /// Makes room for so many bytes, and has their memory. What lives is at most half of an area, so there is some: only where
+    /// records come faster than the copies of what lives, all of that is copied now.
+    fn make_room(&mut self, bytes: u64, core: &Core) -> bool {
+        if self.log.written() + bytes > self.log.area_bytes() {
+            self.log.give_up_next();
+            self.compact(core, u64::MAX);
+        }
+        match self.log.allocate(bytes) {
+            Ok(()) => true,
+            Err(error) => {
+                log::error!("the table of kept objects gets no memory: {error}");
+                false
+            }
+        }
     }
 
     /// Copies groups into the other area, about so many bytes; with the last one that area is the one in use.

@@ -61,7 +61,11 @@ impl Server {
         }
         self.step(Input::SetCaps { caps: &caps });
         let value = self.core.caps()[scope][resource];
-        let bound = if value == asked { "" } else { "; limits.max_clients bounds it" };
+        let bound = match resource {
+            _ if value == asked => "",
+            Resource::MetadataBytes => "; the table of objects bounds it",
+            _ => "; limits.max_clients bounds it",
+        };
         log::info!(
             "limit {scope}.{resource} {} -> {}, set by pid {pid} (uid {uid}) until the next reload or restart{bound}",
             Shown(former),

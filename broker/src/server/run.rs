@@ -114,6 +114,7 @@ impl Server {
         if self.schedule.begin_chore(self.connections.turns().is_empty()) {
             self.do_a_chore();
         }
+        self.trim.note_names(self.core.now_in_node(Resource::ObjectNames), self.now);
         self.trim.run(self.now);
         self.expire_handshakes();
         self.kept.drop_urgent(&mut self.fds);

@@ -25,6 +25,9 @@ const FDS_PER_CONNECTION: u64 = fdbroker_core::limits::FDS_PER_CONNECTION + 1;
 /// See [`Config::share_factor`]: one user of a service gets at most 8/9 of the node, another one 8/9 of what is left then.
 const SHARE_FACTOR: u64 = 8;
 
+/// Memory of the broker for one user's names and metadata: 300,000 names of 30 bytes.
+const DOMAIN_METADATA_BYTES: u64 = 64 << 20;
+
 /// The core's configuration, and what was derived on the way.
 pub(crate) struct Derived {
     pub core: Config,
@@ -200,8 +203,9 @@ impl Whole {
             connections: self.max_clients.into(),
             // Each is an entry of the service manager's store, which takes them one by one.
             kept_allocations: 1024,
-            // Each takes some 250 bytes beside its name, so all of them take at most 512 MiB.
+            // Each is charged some 200 bytes of metadata, whose cap is mostly the lower one.
             object_names: 1 << 21,
+            // It is memory of the broker: a million names of 60 bytes.
             metadata_bytes: 256 << 20,
             // Each is an fd that nobody but the broker may have open.
             kept_fds: 16_384,
@@ -209,12 +213,15 @@ impl Whole {
         }
     }
 
-    /// A domain: 7/8 of the node, so that another user always finds room. A private broker has one
-    /// user.
+    /// A domain: 7/8 of the node, so that another user always finds room; less of the broker's own memory. A private broker has
+    /// one user.
     fn domain(&self) -> Caps {
         match self.mode {
             Mode::Private => Caps::NONE,
-            Mode::Service => map_bounded(self.node(), |cap| cap - cap / 8),
+            Mode::Service => Caps {
+                metadata_bytes: DOMAIN_METADATA_BYTES,
+                ..map_bounded(self.node(), |cap| cap - cap / 8)
+            },
         }
     }
 

@@ -131,7 +131,7 @@ resources! {
         "allocations that outlive their owner (keep)",
         "unregister kept allocations, or raise the cap";
     Domains = 14, domains, Domains, Node, [],
-        "isolation domains in use: users, on each listener",
+        "isolation domains with clients: users, on each listener",
         "end all clients of some user, or raise limits.max_domains";
     ParkedItems = 15, parked_items, Items, Client, [],
         "items of the requests that wait for room or for a recall",
@@ -146,7 +146,7 @@ resources! {
         "names of objects, those in the making included",
         "delete objects, or raise the cap";
     MetadataBytes = 19, metadata_bytes, Bytes, Domain, [Domain Node],
-        "metadata of objects, and names that requests wait for",
+        "names and metadata of objects, with their records, and names that requests wait for",
         "delete objects, or raise the cap";
     KeptBytes = 20, kept_bytes, Bytes, Domain, [Domain Node],
         "memory of objects that outlive their creator",

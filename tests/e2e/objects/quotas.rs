@@ -3,6 +3,7 @@
 use super::wire::{Group, New, SIZE, code, flags, memory, new, seal_memory};
 use crate::support::broker::{Broker, Setup};
 use crate::support::raw::Raw;
+use fdbroker_core::limits::OBJECT_RECORD_BYTES;
 use fdbroker_protocol::object::object_flags;
 use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
 
@@ -34,15 +35,17 @@ fn create_when_names_are_at_their_cap_then_no_quota_until_some_go() {
 
 #[test]
 fn create_when_metadata_is_at_its_cap_then_no_quota_and_gets_that_wait_count_too() {
-    let broker = capped("metadata_bytes = 100");
+    let record = OBJECT_RECORD_BYTES + 1;
+    let cap = 2 * record + 100;
+    let broker = capped(&format!("metadata_bytes = {cap}"));
     let mut client = Raw::connect(&broker.socket());
     let with = |name: &str, bytes: usize| New { metadata: vec![1; bytes], ..new(name) };
     client.put(&memory(&[0; SIZE]), &Group::default(), &[with("a", 60)]);
     let status = client.create(&memory(&[0; SIZE]), &Group::default(), &[with("b", 41)]);
-    assert_no_quota(&status.expect_err("the cap is full"), Resource::MetadataBytes, 100);
-    let long = "x".repeat(41);
+    assert_no_quota(&status.expect_err("the cap is full"), Resource::MetadataBytes, cap);
+    let long = "x".repeat(255);
     let status = client.get_within(&[&long], 1000, 0).expect_err("it may not wait");
-    assert_no_quota(&status, Resource::MetadataBytes, 100);
+    assert_no_quota(&status, Resource::MetadataBytes, cap);
     client.put(&memory(&[0; SIZE]), &Group::default(), &[with("b", 40)]);
     drop(client);
     broker.assert_nothing_left();

@@ -2,6 +2,7 @@
 
 use super::model::Scope;
 use fdbroker_core::GroupId;
+use fdbroker_core::limits::OBJECT_RECORD_BYTES;
 use fdbroker_protocol::ErrorCode;
 
 /// An object to make.
@@ -12,6 +13,13 @@ pub struct New {
     pub size_bytes: u64,
     pub expect: Option<u64>,
     pub metadata: Vec<u8>,
+}
+
+impl New {
+    /// What its domain is charged with for its name, metadata and record.
+    pub fn charged_bytes(&self) -> u64 {
+        OBJECT_RECORD_BYTES + (self.name.len() + self.metadata.len()) as u64
+    }
 }
 
 /// How a group is begun.

@@ -185,7 +185,7 @@ impl Model {
                 return Some(failed(ErrorCode::Again, at));
             }
         }
-        let metadata = objects.iter().map(|object| object.metadata.len() as u64).sum();
+        let metadata = objects.iter().map(|object| object.charged_bytes()).sum();
         if let Some(full) = self.full(scope.0, [objects.len() as u64, metadata, 0, 0, 0]) {
             return Some(no_quota(full));
         }

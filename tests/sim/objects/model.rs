@@ -288,7 +288,7 @@ impl Model {
         for group in of_domain.filter(|group| group.state != State::Ended) {
             for (object, _) in group.objects.iter().zip(&group.named).filter(|it| *it.1) {
                 sums[0] += 1;
-                sums[1] += object.metadata.len() as u64;
+                sums[1] += object.charged_bytes();
             }
             if self.is_kept(group) {
                 sums[2] += 1;

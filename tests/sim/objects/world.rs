@@ -70,7 +70,7 @@ impl World {
         } else if is_capped {
             config.domain = Caps {
                 object_names: rng.between(3, 30),
-                metadata_bytes: rng.between(20, 300),
+                metadata_bytes: rng.between(1, 5_000),
                 kept_bytes: 4096 * rng.between(0, 5),
                 kept_fds: rng.between(2, 8),
                 permanent_bytes: 4096 * rng.between(0, 2),

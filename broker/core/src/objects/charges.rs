@@ -1,19 +1,29 @@
 //! What objects are charged with: to their domain and the node alone, within caps and shares. Must never charge for a part of
 //! what was asked.
 
+use super::api::NewObject;
 use super::groups::Member;
 use crate::Core;
 use crate::ledger::{Charge, ScopeId, ScopeRecord};
+use crate::limits::OBJECT_RECORD_BYTES;
 use fdbroker_protocol::{Resource, Scope, Status};
 
 /// What an object is charged with while it has its name, or is made under it.
 pub(super) fn of_member(member: &Member) -> [Charge; 2] {
-    of_objects(1, member.metadata.len() as u64)
+    of_objects([(&*member.name, &*member.metadata)].into_iter())
 }
 
-/// The same of several, with so much metadata together.
-pub(super) fn of_objects(count: u64, metadata: u64) -> [Charge; 2] {
-    [Charge(Resource::ObjectNames, count), Charge(Resource::MetadataBytes, metadata)]
+/// The same of new ones.
+pub(super) fn of_new(objects: &[NewObject<'_>]) -> [Charge; 2] {
+    of_objects(objects.iter().map(|object| (object.name, object.metadata)))
+}
+
+/// The broker's memory for objects of these names and metadata.
+fn of_objects<'a>(objects: impl ExactSizeIterator<Item = (&'a [u8], &'a [u8])>) -> [Charge; 2] {
+    let count = objects.len() as u64;
+    let opaque = objects.map(|(name, metadata)| (name.len() + metadata.len()) as u64);
+    let bytes = count * OBJECT_RECORD_BYTES + opaque.sum::<u64>();
+    [Charge(Resource::ObjectNames, count), Charge(Resource::MetadataBytes, bytes)]
 }
 
 /// What a kept group is charged with beside its fd and memory.

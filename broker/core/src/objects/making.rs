@@ -1,7 +1,7 @@
 //! Groups in the making: begun with their memory, filled, sealed or given up. Must never do a part of what was asked.
 
 use super::api::{Create, GroupId, NewObject};
-use super::charges::of_objects;
+use super::charges::of_new;
 use super::groups::{Expect, Group, GroupState};
 use super::names::{NameScope, Place};
 use crate::Core;
@@ -172,14 +172,12 @@ impl Core {
         for (index, object) in objects.iter().enumerate() {
             self.check_new(&self.objects.groups[number], object).map_err(|code| at(code, index))?;
         }
-        let metadata = objects.iter().map(|object| object.metadata.len() as u64).sum();
-        self.charge_objects(client, &of_objects(objects.len() as u64, metadata))?;
+        self.charge_objects(client, &of_new(objects))?;
         for (index, object) in objects.iter().enumerate() {
             if !self.enter_object(number, object) {
                 self.empty(client, number, before);
-                let left = objects[index..].iter().map(|it| it.metadata.len() as u64).sum();
                 let domain = self.objects.groups[number].domain;
-                self.release_objects(domain, &of_objects((objects.len() - index) as u64, left));
+                self.release_objects(domain, &of_new(&objects[index..]));
                 return Err(at(ErrorCode::Protocol, index));
             }
         }

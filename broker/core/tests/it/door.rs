@@ -203,6 +203,32 @@ fn connect_when_a_user_comes_under_many_subordinate_uids_then_domains_are_left_f
 }
 
 #[test]
+fn connect_when_users_without_clients_have_left_something_then_their_domains_keep_nobody_out() {
+    let max_domains = 4;
+    let mut world = World::new(Config { max_domains, max_clients: 64, ..config() });
+    let keys = (0..2 * max_domains).map(|number| DomainKey { listener: 0, uid: 5000 + number });
+    for (number, key) in (10..).zip(keys) {
+        let client = ClientId(number);
+        assert!(is_welcome(&knock(&mut world, client, key.uid, 0), client), "{number}");
+        world.register_by(client, Deposit { keep: true, ..deposit(u64::from(number)) });
+        world.step(Input::Gone { client });
+        assert!(world.core.domains(0).any(|domain| domain.key == key), "it has left something");
+    }
+    // Those that have clients count.
+    let in_use = world.core.now_in_node(Resource::Domains);
+    for number in 0..u64::from(max_domains) - in_use {
+        let client = ClientId(30 + number as u32);
+        assert!(is_welcome(&knock(&mut world, client, 5000 + number as u32, 0), client));
+    }
+    let late = ClientId(40);
+    let refused = world.step(connect(late, DomainKey { listener: 0, uid: 7000 }, 1));
+    let Some(Effect::Disconnect { status, .. }) = refused.first() else { panic!("{refused:?}") };
+    let (resource, scope) = (Resource::Domains as u8, Scope::Node as u8);
+    let most = u64::from(max_domains);
+    assert_eq!((status.resource, status.scope, status.value.get()), (resource, scope, most));
+}
+
+#[test]
 fn hello_when_leases_of_others_leave_its_user_little_then_they_are_asked_for_some() {
     let mut world = World::new(Config { share_factor: 8, ..node_fds(90) });
     let id = world.register(deposit(1)).id;

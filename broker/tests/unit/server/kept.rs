@@ -209,6 +209,11 @@ impl Kept {
             .collect()
     }
 
+    /// Bytes that the table has of memory.
+    fn memory(&self) -> u64 {
+        stat(self.store.log().as_fd()).unwrap().allocated_bytes
+    }
+
     fn version(&self, name: &str) -> u64 {
         self.names()[name].0
     }
@@ -413,8 +418,40 @@ fn seal_when_no_carrier_is_left_then_no_quota_and_once_one_is_free_it_is_done() 
 }
 
 #[test]
-fn seal_when_the_table_is_full_then_no_quota_and_deletes_make_room_again() {
+fn seal_when_there_is_much_metadata_then_the_table_has_room_and_gives_memory_back_when_it_has_gone()
+{
     let mut kept = Kept::new();
+    let large = How { metadata: 4096, ..KEEP };
+    let name = |group: usize, object: usize| format!("{group}/{object}");
+    for group in 0..20 {
+        let names: Vec<String> = (0..200).map(|object| name(group, object)).collect();
+        let (group, _) = kept.create(&names, large);
+        kept.seal(group);
+    }
+    kept.bench.rest();
+    let (before, memory) = (kept.names(), kept.memory());
+    assert_eq!(before.len(), 4_000);
+    assert!((16_000_000..20_000_000).contains(&memory), "{memory}");
+    let mut kept = kept.kill();
+    assert_eq!(kept.names(), before);
+    for group in 1..20 {
+        (0..200).for_each(|object| kept.delete(&name(group, object)));
+    }
+    kept.bench.rest();
+    assert_eq!(kept.names().len(), 200);
+    let memory = kept.memory();
+    assert!(memory < 4 << 20, "{memory}");
+    assert_eq!(kept.kill().names().len(), 200);
+}
+
+#[test]
+fn seal_when_the_table_is_full_then_no_quota_and_deletes_make_room_again() {
+    // A small table, as a broker before this one may have left it.
+    let mut kept = Kept::new();
+    let small = Log::create(8 << 20).unwrap().as_fd().try_clone_to_owned().unwrap();
+    kept.store.stored.retain(|(name, _)| name != names::KEPT_LOG);
+    kept.store.stored.push((names::KEPT_LOG.to_owned(), small));
+    let mut kept = kept.kill();
     let large = How { metadata: 4096, ..KEEP };
     let mut names: Vec<Vec<String>> = Vec::new();
     let refused = loop {

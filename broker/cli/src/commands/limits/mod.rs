@@ -18,8 +18,13 @@ use std::collections::BTreeMap;
 const UNTIL: &str = "in force until the broker restarts or reads its configuration again (SIGHUP, `systemctl reload`); \
 to keep it, write it there: [caps.SCOPE]";
 
-/// Printed after a cap that the broker has set lower than asked. Only node.connections has such a bound.
-const BOUND: &str = " (limits.max_clients of the configuration bounds it)";
+/// Printed after a cap that the broker has set lower than asked: node.connections, or node.metadata_bytes.
+fn bound_of(resource: Resource) -> &'static str {
+    match resource {
+        Resource::MetadataBytes => " (the broker's table of objects bounds it)",
+        _ => " (limits.max_clients of the configuration bounds it)",
+    }
+}
 
 const COLUMNS: &[Column] = &[
     Column("RESOURCE", Side::Left),
@@ -107,7 +112,7 @@ fn set(args: &SetArgs, json: bool) -> Result<()> {
         let change = admin.set_limit((limit.scope, limit.resource), *value, dry_run)?;
         let (former, in_force) = (change.former.get(), change.value.get());
         if !json {
-            let bound = if in_force == *value { "" } else { BOUND };
+            let bound = if in_force == *value { "" } else { bound_of(limit.resource) };
             let (former, in_force) = (limit.show(former), limit.show(in_force));
             out.text(&format!("{limit} {former} -> {in_force}{bound}\n"))?;
         }

@@ -1,6 +1,7 @@
 //! Caps and shares of what objects are charged with.
 
 use super::*;
+use fdbroker_core::limits::OBJECT_RECORD_BYTES;
 
 fn capped(domain: Caps) -> World {
     World::new(Config { domain, ..config() })
@@ -8,13 +9,17 @@ fn capped(domain: Caps) -> World {
 
 #[test]
 fn create_when_the_cap_of_names_or_metadata_is_full_then_no_quota_and_nothing_is_charged() {
-    let mut world = capped(Caps { object_names: 2, metadata_bytes: 10, ..Caps::NONE });
+    // Two names of one byte.
+    let bytes = 2 * (OBJECT_RECORD_BYTES + 1);
+    let mut world = capped(Caps { object_names: 2, metadata_bytes: bytes, ..Caps::NONE });
     let held = world.now_of(Resource::HeldFds);
     let full = |resource, cap| Err(Status::no_quota(resource, Scope::Domain, cap, 0));
     let names = ["a", "b", "c"].map(object);
     assert_eq!(world.create_with(OWNER, &create(&names)), full(Resource::ObjectNames, 2));
-    let long = [NewObject { metadata: &[0; 11], ..object("a") }];
-    assert_eq!(world.create_with(OWNER, &create(&long)), full(Resource::MetadataBytes, 10));
+    let long = [object("a"), NewObject { metadata: &[0], ..object("b") }];
+    assert_eq!(world.create_with(OWNER, &create(&long)), full(Resource::MetadataBytes, bytes));
+    let long = [object("a"), object("bc")];
+    assert_eq!(world.create_with(OWNER, &create(&long)), full(Resource::MetadataBytes, bytes));
     world.close_all();
     let now = [Resource::ObjectNames, Resource::MetadataBytes].map(|it| world.now_of(it));
     assert_eq!((now, world.now_of(Resource::HeldFds)), ([0; 2], held));
@@ -51,6 +56,19 @@ fn seal_when_the_cap_of_kept_or_permanent_memory_is_full_then_no_quota_and_still
 #[test]
 fn create_when_a_domain_has_its_share_of_names_then_another_one_finds_some() {
     let node = Caps { object_names: 64, ..Caps::NONE };
+    fills_half(node, Resource::ObjectNames, 32);
+}
+
+#[test]
+fn create_when_a_domain_fills_the_memory_for_records_with_names_then_another_one_finds_some() {
+    // Names of at most two bytes.
+    let metadata_bytes = 65 * (OBJECT_RECORD_BYTES + 2);
+    let node = Caps { metadata_bytes, ..Caps::NONE };
+    fills_half(node, Resource::MetadataBytes, 32);
+}
+
+/// One domain gets so many names, and then another one is served.
+fn fills_half(node: Caps, resource: Resource, most: u64) {
     let mut world = World::new(Config { node, share_factor: 1, ..config() });
     let mut made = 0;
     let status = loop {
@@ -60,8 +78,8 @@ fn create_when_a_domain_has_its_share_of_names_then_another_one_finds_some() {
             Err(status) => break status,
         }
     };
-    assert_eq!((status.result(), status.value.get()), (Err(ErrorCode::NoQuota), made));
-    assert_eq!((status.resource, made), (Resource::ObjectNames as u8, 32));
+    assert_eq!(status.result(), Err(ErrorCode::NoQuota));
+    assert_eq!((status.resource, made), (resource as u8, most));
     let other = ClientId(5);
     world.connect(other, 2000);
     assert!(world.create_with(other, &create(&[object("a")])).is_ok());

@@ -1,6 +1,10 @@
 //! Gets: resolved in one moment, granted whole, or waiting.
 
 use super::*;
+use fdbroker_core::limits::OBJECT_RECORD_BYTES;
+
+/// What a domain is charged with for an object with a name of one byte.
+const NAME: u64 = OBJECT_RECORD_BYTES + 1;
 
 fn one_lease() -> Config {
     Config { client: Caps { open_leases: 1, ..Caps::NONE }, ..config() }
@@ -40,13 +44,13 @@ fn get_when_it_waits_and_the_last_name_is_sealed_then_granted_in_that_step() {
     world.put(OWNER, &["a"]);
     let (request, got) = world.ask(USER, &["a", "b", "c"], 100);
     assert_eq!(got, Got::Waits);
-    assert_eq!(world.now_of(Resource::MetadataBytes), 3);
+    assert_eq!(world.now_of(Resource::MetadataBytes), NAME + 3);
     world.put(OWNER, &["c"]);
     assert_eq!(world.got(&world.fx.list, request), Got::Waits);
     world.put(OWNER, &["b"]);
     assert_eq!(world.got(&world.fx.list, request).grants().len(), 3);
     let left = [Resource::MetadataBytes, Resource::ParkedRequests, Resource::ParkedItems];
-    assert_eq!(left.map(|it| world.now_of(it)), [0; 3]);
+    assert_eq!(left.map(|it| world.now_of(it)), [3 * NAME, 0, 0]);
 }
 
 #[test]
@@ -141,9 +145,9 @@ fn get_when_short_of_leases_and_half_of_its_names_are_replaced_then_it_waits_on(
     world.seal(OTHER, group).expect("sealed");
     world.settle();
     assert_eq!(world.got(&world.fx.list, request), Got::Waits);
-    assert_eq!(world.now_of(Resource::MetadataBytes), 2);
+    assert_eq!(world.now_of(Resource::MetadataBytes), 2 * NAME + 2);
     world.step(Input::Cancel { client: USER, request });
-    assert_eq!(world.now_of(Resource::MetadataBytes), 0);
+    assert_eq!(world.now_of(Resource::MetadataBytes), 2 * NAME);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What clients are told that watch names, and what it costs when they do not listen.
 
 use super::*;
+use fdbroker_core::limits::OBJECT_RECORD_BYTES;
 use fdbroker_core::limits::{EVENTS_IN_LOG, WATCHES_PER_CLIENT};
 use fdbroker_protocol::object::ObjectEvent;
 
@@ -92,25 +93,30 @@ fn watch_when_the_watcher_does_not_read_then_it_hears_how_much_it_has_missed() {
     for _ in 0..EVENTS_IN_LOG + missed {
         world.replace("a");
     }
+    world.settle();
     let charged = world.now_of(Resource::MetadataBytes);
     assert!(charged > 0, "the log is charged");
     world.replace("a");
+    world.settle();
     assert_eq!(world.now_of(Resource::MetadataBytes), charged, "and bounded");
     let told = world.news(USER);
     assert_eq!(told[0], event(ObjectEvent::Lost, missed as u64 + 1, ""));
     assert_eq!(told.len(), 1 + EVENTS_IN_LOG);
     world.step(Input::Gone { client: USER });
     world.settle();
-    assert_eq!(world.now_of(Resource::MetadataBytes), 0, "with the last watcher the log goes");
+    let left = world.now_of(Resource::MetadataBytes);
+    assert_eq!(left, OBJECT_RECORD_BYTES + 1, "with the last watcher the log goes");
 }
 
 #[test]
 fn watch_when_the_domain_has_no_room_for_events_then_they_are_lost_and_seals_go_on() {
-    let domain = Caps { metadata_bytes: 60, ..Caps::NONE };
+    // Beside two names.
+    let metadata_bytes = 2 * (OBJECT_RECORD_BYTES + 1) + 60;
+    let domain = Caps { metadata_bytes, ..Caps::NONE };
     let mut world = World::new(Config { domain, ..config() });
     world.watch(USER, "");
     let first = world.replace("a");
-    world.replace("a");
+    world.put(OWNER, &["b"]);
     let expected = [event(ObjectEvent::Sealed, first, "a"), event(ObjectEvent::Lost, 1, "")];
     assert_eq!(world.news(USER), expected);
 }
