@@ -498,7 +498,7 @@ impl Model {
             }
             Ask::Register { deadline, .. } => {
                 ensure!(
-                    deadline <= self.now || too_many,
+                    deadline <= self.now || too_many || self.is_credit_beyond_caps(client.0)?,
                     "no credit, and the deadline has not passed"
                 );
             }
@@ -516,6 +516,16 @@ impl Model {
         }
         step.quotas.push(vec![quota]);
         Ok(())
+    }
+
+    /// Whether a cap leaves no place for a held fd beside the client's own fds: then a wait would be in vain.
+    fn is_credit_beyond_caps(&self, client: u32) -> Check<bool> {
+        let own = u128::from(self.client(client)?.own);
+        let leaves_none = |account: &Holder| {
+            let cap = |resource| self.cap(*account, resource);
+            cap(Resource::HeldFds) == 0 || cap(Resource::Fds) <= own
+        };
+        Ok(self.accounts_of_client(client).iter().any(leaves_none))
     }
 
     /// The whole message of deposits is refused unread: too many refused fds of the domain are closing already.
