@@ -5,10 +5,11 @@ use super::wire::{Got, Group, New, SIZE, bytes_of, code, flags, memory, new, sea
 use crate::support::broker::Broker;
 use crate::support::manager::Manager;
 use crate::support::raw::Raw;
-use crate::support::wait::{PATIENCE, eventually};
+use crate::support::wait::{PATIENCE, eventually, eventually_some};
 use fdbroker_protocol::object::object_flags::{JOB, KEEP, PIN, REPLACE};
 use fdbroker_protocol::object::record_flags;
 use fdbroker_protocol::{ErrorCode, Status};
+use fdbrokerd::limits::CARRIERS_AHEAD;
 use nix::sys::signal::Signal;
 
 /// A broker under a service manager, which keeps for longer than any test takes.
@@ -45,7 +46,10 @@ fn kept_when_maker_and_broker_are_killed_then_a_get_gives_the_same_bytes_and_not
     maker.put_bytes("plain", &[9; 16], 0);
     maker.create(&memory(&[0; SIZE]), &flags(KEEP), &[new("half")]).expect("begun");
     assert_eq!(maker.delete(&[("w/2", version)])[0].result(), Ok(()));
-    let stored = manager.stored_for_objects();
+    // The table, and both ends of a carrier in use and of those ahead of it, the last of which comes in the background.
+    let ends = 1 + 2 * (1 + CARRIERS_AHEAD);
+    let all_ends = || Some(manager.stored_for_objects()).filter(|stored| stored.len() == ends);
+    let stored = eventually_some("the carriers ahead are stored", all_ends);
     drop(maker);
 
     for _ in 0..2 {

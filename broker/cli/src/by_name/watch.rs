@@ -142,7 +142,7 @@ mod tests {
     fn line_when_each_kind_then_its_name_and_version_and_nothing_that_moves_the_cursor() {
         let lines = [
             (event(ObjectEvent::Sealed, "a/b", 7), "00:00:01.000Z  sealed    a/b  version 7"),
-            (event(ObjectEvent::Aborted, "a\x1b[2J", 0), "00:00:01.000Z  aborted   a?[2J"),
+            (event(ObjectEvent::Aborted, "a\x1b[2J", 0), r"00:00:01.000Z  aborted   a\u001b[2J"),
             (
                 event(ObjectEvent::Lost, "", 1200),
                 "00:00:01.000Z  lost      1,200 events; a list tells how it stands",

@@ -286,11 +286,11 @@ fn put_when_a_file_cannot_be_read_then_1_and_no_name_appears() {
 }
 
 #[test]
-fn objects_when_a_name_has_what_a_terminal_obeys_then_only_json_has_it() {
+fn objects_when_a_name_has_what_a_terminal_obeys_then_text_and_json_escape_it() {
     let output = run_script(
         "echo x | $F put \"$(printf 'a\\033[2Jb')\" - > /dev/null; $F objects -no NAME; $F objects -J -o NAME",
     );
-    assert_eq!(stdout(&output), "a?[2Jb\n{\"objects\":[{\"name\":\"a\\u001b[2Jb\"}]}\n");
+    assert_eq!(stdout(&output), "a\\u001b[2Jb\n{\"objects\":[{\"name\":\"a\\u001b[2Jb\"}]}\n");
 }
 
 #[test]

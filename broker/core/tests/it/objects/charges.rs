@@ -120,7 +120,7 @@ fn refusal_when_another_user_holds_most_then_its_pid_is_not_told() {
 impl World {
     fn ask_for_credit(&mut self, client: ClientId) -> Vec<Effect> {
         let (request, deadline, deposits) = (self.request(), Now(0), &[][..]);
-        let held = u64::from(self.client(client).credits) + 1;
+        let held = self.client(client).credits + 1;
         let credits_wanted = u32::try_from(held).expect("few");
         self.step(Input::Register { client, request, deposits, credits_wanted, deadline })
     }
