@@ -84,7 +84,8 @@ fn ages_and_commands_when_another_broker_takes_over_then_they_go_on() {
         let client = clients.iter().find(|it| it.name.starts_with(b"owner")).expect("it is there");
         assert!(client.command.starts_with(name.trim_ascii_end()), "{client:?}");
         let of = |index| broker.admin().allocation(owner.id(index)).expect("it is there");
-        let ages = [0, 1].map(|index| (of(index).age_ms.get(), of(index).unused_ms.get()));
+        // One record for both: another look comes later.
+        let ages = [0, 1].map(of).map(|record| (record.age_ms.get(), record.unused_ms.get()));
         (client.age_ms.get(), ages)
     };
     let (client_ms, before) = look(&broker);

@@ -110,7 +110,7 @@ top_pid() { pgrep -P "$(pane_pid)" -x fdbroker; }
 start --interval 0.2
 check "the header names the broker" on_screen '^fdbroker top: broker [0-9]+, up .*, 3 connections'
 check "it is on the alternate screen" alternate 1
-check "caps are bars" on_screen '^fds +\[[#+-]+ *\] +[0-9+]+ of [0-9,]+ +[0-9]+%  peak'
+check "caps are bars" on_screen '^fds +\[[#+-]+ *\] +[0-9+]+ of [0-9,]+ +<?[0-9]+%  peak'
 check "rates" on_screen '^per s: .*grants'
 check "the demo's ranks are listed" on_screen '^ *[0-9]+ demo-rank-2 '
 check "the oldest leases" on_screen '^OLDEST LEASES, open ones first: [0-9]+ open of 60'
