@@ -6,9 +6,9 @@ use fdbroker_protocol::Kind;
 /// Of which domains a connection sees anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sight {
-    /// Of all.
+    /// Every domain: administrators, and members of the group of monitors.
     Node,
-    /// Of its own.
+    /// One alone, which is the peer's: its listener and uid.
     Domain(DomainKey),
 }
 
@@ -84,7 +84,7 @@ pub(crate) fn need(kind: Kind) -> Need {
         | Kind::AdminDrain
         | Kind::AdminTakeover
         | Kind::AdminTakeoverStep => Need::Act,
-        // Answers.
+        // What the broker sends; nobody asks by it.
         Kind::AdminStatusReply
         | Kind::AdminAllocationsReply
         | Kind::AdminLeasesReply

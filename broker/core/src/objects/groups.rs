@@ -188,7 +188,7 @@ impl Groups {
         self.number_in(slot).map(|group| &self.table[group])
     }
 
-    /// Its number.
+    /// The number of the group whose memory is the allocation in `slot`; `None`: it is no group's.
     pub fn number_in(&self, slot: u32) -> Option<u32> {
         self.by_slot.get(&slot).copied()
     }

@@ -134,7 +134,7 @@ pub(super) fn to_ms(ttl: Duration) -> u64 {
 /// A group that was begun.
 #[derive(Clone, Copy, Debug)]
 pub struct Created {
-    /// Its number.
+    /// The group's number, by which it is added to, sealed and aborted; of this connection alone.
     pub group: u64,
     /// Kept groups end with this broker.
     pub kept_ends_with_broker: bool,
