@@ -10,7 +10,6 @@ use crate::readiness::register;
 use crate::server::feedback::Unsent;
 use crate::server::flow::{send_or_keep, send_to};
 use crate::server::parts::Server;
-use crate::server::strangers;
 use fdbroker_core::{ClientId, Effect, Effects, Granted, RequestId};
 use fdbroker_protocol::{ErrorCode, MAX_BATCH, MemoryKind, Status};
 use fdbroker_scm::SendError;
@@ -22,7 +21,6 @@ impl Server {
     pub(crate) fn settle(&mut self, mut effects: Effects) {
         loop {
             self.take_notes();
-            strangers::hide(&mut effects, &self.connections);
             // First: nobody is answered before what outlives this broker knows of it.
             self.kept.hear(&effects.kept, &self.core, &self.fds);
             for effect in &effects.list {

@@ -22,7 +22,6 @@ pub mod reload;
 pub mod run;
 pub mod seals;
 pub mod serve;
-pub mod strangers;
 #[cfg(test)]
 #[path = "../../tests/unit/server/mod.rs"]
 mod tests;
