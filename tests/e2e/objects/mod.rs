@@ -11,6 +11,4 @@ mod quotas;
 mod sealing;
 mod successors;
 mod touching;
-pub mod users;
 mod watching;
-pub mod wire;

@@ -1,7 +1,7 @@
 //! Watches: each change of a name with the prefix is told once; what a watcher does not read in time it hears the number of.
 
-use super::wire::{Group, New, SIZE, code, flags, memory, new};
 use crate::support::broker::Broker;
+use crate::support::objects::{Group, New, SIZE, code, flags, memory, new};
 use crate::support::raw::Raw;
 use fdbroker_protocol::object::{ObjectEvent, object_flags};
 use fdbroker_protocol::{ErrorCode, Status};
@@ -19,7 +19,7 @@ fn watch_when_names_change_then_those_with_the_prefix_are_told_in_order() {
     let first = maker.put_bytes("a/1", &[1; 16], 0);
     maker.put_bytes("b/1", &[1; 16], 0);
     let second = maker.put_bytes("a/1", &[2; 16], object_flags::REPLACE);
-    assert_eq!(maker.delete(&[("a/1", 0), ("b/1", 0)]), [Status::OK; 2]);
+    assert_eq!(maker.delete(&["a/1", "b/1"]), [Status::OK; 2]);
     let group = maker.create(&memory(&[0; SIZE]), &Group::default(), &[new("a/2")]);
     assert_eq!(maker.abort(group.expect("begun")), Status::OK);
     assert_eq!(
