@@ -93,6 +93,10 @@ fn replace(link: &mut Link, objects: &mut Raw, one: &str, other: &str) {
     }
 }
 
+fn text(got: &Got) -> String {
+    String::from_utf8(got.bytes(0)).expect("text")
+}
+
 fn act(
     words: &[&str],
     objects: &mut Option<Raw>,
@@ -104,6 +108,11 @@ fn act(
         let gid = nix::unistd::Gid::from_raw(uid.as_raw());
         nix::unistd::setresgid(gid, gid, gid).expect("root");
         nix::unistd::setresuid(uid, uid, uid).expect("root");
+        return Ok("OK".into());
+    }
+    if let ["join", job] = words {
+        let process = std::process::id().to_string();
+        std::fs::write(Path::new(job).join("cgroup.procs"), process).expect("root");
         return Ok("OK".into());
     }
     if let ["connect", socket] = words {
@@ -125,10 +134,8 @@ fn act(
             seal_memory(&memfd);
             objects.seal(group).map(|version| version.to_string())
         }
-        ["read", name] => {
-            let (bytes, _) = objects.read(name)?;
-            Ok(String::from_utf8(bytes).expect("text"))
-        }
+        ["read", name] => Ok(text(&objects.get(&[name])?)),
+        ["read", name, bits] => Ok(text(&objects.get_within(&[name], 0, flags(bits))?)),
         ["delete", name] => Err(objects.delete(&[name])[0]),
         ["pin", name] => Err(objects.touch(&[name], PIN, 0)?[0]),
         // What a get says that waits in vain: the error, and who makes it.

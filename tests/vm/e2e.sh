@@ -37,7 +37,7 @@ of_age=(
   messages::            # without SO_PASSRIGHTS: fds that nobody asked for are received and closed
 )
 
-kernel=6.12 is_sample='' arguments=() more=()
+kernel=6.12 is_sample='' arguments=() dmabuf=()
 while [ $# -gt 0 ]; do
   case $1 in
     -h | --help) usage; exit 0 ;;
@@ -49,7 +49,7 @@ while [ $# -gt 0 ]; do
 done
 case $kernel in
   6.12) programs=(e2e) memory=udmabuf sample=("${of_memory[@]}") ;;
-  6.1) programs=(e2e objects) memory=memfd sample=("${of_age[@]}") more=(-e FDBROKER_TEST_DMABUF=vgem -e FDBROKER_TEST_NAMES=10000) ;;
+  6.1) programs=(e2e objects) memory=memfd sample=("${of_age[@]}") dmabuf=(-e FDBROKER_TEST_DMABUF=vgem) ;;
   *) echo "e2e.sh: --kernel takes 6.12 or 6.1, not '$kernel' (--help explains)" >&2; exit 2 ;;
 esac
 [ -z "$is_sample" ] || arguments+=("${sample[@]}")
@@ -66,7 +66,7 @@ for name in "${programs[@]}"; do
 done
 status=0
 # tests/run.py would count the results' lines beside the last one.
-tests/vm/run.sh -k "$kernel" -t 1800 "${files[@]}" -e FDBROKERD=/t/fdbrokerd -e "FDBROKER_TEST_MEMORY=$memory" "${more[@]}" \
+tests/vm/run.sh -k "$kernel" -t 1800 "${files[@]}" -e FDBROKERD=/t/fdbrokerd -e "FDBROKER_TEST_MEMORY=$memory" "${dmabuf[@]}" \
   -e CI=true -e TMPDIR=/tmp tests/vm/e2e-guest "${programs[*]}" "${arguments[@]}" 2>&1 |
   sed -u 's/^test result: /result: /' | tee "$work/log" || status=$?
 if ! tail -n 1 "$work/log" | grep -qx '[0-9]* passed, [0-9]* failed'; then
