@@ -117,6 +117,7 @@ fn delete_when_a_reader_has_it_then_the_name_goes_at_once_and_the_bytes_stay() {
     assert_eq!(refusal.result(), Err(ErrorCode::NotFound));
     maker.put_bytes("a", b"another", 0);
     assert_eq!(held.bytes(0), vec![7; 100_000]);
+    assert_eq!(reader.read("a").expect("the new one").0, b"another");
     assert_eq!(maker.delete(&["b"])[0].result(), Err(ErrorCode::NotFound));
     reader.give_back(held);
     assert!(maker.delete(&["a"])[0].is_ok());

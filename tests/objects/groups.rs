@@ -105,6 +105,7 @@ fn group_when_252_of_253_are_deleted_then_the_last_one_keeps_the_memory() {
     assert_eq!(record.group_names.get(), 1);
     assert_eq!(record.group_bytes.get(), size, "a sealed memfd cannot be cut");
     assert_eq!(client.list("m/").len(), 1);
+    assert_eq!(client.read(&names[0]).expect("it is there").0, [0; 4096]);
     assert!(broker.status().uses.held_bytes.now.get() >= size);
     assert!(client.delete(&[&names[0]])[0].is_ok());
     eventually("nothing is held", || {

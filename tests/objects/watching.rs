@@ -78,9 +78,12 @@ fn watch_when_the_watcher_does_not_read_then_it_is_told_how_many_were_lost_and_o
     }
     let (mut got, mut lost) = (0_u64, 0_u64);
     while got + lost < made {
-        for (event, version, _) in watcher.next_news() {
+        for (event, version, name) in watcher.next_news() {
             match event {
-                Lost => lost += version,
+                Lost => {
+                    assert_eq!(name, "");
+                    lost += version;
+                }
                 _ => got += 1,
             }
         }
