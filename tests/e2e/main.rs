@@ -44,8 +44,6 @@ const PARTS: &[support::peer::Part] = &[
     ("crowded", local_limit::play_crowded),
     ("importing", cache::play_importing),
     ("comeback", comeback::play),
-    ("objects", objects::users::play),
-    ("objects of this user", objects::users::play_own),
     ("hung file server", support::fuse_server::play),
     ("hung file depositor", support::fuse::play_depositor),
 ];

@@ -2,10 +2,10 @@
 //! somebody reads.
 
 use crate::support::broker::{Broker, Setup};
+use crate::support::objects::{Group, New, flags, seal_memory};
+use crate::support::raw::Raw;
 use crate::support::wait::{eventually, eventually_some};
-use crate::wire::{
-    EVICTABLE, JOB, KEEP, LONG_MS, New, Objects, PIN, REPLACE, code, memory, seal_memory,
-};
+use crate::wire::{EVICTABLE, JOB, KEEP, LONG_MS, PIN, REPLACE, refused, sized, zeros};
 use fdbroker_core::limits::OBJECT_RECORD_BYTES;
 use fdbroker_protocol::object::ObjectEvent::Evicted;
 use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
@@ -26,18 +26,21 @@ fn cap_of(status: Status) -> (Resource, u64) {
 #[test]
 fn create_when_the_cap_on_names_is_full_then_no_quota_names_it_and_nothing_is_charged() {
     let broker = capped("object_names = 3");
-    let mut client = Objects::connect(&broker.socket());
+    let mut client = Raw::connect(&broker.socket());
     client.put_group(&[("a", b"x"), ("b", b"x")], 0).expect("made");
     let refusal = client.put_group(&[("c", b"x"), ("d", b"x")], 0).expect_err("4 names");
     assert_eq!(cap_of(refusal), (Resource::ObjectNames, 3));
     assert_eq!(broker.status().uses.object_names.now.get(), 2);
     // One that is to replace another is a name more until it is sealed.
-    client.put("a", b"y", REPLACE).expect("3 names");
+    client.put_bytes("a", b"y", REPLACE);
     eventually("the old one's name is free", || broker.status().uses.object_names.now.get() == 2);
-    client.put("c", b"x", 0).expect("3 names");
-    assert_eq!(cap_of(client.put("d", b"x", 0).expect_err("4")), (Resource::ObjectNames, 3));
+    client.put_bytes("c", b"x", 0);
+    assert_eq!(
+        cap_of(client.put_group(&[("d", b"x")], 0).expect_err("4")),
+        (Resource::ObjectNames, 3)
+    );
     assert!(client.delete(&["c"])[0].is_ok());
-    client.put("d", b"x", 0).expect("there is room again");
+    client.put_bytes("d", b"x", 0);
     drop(client);
     broker.assert_nothing_left();
 }
@@ -47,25 +50,25 @@ fn create_when_the_cap_on_metadata_is_full_then_no_quota_and_waiting_gets_count_
     let beside = 2 * (OBJECT_RECORD_BYTES + 1);
     let cap = beside + 100;
     let broker = capped(&format!("metadata_bytes = {cap}"));
-    let mut client = Objects::connect(&broker.socket());
+    let mut client = Raw::connect(&broker.socket());
     let with = |name: &str, bytes| New { metadata: vec![1; bytes], ..New::named(name, 1) };
-    let memfd = memory(1);
-    let group = client.create(&[with("a", 60)], &memfd, 1, 0).expect("begun");
+    let memfd = zeros(1);
+    let group = client.create(&memfd, &sized(1), &[with("a", 60)]).expect("begun");
     let refusal = client.add(group, &[with("b", 41)]).expect_err("101 bytes");
     assert_eq!(cap_of(refusal), (Resource::MetadataBytes, cap));
     client.add(group, &[with("b", 30)]).expect("90 bytes");
-    let mut waiter = Objects::connect(&broker.socket());
+    let mut waiter = Raw::connect(&broker.socket());
     let id = waiter.start_get(&["12345678"], LONG_MS);
     eventually("it waits", || broker.status().uses.metadata_bytes.now.get() == beside + 98);
-    let mut other = Objects::connect(&broker.socket());
-    let refusal = other.get(&["123"], LONG_MS).expect_err("a waiting name counts");
+    let mut other = Raw::connect(&broker.socket());
+    let refusal = other.get_within(&["123"], LONG_MS, 0).expect_err("a waiting name counts");
     assert_eq!(cap_of(refusal), (Resource::MetadataBytes, cap));
     drop(client);
     eventually("its group has gone", || broker.status().uses.metadata_bytes.now.get() == 8);
-    other.put("12345678", b"x", 0).expect("made");
+    other.put_bytes("12345678", b"x", 0);
     let got = waiter.finish_get(id).expect("here it is");
     assert_eq!(broker.status().uses.metadata_bytes.now.get(), OBJECT_RECORD_BYTES + 8);
-    waiter.release(got);
+    waiter.give_back(got);
     drop((waiter, other));
     broker.assert_nothing_left();
 }
@@ -74,11 +77,11 @@ fn create_when_the_cap_on_metadata_is_full_then_no_quota_and_waiting_gets_count_
 fn create_when_the_cap_on_held_bytes_is_full_then_no_quota_and_the_memory_counts_from_the_begin() {
     const PAGE: u64 = 4096;
     let broker = capped(&format!("held_bytes = {}", 3 * PAGE));
-    let mut client = Objects::connect(&broker.socket());
-    let two = memory(2 * PAGE);
-    let group = client.create(&[New::named("a", 2 * PAGE)], &two, 2 * PAGE, 0).expect("begun");
+    let mut client = Raw::connect(&broker.socket());
+    let two = zeros(2 * PAGE);
+    let group = client.create(&two, &sized(2 * PAGE), &[New::named("a", 2 * PAGE)]).expect("begun");
     assert_eq!(broker.status().uses.held_bytes.now.get(), 2 * PAGE, "before it is sealed");
-    let refusal = client.create(&[New::named("b", 1)], &memory(2 * PAGE), 2 * PAGE, 0);
+    let refusal = client.create(&zeros(2 * PAGE), &sized(2 * PAGE), &[New::named("b", 1)]);
     assert_eq!(cap_of(refusal.expect_err("4 pages")), (Resource::HeldBytes, 3 * PAGE));
     seal_memory(&two);
     client.seal(group).expect("sealed");
@@ -90,8 +93,8 @@ fn create_when_the_cap_on_held_bytes_is_full_then_no_quota_and_the_memory_counts
 #[test]
 fn seal_when_what_may_be_kept_is_full_then_no_quota_and_the_group_can_be_sealed_later() {
     let broker = capped("kept_fds = 1\npermanent_bytes = 5000");
-    let mut client = Objects::connect(&broker.socket());
-    client.put("a", b"x", KEEP).expect("kept");
+    let mut client = Raw::connect(&broker.socket());
+    client.put_bytes("a", b"x", KEEP);
     let uses = broker.status().uses;
     assert_eq!((uses.kept_fds.now.get(), uses.kept_bytes.now.get()), (1, 1));
     let (group, memfd) = client.begin(&[("b", b"x")], KEEP).expect("begun");
@@ -101,12 +104,14 @@ fn seal_when_what_may_be_kept_is_full_then_no_quota_and_the_group_can_be_sealed_
     eventually("there is room", || broker.status().uses.kept_fds.now.get() == 0);
     client.seal(group).expect("there is room");
     // A pinned one has a cap beside it.
-    assert!(client.touch(&["b"], PIN, 0)[0].is_ok());
+    assert_eq!(client.touch(&["b"], PIN, 0), Ok(vec![Status::OK]));
     assert_eq!(broker.status().uses.permanent_bytes.now.get(), 1);
     assert!(client.delete(&["b"])[0].is_ok());
     eventually("there is room", || broker.status().uses.kept_fds.now.get() == 0);
-    let memfd = memory(5001);
-    let group = client.create(&[New::named("c", 1)], &memfd, 5001, PIN).expect("begun");
+    let memfd = zeros(5001);
+    let group = client
+        .create(&memfd, &Group { size: 5001, ..flags(PIN) }, &[New::named("c", 1)])
+        .expect("begun");
     seal_memory(&memfd);
     assert_eq!(cap_of(client.seal(group).expect_err("5001")), (Resource::PermanentBytes, 5000));
     assert!(client.abort(group).is_ok());
@@ -117,9 +122,9 @@ fn seal_when_what_may_be_kept_is_full_then_no_quota_and_the_group_can_be_sealed_
 #[test]
 fn create_when_names_of_a_job_are_to_be_kept_or_pinned_then_not_supported() {
     let broker = Broker::start();
-    let mut client = Objects::connect(&broker.socket());
+    let mut client = Raw::connect(&broker.socket());
     for flags in [JOB | KEEP, JOB | PIN, JOB | KEEP | PIN | EVICTABLE] {
-        assert_eq!(code(client.put("a", b"x", flags)), ErrorCode::NotSupported);
+        assert_eq!(refused(client.put_group(&[("a", b"x")], flags)), ErrorCode::NotSupported);
     }
     assert_eq!(broker.status().uses.object_names.now.get(), 0);
     drop(client);
@@ -133,31 +138,31 @@ fn room_when_bytes_are_short_then_the_least_used_goes_and_never_what_is_leased_p
     const SIZE: u64 = 64 << 10;
     let bytes = vec![1; usize::try_from(SIZE).expect("small")];
     let broker = capped(&format!("held_bytes = {}", 6 * SIZE));
-    let mut client = Objects::connect(&broker.socket());
-    let mut watcher = Objects::connect(&broker.socket());
-    watcher.watch("").expect("watched");
-    client.put("pinned", &bytes, PIN).expect("made");
-    client.put("plain", &bytes, KEEP).expect("made");
+    let mut client = Raw::connect(&broker.socket());
+    let mut watcher = Raw::connect(&broker.socket());
+    assert_eq!(watcher.watch("", 0), Status::OK);
+    client.put_bytes("pinned", &bytes, PIN);
+    client.put_bytes("plain", &bytes, KEEP);
     for name in ["leased", "old", "used"] {
-        client.put(name, &bytes, KEEP | EVICTABLE).expect("made");
+        client.put_bytes(name, &bytes, KEEP | EVICTABLE);
     }
-    let mut reader = Objects::connect(&broker.socket());
-    let held = reader.get(&["leased"], 0).expect("sealed");
+    let mut reader = Raw::connect(&broker.socket());
+    let held = reader.get(&["leased"]).expect("sealed");
     for name in ["old", "used"] {
         reader.read(name).expect("sealed");
     }
     let (half, half_memory) = client.begin(&[("half", &bytes)], EVICTABLE).expect("begun");
-    client.put("new", &bytes, KEEP | EVICTABLE).expect("there is room: the oldest goes");
+    client.put_bytes("new", &bytes, KEEP | EVICTABLE);
     let events = watcher.events_until(Evicted, "old");
-    assert!(!events.iter().any(|it| it.0 == Evicted && it.1 != "old"), "{events:?}");
+    assert!(!events.iter().any(|it| it.0 == Evicted && it.2 != "old"), "{events:?}");
     reader.read("used").expect("it was used later");
-    client.put("newer", &bytes, KEEP).expect("there is room");
+    client.put_bytes("newer", &bytes, KEEP);
     watcher.events_until(Evicted, "new");
-    client.put("newest", &bytes, KEEP).expect("there is room");
+    client.put_bytes("newest", &bytes, KEEP);
     watcher.events_until(Evicted, "used");
     // AGAIN while the reader may give back what it is asked for, which it does not.
     let refusal = eventually_some("the reader is not waited for any more", || {
-        let refusal = client.put("too much", &bytes, KEEP).expect_err("nothing may go");
+        let refusal = client.put_group(&[("too much", &bytes)], KEEP).expect_err("nothing may go");
         (refusal.result() != Err(ErrorCode::Again)).then_some(refusal)
     });
     assert_eq!(cap_of(refusal), (Resource::HeldBytes, 6 * SIZE));
@@ -167,8 +172,8 @@ fn room_when_bytes_are_short_then_the_least_used_goes_and_never_what_is_leased_p
         names,
         ["half", "leased", "newer", "newest", "pinned", "plain"].map(|it| it.as_bytes().to_vec())
     );
-    reader.release(held);
-    client.put("at last", &bytes, KEEP).expect("what nobody reads goes");
+    reader.give_back(held);
+    client.put_bytes("at last", &bytes, KEEP);
     watcher.events_until(Evicted, "leased");
     assert!(client.abort(half).is_ok());
     drop((client, reader, watcher, half_memory));

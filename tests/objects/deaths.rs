@@ -3,9 +3,11 @@
 
 use crate::support::broker::{Broker, Setup};
 use crate::support::manager::Manager;
+use crate::support::objects::seal_memory;
 use crate::support::peer::Peer;
+use crate::support::raw::Raw;
 use crate::support::wait::eventually;
-use crate::wire::{KEEP, LONG_MS, Objects, PIN, REPLACE, seal_memory};
+use crate::wire::{KEEP, LONG_MS, PIN, REPLACE, refused};
 use fdbroker_protocol::{ErrorCode, Status};
 use nix::sys::signal::Signal;
 use std::path::Path;
@@ -36,7 +38,7 @@ fn maker_when_killed_with_unsealed_groups_then_nothing_stays_charged() {
 #[test]
 fn maker_when_killed_between_two_seals_then_the_first_stays_and_the_second_never_was() {
     let broker = Broker::start();
-    let mut reader = Objects::connect(&broker.socket());
+    let mut reader = Raw::connect(&broker.socket());
     let mut first = maker(&broker);
     assert_eq!(first.ask(&format!("begin second text {KEEP}")), "OK");
     first.ask(&format!("put first text {KEEP}")).parse::<u64>().expect("a version");
@@ -44,8 +46,8 @@ fn maker_when_killed_between_two_seals_then_the_first_stays_and_the_second_never
     let id = reader.start_get(&["second"], LONG_MS);
     eventually("it waits", || broker.status().uses.parked_requests.now.get() == 1);
     let held = {
-        let mut other = Objects::connect(&broker.socket());
-        let held = other.get(&["third"], 0).expect("sealed");
+        let mut other = Raw::connect(&broker.socket());
+        let held = other.get(&["third"]).expect("sealed");
         (other, held)
     };
     first.kill();
@@ -53,14 +55,14 @@ fn maker_when_killed_between_two_seals_then_the_first_stays_and_the_second_never
 
     let (mut other, held) = held;
     assert_eq!(other.read("first").expect("it is kept").0, b"text");
-    let refusal = other.get(&["third"], 0).expect_err("it was not kept");
+    let refusal = other.get(&["third"]).expect_err("it was not kept");
     assert_eq!(refusal.result(), Err(ErrorCode::NotFound));
     assert_eq!(held.bytes(0), b"text", "a reader keeps what it has");
     let mut second = maker(&broker);
     second.ask("put second again 0").parse::<u64>().expect("the name is free");
     let got = reader.finish_get(id).expect("another maker came");
     assert_eq!(got.bytes(0), b"again");
-    other.release(held);
+    other.give_back(held);
     assert!(other.delete(&["first"])[0].is_ok());
     drop((got, reader, other, second));
     broker.assert_nothing_left();
@@ -70,16 +72,16 @@ fn maker_when_killed_between_two_seals_then_the_first_stays_and_the_second_never
 #[test]
 fn client_when_it_ends_then_the_objects_of_others_and_what_they_wait_for_stay() {
     let broker = Broker::start();
-    let mut maker = Objects::connect(&broker.socket());
-    let mut reader = Objects::connect(&broker.socket());
-    maker.put("a", b"text", 0).expect("made");
+    let mut maker = Raw::connect(&broker.socket());
+    let mut reader = Raw::connect(&broker.socket());
+    maker.put_bytes("a", b"text", 0);
     let (group, memfd) = maker.begin(&[("b", b"more")], 0).expect("begun");
     let id = reader.start_get(&["b", "a"], LONG_MS);
     for _ in 0..20 {
-        let mut other = Objects::connect(&broker.socket());
-        let got = other.get(&["a"], 0).expect("sealed");
+        let mut other = Raw::connect(&broker.socket());
+        let got = other.get(&["a"]).expect("sealed");
         other.start_get(&["b"], LONG_MS);
-        other.watch("").expect("watched");
+        assert_eq!(other.watch("", 0), Status::OK);
         // Its fds go without a word.
         drop((other, got));
     }
@@ -94,11 +96,11 @@ fn client_when_it_ends_then_the_objects_of_others_and_what_they_wait_for_stay() 
 #[test]
 fn reader_when_killed_then_its_leases_go_and_the_memory_with_them() {
     let broker = Broker::start();
-    let mut client = Objects::connect(&broker.socket());
-    client.put("a", b"text", KEEP).expect("made");
-    let mut reader = Objects::connect(&broker.socket());
-    let got = reader.get(&["a"], 0).expect("sealed");
-    assert_eq!(client.stat(&["a"])[0].fixed.leases.get(), 1);
+    let mut client = Raw::connect(&broker.socket());
+    client.put_bytes("a", b"text", KEEP);
+    let mut reader = Raw::connect(&broker.socket());
+    let got = reader.get(&["a"]).expect("sealed");
+    assert_eq!(client.stat(&["a"])[0].record.leases.get(), 1);
     assert!(client.delete(&["a"])[0].is_ok());
     drop((reader, got));
     eventually("it goes", || broker.status().uses.allocations.now.get() == 0);
@@ -110,20 +112,20 @@ fn reader_when_killed_then_its_leases_go_and_the_memory_with_them() {
 #[test]
 fn broker_when_another_takes_over_then_kept_objects_have_the_same_bytes_and_versions_go_on() {
     let mut broker = Broker::start();
-    let mut client = Objects::connect(&broker.socket());
+    let mut client = Raw::connect(&broker.socket());
     let kept = client.put_group(&[("k/a", b"one"), ("k/b", b"two")], KEEP).expect("made");
-    let pinned = client.put("p", b"three", PIN).expect("made");
+    let pinned = client.put_bytes("p", b"three", PIN);
     drop(client);
     broker.take_over();
-    let mut client = Objects::connect(&broker.socket());
-    let got = client.get(&["k/b", "p", "k/a"], 0).expect("they are kept");
+    let mut client = Raw::connect(&broker.socket());
+    let got = client.get(&["k/b", "p", "k/a"]).expect("they are kept");
     assert_eq!(
         [got.bytes(0), got.bytes(1), got.bytes(2)],
         [b"two".to_vec(), b"three".to_vec(), b"one".to_vec()]
     );
-    assert_eq!([got.version(0), got.version(1)], [kept, pinned]);
-    client.release(got);
-    let later = client.put("later", b"x", 0).expect("made");
+    assert_eq!(got.versions(), [kept, pinned, kept]);
+    client.give_back(got);
+    let later = client.put_bytes("later", b"x", 0);
     assert!(later > pinned, "a version is never used twice");
     assert!(client.delete(&["k/a", "k/b", "p", "later"]).iter().all(Status::is_ok));
     drop(client);
@@ -134,17 +136,17 @@ fn broker_when_another_takes_over_then_kept_objects_have_the_same_bytes_and_vers
 fn broker_when_restarted_by_the_service_manager_then_kept_objects_have_the_same_bytes() {
     let mut manager = Manager::new(&[]);
     manager.start(&[]);
-    let mut client = Objects::connect(&manager.socket());
+    let mut client = Raw::connect(&manager.socket());
     let kept = client.put_group(&[("k/a", b"one"), ("k/b", b"two")], KEEP).expect("made");
-    client.put("not kept", b"x", 0).expect("made");
+    client.put_bytes("not kept", b"x", 0);
     drop(client);
     assert!(manager.end(Signal::SIGTERM).success(), "{}", manager.log());
     manager.start(&[]);
-    let mut client = Objects::connect(&manager.socket());
+    let mut client = Raw::connect(&manager.socket());
     assert_eq!(client.read("k/b").expect("it is kept"), (b"two".to_vec(), kept));
     assert_eq!(client.read("k/a").expect("it is kept"), (b"one".to_vec(), kept));
-    assert_eq!(crate::wire::code(client.get(&["not kept"], 0)), ErrorCode::NotFound);
-    assert!(client.put("later", b"x", 0).expect("made") > kept, "a version is never used twice");
+    assert_eq!(refused(client.get(&["not kept"])), ErrorCode::NotFound);
+    assert!(client.put_bytes("later", b"x", 0) > kept, "a version is never used twice");
     assert!(client.delete(&["k/a", "k/b"]).iter().all(Status::is_ok));
     assert_eq!(client.list("").len(), 1);
 }
@@ -179,7 +181,7 @@ fn name_when_created_deleted_and_created_over_crashes_then_no_version_is_used_tw
         manager.end(Signal::SIGKILL);
         other.kill();
         manager.start(&[]);
-        let mut reader = Objects::connect(&manager.socket());
+        let mut reader = Raw::connect(&manager.socket());
         assert_eq!(reader.read("name").expect("it is kept"), (b"second".to_vec(), version));
         assert!(reader.delete(&["name"])[0].is_ok());
     }
@@ -191,8 +193,8 @@ fn listener_when_the_next_broker_lacks_it_then_the_first_goes_on_and_its_objects
     let setup = Setup::new().listeners(&["one", "two"]);
     let mut broker = setup.start();
     let socket = |broker: &Broker, name: &str| broker.dir().join(name).join("broker.sock");
-    let mut client = Objects::connect(&socket(&broker, "two"));
-    client.put("a", b"of two", KEEP).expect("made");
+    let mut client = Raw::connect(&socket(&broker, "two"));
+    client.put_bytes("a", b"of two", KEEP);
     drop(client);
     let config = std::fs::read_to_string(broker.dir().join("config.toml")).expect("readable");
     let (one, _) = config.rsplit_once("[[listener]]").expect("two listeners");
@@ -200,11 +202,11 @@ fn listener_when_the_next_broker_lacks_it_then_the_first_goes_on_and_its_objects
     let refusal = broker.try_take_over().expect_err("nobody could ever have its objects");
     assert!(refusal.contains("two/broker.sock"), "{refusal}");
 
-    let mut one = Objects::connect(&socket(&broker, "one"));
-    let mut two = Objects::connect(&socket(&broker, "two"));
+    let mut one = Raw::connect(&socket(&broker, "one"));
+    let mut two = Raw::connect(&socket(&broker, "two"));
     assert!(one.list("").is_empty(), "each listener has names of its own");
-    assert_eq!(crate::wire::code(one.get(&["a"], 0)), ErrorCode::NotFound);
-    one.put("a", b"of one", 0).expect("the name is free there");
+    assert_eq!(refused(one.get(&["a"])), ErrorCode::NotFound);
+    one.put_bytes("a", b"of one", 0);
     assert_eq!(two.read("a").expect("the first broker goes on").0, b"of two");
     assert!(two.delete(&["a"])[0].is_ok());
     drop((one, two));

@@ -80,6 +80,25 @@ fn name_or_metadata_when_it_cannot_be_then_refused_before_anything_is_sent() {
 }
 
 #[test]
+fn name_when_twice_in_one_call_then_a_typed_error_where_it_is_made_and_elsewhere_each_is_got() {
+    let broker = Broker::start();
+    let (client, objects) = objects(&broker);
+    let twice = [PutObject::new("a", b"1"), PutObject::new("a", b"2")];
+    let error = objects.put_group(&twice, kept(), patience()).expect_err("which of them is a?");
+    assert_eq!(error.code, ErrorCode::BadHandle, "{error}");
+    let version = objects.put("a", b"text", kept(), patience()).expect("none is left of those");
+    let both = objects.get_many(&["a", "a"], patience()).expect("sealed");
+    assert_eq!(both.len(), 2);
+    for object in &both {
+        assert_eq!((object.version(), object.bytes()), (version, Ok(&b"text"[..])));
+    }
+    drop(both);
+    objects.delete("a", None, patience()).expect("deleted");
+    drop((objects, client));
+    broker.assert_nothing_left();
+}
+
+#[test]
 fn create_when_of_a_job_and_kept_then_not_supported() {
     let broker = Broker::start();
     let (_client, objects) = objects(&broker);

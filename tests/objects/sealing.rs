@@ -4,7 +4,7 @@
 use crate::common::not_run;
 use crate::support::broker::Broker;
 use crate::support::wait::patience;
-use crate::wire::memory;
+use crate::wire::zeros;
 use fdbroker_client::{Client, Deposit, ErrorCode, Group, MemoryKind, NewObject, ObjectOptions};
 use fdbroker_client::{Objects, Place, SealError};
 use nix::errno::Errno;
@@ -47,7 +47,7 @@ impl Drop for Mapping {
 impl Making {
     fn new(broker: &Broker) -> Making {
         let client = broker.client("maker");
-        let memfd = memory(SIZE as u64);
+        let memfd = zeros(SIZE as u64);
         // As the library demands of foreign memory: its size is fixed, and more seals may come.
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
         fcntl(&memfd, FcntlArg::F_ADD_SEALS(seals)).expect("sealed");

@@ -2,28 +2,30 @@
 //! how many, and holds nobody up.
 
 use crate::support::broker::{Broker, Setup};
+use crate::support::objects::{Group, New, News, flags, seal_memory};
 use crate::support::peer::Peer;
+use crate::support::raw::Raw;
 use crate::support::wait::eventually;
-use crate::wire::{EVICTABLE, KEEP, Objects, REPLACE};
+use crate::wire::{EVICTABLE, KEEP, REPLACE, refused, zeros};
 use fdbroker_protocol::object::ObjectEvent::{Aborted, Deleted, Lost, Replaced, Sealed};
 use fdbroker_protocol::{ErrorCode, Status};
 
 #[test]
 fn watch_when_names_with_the_prefix_change_then_each_change_is_told_in_order() {
     let broker = Broker::start();
-    let mut watcher = Objects::connect(&broker.socket());
-    watcher.watch("m/").expect("watched");
-    let mut client = Objects::connect(&broker.socket());
-    client.put("other", b"x", 0).expect("made");
+    let mut watcher = Raw::connect(&broker.socket());
+    assert_eq!(watcher.watch("m/", 0), Status::OK);
+    let mut client = Raw::connect(&broker.socket());
+    client.put_bytes("other", b"x", 0);
     let first = client.put_group(&[("m/a", b"x"), ("m/b", b"x")], 0).expect("made");
-    let second = client.put("m/a", b"y", REPLACE).expect("replaced");
+    let second = client.put_bytes("m/a", b"y", REPLACE);
     let (group, _memfd) = client.begin(&[("m/c", b"x")], 0).expect("begun");
     assert!(client.abort(group).is_ok());
     assert!(client.delete(&["m/a", "m/b", "other"]).iter().all(Status::is_ok));
     let events = watcher.events_until(Deleted, "m/b");
-    assert!(events.iter().all(|(_, name, _)| name.starts_with("m/")), "{events:?}");
+    assert!(events.iter().all(|(_, _, name)| name.starts_with("m/")), "{events:?}");
     let of = |name: &str| -> Vec<_> {
-        events.iter().filter(|it| it.1 == name).map(|it| (it.0, it.2)).collect()
+        events.iter().filter(|it| it.2 == name).map(|it| (it.0, it.1)).collect()
     };
     assert_eq!(of("m/b"), [(Sealed, first), (Deleted, first)]);
     assert_eq!(of("m/c"), [(Aborted, 0)]);
@@ -34,17 +36,16 @@ fn watch_when_names_with_the_prefix_change_then_each_change_is_told_in_order() {
 #[test]
 fn watch_when_the_time_is_over_or_the_maker_is_killed_then_told() {
     let broker = Broker::start();
-    let mut watcher = Objects::connect(&broker.socket());
-    watcher.watch("").expect("watched");
+    let mut watcher = Raw::connect(&broker.socket());
+    assert_eq!(watcher.watch("", 0), Status::OK);
     let mut maker = Peer::start("maker");
     maker.ask(&format!("connect {}", broker.socket().display()));
     maker.ask("put sealed text 0").parse::<u64>().expect("a version");
     assert_eq!(maker.ask("begin half text 0"), "OK");
     maker.kill();
     let events = watcher.events_until(Deleted, "sealed");
-    assert!(events.iter().any(|it| it.0 == Sealed && it.1 == "sealed"));
-    let is_aborted =
-        |events: &[(_, String, _)]| events.iter().any(|it| it.0 == Aborted && it.1 == "half");
+    assert!(events.iter().any(|it| it.0 == Sealed && it.2 == "sealed"));
+    let is_aborted = |events: &[News]| events.iter().any(|it| it.0 == Aborted && it.2 == "half");
     if !is_aborted(&events) {
         watcher.events_until(Aborted, "half");
     }
@@ -55,11 +56,11 @@ fn watch_when_the_time_is_over_or_the_maker_is_killed_then_told() {
 #[test]
 fn watch_when_the_watcher_does_not_read_then_it_is_told_how_many_were_lost_and_others_are_served() {
     let broker = Broker::start();
-    let mut watcher = Objects::connect(&broker.socket());
-    watcher.watch("").expect("watched");
-    let mut reader = Objects::connect(&broker.socket());
-    reader.watch("").expect("watched");
-    let mut client = Objects::connect(&broker.socket());
+    let mut watcher = Raw::connect(&broker.socket());
+    assert_eq!(watcher.watch("", 0), Status::OK);
+    let mut reader = Raw::connect(&broker.socket());
+    assert_eq!(reader.watch("", 0), Status::OK);
+    let mut client = Raw::connect(&broker.socket());
     let names: Vec<String> = (0..50).map(|at| format!("{at:02}{}", "n".repeat(200))).collect();
     let group: Vec<(&str, &[u8])> = names.iter().map(|name| (name.as_str(), &b"x"[..])).collect();
     let (mut made, mut seen) = (0_u64, 0_u64);
@@ -70,16 +71,19 @@ fn watch_when_the_watcher_does_not_read_then_it_is_told_how_many_were_lost_and_o
         assert!(client.delete(&names).iter().all(Status::is_ok));
         made += 2 * names.len() as u64;
         while seen < made {
-            let events = reader.events();
+            let events = reader.next_news();
             assert!(events.iter().all(|it| it.0 != Lost), "it reads");
             seen += events.len() as u64;
         }
     }
     let (mut got, mut lost) = (0_u64, 0_u64);
     while got + lost < made {
-        for (event, _, version) in watcher.events() {
+        for (event, version, name) in watcher.next_news() {
             match event {
-                Lost => lost += version,
+                Lost => {
+                    assert_eq!(name, "");
+                    lost += version;
+                }
                 _ => got += 1,
             }
         }
@@ -93,23 +97,25 @@ fn watch_when_the_watcher_does_not_read_then_it_is_told_how_many_were_lost_and_o
 fn watch_when_kept_for_a_short_time_then_it_ends_with_that_time_and_use_counts_anew() {
     let setup = Setup::new().config("[limits]\nobject_ttl_ms = 600000");
     let broker = setup.start();
-    let mut watcher = Objects::connect(&broker.socket());
-    watcher.watch("").expect("watched");
-    let mut maker = Objects::connect(&broker.socket());
-    let memfd = crate::wire::memory(1);
-    let new = [crate::wire::New::named("short", 1)];
-    let group = maker.create_for(&new, &memfd, 1, (KEEP | EVICTABLE, 100)).expect("begun");
-    crate::wire::seal_memory(&memfd);
+    let mut watcher = Raw::connect(&broker.socket());
+    assert_eq!(watcher.watch("", 0), Status::OK);
+    let mut maker = Raw::connect(&broker.socket());
+    let memfd = zeros(1);
+    let new = [New::named("short", 1)];
+    let group = maker
+        .create(&memfd, &Group { size: 1, ttl_ms: 100, ..flags(KEEP | EVICTABLE) }, &new)
+        .expect("begun");
+    seal_memory(&memfd);
     maker.seal(group).expect("sealed");
     drop(memfd);
     watcher.events_until(Deleted, "short");
-    assert_eq!(crate::wire::code(watcher.get(&["short"], 0)), ErrorCode::NotFound);
+    assert_eq!(refused(watcher.get(&["short"])), ErrorCode::NotFound);
     eventually("nothing is kept", || broker.status().uses.kept_bytes.now.get() == 0);
-    maker.put("long", b"x", KEEP).expect("made");
-    let left = maker.stat(&["long"])[0].fixed.ttl_left_ms.get();
+    maker.put_bytes("long", b"x", KEEP);
+    let left = maker.stat(&["long"])[0].record.ttl_left_ms.get();
     assert!((60_001..=600_000).contains(&left), "{left}: as long as the broker allows objects");
-    assert!(maker.touch(&["long"], KEEP, 5_000_000)[0].is_ok());
-    assert!(maker.stat(&["long"])[0].fixed.ttl_left_ms.get() <= 600_000, "and no longer");
+    assert_eq!(maker.touch(&["long"], KEEP, 5_000_000), Ok(vec![Status::OK]));
+    assert!(maker.stat(&["long"])[0].record.ttl_left_ms.get() <= 600_000, "and no longer");
     assert!(maker.delete(&["long"])[0].is_ok());
     drop((maker, watcher));
     broker.assert_nothing_left();

@@ -1,7 +1,7 @@
 //! Groups that may go when bytes are short: the one not used for longest first, and never one that is leased.
 
-use super::wire::{Group, SIZE, code, flags, memory, new, seal_memory};
 use crate::support::broker::{Broker, Setup};
+use crate::support::objects::{Group, Known, SIZE, code, flags, memory, new, seal_memory};
 use crate::support::raw::Raw;
 use crate::support::wait::eventually_some;
 use fdbroker_protocol::object::{ObjectEvent, object_flags};
@@ -17,7 +17,7 @@ fn put(client: &mut Raw, name: &str, with: u32) -> u64 {
 }
 
 fn names(client: &mut Raw) -> Vec<String> {
-    client.list("").iter().map(super::wire::Known::text).collect()
+    client.list("").iter().map(Known::text).collect()
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn create_when_all_are_leased_pinned_or_not_evictable_then_no_quota_and_all_stay
     put(&mut client, "d", 0);
     assert_eq!(names(&mut client), ["d", "pinned", "plain"]);
     assert_eq!(leased.bytes(0), [1; 16], "an fd that a reader has is not torn down");
-    assert_eq!(client.delete(&[("pinned", 0)]), [Status::OK]);
+    assert_eq!(client.delete(&["pinned"]), [Status::OK]);
     drop((client, leased));
     broker.assert_nothing_left();
 }
@@ -80,13 +80,13 @@ fn seal_when_kept_bytes_are_short_then_kept_ones_that_may_go_make_room() {
     put(&mut client, "not kept", object_flags::EVICTABLE);
     put(&mut client, "b", may_go);
     assert_eq!(names(&mut client), ["b", "not kept", "stays"]);
-    assert_eq!(client.delete(&[("b", 0)]), [Status::OK]);
+    assert_eq!(client.delete(&["b"]), [Status::OK]);
     put(&mut client, "c", object_flags::KEEP);
     let memory = memory(&[1; SIZE]);
     let group = client.create(&memory, &flags(may_go), &[new("d")]).expect("begun");
-    seal_memory(&memory).expect("nothing is mapped");
+    seal_memory(&memory);
     assert_eq!(code(&client.seal(group).expect_err("full")), ErrorCode::NoQuota);
-    assert_eq!(client.delete(&[("c", 0), ("stays", 0)]), [Status::OK; 2]);
+    assert_eq!(client.delete(&["c", "stays"]), [Status::OK; 2]);
     drop(client);
     broker.assert_nothing_left();
 }

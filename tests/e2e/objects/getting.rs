@@ -1,7 +1,7 @@
 //! Gets: of one moment or none, waiting for what is not sealed, refused with a reason.
 
-use super::wire::{Got, Group, New, SIZE, code, flags, memory, new, seal_memory};
 use crate::support::broker::{Broker, Setup};
+use crate::support::objects::{Group, New, SIZE, code, flags, memory, new, seal_memory};
 use crate::support::raw::Raw;
 use crate::support::wait::{PATIENCE, eventually, many_fds};
 use fdbroker_protocol::object::object_flags;
@@ -50,9 +50,7 @@ fn get_when_a_name_is_sealed_while_it_waits_then_it_is_answered() {
     let a = maker.put_bytes("a", &[1; 16], 0);
     wait_until_parked(&broker, 1);
     let b = maker.put_bytes("b", &[2; 16], 0);
-    let answer = reader.receive().expect("an answer");
-    assert_eq!(answer.message().id, id);
-    let got = Got::of(answer).expect("both are there");
+    let got = reader.finish_get(id).expect("both are there");
     assert_eq!(got.versions(), [a, b]);
     drop((maker, reader, got));
     broker.assert_nothing_left();
@@ -65,13 +63,13 @@ fn get_when_the_maker_it_waits_for_aborts_then_another_may_come() {
     let mut reader = Raw::connect(&broker.socket());
     let group = makers[0].create(&memory(&[0; SIZE]), &Group::default(), &[new("a")]);
     let group = group.expect("begun");
-    reader.start_get(&["a"], long_ms());
+    let id = reader.start_get(&["a"], long_ms());
     wait_until_parked(&broker, 1);
     assert_eq!(makers[0].abort(group), Status::OK);
-    eventually("the name is free", || makers[1].stat(&["a"]).0[0].record.state == 0);
+    eventually("the name is free", || makers[1].stat(&["a"])[0].record.state == 0);
     wait_until_parked(&broker, 1);
     makers[1].put_bytes("a", &[3; 16], 0);
-    let got = Got::of(reader.receive().expect("an answer")).expect("it is there");
+    let got = reader.finish_get(id).expect("it is there");
     assert_eq!(got.bytes(0), [3; 16]);
     drop((makers, reader, got));
     broker.assert_nothing_left();
@@ -97,12 +95,12 @@ fn get_when_replaced_while_another_name_is_waited_for_then_all_are_of_one_moment
     let broker = Broker::start();
     let (mut maker, mut reader) = (Raw::connect(&broker.socket()), Raw::connect(&broker.socket()));
     maker.put_bytes("a", &[1; 16], 0);
-    reader.start_get(&["a", "b"], long_ms());
+    let id = reader.start_get(&["a", "b"], long_ms());
     wait_until_parked(&broker, 1);
     let memory = memory(&[2; SIZE]);
     let objects = [new("a"), New { offset: 16, ..new("b") }];
     let version = maker.put(&memory, &flags(object_flags::REPLACE), &objects);
-    let got = Got::of(reader.receive().expect("an answer")).expect("both are there");
+    let got = reader.finish_get(id).expect("both are there");
     assert_eq!((got.versions(), got.grants.len()), (vec![version; 2], 1));
     drop((maker, reader, got));
     broker.assert_nothing_left();
@@ -117,7 +115,7 @@ fn get_when_cancelled_then_so_it_says_and_nothing_waits() {
     let mut writer = Writer::new();
     writer.start(Kind::Cancel, id);
     reader.send(writer.finish(0, 0), &[]).expect("sent");
-    let status = reader.receive().expect("an answer").failure();
+    let status = reader.finish_get(id).expect_err("it is cancelled");
     assert_eq!(code(&status), ErrorCode::Cancelled);
     drop(reader);
     broker.assert_nothing_left();
@@ -166,10 +164,10 @@ fn get_when_the_leases_are_at_their_cap_then_it_waits_for_one_to_come_back() {
     let first = reader.get(&["a"]).expect("it is there");
     let status = reader.get(&["a"]).expect_err("the cap is full");
     assert_eq!((code(&status), status.resource), (ErrorCode::NoQuota, Resource::OpenLeases as u8));
-    reader.start_get(&["a"], long_ms());
+    let id = reader.start_get(&["a"], long_ms());
     wait_until_parked(&broker, 1);
     reader.release_one_way(&first.leases());
-    let got = Got::of(reader.receive().expect("an answer")).expect("it is there");
+    let got = reader.finish_get(id).expect("it is there");
     assert_eq!(got.bytes(0), [1; 16]);
     drop((maker, reader, first, got));
     broker.assert_nothing_left();
@@ -181,13 +179,13 @@ fn get_when_the_seal_that_it_waits_for_fails_then_it_waits_on() {
     let (mut maker, mut reader) = (Raw::connect(&broker.socket()), Raw::connect(&broker.socket()));
     let memory = memory(&[4; SIZE]);
     let group = maker.create(&memory, &Group::default(), &[new("a")]).expect("begun");
-    reader.start_get(&["a"], long_ms());
+    let id = reader.start_get(&["a"], long_ms());
     wait_until_parked(&broker, 1);
     assert_eq!(code(&maker.seal(group).expect_err("no seals")), ErrorCode::SealedBusy);
     wait_until_parked(&broker, 1);
-    seal_memory(&memory).expect("nothing is mapped");
+    seal_memory(&memory);
     let version = maker.seal(group).expect("sealed");
-    let got = Got::of(reader.receive().expect("an answer")).expect("it is there");
+    let got = reader.finish_get(id).expect("it is there");
     assert_eq!(got.versions(), [version]);
     drop((maker, reader, got));
     broker.assert_nothing_left();

@@ -1,9 +1,9 @@
 //! Kept objects over the deaths of their maker and of the broker, under a service manager that stores fds (a stand-in for systemd),
 //! and what is said of them without one.
 
-use super::wire::{Got, Group, New, SIZE, bytes_of, code, flags, memory, new, seal_memory};
 use crate::support::broker::Broker;
 use crate::support::manager::Manager;
+use crate::support::objects::{Group, New, SIZE, bytes_of, code, flags, memory, new, seal_memory};
 use crate::support::raw::Raw;
 use crate::support::wait::{PATIENCE, eventually, eventually_some};
 use fdbroker_protocol::object::object_flags::{JOB, KEEP, PIN, REPLACE};
@@ -45,7 +45,7 @@ fn kept_when_maker_and_broker_are_killed_then_a_get_gives_the_same_bytes_and_not
     let pinned = maker.put_bytes("pinned", &[7; 64], PIN);
     maker.put_bytes("plain", &[9; 16], 0);
     maker.create(&memory(&[0; SIZE]), &flags(KEEP), &[new("half")]).expect("begun");
-    assert_eq!(maker.delete(&[("w/2", version)])[0].result(), Ok(()));
+    assert_eq!(maker.delete_versions(&[("w/2", version)])[0].result(), Ok(()));
     // The table, and both ends of a carrier in use and of those ahead of it, the last of which comes in the background.
     let ends = 1 + 2 * (1 + CARRIERS_AHEAD);
     let all_ends = || Some(manager.stored_for_objects()).filter(|stored| stored.len() == ends);
@@ -63,7 +63,7 @@ fn kept_when_maker_and_broker_are_killed_then_a_get_gives_the_same_bytes_and_not
         assert_eq!(got.grants.len(), 2, "one memory for a group");
         let names: Vec<String> = reader.list("").iter().map(|known| known.text()).collect();
         assert_eq!(names, ["pinned", "w/0", "w/1"]);
-        assert_eq!(reader.stat(&["w/1"]).0[0].metadata, [4; 4096]);
+        assert_eq!(reader.stat(&["w/1"])[0].metadata, [4; 4096]);
         assert_eq!(code(&reader.get(&["plain"]).expect_err("not kept")), ErrorCode::NotFound);
     }
     assert_eq!(manager.stored_for_objects(), stored, "the service manager hears of no object");
@@ -78,7 +78,7 @@ fn kept_when_restarted_and_killed_in_turn_then_there_each_time_with_growing_vers
         let version = client.put_bytes("a", &[3; 32], KEEP | REPLACE);
         let deleted = client.put_bytes("b", &[4; 32], KEEP);
         assert!(last < version && version < deleted, "{last} {version} {deleted}");
-        assert_eq!(client.delete(&[("b", 0)])[0].result(), Ok(()));
+        assert_eq!(client.delete(&["b"])[0].result(), Ok(()));
         last = deleted;
         drop(client);
         manager.end(signal);
@@ -126,9 +126,9 @@ fn get_when_the_broker_is_killed_while_it_waits_then_the_next_broker_serves_it_a
     reader.assert_ended();
     assert_eq!(held.bytes(0), [1; 16], "what a reader has stays valid");
     let (mut maker, mut reader) = (connect(&manager), connect(&manager));
-    reader.start_get(&["there", "to come"], ms());
+    let id = reader.start_get(&["there", "to come"], ms());
     maker.put_bytes("to come", &[2; 16], KEEP);
-    let got = Got::of(reader.receive().expect("an answer")).expect("both are there");
+    let got = reader.finish_get(id).expect("both are there");
     assert_eq!((got.bytes(0), got.bytes(1)), (vec![1; 16], vec![2; 16]));
 }
 
@@ -216,7 +216,7 @@ fn keep_when_no_service_manager_stores_fds_then_said_once_and_objects_end_with_t
     maker.put_bytes("b", &[1; 16], KEEP);
     maker.put_bytes("c", &[1; 16], 0);
     let says_so = |maker: &mut Raw, name: &str| {
-        maker.stat(&[name]).0[0].record.flags & record_flags::ENDS_WITH_BROKER != 0
+        maker.stat(&[name])[0].record.flags & record_flags::ENDS_WITH_BROKER != 0
     };
     assert!(says_so(&mut maker, "b") && !says_so(&mut maker, "c"), "what is kept alone");
     assert_eq!(maker.touch(&["c"], PIN, 0), Ok(vec![Status::OK]));
@@ -231,7 +231,7 @@ fn keep_when_no_service_manager_stores_fds_then_said_once_and_objects_end_with_t
     let (group, ends_with_broker) =
         maker.create_with_flags(&kept, &flags(KEEP), &[new("a")]).expect("begun");
     assert!(!ends_with_broker);
-    seal_memory(&kept).expect("nothing is mapped");
+    seal_memory(&kept);
     maker.seal(group).expect("sealed");
     assert_eq!(bytes_of(&kept, 0, 4), [1; 4]);
     assert!(!says_so(&mut maker, "a"));

@@ -1,7 +1,7 @@
 //! Lists and stats: in order, whole, in pages, while names come and go.
 
-use super::wire::{Group, New, code, flags, memory, new, seal_memory};
 use crate::support::broker::Broker;
+use crate::support::objects::{Group, Known, New, code, flags, memory, new, seal_memory};
 use crate::support::raw::Raw;
 use fdbroker_protocol::object::{ObjectState, object_flags};
 use fdbroker_protocol::{ErrorCode, Status};
@@ -20,12 +20,12 @@ fn list_when_names_have_a_prefix_then_those_in_order_with_what_is_known() {
     }
     client.create(&memory(&[0; 4096]), &Group::default(), &[new("a/3")]).expect("begun");
     let text = |prefix, client: &mut Raw| -> Vec<String> {
-        client.list(prefix).iter().map(super::wire::Known::text).collect()
+        client.list(prefix).iter().map(Known::text).collect()
     };
     assert_eq!(text("a/", &mut client), ["a/1", "a/2", "a/3"]);
     assert_eq!(text("", &mut client), ["a", "a/1", "a/2", "a/3", "a0", "ab", "b"]);
     assert_eq!(text("c", &mut client), Vec::<String>::new());
-    let (page, is_done) = client.list_page("a/", b"a/1");
+    let (page, is_done) = client.page(b"a/", b"a/1");
     assert_eq!((page.len(), is_done), (2, true));
     let states: Vec<u8> = page.iter().map(|it| it.record.state).collect();
     assert_eq!(states, [ObjectState::Sealed as u8, ObjectState::Making as u8]);
@@ -44,29 +44,23 @@ fn list_and_stat_when_253_names_of_255_bytes_with_4_kib_of_metadata_then_all_in_
         let object = New { metadata: vec![number; 4096], ..new(name) };
         client.add(group, &[object]).expect("added");
     }
-    seal_memory(&memory).expect("nothing is mapped");
+    seal_memory(&memory);
     let version = client.seal(group).expect("sealed");
 
     let listed = client.list("");
-    let found: Vec<String> = listed.iter().map(super::wire::Known::text).collect();
+    let found: Vec<String> = listed.iter().map(Known::text).collect();
     assert_eq!(found, long);
     assert!(listed.iter().all(|it| it.record.metadata_len.get() == 4096 && it.metadata.is_empty()));
-    let mut left: Vec<&str> = long.iter().map(String::as_str).collect();
-    let mut number = 0u8;
-    while !left.is_empty() {
-        // A request has 32 KiB as well.
-        let (known, is_done) = client.stat(&left[..left.len().min(100)]);
-        assert!(!known.is_empty() && (is_done || known.len() < left.len()));
-        for it in &known {
-            assert_eq!(it.metadata, vec![number; 4096]);
-            assert_eq!(it.record.version.get(), version);
-            number += 1;
-        }
-        left.drain(..known.len());
+    let long: Vec<&str> = long.iter().map(String::as_str).collect();
+    // A request has 32 KiB as well.
+    let known: Vec<Known> = long.chunks(100).flat_map(|part| client.stat(part)).collect();
+    assert_eq!(known.len(), long.len());
+    for (number, it) in (0u8..).zip(&known) {
+        assert_eq!(it.metadata, vec![number; 4096]);
+        assert_eq!(it.record.version.get(), version);
     }
     // One get of all of them would be above 32 KiB with such names; half of them is not.
-    let half: Vec<&str> = long[..120].iter().map(String::as_str).collect();
-    let got = client.get(&half).expect("they are there");
+    let got = client.get(&long[..120]).expect("they are there");
     assert_eq!((got.items.len(), got.grants.len()), (120, 1));
     drop((client, got));
     broker.assert_nothing_left();
@@ -107,14 +101,13 @@ fn list_when_names_change_meanwhile_then_those_that_stay_come_once_each() {
             while !is_over.load(Ordering::Relaxed) {
                 let objects: Vec<New> = passing[..200].iter().map(|name| new(name)).collect();
                 other.put(&memory(&[0; 4096]), &flags(object_flags::REPLACE), &objects);
-                let gone: Vec<(&str, u64)> =
-                    passing[..200].iter().map(|name| (name.as_str(), 0)).collect();
+                let gone: Vec<&str> = passing[..200].iter().map(String::as_str).collect();
                 assert_eq!(other.delete(&gone), vec![Status::OK; 200]);
             }
         });
         for _ in 0..50 {
             let all = client.list("x/");
-            let mut found: Vec<String> = all.iter().map(super::wire::Known::text).collect();
+            let mut found: Vec<String> = all.iter().map(Known::text).collect();
             assert!(found.is_sorted(), "in order");
             found.retain(|name| !name.ends_with('+'));
             assert_eq!(found, stay);

@@ -1,7 +1,7 @@
 //! Groups from their begin to their end: seen whole or not at all, gone with their creator.
 
-use super::wire::{Group, New, SIZE, code, flags, memory, new, seal_memory};
 use crate::support::broker::Broker;
+use crate::support::objects::{Group, New, SIZE, code, flags, memory, new, seal_memory};
 use crate::support::raw::Raw;
 use crate::support::wait::eventually;
 use fdbroker_protocol::object::{ObjectState, object_flags, record_flags};
@@ -27,7 +27,7 @@ fn put_when_several_objects_then_a_reader_gets_their_bytes_versions_and_metadata
     let first = New { metadata: b"shape".to_vec(), ..new("a/first") };
     let group = maker.create(&memory, &Group::default(), &[first]).expect("begun");
     maker.add(group, &[second]).expect("added");
-    seal_memory(&memory).expect("nothing is mapped");
+    seal_memory(&memory);
     let version = maker.seal(group).expect("sealed");
     let got = reader.get(&["a/second", "a/first"]).expect("they are there");
     assert_eq!(got.versions(), [version, version]);
@@ -47,17 +47,17 @@ fn create_when_not_sealed_then_never_seen_but_marked_in_lists() {
     let (mut maker, mut reader) = (Raw::connect(&broker.socket()), Raw::connect(&broker.socket()));
     let memory = memory(&pattern());
     let group = maker.create(&memory, &Group::default(), &[new("a"), new("b")]).expect("begun");
-    seal_memory(&memory).expect("nothing is mapped");
+    seal_memory(&memory);
     for names in [&["a"][..], &["b"], &["b", "a"]] {
         let status = reader.get(names).expect_err("it is not sealed");
         assert_eq!(code(&status), ErrorCode::NotSealed);
         assert_eq!(status.pid.get(), std::process::id());
     }
-    let (known, _) = reader.stat(&["a"]);
+    let known = reader.stat(&["a"]);
     assert_eq!(known[0].record.state, ObjectState::Making as u8);
     assert_eq!(known[0].record.version.get(), 0);
     maker.seal(group).expect("sealed");
-    let (known, _) = reader.stat(&["a", "none"]);
+    let known = reader.stat(&["a", "none"]);
     assert_eq!(known.iter().map(|it| it.record.state).collect::<Vec<_>>(), [2, 0]);
     assert_eq!(known[0].record.flags, 0);
     assert_eq!(known[0].record.group_names.get(), 2);
@@ -80,7 +80,7 @@ fn create_when_a_name_is_taken_then_exists_and_the_fd_is_closed() {
     }
     eventually("both fds are closed", || broker.status().gauges.closing_fds.get() == 0);
     assert_eq!(broker.status().gauges.stored_fds.get(), held);
-    let (known, _) = maker.stat(&["other"]);
+    let known = maker.stat(&["other"]);
     assert_eq!(known[0].record.state, 0, "nothing stays of a create that fails");
     drop(maker);
     broker.assert_nothing_left();
@@ -139,7 +139,7 @@ fn add_when_the_group_is_sealed_anothers_or_full_then_refused() {
     let status = other.add(group, &[new("b")]).expect_err("it is another's");
     assert_eq!(code(&status), ErrorCode::Aborted);
     assert_eq!(code(&other.seal(group).expect_err("it is another's")), ErrorCode::Aborted);
-    seal_memory(&memory).expect("nothing is mapped");
+    seal_memory(&memory);
     maker.seal(group).expect("sealed");
     assert_eq!(code(&maker.add(group, &[new("b")]).expect_err("sealed")), ErrorCode::Sealed);
     assert_eq!(code(&maker.abort(group)), ErrorCode::Sealed);
@@ -186,7 +186,7 @@ fn seal_when_two_replace_then_the_last_wins_and_readers_of_the_old_keep_it() {
         .zip(&memories)
         .map(|(maker, memory)| maker.create(memory, &replace, &[new("a")]).expect("begun"))
         .collect();
-    memories.iter().for_each(|memory| seal_memory(memory).expect("nothing is mapped"));
+    memories.iter().for_each(seal_memory);
     let second = makers[1].seal(groups[1]).expect("sealed");
     let old = reader.get(&["a"]).expect("it is there");
     let first = makers[0].seal(groups[0]).expect("sealed");
@@ -198,7 +198,7 @@ fn seal_when_two_replace_then_the_last_wins_and_readers_of_the_old_keep_it() {
     let expecting = |version| New { expect: Some(version), ..new("a") };
     let fresh = memory(&pattern());
     let group = makers[0].create(&fresh, &replace, &[expecting(second)]).expect("begun");
-    seal_memory(&fresh).expect("nothing is mapped");
+    seal_memory(&fresh);
     let status = makers[0].seal(group).expect_err("it has moved");
     assert_eq!((code(&status), status.value.get()), (ErrorCode::Version, first));
     assert_eq!(reader.get(&["a"]).expect("as before").versions(), [first]);
@@ -213,8 +213,7 @@ fn stat_when_kept_pinned_and_evictable_then_it_says_so() {
     let group = Group { ttl_ms: 5000, ..flags(object_flags::KEEP | object_flags::EVICTABLE) };
     maker.put(&memory(&pattern()), &group, &[new("kept")]);
     maker.put(&memory(&pattern()), &flags(object_flags::PIN), &[new("pinned")]);
-    let (known, is_done) = maker.stat(&["kept", "pinned"]);
-    assert!(is_done);
+    let known = maker.stat(&["kept", "pinned"]);
     let [kept, pinned] = [known[0].record, known[1].record];
     let kept_here = record_flags::KEPT | record_flags::ENDS_WITH_BROKER;
     assert_eq!(kept.flags, kept_here | record_flags::EVICTABLE);
@@ -224,10 +223,10 @@ fn stat_when_kept_pinned_and_evictable_then_it_says_so() {
     drop(maker);
     let mut reader = Raw::connect(&broker.socket());
     eventually("its creator is gone", || {
-        reader.stat(&["kept"]).0[0].record.flags & record_flags::CREATOR_GONE != 0
+        reader.stat(&["kept"])[0].record.flags & record_flags::CREATOR_GONE != 0
     });
     assert_eq!(reader.get(&["kept"]).expect("it is kept").bytes(0), &pattern()[..16]);
-    let deleted = reader.delete(&[("kept", 0), ("pinned", 0)]);
+    let deleted = reader.delete(&["kept", "pinned"]);
     assert_eq!(deleted, [Status::OK; 2]);
     drop(reader);
     broker.assert_nothing_left();

@@ -1,7 +1,6 @@
 //! Named objects with the real daemon, in the bare protocol: every call, its errors, and what the deaths of clients, other makers
-//! and other brokers do to them.
+//! and other brokers do to them. Deletes, other users' names and lists of very many names are in tests/objects.
 
-mod deleting;
 mod evicting;
 mod getting;
 mod kept;
@@ -11,6 +10,4 @@ mod quotas;
 mod sealing;
 mod successors;
 mod touching;
-pub mod users;
 mod watching;
-pub mod wire;

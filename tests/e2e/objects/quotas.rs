@@ -1,7 +1,7 @@
 //! Caps of what objects are charged with: each is refused with its name, and comes back when they go.
 
-use super::wire::{Group, New, SIZE, code, flags, memory, new, seal_memory};
 use crate::support::broker::{Broker, Setup};
+use crate::support::objects::{Group, New, SIZE, code, flags, memory, new, seal_memory};
 use crate::support::raw::Raw;
 use fdbroker_core::limits::OBJECT_RECORD_BYTES;
 use fdbroker_protocol::object::object_flags;
@@ -27,7 +27,7 @@ fn create_when_names_are_at_their_cap_then_no_quota_until_some_go() {
     assert_no_quota(&status.expect_err("the cap is full"), Resource::ObjectNames, 3);
     let group = client.create(&memory(&[0; SIZE]), &Group::default(), &two[..1]).expect("begun");
     assert_no_quota(&client.add(group, &two[1..]).expect_err("full"), Resource::ObjectNames, 3);
-    client.delete(&[("a", 0)]);
+    client.delete(&["a"]);
     client.add(group, &two[1..]).expect("added");
     drop(client);
     broker.assert_nothing_left();
@@ -76,11 +76,11 @@ fn seal_when_what_is_kept_is_at_its_cap_then_no_quota_and_the_group_is_as_before
         client.put(&memory(&[0; SIZE]), &flags(flag), &[new("a")]);
         let memory = memory(&[0; SIZE]);
         let group = client.create(&memory, &flags(flag), &[new("b")]).expect("begun");
-        seal_memory(&memory).expect("nothing is mapped");
+        seal_memory(&memory);
         assert_no_quota(&client.seal(group).expect_err("full"), resource, most);
-        assert_eq!(client.delete(&[("a", 0)]), [Status::OK]);
+        assert_eq!(client.delete(&["a"]), [Status::OK]);
         client.seal(group).expect("sealed");
-        assert_eq!(client.delete(&[("b", 0)]), [Status::OK]);
+        assert_eq!(client.delete(&["b"]), [Status::OK]);
         drop(client);
         broker.assert_nothing_left();
     }

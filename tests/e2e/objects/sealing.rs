@@ -1,7 +1,9 @@
 //! The seal of host memory: it must be sealed by its maker, whatever is still mapped, and readers get fds that cannot write.
 
-use super::wire::{Group, SIZE, add_seals, code, flags, memory, new, seal_memory};
 use crate::support::broker::Broker;
+use crate::support::objects::{
+    Group, SEALS, SIZE, add_seals, code, flags, memory, new, seal_memory,
+};
 use crate::support::raw::Raw;
 use fdbroker_protocol::object::object_flags;
 use fdbroker_protocol::{ErrorCode, FdType, Status};
@@ -26,7 +28,7 @@ fn unmap(address: NonNull<libc::c_void>) {
 
 /// Tries to seal as a maker does, and asks the broker for the seal all the same.
 fn try_seal(maker: &mut Raw, memory: &OwnedFd, group: u64) -> Result<u64, Status> {
-    if let Err(error) = seal_memory(memory) {
+    if let Err(error) = add_seals(memory, SEALS) {
         assert_eq!(error, Errno::EBUSY);
     }
     maker.seal(group)
@@ -108,7 +110,7 @@ fn seal_when_the_memory_has_shrunk_since_then_refused() {
     let memory = memory(&[0; SIZE]);
     let group = maker.create(&memory, &Group::default(), &[new("a")]).expect("begun");
     nix::unistd::ftruncate(&memory, 64).expect("ftruncate");
-    seal_memory(&memory).expect("nothing is mapped");
+    seal_memory(&memory);
     assert_eq!(code(&maker.seal(group).expect_err("it is too small")), ErrorCode::Protocol);
     assert_eq!(maker.abort(group), Status::OK);
     drop(maker);
@@ -126,7 +128,7 @@ fn create_when_the_memfd_cannot_be_sealed_any_more_then_unsupported() {
     assert_eq!(found, (ErrorCode::UnsupportedFd, FdType::FinalMemfd as u64));
     // One that has all seals already may have this one, too.
     let whole = memory(&[0; SIZE]);
-    seal_memory(&whole).expect("nothing is mapped");
+    seal_memory(&whole);
     add_seals(&whole, SealFlag::F_SEAL_SEAL).expect("sealed");
     let group = maker.create(&whole, &Group::default(), &[new("a")]).expect("begun");
     maker.seal(group).expect("sealed");
@@ -160,11 +162,11 @@ fn seal_when_it_failed_for_its_names_then_a_later_one_may_be_good() {
     let memory = memory(&[0; SIZE]);
     let group = maker.create(&memory, &Group::default(), &[new("a")]).expect("begun");
     maker.put_bytes("a", &[1; 16], object_flags::REPLACE);
-    seal_memory(&memory).expect("nothing is mapped");
+    seal_memory(&memory);
     for _ in 0..2 {
         assert_eq!(code(&maker.seal(group).expect_err("it is taken")), ErrorCode::Exists);
     }
-    assert_eq!(maker.delete(&[("a", 0)]), [Status::OK]);
+    assert_eq!(maker.delete(&["a"]), [Status::OK]);
     maker.seal(group).expect("sealed");
     drop(maker);
     broker.assert_nothing_left();
@@ -200,7 +202,7 @@ fn seal_when_its_client_leaves_at_once_then_nothing_is_left() {
         let memory = memory(&[0; SIZE]);
         let replace = flags(object_flags::REPLACE);
         let group = maker.create(&memory, &replace, &[new("a")]).expect("begun");
-        seal_memory(&memory).expect("nothing is mapped");
+        seal_memory(&memory);
         maker.start_seal(group);
     }
     broker.assert_nothing_left();

@@ -1,7 +1,7 @@
 //! Objects over a takeover: they, their leases and groups in the making are there as before.
 
-use super::wire::{Got, Group, SIZE, code, flags, memory, new, seal_memory};
 use crate::support::broker::Broker;
+use crate::support::objects::{Group, SIZE, code, flags, memory, new, seal_memory};
 use crate::support::raw::Raw;
 use crate::support::wait::{PATIENCE, eventually};
 use fdbroker_protocol::object::object_flags;
@@ -24,12 +24,12 @@ fn objects_when_another_broker_takes_over_then_all_goes_on_and_versions_grow() {
     assert_eq!((got.bytes(0), got.bytes(1)), (vec![1; 16], vec![2; 16]));
     assert_eq!(reader.release(&leased.leases()), [Status::OK]);
     maker.add(group, &[new("other half")]).expect("added");
-    seal_memory(&half_made).expect("nothing is mapped");
+    seal_memory(&half_made);
     assert!(maker.seal(group).expect("sealed") > plain, "a version is never used twice");
     assert_eq!(reader.get(&["half"]).expect("it is there").bytes(0), [3; 16]);
     drop((maker, leased, got));
     eventually("the creator is gone", || reader.list("").len() == 1);
-    assert_eq!(reader.delete(&[("kept", 0)]), [Status::OK]);
+    assert_eq!(reader.delete(&["kept"]), [Status::OK]);
     drop(reader);
     broker.assert_nothing_left();
 }
@@ -39,18 +39,18 @@ fn get_when_another_broker_takes_over_while_it_waits_then_again_and_the_next_one
     let mut broker = Broker::start();
     let (mut maker, mut reader) = (Raw::connect(&broker.socket()), Raw::connect(&broker.socket()));
     let ms = u32::try_from(PATIENCE.as_millis()).expect("minutes");
-    reader.start_get(&["a"], ms);
+    let id = reader.start_get(&["a"], ms);
     let admin = broker.admin();
     eventually("it waits", || admin.status().uses[Resource::ParkedRequests].now.get() == 1);
     drop(admin);
 
     broker.take_over();
 
-    let status = reader.receive().expect("an answer").failure();
+    let status = reader.finish_get(id).expect_err("the broker leaves");
     assert_eq!(code(&status), ErrorCode::Again);
-    reader.start_get(&["a"], ms);
+    let id = reader.start_get(&["a"], ms);
     maker.put_bytes("a", &[1; 16], 0);
-    let got = Got::of(reader.receive().expect("an answer")).expect("it is there");
+    let got = reader.finish_get(id).expect("it is there");
     assert_eq!(got.bytes(0), [1; 16]);
     drop((maker, reader, got));
     broker.assert_nothing_left();
@@ -66,7 +66,7 @@ fn seals_when_another_broker_takes_over_meanwhile_then_each_is_answered() {
             let memory = memory(&[round; SIZE]);
             let replace = flags(object_flags::REPLACE);
             let group = maker.create(&memory, &replace, &[new("a")]).expect("begun");
-            seal_memory(&memory).expect("nothing is mapped");
+            seal_memory(&memory);
             while let Err(status) = maker.seal(group) {
                 assert_eq!(code(&status), ErrorCode::Again);
             }

@@ -1,12 +1,13 @@
-//! Watches: each change of a name with the prefix is told once; what a watcher does not read in time it hears the number of.
+//! Watches: each change of a name with the prefix is told once, over a takeover, too; and their number is bounded. tests/objects has
+//! watchers that do not read.
 
-use super::wire::{Group, New, SIZE, code, flags, memory, new};
 use crate::support::broker::Broker;
+use crate::support::objects::{Group, News, SIZE, code, memory, new};
 use crate::support::raw::Raw;
 use fdbroker_protocol::object::{ObjectEvent, object_flags};
 use fdbroker_protocol::{ErrorCode, Status};
 
-fn told(event: ObjectEvent, version: u64, name: &str) -> (ObjectEvent, u64, String) {
+fn told(event: ObjectEvent, version: u64, name: &str) -> News {
     (event, version, name.to_owned())
 }
 
@@ -19,7 +20,7 @@ fn watch_when_names_change_then_those_with_the_prefix_are_told_in_order() {
     let first = maker.put_bytes("a/1", &[1; 16], 0);
     maker.put_bytes("b/1", &[1; 16], 0);
     let second = maker.put_bytes("a/1", &[2; 16], object_flags::REPLACE);
-    assert_eq!(maker.delete(&[("a/1", 0), ("b/1", 0)]), [Status::OK; 2]);
+    assert_eq!(maker.delete(&["a/1", "b/1"]), [Status::OK; 2]);
     let group = maker.create(&memory(&[0; SIZE]), &Group::default(), &[new("a/2")]);
     assert_eq!(maker.abort(group.expect("begun")), Status::OK);
     assert_eq!(
@@ -61,41 +62,6 @@ fn watch_when_a_creator_dies_then_its_objects_are_told_as_gone() {
     );
     drop(watcher);
     broker.assert_nothing_left();
-}
-
-/// Nobody else waits for a watcher that does not read, and every event is either told or counted.
-#[test]
-fn watch_when_the_watcher_does_not_read_then_others_go_on_and_it_hears_how_much_it_has_missed() {
-    const ROUNDS: usize = 100;
-    let broker = Broker::start();
-    let (mut maker, mut watcher) = (Raw::connect(&broker.socket()), Raw::connect(&broker.socket()));
-    assert_eq!(watcher.watch("", 0), Status::OK);
-    // With long names, so that the socket is full long before the last.
-    let names: Vec<String> = (0..100).map(|number| format!("{number:0>200}")).collect();
-    let objects: Vec<New> = names.iter().map(|name| new(name)).collect();
-    for _ in 0..ROUNDS {
-        maker.put(&memory(&[0; SIZE]), &flags(object_flags::REPLACE), &objects);
-    }
-    let last = maker.put_bytes("last", &[0; 16], 0);
-    let (mut seen, mut lost) = (0, 0);
-    loop {
-        for (event, version, name) in watcher.next_news() {
-            match event {
-                ObjectEvent::Lost => {
-                    assert_eq!(name, "");
-                    lost += usize::try_from(version).expect("few");
-                }
-                _ if name == "last" => {
-                    assert_eq!((event, version), (ObjectEvent::Sealed, last));
-                    assert_eq!(seen + lost, ROUNDS * names.len());
-                    assert!(lost > 0, "the test is too small");
-                    drop((maker, watcher));
-                    return broker.assert_nothing_left();
-                }
-                _ => seen += 1,
-            }
-        }
-    }
 }
 
 #[test]

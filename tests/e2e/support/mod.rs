@@ -6,6 +6,7 @@ pub mod fuse;
 pub mod fuse_server;
 pub mod manager;
 pub mod memory;
+pub mod objects;
 pub mod owner;
 pub mod peer;
 pub mod rank;

@@ -1,33 +1,37 @@
 //! A client's requests about objects, by hand: each is one message and its answer. Must never check what it sends.
 
-use crate::support::raw::{Incoming, Raw};
+use super::memory::memfd;
+use super::raw::{Incoming, Raw};
 use fdbroker_protocol::message::{GrantItem, LeaseItem};
 use fdbroker_protocol::object::{
     ObjectCreateHead, ObjectCreated, ObjectDeleteItem, ObjectEvent, ObjectEventItem, ObjectGetHead,
     ObjectGotItem, ObjectGroup, ObjectItem, ObjectName, ObjectPage, ObjectPrefix, ObjectRecord,
     ObjectScope, ObjectSealed, ObjectTouchHead,
 };
-use fdbroker_protocol::{ErrorCode, Kind, MemoryKind, Status, Writer};
+use fdbroker_protocol::{ErrorCode, Kind, MemoryKind, Named, Status, Writer};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::uio::{pread, pwrite};
 use std::os::fd::{AsFd, OwnedFd};
+use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 /// Bytes of the memory of a group, where a test needs no other size.
 pub const SIZE: usize = 4096;
 
+/// The seals that make memory unwritable for everybody.
+pub const SEALS: SealFlag =
+    SealFlag::F_SEAL_WRITE.union(SealFlag::F_SEAL_SHRINK).union(SealFlag::F_SEAL_GROW);
+
 /// A memfd with these bytes, as large as they are, that can be sealed.
 pub fn memory(bytes: &[u8]) -> OwnedFd {
-    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-    let fd = memfd_create("objects", flags).expect("memfd_create");
-    nix::unistd::ftruncate(&fd, i64::try_from(bytes.len()).expect("small")).expect("ftruncate");
+    let fd = memfd(c"objects", bytes.len(), SealFlag::empty());
     assert_eq!(pwrite(&fd, bytes, 0).expect("write"), bytes.len());
     fd
 }
 
-/// What a group's maker does before it asks for the seal.
-pub fn seal_memory(fd: &OwnedFd) -> nix::Result<()> {
-    add_seals(fd, SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW)
+/// What a group's maker does before it asks for the seal, with memory that is nowhere mapped.
+#[track_caller]
+pub fn seal_memory(fd: &OwnedFd) {
+    add_seals(fd, SEALS).expect("nothing is mapped");
 }
 
 pub fn add_seals(fd: &OwnedFd, seals: SealFlag) -> nix::Result<()> {
@@ -35,6 +39,7 @@ pub fn add_seals(fd: &OwnedFd, seals: SealFlag) -> nix::Result<()> {
 }
 
 /// The bytes of a range of an fd.
+#[track_caller]
 pub fn bytes_of(fd: &OwnedFd, offset: u64, size: u64) -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(size).expect("small")];
     let read = pread(fd, &mut bytes, i64::try_from(offset).expect("small")).expect("read");
@@ -52,9 +57,16 @@ pub struct New {
     pub metadata: Vec<u8>,
 }
 
-/// One of 16 bytes at the begin of its group, without metadata.
+impl New {
+    /// An object of this size at the begin of its group's memory, without metadata.
+    pub fn named(name: impl AsRef<[u8]>, size: u64) -> New {
+        New { name: name.as_ref().into(), offset: 0, size, expect: None, metadata: Vec::new() }
+    }
+}
+
+/// One of 16 bytes.
 pub fn new(name: &str) -> New {
-    New { name: name.into(), offset: 0, size: 16, expect: None, metadata: Vec::new() }
+    New::named(name, 16)
 }
 
 /// What a create says of its group.
@@ -91,6 +103,7 @@ pub struct Got {
 
 impl Got {
     /// The bytes of an object.
+    #[track_caller]
     pub fn bytes(&self, index: usize) -> Vec<u8> {
         let item = &self.items[index];
         let grant = &self.grants[usize::from(item.grant.get())];
@@ -106,12 +119,12 @@ impl Got {
         self.grants.iter().map(|grant| grant.lease.get()).collect()
     }
 
-    /// The answer to a get that was sent before.
     #[track_caller]
-    pub fn of(answer: Incoming) -> Result<Got, Status> {
+    fn of(answer: Incoming) -> Result<Got, Status> {
         let answer = expect(answer, Kind::ObjectGot)?;
         let message = answer.message();
         let got = message.got().expect("a whole answer");
+        assert_eq!(got.grants.len(), answer.fds.len(), "an fd for each group");
         let mut rest = got.metadata;
         let mut metadata = Vec::new();
         for item in got.items {
@@ -133,14 +146,18 @@ pub struct Known {
 }
 
 impl Known {
+    #[track_caller]
     pub fn text(&self) -> String {
         String::from_utf8(self.name.clone()).expect("UTF-8")
     }
 }
 
+/// What happened, the version and the name.
+pub type News = (ObjectEvent, u64, String);
+
 /// An answer of this kind; `Err`: the request failed.
 #[track_caller]
-pub fn expect(answer: Incoming, kind: Kind) -> Result<Incoming, Status> {
+fn expect(answer: Incoming, kind: Kind) -> Result<Incoming, Status> {
     match answer.message().kind {
         Kind::Failed => Err(answer.failure()),
         found => {
@@ -155,6 +172,29 @@ pub fn code(status: &Status) -> ErrorCode {
     status.result().expect_err("it failed")
 }
 
+#[track_caller]
+fn statuses(answer: Incoming) -> Result<Vec<Status>, Status> {
+    let answer = expect(answer, Kind::ObjectReply)?;
+    Ok(answer.message().items::<Status>().expect("statuses").to_vec())
+}
+
+/// The records of a page, and whether nothing follows.
+#[track_caller]
+fn records(answer: Incoming) -> (Vec<Known>, bool) {
+    let answer = expect(answer, Kind::ObjectRecords).expect("records");
+    let message = answer.message();
+    let (page, records) = message.head_and_named::<ObjectPage, ObjectRecord>().expect("a page");
+    let known = records.map(|(record, name, metadata)| {
+        assert_eq!(record.name_bytes(), name.len());
+        Known { name: name.to_vec(), record: *record, metadata: metadata.to_vec() }
+    });
+    (known.collect(), page.done.get() != 0)
+}
+
+fn length(name: &[u8]) -> u8 {
+    name.len().try_into().expect("at most 255")
+}
+
 fn put_objects<'w>(writer: &'w mut Writer, objects: &[New]) -> &'w mut Writer {
     for object in objects {
         let item = ObjectItem {
@@ -162,7 +202,7 @@ fn put_objects<'w>(writer: &'w mut Writer, objects: &[New]) -> &'w mut Writer {
             size_bytes: object.size.into(),
             expect: object.expect.unwrap_or(0).into(),
             metadata_len: u16::try_from(object.metadata.len()).expect("small").into(),
-            name_len: u8::try_from(object.name.len()).expect("short"),
+            name_len: length(&object.name),
             flags: if object.expect.is_some() { ObjectItem::EXPECT } else { 0 },
             reserved: 0.into(),
         };
@@ -173,8 +213,16 @@ fn put_objects<'w>(writer: &'w mut Writer, objects: &[New]) -> &'w mut Writer {
 
 fn put_names<'w>(writer: &'w mut Writer, names: &[&str]) -> &'w mut Writer {
     for name in names {
-        let name_len = u8::try_from(name.len()).expect("short");
-        writer.push(&ObjectName { name_len }).push(name.as_bytes());
+        writer.push(&ObjectName { name_len: length(name.as_bytes()) }).push(name.as_bytes());
+    }
+    writer
+}
+
+fn put_deleted<'w>(writer: &'w mut Writer, names: &[(&str, u64)]) -> &'w mut Writer {
+    for (name, version) in names {
+        let (version, name_len) = ((*version).into(), length(name.as_bytes()));
+        writer.push(&ObjectDeleteItem { version, name_len, reserved: [0; 7] });
+        writer.push(name.as_bytes());
     }
     writer
 }
@@ -182,23 +230,48 @@ fn put_names<'w>(writer: &'w mut Writer, names: &[&str]) -> &'w mut Writer {
 fn create_head(group: &Group) -> ObjectCreateHead {
     ObjectCreateHead {
         flags: group.flags.into(),
-        device: 0.into(),
         size_bytes: group.size.into(),
         fd_offset: group.fd_offset.into(),
         ttl_ms: group.ttl_ms.into(),
         credits_wanted: 1.into(),
         kind: group.kind,
-        driver_data_len: 0,
-        reserved: 0.into(),
-        driver_data: [0; 64],
+        ..ObjectCreateHead::new_zeroed()
     }
 }
 
-fn scope(flags: u32) -> ObjectScope {
-    ObjectScope { flags: flags.into(), reserved: 0.into() }
-}
-
 impl Raw {
+    /// Asks for something about names.
+    #[track_caller]
+    fn about_names<H>(&mut self, kind: Kind, head: &H, names: &[&str]) -> Incoming
+    where
+        H: IntoBytes + Immutable,
+    {
+        self.request(kind, |writer| put_names(writer.push(head), names), names.len(), &[])
+    }
+
+    /// Asks for something about a group.
+    #[track_caller]
+    fn about_group(&mut self, kind: Kind, group: u64) -> Incoming {
+        let head = ObjectGroup { group: group.into() };
+        self.request(kind, |writer| writer.push(&head), 0, &[])
+    }
+
+    /// Sends a request of one fd at most and does not await its answer; its id. `None`: the broker has ended.
+    fn start(
+        &mut self,
+        kind: Kind,
+        body: impl FnOnce(&mut Writer) -> &mut Writer,
+        count: usize,
+        fd: Option<&OwnedFd>,
+    ) -> Option<u64> {
+        let id = self.fresh_id();
+        let mut writer = Writer::new();
+        body(writer.start(kind, id));
+        let fds: Vec<_> = fd.iter().map(|fd| fd.as_fd()).collect();
+        self.send(writer.finish(count, fds.len()), &fds).ok().map(|()| id)
+    }
+
+    #[track_caller]
     pub fn create(
         &mut self,
         memory: &OwnedFd,
@@ -209,6 +282,7 @@ impl Raw {
     }
 
     /// The same, and whether kept objects end with the broker.
+    #[track_caller]
     pub fn create_with_flags(
         &mut self,
         memory: &OwnedFd,
@@ -231,20 +305,22 @@ impl Raw {
 
     /// Makes and seals a group; `None`: the broker ends meanwhile.
     pub fn try_put(&mut self, memory: &OwnedFd, group: &Group, objects: &[New]) -> Option<u64> {
-        let mut writer = Writer::new();
-        writer.start(Kind::ObjectCreate, self.fresh_id()).push(&create_head(group));
-        put_objects(&mut writer, objects);
-        self.send(writer.finish(objects.len(), 1), &[memory.as_fd()]).ok()?;
+        let head = create_head(group);
+        self.start(
+            Kind::ObjectCreate,
+            |writer| put_objects(writer.push(&head), objects),
+            objects.len(),
+            Some(memory),
+        )?;
         let created = expect(self.receive().ok()?, Kind::ObjectCreated).expect("begun");
         let group = created.message().body_as::<ObjectCreated>().expect("a group").group.get();
-        seal_memory(memory).expect("nothing is mapped");
-        let mut writer = Writer::new();
-        writer.start(Kind::ObjectSeal, self.fresh_id()).push(&ObjectGroup { group: group.into() });
-        self.send(writer.finish(0, 0), &[]).ok()?;
+        seal_memory(memory);
+        self.start_seal(group)?;
         let sealed = expect(self.receive().ok()?, Kind::ObjectSealed).expect("sealed");
         Some(sealed.message().body_as::<ObjectSealed>().expect("a version").version.get())
     }
 
+    #[track_caller]
     pub fn add(&mut self, group: u64, objects: &[New]) -> Result<(), Status> {
         let head = ObjectGroup { group: group.into() };
         let answer = self.request(
@@ -253,22 +329,20 @@ impl Raw {
             objects.len(),
             &[],
         );
-        assert_eq!(statuses(&expect(answer, Kind::ObjectReply)?), [Status::OK]);
+        assert_eq!(statuses(answer)?, [Status::OK]);
         Ok(())
     }
 
+    #[track_caller]
     pub fn seal(&mut self, group: u64) -> Result<u64, Status> {
-        let head = ObjectGroup { group: group.into() };
-        let answer = self.request(Kind::ObjectSeal, |writer| writer.push(&head), 0, &[]);
-        let answer = expect(answer, Kind::ObjectSealed)?;
+        let answer = expect(self.about_group(Kind::ObjectSeal, group), Kind::ObjectSealed)?;
         Ok(answer.message().body_as::<ObjectSealed>().expect("a version").version.get())
     }
 
-    /// Sends a seal and does not await its answer.
-    pub fn start_seal(&mut self, group: u64) {
-        let mut writer = Writer::new();
-        writer.start(Kind::ObjectSeal, self.fresh_id()).push(&ObjectGroup { group: group.into() });
-        self.send(writer.finish(0, 0), &[]).expect("the broker reads");
+    /// Sends a seal and does not await its answer. `None`: the broker has ended.
+    pub fn start_seal(&mut self, group: u64) -> Option<u64> {
+        let head = ObjectGroup { group: group.into() };
+        self.start(Kind::ObjectSeal, |writer| writer.push(&head), 0, None)
     }
 
     /// Gives leases back without an answer.
@@ -279,36 +353,71 @@ impl Raw {
         self.send(writer.finish(leases.len(), 0), &[]).expect("the broker reads");
     }
 
+    #[track_caller]
     pub fn abort(&mut self, group: u64) -> Status {
-        let head = ObjectGroup { group: group.into() };
-        let answer = self.request(Kind::ObjectAbort, |writer| writer.push(&head), 0, &[]);
-        statuses(&expect(answer, Kind::ObjectReply).expect("a status"))[0]
+        statuses(self.about_group(Kind::ObjectAbort, group)).expect("a status")[0]
     }
 
     /// Makes and seals a group of these objects, of this memory; its version.
     #[track_caller]
     pub fn put(&mut self, memory: &OwnedFd, group: &Group, objects: &[New]) -> u64 {
         let id = self.create(memory, group, objects).expect("begun");
-        seal_memory(memory).expect("nothing is mapped");
+        seal_memory(memory);
         self.seal(id).expect("sealed")
     }
 
     /// The same of one object that has these bytes.
     #[track_caller]
     pub fn put_bytes(&mut self, name: &str, bytes: &[u8], with: u32) -> u64 {
-        let size = bytes.len() as u64;
-        let group = Group { size, ..flags(with) };
-        self.put(&memory(bytes), &group, &[New { size, ..new(name) }])
+        self.put_group(&[(name, bytes)], with).expect("made")
+    }
+
+    /// Makes several of these bytes, which appear at once; their version.
+    #[track_caller]
+    pub fn put_group(&mut self, objects: &[(&str, &[u8])], with: u32) -> Result<u64, Status> {
+        let (group, memory) = self.begin(objects, with)?;
+        seal_memory(&memory);
+        self.seal(group)
+    }
+
+    /// Begins a group of objects with these bytes, one behind another; gives its number and its memory.
+    #[track_caller]
+    pub fn begin(
+        &mut self,
+        objects: &[(&str, &[u8])],
+        with: u32,
+    ) -> Result<(u64, OwnedFd), Status> {
+        let (mut all, mut bytes) = (Vec::new(), Vec::new());
+        for (name, its) in objects {
+            all.push(New { offset: bytes.len() as u64, ..New::named(name, its.len() as u64) });
+            bytes.extend_from_slice(its);
+        }
+        // There is no empty memory.
+        bytes.resize(bytes.len().max(1), 0);
+        let memory = memory(&bytes);
+        let group = Group { size: bytes.len() as u64, ..flags(with) };
+        Ok((self.create(&memory, &group, &all)?, memory))
     }
 
     /// Sends a get and does not await its answer; its id.
+    #[track_caller]
     pub fn start_get(&mut self, names: &[&str], deadline_ms: u32) -> u64 {
-        let id = self.fresh_id();
         let head = ObjectGetHead { deadline_ms: deadline_ms.into(), flags: 0.into() };
-        let mut writer = Writer::new();
-        put_names(writer.start(Kind::ObjectGet, id).push(&head), names);
-        self.send(writer.finish(names.len(), 0), &[]).expect("the broker reads");
-        id
+        let id = self.start(
+            Kind::ObjectGet,
+            |writer| put_names(writer.push(&head), names),
+            names.len(),
+            None,
+        );
+        id.expect("the broker reads")
+    }
+
+    /// Awaits the answer to a get.
+    #[track_caller]
+    pub fn finish_get(&mut self, id: u64) -> Result<Got, Status> {
+        let answer = self.receive().expect("an answer");
+        assert_eq!(answer.message().id, id, "the answer to another request");
+        Got::of(answer)
     }
 
     /// A get that does not wait.
@@ -320,57 +429,44 @@ impl Raw {
     #[track_caller]
     pub fn get_within(&mut self, names: &[&str], ms: u32, flags: u32) -> Result<Got, Status> {
         let head = ObjectGetHead { deadline_ms: ms.into(), flags: flags.into() };
-        let answer = self.request(
-            Kind::ObjectGet,
-            |writer| put_names(writer.push(&head), names),
-            names.len(),
-            &[],
-        );
-        Got::of(answer)
+        Got::of(self.about_names(Kind::ObjectGet, &head, names))
     }
 
-    /// Deletes names, each with a version or 0; a status for each.
+    /// Deletes names; a status for each.
     #[track_caller]
-    pub fn delete(&mut self, names: &[(&str, u64)]) -> Vec<Status> {
-        let put = |writer: &mut Writer| {
-            for (name, version) in names {
-                let item = ObjectDeleteItem {
-                    version: (*version).into(),
-                    name_len: u8::try_from(name.len()).expect("short"),
-                    reserved: [0; 7],
-                };
-                writer.push(&item).push(name.as_bytes());
-            }
-        };
-        let body = |writer: &mut Writer| put(writer.push(&scope(0)));
+    pub fn delete(&mut self, names: &[&str]) -> Vec<Status> {
+        let names: Vec<_> = names.iter().map(|name| (*name, 0)).collect();
+        self.delete_versions(&names)
+    }
+
+    /// The same, each with its version, or 0 for any.
+    #[track_caller]
+    pub fn delete_versions(&mut self, names: &[(&str, u64)]) -> Vec<Status> {
+        let head = ObjectScope::new_zeroed();
         let answer = self.request(
             Kind::ObjectDelete,
-            |writer| {
-                body(writer);
-                writer
-            },
+            |writer| put_deleted(writer.push(&head), names),
             names.len(),
             &[],
         );
-        statuses(&expect(answer, Kind::ObjectReply).expect("statuses"))
+        statuses(answer).expect("statuses")
     }
 
     /// One page of a list: its records, and whether nothing follows.
     #[track_caller]
-    pub fn list_page(&mut self, prefix: &str, after: &[u8]) -> (Vec<Known>, bool) {
+    pub fn page(&mut self, prefix: &[u8], after: &[u8]) -> (Vec<Known>, bool) {
         let head = ObjectPrefix {
-            flags: 0.into(),
-            prefix_len: u8::try_from(prefix.len()).expect("short"),
-            after_len: u8::try_from(after.len()).expect("short"),
-            reserved: 0.into(),
+            prefix_len: length(prefix),
+            after_len: length(after),
+            ..ObjectPrefix::new_zeroed()
         };
         let answer = self.request(
             Kind::ObjectList,
-            |writer| writer.push(&head).push(prefix.as_bytes()).push(after),
+            |writer| writer.push(&head).push(prefix).push(after),
             0,
             &[],
         );
-        records(&expect(answer, Kind::ObjectRecords).expect("records"))
+        records(answer)
     }
 
     /// All names with a prefix, page by page.
@@ -379,11 +475,10 @@ impl Raw {
         let mut all: Vec<Known> = Vec::new();
         loop {
             let after = all.last().map_or(Vec::new(), |known| known.name.clone());
-            let (more, is_done) = self.list_page(prefix, &after);
+            let (more, is_done) = self.page(prefix.as_bytes(), &after);
             assert!(is_done || !more.is_empty(), "a page leads on");
             all.extend(more);
             if is_done {
-                all.retain(|known| known.record.state != 0);
                 return all;
             }
         }
@@ -399,37 +494,26 @@ impl Raw {
     ) -> Result<Vec<Status>, Status> {
         let (flags, reserved) = (flags.into(), 0.into());
         let head = ObjectTouchHead { ttl_ms: ttl_ms.into(), flags, reserved };
-        let answer = self.request(
-            Kind::ObjectTouch,
-            |writer| put_names(writer.push(&head), names),
-            names.len(),
-            &[],
-        );
-        Ok(statuses(&expect(answer, Kind::ObjectReply)?))
+        statuses(self.about_names(Kind::ObjectTouch, &head, names))
     }
 
     /// Watches names with a prefix, or no more with UNWATCH.
     #[track_caller]
     pub fn watch(&mut self, prefix: &str, flags: u32) -> Status {
-        let head = ObjectPrefix {
-            flags: flags.into(),
-            prefix_len: u8::try_from(prefix.len()).expect("short"),
-            after_len: 0,
-            reserved: 0.into(),
-        };
+        let prefix_len = length(prefix.as_bytes());
+        let head = ObjectPrefix { flags: flags.into(), prefix_len, ..ObjectPrefix::new_zeroed() };
         let answer = self.request(
             Kind::ObjectWatch,
             |writer| writer.push(&head).push(prefix.as_bytes()),
             0,
             &[],
         );
-        statuses(&expect(answer, Kind::ObjectReply).expect("a status"))[0]
+        statuses(answer).expect("a status")[0]
     }
 
-    /// The next message about names that are watched: of each event what happened, the version and the name. Other events
-    /// are passed by.
+    /// The next message about names that are watched. Other events are passed by.
     #[track_caller]
-    pub fn next_news(&self) -> Vec<(ObjectEvent, u64, String)> {
+    pub fn next_news(&self) -> Vec<News> {
         loop {
             let event = self.receive_event().expect("an event");
             let message = event.message();
@@ -448,7 +532,7 @@ impl Raw {
 
     /// So many events, in as many messages as they come in.
     #[track_caller]
-    pub fn news(&self, count: usize) -> Vec<(ObjectEvent, u64, String)> {
+    pub fn news(&self, count: usize) -> Vec<News> {
         let mut all = Vec::new();
         while all.len() < count {
             all.extend(self.next_news());
@@ -456,32 +540,17 @@ impl Raw {
         all
     }
 
-    /// What is known of names: as many as one answer has room for, and whether these are all.
+    /// What is known of names, page by page.
     #[track_caller]
-    pub fn stat(&mut self, names: &[&str]) -> (Vec<Known>, bool) {
-        let answer = self.request(
-            Kind::ObjectStat,
-            |writer| put_names(writer.push(&scope(0)), names),
-            names.len(),
-            &[],
-        );
-        records(&expect(answer, Kind::ObjectRecords).expect("records"))
+    pub fn stat(&mut self, names: &[&str]) -> Vec<Known> {
+        let mut all = Vec::new();
+        while all.len() < names.len() {
+            let (head, left) = (ObjectScope::new_zeroed(), &names[all.len()..]);
+            let (more, is_done) = records(self.about_names(Kind::ObjectStat, &head, left));
+            assert!(!more.is_empty(), "a page leads on");
+            all.extend(more);
+            assert_eq!(is_done, all.len() == names.len(), "it says whether it is done");
+        }
+        all
     }
-}
-
-#[track_caller]
-pub fn statuses(answer: &Incoming) -> Vec<Status> {
-    answer.message().items::<Status>().expect("statuses").to_vec()
-}
-
-#[track_caller]
-fn records(answer: &Incoming) -> (Vec<Known>, bool) {
-    let message = answer.message();
-    let (page, records) = message.head_and_named::<ObjectPage, ObjectRecord>().expect("a page");
-    let known = records.map(|(record, name, metadata)| Known {
-        name: name.to_vec(),
-        record: *record,
-        metadata: metadata.to_vec(),
-    });
-    (known.collect(), page.done.get() != 0)
 }
