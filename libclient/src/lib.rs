@@ -91,6 +91,7 @@ pub use objects::{
     GetProgress, GetRequest, Group, MakersWork, NewObject, Object, ObjectInfo, ObjectList,
     ObjectOptions, Objects, Place, PutObject, SealError, Touch, Watch, WatchEvent,
 };
+pub use requests::early::EarlyRegistration;
 pub use requests::started::{AcquireRequest, Progress};
 pub use wire::handshake::default_socket_path;
 

@@ -2,6 +2,11 @@
  * usage: lifetimes [CASE]... */
 #include "shapes.h"
 
+#include <pthread.h>
+
+/* Segments in a row. */
+#define ROW 8
+
 static void number_when_imported_by_its_exporter_is_the_memory(void) {
   use_driver();
   size_t before = whole_card();
@@ -295,6 +300,138 @@ static void exec_when_a_vfork_child_moves_a_real_fd_to_3_hands_it_on(void) {
   free_buffer(buffer);
 }
 
+/* --- exports in a row: the layer has the next one on its way before the program asks --- */
+
+/* Segments side by side, as PyTorch's are. */
+typedef struct {
+  CUdeviceptr base;
+  CUmemGenericAllocationHandle handles[ROW];
+} SideBySide;
+
+static SideBySide new_row(unsigned seed) {
+  SideBySide row;
+  DRIVER(cu.cuMemAddressReserve(&row.base, ROW * SEGMENT, SEGMENT, 0, 0));
+  for (int at = 0; at < ROW; at++) {
+    DRIVER(create(&row.handles[at]));
+    DRIVER(cu.cuMemMap(row.base + at * SEGMENT, SEGMENT, 0, row.handles[at], 0));
+  }
+  set_access(row.base, ROW * SEGMENT);
+  for (int at = 0; at < ROW; at++) fill(row.base + at * SEGMENT, seed + at);
+  return row;
+}
+static void free_one(SideBySide *row, int at) {
+  DRIVER(cu.cuMemUnmap(row->base + at * SEGMENT, SEGMENT));
+  DRIVER(cu.cuMemRelease(row->handles[at]));
+}
+/* The broker has as many allocations, if it has any. */
+static int has_registered(long count) { return !is_layered() || COMES_TRUE(ledger("allocations") == count); }
+
+static void exports_when_in_a_row_are_one_ahead_and_no_more(void) {
+  use_driver();
+  size_t before = whole_card();
+  SideBySide row = new_row(300);
+  int numbers[ROW];
+  for (int at = 0; at < ROW; at++) {
+    numbers[at] = export_of(row.handles[at]);
+    CHECK(memory_fds() == (is_layered() ? 0 : at + 1));
+    CHECK(has_registered(at == 0 || at == ROW - 1 ? at + 1 : at + 2));
+  }
+  for (int at = 0; at < ROW; at++) CHECK(is_alive(numbers[at], 300 + at));
+  for (int at = 0; at < ROW; at++) {
+    CHECK(close(numbers[at]) == 0);
+    free_one(&row, at);
+  }
+  DRIVER(cu.cuMemAddressFree(row.base, ROW * SEGMENT));
+  CHECK(has_registered(0) && COMES_TRUE(free_bytes() == before));
+}
+
+/* What is registered ahead is the program's to free, and to leave alone. */
+static void exports_when_a_row_ends_leave_nothing_behind(void) {
+  use_driver();
+  size_t before = whole_card();
+  for (int is_freed = 0; is_freed < 2; is_freed++) {
+    SideBySide row = new_row(320);
+    int first = export_of(row.handles[0]), second = export_of(row.handles[1]);
+    CHECK(has_registered(3));
+    if (is_freed) {
+      size_t free_now = free_bytes();
+      free_one(&row, 2);
+      CHECK(free_bytes() == free_now + SEGMENT && has_registered(2));
+    }
+    /* The program goes on elsewhere. */
+    Buffer buffer = new_buffer(330);
+    int third = export_of(buffer.handle);
+    CHECK(has_registered(3) && is_alive(third, 330) && is_alive(first, 320) && is_alive(second, 321));
+    CHECK(close(third) == 0 && close(first) == 0 && close(second) == 0 && has_registered(0));
+    free_buffer(buffer);
+    for (int at = 0; at < ROW; at++)
+      if (at != 2 || !is_freed) free_one(&row, at);
+    DRIVER(cu.cuMemAddressFree(row.base, ROW * SEGMENT));
+    CHECK(COMES_TRUE(free_bytes() == before));
+  }
+}
+
+/* A handle's value may be another allocation's while its former one was registered ahead. */
+static void exports_when_what_comes_next_was_replaced_are_what_is_there_now(void) {
+  use_driver();
+  size_t before = whole_card();
+  for (int round = 0; round < 20; round++) {
+    SideBySide row = new_row(340);
+    int first = export_of(row.handles[0]), second = export_of(row.handles[1]);
+    free_one(&row, 2);
+    DRIVER(create(&row.handles[2]));
+    DRIVER(cu.cuMemMap(row.base + 2 * SEGMENT, SEGMENT, 0, row.handles[2], 0));
+    set_access(row.base + 2 * SEGMENT, SEGMENT);
+    fill(row.base + 2 * SEGMENT, 400 + round);
+    int third = export_of(row.handles[2]);
+    CHECK(is_alive(third, 400 + round) && is_alive(first, 340) && is_alive(second, 341));
+    CHECK(close(third) == 0 && close(first) == 0 && close(second) == 0);
+    for (int at = 0; at < ROW; at++) free_one(&row, at);
+    DRIVER(cu.cuMemAddressFree(row.base, ROW * SEGMENT));
+  }
+  CHECK(has_registered(0) && COMES_TRUE(free_bytes() == before));
+}
+
+/* A child has what it exports by itself, and not what its parent has on its way. */
+static void exports_when_a_child_goes_on_with_the_row_are_the_parents_still(void) {
+  use_driver();
+  SideBySide row = new_row(360);
+  int numbers[ROW] = {export_of(row.handles[0]), export_of(row.handles[1])};
+  pid_t child = fork();
+  MUST(child >= 0);
+  if (child == 0) _exit(0);
+  CHECK(status_of(child) == 0);
+  for (int at = 2; at < ROW; at++) numbers[at] = export_of(row.handles[at]);
+  for (int at = 0; at < ROW; at++) CHECK(is_alive(numbers[at], 360 + at) && close(numbers[at]) == 0);
+  for (int at = 0; at < ROW; at++) free_one(&row, at);
+  DRIVER(cu.cuMemAddressFree(row.base, ROW * SEGMENT));
+  CHECK(has_registered(0));
+}
+
+static void *exports_a_row(void *seed) {
+  push_context();
+  unsigned first = (unsigned)(uintptr_t)seed;
+  for (int round = 0; round < 20; round++) {
+    SideBySide row = new_row(first);
+    int numbers[ROW];
+    for (int at = 0; at < ROW; at++) numbers[at] = export_of(row.handles[at]);
+    for (int at = 0; at < ROW; at++)
+      if (!is_alive(numbers[at], first + at) || close(numbers[at]) != 0) return "other memory";
+    for (int at = 0; at < ROW; at++) free_one(&row, at);
+    DRIVER(cu.cuMemAddressFree(row.base, ROW * SEGMENT));
+  }
+  return NULL;
+}
+static void exports_when_threads_go_through_rows_of_their_own_are_right(void) {
+  use_driver();
+  size_t before = whole_card();
+  pthread_t threads[3];
+  void *wrong;
+  for (uintptr_t at = 0; at < 3; at++) MUST(pthread_create(&threads[at], NULL, exports_a_row, (void *)(500 + 20 * at)) == 0);
+  for (int at = 0; at < 3; at++) CHECK(pthread_join(threads[at], &wrong) == 0 && wrong == NULL);
+  CHECK(has_registered(0) && COMES_TRUE(free_bytes() == before));
+}
+
 static const Row rows[] = {
     ROLE(inherits_fd_3),
     CASE(child_when_forked_before_the_driver_is_used_exports_for_itself),
@@ -305,6 +442,11 @@ static const Row rows[] = {
     CASE(handle_when_its_value_is_used_again_is_exported_as_what_it_is_now),
     CASE(mappings_when_unmapped_at_once_all_end),
     CASE(imports_when_unmapped_at_once_are_given_back),
+    CASE(exports_when_in_a_row_are_one_ahead_and_no_more),
+    CASE(exports_when_a_row_ends_leave_nothing_behind),
+    CASE(exports_when_what_comes_next_was_replaced_are_what_is_there_now),
+    CASE(exports_when_a_child_goes_on_with_the_row_are_the_parents_still),
+    CASE(exports_when_threads_go_through_rows_of_their_own_are_right),
     CASE(import_when_mapped_twice_lives_until_the_second_unmap),
     CASE(fd_when_duplicated_before_the_import_is_the_memory),
     CASE(number_when_a_child_closes_it_lives_on),

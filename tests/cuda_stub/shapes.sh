@@ -37,7 +37,9 @@ program() {
 
 evicted=(number_when_exported_three_times_ends_with_the_third_close number_when_its_handle_is_released_is_good_while_it_is_mapped
   number_when_all_is_released_and_unmapped_keeps_the_memory handle_when_its_value_is_used_again_is_exported_as_what_it_is_now
-  mappings_when_unmapped_at_once_all_end fd_when_duplicated_before_the_import_is_the_memory number_when_a_child_closes_it_lives_on)
+  mappings_when_unmapped_at_once_all_end fd_when_duplicated_before_the_import_is_the_memory number_when_a_child_closes_it_lives_on
+  exports_when_a_row_ends_leave_nothing_behind exports_when_what_comes_next_was_replaced_are_what_is_there_now
+  exports_when_threads_go_through_rows_of_their_own_are_right)
 for name in by_value by_message lifetimes ends entry; do program direct "$work/$name"; done
 program "direct, linked" "$work/entry_linked"
 program "direct, linked" "$work/lifetimes_linked" "${evicted[@]}"

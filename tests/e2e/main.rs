@@ -12,6 +12,7 @@ mod comeback;
 mod death;
 mod deposits;
 mod dispatch;
+mod early;
 mod exports;
 mod fairness;
 mod fd_store;

@@ -10,7 +10,7 @@
 //! | call | what the layer does |
 //! |---|---|
 //! | cuMemCreate | makes a record of memory that can be exported as an fd |
-//! | cuMemExportToShareableHandle | deposits the driver's fd at the broker, closes it, and answers a virtual fd; again: the same one, counted |
+//! | cuMemExportToShareableHandle | deposits the driver's fd at the broker, closes it, and answers a virtual fd; again: the same one, counted. Of memory mapped side by side, exported one after the other, the next one's fd is deposited before the program asks |
 //! | close of the virtual fd | the last one ends the registration |
 //! | cuMemImportFromShareableHandle | of a virtual fd: a grant; of an fd that pidfd_getfd gave: its lease. The lease lasts as long as the import |
 //! | cuMemRelease | the last one waits while the memory is exported, because a recall needs the handle |

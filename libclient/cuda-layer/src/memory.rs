@@ -5,7 +5,9 @@ use crate::driver;
 use crate::limits::END_TIMEOUT;
 use crate::records::{Close, Done, Id, Records};
 use crate::result::{CuResult, HANDLE_TYPE_POSIX_FD, INVALID_HANDLE, INVALID_VALUE, SUCCESS};
-use fdbroker_client::{Client, Deadline, ErrorCode, Recall, RecallAnswer, Registration};
+use fdbroker_client::{
+    Client, Deadline, EarlyRegistration, ErrorCode, Recall, RecallAnswer, Registration,
+};
 use fdbroker_layer::{SharedLease, settle};
 use fdbroker_virtual_fds::VirtualFd;
 use std::ffi::c_int;
@@ -14,8 +16,8 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub type Memory = Records<Registration, SharedLease>;
-pub type Follows = Done<Registration, SharedLease>;
+pub type Memory = Records<Registration, EarlyRegistration, SharedLease>;
+pub type Follows = Done<Registration, EarlyRegistration, SharedLease>;
 
 /// The records of one process. A child's parent's are never freed: a thread that the child does not have may hold their lock.
 struct OfProcess {
@@ -68,7 +70,9 @@ pub fn end() {
 /// wait.
 pub fn follow(follows: Follows, client: Option<&Client>) {
     if let Some(client) = client {
-        end_registrations(client, follows.registrations);
+        let early = follows.early.map(|it| client.take_early(it, Deadline::after(END_TIMEOUT)));
+        let made = early.and_then(Result::ok);
+        end_registrations(client, follows.registrations.into_iter().chain(made).collect());
     }
     follows.handles.into_iter().for_each(driver::release);
     if let Some(client) = client.filter(|_| follows.is_closing) {

@@ -5,7 +5,7 @@ use crate::broker;
 use crate::driver::{self, MISSING};
 use crate::limits::REGISTER_TIMEOUT;
 use crate::memory::{end_registrations, export as export_below, follow, records};
-use crate::records::{Begun, Id, Release};
+use crate::records::{Begun, Id, Pinned, Release};
 use crate::result::{
     CuDevicePtr, CuMemAllocationProp, CuMemHandle, CuResult, HANDLE_TYPE_POSIX_FD, INVALID_VALUE,
     SUCCESS,
@@ -15,7 +15,7 @@ use fdbroker_client::{Client, Deadline, Deposit, Error, ErrorCode, MemoryKind, R
 use fdbroker_layer::is_absent;
 use fdbroker_virtual_fds::VirtualFd;
 use std::ffi::{c_int, c_ulonglong, c_void};
-use std::os::fd::{AsFd, BorrowedFd, IntoRawFd, RawFd};
+use std::os::fd::{AsFd, IntoRawFd, RawFd};
 
 /// # Safety
 /// As cuMemCreate.
@@ -147,45 +147,83 @@ pub unsafe fn export(
 /// The number for a handle: a virtual fd, or the driver's own fd where the broker does not take it; an error is the driver's.
 /// `None`: the export is the driver's matter alone.
 fn export_number(client: &Client, handle: CuMemHandle) -> Option<Result<RawFd, CuResult>> {
-    let is_current = |one: &Registration| client.is_current(one.id());
-    let begun = records().begin_export(handle, is_current);
-    let (id, size_bytes) = match begun {
+    let begun = records().begin_export(handle, |one| client.is_current(one.id()));
+    let (memory, early, is_in_row) = match begun {
         Begun::Drivers => return None,
         Begun::Known(number) => return Some(Ok(number.number())),
-        Begun::New { id, size_bytes } => (id, size_bytes),
+        Begun::New { memory, early, is_in_row } => (memory, early, is_in_row),
     };
-    let exported =
-        export_below(handle).map(|fd| match register(client, id, size_bytes, fd.as_fd()) {
-            Ok((number, registration)) => {
-                let (number, surplus) =
-                    records().enter_export(id, number, registration, is_current);
-                end_registrations(client, surplus.into_iter().collect());
-                number.number()
+    let exported = match early {
+        Some(early) => {
+            // The driver takes longer for the next export than the broker for its answer to the early one.
+            export_next(client, memory.id);
+            let taken = client.take_early(early, Deadline::after(REGISTER_TIMEOUT));
+            match taken.and_then(|registration| numbered(client, registration)) {
+                Ok(registered) => Ok(enter(client, memory.id, registered)),
+                Err(_) => export_now(client, memory),
             }
-            Err(error) => {
-                say_refused(&error);
-                fd.into_raw_fd()
+        }
+        None => {
+            let left = records().leave_row();
+            follow(left, Some(client));
+            let exported = export_now(client, memory);
+            if is_in_row {
+                export_next(client, memory.id);
             }
-        });
-    let follows = records().unpin(id);
+            exported
+        }
+    };
+    let follows = records().unpin(memory.id);
     follow(follows, Some(client));
     Some(exported)
 }
 
-/// Registers the record's memory.
-fn register(
-    client: &Client,
-    id: Id,
-    size_bytes: u64,
-    fd: BorrowedFd<'_>,
-) -> Result<(VirtualFd, Registration), Error> {
-    let deposit = Deposit {
-        owner_allocation_id: id,
+/// Exports and registers a pinned record's memory.
+fn export_now(client: &Client, memory: Pinned) -> Result<RawFd, CuResult> {
+    let fd = export_below(memory.handle)?;
+    let registered = client
+        .register(&deposit_of(memory), fd.as_fd(), Deadline::after(REGISTER_TIMEOUT))
+        .and_then(|registration| numbered(client, registration));
+    Ok(match registered {
+        Ok(registered) => enter(client, memory.id, registered),
+        Err(error) => {
+            say_refused(&error);
+            fd.into_raw_fd()
+        }
+    })
+}
+
+/// Exports and registers early what the program will most likely export next: what is mapped behind this.
+fn export_next(client: &Client, after: Id) {
+    let Some(next) = records().begin_early(after) else { return };
+    let export = || export_below(next.handle).ok();
+    let deadline = Deadline::after(REGISTER_TIMEOUT);
+    let early = client.register_early(&deposit_of(next), export, deadline);
+    let follows = records().end_early(next.id, early);
+    follows.into_iter().for_each(|it| follow(it, Some(client)));
+}
+
+fn deposit_of(memory: Pinned) -> Deposit {
+    Deposit {
+        owner_allocation_id: memory.id,
         recallable: true,
         virtual_fd: true,
-        ..Deposit::new(MemoryKind::CudaVmm, size_bytes)
-    };
-    let registration = client.register(&deposit, fd, Deadline::after(REGISTER_TIMEOUT))?;
+        ..Deposit::new(MemoryKind::CudaVmm, memory.size_bytes)
+    }
+}
+
+/// Enters a registration; the number that counts.
+fn enter(client: &Client, id: Id, (number, registration): (VirtualFd, Registration)) -> RawFd {
+    let is_current = |one: &Registration| client.is_current(one.id());
+    let (number, surplus) = records().enter_export(id, number, registration, is_current);
+    end_registrations(client, surplus.into_iter().collect());
+    number.number()
+}
+
+fn numbered(
+    client: &Client,
+    registration: Registration,
+) -> Result<(VirtualFd, Registration), Error> {
     match registration.virtual_fd() {
         Some(number) => Ok((number, registration)),
         None => {

@@ -5,6 +5,10 @@
 //! handles is held back: the reference stays the layer's, and is released when nothing needs the memory any more. So whoever has
 //! pinned a record has a handle that the driver cannot give to other memory meanwhile. An export lasts until the
 //! program has closed its number, whatever becomes of handles and maps: a driver's fd would keep the memory, too.
+//!
+//! **Early.** A program that exports what is mapped side by side, one after the other, as PyTorch does with the segments of a tensor,
+//! will most likely export the next one, too: its registration may be sent before. At most one is at a time. It keeps no memory: it is
+//! given up with the program's last reference, and when the program goes on elsewhere.
 
 use crate::result::CuMemHandle;
 use fdbroker_virtual_fds::VirtualFd;
@@ -13,13 +17,16 @@ use std::collections::{BTreeMap, HashMap};
 /// A record's number, which is never used again in this process.
 pub type Id = u64;
 
-/// The memory of one process. `R`: a registration at the broker; `L`: a lease.
-pub struct Records<R, L> {
+/// The memory of one process. `R`: a registration at the broker; `E`: one whose answer is still to be taken; `L`: a lease.
+pub struct Records<R, E, L> {
     by_id: HashMap<Id, Record<R, L>>,
     by_handle: HashMap<CuMemHandle, Id>,
     by_number: HashMap<VirtualFd, Id>,
     maps: BTreeMap<u64, Map>,
     last_id: Id,
+    /// Where the map ends whose memory was exported last: the next export may be what is mapped there.
+    row_end: Option<u64>,
+    early: Option<(Id, E)>,
 }
 
 /// A range of addresses that shows a record's memory.
@@ -28,6 +35,12 @@ pub struct Map {
     base: u64,
     size_bytes: u64,
     id: Id,
+}
+
+impl Map {
+    fn end(self) -> u64 {
+        self.base.saturating_add(self.size_bytes)
+    }
 }
 
 /// One allocation.
@@ -39,6 +52,8 @@ struct Record<R, L> {
     /// The value whose last reference is the layer's.
     held: Option<CuMemHandle>,
     maps: u64,
+    /// Where it was mapped last; it may not be any more.
+    base: u64,
     exports: Vec<Export<R>>,
     /// A registration of it has ended, and the broker may be closing its fd.
     is_closing: bool,
@@ -71,13 +86,21 @@ pub enum Release {
 
 /// What becomes of an export.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Begun {
+pub enum Begun<E> {
     /// The driver's matter alone.
     Drivers,
     /// This number once more.
     Known(VirtualFd),
-    /// To be exported and registered; the record is pinned.
-    New { id: Id, size_bytes: u64 },
+    /// To be exported and registered, unless its early registration is good. `is_in_row`: it is mapped where the export before ended.
+    New { memory: Pinned, early: Option<E>, is_in_row: bool },
+}
+
+/// Memory whose record is pinned: its handle is not other memory's meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pinned {
+    pub id: Id,
+    pub handle: CuMemHandle,
+    pub size_bytes: u64,
 }
 
 /// What becomes of the close of a number.
@@ -93,9 +116,11 @@ pub enum Close<R> {
 
 /// What is to be done once the lock is let go, in this order.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Done<R, L> {
+pub struct Done<R, E, L> {
     /// To be ended at the broker: their memory is gone.
     pub registrations: Vec<R>,
+    /// The same of one whose answer is still to be taken.
+    pub early: Option<E>,
     /// The program has no more of memory that the broker may have an fd of still, which keeps it from the device.
     pub is_closing: bool,
     /// References of the layer, to be released by the driver.
@@ -104,10 +129,11 @@ pub struct Done<R, L> {
     pub leases: Vec<L>,
 }
 
-impl<R, L> Default for Done<R, L> {
+impl<R, E, L> Default for Done<R, E, L> {
     fn default() -> Self {
         Done {
             registrations: Vec::new(),
+            early: None,
             is_closing: false,
             handles: Vec::new(),
             leases: Vec::new(),
@@ -115,9 +141,11 @@ impl<R, L> Default for Done<R, L> {
     }
 }
 
-impl<R, L> Done<R, L> {
-    fn and(mut self, more: Done<R, L>) -> Self {
+impl<R, E, L> Done<R, E, L> {
+    fn and(mut self, more: Done<R, E, L>) -> Self {
         self.registrations.extend(more.registrations);
+        // There is one at a time.
+        self.early = self.early.or(more.early);
         self.is_closing |= more.is_closing;
         self.handles.extend(more.handles);
         self.leases.extend(more.leases);
@@ -125,7 +153,7 @@ impl<R, L> Done<R, L> {
     }
 }
 
-impl<R, L> Default for Records<R, L> {
+impl<R, E, L> Default for Records<R, E, L> {
     fn default() -> Self {
         Records {
             by_id: HashMap::new(),
@@ -133,6 +161,8 @@ impl<R, L> Default for Records<R, L> {
             by_number: HashMap::new(),
             maps: BTreeMap::new(),
             last_id: 0,
+            row_end: None,
+            early: None,
         }
     }
 }
@@ -144,6 +174,7 @@ impl<R, L> Default for Record<R, L> {
             handles: Vec::new(),
             held: None,
             maps: 0,
+            base: 0,
             exports: Vec::new(),
             is_closing: false,
             pins: 0,
@@ -170,9 +201,9 @@ impl<R, L> Record<R, L> {
 }
 
 /// Making, and handles.
-impl<R, L> Records<R, L> {
+impl<R, E, L> Records<R, E, L> {
     /// Enters memory that was just made. Other memory whose handle this was is gone: it was released in a way that nobody saw.
-    pub fn create(&mut self, handle: CuMemHandle, size_bytes: u64) -> Done<R, L> {
+    pub fn create(&mut self, handle: CuMemHandle, size_bytes: u64) -> Done<R, E, L> {
         let gone = self.forget(handle);
         let record = Record { size_bytes, handles: vec![(handle, 1)], ..Record::default() };
         let id = self.insert(record);
@@ -181,7 +212,7 @@ impl<R, L> Records<R, L> {
     }
 
     /// Forgets a handle that the driver has just given to memory which is not to be known.
-    pub fn forget(&mut self, handle: CuMemHandle) -> Done<R, L> {
+    pub fn forget(&mut self, handle: CuMemHandle) -> Done<R, E, L> {
         let Some(id) = self.by_handle.remove(&handle) else { return Done::default() };
         let record = self.by_id.get_mut(&id).expect("of each handle there is the record");
         record.handles.retain(|(value, _)| *value != handle);
@@ -243,7 +274,7 @@ impl<R, L> Records<R, L> {
     }
 
     /// After the driver's answer; a reference that it did not release is the program's still.
-    pub fn end_release(&mut self, id: Id, handle: CuMemHandle, is_released: bool) -> Done<R, L> {
+    pub fn end_release(&mut self, id: Id, handle: CuMemHandle, is_released: bool) -> Done<R, E, L> {
         self.record(id).releases -= 1;
         if !is_released && self.by_handle.get(&handle).is_none_or(|other| *other == id) {
             self.add(id, handle);
@@ -272,12 +303,17 @@ impl<R, L> Records<R, L> {
     }
 
     /// Lets go what nothing needs any more.
-    fn settle(&mut self, id: Id) -> Done<R, L> {
+    fn settle(&mut self, id: Id) -> Done<R, E, L> {
         let mut done = Done::default();
         let record = self.record(id);
         if record.count() > 0 || record.needs_memory() {
             return done;
         }
+        if let Some((_, early)) = self.early.take_if(|(of, _)| *of == id) {
+            done.early = Some(early);
+            self.record(id).is_closing = true;
+        }
+        let record = self.record(id);
         if let Some(held) = record.held.take() {
             record.handles.retain(|(value, _)| *value != held);
             self.by_handle.remove(&held);
@@ -294,13 +330,15 @@ impl<R, L> Records<R, L> {
 }
 
 /// Maps.
-impl<R, L> Records<R, L> {
+impl<R, E, L> Records<R, E, L> {
     /// Enters a range that the driver has just mapped. What stood there was unmapped in a way that nobody saw.
-    pub fn map(&mut self, base: u64, size_bytes: u64, handle: CuMemHandle) -> Done<R, L> {
+    pub fn map(&mut self, base: u64, size_bytes: u64, handle: CuMemHandle) -> Done<R, E, L> {
         let gone = self.take_maps(base, size_bytes);
         let id = self.by_handle.get(&handle).copied();
         if let Some(id) = id {
-            self.record(id).maps += 1;
+            let record = self.record(id);
+            record.maps += 1;
+            record.base = base;
             self.maps.insert(base, Map { base, size_bytes, id });
         }
         self.end_maps(&gone)
@@ -323,7 +361,7 @@ impl<R, L> Records<R, L> {
     }
 
     /// After the driver has ended them.
-    pub fn end_maps(&mut self, maps: &[Map]) -> Done<R, L> {
+    pub fn end_maps(&mut self, maps: &[Map]) -> Done<R, E, L> {
         maps.iter().fold(Done::default(), |done, map| {
             self.record(map.id).maps -= 1;
             done.and(self.settle(map.id))
@@ -337,7 +375,7 @@ impl<R, L> Records<R, L> {
 }
 
 /// Exports, recalls, and the ends of numbers.
-impl<R, L> Records<R, L> {
+impl<R, E, L> Records<R, E, L> {
     /// Whether the layer exports the memory of this handle.
     pub fn is_exportable(&self, handle: CuMemHandle) -> bool {
         let record = self.by_handle.get(&handle).map(|id| &self.by_id[id]);
@@ -359,11 +397,16 @@ impl<R, L> Records<R, L> {
     }
 
     /// Begins an export. `is_current`: whether the broker still knows a registration.
-    pub fn begin_export(&mut self, handle: CuMemHandle, is_current: impl Fn(&R) -> bool) -> Begun {
+    pub fn begin_export(
+        &mut self,
+        handle: CuMemHandle,
+        is_current: impl Fn(&R) -> bool,
+    ) -> Begun<E> {
         if !self.is_exportable(handle) {
             return Begun::Drivers;
         }
         let id = self.by_handle[&handle];
+        let is_in_row = self.go_on_from(id);
         let record = self.record(id);
         let mut exports = record.exports.iter_mut();
         if let Some(export) = exports.find(|export| is_current(&export.registration)) {
@@ -371,7 +414,59 @@ impl<R, L> Records<R, L> {
             return Begun::Known(export.number);
         }
         record.pins += 1;
-        Begun::New { id, size_bytes: record.size_bytes }
+        let memory = Pinned { id, handle, size_bytes: record.size_bytes };
+        let early = self.early.take_if(|(of, _)| *of == id).map(|(_, early)| early);
+        Begun::New { memory, early, is_in_row }
+    }
+
+    /// What to register early after an export in a row: what is mapped behind it, if the program could export it next. It is pinned;
+    /// [`Records::end_early`] follows.
+    pub fn begin_early(&mut self, after: Id) -> Option<Pinned> {
+        let end = self.map_of(after)?.end();
+        let id = self.maps.get(&end)?.id;
+        let record = self.record(id);
+        let handle = record.handles.iter().find(|(_, count)| *count > 0)?.0;
+        let is_free = record.exports.is_empty() && record.pins == 0;
+        if record.size_bytes == 0 || !is_free {
+            return None;
+        }
+        record.pins += 1;
+        Some(Pinned { id, handle, size_bytes: record.size_bytes })
+    }
+
+    /// Enters what has become of it. What is too much, and what the program has left behind, comes back.
+    pub fn end_early(&mut self, id: Id, early: Option<E>) -> [Done<R, E, L>; 2] {
+        let former = match early {
+            Some(early) => self.early.replace((id, early)),
+            None => None,
+        };
+        [self.give_up(former), self.unpin(id)]
+    }
+
+    /// The program goes on elsewhere: what was registered early is given up.
+    pub fn leave_row(&mut self) -> Done<R, E, L> {
+        let former = self.early.take();
+        self.give_up(former)
+    }
+
+    fn give_up(&mut self, early: Option<(Id, E)>) -> Done<R, E, L> {
+        let Some((id, early)) = early else { return Done::default() };
+        // It has the program's references still: else it would have gone with them.
+        self.record(id).is_closing = true;
+        Done { early: Some(early), ..Done::default() }
+    }
+
+    /// Notes where an export's map ends; whether it begins where that before has ended.
+    fn go_on_from(&mut self, id: Id) -> bool {
+        let map = self.map_of(id);
+        let is_in_row = map.is_some_and(|map| self.row_end == Some(map.base));
+        self.row_end = map.map(|map| map.end());
+        is_in_row
+    }
+
+    fn map_of(&self, id: Id) -> Option<Map> {
+        let map = self.maps.get(&self.by_id.get(&id)?.base)?;
+        (map.id == id).then_some(*map)
     }
 
     /// Enters the registration of an export that was begun. When another thread was faster, its number counts, and the
@@ -422,7 +517,7 @@ impl<R, L> Records<R, L> {
     }
 
     /// Ends a use of a pinned record.
-    pub fn unpin(&mut self, id: Id) -> Done<R, L> {
+    pub fn unpin(&mut self, id: Id) -> Done<R, E, L> {
         self.record(id).pins -= 1;
         self.settle(id)
     }

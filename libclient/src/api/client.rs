@@ -14,6 +14,7 @@ use crate::fork::Process;
 use crate::limits::UNREGISTER_TIMEOUT;
 use crate::requests::acquire::{Handed, acquire_each, acquire_one};
 use crate::requests::ahead::{fetch, take};
+use crate::requests::early::{self, EarlyRegistration};
 use crate::requests::flush::flush;
 use crate::requests::register::{Batch, Registrations, register, unregister};
 use crate::requests::resolve::resolve;
@@ -158,6 +159,33 @@ impl Client {
     ) -> Result<Registrations, Error> {
         let mut export = |index: usize| export(index).map(Export::Fresh);
         self.register_batch(&mut Batch { deposits, export: &mut export, fresh: true }, deadline)
+    }
+
+    /// Registers one allocation early: what a program will most likely register next. It is sent, and its answer is taken when the
+    /// program asks for it ([`Client::take_early`]), so that nobody waits. Never waits itself. `export` is called where the broker has a
+    /// place at hand, and must not wait for anything. `None`: it has none, or could not be asked, or there is no fd; register it when
+    /// it is wanted.
+    pub fn register_early(
+        &self,
+        deposit: &Deposit,
+        export: impl FnOnce() -> Option<OwnedFd>,
+        deadline: Deadline,
+    ) -> Option<EarlyRegistration> {
+        early::begin(&self.usable("register").ok()?, deposit, export, deadline)
+    }
+
+    /// The answer to an early registration, waiting for it if it has not come yet.
+    ///
+    /// # Errors
+    /// As [`Client::register`]; AGAIN: its place was given to others meanwhile. NOT_CONNECTED: the connection that it was sent by is
+    /// lost. In every case there is no registration, and one can be made as if nothing had been tried.
+    pub fn take_early(
+        &self,
+        early: EarlyRegistration,
+        deadline: Deadline,
+    ) -> Result<Registration, Error> {
+        self.check_may_wait("register")?;
+        early::take(early, deadline)
     }
 
     pub(crate) fn register_batch(

@@ -3,6 +3,7 @@
 
 pub(crate) mod acquire;
 pub(crate) mod ahead;
+pub(crate) mod early;
 pub(crate) mod flush;
 pub(crate) mod register;
 pub(crate) mod registering;

@@ -14,6 +14,7 @@ use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
 use fdbroker_protocol::message::{AllocationItem, RegisterHead, RegisterReplyHead, Registered};
 use fdbroker_protocol::{DecodeError, ErrorCode, Kind, Resource, Scope, Status, Writer};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
 
 /// One outcome per deposit, in their order.
 pub(crate) type Registrations = Vec<Result<Registration, Error>>;
@@ -149,7 +150,13 @@ pub(crate) fn claim(
     let most = u32::try_from(most).expect("at most 253");
     loop {
         let claimed = connection.patiently(deadline.at(), |until| {
-            let claim = connection.credits.claim(most, until);
+            let claim = match connection.credits.claim(most, until) {
+                // In dispatch mode this was one look: what brings credits may lie unread.
+                Claim::TimedOut if connection.read_if_nobody_does().is_some() => {
+                    connection.credits.claim(most, Instant::now())
+                }
+                claim => claim,
+            };
             (claim != Claim::TimedOut).then_some(claim)
         });
         match claimed.unwrap_or(Claim::TimedOut) {
@@ -221,7 +228,7 @@ pub(super) struct Request<'a> {
 }
 
 impl Request<'_> {
-    fn call(&self) -> Call<'static> {
+    pub fn call(&self) -> Call<'static> {
         Call {
             what: if self.sent.is_empty() { NO_PLACE } else { "register" },
             kind: Kind::Register,
@@ -257,6 +264,11 @@ impl Request<'_> {
         connection.start(&self.call(), &self.fds(), |writer| self.write(writer))
     }
 
+    /// The same of one whose answers are waited for later.
+    pub fn start_attended(&self, connection: &Connection) -> Result<Option<u64>, Error> {
+        connection.start_attended(&self.call(), &self.fds(), |writer| self.write(writer))
+    }
+
     /// Takes the answers to a message started, if they have come.
     pub fn look(&self, connection: &Connection, id: u64) -> Option<Result<Registrations, Error>> {
         connection.look(id, &self.call(), |reply| self.read(connection, reply))
@@ -273,22 +285,30 @@ impl Request<'_> {
         connection: &Connection,
         reply: Reply<'_>,
     ) -> Result<Registrations, DecodeError> {
-        let (_, items) = reply.message.head_and_items::<RegisterReplyHead, Registered>()?;
-        check_count(Kind::RegisterReply, items.len(), self.sent.len())?;
-        let answers = items.iter().zip(self.sent).map(|(item, (index, _))| {
-            if !item.status.is_ok() {
-                let error = Error::from_status(item.status, "register");
-                return Err(name_bound(connection, error));
-            }
-            let Registered { handle, token, .. } = *item;
-            let made = Registration { handle, token, epoch: connection.epoch };
-            let deposit = &self.deposits[*index];
-            let holdings = &connection.common.holdings;
-            let epoch = holdings.enter_registration(connection.epoch, deposit, &made);
-            Ok(Registration { epoch, ..made })
-        });
-        Ok(answers.collect())
+        registered(connection, self.sent.iter().map(|(index, _)| &self.deposits[*index]), &reply)
     }
+}
+
+/// The outcomes in a reply, of deposits in their order.
+pub(super) fn registered<'a>(
+    connection: &Connection,
+    deposits: impl ExactSizeIterator<Item = &'a Deposit>,
+    reply: &Reply<'_>,
+) -> Result<Registrations, DecodeError> {
+    let (_, items) = reply.message.head_and_items::<RegisterReplyHead, Registered>()?;
+    check_count(Kind::RegisterReply, items.len(), deposits.len())?;
+    let answers = items.iter().zip(deposits).map(|(item, deposit)| {
+        if !item.status.is_ok() {
+            let error = Error::from_status(item.status, "register");
+            return Err(name_bound(connection, error));
+        }
+        let Registered { handle, token, .. } = *item;
+        let made = Registration { handle, token, epoch: connection.epoch };
+        let holdings = &connection.common.holdings;
+        let epoch = holdings.enter_registration(connection.epoch, deposit, &made);
+        Ok(Registration { epoch, ..made })
+    });
+    Ok(answers.collect())
 }
 
 /// Unregisters many; one outcome each, in their order. The broker hears of all of them, those that time is over for

@@ -92,24 +92,38 @@ impl Connection {
         fds: &[BorrowedFd<'_>],
         write: impl Fn(&mut Writer) -> usize,
     ) -> Result<Option<u64>, Error> {
-        let Some(id) = self.try_begin(call)? else { return Ok(None) };
-        match self.try_send(id, call, fds, &write) {
-            Ok(None) => {
-                if self.common.dispatches() || call.deposits > 0 {
-                    // From now on the event fd is to tell of its reply, or the library thread to read it.
-                    self.common.wake.kick();
-                }
-                Ok(Some(id))
-            }
-            Ok(Some(_)) => {
-                self.withdraw(id);
-                Ok(None)
-            }
-            Err(error) => {
-                self.withdraw(id);
-                Err(error)
-            }
+        let enter = |inbox: &mut Inbox, id| inbox.enter_untended(id, call.deposits);
+        let started = self.start_entering(call, fds, write, enter)?;
+        if started.is_some() && (self.common.dispatches() || call.deposits > 0) {
+            // From now on the event fd is to tell of its reply, or the library thread to read it.
+            self.common.wake.kick();
         }
+        Ok(started)
+    }
+
+    /// The same of one that [`Connection::reply`] waits for later. Until then its reply may lie unread: nobody is woken for it.
+    pub fn start_attended(
+        &self,
+        call: &Call<'_>,
+        fds: &[BorrowedFd<'_>],
+        write: impl Fn(&mut Writer) -> usize,
+    ) -> Result<Option<u64>, Error> {
+        self.start_entering(call, fds, write, |inbox, id| inbox.enter(id, call.deposits, call.ends))
+    }
+
+    fn start_entering(
+        &self,
+        call: &Call<'_>,
+        fds: &[BorrowedFd<'_>],
+        write: impl Fn(&mut Writer) -> usize,
+        enter: impl FnOnce(&mut Inbox, u64),
+    ) -> Result<Option<u64>, Error> {
+        let Some(id) = self.try_begin(call, enter)? else { return Ok(None) };
+        let sent = self.try_send(id, call, fds, &write);
+        if !matches!(sent, Ok(None)) {
+            self.withdraw(id);
+        }
+        Ok(sent?.is_none().then_some(id))
     }
 
     /// Gives up on a started request: what it brings or has brought is given back.
@@ -124,7 +138,14 @@ impl Connection {
                 drop(inbox);
                 self.discard(parcel);
             }
-            (None, Some(at)) => self.give_up(inbox, at, id),
+            (None, Some(at)) => match inbox.take_parcel(at) {
+                Some(parcel) => {
+                    self.leave(&mut inbox, at);
+                    drop(inbox);
+                    self.discard(parcel);
+                }
+                None => self.give_up(inbox, at, id),
+            },
             (None, None) => {}
         }
     }
@@ -177,7 +198,11 @@ impl Connection {
     }
 
     /// The same without waiting; `None`: all places are taken.
-    fn try_begin(&self, call: &Call<'_>) -> Result<Option<u64>, Error> {
+    fn try_begin(
+        &self,
+        call: &Call<'_>,
+        enter: impl FnOnce(&mut Inbox, u64),
+    ) -> Result<Option<u64>, Error> {
         if !self.is_usable() {
             return Err(self.lost(call.what));
         }
@@ -191,7 +216,7 @@ impl Connection {
             return Ok(None);
         }
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        inbox.enter_untended(id, call.deposits);
+        enter(&mut inbox, id);
         Ok(Some(id))
     }
 

@@ -75,7 +75,7 @@ impl Connection {
         let connection = Connection {
             epoch,
             facts: Facts::from(&reply),
-            credits: Credits::new(reply.deposit_credits.get()),
+            credits: Credits::new(reply.deposit_credits.get(), common.wake.clone()),
             common,
             socket: OwnFd::new(socket),
             events: OwnFd::new(events),
@@ -219,14 +219,15 @@ impl Connection {
         (stuck || self.is_for_the_server(&inbox)) && !inbox.reading
     }
 
-    /// Whether replies will come that no thread waits for. Those to started requests are read by their tests, unless they
+    /// Whether replies will come that no thread waits for, or whose credits others wait for. Those to started requests are read by their tests, unless they
     /// bring back credits that others may wait for; in dispatch mode the event fd is to tell of them, too.
     fn is_for_the_server(&self, inbox: &Inbox) -> bool {
         let is_untended = match self.common.dispatches() {
             true => inbox.has_untended(),
             false => inbox.has_untended_deposits(),
         };
-        inbox.is_owed() || is_untended
+        let are_credits_awaited = inbox.has_unattended_deposits() && self.credits.is_awaited();
+        inbox.is_owed() || is_untended || are_credits_awaited
     }
 
     /// The error of a call that the connection was lost for.

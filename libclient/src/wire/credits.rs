@@ -1,6 +1,7 @@
 //! Deposit credits: how many fds this client may send before the broker has made room for more.
 //! Must never send an fd beyond the credit: the broker would end the connection.
 
+use crate::books::wake::Wake;
 use crate::limits::ROW_GAP;
 use crate::sync::{lock, wait_until};
 use std::sync::{Condvar, Mutex};
@@ -13,6 +14,8 @@ pub(crate) struct Credits {
     changed: Condvar,
     /// Deposits with no more time between them come in a row.
     row_gap: Duration,
+    /// The answers that bring credits may be read by nobody but the thread that serves.
+    wake: Wake,
 }
 
 #[derive(Debug)]
@@ -46,11 +49,11 @@ pub(crate) enum Claim {
 }
 
 impl Credits {
-    pub fn new(granted: u32) -> Self {
+    pub fn new(granted: u32, wake: Wake) -> Self {
         let (available, in_flight, waiting) = (granted, 0, 0);
         let (asking, answered_at, closed) = (false, None, false);
         let state = State { available, in_flight, waiting, asking, answered_at, closed };
-        Credits { state: Mutex::new(state), changed: Condvar::new(), row_gap: ROW_GAP }
+        Credits { state: Mutex::new(state), changed: Condvar::new(), row_gap: ROW_GAP, wake }
     }
 
     /// Claims 1 to `wanted` credits, waiting until `until` while answers or another asker may bring some.
@@ -75,9 +78,26 @@ impl Credits {
                 return Claim::TimedOut;
             }
             state.waiting += 1;
+            if state.waiting == 1 {
+                self.wake.kick();
+            }
             state = wait_until(&self.changed, state, until);
             state.waiting -= 1;
         }
+    }
+
+    /// Claims one if it is there now; then as after a claim.
+    pub fn claim_one_at_hand(&self) -> bool {
+        let mut state = lock(&self.state);
+        let is_there = state.available > 0 && !state.closed;
+        state.available -= u32::from(is_there);
+        state.in_flight += u32::from(is_there);
+        is_there
+    }
+
+    /// Whether threads wait for the answers to others' requests.
+    pub fn is_awaited(&self) -> bool {
+        lock(&self.state).waiting > 0
     }
 
     /// The asker has its answer, or has given up.
@@ -129,13 +149,17 @@ impl Credits {
 mod tests {
     use super::*;
 
+    fn credits(granted: u32) -> Credits {
+        Credits::new(granted, Wake::new().unwrap())
+    }
+
     fn soon() -> Instant {
         Instant::now() + Duration::from_millis(20)
     }
 
     #[test]
     fn claim_when_some_left_then_no_more_than_those() {
-        let credits = Credits::new(3);
+        let credits = credits(3);
         assert_eq!(credits.claim(2, soon()), Claim::Granted(2));
         assert_eq!(credits.claim(2, soon()), Claim::Granted(1));
         assert_eq!(credits.claim(1, soon()), Claim::TimedOut);
@@ -143,7 +167,7 @@ mod tests {
 
     #[test]
     fn answered_when_others_in_flight_then_theirs_are_taken_off() {
-        let credits = Credits::new(4);
+        let credits = credits(4);
         assert_eq!(credits.claim(2, soon()), Claim::Granted(2));
         assert_eq!(credits.claim(2, soon()), Claim::Granted(2));
         credits.answered(2, 3);
@@ -152,7 +176,7 @@ mod tests {
 
     #[test]
     fn claim_when_deposits_come_in_a_row_then_it_says_so() {
-        let credits = |row_gap| Credits { row_gap, ..Credits::new(1) };
+        let credits = |row_gap| Credits { row_gap, ..credits(1) };
         let claim_after_one = |credits: &Credits| {
             assert_eq!(credits.claim(1, soon()), Claim::Granted(1));
             credits.answered(1, 0);
@@ -165,7 +189,7 @@ mod tests {
 
     #[test]
     fn claim_when_none_and_nothing_in_flight_then_one_asks_and_others_wait() {
-        let credits = Credits::new(0);
+        let credits = credits(0);
         assert_eq!(credits.claim(1, soon()), Claim::Ask { in_a_row: false });
         assert_eq!(credits.claim(1, soon()), Claim::TimedOut);
         credits.answered(0, 5);
@@ -174,8 +198,22 @@ mod tests {
     }
 
     #[test]
+    fn claim_one_at_hand_when_none_then_nobody_asks() {
+        let credits = credits(1);
+        assert!(credits.claim_one_at_hand());
+        assert!(!credits.claim_one_at_hand());
+        // One is on its way back, so nobody has to ask.
+        assert_eq!(credits.claim(1, soon()), Claim::TimedOut);
+        credits.answered(1, 1);
+        assert_eq!(credits.claim(1, soon()), Claim::Granted(1));
+        credits.close();
+        credits.answered(1, 1);
+        assert!(!credits.claim_one_at_hand());
+    }
+
+    #[test]
     fn give_back_when_not_sent_then_available_again() {
-        let credits = Credits::new(2);
+        let credits = credits(2);
         assert_eq!(credits.claim(2, soon()), Claim::Granted(2));
         credits.give_back(2);
         assert_eq!(credits.claim(2, soon()), Claim::Granted(2));
@@ -183,7 +221,7 @@ mod tests {
 
     #[test]
     fn claim_when_closed_then_closed() {
-        let credits = Credits::new(2);
+        let credits = credits(2);
         credits.close();
         assert_eq!(credits.claim(1, soon()), Claim::Closed);
     }

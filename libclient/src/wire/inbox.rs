@@ -111,6 +111,12 @@ impl Inbox {
         self.waiting.iter().any(|waiting| waiting.wake.is_none() && waiting.deposits > 0)
     }
 
+    /// Whether one is under way whose reply brings back credits, and whose thread does not wait for it now.
+    pub fn has_unattended_deposits(&self) -> bool {
+        let is_unattended = |one: &Waiting| !one.sleeps && one.parcel.is_none();
+        self.waiting.iter().any(|one| one.deposits > 0 && is_unattended(one))
+    }
+
     pub fn leave(&mut self, at: usize) {
         self.idle.extend(self.waiting.swap_remove(at).wake);
     }

@@ -10,6 +10,7 @@ mod comeback;
 mod cuda;
 mod deposits;
 mod dispatch;
+mod early;
 mod exports;
 mod gathering;
 mod isolated;

@@ -6,41 +6,50 @@ const SIZE: u64 = 65536;
 const A: CuMemHandle = 11;
 const B: CuMemHandle = 12;
 
-type Of = Records<&'static str, &'static str>;
+type Of = Records<&'static str, &'static str, &'static str>;
+type DoneOf = Done<&'static str, &'static str, &'static str>;
 
 fn number(index: i32) -> VirtualFd {
     VirtualFd::new(VirtualFd::FIRST + index).unwrap()
 }
 
-fn released(handle: CuMemHandle) -> Done<&'static str, &'static str> {
+fn released(handle: CuMemHandle) -> DoneOf {
     Done { handles: vec![handle], ..Done::default() }
 }
 
 /// The memory that goes now may be kept by an fd that the broker is closing.
-fn closing() -> Done<&'static str, &'static str> {
+fn closing() -> DoneOf {
     Done { is_closing: true, ..Done::default() }
 }
 
-fn given_back(lease: &'static str) -> Done<&'static str, &'static str> {
+fn given_back(lease: &'static str) -> DoneOf {
     Done { leases: vec![lease], ..Done::default() }
 }
 
+/// A new export, without an early registration; whether it is in a row.
+fn begun(records: &mut Of, handle: CuMemHandle) -> (Id, bool) {
+    match records.begin_export(handle, |_| true) {
+        Begun::New { memory, early: None, is_in_row } => {
+            assert_eq!((memory.handle, memory.size_bytes), (handle, SIZE));
+            (memory.id, is_in_row)
+        }
+        other => panic!("not a new export: {other:?}"),
+    }
+}
+
 fn exported(records: &mut Of, handle: CuMemHandle, index: i32) -> Id {
-    let Begun::New { id, size_bytes } = records.begin_export(handle, |_| true) else {
-        panic!("not a new export");
-    };
-    assert_eq!(size_bytes, SIZE);
+    let (id, _) = begun(records, handle);
     assert_eq!(records.enter_export(id, number(index), "one", |_| true), (number(index), None));
     assert_eq!(records.unpin(id), Done::default());
     id
 }
 
-fn really_released(records: &mut Of, handle: CuMemHandle) -> Done<&'static str, &'static str> {
+fn really_released(records: &mut Of, handle: CuMemHandle) -> DoneOf {
     let Release::Real(id) = records.begin_release(handle) else { panic!("not the driver's") };
     records.end_release(id, handle, true)
 }
 
-fn close(records: &mut Of, index: i32) -> Done<&'static str, &'static str> {
+fn close(records: &mut Of, index: i32) -> DoneOf {
     match records.begin_close(number(index)) {
         Close::Last(id, _) => records.unpin(id),
         Close::Counted => Done::default(),
@@ -48,7 +57,7 @@ fn close(records: &mut Of, index: i32) -> Done<&'static str, &'static str> {
     }
 }
 
-fn unmap(records: &mut Of, base: u64) -> Done<&'static str, &'static str> {
+fn unmap(records: &mut Of, base: u64) -> DoneOf {
     let maps = records.take_maps(base, SIZE);
     records.end_maps(&maps)
 }
@@ -222,7 +231,9 @@ fn export_when_the_registration_has_ended_then_a_new_number_beside_it() {
     records.create(A, SIZE);
     records.map(0, SIZE, A);
     exported(&mut records, A, 0);
-    let Begun::New { id, .. } = records.begin_export(A, |_| false) else { panic!("not new") };
+    let Begun::New { memory: Pinned { id, .. }, .. } = records.begin_export(A, |_| false) else {
+        panic!("not new")
+    };
     records.enter_export(id, number(1), "two", |registration| *registration == "two");
     records.unpin(id);
     assert_eq!(close(&mut records, 0), Done::default());
@@ -236,8 +247,8 @@ fn export_when_the_registration_has_ended_then_a_new_number_beside_it() {
 fn export_when_two_threads_make_one_then_one_number() {
     let mut records = Of::default();
     records.create(A, SIZE);
-    let begun = [records.begin_export(A, |_| true), records.begin_export(A, |_| true)];
-    let [Begun::New { id, .. }, Begun::New { .. }] = begun else { panic!("not new") };
+    let [(id, _), (other, _)] = [begun(&mut records, A), begun(&mut records, A)];
+    assert_eq!(id, other);
     assert_eq!(records.enter_export(id, number(0), "one", |_| true), (number(0), None));
     assert_eq!(records.unpin(id), Done::default());
     assert_eq!(records.enter_export(id, number(1), "two", |_| true), (number(0), Some("two")));
@@ -252,8 +263,115 @@ fn export_when_two_threads_make_one_then_one_number() {
 fn export_when_it_fails_after_the_last_release_then_the_release_is_done() {
     let mut records = Of::default();
     records.create(A, SIZE);
-    let Begun::New { id, .. } = records.begin_export(A, |_| true) else { panic!("not new") };
+    let (id, _) = begun(&mut records, A);
     assert_eq!(records.begin_release(A), Release::Held);
     assert_eq!(records.unpin(id), released(A));
     assert!(is_empty(&records));
+}
+
+/// Memory mapped side by side, with these handles.
+fn side_by_side(handles: &[CuMemHandle]) -> Of {
+    let mut records = Of::default();
+    for (place, handle) in (0..).zip(handles) {
+        records.create(*handle, SIZE);
+        records.map(0x10000 + place * SIZE, SIZE, *handle);
+    }
+    records
+}
+
+/// The export of B after that of A, and the early registration of what is mapped next.
+fn in_a_row(records: &mut Of, next: CuMemHandle) -> Id {
+    exported(records, A, 0);
+    let (id, is_in_row) = begun(records, B);
+    assert!(is_in_row);
+    records.enter_export(id, number(1), "two", |_| true);
+    let pinned = records.begin_early(id).expect("mapped behind it");
+    assert_eq!((pinned.handle, pinned.size_bytes), (next, SIZE));
+    assert_eq!(records.end_early(pinned.id, Some("early")), [DoneOf::default(), DoneOf::default()]);
+    assert_eq!(records.unpin(id), DoneOf::default());
+    pinned.id
+}
+
+fn with_early() -> DoneOf {
+    Done { early: Some("early"), ..Done::default() }
+}
+
+const C: CuMemHandle = 13;
+
+#[test]
+fn early_when_the_program_goes_on_then_it_is_that_export() {
+    let mut records = side_by_side(&[A, B, C]);
+    let id = in_a_row(&mut records, C);
+    let Begun::New { memory, early: Some("early"), is_in_row: true } =
+        records.begin_export(C, |_| true)
+    else {
+        panic!("not the early one")
+    };
+    assert_eq!(memory, Pinned { id, handle: C, size_bytes: SIZE });
+    // Nothing is mapped behind it.
+    assert_eq!(records.begin_early(id), None);
+    assert_eq!(records.leave_row(), DoneOf::default());
+}
+
+#[test]
+fn early_when_the_program_goes_on_elsewhere_then_given_up() {
+    let mut records = side_by_side(&[A, B, C]);
+    in_a_row(&mut records, C);
+    records.create(14, SIZE);
+    let (id, is_in_row) = begun(&mut records, 14);
+    assert!(!is_in_row);
+    assert_eq!(records.leave_row(), with_early());
+    assert_eq!(records.begin_early(id), None, "it is not mapped");
+    // Its fd may be on its way to be closed.
+    assert_eq!(really_released(&mut records, C), DoneOf::default());
+    assert_eq!(unmap(&mut records, 0x10000 + 2 * SIZE), closing());
+}
+
+#[test]
+fn early_when_the_memory_is_released_then_it_keeps_nothing() {
+    let mut records = side_by_side(&[A, B, C]);
+    in_a_row(&mut records, C);
+    assert_eq!(unmap(&mut records, 0x10000 + 2 * SIZE), DoneOf::default());
+    assert_eq!(really_released(&mut records, C), Done { is_closing: true, ..with_early() });
+    assert_eq!(records.leave_row(), DoneOf::default());
+    // The value is another allocation's now.
+    assert_eq!(records.create(C, SIZE), DoneOf::default());
+    assert!(matches!(records.begin_export(C, |_| true), Begun::New { early: None, .. }));
+}
+
+#[test]
+fn early_when_the_memory_is_released_while_it_is_sent_then_given_up_after() {
+    let mut records = side_by_side(&[A, B]);
+    let id = exported(&mut records, A, 0);
+    let pinned = records.begin_early(id).expect("mapped behind it");
+    assert_eq!(records.begin_early(id), None, "it is under way");
+    assert_eq!(records.begin_release(B), Release::Held);
+    let after = Done { handles: vec![B], ..with_early() };
+    assert_eq!(records.end_early(pinned.id, Some("early")), [DoneOf::default(), after]);
+    assert_eq!(records.leave_row(), DoneOf::default());
+}
+
+#[test]
+fn early_when_another_is_made_then_the_former_is_given_up() {
+    let mut records = side_by_side(&[A, B, C]);
+    in_a_row(&mut records, C);
+    records.create(14, SIZE);
+    records.map(0, 0x10000 - 1, 14);
+    records.create(15, SIZE);
+    records.map(0x10000 - 1, 1, 15);
+    let id = exported(&mut records, 14, 2);
+    let pinned = records.begin_early(id).expect("mapped behind it");
+    assert_eq!(records.end_early(pinned.id, Some("other")), [with_early(), DoneOf::default()]);
+    assert_eq!(records.leave_row(), Done { early: Some("other"), ..Done::default() });
+}
+
+#[test]
+fn early_when_what_is_behind_is_exported_or_imported_then_none() {
+    let mut records = side_by_side(&[A, B]);
+    exported(&mut records, B, 1);
+    let id = exported(&mut records, A, 0);
+    assert_eq!(records.begin_early(id), None);
+    records.import(C, Some("lease"));
+    records.map(0x10000 + SIZE, SIZE, C);
+    assert_eq!(records.begin_early(id), None);
 }

@@ -1,0 +1,141 @@
+//! Registrations that are sent early, with a scripted broker: nobody waits for them, and none is left behind.
+
+use crate::support::*;
+use fdbroker_client::{Client, EarlyRegistration, ErrorCode, Notice};
+use fdbroker_protocol::{Kind, Status};
+use std::os::fd::AsFd;
+use std::sync::mpsc::channel;
+use std::thread;
+
+/// Sends one early; there is a credit for it.
+#[track_caller]
+fn begin(client: &Client, number: u64) -> EarlyRegistration {
+    let export = || Some(memory(b""));
+    client.register_early(&deposit(number), export, soon()).expect("a credit is at hand")
+}
+
+#[test]
+fn take_early_when_answered_before_then_the_registration_and_credits_are_counted() {
+    let broker = FakeBroker::listen();
+    let terms = Terms { credits: 2, ..Terms::default() };
+    let (client, peer) = broker.client_with(Client::builder(), terms);
+    let first = begin(&client, 1);
+    let sent = peer.recv_kind(Kind::Register);
+    assert_eq!((sent.count, sent.fds.len()), (1, 1));
+    peer.registered(&sent, 1, 7);
+    let second = begin(&client, 2);
+    assert!(client.register_early(&deposit(3), || panic!("no credit"), soon()).is_none());
+    assert_eq!(client.take_early(first, soon()).unwrap().handle, handle(7));
+    peer.registered(&peer.recv_kind(Kind::Register), 4, 8);
+    assert_eq!(client.take_early(second, soon()).unwrap().handle, handle(8));
+    drop([begin(&client, 3), begin(&client, 4), begin(&client, 5), begin(&client, 6)]);
+}
+
+#[test]
+fn take_early_when_another_call_has_read_its_answer_then_it_is_there() {
+    let broker = FakeBroker::listen();
+    let (client, peer) = broker.client();
+    let early = begin(&client, 1);
+    let sent = peer.recv_kind(Kind::Register);
+    thread::scope(|scope| {
+        let call = scope.spawn(|| client.register(&deposit(2), memory(b"").as_fd(), soon()));
+        let other = peer.recv_kind(Kind::Register);
+        peer.registered(&sent, 8, 1);
+        peer.registered(&other, 8, 2);
+        assert_eq!(call.join().unwrap().unwrap().handle, handle(2));
+    });
+    assert_eq!(client.take_early(early, soon()).unwrap().handle, handle(1));
+    peer.assert_silent();
+}
+
+#[test]
+fn register_when_the_only_credit_is_on_its_way_with_an_early_one_then_it_is_read() {
+    for is_dispatched in [false, true] {
+        let broker = FakeBroker::listen();
+        let terms = Terms { credits: 1, ..Terms::default() };
+        let (client, peer) = broker.client_with(Client::builder().dispatch(is_dispatched), terms);
+        let early = begin(&client, 1);
+        let sent = peer.recv_kind(Kind::Register);
+        thread::scope(|scope| {
+            let call = scope.spawn(|| client.register(&deposit(2), memory(b"").as_fd(), soon()));
+            peer.assert_silent();
+            peer.registered(&sent, 1, 1);
+            peer.registered(&peer.recv_kind(Kind::Register), 1, 2);
+            assert_eq!(call.join().unwrap().unwrap().handle, handle(2));
+        });
+        assert_eq!(client.take_early(early, soon()).unwrap().handle, handle(1));
+    }
+}
+
+#[test]
+fn take_early_when_refused_then_why_and_a_registration_can_be_made() {
+    let broker = FakeBroker::listen();
+    let (client, peer) = broker.client();
+    let early = begin(&client, 1);
+    peer.fail(peer.recv_kind(Kind::Register).id, Status::from(ErrorCode::Again));
+    assert_eq!(client.take_early(early, soon()).unwrap_err().code, ErrorCode::Again);
+    thread::scope(|scope| {
+        let call = scope.spawn(|| client.register(&deposit(1), memory(b"").as_fd(), soon()));
+        peer.registered(&peer.recv_kind(Kind::Register), 8, 3);
+        assert_eq!(call.join().unwrap().unwrap().handle, handle(3));
+    });
+}
+
+#[test]
+fn drop_when_answered_or_not_then_the_registration_is_ended() {
+    let broker = FakeBroker::listen();
+    let (client, peer) = broker.client();
+    // Nobody has read the answer.
+    let early = begin(&client, 1);
+    let sent = peer.recv_kind(Kind::Register);
+    drop(early);
+    peer.recv_kind(Kind::Cancel);
+    peer.registered(&sent, 8, 1);
+    let undone = peer.recv_kind(Kind::Unregister);
+    assert_eq!(undone.unregister(), [handle(1).id()]);
+    peer.unregistered(&undone, true);
+    // Another call has.
+    let early = begin(&client, 2);
+    let sent = peer.recv_kind(Kind::Register);
+    thread::scope(|scope| {
+        let call = scope.spawn(|| client.register(&deposit(3), memory(b"").as_fd(), soon()));
+        let other = peer.recv_kind(Kind::Register);
+        peer.registered(&sent, 8, 2);
+        peer.registered(&other, 8, 3);
+        call.join().unwrap().unwrap();
+    });
+    drop(early);
+    let undone = peer.recv_kind(Kind::Unregister);
+    assert_eq!(undone.unregister(), [handle(2).id()]);
+    peer.unregistered(&undone, true);
+    peer.assert_silent();
+}
+
+#[test]
+fn take_early_when_the_broker_is_lost_then_not_connected() {
+    let mut broker = FakeBroker::listen();
+    let (told, notices) = channel();
+    let on_notice = Box::new(move |notice: Notice| drop(told.send(notice)));
+    let (client, peer) =
+        broker.client_with(Client::builder().on_notice(on_notice), Terms::default());
+    let early = begin(&client, 1);
+    broker.stop();
+    drop(peer);
+    assert!(matches!(notices.recv().unwrap(), Notice::Disconnected));
+    assert_eq!(client.take_early(early, soon()).unwrap_err().code, ErrorCode::NotConnected);
+    assert!(client.register_early(&deposit(1), || panic!("no broker"), soon()).is_none());
+}
+
+#[test]
+fn register_early_when_there_is_no_fd_then_its_credit_is_not_lost() {
+    let broker = FakeBroker::listen();
+    let terms = Terms { credits: 1, ..Terms::default() };
+    let (client, peer) = broker.client_with(Client::builder(), terms);
+    for _ in 0..3 {
+        assert!(client.register_early(&deposit(1), || None, soon()).is_none());
+    }
+    peer.assert_silent();
+    let early = begin(&client, 1);
+    peer.registered(&peer.recv_kind(Kind::Register), 1, 1);
+    client.take_early(early, soon()).unwrap();
+}

@@ -1,0 +1,105 @@
+//! Registrations that are sent early, between the real library and the real daemon.
+
+use crate::comeback;
+use crate::support::broker::{Broker, Setup};
+use crate::support::memory::assert_bytes;
+use crate::support::owner::Owner;
+use crate::support::wait::{eventually, patience};
+use fdbroker_client::{EarlyRegistration, ErrorCode, Notice};
+
+fn begin(owner: &Owner, index: usize) -> Option<EarlyRegistration> {
+    let blocks = &owner.blocks;
+    let export = || Some(blocks.export(index));
+    owner.client.register_early(&blocks.deposit(index), export, patience())
+}
+
+fn allocations(broker: &Broker) -> u64 {
+    broker.status().uses.allocations.now.get()
+}
+
+#[test]
+fn take_early_when_each_is_sent_before_the_one_before_is_taken_then_the_right_bytes() {
+    const COUNT: usize = 200;
+    let broker = Setup::new().max_fds(64).start();
+    let owner = Owner::without(&broker, "owner", COUNT);
+    let consumer = broker.client("consumer");
+    let (mut before, mut early) = (begin(&owner, 0), 0);
+    for index in 1..=COUNT {
+        let next = if index < COUNT { begin(&owner, index) } else { None };
+        early += u32::from(before.is_some());
+        let registration = match before {
+            Some(before) => owner.client.take_early(before, patience()),
+            None => {
+                let fd = owner.blocks.export(index - 1);
+                let deposit = owner.blocks.deposit(index - 1);
+                owner.client.register(&deposit, std::os::fd::AsFd::as_fd(&fd), patience())
+            }
+        };
+        let registration = registration.expect("there is room, or is made");
+        let grant = consumer.acquire(&registration.handle, patience()).expect("it lives");
+        assert_bytes(grant, index as u64 - 1);
+        before = next;
+    }
+    assert!(early > 0, "a credit was at hand");
+    assert_eq!(allocations(&broker), COUNT as u64);
+}
+
+#[test]
+fn drop_when_many_were_sent_early_then_the_broker_has_none() {
+    let broker = Broker::start();
+    let owner = Owner::without(&broker, "owner", 200);
+    for index in 0..200 {
+        drop(begin(&owner, index));
+    }
+    eventually("nothing is left", || allocations(&broker) == 0);
+    eventually("all fds are closed", || broker.status().uses.held_fds.now.get() == 0);
+}
+
+#[test]
+fn register_early_when_the_cap_is_full_of_what_stays_then_none_and_nobody_waits() {
+    let broker = Setup::new().max_fds(16).start();
+    let owner = Owner::without(&broker, "owner", 32);
+    let mut kept = Vec::new();
+    let send = |index| {
+        let deposit = owner.blocks.deposit(index);
+        let deposit = fdbroker_client::Deposit { recallable: false, ..deposit };
+        let export = || Some(owner.blocks.export(index));
+        owner.client.register_early(&deposit, export, patience())
+    };
+    while let Some(early) = send(kept.len()) {
+        kept.push(owner.client.take_early(early, patience()).expect("there was a credit"));
+        assert!(kept.len() <= 16, "no more than the cap");
+    }
+    assert!(!kept.is_empty());
+    assert_eq!(allocations(&broker), kept.len() as u64);
+}
+
+#[test]
+fn take_early_when_the_broker_was_replaced_then_registered_or_not_connected() {
+    let mut broker = comeback::long_grace().start();
+    let owner = Owner::without(&broker, "owner", 2);
+    let early = begin(&owner, 0).expect("a credit");
+    broker.take_over();
+    // It was read by the one broker or the other, or is gone with the connection.
+    let taken = owner.client.take_early(early, patience());
+    assert!(taken.is_ok() || taken.is_err_and(|error| error.code == ErrorCode::NotConnected));
+    eventually("there is a broker again", || begin(&owner, 1).is_some());
+}
+
+#[test]
+fn take_early_when_the_broker_was_killed_then_not_connected_and_the_others_live_on() {
+    let mut broker = comeback::long_grace().start();
+    let owner = Owner::without(&broker, "owner", 3);
+    let taken = owner.client.take_early(begin(&owner, 1).expect("a credit"), patience());
+    let taken = taken.expect("registered");
+    let early = begin(&owner, 2).expect("a credit");
+    broker.kill();
+    broker.restart();
+    let is_back = |notice| matches!(notice, Notice::Reconnected { .. }).then_some(());
+    owner.notices.until("reconnected", is_back);
+    let lost = owner.client.take_early(early, patience()).expect_err("sent to the one before");
+    assert_eq!(lost.code, ErrorCode::NotConnected);
+    let consumer = broker.client("consumer");
+    assert_bytes(consumer.acquire(&taken.handle, patience()).expect("recalled"), 1);
+    owner.client.unregister(&taken).expect("it lives");
+}
