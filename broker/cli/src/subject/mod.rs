@@ -2,6 +2,7 @@
 //! exist like one that holds nothing.
 
 pub mod handle;
+pub mod named;
 #[cfg(test)]
 mod tests;
 

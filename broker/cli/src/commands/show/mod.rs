@@ -16,7 +16,7 @@ const HEADINGS: [Column; 2] = [Column("WHAT", Side::Left), Column("VALUE", Side:
 /// Prints the allocation that `subject` names.
 pub fn run(Args { subject, json }: Args) -> Result<()> {
     if !subject.is_allocation() {
-        let message = "show takes an allocation: a handle, SLOT.GENERATION or virtual fd as `fdbroker ls` shows them; \
+        let message = "show takes an allocation (a handle, SLOT.GENERATION or virtual fd as `fdbroker ls` shows them) or an object's name; \
                        `fdbroker holders` takes pid:N, uid:N and job:NAME";
         return Err(Error::Usage(message.into()));
     }
