@@ -26,7 +26,8 @@ Examples:
   fdbroker put model/a weights.bin
   fdbroker put model/ *.safetensors --replace
   fdbroker put model/a weights.bin --pin --meta 'epoch=7'
-  v=$(fdbroker get model/a -O old.bin --json | jq .version); fdbroker put model/a new.bin --expect \"$v\"
+  fdbroker get model/a -O old.bin --json | jq .version      12, say
+  fdbroker put model/a new.bin --expect 12                  replaces what was got, and nothing that came later
   tar c dir | fdbroker put tree.tar - --keep=30s
   fdbroker run -- sh -c 'fdbroker put model/a FILE && fdbroker objects model/ && fdbroker get model/a | cmp - FILE'
 

@@ -16,7 +16,6 @@ Examples:
   fdbroker rm model/a model/b
   fdbroker rm model/a --version 12
   fdbroker rm model/ --prefix
-  fdbroker objects -J | jq -r '.objects[] | select(.size_bytes > 1e9) | .name' | xargs -d '\\n' fdbroker rm
 
 Exit status 4: no such object, or no name begins so; the others are removed. 1: one of another version, or in the making.";
 
