@@ -50,7 +50,7 @@ impl Server {
     pub fn say_ready(&mut self) {
         let (summary, core) = (self.settings.summary(), &self.settings.core);
         log::info!(
-            "{summary}, administrators {}; node cap {} fds, table {} fds, {} clients",
+            "{summary} {} (node cap {} fds, table {} fds, {} clients)",
             assignment("FDBROKER_ADMIN_SOCKET", &self.settings.admin_socket),
             core.node.fds,
             self.settings.table_fds,
