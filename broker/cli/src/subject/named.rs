@@ -6,8 +6,7 @@ use crate::admin::{Admin, Selection};
 use crate::by_name;
 use crate::error::{Error, Result};
 use crate::output::printable;
-use fdbroker_client::{Client, ErrorCode};
-use fdbroker_protocol::AllocationId;
+use fdbroker_client::{Client, ErrorCode, ObjectInfo};
 use std::str::FromStr;
 
 /// Before a name that could be taken for something else.
@@ -57,29 +56,30 @@ impl Named {
         }
     }
 
-    /// The selection of what is there: of an object that of its group's memory.
-    pub fn known(&self, admin: &mut Admin) -> Result<Selection> {
+    /// The selection of what is there, and the object if it was asked for by its name: then the selection is that of its group's memory.
+    pub fn known(&self, admin: &mut Admin) -> Result<(Selection, Option<ObjectInfo>)> {
         match self {
             Named::Subject(subject @ Subject::Allocation(id)) => {
-                subject.known(admin).map_err(|error| match error {
+                let known = subject.known(admin).map_err(|error| match error {
                     Error::NotFound(why) => Error::NotFound(format!(
                         "{why}; an object of this name is {OBJECT_PREFIX}{id}"
                     )),
                     error => error,
-                })
+                });
+                Ok((known?, None))
             }
-            Named::Subject(subject) => subject.known(admin),
+            Named::Subject(subject) => Ok((subject.known(admin)?, None)),
             Named::Object { name, no_subject } => {
-                let id = memory_of(name, no_subject.as_deref(), admin)?;
-                Subject::Allocation(id).known(admin)
+                let info = object(name, no_subject.as_deref(), admin)?;
+                Ok((Subject::Allocation(info.id).known(admin)?, Some(info)))
             }
         }
     }
 }
 
-/// The allocation that has the bytes of an object. The clients' socket is asked: names are those of the user, whoever may look at
+/// What is known of an object. The clients' socket is asked: names are those of the user, whoever may look at
 /// the broker.
-fn memory_of(name: &str, no_subject: Option<&str>, admin: &mut Admin) -> Result<AllocationId> {
+fn object(name: &str, no_subject: Option<&str>, admin: &mut Admin) -> Result<ObjectInfo> {
     let client = Client::builder().name("fdbroker").connect()?;
     // Of another broker the same id is another allocation.
     if client.incarnation() != admin.status()?.incarnation.get() {
@@ -90,9 +90,9 @@ fn memory_of(name: &str, no_subject: Option<&str>, admin: &mut Admin) -> Result<
         )));
     }
     match client.objects().stat(name, by_name::soon()) {
-        Ok(info) => Ok(info.id),
+        Ok(info) => Ok(info),
         Err(error) if error.code == ErrorCode::NotFound => {
-            let nor = no_subject.map(|why| format!("; {why}")).unwrap_or_default();
+            let nor = no_subject.map(|why| format!("; {}", printable(why))).unwrap_or_default();
             Err(Error::NotFound(format!(
                 "no object of this user has the name {} (`fdbroker objects` lists them){nor}",
                 printable(name)

@@ -331,7 +331,10 @@ fn show_and_holders_when_an_objects_name_then_the_memory_of_its_group() {
     let json =
         |line: usize| -> serde_json::Value { serde_json::from_str(lines[line]).expect("JSON") };
     for line in 0..3 {
-        assert_eq!(json(line)["group"], json(line + 3)["allocation"]["allocation"], "{text}");
+        let (made, shown) = (json(line), json(line + 3));
+        assert_eq!(made["group"], shown["allocation"]["allocation"], "{text}");
+        assert_eq!(made["objects"][0]["name"], shown["object"]["name"], "{text}");
+        assert_eq!(made["version"], shown["object"]["version"], "{text}");
     }
     assert_eq!(lines[6..], ["fdbroker"], "{text}");
     let says = end(&output).1;

@@ -5,15 +5,17 @@ use crate::subject::named::Named;
 const HELP: &str = "\
 Examples:
   fdbroker show 12.3
-  fdbroker show model/a                 the memory of an object of this user, with that of its group
+  fdbroker show model/a                 an object of this user, and the memory of its group
   fdbroker show 12.3 --json | jq .allocation.size_bytes
 
-The form of WHAT decides: 12.3 is an allocation, even if an object is called so. object:12.3 is that object. `fdbroker objects` shows
-version and time to live of an object, and the allocation of its group (the column GROUP); take that for the objects of a job.
+The form of WHAT decides: 12.3 is an allocation, even if an object is called so. object:12.3 is that object. Of an object its own values
+come first, in the words of `fdbroker objects -H`, then those of the memory of its group, in the words of `fdbroker ls -H`: KEEP and
+OWNER there are about allocations that programs register, and say nothing of how long an object stays. Of the objects of a job take
+the column GROUP of `fdbroker objects --job`.
 
 Exit status 4: the broker knows no such allocation or object.";
 
-/// Show everything about one allocation, and its holders
+/// Show everything about one allocation or object, and its holders
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = HELP)]
 pub struct Args {
