@@ -1,6 +1,7 @@
-//! What the commands for named objects share: the connection of a client, names, times and what is said of them. Must never use
-//! the socket of the administrator: objects are those of the user.
+//! What the commands for named objects share: the connection of a client, names, times and what is said of them. Must never ask
+//! the administrators' socket for an object: objects are those of the user.
 
+pub mod named;
 pub mod watch;
 
 use crate::error::{Error, Result};

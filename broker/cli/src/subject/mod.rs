@@ -2,7 +2,6 @@
 //! exist like one that holds nothing.
 
 pub mod handle;
-pub mod named;
 #[cfg(test)]
 mod tests;
 

@@ -2,10 +2,11 @@
 
 mod args;
 mod several;
+mod unhad;
 
 pub use args::Args;
 
-use crate::by_name::{at, connect, undone};
+use crate::by_name::{connect, undone};
 use crate::error::{Context, Error, Result};
 use crate::output::{Output, human_size, printable, write_error};
 use fdbroker_client::{Deadline, Object, Objects};
@@ -14,6 +15,7 @@ use serde::Serialize;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
+use unhad::unhad;
 
 /// An object, in JSON.
 #[derive(Serialize)]
@@ -102,16 +104,6 @@ fn into_folder(objects: &Objects, args: &Args, folder: &Path) -> Result<()> {
         }
     }
     out.finish()
-}
-
-/// Why one of the objects cannot be had, with what to do about it here.
-fn unhad(names: &[String], mut error: fdbroker_client::Error) -> fdbroker_client::Error {
-    let of_one = at(&error).and_then(|index| names.get(index));
-    let Some(name) = of_one.filter(|_| error.code == ErrorCode::NotFound) else { return error };
-    error.context = printable(name);
-    error.because(
-        "no object has this name; `fdbroker objects` lists them, --timeout 30s waits until it is made",
-    )
 }
 
 fn to_file(object: &Object, is_metadata: bool, path: &Path) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Several objects of one moment, each with the file that it goes to. Must never name a file outside of the folder that was given.
 
-use super::unhad;
+use super::unhad::unhad;
 use crate::by_name::{none_begins_with, soon, undone};
 use crate::error::{Error, Result};
 use crate::output::printable;

@@ -1,6 +1,6 @@
 //! The arguments of `fdbroker holders` and their help. Must never do anything.
 
-use crate::subject::named::Named;
+use crate::by_name::named::Named;
 use crate::table::{self, ListArgs};
 
 const EXAMPLES: &str = "\

@@ -1,11 +1,10 @@
 //! What `show` and `holders` are asked for: a subject, or an object by its name. Must never lead to an allocation of another broker
 //! than the one that has the object.
 
-use super::Subject;
 use crate::admin::{Admin, Selection};
-use crate::by_name;
 use crate::error::{Error, Result};
 use crate::output::printable;
+use crate::subject::Subject;
 use fdbroker_client::{Client, ErrorCode, ObjectInfo};
 use std::str::FromStr;
 
@@ -32,14 +31,14 @@ impl FromStr for Named {
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
         if let Some(name) = text.strip_prefix(OBJECT_PREFIX) {
-            return Ok(Named::Object { name: by_name::name(name)?, no_subject: None });
+            return Ok(Named::Object { name: super::name(name)?, no_subject: None });
         }
         match text.parse() {
             Ok(subject) => Ok(Named::Subject(subject)),
             Err(why) if OTHER_PREFIXES.iter().any(|it| text.starts_with(it)) => {
                 Err(format!("{why}; an object of this name is {OBJECT_PREFIX}{text}"))
             }
-            Err(why) => match by_name::name(text) {
+            Err(why) => match super::name(text) {
                 Ok(name) => Ok(Named::Object { name, no_subject: Some(why) }),
                 Err(_) => Err(why),
             },
@@ -89,7 +88,7 @@ fn object(name: &str, no_subject: Option<&str>, admin: &mut Admin) -> Result<Obj
             admin.path().display()
         )));
     }
-    match client.objects().stat(name, by_name::soon()) {
+    match client.objects().stat(name, super::soon()) {
         Ok(info) => Ok(info),
         Err(error) if error.code == ErrorCode::NotFound => {
             let nor = no_subject.map(|why| format!("; {}", printable(why))).unwrap_or_default();
