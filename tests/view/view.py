@@ -223,6 +223,14 @@ def see(node):
                 check("%s %s is answered as for what never was" % (command, subject), (told[0], plain) == (asked[0], of_never), told, asked)
             check("%s of another user's is not found" % command, told[0] == 4, told)
 
+    for command in ["show", "holders"]:
+        status, out, errors = node.run(USER_ONE, command, "secret/name")
+        check("%s takes the name of a user's own object" % command, status == 0 and ("8 KiB" in out or command == "holders"), out, errors)
+        for who, name in [(USER_OTHER, "another user"), (ROOT, "root")]:
+            told, asked = node.run(who, command, "secret/name"), node.run(who, command, "never/name")
+            check("%s says nothing of a user's object to %s" % (command, name),
+                  told[0] == 4 and told == tuple(part.replace("never", "secret") if isinstance(part, str) else part for part in asked), told, asked)
+
     for who, name in [(USER_MONITOR, "a monitor"), (ROOT, "root")]:
         seen = node.json(who, "ls")
         uids = {it["owner_uid"] for it in seen["allocations"]}

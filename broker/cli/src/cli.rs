@@ -17,15 +17,18 @@ Examples:
     fdbroker status
     fdbroker ls
     fdbroker holders 12.3
-  Share a file by name, in memory:
+  Share a file by name, in memory, with all processes of the same user:
     fdbroker put model/a weights.bin
+    fdbroker objects
     fdbroker get model/a | sha256sum
+    fdbroker rm model/a
   Before maintenance:
     fdbroker drain --wait 600
 
 Environment:
-  FDBROKER_SOCKET         the broker's socket for clients: of demo, objects, put, get, rm, pin and watch --objects.
-                          Default: $XDG_RUNTIME_DIR/fdbroker/broker.sock if it exists, else /run/fdbroker/broker.sock
+  FDBROKER_SOCKET         the broker's socket for clients: of demo, objects, put, get, rm, pin and watch --objects. It is
+                          enough to name a broker. Default: $XDG_RUNTIME_DIR/fdbroker/broker.sock if it exists, else
+                          /run/fdbroker/broker.sock
   FDBROKER_ADMIN_SOCKET   the broker's socket for all other commands except run. Default: DIR-admin/admin.sock if
                           FDBROKER_SOCKET is DIR/NAME, else $XDG_RUNTIME_DIR/fdbroker-admin/admin.sock if it exists,
                           else /run/fdbroker-admin/admin.sock
@@ -38,7 +41,8 @@ status of its command: 127 if there is no such command, 128 + N if signal N kill
 ///
 /// A producer deposits the fd of an allocation once, and gets a 64-byte handle that can be copied by value. A process
 /// that presents the handle gets the memory. The broker keeps all counts of fds under caps, and can list at any time
-/// who holds what.
+/// who holds what. Memory can have a name, too: an object is made once, cannot be changed, and is read by any process of
+/// the same user.
 #[derive(Debug, Parser)]
 #[command(name = "fdbroker", version, after_long_help = EXAMPLES)]
 pub struct Cli {

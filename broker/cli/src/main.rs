@@ -24,12 +24,16 @@ use cli::{Cli, Command, visible};
 use commands::*;
 use error::{Error, Result, exit};
 use output::say;
+use std::ffi::OsStr;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let outcome = match Cli::try_parse() {
         Ok(cli) => dispatch(cli.command),
-        Err(answer) => help::say(&answer),
+        Err(answer) => {
+            let word = std::env::args_os().nth(1);
+            help::say(&help::hinted(answer, word.as_deref().and_then(OsStr::to_str)))
+        }
     };
     match outcome {
         Ok(status) => status,

@@ -11,6 +11,7 @@ use crate::node::signals::Request;
 use crate::readiness::Source;
 use crate::server::chores::Chore;
 use crate::server::parts::{Ending, Server};
+use crate::settings::assignment;
 use fdbroker_core::{DomainKey, Input, Note};
 use fdbroker_protocol::Resource;
 use fdbroker_protocol::admin::EventKind;
@@ -49,8 +50,8 @@ impl Server {
     pub fn say_ready(&mut self) {
         let (summary, core) = (self.settings.summary(), &self.settings.core);
         log::info!(
-            "{summary}, administrators {}; node cap {} fds, table {} fds, {} clients",
-            self.settings.admin_socket.display(),
+            "{summary} {} (node cap {} fds, table {} fds, {} clients)",
+            assignment("FDBROKER_ADMIN_SOCKET", &self.settings.admin_socket),
             core.node.fds,
             self.settings.table_fds,
             core.max_clients,

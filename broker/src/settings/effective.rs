@@ -18,6 +18,17 @@ use std::time::Duration;
 /// The configuration file that is read if no other is named and it exists.
 pub const DEFAULT_CONFIG_FILE: &str = "/etc/fdbroker/fdbrokerd.toml";
 
+/// `NAME=/path` as a shell takes it, from whatever directory: for people to paste.
+pub fn assignment(name: &str, path: &Path) -> String {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let path = path.to_string_lossy();
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-+@:,".contains(c);
+    match path.chars().all(is_plain) {
+        true => format!("{name}={path}"),
+        false => format!("{name}='{}'", path.replace('\'', r"'\''")),
+    }
+}
+
 /// What settings are made of.
 #[derive(Clone, Debug)]
 pub(crate) struct MadeOf {
@@ -158,10 +169,11 @@ impl Settings {
         self.lines.iter().map(|(key, value, origin)| (key.as_str(), value.as_str(), *origin))
     }
 
-    /// What is served, in one line.
+    /// What is served, in one line: as a shell takes it, so that whoever reads the log can paste it.
     pub fn summary(&self) -> String {
-        let paths: Vec<_> = self.listeners.iter().map(|it| it.path.display().to_string()).collect();
-        format!("serving {}", paths.join(" "))
+        let sockets: Vec<_> =
+            self.listeners.iter().map(|it| assignment("FDBROKER_SOCKET", &it.path)).collect();
+        format!("serving {}", sockets.join(" "))
     }
 
     /// The administrator's directory: of the lock, the node key and the generation page.
@@ -235,4 +247,22 @@ fn resolve_log(given: Given<'_>, lines: &mut Lines) -> Result<log::LevelFilter, 
     let (level, origin) = first(sources, log::LevelFilter::Info);
     lines.push("log", &format!("{:?}", level.to_string().to_lowercase()), origin);
     Ok(level)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn assignment_when_a_shell_reads_it_then_the_whole_path_from_any_directory() {
+        for path in ["/run/a-b_1.c/broker.sock", "/tmp/a b/$(x)'\"/s", "/tmp/ä;y"] {
+            let script = format!("{}; printf %s \"$A\"", assignment("A", Path::new(path)));
+            let read = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
+            assert_eq!(String::from_utf8(read.stdout).unwrap(), path, "{script}");
+        }
+        assert_eq!(assignment("A", Path::new("/run/x/b.sock")), "A=/run/x/b.sock");
+        let here = std::env::current_dir().unwrap();
+        let named = assignment("A", Path::new("sub/b.sock"));
+        assert!(named.contains(&format!("{}/sub/b.sock", here.display())), "{named}");
+    }
 }

@@ -13,6 +13,6 @@ pub mod sockets;
 pub mod sources;
 mod subordinate;
 
-pub use effective::Settings;
+pub use effective::{Settings, assignment};
 pub use outside::{Environment, Host};
 pub use sockets::{ListenerSettings, Mode};

@@ -37,7 +37,12 @@ fn end_when_asked_then_clients_are_told_and_sockets_are_gone() {
         assert!(!broker.admin_dir().join("admin.sock").exists());
         assert!(!is_alive(word(&client.page, LIVENESS_OFFSET)));
         let log = broker.stderr();
-        assert!(log.contains("<6>serving ") && log.contains("<6>ended"), "{log}");
+        // As a shell takes it.
+        let serving = format!("<6>serving FDBROKER_SOCKET={}", broker.socket().display());
+        let admin =
+            format!("FDBROKER_ADMIN_SOCKET={}", broker.admin_dir().join("admin.sock").display());
+        assert!(log.contains(&serving) && log.contains(&admin), "{log}");
+        assert!(log.contains("<6>ended"), "{log}");
     }
 }
 

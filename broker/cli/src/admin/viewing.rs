@@ -3,10 +3,9 @@
 
 use super::{ADMIN_SOCKET_NAME, ANSWER_LIMIT, Admin, again, find_socket};
 use crate::error::{Error, Result};
-use crate::output::{colour_wanted, say};
+use crate::output::aside;
 use fdbroker_protocol::{ErrorCode, Scope};
 use std::ffi::OsString;
-use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -25,11 +24,8 @@ const PLACE_RETRY: Duration = Duration::from_millis(20);
 /// Connects to the broker that this process's environment names, and says so on a terminal where only a part is seen.
 pub fn connect() -> Result<Admin> {
     let admin = connect_quietly()?;
-    if admin.is_own_part() && std::io::stderr().is_terminal() {
-        let (dim, end) = if colour_wanted(true) { ("\x1b[2m", "\x1b[0m") } else { ("", "") };
-        say!(
-            "{dim}fdbroker: your own part; root, the broker's user and its monitor_group see all{end}"
-        );
+    if admin.is_own_part() {
+        aside("your own part; root, the broker's user and its monitor_group see all");
     }
     Ok(admin)
 }

@@ -1,6 +1,7 @@
-//! What the commands for named objects share: the connection of a client, names, times and what is said of them. Must never use
-//! the socket of the administrator: objects are those of the user.
+//! What the commands for named objects share: the connection of a client, names, times and what is said of them. Must never ask
+//! the administrators' socket for an object: objects are those of the user.
 
+pub mod named;
 pub mod watch;
 
 use crate::error::{Error, Result};
@@ -55,6 +56,50 @@ pub struct OutcomeView<'a> {
     error: Option<&'static str>,
 }
 
+/// Says in JSON for which names nothing was done, in the form of [`tell`]; stderr has the error in any case. One that is no word of a
+/// broker (a file, no broker at all) is there alone, as with all commands.
+pub fn undone<T>(
+    outcome: std::result::Result<T, fdbroker_client::Error>,
+    names: &[String],
+    is_json: bool,
+) -> Result<T> {
+    use crate::error::exit;
+    use crate::output::Output;
+    let error = match outcome {
+        Ok(done) => return Ok(done),
+        Err(error) => error,
+    };
+    let code = error.code.name();
+    let only = at(&error);
+    let error = Error::from(error);
+    if is_json && error.exit_status() != exit::NO_BROKER {
+        let each = names.iter().enumerate().map(|(index, name)| {
+            let error = only.is_none_or(|only| only == index).then_some(code);
+            OutcomeView { name, done: false, error }
+        });
+        let mut out = Output::stdout();
+        let written = out
+            .json_line(&serde_json::json!({ "objects": each.collect::<Vec<_>>() }))
+            .and_then(|()| out.finish());
+        // The error counts, not that nobody reads of it.
+        drop(written);
+    }
+    Err(error)
+}
+
+/// The error for a prefix of no name.
+pub fn none_begins_with(prefix: &str) -> fdbroker_client::Error {
+    fdbroker_client::Error::new(ErrorCode::NotFound, crate::output::printable(prefix))
+        .because("no object's name begins so; `fdbroker objects` lists all")
+}
+
+/// Which of several names an error is about; `None`: about all, or it does not say.
+pub fn at(error: &fdbroker_client::Error) -> Option<usize> {
+    use ErrorCode::{Exists, NotFound, NotSealed, TimedOut};
+    let says = matches!(error.code, Exists | NotFound | NotSealed | TimedOut);
+    error.status.filter(|_| says).and_then(|status| usize::try_from(status.value.get()).ok())
+}
+
 /// Says what came of each name; `done` says it for people. Gives the exit status.
 pub fn tell(
     outcomes: &[(&str, std::result::Result<(), fdbroker_client::Error>)],
@@ -75,10 +120,7 @@ pub fn tell_with(
     use crate::output::{Output, printable, say};
     let mut out = Output::stdout();
     if is_json {
-        let each = outcomes.iter().map(|(name, outcome)| {
-            let error = outcome.as_ref().err().map(|error| error.code.name());
-            OutcomeView { name, done: outcome.is_ok(), error }
-        });
+        let each = outcomes.iter().map(|(name, outcome)| outcome_view(name, outcome));
         more.insert("objects".into(), serde_json::json!(each.collect::<Vec<_>>()));
         out.json_line(&more)?;
     } else {
@@ -99,8 +141,17 @@ pub fn tell_with(
     Ok(status)
 }
 
+/// What came of one name, in JSON.
+pub fn outcome_view<'a>(
+    name: &'a str,
+    outcome: &std::result::Result<(), fdbroker_client::Error>,
+) -> OutcomeView<'a> {
+    let error = outcome.as_ref().err().map(|error| error.code.name());
+    OutcomeView { name, done: outcome.is_ok(), error }
+}
+
 /// The error of one name, whose context would only say the name again.
-fn reason(error: &fdbroker_client::Error) -> String {
+pub fn reason(error: &fdbroker_client::Error) -> String {
     match error.status {
         Some(status) if error.code == ErrorCode::Version => {
             format!("VERSION: it has version {} now; look at it again", status.value)

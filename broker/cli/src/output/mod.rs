@@ -106,6 +106,14 @@ pub fn colour_wanted(is_terminal: bool) -> bool {
     is_terminal && !refused && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
+/// Says something to people at a terminal that no script needs: nothing where stderr is none.
+pub fn aside(remark: &str) {
+    if io::stderr().is_terminal() {
+        let (dim, end) = if colour_wanted(true) { ("\x1b[2m", "\x1b[0m") } else { ("", "") };
+        say!("{dim}fdbroker: {remark}{end}");
+    }
+}
+
 /// The error for output that could not be written.
 pub fn write_error(cause: io::Error) -> Error {
     match cause.kind() {

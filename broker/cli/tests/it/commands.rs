@@ -1,7 +1,7 @@
 //! status, ls, holders and run as their users meet them: outputs and exit statuses.
 
 use crate::common::{
-    Running, TestDir, end, fdbroker, is_alive, one_json_line, run, run_script, wait_for,
+    Running, TestDir, end, fdbroker, is_alive, one_json_line, run, run_script, terminal, wait_for,
 };
 use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;
@@ -21,8 +21,8 @@ fn status_ls_and_holders_when_no_broker_then_exit_3_and_a_remedy() {
 #[test]
 fn any_command_when_used_wrongly_then_exit_2_and_what_is_right() {
     for arguments in [
-        &["holders", "nonsense"][..],
-        &["holders", "pid:x"],
+        &["holders", "pid:x"][..],
+        &["evict", "nonsense"],
         &["ls", "--colour"],
         &["run"],
         &["demo", "--ranks", "1"],
@@ -114,12 +114,30 @@ fn help_and_version_when_they_cannot_be_written_then_exit_1_and_when_nobody_read
 #[test]
 fn any_command_when_stderr_cannot_be_written_then_its_exit_status_all_the_same() {
     for (arguments, expected) in
-        [(&["ls"][..], 3), (&["holders", "x"], 2), (&["run", "--", "sh", "-c", "exit 7"], 7)]
+        [(&["ls"][..], 3), (&["holders", "pid:x"], 2), (&["run", "--", "sh", "-c", "exit 7"], 7)]
     {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("a device");
         let status = fdbroker(arguments).stderr(full).status().expect("it starts");
         assert_eq!(status.code(), Some(expected), "{arguments:?}");
     }
+}
+
+#[test]
+fn run_when_stderr_is_a_terminal_then_the_socket_is_said_for_another_one() {
+    let (mut ours, theirs) = terminal(200);
+    let mut command = fdbroker(&["run", "--", "sh", "-c", "echo $FDBROKER_SOCKET"]);
+    command.env("NO_COLOR", "1").stderr(theirs);
+    let output = command.output().expect("it starts");
+    // Its end of the terminal is closed here, too.
+    drop(command);
+    let mut text = Vec::new();
+    // The last process has closed the terminal: EIO instead of an end.
+    let _ = ours.read_to_end(&mut text);
+    let text = String::from_utf8(text).expect("UTF-8");
+    let socket = String::from_utf8(output.stdout).expect("UTF-8");
+    assert!(text.contains(&format!("export FDBROKER_SOCKET={}\r\n", socket.trim_end())), "{text}");
+    let (_, stderr) = end(&run_script("true"));
+    assert!(!stderr.contains("export"), "a script's log has no use for it: {stderr}");
 }
 
 #[test]

@@ -1,13 +1,13 @@
 //! ls, clients, holders and show on a broker with memory in it: columns, filters, order, JSON, exit statuses.
 
-use crate::common::{Running, end, fdbroker, memfd, one_json_line, run};
+use crate::common::{Running, end, fdbroker, memfd, one_json_line, run, terminal};
 use fdbroker_client::host::{Arena, HostBuffer, HostMemory};
 use fdbroker_client::{Access, Client, Deadline, Deposit, Import, MemoryKind, Registration};
 use fdbroker_protocol::Handle;
 use nix::unistd::{Uid, User};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
@@ -202,16 +202,7 @@ fn clients_when_listed_then_command_age_and_user_of_each_process() {
 
 /// What a command prints on a terminal with so many columns.
 fn on_terminal(node: &Node, arguments: &[&str], columns: u16) -> String {
-    let size = libc::winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
-    let (mut ours, mut theirs) = (-1, -1);
-    let (name, modes) = (std::ptr::null_mut(), std::ptr::null_mut());
-    // SAFETY: openpty(3) writes two fds, and reads the size; name and modes may be null.
-    let made = unsafe {
-        libc::openpty(&raw mut ours, &raw mut theirs, name, modes, (&raw const size).cast_mut())
-    };
-    assert_eq!(made, 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: both are open, and nobody else's.
-    let [ours, theirs] = [ours, theirs].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+    let (mut ours, theirs) = terminal(columns);
     let mut command = fdbroker(arguments);
     command.env("FDBROKER_ADMIN_SOCKET", &node.admin_socket).env("NO_COLOR", "1").stdout(theirs);
     let mut child = command.spawn().expect("it starts");
@@ -219,7 +210,7 @@ fn on_terminal(node: &Node, arguments: &[&str], columns: u16) -> String {
     drop(command);
     let mut text = Vec::new();
     // The last process has closed the terminal: EIO instead of an end.
-    let _ = std::fs::File::from(ours).read_to_end(&mut text);
+    let _ = ours.read_to_end(&mut text);
     assert!(child.wait().expect("it ends").success());
     String::from_utf8(text).expect("UTF-8").replace("\r\n", "\n")
 }

@@ -1,6 +1,7 @@
 //! objects, put, get, rm, pin and watch --objects as their users meet them: outputs, bytes and exit statuses.
 
 use crate::common::{Running, TestDir, end, fdbroker, one_json_line, run, run_script};
+use fdbroker_client::{Client, Deadline, NewObject, ObjectOptions, Place};
 use std::io::{BufRead, BufReader};
 use std::process::Command;
 
@@ -254,6 +255,9 @@ fn put_when_used_wrongly_then_2_and_nothing_is_made() {
         &["rm", "a", "b", "--version", "1"],
         &["rm", "a", "--version", "0"],
         &["pin"],
+        &["rm", "m/", "--prefix", "--version", "1"],
+        &["rm", "", "--prefix"],
+        &["put", "a", "-", "--expect", "-1"],
         &["watch", "--objects", "a", "--filter", "pid:1"],
         &["watch", "--job"],
         &["objects", "--sort", "COLOUR"],
@@ -261,6 +265,13 @@ fn put_when_used_wrongly_then_2_and_nothing_is_made() {
         let (code, stderr) = end(&run(arguments));
         assert_eq!(code, Some(2), "{arguments:?}: {stderr}");
     }
+}
+
+#[test]
+fn watch_when_objects_and_since_then_2_and_why_there_is_no_past() {
+    let (code, stderr) = end(&run(&["watch", "--objects", "--since", "5m"]));
+    assert_eq!(code, Some(2), "{stderr}");
+    assert!(stderr.contains("keeps none of objects") && stderr.contains("--sort AGE"), "{stderr}");
 }
 
 #[test]
@@ -297,6 +308,170 @@ fn objects_when_a_name_has_what_a_terminal_obeys_then_text_and_json_escape_it() 
 fn objects_when_nothing_matches_then_an_empty_list_and_0() {
     let output = run_script("echo x | $F put a - > /dev/null; $F objects b --json");
     assert_eq!(one_json_line(&output), serde_json::json!({ "objects": [] }));
+}
+
+/// In the scripts: what a command must end with.
+const STATUS: &str = "status() { wanted=$1; shift; set +e; \"$@\"; got=$?; set -e; test $got = $wanted || { echo \"$got not $wanted: $*\"; exit 9; }; }\n";
+
+#[test]
+fn show_and_holders_when_an_objects_name_then_the_memory_of_its_group() {
+    let dir = TestDir::new("objects-show");
+    let output = script(
+        &dir,
+        &format!(
+            "{STATUS} echo x > f; $F put m/ f --json; $F put 9.9 f --json; $F put 4711 f --json
+             $F show m/f -J; $F show object:9.9 -J; $F show 4711 -J
+             head -c 1000000 /dev/zero | $F put big - > /dev/null 2>&1
+             $F get big | {{ head -c 1 > /dev/null; $F holders big -no NAME; cat > /dev/null; }}
+             status 4 $F show nope; status 4 $F holders 12; status 4 $F show 9.9; status 2 $F show pid:1"
+        ),
+    );
+    let text = stdout(&output);
+    let lines: Vec<&str> = text.lines().collect();
+    let json =
+        |line: usize| -> serde_json::Value { serde_json::from_str(lines[line]).expect("JSON") };
+    for line in 0..3 {
+        let (made, shown) = (json(line), json(line + 3));
+        assert_eq!(made["group"], shown["allocation"]["allocation"], "{text}");
+        assert_eq!(made["objects"][0]["name"], shown["object"]["name"], "{text}");
+        assert_eq!(made["version"], shown["object"]["version"], "{text}");
+    }
+    assert_eq!(lines[6..], ["fdbroker"], "{text}");
+    let says = end(&output).1;
+    for part in [
+        "no object of this user has the name nope (`fdbroker objects` lists them); `nope` is none of: a handle",
+        "no object of this user has the name 12 (`fdbroker objects` lists them); `12` may be a process",
+        "no allocation 9.9",
+        "an object of this name is object:9.9",
+    ] {
+        assert!(says.contains(part), "{part}: {says}");
+    }
+}
+
+#[test]
+fn show_when_the_sockets_are_of_two_brokers_then_refused() {
+    let dir = TestDir::new("objects-two");
+    let output = script(
+        &dir,
+        "echo x | $F put a - > /dev/null 2>&1; export OUTER=$FDBROKER_ADMIN_SOCKET
+         $F run -- sh -euc 'echo x | $F put a - > /dev/null 2>&1; $F show a > /dev/null
+         FDBROKER_ADMIN_SOCKET=$OUTER $F show a && exit 9 || test $? = 1'",
+    );
+    assert_eq!(stdout(&output), "");
+    assert!(end(&output).1.contains("name the same broker"), "{}", end(&output).1);
+}
+
+#[test]
+fn put_when_a_version_is_expected_then_only_that_one_is_replaced() {
+    let dir = TestDir::new("objects-expect");
+    let output = script(
+        &dir,
+        &format!(
+            "{STATUS} echo 1 > f; echo 2 > g; $F put new f --expect 0; status 1 $F put new g --expect 0 --json
+             $F put new g --expect 1; status 1 $F put new f --expect 1; status 1 $F put none f --expect 7; $F get new
+             $F put m/ f g --expect 0; $F put m/ g f --expect 3 --replace; $F put m/f f --replace
+             status 1 $F put m/ f g --expect 4; $F get m/g"
+        ),
+    );
+    let expected = "new  version 1  2 B
+{\"objects\":[{\"done\":false,\"error\":\"VERSION\",\"name\":\"new\"}]}
+new  version 2  2 B
+2
+m/f  version 3  2 B
+m/g  version 3  2 B
+m/g  version 4  2 B
+m/f  version 4  2 B
+m/f  version 5  2 B
+2
+";
+    assert_eq!(stdout(&output), expected);
+    let says = end(&output).1;
+    for part in [
+        "new: VERSION: it has version 2 now, which is not what --expect says; nothing is put",
+        "none: VERSION: no object has this name now",
+        "one of the names: VERSION: it has version 5 now",
+    ] {
+        assert!(says.contains(part), "{part}: {says}");
+    }
+}
+
+#[test]
+fn rm_when_a_prefix_then_all_that_begin_so_and_how_many() {
+    let dir = TestDir::new("objects-prefix");
+    // More than one page.
+    let output = script(
+        &dir,
+        &format!(
+            "{STATUS} i=0; while [ $i -lt 150 ]; do echo x > f$i; i=$((i+1)); done
+             $F put m/ f* > /dev/null 2>&1; $F put m/b/ f* --pin > /dev/null 2>&1; $F put models f0 > /dev/null 2>&1
+             status 4 $F rm m/; $F objects m/ -no NAME | wc -l; $F rm m/ --prefix; $F objects -no NAME
+             status 4 $F rm m/ --prefix; $F put n/ f1 f2 > /dev/null 2>&1; status 4 $F rm n/ m/ --prefix --json"
+        ),
+    );
+    let expected = "300
+300 objects removed whose names begin with m/
+models
+{\"prefix\":\"n/\",\"removed\":2,\"stay\":0,\"objects\":[]}
+{\"prefix\":\"m/\",\"removed\":0,\"stay\":0,\"objects\":[]}
+";
+    assert_eq!(stdout(&output), expected);
+    let says = end(&output).1;
+    assert_eq!(says.matches("--prefix removes all objects whose names begin so").count(), 1);
+    assert_eq!(says.matches("m/: NOT_FOUND: no object's name begins so").count(), 2, "{says}");
+}
+
+#[test]
+fn rm_when_a_prefix_and_one_is_in_the_making_then_it_stays_and_is_named() {
+    let mut job = fdbroker(&["run", "--", "sh", "-c", "echo $FDBROKER_SOCKET; read line"]);
+    job.stdin(std::process::Stdio::piped());
+    let mut job = Running::start(job);
+    let mut lines = BufReader::new(job.0.stdout.take().expect("piped")).lines();
+    let socket = lines.next().expect("a line").expect("text");
+    let objects = Client::builder().socket(&socket).connect().expect("it serves").objects();
+    let (options, soon) = (ObjectOptions::default(), Deadline::from_ms(60_000));
+    objects.put("m/a", b"x", options, soon).expect("made");
+    let making = objects.create(&[NewObject::new("m/b", 1)], Place::Host, options, soon);
+    let making = making.expect("begun");
+    let mut rm = fdbroker(&["rm", "m/", "--prefix", "--json"]);
+    let output = rm.env("FDBROKER_SOCKET", &socket).output().expect("it starts");
+    let stays = serde_json::json!({ "name": "m/b", "done": false, "error": "NOT_SEALED" });
+    let expected =
+        serde_json::json!({ "prefix": "m/", "removed": 1, "stay": 1, "objects": [stays] });
+    assert_eq!(one_json_line(&output), expected);
+    assert_eq!(end(&output).0, Some(1), "{}", end(&output).1);
+    making.seal(soon).expect("nobody took its name");
+    drop(job);
+}
+
+#[test]
+fn get_when_asked_for_json_and_it_cannot_be_had_then_an_object_of_the_form_of_rm() {
+    let dir = TestDir::new("objects-json");
+    let output = script(
+        &dir,
+        &format!(
+            "{STATUS} echo x | $F put a - > /dev/null 2>&1; status 4 $F get nope -J; status 4 $F rm nope -J; status 4 $F pin nope -J
+             status 4 $F get nope -J --timeout 10ms; status 4 $F get nope/ -J -O d; status 4 $F get a nope -J -O d
+             echo y > a; echo z > b; status 1 $F put a a -J"
+        ),
+    );
+    let json = |line: &str| -> serde_json::Value { serde_json::from_str(line).expect("JSON") };
+    let found: Vec<serde_json::Value> = stdout(&output).lines().map(json).collect();
+    let undone = |name: &str, error: Option<&str>| serde_json::json!({ "name": name, "done": false, "error": error });
+    for line in &found[..3] {
+        assert_eq!(
+            line["objects"],
+            serde_json::json!([undone("nope", Some("NOT_FOUND"))]),
+            "{line}"
+        );
+    }
+    let rest = [
+        vec![undone("nope", Some("TIMED_OUT"))],
+        vec![undone("nope/", Some("NOT_FOUND"))],
+        vec![undone("a", None), undone("nope", Some("NOT_FOUND"))],
+        vec![undone("a", Some("EXISTS"))],
+    ];
+    let rest = rest.map(|objects| serde_json::json!({ "objects": objects }));
+    assert_eq!(found[3..], rest);
 }
 
 #[test]

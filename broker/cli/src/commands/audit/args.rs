@@ -29,6 +29,8 @@ What has ended is recognised as long as the broker remembers it: 65,536 files, 8
 its inodes are all equal. The kernel's list of dma-bufs (/sys/kernel/debug/dma_buf/bufinfo) is read where it can be: as root, with
 debugfs. Of fds in flight and of files of a ring the kernel does not say which memory they are.
 
+Of a finding with many fds the column FD shows the first 8 and how many more there are (+N); --json has all of them.
+
 Examples:
   fdbroker audit
   fdbroker audit --pid 4711 --verbose

@@ -183,7 +183,7 @@ pub struct Finding {
     pub kind: Kind,
     /// `None` if the finding is not about a process.
     pub pid: Option<u32>,
-    /// Its fds, the first [`MAX_LISTED`] of them.
+    /// Its fds, all of them: the table shows [`MAX_LISTED`].
     pub fds: Vec<i32>,
     /// The name of the process.
     pub command: String,
@@ -242,7 +242,7 @@ impl Finding {
     }
 
     pub fn fds(mut self, fds: &[i32]) -> Self {
-        self.fds = fds.iter().copied().take(MAX_LISTED).collect();
+        self.fds = fds.to_vec();
         self
     }
 
@@ -272,12 +272,17 @@ fn as_text_or_null<S: Serializer>(id: &Option<AllocationId>, to: S) -> Result<S:
     id.map(|id| id.to_string()).serialize(to)
 }
 
+/// The first [`MAX_LISTED`] numbers, and how many more there are.
+pub fn first<T: ToString>(numbers: &[T], between: &str) -> (String, usize) {
+    let shown: Vec<String> = numbers.iter().take(MAX_LISTED).map(T::to_string).collect();
+    (shown.join(between), numbers.len().saturating_sub(MAX_LISTED))
+}
+
 /// `7, 9, 11 and 3 more`.
 pub fn list(numbers: &[u64]) -> String {
-    let shown: Vec<String> = numbers.iter().take(MAX_LISTED).map(u64::to_string).collect();
-    match numbers.len().saturating_sub(MAX_LISTED) {
-        0 => shown.join(", "),
-        more => format!("{} and {more} more", shown.join(", ")),
+    match first(numbers, ", ") {
+        (shown, 0) => shown,
+        (shown, more) => format!("{shown} and {more} more"),
     }
 }
 

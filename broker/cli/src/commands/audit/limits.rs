@@ -33,7 +33,7 @@ pub const LOOK_INTERVAL: Duration = Duration::from_millis(150);
 /// Most findings and most notes of one report: more than anybody reads; the rest is counted.
 pub const MAX_REPORTED: usize = 1000;
 
-/// Most numbers (fds, leases) listed in one finding; the rest is counted.
+/// Most numbers (fds, leases) that the text of one finding lists; the rest is counted. JSON has all fds.
 pub const MAX_LISTED: usize = 8;
 
 /// A live client may have leases of ended memory for so long: it is told at once, and gives back what it does not use.

@@ -1,7 +1,7 @@
 //! Prints findings: a table with remedies, or a line of JSON. Must never hide what could not be looked at.
 
-use super::finding::{Finding, Kind};
-use super::limits::MAX_REPORTED;
+use super::finding::{Finding, Kind, first};
+use super::limits::{MAX_LISTED, MAX_REPORTED};
 use crate::error::Result;
 use crate::output::{Column, Columns, Output, Side, commas, counted, human_size, human_time};
 use fdbroker_protocol::AllocationId;
@@ -68,6 +68,11 @@ impl Report {
         let shown = || self.findings.iter().chain(shown_notes);
         if shown().next().is_some() {
             Columns::new(COLUMNS, true).write(shown().map(row).collect(), out)?;
+            if shown().any(|finding| finding.fds.len() > MAX_LISTED) {
+                out.text(&format!(
+                    "FD has the first {MAX_LISTED} and +N for N more; --json has all\n"
+                ))?;
+            }
             out.text("\n")?;
         }
         let kinds: BTreeSet<Kind> = shown().map(|finding| finding.kind).collect();
@@ -111,11 +116,10 @@ fn cut(mut all: Vec<Finding>) -> (Vec<Finding>, u64) {
 fn row(finding: &Finding) -> Vec<String> {
     let optional = |value: Option<String>| value.unwrap_or_else(|| "-".into());
     let text = |text: &str| if text.is_empty() { "-".into() } else { text.to_owned() };
-    let fds: Vec<String> = finding.fds.iter().map(i32::to_string).collect();
     vec![
         finding.kind.name().into(),
         optional(finding.pid.map(|pid| pid.to_string())),
-        text(&fds.join(",")),
+        text(&fds(&finding.fds)),
         text(&finding.command),
         text(&short(&finding.job)),
         optional(finding.allocation.map(|id| named(id, finding.virtual_fd))),
@@ -123,6 +127,14 @@ fn row(finding: &Finding) -> Vec<String> {
         optional(finding.age_ms.map(human_time)),
         finding.what.clone(),
     ]
+}
+
+/// `5,7`; of many the first, and how many more there are: `5,7,8,9,10,11,12,13,+4`.
+fn fds(fds: &[i32]) -> String {
+    match first(fds, ",") {
+        (shown, 0) => shown,
+        (shown, more) => format!("{shown},+{more}"),
+    }
 }
 
 /// An allocation, with the number by which programs under a layer know it.
@@ -176,6 +188,16 @@ mod tests {
         assert!(long.starts_with("...x") && long.ends_with("/job_7"), "{long}");
         assert_eq!(long.len(), JOB_CHARS);
         assert_eq!(short("a\x1bb"), "a?b");
+    }
+
+    #[test]
+    fn fds_when_more_than_are_listed_then_counted_and_whole_in_json() {
+        let many: Vec<i32> = (1..=11).collect();
+        let finding = Finding::new(Kind::Leak, "what").fds(&many);
+        assert_eq!(row(&finding)[2], "1,2,3,4,5,6,7,8,+3");
+        assert_eq!(row(&Finding::new(Kind::Leak, "what").fds(&many[..8]))[2], "1,2,3,4,5,6,7,8");
+        let json = serde_json::to_value(&finding).expect("plain data");
+        assert_eq!(json["fds"], serde_json::json!(many));
     }
 
     #[test]

@@ -21,6 +21,8 @@ Examples:
   fdbroker get model/a -O weights.bin --json | jq .version
   fdbroker get model/a --meta
 
+With --json, what cannot be had is {\"objects\":[{\"name\":...,\"done\":false,\"error\":\"NOT_FOUND\"}]}, as with put, rm and pin.
+
 Exit status 4: no such object, or it was not made in time.";
 
 /// Write the bytes of objects

@@ -2,10 +2,11 @@
 
 mod args;
 mod several;
+mod unhad;
 
 pub use args::Args;
 
-use crate::by_name::connect;
+use crate::by_name::{connect, undone};
 use crate::error::{Context, Error, Result};
 use crate::output::{Output, human_size, printable, write_error};
 use fdbroker_client::{Deadline, Object, Objects};
@@ -14,6 +15,7 @@ use serde::Serialize;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
+use unhad::unhad;
 
 /// An object, in JSON.
 #[derive(Serialize)]
@@ -48,7 +50,9 @@ pub fn run(args: &Args) -> Result<()> {
     let to = args.output.as_deref().filter(|path| *path != Path::new("-"));
     let wrong = match (is_several, args.meta, to) {
         (true, true, _) => Some("metadata is that of one NAME; name one object"),
-        (true, _, None) => Some("several objects need a folder; name one: -O DIR"),
+        (true, _, None) => {
+            Some("several objects need a folder: -O DIR; for one object, -O FILE names the file")
+        }
         (false, _, None) if args.output.is_some() && args.json => {
             Some("-O - and --json both write to standard output; name a file")
         }
@@ -63,8 +67,8 @@ pub fn run(args: &Args) -> Result<()> {
         return into_folder(&objects, args, folder);
     }
     let name = &args.names[0];
-    let object =
-        objects.get(name, Deadline::after(args.timeout)).map_err(|error| unhad(name, error))?;
+    let object = objects.get(name, Deadline::after(args.timeout));
+    let object = undone(object.map_err(|error| unhad(&args.names, error)), &args.names, args.json)?;
     if let Some(path) = to {
         // As cp does it.
         let path = match path.is_dir() {
@@ -85,7 +89,7 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// Several objects of one moment, each to a file of its own.
 fn into_folder(objects: &Objects, args: &Args, folder: &Path) -> Result<()> {
-    let got = several::get(objects, &args.names, args.timeout)?;
+    let got = several::get(objects, &args.names, args.timeout, args.json)?;
     let mut out = Output::stdout();
     for (object, file) in &got {
         let path = folder.join(file);
@@ -100,17 +104,6 @@ fn into_folder(objects: &Objects, args: &Args, folder: &Path) -> Result<()> {
         }
     }
     out.finish()
-}
-
-/// Why an object cannot be had, with what to do about it here.
-fn unhad(name: &str, error: fdbroker_client::Error) -> Error {
-    match error.code {
-        ErrorCode::NotFound => Error::NotFound(format!(
-            "{}: NOT_FOUND: no object has this name; `fdbroker objects` lists them, --timeout 30s waits until it is made",
-            printable(name)
-        )),
-        _ => error.into(),
-    }
 }
 
 fn to_file(object: &Object, is_metadata: bool, path: &Path) -> Result<()> {

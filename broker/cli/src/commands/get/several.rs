@@ -1,6 +1,7 @@
 //! Several objects of one moment, each with the file that it goes to. Must never name a file outside of the folder that was given.
 
-use crate::by_name::soon;
+use super::unhad::unhad;
+use crate::by_name::{none_begins_with, soon, undone};
 use crate::error::{Error, Result};
 use crate::output::printable;
 use fdbroker_client::{Deadline, ErrorCode, Object, Objects};
@@ -26,20 +27,21 @@ pub fn get(
     objects: &Objects,
     words: &[String],
     timeout: Duration,
+    is_json: bool,
 ) -> Result<Vec<(Object, PathBuf)>> {
     for _ in 0..TRIES {
-        let files = files(objects, words)?;
-        let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
+        let (names, files): (Vec<String>, Vec<PathBuf>) =
+            files(objects, words, is_json)?.into_iter().unzip();
         match objects.get_many(&names, Deadline::after(timeout)) {
             // What has come meanwhile may be of the same version as what was got.
-            Ok(got) if names_of(objects, words)? == names => {
-                return Ok(got.into_iter().zip(files.into_iter().map(|(_, file)| file)).collect());
+            Ok(got) if names_of(objects, words, is_json)? == names => {
+                return Ok(got.into_iter().zip(files).collect());
             }
             Ok(_) => {}
             // One that was listed has gone.
             Err(error)
                 if error.code == ErrorCode::NotFound && words.iter().any(|it| is_prefix(it)) => {}
-            Err(error) => return Err(error.into()),
+            Err(error) => return undone(Err(unhad(&names, error)), &names, is_json),
         }
     }
     let what = "names come and go all the time";
@@ -47,12 +49,12 @@ pub fn get(
 }
 
 /// The names that are meant, in their order.
-fn names_of(objects: &Objects, words: &[String]) -> Result<Vec<String>> {
-    Ok(files(objects, words)?.into_iter().map(|(name, _)| name).collect())
+fn names_of(objects: &Objects, words: &[String], is_json: bool) -> Result<Vec<String>> {
+    Ok(files(objects, words, is_json)?.into_iter().map(|(name, _)| name).collect())
 }
 
 /// The names that are meant, with their files.
-fn files(objects: &Objects, words: &[String]) -> Result<Vec<(String, PathBuf)>> {
+fn files(objects: &Objects, words: &[String], is_json: bool) -> Result<Vec<(String, PathBuf)>> {
     let mut files = Vec::new();
     for word in words {
         if !is_prefix(word) {
@@ -66,10 +68,7 @@ fn files(objects: &Objects, words: &[String]) -> Result<Vec<(String, PathBuf)>> 
             files.push((info.name, file));
         }
         if files.len() == before {
-            return Err(Error::NotFound(format!(
-                "no object's name begins with {}; `fdbroker objects` lists all",
-                printable(word)
-            )));
+            return undone(Err(none_begins_with(word)), std::slice::from_ref(word), is_json);
         }
     }
     if files.len() > MAX_GROUP {

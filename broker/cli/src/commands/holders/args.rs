@@ -1,25 +1,29 @@
 //! The arguments of `fdbroker holders` and their help. Must never do anything.
 
-use crate::subject::Subject;
+use crate::by_name::named::Named;
 use crate::table::{self, ListArgs};
 
 const EXAMPLES: &str = "\
 Examples:
   fdbroker holders                  everyone
   fdbroker holders 12.3             who has the allocation 12.3 of `fdbroker ls`
+  fdbroker holders model/a          who reads an object of this user, or another one of its group
   fdbroker holders pid:4711         what a process has
   fdbroker holders uid:1000 --json
   fdbroker holders --filter 'STATE == open and AGE > 5m'
 
-Exit status 4: the broker knows no such allocation, process or user.";
+The form of WHAT decides: 12.3 is an allocation, even if an object is called so. object:12.3 is that object.
+
+Exit status 4: the broker knows no such allocation, object, process, user or job.";
 
 /// List the leases: which process has which allocation open or mapped
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = table::after_help(EXAMPLES))]
 pub struct Args {
-    /// Only leases of this subject: a handle (128 hex digits), SLOT.GENERATION or a virtual fd as `ls` shows them, pid:N, uid:N or job:NAME
+    /// Only leases of this: a handle (128 hex digits), SLOT.GENERATION or a virtual fd as `ls` shows them, pid:N, uid:N, job:NAME, or
+    /// the name of an object
     #[arg(value_name = "WHAT")]
-    pub subject: Option<Subject>,
+    pub subject: Option<Named>,
     #[command(flatten)]
     pub list: ListArgs,
 }

@@ -15,7 +15,7 @@ pub fn run(args: Args) -> Result<()> {
     let mut admin = viewing::connect()?;
     let selection = match args.subject {
         None => Selection::ALL,
-        Some(subject) => subject.known(&mut admin)?,
+        Some(subject) => subject.known(&mut admin)?.0,
     };
     list.run(&mut admin, selection)
 }

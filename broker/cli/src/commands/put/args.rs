@@ -18,14 +18,21 @@ as long as the broker allows (limits.object_ttl_ms, a day unless set); --keep=TT
 removes or unpins them. They end with a broker of `fdbroker run`, or one started by hand, which `put` says, and stay through an
 upgrade of the service.
 
+--expect N is for scripts that must not undo what another one did: NAME is replaced only if it has version N when all is read, as `put`,
+`get` and `objects` show it with --json (.version); else nothing is put, and the error (VERSION) says which version it has. N = 0: the name
+must be free. Of several files each name must have that version, as those of one earlier `put` have.
+
 Examples:
   fdbroker put model/a weights.bin
   fdbroker put model/ *.safetensors --replace
   fdbroker put model/a weights.bin --pin --meta 'epoch=7'
+  fdbroker get model/a -O old.bin --json | jq .version      12, say
+  fdbroker put model/a new.bin --expect 12                  replaces what was got, and nothing that came later
   tar c dir | fdbroker put tree.tar - --keep=30s
   fdbroker run -- sh -c 'fdbroker put model/a FILE && fdbroker objects model/ && fdbroker get model/a | cmp - FILE'
 
-Exit status 1: a name is in use (EXISTS; --replace allows it), or a cap is full (NO_QUOTA; `fdbroker limits` shows the caps).";
+Exit status 1: a name is in use (EXISTS; --replace allows it), it has another version than --expect says (VERSION), or a cap is full
+(NO_QUOTA; `fdbroker limits` shows the caps).";
 
 /// Make objects from files
 #[derive(Debug, clap::Args)]
@@ -46,6 +53,9 @@ pub struct Args {
     /// Take the place of objects that have these names
     #[arg(long)]
     pub replace: bool,
+    /// Take the place of objects that have this version, and of no others; 0: the names must be free
+    #[arg(long, value_name = "VERSION")]
+    pub expect: Option<u64>,
     /// They may end sooner when the broker is short of memory, those used least recently first
     #[arg(long)]
     pub evictable: bool,

@@ -6,7 +6,7 @@ mod input;
 
 pub use args::Args;
 
-use crate::by_name::{connect, name, say_ends_with_broker, soon, time};
+use crate::by_name::{at, connect, name, say_ends_with_broker, soon, time, undone};
 use crate::error::{Error, Result};
 use crate::output::{Output, human_size, human_time, printable, say};
 use fdbroker_client::{Deadline, ErrorCode, NewObject, ObjectOptions, Place};
@@ -53,6 +53,7 @@ pub fn run(args: &Args) -> Result<()> {
         .zip(&inputs)
         .map(|(name, input)| NewObject {
             metadata: args.meta.as_bytes(),
+            expect: args.expect,
             ..NewObject::new(name, input.size_bytes())
         })
         .collect();
@@ -63,20 +64,21 @@ pub fn run(args: &Args) -> Result<()> {
         evictable: args.evictable,
         ..ObjectOptions::default()
     };
-    let former = match args.replace && !args.pin {
+    let former = match (args.replace || args.expect.is_some()) && !args.pin {
         true => objects.stat_many(&names, soon())?,
         false => Vec::new(),
     };
     let pin_is_lost = former.iter().flatten().any(|info| info.pinned);
     let group = objects.create(&members, Place::Host, options, Deadline::after(PATIENCE));
-    let mut group = group.map_err(|error| explained(error, &names))?;
+    let mut group = undone(group.map_err(|error| explained(error, &names)), &names, args.json)?;
     for (index, input) in inputs.iter_mut().enumerate() {
         input.read_into(group.bytes_mut(index)?)?;
     }
     let ends_with_broker = group.ends_with_broker();
     let before_seal = Instant::now();
     let version = group.seal(Deadline::after(PATIENCE));
-    let version = version.map_err(|failed| explained(failed.error, &names))?;
+    let version = version.map_err(|failed| explained(failed.error, &names));
+    let version = undone(version, &names, args.json)?;
     // What the broker made of the time that was asked for. Another put may have replaced it.
     let info = objects.stat(&names[0], soon()).ok().filter(|info| info.version == version);
     let ttl = info.as_ref().and_then(|info| info.ttl_left);
@@ -140,18 +142,31 @@ fn say_how_long(ttl: Duration, wanted: Option<Duration>, is_cut: bool) {
 }
 
 /// An error whose remedy is a flag of this command.
-fn explained(error: fdbroker_client::Error, names: &[String]) -> Error {
-    let index = error.status.and_then(|status| usize::try_from(status.value.get()).ok());
-    match index.and_then(|index| names.get(index)) {
-        Some(name) if error.code == ErrorCode::Exists => Error::Other(format!(
-            "{}: EXISTS: an object has this name, or is being made under it; remove it (`fdbroker rm`), or take its place with --replace",
-            printable(name)
-        )),
+fn explained(mut error: fdbroker_client::Error, names: &[String]) -> fdbroker_client::Error {
+    let only = names.first().filter(|_| names.len() == 1);
+    let of_one = at(&error).and_then(|index| names.get(index)).or(only);
+    let value = error.status.map(|status| status.value.get());
+    match (error.code, of_one, value) {
+        (ErrorCode::Exists, Some(name), _) => {
+            error.context = printable(name);
+            error.because(
+                "an object has this name, or is being made under it; remove it (`fdbroker rm`), or take its place with --replace",
+            )
+        }
+        (ErrorCode::Version, of_one, Some(now)) => {
+            error.context = of_one.map_or_else(|| "one of the names".into(), |it| printable(it));
+            let now = match now {
+                0 => "no object has this name now".into(),
+                now => format!("it has version {now} now"),
+            };
+            error.because(format!("{now}, which is not what --expect says; nothing is put"))
+        }
         // Whether it was in making or sealing them is of no use to anybody.
-        _ => match error.status.filter(|_| error.code == ErrorCode::NoQuota) {
-            Some(status) => Error::Other(format!("nothing is put: {status}")),
-            None => error.into(),
-        },
+        (ErrorCode::NoQuota, _, Some(_)) => {
+            error.context = "nothing is put".into();
+            error
+        }
+        _ => error,
     }
 }
 

@@ -5,8 +5,9 @@ use std::ffi::OsString;
 
 const HELP: &str = "\
 Without --join, COMMAND has a broker of its own, in a private directory (mode 0700) that is removed at the end.
-COMMAND finds the broker through FDBROKER_SOCKET and FDBROKER_ADMIN_SOCKET. Signals go to COMMAND. A summary is printed
-on stderr. The broker serves this node only: ranks that mpirun starts on other nodes cannot reach it.
+COMMAND finds the broker through FDBROKER_SOCKET and FDBROKER_ADMIN_SOCKET; on a terminal the first one is shown at the start, to
+be pasted in another terminal. Signals go to COMMAND. A summary is printed on stderr. The broker serves this node only:
+ranks that mpirun starts on other nodes cannot reach it.
 
 With --report a picture (FILE.svg) or a table (FILE.csv) shows the fds of shared memory over time: open on the node, in
 the broker and in the ranks, the cap, and the direct way, which is the number of fds that the ranks would have open if

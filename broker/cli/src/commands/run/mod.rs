@@ -11,12 +11,12 @@ pub use args::Args;
 use crate::admin::Admin;
 use crate::error::{Context, Result};
 use crate::layers::{cuda, level_zero};
-use crate::output::say;
-use crate::output::{commas, human_time};
+use crate::output::{aside, commas, human_time, say};
 use crate::private_broker::{PrivateBroker, SELF, pid_of};
 use crate::records::{self, StatusView};
 use crate::signals::Signals;
 use exec::Variable;
+use fdbrokerd::settings::assignment;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::kill;
 use report::{Report, ReportFile};
@@ -56,6 +56,10 @@ fn alone(
 ) -> Result<u8> {
     let signals = Signals::take_over()?;
     let mut broker = PrivateBroker::start(max_fds)?;
+    if !json {
+        let socket = assignment("FDBROKER_SOCKET", &broker.socket());
+        aside(&format!("to look at this broker from another terminal: export {socket}"));
+    }
     let report = report.map(|file| Report::start(file, broker.admin_socket())).transpose()?;
     let mut job = Command::new(SELF)
         .arg("exec")

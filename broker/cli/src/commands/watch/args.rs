@@ -24,7 +24,8 @@ beside the socket, as root and the broker's user may.
 
 With --objects it tells what happens to named objects instead: sealed (it can be had), replaced, deleted (also when its time is
 over), evicted, aborted (it was in the making), each with the version, and lost when events were. It asks the clients' socket
-(FDBROKER_SOCKET), and shows the objects of the user who runs it.
+(FDBROKER_SOCKET), and shows the objects of the user who runs it. It begins now: the broker keeps no events of objects, so
+--since does not go with it. `fdbroker objects --sort AGE` shows which objects are new.
 
 Examples:
   fdbroker watch
@@ -46,7 +47,7 @@ pub struct Args {
     #[arg(long, value_name = "WHAT")]
     pub filter: Option<Subject>,
     /// Begin with the events of the last TIME, such as 90s, 10m, 2h or 1d, or with all that the broker has
-    #[arg(long, value_name = "TIME", conflicts_with = "objects")]
+    #[arg(long, value_name = "TIME")]
     pub since: Option<Since>,
     /// With --since: print these events alone, and end
     #[arg(long, requires = "since")]

@@ -8,7 +8,7 @@ pub use args::Args;
 
 use crate::admin::{Selection, viewing};
 use crate::by_name;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::events::stream::{self, Back, EVENTS_PER_MESSAGE, Told, Watching};
 use crate::events::view::{self, EventView, reconnected};
 use crate::output::Output;
@@ -21,6 +21,11 @@ use std::time::Duration;
 /// Longest wait for a new broker. An upgraded broker is there after milliseconds, a restarted service after a second; a large
 /// ledger takes some seconds.
 const RECONNECT_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Why --since does not go with --objects.
+const NO_PAST_OF_OBJECTS: &str = "--since begins with events that the broker has kept, and it keeps none of objects: watch --objects begins now; \
+                                  `fdbroker objects --sort AGE` shows which objects are new, `watch --since` without --objects what \
+                                  happened to their memory";
 
 /// A new connection, in JSON.
 #[derive(Debug, Serialize)]
@@ -51,6 +56,9 @@ impl ReconnectedView {
 /// Prints events until a signal, or until the broker has ended and no other has started.
 pub fn run(args: Args) -> Result<()> {
     if let Some(prefix) = &args.objects {
+        if args.since.is_some() {
+            return Err(Error::Usage(NO_PAST_OF_OBJECTS.into()));
+        }
         return by_name::watch::run(prefix, args.job, args.json);
     }
     let mut admin = viewing::connect()?;

@@ -5,7 +5,8 @@ pub mod job;
 use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use serde_json::Value;
-use std::os::fd::OwnedFd;
+use std::fs::File;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -25,6 +26,21 @@ pub fn fdbroker(arguments: &[&str]) -> Command {
     }
     command.env("FDBROKER_ADMIN_SOCKET", "/nowhere/admin.sock");
     command
+}
+
+/// A terminal with so many columns: the end of whoever looks at it, and the end of programs.
+pub fn terminal(columns: u16) -> (File, OwnedFd) {
+    let size = libc::winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    let (mut ours, mut theirs) = (-1, -1);
+    let (name, modes) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: openpty(3) writes two fds, and reads the size; name and modes may be null.
+    let made = unsafe {
+        libc::openpty(&raw mut ours, &raw mut theirs, name, modes, (&raw const size).cast_mut())
+    };
+    assert_eq!(made, 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: both are open, and nobody else's.
+    let [ours, theirs] = [ours, theirs].map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+    (ours.into(), theirs)
 }
 
 /// Runs it to its end.
