@@ -10,6 +10,7 @@ use fdbroker_protocol::admin::{
     LeaseRecord, Limits, NodeStatus, OTHER_OWNER, Page, Query, SetLimit, TombstoneRecord,
     act_flags,
 };
+use fdbroker_protocol::message::AllocationItem;
 use fdbroker_protocol::{ErrorCode, Handle, Kind, Resource, Scope, Share, Writer};
 use fdbrokerd::limits::{MAX_VIEWERS_PER_USER, MAX_WATCHES_PER_USER};
 use std::os::fd::AsFd;
@@ -151,6 +152,14 @@ fn register_for_any(client: &mut Client) -> Handle {
     registered[0].handle
 }
 
+fn unregister(client: &mut Client, handle: &Handle) {
+    let id = handle.id();
+    let item = AllocationItem { slot: id.slot.into(), generation: id.generation.into() };
+    let mut writer = Writer::new();
+    writer.start(Kind::Unregister, client.id()).push(&item);
+    assert!(client.call(writer.finish(1, 0), &[]).statuses()[0].is_ok());
+}
+
 #[test]
 fn view_when_two_domains_then_each_sees_its_own_records_and_the_administrator_all() {
     let node = Node::start(&[]);
@@ -158,15 +167,7 @@ fn view_when_two_domains_then_each_sees_its_own_records_and_the_administrator_al
     one.register_memfds(3);
     let handles = other.register_memfds(5);
     let ended = other.register_memfds(1);
-    let id = other.id();
-    let item = fdbroker_protocol::message::AllocationItem {
-        slot: ended[0].id().slot.into(),
-        generation: ended[0].id().generation.into(),
-    };
-    let mut writer = Writer::new();
-    writer.start(Kind::Unregister, id).push(&item);
-    let unregistered = other.call(writer.finish(1, 0), &[]).statuses();
-    assert!(unregistered[0].is_ok());
+    unregister(&mut other, &ended[0]);
     other.acquire(&[handles[0].prefix, handles[1].prefix], 1000).grants();
 
     let (a, b, all) = (node.viewer("a"), node.viewer("b"), node.administrator());
@@ -343,6 +344,10 @@ fn view_when_a_user_has_all_places_then_more_are_told_again_and_idle_ones_give_w
     let watchers: Vec<_> = (0..MAX_WATCHES_PER_USER).map(|_| node.viewer("a")).collect();
     for watcher in &watchers {
         assert_eq!(watcher.ask(Kind::AdminWatch, &act(0)).kind(), Kind::AdminEvents);
+    }
+    for watcher in &watchers {
+        let again = watcher.ask(Kind::AdminWatch, &act(act_flags::SINCE));
+        assert_eq!(again.failed().result(), Err(ErrorCode::Again));
     }
     let late = node.viewer("a");
     assert_eq!(late.ask(Kind::AdminWatch, &act(0)).failed().result(), Err(ErrorCode::Again));
