@@ -251,6 +251,9 @@ pub fn turned_away(table_fds: u64) -> u64 {
 /// time too.
 pub const ADMIN_SLOTS_SCANNED: u32 = 4096;
 
+/// The same for a user that looks: some 50 us, because anybody may ask without a pause, and each grant then waits for one answer.
+pub const VIEWER_SLOTS_SCANNED: u32 = ADMIN_SLOTS_SCANNED / 4;
+
 /// Events kept for one watcher that does not read: 360 KiB, and 10 MiB for as many watchers as there can be. A second of a
 /// busy node; what comes then is counted.
 pub const WATCH_EVENTS_KEPT: usize = 4096;

@@ -12,7 +12,7 @@ use fdbroker_protocol::admin::{
 };
 use fdbroker_protocol::message::AllocationItem;
 use fdbroker_protocol::{ErrorCode, Handle, Kind, Resource, Scope, Share, Writer};
-use fdbrokerd::limits::{MAX_VIEWERS_PER_USER, MAX_WATCHES_PER_USER};
+use fdbrokerd::limits::{MAX_VIEWERS_PER_USER, MAX_WATCHES_PER_USER, VIEWER_SLOTS_SCANNED};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -309,6 +309,26 @@ fn view_when_memory_is_shared_with_another_domain_then_neither_side_is_named() {
         (all[0].pid.get(), all[0].owner_pid.get()),
         (lease.owner_pid.get(), lease.owner_pid.get())
     );
+}
+
+#[test]
+fn view_when_others_have_much_then_an_answer_looks_at_few_of_their_records() {
+    let node = Node::start(&[]);
+    let mut one = node.client("a");
+    let mut ended = 0;
+    while ended <= VIEWER_SLOTS_SCANNED {
+        for handle in one.register_memfds(8) {
+            unregister(&mut one, &handle);
+            ended += 1;
+        }
+    }
+    let page = |viewer: &Viewer| {
+        let reply = viewer.ask(Kind::AdminTombstones, &query(Filter::Pid, 4_000_000_001));
+        let (page, _) = reply.message().head_and_items::<Page, TombstoneRecord>().unwrap();
+        (page.next_cursor.get(), page.done.get())
+    };
+    assert_eq!(page(&node.viewer("b")), (VIEWER_SLOTS_SCANNED, 0));
+    assert_eq!(page(&node.administrator()), (0, 1));
 }
 
 #[test]
