@@ -281,6 +281,8 @@ def share(node, one, other):
           [(it["pid"], it["owner_pid"]) for it in leases] == [(other.pid, None)], leases)
     check("no list of the holder's names the owner",
           not traces(json.dumps(holders), [str(ONE), str(one.pid), "secret-rank"]), holders)
+    told = node.run(USER_OTHER, "holders", named(handle), "--json")
+    check("its holder finds the lease by the allocation", told[0] == 0 and [it["pid"] for it in json.loads(told[1])["holders"]] == [other.pid], told)
     text = node.run(USER_ONE, "holders")[1]
     check("a list for people says so", "another user" in text, text)
 
