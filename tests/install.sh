@@ -1,7 +1,7 @@
 #!/bin/bash
 # Installs the Debian packages that the tests need on a Debian 12 host: for virtual machines, MPI and Slurm, Level Zero, C programs,
 # packages, Python.
-# It never removes a package, never edits the system's apt configuration, and names no mirror of its own.
+# It never removes a package, never starts a server, never edits the system's apt configuration, and names no mirror of its own.
 # Needs root, unless everything is already there: then it only says so.
 set -euo pipefail
 
@@ -32,6 +32,8 @@ needs="gcc:gcc g++:g++ pkg-config:pkg-config cmake:cmake valgrind:valgrind tmux:
   dh:debhelper dpkg-buildpackage:dpkg-dev fakeroot:fakeroot lintian:lintian rpmbuild:rpm debugedit:debugedit eu-strip:elfutils rpmlint:rpmlint"
 # From backports, because a host that has qemu-utils from there cannot take the older emulator of the main suite beside it.
 needs_of_backports="qemu-system-x86_64:qemu-system-x86"
+# The one program alone, into /usr/local/bin: its package would start a server, now and at each boot, and bring 100 MB.
+needs_alone="promtool:prometheus"
 
 missing() { # PAIRS: the packages whose thing is not there
   local pair pairs thing
@@ -42,7 +44,7 @@ missing() { # PAIRS: the packages whose thing is not there
     command -v "$thing" > /dev/null || compgen -G "$thing" > /dev/null || echo "${pair#*:}"
   done | xargs
 }
-all_missing() { echo "$(missing "$needs") $(missing "$needs_of_backports")" | xargs; }
+all_missing() { echo "$(missing "$needs") $(missing "$needs_of_backports") $(missing "$needs_alone")" | xargs; }
 
 [ -n "$(all_missing)" ] || { say "all there already"; exit 0; }
 
@@ -102,6 +104,19 @@ if [ -n "$packages" ]; then
   # shellcheck disable=SC2086
   install -t bookworm-backports $packages
 fi
+take_out() { # PROGRAM PACKAGE
+  (cd "$work" && apt-get "${apt[@]}" download "$2" < /dev/null > "$work/log" 2>&1 9>&- &&
+    dpkg-deb --fsys-tarfile "$work/$2"_*.deb | tar -xO "./usr/bin/$1" > "$work/$1" &&
+    chmod 755 "$work/$1" && mv "$work/$1" "/usr/local/bin/$1") || {
+    tail -30 "$work/log" >&2
+    die "cannot take $1 out of the package $2" "its own message is above; once that is settled, run this again"
+  }
+}
+for pair in $needs_alone; do
+  [ -n "$(missing "$pair")" ] || continue
+  say "taking ${pair%%:*} out of the package ${pair#*:}"
+  take_out "${pair%%:*}" "${pair#*:}"
+done
 
 left=$(all_missing)
 [ -z "$left" ] || die "still missing after the installation: $left" "is PATH complete? it is: $PATH"

@@ -108,7 +108,8 @@ pub const ADMIN_IDLE: Duration = Duration::from_secs(1);
 pub const ADMIN_TURN: Duration = Duration::from_secs(3);
 
 /// Most connections of users that look at what is their own, beside those of administrators: some users at a time, each with one or two
-/// commands. A further one takes the place of one that has been idle for [`ADMIN_IDLE`] or has had its place for [`ADMIN_TURN`].
+/// commands. A further one takes the place of one that has been idle for [`ADMIN_IDLE`] or has had its place for [`ADMIN_TURN`], or of a user
+/// that has two more places than its own: users that take all they may leave a place to everybody else.
 pub const MAX_VIEWERS: usize = 32;
 
 /// Most of them of one user: others find the rest. A `fdbroker top` has two.
@@ -116,6 +117,16 @@ pub const MAX_VIEWERS_PER_USER: usize = 4;
 
 /// Most of a user's that watch, for the same reason as [`MAX_ADMIN_WATCHES`].
 pub const MAX_WATCHES_PER_USER: usize = MAX_VIEWERS_PER_USER / 2;
+
+/// Most of all users' that watch, for the same reason. One more takes the place of a user that has two more of these than its own.
+pub const MAX_VIEWER_WATCHES: usize = MAX_VIEWERS / 2;
+
+/// Most connections of monitors, beside those of users: a node is to be monitored just when its users crowd. A monitor has as many of them as
+/// another user.
+pub const MAX_MONITORS: usize = 8;
+
+/// Most of these that watch, for the same reason as above.
+pub const MAX_MONITOR_WATCHES: usize = MAX_MONITORS / 2;
 
 /// Connections of users that look which are accepted in a chore: each costs some 20 us, and most of those that are turned away come from one
 /// user.
@@ -240,7 +251,10 @@ pub fn turned_away(table_fds: u64) -> u64 {
 /// time too.
 pub const ADMIN_SLOTS_SCANNED: u32 = 4096;
 
-/// Events kept for one watcher that does not read: 360 KiB, and 15 MiB for as many watchers as there can be. A second of a
+/// The same for a user that looks: some 50 us, because anybody may ask without a pause, and each grant then waits for one answer.
+pub const VIEWER_SLOTS_SCANNED: u32 = ADMIN_SLOTS_SCANNED / 4;
+
+/// Events kept for one watcher that does not read: 360 KiB, and 10 MiB for as many watchers as there can be. A second of a
 /// busy node; what comes then is counted.
 pub const WATCH_EVENTS_KEPT: usize = 4096;
 
@@ -417,7 +431,7 @@ pub const NAMES_PER_PAGE: usize = 512;
 /// Places of a table of `table_fds` that the daemon keeps for itself, with `at_start` fds open when it starts
 /// (stdio and what it inherits), and so many `listeners` for clients and sockets for `viewing`.
 pub fn own_fds(at_start: u64, (listeners, viewing): (usize, usize), table_fds: u64) -> u64 {
-    let viewers = if viewing == 0 { 0 } else { viewing + MAX_VIEWERS };
+    let viewers = if viewing == 0 { 0 } else { viewing + MAX_VIEWERS + MAX_MONITORS };
     at_start
         + STANDING_FDS
         + PASSING_FDS

@@ -2,8 +2,9 @@
 
 use crate::admin::chosen::{Chosen, Traits};
 use crate::admin::page::write_page;
+use crate::admin::rights::Sight;
 use crate::admin::view::View;
-use crate::limits::ADMIN_SLOTS_SCANNED;
+use crate::limits::{ADMIN_SLOTS_SCANNED, VIEWER_SLOTS_SCANNED};
 use fdbroker_protocol::admin::{Limits, Metrics, Query};
 use fdbroker_protocol::{ErrorCode, Kind, Writer};
 
@@ -20,7 +21,11 @@ impl View<'_> {
             return writer.failed(id, ErrorCode::NotSupported.into());
         };
         let cursor = query.cursor.get();
-        let end = cursor.saturating_add(ADMIN_SLOTS_SCANNED);
+        let scanned = match self.sight() {
+            Sight::Node => ADMIN_SLOTS_SCANNED,
+            Sight::Domain(_) => VIEWER_SLOTS_SCANNED,
+        };
+        let end = cursor.saturating_add(scanned);
         let next = |slots: u32| (end < slots).then_some(end);
         match kind {
             Kind::AdminStatus => {

@@ -7,8 +7,8 @@ use crate::clock;
 use crate::kernel;
 use crate::kernel::KernelFeatures;
 use crate::limits::{
-    ADMIN_IDLE, ADMIN_TURN, MAX_ADMIN_CONNECTIONS, MAX_ADMIN_WATCHES, MAX_VIEWERS,
-    MAX_VIEWERS_PER_USER, MAX_WATCHES_PER_USER,
+    ADMIN_IDLE, ADMIN_TURN, MAX_ADMIN_CONNECTIONS, MAX_ADMIN_WATCHES, MAX_MONITOR_WATCHES,
+    MAX_MONITORS, MAX_VIEWER_WATCHES, MAX_VIEWERS, MAX_VIEWERS_PER_USER, MAX_WATCHES_PER_USER,
 };
 use crate::node::listeners::Listener;
 use fdbroker_core::{DomainKey, JobKey, Note, Now};
@@ -63,6 +63,44 @@ pub(crate) struct Comer {
     pub user: u32,
     pub uid: u32,
     pub pid: u32,
+}
+
+/// Who shares places.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Class {
+    Administrators,
+    Monitors,
+    Users,
+}
+
+impl Class {
+    /// How many places they have; and how many of these a user may have.
+    fn places(self) -> (usize, usize) {
+        match self {
+            Class::Administrators => (MAX_ADMIN_CONNECTIONS, MAX_ADMIN_CONNECTIONS),
+            Class::Monitors => (MAX_MONITORS, MAX_VIEWERS_PER_USER),
+            Class::Users => (MAX_VIEWERS, MAX_VIEWERS_PER_USER),
+        }
+    }
+
+    /// The same of connections that watch.
+    fn watches(self) -> (usize, usize) {
+        match self {
+            Class::Administrators => (MAX_ADMIN_WATCHES, MAX_ADMIN_WATCHES),
+            Class::Monitors => (MAX_MONITOR_WATCHES, MAX_WATCHES_PER_USER),
+            Class::Users => (MAX_VIEWER_WATCHES, MAX_WATCHES_PER_USER),
+        }
+    }
+}
+
+impl Comer {
+    fn class(self) -> Class {
+        match (self.rights.may_act, self.rights.sight) {
+            (true, _) => Class::Administrators,
+            (false, Sight::Node) => Class::Monitors,
+            (false, Sight::Domain(_)) => Class::Users,
+        }
+    }
 }
 
 struct AdminConnection {
@@ -136,7 +174,8 @@ impl AdminConnection {
 impl AdminSide {
     /// `viewers`: each with the number of the clients' listener that it stands beside.
     pub fn new(admin: Listener, viewers: Vec<(u32, Listener)>) -> Self {
-        let places = MAX_ADMIN_CONNECTIONS + if viewers.is_empty() { 0 } else { MAX_VIEWERS };
+        let places =
+            MAX_ADMIN_CONNECTIONS + if viewers.is_empty() { 0 } else { MAX_VIEWERS + MAX_MONITORS };
         let viewers = viewers.into_iter().map(|(beside, it)| Entrance::new(it, Some(beside)));
         AdminSide {
             listeners: std::iter::once(Entrance::new(admin, None)).chain(viewers).collect(),
@@ -236,16 +275,14 @@ impl AdminSide {
         comer: Comer,
         now: Now,
     ) -> Result<(usize, Option<(OwnedFd, u32)>), OwnedFd> {
-        let viewers = || self.connections.iter().filter(|(_, it)| it.is_viewer());
-        let own = || viewers().filter(|(_, it)| it.comer.user == comer.user);
-        let oldest = |all: &mut dyn Iterator<Item = (usize, &AdminConnection)>| {
-            let may_end = |it: &AdminConnection| it.keeps_until().is_some_and(|until| until <= now);
-            let old = all.filter(|(_, it)| may_end(it)).min_by_key(|(_, it)| it.used_at);
-            old.map(|(index, _)| index)
-        };
+        let alike = || self.alike(comer);
+        let own = || alike().filter(|(_, it)| it.comer.user == comer.user);
+        let (places, of_user) = comer.class().places();
         let leaving = match () {
-            () if own().count() >= MAX_VIEWERS_PER_USER => Some(oldest(&mut own())),
-            () if viewers().count() >= MAX_VIEWERS => Some(oldest(&mut viewers())),
+            () if own().count() >= of_user => Some(oldest(own(), now)),
+            () if alike().count() >= places => {
+                Some(oldest(alike(), now).or_else(|| of_greedy(alike, comer.user)))
+            }
             () => None,
         };
         let left = match leaving {
@@ -254,6 +291,11 @@ impl AdminSide {
             None => None,
         };
         Ok((self.connections.insert(AdminConnection::new(socket, comer, now)), left))
+    }
+
+    /// Those that share places with one.
+    fn alike(&self, comer: Comer) -> impl Iterator<Item = (usize, &AdminConnection)> + Clone {
+        self.connections.iter().filter(move |(_, it)| it.comer.class() == comer.class())
     }
 
     /// The next connection that has something to do. Administrators and users that look take turns, however many the others are.
@@ -393,9 +435,7 @@ impl AdminSide {
         if administrators().count() < MAX_ADMIN_CONNECTIONS {
             return true;
         }
-        let may_end = |it: &AdminConnection| it.keeps_until().is_some_and(|until| until <= now);
-        let old = administrators().filter(|(_, it)| may_end(it));
-        let longest = old.min_by_key(|(_, it)| it.used_at).map(|(index, _)| index);
+        let longest = oldest(administrators(), now);
         // An event tells when another connection comes.
         let entrance = &mut self.listeners[0];
         entrance.is_ready = kernel::is_readable(entrance.listener.as_fd());
@@ -417,21 +457,33 @@ impl AdminSide {
         longest.is_some()
     }
 
-    /// A connection watches from now on; `false`: as many do as may.
-    pub fn set_watch(&mut self, index: usize, watch: Watch) -> bool {
-        let Some(Comer { rights, user, .. }) = self.comer(index) else { return true };
-        let others = self.connections.iter().filter(|(other, it)| {
-            let is_alike = it.comer.rights.may_act == rights.may_act && it.comer.user == user;
-            *other != index && it.watch.is_some() && is_alike
-        });
-        let most = if rights.may_act { MAX_ADMIN_WATCHES } else { MAX_WATCHES_PER_USER };
-        if others.count() >= most {
-            return false;
+    /// Whether a connection may watch from now on; one that does may choose again, but for a user's: each time takes a while. One that gives
+    /// way for it ends; that of a user is given back.
+    pub fn may_watch(&mut self, index: usize) -> (bool, Option<(OwnedFd, u32)>) {
+        let Some(comer) = self.comer(index) else { return (true, None) };
+        let alike = || self.alike(comer).filter(|(_, it)| it.watch.is_some());
+        let own = alike().filter(|(_, it)| it.comer.user == comer.user).count();
+        let (most, of_user) = comer.class().watches();
+        if self.connections.get(index).is_some_and(|it| it.watch.is_some()) {
+            return (comer.class() != Class::Users, None);
         }
+        if own >= of_user {
+            return (false, None);
+        }
+        if alike().count() < most {
+            return (true, None);
+        }
+        match of_greedy(alike, comer.user) {
+            Some(greedy) => (true, self.end(greedy)),
+            None => (false, None),
+        }
+    }
+
+    /// A connection watches from now on.
+    pub fn set_watch(&mut self, index: usize, watch: Watch) {
         if let Some(connection) = self.connections.get_mut(index) {
             connection.watch = Some(Box::new(watch));
         }
-        true
     }
 
     /// What a watcher is to be told.
@@ -450,5 +502,142 @@ impl AdminSide {
         let watches = self.connections.iter().filter_map(|(_, it)| it.watch.as_ref());
         self.watched.clear();
         self.watched.extend(watches.map(|watch| watch.sight()));
+    }
+}
+
+/// Of these connections the one that has rested for longest, if it may end.
+fn oldest<'a>(all: impl Iterator<Item = (usize, &'a AdminConnection)>, now: Now) -> Option<usize> {
+    let may_end = |it: &AdminConnection| it.keeps_until().is_some_and(|until| until <= now);
+    let old = all.filter(|(_, it)| may_end(it)).min_by_key(|(_, it)| it.used_at);
+    old.map(|(index, _)| index)
+}
+
+/// Of these connections one of the user that has most of them, if these are at least two more than `user` has: then that user still has as many
+/// as this one gets. One that watches is the last.
+fn of_greedy<'a, I: Iterator<Item = (usize, &'a AdminConnection)>>(
+    all: impl Fn() -> I,
+    user: u32,
+) -> Option<usize> {
+    let count = |user: u32| all().filter(|(_, it)| it.comer.user == user).count();
+    let greedy = all().map(|(_, it)| it.comer.user).max_by_key(|user| count(*user))?;
+    let of_it = all().filter(|(_, it)| it.comer.user == greedy);
+    let last = of_it.min_by_key(|(_, it)| (it.watch.is_some(), it.used_at));
+    last.map(|(index, _)| index).filter(|_| count(greedy) >= count(user) + 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admin::chosen::Chosen;
+    use crate::node::lock::Predecessor;
+    use fdbroker_protocol::admin::Filter;
+
+    struct Place {
+        side: AdminSide,
+        /// The peers' ends.
+        peers: Vec<OwnedFd>,
+        _dir: tempfile::TempDir,
+    }
+
+    impl Place {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let listener =
+                |name| Listener::bind(&dir.path().join(name), 0o600, Predecessor::Gone).unwrap();
+            let side = AdminSide::new(listener("admin.sock"), vec![(0, listener("view.sock"))]);
+            Place { side, peers: Vec::new(), _dir: dir }
+        }
+
+        /// A user's connection that asks at once and goes on asking, unless there is no place for it.
+        fn ask(&mut self, user: u32, sight: Sight) -> Option<usize> {
+            let (ours, theirs) = std::os::unix::net::UnixDatagram::pair().unwrap();
+            self.peers.push(theirs.into());
+            let comer = Comer { rights: Rights { sight, may_act: false }, user, uid: user, pid: 1 };
+            let index = self.side.add_viewer(ours.into(), comer, Now(1)).ok()?.0;
+            self.side.connections[index].first_at = Some(Now(1));
+            Some(index)
+        }
+
+        fn ask_own(&mut self, user: u32) -> Option<usize> {
+            self.ask(user, Sight::Domain(DomainKey { listener: 0, uid: user }))
+        }
+
+        fn watch(&mut self, index: Option<usize>) -> bool {
+            let index = index.unwrap();
+            let (may_watch, _left) = self.side.may_watch(index);
+            if may_watch {
+                let all = Chosen { filter: Filter::None, value: 0 };
+                let sight = self.side.comer(index).unwrap().rights.sight;
+                self.side.set_watch(index, Watch::new(sight, all));
+            }
+            may_watch
+        }
+
+        fn count(&self, user: u32, watching: bool) -> usize {
+            let all = self.side.connections.iter().map(|(_, it)| it);
+            all.filter(|it| it.comer.user == user && (!watching || it.watch.is_some())).count()
+        }
+    }
+
+    #[test]
+    fn add_viewer_when_some_users_take_all_places_then_each_other_finds_one() {
+        let mut place = Place::new();
+        let users = 0..u32::try_from(MAX_VIEWERS / MAX_VIEWERS_PER_USER).unwrap();
+        for user in users.clone() {
+            assert!((0..MAX_VIEWERS_PER_USER).all(|_| place.ask_own(user).is_some()));
+        }
+        let others = 100..100 + u32::try_from(MAX_VIEWERS).unwrap();
+        let mut let_in = 0;
+        for user in others {
+            let_in += usize::from(place.ask_own(user).is_some());
+            assert!(users.clone().all(|user| place.count(user, false) > 0));
+        }
+        // As long as somebody has two.
+        assert_eq!(let_in, MAX_VIEWERS - MAX_VIEWERS / MAX_VIEWERS_PER_USER);
+        assert_eq!(
+            place.ask_own(0),
+            None,
+            "one that has a place takes none of users that have one"
+        );
+    }
+
+    #[test]
+    fn add_viewer_when_users_take_all_places_then_monitors_have_theirs() {
+        let mut place = Place::new();
+        for user in 0..u32::try_from(MAX_VIEWERS).unwrap() {
+            place.ask_own(user).unwrap();
+        }
+        for monitor in 100..100 + u32::try_from(MAX_MONITORS).unwrap() {
+            assert!(place.ask(monitor, Sight::Node).is_some());
+        }
+        assert_eq!(place.ask(500, Sight::Node), None);
+        assert_eq!(place.ask_own(501), None);
+    }
+
+    #[test]
+    fn may_watch_when_users_have_all_watches_then_places_to_ask_are_left_and_another_user_finds_one()
+     {
+        let mut place = Place::new();
+        let users = u32::try_from(MAX_VIEWER_WATCHES / MAX_WATCHES_PER_USER).unwrap();
+        for user in 0..users {
+            for _ in 0..MAX_WATCHES_PER_USER {
+                let index = place.ask_own(user);
+                assert!(place.watch(index));
+                assert!(!place.watch(index), "a user's may not choose again");
+            }
+        }
+        for user in 100..100 + users {
+            let index = place.ask_own(user);
+            assert!(place.watch(index));
+            assert_eq!(place.count(user, true), 1);
+            let index = place.ask_own(user);
+            assert!(!place.watch(index), "all have one at least");
+        }
+        assert!((0..users).all(|user| place.count(user, true) == 1));
+        // Never ended by its time, a watch has left half of the places to those that ask.
+        let watching = place.side.connections.iter().filter(|(_, it)| it.watch.is_some());
+        assert_eq!(watching.count(), MAX_VIEWER_WATCHES);
+        let monitor = place.ask(500, Sight::Node);
+        assert!(place.watch(monitor) && place.watch(monitor));
     }
 }

@@ -60,7 +60,7 @@ impl Server {
     }
 
     /// A lane closes what any user may have put there.
-    fn retire_viewer(&mut self, socket: OwnedFd, uid: u32) {
+    pub(crate) fn retire_viewer(&mut self, socket: OwnedFd, uid: u32) {
         let report = Report::TurnedAway(uid);
         self.fds.retire(Retiring { socket, uid, report, is_at_end: false });
     }

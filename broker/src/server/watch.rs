@@ -19,14 +19,22 @@ impl Server {
         since_us: Option<u64>,
     ) -> bool {
         let Some(comer) = self.admin.comer(index) else { return true };
+        // Before the past is looked at, which takes a while.
+        let (may_watch, left) = self.admin.may_watch(index);
+        if let Some((socket, uid)) = left {
+            self.retire_viewer(socket, uid);
+        }
+        if !may_watch {
+            return false;
+        }
         let mut watch = Watch::new(comer.rights.sight, chosen);
         if let Some(since_us) = since_us {
             let past = self.past.iter();
             watch.begin_with(past.filter(|(event, _)| event.unix_us.get() >= since_us));
         }
-        let is_set = self.admin.set_watch(index, watch);
+        self.admin.set_watch(index, watch);
         self.note_watchers();
-        is_set
+        true
     }
 
     /// Watchers have come or gone.

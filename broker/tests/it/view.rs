@@ -10,8 +10,9 @@ use fdbroker_protocol::admin::{
     LeaseRecord, Limits, NodeStatus, OTHER_OWNER, Page, Query, SetLimit, TombstoneRecord,
     act_flags,
 };
+use fdbroker_protocol::message::AllocationItem;
 use fdbroker_protocol::{ErrorCode, Handle, Kind, Resource, Scope, Share, Writer};
-use fdbrokerd::limits::{MAX_VIEWERS_PER_USER, MAX_WATCHES_PER_USER};
+use fdbrokerd::limits::{MAX_VIEWERS_PER_USER, MAX_WATCHES_PER_USER, VIEWER_SLOTS_SCANNED};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -151,6 +152,14 @@ fn register_for_any(client: &mut Client) -> Handle {
     registered[0].handle
 }
 
+fn unregister(client: &mut Client, handle: &Handle) {
+    let id = handle.id();
+    let item = AllocationItem { slot: id.slot.into(), generation: id.generation.into() };
+    let mut writer = Writer::new();
+    writer.start(Kind::Unregister, client.id()).push(&item);
+    assert!(client.call(writer.finish(1, 0), &[]).statuses()[0].is_ok());
+}
+
 #[test]
 fn view_when_two_domains_then_each_sees_its_own_records_and_the_administrator_all() {
     let node = Node::start(&[]);
@@ -158,15 +167,7 @@ fn view_when_two_domains_then_each_sees_its_own_records_and_the_administrator_al
     one.register_memfds(3);
     let handles = other.register_memfds(5);
     let ended = other.register_memfds(1);
-    let id = other.id();
-    let item = fdbroker_protocol::message::AllocationItem {
-        slot: ended[0].id().slot.into(),
-        generation: ended[0].id().generation.into(),
-    };
-    let mut writer = Writer::new();
-    writer.start(Kind::Unregister, id).push(&item);
-    let unregistered = other.call(writer.finish(1, 0), &[]).statuses();
-    assert!(unregistered[0].is_ok());
+    unregister(&mut other, &ended[0]);
     other.acquire(&[handles[0].prefix, handles[1].prefix], 1000).grants();
 
     let (a, b, all) = (node.viewer("a"), node.viewer("b"), node.administrator());
@@ -311,6 +312,26 @@ fn view_when_memory_is_shared_with_another_domain_then_neither_side_is_named() {
 }
 
 #[test]
+fn view_when_others_have_much_then_an_answer_looks_at_few_of_their_records() {
+    let node = Node::start(&[]);
+    let mut one = node.client("a");
+    let mut ended = 0;
+    while ended <= VIEWER_SLOTS_SCANNED {
+        for handle in one.register_memfds(8) {
+            unregister(&mut one, &handle);
+            ended += 1;
+        }
+    }
+    let page = |viewer: &Viewer| {
+        let reply = viewer.ask(Kind::AdminTombstones, &query(Filter::Pid, 4_000_000_001));
+        let (page, _) = reply.message().head_and_items::<Page, TombstoneRecord>().unwrap();
+        (page.next_cursor.get(), page.done.get())
+    };
+    assert_eq!(page(&node.viewer("b")), (VIEWER_SLOTS_SCANNED, 0));
+    assert_eq!(page(&node.administrator()), (0, 1));
+}
+
+#[test]
 fn view_when_it_watches_then_events_of_its_own_domain_and_of_the_node_alone() {
     let node = Node::start(&[]);
     let mut one = node.client("a");
@@ -343,6 +364,10 @@ fn view_when_a_user_has_all_places_then_more_are_told_again_and_idle_ones_give_w
     let watchers: Vec<_> = (0..MAX_WATCHES_PER_USER).map(|_| node.viewer("a")).collect();
     for watcher in &watchers {
         assert_eq!(watcher.ask(Kind::AdminWatch, &act(0)).kind(), Kind::AdminEvents);
+    }
+    for watcher in &watchers {
+        let again = watcher.ask(Kind::AdminWatch, &act(act_flags::SINCE));
+        assert_eq!(again.failed().result(), Err(ErrorCode::Again));
     }
     let late = node.viewer("a");
     assert_eq!(late.ask(Kind::AdminWatch, &act(0)).failed().result(), Err(ErrorCode::Again));

@@ -45,13 +45,15 @@ pub fn connect_again_within(patience: Duration) -> Result<Admin> {
     or_own_part(again::connect_within(patience), patience)
 }
 
-/// What came of the administrators' socket, or the socket for users. Its error is the administrators': that one names the remedy.
+/// What came of the administrators' socket, or the socket for users. Its error is the administrators', which names the remedy; but where this
+/// user may not know whether a broker answers there, and none answers at the other one, it is that.
 fn or_own_part(admin: Result<Admin>, patience: Duration) -> Result<Admin> {
     let Err(error @ (Error::Denied { .. } | Error::NoBroker { .. })) = admin else { return admin };
     let variable = |name: &str| std::env::var_os(name);
     let Some(path) = find_view_socket(variable) else { return Err(error) };
     match view(&path, patience) {
-        Err(Error::Denied { .. } | Error::NoBroker { .. }) => Err(error),
+        Err(Error::Denied { .. }) => Err(error),
+        Err(Error::NoBroker { .. }) if matches!(error, Error::NoBroker { .. }) => Err(error),
         viewing => viewing,
     }
 }

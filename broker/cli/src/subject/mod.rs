@@ -8,7 +8,7 @@ mod tests;
 use crate::admin::{Admin, Selection};
 use crate::error::{Error, Result};
 use crate::records;
-use fdbroker_protocol::admin::{AccountRecord, AllocationRecord, ClientRecord};
+use fdbroker_protocol::admin::{AccountRecord, AllocationRecord, ClientRecord, LeaseRecord};
 use fdbroker_protocol::handle::HANDLE_BYTES;
 use fdbroker_protocol::{AllocationId, Handle, VirtualFd};
 use fdbrokerd::schedulers::is_job_name;
@@ -122,7 +122,11 @@ impl Subject {
         let selection = self.selection(admin)?;
         let is_known = match self {
             Subject::Job(_) => true,
-            _ if self.is_allocation() => !admin.all::<AllocationRecord>(selection)?.is_empty(),
+            // Of memory of another user a user may see the leases alone.
+            _ if self.is_allocation() => {
+                !admin.all::<AllocationRecord>(selection)?.is_empty()
+                    || !admin.all::<LeaseRecord>(selection)?.is_empty()
+            }
             _ => !admin.all::<ClientRecord>(selection)?.is_empty(),
         };
         match self {

@@ -26,7 +26,8 @@ pub fn run(Args { subject, json }: Args) -> Result<()> {
     let (selection, object) = subject.known(&mut admin)?;
     let records = admin.all::<AllocationRecord>(selection)?;
     let Some(record) = records.first() else {
-        return Err(Error::NotFound("the allocation has ended meanwhile".into()));
+        let message = "the allocation has ended meanwhile, or is another user's; `fdbroker holders` lists leases of it";
+        return Err(Error::NotFound(message.into()));
     };
     let mut out = Output::stdout();
     if json {
