@@ -119,7 +119,6 @@ impl Connection {
     }
 
     /// `spare`: places that it leaves.
-
     fn start_entering(
         &self,
         call: &Call<'_>,
