@@ -299,6 +299,37 @@ static void number_when_its_owner_is_stopped_while_evicted_is_eagain(void) {
   }
 }
 
+/* --- an administrator ends what the program is about to export --- */
+
+#define IN_A_ROW 4
+/* $REVOKE ends all that this process has at the broker. */
+static void exports_when_what_comes_next_was_revoked_are_good(void) {
+  use_driver();
+  size_t before = whole_card();
+  CUdeviceptr base;
+  CUmemGenericAllocationHandle handles[IN_A_ROW];
+  int numbers[IN_A_ROW];
+  DRIVER(cu.cuMemAddressReserve(&base, IN_A_ROW * SEGMENT, SEGMENT, 0, 0));
+  for (int at = 0; at < IN_A_ROW; at++) {
+    DRIVER(create(&handles[at]));
+    DRIVER(cu.cuMemMap(base + at * SEGMENT, SEGMENT, 0, handles[at], 0));
+  }
+  set_access(base, IN_A_ROW * SEGMENT);
+  for (int at = 0; at < IN_A_ROW; at++) fill(base + at * SEGMENT, 60 + at);
+  for (int at = 0; at < IN_A_ROW; at++) {
+    numbers[at] = export_of(handles[at]);
+    if (at == 1 && is_layered()) MUST(system(getenv("REVOKE")) == 0);
+  }
+  for (int at = 2; at < IN_A_ROW; at++) CHECK(is_alive(numbers[at], 60 + at));
+  for (int at = 0; at < IN_A_ROW; at++) {
+    CHECK(close(numbers[at]) == 0);
+    DRIVER(cu.cuMemUnmap(base + at * SEGMENT, SEGMENT));
+    DRIVER(cu.cuMemRelease(handles[at]));
+  }
+  DRIVER(cu.cuMemAddressFree(base, IN_A_ROW * SEGMENT));
+  CHECK(COMES_TRUE(free_bytes() == before));
+}
+
 /* --- a broker that is killed, and started anew --- */
 
 static void restart_consumer(void) {
@@ -358,6 +389,7 @@ static const Row rows[] = {
     SPECIAL(children_when_started_while_threads_export_come_to_their_programs),
     SPECIAL(exports_when_the_fd_limit_is_lowered_go_on),
     SPECIAL(number_when_its_owner_is_stopped_while_evicted_is_eagain),
+    SPECIAL(exports_when_what_comes_next_was_revoked_are_good),
     SPECIAL(numbers_when_the_broker_is_killed_and_started_anew_live_on),
 };
 

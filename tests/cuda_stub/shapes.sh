@@ -46,10 +46,11 @@ program "direct, linked" "$work/lifetimes_linked" "${evicted[@]}"
 storm=memory_when_more_is_exported_than_the_node_may_hold_is_always_right
 lowered=exports_when_the_fd_limit_is_lowered_go_on
 stopped=number_when_its_owner_is_stopped_while_evicted_is_eagain
+revoked=exports_when_what_comes_next_was_revoked_are_good
 restarted=numbers_when_the_broker_is_killed_and_started_anew_live_on
 children=children_when_started_while_threads_export_come_to_their_programs
 preloaded=calls_when_another_library_is_preloaded_share_memory
-program direct "$work/pressure" "$storm" "$children" "$lowered" "$stopped" "$restarted"
+program direct "$work/pressure" "$storm" "$children" "$lowered" "$stopped" "$revoked" "$restarted"
 program "direct, Python" python3 "$here/program.py"
 program "direct, beside the library" env "LD_PRELOAD=$work/looks.so" "$FDBROKER_BIN_DIR/fdbroker" run -- "$work/beside"
 program "direct, another library preloaded" env ANOTHER_IS_FIRST=1 "LD_PRELOAD=$work/another.so" "$work/entry_linked" "$preloaded"
@@ -99,6 +100,7 @@ layered "layer, few fds" --max-fds 24 -- "$work/pressure" "$storm" "$children"
 check "layer, few fds, threads: there were recalls" recalled
 layered layer -- "$work/pressure" "$lowered"
 layered layer --max-fds 16 -- env FDBROKER_LAYER_WAIT=1 "$work/pressure" "$stopped"
+REVOKE="LD_PRELOAD= '$fdbroker' revoke --yes uid:$(id -u) > /dev/null" layered layer -- "$work/pressure" "$revoked"
 
 # Preloading puts a library before the layer; the program can put one behind it.
 behind=(sh -c 'LD_PRELOAD=$LD_PRELOAD:$0 exec "$@"' "$work/another.so")

@@ -11,7 +11,9 @@ use crate::result::{
     SUCCESS,
 };
 use crate::say::{News, once};
-use fdbroker_client::{Client, Deadline, Deposit, Error, ErrorCode, MemoryKind, Registration};
+use fdbroker_client::{
+    Client, Deadline, Deposit, EarlyRegistration, Error, ErrorCode, MemoryKind, Registration,
+};
 use fdbroker_layer::is_absent;
 use fdbroker_virtual_fds::VirtualFd;
 use std::ffi::{c_int, c_ulonglong, c_void};
@@ -153,20 +155,20 @@ fn export_number(client: &Client, handle: CuMemHandle) -> Option<Result<RawFd, C
         Begun::Known(number) => return Some(Ok(number.number())),
         Begun::New { memory, early, is_in_row } => (memory, early, is_in_row),
     };
+    let deadline = Deadline::after(REGISTER_TIMEOUT);
     let exported = match early {
         Some(early) => {
             // The driver takes longer for the next export than the broker for its answer to the early one.
             export_next(client, memory.id);
-            let taken = client.take_early(early, Deadline::after(REGISTER_TIMEOUT));
-            match taken.and_then(|registration| numbered(client, registration)) {
-                Ok(registered) => Ok(enter(client, memory.id, registered)),
-                Err(_) => export_now(client, memory),
+            match take_early(client, early, deadline) {
+                Some(registered) => Ok(enter(client, memory.id, registered)),
+                None => export_now(client, memory, deadline),
             }
         }
         None => {
             let left = records().leave_row();
             follow(left, Some(client));
-            let exported = export_now(client, memory);
+            let exported = export_now(client, memory, deadline);
             if is_in_row {
                 export_next(client, memory.id);
             }
@@ -179,10 +181,10 @@ fn export_number(client: &Client, handle: CuMemHandle) -> Option<Result<RawFd, C
 }
 
 /// Exports and registers a pinned record's memory.
-fn export_now(client: &Client, memory: Pinned) -> Result<RawFd, CuResult> {
+fn export_now(client: &Client, memory: Pinned, deadline: Deadline) -> Result<RawFd, CuResult> {
     let fd = export_below(memory.handle)?;
     let registered = client
-        .register(&deposit_of(memory), fd.as_fd(), Deadline::after(REGISTER_TIMEOUT))
+        .register(&deposit_of(memory), fd.as_fd(), deadline)
         .and_then(|registration| numbered(client, registration));
     Ok(match registered {
         Ok(registered) => enter(client, memory.id, registered),
@@ -201,6 +203,20 @@ fn export_next(client: &Client, after: Id) {
     let early = client.register_early(&deposit_of(next), export, deadline);
     let follows = records().end_early(next.id, early);
     follows.into_iter().for_each(|it| follow(it, Some(client)));
+}
+
+/// The answer to what was registered early. `None`: it was refused, or has ended since, by an administrator for example.
+fn take_early(
+    client: &Client,
+    early: EarlyRegistration,
+    deadline: Deadline,
+) -> Option<(VirtualFd, Registration)> {
+    let registration = client.take_early(early, deadline).ok()?;
+    if !client.is_current(registration.id()) {
+        end_registrations(client, vec![registration]);
+        return None;
+    }
+    numbered(client, registration).ok()
 }
 
 fn deposit_of(memory: Pinned) -> Deposit {

@@ -93,7 +93,7 @@ impl Connection {
         write: impl Fn(&mut Writer) -> usize,
     ) -> Result<Option<u64>, Error> {
         let enter = |inbox: &mut Inbox, id| inbox.enter_untended(id, call.deposits);
-        let started = self.start_entering(call, fds, write, enter)?;
+        let started = self.start_entering(call, fds, write, 0, enter)?;
         if started.is_some() && (self.common.dispatches() || call.deposits > 0) {
             // From now on the event fd is to tell of its reply, or the library thread to read it.
             self.common.wake.kick();
@@ -101,24 +101,33 @@ impl Connection {
         Ok(started)
     }
 
-    /// The same of one that [`Connection::reply`] waits for later. Until then its reply may lie unread: nobody is woken for it.
+    /// The same of one that [`Connection::reply`] waits for later. Until then its reply may lie unread, unless others wait for its
+    /// credits, and it keeps its place: so it never takes the last one.
     pub fn start_attended(
         &self,
         call: &Call<'_>,
         fds: &[BorrowedFd<'_>],
         write: impl Fn(&mut Writer) -> usize,
     ) -> Result<Option<u64>, Error> {
-        self.start_entering(call, fds, write, |inbox, id| inbox.enter(id, call.deposits, call.ends))
+        let enter = |inbox: &mut Inbox, id| inbox.enter(id, call.deposits, call.ends);
+        let started = self.start_entering(call, fds, write, 1, enter)?;
+        if started.is_some() && call.deposits > 0 && self.credits.is_awaited() {
+            // They may have begun to wait when its credits were claimed, and it had not been entered.
+            self.common.wake.kick();
+        }
+        Ok(started)
     }
 
+    /// `spare`: places that it leaves.
     fn start_entering(
         &self,
         call: &Call<'_>,
         fds: &[BorrowedFd<'_>],
         write: impl Fn(&mut Writer) -> usize,
+        spare: usize,
         enter: impl FnOnce(&mut Inbox, u64),
     ) -> Result<Option<u64>, Error> {
-        let Some(id) = self.try_begin(call, enter)? else { return Ok(None) };
+        let Some(id) = self.try_begin(call, spare, enter)? else { return Ok(None) };
         let sent = self.try_send(id, call, fds, &write);
         if !matches!(sent, Ok(None)) {
             self.withdraw(id);
@@ -197,10 +206,11 @@ impl Connection {
         Error::timed_out(format!("{}: all {} requests under way", call.what, inbox.len()))
     }
 
-    /// The same without waiting; `None`: all places are taken.
+    /// The same without waiting; `None`: no more than `spare` places are free.
     fn try_begin(
         &self,
         call: &Call<'_>,
+        spare: usize,
         enter: impl FnOnce(&mut Inbox, u64),
     ) -> Result<Option<u64>, Error> {
         if !self.is_usable() {
@@ -212,7 +222,7 @@ impl Connection {
         }
         // One given up on stays with the broker until it is answered: else a loop of starts and cancels would
         // come to owe without a bound.
-        if inbox.len() + inbox.abandoned() >= self.facts.max_parked {
+        if inbox.len() + inbox.abandoned() + spare >= self.facts.max_parked {
             return Ok(None);
         }
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! Registrations that are sent early, with a scripted broker: nobody waits for them, and none is left behind.
 
 use crate::support::*;
-use fdbroker_client::{Client, EarlyRegistration, ErrorCode, Notice};
+use fdbroker_client::{Client, Deadline, EarlyRegistration, ErrorCode, Notice};
 use fdbroker_protocol::{Kind, Status};
 use std::os::fd::AsFd;
 use std::sync::mpsc::channel;
@@ -64,6 +64,51 @@ fn register_when_the_only_credit_is_on_its_way_with_an_early_one_then_it_is_read
             assert_eq!(call.join().unwrap().unwrap().handle, handle(2));
         });
         assert_eq!(client.take_early(early, soon()).unwrap().handle, handle(1));
+    }
+}
+
+#[test]
+fn register_when_the_only_credit_was_claimed_for_an_early_one_then_its_answer_is_read() {
+    let broker = FakeBroker::listen();
+    let terms = Terms { credits: 1, ..Terms::default() };
+    let (client, peer) = broker.client_with(Client::builder(), terms);
+    let register = |deadline| client.register(&deposit(2), memory(b"").as_fd(), deadline);
+    thread::scope(|scope| {
+        let mut call = None;
+        // The other thread begins to wait when the early one is not on its way yet.
+        let export = || {
+            // At the end of its time it would look by itself.
+            let deadline = Deadline::after(2 * PATIENCE);
+            call = Some(scope.spawn(move || register(deadline)));
+            peer.assert_silent();
+            Some(memory(b""))
+        };
+        let early = client.register_early(&deposit(1), export, soon()).unwrap();
+        peer.registered(&peer.recv_kind(Kind::Register), 1, 1);
+        peer.registered(&peer.recv_kind(Kind::Register), 1, 2);
+        assert_eq!(call.unwrap().join().unwrap().unwrap().handle, handle(2));
+        assert_eq!(client.take_early(early, soon()).unwrap().handle, handle(1));
+    });
+}
+
+#[test]
+fn register_early_when_it_would_take_the_last_place_then_it_is_left_to_others() {
+    for max_parked in [1, 2] {
+        let broker = FakeBroker::listen();
+        let terms = Terms { max_parked, ..Terms::default() };
+        let (client, peer) = broker.client_with(Client::builder(), terms);
+        let early = (max_parked > 1).then(|| begin(&client, 1));
+        let sent = early.as_ref().map(|_| peer.recv_kind(Kind::Register));
+        assert!(client.register_early(&deposit(2), || Some(memory(b"")), soon()).is_none());
+        thread::scope(|scope| {
+            let call = scope.spawn(|| client.register(&deposit(3), memory(b"").as_fd(), soon()));
+            peer.registered(&peer.recv_kind(Kind::Register), 8, 3);
+            assert_eq!(call.join().unwrap().unwrap().handle, handle(3));
+        });
+        if let (Some(early), Some(sent)) = (early, sent) {
+            peer.registered(&sent, 8, 1);
+            assert_eq!(client.take_early(early, soon()).unwrap().handle, handle(1));
+        }
     }
 }
 
