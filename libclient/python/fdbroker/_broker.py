@@ -311,8 +311,14 @@ class Broker:
     @property
     def connected(self) -> bool:
         """Whether the broker can be called now. Sends nothing."""
-        context = self._context
-        return context is not None and bool(_abi.lib.fdbroker_is_connected(context.pointer))
+        try:
+            context = self._live().take()
+        except Closed:
+            return False
+        try:
+            return bool(_abi.lib.fdbroker_is_connected(context.pointer))
+        finally:
+            context.give_back()
 
     @property
     def closed(self) -> bool:

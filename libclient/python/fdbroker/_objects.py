@@ -76,14 +76,22 @@ FUNCTIONS = {
 }
 
 
-@functools.lru_cache(maxsize=None)
+def _declared(name: str) -> Any:
+    found = getattr(_abi.lib, f"fdbroker_object_{name}", None)
+    if found is not None:
+        found.restype, found.argtypes = c_int32, FUNCTIONS[name]
+    return found
+
+
+# All at once, before another thread can call one.
+_declarations = {name: _declared(name) for name in FUNCTIONS}
+
+
 def function(name: str) -> Any:
     """A function of the library; NotSupported where the library is older."""
-    try:
-        found = getattr(_abi.lib, f"fdbroker_object_{name}")
-    except AttributeError:
-        raise NotSupported(f"this libfdbroker has no fdbroker_object_{name}(): it is older than named objects") from None
-    found.restype, found.argtypes = c_int32, FUNCTIONS[name]
+    found = _declarations[name]
+    if found is None:
+        raise NotSupported(f"this libfdbroker has no fdbroker_object_{name}(): it is older than named objects")
     return found
 
 

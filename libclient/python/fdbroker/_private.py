@@ -46,7 +46,8 @@ class PrivateBroker(Broker):
         # A forked child's close is not the parent's; it gives up its copy of the pipe at its end.
         if getattr(self, "_owner", None) != os.getpid():
             return
-        life, self._life = self._life, -1
+        with self._lock:
+            life, self._life = self._life, -1
         if life >= 0:
             os.close(life)
             _end(self._child)
