@@ -8,7 +8,7 @@ from ctypes import POINTER, Structure, c_char, c_char_p, c_int32, c_size_t, c_ui
 from typing import TYPE_CHECKING, Any, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from . import _abi
-from ._context import Context, Lease, ms
+from ._context import Context, Lease, give_back, ms
 from ._errors import Error, NotSupported, check
 from ._memory import Memory
 from ._types import DType, Shape, count_of, dtype_of, shape_of
@@ -160,13 +160,8 @@ class Object(Memory):
         return bool(function("is_current")(self._context.pointer, ctypes.byref(self._object)))
 
 
-def _give_back(release: Any, taken: Any, context: int) -> None:
-    # With nothing of this module, which may be gone when the interpreter ends.
-    release(context, taken)
-
-
 def _lease(context: Context, taken: _Object) -> Lease:
-    return Lease(context, functools.partial(_give_back, function("release"), ctypes.byref(_Object.from_buffer_copy(taken))))
+    return Lease(context, functools.partial(give_back, function("release"), ctypes.byref(_Object.from_buffer_copy(taken))))
 
 
 def _options(job: bool, flags: int = 0, ttl: Optional[float] = None) -> _Options:
