@@ -18,8 +18,9 @@ Builds a wheel of the programs that the tests use (tests/programs.py), or takes 
 platform tag. Then pip installs it, without a network, in virtual environments of its own:
   bare        nothing else there: memory, threads, fork, asyncio, leaks, the stand-in for CUDA
   numpy       with the system's numpy and mpi4py: these tests again, the examples and every snippet of docs/python.md
-PYTHON names another interpreter than python3 for the first, PYTHONS a list of further ones for it, AUDITWHEEL an auditwheel that is
-there. No GPU is needed.
+PYTHON names another interpreter than python3 for the first, PYTHONS a list of further ones for it (default: python3.9, the oldest that
+the package is for, where it is installed), AUDITWHEEL an auditwheel that is there. No GPU is needed. free_threaded.sh runs this with a
+Python that has no GIL.
 HELP
     exit 0 ;;
   *) echo "test.sh: unknown argument '$1' (--help explains)" >&2; exit 2 ;;
@@ -32,6 +33,10 @@ unset FDBROKER_SOCKET FDBROKER_ADMIN_SOCKET XDG_RUNTIME_DIR PYTHONPATH PYTHONHOM
 export PYTHONDONTWRITEBYTECODE=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 cd "$root"
 python=${PYTHON:-python3}
+
+# By its own path. PYENV_VERSION is for pyenv, whose python3.9 otherwise is there and does not run.
+oldest() { PYENV_VERSION=3.9 python3.9 -c 'import sys, venv, ensurepip; print(sys.executable)' 2> /dev/null; }
+others=${PYTHONS-$(oldest || true)}
 
 # Debian's python3 has venv without pip unless python3-venv is installed.
 "$python" -c 'import venv, ensurepip' 2> /dev/null ||
@@ -90,7 +95,7 @@ run() {
 }
 
 number=0
-for interpreter in "$python" ${PYTHONS-}; do
+for interpreter in "$python" $others; do
   check "pip installs the wheel in a bare environment of $("$interpreter" --version)" environment "bare$number" "$interpreter"
   run "bare$number"
   number=$((number + 1))
