@@ -14,11 +14,13 @@ case ${1-} in
     cat << 'HELP'
 usage: libclient/python/test.sh [--wheel FILE]
 
-Builds a wheel of the programs that the tests use (tests/programs.py), or takes FILE, and installs it by pip, without a network, in
-virtual environments of its own:
+Builds a wheel of the programs that the tests use (tests/programs.py), or takes FILE. auditwheel, which pip fetches, confirms its
+platform tag. Then pip installs it, without a network, in virtual environments of its own:
   bare        nothing else there: memory, threads, fork, asyncio, leaks, the stand-in for CUDA
   numpy       with the system's numpy and mpi4py: these tests again, the examples and every snippet of docs/python.md
-PYTHON names another interpreter than python3 for the first, PYTHONS a list of further ones for it. No GPU is needed.
+PYTHON names another interpreter than python3 for the first, PYTHONS a list of further ones for it (default: python3.9, the oldest that
+the package is for, where it is installed), AUDITWHEEL an auditwheel that is there. No GPU is needed. free_threaded.sh runs this with a
+Python that has no GIL.
 HELP
     exit 0 ;;
   *) echo "test.sh: unknown argument '$1' (--help explains)" >&2; exit 2 ;;
@@ -32,6 +34,10 @@ export PYTHONDONTWRITEBYTECODE=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 cd "$root"
 python=${PYTHON:-python3}
 
+# By its own path. PYENV_VERSION is for pyenv, whose python3.9 otherwise is there and does not run.
+oldest() { PYENV_VERSION=3.9 python3.9 -c 'import sys, venv, ensurepip; print(sys.executable)' 2> /dev/null; }
+others=${PYTHONS-$(oldest || true)}
+
 # Debian's python3 has venv without pip unless python3-venv is installed.
 "$python" -c 'import venv, ensurepip' 2> /dev/null ||
   { echo "$python cannot make a virtual environment with pip; run: sudo tests/install.sh (python3-venv)"; exit 77; }
@@ -44,6 +50,23 @@ fi
 # With debug checks it is larger than what is released, and small enough all the same.
 is_small() { [ "$(stat -c %s "$wheel")" -lt 15728640 ]; }
 check "the wheel has less than 15 MiB" is_small
+
+# One version, so that a new one cannot fail this test.
+auditwheel=auditwheel==6.8.2
+system=/usr/bin/python3
+fetch_auditwheel() { "$system" -m venv "$work/audit" && "$work/audit/bin/python" -m pip install --quiet "$auditwheel"; }
+if [ -z "${AUDITWHEEL-}" ] && fetch_auditwheel > "$work/log" 2>&1; then AUDITWHEEL=$work/audit/bin/auditwheel; fi
+if [ -n "${AUDITWHEEL-}" ]; then
+  export AUDITWHEEL
+  # So that the check is seen to fail: a platform whose C library is older than what the files ask for.
+  older=$work/${wheel##*/} older=${older%-*}-manylinux_2_17_$(uname -m).whl
+  ln -s "$wheel" "$older"
+  refuses() { ! "$here/audit.sh" "$older" 2> "$work/log" && grep 'does not agree' "$work/log"; }
+  check "auditwheel confirms the platform tag of the wheel" "$here/audit.sh" "$wheel"
+  check "auditwheel does not confirm an older one" refuses
+else
+  not_run "the platform tag of the wheel, by auditwheel" "pip cannot fetch it: $(tail -n 1 "$work/log"); install it, and name it in AUDITWHEEL"
+fi
 
 # The stand-in for the CUDA driver.
 if command -v "${CC:-cc}" > /dev/null; then
@@ -72,7 +95,7 @@ run() {
 }
 
 number=0
-for interpreter in "$python" ${PYTHONS-}; do
+for interpreter in "$python" $others; do
   check "pip installs the wheel in a bare environment of $("$interpreter" --version)" environment "bare$number" "$interpreter"
   run "bare$number"
   number=$((number + 1))
@@ -84,7 +107,6 @@ check "python -m fdbroker doctor works" doctor
 layers() { "$work/bare0/bin/fdbroker" run --cuda -- true && "$work/bare0/bin/fdbroker" run --level-zero -- true; }
 check "run --cuda and run --level-zero find the layers of the wheel" layers
 
-system=/usr/bin/python3
 if "$system" -c 'import numpy, venv, ensurepip' 2> /dev/null; then
   check "pip installs the wheel beside numpy" environment numpy "$system" --system-site-packages
   FDBROKER_TEST_DOCUMENTS=$root run numpy

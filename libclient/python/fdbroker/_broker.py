@@ -8,7 +8,7 @@ import threading
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, TypeVar, Union
 
 from . import _abi, _groups, _objects
-from ._context import Context, Lease, ms, open_context
+from ._context import Context, Lease, give_back, ms, open_context
 from ._errors import Closed, check
 from ._groups import Group, Wanted
 from ._handle import Handle, from_c, to_c
@@ -93,7 +93,7 @@ class Broker:
                 check(_abi.lib.fdbroker_gpu_alloc(context.pointer, driver, place[1], asked, circle, *results))
             free = _abi.lib.fdbroker_host_free if place is None else _abi.lib.fdbroker_gpu_free
             address = pointer.value or 0
-            lease = Lease(context, functools.partial(_free, free, address))
+            lease = Lease(context, functools.partial(give_back, free, address))
             return Buffer(context, lease, address, nbytes, sizes, element, device=place, writable=True)
         finally:
             context.give_back()
@@ -148,7 +148,8 @@ class Broker:
             flags = _abi.IMPORT_WRITE if writable else _abi.IMPORT_READ
             check(_abi.lib.fdbroker_import(context.pointer, ctypes.byref(wanted), flags, ms(timeout), ctypes.byref(imported)))
             # A copy: the library zeroes the struct that is given back.
-            lease = Lease(context, functools.partial(_release, _abi.Import.from_buffer_copy(imported)))
+            taken = ctypes.byref(_abi.Import.from_buffer_copy(imported))
+            lease = Lease(context, functools.partial(give_back, _abi.lib.fdbroker_import_release, taken))
             nbytes = imported.size_bytes
             sizes, element = layout(nbytes, shape, dtype)
             view = View(context, lease, imported.ptr or 0, nbytes, sizes, element, device=place, writable=writable)
@@ -311,8 +312,14 @@ class Broker:
     @property
     def connected(self) -> bool:
         """Whether the broker can be called now. Sends nothing."""
-        context = self._context
-        return context is not None and bool(_abi.lib.fdbroker_is_connected(context.pointer))
+        try:
+            context = self._live().take()
+        except Closed:
+            return False
+        try:
+            return bool(_abi.lib.fdbroker_is_connected(context.pointer))
+        finally:
+            context.give_back()
 
     @property
     def closed(self) -> bool:
@@ -337,14 +344,15 @@ class Broker:
 
     def close(self) -> None:
         """Ends the connection, once the last memory of it is gone. A second call does nothing."""
-        with self._lock if not self._is_forked() else threading.Lock():
+        context = self._context
+        if context is not None and context.is_forked():
+            # The lock may be held by a thread that is not here, and the connection is the parent's.
+            self._context = None
+            return
+        with self._lock:
             context, self._context = self._context, None
         if context is not None:
             context.give_back()
-
-    def _is_forked(self) -> bool:
-        context = self._context
-        return context is not None and context.is_forked()
 
     def __enter__(self):  # type: ignore[no-untyped-def]
         return self
@@ -359,15 +367,6 @@ class Broker:
     def __repr__(self) -> str:
         state = "closed" if self.closed else "connected" if self.connected else "not connected"
         return f"<fdbroker.{type(self).__name__}, {state}>"
-
-
-def _free(function: Callable[[int, int], int], pointer: int, context: int) -> None:
-    # Nothing can be done about a failure here, and none is known but a fault of this package.
-    function(context, pointer)
-
-
-def _release(imported: _abi.Import, context: int) -> None:
-    _abi.lib.fdbroker_import_release(context, ctypes.byref(imported))
 
 
 def _choice(what: str, choices: Dict[str, int], value: str) -> int:

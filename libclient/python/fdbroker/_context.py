@@ -30,6 +30,8 @@ class Context:
         self._users = 1
         self._lock = threading.Lock()
         self.pid = os.getpid()
+        # What the end needs: modules may be gone when the interpreter ends.
+        self._getpid, self._close = os.getpid, _abi.lib.fdbroker_close
 
     @property
     def pointer(self) -> int:
@@ -53,11 +55,18 @@ class Context:
             self._users -= 1
             is_last = self._users == 0
         if is_last:
-            _abi.lib.fdbroker_close(self._pointer)
+            self._close(self._pointer)
 
     def is_forked(self) -> bool:
         """Whether this process is a child of the one that connected."""
-        return os.getpid() != self.pid
+        return self._getpid() != self.pid
+
+
+def give_back(function: Callable[[int, object], object], what: object, context: int) -> None:
+    """For :class:`Lease`, with the first two bound: the call that gives something back. Nothing can be done about a failure here, and
+    none is known but a fault of this package."""
+    # With nothing of this module, which may be gone when the interpreter ends.
+    function(context, what)
 
 
 class Lease:

@@ -4,8 +4,6 @@ Must never free what the consumer still has: the tensor's deleter does that, onc
 """
 
 import ctypes
-import itertools
-import threading
 from ctypes import POINTER, Structure, c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
 from typing import Any, Dict, Optional, Tuple
 
@@ -52,27 +50,14 @@ class _Versioned(Structure):
     ]  # fmt: skip
 
 
-# What consumers have, by a number that stands in the tensor's context; what is taken out is freed.
+# What consumers have, by the tensor's address; what is taken out is freed. One step of a dict each, which needs no lock: garbage
+# collection can call the deleter in the middle of any step of Python here.
 _lent: Dict[int, Tuple[Any, ...]] = {}
-_numbers = itertools.count(1)
-_lock = threading.Lock()
-
-
-def _forget(number: int) -> None:
-    with _lock:
-        lent = _lent.pop(number, None)
-    # Freed after the lock: it may release memory.
-    del lent
 
 
 @_Deleter
 def _delete(pointer: int) -> None:
-    _forget(_Managed.from_address(pointer).context)
-
-
-@_Deleter
-def _delete_versioned(pointer: int) -> None:
-    _forget(_Versioned.from_address(pointer).context)
+    _lent.pop(pointer, None)
 
 
 _api = ctypes.pythonapi
@@ -90,7 +75,7 @@ def _destroy(capsule: int) -> None:
     if _is_valid(capsule, _NAME):
         _delete(_pointer_of(capsule, _NAME))
     elif _is_valid(capsule, _NAME_VERSIONED):
-        _delete_versioned(_pointer_of(capsule, _NAME_VERSIONED))
+        _delete(_pointer_of(capsule, _NAME_VERSIONED))
 
 
 # Called with the GIL held, inside the capsule's deallocation.
@@ -117,14 +102,13 @@ def capsule(
         pointer, _Device(*device), len(shape), _DataType(dtype.dlpack, dtype.itemsize * 8, 1),
         ctypes.cast(shape_c, POINTER(c_int64)), ctypes.cast(strides_c, POINTER(c_int64)), 0,
     )  # fmt: skip
-    number = next(_numbers)
     if is_versioned:
-        managed: Structure = _Versioned(_Version(1, 0), number, _delete_versioned, _READ_ONLY * is_read_only, tensor)
+        managed: Structure = _Versioned(_Version(1, 0), None, _delete, _READ_ONLY * is_read_only, tensor)
     else:
-        managed = _Managed(tensor, number, _delete)
-    with _lock:
-        _lent[number] = (keeper, managed, shape_c, strides_c)
-    return _api.PyCapsule_New(ctypes.addressof(managed), _NAME_VERSIONED if is_versioned else _NAME, _destructor)
+        managed = _Managed(tensor, None, _delete)
+    address = ctypes.addressof(managed)
+    _lent[address] = (keeper, managed, shape_c, strides_c)
+    return _api.PyCapsule_New(address, _NAME_VERSIONED if is_versioned else _NAME, _destructor)
 
 
 def lent() -> int:

@@ -141,13 +141,19 @@ class Group:
 
     def close(self) -> None:
         """Gives up a group that is not sealed, once the last view is gone. A second call does nothing."""
-        self._lease = self._hold = None
+        with self._turn():
+            self._lease = self._hold = None
+
+    def _turn(self) -> "threading.Lock":
+        """For closing. In a forked child the lock may be held by a thread that is not here."""
+        return threading.Lock() if self._context.is_forked() else self._lock
 
     def __enter__(self):  # type: ignore[no-untyped-def]
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close_given()
+        with self._turn():
+            self._close_given()
         self.close()
 
 

@@ -47,7 +47,6 @@ class Memory:
         self._lease: Optional[object] = lease
         self._pointer = pointer
         self._device = device
-        self._lent_by_reference = False
         #: Bytes that may be used.
         self.nbytes = nbytes
         #: Sizes, the slowest axis first (C order).
@@ -187,8 +186,7 @@ class Memory:
         # An attribute that is not there, for everything that asks all objects for it.
         if self._device is None or self._device[0] != "cuda":
             raise AttributeError("__cuda_array_interface__: this is no CUDA memory")
-        self._live()
-        self._lent_by_reference = True
+        self._kept = self._live()
         return {
             "shape": self.shape, "typestr": self._dtype.typestr, "data": (self._pointer, not self.writable), "strides": None,
             "stream": None, "version": 3,
@@ -198,9 +196,7 @@ class Memory:
 
     def close(self) -> None:
         """Gives it up. The memory goes when the last view does; a second call does nothing."""
-        lease, self._lease = self._lease, None
-        if self._lent_by_reference:
-            self._kept = lease
+        self._lease = None
 
     def __enter__(self):  # type: ignore[no-untyped-def]
         return self

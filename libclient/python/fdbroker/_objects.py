@@ -8,7 +8,7 @@ from ctypes import POINTER, Structure, c_char, c_char_p, c_int32, c_size_t, c_ui
 from typing import TYPE_CHECKING, Any, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from . import _abi
-from ._context import Context, Lease, ms
+from ._context import Context, Lease, give_back, ms
 from ._errors import Error, NotSupported, check
 from ._memory import Memory
 from ._types import DType, Shape, count_of, dtype_of, shape_of
@@ -76,14 +76,22 @@ FUNCTIONS = {
 }
 
 
-@functools.lru_cache(maxsize=None)
+def _declared(name: str) -> Any:
+    found = getattr(_abi.lib, f"fdbroker_object_{name}", None)
+    if found is not None:
+        found.restype, found.argtypes = c_int32, FUNCTIONS[name]
+    return found
+
+
+# All at once, before another thread can call one.
+_declarations = {name: _declared(name) for name in FUNCTIONS}
+
+
 def function(name: str) -> Any:
     """A function of the library; NotSupported where the library is older."""
-    try:
-        found = getattr(_abi.lib, f"fdbroker_object_{name}")
-    except AttributeError:
-        raise NotSupported(f"this libfdbroker has no fdbroker_object_{name}(): it is older than named objects") from None
-    found.restype, found.argtypes = c_int32, FUNCTIONS[name]
+    found = _declarations[name]
+    if found is None:
+        raise NotSupported(f"this libfdbroker has no fdbroker_object_{name}(): it is older than named objects")
     return found
 
 
@@ -152,13 +160,8 @@ class Object(Memory):
         return bool(function("is_current")(self._context.pointer, ctypes.byref(self._object)))
 
 
-def _give_back(release: Any, taken: Any, context: int) -> None:
-    # With nothing of this module, which may be gone when the interpreter ends.
-    release(context, taken)
-
-
 def _lease(context: Context, taken: _Object) -> Lease:
-    return Lease(context, functools.partial(_give_back, function("release"), ctypes.byref(_Object.from_buffer_copy(taken))))
+    return Lease(context, functools.partial(give_back, function("release"), ctypes.byref(_Object.from_buffer_copy(taken))))
 
 
 def _options(job: bool, flags: int = 0, ttl: Optional[float] = None) -> _Options:

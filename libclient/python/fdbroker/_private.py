@@ -46,11 +46,17 @@ class PrivateBroker(Broker):
         # A forked child's close is not the parent's; it gives up its copy of the pipe at its end.
         if getattr(self, "_owner", None) != os.getpid():
             return
-        life, self._life = self._life, -1
+        with self._lock:
+            life, self._life = self._life, -1
         if life >= 0:
             os.close(life)
             _end(self._child)
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __del__(self) -> None:
+        # When the interpreter ends and this module is gone, the broker sees it by its pipe.
+        if os is not None:
+            super().__del__()
 
 
 def _end(child: "subprocess.Popen[bytes]") -> None:

@@ -20,7 +20,9 @@ class Result(unittest.TextTestResult):
 def main(words):
     import fdbroker
 
-    print(f"Python {sys.version.split()[0]}, {fdbroker.__file__}", flush=True)
+    # Before 3.13 there is always one.
+    gil = "" if getattr(sys, "_is_gil_enabled", lambda: True)() else " without a GIL"
+    print(f"Python {sys.version.split()[0]}{gil}, {fdbroker.__file__}", flush=True)
     loader = unittest.TestLoader()
     loader.testNamePatterns = [f"*{word}*" for word in words] or None
     suite = loader.discover(here, top_level_dir=here)

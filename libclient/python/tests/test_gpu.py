@@ -93,9 +93,10 @@ with fdbroker.private_broker() as broker:
     assert about["data"] == (made.pointer, False) and about["shape"] == (3, 5) and about["typestr"] == "<i2", about
     pointer = made.pointer
     put(pointer, b"lent")
-    # Who has the interface has this object alone: the memory stays as long as it does.
+    # Who has the interface has this object alone: the memory stays as long as it does, however often it is closed.
     made.close()
-    assert get(pointer, 4) == b"lent"
+    made.close()
+    assert get(pointer, 4) == b"lent" and broker.stats()["registrations"] == 1
     del made
     other = broker.empty((3, 5), "int16", device="cuda:0")
     capsule = other.__dlpack__(stream=2, max_version=(1, 0))

@@ -1,6 +1,7 @@
 """Threads, forked children, other processes, asyncio, the end of the interpreter; and that nothing is left behind."""
 
 import asyncio
+import concurrent.futures
 import gc
 import multiprocessing
 import os
@@ -21,58 +22,111 @@ def consume(socket, handle, answers):
 
 class Threads(BrokerCase):
     def test_threads_when_they_make_and_open_at_once_then_each_finds_its_bytes(self):
-        wrong = []
+        def work():
+            for turn in range(40):
+                text = b"%d-%d" % (threading.get_ident(), turn)
+                with self.broker.array(text) as made, self.other.open(made.handle) as opened:
+                    self.assertEqual(bytes(opened.memoryview()[: len(text)]), text)
 
-        def work(number):
-            try:
-                for turn in range(40):
-                    text = b"%d-%d" % (number, turn)
-                    with self.broker.array(text) as made, self.other.open(made.handle) as opened:
-                        if bytes(opened.memoryview()[: len(text)]) != text:
-                            wrong.append(text)
-            except Exception as error:
-                wrong.append(error)
-
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        self.assertEqual(wrong, [])
+        in_threads(*[work] * 8)
         self.assertEqual(self.other.stats()["pinned"], 0)
 
     def test_close_when_threads_still_call_then_closed_and_no_crash(self):
-        made, ended = self.broker.zeros(1), []
-        handle = made.handle
-
-        def work(other):
-            try:
-                while True:
-                    other.open(handle).close()
-            except fdbroker.Closed:
-                ended.append(1)
-
+        made = self.broker.zeros(1)
         for _ in range(10):
             other = fdbroker.connect(self.broker.socket)
-            threads = [threading.Thread(target=work, args=(other,)) for _ in range(4)]
-            for thread in threads:
-                thread.start()
-            other.close()
-            for thread in threads:
-                thread.join()
-        self.assertEqual(len(ended), 40)
+
+            def work():
+                with self.assertRaises(fdbroker.Closed):
+                    while True:
+                        other.open(made.handle).close()
+
+            in_threads(work, work, work, work, other.close)
 
     def test_close_when_many_threads_close_the_same_memory_then_once(self):
         for _ in range(20):
             made = self.broker.zeros(1)
-            threads = [threading.Thread(target=made.close) for _ in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            in_threads(*[made.close] * 4)
         del made
         gc.collect()
         self.assertEqual(self.broker.stats()["registrations"], 0)
+
+    def test_private_broker_when_many_threads_close_it_then_no_other_fd_is_closed(self):
+        for _ in range(5):
+            private = fdbroker.private_broker()
+            start = threading.Barrier(8)
+
+            def work():
+                start.wait()
+                private.close()
+                # The number of the broker's pipe is free now, and given to this one.
+                return os.open("/dev/null", os.O_RDONLY)
+
+            opened = in_threads(*[work] * 8)
+            # A number that was closed a second time was given twice, or is no fd any more.
+            self.assertEqual(len(set(opened)), 8)
+            for fd in opened:
+                os.close(fd)
+
+    def test_connected_when_others_close_then_false_and_no_crash(self):
+        for _ in range(20):
+            other = fdbroker.connect(self.broker.socket)
+            start = threading.Barrier(4)
+
+            def ask():
+                start.wait()
+                while other.connected:
+                    pass
+
+            def close():
+                start.wait()
+                other.close()
+
+            in_threads(ask, ask, ask, close)
+
+    def test_group_when_one_thread_seals_and_one_closes_then_whole_or_not_there(self):
+        data = bytes(range(256)) * 16
+        for turn in range(40):
+            name = f"group/{turn}"
+            group, start = self.broker.create({name: (len(data), "uint8")}), threading.Barrier(2)
+
+            def seal():
+                start.wait()
+                try:
+                    group.write(name, data)
+                    return group.seal()
+                except fdbroker.Sealed:
+                    return None
+
+            def close():
+                start.wait()
+                group.close()
+
+            version = in_threads(seal, close)[0]
+            if version is None:
+                self.assertIsNone(self.other.stat(name))
+            else:
+                self.assertEqual(bytes(self.other.get(name).memoryview()[: len(data)]), data)
+
+    def test_objects_when_threads_put_and_get_then_each_finds_its_own(self):
+        def work():
+            mine = f"of/{threading.get_ident()}"
+            for turn in range(20):
+                text = b"%d" % turn
+                version = self.broker.put(mine, text, replace=True)
+                with self.other.get(mine) as got:
+                    self.assertEqual((got.version, bytes(got.memoryview()[: len(text)])), (version, text))
+                    capsule = got.__dlpack__(max_version=(1, 0))
+                # The last that keeps the object.
+                del capsule
+
+        in_threads(*[work] * 8)
+
+
+def in_threads(*works):
+    """Runs each in a thread of its own: what they return. What one raises is raised here."""
+    with concurrent.futures.ThreadPoolExecutor(len(works)) as pool:
+        return [done.result() for done in [pool.submit(work) for work in works]]
 
 
 class Forks(BrokerCase):

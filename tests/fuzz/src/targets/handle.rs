@@ -3,12 +3,12 @@
 
 use crate::bytes::Bytes;
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle, HandleFields, MemoryKind, NodeKey};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
-const KEY: [u8; 32] = *b"a key that no input can spell ou";
 const NODE: u64 = 0x1122_3344_5566_7788;
 
 pub fn run(data: &[u8]) {
-    let key = NodeKey::from_bytes(KEY);
+    let key = key_of(data);
     assert_forged(&key, data);
     let mut bytes = Bytes(data);
     let fields = HandleFields {
@@ -33,6 +33,17 @@ pub fn run(data: &[u8]) {
     let other = key.owner_token(AllocationId { generation: !fields.id.generation, ..fields.id });
     assert_ne!(key.owner_token(fields.id), other);
     assert_eq!(key.open(!NODE, &handle.prefix), Err(ErrorCode::WrongNode));
+}
+
+/// Another key for each input: libFuzzer sees what is compared, and would write the right seal into an input with the same key.
+fn key_of(data: &[u8]) -> NodeKey {
+    let mut key = [0; 32];
+    for (number, part) in key.chunks_exact_mut(8).enumerate() {
+        let mut hasher = DefaultHasher::new();
+        (number, data).hash(&mut hasher);
+        part.copy_from_slice(&hasher.finish().to_le_bytes());
+    }
+    NodeKey::from_bytes(key)
 }
 
 /// No input is a handle, because this broker did not seal it.
