@@ -9,6 +9,10 @@ use crate::wire::{EVICTABLE, JOB, KEEP, LONG_MS, PIN, REPLACE, refused, sized, z
 use fdbroker_core::limits::OBJECT_RECORD_BYTES;
 use fdbroker_protocol::object::ObjectEvent::Evicted;
 use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::unistd::ftruncate;
+use std::os::fd::OwnedFd;
 
 /// A broker with these caps of a domain.
 fn capped(lines: &str) -> Broker {
@@ -88,6 +92,41 @@ fn create_when_the_cap_on_held_bytes_is_full_then_no_quota_and_the_memory_counts
     assert_eq!(broker.status().uses.object_names.now.get(), 1);
     drop((client, two));
     broker.assert_nothing_left();
+}
+
+/// A memfd without a page.
+fn empty(bytes: u64) -> OwnedFd {
+    let fd = memfd_create(c"empty", MFdFlags::MFD_ALLOW_SEALING).expect("memfd");
+    ftruncate(&fd, i64::try_from(bytes).expect("small")).expect("its size");
+    fd
+}
+
+/// Nothing is charged for it when it is begun. Filled then, or by its readers after it is sealed, it would stay for good.
+#[test]
+fn seal_when_what_is_kept_was_empty_and_is_above_the_cap_then_no_quota_and_others_are_served() {
+    const MIB: u64 = 1 << 20;
+    let broker = Setup::new().config("[caps.node]\nheld_bytes = \"4Mi\"").start();
+    let mut other = Raw::connect(&broker.socket());
+    for (with, is_filled) in [(PIN, true), (PIN, false), (KEEP, true), (KEEP, false)] {
+        let mut client = Raw::connect(&broker.socket());
+        let memfd = empty(16 * MIB);
+        let group = Group { size: 16 * MIB, ..flags(with) };
+        let group = client.create(&memfd, &group, &[New::named("a", 1)]).expect("nothing yet");
+        if is_filled {
+            fallocate(&memfd, FallocateFlags::empty(), 0, 16 << 20).expect("memory");
+        }
+        seal_memory(&memfd);
+        let refusal = client.seal(group).expect_err("above the cap");
+        assert_eq!(refusal.scope(), Some(Scope::Node), "{refusal}");
+        let of = (Resource::from_number(refusal.resource), refusal.value.get());
+        assert_eq!(of, (Some(Resource::HeldBytes), 4 * MIB));
+        // In the making it ends with its maker.
+        drop((client, memfd));
+        eventually("it is gone", || broker.status().uses.held_bytes.now.get() == 0);
+        other.put_bytes("b", b"x", KEEP | REPLACE);
+        assert!(other.delete(&["b"])[0].is_ok());
+        eventually("it is gone", || broker.status().uses.held_bytes.now.get() == 0);
+    }
 }
 
 #[test]

@@ -89,8 +89,11 @@ impl Config {
             (self.recall_timeout_us > 0, "recall_timeout must be more than 0".to_owned()),
             (
                 self.keep_ttl_us > 0,
-                "keep_ttl_ms = 0 would end kept memory and objects at once; it must be at least 1"
-                    .to_owned(),
+                "keep_ttl_ms = 0 would end kept memory at once; it must be at least 1".to_owned(),
+            ),
+            (
+                self.object_ttl_us > 0,
+                "object_ttl_ms = 0 would end kept objects at once; it must be at least 1".to_owned(),
             ),
         ];
         match rules.into_iter().find(|(holds, _)| !holds) {

@@ -52,10 +52,17 @@ impl kernel::Stat {
 pub fn file_of(kind: MemoryKind, fd: BorrowedFd<'_>) -> Option<File> {
     let stat = kernel::stat(fd).ok()?;
     match kind {
-        MemoryKind::Memfd => Some(stat.file(stat.allocated_bytes)),
+        MemoryKind::Memfd => Some(memfd(&stat, seals_of(fd)?)),
         MemoryKind::DmaBuf => Some(stat.file(stat.size_bytes)),
         _ => None,
     }
+}
+
+/// The file of a memfd. One that nobody can write to counts as a whole: its readers fill what is empty, and nobody would be refused
+/// for that.
+fn memfd(stat: &kernel::Stat, seals: SealFlag) -> File {
+    let whole = if seals.contains(SealFlag::F_SEAL_WRITE) { stat.size_bytes } else { 0 };
+    stat.file(stat.allocated_bytes.max(whole))
 }
 
 /// Why an fd is not taken for what its producer says.
@@ -180,9 +187,7 @@ impl Classifier {
             return Err(Unfit::Is(FdType::FinalMemfd));
         }
         match fd_offset.checked_add(size_bytes) {
-            Some(end) if end <= stat.size_bytes => {
-                Ok((stat.inode, Some(stat.file(stat.allocated_bytes))))
-            }
+            Some(end) if end <= stat.size_bytes => Ok((stat.inode, Some(memfd(&stat, seals)))),
             _ => Err(Unfit::Is(FdType::TooSmall)),
         }
     }
@@ -201,7 +206,7 @@ impl Classifier {
             true => Found {
                 fd_type: FdType::Memfd,
                 size_bytes: Some(stat.size_bytes),
-                file: Some(stat.file(stat.allocated_bytes)),
+                file: Some(memfd(stat, seals)),
                 may_grow: !seals.contains(SealFlag::F_SEAL_GROW),
                 ..file
             },

@@ -25,6 +25,9 @@ const FDS_PER_CONNECTION: u64 = fdbroker_core::limits::FDS_PER_CONNECTION + 1;
 /// See [`Config::share_factor`]: one user of a service gets at most 8/9 of the node, another one 8/9 of what is left then.
 const SHARE_FACTOR: u64 = 8;
 
+/// Most fds of kept objects, where the table is large.
+const MAX_KEPT_FDS: u64 = 16_384;
+
 /// Memory of the broker for one user's names and metadata: 300,000 names of 30 bytes.
 const DOMAIN_METADATA_BYTES: u64 = 64 << 20;
 
@@ -135,7 +138,10 @@ pub(crate) fn resolve_core(
     let recall = given.limit(|it| it.recall_timeout_ms);
     let recall_timeout_ms = lines.pick("limits.recall_timeout_ms", recall, 2000);
 
-    let whole = Whole { mode, node_fds: table.fds, max_slots, max_clients: most_connections };
+    // Each is an fd that nobody but the broker may have open. What the carriers can take: users share a cap, and not what is above it.
+    let kept_fds = MAX_KEPT_FDS.min(crate::limits::kept_fds(table.fds) as u64);
+    let max_clients = most_connections;
+    let whole = Whole { mode, node_fds: table.fds, kept_fds, max_slots, max_clients };
     let node = resolve_caps(Scope::Node, Some(node_fds), given, whole.node(), lines);
     let whole = Whole { node_fds: node.fds, ..whole };
     let domain = resolve_caps(Scope::Domain, None, given, whole.domain(), lines);
@@ -188,6 +194,7 @@ pub(crate) fn resolve_core(
 struct Whole {
     mode: Mode,
     node_fds: u64,
+    kept_fds: u64,
     max_slots: u32,
     max_clients: u32,
 }
@@ -207,8 +214,7 @@ impl Whole {
             object_names: 1 << 21,
             // It is memory of the broker: a million names of 60 bytes.
             metadata_bytes: 256 << 20,
-            // Each is an fd that nobody but the broker may have open.
-            kept_fds: 16_384,
+            kept_fds: self.kept_fds,
             ..Caps::NONE
         }
     }
@@ -253,9 +259,14 @@ fn resolve_caps(
         let sources = fds.filter(|_| resource == Resource::Fds);
         let sources = sources.unwrap_or_else(|| given.cap(scope, resource));
         let (mut value, mut origin) = first(sources, default[resource]);
-        if (scope, resource) == (Scope::Node, Resource::Connections) && value > default[resource] {
-            // The core has no more client numbers than the default says.
-            (value, origin) = (default[resource], "limits.max_clients");
+        // The core has no more client numbers than the default says, and the carriers no more places.
+        let bound = match (scope, resource) {
+            (Scope::Node, Resource::Connections) => Some("limits.max_clients"),
+            (Scope::Node, Resource::KeptFds) => Some("limits.table_fds"),
+            _ => None,
+        };
+        if let Some(bound) = bound.filter(|_| value > default[resource]) {
+            (value, origin) = (default[resource], bound);
         }
         let key = format!("caps.{scope}.{resource}");
         match value {

@@ -52,6 +52,20 @@ fn check_config_when_max_clients_bounds_a_cap_then_the_cap_in_force_and_what_bou
 }
 
 #[test]
+fn check_config_when_the_table_is_small_then_no_more_kept_objects_than_their_carriers_can_take() {
+    for (asked, line) in
+        [("", "default"), ("kept_fds = 9000", "limits.table_fds"), ("kept_fds = 7", "file")]
+    {
+        let file = file(&format!("[caps.node]\n{asked}\n"));
+        let (_, out, err) =
+            check(program().args(["--set", "limits.table_fds=1000", "--config"]).arg(file.path()));
+        let value = if line == "file" { 7 } else { 250 };
+        let line = format!("kept_fds = {value}  # {line}");
+        assert!(out.lines().any(|have| have == line), "{line} in\n{out}{err}");
+    }
+}
+
+#[test]
 fn check_config_when_nobody_can_be_told_then_the_exit_status_tells() {
     let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
     for asked in ["--check-config", "--help", "--version"] {
@@ -114,7 +128,7 @@ fn daemon_when_its_configuration_cannot_be_served_then_the_check_says_what_the_s
 
 #[test]
 fn check_config_when_a_time_of_zero_would_stop_everybody_then_refused_with_the_least_that_works() {
-    for key in ["handshake_timeout_ms", "keep_ttl_ms"] {
+    for key in ["handshake_timeout_ms", "keep_ttl_ms", "object_ttl_ms"] {
         let file = file(&format!("[limits]\n{key} = 0\n"));
         let (output, _, err) = check(program().arg("--config").arg(file.path()));
         assert_eq!(output.status.code(), Some(1), "{key}");

@@ -86,7 +86,8 @@ impl Core {
         }
     }
 
-    /// Charges for keeping a group, with all of it or none. Evictable groups that are kept make room; AGAIN: more of them than one
+    /// Charges for keeping a group, with all of it or none. Refused while the client is above its cap of held bytes, as its files have grown:
+    /// else what cannot be charged any more would stay for good. Evictable groups that are kept make room; AGAIN: more of them than one
     /// step may end.
     pub(super) fn charge_kept(
         &mut self,
@@ -95,6 +96,9 @@ impl Core {
         pin: bool,
         fx: &mut Effects,
     ) -> Result<(), Status> {
+        if let Some(above) = self.above_held_bytes(client) {
+            return Err(self.refusal(client, above));
+        }
         self.evict_kept_for(self.clients[client].domain, size, pin, fx)?;
         self.charge_objects(client, &of_kept(size, pin))
     }

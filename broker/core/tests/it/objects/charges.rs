@@ -2,6 +2,7 @@
 
 use super::*;
 use fdbroker_core::limits::OBJECT_RECORD_BYTES;
+use fdbroker_core::{File, FileId};
 
 fn capped(domain: Caps) -> World {
     World::new(Config { domain, ..config() })
@@ -51,6 +52,24 @@ fn seal_when_the_cap_of_kept_or_permanent_memory_is_full_then_no_quota_and_still
     let group = world.create_with(OWNER, &other).expect("begun");
     assert_eq!(world.seal(OWNER, group), full(Resource::KeptBytes, SIZE));
     assert_eq!(world.get(USER, &["b"]).error(), ErrorCode::NotSealed);
+}
+
+#[test]
+fn seal_when_a_kept_group_has_grown_above_the_cap_then_no_quota_until_it_fits() {
+    let mut world = capped(Caps { held_bytes: 2 * SIZE, ..Caps::NONE });
+    let objects = [object("a")];
+    let file = File { id: FileId { device: 1, inode: 7 }, pinned_bytes: 0 };
+    let deposit = Deposit { file: Some(file), ..create(&objects).deposit };
+    let kept = Create { deposit, keep_us: Some(1_000_000), ..create(&objects) };
+    let group = world.create_with(OWNER, &kept).expect("it pins nothing");
+    let slot = world.core.making_of(OWNER, group).expect("in the making").allocation.slot;
+    world.step(Input::Measured { files: &[(slot, 3 * SIZE)] });
+    let full = Status::no_quota(Resource::HeldBytes, Scope::Domain, 2 * SIZE, 0);
+    let refused = world.seal(OWNER, group).expect_err("it pins more than may be held");
+    assert_eq!(Status { pid: 0.into(), ..refused }, full);
+    assert_eq!(world.now_of(Resource::KeptBytes), 0);
+    world.step(Input::Measured { files: &[(slot, 2 * SIZE)] });
+    world.seal(OWNER, group).expect("it fits");
 }
 
 #[test]
