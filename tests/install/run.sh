@@ -150,12 +150,13 @@ check "a prefix that cannot be written into a unit: status 2" ends 2 "absolute p
 # ---- the configuration
 
 # With every key of the example in force the daemon must accept it, and no key may be left to its default: so no key is
-# missing, and none is misspelt. The fd table cannot be larger than this process's limit, nor are there more clients than fit it.
+# missing, and none is misspelt. The fd table cannot be larger than this process's limit, nor are there more clients or kept fds than
+# fit it.
 example=$stage/etc/fdbroker/fdbrokerd.toml
 in_force() { sed -E 's/^#([a-z_]+ = |\[\[)/\1/' "$example" > "$work/all.toml"; }
 left_out() {
   grep -E '^(# )?[a-z_]+ = ' | grep -v -e '  # file$' -e '^table_fds = .*# hard RLIMIT_NOFILE$' \
-    -e '^connections = .*  # limits.max_clients$'
+    -e '^connections = .*  # limits.max_clients$' -e '^kept_fds = .*  # limits.table_fds$'
 }
 check_config() { env -u XDG_RUNTIME_DIR "$stage/usr/bin/fdbrokerd" --check-config --config "$1"; }
 in_force
