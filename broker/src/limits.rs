@@ -121,8 +121,7 @@ pub const MAX_WATCHES_PER_USER: usize = MAX_VIEWERS_PER_USER / 2;
 /// Most of all users' that watch, for the same reason. One more takes the place of a user that has two more of these than its own.
 pub const MAX_VIEWER_WATCHES: usize = MAX_VIEWERS / 2;
 
-/// Most connections of monitors, beside those of users: a node is to be monitored just when its users crowd. A monitor has as many of them as
-/// another user.
+/// Most connections of monitors, beside those of users: a node is to be monitored just when its users crowd. One monitor has [`MAX_VIEWERS_PER_USER`].
 pub const MAX_MONITORS: usize = 8;
 
 /// Most of these that watch, for the same reason as above.

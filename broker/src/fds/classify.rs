@@ -58,8 +58,7 @@ pub fn file_of(kind: MemoryKind, fd: BorrowedFd<'_>) -> Option<File> {
     }
 }
 
-/// The file of a memfd. One that nobody can write to counts as a whole: its readers fill what is empty, and nobody would be refused
-/// for that.
+/// The file of a memfd. One that nobody can write to counts as a whole: readers that touch its holes fill them, and no cap stops that.
 fn memfd(stat: &kernel::Stat, seals: SealFlag) -> File {
     let whole = if seals.contains(SealFlag::F_SEAL_WRITE) { stat.size_bytes } else { 0 };
     stat.file(stat.allocated_bytes.max(whole))

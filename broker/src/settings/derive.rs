@@ -25,7 +25,7 @@ const FDS_PER_CONNECTION: u64 = fdbroker_core::limits::FDS_PER_CONNECTION + 1;
 /// See [`Config::share_factor`]: one user of a service gets at most 8/9 of the node, another one 8/9 of what is left then.
 const SHARE_FACTOR: u64 = 8;
 
-/// Most fds of kept objects, where the table is large.
+/// Most fds of kept objects, where the table is large: 128 carriers of 128 fds of host memory ([`crate::limits::kept_carriers`]).
 const MAX_KEPT_FDS: u64 = 16_384;
 
 /// Memory of the broker for one user's names and metadata: 300,000 names of 30 bytes.
@@ -138,7 +138,7 @@ pub(crate) fn resolve_core(
     let recall = given.limit(|it| it.recall_timeout_ms);
     let recall_timeout_ms = lines.pick("limits.recall_timeout_ms", recall, 2000);
 
-    // Each is an fd that nobody but the broker may have open. What the carriers can take: users share a cap, and not what is above it.
+    // No more than the carriers take: shares of users are parts of the cap, so a cap above that would leave it all to one user.
     let kept_fds = MAX_KEPT_FDS.min(crate::limits::kept_fds(table.fds) as u64);
     let max_clients = most_connections;
     let whole = Whole { mode, node_fds: table.fds, kept_fds, max_slots, max_clients };

@@ -76,8 +76,7 @@ impl Named {
     }
 }
 
-/// What is known of an object. The clients' socket is asked: names are those of the user, whoever may look at
-/// the broker.
+/// What is known of an object, by the clients' socket: an administrator, too, means objects of the own user.
 fn object(name: &str, no_subject: Option<&str>, admin: &mut Admin) -> Result<ObjectInfo> {
     let client = Client::builder().name("fdbroker").connect()?;
     // Of another broker the same id is another allocation.
