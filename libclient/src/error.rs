@@ -91,6 +91,25 @@ impl Error {
         Error::new(ErrorCode::Again, context).because(why)
     }
 
+    /// Whether the broker was not ready yet. AGAIN whose cause is said is for the program.
+    pub(crate) fn asks_again(&self) -> bool {
+        self.code == ErrorCode::Again && self.instead.is_none()
+    }
+
+    /// What a program is told when the broker was not ready in time.
+    pub(crate) fn not_again(self) -> Self {
+        match self.asks_again() {
+            true => Error::not_ready(self.context),
+            false => self,
+        }
+    }
+
+    /// TIMED_OUT for what the broker was asked for again and again.
+    pub(crate) fn not_ready(context: impl Into<String>) -> Self {
+        Error::timed_out(context)
+            .because("the broker was not ready for it by the deadline; allow more time")
+    }
+
     pub(crate) fn not_connected(context: impl Into<String>) -> Self {
         Error::new(ErrorCode::NotConnected, context)
     }

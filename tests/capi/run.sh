@@ -96,6 +96,9 @@ for name in "${programs[@]}"; do
   [ -x "$work/$name" ] && run "$name" 280 "$work/$name"
 done
 
+check "caps.c compiles" compile caps
+[ -x "$work/caps" ] && run "caps" 120 python3 "$here/caps.py" "$header" "$work/caps"
+
 check "share.c links with the static library" \
   "$cc" "${flags[@]}" "$here/share.c" -o "$work/static" "$target/capi/libfdbroker.a" "${static_libs[@]}"
 needs_no_library() { ! readelf -d "$work/static" | grep -q libfdbroker; }

@@ -30,6 +30,9 @@
  * but the broker's answer. The call is back 50 ms after its deadline at the latest, whatever the broker and other processes
  * do (a driver's calls and callbacks take the time that they take); a refusal may come a little before it, by a quarter or
  * a second. A function without a deadline never waits, unless its comment says how long at most.
+ * No function that waits answers FDBROKER_AGAIN because the broker was not ready yet: until the deadline it asks again itself,
+ * and then it says FDBROKER_NO_QUOTA, with the full cap, or FDBROKER_TIMED_OUT. Where FDBROKER_AGAIN means something else,
+ * the function's comment says what.
  *
  * Ownership. The caller keeps what it passes in (structs, arrays, strings, fds); the library does not look at it after
  * the call. The caller owns what a function writes: it closes fds, and it gives leases, imports, host memory, requests
@@ -84,7 +87,7 @@ typedef int32_t fdbroker_code_t;
 #define FDBROKER_STALE 4                /* The allocation has ended: get a new handle from its owner. */
 #define FDBROKER_NOT_PERMITTED 5        /* The allocation, or at open the socket, belongs to somebody else. */
 #define FDBROKER_NO_QUOTA 6             /* A cap is full; fdbroker_last_error() names it and its largest holder. */
-#define FDBROKER_AGAIN 7                /* Not ready yet: ask again. */
+#define FDBROKER_AGAIN 7                /* Not ready yet; the comment of each function that answers it says what. */
 #define FDBROKER_TIMED_OUT 8            /* The deadline passed. */
 #define FDBROKER_CANCELLED 9            /* The request was cancelled. */
 #define FDBROKER_OWNER_GONE 10          /* The process that owned the allocation has ended. */
@@ -196,7 +199,8 @@ void fdbroker_options_init_sized(fdbroker_options_t *options, size_t struct_size
  *
  * Errors: FDBROKER_NOT_CONNECTED (at once when no broker listens), FDBROKER_NOT_PERMITTED (the socket refuses this
  * user), FDBROKER_NOT_SUPPORTED (the value of an environment variable; or inside a callback), FDBROKER_PROTOCOL,
- * FDBROKER_NO_QUOTA, FDBROKER_LOCAL_FD_LIMIT, FDBROKER_INVALID_ARGUMENT. */
+ * FDBROKER_NO_QUOTA, FDBROKER_TIMED_OUT (too many others of this user connect), FDBROKER_LOCAL_FD_LIMIT,
+ * FDBROKER_INVALID_ARGUMENT. */
 fdbroker_code_t fdbroker_open(const fdbroker_options_t *options, fdbroker_t **out);
 
 /* Ends the connection: gives back all leases, unmaps all imports, frees all host and GPU memory, and waits for a running
@@ -1067,8 +1071,8 @@ typedef struct fdbroker_request fdbroker_request_t;
  * fdbroker_close(). The handles are copied. Also inside a callback. On failure *request is NULL.
  *
  * For every kind of request FDBROKER_AGAIN means that it is not done. Where other functions answer FDBROKER_AGAIN,
- * an item of a request ends with FDBROKER_CANCELLED: the import cache is suspended, an opener answers it, the broker
- * was not ready in time.
+ * an item of a request ends with FDBROKER_CANCELLED: the import cache is suspended, an opener answers it, the names to
+ * get are in too many groups.
  *
  * Errors: FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT. fdbroker_request_test() answers all others. */
 fdbroker_code_t fdbroker_acquire_start(fdbroker_t *broker, size_t count, const fdbroker_handle_t *handles,

@@ -22,7 +22,7 @@ pub const FDBROKER_STALE: fdbroker_code_t = 4;
 pub const FDBROKER_NOT_PERMITTED: fdbroker_code_t = 5;
 /// A cap is full; fdbroker_last_error() names it and its largest holder.
 pub const FDBROKER_NO_QUOTA: fdbroker_code_t = 6;
-/// Not ready yet: ask again.
+/// Not ready yet; the comment of each function that answers it says what.
 pub const FDBROKER_AGAIN: fdbroker_code_t = 7;
 /// The deadline passed.
 pub const FDBROKER_TIMED_OUT: fdbroker_code_t = 8;

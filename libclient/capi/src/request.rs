@@ -83,8 +83,8 @@ fn end(mut error: Error) -> Error {
 /// fdbroker_close(). The handles are copied. Also inside a callback. On failure *request is NULL.
 ///
 /// For every kind of request FDBROKER_AGAIN means that it is not done. Where other functions answer FDBROKER_AGAIN,
-/// an item of a request ends with FDBROKER_CANCELLED: the import cache is suspended, an opener answers it, the broker
-/// was not ready in time.
+/// an item of a request ends with FDBROKER_CANCELLED: the import cache is suspended, an opener answers it, the names to
+/// get are in too many groups.
 ///
 /// Errors: FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT. fdbroker_request_test() answers all others.
 #[unsafe(no_mangle)]

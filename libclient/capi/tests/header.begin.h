@@ -30,6 +30,9 @@
  * but the broker's answer. The call is back 50 ms after its deadline at the latest, whatever the broker and other processes
  * do (a driver's calls and callbacks take the time that they take); a refusal may come a little before it, by a quarter or
  * a second. A function without a deadline never waits, unless its comment says how long at most.
+ * No function that waits answers FDBROKER_AGAIN because the broker was not ready yet: until the deadline it asks again itself,
+ * and then it says FDBROKER_NO_QUOTA, with the full cap, or FDBROKER_TIMED_OUT. Where FDBROKER_AGAIN means something else,
+ * the function's comment says what.
  *
  * Ownership. The caller keeps what it passes in (structs, arrays, strings, fds); the library does not look at it after
  * the call. The caller owns what a function writes: it closes fds, and it gives leases, imports, host memory, requests

@@ -9,8 +9,8 @@ use super::wire::{self, Answer, Names};
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::limits::{AGAIN_FIRST, METADATA_TRIES};
+use crate::wire::again::Again;
 use crate::wire::connection::Connection;
-use fdbroker_protocol::ErrorCode;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -41,6 +41,7 @@ struct State {
     names: Names,
     deadline: Deadline,
     tries: usize,
+    again: Again,
     step: Step,
 }
 
@@ -117,8 +118,8 @@ fn fill(got: &mut [Object], lacking: &[usize], infos: Vec<Option<ObjectInfo>>) -
 }
 
 fn moved(names: &Names) -> Error {
-    let context = format!("get {}: it was replaced again and again meanwhile", names.get(0));
-    Error::new(ErrorCode::Again, context)
+    let why = "it was replaced again and again while it was asked for; allow its makers more time between two versions";
+    Error::timed_out(format!("get {}", names.get(0))).because(why)
 }
 
 impl GetRequest {
@@ -134,6 +135,7 @@ impl GetRequest {
             names: Names::for_get(names)?,
             deadline,
             tries: 0,
+            again: Again::new(),
             step: Step::Send(Instant::now()),
         });
         // An error is seen by the first test.
@@ -192,7 +194,10 @@ impl State {
                             {
                                 Ok((got, lacking)) if lacking.is_empty() => return Some(Ok(got)),
                                 Ok((got, lacking)) => self.step = Step::SendStat(got, lacking),
-                                Err(error) => return Some(Err(error)),
+                                Err(error) => match self.again.is_due(error, self.deadline) {
+                                    Ok(()) => self.step = Step::Send(Instant::now() + AGAIN_FIRST),
+                                    Err(error) => return Some(Err(error)),
+                                },
                             }
                         }
                     }

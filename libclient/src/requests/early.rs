@@ -59,7 +59,7 @@ pub(crate) fn take(
     let call = Request { deposits, sent: &[], follow: 0, deadline }.call();
     let read = |reply: Reply<'_>| registered(&early.connection, deposits.iter(), &reply);
     let answers = early.connection.reply(id, &Call { deposits: 1, ..call }, read)?;
-    answers.into_iter().next().expect("one outcome per deposit")
+    answers.into_iter().next().expect("one outcome per deposit").map_err(Error::not_again)
 }
 
 impl Drop for EarlyRegistration {

@@ -7,6 +7,7 @@ use crate::deposit::{Deposit, Drained, Export, Registration};
 use crate::error::Error;
 use crate::limits::{MAX_CREDITS_WANTED, ROW_CREDITS};
 use crate::requests::acquire::is_final;
+use crate::wire::again::Again;
 use crate::wire::call::{Call, Reply, check_count};
 use crate::wire::connection::Connection;
 use crate::wire::credits::Claim;
@@ -98,6 +99,7 @@ fn register_some(
         all => all.len() - results.len(),
     };
     let mut request = Request { deposits: batch.deposits, sent: &open, follow, deadline };
+    let mut again = Again::new();
     let outcome = loop {
         match request.make(connection) {
             Ok(answers) => {
@@ -112,18 +114,25 @@ fn register_some(
                 break if is_final(error.code) { Err(error) } else { Ok(()) };
             }
         }
-        // Each overlaps more old allocations than one message ends: some of them are gone by now.
-        open.retain(|(index, _)| {
-            results[*index].as_ref().is_err_and(|error| error.code == ErrorCode::Again)
-        });
-        if open.is_empty() || deadline.is_answered() {
+        // Their credit was taken back, or each overlaps more old allocations than one message ends: some of them are gone by now.
+        open.retain(|(index, _)| results[*index].as_ref().is_err_and(Error::asks_again));
+        if open.is_empty() {
             break Ok(());
         }
-        let again = match claim(connection, open.len(), deadline) {
-            Ok(claimed) => claimed.count,
-            Err(error) => break Err(error),
+        let claimed = match again.has_time(deadline) {
+            true => claim(connection, open.len(), deadline),
+            false => Err(Error::not_ready("register")),
         };
-        request = Request { deposits: batch.deposits, sent: &open[..again], follow, deadline };
+        match claimed {
+            Ok(Claimed { count, .. }) => {
+                request =
+                    Request { deposits: batch.deposits, sent: &open[..count], follow, deadline };
+            }
+            Err(error) => {
+                open.iter().for_each(|(index, _)| results[*index] = Err(error.clone()));
+                break Err(error);
+            }
+        }
     };
     // The exports are closed before their places are given to others.
     drop(open);
@@ -145,7 +154,7 @@ pub(crate) fn claim(
     wanted: usize,
     deadline: Deadline,
 ) -> Result<Claimed, Error> {
-    let mut row = 0;
+    let (mut row, mut again) = (0, Again::new());
     let most = wanted.min(connection.facts.max_batch);
     let most = u32::try_from(most).expect("at most 253");
     loop {
@@ -170,11 +179,8 @@ pub(crate) fn claim(
                 row = if in_a_row { ROW_CREDITS } else { 0 };
                 let asked = ask_for_credit(connection, wanted, deadline);
                 connection.credits.asked();
-                match asked {
-                    // The broker was replaced while this waited: its successor is asked.
-                    Err(error) if error.code == ErrorCode::Again && !deadline.is_answered() => {}
-                    asked => asked?,
-                }
+                // The broker was replaced while this waited: its successor is asked.
+                asked.or_else(|error| again.is_due(error, deadline))?;
             }
         }
     }

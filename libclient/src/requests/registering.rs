@@ -6,9 +6,9 @@ use super::register::Request;
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Registration};
 use crate::error::Error;
+use crate::wire::again::Again;
 use crate::wire::connection::Connection;
 use crate::wire::credits::Claim;
-use fdbroker_protocol::ErrorCode;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -26,6 +26,7 @@ pub(crate) struct Registering {
     open: VecDeque<usize>,
     answered: Vec<(usize, Result<Registration, Error>)>,
     step: Step,
+    again: Again,
 }
 
 /// What is under way.
@@ -48,6 +49,7 @@ impl Registering {
             open: VecDeque::new(),
             answered: Vec::new(),
             step: Step::Nothing,
+            again: Again::new(),
         }
     }
 
@@ -91,8 +93,9 @@ impl Registering {
                         return false;
                     }
                     // The broker was replaced while this waited: its successor is asked.
-                    Some(Err(error)) if error.code == ErrorCode::Again && !self.is_over() => {}
-                    Some(answered) => answered.unwrap_or_else(|error| self.fail_open(&error)),
+                    Some(answered) => answered
+                        .or_else(|error| self.again.is_due(error, self.deadline))
+                        .unwrap_or_else(|error| self.fail_open(&error)),
                 },
                 Step::Sent(id, chunk) => {
                     let looked = self.request(&self.parts(&chunk)).look(&self.connection, id);
@@ -160,12 +163,12 @@ impl Registering {
     ) {
         match answered {
             Ok(answers) => {
+                let asks_again = |it: &Result<_, Error>| it.as_ref().is_err_and(Error::asks_again);
+                let has_time = answers.iter().any(asks_again) && self.again.has_time(self.deadline);
                 for (index, answer) in chunk.into_iter().zip(answers) {
-                    match answer {
-                        Err(error) if error.code == ErrorCode::Again && !self.is_over() => {
-                            self.open.push_back(index);
-                        }
-                        answer => self.answer(index, answer),
+                    match has_time && asks_again(&answer) {
+                        true => self.open.push_back(index),
+                        false => self.answer(index, answer.map_err(Error::not_again)),
                     }
                 }
             }
@@ -187,10 +190,6 @@ impl Registering {
     fn answer(&mut self, index: usize, answer: Result<Registration, Error>) {
         self.fds[index] = None;
         self.answered.push((index, answer));
-    }
-
-    fn is_over(&self) -> bool {
-        self.deadline.is_answered()
     }
 
     /// Some of the deposits, each with its fd.

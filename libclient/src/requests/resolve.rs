@@ -30,12 +30,15 @@ pub(crate) fn resolve(
     }
 }
 
-/// The words of BAD_HANDLE are about 64 bytes, which nobody has passed here.
+/// The words of BAD_HANDLE are about 64 bytes, which nobody has passed here; those of AGAIN do not say for what to wait.
 fn named(error: Error, fd: VirtualFd) -> Error {
     match error.code {
         ErrorCode::BadHandle => error.because(format!(
             "virtual fd {fd} names no live allocation of this user at this broker: it has ended, or the number is another \
              broker's; get a new one from the memory's owner"
+        )),
+        ErrorCode::Again => error.because(format!(
+            "the owner of virtual fd {fd} has not come back to the broker since that was started anew; ask again later"
         )),
         _ => error,
     }

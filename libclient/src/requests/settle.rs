@@ -3,6 +3,7 @@
 
 use crate::deadline::Deadline;
 use crate::error::Error;
+use crate::wire::again::Again;
 use crate::wire::call::Call;
 use crate::wire::connection::Connection;
 use fdbroker_protocol::Kind;
@@ -16,5 +17,12 @@ pub(crate) fn settle(connection: &Connection, deadline: Deadline) -> Result<(), 
         deposits: 0,
         ends: &[],
     };
-    connection.call(call, &[], |_| 0, |_| Ok(()))
+    let mut again = Again::new();
+    loop {
+        match connection.call(call, &[], |_| 0, |_| Ok(())) {
+            // Many threads of this client settle.
+            Err(error) => again.pause_after(error, connection, deadline)?,
+            settled => return settled,
+        }
+    }
 }

@@ -58,7 +58,7 @@ pub(crate) fn greet(caller: &Caller) -> Result<Greeted, Error> {
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(AT_THE_DOOR_LAST);
             }
-            outcome => return outcome,
+            outcome => return outcome.map_err(Error::not_again),
         }
     }
 }

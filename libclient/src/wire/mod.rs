@@ -1,6 +1,7 @@
 //! The connection to the broker: sockets, hello, messages out, replies in.
 //! Must never know what a request is for.
 
+pub(crate) mod again;
 pub(crate) mod ahead;
 pub(crate) mod call;
 pub(crate) mod connection;

@@ -7,6 +7,7 @@ use crate::deadline::Deadline;
 use crate::deposit::DriverData;
 use crate::error::Error;
 use crate::requests::acquire::{Arrived, Outcome, outcome};
+use crate::wire::again::Again;
 use crate::wire::call::{Call, Reply, check_count};
 use crate::wire::connection::Connection;
 use fdbroker_protocol::object::{ObjectGetHead, ObjectName};
@@ -80,6 +81,12 @@ impl Names {
     pub(super) fn named(&self, error: Error) -> Error {
         use ErrorCode::{NotFound, NotSealed, TimedOut};
         let Some(status) = error.status else { return error };
+        if error.code == ErrorCode::Again && status.value.get() > 0 {
+            let most = status.value;
+            return error.because(format!(
+                "the names are in more than {most} groups, as many as one answer may have fds now; get fewer at a time"
+            ));
+        }
         let index = usize::try_from(status.value.get()).ok();
         let name = index.and_then(|index| self.0.get(index));
         let Some(name) = name.filter(|_| matches!(error.code, NotFound | NotSealed | TimedOut))
@@ -144,8 +151,16 @@ pub fn get(
     deadline: Deadline,
 ) -> Result<Answer, Error> {
     let read = |reply: Reply<'_>| read_got(connection, reply, names);
-    let answer = connection.call(get_call(deadline), &[], write_get(flags, names, deadline), read);
-    answer.flatten().map_err(|error| names.named(error))
+    let mut again = Again::new();
+    loop {
+        let write = write_get(flags, names, deadline);
+        let answer = connection.call(get_call(deadline), &[], write, read);
+        match answer.flatten().map_err(|error| names.named(error)) {
+            // The broker was replaced while this waited, or this client had not read what came before.
+            Err(error) => again.pause_after(error, connection, deadline)?,
+            got => return got,
+        }
+    }
 }
 
 /// Starts to get; `None`: it does not fit now.

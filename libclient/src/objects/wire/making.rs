@@ -6,8 +6,8 @@ use crate::books::one_way::OneWay;
 use crate::deadline::Deadline;
 use crate::deposit::Deposit;
 use crate::error::Error;
-use crate::limits::{AGAIN_FIRST, AGAIN_LAST};
 use crate::requests::register::claim;
+use crate::wire::again::Again;
 use crate::wire::call::{Call, Reply, check_count};
 use crate::wire::connection::Connection;
 use fdbroker_protocol::limits::{MAX_GROUP, METADATA_BYTES};
@@ -86,7 +86,7 @@ impl<'a> Items<'a> {
         let index = error.status.map_or(0, |status| status.value.get());
         let at = usize::try_from(index).ok().and_then(|index| self.objects.get(begin + index));
         match (error.code, at) {
-            (ErrorCode::Exists | ErrorCode::Again, Some(object)) => {
+            (ErrorCode::Exists, Some(object)) => {
                 Error { context: format!("create {}", object.name), ..error }
             }
             _ => error,
@@ -151,7 +151,7 @@ pub fn create(
 ) -> Result<Created, Error> {
     let call =
         Call { deposits: 1, ..call("create", Kind::ObjectCreate, Kind::ObjectCreated, deadline) };
-    let mut pause = AGAIN_FIRST;
+    let mut again = Again::new();
     loop {
         claim(connection, 1, deadline)?;
         let write = |writer: &mut Writer| {
@@ -165,11 +165,10 @@ pub fn create(
         };
         match connection.call(call, &[fd], write, read) {
             // The credit was taken back, or what others have ended under the name is still to be swept.
-            Err(error) if error.code == ErrorCode::Again && !deadline.is_answered() => {
-                connection.pause(pause.min(deadline.remaining()));
-                pause = (pause * 2).min(AGAIN_LAST);
-            }
-            outcome => return outcome.map_err(|error| items.named(error, first.start)),
+            Err(error) => again
+                .pause_after(error, connection, deadline)
+                .map_err(|error| items.named(error, first.start))?,
+            created => return created,
         }
     }
 }
@@ -221,9 +220,17 @@ fn add_some(
         items.write(writer, range.clone())
     };
     let call = call("add", Kind::ObjectAdd, Kind::ObjectReply, deadline);
-    let status = connection.call(call, &[], write, one_status);
-    let done = status.and_then(|status| to_result(status, "add"));
-    done.map_err(|error| items.named(error, begin))
+    let mut again = Again::new();
+    loop {
+        let status = connection.call(call, &[], write, one_status);
+        match status.and_then(|status| to_result(status, "add")) {
+            // What others have ended under the name is still to be swept.
+            Err(error) => again
+                .pause_after(error, connection, deadline)
+                .map_err(|error| items.named(error, begin))?,
+            added => return added,
+        }
+    }
 }
 
 pub(super) fn one_status(reply: Reply<'_>) -> Result<Status, DecodeError> {
@@ -246,15 +253,12 @@ pub fn seal(connection: &Connection, group: u64, deadline: Deadline) -> Result<u
         writer.push(&ObjectGroup { group: group.into() });
         0
     };
-    let mut pause = AGAIN_FIRST;
+    let mut again = Again::new();
     loop {
         let read = |reply: Reply<'_>| Ok(reply.message.body_as::<ObjectSealed>()?.version.get());
         match connection.call(call, &[], write, read) {
             // Another broker takes over.
-            Err(error) if error.code == ErrorCode::Again && !deadline.is_answered() => {
-                connection.pause(pause.min(deadline.remaining()));
-                pause = (pause * 2).min(AGAIN_LAST);
-            }
+            Err(error) => again.pause_after(error, connection, deadline)?,
             sealed => return sealed,
         }
     }

@@ -56,7 +56,8 @@ impl<H: Fn(&mut Writer), W: Fn(&mut Writer, usize)> Each<'_, H, W> {
                                 continue;
                             }
                             let context = format!("{} {}", self.what, self.names[*at]);
-                            outcomes[*at] = Some(to_result(status, context));
+                            outcomes[*at] =
+                                Some(to_result(status, context).map_err(Error::not_again));
                         }
                     }
                 }

@@ -1,0 +1,71 @@
+//! Asking again for what the broker was not ready for. Must never tell a caller to do that: until the deadline the library asks.
+
+use crate::deadline::Deadline;
+use crate::error::Error;
+use crate::limits::{AGAIN_FIRST, AGAIN_LAST};
+use crate::wire::connection::Connection;
+use std::time::Duration;
+
+/// How often one thing was asked for.
+#[derive(Debug)]
+pub(crate) struct Again {
+    pause: Duration,
+    is_last: bool,
+}
+
+impl Again {
+    pub fn new() -> Self {
+        Again { pause: AGAIN_FIRST, is_last: false }
+    }
+
+    /// Whether there is time to ask again. Once more when there is not: the broker then says at once what is in the way.
+    pub fn has_time(&mut self, deadline: Deadline) -> bool {
+        !std::mem::replace(&mut self.is_last, deadline.is_answered())
+    }
+
+    /// Whether to ask again after this error; otherwise what to tell the caller.
+    pub fn is_due(&mut self, error: Error, deadline: Deadline) -> Result<(), Error> {
+        match error.asks_again() && self.has_time(deadline) {
+            true => Ok(()),
+            false => Err(error.not_again()),
+        }
+    }
+
+    /// The same, after a pause.
+    pub fn pause_after(
+        &mut self,
+        error: Error,
+        connection: &Connection,
+        deadline: Deadline,
+    ) -> Result<(), Error> {
+        self.is_due(error, deadline)?;
+        connection.pause(self.pause.min(deadline.remaining()));
+        self.pause = (self.pause * 2).min(AGAIN_LAST);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fdbroker_protocol::ErrorCode;
+
+    #[test]
+    fn is_due_when_time_is_over_then_once_more_and_then_it_has_timed_out() {
+        let again = || Error::new(ErrorCode::Again, "register");
+        let mut asked = Again::new();
+        for _ in 0..3 {
+            asked.is_due(again(), Deadline::from_ms(60_000)).unwrap();
+        }
+        let over = Deadline::from_ms(0);
+        asked.is_due(again(), over).unwrap();
+        assert_eq!(asked.is_due(again(), over).unwrap_err().code, ErrorCode::TimedOut);
+    }
+
+    #[test]
+    fn is_due_when_the_cause_of_an_again_is_said_then_the_program_is_told() {
+        let error = Error::new(ErrorCode::Again, "get").because("in too many groups");
+        let told = Again::new().is_due(error.clone(), Deadline::from_ms(60_000));
+        assert_eq!(told, Err(error));
+    }
+}
