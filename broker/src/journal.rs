@@ -6,6 +6,7 @@ use fdbroker_core::{Note, Now};
 use fdbroker_protocol::admin::{self, EventKind};
 use fdbroker_protocol::{AllocationId, ByLogTopic, ByResource, ByScope};
 use fdbroker_protocol::{ErrorCode, LogTopic, Resource, Scope, Status};
+use log::Level;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
@@ -15,6 +16,8 @@ const PERIOD_US: u64 = 60_000_000;
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Journal {
+    /// Whether there are users to be told apart.
+    is_shared: bool,
     period: u64,
     /// Lines of the period, by uid.
     lines: ByLogTopic<HashMap<u32, u32>>,
@@ -35,6 +38,25 @@ pub struct SavedJournal {
 }
 
 impl Journal {
+    pub fn new(is_shared: bool) -> Self {
+        Journal { is_shared, ..Journal::default() }
+    }
+
+    /// The same with nothing counted.
+    pub fn emptied(&self) -> Self {
+        Journal::new(self.is_shared)
+    }
+
+    /// How much a line about it matters. A program is told itself of what it is refused, when it has not got it by asking again: where one
+    /// user has the broker nobody else is to know.
+    fn level(&self, topic: LogTopic) -> Level {
+        match topic {
+            LogTopic::Evictions => Level::Info,
+            LogTopic::Refusals if !self.is_shared => Level::Info,
+            _ => Level::Warn,
+        }
+    }
+
     /// Whether a line about `uid` may be written now; if not, it is counted, and the count is named when the minute is over.
     pub fn allows(&mut self, topic: LogTopic, uid: u32, now: Now) -> bool {
         self.turn_to(now);
@@ -63,7 +85,8 @@ impl Journal {
         for topic in LogTopic::ALL {
             let left_out = std::mem::take(&mut self.left_out[*topic]);
             if left_out > 0 {
-                log::warn!("{left_out} further lines about {} were left out", topic.help());
+                let level = self.level(*topic);
+                log::log!(level, "{left_out} further lines about {} were left out", topic.help());
             }
             let before = &mut self.left_out_before[*topic];
             *before = before.saturating_add(left_out);
@@ -97,7 +120,7 @@ impl Journal {
             LogTopic::Evictions => {
                 log::info!("an fd of pid {pid} (uid {uid}) is closed: {what}; it can be recalled");
             }
-            _ => log::warn!("pid {pid} (uid {uid}) is refused: {status}"),
+            _ => log::log!(self.level(topic), "pid {pid} (uid {uid}) is refused: {status}"),
         }
     }
 
@@ -182,6 +205,13 @@ mod tests {
         let left_out = journal.record().lines_left_out;
         assert_eq!(left_out.bad_input.get(), 1000 - u64::from(LOG_LINES_PER_UID));
         assert_eq!((left_out.evictions.get(), left_out.refusals.get()), (999, 0));
+    }
+
+    #[test]
+    fn level_when_one_user_has_the_broker_then_its_refusals_are_no_warnings() {
+        let of = |is_shared| Journal::new(is_shared).level(LogTopic::Refusals);
+        assert_eq!((of(true), of(false)), (Level::Warn, Level::Info));
+        assert_eq!(Journal::new(false).level(LogTopic::SilentOwners), Level::Warn);
     }
 
     #[test]

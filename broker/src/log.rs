@@ -1,5 +1,4 @@
-//! The log: env_logger on stderr, with the journal's `<N>` priorities when nobody looks on from a
-//! terminal. While the broker serves, a thread writes: stderr may be a pipe that nobody reads, or a journal that is stopped.
+//! The log: env_logger on stderr, with the journal's `<N>` priorities where stderr is the journal, in words in a file or pipe. While the broker serves, a thread writes: stderr may be a pipe that nobody reads, or a journal that is stopped.
 //! Must never make the loop wait, nor grow with what nobody reads. The number of lines is the journal's to bound (`journal.rs`).
 
 use crate::kernel;
@@ -25,9 +24,8 @@ pub fn start(level: LevelFilter) {
         }
         true => {}
         false => {
-            builder.format(|out, record| {
-                writeln!(out, "<{}>{}", priority(record.level()), record.args())
-            });
+            builder
+                .format(|out, record| writeln!(out, "{}{}", prefix(record.level()), record.args()));
         }
     }
     if builder.try_init().is_ok() {
@@ -136,8 +134,8 @@ impl Buffer {
             drop(state);
             (self.write)(&lines);
             if lost > 0 {
-                let warning = priority(Level::Warn);
-                let text = format!("<{warning}>{lost} lines of the log are lost: nobody read it\n");
+                let warning = prefix(Level::Warn);
+                let text = format!("{warning}{lost} lines of the log are lost: nobody read it\n");
                 (self.write)(text.as_bytes());
             }
             state = self.state();
@@ -203,13 +201,26 @@ impl Drop for LogThread {
     }
 }
 
-/// The journal's priority (sd-daemon(3)).
-fn priority(level: Level) -> u8 {
-    match level {
-        Level::Error => 3,
-        Level::Warn => 4,
-        Level::Info => 6,
-        Level::Debug | Level::Trace => 7,
+/// Whether stderr is the journal's: its device and inode are those that the service manager names (systemd.exec(5)).
+static IS_JOURNAL: LazyLock<bool> = LazyLock::new(|| {
+    let stream = std::env::var("JOURNAL_STREAM").unwrap_or_default();
+    is_stream(std::io::stderr(), &stream)
+});
+
+fn is_stream(fd: impl AsFd, stream: &str) -> bool {
+    nix::sys::stat::fstat(fd).is_ok_and(|it| stream == format!("{}:{}", it.st_dev, it.st_ino))
+}
+
+/// What a line of this level begins with: for the journal its priority (sd-daemon(3)).
+fn prefix(level: Level) -> &'static str {
+    match (*IS_JOURNAL, level) {
+        (true, Level::Error) => "<3>",
+        (true, Level::Warn) => "<4>",
+        (true, Level::Info) => "<6>",
+        (true, Level::Debug | Level::Trace) => "<7>",
+        (false, Level::Error) => "fdbrokerd: error: ",
+        (false, Level::Warn) => "fdbrokerd: warning: ",
+        (false, _) => "fdbrokerd: ",
     }
 }
 
@@ -247,7 +258,19 @@ mod tests {
         let written = written.lock().unwrap();
         assert_eq!(written[0], "first\n");
         assert_eq!(written[1].len(), kept * line.len());
-        assert_eq!(written[2], "<4>7 lines of the log are lost: nobody read it\n");
+        assert_eq!(
+            written[2],
+            format!("{}7 lines of the log are lost: nobody read it\n", prefix(Level::Warn))
+        );
+    }
+
+    #[test]
+    fn is_stream_when_device_and_inode_are_those_of_the_fd_then_alone() {
+        let (one, other) = (std::io::pipe().unwrap().0, std::io::pipe().unwrap().0);
+        let of = nix::sys::stat::fstat(&one).unwrap();
+        let stream = format!("{}:{}", of.st_dev, of.st_ino);
+        assert!(is_stream(&one, &stream) && !is_stream(&other, &stream));
+        assert!(!is_stream(&one, "") && !is_stream(&one, "1:"));
     }
 
     #[test]

@@ -82,7 +82,7 @@ LD_PRELOAD= "$fdbroker" status --json | sed -n "s/.*\"\$1\":{\"now\":\([0-9]*\).
 LEDGER
 export LEDGER="sh $work/ledger.sh"
 # The broker's summary of the last program says that fds were taken from the broker and exported again.
-recalled() { grep -Eq '[1-9][0-9,]* recalls,' "$work/shape.err"; }
+recalled() { grep -Eq 'asked for again (once|[1-9])' "$work/shape.err"; }
 
 for name in by_value by_message lifetimes ends entry; do layered layer -- "$work/$name"; done
 layered "layer, linked" -- "$work/entry_linked"

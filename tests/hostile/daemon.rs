@@ -182,7 +182,8 @@ impl Daemon {
             }
         };
         let log = self.log();
-        let is_bad = |line: &&str| line.starts_with("<3>") || line.contains("panicked");
+        let is_bad =
+            |line: &&str| line.starts_with("fdbrokerd: error: ") || line.contains("panicked");
         let mut complaints: Vec<String> = log.lines().filter(is_bad).map(str::to_owned).collect();
         complaints.extend(ended.err());
         match Work::parse(&log) {

@@ -87,20 +87,20 @@ pub struct PrivateBroker {
 
 impl PrivateBroker {
     /// Starts a broker in a directory of its own and waits until it serves. `max_fds` is the node cap; `None`: the
-    /// daemon's default.
-    pub fn start(max_fds: Option<u64>) -> Result<Self> {
+    /// daemon's default. `is_quiet`: its log has errors alone.
+    pub fn start(max_fds: Option<u64>, is_quiet: bool) -> Result<Self> {
         let dir = RuntimeDir::create()?;
-        let mut broker = Self::start_with(dir.path(), max_fds, true)?;
+        let mut broker = Self::start_with(dir.path(), max_fds, is_quiet, true)?;
         broker.own_dir = Some(dir);
         Ok(broker)
     }
 
     /// Starts a broker in `dir`, which belongs to the caller, and waits until it serves.
     pub fn start_in(dir: &Path, max_fds: Option<u64>) -> Result<Self> {
-        Self::start_with(dir, max_fds, false)
+        Self::start_with(dir, max_fds, false, false)
     }
 
-    fn start_with(dir: &Path, max_fds: Option<u64>, is_own: bool) -> Result<Self> {
+    fn start_with(dir: &Path, max_fds: Option<u64>, is_quiet: bool, is_own: bool) -> Result<Self> {
         let mut command = Command::new(SELF);
         command.arg0("fdbroker").arg("broker").arg("--private").arg(dir);
         if is_own {
@@ -109,7 +109,9 @@ impl PrivateBroker {
         }
         // stdin is the lifeline and stdout the readiness pipe: both are inherited anyway.
         command.args(["--until-eof", "0", "--ready-fd", "1"]);
-        if std::env::var_os("FDBROKER_LOG").is_none() {
+        if is_quiet {
+            command.args(["--log", "error"]);
+        } else if std::env::var_os("FDBROKER_LOG").is_none() {
             // Notes for the administrator of a service do not concern the user of one job.
             command.args(["--log", "warn"]);
         }

@@ -12,7 +12,6 @@ use crate::fds::table::FdTable;
 use crate::handover::RefusedState;
 use crate::handover::arrived::{Arrivals, Arrived, broken};
 use crate::handover::state::{SavedConnection, State};
-use crate::journal::Journal;
 use crate::kept::store::FoundGroup;
 use crate::kernel::Start;
 use crate::limits::MAX_TABLE_FDS;
@@ -85,7 +84,7 @@ impl Server {
         self.core.set_watched(true);
         self.node.begin_anew(key, page);
         self.waits.restore(self.now, Metrics::default());
-        self.journal = Journal::default();
+        self.journal = self.journal.emptied();
         self.fds.close_all_held();
         for connection in self.connections.drain() {
             let Connection { socket, lingering, event, hello_reply, domain, .. } = connection;

@@ -131,7 +131,7 @@ impl Server {
             in_flight: Self::new_in_flight(&settings),
             ahead: Ahead::new(ahead_sockets(settings.table_fds), share_factor),
             waits: Waits::new(now),
-            journal: Journal::default(),
+            journal: Journal::new(is_shared),
             past: Past::new(),
             admin: AdminSide::new(parts.admin, parts.viewers),
             former_places: Vec::new(),

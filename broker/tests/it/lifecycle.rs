@@ -38,11 +38,30 @@ fn end_when_asked_then_clients_are_told_and_sockets_are_gone() {
         assert!(!is_alive(word(&client.page, LIVENESS_OFFSET)));
         let log = broker.stderr();
         // As a shell takes it.
-        let serving = format!("<6>serving FDBROKER_SOCKET={}", broker.socket().display());
+        let serving = format!("fdbrokerd: serving FDBROKER_SOCKET={}", broker.socket().display());
         let admin =
             format!("FDBROKER_ADMIN_SOCKET={}", broker.admin_dir().join("admin.sock").display());
         assert!(log.contains(&serving) && log.contains(&admin), "{log}");
-        assert!(log.contains("<6>ended"), "{log}");
+        assert!(log.contains("fdbrokerd: ended"), "{log}");
+    }
+}
+
+#[test]
+fn log_when_stderr_is_the_stream_that_the_service_manager_names_then_priorities_and_else_words() {
+    let dir = tempfile::tempdir().unwrap();
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let of = log.as_file().metadata().unwrap();
+    let stream = format!("{}:{}", of.dev(), of.ino());
+    for (stream, begin) in [(&*stream, "<6>serving "), ("1:1", "fdbrokerd: serving ")] {
+        let stderr = std::fs::File::create(log.path()).unwrap();
+        let mut command = program();
+        command.arg("--private").arg(dir.path()).args(["--until-eof", "0"]);
+        command.env("JOURNAL_STREAM", stream).stdin(Stdio::piped()).stderr(stderr);
+        let mut child = command.spawn().unwrap();
+        drop(child.stdin.take());
+        assert!(child.wait().unwrap().success());
+        let text = std::fs::read_to_string(log.path()).unwrap();
+        assert!(text.starts_with(begin), "{text}");
     }
 }
 

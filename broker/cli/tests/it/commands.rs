@@ -141,14 +141,57 @@ fn run_when_stderr_is_a_terminal_then_the_socket_is_said_for_another_one() {
 }
 
 #[test]
-fn run_when_the_command_ends_then_its_exit_status_and_a_summary() {
+fn run_when_the_command_ends_then_its_exit_status_and_no_word_of_what_was_not_shared() {
     for (script, expected) in
         [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143), ("kill -KILL $$", 137)]
     {
         let (code, stderr) = end(&run_script(script));
         assert_eq!(code, Some(expected), "{script}: {stderr}");
-        assert!(stderr.contains("fds of shared memory at most"), "{stderr}");
+        assert_eq!(stderr, "", "{script}");
     }
+}
+
+/// Refused at a full cap, and then not: each time an object is deleted, there is room for one.
+const UNDER_A_TIGHT_CAP: &str = "
+    $F limits set node.object_names=1 > limits
+    for name in 1 2 3 4 5; do
+        echo $name > file
+        until $F put $name file > out 2> refused; do $F rm $((name - 1)) >> out; done
+    done
+    grep -q NO_QUOTA refused || $F status | grep -q '[1-9] refusals'";
+
+fn under_a_tight_cap(name: &str, options: &[&str]) -> String {
+    let dir = TestDir::new(name);
+    let mut command = fdbroker(&["run"]);
+    command.args(options).args(["--", "sh", "-euc", UNDER_A_TIGHT_CAP]).current_dir(dir.path());
+    let output = command.env("F", env!("CARGO_BIN_EXE_fdbroker")).output().expect("it starts");
+    let (code, stderr) = end(&output);
+    assert_eq!(code, Some(0), "{stderr}");
+    stderr
+}
+
+#[test]
+fn run_when_a_job_is_refused_and_succeeds_in_the_end_then_stderr_is_the_closing_line_alone() {
+    let stderr = under_a_tight_cap("run-tight", &[]);
+    let begin = "fdbroker: the job shared memory: at most 1 allocation at a time, with ";
+    assert!(stderr.starts_with(begin) && stderr.lines().count() == 1, "{stderr}");
+    assert!(stderr.contains("handed out 0 times, asked for again 0 times, in "), "{stderr}");
+}
+
+#[test]
+fn run_when_quiet_then_a_good_job_leaves_stderr_empty() {
+    assert_eq!(under_a_tight_cap("run-quiet", &["--quiet"]), "");
+}
+
+#[test]
+fn run_when_the_brokers_log_is_wanted_then_in_words_without_priorities_and_quiet_counts_more() {
+    let stderr = |arguments: &[&str]| {
+        let mut command = fdbroker(arguments);
+        end(&command.env("FDBROKER_LOG", "info").output().expect("it starts")).1
+    };
+    let said = stderr(&["run", "--", "true"]);
+    assert!(said.contains("fdbrokerd: serving ") && !said.contains('<'), "{said}");
+    assert_eq!(stderr(&["run", "--quiet", "--", "true"]), "");
 }
 
 #[test]

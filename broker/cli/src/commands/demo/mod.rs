@@ -138,7 +138,7 @@ impl Broker {
     }
 
     fn start(cap: Option<u64>) -> Result<Self> {
-        let private = PrivateBroker::start(cap)?;
+        let private = PrivateBroker::start(cap, false)?;
         Ok(Broker {
             socket: private.socket(),
             admin_socket: private.admin_socket(),

@@ -6,8 +6,9 @@ use std::ffi::OsString;
 const HELP: &str = "\
 Without --join, COMMAND has a broker of its own, in a private directory (mode 0700) that is removed at the end.
 COMMAND finds the broker through FDBROKER_SOCKET and FDBROKER_ADMIN_SOCKET; on a terminal the first one is shown at the start, to
-be pasted in another terminal. Signals go to COMMAND. A summary is printed on stderr. The broker serves this node only:
-ranks that mpirun starts on other nodes cannot reach it.
+be pasted in another terminal. Signals go to COMMAND. If memory was shared, a summary is printed on stderr. The broker's warnings go
+there, too; what a call was refused is told to the program alone. The broker serves this node only: ranks that mpirun starts on other
+nodes cannot reach it.
 
 With --report a picture (FILE.svg) or a table (FILE.csv) shows the fds of shared memory over time: open on the node, in
 the broker and in the ranks, the cap, and the direct way, which is the number of fds that the ranks would have open if
@@ -67,6 +68,9 @@ pub struct Args {
     /// The summary as one line of JSON
     #[arg(short = 'J', long, conflicts_with = "join")]
     pub json: bool,
+    /// No summary, and of the broker's log nothing but errors
+    #[arg(short, long, conflicts_with = "json")]
+    pub quiet: bool,
     /// Share one broker with the other processes of this job on this node; a prefix for each rank
     #[arg(long)]
     pub join: bool,

@@ -11,9 +11,9 @@ pub use args::Args;
 use crate::admin::Admin;
 use crate::error::{Context, Result};
 use crate::layers::{cuda, level_zero};
-use crate::output::{aside, commas, human_time, say};
+use crate::output::{aside, commas, counted, human_time, say};
 use crate::private_broker::{PrivateBroker, SELF, pid_of};
-use crate::records::{self, StatusView};
+use crate::records::StatusView;
 use crate::signals::Signals;
 use exec::Variable;
 use fdbrokerd::settings::assignment;
@@ -28,9 +28,22 @@ use std::process::{Child, Command, ExitStatus};
 /// A job has no time limit.
 const FOR_EVER: PollTimeout = PollTimeout::NONE;
 
+/// What is said beside what the job says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Telling {
+    Words,
+    Json,
+    Nothing,
+}
+
 /// Runs the command with a broker of its own, or joins the job's; returns the exit status to end with.
 pub fn run(args: Args) -> Result<u8> {
-    let Args { command, max_fds, json, join, job, report, level_zero, cuda } = args;
+    let Args { command, max_fds, json, quiet, join, job, report, level_zero, cuda } = args;
+    let telling = match (json, quiet) {
+        (true, _) => Telling::Json,
+        (_, true) => Telling::Nothing,
+        _ => Telling::Words,
+    };
     let mut layers = Vec::new();
     if level_zero {
         layers.extend(level_zero::environment()?);
@@ -41,7 +54,7 @@ pub fn run(args: Args) -> Result<u8> {
     }
     match join {
         true => join::run(&command, max_fds, job.as_deref(), layers),
-        false => alone(&command, max_fds, json, report.as_ref(), layers),
+        false => alone(&command, max_fds, telling, report.as_ref(), layers),
     }
 }
 
@@ -50,13 +63,13 @@ pub fn run(args: Args) -> Result<u8> {
 fn alone(
     command: &[OsString],
     max_fds: Option<u64>,
-    json: bool,
+    telling: Telling,
     report: Option<&ReportFile>,
     more: Vec<Variable>,
 ) -> Result<u8> {
     let signals = Signals::take_over()?;
-    let mut broker = PrivateBroker::start(max_fds)?;
-    if !json {
+    let mut broker = PrivateBroker::start(max_fds, telling == Telling::Nothing)?;
+    if telling == Telling::Words {
         let socket = assignment("FDBROKER_SOCKET", &broker.socket());
         aside(&format!("to look at this broker from another terminal: export {socket}"));
     }
@@ -71,7 +84,9 @@ fn alone(
         .spawn()
         .context(|| "start the command")?;
     let status = wait(&mut job, &signals, &mut broker)?;
-    summary(&broker, json);
+    if telling != Telling::Nothing {
+        summary(&broker, telling == Telling::Json);
+    }
     if let Some(report) = report {
         let words: Vec<_> = command.iter().map(|word| word.to_string_lossy()).collect();
         // The job's exit status counts, not the picture's.
@@ -127,14 +142,30 @@ fn summary(broker: &PrivateBroker, json: bool) {
         }
         return;
     }
-    let cap = status.uses.fds.cap.map_or("no cap".into(), |cap| format!("cap {}", commas(cap)));
-    say!(
-        "fdbroker: {} fds of shared memory at most ({cap}), {} of them in the broker; {} in {}",
-        commas(status.uses.fds.peak),
-        commas(status.uses.held_fds.peak),
-        records::counted_since_start(&status.counters.unwrap_or_default()),
-        human_time(status.uptime_ms),
-    );
+    if status.uses.allocations.peak > 0 {
+        say!("fdbroker: {}", in_words(&status));
+    }
+}
+
+/// How a job has shared memory. All else is in `--json`.
+fn in_words(StatusView { uses, counters, uptime_ms, .. }: &StatusView) -> String {
+    let cap = uses.fds.cap.map_or("no cap".into(), |cap| format!("the cap is {}", commas(cap)));
+    let counters = counters.unwrap_or_default();
+    format!(
+        "the job shared memory: at most {} at a time, with {} open ({cap}); handed out {}, asked for again {}, in {}",
+        counted(uses.allocations.peak, "allocation"),
+        counted(uses.fds.peak, "fd"),
+        times(counters.grants),
+        times(counters.recalls),
+        human_time(*uptime_ms),
+    )
+}
+
+fn times(count: u64) -> String {
+    match count {
+        1 => "once".into(),
+        count => format!("{} times", commas(count)),
+    }
 }
 
 #[cfg(test)]
