@@ -72,7 +72,7 @@ impl Error {
 
     /// NOT_CONNECTED in a child of fork(2).
     pub fn forked(what: &str) -> Self {
-        let why = "a forked child has no connection; have it make one of its own, after the fork";
+        let why = "a forked child has no connection; have it make one of its own, after the fork, and open there what it needs";
         Error::not_connected(format!("{what}: forked from the process that connected")).because(why)
     }
 

@@ -39,9 +39,10 @@
 //! **Progress engines** that must not block start a request and test it: [`Client::acquire_start`],
 //! [`ImportCache::import_start`], [`Exports::register_start`].
 //!
-//! **Fork.** In the child everything answers NOT_CONNECTED and drops say nothing to the broker; imports are not
-//! mapped there. Connect anew. So for children of `_Fork` and clone(2), too. A child that shares its parent's memory (vfork(2),
-//! CLONE_VM) may only exec.
+//! **Fork.** In the child everything answers NOT_CONNECTED, and drops say nothing to the broker and unmap nothing. Memory that was
+//! opened for reading and that nobody can change any more (sealed against writing and shrinking, as all objects of host memory are)
+//! is there and reads right; other imports are not mapped. Connect anew. So for children of `_Fork` and clone(2), too. A child
+//! that shares its parent's memory (vfork(2), CLONE_VM) may only exec.
 //!
 //! **Without a broker** every call answers NOT_CONNECTED at once; the library looks for it in the background.
 

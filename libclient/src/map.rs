@@ -26,13 +26,14 @@ pub enum Access {
 /// Whether a child has the mapping after fork(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtFork {
-    /// The child does not have it (MADV_DONTFORK).
+    /// The child does not have it (MADV_DONTFORK), unless nobody can change its bytes any more.
     Leave,
     /// The child has it too.
     Inherit,
 }
 
-/// A mapping of part of an fd, `len` bytes from any offset. Unmapped on drop.
+/// A mapping of part of an fd, `len` bytes from any offset. Unmapped on drop, but not by a child that has inherited it: copies of
+/// counts, made in the middle of anything, may say that nobody needs it, and be wrong.
 #[derive(Debug)]
 pub struct Mapping {
     /// Page-aligned start and bytes of what was mapped.
@@ -73,12 +74,17 @@ impl Mapping {
             Access::Read => ProtFlags::PROT_READ,
             Access::ReadWrite => ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
         };
+        let seals = match access {
+            Access::Read => seals_of(fd),
+            Access::ReadWrite => SealFlag::empty(),
+        };
+        let at_fork = if seals.contains(FINAL) { AtFork::Inherit } else { at_fork };
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
         let map = |flags| unsafe { mmap(None, span, protection, flags, fd, begin) };
         let start = match map(MapFlags::MAP_SHARED) {
             // Before Linux 6.7 no fd that is open for writing can be mapped shared once its memory is sealed against writing. Of
             // memory that never changes a private map has the same pages.
-            Err(Errno::EPERM) if access == Access::Read && is_write_sealed(fd) => {
+            Err(Errno::EPERM) if seals.contains(SealFlag::F_SEAL_WRITE) => {
                 map(MapFlags::MAP_PRIVATE)
             }
             outcome => outcome,
@@ -125,7 +131,12 @@ impl Mapping {
         self.len
     }
 
-    /// First byte asked for. Valid as long as the mapping lives, in this process.
+    /// Whether nobody can change the bytes any more, nor take them away: a child reads them, too.
+    pub fn is_final(&self) -> bool {
+        self.access == Access::Read && self.at_fork == AtFork::Inherit
+    }
+
+    /// First byte asked for. Valid as long as the mapping lives, in this process; of one that is final in its children, too.
     pub fn as_ptr(&self) -> *mut u8 {
         // SAFETY: `lead` is less than `span`, so the result is inside the mapping.
         unsafe { self.start.as_ptr().add(self.lead) }
@@ -159,10 +170,12 @@ impl Mapping {
     }
 }
 
-/// Whether nobody can write the memory any more, by any map. F_GET_SEALS.
-fn is_write_sealed(fd: BorrowedFd<'_>) -> bool {
-    let seals = fcntl(fd, FcntlArg::F_GET_SEALS).map(SealFlag::from_bits_retain);
-    seals.is_ok_and(|seals| seals.contains(SealFlag::F_SEAL_WRITE))
+/// What nobody can write any more, by any map, nor make shorter.
+const FINAL: SealFlag = SealFlag::F_SEAL_WRITE.union(SealFlag::F_SEAL_SHRINK);
+
+/// F_GET_SEALS; none of what takes no seals.
+fn seals_of(fd: BorrowedFd<'_>) -> SealFlag {
+    fcntl(fd, FcntlArg::F_GET_SEALS).map_or(SealFlag::empty(), SealFlag::from_bits_retain)
 }
 
 /// Leaves a range that something else has mapped out of children (MADV_DONTFORK), in whole pages.
@@ -196,8 +209,8 @@ pub(crate) fn check_range(offset: usize, len: usize, size: usize) -> Result<(), 
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // A child that never had the mapping may have something else at the address.
-        if self.at_fork == AtFork::Leave && !self.process.is_current() {
+        // A child may have something else at the address; what it has inherited stays.
+        if !self.process.is_current() {
             return;
         }
         // SAFETY: the mapping is ours, and whoever took a pointer promised not to outlive it.

@@ -121,12 +121,6 @@ pub(crate) fn seal(fd: &OwnedFd) -> Result<(), Error> {
     })
 }
 
-/// Whether nobody can write it any more, or make it shorter.
-pub(crate) fn is_sealed(fd: BorrowedFd<'_>) -> bool {
-    let needed = SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_SHRINK;
-    seals_of(fd).is_some_and(|seals| seals.contains(needed))
-}
-
 fn seals_of(fd: BorrowedFd<'_>) -> Option<SealFlag> {
     fcntl(fd, FcntlArg::F_GET_SEALS).ok().map(SealFlag::from_bits_truncate)
 }
@@ -135,6 +129,10 @@ fn seals_of(fd: BorrowedFd<'_>) -> Option<SealFlag> {
 mod tests {
     use super::*;
     use nix::sys::uio::pread;
+
+    fn is_sealed(fd: BorrowedFd<'_>) -> bool {
+        seals_of(fd).is_some_and(|seals| seals.contains(FINAL))
+    }
 
     fn bytes_of(fd: &OwnedFd, len: usize) -> Vec<u8> {
         let mut bytes = vec![0xff; len];

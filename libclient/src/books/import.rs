@@ -60,8 +60,8 @@ impl<M> Imported<M> {
 }
 
 impl Import {
-    /// First byte: the allocation's at the offset given at import. Writable only when imported so. Not
-    /// mapped in a child of fork(2).
+    /// First byte: the allocation's at the offset given at import. Writable only when imported so. In a child of fork(2) only if
+    /// it [is final](Import::is_final).
     pub fn as_ptr(&self) -> *mut u8 {
         self.memory.as_ptr()
     }
@@ -71,11 +71,17 @@ impl Import {
         self.memory.len()
     }
 
+    /// Whether nobody can change the bytes any more: imported for reading from a memfd that was sealed against writing and shrinking.
+    /// A child of fork(2) reads them, too, and keeps them whatever it drops.
+    pub fn is_final(&self) -> bool {
+        self.memory.is_final()
+    }
+
     /// The bytes as a slice.
     ///
     /// # Safety
     /// Nobody, in any process, writes to the memory while the slice is in use, and this process was
-    /// not forked from the one that imported it.
+    /// not forked from the one that imported it, unless it is final.
     pub unsafe fn as_slice(&self) -> &[u8] {
         // SAFETY: mapped for `len` bytes as long as `self` lives; the rest is the caller's promise.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len()) }
@@ -84,7 +90,7 @@ impl Import {
     /// Copies out `into.len()` bytes from `offset`, each word read once.
     ///
     /// # Errors
-    /// BAD_HANDLE: out of bounds. NOT_CONNECTED: in a child of fork(2).
+    /// BAD_HANDLE: out of bounds. NOT_CONNECTED: in a child of fork(2), unless it is final.
     pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Error> {
         self.memory.read_at(offset, into)
     }

@@ -296,8 +296,6 @@ pub(super) struct Shared {
     opened: Opened,
     /// The ordinal of the device that it is opened for.
     device: Option<u32>,
-    /// Sealed by the kernel: nobody can write it, or make it shorter.
-    is_sealed: bool,
     process: Process,
 }
 
@@ -313,7 +311,6 @@ impl Shared {
     /// Opens what was granted, for reading; closes its fd, and reports the lease as mapped.
     pub fn open(grant: Grant, openers: Openers<'_>) -> Result<Self, Error> {
         let kind = grant.info.kind;
-        let is_sealed = kind == MemoryKind::Memfd && object_file::is_sealed(grant.fd.as_fd());
         let (opened, device) = match openers.level_zero {
             _ if kind.is_for_cuda() => {
                 let device = match openers.cuda {
@@ -333,7 +330,7 @@ impl Shared {
             }
             _ => (Opened::Host(grant.import(Access::Read, 0)?), None),
         };
-        Ok(Shared { opened, device, is_sealed, process: Process::current() })
+        Ok(Shared { opened, device, process: Process::current() })
     }
 
     /// Where an object of it is, if it is inside.
@@ -378,12 +375,12 @@ impl Shared {
         }
     }
 
-    /// All of it; the caller has checked the process.
+    /// All of it, also in a child.
     pub fn sealed_bytes(&self) -> Option<&[u8]> {
         match &self.opened {
-            // SAFETY: mapped as long as `self` lives; the kernel lets nobody write or shrink the file any more, and reads of pages that
-            // were never written give zeros.
-            Opened::Host(import) if self.is_sealed => Some(unsafe { import.as_slice() }),
+            // SAFETY: mapped as long as `self` lives, in children, too; the kernel lets nobody write or shrink the file any more, and
+            // reads of pages that were never written give zeros.
+            Opened::Host(import) if import.is_final() => Some(unsafe { import.as_slice() }),
             _ => None,
         }
     }

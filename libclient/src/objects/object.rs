@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// A sealed object, readable here without a copy. Its bytes never change, whatever becomes of its name, its maker and the broker.
 ///
 /// The objects of a group share one mapping and one lease, which is given back when the last of them and of their clones is
-/// dropped. Not mapped in a child of fork(2).
+/// dropped. A child of fork(2) reads the bytes of host memory, too, whatever it drops; the lease is its parent's until it connects.
 #[derive(Clone, Debug)]
 pub struct Object(Arc<Inner>);
 
@@ -84,26 +84,27 @@ impl Object {
     ///
     /// # Errors
     /// NOT_SUPPORTED: memory of a GPU, or foreign memory that only its maker's word keeps from being written;
-    /// [`Object::read_at`] copies it. NOT_CONNECTED: in a child of fork(2).
+    /// [`Object::read_at`] copies it. NOT_CONNECTED: such memory in a child of fork(2).
     pub fn bytes(&self) -> Result<&[u8], Error> {
-        self.0.memory.check_process()?;
-        match self.0.memory.sealed_bytes() {
-            Some(bytes) => Ok(&bytes[self.0.place.offset..self.0.place.offset + self.0.place.len]),
-            None => Err(Error::new(ErrorCode::NotSupported, format!("bytes of {}", self.0.name))
-                .because("its memory is not sealed by the kernel; copy it with read_at")),
+        if let Some(bytes) = self.0.memory.sealed_bytes() {
+            return Ok(&bytes[self.0.place.offset..self.0.place.offset + self.0.place.len]);
         }
+        self.0.memory.check_process()?;
+        Err(Error::new(ErrorCode::NotSupported, format!("bytes of {}", self.0.name))
+            .because("its memory is not sealed by the kernel; copy it with read_at"))
     }
 
     /// Copies out `into.len()` bytes from `offset`, of whatever memory.
     ///
     /// # Errors
-    /// BAD_HANDLE: out of bounds. INTERNAL: the driver's words. NOT_CONNECTED or NOT_SUPPORTED in a child of fork(2).
+    /// BAD_HANDLE: out of bounds. INTERNAL: the driver's words. NOT_CONNECTED or NOT_SUPPORTED in a child of fork(2), but for memory
+    /// that has [`Object::bytes`].
     pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Error> {
         check_range(offset, into.len(), self.0.place.len)?;
         self.0.memory.read_at(self.0.place.offset + offset, into)
     }
 
-    /// First byte, if the CPU can read it there: for C. Not in a child of fork(2).
+    /// First byte, if the CPU can read it there: for C. In a child of fork(2) only where there are [`Object::bytes`].
     pub fn as_ptr(&self) -> Option<*const u8> {
         match self.0.memory.opened() {
             Opened::Host(import) => Some(import.as_ptr().wrapping_add(self.0.place.offset)),

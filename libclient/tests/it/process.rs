@@ -4,10 +4,12 @@
 use crate::support::child::{is_child, leave_room_for, start};
 use crate::support::*;
 use fdbroker_client::{
-    Access, Arena, Client, Deposit, ErrorCode, Exports, HostMemory, IsolatedBuffer, IsolatedMemory,
-    Lease, MemoryKind, Share,
+    Access, Arena, Client, Deposit, ErrorCode, Exports, HostMemory, Import, IsolatedBuffer,
+    IsolatedMemory, Lease, MemoryKind, Share,
 };
 use fdbroker_protocol::Kind;
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
 use std::os::fd::AsFd;
@@ -153,6 +155,96 @@ fn child_that_forks() {
     drop(client.acquire(&handle(2), soon()).unwrap());
     let mut bytes = [0; 4];
     import.read_at(0, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"abcd");
+}
+
+#[test]
+fn fork_when_memory_is_sealed_for_good_then_the_child_reads_it_whatever_it_drops() {
+    if is_child() {
+        return child_that_forks_with_sealed_memory();
+    }
+    let broker = FakeBroker::listen();
+    let mut child = start(
+        "fork_when_memory_is_sealed_for_good_then_the_child_reads_it_whatever_it_drops",
+        &broker,
+    );
+    let mut peer = broker.accept(Terms::default());
+    // What the child drops is not given back.
+    let next = |peer: &Peer| loop {
+        let message = peer.recv();
+        match message.kind {
+            Kind::Mapped => {}
+            kind => {
+                assert_eq!(kind, Kind::Acquire);
+                return message;
+            }
+        }
+    };
+    for seals in SEALS {
+        let fd = memfd_create(c"sealed", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING);
+        let fd = fd.unwrap();
+        nix::unistd::ftruncate(&fd, 4096).unwrap();
+        nix::sys::uio::pwrite(&fd, b"abcd", 0).unwrap();
+        fcntl(&fd, FcntlArg::F_ADD_SEALS(seals)).unwrap();
+        let request = next(&peer);
+        peer.grant(request.id, &[Answer::Grant(fd.as_fd(), 4096)]);
+    }
+    next(&peer);
+    drop(peer);
+    assert!(child.wait().unwrap().success());
+}
+
+/// The first makes memory final; the others leave a way to change it.
+const SEALS: [SealFlag; 4] = [
+    SealFlag::F_SEAL_WRITE.union(SealFlag::F_SEAL_SHRINK),
+    SealFlag::F_SEAL_WRITE,
+    SealFlag::F_SEAL_SHRINK,
+    SealFlag::F_SEAL_FUTURE_WRITE.union(SealFlag::F_SEAL_SHRINK),
+];
+
+fn child_that_forks_with_sealed_memory() {
+    let client = Client::connect().unwrap();
+    let import =
+        |slot| client.acquire(&handle(slot), soon()).unwrap().import(Access::Read, 0).unwrap();
+    let mut imports: Vec<Import> = (1..=4).map(import).collect();
+    let in_child = |imports: &[Import]| {
+        // What takes the addresses that are free.
+        let mut taken = [const { Vec::new() }; 64];
+        taken.fill_with(|| vec![9_u8; 1 << 20]);
+        for (import, is_final) in imports.iter().zip([true, false, false, false]) {
+            let mut bytes = [0; 4];
+            let read = import.read_at(0, &mut bytes);
+            assert_eq!(import.is_final(), is_final);
+            match read {
+                Ok(()) => assert!(is_final && &bytes == b"abcd"),
+                Err(error) => {
+                    assert!(!is_final && error.code == ErrorCode::NotConnected);
+                    assert!(error.to_string().contains("open there what it needs"), "{error}");
+                }
+            }
+        }
+    };
+    // SAFETY: as above.
+    match unsafe { fork() }.unwrap() {
+        ForkResult::Child => {
+            let checks = catch_unwind(AssertUnwindSafe(move || {
+                in_child(&imports);
+                let first = imports.remove(0);
+                let ptr = first.as_ptr();
+                drop((first, imports, client));
+                // SAFETY: a child unmaps nothing that it has inherited.
+                assert_eq!(unsafe { std::slice::from_raw_parts(ptr, 4) }, b"abcd");
+            }));
+            // SAFETY: ends the child without running the test harness's exit handlers.
+            unsafe { libc::_exit(i32::from(checks.is_err())) };
+        }
+        ForkResult::Parent { child } => {
+            assert_eq!(waitpid(child, None).unwrap(), WaitStatus::Exited(child, 0));
+        }
+    }
+    assert_eq!(client.acquire(&handle(5), soon()).unwrap_err().code, ErrorCode::NotConnected);
+    let mut bytes = [0; 4];
+    imports[0].read_at(0, &mut bytes).unwrap();
     assert_eq!(&bytes, b"abcd");
 }
 
