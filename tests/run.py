@@ -80,6 +80,7 @@ def suites(folder):
         Part("CUDA: library, broker, layer and demo against a stand-in for the driver", ["tests/cuda_stub/run.sh"]),
         Part("view: who sees and may do what on a node service", ["tests/view/run.sh"]),
         Part("virtual fds: C programs that know nothing of fdbroker", ["tests/virtual_fds/run.sh"]),
+        Part("fork: what children see of their parent's memory", ["tests/fork/run.sh"]),
         Part("Python: the wheel installed, alone and beside numpy and PyTorch", ["libclient/python/test.sh"]),
         Part("installation, pkg-config, examples", ["tests/install/run.sh"]),
         Part("documentation's examples", ["cargo", "test", "--workspace", "--doc", "--quiet"]),
