@@ -56,6 +56,7 @@ mod env;
 mod error;
 mod exports;
 mod fork;
+mod inherited;
 mod limits;
 mod map;
 mod notice;

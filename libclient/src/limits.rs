@@ -12,6 +12,14 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// room for are connected all the same.
 pub const OWN_FDS: usize = 64;
 
+/// Mappings that are noted for children to lease anew: as many as a process may have by the kernel's default (vm.max_map_count). They
+/// are 1 MiB of addresses, of which the pages that are used take memory. Beyond it children read the memory, and are not counted.
+pub const INHERITED: usize = 1 << 16;
+
+/// How long the broker may let a child wait for leases of what it has inherited: an owner answers a recall within milliseconds, and a
+/// full cap should delay no worker's start.
+pub const INHERITED_WAIT: Duration = Duration::from_millis(100);
+
 /// How long a client does without a socket for fds fetched ahead when the broker has none to give: the next acquires cost a round
 /// trip each, as they do without.
 pub const AHEAD_RETRY: Duration = Duration::from_secs(1);

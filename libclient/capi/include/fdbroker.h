@@ -42,10 +42,21 @@
  * fdbroker_close(), and functions on the same fdbroker_request_t, fdbroker_object_group_t or fdbroker_object_list_t.
  * Nothing may wait inside a callback: a call that would wait answers FDBROKER_NOT_SUPPORTED there.
  *
- * fork(2). In the child every call with the parent's context answers FDBROKER_NOT_CONNECTED, except fdbroker_close(),
- * and imports are not mapped. The child opens a context of its own, or calls exec. The parent notices nothing. The same
- * holds for children of _Fork(3) and clone(2). A child that shares its parent's memory (vfork(2), CLONE_VM) may only call
- * exec.
+ * fork(2). In the child every call with the parent's context answers FDBROKER_NOT_CONNECTED, except fdbroker_close()
+ * and those whose comment says so. Memory that nobody can change any more stays mapped in the child and reads right: objects
+ * with FDBROKER_OBJECT_FINAL, and imports for which fdbroker_import_is_final() is 1. Nothing that the child calls or drops
+ * unmaps it there, or gives back what the parent holds. Other imports are not mapped. Host memory of the parent's own
+ * (fdbroker_host_alloc()) stays mapped in the child, too. The child opens a context of its own, or calls exec. The parent
+ * notices nothing.
+ *
+ * fdbroker_open() in a child leases the memory that it has inherited so and that no other context of this child holds: then
+ * the broker counts it for the child, too, until that context is closed, also after the parent's end. What the broker does
+ * not grant (an object whose names were removed or replaced, an allocation that has ended, a full cap) stays mapped and
+ * readable, and is counted for the parent alone, like all of it in a child that opens no context. The call succeeds in any
+ * case, and waits for caps and owners 100 ms at most.
+ *
+ * All this holds for children of _Fork(3) and clone(2), and for their children. A child that shares its parent's memory
+ * (vfork(2), CLONE_VM) may only call exec.
  *
  * Signals. The library raises no signal (SIGPIPE neither) and handles none. A signal that interrupts a call only delays
  * it. Do not call the library in a signal handler.
@@ -608,7 +619,7 @@ fdbroker_code_t fdbroker_release_many(fdbroker_t *broker, size_t count, const ui
 
 /* Memory of another process, mapped here and in use. Filled in by the library; to be released once. */
 typedef struct fdbroker_import {
-  /* The allocation's first byte plus the handle's offset. Not mapped in a forked child. */
+  /* The allocation's first byte plus the handle's offset. In a forked child only if fdbroker_import_is_final(). */
   void *ptr;
   uint64_t size_bytes;           /* From ptr to the allocation's end, in bytes. */
   uint64_t pin;                  /* For the library; 0: no import. */
@@ -672,6 +683,11 @@ fdbroker_code_t fdbroker_import_many(fdbroker_t *broker, size_t count, const fdb
  * reconnect it is 1 again for an import that the broker took over. 0 also for NULL, for an import given back, and in a
  * forked child. Makes no system call. */
 int32_t fdbroker_import_is_current(fdbroker_t *broker, const fdbroker_import_t *import);
+
+/* 1 when nobody can change the memory of an import any more: it was imported for reading, and is a memfd sealed against writing and
+ * shrinking. A forked child reads it, too. Else 0, also for NULL, and for an import given back. Takes no lock; also in a forked
+ * child. */
+int32_t fdbroker_import_is_final(fdbroker_t *broker, const fdbroker_import_t *import);
 
 /* Gives an import back and zeroes the struct. Pointers into the memory must not be used any more; the mapping may
  * stay in the cache for the next import. Never waits; also inside a callback. Give each import back once, not also a
@@ -752,6 +768,9 @@ fdbroker_code_t fdbroker_resume(fdbroker_t *broker, uint32_t deadline_ms, size_t
  * no fds). */
 #define FDBROKER_OBJECT_ENDS_WITH_BROKER 1024
 
+/* Of an object that was got: its memory is sealed, nobody can change it any more, and children of fork(2) read it at ptr, too. */
+#define FDBROKER_OBJECT_FINAL 2048
+
 #define FDBROKER_OBJECT_EXPECT 1        /* In fdbroker_new_object_t: expect is meant. */
 #define FDBROKER_OBJECT_AT 2            /* In fdbroker_new_object_t: offset is meant. */
 #define FDBROKER_PLACE_HOST 0           /* A memfd of its own, mapped for writing until it is sealed. */
@@ -823,7 +842,8 @@ typedef struct fdbroker_object_options {
 typedef struct fdbroker_object {
   /* sizeof(fdbroker_object_t), set by the caller; in an array: of the first one, the library sets the others. */
   uint64_t struct_size;
-  const void *ptr;               /* Its bytes, for reading; NULL: memory of a device. Not mapped in a forked child. */
+  /* Its bytes, for reading; NULL: memory of a device. In a forked child only with FDBROKER_OBJECT_FINAL in flags. */
+  const void *ptr;
   uint64_t size_bytes;           /* Its size in bytes. */
   uint64_t version;              /* Given when its group was sealed, above all versions before. */
   const void *metadata;          /* All of its metadata; good until the release. */
@@ -835,6 +855,8 @@ typedef struct fdbroker_object {
   uint32_t generation;
   /* With device_ptr: the ordinal of that device, of CUDA when kind is FDBROKER_KIND_CUDA_VMM, else of Level Zero. */
   uint32_t device;
+  uint32_t flags;                /* FDBROKER_OBJECT_FINAL or 0. */
+  uint32_t reserved;
 } fdbroker_object_t;
 
 /* What is known of an object. */
@@ -965,7 +987,7 @@ fdbroker_code_t fdbroker_object_get(fdbroker_t *broker, size_t count, const char
 /* Copies out count bytes from offset of an object, of whatever memory: a device's, too.
  *
  * Errors: FDBROKER_BAD_HANDLE (out of bounds; or given back before), FDBROKER_INTERNAL (the driver's words),
- * FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. */
+ * FDBROKER_NOT_CONNECTED (in a forked child, but for an object with FDBROKER_OBJECT_FINAL), FDBROKER_INVALID_ARGUMENT. */
 fdbroker_code_t fdbroker_object_read(fdbroker_t *broker, const fdbroker_object_t *object, uint64_t offset,
     void *into, size_t count);
 

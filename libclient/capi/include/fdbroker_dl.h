@@ -59,6 +59,7 @@
   X(fdbroker_import)              \
   X(fdbroker_import_many)         \
   X(fdbroker_import_is_current)   \
+  X(fdbroker_import_is_final)     \
   X(fdbroker_import_release)      \
   X(fdbroker_empty_cache)         \
   X(fdbroker_stats)               \

@@ -22,7 +22,7 @@ pub const FDBROKER_IMPORT_NO_CACHE: u32 = 2;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fdbroker_import_t {
-    /// The allocation's first byte plus the handle's offset. Not mapped in a forked child.
+    /// The allocation's first byte plus the handle's offset. In a forked child only if fdbroker_import_is_final().
     pub ptr: *mut c_void,
     /// From ptr to the allocation's end, in bytes.
     pub size_bytes: u64,
@@ -217,6 +217,22 @@ pub unsafe extern "C" fn fdbroker_import_is_current(
         let id = AllocationId { slot: import.slot, generation: import.generation };
         let pin = Pin::from_u64(import.pin);
         Ok(pin.is_some_and(|pin| context.cache.is_current(pin, id)).into())
+    })
+}
+
+/// 1 when nobody can change the memory of an import any more: it was imported for reading, and is a memfd sealed against writing and
+/// shrinking. A forked child reads it, too. Else 0, also for NULL, and for an import given back. Takes no lock; also in a forked
+/// child.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fdbroker_import_is_final(
+    broker: *mut fdbroker_t,
+    import: *const fdbroker_import_t,
+) -> i32 {
+    guard_value(0, || {
+        // SAFETY: the caller's pointers, as the header states.
+        let (context, import) = unsafe { (broker.as_ref(), import.as_ref()) };
+        let pin = import.and_then(|import| Pin::from_u64(import.pin));
+        Ok(context.zip(pin).is_some_and(|(context, pin)| context.cache.is_final(pin)).into())
     })
 }
 

@@ -7,12 +7,12 @@ use crate::failure::Failure;
 use crate::guard::{guard, guard_value};
 use crate::object_table::ObjectTable;
 use crate::objects::{
-    FDBROKER_OBJECT_CACHED, FDBROKER_OBJECT_JOB, FDBROKER_PLACE_CUDA, FDBROKER_PLACE_HOST,
-    FDBROKER_PLACE_LEVEL_ZERO, fdbroker_object_options_t, fdbroker_object_t, names_of, objects_of,
-    options_of, room_of,
+    FDBROKER_OBJECT_CACHED, FDBROKER_OBJECT_FINAL, FDBROKER_OBJECT_JOB, FDBROKER_PLACE_CUDA,
+    FDBROKER_PLACE_HOST, FDBROKER_PLACE_LEVEL_ZERO, bytes_of, fdbroker_object_options_t,
+    fdbroker_object_t, names_of, objects_of, options_of, room_of,
 };
 use crate::sized::{Growable, Output, read, write};
-use fdbroker_client::{Deadline, Object, Objects};
+use fdbroker_client::{Deadline, Error, ErrorCode, Object, Objects};
 use std::ffi::{c_char, c_void};
 
 /// Gets count objects (1 to 253) of one moment, all or none: never two versions of a group mixed. Waits until they are sealed,
@@ -113,6 +113,7 @@ fn describe(object: &Object) -> fdbroker_object_t {
         kind: object.kind() as u32,
         slot: object.id().slot,
         generation: object.id().generation,
+        flags: if object.is_final() { FDBROKER_OBJECT_FINAL } else { 0 },
         ..fdbroker_object_t::absent()
     }
 }
@@ -120,7 +121,7 @@ fn describe(object: &Object) -> fdbroker_object_t {
 /// Copies out count bytes from offset of an object, of whatever memory: a device's, too.
 ///
 /// Errors: FDBROKER_BAD_HANDLE (out of bounds; or given back before), FDBROKER_INTERNAL (the driver's words),
-/// FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT.
+/// FDBROKER_NOT_CONNECTED (in a forked child, but for an object with FDBROKER_OBJECT_FINAL), FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_object_read(
     broker: *mut fdbroker_t,
@@ -131,11 +132,23 @@ pub unsafe extern "C" fn fdbroker_object_read(
 ) -> fdbroker_code_t {
     guard(|| {
         // SAFETY: the caller's pointers, as the header states.
-        let (context, object, into) = unsafe {
-            (context(broker, "read an object")?, read(object)?, room_of(into, count, "into")?)
-        };
+        let (object, into) = unsafe { (read(object)?, room_of(into, count, "into")?) };
+        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+        // SAFETY: as above.
+        let is_copy = unsafe { broker.as_ref() }.is_some_and(|it| it.client.is_forked_copy());
+        if is_copy && object.flags & FDBROKER_OBJECT_FINAL != 0 {
+            // The table is its parent's, and may be locked for good. SAFETY: filled in by this library before the fork, and mapped here.
+            let bytes = unsafe { bytes_of(object.ptr, object.size_bytes, "ptr") }?;
+            let end = offset.checked_add(count).filter(|end| *end <= bytes.len());
+            let end = end
+                .ok_or_else(|| Error::new(ErrorCode::BadHandle, "read an object: out of bounds"))?;
+            into.copy_from_slice(&bytes[offset..end]);
+            return Ok(());
+        }
+        // SAFETY: as above.
+        let context = unsafe { context(broker, "read an object") }?;
         let object = context.object_table.find("read", object.object)?;
-        Ok(object.read_at(usize::try_from(offset).unwrap_or(usize::MAX), into)?)
+        Ok(object.read_at(offset, into)?)
     })
 }
 

@@ -32,6 +32,8 @@ pub const FDBROKER_OBJECT_CREATOR_GONE: u32 = 512;
 /// Of an info: the group is kept, and ends with the broker all the same (a private broker, or one whose service manager stores
 /// no fds).
 pub const FDBROKER_OBJECT_ENDS_WITH_BROKER: u32 = 1024;
+/// Of an object that was got: its memory is sealed, nobody can change it any more, and children of fork(2) read it at ptr, too.
+pub const FDBROKER_OBJECT_FINAL: u32 = 2048;
 
 /// In fdbroker_new_object_t: expect is meant.
 pub const FDBROKER_OBJECT_EXPECT: u32 = 1;
@@ -144,7 +146,7 @@ unsafe impl Growable for fdbroker_object_options_t {
 pub struct fdbroker_object_t {
     /// sizeof(fdbroker_object_t), set by the caller; in an array: of the first one, the library sets the others.
     pub struct_size: u64,
-    /// Its bytes, for reading; NULL: memory of a device. Not mapped in a forked child.
+    /// Its bytes, for reading; NULL: memory of a device. In a forked child only with FDBROKER_OBJECT_FINAL in flags.
     pub ptr: *const c_void,
     /// Its size in bytes.
     pub size_bytes: u64,
@@ -164,9 +166,12 @@ pub struct fdbroker_object_t {
     pub generation: u32,
     /// With device_ptr: the ordinal of that device, of CUDA when kind is FDBROKER_KIND_CUDA_VMM, else of Level Zero.
     pub device: u32,
+    /// FDBROKER_OBJECT_FINAL or 0.
+    pub flags: u32,
+    pub reserved: u32,
 }
 
-// SAFETY: repr(C), struct_size first, no padding (8 each, then 4 * 4); pointers may hold any bits until used.
+// SAFETY: repr(C), struct_size first, no padding (8 each, then 6 * 4); pointers may hold any bits until used.
 unsafe impl Growable for fdbroker_object_t {
     const NAME: &'static str = "fdbroker_object_t";
     const LEAST_BYTES: u64 = 64;
@@ -184,6 +189,8 @@ unsafe impl Growable for fdbroker_object_t {
             slot: 0,
             generation: 0,
             device: 0,
+            flags: 0,
+            reserved: 0,
         }
     }
 }

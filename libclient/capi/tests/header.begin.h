@@ -42,10 +42,21 @@
  * fdbroker_close(), and functions on the same fdbroker_request_t, fdbroker_object_group_t or fdbroker_object_list_t.
  * Nothing may wait inside a callback: a call that would wait answers FDBROKER_NOT_SUPPORTED there.
  *
- * fork(2). In the child every call with the parent's context answers FDBROKER_NOT_CONNECTED, except fdbroker_close(),
- * and imports are not mapped. The child opens a context of its own, or calls exec. The parent notices nothing. The same
- * holds for children of _Fork(3) and clone(2). A child that shares its parent's memory (vfork(2), CLONE_VM) may only call
- * exec.
+ * fork(2). In the child every call with the parent's context answers FDBROKER_NOT_CONNECTED, except fdbroker_close()
+ * and those whose comment says so. Memory that nobody can change any more stays mapped in the child and reads right: objects
+ * with FDBROKER_OBJECT_FINAL, and imports for which fdbroker_import_is_final() is 1. Nothing that the child calls or drops
+ * unmaps it there, or gives back what the parent holds. Other imports are not mapped. Host memory of the parent's own
+ * (fdbroker_host_alloc()) stays mapped in the child, too. The child opens a context of its own, or calls exec. The parent
+ * notices nothing.
+ *
+ * fdbroker_open() in a child leases the memory that it has inherited so and that no other context of this child holds: then
+ * the broker counts it for the child, too, until that context is closed, also after the parent's end. What the broker does
+ * not grant (an object whose names were removed or replaced, an allocation that has ended, a full cap) stays mapped and
+ * readable, and is counted for the parent alone, like all of it in a child that opens no context. The call succeeds in any
+ * case, and waits for caps and owners 100 ms at most.
+ *
+ * All this holds for children of _Fork(3) and clone(2), and for their children. A child that shares its parent's memory
+ * (vfork(2), CLONE_VM) may only call exec.
  *
  * Signals. The library raises no signal (SIGPIPE neither) and handles none. A signal that interrupts a call only delays
  * it. Do not call the library in a signal handler.

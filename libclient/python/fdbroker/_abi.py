@@ -78,6 +78,7 @@ _FUNCTIONS = [
     ("fdbroker_unregister_within", c_int32, [_CONTEXT, POINTER(Handle), _DEADLINE, POINTER(c_int32)]),
     ("fdbroker_import", c_int32, [_CONTEXT, POINTER(Handle), c_uint32, _DEADLINE, POINTER(Import)]),
     ("fdbroker_import_is_current", c_int32, [_CONTEXT, POINTER(Import)]),
+    ("fdbroker_import_is_final", c_int32, [_CONTEXT, POINTER(Import)]),
     ("fdbroker_import_release", c_int32, [_CONTEXT, POINTER(Import)]),
     ("fdbroker_empty_cache", c_int32, [_CONTEXT, POINTER(c_uint64)]),
     ("fdbroker_gpu_count", c_int32, [c_uint32, POINTER(c_uint32)]),

@@ -35,8 +35,12 @@ class Memory:
     is still there stays valid after ``close``, and the memory goes with it. What is asked of a closed one raises
     :class:`~fdbroker.Closed`.
 
-    A forked child sees host memory that this process made, by views made before; memory of others is not mapped there.
+    A forked child sees the host memory that this process made, and what nobody can change any more (:attr:`is_final`), whatever it
+    closes; other memory is not mapped there: it raises :class:`~fdbroker.NotConnected`.
     """
+
+    #: Whether nobody can change the bytes any more: objects of the host, and memory sealed by its owner that is open for reading.
+    is_final = False
 
     def __init__(
         self, context: Context, lease: object, pointer: int, nbytes: int, shape: Shape, dtype: DType, *, device: Optional[Tuple[str, int]],
@@ -71,7 +75,7 @@ class Memory:
     @property
     def pointer(self) -> int:
         """The address of the first byte; of GPU memory a device address. Good as long as this object is not closed."""
-        self._live()
+        self._here()
         return self._pointer
 
     def _live(self) -> object:
@@ -79,13 +83,18 @@ class Memory:
             raise Closed("this memory was closed; views made before are still good")
         return self._lease
 
+    def _here(self) -> object:
+        """What keeps the memory, in a process that has it."""
+        lease = self._live()
+        if self._context.is_forked() and not self.is_final and not isinstance(self, Buffer):
+            raise NotConnected(f"{self!r} can still change, so a forked child does not have it; connect in the child and open it there")
+        return lease
+
     def _array(self) -> ctypes.Array:
         """The bytes, as an object with the buffer protocol which keeps the memory."""
-        lease = self._live()
+        lease = self._here()
         if self._device is not None:
             raise TypeError(f"memory of {self.device} is not the CPU's; use DLPack or __cuda_array_interface__")
-        if self._context.is_forked() and not isinstance(self, Buffer):
-            raise NotConnected("memory of other processes is not mapped in a forked child; connect and open it anew")
         array = _array_type(self.nbytes).from_address(self._pointer)
         array._lease = lease  # type: ignore[attr-defined]
         return array
@@ -160,7 +169,7 @@ class Memory:
 
         Errors: BufferError for a copy, another device, or memory opened for reading with a consumer of before DLPack 1.0.
         """
-        self._live()
+        self._here()
         device = self.__dlpack_device__()
         if copy or (dl_device is not None and tuple(dl_device) != device):
             raise BufferError("fdbroker shares memory where it is; copy it with the library that takes it")
@@ -170,12 +179,12 @@ class Memory:
         """The same for ``from_dlpack`` of a library that does not know memory opened for reading, such as JAX, whose arrays are never
         written, and PyTorch: ``jax.numpy.from_dlpack(layer.unmarked())``. A write into it is a segmentation fault, or an illegal
         address on a GPU. Errors: Closed."""
-        self._live()
+        self._here()
         return Unmarked(self, self.shape, self._dtype)
 
     def _keeper(self) -> object:
         """What keeps the memory for another library; host memory is looked at once more."""
-        return self._array() if self._device is None and self.nbytes else self._live()
+        return self._array() if self._device is None and self.nbytes else self._here()
 
     @property
     def __cuda_array_interface__(self) -> dict:
@@ -186,7 +195,7 @@ class Memory:
         # An attribute that is not there, for everything that asks all objects for it.
         if self._device is None or self._device[0] != "cuda":
             raise AttributeError("__cuda_array_interface__: this is no CUDA memory")
-        self._kept = self._live()
+        self._kept = self._here()
         return {
             "shape": self.shape, "typestr": self._dtype.typestr, "data": (self._pointer, not self.writable), "strides": None,
             "stream": None, "version": 3,
@@ -252,6 +261,11 @@ class View(Memory):
     """Memory of another process, opened here: :meth:`Broker.open <fdbroker.Broker.open>`. No fd is kept."""
 
     _import: _abi.Import
+
+    @property
+    def is_final(self) -> bool:  # type: ignore[override]
+        """Whether nobody can change the bytes any more: sealed by its owner, and open for reading. Forked children have it, too."""
+        return self._lease is not None and bool(_abi.lib.fdbroker_import_is_final(self._context.pointer, ctypes.byref(self._import)))
 
     @property
     def is_current(self) -> bool:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 JOB, REPLACE, KEEP, PIN, UNPIN, EVICTABLE = 1, 2, 4, 8, 16, 32
 _ENDS_WITH_BROKER = 1024
+_FINAL = 2048
 _EXPECT = 1
 _SEALED = 2
 _FOREVER = (1 << 64) - 1
@@ -41,7 +42,7 @@ class _Object(Structure):
     _fields_ = [
         ("struct_size", c_uint64), ("ptr", c_void_p), ("size_bytes", c_uint64), ("version", c_uint64), ("metadata", c_void_p),
         ("metadata_bytes", c_uint64), ("device_ptr", c_uint64), ("object", c_uint64), ("kind", c_uint32), ("slot", c_uint32),
-        ("generation", c_uint32), ("device", c_uint32),
+        ("generation", c_uint32), ("device", c_uint32), ("flags", c_uint32), ("reserved", c_uint32),
     ]  # fmt: skip
 
 
@@ -152,6 +153,11 @@ class Object(Memory):
     #: The bytes that its maker put beside it.
     metadata: bytes
     _object: _Object
+
+    @property
+    def is_final(self) -> bool:  # type: ignore[override]
+        """Whether the kernel lets nobody change the bytes: of all objects of the host. Forked children have it, too."""
+        return bool(self._object.flags & _FINAL)
 
     @property
     def is_current(self) -> bool:

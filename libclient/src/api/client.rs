@@ -11,11 +11,12 @@ use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Drained, Export, Registration, RegistrationRef};
 use crate::error::Error;
 use crate::fork::Process;
-use crate::limits::UNREGISTER_TIMEOUT;
+use crate::limits::{CONNECT_TIMEOUT, UNREGISTER_TIMEOUT};
 use crate::requests::acquire::{Handed, acquire_each, acquire_one};
 use crate::requests::ahead::{fetch, take};
 use crate::requests::early::{self, EarlyRegistration};
 use crate::requests::flush::flush;
+use crate::requests::inherited::{self, Heritage};
 use crate::requests::register::{Batch, Registrations, register, unregister};
 use crate::requests::resolve::resolve;
 use crate::requests::settle::settle;
@@ -59,10 +60,12 @@ struct Owner {
     dispatch: Option<Arc<Dispatch>>,
     /// Of any other client; `None` once it is told to end.
     thread: Mutex<Option<LibraryThread>>,
+    heritage: Mutex<Heritage>,
 }
 
 impl ClientBuilder {
-    /// Connects, and starts the library thread unless it is to do without.
+    /// Connects, and starts the library thread unless it is to do without. In a child of fork(2) the client leases the memory that
+    /// the process has inherited and that no other client of it has leased, as far as its broker grants it, until it ends.
     ///
     /// # Errors
     /// NOT_CONNECTED: nobody answers at the socket within 10 s. NOT_PERMITTED: the socket refuses this user.
@@ -70,6 +73,7 @@ impl ClientBuilder {
     /// of an environment variable that cannot be used.
     pub fn connect(self) -> Result<Client, Error> {
         let settings = self.resolve()?;
+        let deadline = Deadline::after(CONNECT_TIMEOUT);
         let window = settings.caller.own_fds.saturating_sub(1).max(1);
         let max_held_fds = settings.caller.max_held_fds;
         let common = Arc::new(Common::new(window, max_held_fds, settings.on_recall.is_some())?);
@@ -91,7 +95,8 @@ impl ClientBuilder {
             thread = Some(LibraryThread::start(Arc::clone(&session))?);
         }
         let process = session.common.process;
-        let owner = Arc::new(Owner { session, dispatch, thread: Mutex::new(thread) });
+        let heritage = Mutex::new(inherited::lease(&session.current(), deadline));
+        let owner = Arc::new(Owner { session, dispatch, thread: Mutex::new(thread), heritage });
         Ok(Client { owner, process })
     }
 }
@@ -551,6 +556,7 @@ impl Client {
 
 impl Owner {
     fn end(&self) {
+        drop(std::mem::take(&mut *lock(&self.heritage)));
         self.session.stop();
         let thread = lock(&self.thread).take();
         // A callback must not wait, least of all for the thread that it runs on.

@@ -5,6 +5,7 @@ use super::import::Import;
 use super::lease::Lease;
 use crate::deposit::AllocationInfo;
 use crate::error::Error;
+use crate::inherited::{Inheritable, Way};
 use crate::map::{Access, AtFork, CannotMap, Mapping, is_same_file, page_size};
 use fdbroker_protocol::ErrorCode;
 use std::os::fd::{AsFd, OwnedFd};
@@ -33,9 +34,32 @@ impl Grant {
     /// mapped by the CPU (CUDA VMM). NOT_PERMITTED: for writing, and its owner shares it for reading only. INTERNAL: no
     /// addresses left. In every case the grant is given back.
     pub fn import(self, access: Access, offset: u64) -> Result<Import, Error> {
+        self.import_by(access, offset, |lease| lease.handle().map(Way::Handle))
+    }
+
+    /// The same; children lease it anew in this way.
+    pub(crate) fn import_by(
+        self,
+        access: Access,
+        offset: u64,
+        way: impl FnOnce(&Lease) -> Option<Way>,
+    ) -> Result<Import, Error> {
         let mapping = self.map(access, offset)?;
+        let inheritable = self.inheritable(&mapping, way);
         let Grant { fd, lease, info } = self;
-        Ok(Import::of_grant(mapping, fd, lease, info))
+        let mut import = Import::of_grant(mapping, fd, lease, info);
+        import.inheritable = inheritable;
+        Ok(import)
+    }
+
+    /// Notes for children how they lease what was mapped of this, if they have it.
+    pub(crate) fn inheritable(
+        &self,
+        mapping: &Mapping,
+        way: impl FnOnce(&Lease) -> Option<Way>,
+    ) -> Option<Inheritable> {
+        let way = mapping.is_final().then(|| way(&self.lease))?;
+        Inheritable::new(self.fd.as_fd(), way?)
     }
 
     /// Whether `next` begins in the same file where this one ends, both in whole pages: one mmap(2) serves both.

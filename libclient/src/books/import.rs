@@ -4,6 +4,7 @@
 use super::lease::Lease;
 use crate::deposit::AllocationInfo;
 use crate::error::Error;
+use crate::inherited::Inheritable;
 use crate::map::Mapping;
 use std::os::fd::OwnedFd;
 
@@ -15,6 +16,7 @@ use std::os::fd::OwnedFd;
 #[derive(Debug)]
 pub struct Imported<M> {
     // Field order is drop order: closed before the lease is given back.
+    pub(crate) inheritable: Option<Inheritable>,
     pub(crate) memory: M,
     lease: Lease,
     info: AllocationInfo,
@@ -30,7 +32,7 @@ impl<M> Imported<M> {
     pub(crate) fn of_grant(memory: M, fd: OwnedFd, mut lease: Lease, info: AllocationInfo) -> Self {
         drop(fd);
         lease.mapped();
-        Imported { memory, lease, info }
+        Imported { inheritable: None, memory, lease, info }
     }
 
     /// Whether the allocation still lives, the broker lives, and this client is connected to it. No syscall.
@@ -53,8 +55,8 @@ impl<M> Imported<M> {
     /// # Errors
     /// As [`Lease::release`]; the memory is closed all the same.
     pub fn release(self) -> Result<(), Error> {
-        let Imported { memory, lease, .. } = self;
-        drop(memory);
+        let Imported { inheritable, memory, lease, .. } = self;
+        drop((inheritable, memory));
         lease.release()
     }
 }

@@ -16,7 +16,7 @@ pub type Imports<'a> = Vec<Result<CachedImport<'a>, Error>>;
 ///
 /// The owner and other importers may write at any time, so there is no safe slice of it. The bytes stay
 /// readable after the allocation has ended; ask [`CachedImport::is_current`] whether they are still what
-/// they were. Not mapped in a child of fork(2).
+/// they were. In a child of fork(2) it is there only if it [is final](CachedImport::is_final).
 #[derive(Debug)]
 #[must_use = "dropping an import releases it"]
 pub struct CachedImport<'a> {
@@ -87,11 +87,16 @@ impl<'a> CachedImport<'a> {
         self.table.is_current(self.pin, self.id)
     }
 
+    /// As [`crate::Import::is_final`].
+    pub fn is_final(&self) -> bool {
+        self.table.is_final(self.pin)
+    }
+
     /// Copies out `into.len()` bytes from `offset`, each word read once.
     ///
     /// # Errors
     /// BAD_HANDLE: out of bounds. NOT_SUPPORTED: opened by other means than mmap(2). NOT_CONNECTED: in a child
-    /// of fork(2).
+    /// of fork(2), unless it is final.
     pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Error> {
         let from = self.check(offset, into.len(), Access::Read)?;
         // SAFETY: in bounds (checked), mapped as long as `self` is held (it is the library's own mapping), and
@@ -113,7 +118,7 @@ impl<'a> CachedImport<'a> {
 
     /// The address of `len` bytes at `offset`, if they may be so used here.
     fn check(&self, offset: usize, len: usize, wanted: Access) -> Result<*mut u8, Error> {
-        if !self.table.is_own_process() {
+        if !self.table.is_here(self.pin) {
             return Err(Error::forked("use memory imported before"));
         }
         match self.table.host_access(self.pin) {

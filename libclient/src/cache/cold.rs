@@ -4,6 +4,7 @@
 use crate::books::lease::Lease;
 use crate::cache::flight::{Flight, Key};
 use crate::cache::opened::Opened;
+use crate::inherited::Inheritable;
 use crate::limits::{CACHE_ENTRIES, PAGE_RESERVED_SLOTS};
 use crate::map::Access;
 use fdbroker_protocol::{AllocationId, Handle};
@@ -15,6 +16,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(super) struct Held {
     // Field order is drop order: closed before the lease is given back.
+    pub inheritable: Option<Inheritable>,
     pub opened: Box<dyn Opened>,
     pub lease: Lease,
 }
@@ -22,7 +24,7 @@ pub(super) struct Held {
 impl Held {
     /// Closes the memory; the lease is to be given back now.
     pub fn close(self) -> Lease {
-        drop(self.opened);
+        drop((self.inheritable, self.opened));
         self.lease
     }
 }

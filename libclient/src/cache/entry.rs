@@ -59,7 +59,9 @@ const HOST: u32 = 8;
 const REFERENCED: u32 = 16;
 /// Closed by its last release.
 const PASSING: u32 = 32;
-const INCARNATION_SHIFT: u32 = 6;
+/// Nobody can change its bytes any more: children of fork(2) have it, too.
+const FINAL: u32 = 64;
+const INCARNATION_SHIFT: u32 = 7;
 /// Incarnations before an entry's pins repeat themselves.
 const INCARNATIONS: u32 = 1 << (u32::BITS - INCARNATION_SHIFT);
 
@@ -104,6 +106,11 @@ impl Word {
         self.0 & HOST != 0
     }
 
+    /// Whether children have it, too.
+    pub fn is_final(self) -> bool {
+        self.0 & FINAL != 0
+    }
+
     /// Whether it serves a user that wants `access`.
     pub fn serves(self, access: Access) -> bool {
         access == Access::Read || self.access() == Access::ReadWrite
@@ -131,11 +138,11 @@ impl Entry {
     }
 
     /// FREE to LIVE, of the next incarnation; returns that.
-    pub fn open(&self, mode: ImportMode, is_host: bool) -> u32 {
+    pub fn open(&self, mode: ImportMode, is_host: bool, is_final: bool) -> u32 {
         let before = self.word().incarnation();
         let incarnation = if before + 1 < INCARNATIONS { before + 1 } else { 1 };
         let writable = if mode.access == Access::ReadWrite { WRITABLE } else { 0 };
-        let host = if is_host { HOST } else { 0 };
+        let host = if is_host { HOST } else { 0 } | if is_final { FINAL } else { 0 };
         let passing = if mode.keep { 0 } else { PASSING };
         let word = LIVE | writable | host | passing | incarnation << INCARNATION_SHIFT;
         self.word.store(word, Ordering::SeqCst);
@@ -154,6 +161,7 @@ impl Entry {
 
     /// CLOSING or DETACHED to FREE. The incarnation stays until it is open again: pins of before are pins of nothing.
     pub fn free(&self) {
-        self.word.fetch_and(!(STATE | WRITABLE | HOST | REFERENCED | PASSING), Ordering::SeqCst);
+        self.word
+            .fetch_and(!(STATE | WRITABLE | HOST | REFERENCED | PASSING | FINAL), Ordering::SeqCst);
     }
 }

@@ -233,6 +233,11 @@ impl ImportCache {
         self.0.table.is_current(pin, id)
     }
 
+    /// Whether the memory of a pin is final, see [`CachedImport::is_final`]. No lock: also in a child of fork(2).
+    pub fn is_final(&self, pin: Pin) -> bool {
+        self.0.table.is_final(pin)
+    }
+
     #[inline]
     fn import_by(
         &self,
@@ -289,7 +294,7 @@ impl Drop for Cache {
         let held = self.table.take_all();
         match is_own {
             true => close_all(held),
-            // A child of fork(2) has none of it: neither the mappings nor, likely, the driver's state.
+            // A child of fork(2) gives nothing back and unmaps nothing; what a driver has opened is not there.
             false => std::mem::forget(held),
         }
     }

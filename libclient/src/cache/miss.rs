@@ -3,6 +3,7 @@
 
 use crate::api::client::Client;
 use crate::books::grant::Grant;
+use crate::books::lease::Lease;
 use crate::cache::cached::{CachedImport, out_of_bounds};
 use crate::cache::cold::Held;
 use crate::cache::mode::ImportMode;
@@ -11,6 +12,7 @@ use crate::cache::table::claims::{Claim, Fresh, Look, Waited, Waiter};
 use crate::cache::table::{Pinned, Table, close_all};
 use crate::deadline::Deadline;
 use crate::error::Error;
+use crate::inherited::Way;
 use crate::limits::{CLOSE_CHUNK, QUOTA_SLICE};
 use crate::map::{Mapping, leave_out_of_children};
 use fdbroker_protocol::{ErrorCode, Handle};
@@ -22,6 +24,12 @@ pub(super) enum Opening<'a> {
     Map,
     /// By the caller.
     With(&'a mut Opener<'a>),
+}
+
+/// How memory was opened: by this library, or by other means.
+enum Memory {
+    Mapped(Mapping),
+    Opened(Box<dyn Opened>),
 }
 
 /// What an import needs to know.
@@ -100,33 +108,41 @@ impl<'a> Importer<'a, '_> {
             return Err(out_of_bounds(handle, info.size_bytes));
         }
         self.table.make_room_for(info.id, info.size_bytes)?;
-        let (opened, is_host): (Box<dyn Opened>, bool) = match mapped {
-            Some(mapping) => (Box::new(mapping), true),
+        let memory = match mapped {
+            Some(mapping) => Memory::Mapped(mapping),
             None => self.open(&grant)?,
+        };
+        let (is_host, is_final, inheritable, opened): (_, _, _, Box<dyn Opened>) = match memory {
+            Memory::Mapped(mapping) => {
+                let way = |_: &Lease| Some(Way::Handle(handle.prefix));
+                let inheritable = grant.inheritable(&mapping, way);
+                (true, mapping.is_final(), inheritable, Box::new(mapping))
+            }
+            Memory::Opened(opened) => (false, false, None, opened),
         };
         let Grant { fd, lease, .. } = grant;
         // Declared together: memory is closed before its lease is given back, whatever fails from here on.
-        let mut held = Held { opened, lease };
+        let mut held = Held { inheritable, opened, lease };
         drop(fd);
         held.lease.mapped();
         let len = held.opened.len().min(usize::try_from(info.size_bytes).unwrap_or(usize::MAX));
-        let fresh = Fresh { held, len, mode: self.mode, is_host };
+        let fresh = Fresh { held, len, mode: self.mode, is_host, is_final };
         self.table.keep(claim, handle, fresh, closed)
     }
 }
 
 impl Importer<'_, '_> {
-    /// Opens what was granted; and whether this library has mapped it.
-    fn open(&mut self, grant: &Grant) -> Result<(Box<dyn Opened>, bool), Error> {
+    /// Opens what was granted.
+    fn open(&mut self, grant: &Grant) -> Result<Memory, Error> {
         let opened = match (&mut self.opening, self.openers.of(grant.info.kind)) {
             (Opening::With(open), _) => open(grant)?,
             (Opening::Map, Some(opener)) => opener.open(grant, self.mode.access)?,
-            (Opening::Map, None) => return Ok((Box::new(self.map(grant)?), true)),
+            (Opening::Map, None) => return self.map(grant).map(Memory::Mapped),
         };
         if opened.is_range() {
             leave_out_of_children(opened.as_ptr(), opened.len())?;
         }
-        Ok((opened, false))
+        Ok(Memory::Opened(opened))
     }
 
     /// Whether this library maps what is granted.

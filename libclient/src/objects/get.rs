@@ -5,9 +5,10 @@ use super::info::ObjectInfo;
 use super::memory::{Openers, Shared};
 use super::object::Object;
 use super::whose::Whose;
-use super::wire::{self, Answer, Names};
+use super::wire::{self, Answer, AnswerItem, Names};
 use crate::deadline::Deadline;
 use crate::error::Error;
+use crate::inherited::Way;
 use crate::limits::{AGAIN_FIRST, METADATA_TRIES};
 use crate::wire::again::Again;
 use crate::wire::connection::Connection;
@@ -89,12 +90,16 @@ fn open(
 ) -> Result<(Vec<Object>, Vec<usize>), Error> {
     let openers = Openers { cuda: whose.cuda.as_ref(), level_zero: whose.level_zero.as_ref() };
     let handing_over = connection.hand_over();
-    let open = |grant| Shared::open(grant, openers).map(Arc::new);
-    let opened = answer.grants.into_iter().map(open).collect::<Result<Vec<_>, Error>>();
+    let Answer { grants, items } = answer;
+    let open = |(index, grant)| {
+        let way = || way(names, &items, index, whose.flags());
+        Shared::open(grant, openers, way).map(Arc::new)
+    };
+    let opened = grants.into_iter().enumerate().map(open).collect::<Result<Vec<_>, Error>>();
     drop(handing_over);
     let opened = opened?;
     let (mut got, mut lacking) = (Vec::with_capacity(names.len()), Vec::new());
-    for (at, item) in answer.items.into_iter().enumerate() {
+    for (at, item) in items.into_iter().enumerate() {
         let memory = &opened[item.grant];
         let place = memory.place(item.version, item.offset, item.size_bytes)?;
         if item.metadata.len() != item.metadata_bytes {
@@ -104,6 +109,14 @@ fn open(
         got.push(Object::new(Arc::clone(memory), place, name, item.metadata));
     }
     Ok((got, lacking))
+}
+
+/// How children lease the group of a grant anew.
+fn way(names: &Names, items: &[AnswerItem], grant: usize, flags: u32) -> Way {
+    let of_group = || items.iter().enumerate().filter(|(_, item)| item.grant == grant);
+    let names = of_group().map(|(at, _)| Arc::clone(names.shared(at))).collect();
+    let version = of_group().next().map_or(0, |(_, item)| item.version);
+    Way::Names { names, version, flags }
 }
 
 /// Puts in the metadata that was asked for; `false`: an object has lost its name meanwhile.

@@ -13,6 +13,7 @@ use crate::books::lease::Lease;
 use crate::deposit::{AllocationInfo, Deposit, Export};
 use crate::error::Error;
 use crate::fork::Process;
+use crate::inherited::Way;
 use crate::limits::{OBJECT_ALIGN, OBJECT_DEVICE_ALIGN};
 use crate::map::{Access, Mapping, page_size};
 use fdbroker_protocol::object::ObjectCreateHead;
@@ -308,8 +309,12 @@ pub(super) enum Opened {
 }
 
 impl Shared {
-    /// Opens what was granted, for reading; closes its fd, and reports the lease as mapped.
-    pub fn open(grant: Grant, openers: Openers<'_>) -> Result<Self, Error> {
+    /// Opens what was granted, for reading; closes its fd, and reports the lease as mapped. Children lease it anew in this way.
+    pub fn open(
+        grant: Grant,
+        openers: Openers<'_>,
+        way: impl FnOnce() -> Way,
+    ) -> Result<Self, Error> {
         let kind = grant.info.kind;
         let (opened, device) = match openers.level_zero {
             _ if kind.is_for_cuda() => {
@@ -328,7 +333,7 @@ impl Shared {
                 let opened = Opened::LevelZero(Imported::of_grant(opened, fd, lease, info));
                 (opened, Some(device.ordinal()))
             }
-            _ => (Opened::Host(grant.import(Access::Read, 0)?), None),
+            _ => (Opened::Host(grant.import_by(Access::Read, 0, |_| Some(way()))?), None),
         };
         Ok(Shared { opened, device, process: Process::current() })
     }

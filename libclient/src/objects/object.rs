@@ -80,6 +80,11 @@ impl Object {
         self.0.memory.lease().is_current()
     }
 
+    /// Whether nobody can change the bytes any more, by the kernel's seals; a child of fork(2) has them, too.
+    pub fn is_final(&self) -> bool {
+        self.0.memory.sealed_bytes().is_some()
+    }
+
     /// The bytes: host memory that is sealed against writing.
     ///
     /// # Errors

@@ -5,6 +5,8 @@ pub(crate) mod acquire;
 pub(crate) mod ahead;
 pub(crate) mod early;
 pub(crate) mod flush;
+pub(crate) mod got;
+pub(crate) mod inherited;
 pub(crate) mod register;
 pub(crate) mod registering;
 pub(crate) mod resolve;

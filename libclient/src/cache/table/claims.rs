@@ -37,6 +37,7 @@ pub(in crate::cache) struct Fresh {
     pub len: usize,
     pub mode: ImportMode,
     pub is_host: bool,
+    pub is_final: bool,
 }
 
 impl Table {
@@ -138,7 +139,7 @@ impl Table {
         let stripe = my_stripe();
         let count = row.make_count(stripe);
         count.fetch_add(1, Ordering::SeqCst);
-        let incarnation = entry.open(fresh.mode, fresh.is_host);
+        let incarnation = entry.open(fresh.mode, fresh.is_host, fresh.is_final);
         let pin = Pin::new(number, stripe, incarnation);
         let mapped = if fresh.is_host { self.room.addresses(fresh.len) } else { 0 };
         row.set_place(Some(cold.keep(number, fresh.held, fresh.len as u64, mapped)));

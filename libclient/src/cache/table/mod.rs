@@ -325,6 +325,19 @@ impl Table {
         word.is_host().then(|| word.access())
     }
 
+    /// Whether the memory of a pin can be used here: in a child of fork(2) only what nobody can change any more.
+    pub fn is_here(&self, pin: Pin) -> bool {
+        self.is_own_process() || self.is_final(pin)
+    }
+
+    /// Whether nobody can change the memory of a pin any more. No lock.
+    pub fn is_final(&self, pin: Pin) -> bool {
+        let word = self.segments.get(pin.number()).map(|row| row.entry().word());
+        word.is_some_and(|it| {
+            it.is_open() && it.is_final() && it.incarnation() == pin.incarnation()
+        })
+    }
+
     /// Whether anything is kept that could be closed to make room elsewhere.
     pub fn has_listed(&self) -> bool {
         lock(&self.cold).listed > 0

@@ -1,19 +1,19 @@
-//! Gets: one message, and an answer with a grant for each group. Must never lose a grant of an answer that cannot be used.
+//! Gets: names in one message, and its answer. Must never send a name that cannot be one.
 
 use super::making::name_len;
 use super::message::{call, check_name, chunk};
-use crate::books::grant::Grant;
 use crate::deadline::Deadline;
-use crate::deposit::DriverData;
 use crate::error::Error;
-use crate::requests::acquire::{Arrived, Outcome, outcome};
+use crate::requests::got::read_got;
 use crate::wire::again::Again;
-use crate::wire::call::{Call, Reply, check_count};
+use crate::wire::call::{Call, Reply};
 use crate::wire::connection::Connection;
 use fdbroker_protocol::object::{ObjectGetHead, ObjectName};
-use fdbroker_protocol::{DecodeError, ErrorCode, Kind, Writer};
+use fdbroker_protocol::{ErrorCode, Kind, Writer};
 use std::ops::Range;
 use std::sync::Arc;
+
+pub use crate::requests::got::{Answer, AnswerItem};
 
 /// The names of one get or stat, checked.
 #[derive(Clone, Debug)]
@@ -109,28 +109,6 @@ impl Names {
     }
 }
 
-/// The answer to a get.
-#[derive(Debug)]
-pub struct Answer {
-    /// One for each group.
-    pub grants: Vec<Grant>,
-    /// One for each name.
-    pub items: Vec<AnswerItem>,
-}
-
-/// What a name leads to.
-#[derive(Debug)]
-pub struct AnswerItem {
-    pub version: u64,
-    pub offset: u64,
-    pub size_bytes: u64,
-    /// Index among the grants.
-    pub grant: usize,
-    pub metadata_bytes: usize,
-    /// All of it, or none.
-    pub metadata: Box<[u8]>,
-}
-
 fn get_call(deadline: Deadline) -> Call<'static> {
     call("get", Kind::ObjectGet, Kind::ObjectGot, deadline)
 }
@@ -150,7 +128,7 @@ pub fn get(
     names: &Names,
     deadline: Deadline,
 ) -> Result<Answer, Error> {
-    let read = |reply: Reply<'_>| read_got(connection, reply, names);
+    let read = |reply: Reply<'_>| read_got(connection, reply, names.len());
     let mut again = Again::new();
     loop {
         let write = write_get(flags, names, deadline);
@@ -180,52 +158,7 @@ pub fn look_for_got(
     names: &Names,
     deadline: Deadline,
 ) -> Option<Result<Answer, Error>> {
-    let read = |reply: Reply<'_>| read_got(connection, reply, names);
+    let read = |reply: Reply<'_>| read_got(connection, reply, names.len());
     let answer = connection.look(id, &get_call(deadline), read)?;
     Some(answer.flatten().map_err(|error| names.named(error)))
-}
-
-/// What cannot be used of it is given back.
-fn read_got(
-    connection: &Connection,
-    reply: Reply<'_>,
-    names: &Names,
-) -> Result<Result<Answer, Error>, DecodeError> {
-    let got = reply.message.got()?;
-    check_count(Kind::ObjectGot, got.items.len(), names.len())?;
-    let mut arrived = Arrived::new(reply.fds, usize::from(reply.message.fd_count));
-    let mut blocks = got.driver_data.iter();
-    let mut grants = Vec::with_capacity(got.grants.len());
-    for item in got.grants {
-        let driver_data = match item.driver_data_len {
-            0 => DriverData::EMPTY,
-            len => blocks.next().map_or(DriverData::EMPTY, |b| DriverData::from_block(b, len)),
-        };
-        grants.push(outcome(connection, item, None, driver_data, &mut arrived));
-    }
-    let mut metadata = got.metadata;
-    let mut items = Vec::with_capacity(got.items.len());
-    for item in got.items {
-        let (here, rest) = metadata.split_at(item.metadata_here.into());
-        metadata = rest;
-        items.push(AnswerItem {
-            version: item.version.get(),
-            offset: item.offset.get(),
-            size_bytes: item.size_bytes.get(),
-            grant: item.grant.get().into(),
-            metadata_bytes: item.metadata_len.get().into(),
-            metadata: here.into(),
-        });
-    }
-    let granted = |outcome: Outcome| match outcome {
-        Outcome::Granted(grant) => Ok(grant),
-        Outcome::NoRoom => Err(Error::new(ErrorCode::LocalFdLimit, "get")),
-        Outcome::Again => Err(Error::new(ErrorCode::Again, "get")),
-        Outcome::Refused(status) => Err(Error::from_status(status, "get")),
-    };
-    Ok(grants
-        .into_iter()
-        .map(granted)
-        .collect::<Result<_, _>>()
-        .map(|grants| Answer { grants, items }))
 }
