@@ -4,8 +4,8 @@
 use crate::support::child::{is_child, leave_room_for, start};
 use crate::support::*;
 use fdbroker_client::{
-    Access, Arena, Client, Deposit, ErrorCode, Exports, HostMemory, Import, IsolatedBuffer,
-    IsolatedMemory, Lease, MemoryKind, Share,
+    Access, Arena, CacheSettings, Client, Deposit, ErrorCode, Exports, HostMemory, Import,
+    ImportCache, IsolatedBuffer, IsolatedMemory, Lease, MemoryKind, Share,
 };
 use fdbroker_protocol::Kind;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
@@ -180,7 +180,9 @@ fn fork_when_memory_is_sealed_for_good_then_the_child_reads_it_whatever_it_drops
             }
         }
     };
-    for seals in SEALS {
+    // The first once more, by the cache, which asks the page.
+    peer.page.set(handle(5).id());
+    for seals in SEALS.into_iter().chain([SEALS[0]]) {
         let fd = memfd_create(c"sealed", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING);
         let fd = fd.unwrap();
         nix::unistd::ftruncate(&fd, 4096).unwrap();
@@ -207,6 +209,9 @@ fn child_that_forks_with_sealed_memory() {
     let import =
         |slot| client.acquire(&handle(slot), soon()).unwrap().import(Access::Read, 0).unwrap();
     let mut imports: Vec<Import> = (1..=4).map(import).collect();
+    let cache = ImportCache::new(&client, CacheSettings::default());
+    let cached = cache.import(&handle(5), Access::Read, soon()).unwrap();
+    assert!(cached.is_final());
     let in_child = |imports: &[Import]| {
         // What takes the addresses that are free.
         let mut taken = [const { Vec::new() }; 64];
@@ -229,6 +234,10 @@ fn child_that_forks_with_sealed_memory() {
         ForkResult::Child => {
             let checks = catch_unwind(AssertUnwindSafe(move || {
                 in_child(&imports);
+                let mut bytes = [0; 4];
+                cached.read_at(0, &mut bytes).unwrap();
+                assert_eq!(&bytes, b"abcd");
+                assert!(!cached.is_current() && cached.write_at(0, b"x").is_err());
                 let first = imports.remove(0);
                 let ptr = first.as_ptr();
                 drop((first, imports, client));
@@ -242,7 +251,7 @@ fn child_that_forks_with_sealed_memory() {
             assert_eq!(waitpid(child, None).unwrap(), WaitStatus::Exited(child, 0));
         }
     }
-    assert_eq!(client.acquire(&handle(5), soon()).unwrap_err().code, ErrorCode::NotConnected);
+    assert_eq!(client.acquire(&handle(6), soon()).unwrap_err().code, ErrorCode::NotConnected);
     let mut bytes = [0; 4];
     imports[0].read_at(0, &mut bytes).unwrap();
     assert_eq!(&bytes, b"abcd");
