@@ -37,6 +37,14 @@ pub const BACKLOG_PAUSE: Duration = Duration::from_millis(5);
 /// broker answers within microseconds; one that hangs is no load at this rate.
 pub const HELLO_SLICE: Duration = Duration::from_millis(5);
 
+/// How often whoever waits or has something at the broker looks whether the broker was killed: a thread of a killed process that
+/// hangs in the kernel keeps its sockets open, and no event tells. Short beside the grace time (10 s), in which all must be named.
+pub const LIVENESS_LOOK: Duration = Duration::from_secs(2);
+
+/// How long the page must say so before the connection is dropped: in a takeover the word is another broker's within
+/// milliseconds, also when one of the two dies meanwhile, and the connection goes on.
+pub const LIVENESS_CONFIRM: Duration = Duration::from_millis(100);
+
 /// Longest sleep with nothing to wait for; every cause to wake comes with an event.
 pub const IDLE: Duration = Duration::from_secs(3600);
 

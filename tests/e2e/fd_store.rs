@@ -20,6 +20,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 fn builder(manager: &Manager, name: &str) -> ClientBuilder {
     let builder = Client::builder().socket(manager.socket()).name(name);
@@ -64,6 +65,46 @@ fn clients_when_the_service_is_restarted_then_they_notice_nothing_and_nothing_st
     }
     assert_bytes(grant, 3);
     told.assert_never_disconnected();
+}
+
+#[test]
+fn clients_when_the_service_is_restarted_fifty_times_under_load_then_nobody_reconnects_and_no_handle_is_lost()
+ {
+    const RESTARTS: usize = 50;
+    let mut manager = Manager::new(&[]);
+    manager.start(&[]);
+    let connect = |name: &str| {
+        let (told, on_notice) = notices();
+        (builder(&manager, name).on_notice(on_notice).connect().expect("connect"), told)
+    };
+    let (owner, clients) = (connect("owner"), [connect("client"), connect("client")]);
+    let blocks = Blocks::new(64);
+    let register = |index: usize| {
+        let fd = blocks.export(index);
+        owner.0.register(&blocks.deposit(index), fd.as_fd(), patience()).expect("registered")
+    };
+    let registrations: Vec<_> = (0..64).map(register).collect();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        for (client, _) in &clients {
+            threads.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    for (registration, seed) in registrations.iter().zip(0..) {
+                        let grant = client.acquire(&registration.handle, patience());
+                        drop(assert_bytes(grant.expect("served on"), seed));
+                    }
+                }
+            });
+        }
+        for _ in 0..RESTARTS {
+            assert_eq!(manager.end(Signal::SIGTERM).code(), Some(0));
+            manager.start(&[]);
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    for (_, told) in clients.iter().chain([&owner]) {
+        told.assert_never_disconnected();
+    }
 }
 
 /// The state with one byte changed, sealed like it.

@@ -24,6 +24,7 @@ mod journal;
 mod keep;
 mod ledger;
 mod lifetime;
+mod liveness;
 mod local_limit;
 mod messages;
 mod objects;

@@ -72,12 +72,19 @@ impl ClientBuilder {
     /// PROTOCOL: another version. NO_QUOTA: `own_fds` or another connection do not fit. LOCAL_FD_LIMIT. NOT_SUPPORTED: a value
     /// of an environment variable that cannot be used.
     pub fn connect(self) -> Result<Client, Error> {
+        self.connect_within(Deadline::after(CONNECT_TIMEOUT))
+    }
+
+    /// The same within a deadline.
+    ///
+    /// # Errors
+    /// As [`ClientBuilder::connect`]; NOT_CONNECTED says when a broker is there and does not answer in time.
+    pub fn connect_within(self, deadline: Deadline) -> Result<Client, Error> {
         let settings = self.resolve()?;
-        let deadline = Deadline::after(CONNECT_TIMEOUT);
         let window = settings.caller.own_fds.saturating_sub(1).max(1);
         let max_held_fds = settings.caller.max_held_fds;
         let common = Arc::new(Common::new(window, max_held_fds, settings.on_recall.is_some())?);
-        let greeted = greet(&settings.caller)?;
+        let greeted = greet(&settings.caller, deadline)?;
         let (connection, page) = Connection::new(1, greeted, Arc::clone(&common));
         let connection = Arc::new(connection);
         connection.begin_books();

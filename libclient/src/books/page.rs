@@ -6,8 +6,8 @@ use crate::error::Error;
 use crate::limits::PAGE_RESERVED_SLOTS;
 use crate::sync::lock;
 use fdbroker_protocol::page::{
-    LIVENESS_OFFSET, PAGE_MAGIC, PAGE_VERSION, PageHeader, UNCONFIRMED, generation_offset,
-    is_alive, page_bytes,
+    FUTEX_OWNER_DIED, LIVENESS_OFFSET, PAGE_MAGIC, PAGE_VERSION, PageHeader, UNCONFIRMED,
+    generation_offset, is_alive, page_bytes,
 };
 use fdbroker_protocol::{AllocationId, ErrorCode};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
@@ -41,6 +41,35 @@ pub(crate) enum Verdict {
     /// No broker lives that could say, or its owner has not told the broker yet; after a restart in order the same page
     /// goes on.
     Unknown,
+}
+
+/// How a broker stands, as the liveness word of its page says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    Serves,
+    /// It has ended in order: its connections may go on with the next one.
+    HasLeft,
+    /// It was killed: they do not, whoever still has them open.
+    WasKilled,
+}
+
+impl Standing {
+    fn of(word: u32) -> Self {
+        match word & FUTEX_OWNER_DIED != 0 {
+            true => Standing::WasKilled,
+            false if is_alive(word) => Standing::Serves,
+            false => Standing::HasLeft,
+        }
+    }
+
+    /// Of the broker whose page this is, mapped or not. A page that cannot be read says nothing.
+    pub fn by_page(page: BorrowedFd<'_>) -> Self {
+        let mut word = [0; size_of::<u32>()];
+        match nix::sys::uio::pread(page, &mut word, LIVENESS_OFFSET as i64) {
+            Ok(read) if read == word.len() => Standing::of(u32::from_ne_bytes(word)),
+            _ => Standing::Serves,
+        }
+    }
 }
 
 /// A fixed range of addresses that shows the broker's page while connected and zeros otherwise.
@@ -127,6 +156,14 @@ impl PageRegion {
             true if is_current => Verdict::Current,
             true if !is_unconfirmed => Verdict::Ended,
             _ => Verdict::Unknown,
+        }
+    }
+
+    /// How the broker of connection `epoch` stands: one load. A page of another connection says nothing of it.
+    pub fn standing(&self, epoch: u64) -> Standing {
+        match *lock(&self.mapped) == epoch {
+            true => Standing::of(self.load(LIVENESS_OFFSET)),
+            false => Standing::Serves,
         }
     }
 

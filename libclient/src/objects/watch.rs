@@ -6,7 +6,7 @@ use super::wire;
 use crate::books::roles::ObjectWatcher;
 use crate::deadline::Deadline;
 use crate::error::Error;
-use crate::limits::{WATCH_AGAIN_TIMEOUT, WATCH_EVENTS};
+use crate::limits::{LIVENESS_LOOK, WATCH_AGAIN_TIMEOUT, WATCH_EVENTS};
 use crate::sync::{lock, wait_until};
 use fdbroker_protocol::object::ObjectEvent;
 use std::collections::VecDeque;
@@ -75,10 +75,12 @@ impl Watch {
             if let Some(event) = self.try_next()? {
                 return Ok(Some(event));
             }
-            let came = connection.patiently(deadline.at(), |until| self.queue.wait(until));
+            let slice = deadline.at().min(Instant::now() + LIVENESS_LOOK);
+            let came = connection.patiently(slice, |until| self.queue.wait(until));
             if came.is_none() && deadline.has_passed() {
                 return self.try_next();
             }
+            connection.look_at_broker();
         }
     }
 

@@ -6,7 +6,7 @@ use super::server::{Interest, Server};
 use super::session::Session;
 use crate::books::roles::{Dispatcher, Served};
 use crate::error::Error;
-use crate::limits::{HELLO_SLICE, IDLE, SEND_SLICE};
+use crate::limits::{HELLO_SLICE, IDLE, LIVENESS_LOOK, SEND_SLICE};
 use crate::wire::connection::Connection;
 use crate::wire::poll::poll_many;
 use fdbroker_protocol::ErrorCode;
@@ -68,7 +68,8 @@ impl Dispatch {
                 Some(Served { count, .. }) if count > 0 => return count,
                 _ if left.is_zero() => return 0,
                 Some(Served { later: false, .. }) => {
-                    poll_many(&mut [PollFd::new(self.event_fd(), PollFlags::POLLIN)], left);
+                    let slice = left.min(LIVENESS_LOOK);
+                    poll_many(&mut [PollFd::new(self.event_fd(), PollFlags::POLLIN)], slice);
                 }
                 // Readable all the time, and for another thread to do.
                 _ => std::thread::sleep(left.min(SEND_SLICE)),

@@ -7,14 +7,16 @@ use super::session::{DROPPED, Session};
 use super::supply::Supplier;
 use crate::books::holdings::{LostRegistration, Named};
 use crate::books::one_way::OwnerKey;
+use crate::books::page::Standing;
 use crate::books::roles::Served;
 use crate::deadline::Deadline;
 use crate::limits::{
-    CONNECT_TIMEOUT, EVENTS_PER_TURN, HANG_UP_PAUSE, RECONNECT_FIRST, RECONNECT_LAST, SEND_SLICE,
+    CONNECT_TIMEOUT, EVENTS_PER_TURN, HANG_UP_PAUSE, IDLE, LIVENESS_CONFIRM, LIVENESS_LOOK,
+    RECONNECT_FIRST, RECONNECT_LAST, SEND_SLICE,
 };
 use crate::notice::{Notice, Recall};
 use crate::wire::connection::{Connection, UnseenPage};
-use crate::wire::handshake::{Greeted, Greeting};
+use crate::wire::handshake::{Caller, Greeted, Greeting, place_of};
 use crate::wire::poll::{came, poll_many};
 use fdbroker_protocol::limits::MAX_MESSAGE_BYTES;
 use fdbroker_protocol::message::{DrainedItem, GoingAway, LeaseItem, RecallItem, RevokedItem};
@@ -40,6 +42,10 @@ pub(crate) struct Server {
     epoch: u64,
     /// Since when the broker's last words wait for another thread to read them.
     hung_up_since: Option<Instant>,
+    /// Since when the page says that the broker was killed.
+    killed_since: Option<Instant>,
+    /// Asks who serves in the place of a broker that has left.
+    probe: Option<Greeting>,
 }
 
 /// How it stands with the broker.
@@ -82,6 +88,8 @@ impl Server {
             resume: Resume::new(),
             epoch: 1,
             hung_up_since: None,
+            killed_since: None,
+            probe: None,
         }
     }
 
@@ -101,13 +109,15 @@ impl Server {
             let within = match &self.link {
                 Link::Up | Link::Resuming { .. } => Some(Duration::ZERO),
                 Link::Down { next, .. } => next.as_ref().map(left),
-                Link::Greeting { greeting, .. } => Some(left(&greeting.until())),
+                Link::Greeting { greeting, .. } => Some(left(&greeting.look_at())),
             };
             return Interest { events: nothing, socket: nothing, within };
         }
         self.supplier.advance(connection, session.settings.on_recall.as_ref());
         let waits_for_room = connection.flush_due();
-        let within = [self.supplier.within(), self.resume.within()];
+        let confirmed = self.killed_since.map(|since| left(&(since + LIVENESS_CONFIRM)));
+        let probed = self.probe.as_ref().map(|_| LIVENESS_CONFIRM);
+        let within = [self.supplier.within(), self.resume.within(), confirmed, probed];
         let within = within.into_iter().flatten().min();
         let mut interest = Interest { events: nothing, socket: nothing, within };
         // One message of recalls at a time: the rest waits in the socket, where it is bounded.
@@ -184,10 +194,59 @@ impl Server {
         }
         served.count += named + self.name_again(session, connection);
         served.count += self.tell_of_late_drains(session);
+        self.look_at_page(session, connection);
         if !connection.is_usable() {
             served.count += self.look_for_a_broker(session, connection);
         }
         served
+    }
+
+    /// How long the library thread may sleep while nothing is due: what is here, or awaited, is to outlast a broker that is killed.
+    pub fn idle_time(
+        &self,
+        session: &Session,
+        connection: &Connection,
+        interest: &Interest,
+    ) -> Duration {
+        let is_awaited = interest.socket.contains(PollFlags::POLLIN);
+        let must_look = is_awaited || !session.common.holdings.may_sleep();
+        if must_look && connection.is_usable() { LIVENESS_LOOK } else { IDLE }
+    }
+
+    /// A killed broker's sockets stay open while one of its threads hangs in the kernel. Its page tells.
+    fn look_at_page(&mut self, session: &Session, connection: &Connection) {
+        let standing = match &self.link {
+            Link::Resuming { page, .. } => page.standing(),
+            _ => session.common.page.standing(connection.epoch),
+        };
+        let since = self.killed_since.take().unwrap_or_else(Instant::now);
+        match standing {
+            Standing::Serves => self.probe = None,
+            Standing::HasLeft if self.another_serves(session, connection) => {
+                connection.kill("another broker serves in the place of its own");
+            }
+            Standing::HasLeft => {}
+            Standing::WasKilled if since.elapsed() >= LIVENESS_CONFIRM => {
+                connection.kill("the broker was killed");
+            }
+            Standing::WasKilled => self.killed_since = Some(since),
+        }
+    }
+
+    /// Whether a broker that is not the successor of this connection's answers at its path. Asks only when the path leads to another
+    /// socket, over a connection that says nothing of this client.
+    fn another_serves(&mut self, session: &Session, connection: &Connection) -> bool {
+        let caller = &session.settings.caller;
+        if self.probe.is_none() && place_of(&caller.socket) != connection.place {
+            // Its own key is odd.
+            let asks =
+                Caller { own_fds: 0, max_held_fds: 0, key: !caller.key | 2, ..caller.clone() };
+            let until = Deadline::after(CONNECT_TIMEOUT);
+            self.probe = Greeting::begin(&asks, until).ok().flatten();
+        }
+        let Some(answer) = self.probe.as_mut().and_then(Greeting::look) else { return false };
+        self.probe = None;
+        answer.is_ok_and(|it| it.reply.incarnation.get() != connection.facts.incarnation)
     }
 
     /// Names what is to be named, as far as it goes now; when nothing is left, the application gets the connection. How

@@ -4,7 +4,7 @@
 use super::server::{Server, left};
 use super::session::Session;
 use crate::error::Error;
-use crate::limits::{HANG_UP_PAUSE, IDLE, THREAD_END_TIMEOUT};
+use crate::limits::{HANG_UP_PAUSE, THREAD_END_TIMEOUT};
 use crate::sync::{lock, wait_until};
 use fdbroker_protocol::ErrorCode;
 use nix::sys::signal::{SigSet, SigmaskHow};
@@ -93,7 +93,8 @@ fn run(session: &Session) {
     while !session.is_stopping() {
         let connection = server.connection(session);
         let interest = server.prepare(session, &connection);
-        let patience = connection.attend().map_or(IDLE, |due| left(&due));
+        let idle = || server.idle_time(session, &connection, &interest);
+        let patience = connection.attend().map_or_else(idle, |due| left(&due));
         let came = server.wait(session, &connection, &interest, patience);
         if session.is_stopping() {
             break;

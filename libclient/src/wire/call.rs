@@ -14,7 +14,7 @@ use super::reading::Received;
 use super::wait::Wait;
 use crate::books::one_way::Unregister;
 use crate::error::Error;
-use crate::limits::{READ_SLICE, SEND_SLICE};
+use crate::limits::{LIVENESS_LOOK, READ_SLICE, SEND_SLICE};
 use crate::sync::{lock, wait_until};
 use fdbroker_protocol::{DecodeError, ErrorCode, Kind, MAX_BATCH, Message, Status, Writer};
 use fdbroker_scm::SendError;
@@ -304,8 +304,9 @@ impl Connection {
         self.read_queued(&mut reader);
         drop(reader);
         self.leave_role();
-        if events {
-            wait.serve();
+        match events {
+            true => wait.serve(),
+            false => self.look_at_broker(),
         }
         true
     }
@@ -406,6 +407,8 @@ impl Connection {
             inbox = lock(&self.inbox);
         }
         if Instant::now() < call.until {
+            drop(inbox);
+            self.look_at_broker();
             return None;
         }
         // Another thread may have read it meanwhile, or found the end.
@@ -440,7 +443,7 @@ impl Connection {
                 true => fdbroker_scm::recv_waiting,
                 false => {
                     let socket = (self.socket.as_fd(), PollFlags::POLLIN);
-                    if waits_now && wait.poll(Some(socket), left) {
+                    if waits_now && wait.poll(Some(socket), left.min(LIVENESS_LOOK)) {
                         return Turn::Events;
                     }
                     fdbroker_scm::recv
@@ -450,7 +453,13 @@ impl Connection {
                 Received::Mine => return Turn::Mine,
                 Received::Other => waits = false,
                 Received::Nothing if left.is_zero() => return Turn::Over,
-                Received::Nothing => waits = true,
+                Received::Nothing => {
+                    // Not again right after serving, which it leads to.
+                    if waits_now {
+                        self.look_at_broker();
+                    }
+                    waits = true;
+                }
                 Received::Dead => return Turn::Over,
             }
         }

@@ -7,14 +7,14 @@
 use super::ahead::AheadEnd;
 use super::credits::Credits;
 use super::gathering::Fate;
-use super::handshake::Greeted;
+use super::handshake::{Greeted, Place};
 use super::inbox::{Inbox, Reader};
 use super::outbox::Outbox;
 use super::poll::{let_reads_wait, shut_down};
 use crate::books::common::Common;
 use crate::books::holdings::LostRegistration;
 use crate::books::one_way::{Line, OneWay};
-use crate::books::page::PageFacts;
+use crate::books::page::{PageFacts, Standing};
 use crate::error::Error;
 use crate::limits::{MAX_ABANDONED, MAX_ABORTS_UNDERWAY, MAX_UNREGISTERS_UNDERWAY, READ_SLICE};
 use crate::own_fds::OwnFd;
@@ -46,6 +46,8 @@ pub(crate) struct Connection {
     pub facts: Facts,
     pub credits: Credits,
     pub common: Arc<Common>,
+    /// The socket that it was connected to.
+    pub place: Place,
     pub socket: OwnFd<OwnedFd>,
     pub events: OwnFd<OwnedFd>,
     alive: AtomicBool,
@@ -65,10 +67,17 @@ pub(crate) struct UnseenPage {
     facts: PageFacts,
 }
 
+impl UnseenPage {
+    /// How its broker stands.
+    pub fn standing(&self) -> Standing {
+        Standing::by_page(self.fd.as_fd())
+    }
+}
+
 impl Connection {
     /// A connection on greeted sockets, and its page, not shown yet.
     pub fn new(epoch: u64, greeted: Greeted, common: Arc<Common>) -> (Self, UnseenPage) {
-        let Greeted { socket, events, page, reply } = greeted;
+        let Greeted { socket, events, page, reply, place } = greeted;
         let_reads_wait(socket.as_fd(), READ_SLICE);
         let (slots, incarnation) = (reply.page_slots.get(), reply.incarnation.get());
         let page = UnseenPage { fd: page, facts: PageFacts { slots, incarnation } };
@@ -77,6 +86,7 @@ impl Connection {
             facts: Facts::from(&reply),
             credits: Credits::new(reply.deposit_credits.get(), common.wake.clone()),
             common,
+            place,
             socket: OwnFd::new(socket),
             events: OwnFd::new(events),
             alive: AtomicBool::new(true),
@@ -115,6 +125,13 @@ impl Connection {
     /// Whether requests can be made: not lost, and not inherited over a fork.
     pub fn is_usable(&self) -> bool {
         self.alive.load(Ordering::Acquire) && self.common.process.is_current()
+    }
+
+    /// What is awaited has not come. If that is because the broker is gone, the thread that serves sees to it.
+    pub fn look_at_broker(&self) {
+        if self.common.page.standing(self.epoch) != Standing::Serves {
+            self.common.wake.kick();
+        }
     }
 
     /// Sends a message that nobody waits for; queues it when it may wait or the socket is full. Never waits.

@@ -1,9 +1,9 @@
-//! Finds the broker's socket, connects and says hello. Must never wait longer than CONNECT_TIMEOUT.
+//! Finds the broker's socket, connects and says hello. Must never wait longer than its caller says.
 
 use super::poll::poll_one;
 use crate::deadline::Deadline;
 use crate::error::Error;
-use crate::limits::{AT_THE_DOOR_FIRST, AT_THE_DOOR_LAST, BACKLOG_PAUSE, CONNECT_TIMEOUT};
+use crate::limits::{AT_THE_DOOR_FIRST, AT_THE_DOOR_LAST, BACKLOG_PAUSE, RECONNECT_LAST};
 use fdbroker_protocol::limits::{MAX_MESSAGE_BYTES, NAME_BYTES};
 use fdbroker_protocol::message::{HELLO_MAGIC, Hello, HelloReply};
 use fdbroker_protocol::{ErrorCode, Kind, Message, PROTOCOL_VERSION, Status, Writer};
@@ -35,6 +35,14 @@ pub(crate) struct Greeted {
     pub events: OwnedFd,
     pub page: OwnedFd,
     pub reply: HelloReply,
+    pub place: Place,
+}
+
+/// Which socket a path leads to: its device and inode. `None`: to none.
+pub(crate) type Place = Option<(u64, u64)>;
+
+pub(crate) fn place_of(path: &Path) -> Place {
+    std::fs::metadata(path).ok().map(|it| (it.dev(), it.ino()))
 }
 
 /// The socket to use when the caller names none: `FDBROKER_SOCKET`, else the user's own if it exists,
@@ -49,8 +57,7 @@ pub fn default_socket_path() -> PathBuf {
 }
 
 /// Connects and exchanges hello; waits for it, and tries again while too many others of this user connect.
-pub(crate) fn greet(caller: &Caller) -> Result<Greeted, Error> {
-    let until = Deadline::after(CONNECT_TIMEOUT);
+pub(crate) fn greet(caller: &Caller, until: Deadline) -> Result<Greeted, Error> {
     let mut pause = AT_THE_DOOR_FIRST;
     loop {
         match greet_once(caller, until) {
@@ -78,7 +85,11 @@ fn greet_once(caller: &Caller, until: Deadline) -> Result<Greeted, Error> {
         if let Some(greeted) = greeting.look() {
             return greeted;
         }
-        poll_one(greeting.socket(), PollFlags::POLLIN, until.remaining());
+        poll_one(
+            greeting.socket(),
+            PollFlags::POLLIN,
+            greeting.look_at().saturating_duration_since(Instant::now()),
+        );
     }
 }
 
@@ -88,18 +99,26 @@ pub(crate) struct Greeting {
     /// `None` once it is answered.
     socket: Option<OwnedFd>,
     path: PathBuf,
+    place: Place,
     until: Deadline,
 }
 
 impl Greeting {
     /// Connects and says hello. `None`: the listener's backlog is full.
     pub fn begin(caller: &Caller, until: Deadline) -> Result<Option<Greeting>, Error> {
+        // Before the connect: a socket that comes between the two is taken for another one at the next look, which is safe.
+        let place = place_of(&caller.socket);
         let Some(socket) = open(&caller.socket)? else { return Ok(None) };
-        Greeting::over(socket, caller, until).map(Some)
+        Greeting::over(socket, place, caller, until).map(Some)
     }
 
     /// Says hello over a connected socket.
-    fn over(socket: OwnedFd, caller: &Caller, until: Deadline) -> Result<Greeting, Error> {
+    fn over(
+        socket: OwnedFd,
+        place: Place,
+        caller: &Caller,
+        until: Deadline,
+    ) -> Result<Greeting, Error> {
         let hello = Hello {
             magic: HELLO_MAGIC,
             version_min: u16::from(PROTOCOL_VERSION).into(),
@@ -115,7 +134,8 @@ impl Greeting {
         };
         let mut writer = Writer::new();
         writer.start(Kind::Hello, 1).push(&hello);
-        let greeting = Greeting { socket: Some(socket), path: caller.socket.clone(), until };
+        let path = caller.socket.clone();
+        let greeting = Greeting { socket: Some(socket), path, place, until };
         match fdbroker_scm::send(greeting.socket(), writer.finish(0, 0), &[]) {
             // Refused before hello: the reason can still be read.
             Ok(()) | Err(SendError::PeerGone) => Ok(greeting),
@@ -128,9 +148,9 @@ impl Greeting {
         self.socket.as_ref().expect("not answered yet").as_fd()
     }
 
-    /// When it is given up.
-    pub fn until(&self) -> Instant {
-        self.until.at()
+    /// When to look without an event: whether it is to be given up, or another broker has come.
+    pub fn look_at(&self) -> Instant {
+        self.until.at().min(Instant::now() + RECONNECT_LAST)
     }
 
     /// The answer, if it has come or time is over; not to be asked again after.
@@ -139,12 +159,23 @@ impl Greeting {
         let mut fds = ReceivedFds::with_capacity(2);
         match fdbroker_scm::recv(self.socket(), &mut buf, &mut fds) {
             Ok(received) => Some(self.read(&buf[..received.len], received.fds_truncated, fds)),
+            Err(RecvError::WouldBlock) if self.is_left() => {
+                let context = self.context("another socket is in its place");
+                Some(Err(Error::new(ErrorCode::Again, context)))
+            }
             Err(RecvError::WouldBlock) if !self.until.has_passed() => None,
             Err(RecvError::WouldBlock) => {
-                Some(Err(Error::not_connected(self.context("it does not answer hello"))))
+                let error = Error::not_connected(self.context("the broker does not answer"));
+                Some(Err(error.because(NO_ANSWER)))
             }
             Err(error) => Some(Err(Error::not_connected(self.context(&error.to_string())))),
         }
+    }
+
+    /// Whether the path leads to another broker's socket: this one's may be a killed broker's, which a hung thread keeps open.
+    fn is_left(&self) -> bool {
+        let now = place_of(&self.path);
+        now.is_some() && now != self.place
     }
 
     fn read(
@@ -175,7 +206,7 @@ impl Greeting {
             return Err(protocol("hello's reply lacks its 2 fds"));
         };
         let socket = self.socket.take().expect("not answered yet");
-        Ok(Greeted { socket, events, page, reply })
+        Ok(Greeted { socket, events, page, reply, place: self.place })
     }
 
     fn context(&self, event: &str) -> String {
@@ -186,6 +217,9 @@ impl Greeting {
 fn what(path: &Path) -> String {
     format!("connect to {}", path.display())
 }
+
+/// Why a broker that listens does not answer in time.
+const NO_ANSWER: &str = "it is stopped, hangs or is overloaded; look at its process and its log, continue it (SIGCONT) or restart it";
 
 /// Why a broker does not greet a user that its socket lets in.
 const UNKNOWN_USER: &str = "the broker's user namespace does not know the user of this process, whom it could not tell from other \
@@ -278,7 +312,7 @@ mod tests {
     }
 
     fn greet_at(path: &Path) -> Result<Greeted, Error> {
-        greet_once(&caller(path), Deadline::after(CONNECT_TIMEOUT))
+        greet_once(&caller(path), Deadline::from_ms(9000))
     }
 
     #[test]
@@ -288,7 +322,7 @@ mod tests {
         fdbroker_scm::send(theirs.as_fd(), Writer::new().failed(0, status), &[]).unwrap();
         drop(theirs);
         let mut greeting =
-            Greeting::over(ours, &caller(Path::new("/run/x")), Deadline::after(CONNECT_TIMEOUT))
+            Greeting::over(ours, None, &caller(Path::new("/run/x")), Deadline::from_ms(9000))
                 .unwrap();
         let Some(Err(error)) = greeting.look() else { panic!("it is welcome") };
         assert_eq!(error.code, ErrorCode::NotPermitted);

@@ -93,6 +93,10 @@ impl Leases {
         !self.waiting.is_empty()
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
     /// Another broker: none is known. Those not refused before wait, or are refused if they cannot be declared.
     pub fn begin(&mut self) {
         self.all.retain(|_, held| !held.is_dropped);

@@ -41,6 +41,8 @@ struct State {
     link: Link,
     leases: Leases,
     registrations: Registrations,
+    /// Nothing was here, and the library thread sleeps until something is.
+    sleeps: bool,
 }
 
 /// The connection by which the broker hears of what is in here.
@@ -94,6 +96,13 @@ impl Holdings {
         state.leases.has_waiting() || state.registrations.has_waiting()
     }
 
+    /// Whether the library thread may sleep for long: nothing is here. It is woken by what comes.
+    pub fn may_sleep(&self) -> bool {
+        let mut state = lock(&self.state);
+        state.sleeps = state.leases.is_empty() && state.registrations.is_empty();
+        state.sleeps
+    }
+
     /// A lease just granted over connection `epoch`, its fd open. Another broker's by now: it waits to be declared, or, without
     /// a handle, is unknown to that one.
     pub fn enter_lease(
@@ -115,9 +124,10 @@ impl Holdings {
         let mut state = lock(&self.state);
         let is_known = state.link.is_of(epoch);
         let entered = enter(&mut state, is_known);
+        let sleeps = std::mem::take(&mut state.sleeps);
         drop(state);
-        if !is_known {
-            // The thread that serves may have named all that there was.
+        if !is_known || sleeps {
+            // The thread that serves may have named all that there was, or had nothing to look after.
             self.wake.kick();
         }
         entered

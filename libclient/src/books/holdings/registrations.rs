@@ -106,6 +106,10 @@ impl Registrations {
         !self.waiting.is_empty()
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
     /// Another broker: what can be named to it waits; the rest has ended.
     pub fn begin(&mut self) -> Vec<LostRegistration> {
         self.waiting.clear();
