@@ -111,13 +111,6 @@ impl Inheritable {
     /// Of memory mapped from `fd`. `None`: there are too many; children have the memory, and do not lease it.
     pub fn new(fd: BorrowedFd<'_>, way: Way) -> Option<Self> {
         let file = file_of(fd)?;
-        if COUNT.fetch_add(1, Ordering::Relaxed) >= INHERITED {
-            COUNT.fetch_sub(1, Ordering::Relaxed);
-            log::debug!(
-                "{INHERITED} mappings are noted for children; they will not lease this one"
-            );
-            return None;
-        }
         let process = Process::current();
         let owner = u64::from(process.number()) << 32;
         let from = NEXT.load(Ordering::Relaxed);
