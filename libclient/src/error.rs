@@ -55,6 +55,7 @@ impl Error {
         match (&self.instead, self.status) {
             (Some(instead), _) => format!("{}: {instead}", self.code.name()),
             (None, Some(status)) => status.to_string(),
+            (None, None) if self.says_why() => self.code.name().into(),
             // The code's own words are about the broker.
             (None, None) if self.code == ErrorCode::Internal => {
                 "INTERNAL: the system refused it to this process, or it is a fault of this library"
@@ -62,6 +63,17 @@ impl Error {
             }
             (None, None) => self.code.to_string(),
         }
+    }
+
+    /// Whether the context has the cause ("what was tried: why not"), to which this code's words, which fit any cause, add nothing. The
+    /// others' words have a remedy.
+    fn says_why(&self) -> bool {
+        use ErrorCode::{Again, BadHandle, Internal, NotSupported, Protocol, Stale, TimedOut};
+        let is_general = matches!(
+            self.code,
+            Again | BadHandle | Internal | NotSupported | Protocol | Stale | TimedOut
+        );
+        is_general && self.context.contains(": ")
     }
 
     /// BAD_HANDLE for what a program gives back (a lease, a pin, a buffer) and does not have.
@@ -131,6 +143,16 @@ mod tests {
         assert!(text.contains("acquire 3.1"), "{text}");
         assert!(text.contains("open_leases = 64"), "{text}");
         assert!(text.contains("4711"), "{text}");
+    }
+
+    #[test]
+    fn display_when_the_cause_is_said_then_no_general_words_but_remedies() {
+        let text = Error::timed_out("import 3.1: another thread imports it").to_string();
+        assert_eq!(text, "import 3.1: another thread imports it: TIMED_OUT");
+        let no_memory = Error::os(ErrorCode::Internal, "mmap", nix::errno::Errno::ENOMEM);
+        assert!(no_memory.to_string().ends_with(" (os error 12): INTERNAL"), "{no_memory}");
+        let full = Error::no_fd(ErrorCode::Internal, "eventfd", nix::errno::Errno::EMFILE);
+        assert!(full.to_string().ends_with(ErrorCode::LocalFdLimit.remedy()), "{full}");
     }
 
     #[test]
