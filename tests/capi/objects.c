@@ -143,6 +143,38 @@ static void what_is_kept_by_a_private_broker_says_that_it_ends_with_it(void) {
   OK(fdbroker_close(context));
 }
 
+static uint32_t flags_of(fdbroker_t *context, const char *name) {
+  fdbroker_object_info_t info = {.struct_size = sizeof info};
+  OK(fdbroker_object_stat(context, 1, &name, 0, SOON, &info));
+  return info.flags & (FDBROKER_OBJECT_KEEP | FDBROKER_OBJECT_PIN);
+}
+
+static void a_version_lasts_as_the_one_that_it_replaces_unless_told_otherwise(void) {
+  fdbroker_t *context = open_at(&broker), *other = open_at(&broker);
+  fdbroker_new_object_t object = bytes_object("lasts", "x");
+  fdbroker_object_options_t pin = with_flags(FDBROKER_OBJECT_PIN | FDBROKER_OBJECT_KEEP);
+  fdbroker_object_options_t replace = with_flags(FDBROKER_OBJECT_REPLACE);
+  fdbroker_object_options_t no_pin = with_flags(FDBROKER_OBJECT_REPLACE | FDBROKER_OBJECT_NO_PIN);
+  fdbroker_object_options_t no_keep = with_flags(FDBROKER_OBJECT_REPLACE | FDBROKER_OBJECT_NO_KEEP);
+  OK(fdbroker_object_put(context, 1, &object, &pin, SOON, NULL));
+  OK(fdbroker_object_put(other, 1, &object, &replace, SOON, NULL));
+  CHECK(flags_of(context, "lasts") == (FDBROKER_OBJECT_KEEP | FDBROKER_OBJECT_PIN));
+  OK(fdbroker_object_put(other, 1, &object, &no_pin, SOON, NULL));
+  CHECK(flags_of(context, "lasts") == FDBROKER_OBJECT_KEEP);
+  OK(fdbroker_object_put(other, 1, &object, &no_keep, SOON, NULL));
+  CHECK(flags_of(context, "lasts") == 0);
+  for (int at = 0; at < 2; at++) {
+    const uint32_t both = at ? FDBROKER_OBJECT_PIN | FDBROKER_OBJECT_NO_PIN : FDBROKER_OBJECT_KEEP | FDBROKER_OBJECT_NO_KEEP;
+    fdbroker_object_options_t wrong = with_flags(both);
+    CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_object_put(other, 1, &object, &wrong, SOON, NULL));
+  }
+  OK(fdbroker_close(other));
+  const char *name = "lasts";
+  fdbroker_object_t got = {.struct_size = sizeof got};
+  EVENTUALLY(fdbroker_object_get(context, 1, &name, NULL, 0, &got) == FDBROKER_NOT_FOUND);
+  OK(fdbroker_close(context));
+}
+
 static void metadata_comes_whole_or_says_how_much_there_is(void) {
   fdbroker_t *context = open_at(&broker);
   char metadata[4096], copy[4096];
@@ -339,6 +371,7 @@ int main(void) {
   RUN(a_group_sealed_is_had_by_name_in_another_context);
   RUN(objects_put_are_listed_replaced_and_deleted);
   RUN(what_is_kept_by_a_private_broker_says_that_it_ends_with_it);
+  RUN(a_version_lasts_as_the_one_that_it_replaces_unless_told_otherwise);
   RUN(metadata_comes_whole_or_says_how_much_there_is);
   RUN(a_get_started_waits_without_blocking_and_can_be_cancelled);
   RUN(memory_that_is_mapped_is_busy_and_can_be_sealed_later);

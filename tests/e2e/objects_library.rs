@@ -15,8 +15,15 @@ use std::os::fd::AsFd;
 use std::thread;
 use std::time::Duration;
 
-const PLAIN: ObjectOptions =
-    ObjectOptions { replace: false, keep: None, pin: false, evictable: false, room_bytes: 0 };
+const PLAIN: ObjectOptions = ObjectOptions {
+    replace: false,
+    keep: None,
+    pin: None,
+    no_keep: false,
+    outlive: false,
+    evictable: false,
+    room_bytes: 0,
+};
 const REPLACE: ObjectOptions = ObjectOptions { replace: true, ..PLAIN };
 
 fn objects(broker: &Broker, name: &str) -> (Client, Objects) {
@@ -99,7 +106,7 @@ fn group_when_it_is_to_be_kept_and_nobody_stores_the_brokers_fds_then_it_says_th
     let broker = Broker::start();
     let (_maker, made) = objects(&broker, "maker");
     let keep = ObjectOptions { keep: Some(Duration::ZERO), ..PLAIN };
-    let pin = ObjectOptions { pin: true, ..PLAIN };
+    let pin = ObjectOptions { pin: Some(true), ..PLAIN };
     for (name, options, ends) in [("plain", PLAIN, false), ("kept", keep, true), ("pin", pin, true)]
     {
         let new = [NewObject::new(name, 1)];

@@ -143,7 +143,7 @@ impl KeptObjects {
     }
 
     /// Says once that kept objects end with this broker, if they do.
-    pub fn note_keep(&mut self) {
+    fn note_keep(&mut self) {
         if self.table.is_none() && !std::mem::replace(&mut self.is_end_said, true) {
             log::info!(
                 "kept objects outlive their creators, and end with this broker: no service manager stores their fds (systemd: FileDescriptorStoreMax=)"
@@ -163,12 +163,13 @@ impl KeptObjects {
         core: &Core,
         fds: &FdTable,
     ) -> Result<(), Status> {
+        let kept = core.group_to_keep(client, group);
+        if kept.is_some() {
+            self.note_keep();
+        }
         let Some(table) = &mut self.table else { return Ok(()) };
         table.reserve_version(core)?;
-        match core.group_to_keep(client, group) {
-            Some(kept) => table.prepare(&kept, core, fds),
-            None => Ok(()),
-        }
+        kept.map_or(Ok(()), |kept| table.prepare(&kept, core, fds))
     }
 
     /// Makes sure that the groups of a touch can be kept, likewise.

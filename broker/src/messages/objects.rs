@@ -7,8 +7,8 @@ use crate::messages::requests::{
     Breach, Context, Scratch, check_memory, deadline, expect_fds, request_id,
 };
 use fdbroker_core::{
-    ClientId, Core, Create, Deleted, Deposit, GotObject, Granted, GroupId, Input, NewObject, Now,
-    ObjectView, RequestId,
+    ClientId, Core, Create, Deleted, Deposit, GotObject, Granted, GroupId, Inherits, Input,
+    NewObject, Now, ObjectView, RequestId,
 };
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::limits::{
@@ -97,6 +97,11 @@ impl NewGroup<'_> {
             replace: has(object_flags::REPLACE),
             keep_us: has(object_flags::KEEP).then_some(self.keep_us),
             pin: has(object_flags::PIN),
+            inherits: Inherits {
+                keep: !has(object_flags::KEEP | object_flags::NO_KEEP),
+                pin: !has(object_flags::PIN | object_flags::NO_PIN),
+            },
+            outlives: has(object_flags::OUTLIVE),
             evictable: has(object_flags::EVICTABLE),
             deposit: self.deposit,
             credits_wanted: self.credits_wanted,
@@ -210,8 +215,11 @@ fn decode_create<'m>(
     let (head, items) = message.head_and_named::<ObjectCreateHead, ObjectItem>()?;
     let (flags, length) = (head.flags.get(), head.driver_data_len);
     let kind = MemoryKind::from_number(head.kind);
+    let contradict = |both: u32| flags & both == both;
     let is_broken = kind.is_none()
         || flags & !object_flags::OF_CREATE != 0
+        || contradict(object_flags::PIN | object_flags::NO_PIN)
+        || contradict(object_flags::KEEP | object_flags::NO_KEEP)
         || usize::from(length) > DRIVER_DATA_BYTES
         || head.size_bytes.get() == 0;
     let kind = kind.unwrap_or(MemoryKind::Memfd);

@@ -54,9 +54,6 @@ impl Server {
         match &asked.wish {
             Wish::Create(group) => {
                 let (request, create) = (asked.request, &group.create());
-                if create.keep_us.is_some() || create.pin {
-                    self.kept.note_keep();
-                }
                 let mut effects = self.feedback.take_list();
                 let input = Input::CreateObjects { client, request, create };
                 self.core.step(self.now, input, &mut effects);

@@ -745,19 +745,30 @@ fdbroker_code_t fdbroker_resume(fdbroker_t *broker, uint32_t deadline_ms, size_t
 
 #define FDBROKER_OBJECT_JOB 1           /* The names are those of this process's job (its cgroup), not of its user. */
 
-/* To make: other objects may have the names; they lose them when the group is sealed. */
+/* To make: other objects may have the names; they lose them when the group is sealed. A name lasts as it was asked to last:
+ * the new version inherits from the one that it replaces, at the seal, what its maker has not said of keep, time to live and pin; of
+ * several the longest time, and the pin if one has it. */
 #define FDBROKER_OBJECT_REPLACE 2
 
-/* To make or touch: the group outlives its creator, for ttl_ms after its last use. It outlives the broker only under a service
+/* To make or touch: the group outlives its creator, for ttl_ms after its last use. To make without this flag: for the time of
+ * what it replaces, counted anew, unless FDBROKER_OBJECT_NO_KEEP; else it ends with its creator. It outlives the broker only under a service
  * manager that stores fds: fdbroker_object_stat() says FDBROKER_OBJECT_ENDS_WITH_BROKER where it does not. */
 #define FDBROKER_OBJECT_KEEP 4
 
-#define FDBROKER_OBJECT_PIN 8           /* To make or touch: the group ends neither by time nor to make room. */
+/* To make or touch: the group ends neither by time nor to make room. To make without this flag: as what it replaces, unless
+ * FDBROKER_OBJECT_NO_PIN. */
+#define FDBROKER_OBJECT_PIN 8
+
 #define FDBROKER_OBJECT_UNPIN 16        /* To touch: it may again. */
 #define FDBROKER_OBJECT_EVICTABLE 32    /* To make: the group may end when bytes are short and nobody uses it. */
 
 /* To get: from the cache of objects if the name still leads there, and into it. One object at a time. */
 #define FDBROKER_OBJECT_CACHED 64
+
+#define FDBROKER_OBJECT_NO_KEEP 128     /* To make, without FDBROKER_OBJECT_KEEP: no time is inherited. */
+
+/* To make, without FDBROKER_OBJECT_PIN: no pin is inherited. With FDBROKER_OBJECT_NO_KEEP, too, the group ends with its creator. */
+#define FDBROKER_OBJECT_NO_PIN 2048
 
 /* Of an info: nothing but its maker's word keeps the memory from being written (GPU memory). */
 #define FDBROKER_OBJECT_COOPERATIVE 256
@@ -942,7 +953,7 @@ fdbroker_code_t fdbroker_object_write(fdbroker_object_group_t *group, size_t ind
  *
  * After FDBROKER_SEALED_BUSY the group is as before: unmap what is still mapped (a child of fork(2) may have it, or another
  * mapping of the fd), and seal again. After FDBROKER_EXISTS, FDBROKER_VERSION and FDBROKER_NO_QUOTA it can be sealed again,
- * and not be written any more.
+ * and not be written any more. FDBROKER_NO_QUOTA says so when it is for what the group inherits (FDBROKER_OBJECT_REPLACE).
  *
  * Errors: also FDBROKER_SEALED (it is), FDBROKER_ABORTED (the broker that had it is gone), FDBROKER_TIMED_OUT (it may be sealed
  * all the same), FDBROKER_NOT_CONNECTED, FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT. */

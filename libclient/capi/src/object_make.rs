@@ -7,10 +7,10 @@ use crate::errors::fdbroker_code_t;
 use crate::failure::Failure;
 use crate::guard::guard;
 use crate::objects::{
-    FDBROKER_OBJECT_EVICTABLE, FDBROKER_OBJECT_JOB, FDBROKER_OBJECT_KEEP, FDBROKER_OBJECT_PIN,
-    FDBROKER_OBJECT_REPLACE, FDBROKER_PLACE_CUDA, FDBROKER_PLACE_FD, FDBROKER_PLACE_HOST,
-    FDBROKER_PLACE_LEVEL_ZERO, bytes_of, fdbroker_new_object_t, fdbroker_object_options_t,
-    objects_of, options_of,
+    FDBROKER_OBJECT_EVICTABLE, FDBROKER_OBJECT_JOB, FDBROKER_OBJECT_KEEP, FDBROKER_OBJECT_NO_KEEP,
+    FDBROKER_OBJECT_NO_PIN, FDBROKER_OBJECT_PIN, FDBROKER_OBJECT_REPLACE, FDBROKER_PLACE_CUDA,
+    FDBROKER_PLACE_FD, FDBROKER_PLACE_HOST, FDBROKER_PLACE_LEVEL_ZERO, bytes_of,
+    fdbroker_new_object_t, fdbroker_object_options_t, objects_of, options_of,
 };
 use crate::sized::{Input, slice_mut};
 use fdbroker_client::{
@@ -39,7 +39,9 @@ enum State {
 const OF_CREATE: u32 = FDBROKER_OBJECT_JOB
     | FDBROKER_OBJECT_REPLACE
     | FDBROKER_OBJECT_KEEP
+    | FDBROKER_OBJECT_NO_KEEP
     | FDBROKER_OBJECT_PIN
+    | FDBROKER_OBJECT_NO_PIN
     | FDBROKER_OBJECT_EVICTABLE;
 
 /// The group that a caller's pointer means, in the making.
@@ -108,10 +110,11 @@ pub unsafe extern "C" fn fdbroker_object_create(
             let context = context(broker, "create objects")?;
             (context, new_objects(objects, count)?, options_of(options, OF_CREATE)?)
         };
+        let how = options.to_make()?;
         let create = |place: Place<'_>| {
             let deadline = Deadline::from_ms(deadline_ms);
             let objects = objects_of(context, options.flags);
-            objects.create(&new, place, options.to_make(), deadline)
+            objects.create(&new, place, how, deadline)
         };
         let made = match options.place {
             FDBROKER_PLACE_HOST => create(Place::Host)?,
@@ -232,7 +235,7 @@ pub unsafe extern "C" fn fdbroker_object_write(
 ///
 /// After FDBROKER_SEALED_BUSY the group is as before: unmap what is still mapped (a child of fork(2) may have it, or another
 /// mapping of the fd), and seal again. After FDBROKER_EXISTS, FDBROKER_VERSION and FDBROKER_NO_QUOTA it can be sealed again,
-/// and not be written any more.
+/// and not be written any more. FDBROKER_NO_QUOTA says so when it is for what the group inherits (FDBROKER_OBJECT_REPLACE).
 ///
 /// Errors: also FDBROKER_SEALED (it is), FDBROKER_ABORTED (the broker that had it is gone), FDBROKER_TIMED_OUT (it may be sealed
 /// all the same), FDBROKER_NOT_CONNECTED, FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT.
@@ -352,10 +355,10 @@ pub unsafe extern "C" fn fdbroker_object_put(
         // SAFETY: as above.
         let put = |index| unsafe { input.get(index)?.to_put() };
         let puts: Vec<PutObject<'_>> = (0..count).map(put).collect::<Result<_, Failure>>()?;
-        let deadline = Deadline::from_ms(deadline_ms);
+        let (how, deadline) = (options.to_make()?, Deadline::from_ms(deadline_ms));
         let objects = objects_of(context, options.flags);
         for group in puts.chunks(MOST) {
-            let version: Result<u64, Error> = objects.put_group(group, options.to_make(), deadline);
+            let version: Result<u64, Error> = objects.put_group(group, how, deadline);
             let (first, rest) = out.split_at_mut(group.len().min(out.len()));
             first.fill(version?);
             out = rest;

@@ -12,12 +12,16 @@ use std::time::Duration;
 
 /// The names are those of this process's job (its cgroup), not of its user.
 pub const FDBROKER_OBJECT_JOB: u32 = 1;
-/// To make: other objects may have the names; they lose them when the group is sealed.
+/// To make: other objects may have the names; they lose them when the group is sealed. A name lasts as it was asked to last:
+/// the new version inherits from the one that it replaces, at the seal, what its maker has not said of keep, time to live and pin; of
+/// several the longest time, and the pin if one has it.
 pub const FDBROKER_OBJECT_REPLACE: u32 = 2;
-/// To make or touch: the group outlives its creator, for ttl_ms after its last use. It outlives the broker only under a service
+/// To make or touch: the group outlives its creator, for ttl_ms after its last use. To make without this flag: for the time of
+/// what it replaces, counted anew, unless FDBROKER_OBJECT_NO_KEEP; else it ends with its creator. It outlives the broker only under a service
 /// manager that stores fds: fdbroker_object_stat() says FDBROKER_OBJECT_ENDS_WITH_BROKER where it does not.
 pub const FDBROKER_OBJECT_KEEP: u32 = 4;
-/// To make or touch: the group ends neither by time nor to make room.
+/// To make or touch: the group ends neither by time nor to make room. To make without this flag: as what it replaces, unless
+/// FDBROKER_OBJECT_NO_PIN.
 pub const FDBROKER_OBJECT_PIN: u32 = 8;
 /// To touch: it may again.
 pub const FDBROKER_OBJECT_UNPIN: u32 = 16;
@@ -25,6 +29,10 @@ pub const FDBROKER_OBJECT_UNPIN: u32 = 16;
 pub const FDBROKER_OBJECT_EVICTABLE: u32 = 32;
 /// To get: from the cache of objects if the name still leads there, and into it. One object at a time.
 pub const FDBROKER_OBJECT_CACHED: u32 = 64;
+/// To make, without FDBROKER_OBJECT_KEEP: no time is inherited.
+pub const FDBROKER_OBJECT_NO_KEEP: u32 = 128;
+/// To make, without FDBROKER_OBJECT_PIN: no pin is inherited. With FDBROKER_OBJECT_NO_KEEP, too, the group ends with its creator.
+pub const FDBROKER_OBJECT_NO_PIN: u32 = 2048;
 /// Of an info: nothing but its maker's word keeps the memory from being written (GPU memory).
 pub const FDBROKER_OBJECT_COOPERATIVE: u32 = 256;
 /// Of an info: its creator is gone.
@@ -352,25 +360,33 @@ impl fdbroker_object_options_t {
         (self.flags & FDBROKER_OBJECT_KEEP != 0).then(|| Duration::from_millis(self.ttl_ms))
     }
 
-    pub(crate) fn to_make(self) -> ObjectOptions {
+    pub(crate) fn to_make(self) -> Result<ObjectOptions, Failure> {
         let has = |flag: u32| self.flags & flag != 0;
-        ObjectOptions {
+        if has(FDBROKER_OBJECT_KEEP) && has(FDBROKER_OBJECT_NO_KEEP) {
+            return Err(Failure::argument("kept and not kept at once"));
+        }
+        Ok(ObjectOptions {
             replace: has(FDBROKER_OBJECT_REPLACE),
             keep: self.keep(),
-            pin: has(FDBROKER_OBJECT_PIN),
+            pin: self.pin(FDBROKER_OBJECT_NO_PIN)?,
+            no_keep: has(FDBROKER_OBJECT_NO_KEEP),
             evictable: has(FDBROKER_OBJECT_EVICTABLE),
             room_bytes: self.room_bytes,
-        }
+            ..ObjectOptions::default()
+        })
     }
 
     pub(crate) fn to_touch(self) -> Result<Touch, Failure> {
-        let pin = match self.flags & (FDBROKER_OBJECT_PIN | FDBROKER_OBJECT_UNPIN) {
-            0 => None,
-            FDBROKER_OBJECT_PIN => Some(true),
-            FDBROKER_OBJECT_UNPIN => Some(false),
-            _ => return Err(Failure::argument("touch: pin and unpin at once")),
-        };
-        Ok(Touch { keep: self.keep(), pin })
+        Ok(Touch { keep: self.keep(), pin: self.pin(FDBROKER_OBJECT_UNPIN)? })
+    }
+
+    /// Whether it is pinned; `not`: the flag that says that it is not.
+    fn pin(&self, not: u32) -> Result<Option<bool>, Failure> {
+        match (self.flags & FDBROKER_OBJECT_PIN != 0, self.flags & not != 0) {
+            (false, false) => Ok(None),
+            (true, true) => Err(Failure::argument("pinned and not pinned at once")),
+            (is_pinned, _) => Ok(Some(is_pinned)),
+        }
     }
 
     /// The device that it names.

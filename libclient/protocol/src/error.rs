@@ -138,8 +138,17 @@ const SHARE: u8 = 0x80;
 const OF_ANOTHER_USER: u8 = 0x40;
 /// The same: what belongs to no process holds most of it, as named objects and kept memory do.
 const OF_NO_PROCESS: u8 = 0x20;
+/// The same: what counts there was not asked for, but inherited from the version that is replaced.
+const INHERITED: u8 = 0x10;
 /// What is left of it names the scope.
-const SCOPE: u8 = 0x1f;
+const SCOPE: u8 = 0x0f;
+
+/// What is said of a cap that an inherited pin meets.
+const INHERITED_PIN: &str = " (the version that it replaces is pinned, and this one inherits the pin: \
+    put it without by pin=False, --no-pin, FDBROKER_OBJECT_NO_PIN)";
+/// The same of one that meets what is kept.
+const INHERITED_KEEP: &str = " (the version that it replaces is kept or pinned, and this one inherits that: \
+    put it without by keep=False, pin=False, FDBROKER_OBJECT_NO_KEEP, FDBROKER_OBJECT_NO_PIN)";
 
 /// The outcome of a request or of one item, 16 bytes on the wire. `code` 0 = OK.
 ///
@@ -214,6 +223,11 @@ impl Status {
         Status { pid: U32::ZERO, scope: self.scope | OF_NO_PROCESS, ..self }
     }
 
+    /// The same `NO_QUOTA` of a group that was to be kept or pinned as the version that it replaces.
+    pub fn of_inherited(self) -> Self {
+        Status { scope: self.scope | INHERITED, ..self }
+    }
+
     /// Whether the code is 0.
     pub fn is_ok(&self) -> bool {
         self.code.get() == 0
@@ -286,7 +300,12 @@ impl std::fmt::Display for Status {
                     pid => write!(f, ", most of it held by pid {pid}")?,
                 }
                 let remedy = resource.filter(|_| value != NO_CAP).map(Resource::remedy);
-                write!(f, "; {}", remedy.unwrap_or("release what it counts"))
+                write!(f, "; {}", remedy.unwrap_or("release what it counts"))?;
+                match resource {
+                    _ if self.scope & INHERITED == 0 => Ok(()),
+                    Some(Resource::PermanentBytes) => f.write_str(INHERITED_PIN),
+                    _ => f.write_str(INHERITED_KEEP),
+                }
             }
             ErrorCode::UnsupportedFd => {
                 let what = u8::try_from(value).ok().and_then(FdType::from_number);

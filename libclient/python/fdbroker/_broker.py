@@ -207,14 +207,16 @@ class Broker:
     # --- named objects ---
 
     def put(
-        self, name: str, value: Any, *, metadata: bytes = b"", replace: bool = False, keep: Optional[float] = None, pin: bool = False,
+        self, name: str, value: Any, *, metadata: bytes = b"", replace: bool = False, keep: Optional[float] = None, pin: Optional[bool] = None,
         evictable: bool = False, expect: Optional[int] = None, job: bool = False, timeout: float = TIMEOUT_S,
     ) -> int:  # fmt: skip
         """Makes an object of the host under a name, with a copy of ``value``: memory, an array, bytes. Its version.
 
         From one moment on everyone of this user can :meth:`get` it, and nobody can change it. metadata: bytes beside it, some 4,000
         at most; shape and type go along by themselves. replace: the name may be in use; it leads to this one then. keep: it outlives this process,
-        for so many seconds after its last use; 0: as long as the broker allows. pin: it ends neither by time nor to make room.
+        for so many seconds after its last use; 0: as long as the broker allows; False: not. pin: it ends neither by time nor to make room.
+        A name lasts as it was asked to last: keep and pin that are not given (None) are those of the version that is replaced when this
+        one appears, its time counted anew; else the object ends with this process.
         evictable: it may end when bytes are short. expect: the version that the name must have; 0: none. job: the name is the job's, not the user's.
         Nothing outlives a private broker: the first call that keeps or pins warns of it (:class:`~fdbroker.KeptEndsWithBroker`).
 
@@ -226,7 +228,7 @@ class Broker:
 
     def put_many(
         self, values: Mapping[str, Any], *, metadata: Optional[Mapping[str, bytes]] = None, replace: bool = False,
-        keep: Optional[float] = None, pin: bool = False, evictable: bool = False, expect: Optional[int] = None, job: bool = False,
+        keep: Optional[float] = None, pin: Optional[bool] = None, evictable: bool = False, expect: Optional[int] = None, job: bool = False,
         timeout: float = TIMEOUT_S,
     ) -> List[int]:  # fmt: skip
         """Makes objects, as :meth:`put`, those of a group of 253 at one moment. Their versions."""
@@ -235,7 +237,7 @@ class Broker:
 
     def create(
         self, objects: Mapping[str, Wanted], *, device: Optional[str] = None, metadata: Optional[Mapping[str, bytes]] = None,
-        replace: bool = False, keep: Optional[float] = None, pin: bool = False, evictable: bool = False, expect: Optional[int] = None,
+        replace: bool = False, keep: Optional[float] = None, pin: Optional[bool] = None, evictable: bool = False, expect: Optional[int] = None,
         job: bool = False, timeout: float = TIMEOUT_S,
     ) -> Group:  # fmt: skip
         """Begins a group of up to 253 objects, in one piece of memory of the host or of a GPU, to be filled in place and sealed.
@@ -278,8 +280,7 @@ class Broker:
         self, name: str, *, keep: Optional[float] = None, pin: Optional[bool] = None, job: bool = False, timeout: float = TIMEOUT_S
     ) -> None:
         """Counts as a use, and sets what keeps the object: as for :meth:`put`; pin False lifts a pin. Errors: NotFound, NoQuota."""
-        flags = _objects.KEEP * (keep is not None) | _objects.PIN * (pin is True) | _objects.UNPIN * (pin is False)
-        _objects.touch(self, name, flags, job, keep, timeout)
+        _objects.touch(self, name, _objects.lasting(keep, pin, _objects.UNPIN), job, keep, timeout)
 
     def stat(self, name: str, *, job: bool = False, timeout: float = TIMEOUT_S) -> Optional[ObjectInfo]:
         """What is known of a name, one that is being made too; None: nothing."""

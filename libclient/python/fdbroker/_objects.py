@@ -16,7 +16,7 @@ from ._types import DType, Shape, count_of, dtype_of, shape_of
 if TYPE_CHECKING:
     from ._broker import Broker
 
-JOB, REPLACE, KEEP, PIN, UNPIN, EVICTABLE = 1, 2, 4, 8, 16, 32
+JOB, REPLACE, KEEP, PIN, UNPIN, EVICTABLE, NO_KEEP, NO_PIN = 1, 2, 4, 8, 16, 32, 128, 2048
 _ENDS_WITH_BROKER = 1024
 _FINAL = 2048
 _EXPECT = 1
@@ -176,9 +176,15 @@ def _options(job: bool, flags: int = 0, ttl: Optional[float] = None) -> _Options
     return options
 
 
-def to_make(job: bool, replace: bool, keep: Optional[float], pin: bool, evictable: bool) -> _Options:
+def lasting(keep: Optional[float], pin: Optional[bool], not_pinned: int) -> int:
+    """The flags of what was said; None says nothing."""
+    kept = 0 if keep is None else NO_KEEP if keep is False else KEEP
+    return kept | (0 if pin is None else PIN if pin else not_pinned)
+
+
+def to_make(job: bool, replace: bool, keep: Optional[float], pin: Optional[bool], evictable: bool) -> _Options:
     """The options of a group to be made."""
-    return _options(job, REPLACE * replace | KEEP * (keep is not None) | PIN * pin | EVICTABLE * evictable, keep)
+    return _options(job, REPLACE * replace | lasting(keep, pin, NO_PIN) | EVICTABLE * evictable, keep)
 
 
 def at_device(options: _Options, device: Optional[Tuple[str, int]]) -> _Options:

@@ -94,6 +94,36 @@ class Objects(BrokerCase):
         about = self.other.stat("kept")
         self.assertTrue(about.kept and about.ttl <= 60)
 
+    def test_object_when_replaced_then_it_lasts_as_the_version_before_unless_told_otherwise(self):
+        put = "import fdbroker, sys; b = fdbroker.connect(sys.argv[1]); b.put('w', b'new', replace=True, {})"
+        for asked, said, lasts in (
+            ({"keep": 60}, "", (True, False, 60)), ({"pin": True}, "", (True, True, None)), ({"keep": 60}, "keep=0", (True, False, 86400)),
+            ({"keep": 60, "pin": True}, "pin=False", (True, False, 60)), ({"keep": 60, "pin": True}, "keep=30", (True, True, None)),
+            ({"keep": 60}, "keep=False", None), ({"pin": True}, "pin=False", None), ({}, "", None),
+        ):  # fmt: skip
+            with self.subTest(asked=asked, said=said), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self.broker.put("w", b"old", replace=True, **{"keep": False, "pin": False, **asked})
+                self.assertEqual(script(put.format(said), self.broker.socket)[0], 0)
+                if lasts is None:
+                    self.eventually(lambda: self.other.stat("w") is None)
+                    continue
+                self.assertEqual(bytes(self.other.get("w").memoryview()), b"new")
+                about = self.other.stat("w")
+                self.assertEqual((about.kept, about.pinned, about.ttl and -(-about.ttl // 1)), lasts)
+
+    def test_put_when_an_inherited_pin_is_too_much_then_no_quota_says_so(self):
+        broker = fdbroker.private_broker(settings={"caps.domain.permanent_bytes": 4096})
+        self.addCleanup(broker.close)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            broker.put("w", b"1" * 4096, pin=True)
+        with self.assertRaisesRegex(fdbroker.NoQuota, "permanent_bytes.*inherits the pin.*pin=False"):
+            broker.put("w", b"2" * 4096, replace=True)
+        with self.assertRaises(fdbroker.VersionChanged):
+            broker.put("w", b"2", expect=7)
+        broker.put("w", b"2" * 4096, replace=True, pin=False)
+
     def test_object_when_touched_then_it_lives_longer(self):
         self.broker.put("touched", b"t", keep=5)
         self.assertLessEqual(self.other.stat("touched").ttl, 5)

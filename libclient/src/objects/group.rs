@@ -71,7 +71,7 @@ impl Group {
         let created = wire::create(&connection, &head, &items, first, export.as_fd(), deadline)?;
         drop(export);
         let (whose, number) = (whose.clone(), created.group);
-        let outlives_maker = options.keep.is_some() || options.pin;
+        let outlives_maker = options.keep.is_some() || options.pin == Some(true) || options.outlive;
         let ends_with_broker = outlives_maker && created.kept_ends_with_broker;
         let group =
             Group { whose, connection, number, ends_with_broker, layout, memory, is_over: false };
@@ -85,7 +85,7 @@ impl Group {
         self.number
     }
 
-    /// It is to outlive its maker, and ends with the broker all the same: a private broker, or one whose service manager stores
+    /// It was asked to outlive its maker, and ends with the broker all the same: a private broker, or one whose service manager stores
     /// no fds. [`crate::ObjectInfo::ends_with_broker`] says it later, too.
     pub fn ends_with_broker(&self) -> bool {
         self.ends_with_broker

@@ -16,8 +16,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::thread;
 use std::time::Duration;
 
-const PLAIN: ObjectOptions =
-    ObjectOptions { replace: false, keep: None, pin: false, evictable: false, room_bytes: 0 };
+const PLAIN: ObjectOptions = ObjectOptions {
+    replace: false,
+    keep: None,
+    pin: None,
+    no_keep: false,
+    outlive: false,
+    evictable: false,
+    room_bytes: 0,
+};
 
 /// Name, offset, size and metadata of an object.
 type Item = (String, u64, u64, Vec<u8>);

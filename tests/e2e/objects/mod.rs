@@ -3,6 +3,7 @@
 
 mod evicting;
 mod getting;
+mod inheriting;
 mod kept;
 mod listing;
 mod making;

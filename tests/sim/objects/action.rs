@@ -1,8 +1,8 @@
 //! What the clients of these worlds do, as owned values that a trace can print.
 
 use super::model::Scope;
-use fdbroker_core::GroupId;
 use fdbroker_core::limits::OBJECT_RECORD_BYTES;
+use fdbroker_core::{GroupId, Inherits};
 use fdbroker_protocol::ErrorCode;
 
 /// An object to make.
@@ -29,6 +29,9 @@ pub struct How {
     pub replace: bool,
     pub keep_us: Option<u64>,
     pub pin: bool,
+    /// What its maker has not said: a time, and whether it is pinned.
+    pub inherits: Inherits,
+    pub outlives: bool,
     pub evictable: bool,
     pub size_bytes: u64,
 }

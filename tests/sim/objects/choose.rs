@@ -2,7 +2,7 @@
 
 use super::action::{Action, How, New, Touch};
 use super::world::World;
-use fdbroker_core::ClientId;
+use fdbroker_core::{ClientId, Inherits};
 use fdbroker_protocol::ErrorCode;
 
 /// Names that clients use: few, so that they meet.
@@ -76,11 +76,16 @@ impl World {
 
     fn choose_create(&mut self, client: u32) -> Action {
         let keep_us = self.rng.chance(450).then(|| self.rng.between(100, 20_000));
+        let pin = self.rng.chance(100);
+        // Whether it says that it is not to be kept, or not pinned.
+        let says = [self.rng.chance(300), self.rng.chance(300)];
         let how = How {
             of_job: self.rng.chance(200),
             replace: self.rng.chance(400),
             keep_us,
-            pin: self.rng.chance(100),
+            pin,
+            inherits: Inherits { keep: keep_us.is_none() && !says[0], pin: !pin && !says[1] },
+            outlives: self.rng.chance(100),
             evictable: self.rng.chance(700),
             size_bytes: 4096,
         };

@@ -143,7 +143,7 @@ impl Model {
         let Some(scope) = self.scope_of(client, how.of_job) else {
             return failed(ErrorCode::NotSupported, 0);
         };
-        if how.of_job && (how.keep_us.is_some() || how.pin) {
+        if how.of_job && (how.keep_us.is_some() || how.pin || how.outlives) {
             return failed(ErrorCode::NotSupported, 0);
         }
         match self.refusal(scope, (how.replace, how.size_bytes), &[], objects) {
@@ -219,10 +219,14 @@ impl Model {
         if let Err(code) = checked {
             return Ok(Err(failed(code, 0)));
         }
-        if let Some(due) = self.unexpected(group) {
+        let unexpected = self.unexpected(group);
+        self.groups[group].is_refused = unexpected.is_some();
+        if let Some(due) = unexpected {
             return Ok(Err(due));
         }
-        let Group { scope, keep_us, pin, size_bytes, .. } = self.groups[group];
+        // Before a version that it replaces makes room for it.
+        let Group { scope, size_bytes, .. } = self.groups[group];
+        let (keep_us, pin) = self.lasting(group);
         if keep_us.is_some() || pin {
             let expects = |it: &&New| it.expect.is_some_and(|version| version > 0);
             let objects = self.groups[group].objects.iter().filter(expects);
@@ -234,7 +238,9 @@ impl Model {
                 return Ok(Err(no_quota(full)));
             }
         }
-        Ok(Ok(Due::Sealed(self.seal(group))))
+        let version = self.seal(group);
+        (self.groups[group].keep_us, self.groups[group].pin) = (keep_us, pin);
+        Ok(Ok(Due::Sealed(version)))
     }
 
     fn try_touch(
@@ -449,7 +455,7 @@ impl Model {
         objects: &[New],
     ) -> Check {
         ensure!(self.groups.iter().all(|group| group.id != id), "{id:?} is given twice");
-        let How { replace, keep_us, pin, evictable, size_bytes, .. } = how;
+        let How { replace, keep_us, pin, inherits, outlives, evictable, size_bytes, .. } = how;
         self.groups.push(Group {
             id,
             scope,
@@ -457,6 +463,9 @@ impl Model {
             replace,
             keep_us,
             pin,
+            inherits,
+            outlives,
+            is_refused: false,
             evictable,
             size_bytes,
             state: State::Making,

@@ -3,7 +3,7 @@
 use super::action::New;
 use crate::tally::Proofs;
 use fdbroker_core::limits::{EVENT_IN_LOG_BYTES, EVENTS_IN_LOG};
-use fdbroker_core::{Caps, DomainKey, GroupId, JobKey};
+use fdbroker_core::{Caps, DomainKey, GroupId, Inherits, JobKey};
 use fdbroker_protocol::object::ObjectEvent;
 use fdbroker_protocol::{AllocationId, Resource};
 use std::collections::{BTreeMap, VecDeque};
@@ -29,6 +29,10 @@ pub struct Group {
     pub replace: bool,
     pub keep_us: Option<u64>,
     pub pin: bool,
+    pub inherits: Inherits,
+    pub outlives: bool,
+    /// A seal has found others under its names.
+    pub is_refused: bool,
     pub evictable: bool,
     pub size_bytes: u64,
     pub state: State,
@@ -149,6 +153,18 @@ impl Model {
         self.logs.retain(|scope, _| is_watched(scope));
     }
 
+    /// How long a group lasts if it is sealed now, and whether it is pinned.
+    pub fn lasting(&self, group: usize) -> (Option<u64>, bool) {
+        let it = &self.groups[group];
+        let found = it.objects.iter().filter_map(|object| self.sealed(it.scope, &object.name));
+        let replaced: Vec<&Group> = found.map(|((group, _), _)| &self.groups[group]).collect();
+        let longest = replaced.iter().filter_map(|former| former.keep_us).max();
+        let inherited = longest.filter(|_| it.inherits.keep);
+        let pin = it.pin || it.inherits.pin && replaced.iter().any(|former| former.pin);
+        let most = (it.outlives && !pin).then_some(u64::MAX);
+        (it.keep_us.or(inherited).or(most), pin)
+    }
+
     /// All names of a group lead to it.
     pub fn seal(&mut self, group: usize) -> u64 {
         self.version += 1;
@@ -212,7 +228,9 @@ impl Model {
             if std::mem::take(&mut self.groups[group].named[at]) {
                 let name = self.groups[group].objects[at].name.clone();
                 self.leave(scope, &name, (group, at));
-                self.tell(scope, event, version, &name);
+                if version > 0 || !self.groups[group].is_refused {
+                    self.tell(scope, event, version, &name);
+                }
             }
         }
         self.groups[group].state = State::Ended;

@@ -61,21 +61,24 @@ impl Table {
         *entry = if generation == 0 { (entry.0, false) } else { (generation, true) };
     }
 
-    /// The table has the groups that are kept, with the names that they have, and no other.
+    /// The table has the groups that are kept, with their time, pin and the names that they have, and no other.
     pub fn check(&self, model: &Model) -> Check {
         let kept = model.groups.iter().filter(|group| model.is_kept(group));
         let right = kept.filter_map(|group| {
             let named = group.objects.iter().zip(&group.named).filter(|it| *it.1);
             let names: Vec<_> = named.map(|it| it.0.name.clone()).collect();
             match group.state {
-                State::Sealed(version) => Some((version, names)),
+                State::Sealed(version) => Some((version, (group.keep_us, group.pin, names))),
                 _ => None,
             }
         });
-        let right: BTreeMap<u64, Vec<Vec<u8>>> = right.collect();
-        let names = |kept: &Kept| kept.objects.iter().map(|object| object.0.clone()).collect();
-        let is: BTreeMap<u64, Vec<Vec<u8>>> =
-            self.groups.iter().map(|(version, kept)| (*version, names(kept))).collect();
+        let right: BTreeMap<_, (_, _, Vec<_>)> = right.collect();
+        let facts = |kept: &Kept| {
+            let names = kept.objects.iter().map(|object| object.0.clone());
+            (kept.keep_us, kept.pin, names.collect())
+        };
+        let is: BTreeMap<_, _> =
+            self.groups.iter().map(|(version, kept)| (*version, facts(kept))).collect();
         ensure!(is == right, "the table of kept groups is {is:?}, and must be {right:?}");
         Ok(())
     }

@@ -314,6 +314,8 @@ fn step(core: &mut Core, now: u64, action: &Action, fx: &mut Effects) {
                 replace: how.replace,
                 keep_us: how.keep_us,
                 pin: how.pin,
+                inherits: how.inherits,
+                outlives: how.outlives,
                 evictable: how.evictable,
                 deposit: Deposit { size_bytes: how.size_bytes, ..crate::rig::deposit(0) },
                 credits_wanted: 0,

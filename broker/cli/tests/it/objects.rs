@@ -144,24 +144,42 @@ fn pin_when_one_of_a_group_is_named_then_said_that_all_are_pinned() {
 }
 
 #[test]
-fn put_when_it_replaces_a_pinned_version_without_a_pin_then_said_and_in_json() {
-    let dir = TestDir::new("objects-unpinned");
+fn put_when_it_replaces_a_version_then_it_lasts_as_that_unless_told_otherwise() {
+    let dir = TestDir::new("objects-inherit");
     let output = script(
         &dir,
-        "echo x > f; $F put a f --pin > /dev/null; $F put a f --replace --json; $F put a f --replace --json
-         $F pin a > /dev/null; $F put a f --replace --pin --json; $F ls -no ALLOCATION
-         $F put a f --replace > /dev/null",
+        "echo x > f; $F put a f --pin > /dev/null; $F put a f --replace --json; $F ls -no ALLOCATION
+         $F put a f --replace --pin --json; $F put a f --replace --no-pin --json
+         $F put a f --replace --keep=2h --json; $F put a f --replace --json; $F put a f --replace --keep --json
+         $F put a f --replace --keep=2h --json; $F put a f --replace --keep=0 --json
+         $F pin a > /dev/null; $F put a f --replace --keep=2h --json; $F put a f --replace > /dev/null",
     );
     let text = stdout(&output);
-    let lines: Vec<&str> = text.lines().collect();
-    let made =
-        |line: usize| -> serde_json::Value { serde_json::from_str(lines[line]).expect("JSON") };
-    assert_eq!([0, 1, 2].map(|line| made(line)["pin_is_lost"] == true), [true, false, false]);
-    assert_eq!(made(2)["group"], lines[3], "{text}");
+    let mut lines: Vec<&str> = text.lines().collect();
+    let allocation = lines.remove(1);
+    let made = lines.iter().map(|line| serde_json::from_str(line).expect("JSON"));
+    let made: Vec<serde_json::Value> = made.collect();
+    assert_eq!(made[0]["group"], allocation, "{text}");
+    let is = |key: &str| made.iter().map(|it| it[key] == true).collect::<Vec<_>>();
+    let [yes, no] = [true, false];
+    assert_eq!(is("pinned"), [yes, yes, no, no, no, no, no, no, yes], "{text}");
+    assert_eq!(is("pin_is_inherited"), [yes, no, no, no, no, no, no, no, yes], "{text}");
+    let hours = |it: &serde_json::Value| it["ttl_seconds"].as_f64().map(|it| (it / 3600.0).ceil());
+    let times: Vec<_> = made[2..8].iter().map(hours).collect();
+    assert_eq!(times, [24.0, 2.0, 2.0, 24.0, 2.0, 24.0].map(Some), "{text}");
     let says = end(&output).1;
+    assert_eq!(says.matches("pinned, as the version was that it replaces").count(), 1, "{says}");
+}
+
+#[test]
+fn put_when_the_broker_does_not_keep_then_it_does_not_say_so() {
+    let dir = TestDir::new("objects-not-kept");
+    let output = script(&dir, "echo x > f; $F put a f; $F put b f --keep=2d; $F put c f --pin");
+    let says = end(&output).1;
+    assert!(!says.contains("kept for"), "{says}");
     assert_eq!(
-        says.matches("the replaced version was pinned, this one is not").count(),
-        1,
+        says.matches("it ends 24 h 0 min after the last use, or with the broker").count(),
+        2,
         "{says}"
     );
 }

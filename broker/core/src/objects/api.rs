@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::api::{Deposit, DomainKey, Now};
 use fdbroker_protocol::object::ObjectState;
 use fdbroker_protocol::{AllocationId, MemoryKind};
+use serde::{Deserialize, Serialize};
 
 /// A group's number: slot in the low half, generation in the high half. Never 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -25,6 +26,15 @@ pub struct NewObject<'a> {
     pub metadata: &'a [u8],
 }
 
+/// What a group has, once it is sealed, from the versions that it replaces then: what its maker has not said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Inherits {
+    /// [`Create::keep_us`]: the longest of them.
+    pub keep: bool,
+    /// [`Create::pin`], if one of them has it.
+    pub pin: bool,
+}
+
 /// A group to begin. One fd comes with the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Create<'a> {
@@ -36,6 +46,10 @@ pub struct Create<'a> {
     pub keep_us: Option<u64>,
     /// It ends neither by time nor to make room.
     pub pin: bool,
+    /// What it may have beside these.
+    pub inherits: Inherits,
+    /// It outlives its creator in any case: as long as may be, where nothing else says for how long.
+    pub outlives: bool,
     /// It may end when bytes are short.
     pub evictable: bool,
     /// Its memory. Share, address and what is said of recalls, keeping and virtual fds mean nothing here.

@@ -216,9 +216,12 @@ impl Core {
             group.members[member].is_named = false;
             group.names -= 1;
             let (domain, charges) = (group.domain, of_member(&group.members[member]));
-            let (scope, (event, version)) = (group.scope, end_of(group));
+            let (scope, is_told, (event, version)) =
+                (group.scope, !group.is_refused, end_of(group));
             self.release_objects(domain, &charges);
-            self.tell(scope, event, version, &name);
+            if is_told {
+                self.tell(scope, event, version, &name);
+            }
             done += 1;
         }
         if self.objects.groups[number].names == 0 {

@@ -3,7 +3,7 @@
 use rustc_hash::FxHashMap;
 use std::ops::{Deref, DerefMut};
 
-use super::api::GroupId;
+use super::api::{GroupId, Inherits};
 use super::evicting::Place;
 use super::names::{Name, NameScope};
 use crate::api::Now;
@@ -84,6 +84,12 @@ pub struct Group {
     pub keep_us: Option<u64>,
     /// It ends neither by time nor to make room.
     pub pin: bool,
+    /// In the making: what it may have beside these two when it is sealed.
+    pub inherits: Inherits,
+    /// In the making: it outlives its creator in any case.
+    pub outlives: bool,
+    /// In the making: a seal has found others under its names. Nobody else is to hear of its end.
+    pub is_refused: bool,
     /// It may end when bytes are short.
     pub evictable: bool,
     /// The domain is charged for keeping it, and nobody owns its memory.

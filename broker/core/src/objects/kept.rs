@@ -1,7 +1,7 @@
 //! Groups that outlive the broker itself: a table outside it has them, and hears of each change; after a crash the broker
 //! takes them in again. Must never tell of a group before it is sealed, nor take in a group whose memory is not here.
 
-use super::api::{GroupId, KeptChange, KeptGroup, KeptObject, Touch};
+use super::api::{GroupId, Inherits, KeptChange, KeptGroup, KeptObject, Touch};
 use super::groups::{Expect, Group, GroupState, Member};
 use super::names::{NameScope, Place};
 use crate::Core;
@@ -48,7 +48,8 @@ impl Core {
     pub fn group_to_keep(&self, client: ClientId, group: GroupId) -> Option<KeptGroup<'_>> {
         self.clients.find(client.0)?;
         let found = &self.objects.groups[self.making(client.0, group).ok()?];
-        (found.keep_us.is_some() || found.pin).then(|| self.as_kept(found))
+        let (keep_us, pin) = self.lasting(found);
+        (keep_us.is_some() || pin).then(|| KeptGroup { keep_us, pin, ..self.as_kept(found) })
     }
 
     /// The groups of a touch that are to outlive the broker once it is done, and do not yet.
@@ -147,6 +148,9 @@ impl Core {
             replace: false,
             keep_us: kept.keep_us,
             pin: kept.pin,
+            inherits: Inherits::default(),
+            outlives: false,
+            is_refused: false,
             evictable: kept.evictable,
             is_kept: true,
             due: None,

@@ -1,6 +1,6 @@
 //! Groups in the making: begun with their memory, filled, sealed or given up. Must never do a part of what was asked.
 
-use super::api::{Create, GroupId, NewObject};
+use super::api::{Create, GroupId, Inherits, NewObject};
 use super::charges::of_new;
 use super::groups::{Expect, Group, GroupState};
 use super::names::{NameScope, Place};
@@ -65,7 +65,7 @@ impl Core {
         fx: &mut Effects,
     ) -> Result<(GroupId, AllocationId), Status> {
         let scope = self.names_of(client, create.of_job)?;
-        if create.of_job && (create.keep_us.is_some() || create.pin) {
+        if create.of_job && (create.keep_us.is_some() || create.pin || create.outlives) {
             return Err(ErrorCode::NotSupported.into());
         }
         let Client { domain, serial, pid, .. } = self.clients[client];
@@ -79,6 +79,9 @@ impl Core {
             replace: create.replace,
             keep_us: create.keep_us,
             pin: create.pin,
+            inherits: create.inherits,
+            outlives: create.outlives,
+            is_refused: false,
             evictable: create.evictable,
             is_kept: false,
             due: None,
@@ -246,9 +249,11 @@ impl Core {
         checked: Result<(), Status>,
         fx: &mut Effects,
     ) {
-        let making = self.making(client.0, group);
-        let checked = making.and_then(|number| checked.map(|()| number));
-        match checked.and_then(|number| self.seal(client.0, number, fx)) {
+        let sealed = self.making(client.0, group).and_then(|number| {
+            let sealed = checked.and_then(|()| self.seal(client.0, number, fx));
+            sealed.map_err(|status| self.with_cause(number, status))
+        });
+        match sealed {
             Ok(version) => {
                 self.end_before_answer(fx);
                 fx.list.push(Effect::ObjectsSealed { client, request, version });
@@ -273,13 +278,44 @@ impl Core {
         Ok(())
     }
 
+    /// How long a group in the making lasts if it is sealed now, and whether it is pinned: what its maker has said, and for the
+    /// rest what the versions have that it replaces.
+    pub(super) fn lasting(&self, group: &Group) -> (Option<u64>, bool) {
+        let Group { mut keep_us, mut pin, inherits, .. } = *group;
+        let replaces = group.members.iter().filter(|member| member.expect != Expect::Free);
+        for member in replaces.filter(|_| inherits != Inherits::default()) {
+            let Some((place, _)) = self.sealed(group.scope, &member.name) else { continue };
+            let former = &self.objects.groups[place.group];
+            keep_us = keep_us.max(former.keep_us.filter(|_| inherits.keep));
+            pin |= former.pin && inherits.pin;
+        }
+        if group.outlives && !pin {
+            keep_us.get_or_insert(u64::MAX);
+        }
+        (keep_us, pin)
+    }
+
+    /// A cap that a group meets for what its maker has not asked says so.
+    fn with_cause(&self, number: u32, status: Status) -> Status {
+        let group = &self.objects.groups[number];
+        let is_asked = match status.resource == Resource::PermanentBytes as u8 {
+            true => group.pin,
+            false => group.pin || group.keep_us.is_some() || group.outlives,
+        };
+        let is_full = status.result() == Err(ErrorCode::NoQuota);
+        if is_full && !is_asked { status.of_inherited() } else { status }
+    }
+
     /// All names of a group lead to it from now on, or none.
     fn seal(&mut self, client: u32, number: u32, fx: &mut Effects) -> Result<u64, Status> {
-        self.check_expected(number)?;
+        let expected = self.check_expected(number);
+        self.objects.groups[number].is_refused = expected.is_err();
+        expected?;
         let group = &self.objects.groups[number];
         let (domain, scope, count) = (group.domain, group.scope, group.members.len());
-        let (size, pin) = (group.size_bytes, group.pin);
-        let keeps = group.keep_us.is_some() || pin;
+        // Before others make room for it, or lose their names.
+        let (size, (keep_us, pin)) = (group.size_bytes, self.lasting(group));
+        let keeps = keep_us.is_some() || pin;
         if keeps {
             let aside = self.set_expected_aside(number);
             let charged = self.charge_kept(client, size, pin, fx);
@@ -290,6 +326,7 @@ impl Core {
         let version = self.objects.version;
         let group = &mut self.objects.groups[number];
         (group.state, group.since, group.used) = (GroupState::Sealed(version), self.now, self.now);
+        (group.keep_us, group.pin) = (keep_us, pin);
         for member in (0..).take(count) {
             let name = self.objects.groups[number].members[usize::from(member)].name.clone();
             let place = Place { group: number, member };

@@ -8,7 +8,7 @@ use crate::kernel::stat;
 use crate::limits::{DEVICE_FDS_PER_CARRIER, HOST_FDS_PER_CARRIER, KEPT_LOG_AREA_BYTES};
 use crate::manager::inherited::names;
 use fdbroker_core::{
-    ClientId, Create, Deleted, Deposit, GroupId, Input, Lane, NewObject, RequestId,
+    ClientId, Create, Deleted, Deposit, GroupId, Inherits, Input, Lane, NewObject, RequestId,
 };
 use fdbroker_protocol::object::ObjectState;
 use std::collections::BTreeMap;
@@ -69,9 +69,16 @@ struct How {
     keep: bool,
     replace: bool,
     metadata: usize,
+    inherits: Inherits,
 }
 
-const KEEP: How = How { kind: MemoryKind::Memfd, keep: true, replace: false, metadata: 5 };
+const KEEP: How = How {
+    kind: MemoryKind::Memfd,
+    keep: true,
+    replace: false,
+    metadata: 5,
+    inherits: Inherits { keep: false, pin: false },
+};
 
 impl Kept {
     fn new() -> Kept {
@@ -144,6 +151,8 @@ impl Kept {
             replace: how.replace,
             keep_us: how.keep.then_some(60_000_000),
             pin: false,
+            inherits: how.inherits,
+            outlives: false,
             evictable: false,
             deposit,
             credits_wanted: 1,

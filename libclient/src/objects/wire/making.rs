@@ -104,7 +104,10 @@ pub fn head(flags: u32, options: ObjectOptions, deposit: &Deposit) -> ObjectCrea
     let flags = flags
         | with(options.replace, object_flags::REPLACE)
         | with(options.keep.is_some(), object_flags::KEEP)
-        | with(options.pin, object_flags::PIN)
+        | with(options.pin == Some(true), object_flags::PIN)
+        | with(options.pin == Some(false), object_flags::NO_PIN)
+        | with(options.no_keep && options.keep.is_none(), object_flags::NO_KEEP)
+        | with(options.outlive, object_flags::OUTLIVE)
         | with(options.evictable, object_flags::EVICTABLE);
     let (driver_data, driver_data_len) = deposit.driver_data.to_block();
     ObjectCreateHead {

@@ -18,6 +18,10 @@ as long as the broker allows (limits.object_ttl_ms, a day unless set); --keep=TT
 removes or unpins them. They end with a broker of `fdbroker run`, or one started by hand, which `put` says, and stay through an
 upgrade of the service.
 
+A name lasts as it was asked to last: what replaces a version has its time, counted anew, and its pin, unless --keep, --pin or
+--no-pin says otherwise. Of several the longest time counts, and all are pinned if one was. --keep and --keep=0 are as long as
+the broker allows.
+
 --expect N is for scripts that must not undo what another one did: NAME is replaced only if it has version N when all is read, as `put`,
 `get` and `objects` show it with --json (.version); else nothing is put, and the error (VERSION) says which version it has. N = 0: the name
 must be free. Of several files each name must have that version, as those of one earlier `put` have.
@@ -44,12 +48,15 @@ pub struct Args {
     /// Files to read; `-` is standard input
     #[arg(required = true, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub files: Vec<PathBuf>,
-    /// How long they stay after their last use, such as 30s, 10m, 2h [default: as long as the broker allows]
-    #[arg(long, value_name = "TTL", num_args = 0..=1, require_equals = true, default_missing_value = MOST, value_parser = keep)]
+    /// How long they stay after their last use, such as 30s, 10m, 2h [default: as what they replace, else as long as the broker allows]
+    #[arg(long, value_name = "TTL", num_args = 0..=1, require_equals = true, default_missing_value = MOST, value_parser = time)]
     pub keep: Option<Duration>,
     /// Neither time nor lack of room ends them; `fdbroker pin --unpin` undoes it
     #[arg(long, conflicts_with_all = ["keep", "evictable"])]
     pub pin: bool,
+    /// They are not pinned, though what they replace is
+    #[arg(long, conflicts_with = "pin")]
+    pub no_pin: bool,
     /// Take the place of objects that have these names
     #[arg(long)]
     pub replace: bool,
@@ -68,21 +75,7 @@ pub struct Args {
 }
 
 /// What `--keep` without a time means.
-const MOST: &str = "most";
-
-/// A time to keep; zero: the longest.
-fn keep(text: &str) -> Result<Duration, String> {
-    if text == MOST {
-        return Ok(Duration::ZERO);
-    }
-    match time(text)? {
-        Duration::ZERO => {
-            Err("it would end at once; --keep without a time is as long as the broker allows"
-                .into())
-        }
-        ttl => Ok(ttl),
-    }
-}
+const MOST: &str = "0";
 
 fn metadata(text: &str) -> Result<String, String> {
     match text.len() <= METADATA_BYTES {

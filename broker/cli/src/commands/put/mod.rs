@@ -23,9 +23,9 @@ struct PutView<'a> {
     ttl_seconds: Option<f64>,
     /// The broker does not allow the time that was asked for.
     ttl_is_cut: bool,
-    /// A version that was replaced was pinned, and this one is not.
-    pin_is_lost: bool,
     pinned: bool,
+    /// Because a version that was replaced was.
+    pin_is_inherited: bool,
     ends_with_broker: bool,
     /// As in `objects`; `None`: another put has replaced it already.
     group: Option<String>,
@@ -59,16 +59,12 @@ pub fn run(args: &Args) -> Result<()> {
         .collect();
     let options = ObjectOptions {
         replace: args.replace,
-        keep: (!args.pin).then(|| args.keep.unwrap_or_default()),
-        pin: args.pin,
+        keep: args.keep,
+        pin: (args.pin || args.no_pin).then_some(args.pin),
+        outlive: true,
         evictable: args.evictable,
         ..ObjectOptions::default()
     };
-    let former = match (args.replace || args.expect.is_some()) && !args.pin {
-        true => objects.stat_many(&names, soon())?,
-        false => Vec::new(),
-    };
-    let pin_is_lost = former.iter().flatten().any(|info| info.pinned);
     let group = objects.create(&members, Place::Host, options, Deadline::after(PATIENCE));
     let mut group = undone(group.map_err(|error| explained(error, &names)), &names, args.json)?;
     for (index, input) in inputs.iter_mut().enumerate() {
@@ -82,6 +78,7 @@ pub fn run(args: &Args) -> Result<()> {
     // What the broker made of the time that was asked for. Another put may have replaced it.
     let info = objects.stat(&names[0], soon()).ok().filter(|info| info.version == version);
     let ttl = info.as_ref().and_then(|info| info.ttl_left);
+    let pinned = info.as_ref().map_or(args.pin, |info| info.pinned);
     let group = info.map(|info| info.id.to_string());
     // The time counts from the seal.
     let passed = before_seal.elapsed() + Duration::from_millis(1);
@@ -97,8 +94,8 @@ pub fn run(args: &Args) -> Result<()> {
             version,
             ttl_seconds,
             ttl_is_cut,
-            pin_is_lost,
-            pinned: args.pin,
+            pinned,
+            pin_is_inherited: pinned && !args.pin,
             ends_with_broker,
             group,
             objects: made,
@@ -110,13 +107,11 @@ pub fn run(args: &Args) -> Result<()> {
         }
     }
     out.finish()?;
-    if pin_is_lost && !args.json {
-        say!(
-            "fdbroker: the replaced version was pinned, this one is not (put --pin, or `fdbroker pin`)"
-        );
+    if pinned && !args.pin && !args.json {
+        say!("fdbroker: pinned, as the version was that it replaces (--no-pin: not)");
     }
     if let Some(ttl) = ttl.filter(|_| !args.json) {
-        say_how_long(ttl, args.keep, ttl_is_cut);
+        say_how_long(ttl, args.keep, ttl_is_cut, ends_with_broker);
     }
     // Whoever asked for no time expects none.
     if ends_with_broker && (args.pin || args.keep.is_some()) {
@@ -126,16 +121,18 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 /// Says what the user did not ask for.
-fn say_how_long(ttl: Duration, wanted: Option<Duration>, is_cut: bool) {
+fn say_how_long(ttl: Duration, wanted: Option<Duration>, is_cut: bool, ends_with_broker: bool) {
     // As it was when the group was sealed.
     let ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX).saturating_add(1);
     let time = human_time(if ms < 1000 { ms } else { ms.div_ceil(1000).saturating_mul(1000) });
+    let lasts = match ends_with_broker {
+        true => format!("it ends {time} after the last use, or with the broker"),
+        false => format!("kept for {time} after the last use"),
+    };
     match wanted {
-        None => say!(
-            "fdbroker: kept for {time} after the last use; --keep=TTL makes that shorter, --pin makes it stay"
-        ),
+        None => say!("fdbroker: {lasts}; --keep=TTL sets another time, --pin makes it stay"),
         Some(_) if is_cut => say!(
-            "fdbroker: kept for {time} after the last use, the most that the broker allows (limits.object_ttl_ms of the daemon); --pin makes it stay"
+            "fdbroker: {lasts}, the most that the broker allows (limits.object_ttl_ms of the daemon); --pin makes it stay"
         ),
         Some(_) => {}
     }

@@ -1,13 +1,14 @@
 //! Named objects, rule by rule: what a world can do with them, for the tests of the files below.
 
 use super::*;
-use fdbroker_core::{Create, Deleted, GotObject, GroupId, NewObject};
+use fdbroker_core::{Create, Deleted, GotObject, GroupId, Inherits, NewObject};
 use fdbroker_protocol::object::ObjectState;
 
 mod charges;
 mod ending;
 mod evicting;
 mod getting;
+mod inheriting;
 mod keeping;
 mod kept;
 mod making;
@@ -31,6 +32,8 @@ fn create<'a>(objects: &'a [NewObject<'a>]) -> Create<'a> {
         replace: false,
         keep_us: None,
         pin: false,
+        inherits: Inherits::default(),
+        outlives: false,
         evictable: false,
         deposit: Deposit { size_bytes: SIZE, ..deposit(0) },
         credits_wanted: 0,

@@ -3,7 +3,7 @@
 
 use super::{World, deposit};
 use crate::bytes::Bytes;
-use fdbroker_core::{ClientId, Create, Deleted, GroupId, Input, NewObject, RequestId, Touch};
+use fdbroker_core::{ClientId, Create, Deleted, GroupId, Inherits, Input, NewObject, RequestId, Touch};
 use fdbroker_protocol::ErrorCode;
 
 /// Few, so that makers and readers meet; one begins like another, and one is as long as may be.
@@ -69,6 +69,8 @@ impl World {
             replace: what & 16 != 0,
             keep_us: (what & 32 != 0).then(|| bytes.u16().into()),
             pin: false,
+            inherits: Inherits { keep: what & 8 != 0, pin: what & 8 != 0 },
+            outlives: what & 40 == 40,
             evictable: what & 64 != 0,
             deposit: deposit(bytes),
             credits_wanted: bytes.u8().into(),
