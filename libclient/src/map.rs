@@ -3,10 +3,12 @@
 
 use crate::error::Error;
 use crate::fork::Process;
+pub(crate) use crate::zones::page_size;
+use crate::zones::{self, Map};
 use fdbroker_protocol::ErrorCode;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
-use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, munmap};
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, munmap};
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use nix::sys::stat::fstat;
 use std::ffi::c_void;
@@ -26,7 +28,7 @@ pub enum Access {
 /// Whether a child has the mapping after fork(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtFork {
-    /// The child does not have it (MADV_DONTFORK), unless nobody can change its bytes any more.
+    /// The child does not have it, nor anything else at its addresses (see `zones.rs`), unless nobody can change its bytes any more.
     Leave,
     /// The child has it too.
     Inherit,
@@ -79,9 +81,14 @@ impl Mapping {
             Access::ReadWrite => SealFlag::empty(),
         };
         let at_fork = if seals.contains(FINAL) { AtFork::Inherit } else { at_fork };
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-        let map = |flags| unsafe { mmap(None, span, protection, flags, fd, begin) };
-        let start = match map(MapFlags::MAP_SHARED) {
+        let map = |flags| {
+            let map = Map { fd, begin, len: span, protection, flags };
+            match at_fork {
+                AtFork::Leave => map.in_zone(),
+                AtFork::Inherit => map.anywhere().map(|start| (start, span)),
+            }
+        };
+        let mapped = match map(MapFlags::MAP_SHARED) {
             // Before Linux 6.7 no fd that is open for writing can be mapped shared once its memory is sealed against writing. Of
             // memory that never changes a private map has the same pages.
             Err(Errno::EPERM) if seals.contains(SealFlag::F_SEAL_WRITE) => {
@@ -89,8 +96,8 @@ impl Mapping {
             }
             outcome => outcome,
         };
-        let start = start.map_err(|errno| cannot_map(span.get(), access, errno))?;
-        let mapping = Mapping {
+        let (start, span) = mapped.map_err(|errno| cannot_map(span.get(), access, errno))?;
+        Ok(Mapping {
             start: start.cast(),
             span: span.get(),
             lead,
@@ -98,13 +105,7 @@ impl Mapping {
             access,
             at_fork,
             process: Process::current(),
-        };
-        if at_fork == AtFork::Leave {
-            // SAFETY: the range is the mapping just made; the advice changes no byte of it.
-            unsafe { madvise(start, span.get(), MmapAdvise::MADV_DONTFORK) }
-                .map_err(|errno| cannot_map(span.get(), access, errno))?;
-        }
-        Ok(mapping)
+        })
     }
 
     /// Takes off what lies behind the first `len` bytes, which are whole pages. Each part is unmapped by itself.
@@ -209,8 +210,12 @@ pub(crate) fn check_range(offset: usize, len: usize, size: usize) -> Result<(), 
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // A child may have something else at the address; what it has inherited stays.
+        // A child does not have it, or it has inherited it, and it stays.
         if !self.process.is_current() {
+            return;
+        }
+        if self.at_fork == AtFork::Leave {
+            zones::unmap(self.start, self.span);
             return;
         }
         // SAFETY: the mapping is ours, and whoever took a pointer promised not to outlive it.
@@ -317,11 +322,4 @@ pub(crate) unsafe fn copy_in(bytes: &[u8], mut to: *mut u8) {
 pub(crate) fn is_same_file(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> bool {
     let file = |fd| fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino));
     file(one).is_some_and(|one| file(other) == Some(one))
-}
-
-/// Bytes of a page, sysconf(3).
-pub(crate) fn page_size() -> usize {
-    use nix::unistd::{SysconfVar, sysconf};
-    let size = sysconf(SysconfVar::PAGE_SIZE).ok().flatten();
-    size.and_then(|size| usize::try_from(size).ok()).filter(|size| *size > 0).unwrap_or(4096)
 }

@@ -11,6 +11,7 @@
 
 mod cpu;
 mod daemon;
+mod forks;
 mod hits;
 mod lives;
 mod misses;
@@ -57,7 +58,7 @@ fn main() {
         world.memory_fds(&daemon),
     );
 
-    // `cargo bench ... -- hits`, or objects, misses, lives: that part alone.
+    // `cargo bench ... -- hits`, or objects, misses, forks, lives: that part alone.
     let wants =
         |case: &str| std::env::args().nth(1).is_none_or(|arg| arg == "--bench" || arg == case);
     if wants("hits") {
@@ -69,6 +70,9 @@ fn main() {
     drop(cache);
     if wants("misses") {
         misses::measure(&mut world, CacheSettings::default(), &mut report);
+    }
+    if wants("forks") {
+        forks::measure(&world, &mut report);
     }
     if wants("lives") {
         lives::measure(&daemon, &world, &mut report);

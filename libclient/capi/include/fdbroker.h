@@ -43,11 +43,21 @@
  * Nothing may wait inside a callback: a call that would wait answers FDBROKER_NOT_SUPPORTED there.
  *
  * fork(2). In the child every call with the parent's context answers FDBROKER_NOT_CONNECTED, except fdbroker_close()
- * and those whose comment says so. Memory that nobody can change any more stays mapped in the child and reads right: objects
- * with FDBROKER_OBJECT_FINAL, and imports for which fdbroker_import_is_final() is 1. Nothing that the child calls or drops
- * unmaps it there, or gives back what the parent holds. Other imports are not mapped. Host memory of the parent's own
- * (fdbroker_host_alloc()) stays mapped in the child, too. The child opens a context of its own, or calls exec. The parent
- * notices nothing.
+ * and those whose comment says so. The child opens a context of its own, or calls exec. The parent notices nothing. In a
+ * child
+ *  - memory that nobody can change any more stays mapped and reads right: objects with FDBROKER_OBJECT_FINAL, and imports
+ *    for which fdbroker_import_is_final() is 1. Nothing that the child calls or drops unmaps it there, or gives back what
+ *    the parent holds.
+ *  - other imports, and groups in the making, are not mapped: a touch is a SIGSEGV, and no other memory ever takes their
+ *    addresses. Children of fork(3) close them by a handler of pthread_atfork(3), and end with status 1 if the system
+ *    refuses that. Children of _Fork(3) and clone(2) run no handlers: they see the memory as it is until their first call
+ *    of this library (fdbroker_import_is_current() is one). Until that, exec or their end, FDBROKER_SEALED_BUSY may refuse
+ *    the seal of a group.
+ *  - memory that the parent made (arenas, isolated buffers) stays mapped. Once the parent has freed it its bytes are
+ *    undefined: the parent may use the pages for another buffer, which the child then sees; another program never does,
+ *    and a touch never faults.
+ *  - memory of an opener or a GPU driver is what these make of it. Ranges (FDBROKER_OPENED_RANGE) are left out of children,
+ *    whose own memory may come to lie there: children must not touch them.
  *
  * fdbroker_open() in a child leases the memory that it has inherited so and that no other context of this child holds: then
  * the broker counts it for the child, too, until that context is closed, also after the parent's end. What the broker does
@@ -403,7 +413,7 @@ fdbroker_code_t fdbroker_resolve(fdbroker_t *broker, int virtual_fd, uint32_t de
  * NULL, *handle all zero, and nothing is left behind. A buffer of an arena may still contain bytes of an earlier
  * one.
  *
- * A forked child shares the pages with its parent.
+ * A forked child shares the pages with its parent, until the parent frees the memory: then its bytes are undefined there.
  *
  * Errors: FDBROKER_NO_QUOTA (the arena or a cap is full), FDBROKER_NOT_SUPPORTED (this kind of memory is not available
  * here; or inside a callback, where nothing can be registered), FDBROKER_LOCAL_FD_LIMIT, FDBROKER_INTERNAL (the
@@ -614,12 +624,13 @@ fdbroker_code_t fdbroker_release_many(fdbroker_t *broker, size_t count, const ui
 #define FDBROKER_IMPORT_NO_CACHE 2
 
 /* What was opened is a range of this process's addresses, in whole pages. The library has the kernel leave it out of
- * forked children (MADV_DONTFORK). */
+ * forked children (MADV_DONTFORK), where memory of the child's own may come to lie there; all else is left to the opener. */
 #define FDBROKER_OPENED_RANGE 1
 
 /* Memory of another process, mapped here and in use. Filled in by the library; to be released once. */
 typedef struct fdbroker_import {
-  /* The allocation's first byte plus the handle's offset. In a forked child only if fdbroker_import_is_final(). */
+  /* The allocation's first byte plus the handle's offset. In a forked child only if fdbroker_import_is_final(); else a
+   * touch is a SIGSEGV there. */
   void *ptr;
   uint64_t size_bytes;           /* From ptr to the allocation's end, in bytes. */
   uint64_t pin;                  /* For the library; 0: no import. */
@@ -951,9 +962,10 @@ fdbroker_code_t fdbroker_object_write(fdbroker_object_group_t *group, size_t ind
  * write them any more: pointers of fdbroker_object_data() must not be used. A group on a device waits for all work of its
  * context first (Level Zero: for none).
  *
- * After FDBROKER_SEALED_BUSY the group is as before: unmap what is still mapped (a child of fork(2) may have it, or another
- * mapping of the fd), and seal again. After FDBROKER_EXISTS, FDBROKER_VERSION and FDBROKER_NO_QUOTA it can be sealed again,
- * and not be written any more. FDBROKER_NO_QUOTA says so when it is for what the group inherits (FDBROKER_OBJECT_REPLACE).
+ * After FDBROKER_SEALED_BUSY the group is as before: unmap what is still mapped (another mapping of the fd, or a child of
+ * _Fork(3) or clone(2)), and seal again. A seal right after a fork(3) waits for the child to begin, for a second at most. After
+ * FDBROKER_EXISTS, FDBROKER_VERSION and FDBROKER_NO_QUOTA it can be sealed again, and not be written any more. FDBROKER_NO_QUOTA
+ * says so when it is for what the group inherits (FDBROKER_OBJECT_REPLACE).
  *
  * Errors: also FDBROKER_SEALED (it is), FDBROKER_ABORTED (the broker that had it is gone), FDBROKER_TIMED_OUT (it may be sealed
  * all the same), FDBROKER_NOT_CONNECTED, FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT. */

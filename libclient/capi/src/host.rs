@@ -25,7 +25,7 @@ pub const FDBROKER_HOST_DMA_HEAP: u32 = 3;
 /// NULL, *handle all zero, and nothing is left behind. A buffer of an arena may still contain bytes of an earlier
 /// one.
 ///
-/// A forked child shares the pages with its parent.
+/// A forked child shares the pages with its parent, until the parent frees the memory: then its bytes are undefined there.
 ///
 /// Errors: FDBROKER_NO_QUOTA (the arena or a cap is full), FDBROKER_NOT_SUPPORTED (this kind of memory is not available
 /// here; or inside a callback, where nothing can be registered), FDBROKER_LOCAL_FD_LIMIT, FDBROKER_INTERNAL (the

@@ -22,7 +22,8 @@ pub const FDBROKER_IMPORT_NO_CACHE: u32 = 2;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fdbroker_import_t {
-    /// The allocation's first byte plus the handle's offset. In a forked child only if fdbroker_import_is_final().
+    /// The allocation's first byte plus the handle's offset. In a forked child only if fdbroker_import_is_final(); else a
+    /// touch is a SIGSEGV there.
     pub ptr: *mut c_void,
     /// From ptr to the allocation's end, in bytes.
     pub size_bytes: u64,

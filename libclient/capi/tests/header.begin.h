@@ -43,11 +43,21 @@
  * Nothing may wait inside a callback: a call that would wait answers FDBROKER_NOT_SUPPORTED there.
  *
  * fork(2). In the child every call with the parent's context answers FDBROKER_NOT_CONNECTED, except fdbroker_close()
- * and those whose comment says so. Memory that nobody can change any more stays mapped in the child and reads right: objects
- * with FDBROKER_OBJECT_FINAL, and imports for which fdbroker_import_is_final() is 1. Nothing that the child calls or drops
- * unmaps it there, or gives back what the parent holds. Other imports are not mapped. Host memory of the parent's own
- * (fdbroker_host_alloc()) stays mapped in the child, too. The child opens a context of its own, or calls exec. The parent
- * notices nothing.
+ * and those whose comment says so. The child opens a context of its own, or calls exec. The parent notices nothing. In a
+ * child
+ *  - memory that nobody can change any more stays mapped and reads right: objects with FDBROKER_OBJECT_FINAL, and imports
+ *    for which fdbroker_import_is_final() is 1. Nothing that the child calls or drops unmaps it there, or gives back what
+ *    the parent holds.
+ *  - other imports, and groups in the making, are not mapped: a touch is a SIGSEGV, and no other memory ever takes their
+ *    addresses. Children of fork(3) close them by a handler of pthread_atfork(3), and end with status 1 if the system
+ *    refuses that. Children of _Fork(3) and clone(2) run no handlers: they see the memory as it is until their first call
+ *    of this library (fdbroker_import_is_current() is one). Until that, exec or their end, FDBROKER_SEALED_BUSY may refuse
+ *    the seal of a group.
+ *  - memory that the parent made (arenas, isolated buffers) stays mapped. Once the parent has freed it its bytes are
+ *    undefined: the parent may use the pages for another buffer, which the child then sees; another program never does,
+ *    and a touch never faults.
+ *  - memory of an opener or a GPU driver is what these make of it. Ranges (FDBROKER_OPENED_RANGE) are left out of children,
+ *    whose own memory may come to lie there: children must not touch them.
  *
  * fdbroker_open() in a child leases the memory that it has inherited so and that no other context of this child holds: then
  * the broker counts it for the child, too, until that context is closed, also after the parent's end. What the broker does

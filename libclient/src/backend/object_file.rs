@@ -3,7 +3,8 @@
 
 use super::memfd::unsealed;
 use crate::error::Error;
-use crate::limits::WRITE_PARTS;
+use crate::fork;
+use crate::limits::{CHILD_PAUSE, WRITE_PARTS};
 use crate::map::{Access, AtFork, Mapping};
 use fdbroker_protocol::ErrorCode;
 use nix::errno::Errno;
@@ -11,6 +12,7 @@ use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
 use nix::sys::uio::pwritev;
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
 
 const NAME: &std::ffi::CStr = c"fdbroker-objects";
 
@@ -93,7 +95,7 @@ fn add(fd: &OwnedFd, seals: SealFlag) -> nix::Result<()> {
     }
 }
 
-/// Maps it for writing. Left to this process by a later fork(2): a mapping in a child would be in the way of the seal.
+/// Maps it for writing. A child of fork(3) closes its copy when it begins: a mapping there is in the way of the seal.
 pub(crate) fn map(fd: &OwnedFd, len: usize) -> Result<Mapping, Error> {
     let mapping = Mapping::new(fd.as_fd(), 0, len, Access::ReadWrite, AtFork::Leave)?;
     mapping.leave_out_of_dumps()?;
@@ -119,6 +121,19 @@ pub(crate) fn seal(fd: &OwnedFd) -> Result<(), Error> {
         }
         errno => Error::os(ErrorCode::Internal, "seal the memory of a group", errno),
     })
+}
+
+/// Seals what [`map`] has mapped, which is unmapped here. Children that were forked meanwhile have a moment to begin.
+pub(crate) fn seal_after_map(fd: &OwnedFd) -> Result<(), Error> {
+    let until = Instant::now() + fork::until_children_look();
+    loop {
+        match seal(fd) {
+            Err(error) if error.code == ErrorCode::SealedBusy && Instant::now() < until => {
+                std::thread::sleep(CHILD_PAUSE);
+            }
+            outcome => return outcome,
+        }
+    }
 }
 
 fn seals_of(fd: BorrowedFd<'_>) -> Option<SealFlag> {
@@ -170,6 +185,25 @@ mod tests {
         seal(&fd).unwrap();
         assert_eq!(nix::sys::uio::pwrite(&fd, b"x", 0), Err(Errno::EPERM));
         assert_eq!(&bytes_of(&fd, 4), b"kept");
+    }
+
+    #[test]
+    fn seal_after_map_when_a_child_was_forked_meanwhile_then_it_is_sealed() {
+        for _ in 0..20 {
+            let fd = allocated(4096).unwrap();
+            let mapping = map(&fd, 4096).unwrap();
+            // SAFETY: the child waits for its end.
+            let child = match unsafe { nix::unistd::fork() }.unwrap() {
+                nix::unistd::ForkResult::Child => loop {
+                    nix::unistd::pause();
+                },
+                nix::unistd::ForkResult::Parent { child } => child,
+            };
+            drop(mapping);
+            seal_after_map(&fd).unwrap();
+            nix::sys::signal::kill(child, nix::sys::signal::Signal::SIGKILL).unwrap();
+            nix::sys::wait::waitpid(child, None).unwrap();
+        }
     }
 
     #[test]

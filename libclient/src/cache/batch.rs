@@ -180,7 +180,7 @@ impl<'a> Importer<'a, '_> {
             let import = kept.and_then(|kept| CachedImport::new(self.table, kept, handle));
             outcomes[place] = Some(import);
         }
-        closed.into_iter().map(Held::close).collect()
+        Held::close_each(closed)
     }
 
     fn await_one(

@@ -7,6 +7,7 @@ use crate::cache::opened::Opened;
 use crate::inherited::Inheritable;
 use crate::limits::{CACHE_ENTRIES, PAGE_RESERVED_SLOTS};
 use crate::map::Access;
+use crate::zones::Gathering;
 use fdbroker_protocol::{AllocationId, Handle};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -22,10 +23,14 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// Closes the memory; the lease is to be given back now.
-    pub fn close(self) -> Lease {
-        drop((self.inheritable, self.opened));
-        self.lease
+    /// Closes the memory of all; the leases are to be given back now.
+    pub fn close_each(all: Vec<Held>) -> Vec<Lease> {
+        let _gathering = (all.len() > 1).then(Gathering::begin);
+        let close = |Held { inheritable, opened, lease }| {
+            drop((inheritable, opened));
+            lease
+        };
+        all.into_iter().map(close).collect()
     }
 }
 

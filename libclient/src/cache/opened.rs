@@ -18,7 +18,7 @@ pub trait Opened: Send + Sync + Debug {
     /// Bytes that may be used from there; above 0.
     fn len(&self) -> usize;
     /// Whether it is a range of this process's addresses, in whole pages: the cache has the kernel leave it out of
-    /// children (MADV_DONTFORK).
+    /// children (MADV_DONTFORK), where memory of the child's own may come to lie there.
     fn is_range(&self) -> bool {
         false
     }

@@ -243,7 +243,7 @@ impl GroupMemory {
             Of::Host { mapping, fd } => {
                 let len = mapping.len();
                 drop(mapping);
-                let Err(error) = object_file::seal(&fd) else { return Ok(()) };
+                let Err(error) = object_file::seal_after_map(&fd) else { return Ok(()) };
                 // It can be written again, and sealed later.
                 let mapping = object_file::map(&fd, len)?;
                 self.of = Of::Host { mapping, fd };

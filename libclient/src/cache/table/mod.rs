@@ -18,6 +18,7 @@ use crate::fork::Process;
 use crate::limits::{CLOSE_CHUNK, EVICTION_LOOKS, PAGE_RESERVED_SLOTS, PIN_STRIPES};
 use crate::map::Access;
 use crate::sync::lock;
+use crate::zones;
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -506,7 +507,7 @@ impl Table {
         if self.limit_below(cold.open, cold.bytes).is_some() {
             return Some(Victims::All);
         }
-        self.room.is_passed_by(cold.maps, cold.mapped).then_some(Victims::Mapped)
+        self.room.is_passed_by(cold.maps + zones::holes(), cold.mapped).then_some(Victims::Mapped)
     }
 
     /// The limit that so much would pass.
@@ -648,6 +649,6 @@ fn pinned(row: Row<'_>, pin: Pin) -> Pinned<'_> {
 /// Closes, then gives the leases back by one message per 253.
 pub(in crate::cache) fn close_all(closed: Vec<Held>) {
     if !closed.is_empty() {
-        Lease::release_many(closed.into_iter().map(Held::close));
+        Lease::release_many(Held::close_each(closed));
     }
 }
