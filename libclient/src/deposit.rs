@@ -219,14 +219,20 @@ pub(crate) enum Export<'a> {
     /// One that the process holds anyway.
     Shared(std::os::fd::BorrowedFd<'a>),
     /// A new one; closed when sent.
-    Fresh(std::os::fd::OwnedFd),
+    Fresh(crate::own_fds::OwnFd),
+}
+
+impl Export<'_> {
+    pub fn fresh(fd: std::os::fd::OwnedFd) -> Result<Self, crate::error::Error> {
+        crate::own_fds::OwnFd::kept(fd).map(Export::Fresh)
+    }
 }
 
 impl std::os::fd::AsFd for Export<'_> {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         match self {
             Export::Shared(fd) => *fd,
-            Export::Fresh(fd) => fd.as_fd(),
+            Export::Fresh(fd) => fd.polled(),
         }
     }
 }

@@ -79,6 +79,7 @@ pub use backend::isolated::{IsolatedBuffer, IsolatedMemory};
 pub use books::grant::Grant;
 pub use books::import::Import;
 pub use books::lease::Lease;
+pub use books::wake::{Bell, Wake};
 pub use cache::{
     CacheSettings, CacheStats, CachedImport, ImportCache, ImportMode, ImportOpener, ImportProgress,
     ImportRequest, Imports, Opened, Opener, Pin,

@@ -8,8 +8,8 @@ use std::time::Duration;
 /// emulated machine within 3 s. A broker that takes longer hangs, or everything is in use: a rank should hear of it.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The most fds that are guarded at once: a connection has two or three, its client one or two eventfds. More clients than this has
-/// room for are connected all the same.
+/// The most fds that are guarded at once: a connection has two or three, its client two. More clients than this has room for are
+/// connected all the same.
 pub const OWN_FDS: usize = 64;
 
 /// Mappings that are noted for children to lease anew: as many as a process may have by the kernel's default (vm.max_map_count). They
@@ -19,6 +19,13 @@ pub const INHERITED: usize = 1 << 16;
 /// How long the broker may let a child wait for leases of what it has inherited: an owner answers a recall within milliseconds, and a
 /// full cap should delay no worker's start.
 pub const INHERITED_WAIT: Duration = Duration::from_millis(100);
+/// The lowest number of the library's lasting fds where half of RLIMIT_NOFILE is above it, as with limits of 1e9: the kernel's table
+/// then has 64 KiB, which a fork(2) copies in microseconds. To grow it stalls a process with threads once, for some milliseconds.
+pub const HIGH_FD_MOST: i32 = 4096;
+
+/// How long calls wait for another connection after the program has closed the fds of the one before: a living broker answers
+/// hello within microseconds. After that time they answer NOT_CONNECTED at once, as without a broker.
+pub const CLOSED_HERE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long a client does without a socket for fds fetched ahead when the broker has none to give: the next acquires cost a round
 /// trip each, as they do without.

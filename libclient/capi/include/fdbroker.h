@@ -68,6 +68,14 @@
  * All this holds for children of _Fork(3) and clone(2), and for their children. A child that shares its parent's memory
  * (vfork(2), CLONE_VM) may only call exec.
  *
+ * File descriptors. A program may close fds that it has not opened, the library's too. The library knows its own by what
+ * they are: it writes to, reads from, sends, maps and closes nothing else that has got their numbers. The call that finds
+ * it answers FDBROKER_NOT_CONNECTED, and the next one works, over a new connection. Imports stay mapped. Leases and
+ * registrations have ended with the connection, as the broker sees it: notices tell of them. Arena memory whose fd is
+ * closed keeps its bytes and cannot be shared any more: FDBROKER_NOT_SUPPORTED. The library's fds lie above half of
+ * RLIMIT_NOFILE, or above 4096, apart from fdbroker_event_fd(), and never below 3. An fd that a program closes in one
+ * thread and opens again at the same moment, while another one calls, cannot be told in time.
+ *
  * Signals. The library raises no signal (SIGPIPE neither) and handles none. A signal that interrupts a call only delays
  * it. Do not call the library in a signal handler.
  *
@@ -83,7 +91,7 @@
  * against a newer header works with an older library, unless it sets a field that this library does not know. In an
  * array, the struct_size of the first element is the distance between all elements.
  *
- * Log. Lines go to stderr. FDBROKER_LOG sets how much: error, warn (the default), info, debug or off. FDBROKER_SOCKET
+ * Log. Lines go to stderr, as long as it is what it was at fdbroker_open(). FDBROKER_LOG sets how much: error, warn (the default), info, debug or off. FDBROKER_SOCKET
  * names the broker's socket; without it the library takes the user's own broker, else the node's.
  */
 #ifndef FDBROKER_H
@@ -1278,7 +1286,8 @@ fdbroker_code_t fdbroker_set_notice_callback(fdbroker_t *broker, fdbroker_notice
 
 /* With FDBROKER_OPEN_DISPATCH or FDBROKER_OPEN_RECALL_THREAD: an fd for poll(2) and POLLIN, readable when
  * fdbroker_dispatch() has something to do. It stays the library's and the same until fdbroker_close(): do not read
- * or close it. Otherwise -1. */
+ * or close it. After a program has closed it all the same, the next call here or of fdbroker_dispatch() makes another.
+ * Otherwise -1. */
 int fdbroker_event_fd(fdbroker_t *broker);
 
 /* With FDBROKER_OPEN_DISPATCH: serves recalls, notices and the reconnect; with FDBROKER_OPEN_RECALL_THREAD: notices.

@@ -46,14 +46,15 @@ pub unsafe extern "C" fn fdbroker_set_notice_callback(
 
 /// With FDBROKER_OPEN_DISPATCH or FDBROKER_OPEN_RECALL_THREAD: an fd for poll(2) and POLLIN, readable when
 /// fdbroker_dispatch() has something to do. It stays the library's and the same until fdbroker_close(): do not read
-/// or close it. Otherwise -1.
+/// or close it. After a program has closed it all the same, the next call here or of fdbroker_dispatch() makes another.
+/// Otherwise -1.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_event_fd(broker: *mut fdbroker_t) -> c_int {
     guard_value(-1, || {
         // SAFETY: the caller's context, as the header states.
         let context = unsafe { context(broker, "event fd") }?;
         match &context.notices {
-            Some(notices) => Ok(notices.event_fd().as_raw_fd()),
+            Some(notices) => Ok(notices.event_fd()?),
             None => Ok(context.client.event_fd()?.as_raw_fd()),
         }
     })

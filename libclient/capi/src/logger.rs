@@ -2,7 +2,7 @@
 //! Must never raise SIGPIPE, take a lock, or mix with the program's own output.
 
 use crate::limits::LOG_LINE_BYTES;
-use fdbroker_scm::write_stderr;
+use fdbroker_scm::{know_stderr, write_stderr};
 use log::{LevelFilter, Log, Metadata, Record};
 use std::fmt::{self, Write};
 use std::sync::Once;
@@ -15,6 +15,7 @@ static STDERR: Stderr = Stderr;
 pub(crate) fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
+        know_stderr();
         let asked = std::env::var("FDBROKER_LOG").unwrap_or_default();
         let level = level_of(&asked);
         if log::set_logger(&STDERR).is_err() {

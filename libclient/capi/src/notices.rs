@@ -3,30 +3,26 @@
 
 use crate::callbacks::{Callbacks, FDBROKER_NOTICE_RECLAIM, fdbroker_notice_t};
 use crate::limits::RECLAIMS_KEPT;
-use fdbroker_client::{Error, ErrorCode};
+use fdbroker_client::{Error, Wake};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 /// The queue of one context, and the fd that says when there is something in it.
 pub(crate) struct Notices {
     waiting: Mutex<VecDeque<fdbroker_notice_t>>,
-    /// Readable while `waiting` has something that was put in since it was emptied last.
-    event: EventFd,
+    /// Rings while `waiting` has something that was put in since it was emptied last.
+    wake: Wake,
     /// The thread that calls the callback. Only ever tried.
     seat: Mutex<()>,
 }
 
 impl Notices {
     pub fn new() -> Result<Self, Error> {
-        let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
-        let event = event.map_err(|errno| {
-            Error::new(ErrorCode::LocalFdLimit, format!("open: no fd for notices: {errno}"))
-        })?;
-        Ok(Notices { waiting: Mutex::default(), event, seat: Mutex::default() })
+        let wake = Wake::new(true)?;
+        Ok(Notices { waiting: Mutex::default(), wake, seat: Mutex::default() })
     }
 
     fn waiting(&self) -> MutexGuard<'_, VecDeque<fdbroker_notice_t>> {
@@ -41,12 +37,12 @@ impl Notices {
         }
         waiting.push_back(notice);
         drop(waiting);
-        // EAGAIN means that 2^64 - 2 notices are counted: it is readable all the same.
-        let _ = self.event.write(1);
+        self.wake.kick();
     }
 
-    pub fn event_fd(&self) -> BorrowedFd<'_> {
-        self.event.as_fd()
+    /// Another one after the program has closed the one before.
+    pub fn event_fd(&self) -> Result<RawFd, Error> {
+        Ok(self.wake.mended()?.polled().as_raw_fd())
     }
 
     /// Passes on what is there; waits up to `timeout` for something when there is nothing.
@@ -60,7 +56,8 @@ impl Notices {
             let ms = left.as_nanos().div_ceil(1_000_000);
             let timeout = PollTimeout::try_from(ms).unwrap_or(PollTimeout::MAX);
             // A signal, or another thread that was first: it looks again.
-            let _ = poll(&mut [PollFd::new(self.event_fd(), PollFlags::POLLIN)], timeout);
+            let bell = self.wake.bell();
+            let _ = poll(&mut [PollFd::new(bell.polled(), PollFlags::POLLIN)], timeout);
         }
     }
 
@@ -71,8 +68,10 @@ impl Notices {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return true,
         };
-        // Before the queue: what is put in after this makes it readable again. EAGAIN: nothing was put in.
-        let _ = self.event.read();
+        // Without room for another one the queue is looked at when the program asks.
+        let _ = self.wake.mended();
+        // Before the queue: what is put in after this rings again.
+        self.wake.take_kicks();
         let all = std::mem::take(&mut *self.waiting());
         all.iter().for_each(|notice| callbacks.tell(notice));
         !all.is_empty()

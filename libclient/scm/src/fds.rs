@@ -6,6 +6,7 @@ use std::fmt;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 
 use crate::cmsg::{ControlMessages, MAX_FDS, space_for};
+use crate::identity::off_stdio;
 
 /// Control buffer for a full message, in 8-byte words. The fds need `space_for(253 * 4)` = 1032
 /// bytes; the rest is for what the socket's owner may have turned on and the kernel puts first:
@@ -142,6 +143,7 @@ impl ReceivedFds {
             // SAFETY: the kernel installed these for this message, and by this function's contract
             // nobody owns them yet.
             let owned = numbers.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
+            let owned = owned.map(|fd| off_stdio(fd).unwrap_or_else(|as_it_was| as_it_was));
             match message.kind {
                 libc::SCM_RIGHTS => self.fds.extend(owned),
                 // Not sent by the peer and not asked for here; closing a pidfd cannot block.

@@ -21,6 +21,7 @@ mod error;
 mod fds;
 #[cfg(feature = "sendfd")]
 mod grant;
+mod identity;
 mod peek;
 mod recv;
 mod send;
@@ -32,8 +33,9 @@ pub use error::{RecvError, SendError};
 pub use fds::ReceivedFds;
 #[cfg(feature = "sendfd")]
 pub use grant::send_grant;
+pub use identity::{File, off_stdio};
 pub use peek::peek_all;
 pub use recv::{Message, is_control_next, peek, recv, recv_timeout, recv_waiting};
 pub use send::{send, send_timeout};
 pub use socket::{queued_bytes, seqpacket_pair, unread_bytes};
-pub use stderr::write_stderr;
+pub use stderr::{know_stderr, write_stderr};

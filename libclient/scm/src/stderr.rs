@@ -1,10 +1,33 @@
 //! Lines on stderr from libraries that live in other people's programs. Must never raise SIGPIPE, allocate, take a lock or
 //! fail: what stderr cannot take is lost.
 
+use crate::identity::File;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Writes the bytes to stderr by one write(2).
+/// What stderr was when somebody first asked; 0: nobody has. u64::MAX: it was closed.
+static KNOWN: AtomicU64 = AtomicU64::new(0);
+
+/// Stderr is what it is now: a program may close it later, and open a file of its own there. Once; later calls do nothing.
+pub fn know_stderr() {
+    is_known();
+}
+
+fn is_known() -> bool {
+    // SAFETY: a number to be looked at, open or not.
+    let file = File::of(unsafe { BorrowedFd::borrow_raw(libc::STDERR_FILENO) });
+    let now = file.map_or(u64::MAX, File::mark);
+    let before = KNOWN.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
+    // Nobody asked before: it is what it is now.
+    file.is_some() && before.map_or_else(|known| known == now, |_| true)
+}
+
+/// Writes the bytes to stderr by one write(2), unless something else has its number by now.
 pub fn write_stderr(bytes: &[u8]) {
+    if !is_known() {
+        return;
+    }
     without_sigpipe(|| {
         // SAFETY: live bytes and their count.
         unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };

@@ -11,7 +11,7 @@ use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Drained, Export, Registration, RegistrationRef};
 use crate::error::Error;
 use crate::fork::Process;
-use crate::limits::{CONNECT_TIMEOUT, UNREGISTER_TIMEOUT};
+use crate::limits::{CLOSED_HERE_PATIENCE, CONNECT_TIMEOUT, RECONNECT_FIRST, UNREGISTER_TIMEOUT};
 use crate::requests::acquire::{Handed, acquire_each, acquire_one};
 use crate::requests::ahead::{fetch, take};
 use crate::requests::early::{self, EarlyRegistration};
@@ -32,7 +32,7 @@ use fdbroker_protocol::{AllocationId, ErrorCode, Handle, VirtualFd};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A connection to the node's broker, for all threads of a process; clones share it.
 ///
@@ -83,9 +83,11 @@ impl ClientBuilder {
         let settings = self.resolve()?;
         let window = settings.caller.own_fds.saturating_sub(1).max(1);
         let max_held_fds = settings.caller.max_held_fds;
-        let common = Arc::new(Common::new(window, max_held_fds, settings.on_recall.is_some())?);
+        let can_recall = settings.on_recall.is_some();
+        let common = Common::new(window, max_held_fds, can_recall, settings.dispatch)?;
+        let common = Arc::new(common);
         let greeted = greet(&settings.caller, deadline)?;
-        let (connection, page) = Connection::new(1, greeted, Arc::clone(&common));
+        let (connection, page) = Connection::new(1, greeted, Arc::clone(&common))?;
         let connection = Arc::new(connection);
         connection.begin_books();
         connection.show_page(&page)?;
@@ -169,7 +171,7 @@ impl Client {
         mut export: impl FnMut(usize) -> Result<OwnedFd, Error>,
         deadline: Deadline,
     ) -> Result<Registrations, Error> {
-        let mut export = |index: usize| export(index).map(Export::Fresh);
+        let mut export = |index: usize| export(index).and_then(Export::fresh);
         self.register_batch(&mut Batch { deposits, export: &mut export, fresh: true }, deadline)
     }
 
@@ -410,7 +412,7 @@ impl Client {
 
     /// In dispatch mode ([`ClientBuilder::dispatch`]): an fd to poll for reading (POLLIN), readable when there is
     /// something for [`Client::dispatch`] to serve. The same one as long as the client lives, whatever becomes
-    /// of the connection; only to be polled.
+    /// of the connection; only to be polled. A program that has closed it asks for another one after the next call.
     ///
     /// # Errors
     /// NOT_SUPPORTED: a library thread serves. NOT_CONNECTED: in a child of fork(2).
@@ -512,7 +514,22 @@ impl Client {
     /// The connection of the moment, if the caller may wait for it.
     pub(crate) fn connection(&self, what: &str) -> Result<Arc<Connection>, Error> {
         self.check_may_wait(what)?;
-        self.usable(what)
+        let usable = self.usable(what);
+        match self.current().closed_here().filter(|_| self.owner.session.settings.reconnect) {
+            Some(since) if usable.is_err() => self.after_close(what, since),
+            _ => usable,
+        }
+    }
+
+    /// The program has closed the fds of the connection, not the broker: another one is a moment away.
+    fn after_close(&self, what: &str, since: Instant) -> Result<Arc<Connection>, Error> {
+        loop {
+            let usable = self.usable(what);
+            if usable.is_ok() || since.elapsed() >= CLOSED_HERE_PATIENCE {
+                return usable;
+            }
+            std::thread::sleep(RECONNECT_FIRST);
+        }
     }
 
     /// Refuses what waits in a callback, and everything in a child of fork(2).
@@ -536,9 +553,12 @@ impl Client {
             return Err(Error::forked(what));
         }
         let mut connection = self.current();
-        if let Some(dispatch) = self.owner.dispatch.as_ref().filter(|_| !connection.is_usable()) {
-            // It may be time to look for a broker.
-            dispatch.serve();
+        if !connection.is_usable() {
+            match &self.owner.dispatch {
+                // It may be time to look for a broker.
+                Some(dispatch) => drop(dispatch.serve()),
+                None => self.owner.see_to_thread(),
+            }
             connection = self.current();
         }
         match connection.is_usable() {
@@ -562,10 +582,21 @@ impl Client {
 }
 
 impl Owner {
+    /// The fds by which the library thread is woken may have gone with those of the connection.
+    fn see_to_thread(&self) {
+        if let Some(thread) = &mut *lock(&self.thread)
+            && let Err(error) = thread.relieve(&self.session)
+        {
+            log::error!("no thread in the place of one that this program has cut off: {error}");
+        }
+    }
+
     fn end(&self) {
         drop(std::mem::take(&mut *lock(&self.heritage)));
         self.session.stop();
         let thread = lock(&self.thread).take();
+        // Nobody can wake a thread whose fds are closed: it ends when it looks.
+        let thread = thread.filter(|_| !self.session.common.wake.is_lost());
         // A callback must not wait, least of all for the thread that it runs on.
         if let Some(thread) = thread.filter(|_| !is_in_callback()) {
             thread.join();

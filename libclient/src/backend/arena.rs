@@ -2,6 +2,7 @@
 //! Must never reuse a range before the broker says that its last lease is gone.
 
 use super::host::HostMemory;
+use super::memfd::closed_here;
 use super::pool::{MemoryBackend, Pool, check_window, next_allocation_id};
 use super::ranges::{Emptying, Freed, Ranges, key};
 use super::registering::{Registers, register_all};
@@ -15,9 +16,9 @@ use crate::deposit::{Deposit, Export, Registration};
 use crate::error::Error;
 use crate::map::{check_range, page_size};
 use crate::notice::Recall;
+use crate::own_fds::OwnFd;
 use crate::sync::lock;
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle, MemoryKind, Share};
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, Weak};
 
 /// Memory to share, given out in buffers.
@@ -49,7 +50,7 @@ struct Inner {
     share: Share,
     ranges: Mutex<Ranges>,
     // The memfd itself, for memfd arenas: exported without being made.
-    shared_fd: Option<Arc<OwnedFd>>,
+    shared_fd: Option<Arc<OwnFd>>,
 }
 
 impl Arena {
@@ -248,6 +249,10 @@ impl MemoryOwner for Inner {
         self.shared_fd.is_none()
     }
 
+    fn can_export(&self) -> bool {
+        self.shared_fd.as_ref().is_none_or(|fd| fd.proved().is_some())
+    }
+
     fn supply(&self, recall: &Recall) -> Result<Supply, ErrorCode> {
         let offset = self.offset_of(recall.base).ok_or(ErrorCode::Stale)?;
         let id = recall.owner_allocation_id;
@@ -256,6 +261,9 @@ impl MemoryOwner for Inner {
             let span = ranges.span(offset).filter(|_| ranges.is_held(offset, id));
             span.ok_or(ErrorCode::Stale)?
         };
+        if !self.can_export() {
+            return Err(ErrorCode::Stale);
+        }
         let export = self.pool.export(offset, span).map_err(|error| {
             log::warn!("recall of {}: {error}", recall.id);
             error.code
@@ -421,10 +429,10 @@ impl Registers for HostBuffer {
 
     fn export(&self) -> Result<Export<'_>, Error> {
         if let Some(fd) = &self.arena.shared_fd {
-            return Ok(Export::Shared(fd.as_fd()));
+            return fd.proved().map(Export::Shared).ok_or_else(closed_here);
         }
         match self.arena.pool.export(self.offset, self.span())?.fd {
-            SupplyFd::Fresh(fd) => Ok(Export::Fresh(fd)),
+            SupplyFd::Fresh(fd) => Export::fresh(fd),
             SupplyFd::Shared(_) => unreachable!("a pool's exports are all fresh or all shared"),
         }
     }

@@ -4,19 +4,20 @@ use super::pool::{Pool, PoolExport};
 use crate::books::roles::SupplyFd;
 use crate::error::Error;
 use crate::map::{Access, AtFork, Mapping, page_size};
+use crate::own_fds::{OwnFd, off_stdio};
 use fdbroker_protocol::ErrorCode;
 use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use nix::unistd::ftruncate;
 use std::ffi::CStr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 /// Memory in one memfd; every export is that fd at an offset.
 #[derive(Debug)]
 pub(crate) struct MemfdPool {
-    fd: Arc<OwnedFd>,
+    fd: Arc<OwnFd>,
     mapping: Mapping,
 }
 
@@ -28,12 +29,23 @@ impl MemfdPool {
         // Inherited by a forked child, like any memory of its parent's own.
         let mapping = Mapping::new(fd.as_fd(), 0, len, Access::ReadWrite, AtFork::Inherit)?;
         mapping.leave_out_of_dumps()?;
-        Ok(MemfdPool { fd: Arc::new(fd), mapping })
+        Ok(MemfdPool { fd: Arc::new(OwnFd::raised(fd)?), mapping })
     }
 
-    pub fn fd(&self) -> &Arc<OwnedFd> {
-        &self.fd
+    /// To be used at once.
+    ///
+    /// # Errors
+    /// NOT_SUPPORTED: the program has closed it.
+    pub fn fd(&self) -> Result<BorrowedFd<'_>, Error> {
+        self.fd.proved().ok_or_else(closed_here)
     }
+}
+
+/// The memory stays as it is mapped; nobody can make an fd of it again.
+pub(crate) fn closed_here() -> Error {
+    let why = "this program has closed its fd, which it does not know; what is in it stays, and cannot be shared any more: make \
+               other memory, and leave alone what the program has not opened";
+    Error::new(ErrorCode::NotSupported, "export the memory").because(why)
 }
 
 /// `bytes`, more than 0, in whole pages.
@@ -67,6 +79,7 @@ pub(crate) fn unsealed(name: &CStr, len: usize) -> Result<OwnedFd, Error> {
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
     let fd = memfd_create(name, flags)
         .map_err(|errno| Error::os(refusal(errno), "memfd_create", errno))?;
+    let fd = off_stdio(fd)?;
     let internal = |errno: nix::Error| Error::os(ErrorCode::Internal, "ftruncate", errno);
     let size = i64::try_from(len).map_err(|_| internal(nix::Error::EFBIG))?;
     check_file_size(len)?;
@@ -100,6 +113,7 @@ impl Pool for MemfdPool {
     }
 
     fn export(&self, offset: usize, _len: usize) -> Result<PoolExport, Error> {
+        self.fd()?;
         Ok(PoolExport { fd: SupplyFd::Shared(Arc::clone(&self.fd)), fd_offset: offset as u64 })
     }
 
@@ -108,7 +122,9 @@ impl Pool for MemfdPool {
         let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         let (begin, length) = (i64::try_from(offset), i64::try_from(len));
         let (Ok(begin), Ok(length)) = (begin, length) else { return };
-        if let Err(errno) = fallocate(&self.fd, flags, begin, length) {
+        // Closed by the program: the pages stay in use until the memory is unmapped.
+        let Some(fd) = self.fd.proved() else { return };
+        if let Err(errno) = fallocate(fd, flags, begin, length) {
             // The memory stays with the arena: used again all the same.
             log::warn!("cannot give {len} bytes at {offset} back to the system: {errno}");
         }
@@ -130,11 +146,11 @@ mod tests {
     #[test]
     fn new_when_made_then_sealed_against_shrinking_and_sealing() {
         let pool = MemfdPool::new(1).unwrap();
-        let seals = fcntl(pool.fd(), FcntlArg::F_GET_SEALS).unwrap();
+        let seals = fcntl(pool.fd().unwrap(), FcntlArg::F_GET_SEALS).unwrap();
         let seals = SealFlag::from_bits_truncate(seals);
         assert!(seals.contains(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL));
         assert_eq!(pool.len(), page_size());
-        assert!(ftruncate(pool.fd(), 0).is_err());
+        assert!(ftruncate(pool.fd().unwrap(), 0).is_err());
     }
 
     #[test]

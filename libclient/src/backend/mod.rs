@@ -22,6 +22,7 @@ pub(crate) use device::MemoryDevice;
 pub use device::{DeviceBuffer, DeviceImport, MakersWork};
 pub use host::HostMemory;
 pub use isolated::IsolatedMemory;
+pub(crate) use memfd::closed_here;
 pub use pool::{MemoryBackend, Pool, PoolExport};
 pub use udmabuf::Udmabuf;
 

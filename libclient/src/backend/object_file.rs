@@ -81,12 +81,12 @@ fn no_memory(bytes: usize, errno: Errno) -> Error {
 
 fn sized(len: usize) -> Result<OwnedFd, Error> {
     let fd = unsealed(NAME, len)?;
-    add(&fd, SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW)
+    add(fd.as_fd(), SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW)
         .map_err(|errno| Error::os(ErrorCode::Internal, "F_ADD_SEALS", errno))?;
     Ok(fd)
 }
 
-fn add(fd: &OwnedFd, seals: SealFlag) -> nix::Result<()> {
+fn add(fd: BorrowedFd<'_>, seals: SealFlag) -> nix::Result<()> {
     loop {
         match fcntl(fd, FcntlArg::F_ADD_SEALS(seals)) {
             Err(Errno::EINTR) => {}
@@ -96,8 +96,8 @@ fn add(fd: &OwnedFd, seals: SealFlag) -> nix::Result<()> {
 }
 
 /// Maps it for writing. A child of fork(3) closes its copy when it begins: a mapping there is in the way of the seal.
-pub(crate) fn map(fd: &OwnedFd, len: usize) -> Result<Mapping, Error> {
-    let mapping = Mapping::new(fd.as_fd(), 0, len, Access::ReadWrite, AtFork::Leave)?;
+pub(crate) fn map(fd: BorrowedFd<'_>, len: usize) -> Result<Mapping, Error> {
+    let mapping = Mapping::new(fd, 0, len, Access::ReadWrite, AtFork::Leave)?;
     mapping.leave_out_of_dumps()?;
     Ok(mapping)
 }
@@ -109,8 +109,8 @@ const FINAL: SealFlag = SealFlag::F_SEAL_WRITE
     .union(SealFlag::F_SEAL_SEAL);
 
 /// Nobody can change it any more. F_ADD_SEALS.
-pub(crate) fn seal(fd: &OwnedFd) -> Result<(), Error> {
-    if seals_of(fd.as_fd()).is_some_and(|seals| seals.contains(FINAL)) {
+pub(crate) fn seal(fd: BorrowedFd<'_>) -> Result<(), Error> {
+    if seals_of(fd).is_some_and(|seals| seals.contains(FINAL)) {
         return Ok(());
     }
     add(fd, FINAL).map_err(|errno| match errno {
@@ -124,7 +124,7 @@ pub(crate) fn seal(fd: &OwnedFd) -> Result<(), Error> {
 }
 
 /// Seals what [`map`] has mapped, which is unmapped here. Children that were forked meanwhile have a moment to begin.
-pub(crate) fn seal_after_map(fd: &OwnedFd) -> Result<(), Error> {
+pub(crate) fn seal_after_map(fd: BorrowedFd<'_>) -> Result<(), Error> {
     let until = Instant::now() + fork::until_children_look();
     loop {
         match seal(fd) {
@@ -175,14 +175,14 @@ mod tests {
     #[test]
     fn seal_when_mapped_then_busy_and_when_unmapped_for_good() {
         let fd = allocated(4096).unwrap();
-        let mapping = map(&fd, 4096).unwrap();
+        let mapping = map(fd.as_fd(), 4096).unwrap();
         mapping.write_at(0, b"kept").unwrap();
-        assert_eq!(seal(&fd).unwrap_err().code, ErrorCode::SealedBusy);
+        assert_eq!(seal(fd.as_fd()).unwrap_err().code, ErrorCode::SealedBusy);
         assert!(!is_sealed(fd.as_fd()));
         drop(mapping);
-        seal(&fd).unwrap();
+        seal(fd.as_fd()).unwrap();
         assert!(is_sealed(fd.as_fd()));
-        seal(&fd).unwrap();
+        seal(fd.as_fd()).unwrap();
         assert_eq!(nix::sys::uio::pwrite(&fd, b"x", 0), Err(Errno::EPERM));
         assert_eq!(&bytes_of(&fd, 4), b"kept");
     }
@@ -191,7 +191,7 @@ mod tests {
     fn seal_after_map_when_a_child_was_forked_meanwhile_then_it_is_sealed() {
         for _ in 0..20 {
             let fd = allocated(4096).unwrap();
-            let mapping = map(&fd, 4096).unwrap();
+            let mapping = map(fd.as_fd(), 4096).unwrap();
             // SAFETY: the child waits for its end.
             let child = match unsafe { nix::unistd::fork() }.unwrap() {
                 nix::unistd::ForkResult::Child => loop {
@@ -200,7 +200,7 @@ mod tests {
                 nix::unistd::ForkResult::Parent { child } => child,
             };
             drop(mapping);
-            seal_after_map(&fd).unwrap();
+            seal_after_map(fd.as_fd()).unwrap();
             nix::sys::signal::kill(child, nix::sys::signal::Signal::SIGKILL).unwrap();
             nix::sys::wait::waitpid(child, None).unwrap();
         }
@@ -218,6 +218,6 @@ mod tests {
     #[test]
     fn seal_when_the_file_takes_no_seals_then_unsupported_fd() {
         let fd = super::super::memfd::sealed(c"whole", 4096).unwrap();
-        assert_eq!(seal(&fd).unwrap_err().code, ErrorCode::UnsupportedFd);
+        assert_eq!(seal(fd.as_fd()).unwrap_err().code, ErrorCode::UnsupportedFd);
     }
 }

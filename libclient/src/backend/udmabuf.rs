@@ -4,15 +4,16 @@
 //! CPU access by an importer needs no DMA_BUF_IOCTL_SYNC on x86: the pages are the memfd's own, cached and
 //! coherent. (On another architecture do it on the grant's fd, before it is closed.)
 
-use super::memfd::MemfdPool;
+use super::memfd::{MemfdPool, closed_here};
 use super::pool::{Pool, PoolExport};
 use crate::books::roles::SupplyFd;
 use crate::error::Error;
 use crate::map::page_size;
+use crate::own_fds::OwnFd;
 use fdbroker_protocol::ErrorCode;
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 const DEVICE: &str = "/dev/udmabuf";
 
@@ -51,7 +52,7 @@ impl UdmabufPool {
 /// /dev/udmabuf, open: makes dma-bufs of ranges of memfds.
 #[derive(Debug)]
 pub struct Udmabuf {
-    device: File,
+    device: OwnFd,
 }
 
 impl Udmabuf {
@@ -64,7 +65,7 @@ impl Udmabuf {
         let device = OpenOptions::new().read(true).write(true).open(DEVICE);
         let what = format!("backend udmabuf: {DEVICE}");
         let refused = |error| Error::no_fd(ErrorCode::NotSupported, &what, error);
-        device.map(|device| Udmabuf { device }).map_err(refused)
+        Ok(Udmabuf { device: OwnFd::raised(device.map_err(refused)?.into())? })
     }
 
     /// A new dma-buf, close-on-exec, of `len` bytes at `offset` of a memfd sealed with F_SEAL_SHRINK and without
@@ -78,13 +79,13 @@ impl Udmabuf {
         offset: u64,
         len: u64,
     ) -> Result<OwnedFd, Error> {
+        let device = self.device.proved().ok_or_else(closed_here)?;
         let memfd = u32::try_from(memfd.as_raw_fd()).expect("an open fd is not negative");
         let request = UdmabufCreate { memfd, flags: UDMABUF_FLAGS_CLOEXEC, offset, size: len };
         // SAFETY: the request is the structure this ioctl reads, and lives over the call. The answer is a
         // new fd or -1.
-        let fd = unsafe {
-            libc::ioctl(self.device.as_raw_fd(), UDMABUF_CREATE as _, &raw const request)
-        };
+        let fd =
+            unsafe { libc::ioctl(device.as_raw_fd(), UDMABUF_CREATE as _, &raw const request) };
         if fd < 0 {
             let what = format!("backend udmabuf: {len} bytes at {offset}");
             return Err(Error::no_fd(ErrorCode::NotSupported, &what, io::Error::last_os_error()));
@@ -113,7 +114,7 @@ impl Pool for UdmabufPool {
     }
 
     fn export(&self, offset: usize, len: usize) -> Result<PoolExport, Error> {
-        let fd = self.device.export_range(self.memory.fd().as_fd(), offset as u64, len as u64)?;
+        let fd = self.device.export_range(self.memory.fd()?, offset as u64, len as u64)?;
         Ok(PoolExport { fd: SupplyFd::Fresh(fd), fd_offset: 0 })
     }
 

@@ -59,8 +59,13 @@ impl<T: ?Sized> Default for Parties<T> {
 }
 
 impl Common {
-    pub fn new(window: u32, max_held_fds: u32, has_recall_callback: bool) -> Result<Self, Error> {
-        let wake = Wake::new()?;
+    pub fn new(
+        window: u32,
+        max_held_fds: u32,
+        has_recall_callback: bool,
+        dispatches: bool,
+    ) -> Result<Self, Error> {
+        let wake = Wake::new(dispatches)?;
         Ok(Common {
             process: Process::current(),
             page: PageRegion::reserve()?,
@@ -135,6 +140,13 @@ impl Common {
     pub fn is_a_buffers(&self, id: AllocationId) -> bool {
         let key = self.holdings.key_of(id).filter(|key| key.base != 0);
         key.is_some_and(|key| self.owner_of(key.base).is_some_and(|it| it.keeps(key.base, id)))
+    }
+
+    /// Says of an address whether its memory cannot be exported any more.
+    pub fn unexportable(&self) -> impl Fn(u64) -> bool {
+        let mut owners = self.owners.all();
+        owners.retain(|owner| !owner.can_export());
+        move |base| base != 0 && owners.iter().any(|owner| owner.covers(base))
     }
 
     /// The owner of the memory at `base`.

@@ -225,10 +225,10 @@ mod tests {
 
     #[test]
     fn release_when_open_or_of_ended_memory_then_may_not_wait_and_else_it_may() {
-        let common = Arc::new(Common::new(1, 0, false).unwrap());
+        let common = Arc::new(Common::new(1, 0, false, false).unwrap());
         let heard = Arc::new(Heard::default());
         let line: Weak<dyn Line> = Arc::<Heard>::downgrade(&heard);
-        common.holdings.begin(1, line);
+        common.holdings.begin(1, line, &|_| false);
         let page = page();
         common.page.show(1, page.as_fd(), PageFacts { slots: 4, incarnation: 0 }).unwrap();
         let fields = HandleFields {

@@ -4,6 +4,7 @@
 use super::holdings::LostRegistration;
 use super::one_way::OwnerKey;
 use crate::notice::Recall;
+use crate::own_fds::OwnFd;
 use fdbroker_protocol::object::ObjectEvent;
 use fdbroker_protocol::{AllocationId, ErrorCode};
 use std::fmt::Debug;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 /// An fd for a recall, and what it is.
 #[derive(Debug)]
 pub struct Supply {
-    pub fd: SupplyFd,
+    pub(crate) fd: SupplyFd,
     pub fd_offset: u64,
     pub size_bytes: u64,
     /// Read after the export.
@@ -22,11 +23,11 @@ pub struct Supply {
 
 /// Whether the fd is one more in this process.
 #[derive(Debug)]
-pub enum SupplyFd {
+pub(crate) enum SupplyFd {
     /// A new export: in the window until closed.
     Fresh(OwnedFd),
     /// An fd the owner holds anyway.
-    Shared(Arc<OwnedFd>),
+    Shared(Arc<OwnFd>),
 }
 
 /// Memory that the library itself can export again: arenas, device memory.
@@ -35,6 +36,10 @@ pub(crate) trait MemoryOwner: Send + Sync + Debug {
     fn covers(&self, base: u64) -> bool;
     /// Whether an export is a new fd in this process.
     fn exports_are_fresh(&self) -> bool {
+        true
+    }
+    /// Whether it still can export: not when the program has closed what it exports from.
+    fn can_export(&self) -> bool {
         true
     }
     /// Whether a buffer at `base` has registered itself as `id`.

@@ -17,7 +17,6 @@ use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::map::Access;
 use fdbroker_protocol::{AllocationId, Handle, MemoryKind};
-use std::io::Write;
 use std::sync::{Arc, Weak};
 
 /// Memory imported, kept open between uses and shared by the threads of a process; clones share it.
@@ -288,8 +287,7 @@ impl Drop for Cache {
         let is_own = self.client.common().process.is_current();
         if is_own && self.table.settings().print_stats {
             let line = format!("fdbroker import cache: {}\n", self.table.stats());
-            // Nobody is left to hear that stderr is closed.
-            let _ = std::io::stderr().write_all(line.as_bytes());
+            fdbroker_scm::write_stderr(line.as_bytes());
         }
         let held = self.table.take_all();
         match is_own {

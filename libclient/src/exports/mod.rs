@@ -129,7 +129,7 @@ impl Exports {
         let mut export = Some(export);
         let mut fresh = |_| {
             let export = export.take().expect("called once per deposit");
-            export().map(Export::Fresh)
+            export().and_then(Export::fresh)
         };
         let mut batch =
             Batch { deposits: std::slice::from_ref(deposit), export: &mut fresh, fresh: true };

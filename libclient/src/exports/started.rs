@@ -7,9 +7,10 @@ use crate::books::spans::place_of;
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, RegistrationRef};
 use crate::error::Error;
+use crate::own_fds::OwnFd;
 use crate::requests::registering::Registering;
 use fdbroker_protocol::{ErrorCode, Handle};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 
 /// Registrations under way; see [`Exports::register_start`]. For progress engines: nothing here ever waits.
 ///
@@ -24,7 +25,7 @@ pub struct RegisterRequest<'a> {
     /// Of each that `registering` has: its place in the call, and the right to its range if it has one.
     sent: Vec<(usize, Deposit, Option<Claim<'a>>)>,
     /// Those in whose range another is being registered.
-    busy: Vec<(usize, Deposit, OwnedFd)>,
+    busy: Vec<(usize, Deposit, OwnFd)>,
     outcomes: Vec<Option<Result<Handle, Error>>>,
     /// Those without an address: nobody finds them in the table.
     made: Vec<RegistrationRef>,
@@ -68,13 +69,11 @@ impl Exports {
             made: Vec::new(),
         };
         for (place, (deposit, fd)) in deposits.iter().zip(fds).enumerate() {
-            match fd.try_clone_to_owned() {
+            let refused =
+                |error| Error::no_fd(ErrorCode::Internal, "register: duplicate the fd", error);
+            match fd.try_clone_to_owned().map_err(refused).and_then(OwnFd::kept) {
                 Ok(fd) => request.add(place, *deposit, fd),
-                Err(error) => {
-                    let what = "register: duplicate the fd";
-                    let error = Error::no_fd(ErrorCode::Internal, what, error);
-                    request.outcomes[place] = Some(Err(error));
-                }
+                Err(error) => request.outcomes[place] = Some(Err(error)),
             }
         }
         // Done already is seen by the first test.
@@ -124,7 +123,7 @@ impl<'a> RegisterRequest<'a> {
     pub fn cancel(self) {}
 
     /// Finds one in the table, or sends it when its range is free.
-    fn add(&mut self, place: usize, deposit: Deposit, fd: OwnedFd) {
+    fn add(&mut self, place: usize, deposit: Deposit, fd: OwnFd) {
         let claim = match place_of(&deposit).map(|range| self.exports.find(range, &deposit)) {
             None => None,
             Some(Found::Claimed(claim)) => Some(claim),

@@ -6,7 +6,7 @@ use super::wire;
 use crate::api::client::Client;
 use crate::backend::cuda::{self, CudaMemory};
 use crate::backend::level_zero::{self, LevelZeroMemory};
-use crate::backend::{MakersWork, MemoryDevice, object_file};
+use crate::backend::{MakersWork, MemoryDevice, closed_here, object_file};
 use crate::books::grant::Grant;
 use crate::books::import::{Import, Imported};
 use crate::books::lease::Lease;
@@ -16,6 +16,7 @@ use crate::fork::Process;
 use crate::inherited::Way;
 use crate::limits::{OBJECT_ALIGN, OBJECT_DEVICE_ALIGN};
 use crate::map::{Access, Mapping, page_size};
+use crate::own_fds::OwnFd;
 use fdbroker_protocol::object::ObjectCreateHead;
 use fdbroker_protocol::{ErrorCode, MemoryKind};
 use std::ops::Range;
@@ -97,7 +98,7 @@ pub(super) struct GroupMemory {
 enum Of {
     Host {
         mapping: Mapping,
-        fd: OwnedFd,
+        fd: OwnFd,
     },
     Cuda(CudaMemory),
     LevelZero {
@@ -105,7 +106,7 @@ enum Of {
         kind: MemoryKind,
     },
     /// A memfd of the program's, to be sealed.
-    ForeignFile(OwnedFd),
+    ForeignFile(OwnFd),
     /// What cannot be sealed.
     Foreign,
     /// A host file that is sealed, and not mapped any more; or nothing.
@@ -122,8 +123,8 @@ impl GroupMemory {
         let of = match place {
             Place::Host => {
                 let fd = object_file::allocated(bytes()?)?;
-                let mapping = object_file::map(&fd, bytes()?)?;
-                Of::Host { mapping, fd }
+                let mapping = object_file::map(fd.as_fd(), bytes()?)?;
+                Of::Host { mapping, fd: OwnFd::raised(fd)? }
             }
             Place::Cuda(device) => {
                 let memory = CudaMemory::new(device, bytes()?)?;
@@ -141,7 +142,7 @@ impl GroupMemory {
                 let fd = fd.try_clone_to_owned().map_err(|error| {
                     Error::no_fd(ErrorCode::Internal, "duplicate the fd of a group", error)
                 })?;
-                Of::ForeignFile(fd)
+                Of::ForeignFile(OwnFd::raised(fd)?)
             }
             Place::Fd(..) => Of::Foreign,
         };
@@ -152,9 +153,9 @@ impl GroupMemory {
     pub fn export<'a>(&'a self, place: &Place<'a>) -> Result<Export<'a>, Error> {
         match (&self.of, place) {
             (_, Place::Fd(fd, _)) => Ok(Export::Shared(*fd)),
-            (Of::Host { fd, .. }, _) => Ok(Export::Shared(fd.as_fd())),
-            (Of::Cuda(memory), _) => memory.export().map(Export::Fresh),
-            (Of::LevelZero { memory, .. }, _) => memory.export().map(Export::Fresh),
+            (Of::Host { fd, .. }, _) => fd.proved().map(Export::Shared).ok_or_else(closed_here),
+            (Of::Cuda(memory), _) => memory.export().and_then(Export::fresh),
+            (Of::LevelZero { memory, .. }, _) => memory.export().and_then(Export::fresh),
             (Of::ForeignFile(_) | Of::Foreign | Of::Sealed, _) => Err(sealed()),
         }
     }
@@ -243,14 +244,16 @@ impl GroupMemory {
             Of::Host { mapping, fd } => {
                 let len = mapping.len();
                 drop(mapping);
-                let Err(error) = object_file::seal_after_map(&fd) else { return Ok(()) };
+                let file = fd.proved().ok_or_else(closed_here)?;
+                let Err(error) = object_file::seal_after_map(file) else { return Ok(()) };
                 // It can be written again, and sealed later.
-                let mapping = object_file::map(&fd, len)?;
+                let mapping = object_file::map(file, len)?;
                 self.of = Of::Host { mapping, fd };
                 Err(error)
             }
             Of::ForeignFile(fd) => {
-                let Err(error) = object_file::seal(&fd) else { return Ok(()) };
+                let file = fd.proved().ok_or_else(closed_here)?;
+                let Err(error) = object_file::seal(file) else { return Ok(()) };
                 self.of = Of::ForeignFile(fd);
                 Err(error)
             }
@@ -270,7 +273,7 @@ pub(super) fn write_sealed(layout: &Layout, puts: &[PutObject<'_>]) -> Result<Ow
         .map_err(|_| does_not_fit(layout.size_bytes, usize::MAX as u64))?;
     let parts = layout.members.iter().zip(puts).map(|(range, put)| (range.start, put.bytes));
     let fd = object_file::written(size, parts)?;
-    object_file::seal(&fd)?;
+    object_file::seal(fd.as_fd())?;
     Ok(fd)
 }
 

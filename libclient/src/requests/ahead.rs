@@ -43,7 +43,10 @@ fn ask(connection: &Connection, now: Instant, deadline: Deadline) -> AheadEnd {
         ends: &[],
     };
     match connection.call(call, &[], |_| 0, |reply: Reply<'_>| Ok(reply.fds.next())) {
-        Ok(Some(socket)) => AheadEnd::Open(OwnFd::new(socket), ReceivedFds::with_capacity(1)),
+        Ok(Some(socket)) => match OwnFd::guarded(socket) {
+            Ok(socket) => AheadEnd::Open(socket, ReceivedFds::with_capacity(1)),
+            Err(_) => AheadEnd::Without(Some(now + AHEAD_RETRY)),
+        },
         Err(Error { code: ErrorCode::NotSupported, .. }) => AheadEnd::Without(None),
         Ok(None) | Err(_) => AheadEnd::Without(Some(now + AHEAD_RETRY)),
     }

@@ -6,11 +6,13 @@ use super::register::Request;
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Registration};
 use crate::error::Error;
+use crate::own_fds::{CLOSED_HERE, OwnFd};
 use crate::wire::again::Again;
 use crate::wire::connection::Connection;
 use crate::wire::credits::Claim;
+use fdbroker_protocol::ErrorCode;
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -21,7 +23,7 @@ pub(crate) struct Registering {
     deadline: Deadline,
     deposits: Vec<Deposit>,
     /// Each until its deposit is answered.
-    fds: Vec<Option<OwnedFd>>,
+    fds: Vec<Option<OwnFd>>,
     /// What is still to be sent.
     open: VecDeque<usize>,
     answered: Vec<(usize, Result<Registration, Error>)>,
@@ -54,7 +56,7 @@ impl Registering {
     }
 
     /// Adds one; `take_answered` names it by this number: how many there were before.
-    pub fn add(&mut self, deposit: Deposit, fd: OwnedFd) {
+    pub fn add(&mut self, deposit: Deposit, fd: OwnFd) {
         let index = self.deposits.len();
         match self.connection.common.check_recallable(&deposit) {
             Ok(()) => self.open.push_back(index),
@@ -140,12 +142,18 @@ impl Registering {
                 Ok(asked?.map(Step::Credit))
             }
             Claim::Granted(count) => {
+                self.fail_closed();
                 let chunk: Vec<usize> = self.open.iter().take(count as usize).copied().collect();
                 let deposits = chunk.iter().map(|index| &self.deposits[*index]);
                 connection.common.holdings.supersede(deposits);
+                let unused = count - u32::try_from(chunk.len()).expect("at most 253");
+                connection.credits.give_back(unused);
+                if chunk.is_empty() {
+                    return Ok(Some(Step::Nothing));
+                }
                 let sent = self.request(&self.parts(&chunk)).start(&connection);
                 if !matches!(sent, Ok(Some(_))) {
-                    connection.credits.give_back(count);
+                    connection.credits.give_back(count - unused);
                 }
                 Ok(sent?.map(|id| {
                     self.open.drain(..chunk.len());
@@ -181,6 +189,18 @@ impl Registering {
         }
     }
 
+    /// What the program has closed since it began has another's number now.
+    fn fail_closed(&mut self) {
+        let is_closed =
+            |index: &usize| self.fds[*index].as_ref().is_none_or(|it| it.proved().is_none());
+        let closed: Vec<usize> = self.open.iter().copied().filter(is_closed).collect();
+        self.open.retain(|index| !closed.contains(index));
+        for index in closed {
+            let error = Error::new(ErrorCode::UnsupportedFd, "register").because(CLOSED_HERE);
+            self.answer(index, Err(error));
+        }
+    }
+
     fn fail_open(&mut self, error: &Error) {
         for index in std::mem::take(&mut self.open) {
             self.answer(index, Err(error.clone()));
@@ -194,7 +214,7 @@ impl Registering {
 
     /// Some of the deposits, each with its fd.
     fn parts(&self, chunk: &[usize]) -> Vec<(usize, BorrowedFd<'_>)> {
-        let fd = |index: &usize| self.fds[*index].as_ref().expect("it is not answered").as_fd();
+        let fd = |index: &usize| self.fds[*index].as_ref().expect("it is not answered").polled();
         chunk.iter().map(|index| (*index, fd(index))).collect()
     }
 

@@ -2,60 +2,101 @@
 //! Must never wait for another thread that serves, nor let two serve at once.
 
 use super::callback::is_in_callback;
-use super::server::{Interest, Server};
+use super::seat::Seat;
+use super::server::Interest;
 use super::session::Session;
 use crate::books::roles::{Dispatcher, Served};
+use crate::books::wake::Bell;
 use crate::error::Error;
 use crate::limits::{HELLO_SLICE, IDLE, LIVENESS_LOOK, SEND_SLICE};
-use crate::wire::connection::Connection;
+use crate::own_fds::raised;
 use crate::wire::poll::poll_many;
 use fdbroker_protocol::ErrorCode;
 use nix::poll::{PollFd, PollFlags};
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+use nix::sys::epoll::EpollFlags;
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
-/// The seat of the thread that serves, and the fd that says when.
+/// The seat of the thread that serves. Its bell is the fd that says when.
 #[derive(Debug)]
 pub(crate) struct Dispatch {
     session: Arc<Session>,
-    epoll: Epoll,
-    /// For what is to be tried again without an event.
-    timer: TimerFd,
     /// Only ever tried: callbacks run under it.
-    seat: Mutex<Seat>,
+    seat: Mutex<TimedSeat>,
 }
 
 #[derive(Debug)]
-struct Seat {
-    server: Server,
-    watched: Option<Watched>,
-    timer_is_set: bool,
+struct TimedSeat {
+    seat: Seat,
+    timer: Timer,
 }
 
-/// A connection whose sockets are in the epoll, and what for. Held so that they are taken out before they are closed:
-/// a forked child's copies would keep them there.
+/// Rings a bell when something is to be tried again without an event. All timers look alike: one is known by being in the
+/// bell.
 #[derive(Debug)]
-struct Watched {
-    connection: Arc<Connection>,
-    events: PollFlags,
-    socket: PollFlags,
+struct Timer {
+    bell: Arc<Bell>,
+    fd: ManuallyDrop<TimerFd>,
+    is_set: bool,
+}
+
+impl Timer {
+    fn new(bell: &Arc<Bell>) -> Result<Self, Error> {
+        let failed = |errno| Error::no_fd(ErrorCode::Internal, "event fd", errno);
+        let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
+        let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags).map_err(failed)?;
+        // SAFETY: it owns its fd, which nobody else has; nix has no way to take it out.
+        let fd =
+            raised(unsafe { OwnedFd::from_raw_fd(ManuallyDrop::new(timer).as_fd().as_raw_fd()) })?;
+        bell.add(fd.as_fd(), EpollFlags::EPOLLIN).map_err(failed)?;
+        // SAFETY: it is a timer's.
+        let fd = ManuallyDrop::new(unsafe { TimerFd::from_owned_fd(fd) });
+        Ok(Timer { bell: Arc::clone(bell), fd, is_set: false })
+    }
+
+    /// `false`: its number is not its own any more. The bell was looked at.
+    fn set(&mut self, within: Option<Duration>) -> bool {
+        if within.is_none() && !self.is_set {
+            return true;
+        }
+        if self.bell.modify(self.fd.as_fd(), EpollFlags::EPOLLIN).is_err() {
+            return false;
+        }
+        let set = match within {
+            // Zero would turn it off.
+            Some(within) => {
+                let within = TimeSpec::from(within.max(Duration::from_nanos(1)));
+                self.fd.set(Expiration::OneShot(within), TimerSetTimeFlags::empty())
+            }
+            None => self.fd.unset(),
+        };
+        self.is_set = within.is_some();
+        if let Err(errno) = set {
+            // It takes numbers only, and these are in range.
+            log::error!("the event fd's timer cannot be set: {errno}");
+        }
+        true
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        if self.bell.is_here() && self.bell.modify(self.fd.as_fd(), EpollFlags::EPOLLIN).is_ok() {
+            // SAFETY: not used any more; dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.fd) };
+        }
+    }
 }
 
 impl Dispatch {
     pub fn new(session: Arc<Session>) -> Result<Self, Error> {
-        let failed = |errno| Error::no_fd(ErrorCode::Internal, "event fd", errno);
-        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)?;
-        let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
-        let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags).map_err(failed)?;
-        let readable = || EpollEvent::new(EpollFlags::EPOLLIN, 0);
-        epoll.add(session.common.wake.as_fd(), readable()).map_err(failed)?;
-        epoll.add(timer.as_fd(), readable()).map_err(failed)?;
-        let seat = Seat { server: Server::new(), watched: None, timer_is_set: false };
-        Ok(Dispatch { session, epoll, timer, seat: Mutex::new(seat) })
+        let seat = Seat::new(&session);
+        let timer = Timer::new(&seat.bell)?;
+        Ok(Dispatch { session, seat: Mutex::new(TimedSeat { seat, timer }) })
     }
 
     /// Serves, and waits up to `timeout` for something when there is nothing. How many things.
@@ -77,75 +118,24 @@ impl Dispatch {
         }
     }
 
-    /// Sees to it that the event fd is readable when, and only when, there is something to serve.
-    fn watch(&self, seat: &mut Seat, connection: Arc<Connection>, interest: &Interest) {
-        let is_usable = connection.is_usable();
-        let is_other = |old: &mut Watched| !is_usable || !Arc::ptr_eq(&old.connection, &connection);
-        if let Some(old) = seat.watched.take_if(is_other) {
-            // That they are not in there any more is no error.
-            let _ = self.epoll.delete(&old.connection.events);
-            let _ = self.epoll.delete(&old.connection.socket);
-        }
-        if is_usable {
-            let watched = self.watch_sockets(seat, &connection, interest);
-            if let Err(errno) = watched {
-                connection.kill(&format!("its sockets cannot be watched: {errno}"));
-            }
-        }
-        let hello = seat.server.hello_socket().map(|_| HELLO_SLICE);
-        let within = [interest.within, hello].into_iter().flatten().min();
-        self.set_timer(seat, within);
-    }
-
-    fn watch_sockets(
-        &self,
-        seat: &mut Seat,
-        connection: &Arc<Connection>,
-        interest: &Interest,
-    ) -> nix::Result<()> {
-        let Interest { events, socket, .. } = *interest;
-        match &mut seat.watched {
-            Some(watched) => {
-                if watched.events != events {
-                    self.epoll.modify(&connection.events, &mut event(events))?;
-                    watched.events = events;
-                }
-                if watched.socket != socket {
-                    self.epoll.modify(&connection.socket, &mut event(socket))?;
-                    watched.socket = socket;
-                }
-            }
-            None => {
-                let connection = Arc::clone(connection);
-                let watched = seat.watched.insert(Watched { connection, events, socket });
-                self.epoll.add(&watched.connection.events, event(events))?;
-                self.epoll.add(&watched.connection.socket, event(socket))?;
-            }
+    /// Puts another bell in the place of one that the program has closed.
+    fn mend(&self, seat: &mut TimedSeat) -> Result<(), Error> {
+        let wake = &self.session.common.wake;
+        let bell = wake.mended()?;
+        if !Arc::ptr_eq(&bell, &seat.seat.bell) {
+            seat.seat.take(&bell);
+            // Without it the bell is of no use.
+            seat.timer = Timer::new(&bell).inspect_err(|_| wake.lose(&bell))?;
         }
         Ok(())
-    }
-
-    fn set_timer(&self, seat: &mut Seat, within: Option<Duration>) {
-        let set = match within {
-            // Zero would turn it off.
-            Some(within) => {
-                let within = TimeSpec::from(within.max(Duration::from_nanos(1)));
-                self.timer.set(Expiration::OneShot(within), TimerSetTimeFlags::empty())
-            }
-            None if seat.timer_is_set => self.timer.unset(),
-            None => Ok(()),
-        };
-        seat.timer_is_set = within.is_some();
-        if let Err(errno) = set {
-            // It takes numbers only, and these are in range.
-            log::error!("the event fd's timer cannot be set: {errno}");
-        }
     }
 }
 
 impl Dispatcher for Dispatch {
     fn event_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.0.as_fd()
+        let number = self.session.common.wake.bell().polled().as_raw_fd();
+        // SAFETY: open until the client is dropped or the program closes it, and then only polled.
+        unsafe { BorrowedFd::borrow_raw(number) }
     }
 
     fn serve(&self) -> Option<Served> {
@@ -161,23 +151,26 @@ impl Dispatcher for Dispatch {
         if session.is_stopping() {
             return Some(Served::default());
         }
-        let Seat { server, .. } = &mut *seat;
-        let connection = server.connection(session);
+        if let Err(error) = self.mend(&mut seat) {
+            log::error!(
+                "no event fd in the place of the one that this program has closed: {error}"
+            );
+            return Some(Served { count: 0, later: true });
+        }
+        let TimedSeat { seat, timer } = &mut *seat;
+        let connection = seat.server.connection(session);
         // Everything is looked at: what was of interest may be long ago.
         let all = PollFlags::POLLIN;
         let interest = Interest { events: all, socket: all, within: None };
-        let came = server.wait(session, &connection, &interest, Duration::ZERO);
-        let served = server.serve(session, &connection, &came);
-        let connection = server.connection(session);
-        let interest = server.prepare(session, &connection);
-        self.watch(&mut seat, connection, &interest);
+        let came = seat.server.look(&connection, &interest);
+        let served = seat.server.serve(session, &connection, &came);
+        let connection = seat.server.connection(session);
+        let interest = seat.server.prepare(session, &connection);
+        seat.watch(session, connection, &interest);
+        let hello = seat.server.hello_socket().map(|_| HELLO_SLICE);
+        if !timer.set([interest.within, hello].into_iter().flatten().min()) {
+            session.common.wake.lose(&seat.bell);
+        }
         Some(served)
     }
-}
-
-fn event(wanted: PollFlags) -> EpollEvent {
-    let mut flags = EpollFlags::empty();
-    flags.set(EpollFlags::EPOLLIN, wanted.contains(PollFlags::POLLIN));
-    flags.set(EpollFlags::EPOLLOUT, wanted.contains(PollFlags::POLLOUT));
-    EpollEvent::new(flags, 0)
 }

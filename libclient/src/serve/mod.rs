@@ -4,6 +4,7 @@
 pub(crate) mod callback;
 pub(crate) mod dispatch;
 pub(crate) mod resume;
+pub(crate) mod seat;
 pub(crate) mod server;
 pub(crate) mod session;
 pub(crate) mod supply;

@@ -15,6 +15,7 @@ use crate::limits::{
     RECONNECT_FIRST, RECONNECT_LAST, SEND_SLICE,
 };
 use crate::notice::{Notice, Recall};
+use crate::own_fds::CLOSED_HERE;
 use crate::wire::connection::{Connection, UnseenPage};
 use crate::wire::handshake::{Caller, Greeted, Greeting, place_of};
 use crate::wire::poll::{came, poll_many};
@@ -24,7 +25,7 @@ use fdbroker_protocol::object::{ObjectEvent, ObjectEventItem};
 use fdbroker_protocol::{AllocationId, DecodeError, ErrorCode, Kind, Message};
 use fdbroker_scm::{ReceivedFds, RecvError};
 use nix::poll::{PollFd, PollFlags};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -73,9 +74,12 @@ pub(crate) struct Interest {
 /// What came of waiting.
 #[derive(Debug)]
 pub(crate) struct Came {
-    kicked: bool,
     events: PollFlags,
     socket: PollFlags,
+}
+
+impl Came {
+    pub const NOTHING: Came = Came { events: PollFlags::empty(), socket: PollFlags::empty() };
 }
 
 impl Server {
@@ -109,6 +113,9 @@ impl Server {
             let within = match &self.link {
                 Link::Up | Link::Resuming { .. } => Some(Duration::ZERO),
                 Link::Down { next, .. } => next.as_ref().map(left),
+                Link::Greeting { greeting, .. } if greeting.is_closed_here() => {
+                    Some(Duration::ZERO)
+                }
                 Link::Greeting { greeting, .. } => Some(left(&greeting.look_at())),
             };
             return Interest { events: nothing, socket: nothing, within };
@@ -135,38 +142,27 @@ impl Server {
         interest
     }
 
-    /// Waits up to `patience` for what is of interest.
-    pub fn wait(
-        &self,
-        session: &Session,
-        connection: &Connection,
-        interest: &Interest,
-        patience: Duration,
-    ) -> Came {
-        let patience = interest.within.map_or(patience, |within| within.min(patience));
-        let kick = PollFd::new(session.common.wake.as_fd(), PollFlags::POLLIN);
+    /// What is there of what is of interest.
+    pub fn look(&self, connection: &Connection, interest: &Interest) -> Came {
         if !connection.is_usable() {
-            let hello = self.hello_socket().unwrap_or(session.common.wake.as_fd());
-            let mut fds = [kick, PollFd::new(hello, PollFlags::POLLIN)];
-            poll_many(&mut fds, patience);
-            let kicked = !came(&fds[0]).is_empty();
-            return Came { kicked, events: PollFlags::empty(), socket: PollFlags::empty() };
+            return Came::NOTHING;
         }
         let mut fds = [
-            kick,
-            PollFd::new(connection.events.as_fd(), interest.events),
-            PollFd::new(connection.socket.as_fd(), interest.socket),
+            PollFd::new(connection.events.polled(), interest.events),
+            PollFd::new(connection.socket.polled(), interest.socket),
         ];
-        poll_many(&mut fds, patience);
-        let kicked = !came(&fds[0]).is_empty();
-        Came { kicked, events: came(&fds[1]), socket: came(&fds[2]) }
+        poll_many(&mut fds, Duration::ZERO);
+        Came { events: came(&fds[0]), socket: came(&fds[1]) }
     }
 
     /// Deals with what came.
     pub fn serve(&mut self, session: &Session, connection: &Connection, came: &Came) -> Served {
         let _serving = Serving::begin();
-        if came.kicked {
-            session.common.wake.take_kicks();
+        let was_kicked = session.common.wake.take_kicks();
+        if !was_kicked && (came.events | came.socket).is_empty() {
+            // Time is over; or what was waited for is not ours any more, and always says that it is ready.
+            session.common.wake.is_lost();
+            connection.look_at_fds();
         }
         if !connection.is_usable() {
             let count = self.look_for_a_broker(session, connection);
@@ -179,7 +175,7 @@ impl Server {
         // Answers before events: the broker has sent them in this order.
         let named = self.name_again(session, connection) + self.tell_of_late_drains(session);
         let mut served = Served::default();
-        let ended = PollFlags::POLLHUP | PollFlags::POLLERR;
+        let ended = PollFlags::POLLHUP | PollFlags::POLLERR | PollFlags::POLLNVAL;
         let may_read = self.supplier.is_idle() && came.events.contains(PollFlags::POLLIN);
         if may_read || came.events.intersects(ended) {
             served = self.read_events(session, connection);
@@ -317,7 +313,10 @@ impl Server {
     fn read_events(&mut self, session: &Session, connection: &Connection) -> Served {
         let mut served = Served::default();
         for _ in 0..EVENTS_PER_TURN {
-            let socket = connection.events.as_fd();
+            let Some(socket) = connection.events.proved() else {
+                connection.kill(CLOSED_HERE);
+                return served;
+            };
             let received = match fdbroker_scm::recv(socket, &mut self.buf, &mut self.fds) {
                 Ok(received) => received,
                 Err(RecvError::WouldBlock) => return served,
@@ -449,8 +448,14 @@ impl Server {
     /// A broker has answered: from now on its connection is served, and what this client has is named to it.
     fn begin(&mut self, session: &Session, greeted: Greeted, pause: Duration) -> usize {
         self.epoch += 1;
-        let (connection, page) = Connection::new(self.epoch, greeted, Arc::clone(&session.common));
-        let connection = Arc::new(connection);
+        let made = Connection::new(self.epoch, greeted, Arc::clone(&session.common));
+        let (connection, page) = match made {
+            Ok((connection, page)) => (Arc::new(connection), page),
+            Err(error) => {
+                self.try_again_after(pause, &error.to_string());
+                return 0;
+            }
+        };
         let ended = connection.begin_books();
         self.resume = Resume::after_loss();
         self.link = Link::Resuming { connection: Arc::clone(&connection), page, pause };

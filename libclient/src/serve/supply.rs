@@ -5,13 +5,14 @@ use crate::books::roles::{Supply, SupplyFd};
 use crate::books::window::Places;
 use crate::limits::{SEND_SLICE, WINDOW_TIMEOUT};
 use crate::notice::{Recall, RecallCallback};
+use crate::own_fds::{CLOSED_HERE, OwnFd};
 use crate::wire::connection::Connection;
 use fdbroker_protocol::message::SupplyItem;
 use fdbroker_protocol::{ErrorCode, Kind, MAX_BATCH, Writer};
 use fdbroker_scm::SendError;
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Recalls to be answered, and answers to be sent, of one connection.
@@ -46,7 +47,7 @@ struct Stuck {
 #[derive(Debug, Default)]
 struct Gathered {
     items: Vec<SupplyItem>,
-    fds: Vec<SupplyFd>,
+    fds: Vec<Arc<OwnFd>>,
     places: Vec<Places>,
 }
 
@@ -135,13 +136,20 @@ impl Supplier {
     /// Sends what is gathered. `false`: not now.
     fn send(&mut self, connection: &Connection) -> bool {
         let Gathered { items, fds, .. } = &self.gathered;
-        let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(SupplyFd::as_fd).collect();
+        let Some(borrowed) = fds.iter().map(|fd| fd.proved()).collect::<Option<Vec<_>>>() else {
+            // None is sent in the place of another: the broker asks again, and hears why.
+            connection.kill(CLOSED_HERE);
+            self.give_up(connection);
+            return true;
+        };
         self.writer.start(Kind::Supply, 0);
         items.iter().for_each(|item| {
             self.writer.push(item);
         });
         let bytes = self.writer.finish(items.len(), borrowed.len());
-        let obstacle = match fdbroker_scm::send(connection.events.as_fd(), bytes, &borrowed) {
+        let socket = connection.events.proved().ok_or(SendError::PeerGone);
+        let sent = socket.and_then(|socket| fdbroker_scm::send(socket, bytes, &borrowed));
+        let obstacle = match sent {
             Ok(()) => None,
             Err(SendError::WouldBlock) => Some(Obstacle::Socket),
             Err(SendError::TooManyRefs) => Some(Obstacle::InFlight),
@@ -214,10 +222,19 @@ impl Gathered {
         };
         match supply {
             Ok(supply) if supply.owner_allocation_id == recall.owner_allocation_id => {
-                item.fd_offset = supply.fd_offset.into();
-                item.size_bytes = supply.size_bytes.into();
-                self.fds.push(supply.fd);
-                self.places.extend(place);
+                let fd = match supply.fd {
+                    SupplyFd::Fresh(fd) => OwnFd::kept(fd).map(Arc::new),
+                    SupplyFd::Shared(fd) => Ok(fd),
+                };
+                match fd {
+                    Ok(fd) => {
+                        item.fd_offset = supply.fd_offset.into();
+                        item.size_bytes = supply.size_bytes.into();
+                        self.fds.push(fd);
+                        self.places.extend(place);
+                    }
+                    Err(error) => item.code = (error.code as u16).into(),
+                }
             }
             // Other memory stands at the address now.
             Ok(supply) => {
@@ -227,14 +244,5 @@ impl Gathered {
             Err(code) => item.code = (code as u16).into(),
         }
         self.items.push(item);
-    }
-}
-
-impl SupplyFd {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            SupplyFd::Fresh(fd) => fd.as_fd(),
-            SupplyFd::Shared(fd) => fd.as_fd(),
-        }
     }
 }

@@ -6,7 +6,7 @@ use fdbroker_protocol::limits::{AHEAD_FDS, DRIVER_DATA_BYTES};
 use fdbroker_protocol::message::{GrantItem, Header};
 use fdbroker_protocol::{AllocationId, Message};
 use fdbroker_scm::{ReceivedFds, RecvError};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 /// A message ahead: one grant, and its driver data.
@@ -19,7 +19,7 @@ pub(crate) enum AheadEnd {
     #[default]
     Unasked,
     /// The socket, and room for an fd.
-    Open(OwnFd<OwnedFd>, ReceivedFds),
+    Open(OwnFd, ReceivedFds),
     /// The broker has none for it; it is asked again then, or never.
     Without(Option<Instant>),
 }
@@ -41,12 +41,17 @@ impl AheadEnd {
         let mut taken = Taken::default();
         for _ in 0..AHEAD_FDS {
             let AheadEnd::Open(socket, fds) = self else { break };
+            let Some(socket) = socket.proved() else {
+                // The program has closed it; the broker may give another.
+                *self = AheadEnd::Unasked;
+                break;
+            };
             let mut bytes = [0; MESSAGE_BYTES];
             // First without the fd: it must not come into the table if it is another's.
-            let Ok(length) = fdbroker_scm::peek(socket.as_fd(), &mut bytes) else { break };
+            let Ok(length) = fdbroker_scm::peek(socket, &mut bytes) else { break };
             let is_it = lease_of(&bytes[..length]).is_some_and(|(of, _)| of == id);
             fds.set_capacity(usize::from(is_it && is_current()));
-            let received = match fdbroker_scm::recv(socket.as_fd(), &mut bytes, fds) {
+            let received = match fdbroker_scm::recv(socket, &mut bytes, fds) {
                 Ok(received) => received,
                 Err(RecvError::WouldBlock) => break,
                 Err(_) => {

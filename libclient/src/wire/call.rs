@@ -10,16 +10,17 @@
 
 use super::connection::Connection;
 use super::inbox::{Inbox, Parcel, Reader};
-use super::reading::Received;
+use super::reading::{How, Received};
 use super::wait::Wait;
 use crate::books::one_way::Unregister;
 use crate::error::Error;
 use crate::limits::{LIVENESS_LOOK, READ_SLICE, SEND_SLICE};
+use crate::own_fds::{CLOSED_HERE, Identity};
 use crate::sync::{lock, wait_until};
 use fdbroker_protocol::{DecodeError, ErrorCode, Kind, MAX_BATCH, Message, Status, Writer};
 use fdbroker_scm::SendError;
 use nix::poll::PollFlags;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -67,7 +68,7 @@ impl Connection {
         decode: impl FnOnce(Reply<'_>) -> Result<T, DecodeError>,
     ) -> Result<T, Error> {
         let id = self.request(&call, fds, write)?;
-        self.reply(id, &call, decode)
+        self.reply_soon(id, &call, true, decode)
     }
 
     /// The first half of a call: sends the request. Its number, for `reply`.
@@ -238,8 +239,11 @@ impl Connection {
         write: &impl Fn(&mut Writer) -> usize,
     ) -> Result<(), Error> {
         let mut wait = Wait::on(self);
+        let mut known = None;
         loop {
             let Some(wanted) = self.try_send(id, call, fds, write)? else { return Ok(()) };
+            let known: &Vec<_> =
+                known.get_or_insert_with(|| fds.iter().map(|fd| Identity::of(*fd)).collect());
             if Instant::now() >= call.until {
                 let why = match wanted.is_empty() {
                     true => "too many fds of this user are in flight",
@@ -250,6 +254,9 @@ impl Connection {
             self.make_room(wanted, &mut wait);
             if !self.is_usable() {
                 return Err(self.lost(call.what));
+            }
+            if !known.iter().zip(fds).all(|(known, fd)| *known == Identity::of(*fd)) {
+                return Err(send_error(call.what, SendError::BadFd));
             }
         }
     }
@@ -268,7 +275,8 @@ impl Connection {
             let _ = self.flush(&mut outbox);
             let count = write(outbox.writer.start(call.kind, id));
             debug_assert!(count <= MAX_BATCH);
-            fdbroker_scm::send(self.socket.as_fd(), outbox.writer.finish(count, fds.len()), fds)
+            let message = outbox.writer.finish(count, fds.len());
+            self.proved_socket().and_then(|socket| fdbroker_scm::send(socket, message, fds))
         };
         match sent {
             Ok(()) => Ok(None),
@@ -279,6 +287,11 @@ impl Connection {
                 self.hear_last_words();
                 Err(self.lost(call.what))
             }
+            // Closed between the look and the call.
+            Err(_) if self.socket.proved().is_none() => {
+                self.kill(CLOSED_HERE);
+                Err(self.lost(call.what))
+            }
             Err(error) => Err(send_error(call.what, error)),
         }
     }
@@ -286,7 +299,7 @@ impl Connection {
     /// Waits up to a slice for room on the socket, and reads meanwhile unless another thread does.
     fn make_room(&self, wanted: PollFlags, wait: &mut Wait) {
         if !self.read_awaiting(wanted, SEND_SLICE, wait)
-            && wait.poll(Some((self.socket.as_fd(), wanted)), SEND_SLICE)
+            && wait.poll(Some((self.socket.polled(), wanted)), SEND_SLICE)
         {
             wait.serve();
         }
@@ -299,7 +312,7 @@ impl Connection {
             return false;
         }
         let mut reader = lock(&self.reader);
-        let socket = (self.socket.as_fd(), wanted | PollFlags::POLLIN);
+        let socket = (self.socket.polled(), wanted | PollFlags::POLLIN);
         let events = wait.poll(Some(socket), patience);
         self.read_queued(&mut reader);
         drop(reader);
@@ -325,6 +338,17 @@ impl Connection {
         call: &Call<'_>,
         decode: impl FnOnce(Reply<'_>) -> Result<T, DecodeError>,
     ) -> Result<T, Error> {
+        self.reply_soon(id, call, false, decode)
+    }
+
+    /// `was_sent_now`: by a socket that was proved for it.
+    fn reply_soon<T>(
+        &self,
+        id: u64,
+        call: &Call<'_>,
+        mut was_sent_now: bool,
+        decode: impl FnOnce(Reply<'_>) -> Result<T, DecodeError>,
+    ) -> Result<T, Error> {
         let mut wait = Wait::on(self);
         let mut has_looked = false;
         let mut inbox = lock(&self.inbox);
@@ -344,12 +368,14 @@ impl Connection {
                 let wake = inbox.sleep(at);
                 inbox = wait_until(&wake, inbox, call.until);
                 inbox.woke(id);
+                was_sent_now = false;
                 continue;
             }
             inbox.reading = true;
             drop(inbox);
             let mut reader = lock(&self.reader);
-            match self.read_until(&mut reader, id, call.until, &mut wait) {
+            let is_proved = std::mem::take(&mut was_sent_now);
+            match self.read_until(&mut reader, id, call.until, &mut wait, is_proved) {
                 Turn::Mine => {
                     let opened = self.open_read(call, &mut reader, decode);
                     drop(reader);
@@ -430,7 +456,14 @@ impl Connection {
     }
 
     /// Reads for everyone until it is someone's turn.
-    fn read_until(&self, reader: &mut Reader, id: u64, until: Instant, wait: &mut Wait) -> Turn {
+    fn read_until(
+        &self,
+        reader: &mut Reader,
+        id: u64,
+        until: Instant,
+        wait: &mut Wait,
+        is_proved: bool,
+    ) -> Turn {
         // The reply to a request just sent is never there yet. But after serving events it is looked for first, lest a flood
         // of them should keep it from being read.
         let mut waits = !wait.take_served();
@@ -439,17 +472,17 @@ impl Connection {
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let waits_now = waits && !left.is_zero();
-            let recv = match std::mem::take(&mut reads_waiting) && left > READ_SLICE {
-                true => fdbroker_scm::recv_waiting,
+            let how = match std::mem::take(&mut reads_waiting) && left > READ_SLICE {
+                true => How::Waiting { is_proved },
                 false => {
-                    let socket = (self.socket.as_fd(), PollFlags::POLLIN);
+                    let socket = (self.socket.polled(), PollFlags::POLLIN);
                     if waits_now && wait.poll(Some(socket), left.min(LIVENESS_LOOK)) {
                         return Turn::Events;
                     }
-                    fdbroker_scm::recv
+                    How::AtOnce
                 }
             };
-            match self.read_one(reader, Some(id), recv) {
+            match self.read_one(reader, Some(id), how) {
                 Received::Mine => return Turn::Mine,
                 Received::Other => waits = false,
                 Received::Nothing if left.is_zero() => return Turn::Over,

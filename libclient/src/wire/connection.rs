@@ -17,14 +17,14 @@ use crate::books::one_way::{Line, OneWay};
 use crate::books::page::{PageFacts, Standing};
 use crate::error::Error;
 use crate::limits::{MAX_ABANDONED, MAX_ABORTS_UNDERWAY, MAX_UNREGISTERS_UNDERWAY, READ_SLICE};
-use crate::own_fds::OwnFd;
+use crate::own_fds::{CLOSED_HERE, OwnFd};
 use crate::sync::lock;
 use fdbroker_protocol::MAX_BATCH;
 use fdbroker_protocol::message::HelloReply;
 use fdbroker_scm::SendError;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Instant;
 
 /// What the broker said in hello.
@@ -48,8 +48,10 @@ pub(crate) struct Connection {
     pub common: Arc<Common>,
     /// The socket that it was connected to.
     pub place: Place,
-    pub socket: OwnFd<OwnedFd>,
-    pub events: OwnFd<OwnedFd>,
+    pub socket: OwnFd,
+    pub events: OwnFd,
+    /// When it was found that the program has closed its fds.
+    closed_here: OnceLock<Instant>,
     alive: AtomicBool,
     pub(super) next_id: AtomicU64,
     pub(super) inbox: Mutex<Inbox>,
@@ -63,32 +65,40 @@ pub(crate) struct Connection {
 /// The page of a connection that the application does not have yet.
 #[derive(Debug)]
 pub(crate) struct UnseenPage {
-    fd: OwnedFd,
+    fd: OwnFd,
     facts: PageFacts,
 }
 
 impl UnseenPage {
     /// How its broker stands.
     pub fn standing(&self) -> Standing {
-        Standing::by_page(self.fd.as_fd())
+        self.fd.proved().map_or(Standing::Serves, Standing::by_page)
     }
 }
 
 impl Connection {
     /// A connection on greeted sockets, and its page, not shown yet.
-    pub fn new(epoch: u64, greeted: Greeted, common: Arc<Common>) -> (Self, UnseenPage) {
+    ///
+    /// # Errors
+    /// LOCAL_FD_LIMIT.
+    pub fn new(
+        epoch: u64,
+        greeted: Greeted,
+        common: Arc<Common>,
+    ) -> Result<(Self, UnseenPage), Error> {
         let Greeted { socket, events, page, reply, place } = greeted;
-        let_reads_wait(socket.as_fd(), READ_SLICE);
+        let_reads_wait(socket.polled(), READ_SLICE);
         let (slots, incarnation) = (reply.page_slots.get(), reply.incarnation.get());
-        let page = UnseenPage { fd: page, facts: PageFacts { slots, incarnation } };
+        let page = UnseenPage { fd: OwnFd::kept(page)?, facts: PageFacts { slots, incarnation } };
         let connection = Connection {
             epoch,
             facts: Facts::from(&reply),
             credits: Credits::new(reply.deposit_credits.get(), common.wake.clone()),
             common,
             place,
-            socket: OwnFd::new(socket),
-            events: OwnFd::new(events),
+            socket,
+            events: OwnFd::guarded(events)?,
+            closed_here: OnceLock::new(),
             alive: AtomicBool::new(true),
             next_id: AtomicU64::new(1),
             inbox: Mutex::default(),
@@ -97,14 +107,14 @@ impl Connection {
             ahead: Mutex::default(),
             room: Condvar::new(),
         };
-        (connection, page)
+        Ok((connection, page))
     }
 
     /// From now on the books are kept over it: all that is in them waits to be named. What has ended for want of a way to
     /// name it.
     pub fn begin_books(self: &Arc<Self>) -> Vec<LostRegistration> {
         let line: Weak<dyn Line> = Arc::<Self>::downgrade(self);
-        let lost = self.common.holdings.begin(self.epoch, line);
+        let lost = self.common.holdings.begin(self.epoch, line, &self.common.unexportable());
         if !self.is_usable() {
             // Lost before it was entered: nobody else takes it out.
             self.common.holdings.unlink(self.epoch);
@@ -114,7 +124,9 @@ impl Connection {
 
     /// Shows its page: from now on what lives in it is current.
     pub fn show_page(&self, page: &UnseenPage) -> Result<(), Error> {
-        self.common.page.show(self.epoch, page.fd.as_fd(), page.facts)?;
+        let lost = || Error::not_connected(CLOSED_HERE);
+        let fd = page.fd.proved().ok_or_else(lost)?;
+        self.common.page.show(self.epoch, fd, page.facts)?;
         if !self.is_usable() {
             // Killed meanwhile, and hidden before it was shown.
             self.common.page.hide(self.epoch);
@@ -203,6 +215,17 @@ impl Connection {
     /// Ends the connection: waiting calls answer NOT_CONNECTED, nothing is current, the thread that
     /// serves sees to the rest. Once; later calls do nothing.
     pub fn kill(&self, reason: &str) {
+        if !self.alive.load(Ordering::Acquire) {
+            return;
+        }
+        let sockets = [&self.socket, &self.events].map(OwnFd::proved);
+        let reason = match sockets.iter().all(Option::is_some) {
+            true => reason,
+            false => {
+                self.closed_here.get_or_init(Instant::now);
+                CLOSED_HERE
+            }
+        };
         if !self.alive.swap(false, Ordering::AcqRel) {
             return;
         }
@@ -217,9 +240,25 @@ impl Connection {
         self.credits.close();
         self.close_ahead();
         // Wakes whoever polls, and lets the broker release everything now, whoever still has the fds.
-        shut_down(self.socket.as_fd());
-        shut_down(self.events.as_fd());
+        sockets.into_iter().flatten().for_each(shut_down);
         self.common.wake.kick();
+    }
+
+    /// When it was found that the program has closed its fds, if it has.
+    pub fn closed_here(&self) -> Option<Instant> {
+        self.closed_here.get().copied()
+    }
+
+    /// Looks whether its fds are there, and ends it otherwise.
+    pub fn look_at_fds(&self) {
+        if self.is_usable() && [&self.socket, &self.events].iter().any(|fd| fd.proved().is_none()) {
+            self.kill(CLOSED_HERE);
+        }
+    }
+
+    /// To send by. Without it nobody reads what is sent, and the reader finds the reason.
+    pub(super) fn proved_socket(&self) -> Result<BorrowedFd<'_>, SendError> {
+        self.socket.proved().ok_or(SendError::PeerGone)
     }
 
     /// The connection has ended, and the fds that were sent ahead with it.
@@ -302,10 +341,12 @@ impl Connection {
 
     /// Sends what is queued, without waiting. Unregisters gather while enough of them are under way.
     pub(super) fn flush(&self, outbox: &mut Outbox) -> Result<(), SendError> {
-        if !outbox.is_empty() {
-            outbox.flush(self.socket.as_fd())?;
+        if outbox.is_empty() {
+            return Ok(());
         }
-        self.flush_aborts(outbox)?;
+        let socket = self.proved_socket()?;
+        outbox.flush(socket)?;
+        self.flush_aborts(outbox, socket)?;
         loop {
             let items = outbox.next_unregisters();
             if items.is_empty() {
@@ -319,7 +360,7 @@ impl Connection {
             // Before the send: the reply may be read by another thread.
             inbox.owe(id, items);
             drop(inbox);
-            if let Err(error) = outbox.send_unregisters(self.socket.as_fd(), id) {
+            if let Err(error) = outbox.send_unregisters(socket, id) {
                 let _ = lock(&self.inbox).addressee(id);
                 return Err(error);
             }
@@ -331,7 +372,7 @@ impl Connection {
 
 impl Connection {
     /// Sends the aborts that are queued; the broker answers them, and nobody waits for that.
-    fn flush_aborts(&self, outbox: &mut Outbox) -> Result<(), SendError> {
+    fn flush_aborts(&self, outbox: &mut Outbox, socket: BorrowedFd<'_>) -> Result<(), SendError> {
         while outbox.next_abort().is_some() {
             let mut inbox = lock(&self.inbox);
             if inbox.dead || inbox.abandoned() >= MAX_ABORTS_UNDERWAY {
@@ -341,7 +382,7 @@ impl Connection {
             // Before the send: the reply may be read by another thread.
             inbox.owe(id, Vec::new());
             drop(inbox);
-            if let Err(error) = outbox.send_abort(self.socket.as_fd(), id) {
+            if let Err(error) = outbox.send_abort(socket, id) {
                 let _ = lock(&self.inbox).addressee(id);
                 return Err(error);
             }

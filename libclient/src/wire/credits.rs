@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     fn credits(granted: u32) -> Credits {
-        Credits::new(granted, Wake::new().unwrap())
+        Credits::new(granted, Wake::new(false).unwrap())
     }
 
     fn soon() -> Instant {

@@ -6,7 +6,6 @@ use super::connection::Connection;
 use crate::limits::AHEAD_RETRY;
 use crate::sync::lock;
 use fdbroker_protocol::{AllocationId, Handle, Kind};
-use std::os::fd::AsFd;
 use std::time::Instant;
 
 impl Connection {
@@ -47,7 +46,7 @@ impl Connection {
             outbox.writer.push(&handle.prefix);
         });
         let message = outbox.writer.finish(handles.len(), 0);
-        fdbroker_scm::send(self.socket.as_fd(), message, &[]).is_ok()
+        self.proved_socket().is_ok_and(|socket| fdbroker_scm::send(socket, message, &[]).is_ok())
     }
 
     /// The fd of an allocation, if it was sent ahead.

@@ -4,6 +4,7 @@ use super::poll::poll_one;
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::limits::{AT_THE_DOOR_FIRST, AT_THE_DOOR_LAST, BACKLOG_PAUSE, RECONNECT_LAST};
+use crate::own_fds::{CLOSED_HERE, OwnFd};
 use fdbroker_protocol::limits::{MAX_MESSAGE_BYTES, NAME_BYTES};
 use fdbroker_protocol::message::{HELLO_MAGIC, Hello, HelloReply};
 use fdbroker_protocol::{ErrorCode, Kind, Message, PROTOCOL_VERSION, Status, Writer};
@@ -11,7 +12,7 @@ use fdbroker_scm::{ReceivedFds, RecvError, SendError};
 use nix::errno::Errno;
 use nix::poll::PollFlags;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -31,7 +32,7 @@ pub(crate) struct Caller {
 /// A connection's two sockets, its page, and what the broker said.
 #[derive(Debug)]
 pub(crate) struct Greeted {
-    pub socket: OwnedFd,
+    pub socket: OwnFd,
     pub events: OwnedFd,
     pub page: OwnedFd,
     pub reply: HelloReply,
@@ -97,7 +98,7 @@ fn greet_once(caller: &Caller, until: Deadline) -> Result<Greeted, Error> {
 #[derive(Debug)]
 pub(crate) struct Greeting {
     /// `None` once it is answered.
-    socket: Option<OwnedFd>,
+    socket: Option<OwnFd>,
     path: PathBuf,
     place: Place,
     until: Deadline,
@@ -134,8 +135,8 @@ impl Greeting {
         };
         let mut writer = Writer::new();
         writer.start(Kind::Hello, 1).push(&hello);
-        let path = caller.socket.clone();
-        let greeting = Greeting { socket: Some(socket), path, place, until };
+        let socket = Some(OwnFd::guarded(socket)?);
+        let greeting = Greeting { socket, path: caller.socket.clone(), place, until };
         match fdbroker_scm::send(greeting.socket(), writer.finish(0, 0), &[]) {
             // Refused before hello: the reason can still be read.
             Ok(()) | Err(SendError::PeerGone) => Ok(greeting),
@@ -143,9 +144,14 @@ impl Greeting {
         }
     }
 
-    /// Readable when the answer is there.
+    /// Readable when the answer is there. To be polled.
     pub fn socket(&self) -> BorrowedFd<'_> {
-        self.socket.as_ref().expect("not answered yet").as_fd()
+        self.socket.as_ref().expect("not answered yet").polled()
+    }
+
+    /// Whether the program has closed it: polled, it might say nothing for long.
+    pub fn is_closed_here(&self) -> bool {
+        self.socket.as_ref().is_none_or(|socket| socket.proved().is_none())
     }
 
     /// When to look without an event: whether it is to be given up, or another broker has come.
@@ -157,7 +163,11 @@ impl Greeting {
     pub fn look(&mut self) -> Option<Result<Greeted, Error>> {
         let mut buf = vec![0; MAX_MESSAGE_BYTES];
         let mut fds = ReceivedFds::with_capacity(2);
-        match fdbroker_scm::recv(self.socket(), &mut buf, &mut fds) {
+        let socket = self.socket.as_ref().and_then(OwnFd::proved);
+        let Some(socket) = socket else {
+            return Some(Err(Error::not_connected(self.context(CLOSED_HERE))));
+        };
+        match fdbroker_scm::recv(socket, &mut buf, &mut fds) {
             Ok(received) => Some(self.read(&buf[..received.len], received.fds_truncated, fds)),
             Err(RecvError::WouldBlock) if self.is_left() => {
                 let context = self.context("another socket is in its place");
@@ -306,6 +316,7 @@ fn padded(name: &str) -> [u8; NAME_BYTES] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsFd;
 
     fn caller(path: &Path) -> Caller {
         Caller { socket: path.to_owned(), name: "t".into(), own_fds: 1, max_held_fds: 0, key: 1 }

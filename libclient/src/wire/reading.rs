@@ -12,12 +12,12 @@
 use super::connection::Connection;
 use super::inbox::{Addressee, Owed, Parcel, Reader};
 use crate::books::one_way::{OneWay, Unregister};
+use crate::own_fds::CLOSED_HERE;
 use crate::sync::lock;
 use fdbroker_protocol::message::{RegisterReplyHead, Registered};
 use fdbroker_protocol::object::ObjectCreated;
 use fdbroker_protocol::{DecodeError, Kind, Message, Status};
-use fdbroker_scm::{ReceivedFds, RecvError, SendError};
-use std::os::fd::{AsFd, BorrowedFd};
+use fdbroker_scm::{RecvError, SendError};
 use std::time::Instant;
 
 /// What became of one attempt to read.
@@ -32,23 +32,43 @@ pub(super) enum Received {
     Dead,
 }
 
-/// How a message is received: at once or not at all, or waiting for it.
-pub(super) type Recv =
-    fn(BorrowedFd<'_>, &mut [u8], &mut ReceivedFds) -> Result<fdbroker_scm::Message, RecvError>;
+/// How a message is received.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum How {
+    AtOnce,
+    /// Waiting for it. `is_proved`: the socket was looked at a moment ago, for the send.
+    Waiting {
+        is_proved: bool,
+    },
+}
 
 impl Connection {
     /// Reads all that is queued, for others; how many. The caller has the reader's role.
     pub(super) fn read_queued(&self, reader: &mut Reader) -> usize {
         let mut count = 0;
-        while let Received::Other = self.read_one(reader, None, fdbroker_scm::recv) {
+        while let Received::Other = self.read_one(reader, None, How::AtOnce) {
             count += 1;
         }
         count
     }
 
-    /// Reads one message by `recv`, if there is one, and brings it where it belongs.
-    pub(super) fn read_one(&self, reader: &mut Reader, mine: Option<u64>, recv: Recv) -> Received {
-        let received = match recv(self.socket.as_fd(), &mut reader.buf, &mut reader.fds) {
+    /// Reads one message, if there is one, and brings it where it belongs.
+    pub(super) fn read_one(&self, reader: &mut Reader, mine: Option<u64>, how: How) -> Received {
+        let socket = match how {
+            How::Waiting { is_proved: true } => Some(self.socket.polled()),
+            How::Waiting { is_proved: false } | How::AtOnce => self.socket.proved(),
+        };
+        let Some(socket) = socket else {
+            self.kill(CLOSED_HERE);
+            return Received::Dead;
+        };
+        let received = match how {
+            How::AtOnce => fdbroker_scm::recv(socket, &mut reader.buf, &mut reader.fds),
+            How::Waiting { .. } => {
+                fdbroker_scm::recv_waiting(socket, &mut reader.buf, &mut reader.fds)
+            }
+        };
+        let received = match received {
             Ok(received) => received,
             Err(RecvError::WouldBlock) => return Received::Nothing,
             Err(error) => {
@@ -190,7 +210,7 @@ impl Connection {
     /// Reads what is queued, for everyone, up to the reply to `id`. Whether that is in the buffers.
     pub(super) fn read_for(&self, reader: &mut Reader, id: u64) -> bool {
         loop {
-            match self.read_one(reader, Some(id), fdbroker_scm::recv) {
+            match self.read_one(reader, Some(id), How::AtOnce) {
                 Received::Mine => return true,
                 Received::Other => {}
                 Received::Nothing | Received::Dead => return false,

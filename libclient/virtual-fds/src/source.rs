@@ -59,6 +59,7 @@ pub fn install(source: &'static dyn Source) -> bool {
     if std::env::var_os("FDBROKER_LOG").is_some_and(|level| level == "off") {
         say::be_quiet();
     }
+    fdbroker_scm::know_stderr();
     process::begin();
     SOURCE.set(source).is_ok()
 }

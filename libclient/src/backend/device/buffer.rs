@@ -153,7 +153,7 @@ impl<D: MemoryDevice> Registers for DeviceBuffer<D> {
     }
 
     fn export(&self) -> Result<Export<'_>, Error> {
-        self.memory.export().map(Export::Fresh)
+        self.memory.export().and_then(Export::fresh)
     }
 
     fn note(&self, registration: &Registration, lasts: &dyn Fn() -> bool) -> bool {

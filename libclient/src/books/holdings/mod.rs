@@ -70,11 +70,17 @@ impl Holdings {
     }
 
     /// Connection `epoch` is begun: all that is here waits to be named over it. What has ended for want of a way to name it.
-    pub fn begin(&self, epoch: u64, line: Weak<dyn Line>) -> Vec<LostRegistration> {
+    /// `is_closed`: the memory at an address cannot be exported again.
+    pub fn begin(
+        &self,
+        epoch: u64,
+        line: Weak<dyn Line>,
+        is_closed: &dyn Fn(u64) -> bool,
+    ) -> Vec<LostRegistration> {
         let mut state = lock(&self.state);
         state.link = Link { epoch, line: Some(line) };
         state.leases.begin();
-        state.registrations.begin()
+        state.registrations.begin(is_closed)
     }
 
     /// Connection `epoch` is lost.

@@ -111,10 +111,11 @@ impl Registrations {
     }
 
     /// Another broker: what can be named to it waits; the rest has ended.
-    pub fn begin(&mut self) -> Vec<LostRegistration> {
+    pub fn begin(&mut self, is_closed: &dyn Fn(u64) -> bool) -> Vec<LostRegistration> {
         self.waiting.clear();
         let is_lost = |_: &AllocationId, named: &mut Entry| {
-            let can_be_named = named.deposit.recallable || named.deposit.keep;
+            let Deposit { recallable, keep, base, .. } = named.deposit;
+            let can_be_named = keep || recallable && !is_closed(base);
             !named.awaits_drain && (!can_be_named || named.is_gone() || named.count == 0)
         };
         let lost: Vec<(AllocationId, Entry)> = self.all.extract_if(is_lost).collect();
