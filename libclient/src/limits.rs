@@ -135,6 +135,9 @@ pub const CLOSE_BYTES: usize = 4 << 20;
 /// See [`CLOSE_BYTES`].
 pub const CLOSE_STEPS: usize = 64;
 
+/// Mappings that are kept to be given up when the process has all that it may have: unmapping a part of a zone takes two, at the limit one more.
+pub const SPARE_MAPPINGS: usize = 3;
+
 /// A huge page of shared memory, where the file's offset is a multiple of it as the address is: on x86-64, and on aarch64 with pages of 4 KiB.
 pub const HUGE_PAGE: usize = 2 << 20;
 

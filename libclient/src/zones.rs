@@ -3,12 +3,14 @@
 //! Must never leave a hole in a zone, give a range to two mappings, or hold its lock over a map of a file.
 
 use crate::fork::{self, Process};
-use crate::limits::{FIRST_ZONE_BYTES, HUGE_PAGE, SMALLEST_HUGE_PAGE, ZONES_IN_LIMIT};
+use crate::limits::{
+    FIRST_ZONE_BYTES, HUGE_PAGE, SMALLEST_HUGE_PAGE, SPARE_MAPPINGS, ZONES_IN_LIMIT,
+};
 use crate::reserved::{cover, fill, reserve, total_bytes};
 use crate::sync::lock;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
-use nix::sys::mman::{MRemapFlags, MapFlags, ProtFlags, mmap, mremap, munmap};
+use nix::sys::mman::{MRemapFlags, MapFlags, ProtFlags, mmap, mmap_anonymous, mremap, munmap};
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use nix::sys::statfs::{HUGETLBFS_MAGIC, fstatfs};
 use nix::unistd::{SysconfVar, sysconf};
@@ -154,10 +156,14 @@ fn close(at: usize, len: usize) {
     let Some(len) = NonZeroUsize::new(len) else { return };
     match cover(at, len) {
         Ok(()) => give(at, len),
-        // Too many mappings to make one of a part of another. It stays as it is, and is tried again.
+        // The process has all the mappings that it may have.
         Err(errno) => {
-            log::warn!("cannot unmap {len} bytes yet: {errno}");
-            lock(&spaces().space).stuck.push((at, len));
+            let mut space = lock(&spaces().space);
+            space.stuck.push((at, len));
+            space.try_stuck_again();
+            if !space.stuck.is_empty() {
+                log::warn!("cannot unmap {len} bytes yet: {errno}");
+            }
         }
     }
 }
@@ -181,6 +187,7 @@ fn take(len: NonZeroUsize, page: usize, begin: libc::off_t) -> nix::Result<usize
     let mut taken = space.take(len.get(), align, phase);
     if taken.is_none() {
         fork::look_in_children()?;
+        space.keep_spare();
         grow(&mut space, len.get(), align)?;
         taken = space.take(len.get(), align, phase).or_else(|| space.take(len.get(), page, 0));
     }
@@ -255,15 +262,17 @@ fn spaces() -> &'static Spaces {
     }
 }
 
-/// Free ranges of addresses. It knows numbers, and maps nothing.
+/// Free ranges of addresses.
 #[derive(Debug, Default)]
 struct Space {
     /// No two of them touch.
     by_start: BTreeMap<usize, usize>,
     /// Length and start of the same.
     by_len: BTreeSet<(usize, usize)>,
-    /// What is unmapped too late.
+    /// What could not be unmapped yet.
     stuck: Vec<(usize, NonZeroUsize)>,
+    /// Addresses of mappings that make room for unmapping: mmap(2) needs some, also where it leaves fewer.
+    spare: Vec<NonZeroUsize>,
 }
 
 impl Space {
@@ -314,8 +323,29 @@ impl Space {
     }
 
     fn try_stuck_again(&mut self) {
-        while let Some((at, len)) = self.stuck.pop_if(|(at, len)| cover(*at, *len).is_ok()) {
-            self.add(at, len.get());
+        if !self.stuck.is_empty() {
+            for address in self.spare.drain(..) {
+                let start = std::ptr::with_exposed_provenance_mut(address.get());
+                // SAFETY: a page that `keep_spare` has mapped, of which nobody has a pointer.
+                let _ = NonNull::new(start).map(|start| unsafe { munmap(start, page_size()) });
+            }
+            while let Some((at, len)) = self.stuck.pop_if(|(at, len)| cover(*at, *len).is_ok()) {
+                self.add(at, len.get());
+            }
+            self.keep_spare();
+        }
+    }
+
+    /// Shared ones: the kernel joins them with no other.
+    fn keep_spare(&mut self) {
+        let Some(page) = NonZeroUsize::new(page_size()) else { return };
+        while self.spare.len() < SPARE_MAPPINGS {
+            let (protection, flags) = (ProtFlags::PROT_NONE, MapFlags::MAP_SHARED);
+            // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+            let Ok(start) = (unsafe { mmap_anonymous(None, page, protection, flags) }) else {
+                break;
+            };
+            self.spare.push(start.expose_provenance());
         }
     }
 }
