@@ -7,7 +7,7 @@ use fdbroker_protocol::HandlePrefix;
 use nix::sys::stat::fstat;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// A file by its device and inode.
 pub(crate) type File = (u64, u64);
@@ -80,30 +80,54 @@ pub(crate) fn new_client() -> u64 {
     u64::from(Process::current().number()) << 32 | u64::from(number)
 }
 
-/// The number of the process that made it in the upper half, and [`LIVE`]; 0: free.
 #[derive(Debug)]
 struct Entry {
+    /// The number of the process that made it in the upper half, and [`LIVE`]; 0: free.
     owner: AtomicU64,
     record: AtomicPtr<Record>,
+    /// While it is free: the number of the next free one.
+    next: AtomicU32,
 }
 
-/// Its record is there. Without it the entry is being made, or taken back.
+/// Its record is there.
 const LIVE: u64 = 1;
 
-static ENTRIES: [Entry; INHERITED] =
-    [const { Entry { owner: AtomicU64::new(0), record: AtomicPtr::new(std::ptr::null_mut()) } };
-        INHERITED];
-/// How many are not free.
-static COUNT: AtomicUsize = AtomicUsize::new(0);
+static ENTRIES: [Entry; INHERITED] = [const {
+    Entry {
+        owner: AtomicU64::new(0),
+        record: AtomicPtr::new(std::ptr::null_mut()),
+        next: AtomicU32::new(0),
+    }
+}; INHERITED];
 /// The entries that were ever used: a look need not go further.
 static USED: AtomicUsize = AtomicUsize::new(0);
-/// Where the search for a free one begins.
-static NEXT: AtomicUsize = AtomicUsize::new(0);
+/// The first free one of these by its number, from 1; the upper half counts changes. One word, so that a fork finds it whole.
+static FREE: AtomicU64 = AtomicU64::new(0);
+
+/// A free entry, now the caller's: its number, from 1.
+fn take_free() -> Option<u32> {
+    let mut head = FREE.load(Ordering::Acquire);
+    while let Some(at) = (head as u32).checked_sub(1) {
+        let next = ENTRIES[at as usize].next.load(Ordering::Relaxed);
+        match change_free(head, next) {
+            Ok(_) => return Some(at + 1),
+            Err(now) => head = now,
+        }
+    }
+    let more = |used| (used < INHERITED).then_some(used + 1);
+    let used = USED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+    u32::try_from(used + 1).ok()
+}
+
+fn change_free(head: u64, first: u32) -> Result<u64, u64> {
+    let new = (head >> 32).wrapping_add(1) << 32 | u64::from(first);
+    FREE.compare_exchange_weak(head, new, Ordering::AcqRel, Ordering::Acquire)
+}
 
 /// Keeps a record as long as the memory is mapped: dropped before that is unmapped. In a child it stays.
 #[derive(Debug)]
 pub(crate) struct Inheritable {
-    entry: &'static Entry,
+    number: u32,
     process: Process,
 }
 
@@ -111,30 +135,20 @@ impl Inheritable {
     /// Of memory mapped from `fd`. `None`: there are too many; children have the memory, and do not lease it.
     pub fn new(fd: BorrowedFd<'_>, way: Way) -> Option<Self> {
         let file = file_of(fd)?;
-        let process = Process::current();
-        let owner = u64::from(process.number()) << 32;
-        let from = NEXT.load(Ordering::Relaxed);
-        let is_taken = |at: &usize| {
-            let word = &ENTRIES[*at].owner;
-            word.load(Ordering::Relaxed) == 0
-                && word.compare_exchange(0, owner, Ordering::Acquire, Ordering::Relaxed).is_ok()
-        };
-        let found = (COUNT.fetch_add(1, Ordering::Relaxed) < INHERITED)
-            .then(|| (from..from + INHERITED).map(|at| at % INHERITED).find(is_taken));
-        let Some(at) = found.flatten() else {
-            COUNT.fetch_sub(1, Ordering::Relaxed);
-            log::debug!(
-                "{INHERITED} mappings are noted for children; they will not lease this one"
-            );
+        let Some(number) = take_free() else {
+            log::debug!("children will not lease it: {INHERITED} mappings are noted for them");
             return None;
         };
-        NEXT.store(at + 1, Ordering::Relaxed);
-        USED.fetch_max(at + 1, Ordering::Relaxed);
-        let entry = &ENTRIES[at];
+        let process = Process::current();
+        let made = Inheritable { number, process };
         let record = Box::new(Record { file, way, heir: AtomicU64::new(0) });
-        entry.record.store(Box::into_raw(record), Ordering::Relaxed);
-        entry.owner.store(owner | LIVE, Ordering::Release);
-        Some(Inheritable { entry, process })
+        made.entry().record.store(Box::into_raw(record), Ordering::Relaxed);
+        made.entry().owner.store(u64::from(process.number()) << 32 | LIVE, Ordering::Release);
+        Some(made)
+    }
+
+    fn entry(&self) -> &'static Entry {
+        &ENTRIES[self.number as usize - 1]
     }
 }
 
@@ -144,12 +158,18 @@ impl Drop for Inheritable {
             return;
         }
         // First: a child of a fork in between finds nothing.
-        self.entry.owner.fetch_and(!LIVE, Ordering::Release);
-        let record = self.entry.record.swap(std::ptr::null_mut(), Ordering::AcqRel);
+        self.entry().owner.store(0, Ordering::Release);
+        let record = self.entry().record.swap(std::ptr::null_mut(), Ordering::AcqRel);
         // SAFETY: made by `new`, taken out once, and read by no thread of this process, which has made it.
         drop(unsafe { Box::from_raw(record) });
-        self.entry.owner.store(0, Ordering::Release);
-        COUNT.fetch_sub(1, Ordering::Relaxed);
+        let mut head = FREE.load(Ordering::Relaxed);
+        loop {
+            self.entry().next.store(head as u32, Ordering::Relaxed);
+            match change_free(head, self.number) {
+                Ok(_) => return,
+                Err(now) => head = now,
+            }
+        }
     }
 }
 
@@ -213,6 +233,14 @@ mod tests {
                 found()
             }
         }));
+    }
+
+    #[test]
+    fn new_when_more_were_made_and_dropped_than_there_is_room_for_then_noted_all_the_same() {
+        let fd = memfd_create(c"final", MFdFlags::MFD_CLOEXEC).unwrap();
+        for _ in 0..INHERITED + 100 {
+            assert!(Inheritable::new(fd.as_fd(), way(1)).is_some());
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 pub const OWN_FDS: usize = 64;
 
 /// Mappings that are noted for children to lease anew: as many as a process may have by the kernel's default (vm.max_map_count). They
-/// are 1 MiB of addresses, of which the pages that are used take memory. Beyond it children read the memory, and are not counted.
+/// are 1.5 MiB of addresses, of which the pages that are used take memory. Beyond it children read the memory, and are not counted.
 pub const INHERITED: usize = 1 << 16;
 
 /// How long the broker may let a child wait for leases of what it has inherited: an owner answers a recall within milliseconds, and a
