@@ -47,12 +47,12 @@ static int all_are_right(void) {
   return 1;
 }
 
-static long mapped(void) { return ledger(&broker, "mapped_leases"); }
-
-static int mapped_become(long expected) {
-  for (int wait = 0; wait < 2000 && mapped() != expected; wait++) usleep(10000);
-  return mapped() == expected;
+static int mapped_become_at(const struct broker *where, long expected) {
+  for (int wait = 0; wait < 2000 && ledger(where, "mapped_leases") != expected; wait++) usleep(10000);
+  return ledger(where, "mapped_leases") == expected;
 }
+
+static int mapped_become(long expected) { return mapped_become_at(&broker, expected); }
 
 static void reads(void) {
   allocate_a_lot();
@@ -202,6 +202,52 @@ static void a_child_reads_an_object_by_pointer_and_by_call(void) {
   free(bytes);
 }
 
+static fdbroker_code_t recall(void *user, const fdbroker_recall_t *asked, fdbroker_recall_answer_t *answer) {
+  answer->fd = fcntl(*(int *)user, F_DUPFD_CLOEXEC, 3);
+  answer->size_bytes = asked->size_bytes;
+  return answer->fd < 0 ? FDBROKER_LOCAL_FD_LIMIT : FDBROKER_OK;
+}
+
+static void what_a_child_has_leased_is_declared_to_the_next_broker_after_a_crash(void) {
+  struct broker crashing;
+  int fd = memfd_create("one", MFD_CLOEXEC | MFD_ALLOW_SEALING), tell[2], told[2];
+  char word;
+  MUST(fd >= 0 && ftruncate(fd, (off_t)SIZE) == 0 && pipe(tell) == 0 && pipe(told) == 0);
+  MUST(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
+  broker_start(&crashing, NULL);
+  fdbroker_t *its_owner = open_at(&crashing), *reader = open_at(&crashing);
+  fdbroker_allocation_t allocation = memfd_allocation(SIZE);
+  allocation.flags = FDBROKER_RECALLABLE;
+  fdbroker_handle_t handle;
+  fdbroker_import_t import;
+  OK(fdbroker_set_recall_callback(its_owner, recall, &fd));
+  OK(fdbroker_register(its_owner, &allocation, fd, SOON, &handle));
+  OK(fdbroker_import(reader, &handle, FDBROKER_IMPORT_READ, SOON, &import));
+  fflush(stdout);
+  pid_t child = fork();
+  MUST(child >= 0);
+  if (child == 0) {
+    alarm(CHILD_LIFE_S);
+    fdbroker_t *own = open_at(&crashing);
+    if (write(told[1], "o", 1) != 1 || read(tell[0], &word, 1) != 1) _exit(3);
+    while (!fdbroker_is_connected(own)) usleep(10000);
+    if (write(told[1], "c", 1) != 1 || read(tell[0], &word, 1) != 1) _exit(4);
+    _exit(!all_bytes_are(import.ptr, 0, SIZE));
+  }
+  CHECK(read(told[0], &word, 1) == 1);
+  CHECK(mapped_become_at(&crashing, 2));
+  broker_kill(&crashing);
+  broker_start_in(&crashing, NULL);
+  CHECK(write(tell[1], "k", 1) == 1 && read(told[0], &word, 1) == 1);
+  CHECK(mapped_become_at(&crashing, 2));
+  CHECK(write(tell[1], "e", 1) == 1 && status_of(child) == 0);
+  CHECK(mapped_become_at(&crashing, 1) && fdbroker_import_is_current(reader, &import) == 1);
+  OK(fdbroker_close(reader));
+  OK(fdbroker_close(its_owner));
+  close(fd);
+  broker_stop(&crashing);
+}
+
 static void an_end_of_the_allocation_is_told_when_the_child_is_gone(void) {
   int tell[2], told[2];
   char word;
@@ -246,6 +292,7 @@ int main(void) {
   RUN(children_of_fork_and_of_clone_are_alike);
   RUN(children_made_while_threads_open_and_close_are_right);
   RUN(a_child_reads_an_object_by_pointer_and_by_call);
+  RUN(what_a_child_has_leased_is_declared_to_the_next_broker_after_a_crash);
   RUN(an_end_of_the_allocation_is_told_when_the_child_is_gone);
   OK(fdbroker_close(context));
   OK(fdbroker_close(owner));
