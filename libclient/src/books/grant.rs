@@ -27,7 +27,7 @@ pub struct Grant {
 
 impl Grant {
     /// Maps the allocation from `offset` bytes inside it to its end, closes the fd and reports the lease
-    /// as mapped. In a child of a later fork(2) a touch is a SIGSEGV, unless it [is final](Import::is_final).
+    /// as mapped. In a child of a later fork(2) a touch is a SIGSEGV, unless it is final (`Import::is_final`).
     ///
     /// # Errors
     /// BAD_HANDLE: `offset` is not inside the allocation. NOT_SUPPORTED: this kind of memory cannot be

@@ -63,7 +63,7 @@ impl<M> Imported<M> {
 
 impl Import {
     /// First byte: the allocation's at the offset given at import. Writable only when imported so. In a child of fork(2) only if
-    /// it [is final](Import::is_final).
+    /// it is final (`Import::is_final`).
     pub fn as_ptr(&self) -> *mut u8 {
         self.memory.as_ptr()
     }

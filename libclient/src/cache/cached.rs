@@ -16,7 +16,7 @@ pub type Imports<'a> = Vec<Result<CachedImport<'a>, Error>>;
 ///
 /// The owner and other importers may write at any time, so there is no safe slice of it. The bytes stay
 /// readable after the allocation has ended; ask [`CachedImport::is_current`] whether they are still what
-/// they were. In a child of fork(2) it is there only if it [is final](CachedImport::is_final).
+/// they were. In a child of fork(2) it is there only if it is final (`CachedImport::is_final`).
 #[derive(Debug)]
 #[must_use = "dropping an import releases it"]
 pub struct CachedImport<'a> {
@@ -87,7 +87,7 @@ impl<'a> CachedImport<'a> {
         self.table.is_current(self.pin, self.id)
     }
 
-    /// As [`crate::Import::is_final`].
+    /// Whether nobody can change the bytes any more, as `Import::is_final` says.
     pub fn is_final(&self) -> bool {
         self.table.is_final(self.pin)
     }
