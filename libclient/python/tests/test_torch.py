@@ -90,6 +90,18 @@ class Cpu(BrokerCase):
             opened = shared_torch.open(shared_torch.share(tensor, self.broker), self.other)
             self.assertTrue(opened.dtype == dtype and torch.equal(opened, source), dtype)
 
+    def test_object_when_forked_workers_of_a_loader_read_it_then_each_number_is_right(self):
+        from torch.utils.data import DataLoader, TensorDataset
+
+        with self.broker.empty((4096, 64), "float32") as made:
+            torch.from_dlpack(made).fill_(1)
+            self.broker.put("data/y", made)
+        tensor = torch.from_dlpack(self.broker.get("data/y").unmarked())
+        for workers in (1, 2, 4):
+            loader = DataLoader(TensorDataset(tensor), batch_size=64, num_workers=workers, multiprocessing_context="fork", timeout=60)
+            wrong = [int((batch != 1).sum()) for (batch,) in loader]
+            self.assertEqual(wrong, [0] * 64)
+
     def test_tensor_when_not_in_shared_memory_then_not_supported_and_says_what_to_do(self):
         with self.assertRaisesRegex(fdbroker.NotSupported, "fdbroker.torch.empty"):
             shared_torch.share(torch.ones(3), self.broker)
