@@ -217,6 +217,9 @@ static void options_of_other_releases_are_understood(void) {
   options.max_held_fds = -2;
   CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_open(&options, &context));
   options.max_held_fds = 0;
+  options.connect_timeout_ms = -2;
+  CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_open(&options, &context));
+  options.connect_timeout_ms = 0;
   options.cache_strict = -2;
   CODE(FDBROKER_INVALID_ARGUMENT, fdbroker_open(&options, &context));
 }

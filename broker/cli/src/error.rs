@@ -94,7 +94,7 @@ pub enum Error {
     TooManyWatch { path: PathBuf },
     /// The broker does not answer in time.
     #[error(
-        "the broker at {} does not answer; it hangs or is overloaded (see its log)",
+        "the broker at {} does not answer; it is stopped, hangs or is overloaded: see its process and its log, continue it (SIGCONT) or restart it",
         path.display()
     )]
     NoAnswer { path: PathBuf },

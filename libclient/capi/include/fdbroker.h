@@ -211,6 +211,7 @@ typedef struct fdbroker_options {
    * (FDBROKER_MAX_HELD), else no limit. Over it the broker closes the one that was used least recently, and recalls it
    * when it is wanted; what is neither host memory nor FDBROKER_RECALLABLE is refused with FDBROKER_NO_QUOTA. */
   int64_t max_held_fds;
+  int64_t connect_timeout_ms;    /* How long fdbroker_open() waits at most, in milliseconds; FDBROKER_DEFAULT: 10 s. */
 } fdbroker_options_t;
 
 /* Sets all options, struct_size included, to their defaults. NULL: does nothing. A macro of this name passes the size of
@@ -221,12 +222,13 @@ void fdbroker_options_init(fdbroker_options_t *options);
 void fdbroker_options_init_sized(fdbroker_options_t *options, size_t struct_size);
 
 /* Connects to the broker. On success *out is a context, to be given back by fdbroker_close(); otherwise NULL. Waits at
- * most 10 s, for a broker that hangs or a node whose fds are all in use. options NULL: all defaults.
+ * most connect_timeout_ms, for a broker that is stopped or hangs, or a node whose fds are all in use. options NULL: all defaults.
  *
  * Starts one library thread, which serves recalls and calls the callbacks, with all signals blocked. With
  * FDBROKER_OPEN_DISPATCH there is no such thread. Not inside a callback.
  *
- * Errors: FDBROKER_NOT_CONNECTED (at once when no broker listens), FDBROKER_NOT_PERMITTED (the socket refuses this
+ * Errors: FDBROKER_NOT_CONNECTED (at once when no broker listens; at the end of that time when one listens and does not answer,
+ * which the text says), FDBROKER_NOT_PERMITTED (the socket refuses this
  * user), FDBROKER_NOT_SUPPORTED (the value of an environment variable; or inside a callback), FDBROKER_PROTOCOL,
  * FDBROKER_NO_QUOTA, FDBROKER_TIMED_OUT (too many others of this user connect), FDBROKER_LOCAL_FD_LIMIT,
  * FDBROKER_INVALID_ARGUMENT. */

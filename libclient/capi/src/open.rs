@@ -21,6 +21,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicPtr;
+use std::time::Duration;
 
 /// No library thread: the application polls fdbroker_event_fd() and calls fdbroker_dispatch(). Calls that wait serve
 /// events, too. Callbacks run inside these calls.
@@ -78,6 +79,8 @@ pub struct fdbroker_options_t {
     /// (FDBROKER_MAX_HELD), else no limit. Over it the broker closes the one that was used least recently, and recalls it
     /// when it is wanted; what is neither host memory nor FDBROKER_RECALLABLE is refused with FDBROKER_NO_QUOTA.
     pub max_held_fds: i64,
+    /// How long fdbroker_open() waits at most, in milliseconds; FDBROKER_DEFAULT: 10 s.
+    pub connect_timeout_ms: i64,
 }
 
 // SAFETY: repr(C), struct_size first, no padding (4 + 4 beside each other); pointers may hold any bits until used.
@@ -99,6 +102,7 @@ unsafe impl Growable for fdbroker_options_t {
             print_stats: -1,
             cache_strict: -1,
             max_held_fds: FDBROKER_DEFAULT,
+            connect_timeout_ms: FDBROKER_DEFAULT,
         }
     }
 }
@@ -126,12 +130,13 @@ pub unsafe extern "C" fn fdbroker_options_init_sized(
 }
 
 /// Connects to the broker. On success *out is a context, to be given back by fdbroker_close(); otherwise NULL. Waits at
-/// most 10 s, for a broker that hangs or a node whose fds are all in use. options NULL: all defaults.
+/// most connect_timeout_ms, for a broker that is stopped or hangs, or a node whose fds are all in use. options NULL: all defaults.
 ///
 /// Starts one library thread, which serves recalls and calls the callbacks, with all signals blocked. With
 /// FDBROKER_OPEN_DISPATCH there is no such thread. Not inside a callback.
 ///
-/// Errors: FDBROKER_NOT_CONNECTED (at once when no broker listens), FDBROKER_NOT_PERMITTED (the socket refuses this
+/// Errors: FDBROKER_NOT_CONNECTED (at once when no broker listens; at the end of that time when one listens and does not answer,
+/// which the text says), FDBROKER_NOT_PERMITTED (the socket refuses this
 /// user), FDBROKER_NOT_SUPPORTED (the value of an environment variable; or inside a callback), FDBROKER_PROTOCOL,
 /// FDBROKER_NO_QUOTA, FDBROKER_TIMED_OUT (too many others of this user connect), FDBROKER_LOCAL_FD_LIMIT,
 /// FDBROKER_INVALID_ARGUMENT.
@@ -206,7 +211,10 @@ unsafe fn open(options: &fdbroker_options_t) -> Result<fdbroker_t, Failure> {
     if let Some(name) = unsafe { string(options.name) } {
         builder = builder.name(name.to_string_lossy());
     }
-    let client = builder.connect()?;
+    let client = match limit("connect_timeout_ms", options.connect_timeout_ms)? {
+        Some(ms) => builder.connect_within(Deadline::after(Duration::from_millis(ms)))?,
+        None => builder.connect()?,
+    };
     Ok(fdbroker_t {
         arenas: Arenas::new(options.arena_bytes),
         gpus: Arc::new(Gpus::new(&client)),

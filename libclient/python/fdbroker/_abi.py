@@ -37,6 +37,7 @@ class Options(Structure):
         ("struct_size", c_uint64), ("socket", c_char_p), ("name", c_char_p), ("flags", c_uint32), ("own_fds", c_uint32),
         ("arena_bytes", c_uint64), ("cache_max_entries", c_int64), ("cache_max_bytes", c_int64), ("leave_pinned", c_int32),
         ("empty_cache", c_int32), ("print_stats", c_int32), ("cache_strict", c_int32), ("max_held_fds", c_int64),
+        ("connect_timeout_ms", c_int64),
     ]  # fmt: skip
 
 

@@ -20,6 +20,8 @@ ShapeLike = Union[int, Tuple[int, ...]]
 _Result = TypeVar("_Result")
 #: Seconds that a call waits at most, unless told otherwise.
 TIMEOUT_S = 5.0
+#: Seconds that connecting waits: a broker whose fds are all in use lets clients in one after the other.
+CONNECT_TIMEOUT_S = 10.0
 
 
 def parse_device(device: Optional[str]) -> Optional[Tuple[str, int]]:
@@ -393,7 +395,7 @@ def _close_result(future: "asyncio.Future[Any]") -> None:
 
 def connect(
     socket: Union[str, "os.PathLike[str]", None] = None, *, name: Optional[str] = None, own_fds: int = 4, arena_bytes: int = 0,
-    cache_entries: Optional[int] = None, cache_bytes: Optional[int] = None,
+    cache_entries: Optional[int] = None, cache_bytes: Optional[int] = None, timeout: float = CONNECT_TIMEOUT_S,
 ) -> Broker:  # fmt: skip
     """Connects to the broker of this node.
 
@@ -401,16 +403,18 @@ def connect(
     the administrator's screens; None: the command's. own_fds: fds of shared memory that this process has for a moment or holds,
     which are charged to it. arena_bytes: address space for host memory; 0: 64 GiB, or less where that is limited.
     cache_entries, cache_bytes: how much memory of others stays open though nobody uses it; None: FDBROKER_CACHE_MAX_ENTRIES,
-    FDBROKER_CACHE_MAX_BYTES, else the library's defaults; 0: no limit.
+    FDBROKER_CACHE_MAX_BYTES, else the library's defaults; 0: no limit. timeout: seconds that it waits for an answer.
 
-    Errors: :class:`~fdbroker.NotConnected` (at once when no broker listens), :class:`~fdbroker.NotPermitted`,
-    :class:`~fdbroker.Protocol`, :class:`~fdbroker.NoQuota`, :class:`~fdbroker.LocalFdLimit`. Waits 10 s at most.
+    Errors: :class:`~fdbroker.NotConnected` (at once when no broker listens; at the end of the timeout when one listens and does not
+    answer), :class:`~fdbroker.NotPermitted`, :class:`~fdbroker.Protocol`, :class:`~fdbroker.NoQuota`,
+    :class:`~fdbroker.LocalFdLimit`.
     """
     options = _abi.Options()
     _abi.lib.fdbroker_options_init_sized(ctypes.byref(options), ctypes.sizeof(options))
     options.socket = None if socket is None else os.fsencode(socket)
     options.name = None if name is None else name.encode()
     options.own_fds, options.arena_bytes = own_fds, arena_bytes
+    options.connect_timeout_ms = ms(timeout)
     if cache_entries is not None:
         options.cache_max_entries = cache_entries
     if cache_bytes is not None:

@@ -30,12 +30,12 @@ class PerProcess(Generic[_Value]):
         self._lock = threading.Lock()
         self._value: Optional[_Value] = None
 
-    def get(self) -> _Value:
-        """The value. Threads that come first wait for the one that makes it."""
+    def get(self, make: Optional[Callable[[], _Value]] = None) -> _Value:
+        """The value; ``make`` makes it in another way. Threads that come first wait for the one that makes it."""
         with self._lock:
             value = self._value
             if value is None or not self._is_good(value):
-                value = self._value = self._make()
+                value = self._value = (make or self._make)()
             return value
 
 
@@ -47,9 +47,10 @@ def _forget(value: "Optional[PerProcess[Any]]") -> None:
 _broker: "PerProcess[Broker]" = PerProcess(connect, lambda broker: not broker.closed)
 
 
-def default_broker() -> Broker:
-    """The connection of this process, made at its first use; a forked child gets one of its own.
+def default_broker(timeout: Optional[float] = None) -> Broker:
+    """The connection of this process, made at its first use; a forked child gets one of its own. timeout: seconds that making it
+    waits; None: as :func:`fdbroker.connect`.
 
     Errors: as :func:`fdbroker.connect`.
     """
-    return _broker.get()
+    return _broker.get(None if timeout is None else lambda: connect(timeout=timeout))

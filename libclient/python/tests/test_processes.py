@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import unittest
 
 import fdbroker
@@ -50,6 +51,21 @@ class Threads(BrokerCase):
         del made
         gc.collect()
         self.assertEqual(self.broker.stats()["registrations"], 0)
+
+    def test_connect_when_the_broker_is_stopped_then_it_ends_at_its_timeout_and_says_so(self):
+        os.kill(self.broker.pid, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            with self.assertRaisesRegex(fdbroker.NotConnected, "does not answer.*it is stopped"):
+                fdbroker.connect(self.broker.socket, timeout=0.2)
+            # Ten times that: far less than the 10 s of a connect without one.
+            self.assertLess(time.monotonic() - began, 2.0)
+        finally:
+            os.kill(self.broker.pid, signal.SIGCONT)
+        with fdbroker.connect(self.broker.socket, timeout=30) as later:
+            self.assertTrue(later.connected)
+        with self.assertRaises(ValueError):
+            fdbroker.connect(self.broker.socket, timeout=-1)
 
     def test_private_broker_when_many_threads_close_it_then_no_other_fd_is_closed(self):
         for _ in range(5):

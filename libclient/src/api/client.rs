@@ -75,10 +75,10 @@ impl ClientBuilder {
         self.connect_within(Deadline::after(CONNECT_TIMEOUT))
     }
 
-    /// The same within a deadline.
+    /// The same within a deadline. Looking for a broker later, when this one is lost, is not bounded by it.
     ///
     /// # Errors
-    /// As [`ClientBuilder::connect`]; NOT_CONNECTED says when a broker is there and does not answer in time.
+    /// As [`ClientBuilder::connect`]; NOT_CONNECTED says when a broker listens and does not answer in time.
     pub fn connect_within(self, deadline: Deadline) -> Result<Client, Error> {
         let settings = self.resolve()?;
         let window = settings.caller.own_fds.saturating_sub(1).max(1);

@@ -76,10 +76,7 @@ fn greet_once(caller: &Caller, until: Deadline) -> Result<Greeted, Error> {
         match Greeting::begin(caller, until)? {
             Some(greeting) => break greeting,
             None if !until.has_passed() => std::thread::sleep(BACKLOG_PAUSE),
-            None => {
-                let what = what(&caller.socket);
-                return Err(Error::os(ErrorCode::NotConnected, &what, Errno::EAGAIN));
-            }
+            None => return Err(no_answer(&caller.socket)),
         }
     };
     loop {
@@ -156,7 +153,7 @@ impl Greeting {
 
     /// When to look without an event: whether it is to be given up, or another broker has come.
     pub fn look_at(&self) -> Instant {
-        self.until.at().min(Instant::now() + RECONNECT_LAST)
+        self.until.given_up_at().min(Instant::now() + RECONNECT_LAST)
     }
 
     /// The answer, if it has come or time is over; not to be asked again after.
@@ -173,11 +170,8 @@ impl Greeting {
                 let context = self.context("another socket is in its place");
                 Some(Err(Error::new(ErrorCode::Again, context)))
             }
-            Err(RecvError::WouldBlock) if !self.until.has_passed() => None,
-            Err(RecvError::WouldBlock) => {
-                let error = Error::not_connected(self.context("the broker does not answer"));
-                Some(Err(error.because(NO_ANSWER)))
-            }
+            Err(RecvError::WouldBlock) if Instant::now() < self.until.given_up_at() => None,
+            Err(RecvError::WouldBlock) => Some(Err(no_answer(&self.path))),
             Err(error) => Some(Err(Error::not_connected(self.context(&error.to_string())))),
         }
     }
@@ -230,6 +224,11 @@ fn what(path: &Path) -> String {
 
 /// Why a broker that listens does not answer in time.
 const NO_ANSWER: &str = "it is stopped, hangs or is overloaded; look at its process and its log, continue it (SIGCONT) or restart it";
+
+fn no_answer(path: &Path) -> Error {
+    let context = format!("{}: the broker does not answer", what(path));
+    Error::not_connected(context).because(NO_ANSWER)
+}
 
 /// Why a broker does not greet a user that its socket lets in.
 const UNKNOWN_USER: &str = "the broker's user namespace does not know the user of this process, whom it could not tell from other \

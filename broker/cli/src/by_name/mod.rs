@@ -16,7 +16,12 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
 /// Connects to the broker of this environment. `of_job`: the names are those of this process's job.
 pub fn connect(of_job: bool) -> Result<Objects> {
-    let objects = Client::builder().name("fdbroker").connect()?.objects();
+    connect_within(of_job, soon())
+}
+
+/// The same, for a command with a deadline of its own.
+pub fn connect_within(of_job: bool, deadline: Deadline) -> Result<Objects> {
+    let objects = Client::builder().name("fdbroker").connect_within(deadline)?.objects();
     Ok(if of_job { objects.of_job() } else { objects })
 }
 

@@ -530,3 +530,38 @@ fn watch_when_objects_come_and_go_then_each_event_is_a_line() {
     watch.signal("INT");
     drop(job);
 }
+
+#[test]
+fn commands_when_the_broker_is_stopped_then_they_end_in_time_and_say_so_and_it_goes_on() {
+    let dir = TestDir::new("objects-stopped");
+    let output = script(
+        &dir,
+        r#"
+P=$($F status --json | sed 's/.*"pid":\([0-9]*\),"draining.*/\1/')
+kill -STOP "$P"
+trap 'kill -CONT "$P"' EXIT
+set +e
+B=$(date +%s%N); $F get model/a --timeout 100ms 2>get; G=$?; E=$(date +%s%N)
+$F status 2>status; S=$?
+kill -CONT "$P"
+set -e
+echo here | $F put model/a - >&2
+$F get model/a
+echo "$G $S $(((E - B) / 1000000))"
+cat get status
+"#,
+    );
+    let text = stdout(&output);
+    let mut lines = text.lines();
+    assert_eq!(lines.next(), Some("here"));
+    let numbers: Vec<u64> =
+        lines.next().expect("a line").split(' ').map(|it| it.parse().expect("a number")).collect();
+    // No broker answers, and far sooner than the 10 s of commands that have no deadline.
+    assert_eq!(numbers[..2], [3, 3], "{text}");
+    assert!(numbers[2] < 2000, "{} ms", numbers[2]);
+    let said: Vec<&str> = lines.collect();
+    assert_eq!(said.len(), 2, "{text}");
+    for line in said {
+        assert!(line.contains("does not answer") && line.contains("it is stopped"), "{line}");
+    }
+}

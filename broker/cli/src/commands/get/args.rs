@@ -10,7 +10,8 @@ in the making counts as not there. The bytes are those of one version, whatever 
 
 Several names, or a NAME that ends in `/`, which means all names that begin so, are got at one moment: never two versions of a
 group mixed, at most 253 objects. They go to the folder -O DIR, which is made if it is not there: the object model/a of `model/`
-to DIR/a, and of several names each to its part after the last `/`. --timeout waits for names, not for what begins so.
+to DIR/a, and of several names each to its part after the last `/`. --timeout waits for names, not for what begins so, and bounds
+the wait for a broker that does not answer (10 s without it).
 
 Examples:
   fdbroker get model/a > weights.bin

@@ -6,7 +6,7 @@ mod unhad;
 
 pub use args::Args;
 
-use crate::by_name::{connect, undone};
+use crate::by_name::{connect_within, soon, undone};
 use crate::error::{Context, Error, Result};
 use crate::output::{Output, human_size, printable, write_error};
 use fdbroker_client::{Deadline, Object, Objects};
@@ -61,13 +61,15 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(wrong) = wrong {
         return Err(Error::Usage(wrong.into()));
     }
-    // The broker takes the leases back from a client that has gone.
-    let objects = connect(args.job)?;
+    let until = Deadline::after(args.timeout);
+    // An answer is waited for also where names are not. The broker takes the leases back from a client that has gone.
+    let answered = if args.timeout.is_zero() { soon() } else { until.min(soon()) };
+    let objects = connect_within(args.job, answered)?;
     if let Some(folder) = to.filter(|_| is_several) {
-        return into_folder(&objects, args, folder);
+        return into_folder(&objects, args, folder, until);
     }
     let name = &args.names[0];
-    let object = objects.get(name, Deadline::after(args.timeout));
+    let object = objects.get(name, until);
     let object = undone(object.map_err(|error| unhad(&args.names, error)), &args.names, args.json)?;
     if let Some(path) = to {
         // As cp does it.
@@ -88,8 +90,8 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 /// Several objects of one moment, each to a file of its own.
-fn into_folder(objects: &Objects, args: &Args, folder: &Path) -> Result<()> {
-    let got = several::get(objects, &args.names, args.timeout, args.json)?;
+fn into_folder(objects: &Objects, args: &Args, folder: &Path, until: Deadline) -> Result<()> {
+    let got = several::get(objects, &args.names, until, args.json)?;
     let mut out = Output::stdout();
     for (object, file) in &got {
         let path = folder.join(file);

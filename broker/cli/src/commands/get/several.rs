@@ -8,7 +8,6 @@ use fdbroker_client::{Deadline, ErrorCode, Object, Objects};
 use fdbroker_protocol::limits::MAX_GROUP;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::time::Duration;
 
 /// Tries to get all that begins so, between which names come or go.
 const TRIES: usize = 8;
@@ -26,13 +25,13 @@ fn is_prefix(name: &str) -> bool {
 pub fn get(
     objects: &Objects,
     words: &[String],
-    timeout: Duration,
+    until: Deadline,
     is_json: bool,
 ) -> Result<Vec<(Object, PathBuf)>> {
     for _ in 0..TRIES {
         let (names, files): (Vec<String>, Vec<PathBuf>) =
             files(objects, words, is_json)?.into_iter().unzip();
-        match objects.get_many(&names, Deadline::after(timeout)) {
+        match objects.get_many(&names, until) {
             // What has come meanwhile may be of the same version as what was got.
             Ok(got) if names_of(objects, words, is_json)? == names => {
                 return Ok(got.into_iter().zip(files).collect());
