@@ -161,7 +161,10 @@ fn close(at: usize, len: usize) {
             let mut space = lock(&spaces().space);
             space.stuck.push((at, len));
             space.try_stuck_again();
-            if !space.stuck.is_empty() {
+            let is_stuck = !space.stuck.is_empty();
+            // A logger of the program's may call the library.
+            drop(space);
+            if is_stuck {
                 log::warn!("cannot unmap {len} bytes yet: {errno}");
             }
         }
