@@ -1,6 +1,7 @@
-//! Tells a child process that what it inherited is its parent's: a word that the kernel sets to 0 in each child, whether
-//! fork(3), _Fork(3) or clone(2) made it (MADV_WIPEONFORK). The first look in a child closes what it must not see of its parent's
-//! (`reserved.rs`), before anything else. Must never take a lock or make a system call to tell.
+//! Tells a child process that what it inherited is its parent's: a word that the kernel sets to 0
+//! in each child, whether fork(3), _Fork(3) or clone(2) made it (MADV_WIPEONFORK). The first look
+//! in a child closes what it must not see of its parent's (`reserved.rs`), before anything else.
+//! Must never take a lock or make a system call to tell.
 //!
 //! A child that shares the memory of its parent (vfork(2), CLONE_VM) cannot be told from it: such a child may only exec.
 
@@ -61,7 +62,8 @@ impl Process {
     }
 }
 
-/// The first look of a process: its number. A second thread of a child of _Fork(3) waits here for the first.
+/// The first look of a process: its number. A second thread of a child of _Fork(3) waits here for
+/// the first.
 #[cold]
 fn begin(word: &AtomicU32) -> u32 {
     loop {

@@ -39,12 +39,14 @@
 //! **Progress engines** that must not block start a request and test it: [`Client::acquire_start`],
 //! [`ImportCache::import_start`], [`Exports::register_start`].
 //!
-//! **Fork.** In the child everything answers NOT_CONNECTED, and drops say nothing to the broker and unmap nothing. Connect anew.
-//! Memory that was opened for reading and that nobody can change any more (sealed against writing and shrinking, as all objects of
-//! host memory are) is there and reads right. A touch of another import is a SIGSEGV, and no other memory ever takes its addresses;
-//! arenas and isolated buffers stay mapped, and their bytes are undefined once the parent has freed them. So for children of
-//! `_Fork` and clone(2), too, from their first call of this library on: until then they see the memory of imports as it is. What an
-//! [`ImportOpener`] opens is left to it. A child that shares its parent's memory (vfork(2), CLONE_VM) may only exec.
+//! **Fork.** In the child everything answers NOT_CONNECTED, and drops say nothing to the broker and
+//! unmap nothing. Connect anew. Memory that was opened for reading and that nobody can change any
+//! more (sealed against writing and shrinking, as all objects of host memory are) is there and
+//! reads right. A touch of another import is a SIGSEGV, and no other memory ever takes its
+//! addresses; arenas and isolated buffers stay mapped, and their bytes are undefined once the
+//! parent has freed them. So for children of `_Fork` and clone(2), too, from their first call of
+//! this library on: until then they see the memory of imports as it is. What an [`ImportOpener`]
+//! opens is left to it. A child that shares its parent's memory (vfork(2), CLONE_VM) may only exec.
 //!
 //! **Without a broker** every call answers NOT_CONNECTED at once; the library looks for it in the background.
 

@@ -119,33 +119,39 @@ pub const MAX_UNREGISTERS_UNDERWAY: usize = 4;
 /// "not current", which is slow and safe.
 pub const PAGE_RESERVED_SLOTS: u32 = 16 << 20;
 
-/// The first zone of addresses for what is imported, in bytes: room for 16,384 small imports, nothing beside 47 bits of addresses.
-/// Each further zone doubles what there is.
+/// The first zone of addresses for what is imported, in bytes: room for 16,384 small imports,
+/// nothing beside 47 bits of addresses. Each further zone doubles what there is.
 pub const FIRST_ZONE_BYTES: usize = 64 << 20;
 
-/// Most zones. Doubling needs 21 of them for all addresses. Under RLIMIT_AS a zone is this part of the limit, and what is larger
-/// than half of that has a zone of its own: 192 use it up. A child closes each by a system call.
+/// Most zones. Doubling needs 21 of them for all addresses. Under RLIMIT_AS a zone is this part of
+/// the limit, and what is larger than half of that has a zone of its own: 192 use it up. A child
+/// closes each by a system call.
 pub const ZONES: usize = 256;
 /// See [`ZONES`].
 pub const ZONES_IN_LIMIT: u64 = 64;
 
-/// What a child closes of a zone by one system call, in bytes: 1,024 small imports, whose records fit the caches of a processor. 65,000 take a tenth
-/// less time than by one call. Most calls for one zone: an empty one takes 0.6 us.
+/// What a child closes of a zone by one system call, in bytes: 1,024 small imports, whose records
+/// fit the caches of a processor. 65,000 take a tenth less time than by one call. Most calls for
+/// one zone: an empty one takes 0.6 us.
 pub const CLOSE_BYTES: usize = 4 << 20;
 /// See [`CLOSE_BYTES`].
 pub const CLOSE_STEPS: usize = 64;
 
-/// Mappings that are kept to be given up when the process has all that it may have: unmapping a part of a zone takes two, at the limit one more.
+/// Mappings that are kept to be given up when the process has all that it may have: unmapping a
+/// part of a zone takes two, at the limit one more.
 pub const SPARE_MAPPINGS: usize = 3;
 
-/// A huge page of shared memory, where the file's offset is a multiple of it as the address is: on x86-64, and on aarch64 with pages of 4 KiB.
+/// A huge page of shared memory, where the file's offset is a multiple of it as the address is: on
+/// x86-64, and on aarch64 with pages of 4 KiB.
 pub const HUGE_PAGE: usize = 2 << 20;
 
-/// The smallest page of hugetlbfs (aarch64): at any other address it refuses to map before it unmaps what is there.
+/// The smallest page of hugetlbfs (aarch64): at any other address it refuses to map before it
+/// unmaps what is there.
 pub const SMALLEST_HUGE_PAGE: usize = 64 << 10;
 
-/// How long a seal waits for children of fork(3) to begin, which lets go of their copy of a mapping: microseconds, or until a busy machine
-/// gets to them. A child that is stopped meanwhile is in the way of the seal.
+/// How long a seal waits for children of fork(3) to begin, which lets go of their copy of a
+/// mapping: microseconds, or until a busy machine gets to them. A child that is stopped meanwhile
+/// is in the way of the seal.
 pub const CHILD_BEGIN: Duration = Duration::from_secs(1);
 /// Between two tries.
 pub const CHILD_PAUSE: Duration = Duration::from_millis(1);

@@ -1,5 +1,6 @@
-//! The zones of addresses that the library has reserved for what must not be seen in a child, and their closing there.
-//! Must never take a lock or allocate: a child of a threaded process looks here first.
+//! The zones of addresses that the library has reserved for what must not be seen in a child, and
+//! their closing there. Must never take a lock or allocate: a child of a threaded process looks
+//! here first.
 
 use crate::limits::{CLOSE_BYTES, CLOSE_STEPS, ZONES};
 use nix::errno::Errno;
@@ -16,7 +17,8 @@ static ALL: [[AtomicUsize; 2]; ZONES] =
 /// How many there are. A zone counts before anything is mapped in it, so that a child knows it.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Reserves one more, at an address of the kernel's choice. The caller takes care that one thread at a time does.
+/// Reserves one more, at an address of the kernel's choice. The caller takes care that one thread
+/// at a time does.
 ///
 /// # Errors
 /// ENOMEM, also when there are as many as can be.
@@ -36,8 +38,9 @@ pub(crate) fn total_bytes() -> usize {
     zones.iter().map(|[_, size]| size.load(Ordering::Relaxed)).sum()
 }
 
-/// In a child: nothing is in the zones any more, and nothing else ever will be. From here on they are like any memory of the
-/// child's, so that its own children find them closed. Ends a child that cannot: it would see what it must not see.
+/// In a child: nothing is in the zones any more, and nothing else ever will be. From here on they
+/// are like any memory of the child's, so that its own children find them closed. Ends a child that
+/// cannot: it would see what it must not see.
 pub(crate) fn close_in_child() {
     for [at, size] in &ALL[..COUNT.load(Ordering::Acquire)] {
         let (at, size) = (at.load(Ordering::Relaxed), size.load(Ordering::Relaxed));
@@ -60,8 +63,8 @@ fn is_closed(at: usize, len: NonZeroUsize) -> bool {
     if steps.all(close) {
         return true;
     }
-    // A process that has all the mappings that it may have gets no more. A child has one thread at first: nobody takes the place
-    // meanwhile, and if somebody does it is refused.
+    // A process that has all the mappings that it may have gets no more. A child has one thread at
+    // first: nobody takes the place meanwhile, and if somebody does it is refused.
     let start = std::ptr::without_provenance_mut::<c_void>(at);
     // SAFETY: a zone, in which nothing of the child's is.
     let _ = NonNull::new(start).map(|start| unsafe { munmap(start, len.get()) });
@@ -82,6 +85,7 @@ pub(crate) fn fill(at: usize, len: NonZeroUsize) -> nix::Result<()> {
 fn nothing_at(at: Option<usize>, len: NonZeroUsize, how: MapFlags) -> nix::Result<NonNull<c_void>> {
     let flags = how | MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
     let at = at.and_then(NonZeroUsize::new);
-    // SAFETY: a new mapping at the kernel's choice, or where only what a zone has is unmapped, of which nobody has a pointer.
+    // SAFETY: a new mapping at the kernel's choice, or where only what a zone has is unmapped, of
+    // which nobody has a pointer.
     unsafe { mmap_anonymous(at, len, ProtFlags::PROT_NONE, flags) }
 }

@@ -1,6 +1,7 @@
-//! Where what must not be seen in a child is mapped: in zones of addresses that the library reserves once and never gives back.
-//! What is unmapped becomes addresses without memory, so nothing but an import is ever there, in the process or in its children.
-//! Must never leave a hole in a zone, give a range to two mappings, or hold its lock over a map of a file.
+//! Where what must not be seen in a child is mapped: in zones of addresses that the library
+//! reserves once and never gives back. What is unmapped becomes addresses without memory, so
+//! nothing but an import is ever there, in the process or in its children. Must never leave a hole
+//! in a zone, give a range to two mappings, or hold its lock over a map of a file.
 
 use crate::fork::{self, Process};
 use crate::limits::{
@@ -70,15 +71,16 @@ impl Map<'_> {
         }
     }
 
-    /// Whether mmap(2) fails, if it does, before it has unmapped what was there: of shared memory that is not sealed against it. Before
-    /// Linux 6.12 a driver is asked after that.
+    /// Whether mmap(2) fails, if it does, before it has unmapped what was there: of shared memory
+    /// that is not sealed against it. Before Linux 6.12 a driver is asked after that.
     fn is_plain(self) -> bool {
         let seals = fcntl(self.fd, FcntlArg::F_GET_SEALS).map(SealFlag::from_bits_retain);
         let refusing = SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_FUTURE_WRITE;
         seals.is_ok_and(|seals| !seals.intersects(refusing))
     }
 
-    /// Mapped elsewhere, then moved to a zone: two slow calls, of which only the first asks the file.
+    /// Mapped elsewhere, then moved to a zone: two slow calls, of which only the first asks the
+    /// file.
     fn moved(self) -> nix::Result<(NonNull<c_void>, NonZeroUsize)> {
         let aside = self.anywhere()?;
         let page = self.huge_page().unwrap_or_else(page_size);
@@ -99,16 +101,19 @@ impl Map<'_> {
         moved.map(|start| (start, len))
     }
 
-    /// Bytes of a page of the file, if it is of hugetlbfs: it maps whole ones, whatever it is asked for.
+    /// Bytes of a page of the file, if it is of hugetlbfs: it maps whole ones, whatever it is asked
+    /// for.
     fn huge_page(self) -> Option<usize> {
         let found = fstatfs(self.fd).ok().filter(|it| it.filesystem_type() == HUGETLBFS_MAGIC)?;
         usize::try_from(found.block_size()).ok()
     }
 }
 
-/// After a map of a range that failed. Before Linux 6.12 nothing may be there then, and another thread's memory a moment later.
+/// After a map of a range that failed. Before Linux 6.12 nothing may be there then, and another
+/// thread's memory a moment later.
 fn restore(at: usize, len: NonZeroUsize, errno: Errno) {
-    // It is all there, unless a file was sealed between the look and the map. Then nobody can tell: the range is never used again.
+    // It is all there, unless a file was sealed between the look and the map. Then nobody can tell:
+    // the range is never used again.
     if fill(at, len).is_ok() || errno != Errno::EPERM {
         give(at, len);
     }
@@ -178,7 +183,8 @@ fn give(at: usize, len: NonZeroUsize) {
     spaces.count(&space);
 }
 
-/// A range for `len` bytes, a multiple of `page` from a multiple of it; where a huge page may be, as it must be for this offset in the file.
+/// A range for `len` bytes, a multiple of `page` from a multiple of it; where a huge page may be,
+/// as it must be for this offset in the file.
 fn take(len: NonZeroUsize, page: usize, begin: libc::off_t) -> nix::Result<usize> {
     let spaces = spaces();
     let mut space = lock(&spaces.space);
@@ -198,7 +204,8 @@ fn take(len: NonZeroUsize, page: usize, begin: libc::off_t) -> nix::Result<usize
     taken.ok_or(Errno::ENOMEM)
 }
 
-/// Reserves one more zone, with room for `len` bytes. Where addresses are few it takes as few as it can.
+/// Reserves one more zone, with room for `len` bytes. Where addresses are few it takes as few as it
+/// can.
 fn grow(space: &mut Space, len: usize, align: usize) -> nix::Result<()> {
     let limit = getrlimit(Resource::RLIMIT_AS).map_or(RLIM_INFINITY, |(soft, _)| soft);
     let usual = match limit {
@@ -223,7 +230,8 @@ fn grow(space: &mut Space, len: usize, align: usize) -> nix::Result<()> {
     }
 }
 
-/// What is free in the zones of one process. A child has zones of its own: its copy of this may be of the middle of a change.
+/// What is free in the zones of one process. A child has zones of its own: its copy of this may be
+/// of the middle of a change.
 #[derive(Debug)]
 struct Spaces {
     process: u32,
@@ -274,13 +282,14 @@ struct Space {
     by_len: BTreeSet<(usize, usize)>,
     /// What could not be unmapped yet.
     stuck: Vec<(usize, NonZeroUsize)>,
-    /// Addresses of mappings that make room for unmapping: mmap(2) needs some, also where it leaves fewer.
+    /// Addresses of mappings that make room for unmapping: mmap(2) needs some, also where it leaves
+    /// fewer.
     spare: Vec<NonZeroUsize>,
 }
 
 impl Space {
-    /// Of the ranges that are large enough the smallest, so that large ones stay whole; of these the lowest. From its start, so that the rest
-    /// is one range.
+    /// Of the ranges that are large enough the smallest, so that large ones stay whole; of these
+    /// the lowest. From its start, so that the rest is one range.
     fn take(&mut self, len: usize, align: usize, phase: usize) -> Option<usize> {
         let fits = |&(bytes, start): &(usize, usize)| {
             let at = start + (phase.wrapping_sub(start) & (align - 1));
@@ -344,7 +353,8 @@ impl Space {
         let Some(page) = NonZeroUsize::new(page_size()) else { return };
         while self.spare.len() < SPARE_MAPPINGS {
             let (protection, flags) = (ProtFlags::PROT_NONE, MapFlags::MAP_SHARED);
-            // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
+            // SAFETY: a new mapping at an address of the kernel's choice touches nothing that
+            // exists.
             let Ok(start) = (unsafe { mmap_anonymous(None, page, protection, flags) }) else {
                 break;
             };

@@ -1,5 +1,6 @@
-//! fork(3) of a process with many imports, beside one with as many bare mappings that are left out of children, as the library did
-//! before: a child had a hole there. What the child closes is in the time. Must never leave a child.
+//! fork(3) of a process with many imports, beside one with as many bare mappings that are left out
+//! of children, as the library did before: a child had a hole there. What the child closes is in
+//! the time. Must never leave a child.
 
 use crate::report::{Report, median};
 use crate::world::{BYTES, World, deadline};
@@ -75,7 +76,8 @@ fn per_one(begun: Instant, count: usize) -> f64 {
     begun.elapsed().as_nanos() as f64 / count as f64 / 1000.0
 }
 
-/// Processor time of fork(3) in the parent, and with it that of the child until fork(3) returns there, in us.
+/// Processor time of fork(3) in the parent, and with it that of the child until fork(3) returns
+/// there, in us.
 fn forks() -> (f64, f64) {
     let length = NonZeroUsize::new(BYTES).expect("a page");
     let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;

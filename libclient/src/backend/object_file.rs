@@ -95,7 +95,8 @@ fn add(fd: BorrowedFd<'_>, seals: SealFlag) -> nix::Result<()> {
     }
 }
 
-/// Maps it for writing. A child of fork(3) closes its copy when it begins: a mapping there is in the way of the seal.
+/// Maps it for writing. A child of fork(3) closes its copy when it begins: a mapping there is in
+/// the way of the seal.
 pub(crate) fn map(fd: BorrowedFd<'_>, len: usize) -> Result<Mapping, Error> {
     let mapping = Mapping::new(fd, 0, len, Access::ReadWrite, AtFork::Leave)?;
     mapping.leave_out_of_dumps()?;
@@ -123,7 +124,8 @@ pub(crate) fn seal(fd: BorrowedFd<'_>) -> Result<(), Error> {
     })
 }
 
-/// Seals what [`map`] has mapped, which is unmapped here. Children that were forked meanwhile have a moment to begin.
+/// Seals what [`map`] has mapped, which is unmapped here. Children that were forked meanwhile have
+/// a moment to begin.
 pub(crate) fn seal_after_map(fd: BorrowedFd<'_>) -> Result<(), Error> {
     let until = Instant::now() + fork::until_children_look();
     loop {
