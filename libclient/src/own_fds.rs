@@ -159,6 +159,15 @@ impl OwnFd {
         self.identity.is_of(self.fd.as_fd()).then(|| self.fd.as_fd())
     }
 
+    /// Gives it up, proved. `None`: it is not ours any more.
+    pub fn into_proved(mut self) -> Option<OwnedFd> {
+        self.entry = None;
+        let is_ours = self.proved().is_some();
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: taken once, and `this` is not dropped.
+        is_ours.then(|| unsafe { ManuallyDrop::take(&mut this.fd) })
+    }
+
     /// The number, to be polled: which does nothing to whatever has it.
     pub fn polled(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()

@@ -499,7 +499,12 @@ impl Client {
 
     /// Whether calls can be made now.
     pub fn is_connected(&self) -> bool {
-        !self.is_forked_copy() && self.current().is_usable()
+        let is_usable = !self.is_forked_copy() && self.current().is_usable();
+        if !is_usable && !self.is_forked_copy() {
+            // Who waits for it makes no other call.
+            self.owner.see_to_thread();
+        }
+        is_usable
     }
 
     /// Ends the connection now, as dropping the last clone does, whoever else has one (caches and arenas do, and

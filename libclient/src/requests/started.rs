@@ -2,8 +2,11 @@
 //! Must never block, and never lose a grant: what comes too late is given back.
 
 use crate::books::grant::Grant;
+use crate::books::lease::Lease;
 use crate::deadline::Deadline;
+use crate::deposit::AllocationInfo;
 use crate::error::Error;
+use crate::own_fds::{CLOSED_HERE, OwnFd};
 use crate::requests::acquire::Wanted;
 use crate::wire::connection::Connection;
 use fdbroker_protocol::Handle;
@@ -38,7 +41,31 @@ struct State {
     wanted: Wanted,
     /// Outcomes not handed over yet, by the place of their handle.
     arrived: Vec<(usize, Result<Grant, Error>)>,
+    /// Those that came before this test.
+    kept: Vec<(usize, Result<Kept, Error>)>,
     step: Step,
+}
+
+/// A grant until it is handed over: the program may close its fd meanwhile, which it does not know yet.
+#[derive(Debug)]
+struct Kept {
+    // Before the lease: fields are dropped in their order.
+    fd: OwnFd,
+    lease: Lease,
+    info: AllocationInfo,
+}
+
+impl Kept {
+    fn of(grant: Grant) -> Result<Self, Error> {
+        let Grant { fd, lease, info } = grant;
+        Ok(Kept { fd: OwnFd::kept(fd)?, lease, info })
+    }
+
+    fn into_grant(self) -> Result<Grant, Error> {
+        let Kept { fd, lease, info } = self;
+        let closed = || Error::not_connected(format!("acquire {}", info.id)).because(CLOSED_HERE);
+        Ok(Grant { fd: fd.into_proved().ok_or_else(closed)?, lease, info })
+    }
 }
 
 /// What the next test has to do.
@@ -63,6 +90,7 @@ impl AcquireRequest {
             deadline,
             wanted: Wanted::all_of(handles.len()),
             arrived: Vec::new(),
+            kept: Vec::new(),
             step: Step::Send(Instant::now()),
         });
         // Done already is seen by the first test.
@@ -78,7 +106,11 @@ impl AcquireRequest {
         self.state.connection.serve();
         match self.state.advance() {
             true => Progress::Done(self.state.take_outcomes()),
-            false => Progress::UnderWay(self),
+            false => {
+                let State { arrived, kept, .. } = &mut *self.state;
+                kept.extend(arrived.drain(..).map(|(place, it)| (place, it.and_then(Kept::of))));
+                Progress::UnderWay(self)
+            }
         }
     }
 
@@ -89,7 +121,8 @@ impl AcquireRequest {
     ) -> Option<Self> {
         self.state.connection.serve();
         let is_done = self.state.advance();
-        self.state.arrived.drain(..).for_each(|(place, outcome)| each(place, outcome));
+        let arrived = self.state.arrived.drain(..);
+        arrived.for_each(|(place, outcome)| each(place, outcome));
         (!is_done).then_some(self)
     }
 
@@ -156,6 +189,8 @@ impl State {
             return self.handles.iter().map(|_| Err(self.connection.lost("acquire"))).collect();
         }
         let mut arrived = std::mem::take(&mut self.arrived);
+        let kept = self.kept.drain(..);
+        arrived.extend(kept.map(|(place, it)| (place, it.and_then(Kept::into_grant))));
         arrived.sort_unstable_by_key(|(place, _)| *place);
         arrived.into_iter().map(|(_, outcome)| outcome).collect()
     }

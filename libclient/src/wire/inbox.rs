@@ -2,6 +2,7 @@
 //! Must never do IO; all of it lives under one short lock.
 
 use crate::books::one_way::Unregister;
+use crate::own_fds::OwnFd;
 use fdbroker_protocol::limits::MAX_MESSAGE_BYTES;
 use fdbroker_scm::ReceivedFds;
 use std::collections::HashMap;
@@ -13,7 +14,7 @@ use std::sync::{Arc, Condvar};
 pub(crate) struct Inbox {
     waiting: Vec<Waiting>,
     /// Replies to requests that no thread sleeps for, until someone looks. They no longer take a place.
-    answered: HashMap<u64, Parcel>,
+    answered: HashMap<u64, (Vec<u8>, Vec<OwnFd>)>,
     owed: Vec<Owed>,
     /// Condition variables at rest, so that a request allocates none.
     idle: Vec<Arc<Condvar>>,
@@ -123,7 +124,10 @@ impl Inbox {
 
     /// The reply to a request that no thread sleeps for, if it has been read.
     pub fn take_answered(&mut self, id: u64) -> Option<Parcel> {
-        self.answered.remove(&id)
+        let (bytes, fds) = self.answered.remove(&id)?;
+        // Closed by the program meanwhile, they read as those for which there was no room.
+        let fds = fds.into_iter().map(OwnFd::into_proved).collect::<Option<_>>();
+        Some(Parcel { bytes, fds: fds.unwrap_or_default() })
     }
 
     pub fn take_parcel(&mut self, at: usize) -> Option<Parcel> {
@@ -188,7 +192,8 @@ impl Inbox {
     pub fn deliver(&mut self, at: usize, parcel: Parcel) {
         let waiting = &mut self.waiting[at];
         if waiting.wake.is_none() {
-            self.answered.insert(waiting.id, parcel);
+            let fds = parcel.fds.into_iter().filter_map(|fd| OwnFd::kept(fd).ok());
+            self.answered.insert(waiting.id, (parcel.bytes, fds.collect()));
             return self.leave(at);
         }
         waiting.parcel = Some(parcel);
