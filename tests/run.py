@@ -81,6 +81,7 @@ def suites(folder):
         Part("view: who sees and may do what on a node service", ["tests/view/run.sh"]),
         Part("virtual fds: C programs that know nothing of fdbroker", ["tests/virtual_fds/run.sh"]),
         Part("fork: what children see of their parent's memory", ["tests/fork/run.sh"]),
+        Part("closed-fds: programs that close the library's fds, in C, in Python and under the layers", ["tests/closed_fds/run.sh"]),
         Part("Python: the wheel installed, alone and beside numpy and PyTorch", ["libclient/python/test.sh"]),
         Part("installation, pkg-config, examples", ["tests/install/run.sh"]),
         Part("documentation's examples", ["cargo", "test", "--workspace", "--doc", "--quiet"]),

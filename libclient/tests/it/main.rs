@@ -6,6 +6,7 @@
 
 mod arena;
 mod cache;
+mod closed_fds;
 mod comeback;
 mod cuda;
 mod deposits;
