@@ -11,11 +11,12 @@ struct Stderr;
 
 static STDERR: Stderr = Stderr;
 
-/// Installs the logger, once per process.
+/// Installs the logger, once per process; stderr is what it is now.
 pub(crate) fn install() {
     static ONCE: Once = Once::new();
+    // Each time: a child may have another one, and open a context of its own.
+    know_stderr();
     ONCE.call_once(|| {
-        know_stderr();
         let asked = std::env::var("FDBROKER_LOG").unwrap_or_default();
         let level = level_of(&asked);
         if log::set_logger(&STDERR).is_err() {

@@ -6,21 +6,23 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What stderr was when somebody first asked; 0: nobody has. u64::MAX: it was closed.
+/// What stderr was when somebody last said so; 0: nobody has. `u64::MAX`: it was closed.
 static KNOWN: AtomicU64 = AtomicU64::new(0);
 
-/// Stderr is what it is now: a program may close it later, and open a file of its own there. Once; later calls do nothing.
+/// Stderr is what it is now: a program may close it later, and open a file of its own there.
 pub fn know_stderr() {
-    is_known();
+    KNOWN.store(stderr_now(), Ordering::Relaxed);
+}
+
+fn stderr_now() -> u64 {
+    // SAFETY: a number to be looked at, open or not.
+    let file = File::of(unsafe { BorrowedFd::borrow_raw(libc::STDERR_FILENO) });
+    file.map_or(u64::MAX, File::mark)
 }
 
 fn is_known() -> bool {
-    // SAFETY: a number to be looked at, open or not.
-    let file = File::of(unsafe { BorrowedFd::borrow_raw(libc::STDERR_FILENO) });
-    let now = file.map_or(u64::MAX, File::mark);
-    let before = KNOWN.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
-    // Nobody asked before: it is what it is now.
-    file.is_some() && before.map_or_else(|known| known == now, |_| true)
+    let now = stderr_now();
+    now != u64::MAX && [0, now].contains(&KNOWN.load(Ordering::Relaxed))
 }
 
 /// Writes the bytes to stderr by one write(2), unless something else has its number by now.
