@@ -76,13 +76,14 @@ impl Mapping {
             Access::Read => ProtFlags::PROT_READ,
             Access::ReadWrite => ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
         };
-        let seals = match access {
-            Access::Read => seals_of(fd),
-            Access::ReadWrite => SealFlag::empty(),
+        let seals = seals_of(fd);
+        let has = |which| seals.is_some_and(|seals| seals.contains(which));
+        let at_fork = match access {
+            Access::Read if has(FINAL) => AtFork::Inherit,
+            _ => at_fork,
         };
-        let at_fork = if seals.contains(FINAL) { AtFork::Inherit } else { at_fork };
         let map = |flags| {
-            let map = Map { fd, begin, len: span, protection, flags };
+            let map = Map { fd, seals, begin, len: span, protection, flags };
             match at_fork {
                 AtFork::Leave => map.in_zone(),
                 AtFork::Inherit => map.anywhere().map(|start| (start, span)),
@@ -91,7 +92,7 @@ impl Mapping {
         let mapped = match map(MapFlags::MAP_SHARED) {
             // Before Linux 6.7 no fd that is open for writing can be mapped shared once its memory is sealed against writing. Of
             // memory that never changes a private map has the same pages.
-            Err(Errno::EPERM) if seals.contains(SealFlag::F_SEAL_WRITE) => {
+            Err(Errno::EPERM) if access == Access::Read && has(SealFlag::F_SEAL_WRITE) => {
                 map(MapFlags::MAP_PRIVATE)
             }
             outcome => outcome,
@@ -174,9 +175,9 @@ impl Mapping {
 /// What nobody can write any more, by any map, nor make shorter.
 const FINAL: SealFlag = SealFlag::F_SEAL_WRITE.union(SealFlag::F_SEAL_SHRINK);
 
-/// F_GET_SEALS; none of what takes no seals.
-fn seals_of(fd: BorrowedFd<'_>) -> SealFlag {
-    fcntl(fd, FcntlArg::F_GET_SEALS).map_or(SealFlag::empty(), SealFlag::from_bits_retain)
+/// F_GET_SEALS; `None` of what takes no seals.
+fn seals_of(fd: BorrowedFd<'_>) -> Option<SealFlag> {
+    fcntl(fd, FcntlArg::F_GET_SEALS).ok().map(SealFlag::from_bits_retain)
 }
 
 /// Leaves a range that something else has mapped out of children (MADV_DONTFORK), in whole pages.

@@ -10,7 +10,7 @@ use crate::limits::{
 use crate::reserved::{cover, fill, reserve, total_bytes};
 use crate::sync::lock;
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::fcntl::SealFlag;
 use nix::sys::mman::{MRemapFlags, MapFlags, ProtFlags, mmap, mmap_anonymous, mremap, munmap};
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use nix::sys::statfs::{HUGETLBFS_MAGIC, fstatfs};
@@ -29,6 +29,8 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 #[derive(Clone, Copy)]
 pub(crate) struct Map<'a> {
     pub fd: BorrowedFd<'a>,
+    /// Of the file; `None`: it takes none.
+    pub seals: Option<SealFlag>,
     /// Whole pages.
     pub begin: libc::off_t,
     pub len: NonZeroUsize,
@@ -74,9 +76,8 @@ impl Map<'_> {
     /// Whether mmap(2) fails, if it does, before it has unmapped what was there: of shared memory
     /// that is not sealed against it. Before Linux 6.12 a driver is asked after that.
     fn is_plain(self) -> bool {
-        let seals = fcntl(self.fd, FcntlArg::F_GET_SEALS).map(SealFlag::from_bits_retain);
         let refusing = SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_FUTURE_WRITE;
-        seals.is_ok_and(|seals| !seals.intersects(refusing))
+        self.seals.is_some_and(|seals| !seals.intersects(refusing))
     }
 
     /// Mapped elsewhere, then moved to a zone: two slow calls, of which only the first asks the
@@ -376,6 +377,7 @@ pub(crate) fn page_size() -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::fcntl::{FcntlArg, fcntl};
 
     const PAGE: usize = 4096;
     /// The zones of the tests, in pages.
@@ -495,6 +497,7 @@ mod tests {
         use std::os::fd::AsFd;
         Map {
             fd: fd.as_fd(),
+            seals: fcntl(fd, FcntlArg::F_GET_SEALS).ok().map(SealFlag::from_bits_retain),
             begin,
             len: NonZeroUsize::new(len).unwrap(),
             protection: ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
