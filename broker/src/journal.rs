@@ -47,8 +47,8 @@ impl Journal {
         Journal::new(self.is_shared)
     }
 
-    /// How much a line about it matters. A program is told itself of what it is refused, when it has not got it by asking again: where one
-    /// user has the broker nobody else is to know.
+    /// How much a line about it matters. A program is told itself of what it is refused, when it
+    /// has not got it by asking again: where one user has the broker nobody else is to know.
     fn level(&self, topic: LogTopic) -> Level {
         match topic {
             LogTopic::Evictions => Level::Info,

@@ -1,5 +1,7 @@
-//! The log: env_logger on stderr, with the journal's `<N>` priorities where stderr is the journal, in words in a file or pipe. While the broker serves, a thread writes: stderr may be a pipe that nobody reads, or a journal that is stopped.
-//! Must never make the loop wait, nor grow with what nobody reads. The number of lines is the journal's to bound (`journal.rs`).
+//! The log: env_logger on stderr, with the journal's `<N>` priorities where stderr is the journal,
+//! in words in a file or pipe. While the broker serves, a thread writes: stderr may be a pipe that
+//! nobody reads, or a journal that is stopped. Must never make the loop wait, nor grow with what
+//! nobody reads. The number of lines is the journal's to bound (`journal.rs`).
 
 use crate::kernel;
 use crate::limits::{LOG_BYTES_KEPT, LOG_PATIENCE, THREAD_STACK_BYTES};
@@ -201,7 +203,8 @@ impl Drop for LogThread {
     }
 }
 
-/// Whether stderr is the journal's: its device and inode are those that the service manager names (systemd.exec(5)).
+/// Whether stderr is the journal's: its device and inode are those that the service manager names
+/// (systemd.exec(5)).
 static IS_JOURNAL: LazyLock<bool> = LazyLock::new(|| {
     let stream = std::env::var("JOURNAL_STREAM").unwrap_or_default();
     is_stream(std::io::stderr(), &stream)

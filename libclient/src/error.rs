@@ -65,8 +65,8 @@ impl Error {
         }
     }
 
-    /// Whether the context has the cause ("what was tried: why not"), to which this code's words, which fit any cause, add nothing. The
-    /// others' words have a remedy.
+    /// Whether the context has the cause ("what was tried: why not"), to which this code's words,
+    /// which fit any cause, add nothing. The others' words have a remedy.
     fn says_why(&self) -> bool {
         use ErrorCode::{Again, BadHandle, Internal, NotSupported, Protocol, Stale, TimedOut};
         let is_general = matches!(

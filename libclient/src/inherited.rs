@@ -1,5 +1,6 @@
-//! Memory that children inherit, and how it is leased anew: a table that a child reads without a lock, whatever its parent's other
-//! threads were doing at the fork. Must never free what a child may read, nor be read by the process that made an entry.
+//! Memory that children inherit, and how it is leased anew: a table that a child reads without a
+//! lock, whatever its parent's other threads were doing at the fork. Must never free what a child
+//! may read, nor be read by the process that made an entry.
 
 use crate::fork::Process;
 use crate::limits::INHERITED;
@@ -33,7 +34,8 @@ pub(crate) enum Way {
 pub(crate) struct Record {
     pub file: File,
     pub way: Way,
-    /// The client that has leased it anew, with the number of its process in the upper half; 0: none.
+    /// The client that has leased it anew, with the number of its process in the upper half; 0:
+    /// none.
     heir: AtomicU64,
 }
 
@@ -101,7 +103,8 @@ static ENTRIES: [Entry; INHERITED] = [const {
 }; INHERITED];
 /// The entries that were ever used: a look need not go further.
 static USED: AtomicUsize = AtomicUsize::new(0);
-/// The first free one of these by its number, from 1; the upper half counts changes. One word, so that a fork finds it whole.
+/// The first free one of these by its number, from 1; the upper half counts changes. One word, so
+/// that a fork finds it whole.
 static FREE: AtomicU64 = AtomicU64::new(0);
 
 /// A free entry, now the caller's: its number, from 1.
@@ -124,7 +127,8 @@ fn change_free(head: u64, first: u32) -> Result<u64, u64> {
     FREE.compare_exchange_weak(head, new, Ordering::AcqRel, Ordering::Acquire)
 }
 
-/// Keeps a record as long as the memory is mapped: dropped before that is unmapped. In a child it stays.
+/// Keeps a record as long as the memory is mapped: dropped before that is unmapped. In a child it
+/// stays.
 #[derive(Debug)]
 pub(crate) struct Inheritable {
     number: u32,
@@ -132,7 +136,8 @@ pub(crate) struct Inheritable {
 }
 
 impl Inheritable {
-    /// Of memory mapped from `fd`. `None`: there are too many; children have the memory, and do not lease it.
+    /// Of memory mapped from `fd`. `None`: there are too many; children have the memory, and do not
+    /// lease it.
     pub fn new(fd: BorrowedFd<'_>, way: Way) -> Option<Self> {
         let file = file_of(fd)?;
         let Some(number) = take_free() else {
@@ -160,7 +165,8 @@ impl Drop for Inheritable {
         // First: a child of a fork in between finds nothing.
         self.entry().owner.store(0, Ordering::Release);
         let record = self.entry().record.swap(std::ptr::null_mut(), Ordering::AcqRel);
-        // SAFETY: made by `new`, taken out once, and read by no thread of this process, which has made it.
+        // SAFETY: made by `new`, taken out once, and read by no thread of this process, which has
+        // made it.
         drop(unsafe { Box::from_raw(record) });
         let mut head = FREE.load(Ordering::Relaxed);
         loop {
@@ -178,7 +184,8 @@ pub(crate) fn inherited() -> impl Iterator<Item = &'static Record> {
     let own = u64::from(Process::current().number());
     ENTRIES[..USED.load(Ordering::Relaxed)].iter().filter_map(move |entry| {
         let owner = entry.owner.load(Ordering::Acquire);
-        // SAFETY: the record was there before LIVE was. Another process made it, so nothing in this one takes it back.
+        // SAFETY: the record was there before LIVE was. Another process made it, so nothing in this
+        // one takes it back.
         (owner & LIVE != 0 && owner >> 32 != own)
             .then(|| unsafe { &*entry.record.load(Ordering::Relaxed) })
     })
@@ -202,7 +209,8 @@ mod tests {
 
     /// Whether `checks` hold in a child.
     fn in_child(checks: impl FnOnce() -> bool) -> bool {
-        // SAFETY: the child only reads this table, allocates, and ends; glibc's allocator survives a fork.
+        // SAFETY: the child only reads this table, allocates, and ends; glibc's allocator survives
+        // a fork.
         match unsafe { fork() }.unwrap() {
             // SAFETY: as above.
             ForkResult::Child => unsafe { libc::_exit(i32::from(!checks())) },

@@ -8,23 +8,26 @@ use std::time::Duration;
 /// emulated machine within 3 s. A broker that takes longer hangs, or everything is in use: a rank should hear of it.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The most fds that are guarded at once: a connection has two or three, its client two. More clients than this has room for are
-/// connected all the same.
+/// The most fds that are guarded at once: a connection has two or three, its client two. More
+/// clients than this has room for are connected all the same.
 pub const OWN_FDS: usize = 64;
 
-/// Mappings that are noted for children to lease anew: as many as a process may have by the kernel's default (vm.max_map_count). They
-/// are 1.5 MiB of addresses, of which the pages that are used take memory. Beyond it children read the memory, and are not counted.
+/// Mappings that are noted for children to lease anew: as many as a process may have by the
+/// kernel's default (vm.max_map_count). They are 1.5 MiB of addresses, of which the pages that are
+/// used take memory. Beyond it children read the memory, and are not counted.
 pub const INHERITED: usize = 1 << 16;
 
-/// How long the broker may let a child wait for leases of what it has inherited: an owner answers a recall within milliseconds, and a
-/// full cap should delay no worker's start.
+/// How long the broker may let a child wait for leases of what it has inherited: an owner answers a
+/// recall within milliseconds, and a full cap should delay no worker's start.
 pub const INHERITED_WAIT: Duration = Duration::from_millis(100);
-/// The lowest number of the library's lasting fds where half of RLIMIT_NOFILE is above it, as with limits of 1e9: the kernel's table
-/// then has 64 KiB, which a fork(2) copies in microseconds. To grow it stalls a process with threads once, for some milliseconds.
+/// The lowest number of the library's lasting fds where half of RLIMIT_NOFILE is above it, as with
+/// limits of 1e9: the kernel's table then has 64 KiB, which a fork(2) copies in microseconds. To
+/// grow it stalls a process with threads once, for some milliseconds.
 pub const HIGH_FD_MOST: i32 = 4096;
 
-/// How long calls wait for another connection after the program has closed the fds of the one before: a living broker answers
-/// hello within microseconds. After that time they answer NOT_CONNECTED at once, as without a broker.
+/// How long calls wait for another connection after the program has closed the fds of the one
+/// before: a living broker answers hello within microseconds. After that time they answer
+/// NOT_CONNECTED at once, as without a broker.
 pub const CLOSED_HERE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How long a client does without a socket for fds fetched ahead when the broker has none to give: the next acquires cost a round
@@ -44,12 +47,14 @@ pub const BACKLOG_PAUSE: Duration = Duration::from_millis(5);
 /// broker answers within microseconds; one that hangs is no load at this rate.
 pub const HELLO_SLICE: Duration = Duration::from_millis(5);
 
-/// How often whoever waits or has something at the broker looks whether the broker was killed: a thread of a killed process that
-/// hangs in the kernel keeps its sockets open, and no event tells. Short beside the grace time (10 s), in which all must be named.
+/// How often whoever waits or has something at the broker looks whether the broker was killed: a
+/// thread of a killed process that hangs in the kernel keeps its sockets open, and no event tells.
+/// Short beside the grace time (10 s), in which all must be named.
 pub const LIVENESS_LOOK: Duration = Duration::from_secs(2);
 
-/// How long the page must say so before the connection is dropped: in a takeover the word is another broker's within
-/// milliseconds, also when one of the two dies meanwhile, and the connection goes on.
+/// How long the page must say so before the connection is dropped: in a takeover the word is
+/// another broker's within milliseconds, also when one of the two dies meanwhile, and the
+/// connection goes on.
 pub const LIVENESS_CONFIRM: Duration = Duration::from_millis(100);
 
 /// Longest sleep with nothing to wait for; every cause to wake comes with an event.

@@ -28,14 +28,16 @@ pub enum Access {
 /// Whether a child has the mapping after fork(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtFork {
-    /// The child does not have it, nor anything else at its addresses (see `zones.rs`), unless nobody can change its bytes any more.
+    /// The child does not have it, nor anything else at its addresses (see `zones.rs`), unless
+    /// nobody can change its bytes any more.
     Leave,
     /// The child has it too.
     Inherit,
 }
 
-/// A mapping of part of an fd, `len` bytes from any offset. Unmapped on drop, but not by a child that has inherited it: copies of
-/// counts, made in the middle of anything, may say that nobody needs it, and be wrong.
+/// A mapping of part of an fd, `len` bytes from any offset. Unmapped on drop, but not by a child
+/// that has inherited it: copies of counts, made in the middle of anything, may say that nobody
+/// needs it, and be wrong.
 #[derive(Debug)]
 pub struct Mapping {
     /// Page-aligned start and bytes of what was mapped.
@@ -138,7 +140,8 @@ impl Mapping {
         self.access == Access::Read && self.at_fork == AtFork::Inherit
     }
 
-    /// First byte asked for. Valid as long as the mapping lives, in this process; of one that is final in its children, too.
+    /// First byte asked for. Valid as long as the mapping lives, in this process; of one that is
+    /// final in its children, too.
     pub fn as_ptr(&self) -> *mut u8 {
         // SAFETY: `lead` is less than `span`, so the result is inside the mapping.
         unsafe { self.start.as_ptr().add(self.lead) }

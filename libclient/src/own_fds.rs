@@ -1,6 +1,7 @@
-//! The fds that the library keeps: each is known by what it is, since a program may close any number and open something of its
-//! own there. Must never use or close a number that is not proved first, nor name one to the layers that guard them after it
-//! was closed. Guarding takes no lock and no memory.
+//! The fds that the library keeps: each is known by what it is, since a program may close any
+//! number and open something of its own there. Must never use or close a number that is not proved
+//! first, nor name one to the layers that guard them after it was closed. Guarding takes no lock
+//! and no memory.
 
 use crate::error::Error;
 use crate::fork::Process;
@@ -43,7 +44,8 @@ fn own() -> impl Iterator<Item = RawFd> {
 pub(crate) enum Identity {
     /// SO_COOKIE: no two sockets have the same until the system starts again.
     Socket(u64),
-    /// F_GET_SEALS, which only a file in memory answers: to ask another file system for the inode could hang.
+    /// F_GET_SEALS, which only a file in memory answers: to ask another file system for the inode
+    /// could hang.
     InMemory(File),
     /// Of anything else, statx(2) of what the kernel has at hand.
     Other(File),
@@ -87,9 +89,10 @@ fn has_seals(fd: BorrowedFd<'_>) -> bool {
     unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) >= 0 }
 }
 
-/// The fd under a number that no open(2) of the program is given while it has fewer fds than half of its limit, nor so high
-/// that the table would take memory and each fork(2) time. Where there is no room it stays where it is, but never in the
-/// place of stdin, stdout or stderr: a program that has closed these writes there.
+/// The fd under a number that no open(2) of the program is given while it has fewer fds than half
+/// of its limit, nor so high that the table would take memory and each fork(2) time. Where there is
+/// no room it stays where it is, but never in the place of stdin, stdout or stderr: a program that
+/// has closed these writes there.
 pub(crate) fn raised(fd: OwnedFd) -> Result<OwnedFd, Error> {
     let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or_default();
     let mut least = RawFd::try_from(soft / 2).unwrap_or(HIGH_FD_MOST).min(HIGH_FD_MOST);
@@ -115,7 +118,8 @@ fn duplicate(fd: &OwnedFd, least: RawFd) -> nix::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Why a connection ends whose fds are not ours any more. What has their numbers now is the program's, and not touched.
+/// Why a connection ends whose fds are not ours any more. What has their numbers now is the
+/// program's, and not touched.
 pub(crate) const CLOSED_HERE: &str = "this program has closed its fds";
 
 fn identify(fd: &OwnedFd) -> Result<Identity, Error> {
@@ -154,7 +158,8 @@ impl OwnFd {
         Ok(OwnFd { entry: None, fd: ManuallyDrop::new(fd), identity })
     }
 
-    /// To be used at once: right after this look another thread could still close it. `None`: it is not ours any more.
+    /// To be used at once: right after this look another thread could still close it. `None`: it is
+    /// not ours any more.
     pub fn proved(&self) -> Option<BorrowedFd<'_>> {
         self.identity.is_of(self.fd.as_fd()).then(|| self.fd.as_fd())
     }
@@ -232,7 +237,8 @@ mod tests {
         memfd_create(c"t", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING).unwrap()
     }
 
-    /// Puts something else under the number of an fd that is kept. Whether that is closed by the drop.
+    /// Puts something else under the number of an fd that is kept. Whether that is closed by the
+    /// drop.
     fn is_taken_for_own(kept: OwnFd, other: &OwnedFd) -> bool {
         let number = kept.polled().as_raw_fd();
         // SAFETY: closes the kept fd, which is what is tested; both numbers are open.

@@ -1,6 +1,7 @@
-//! A broker that is killed while its sockets stay open, as they do when a thread of it hangs in the kernel: clients see no
-//! end of their connections, and know by the liveness word of the page alone. And brokers that are only away for a moment.
-//! Must never pass because a socket has ended after all.
+//! A broker that is killed while its sockets stay open, as they do when a thread of it hangs in the
+//! kernel: clients see no end of their connections, and know by the liveness word of the page
+//! alone. And brokers that are only away for a moment. Must never pass because a socket has ended
+//! after all.
 
 use crate::common::not_run;
 use crate::support::broker::{Broker, Setup};
@@ -28,8 +29,8 @@ fn soon() -> Deadline {
     Deadline::after(MOVE_LIMIT)
 }
 
-/// Duplicates of all fds of a process, as a hung thread of it keeps them: connections, listeners, the lock of the directory. They
-/// stay open when it is killed.
+/// Duplicates of all fds of a process, as a hung thread of it keeps them: connections, listeners,
+/// the lock of the directory. They stay open when it is killed.
 fn fds_of(pid: Pid, sockets_alone: bool) -> Vec<OwnedFd> {
     // SAFETY: takes numbers only; the result is a new fd or an error.
     let pidfd = made(unsafe { libc::syscall(libc::SYS_pidfd_open, pid.as_raw(), 0) });
@@ -81,8 +82,8 @@ fn until_back(told: &Notices) {
     });
 }
 
-/// Owners, a waiter and a watch, over a broker that `kill` kills so that its sockets stay open. The next one is started at once, or when
-/// all have found out and ask the dead one's listener.
+/// Owners, a waiter and a watch, over a broker that `kill` kills so that its sockets stay open. The
+/// next one is started at once, or when all have found out and ask the dead one's listener.
 fn all_go_on_after<T>(
     broker: &mut Broker,
     is_late: bool,

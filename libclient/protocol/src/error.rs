@@ -223,7 +223,8 @@ impl Status {
         Status { pid: U32::ZERO, scope: self.scope | OF_NO_PROCESS, ..self }
     }
 
-    /// The same `NO_QUOTA` of a group that was to be kept or pinned as the version that it replaces.
+    /// The same `NO_QUOTA` of a group that was to be kept or pinned as the version that it
+    /// replaces.
     pub fn of_inherited(self) -> Self {
         Status { scope: self.scope | INHERITED, ..self }
     }

@@ -28,11 +28,12 @@ pub mod object_flags {
     pub const JOB: u32 = 1;
     /// Create: another object may have the name; it loses it when this one is sealed.
     pub const REPLACE: u32 = 2;
-    /// Create, touch: the group outlives its creator, for `ttl_ms` after its last use. A create without it, and without
-    /// [`NO_KEEP`]: as the versions that it replaces when it is sealed, the longest of several.
+    /// Create, touch: the group outlives its creator, for `ttl_ms` after its last use. A create
+    /// without it, and without [`NO_KEEP`]: as the versions that it replaces when it is sealed, the
+    /// longest of several.
     pub const KEEP: u32 = 4;
-    /// Create, touch: the group ends neither by time nor to make room. A create without it, and without [`NO_PIN`]: as one of
-    /// the versions that it replaces when it is sealed.
+    /// Create, touch: the group ends neither by time nor to make room. A create without it, and
+    /// without [`NO_PIN`]: as one of the versions that it replaces when it is sealed.
     pub const PIN: u32 = 8;
     /// Touch: it may again.
     pub const UNPIN: u32 = 16;
@@ -44,7 +45,8 @@ pub mod object_flags {
     pub const NO_KEEP: u32 = 128;
     /// Create, without PIN: no pin is inherited.
     pub const NO_PIN: u32 = 256;
-    /// Create: where it has neither a time nor a pin, of its own or inherited, it outlives its creator as long as the broker allows.
+    /// Create: where it has neither a time nor a pin, of its own or inherited, it outlives its
+    /// creator as long as the broker allows.
     pub const OUTLIVE: u32 = 512;
     /// Every bit that has a meaning in a create.
     pub const OF_CREATE: u32 = JOB | REPLACE | KEEP | PIN | EVICTABLE | NO_KEEP | NO_PIN | OUTLIVE;

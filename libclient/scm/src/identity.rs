@@ -1,10 +1,12 @@
-//! What an fd is, as far as anybody can say without asking its file system. Must never wait, allocate or take a lock.
+//! What an fd is, as far as anybody can say without asking its file system. Must never wait,
+//! allocate or take a lock.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// A file by device, inode, type and, of a device, which: statx(2) of what the kernel has at hand, since a file system that
-/// hangs would not answer. All of one kind of anonymous file (epoll, timer) look alike.
+/// A file by device, inode, type and, of a device, which: statx(2) of what the kernel has at hand,
+/// since a file system that hangs would not answer. All of one kind of anonymous file (epoll,
+/// timer) look alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct File {
     device: (u32, u32),
@@ -20,7 +22,8 @@ impl File {
         let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
         let wanted = libc::STATX_TYPE | libc::STATX_INO;
         let (fd, path) = (fd.as_raw_fd(), c"".as_ptr());
-        // SAFETY: an empty path that ends, and room for the answer, both of which live over the call.
+        // SAFETY: an empty path that ends, and room for the answer, both of which live over the
+        // call.
         let failed = unsafe { libc::statx(fd, path, flags, wanted, room.as_mut_ptr()) };
         // SAFETY: the kernel has filled it in; it is plain numbers.
         let it = (failed == 0).then(|| unsafe { room.assume_init() })?;
@@ -31,7 +34,8 @@ impl File {
 }
 
 impl File {
-    /// The same as a number, neither 0 nor `u64::MAX`, which tells files apart as far as chance goes.
+    /// The same as a number, neither 0 nor `u64::MAX`, which tells files apart as far as chance
+    /// goes.
     pub(crate) fn mark(self) -> u64 {
         let File { device: (major, minor), inode, kind: (kind, of_major, of_minor) } = self;
         let parts = [major, minor, u32::from(kind), of_major, of_minor].map(u64::from);
@@ -43,7 +47,8 @@ impl File {
     }
 }
 
-/// The fd under a number above those of stdin, stdout and stderr: a program that has closed these writes there all the same.
+/// The fd under a number above those of stdin, stdout and stderr: a program that has closed these
+/// writes there all the same.
 ///
 /// # Errors
 /// The fd as it was: there is no other number.

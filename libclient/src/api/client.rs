@@ -64,21 +64,24 @@ struct Owner {
 }
 
 impl ClientBuilder {
-    /// Connects, and starts the library thread unless it is to do without. In a child of fork(2) the client leases the memory that
-    /// the process has inherited and that no other client of it has leased, as far as its broker grants it, until it ends.
+    /// Connects, and starts the library thread unless it is to do without. In a child of fork(2)
+    /// the client leases the memory that the process has inherited and that no other client of it
+    /// has leased, as far as its broker grants it, until it ends.
     ///
     /// # Errors
-    /// NOT_CONNECTED: nobody answers at the socket within 10 s. NOT_PERMITTED: the socket refuses this user.
-    /// PROTOCOL: another version. NO_QUOTA: `own_fds` or another connection do not fit. LOCAL_FD_LIMIT. NOT_SUPPORTED: a value
-    /// of an environment variable that cannot be used.
+    /// NOT_CONNECTED: nobody answers at the socket within 10 s. NOT_PERMITTED: the socket refuses
+    /// this user. PROTOCOL: another version. NO_QUOTA: `own_fds` or another connection do not fit.
+    /// LOCAL_FD_LIMIT. NOT_SUPPORTED: a value of an environment variable that cannot be used.
     pub fn connect(self) -> Result<Client, Error> {
         self.connect_within(Deadline::after(CONNECT_TIMEOUT))
     }
 
-    /// The same within a deadline. Looking for a broker later, when this one is lost, is not bounded by it.
+    /// The same within a deadline. Looking for a broker later, when this one is lost, is not
+    /// bounded by it.
     ///
     /// # Errors
-    /// As [`ClientBuilder::connect`]; NOT_CONNECTED says when a broker listens and does not answer in time.
+    /// As [`ClientBuilder::connect`]; NOT_CONNECTED says when a broker listens and does not answer
+    /// in time.
     pub fn connect_within(self, deadline: Deadline) -> Result<Client, Error> {
         let settings = self.resolve()?;
         let window = settings.caller.own_fds.saturating_sub(1).max(1);
@@ -410,9 +413,10 @@ impl Client {
         Ok(AcquireRequest::start(self.usable("acquire")?, handles, deadline))
     }
 
-    /// In dispatch mode ([`ClientBuilder::dispatch`]): an fd to poll for reading (POLLIN), readable when there is
-    /// something for [`Client::dispatch`] to serve. The same one as long as the client lives, whatever becomes
-    /// of the connection; only to be polled. A program that has closed it asks for another one after the next call.
+    /// In dispatch mode ([`ClientBuilder::dispatch`]): an fd to poll for reading (POLLIN), readable
+    /// when there is something for [`Client::dispatch`] to serve. The same one as long as the
+    /// client lives, whatever becomes of the connection; only to be polled. A program that has
+    /// closed it asks for another one after the next call.
     ///
     /// # Errors
     /// NOT_SUPPORTED: a library thread serves. NOT_CONNECTED: in a child of fork(2).
@@ -526,7 +530,8 @@ impl Client {
         }
     }
 
-    /// The program has closed the fds of the connection, not the broker: another one is a moment away.
+    /// The program has closed the fds of the connection, not the broker: another one is a moment
+    /// away.
     fn after_close(&self, what: &str, since: Instant) -> Result<Arc<Connection>, Error> {
         loop {
             let usable = self.usable(what);

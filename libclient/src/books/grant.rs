@@ -26,13 +26,14 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// Maps the allocation from `offset` bytes inside it to its end, closes the fd and reports the lease
-    /// as mapped. In a child of a later fork(2) a touch is a SIGSEGV, unless it is final (`Import::is_final`).
+    /// Maps the allocation from `offset` bytes inside it to its end, closes the fd and reports the
+    /// lease as mapped. In a child of a later fork(2) a touch is a SIGSEGV, unless it is final
+    /// (`Import::is_final`).
     ///
     /// # Errors
-    /// BAD_HANDLE: `offset` is not inside the allocation. NOT_SUPPORTED: this kind of memory cannot be
-    /// mapped by the CPU (CUDA VMM). NOT_PERMITTED: for writing, and its owner shares it for reading only. INTERNAL: no
-    /// addresses left. In every case the grant is given back.
+    /// BAD_HANDLE: `offset` is not inside the allocation. NOT_SUPPORTED: this kind of memory cannot
+    /// be mapped by the CPU (CUDA VMM). NOT_PERMITTED: for writing, and its owner shares it for
+    /// reading only. INTERNAL: no addresses left. In every case the grant is given back.
     pub fn import(self, access: Access, offset: u64) -> Result<Import, Error> {
         self.import_by(access, offset, |lease| lease.handle().map(Way::Handle))
     }

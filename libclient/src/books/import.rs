@@ -62,8 +62,8 @@ impl<M> Imported<M> {
 }
 
 impl Import {
-    /// First byte: the allocation's at the offset given at import. Writable only when imported so. In a child of fork(2) only if
-    /// it is final (`Import::is_final`).
+    /// First byte: the allocation's at the offset given at import. Writable only when imported so.
+    /// In a child of fork(2) only if it is final (`Import::is_final`).
     pub fn as_ptr(&self) -> *mut u8 {
         self.memory.as_ptr()
     }
@@ -73,8 +73,9 @@ impl Import {
         self.memory.len()
     }
 
-    /// Whether nobody can change the bytes any more: imported for reading from a memfd that was sealed against writing and shrinking.
-    /// A child of fork(2) reads them, too, and keeps them whatever it drops.
+    /// Whether nobody can change the bytes any more: imported for reading from a memfd that was
+    /// sealed against writing and shrinking. A child of fork(2) reads them, too, and keeps them
+    /// whatever it drops.
     pub fn is_final(&self) -> bool {
         self.memory.is_final()
     }

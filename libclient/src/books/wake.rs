@@ -1,6 +1,7 @@
-//! Wakes the thread that serves, from any other thread, without writing into anything: a socket of the library's that is always
-//! writable is asked for in an epoll instance of the library's, or is not. Must never wait, nor use either when the program has
-//! closed them: then they are lost, and whoever serves makes others.
+//! Wakes the thread that serves, from any other thread, without writing into anything: a socket of
+//! the library's that is always writable is asked for in an epoll instance of the library's, or is
+//! not. Must never wait, nor use either when the program has closed them: then they are lost, and
+//! whoever serves makes others.
 
 use crate::error::Error;
 use crate::fork::Process;
@@ -13,7 +14,8 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 
-/// Makes an fd readable, and not any more, for libraries over this one that have such an fd of their own. Clones share it.
+/// Makes an fd readable, and not any more, for libraries over this one that have such an fd of
+/// their own. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Wake(Arc<Shared>);
 
@@ -32,8 +34,8 @@ struct State {
     is_lost: bool,
 }
 
-/// What one waits for, by poll(2) alone: an epoll instance with the socket that rings it, and whatever else is to wake the one
-/// that waits.
+/// What one waits for, by poll(2) alone: an epoll instance with the socket that rings it, and
+/// whatever else is to wake the one that waits.
 #[derive(Debug)]
 pub struct Bell {
     entry: Option<Entry>,
@@ -54,7 +56,8 @@ impl Wake {
 
     /// Makes the thread that serves look around.
     pub fn kick(&self) {
-        // Not in a forked child: the lock may be held by a thread it does not have, and the bell is its parent's.
+        // Not in a forked child: the lock may be held by a thread it does not have, and the bell is
+        // its parent's.
         if self.0.process.is_current() {
             self.set(true);
         }
@@ -155,7 +158,8 @@ impl Bell {
         self.epoll.add(fd, event(wanted))
     }
 
-    /// The same of one that is in it. ENOENT: it is not, under this number; so the fd is not what was added.
+    /// The same of one that is in it. ENOENT: it is not, under this number; so the fd is not what
+    /// was added.
     pub(crate) fn modify(&self, fd: BorrowedFd<'_>, wanted: EpollFlags) -> nix::Result<()> {
         self.epoll.modify(fd, &mut event(wanted))
     }

@@ -232,7 +232,8 @@ impl ImportCache {
         self.0.table.is_current(pin, id)
     }
 
-    /// Whether the memory of a pin is final, see [`CachedImport::is_final`]. No lock: also in a child of fork(2).
+    /// Whether the memory of a pin is final, see [`CachedImport::is_final`]. No lock: also in a
+    /// child of fork(2).
     pub fn is_final(&self, pin: Pin) -> bool {
         self.0.table.is_final(pin)
     }
@@ -292,7 +293,8 @@ impl Drop for Cache {
         let held = self.table.take_all();
         match is_own {
             true => close_all(held),
-            // A child of fork(2) gives nothing back and unmaps nothing; what a driver has opened is not there.
+            // A child of fork(2) gives nothing back and unmaps nothing; what a driver has opened is
+            // not there.
             false => std::mem::forget(held),
         }
     }

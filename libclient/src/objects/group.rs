@@ -85,8 +85,9 @@ impl Group {
         self.number
     }
 
-    /// It was asked to outlive its maker, and ends with the broker all the same: a private broker, or one whose service manager stores
-    /// no fds. [`crate::ObjectInfo::ends_with_broker`] says it later, too.
+    /// It was asked to outlive its maker, and ends with the broker all the same: a private broker,
+    /// or one whose service manager stores no fds. [`crate::ObjectInfo::ends_with_broker`] says it
+    /// later, too.
     pub fn ends_with_broker(&self) -> bool {
         self.ends_with_broker
     }

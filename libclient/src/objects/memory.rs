@@ -312,7 +312,8 @@ pub(super) enum Opened {
 }
 
 impl Shared {
-    /// Opens what was granted, for reading; closes its fd, and reports the lease as mapped. Children lease it anew in this way.
+    /// Opens what was granted, for reading; closes its fd, and reports the lease as mapped.
+    /// Children lease it anew in this way.
     pub fn open(
         grant: Grant,
         openers: Openers<'_>,
@@ -386,8 +387,9 @@ impl Shared {
     /// All of it, also in a child.
     pub fn sealed_bytes(&self) -> Option<&[u8]> {
         match &self.opened {
-            // SAFETY: mapped as long as `self` lives, in children, too; the kernel lets nobody write or shrink the file any more, and
-            // reads of pages that were never written give zeros.
+            // SAFETY: mapped as long as `self` lives, in children, too; the kernel lets nobody
+            // write or shrink the file any more, and reads of pages that were never written give
+            // zeros.
             Opened::Host(import) if import.is_final() => Some(unsafe { import.as_slice() }),
             _ => None,
         }

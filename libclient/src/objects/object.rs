@@ -8,10 +8,12 @@ use crate::map::check_range;
 use fdbroker_protocol::{AllocationId, ErrorCode, MemoryKind};
 use std::sync::Arc;
 
-/// A sealed object, readable here without a copy. Its bytes never change, whatever becomes of its name, its maker and the broker.
+/// A sealed object, readable here without a copy. Its bytes never change, whatever becomes of its
+/// name, its maker and the broker.
 ///
-/// The objects of a group share one mapping and one lease, which is given back when the last of them and of their clones is
-/// dropped. A child of fork(2) reads the bytes of host memory, too, whatever it drops; the lease is its parent's until it connects.
+/// The objects of a group share one mapping and one lease, which is given back when the last of
+/// them and of their clones is dropped. A child of fork(2) reads the bytes of host memory, too,
+/// whatever it drops; the lease is its parent's until it connects.
 #[derive(Clone, Debug)]
 pub struct Object(Arc<Inner>);
 
@@ -80,7 +82,8 @@ impl Object {
         self.0.memory.lease().is_current()
     }
 
-    /// Whether nobody can change the bytes any more, by the kernel's seals; a child of fork(2) has them, too.
+    /// Whether nobody can change the bytes any more, by the kernel's seals; a child of fork(2) has
+    /// them, too.
     pub fn is_final(&self) -> bool {
         self.0.memory.sealed_bytes().is_some()
     }
@@ -102,14 +105,15 @@ impl Object {
     /// Copies out `into.len()` bytes from `offset`, of whatever memory.
     ///
     /// # Errors
-    /// BAD_HANDLE: out of bounds. INTERNAL: the driver's words. NOT_CONNECTED or NOT_SUPPORTED in a child of fork(2), but for memory
-    /// that has [`Object::bytes`].
+    /// BAD_HANDLE: out of bounds. INTERNAL: the driver's words. NOT_CONNECTED or NOT_SUPPORTED in a
+    /// child of fork(2), but for memory that has [`Object::bytes`].
     pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Error> {
         check_range(offset, into.len(), self.0.place.len)?;
         self.0.memory.read_at(self.0.place.offset + offset, into)
     }
 
-    /// First byte, if the CPU can read it there: for C. In a child of fork(2) only where there are [`Object::bytes`].
+    /// First byte, if the CPU can read it there: for C. In a child of fork(2) only where there are
+    /// [`Object::bytes`].
     pub fn as_ptr(&self) -> Option<*const u8> {
         match self.0.memory.opened() {
             Opened::Host(import) => Some(import.as_ptr().wrapping_add(self.0.place.offset)),

@@ -49,21 +49,25 @@ impl<'a> PutObject<'a> {
 
 /// How a group is made. The default: names must be free, and it ends with its creator.
 ///
-/// A name lasts as it was asked to last: a group that replaces versions inherits from them, at the moment of its seal, what its
-/// maker has not said of `keep` and `pin`; of several the longest time, and the pin if one has it.
+/// A name lasts as it was asked to last: a group that replaces versions inherits from them, at the
+/// moment of its seal, what its maker has not said of `keep` and `pin`; of several the longest
+/// time, and the pin if one has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ObjectOptions {
     /// Other objects may have the names; they lose them when this group is sealed.
     pub replace: bool,
-    /// It outlives its creator, for so long after its last use, in whole ms; zero: as long as the broker allows. `None`: for the
-    /// time of what it replaces, counted anew, else it ends with its creator. It outlives a broker only under a service manager that stores fds: [`crate::Group::ends_with_broker`].
+    /// It outlives its creator, for so long after its last use, in whole ms; zero: as long as the
+    /// broker allows. `None`: for the time of what it replaces, counted anew, else it ends with its
+    /// creator. It outlives a broker only under a service manager that stores fds:
+    /// [`crate::Group::ends_with_broker`].
     pub keep: Option<Duration>,
-    /// It ends neither by time nor to make room, until it is unpinned. Implies that it outlives its creator. `None`: as what it
-    /// replaces; `Some(false)`: not pinned, whatever that was.
+    /// It ends neither by time nor to make room, until it is unpinned. Implies that it outlives its
+    /// creator. `None`: as what it replaces; `Some(false)`: not pinned, whatever that was.
     pub pin: Option<bool>,
     /// Without `keep`: no time is inherited.
     pub no_keep: bool,
-    /// It outlives its creator in any case: as long as the broker allows, where nothing else says for how long.
+    /// It outlives its creator in any case: as long as the broker allows, where nothing else says
+    /// for how long.
     pub outlive: bool,
     /// It may end when bytes are short and nobody uses it.
     pub evictable: bool,

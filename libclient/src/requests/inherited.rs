@@ -1,5 +1,6 @@
-//! Leases of what a child has inherited: had when it connects, so that the broker counts the memory here, too.
-//! Must never fail or hold up a connect for what cannot be leased: that is mapped and read all the same.
+//! Leases of what a child has inherited: had when it connects, so that the broker counts the memory
+//! here, too. Must never fail or hold up a connect for what cannot be leased: that is mapped and
+//! read all the same.
 
 use super::acquire::{Handed, acquire_each, is_final};
 use super::got::{Answer, read_got};
@@ -15,7 +16,8 @@ use fdbroker_protocol::object::{ObjectGetHead, ObjectName};
 use fdbroker_protocol::{ErrorCode, Handle, Kind, Writer};
 use std::os::fd::AsFd;
 
-/// A client's leases of what its process has inherited. When it is dropped another client may have them.
+/// A client's leases of what its process has inherited. When it is dropped another client may have
+/// them.
 #[derive(Debug, Default)]
 pub(crate) struct Heritage {
     client: u64,
@@ -91,7 +93,8 @@ fn lease_by_handle(
     why
 }
 
-/// Why some could not be had. One after the other: each has its fd for a moment, in a process that may have few.
+/// Why some could not be had. One after the other: each has its fd for a moment, in a process that
+/// may have few.
 fn lease_by_name(
     connection: &Connection,
     wanted: &mut [Wanted<'_>],

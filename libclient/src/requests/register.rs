@@ -114,7 +114,8 @@ fn register_some(
                 break if is_final(error.code) { Err(error) } else { Ok(()) };
             }
         }
-        // Their credit was taken back, or each overlaps more old allocations than one message ends: some of them are gone by now.
+        // Their credit was taken back, or each overlaps more old allocations than one message ends:
+        // some of them are gone by now.
         open.retain(|(index, _)| results[*index].as_ref().is_err_and(Error::asks_again));
         if open.is_empty() {
             break Ok(());

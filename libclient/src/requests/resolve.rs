@@ -30,7 +30,8 @@ pub(crate) fn resolve(
     }
 }
 
-/// The words of BAD_HANDLE are about 64 bytes, which nobody has passed here; those of AGAIN do not say for what to wait.
+/// The words of BAD_HANDLE are about 64 bytes, which nobody has passed here; those of AGAIN do not
+/// say for what to wait.
 fn named(error: Error, fd: VirtualFd) -> Error {
     match error.code {
         ErrorCode::BadHandle => error.because(format!(

@@ -46,7 +46,8 @@ struct State {
     step: Step,
 }
 
-/// A grant until it is handed over: the program may close its fd meanwhile, which it does not know yet.
+/// A grant until it is handed over: the program may close its fd meanwhile, which it does not know
+/// yet.
 #[derive(Debug)]
 struct Kept {
     // Before the lease: fields are dropped in their order.

@@ -35,8 +35,8 @@ struct TimedSeat {
     timer: Timer,
 }
 
-/// Rings a bell when something is to be tried again without an event. All timers look alike: one is known by being in the
-/// bell.
+/// Rings a bell when something is to be tried again without an event. All timers look alike: one is
+/// known by being in the bell.
 #[derive(Debug)]
 struct Timer {
     bell: Arc<Bell>,

@@ -1,5 +1,6 @@
-//! The seat of the thread that serves: the server, and what its bell rings for. Must never add or change what is not proved, nor
-//! keep a bell that a forked child's copies of closed sockets would ring for ever.
+//! The seat of the thread that serves: the server, and what its bell rings for. Must never add or
+//! change what is not proved, nor keep a bell that a forked child's copies of closed sockets would
+//! ring for ever.
 
 use super::server::{Interest, Server};
 use super::session::Session;
@@ -18,8 +19,8 @@ pub(crate) struct Seat {
     watched: Option<Watched>,
 }
 
-/// A connection whose sockets ring the bell, and for what. Held so that they are taken out before they are closed: a forked
-/// child's copies would keep them there.
+/// A connection whose sockets ring the bell, and for what. Held so that they are taken out before
+/// they are closed: a forked child's copies would keep them there.
 #[derive(Debug)]
 struct Watched {
     connection: Arc<Connection>,

@@ -160,7 +160,8 @@ impl Server {
         let _serving = Serving::begin();
         let was_kicked = session.common.wake.take_kicks();
         if !was_kicked && (came.events | came.socket).is_empty() {
-            // Time is over; or what was waited for is not ours any more, and always says that it is ready.
+            // Time is over; or what was waited for is not ours any more, and always says that it is
+            // ready.
             session.common.wake.is_lost();
             connection.look_at_fds();
         }
@@ -197,7 +198,8 @@ impl Server {
         served
     }
 
-    /// How long the library thread may sleep while nothing is due: what is here, or awaited, is to outlast a broker that is killed.
+    /// How long the library thread may sleep while nothing is due: what is here, or awaited, is to
+    /// outlast a broker that is killed.
     pub fn idle_time(
         &self,
         session: &Session,
@@ -209,7 +211,8 @@ impl Server {
         if must_look && connection.is_usable() { LIVENESS_LOOK } else { IDLE }
     }
 
-    /// A killed broker's sockets stay open while one of its threads hangs in the kernel. Its page tells.
+    /// A killed broker's sockets stay open while one of its threads hangs in the kernel. Its page
+    /// tells.
     fn look_at_page(&mut self, session: &Session, connection: &Connection) {
         let standing = match &self.link {
             Link::Resuming { page, .. } => page.standing(),
@@ -229,8 +232,9 @@ impl Server {
         }
     }
 
-    /// Whether a broker that is not the successor of this connection's answers at its path. Asks only when the path leads to another
-    /// socket, over a connection that says nothing of this client.
+    /// Whether a broker that is not the successor of this connection's answers at its path. Asks
+    /// only when the path leads to another socket, over a connection that says nothing of this
+    /// client.
     fn another_serves(&mut self, session: &Session, connection: &Connection) -> bool {
         let caller = &session.settings.caller;
         if self.probe.is_none() && place_of(&caller.socket) != connection.place {

@@ -49,8 +49,8 @@ impl LibraryThread {
         Self::start_in(Arc::new(Mutex::new(seat)), bell, session)
     }
 
-    /// Starts another in its seat when the program has closed the fds that would wake it. It ends when it looks: it may sleep
-    /// until then, where nobody reaches it.
+    /// Starts another in its seat when the program has closed the fds that would wake it. It ends
+    /// when it looks: it may sleep until then, where nobody reaches it.
     pub fn relieve(&mut self, session: &Arc<Session>) -> Result<(), Error> {
         let wake = &session.common.wake;
         let lost = wake.bell();
@@ -168,7 +168,8 @@ fn run(session: &Session, seat: &Mutex<Seat>, mut bell: Arc<Bell>) {
     session.kill_all();
 }
 
-/// Waits for the bell, out of the seat; whether it has rung. By poll(2): it does nothing to what has the number, should that be another's.
+/// Waits for the bell, out of the seat; whether it has rung. By poll(2): it does nothing to what
+/// has the number, should that be another's.
 fn wait(taken: MutexGuard<'_, Seat>, bell: &Bell, patience: Duration) -> bool {
     let hello = taken.server.hello_socket().map_or(bell.polled().as_raw_fd(), |it| it.as_raw_fd());
     drop(taken);

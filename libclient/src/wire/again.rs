@@ -1,4 +1,5 @@
-//! Asking again for what the broker was not ready for. Must never tell a caller to do that: until the deadline the library asks.
+//! Asking again for what the broker was not ready for. Must never tell a caller to do that: until
+//! the deadline the library asks.
 
 use crate::deadline::Deadline;
 use crate::error::Error;
@@ -18,7 +19,8 @@ impl Again {
         Again { pause: AGAIN_FIRST, is_last: false }
     }
 
-    /// Whether there is time to ask again. Once more when there is not: the broker then says at once what is in the way.
+    /// Whether there is time to ask again. Once more when there is not: the broker then says at
+    /// once what is in the way.
     pub fn has_time(&mut self, deadline: Deadline) -> bool {
         !std::mem::replace(&mut self.is_last, deadline.is_answered())
     }

@@ -139,7 +139,8 @@ impl Connection {
         self.alive.load(Ordering::Acquire) && self.common.process.is_current()
     }
 
-    /// What is awaited has not come. If that is because the broker is gone, the thread that serves sees to it.
+    /// What is awaited has not come. If that is because the broker is gone, the thread that serves
+    /// sees to it.
     pub fn look_at_broker(&self) {
         if self.common.page.standing(self.epoch) != Standing::Serves {
             self.common.wake.kick();

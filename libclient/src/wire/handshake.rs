@@ -104,7 +104,8 @@ pub(crate) struct Greeting {
 impl Greeting {
     /// Connects and says hello. `None`: the listener's backlog is full.
     pub fn begin(caller: &Caller, until: Deadline) -> Result<Option<Greeting>, Error> {
-        // Before the connect: a socket that comes between the two is taken for another one at the next look, which is safe.
+        // Before the connect: a socket that comes between the two is taken for another one at the
+        // next look, which is safe.
         let place = place_of(&caller.socket);
         let Some(socket) = open(&caller.socket)? else { return Ok(None) };
         Greeting::over(socket, place, caller, until).map(Some)
@@ -176,7 +177,8 @@ impl Greeting {
         }
     }
 
-    /// Whether the path leads to another broker's socket: this one's may be a killed broker's, which a hung thread keeps open.
+    /// Whether the path leads to another broker's socket: this one's may be a killed broker's,
+    /// which a hung thread keeps open.
     fn is_left(&self) -> bool {
         let now = place_of(&self.path);
         now.is_some() && now != self.place

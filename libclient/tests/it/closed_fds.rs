@@ -1,4 +1,5 @@
-//! A program that closes the library's fds and has its own there: in processes of their own, each with a scripted broker.
+//! A program that closes the library's fds and has its own there: in processes of their own, each
+//! with a scripted broker.
 
 use crate::support::child::{is_child, start};
 use crate::support::*;
@@ -8,7 +9,8 @@ use std::fs;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::mpsc::channel;
 
-/// Has one end of a pair of sockets under each of these numbers; the other end hears what is sent there.
+/// Has one end of a pair of sockets under each of these numbers; the other end hears what is sent
+/// there.
 fn take(numbers: &[RawFd]) -> (OwnedFd, OwnedFd) {
     let (own, other) = fdbroker_scm::seqpacket_pair().unwrap();
     for number in numbers {

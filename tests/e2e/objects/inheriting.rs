@@ -1,4 +1,5 @@
-//! Names that last as they were asked to last, whoever replaces what they lead to, and over the deaths of maker and broker.
+//! Names that last as they were asked to last, whoever replaces what they lead to, and over the
+//! deaths of maker and broker.
 
 use crate::support::broker::Broker;
 use crate::support::manager::Manager;

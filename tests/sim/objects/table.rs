@@ -61,7 +61,8 @@ impl Table {
         *entry = if generation == 0 { (entry.0, false) } else { (generation, true) };
     }
 
-    /// The table has the groups that are kept, with their time, pin and the names that they have, and no other.
+    /// The table has the groups that are kept, with their time, pin and the names that they have,
+    /// and no other.
     pub fn check(&self, model: &Model) -> Check {
         let kept = model.groups.iter().filter(|group| model.is_kept(group));
         let right = kept.filter_map(|group| {

@@ -26,7 +26,8 @@ pub struct NewObject<'a> {
     pub metadata: &'a [u8],
 }
 
-/// What a group has, once it is sealed, from the versions that it replaces then: what its maker has not said.
+/// What a group has, once it is sealed, from the versions that it replaces then: what its maker has
+/// not said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inherits {
     /// [`Create::keep_us`]: the longest of them.
@@ -48,7 +49,8 @@ pub struct Create<'a> {
     pub pin: bool,
     /// What it may have beside these.
     pub inherits: Inherits,
-    /// It outlives its creator in any case: as long as may be, where nothing else says for how long.
+    /// It outlives its creator in any case: as long as may be, where nothing else says for how
+    /// long.
     pub outlives: bool,
     /// It may end when bytes are short.
     pub evictable: bool,

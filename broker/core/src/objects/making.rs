@@ -278,8 +278,8 @@ impl Core {
         Ok(())
     }
 
-    /// How long a group in the making lasts if it is sealed now, and whether it is pinned: what its maker has said, and for the
-    /// rest what the versions have that it replaces.
+    /// How long a group in the making lasts if it is sealed now, and whether it is pinned: what its
+    /// maker has said, and for the rest what the versions have that it replaces.
     pub(super) fn lasting(&self, group: &Group) -> (Option<u64>, bool) {
         let Group { mut keep_us, mut pin, inherits, .. } = *group;
         let replaces = group.members.iter().filter(|member| member.expect != Expect::Free);

@@ -133,7 +133,8 @@ impl Holdings {
         let sleeps = std::mem::take(&mut state.sleeps);
         drop(state);
         if !is_known || sleeps {
-            // The thread that serves may have named all that there was, or had nothing to look after.
+            // The thread that serves may have named all that there was, or had nothing to look
+            // after.
             self.wake.kick();
         }
         entered

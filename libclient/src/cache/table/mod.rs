@@ -326,7 +326,8 @@ impl Table {
         word.is_host().then(|| word.access())
     }
 
-    /// Whether the memory of a pin can be used here: in a child of fork(2) only what nobody can change any more.
+    /// Whether the memory of a pin can be used here: in a child of fork(2) only what nobody can
+    /// change any more.
     pub fn is_here(&self, pin: Pin) -> bool {
         self.is_own_process() || self.is_final(pin)
     }

@@ -134,7 +134,8 @@ pub fn get(
         let write = write_get(flags, names, deadline);
         let answer = connection.call(get_call(deadline), &[], write, read);
         match answer.flatten().map_err(|error| names.named(error)) {
-            // The broker was replaced while this waited, or this client had not read what came before.
+            // The broker was replaced while this waited, or this client had not read what came
+            // before.
             Err(error) => again.pause_after(error, connection, deadline)?,
             got => return got,
         }

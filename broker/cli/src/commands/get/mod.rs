@@ -62,7 +62,8 @@ pub fn run(args: &Args) -> Result<()> {
         return Err(Error::Usage(wrong.into()));
     }
     let until = Deadline::after(args.timeout);
-    // An answer is waited for also where names are not. The broker takes the leases back from a client that has gone.
+    // An answer is waited for also where names are not. The broker takes the leases back from a
+    // client that has gone.
     let answered = if args.timeout.is_zero() { soon() } else { until.min(soon()) };
     let objects = connect_within(args.job, answered)?;
     if let Some(folder) = to.filter(|_| is_several) {

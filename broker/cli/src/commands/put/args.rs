@@ -48,7 +48,8 @@ pub struct Args {
     /// Files to read; `-` is standard input
     #[arg(required = true, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub files: Vec<PathBuf>,
-    /// How long they stay after their last use, such as 30s, 10m, 2h [default: as what they replace, else as long as the broker allows]
+    /// How long they stay after their last use, such as 30s, 10m, 2h [default: as what they
+    /// replace, else as long as the broker allows]
     #[arg(long, value_name = "TTL", num_args = 0..=1, require_equals = true, default_missing_value = MOST, value_parser = time)]
     pub keep: Option<Duration>,
     /// Neither time nor lack of room ends them; `fdbroker pin --unpin` undoes it

@@ -20,7 +20,8 @@ impl World {
         self.seal(client, group).expect("sealed")
     }
 
-    /// The maker ends; how long the name lasts from now on, in ms, and whether it is pinned. `None`: it is gone.
+    /// The maker ends; how long the name lasts from now on, in ms, and whether it is pinned.
+    /// `None`: it is gone.
     fn after_its_maker(&mut self, maker: ClientId, name: &str) -> Option<(Option<u64>, bool)> {
         self.step(Input::Gone { client: maker });
         self.settle();
