@@ -3,7 +3,9 @@
 
 use super::{World, deposit};
 use crate::bytes::Bytes;
-use fdbroker_core::{ClientId, Create, Deleted, GroupId, Inherits, Input, NewObject, RequestId, Touch};
+use fdbroker_core::{
+    ClientId, Create, Deleted, GroupId, Inherits, Input, NewObject, RequestId, Touch,
+};
 use fdbroker_protocol::ErrorCode;
 
 /// Few, so that makers and readers meet; one begins like another, and one is as long as may be.
