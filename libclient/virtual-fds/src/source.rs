@@ -104,6 +104,10 @@ impl Fresh {
 
     /// Gives the program a duplicate instead: `answer` is what duplicated [`Fresh::fd`].
     pub fn keep_duplicate(self, answer: isize) -> isize {
+        if answer == self.fd() as isize {
+            // It is there already.
+            return self.keep() as isize;
+        }
         if !raw::is_error(answer) {
             table::put(answer as RawFd, self.mark);
         }

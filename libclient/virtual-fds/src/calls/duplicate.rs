@@ -32,7 +32,10 @@ pub fn dup3(fd: RawFd, onto: RawFd, flags: i32) -> isize {
     }
     let marked = table::is_marked(onto) && process::owns_memory();
     let before = if marked { table::take(onto) } else { None };
-    let answer = duplicated(fd, |fd| raw::dup3(fd, onto, flags));
+    let answer = duplicated(fd, |fd| match fd == onto {
+        true => keep_there(fd, flags),
+        false => raw::dup3(fd, onto, flags),
+    });
     if let Some(before) = before {
         match raw::is_error(answer) {
             true => table::put(onto, before),
@@ -40,6 +43,17 @@ pub fn dup3(fd: RawFd, onto: RawFd, flags: i32) -> isize {
         }
     }
     answer
+}
+
+/// What was granted for a virtual fd lies at the very number that the program wants: the lowest that
+/// was free.
+fn keep_there(fd: RawFd, flags: i32) -> isize {
+    let flags = if flags & libc::O_CLOEXEC != 0 { libc::FD_CLOEXEC } else { 0 };
+    // SAFETY: F_SETFD takes a number.
+    match unsafe { raw::fcntl(fd, libc::F_SETFD, flags as usize) } {
+        answer if raw::is_error(answer) => answer,
+        _ => fd as isize,
+    }
 }
 
 /// # Safety
