@@ -18,7 +18,7 @@ use crate::node::directories::{DirectoryRule, prepare_directory};
 use crate::node::error::ListenError;
 use crate::node::generation_page::{self, GenerationPage, Opened, PageError};
 use crate::node::listeners::Listener;
-use crate::node::lock::{DirectoryLock, Predecessor};
+use crate::node::lock::{DirectoryLock, Remains};
 use crate::node::side::{Identity, NodeSide};
 use crate::node::signals::Signals;
 use crate::readiness::Source;
@@ -163,13 +163,14 @@ pub(crate) fn prepare(
         None => handover::store::arrived(&mut inherited, &manager, settings.table_fds, &mut left),
         arrived => arrived,
     };
-    let (lock, starting, former) = match arrived.as_mut().and_then(Arrived::lock) {
-        Some(lock) => (lock, None, Predecessor::Gone),
+    let (lock, starting, remains) = match arrived.as_mut().and_then(Arrived::lock) {
+        // Who has handed it over may live, and go on.
+        Some(lock) => (lock, None, Remains::NONE),
         None => {
             let directory = settings.admin_directory();
-            let was_killed = || generation_page::was_killed(directory);
-            let (lock, start, former) = DirectoryLock::take_at_start(directory, was_killed)?;
-            (lock, Some(start), former)
+            let shown = || generation_page::shown(directory);
+            let (lock, start, remains) = DirectoryLock::take_at_start(directory, shown)?;
+            (lock, Some(start), remains)
         }
     };
     let restored = match &mut arrived {
@@ -203,8 +204,8 @@ pub(crate) fn prepare(
         Some(restored) => restored,
         None => begin(&mut settings, &found, &objects)?,
     };
-    let (admin, listeners) = open_listeners(&settings, &mut inherited, arrived.as_mut(), former)?;
-    let viewers = open_viewing(&settings, arrived.as_mut(), former);
+    let (admin, listeners) = open_listeners(&settings, &mut inherited, arrived.as_mut(), &remains)?;
+    let viewers = open_viewing(&settings, arrived.as_mut(), &remains);
     settings.monitor_gid = monitors_of(&settings);
     let until_eof = until_eof.or_else(|| arrived.as_mut().and_then(Arrived::until_eof));
     let identity = Identity { node, key, began: clock::now() };
@@ -307,7 +308,7 @@ fn open_listeners(
     settings: &Settings,
     inherited: &mut Inherited,
     mut arrived: Option<&mut Arrived>,
-    former: Predecessor,
+    remains: &Remains,
 ) -> Result<(Listener, Vec<Listener>), ListenError> {
     let mut take = |path: &Path| {
         let mut bound = inherited.listeners.iter();
@@ -317,10 +318,10 @@ fn open_listeners(
         }
     };
     let admin = take(&settings.admin_socket)
-        .unwrap_or_else(|| Listener::bind(&settings.admin_socket, 0o600, former))?;
+        .unwrap_or_else(|| Listener::bind(&settings.admin_socket, 0o600, remains))?;
     kernel::refuse_rights(admin.as_fd(), settings.kernel);
     let open = |it: &ListenerSettings| {
-        take(&it.path).unwrap_or_else(|| Listener::bind(&it.path, it.mode, former))
+        take(&it.path).unwrap_or_else(|| Listener::bind(&it.path, it.mode, remains))
     };
     let listeners = settings.listeners.iter().map(open).collect::<Result<Vec<_>, _>>()?;
     // Connections have this from them, until hello is answered.
@@ -339,12 +340,12 @@ fn open_listeners(
 fn open_viewing(
     settings: &Settings,
     mut arrived: Option<&mut Arrived>,
-    former: Predecessor,
+    remains: &Remains,
 ) -> Vec<(u32, Listener)> {
     let mut listeners = Vec::new();
     for (number, path) in &settings.viewing {
         let former_one = arrived.as_mut().and_then(|arrived| arrived.listener(path));
-        match former_one.map_or_else(|| Listener::bind(path, VIEW_SOCKET_MODE, former), Ok) {
+        match former_one.map_or_else(|| Listener::bind(path, VIEW_SOCKET_MODE, remains), Ok) {
             Ok(listener) => {
                 kernel::refuse_rights(listener.as_fd(), settings.kernel);
                 listeners.push((*number, listener));

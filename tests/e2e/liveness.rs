@@ -13,9 +13,12 @@ use crate::support::rank::dispatching_rank;
 use crate::support::wait::{eventually, patience};
 use fdbroker_client::{Client, Deadline, Error, Notice, ObjectOptions};
 use fdbroker_protocol::ErrorCode;
+use nix::sys::socket::sockopt::AcceptConn;
+use nix::sys::socket::{UnixAddr, getsockname, getsockopt};
 use nix::unistd::Pid;
 use std::fs::DirEntry;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 const OWNERS: usize = 7;
@@ -179,6 +182,57 @@ fn handles_when_a_broker_has_left_and_its_sockets_stay_open_then_the_next_one_is
         fds
     });
     assert!(kept_open.len() > OWNERS);
+}
+
+/// Kills a broker, which is reaped: of what it had open, the socket that listens at `path` stays.
+fn kill_but_listener(broker: &mut Broker, path: &Path) -> Vec<OwnedFd> {
+    let mut held = fds_of(broker.pid(), true);
+    held.retain(|fd| {
+        let is_there = getsockname::<UnixAddr>(fd.as_raw_fd())
+            .is_ok_and(|address| address.path() == Some(path));
+        is_there && getsockopt(fd, AcceptConn) == Ok(true)
+    });
+    assert_eq!(held.len(), 1, "it listens at {}", path.display());
+    broker.kill();
+    held
+}
+
+#[test]
+fn handles_when_somebody_holds_a_killed_brokers_listener_for_clients_then_the_next_one_serves_and_none_is_lost()
+ {
+    let mut broker = grace().start();
+    let path = broker.socket();
+    all_go_on_after(&mut broker, false, |broker| kill_but_listener(broker, &path));
+}
+
+#[test]
+fn handles_when_somebody_holds_a_killed_brokers_admin_listener_then_the_next_one_serves_and_none_is_lost()
+ {
+    let mut broker = grace().start();
+    let path = broker.admin_socket();
+    all_go_on_after(&mut broker, false, |broker| kill_but_listener(broker, &path));
+}
+
+#[test]
+fn handles_when_somebody_holds_a_listener_that_was_taken_over_then_the_next_one_serves_and_none_is_lost()
+ {
+    let mut broker = grace().start();
+    broker.take_over();
+    for path in [broker.socket(), broker.admin_socket()] {
+        all_go_on_after(&mut broker, false, |broker| kill_but_listener(broker, &path));
+    }
+}
+
+#[test]
+fn handles_when_somebody_holds_all_fds_of_a_broker_that_is_reaped_then_the_next_one_serves_and_none_is_lost()
+ {
+    let mut broker = grace().start();
+    let held = all_go_on_after(&mut broker, false, |broker| {
+        let held = fds_of(broker.pid(), false);
+        broker.kill();
+        held
+    });
+    assert!(held.len() > OWNERS);
 }
 
 #[test]

@@ -529,7 +529,7 @@ fn of_greedy<'a, I: Iterator<Item = (usize, &'a AdminConnection)>>(
 mod tests {
     use super::*;
     use crate::admin::chosen::Chosen;
-    use crate::node::lock::Predecessor;
+    use crate::node::lock::Remains;
     use fdbroker_protocol::admin::Filter;
 
     struct Place {
@@ -543,7 +543,7 @@ mod tests {
         fn new() -> Self {
             let dir = tempfile::tempdir().unwrap();
             let listener =
-                |name| Listener::bind(&dir.path().join(name), 0o600, Predecessor::Gone).unwrap();
+                |name| Listener::bind(&dir.path().join(name), 0o600, &Remains::NONE).unwrap();
             let side = AdminSide::new(listener("admin.sock"), vec![(0, listener("view.sock"))]);
             Place { side, peers: Vec::new(), _dir: dir }
         }

@@ -4,6 +4,7 @@
 
 use crate::kernel::{self, RobustListHead};
 use crate::limits::THREAD_STACK_BYTES;
+use crate::node::lock::Shown;
 use crate::node::names::{KEY_NAME, PAGE_NAME, RECORDS_NAME};
 use crate::node::records::Records;
 use crate::node::shared_map::{SharedMap, create_aside, create_whole, is_ours, remove, take_spare};
@@ -125,10 +126,13 @@ pub fn resume(
     Ok(Some((key, page)))
 }
 
-/// Whether the broker whose page this is was killed: the kernel has marked its liveness word.
-pub fn was_killed(directory: &Path) -> bool {
-    let page = FormerPage::open(&directory.join(PAGE_NAME));
-    page.is_some_and(|page| page.header.liveness & FUTEX_OWNER_DIED != 0)
+/// What the liveness word of the page says; where its owner was killed, the kernel has marked it.
+pub fn shown(directory: &Path) -> Shown {
+    match FormerPage::open(&directory.join(PAGE_NAME)).map_or(0, |page| page.header.liveness) {
+        0 => Shown::Nobody,
+        word if word & FUTEX_OWNER_DIED != 0 => Shown::Killed,
+        _ => Shown::Alive,
+    }
 }
 
 fn failed(path: &Path) -> impl FnOnce(io::Error) -> PageError {

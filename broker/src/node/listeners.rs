@@ -3,7 +3,8 @@
 use crate::limits::{DEATH_PATIENCE, LISTEN_BACKLOG, START_RETRY};
 use crate::node::directories::identity;
 use crate::node::error::ListenError;
-use crate::node::lock::Predecessor;
+use crate::node::lock::{Predecessor, Remains};
+use crate::node::mark::Mark;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::sockopt::PeerCredentials;
@@ -42,13 +43,14 @@ impl Drop for Listener {
 }
 
 impl Listener {
-    /// Binds `path` with exactly `mode` and listens. A socket left there by a broker that has died is removed, also when it
-    /// still takes connections because a call of the `former` one hangs.
+    /// Binds `path` with exactly `mode` and listens. A socket left there by a broker that has died
+    /// is removed, also when it still takes connections: a call of the former broker hangs, or
+    /// another process holds the socket.
     ///
     /// # Errors
     /// See [`ListenError`].
-    pub fn bind(path: &Path, mode: u32, former: Predecessor) -> Result<Self, ListenError> {
-        remove_stale(path, former)?;
+    pub fn bind(path: &Path, mode: u32, remains: &Remains) -> Result<Self, ListenError> {
+        remove_stale(path, remains)?;
         let failed = |errno: Errno| ListenError::Os { path: path.into(), source: errno.into() };
         let address = address(path)?;
         let socket = new_socket().map_err(failed)?;
@@ -101,6 +103,12 @@ impl Listener {
         self.identity
     }
 
+    /// Tells the socket at its path from any other, if it goes with this value.
+    pub fn mark(&self) -> Option<Mark> {
+        let stands = self.identity.is_some() && identity(&self.path) == self.identity;
+        stands.then(|| Mark::of(&self.path)).flatten()
+    }
+
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
@@ -108,7 +116,7 @@ impl Listener {
 }
 
 /// Removes a socket that nobody serves.
-fn remove_stale(path: &Path, former: Predecessor) -> Result<(), ListenError> {
+fn remove_stale(path: &Path, remains: &Remains) -> Result<(), ListenError> {
     let failed = |source| ListenError::Os { path: path.into(), source };
     let found = match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -118,12 +126,16 @@ fn remove_stale(path: &Path, former: Predecessor) -> Result<(), ListenError> {
     if !found.file_type().is_socket() {
         return Err(ListenError::NoSocket { path: path.into() });
     }
+    let is_known = remains.sockets.contains(&Mark::new(&found));
     let probe = new_socket().map_err(|errno| failed(errno.into()))?;
     let is_dead = match connect(probe.as_raw_fd(), &address(path)?) {
         Err(Errno::ECONNREFUSED) => true,
-        Ok(()) => former == Predecessor::Hangs && is_of_ended(&probe),
+        Ok(()) => match remains.former {
+            Predecessor::Gone => is_known,
+            Predecessor::Hangs => is_of_ended(&probe, is_known),
+        },
         // Its queue is full.
-        Err(Errno::EAGAIN) => former == Predecessor::Hangs,
+        Err(Errno::EAGAIN) => is_known || remains.former == Predecessor::Hangs,
         // It is of another program (EPROTOTYPE).
         _ => false,
     };
@@ -138,13 +150,17 @@ fn remove_stale(path: &Path, former: Predecessor) -> Result<(), ListenError> {
 const PF_EXITING: u32 = 0x4;
 
 /// Whether the process that listens at the other end has ended, but for a thread that hangs: that is its first one when
-/// it closes what the process had open.
-fn is_of_ended(socket: &OwnedFd) -> bool {
+/// it closes what the process had open. One `may_be_gone` altogether if the socket is known as the
+/// killed broker's; else the process that listened may be the parent of one that serves.
+fn is_of_ended(socket: &OwnedFd, may_be_gone: bool) -> bool {
     let Ok(peer) = getsockopt(socket, PeerCredentials) else { return false };
     let path = format!("/proc/{}/stat", peer.pid());
     let until = Instant::now() + DEATH_PATIENCE;
     loop {
-        if has_ended(&std::fs::read_to_string(&path).unwrap_or_default()) {
+        // No process, or one that this broker cannot see (0).
+        let is_gone = || peer.pid() > 0 && !Path::new(&path).exists();
+        let stat = std::fs::read_to_string(&path).unwrap_or_default();
+        if has_ended(&stat) || (may_be_gone && is_gone()) {
             return true;
         }
         if Instant::now() > until {
@@ -197,7 +213,7 @@ mod tests {
     }
 
     fn bind(path: &Path) -> Result<Listener, ListenError> {
-        Listener::bind(path, 0o666, Predecessor::Gone)
+        Listener::bind(path, 0o666, &Remains::NONE)
     }
 
     #[test]
@@ -205,7 +221,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("broker.sock");
         for mode in [0o666, 0o600] {
-            let listener = Listener::bind(&path, mode, Predecessor::Gone).unwrap();
+            let listener = Listener::bind(&path, mode, &Remains::NONE).unwrap();
             assert_eq!(mode_of(&path), mode);
             drop(listener);
             assert!(!path.exists());
@@ -230,8 +246,29 @@ mod tests {
         let live = bind(&path).unwrap();
         assert!(matches!(bind(&path), Err(ListenError::InUse { .. })));
         assert_eq!(identity(&path), live.identity);
-        let after_a_hung_one = Listener::bind(&path, 0o666, Predecessor::Hangs);
-        assert!(matches!(after_a_hung_one, Err(ListenError::InUse { .. })), "this process lives");
+        // Its socket may be at a path of a killed one, or be known, where a broker is taken over.
+        for sockets in [Vec::new(), live.mark().into_iter().collect()] {
+            let remains = Remains { former: Predecessor::Hangs, sockets };
+            let refused = Listener::bind(&path, 0o666, &remains);
+            assert!(matches!(refused, Err(ListenError::InUse { .. })), "this process lives");
+        }
+    }
+
+    #[test]
+    fn bind_when_another_holds_a_dead_brokers_socket_then_replaced_if_it_is_known() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("broker.sock");
+        let mut held = bind(&path).unwrap();
+        let known = Remains {
+            former: Predecessor::Gone,
+            sockets: vec![held.mark().expect("it stands there")],
+        };
+        held.leave();
+        assert!(matches!(bind(&path), Err(ListenError::InUse { .. })));
+        let next = Listener::bind(&path, 0o666, &known).unwrap();
+        let refused = Listener::bind(&path, 0o666, &known);
+        assert!(matches!(refused, Err(ListenError::InUse { .. })), "another one is there by now");
+        assert_eq!(identity(&path), next.identity);
     }
 
     #[test]

@@ -4,10 +4,12 @@
 use crate::limits::{DEATH_PATIENCE, START_PATIENCE, START_RETRY};
 use crate::node::directories::identity;
 use crate::node::error::ListenError;
+use crate::node::mark::Mark;
 use crate::node::names::LOCK_NAME;
 use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Instant;
 
@@ -20,6 +22,35 @@ pub enum Predecessor {
     /// and nobody serves them.
     Hangs,
 }
+
+/// A predecessor, and the sockets that it has made.
+#[derive(Debug)]
+pub struct Remains {
+    /// What is left of it.
+    pub former: Predecessor,
+    /// Its lock file names them, and the lock was to be had: whatever takes connections there, no
+    /// broker serves it.
+    pub sockets: Vec<Mark>,
+}
+
+impl Remains {
+    /// Of no broker.
+    pub const NONE: Remains = Remains { former: Predecessor::Gone, sockets: Vec::new() };
+}
+
+/// What the liveness word of the broker before this one says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shown {
+    /// It lives, as far as the word knows.
+    Alive,
+    /// It was killed.
+    Killed,
+    /// Nobody has the word: a broker has left, none has come as far, or there is no page.
+    Nobody,
+}
+
+/// The longest text that is read of a lock file: a thousand sockets.
+const MAX_TEXT: u64 = 64 << 10;
 
 /// Held during a start: of two brokers that start at once, the second looks at what is there only when the first one shows
 /// that it is alive.
@@ -62,6 +93,7 @@ impl DirectoryLock {
         let file = OpenOptions::new()
             .create(true)
             .truncate(false)
+            .read(true)
             .write(true)
             .mode(0o600)
             .custom_flags(libc::O_NOFOLLOW)
@@ -75,33 +107,57 @@ impl DirectoryLock {
         }
     }
 
-    /// Takes the lock for a broker that starts. A broker before it that has been killed, which `was_killed` tells, may have
-    /// the lock for ever: then a new file has its place.
+    /// Takes the lock for a broker that starts. A broker before it that has been killed, which
+    /// `shown` tells, may have the lock for ever: then a new file has its place.
     ///
     /// # Errors
     /// [`ListenError::InUse`] while another broker lives.
     pub fn take_at_start(
         directory: &Path,
-        was_killed: impl Fn() -> bool,
-    ) -> Result<(Self, StartLock, Predecessor), ListenError> {
+        shown: impl Fn() -> Shown,
+    ) -> Result<(Self, StartLock, Remains), ListenError> {
         let start = StartLock::take(directory)?;
         let until = Instant::now() + DEATH_PATIENCE;
         loop {
             match Self::take(directory) {
-                Ok(lock) => return Ok((lock, start, Predecessor::Gone)),
+                Ok(lock) => {
+                    // Where lock and word disagree, the sockets that accept decide.
+                    let is_dead = shown() != Shown::Alive;
+                    let sockets = is_dead.then(|| read_marks(&lock.0)).unwrap_or_default();
+                    return Ok((lock, start, Remains { former: Predecessor::Gone, sockets }));
+                }
                 Err(ListenError::InUse { .. }) if Instant::now() < until => {
                     std::thread::sleep(START_RETRY);
                 }
-                Err(ListenError::InUse { path }) if was_killed() => {
+                Err(ListenError::InUse { path }) if shown() == Shown::Killed => {
                     log::warn!(
                         "the broker before this one was killed and has not ended yet: it still closes its fds, or a call of it hangs, which `fdbroker doctor` names"
                     );
                     let failed = |source| ListenError::Os { path: path.clone(), source };
+                    let sockets = File::open(&path).map(|it| read_marks(&it)).unwrap_or_default();
                     std::fs::remove_file(&path).map_err(failed)?;
-                    return Ok((Self::take(directory)?, start, Predecessor::Hangs));
+                    let lock = Self::take(directory)?;
+                    // This start may fail, and the next one finds the new file.
+                    lock.note(&sockets);
+                    return Ok((lock, start, Remains { former: Predecessor::Hangs, sockets }));
                 }
                 Err(error) => return Err(error),
             }
+        }
+    }
+
+    /// Names the sockets that this broker has made, for the next one if this one is killed.
+    pub fn note(&self, sockets: &[Mark]) {
+        let text = Mark::write_all(sockets);
+        let write = || -> io::Result<()> {
+            // The old text goes last: the file system may be full.
+            self.0.write_all_at(text.as_bytes(), 0)?;
+            self.0.set_len(text.len() as u64)
+        };
+        if let Err(error) = write() {
+            log::warn!(
+                "if this broker is killed and others hold its sockets, none can be started in its place: {error}"
+            );
         }
     }
 
@@ -115,6 +171,13 @@ impl AsFd for DirectoryLock {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+/// The sockets that a lock file names.
+fn read_marks(file: &File) -> Vec<Mark> {
+    let mut text = String::new();
+    let read = file.take(MAX_TEXT).read_to_string(&mut text);
+    read.map(|_| Mark::read_all(&text)).unwrap_or_default()
 }
 
 /// Whether the path names this file.
@@ -139,16 +202,36 @@ mod tests {
     #[test]
     fn lock_when_its_broker_was_killed_and_hangs_then_taken_all_the_same() {
         let dir = tempfile::tempdir().unwrap();
-        let start = |was_killed: bool| DirectoryLock::take_at_start(dir.path(), || was_killed);
-        let (hung, first, former) = start(false).unwrap();
-        assert_eq!(former, Predecessor::Gone);
+        let start = |was_killed: bool| {
+            let shown = if was_killed { Shown::Killed } else { Shown::Alive };
+            DirectoryLock::take_at_start(dir.path(), || shown)
+        };
+        let (hung, first, remains) = start(false).unwrap();
+        assert_eq!(remains.former, Predecessor::Gone);
         drop(first);
         assert!(matches!(start(false), Err(ListenError::InUse { .. })), "it lives");
-        let (lock, second, former) = start(true).unwrap();
-        assert_eq!(former, Predecessor::Hangs);
+        let marks = [Mark::of(dir.path()).unwrap()];
+        hung.note(&marks);
+        let (lock, second, remains) = start(true).unwrap();
+        assert_eq!(remains.sockets, marks);
+        assert_eq!(remains.former, Predecessor::Hangs);
         drop(hung);
         assert!(matches!(DirectoryLock::take(dir.path()), Err(ListenError::InUse { .. })));
         drop((lock, second));
         start(false).unwrap();
+    }
+
+    #[test]
+    fn lock_when_free_then_its_sockets_are_a_dead_brokers_unless_the_word_says_alive() {
+        let dir = tempfile::tempdir().unwrap();
+        let start = |shown| DirectoryLock::take_at_start(dir.path(), || shown).unwrap();
+        let marks = [Mark::of(dir.path()).unwrap()];
+        let (lock, ..) = start(Shown::Nobody);
+        lock.note(&[marks[0], marks[0]]);
+        lock.note(&marks);
+        drop(lock);
+        assert_eq!(start(Shown::Alive).2.sockets, []);
+        assert_eq!(start(Shown::Killed).2.sockets, marks);
+        assert_eq!(start(Shown::Nobody).2.sockets, marks);
     }
 }

@@ -6,6 +6,7 @@ pub mod error;
 pub mod generation_page;
 pub mod listeners;
 pub mod lock;
+pub mod mark;
 pub mod names;
 pub mod namespace;
 pub mod records;

@@ -2,6 +2,7 @@
 
 use crate::node::generation_page::GenerationPage;
 use crate::node::lock::DirectoryLock;
+use crate::node::mark::Mark;
 use crate::node::namespace::Namespace;
 use crate::node::signals::{Request, Signals};
 use fdbroker_core::Now;
@@ -65,6 +66,11 @@ impl NodeSide {
     /// The same.
     pub fn show_alive(&mut self) -> io::Result<()> {
         self.page.show_alive()
+    }
+
+    /// As for [`DirectoryLock::note`].
+    pub fn note_sockets(&self, sockets: &[Mark]) {
+        self.lock.note(sockets);
     }
 
     /// Which ids stand for users that are not known here.

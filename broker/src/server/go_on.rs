@@ -69,6 +69,8 @@ impl Server {
                 }
             }
         }
+        let marks: Vec<_> = ours.iter().filter_map(|listener| listener.mark()).collect();
+        self.node.note_sockets(&marks);
         Ok(self.connections.len())
     }
 
