@@ -78,9 +78,9 @@ if gcc -Wall -o "$work/linked" "$here/linked.c" -l:libze_loader.so.1 &&
   { [ "$ZE_TEST_LOADER" = 1.8.12 ] || { "$here/debian13.sh" "$work/linked" "$work/other" && mv "$work/other" "$work/linked"; }; }
 then
   ends "linked, without the layer: refused" 1 "zeMemOpenIpcHandle" "$fdbroker" run -- "$work/linked"
-  ends "linked, layer" 0 "1 grants" "$fdbroker" run --level-zero -- "$work/linked"
-  ends "linked, preloaded" 0 "1 grants" "$fdbroker" run -- env "LD_PRELOAD=$layer" "$work/linked"
-  ends "linked, layer and preloaded" 0 "1 grants" "$fdbroker" run --level-zero -- env "LD_PRELOAD=$layer" "$work/linked"
+  ends "linked, layer" 0 "handed out once" "$fdbroker" run --level-zero -- "$work/linked"
+  ends "linked, preloaded" 0 "handed out once" "$fdbroker" run -- env "LD_PRELOAD=$layer" "$work/linked"
+  ends "linked, layer and preloaded" 0 "handed out once" "$fdbroker" run --level-zero -- env "LD_PRELOAD=$layer" "$work/linked"
 else
   bad "linked: it does not build"
 fi
@@ -89,8 +89,8 @@ fi
 if gcc -Wall -Werror -o "$work/closed" "$here/closed.c" -ldl &&
   { [ "$ZE_TEST_LOADER" = 1.8.12 ] || { "$here/debian13.sh" "$work/closed" "$work/other" && mv "$work/other" "$work/closed"; }; }
 then
-  ends "loader closed, layer" 0 "1 recalls" "$fdbroker" run --level-zero -- "$work/closed"
-  ends "loader closed, by hand" 0 "1 recalls" "$fdbroker" run -- "${by_hand[@]}" "$work/closed"
+  ends "loader closed, layer" 0 "asked for again once" "$fdbroker" run --level-zero -- "$work/closed"
+  ends "loader closed, by hand" 0 "asked for again once" "$fdbroker" run -- "${by_hand[@]}" "$work/closed"
 else
   bad "loader closed: it does not build"
 fi
@@ -98,7 +98,7 @@ fi
 # What a newer loader's tables have, and none here.
 if [ "$ZE_TEST_LOADER" = 1.8.12 ]; then
   if gcc -Wall -Werror -o "$work/newer" "$here/newer.c" -Wl,--no-as-needed -l:libze_loader.so.1; then
-    ends "tables of 1.15: handles with properties" 0 "1 grants" \
+    ends "tables of 1.15: handles with properties" 0 "handed out once" \
       "$fdbroker" run -- "$work/newer" "$ZE_ENABLE_ALT_DRIVERS" "$layer"
     ends "tables of 1.15, no broker: the driver's own handle" 1 "= 0x78000004" \
       env "$no_broker" "$work/newer" "$ZE_ENABLE_ALT_DRIVERS" "$layer"
