@@ -126,6 +126,15 @@ impl Error {
         Error::new(ErrorCode::NotConnected, context)
     }
 
+    /// TIMED_OUT where the broker has said nothing: it answers sooner than the deadline, if only that
+    /// time is over.
+    pub(crate) fn no_answer(context: impl Into<String>) -> Self {
+        Error::timed_out(context).because(
+            "the broker has not answered by the deadline: it is stopped, hangs or is overloaded; look at its process and its log, or \
+             allow more time",
+        )
+    }
+
     pub(crate) fn timed_out(context: impl Into<String>) -> Self {
         Error::new(ErrorCode::TimedOut, context)
     }

@@ -262,9 +262,11 @@ static void a_recall_after_the_arenas_number_is_taken_over_then_exports_nothing_
     snprintf(pid, sizeof pid, "pid:%d", getpid());
     evict(pid);
     CHECK(seen_by_another(&handle, 3000) == 2);
-    /* Neither is it sent as memory that is registered now. */
-    fdbroker_code_t code = fdbroker_host_alloc(context, FDBROKER_HOST_ARENA, PAGE, SOON, &more, &second);
-    CHECK(code == FDBROKER_NOT_SUPPORTED);
+    /* Neither is it sent as memory that is registered now: that lies in another arena. */
+    OK(fdbroker_host_alloc(context, FDBROKER_HOST_ARENA, PAGE, SOON, &more, &second));
+    memset(more, 'm', PAGE);
+    CHECK(seen_by_another(&second, SOON) == 0);
+    OK(fdbroker_host_free(context, more));
     OK(fdbroker_host_free(context, memory));
     OK(fdbroker_close(context));
     CHECK(is_untouched(&taken));
@@ -294,6 +296,64 @@ static void all_closed_and_files_opened_then_none_is_touched(void) {
     everything_is_called(context, modes[mode], memory, &import);
     OK(fdbroker_close(context));
     for (int at = 0; at < FILES; at++) {
+      CHECK(is_untouched(&taken[at]));
+      give_up(&taken[at]);
+    }
+  }
+}
+
+/* What lay in the arena before is lost to others; what comes then lies in another one. */
+static void memory_made_after_the_arenas_fd_is_closed_then_can_be_shared(void) {
+  static unsigned char before[MOST];
+  int own[OWN];
+  fdbroker_handle_t handle;
+  fdbroker_import_t import;
+  void *old, *memory;
+  mark_open(before);
+  fdbroker_t *context = open_at(&broker), *other = open_at(&broker);
+  OK(fdbroker_host_alloc(context, FDBROKER_HOST_ARENA, PAGE, SOON, &old, &handle));
+  int count = new_fds(before, own, OWN);
+  for (int at = 0; at < count; at++) close(own[at]);
+  works_again(context), works_again(other);
+  OK(fdbroker_host_alloc(context, FDBROKER_HOST_ARENA, PAGE, SOON, &memory, &handle));
+  memset(memory, 'n', PAGE);
+  OK(fdbroker_import(other, &handle, FDBROKER_IMPORT_READ, SOON, &import));
+  CHECK(all_bytes_are(import.ptr, 'n', PAGE));
+  OK(fdbroker_import_release(other, &import));
+  OK(fdbroker_host_free(context, old));
+  OK(fdbroker_close(other));
+  OK(fdbroker_close(context));
+}
+
+static void *puts_one(void *context) {
+  static const char bytes[PAGE];
+  fdbroker_new_object_t object = {.struct_size = sizeof object, .name = "closed/put", .size_bytes = PAGE, .bytes = bytes};
+  fdbroker_object_options_t options = {.struct_size = sizeof options, .flags = FDBROKER_OBJECT_REPLACE};
+  fdbroker_code_t code = fdbroker_object_put(context, 1, &object, &options, SOON, NULL);
+  CHECK(code == FDBROKER_OK || code == FDBROKER_NOT_CONNECTED);
+  return NULL;
+}
+
+/* The file of a put that waits for the broker is the library's as long as it waits, and not a moment longer. */
+static void fds_taken_over_while_a_put_waits_then_none_is_sent_or_closed(void) {
+  for (int kind = A_FILE; kind < KINDS; kind++) {
+    static unsigned char before[MOST];
+    struct taken taken[OWN];
+    int own[OWN];
+    pthread_t thread;
+    mark_open(before);
+    fdbroker_t *context = open_at(&broker);
+    int idle = new_fds(before, own, OWN), count = idle;
+    MUST(kill(broker.pid, SIGSTOP) == 0);
+    MUST(pthread_create(&thread, NULL, puts_one, context) == 0);
+    EVENTUALLY((count = new_fds(before, own, OWN)) > idle);
+    nap_ms(20);
+    take_all(kind, own, count, taken);
+    MUST(kill(broker.pid, SIGCONT) == 0);
+    MUST(pthread_join(thread, NULL) == 0);
+    works_again(context);
+    OK(fdbroker_close(context));
+    for (int at = 0; at < count; at++) {
       CHECK(is_untouched(&taken[at]));
       give_up(&taken[at]);
     }
@@ -490,6 +550,8 @@ int main(void) {
   RUN(all_fds_taken_over_with_a_thread_for_recalls_then_nothing_is_touched_and_the_next_call_works);
   RUN(stdio_taken_over_as_well_then_nothing_is_touched_nor_logged_there);
   RUN(all_closed_and_files_opened_then_none_is_touched);
+  RUN(memory_made_after_the_arenas_fd_is_closed_then_can_be_shared);
+  RUN(fds_taken_over_while_a_put_waits_then_none_is_sent_or_closed);
   RUN(each_fd_taken_over_alone_then_it_is_not_touched_and_the_library_works);
   RUN(fds_kept_between_calls_taken_over_then_none_is_sealed_sent_handed_out_or_closed);
   RUN(a_recall_after_the_arenas_number_is_taken_over_then_exports_nothing_of_the_programs);

@@ -77,14 +77,16 @@ impl Arenas {
         }
     }
 
-    /// The arena of this kind of memory, made at its first use.
+    /// The arena of this kind of memory, made at its first use, and anew when its fd is gone.
     fn arena(&self, client: &Client, memory: HostMemory) -> Result<Arena, Failure> {
         let mut state = self.state();
         let place = match memory {
             HostMemory::Memfd => &mut state.memfd_arena,
             HostMemory::Udmabuf => &mut state.udmabuf_arena,
         };
-        if let Some(arena) = place {
+        // One whose fd the program has closed is of no use to buffers to come. Those that it has keep
+        // it.
+        if let Some(arena) = place.as_ref().filter(|arena| arena.can_be_shared()) {
             return Ok(arena.clone());
         }
         // Under the lock, so that there is one of each kind: a few system calls, no message.

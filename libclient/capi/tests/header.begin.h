@@ -72,9 +72,10 @@
  * they are: it writes to, reads from, sends, maps and closes nothing else that has got their numbers. The call that finds
  * it answers FDBROKER_NOT_CONNECTED, and the next one works, over a new connection. Imports stay mapped. Leases and
  * registrations have ended with the connection, as the broker sees it: notices tell of them. Arena memory whose fd is
- * closed keeps its bytes and cannot be shared any more: FDBROKER_NOT_SUPPORTED. The library's fds lie above half of
- * RLIMIT_NOFILE, or above 4096, apart from fdbroker_event_fd(), and never below 3. An fd that a program closes in one
- * thread and opens again at the same moment, while another one calls, cannot be told in time.
+ * closed keeps its bytes and cannot be shared any more: FDBROKER_NOT_SUPPORTED; what is allocated after that lies in another
+ * arena. The fds that the library keeps lie above half of RLIMIT_NOFILE, or above 4096, apart from fdbroker_event_fd(), and
+ * never below 3; one that is on its way to or from the broker lies where the system has put it. An fd that a program closes
+ * in one thread and opens again at the same moment, while another one calls, cannot be told in time.
  *
  * Signals. The library raises no signal (SIGPIPE neither) and handles none. A signal that interrupts a call only delays
  * it. Do not call the library in a signal handler.

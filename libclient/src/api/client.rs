@@ -30,7 +30,7 @@ use crate::wire::connection::Connection;
 use crate::wire::handshake::greet;
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle, VirtualFd};
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -61,6 +61,8 @@ struct Owner {
     /// Of any other client; `None` once it is told to end.
     thread: Mutex<Option<LibraryThread>>,
     heritage: Mutex<Heritage>,
+    /// Said: the library thread is cut off from its fds, and no other one can be made.
+    is_cut_off: AtomicBool,
 }
 
 impl ClientBuilder {
@@ -108,7 +110,13 @@ impl ClientBuilder {
         }
         let process = session.common.process;
         let heritage = Mutex::new(inherited::lease(&session.current(), deadline));
-        let owner = Arc::new(Owner { session, dispatch, thread: Mutex::new(thread), heritage });
+        let owner = Arc::new(Owner {
+            session,
+            dispatch,
+            thread: Mutex::new(thread),
+            heritage,
+            is_cut_off: AtomicBool::new(false),
+        });
         Ok(Client { owner, process })
     }
 }
@@ -210,7 +218,7 @@ impl Client {
         batch: &mut Batch<'_, '_>,
         deadline: Deadline,
     ) -> Result<Registrations, Error> {
-        match self.connection("register") {
+        match self.connection("register", deadline) {
             Ok(connection) => Ok(register(&connection, batch, deadline)),
             Err(error) => {
                 if error.code == ErrorCode::NotConnected && !self.is_forked_copy() {
@@ -257,7 +265,7 @@ impl Client {
         what: impl IntoIterator<Item = R>,
         deadline: Deadline,
     ) -> Result<Vec<Result<Drained, Error>>, Error> {
-        let connection = match self.connection("unregister") {
+        let connection = match self.connection("unregister", deadline) {
             Ok(connection) => Some(connection),
             Err(error) if error.code == ErrorCode::NotConnected && !self.is_forked_copy() => None,
             Err(error) => return Err(error),
@@ -312,7 +320,7 @@ impl Client {
     /// WRONG_NODE, BAD_HANDLE, STALE, NOT_PERMITTED, NO_QUOTA (with the cap), OWNER_GONE, OWNER_SILENT,
     /// LOCAL_FD_LIMIT (nothing lost: retry), TIMED_OUT, NOT_CONNECTED; NOT_SUPPORTED in a callback.
     pub fn acquire(&self, handle: &Handle, deadline: Deadline) -> Result<Grant, Error> {
-        let connection = self.connection("acquire")?;
+        let connection = self.connection("acquire", deadline)?;
         acquire_one(&connection, handle, deadline)
     }
 
@@ -329,7 +337,7 @@ impl Client {
         neighbours: u32,
         deadline: Deadline,
     ) -> Result<Vec<Handle>, Error> {
-        let connection = self.connection("resolve")?;
+        let connection = self.connection("resolve", deadline)?;
         resolve(&connection, fd, neighbours, deadline)
     }
 
@@ -339,7 +347,7 @@ impl Client {
     /// takes back what is not taken within 100 ms. The first call waits for the broker until the deadline, and no later one waits.
     /// Answers how many were asked for, the first of them: 0 where the broker has nothing to spare for this client.
     pub fn fetch_ahead(&self, handles: &[Handle], deadline: Deadline) -> usize {
-        self.connection("fetch ahead").map_or(0, |it| fetch(&it, handles, deadline))
+        self.connection("fetch ahead", deadline).map_or(0, |it| fetch(&it, handles, deadline))
     }
 
     /// The grant for a handle, without asking the broker, if it was sent ahead and its allocation is current. What was sent before it
@@ -348,7 +356,7 @@ impl Client {
     /// # Errors
     /// LOCAL_FD_LIMIT.
     pub fn take_ahead(&self, handle: &Handle) -> Option<Result<Grant, Error>> {
-        let connection = self.connection("acquire").ok()?;
+        let connection = self.connection("acquire", Deadline::from_ms(0)).ok()?;
         take(&connection, handle)
     }
 
@@ -357,7 +365,7 @@ impl Client {
     /// # Errors
     /// As [`Client::resolve`] and [`Client::acquire`].
     pub fn acquire_virtual(&self, fd: VirtualFd, deadline: Deadline) -> Result<Grant, Error> {
-        let connection = self.connection("acquire")?;
+        let connection = self.connection("acquire", deadline)?;
         let handles = resolve(&connection, fd, 0, deadline)?;
         acquire_one(&connection, &handles[0], deadline)
     }
@@ -391,7 +399,7 @@ impl Client {
         deadline: Deadline,
         mut each: impl FnMut(usize, Result<Grant, Error>),
     ) -> Result<(), Error> {
-        let connection = self.connection("acquire")?;
+        let connection = self.connection("acquire", deadline)?;
         acquire_each(&connection, handles, deadline, |handed| match handed {
             Handed::One(index, outcome) => each(index, outcome),
             Handed::End => {}
@@ -456,7 +464,7 @@ impl Client {
     /// # Errors
     /// TIMED_OUT, NOT_CONNECTED; NOT_SUPPORTED in a callback.
     pub fn flush(&self, deadline: Deadline) -> Result<(), Error> {
-        let connection = self.connection("flush")?;
+        let connection = self.connection("flush", deadline)?;
         flush(&connection, deadline)
     }
 
@@ -467,7 +475,7 @@ impl Client {
     /// TIMED_OUT: the closes take longer, or the broker was restarted meanwhile. AGAIN: 64 calls wait. NOT_CONNECTED;
     /// NOT_SUPPORTED in a callback.
     pub fn settle(&self, deadline: Deadline) -> Result<(), Error> {
-        let connection = self.connection("settle")?;
+        let connection = self.connection("settle", deadline)?;
         settle(&connection, deadline)
     }
 
@@ -520,22 +528,28 @@ impl Client {
         }
     }
 
-    /// The connection of the moment, if the caller may wait for it.
-    pub(crate) fn connection(&self, what: &str) -> Result<Arc<Connection>, Error> {
+    /// The connection of the moment, if the caller may wait for it, until its deadline.
+    pub(crate) fn connection(
+        &self,
+        what: &str,
+        deadline: Deadline,
+    ) -> Result<Arc<Connection>, Error> {
         self.check_may_wait(what)?;
         let usable = self.usable(what);
         match self.current().closed_here().filter(|_| self.owner.session.settings.reconnect) {
-            Some(since) if usable.is_err() => self.after_close(what, since),
+            Some(since) if usable.is_err() => {
+                self.after_close(what, deadline.at().min(since + CLOSED_HERE_PATIENCE))
+            }
             _ => usable,
         }
     }
 
     /// The program has closed the fds of the connection, not the broker: another one is a moment
     /// away.
-    fn after_close(&self, what: &str, since: Instant) -> Result<Arc<Connection>, Error> {
+    fn after_close(&self, what: &str, until: Instant) -> Result<Arc<Connection>, Error> {
         loop {
             let usable = self.usable(what);
-            if usable.is_ok() || since.elapsed() >= CLOSED_HERE_PATIENCE {
+            if usable.is_ok() || Instant::now() >= until {
                 return usable;
             }
             std::thread::sleep(RECONNECT_FIRST);
@@ -596,7 +610,9 @@ impl Owner {
     fn see_to_thread(&self) {
         if let Some(thread) = &mut *lock(&self.thread)
             && let Err(error) = thread.relieve(&self.session)
+            && !self.is_cut_off.swap(true, Ordering::Relaxed)
         {
+            // Once: calls find it again and again until there is room.
             log::error!("no thread in the place of one that this program has cut off: {error}");
         }
     }

@@ -180,6 +180,12 @@ impl Arena {
         bytes
     }
 
+    /// Whether its buffers can be shared: not any more once this program has closed the arena's fd.
+    /// Those that are registered have been lost then; their memory stays.
+    pub fn can_be_shared(&self) -> bool {
+        self.inner.can_export()
+    }
+
     /// As in error messages: `memfd`, `udmabuf` and so on.
     pub fn backend(&self) -> &'static str {
         self.inner.name

@@ -1,27 +1,29 @@
 //! The files of host objects: memfds, written once, then sealed for good. Must never leave a page unallocated that this process
 //! maps: a write there would end it (SIGBUS) when memory is short.
 
-use super::memfd::unsealed;
+use super::memfd::{closed_here, unsealed};
 use crate::error::Error;
 use crate::fork;
 use crate::limits::{CHILD_PAUSE, WRITE_PARTS};
 use crate::map::{Access, AtFork, Mapping};
+use crate::own_fds::OwnFd;
 use fdbroker_protocol::ErrorCode;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
 use nix::sys::uio::pwritev;
 use std::io::IoSlice;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 const NAME: &std::ffi::CStr = c"fdbroker-objects";
 
 /// A file of `len` zeros, all of it allocated, which nobody can shrink or grow. fallocate(2).
-pub(crate) fn allocated(len: usize) -> Result<OwnedFd, Error> {
+pub(crate) fn allocated(len: usize) -> Result<OwnFd, Error> {
     let fd = sized(len)?;
     let length = i64::try_from(len).expect("it was made so large");
     loop {
-        match fallocate(&fd, FallocateFlags::empty(), 0, length) {
+        let file = fd.proved().ok_or_else(closed_here)?;
+        match fallocate(file, FallocateFlags::empty(), 0, length) {
             Err(Errno::EINTR) => {}
             outcome => break outcome.map_err(|errno| no_memory(len, errno))?,
         }
@@ -33,7 +35,7 @@ pub(crate) fn allocated(len: usize) -> Result<OwnedFd, Error> {
 pub(crate) fn written<'a>(
     len: usize,
     parts: impl Iterator<Item = (u64, &'a [u8])>,
-) -> Result<OwnedFd, Error> {
+) -> Result<OwnFd, Error> {
     let fd = sized(len)?;
     let mut slices = Vec::new();
     let (mut begin, mut at) = (0, 0);
@@ -57,11 +59,12 @@ pub(crate) fn written<'a>(
 static GAP: [u8; 64] = [0; 64];
 
 /// Writes the slices at `offset`, and empties them.
-fn write_all(fd: &OwnedFd, slices: &mut Vec<IoSlice<'_>>, offset: u64) -> Result<(), Error> {
+fn write_all(fd: &OwnFd, slices: &mut Vec<IoSlice<'_>>, offset: u64) -> Result<(), Error> {
     let mut left: &mut [IoSlice<'_>] = slices;
     let mut at = libc::off_t::try_from(offset).expect("inside the file");
     while !left.is_empty() {
-        match pwritev(fd, left, at) {
+        // Each can take long: the program may have closed it meanwhile.
+        match pwritev(fd.proved().ok_or_else(closed_here)?, left, at) {
             Err(Errno::EINTR) => {}
             Err(errno) => return Err(no_memory(left.iter().map(|it| it.len()).sum(), errno)),
             Ok(0) => return Err(no_memory(left.iter().map(|it| it.len()).sum(), Errno::ENOSPC)),
@@ -79,9 +82,11 @@ fn no_memory(bytes: usize, errno: Errno) -> Error {
     Error::os(ErrorCode::Internal, &format!("memory of {bytes} bytes for objects"), errno)
 }
 
-fn sized(len: usize) -> Result<OwnedFd, Error> {
-    let fd = unsealed(NAME, len)?;
-    add(fd.as_fd(), SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW)
+/// Known by what it is from the beginning: what follows can take long.
+fn sized(len: usize) -> Result<OwnFd, Error> {
+    let fd = OwnFd::raised(unsealed(NAME, len)?)?;
+    let file = fd.proved().ok_or_else(closed_here)?;
+    add(file, SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW)
         .map_err(|errno| Error::os(ErrorCode::Internal, "F_ADD_SEALS", errno))?;
     Ok(fd)
 }
@@ -151,7 +156,7 @@ mod tests {
         seals_of(fd).is_some_and(|seals| seals.contains(FINAL))
     }
 
-    fn bytes_of(fd: &OwnedFd, len: usize) -> Vec<u8> {
+    fn bytes_of(fd: BorrowedFd<'_>, len: usize) -> Vec<u8> {
         let mut bytes = vec![0xff; len];
         assert_eq!(pread(fd, &mut bytes, 0).unwrap(), len);
         bytes
@@ -171,29 +176,29 @@ mod tests {
         for offset in offsets {
             expected[offset as usize..][..part.len()].copy_from_slice(&part);
         }
-        assert!(bytes_of(&fd, len as usize) == expected);
+        assert!(bytes_of(fd.polled(), len as usize) == expected);
     }
 
     #[test]
     fn seal_when_mapped_then_busy_and_when_unmapped_for_good() {
         let fd = allocated(4096).unwrap();
-        let mapping = map(fd.as_fd(), 4096).unwrap();
+        let mapping = map(fd.polled(), 4096).unwrap();
         mapping.write_at(0, b"kept").unwrap();
-        assert_eq!(seal(fd.as_fd()).unwrap_err().code, ErrorCode::SealedBusy);
-        assert!(!is_sealed(fd.as_fd()));
+        assert_eq!(seal(fd.polled()).unwrap_err().code, ErrorCode::SealedBusy);
+        assert!(!is_sealed(fd.polled()));
         drop(mapping);
-        seal(fd.as_fd()).unwrap();
-        assert!(is_sealed(fd.as_fd()));
-        seal(fd.as_fd()).unwrap();
-        assert_eq!(nix::sys::uio::pwrite(&fd, b"x", 0), Err(Errno::EPERM));
-        assert_eq!(&bytes_of(&fd, 4), b"kept");
+        seal(fd.polled()).unwrap();
+        assert!(is_sealed(fd.polled()));
+        seal(fd.polled()).unwrap();
+        assert_eq!(nix::sys::uio::pwrite(fd.polled(), b"x", 0), Err(Errno::EPERM));
+        assert_eq!(&bytes_of(fd.polled(), 4), b"kept");
     }
 
     #[test]
     fn seal_after_map_when_a_child_was_forked_meanwhile_then_it_is_sealed() {
         for _ in 0..20 {
             let fd = allocated(4096).unwrap();
-            let mapping = map(fd.as_fd(), 4096).unwrap();
+            let mapping = map(fd.polled(), 4096).unwrap();
             // SAFETY: the child waits for its end.
             let child = match unsafe { nix::unistd::fork() }.unwrap() {
                 nix::unistd::ForkResult::Child => loop {
@@ -202,7 +207,7 @@ mod tests {
                 nix::unistd::ForkResult::Parent { child } => child,
             };
             drop(mapping);
-            seal_after_map(fd.as_fd()).unwrap();
+            seal_after_map(fd.polled()).unwrap();
             nix::sys::signal::kill(child, nix::sys::signal::Signal::SIGKILL).unwrap();
             nix::sys::wait::waitpid(child, None).unwrap();
         }
@@ -211,15 +216,15 @@ mod tests {
     #[test]
     fn allocated_when_made_then_all_pages_are_there_and_its_size_is_fixed() {
         let fd = allocated(1 << 20).unwrap();
-        let stat = nix::sys::stat::fstat(&fd).unwrap();
+        let stat = nix::sys::stat::fstat(fd.polled()).unwrap();
         assert_eq!(stat.st_blocks * 512, 1 << 20);
-        assert_eq!(nix::unistd::ftruncate(&fd, 4096), Err(Errno::EPERM));
-        assert_eq!(nix::unistd::ftruncate(&fd, 2 << 20), Err(Errno::EPERM));
+        assert_eq!(nix::unistd::ftruncate(fd.polled(), 4096), Err(Errno::EPERM));
+        assert_eq!(nix::unistd::ftruncate(fd.polled(), 2 << 20), Err(Errno::EPERM));
     }
 
     #[test]
     fn seal_when_the_file_takes_no_seals_then_unsupported_fd() {
         let fd = super::super::memfd::sealed(c"whole", 4096).unwrap();
-        assert_eq!(seal(fd.as_fd()).unwrap_err().code, ErrorCode::UnsupportedFd);
+        assert_eq!(seal(std::os::fd::AsFd::as_fd(&fd)).unwrap_err().code, ErrorCode::UnsupportedFd);
     }
 }

@@ -30,7 +30,7 @@ pub(super) fn register_all<B: Registers>(
     fresh: bool,
     deadline: Deadline,
 ) -> Result<Vec<Result<Handle, Error>>, Error> {
-    client.connection("register")?;
+    client.connection("register", deadline)?;
     let mut sending = HashSet::new();
     let mut is_new = |buffer: &&&B| buffer.begin() && sending.insert(buffer.base());
     // Once, should the caller name it twice.

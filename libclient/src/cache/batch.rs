@@ -51,7 +51,7 @@ impl<'a> Importer<'a, '_> {
         let mut outcomes: Vec<Outcome<'a>> = Vec::with_capacity(handles.len());
         outcomes.extend(handles.iter().map(|handle| self.hit(handle)));
         if outcomes.iter().any(Option::is_none) {
-            self.client.connection("import")?;
+            self.client.connection("import", self.deadline)?;
             let plan = self.plan(handles, &mut outcomes);
             self.fetch_all(handles, plan.fetches, &mut outcomes);
             for (place, waiter) in plan.waits {
@@ -118,7 +118,7 @@ impl<'a> Importer<'a, '_> {
             let mut claims: Vec<_> = fetches.drain(..).map(Some).collect();
             let mut refused = Vec::new();
             let (mut row, mut released) = (Row::default(), Vec::new());
-            let asked = client.connection("import").map(|connection| {
+            let asked = client.connection("import", self.deadline).map(|connection| {
                 acquire_each(&connection, &wanted, until, |handed| match handed {
                     Handed::End => {
                         released.extend(self.take_row(&mut row, handles, outcomes));

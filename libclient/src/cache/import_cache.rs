@@ -192,7 +192,7 @@ impl ImportCache {
     /// When nothing was tried, and it is still suspended: NOT_CONNECTED, or NOT_SUPPORTED in a callback.
     pub fn resume(&self, deadline: Deadline) -> Result<Vec<(Handle, Error)>, Error> {
         let Cache { client, table, openers } = &*self.0;
-        client.connection("resume")?;
+        client.connection("resume", deadline)?;
         let has_opener = |one: &Closed| {
             let kind = MemoryKind::from_number(one.handle.prefix.kind);
             kind.is_some_and(|kind| openers.of(kind).is_some())

@@ -46,7 +46,7 @@ impl<'a> Importer<'a, '_> {
     /// Imports one that a hit did not find.
     pub fn import(&mut self, handle: &Handle) -> Result<CachedImport<'a>, Error> {
         // Before the table's lock: a forked child may not take it, a callback may not wait.
-        self.client.connection("import")?;
+        self.client.connection("import", self.deadline)?;
         loop {
             let pinned = match self.table.look(handle, self.mode.access) {
                 Look::Found(pinned) => pinned,

@@ -168,7 +168,7 @@ impl Exports {
         deadline: Deadline,
     ) -> Result<Vec<Result<Handle, Error>>, Error> {
         assert_eq!(deposits.len(), fds.len(), "one fd per deposit");
-        self.connected(deposits, Client::connection)?;
+        self.connected(deposits, |client, what| client.connection(what, deadline))?;
         let mut handles: Vec<Option<Result<Handle, Error>>> = Vec::new();
         handles.resize_with(deposits.len(), || None);
         let mut claims: Vec<(usize, Option<Claim<'_>>)> = Vec::new();
@@ -265,7 +265,7 @@ impl Exports {
     ) -> Result<Drained, Error> {
         if crate::serve::callback::is_in_callback() || self.client.is_forked_copy() {
             // Refused, and nothing touched.
-            self.client.connection("unregister")?;
+            self.client.connection("unregister", deadline)?;
         }
         let known = self.known.write().remove_id(id);
         let epoch = known.map(|entry| entry.birth);
@@ -305,7 +305,7 @@ impl Exports {
         if let Some(handle) = self.known_as(place, &deposit) {
             return Ok(handle);
         }
-        self.connected(batch.deposits, Client::connection)?;
+        self.connected(batch.deposits, |client, what| client.connection(what, deadline))?;
         match self.find_waiting(place, &deposit, deadline)? {
             Found::Known(handle) => Ok(handle),
             Found::Claimed(claim) => claim.keep(&deposit, &self.send_one(batch, deadline)?),

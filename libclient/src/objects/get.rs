@@ -64,7 +64,7 @@ pub(super) fn get<N: AsRef<str>>(
     names: &[N],
     deadline: Deadline,
 ) -> Result<Vec<Object>, Error> {
-    let connection = whose.client.connection("get")?;
+    let connection = whose.client.connection("get", deadline)?;
     let names = Names::for_get(names)?;
     for _ in 0..METADATA_TRIES {
         let answer = wire::get(&connection, whose.flags(), &names, deadline)?;

@@ -59,7 +59,7 @@ impl Group {
         options: ObjectOptions,
         deadline: Deadline,
     ) -> Result<Self, Error> {
-        let connection = whose.client.connection("create")?;
+        let connection = whose.client.connection("create", deadline)?;
         let mut layout = Layout::of(members, &place, options.room_bytes)?;
         let places = layout.members.clone();
         let items = wire::Items::of(members, &places)?;
@@ -214,7 +214,7 @@ impl Group {
 
     /// Its connection is the one of the moment, and the caller may wait for it.
     fn check_connection(&self, what: &str) -> Result<(), Error> {
-        let now = self.whose.client.connection(what)?;
+        let now = self.whose.client.connection(what, Deadline::from_ms(0))?;
         match Arc::ptr_eq(&now, &self.connection) {
             true => Ok(()),
             false => Err(Error::new(ErrorCode::Aborted, what)),

@@ -39,7 +39,7 @@ impl ObjectList {
         if !self.after.is_empty() && Instant::now() >= self.deadline.given_up_at() {
             return Err(Error::timed_out(format!("list {} behind {}", self.prefix, self.after)));
         }
-        let connection = self.whose.client.connection("list")?;
+        let connection = self.whose.client.connection("list", self.deadline)?;
         let flags = self.whose.flags();
         let page = wire::list(&connection, flags, &self.prefix, &self.after, self.deadline)?;
         self.is_over = page.is_last;

@@ -20,7 +20,6 @@ use crate::own_fds::OwnFd;
 use fdbroker_protocol::object::ObjectCreateHead;
 use fdbroker_protocol::{ErrorCode, MemoryKind};
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
 
 // --- in the making --------------------------------------------------------------------------------
 
@@ -123,8 +122,8 @@ impl GroupMemory {
         let of = match place {
             Place::Host => {
                 let fd = object_file::allocated(bytes()?)?;
-                let mapping = object_file::map(fd.as_fd(), bytes()?)?;
-                Of::Host { mapping, fd: OwnFd::raised(fd)? }
+                let mapping = object_file::map(fd.proved().ok_or_else(closed_here)?, bytes()?)?;
+                Of::Host { mapping, fd }
             }
             Place::Cuda(device) => {
                 let memory = CudaMemory::new(device, bytes()?)?;
@@ -268,12 +267,12 @@ fn sealed() -> Error {
 }
 
 /// A host file of these bytes, sealed.
-pub(super) fn write_sealed(layout: &Layout, puts: &[PutObject<'_>]) -> Result<OwnedFd, Error> {
+pub(super) fn write_sealed(layout: &Layout, puts: &[PutObject<'_>]) -> Result<OwnFd, Error> {
     let size = usize::try_from(layout.size_bytes)
         .map_err(|_| does_not_fit(layout.size_bytes, usize::MAX as u64))?;
     let parts = layout.members.iter().zip(puts).map(|(range, put)| (range.start, put.bytes));
     let fd = object_file::written(size, parts)?;
-    object_file::seal(fd.as_fd())?;
+    object_file::seal(fd.proved().ok_or_else(closed_here)?)?;
     Ok(fd)
 }
 
@@ -445,7 +444,7 @@ mod tests {
     fn layout_when_offsets_are_given_then_they_stand_and_stay_inside_foreign_memory() {
         let deposit = Deposit::new(MemoryKind::DmaBuf, 4096);
         let fd = object_file::allocated(4096).unwrap();
-        let place = Place::Fd(fd.as_fd(), &deposit);
+        let place = Place::Fd(fd.polled(), &deposit);
         let at = |offset, size_bytes| NewObject { offset: Some(offset), ..new(size_bytes) };
         let layout = Layout::of(&[at(100, 10), new(6)], &place, 0).unwrap();
         assert_eq!(layout.members, [100..110, 128..134]);

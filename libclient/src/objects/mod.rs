@@ -212,7 +212,7 @@ impl Objects {
         objects: &[(&str, Option<u64>)],
         deadline: Deadline,
     ) -> Result<Vec<Result<(), Error>>, Error> {
-        let connection = self.whose.client.connection("delete")?;
+        let connection = self.whose.client.connection("delete", deadline)?;
         wire::delete(&connection, self.whose.flags(), objects, deadline)
     }
 
@@ -242,7 +242,7 @@ impl Objects {
         names: &[N],
         deadline: Deadline,
     ) -> Result<Vec<Option<ObjectInfo>>, Error> {
-        let connection = self.whose.client.connection("stat")?;
+        let connection = self.whose.client.connection("stat", deadline)?;
         wire::stat(&connection, self.whose.flags(), names, deadline)
     }
 
@@ -258,7 +258,7 @@ impl Objects {
         touch: Touch,
         deadline: Deadline,
     ) -> Result<Vec<Result<(), Error>>, Error> {
-        let connection = self.whose.client.connection("touch")?;
+        let connection = self.whose.client.connection("touch", deadline)?;
         wire::touch(&connection, self.whose.flags(), names, touch, deadline)
     }
 

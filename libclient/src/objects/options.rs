@@ -49,9 +49,10 @@ impl<'a> PutObject<'a> {
 
 /// How a group is made. The default: names must be free, and it ends with its creator.
 ///
-/// A name lasts as it was asked to last: a group that replaces versions inherits from them, at the
-/// moment of its seal, what its maker has not said of `keep` and `pin`; of several the longest
-/// time, and the pin if one has it.
+/// Without `keep` or `pin` a version ends with the process that made it (what `fdbroker put` makes
+/// is always kept). What replaces a version takes over, at the seal, the keep and the pin that the
+/// old one has then, unless told otherwise; keep and pin are two things: a new time does not end a
+/// pin. Of several it takes over the longest time, and the pin if one has it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ObjectOptions {
     /// Other objects may have the names; they lose them when this group is sealed.

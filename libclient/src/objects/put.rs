@@ -5,10 +5,10 @@ use super::memory::{Layout, write_sealed};
 use super::options::{NewObject, ObjectOptions, Place, PutObject};
 use super::whose::Whose;
 use super::wire;
+use crate::backend::closed_here;
 use crate::deadline::Deadline;
 use crate::error::Error;
 use fdbroker_protocol::limits::MAX_GROUP;
-use std::os::fd::AsFd;
 
 pub(super) fn put_group(
     whose: &Whose,
@@ -16,15 +16,16 @@ pub(super) fn put_group(
     options: ObjectOptions,
     deadline: Deadline,
 ) -> Result<u64, Error> {
-    let connection = whose.client.connection("put")?;
+    let connection = whose.client.connection("put", deadline)?;
     let members: Vec<NewObject<'_>> = puts.iter().map(NewObject::from).collect();
     let layout = Layout::of(&members, &Place::Host, 0)?;
     let items = wire::Items::of(&members, &layout.members)?;
     let fd = write_sealed(&layout, puts)?;
+    let file = fd.proved().ok_or_else(closed_here)?;
     let head = wire::host_head(whose.flags(), options, layout.size_bytes);
     let first = items.first_chunk(size_of_val(&head));
     let end = first.end;
-    let number = wire::create(&connection, &head, &items, first, fd.as_fd(), deadline)?.group;
+    let number = wire::create(&connection, &head, &items, first, file, deadline)?.group;
     drop(fd);
     let sealed = wire::add(&connection, number, &items, end, deadline)
         .and_then(|()| wire::seal(&connection, number, deadline));

@@ -52,7 +52,7 @@ struct State {
 
 impl Watch {
     pub(super) fn start(whose: &Whose, prefix: &str, deadline: Deadline) -> Result<Self, Error> {
-        let connection = whose.client.connection("watch")?;
+        let connection = whose.client.connection("watch", deadline)?;
         let state = Mutex::new(State { events: VecDeque::new(), epoch: connection.epoch });
         let (prefix, of_job) = (prefix.into(), whose.of_job);
         let queue = Arc::new(Queue { prefix, of_job, state, came: Condvar::new() });
@@ -71,7 +71,7 @@ impl Watch {
     pub fn next(&self, deadline: Deadline) -> Result<Option<WatchEvent>, Error> {
         loop {
             // Anew each time: it may be lost while this waits.
-            let connection = self.whose.client.connection("watch")?;
+            let connection = self.whose.client.connection("watch", deadline)?;
             if let Some(event) = self.try_next()? {
                 return Ok(Some(event));
             }
@@ -92,7 +92,7 @@ impl Watch {
         if let Some(event) = self.queue.pop() {
             return Ok(Some(event));
         }
-        let connection = self.whose.client.connection("watch")?;
+        let connection = self.whose.client.connection("watch", Deadline::from_ms(0))?;
         if !self.queue.moves_to(connection.epoch) {
             return Ok(None);
         }

@@ -362,7 +362,7 @@ impl Connection {
             // A thread that wakes late finds its answer all the same.
             if Instant::now() >= call.until && (has_looked || inbox.reading) {
                 self.give_up(inbox, at, id);
-                return Err(Error::timed_out(call.what));
+                return Err(Error::no_answer(call.what));
             }
             if inbox.reading {
                 let wake = inbox.sleep(at);
@@ -440,7 +440,7 @@ impl Connection {
         // Another thread may have read it meanwhile, or found the end.
         if let Some(at) = inbox.position(id) {
             self.give_up(inbox, at, id);
-            return Some(Err(Error::timed_out(call.what)));
+            return Some(Err(Error::no_answer(call.what)));
         }
         None
     }

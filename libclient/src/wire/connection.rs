@@ -27,6 +27,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Instant;
 
+/// What a program reads that has closed the fds of a connection.
+const CONNECTS_ANEW: &str = "this program has closed the library's fds; the library connects anew as soon as an fd is free and the \
+     broker answers: call again, and leave alone what the program has not opened";
+
 /// What the broker said in hello.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
@@ -289,9 +293,13 @@ impl Connection {
 
     /// The error of a call that the connection was lost for.
     pub fn lost(&self, what: &str) -> Error {
-        match self.common.process.is_current() {
-            true => Error::not_connected(format!("{what}: the connection to the broker is lost")),
-            false => Error::forked(what),
+        if !self.common.process.is_current() {
+            return Error::forked(what);
+        }
+        let error = Error::not_connected(format!("{what}: the connection to the broker is lost"));
+        match self.closed_here() {
+            Some(_) => error.because(CONNECTS_ANEW),
+            None => error,
         }
     }
 

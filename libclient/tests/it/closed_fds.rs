@@ -116,8 +116,9 @@ fn loses_its_arena() {
     let buffer = arena.alloc(64).unwrap();
     let id = buffer.register(soon()).unwrap().id();
     buffer.write_at(0, b"kept").unwrap();
-    let mut numbers = guarded();
-    numbers.extend(memfds());
+    // The memory first: the library names it again as soon as it finds the sockets gone.
+    let mut numbers = memfds();
+    numbers.extend(guarded());
     let pair = take(&numbers);
     assert_eq!(client.flush(soon()).unwrap_err().code, ErrorCode::NotConnected);
     eventually("it is connected again", || client.is_connected());
