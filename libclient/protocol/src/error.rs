@@ -143,12 +143,17 @@ const INHERITED: u8 = 0x10;
 /// What is left of it names the scope.
 const SCOPE: u8 = 0x0f;
 
-/// What is said of a cap that an inherited pin meets.
-const INHERITED_PIN: &str = " (the version that it replaces is pinned, and this one inherits the pin: \
-    put it without by pin=False, --no-pin, FDBROKER_OBJECT_NO_PIN)";
-/// The same of one that meets what is kept.
-const INHERITED_KEEP: &str = " (the version that it replaces is kept or pinned, and this one inherits that: \
-    put it without by keep=False, pin=False, FDBROKER_OBJECT_NO_KEEP, FDBROKER_OBJECT_NO_PIN)";
+/// What is said of a cap that an inherited pin meets. Read behind the cap's remedy, which ends with
+/// "raise the cap"; it names the way out of each interface, as the library does not know which one
+/// the reader uses.
+const INHERITED_PIN: &str = "; its name was pinned before, and its new version inherits the pin: \
+    make it without (Python: pin=False; C: FDBROKER_OBJECT_NO_PIN; command: --no-pin); \
+    until the exchange the old version counts, too";
+/// The same of one that meets what is kept. Not with the command's option: what `fdbroker put` makes
+/// is kept because it asks for that, so it never inherits this charge.
+const INHERITED_KEEP: &str = "; its name was kept or pinned before, and its new version inherits that: \
+    make it without (Python: keep=False, pin=False; C: FDBROKER_OBJECT_NO_KEEP, FDBROKER_OBJECT_NO_PIN); \
+    until the exchange the old version counts, too";
 
 /// The outcome of a request or of one item, 16 bytes on the wire. `code` 0 = OK.
 ///

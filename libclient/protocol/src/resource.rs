@@ -105,7 +105,7 @@ resources! {
     OpenLeases = 4, open_leases, Leases, Client, [Client Domain Job Node],
         "duplicates that clients have open", RELEASE_LEASES;
     MappedLeases = 5, mapped_leases, Leases, Client, [Client Domain Job Node],
-        "memory imported, no fd kept", RELEASE_LEASES;
+        "memory imported, no fd kept; at its cap a lease counts as open, nothing is refused", RELEASE_LEASES;
     Allocations = 6, allocations, Allocations, Client, [Client Domain Job Node],
         "allocations registered, or ended and still leased",
         "release leases or registrations, or raise the cap, at most to limits.max_slots";

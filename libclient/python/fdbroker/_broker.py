@@ -216,9 +216,9 @@ class Broker:
 
         From one moment on everyone of this user can :meth:`get` it, and nobody can change it. metadata: bytes beside it, some 4,000
         at most; shape and type go along by themselves. replace: the name may be in use; it leads to this one then. keep: it outlives this process,
-        for so many seconds after its last use; 0: as long as the broker allows; False: not. pin: it ends neither by time nor to make room.
-        A name lasts as it was asked to last: keep and pin that are not given (None) are those of the version that is replaced when this
-        one appears, its time counted anew; else the object ends with this process.
+        for so many seconds after its last use; 0 or True: as long as the broker allows; False: not. pin: True: it ends neither by time nor
+        to make room; False: not so. keep and pin that are not given (None) are those of the version that is replaced when this one
+        appears, its time counted anew; else the object ends with this process. They are two things: a new time does not end a pin.
         evictable: it may end when bytes are short. expect: the version that the name must have; 0: none. job: the name is the job's, not the user's.
         Nothing outlives a private broker: the first call that keeps or pins warns of it (:class:`~fdbroker.KeptEndsWithBroker`).
 
@@ -281,8 +281,15 @@ class Broker:
     def touch(
         self, name: str, *, keep: Optional[float] = None, pin: Optional[bool] = None, job: bool = False, timeout: float = TIMEOUT_S
     ) -> None:
-        """Counts as a use, and sets what keeps the object: as for :meth:`put`; pin False lifts a pin. Errors: NotFound, NoQuota."""
-        _objects.touch(self, name, _objects.lasting(keep, pin, _objects.UNPIN), job, keep, timeout)
+        """Counts as a use, and sets what keeps the object.
+
+        keep: from now on it outlives its maker, for so many seconds after its last use; 0 or True: for as long as the broker
+        allows; None: as before. A touch cannot end a keep, so keep=False is a ValueError: delete the object, or replace it with
+        keep=False. pin: True pins, False lifts a pin, None: as before.
+
+        Errors: NotFound, NoQuota.
+        """
+        _objects.touch(self, name, keep, pin, job, timeout)
 
     def stat(self, name: str, *, job: bool = False, timeout: float = TIMEOUT_S) -> Optional[ObjectInfo]:
         """What is known of a name, one that is being made too; None: nothing."""
@@ -395,7 +402,7 @@ def _close_result(future: "asyncio.Future[Any]") -> None:
 
 def connect(
     socket: Union[str, "os.PathLike[str]", None] = None, *, name: Optional[str] = None, own_fds: int = 4, arena_bytes: int = 0,
-    cache_entries: Optional[int] = None, cache_bytes: Optional[int] = None, timeout: float = CONNECT_TIMEOUT_S,
+    cache_entries: Optional[int] = None, cache_bytes: Optional[int] = None, timeout: Optional[float] = CONNECT_TIMEOUT_S,
 ) -> Broker:  # fmt: skip
     """Connects to the broker of this node.
 
@@ -403,7 +410,7 @@ def connect(
     the administrator's screens; None: the command's. own_fds: fds of shared memory that this process has for a moment or holds,
     which are charged to it. arena_bytes: address space for host memory; 0: 64 GiB, or less where that is limited.
     cache_entries, cache_bytes: how much memory of others stays open though nobody uses it; None: FDBROKER_CACHE_MAX_ENTRIES,
-    FDBROKER_CACHE_MAX_BYTES, else the library's defaults; 0: no limit. timeout: seconds that it waits for an answer.
+    FDBROKER_CACHE_MAX_BYTES, else the library's defaults; 0: no limit. timeout: seconds that it waits for an answer; None: 10.
 
     Errors: :class:`~fdbroker.NotConnected` (at once when no broker listens; at the end of the timeout when one listens and does not
     answer), :class:`~fdbroker.NotPermitted`, :class:`~fdbroker.Protocol`, :class:`~fdbroker.NoQuota`,
@@ -414,7 +421,7 @@ def connect(
     options.socket = None if socket is None else os.fsencode(socket)
     options.name = None if name is None else name.encode()
     options.own_fds, options.arena_bytes = own_fds, arena_bytes
-    options.connect_timeout_ms = ms(timeout)
+    options.connect_timeout_ms = ms(CONNECT_TIMEOUT_S if timeout is None else timeout)
     if cache_entries is not None:
         options.cache_max_entries = cache_entries
     if cache_bytes is not None:

@@ -3,6 +3,8 @@
 import ctypes
 import functools
 import json
+import math
+import numbers
 import warnings
 from ctypes import POINTER, Structure, c_char, c_char_p, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
@@ -22,6 +24,8 @@ _FINAL = 2048
 _EXPECT = 1
 _SEALED = 2
 _FOREVER = (1 << 64) - 1
+#: Longest time that the broker is told; it allows less. A number beyond 64 bits would be cut to a short one.
+_LONGEST_KEEP_S = 1 << 40
 
 
 class _New(Structure):
@@ -170,21 +174,38 @@ def _lease(context: Context, taken: _Object) -> Lease:
     return Lease(context, functools.partial(give_back, function("release"), ctypes.byref(_Object.from_buffer_copy(taken))))
 
 
-def _options(job: bool, flags: int = 0, ttl: Optional[float] = None) -> _Options:
-    options = _Options(struct_size=ctypes.sizeof(_Options), flags=flags | JOB * job, fd=-1)
-    options.ttl_ms = 0 if ttl is None else int(ttl * 1000)
-    return options
+def _options(job: bool, flags: int = 0, ttl_ms: int = 0) -> _Options:
+    return _Options(struct_size=ctypes.sizeof(_Options), flags=flags | JOB * job, fd=-1, ttl_ms=ttl_ms)
 
 
-def lasting(keep: Optional[float], pin: Optional[bool], not_pinned: int) -> int:
-    """The flags of what was said; None says nothing."""
-    kept = 0 if keep is None else NO_KEEP if keep is False else KEEP
-    return kept | (0 if pin is None else PIN if pin else not_pinned)
+def _keeping(keep: Optional[float]) -> Tuple[int, int]:
+    """The flag and the ms of a ``keep``; 0 ms: as long as the broker allows."""
+    if keep is None:
+        return 0, 0
+    # True is no second: who says it means no time at all.
+    if isinstance(keep, bool):
+        return KEEP if keep else NO_KEEP, 0
+    wrong = f"keep is {keep!r}; it is seconds, 0 or True for as long as the broker allows, False, or None"
+    if not isinstance(keep, numbers.Real):
+        raise TypeError(wrong)
+    if not 0 <= keep < math.inf:
+        raise ValueError(wrong)
+    # A time below 1 ms must not become 0, which is the longest.
+    return KEEP, max(1, int(float(min(keep, _LONGEST_KEEP_S)) * 1000)) if keep else 0
+
+
+def _lasting(keep: Optional[float], pin: Optional[bool], not_pinned: int) -> Tuple[int, int]:
+    """The flags and the ms of what was said; None says nothing."""
+    kept, ttl_ms = _keeping(keep)
+    if pin is not None and not isinstance(pin, bool):
+        raise TypeError(f"pin is {pin!r}; it is True, False or None")
+    return kept | (0 if pin is None else PIN if pin else not_pinned), ttl_ms
 
 
 def to_make(job: bool, replace: bool, keep: Optional[float], pin: Optional[bool], evictable: bool) -> _Options:
     """The options of a group to be made."""
-    return _options(job, REPLACE * replace | lasting(keep, pin, NO_PIN) | EVICTABLE * evictable, keep)
+    flags, ttl_ms = _lasting(keep, pin, NO_PIN)
+    return _options(job, REPLACE * replace | flags | EVICTABLE * evictable, ttl_ms)
 
 
 def at_device(options: _Options, device: Optional[Tuple[str, int]]) -> _Options:
@@ -320,9 +341,11 @@ def delete(broker: "Broker", name: str, version: int, job: bool, timeout: float)
     broker._call(function("delete"), 1, _names([name]), wanted, JOB * job, ms(timeout), None)
 
 
-def touch(broker: "Broker", name: str, flags: int, job: bool, ttl: Optional[float], timeout: float) -> None:
-    """A use of the object."""
-    options = _options(job, flags, ttl)
+def touch(broker: "Broker", name: str, keep: Optional[float], pin: Optional[bool], job: bool, timeout: float) -> None:
+    """A use of the object, and what keeps it from now on."""
+    if keep is False:
+        raise ValueError("touch cannot end a keep: delete the object, or replace it with keep=False")
+    options = _options(job, *_lasting(keep, pin, UNPIN))
     broker._call(function("touch"), 1, _names([name]), ctypes.byref(options), ms(timeout), None)
     warn_once(broker, options, name, timeout)
 

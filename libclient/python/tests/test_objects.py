@@ -130,6 +130,42 @@ class Objects(BrokerCase):
         self.other.touch("touched", keep=50)
         self.assertGreater(self.other.stat("touched").ttl, 5)
 
+    def test_object_when_kept_for_no_time_or_little_then_as_long_as_the_broker_allows_or_that_little(self):
+        for keep, least, most in ((0, 86000, 86400), (0.0, 86000, 86400), (True, 86000, 86400), (1e300, 86000, 86400), (10**400, 86000, 86400), (60, 1, 60)):
+            with self.subTest(keep=keep):
+                self.broker.put("k", b"k", replace=True, keep=keep)
+                about = self.other.stat("k")
+                self.assertTrue(about.kept and least <= about.ttl <= most, about)
+                self.broker.put("k", b"k", replace=True, keep=7)
+                self.broker.touch("k", keep=keep)
+                self.assertTrue(least <= self.other.stat("k").ttl <= most)
+        # Not the longest time: 1 ms, after which it has gone.
+        self.broker.put("k", b"k", replace=True, keep=1e-9)
+        self.eventually(lambda: self.other.stat("k") is None)
+
+    def test_object_when_keep_or_pin_mean_nothing_then_an_error_says_what_they_may_be(self):
+        self.broker.put("k", b"k", keep=60)
+        calls = (
+            lambda **said: self.broker.put("new", b"", **said), lambda **said: self.broker.put_many({"new": b""}, **said),
+            lambda **said: self.broker.create({"new": (1, "uint8")}, **said), lambda **said: self.broker.touch("k", **said),
+        )  # fmt: skip
+        may_be = "seconds, 0 or True for as long as the broker allows, False, or None"
+        wrong = [(ValueError, -1), (ValueError, -1e-9), (ValueError, float("nan")), (ValueError, float("inf")), (TypeError, "60"), (TypeError, [60])]
+        for call in calls:
+            for error, keep in wrong:
+                with self.subTest(keep=keep), self.assertRaisesRegex(error, may_be):
+                    call(keep=keep)
+            for pin in (0, 1, "yes", 2.0):
+                with self.subTest(pin=pin), self.assertRaisesRegex(TypeError, "it is True, False or None"):
+                    call(pin=pin)
+        self.assertIsNone(self.other.stat("new"))
+        with self.assertRaisesRegex(ValueError, "touch cannot end a keep: delete the object, or replace it with keep=False"):
+            self.broker.touch("unknown", keep=False)
+        self.broker.touch("k", keep=None, pin=None)
+
+    def test_connect_when_its_timeout_is_none_then_as_without(self):
+        fdbroker.connect(self.broker.socket, timeout=None).close()
+
     def test_object_when_kept_by_a_private_broker_then_warned_of_once(self):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

@@ -11,7 +11,7 @@ in the making counts as not there. The bytes are those of one version, whatever 
 Several names, or a NAME that ends in `/`, which means all names that begin so, are got at one moment: never two versions of a
 group mixed, at most 253 objects. They go to the folder -O DIR, which is made if it is not there: the object model/a of `model/`
 to DIR/a, and of several names each to its part after the last `/`. --timeout waits for names, not for what begins so, and bounds
-the wait for a broker that does not answer (10 s without it).
+the wait for a broker that does not answer (10 s without it; 50 ms at least).
 
 Examples:
   fdbroker get model/a > weights.bin
@@ -37,8 +37,8 @@ pub struct Args {
     #[arg(short = 'O', long, value_name = "FILE", value_hint = clap::ValueHint::AnyPath)]
     pub output: Option<PathBuf>,
     /// Wait so long until they are there, such as 500ms, 30s, 5m
-    #[arg(long, value_name = "TIME", value_parser = time, default_value = "0", hide_default_value = true)]
-    pub timeout: Duration,
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub timeout: Option<Duration>,
     /// Write its metadata instead of its bytes
     #[arg(long)]
     pub meta: bool,

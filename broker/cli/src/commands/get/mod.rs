@@ -15,6 +15,7 @@ use serde::Serialize;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
+use std::time::Duration;
 use unhad::unhad;
 
 /// An object, in JSON.
@@ -45,6 +46,10 @@ impl<'a> GotView<'a> {
 /// Bytes copied at a time from memory that is not mapped for the CPU.
 const PIECE_BYTES: usize = 1 << 20;
 
+/// A broker has so long for its answer even with `--timeout 0`: within no time nothing can be had,
+/// also not what is there.
+const SHORTEST_ANSWER: Duration = Duration::from_millis(50);
+
 pub fn run(args: &Args) -> Result<()> {
     let is_several = several::is_meant(&args.names);
     let to = args.output.as_deref().filter(|path| *path != Path::new("-"));
@@ -61,10 +66,13 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(wrong) = wrong {
         return Err(Error::Usage(wrong.into()));
     }
-    let until = Deadline::after(args.timeout);
+    let until = Deadline::after(args.timeout.unwrap_or_default());
     // An answer is waited for also where names are not. The broker takes the leases back from a
     // client that has gone.
-    let answered = if args.timeout.is_zero() { soon() } else { until.min(soon()) };
+    let answered = match args.timeout {
+        None => soon(),
+        Some(timeout) => Deadline::after(timeout.max(SHORTEST_ANSWER)).min(soon()),
+    };
     let objects = connect_within(args.job, answered)?;
     if let Some(folder) = to.filter(|_| is_several) {
         return into_folder(&objects, args, folder, until);

@@ -18,9 +18,10 @@ as long as the broker allows (limits.object_ttl_ms, a day unless set); --keep=TT
 removes or unpins them. They end with a broker of `fdbroker run`, or one started by hand, which `put` says, and stay through an
 upgrade of the service.
 
-A name lasts as it was asked to last: what replaces a version has its time, counted anew, and its pin, unless --keep, --pin or
---no-pin says otherwise. Of several the longest time counts, and all are pinned if one was. --keep and --keep=0 are as long as
-the broker allows.
+Without keep or pin a version ends with the process that made it (what `fdbroker put` makes is always kept). What replaces a version
+takes over, at the seal, the keep and the pin that the old one has then, unless told otherwise by --keep, --pin or --no-pin; keep
+and pin are two things: a new time does not end a pin. A time that is taken over is counted anew. Of several the longest counts, and
+all are pinned if one was. --keep and --keep=0 are as long as the broker allows.
 
 --expect N is for scripts that must not undo what another one did: NAME is replaced only if it has version N when all is read, as `put`,
 `get` and `objects` show it with --json (.version); else nothing is put, and the error (VERSION) says which version it has. N = 0: the name

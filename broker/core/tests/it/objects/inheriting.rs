@@ -134,8 +134,16 @@ fn seal_when_what_it_inherits_is_too_much_then_the_cap_says_so_and_the_old_versi
     let objects = [object("a")];
     let pinned = Create { pin: true, ..create(&objects) };
     for (caps, first, said) in [
-        (Caps { permanent_bytes: SIZE, ..Caps::NONE }, pinned, "inherits the pin"),
-        (Caps { kept_bytes: SIZE, ..Caps::NONE }, kept(&objects, 100), "inherits that"),
+        (
+            Caps { permanent_bytes: SIZE, ..Caps::NONE },
+            pinned,
+            "new version inherits the pin: make it without",
+        ),
+        (
+            Caps { kept_bytes: SIZE, ..Caps::NONE },
+            kept(&objects, 100),
+            "new version inherits that: make it without",
+        ),
     ] {
         let mut world = World::new(Config { domain: caps, ..config() });
         let version = world.put_by(OWNER, &first);
