@@ -123,7 +123,7 @@ impl DirectoryLock {
                 Ok(lock) => {
                     // Where lock and word disagree, the sockets that accept decide.
                     let is_dead = shown() != Shown::Alive;
-                    let sockets = is_dead.then(|| read_marks(&lock.0)).unwrap_or_default();
+                    let sockets = if is_dead { read_marks(&lock.0) } else { Vec::new() };
                     return Ok((lock, start, Remains { former: Predecessor::Gone, sockets }));
                 }
                 Err(ListenError::InUse { .. }) if Instant::now() < until => {
