@@ -222,17 +222,18 @@ void fdbroker_options_init(fdbroker_options_t *options);
 /* The same for a struct of struct_size bytes: the caller's sizeof(fdbroker_options_t). */
 void fdbroker_options_init_sized(fdbroker_options_t *options, size_t struct_size);
 
-/* Connects to the broker. On success *out is a context, to be given back by fdbroker_close(); otherwise NULL. Waits at
- * most connect_timeout_ms, for a broker that is stopped or hangs, or a node whose fds are all in use. options NULL: all defaults.
+/* Connects to the broker. On success *out is a context, to be given back by fdbroker_close();
+ * otherwise NULL. Waits at most connect_timeout_ms, for a broker that is stopped or hangs, or a
+ * node whose fds are all in use. options NULL: all defaults.
  *
- * Starts one library thread, which serves recalls and calls the callbacks, with all signals blocked. With
- * FDBROKER_OPEN_DISPATCH there is no such thread. Not inside a callback.
+ * Starts one library thread, which serves recalls and calls the callbacks, with all signals
+ * blocked. With FDBROKER_OPEN_DISPATCH there is no such thread. Not inside a callback.
  *
- * Errors: FDBROKER_NOT_CONNECTED (at once when no broker listens; at the end of that time when one listens and does not answer,
- * which the text says), FDBROKER_NOT_PERMITTED (the socket refuses this
- * user), FDBROKER_NOT_SUPPORTED (the value of an environment variable; or inside a callback), FDBROKER_PROTOCOL,
- * FDBROKER_NO_QUOTA, FDBROKER_TIMED_OUT (too many others of this user connect), FDBROKER_LOCAL_FD_LIMIT,
- * FDBROKER_INVALID_ARGUMENT. */
+ * Errors: FDBROKER_NOT_CONNECTED (at once when no broker listens; at the end of that time when one
+ * listens and does not answer, which the text says), FDBROKER_NOT_PERMITTED (the socket refuses
+ * this user), FDBROKER_NOT_SUPPORTED (the value of an environment variable; or inside a callback),
+ * FDBROKER_PROTOCOL, FDBROKER_NO_QUOTA, FDBROKER_TIMED_OUT (too many others of this user connect),
+ * FDBROKER_LOCAL_FD_LIMIT, FDBROKER_INVALID_ARGUMENT. */
 fdbroker_code_t fdbroker_open(const fdbroker_options_t *options, fdbroker_t **out);
 
 /* Ends the connection: gives back all leases, unmaps all imports, frees all host and GPU memory, and waits for a running
@@ -417,18 +418,20 @@ fdbroker_code_t fdbroker_resolve(fdbroker_t *broker, int virtual_fd, uint32_t de
 #define FDBROKER_HOST_ISOLATED 2        /* A memfd of its own, so consumers see no other memory: resident. */
 #define FDBROKER_HOST_DMA_HEAP 3        /* A buffer of /dev/dma_heap/system: resident. */
 
-/* Allocates memory that processes of the same user can share: size_bytes, more than 0, rounded up to whole pages.
- * memory is a FDBROKER_HOST_* number; "resident" there means that the broker keeps an fd of it all the time. *ptr is
- * mapped and writable, to be given back by fdbroker_host_free(). The memory is registered within the deadline.
- * handle may be NULL: a buffer of an arena is then registered later, by fdbroker_get_handle(). On failure *ptr is
- * NULL, *handle all zero, and nothing is left behind. A buffer of an arena may still contain bytes of an earlier
- * one.
+/* Allocates memory that processes of the same user can share: size_bytes, more than 0, rounded up
+ * to whole pages. memory is a FDBROKER_HOST_* number; "resident" there means that the broker keeps
+ * an fd of it all the time. *ptr is mapped and writable, to be given back by fdbroker_host_free().
+ * The memory is registered within the deadline. handle may be NULL: a buffer of an arena is then
+ * registered later, by fdbroker_get_handle(). On failure *ptr is NULL, *handle all zero, and
+ * nothing is left behind. A buffer of an arena may still contain bytes of an earlier one.
  *
- * A forked child shares the pages with its parent, until the parent frees the memory: then its bytes are undefined there.
+ * A forked child shares the pages with its parent, until the parent frees the memory: then its
+ * bytes are undefined there.
  *
- * Errors: FDBROKER_NO_QUOTA (the arena or a cap is full), FDBROKER_NOT_SUPPORTED (this kind of memory is not available
- * here; or inside a callback, where nothing can be registered), FDBROKER_LOCAL_FD_LIMIT, FDBROKER_INTERNAL (the
- * system has no memory left), those of fdbroker_register(), FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT. */
+ * Errors: FDBROKER_NO_QUOTA (the arena or a cap is full), FDBROKER_NOT_SUPPORTED (this kind of
+ * memory is not available here; or inside a callback, where nothing can be registered),
+ * FDBROKER_LOCAL_FD_LIMIT, FDBROKER_INTERNAL (the system has no memory left), those of
+ * fdbroker_register(), FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT. */
 fdbroker_code_t fdbroker_host_alloc(fdbroker_t *broker, uint32_t memory, uint64_t size_bytes,
     uint32_t deadline_ms, void **ptr, fdbroker_handle_t *handle);
 
@@ -634,14 +637,15 @@ fdbroker_code_t fdbroker_release_many(fdbroker_t *broker, size_t count, const ui
  * import cache. Memory that is in the cache already serves this import, too, and stays there. */
 #define FDBROKER_IMPORT_NO_CACHE 2
 
-/* What was opened is a range of this process's addresses, in whole pages. The library has the kernel leave it out of
- * forked children (MADV_DONTFORK), where memory of the child's own may come to lie there; all else is left to the opener. */
+/* What was opened is a range of this process's addresses, in whole pages. The library has the
+ * kernel leave it out of forked children (MADV_DONTFORK), where memory of the child's own may come
+ * to lie there; all else is left to the opener. */
 #define FDBROKER_OPENED_RANGE 1
 
 /* Memory of another process, mapped here and in use. Filled in by the library; to be released once. */
 typedef struct fdbroker_import {
-  /* The allocation's first byte plus the handle's offset. In a forked child only if fdbroker_import_is_final(); else a
-   * touch is a SIGSEGV there. */
+  /* The allocation's first byte plus the handle's offset. In a forked child only if
+   * fdbroker_import_is_final(); else a touch is a SIGSEGV there. */
   void *ptr;
   uint64_t size_bytes;           /* From ptr to the allocation's end, in bytes. */
   uint64_t pin;                  /* For the library; 0: no import. */
@@ -706,9 +710,9 @@ fdbroker_code_t fdbroker_import_many(fdbroker_t *broker, size_t count, const fdb
  * forked child. Makes no system call. */
 int32_t fdbroker_import_is_current(fdbroker_t *broker, const fdbroker_import_t *import);
 
-/* 1 when nobody can change the memory of an import any more: it was imported for reading, and is a memfd sealed against writing and
- * shrinking. A forked child reads it, too. Else 0, also for NULL, and for an import given back. Takes no lock; also in a forked
- * child. */
+/* 1 when nobody can change the memory of an import any more: it was imported for reading, and is a
+ * memfd sealed against writing and shrinking. A forked child reads it, too. Else 0, also for NULL,
+ * and for an import given back. Takes no lock; also in a forked child. */
 int32_t fdbroker_import_is_final(fdbroker_t *broker, const fdbroker_import_t *import);
 
 /* Gives an import back and zeroes the struct. Pointers into the memory must not be used any more; the mapping may
@@ -767,18 +771,20 @@ fdbroker_code_t fdbroker_resume(fdbroker_t *broker, uint32_t deadline_ms, size_t
 
 #define FDBROKER_OBJECT_JOB 1           /* The names are those of this process's job (its cgroup), not of its user. */
 
-/* To make: other objects may have the names; they lose them when the group is sealed. A name lasts as it was asked to last:
- * the new version inherits from the one that it replaces, at the seal, what its maker has not said of keep, time to live and pin; of
- * several the longest time, and the pin if one has it. */
+/* To make: other objects may have the names; they lose them when the group is sealed. A name lasts
+ * as it was asked to last: the new version inherits from the one that it replaces, at the seal,
+ * what its maker has not said of keep, time to live and pin; of several the longest time, and the
+ * pin if one has it. */
 #define FDBROKER_OBJECT_REPLACE 2
 
-/* To make or touch: the group outlives its creator, for ttl_ms after its last use. To make without this flag: for the time of
- * what it replaces, counted anew, unless FDBROKER_OBJECT_NO_KEEP; else it ends with its creator. It outlives the broker only under a service
- * manager that stores fds: fdbroker_object_stat() says FDBROKER_OBJECT_ENDS_WITH_BROKER where it does not. */
+/* To make or touch: the group outlives its creator, for ttl_ms after its last use. To make without
+ * this flag: for the time of what it replaces, counted anew, unless FDBROKER_OBJECT_NO_KEEP; else
+ * it ends with its creator. It outlives the broker only under a service manager that stores fds:
+ * fdbroker_object_stat() says FDBROKER_OBJECT_ENDS_WITH_BROKER where it does not. */
 #define FDBROKER_OBJECT_KEEP 4
 
-/* To make or touch: the group ends neither by time nor to make room. To make without this flag: as what it replaces, unless
- * FDBROKER_OBJECT_NO_PIN. */
+/* To make or touch: the group ends neither by time nor to make room. To make without this flag: as
+ * what it replaces, unless FDBROKER_OBJECT_NO_PIN. */
 #define FDBROKER_OBJECT_PIN 8
 
 #define FDBROKER_OBJECT_UNPIN 16        /* To touch: it may again. */
@@ -789,7 +795,8 @@ fdbroker_code_t fdbroker_resume(fdbroker_t *broker, uint32_t deadline_ms, size_t
 
 #define FDBROKER_OBJECT_NO_KEEP 128     /* To make, without FDBROKER_OBJECT_KEEP: no time is inherited. */
 
-/* To make, without FDBROKER_OBJECT_PIN: no pin is inherited. With FDBROKER_OBJECT_NO_KEEP, too, the group ends with its creator. */
+/* To make, without FDBROKER_OBJECT_PIN: no pin is inherited. With FDBROKER_OBJECT_NO_KEEP, too,
+ * the group ends with its creator. */
 #define FDBROKER_OBJECT_NO_PIN 2048
 
 /* Of an info: nothing but its maker's word keeps the memory from being written (GPU memory). */
@@ -801,7 +808,8 @@ fdbroker_code_t fdbroker_resume(fdbroker_t *broker, uint32_t deadline_ms, size_t
  * no fds). */
 #define FDBROKER_OBJECT_ENDS_WITH_BROKER 1024
 
-/* Of an object that was got: its memory is sealed, nobody can change it any more, and children of fork(2) read it at ptr, too. */
+/* Of an object that was got: its memory is sealed, nobody can change it any more, and children of
+ * fork(2) read it at ptr, too. */
 #define FDBROKER_OBJECT_FINAL 2048
 
 #define FDBROKER_OBJECT_EXPECT 1        /* In fdbroker_new_object_t: expect is meant. */
@@ -969,17 +977,19 @@ fdbroker_code_t fdbroker_object_device_ptr(fdbroker_object_group_t *group, size_
 fdbroker_code_t fdbroker_object_write(fdbroker_object_group_t *group, size_t index, uint64_t offset,
     const void *bytes, size_t count);
 
-/* Seals a group: from one moment on all its names lead to its objects, with one version (*version, unless NULL), and nobody can
- * write them any more: pointers of fdbroker_object_data() must not be used. A group on a device waits for all work of its
- * context first (Level Zero: for none).
+/* Seals a group: from one moment on all its names lead to its objects, with one version (*version,
+ * unless NULL), and nobody can write them any more: pointers of fdbroker_object_data() must not be
+ * used. A group on a device waits for all work of its context first (Level Zero: for none).
  *
- * After FDBROKER_SEALED_BUSY the group is as before: unmap what is still mapped (another mapping of the fd, or a child of
- * _Fork(3) or clone(2)), and seal again. A seal right after a fork(3) waits for the child to begin, for a second at most. After
- * FDBROKER_EXISTS, FDBROKER_VERSION and FDBROKER_NO_QUOTA it can be sealed again, and not be written any more. FDBROKER_NO_QUOTA
- * says so when it is for what the group inherits (FDBROKER_OBJECT_REPLACE).
+ * After FDBROKER_SEALED_BUSY the group is as before: unmap what is still mapped (another mapping
+ * of the fd, or a child of _Fork(3) or clone(2)), and seal again. A seal right after a fork(3)
+ * waits for the child to begin, for a second at most. After FDBROKER_EXISTS, FDBROKER_VERSION and
+ * FDBROKER_NO_QUOTA it can be sealed again, and not be written any more. FDBROKER_NO_QUOTA says so
+ * when it is for what the group inherits (FDBROKER_OBJECT_REPLACE).
  *
- * Errors: also FDBROKER_SEALED (it is), FDBROKER_ABORTED (the broker that had it is gone), FDBROKER_TIMED_OUT (it may be sealed
- * all the same), FDBROKER_NOT_CONNECTED, FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT. */
+ * Errors: also FDBROKER_SEALED (it is), FDBROKER_ABORTED (the broker that had it is gone),
+ * FDBROKER_TIMED_OUT (it may be sealed all the same), FDBROKER_NOT_CONNECTED,
+ * FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT. */
 fdbroker_code_t fdbroker_object_seal(fdbroker_object_group_t *group, uint32_t deadline_ms, uint64_t *version);
 
 /* The same for a group on a device, waiting for this work alone: what is FDBROKER_WORK_*, work the driver's handle.

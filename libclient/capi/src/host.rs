@@ -18,18 +18,20 @@ pub const FDBROKER_HOST_ISOLATED: u32 = 2;
 /// A buffer of /dev/dma_heap/system: resident.
 pub const FDBROKER_HOST_DMA_HEAP: u32 = 3;
 
-/// Allocates memory that processes of the same user can share: size_bytes, more than 0, rounded up to whole pages.
-/// memory is a FDBROKER_HOST_* number; "resident" there means that the broker keeps an fd of it all the time. *ptr is
-/// mapped and writable, to be given back by fdbroker_host_free(). The memory is registered within the deadline.
-/// handle may be NULL: a buffer of an arena is then registered later, by fdbroker_get_handle(). On failure *ptr is
-/// NULL, *handle all zero, and nothing is left behind. A buffer of an arena may still contain bytes of an earlier
-/// one.
+/// Allocates memory that processes of the same user can share: size_bytes, more than 0, rounded up
+/// to whole pages. memory is a FDBROKER_HOST_* number; "resident" there means that the broker keeps
+/// an fd of it all the time. *ptr is mapped and writable, to be given back by fdbroker_host_free().
+/// The memory is registered within the deadline. handle may be NULL: a buffer of an arena is then
+/// registered later, by fdbroker_get_handle(). On failure *ptr is NULL, *handle all zero, and
+/// nothing is left behind. A buffer of an arena may still contain bytes of an earlier one.
 ///
-/// A forked child shares the pages with its parent, until the parent frees the memory: then its bytes are undefined there.
+/// A forked child shares the pages with its parent, until the parent frees the memory: then its
+/// bytes are undefined there.
 ///
-/// Errors: FDBROKER_NO_QUOTA (the arena or a cap is full), FDBROKER_NOT_SUPPORTED (this kind of memory is not available
-/// here; or inside a callback, where nothing can be registered), FDBROKER_LOCAL_FD_LIMIT, FDBROKER_INTERNAL (the
-/// system has no memory left), those of fdbroker_register(), FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT.
+/// Errors: FDBROKER_NO_QUOTA (the arena or a cap is full), FDBROKER_NOT_SUPPORTED (this kind of
+/// memory is not available here; or inside a callback, where nothing can be registered),
+/// FDBROKER_LOCAL_FD_LIMIT, FDBROKER_INTERNAL (the system has no memory left), those of
+/// fdbroker_register(), FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_host_alloc(
     broker: *mut fdbroker_t,

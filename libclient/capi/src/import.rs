@@ -22,8 +22,8 @@ pub const FDBROKER_IMPORT_NO_CACHE: u32 = 2;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fdbroker_import_t {
-    /// The allocation's first byte plus the handle's offset. In a forked child only if fdbroker_import_is_final(); else a
-    /// touch is a SIGSEGV there.
+    /// The allocation's first byte plus the handle's offset. In a forked child only if
+    /// fdbroker_import_is_final(); else a touch is a SIGSEGV there.
     pub ptr: *mut c_void,
     /// From ptr to the allocation's end, in bytes.
     pub size_bytes: u64,
@@ -221,9 +221,9 @@ pub unsafe extern "C" fn fdbroker_import_is_current(
     })
 }
 
-/// 1 when nobody can change the memory of an import any more: it was imported for reading, and is a memfd sealed against writing and
-/// shrinking. A forked child reads it, too. Else 0, also for NULL, and for an import given back. Takes no lock; also in a forked
-/// child.
+/// 1 when nobody can change the memory of an import any more: it was imported for reading, and is a
+/// memfd sealed against writing and shrinking. A forked child reads it, too. Else 0, also for NULL,
+/// and for an import given back. Takes no lock; also in a forked child.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_import_is_final(
     broker: *mut fdbroker_t,

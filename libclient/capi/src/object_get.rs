@@ -137,7 +137,8 @@ pub unsafe extern "C" fn fdbroker_object_read(
         // SAFETY: as above.
         let is_copy = unsafe { broker.as_ref() }.is_some_and(|it| it.client.is_forked_copy());
         if is_copy && object.flags & FDBROKER_OBJECT_FINAL != 0 {
-            // The table is its parent's, and may be locked for good. SAFETY: filled in by this library before the fork, and mapped here.
+            // The table is its parent's, and may be locked for good. SAFETY: filled in by this
+            // library before the fork, and mapped here.
             let bytes = unsafe { bytes_of(object.ptr, object.size_bytes, "ptr") }?;
             let end = offset.checked_add(count).filter(|end| *end <= bytes.len());
             let end = end

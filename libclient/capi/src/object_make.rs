@@ -229,17 +229,19 @@ pub unsafe extern "C" fn fdbroker_object_write(
     })
 }
 
-/// Seals a group: from one moment on all its names lead to its objects, with one version (*version, unless NULL), and nobody can
-/// write them any more: pointers of fdbroker_object_data() must not be used. A group on a device waits for all work of its
-/// context first (Level Zero: for none).
+/// Seals a group: from one moment on all its names lead to its objects, with one version (*version,
+/// unless NULL), and nobody can write them any more: pointers of fdbroker_object_data() must not be
+/// used. A group on a device waits for all work of its context first (Level Zero: for none).
 ///
-/// After FDBROKER_SEALED_BUSY the group is as before: unmap what is still mapped (another mapping of the fd, or a child of
-/// _Fork(3) or clone(2)), and seal again. A seal right after a fork(3) waits for the child to begin, for a second at most. After
-/// FDBROKER_EXISTS, FDBROKER_VERSION and FDBROKER_NO_QUOTA it can be sealed again, and not be written any more. FDBROKER_NO_QUOTA
-/// says so when it is for what the group inherits (FDBROKER_OBJECT_REPLACE).
+/// After FDBROKER_SEALED_BUSY the group is as before: unmap what is still mapped (another mapping
+/// of the fd, or a child of _Fork(3) or clone(2)), and seal again. A seal right after a fork(3)
+/// waits for the child to begin, for a second at most. After FDBROKER_EXISTS, FDBROKER_VERSION and
+/// FDBROKER_NO_QUOTA it can be sealed again, and not be written any more. FDBROKER_NO_QUOTA says so
+/// when it is for what the group inherits (FDBROKER_OBJECT_REPLACE).
 ///
-/// Errors: also FDBROKER_SEALED (it is), FDBROKER_ABORTED (the broker that had it is gone), FDBROKER_TIMED_OUT (it may be sealed
-/// all the same), FDBROKER_NOT_CONNECTED, FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT.
+/// Errors: also FDBROKER_SEALED (it is), FDBROKER_ABORTED (the broker that had it is gone),
+/// FDBROKER_TIMED_OUT (it may be sealed all the same), FDBROKER_NOT_CONNECTED,
+/// FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_object_seal(
     group: *mut fdbroker_object_group_t,

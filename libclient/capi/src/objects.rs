@@ -12,16 +12,18 @@ use std::time::Duration;
 
 /// The names are those of this process's job (its cgroup), not of its user.
 pub const FDBROKER_OBJECT_JOB: u32 = 1;
-/// To make: other objects may have the names; they lose them when the group is sealed. A name lasts as it was asked to last:
-/// the new version inherits from the one that it replaces, at the seal, what its maker has not said of keep, time to live and pin; of
-/// several the longest time, and the pin if one has it.
+/// To make: other objects may have the names; they lose them when the group is sealed. A name lasts
+/// as it was asked to last: the new version inherits from the one that it replaces, at the seal,
+/// what its maker has not said of keep, time to live and pin; of several the longest time, and the
+/// pin if one has it.
 pub const FDBROKER_OBJECT_REPLACE: u32 = 2;
-/// To make or touch: the group outlives its creator, for ttl_ms after its last use. To make without this flag: for the time of
-/// what it replaces, counted anew, unless FDBROKER_OBJECT_NO_KEEP; else it ends with its creator. It outlives the broker only under a service
-/// manager that stores fds: fdbroker_object_stat() says FDBROKER_OBJECT_ENDS_WITH_BROKER where it does not.
+/// To make or touch: the group outlives its creator, for ttl_ms after its last use. To make without
+/// this flag: for the time of what it replaces, counted anew, unless FDBROKER_OBJECT_NO_KEEP; else
+/// it ends with its creator. It outlives the broker only under a service manager that stores fds:
+/// fdbroker_object_stat() says FDBROKER_OBJECT_ENDS_WITH_BROKER where it does not.
 pub const FDBROKER_OBJECT_KEEP: u32 = 4;
-/// To make or touch: the group ends neither by time nor to make room. To make without this flag: as what it replaces, unless
-/// FDBROKER_OBJECT_NO_PIN.
+/// To make or touch: the group ends neither by time nor to make room. To make without this flag: as
+/// what it replaces, unless FDBROKER_OBJECT_NO_PIN.
 pub const FDBROKER_OBJECT_PIN: u32 = 8;
 /// To touch: it may again.
 pub const FDBROKER_OBJECT_UNPIN: u32 = 16;
@@ -31,7 +33,8 @@ pub const FDBROKER_OBJECT_EVICTABLE: u32 = 32;
 pub const FDBROKER_OBJECT_CACHED: u32 = 64;
 /// To make, without FDBROKER_OBJECT_KEEP: no time is inherited.
 pub const FDBROKER_OBJECT_NO_KEEP: u32 = 128;
-/// To make, without FDBROKER_OBJECT_PIN: no pin is inherited. With FDBROKER_OBJECT_NO_KEEP, too, the group ends with its creator.
+/// To make, without FDBROKER_OBJECT_PIN: no pin is inherited. With FDBROKER_OBJECT_NO_KEEP, too,
+/// the group ends with its creator.
 pub const FDBROKER_OBJECT_NO_PIN: u32 = 2048;
 /// Of an info: nothing but its maker's word keeps the memory from being written (GPU memory).
 pub const FDBROKER_OBJECT_COOPERATIVE: u32 = 256;
@@ -40,7 +43,8 @@ pub const FDBROKER_OBJECT_CREATOR_GONE: u32 = 512;
 /// Of an info: the group is kept, and ends with the broker all the same (a private broker, or one whose service manager stores
 /// no fds).
 pub const FDBROKER_OBJECT_ENDS_WITH_BROKER: u32 = 1024;
-/// Of an object that was got: its memory is sealed, nobody can change it any more, and children of fork(2) read it at ptr, too.
+/// Of an object that was got: its memory is sealed, nobody can change it any more, and children of
+/// fork(2) read it at ptr, too.
 pub const FDBROKER_OBJECT_FINAL: u32 = 2048;
 
 /// In fdbroker_new_object_t: expect is meant.

@@ -129,17 +129,18 @@ pub unsafe extern "C" fn fdbroker_options_init_sized(
     unsafe { init(options, struct_size) };
 }
 
-/// Connects to the broker. On success *out is a context, to be given back by fdbroker_close(); otherwise NULL. Waits at
-/// most connect_timeout_ms, for a broker that is stopped or hangs, or a node whose fds are all in use. options NULL: all defaults.
+/// Connects to the broker. On success *out is a context, to be given back by fdbroker_close();
+/// otherwise NULL. Waits at most connect_timeout_ms, for a broker that is stopped or hangs, or a
+/// node whose fds are all in use. options NULL: all defaults.
 ///
-/// Starts one library thread, which serves recalls and calls the callbacks, with all signals blocked. With
-/// FDBROKER_OPEN_DISPATCH there is no such thread. Not inside a callback.
+/// Starts one library thread, which serves recalls and calls the callbacks, with all signals
+/// blocked. With FDBROKER_OPEN_DISPATCH there is no such thread. Not inside a callback.
 ///
-/// Errors: FDBROKER_NOT_CONNECTED (at once when no broker listens; at the end of that time when one listens and does not answer,
-/// which the text says), FDBROKER_NOT_PERMITTED (the socket refuses this
-/// user), FDBROKER_NOT_SUPPORTED (the value of an environment variable; or inside a callback), FDBROKER_PROTOCOL,
-/// FDBROKER_NO_QUOTA, FDBROKER_TIMED_OUT (too many others of this user connect), FDBROKER_LOCAL_FD_LIMIT,
-/// FDBROKER_INVALID_ARGUMENT.
+/// Errors: FDBROKER_NOT_CONNECTED (at once when no broker listens; at the end of that time when one
+/// listens and does not answer, which the text says), FDBROKER_NOT_PERMITTED (the socket refuses
+/// this user), FDBROKER_NOT_SUPPORTED (the value of an environment variable; or inside a callback),
+/// FDBROKER_PROTOCOL, FDBROKER_NO_QUOTA, FDBROKER_TIMED_OUT (too many others of this user connect),
+/// FDBROKER_LOCAL_FD_LIMIT, FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_open(
     options: *const fdbroker_options_t,

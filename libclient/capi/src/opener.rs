@@ -14,8 +14,9 @@ use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
 
-/// What was opened is a range of this process's addresses, in whole pages. The library has the kernel leave it out of
-/// forked children (MADV_DONTFORK), where memory of the child's own may come to lie there; all else is left to the opener.
+/// What was opened is a range of this process's addresses, in whole pages. The library has the
+/// kernel leave it out of forked children (MADV_DONTFORK), where memory of the child's own may come
+/// to lie there; all else is left to the opener.
 pub const FDBROKER_OPENED_RANGE: u32 = 1;
 
 /// Memory that an opener has opened. It comes filled in with the size of the allocation.
