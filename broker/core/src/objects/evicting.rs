@@ -216,22 +216,14 @@ impl Core {
 
     /// The group of a domain that was not used for longest; at most so many are looked at in a step.
     fn group_to_evict(&mut self, domain: u32, kept_alone: bool) -> Option<u32> {
-        loop {
-            let kept = self.objects.order.first(domain, false, true);
-            let other = self.objects.order.first(domain, false, false).filter(|_| !kept_alone);
-            let (at, number) = match (kept, other) {
-                (Some(kept), Some(other)) => kept.min(other),
-                (kept, other) => kept.or(other)?,
-            };
-            if !self.allowances.object_looks.take() {
-                return None;
-            }
-            let used = self.objects.groups[number].used;
-            if used <= at {
-                return Some(number);
-            }
-            self.order_group_at(number, used);
-        }
+        let kept = self.objects.order.first(domain, false, true);
+        let other = self.objects.order.first(domain, false, false).filter(|_| !kept_alone);
+        let (at, number) = match (kept, other) {
+            (Some(kept), Some(other)) => kept.min(other),
+            (kept, other) => kept.or(other)?,
+        };
+        debug_assert!(self.objects.groups[number].used <= at, "the order knows of each use");
+        self.allowances.object_looks.take().then_some(number)
     }
 
     /// Ends groups until all of these fit; none, if they would not fit once all groups that may go have ended: then clients
