@@ -410,7 +410,14 @@ pub(crate) struct HandingOver<'a>(&'a Connection);
 impl Drop for HandingOver<'_> {
     fn drop(&mut self) {
         // In a forked child the lock may be held by a thread that it does not have.
-        if self.0.is_usable() && lock(&self.0.outbox).gathering.end_handing_over() {
+        if !self.0.is_usable() {
+            return;
+        }
+        let mut outbox = lock(&self.0.outbox);
+        let count = outbox.len();
+        let fate = outbox.gathering.end_handing_over(count, Instant::now());
+        drop(outbox);
+        if fate == Fate::Goes {
             self.0.send_queued();
         }
     }

@@ -1,5 +1,6 @@
 //! When a one-way message goes that may wait for others: with the next message, when enough of them are queued, when a grant
-//! message has been handed over, or when the library thread sends it. Must never let one wait that nobody would send.
+//! message has been handed over and none was just before, or when the library thread sends it. Must never let one wait that
+//! nobody would send.
 //!
 //! All of this is under the outbox's lock. So a message that is to wait for the library thread is queued before that thread
 //! looks, and one that comes after the thread has left its place (`look_away`) goes at once.
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 /// See the file's head.
 #[derive(Debug, Default)]
 pub(super) struct Gathering {
-    /// Grant messages that are being handed over; the end of the last sends what is queued.
+    /// Grant messages that are being handed over; the end of the last judges what is queued.
     handed_over: u32,
     /// The library thread is there to send what is due: it sleeps, or does what cannot hang.
     is_attended: bool,
@@ -63,10 +64,13 @@ impl Gathering {
         self.handed_over += 1;
     }
 
-    /// Whether it was the last one.
-    pub fn end_handing_over(&mut self) -> bool {
+    /// Judges what waited for it, if it was the last one: `count` messages.
+    pub fn end_handing_over(&mut self, count: usize, now: Instant) -> Fate {
         self.handed_over -= 1;
-        self.handed_over == 0
+        match (self.handed_over, count) {
+            (0, 1..) => self.given_back(count, now),
+            _ => Fate::Waits,
+        }
     }
 
     /// The broker is short of what this client gives back.
@@ -161,7 +165,22 @@ mod tests {
         assert_eq!(gathering.given_back(COUNT, now), Fate::Goes);
         gathering.attend();
         assert!(gathering.calls(now), "lest the end does not come");
-        assert!(!gathering.end_handing_over() && gathering.end_handing_over());
+        assert_eq!(gathering.end_handing_over(COUNT, now), Fate::Waits, "another one goes on");
+        assert_eq!(gathering.end_handing_over(COUNT, now), Fate::Goes);
         assert_eq!(gathering.mapped(COUNT, now), Fate::Goes);
+    }
+
+    #[test]
+    fn end_handing_over_when_others_were_a_moment_ago_then_waits_for_them() {
+        let (mut gathering, now) = attended();
+        let mut hand_over = |count| {
+            gathering.begin_handing_over();
+            gathering.mapped(count, now);
+            gathering.end_handing_over(count, now)
+        };
+        assert_eq!([0, 1, GATHER_MOST].map(&mut hand_over), [Fate::Waits, Fate::Waits, Fate::Goes]);
+        gathering.look_away();
+        gathering.begin_handing_over();
+        assert_eq!(gathering.end_handing_over(1, now), Fate::Goes, "nobody would send it");
     }
 }

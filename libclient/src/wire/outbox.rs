@@ -54,7 +54,8 @@ impl Outbox {
         }
     }
 
-    fn len(&self) -> usize {
+    /// Messages in the queue.
+    pub(super) fn len(&self) -> usize {
         let complete = usize::from(self.complete);
         complete
             + self.mapped.len()
