@@ -3,7 +3,7 @@
 
 use crate::error::Error;
 use crate::fork::Process;
-pub(crate) use crate::zones::page_size;
+pub(crate) use crate::reserved::page_size;
 use crate::zones::{self, Map};
 use fdbroker_protocol::ErrorCode;
 use nix::errno::Errno;

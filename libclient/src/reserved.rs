@@ -2,9 +2,10 @@
 //! their closing there. Must never take a lock or allocate: a child of a threaded process looks
 //! here first.
 
-use crate::limits::{CLOSE_BYTES, CLOSE_STEPS, ZONES};
+use crate::limits::{CLOSE_BYTES, CLOSE_STEPS, SMALLEST_HUGE_PAGE, ZONES};
 use nix::errno::Errno;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use nix::unistd::{SysconfVar, sysconf};
 use std::ffi::c_void;
 use std::num::NonZeroUsize;
 use std::ptr::NonNull;
@@ -25,11 +26,25 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 pub(crate) fn reserve(len: NonZeroUsize) -> nix::Result<usize> {
     let count = COUNT.load(Ordering::Relaxed);
     let [at, size] = ALL.get(count).ok_or(Errno::ENOMEM)?;
-    let start = nothing_at(None, len, MapFlags::empty())?.addr().get();
+    // What is mapped at a multiple of a huge page is asked whether it has huge pages, and the lowest
+    // range is taken again and again: so the zone begins behind such an address.
+    let page = NonZeroUsize::new(page_size()).ok_or(Errno::EINVAL)?;
+    let both = len.checked_add(page.get()).ok_or(Errno::ENOMEM)?;
+    let first = nothing_at(None, both, MapFlags::empty())?;
+    let lead = if first.addr().get().is_multiple_of(SMALLEST_HUGE_PAGE) { page.get() } else { 0 };
+    // SAFETY: inside the mapping just made: its first page, or what lies behind the zone.
+    unsafe { munmap(if lead > 0 { first } else { first.add(len.get()) }, page.get()) }?;
+    let start = first.addr().get() + lead;
     at.store(start, Ordering::Relaxed);
     size.store(len.get(), Ordering::Relaxed);
     COUNT.store(count + 1, Ordering::Release);
     Ok(start)
+}
+
+/// Bytes of a page, sysconf(3).
+pub(crate) fn page_size() -> usize {
+    let size = sysconf(SysconfVar::PAGE_SIZE).ok().flatten();
+    size.and_then(|size| usize::try_from(size).ok()).filter(|size| *size > 0).unwrap_or(4096)
 }
 
 /// Bytes of all zones.

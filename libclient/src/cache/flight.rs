@@ -7,7 +7,7 @@ use crate::deadline::Deadline;
 use crate::map::Access;
 use crate::sync::{lock, wait_until};
 use fdbroker_protocol::{AllocationId, Handle};
-use std::sync::{Condvar, Mutex};
+use std::sync::{Condvar, Mutex, MutexGuard};
 
 /// What is under way: the allocation, and the proof that came with it, so that a forged handle delays nobody.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -34,6 +34,8 @@ pub(super) struct Flight {
 struct State {
     /// Those to be given a pin each.
     waiters: u32,
+    /// Threads that sleep until it ends: most often none, and then nobody is woken.
+    sleepers: u32,
     end: Option<End>,
 }
 
@@ -53,16 +55,21 @@ impl Flight {
 
     /// It has landed: `pin` makes that many pins, all alike, one for each waiter.
     pub fn land(&self, pin: impl FnOnce(u32) -> Pin) {
-        let mut state = lock(&self.state);
-        state.end = Some(End::Landed(pin(state.waiters)));
-        drop(state);
-        self.landed.notify_all();
+        let state = lock(&self.state);
+        let end = End::Landed(pin(state.waiters));
+        self.end(state, end);
     }
 
     /// It has failed: the waiters try themselves.
     pub fn fail(&self) {
-        lock(&self.state).end = Some(End::Failed);
-        self.landed.notify_all();
+        self.end(lock(&self.state), End::Failed);
+    }
+
+    fn end(&self, mut state: MutexGuard<'_, State>, end: End) {
+        state.end = Some(end);
+        if state.sleepers > 0 {
+            self.landed.notify_all();
+        }
     }
 
     /// One more waits, to be given a pin. Under the table's lock, under which the flight is ended.
@@ -77,7 +84,11 @@ impl Flight {
             match state.end {
                 Some(end) => return Some(end),
                 None if deadline.has_passed() => return None,
-                None => state = wait_until(&self.landed, state, deadline.at()),
+                None => {
+                    state.sleepers += 1;
+                    state = wait_until(&self.landed, state, deadline.at());
+                    state.sleepers -= 1;
+                }
             }
         }
     }

@@ -15,6 +15,7 @@ use crate::error::Error;
 use crate::inherited::Way;
 use crate::limits::{CLOSE_CHUNK, QUOTA_SLICE};
 use crate::map::{Mapping, leave_out_of_children};
+use crate::zones::Gathering;
 use fdbroker_protocol::{ErrorCode, Handle};
 use std::time::Duration;
 
@@ -84,9 +85,15 @@ impl<'a> Importer<'a, '_> {
                 outcome => break outcome?,
             }
         };
+        // The new memory may take the addresses of what has to go for it.
+        let gathering = Gathering::begin();
+        let early = self.table.evict_early(grant.info.id, grant.info.size_bytes);
+        let leases = Held::close_each(early.into_iter().collect());
         let mut closed = Vec::new();
         let kept = self.take_in(claim, handle, grant, None, &mut closed);
+        drop(gathering);
         close_all(closed);
+        Lease::release_many(leases);
         kept
     }
 
@@ -154,7 +161,10 @@ impl Importer<'_, '_> {
     fn map(&self, grant: &Grant) -> Result<Mapping, Error> {
         loop {
             match grant.map(self.mode.access, 0) {
-                Err(failure) if failure.lacks_room && self.table.evict_unused(CLOSE_CHUNK) > 0 => {}
+                Err(failure) if failure.lacks_room && self.table.evict_unused(CLOSE_CHUNK) > 0 => {
+                    // Now, lest what was closed is still there at the next try.
+                    drop(Gathering::begin());
+                }
                 outcome => return Ok(outcome?),
             }
         }

@@ -272,11 +272,12 @@ impl Connection {
         let sent = {
             let mut outbox = lock(&self.outbox);
             // What was queued goes first; if it does not fit, this will not either, or needs not.
-            let _ = self.flush(&mut outbox);
-            let count = write(outbox.writer.start(call.kind, id));
-            debug_assert!(count <= MAX_BATCH);
-            let message = outbox.writer.finish(count, fds.len());
-            self.proved_socket().and_then(|socket| fdbroker_scm::send(socket, message, fds))
+            self.proved_socket().and_then(|socket| {
+                let _ = self.flush(&mut outbox, socket);
+                let count = write(outbox.writer.start(call.kind, id));
+                debug_assert!(count <= MAX_BATCH);
+                fdbroker_scm::send(socket, outbox.writer.finish(count, fds.len()), fds)
+            })
         };
         match sent {
             Ok(()) => Ok(None),

@@ -167,7 +167,10 @@ impl Connection {
         let fate = messages.into_iter().map(|message| outbox.push(message, now)).max();
         let (mut calls, mut flushed) = (false, Ok(()));
         match fate {
-            Some(Fate::Goes) => flushed = self.flush(&mut outbox),
+            Some(Fate::Goes) => {
+                let socket = self.proved_socket();
+                flushed = socket.and_then(|socket| self.flush(&mut outbox, socket));
+            }
             Some(Fate::Waits) => calls = outbox.gathering.calls(now),
             Some(Fate::Overflows) | None => {}
         }
@@ -349,11 +352,12 @@ impl Connection {
     }
 
     /// Sends what is queued, without waiting. Unregisters gather while enough of them are under way.
-    pub(super) fn flush(&self, outbox: &mut Outbox) -> Result<(), SendError> {
-        if outbox.is_empty() {
-            return Ok(());
-        }
-        let socket = self.proved_socket()?;
+    /// `socket`: this connection's, proved a moment ago.
+    pub(super) fn flush(
+        &self,
+        outbox: &mut Outbox,
+        socket: BorrowedFd<'_>,
+    ) -> Result<(), SendError> {
         outbox.flush(socket)?;
         self.flush_aborts(outbox, socket)?;
         loop {

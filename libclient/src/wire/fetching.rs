@@ -38,7 +38,8 @@ impl Connection {
             return false;
         }
         let mut outbox = lock(&self.outbox);
-        if self.flush(&mut outbox).is_err() {
+        let Ok(socket) = self.proved_socket() else { return false };
+        if self.flush(&mut outbox, socket).is_err() {
             return false;
         }
         outbox.writer.start(Kind::Fetch, 0);
@@ -46,7 +47,7 @@ impl Connection {
             outbox.writer.push(&handle.prefix);
         });
         let message = outbox.writer.finish(handles.len(), 0);
-        self.proved_socket().is_ok_and(|socket| fdbroker_scm::send(socket, message, &[]).is_ok())
+        fdbroker_scm::send(socket, message, &[]).is_ok()
     }
 
     /// The fd of an allocation, if it was sent ahead.

@@ -239,7 +239,7 @@ impl Connection {
         if outbox.is_empty() {
             return false;
         }
-        let flushed = self.flush(&mut outbox);
+        let flushed = self.proved_socket().and_then(|socket| self.flush(&mut outbox, socket));
         drop(outbox);
         if flushed == Err(SendError::PeerGone) {
             self.hear_last_words();

@@ -550,6 +550,16 @@ impl Table {
         }
     }
 
+    /// Takes out one that is unused, if another entry of so many bytes would have one go; not one
+    /// that has an older entry of its slot go.
+    pub fn evict_early(&self, id: AllocationId, bytes: u64) -> Option<Held> {
+        let mut cold = lock(&self.cold);
+        let limit = self.limit_below(cold.open + 1, cold.bytes.saturating_add(bytes));
+        let evicts =
+            limit.is_some() && !self.settings.empty_cache && self.listed(id.slot).is_none();
+        evicts.then(|| self.evict(&mut cold, Victims::All)).flatten()
+    }
+
     /// Evicts until the cache is within its limits, or nothing unused is found: then releases will.
     fn make_room(&self, cold: &mut Cold, closed: &mut Vec<Held>) {
         for _ in 0..2 {
