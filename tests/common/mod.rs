@@ -36,3 +36,15 @@ pub fn full_name(test: &str) -> String {
     let module = file.trim_end_matches(".rs").replace('/', "::");
     format!("{module}::{test}")
 }
+
+/// Runs `body` on a thread with the effective uid `uid`, which root alone can take on. The others keep theirs.
+pub fn as_user<T: Send>(uid: u32, body: impl FnOnce() -> T + Send) -> T {
+    let run = || {
+        // Through the system call itself: the C library would change all threads.
+        // SAFETY: takes numbers alone.
+        let done = unsafe { libc::syscall(libc::SYS_setresuid, -1, uid, -1) };
+        assert_eq!(done, 0, "setresuid: {}", std::io::Error::last_os_error());
+        body()
+    };
+    std::thread::scope(|scope| scope.spawn(run).join().expect("it has not panicked"))
+}

@@ -2,6 +2,7 @@
 //! cause.
 
 use fdbroker_protocol::{DecodeError, ErrorCode};
+use fdbroker_scm::Stranger;
 use std::io;
 use std::path::PathBuf;
 
@@ -48,6 +49,9 @@ pub enum Error {
         /// The error of the system call.
         cause: io::Error,
     },
+    /// Another user serves the socket.
+    #[error("nothing was asked at {}: {who}", path.display())]
+    Stranger { path: PathBuf, who: Stranger },
     /// The subject of the command does not exist.
     #[error("{0}")]
     NotFound(String),
@@ -140,6 +144,7 @@ impl Error {
             | Error::BrokerGone { .. }
             | Error::NoAnswer { .. } => exit::NO_BROKER,
             Error::Denied { .. }
+            | Error::Stranger { .. }
             | Error::NotFound(_)
             | Error::NotAdministrator(_)
             | Error::OfWhole(_) => exit::NOT_FOUND,

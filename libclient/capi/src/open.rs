@@ -138,7 +138,9 @@ pub unsafe extern "C" fn fdbroker_options_init_sized(
 ///
 /// Errors: FDBROKER_NOT_CONNECTED (at once when no broker listens; at the end of that time when one
 /// listens and does not answer, which the text says), FDBROKER_NOT_PERMITTED (the socket refuses
-/// this user), FDBROKER_NOT_SUPPORTED (the value of an environment variable; or inside a callback),
+/// this user; or its server is neither root nor the owner of the socket's directory nor this
+/// process's effective user, and may be anybody, to whom nothing was sent: the text says which uid
+/// serves), FDBROKER_NOT_SUPPORTED (the value of an environment variable; or inside a callback),
 /// FDBROKER_PROTOCOL, FDBROKER_NO_QUOTA, FDBROKER_TIMED_OUT (too many others of this user connect),
 /// FDBROKER_LOCAL_FD_LIMIT, FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]

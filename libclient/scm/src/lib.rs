@@ -1,7 +1,7 @@
 //! Bytes and file descriptors over `AF_UNIX` `SOCK_SEQPACKET`: the only `sendmsg`/`recvmsg` code of fdbroker.
 //! It must never lose or leak an fd unseen, and never close a received fd by itself: closing an fd of a hung FUSE
-//! server blocks for ever, so the caller chooses the thread that closes. Beside these it writes lines to stderr, without
-//! SIGPIPE, for the libraries.
+//! server blocks for ever, so the caller chooses the thread that closes. Beside these it says who serves a
+//! socket, and writes lines to stderr, without SIGPIPE, for the libraries.
 //!
 //! How the kernel behaves, and what this crate makes of it (unix(7), recvmsg(2), measured on 6.18):
 //!
@@ -25,6 +25,7 @@ mod identity;
 mod peek;
 mod recv;
 mod send;
+mod server;
 mod socket;
 mod stderr;
 
@@ -37,5 +38,6 @@ pub use identity::{File, off_stdio};
 pub use peek::peek_all;
 pub use recv::{Message, is_control_next, peek, recv, recv_timeout, recv_waiting};
 pub use send::{send, send_timeout};
+pub use server::{Stranger, check_server, hidden_id};
 pub use socket::{queued_bytes, seqpacket_pair, unread_bytes};
 pub use stderr::{know_stderr, write_stderr};

@@ -8,11 +8,11 @@ use crate::own_fds::{CLOSED_HERE, OwnFd};
 use fdbroker_protocol::limits::{MAX_MESSAGE_BYTES, NAME_BYTES};
 use fdbroker_protocol::message::{HELLO_MAGIC, Hello, HelloReply};
 use fdbroker_protocol::{ErrorCode, Kind, Message, PROTOCOL_VERSION, Status, Writer};
-use fdbroker_scm::{ReceivedFds, RecvError, SendError};
+use fdbroker_scm::{ReceivedFds, RecvError, SendError, Stranger, check_server};
 use nix::errno::Errno;
 use nix::poll::PollFlags;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -266,7 +266,10 @@ fn open(path: &Path) -> Result<Option<OwnedFd>, Error> {
         .map_err(|errno| Error::no_fd(ErrorCode::NotConnected, &what(path), errno))?;
     loop {
         match connect(socket.as_raw_fd(), &address) {
-            Ok(()) => return Ok(Some(socket)),
+            Ok(()) => {
+                check_server(socket.as_fd(), path).map_err(|it| stranger(path, &it))?;
+                return Ok(Some(socket));
+            }
             Err(Errno::EINTR) => {}
             Err(Errno::EAGAIN) => return Ok(None),
             Err(Errno::EACCES) => {
@@ -276,6 +279,12 @@ fn open(path: &Path) -> Result<Option<OwnedFd>, Error> {
             Err(errno) => return Err(Error::os(ErrorCode::NotConnected, &what(path), errno)),
         }
     }
+}
+
+/// NOT_PERMITTED for a server that may be anybody. Nothing was sent to it.
+fn stranger(path: &Path, who: &Stranger) -> Error {
+    let context = format!("{}: served by uid {}", what(path), who.uid);
+    Error::new(ErrorCode::NotPermitted, context).because(who.to_string())
 }
 
 /// Why this process may not connect to `path`, and what to do: the folder that it may not enter, else the socket.
@@ -317,7 +326,6 @@ fn padded(name: &str) -> [u8; NAME_BYTES] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsFd;
 
     fn caller(path: &Path) -> Caller {
         Caller { socket: path.to_owned(), name: "t".into(), own_fds: 1, max_held_fds: 0, key: 1 }

@@ -23,6 +23,7 @@ mod process;
 mod remedies;
 mod requests;
 mod requests_async;
+mod servers;
 #[path = "../../../tests/common/mod.rs"]
 mod shared;
 mod signals;

@@ -184,6 +184,8 @@ impl Admin {
                 return Err(failed(errno));
             }
         }
+        fdbroker_scm::check_server(socket.as_fd(), path)
+            .map_err(|who| Error::Stranger { path: path.to_owned(), who })?;
         Ok(Admin { patience, ..Self::on(socket, path) })
     }
 

@@ -17,6 +17,7 @@ mod metrics;
 mod objects;
 mod proc;
 mod report;
+mod servers;
 #[path = "../../../../tests/common/mod.rs"]
 mod shared;
 mod top;

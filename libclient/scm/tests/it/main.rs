@@ -6,6 +6,7 @@ mod closing;
 mod common;
 mod limits;
 mod looking;
+mod servers;
 #[path = "../../../../tests/common/mod.rs"]
 mod shared;
 mod transfer;

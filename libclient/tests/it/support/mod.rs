@@ -83,11 +83,16 @@ impl FakeBroker {
         self.listener = Some(Self::bind(&self.path));
     }
 
-    pub fn accept_raw(&self) -> (OwnedFd, Received) {
+    /// The next connection, whatever comes over it.
+    pub fn accept_silent(&self) -> OwnedFd {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let fd = accept4(self.listener.as_ref().unwrap().as_raw_fd(), flags).unwrap();
         // SAFETY: accept4 has just made it.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        unsafe { OwnedFd::from_raw_fd(fd) }
+    }
+
+    pub fn accept_raw(&self) -> (OwnedFd, Received) {
+        let fd = self.accept_silent();
         let hello = receive(fd.as_fd(), PATIENCE).unwrap();
         assert_eq!(hello.kind, Kind::Hello);
         (fd, hello)

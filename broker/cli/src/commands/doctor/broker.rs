@@ -38,6 +38,9 @@ const NEARLY_ALL: u64 = 90;
 
 const START_ONE: &str = "start one: `fdbroker run -- CMD` for a job, systemd/install.sh for the node; or name its socket in FDBROKER_SOCKET";
 
+/// Of a connection: the code's own words are about allocations.
+const NOT_LET_IN: &str = "name another broker's socket in FDBROKER_SOCKET, or ask the node's administrator about this one";
+
 pub fn checks() -> Vec<Check> {
     let path = default_socket_path();
     let builder = Client::builder().socket(&path).name("doctor").own_fds(1).reconnect(false);
@@ -97,6 +100,7 @@ fn unreachable(path: &Path, error: &fdbroker_client::Error) -> Check {
                 socket.mode() & 0o7777
             ),
         ),
+        (_, Ok(_)) if error.code == ErrorCode::NotPermitted => AREA.fail(name, found, NOT_LET_IN),
         (_, Ok(_)) => AREA.fail(name, found, error.code.remedy()),
     }
 }
@@ -181,6 +185,9 @@ fn administration(status: Result<(StatusView, PathBuf)>) -> Vec<Check> {
         Err(error @ Error::Denied { .. }) => {
             let remedy = "status, ls and audit are for the broker's user and root: use sudo";
             return vec![AREA.warn(name, error.to_string(), remedy)];
+        }
+        Err(error @ Error::Stranger { .. }) => {
+            return vec![AREA.fail(name, error.to_string(), NOT_LET_IN)];
         }
         Err(error) => return vec![AREA.fail(name, error.to_string(), "see the broker's log")],
     };
