@@ -28,7 +28,8 @@ The launcher tells the job: by the environment (PMIX_NAMESPACE, SLURM_JOB_ID wit
 and others), and by its process on this node (orted, hydra_pmi_proxy, slurmstepd, mpirun, ...), which may be above a
 shell script. Without either, the parent process tells the job. Processes started by MPI_Comm_spawn are another job.
 --job NAME overrides all this.
-Ranks meet in the directory fdbroker-UID in $TMPDIR, else in /tmp: TMPDIR must be the same for all ranks of a node.
+Ranks meet in the directory fdbroker-UID in $TMPDIR, else in /tmp, or where another user has that name in fdbroker-UID-1 and
+so on: TMPDIR must be the same for all ranks of a node.
 
 With --level-zero, unmodified programs share GPU memory by value: zeMemOpenIpcHandle opens the handle that
 zeMemGetIpcHandle gave in another process, and no fd passes between the two. Fds that a program takes from handles are

@@ -5,6 +5,7 @@
 //! the joiner stays open in CMD: it holds a shared lock on `members`, which the kernel releases however CMD ends. [`room`]
 //! describes the locks, and [`keeper`] the races between joiners and the end of the broker.
 
+mod home;
 mod job;
 pub mod keeper;
 mod room;
@@ -13,11 +14,12 @@ use super::exec::Variable;
 use crate::admin::Admin;
 use crate::error::{Context, Error, Result};
 use crate::private_broker::{SELF, START_LIMIT};
+use home::Home;
 use job::Job;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit};
-use room::{GATE, Home, KEEPER, MEMBERS, Room, try_lock, try_lock_shared};
+use room::{GATE, KEEPER, MEMBERS, Room, try_lock, try_lock_shared};
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -70,8 +72,8 @@ impl Joiner<'_> {
     /// The room, with a broker in it, and the shared lock that keeps the broker alive.
     fn join(&self) -> Result<(Room, File)> {
         let name = self.job.directory_name()?;
-        let home = Home::open(&name)?;
         let until = Instant::now() + JOIN_LIMIT;
+        let home = Home::open(&name, until)?;
         while Instant::now() < until {
             if let Some(room) = home.room(&name)?
                 && let Some(members) = self.try_join(&home, &room, until)?

@@ -1,6 +1,7 @@
 //! Rooms in a directory of the test: their locks, removal and safety.
 
 use super::*;
+use crate::commands::run::join::home::Home;
 use crate::private_broker::RuntimeDir;
 
 fn home() -> (RuntimeDir, Home) {
