@@ -11,6 +11,7 @@ mod cuda;
 mod demo;
 mod doctor;
 mod join;
+mod join_names;
 mod limits;
 mod lists;
 mod metrics;
