@@ -41,6 +41,14 @@ pub fn prepare_directory(path: &Path, mode: u32, rule: DirectoryRule) -> Result<
     }
     let found = std::fs::symlink_metadata(path).map_err(failed)?;
     check_directory(path, &found, rule)?;
+    let us = nix::unistd::geteuid().as_raw();
+    if found.uid() != us {
+        log::warn!(
+            "{} belongs to uid {}: only clients of uid {us} will trust a broker there; `chown {us}` it",
+            path.display(),
+            found.uid()
+        );
+    }
     let open_mode = found.mode() & 0o7777;
     if rule == DirectoryRule::Administrator && open_mode & OPEN_TO_OTHERS != 0 {
         // Made by a service manager with one mode for all directories. Nobody else could write, so
