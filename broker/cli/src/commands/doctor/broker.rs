@@ -2,7 +2,8 @@
 //! leave an allocation in the broker.
 
 use super::check::{Area, Check, Verdict};
-use crate::admin::{OWN_PART, viewing};
+use super::hung;
+use crate::admin::{Admin, OWN_PART, viewing};
 use crate::error::{Error, Result};
 use crate::records;
 use crate::records::StatusView;
@@ -91,6 +92,10 @@ fn unreachable(path: &Path, error: &fdbroker_client::Error) -> Check {
                 socket.mode() & 0o7777
             ),
         ),
+        // Somebody listens, and has not answered.
+        (_, Ok(_)) if error.code == ErrorCode::NotConnected && Admin::connect(path).is_ok() => {
+            AREA.fail(name, found, continue_it(&hung::stopped()))
+        }
         (_, Ok(socket)) if error.code == ErrorCode::NotConnected => AREA.fail(
             name,
             found,
@@ -102,6 +107,18 @@ fn unreachable(path: &Path, error: &fdbroker_client::Error) -> Check {
         ),
         (_, Ok(_)) if error.code == ErrorCode::NotPermitted => AREA.fail(name, found, NOT_LET_IN),
         (_, Ok(_)) => AREA.fail(name, found, error.code.remedy()),
+    }
+}
+
+/// What to do about a broker that listens and does not answer. `stopped`: the pids of stopped brokers.
+fn continue_it(stopped: &[String]) -> String {
+    match stopped {
+        [] => "it hangs or is overloaded: see its process and its log, or restart it".into(),
+        pids => {
+            let (many, pids) = (pids.len() > 1, pids.join(" "));
+            let which = if many { "these brokers are" } else { "it is" };
+            format!("{which} stopped (SIGSTOP, or a debugger): continue with `kill -CONT {pids}`")
+        }
     }
 }
 

@@ -47,6 +47,19 @@ fn check(process: &Path) -> Option<Check> {
     Some(AREA.warn("call that hangs", found, remedy))
 }
 
+/// Pids of brokers that are stopped (SIGSTOP, a debugger): they answer nobody until they are continued.
+pub fn stopped() -> Vec<String> {
+    stopped_in(Path::new("/proc"))
+}
+
+fn stopped_in(proc: &Path) -> Vec<String> {
+    let is_stopped = |dir: &PathBuf| {
+        PROGRAMS.contains(&read(dir, "comm").trim())
+            && matches!(state(&read(dir, "stat")), Some('T' | 't'))
+    };
+    numbered(proc).filter(is_stopped).map(|dir| name(&dir)).collect()
+}
+
 /// The entries of a folder whose names are numbers.
 fn numbered(folder: &Path) -> impl Iterator<Item = PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
@@ -90,6 +103,21 @@ mod tests {
         );
         std::fs::write(thread.join("stat"), "7 (lane) S 1 7").unwrap();
         assert!(check(&process).is_none());
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+    #[test]
+    fn stopped_when_brokers_are_stopped_or_traced_then_their_pids_alone() {
+        let dir = std::env::temp_dir().join(format!("fdb-stopped-{}", std::process::id()));
+        let all = [("71", "fdbrokerd", 'T'), ("72", "fdbroker", 'S'), ("73", "sh", 'T')];
+        for (pid, comm, state) in all {
+            std::fs::create_dir_all(dir.join(pid)).unwrap();
+            std::fs::write(dir.join(pid).join("comm"), format!("{comm}\n")).unwrap();
+            std::fs::write(dir.join(pid).join("stat"), format!("{pid} ({comm}) {state} 1"))
+                .unwrap();
+        }
+        assert_eq!(stopped_in(&dir), ["71"]);
+        std::fs::write(dir.join("71/stat"), "71 (fdbrokerd) t 1").unwrap();
+        assert_eq!(stopped_in(&dir), ["71"]);
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }
