@@ -251,7 +251,7 @@ impl From<CannotMap> for Error {
 
 /// Why mmap(2) or madvise(2) failed. Shared memory is not reserved by mapping it, whatever the overcommit setting: what can lack
 /// is addresses, and mappings.
-fn cannot_map(span: usize, access: Access, errno: nix::Error) -> CannotMap {
+pub(crate) fn cannot_map(span: usize, access: Access, errno: nix::Error) -> CannotMap {
     use Errno::{EACCES, ENOMEM, EPERM};
     let error = |code| Error::os(code, &format!("cannot map {span} bytes"), errno);
     let limit = getrlimit(Resource::RLIMIT_AS).map_or(RLIM_INFINITY, |(soft, _)| soft);

@@ -4,6 +4,7 @@
 
 use crate::error::Error;
 use crate::limits::PAGE_RESERVED_SLOTS;
+use crate::map::{Access, cannot_map};
 use crate::sync::lock;
 use fdbroker_protocol::page::{
     FUTEX_OWNER_DIED, LIVENESS_OFFSET, PAGE_MAGIC, PAGE_VERSION, PageHeader, UNCONFIRMED,
@@ -94,7 +95,7 @@ impl PageRegion {
         let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
         let base = unsafe { mmap_anonymous(None, length, ProtFlags::PROT_READ, flags) }
-            .map_err(|errno| Error::os(ErrorCode::Internal, "cannot reserve addresses", errno))?;
+            .map_err(|errno| cannot_map(RESERVED_BYTES, Access::Read, errno).error)?;
         Ok(PageRegion { base: base.cast(), mapped: Mutex::new(0) })
     }
 
