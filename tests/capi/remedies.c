@@ -1,6 +1,9 @@
 /* What last_error says when a program is at fault, or a limit of its own is: the cause, and a remedy that helps. */
 #define _GNU_SOURCE
 #include "check.h"
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 
 #define PAGE 4096u
 
@@ -151,6 +154,61 @@ static void dispatch_without_dispatch_mode_names_the_mode_in_any_language(void) 
   OK(fdbroker_close(context));
 }
 
+/* A socket that uid 61003 serves, which no machine has, in a directory of the caller's. Tells by its pipe when it serves, and of
+ * each connection whether nothing came ('0') or something did. */
+static void serve_as_mallory(const char *path, int heard) {
+  struct sockaddr_un address = {.sun_family = AF_UNIX};
+  char byte = 'r', bytes[4096];
+  MUST(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
+  memcpy(address.sun_path, path, strlen(path));
+  MUST(setresgid(61003, 61003, 61003) == 0 && setresuid(61003, 61003, 61003) == 0);
+  int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  MUST(bind(listener, (struct sockaddr *)&address, sizeof address) == 0 && listen(listener, 8) == 0);
+  MUST(write(heard, &byte, 1) == 1);
+  for (;;) {
+    int one = accept(listener, NULL, NULL);
+    MUST(one >= 0);
+    byte = read(one, bytes, sizeof bytes) == 0 ? '0' : '+';
+    close(one);
+    MUST(write(heard, &byte, 1) == 1);
+  }
+}
+
+static void a_socket_that_another_user_serves_is_refused_by_name(void) {
+  if (geteuid() != 0) {
+    printf("not run: a_socket_that_another_user_serves_is_refused_by_name: needs root, for another user\n");
+    return;
+  }
+  struct broker foreign = {.dir = "/tmp/fdbroker-capi-XXXXXX"};
+  int heard[2];
+  char byte = 0;
+  MUST(mkdtemp(foreign.dir) != NULL && chmod(foreign.dir, 01777) == 0 && pipe2(heard, O_CLOEXEC) == 0);
+  snprintf(foreign.socket, sizeof foreign.socket, "%s/broker.sock", foreign.dir);
+  pid_t server = fork();
+  MUST(server >= 0);
+  if (server == 0) serve_as_mallory(foreign.socket, heard[1]);
+  MUST(read(heard[0], &byte, 1) == 1 && byte == 'r');
+  fdbroker_options_t options;
+  fdbroker_options_init(&options);
+  options.socket = foreign.socket;
+  fdbroker_t *context = (fdbroker_t *)&options;
+  for (int dispatch = 0; dispatch < 2; dispatch++) {
+    options.flags = dispatch ? FDBROKER_OPEN_DISPATCH : 0;
+    CODE(FDBROKER_NOT_PERMITTED, fdbroker_open(&options, &context));
+    CHECK(context == NULL);
+    SAYS("served by uid 61003", "allocation");
+    SAYS(foreign.socket, "allocation");
+    SAYS("FDBROKER_SOCKET", "allocation");
+    /* Nothing was sent. */
+    MUST(read(heard[0], &byte, 1) == 1);
+    CHECK(byte == '0');
+  }
+  MUST(kill(server, SIGKILL) == 0 && waitpid(server, NULL, 0) == server);
+  MUST(unlink(foreign.socket) == 0 && rmdir(foreign.dir) == 0);
+  close(heard[0]);
+  close(heard[1]);
+}
+
 int main(void) {
   begin();
   broker_start(&broker, NULL);
@@ -162,6 +220,7 @@ int main(void) {
   RUN(the_handle_of_host_memory_is_ended_by_its_free_alone);
   RUN(recallable_without_a_callback_is_refused_at_registration);
   RUN(dispatch_without_dispatch_mode_names_the_mode_in_any_language);
+  RUN(a_socket_that_another_user_serves_is_refused_by_name);
   broker_stop(&broker);
   return end();
 }

@@ -183,8 +183,12 @@ TOML
     refuses NotPermitted in_container "$alice" "$second" consumer < "$handle"
   check "the same user outside every container acquires" \
     shows ' 0 of them wrong' as "$alice" env FDBROKER_SOCKET="$run/broker.sock" "$bin/consumer" < "$handle"
-  check "the same user in a user namespace of its own acquires" \
-    shows ' 0 of them wrong' as "$alice" env FDBROKER_SOCKET="$run/broker.sock" unshare -U -r "$bin/consumer" < "$handle"
+  check "the same user in a user namespace of its own acquires, with one warning: it cannot tell who serves" \
+    acquires_with_one_warning as "$alice" env FDBROKER_SOCKET="$run/broker.sock" unshare -U -r "$bin/consumer" < "$handle"
+  # As a pod with hostUsers: false: 65,536 users are mapped, the broker's is none of them.
+  as_pod "$alice"
+  check "so does it in one that maps as many users as a pod's" acquires_with_one_warning in_pod "$run" "$bin/consumer" < "$handle"
+  impostor "$run"
 
   init=$(init_of "$producer")
   check "the ledger knows the container's first process by its pid on the host" \
@@ -200,6 +204,41 @@ TOML
   check "the death of a container's first process is noticed" eventually has_clients node 0
   check "its memory has ended with it" refuses_gone in_container "$alice" "$run" consumer < "$handle"
 }
+acquires_with_one_warning() {
+  local out
+  out=$("$@" 2>&1) || { echo "$out"; return 1; }
+  echo "$out"
+  [[ $out == *' 0 of them wrong'* ]] && [ "$(grep -c 'unknown in this user namespace' <<< "$out")" = 1 ]
+}
+# as_pod UID: makes a user namespace in which UID is the user 1000, and others than 65,536 users are unknown.
+as_pod() {
+  unshare -U cat < "$work/never" {hold}>&- &
+  pod=$!
+  children+=("$pod")
+  eventually has_own_users "$pod" || return 1
+  printf '0 200000 1000\n1000 %s 1\n1001 201001 64535\n' "$1" > "$work/map"
+  # By one write(2), which is all that the kernel takes.
+  cat "$work/map" > "/proc/$pod/uid_map"; cat "$work/map" > "/proc/$pod/gid_map"
+}
+has_own_users() { [ "$(readlink "/proc/$1/ns/user")" != "$(readlink /proc/self/ns/user)" ]; }
+in_pod() { # in_pod DIRECTORY COMMAND...: as the user 1000 of that namespace.
+  local directory=$1; shift
+  (exec nsenter -t "$pod" -U -S 1000 -G 1000 -- env FDBROKER_SOCKET="$directory/broker.sock" "$@")
+}
+
+# Another user serves a socket in a directory that is not its own.
+impostor() {
+  local open=$work/open server
+  mkdir "$open"; chmod 755 "$open"
+  started server python3 "$root/tests/common/impostor.py" "$open/broker.sock" "$work/heard"
+  eventually listens "$open/broker.sock"
+  check "a client in a container is refused where another user serves, by name" \
+    refuses "served by uid $mallory" in_container "$alice" "$open" consumer < "$work/handle"
+  check "so is root in a container" refuses "served by uid $mallory" in_container 0 "$open" consumer < "$work/handle"
+  check "and nothing was sent to that server" eventually hears_nothing
+}
+listens() { grep -q " 00010000 0005 01 [0-9]* $1\$" /proc/net/unix; }
+hears_nothing() { [ "$(cat "$work/heard")" = $'0\n0' ]; }
 both_listen() { eventually is_ready node && test -S "$work/node/run/broker.sock" -a -S "$work/node/second/broker.sock"; }
 shows() { # shows TEXT COMMAND...: succeeds and says this.
   local text=$1 out; shift
@@ -273,7 +312,7 @@ fi
 if [ -n "$is_root" ]; then
   outside
 else
-  for name in "deposit, acquire, refusal and death in containers" "the page in a container"; do
+  for name in "deposit, acquire, refusal and death in containers" "the page in a container" "another user's server"; do
     not_run "container: $name" "needs root, to make containers of several users"
   done
 fi

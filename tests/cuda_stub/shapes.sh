@@ -150,6 +150,22 @@ program "layer, no broker, linked" "${no_broker[@]}" "$work/entry_linked"
 is_said_once() { [ "$(grep -c '^fdbroker-cuda.*NOT_CONNECTED' "$work/shape.err")" = 1 ]; }
 check "without a broker there is one line on stderr" is_said_once
 
+# Nor does the layer talk to another user's server.
+if [ "$(id -u)" = 0 ]; then
+  python3 "$here/../common/impostor.py" "$work/foreign.sock" "$work/heard" &
+  impostor=$!
+  until grep -q " 00010000 0005 01 [0-9]* $work/foreign.sock\$" /proc/net/unix; do sleep 0.05; done
+  program "layer, another user's server" "${no_broker[@]}" "FDBROKER_SOCKET=$work/foreign.sock" "$work/by_message"
+  named() { sed -n 's/^fdbroker-cuda\[\([0-9]*\)\].*served by uid 61003: NOT_PERMITTED.*/\1/p' "$work/shape.err" | sort; }
+  is_named_once() { [ -n "$(named)" ] && [ -z "$(named | uniq -d)" ]; }
+  check "another user's server is named by one line of each process on stderr" is_named_once
+  hears_nothing() { [ -s "$work/heard" ] && ! grep -qv '^0$' "$work/heard"; }
+  check "and hears nothing" hears_nothing
+  kill "$impostor"
+else
+  not_run "CUDA layer, another user's server" "needs root, for another user"
+fi
+
 # A program that nothing can be preloaded into.
 echo 'int main(void) { return 0; }' > "$work/static.c"
 check "a static program compiles" "$cc" -static -o "$work/static" "$work/static.c"

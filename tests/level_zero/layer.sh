@@ -114,6 +114,20 @@ cases "no broker, preloaded" env "LD_PRELOAD=$layer" "$no_broker" "$client"
 lines=$("${by_hand[@]}" "$no_broker" ZE_TEST_DRIVER_HANDLES=legacy \
   "$unmodified" broker_when_absent_leaves_the_drivers_handles_legacy 2>&1 | grep -c '^fdbroker-level-zero.*NOT_CONNECTED')
 if [ "$lines" = 1 ]; then ok "no broker: one line"; else bad "no broker: $lines lines on stderr, expected 1"; fi
+# Another user's server is none.
+if [ "$(id -u)" = 0 ]; then
+  python3 "$here/../common/impostor.py" "$work/foreign.sock" "$work/heard" &
+  impostor=$!
+  until grep -q " 00010000 0005 01 [0-9]* $work/foreign.sock\$" /proc/net/unix; do sleep 0.05; done
+  lines=$("${by_hand[@]}" "FDBROKER_SOCKET=$work/foreign.sock" ZE_TEST_DRIVER_HANDLES=legacy \
+    "$unmodified" broker_when_absent_leaves_the_drivers_handles_legacy 2>&1 | grep -c '^fdbroker-level-zero.*served by uid 61003: NOT_PERMITTED')
+  kill "$impostor"
+  heard=$(sort -u "$work/heard")
+  if [ "$lines $heard" = '1 0' ]; then ok "another user's server: one line, and nothing is sent to it"
+  else bad "another user's server: $lines lines on stderr, expected 1; it heard '$heard', expected 0"; fi
+else
+  not_run "level zero: another user's server" "needs root, for another user"
+fi
 lines=$("$fdbroker" run --level-zero -- env ZE_TEST_DRIVER_HANDLES=legacy \
   "$unmodified" handle_when_of_another_node_is_refused 2>&1 | grep -c '^fdbroker-level-zero.*WRONG_NODE')
 if [ "$lines" = 1 ]; then ok "another node: one line"; else bad "another node: $lines lines on stderr, expected 1"; fi

@@ -6,7 +6,9 @@ import gc
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 import unittest
@@ -66,6 +68,29 @@ class Threads(BrokerCase):
             self.assertTrue(later.connected)
         with self.assertRaises(ValueError):
             fdbroker.connect(self.broker.socket, timeout=-1)
+
+    @unittest.skipIf(os.geteuid() != 0, "needs root, for another user")
+    def test_connect_when_another_user_serves_then_not_permitted_and_nothing_is_sent(self):
+        with tempfile.TemporaryDirectory() as folder:
+            os.chmod(folder, 0o1777)
+            path = os.path.join(folder, "broker.sock")
+            # A server of a uid that no machine uses: it tells what its one client has sent.
+            script = """
+import os, socket, sys
+os.setgroups([]); os.setresgid(61003, 61003, 61003); os.setresuid(61003, 61003, 61003)
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listener.bind(sys.argv[1]); listener.listen()
+print("ready", flush=True)
+print(len(listener.accept()[0].recv(4096)), flush=True)
+"""
+            command = [sys.executable, "-c", script, path]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+                self.assertEqual(server.stdout.readline(), "ready\n")
+                with self.assertRaises(fdbroker.NotPermitted) as caught:
+                    fdbroker.connect(path)
+                for part in ("served by uid 61003", path, "FDBROKER_SOCKET"):
+                    self.assertIn(part, str(caught.exception))
+                self.assertEqual(server.stdout.readline(), "0\n")
 
     def test_private_broker_when_many_threads_close_it_then_no_other_fd_is_closed(self):
         for _ in range(5):
