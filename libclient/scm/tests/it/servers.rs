@@ -1,6 +1,8 @@
 //! Who serves a socket, by sockets of several users in directories of several owners.
 //! Must never take the owner of a socket's file for its server.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 use crate::shared::{as_user, full_name, not_run};
 use fdbroker_scm::{Stranger, check_server};
 use nix::sys::socket::{
