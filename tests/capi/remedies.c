@@ -154,6 +154,32 @@ static void dispatch_without_dispatch_mode_names_the_mode_in_any_language(void) 
   OK(fdbroker_close(context));
 }
 
+/* In a child, which alone has few addresses. */
+static void few_addresses_at_open_are_named_with_their_limit(void) {
+  pid_t child = fork();
+  MUST(child >= 0);
+  if (child == 0) {
+    long pages = 0;
+    FILE *file = fopen("/proc/self/statm", "re");
+    MUST(file != NULL && fscanf(file, "%ld", &pages) == 1);
+    fclose(file);
+    rlim_t bytes = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + (1u << 20);
+    struct rlimit limit = {bytes, bytes};
+    MUST(setrlimit(RLIMIT_AS, &limit) == 0);
+    fdbroker_options_t options;
+    fdbroker_options_init(&options);
+    options.socket = broker.socket;
+    fdbroker_t *context;
+    fdbroker_code_t code = fdbroker_open(&options, &context);
+    const char *said = fdbroker_last_error();
+    if (code != FDBROKER_INTERNAL || !strstr(said, "RLIMIT_AS")) fprintf(stderr, "said: %d, %s\n", code, said);
+    _exit(code == FDBROKER_INTERNAL && strstr(said, "RLIMIT_AS") ? 0 : 1);
+  }
+  int status;
+  MUST(waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+}
+
 /* A socket that uid 61003 serves, which no machine has, in a directory of the caller's. Tells by its pipe when it serves, and of
  * each connection whether nothing came ('0') or something did. */
 static void serve_as_mallory(const char *path, int heard) {
@@ -220,6 +246,7 @@ int main(void) {
   RUN(the_handle_of_host_memory_is_ended_by_its_free_alone);
   RUN(recallable_without_a_callback_is_refused_at_registration);
   RUN(dispatch_without_dispatch_mode_names_the_mode_in_any_language);
+  RUN(few_addresses_at_open_are_named_with_their_limit);
   RUN(a_socket_that_another_user_serves_is_refused_by_name);
   broker_stop(&broker);
   return end();
