@@ -13,6 +13,7 @@ use fdbroker_protocol::ErrorCode;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::sys::stat::fstat;
 use nix::unistd::{AccessFlags, access, ftruncate};
 use std::os::fd::{AsFd, OwnedFd};
@@ -92,9 +93,9 @@ fn unreachable(path: &Path, error: &fdbroker_client::Error) -> Check {
                 socket.mode() & 0o7777
             ),
         ),
-        // Somebody listens, and has not answered.
-        (_, Ok(_)) if error.code == ErrorCode::NotConnected && Admin::connect(path).is_ok() => {
-            AREA.fail(name, found, continue_it(&hung::stopped()))
+        (_, Ok(_)) if error.code == ErrorCode::NotConnected && listener(path).is_some() => {
+            // It has not answered.
+            AREA.fail(name, found, continue_it(&hung::stopped(listener(path).unwrap_or(0))))
         }
         (_, Ok(socket)) if error.code == ErrorCode::NotConnected => AREA.fail(
             name,
@@ -108,6 +109,12 @@ fn unreachable(path: &Path, error: &fdbroker_client::Error) -> Check {
         (_, Ok(_)) if error.code == ErrorCode::NotPermitted => AREA.fail(name, found, NOT_LET_IN),
         (_, Ok(_)) => AREA.fail(name, found, error.code.remedy()),
     }
+}
+
+/// Who listens at a socket.
+fn listener(path: &Path) -> Option<i32> {
+    let socket = Admin::connect(path).ok()?;
+    Some(getsockopt(&socket, PeerCredentials).map_or(0, |peer| peer.pid()))
 }
 
 /// What to do about a broker that listens and does not answer. `stopped`: the pids of stopped brokers.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 const AREA: Area = Area("broker");
 
 /// The programs in which a broker runs, as the kernel has their names.
-const PROGRAMS: [&str; 2] = ["fdbrokerd", "fdbroker"];
+const PROGRAMS: [&str; 3] = ["fdbrokerd", "fdbroker", "fdbroker-broker"];
 
 /// The name of the threads that make such calls.
 const LANE: &str = "lane";
@@ -47,17 +47,22 @@ fn check(process: &Path) -> Option<Check> {
     Some(AREA.warn("call that hangs", found, remedy))
 }
 
-/// Pids of brokers that are stopped (SIGSTOP, a debugger): they answer nobody until they are continued.
-pub fn stopped() -> Vec<String> {
-    stopped_in(Path::new("/proc"))
+/// Pids of brokers that are stopped (SIGSTOP, a debugger) and answer nobody until they are continued: `listener`, whatever its
+/// name, and where that is the service manager any other.
+pub fn stopped(listener: i32) -> Vec<String> {
+    stopped_in(Path::new("/proc"), &listener.to_string())
 }
 
-fn stopped_in(proc: &Path) -> Vec<String> {
+fn stopped_in(proc: &Path, listener: &str) -> Vec<String> {
     let is_stopped = |dir: &PathBuf| {
-        PROGRAMS.contains(&read(dir, "comm").trim())
-            && matches!(state(&read(dir, "stat")), Some('T' | 't'))
+        let is_broker = PROGRAMS.contains(&read(dir, "comm").trim()) || name(dir) == listener;
+        is_broker && matches!(state(&read(dir, "stat")), Some('T' | 't'))
     };
-    numbered(proc).filter(is_stopped).map(|dir| name(&dir)).collect()
+    let pids: Vec<String> = numbered(proc).filter(is_stopped).map(|dir| name(&dir)).collect();
+    match pids.iter().any(|pid| pid == listener) {
+        true => vec![listener.to_owned()],
+        false => pids,
+    }
 }
 
 /// The entries of a folder whose names are numbers.
@@ -115,9 +120,11 @@ mod tests {
             std::fs::write(dir.join(pid).join("stat"), format!("{pid} ({comm}) {state} 1"))
                 .unwrap();
         }
-        assert_eq!(stopped_in(&dir), ["71"]);
+        assert_eq!(stopped_in(&dir, "1"), ["71"]);
         std::fs::write(dir.join("71/stat"), "71 (fdbrokerd) t 1").unwrap();
-        assert_eq!(stopped_in(&dir), ["71"]);
+        assert_eq!(stopped_in(&dir, "72"), ["71"]);
+        // It may have another name.
+        assert_eq!(stopped_in(&dir, "73"), ["73"]);
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }
