@@ -172,10 +172,6 @@ pub const FILES_PER_LOOK: usize = 256;
 /// Most slots passed in one go in search of memfds: 20 us.
 pub const SLOTS_PER_LOOK: usize = 4096;
 
-/// How long fds that are fetched ahead lie unread: a program that fetches one after the other takes the next within a millisecond,
-/// and each pins its memory.
-pub const AHEAD_TIME: Duration = Duration::from_millis(100);
-
 /// Most sockets for fds that are fetched ahead: one for each process of the largest nodes, which have eight GPUs and a rank or
 /// two for each; a client without one fetches as it needs.
 const AHEAD_SOCKETS_MOST: u64 = 64;
@@ -439,7 +435,7 @@ pub fn own_fds(at_start: u64, (listeners, viewing): (usize, usize), table_fds: u
         + viewers as u64
         + refused_fds(table_fds)
         + turned_away(table_fds)
-        // Both ends of each.
+        // The broker's end of each, and the client's while it is sent.
         + 2 * ahead_sockets(table_fds)
         + 2 * kept_carriers(table_fds) as u64
 }

@@ -18,6 +18,8 @@ pub enum Source {
     Main(usize),
     /// The broker's end of a client's event socket.
     Event(usize),
+    /// The broker's end of the socket for fds ahead of a client that has ended.
+    Ahead(usize),
     /// A client's pidfd.
     Process(usize),
     /// The closers' reports.
@@ -44,6 +46,7 @@ impl Source {
             Source::Closers => (6, 0),
             Source::Signals => (7, 0),
             Source::UntilEof => (8, 0),
+            Source::Ahead(number) => (9, number),
         };
         Token(number << KIND_BITS | kind)
     }
@@ -61,6 +64,7 @@ impl Source {
             6 => Source::Closers,
             7 => Source::Signals,
             8 => Source::UntilEof,
+            9 => Source::Ahead(number),
             _ => return None,
         })
     }
@@ -100,6 +104,7 @@ mod tests {
                 Source::Admin(number),
                 Source::Main(number),
                 Source::Event(number),
+                Source::Ahead(number),
                 Source::Process(number),
             ] {
                 assert_eq!(Source::from_token(source.token()), Some(source));

@@ -6,8 +6,9 @@ use crate::support::memory::assert_bytes;
 use crate::support::owner::{Owner, notices};
 use crate::support::wait::{eventually, patience};
 use fdbroker_client::{Client, Grant, Handle, Notice};
+use std::time::Duration;
 
-/// The grant of a handle that was sent ahead. The message that asks for it is one-way, and what lies there is taken back
+/// The grant of a handle that was sent ahead. The message that asks for it is one-way, and what lies there is given back
 /// after a while: then it is asked for again.
 fn taken(consumer: &Client, handle: Handle) -> Grant {
     let mut grant = None;
@@ -37,6 +38,63 @@ fn take_ahead_when_fetched_then_the_right_bytes_and_the_others_are_given_back() 
     eventually("nothing is leased", || open_leases(&broker) == 0);
 }
 
+/// Fds were sent, and all are given back.
+fn come_and_gone(broker: &Broker, mut meanwhile: impl FnMut()) {
+    eventually("they are sent and given back", || {
+        meanwhile();
+        let leases = broker.status().uses.open_leases;
+        leases.peak.get() == 8 && leases.now.get() == 0
+    });
+}
+
+#[test]
+fn fetched_when_not_taken_in_time_then_the_library_thread_gives_it_back() {
+    let broker = Broker::start();
+    let owner = Owner::of(&broker, "owner", 8);
+    let consumer = broker.client("consumer");
+    assert_eq!(consumer.fetch_ahead(&owner.handles(), patience()), 8);
+    come_and_gone(&broker, || {});
+    assert_bytes(taken(&consumer, owner.handle(0)), 0);
+}
+
+#[test]
+fn fetched_when_not_taken_in_time_then_dispatch_gives_it_back() {
+    let broker = Broker::start();
+    let owner = Owner::of(&broker, "owner", 8);
+    let consumer = broker.builder("consumer").dispatch(true).connect().expect("connect");
+    assert_eq!(consumer.fetch_ahead(&owner.handles(), patience()), 8);
+    come_and_gone(&broker, || drop(consumer.dispatch(Duration::ZERO)));
+}
+
+#[test]
+fn fetched_when_the_broker_is_slow_to_send_then_given_back_all_the_same() {
+    let broker = Broker::start();
+    let owner = Owner::of(&broker, "owner", 8);
+    let consumer = broker.client("consumer");
+    drop(taken(&consumer, owner.handle(0)));
+    broker.stop();
+    assert_eq!(consumer.fetch_ahead(&owner.handles(), patience()), 8);
+    // Longer than they may lie there.
+    std::thread::sleep(Duration::from_millis(250));
+    broker.go_on();
+    come_and_gone(&broker, || {});
+}
+
+#[test]
+fn fetched_when_memory_of_it_ends_then_given_back_and_nobody_hears_of_a_lease_that_was_not_taken() {
+    let broker = Broker::start();
+    let owner = Owner::of(&broker, "owner", 8);
+    let (told, on_notice) = notices();
+    let consumer = broker.builder("consumer").on_notice(on_notice).connect().expect("connect");
+    assert_eq!(consumer.fetch_ahead(&owner.handles(), patience()), 8);
+    let drained = owner.client.unregister(&owner.registrations[1]).expect("it lives");
+    if !drained.0 {
+        owner.notices.until_drained(owner.id(1));
+    }
+    eventually("nothing is leased", || open_leases(&broker) == 0);
+    told.assert_never_revoked();
+}
+
 #[test]
 fn take_ahead_when_its_allocation_has_ended_then_none() {
     let broker = Broker::start();
@@ -50,14 +108,13 @@ fn take_ahead_when_its_allocation_has_ended_then_none() {
 }
 
 #[test]
-fn take_ahead_when_the_broker_was_replaced_or_killed_then_fetched_anew() {
+fn take_ahead_when_the_broker_was_replaced_then_there_and_when_it_was_killed_then_fetched_anew() {
     let mut broker = comeback::long_grace().start();
     let owner = Owner::of(&broker, "owner", 4);
     let (told, on_notice) = notices();
     let consumer = broker.builder("consumer").on_notice(on_notice).connect().expect("connect");
     assert_eq!(consumer.fetch_ahead(&owner.handles(), patience()), 4);
     broker.take_over();
-    eventually("nothing is leased", || open_leases(&broker) == 0);
     assert_bytes(taken(&consumer, owner.handle(0)), 0);
     consumer.fetch_ahead(&owner.handles()[1..], patience());
     broker.kill();

@@ -1,7 +1,6 @@
 //! One client's connection: its sockets, what it has not read yet, what waits to be sent. Holds
 //! state; must never talk to the core.
 
-use crate::clients::ahead::AheadSocket;
 use crate::clients::metrics::Asked;
 use crate::clients::settles::Settles;
 use crate::clients::turns::Who;
@@ -112,8 +111,8 @@ pub struct Connection {
     pub asked: Vec<Asked>,
     /// Its requests that wait for closes.
     pub settles: Settles,
-    /// Its socket for fds that are fetched ahead.
-    pub ahead: Option<Box<AheadSocket>>,
+    /// The broker's end of its socket for fds that are fetched ahead. After its end: until these are read.
+    pub ahead: Option<OwnedFd>,
     /// Replies without fds that its socket did not take.
     pub pending: VecDeque<Vec<u8>>,
     /// The event message that its event socket did not take.
@@ -214,7 +213,7 @@ impl Connection {
 
     /// Whether a socket of an ended connection is still open.
     pub fn has_sockets_left(&self) -> bool {
-        self.lingering.is_some() || self.retiring > 0
+        self.lingering.is_some() || self.retiring > 0 || self.ahead.is_some()
     }
 
     /// Whether there is something to read that may be read now.

@@ -266,15 +266,6 @@ impl FdTable {
         }
     }
 
-    /// Gives fds to closers that a client was sent and has not read.
-    pub fn take_back(&mut self, received: &mut ReceivedFds, uid: u32) {
-        for fd in received.drain() {
-            self.closing.begin(Report::Refused(uid), self.now);
-            // Of known types, unlike others that are counted so.
-            self.closers.close(fd, uid, Lane::Accepted, Report::Refused(uid));
-        }
-    }
-
     /// Has a lane close a socket in which fds may lie: of a connection that was given up ([`Report::Refused`]), turned away, or
     /// ended ([`Report::Retired`]).
     pub fn close_socket(&mut self, socket: OwnedFd, uid: u32, report: Report) {

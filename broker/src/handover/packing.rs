@@ -99,6 +99,7 @@ pub(crate) fn save_connection<'a>(
         socket: packing.add_if(connection.socket.as_ref(), client)?,
         lingering: packing.add_if(connection.lingering.as_ref(), client)?,
         event: packing.add_if(connection.event.as_ref(), client)?,
+        ahead: packing.add_if(connection.ahead.as_ref(), client)?,
         pidfd: packing.add_if(connection.pidfd.as_ref(), client)?,
         is_forgotten: connection.is_forgotten,
         is_bad_input_logged: connection.is_bad_input_logged,

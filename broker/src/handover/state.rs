@@ -75,6 +75,7 @@ pub(crate) struct SavedConnection {
     pub socket: Option<Fd>,
     pub lingering: Option<Fd>,
     pub event: Option<Fd>,
+    pub ahead: Option<Fd>,
     pub pidfd: Option<Fd>,
     pub is_forgotten: bool,
     pub is_bad_input_logged: bool,

@@ -12,8 +12,6 @@ pub(crate) enum Chore {
     Core,
     /// Looking for clients that have read.
     InFlight,
-    /// Taking back fds that were fetched ahead.
-    Ahead,
     /// Looking at what memfds pin.
     Files,
     /// Sending events.
@@ -29,11 +27,10 @@ pub(crate) enum Chore {
 }
 
 impl Chore {
-    pub const ALL: [Chore; 10] = [
+    pub const ALL: [Chore; 9] = [
         Chore::Reports,
         Chore::Core,
         Chore::InFlight,
-        Chore::Ahead,
         Chore::Files,
         Chore::Events,
         Chore::Admins,

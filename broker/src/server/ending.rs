@@ -55,8 +55,6 @@ impl Server {
         let is_at_end = connection.is_main_at_end;
         let is_read = connection.unread.fds == 0 || self.in_flight.forget_if_read(connection);
         let event = connection.event.take();
-        self.close_ahead(client);
-        let Some(connection) = self.connections.get_mut(number) else { return };
         if let Some(socket) = connection.socket.take() {
             if is_read || !self.empty(&socket, uid) {
                 self.retire(number, socket, Report::Retired(number, uid), is_at_end);
@@ -68,6 +66,7 @@ impl Server {
         if let Some(event) = event {
             self.retire(number, event, Report::RetiredEvent(number, uid), false);
         }
+        self.end_ahead(client);
         let Some(connection) = self.connections.get_mut(number) else { return };
         connection.pidfd = None;
         connection.hello_reply = None;

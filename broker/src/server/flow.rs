@@ -273,7 +273,6 @@ impl Server {
     }
 
     fn send_events_to(&mut self, client: ClientId) {
-        self.take_back_ended(client);
         for _ in 0..EVENTS_PER_TURN {
             let Some(connection) = self.connections.get_mut(index(client)) else { return };
             let Some(socket) = connection.event.as_ref() else {

@@ -89,14 +89,16 @@ impl Server {
         self.journal = self.journal.emptied();
         self.fds.close_all_held();
         for connection in self.connections.drain() {
-            let Connection { socket, lingering, event, hello_reply, domain, .. } = connection;
+            let Connection { socket, lingering, event, ahead, hello_reply, domain, .. } =
+                connection;
             let client_end = hello_reply.map(|reply| reply.client_end);
-            for socket in [socket, lingering, event, client_end].into_iter().flatten() {
+            for socket in [socket, lingering, event, ahead, client_end].into_iter().flatten() {
                 self.fds.close_socket(socket, domain.uid, Report::Refused(domain.uid));
             }
         }
         self.feedback.forget_sendable();
         self.in_flight = Server::new_in_flight(&self.settings);
+        self.ahead = Server::new_ahead(&self.settings);
         self.fds.flush();
     }
 
@@ -202,6 +204,9 @@ impl Server {
         if let Some(pidfd) = &connection.pidfd {
             register(&self.poll, pidfd.as_fd(), Source::Process(index))?;
         }
+        if connection.ahead.is_some() {
+            self.ahead.open(connection.shares_as);
+        }
         // What lies in its sockets is served in its turn.
         connection.is_main_ready = connection.socket.is_some();
         connection.is_event_ready = connection.event.is_some();
@@ -214,6 +219,9 @@ impl Server {
         }
         if blocked == Some(Blocked::InFlight) {
             self.in_flight.wait(client, &mut self.connections, self.now);
+        }
+        if self.connections[index].phase == Phase::Gone {
+            self.end_ahead(client);
         }
         self.connections.enqueue(client);
         Ok(())
@@ -237,6 +245,7 @@ impl Connection {
         self.socket = fds.take_if(saved.socket)?;
         self.lingering = fds.take_if(saved.lingering)?;
         self.event = fds.take_if(saved.event)?;
+        self.ahead = fds.take_if(saved.ahead)?;
         self.pidfd = fds.take_if(saved.pidfd)?;
         self.is_known = true;
         self.start = match saved.phase {
@@ -313,7 +322,7 @@ fn check_against_core(
         }
         // Torn down already; only what lies unread may be left of it.
         connection.is_forgotten = true;
-        if connection.lingering.is_none() {
+        if !connection.has_sockets_left() {
             left.push(index);
         }
     }

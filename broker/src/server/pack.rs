@@ -59,16 +59,21 @@ impl Server {
         self.log_bad_client(client, &text);
         self.disconnect(client, ErrorCode::Internal.into());
         let Some(connection) = self.connections.get_mut(index(client)) else { return };
-        let Some(socket) = connection.lingering.take() else { return };
-        let report = Report::Retired(index(client), connection.domain.uid);
-        self.retire(index(client), socket, report, false);
+        let (uid, share) = (connection.domain.uid, connection.shares_as);
+        let (lingering, ahead) = (connection.lingering.take(), connection.ahead.take());
+        ahead.iter().for_each(|_| self.ahead.close(share));
+        for (socket, report) in [
+            (lingering, Report::Retired(index(client), uid)),
+            (ahead, Report::RetiredEvent(index(client), uid)),
+        ] {
+            socket.into_iter().for_each(|it| self.retire(index(client), it, report, false));
+        }
     }
 
     /// Brings the loop to rest: nothing is parked, and nothing waits to be applied or retired.
     fn settle_all(&mut self) -> Result<(), HandoverError> {
         self.end_suspended();
         self.give_up_seals();
-        self.end_all_ahead();
         self.take_all_in();
         for _ in 0..HANDOVER_TRIES {
             let mut effects = self.feedback.take_list();

@@ -129,7 +129,7 @@ impl Server {
             waiting: Waiting::default(),
             seals: Seals::default(),
             in_flight: Self::new_in_flight(&settings),
-            ahead: Ahead::new(ahead_sockets(settings.table_fds), share_factor),
+            ahead: Self::new_ahead(&settings),
             waits: Waits::new(now),
             journal: Journal::new(is_shared),
             past: Past::new(),
@@ -154,6 +154,11 @@ impl Server {
         let ahead = ahead_sockets(settings.table_fds) * AHEAD_FDS as u64;
         let most = settings.table_fds / IN_FLIGHT_DIVISOR - ahead;
         InFlight::new(Shares::new(most, settings.most_connections, settings.core.share_factor))
+    }
+
+    /// No client has a socket for fds ahead.
+    pub fn new_ahead(settings: &Settings) -> Ahead {
+        Ahead::new(ahead_sockets(settings.table_fds), settings.core.share_factor)
     }
 
     fn register_sources(&mut self) -> io::Result<()> {

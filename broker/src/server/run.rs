@@ -142,7 +142,6 @@ impl Server {
             Chore::Reports => self.fds.is_reported(),
             Chore::Core => is_due(self.core.poll_timeout()),
             Chore::InFlight => is_due(self.in_flight.due()),
-            Chore::Ahead => is_due(self.ahead.due()),
             Chore::Files => is_due(self.fds.files_due()),
             Chore::Events => self.connections.eventful() > 0,
             Chore::Admins => {
@@ -165,7 +164,6 @@ impl Server {
             Chore::Reports => self.take_reports(),
             Chore::Core => self.poll_core(),
             Chore::InFlight => self.sweep_in_flight(),
-            Chore::Ahead => self.take_back_due(),
             Chore::Files => self.measure_files(),
             Chore::Events => self.send_events(),
             Chore::Admins => self.serve_admins(),
@@ -255,6 +253,7 @@ impl Server {
         match Source::from_token(event.token()) {
             Some(Source::Main(index)) => self.note_main(index, event),
             Some(Source::Event(index)) => self.note_event(index, event),
+            Some(Source::Ahead(index)) => self.note_ahead(index),
             Some(Source::Process(index)) => self.note_process(index),
             Some(Source::Listener(number)) => self.door.note(number),
             Some(Source::AdminListener(number)) => self.admin.note_listener(number),
@@ -343,7 +342,6 @@ impl Server {
         let due = [
             self.core.poll_timeout(),
             self.in_flight.due(),
-            self.ahead.due(),
             self.trim.due(),
             self.waiting.due(),
             self.connections.handshakes().due(),

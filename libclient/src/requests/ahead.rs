@@ -9,17 +9,17 @@ use crate::deposit::DriverData;
 use crate::error::Error;
 use crate::limits::AHEAD_RETRY;
 use crate::own_fds::OwnFd;
-use crate::wire::ahead::AheadEnd;
+use crate::wire::ahead::{AheadEnd, AheadSocket};
 use crate::wire::call::{Call, Reply};
 use crate::wire::connection::Connection;
 use fdbroker_protocol::limits::{AHEAD_BYTES, AHEAD_FDS};
 use fdbroker_protocol::{ErrorCode, Handle, Kind, Message};
-use fdbroker_scm::ReceivedFds;
 use std::time::Instant;
 
 /// Has the broker send the fds behind these ahead, as far as it has room that nobody misses. How many are asked for.
 pub(crate) fn fetch(connection: &Connection, handles: &[Handle], deadline: Deadline) -> usize {
     let now = Instant::now();
+    connection.look_ahead(now);
     if connection.may_ask_for_ahead(now) {
         connection.set_ahead(ask(connection, now, deadline));
     }
@@ -44,7 +44,7 @@ fn ask(connection: &Connection, now: Instant, deadline: Deadline) -> AheadEnd {
     };
     match connection.call(call, &[], |_| 0, |reply: Reply<'_>| Ok(reply.fds.next())) {
         Ok(Some(socket)) => match OwnFd::guarded(socket) {
-            Ok(socket) => AheadEnd::Open(socket, ReceivedFds::with_capacity(1)),
+            Ok(socket) => AheadEnd::Open(AheadSocket::new(socket)),
             Err(_) => AheadEnd::Without(Some(now + AHEAD_RETRY)),
         },
         Err(Error { code: ErrorCode::NotSupported, .. }) => AheadEnd::Without(None),

@@ -124,7 +124,8 @@ impl Server {
         let waits_for_room = connection.flush_due();
         let confirmed = self.killed_since.map(|since| left(&(since + LIVENESS_CONFIRM)));
         let probed = self.probe.as_ref().map(|_| LIVENESS_CONFIRM);
-        let within = [self.supplier.within(), self.resume.within(), confirmed, probed];
+        let ahead = connection.look_ahead(Instant::now()).map(|due| left(&due));
+        let within = [self.supplier.within(), self.resume.within(), confirmed, probed, ahead];
         let within = within.into_iter().flatten().min();
         let mut interest = Interest { events: nothing, socket: nothing, within };
         // One message of recalls at a time: the rest waits in the socket, where it is bounded.
@@ -380,6 +381,7 @@ impl Server {
                 let leases = message.items::<LeaseItem>()?;
                 let leases: Vec<u64> = leases.iter().map(|item| item.lease.get()).collect();
                 connection.press();
+                connection.give_ahead_back();
                 let watchers = connection.common.watchers.all();
                 watchers.iter().for_each(|watcher| watcher.reclaim(&leases));
                 tell(session, Notice::Reclaim { leases });
@@ -390,8 +392,11 @@ impl Server {
                     let outcome = self.resume.advance(connection);
                     self.tell_of(session, outcome.unwrap_or_default());
                 }
+                // What ends may lie there, and pins its memory. Nobody has those leases yet.
+                let unused = connection.give_ahead_back();
                 let watchers = connection.common.watchers.all();
-                for item in message.items::<RevokedItem>()? {
+                let items = message.items::<RevokedItem>()?.iter();
+                for item in items.filter(|item| !unused.contains(&item.lease.get())) {
                     let id = allocation(item.slot.get(), item.generation.get());
                     let code = ErrorCode::from_number(item.code.get()).unwrap_or(ErrorCode::Stale);
                     watchers.iter().for_each(|watcher| watcher.revoked(id));

@@ -1,13 +1,15 @@
 //! A connection's end of the socket in which fds lie that were fetched ahead: they are not in this process's table until they are
-//! taken. Must never take in an fd that was not asked for.
+//! taken. They are leases all the same, which are given back when they are not taken in time. Must never take in an fd that was not
+//! asked for.
 
+use crate::limits::{AHEAD_LAST_PAUSE, AHEAD_TIME};
 use crate::own_fds::OwnFd;
 use fdbroker_protocol::limits::{AHEAD_FDS, DRIVER_DATA_BYTES};
 use fdbroker_protocol::message::{GrantItem, Header};
 use fdbroker_protocol::{AllocationId, Message};
 use fdbroker_scm::{ReceivedFds, RecvError};
 use std::os::fd::OwnedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A message ahead: one grant, and its driver data.
 const MESSAGE_BYTES: usize = size_of::<Header>() + size_of::<GrantItem>() + DRIVER_DATA_BYTES;
@@ -18,10 +20,26 @@ pub(crate) enum AheadEnd {
     /// Nothing yet.
     #[default]
     Unasked,
-    /// The socket, and room for an fd.
-    Open(OwnFd, ReceivedFds),
+    /// The socket, and what lies in it.
+    Open(AheadSocket),
     /// The broker has none for it; it is asked again then, or never.
     Without(Option<Instant>),
+}
+
+/// See the file's head.
+#[derive(Debug)]
+pub(crate) struct AheadSocket {
+    socket: OwnFd,
+    /// Room for an fd.
+    fds: ReceivedFds,
+    /// Asked for and not come. The broker leaves out what it has no room for, so it may be too many.
+    awaited: usize,
+    /// When the last ones were asked for.
+    asked: Option<Instant>,
+    /// When the thread that serves looks for what was not taken. `None`: it has to be called.
+    due: Option<Instant>,
+    /// How long it waits then.
+    pause: Duration,
 }
 
 /// What a look for an fd has brought.
@@ -34,45 +52,93 @@ pub(crate) struct Taken {
     pub others: Vec<u64>,
 }
 
+impl AheadSocket {
+    pub fn new(socket: OwnFd) -> Self {
+        let fds = ReceivedFds::with_capacity(1);
+        AheadSocket { socket, fds, awaited: 0, asked: None, due: None, pause: AHEAD_TIME }
+    }
+
+    /// The next message, if its fd is wanted with that fd. `Ok(None)`: there is none; `Err`: the socket is at its end, or not ours.
+    fn next(&mut self, is_wanted: impl FnOnce(AllocationId) -> bool) -> Result<Option<Come>, ()> {
+        let socket = self.socket.proved().ok_or(())?;
+        let mut bytes = [0; MESSAGE_BYTES];
+        // First without the fd: it must not come into the table if it is another's.
+        let Ok(length) = fdbroker_scm::peek(socket, &mut bytes) else { return Ok(None) };
+        let (id, lease) = lease_of(&bytes[..length]).unzip();
+        let is_wanted = id.is_some_and(is_wanted);
+        self.fds.set_capacity(usize::from(is_wanted));
+        let received = match fdbroker_scm::recv(socket, &mut bytes, &mut self.fds) {
+            Ok(received) => received,
+            Err(RecvError::WouldBlock) => return Ok(None),
+            Err(_) => return Err(()),
+        };
+        self.awaited = self.awaited.saturating_sub(1);
+        let (bytes, fd) = (bytes[..received.len].to_vec(), self.fds.drain().next());
+        Ok(Some(Come { bytes, fd, lease, is_wanted }))
+    }
+}
+
+/// A message ahead.
+struct Come {
+    bytes: Vec<u8>,
+    fd: Option<OwnedFd>,
+    lease: Option<u64>,
+    is_wanted: bool,
+}
+
 impl AheadEnd {
     /// Looks for the fd of an allocation among those that were sent ahead. Those before it are dropped: they were sent in the
     /// order in which they were to be used. `is_current`: whether the allocation lives.
     pub fn take(&mut self, id: AllocationId, is_current: impl Fn() -> bool) -> Taken {
         let mut taken = Taken::default();
         for _ in 0..AHEAD_FDS {
-            let AheadEnd::Open(socket, fds) = self else { break };
-            let Some(socket) = socket.proved() else {
-                // The program has closed it; the broker may give another.
-                *self = AheadEnd::Unasked;
-                break;
-            };
-            let mut bytes = [0; MESSAGE_BYTES];
-            // First without the fd: it must not come into the table if it is another's.
-            let Ok(length) = fdbroker_scm::peek(socket, &mut bytes) else { break };
-            let is_it = lease_of(&bytes[..length]).is_some_and(|(of, _)| of == id);
-            fds.set_capacity(usize::from(is_it && is_current()));
-            let received = match fdbroker_scm::recv(socket, &mut bytes, fds) {
-                Ok(received) => received,
-                Err(RecvError::WouldBlock) => break,
-                Err(_) => {
-                    // The broker has closed it, and may give another.
-                    *self = AheadEnd::Unasked;
+            let AheadEnd::Open(socket) = self else { break };
+            match socket.next(|of| of == id && is_current()) {
+                Ok(Some(Come { bytes, fd, is_wanted: true, .. })) => {
+                    (taken.bytes, taken.fd) = (bytes, fd);
                     break;
                 }
-            };
-            let fd = fds.drain().next();
-            let bytes = &bytes[..received.len];
-            // The broker may have taken back the one that was looked at.
-            match lease_of(bytes) {
-                Some((of, _)) if of == id && is_current() => {
-                    (taken.bytes, taken.fd) = (bytes.to_vec(), fd);
-                    break;
-                }
-                Some((_, lease)) => taken.others.push(lease),
-                None => {}
+                Ok(Some(other)) => taken.others.extend(other.lease),
+                Ok(None) => break,
+                // The broker, or the program, has closed it; there may be another.
+                Err(()) => *self = AheadEnd::Unasked,
             }
         }
         taken
+    }
+
+    /// Drops all that lies there: its leases, to be given back.
+    pub fn drop_all(&mut self) -> Vec<u64> {
+        // Slots are numbered below this.
+        let nothing = AllocationId { slot: u32::MAX, generation: 0 };
+        self.take(nothing, || false).others
+    }
+
+    /// So many were asked for. Whether the thread that serves has to be called.
+    pub fn note_asked(&mut self, count: usize, now: Instant) -> bool {
+        let AheadEnd::Open(socket) = self else { return false };
+        socket.awaited += count;
+        (socket.asked, socket.pause) = (Some(now), AHEAD_TIME);
+        let is_called = socket.due.is_some();
+        socket.due.get_or_insert(now + AHEAD_TIME);
+        !is_called
+    }
+
+    /// The thread that serves looks: the leases of what was not taken in time, to be given back, and when it looks again.
+    pub fn look(&mut self, now: Instant) -> (Vec<u64>, Option<Instant>) {
+        let AheadEnd::Open(socket) = self else { return (Vec::new(), None) };
+        let is_due = socket.due.is_some_and(|due| due <= now);
+        let in_time = socket.asked.map(|asked| asked + AHEAD_TIME).filter(|until| *until > now);
+        if !is_due || in_time.is_some() {
+            socket.due = if is_due { in_time } else { socket.due };
+            return (Vec::new(), socket.due);
+        }
+        let leases = self.drop_all();
+        let AheadEnd::Open(socket) = self else { return (leases, None) };
+        socket.pause *= 2;
+        let is_over = socket.awaited == 0 || socket.pause > AHEAD_LAST_PAUSE;
+        socket.due = (!is_over).then(|| now + socket.pause);
+        (leases, socket.due)
     }
 }
 

@@ -1,8 +1,9 @@
 //! Fds that are fetched ahead, over a connection: the socket for them, asked for once, and the message that asks for more.
-//! Must never wait, nor keep the socket of a connection that has ended.
+//! Must never wait, nor keep the socket of a connection that has ended, nor what nobody takes.
 
 use super::ahead::{AheadEnd, Taken};
 use super::connection::Connection;
+use crate::books::one_way::OneWay;
 use crate::limits::AHEAD_RETRY;
 use crate::sync::lock;
 use fdbroker_protocol::{AllocationId, Handle, Kind};
@@ -47,11 +48,30 @@ impl Connection {
             outbox.writer.push(&handle.prefix);
         });
         let message = outbox.writer.finish(handles.len(), 0);
-        fdbroker_scm::send(socket, message, &[]).is_ok()
+        let is_sent = fdbroker_scm::send(socket, message, &[]).is_ok();
+        drop(outbox);
+        if is_sent && lock(&self.ahead).note_asked(handles.len(), Instant::now()) {
+            self.common.wake.kick();
+        }
+        is_sent
     }
 
     /// The fd of an allocation, if it was sent ahead.
     pub fn take_ahead(&self, id: AllocationId) -> Taken {
         lock(&self.ahead).take(id, || self.common.page.is_current(id))
+    }
+
+    /// Gives back what was sent ahead and not taken in time. When to look again.
+    pub fn look_ahead(&self, now: Instant) -> Option<Instant> {
+        let (leases, due) = lock(&self.ahead).look(now);
+        self.post_all(leases.into_iter().map(OneWay::Released));
+        due
+    }
+
+    /// Gives back all that was sent ahead and not taken; which leases.
+    pub fn give_ahead_back(&self) -> Vec<u64> {
+        let leases = lock(&self.ahead).drop_all();
+        self.post_all(leases.iter().copied().map(OneWay::Released));
+        leases
     }
 }

@@ -69,6 +69,14 @@ impl Notices {
         }
     }
 
+    /// Asserts that no notice of a revoked lease has arrived so far.
+    #[track_caller]
+    pub fn assert_never_revoked(&self) {
+        for notice in self.0.try_iter() {
+            assert!(!matches!(notice, Notice::Revoked { .. }), "{notice:?}");
+        }
+    }
+
     /// Asserts that no notice of a drained allocation has arrived so far.
     #[track_caller]
     pub fn assert_not_drained(&self) {

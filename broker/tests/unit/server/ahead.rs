@@ -1,10 +1,8 @@
-//! Fds that are fetched ahead: sent into a socket of their own, and taken back by the broker itself.
+//! Fds that are fetched ahead: sent into a socket of their own, where they are the client's until it gives them back.
 
 use super::*;
 use crate::clients::ahead::Ahead;
-use crate::clients::connection::client_id;
 use crate::handover::packing::Way;
-use fdbroker_core::Now;
 use fdbroker_protocol::AllocationId;
 use fdbroker_protocol::message::AllocationItem;
 use nix::sys::socket::{Shutdown, shutdown};
@@ -51,17 +49,17 @@ fn next(ahead: &Peer) -> Option<(AllocationId, u64)> {
     Some((id, item.lease.get()))
 }
 
-fn leases(server: &Server) -> u64 {
-    server.core.totals().node.now(Resource::OpenLeases)
+fn give_back(leases: &[u64]) -> Vec<u8> {
+    let mut writer = Writer::new();
+    writer.start(Kind::Release, 0);
+    for lease in leases {
+        writer.push(&LeaseItem { lease: (*lease).into() });
+    }
+    writer.finish(leases.len(), 0).to_vec()
 }
 
-/// What lies in sockets stays there until the test has it taken back.
-fn hold_time(server: &mut Server) {
-    for (number, connection) in &mut server.connections {
-        if let Some(socket) = connection.ahead.as_mut() {
-            server.ahead.set_due(client_id(number), socket, Now(u64::MAX));
-        }
-    }
+fn leases(server: &Server) -> u64 {
+    server.core.totals().node.now(Resource::OpenLeases)
 }
 
 /// A bench, a client with its event socket, its socket for fds ahead, and the handles of another client.
@@ -87,8 +85,13 @@ impl Fetching {
     /// Fetches all of them ahead.
     fn fetch(&mut self) {
         self.client.send(&fetch(&self.handles), &[]);
-        self.bench.turn();
-        hold_time(&mut self.bench.server);
+        self.bench.rest();
+    }
+
+    /// Gives all back that lies there.
+    fn give_back(&mut self) {
+        let leases: Vec<_> = std::iter::from_fn(|| next(&self.ahead)).map(|(_, it)| it).collect();
+        self.client.send(&give_back(&leases), &[]);
         self.bench.rest();
     }
 
@@ -110,42 +113,36 @@ fn fetch_when_held_then_each_comes_in_a_message_of_its_own_and_is_a_lease() {
     let ids: Vec<_> = got.iter().map(|(id, _)| *id).collect();
     assert_eq!(ids, it.handles.iter().map(Handle::id).collect::<Vec<_>>());
 
-    let mut writer = Writer::new();
-    writer.start(Kind::Release, 0);
-    for (_, lease) in &got {
-        writer.push(&LeaseItem { lease: (*lease).into() });
-    }
-    it.client.send(writer.finish(got.len(), 0), &[]);
+    let all: Vec<_> = got.iter().map(|(_, lease)| *lease).collect();
+    it.client.send(&give_back(&all), &[]);
     it.bench.rest();
     assert_eq!(leases(&it.bench.server), 0);
 }
 
 #[test]
-fn fetched_when_not_read_in_time_then_taken_back() {
-    let mut it = fetching();
-    it.client.send(&fetch(&it.handles), &[]);
-    it.bench.turn();
-    assert_eq!(leases(&it.bench.server), 4);
-    let (first, _) = next(&it.ahead).unwrap();
-    assert_eq!(first, it.handles[0].id());
-    it.bench.until(|server| leases(server) == 1);
-    assert_eq!(it.ahead.count(), 0);
-    assert_eq!(it.bench.server.ahead.due(), None);
-    assert!(it.is_served());
-}
-
-#[test]
-fn fetched_when_one_of_them_ends_then_taken_back_and_the_owner_hears_that_it_is_drained() {
+fn fetched_when_nobody_reads_it_then_it_stays_a_lease_and_the_client_is_served() {
     let mut it = fetching();
     it.fetch();
     assert_eq!(leases(&it.bench.server), 4);
+    assert!(it.is_served());
+    it.give_back();
+    assert_eq!(leases(&it.bench.server), 0);
+}
+
+#[test]
+fn fetched_when_one_of_them_ends_then_the_client_hears_and_the_owner_once_it_is_given_back() {
+    let mut it = fetching();
+    it.fetch();
     it.owner.send(&unregister(&it.handles[2]), &[]);
     it.bench.rest();
-    assert_eq!((leases(&it.bench.server), it.ahead.count()), (0, 0));
-    let [owners_events, events] = &it._events;
-    let (bytes, _) = owners_events.recv().unwrap();
+    assert_eq!(leases(&it.bench.server), 4);
+    let (bytes, _) = it._events[1].recv().unwrap();
+    assert_eq!(Message::parse(&bytes).unwrap().kind, Kind::Revoked);
+    assert!(!it._events[0].has_message(), "it is still leased");
+    it.give_back();
+    let (bytes, _) = it._events[0].recv().unwrap();
     assert_eq!(Message::parse(&bytes).unwrap().kind, Kind::Drained);
-    assert!(!events.has_message(), "it is told nothing of a lease that it never had");
+    assert_eq!(leases(&it.bench.server), 0);
 }
 
 #[test]
@@ -165,14 +162,9 @@ fn fetched_when_the_client_shuts_its_socket_down_then_it_only_loses_them() {
     it.fetch();
     shutdown(it.ahead.0.as_raw_fd(), Shutdown::Both).unwrap();
     it.fetch();
-    for (number, connection) in &mut it.bench.server.connections {
-        if let Some(socket) = connection.ahead.as_mut() {
-            it.bench.server.ahead.set_due(client_id(number), socket, Now(0));
-        }
-    }
-    it.bench.rest();
-    assert_eq!(leases(&it.bench.server), 0);
     assert!(it.is_served());
+    // What lies there can still be read; then there may be another socket.
+    assert_eq!(it.ahead.count(), 4);
     it.ahead = socket_of(&mut it.bench, &it.client);
     it.fetch();
     assert_eq!(it.ahead.count(), 4);
@@ -185,16 +177,39 @@ fn socket_when_the_client_sends_into_it_then_refused() {
 }
 
 #[test]
-fn client_when_it_ends_with_fds_ahead_then_nothing_of_it_is_left() {
+fn socket_when_asked_for_again_then_the_next_one_once_all_is_read() {
+    let mut it = fetching();
+    it.fetch();
+    it.client.send(&empty(Kind::AheadSocket, 6), &[]);
+    it.bench.rest();
+    assert_eq!(it.client.failed().result(), Err(ErrorCode::Again));
+    assert_eq!(it.ahead.count(), 4);
+    it.ahead = socket_of(&mut it.bench, &it.client);
+    it.fetch();
+    assert_eq!(it.ahead.count(), 4);
+}
+
+#[test]
+fn client_when_it_ends_with_fds_ahead_then_its_place_is_taken_until_they_are_read() {
     let mut it = fetching();
     it.fetch();
     drop(it.client);
-    it.bench.until(|server| server.connections.len() == 1);
+    it.bench.until(|server| leases(server) == 0);
     it.bench.rest();
-    assert_eq!(leases(&it.bench.server), 0);
+    assert_eq!(it.bench.server.connections.len(), 2, "fds of this broker are in flight");
+    assert!(!it.bench.server.ahead.is_unused());
+    assert_eq!(it.ahead.count(), 4);
+    it.bench.until(|server| server.connections.len() == 1);
     assert!(it.bench.server.ahead.is_unused());
-    // Its end of the socket is open still: a lane takes out what lies there.
-    it.bench.until(|_| !it.ahead.has_message());
+}
+
+#[test]
+fn client_when_it_ends_and_its_end_is_closed_unread_then_nothing_of_it_is_left() {
+    let mut it = fetching();
+    it.fetch();
+    drop((it.client, it.ahead));
+    it.bench.until(|server| server.connections.len() == 1);
+    assert!(it.bench.server.ahead.is_unused());
 }
 
 #[test]
@@ -215,16 +230,15 @@ fn socket_when_there_are_as_many_as_may_be_then_again_and_when_there_are_none_th
 }
 
 #[test]
-fn state_when_handed_over_with_fds_ahead_then_all_are_taken_back_before() {
+fn state_when_handed_over_with_fds_ahead_then_they_go_along() {
     let mut it = fetching();
     it.fetch();
     let parcel = it.bench.server.pack(Way::Store).unwrap();
-    assert_eq!(leases(&it.bench.server), 0);
-    assert!(it.bench.server.ahead.is_unused());
-    assert!(matches!(it.ahead.recv(), Err(RecvError::Eof)));
+    assert_eq!((leases(&it.bench.server), it.ahead.has_message()), (4, true), "nothing is taken");
     drop(parcel);
-    // The successor has failed: this broker goes on.
-    it.ahead = socket_of(&mut it.bench, &it.client);
+    it.bench = handover::succeed(it.bench, Arc::new(|fd, _| drop(fd)), |_| {});
+    assert_eq!(leases(&it.bench.server), 4);
+    assert_eq!(it.ahead.count(), 4);
     it.fetch();
     assert_eq!(it.ahead.count(), 4);
 }

@@ -17,6 +17,11 @@ fn gone_on_with(close: CloseFn, change: impl FnOnce(&mut State)) -> (Bench, [(Pe
     let mut bench = Bench::new(&[]);
     let clients = [bench.client(), bench.client()];
     bench.register(&clients[0].0);
+    (succeed(bench, close, change), clients)
+}
+
+/// The broker that goes on with the changed state of this one.
+pub(super) fn succeed(mut bench: Bench, close: CloseFn, change: impl FnOnce(&mut State)) -> Bench {
     let parcel = bench.server.pack(Way::Store).unwrap();
     bench.server.leave_places();
     let Bench { server, dir, .. } = bench;
@@ -29,8 +34,7 @@ fn gone_on_with(close: CloseFn, change: impl FnOnce(&mut State)) -> (Bench, [(Pe
         ..Inherited::default()
     };
     let calls = Calls { close, ..calls() };
-    let bench = Bench::in_directory(dir, &[], KernelFeatures::ALL, calls, inherited);
-    (bench, clients)
+    Bench::in_directory(dir, &[], KernelFeatures::ALL, calls, inherited)
 }
 
 #[test]
