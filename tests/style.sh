@@ -29,6 +29,14 @@ alike() {
   return "$status"
 }
 
+# The loop reads and sets up only ends that nobody else has: a recvmsg or setsockopt on an end that a client has waits for that socket's
+# mutex, for ever if the client likes. So the daemon makes no pair of sockets of which it gives an end away, but for carriers.
+own_ends() {
+  local allowed='broker/src/fds/classify\.rs'
+  ! git grep -nE 'seqpacket_pair|socketpair\(|UnixDatagram::pair|UnixStream::pair' -- 'broker/src/server' 'broker/src/clients' 'broker/src/messages' 'broker/src/fds' \
+    | grep -vE "^$allowed:"
+}
+
 # Each test and each hostile scenario that SECURITY.md names is there.
 named() {
   local name status=0 tests
@@ -50,6 +58,7 @@ check "cargo doc" env RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 check "layers" python3 tests/layers/run.py
 check "scripts parse" parse_scripts
 check "SECURITY.md names tests that exist" named
+check "the daemon gives no end of a socket away" own_ends
 check "tests begin alike under any parent" alike
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

@@ -43,14 +43,14 @@ pub const ACCEPTS_PER_CHORE: usize = 1;
 /// connects in a loop, and stand in the queue before those of others.
 pub const TURNED_AWAY_PER_CHORE: usize = 8;
 
-/// Connections that have not said hello: the library says it at once, so these are as many as connect at the same time. A
-/// further one is told to try again.
+/// Connections that have not said hello, nor which client they join: the library says it at once, so these are as many as connect at the
+/// same time. A further one is told to try again.
 pub const LOBBY: u32 = 256;
 
 /// Most of them of one domain: others find the rest.
 pub const LOBBY_PER_DOMAIN: u32 = 16;
 
-/// Connections without a hello whose time is looked at in a wake: ending one takes some 10 us, and thousands may have
+/// Connections without a hello, or clients without an event socket, whose time is looked at in a wake: ending one takes some 10 us, and thousands may have
 /// come at once.
 pub const EXPIRIES_PER_WAKE: usize = 2;
 
@@ -140,9 +140,8 @@ pub const ADMIN_RECORDS_PER_PAGE: usize = 256;
 /// threads' replies.
 pub const UNREAD_MESSAGES_PER_CLIENT: u32 = 16;
 
-/// Answers to hello that one process may leave unread before the next one waits: each has a socket in it, and
-/// while sockets are in flight the kernel's collector walks over all of them at every close of any socket, holding up
-/// every message with fds (net/unix/garbage.c). The library reads at once.
+/// Answers to hello that one process may leave unread before the next one waits: each has an fd in it, and a process that connects
+/// again and again without reading would fill what may be in flight with them. The library reads at once.
 pub const UNREAD_HELLOS_PER_PROCESS: u32 = 8;
 
 /// Fds a client may leave unread before its next one waits: one full message.
@@ -435,7 +434,7 @@ pub fn own_fds(at_start: u64, (listeners, viewing): (usize, usize), table_fds: u
         + viewers as u64
         + refused_fds(table_fds)
         + turned_away(table_fds)
-        // The broker's end of each, and the client's while it is sent.
+        // Each of them, and one that is about to join.
         + 2 * ahead_sockets(table_fds)
         + 2 * kept_carriers(table_fds) as u64
 }

@@ -20,6 +20,8 @@ pub enum Source {
     Event(usize),
     /// The broker's end of the socket for fds ahead of a client that has ended.
     Ahead(usize),
+    /// A connection in the lobby.
+    Caller(usize),
     /// A client's pidfd.
     Process(usize),
     /// The closers' reports.
@@ -47,6 +49,7 @@ impl Source {
             Source::Signals => (7, 0),
             Source::UntilEof => (8, 0),
             Source::Ahead(number) => (9, number),
+            Source::Caller(number) => (10, number),
         };
         Token(number << KIND_BITS | kind)
     }
@@ -65,6 +68,7 @@ impl Source {
             7 => Source::Signals,
             8 => Source::UntilEof,
             9 => Source::Ahead(number),
+            10 => Source::Caller(number),
             _ => return None,
         })
     }
@@ -105,6 +109,7 @@ mod tests {
                 Source::Main(number),
                 Source::Event(number),
                 Source::Ahead(number),
+                Source::Caller(number),
                 Source::Process(number),
             ] {
                 assert_eq!(Source::from_token(source.token()), Some(source));

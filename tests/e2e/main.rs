@@ -20,6 +20,7 @@ mod flow;
 mod grace;
 mod handles;
 mod isolation;
+mod joining;
 mod journal;
 mod keep;
 mod ledger;

@@ -153,6 +153,7 @@ fn message_when_not_for_the_broker_then_refused() {
         0,
         0xffff,
         Kind::HelloReply as u16,
+        Kind::Join as u16,
         Kind::Granted as u16,
         Kind::Failed as u16,
         Kind::Recall as u16,

@@ -1,18 +1,20 @@
 //! The attackers' connection: messages made by hand and sent without waiting; whatever comes back is thrown away. Must
 //! never block: an attacker that waits for the daemon could not be ended.
 
-use crate::support::raw::hello;
+use crate::support::raw::{hello, join_message};
 use fdbroker_protocol::message::{
     AcquireHead, AllocationItem, DeclareItem, Hello, HelloReply, LeaseItem, RedepositItem,
-    RegisterHead, RegisterItem, RegisterReplyHead, Registered, SupplyItem,
+    RegisterHead, RegisterItem, RegisterReplyHead, Registered, Role, SupplyItem,
 };
-use fdbroker_protocol::{AllocationId, Handle, Kind, MAX_BATCH, MemoryKind, Message, Writer};
+use fdbroker_protocol::{
+    AllocationId, ErrorCode, Handle, Kind, MAX_BATCH, MemoryKind, Message, Status, Writer,
+};
 use fdbroker_scm::{ReceivedFds, RecvError, SendError};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Set when the test ends this attacker.
@@ -46,6 +48,7 @@ pub enum Push {
 /// A connection. Replies are read only when asked for.
 #[derive(Debug)]
 pub struct Conn {
+    path: PathBuf,
     pub socket: OwnedFd,
     pub events: Option<OwnedFd>,
     pub page: Option<OwnedFd>,
@@ -102,12 +105,40 @@ pub fn await_ready(socket: BorrowedFd<'_>, events: PollFlags) {
     let _ = poll(&mut entries, PollTimeout::from(NAP_MS));
 }
 
+/// A further socket of a client that joins with this message; `None` when it is refused, or it is time to end.
+pub fn join_at(path: &Path, join: &[u8], inbox: &mut Inbox) -> Option<OwnedFd> {
+    while !stopped() {
+        let Some(socket) = connect_now(path) else {
+            nap();
+            continue;
+        };
+        push(socket.as_fd(), join, &[]);
+        loop {
+            match inbox.read(socket.as_fd()) {
+                Ok(None) if stopped() => return None,
+                Ok(None) => await_ready(socket.as_fd(), PollFlags::POLLIN),
+                Ok(Some((message, _))) if message.kind == Kind::Joined => return Some(socket),
+                Ok(Some((message, _))) => {
+                    let status = message.body_as::<Status>().ok()?.result();
+                    if status != Err(ErrorCode::Again) {
+                        return None;
+                    }
+                    break nap();
+                }
+                Err(()) => return None,
+            }
+        }
+    }
+    None
+}
+
 impl Conn {
     /// Connected, before hello; `None` when it is time to end.
     pub fn silent(path: &Path) -> Option<Conn> {
         while !stopped() {
             if let Some(socket) = connect_now(path) {
-                return Some(Conn { socket, events: None, page: None, credits: 0, next_id: 0 });
+                let (path, events, page) = (path.to_owned(), None, None);
+                return Some(Conn { path, socket, events, page, credits: 0, next_id: 0 });
             }
             nap();
         }
@@ -142,8 +173,9 @@ impl Conn {
                 Ok(Some((message, mut fds))) => {
                     let Ok(reply) = message.body_as::<HelloReply>() else { return false };
                     self.credits = reply.deposit_credits.get();
+                    let join = join_message(reply, Role::Events);
                     self.page = fds.pop();
-                    self.events = fds.pop();
+                    self.events = join_at(&self.path, &join, inbox);
                     return self.events.is_some();
                 }
             }

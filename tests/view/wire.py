@@ -8,8 +8,8 @@ import os
 import socket
 import struct
 
-VERSION = 2
-HELLO, FAILED, REGISTER, ACQUIRE, RELEASE = 0x01, 0x03, 0x10, 0x20, 0x26
+VERSION = 3
+HELLO, FAILED, JOIN, REGISTER, ACQUIRE, RELEASE = 0x01, 0x03, 0x04, 0x10, 0x20, 0x26
 STATUS, ALLOCATIONS, LEASES, CLIENTS, TAKEOVER, TAKEOVER_STEP = 0x80, 0x82, 0x84, 0x86, 0x88, 0x8A
 JOBS, DOMAINS, LIMITS, SET_LIMIT, METRICS, TOMBSTONES = 0xA0, 0xA2, 0xA4, 0xA6, 0xA8, 0xAE
 EVICT, REVOKE, DRAIN, WATCH, EVENTS = 0xB0, 0xB2, 0xB4, 0xB6, 0xB7
@@ -58,6 +58,11 @@ class Client:
         hello = struct.pack("<8sHHIII16sIIII", b"fdbroker", VERSION, VERSION, 0, 0, os.getpid(), name.encode(), 5000, 0, 0, 0)
         kind, body, self.kept = self.main.call(message(HELLO, hello))
         assert kind == HELLO + 1, (kind, body)
+        # Its event socket: number, role and secret.
+        number, secret = struct.unpack_from("<I", body, 24)[0], struct.unpack_from("<Q", body, 48)[0]
+        self.events = Connection(path)
+        kind, body, _ = self.events.call(message(JOIN, struct.pack("<IIQ", number, 1, secret)))
+        assert kind == JOIN + 1, (kind, body)
 
     def register(self, size, share):
         memfd = os.memfd_create("view", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

@@ -2,7 +2,7 @@
 
 use crate::{DEADLINE_MS, Outcome};
 use fdbroker_protocol::limits::{MAX_MESSAGE_BYTES, NAME_BYTES};
-use fdbroker_protocol::message::{HELLO_MAGIC, Hello};
+use fdbroker_protocol::message::{HELLO_MAGIC, Hello, HelloReply, Join, Role};
 use fdbroker_protocol::object::{
     ObjectCreateHead, ObjectCreated, ObjectGetHead, ObjectGroup, ObjectItem, ObjectName,
     object_flags,
@@ -42,11 +42,16 @@ impl Answer {
 }
 
 impl Connection {
-    fn open() -> Outcome<Self> {
+    fn dial() -> Outcome<OwnedFd> {
         let path = std::env::var("FDBROKER_SOCKET")?;
         let socket =
             socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?;
         connect(socket.as_raw_fd(), &UnixAddr::new(path.as_str())?)?;
+        Ok(socket)
+    }
+
+    fn open() -> Outcome<Self> {
+        let socket = Self::dial()?;
         let mut connection = Connection { socket, requests: 0, _of_hello: Vec::new() };
         let hello = Hello {
             magic: HELLO_MAGIC,
@@ -61,8 +66,16 @@ impl Connection {
             max_held_fds: 0.into(),
             reserved: 0.into(),
         };
-        connection._of_hello =
-            connection.ask(Kind::Hello, |writer| _ = writer.push(&hello), 0, &[])?.fds;
+        let answer = connection.ask(Kind::Hello, |writer| _ = writer.push(&hello), 0, &[])?;
+        let reply = *answer.message()?.body_as::<HelloReply>()?;
+        let events = Self::dial()?;
+        let role = (Role::Events as u32).into();
+        let join = Join { client: reply.client, role, secret: reply.secret };
+        let mut writer = Writer::new();
+        writer.start(Kind::Join, 1).push(&join);
+        fdbroker_scm::send_timeout(events.as_fd(), writer.finish(0, 0), &[], Some(PATIENCE))?;
+        connection._of_hello = answer.fds;
+        connection._of_hello.push(events);
         Ok(connection)
     }
 

@@ -7,8 +7,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use fdbroker_protocol::message::{
-    AcquireHead, HELLO_MAGIC, Hello, HelloReply, LeaseItem, RegisterHead, RegisterItem,
-    RegisterReplyHead, Registered, register_flags,
+    AcquireHead, HELLO_MAGIC, Hello, HelloReply, Join, LeaseItem, RegisterHead, RegisterItem,
+    RegisterReplyHead, Registered, Role, register_flags,
 };
 use fdbroker_protocol::{
     Handle, Kind, MAX_BATCH, MemoryKind, Message, PROTOCOL_VERSION, Status, Writer,
@@ -30,7 +30,7 @@ pub struct Connection {
     pub wire: Wire,
     pub writer: Writer,
     /// The connection lives as long as its event socket.
-    _event: OwnedFd,
+    _event: Wire,
     /// Fds that it may deposit.
     pub credits: u32,
     /// Leases that it has not given back.
@@ -63,7 +63,12 @@ impl Connection {
         wire.send(writer.finish(0, 0));
         let reply: &HelloReply = parse(wire.answer()).body_as().expect("hello reply");
         let credits = reply.deposit_credits.get();
-        let event = wire.fds.swap_remove(0);
+        let role = (Role::Events as u32).into();
+        let join = Join { client: reply.client, role, secret: reply.secret };
+        let mut event = Wire::new(super::connect_to(&dir.join("fdbroker/broker.sock")));
+        writer.start(Kind::Join, 1).push(&join);
+        event.send(writer.finish(0, 0));
+        assert_eq!(parse(event.answer()).kind, Kind::Joined);
         Connection { wire, writer, _event: event, credits, leases: Vec::new() }
     }
 

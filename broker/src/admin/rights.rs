@@ -103,6 +103,8 @@ pub(crate) fn need(kind: Kind) -> Need {
         // Between clients and the broker.
         Kind::Hello
         | Kind::HelloReply
+        | Kind::Join
+        | Kind::Joined
         | Kind::Failed
         | Kind::Register
         | Kind::RegisterReply
@@ -121,8 +123,6 @@ pub(crate) fn need(kind: Kind) -> Need {
         | Kind::Declare
         | Kind::Resolve
         | Kind::Resolved
-        | Kind::AheadSocket
-        | Kind::AheadSocketReply
         | Kind::Fetch
         | Kind::Recall
         | Kind::Supply

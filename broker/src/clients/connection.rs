@@ -6,7 +6,7 @@ use crate::clients::settles::Settles;
 use crate::clients::turns::Who;
 use crate::kernel::Start;
 use crate::limits::{IN_FLIGHT_FDS_PER_CLIENT, UNREAD_MESSAGES_PER_CLIENT};
-use fdbroker_core::{ClientId, DomainKey, RequestId};
+use fdbroker_core::{ClientId, DomainKey, Now, RequestId};
 use fdbroker_protocol::limits::NAME_BYTES;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -41,8 +41,6 @@ pub struct HelloReply {
     pub request: RequestId,
     /// How many fds the client may deposit.
     pub deposit_credits: u32,
-    /// The client's end of its event socket.
-    pub client_end: OwnedFd,
 }
 
 /// See the module.
@@ -59,8 +57,12 @@ pub struct Connection {
     pub is_forgotten: bool,
     /// Sockets that are to be closed.
     pub retiring: u32,
-    /// The broker's end of the event socket, from the welcome on.
+    /// The broker's end of the event socket, once that has joined.
     pub event: Option<OwnedFd>,
+    /// With it the client's further sockets join.
+    pub secret: u64,
+    /// When its time for hello, or for its event socket, is over.
+    pub expires: Now,
     /// A pidfd of its process, if the kernel gives one.
     pub pidfd: Option<OwnedFd>,
     /// Listener and uid.
@@ -159,6 +161,8 @@ impl Connection {
             is_forgotten: false,
             retiring: 0,
             event: None,
+            secret: 0,
+            expires: Now(0),
             pidfd: None,
             domain,
             shares_as: domain,
@@ -201,7 +205,7 @@ impl Connection {
         self.socket.as_ref().map(AsFd::as_fd)
     }
 
-    /// The event socket, from the welcome until it is gone.
+    /// The event socket, once it has joined and until it is gone.
     pub fn event(&self) -> Option<BorrowedFd<'_>> {
         self.event.as_ref().map(AsFd::as_fd)
     }
@@ -219,6 +223,11 @@ impl Connection {
     /// Whether there is something to read that may be read now.
     pub fn is_serviceable(&self) -> bool {
         self.has_died || self.is_event_ready || (self.is_main_ready && self.may_be_read())
+    }
+
+    /// Whether it is let in, and its event socket has not joined.
+    pub fn is_joining(&self) -> bool {
+        self.phase == Phase::Welcomed && self.event.is_none()
     }
 
     /// Whether its requests may be read.

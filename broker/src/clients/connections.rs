@@ -4,7 +4,7 @@
 
 use crate::clients::connection::{Connection, Phase, client_id, index};
 use crate::clients::handshakes::{Handshake, Handshakes};
-use crate::clients::lobby::Lobby;
+use crate::clients::lobby::{Caller, Lobby};
 use crate::clients::turns::{Turns, Who};
 use fdbroker_core::{ClientId, DomainKey, Now, SubordinateUids};
 use slab::Slab;
@@ -22,8 +22,10 @@ pub struct Connections {
     of_users: HashMap<u32, u32>,
     last_serial: u64,
     subordinate_uids: SubordinateUids,
-    /// Connections that are [`Phase::Silent`].
+    /// Callers, and connections that are [`Phase::Silent`].
     lobby: Lobby,
+    /// Clients that are let in and whose event socket has not joined.
+    joining: usize,
     handshakes: Handshakes,
     /// Clients with something to read, each once: its connection says whether it is here.
     turns: Turns,
@@ -40,6 +42,7 @@ impl Connections {
             last_serial: 0,
             subordinate_uids,
             lobby: Lobby::new(is_shared),
+            joining: 0,
             handshakes: Handshakes::new(most),
             turns: Turns::default(),
             eventful: VecDeque::new(),
@@ -59,9 +62,59 @@ impl Connections {
             if connection.phase == Phase::Silent {
                 self.lobby.enter(connection.shares_as);
             }
+            self.joining += usize::from(connection.is_joining());
         }
         (self.by_number, self.last_serial) = (connections.into_iter().collect(), last_serial);
+        let handshakes = handshakes.inspect(|handshake| {
+            if let Some(it) = self.by_number.get_mut(index(handshake.client)) {
+                it.expires = handshake.until;
+            }
+        });
         self.handshakes.restore(handshakes);
+    }
+
+    /// Somebody has come in, and has until then to say who it is. Its number in the lobby.
+    pub fn receive(&mut self, caller: Caller) -> u64 {
+        self.lobby.enter(self.shares_as(caller.domain));
+        self.lobby.keep(caller)
+    }
+
+    /// A caller leaves the lobby.
+    pub fn dismiss(&mut self, number: u64) -> Option<Caller> {
+        let caller = self.lobby.take(number)?;
+        self.lobby.leave(self.shares_as(caller.domain));
+        Some(caller)
+    }
+
+    /// Those whose first message has not come.
+    pub fn lobby(&self) -> &Lobby {
+        &self.lobby
+    }
+
+    /// The same, to be changed.
+    pub fn lobby_mut(&mut self) -> &mut Lobby {
+        &mut self.lobby
+    }
+
+    /// Clients that are let in and whose event socket has not joined.
+    pub fn joining(&self) -> usize {
+        self.joining
+    }
+
+    /// A client is let in, and has until then for its event socket.
+    pub fn await_events(&mut self, number: usize, until: Now) {
+        let Some(connection) = self.by_number.get_mut(number) else { return };
+        (connection.phase, connection.expires) = (Phase::Welcomed, until);
+        self.joining += 1;
+        let handshake = Handshake { client: client_id(number), serial: connection.serial, until };
+        self.handshakes.add(handshake, &self.by_number);
+    }
+
+    /// The event socket of a client has joined.
+    pub fn set_event(&mut self, number: usize, event: OwnedFd) {
+        let Some(connection) = self.by_number.get_mut(number) else { return };
+        (connection.event, connection.is_event_ready) = (Some(event), true);
+        self.joining -= 1;
     }
 
     /// A new connection; its number. `until`: the time it has for its hello.
@@ -70,7 +123,8 @@ impl Connections {
         *self.of_users.entry(domain.uid).or_default() += 1;
         let (serial, shares_as) = (self.last_serial, self.shares_as(domain));
         self.lobby.enter(shares_as);
-        let new = Connection { shares_as, ..Connection::new(serial, socket, domain, pid) };
+        let new = Connection::new(serial, socket, domain, pid);
+        let new = Connection { shares_as, expires: until, ..new };
         let number = self.by_number.insert(new);
         let handshake = Handshake { client: client_id(number), serial, until };
         self.handshakes.add(handshake, &self.by_number);
@@ -90,6 +144,7 @@ impl Connections {
     /// A connection is so far from now on. `false`: it was before.
     pub fn advance(&mut self, number: usize, phase: Phase) -> bool {
         let Some(connection) = self.by_number.get_mut(number) else { return false };
+        self.joining -= usize::from(connection.is_joining());
         let former = std::mem::replace(&mut connection.phase, phase);
         if former == Phase::Silent && phase != former {
             self.lobby.leave(connection.shares_as);
@@ -176,8 +231,7 @@ impl Connections {
 
     /// Frees all numbers. No list has a connection any more.
     pub fn drain(&mut self) -> impl Iterator<Item = Connection> {
-        self.of_users.clear();
-        self.lobby.clear();
+        (self.of_users, self.joining) = (HashMap::new(), 0);
         self.handshakes.clear();
         self.turns.clear();
         self.eventful.clear();

@@ -1,4 +1,4 @@
-//! The time that new connections have for their hello. Must never remember more than two for each client that there may
+//! The time that new connections have for their hello, and for their event socket. Must never remember more than two for each client that there may
 //! be, however fast connections come and go.
 
 use crate::clients::connection::{Connection, Phase, index};
@@ -6,7 +6,7 @@ use fdbroker_core::{ClientId, Now};
 use slab::Slab;
 use std::collections::VecDeque;
 
-/// A new connection's time for its hello.
+/// A new connection's time for its hello, or for its event socket.
 #[derive(Clone, Copy, Debug)]
 pub struct Handshake {
     /// The client, whose number is given again once it has gone.
@@ -48,7 +48,7 @@ impl Handshakes {
         self.queue.front().map(|handshake| handshake.until)
     }
 
-    /// Forgets the first one if its hello has come, or its time is over; `None`: neither is so. The client is named if it
+    /// Forgets the first one if what it waits for has come, or its time is over; `None`: neither is so. The client is named if it
     /// is too late.
     pub fn pop(&mut self, now: Now, connections: &Slab<Connection>) -> Option<Option<ClientId>> {
         let handshake = self.queue.front()?;
@@ -73,7 +73,7 @@ impl Handshakes {
 }
 
 fn is_awaited(handshake: &Handshake, connections: &Slab<Connection>) -> bool {
-    let is_without_hello = |it: &Connection| it.phase == Phase::Silent || it.hello_reply.is_some();
-    let connection = connections.get(index(handshake.client));
-    connection.is_some_and(|it| it.serial == handshake.serial && is_without_hello(it))
+    let Some(it) = connections.get(index(handshake.client)) else { return false };
+    (it.serial, it.expires) == (handshake.serial, handshake.until)
+        && (it.phase == Phase::Silent || it.hello_reply.is_some() || it.is_joining())
 }

@@ -1,23 +1,105 @@
-//! The lobby: connections that have not said hello. Each domain has a part of it, so that one that only connects keeps the
-//! others out of nothing. Must never count a connection twice.
+//! The lobby: connections that have not said hello, nor which client's further socket they are. Each domain has a part of it, so that
+//! one that only connects keeps the others out of nothing. Must never count a connection twice.
 
 use crate::limits::{LOBBY, LOBBY_PER_DOMAIN};
-use fdbroker_core::DomainKey;
-use std::collections::HashMap;
+use fdbroker_core::{DomainKey, Now};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::os::fd::OwnedFd;
 
-/// How many connections have not said hello.
+/// A connection whose first message has not come.
+#[derive(Debug)]
+pub struct Caller {
+    pub socket: OwnedFd,
+    pub domain: DomainKey,
+    pub pid: u32,
+    /// It has to say something by then.
+    pub until: Now,
+    /// The loop waits for its message.
+    pub is_watched: bool,
+    /// It is in the list of those whose message may have come.
+    pub is_ready: bool,
+}
+
+impl Caller {
+    /// One that has just come, and has to say something until then.
+    pub fn new(socket: OwnedFd, domain: DomainKey, pid: u32, until: Now) -> Self {
+        Caller { socket, domain, pid, until, is_watched: false, is_ready: false }
+    }
+}
+
+/// See the module.
 #[derive(Debug)]
 pub struct Lobby {
+    /// Those in it, with connections whose hello is about to be read.
     of: HashMap<DomainKey, u32>,
     all: u32,
     /// A broker of one user shares nothing.
     is_shared: bool,
+    /// By the order in which they came, hence by time.
+    callers: BTreeMap<u64, Caller>,
+    last: u64,
+    /// Those whose message may have come.
+    ready: VecDeque<u64>,
 }
 
 impl Lobby {
     /// An empty one.
     pub fn new(is_shared: bool) -> Self {
-        Lobby { of: HashMap::new(), all: 0, is_shared }
+        let (of, callers, ready) = (HashMap::new(), BTreeMap::new(), VecDeque::new());
+        Lobby { of, all: 0, is_shared, callers, last: 0, ready }
+    }
+
+    /// Keeps a caller, who has entered, until its first message has come. Its number, which is never given again.
+    pub fn keep(&mut self, caller: Caller) -> u64 {
+        self.last += 1;
+        self.callers.insert(self.last, caller);
+        self.note(self.last);
+        self.last
+    }
+
+    /// A caller's message may have come.
+    pub fn note(&mut self, number: u64) {
+        let Some(caller) = self.callers.get_mut(&number) else { return };
+        if !std::mem::replace(&mut caller.is_ready, true) {
+            self.ready.push_back(number);
+        }
+    }
+
+    /// The next caller whose message may have come; one that has left meanwhile, too.
+    pub fn next_ready(&mut self) -> Option<u64> {
+        let number = self.ready.pop_front()?;
+        self.callers.get_mut(&number).into_iter().for_each(|caller| caller.is_ready = false);
+        Some(number)
+    }
+
+    /// Whether there is one.
+    pub fn is_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// When the first caller's time is over.
+    pub fn due(&self) -> Option<Now> {
+        self.callers.first_key_value().map(|(_, caller)| caller.until)
+    }
+
+    /// A caller whose time is over.
+    pub fn next_expired(&self, now: Now) -> Option<u64> {
+        self.callers.first_key_value().filter(|it| it.1.until <= now).map(|it| *it.0)
+    }
+
+    /// A caller that is here.
+    pub fn get_mut(&mut self, number: u64) -> Option<&mut Caller> {
+        self.callers.get_mut(&number)
+    }
+
+    /// Lets go of a caller, which still has to leave.
+    pub fn take(&mut self, number: u64) -> Option<Caller> {
+        self.callers.remove(&number)
+    }
+
+    /// All callers, by number.
+    pub fn callers(&self) -> &BTreeMap<u64, Caller> {
+        &self.callers
     }
 
     /// Whether another connection of this domain may come in.
@@ -41,10 +123,16 @@ impl Lobby {
         }
     }
 
-    /// Nobody is in it any more.
-    pub fn clear(&mut self) {
-        self.of.clear();
-        self.all = 0;
+    /// Nobody is in it any more; those that were.
+    pub fn clear(&mut self) -> impl Iterator<Item = Caller> + use<> {
+        (self.all, self.of, self.ready) = (0, HashMap::new(), VecDeque::new());
+        std::mem::take(&mut self.callers).into_values()
+    }
+
+    /// As of a broker of several users.
+    #[cfg(test)]
+    pub fn share(&mut self) {
+        self.is_shared = true;
     }
 
     /// Nobody is in it.

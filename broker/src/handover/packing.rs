@@ -3,9 +3,9 @@
 
 use crate::clients::connection::{Connection, Phase};
 use crate::handover::carriers::{CarryError, Outgoing};
-use crate::handover::state::{Fd, SavedConnection, SavedHelloReply, SavedListener};
+use crate::handover::state::{Fd, SavedCaller, SavedConnection, SavedHelloReply, SavedListener};
 use crate::node::listeners::Listener;
-use fdbroker_core::ClientId;
+use fdbroker_core::{ClientId, DomainKey, Now};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -33,6 +33,8 @@ pub(crate) enum Way {
 pub(crate) enum Whose {
     Broker,
     Client(ClientId),
+    /// By its number in the lobby.
+    Caller(u64),
     Slot(u32),
 }
 
@@ -72,20 +74,27 @@ pub(crate) fn save_listener<'a>(
     Ok(SavedListener { path: listener.path().into(), identity: listener.identity(), socket })
 }
 
+/// A connection that has said nothing yet.
+pub(crate) fn save_caller<'a>(
+    packing: &mut Packing<'a>,
+    socket: &'a OwnedFd,
+    (domain, pid, until): (DomainKey, u32, Now),
+    whose: Whose,
+) -> Result<SavedCaller, CarryError> {
+    let (DomainKey { listener, uid }, until_us) = (domain, until.0);
+    Ok(SavedCaller { listener, uid, pid, until_us, socket: packing.add(socket.as_fd(), whose)? })
+}
+
 /// A connection with its sockets.
 pub(crate) fn save_connection<'a>(
     packing: &mut Packing<'a>,
     client: ClientId,
     connection: &'a Connection,
 ) -> Result<SavedConnection, CarryError> {
-    let hello_reply = match &connection.hello_reply {
-        None => None,
-        Some(reply) => Some(SavedHelloReply {
-            request: reply.request.0,
-            deposit_credits: reply.deposit_credits,
-            client_end: packing.add(reply.client_end.as_fd(), Whose::Client(client))?,
-        }),
-    };
+    let hello_reply = connection.hello_reply.as_ref().map(|reply| SavedHelloReply {
+        request: reply.request.0,
+        deposit_credits: reply.deposit_credits,
+    });
     debug_assert!(connection.phase != Phase::Gone || connection.socket.is_none());
     Ok(SavedConnection {
         index: client.0,
@@ -99,6 +108,7 @@ pub(crate) fn save_connection<'a>(
         socket: packing.add_if(connection.socket.as_ref(), client)?,
         lingering: packing.add_if(connection.lingering.as_ref(), client)?,
         event: packing.add_if(connection.event.as_ref(), client)?,
+        secret: connection.secret,
         ahead: packing.add_if(connection.ahead.as_ref(), client)?,
         pidfd: packing.add_if(connection.pidfd.as_ref(), client)?,
         is_forgotten: connection.is_forgotten,

@@ -40,7 +40,9 @@ pub(crate) struct State {
     /// By listener number.
     pub listeners: Vec<SavedListener>,
     pub connections: Vec<SavedConnection>,
-    /// Connections that have not said hello, by deadline.
+    /// Connections whose hello or join has not been read, by deadline.
+    pub callers: Vec<SavedCaller>,
+    /// Times of connections for their hello and their event socket, in order.
     pub handshakes: Vec<SavedHandshake>,
     /// Slots with an fd, or with a kind that a supply must have.
     pub slots: Vec<SavedSlot>,
@@ -75,6 +77,7 @@ pub(crate) struct SavedConnection {
     pub socket: Option<Fd>,
     pub lingering: Option<Fd>,
     pub event: Option<Fd>,
+    pub secret: u64,
     pub ahead: Option<Fd>,
     pub pidfd: Option<Fd>,
     pub is_forgotten: bool,
@@ -92,7 +95,16 @@ pub(crate) struct SavedConnection {
 pub(crate) struct SavedHelloReply {
     pub request: u64,
     pub deposit_credits: u32,
-    pub client_end: Fd,
+}
+
+/// A connection whose first message has not been read.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SavedCaller {
+    pub listener: u32,
+    pub uid: u32,
+    pub pid: u32,
+    pub until_us: u64,
+    pub socket: Fd,
 }
 
 #[derive(Debug, Serialize, Deserialize)]

@@ -189,16 +189,18 @@ pub struct Welcome {
     pub request: RequestId,
     /// How many fds it may deposit.
     pub deposit_credits: u32,
+    /// With it its further sockets join.
+    pub secret: u64,
 }
 
-/// The reply to hello; its fds are the event socket and the page.
+/// The reply to hello; its fd is the page.
 pub fn write_hello_reply<'w>(
     writer: &'w mut Writer,
     side: &NodeSide,
     config: &Config,
     welcome: &Welcome,
 ) -> &'w [u8] {
-    let Welcome { now, client, request, deposit_credits } = *welcome;
+    let Welcome { now, client, request, deposit_credits, secret } = *welcome;
     let recall_timeout_ms = u32::try_from(config.recall_timeout_us / 1000).unwrap_or(u32::MAX);
     let served_us = now.0.saturating_sub(side.identity().began.0);
     let grace_left_us = config.grace_us.saturating_sub(served_us);
@@ -213,10 +215,11 @@ pub fn write_hello_reply<'w>(
         recall_timeout_ms: recall_timeout_ms.into(),
         max_parked: config.max_parked_per_client.into(),
         grace_left_ms: grace_left_us.div_ceil(1000).into(),
-        reserved: [0.into(); 2],
+        secret: secret.into(),
+        reserved: 0.into(),
     };
     writer.start(Kind::HelloReply, request.0).push(&reply);
-    writer.finish(0, 2)
+    writer.finish(0, 1)
 }
 
 /// A message for the event socket.

@@ -2,12 +2,13 @@
 //! room, nor let one user take all of it.
 
 use crate::clients::connection::client_id;
+use crate::clients::lobby::Caller;
 use crate::clock;
-use crate::fds::jobs::{Process, Report};
-use crate::fds::table::Retiring;
+use crate::fds::jobs::Process;
 use crate::kernel;
 use crate::limits::{
     ACCEPTS_PER_CHORE, EXPIRIES_PER_WAKE, PEER_GROUPS, REFUSED_FDS_PER_UID, TURNED_AWAY_PER_CHORE,
+    ahead_sockets,
 };
 use crate::node::namespace::Namespace;
 use crate::readiness::Source;
@@ -19,8 +20,13 @@ use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 impl Server {
-    /// Accepts what waits, up to this wake's share.
+    /// Meets callers, and accepts what waits, up to this wake's share.
     pub(crate) fn accept_clients(&mut self) {
+        for _ in 0..ACCEPTS_PER_CHORE {
+            if let Some(caller) = self.connections.lobby_mut().next_ready() {
+                self.meet(caller);
+            }
+        }
         if self.door.open(self.now) {
             self.admin.retry_accept();
         }
@@ -46,22 +52,30 @@ impl Server {
         let listener = u32::try_from(number).expect("at most 16 listeners");
         let domain = DomainKey { listener, uid };
         if let Err(status) = self.check_peer(domain) {
-            if status.result() == Err(ErrorCode::NoQuota) {
-                self.core.count_refused_connection(pid, domain, None, status);
-                self.take_notes();
-            } else {
-                self.log_bad_input(uid, pid, &format_args!("refused at connect: {status}"));
-            }
-            let bytes = self.writer.failed(0, status);
-            let _ = fdbroker_scm::send(socket.as_fd(), bytes, &[]);
-            let report = Report::TurnedAway(uid);
-            self.fds.retire(Retiring { socket, uid, report, is_at_end: false });
+            self.refuse_at_door(socket, domain, pid, status);
             return false;
         }
         let until = clock::after(self.now, self.settings.handshake_timeout);
-        let number = self.connections.add(socket, domain, pid, until);
-        self.fds.closers().ask(pid, uid, number, self.connections[number].serial);
+        self.connections.receive(Caller::new(socket, domain, pid, until));
         true
+    }
+
+    /// Turns away a connection that can be no client.
+    pub(crate) fn refuse_at_door(
+        &mut self,
+        socket: OwnedFd,
+        domain: DomainKey,
+        pid: u32,
+        status: Status,
+    ) {
+        let uid = domain.uid;
+        if status.result() == Err(ErrorCode::NoQuota) {
+            self.core.count_refused_connection(pid, domain, None, status);
+            self.take_notes();
+        } else {
+            self.log_bad_input(uid, pid, &format_args!("refused at connect: {status}"));
+        }
+        self.turn_away(socket, uid, 0, status);
     }
 
     /// The facts about the process of connection `number` are there: the core hears of it, and what it has said is read.
@@ -87,15 +101,6 @@ impl Server {
         }
     }
 
-    /// Takes in all clients whose facts are not there yet, without the facts: a successor would not hear of them.
-    pub(crate) fn take_all_in(&mut self) {
-        let unknown = self.connections.iter().filter(|(_, it)| !it.is_known);
-        let unknown: Vec<_> = unknown.map(|(number, it)| (number, it.serial)).collect();
-        for (number, serial) in unknown {
-            self.take_in(number, serial, Process::default());
-        }
-    }
-
     fn check_peer(&self, domain: DomainKey) -> Result<(), Status> {
         let uid = domain.uid;
         if self.node.namespace().hides_user(uid) {
@@ -103,6 +108,29 @@ impl Server {
             // domain.
             return Err(ErrorCode::NotPermitted.into());
         }
+        // Every socket in the lobby has a place in the table: of a connection to be, of an event socket to come, or ahead.
+        let most = u64::from(self.settings.most_connections);
+        let joins = self.connections.joining() as u64 + ahead_sockets(self.settings.table_fds);
+        let used = (self.connections.len() + self.connections.lobby().callers().len()) as u64;
+        if used >= most + joins {
+            return Err(Status::no_quota(Resource::Connections, Scope::Node, most, 0));
+        }
+        // The core does not count sockets of ended connections whose close hangs: they leave some of the connections to others, too.
+        let hung = self.fds.closing().sockets(uid);
+        let (held, used) = (hung.into(), self.connections.len() as u64);
+        let room = Part { held, used, most }.room(self.settings.core.share_factor);
+        if hung >= REFUSED_FDS_PER_UID || (hung > 0 && room == 0) {
+            return Err(Status::no_quota(Resource::RefusedFds, Scope::Domain, held, 0));
+        }
+        if !self.connections.has_room_in_lobby(domain) {
+            return Err(ErrorCode::Again.into());
+        }
+        Ok(())
+    }
+
+    /// Whether another client of this domain may come, as far as the core does not see to it.
+    pub(crate) fn check_caps(&self, domain: DomainKey) -> Result<(), Status> {
+        let uid = domain.uid;
         // The core does not count connections that linger.
         let most = self.settings.most_connections;
         if self.connections.len() >= most as usize {
@@ -113,16 +141,6 @@ impl Server {
         let cap = self.core.caps().domain.connections;
         if u64::from(of_uid) >= cap {
             return Err(Status::no_quota(Resource::Connections, Scope::Domain, cap, 0));
-        }
-        // Nor does it count sockets of ended connections whose close hangs: they leave some of the connections to others, too.
-        let hung = self.fds.closing().sockets(uid);
-        let (held, used) = (hung.into(), self.connections.len() as u64);
-        let room = Part { held, used, most: most.into() }.room(self.settings.core.share_factor);
-        if hung >= REFUSED_FDS_PER_UID || (hung > 0 && room == 0) {
-            return Err(Status::no_quota(Resource::RefusedFds, Scope::Domain, held, 0));
-        }
-        if !self.connections.has_room_in_lobby(domain) {
-            return Err(ErrorCode::Again.into());
         }
         Ok(())
     }
@@ -144,14 +162,21 @@ impl Server {
         }
     }
 
-    /// Disconnects clients that have not said hello in time.
+    /// Disconnects those that have not said hello in time, and clients without an event socket.
     pub(crate) fn expire_handshakes(&mut self) {
+        for _ in 0..EXPIRIES_PER_WAKE {
+            let Some(number) = self.connections.lobby().next_expired(self.now) else { break };
+            let Some(caller) = self.connections.dismiss(number) else { break };
+            let (uid, pid) = (caller.domain.uid, caller.pid);
+            self.log_bad_input(uid, pid, &"no hello in time");
+            self.turn_away(caller.socket, uid, 0, ErrorCode::Protocol.into());
+        }
         for _ in 0..EXPIRIES_PER_WAKE {
             match self.connections.pop_handshake(self.now) {
                 None => return,
                 Some(None) => {}
                 Some(Some(client)) => {
-                    self.log_bad_client(client, &"no hello in time");
+                    self.log_bad_client(client, &"no hello, or no event socket, in time");
                     self.disconnect(client, ErrorCode::Protocol.into());
                 }
             }

@@ -1,7 +1,7 @@
 //! Fds that are fetched ahead: sends them into the client's socket for them. From then on they are leases of the client, which reads
 //! them and gives them back. Must never read from the client's end: a client can make that wait for ever.
 
-use crate::clients::connection::{Phase, index};
+use crate::clients::connection::{Phase, client_id, index};
 use crate::fds::jobs::Report;
 use crate::limits::LEAST_UNREAD_BYTES;
 use crate::messages::replies;
@@ -9,45 +9,9 @@ use crate::readiness::{Source, register, watch};
 use crate::server::apply::send_slots;
 use crate::server::parts::Server;
 use fdbroker_core::{ClientId, Granted, RequestId};
-use fdbroker_protocol::{ErrorCode, Kind};
-use nix::sys::socket::{Shutdown, shutdown};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
 impl Server {
-    /// Answers a request for a socket. It takes the place of one that the client has read to its end.
-    pub(crate) fn open_ahead(&mut self, client: ClientId, length: usize) {
-        let Some(request) = self.empty_request(client, length) else { return };
-        if let Err(code) = self.send_ahead_socket(client, request) {
-            self.reply_failed(client, request, code.into());
-            self.settle_queues();
-        }
-    }
-
-    fn send_ahead_socket(&mut self, client: ClientId, request: RequestId) -> Result<(), ErrorCode> {
-        if !self.ahead.is_possible() {
-            return Err(ErrorCode::NotSupported);
-        }
-        self.close_ahead(client);
-        let Some(connection) = self.connections.get_mut(index(client)) else { return Ok(()) };
-        let Some(socket) = connection.socket.as_ref() else { return Ok(()) };
-        let socket = socket.as_fd();
-        let is_taken = connection.ahead.is_some() || !connection.pending.is_empty();
-        if is_taken || !self.ahead.has_room(connection.shares_as) {
-            return Err(ErrorCode::Again);
-        }
-        let pair = fdbroker_scm::seqpacket_pair().map_err(|_| ErrorCode::Again)?;
-        let (ours, client_end) = pair;
-        // The client cannot send.
-        shutdown(ours.as_raw_fd(), Shutdown::Read).map_err(|_| ErrorCode::Again)?;
-        let bytes = self.writer.start(Kind::AheadSocketReply, request.0).finish(0, 1);
-        let sent = fdbroker_scm::send_grant(socket, bytes, &[client_end.as_fd()]);
-        sent.map_err(|_| ErrorCode::Again)?;
-        self.in_flight.note_sent(connection, 1);
-        self.ahead.open(connection.shares_as);
-        connection.ahead = Some(ours);
-        Ok(())
-    }
-
     /// Whether the client can be sent fds ahead: it has a socket for them, and has read what was sent before.
     pub(crate) fn may_fetch(&self, client: ClientId) -> bool {
         let connection = self.connections.get(index(client));
@@ -114,7 +78,7 @@ impl Server {
     /// Something has been read from the socket of an ended client, or it is closed.
     pub(crate) fn note_ahead(&mut self, number: usize) {
         if self.connections.get(number).is_some_and(|it| it.phase == Phase::Gone) {
-            self.close_ahead(crate::clients::connection::client_id(number));
+            self.close_ahead(client_id(number));
         }
     }
 }

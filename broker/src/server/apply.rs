@@ -1,7 +1,8 @@
 //! Applies what the core says, in its order, and hands back what could not be done. Must never call
 //! the core in the middle of a list: what it has to hear waits until the list is done.
 
-use crate::clients::connection::{Blocked, HelloReply, Phase, index};
+use crate::clients::connection::{Blocked, HelloReply, index};
+use crate::clock;
 use crate::fds::table::FdTable;
 use crate::kernel;
 use crate::messages::replies;
@@ -234,29 +235,25 @@ impl Server {
         }
     }
 
-    /// Makes the event socket and answers hello.
+    /// Answers hello. The client's event socket is to join.
     fn welcome(&mut self, client: ClientId, request: RequestId, deposit_credits: u32) {
         let Some(connection) = self.connections.get_mut(index(client)) else { return };
         let Some(socket) = connection.socket() else { return };
         let (pid, uid) = (connection.pid, connection.domain.uid);
         let pidfd = kernel::peer_pidfd(socket, pid, uid, self.settings.kernel);
-        let pair = fdbroker_scm::seqpacket_pair().and_then(|(ours, theirs)| {
-            register(&self.poll, ours.as_fd(), Source::Event(index(client)))?;
-            if let Some(pidfd) = &pidfd {
-                register(&self.poll, pidfd.as_fd(), Source::Process(index(client)))?;
-            }
-            Ok((ours, theirs))
+        let watched = pidfd.as_ref().map_or(Ok(()), |pidfd| {
+            register(&self.poll, pidfd.as_fd(), Source::Process(index(client)))
         });
-        match pair {
-            Ok((ours, client_end)) => {
-                (connection.event, connection.pidfd) = (Some(ours), pidfd);
-                connection.phase = Phase::Welcomed;
-                let reply = HelloReply { request, deposit_credits, client_end };
-                connection.hello_reply = Some(reply);
+        match watched.and_then(|()| kernel::random().map_err(Into::into)) {
+            Ok(secret) => {
+                (connection.pidfd, connection.secret) = (pidfd, u64::from_ne_bytes(secret));
+                connection.hello_reply = Some(HelloReply { request, deposit_credits });
+                let until = clock::after(self.now, self.settings.handshake_timeout);
+                self.connections.await_events(index(client), until);
                 self.send_hello_reply(client);
             }
             Err(error) => {
-                log::error!("no event socket for client {}: {error}", client.0);
+                log::error!("client {} cannot be let in: {error}", client.0);
                 self.reply_failed(client, request, ErrorCode::Internal.into());
                 self.end_with(client, ErrorCode::Internal.into());
             }

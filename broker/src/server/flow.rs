@@ -242,13 +242,13 @@ impl Server {
             client: client.0,
             request: reply.request,
             deposit_credits: reply.deposit_credits,
+            secret: connection.secret,
         };
         let bytes =
             replies::write_hello_reply(&mut self.writer, &self.node, &self.settings.core, &welcome);
-        let fds = [reply.client_end.as_fd(), self.node.page().reader()];
-        match fdbroker_scm::send_grant(socket.as_fd(), bytes, &fds) {
+        match fdbroker_scm::send_grant(socket.as_fd(), bytes, &[self.node.page().reader()]) {
             Ok(()) => {
-                self.in_flight.note_sent(connection, fds.len());
+                self.in_flight.note_sent(connection, 1);
                 self.in_flight.note_hello(connection);
             }
             Err(SendError::WouldBlock | SendError::TooManyRefs) => {
@@ -265,7 +265,8 @@ impl Server {
             let Some(client) = self.connections.next_eventful() else { break };
             self.send_events_to(client);
             let Some(connection) = self.connections.get(index(client)) else { continue };
-            if connection.has_events && connection.pending_event.is_none() {
+            let is_ready = connection.event.is_some() && connection.pending_event.is_none();
+            if connection.has_events && is_ready {
                 self.connections.note_events(client);
             }
         }
@@ -275,10 +276,8 @@ impl Server {
     fn send_events_to(&mut self, client: ClientId) {
         for _ in 0..EVENTS_PER_TURN {
             let Some(connection) = self.connections.get_mut(index(client)) else { return };
-            let Some(socket) = connection.event.as_ref() else {
-                connection.has_events = false;
-                return;
-            };
+            // Told when its socket joins.
+            let Some(socket) = connection.event.as_ref() else { return };
             if connection.pending_event.is_some() {
                 return;
             }

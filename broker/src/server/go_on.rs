@@ -5,6 +5,7 @@
 use crate::clients::connection::{Blocked, Connection, HelloReply, Phase, Unread, client_id};
 use crate::clients::connections::Connections;
 use crate::clients::handshakes::Handshake;
+use crate::clients::lobby::Caller;
 use crate::clients::metrics::Metrics;
 use crate::fds::files::Files;
 use crate::fds::jobs::Report;
@@ -89,12 +90,13 @@ impl Server {
         self.journal = self.journal.emptied();
         self.fds.close_all_held();
         for connection in self.connections.drain() {
-            let Connection { socket, lingering, event, ahead, hello_reply, domain, .. } =
-                connection;
-            let client_end = hello_reply.map(|reply| reply.client_end);
-            for socket in [socket, lingering, event, ahead, client_end].into_iter().flatten() {
+            let Connection { socket, lingering, event, ahead, domain, .. } = connection;
+            for socket in [socket, lingering, event, ahead].into_iter().flatten() {
                 self.fds.close_socket(socket, domain.uid, Report::Refused(domain.uid));
             }
+        }
+        for Caller { socket, domain, .. } in self.connections.lobby_mut().clear() {
+            self.fds.close_socket(socket, domain.uid, Report::Refused(domain.uid));
         }
         self.feedback.forget_sendable();
         self.in_flight = Server::new_in_flight(&self.settings);
@@ -174,6 +176,12 @@ impl Server {
         // Also after an error: this thread must not close the fds that they have so far.
         self.connections.restore(connections, arrived.state.next_serial, handshakes);
         result?;
+        for saved in std::mem::take(&mut arrived.state.callers) {
+            let domain = DomainKey { listener: saved.listener, uid: saved.uid };
+            let (pid, until) = (saved.pid, Now(saved.until_us));
+            let socket = arrived.fds.take(saved.socket)?;
+            self.connections.receive(Caller::new(socket, domain, pid, until));
+        }
         check_against_core(&self.core, &mut self.connections, &self.fds)?;
         let indices: Vec<usize> = self.connections.iter().map(|(index, _)| index).collect();
         for index in indices {
@@ -239,12 +247,12 @@ impl Connection {
             self.hello_reply = Some(HelloReply {
                 request: RequestId(reply.request),
                 deposit_credits: reply.deposit_credits,
-                client_end: fds.take(reply.client_end)?,
             });
         }
         self.socket = fds.take_if(saved.socket)?;
         self.lingering = fds.take_if(saved.lingering)?;
         self.event = fds.take_if(saved.event)?;
+        self.secret = saved.secret;
         self.ahead = fds.take_if(saved.ahead)?;
         self.pidfd = fds.take_if(saved.pidfd)?;
         self.is_known = true;

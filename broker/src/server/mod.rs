@@ -14,6 +14,7 @@ pub mod flow;
 pub mod go_on;
 pub mod hand_over;
 pub mod inbox;
+mod joining;
 pub mod kept;
 pub mod objects;
 pub mod pack;

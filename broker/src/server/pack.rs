@@ -5,7 +5,9 @@
 use crate::clients::connection::{client_id, index};
 use crate::fds::jobs::Report;
 use crate::handover::carriers::{CarryError, Outgoing};
-use crate::handover::packing::{Packing, Parcel, Way, Whose, save_connection, save_listener};
+use crate::handover::packing::{
+    Packing, Parcel, Way, Whose, save_caller, save_connection, save_listener,
+};
 use crate::handover::state::{SavedHandshake, SavedSlot, State};
 use crate::handover::{HandoverError, ledger};
 use crate::limits::HANDOVER_TRIES;
@@ -19,8 +21,8 @@ use std::io;
 /// What came of one try.
 enum Packed {
     Whole(Parcel),
-    /// Sockets of these clients cannot be sent.
-    Without(Vec<ClientId>),
+    /// Sockets of these clients and callers cannot be sent.
+    Without(Vec<ClientId>, Vec<u64>),
 }
 
 impl Server {
@@ -44,8 +46,9 @@ impl Server {
             self.settle_all()?;
             match self.try_pack(way)? {
                 Packed::Whole(parcel) => return Ok(parcel),
-                Packed::Without(clients) => {
+                Packed::Without(clients, callers) => {
                     clients.into_iter().for_each(|client| self.leave_behind(client));
+                    callers.into_iter().for_each(|number| self.leave_caller_behind(number));
                 }
             }
         }
@@ -70,11 +73,15 @@ impl Server {
         }
     }
 
+    fn leave_caller_behind(&mut self, number: u64) {
+        let Some(caller) = self.connections.dismiss(number) else { return };
+        self.turn_away(caller.socket, caller.domain.uid, 0, ErrorCode::Internal.into());
+    }
+
     /// Brings the loop to rest: nothing is parked, and nothing waits to be applied or retired.
     fn settle_all(&mut self) -> Result<(), HandoverError> {
         self.end_suspended();
         self.give_up_seals();
-        self.take_all_in();
         for _ in 0..HANDOVER_TRIES {
             let mut effects = self.feedback.take_list();
             self.core.settle_parked(&mut effects);
@@ -103,18 +110,19 @@ impl Server {
                 HandoverError::InFlight { left: all.saturating_sub(packing.owners.len()) }
             }
         })?;
-        let mut lost = Vec::new();
+        let (mut lost, mut callers) = (Vec::new(), Vec::new());
         for (number, error) in packing.outgoing.unsendable() {
             match packing.owners.get(number) {
                 Some(Whose::Client(client)) => lost.push(*client),
+                Some(Whose::Caller(number)) => callers.push(*number),
                 Some(Whose::Slot(slot)) => {
                     return Err(HandoverError::Held { slot: *slot, error: *error });
                 }
                 _ => return Err(HandoverError::Write(io::Error::other(error.to_string()))),
             }
         }
-        if !lost.is_empty() {
-            return Ok(Packed::Without(lost));
+        if !lost.is_empty() || !callers.is_empty() {
+            return Ok(Packed::Without(lost, callers));
         }
         Ok(Packed::Whole(Parcel {
             ledger: ledger::write(&state).map_err(HandoverError::Write)?,
@@ -139,9 +147,23 @@ impl Server {
         let listeners = self.door.listeners().map(|it| save_listener(packing, it, way));
         let listeners = listeners.collect::<Result<_, _>>()?;
         let mut connections = Vec::with_capacity(self.connections.len());
-        for (index, connection) in &self.connections {
-            connections.push(save_connection(packing, client_id(index), connection)?);
+        let mut callers = Vec::new();
+        for (number, it) in self.connections.lobby().callers() {
+            let whose = Whose::Caller(*number);
+            callers.push(save_caller(packing, &it.socket, (it.domain, it.pid, it.until), whose)?);
         }
+        for (index, it) in &self.connections {
+            let client = client_id(index);
+            match &it.socket {
+                // A successor hears nothing of the facts that were asked for: it reads the hello itself.
+                Some(socket) if !it.is_known => {
+                    let (caller, whose) = ((it.domain, it.pid, it.expires), Whose::Client(client));
+                    callers.push(save_caller(packing, socket, caller, whose)?);
+                }
+                _ => connections.push(save_connection(packing, client, it)?),
+            }
+        }
+        callers.sort_by_key(|caller| caller.until_us);
         let mut slots = Vec::new();
         for (slot, kind, fd) in self.fds.slots() {
             let fd = fd.map(|fd| packing.add(fd, Whose::Slot(slot))).transpose()?;
@@ -166,6 +188,7 @@ impl Server {
             administration,
             listeners,
             connections,
+            callers,
             handshakes: handshakes.collect(),
             slots,
             tombstones: self.fds.tombstones().save(),

@@ -183,7 +183,8 @@ impl Server {
     /// Whether no client has a turn or an event to come.
     #[cfg(feature = "fuzzing")]
     pub fn is_at_rest(&self) -> bool {
-        !self.is_asking() && self.connections.turns().is_empty() && self.connections.eventful() == 0
+        let is_idle = self.connections.turns().is_empty() && !self.connections.lobby().is_ready();
+        !self.is_asking() && is_idle && self.connections.eventful() == 0
     }
 
     /// Whether the facts about a client's process are not there yet.
@@ -201,7 +202,7 @@ impl Server {
     /// Whether nothing is left of any connection.
     #[cfg(feature = "fuzzing")]
     pub fn is_without_connections(&self) -> bool {
-        self.connections.is_empty()
+        self.connections.is_empty() && self.connections.lobby().callers().is_empty()
     }
 
     /// What is shown to whoever sees so much.

@@ -152,7 +152,7 @@ impl Server {
             Chore::Kept => self.kept.is_waiting(self.now),
             // The number of an ended client goes to no new one before its sockets are closed: their events name it.
             Chore::Accept => {
-                self.door.is_due(self.now)
+                (self.door.is_due(self.now) || self.connections.lobby().is_ready())
                     && !self.fds.is_retiring()
                     && self.fds.closing().may_turn_away()
             }
@@ -254,6 +254,7 @@ impl Server {
             Some(Source::Main(index)) => self.note_main(index, event),
             Some(Source::Event(index)) => self.note_event(index, event),
             Some(Source::Ahead(index)) => self.note_ahead(index),
+            Some(Source::Caller(number)) => self.connections.lobby_mut().note(number as u64),
             Some(Source::Process(index)) => self.note_process(index),
             Some(Source::Listener(number)) => self.door.note(number),
             Some(Source::AdminListener(number)) => self.admin.note_listener(number),
@@ -345,6 +346,7 @@ impl Server {
             self.trim.due(),
             self.waiting.due(),
             self.connections.handshakes().due(),
+            self.connections.lobby().due(),
             self.door.due().filter(|_| self.fds.closing().may_turn_away()),
             self.admin.room_at(),
             self.service.due(),

@@ -192,9 +192,6 @@ impl Server {
         if message.kind == Kind::Settle && channel == Channel::Main {
             return self.settle_closes(client, received.len);
         }
-        if message.kind == Kind::AheadSocket && channel == Channel::Main {
-            return self.open_ahead(client, received.len);
-        }
         let (kind, is_plain) = (message.kind, channel == Channel::Main && message.fd_count == 0);
         if kind == Kind::Fetch && is_plain && !self.may_fetch(client) {
             return;

@@ -5,7 +5,7 @@ use crate::error::Status;
 use crate::handle::{Handle, HandlePrefix};
 use crate::message::{
     AcquireHead, AllocationItem, DeclareItem, DrainedItem, GoingAway, GrantItem, Header, Hello,
-    HelloReply, LeaseItem, RecallItem, RedepositItem, RegisterHead, RegisterItem,
+    HelloReply, Join, LeaseItem, RecallItem, RedepositItem, RegisterHead, RegisterItem,
     RegisterReplyHead, Registered, Resolve, RevokedItem, SupplyItem,
 };
 use crate::object::{
@@ -22,6 +22,7 @@ pub const LAYOUTS: &[(&str, usize)] = &[
     ("HandlePrefix", size_of::<HandlePrefix>()),
     ("Hello", size_of::<Hello>()),
     ("HelloReply", size_of::<HelloReply>()),
+    ("Join", size_of::<Join>()),
     ("RegisterHead", size_of::<RegisterHead>()),
     ("RegisterItem", size_of::<RegisterItem>()),
     ("RedepositItem", size_of::<RedepositItem>()),

@@ -11,7 +11,7 @@ use zerocopy::{
 };
 
 /// Version of this protocol. A broker and a client agree in hello or part.
-pub const PROTOCOL_VERSION: u8 = 2;
+pub const PROTOCOL_VERSION: u8 = 3;
 
 /// First eight bytes of hello's body, in every version of the protocol for ever.
 pub const HELLO_MAGIC: [u8; 8] = *b"fdbroker";
@@ -21,10 +21,14 @@ wire_enum! {
     Kind: u16 {
         /// Client: the first message. Body [`Hello`]. Layout fixed in every version.
         Hello = 0x01, "hello";
-        /// Broker: [`HelloReply`], 2 fds: event socket, generation page.
+        /// Broker: [`HelloReply`], 1 fd: generation page.
         HelloReply = 0x02, "hello reply";
         /// Broker: a request failed as a whole. Body [`Status`]. Layout fixed in every version.
         Failed = 0x03, "failed";
+        /// Client: the first message on a further socket of a client. Body [`Join`].
+        Join = 0x04, "join";
+        /// Broker: it is. Without a body.
+        Joined = 0x05, "joined";
         /// Client: [`RegisterHead`], [`RegisterItem`]s, one fd per item.
         Register = 0x10, "register";
         /// Broker: [`RegisterReplyHead`], [`Registered`]s.
@@ -59,10 +63,6 @@ wire_enum! {
         Resolve = 0x2a, "resolve";
         /// Broker: [`Handle`]s, that of the virtual fd first.
         Resolved = 0x2b, "resolved";
-        /// Client: a socket for fds that are fetched ahead. Without a body.
-        AheadSocket = 0x2c, "ahead socket";
-        /// Broker: its end to read from, 1 fd. Without a body.
-        AheadSocketReply = 0x2d, "ahead socket reply";
         /// Client, one-way: [`HandlePrefix`]es that it will most likely acquire next, at most [`crate::limits::AHEAD_FDS`].
         Fetch = 0x2e, "fetch";
         /// Broker, event socket: [`RecallItem`]s; export again and answer with supply.
@@ -254,8 +254,41 @@ pub struct HelloReply {
     /// How long clients that were connected to a broker before this one may still come back, in ms: the rest of the grace
     /// time. From then on the broker knows of all leases of what was named to it.
     pub grace_left_ms: U64,
+    /// Random for each client: with it the client's further sockets [join](Join).
+    pub secret: U64,
     /// Reserved, 0.
-    pub reserved: [U64; 2],
+    pub reserved: U64,
+}
+
+/// Body of [`Kind::Join`], 16 bytes.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct Join {
+    /// The client's number, from [`HelloReply::client`].
+    pub client: U32,
+    /// A [`Role`].
+    pub role: U32,
+    /// From [`HelloReply::secret`].
+    pub secret: U64,
+}
+
+/// What a client's further socket is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Role {
+    /// Recalls, supplies and all else that the broker says by itself. Each client has one.
+    Events = 1,
+    /// Fds that are fetched ahead.
+    Ahead = 2,
+}
+
+impl Role {
+    /// From the wire.
+    pub fn from_number(number: u32) -> Option<Self> {
+        [Role::Events, Role::Ahead].into_iter().find(|role| *role as u32 == number)
+    }
 }
 
 /// Head of [`Kind::Register`] and [`Kind::Redeposit`], 8 bytes.

@@ -8,12 +8,12 @@ use crate::deadline::Deadline;
 use crate::deposit::DriverData;
 use crate::error::Error;
 use crate::limits::AHEAD_RETRY;
-use crate::own_fds::OwnFd;
 use crate::wire::ahead::{AheadEnd, AheadSocket};
-use crate::wire::call::{Call, Reply};
 use crate::wire::connection::Connection;
+use crate::wire::joining::Joining;
 use fdbroker_protocol::limits::{AHEAD_BYTES, AHEAD_FDS};
-use fdbroker_protocol::{ErrorCode, Handle, Kind, Message};
+use fdbroker_protocol::message::Role;
+use fdbroker_protocol::{ErrorCode, Handle, Message};
 use std::time::Instant;
 
 /// Has the broker send the fds behind these ahead, as far as it has room that nobody misses. How many are asked for.
@@ -34,21 +34,10 @@ pub(crate) fn fetch(connection: &Connection, handles: &[Handle], deadline: Deadl
 }
 
 fn ask(connection: &Connection, now: Instant, deadline: Deadline) -> AheadEnd {
-    let call = Call {
-        what: "fetch ahead",
-        kind: Kind::AheadSocket,
-        answer: Kind::AheadSocketReply,
-        until: deadline.given_up_at(),
-        deposits: 0,
-        ends: &[],
-    };
-    match connection.call(call, &[], |_| 0, |reply: Reply<'_>| Ok(reply.fds.next())) {
-        Ok(Some(socket)) => match OwnFd::guarded(socket) {
-            Ok(socket) => AheadEnd::Open(AheadSocket::new(socket)),
-            Err(_) => AheadEnd::Without(Some(now + AHEAD_RETRY)),
-        },
+    match Joining::new(connection.membership.clone(), Role::Ahead).finish(deadline) {
+        Ok(socket) => AheadEnd::Open(AheadSocket::new(socket)),
         Err(Error { code: ErrorCode::NotSupported, .. }) => AheadEnd::Without(None),
-        Ok(None) | Err(_) => AheadEnd::Without(Some(now + AHEAD_RETRY)),
+        Err(_) => AheadEnd::Without(Some(now + AHEAD_RETRY)),
     }
 }
 

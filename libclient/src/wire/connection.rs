@@ -9,6 +9,7 @@ use super::credits::Credits;
 use super::gathering::Fate;
 use super::handshake::{Greeted, Place};
 use super::inbox::{Inbox, Reader};
+use super::joining::Membership;
 use super::outbox::Outbox;
 use super::poll::{let_reads_wait, shut_down};
 use crate::books::common::Common;
@@ -52,6 +53,7 @@ pub(crate) struct Connection {
     pub common: Arc<Common>,
     /// The socket that it was connected to.
     pub place: Place,
+    pub membership: Membership,
     pub socket: OwnFd,
     pub events: OwnFd,
     /// When it was found that the program has closed its fds.
@@ -90,7 +92,7 @@ impl Connection {
         greeted: Greeted,
         common: Arc<Common>,
     ) -> Result<(Self, UnseenPage), Error> {
-        let Greeted { socket, events, page, reply, place } = greeted;
+        let Greeted { socket, events, page, reply, place, membership } = greeted;
         let_reads_wait(socket.polled(), READ_SLICE);
         let (slots, incarnation) = (reply.page_slots.get(), reply.incarnation.get());
         let page = UnseenPage { fd: OwnFd::kept(page)?, facts: PageFacts { slots, incarnation } };
@@ -100,8 +102,9 @@ impl Connection {
             credits: Credits::new(reply.deposit_credits.get(), common.wake.clone()),
             common,
             place,
+            membership,
             socket,
-            events: OwnFd::guarded(events)?,
+            events,
             closed_here: OnceLock::new(),
             alive: AtomicBool::new(true),
             next_id: AtomicU64::new(1),

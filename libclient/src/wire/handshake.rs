@@ -1,12 +1,13 @@
 //! Finds the broker's socket, connects and says hello. Must never wait longer than its caller says.
 
+use super::joining::{Joining, Membership};
 use super::poll::poll_one;
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::limits::{AT_THE_DOOR_FIRST, AT_THE_DOOR_LAST, BACKLOG_PAUSE, RECONNECT_LAST};
 use crate::own_fds::{CLOSED_HERE, OwnFd};
 use fdbroker_protocol::limits::{MAX_MESSAGE_BYTES, NAME_BYTES};
-use fdbroker_protocol::message::{HELLO_MAGIC, Hello, HelloReply};
+use fdbroker_protocol::message::{HELLO_MAGIC, Hello, HelloReply, Role};
 use fdbroker_protocol::{ErrorCode, Kind, Message, PROTOCOL_VERSION, Status, Writer};
 use fdbroker_scm::{ReceivedFds, RecvError, SendError, Stranger, check_server};
 use nix::errno::Errno;
@@ -33,10 +34,11 @@ pub(crate) struct Caller {
 #[derive(Debug)]
 pub(crate) struct Greeted {
     pub socket: OwnFd,
-    pub events: OwnedFd,
+    pub events: OwnFd,
     pub page: OwnedFd,
     pub reply: HelloReply,
     pub place: Place,
+    pub membership: Membership,
 }
 
 /// Which socket a path leads to: its device and inode. `None`: to none.
@@ -91,14 +93,24 @@ fn greet_once(caller: &Caller, until: Deadline) -> Result<Greeted, Error> {
     }
 }
 
-/// A connection whose hello is sent and not yet answered. Never waits.
+/// A connection whose hello is sent, until the hello is answered and the event socket has joined. Never waits.
 #[derive(Debug)]
 pub(crate) struct Greeting {
-    /// `None` once it is answered.
+    /// `None` once that is done.
     socket: Option<OwnFd>,
     path: PathBuf,
     place: Place,
     until: Deadline,
+    welcome: Option<Box<Welcome>>,
+}
+
+/// The answer to hello, and what follows it.
+#[derive(Debug)]
+struct Welcome {
+    reply: HelloReply,
+    page: OwnedFd,
+    membership: Membership,
+    events: Joining,
 }
 
 impl Greeting {
@@ -134,7 +146,8 @@ impl Greeting {
         let mut writer = Writer::new();
         writer.start(Kind::Hello, 1).push(&hello);
         let socket = Some(OwnFd::guarded(socket)?);
-        let greeting = Greeting { socket, path: caller.socket.clone(), place, until };
+        let (path, welcome) = (caller.socket.clone(), None);
+        let greeting = Greeting { socket, path, place, until, welcome };
         match fdbroker_scm::send(greeting.socket(), writer.finish(0, 0), &[]) {
             // Refused before hello: the reason can still be read.
             Ok(()) | Err(SendError::PeerGone) => Ok(greeting),
@@ -144,7 +157,8 @@ impl Greeting {
 
     /// Readable when the answer is there. To be polled.
     pub fn socket(&self) -> BorrowedFd<'_> {
-        self.socket.as_ref().expect("not answered yet").polled()
+        let joining = self.welcome.as_ref().and_then(|welcome| welcome.events.socket());
+        joining.unwrap_or_else(|| self.socket.as_ref().expect("not answered yet").polled())
     }
 
     /// Whether the program has closed it: polled, it might say nothing for long.
@@ -154,25 +168,51 @@ impl Greeting {
 
     /// When to look without an event: whether it is to be given up, or another broker has come.
     pub fn look_at(&self) -> Instant {
-        self.until.given_up_at().min(Instant::now() + RECONNECT_LAST)
+        let next = self.welcome.as_ref().and_then(|welcome| welcome.events.look_at());
+        let last = Instant::now() + RECONNECT_LAST;
+        self.until.given_up_at().min(next.unwrap_or(last)).min(last)
     }
 
-    /// The answer, if it has come or time is over; not to be asked again after.
+    /// The connection, if it is there or time is over; not to be asked again after.
     pub fn look(&mut self) -> Option<Result<Greeted, Error>> {
+        if self.welcome.is_none() {
+            match self.look_for_answer() {
+                None => return self.may_wait(),
+                Some(Ok(welcome)) => self.welcome = Some(Box::new(welcome)),
+                Some(Err(error)) => return Some(Err(error)),
+            }
+        }
+        match self.welcome.as_mut().expect("it has come").events.look() {
+            None => self.may_wait(),
+            Some(Ok(events)) => {
+                let Welcome { reply, page, membership, .. } = *self.welcome.take()?;
+                let (socket, place) = (self.socket.take()?, self.place);
+                Some(Ok(Greeted { socket, events, page, reply, place, membership }))
+            }
+            Some(Err(error)) => Some(Err(error)),
+        }
+    }
+
+    /// `None`: it may.
+    fn may_wait(&self) -> Option<Result<Greeted, Error>> {
+        if self.is_left() {
+            let context = self.context("another socket is in its place");
+            return Some(Err(Error::new(ErrorCode::Again, context)));
+        }
+        let is_over = Instant::now() >= self.until.given_up_at();
+        is_over.then(|| Err(no_answer(&self.path)))
+    }
+
+    fn look_for_answer(&mut self) -> Option<Result<Welcome, Error>> {
         let mut buf = vec![0; MAX_MESSAGE_BYTES];
-        let mut fds = ReceivedFds::with_capacity(2);
+        let mut fds = ReceivedFds::with_capacity(1);
         let socket = self.socket.as_ref().and_then(OwnFd::proved);
         let Some(socket) = socket else {
             return Some(Err(Error::not_connected(self.context(CLOSED_HERE))));
         };
         match fdbroker_scm::recv(socket, &mut buf, &mut fds) {
             Ok(received) => Some(self.read(&buf[..received.len], received.fds_truncated, fds)),
-            Err(RecvError::WouldBlock) if self.is_left() => {
-                let context = self.context("another socket is in its place");
-                Some(Err(Error::new(ErrorCode::Again, context)))
-            }
-            Err(RecvError::WouldBlock) if Instant::now() < self.until.given_up_at() => None,
-            Err(RecvError::WouldBlock) => Some(Err(no_answer(&self.path))),
+            Err(RecvError::WouldBlock) => None,
             Err(error) => Some(Err(Error::not_connected(self.context(&error.to_string())))),
         }
     }
@@ -185,11 +225,11 @@ impl Greeting {
     }
 
     fn read(
-        &mut self,
+        &self,
         bytes: &[u8],
         fds_truncated: bool,
         mut fds: ReceivedFds,
-    ) -> Result<Greeted, Error> {
+    ) -> Result<Welcome, Error> {
         let protocol = |what: &str| Error::new(ErrorCode::Protocol, self.context(what));
         let message = Message::parse(bytes).map_err(|error| protocol(&error.to_string()))?;
         let reply = match message.kind {
@@ -199,7 +239,7 @@ impl Greeting {
             Kind::Failed => return Err(refused(&message, &|what| self.context(what))),
             kind => return Err(protocol(&format!("it answers hello with {kind}"))),
         };
-        if fds_truncated && fds.len() < 2 {
+        if fds_truncated && fds.len() == 0 {
             let context = self.context("no fd left for the connection");
             return Err(Error::new(ErrorCode::LocalFdLimit, context));
         }
@@ -208,11 +248,12 @@ impl Greeting {
             let what = format!("it chose protocol version {version}, which this library lacks");
             return Err(protocol(&what));
         }
-        let (Some(events), Some(page)) = (fds.pop_front(), fds.pop_front()) else {
-            return Err(protocol("hello's reply lacks its 2 fds"));
+        let Some(page) = fds.pop_front() else {
+            return Err(protocol("hello's reply lacks its fd"));
         };
-        let socket = self.socket.take().expect("not answered yet");
-        Ok(Greeted { socket, events, page, reply, place: self.place })
+        let membership = Membership::new(&self.path, &reply);
+        let events = Joining::new(membership.clone(), Role::Events);
+        Ok(Welcome { reply, page, membership, events })
     }
 
     fn context(&self, event: &str) -> String {
@@ -256,7 +297,7 @@ fn refused(message: &Message<'_>, context: &dyn Fn(&str) -> String) -> Error {
 }
 
 /// A socket connected to `path`. `None`: the listener's backlog is full.
-fn open(path: &Path) -> Result<Option<OwnedFd>, Error> {
+pub(super) fn open(path: &Path) -> Result<Option<OwnedFd>, Error> {
     let address = UnixAddr::new(path).map_err(|_| {
         let context = format!("{}: longer than the 107 bytes a socket path may have", what(path));
         Error::not_connected(context)

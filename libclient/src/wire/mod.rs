@@ -10,6 +10,7 @@ mod fetching;
 mod gathering;
 pub(crate) mod handshake;
 pub(crate) mod inbox;
+pub(crate) mod joining;
 pub(crate) mod outbox;
 pub(crate) mod poll;
 pub(crate) mod reading;

@@ -15,6 +15,7 @@ mod early;
 mod exports;
 mod gathering;
 mod isolated;
+mod joining;
 mod level_zero;
 mod lifetime;
 mod memory;

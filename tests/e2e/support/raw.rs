@@ -5,8 +5,8 @@ use super::wait::PATIENCE;
 use fdbroker_client::Error;
 use fdbroker_protocol::limits::{MAX_MESSAGE_BYTES, NAME_BYTES};
 use fdbroker_protocol::message::{
-    AcquireHead, AllocationItem, GrantItem, HELLO_MAGIC, Hello, HelloReply, LeaseItem,
-    RegisterHead, RegisterItem, RegisterReplyHead, Registered,
+    AcquireHead, AllocationItem, GrantItem, HELLO_MAGIC, Hello, HelloReply, Join, LeaseItem,
+    RegisterHead, RegisterItem, RegisterReplyHead, Registered, Role,
 };
 use fdbroker_protocol::{
     AllocationId, ErrorCode, Handle, Kind, Message, PROTOCOL_VERSION, Status, Writer,
@@ -80,6 +80,34 @@ pub fn open(path: &Path) -> nix::Result<OwnedFd> {
     Ok(socket)
 }
 
+/// The message with which a client's further socket joins.
+pub fn join_message(reply: &HelloReply, role: Role) -> Vec<u8> {
+    let join = Join { client: reply.client, role: (role as u32).into(), secret: reply.secret };
+    let mut writer = Writer::new();
+    writer.start(Kind::Join, 1).push(&join);
+    writer.finish(0, 0).to_vec()
+}
+
+/// A further socket of the client that got this reply, and the broker's answer.
+pub fn try_join(path: &Path, reply: &HelloReply, role: Role) -> (OwnedFd, Incoming) {
+    let socket = open(path).expect("connect");
+    let _ = fdbroker_scm::send(socket.as_fd(), &join_message(reply, role), &[]);
+    let answer = receive_from(socket.as_fd(), PATIENCE).expect("an answer");
+    (socket, answer)
+}
+
+/// The same, once it is let in: others may crowd at the door.
+pub fn join(path: &Path, reply: &HelloReply, role: Role) -> OwnedFd {
+    loop {
+        let (socket, answer) = try_join(path, reply, role);
+        match answer.message().kind {
+            Kind::Joined => return socket,
+            _ => assert_eq!(answer.failure().result(), Err(ErrorCode::Again), "{answer:?}"),
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 impl Raw {
     /// Connects, and does not say hello.
     pub fn silent(path: &Path) -> Raw {
@@ -98,7 +126,8 @@ impl Raw {
         assert_eq!(answer.message().kind, Kind::HelloReply, "{answer:?}");
         let reply = *answer.message().body_as::<HelloReply>().expect("a hello reply");
         let page = answer.fds.pop().expect("the page");
-        let events = answer.fds.pop().expect("the event socket");
+        assert!(answer.fds.is_empty(), "and nothing else");
+        let events = join(path, &reply, Role::Events);
         raw.welcome = Some(Welcome { reply, events, page });
         raw
     }

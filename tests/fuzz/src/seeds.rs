@@ -94,14 +94,14 @@ fn message(kind: Kind, count: usize, byte: u8) -> Vec<u8> {
     let mut body = Body { count, byte, counted: 0, bytes: Vec::new() };
     visit(kind, &mut body);
     let fds = match kind {
-        Kind::HelloReply => 2,
+        Kind::HelloReply => 1,
         Kind::Register | Kind::Granted | Kind::Supply => body.counted,
         Kind::ObjectCreate => 1,
         _ => 0,
     };
     if kind == Kind::Hello {
         // Its magic, lowest and highest version.
-        body.bytes[..12].copy_from_slice(b"fdbroker\x01\0\x01\0");
+        body.bytes[..12].copy_from_slice(b"fdbroker\x03\0\x03\0");
     }
     let mut writer = Writer::new();
     writer.start(kind, 9).push(&body.bytes[..]);

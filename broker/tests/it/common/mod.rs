@@ -4,8 +4,8 @@
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::handle::HandlePrefix;
 use fdbroker_protocol::message::{
-    AcquireHead, GrantItem, HELLO_MAGIC, Hello, HelloReply, LeaseItem, RegisterHead, RegisterItem,
-    RegisterReplyHead, Registered, register_flags,
+    AcquireHead, GrantItem, HELLO_MAGIC, Hello, HelloReply, Join, LeaseItem, RegisterHead,
+    RegisterItem, RegisterReplyHead, Registered, Role, register_flags,
 };
 use fdbroker_protocol::{Handle, Kind, MemoryKind, PROTOCOL_VERSION, Share, Status, Writer};
 use fdbroker_scm::{ReceivedFds, RecvError};
@@ -229,6 +229,17 @@ pub fn hello_bytes(id: u64) -> Vec<u8> {
     writer.finish(0, 0).to_vec()
 }
 
+/// The event socket of the client that got this reply.
+pub fn join(path: &Path, hello: &HelloReply) -> Socket {
+    let event = Socket::connect(path);
+    let role = (Role::Events as u32).into();
+    let mut writer = Writer::new();
+    writer.start(Kind::Join, 1).push(&Join { client: hello.client, role, secret: hello.secret });
+    event.send(writer.finish(0, 0), &[]);
+    assert_eq!(event.recv().kind(), Kind::Joined);
+    event
+}
+
 impl Client {
     pub fn connect(path: &Path) -> Client {
         let main = Socket::connect(path);
@@ -237,7 +248,8 @@ impl Client {
         assert_eq!(reply.kind(), Kind::HelloReply);
         let hello = *reply.message().body_as::<HelloReply>().unwrap();
         let page = reply.fds.pop().unwrap();
-        let event = Socket(reply.fds.pop().unwrap());
+        assert!(reply.fds.is_empty());
+        let event = join(path, &hello);
         let credits = hello.deposit_credits.get();
         Client { main, event, page, hello, credits, next_id: 2 }
     }

@@ -7,10 +7,6 @@ use fdbroker_protocol::AllocationId;
 use fdbroker_protocol::message::AllocationItem;
 use nix::sys::socket::{Shutdown, shutdown};
 
-fn empty(kind: Kind, id: u64) -> Vec<u8> {
-    Writer::new().start(kind, id).finish(0, 0).to_vec()
-}
-
 fn fetch(handles: &[Handle]) -> Vec<u8> {
     let mut writer = Writer::new();
     writer.start(Kind::Fetch, 0);
@@ -28,13 +24,22 @@ fn unregister(handle: &Handle) -> Vec<u8> {
     writer.finish(1, 0).to_vec()
 }
 
-/// Asks for the socket.
-fn socket_of(bench: &mut Bench, client: &Peer) -> Peer {
-    client.send(&empty(Kind::AheadSocket, 5), &[]);
+/// A further socket of a client; the status when it is refused.
+fn try_socket(bench: &mut Bench, reply: &HelloReply) -> Result<Peer, ErrorCode> {
+    let socket = bench.raw();
+    socket.send(&join(reply, Role::Ahead), &[]);
     bench.rest();
-    let (bytes, mut fds) = client.recv().unwrap();
-    assert_eq!(Message::parse(&bytes).unwrap().kind, Kind::AheadSocketReply);
-    Peer(fds.pop().unwrap())
+    let (bytes, _) = socket.recv().unwrap();
+    let message = Message::parse(&bytes).unwrap();
+    match message.kind {
+        Kind::Joined => Ok(socket),
+        _ => Err(message.body_as::<Status>().unwrap().result().unwrap_err()),
+    }
+}
+
+/// Its socket for fds ahead.
+fn socket_of(bench: &mut Bench, reply: &HelloReply) -> Peer {
+    try_socket(bench, reply).unwrap()
 }
 
 /// The next fd ahead: which allocation it is of, and its lease.
@@ -70,15 +75,17 @@ struct Fetching {
     owner: Peer,
     handles: Vec<Handle>,
     _events: [Peer; 2],
+    replies: [HelloReply; 2],
 }
 
 fn fetching() -> Fetching {
     let mut bench = Bench::new(WHOLE_MESSAGES);
-    let (owner, owners_events) = bench.client();
-    let (client, events) = bench.client();
+    let (owner, owners_events, of_owner) = bench.greeted();
+    let (client, events, of_client) = bench.greeted();
     let handles = (0..4).map(|_| bench.register(&owner)).collect();
-    let ahead = socket_of(&mut bench, &client);
-    Fetching { bench, client, ahead, owner, handles, _events: [owners_events, events] }
+    let ahead = socket_of(&mut bench, &of_client);
+    let (_events, replies) = ([owners_events, events], [of_owner, of_client]);
+    Fetching { bench, client, ahead, owner, handles, _events, replies }
 }
 
 impl Fetching {
@@ -165,7 +172,7 @@ fn fetched_when_the_client_shuts_its_socket_down_then_it_only_loses_them() {
     assert!(it.is_served());
     // What lies there can still be read; then there may be another socket.
     assert_eq!(it.ahead.count(), 4);
-    it.ahead = socket_of(&mut it.bench, &it.client);
+    it.ahead = socket_of(&mut it.bench, &it.replies[1]);
     it.fetch();
     assert_eq!(it.ahead.count(), 4);
 }
@@ -180,11 +187,9 @@ fn socket_when_the_client_sends_into_it_then_refused() {
 fn socket_when_asked_for_again_then_the_next_one_once_all_is_read() {
     let mut it = fetching();
     it.fetch();
-    it.client.send(&empty(Kind::AheadSocket, 6), &[]);
-    it.bench.rest();
-    assert_eq!(it.client.failed().result(), Err(ErrorCode::Again));
+    assert_eq!(try_socket(&mut it.bench, &it.replies[1]).err(), Some(ErrorCode::Again));
     assert_eq!(it.ahead.count(), 4);
-    it.ahead = socket_of(&mut it.bench, &it.client);
+    it.ahead = socket_of(&mut it.bench, &it.replies[1]);
     it.fetch();
     assert_eq!(it.ahead.count(), 4);
 }
@@ -220,9 +225,7 @@ fn socket_when_there_are_as_many_as_may_be_then_again_and_when_there_are_none_th
         if most == 1 {
             it.bench.server.ahead.open(it.bench.server.connections[0].shares_as);
         }
-        it.owner.send(&empty(Kind::AheadSocket, 6), &[]);
-        it.bench.rest();
-        assert_eq!(it.owner.failed().result(), Err(code));
+        assert_eq!(try_socket(&mut it.bench, &it.replies[0]).err(), Some(code));
     }
     it.owner.send(&fetch(&it.handles), &[]);
     it.bench.rest();

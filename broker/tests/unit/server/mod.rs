@@ -16,8 +16,8 @@ use crate::settings::{Environment, Host, Settings};
 use crate::start::{Outside, prepare};
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::message::{
-    AcquireHead, HELLO_MAGIC, Hello, LeaseItem, RegisterHead, RegisterItem, RegisterReplyHead,
-    Registered, register_flags,
+    AcquireHead, HELLO_MAGIC, Hello, HelloReply, Join, LeaseItem, RegisterHead, RegisterItem,
+    RegisterReplyHead, Registered, Role, register_flags,
 };
 use fdbroker_protocol::{
     ErrorCode, Handle, Kind, MemoryKind, PROTOCOL_VERSION, Resource, Scope, Share, Status, Writer,
@@ -33,6 +33,7 @@ use std::time::{Duration, Instant};
 
 mod ahead;
 mod handover;
+mod joining;
 mod kept;
 mod lanes;
 
@@ -128,15 +129,33 @@ impl Bench {
 
     /// A client after its hello, and its event socket.
     fn client(&mut self) -> (Peer, Peer) {
+        let (peer, event, _) = self.greeted();
+        (peer, event)
+    }
+
+    /// The same, and the answer to its hello.
+    fn greeted(&mut self) -> (Peer, Peer, HelloReply) {
+        let (peer, reply) = self.let_in();
+        let event = self.raw();
+        event.send(&join(&reply, Role::Events), &[]);
+        self.rest();
+        let (bytes, _) = event.recv().unwrap();
+        assert_eq!(Message::parse(&bytes).unwrap().kind, Kind::Joined);
+        (peer, event, reply)
+    }
+
+    /// A client whose event socket has not joined.
+    fn let_in(&mut self) -> (Peer, HelloReply) {
         let peer = self.raw();
         peer.send(&hello(), &[]);
         self.rest();
         self.until(|server| server.connections.iter().all(|(_, it)| it.is_known));
         self.rest();
-        let (bytes, mut fds) = peer.recv().unwrap();
-        assert_eq!(Message::parse(&bytes).unwrap().kind, Kind::HelloReply);
-        fds.pop();
-        (peer, Peer(fds.pop().unwrap()))
+        let (bytes, fds) = peer.recv().unwrap();
+        let message = Message::parse(&bytes).unwrap();
+        assert_eq!((message.kind, fds.len()), (Kind::HelloReply, 1));
+        let reply = *message.body_as::<HelloReply>().unwrap();
+        (peer, reply)
     }
 
     fn register(&mut self, peer: &Peer) -> Handle {
@@ -202,6 +221,13 @@ fn hello() -> Vec<u8> {
     };
     let mut writer = Writer::new();
     writer.start(Kind::Hello, 1).push(&body);
+    writer.finish(0, 0).to_vec()
+}
+
+fn join(reply: &HelloReply, role: Role) -> Vec<u8> {
+    let join = Join { client: reply.client, role: (role as u32).into(), secret: reply.secret };
+    let mut writer = Writer::new();
+    writer.start(Kind::Join, 1).push(&join);
     writer.finish(0, 0).to_vec()
 }
 
@@ -400,8 +426,8 @@ fn silent_connection_when_its_time_is_over_then_ended() {
     let mut bench = Bench::new(&["limits.handshake_timeout_ms=1"]);
     let silent = bench.raw();
     bench.turn();
-    assert_eq!(bench.server.connections.len(), 1);
-    bench.until(|server| server.connections.is_empty());
+    assert_eq!(bench.server.connections.lobby().callers().len(), 1);
+    bench.until(|server| server.connections.lobby().callers().is_empty());
     bench.rest();
     assert_eq!(silent.failed().result(), Err(ErrorCode::Protocol));
     assert!(matches!(silent.recv(), Err(RecvError::Eof)));
@@ -412,6 +438,7 @@ fn connect_when_a_uid_is_at_its_cap_of_connections_then_refused_by_name() {
     let mut bench = Bench::new(&["caps.domain.connections=2"]);
     let _clients = [bench.client(), bench.client()];
     let third = bench.raw();
+    third.send(&hello(), &[]);
     bench.rest();
     let status = third.failed();
     assert_eq!(status.result(), Err(ErrorCode::NoQuota));

@@ -33,6 +33,7 @@ pub const SILENCE: Duration = Duration::from_millis(150);
 
 pub const NODE: u64 = 42;
 pub const SLOTS: u32 = 1024;
+pub const SECRET: u64 = 0x1234_5678_9abc_def0;
 
 pub fn soon() -> Deadline {
     Deadline::after(PATIENCE)
@@ -92,19 +93,53 @@ impl FakeBroker {
     }
 
     pub fn accept_raw(&self) -> (OwnedFd, Received) {
-        let fd = self.accept_silent();
-        let hello = receive(fd.as_fd(), PATIENCE).unwrap();
+        let (fd, hello) = self.accept_any();
         assert_eq!(hello.kind, Kind::Hello);
         (fd, hello)
     }
 
+    /// A further socket of the client that got the reply of [`SECRET`].
+    pub fn accept_join(&self, role: Role) -> OwnedFd {
+        let (fd, request) = self.accept_any();
+        let join = request.message(|message| *message.body_as::<Join>().unwrap());
+        let told = (join.client.get(), join.role.get(), join.secret.get());
+        assert_eq!(told, (7, role as u32, SECRET));
+        let mut writer = Writer::new();
+        let bytes = writer.start(Kind::Joined, request.id).finish(0, 0);
+        fdbroker_scm::send(fd.as_fd(), bytes, &[]).unwrap();
+        fd
+    }
+
+    fn accept_any(&self) -> (OwnedFd, Received) {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let fd = accept4(self.listener.as_ref().unwrap().as_raw_fd(), flags).unwrap();
+        // SAFETY: accept4 has just made it.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let first = receive(fd.as_fd(), PATIENCE).unwrap();
+        (fd, first)
+    }
+
+    /// Refuses a further socket.
+    pub fn refuse_join(&self, code: ErrorCode) {
+        let (fd, request) = self.accept_any();
+        assert_eq!(request.kind, Kind::Join);
+        let bytes = Writer::new().failed(request.id, code.into()).to_vec();
+        fdbroker_scm::send(fd.as_fd(), &bytes, &[]).unwrap();
+    }
+
     pub fn accept(&self, terms: Terms) -> Peer {
+        let (socket, page, hello, incarnation) = self.let_in(terms);
+        let events = self.accept_join(Role::Events);
+        Peer { socket, events, page, hello, incarnation, next_lease: 1 }
+    }
+
+    /// Answers hello; the event socket is still to join.
+    pub fn let_in(&self, terms: Terms) -> (OwnedFd, Page, Hello, u64) {
         static INCARNATION: AtomicU64 = AtomicU64::new(1000);
         let (socket, request) = self.accept_raw();
         let hello = request.message(|message| *message.body_as::<Hello>().unwrap());
         let incarnation = INCARNATION.fetch_add(1, Ordering::Relaxed);
         let page = Page::new(incarnation);
-        let (events, theirs) = fdbroker_scm::seqpacket_pair().unwrap();
         let reply = HelloReply {
             version: u16::from(PROTOCOL_VERSION).into(),
             max_batch: 253.into(),
@@ -116,13 +151,13 @@ impl FakeBroker {
             recall_timeout_ms: terms.recall_timeout_ms.into(),
             max_parked: terms.max_parked.into(),
             grace_left_ms: terms.grace_left_ms.into(),
-            reserved: [0.into(); 2],
+            secret: SECRET.into(),
+            reserved: 0.into(),
         };
         let mut writer = Writer::new();
         writer.start(Kind::HelloReply, request.id).push(&reply);
-        let fds = [theirs.as_fd(), page.fd.as_fd()];
-        fdbroker_scm::send(socket.as_fd(), writer.finish(0, 2), &fds).unwrap();
-        Peer { socket, events, page, hello, incarnation, next_lease: 1 }
+        fdbroker_scm::send(socket.as_fd(), writer.finish(0, 1), &[page.fd.as_fd()]).unwrap();
+        (socket, page, hello, incarnation)
     }
 
     /// Connects a client to this broker.

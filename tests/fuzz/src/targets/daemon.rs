@@ -64,6 +64,8 @@ struct Bench {
     good: OwnedFd,
     bad: OwnedFd,
     clients: [Option<Client>; CLIENTS],
+    /// The answers to their last hellos.
+    replies: [Option<HelloReply>; CLIENTS],
     admin: Option<OwnedFd>,
     handles: Vec<Handle>,
     tokens: Vec<[u8; 16]>,
@@ -94,6 +96,7 @@ impl Bench {
             good: memory::sealed(),
             bad: memory::unsealed(),
             clients: Default::default(),
+            replies: Default::default(),
             admin: None,
             handles: Vec::new(),
             tokens: Vec::new(),
@@ -258,7 +261,12 @@ impl Bench {
                 return 0;
             }
             11 => {
-                writer.start(Kind::AheadSocket, id);
+                // As the first message it makes a further socket of some client of this one.
+                let role = u32::from(bytes.u8() & 3).into();
+                let reply = self.replies[bytes.below(CLIENTS)];
+                let (client, secret) = reply.map_or((0, 0), |it| (it.client.get(), it.secret.get()));
+                let join = Join { client: client.into(), role, secret: secret.into() };
+                writer.start(Kind::Join, id).push(&join);
                 return 0;
             }
             12 => {
@@ -324,12 +332,15 @@ impl Bench {
 
     /// Reads all messages that wait for a client.
     fn read(&mut self, client: usize) {
-        let Some(reader) = &mut self.clients[client] else { return };
-        while let Some((bytes, mut fds)) = receive(reader.main.as_fd()) {
+        let Some(reader) = &self.clients[client] else { return };
+        let mut welcome = None;
+        while let Some((bytes, fds)) = receive(reader.main.as_fd()) {
             let message = Message::parse(&bytes).expect("the broker's own messages are whole");
             message.check_fds(fds.len()).expect("as many fds as it says");
             match message.kind {
-                Kind::HelloReply => reader.event = Some(fds.swap_remove(0)),
+                Kind::HelloReply => {
+                    welcome = Some(*message.body_as::<HelloReply>().expect("it is whole"));
+                }
                 Kind::RegisterReply => {
                     let (_, items) = message
                         .head_and_items::<RegisterReplyHead, Registered>()
@@ -347,6 +358,18 @@ impl Bench {
                 _ => {}
             }
         }
+        if let Some(reply) = welcome {
+            let event = dial(&self.socket);
+            let (client_number, secret) = (reply.client, reply.secret);
+            let role = (Role::Events as u32).into();
+            let join = Join { client: client_number, role, secret };
+            self.writer.start(Kind::Join, 1).push(&join);
+            let _ = fdbroker_scm::send(event.as_fd(), self.writer.finish(0, 0), &[]);
+            self.replies[client] = welcome;
+            self.clients[client].as_mut().expect("it is there").event = Some(event);
+            self.daemon.rest();
+        }
+        let reader = self.clients[client].as_ref().expect("it is there");
         let Some(event) = &reader.event else { return };
         while let Some((bytes, fds)) = receive(event.as_fd()) {
             let message = Message::parse(&bytes).expect("the broker's own messages are whole");
@@ -366,6 +389,7 @@ impl Bench {
             self.daemon.check_invariants();
         }
         self.clients = Default::default();
+        self.replies = Default::default();
         self.admin = None;
         self.daemon.forget_all();
         self.handles.clear();

@@ -155,22 +155,23 @@ fn serve<'a>(
     hello: &[u8],
     script: &mut impl Iterator<Item = &'a Answer<'a>>,
 ) {
-    let (event, theirs) = fdbroker_scm::seqpacket_pair().expect("a pair");
     let Some(request) = next_request(main.as_fd()) else { return };
     let mut writer = Writer::new();
-    let fds = [theirs.as_fd(), page.as_fd()];
-    let sent = match hello {
-        [] => {
-            writer.start(Kind::HelloReply, request.id).push(&hello_reply());
-            fdbroker_scm::send(main.as_fd(), writer.finish(0, 2), &fds)
-        }
-        _ => {
-            let bytes = patched(hello, request.id);
-            fdbroker_scm::send(main.as_fd(), &bytes, &fds[..bytes.len() % 3])
-        }
-    };
-    drop(theirs);
-    if sent.is_err() {
+    if !hello.is_empty() {
+        // Should it be a welcome, the event socket is taken for another connection, and refused.
+        let bytes = patched(hello, request.id);
+        let fds = vec![page.as_fd(); bytes.len() % 3];
+        let _ = fdbroker_scm::send(main.as_fd(), &bytes, &fds);
+        return;
+    }
+    writer.start(Kind::HelloReply, request.id).push(&hello_reply());
+    if fdbroker_scm::send(main.as_fd(), writer.finish(0, 1), &[page.as_fd()]).is_err() {
+        return;
+    }
+    let Some(event) = fixed.accept() else { return };
+    let Some(join) = next_request(event.as_fd()) else { return };
+    let joined = writer.start(Kind::Joined, join.id).finish(0, 0);
+    if fdbroker_scm::send(event.as_fd(), joined, &[]).is_err() {
         return;
     }
     while let Some(request) = next_request(main.as_fd()) {
@@ -396,7 +397,7 @@ fn page(bytes: &mut Bytes<'_>) -> OwnedFd {
 
 fn hello_reply() -> HelloReply {
     HelloReply {
-        version: 1.into(),
+        version: u16::from(PROTOCOL_VERSION).into(),
         max_batch: 253.into(),
         deposit_credits: 4.into(),
         node: 42.into(),
@@ -406,7 +407,8 @@ fn hello_reply() -> HelloReply {
         recall_timeout_ms: 1000.into(),
         max_parked: 8.into(),
         grace_left_ms: 10_000.into(),
-        reserved: [0.into(); 2],
+        secret: 99.into(),
+        reserved: 0.into(),
     }
 }
 

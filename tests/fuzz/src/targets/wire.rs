@@ -67,11 +67,11 @@ pub fn visit(kind: Kind, bodies: &mut impl Bodies) {
         | Kind::Complete
         | Kind::Settle
         | Kind::Settled
-        | Kind::AheadSocket
-        | Kind::AheadSocketReply => bodies.empty(),
+        | Kind::Joined => bodies.empty(),
         Kind::Fetch => bodies.items::<HandlePrefix>(),
         Kind::Hello => bodies.body::<Hello>(),
         Kind::HelloReply => bodies.body::<HelloReply>(),
+        Kind::Join => bodies.body::<Join>(),
         Kind::Failed => bodies.body::<Status>(),
         Kind::GoingAway => bodies.body::<GoingAway>(),
         Kind::AdminStatus
