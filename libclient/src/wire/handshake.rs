@@ -1,5 +1,6 @@
 //! Finds the broker's socket, connects and says hello. Must never wait longer than its caller says.
 
+use super::dial::{open, what};
 use super::joining::{Joining, Membership};
 use super::poll::poll_one;
 use crate::deadline::Deadline;
@@ -9,11 +10,9 @@ use crate::own_fds::{CLOSED_HERE, OwnFd};
 use fdbroker_protocol::limits::{MAX_MESSAGE_BYTES, NAME_BYTES};
 use fdbroker_protocol::message::{HELLO_MAGIC, Hello, HelloReply, Role};
 use fdbroker_protocol::{ErrorCode, Kind, Message, PROTOCOL_VERSION, Status, Writer};
-use fdbroker_scm::{ReceivedFds, RecvError, SendError, Stranger, check_server};
-use nix::errno::Errno;
+use fdbroker_scm::{ReceivedFds, RecvError, SendError};
 use nix::poll::PollFlags;
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -239,7 +238,7 @@ impl Greeting {
             Kind::Failed => return Err(refused(&message, &|what| self.context(what))),
             kind => return Err(protocol(&format!("it answers hello with {kind}"))),
         };
-        if fds_truncated && fds.len() == 0 {
+        if fds_truncated && fds.is_empty() {
             let context = self.context("no fd left for the connection");
             return Err(Error::new(ErrorCode::LocalFdLimit, context));
         }
@@ -259,10 +258,6 @@ impl Greeting {
     fn context(&self, event: &str) -> String {
         format!("{}: {event}", what(&self.path))
     }
-}
-
-fn what(path: &Path) -> String {
-    format!("connect to {}", path.display())
 }
 
 /// Why a broker that listens does not answer in time.
@@ -296,64 +291,6 @@ fn refused(message: &Message<'_>, context: &dyn Fn(&str) -> String) -> Error {
     }
 }
 
-/// A socket connected to `path`. `None`: the listener's backlog is full.
-pub(super) fn open(path: &Path) -> Result<Option<OwnedFd>, Error> {
-    let address = UnixAddr::new(path).map_err(|_| {
-        let context = format!("{}: longer than the 107 bytes a socket path may have", what(path));
-        Error::not_connected(context)
-    })?;
-    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let socket = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)
-        .map_err(|errno| Error::no_fd(ErrorCode::NotConnected, &what(path), errno))?;
-    loop {
-        match connect(socket.as_raw_fd(), &address) {
-            Ok(()) => {
-                check_server(socket.as_fd(), path).map_err(|it| stranger(path, &it))?;
-                return Ok(Some(socket));
-            }
-            Err(Errno::EINTR) => {}
-            Err(Errno::EAGAIN) => return Ok(None),
-            Err(Errno::EACCES) => {
-                let error = Error::os(ErrorCode::NotPermitted, &what(path), Errno::EACCES);
-                return Err(error.because(no_access(path)));
-            }
-            Err(errno) => return Err(Error::os(ErrorCode::NotConnected, &what(path), errno)),
-        }
-    }
-}
-
-/// NOT_PERMITTED for a server that may be anybody. Nothing was sent to it.
-fn stranger(path: &Path, who: &Stranger) -> Error {
-    let context = format!("{}: served by uid {}", what(path), who.uid);
-    Error::new(ErrorCode::NotPermitted, context).because(who.to_string())
-}
-
-/// Why this process may not connect to `path`, and what to do: the folder that it may not enter, else the socket.
-fn no_access(path: &Path) -> String {
-    let refusing = |part: &&Path| {
-        std::fs::metadata(part)
-            .is_err_and(|cause| cause.kind() == std::io::ErrorKind::PermissionDenied)
-    };
-    // The outermost that cannot be looked at is in the folder at fault. A socket's path has 107 bytes at most.
-    let hidden = path.ancestors().filter(refusing).last();
-    let at_fault = hidden.and_then(Path::parent).unwrap_or(path);
-    let (uid, gid) = (nix::unistd::geteuid(), nix::unistd::getegid());
-    let is_whose = std::fs::metadata(at_fault).map_or_else(
-        |cause| format!("cannot be looked at ({cause})"),
-        |it| {
-            let mode = it.mode() & 0o7777;
-            format!("belongs to uid {} and gid {} with mode {mode:o}", it.uid(), it.gid())
-        },
-    );
-    let (what, act) = if hidden.is_some() { ("folder", "enter") } else { ("socket", "write to") };
-    let place = at_fault.display();
-    format!(
-        "the {what} {place} {is_whose}, and this process, of uid {uid} and gid {gid}, may not {act} it; run it as a user that may, have \
-         the {what}'s mode widened (of a socket: `mode` of its listener in the broker's configuration), or name another broker's \
-         socket in FDBROKER_SOCKET"
-    )
-}
-
 fn padded(name: &str) -> [u8; NAME_BYTES] {
     let mut padded = [0; NAME_BYTES];
     let mut end = name.len().min(NAME_BYTES);
@@ -367,6 +304,8 @@ fn padded(name: &str) -> [u8; NAME_BYTES] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, socket};
+    use std::os::fd::{AsFd, AsRawFd};
 
     fn caller(path: &Path) -> Caller {
         Caller { socket: path.to_owned(), name: "t".into(), own_fds: 1, max_held_fds: 0, key: 1 }

@@ -1,7 +1,7 @@
 //! A client's further sockets: the client connects each itself and says whose it is, so that no message of the broker has to carry a
 //! socket. Must never wait longer than its caller says.
 
-use super::handshake::open;
+use super::dial::{open, what};
 use super::poll::poll_one;
 use crate::deadline::Deadline;
 use crate::error::Error;
@@ -147,7 +147,7 @@ impl Joining {
         Error::not_connected(self.context(what))
     }
 
-    fn context(&self, what: &str) -> String {
-        format!("connect to {}: {what}", self.membership.path.display())
+    fn context(&self, event: &str) -> String {
+        format!("{}: {event}", what(&self.membership.path))
     }
 }

@@ -6,6 +6,7 @@ pub(crate) mod ahead;
 pub(crate) mod call;
 pub(crate) mod connection;
 pub(crate) mod credits;
+mod dial;
 mod fetching;
 mod gathering;
 pub(crate) mod handshake;

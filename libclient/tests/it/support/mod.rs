@@ -111,10 +111,7 @@ impl FakeBroker {
     }
 
     fn accept_any(&self) -> (OwnedFd, Received) {
-        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let fd = accept4(self.listener.as_ref().unwrap().as_raw_fd(), flags).unwrap();
-        // SAFETY: accept4 has just made it.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let fd = self.accept_silent();
         let first = receive(fd.as_fd(), PATIENCE).unwrap();
         (fd, first)
     }
