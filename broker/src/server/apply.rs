@@ -244,7 +244,7 @@ impl Server {
         let watched = pidfd.as_ref().map_or(Ok(()), |pidfd| {
             register(&self.poll, pidfd.as_fd(), Source::Process(index(client)))
         });
-        match watched.and_then(|()| kernel::random().map_err(Into::into)) {
+        match watched.and_then(|()| kernel::random()) {
             Ok(secret) => {
                 (connection.pidfd, connection.secret) = (pidfd, u64::from_ne_bytes(secret));
                 connection.hello_reply = Some(HelloReply { request, deposit_credits });
