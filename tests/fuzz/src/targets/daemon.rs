@@ -264,7 +264,8 @@ impl Bench {
                 // As the first message it makes a further socket of some client of this one.
                 let role = u32::from(bytes.u8() & 3).into();
                 let reply = self.replies[bytes.below(CLIENTS)];
-                let (client, secret) = reply.map_or((0, 0), |it| (it.client.get(), it.secret.get()));
+                let (client, secret) =
+                    reply.map_or((0, 0), |it| (it.client.get(), it.secret.get()));
                 let join = Join { client: client.into(), role, secret: secret.into() };
                 writer.start(Kind::Join, id).push(&join);
                 return 0;

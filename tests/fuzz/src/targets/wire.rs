@@ -63,11 +63,9 @@ pub trait Bodies {
 /// Calls the method of `bodies` for the shape that messages of this kind have.
 pub fn visit(kind: Kind, bodies: &mut impl Bodies) {
     match kind {
-        Kind::Cancel
-        | Kind::Complete
-        | Kind::Settle
-        | Kind::Settled
-        | Kind::Joined => bodies.empty(),
+        Kind::Cancel | Kind::Complete | Kind::Settle | Kind::Settled | Kind::Joined => {
+            bodies.empty()
+        }
         Kind::Fetch => bodies.items::<HandlePrefix>(),
         Kind::Hello => bodies.body::<Hello>(),
         Kind::HelloReply => bodies.body::<HelloReply>(),
