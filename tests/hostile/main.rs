@@ -28,6 +28,7 @@ mod attacks;
 mod common;
 mod daemon;
 mod good;
+mod growth;
 mod measure;
 mod play;
 mod run;

@@ -4,6 +4,7 @@
 use crate::attack::Tally;
 use crate::attacks::hung::HungServer;
 use crate::daemon::{Counts, Daemon, Work};
+use crate::growth::by_right_kib;
 use crate::measure::{Phase, median};
 use crate::scenarios::Scenario;
 use crate::support::peer::{Peer, Rank, Role};
@@ -99,6 +100,7 @@ impl Stage<'_> {
         expect_ok(good.ask("touch")?)?;
         let before = self.settled_counts();
         let memory = self.daemon.memory_kib();
+        let deposits = self.daemon.counters().deposits;
         let mut busy = Duration::ZERO;
         for round in 0..=self.plan.rounds {
             // The first round warms up: its times do not count, but everything must be as before after it.
@@ -127,21 +129,26 @@ impl Stage<'_> {
         }
         outcome.busy =
             busy.as_secs_f64() / (self.plan.phase.as_secs_f64() * (self.plan.rounds as f64 + 0.5));
-        self.judge(outcome, memory);
+        self.judge(outcome, memory, deposits);
         Ok(())
     }
 
-    /// What the attackers got, and the memory that has not come back.
-    fn judge(&self, outcome: &mut Outcome, memory: i64) {
+    /// What the attackers got, and the memory that has not come back. `memory`, `deposits`: what there were before.
+    fn judge(&self, outcome: &mut Outcome, memory: i64, deposits: u64) {
+        let users = if self.scenario.own_users { self.scenario.attackers.into() } else { 1 };
+        let by_right = by_right_kib(self.daemon.counters().deposits - deposits, users);
+        let most = self.scenario.slack_kib + by_right;
         let until = Instant::now() + TIME_TO_GIVE_BACK;
         loop {
             outcome.memory_kib = self.daemon.memory_kib() - memory;
-            if outcome.memory_kib <= self.scenario.slack_kib {
+            if outcome.memory_kib <= most {
                 break;
             }
             if Instant::now() > until {
                 let more = outcome.memory_kib;
-                outcome.leaks.push(format!("memory: {memory} KiB, and now {more} more"));
+                outcome
+                    .leaks
+                    .push(format!("memory: {memory} KiB, and now {more} more; by right {most}"));
                 break;
             }
             std::thread::sleep(Duration::from_millis(20));

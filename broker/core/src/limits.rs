@@ -178,7 +178,7 @@ pub const ADDRESSES_PER_CHUNK: usize = 128;
 
 /// Slots of allocations that are used before one is used again. An application that registers and ends one allocation
 /// 100,000 times a second uses up a slot's 2^32 generations in 12 hours, and those of so many slots in 89 years. The
-/// records of that many take 8 MiB.
+/// records of that many take 7 MiB, once, and stay.
 pub const SLOTS_BEFORE_REUSE: u32 = 1 << 16;
 
 /// Client numbers that a predecessor may have given, whatever the new limit: 8 MiB of table.
