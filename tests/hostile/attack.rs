@@ -7,11 +7,16 @@ use crate::wire::{Inbox, stop};
 use fdbroker_protocol::Handle;
 use std::path::PathBuf;
 
+/// A seed is `round * ATTACKERS_PER_ROUND + number`.
+pub const ATTACKERS_PER_ROUND: u64 = 100;
+
 /// What an attack can use.
 pub struct Attack {
     pub socket: PathBuf,
     /// Handles of the good client.
     pub victims: Vec<Handle>,
+    /// Which of the scenario's attackers it is.
+    pub number: u64,
     pub inbox: Inbox,
     pub rng: Rng,
     pub tally: Tally,
@@ -51,11 +56,13 @@ pub fn play(mut link: Link) {
         while ear.hear().is_some() {}
         stop();
     });
+    let seed: u64 = seed.parse().expect("a number");
     let mut attack = Attack {
         socket: PathBuf::from(socket),
         victims: crate::wire::from_line(&victims),
+        number: seed % ATTACKERS_PER_ROUND,
         inbox: Inbox::new(),
-        rng: Rng(seed.parse().expect("a number")),
+        rng: Rng(seed),
         tally: Tally::default(),
         hung_file,
         link,

@@ -5,8 +5,10 @@ use crate::support::memory::{BLOCK_BYTES, pattern};
 use crate::support::peer::Link;
 use fdbroker_client::{
     Access, Arena, CacheSettings, Client, Deadline, Error, HostBuffer, HostMemory, ImportCache,
+    ObjectOptions,
 };
 use fdbroker_protocol::Handle;
+use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -33,6 +35,8 @@ struct Good {
     consumer: Client,
     next: usize,
     waits: Waits,
+    /// All times of several phases, ns, by the name of the pool.
+    pools: HashMap<String, Vec<u64>>,
 }
 
 /// How long this thread was ready to run while another had its processor. The attacker has the same processor, and the kernel
@@ -60,17 +64,33 @@ pub fn play(mut link: Link) {
     let mut good = Good::new(Path::new(&socket)).expect("the daemon serves");
     link.say("OK");
     while let Some(line) = link.hear() {
-        let (verb, number) = line.split_once(' ').unwrap_or((&line, "0"));
-        let answer = match verb {
-            "measure" => good.measure(Duration::from_millis(number.parse().expect("ms"))),
-            "touch" => told(good.touch()),
-            "join" => told(good.join()),
-            "reclaim" => told(good.reclaim()),
-            "handles" => crate::wire::to_line(&good.handles),
-            other => panic!("nobody can {other}"),
+        let words: Vec<&str> = line.split(' ').collect();
+        let answer = match words[..] {
+            // For so many ms, into this pool.
+            ["measure", ms, pool] => good.measure(Good::once, millis(ms), pool),
+            ["joins", ms, pool] => good.measure(Good::timed_join, millis(ms), pool),
+            ["pooled", pool] => good.pooled(pool),
+            ["touch"] => told(good.touch()),
+            ["join"] => told(good.join()),
+            ["put"] => told(good.put()),
+            ["reclaim"] => told(good.reclaim()),
+            ["handles"] => crate::wire::to_line(&good.handles),
+            _ => panic!("nobody can {line}"),
         };
         link.say(&answer);
     }
+}
+
+fn millis(text: &str) -> Duration {
+    Duration::from_millis(text.parse().expect("ms"))
+}
+
+/// `count p99_ns worst_ns` of times in any order.
+fn summary(took: &mut [u64]) -> String {
+    took.sort_unstable();
+    let p99 = took.get(took.len() * 99 / 100).copied().unwrap_or_default();
+    let worst = took.last().copied().unwrap_or_default();
+    format!("{} {p99} {worst}", took.len())
 }
 
 fn told(outcome: Result<(), Error>) -> String {
@@ -92,7 +112,8 @@ impl Good {
         let handles = handles.into_iter().collect::<Result<Vec<_>, _>>()?;
         let (consumer, socket) = (connect("good")?, socket.to_owned());
         let waits = Waits::new();
-        Ok(Good { socket, _owner: owner, _buffers: buffers, handles, consumer, next: 0, waits })
+        let (next, pools) = (0, HashMap::new());
+        Ok(Good { socket, _owner: owner, _buffers: buffers, handles, consumer, next, waits, pools })
     }
 
     /// One acquire and release: the time of both together, without the waits for the processor.
@@ -107,13 +128,27 @@ impl Good {
         Ok(took.saturating_sub(self.waits.so_far() - waited))
     }
 
-    /// `count p99_ns worst_ns errors text...`
-    fn measure(&mut self, time: Duration) -> String {
+    /// A newcomer as in [`Good::join`]: its time, without the waits for the processor.
+    fn timed_join(&mut self) -> Result<Duration, Error> {
+        let waited = self.waits.so_far();
+        let began = Instant::now();
+        self.join()?;
+        let took = began.elapsed();
+        Ok(took.saturating_sub(self.waits.so_far() - waited))
+    }
+
+    /// Does it again and again, and notes the times in the pool: `count p99_ns worst_ns errors text...`
+    fn measure(
+        &mut self,
+        once: fn(&mut Good) -> Result<Duration, Error>,
+        time: Duration,
+        pool: &str,
+    ) -> String {
         let (mut took, mut errors, mut texts) = (Vec::new(), 0, Vec::new());
         let began = Instant::now();
         while began.elapsed() < time {
-            match self.once() {
-                Ok(time) => took.push(time.as_nanos()),
+            match once(self) {
+                Ok(time) => took.push(u64::try_from(time.as_nanos()).expect("below 500 years")),
                 Err(error) => {
                     errors += 1;
                     if texts.len() < ERRORS_TOLD {
@@ -123,11 +158,14 @@ impl Good {
                 }
             }
         }
-        took.sort_unstable();
-        let p99 = took.get(took.len() * 99 / 100).copied().unwrap_or_default();
-        let worst = took.last().copied().unwrap_or_default();
+        self.pools.entry(pool.to_owned()).or_default().extend(&took);
         let texts = texts.join("; ").replace('\n', " ");
-        format!("{} {p99} {worst} {errors} {texts}", took.len())
+        format!("{} {errors} {texts}", summary(&mut took))
+    }
+
+    /// `count p99_ns worst_ns` of all phases of a pool.
+    fn pooled(&mut self, pool: &str) -> String {
+        summary(self.pools.get_mut(pool).map_or(&mut [], Vec::as_mut_slice))
     }
 
     /// Acquires every buffer once and compares every byte. After it the broker holds again what it had evicted.
@@ -146,6 +184,17 @@ impl Good {
         let newcomer = Client::builder().socket(&self.socket).name("good-new").connect()?;
         drop(newcomer.acquire(&self.handles[0], patience())?);
         newcomer.flush(patience())
+    }
+
+    /// Puts an object, reads it, and takes its name away.
+    fn put(&self) -> Result<(), Error> {
+        let (name, bytes) = ("good-put", pattern(1));
+        let objects = self.consumer.objects();
+        objects.put(name, &bytes, ObjectOptions::default(), patience())?;
+        let object = objects.get(name, patience())?;
+        assert!(object.bytes()? == bytes, "the object has other bytes");
+        drop(object);
+        objects.delete(name, None, patience()).map(drop)
     }
 
     /// An idle client of the same user has as many leases as the user may have. Another one needs some of them.

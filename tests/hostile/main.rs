@@ -14,8 +14,8 @@
 //!   client's times only through the time that it takes the daemon.
 //! - The quiet phase is not idle: as many processes as there are attackers make the same kind of system calls (messages
 //!   over a socket pair) on the same processor, but to themselves.
-//! - Quiet phases and attacks alternate. Each figure is the median, over the rounds, of the 99th percentile or of the worst
-//!   of acquire and release together. A scenario that is too slow is measured again, with twice the rounds, before it counts.
+//! - Quiet phases and attacks alternate. With --measure each figure is of all rounds together: what costs much once in a while
+//!   shows. A scenario that is too slow is measured again, with twice the rounds, before it counts.
 //!
 //! A scenario fails when the good client or a newcomer sees an error or wrong bytes; when an attacker gets what it should
 //! not have; when the daemon's ledger, fds or memory do not return to where they were; when its log has an error or a panic;
@@ -45,6 +45,8 @@ usage: tests/hostile/run.sh [OPTIONS]
 
 --quick          fewer and shorter rounds, for CI
 --measure        shows and judges the good client's times; for a machine that does nothing else
+--seconds N      seconds of attack, and as many quiet ones, of each scenario, its rounds together (10 with --measure)
+--json FILE      writes a JSON line for each scenario, with the times in us
 --scenario NAME  only the scenarios whose name contains NAME
 --rounds N       rounds of quiet and attack per scenario, after a first one (default 5; 1 with --quick)
 --list           names of the scenarios, and what each does
@@ -54,11 +56,13 @@ As root: the daemon, the good client and the attackers are users of their own. E
 several, or a file server of one's own, is named as not run. At least two processors are needed.";
 
 #[derive(Debug, Default)]
-struct Args {
-    mode: run::Mode,
+pub(crate) struct Args {
+    pub mode: run::Mode,
     list: bool,
-    scenario: Option<String>,
-    rounds: Option<usize>,
+    pub scenario: Option<String>,
+    pub rounds: Option<usize>,
+    pub seconds: Option<u64>,
+    pub json: Option<std::path::PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -69,7 +73,7 @@ fn main() -> ExitCode {
     }
     match parse(arguments.into_iter()) {
         Ok(Some(args)) if args.list => scenarios::list(),
-        Ok(Some(args)) => return run::run(args.mode, args.scenario.as_deref(), args.rounds),
+        Ok(Some(args)) => return run::run(&args),
         Ok(None) => println!("{HELP}"),
         Err(message) => {
             eprintln!("hostile: {message}\n{HELP}");
@@ -92,6 +96,11 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Args>, St
                 let rounds = value()?.parse().ok().filter(|rounds| *rounds > 0);
                 args.rounds = Some(rounds.ok_or("--rounds needs a number above 0")?);
             }
+            "--seconds" => {
+                let seconds = value()?.parse().ok().filter(|seconds| (1..=120).contains(seconds));
+                args.seconds = Some(seconds.ok_or("--seconds needs a number from 1 to 120")?);
+            }
+            "--json" => args.json = Some(value()?.into()),
             "-h" | "--help" => return Ok(None),
             other => return Err(format!("unknown argument {other}")),
         }

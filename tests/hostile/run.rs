@@ -1,12 +1,16 @@
 //! Runs the scenarios that are asked for, and judges them. Must never call a scenario passed that did not run.
 
+use crate::Args;
 use crate::attacks::hung;
+use crate::measure::Pair;
 use crate::play::{Outcome, Plan, play};
 use crate::scenarios::{ALL, Scenario};
 use crate::table;
 use crate::users::{User, are_many};
 use nix::sched::sched_getaffinity;
 use nix::unistd::Pid;
+use std::fs::File;
+use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -31,14 +35,18 @@ pub enum Mode {
 }
 
 impl Mode {
-    fn plan(self, rounds: Option<usize>, cpus: [usize; 2]) -> Plan {
-        let (usual, phase_ms) = if self == Mode::Quick { (1, 150) } else { (5, 300) };
-        Plan {
-            rounds: rounds.unwrap_or(usual),
-            phase: Duration::from_millis(phase_ms),
-            cpus,
-            is_timed: self == Mode::Times,
-        }
+    fn plan(self, args: &Args, cpus: [usize; 2]) -> Plan {
+        let (usual, phase_ms) = match self {
+            Mode::Quick => (1, 150),
+            Mode::Counts => (5, 300),
+            Mode::Times => (5, 2000),
+        };
+        let rounds = args.rounds.unwrap_or(usual);
+        let phase = match args.seconds {
+            Some(seconds) => Duration::from_secs(seconds) / u32::try_from(rounds).unwrap_or(1),
+            None => Duration::from_millis(phase_ms),
+        };
+        Plan { rounds, phase, cpus, is_timed: self == Mode::Times }
     }
 }
 
@@ -48,23 +56,30 @@ fn slowness(outcome: &Outcome, scenario: &Scenario, is_timed: bool) -> Option<St
         return Some("the attackers did nothing".into());
     }
     let (ratio, p99_ns) = (outcome.ratio(), outcome.attack_p99_ns());
-    let stands_still = u128::from(p99_ns) > STANDSTILL.as_nanos() && ratio > 10.0;
-    let is_slow = is_timed && !scenario.is_crowded && ratio > MOST_RATIO;
-    (stands_still || is_slow).then(|| format!("p99 is {ratio:.1} times the quiet one"))
+    if u128::from(p99_ns) > STANDSTILL.as_nanos() && ratio > 10.0 {
+        return Some(format!("a standstill: p99 is {ratio:.1} times the quiet one"));
+    }
+    let mut judged = vec![("acquires", outcome.grants)];
+    judged.extend(scenario.is_join_judged.then_some(("newcomers", outcome.joins)));
+    let is_slow = |pair: &Pair| is_timed && !scenario.is_crowded && pair.p99_ratio() > MOST_RATIO;
+    let (what, pair) = judged.into_iter().find(|(_, pair)| is_slow(pair))?;
+    Some(format!("{what}: p99 is {:.1} times the quiet one", pair.p99_ratio()))
 }
 
 /// Runs the scenarios that the command line asks for.
-pub fn run(mode: Mode, only: Option<&str>, rounds: Option<usize>) -> ExitCode {
+pub fn run(args: &Args) -> ExitCode {
     let Some(cpus) = two_cpus() else {
         println!(
             "hostile: one processor is not enough: the daemon needs its own; run it where `nproc` says 2"
         );
         return ExitCode::from(77);
     };
-    let plan = mode.plan(rounds, cpus);
+    let plan = args.mode.plan(args, cpus);
+    let mut json = args.json.as_ref().map(|path| File::create(path).expect("a file for --json"));
     let (mut passed, mut failed, mut not_run) = (0, 0, Vec::new());
     table::head(plan);
-    let wanted = ALL.iter().filter(|it| only.is_none_or(|name| it.name.contains(name)));
+    let is_wanted = |name: &str| args.scenario.as_deref().is_none_or(|part| name.contains(part));
+    let wanted = ALL.iter().filter(|it| is_wanted(it.name));
     for (scenario, user) in wanted.flat_map(|it| it.users.iter().map(move |user| (it, *user))) {
         if let Some(why) = scenario.why_not(user) {
             let uid = table::uid_name(scenario, user);
@@ -82,6 +97,10 @@ pub fn run(mode: Mode, only: Option<&str>, rounds: Option<usize>) -> ExitCode {
         table::line(scenario, user, &outcome, plan);
         let mut failures = outcome.wrong();
         failures.extend(slow);
+        if let Some(file) = &mut json {
+            let line = table::json(scenario, user, &outcome, failures.is_empty());
+            writeln!(file, "{line}").expect("write the file of --json");
+        }
         match failures.is_empty() {
             true => passed += 1,
             false => failed += 1,

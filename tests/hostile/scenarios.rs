@@ -3,8 +3,8 @@
 
 use crate::attack::Attack;
 use crate::attacks::{
-    bytes, connects, floods, forged, heirs, hoards, hung, kept, ranks, readers, slow, sockets,
-    stopped, views,
+    bytes, collector, connects, file_lease, floods, forged, heirs, hoards, hung, kept, ranks,
+    readers, shared_end, slow, sockets, stopped, views,
 };
 use crate::users::User;
 use fdbroker_protocol::Counter;
@@ -30,6 +30,8 @@ pub struct Scenario {
     pub slack_kib: i64,
     /// Whether so little is left for the good client, by right, that its times are not judged.
     pub is_crowded: bool,
+    /// Whether newcomers' times are judged, too, with --measure.
+    pub is_join_judged: bool,
     /// Further arguments of the daemon.
     pub daemon: &'static [&'static str],
     /// Whether it needs a file whose server hangs.
@@ -78,6 +80,7 @@ const fn scenario(
         never: &[],
         slack_kib: 4 * 1024,
         is_crowded: false,
+        is_join_judged: false,
         daemon: &[],
         needs_hung_file: false,
     }
@@ -329,6 +332,41 @@ pub const ALL: &[Scenario] = &[
         views::looks,
         "queries, watches, acts and fds at the socket for looking, without a pause",
     ),
+    Scenario {
+        needs_hung_file: true,
+        ..scenario(
+            "shared-end",
+            BOTH,
+            shared_end::held,
+            "all ends of clients held in recvmsg, which copies into a page of a stopped FUSE server",
+        )
+    },
+    scenario(
+        "shared-end-forks",
+        BOTH,
+        shared_end::forking,
+        "all ends of a client peeked at without a pause, into pages of a large process that forks",
+    ),
+    Scenario {
+        newcomer: "put",
+        ..scenario(
+            "file-lease",
+            OTHER,
+            file_lease::seals,
+            "seals of memory on which the attacker has a file lease, beside a put of another user",
+        )
+    },
+    Scenario {
+        attackers: 9,
+        own_users: true,
+        is_join_judged: true,
+        ..scenario(
+            "collector",
+            OTHER,
+            collector::busy,
+            "3,000 unread grants of one user, cycles of sockets in flight of eight others",
+        )
+    },
 ];
 
 pub fn attack_of(name: &str) -> Option<fn(&mut Attack)> {

@@ -133,6 +133,11 @@ pub fn join_at(path: &Path, join: &[u8], inbox: &mut Inbox) -> Option<OwnedFd> {
 }
 
 impl Conn {
+    /// A connection that was made elsewhere, for messages alone.
+    pub fn of(socket: OwnedFd) -> Conn {
+        Conn { socket, events: None, page: None, credits: 0, next_id: 1 << 32 }
+    }
+
     /// Connected, before hello; `None` when it is time to end.
     pub fn silent(path: &Path) -> Option<Conn> {
         while !stopped() {

@@ -56,11 +56,8 @@ pub fn epoll(attack: &mut Attack) {
     let epoll = Arc::new(Epoll::new(EpollCreateFlags::empty()).expect("epoll"));
     let (reader, writer) = nix::unistd::pipe().expect("a pipe");
     epoll.add(&writer, EpollEvent::new(EpollFlags::EPOLLOUT, 0)).expect("epoll_ctl");
-    let page = NonZeroUsize::new(4096).expect("not 0");
-    let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-    // SAFETY: a new private map of a page that the file has, never unmapped.
-    let page = unsafe { mmap(None, page, access, MapFlags::MAP_PRIVATE, &file, 0) }.expect("mmap");
-    let (address, waiter) = (page.as_ptr() as usize, Arc::clone(&epoll));
+    let address = map(&file);
+    let waiter = Arc::clone(&epoll);
     std::thread::spawn(move || {
         // SAFETY: an event fits the page, which only the kernel writes.
         let events = unsafe { std::slice::from_raw_parts_mut(address as *mut EpollEvent, 1) };
@@ -74,6 +71,20 @@ pub fn epoll(attack: &mut Attack) {
     attack.begin();
     deposit(attack, epoll.0.as_fd(), &items);
     drop(reader);
+}
+
+/// The address of a page of the server's file: who touches it waits until the server has ended.
+pub fn page(attack: &Attack) -> usize {
+    // Its close would wait for the server.
+    map(&std::mem::ManuallyDrop::new(open(attack)))
+}
+
+fn map(file: &File) -> usize {
+    let length = NonZeroUsize::new(4096).expect("not 0");
+    let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+    // SAFETY: a new private map of a page that the file has, never unmapped.
+    let page = unsafe { mmap(None, length, access, MapFlags::MAP_PRIVATE, file, 0) };
+    page.expect("mmap").as_ptr() as usize
 }
 
 /// Opens the server's file as root, and gives root up.

@@ -2,7 +2,9 @@
 //! ends when it is told to. Must never wait for the daemon.
 
 pub mod bytes;
+pub mod collector;
 pub mod connects;
+pub mod file_lease;
 pub mod floods;
 pub mod forged;
 pub mod heirs;
@@ -11,6 +13,7 @@ pub mod hung;
 pub mod kept;
 pub mod ranks;
 pub mod readers;
+pub mod shared_end;
 pub mod slow;
 pub mod sockets;
 pub mod stopped;

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 pub const PART_FLAG: &str = "--part";
 
 /// Seconds after which a part that nobody has ended ends itself.
-const LIFETIME_S: u32 = 280;
+const LIFETIME_S: u32 = 900;
 
 /// The time that a part has to end by itself, once it is told.
 const TIME_TO_END: Duration = Duration::from_secs(5);
