@@ -409,8 +409,9 @@ const STANDING_FDS: u64 = 13;
 /// the start; and what a library may open.
 const PASSING_FDS: u64 = 4 + 8 + FDS_PER_SEAL * SEALS_AT_ONCE as u64;
 
-/// Seals at a time whose memory a lane opens for readers, which takes some 10 us. Further ones wait, the users in turn.
-pub const SEALS_AT_ONCE: usize = 4;
+/// Seals at a time whose memory a lane opens for readers, which takes some 10 us, one of each user. Further ones wait, the users
+/// in turn: as many users can have one that hangs before others wait.
+pub const SEALS_AT_ONCE: usize = 8;
 
 /// Fds of each beside the one that is held: a duplicate, and the new one; then the one that was held.
 const FDS_PER_SEAL: u64 = 2;

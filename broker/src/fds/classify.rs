@@ -277,10 +277,11 @@ pub fn look_at_seals(fd: BorrowedFd<'_>, end: u64) -> Sealed {
 /// The same file, open for reading alone. Permissions and security modules have a say in it: never on the loop.
 ///
 /// # Errors
-/// Those of open(2).
+/// Those of open(2). EWOULDBLOCK: somebody has a lease on it (F_SETLEASE), for whose end open(2) would wait 45 s.
 pub fn open_for_readers(fd: BorrowedFd<'_>) -> nix::Result<OwnedFd> {
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    nix::fcntl::open(path.as_str(), OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())
+    let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
+    nix::fcntl::open(path.as_str(), flags, Mode::empty())
 }
 
 /// Reads the fdinfo of fds that may be dma-bufs. That runs the code of the fd's type, under its locks: never on the loop.

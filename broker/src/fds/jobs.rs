@@ -84,8 +84,8 @@ pub enum Report {
     Replaced,
 }
 
-/// Where a lane leaves an fd that it has opened.
-pub type OpenedFd = Arc<Mutex<Option<OwnedFd>>>;
+/// Where a lane leaves an fd that it has opened, or why it could not.
+pub type OpenedFd = Arc<Mutex<Option<nix::Result<OwnedFd>>>>;
 
 /// What a lane is to do.
 pub enum Job {
@@ -131,7 +131,7 @@ impl Job {
                 let result = open_for_readers(fd.as_fd()).inspect_err(|error| {
                     log::debug!("the memory of a group cannot be opened for readers: {error}");
                 });
-                *opened.lock().unwrap_or_else(PoisonError::into_inner) = result.ok();
+                *opened.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
                 (calls.close)(fd, lane);
                 Report::Opened(number)
             }

@@ -18,6 +18,7 @@ use fdbroker_core::{
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::{ErrorCode, MemoryKind, Status};
 use fdbroker_scm::SendError;
+use nix::errno::Errno;
 use std::sync::PoisonError;
 
 impl Server {
@@ -177,7 +178,7 @@ impl Server {
             let held = making.and_then(|making| self.fds.held(making.allocation.slot));
             match held.map(|fd| fd.try_clone_to_owned()) {
                 Some(Ok(duplicate)) => {
-                    let (number, opened) = self.seals.begin(seal);
+                    let (number, opened) = self.seals.begin(uid, seal);
                     self.fds.closers().open(duplicate, uid, number, opened);
                 }
                 Some(Err(_)) => self.end_seal(seal, Err(ErrorCode::Again.into())),
@@ -191,20 +192,26 @@ impl Server {
     /// A lane has opened the memory of a seal for readers, or could not.
     pub(crate) fn note_opened(&mut self, number: u64) {
         if let Some((seal, opened)) = self.seals.end(number) {
-            let fd = opened.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let opened = opened.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let opened = opened.unwrap_or(Err(Errno::EIO));
             let making =
                 self.core.making_of(seal.client, seal.group).filter(|_| self.is_there(seal));
-            match (fd, making) {
-                (Some(fd), Some(Making { allocation, .. })) => {
+            match (opened, making) {
+                (Ok(fd), Some(Making { allocation, .. })) => {
                     let uid = self.connections[index(seal.client)].domain.uid;
                     if self.fds.replace_held(allocation.slot, fd, uid) {
                         self.seals.note_replaced();
                     }
                     self.end_seal(seal, Ok(()));
                 }
+                (Err(Errno::EWOULDBLOCK), _) => {
+                    let what = "a seal is refused: somebody has a lease (F_SETLEASE) on its memory";
+                    self.log_bad_client(seal.client, &what);
+                    self.end_seal(seal, Err(ErrorCode::SealedBusy.into()));
+                }
                 // Its permissions forbid it: the maker has changed them.
-                (None, _) => self.end_seal(seal, Err(ErrorCode::NotPermitted.into())),
-                (Some(fd), None) => {
+                (Err(_), _) => self.end_seal(seal, Err(ErrorCode::NotPermitted.into())),
+                (Ok(fd), None) => {
                     self.fds.close_replaced(fd);
                     self.seals.note_replaced();
                     self.end_seal(seal, Ok(()));

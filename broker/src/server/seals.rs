@@ -1,4 +1,4 @@
-//! Seals that wait until a lane has opened their memory for readers: a few at a time, the users in turn, one of each client. Must
+//! Seals that wait until a lane has opened their memory for readers: a few at a time, the users in turn, one of each user. Must
 //! never answer a seal, nor start more than there are places for.
 
 use crate::fds::jobs::OpenedFd;
@@ -23,8 +23,8 @@ pub(crate) struct Seals {
     waiting: BTreeMap<u32, VecDeque<Seal>>,
     /// The user that had the last turn.
     turn: u32,
-    /// With a lane, by number.
-    under_way: BTreeMap<u64, (Seal, OpenedFd)>,
+    /// With a lane, by number, and whose.
+    under_way: BTreeMap<u64, (u32, Seal, OpenedFd)>,
     /// The number given last.
     last: u64,
     /// Fds that were held before, and are not closed yet.
@@ -37,13 +37,14 @@ impl Seals {
         self.waiting.entry(uid).or_default().push_back(seal);
     }
 
-    /// The next seal to start, of this user, if there is a place for it.
+    /// The next seal to start, of this user, if there is a place for it. One that hangs takes no place but its user's.
     pub fn next(&mut self) -> Option<(u32, Seal)> {
         if self.under_way.len() + self.replaced >= SEALS_AT_ONCE {
             return None;
         }
-        let next = self.waiting.range(self.turn.saturating_add(1)..).next();
-        let uid = *next.or_else(|| self.waiting.first_key_value())?.0;
+        let is_idle = |uid: &&u32| self.under_way.values().all(|(of, ..)| of != *uid);
+        let behind = self.waiting.range(self.turn.saturating_add(1)..).map(|(uid, _)| uid);
+        let uid = *behind.chain(self.waiting.keys()).find(is_idle)?;
         self.turn = uid;
         let seals = self.waiting.get_mut(&uid)?;
         let seal = seals.pop_front()?;
@@ -54,16 +55,16 @@ impl Seals {
     }
 
     /// A lane opens its memory: its number, and where the lane leaves the fd.
-    pub fn begin(&mut self, seal: Seal) -> (u64, OpenedFd) {
+    pub fn begin(&mut self, uid: u32, seal: Seal) -> (u64, OpenedFd) {
         self.last += 1;
         let opened = OpenedFd::default();
-        self.under_way.insert(self.last, (seal, OpenedFd::clone(&opened)));
+        self.under_way.insert(self.last, (uid, seal, OpenedFd::clone(&opened)));
         (self.last, opened)
     }
 
     /// The lane is done; `None`: the seal was given up.
     pub fn end(&mut self, number: u64) -> Option<(Seal, OpenedFd)> {
-        self.under_way.remove(&number)
+        self.under_way.remove(&number).map(|(_, seal, opened)| (seal, opened))
     }
 
     /// The fd that was held before goes to a closer.
@@ -79,7 +80,7 @@ impl Seals {
     /// Gives all of them up.
     pub fn take_all(&mut self) -> Vec<Seal> {
         let waiting = std::mem::take(&mut self.waiting).into_values().flatten();
-        let under_way = std::mem::take(&mut self.under_way).into_values().map(|(seal, _)| seal);
+        let under_way = std::mem::take(&mut self.under_way).into_values().map(|(_, seal, _)| seal);
         under_way.chain(waiting).collect()
     }
 }

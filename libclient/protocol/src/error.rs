@@ -81,7 +81,7 @@ error_codes! {
     /// The group is sealed, and cannot be changed.
     Sealed = 21, "SEALED", "the group is sealed and cannot be changed; create another one with REPLACE";
     /// The memory is still mapped for writing, or used by a device.
-    SealedBusy = 22, "SEALED_BUSY", "the memory cannot be sealed: it is still mapped, in this process or a child of it, or used by a device; unmap it, then seal again";
+    SealedBusy = 22, "SEALED_BUSY", "the memory cannot be sealed: it is still mapped, in this process or a child of it, used by a device, or has a lease (F_SETLEASE); unmap it, give up the lease, then seal again";
     /// The group is not in the making any more.
     Aborted = 23, "ABORTED", "no such group of this client is in the making: it was aborted, or the broker has ended it; create it again";
     /// The name has another version; value = that one, 0 = none.

@@ -5,6 +5,8 @@ use crate::support::objects::{
     Group, SEALS, SIZE, add_seals, code, flags, memory, new, seal_memory,
 };
 use crate::support::raw::Raw;
+use crate::support::wait::eventually;
+
 use fdbroker_protocol::object::object_flags;
 use fdbroker_protocol::{ErrorCode, FdType, Status};
 use nix::errno::Errno;
@@ -205,5 +207,51 @@ fn seal_when_its_client_leaves_at_once_then_nothing_is_left() {
         seal_memory(&memory);
         maker.start_seal(group);
     }
+    broker.assert_nothing_left();
+}
+
+/// Takes a lease of the file that nobody else can have it open beside (fcntl(2)), and gives it up.
+fn lease(fd: &OwnedFd, kind: libc::c_int) {
+    use std::os::fd::AsRawFd;
+    /// Of include/uapi/asm-generic/fcntl.h.
+    const F_SETSIG: libc::c_int = 10;
+    let fd = fd.as_raw_fd();
+    // SAFETY: takes numbers. The signal of a lease that others want is one that nobody hears.
+    let failed = unsafe {
+        libc::fcntl(fd, F_SETSIG, libc::SIGURG) | libc::fcntl(fd, libc::F_SETLEASE, kind)
+    };
+    assert_eq!(failed, 0, "{}", std::io::Error::last_os_error());
+}
+
+#[test]
+fn seal_when_somebody_has_a_lease_on_the_memory_then_busy_at_once_by_name_and_others_go_on() {
+    use std::os::fd::AsRawFd;
+    let broker = Broker::start();
+    let makers: Vec<_> = (0..8)
+        .map(|number| {
+            let mut maker = Raw::connect(&broker.socket());
+            let memory = memory(&[0; SIZE]);
+            seal_memory(&memory);
+            let name = format!("leased {number}");
+            let group = maker.create(&memory, &Group::default(), &[new(&name)]).expect("begun");
+            let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
+            let other: OwnedFd =
+                std::fs::File::options().read(true).write(true).open(path).expect("open").into();
+            lease(&other, libc::F_WRLCK);
+            maker.start_seal(group).expect("it is there");
+            (maker, memory, other, group)
+        })
+        .collect();
+    let mut others = Raw::connect(&broker.socket());
+    others.put_bytes("free", &[1; SIZE], 0);
+    for (mut maker, _memory, other, group) in makers {
+        let answer = maker.receive().expect("an answer");
+        assert_eq!(code(&answer.failure()), ErrorCode::SealedBusy);
+        lease(&other, libc::F_UNLCK);
+        maker.seal(group).expect("sealed");
+    }
+    let said = "a lease (F_SETLEASE) on its memory";
+    eventually("the log names the cause", || broker.log().contains(said));
+    drop(others);
     broker.assert_nothing_left();
 }
