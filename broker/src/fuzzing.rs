@@ -41,7 +41,7 @@ impl Daemon {
             inherited: Inherited::default(),
             arrived: None,
         };
-        let server = prepare(settings, outside, real_calls()?)?;
+        let server = prepare(settings, outside, real_calls())?;
         Ok(Daemon { server, events: Events::with_capacity(64) })
     }
 

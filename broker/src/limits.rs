@@ -364,28 +364,39 @@ pub const IN_FLIGHT_PATIENCE: Duration = Duration::from_secs(2);
 pub const MAX_CARRIERS: usize = 32;
 
 /// Most of /proc/PID/cgroup that is read: 13 hierarchies (v1) of paths of PATH_MAX are less.
-pub const CGROUP_FILE_BYTES: u64 = 64 * 1024;
+pub const CGROUP_FILE_BYTES: usize = 64 * 1024;
 
-/// Room for the first read of it: nearly all are shorter, and each read(2) costs some microseconds.
-pub const CGROUP_BYTES_AT_ONCE: usize = 4096;
+/// Most of /proc/PID/stat that is read: 52 numbers and a name of 64 bytes at most.
+pub const STAT_BYTES: usize = 2048;
 
-/// Most threads that close fds or look at them; they start when they are needed. One serves one user at a time, so as
+/// The longest path of a configuration file, its closing zero included: the kernel's PATH_MAX.
+pub const PATH_BYTES: usize = 4096;
+
+/// The largest configuration file that is read again: the one with every key and its comments has 20 KiB.
+pub const CONFIG_FILE_BYTES: usize = 1 << 20;
+
+/// Most processes that close fds or look at them; they start when they are needed. One serves one user at a time, so as
 /// many users can have closes that take long.
 pub const LANES_MAX: usize = 32;
 
-/// Of these threads, so many never make a call that can hang for ever: accepted fds are closed however many users have a call that
+/// Of these processes, so many never make a call that can hang for ever: accepted fds are closed however many users have a call that
 /// hangs.
 pub const LANES_FOR_ACCEPTED: usize = 8;
 
-/// Jobs that a thread takes from a lane at a time: a close of an fd that is not the last takes 1 us, and to take it from the
-/// lane as much.
+/// Jobs that a process gets at a time: a close of an fd that is not the last takes 1 us, and to hand a message over some more.
 pub const LANE_BATCH: usize = 64;
 
-/// The longest time that a thread keeps what it has done from the loop: less than a last close of GPU memory.
+/// The longest time that a lane keeps what it has done from the loop: less than a last close of GPU memory.
 pub const LANE_REPORT: Duration = Duration::from_micros(200);
 
-/// How long a thread without work stays, for the next burst: to start one takes some 30 us.
+/// How long a lane without work stays, for the next burst: to start one takes some 200 us.
 pub const LANE_IDLE: Duration = Duration::from_secs(1);
+
+/// When no lane can be started, it is tried again after this long: at a limit of processes only the end of another one helps.
+pub const LANE_RETRY: Duration = Duration::from_millis(100);
+
+/// What lanes say that is heard in a chore, some 0.5 us each.
+pub const WORDS_PER_CHORE: usize = 64;
 
 /// When the close of an accepted fd is not back after this long, nobody else waits for it: others are evicted instead. A last
 /// close of GPU memory takes 2 ms, of host memory 190 ms per GiB.
@@ -400,10 +411,10 @@ pub const LOG_PATIENCE: Duration = Duration::from_secs(1);
 /// Stack of the helper threads: they make a system call or two, or sleep.
 pub const THREAD_STACK_BYTES: usize = 128 * 1024;
 
-/// The daemon's own fds apart from what it was started with: epoll, signalfd, the closers' eventfd,
-/// lock file, page file, /proc/self/fd and fdinfo, the administrator's listener; two sockets to the
-/// service manager and the keep book; a third socket, and the log of kept objects.
-const STANDING_FDS: u64 = 13;
+/// The daemon's own fds apart from what it was started with: epoll, signalfd, lock file, page file,
+/// /proc/self/fd, the administrator's listener; two sockets to the service manager and the keep book; a
+/// third socket, and the log of kept objects; two pairs of sockets and a signalfd for lanes, and both ends of the pair of each.
+const STANDING_FDS: u64 = 16 + 2 * LANES_MAX as u64;
 
 /// Fds open for a moment: one connection being accepted, its pidfd, one fdinfo file, one file of
 /// the start; and what a library may open.

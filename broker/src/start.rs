@@ -3,7 +3,7 @@
 
 use crate::clock;
 use crate::fds::classify::{self, Classifier};
-use crate::fds::closers::{Closers, WakeFn};
+use crate::fds::closers::Closers;
 use crate::fds::jobs::Calls;
 use crate::handover::arrived::{Arrivals, Arrived};
 use crate::handover::takeover::Takeover;
@@ -21,13 +21,13 @@ use crate::node::listeners::Listener;
 use crate::node::lock::{DirectoryLock, Remains};
 use crate::node::side::{Identity, NodeSide};
 use crate::node::signals::Signals;
-use crate::readiness::Source;
+use crate::readiness::{Source, register};
 use crate::server::parts::{Parts, Server};
 use crate::settings::sockets::parent;
 use crate::settings::{ListenerSettings, Mode, Settings};
 use fdbroker_core::{Core, Deposit, Former, FormerLife, FormerSlot, Kept, KeptGroup};
 use fdbroker_protocol::{AllocationId, NodeKey};
-use mio::{Poll, Waker};
+use mio::Poll;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::Group;
 use std::collections::HashSet;
@@ -35,7 +35,6 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::Arc;
 
 /// Everybody may connect: what a connection sees depends on its user.
 const VIEW_SOCKET_MODE: u32 = 0o666;
@@ -107,7 +106,7 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), RunError> {
         inherited: Inherited::take().map_err(os("use the fds of the service manager"))?,
         arrived,
     };
-    let mut server = prepare(settings, outside, real_calls()?)?;
+    let mut server = prepare(settings, outside, real_calls())?;
     if let Some(takeover) = takeover {
         take_over(&mut server, takeover)?;
     }
@@ -116,6 +115,7 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), RunError> {
     ready();
     let result = server.run().map_err(os("wait for events"));
     server.log_end();
+    server.leave();
     result
 }
 
@@ -379,19 +379,14 @@ fn is_same_place(a: &Path, b: &Path) -> bool {
 }
 
 /// What lanes do in a daemon.
-pub(crate) fn real_calls() -> Result<Calls, RunError> {
-    Calls::real(Arc::new(crate::clients::job::process))
-        .map_err(os("open /proc/self/fdinfo (mount /proc)"))
+pub(crate) fn real_calls() -> Calls {
+    Calls::real(crate::clients::job::process)
 }
 
 fn start_closers(poll: &Poll, calls: Calls) -> Result<Closers, RunError> {
-    let waker = Waker::new(poll.registry(), Source::Closers.token()).map_err(os("make a waker"))?;
-    let wake: WakeFn = Arc::new(move || {
-        if let Err(error) = waker.wake() {
-            log::error!("closed fds are reported late: {error}");
-        }
-    });
-    Ok(Closers::new(calls, wake))
+    let closers = Closers::new(calls).map_err(os("start a process for lanes"))?;
+    register(poll, closers.as_fd(), Source::Closers).map_err(os("watch lanes"))?;
+    Ok(closers)
 }
 
 fn raise_fd_limit(table_fds: u64) -> Result<(), RunError> {

@@ -1,10 +1,10 @@
-//! A broker that is killed while its sockets stay open, as they do when a thread of it hangs in the
+//! A broker that is killed while its sockets stay open, as they do when a lane of it hangs in the
 //! kernel: clients see no end of their connections, and know by the liveness word of the page
 //! alone. And brokers that are only away for a moment. Must never pass because a socket has ended
 //! after all.
 
 use crate::common::not_run;
-use crate::support::broker::{Broker, Setup};
+use crate::support::broker::{Broker, Setup, until_gone};
 use crate::support::fuse::HungFile;
 use crate::support::fuse_server::why_not;
 use crate::support::memory::assert_bytes;
@@ -156,7 +156,7 @@ fn handles_when_a_killed_brokers_sockets_stay_open_then_none_is_lost_and_waiters
     let mut broker = grace().start();
     let killed = all_go_on_after(&mut broker, false, |broker| {
         // Not reaped, it counts as one that hangs.
-        (fds_of(broker.pid(), false), broker.kill_hung())
+        (fds_of(broker.pid(), false), broker.kill_unreaped())
     });
     assert!(killed.0.len() > OWNERS);
 }
@@ -166,7 +166,7 @@ fn handles_when_clients_ask_a_dead_listener_then_they_find_the_next_broker_and_n
     let mut broker = grace().start();
     let killed = all_go_on_after(&mut broker, true, |broker| {
         // Not reaped, it counts as one that hangs.
-        (fds_of(broker.pid(), false), broker.kill_hung())
+        (fds_of(broker.pid(), false), broker.kill_unreaped())
     });
     assert!(killed.0.len() > OWNERS);
 }
@@ -245,10 +245,9 @@ fn handles_when_a_killed_broker_hangs_in_a_close_then_none_is_lost_and_waiters_m
     let mut hung = HungFile::new(broker.dir(), &broker.socket());
     let answer = hung.deposit();
     assert!(answer.contains("UNSUPPORTED_FD"), "{answer}");
-    let mut killed = all_go_on_after(&mut broker, false, Broker::kill_hung);
-    assert!(killed.has_not_ended(), "a thread of it waits in the kernel");
+    let lane = all_go_on_after(&mut broker, false, Broker::kill_hung);
     hung.server.kill();
-    killed.wait();
+    until_gone(lane);
 }
 
 #[test]

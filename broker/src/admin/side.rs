@@ -16,8 +16,9 @@ use fdbroker_protocol::admin::EventRecord;
 use fdbroker_scm::ReceivedFds;
 use fdbroker_scm::{RecvError, SendError};
 use nix::errno::Errno;
+use nix::sys::socket::{Shutdown, shutdown};
 use slab::Slab;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 /// The administrators' listener, those of users that look, and the connections of both.
 pub(crate) struct AdminSide {
@@ -398,6 +399,13 @@ impl AdminSide {
     /// Takes the list back, for the next time.
     pub fn keep_notes(&mut self, notes: Vec<Note>) {
         self.notes = notes;
+    }
+
+    /// Ends all connections, for whoever is at their other ends.
+    pub fn shut_down(&self) {
+        for (_, connection) in &self.connections {
+            let _ = shutdown(connection.socket.as_raw_fd(), Shutdown::Both);
+        }
     }
 
     /// The socket of a connection.

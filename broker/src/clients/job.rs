@@ -2,28 +2,21 @@
 
 use crate::clients::schedulers::job_cgroup;
 use crate::fds::jobs::Process;
-use crate::kernel;
-use crate::limits::{CGROUP_BYTES_AT_ONCE, CGROUP_FILE_BYTES};
+use crate::kernel::Start;
 use fdbroker_core::{JobKey, JobName};
 use siphasher::sip::SipHasher24;
 use std::hash::Hasher;
-use std::io::Read;
 
-/// What the broker asks about the process of a client. Only in a lane: before Linux 6.8 a read of /proc/PID/cgroup waits for the
-/// mutex of all cgroups, and a read of /proc/PID/stat may have to free the memory of a process that dies just then.
-pub fn process(pid: u32) -> Process {
-    Process { job: of_process(pid), start: kernel::Start::of(pid).unwrap_or_default() }
+/// What the broker asks about the process of a client, of its /proc/PID/cgroup, if that could be read, and its /proc/PID/stat. A lane
+/// reads them: before Linux 6.8 the first one waits for the mutex of all cgroups, and the second may have to free the memory of a process that
+/// dies just then.
+pub fn process(cgroup: Option<&[u8]>, stat: &[u8]) -> Process {
+    Process { job: cgroup.and_then(of_text), start: Start::parse(stat).unwrap_or_default() }
 }
 
-/// The job of a process; `None` when its cgroups cannot be read: it is in another PID namespace, or gone.
-pub fn of_process(pid: u32) -> Option<(JobKey, JobName)> {
-    if pid == 0 {
-        return None;
-    }
-    let file = std::fs::File::open(format!("/proc/{pid}/cgroup")).ok()?;
-    let mut bytes = Vec::with_capacity(CGROUP_BYTES_AT_ONCE);
-    file.take(CGROUP_FILE_BYTES).read_to_end(&mut bytes).ok()?;
-    let cgroup = job_cgroup(std::str::from_utf8(&bytes).ok()?)?;
+/// The job in the text of /proc/PID/cgroup.
+pub fn of_text(cgroup: &[u8]) -> Option<(JobKey, JobName)> {
+    let cgroup = job_cgroup(std::str::from_utf8(cgroup).ok()?)?;
     Some((key(cgroup.path), cgroup.name))
 }
 
@@ -39,11 +32,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_process_when_it_is_this_one_then_its_cgroup_and_when_there_is_none_then_none() {
+    fn process_when_its_files_are_there_then_job_and_start_and_when_there_are_none_then_nothing() {
         let text = std::fs::read_to_string("/proc/self/cgroup").expect("of this process");
+        let stat = std::fs::read("/proc/self/stat").expect("of this process");
         let expected = job_cgroup(&text).map(|cgroup| (key(cgroup.path), cgroup.name));
-        assert_eq!(of_process(std::process::id()), expected);
-        assert_eq!(of_process(0), None);
+        let found = process(Some(text.as_bytes()), &stat);
+        assert_eq!((found.job, Some(found.start)), (expected, Start::of(std::process::id())));
+        assert_eq!(process(None, b""), Process::default());
     }
 
     #[test]

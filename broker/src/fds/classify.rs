@@ -1,14 +1,17 @@
 //! Finds out what a deposited fd is, on the loop. Must never call anything that runs code of the fd's own file system or
 //! type: no fstat, fstatfs, lseek, poll or read, and not its fdinfo either; only statx without sync, F_GET_SEALS and the
-//! text of its link. What only the fdinfo tells is read by a [`Looker`], in a lane.
+//! text of its link. What only the fdinfo tells is read by [`look`], in a lane.
 
 use crate::kernel::{self, Device};
 use crate::limits::FDINFO_BYTES;
 use fdbroker_core::{File, FileId};
 use fdbroker_protocol::{FdType, MemoryKind, Share};
-use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl, openat, readlinkat};
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl, readlinkat};
 use nix::sys::stat::Mode;
+use std::ffi::CStr;
 use std::fmt::Write;
+use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 
@@ -96,7 +99,7 @@ impl Classifier {
         Ok(Classifier { links, dmabufs: None, dmabuf_link: DMABUF_LINK, name })
     }
 
-    /// Which device number dma-bufs have, as a [`Looker`] has found out.
+    /// Which device number dma-bufs have, as [`look`] has found out.
     pub fn learn(&mut self, dmabufs: Device) {
         self.dmabufs = Some(dmabufs);
     }
@@ -279,37 +282,29 @@ pub fn look_at_seals(fd: BorrowedFd<'_>, end: u64) -> Sealed {
 /// # Errors
 /// Those of open(2). EWOULDBLOCK: somebody has a lease on it (F_SETLEASE), for whose end open(2) would wait 45 s.
 pub fn open_for_readers(fd: BorrowedFd<'_>) -> nix::Result<OwnedFd> {
-    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK;
-    nix::fcntl::open(path.as_str(), flags, Mode::empty())
+    open_own("fd", fd, OFlag::O_NONBLOCK)
 }
 
-/// Reads the fdinfo of fds that may be dma-bufs. That runs the code of the fd's type, under its locks: never on the loop.
-#[derive(Debug)]
-pub struct Looker {
-    fdinfo: OwnedFd,
+/// Opens what /proc has of an fd of the calling process, without allocating.
+fn open_own(folder: &str, fd: BorrowedFd<'_>, flags: OFlag) -> nix::Result<OwnedFd> {
+    let mut path = [0; 40];
+    let _ = io::Write::write_fmt(
+        &mut &mut path[..],
+        format_args!("/proc/self/{folder}/{}\0", fd.as_raw_fd()),
+    );
+    let path = CStr::from_bytes_until_nul(&path).map_err(|_| Errno::ENAMETOOLONG)?;
+    nix::fcntl::open(path, flags | OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())
 }
 
-impl Looker {
-    /// Opens /proc/self/fdinfo, once, as [`Classifier::new`] does.
-    ///
-    /// # Errors
-    /// Those of open(2): /proc is not mounted.
-    pub fn new() -> nix::Result<Self> {
-        Ok(Looker { fdinfo: open_directory("/proc/self/fdinfo")? })
-    }
-
-    /// The device number of dma-bufs, if this is one. May hang for ever.
-    pub fn look(&self, fd: BorrowedFd<'_>) -> Option<Device> {
-        let stat = kernel::stat(fd).ok()?;
-        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC;
-        let name = fd.as_raw_fd().to_string();
-        let file = openat(&self.fdinfo, name.as_str(), flags, Mode::empty()).ok()?;
-        let mut buffer = [0; FDINFO_BYTES];
-        let length = nix::unistd::read(&file, &mut buffer).ok()?;
-        // From then on the size that statx tells is believed.
-        (parse_dmabuf(&buffer[..length])? == stat.size_bytes).then_some(stat.device)
-    }
+/// The device number of dma-bufs, if the fd is one, which its fdinfo tells. To read that runs the code of the fd's type, under its
+/// locks, and may hang for ever: never on the loop. Allocates nothing.
+pub fn look(fd: BorrowedFd<'_>) -> Option<Device> {
+    let stat = kernel::stat(fd).ok()?;
+    let file = open_own("fdinfo", fd, OFlag::empty()).ok()?;
+    let mut buffer = [0; FDINFO_BYTES];
+    let length = nix::unistd::read(&file, &mut buffer).ok()?;
+    // From then on the size that statx tells is believed.
+    (parse_dmabuf(&buffer[..length])? == stat.size_bytes).then_some(stat.device)
 }
 
 fn open_directory(path: &str) -> nix::Result<OwnedFd> {
@@ -469,7 +464,7 @@ mod tests {
         for fd in [epoll.0.as_fd(), inotify.as_fd(), eventfd.as_fd()] {
             let Found { fd_type, may_be_dmabuf, .. } = found(fd);
             assert_eq!((fd_type, may_be_dmabuf), (FdType::Anonymous, false));
-            assert_eq!(Looker::new().unwrap().look(fd), None);
+            assert_eq!(look(fd), None);
         }
     }
 

@@ -1,180 +1,336 @@
-//! Lanes: threads that do what may take long or hang for ever. They close clients' fds, have the kernel drop fds that are
-//! not taken in, read the fdinfo of fds that may be dma-bufs, and read what /proc says of a process. The loop must never do
-//! any of it, nor wait for these threads; and no user's jobs wait for another's.
+//! Lanes: processes that do what may take long or hang for ever. They close clients' fds, have the kernel drop fds that are
+//! not taken in, read the fdinfo of fds that may be dma-bufs, and read what /proc says of a process. They share this process's table of fds and
+//! nothing else, so that it can end while one of them hangs. The loop must never do any of it, nor wait for these
+//! processes; and no user's jobs wait for another's.
 
-use crate::fds::jobs::{Calls, Job, NOBODY, OpenedFd, Report};
+use crate::fds::jobs::{Calls, Job, NOBODY, Order, Report, Said, Task, act, word};
+use crate::fds::lane::{Common, Progress, SAID_BYTES};
 use crate::fds::pool::{Kind, LaneOf, Pool};
-use crate::limits::{LANE_IDLE, LANE_REPORT, MESSAGES_IN_A_SOCKET, THREAD_STACK_BYTES};
+use crate::limits::{
+    HUNG_CLOSE, LANE_BATCH, LANE_IDLE, LANE_RETRY, LANE_SLOW, LANES_MAX, MESSAGES_IN_A_SOCKET,
+    WORDS_PER_CHORE,
+};
+use crate::node::shared_map::SharedMap;
 use fdbroker_core::Lane;
-use std::os::fd::OwnedFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use fdbroker_scm::{ReceivedFds, SendError};
+use nix::errno::Errno;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, setsockopt, socketpair, sockopt};
+use nix::sys::time::{TimeVal, TimeValLike};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+use zerocopy::{FromBytes, IntoBytes};
 
-/// What tells the loop that reports wait. Called from the lanes' threads.
-pub type WakeFn = Arc<dyn Fn() + Send + Sync>;
+/// Tells a lane to end.
+const END: &[u8] = &[0];
+
+/// What a lane's process does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Starting,
+    Idle,
+    Working,
+    Ending,
+}
+
+/// A lane's process.
+struct Place {
+    serial: u32,
+    state: State,
+}
+
+/// The sockets by which the lanes at a place get jobs.
+struct Line {
+    ours: OwnedFd,
+    theirs: OwnedFd,
+}
+
+impl Line {
+    fn new() -> nix::Result<Self> {
+        let (ours, theirs) = pair()?;
+        let idle = TimeVal::milliseconds(LANE_IDLE.as_millis() as i64);
+        setsockopt(&theirs, sockopt::ReceiveTimeout, &idle)?;
+        Ok(Line { ours, theirs })
+    }
+
+    fn send(&self, bytes: &[u8]) -> Result<(), SendError> {
+        fdbroker_scm::send(self.ours.as_fd(), bytes, &[])
+    }
+
+    /// Whether the lane has taken the jobs that it was given.
+    fn is_read(&self) -> bool {
+        fdbroker_scm::unread_bytes(self.ours.as_fd()).is_ok_and(|unread| unread == 0)
+    }
+}
 
 /// The lanes, seen from the loop.
 pub struct Closers {
-    shared: Arc<Shared>,
-    /// Jobs of this wake, handed over in one go by [`Closers::flush`].
-    outbox: Vec<(LaneOf, Job)>,
-    /// Jobs that are not reported yet.
+    common: Common,
+    /// The process from which lanes are cloned; `None`: there could be no other one yet.
+    spawner: Option<Pid>,
+    /// The loop's end.
+    orders: OwnedFd,
+    /// The same.
+    said: OwnedFd,
+    buffer: Box<[u8]>,
+    no_fds: ReceivedFds,
+    pool: Pool,
+    places: [Option<Place>; LANES_MAX],
+    /// Of each place, for as long as there are lanes: a number that one of them reads from must never become another file's.
+    lines: Vec<Line>,
+    last_serial: u32,
+    /// Jobs that are not reported yet, without those that nobody will report.
     under_way: usize,
-    /// No thread could be started for jobs that wait.
-    is_thread_missing: bool,
+    /// Of lanes that have ended.
+    reports: Vec<Report>,
+    /// No lane could be started for jobs that wait: when to try again.
+    short_until: Option<Instant>,
 }
 
-struct Shared {
-    pool: Mutex<Pool>,
-    filled: Condvar,
-    calls: Calls,
-    wake: WakeFn,
-}
-
-impl Shared {
-    /// Nothing that runs under this lock can panic half-way, so a poisoned one is still whole.
-    fn pool(&self) -> MutexGuard<'_, Pool> {
-        self.pool.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Starts a thread that has been counted. `false`: the system has none.
-    fn start_thread(self: &Arc<Self>) -> bool {
-        let shared = Arc::clone(self);
-        let thread = std::thread::Builder::new().name("lane".into()).stack_size(THREAD_STACK_BYTES);
-        match thread.spawn(move || shared.run()) {
-            Ok(_) => true,
-            Err(error) => {
-                log::error!("fds are closed late: no thread can be started: {error}");
-                self.pool().threads -= 1;
-                false
-            }
-        }
-    }
-
-    /// Serves lanes until there has been none to serve for a while. An idle thread costs the loop: with a second thread,
-    /// the kernel counts references at each use of an fd.
-    fn run(self: Arc<Self>) {
-        let (mut jobs, mut reports) = (Vec::new(), Vec::new());
-        let mut pool = self.pool();
-        loop {
-            if let Some(of) = pool.take(&mut jobs) {
-                let wants_thread = pool.wants_thread();
-                drop(pool);
-                if wants_thread {
-                    self.start_thread();
-                }
-                self.work(of, &mut jobs, &mut reports);
-                pool = self.pool();
-                pool.done(of);
-                continue;
-            }
-            if pool.ended {
-                break;
-            }
-            pool.idle += 1;
-            let (guard, timeout) =
-                self.filled.wait_timeout(pool, LANE_IDLE).unwrap_or_else(PoisonError::into_inner);
-            pool = guard;
-            pool.idle -= 1;
-            if timeout.timed_out() && pool.takeable() == 0 {
-                break;
-            }
-        }
-        pool.threads -= 1;
-    }
-
-    /// Does the jobs. What takes no time is reported in one go: else the loop is woken for each.
-    fn work(&self, of: LaneOf, jobs: &mut Vec<Job>, reports: &mut Vec<Report>) {
-        let mut since = Instant::now();
-        let last = jobs.len();
-        for (number, job) in (1..).zip(jobs.drain(..)) {
-            reports.push(job.run(&self.calls, of.lane()));
-            if number == last || since.elapsed() > LANE_REPORT {
-                let is_first = self.pool().report(of, reports);
-                if is_first {
-                    (self.wake)();
-                }
-                since = Instant::now();
-            }
-        }
-    }
+/// Two sockets that wait in recvmsg(2) and sendmsg(2) unless told otherwise.
+fn pair() -> nix::Result<(OwnedFd, OwnedFd)> {
+    socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
 }
 
 impl Closers {
-    /// Lanes without threads: those start when there is something to do.
-    pub fn new(calls: Calls, wake: WakeFn) -> Self {
-        let (pool, filled) = (Mutex::default(), Condvar::new());
-        let shared = Arc::new(Shared { pool, filled, calls, wake });
-        Closers { shared, outbox: Vec::new(), under_way: 0, is_thread_missing: false }
+    /// The spawner, and no lanes: those start when there is something to do. To be called by the thread of the loop, before
+    /// there is much memory to copy.
+    ///
+    /// # Errors
+    /// There can be no process, or no fd.
+    pub fn new(calls: Calls) -> io::Result<Self> {
+        let (orders, their_orders) = pair()?;
+        let (said, their_said) = pair()?;
+        let memory: File = memfd_create(c"fdbroker-lanes", MFdFlags::MFD_CLOEXEC)?.into();
+        let bytes = 8 * LANES_MAX;
+        memory.set_len(bytes as u64)?;
+        let mut common =
+            Common::new(calls, SharedMap::new(&memory, bytes)?, their_orders, their_said)?;
+        Ok(Closers {
+            spawner: Some(common.spawn()?),
+            common,
+            orders,
+            said,
+            buffer: vec![0; SAID_BYTES].into(),
+            no_fds: ReceivedFds::with_capacity(0),
+            pool: Pool::default(),
+            places: [const { None }; LANES_MAX],
+            lines: (0..LANES_MAX).map(|_| Line::new()).collect::<Result<_, _>>()?,
+            last_serial: 0,
+            under_way: 0,
+            reports: Vec::new(),
+            short_until: None,
+        })
+    }
+
+    fn add(&mut self, uid: u32, kind: Kind, task: Task) {
+        self.under_way += 1;
+        self.pool.add(LaneOf { uid, kind }, task);
     }
 
     /// Gives an fd of `uid` away to be closed, with the next [`flush`](Self::flush).
     pub fn close(&mut self, fd: OwnedFd, uid: u32, lane: Lane, report: Report) {
-        self.outbox.push((LaneOf { uid, kind: Kind::Close(lane) }, Job::Close(fd, report)));
+        let act = if lane == Lane::Accepted { act::CLOSE_ACCEPTED } else { act::CLOSE };
+        self.add(uid, Kind::Close(lane), (Job::with(act, fd, 0), report));
     }
 
     /// Has an fd of `uid` looked at, and closed, likewise.
     pub fn look(&mut self, fd: OwnedFd, uid: u32) {
-        self.outbox.push((LaneOf { uid, kind: Kind::Close(Lane::Refused) }, Job::Look(fd, uid)));
+        let task = (Job::with(act::LOOK, fd, 0), Report::Looked(uid, None));
+        self.add(uid, Kind::Close(Lane::Refused), task);
     }
 
     /// Has the next message of a client of `uid` dropped, with its fds; `socket` is a duplicate. Not behind closes that hang.
     pub fn drop_next(&mut self, socket: OwnedFd, uid: u32) {
-        let job = Job::Drop(socket, 1, Report::Dropped(uid));
-        self.outbox.push((LaneOf { uid, kind: Kind::Drop }, job));
+        let task = (Job::with(act::DROP, socket, 1), Report::Dropped(uid));
+        self.add(uid, Kind::Drop, task);
     }
 
     /// Has all messages of the ended connection of a client of `uid` dropped; `socket` is a duplicate.
     pub fn empty(&mut self, socket: OwnedFd, uid: u32) {
-        let job = Job::Drop(socket, MESSAGES_IN_A_SOCKET, Report::Refused(uid));
-        self.outbox.push((LaneOf { uid, kind: Kind::Close(Lane::Refused) }, job));
+        let job = Job::with(act::DROP, socket, MESSAGES_IN_A_SOCKET);
+        self.add(uid, Kind::Close(Lane::Refused), (job, Report::Refused(uid)));
     }
 
     /// Has the first messages of a carrier dropped; `socket` is a duplicate. What lies there are accepted fds.
     pub fn drop_carried(&mut self, socket: OwnedFd, most: usize, carrier: u32) {
-        let job = Job::Drop(socket, most, Report::Carried(carrier));
-        self.outbox.push((LaneOf { uid: NOBODY, kind: Kind::Close(Lane::Accepted) }, job));
+        let task = (Job::with(act::DROP, socket, most), Report::Carried(carrier));
+        self.add(NOBODY, Kind::Close(Lane::Accepted), task);
     }
 
     /// Has the facts about process `pid` of `uid` read, for the connection `number` with this serial.
     pub fn ask(&mut self, pid: u32, uid: u32, number: usize, serial: u64) {
-        let job = Job::Process(pid, number, serial);
-        self.outbox.push((LaneOf { uid, kind: Kind::Process }, job));
+        let job = Job { act: act::PROCESS, number: pid, ..Job::default() };
+        self.add(uid, Kind::Process, (job, Report::Process(number, serial, Default::default())));
     }
 
     /// Has the memory of a seal of `uid` opened for readers; `fd` is a duplicate.
-    pub fn open(&mut self, fd: OwnedFd, uid: u32, number: u64, opened: OpenedFd) {
-        self.outbox.push((LaneOf { uid, kind: Kind::Open }, Job::Open(fd, number, opened)));
+    pub fn open(&mut self, fd: OwnedFd, uid: u32, number: u64) {
+        let task = (Job::with(act::OPEN, fd, 0), Report::Opened(number, Err(0)));
+        self.add(uid, Kind::Open, task);
     }
 
-    /// Has the configuration read again: it may lie on a disk that takes its time.
-    pub fn reread(&mut self, read: Box<dyn FnOnce() + Send + Sync>) {
-        self.outbox.push((LaneOf { uid: NOBODY, kind: Kind::Reread }, Job::Reread(read)));
+    /// Has the configuration read again: it may lie on a disk that takes its time. `memfd` begins with its path, and stays open
+    /// until the report.
+    pub fn reread(&mut self, memfd: BorrowedFd<'_>) {
+        let task = (Job::lent(act::READ, memfd), Report::Reread(Err(0)));
+        self.add(NOBODY, Kind::Reread, task);
     }
 
-    /// Hands this wake's jobs to the threads. Waits at most for a few words to be changed under a lock.
+    /// Hands the jobs to the processes.
     pub fn flush(&mut self) {
-        if self.outbox.is_empty() && !self.is_thread_missing {
-            return;
+        while self.pool.takeable() > 0 {
+            let Some(at) = self.place_in(State::Idle) else { return self.start() };
+            self.give(at);
         }
-        self.under_way += self.outbox.len();
-        let mut pool = self.shared.pool();
-        for (of, job) in self.outbox.drain(..) {
-            pool.add(of, job);
-        }
-        let to_wake = pool.takeable().min(pool.idle);
-        // At most one: it starts further ones itself.
-        let wants_thread = pool.wants_thread();
-        drop(pool);
-        (0..to_wake).for_each(|_| self.shared.filled.notify_one());
-        self.is_thread_missing = wants_thread && !self.shared.start_thread();
     }
 
-    /// Moves what has been done since the last call to `done`.
-    pub fn take_reports(&mut self, done: &mut impl Extend<Report>) {
-        let mut pool = self.shared.pool();
-        self.under_way -= pool.reports.len();
-        done.extend(pool.reports.drain(..));
+    fn place_in(&self, state: State) -> Option<usize> {
+        let is_in = |place: &Option<Place>| place.as_ref().is_some_and(|it| it.state == state);
+        self.places.iter().position(is_in)
+    }
+
+    fn give(&mut self, at: usize) {
+        let (Some(place), Some(batch)) = (&mut self.places[at], self.pool.take(at)) else { return };
+        let mut jobs = [Job::default(); LANE_BATCH];
+        let all = jobs.iter_mut().zip(&batch.tasks);
+        let count = all.map(|(job, task)| *job = task.0).count();
+        Progress(&self.common.progress, at).set(0, 0);
+        match self.lines[at].send(jobs[..count].as_bytes()) {
+            Ok(()) => place.state = State::Working,
+            Err(error) => {
+                // Its line is empty, so the system has no memory for it. Another one is tried later.
+                log::debug!("a lane does not get its jobs: {error}");
+                self.pool.done(at, 0);
+                self.end(at);
+            }
+        }
+    }
+
+    /// Has one more lane started, if that is wanted. One at a time: each that is ready has the next one started.
+    fn start(&mut self) {
+        let is_late = self.short_until.is_none_or(|until| Instant::now() > until);
+        let free = self.places.iter().position(Option::is_none);
+        let (true, Some(at), None) = (is_late, free, self.place_in(State::Starting)) else {
+            return;
+        };
+        if let Err(error) = self.start_at(at) {
+            self.note_short(&error);
+        }
+    }
+
+    fn start_at(&mut self, at: usize) -> io::Result<()> {
+        if self.spawner.is_none() {
+            self.spawner = Some(self.common.spawn()?);
+        }
+        self.last_serial = self.last_serial.wrapping_add(1);
+        let serial = self.last_serial;
+        let order = Order { place: at as u32, serial, line: self.lines[at].theirs.as_raw_fd() };
+        fdbroker_scm::send(self.orders.as_fd(), order.as_bytes(), &[]).map_err(io::Error::other)?;
+        self.places[at] = Some(Place { serial, state: State::Starting });
+        Ok(())
+    }
+
+    fn note_short(&mut self, error: &io::Error) {
+        if self.short_until.is_none() {
+            log::error!(
+                "fds are closed late: no process can be started for it (see TasksMax and the limits of pids): {error}"
+            );
+        }
+        self.short_until = Some(Instant::now() + LANE_RETRY);
+    }
+
+    /// Moves what has been done since the last call to `done`. Whether there may be more.
+    pub fn take_reports(&mut self, done: &mut impl Extend<Report>) -> bool {
+        let is_more = self.listen();
+        self.under_way -= self.reports.len();
+        done.extend(self.reports.drain(..));
+        self.flush();
+        is_more
+    }
+
+    /// Hears what lanes say. Whether there may be more.
+    fn listen(&mut self) -> bool {
+        for _ in 0..WORDS_PER_CHORE {
+            let heard = fdbroker_scm::recv(self.said.as_fd(), &mut self.buffer, &mut self.no_fds);
+            let Ok(message) = heard else { return false };
+            if let Ok((said, _)) = Said::read_from_prefix(&self.buffer) {
+                self.hear(said, message.len);
+            }
+        }
+        true
+    }
+
+    /// A lane, or the spawner about it, says something.
+    fn hear(&mut self, said: Said, length: usize) {
+        let at = said.place as usize;
+        let place = self.places.get_mut(at).and_then(Option::as_mut);
+        let Some(place) = place.filter(|place| place.serial == said.serial) else { return };
+        match said.word {
+            word::READY => {
+                self.short_until = None;
+                place.state = State::Idle;
+            }
+            word::IDLE if place.state == State::Idle => self.end(at),
+            word::DONE => {
+                let Some(batch) = self.pool.batch(at) else { return };
+                let text = self.buffer.get(size_of::<Said>()..length).unwrap_or_default();
+                let done = batch.tasks.iter().take(said.done as usize).skip(batch.done);
+                let process = self.common.calls.process;
+                let reports = done.map(|(_, report)| report.completed(said.value, text, process));
+                self.reports.extend(reports);
+                (batch.done, batch.since) = (batch.done.max(said.done as usize), Instant::now());
+                if batch.done >= batch.tasks.len() {
+                    self.pool.done(at, usize::MAX);
+                    place.state = State::Idle;
+                }
+            }
+            word::ENDED => self.bury(at),
+            word::NOT_STARTED => {
+                self.places[at] = None;
+                self.note_short(&Errno::from_raw(said.value as i32).into());
+            }
+            _ => {}
+        }
+    }
+
+    /// Has a lane that does nothing end.
+    fn end(&mut self, at: usize) {
+        let Some(place) = &mut self.places[at] else { return };
+        let _ = self.lines[at].send(END);
+        place.state = State::Ending;
+    }
+
+    /// A lane has ended. What it has not begun goes to another one; the job at hand is as if it hung.
+    fn bury(&mut self, at: usize) {
+        self.places[at] = None;
+        let Line { theirs, .. } = &self.lines[at];
+        let has_begun = self.lines[at].is_read();
+        // The next lane there must not do it once more.
+        while fdbroker_scm::recv(theirs.as_fd(), &mut self.buffer, &mut self.no_fds).is_ok() {}
+        let Some(batch) = self.pool.batch(at) else { return };
+        let (begun, done) = Progress(&self.common.progress, at).get();
+        let (begun, done) = if has_begun { (begun as usize, done as usize) } else { (0, 0) };
+        let done = done.max(batch.done);
+        let reported = batch.tasks.iter().take(done).skip(batch.done).map(|(_, report)| *report);
+        self.reports.extend(reported);
+        if let Some((_, report)) = batch.tasks.get(done).filter(|_| begun > done) {
+            log::warn!(
+                "{} of uid {} is given up, and stays charged: its process has ended",
+                batch.of.kind.job(),
+                batch.of.uid
+            );
+            match report.of_dead(self.common.calls.process) {
+                Some(report) => self.reports.push(report),
+                None => self.under_way -= 1,
+            }
+        }
+        self.pool.done(at, begun.max(done));
     }
 
     /// Whether there are jobs that are not reported yet.
@@ -182,147 +338,80 @@ impl Closers {
         self.under_way > 0
     }
 
-    /// As for [`Pool::hung`].
-    pub fn hung(&self) -> Vec<LaneOf> {
-        self.shared.pool().hung()
+    /// Whether something is reported that no message of a lane tells.
+    pub fn has_reports(&self) -> bool {
+        !self.reports.is_empty()
     }
 
-    /// As for [`Pool::slow`].
-    pub fn slow(&self) -> (Vec<u32>, bool) {
-        let (slow, is_at_it) = self.shared.pool().slow();
-        (slow, is_at_it || self.is_thread_missing)
+    /// The lanes whose job has not returned for so long that it hangs.
+    pub fn hung(&mut self) -> Vec<LaneOf> {
+        self.look_at_spawner();
+        self.late(HUNG_CLOSE)
+    }
+
+    /// The uids whose accepted fds take long to close now, in order; and whether that can be otherwise soon.
+    pub fn slow(&mut self) -> (Vec<u32>, bool) {
+        let slow = self.late(LANE_SLOW).into_iter();
+        let accepted = slow.filter(|of| of.lane() == Lane::Accepted);
+        let mut slow: Vec<u32> = accepted.map(|of| of.uid).collect();
+        slow.sort_unstable();
+        let is_short = self.short_until.is_some() && self.pool.takeable() > 0;
+        (slow, self.pool.has_accepted() || is_short)
+    }
+
+    fn late(&mut self, time: Duration) -> Vec<LaneOf> {
+        self.catch_up();
+        self.pool.late(time, |at| self.lines[at].is_read())
+    }
+
+    /// What is done although the lane has not said so: it waits in the next one.
+    fn catch_up(&mut self) {
+        for batch in self.pool.working() {
+            let done = Progress(&self.common.progress, batch.place).get().1 as usize;
+            let tasks = batch.tasks.iter().take(done).skip(batch.done);
+            let before = self.reports.len();
+            // What looks for something says at once what it has found.
+            self.reports.extend(tasks.map(|(_, report)| *report).take_while(Report::is_complete));
+            let count = self.reports.len() - before;
+            if count > 0 {
+                (batch.done, batch.since) = (batch.done + count, Instant::now());
+            }
+        }
+    }
+
+    /// All lanes end with the spawner. Nothing tells of its end; so whoever looks for lanes that hang looks for it.
+    fn look_at_spawner(&mut self) {
+        let Some(spawner) = self.spawner else { return };
+        if waitpid(spawner, Some(WaitPidFlag::WNOHANG)) == Ok(WaitStatus::StillAlive) {
+            return;
+        }
+        log::warn!(
+            "the process from which lanes are started has ended; another one takes its place"
+        );
+        self.spawner = None;
+        while self.listen() {}
+        (0..LANES_MAX).for_each(|at| self.bury(at));
+        self.flush();
+    }
+}
+
+impl AsFd for Closers {
+    /// Readable when lanes have said something.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.said.as_fd()
     }
 }
 
 impl Drop for Closers {
-    /// Lets the threads end when they have nothing more to do. Waits for none: one may hang for ever.
+    /// For whoever goes on without a broker, as tests do: lanes end at once, and what they have not closed stays open.
     fn drop(&mut self) {
-        self.flush();
-        self.shared.pool().ended = true;
-        self.shared.filled.notify_all();
+        if let Some(spawner) = self.spawner {
+            let _ = kill(spawner, Signal::SIGKILL);
+            let _ = waitpid(spawner, None);
+        }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::fds::jobs::{CloseFn, Process};
-    use crate::limits::{LANE_SLOW, LANES_MAX};
-    use fdbroker_core::Ticket;
-    use std::sync::mpsc;
-
-    /// Lanes whose close waits for a word, where `hangs` says so.
-    struct Bench {
-        closers: Closers,
-        woken: mpsc::Receiver<()>,
-        release: Option<mpsc::Sender<()>>,
-    }
-
-    impl Bench {
-        fn new(hangs: impl Fn(Lane) -> bool + Send + Sync + 'static) -> Bench {
-            let (sender, woken) = mpsc::sync_channel(1);
-            let wake: WakeFn = Arc::new(move || {
-                let _ = sender.try_send(());
-            });
-            let (release, hang) = mpsc::channel::<()>();
-            let hang = Mutex::new(hang);
-            let close: CloseFn = Arc::new(move |fd, lane| {
-                if hangs(lane) {
-                    // Held by the one that waits, so the others wait here: until the sender is gone.
-                    let _ = hang.lock().unwrap().recv();
-                }
-                drop(fd);
-            });
-            let calls = Calls { close, ..Calls::real(Arc::new(|_| Process::default())).unwrap() };
-            Bench { closers: Closers::new(calls, wake), woken, release: Some(release) }
-        }
-
-        fn close(&mut self, uid: u32, lane: Lane, report: Report) {
-            let fd = nix::sys::eventfd::EventFd::new().unwrap().into();
-            self.closers.close(fd, uid, lane, report);
-        }
-
-        fn wait(&mut self, count: usize) -> Vec<Report> {
-            let mut reports = Vec::new();
-            while reports.len() < count {
-                self.woken.recv_timeout(std::time::Duration::from_secs(20)).expect("reports");
-                self.closers.take_reports(&mut reports);
-            }
-            reports
-        }
-
-        fn wait_until_slow(&self, expected: &(Vec<u32>, bool)) {
-            let until = Instant::now() + std::time::Duration::from_secs(20);
-            while self.closers.slow() != *expected {
-                assert!(Instant::now() < until, "{:?}, not {expected:?}", self.closers.slow());
-                std::thread::sleep(LANE_SLOW);
-            }
-        }
-
-        fn threads(&self) -> usize {
-            self.closers.shared.pool().threads
-        }
-    }
-
-    fn held(number: u32) -> Report {
-        Report::Held(Ticket(number))
-    }
-
-    #[test]
-    fn close_when_flushed_then_reported_in_order_and_no_thread_before() {
-        let mut bench = Bench::new(|_| false);
-        bench.closers.flush();
-        assert_eq!(bench.threads(), 0);
-        (0..3).for_each(|number| bench.close(7, Lane::Accepted, held(number)));
-        bench.closers.flush();
-        assert_eq!(bench.wait(3), [0, 1, 2].map(held));
-        assert!(!bench.closers.is_busy());
-        assert_eq!(bench.threads(), 1, "one lane, one thread");
-    }
-
-    #[test]
-    fn close_when_a_users_lane_hangs_then_other_users_and_its_accepted_fds_go_on() {
-        let mut bench = Bench::new(|lane| lane == Lane::Refused);
-        bench.close(7, Lane::Refused, Report::Refused(7));
-        bench.close(7, Lane::Accepted, held(1));
-        bench.close(8, Lane::Accepted, held(2));
-        bench.closers.flush();
-        let mut reports = bench.wait(2);
-        reports.sort_by_key(|report| *report != held(1));
-        assert_eq!(reports, [held(1), held(2)]);
-        bench.release.take();
-        assert_eq!(bench.wait(1), [Report::Refused(7)]);
-    }
-
-    #[test]
-    fn close_when_more_users_hang_than_there_are_threads_then_accepted_fds_go_on() {
-        let mut bench = Bench::new(|lane| lane == Lane::Refused);
-        let users = 2 * u32::try_from(LANES_MAX).unwrap();
-        for uid in 0..users {
-            bench.close(uid, Lane::Refused, Report::Refused(uid));
-            bench.closers.flush();
-        }
-        for uid in 0..users {
-            bench.close(uid, Lane::Accepted, held(uid));
-            bench.closers.flush();
-        }
-        let reports = bench.wait(users as usize);
-        assert!(reports.iter().all(|report| matches!(report, Report::Held(_))));
-        assert!(bench.threads() <= LANES_MAX);
-        bench.release.take();
-        assert_eq!(bench.wait(users as usize).len(), users as usize);
-    }
-
-    #[test]
-    fn close_when_one_takes_long_then_its_user_is_slow_until_it_is_done() {
-        let mut bench = Bench::new(|_| true);
-        bench.close(7, Lane::Accepted, held(0));
-        bench.close(8, Lane::Refused, Report::Refused(8));
-        bench.closers.flush();
-        bench.wait_until_slow(&(vec![7], true));
-        bench.release.take();
-        bench.wait(2);
-        // A lane ends just after its last report.
-        bench.wait_until_slow(&(vec![], false));
-    }
-}
+#[path = "../../tests/unit/closers.rs"]
+mod tests;

@@ -84,10 +84,10 @@ impl Closing {
             Report::Held(_)
             | Report::Uncharged
             | Report::Process(..)
-            | Report::Reread
+            | Report::Reread(_)
             | Report::Carried(_) => return,
             // Few at a time, in places of their own.
-            Report::Opened(_) | Report::Replaced => return,
+            Report::Opened(..) | Report::Replaced => return,
             Report::TurnedAway(_) => {
                 self.turned_away = step(self.turned_away);
                 return;

@@ -1,23 +1,25 @@
-//! What lanes do, and what they say once it is done. Must never be done on the loop: each of it may take long or hang for ever.
+//! What lanes do, and what they say once it is done. Jobs and answers are plain data, for they go to other processes and back.
+//! Must never be done on the loop: each of it may take long or hang for ever.
 
-use crate::fds::classify::{Looker, open_for_readers};
+use crate::fds::classify::look;
 use crate::kernel::{Device, Start};
 use fdbroker_core::{JobKey, JobName, Lane, Ticket};
-use fdbroker_scm::{ReceivedFds, RecvError};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// No uid. Fds that are nobody's fault are counted against it, and it is never refused.
 pub const NOBODY: u32 = u32::MAX;
 
-/// What closes an fd; replaced by tests with something slower.
+/// What closes an fd; replaced by tests with something slower. Called in a lane's process, as the next one: it neither
+/// allocates nor takes a lock.
 pub type CloseFn = Arc<dyn Fn(OwnedFd, Lane) + Send + Sync>;
 
-/// What reads an fd's fdinfo: [`Looker::look`], or what tests put in its place.
+/// What reads an fd's fdinfo: [`look`], or what tests put in its place.
 pub type LookFn = Arc<dyn Fn(BorrowedFd<'_>) -> Option<Device> + Send + Sync>;
 
-/// What reads the facts about the process with this number.
-pub type ProcessFn = Arc<dyn Fn(u32) -> Process + Send + Sync>;
+/// What makes facts of a process's /proc/PID/cgroup, if that can be read, and /proc/PID/stat. Called on the loop.
+pub type ProcessFn = fn(Option<&[u8]>, &[u8]) -> Process;
 
 /// What /proc says of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,30 +30,25 @@ pub struct Process {
     pub start: Start,
 }
 
-/// What a lane calls.
+/// What lanes call.
 #[derive(Clone)]
 pub struct Calls {
     /// Closes an fd.
     pub close: CloseFn,
     /// Reads the fdinfo of an fd.
     pub look: LookFn,
-    /// Reads the facts about a process.
+    /// Makes facts of what was read about a process.
     pub process: ProcessFn,
 }
 
 impl Calls {
-    /// The calls of a daemon; `process` reads the facts about a process.
-    ///
-    /// # Errors
-    /// /proc is not mounted.
-    pub fn real(process: ProcessFn) -> nix::Result<Self> {
-        let viewer = Looker::new()?;
-        let look: LookFn = Arc::new(move |fd| viewer.look(fd));
-        Ok(Calls { close: Arc::new(|fd, _| drop(fd)), look, process })
+    /// The calls of a daemon; `process` makes facts of what was read about a process.
+    pub fn real(process: ProcessFn) -> Self {
+        Calls { close: Arc::new(|fd, _| drop(fd)), look: Arc::new(look), process }
     }
 }
 
-/// What a lane says once it has done a job.
+/// What a lane's work on a job comes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Report {
     /// The fd was held; the core charged it under this ticket.
@@ -74,78 +71,137 @@ pub enum Report {
     TurnedAway(u32),
     /// The facts about the process of the connection with this number and serial.
     Process(usize, u64, Process),
-    /// The configuration has been read again.
-    Reread,
+    /// The configuration has been read again: its bytes, or the errno.
+    Reread(Result<usize, i32>),
     /// Messages of the carrier of kept objects with this number have been dropped.
     Carried(u32),
-    /// The fd of the seal with this number has been opened for readers, or could not be.
-    Opened(u64),
+    /// The fd of the seal with this number has been opened for readers as this one, or could not be: the errno.
+    Opened(u64, Result<RawFd, i32>),
     /// The fd that was held before it is closed.
     Replaced,
 }
 
-/// Where a lane leaves an fd that it has opened, or why it could not.
-pub type OpenedFd = Arc<Mutex<Option<nix::Result<OwnedFd>>>>;
+impl Report {
+    /// Completed by what the lane has found: its number, and its text.
+    pub fn completed(self, value: i64, text: &[u8], process: ProcessFn) -> Self {
+        let result = usize::try_from(value).map_err(|_| i32::try_from(-value).unwrap_or(libc::EIO));
+        match self {
+            Report::Looked(uid, _) => Report::Looked(uid, device_of(value)),
+            Report::Process(number, serial, _) => {
+                let (cgroup, stat) = text.split_at(result.unwrap_or(0).min(text.len()));
+                let facts = process(result.is_ok().then_some(cgroup), stat);
+                Report::Process(number, serial, facts)
+            }
+            Report::Reread(_) => Report::Reread(result),
+            Report::Opened(number, _) => {
+                Report::Opened(number, result.map(|fd| RawFd::try_from(fd).unwrap_or(-1)))
+            }
+            closed => closed,
+        }
+    }
 
-/// What a lane is to do.
-pub enum Job {
-    /// Closes it.
-    Close(OwnedFd, Report),
-    /// A duplicate, closed when it has been looked at.
-    Look(OwnedFd, u32),
-    /// A duplicate of a socket, closed when so many messages at most have been dropped from it.
-    Drop(OwnedFd, usize, Report),
-    /// The process, and the connection's number and serial.
-    Process(u32, usize, u64),
-    /// Reads the configuration.
-    Reread(Box<dyn FnOnce() + Send + Sync>),
-    /// A duplicate, closed when it has been opened for readers; the number of the seal.
-    Open(OwnedFd, u64, OpenedFd),
+    /// Whether the lane has nothing to add.
+    pub fn is_complete(&self) -> bool {
+        use Report::{Looked, Opened, Process, Reread};
+        !matches!(self, Looked(..) | Process(..) | Reread(_) | Opened(..))
+    }
+
+    /// As it is when the lane died at the job; `None`: nobody knows whether the fd is closed, and its number may be another
+    /// file's by now, so it stays charged.
+    pub fn of_dead(self, process: ProcessFn) -> Option<Self> {
+        let is_of_fd = self.is_complete() || matches!(self, Report::Looked(..));
+        (!is_of_fd).then(|| self.completed(-i64::from(libc::EIO), &[], process))
+    }
+}
+
+/// A device number as the number of a [`Said`].
+pub fn device_number(device: Option<Device>) -> i64 {
+    device.map_or(-1, |(major, minor)| i64::from(major) << 32 | i64::from(minor))
+}
+
+fn device_of(value: i64) -> Option<Device> {
+    (value >= 0).then_some(((value >> 32) as u32, value as u32))
+}
+
+/// What is to be done with the fd of a [`Job`].
+pub mod act {
+    pub const CLOSE: u32 = 1;
+    /// As one of the accepted fds.
+    pub const CLOSE_ACCEPTED: u32 = 2;
+    /// A duplicate, closed when its fdinfo has been read.
+    pub const LOOK: u32 = 3;
+    /// A duplicate of a socket, closed when `number` messages at most have been dropped from it.
+    pub const DROP: u32 = 4;
+    /// None: what /proc says of the process `number` is read.
+    pub const PROCESS: u32 = 5;
+    /// A memfd that begins with the path of a file: the file's bytes are written behind it.
+    pub const READ: u32 = 6;
+    /// A duplicate, closed when it has been opened for readers.
+    pub const OPEN: u32 = 7;
+}
+
+/// One thing that a lane is to do, as it travels. Its fds have the same numbers there.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Job {
+    /// Of [`act`].
+    pub act: u32,
+    /// Given away with the job: the lane closes it.
+    pub fd: RawFd,
+    pub number: u32,
+    pub reserved: u32,
 }
 
 impl Job {
-    /// Does it, in a lane for accepted fds or in another.
-    pub fn run(self, calls: &Calls, lane: Lane) -> Report {
-        match self {
-            Job::Close(fd, report) => {
-                (calls.close)(fd, lane);
-                report
-            }
-            Job::Look(fd, uid) => {
-                let dmabufs = (calls.look)(fd.as_fd());
-                (calls.close)(fd, Lane::Refused);
-                Report::Looked(uid, dmabufs)
-            }
-            Job::Drop(socket, most, report) => {
-                drop_messages(socket.as_fd(), most);
-                report
-            }
-            Job::Process(pid, number, serial) => {
-                Report::Process(number, serial, (calls.process)(pid))
-            }
-            Job::Reread(read) => {
-                read();
-                Report::Reread
-            }
-            Job::Open(fd, number, opened) => {
-                let result = open_for_readers(fd.as_fd()).inspect_err(|error| {
-                    log::debug!("the memory of a group cannot be opened for readers: {error}");
-                });
-                *opened.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
-                (calls.close)(fd, lane);
-                Report::Opened(number)
-            }
-        }
+    /// Gives the fd away.
+    pub fn with(act: u32, fd: OwnedFd, number: usize) -> Self {
+        let number = u32::try_from(number).unwrap_or(u32::MAX);
+        Job { act, fd: fd.into_raw_fd(), number, reserved: 0 }
+    }
+
+    /// Lends the fd, which is open until the job is done.
+    pub fn lent(act: u32, fd: BorrowedFd<'_>) -> Self {
+        Job { act, fd: fd.as_raw_fd(), ..Job::default() }
     }
 }
 
-/// Takes messages out of a socket without taking in their fds: the kernel closes them here.
-fn drop_messages(socket: BorrowedFd<'_>, most: usize) {
-    let mut no_fds = ReceivedFds::with_capacity(0);
-    for _ in 0..most {
-        match fdbroker_scm::recv(socket, &mut [0], &mut no_fds) {
-            Ok(_) | Err(RecvError::EmptyMessage) => {}
-            Err(_) => return,
-        }
-    }
+/// A job with what is to be reported of it.
+pub type Task = (Job, Report);
+
+/// What a [`Said`] tells.
+pub mod word {
+    /// The lane waits for jobs.
+    pub const READY: u32 = 1;
+    /// It has waited for a while.
+    pub const IDLE: u32 = 2;
+    /// So many jobs of those at hand are done; the last one's number is `value`.
+    pub const DONE: u32 = 3;
+    /// The lane's process has ended.
+    pub const ENDED: u32 = 4;
+    /// It could not be started: `value` is the errno.
+    pub const NOT_STARTED: u32 = 5;
+}
+
+/// What lanes and their spawner tell the loop; text may follow.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Said {
+    /// Of which lane, by its place.
+    pub place: u32,
+    /// Tells the lane from others that had the place.
+    pub serial: u32,
+    /// Of [`word`].
+    pub word: u32,
+    pub done: u32,
+    pub value: i64,
+}
+
+/// The loop has a lane started.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Order {
+    pub place: u32,
+    pub serial: u32,
+    /// The socket from which it takes jobs.
+    pub line: RawFd,
 }

@@ -1,4 +1,4 @@
-//! Every fd that a client has deposited: the table that owns it, what kind it is, the threads that close it. Must never
+//! Every fd that a client has deposited: the table that owns it, what kind it is, the processes that close it. Must never
 //! wait for an fd on the loop's thread.
 
 pub mod classify;
@@ -6,6 +6,7 @@ pub mod closers;
 pub mod closing;
 pub mod files;
 pub mod jobs;
+mod lane;
 pub mod pool;
 pub mod rounds;
 pub mod slow;

@@ -1,11 +1,11 @@
-//! Which lane a thread serves next. Must never let one user's jobs wait for another's, nor give calls that can hang the threads that
-//! are kept for closes that end.
+//! Which lane a process serves next. Must never let one user's jobs wait for another's, nor give calls that can hang the processes
+//! that are kept for closes that end.
 
-use crate::fds::jobs::{Job, Report};
-use crate::limits::{HUNG_CLOSE, LANE_BATCH, LANE_SLOW, LANES_FOR_ACCEPTED, LANES_MAX};
+use crate::fds::jobs::Task;
+use crate::limits::{LANE_BATCH, LANES_FOR_ACCEPTED, LANES_MAX};
 use fdbroker_core::Lane;
 use std::collections::{HashMap, VecDeque};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What a lane is for. One user's jobs of one kind wait for each other, and for nobody else's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -57,103 +57,110 @@ impl LaneOf {
     }
 }
 
-/// Lanes and threads. The jobs are bounded by the fd table: each has an open fd, and those are charged by the core or
-/// counted per uid.
+/// Jobs that a process is at.
+pub struct Batch {
+    /// Of which lane.
+    pub of: LaneOf,
+    /// Whose process.
+    pub place: usize,
+    /// Since when the next one to be reported is under way.
+    pub since: Instant,
+    pub tasks: Vec<Task>,
+    /// How many of them are reported.
+    pub done: usize,
+}
+
+/// Lanes, and what processes are at. The jobs are bounded by the fd table: each has an open fd, and those are charged by the core
+/// or counted per uid.
 #[derive(Default)]
 pub struct Pool {
     /// Lanes with a job that waits or is under way.
-    lanes: HashMap<LaneOf, VecDeque<Job>>,
+    lanes: HashMap<LaneOf, VecDeque<Task>>,
     /// Lanes with a job that waits and none under way: first those whose calls all end, then those whose calls can hang.
     ready: [VecDeque<LaneOf>; 2],
     /// Which of the two is next.
     next: usize,
-    /// The lane of each thread that is not idle, and since when its job is under way.
-    working: Vec<(LaneOf, Instant)>,
-    pub(super) threads: usize,
-    pub(super) idle: usize,
-    /// Not taken by the loop yet.
-    pub(super) reports: Vec<Report>,
-    /// The loop has ended: so do threads without a job.
-    pub(super) ended: bool,
+    working: Vec<Batch>,
 }
 
 impl Pool {
     /// One more job.
-    pub fn add(&mut self, of: LaneOf, job: Job) {
-        let jobs = self.lanes.entry(of).or_insert_with(|| {
+    pub fn add(&mut self, of: LaneOf, task: Task) {
+        let tasks = self.lanes.entry(of).or_insert_with(|| {
             self.ready[usize::from(of.can_hang())].push_back(of);
             VecDeque::new()
         });
-        jobs.push_back(job);
+        tasks.push_back(task);
     }
 
-    /// Threads that may still take a lane whose calls can hang: the others are kept for closes that end.
+    /// Processes that may still take a lane whose calls can hang: the others are kept for closes that end.
     fn room_for_hangs(&self) -> usize {
-        let at_work = self.working.iter().filter(|(of, _)| of.can_hang()).count();
+        let at_work = self.working.iter().filter(|batch| batch.of.can_hang()).count();
         (LANES_MAX - LANES_FOR_ACCEPTED).saturating_sub(at_work)
     }
 
-    /// Lanes that a thread could take now.
+    /// Lanes that a process could take now.
     pub fn takeable(&self) -> usize {
-        self.ready[0].len() + self.ready[1].len().min(self.room_for_hangs())
+        let [end, can_hang] = &self.ready;
+        if can_hang.is_empty() {
+            end.len()
+        } else {
+            end.len() + can_hang.len().min(self.room_for_hangs())
+        }
     }
 
-    /// Counts a thread to be started, if one is needed.
-    pub fn wants_thread(&mut self) -> bool {
-        let is_wanted = self.takeable() > self.idle && self.threads < LANES_MAX;
-        self.threads += usize::from(is_wanted);
-        is_wanted
-    }
-
-    /// Moves some jobs of the next lane to `jobs`: lanes take turns, and so do the two kinds.
-    pub fn take(&mut self, jobs: &mut Vec<Job>) -> Option<LaneOf> {
+    /// Gives some jobs of the next lane to the process at `place`: lanes take turns, and so do the two kinds.
+    pub fn take(&mut self, place: usize) -> Option<&Batch> {
         let has_room = self.room_for_hangs() > 0;
         let may = |kind: usize| !self.ready[kind].is_empty() && (kind == 0 || has_room);
         let kind = [self.next, 1 - self.next].into_iter().find(|kind| may(*kind))?;
         self.next = 1 - kind;
         let of = self.ready[kind].pop_front()?;
         let waiting = self.lanes.get_mut(&of)?;
-        jobs.extend(waiting.drain(..LANE_BATCH.min(waiting.len())));
-        self.working.push((of, Instant::now()));
-        Some(of)
+        let tasks = waiting.drain(..LANE_BATCH.min(waiting.len())).collect();
+        self.working.push(Batch { of, place, since: Instant::now(), tasks, done: 0 });
+        self.working.last()
     }
 
-    /// Some of a lane's jobs are done. `true`: the loop has to be told.
-    pub fn report(&mut self, of: LaneOf, reports: &mut Vec<Report>) -> bool {
-        let at_work = self.working.iter_mut().find(|(at_work, _)| *at_work == of);
-        at_work.into_iter().for_each(|(_, since)| *since = Instant::now());
-        // Once is enough until the loop has taken them.
-        let is_first = self.reports.is_empty();
-        self.reports.append(reports);
-        is_first
+    /// What processes are at.
+    pub fn working(&mut self) -> impl Iterator<Item = &mut Batch> {
+        self.working.iter_mut()
     }
 
-    /// The jobs taken from a lane are done.
-    pub fn done(&mut self, of: LaneOf) {
-        self.working.retain(|(at_work, _)| *at_work != of);
-        match self.lanes.get(&of).is_some_and(|jobs| !jobs.is_empty()) {
-            true => self.ready[usize::from(of.can_hang())].push_back(of),
-            false => {
-                self.lanes.remove(&of);
-            }
+    /// What the process at `place` is at.
+    pub fn batch(&mut self, place: usize) -> Option<&mut Batch> {
+        self.working.iter_mut().find(|batch| batch.place == place)
+    }
+
+    /// The process at `place` is at nothing more. The jobs from `rest` on go back to their lane.
+    pub fn done(&mut self, place: usize, rest: usize) {
+        let Some(at) = self.working.iter().position(|batch| batch.place == place) else { return };
+        let Batch { of, tasks, .. } = self.working.swap_remove(at);
+        let Some(waiting) = self.lanes.get_mut(&of) else { return };
+        tasks.into_iter().skip(rest).rev().for_each(|task| waiting.push_front(task));
+        match waiting.is_empty() {
+            true => drop(self.lanes.remove(&of)),
+            false => self.ready[usize::from(of.can_hang())].push_back(of),
         }
     }
 
-    /// The lanes whose job has not returned for so long that it hangs.
-    pub fn hung(&self) -> Vec<LaneOf> {
+    /// What processes are at whose job has not returned for so long. `is_begun`: whether the process at this place has taken its
+    /// jobs; it may only wait for a processor.
+    pub fn late(&mut self, time: Duration, is_begun: impl Fn(usize) -> bool) -> Vec<LaneOf> {
         let now = Instant::now();
-        let hung = self.working.iter().filter(|(_, since)| now - *since > HUNG_CLOSE);
-        hung.map(|(of, _)| *of).collect()
+        let mut late = Vec::new();
+        for batch in &mut self.working {
+            match now - batch.since > time {
+                true if is_begun(batch.place) => late.push(batch.of),
+                true => batch.since = now,
+                false => {}
+            }
+        }
+        late
     }
 
-    /// The uids whose accepted fds take long to close now, in order; and whether that can be otherwise soon.
-    pub fn slow(&self) -> (Vec<u32>, bool) {
-        let now = Instant::now();
-        let is_accepted = |of: &LaneOf| of.lane() == Lane::Accepted;
-        let is_slow = |of: &LaneOf, since: Instant| is_accepted(of) && now - since > LANE_SLOW;
-        let slow = self.working.iter().filter(|(of, since)| is_slow(of, *since));
-        let mut slow: Vec<u32> = slow.map(|(of, _)| of.uid).collect();
-        slow.sort_unstable();
-        (slow, self.lanes.keys().any(is_accepted))
+    /// Whether accepted fds wait to be closed, or are being closed.
+    pub fn has_accepted(&self) -> bool {
+        self.lanes.keys().any(|of| of.lane() == Lane::Accepted)
     }
 }

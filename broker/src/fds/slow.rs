@@ -34,11 +34,11 @@ impl SlowLanes {
     }
 
     /// Looks if it is time to.
-    pub fn look(&mut self, closers: &Closers, now: Now) -> LaneNews {
+    pub fn look(&mut self, closers: &mut Closers, now: Now) -> LaneNews {
         LaneNews { slow: self.look_for_slow(closers, now), hung: self.look_for_hung(closers, now) }
     }
 
-    fn look_for_slow(&mut self, closers: &Closers, now: Now) -> Vec<(u32, bool)> {
+    fn look_for_slow(&mut self, closers: &mut Closers, now: Now) -> Vec<(u32, bool)> {
         if self.next.is_none() && closers.is_busy() {
             self.next = Some(clock::after(now, LANE_SLOW));
         }
@@ -54,7 +54,7 @@ impl SlowLanes {
         changed.map(|uid| (*uid, slow.contains(uid))).collect()
     }
 
-    fn look_for_hung(&mut self, closers: &Closers, now: Now) -> Vec<LaneOf> {
+    fn look_for_hung(&mut self, closers: &mut Closers, now: Now) -> Vec<LaneOf> {
         let mut news = Vec::new();
         if clock::is_due(self.next_for_hung, now) {
             self.next_for_hung = None;

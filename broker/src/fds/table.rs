@@ -327,7 +327,9 @@ impl FdTable {
 
     /// As for [`SlowLanes::look`].
     pub fn look_at_lanes(&mut self) -> LaneNews {
-        self.slow.look(&self.closers, self.now)
+        let news = self.slow.look(&mut self.closers, self.now);
+        self.has_more_reports |= self.closers.has_reports();
+        news
     }
 
     /// Has the fd at `index` of the message at hand looked at; the message's fds wait for that. `false`: it cannot be.
@@ -364,8 +366,8 @@ impl FdTable {
 
     /// The next report. None may be lost: the core would charge for the fd for ever.
     pub fn next_report(&mut self) -> Option<Report> {
-        if std::mem::take(&mut self.has_more_reports) {
-            self.closers.take_reports(&mut self.reports);
+        if self.reports.is_empty() && self.has_more_reports {
+            self.has_more_reports = self.closers.take_reports(&mut self.reports);
         }
         let report = self.reports.pop_front()?;
         self.closing.end(report, self.now);

@@ -1,7 +1,11 @@
 //! System calls about this process and others that nix has no safe wrapper for. Must never wait for another process.
 
 use fdbroker_protocol::limits::COMMAND_BYTES;
+use nix::errno::Errno;
+use nix::sys::signal::SigSet;
+use nix::unistd::{Pid, getpid, getppid};
 use serde::{Deserialize, Serialize};
+use std::ffi::CStr;
 use std::io;
 use std::sync::atomic::AtomicU64;
 
@@ -38,7 +42,8 @@ impl Start {
         Start::parse(&std::fs::read(format!("/proc/{pid}/stat")).ok()?)
     }
 
-    fn parse(stat: &[u8]) -> Option<Self> {
+    /// Of the text of /proc/PID/stat.
+    pub fn parse(stat: &[u8]) -> Option<Self> {
         // The name, in brackets, may hold anything.
         let begin = stat.iter().position(|byte| *byte == b'(')? + 1;
         let end = stat.iter().rposition(|byte| *byte == b')')?;
@@ -84,6 +89,49 @@ pub fn ignore_sigpipe() {
     use nix::sys::signal::{SigHandler, Signal, signal};
     // SAFETY: sets a disposition, no handler of ours runs.
     let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) };
+}
+
+/// Clones the calling thread as a process of its own, which has this process's table of fds and a copy of its memory (clone(2)). It does
+/// `run` and ends; it ends with the calling thread, too. No signal but SIGKILL and SIGSTOP has an effect there.
+///
+/// # Safety
+/// `run` neither allocates nor takes a lock: in the copy nobody gives back what another thread had taken.
+///
+/// # Errors
+/// Those of clone(2): EAGAIN at a limit of processes.
+pub unsafe fn clone_with_fds(name: &CStr, run: impl FnOnce()) -> nix::Result<Pid> {
+    let (former, parent) = (SigSet::thread_get_mask()?, getpid());
+    SigSet::all().thread_block()?;
+    let flags = libc::c_long::from(libc::CLONE_FILES | libc::SIGCHLD);
+    // What follows the flags has another order on other architectures, and is nothing on all.
+    const NOTHING: libc::c_long = 0;
+    // SAFETY: as fork(2). The child goes on on a copy of this stack, and ends in this function.
+    let child =
+        unsafe { libc::syscall(libc::SYS_clone, flags, NOTHING, NOTHING, NOTHING, NOTHING) };
+    if child == 0 {
+        let _end = EndOfChild;
+        // SAFETY: takes numbers and a C string; nothing of this process runs at a signal.
+        unsafe {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            libc::prctl(libc::PR_SET_NAME, name.as_ptr());
+            libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+        }
+        if getppid() == parent {
+            run();
+        }
+    }
+    former.thread_set_mask()?;
+    Errno::result(child).map(|pid| Pid::from_raw(pid as libc::pid_t))
+}
+
+/// Ends the process, whatever way `run` ends.
+struct EndOfChild;
+
+impl Drop for EndOfChild {
+    fn drop(&mut self) {
+        // SAFETY: never returns, and runs nothing of this process's.
+        unsafe { libc::_exit(0) }
+    }
 }
 
 /// Head of a thread's robust list (linux/futex.h, `struct robust_list_head`).

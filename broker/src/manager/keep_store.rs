@@ -339,7 +339,6 @@ mod tests {
     use nix::sys::memfd::{MFdFlags, memfd_create};
     use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixDatagram;
-    use std::sync::Arc;
 
     /// A store with room for one message at a time: what is read here makes room.
     fn full_manager() -> (Manager, UnixDatagram) {
@@ -470,7 +469,7 @@ mod tests {
     }
 
     fn no_fds() -> FdTable {
-        let calls = Calls::real(Arc::new(|_| Process::default())).unwrap();
-        FdTable::new(16, 1024, fdbroker_protocol::NO_CAP, Closers::new(calls, Arc::new(|| {})))
+        let calls = Calls::real(|_, _| Process::default());
+        FdTable::new(16, 1024, fdbroker_protocol::NO_CAP, Closers::new(calls).unwrap())
     }
 }

@@ -9,7 +9,8 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{
-    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, getsockopt, listen, socket,
+    AddressFamily, Backlog, Shutdown, SockFlag, SockType, UnixAddr, bind, connect, getsockopt,
+    listen, shutdown, socket,
 };
 use nix::sys::stat::{Mode, fchmod};
 use std::fs::Permissions;
@@ -36,9 +37,7 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if self.identity.is_some() && identity(&self.path) == self.identity {
-            let _ = std::fs::remove_file(&self.path);
-        }
+        self.end();
     }
 }
 
@@ -91,6 +90,15 @@ impl Listener {
     /// From now on the path goes with this value, if it is what `identity` says.
     pub fn own(&mut self, identity: Option<(u64, u64)>) {
         self.identity = identity;
+    }
+
+    /// Removes the path if it goes with this value; then nobody can connect any more, even while a lane that hangs keeps the socket.
+    pub fn end(&mut self) {
+        let found = self.identity.take();
+        if found.is_some() && identity(&self.path) == found {
+            let _ = std::fs::remove_file(&self.path);
+            let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
+        }
     }
 
     /// From now on the path stays when this value goes.

@@ -54,6 +54,8 @@ impl SharedMap {
 
 // SAFETY: the map belongs to this value alone, and its words are atomic.
 unsafe impl Send for SharedMap {}
+// SAFETY: the same.
+unsafe impl Sync for SharedMap {}
 
 impl Drop for SharedMap {
     fn drop(&mut self) {

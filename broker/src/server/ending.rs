@@ -4,6 +4,7 @@
 use crate::clients::connection::{Phase, index};
 use crate::fds::jobs::Report;
 use crate::fds::table::Retiring;
+use crate::node::listeners::Listener;
 use crate::readiness::Source;
 use crate::readiness::watch;
 use crate::server::parts::Server;
@@ -187,7 +188,8 @@ impl Server {
         false
     }
 
-    /// Tells every client that the broker ends. Best effort: their next call finds out anyway.
+    /// Tells every client that the broker ends, and ends their connections: a lane that hangs may keep the sockets open. Best effort:
+    /// their next call finds out anyway. Never of a broker whose sockets another one has.
     pub(crate) fn say_goodbye(&mut self) {
         let body = GoingAway { reason: 1.into(), reserved: 0.into() };
         self.writer.start(Kind::GoingAway, 0).push(&body);
@@ -196,8 +198,22 @@ impl Server {
             if let Some(event) = connection.event() {
                 let _ = fdbroker_scm::send(event, bytes, &[]);
             }
+            let sockets = [&connection.socket, &connection.lingering, &connection.event];
+            sockets.into_iter().flatten().for_each(|socket| {
+                let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
+            });
         }
-        self.fds.flush();
+        self.admin.shut_down();
+    }
+
+    /// Leaves the node to another broker, and the rest to the end of the process: a close may hang for ever, and lanes end after this
+    /// process, so that the last close of all is theirs.
+    pub fn leave(self) {
+        let Server { mut door, mut admin, connections, fds, kept, node, .. } = self;
+        door.listeners_mut().chain(admin.listeners_mut()).for_each(Listener::end);
+        std::mem::forget((door, admin, connections, fds, kept));
+        // The liveness word and the lock.
+        drop(node);
     }
 }
 

@@ -4,6 +4,7 @@
 
 use crate::clients::connection::{Blocked, index};
 use crate::fds::classify::{self, Sealed};
+use crate::kernel;
 use crate::limits::WORK_PER_PAGE;
 use crate::messages::objects::{self, Wish};
 use crate::messages::requests::{Breach, Context};
@@ -18,8 +19,7 @@ use fdbroker_core::{
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::{ErrorCode, MemoryKind, Status};
 use fdbroker_scm::SendError;
-use nix::errno::Errno;
-use std::sync::PoisonError;
+use std::os::fd::RawFd;
 
 impl Server {
     /// The request in the buffer. `has_looked`: as for [`Server::decode`].
@@ -178,8 +178,8 @@ impl Server {
             let held = making.and_then(|making| self.fds.held(making.allocation.slot));
             match held.map(|fd| fd.try_clone_to_owned()) {
                 Some(Ok(duplicate)) => {
-                    let (number, opened) = self.seals.begin(uid, seal);
-                    self.fds.closers().open(duplicate, uid, number, opened);
+                    let number = self.seals.begin(uid, seal);
+                    self.fds.closers().open(duplicate, uid, number);
                 }
                 Some(Err(_)) => self.end_seal(seal, Err(ErrorCode::Again.into())),
                 None if making.is_some() => self.end_seal(seal, Err(ErrorCode::Internal.into())),
@@ -190,10 +190,17 @@ impl Server {
     }
 
     /// A lane has opened the memory of a seal for readers, or could not.
-    pub(crate) fn note_opened(&mut self, number: u64) {
-        if let Some((seal, opened)) = self.seals.end(number) {
-            let opened = opened.lock().unwrap_or_else(PoisonError::into_inner).take();
-            let opened = opened.unwrap_or(Err(Errno::EIO));
+    pub(crate) fn note_opened(&mut self, number: u64, opened: Result<RawFd, i32>) {
+        let opened = opened.and_then(|fd| kernel::adopt(fd).map_err(|_| libc::EBADF));
+        let Some(seal) = self.seals.end(number) else {
+            // Given up meanwhile.
+            if let Ok(fd) = opened {
+                self.fds.close_replaced(fd);
+                self.seals.note_replaced();
+            }
+            return self.start_seals();
+        };
+        {
             let making =
                 self.core.making_of(seal.client, seal.group).filter(|_| self.is_there(seal));
             match (opened, making) {
@@ -204,7 +211,7 @@ impl Server {
                     }
                     self.end_seal(seal, Ok(()));
                 }
-                (Err(Errno::EWOULDBLOCK), _) => {
+                (Err(libc::EWOULDBLOCK), _) => {
                     let what = "a seal is refused: somebody has a lease (F_SETLEASE) on its memory";
                     self.log_bad_client(seal.client, &what);
                     self.end_seal(seal, Err(ErrorCode::SealedBusy.into()));

@@ -8,19 +8,22 @@ use fdbroker_core::Input;
 impl Server {
     /// SIGHUP: has a lane read the configuration, or read it once more when it is at it.
     pub(crate) fn reload(&mut self) {
-        if let Some(read) = self.rereading.begin(&self.settings) {
-            self.service.manager_mut().say_reloading();
-            self.fds.closers().reread(read);
+        match self.rereading.begin(self.settings.config_file.as_deref()) {
+            Ok(Some(memfd)) => {
+                self.service.manager_mut().say_reloading();
+                self.fds.closers().reread(memfd);
+            }
+            Ok(None) => {}
+            Err(error) => log::error!("SIGHUP: nothing is changed: {error}"),
         }
     }
 
-    /// The configuration has been read.
-    pub(crate) fn take_reloaded(&mut self) {
-        let (found, is_asked_again) = self.rereading.end();
-        match found {
-            Some(Ok(reloaded)) => self.go_on_as(reloaded),
-            Some(Err(error)) => log::error!("SIGHUP: nothing is changed: {error}"),
-            None => {}
+    /// The configuration has been read: its bytes, or the errno.
+    pub(crate) fn take_reloaded(&mut self, found: Result<usize, i32>) {
+        let (text, is_asked_again) = self.rereading.end(found);
+        match self.settings.reload(text) {
+            Ok(reloaded) => self.go_on_as(reloaded),
+            Err(error) => log::error!("SIGHUP: nothing is changed: {error}"),
         }
         self.service.manager_mut().say_ready(&self.settings.summary());
         if is_asked_again {

@@ -228,9 +228,9 @@ impl Server {
                     // It takes as long as all other reports of a chore together.
                     break;
                 }
-                Report::Reread => self.take_reloaded(),
+                Report::Reread(found) => self.take_reloaded(found),
                 Report::Carried(carrier) => self.kept.note_dropped(carrier),
-                Report::Opened(number) => self.note_opened(number),
+                Report::Opened(number, opened) => self.note_opened(number, opened),
                 Report::Replaced => self.note_replaced_closed(),
                 Report::Refused(_) | Report::TurnedAway(_) | Report::Uncharged => {}
             }

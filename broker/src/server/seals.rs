@@ -1,7 +1,6 @@
 //! Seals that wait until a lane has opened their memory for readers: a few at a time, the users in turn, one of each user. Must
 //! never answer a seal, nor start more than there are places for.
 
-use crate::fds::jobs::OpenedFd;
 use crate::limits::SEALS_AT_ONCE;
 use fdbroker_core::{ClientId, GroupId, RequestId};
 use std::collections::{BTreeMap, VecDeque};
@@ -24,7 +23,7 @@ pub(crate) struct Seals {
     /// The user that had the last turn.
     turn: u32,
     /// With a lane, by number, and whose.
-    under_way: BTreeMap<u64, (u32, Seal, OpenedFd)>,
+    under_way: BTreeMap<u64, (u32, Seal)>,
     /// The number given last.
     last: u64,
     /// Fds that were held before, and are not closed yet.
@@ -42,7 +41,7 @@ impl Seals {
         if self.under_way.len() + self.replaced >= SEALS_AT_ONCE {
             return None;
         }
-        let is_idle = |uid: &&u32| self.under_way.values().all(|(of, ..)| of != *uid);
+        let is_idle = |uid: &&u32| self.under_way.values().all(|(of, _)| of != *uid);
         let behind = self.waiting.range(self.turn.saturating_add(1)..).map(|(uid, _)| uid);
         let uid = *behind.chain(self.waiting.keys()).find(is_idle)?;
         self.turn = uid;
@@ -54,17 +53,16 @@ impl Seals {
         Some((uid, seal))
     }
 
-    /// A lane opens its memory: its number, and where the lane leaves the fd.
-    pub fn begin(&mut self, uid: u32, seal: Seal) -> (u64, OpenedFd) {
+    /// A lane opens its memory: its number.
+    pub fn begin(&mut self, uid: u32, seal: Seal) -> u64 {
         self.last += 1;
-        let opened = OpenedFd::default();
-        self.under_way.insert(self.last, (uid, seal, OpenedFd::clone(&opened)));
-        (self.last, opened)
+        self.under_way.insert(self.last, (uid, seal));
+        self.last
     }
 
     /// The lane is done; `None`: the seal was given up.
-    pub fn end(&mut self, number: u64) -> Option<(Seal, OpenedFd)> {
-        self.under_way.remove(&number).map(|(_, seal, opened)| (seal, opened))
+    pub fn end(&mut self, number: u64) -> Option<Seal> {
+        self.under_way.remove(&number).map(|(_, seal)| seal)
     }
 
     /// The fd that was held before goes to a closer.
@@ -80,7 +78,7 @@ impl Seals {
     /// Gives all of them up.
     pub fn take_all(&mut self) -> Vec<Seal> {
         let waiting = std::mem::take(&mut self.waiting).into_values().flatten();
-        let under_way = std::mem::take(&mut self.under_way).into_values().map(|(_, seal, _)| seal);
+        let under_way = std::mem::take(&mut self.under_way).into_values().map(|(_, seal)| seal);
         under_way.chain(waiting).collect()
     }
 }

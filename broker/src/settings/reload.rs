@@ -1,10 +1,17 @@
 //! The configuration read again while the daemon runs: caps and the log level change, each other difference is named.
 //! Must never change anything when the file has an error, nor change what clients have already been told.
 
+use crate::limits::PATH_BYTES;
 use crate::settings::config::{ConfigError, ConfigFile};
 use crate::settings::effective::{MadeOf, Settings};
 use fdbroker_core::CapsOfScopes;
-use std::sync::{Arc, Mutex, PoisonError};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 /// What reading the configuration again has brought.
 #[derive(Debug)]
@@ -17,34 +24,45 @@ pub(crate) struct Reloaded {
     pub after_restart: Vec<String>,
 }
 
-/// The configuration while it is read on another thread.
+/// The configuration while a lane reads it.
 #[derive(Default)]
 pub(crate) struct Rereading {
-    found: Arc<Mutex<Option<Result<Reloaded, ConfigError>>>>,
-    is_under_way: bool,
+    /// The path of the file, and behind it what the lane reads.
+    memfd: Option<File>,
     /// It was asked for again meanwhile: the file may have changed since it was read.
     is_asked_again: bool,
 }
 
 impl Rereading {
-    /// What the other thread is to call. `None`: it is reading, and reads once more afterwards.
-    pub fn begin(&mut self, settings: &Settings) -> Option<Box<dyn FnOnce() + Send + Sync>> {
-        if std::mem::replace(&mut self.is_under_way, true) {
+    /// What a lane is to read the file into; `Ok(None)`: one is at it, and it is read once more afterwards.
+    ///
+    /// # Errors
+    /// No memory, or the path is too long.
+    pub fn begin(&mut self, path: Option<&Path>) -> io::Result<Option<BorrowedFd<'_>>> {
+        if self.memfd.is_some() {
             self.is_asked_again = true;
-            return None;
+            return Ok(None);
         }
-        let (settings, found) = (settings.clone(), Arc::clone(&self.found));
-        Some(Box::new(move || {
-            let reloaded = settings.reload();
-            *found.lock().unwrap_or_else(PoisonError::into_inner) = Some(reloaded);
-        }))
+        let path = path.unwrap_or(Path::new("/dev/null")).as_os_str().as_bytes();
+        if path.len() >= PATH_BYTES {
+            return Err(io::ErrorKind::InvalidFilename.into());
+        }
+        let memfd = File::from(memfd_create(c"fdbroker-config", MFdFlags::MFD_CLOEXEC)?);
+        memfd.set_len(PATH_BYTES as u64)?;
+        memfd.write_all_at(path, 0)?;
+        let memfd: &File = self.memfd.insert(memfd);
+        Ok(Some(memfd.as_fd()))
     }
 
-    /// The other thread has called it: what was found, and whether it is to be read again.
-    pub fn end(&mut self) -> (Option<Result<Reloaded, ConfigError>>, bool) {
-        self.is_under_way = false;
-        let found = self.found.lock().unwrap_or_else(PoisonError::into_inner).take();
-        (found, std::mem::take(&mut self.is_asked_again))
+    /// The lane has read so many bytes: what they are, and whether they are to be read again.
+    pub fn end(&mut self, found: Result<usize, i32>) -> (io::Result<String>, bool) {
+        let memfd = self.memfd.take().ok_or(io::Error::from(io::ErrorKind::NotFound));
+        let text = found.map_err(io::Error::from_raw_os_error).and_then(|length| {
+            let mut bytes = vec![0; length];
+            memfd?.read_exact_at(&mut bytes, PATH_BYTES as u64)?;
+            String::from_utf8(bytes).map_err(io::Error::other)
+        });
+        (text, std::mem::take(&mut self.is_asked_again))
     }
 }
 
@@ -54,18 +72,18 @@ fn changes_at_run_time(key: &str) -> bool {
 }
 
 impl Settings {
-    /// The settings with caps and log level as flags, environment and the file, read again, say now.
+    /// The settings with caps and log level as flags, environment and the file, read again as `text`, say now.
     ///
     /// # Errors
     /// See [`ConfigError`]; the file as a whole must be sound, keys included that cannot change.
-    pub(crate) fn reload(&self) -> Result<Reloaded, ConfigError> {
+    pub(crate) fn reload(&self, text: io::Result<String>) -> Result<Reloaded, ConfigError> {
         let Some(made_of) = &self.made_of else {
             let remedy = "restart it with other ones";
             return Err(ConfigError::value("SIGHUP", "the settings are of no file", remedy));
         };
         let MadeOf { args, environment, file: running, host } = &**made_of;
-        let read = self.config_file.as_deref().map(ConfigFile::read).transpose()?;
-        let file = read.unwrap_or_default();
+        let path = self.config_file.as_deref().unwrap_or(Path::new("/dev/null"));
+        let file = ConfigFile::of_text(path, text)?;
         let whole = Settings::resolve(args, environment, file.clone(), host)?;
         // The defaults of caps follow from the limits in force, which do not change.
         let file = ConfigFile { caps: file.caps, log: file.log, ..running.clone() };

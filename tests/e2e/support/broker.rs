@@ -203,10 +203,6 @@ impl Process {
         eventually_some("the daemon has ended", || self.child.try_wait().expect("wait"))
     }
 
-    pub fn has_not_ended(&mut self) -> bool {
-        matches!(self.child.try_wait(), Ok(None))
-    }
-
     fn kill(&mut self) -> ExitStatus {
         self.child.kill().expect("kill");
         self.child.wait().expect("wait")
@@ -297,8 +293,25 @@ impl Broker {
         self.process.take().expect("the daemon runs").kill();
     }
 
-    /// Kills the daemon with SIGKILL while a call of it hangs, and does not wait for an end that does not come.
-    pub fn kill_hung(&mut self) -> Process {
+    /// Kills the daemon with SIGKILL while a call of a lane hangs: the lane, which still has all its fds.
+    pub fn kill_hung(&mut self) -> Pid {
+        let lane = self.until_hung();
+        self.kill();
+        lane
+    }
+
+    /// Waits until a call of a lane hangs.
+    pub fn until_hung(&self) -> Pid {
+        // Where the kernel waits for a file server. It is in D state once it was killed.
+        let is_hung = |pid: &Pid| {
+            let place = std::fs::read_to_string(format!("/proc/{pid}/wchan"));
+            place.is_ok_and(|place| place == "request_wait_answer")
+        };
+        eventually_some("a lane hangs", || lanes(self.pid()).into_iter().find(is_hung))
+    }
+
+    /// Kills the daemon with SIGKILL, and leaves it to the caller to reap it.
+    pub fn kill_unreaped(&mut self) -> Process {
         let mut process = self.process.take().expect("the daemon runs");
         process.child.kill().expect("kill");
         process
@@ -399,6 +412,25 @@ pub fn admin_socket(dir: &Path) -> PathBuf {
 /// Fds open in a process.
 pub fn open_fds(pid: Pid) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/fd")).expect("/proc").count()
+}
+
+/// Waits for the end of a process that is not this one's child.
+pub fn until_gone(pid: Pid) {
+    eventually("it ends", || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+        stat.map_or(true, |stat| stat.contains(") Z"))
+    });
+}
+
+/// The processes of a daemon's lanes: children of its one child.
+pub fn lanes(pid: Pid) -> Vec<Pid> {
+    let children = |pid: &Pid| {
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+        let pids = children.unwrap_or_default();
+        pids.split_whitespace().map(|pid| Pid::from_raw(pid.parse().expect("a pid"))).collect()
+    };
+    let spawners: Vec<Pid> = children(&pid);
+    spawners.iter().flat_map(children).collect()
 }
 
 /// Counts the fds of a daemon once it has closed those of ended clients, and those it opens for a moment only. Waits for

@@ -5,6 +5,7 @@
 use fdbroker_protocol::{ByResource, ByScope};
 use serde::Deserialize;
 use serde::de::Error as _;
+use std::io;
 use std::path::{Path, PathBuf};
 use toml::Spanned;
 
@@ -155,8 +156,12 @@ impl ConfigFile {
     /// # Errors
     /// See [`ConfigError`].
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Read { path: path.into(), source })?;
+        Self::of_text(path, std::fs::read_to_string(path))
+    }
+
+    /// From the text of this file, if it could be read.
+    pub(crate) fn of_text(path: &Path, text: io::Result<String>) -> Result<Self, ConfigError> {
+        let text = text.map_err(|source| ConfigError::Read { path: path.into(), source })?;
         Self::parse(&text)
             .map_err(|error| ConfigError::File { path: path.into(), message: error.to_string() })
     }

@@ -8,7 +8,6 @@ use crate::fds::files::Files;
 use crate::handover::ledger;
 use crate::handover::packing::Way;
 use crate::handover::state::{SavedSlot, State};
-use std::sync::Mutex;
 
 type Change<'a> = &'a dyn Fn(&mut State);
 
@@ -68,7 +67,7 @@ fn state_when_it_has_times_then_they_go_on_with_the_counters_or_begin_anew_with_
 fn state_when_clients_are_of_a_job_then_its_key_and_name_go_on() {
     let (bench, _clients) = gone_on_with(Arc::new(|fd, _| drop(fd)), |_| {});
     let (key, name) =
-        crate::clients::job::of_process(std::process::id()).expect("/proc is mounted");
+        crate::clients::job::of_text(&std::fs::read("/proc/self/cgroup").unwrap()).unwrap();
     let jobs: Vec<_> = bench.server.core.clients(0).map(|view| view.job).collect();
     assert_eq!(jobs, [Some(key); 2]);
     let jobs: Vec<_> = bench.server.core.jobs(0).map(|view| (view.key, view.name)).collect();
@@ -99,13 +98,15 @@ fn state_when_a_number_in_it_is_absurd_then_refused_before_it_is_used() {
 
 #[test]
 fn state_when_refused_in_the_midst_of_its_connections_then_no_socket_is_closed_on_the_loop() {
-    let closed = Arc::new(Mutex::new(Vec::new()));
-    let into = Arc::clone(&closed);
-    let close: CloseFn = Arc::new(move |fd, _| into.lock().unwrap().push(fd));
+    let (closed, count) = counter();
+    let close: CloseFn = Arc::new(move |fd, _| {
+        count();
+        std::mem::forget(fd);
+    });
     let (mut bench, clients) = gone_on_with(close, |state| {
         state.connections[1].phase = Phase::Gone;
     });
-    bench.until(|_| closed.lock().unwrap().len() >= 4);
+    bench.until(|_| counted(&closed) >= 4);
     assert_eq!(bench.server.connections.len(), 0);
     for socket in clients.iter().flat_map(|(main, event)| [main, event]) {
         assert!(matches!(socket.recv(), Err(RecvError::WouldBlock)), "a closer has it");

@@ -5,16 +5,13 @@ use crate::fds::closing::Reading;
 use crate::fds::jobs::LookFn;
 use crate::limits::REFUSED_FDS_PER_UID;
 use fdbroker_core::Lane;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, mpsc};
 
-/// Closes of refused fds hang until the sender is dropped.
-fn hanging_close() -> (mpsc::Sender<()>, CloseFn) {
-    let (end_hang, hang) = mpsc::channel::<()>();
-    let hang = Mutex::new(hang);
+/// Closes of refused fds hang until the writer is dropped.
+fn hanging_close() -> (PipeWriter, CloseFn) {
+    let (end_hang, wait) = hang();
     let close: CloseFn = Arc::new(move |fd, lane| {
         if lane == Lane::Refused {
-            let _ = hang.lock().unwrap().recv();
+            wait();
         }
         drop(fd);
     });
@@ -118,11 +115,10 @@ fn lingering() -> (OwnedFd, std::net::TcpStream) {
     (stream.into(), other)
 }
 
-fn counting_close() -> (CloseFn, Arc<AtomicUsize>) {
-    let closed = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&closed);
+fn counting_close() -> (CloseFn, PipeReader) {
+    let (closed, count) = counter();
     let close: CloseFn = Arc::new(move |fd, _| {
-        count.fetch_add(1, Ordering::Relaxed);
+        count();
         drop(fd);
     });
     (close, closed)
@@ -137,7 +133,7 @@ fn message_when_it_has_more_fds_than_credit_then_a_lane_closes_all_of_them() {
     client.send(&register(200), &[fd.as_fd(); 200]);
     bench.rest();
     assert_eq!(client.failed().result(), Err(ErrorCode::Protocol));
-    bench.until(|_| closed.load(Ordering::Relaxed) == 200);
+    bench.until(|_| counted(&closed) == 200);
 }
 
 #[test]
@@ -147,7 +143,7 @@ fn hello_when_it_has_fds_then_a_lane_closes_them() {
     let mut bench = Bench::with(&[], features, close);
     let peer = bench.raw();
     peer.send(&hello(), &[memfd().as_fd(); 3]);
-    bench.until(|_| closed.load(Ordering::Relaxed) == 3);
+    bench.until(|_| counted(&closed) == 3);
     assert_eq!(peer.failed().result(), Err(ErrorCode::Protocol));
 }
 
@@ -231,12 +227,10 @@ fn kind(peer: &Peer) -> Option<Kind> {
 
 #[test]
 fn register_when_its_dmabuf_has_to_be_looked_at_then_it_waits_and_others_do_not() {
-    let (go_on, wait) = mpsc::channel::<()>();
-    let (wait, looks) = (Mutex::new(wait), Arc::new(AtomicUsize::new(0)));
-    let counted = Arc::clone(&looks);
+    let ((mut go_on, wait), (looks, count)) = (hang(), counter());
     let mut bench = bench_with_look(Arc::new(move |fd| {
-        counted.fetch_add(1, Ordering::Relaxed);
-        wait.lock().unwrap().recv().unwrap();
+        count();
+        wait();
         Some(crate::kernel::stat(fd).unwrap().device)
     }));
     let ((first, _a), (other, _b)) = (bench.client(), bench.client());
@@ -247,7 +241,7 @@ fn register_when_its_dmabuf_has_to_be_looked_at_then_it_waits_and_others_do_not(
     assert_eq!(other.count(), 1);
     assert_eq!(first.count(), 0, "nothing overtakes it");
 
-    go_on.send(()).unwrap();
+    std::io::Write::write_all(&mut go_on, b"1").unwrap();
     bench.until(|server| server.waiting.suspended_uids().is_empty());
     bench.rest();
     assert_eq!(kind(&first), Some(Kind::RegisterReply));
@@ -257,15 +251,14 @@ fn register_when_its_dmabuf_has_to_be_looked_at_then_it_waits_and_others_do_not(
     first.send(&register_as(MemoryKind::DmaBuf, 1), &[file().as_fd()]);
     bench.rest();
     assert_eq!(kind(&first), Some(Kind::RegisterReply));
-    assert_eq!(looks.load(Ordering::Relaxed), 1, "one tells for all");
+    assert_eq!(counted(&looks), 1, "one tells for all");
 }
 
 #[test]
 fn register_when_the_look_at_its_fd_hangs_then_refused_by_name_and_nothing_is_left() {
-    let (end_hang, hang) = mpsc::channel::<()>();
-    let hang = Mutex::new(hang);
+    let (end_hang, wait) = hang();
     let mut bench = bench_with_look(Arc::new(move |_| {
-        let _ = hang.lock().unwrap().recv();
+        wait();
         None
     }));
     let ((first, _a), (other, _b)) = (bench.client(), bench.client());
@@ -289,10 +282,9 @@ fn register_when_the_look_at_its_fd_hangs_then_refused_by_name_and_nothing_is_le
 
 #[test]
 fn register_when_its_client_ends_during_the_look_then_nothing_is_left() {
-    let (go_on, wait) = mpsc::channel::<()>();
-    let wait = Mutex::new(wait);
+    let (go_on, wait) = hang();
     let mut bench = bench_with_look(Arc::new(move |_| {
-        let _ = wait.lock().unwrap().recv();
+        wait();
         None
     }));
     let (first, _a) = bench.client();

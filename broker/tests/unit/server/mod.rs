@@ -27,6 +27,7 @@ use mio::Events;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use std::io::{PipeReader, PipeWriter};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,8 +38,25 @@ mod joining;
 mod kept;
 mod lanes;
 
+/// What the processes of lanes wait for, which share only fds with a test: its end is the end of the wait, and a word lets one go on.
+fn hang() -> (PipeWriter, impl Fn() + Send + Sync + 'static) {
+    let (hang, release) = std::io::pipe().unwrap();
+    let wait = move || _ = nix::unistd::read(&hang, &mut [0]);
+    (release, wait)
+}
+
+/// Counts in the processes of lanes: a byte for each.
+fn counter() -> (PipeReader, impl Fn() + Send + Sync + 'static) {
+    let (count, add) = std::io::pipe().unwrap();
+    (count, move || _ = nix::unistd::write(&add, &[1]))
+}
+
+fn counted(counter: &PipeReader) -> usize {
+    fdbroker_scm::queued_bytes(counter.as_fd()).unwrap()
+}
+
 fn calls() -> Calls {
-    Calls::real(Arc::new(crate::clients::job::process)).unwrap()
+    Calls::real(crate::clients::job::process)
 }
 
 struct Bench {
