@@ -107,6 +107,9 @@ fn look_at(pid: u32, whose: Whose<'_>, look: &MemfdLook, scan: &mut Scan) {
     let base = format!("/proc/{pid}");
     let Ok(status) = read(Path::new(&format!("{base}/status")), MAX_FILE_BYTES) else { return };
     let Some(mut process) = parse::status(&status) else { return };
+    if is_lane(pid, &process, whose.broker) {
+        return;
+    }
     let found = read_all(pid, whose, look, &mut process, scan);
     match found {
         Ok(()) => {}
@@ -128,6 +131,22 @@ fn look_at(pid: u32, whose: Whose<'_>, look: &MemfdLook, scan: &mut Scan) {
         .and_then(|text| fdbrokerd::schedulers::job_name(&text))
         .unwrap_or_default();
     scan.processes.insert(pid, process);
+}
+
+/// Whether a process is one of the broker's lanes, or the one from which they are started: these share its table of fds.
+fn is_lane(pid: u32, process: &Process, broker: u32) -> bool {
+    let parent = || {
+        let path = format!("/proc/{}/status", process.parent);
+        parse::status(&read(Path::new(&path), MAX_FILE_BYTES).ok()?)
+    };
+    let is_child =
+        process.parent == broker || parent().is_some_and(|parent| parent.parent == broker);
+    // A broker that is process 1 of a container has children that are others'.
+    is_child
+        && match kcmp(Question::Table, (broker, 0), (pid, 0)) {
+            Ok(Some(order)) => order == Ordering::Equal,
+            _ => process.command.starts_with("fdbroker-lane"),
+        }
 }
 
 /// Reads every fd table of a process, and its mappings.

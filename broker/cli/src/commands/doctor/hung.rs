@@ -1,5 +1,5 @@
-//! Finds brokers with a call that hangs in the kernel: the thread, where it waits, the fds that stay open with it. A broker that
-//! was killed cannot end meanwhile. Must never touch one of those fds.
+//! Finds lanes of brokers, processes of theirs, that hang in a call in the kernel: where it waits, the fds that stay open with it. Must never
+//! touch one of those fds.
 
 use super::check::{Area, Check};
 use std::path::{Path, PathBuf};
@@ -9,41 +9,36 @@ const AREA: Area = Area("broker");
 /// The programs in which a broker runs, as the kernel has their names.
 const PROGRAMS: [&str; 3] = ["fdbrokerd", "fdbroker", "fdbroker-broker"];
 
-/// The name of the threads that make such calls.
-const LANE: &str = "lane";
+/// The name of the processes that make such calls, and of those that start them.
+const LANE: &str = "fdbroker-lane";
+const SPAWNER: &str = "fdbroker-lanes";
 
 /// Links of fds that are shown.
 const SHOWN: usize = 3;
 
 pub fn checks() -> Vec<Check> {
-    let processes = numbered(Path::new("/proc"));
-    let brokers = processes.filter(|dir| PROGRAMS.contains(&read(dir, "comm").trim()));
-    brokers.filter_map(|dir| check(&dir)).collect()
+    let proc = Path::new("/proc");
+    numbered(proc).filter_map(|dir| check(proc, &dir)).collect()
 }
 
-fn check(process: &Path) -> Option<Check> {
-    let is_hung = |thread: &PathBuf| {
-        let is_lane = read(thread, "comm").trim() == LANE;
-        is_lane && state(&read(thread, "stat")) == Some('D')
-    };
-    let thread = numbered(&process.join("task")).find(is_hung)?;
-    let fds: Vec<PathBuf> = numbered(&thread.join("fd")).collect();
+fn check(proc: &Path, lane: &Path) -> Option<Check> {
+    if read(lane, "comm").trim() != LANE || state(&read(lane, "stat")) != Some('D') {
+        return None;
+    }
+    let fds: Vec<PathBuf> = numbered(&lane.join("fd")).collect();
     let links = fds.iter().filter_map(|fd| std::fs::read_link(fd).ok());
     let unusual = links.filter(|link| !link.to_string_lossy().contains(":["));
     let links: Vec<String> = unusual.take(SHOWN).map(|link| link.display().to_string()).collect();
-    let is_killed = state(&read(process, "stat")) == Some('Z');
     let found = format!(
-        "{} {}, {}, thread {} in D state in {}, {} fds stay open{}{}",
-        read(process, "comm").trim(),
-        name(process),
-        if is_killed { "killed" } else { "alive" },
-        name(&thread),
-        read(&thread, "wchan"),
+        "process {} of {}, in D state in {}, {} fds stay open{}{}",
+        name(lane),
+        broker_of(proc, lane).unwrap_or("a broker that has ended".into()),
+        read(lane, "wchan"),
         fds.len(),
         if links.is_empty() { "" } else { ": " },
         links.join(", ")
     );
-    let remedy = "end or restart the file server or driver that its call waits for; new deposits of its user are refused until then, and a broker that was killed ends then";
+    let remedy = "end or restart the file server or driver that its call waits for; new deposits of its user are refused until then, and what a broker that has ended had open stays open";
     Some(AREA.warn("call that hangs", found, remedy))
 }
 
@@ -63,6 +58,21 @@ fn stopped_in(proc: &Path, listener: &str) -> Vec<String> {
         true => vec![listener.to_owned()],
         false => pids,
     }
+}
+
+/// The broker to which a lane belongs: the parent of its parent.
+fn broker_of(proc: &Path, lane: &Path) -> Option<String> {
+    let spawner = proc.join(parent(lane)?);
+    if read(&spawner, "comm").trim() != SPAWNER {
+        return None;
+    }
+    let broker = proc.join(parent(&spawner)?);
+    Some(format!("{} {}", read(&broker, "comm").trim(), name(&broker)))
+}
+
+fn parent(process: &Path) -> Option<String> {
+    let stat = read(process, "stat");
+    Some(stat.rsplit_once(") ")?.1.split(' ').nth(1)?.to_owned())
 }
 
 /// The entries of a folder whose names are numbers.
@@ -89,27 +99,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn check_when_a_thread_is_in_d_state_then_it_and_what_stays_open_are_named() {
+    fn check_when_a_lane_is_in_d_state_then_it_its_broker_and_what_stays_open_are_named() {
         let dir = std::env::temp_dir().join(format!("fdb-hung-{}", std::process::id()));
-        let process = dir.join("71");
-        let thread = process.join("task/73");
-        std::fs::create_dir_all(thread.join("fd")).unwrap();
-        for (folder, comm, state) in [(&process, "fdbrokerd", 'Z'), (&thread, "lane", 'D')] {
-            std::fs::write(folder.join("comm"), format!("{comm}\n")).unwrap();
-            std::fs::write(folder.join("stat"), format!("7 ({comm}) {state} 1 7")).unwrap();
-        }
-        std::fs::write(thread.join("wchan"), "request_wait_answer").unwrap();
-        std::os::unix::fs::symlink("/mnt/hung", thread.join("fd/9")).unwrap();
-        std::os::unix::fs::symlink("socket:[17]", thread.join("fd/10")).unwrap();
-        let found = check(&process).unwrap().found;
-        assert_eq!(
-            found,
-            "fdbrokerd 71, killed, thread 73 in D state in request_wait_answer, 2 fds stay open: /mnt/hung"
-        );
-        std::fs::write(thread.join("stat"), "7 (lane) S 1 7").unwrap();
-        assert!(check(&process).is_none());
+        let lane = dir.join("73");
+        std::fs::create_dir_all(lane.join("fd")).unwrap();
+        let put = |pid: &str, comm: &str, stat: &str| {
+            std::fs::create_dir_all(dir.join(pid)).unwrap();
+            std::fs::write(dir.join(pid).join("comm"), format!("{comm}\n")).unwrap();
+            std::fs::write(dir.join(pid).join("stat"), format!("{pid} ({comm}) {stat} 7")).unwrap();
+        };
+        put("71", "fdbrokerd", "S 1");
+        put("72", "fdbroker-lanes", "S 71");
+        put("73", "fdbroker-lane", "D 72");
+        std::fs::write(lane.join("wchan"), "request_wait_answer").unwrap();
+        std::os::unix::fs::symlink("/mnt/hung", lane.join("fd/9")).unwrap();
+        std::os::unix::fs::symlink("socket:[17]", lane.join("fd/10")).unwrap();
+        let found = || check(&dir, &lane).map(|check| check.found);
+        let said = |of: &str| {
+            let rest = "in D state in request_wait_answer, 2 fds stay open: /mnt/hung";
+            Some(format!("process 73 of {of}, {rest}"))
+        };
+        assert_eq!(found(), said("fdbrokerd 71"));
+        // An orphan has another parent.
+        put("1", "init", "S 0");
+        put("73", "fdbroker-lane", "D 1");
+        assert_eq!(found(), said("a broker that has ended"));
+        put("73", "fdbroker-lane", "S 72");
+        assert_eq!(found(), None);
         std::fs::remove_dir_all(&dir).unwrap();
     }
+
     #[test]
     fn stopped_when_brokers_are_stopped_or_traced_then_their_pids_alone() {
         let dir = std::env::temp_dir().join(format!("fdb-stopped-{}", std::process::id()));
