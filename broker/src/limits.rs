@@ -372,27 +372,31 @@ pub const STAT_BYTES: usize = 2048;
 /// The longest path of a configuration file, its closing zero included: the kernel's PATH_MAX.
 pub const PATH_BYTES: usize = 4096;
 
-/// The largest configuration file that is read again: the one with every key and its comments has 20 KiB.
+/// The largest configuration file that is read again: the one with every key and its comments has
+/// 20 KiB.
 pub const CONFIG_FILE_BYTES: usize = 1 << 20;
 
-/// Most processes that close fds or look at them; they start when they are needed. One serves one user at a time, so as
-/// many users can have closes that take long.
+/// Most processes that close fds or look at them; they start when they are needed. One serves one
+/// user at a time, so as many users can have closes that take long.
 pub const LANES_MAX: usize = 32;
 
-/// Of these processes, so many never make a call that can hang for ever: accepted fds are closed however many users have a call that
-/// hangs.
+/// Of these processes, so many never make a call that can hang for ever: accepted fds are closed
+/// however many users have a call that hangs.
 pub const LANES_FOR_ACCEPTED: usize = 8;
 
-/// Jobs that a process gets at a time: a close of an fd that is not the last takes 1 us, and to hand a message over some more.
+/// Jobs that a process gets at a time: a close of an fd that is not the last takes 1 us, and to
+/// hand a message over some more.
 pub const LANE_BATCH: usize = 64;
 
-/// The longest time that a lane keeps what it has done from the loop: less than a last close of GPU memory.
+/// The longest time that a lane keeps what it has done from the loop: less than a last close of GPU
+/// memory.
 pub const LANE_REPORT: Duration = Duration::from_micros(200);
 
 /// How long a lane without work stays, for the next burst: to start one takes some 200 us.
 pub const LANE_IDLE: Duration = Duration::from_secs(1);
 
-/// When no lane can be started, it is tried again after this long: at a limit of processes only the end of another one helps.
+/// When no lane can be started, it is tried again after this long: at a limit of processes only the
+/// end of another one helps.
 pub const LANE_RETRY: Duration = Duration::from_millis(100);
 
 /// What lanes say that is heard in a chore, some 0.5 us each.
@@ -412,16 +416,17 @@ pub const LOG_PATIENCE: Duration = Duration::from_secs(1);
 pub const THREAD_STACK_BYTES: usize = 128 * 1024;
 
 /// The daemon's own fds apart from what it was started with: epoll, signalfd, lock file, page file,
-/// /proc/self/fd, the administrator's listener; two sockets to the service manager and the keep book; a
-/// third socket, and the log of kept objects; two pairs of sockets and a signalfd for lanes, and both ends of the pair of each.
+/// /proc/self/fd, the administrator's listener; two sockets to the service manager and the keep
+/// book; a third socket, and the log of kept objects; two pairs of sockets and a signalfd for
+/// lanes, and both ends of the pair of each.
 const STANDING_FDS: u64 = 16 + 2 * LANES_MAX as u64;
 
 /// Fds open for a moment: one connection being accepted, its pidfd, one fdinfo file, one file of
 /// the start; and what a library may open.
 const PASSING_FDS: u64 = 4 + 8 + FDS_PER_SEAL * SEALS_AT_ONCE as u64;
 
-/// Seals at a time whose memory a lane opens for readers, which takes some 10 us, one of each user. Further ones wait, the users
-/// in turn: as many users can have one that hangs before others wait.
+/// Seals at a time whose memory a lane opens for readers, which takes some 10 us, one of each user.
+/// Further ones wait, the users in turn: as many users can have one that hangs before others wait.
 pub const SEALS_AT_ONCE: usize = 8;
 
 /// Fds of each beside the one that is held: a duplicate, and the new one; then the one that was held.

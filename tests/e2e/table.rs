@@ -274,7 +274,8 @@ fn daemon_when_asked_to_end_while_a_close_hangs_then_another_can_take_its_place(
     assert!(answer.contains("UNSUPPORTED_FD"), "{answer}");
     let owner = Owner::of(&broker, "owner", 2);
     broker.until_hung();
-    // It is reaped, its clients hear of its end, and nothing of it is in the way, though a lane has all its fds still.
+    // It is reaped, its clients hear of its end, and nothing of it is in the way, though a lane has
+    // all its fds still.
     let began = Instant::now();
     broker.terminate();
     owner

@@ -7,9 +7,10 @@ use fdbroker_core::{JobKey, JobName};
 use siphasher::sip::SipHasher24;
 use std::hash::Hasher;
 
-/// What the broker asks about the process of a client, of its /proc/PID/cgroup, if that could be read, and its /proc/PID/stat. A lane
-/// reads them: before Linux 6.8 the first one waits for the mutex of all cgroups, and the second may have to free the memory of a process that
-/// dies just then.
+/// What the broker asks about the process of a client, of its /proc/PID/cgroup, if that could be
+/// read, and its /proc/PID/stat. A lane reads them: before Linux 6.8 the first one waits for the
+/// mutex of all cgroups, and the second may have to free the memory of a process that dies just
+/// then.
 pub fn process(cgroup: Option<&[u8]>, stat: &[u8]) -> Process {
     Process { job: cgroup.and_then(of_text), start: Start::parse(stat).unwrap_or_default() }
 }

@@ -280,7 +280,8 @@ pub fn look_at_seals(fd: BorrowedFd<'_>, end: u64) -> Sealed {
 /// The same file, open for reading alone. Permissions and security modules have a say in it: never on the loop.
 ///
 /// # Errors
-/// Those of open(2). EWOULDBLOCK: somebody has a lease on it (F_SETLEASE), for whose end open(2) would wait 45 s.
+/// Those of open(2). EWOULDBLOCK: somebody has a lease on it (F_SETLEASE), for whose end open(2)
+/// would wait 45 s.
 pub fn open_for_readers(fd: BorrowedFd<'_>) -> nix::Result<OwnedFd> {
     open_own("fd", fd, OFlag::O_NONBLOCK)
 }
@@ -296,8 +297,9 @@ fn open_own(folder: &str, fd: BorrowedFd<'_>, flags: OFlag) -> nix::Result<Owned
     nix::fcntl::open(path, flags | OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty())
 }
 
-/// The device number of dma-bufs, if the fd is one, which its fdinfo tells. To read that runs the code of the fd's type, under its
-/// locks, and may hang for ever: never on the loop. Allocates nothing.
+/// The device number of dma-bufs, if the fd is one, which its fdinfo tells. To read that runs the
+/// code of the fd's type, under its locks, and may hang for ever: never on the loop. Allocates
+/// nothing.
 pub fn look(fd: BorrowedFd<'_>) -> Option<Device> {
     let stat = kernel::stat(fd).ok()?;
     let file = open_own("fdinfo", fd, OFlag::empty()).ok()?;

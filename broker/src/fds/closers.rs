@@ -1,6 +1,7 @@
-//! Lanes: processes that do what may take long or hang for ever. They close clients' fds, have the kernel drop fds that are
-//! not taken in, read the fdinfo of fds that may be dma-bufs, and read what /proc says of a process. They share this process's table of fds and
-//! nothing else, so that it can end while one of them hangs. The loop must never do any of it, nor wait for these
+//! Lanes: processes that do what may take long or hang for ever. They close clients' fds, have the
+//! kernel drop fds that are not taken in, read the fdinfo of fds that may be dma-bufs, and read
+//! what /proc says of a process. They share this process's table of fds and nothing else, so that
+//! it can end while one of them hangs. The loop must never do any of it, nor wait for these
 //! processes; and no user's jobs wait for another's.
 
 use crate::fds::jobs::{Calls, Job, NOBODY, Order, Report, Said, Task, act, word};
@@ -81,7 +82,8 @@ pub struct Closers {
     no_fds: ReceivedFds,
     pool: Pool,
     places: [Option<Place>; LANES_MAX],
-    /// Of each place, for as long as there are lanes: a number that one of them reads from must never become another file's.
+    /// Of each place, for as long as there are lanes: a number that one of them reads from must
+    /// never become another file's.
     lines: Vec<Line>,
     last_serial: u32,
     /// Jobs that are not reported yet, without those that nobody will report.
@@ -98,8 +100,8 @@ fn pair() -> nix::Result<(OwnedFd, OwnedFd)> {
 }
 
 impl Closers {
-    /// The spawner, and no lanes: those start when there is something to do. To be called by the thread of the loop, before
-    /// there is much memory to copy.
+    /// The spawner, and no lanes: those start when there is something to do. To be called by the
+    /// thread of the loop, before there is much memory to copy.
     ///
     /// # Errors
     /// There can be no process, or no fd.
@@ -175,8 +177,8 @@ impl Closers {
         self.add(uid, Kind::Open, task);
     }
 
-    /// Has the configuration read again: it may lie on a disk that takes its time. `memfd` begins with its path, and stays open
-    /// until the report.
+    /// Has the configuration read again: it may lie on a disk that takes its time. `memfd` begins
+    /// with its path, and stays open until the report.
     pub fn reread(&mut self, memfd: BorrowedFd<'_>) {
         let task = (Job::lent(act::READ, memfd), Report::Reread(Err(0)));
         self.add(NOBODY, Kind::Reread, task);
@@ -204,7 +206,8 @@ impl Closers {
         match self.lines[at].send(jobs[..count].as_bytes()) {
             Ok(()) => place.state = State::Working,
             Err(error) => {
-                // Its line is empty, so the system has no memory for it. Another one is tried later.
+                // Its line is empty, so the system has no memory for it. Another one is tried
+                // later.
                 log::debug!("a lane does not get its jobs: {error}");
                 self.pool.done(at, 0);
                 self.end(at);
@@ -212,7 +215,8 @@ impl Closers {
         }
     }
 
-    /// Has one more lane started, if that is wanted. One at a time: each that is ready has the next one started.
+    /// Has one more lane started, if that is wanted. One at a time: each that is ready has the next
+    /// one started.
     fn start(&mut self) {
         let is_late = self.short_until.is_none_or(|until| Instant::now() > until);
         let free = self.places.iter().position(Option::is_none);
@@ -306,7 +310,8 @@ impl Closers {
         place.state = State::Ending;
     }
 
-    /// A lane has ended. What it has not begun goes to another one; the job at hand is as if it hung.
+    /// A lane has ended. What it has not begun goes to another one; the job at hand is as if it
+    /// hung.
     fn bury(&mut self, at: usize) {
         self.places[at] = None;
         let Line { theirs, .. } = &self.lines[at];
@@ -349,7 +354,8 @@ impl Closers {
         self.late(HUNG_CLOSE)
     }
 
-    /// The uids whose accepted fds take long to close now, in order; and whether that can be otherwise soon.
+    /// The uids whose accepted fds take long to close now, in order; and whether that can be
+    /// otherwise soon.
     pub fn slow(&mut self) -> (Vec<u32>, bool) {
         let slow = self.late(LANE_SLOW).into_iter();
         let accepted = slow.filter(|of| of.lane() == Lane::Accepted);
@@ -379,7 +385,8 @@ impl Closers {
         }
     }
 
-    /// All lanes end with the spawner. Nothing tells of its end; so whoever looks for lanes that hang looks for it.
+    /// All lanes end with the spawner. Nothing tells of its end; so whoever looks for lanes that
+    /// hang looks for it.
     fn look_at_spawner(&mut self) {
         let Some(spawner) = self.spawner else { return };
         if waitpid(spawner, Some(WaitPidFlag::WNOHANG)) == Ok(WaitStatus::StillAlive) {
@@ -403,7 +410,8 @@ impl AsFd for Closers {
 }
 
 impl Drop for Closers {
-    /// For whoever goes on without a broker, as tests do: lanes end at once, and what they have not closed stays open.
+    /// For whoever goes on without a broker, as tests do: lanes end at once, and what they have not
+    /// closed stays open.
     fn drop(&mut self) {
         if let Some(spawner) = self.spawner {
             let _ = kill(spawner, Signal::SIGKILL);

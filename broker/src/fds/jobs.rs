@@ -1,5 +1,6 @@
-//! What lanes do, and what they say once it is done. Jobs and answers are plain data, for they go to other processes and back.
-//! Must never be done on the loop: each of it may take long or hang for ever.
+//! What lanes do, and what they say once it is done. Jobs and answers are plain data, for they go
+//! to other processes and back. Must never be done on the loop: each of it may take long or hang
+//! for ever.
 
 use crate::fds::classify::look;
 use crate::kernel::{Device, Start};
@@ -11,14 +12,15 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// No uid. Fds that are nobody's fault are counted against it, and it is never refused.
 pub const NOBODY: u32 = u32::MAX;
 
-/// What closes an fd; replaced by tests with something slower. Called in a lane's process, as the next one: it neither
-/// allocates nor takes a lock.
+/// What closes an fd; replaced by tests with something slower. Called in a lane's process, as the
+/// next one: it neither allocates nor takes a lock.
 pub type CloseFn = Arc<dyn Fn(OwnedFd, Lane) + Send + Sync>;
 
 /// What reads an fd's fdinfo: [`look`], or what tests put in its place.
 pub type LookFn = Arc<dyn Fn(BorrowedFd<'_>) -> Option<Device> + Send + Sync>;
 
-/// What makes facts of a process's /proc/PID/cgroup, if that can be read, and /proc/PID/stat. Called on the loop.
+/// What makes facts of a process's /proc/PID/cgroup, if that can be read, and /proc/PID/stat.
+/// Called on the loop.
 pub type ProcessFn = fn(Option<&[u8]>, &[u8]) -> Process;
 
 /// What /proc says of a process.
@@ -75,7 +77,8 @@ pub enum Report {
     Reread(Result<usize, i32>),
     /// Messages of the carrier of kept objects with this number have been dropped.
     Carried(u32),
-    /// The fd of the seal with this number has been opened for readers as this one, or could not be: the errno.
+    /// The fd of the seal with this number has been opened for readers as this one, or could not
+    /// be: the errno.
     Opened(u64, Result<RawFd, i32>),
     /// The fd that was held before it is closed.
     Replaced,
@@ -106,8 +109,8 @@ impl Report {
         !matches!(self, Looked(..) | Process(..) | Reread(_) | Opened(..))
     }
 
-    /// As it is when the lane died at the job; `None`: nobody knows whether the fd is closed, and its number may be another
-    /// file's by now, so it stays charged.
+    /// As it is when the lane died at the job; `None`: nobody knows whether the fd is closed, and
+    /// its number may be another file's by now, so it stays charged.
     pub fn of_dead(self, process: ProcessFn) -> Option<Self> {
         let is_of_fd = self.is_complete() || matches!(self, Report::Looked(..));
         (!is_of_fd).then(|| self.completed(-i64::from(libc::EIO), &[], process))

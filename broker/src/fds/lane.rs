@@ -1,5 +1,6 @@
-//! What runs in the processes of lanes, and in the spawner's from which they are cloned: they share the loop's table of fds, and of its memory
-//! they have a copy from when they were cloned. Must never allocate, nor take a lock: another thread may have had it when the copy was made.
+//! What runs in the processes of lanes, and in the spawner's from which they are cloned: they share
+//! the loop's table of fds, and of its memory they have a copy from when they were cloned. Must
+//! never allocate, nor take a lock: another thread may have had it when the copy was made.
 
 use crate::fds::classify::open_for_readers;
 use crate::fds::jobs::{Calls, Job, Order, Said, act, device_number, word};
@@ -22,7 +23,7 @@ use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::{Pid, read};
 use std::ffi::CStr;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use zerocopy::IntoBytes;
@@ -30,8 +31,8 @@ use zerocopy::IntoBytes;
 /// Room for what is said, the text included.
 pub const SAID_BYTES: usize = size_of::<Said>() + CGROUP_FILE_BYTES + STAT_BYTES;
 
-/// How far a lane is with the jobs at hand: the job that it has begun, and the one that is done, counted from 1. In memory that the
-/// loop can read, too, so that it knows of a lane that has died.
+/// How far a lane is with the jobs at hand: the job that it has begun, and the one that is done,
+/// counted from 1. In memory that the loop can read, too, so that it knows of a lane that has died.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a>(pub &'a SharedMap, pub usize);
 
@@ -91,7 +92,8 @@ impl Common {
         unsafe { clone_with_fds(c"fdbroker-lanes", || self.serve_orders()) }
     }
 
-    // --- in the spawner ---------------------------------------------------------------------------
+    // --- in the spawner
+    // ---------------------------------------------------------------------------
 
     fn serve_orders(&mut self) {
         let mut lanes: [Option<(Pid, u32)>; LANES_MAX] = [None; LANES_MAX];
@@ -107,8 +109,8 @@ impl Common {
                 self.say(place as u32, serial, (word::ENDED, 0, 0), 0);
             }
             let mut order = Order::default();
-            while let Ok(_) =
-                fdbroker_scm::recv(self.orders.as_fd(), order.as_mut_bytes(), &mut self.no_fds)
+            while fdbroker_scm::recv(self.orders.as_fd(), order.as_mut_bytes(), &mut self.no_fds)
+                .is_ok()
             {
                 let Order { place, serial, .. } = order;
                 // SAFETY: this module's code neither allocates nor takes a lock.
@@ -126,20 +128,23 @@ impl Common {
         }
     }
 
-    /// Says something, with this much of the text that lies in the buffer. Waits for the loop to read what was said before.
+    /// Says something, with this much of the text that lies in the buffer. Waits for the loop to
+    /// read what was said before.
     fn say(&mut self, place: u32, serial: u32, (word, done, value): (u32, u32, i64), text: usize) {
         let said = Said { place, serial, word, done, value };
         let _ = said.write_to_prefix(&mut self.out);
         for length in [size_of::<Said>() + text, size_of::<Said>()] {
             let bytes = self.out.get(..length).unwrap_or_default();
-            // Too long where the administrator has made the buffers of sockets tiny: then without the text.
+            // Too long where the administrator has made the buffers of sockets tiny: then without
+            // the text.
             if fdbroker_scm::send_timeout(self.said.as_fd(), bytes, &[], None).is_ok() {
                 return;
             }
         }
     }
 
-    // --- in a lane --------------------------------------------------------------------------------
+    // --- in a lane
+    // --------------------------------------------------------------------------------
 
     fn serve(&mut self, order: Order) {
         let Order { place, serial, line } = order;
@@ -154,7 +159,8 @@ impl Common {
                     let count = message.len / size_of::<Job>();
                     self.work(order, jobs.get(..count).unwrap_or_default());
                 }
-                // It may have to end: while another process shares them, the kernel counts references at each use of the loop's fds.
+                // It may have to end: while another process shares them, the kernel counts
+                // references at each use of the loop's fds.
                 Err(RecvError::WouldBlock) => self.say(place, serial, (word::IDLE, 0, 0), 0),
                 _ => return,
             }
@@ -177,7 +183,8 @@ impl Common {
         }
     }
 
-    /// Does a job; what was found, if it looks for something: a number, and how long the text in the buffer is.
+    /// Does a job; what was found, if it looks for something: a number, and how long the text in
+    /// the buffer is.
     fn run(&mut self, job: Job) -> Option<(i64, usize)> {
         let close = |fd: OwnedFd, lane| (self.calls.close)(fd, lane);
         // SAFETY: the loop has given it away with this job, or keeps it open until the job is done.
@@ -201,7 +208,7 @@ impl Common {
             act::OPEN => {
                 let opened = open_for_readers(lent);
                 close(own(), Lane::Refused);
-                return Some((number_of(opened.map(|fd| into_number(fd))), 0));
+                return Some((number_of(opened.map(|fd| fd.into_raw_fd() as usize)), 0));
             }
             _ => {}
         }
@@ -219,7 +226,8 @@ impl Common {
         (number_of(cgroup), length + stat)
     }
 
-    /// Reads the file whose path a memfd begins with, and writes its bytes behind: how many there are.
+    /// Reads the file whose path a memfd begins with, and writes its bytes behind: how many there
+    /// are.
     fn read_file(&mut self, memfd: BorrowedFd<'_>) -> nix::Result<usize> {
         let mut path = [0; PATH_BYTES];
         pread(memfd, &mut path, 0)?;
@@ -240,12 +248,6 @@ impl Common {
             length += count;
         }
     }
-}
-
-fn into_number(fd: OwnedFd) -> usize {
-    let number = fd.as_raw_fd();
-    std::mem::forget(fd);
-    number.unsigned_abs() as usize
 }
 
 fn number_of(found: nix::Result<usize>) -> i64 {

@@ -1,5 +1,5 @@
-//! Every fd that a client has deposited: the table that owns it, what kind it is, the processes that close it. Must never
-//! wait for an fd on the loop's thread.
+//! Every fd that a client has deposited: the table that owns it, what kind it is, the processes
+//! that close it. Must never wait for an fd on the loop's thread.
 
 pub mod classify;
 pub mod closers;

@@ -1,5 +1,5 @@
-//! Which lane a process serves next. Must never let one user's jobs wait for another's, nor give calls that can hang the processes
-//! that are kept for closes that end.
+//! Which lane a process serves next. Must never let one user's jobs wait for another's, nor give
+//! calls that can hang the processes that are kept for closes that end.
 
 use crate::fds::jobs::Task;
 use crate::limits::{LANE_BATCH, LANES_FOR_ACCEPTED, LANES_MAX};
@@ -70,8 +70,8 @@ pub struct Batch {
     pub done: usize,
 }
 
-/// Lanes, and what processes are at. The jobs are bounded by the fd table: each has an open fd, and those are charged by the core
-/// or counted per uid.
+/// Lanes, and what processes are at. The jobs are bounded by the fd table: each has an open fd, and
+/// those are charged by the core or counted per uid.
 #[derive(Default)]
 pub struct Pool {
     /// Lanes with a job that waits or is under way.
@@ -93,7 +93,8 @@ impl Pool {
         tasks.push_back(task);
     }
 
-    /// Processes that may still take a lane whose calls can hang: the others are kept for closes that end.
+    /// Processes that may still take a lane whose calls can hang: the others are kept for closes
+    /// that end.
     fn room_for_hangs(&self) -> usize {
         let at_work = self.working.iter().filter(|batch| batch.of.can_hang()).count();
         (LANES_MAX - LANES_FOR_ACCEPTED).saturating_sub(at_work)
@@ -109,7 +110,8 @@ impl Pool {
         }
     }
 
-    /// Gives some jobs of the next lane to the process at `place`: lanes take turns, and so do the two kinds.
+    /// Gives some jobs of the next lane to the process at `place`: lanes take turns, and so do the
+    /// two kinds.
     pub fn take(&mut self, place: usize) -> Option<&Batch> {
         let has_room = self.room_for_hangs() > 0;
         let may = |kind: usize| !self.ready[kind].is_empty() && (kind == 0 || has_room);
@@ -144,8 +146,8 @@ impl Pool {
         }
     }
 
-    /// What processes are at whose job has not returned for so long. `is_begun`: whether the process at this place has taken its
-    /// jobs; it may only wait for a processor.
+    /// What processes are at whose job has not returned for so long. `is_begun`: whether the
+    /// process at this place has taken its jobs; it may only wait for a processor.
     pub fn late(&mut self, time: Duration, is_begun: impl Fn(usize) -> bool) -> Vec<LaneOf> {
         let now = Instant::now();
         let mut late = Vec::new();

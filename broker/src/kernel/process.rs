@@ -91,11 +91,13 @@ pub fn ignore_sigpipe() {
     let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) };
 }
 
-/// Clones the calling thread as a process of its own, which has this process's table of fds and a copy of its memory (clone(2)). It does
-/// `run` and ends; it ends with the calling thread, too. No signal but SIGKILL and SIGSTOP has an effect there.
+/// Clones the calling thread as a process of its own, which has this process's table of fds and a
+/// copy of its memory (clone(2)). It does `run` and ends; it ends with the calling thread, too. No
+/// signal but SIGKILL and SIGSTOP has an effect there.
 ///
 /// # Safety
-/// `run` neither allocates nor takes a lock: in the copy nobody gives back what another thread had taken.
+/// `run` neither allocates nor takes a lock: in the copy nobody gives back what another thread had
+/// taken.
 ///
 /// # Errors
 /// Those of clone(2): EAGAIN at a limit of processes.

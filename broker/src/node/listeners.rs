@@ -92,7 +92,8 @@ impl Listener {
         self.identity = identity;
     }
 
-    /// Removes the path if it goes with this value; then nobody can connect any more, even while a lane that hangs keeps the socket.
+    /// Removes the path if it goes with this value; then nobody can connect any more, even while a
+    /// lane that hangs keeps the socket.
     pub fn end(&mut self) {
         let found = self.identity.take();
         if found.is_some() && identity(&self.path) == found {

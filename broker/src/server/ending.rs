@@ -188,8 +188,9 @@ impl Server {
         false
     }
 
-    /// Tells every client that the broker ends, and ends their connections: a lane that hangs may keep the sockets open. Best effort:
-    /// their next call finds out anyway. Never of a broker whose sockets another one has.
+    /// Tells every client that the broker ends, and ends their connections: a lane that hangs may
+    /// keep the sockets open. Best effort: their next call finds out anyway. Never of a broker
+    /// whose sockets another one has.
     pub(crate) fn say_goodbye(&mut self) {
         let body = GoingAway { reason: 1.into(), reserved: 0.into() };
         self.writer.start(Kind::GoingAway, 0).push(&body);
@@ -206,8 +207,8 @@ impl Server {
         self.admin.shut_down();
     }
 
-    /// Leaves the node to another broker, and the rest to the end of the process: a close may hang for ever, and lanes end after this
-    /// process, so that the last close of all is theirs.
+    /// Leaves the node to another broker, and the rest to the end of the process: a close may hang
+    /// for ever, and lanes end after this process, so that the last close of all is theirs.
     pub fn leave(self) {
         let Server { mut door, mut admin, connections, fds, kept, node, .. } = self;
         door.listeners_mut().chain(admin.listeners_mut()).for_each(Listener::end);

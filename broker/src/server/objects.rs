@@ -200,29 +200,26 @@ impl Server {
             }
             return self.start_seals();
         };
-        {
-            let making =
-                self.core.making_of(seal.client, seal.group).filter(|_| self.is_there(seal));
-            match (opened, making) {
-                (Ok(fd), Some(Making { allocation, .. })) => {
-                    let uid = self.connections[index(seal.client)].domain.uid;
-                    if self.fds.replace_held(allocation.slot, fd, uid) {
-                        self.seals.note_replaced();
-                    }
-                    self.end_seal(seal, Ok(()));
-                }
-                (Err(libc::EWOULDBLOCK), _) => {
-                    let what = "a seal is refused: somebody has a lease (F_SETLEASE) on its memory";
-                    self.log_bad_client(seal.client, &what);
-                    self.end_seal(seal, Err(ErrorCode::SealedBusy.into()));
-                }
-                // Its permissions forbid it: the maker has changed them.
-                (Err(_), _) => self.end_seal(seal, Err(ErrorCode::NotPermitted.into())),
-                (Ok(fd), None) => {
-                    self.fds.close_replaced(fd);
+        let making = self.core.making_of(seal.client, seal.group).filter(|_| self.is_there(seal));
+        match (opened, making) {
+            (Ok(fd), Some(Making { allocation, .. })) => {
+                let uid = self.connections[index(seal.client)].domain.uid;
+                if self.fds.replace_held(allocation.slot, fd, uid) {
                     self.seals.note_replaced();
-                    self.end_seal(seal, Ok(()));
                 }
+                self.end_seal(seal, Ok(()));
+            }
+            (Err(libc::EWOULDBLOCK), _) => {
+                let what = "a seal is refused: somebody has a lease (F_SETLEASE) on its memory";
+                self.log_bad_client(seal.client, &what);
+                self.end_seal(seal, Err(ErrorCode::SealedBusy.into()));
+            }
+            // Its permissions forbid it: the maker has changed them.
+            (Err(_), _) => self.end_seal(seal, Err(ErrorCode::NotPermitted.into())),
+            (Ok(fd), None) => {
+                self.fds.close_replaced(fd);
+                self.seals.note_replaced();
+                self.end_seal(seal, Ok(()));
             }
         }
         self.start_seals();

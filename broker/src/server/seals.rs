@@ -1,5 +1,5 @@
-//! Seals that wait until a lane has opened their memory for readers: a few at a time, the users in turn, one of each user. Must
-//! never answer a seal, nor start more than there are places for.
+//! Seals that wait until a lane has opened their memory for readers: a few at a time, the users in
+//! turn, one of each user. Must never answer a seal, nor start more than there are places for.
 
 use crate::limits::SEALS_AT_ONCE;
 use fdbroker_core::{ClientId, GroupId, RequestId};
@@ -36,7 +36,8 @@ impl Seals {
         self.waiting.entry(uid).or_default().push_back(seal);
     }
 
-    /// The next seal to start, of this user, if there is a place for it. One that hangs takes no place but its user's.
+    /// The next seal to start, of this user, if there is a place for it. One that hangs takes no
+    /// place but its user's.
     pub fn next(&mut self) -> Option<(u32, Seal)> {
         if self.under_way.len() + self.replaced >= SEALS_AT_ONCE {
             return None;

@@ -34,7 +34,8 @@ pub(crate) struct Rereading {
 }
 
 impl Rereading {
-    /// What a lane is to read the file into; `Ok(None)`: one is at it, and it is read once more afterwards.
+    /// What a lane is to read the file into; `Ok(None)`: one is at it, and it is read once more
+    /// afterwards.
     ///
     /// # Errors
     /// No memory, or the path is too long.
@@ -72,7 +73,8 @@ fn changes_at_run_time(key: &str) -> bool {
 }
 
 impl Settings {
-    /// The settings with caps and log level as flags, environment and the file, read again as `text`, say now.
+    /// The settings with caps and log level as flags, environment and the file, read again as
+    /// `text`, say now.
     ///
     /// # Errors
     /// See [`ConfigError`]; the file as a whole must be sound, keys included that cannot change.

@@ -1,4 +1,5 @@
-//! Lanes without a loop: closes that hang wait for a pipe, which a process can that shares nothing but fds.
+//! Lanes without a loop: closes that hang wait for a pipe, which a process can that shares nothing
+//! but fds.
 
 use super::*;
 use crate::fds::jobs::Process;

@@ -293,7 +293,8 @@ impl Broker {
         self.process.take().expect("the daemon runs").kill();
     }
 
-    /// Kills the daemon with SIGKILL while a call of a lane hangs: the lane, which still has all its fds.
+    /// Kills the daemon with SIGKILL while a call of a lane hangs: the lane, which still has all
+    /// its fds.
     pub fn kill_hung(&mut self) -> Pid {
         let lane = self.until_hung();
         self.kill();

@@ -38,7 +38,8 @@ mod joining;
 mod kept;
 mod lanes;
 
-/// What the processes of lanes wait for, which share only fds with a test: its end is the end of the wait, and a word lets one go on.
+/// What the processes of lanes wait for, which share only fds with a test: its end is the end of
+/// the wait, and a word lets one go on.
 fn hang() -> (PipeWriter, impl Fn() + Send + Sync + 'static) {
     let (hang, release) = std::io::pipe().unwrap();
     let wait = move || _ = nix::unistd::read(&hang, &mut [0]);

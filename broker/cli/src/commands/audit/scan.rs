@@ -133,7 +133,8 @@ fn look_at(pid: u32, whose: Whose<'_>, look: &MemfdLook, scan: &mut Scan) {
     scan.processes.insert(pid, process);
 }
 
-/// Whether a process is one of the broker's lanes, or the one from which they are started: these share its table of fds.
+/// Whether a process is one of the broker's lanes, or the one from which they are started: these
+/// share its table of fds.
 fn is_lane(pid: u32, process: &Process, broker: u32) -> bool {
     let parent = || {
         let path = format!("/proc/{}/status", process.parent);

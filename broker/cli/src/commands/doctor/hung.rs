@@ -1,5 +1,5 @@
-//! Finds lanes of brokers, processes of theirs, that hang in a call in the kernel: where it waits, the fds that stay open with it. Must never
-//! touch one of those fds.
+//! Finds lanes of brokers, processes of theirs, that hang in a call in the kernel: where it waits,
+//! the fds that stay open with it. Must never touch one of those fds.
 
 use super::check::{Area, Check};
 use std::path::{Path, PathBuf};
