@@ -17,6 +17,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+mod hang;
 mod objects;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
@@ -40,6 +41,8 @@ const USAGE: &str = "usage:
                                    rest over and over until REPORT.stop exists; counts go to REPORT ten times a second
   client get FILE                  acquires each once; prints how many answered what
   client keep COUNT PREFIX BYTES   makes COUNT kept objects PREFIX/0 and so on, of so many bytes each, and ends
+  client hung-serve DIR            as root: serves a file, DIR/hung, until it is open; prints the number of its thread, and stays
+  client hung-deposit PATH UID     as root: opens the file, and deposits it as this user; stays
   client objects COUNT PREFIX      gets each of these once and compares its bytes; prints how many answered what
 FDBROKER_TEST_MEMORY: memfd (default) or udmabuf (real dma-bufs), of recallable and resident ones";
 
@@ -62,6 +65,8 @@ fn run() -> Outcome<()> {
         ["get", file] => get(Path::new(file)),
         ["keep", count, prefix, bytes] => objects::keep(count.parse()?, prefix, bytes.parse()?),
         ["objects", count, prefix] => objects::get(count.parse()?, prefix),
+        ["hung-serve", dir] => hang::serve(Path::new(dir)),
+        ["hung-deposit", path, uid] => hang::deposit(Path::new(path), uid.parse()?),
         _ => Err(USAGE.into()),
     }
 }

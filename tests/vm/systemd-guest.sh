@@ -373,10 +373,59 @@ after_crash() {
   check "$1: no handle of before names any of them" everywhere former "OwnerGone=10"
 }
 lasting_are_there() { everywhere recallable ok=20 && everywhere keep ok=6 && everywhere orphan ok=6; }
+# hang: a user's file server hangs, and so does a lane that closes a file of it. ended_hang: it goes on.
+hang() {
+  mkdir -p /tmp/hang
+  "$client" hung-serve /tmp/hang > /tmp/hang.thread 2>&1 &
+  server=$!
+  soon test -s /tmp/hang.thread || return 1
+  "$client" hung-deposit "/proc/$server/task/$(cat /tmp/hang.thread)/root/tmp/hang/hung" 1003 > /tmp/hang.log 2>&1 &
+  hung=$!
+  soon is_hung
+}
+# Lanes that wait for a file server, in D state once they were killed.
+hung_lanes() {
+  local lane
+  for lane in /proc/[0-9]*; do
+    [ "$(cat "$lane/comm" "$lane/wchan" 2> /dev/null)" != "fdbroker-lane
+request_wait_answer" ] || echo "${lane#/proc/}"
+  done
+}
+is_hung() { cat /tmp/hang.log; [ -n "$(hung_lanes)" ]; }
+still_hangs() { is "$(hung_lanes | wc -l)" 1; }
+no_longer_hangs() { is "$(hung_lanes)" ""; }
+ended_hang() { kill -9 "$server" "$hung"; wait "$server" "$hung" 2> /dev/null; soon no_longer_hangs; }
+is_reaped() { [ ! -e "/proc/$1" ]; }
+# The emulated guest needs some of it for the start itself.
+serves_at_once() {
+  local at=$SECONDS
+  soon is_new "$1" && soon status > /dev/null || return 1
+  echo "after $((SECONDS - at)) s"; [ $((SECONDS - at)) -le 10 ]
+}
+hung_checks() {
+  check "a close hangs in a lane" hang
+  before=$(pid) allocations=$(number allocations)
+  check "hung close: restart, the main process ends and the next one serves" timeout 60 systemctl restart fdbrokerd.service
+  check "hung close, restart: a new process at once" serves_at_once "$before"
+  check "hung close, restart: the one before is reaped" is_reaped "$before"
+  check "hung close, restart: the call still hangs" still_hangs
+  check "hung close, restart: the same ledger" is "$(number allocations)" "$allocations"
+  check "hung close, restart: every handle works" everything_is_there
+  mark lasting
+  check "hung close, restart: clients go on" soon goes_on lasting
+  check "doctor names the lane" bash -c 'fdbroker doctor | grep "in D state in request_wait_answer"'
+  check "the call returns" ended_hang
+  check "a close hangs in a lane again" hang
+}
 crash_checks() {
+  hung_checks
   before=$(pid)
   kill -9 "$before"
+  check "hung close, kill -9: the next one serves at once" serves_at_once "$before"
+  check "hung close, kill -9: the one before is reaped" is_reaped "$before"
+  check "hung close, kill -9: the call still hangs" still_hangs
   after_crash "kill -9" "$before"
+  check "the call returns" ended_hang
 
   mkdir -p /etc/systemd/system/fdbrokerd.service.d
   printf '[Service]\nWatchdogSec=10s\n' > /etc/systemd/system/fdbrokerd.service.d/test.conf
@@ -384,12 +433,16 @@ crash_checks() {
   systemctl restart fdbrokerd.service
   mark lasting
   check "a shorter watchdog: it is answered" soon goes_on lasting
+  check "a close hangs in a lane before the watchdog" hang
   before=$(pid)
   kill -STOP "$before"
   check "watchdog: systemd ends what stands still" soon is_new "$before"
+  check "watchdog: it is reaped" is_reaped "$before"
+  check "watchdog: the call still hangs" still_hangs
   check "watchdog: its reason is in the journal" bash -c \
     'journalctl --no-pager -u fdbrokerd.service | grep -q "[Ww]atchdog timeout"'
   after_crash "watchdog" "$before"
+  check "the call returns" ended_hang
   rm /etc/systemd/system/fdbrokerd.service.d/test.conf
   systemctl daemon-reload
 }
