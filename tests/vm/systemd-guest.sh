@@ -376,6 +376,7 @@ lasting_are_there() { everywhere recallable ok=20 && everywhere keep ok=6 && eve
 # hang: a user's file server hangs, and so does a lane that closes a file of it. ended_hang: it goes on.
 hang() {
   mkdir -p /tmp/hang
+  rm -f /tmp/hang.thread
   "$client" hung-serve /tmp/hang > /tmp/hang.thread 2>&1 &
   server=$!
   soon test -s /tmp/hang.thread || return 1
