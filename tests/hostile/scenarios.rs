@@ -3,8 +3,8 @@
 
 use crate::attack::Attack;
 use crate::attacks::{
-    bytes, collector, connects, file_lease, floods, forged, heirs, hoards, hung, kept, ranks,
-    readers, shared_end, slow, sockets, stopped, views,
+    bytes, collector, connects, file_lease, filters, floods, forged, heirs, hoards, hung, kept,
+    ranks, readers, shared_end, slow, sockets, stopped, views, waits,
 };
 use crate::users::User;
 use fdbroker_protocol::Counter;
@@ -367,6 +367,18 @@ pub const ALL: &[Scenario] = &[
             "3,000 unread grants of one user, cycles of sockets in flight of eight others",
         )
     },
+    scenario(
+        "wait-queues",
+        OTHER,
+        waits::queues,
+        "each message of a connection has the kernel walk 100,000 entries of poll()",
+    ),
+    scenario(
+        "filters",
+        OTHER,
+        filters::attached,
+        "a socket filter of 4,000 instructions that runs with each message that the broker sends",
+    ),
 ];
 
 pub fn attack_of(name: &str) -> Option<fn(&mut Attack)> {

@@ -207,6 +207,8 @@ impl Core {
                 stored_fds: self.allocations.held(),
                 closing_fds: self.closings.len() as u64,
                 leases_ending: self.leases.unswept(),
+                // Whoever makes the calls knows.
+                users_away: 0,
             },
             counters: self.counters,
         }

@@ -3,6 +3,7 @@
 
 use crate::admin::rights::{Rights, Sight};
 use crate::admin::watch::Watch;
+use crate::clients::calls::Calls;
 use crate::clock;
 use crate::kernel;
 use crate::kernel::KernelFeatures;
@@ -16,7 +17,7 @@ use fdbroker_protocol::admin::EventRecord;
 use fdbroker_scm::ReceivedFds;
 use fdbroker_scm::{RecvError, SendError};
 use nix::errno::Errno;
-use nix::sys::socket::{Shutdown, shutdown};
+use nix::sys::socket::{Shutdown, getsockopt, shutdown, sockopt::PeerCredentials};
 use slab::Slab;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -64,6 +65,8 @@ pub(crate) struct Comer {
     pub user: u32,
     pub uid: u32,
     pub pid: u32,
+    /// Who is charged for its messages.
+    pub payer: DomainKey,
 }
 
 /// Who shares places.
@@ -108,6 +111,8 @@ struct AdminConnection {
     socket: OwnedFd,
     comer: Comer,
     is_ready: bool,
+    /// Its payer is.
+    is_away: bool,
     /// When it came or last asked.
     used_at: Now,
     /// When it asked for the first time, if it has.
@@ -142,6 +147,7 @@ impl AdminConnection {
             socket,
             comer,
             is_ready: true,
+            is_away: false,
             used_at: now,
             first_at: None,
             pending: None,
@@ -161,6 +167,11 @@ impl AdminConnection {
         }
     }
 
+    /// It may be read from and sent to.
+    fn is_ready(&self) -> bool {
+        self.is_ready && !self.is_away
+    }
+
     /// It is of a user that looks.
     fn is_viewer(&self) -> bool {
         !self.comer.rights.may_act
@@ -168,7 +179,9 @@ impl AdminConnection {
 
     /// It has events to be sent, and room for them as far as is known.
     fn is_watch_due(&self) -> bool {
-        self.pending.is_none() && self.watch.as_ref().is_some_and(|watch| watch.is_due())
+        !self.is_away
+            && self.pending.is_none()
+            && self.watch.as_ref().is_some_and(|watch| watch.is_due())
     }
 }
 
@@ -236,8 +249,13 @@ impl AdminSide {
         }
         let Some(socket) = self.accept_at(0)? else { return Ok(None) };
         kernel::refuse_rights(socket.as_fd(), features);
-        // Acts look at the user themselves.
-        let comer = Comer { rights: Rights::ADMINISTRATOR, user: 0, uid: 0, pid: 0 };
+        // Acts look at the user themselves. Root can stop the broker anyway.
+        let peer = getsockopt(&socket, PeerCredentials).map_or(0, |peer| peer.uid());
+        let payer = match peer {
+            0 => DomainKey::NOBODYS,
+            uid => DomainKey { listener: 0, uid },
+        };
+        let comer = Comer { rights: Rights::ADMINISTRATOR, user: 0, uid: peer, pid: 0, payer };
         Ok(Some(self.connections.insert(AdminConnection::new(socket, comer, now))))
     }
 
@@ -275,7 +293,7 @@ impl AdminSide {
         socket: OwnedFd,
         comer: Comer,
         now: Now,
-    ) -> Result<(usize, Option<(OwnedFd, u32)>), OwnedFd> {
+    ) -> Result<(usize, Option<(OwnedFd, Comer)>), OwnedFd> {
         let alike = || self.alike(comer);
         let own = || alike().filter(|(_, it)| it.comer.user == comer.user);
         let (places, of_user) = comer.class().places();
@@ -310,7 +328,7 @@ impl AdminSide {
         let next = &mut self.next[usize::from(viewers)];
         let turn = |it: &AdminConnection, index: usize| match it {
             it if it.is_viewer() != viewers => None,
-            it if it.is_ready => Some(Turn::Serve(index)),
+            it if it.is_ready() => Some(Turn::Serve(index)),
             it if it.is_watch_due() => Some(Turn::Tell(index)),
             _ => None,
         };
@@ -330,9 +348,10 @@ impl AdminSide {
     }
 
     /// Whether the message to read has fds: the kernel would close them on the loop. An administrator's are theirs to answer for.
-    pub fn has_fds(&self, index: usize) -> bool {
+    pub fn has_fds(&self, index: usize, calls: &mut Calls) -> bool {
         let it = &self.connections[index];
-        it.is_viewer() && fdbroker_scm::is_control_next(it.socket.as_fd())
+        let look = || fdbroker_scm::is_control_next(it.socket.as_fd());
+        it.is_viewer() && calls.time(it.comer.payer, 0, look)
     }
 
     /// Reads a message into `buffer`; its length. `None`: there is none. An error: the connection is to end.
@@ -340,10 +359,13 @@ impl AdminSide {
         &mut self,
         index: usize,
         buffer: &mut [u8],
+        calls: &mut Calls,
         now: Now,
     ) -> Result<Option<usize>, RecvError> {
         let connection = &mut self.connections[index];
-        match fdbroker_scm::recv(connection.socket.as_fd(), buffer, &mut self.received) {
+        let socket = connection.socket.as_fd();
+        let recv = || fdbroker_scm::recv(socket, buffer, &mut self.received);
+        match calls.time(connection.comer.payer, 0, recv) {
             Ok(received) => {
                 connection.used_at = now;
                 connection.first_at.get_or_insert(now);
@@ -358,17 +380,36 @@ impl AdminSide {
     }
 
     /// Sends a message, or keeps it: no query of the connection is read before it has gone.
-    pub fn send(&mut self, index: usize, bytes: &[u8]) -> Sent {
+    pub fn send(&mut self, index: usize, bytes: &[u8], calls: &mut Calls) -> Sent {
         let connection = &mut self.connections[index];
-        match fdbroker_scm::send(connection.socket.as_fd(), bytes, &[]) {
+        let (socket, payer) = (connection.socket.as_fd(), connection.comer.payer);
+        let is_away = calls.debts.is_away(payer);
+        let sent = match is_away {
+            true => Err(SendError::WouldBlock),
+            false => calls.time(payer, 0, || fdbroker_scm::send(socket, bytes, &[])),
+        };
+        match sent {
             Ok(()) => Sent::Done,
             Err(SendError::WouldBlock) => {
                 connection.pending = Some(bytes.to_vec());
-                connection.is_ready = false;
+                // Only time tells when it has paid.
+                connection.is_ready = is_away;
                 Sent::Kept
             }
             Err(_) => Sent::Gone,
         }
+    }
+
+    /// The connections of a payer are served from now on, or are not.
+    pub fn set_away(&mut self, payer: DomainKey, is_away: bool) {
+        let own = self.connections.iter_mut().filter(|(_, it)| it.comer.payer == payer);
+        own.for_each(|(_, it)| it.is_away = is_away);
+    }
+
+    /// The connections of a payer.
+    pub fn connections_of(&self, payer: DomainKey) -> Vec<usize> {
+        let own = self.connections.iter().filter(|(_, it)| it.comer.payer == payer);
+        own.map(|(index, _)| index).collect()
     }
 
     /// The message that is kept, to be sent again.
@@ -413,11 +454,11 @@ impl AdminSide {
         self.connections.get(index).map(|connection| connection.socket.as_fd())
     }
 
-    /// Ends a connection. That of a user that looks is given back, with its uid: fds may lie in it.
+    /// Ends a connection. That of a user that looks is given back, with whose it is: fds may lie in it.
     #[must_use = "a lane closes it"]
-    pub fn end(&mut self, index: usize) -> Option<(OwnedFd, u32)> {
+    pub fn end(&mut self, index: usize) -> Option<(OwnedFd, Comer)> {
         let ended = self.connections.try_remove(index).filter(AdminConnection::is_viewer)?;
-        Some((ended.socket, ended.comer.uid))
+        Some((ended.socket, ended.comer))
     }
 
     /// Whether there is something to do at once; `may_turn_away`: connections of users that look can be accepted.
@@ -427,7 +468,7 @@ impl AdminSide {
         let may_enter =
             |it: &Entrance| if it.beside.is_some() { may_turn_away } else { may_accept };
         self.listeners.iter().any(|it| it.is_ready && may_enter(it))
-            || self.connections.iter().any(|(_, it)| it.is_ready || it.is_watch_due())
+            || self.connections.iter().any(|(_, it)| it.is_ready() || it.is_watch_due())
     }
 
     /// When to look again for a connection that gives way to one that waits.
@@ -467,7 +508,7 @@ impl AdminSide {
 
     /// Whether a connection may watch from now on; one that does may choose again, but for a user's: each time takes a while. One that gives
     /// way for it ends; that of a user is given back.
-    pub fn may_watch(&mut self, index: usize) -> (bool, Option<(OwnedFd, u32)>) {
+    pub fn may_watch(&mut self, index: usize) -> (bool, Option<(OwnedFd, Comer)>) {
         let Some(comer) = self.comer(index) else { return (true, None) };
         let alike = || self.alike(comer).filter(|(_, it)| it.watch.is_some());
         let own = alike().filter(|(_, it)| it.comer.user == comer.user).count();
@@ -560,7 +601,9 @@ mod tests {
         fn ask(&mut self, user: u32, sight: Sight) -> Option<usize> {
             let (ours, theirs) = std::os::unix::net::UnixDatagram::pair().unwrap();
             self.peers.push(theirs.into());
-            let comer = Comer { rights: Rights { sight, may_act: false }, user, uid: user, pid: 1 };
+            let payer = DomainKey { listener: 0, uid: user };
+            let rights = Rights { sight, may_act: false };
+            let comer = Comer { rights, user, uid: user, pid: 1, payer };
             let index = self.side.add_viewer(ours.into(), comer, Now(1)).ok()?.0;
             self.side.connections[index].first_at = Some(Now(1));
             Some(index)

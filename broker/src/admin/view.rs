@@ -3,6 +3,7 @@
 
 use crate::admin::rights::Sight;
 use crate::clients::connections::Connections;
+use crate::clients::debts::Debts;
 use crate::clients::metrics::Metrics;
 use crate::fds::files::Files;
 use crate::fds::table::FdTable;
@@ -29,6 +30,7 @@ pub(crate) struct Whole<'a> {
     pub metrics: &'a Metrics,
     pub longest_wake_us: u64,
     pub journal: &'a Journal,
+    pub debts: &'a Debts,
     pub past: &'a Past,
     pub identity: &'a Identity,
     pub incarnation: u64,
@@ -107,7 +109,11 @@ impl<'a> View<'a> {
     /// The node's totals; of a domain its account, and what is counted of it by itself.
     pub fn totals(&self) -> Totals {
         let core = self.whole.core;
-        let Sight::Domain(own) = self.sight else { return core.totals() };
+        let Sight::Domain(own) = self.sight else {
+            let mut totals = core.totals();
+            (totals.counters.long_calls, totals.gauges.users_away) = self.whole.debts.counts();
+            return totals;
+        };
         let node = core.view_of_domain(own).map(|domain| domain.account).unwrap_or_default();
         let jobs = core.jobs(0).filter(|job| job.domain == own).count() as u64;
         let (gauges, counters) = (ByGauge { jobs, ..ByGauge::all(0) }, Default::default());

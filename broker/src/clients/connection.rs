@@ -103,6 +103,8 @@ pub struct Connection {
     pub is_in_flight_queued: bool,
     /// A line about its bad input has been written.
     pub is_bad_input_logged: bool,
+    /// When a message of it was read last.
+    pub read_at: Now,
     /// What it has not read.
     pub unread: Unread,
     /// Of that, the answer to its hello.
@@ -183,6 +185,7 @@ impl Connection {
             is_event_queued: false,
             is_in_flight_queued: false,
             is_bad_input_logged: false,
+            read_at: Now(0),
             unread: Unread::default(),
             is_hello_unread: false,
             blocked: None,

@@ -131,7 +131,8 @@ impl Connections {
         number
     }
 
-    fn shares_as(&self, domain: DomainKey) -> DomainKey {
+    /// The domain that a connection of this one shares with.
+    pub fn shares_as(&self, domain: DomainKey) -> DomainKey {
         let uid = self.subordinate_uids.user_of(domain.uid).unwrap_or(domain.uid);
         DomainKey { uid, ..domain }
     }

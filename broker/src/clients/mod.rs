@@ -2,8 +2,10 @@
 //! Must never talk to the core.
 
 pub mod ahead;
+pub mod calls;
 pub mod connection;
 pub mod connections;
+pub mod debts;
 pub mod door;
 pub mod handshakes;
 pub mod in_flight;

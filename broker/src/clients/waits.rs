@@ -1,5 +1,5 @@
 //! Times that clients wait for grants and the broker for supplies, and the longest wake. Must never remember a request that
-//! nobody waits for, nor cost a grant more than two readings of the clock.
+//! nobody waits for, nor read the clock for a grant.
 
 use crate::clients::connection::index;
 use crate::clients::connections::Connections;
@@ -50,9 +50,9 @@ impl Waits {
         self.longest_wake_us
     }
 
-    /// An acquire has been read.
-    pub fn begin(&mut self, client: ClientId, request: RequestId) {
-        self.at_hand = Some((client, Asked { request, at: clock::now() }));
+    /// An acquire has been read then.
+    pub fn begin(&mut self, client: ClientId, request: RequestId, at: Now) {
+        self.at_hand = Some((client, Asked { request, at }));
     }
 
     /// The acquire at hand has been with the core: if it is not answered, it is parked. `most`: parked requests that a
@@ -66,18 +66,19 @@ impl Waits {
         }
     }
 
-    /// A request has been answered, with fds or without.
+    /// A request has been answered then, with fds or without.
     pub fn end(
         &mut self,
         client: ClientId,
         request: RequestId,
         fds: usize,
+        at: Now,
         connections: &mut Connections,
     ) {
         if let Some(asked) = self.take(client, request, connections)
             && fds > 0
         {
-            self.metrics.grant_latency.observe(clock::now().0.saturating_sub(asked.at.0));
+            self.metrics.grant_latency.observe(at.0.saturating_sub(asked.at.0));
         }
     }
 

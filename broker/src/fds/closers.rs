@@ -13,6 +13,7 @@ use crate::limits::{
 };
 use crate::node::shared_map::SharedMap;
 use fdbroker_core::Lane;
+use fdbroker_protocol::Status;
 use fdbroker_scm::{ReceivedFds, SendError};
 use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -155,8 +156,14 @@ impl Closers {
 
     /// Has all messages of the ended connection of a client of `uid` dropped; `socket` is a duplicate.
     pub fn empty(&mut self, socket: OwnedFd, uid: u32) {
-        let job = Job::with(act::DROP, socket, MESSAGES_IN_A_SOCKET);
-        self.add(uid, Kind::Close(Lane::Refused), (job, Report::Refused(uid)));
+        let task = (Job::with(act::EMPTY, socket, MESSAGES_IN_A_SOCKET), Report::Refused(uid));
+        self.add(uid, Kind::Close(Lane::Refused), task);
+    }
+
+    /// Has a status sent to the peer of a socket of `uid`, which is closed then.
+    pub fn turn_away(&mut self, socket: OwnedFd, uid: u32, status: Status, report: Report) {
+        let job = Job::turning_away(socket, status);
+        self.add(uid, Kind::Close(Lane::Refused), (job, report));
     }
 
     /// Has the first messages of a carrier dropped; `socket` is a duplicate. What lies there are accepted fds.

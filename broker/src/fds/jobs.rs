@@ -5,6 +5,7 @@
 use crate::fds::classify::look;
 use crate::kernel::{Device, Start};
 use fdbroker_core::{JobKey, JobName, Lane, Ticket};
+use fdbroker_protocol::Status;
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -135,6 +136,10 @@ pub mod act {
     pub const LOOK: u32 = 3;
     /// A duplicate of a socket, closed when `number` messages at most have been dropped from it.
     pub const DROP: u32 = 4;
+    /// The same, of one whose connection is shut down first.
+    pub const EMPTY: u32 = 8;
+    /// A socket, closed when its peer has been told why it is turned away, if there is room for that.
+    pub const TURN_AWAY: u32 = 9;
     /// None: what /proc says of the process `number` is read.
     pub const PROCESS: u32 = 5;
     /// A memfd that begins with the path of a file: the file's bytes are written behind it.
@@ -160,6 +165,21 @@ impl Job {
     pub fn with(act: u32, fd: OwnedFd, number: usize) -> Self {
         let number = u32::try_from(number).unwrap_or(u32::MAX);
         Job { act, fd: fd.into_raw_fd(), number, reserved: 0 }
+    }
+
+    /// [`act::TURN_AWAY`], for this: without the pid that it may have.
+    pub fn turning_away(socket: OwnedFd, status: Status) -> Self {
+        let Status { code, resource, scope, value, .. } = status;
+        let number = u32::from(code.get()) << 16 | u32::from(resource) << 8 | u32::from(scope);
+        let reserved = u32::try_from(value.get()).unwrap_or(u32::MAX);
+        Job { act: act::TURN_AWAY, fd: socket.into_raw_fd(), number, reserved }
+    }
+
+    /// What [`Job::turning_away`] was given.
+    pub fn status(self) -> Status {
+        let [_, _, resource, scope] = self.number.to_be_bytes();
+        let code = ((self.number >> 16) as u16).into();
+        Status { code, resource, scope, pid: 0.into(), value: u64::from(self.reserved).into() }
     }
 
     /// Lends the fd, which is open until the job is done.

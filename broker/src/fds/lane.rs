@@ -11,19 +11,21 @@ use crate::limits::{
 };
 use crate::node::shared_map::SharedMap;
 use fdbroker_core::Lane;
+use fdbroker_protocol::{Status, Writer};
 use fdbroker_scm::{ReceivedFds, RecvError};
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::socket::{Shutdown, shutdown};
 use nix::sys::stat::Mode;
 use nix::sys::uio::{pread, pwrite};
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::{Pid, read};
 use std::ffi::CStr;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 use zerocopy::IntoBytes;
@@ -64,6 +66,8 @@ pub struct Common {
     ended: SignalFd,
     no_fds: ReceivedFds,
     out: Box<[u8]>,
+    /// With room for a status from the start.
+    writer: Writer,
 }
 
 impl Common {
@@ -74,6 +78,8 @@ impl Common {
         said: OwnedFd,
     ) -> io::Result<Self> {
         let child: SigSet = std::iter::once(Signal::SIGCHLD).collect();
+        let mut writer = Writer::new();
+        writer.failed(0, Status::OK);
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
         Ok(Common {
             calls,
@@ -83,6 +89,7 @@ impl Common {
             ended: SignalFd::with_flags(&child, flags)?,
             no_fds: ReceivedFds::with_capacity(0),
             out: vec![0; SAID_BYTES].into(),
+            writer,
         })
     }
 
@@ -202,6 +209,17 @@ impl Common {
             act::DROP => {
                 let socket = own();
                 drop_messages(socket.as_fd(), job.number, &mut self.no_fds);
+            }
+            act::EMPTY => {
+                let socket = own();
+                let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
+                drop_messages(socket.as_fd(), job.number, &mut self.no_fds);
+            }
+            act::TURN_AWAY => {
+                let socket = own();
+                let message = self.writer.failed(0, job.status());
+                let _ = fdbroker_scm::send(socket.as_fd(), message, &[]);
+                (self.calls.close)(socket, Lane::Refused);
             }
             act::PROCESS => return Some(self.read_process(job.number)),
             act::READ => return Some((number_of(self.read_file(lent)), 0)),

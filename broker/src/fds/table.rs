@@ -9,8 +9,8 @@ use crate::fds::rounds::Rounds;
 use crate::fds::slow::{LaneNews, SlowLanes};
 use crate::fds::tombstones::Tombstones;
 use crate::kernel;
-use fdbroker_core::{Ended, Lane, Now, Ticket};
-use fdbroker_protocol::{MAX_BATCH, MemoryKind};
+use fdbroker_core::{DomainKey, Ended, Lane, Now, Ticket};
+use fdbroker_protocol::{MAX_BATCH, MemoryKind, Status};
 use fdbroker_scm::ReceivedFds;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,6 +21,8 @@ pub struct Retiring {
     pub socket: OwnedFd,
     /// Whose fds may lie in it.
     pub uid: u32,
+    /// Who is charged for what its end takes.
+    pub user: DomainKey,
     /// What is said once it is closed: it was turned away, or is of an ended connection.
     pub report: Report,
     /// It is known that nothing lies in it, nor can any more.
@@ -273,7 +275,14 @@ impl FdTable {
         self.closers.close(socket, uid, Lane::Refused, report);
     }
 
-    /// Has a lane drop what lies in a socket; this is a duplicate of it.
+    /// Has a lane tell the peer of a socket why it is turned away, and close it.
+    pub fn turn_away(&mut self, socket: OwnedFd, uid: u32, status: Status) {
+        let report = Report::TurnedAway(uid);
+        self.closing.begin(report, self.now);
+        self.closers.turn_away(socket, uid, status, report);
+    }
+
+    /// Has a lane end a socket and drop what lies in it; this is a duplicate of it.
     pub fn empty(&mut self, duplicate: OwnedFd, uid: u32) {
         self.closing.begin(Report::Refused(uid), self.now);
         self.closers.empty(duplicate, uid);

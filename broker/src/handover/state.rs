@@ -3,6 +3,7 @@
 //! [`FORMAT`](super::ledger::FORMAT).
 
 use crate::clients::connection::{Blocked, Phase};
+use crate::clients::debts::SavedDebts;
 use crate::clients::metrics::Metrics;
 use crate::fds::files::Files;
 use crate::fds::tombstones::SavedTombstones;
@@ -51,6 +52,7 @@ pub(crate) struct State {
     /// For administrators who ask afterwards.
     pub past: SavedPast,
     pub journal: SavedJournal,
+    pub debts: SavedDebts,
     /// Fds in the carriers.
     pub fds: u32,
 }

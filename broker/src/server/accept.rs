@@ -4,7 +4,8 @@
 use crate::clients::connection::client_id;
 use crate::clients::lobby::Caller;
 use crate::clock;
-use crate::fds::jobs::Process;
+use crate::fds::jobs::{Process, Report};
+use crate::fds::table::Retiring;
 use crate::kernel;
 use crate::limits::{
     ACCEPTS_PER_CHORE, EXPIRIES_PER_WAKE, PEER_GROUPS, REFUSED_FDS_PER_UID, TURNED_AWAY_PER_CHORE,
@@ -68,14 +69,31 @@ impl Server {
         pid: u32,
         status: Status,
     ) {
-        let uid = domain.uid;
         if status.result() == Err(ErrorCode::NoQuota) {
             self.core.count_refused_connection(pid, domain, None, status);
             self.take_notes();
         } else {
-            self.log_bad_input(uid, pid, &format_args!("refused at connect: {status}"));
+            self.log_bad_input(domain.uid, pid, &format_args!("refused at connect: {status}"));
         }
-        self.turn_away(socket, uid, 0, status);
+        self.turn_away(socket, domain, 0, status);
+    }
+
+    /// Tells the peer of a socket why, and closes it later.
+    pub(crate) fn turn_away(
+        &mut self,
+        socket: OwnedFd,
+        domain: DomainKey,
+        id: u64,
+        status: Status,
+    ) {
+        let (uid, user) = (domain.uid, self.connections.shares_as(domain));
+        if self.calls.debts.has_owed(user) {
+            return self.fds.turn_away(socket, uid, status);
+        }
+        let bytes = self.writer.failed(id, status);
+        let _ = self.calls.time(user, 0, || fdbroker_scm::send(socket.as_fd(), bytes, &[]));
+        let report = Report::TurnedAway(uid);
+        self.fds.retire(Retiring { socket, uid, user, report, is_at_end: false });
     }
 
     /// The facts about the process of connection `number` are there: the core hears of it, and what it has said is read.
@@ -108,6 +126,7 @@ impl Server {
             // domain.
             return Err(ErrorCode::NotPermitted.into());
         }
+        self.check_shut_out(domain)?;
         // Every socket in the lobby has a place in the table: of a connection to be, of an event socket to come, or ahead.
         let most = u64::from(self.settings.most_connections);
         let joins = self.connections.joining() as u64 + ahead_sockets(self.settings.table_fds);
@@ -145,6 +164,13 @@ impl Server {
         Ok(())
     }
 
+    /// Whether the user's connections were ended for its long calls a while ago: the status says for how many seconds it gets none.
+    pub(crate) fn check_shut_out(&self, domain: DomainKey) -> Result<(), Status> {
+        let until = self.calls.debts.shut_out_until(self.connections.shares_as(domain));
+        let left = until.map(|until| until.0.saturating_sub(self.now.0).div_ceil(1_000_000));
+        left.map_or(Ok(()), |left| Err(Status::with_value(ErrorCode::NotPermitted, left)))
+    }
+
     /// Nothing of the client is left in the core: its number is free.
     pub(crate) fn forget(&mut self, index: usize) {
         self.end_connection(client_id(index));
@@ -169,7 +195,7 @@ impl Server {
             let Some(caller) = self.connections.dismiss(number) else { break };
             let (uid, pid) = (caller.domain.uid, caller.pid);
             self.log_bad_input(uid, pid, &"no hello in time");
-            self.turn_away(caller.socket, uid, 0, ErrorCode::Protocol.into());
+            self.turn_away(caller.socket, caller.domain, 0, ErrorCode::Protocol.into());
         }
         for _ in 0..EXPIRIES_PER_WAKE {
             match self.connections.pop_handshake(self.now) {

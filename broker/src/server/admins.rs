@@ -15,7 +15,7 @@ use crate::server::parts::Server;
 use fdbroker_core::DomainKey;
 use fdbroker_protocol::admin::{Act, Query, SetLimit};
 use fdbroker_protocol::codec::{DecodeError, Message};
-use fdbroker_protocol::{ErrorCode, Kind};
+use fdbroker_protocol::{ErrorCode, Kind, Status};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -49,20 +49,22 @@ impl Server {
                 log::error!("cannot watch an administrator's connection: {error}");
                 self.end_admin(index);
             }
+            self.keep_away(index);
         }
     }
 
     /// Ends a connection. In an administrator's no fds can lie: the kernel refuses them, or drops them where they are not received.
     pub(crate) fn end_admin(&mut self, index: usize) {
-        if let Some((socket, uid)) = self.admin.end(index) {
-            self.retire_viewer(socket, uid);
+        if let Some((socket, comer)) = self.admin.end(index) {
+            self.retire_viewer(socket, comer);
         }
     }
 
     /// A lane closes what any user may have put there.
-    pub(crate) fn retire_viewer(&mut self, socket: OwnedFd, uid: u32) {
+    pub(crate) fn retire_viewer(&mut self, socket: OwnedFd, comer: Comer) {
+        let Comer { uid, payer: user, .. } = comer;
         let report = Report::TurnedAway(uid);
-        self.fds.retire(Retiring { socket, uid, report, is_at_end: false });
+        self.fds.retire(Retiring { socket, uid, user, report, is_at_end: false });
     }
 
     /// Accepts users that look. Whoever finds no place is told AGAIN: nobody waits in the queue for a place of others.
@@ -76,11 +78,18 @@ impl Server {
                 Ok(None) => return,
                 Err(errno) => return self.door.shut(errno, self.now),
             };
-            if let Err((socket, uid, code)) = self.admit_viewer(beside, socket) {
-                let bytes = self.writer.failed(0, code.into());
-                let _ = fdbroker_scm::send(socket.as_fd(), bytes, &[]);
-                self.retire_viewer(socket, uid);
+            if let Err((socket, domain, status)) = self.admit_viewer(beside, socket) {
+                self.turn_away(socket, domain, 0, status);
             }
+        }
+    }
+
+    /// A new connection of a payer that owes is not served yet.
+    fn keep_away(&mut self, index: usize) {
+        if let Some(Comer { payer, .. }) = self.admin.comer(index)
+            && self.calls.debts.is_away(payer)
+        {
+            self.admin.set_away(payer, true);
         }
     }
 
@@ -90,29 +99,35 @@ impl Server {
         &mut self,
         beside: u32,
         socket: OwnedFd,
-    ) -> Result<(), (OwnedFd, u32, ErrorCode)> {
+    ) -> Result<(), (OwnedFd, DomainKey, Status)> {
         kernel::refuse_rights(socket.as_fd(), self.settings.kernel);
         let Ok(peer) = getsockopt(&socket, PeerCredentials) else {
-            return Err((socket, u32::MAX, ErrorCode::NotPermitted));
+            return Err((socket, DomainKey::NOBODYS, ErrorCode::NotPermitted.into()));
         };
         let (uid, pid) = (peer.uid(), u32::try_from(peer.pid()).unwrap_or(0));
+        let domain = DomainKey { listener: beside, uid };
         let namespace = self.node.namespace();
         if namespace.hides_user(uid) {
             // All users that this namespace does not know have this uid.
-            return Err((socket, uid, ErrorCode::NotPermitted));
+            return Err((socket, domain, ErrorCode::NotPermitted.into()));
+        }
+        if let Err(status) = self.check_shut_out(domain) {
+            return Err((socket, domain, status));
         }
         let mut groups = other_groups(namespace, socket.as_fd());
         groups.push(known_group(namespace, peer.gid()));
         // Whoever serves further users by listeners of their own, such as pods, does not let these monitor the node.
         let monitors = self.settings.monitor_gid.filter(|_| beside == 0);
-        let rights = Rights::to_view(DomainKey { listener: beside, uid }, &groups, monitors);
+        let rights = Rights::to_view(domain, &groups, monitors);
         let user = self.settings.core.subordinate_uids.user_of(uid).unwrap_or(uid);
-        let comer = Comer { rights, user, uid, pid };
+        let payer = self.connections.shares_as(domain);
+        let comer = Comer { rights, user, uid, pid, payer };
         let added = self.admin.add_viewer(socket, comer, self.now);
-        let (index, left) = added.map_err(|socket| (socket, uid, ErrorCode::Again))?;
-        if let Some((socket, uid)) = left {
-            self.retire_viewer(socket, uid);
+        let (index, left) = added.map_err(|socket| (socket, domain, ErrorCode::Again.into()))?;
+        if let Some((socket, comer)) = left {
+            self.retire_viewer(socket, comer);
         }
+        self.keep_away(index);
         let Some(socket) = self.admin.socket(index) else { return Ok(()) };
         if let Err(error) = register(&self.poll, socket, Source::Admin(index)) {
             log::error!("cannot watch the connection of a user that looks: {error}");
@@ -127,11 +142,11 @@ impl Server {
             return self.send_admin(index, &bytes) && self.watch_admin(index);
         }
         let Some(comer) = self.admin.comer(index) else { return false };
-        if self.admin.has_fds(index) {
+        if self.admin.has_fds(index, &mut self.calls) {
             self.log_viewer(comer, &"no message there has fds");
             return false;
         }
-        let length = match self.admin.recv(index, self.inbox.buffer(), self.now) {
+        let length = match self.admin.recv(index, self.inbox.buffer(), &mut self.calls, self.now) {
             Ok(Some(length)) => length,
             Ok(None) => return true,
             Err(_) => return false,
@@ -188,7 +203,7 @@ impl Server {
     }
 
     pub(crate) fn send_admin(&mut self, index: usize, bytes: &[u8]) -> bool {
-        match self.admin.send(index, bytes) {
+        match self.admin.send(index, bytes, &mut self.calls) {
             Sent::Done => true,
             Sent::Kept => self.watch_admin(index),
             Sent::Gone => false,

@@ -32,7 +32,9 @@ impl Server {
 
     fn send_each_ahead(&mut self, client: ClientId, grants: &[Granted]) -> usize {
         let connection = self.connections.get(index(client));
-        let Some(ahead) = connection.and_then(|it| it.ahead.as_ref()) else { return 0 };
+        let Some(connection) = connection else { return 0 };
+        let user = connection.shares_as;
+        let Some(ahead) = connection.ahead.as_ref() else { return 0 };
         let core = &self.core;
         let data = |id| core.driver_data(id).map(|(length, bytes)| (length, *bytes));
         for (count, grant) in grants.iter().enumerate() {
@@ -44,7 +46,11 @@ impl Server {
                 data,
             );
             let slots = &self.scratch.slots;
-            if let Err(error) = send_slots(ahead.as_fd(), bytes, slots, &self.fds) {
+            if self.calls.debts.is_away(user) {
+                return count;
+            }
+            let send = || send_slots(ahead.as_fd(), bytes, slots, &self.fds);
+            if let Err(error) = self.calls.time(user, slots.len(), send) {
                 log::debug!("client {} is sent no more fds ahead: {error}", client.0);
                 return count;
             }

@@ -52,7 +52,10 @@ impl Server {
             Effect::Granted { client, request, range, deadline, seq } => {
                 let (client, request) = (*client, *request);
                 match self.send_granted(client, request, &all.granted[range.clone()]) {
-                    Ok(fds) => self.waits.end(client, request, fds, &mut self.connections),
+                    Ok(fds) => {
+                        let at = self.calls.last();
+                        self.waits.end(client, request, fds, at, &mut self.connections);
+                    }
                     Err(()) => {
                         let (range, deadline, seq) = (range.clone(), *deadline, *seq);
                         self.feedback.note_unsent(Unsent { client, request, range, deadline, seq });
@@ -65,7 +68,7 @@ impl Server {
             Effect::Statuses { client, request, reply, range } => {
                 let statuses = &all.statuses[range.clone()];
                 let bytes = replies::write_statuses(&mut self.writer, *request, *reply, statuses);
-                let sent = send_to(&mut self.connections, *client, bytes);
+                let sent = send_to(&mut self.connections, &mut self.calls, *client, bytes);
                 self.after_send(*client, sent);
             }
             Effect::StoreArrived { index, slot } => {
@@ -98,7 +101,7 @@ impl Server {
             Effect::Declared { client, request, range } => {
                 let declared = &all.granted[range.clone()];
                 let bytes = replies::write_declared(&mut self.writer, *request, declared);
-                let sent = send_to(&mut self.connections, *client, bytes);
+                let sent = send_to(&mut self.connections, &mut self.calls, *client, bytes);
                 self.after_send(*client, sent);
             }
             Effect::Publish { slot, generation } => {
@@ -119,7 +122,7 @@ impl Server {
                     &self.scratch.deposits,
                     *deposit_credits,
                 );
-                let sent = send_to(&mut self.connections, *client, bytes);
+                let sent = send_to(&mut self.connections, &mut self.calls, *client, bytes);
                 self.after_send(*client, sent);
             }
             Effect::Welcome { client, request, deposit_credits } => {
@@ -201,12 +204,13 @@ impl Server {
             data,
         );
         if fds == 0 {
-            let sent = send_or_keep(connection, bytes);
+            let sent = send_or_keep(connection, &mut self.calls, bytes);
             self.after_send(client, sent);
             return Ok(());
         }
         let Some(socket) = connection.socket() else { return Ok(()) };
-        let sent = send_slots(socket, bytes, &self.scratch.slots, &self.fds);
+        let send = || send_slots(socket, bytes, &self.scratch.slots, &self.fds);
+        let sent = self.calls.time(connection.shares_as, fds, send);
         match sent {
             Ok(()) => {
                 self.in_flight.note_sent(connection, fds);
@@ -262,9 +266,9 @@ impl Server {
 
     /// Answers that a request failed as a whole.
     pub(crate) fn reply_failed(&mut self, client: ClientId, request: RequestId, status: Status) {
-        self.waits.end(client, request, 0, &mut self.connections);
+        self.waits.end(client, request, 0, self.now, &mut self.connections);
         let bytes = self.writer.failed(request.0, status);
-        let sent = send_to(&mut self.connections, client, bytes);
+        let sent = send_to(&mut self.connections, &mut self.calls, client, bytes);
         self.after_send(client, sent);
     }
 }

@@ -1,14 +1,14 @@
 //! Ends connections and the daemon. Must never close a socket on the loop in which a client's fds
 //! may lie unread: their close may block for ever.
 
-use crate::clients::connection::{Phase, index};
+use crate::clients::connection::{Connection, Phase, index};
 use crate::fds::jobs::Report;
 use crate::fds::table::Retiring;
 use crate::node::listeners::Listener;
 use crate::readiness::Source;
 use crate::readiness::watch;
 use crate::server::parts::Server;
-use fdbroker_core::ClientId;
+use fdbroker_core::{ClientId, DomainKey};
 use fdbroker_protocol::message::GoingAway;
 use fdbroker_protocol::{Kind, LogTopic, Status};
 use fdbroker_scm::RecvError;
@@ -37,9 +37,13 @@ impl Server {
     pub(crate) fn end_with(&mut self, client: ClientId, status: Status) {
         let Some(connection) = self.connections.get(index(client)) else { return };
         log::debug!("disconnecting client {} (pid {}): {status}", client.0, connection.pid);
-        if let (Phase::Silent, Some(socket)) = (connection.phase, connection.socket()) {
+        let user = connection.shares_as;
+        if let (Phase::Silent, Some(socket)) = (connection.phase, connection.socket())
+            && !self.calls.debts.has_owed(user)
+        {
             // Best effort: it is leaving.
-            let _ = fdbroker_scm::send(socket, self.writer.failed(0, status), &[]);
+            let bytes = self.writer.failed(0, status);
+            let _ = self.calls.time(user, 0, || fdbroker_scm::send(socket, bytes, &[]));
         }
         self.end_connection(client);
     }
@@ -52,12 +56,12 @@ impl Server {
             return;
         }
         let Some(connection) = self.connections.get_mut(number) else { return };
-        let uid = connection.domain.uid;
+        let (uid, user) = (connection.domain.uid, connection.shares_as);
         let is_at_end = connection.is_main_at_end;
         let is_read = connection.unread.fds == 0 || self.in_flight.forget_if_read(connection);
         let event = connection.event.take();
         if let Some(socket) = connection.socket.take() {
-            if is_read || !self.empty(&socket, uid) {
+            if is_read || !self.empty(&socket, uid, user) {
                 self.retire(number, socket, Report::Retired(number, uid), is_at_end);
             } else {
                 watch_end(&self.poll, client, socket.as_fd());
@@ -109,8 +113,8 @@ impl Server {
             // Nobody will tell from now on when the peer has read the rest.
             self.in_flight.forget_unread(connection);
         }
-        let uid = connection.domain.uid;
-        self.fds.retire(Retiring { socket, uid, report, is_at_end });
+        let (uid, user) = (connection.domain.uid, connection.shares_as);
+        self.fds.retire(Retiring { socket, uid, user, report, is_at_end });
     }
 
     /// The socket of this report is closed.
@@ -127,15 +131,17 @@ impl Server {
     /// may take its time.
     pub(crate) fn retire_sockets(&mut self, most: usize) {
         for _ in 0..most {
-            let Some(Retiring { socket, uid, report, is_at_end }) = self.fds.next_retiring() else {
-                return;
-            };
-            // From here on the peer can add nothing.
-            let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
-            if is_at_end || self.is_read_to_end(&socket, uid) {
-                drop(socket);
-                self.note_closed_socket(report);
-                continue;
+            let Some(retiring) = self.fds.next_retiring() else { return };
+            let Retiring { socket, uid, user, report, is_at_end } = retiring;
+            if !self.calls.debts.has_owed(user) {
+                // From here on the peer can add nothing.
+                let end = || shutdown(socket.as_raw_fd(), Shutdown::Both);
+                let _ = self.calls.time(user, 0, end);
+                if is_at_end || self.is_read_to_end(&socket, uid, user) {
+                    self.calls.time(user, 0, || drop(socket));
+                    self.note_closed_socket(report);
+                    continue;
+                }
             }
             let fd = socket.as_raw_fd();
             // A socket that was turned away is not registered.
@@ -154,12 +160,14 @@ impl Server {
 
     /// Has a lane take out what the peer has sent: a socket that lingers may have the peer's own end in it, and
     /// then nobody else could ever close that. `false`: there is no place for it.
-    fn empty(&mut self, socket: &OwnedFd, uid: u32) -> bool {
-        let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
-        if !fdbroker_scm::is_control_next(socket.as_fd())
-            && fdbroker_scm::queued_bytes(socket.as_fd()).is_ok_and(|bytes| bytes == 0)
-        {
-            return true;
+    fn empty(&mut self, socket: &OwnedFd, uid: u32, user: DomainKey) -> bool {
+        if !self.calls.debts.has_owed(user) {
+            let _ = self.calls.time(user, 0, || shutdown(socket.as_raw_fd(), Shutdown::Both));
+            if !fdbroker_scm::is_control_next(socket.as_fd())
+                && fdbroker_scm::queued_bytes(socket.as_fd()).is_ok_and(|bytes| bytes == 0)
+            {
+                return true;
+            }
         }
         let duplicate = socket.try_clone();
         let is_there = duplicate.is_ok();
@@ -168,12 +176,12 @@ impl Server {
     }
 
     /// Whether the socket is empty now. Messages with fds stay in it: it is to be closed with them.
-    fn is_read_to_end(&mut self, socket: &OwnedFd, uid: u32) -> bool {
+    fn is_read_to_end(&mut self, socket: &OwnedFd, uid: u32, user: DomainKey) -> bool {
         for _ in 0..MESSAGES_TO_END {
-            if fdbroker_scm::is_control_next(socket.as_fd()) {
+            if self.calls.debts.has_owed(user) || fdbroker_scm::is_control_next(socket.as_fd()) {
                 return false;
             }
-            match self.inbox.recv(socket.as_fd()) {
+            match self.calls.time(user, 0, || self.inbox.recv(socket.as_fd())) {
                 Ok(_) | Err(RecvError::EmptyMessage) if self.inbox.fds().is_empty() => {}
                 // A lane that empties the same socket has taken the message that was peeked at. This is the message behind it.
                 Ok(_) | Err(RecvError::EmptyMessage) => {
@@ -196,14 +204,14 @@ impl Server {
         self.writer.start(Kind::GoingAway, 0).push(&body);
         let bytes = self.writer.finish(0, 0);
         for (_, connection) in &self.connections {
-            if let Some(event) = connection.event() {
+            let is_away = self.calls.debts.is_away(connection.shares_as);
+            if let Some(event) = connection.event().filter(|_| !is_away) {
                 let _ = fdbroker_scm::send(event, bytes, &[]);
             }
-            let sockets = [&connection.socket, &connection.lingering, &connection.event];
-            sockets.into_iter().flatten().for_each(|socket| {
-                let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
-            });
+            let Connection { socket, lingering, event, ahead, .. } = connection;
+            [socket, lingering, event, ahead].into_iter().flatten().for_each(shut_down);
         }
+        self.connections.lobby().callers().values().for_each(|caller| shut_down(&caller.socket));
         self.admin.shut_down();
     }
 
@@ -216,6 +224,10 @@ impl Server {
         // The liveness word and the lock.
         drop(node);
     }
+}
+
+fn shut_down(socket: &OwnedFd) {
+    let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
 }
 
 /// Watches the socket of an ended connection that is kept until what lies in it has been read. The peer reads it, then the

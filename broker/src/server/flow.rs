@@ -2,6 +2,7 @@
 //! and events that a full socket did not take. A client that does not read is served no further;
 //! that is a state to wait out. Must never queue without a bound.
 
+use crate::clients::calls::Calls;
 use crate::clients::connection::{Blocked, Connection, index};
 use crate::clients::connections::Connections;
 use crate::kernel::{self, is_readable};
@@ -30,17 +31,23 @@ pub(crate) enum Sent {
 }
 
 /// Sends a message without fds to a client's main socket.
-pub(crate) fn send_to(connections: &mut Connections, client: ClientId, bytes: &[u8]) -> Sent {
+pub(crate) fn send_to(
+    connections: &mut Connections,
+    calls: &mut Calls,
+    client: ClientId,
+    bytes: &[u8],
+) -> Sent {
     connections
         .get_mut(index(client))
-        .map_or(Sent::Done, |connection| send_or_keep(connection, bytes))
+        .map_or(Sent::Done, |connection| send_or_keep(connection, calls, bytes))
 }
 
 /// Sends a message without fds to a connection, or keeps it behind the messages that are kept: replies stay in order.
-pub(crate) fn send_or_keep(connection: &mut Connection, bytes: &[u8]) -> Sent {
+pub(crate) fn send_or_keep(connection: &mut Connection, calls: &mut Calls, bytes: &[u8]) -> Sent {
     let Some(socket) = connection.socket.as_ref() else { return Sent::Done };
-    if connection.pending.is_empty() {
-        match fdbroker_scm::send(socket.as_fd(), bytes, &[]) {
+    let user = connection.shares_as;
+    if connection.pending.is_empty() && !calls.debts.is_away(user) {
+        match calls.time(user, 0, || fdbroker_scm::send(socket.as_fd(), bytes, &[])) {
             Ok(()) => return Sent::Done,
             Err(SendError::WouldBlock) => {}
             Err(error) => {
@@ -95,7 +102,8 @@ impl Server {
         if connection.blocked.is_some() {
             return Err(());
         }
-        if !self.in_flight.may_send(connection) {
+        let is_away = self.calls.debts.is_away(connection.shares_as);
+        if is_away || !self.in_flight.may_send(connection) {
             self.block(client, Blocked::Unread);
             return Err(());
         }
@@ -142,7 +150,7 @@ impl Server {
             return self.settle_queues();
         }
         let Some(connection) = self.connections.get_mut(index(client)) else { return };
-        if !self.in_flight.may_send(connection) {
+        if self.calls.debts.is_away(connection.shares_as) || !self.in_flight.may_send(connection) {
             return;
         }
         let is_in_flight_full = self.in_flight.room(connection, 1) == 0;
@@ -170,9 +178,13 @@ impl Server {
         if connection.hello_reply.is_some() {
             return false;
         }
+        let user = connection.shares_as;
         while let Some(bytes) = connection.pending.front() {
             let Some(socket) = connection.socket.as_ref() else { return false };
-            match fdbroker_scm::send(socket.as_fd(), bytes, &[]) {
+            if self.calls.debts.is_away(user) {
+                return false;
+            }
+            match self.calls.time(user, 0, || fdbroker_scm::send(socket.as_fd(), bytes, &[])) {
                 Ok(()) => drop(connection.pending.pop_front()),
                 Err(SendError::WouldBlock) => return false,
                 Err(_) => {
@@ -226,7 +238,10 @@ impl Server {
     /// Answers hello, or keeps the answer until it can be sent.
     pub(crate) fn send_hello_reply(&mut self, client: ClientId) {
         let Some(connection) = self.connections.get_mut(index(client)) else { return };
-        let who = connection.who();
+        let (who, user) = (connection.who(), connection.shares_as);
+        if self.calls.debts.is_away(user) {
+            return self.block(client, Blocked::Unread);
+        }
         if !self.in_flight.has_room_for_hello(who) {
             self.in_flight.look(&mut self.connections, self.now);
             if !self.in_flight.has_room_for_hello(who) {
@@ -246,7 +261,9 @@ impl Server {
         };
         let bytes =
             replies::write_hello_reply(&mut self.writer, &self.node, &self.settings.core, &welcome);
-        match fdbroker_scm::send_grant(socket.as_fd(), bytes, &[self.node.page().reader()]) {
+        let page = self.node.page().reader();
+        let send = || fdbroker_scm::send_grant(socket.as_fd(), bytes, &[page]);
+        match self.calls.time(user, 1, send) {
             Ok(()) => {
                 self.in_flight.note_sent(connection, 1);
                 self.in_flight.note_hello(connection);
@@ -266,7 +283,8 @@ impl Server {
             self.send_events_to(client);
             let Some(connection) = self.connections.get(index(client)) else { continue };
             let is_ready = connection.event.is_some() && connection.pending_event.is_none();
-            if connection.has_events && is_ready {
+            let is_away = self.calls.debts.is_away(connection.shares_as);
+            if connection.has_events && is_ready && !is_away {
                 self.connections.note_events(client);
             }
         }
@@ -278,7 +296,8 @@ impl Server {
             let Some(connection) = self.connections.get_mut(index(client)) else { return };
             // Told when its socket joins.
             let Some(socket) = connection.event.as_ref() else { return };
-            if connection.pending_event.is_some() {
+            let user = connection.shares_as;
+            if connection.pending_event.is_some() || self.calls.debts.is_away(user) {
                 return;
             }
             let Some(events) = self.core.take_events(client) else {
@@ -290,7 +309,7 @@ impl Server {
                 items.iter().for_each(|item| self.node.page().note_drained(item.id, &self.core));
             }
             let bytes = replies::write_events(&mut self.writer, &events);
-            match fdbroker_scm::send(socket.as_fd(), bytes, &[]) {
+            match self.calls.time(user, 0, || fdbroker_scm::send(socket.as_fd(), bytes, &[])) {
                 Ok(()) => {}
                 Err(SendError::WouldBlock) => {
                     let source = Source::Event(index(client));
@@ -311,8 +330,12 @@ impl Server {
     pub(crate) fn flush_event(&mut self, client: ClientId) {
         let Some(connection) = self.connections.get_mut(index(client)) else { return };
         let Some(socket) = connection.event.as_ref() else { return };
+        let user = connection.shares_as;
+        if self.calls.debts.is_away(user) {
+            return;
+        }
         let Some(bytes) = connection.pending_event.take() else { return };
-        match fdbroker_scm::send(socket.as_fd(), &bytes, &[]) {
+        match self.calls.time(user, 0, || fdbroker_scm::send(socket.as_fd(), &bytes, &[])) {
             Ok(()) => {
                 let source = Source::Event(index(client));
                 if let Err(error) = watch(&self.poll, socket.as_fd(), source, false) {

@@ -152,6 +152,7 @@ impl Server {
         self.waits.restore(Now(arrived.state.started_us), arrived.state.metrics);
         self.past.restore(&std::mem::take(&mut arrived.state.past));
         self.journal.restore(&std::mem::take(&mut arrived.state.journal));
+        self.calls.debts.restore(&arrived.state.debts);
         self.former_places = std::mem::take(&mut arrived.state.listeners);
         self.former_places.append(&mut arrived.state.administration);
         self.fds.restore(arrived)?;

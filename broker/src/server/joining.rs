@@ -4,15 +4,13 @@
 use crate::clients::connection::{Connection, client_id};
 use crate::clients::lobby::Caller;
 use crate::clock;
-use crate::fds::jobs::Report;
-use crate::fds::table::Retiring;
 use crate::kernel;
 use crate::readiness::{Source, register};
 use crate::server::parts::Server;
 use fdbroker_core::DomainKey;
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::message::{Join, Role};
-use fdbroker_protocol::{ErrorCode, Kind, Status};
+use fdbroker_protocol::{ErrorCode, Kind};
 use fdbroker_scm::RecvError;
 use mio::unix::SourceFd;
 use nix::sys::socket::{Shutdown, shutdown};
@@ -21,9 +19,11 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 impl Server {
     /// Looks at the first message of a caller, and waits for it if it has not come.
     pub(crate) fn meet(&mut self, number: u64) {
+        let Some(caller) = self.connections.lobby().callers().get(&number) else { return };
+        let user = self.connections.shares_as(caller.domain);
         let Some(caller) = self.connections.lobby_mut().get_mut(number) else { return };
         let socket = caller.socket.as_fd();
-        let peeked = self.inbox.peek(socket);
+        let peeked = self.calls.time(user, 0, || self.inbox.peek(socket));
         if matches!(peeked, Err(RecvError::WouldBlock)) {
             let source = Source::Caller(usize::try_from(number).unwrap_or(usize::MAX));
             if !caller.is_watched && register(&self.poll, socket, source).is_ok() {
@@ -58,7 +58,12 @@ impl Server {
     fn join(&mut self, Caller { socket, domain, pid, .. }: Caller) {
         // Messages with fds are not read here.
         let is_plain = !fdbroker_scm::is_control_next(socket.as_fd());
-        let received = self.inbox.recv(socket.as_fd()).ok().filter(|_| is_plain);
+        let user = self.connections.shares_as(domain);
+        if self.calls.debts.is_away(user) {
+            return self.turn_away(socket, domain, 0, ErrorCode::Again.into());
+        }
+        let received = self.calls.time(user, 0, || self.inbox.recv(socket.as_fd()));
+        let received = received.ok().filter(|_| is_plain);
         let (id, join) = received
             .and_then(|it| read_join(self.inbox.bytes(it.len)))
             .map_or((0, Err(ErrorCode::Protocol)), |(id, join)| (id, Ok(join)));
@@ -75,7 +80,7 @@ impl Server {
                 &"a socket cannot join: it names no client of its own",
             );
         }
-        self.turn_away(socket, domain.uid, id, code.into());
+        self.turn_away(socket, domain, id, code.into());
     }
 
     /// The client that a socket of `domain` joins. Whatever is wrong has one answer.
@@ -97,7 +102,7 @@ impl Server {
         }
         // Owners answer recalls with fds.
         kernel::accept_rights(socket.as_fd(), self.settings.kernel);
-        self.welcome_socket(&socket, id);
+        self.welcome_socket(number, &socket, id);
         self.connections.set_event(number, socket);
         self.connections.note_events(client_id(number));
         self.connections.enqueue(client_id(number));
@@ -116,22 +121,16 @@ impl Server {
         // The client can send nothing from now on: nobody would read it.
         let _ = shutdown(socket.as_raw_fd(), Shutdown::Read);
         self.ahead.open(connection.shares_as);
-        self.welcome_socket(&socket, id);
+        self.welcome_socket(number, &socket, id);
         self.connections[number].ahead = Some(socket);
         Ok(())
     }
 
     /// Best effort: a socket that takes no message now takes none later.
-    fn welcome_socket(&mut self, socket: &OwnedFd, id: u64) {
+    fn welcome_socket(&mut self, number: usize, socket: &OwnedFd, id: u64) {
+        let user = self.connections[number].shares_as;
         let bytes = self.writer.start(Kind::Joined, id).finish(0, 0);
-        let _ = fdbroker_scm::send(socket.as_fd(), bytes, &[]);
-    }
-
-    /// Says why, and closes the socket later.
-    pub(crate) fn turn_away(&mut self, socket: OwnedFd, uid: u32, id: u64, status: Status) {
-        let _ = fdbroker_scm::send(socket.as_fd(), self.writer.failed(id, status), &[]);
-        let report = Report::TurnedAway(uid);
-        self.fds.retire(Retiring { socket, uid, report, is_at_end: false });
+        let _ = self.calls.time(user, 0, || fdbroker_scm::send(socket.as_fd(), bytes, &[]));
     }
 }
 

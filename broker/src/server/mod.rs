@@ -8,6 +8,7 @@ pub mod ahead;
 pub mod apply;
 pub mod caps;
 pub mod chores;
+pub mod debts;
 pub mod ending;
 pub mod feedback;
 pub mod flow;

@@ -96,7 +96,7 @@ impl Server {
                 self.schedule.spend(WORK_PER_PAGE);
                 match written {
                     Ok(bytes) => {
-                        let sent = send_to(&mut self.connections, client, bytes);
+                        let sent = send_to(&mut self.connections, &mut self.calls, client, bytes);
                         self.after_send(client, sent);
                     }
                     Err(status) => self.reply_failed(client, request, status),
@@ -273,14 +273,14 @@ impl Server {
             deposit_credits,
             !self.kept.is_there(),
         );
-        let sent = send_to(&mut self.connections, client, bytes);
+        let sent = send_to(&mut self.connections, &mut self.calls, client, bytes);
         self.after_send(client, sent);
     }
 
     /// Answers a seal.
     pub(crate) fn send_sealed(&mut self, client: ClientId, request: RequestId, version: u64) {
         let bytes = objects::write_sealed(&mut self.writer, request, version);
-        let sent = send_to(&mut self.connections, client, bytes);
+        let sent = send_to(&mut self.connections, &mut self.calls, client, bytes);
         self.after_send(client, sent);
     }
 
@@ -303,7 +303,8 @@ impl Server {
         let slots = &mut self.scratch.slots;
         let bytes = objects::write_got(&mut self.writer, request, &self.core, got, slots);
         let Some(socket) = connection.socket() else { return };
-        match send_slots(socket, bytes, &self.scratch.slots, &self.fds) {
+        let send = || send_slots(socket, bytes, &self.scratch.slots, &self.fds);
+        match self.calls.time(connection.shares_as, grants.len(), send) {
             Ok(()) => {
                 self.in_flight.note_sent(connection, grants.len());
                 if self.admin.is_watched() {

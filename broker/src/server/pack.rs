@@ -75,7 +75,7 @@ impl Server {
 
     fn leave_caller_behind(&mut self, number: u64) {
         let Some(caller) = self.connections.dismiss(number) else { return };
-        self.turn_away(caller.socket, caller.domain.uid, 0, ErrorCode::Internal.into());
+        self.turn_away(caller.socket, caller.domain, 0, ErrorCode::Internal.into());
     }
 
     /// Brings the loop to rest: nothing is parked, and nothing waits to be applied or retired.
@@ -194,6 +194,7 @@ impl Server {
             tombstones: self.fds.tombstones().save(),
             past: self.past.save(),
             journal: self.journal.save(),
+            debts: self.calls.debts.save(),
             fds: packing.outgoing.count(),
         })
     }

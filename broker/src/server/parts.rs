@@ -5,6 +5,7 @@ use crate::admin::rights::Sight;
 use crate::admin::side::AdminSide;
 use crate::admin::view::{View, Whole};
 use crate::clients::ahead::Ahead;
+use crate::clients::calls::Calls;
 use crate::clients::connections::Connections;
 use crate::clients::door::Door;
 use crate::clients::in_flight::InFlight;
@@ -35,10 +36,11 @@ use crate::server::trim::Trim;
 use crate::server::waiting::Waiting;
 use crate::settings::Settings;
 use crate::settings::reload::Rereading;
-use fdbroker_core::{Config, Core, Now};
+use fdbroker_core::{ClientId, Config, Core, Now};
 use fdbroker_protocol::Writer;
 use fdbroker_protocol::limits::AHEAD_FDS;
 use mio::Poll;
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsFd;
 
@@ -90,6 +92,9 @@ pub(crate) struct Server {
     pub(super) in_flight: InFlight,
     pub(super) ahead: Ahead,
     pub(super) waits: Waits,
+    pub(super) calls: Calls,
+    /// Clients whose user has paid its debt, to go on.
+    pub(super) returning: VecDeque<ClientId>,
     pub(super) journal: Journal,
     pub(super) past: Past,
     pub(super) admin: AdminSide,
@@ -131,6 +136,8 @@ impl Server {
             in_flight: Self::new_in_flight(&settings),
             ahead: Self::new_ahead(&settings),
             waits: Waits::new(now),
+            calls: Calls::new(is_shared),
+            returning: VecDeque::new(),
             journal: Journal::new(is_shared),
             past: Past::new(),
             admin: AdminSide::new(parts.admin, parts.viewers),
@@ -214,6 +221,7 @@ impl Server {
             metrics: self.waits.metrics(),
             longest_wake_us: self.waits.longest_wake_us(),
             journal: &self.journal,
+            debts: &self.calls.debts,
             past: &self.past,
             identity: self.node.identity(),
             incarnation: self.node.page().incarnation(),

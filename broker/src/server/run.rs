@@ -93,6 +93,7 @@ impl Server {
             result => result?,
         }
         self.now = clock::now();
+        self.calls.begin_wake(self.now);
         for event in events.iter() {
             self.note(event);
         }
@@ -105,6 +106,7 @@ impl Server {
     /// no more than these.
     fn wake(&mut self) {
         self.fds.set_now(self.now);
+        self.take_back_users();
         if clock::is_due(self.waiting.due(), self.now) {
             self.resume_paused();
         }
@@ -118,6 +120,7 @@ impl Server {
         self.trim.note_names(self.core.now_in_node(Resource::ObjectNames), self.now);
         self.trim.run(self.now);
         self.expire_handshakes();
+        self.note_debts();
         self.kept.drop_urgent(&mut self.fds);
         self.fds.flush();
         self.watch_lanes();
@@ -336,6 +339,7 @@ impl Server {
     /// How long the wait may last; `None` = until something happens.
     pub(crate) fn timeout(&self) -> Option<Duration> {
         let is_work_left = !self.connections.turns().is_empty()
+            || !self.returning.is_empty()
             || Chore::ALL.iter().any(|chore| self.is_waiting(*chore));
         if is_work_left || self.ending.is_some() {
             return Some(Duration::ZERO);
@@ -345,6 +349,7 @@ impl Server {
             self.in_flight.due(),
             self.trim.due(),
             self.waiting.due(),
+            self.calls.debts.due(),
             self.connections.handshakes().due(),
             self.connections.lobby().due(),
             self.door.due().filter(|_| self.fds.closing().may_turn_away()),

@@ -3,6 +3,7 @@
 //! that does not read.
 
 use crate::clients::connection::{Connection, Phase, index};
+use crate::clock;
 use crate::fds::closing::Reading;
 use crate::fds::jobs::NOBODY;
 use crate::limits::{WORK_PER_MESSAGE, WORK_PER_WAKE};
@@ -37,6 +38,12 @@ impl Server {
         if connection.has_died || (connection.waits_for_drop && connection.is_main_closed) {
             return self.lose(client);
         }
+        if self.calls.debts.is_away(connection.shares_as) {
+            // It gets its turn again when it has paid. One that has left does not come for it.
+            return if connection.is_main_closed {
+                self.lose(client)
+            };
+        }
         // Answers to recalls first: others wait for them.
         let is_free = self.serve_channel(client, Channel::Event);
         if self.serve_channel(client, Channel::Main) && is_free {
@@ -67,7 +74,9 @@ impl Server {
                 Channel::Main => connection.is_main_ready && connection.may_be_read(),
                 Channel::Event => connection.is_event_ready,
             };
-            if connection.waits_for_drop || self.waiting.is_suspended(connection.domain.uid, client)
+            if connection.waits_for_drop
+                || self.waiting.is_suspended(connection.domain.uid, client)
+                || self.calls.debts.is_away(connection.shares_as)
             {
                 return false;
             }
@@ -112,18 +121,25 @@ impl Server {
             return Outcome::Nothing;
         };
         // Only messages with fds wait, or are refused: another client of the uid may be served all the same.
+        let user = connection.shares_as;
+        let mut has_fds =
+            || self.calls.time(user, 0, || fdbroker_scm::is_control_next(socket.as_fd()));
         match self.fds.reading(connection.domain.uid) {
-            Reading::Wait(until) if fdbroker_scm::is_control_next(socket.as_fd()) => {
+            Reading::Wait(until) if has_fds() => {
                 self.pause(client, until);
                 return Outcome::Paused;
             }
-            Reading::WithoutFds if fdbroker_scm::is_control_next(socket.as_fd()) => {
+            Reading::WithoutFds if has_fds() => {
                 self.refuse_next(client, channel);
                 return Outcome::Paused;
             }
             _ => {}
         }
-        match self.inbox.recv(socket.as_fd()) {
+        connection.read_at = self.now;
+        let began = clock::now();
+        let received = self.inbox.recv(socket.as_fd());
+        self.calls.end(user, began, self.inbox.fds().len());
+        match received {
             Ok(received) => self.take_message(client, channel, &received),
             Err(RecvError::WouldBlock) => {
                 *is_ready = false;
@@ -197,7 +213,7 @@ impl Server {
             return;
         }
         if kind == Kind::Acquire {
-            self.waits.begin(client, RequestId(id));
+            self.waits.begin(client, RequestId(id), self.calls.last());
         }
         self.decode(client, channel, received.len, false);
     }
@@ -215,7 +231,7 @@ impl Server {
         };
         match write_resolved(&mut self.writer, identity, &self.core, client, wanted) {
             Ok(bytes) => {
-                let sent = send_to(&mut self.connections, client, bytes);
+                let sent = send_to(&mut self.connections, &mut self.calls, client, bytes);
                 self.after_send(client, sent);
             }
             Err(code) => self.reply_failed(client, RequestId(id), code.into()),
@@ -252,7 +268,7 @@ impl Server {
             && let Some(request) = connection.settles.take_settled()
         {
             let bytes = self.writer.start(Kind::Settled, request.0).finish(0, 0);
-            let sent = send_to(&mut self.connections, client, bytes);
+            let sent = send_to(&mut self.connections, &mut self.calls, client, bytes);
             self.after_send(client, sent);
         }
     }
@@ -380,7 +396,8 @@ impl Server {
     fn refuse_next(&mut self, client: ClientId, channel: Channel) {
         let Some(connection) = self.connections.get_mut(index(client)) else { return };
         let Some(socket) = connection.socket_of(channel == Channel::Main) else { return };
-        let Ok(length) = self.inbox.peek(socket) else { return self.lose(client) };
+        let peeked = self.calls.time(connection.shares_as, 0, || self.inbox.peek(socket));
+        let Ok(length) = peeked else { return self.lose(client) };
         let message = match Message::parse(self.inbox.bytes(length)) {
             Ok(message) => message,
             Err(error) => return self.break_off(client, 0, &Breach::Decode(error)),

@@ -21,8 +21,8 @@ impl Server {
         let Some(comer) = self.admin.comer(index) else { return true };
         // Before the past is looked at, which takes a while.
         let (may_watch, left) = self.admin.may_watch(index);
-        if let Some((socket, uid)) = left {
-            self.retire_viewer(socket, uid);
+        if let Some((socket, comer)) = left {
+            self.retire_viewer(socket, comer);
         }
         if !may_watch {
             return false;

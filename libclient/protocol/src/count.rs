@@ -18,6 +18,7 @@ table! {
     Deposits = 6, deposits, "deposits answered, those included that were refused";
     RecallsUnanswered = 7, recalls_unanswered, "recalls that the owner did not answer in time";
     Reclaims = 8, reclaims, "leases that holders were asked to give back";
+    LongCalls = 9, long_calls, "times that messages of a user took the broker long, for which that user was not served for a while";
 }
 
 table! {
@@ -30,6 +31,7 @@ table! {
     StoredFds = 2, stored_fds, "fds of allocations that the broker has open";
     ClosingFds = 3, closing_fds, "fds whose close has not returned";
     LeasesEnding = 4, leases_ending, "leases of ended memory whose holders are not charged for it yet";
+    UsersAway = 5, users_away, "users that are not served now, because their messages took the broker long";
 }
 
 table! {
@@ -43,4 +45,5 @@ table! {
     SilentOwners = 3, silent_owners, "owners that do not answer recalls";
     Evictions = 4, evictions, "evictions";
     Hangs = 5, hangs, "system calls that do not return";
+    LongCalls = 6, long_calls, "messages that take long";
 }

@@ -272,6 +272,10 @@ fn no_answer(path: &Path) -> Error {
 const UNKNOWN_USER: &str = "the broker's user namespace does not know the user of this process, whom it could not tell from other \
      such users; run this as a user that is mapped there, or run the broker outside of that namespace";
 
+/// Before the seconds that are left.
+const SHUT_OUT: &str = "messages of this user took the broker long again and again, as thousands of polls of one socket or a filter on it make \
+     them; stop the processes that do this. The broker lets the user in again in";
+
 fn refused(message: &Message<'_>, context: &dyn Fn(&str) -> String) -> Error {
     let Ok(status) = message.body_as::<Status>() else {
         return Error::new(ErrorCode::Protocol, context("it refuses hello in a way unknown here"));
@@ -286,6 +290,9 @@ fn refused(message: &Message<'_>, context: &dyn Fn(&str) -> String) -> Error {
     let error = Error::from_status(*status, context(&what));
     match error.code {
         // Of hello it means nothing else, and its own words are about allocations.
+        ErrorCode::NotPermitted if status.value.get() > 0 => {
+            error.because(format!("{SHUT_OUT} {} s", status.value.get()))
+        }
         ErrorCode::NotPermitted => error.because(UNKNOWN_USER),
         _ => error,
     }

@@ -5,6 +5,7 @@ pub mod bytes;
 pub mod collector;
 pub mod connects;
 pub mod file_lease;
+pub mod filters;
 pub mod floods;
 pub mod forged;
 pub mod heirs;
@@ -18,6 +19,7 @@ pub mod slow;
 pub mod sockets;
 pub mod stopped;
 pub mod views;
+pub mod waits;
 
 use crate::attack::Attack;
 use crate::wire::stopped;

@@ -33,6 +33,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 mod ahead;
+mod debts;
 mod handover;
 mod joining;
 mod kept;

@@ -39,6 +39,7 @@ fn print(status: &StatusView, out: &mut Output) -> Result<()> {
         counted_of(Resource::Domains, "domain"),
         status.gauges.jobs.map(|jobs| counted(jobs, "job")),
         counted_of(Resource::ParkedRequests, "parked request"),
+        status.gauges.users_away.filter(|away| *away > 0).map(|it| counted(it, "user away")),
     ];
     let parts: Vec<String> = parts.into_iter().flatten().collect();
     let (pid, up) = (status.pid, human_time(status.uptime_ms));

@@ -1,0 +1,66 @@
+//! Times the socket calls of the loop and charges each to its peer: the user that a message comes from or goes to. Must never cost
+//! a usual call more than two readings of the clock.
+
+use crate::clients::debts::{Call, Debts};
+use crate::clock;
+use crate::kernel::thread_cpu_us;
+use crate::limits::CPU_LOOK_US;
+use fdbroker_core::{DomainKey, Now};
+
+/// See the module.
+pub struct Calls {
+    pub debts: Debts,
+    /// The processor's time of the loop, and when that was read.
+    look: (Now, u64),
+    /// When the last call ended.
+    last: Now,
+}
+
+impl Calls {
+    /// None yet. `is_shared`: by several users.
+    pub fn new(is_shared: bool) -> Self {
+        Calls { debts: Debts::new(is_shared), look: (Now(0), 0), last: Now(0) }
+    }
+
+    /// A wake begins.
+    pub fn begin_wake(&mut self, now: Now) {
+        if now.0 >= self.look.0.0 + CPU_LOOK_US || self.debts.has_suspects(now) {
+            self.look = (now, thread_cpu_us());
+        }
+    }
+
+    /// Makes a call that carries so many fds to or from `user`.
+    pub fn time<T>(&mut self, user: DomainKey, fds: usize, call: impl FnOnce() -> T) -> T {
+        let began = clock::now();
+        let done = call();
+        self.end(user, began, fds);
+        done
+    }
+
+    /// A call that began then has ended.
+    pub fn end(&mut self, user: DomainKey, began: Now, fds: usize) {
+        let ended = clock::now();
+        self.last = ended;
+        let call = Call { ended, took_us: ended.0 - began.0, cpu_us: 0, fds };
+        match call.is_usual() {
+            true if self.debts.is_empty() => {}
+            true => self.debts.note(user, &call),
+            false => self.note_unusual(user, began, call),
+        }
+    }
+
+    /// When the call before ended.
+    pub fn last(&self) -> Now {
+        self.last
+    }
+
+    /// What the processor has worked since it was looked at is the call's, but for as long as it may have worked before.
+    #[cold]
+    fn note_unusual(&mut self, user: DomainKey, began: Now, call: Call) {
+        let cpu_us = thread_cpu_us();
+        let before_us = began.0.saturating_sub(self.look.0.0);
+        let worked_us = cpu_us.saturating_sub(self.look.1).saturating_sub(before_us);
+        self.look = (call.ended, cpu_us);
+        self.debts.note(user, &Call { cpu_us: worked_us, ..call });
+    }
+}

@@ -1,0 +1,323 @@
+//! What users owe for socket calls that took long because of them: a message to or from a socket that its user polls a million
+//! times, or has put a filter on, takes the loop milliseconds. Must never read a clock, nor keep more than a bounded record of
+//! each user.
+//!
+//! A user pays for what its calls take of the loop's processor time beyond what is usual. It has a debt when that is
+//! [`LONG_CALL_US`], at once or in many calls, and is away until the debt is paid: nothing is read from it, nothing is sent to it.
+//! An example: a call of 55 ms by one user. It is away for 200 times as long, 11 s, in which the others have the loop for
+//! themselves. If it comes back with the same, its second debt is put behind those of all others that owe: a hundred users that
+//! do this have taken 5.5 s with their first calls and as much with their second ones, which cannot be told from mishaps; from then on
+//! they have one part in 200 together, and each comes back every 18 minutes.
+//!
+//! Three long calls in separate minutes end the connections of a user, if most of the other users that were served in such a minute
+//! had none: what the machine does to all is nobody's fault. Nor is what is a hundredth of a user's own calls.
+//!
+//! A first long call is by the clock alone when another program has taken the processor away, so it counts for nothing but a
+//! closer look: time counts as the processor's only as far as that is certain.
+
+use crate::clock;
+use crate::limits::{
+    DEBT_FACTOR, DEBT_FORGOTTEN, DEBTORS, LONG_CALL_US, LONG_CALLS_APART, MOST_ALLOWED_US,
+    MOST_LONG_CALLS, SHUT_OUT_TIME, SUSPECT_TIME, UNUSUAL_PART, USUAL_CALL_US,
+    USUAL_CALL_US_PER_FD,
+};
+use fdbroker_core::{DomainKey, Now};
+use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
+
+/// A socket call that has returned.
+#[derive(Clone, Copy, Debug)]
+pub struct Call {
+    pub ended: Now,
+    /// By the clock.
+    pub took_us: u64,
+    /// Of the processor's time, at least. Asked only for calls that took longer than usual.
+    pub cpu_us: u64,
+    pub fds: usize,
+}
+
+impl Call {
+    /// Whether it took no longer than such calls do.
+    pub fn is_usual(&self) -> bool {
+        self.took_us <= USUAL_CALL_US + USUAL_CALL_US_PER_FD * self.fds as u64
+    }
+}
+
+/// A user has a debt from now on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LongCall {
+    pub user: DomainKey,
+    pub at: Now,
+    pub us: u64,
+    /// When it is paid.
+    pub until: Now,
+    /// None was remembered of the user.
+    pub is_first: bool,
+}
+
+/// What is remembered of a user.
+#[derive(Clone, Copy, Debug, Default)]
+struct Debtor {
+    /// Time of usual calls that is not counted yet, and what may be beyond it.
+    usual_us: u64,
+    allowed_us: u64,
+    /// What calls took beyond that since the last debt, by the clock and of the processor's time.
+    beyond_us: u64,
+    beyond_cpu_us: u64,
+    /// When a call was not usual for the last time.
+    seen: Now,
+    last_long: Option<Now>,
+    away_until: Option<Now>,
+    shut_out_until: Option<Now>,
+    /// Long calls that count, and the last one.
+    counted: u32,
+    last_counted: Option<Now>,
+}
+
+impl Debtor {
+    fn is_away(&self) -> bool {
+        self.away_until.is_some() || self.shut_out_until.is_some()
+    }
+
+    fn due(&self) -> Option<Now> {
+        self.away_until.into_iter().chain(self.shut_out_until).min()
+    }
+}
+
+/// A [`Debtor`] for a successor.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct SavedDebtor {
+    pub user: DomainKey,
+    pub last_long_us: u64,
+    pub away_until_us: Option<u64>,
+    pub shut_out_until_us: Option<u64>,
+    pub counted: u32,
+    pub last_counted_us: Option<u64>,
+}
+
+/// The debts for a successor. The times are CLOCK_MONOTONIC.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct SavedDebts {
+    pub paid_at_us: u64,
+    pub long_calls: u64,
+    pub users: Vec<SavedDebtor>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Debts {
+    /// In a broker of one user nobody else has to wait.
+    is_shared: bool,
+    users: FxHashMap<DomainKey, Debtor>,
+    /// When the debts of all are paid, one after the other.
+    paid_at: Now,
+    /// Until then the processor's time is to be known.
+    suspects_until: Now,
+    due: Option<Now>,
+    long_calls: u64,
+    news: Vec<LongCall>,
+}
+
+impl Debts {
+    /// None.
+    pub fn new(is_shared: bool) -> Self {
+        Debts {
+            is_shared,
+            users: FxHashMap::default(),
+            paid_at: Now(0),
+            suspects_until: Now(0),
+            due: None,
+            long_calls: 0,
+            news: Vec::new(),
+        }
+    }
+
+    /// Whether nothing is remembered of anybody.
+    pub fn is_empty(&self) -> bool {
+        self.users.is_empty()
+    }
+
+    /// Whether the processor's time is to be known as exactly as can be.
+    pub fn has_suspects(&self, now: Now) -> bool {
+        now < self.suspects_until
+    }
+
+    /// Whether nothing is read from the user and nothing sent to it.
+    pub fn is_away(&self, user: DomainKey) -> bool {
+        // Nearly always empty: then nothing is hashed.
+        !self.users.is_empty() && self.users.get(&user).is_some_and(Debtor::is_away)
+    }
+
+    /// Whether the user has had a long call: its sockets may be dear to close, too.
+    pub fn has_owed(&self, user: DomainKey) -> bool {
+        !self.users.is_empty() && self.users.get(&user).is_some_and(|it| it.last_long.is_some())
+    }
+
+    /// Until when the user gets no connection.
+    pub fn shut_out_until(&self, user: DomainKey) -> Option<Now> {
+        self.users.get(&user)?.shut_out_until
+    }
+
+    /// Long calls so far, and users that are away.
+    pub fn counts(&self) -> (u64, u64) {
+        let away = self.users.values().filter(|it| it.is_away()).count();
+        (self.long_calls, away as u64)
+    }
+
+    /// Charges a call to its peer.
+    pub fn note(&mut self, user: DomainKey, call: &Call) {
+        if !self.is_shared || user == DomainKey::NOBODYS {
+            return;
+        }
+        if call.is_usual() {
+            if let Some(known) = self.users.get_mut(&user) {
+                known.usual_us += call.took_us;
+            }
+            return;
+        }
+        let usual = USUAL_CALL_US + USUAL_CALL_US_PER_FD * call.fds as u64;
+        let known = self.entry(user);
+        known.seen = call.ended;
+        let allowed_us = known.allowed_us + known.usual_us / UNUSUAL_PART;
+        known.usual_us %= UNUSUAL_PART;
+        known.allowed_us = allowed_us.min(MOST_ALLOWED_US);
+        let beyond_us = call.took_us - usual;
+        let beyond_cpu_us = call.cpu_us.min(call.took_us).saturating_sub(usual);
+        known.beyond_us += beyond_us.saturating_sub(known.allowed_us);
+        known.beyond_cpu_us += beyond_cpu_us.saturating_sub(known.allowed_us);
+        known.allowed_us = known.allowed_us.saturating_sub(beyond_cpu_us);
+        if known.beyond_cpu_us >= LONG_CALL_US {
+            let us = std::mem::take(&mut known.beyond_cpu_us);
+            known.beyond_us = 0;
+            self.owe(user, us, call.ended);
+        } else if known.beyond_us >= LONG_CALL_US {
+            known.beyond_us = 0;
+            self.suspects_until = clock::after(call.ended, SUSPECT_TIME);
+        }
+    }
+
+    /// The record of a user. If there are too many, one that matters least goes.
+    fn entry(&mut self, user: DomainKey) -> &mut Debtor {
+        if self.users.len() >= DEBTORS && !self.users.contains_key(&user) {
+            let matters =
+                |(_, it): &(&DomainKey, &Debtor)| (it.is_away(), it.last_long.is_some(), it.seen);
+            let least = self.users.iter().min_by_key(matters).map(|(user, _)| *user);
+            least.and_then(|least| self.users.remove(&least));
+        }
+        self.users.entry(user).or_default()
+    }
+
+    fn owe(&mut self, user: DomainKey, us: u64, now: Now) {
+        self.long_calls = self.long_calls.saturating_add(1);
+        let time_us = us.saturating_mul(DEBT_FACTOR);
+        self.paid_at = Now(self.paid_at.max(now).0.saturating_add(time_us));
+        let paid_at = self.paid_at;
+        let Some(known) = self.users.get_mut(&user) else { return };
+        let is_first = known.last_long.is_none_or(|last| clock::after(last, DEBT_FORGOTTEN) < now);
+        if is_first {
+            (known.counted, known.last_counted) = (0, None);
+        }
+        let until = if is_first { Now(now.0.saturating_add(time_us)) } else { paid_at };
+        let until = known.away_until.map_or(until, |former| former.max(until));
+        (known.last_long, known.away_until) = (Some(now), Some(until));
+        self.due = Some(self.due.map_or(until, |due| due.min(until)));
+        self.news.push(LongCall { user, at: now, us, until, is_first });
+    }
+
+    /// A debt that nobody has heard of yet.
+    pub fn take_news(&mut self) -> Option<LongCall> {
+        self.news.pop()
+    }
+
+    /// Whether the connections of the user are to end for this call. `served`: the users that were served in the minute before.
+    pub fn is_too_much(
+        &mut self,
+        call: &LongCall,
+        served: impl Iterator<Item = DomainKey>,
+    ) -> bool {
+        let since = Now(call.at.0.saturating_sub(LONG_CALLS_APART.as_micros() as u64));
+        let (mut others, mut alike) = (0, 0);
+        for user in served.filter(|user| *user != call.user) {
+            others += 1;
+            let last = self.users.get(&user).and_then(|it| it.last_long);
+            alike += usize::from(last.is_some_and(|last| last >= since));
+        }
+        let Some(known) = self.users.get_mut(&call.user) else { return false };
+        let is_apart = known.last_counted.is_none_or(|last| last <= since);
+        if !is_apart || 2 * alike >= others {
+            return false;
+        }
+        (known.counted, known.last_counted) = (known.counted + 1, Some(call.at));
+        if known.counted < MOST_LONG_CALLS {
+            return false;
+        }
+        known.counted = MOST_LONG_CALLS - 1;
+        let until = clock::after(call.at, SHUT_OUT_TIME);
+        known.shut_out_until = Some(until);
+        self.find_due();
+        true
+    }
+
+    /// When a user comes back.
+    pub fn due(&self) -> Option<Now> {
+        self.due
+    }
+
+    /// The users that are away no longer.
+    pub fn take_back(&mut self, now: Now) -> Vec<DomainKey> {
+        let mut back = Vec::new();
+        for (user, known) in &mut self.users {
+            if clock::is_due(known.due(), now) {
+                known.away_until.take_if(|until| *until <= now);
+                known.shut_out_until.take_if(|until| *until <= now);
+                back.extend((!known.is_away()).then_some(*user));
+            }
+        }
+        self.find_due();
+        // They are looked at closely at first.
+        self.suspects_until = self.suspects_until.max(clock::after(now, SUSPECT_TIME));
+        back
+    }
+
+    fn find_due(&mut self) {
+        self.due = self.users.values().filter_map(Debtor::due).min();
+    }
+
+    /// What a successor goes on with.
+    pub fn save(&self) -> SavedDebts {
+        let of = |(user, it): (&DomainKey, &Debtor)| {
+            Some(SavedDebtor {
+                user: *user,
+                last_long_us: it.last_long?.0,
+                away_until_us: it.away_until.map(|at| at.0),
+                shut_out_until_us: it.shut_out_until.map(|at| at.0),
+                counted: it.counted,
+                last_counted_us: it.last_counted.map(|at| at.0),
+            })
+        };
+        let users = self.users.iter().filter_map(of).collect();
+        SavedDebts { paid_at_us: self.paid_at.0, long_calls: self.long_calls, users }
+    }
+
+    /// Goes on with the debts of another broker.
+    pub fn restore(&mut self, saved: &SavedDebts) {
+        (self.paid_at, self.long_calls) = (Now(saved.paid_at_us), saved.long_calls);
+        for it in saved.users.iter().take(DEBTORS) {
+            let known = Debtor {
+                seen: Now(it.last_long_us),
+                last_long: Some(Now(it.last_long_us)),
+                away_until: it.away_until_us.map(Now),
+                shut_out_until: it.shut_out_until_us.map(Now),
+                counted: it.counted.min(MOST_LONG_CALLS - 1),
+                last_counted: it.last_counted_us.map(Now),
+                ..Debtor::default()
+            };
+            self.users.insert(it.user, known);
+        }
+        self.find_due();
+    }
+}
+
+#[cfg(test)]
+#[path = "../../tests/unit/debts.rs"]
+mod tests;

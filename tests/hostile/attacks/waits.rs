@@ -1,0 +1,97 @@
+//! A user that polls its own connections 100,000 times: each message of theirs has the kernel walk all of these entries. Must never
+//! keep a thread that the test cannot end.
+
+use crate::attack::Attack;
+use crate::wire::{Conn, Push, connect_now, nap, push, stopped, supply};
+use fdbroker_protocol::admin::{Act, Query, act_flags};
+use fdbroker_protocol::{Kind, MAX_BATCH, Writer};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// Threads that poll each socket, and how often a socket is in the array of each.
+const THREADS: usize = 5;
+const ENTRIES: usize = 20_000;
+
+/// Answers that a connection may get in a phase: each took a message in and one out, and the user paid for both.
+const MOST_SERVED: u64 = 20;
+
+/// Polls the connection, the event socket and a socket for looking, and sends messages on each without a pause. Wrong: more than a
+/// few of them are served.
+pub fn queues(attack: &mut Attack) {
+    attack.begin();
+    // The user may owe from the round before.
+    let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
+    let Some(events) = conn.events.take() else { return };
+    let Some(view) = connect_to_look(attack) else { return };
+    let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(_, hard)| hard);
+    setrlimit(Resource::RLIMIT_NOFILE, limit, limit).expect("the hard limit");
+    let entries = usize::try_from(limit).unwrap_or(ENTRIES).min(ENTRIES);
+    let wanted = conn.register(&[], MAX_BATCH as u32);
+    let sockets = [conn.socket.as_fd(), events.as_fd(), view.as_fd()];
+    std::thread::scope(|scope| {
+        for socket in sockets {
+            (0..THREADS).for_each(|_| drop(scope.spawn(move || wait_for_nothing(socket, entries))));
+        }
+        send_all(attack, sockets, &wanted);
+    });
+}
+
+/// Sends on all three sockets until the end.
+fn send_all(attack: &mut Attack, [main, events, view]: [BorrowedFd<'_>; 3], wanted: &[u8]) {
+    let (supply, query) = (supply(&[], 0), query());
+    let mut served = [0; 3];
+    push(view, &watch(), &[]);
+    while !stopped() {
+        let sent = [push(main, wanted, &[]), push(events, &supply, &[]), push(view, &query, &[])];
+        attack.tally.tries += sent.iter().filter(|sent| **sent == Push::Sent).count() as u64;
+        for (socket, count) in [main, events, view].into_iter().zip(&mut served) {
+            while matches!(attack.inbox.read(socket), Ok(Some(_))) {
+                *count += 1;
+            }
+        }
+        if sent.contains(&Push::Full) {
+            nap();
+        }
+    }
+    attack.tally.wrong += served.iter().filter(|count| **count > MOST_SERVED).count() as u64;
+}
+
+/// Waits for what never comes, with so many entries in the queue of the socket, until the end.
+fn wait_for_nothing(socket: BorrowedFd<'_>, entries: usize) {
+    let mut all = vec![PollFd::new(socket, PollFlags::empty()); entries];
+    while !stopped() {
+        let _ = poll(&mut all, PollTimeout::from(100u16));
+    }
+}
+
+fn connect_to_look(attack: &Attack) -> Option<OwnedFd> {
+    let path = attack.socket.with_file_name("view.sock");
+    while !stopped() {
+        match connect_now(&path) {
+            Some(socket) => return Some(socket),
+            None => nap(),
+        }
+    }
+    None
+}
+
+fn query() -> Vec<u8> {
+    let query = Query { cursor: 0.into(), filter: 0.into(), value: 0.into(), reserved: 0.into() };
+    let mut writer = Writer::new();
+    writer.start(Kind::AdminStatus, 1).push(&query);
+    writer.finish(0, 0).to_vec()
+}
+
+fn watch() -> Vec<u8> {
+    let act = Act {
+        cursor: 0.into(),
+        filter: 0.into(),
+        value: 0.into(),
+        flags: act_flags::SINCE.into(),
+        reserved: 0.into(),
+    };
+    let mut writer = Writer::new();
+    writer.start(Kind::AdminWatch, 2).push(&act);
+    writer.finish(0, 0).to_vec()
+}
