@@ -56,8 +56,8 @@ pub struct LongCall {
 }
 
 /// What is remembered of a user.
-#[derive(Clone, Copy, Debug, Default)]
-struct Debtor {
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct Debtor {
     /// Time of usual calls that is not counted yet, and what may be beyond it.
     usual_us: u64,
     allowed_us: u64,
@@ -66,12 +66,12 @@ struct Debtor {
     beyond_cpu_us: u64,
     /// When a call was not usual for the last time.
     seen: Now,
-    last_long: Option<Now>,
-    away_until: Option<Now>,
+    pub(crate) last_long: Option<Now>,
+    pub(crate) away_until: Option<Now>,
     shut_out_until: Option<Now>,
     /// Long calls that count, and the last one.
-    counted: u32,
-    last_counted: Option<Now>,
+    pub(crate) counted: u32,
+    pub(crate) last_counted: Option<Now>,
 }
 
 impl Debtor {
@@ -84,23 +84,12 @@ impl Debtor {
     }
 }
 
-/// A [`Debtor`] for a successor.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct SavedDebtor {
-    pub user: DomainKey,
-    pub last_long_us: u64,
-    pub away_until_us: Option<u64>,
-    pub shut_out_until_us: Option<u64>,
-    pub counted: u32,
-    pub last_counted_us: Option<u64>,
-}
-
-/// The debts for a successor. The times are CLOCK_MONOTONIC.
+/// The debts for a successor, whose clock is the same.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct SavedDebts {
-    pub paid_at_us: u64,
-    pub long_calls: u64,
-    pub users: Vec<SavedDebtor>,
+    paid_at: Now,
+    long_calls: u64,
+    pub(crate) users: Vec<(DomainKey, Debtor)>,
 }
 
 /// See the module.
@@ -285,35 +274,15 @@ impl Debts {
 
     /// What a successor goes on with.
     pub fn save(&self) -> SavedDebts {
-        let of = |(user, it): (&DomainKey, &Debtor)| {
-            Some(SavedDebtor {
-                user: *user,
-                last_long_us: it.last_long?.0,
-                away_until_us: it.away_until.map(|at| at.0),
-                shut_out_until_us: it.shut_out_until.map(|at| at.0),
-                counted: it.counted,
-                last_counted_us: it.last_counted.map(|at| at.0),
-            })
-        };
-        let users = self.users.iter().filter_map(of).collect();
-        SavedDebts { paid_at_us: self.paid_at.0, long_calls: self.long_calls, users }
+        let owed = self.users.iter().filter(|(_, it)| it.last_long.is_some());
+        let users = owed.map(|(user, it)| (*user, *it)).collect();
+        SavedDebts { paid_at: self.paid_at, long_calls: self.long_calls, users }
     }
 
     /// Goes on with the debts of another broker.
     pub fn restore(&mut self, saved: &SavedDebts) {
-        (self.paid_at, self.long_calls) = (Now(saved.paid_at_us), saved.long_calls);
-        for it in saved.users.iter().take(DEBTORS) {
-            let known = Debtor {
-                seen: Now(it.last_long_us),
-                last_long: Some(Now(it.last_long_us)),
-                away_until: it.away_until_us.map(Now),
-                shut_out_until: it.shut_out_until_us.map(Now),
-                counted: it.counted.min(MOST_LONG_CALLS - 1),
-                last_counted: it.last_counted_us.map(Now),
-                ..Debtor::default()
-            };
-            self.users.insert(it.user, known);
-        }
+        (self.paid_at, self.long_calls) = (saved.paid_at, saved.long_calls);
+        self.users.extend(saved.users.iter().take(DEBTORS).copied());
         self.find_due();
     }
 }

@@ -94,10 +94,10 @@ fn note_third(bench: &mut Bench, user: DomainKey) {
     note_long(bench, user);
     bench.rest();
     let mut saved = bench.server.calls.debts.save();
-    let long_ago = clock::now().0.saturating_sub(2 * LONG_CALLS_APART.as_micros() as u64);
-    for it in &mut saved.users {
-        (it.counted, it.last_counted_us) = (2, Some(long_ago));
-        (it.last_long_us, it.away_until_us) = (long_ago, None);
+    let long_ago = Now(clock::now().0.saturating_sub(2 * LONG_CALLS_APART.as_micros() as u64));
+    for (_, it) in &mut saved.users {
+        (it.counted, it.last_counted) = (2, Some(long_ago));
+        (it.last_long, it.away_until) = (Some(long_ago), None);
     }
     bench.server.calls.debts.restore(&saved);
     note_long(bench, user);
