@@ -272,43 +272,48 @@ pub const EVICTION_LINES_PER_UID: u32 = 1;
 /// Uids with a count of lines about a topic; beyond them lines are dropped until the minute is over.
 pub const LOG_UIDS: usize = 64;
 
-/// What a socket call of the loop takes at most when its peer does nothing about it, and for each fd beside that: a send takes some
-/// 3 us and 0.1 us for each fd, and an interrupt some 10 us. What a call takes beyond it is charged to its peer.
+/// What a socket call of the loop takes at most when its peer does nothing about it, and for each
+/// fd beside that: a send takes some 3 us and 0.1 us for each fd, and an interrupt some 10 us. What
+/// a call takes beyond it is charged to its peer.
 pub const USUAL_CALL_US: u64 = 20;
 
 /// See above.
 pub const USUAL_CALL_US_PER_FD: u64 = 1;
 
-/// What is charged to a user at most before it has a debt: as long as the longest work of the loop for one message, and more than a
-/// softirq takes.
+/// What is charged to a user at most before it has a debt: as long as the longest work of the loop
+/// for one message, and more than a softirq takes.
 pub const LONG_CALL_US: u64 = 1000;
 
-/// A debt is paid in so many times its length: the calls of all users that have debts take one part in so many of the loop's
-/// time.
+/// A debt is paid in so many times its length: the calls of all users that have debts take one part
+/// in so many of the loop's time.
 pub const DEBT_FACTOR: u64 = 200;
 
-/// So much of a user's calls may be beyond what is usual, in one part of so many of their time: interrupts and the reclaim of memory
-/// hit every user so, and those most that call most. All users together have no more of the loop's time than that.
+/// So much of a user's calls may be beyond what is usual, in one part of so many of their time:
+/// interrupts and the reclaim of memory hit every user so, and those most that call most. All users
+/// together have no more of the loop's time than that.
 pub const UNUSUAL_PART: u64 = 100;
 
-/// What a user may have saved of that at most: one that behaves for an hour has no more for what it does then.
+/// What a user may have saved of that at most: one that behaves for an hour has no more for what it
+/// does then.
 pub const MOST_ALLOWED_US: u64 = 10 * LONG_CALL_US;
 
-/// How often the processor time of the loop is read, which takes 0.4 us, and 1.3 us in some virtual machines.
+/// How often the processor time of the loop is read, which takes 0.4 us, and 1.3 us in some virtual
+/// machines.
 pub const CPU_LOOK_US: u64 = 1000;
 
-/// For so long it is read at each wake, once calls of a user were long by the clock: a program that took the processor away, or the
-/// user.
+/// For so long it is read at each wake, once calls of a user were long by the clock: a program that
+/// took the processor away, or the user.
 pub const SUSPECT_TIME: Duration = Duration::from_secs(1);
 
-/// Long calls of a user so far apart count, and at so many of them its connections end. What hits an innocent user three times in
-/// three minutes has hit others, too.
+/// Long calls of a user so far apart count, and at so many of them its connections end. What hits
+/// an innocent user three times in three minutes has hit others, too.
 pub const LONG_CALLS_APART: Duration = Duration::from_secs(60);
 
 /// See above.
 pub const MOST_LONG_CALLS: u32 = 3;
 
-/// For so long a user whose connections were ended gets no new one. Then one more long call ends them again.
+/// For so long a user whose connections were ended gets no new one. Then one more long call ends
+/// them again.
 pub const SHUT_OUT_TIME: Duration = Duration::from_secs(600);
 
 /// A user without a long call for so long is like any other.

@@ -454,7 +454,8 @@ impl AdminSide {
         self.connections.get(index).map(|connection| connection.socket.as_fd())
     }
 
-    /// Ends a connection. That of a user that looks is given back, with whose it is: fds may lie in it.
+    /// Ends a connection. That of a user that looks is given back, with whose it is: fds may lie in
+    /// it.
     #[must_use = "a lane closes it"]
     pub fn end(&mut self, index: usize) -> Option<(OwnedFd, Comer)> {
         let ended = self.connections.try_remove(index).filter(AdminConnection::is_viewer)?;

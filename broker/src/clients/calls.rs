@@ -1,5 +1,5 @@
-//! Times the socket calls of the loop and charges each to its peer: the user that a message comes from or goes to. Must never cost
-//! a usual call more than two readings of the clock.
+//! Times the socket calls of the loop and charges each to its peer: the user that a message comes
+//! from or goes to. Must never cost a usual call more than two readings of the clock.
 
 use crate::clients::debts::{Call, Debts};
 use crate::clock;
@@ -54,7 +54,8 @@ impl Calls {
         self.last
     }
 
-    /// What the processor has worked since it was looked at is the call's, but for as long as it may have worked before.
+    /// What the processor has worked since it was looked at is the call's, but for as long as it
+    /// may have worked before.
     #[cold]
     fn note_unusual(&mut self, user: DomainKey, began: Now, call: Call) {
         let cpu_us = thread_cpu_us();

@@ -1,19 +1,23 @@
-//! What users owe for socket calls that took long because of them: a message to or from a socket that its user polls a million
-//! times, or has put a filter on, takes the loop milliseconds. Must never read a clock, nor keep more than a bounded record of
-//! each user.
+//! What users owe for socket calls that took long because of them: a message to or from a socket
+//! that its user polls a million times, or has put a filter on, takes the loop milliseconds. Must
+//! never read a clock, nor keep more than a bounded record of each user.
 //!
-//! A user pays for what its calls take of the loop's processor time beyond what is usual. It has a debt when that is
-//! [`LONG_CALL_US`], at once or in many calls, and is away until the debt is paid: nothing is read from it, nothing is sent to it.
-//! An example: a call of 55 ms by one user. It is away for 200 times as long, 11 s, in which the others have the loop for
-//! themselves. If it comes back with the same, its second debt is put behind those of all others that owe: a hundred users that
-//! do this have taken 5.5 s with their first calls and as much with their second ones, which cannot be told from mishaps; from then on
-//! they have one part in 200 together, and each comes back every 18 minutes.
+//! A user pays for what its calls take of the loop's processor time beyond what is usual. It has a
+//! debt when that is [`LONG_CALL_US`], at once or in many calls, and is away until the debt is
+//! paid: nothing is read from it, nothing is sent to it. An example: a call of 55 ms by one user.
+//! It is away for 200 times as long, 11 s, in which the others have the loop for themselves. If it
+//! comes back with the same, its second debt is put behind those of all others that owe: a hundred
+//! users that do this have taken 5.5 s with their first calls and as much with their second ones,
+//! which cannot be told from mishaps; from then on they have one part in 200 together, and each
+//! comes back every 18 minutes.
 //!
-//! Three long calls in separate minutes end the connections of a user, if most of the other users that were served in such a minute
-//! had none: what the machine does to all is nobody's fault. Nor is what is a hundredth of a user's own calls.
+//! Three long calls in separate minutes end the connections of a user, if most of the other users
+//! that were served in such a minute had none: what the machine does to all is nobody's fault. Nor
+//! is what is a hundredth of a user's own calls.
 //!
-//! A first long call is by the clock alone when another program has taken the processor away, so it counts for nothing but a
-//! closer look: time counts as the processor's only as far as that is certain.
+//! A first long call is by the clock alone when another program has taken the processor away, so it
+//! counts for nothing but a closer look: time counts as the processor's only as far as that is
+//! certain.
 
 use crate::clock;
 use crate::limits::{
@@ -218,7 +222,8 @@ impl Debts {
         self.news.pop()
     }
 
-    /// Whether the connections of the user are to end for this call. `served`: the users that were served in the minute before.
+    /// Whether the connections of the user are to end for this call. `served`: the users that were
+    /// served in the minute before.
     pub fn is_too_much(
         &mut self,
         call: &LongCall,

@@ -24,8 +24,9 @@ pub fn monotonic_us() -> u64 {
     clock_us(ClockId::CLOCK_MONOTONIC)
 }
 
-/// The processor's time of this thread in microseconds, by a system call. Time that a hypervisor stole is not in it where that tells the
-/// kernel, nor are interrupts where it accounts for them (CONFIG_IRQ_TIME_ACCOUNTING).
+/// The processor's time of this thread in microseconds, by a system call. Time that a hypervisor
+/// stole is not in it where that tells the kernel, nor are interrupts where it accounts for them
+/// (CONFIG_IRQ_TIME_ACCOUNTING).
 pub fn thread_cpu_us() -> u64 {
     clock_us(ClockId::CLOCK_THREAD_CPUTIME_ID)
 }

@@ -164,7 +164,8 @@ impl Server {
         Ok(())
     }
 
-    /// Whether the user's connections were ended for its long calls a while ago: the status says for how many seconds it gets none.
+    /// Whether the user's connections were ended for its long calls a while ago: the status says
+    /// for how many seconds it gets none.
     pub(crate) fn check_shut_out(&self, domain: DomainKey) -> Result<(), Status> {
         let until = self.calls.debts.shut_out_until(self.connections.shares_as(domain));
         let left = until.map(|until| until.0.saturating_sub(self.now.0).div_ceil(1_000_000));

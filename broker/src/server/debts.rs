@@ -1,5 +1,6 @@
-//! What follows from long calls: a user that owes is away, gets its turns back when it has paid, and in the end has no connections.
-//! Must never touch a socket of a user that has owed but to end it: a lane closes those.
+//! What follows from long calls: a user that owes is away, gets its turns back when it has paid,
+//! and in the end has no connections. Must never touch a socket of a user that has owed but to end
+//! it: a lane closes those.
 
 use crate::clients::connection::{client_id, index};
 use crate::clients::debts::LongCall;

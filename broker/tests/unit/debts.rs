@@ -1,4 +1,5 @@
-//! Debts in virtual time: what users get of the loop with calls of any length, and who is never made to pay.
+//! Debts in virtual time: what users get of the loop with calls of any length, and who is never
+//! made to pay.
 
 use super::*;
 
@@ -76,7 +77,8 @@ fn note_when_each_call_is_just_short_of_long_then_the_second_is_a_debt() {
     assert!(debts.is_away(ONE));
 }
 
-/// A user with a busy second behind it: 30,000 calls of 10 us, and one that took `us` by an interrupt.
+/// A user with a busy second behind it: 30,000 calls of 10 us, and one that took `us` by an
+/// interrupt.
 fn busy_second(debts: &mut Debts, second: u64, us: u64) {
     for call in 0..30_000 {
         debts.note(ONE, &long(second * 1_000_000 + call * 33, 10));

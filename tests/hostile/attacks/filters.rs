@@ -1,5 +1,5 @@
-//! A user with a socket filter on its own ends: the broker runs it with each message that it sends there. Must never need a right that
-//! other users lack.
+//! A user with a socket filter on its own ends: the broker runs it with each message that it sends
+//! there. Must never need a right that other users lack.
 
 use crate::attack::Attack;
 use crate::wire::{Conn, Push, nap, stopped};
@@ -9,10 +9,12 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 /// Instructions of the filter: the kernel takes 4,096.
 const INSTRUCTIONS: usize = 4000;
 
-/// Answers that a connection may get in a phase: each ran the filter in the broker, and the user paid for it.
+/// Answers that a connection may get in a phase: each ran the filter in the broker, and the user
+/// paid for it.
 const MOST_SERVED: u64 = 60;
 
-/// Where a load has the kernel find the offset of the payload, the dearest one (SKF_AD_OFF + SKF_AD_PAY_OFFSET, linux/filter.h).
+/// Where a load has the kernel find the offset of the payload, the dearest one (SKF_AD_OFF +
+/// SKF_AD_PAY_OFFSET, linux/filter.h).
 const PAYLOAD_OFFSET: u32 = 0xffff_f000 + 52;
 
 /// Asks without a pause, on several connections with a filter. Wrong: more than a few answers come.
@@ -54,7 +56,8 @@ fn attach(socket: BorrowedFd<'_>) {
     let mut program = vec![load; INSTRUCTIONS - 1];
     program.push(accept);
     let filter = libc::sock_fprog { len: INSTRUCTIONS as u16, filter: program.as_mut_ptr() };
-    // SAFETY: the kernel reads `filter` and as many instructions as it says, which live until the call returns.
+    // SAFETY: the kernel reads `filter` and as many instructions as it says, which live until the
+    // call returns.
     let done = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),

@@ -1,5 +1,5 @@
-//! A user that polls its own connections 100,000 times: each message of theirs has the kernel walk all of these entries. Must never
-//! keep a thread that the test cannot end.
+//! A user that polls its own connections 100,000 times: each message of theirs has the kernel walk
+//! all of these entries. Must never keep a thread that the test cannot end.
 
 use crate::attack::Attack;
 use crate::wire::{Conn, Push, connect_now, nap, push, stopped, supply};
@@ -13,11 +13,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 const THREADS: usize = 5;
 const ENTRIES: usize = 20_000;
 
-/// Answers that a connection may get in a phase: each took a message in and one out, and the user paid for both.
+/// Answers that a connection may get in a phase: each took a message in and one out, and the user
+/// paid for both.
 const MOST_SERVED: u64 = 20;
 
-/// Polls the connection, the event socket and a socket for looking, and sends messages on each without a pause. Wrong: more than a
-/// few of them are served.
+/// Polls the connection, the event socket and a socket for looking, and sends messages on each
+/// without a pause. Wrong: more than a few of them are served.
 pub fn queues(attack: &mut Attack) {
     attack.begin();
     // The user may owe from the round before.

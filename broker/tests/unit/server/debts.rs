@@ -1,5 +1,5 @@
-//! Users that owe: nothing is read from them or sent to them, nothing is lost, and in the end they have no connections. Long calls
-//! are told to the debts as if they had been made.
+//! Users that owe: nothing is read from them or sent to them, nothing is lost, and in the end they
+//! have no connections. Long calls are told to the debts as if they had been made.
 
 use super::*;
 use crate::clients::calls::Calls as SocketCalls;
