@@ -9,9 +9,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 /// Instructions of the filter: the kernel takes 4,096.
 const INSTRUCTIONS: usize = 4000;
 
-/// Answers that a connection may get in a phase: each ran the filter in the broker, and the user
-/// paid for it.
-const MOST_SERVED: u64 = 60;
+/// Answers that all connections together may get in a phase: each ran the filter in the broker, and
+/// the user paid for it.
+const MOST_SERVED: u64 = 100;
 
 /// Where a load has the kernel find the offset of the payload, the dearest one (SKF_AD_OFF +
 /// SKF_AD_PAY_OFFSET, linux/filter.h).
@@ -30,18 +30,18 @@ pub fn attached(attack: &mut Attack) {
         attach(conn.socket.as_fd());
         conn.events.as_ref().map(AsFd::as_fd).into_iter().for_each(attach);
     }
-    let mut served = vec![0; conns.len()];
+    let mut served = 0;
     while !stopped() {
-        for (conn, count) in conns.iter_mut().zip(&mut served) {
+        for conn in &mut conns {
             let wanted = conn.register(&[], MAX_BATCH as u32);
             match conn.push(&wanted, &[]) {
                 Push::Sent => attack.tally.tries += 1,
                 Push::Full | Push::Gone => nap(),
             }
-            conn.drain(&mut attack.inbox, |_| *count += 1);
+            conn.drain(&mut attack.inbox, |_| served += 1);
         }
     }
-    attack.tally.wrong += served.iter().filter(|count| **count > MOST_SERVED).count() as u64;
+    attack.tally.wrong += u64::from(served > MOST_SERVED);
 }
 
 fn attach(socket: BorrowedFd<'_>) {
