@@ -16,6 +16,9 @@ use std::time::{Duration, Instant};
 /// How the links of fds of shared memory begin in /proc/PID/fd: arenas of this program, and dma-bufs.
 const HOST_MEMORY: [&str; 2] = ["/memfd:fdbroker", "/dmabuf:"];
 
+/// The broker's generation page.
+const PAGE: &str = "/memfd:generations";
+
 /// How the links of fds of Level Zero memory begin.
 const LEVEL_ZERO_MEMORY: [&str; 2] = ["/memfd:", "/dmabuf:"];
 
@@ -217,7 +220,8 @@ pub fn count_shared_memory(pid: Pid, look: Look) -> io::Result<u64> {
 fn looks_shared(fd: &Path, look: Look) -> io::Result<bool> {
     match look {
         Look::Names => fs::read_link(fd).map(|link| begins_with(&link, &HOST_MEMORY)),
-        Look::LevelZero => fs::read_link(fd).map(|link| begins_with(&link, &LEVEL_ZERO_MEMORY)),
+        Look::LevelZero => fs::read_link(fd)
+            .map(|link| begins_with(&link, &LEVEL_ZERO_MEMORY) && !begins_with(&link, &[PAGE])),
         // Follows the link, and asks the device's driver nothing.
         Look::CudaVmm => fs::metadata(fd).map(|fd| fd.st_rdev() == NVIDIA_CONTROL),
     }

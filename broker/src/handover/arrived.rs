@@ -90,7 +90,7 @@ impl Arrived {
         let state = ledger::read(ledger);
         let wanted = state.as_ref().map_or(0, |state| state.fds as usize);
         let state = state.and_then(|state| match wanted as u64 {
-            // Without an fd in a carrier it would be complete each time that it is handed out.
+            // It has the page at least. Without an fd in a carrier it would be complete each time that it is handed out.
             0 => Err(RefusedState::Broken("it names no fd".into())),
             wanted_fds if wanted_fds > table_fds => Err(RefusedState::TableFull { wanted }),
             _ => Ok(state),
@@ -133,6 +133,7 @@ impl Arrived {
         }
         let page = generation_page::resume(
             settings.admin_directory(),
+            self.fds.take(state.page)?,
             state.page_slots,
             state.incarnation,
         );

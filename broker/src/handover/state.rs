@@ -25,6 +25,8 @@ pub(crate) struct State {
     pub core: Option<Saved>,
     /// Of the node and boot.
     pub node: u64,
+    /// The generation page, for reading.
+    pub page: Fd,
     /// Of the generation page.
     pub incarnation: u64,
     pub page_slots: u32,

@@ -1,24 +1,26 @@
-//! The generation page and the node key beside it: the broker's side of the page that clients map
-//! read-only. Must never let a generation be given out twice, nor show a slot as live before the
-//! rest of the page is true.
+//! The generation page, which clients map read-only, its head on file, and the node key beside that. Must never let a generation
+//! be given out twice, show a slot as live before the rest of the page is true, nor need room on file for what clients keep.
 
 use crate::kernel::{self, RobustListHead};
 use crate::limits::THREAD_STACK_BYTES;
 use crate::node::lock::Shown;
-use crate::node::names::{KEY_NAME, PAGE_NAME, RECORDS_NAME};
+use crate::node::names::{KEY_NAME, PAGE_MEMFD, PAGE_NAME, RECORDS_NAME};
 use crate::node::records::Records;
-use crate::node::shared_map::{SharedMap, create_aside, create_whole, is_ours, remove, take_spare};
+use crate::node::shared_map::{
+    SharedMap, allocate, create_aside, create_whole, is_ours, open_own, remove,
+};
 use fdbroker_core::{Core, FormerLife, FormerSlot};
 use fdbroker_protocol::page::{
-    FUTEX_OWNER_DIED, LAST_GENERATION, LIVENESS_OFFSET, PAGE_MAGIC, PAGE_VERSION, PageHeader,
-    UNCONFIRMED, generation_offset, page_bytes,
+    FUTEX_OWNER_DIED, LAST_GENERATION, LIVENESS_OFFSET, PAGE_HEADER_BYTES, PAGE_MAGIC,
+    PAGE_VERSION, PageHeader, UNCONFIRMED, generation_offset, page_bytes,
 };
 use fdbroker_protocol::{AllocationId, ErrorCode, NodeKey};
-use std::fs::File;
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use std::fs::{File, Permissions};
 use std::io::{self, Read, Write};
 use std::mem::offset_of;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc;
@@ -37,7 +39,7 @@ pub struct PageError {
 fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "make room on the file system of its directory, or lower limits.max_slots: each slot takes 36 bytes"
+            "make room on the file system of its directory, or lower limits.max_slots: each slot takes 32 bytes there"
         }
         _ => "check the owner and the modes of its directory",
     }
@@ -47,6 +49,8 @@ fn remedy(error: &io::Error) -> &'static str {
 #[derive(Debug)]
 pub struct GenerationPage {
     map: SharedMap,
+    /// What the next broker goes on from: a header like the page's, in a file that no client has.
+    head: SharedMap,
     slots: u32,
     records: Records,
     reader: OwnedFd,
@@ -67,20 +71,20 @@ pub struct Opened {
     pub former: Vec<FormerSlot>,
 }
 
-/// Opens key and page in `directory`, or makes both anew when either is missing or of another
+/// Opens key and head in `directory`, or makes both anew when either is missing or of another
 /// layout. No other broker uses them: the caller holds the directory's lock.
 ///
-/// The page is a new file: a client that still maps the former one sees its broker dead for ever, whatever the new one
-/// finds out about its slots. Its space was taken by the broker before, as a spare file: the file system may be full, and the
-/// former page has its space for as long as a client maps it.
+/// The page is a new one: a client that still maps the former one sees its broker dead for ever, whatever the new one
+/// finds out about its slots. It is memory without a file system: that of the directory may be full, and a former page has its
+/// space for as long as any process keeps it.
 ///
 /// # Errors
 /// See [`PageError`].
 pub fn open(directory: &Path, max_slots: u32) -> Result<Opened, PageError> {
     let key_path = directory.join(KEY_NAME);
     let (page_path, records_path) = (directory.join(PAGE_NAME), directory.join(RECORDS_NAME));
-    let former = read_key(&key_path).zip(FormerPage::open(&page_path));
-    let (key, high) = match former {
+    let mut former = FormerPage::open(&page_path);
+    let (key, high) = match read_key(&key_path).zip(former.as_ref()) {
         Some((key, page)) if page.header.high < LAST_GENERATION => (key, page.header.high),
         _ => {
             // The records go before the new key comes: its generations begin anew, and former records would count again.
@@ -93,18 +97,23 @@ pub fn open(directory: &Path, max_slots: u32) -> Result<Opened, PageError> {
         former => Records::create(&records_path, max_slots, former.as_ref()),
     };
     let records = records.map_err(failed(&records_path))?;
-    let former = records.former(high);
-    let page = GenerationPage::create(&page_path, max_slots, high, records);
-    Ok(Opened { key, page: page.map_err(failed(&page_path))?, former })
+    let slots = records.former(high);
+    let head = match former.take_if(|page| page.is_head) {
+        Some(page) => Ok(page.file),
+        None => make_head(&page_path),
+    };
+    let page = head.and_then(|head| GenerationPage::create(&head, max_slots, high, records));
+    Ok(Opened { key, page: page.map_err(failed(&page_path))?, former: slots })
 }
 
-/// Opens key and page to go on with them as they are, on behalf of a broker that has handed over.
+/// Opens key and head to go on with them and with the page `reader` as they are, on behalf of a broker that has handed over.
 /// `None`: another broker made them.
 ///
 /// # Errors
 /// See [`PageError`].
 pub fn resume(
     directory: &Path,
+    reader: OwnedFd,
     slots: u32,
     incarnation: u64,
 ) -> Result<Option<(NodeKey, GenerationPage)>, PageError> {
@@ -120,13 +129,20 @@ pub fn resume(
     let Some(records) = records.filter(|records| records.slots() == slots) else {
         return Ok(None);
     };
-    let page = SharedMap::new(&former.file, page_bytes(slots))
-        .and_then(|map| GenerationPage::new(map, &page_path, incarnation, high, records))
-        .map_err(failed(&page_path))?;
-    Ok(Some((key, page)))
+    let go_on = || -> io::Result<Option<GenerationPage>> {
+        let reader = File::from(reader);
+        let found = reader.metadata()?;
+        if !found.is_file() || !is_ours(&found) || found.len() != page_bytes(slots) as u64 {
+            return Ok(None);
+        }
+        let map = SharedMap::new(&open_own(&reader, true)?, page_bytes(slots))?;
+        let head = SharedMap::new(&former.file, PAGE_HEADER_BYTES)?;
+        Ok(Some(GenerationPage::new(map, head, reader.into(), (incarnation, high), records)))
+    };
+    Ok(go_on().map_err(failed(&page_path))?.map(|page| (key, page)))
 }
 
-/// What the liveness word of the page says; where its owner was killed, the kernel has marked it.
+/// What the liveness word of the head says; where its owner was killed, the kernel has marked it.
 pub fn shown(directory: &Path) -> Shown {
     match FormerPage::open(&directory.join(PAGE_NAME)).map_or(0, |page| page.header.liveness) {
         0 => Shown::Nobody,
@@ -141,54 +157,52 @@ fn failed(path: &Path) -> impl FnOnce(io::Error) -> PageError {
 }
 
 impl GenerationPage {
-    fn create(path: &Path, slots: u32, high: u32, records: Records) -> io::Result<Self> {
-        // Made aside and renamed: a client that still maps an older page must not see it change or
-        // shrink.
-        let (aside, spare) = (path.with_extension("new"), path.with_extension("spare"));
-        let bytes = page_bytes(slots);
-        let file = match take_spare(&spare, &aside, bytes)? {
-            Some(file) => file,
-            None => create_whole(&aside, bytes)?,
-        };
+    fn create(head: &File, slots: u32, high: u32, records: Records) -> io::Result<Self> {
+        let file = File::from(memfd_create(PAGE_MEMFD, MFdFlags::MFD_CLOEXEC)?);
+        // Before anybody has it: who may write what a memfd has is up to its mode alone.
+        file.set_permissions(Permissions::from_mode(0o600))?;
+        allocate(&file, page_bytes(slots))?;
         let map = SharedMap::new(&file, page_bytes(slots))?;
+        let head = SharedMap::new(head, PAGE_HEADER_BYTES)?;
         let incarnation = u64::from_ne_bytes(kernel::random()?) | 1;
-        let header: *mut PageHeader = map.start().as_ptr().cast();
-        // SAFETY: the header lies within the map, which nobody else has yet.
-        unsafe {
-            (&raw mut (*header).magic).write(PAGE_MAGIC);
-            (&raw mut (*header).version).write(PAGE_VERSION);
-            (&raw mut (*header).slots).write(slots);
-            (&raw mut (*header).incarnation).write(incarnation);
+        let high_at = offset_of!(PageHeader, generation_high);
+        for map in [&map, &head] {
+            // The one word of the head that a start after this one must find, if this broker is killed here.
+            map.word(high_at).store(high, Ordering::Relaxed);
+            let header: *mut PageHeader = map.start().as_ptr().cast();
+            // SAFETY: the header lies within the map, which nobody else has yet, or which this broker alone writes: it has
+            // the directory's lock.
+            unsafe {
+                (&raw mut (*header).magic).write(PAGE_MAGIC);
+                (&raw mut (*header).version).write(PAGE_VERSION);
+                (&raw mut (*header).slots).write(slots);
+                (&raw mut (*header).incarnation).write(incarnation);
+            }
         }
-        map.word(offset_of!(PageHeader, generation_high)).store(high, Ordering::Relaxed);
-        std::fs::rename(&aside, path)?;
-        if let Err(error) = create_whole(&spare, bytes) {
-            log::warn!(
-                "if this broker is killed, its successor needs {bytes} bytes for a page: {error}"
-            );
-        }
-        Self::new(map, path, incarnation, high, records)
+        let reader = open_own(&file, false)?.into();
+        Ok(Self::new(map, head, reader, (incarnation, high), records))
     }
 
     fn new(
         map: SharedMap,
-        path: &Path,
-        incarnation: u64,
-        high: u32,
+        head: SharedMap,
+        reader: OwnedFd,
+        (incarnation, high): (u64, u32),
         records: Records,
-    ) -> io::Result<Self> {
+    ) -> Self {
         map.lock();
-        let reader = File::options().read(true).custom_flags(libc::O_NOFOLLOW).open(path)?.into();
         let (slots, first_generation) = (records.slots(), high + 1);
-        Ok(GenerationPage {
+        let liveness = None;
+        GenerationPage {
             map,
+            head,
             slots,
             records,
             reader,
             incarnation,
             first_generation,
-            liveness: None,
-        })
+            liveness,
+        }
     }
 
     /// Shows what a core has made of the slots of a former broker.
@@ -214,7 +228,7 @@ impl GenerationPage {
     /// # Errors
     /// Those of starting a thread and of set_robust_list(2).
     pub fn show_alive(&mut self) -> io::Result<()> {
-        self.liveness = Some(LivenessThread::start(&self.map)?);
+        self.liveness = Some(LivenessThread::start([&self.map, &self.head])?);
         Ok(())
     }
 
@@ -232,7 +246,7 @@ impl GenerationPage {
             // It has ended, maybe in the same step.
             None => self.note_end(id, core),
         }
-        let high = self.map.word(offset_of!(PageHeader, generation_high));
+        let high = self.head.word(offset_of!(PageHeader, generation_high));
         // One writer: no need for a read-modify-write. Before the slot, so that a crash between the
         // two forgets nothing.
         if generation > high.load(Ordering::Relaxed) {
@@ -277,15 +291,17 @@ impl GenerationPage {
 
 impl Drop for GenerationPage {
     fn drop(&mut self) {
-        // Before the map goes.
+        // Before the maps go.
         self.liveness.take();
     }
 }
 
-/// A page that an earlier broker left, checked.
+/// The head that an earlier broker left, checked.
 struct FormerPage {
     file: File,
     header: Header,
+    /// No client has it. Older brokers had the whole page there.
+    is_head: bool,
 }
 
 /// The parts of a former page's header that are used.
@@ -322,10 +338,11 @@ impl FormerPage {
             liveness: u32_at(LIVENESS_OFFSET),
         };
         let found = file.metadata().ok()?;
+        let is_head = found.len() == PAGE_HEADER_BYTES as u64;
         let is_page = u64_at(offset_of!(PageHeader, magic)) == PAGE_MAGIC
             && u32_at(offset_of!(PageHeader, version)) == PAGE_VERSION
-            && found.len() == page_bytes(header.slots) as u64;
-        (is_ours(&found) && is_page).then_some(FormerPage { file, header })
+            && (is_head || found.len() == page_bytes(header.slots) as u64);
+        (is_ours(&found) && is_page).then_some(FormerPage { file, header, is_head })
     }
 }
 
@@ -338,6 +355,14 @@ fn read_key(path: &Path) -> Option<NodeKey> {
     Some(NodeKey::from_bytes(bytes))
 }
 
+/// A new file for the head, in the place of what is there.
+fn make_head(path: &Path) -> io::Result<File> {
+    let aside = path.with_extension("new");
+    let file = create_whole(&aside, PAGE_HEADER_BYTES)?;
+    std::fs::rename(&aside, path)?;
+    Ok(file)
+}
+
 fn make_key(path: &Path) -> io::Result<NodeKey> {
     let bytes = kernel::random::<{ NodeKey::BYTES }>()?;
     let aside = path.with_extension("new");
@@ -346,8 +371,8 @@ fn make_key(path: &Path) -> io::Result<NodeKey> {
     Ok(NodeKey::from_bytes(bytes))
 }
 
-/// The owner of the liveness word: a thread that sleeps until the daemon ends. The kernel marks the
-/// word when the thread dies, and on SIGKILL all threads die.
+/// The owner of the liveness words, of page and head: a thread that sleeps until the daemon ends. The kernel marks them
+/// when the thread dies, and on SIGKILL all threads die.
 #[derive(Debug)]
 struct LivenessThread {
     end: Option<mpsc::Sender<()>>,
@@ -355,8 +380,8 @@ struct LivenessThread {
 }
 
 impl LivenessThread {
-    fn start(map: &SharedMap) -> io::Result<Self> {
-        let start = map.start().as_ptr() as usize;
+    fn start(maps: [&SharedMap; 2]) -> io::Result<Self> {
+        let starts = maps.map(|map| map.start().as_ptr() as usize);
         let (end, ended) = mpsc::channel::<()>();
         let (report, started) = mpsc::channel();
         let thread = std::thread::Builder::new()
@@ -364,9 +389,9 @@ impl LivenessThread {
             .stack_size(THREAD_STACK_BYTES)
             .spawn(move || {
                 kernel::leave_fd_table(false);
-                // SAFETY: the page stays mapped until this thread has been joined: `GenerationPage`
+                // SAFETY: page and head stay mapped until this thread has been joined: `GenerationPage`
                 // drops it first.
-                let liveness = unsafe { own_liveness(start) };
+                let liveness = unsafe { own_liveness(starts) };
                 let started = liveness.as_ref().map(|_| ()).map_err(io::Error::raw_os_error);
                 let _ = report.send(started);
                 if let Ok(liveness) = liveness {
@@ -393,44 +418,48 @@ impl Drop for LivenessThread {
     }
 }
 
-/// The liveness word as its owner has it.
+/// The liveness words as their owner has them.
 struct Liveness {
-    word: &'static AtomicU32,
+    words: [&'static AtomicU32; 2],
     head: &'static RobustListHead,
 }
 
 impl Liveness {
-    /// Ends the ownership, unless a successor has taken the word over already: then it stays as the
-    /// successor wants it.
+    /// Ends the ownership, unless a successor has taken the words over already: then they stay as the
+    /// successor wants them.
     fn give_up(self) {
-        // The entry in the page may be the successor's by now: the kernel must not follow it here.
+        // The entries in the page may be the successor's by now: the kernel must not follow them here.
         self.head.first.store(std::ptr::from_ref(self.head) as u64, Ordering::Release);
         let ours = kernel::thread_id();
-        let _ = self.word.compare_exchange(ours, 0, Ordering::Release, Ordering::Relaxed);
+        for word in self.words {
+            let _ = word.compare_exchange(ours, 0, Ordering::Release, Ordering::Relaxed);
+        }
     }
 }
 
-/// Makes the calling thread the owner of the liveness word of the page mapped at `start`.
+/// Makes the calling thread the owner of the liveness words of the headers mapped at `starts`.
 ///
 /// # Safety
-/// A whole page header is mapped there for writing, longer than the calling thread lives.
-unsafe fn own_liveness(start: usize) -> io::Result<Liveness> {
-    let entry = start + offset_of!(PageHeader, robust_list_entry);
+/// Whole page headers are mapped there for writing, longer than the calling thread lives.
+unsafe fn own_liveness(starts: [usize; 2]) -> io::Result<Liveness> {
+    let entries = starts.map(|start| start + offset_of!(PageHeader, robust_list_entry));
     let futex_offset = LIVENESS_OFFSET as i64 - offset_of!(PageHeader, robust_list_entry) as i64;
     // Never freed: the kernel reads it when the thread has ended, after all its destructors.
-    let first = AtomicU64::new(entry as u64);
+    let first = AtomicU64::new(entries[0] as u64);
     let head: &'static RobustListHead =
         Box::leak(Box::new(RobustListHead { first, futex_offset, pending: 0 }));
     let head_address = &raw const *head as u64;
-    // SAFETY: by this function's contract. The entry is read by the kernel alone, in this process:
-    // it closes the circle.
-    unsafe { (entry as *mut u64).write_volatile(head_address) };
-    // SAFETY: by this function's contract; the word is only ever accessed atomically.
-    let word: &'static AtomicU32 =
-        unsafe { AtomicU32::from_ptr((start + LIVENESS_OFFSET) as *mut u32) };
-    // SAFETY: the head is never freed, the entry is mapped for as long as the thread lives, and the
+    for (entry, next) in entries.into_iter().zip([entries[1] as u64, head_address]) {
+        // SAFETY: by this function's contract. The entries are read by the kernel alone, in this process:
+        // the last one closes the circle.
+        unsafe { (entry as *mut u64).write_volatile(next) };
+    }
+    // SAFETY: by this function's contract; the words are only ever accessed atomically.
+    let words: [&'static AtomicU32; 2] =
+        starts.map(|start| unsafe { AtomicU32::from_ptr((start + LIVENESS_OFFSET) as *mut u32) });
+    // SAFETY: the head is never freed, the entries are mapped for as long as the thread lives, and the
     // thread locks nothing but what the standard library's channel needs, which is no robust mutex.
     unsafe { kernel::set_robust_list(head) }?;
-    word.store(kernel::thread_id(), Ordering::Release);
-    Ok(Liveness { word, head })
+    words.iter().for_each(|word| word.store(kernel::thread_id(), Ordering::Release));
+    Ok(Liveness { words, head })
 }

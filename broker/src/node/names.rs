@@ -4,10 +4,13 @@
 pub const LOCK_NAME: &str = "lock";
 /// The node's key.
 pub const KEY_NAME: &str = "node.key";
-/// The generation page.
+/// The head of the generation page: what the next broker goes on from.
 pub const PAGE_NAME: &str = "generations";
 /// The records beside it.
 pub const RECORDS_NAME: &str = "records";
 
-/// All of them.
+/// The generation page itself, which has no place in any directory.
+pub const PAGE_MEMFD: &str = "generations";
+
+/// All of the files.
 pub const OWN_FILES: [&str; 4] = [LOCK_NAME, KEY_NAME, PAGE_NAME, RECORDS_NAME];

@@ -7,6 +7,7 @@ use std::ffi::c_void;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::num::NonZeroUsize;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::ptr::NonNull;
@@ -95,25 +96,15 @@ pub fn create_whole(path: &Path, bytes: usize) -> io::Result<File> {
     }
 }
 
-/// Moves a file that nobody has written to, with all its space, to another place. `None`: there is none, or it is too short.
-pub fn take_spare(from: &Path, to: &Path, bytes: usize) -> io::Result<Option<File>> {
-    let mut options = OpenOptions::new();
-    let options = options.read(true).write(true).custom_flags(libc::O_NOFOLLOW);
-    let Ok(file) = options.open(from) else { return Ok(None) };
-    let (found, length) = (file.metadata()?, bytes as u64);
-    if !is_ours(&found) || found.len().min(found.blocks() * 512) < length {
-        return Ok(None);
-    }
-    if found.len() > length {
-        file.set_len(length)?;
-    }
-    std::fs::rename(from, to)?;
-    Ok(Some(file))
+/// Opens a file of the broker's own once more, by an fd of it that may be for other uses.
+pub fn open_own(file: &File, is_writable: bool) -> io::Result<File> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    OpenOptions::new().read(true).write(is_writable).open(path)
 }
 
 /// Makes the file so long, and takes all the space for it now. A part of a mapped file without space would be SIGBUS for
 /// each process that touches it while the file system is full.
-fn allocate(file: &File, bytes: usize) -> io::Result<()> {
+pub fn allocate(file: &File, bytes: usize) -> io::Result<()> {
     let bytes = libc::off_t::try_from(bytes).map_err(io::Error::other)?;
     Ok(posix_fallocate(file, 0, bytes)?)
 }

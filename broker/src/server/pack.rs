@@ -133,9 +133,7 @@ impl Server {
     }
 
     fn fill<'a>(&'a self, packing: &mut Packing<'a>, way: Way) -> Result<State, CarryError> {
-        // An fd that no part of the state claims, since an idle broker may have no other. A carrier gives its fds once: a store
-        // that hands out a state twice hands out an incomplete one.
-        packing.add(self.node.page().reader(), Whose::Broker)?;
+        let page = packing.add(self.node.page().reader(), Whose::Broker)?;
         let lock = match way {
             Way::Successor => Some(packing.add(self.node.lock(), Whose::Broker)?),
             Way::Store => None,
@@ -178,6 +176,7 @@ impl Server {
         Ok(State {
             core: Some(self.core.save()),
             node: self.node.identity().node,
+            page,
             incarnation: self.node.page().incarnation(),
             page_slots: self.node.page().slots(),
             started_us: self.waits.started().0,

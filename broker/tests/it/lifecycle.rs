@@ -13,7 +13,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-fn word(page: &OwnedFd, offset: usize) -> u32 {
+pub fn word(page: &OwnedFd, offset: usize) -> u32 {
     let file = std::fs::File::from(page.try_clone().unwrap());
     let mut bytes = [0; 4];
     file.read_exact_at(&mut bytes, offset as u64).unwrap();

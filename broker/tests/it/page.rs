@@ -2,7 +2,8 @@
 //! in a mount namespace of the daemon.
 
 use crate::common::*;
-use fdbroker_protocol::page::page_bytes;
+use crate::lifecycle::word;
+use fdbroker_protocol::page::{LIVENESS_OFFSET, is_alive, page_bytes};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs::File;
@@ -34,25 +35,33 @@ fn seen_by(pid: u32, dir: &Path) -> PathBuf {
     Path::new("/proc").join(pid.to_string()).join("root").join(inside)
 }
 
-/// A broker, and another one when it has been killed, on a full tmpfs.
+/// Brokers on a full tmpfs, each started when the one before has been killed; a client of each keeps its page.
 #[test]
-fn start_when_the_file_system_is_full_and_the_broker_before_was_killed_then_served() {
+fn start_when_the_file_system_is_full_and_clients_keep_the_pages_of_killed_brokers_then_served() {
+    const KILLS: usize = 4;
     let dir = tempfile::tempdir().unwrap();
-    let mut command = broker_on_tmpfs(dir.path(), 4096, "\"$@\"; exec \"$@\"");
+    let lives = format!("for _ in {}; do \"$@\"; done; exec \"$@\"", "x ".repeat(KILLS));
+    let mut command = broker_on_tmpfs(dir.path(), 4096, &lives);
     let mut shell = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut ready = BufReader::new(shell.stdout.take().unwrap()).lines();
     assert_eq!(ready.next().unwrap().unwrap(), "READY");
-    let children = format!("/proc/{0}/task/{0}/children", shell.id());
-    let first: u32 = std::fs::read_to_string(children).unwrap().trim().parse().unwrap();
     let inside = seen_by(shell.id(), dir.path());
     fill(&inside.join("full"));
-    // It keeps the page, with its space.
-    let client = Client::connect(&socket_in(&inside));
-    kill(Pid::from_raw(i32::try_from(first).unwrap()), Signal::SIGKILL).unwrap();
-    assert_eq!(ready.next().unwrap().unwrap(), "READY");
-    let mut second = Client::connect(&socket_in(&inside));
-    assert_eq!(second.register_memfds(3).len(), 3);
-    drop(client);
+    let mut clients = Vec::new();
+    for _ in 0..KILLS {
+        let mut client = Client::connect(&socket_in(&inside));
+        assert_eq!(client.register_memfds(3).len(), 3);
+        clients.push(client);
+        let children = format!("/proc/{0}/task/{0}/children", shell.id());
+        let broker = std::fs::read_to_string(children).unwrap().trim().parse().unwrap();
+        kill(Pid::from_raw(broker), Signal::SIGKILL).unwrap();
+        let again = ready.next().expect("the next broker is there");
+        assert_eq!(again.unwrap(), "READY");
+    }
+    let mut words = clients.iter().map(|client| word(&client.page, LIVENESS_OFFSET));
+    assert!(words.all(|liveness| !is_alive(liveness)), "to who still maps it, each stays dead");
+    let mut last = Client::connect(&socket_in(&inside));
+    assert_eq!(last.register_memfds(3).len(), 3);
     kill(Pid::from_raw(i32::try_from(shell.id()).unwrap()), Signal::SIGTERM).unwrap();
     assert_eq!(shell.wait().unwrap().code(), Some(0));
 }

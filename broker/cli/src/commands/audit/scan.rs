@@ -24,7 +24,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// Names of memfds that a broker has for itself.
-const BROKERS_OWN: [&str; 2] = ["/memfd:fdbroker-state", "/memfd:fdbroker-keep-book"];
+const BROKERS_OWN: [&str; 3] =
+    ["/memfd:fdbroker-state", "/memfd:fdbroker-keep-book", "/memfd:generations"];
 
 /// How memfds look in /proc of this boot: learned from one of our own.
 #[derive(Clone, Debug)]
