@@ -6,6 +6,7 @@ use crate::handover::state::State;
 use crate::manager::inherited::Inherited;
 use crate::manager::notify::Manager;
 use crate::node::signals::Signals;
+use crate::node::warden::Warden;
 use crate::server::parts::Server;
 use crate::settings::Settings;
 use crate::start::{Outside, RunError, prepare, real_calls};
@@ -37,6 +38,7 @@ impl Daemon {
         let outside = Outside {
             signals,
             until_eof: None,
+            warden: Warden::default(),
             manager: Manager::default(),
             inherited: Inherited::default(),
             arrived: None,

@@ -1,7 +1,7 @@
 //! What the log says of bad input, refusals, silent owners, evictions and calls that hang, and what is counted of them. Must never
 //! write more lines about a user than are bounded per minute, nor keep more than a number for each user.
 
-use crate::limits::{EVICTION_LINES_PER_UID, LOG_LINES_PER_UID, LOG_UIDS};
+use crate::limits::{LOG_LINES_PER_UID, LOG_UIDS, SINGLE_LINES};
 use fdbroker_core::{Note, Now};
 use fdbroker_protocol::admin::{self, EventKind};
 use fdbroker_protocol::{AllocationId, ByLogTopic, ByResource, ByScope};
@@ -27,6 +27,8 @@ pub struct Journal {
     left_out_before: ByLogTopic<u64>,
     refusals: ByScope<ByResource<u64>>,
     hangs: u64,
+    /// Sockets that were put back.
+    mended: u64,
 }
 
 /// The counts of a [`Journal`] for a successor, each table in its order.
@@ -34,6 +36,7 @@ pub struct Journal {
 pub struct SavedJournal {
     pub refusals: Vec<Vec<u64>>,
     pub hangs: u64,
+    pub mended: u64,
     pub left_out: Vec<u64>,
 }
 
@@ -61,7 +64,7 @@ impl Journal {
     pub fn allows(&mut self, topic: LogTopic, uid: u32, now: Now) -> bool {
         self.turn_to(now);
         let most = match topic {
-            LogTopic::Evictions => EVICTION_LINES_PER_UID,
+            LogTopic::Evictions | LogTopic::Sockets => SINGLE_LINES,
             _ => LOG_LINES_PER_UID,
         };
         let uids = &mut self.lines[topic];
@@ -145,6 +148,13 @@ impl Journal {
         }
     }
 
+    /// Something is to be said of the socket with this number. Whether a line of it may be written:
+    /// they are counted for each socket as for each user.
+    pub fn allows_socket(&mut self, number: usize, is_mended: bool, now: Now) -> bool {
+        self.mended = self.mended.saturating_add(u64::from(is_mended));
+        self.allows(LogTopic::Sockets, u32::try_from(number).unwrap_or_default(), now)
+    }
+
     fn left_out(&self, topic: LogTopic) -> u64 {
         self.left_out_before[topic].saturating_add(self.left_out[topic])
     }
@@ -154,6 +164,7 @@ impl Journal {
         SavedJournal {
             refusals: self.refusals.iter().map(|(_, it)| of(it)).collect(),
             hangs: self.hangs,
+            mended: self.mended,
             left_out: LogTopic::ALL.iter().map(|topic| self.left_out(*topic)).collect(),
         }
     }
@@ -165,7 +176,7 @@ impl Journal {
                 self.refusals[*scope][*resource] = *count;
             }
         }
-        self.hangs = saved.hangs;
+        (self.hangs, self.mended) = (saved.hangs, saved.mended);
         for (topic, count) in LogTopic::ALL.iter().zip(&saved.left_out) {
             self.left_out_before[*topic] = *count;
         }
@@ -176,6 +187,7 @@ impl Journal {
         admin::Journal {
             refusals: self.refusals.map(|of| of.map(|count| (*count).into())),
             hangs: self.hangs.into(),
+            sockets_mended: self.mended.into(),
             lines_left_out: ByLogTopic::from_fn(|topic| self.left_out(topic).into()),
         }
     }

@@ -266,8 +266,9 @@ pub const EVENT_LISTS: usize = 64;
 /// Lines of the log about one topic, such as bad input or refusals, per uid and minute; the rest is counted and named in one line.
 pub const LOG_LINES_PER_UID: u32 = 8;
 
-/// The same of evictions: they are no fault, and one line says that there is no room.
-pub const EVICTION_LINES_PER_UID: u32 = 1;
+/// The same of evictions: they are no fault, and one line says that there is no room. And of each
+/// socket: one line says that somebody is at it.
+pub const SINGLE_LINES: u32 = 1;
 
 /// Uids with a count of lines about a topic; beyond them lines are dropped until the minute is over.
 pub const LOG_UIDS: usize = 64;
@@ -465,14 +466,37 @@ pub const LOG_BYTES_KEPT: usize = 1 << 20;
 /// How long the end of the daemon waits for its log to be read.
 pub const LOG_PATIENCE: Duration = Duration::from_secs(1);
 
+/// How long the warden of the sockets' places lets events gather before it looks: ten looks a
+/// second, of some 10 us for each socket, however many files somebody makes in a directory. A
+/// program that removes a directory with all in it is done by then.
+pub const PLACE_PAUSE: Duration = Duration::from_millis(100);
+
+/// Each time that it has put back so many sockets without a quiet round, the pause is twice as
+/// long: somebody undoes it again and again.
+pub const MENDS_AT_ONCE: u32 = 4;
+
+/// The longest such pause.
+pub const PLACE_PAUSE_MOST: Duration = Duration::from_secs(10);
+
+/// How often it looks without an event: none tells of a directory above, or of a file system that
+/// is mounted over one.
+pub const PLACE_ROUND: Duration = Duration::from_secs(5);
+
+/// How long the end of the daemon waits until it has removed the sockets: some 10 us for each,
+/// unless somebody holds the lock of their directory.
+pub const WARDEN_PATIENCE: Duration = Duration::from_secs(1);
+
+/// The longest message to it or from it: the places of all sockets, two paths for each, are 8 KiB.
+pub const WARDEN_MESSAGE: usize = 64 << 10;
+
 /// Stack of the helper threads: they make a system call or two, or sleep.
 pub const THREAD_STACK_BYTES: usize = 128 * 1024;
 
 /// The daemon's own fds apart from what it was started with: epoll, signalfd, lock file, page file,
 /// /proc/self/fd, the administrator's listener; two sockets to the service manager and the keep
-/// book; a third socket, and the log of kept objects; two pairs of sockets and a signalfd for
-/// lanes, and both ends of the pair of each.
-const STANDING_FDS: u64 = 16 + 2 * LANES_MAX as u64;
+/// book; a third socket, and the log of kept objects; the warden's socket; two pairs of sockets and
+/// a signalfd for lanes, and both ends of the pair of each.
+const STANDING_FDS: u64 = 17 + 2 * LANES_MAX as u64;
 
 /// Fds open for a moment: one connection being accepted, its pidfd, one fdinfo file, one file of
 /// the start; and what a library may open.

@@ -30,6 +30,8 @@ pub enum Source {
     Signals,
     /// The fd whose end ends the daemon.
     UntilEof,
+    /// The warden of the sockets' places.
+    Warden,
 }
 
 /// Low bits of a token that say which kind it is; the others are its number.
@@ -50,6 +52,7 @@ impl Source {
             Source::UntilEof => (8, 0),
             Source::Ahead(number) => (9, number),
             Source::Caller(number) => (10, number),
+            Source::Warden => (11, 0),
         };
         Token(number << KIND_BITS | kind)
     }
@@ -69,6 +72,7 @@ impl Source {
             8 => Source::UntilEof,
             9 => Source::Ahead(number),
             10 => Source::Caller(number),
+            11 => Source::Warden,
             _ => return None,
         })
     }
@@ -115,7 +119,7 @@ mod tests {
                 assert_eq!(Source::from_token(source.token()), Some(source));
             }
         }
-        for source in [Source::Closers, Source::Signals, Source::UntilEof] {
+        for source in [Source::Closers, Source::Signals, Source::UntilEof, Source::Warden] {
             assert_eq!(Source::from_token(source.token()), Some(source));
         }
         assert_eq!(Source::from_token(Token(usize::MAX)), None);

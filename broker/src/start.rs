@@ -14,16 +14,16 @@ use crate::log::LogThread;
 use crate::manager::inherited::Inherited;
 use crate::manager::keep_store::{Found, KeepStore};
 use crate::manager::notify::Manager;
-use crate::node::directories::{DirectoryRule, prepare_directory};
+use crate::node::directories::{DirectoryRule, parent, prepare_directory};
 use crate::node::error::ListenError;
 use crate::node::generation_page::{self, GenerationPage, Opened, PageError};
 use crate::node::listeners::Listener;
 use crate::node::lock::{DirectoryLock, Remains};
 use crate::node::side::{Identity, NodeSide};
 use crate::node::signals::Signals;
+use crate::node::warden::Warden;
 use crate::readiness::{Source, register};
 use crate::server::parts::{Parts, Server};
-use crate::settings::sockets::parent;
 use crate::settings::{ListenerSettings, Mode, Settings};
 use fdbroker_core::{Core, Deposit, Former, FormerLife, FormerSlot, Kept, KeptGroup};
 use fdbroker_protocol::{AllocationId, NodeKey};
@@ -89,6 +89,17 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), RunError> {
     if let Err(errno) = kernel::grow_fd_table(signals.as_fd(), settings.table_fds) {
         log::warn!("the fd table could not be grown in advance: {errno}");
     }
+    // Before there is another thread.
+    let warden = match settings.mode {
+        // Nobody else may enter its directories.
+        Mode::Private => Warden::default(),
+        Mode::Service => Warden::start().unwrap_or_else(|error| {
+            log::warn!(
+                "the process that keeps the sockets in their places cannot be started: {error}"
+            );
+            Warden::default()
+        }),
+    };
     // After the table has grown. Until the end: what is said of it is read, or given up.
     let _log = LogThread::start().map_err(os("start a thread for the log"))?;
     if settings.mode == Mode::Service {
@@ -102,6 +113,7 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), RunError> {
     let outside = Outside {
         signals,
         until_eof,
+        warden,
         manager: Manager::of_this_process(),
         inherited: Inherited::take().map_err(os("use the fds of the service manager"))?,
         arrived,
@@ -132,6 +144,7 @@ fn take_over(server: &mut Server, takeover: Takeover) -> Result<(), RunError> {
 pub(crate) struct Outside {
     pub signals: Signals,
     pub until_eof: Option<OwnedFd>,
+    pub warden: Warden,
     pub manager: Manager,
     pub inherited: Inherited,
     /// From the broker that is taken over from.
@@ -146,7 +159,7 @@ pub(crate) fn prepare(
     outside: Outside,
     calls: Calls,
 ) -> Result<Server, RunError> {
-    let Outside { signals, until_eof, manager, mut inherited, arrived } = outside;
+    let Outside { signals, until_eof, warden, manager, mut inherited, arrived } = outside;
     let is_takeover = arrived.is_some();
     // What it does not tell shows in what follows.
     settings.preflight()?;
@@ -163,7 +176,7 @@ pub(crate) fn prepare(
         None => handover::store::arrived(&mut inherited, &manager, settings.table_fds, &mut left),
         arrived => arrived,
     };
-    let (lock, starting, remains) = match arrived.as_mut().and_then(Arrived::lock) {
+    let (lock, starting, mut remains) = match arrived.as_mut().and_then(Arrived::lock) {
         // Who has handed it over may live, and go on.
         Some(lock) => (lock, None, Remains::NONE),
         None => {
@@ -173,6 +186,7 @@ pub(crate) fn prepare(
             (lock, Some(start), remains)
         }
     };
+    remains.links = (settings.mode == Mode::Service).then(|| settings.admin_directory().into());
     let restored = match &mut arrived {
         None => None,
         Some(state) => match state.core(&mut settings, node, clock::now()) {
@@ -218,6 +232,7 @@ pub(crate) fn prepare(
         core,
         poll,
         closers,
+        warden,
         manager,
         keep_store,
         kept,
@@ -310,11 +325,18 @@ fn open_listeners(
     mut arrived: Option<&mut Arrived>,
     remains: &Remains,
 ) -> Result<(Listener, Vec<Listener>), ListenError> {
+    let links = remains.links.as_deref();
     let mut take = |path: &Path| {
         let mut bound = inherited.listeners.iter();
         match bound.position(|(bound, _)| is_same_place(bound, path)) {
-            Some(found) => Some(Listener::adopt(path, inherited.listeners.swap_remove(found).1)),
-            None => arrived.as_mut()?.listener(path).map(Ok),
+            Some(found) => {
+                let socket = inherited.listeners.swap_remove(found).1;
+                Some(Listener::adopt(path, socket, None).map(|mut listener| {
+                    listener.keep(links);
+                    listener
+                }))
+            }
+            None => arrived.as_mut()?.listener(path, links).map(Ok),
         }
     };
     let admin = take(&settings.admin_socket)
@@ -344,7 +366,8 @@ fn open_viewing(
 ) -> Vec<(u32, Listener)> {
     let mut listeners = Vec::new();
     for (number, path) in &settings.viewing {
-        let former_one = arrived.as_mut().and_then(|arrived| arrived.listener(path));
+        let former_one =
+            arrived.as_mut().and_then(|arrived| arrived.listener(path, remains.links.as_deref()));
         match former_one.map_or_else(|| Listener::bind(path, VIEW_SOCKET_MODE, remains), Ok) {
             Ok(listener) => {
                 kernel::refuse_rights(listener.as_fd(), settings.kernel);

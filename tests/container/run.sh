@@ -199,6 +199,7 @@ TOML
   check "a rank outside cannot ask the administrator's socket" \
     refuses '' as "$alice" env FDBROKER_ADMIN_SOCKET="$work/node/admin/admin.sock" "$bin/fdbroker" status
 
+  socket_is_restored "$run"
   check "the ledger has one client, for as long as it lives" eventually has_clients node 1
   kill -9 "$init"
   check "the death of a container's first process is noticed" eventually has_clients node 0
@@ -239,6 +240,27 @@ impostor() {
 }
 listens() { grep -q " 00010000 0005 01 [0-9]* $1\$" /proc/net/unix; }
 hears_nothing() { [ "$(cat "$work/heard")" = $'0\n0' ]; }
+# Root of a container that has the directory mounted for writing, as no container should.
+socket_is_restored() {
+  local run=$1 inode deed; inode=$(stat -c %i "$run/broker.sock")
+  for deed in 'rm broker.sock' 'rm broker.sock; mkdir broker.sock; touch broker.sock/x' 'echo x > other; mv other broker.sock' \
+    "python3 -c 'import os, socket; s = socket.socket(1, 5); s.bind(\"s\"); s.listen(); os.rename(\"s\", \"broker.sock\")'" \
+    'chmod 0 broker.sock' 'chmod 700 .'; do
+    check "root of a container does '${deed:0:40}': the same socket stands there again" root_does "$run" "$inode" "$deed"
+  done
+  check "the status says that the sockets are in order" shows '"sockets_away":0,"sockets_unkept":0' fdbroker node status --json
+  check "the journal says what was done" grep -q 'was removed\|was replaced' "$work/node/log"
+  check "and the metrics" shows 'fdbroker_sockets_mended_total 6' fdbroker node metrics
+  rm -rf "$run"/broker.sock.*
+}
+root_does() {
+  local run=$1 inode=$2 deed=$3
+  unshare --pid --net --mount --ipc --uts --fork --kill-child --propagation private -- \
+    sh -c "mount --bind $run $work/root && cd $work/root && $deed" || return 1
+  eventually is_inode "$run/broker.sock" "$inode" && eventually is_mode 755 "$run" && eventually is_mode 666 "$run/broker.sock"
+}
+is_inode() { [ "$(stat -c %i "$1" 2>&1)" = "$2" ]; }
+is_mode() { [ "$(stat -c %a "$2" 2>&1)" = "$1" ]; }
 both_listen() { eventually is_ready node && test -S "$work/node/run/broker.sock" -a -S "$work/node/second/broker.sock"; }
 shows() { # shows TEXT COMMAND...: succeeds and says this.
   local text=$1 out; shift

@@ -329,7 +329,7 @@ fn kept_ranges_of_one_memfd_when_the_broker_is_killed_then_those_not_ended_work_
     }
 }
 
-fn bound(path: &Path) -> OwnedFd {
+pub fn bound(path: &Path) -> OwnedFd {
     std::fs::create_dir_all(path.parent().expect("a directory")).expect("mkdir");
     let private = std::fs::Permissions::from_mode(0o700);
     std::fs::set_permissions(path.parent().expect("a directory"), private).expect("chmod");

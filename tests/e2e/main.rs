@@ -31,6 +31,7 @@ mod messages;
 mod objects;
 mod objects_library;
 mod old_kernel;
+mod places;
 mod pressure;
 mod progress;
 mod recall;

@@ -4,7 +4,7 @@
 use crate::attack::Attack;
 use crate::attacks::{
     bytes, collector, connects, file_lease, filters, floods, forged, heirs, hoards, hung, kept,
-    ranks, readers, shared_end, slow, sockets, stopped, views, waits,
+    places, ranks, readers, shared_end, slow, sockets, stopped, views, waits,
 };
 use crate::users::User;
 use fdbroker_protocol::Counter;
@@ -40,6 +40,8 @@ pub struct Scenario {
 
 const OTHER: &[User] = &[User::Attacker(0)];
 const SAME: &[User] = &[User::Good];
+/// Who may do in the directories what root of a container may that has them mounted.
+const OWNER: &[User] = &[User::Daemon];
 const BOTH: &[User] = &[User::Attacker(0), User::Good];
 
 /// Few kept allocations, and for a short time.
@@ -379,6 +381,16 @@ pub const ALL: &[Scenario] = &[
         filters::attached,
         "a socket filter of 4,000 instructions that runs with each message that the broker sends",
     ),
+    Scenario {
+        // Nobody new finds the socket meanwhile.
+        newcomer: "touch",
+        ..scenario(
+            "socket-replaced",
+            OWNER,
+            places::replace,
+            "whoever may write into its directory removes and replaces the clients' socket, and floods the directory with files",
+        )
+    },
 ];
 
 pub fn attack_of(name: &str) -> Option<fn(&mut Attack)> {

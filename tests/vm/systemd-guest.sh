@@ -204,6 +204,11 @@ check "with the sockets alone it does not run" is "$(show ActiveState)" inactive
 # The library gives up when hello takes long, as a start may on this emulated machine; applications then try again.
 check "the first client starts it" soon bash -c "setpriv --reuid 1001 --regid 1001 --clear-groups $client get $files/1001/empty"
 check "now it runs" soon is_active
+inode() { stat -c %i /run/fdbroker/broker.sock; }
+inode_at_first=$(inode)
+rm /run/fdbroker/broker.sock
+check "the service manager's socket is put back when somebody removes it" soon bash -c "[ \$(stat -c %i /run/fdbroker/broker.sock) = $inode_at_first ]"
+check "and all sockets could be" is "$(number sockets_unkept)" 0
 # The numbers without clients, after a first connection: the daemon must come back to them.
 quiet() { is "$(number connections) $(number allocations) $(number open_leases) $(number mapped_leases)" "0 0 0 0"; }
 check "quiet at first" soon quiet

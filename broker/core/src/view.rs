@@ -207,8 +207,10 @@ impl Core {
                 stored_fds: self.allocations.held(),
                 closing_fds: self.closings.len() as u64,
                 leases_ending: self.leases.unswept(),
-                // Whoever makes the calls knows.
+                // The daemon's to know.
                 users_away: 0,
+                sockets_away: 0,
+                sockets_unkept: 0,
             },
             counters: self.counters,
         }

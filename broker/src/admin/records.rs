@@ -21,6 +21,11 @@ impl View<'_> {
             Sight::Node => Scope::Node,
             Sight::Domain(_) => Scope::Domain,
         };
+        let mut gauges = totals.gauges;
+        if let Some(whole) = self.node() {
+            gauges.sockets_away = whole.warden.away() as u64;
+            gauges.sockets_unkept = whole.warden.unkept().0 as u64;
+        }
         NodeStatus {
             pid: std::process::id().into(),
             draining: u32::from(self.is_draining()).into(),
@@ -28,12 +33,15 @@ impl View<'_> {
             incarnation: self.incarnation().into(),
             uptime_ms: self.ms_since(self.started()).into(),
             scope: (scope as u32).into(),
-            reserved: 0.into(),
+            unkept_errno: self
+                .node()
+                .map_or(0, |whole| whole.warden.unkept().1.unsigned_abs())
+                .into(),
             uses: ByResource::from_fn(|resource| {
                 let (now, peak, cap) = totals.usage(resource);
                 Use::new(now, peak, cap)
             }),
-            gauges: totals.gauges.map(|count| (*count).into()),
+            gauges: gauges.map(|count| (*count).into()),
             counters: totals.counters.map(|count| (*count).into()),
         }
     }

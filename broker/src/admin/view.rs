@@ -11,6 +11,7 @@ use crate::fds::tombstones::{Tombstone, Tombstones};
 use crate::journal::Journal;
 use crate::kernel::Start;
 use crate::node::side::Identity;
+use crate::node::warden::Warden;
 use crate::past::Past;
 use fdbroker_core::{
     AllocationView, CapsOfScopes, ClientId, ClientView, Core, DomainKey, DomainView, JobKey,
@@ -31,6 +32,7 @@ pub(crate) struct Whole<'a> {
     pub longest_wake_us: u64,
     pub journal: &'a Journal,
     pub debts: &'a Debts,
+    pub warden: &'a Warden,
     pub past: &'a Past,
     pub identity: &'a Identity,
     pub incarnation: u64,

@@ -15,6 +15,7 @@ use fdbroker_core::{Core, Lane, Now};
 use fdbroker_protocol::NodeKey;
 use nix::sys::socket::{getsockopt, sockopt::AcceptConn};
 use std::os::fd::OwnedFd;
+use std::path::Path;
 
 /// Fds taken out of carriers whose state cannot be read, to be closed: the largest table.
 const MOST_UNKNOWN: usize = 1 << 20;
@@ -90,7 +91,8 @@ impl Arrived {
         let state = ledger::read(ledger);
         let wanted = state.as_ref().map_or(0, |state| state.fds as usize);
         let state = state.and_then(|state| match wanted as u64 {
-            // It has the page at least. Without an fd in a carrier it would be complete each time that it is handed out.
+            // It has the page at least. Without an fd in a carrier it would be complete each time
+            // that it is handed out.
             0 => Err(RefusedState::Broken("it names no fd".into())),
             wanted_fds if wanted_fds > table_fds => Err(RefusedState::TableFull { wanted }),
             _ => Ok(state),
@@ -162,15 +164,17 @@ impl Arrived {
         self.fds.take(self.state.until_eof?).ok()
     }
 
-    /// The listener that was served at `path`, with its hold on it, if it still stands there.
-    pub fn listener(&mut self, path: &std::path::Path) -> Option<Listener> {
+    /// The listener that was served at `path`, with its hold on it, if it still stands there or can
+    /// be put back from `links`.
+    pub fn listener(&mut self, path: &Path, links: Option<&Path>) -> Option<Listener> {
         let State { administration, listeners, .. } = &self.state;
         let saved: &SavedListener =
             administration.iter().chain(listeners).find(|saved| saved.path == path)?;
         let identity = saved.identity;
         let socket = self.fds.take(saved.socket?).ok()?;
-        let listener = Listener::adopt(path, socket).ok()?;
-        listener.stands_at(identity).then_some(listener)
+        let mut listener = Listener::adopt(path, socket, identity).ok()?;
+        listener.keep(links);
+        (listener.stands_at(identity) || listener.is_kept()).then_some(listener)
     }
 }
 

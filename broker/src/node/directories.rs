@@ -3,9 +3,10 @@
 
 use crate::node::error::ListenError;
 use crate::node::names::OWN_FILES;
-use std::fs::Permissions;
+use std::fs::{OpenOptions, Permissions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 /// Bits of an administrator's directory that are taken from users other than its owner and its group.
@@ -115,6 +116,22 @@ fn foreign_entry(path: &Path) -> Option<std::ffi::OsString> {
     };
     let mut entries = std::fs::read_dir(path).ok()?.filter_map(Result::ok);
     entries.find(|entry| !is_own(entry)).map(|entry| entry.file_name())
+}
+
+/// The directory a socket stands in.
+pub fn parent(socket: &Path) -> &Path {
+    match socket.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+/// Changes a mode, of a symbolic link's target never.
+pub(crate) fn chmod(path: &Path, mode: u32) -> io::Result<()> {
+    let mut place = OpenOptions::new();
+    let place = place.read(true).custom_flags(libc::O_PATH | libc::O_NOFOLLOW).open(path)?;
+    let path = format!("/proc/self/fd/{}", place.as_raw_fd());
+    std::fs::set_permissions(path, Permissions::from_mode(mode))
 }
 
 /// Device and inode of what a path names, a symbolic link itself included.

@@ -1,5 +1,6 @@
-//! The generation page, which clients map read-only, its head on file, and the node key beside that. Must never let a generation
-//! be given out twice, show a slot as live before the rest of the page is true, nor need room on file for what clients keep.
+//! The generation page, which clients map read-only, its head on file, and the node key beside
+//! that. Must never let a generation be given out twice, show a slot as live before the rest of the
+//! page is true, nor need room on file for what clients keep.
 
 use crate::kernel::{self, RobustListHead};
 use crate::limits::THREAD_STACK_BYTES;
@@ -74,9 +75,9 @@ pub struct Opened {
 /// Opens key and head in `directory`, or makes both anew when either is missing or of another
 /// layout. No other broker uses them: the caller holds the directory's lock.
 ///
-/// The page is a new one: a client that still maps the former one sees its broker dead for ever, whatever the new one
-/// finds out about its slots. It is memory without a file system: that of the directory may be full, and a former page has its
-/// space for as long as any process keeps it.
+/// The page is a new one: a client that still maps the former one sees its broker dead for ever,
+/// whatever the new one finds out about its slots. It is memory without a file system: that of the
+/// directory may be full, and a former page has its space for as long as any process keeps it.
 ///
 /// # Errors
 /// See [`PageError`].
@@ -106,8 +107,8 @@ pub fn open(directory: &Path, max_slots: u32) -> Result<Opened, PageError> {
     Ok(Opened { key, page: page.map_err(failed(&page_path))?, former: slots })
 }
 
-/// Opens key and head to go on with them and with the page `reader` as they are, on behalf of a broker that has handed over.
-/// `None`: another broker made them.
+/// Opens key and head to go on with them and with the page `reader` as they are, on behalf of a
+/// broker that has handed over. `None`: another broker made them.
 ///
 /// # Errors
 /// See [`PageError`].
@@ -167,11 +168,12 @@ impl GenerationPage {
         let incarnation = u64::from_ne_bytes(kernel::random()?) | 1;
         let high_at = offset_of!(PageHeader, generation_high);
         for map in [&map, &head] {
-            // The one word of the head that a start after this one must find, if this broker is killed here.
+            // The one word of the head that a start after this one must find, if this broker is
+            // killed here.
             map.word(high_at).store(high, Ordering::Relaxed);
             let header: *mut PageHeader = map.start().as_ptr().cast();
-            // SAFETY: the header lies within the map, which nobody else has yet, or which this broker alone writes: it has
-            // the directory's lock.
+            // SAFETY: the header lies within the map, which nobody else has yet, or which this
+            // broker alone writes: it has the directory's lock.
             unsafe {
                 (&raw mut (*header).magic).write(PAGE_MAGIC);
                 (&raw mut (*header).version).write(PAGE_VERSION);
@@ -371,8 +373,8 @@ fn make_key(path: &Path) -> io::Result<NodeKey> {
     Ok(NodeKey::from_bytes(bytes))
 }
 
-/// The owner of the liveness words, of page and head: a thread that sleeps until the daemon ends. The kernel marks them
-/// when the thread dies, and on SIGKILL all threads die.
+/// The owner of the liveness words, of page and head: a thread that sleeps until the daemon ends.
+/// The kernel marks them when the thread dies, and on SIGKILL all threads die.
 #[derive(Debug)]
 struct LivenessThread {
     end: Option<mpsc::Sender<()>>,
@@ -389,8 +391,8 @@ impl LivenessThread {
             .stack_size(THREAD_STACK_BYTES)
             .spawn(move || {
                 kernel::leave_fd_table(false);
-                // SAFETY: page and head stay mapped until this thread has been joined: `GenerationPage`
-                // drops it first.
+                // SAFETY: page and head stay mapped until this thread has been joined:
+                // `GenerationPage` drops it first.
                 let liveness = unsafe { own_liveness(starts) };
                 let started = liveness.as_ref().map(|_| ()).map_err(io::Error::raw_os_error);
                 let _ = report.send(started);
@@ -425,10 +427,11 @@ struct Liveness {
 }
 
 impl Liveness {
-    /// Ends the ownership, unless a successor has taken the words over already: then they stay as the
-    /// successor wants them.
+    /// Ends the ownership, unless a successor has taken the words over already: then they stay as
+    /// the successor wants them.
     fn give_up(self) {
-        // The entries in the page may be the successor's by now: the kernel must not follow them here.
+        // The entries in the page may be the successor's by now: the kernel must not follow them
+        // here.
         self.head.first.store(std::ptr::from_ref(self.head) as u64, Ordering::Release);
         let ours = kernel::thread_id();
         for word in self.words {
@@ -450,15 +453,16 @@ unsafe fn own_liveness(starts: [usize; 2]) -> io::Result<Liveness> {
         Box::leak(Box::new(RobustListHead { first, futex_offset, pending: 0 }));
     let head_address = &raw const *head as u64;
     for (entry, next) in entries.into_iter().zip([entries[1] as u64, head_address]) {
-        // SAFETY: by this function's contract. The entries are read by the kernel alone, in this process:
-        // the last one closes the circle.
+        // SAFETY: by this function's contract. The entries are read by the kernel alone, in this
+        // process: the last one closes the circle.
         unsafe { (entry as *mut u64).write_volatile(next) };
     }
     // SAFETY: by this function's contract; the words are only ever accessed atomically.
     let words: [&'static AtomicU32; 2] =
         starts.map(|start| unsafe { AtomicU32::from_ptr((start + LIVENESS_OFFSET) as *mut u32) });
-    // SAFETY: the head is never freed, the entries are mapped for as long as the thread lives, and the
-    // thread locks nothing but what the standard library's channel needs, which is no robust mutex.
+    // SAFETY: the head is never freed, the entries are mapped for as long as the thread lives, and
+    // the thread locks nothing but what the standard library's channel needs, which is no robust
+    // mutex.
     unsafe { kernel::set_robust_list(head) }?;
     words.iter().for_each(|word| word.store(kernel::thread_id(), Ordering::Release));
     Ok(Liveness { words, head })

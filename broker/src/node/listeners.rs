@@ -1,22 +1,25 @@
 //! Sockets in the file system, and left-overs of a broker that has died. Must never take the place of a broker that lives.
 
+use crate::kernel;
 use crate::limits::{DEATH_PATIENCE, LISTEN_BACKLOG, START_RETRY};
-use crate::node::directories::identity;
+use crate::node::directories::{chmod, identity, parent};
 use crate::node::error::ListenError;
 use crate::node::lock::{Predecessor, Remains};
 use crate::node::mark::Mark;
+use crate::node::names::LINK_PREFIX;
+use crate::node::shared_map::remove;
+use crate::node::warden::{Place, set_aside};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{
-    AddressFamily, Backlog, Shutdown, SockFlag, SockType, UnixAddr, bind, connect, getsockopt,
-    listen, shutdown, socket,
+    AddressFamily, Backlog, Shutdown, SockFlag, SockType, UnixAddr, bind, connect, getpeername,
+    getsockname, getsockopt, listen, shutdown, socket,
 };
 use nix::sys::stat::{Mode, fchmod};
-use std::fs::Permissions;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -27,6 +30,10 @@ pub struct Listener {
     path: PathBuf,
     /// Device and inode of the path as bound, so that never another broker's socket is removed.
     identity: Option<(u64, u64)>,
+    /// Device and inode of the socket, whoever has bound it, if they are known; and where its
+    /// further link is, or why there is none.
+    known: Option<(u64, u64)>,
+    link: Result<PathBuf, Errno>,
 }
 
 impl AsFd for Listener {
@@ -60,25 +67,111 @@ impl Listener {
             Errno::EADDRINUSE => ListenError::InUse { path: path.into() },
             errno => failed(errno),
         })?;
-        let mut listener = Listener { socket, path: path.into(), identity: identity(path) };
-        std::fs::set_permissions(path, Permissions::from_mode(mode & 0o777))
+        let found = identity(path);
+        let mut listener = Listener::new(path, socket, found, found);
+        listener.keep(remains.links.as_deref());
+        chmod(listener.safest(), mode & 0o777)
             .map_err(|source| ListenError::Os { path: path.into(), source })?;
-        listener.identity = identity(path);
         let backlog = Backlog::new(LISTEN_BACKLOG).unwrap_or(Backlog::MAXCONN);
         listen(&listener.socket, backlog).map_err(failed)?;
+        if remains.links.is_some() {
+            if !listener.leads_here(listener.safest()) {
+                return Err(ListenError::InUse { path: path.into() });
+            }
+            // The connection by which this was found out. A client that was as quick connects
+            // again.
+            while kernel::accept(listener.as_fd()).is_ok() {}
+        }
         Ok(listener)
     }
 
-    /// One that was bound by another process: what it is bound to stays when it ends here.
+    fn new(
+        path: &Path,
+        socket: OwnedFd,
+        own: Option<(u64, u64)>,
+        known: Option<(u64, u64)>,
+    ) -> Self {
+        Listener { socket, path: path.into(), identity: own, known, link: Err(Errno::ENOENT) }
+    }
+
+    /// Has a further link of its socket in the directory `links`, from which it can be put back at
+    /// its path. One that is there already is used again: the path may be somebody else's by now.
+    pub fn keep(&mut self, links: Option<&Path>) {
+        let Some(links) = links else { return };
+        let link = links.join(link_name(&self.path));
+        self.link = self.link_at(&link).map(|()| link);
+        if self.known.is_none() && self.leads_here(self.safest()) {
+            self.known = identity(self.safest());
+        }
+    }
+
+    fn link_at(&self, link: &Path) -> Result<(), Errno> {
+        let is_it = || match self.known {
+            Some(known) => identity(link) == Some(known),
+            None => self.leads_here(link),
+        };
+        if is_it() {
+            return Ok(());
+        }
+        let made = remove(link).and_then(|()| std::fs::hard_link(&self.path, link));
+        made.map_err(|error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))?;
+        if is_it() {
+            return Ok(());
+        }
+        let _ = remove(link);
+        Err(Errno::ESTALE)
+    }
+
+    /// Whether it can be put back at its path.
+    pub fn is_kept(&self) -> bool {
+        self.link.is_ok()
+    }
+
+    /// Of its names the one that is hardest to be put something else at.
+    fn safest(&self) -> &Path {
+        self.link.as_deref().unwrap_or(&self.path)
+    }
+
+    /// Whether a connection at this path comes to this socket, as the kernel has it: the same
+    /// process has bound it, to the same name.
+    fn leads_here(&self, path: &Path) -> bool {
+        let facts = |socket: &OwnedFd| getsockopt(socket, PeerCredentials).ok();
+        let Ok(probe) = new_socket() else { return false };
+        connect_to(&probe, path).is_ok()
+            && facts(&probe) == facts(&self.socket)
+            && getpeername::<UnixAddr>(probe.as_raw_fd()).ok()
+                == getsockname::<UnixAddr>(self.socket.as_raw_fd()).ok()
+    }
+
+    /// What the warden is to know of it.
+    pub fn place(&self) -> Option<Place> {
+        let mode = |path: &Path| std::fs::symlink_metadata(path).ok().map(|it| it.mode() & 0o7777);
+        let modes = [mode(self.safest())?, mode(parent(&self.path))?];
+        let (link, unkept) = match &self.link {
+            Ok(link) => (link.clone(), 0),
+            Err(errno) => (PathBuf::new(), *errno as i32),
+        };
+        let (path, is_own) = (self.path.clone(), self.identity.is_some());
+        // An inode that no file has: it is not known which socket is the broker's.
+        let identity = self.known.unwrap_or_default();
+        Some(Place { path, link, unkept, identity, modes, is_own })
+    }
+
+    /// One that was bound by another process: what it is bound to stays when it ends here. `known`:
+    /// device and inode of that.
     ///
     /// # Errors
     /// See [`ListenError`].
-    pub fn adopt(path: &Path, socket: OwnedFd) -> Result<Self, ListenError> {
+    pub fn adopt(
+        path: &Path,
+        socket: OwnedFd,
+        known: Option<(u64, u64)>,
+    ) -> Result<Self, ListenError> {
         let failed = |errno: Errno| ListenError::Os { path: path.into(), source: errno.into() };
         // accept(2) must not wait, whatever the other process wanted.
         let flags = OFlag::from_bits_retain(fcntl(&socket, FcntlArg::F_GETFL).map_err(failed)?);
         fcntl(&socket, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK)).map_err(failed)?;
-        Ok(Listener { socket, path: path.into(), identity: None })
+        Ok(Listener::new(path, socket, None, known))
     }
 
     /// Whether its path is still the one that was bound, `identity` by device and inode; then it goes
@@ -92,14 +185,16 @@ impl Listener {
         self.identity = identity;
     }
 
-    /// Removes the path if it goes with this value; then nobody can connect any more, even while a
-    /// lane that hangs keeps the socket.
+    /// Removes the path and the link if they go with this value; then nobody can connect any more,
+    /// even while a lane that hangs keeps the socket.
     pub fn end(&mut self) {
-        let found = self.identity.take();
-        if found.is_some() && identity(&self.path) == found {
-            let _ = std::fs::remove_file(&self.path);
-            let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
+        let Some(own) = self.identity.take() else { return };
+        for path in [Some(&self.path), self.link.as_ref().ok()].into_iter().flatten() {
+            if identity(path) == Some(own) {
+                let _ = std::fs::remove_file(path);
+            }
         }
+        let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
     }
 
     /// From now on the path stays when this value goes.
@@ -132,6 +227,14 @@ fn remove_stale(path: &Path, remains: &Remains) -> Result<(), ListenError> {
         Err(error) => return Err(failed(error)),
         Ok(found) => found,
     };
+    if former_at(path, remains).is_some_and(|former| former != (found.dev(), found.ino())) {
+        log::warn!("{} is not what the killed broker had there: replacing it", path.display());
+        return match found.is_dir() {
+            true => set_aside(path),
+            false => std::fs::remove_file(path),
+        }
+        .map_err(failed);
+    }
     if !found.file_type().is_socket() {
         return Err(ListenError::NoSocket { path: path.into() });
     }
@@ -153,6 +256,14 @@ fn remove_stale(path: &Path, remains: &Remains) -> Result<(), ListenError> {
     }
     log::info!("removing {}, left by a broker that has died", path.display());
     std::fs::remove_file(path).map_err(failed)
+}
+
+/// Device and inode of the socket that a broker had at the path, if it was killed and nobody has
+/// that socket any more.
+fn former_at(path: &Path, remains: &Remains) -> Option<(u64, u64)> {
+    let link = remains.links.as_ref()?.join(link_name(path));
+    let is_dead = connect_to(&new_socket().ok()?, &link) == Err(Errno::ECONNREFUSED);
+    is_dead.then(|| identity(&link))?
 }
 
 /// Set in the flags of a process that exits: PF_EXITING of include/linux/sched.h.
@@ -185,6 +296,22 @@ fn has_ended(stat: &str) -> bool {
     let Some((_, fields)) = stat.rsplit_once(") ") else { return false };
     let flags = fields.split(' ').nth(6).and_then(|flags| flags.parse::<u32>().ok());
     fields.starts_with(['Z', 'X']) || flags.is_some_and(|flags| flags & PF_EXITING != 0)
+}
+
+/// The name of the further link of a path's socket: the path's FNV-1a hash.
+pub(crate) fn link_name(path: &Path) -> String {
+    let add = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    let hash = path.as_os_str().as_encoded_bytes().iter().fold(0xcbf2_9ce4_8422_2325, add);
+    format!("{LINK_PREFIX}{hash:016x}")
+}
+
+/// Connects by a short name: that of a link may be longer than an address.
+fn connect_to(socket: &OwnedFd, path: &Path) -> nix::Result<()> {
+    let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
+    let directory = nix::fcntl::open(parent(path), flags, Mode::empty())?;
+    let place = Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string());
+    let address = UnixAddr::new(&place.join(path.file_name().unwrap_or_default()))?;
+    connect(socket.as_raw_fd(), &address)
 }
 
 fn new_socket() -> nix::Result<OwnedFd> {
@@ -257,7 +384,7 @@ mod tests {
         assert_eq!(identity(&path), live.identity);
         // Its socket may be at a path of a killed one, or be known, where a broker is taken over.
         for sockets in [Vec::new(), live.mark().into_iter().collect()] {
-            let remains = Remains { former: Predecessor::Hangs, sockets };
+            let remains = Remains { former: Predecessor::Hangs, sockets, links: None };
             let refused = Listener::bind(&path, 0o666, &remains);
             assert!(matches!(refused, Err(ListenError::InUse { .. })), "this process lives");
         }
@@ -271,6 +398,7 @@ mod tests {
         let known = Remains {
             former: Predecessor::Gone,
             sockets: vec![held.mark().expect("it stands there")],
+            links: None,
         };
         held.leave();
         assert!(matches!(bind(&path), Err(ListenError::InUse { .. })));

@@ -10,7 +10,7 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// What is left of the broker before this one.
@@ -31,11 +31,15 @@ pub struct Remains {
     /// Its lock file names them, and the lock was to be had: whatever takes connections there, no
     /// broker serves it.
     pub sockets: Vec<Mark>,
+    /// The directory in which it had further links of its sockets, and this broker is to have its
+    /// own; `None`: nobody else may write where they stand.
+    pub links: Option<PathBuf>,
 }
 
 impl Remains {
     /// Of no broker.
-    pub const NONE: Remains = Remains { former: Predecessor::Gone, sockets: Vec::new() };
+    pub const NONE: Remains =
+        Remains { former: Predecessor::Gone, sockets: Vec::new(), links: None };
 }
 
 /// What the liveness word of the broker before this one says.
@@ -124,7 +128,7 @@ impl DirectoryLock {
                     // Where lock and word disagree, the sockets that accept decide.
                     let is_dead = shown() != Shown::Alive;
                     let sockets = if is_dead { read_marks(&lock.0) } else { Vec::new() };
-                    return Ok((lock, start, Remains { former: Predecessor::Gone, sockets }));
+                    return Ok((lock, start, Remains { sockets, ..Remains::NONE }));
                 }
                 Err(ListenError::InUse { .. }) if Instant::now() < until => {
                     std::thread::sleep(START_RETRY);
@@ -139,7 +143,8 @@ impl DirectoryLock {
                     let lock = Self::take(directory)?;
                     // This start may fail, and the next one finds the new file.
                     lock.note(&sockets);
-                    return Ok((lock, start, Remains { former: Predecessor::Hangs, sockets }));
+                    let former = Predecessor::Hangs;
+                    return Ok((lock, start, Remains { former, sockets, links: None }));
                 }
                 Err(error) => return Err(error),
             }

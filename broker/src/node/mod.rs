@@ -13,3 +13,4 @@ pub mod records;
 pub mod shared_map;
 pub mod side;
 pub mod signals;
+pub mod warden;

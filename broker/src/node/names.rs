@@ -12,5 +12,8 @@ pub const RECORDS_NAME: &str = "records";
 /// The generation page itself, which has no place in any directory.
 pub const PAGE_MEMFD: &str = "generations";
 
+/// With what the names of further links to sockets begin.
+pub const LINK_PREFIX: &str = "socket-";
+
 /// All of the files.
 pub const OWN_FILES: [&str; 4] = [LOCK_NAME, KEY_NAME, PAGE_NAME, RECORDS_NAME];

@@ -19,9 +19,11 @@ use crate::limits::MAX_TABLE_FDS;
 use crate::manager::keep_store::Found;
 use crate::node::generation_page::GenerationPage;
 use crate::node::listeners::Listener;
+use crate::node::warden::News;
 use crate::readiness::Source;
 use crate::readiness::{register, watch};
 use crate::server::parts::Server;
+use crate::settings::Mode;
 use fdbroker_core::{ClientId, Core, DomainKey, Now, RequestId};
 use fdbroker_protocol::admin::AllocationState;
 use fdbroker_protocol::{MemoryKind, NodeKey};
@@ -65,14 +67,41 @@ impl Server {
         let mut ours: Vec<_> = ours.chain(self.admin.listeners_mut()).collect();
         for saved in saved.iter().filter(|saved| saved.identity.is_some()) {
             for listener in ours.iter_mut().filter(|it| it.path() == saved.path) {
-                if listener.identity().is_none() && listener.stands_at(saved.identity) {
+                let is_there = listener.stands_at(saved.identity) || listener.is_kept();
+                if listener.identity().is_none() && is_there {
                     listener.own(saved.identity);
                 }
             }
         }
         let marks: Vec<_> = ours.iter().filter_map(|listener| listener.mark()).collect();
         self.node.note_sockets(&marks);
+        if self.settings.mode == Mode::Service {
+            let places = ours.iter().filter_map(|listener| listener.place()).collect();
+            self.warden.watch(self.settings.admin_directory(), places);
+        }
         Ok(self.connections.len())
+    }
+
+    /// What the warden of the sockets' places has to say.
+    pub(crate) fn hear_warden(&mut self) {
+        while let Some((number, news, path)) = self.warden.next_news() {
+            let is_mended = matches!(news, News::Mended(..));
+            if self.journal.allows_socket(number, is_mended, self.now) {
+                news.log(&path);
+            }
+        }
+    }
+
+    /// Has the warden remove the sockets, if there is one.
+    pub(crate) fn remove_places(&mut self) {
+        match self.warden.remove_all() {
+            None => return,
+            Some(true) => {}
+            Some(false) => log::warn!(
+                "the sockets are left where they are, for the next broker: a call on their directory does not return"
+            ),
+        }
+        self.leave_places();
     }
 
     /// Leaves the paths of all sockets as they are: they are a successor's now.

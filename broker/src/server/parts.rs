@@ -25,6 +25,7 @@ use crate::manager::service::Service;
 use crate::messages::requests::Scratch;
 use crate::node::listeners::Listener;
 use crate::node::side::NodeSide;
+use crate::node::warden::Warden;
 use crate::past::Past;
 use crate::readiness::Source;
 use crate::readiness::register;
@@ -66,6 +67,7 @@ pub(crate) struct Parts {
     pub core: Core,
     pub poll: Poll,
     pub closers: Closers,
+    pub warden: Warden,
     pub manager: Manager,
     pub keep_store: KeepStore,
     pub kept: KeptObjects,
@@ -100,6 +102,7 @@ pub(crate) struct Server {
     pub(super) admin: AdminSide,
     /// Where the broker before served, until these places are this one's.
     pub(super) former_places: Vec<SavedListener>,
+    pub(super) warden: Warden,
     pub(super) service: Service,
     pub(super) kept: KeptObjects,
     pub(super) inbox: Inbox,
@@ -142,6 +145,7 @@ impl Server {
             past: Past::new(),
             admin: AdminSide::new(parts.admin, parts.viewers),
             former_places: Vec::new(),
+            warden: parts.warden,
             service: Service::new(parts.manager, parts.keep_store, now),
             kept: parts.kept,
             inbox: Inbox::new(),
@@ -176,6 +180,9 @@ impl Server {
             register(&self.poll, listener.as_fd(), Source::AdminListener(number))?;
         }
         register(&self.poll, self.node.signals(), Source::Signals)?;
+        if let Some(warden) = self.warden.socket() {
+            register(&self.poll, warden, Source::Warden)?;
+        }
         match self.node.until_eof() {
             Some(fd) => register(&self.poll, fd, Source::UntilEof),
             None => Ok(()),
@@ -222,6 +229,7 @@ impl Server {
             longest_wake_us: self.waits.longest_wake_us(),
             journal: &self.journal,
             debts: &self.calls.debts,
+            warden: &self.warden,
             past: &self.past,
             identity: self.node.identity(),
             incarnation: self.node.page().incarnation(),

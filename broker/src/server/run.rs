@@ -42,6 +42,7 @@ impl Server {
         if ending != Ending::HandedOver {
             self.log_lost_objects();
             self.say_goodbye();
+            self.remove_places();
         }
         Ok(())
     }
@@ -264,6 +265,7 @@ impl Server {
             Some(Source::Admin(index)) => self.admin.note(index),
             Some(Source::Closers) => self.fds.note_reports(),
             Some(Source::Signals) => self.note_signals(),
+            Some(Source::Warden) => self.hear_warden(),
             Some(Source::UntilEof) => {
                 // Nobody writes; only the end matters.
                 if event.is_read_closed() || event.is_error() {

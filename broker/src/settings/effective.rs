@@ -3,12 +3,13 @@
 //! environment is handed in.
 
 use crate::kernel::KernelFeatures;
+use crate::node::directories::parent;
 use crate::settings::args::Args;
 use crate::settings::config::{ConfigError, ConfigFile};
 use crate::settings::derive::{Derived, Given, resolve_core, resolve_table};
 use crate::settings::outside::{Environment, Host};
 use crate::settings::places::Places;
-use crate::settings::sockets::{ListenerSettings, Mode, parent};
+use crate::settings::sockets::{ListenerSettings, Mode};
 use crate::settings::sources::{Lines, NONE, Sources, first};
 use fdbroker_core::Config;
 use std::fmt;

@@ -1,11 +1,12 @@
 //! The places of a broker before it starts: what would keep it from serving, told before anything is changed. The daemon looks at
 //! its start, and so does `--check-config`. Must never change anything, nor refuse what another user, such as the daemon's, may use.
 
-use crate::node::directories::{DirectoryRule, check_directory_form};
+use crate::node::directories::{DirectoryRule, check_directory_form, parent};
 use crate::node::error::ListenError;
+use crate::node::listeners::link_name;
 use crate::node::names::OWN_FILES;
 use crate::settings::effective::Settings;
-use crate::settings::sockets::{Mode, parent};
+use crate::settings::sockets::Mode;
 use nix::sys::statfs::{PROC_SUPER_MAGIC, SYSFS_MAGIC, statfs};
 use std::io;
 use std::os::unix::fs::FileTypeExt;
@@ -47,7 +48,9 @@ impl Settings {
             look_at_directory(parent(socket), rule, &mut untold)?;
             let is_in_the_way =
                 std::fs::symlink_metadata(socket).is_ok_and(|it| !it.file_type().is_socket());
-            if is_in_the_way {
+            // What took the place of a service's socket, the daemon's start removes.
+            let link = self.admin_socket.with_file_name(link_name(socket));
+            if is_in_the_way && std::fs::symlink_metadata(link).is_err() {
                 return Err(ListenError::NoSocket { path: socket.into() });
             }
             // The same place by another way: a link, or `..`.

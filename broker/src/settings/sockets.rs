@@ -1,5 +1,6 @@
 //! Where a broker's sockets stand, and which users it serves. Must never look at the machine.
 
+use crate::node::directories::parent;
 use std::path::{Path, PathBuf};
 
 /// Which users the broker serves.
@@ -18,14 +19,6 @@ pub struct ListenerSettings {
     pub path: PathBuf,
     /// Of the socket.
     pub mode: u32,
-}
-
-/// The directory a socket stands in.
-pub fn parent(socket: &Path) -> &Path {
-    match socket.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    }
 }
 
 /// The administrator's socket that belongs to a client socket: for DIR/NAME it is

@@ -35,7 +35,8 @@ fn seen_by(pid: u32, dir: &Path) -> PathBuf {
     Path::new("/proc").join(pid.to_string()).join("root").join(inside)
 }
 
-/// Brokers on a full tmpfs, each started when the one before has been killed; a client of each keeps its page.
+/// Brokers on a full tmpfs, each started when the one before has been killed; a client of each
+/// keeps its page.
 #[test]
 fn start_when_the_file_system_is_full_and_clients_keep_the_pages_of_killed_brokers_then_served() {
     const KILLS: usize = 4;

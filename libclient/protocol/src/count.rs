@@ -32,6 +32,8 @@ table! {
     ClosingFds = 3, closing_fds, "fds whose close has not returned";
     LeasesEnding = 4, leases_ending, "leases of ended memory whose holders are not charged for it yet";
     UsersAway = 5, users_away, "users that are not served now, because their messages took the broker long";
+    SocketsAway = 6, sockets_away, "sockets of the broker that somebody has removed or replaced, and that cannot be put back";
+    SocketsUnkept = 7, sockets_unkept, "sockets of the broker that could not be put back if somebody removed or replaced them";
 }
 
 table! {
@@ -46,4 +48,5 @@ table! {
     Evictions = 4, evictions, "evictions";
     Hangs = 5, hangs, "system calls that do not return";
     LongCalls = 6, long_calls, "messages that take long";
+    Sockets = 7, sockets, "sockets that somebody has removed or replaced";
 }

@@ -40,6 +40,7 @@ pub struct Manager {
     listener: Option<JoinHandle<()>>,
     child: Option<Child>,
     flags: Vec<String>,
+    is_node: bool,
     environment: Vec<(String, String)>,
 }
 
@@ -58,8 +59,14 @@ impl Manager {
             listener: Some(listener),
             child: None,
             flags: flags.iter().map(|flag| (*flag).to_owned()).collect(),
+            is_node: false,
             environment: vec![("FDSTORE".into(), "4096".into())],
         }
+    }
+
+    /// The next daemon is not private.
+    pub fn serve_all_users(&mut self) {
+        self.is_node = true;
     }
 
     /// Sets the flags of the next daemon.
@@ -105,7 +112,11 @@ impl Manager {
         // Only the new process knows its pid for LISTEN_PID.
         let mut command = Command::new("sh");
         command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\""]).arg(super::broker::program());
-        command.arg("--private").arg(self.dir()).args(&self.flags).env_clear();
+        match self.is_node {
+            true => command.arg("--socket").arg(self.socket()),
+            false => command.arg("--private").arg(self.dir()),
+        };
+        command.args(&self.flags).env_clear();
         command.env("NOTIFY_SOCKET", self.dir().join("notify"));
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         if !fds.is_empty() {

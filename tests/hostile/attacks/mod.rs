@@ -12,6 +12,7 @@ pub mod heirs;
 pub mod hoards;
 pub mod hung;
 pub mod kept;
+pub mod places;
 pub mod ranks;
 pub mod readers;
 pub mod shared_end;

@@ -10,12 +10,13 @@ mod users;
 pub use users::user;
 
 use crate::admin::{OWN_PART, WHOLE};
-use crate::output::{commas, human_size, is_shown, seconds};
+use crate::output::{commas, counted, human_size, is_shown, seconds};
 use crate::table::Value;
 use fdbroker_protocol::admin::{NodeStatus, Use};
 use fdbroker_protocol::{
     AllocationId, ByCounter, ByGauge, ByResource, Gauge, Resource, Scope, Unit,
 };
+use nix::errno::Errno;
 use serde::{Serialize, Serializer};
 use zerocopy::little_endian::{U32, U64};
 
@@ -76,6 +77,9 @@ pub struct StatusView {
     /// What there is beside that.
     #[serde(flatten, serialize_with = "gauges")]
     pub gauges: ByGauge<Option<u64>>,
+    /// Why sockets could not be put back, should somebody remove or replace them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sockets_unkept_because: Option<String>,
     /// What has happened since the broker's start; `None`: that is not counted of the part.
     #[serde(flatten, serialize_with = "counters")]
     pub counters: Option<ByCounter<u64>>,
@@ -113,8 +117,42 @@ impl From<&NodeStatus> for StatusView {
             gauges: ByGauge::from_fn(|gauge| {
                 (is_whole || gauge == Gauge::Jobs).then(|| status.gauges[gauge].get())
             }),
+            sockets_unkept_because: unkept_because(status.unkept_errno.get()),
             counters: is_whole.then(|| status.counters.map(|count| count.get())),
         }
+    }
+}
+
+impl StatusView {
+    /// What is to be said of the broker's sockets, if they are not in order.
+    pub fn sockets_warning(&self) -> Option<String> {
+        let count = |gauge: Gauge| self.gauges[gauge].filter(|count| *count > 0);
+        if let Some(away) = count(Gauge::SocketsAway) {
+            let sockets = counted(away, "socket");
+            return Some(format!(
+                "of {sockets} somebody has taken the place, and new clients do not come: the journal of fdbrokerd says of which"
+            ));
+        }
+        let sockets = counted(count(Gauge::SocketsUnkept)?, "socket");
+        let why = self.sockets_unkept_because.as_deref().unwrap_or_default();
+        Some(format!("{sockets} could not be put back if somebody removed them: {why}"))
+    }
+}
+
+fn unkept_because(errno: u32) -> Option<String> {
+    let errno = Errno::from_raw(i32::try_from(errno).unwrap_or_default());
+    match errno {
+        Errno::UnknownErrno => None,
+        Errno::EXDEV => Some(
+            "the administrator's directory is of another mount or file system than theirs".into(),
+        ),
+        Errno::ECHILD => {
+            Some("the process that keeps them in their places has ended; restart the broker".into())
+        }
+        Errno::ESTALE => {
+            Some("at its start the broker found others in their places; restart their units".into())
+        }
+        errno => Some(format!("no further link could be made of them: {}", errno.desc())),
     }
 }
 

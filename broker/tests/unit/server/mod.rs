@@ -11,6 +11,7 @@ use crate::limits::{UNREAD_MESSAGES_PER_CLIENT, WORK_PER_MESSAGE, WORK_PER_WAKE}
 use crate::manager::inherited::Inherited;
 use crate::manager::notify::Manager;
 use crate::node::signals::Signals;
+use crate::node::warden::Warden;
 use crate::server::parts::Server;
 use crate::settings::{Environment, Host, Settings};
 use crate::start::{Outside, prepare};
@@ -105,7 +106,9 @@ impl Bench {
         let mut settings = Settings::load(&args, &Environment::default(), &host).unwrap();
         settings.kernel = kernel;
         let signals = Signals::block().unwrap();
-        let outside = Outside { signals, until_eof: None, manager, inherited, arrived: None };
+        let warden = Warden::default();
+        let outside =
+            Outside { signals, until_eof: None, warden, manager, inherited, arrived: None };
         let server = prepare(settings, outside, calls).unwrap();
         let events = Events::with_capacity(64);
         Bench { server, events, dir }

@@ -24,7 +24,7 @@ pub struct Histogram {
     pub sum_us: U64,
 }
 
-/// Body of [`crate::Kind::AdminMetricsReply`], 1144 bytes.
+/// Body of [`crate::Kind::AdminMetricsReply`], 1160 bytes.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -49,7 +49,7 @@ pub struct Metrics {
     pub journal: Journal,
 }
 
-/// What has gone wrong, 752 bytes.
+/// What has gone wrong, 768 bytes.
 #[derive(
     Clone,
     Copy,
@@ -69,6 +69,9 @@ pub struct Journal {
     pub refusals: ByScope<ByResource<U64>>,
     /// System calls on clients' fds that had not returned after a second, each counted once.
     pub hangs: U64,
+    /// How often a socket of the broker was put back after somebody had removed, replaced or closed
+    /// it.
+    pub sockets_mended: U64,
     /// Lines that the log would have had, and that were left out.
     pub lines_left_out: ByLogTopic<U64>,
 }

@@ -70,8 +70,8 @@ pub struct NodeStatus {
     /// A [`Scope`](crate::Scope): `Node`; or `Domain`, when the connection sees its own domain alone. Then the amounts and caps are the
     /// domain's, those that are counted for the node alone are 0, and so are all counters, and all gauges but the jobs.
     pub scope: U32,
-    /// Reserved, 0.
-    pub reserved: U32,
+    /// Why the first of `sockets_unkept` could not be put back, as an errno; 0: all can be.
+    pub unkept_errno: U32,
     /// What is in use on the node.
     pub uses: ByResource<Use>,
     /// What there is now beside that.

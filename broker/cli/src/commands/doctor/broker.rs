@@ -235,5 +235,9 @@ fn administration(status: Result<(StatusView, PathBuf)>) -> Vec<Check> {
     });
     let mut checks = vec![AREA.ok(name, found)];
     checks.extend(near);
+    let remedy = "see SECURITY.md, \"The places of sockets\": mount their directory into containers for reading alone";
+    checks.extend(
+        status.sockets_warning().map(|found| AREA.warn("places of sockets", found, remedy)),
+    );
     checks
 }

@@ -143,6 +143,8 @@ fn journal(to: &mut DescriptorEncoder<'_>, journal: &Journal) -> fmt::Result {
     }
     let help = "system calls on fds of clients that had not returned after a second";
     counter(to, "fdbroker_hangs", help, journal.hangs.get())?;
+    let help = "sockets of the broker that were put back after somebody had removed, replaced or closed them";
+    counter(to, "fdbroker_sockets_mended", help, journal.sockets_mended.get())?;
     let help = "lines that the broker's log would have had, beyond those that a user may cause in a minute";
     let mut family =
         to.encode_descriptor("fdbroker_log_lines_left_out", help, None, MetricType::Counter)?;
