@@ -188,13 +188,20 @@ impl Listener {
     /// Removes the path and the link if they go with this value; then nobody can connect any more,
     /// even while a lane that hangs keeps the socket.
     pub fn end(&mut self) {
-        let Some(own) = self.identity.take() else { return };
+        let Some(own) = self.identity else { return };
         for path in [Some(&self.path), self.link.as_ref().ok()].into_iter().flatten() {
             if identity(path) == Some(own) {
                 let _ = std::fs::remove_file(path);
             }
         }
-        let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
+        self.end_removed();
+    }
+
+    /// The same, of one whose path has been removed.
+    pub fn end_removed(&mut self) {
+        if self.identity.take().is_some() {
+            let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
+        }
     }
 
     /// From now on the path stays when this value goes.

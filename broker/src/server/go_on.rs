@@ -101,7 +101,8 @@ impl Server {
                 "the sockets are left where they are, for the next broker: a call on their directory does not return"
             ),
         }
-        self.leave_places();
+        let all = self.admin.listeners_mut().chain(self.door.listeners_mut());
+        all.for_each(Listener::end_removed);
     }
 
     /// Leaves the paths of all sockets as they are: they are a successor's now.
