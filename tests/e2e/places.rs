@@ -2,6 +2,8 @@
 //! replaces it, closes it, or floods the directory with files. The same socket is to stand there
 //! again, clients go on, and the broker says what was done.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 use crate::common::not_run;
 use crate::fd_store::bound;
 use crate::support::broker::{Broker, Setup, admin_socket};
@@ -38,8 +40,11 @@ fn node() -> Broker {
     Setup::new().listeners(&["fdbroker"]).start()
 }
 
+/// What somebody does to a socket, by its name.
+type Deed = (&'static str, fn(&Path));
+
 /// What others do to a socket.
-const DEEDS: [(&str, fn(&Path)); 8] = [
+const DEEDS: [Deed; 8] = [
     ("removed", |path| std::fs::remove_file(path).unwrap()),
     ("moved away", |path| std::fs::rename(path, path.with_extension("moved")).unwrap()),
     ("replaced by a file", |path| {
@@ -61,7 +66,7 @@ const DEEDS: [(&str, fn(&Path)); 8] = [
         // It ends with the test.
         std::mem::forget(UnixListener::bind(path).unwrap());
     }),
-    ("closed", |path| std::fs::set_permissions(path, Permissions::from_mode(0)).unwrap()),
+    ("closed", |path| std::fs::set_permissions(path, Permissions::from_mode(0o0)).unwrap()),
     ("closed with its directory", |path| {
         std::fs::set_permissions(path.parent().unwrap(), Permissions::from_mode(0o100)).unwrap();
     }),

@@ -135,7 +135,14 @@ pub fn join_at(path: &Path, join: &[u8], inbox: &mut Inbox) -> Option<OwnedFd> {
 impl Conn {
     /// A connection that was made elsewhere, for messages alone.
     pub fn of(socket: OwnedFd) -> Conn {
-        Conn { socket, events: None, page: None, credits: 0, next_id: 1 << 32 }
+        Conn {
+            socket,
+            events: None,
+            page: None,
+            credits: 0,
+            next_id: 1 << 32,
+            path: PathBuf::new(),
+        }
     }
 
     /// Connected, before hello; `None` when it is time to end.
