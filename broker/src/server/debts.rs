@@ -28,8 +28,8 @@ impl Server {
         let LongCall { user: DomainKey { uid, .. }, at, us, until, is_first } = *call;
         if is_first && self.journal.allows(LogTopic::LongCalls, uid, self.now) {
             log::warn!(
-                "messages of uid {uid} took {us} us of the loop because of what was done to their socket (many that poll it, a \
-                 filter); that user is not served for {} ms",
+                "messages of uid {uid} took {us} us of the loop (many poll its sockets, a filter, or interrupts \
+                 came in them); that user is not served for {} ms",
                 (until.0 - at.0) / 1000
             );
         }

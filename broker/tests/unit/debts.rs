@@ -17,7 +17,7 @@ fn long(us: u64, took_us: u64) -> Call {
 }
 
 fn owing() -> Debts {
-    let mut debts = Debts::new(true);
+    let mut debts = Debts::strict();
     debts.note(ONE, &long(0, 2000));
     debts
 }
@@ -45,7 +45,7 @@ fn note_when_a_call_is_long_then_its_user_alone_is_away_for_200_times_as_long() 
 
 #[test]
 fn note_when_calls_are_usual_then_nothing_is_remembered() {
-    let mut debts = Debts::new(true);
+    let mut debts = Debts::strict();
     let usual = |fds| Call { fds, ..long(0, USUAL_CALL_US + USUAL_CALL_US_PER_FD * fds as u64) };
     [0, 1, 253].into_iter().for_each(|fds| debts.note(ONE, &usual(fds)));
     assert!(debts.is_empty());
@@ -60,7 +60,7 @@ fn note_when_the_broker_is_of_one_user_then_nothing_is_owed() {
 
 #[test]
 fn note_when_others_had_the_processor_then_only_a_closer_look_follows() {
-    let mut debts = Debts::new(true);
+    let mut debts = Debts::strict();
     for at in 0..1000 {
         debts.note(ONE, &Call { cpu_us: 3, ..long(at * 10_000, 8000) });
     }
@@ -70,7 +70,7 @@ fn note_when_others_had_the_processor_then_only_a_closer_look_follows() {
 
 #[test]
 fn note_when_each_call_is_just_short_of_long_then_the_second_is_a_debt() {
-    let mut debts = Debts::new(true);
+    let mut debts = Debts::strict();
     debts.note(ONE, &long(0, LONG_CALL_US - 100));
     assert!(!debts.is_away(ONE));
     debts.note(ONE, &long(1000, LONG_CALL_US - 100));
@@ -89,7 +89,7 @@ fn busy_second(debts: &mut Debts, second: u64, us: u64) {
 #[test]
 fn note_when_a_hundredth_of_a_users_calls_is_not_usual_then_it_owes_nothing_however_long_that_lasts()
  {
-    let mut debts = Debts::new(true);
+    let mut debts = Debts::strict();
     debts.note(ONE, &long(0, 900));
     (0..200).for_each(|second| busy_second(&mut debts, second, 2900));
     // Only the calls before the first one are not known.
@@ -102,7 +102,7 @@ fn note_when_a_hundredth_of_a_users_calls_is_not_usual_then_it_owes_nothing_howe
 #[test]
 fn note_when_a_hundred_users_make_long_calls_as_soon_as_they_may_then_they_take_one_part_in_200() {
     const CALL_US: u64 = 55_000;
-    let mut debts = Debts::new(true);
+    let mut debts = Debts::strict();
     let (mut now, mut taken, mut first) = (0, 0, 0);
     while now < 600 * MINUTE_US {
         for uid in 0..100 {
@@ -124,7 +124,7 @@ fn note_when_a_hundred_users_make_long_calls_as_soon_as_they_may_then_they_take_
 
 #[test]
 fn is_too_much_when_long_in_three_minutes_while_others_were_served_then_the_third_time() {
-    let mut debts = Debts::new(true);
+    let mut debts = Debts::strict();
     assert_eq!([1, 2, 3].map(|at| call_at(&mut debts, at, &[1, 2, 1000])), [false, false, true]);
     assert!(debts.is_away(ONE));
     let until = debts.shut_out_until(ONE).unwrap();
@@ -135,7 +135,7 @@ fn is_too_much_when_long_in_three_minutes_while_others_were_served_then_the_thir
 
 #[test]
 fn is_too_much_when_the_long_calls_are_in_one_minute_then_they_count_once() {
-    let mut debts = Debts::new(true);
+    let mut debts = Debts::strict();
     call_at(&mut debts, 1, &[1]);
     for second in 1..60 {
         let now = Now(MINUTE_US + second * 1_000_000);
@@ -149,7 +149,7 @@ fn is_too_much_when_the_long_calls_are_in_one_minute_then_they_count_once() {
 
 #[test]
 fn is_too_much_when_others_were_hit_too_or_none_was_served_then_never() {
-    let mut debts = Debts::new(true);
+    let mut debts = Debts::strict();
     for minute in 1..20 {
         let now = minute * MINUTE_US;
         debts.note(user(1), &long(now - 1_000_000, 2000));
@@ -161,7 +161,7 @@ fn is_too_much_when_others_were_hit_too_or_none_was_served_then_never() {
 
 #[test]
 fn is_too_much_when_each_of_a_hundred_users_has_one_long_call_then_none_ends() {
-    let mut debts = Debts::new(true);
+    let mut debts = Debts::strict();
     (0..100).for_each(|uid| debts.note(user(uid), &long(0, 50_000)));
     while let Some(call) = debts.take_news() {
         assert!(call.is_first && !debts.is_too_much(&call, (0..100).map(user)));
@@ -192,13 +192,13 @@ fn entry_when_there_are_too_many_users_then_those_that_owe_are_kept() {
 
 #[test]
 fn restore_when_a_user_owes_then_it_is_away_for_as_long_and_counts_go_on() {
-    let mut debts = Debts::new(true);
+    let mut debts = Debts::strict();
     assert!(![1, 2].iter().any(|at| call_at(&mut debts, *at, &[1])));
-    let mut next = Debts::new(true);
+    let mut next = Debts::strict();
     next.restore(&debts.save());
     assert_eq!((next.due(), next.counts()), (debts.due(), debts.counts()));
     assert!(next.is_away(ONE) && call_at(&mut next, 3, &[1]));
-    let mut last = Debts::new(true);
+    let mut last = Debts::strict();
     last.restore(&next.save());
     assert_eq!(last.shut_out_until(ONE), next.shut_out_until(ONE));
 }

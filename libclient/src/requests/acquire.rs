@@ -293,7 +293,9 @@ impl Outcome {
         match self {
             Outcome::Refused(status) => Error::from_status(status, what),
             Outcome::NoRoom => Error::new(ErrorCode::LocalFdLimit, what),
-            Outcome::Again => Error::timed_out(format!("{what}: its owner was asked for it")),
+            Outcome::Again => Error::timed_out(format!(
+                "{what}: not ready by the deadline: its owner was asked for it, or leases of the same call fill a cap"
+            )),
             Outcome::Granted(_) => unreachable!("a grant is no error"),
         }
     }

@@ -268,6 +268,10 @@ fn no_answer(path: &Path) -> Error {
     Error::not_connected(context).because(NO_ANSWER)
 }
 
+/// Why a broker ends a connection before it has answered hello.
+const LATE: &str =
+    "it can start no process to look at this one (its log says so), or is overloaded; try again";
+
 /// Why a broker does not greet a user that its socket lets in.
 const UNKNOWN_USER: &str = "the broker's user namespace does not know the user of this process, whom it could not tell from other \
      such users; run this as a user that is mapped there, or run the broker outside of that namespace";
@@ -281,6 +285,9 @@ fn refused(message: &Message<'_>, context: &dyn Fn(&str) -> String) -> Error {
         return Error::new(ErrorCode::Protocol, context("it refuses hello in a way unknown here"));
     };
     let what = match status.result() {
+        Err(ErrorCode::Protocol) if status.value.get() == 0 => {
+            "the broker has let in nobody for so long that it gave this client up".to_owned()
+        }
         Err(ErrorCode::Protocol) => format!(
             "the broker speaks protocol version {}, this library {PROTOCOL_VERSION}",
             status.value.get()
@@ -294,6 +301,7 @@ fn refused(message: &Message<'_>, context: &dyn Fn(&str) -> String) -> Error {
             error.because(format!("{SHUT_OUT} {} s", status.value.get()))
         }
         ErrorCode::NotPermitted => error.because(UNKNOWN_USER),
+        ErrorCode::Protocol if status.value.get() == 0 => error.because(LATE),
         _ => error,
     }
 }

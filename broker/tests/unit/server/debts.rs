@@ -4,7 +4,7 @@
 use super::*;
 use crate::clients::calls::Calls as SocketCalls;
 use crate::clients::connection::client_id;
-use crate::clients::debts::Call;
+use crate::clients::debts::{Call, Debts};
 use crate::clock;
 use crate::handover::packing::Way;
 use crate::limits::{LONG_CALLS_APART, SHUT_OUT_TIME};
@@ -14,6 +14,7 @@ use fdbroker_core::{DomainKey, Now};
 fn two_users() -> (Bench, [(Peer, Peer); 2], DomainKey) {
     let mut bench = Bench::new(&[]);
     bench.server.calls = SocketCalls::new(true);
+    bench.server.calls.debts = Debts::strict();
     let clients = [bench.client(), bench.client()];
     let user = bench.server.connections[0].shares_as;
     bench.server.connections[1].shares_as = DomainKey { uid: user.uid + 1, ..user };
@@ -133,6 +134,7 @@ fn state_when_a_user_owes_then_it_owes_the_next_broker() {
     let parcel = bench.server.pack(Way::Store).unwrap();
     let state = crate::handover::ledger::read(parcel.ledger).unwrap();
     let mut next = SocketCalls::new(true);
+    next.debts = Debts::strict();
     next.debts.restore(&state.debts);
     assert!(next.debts.is_away(user));
     assert_eq!(next.debts.due(), bench.server.calls.debts.due());

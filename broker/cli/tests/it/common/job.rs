@@ -68,7 +68,12 @@ impl Node {
             let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             let line = String::from_utf8_lossy(&line).into_owned();
             let mut arguments = line.split('\0').skip(1);
-            arguments.next() == Some(word) && line.contains(dir) && is_alive(*pid)
+            // Its helpers share its command line.
+            let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            let is_helper =
+                name.starts_with("fdbroker-lane") || name.starts_with("fdbroker-warden");
+            let is_it = arguments.next() == Some(word) && line.contains(dir);
+            is_it && !is_helper && is_alive(*pid)
         })
         .collect()
     }
