@@ -43,15 +43,15 @@ pub const ACCEPTS_PER_CHORE: usize = 1;
 /// connects in a loop, and stand in the queue before those of others.
 pub const TURNED_AWAY_PER_CHORE: usize = 8;
 
-/// Connections that have not said hello, nor which client they join: the library says it at once, so these are as many as connect at the
-/// same time. A further one is told to try again.
+/// Connections that have not said hello, nor which client they join: the library says it at once,
+/// so these are as many as connect at the same time. A further one is told to try again.
 pub const LOBBY: u32 = 256;
 
 /// Most of them of one domain: others find the rest.
 pub const LOBBY_PER_DOMAIN: u32 = 16;
 
-/// Connections without a hello, or clients without an event socket, whose time is looked at in a wake: ending one takes some 10 us, and thousands may have
-/// come at once.
+/// Connections without a hello, or clients without an event socket, whose time is looked at in a
+/// wake: ending one takes some 10 us, and thousands may have come at once.
 pub const EXPIRIES_PER_WAKE: usize = 2;
 
 /// Sockets closed in a chore: of ended connections, each some 10 us, and of those turned away, each some 3 us.
@@ -140,8 +140,9 @@ pub const ADMIN_RECORDS_PER_PAGE: usize = 256;
 /// threads' replies.
 pub const UNREAD_MESSAGES_PER_CLIENT: u32 = 16;
 
-/// Answers to hello that one process may leave unread before the next one waits: each has an fd in it, and a process that connects
-/// again and again without reading would fill what may be in flight with them. The library reads at once.
+/// Answers to hello that one process may leave unread before the next one waits: each has an fd in
+/// it, and a process that connects again and again without reading would fill what may be in flight
+/// with them. The library reads at once.
 pub const UNREAD_HELLOS_PER_PROCESS: u32 = 8;
 
 /// Fds a client may leave unread before its next one waits: one full message.

@@ -30,13 +30,14 @@ pub const HIGH_FD_MOST: i32 = 4096;
 /// NOT_CONNECTED at once, as without a broker.
 pub const CLOSED_HERE_PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long fds that are fetched ahead lie unread: a program that fetches one after the other takes the next within a millisecond,
-/// and each pins its memory.
+/// How long fds that are fetched ahead lie unread: a program that fetches one after the other takes
+/// the next within a millisecond, and each pins its memory.
 pub const AHEAD_TIME: Duration = Duration::from_millis(100);
 
-/// The longest pause between two looks for fds that were asked for ahead and have not come, the first being [`AHEAD_TIME`]: the broker
-/// leaves out without a word what it has no room for, and one that is busy sends late. What comes later still is given back at the
-/// next fetch, at an end of memory, or when the broker asks for leases.
+/// The longest pause between two looks for fds that were asked for ahead and have not come, the
+/// first being [`AHEAD_TIME`]: the broker leaves out without a word what it has no room for, and
+/// one that is busy sends late. What comes later still is given back at the next fetch, at an end
+/// of memory, or when the broker asks for leases.
 pub const AHEAD_LAST_PAUSE: Duration = Duration::from_secs(4);
 
 /// How long a client does without a socket for fds fetched ahead when the broker has none to give: the next acquires cost a round

@@ -8,8 +8,8 @@ use crate::support::wait::{eventually, patience};
 use fdbroker_client::{Client, Grant, Handle, Notice};
 use std::time::Duration;
 
-/// The grant of a handle that was sent ahead. The message that asks for it is one-way, and what lies there is given back
-/// after a while: then it is asked for again.
+/// The grant of a handle that was sent ahead. The message that asks for it is one-way, and what
+/// lies there is given back after a while: then it is asked for again.
 fn taken(consumer: &Client, handle: Handle) -> Grant {
     let mut grant = None;
     eventually("it is sent ahead", || {

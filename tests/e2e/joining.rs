@@ -1,4 +1,5 @@
-//! Clients connect their further sockets themselves: between the real library, clients that speak by hand, and the real daemon.
+//! Clients connect their further sockets themselves: between the real library, clients that speak
+//! by hand, and the real daemon.
 
 use crate::common::not_run;
 use crate::support::broker::{Broker, Setup};

@@ -95,8 +95,8 @@ struct Stage<'a> {
     daemon: &'a Daemon,
 }
 
-/// An attack under way. The fields end in their order: first the hung server, because its clients cannot end while a call of
-/// theirs hangs.
+/// An attack under way. The fields end in their order: first the hung server, because its clients
+/// cannot end while a call of theirs hangs.
 struct Siege {
     _hung: Option<HungServer>,
     attackers: Vec<Peer>,

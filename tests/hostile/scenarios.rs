@@ -25,8 +25,9 @@ pub struct Scenario {
     pub newcomer: &'static str,
     /// What must not be counted during the attack.
     pub never: &'static [Counter],
-    /// Growth of the daemon's own memory that is no leak, beside what deposits leave by right (growth.rs): its tables grow to
-    /// what the caps allow and stay so. The table of parked items alone takes 3 MiB.
+    /// Growth of the daemon's own memory that is no leak, beside what deposits leave by right
+    /// (growth.rs): its tables grow to what the caps allow and stay so. The table of parked items
+    /// alone takes 3 MiB.
     pub slack_kib: i64,
     /// Whether so little is left for the good client, by right, that its times are not judged.
     pub is_crowded: bool,

@@ -385,7 +385,8 @@ hang() {
   "$client" hung-serve /tmp/hang > /tmp/hang.thread 2>&1 &
   server=$!
   soon test -s /tmp/hang.thread || return 1
-  "$client" hung-deposit "/proc/$server/task/$(cat /tmp/hang.thread)/root/tmp/hang/hung" 1003 > /tmp/hang.log 2>&1 &
+  its_root=/proc/$server/task/$(cat /tmp/hang.thread)/root
+  "$client" hung-deposit "$its_root/tmp/hang/hung" 1003 > /tmp/hang.log 2>&1 &
   hung=$!
   soon is_hung
 }

@@ -1,8 +1,8 @@
 //! Bounds of the core's own loops and tables, each with its reason. What an administrator may change
 //! is in [`crate::Config`].
 
-/// Fds a connection takes in the broker's table: its socket, its event socket, the pidfd, and a socket that is about to join in
-/// place of one that is refused.
+/// Fds a connection takes in the broker's table: its socket, its event socket, the pidfd, and a
+/// socket that is about to join in place of one that is refused.
 pub const FDS_PER_CONNECTION: u64 = 4;
 
 /// Idle fds that are not closed for a newcomer's connection: connections alone must not leave the broker without any fd.

@@ -1,5 +1,6 @@
-//! How many sockets for fds that are fetched ahead there are, one for a client at most. Fds lie in them until the client reads
-//! them, and are its leases meanwhile. Must never let there be more of them than [`ahead_sockets`].
+//! How many sockets for fds that are fetched ahead there are, one for a client at most. Fds lie in
+//! them until the client reads them, and are its leases meanwhile. Must never let there be more of
+//! them than [`ahead_sockets`].
 //!
 //! [`ahead_sockets`]: crate::limits::ahead_sockets
 

@@ -1,5 +1,5 @@
-//! The time that new connections have for their hello, and for their event socket. Must never remember more than two for each client that there may
-//! be, however fast connections come and go.
+//! The time that new connections have for their hello, and for their event socket. Must never
+//! remember more than two for each client that there may be, however fast connections come and go.
 
 use crate::clients::connection::{Connection, Phase, index};
 use fdbroker_core::{ClientId, Now};
@@ -48,8 +48,8 @@ impl Handshakes {
         self.queue.front().map(|handshake| handshake.until)
     }
 
-    /// Forgets the first one if what it waits for has come, or its time is over; `None`: neither is so. The client is named if it
-    /// is too late.
+    /// Forgets the first one if what it waits for has come, or its time is over; `None`: neither is
+    /// so. The client is named if it is too late.
     pub fn pop(&mut self, now: Now, connections: &Slab<Connection>) -> Option<Option<ClientId>> {
         let handshake = self.queue.front()?;
         let is_waiting = is_awaited(handshake, connections);

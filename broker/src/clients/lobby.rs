@@ -1,5 +1,6 @@
-//! The lobby: connections that have not said hello, nor which client's further socket they are. Each domain has a part of it, so that
-//! one that only connects keeps the others out of nothing. Must never count a connection twice.
+//! The lobby: connections that have not said hello, nor which client's further socket they are.
+//! Each domain has a part of it, so that one that only connects keeps the others out of nothing.
+//! Must never count a connection twice.
 
 use crate::limits::{LOBBY, LOBBY_PER_DOMAIN};
 use fdbroker_core::{DomainKey, Now};

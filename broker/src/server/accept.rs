@@ -127,14 +127,16 @@ impl Server {
             return Err(ErrorCode::NotPermitted.into());
         }
         self.check_shut_out(domain)?;
-        // Every socket in the lobby has a place in the table: of a connection to be, of an event socket to come, or ahead.
+        // Every socket in the lobby has a place in the table: of a connection to be, of an event
+        // socket to come, or ahead.
         let most = u64::from(self.settings.most_connections);
         let joins = self.connections.joining() as u64 + ahead_sockets(self.settings.table_fds);
         let used = (self.connections.len() + self.connections.lobby().callers().len()) as u64;
         if used >= most + joins {
             return Err(Status::no_quota(Resource::Connections, Scope::Node, most, 0));
         }
-        // The core does not count sockets of ended connections whose close hangs: they leave some of the connections to others, too.
+        // The core does not count sockets of ended connections whose close hangs: they leave some
+        // of the connections to others, too.
         let hung = self.fds.closing().sockets(uid);
         let (held, used) = (hung.into(), self.connections.len() as u64);
         let room = Part { held, used, most }.room(self.settings.core.share_factor);

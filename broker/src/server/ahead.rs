@@ -1,5 +1,6 @@
-//! Fds that are fetched ahead: sends them into the client's socket for them. From then on they are leases of the client, which reads
-//! them and gives them back. Must never read from the client's end: a client can make that wait for ever.
+//! Fds that are fetched ahead: sends them into the client's socket for them. From then on they are
+//! leases of the client, which reads them and gives them back. Must never read from the client's
+//! end: a client can make that wait for ever.
 
 use crate::clients::connection::{Phase, client_id, index};
 use crate::fds::jobs::Report;
@@ -58,8 +59,8 @@ impl Server {
         grants.len()
     }
 
-    /// Closes the socket of a client unless fds lie in it. Those are in flight, and its place is taken, until the client reads them
-    /// or closes its end.
+    /// Closes the socket of a client unless fds lie in it. Those are in flight, and its place is
+    /// taken, until the client reads them or closes its end.
     pub(crate) fn close_ahead(&mut self, client: ClientId) {
         let Some(connection) = self.connections.get_mut(index(client)) else { return };
         let Some(ahead) = connection.ahead.take_if(|ahead| is_read(ahead)) else { return };

@@ -1,5 +1,6 @@
-//! The first message of a connection: a hello makes a client of it, a join one more socket of a client that is there. So no message of
-//! the broker has to carry a socket. Must never tell a stranger which clients there are.
+//! The first message of a connection: a hello makes a client of it, a join one more socket of a
+//! client that is there. So no message of the broker has to carry a socket. Must never tell a
+//! stranger which clients there are.
 
 use crate::clients::connection::{Connection, client_id};
 use crate::clients::lobby::Caller;

@@ -1,6 +1,6 @@
-//! Who serves a socket that was connected: root, the owner of its directory or the caller itself, else nobody that a client
-//! of a broker may talk to. Must never send anything, nor believe the owner of the socket's file, which root of a container
-//! can change.
+//! Who serves a socket that was connected: root, the owner of its directory or the caller itself,
+//! else nobody that a client of a broker may talk to. Must never send anything, nor believe the
+//! owner of the socket's file, which root of a container can change.
 
 use crate::write_stderr;
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
@@ -30,8 +30,9 @@ pub struct Stranger {
     place: String,
 }
 
-/// Checks who serves `socket`, which was just connected to `path`. Where its user is unknown in this user namespace it may
-/// be any: that is said on stderr, once per process, unless FDBROKER_LOG leaves warnings out.
+/// Checks who serves `socket`, which was just connected to `path`. Where its user is unknown in
+/// this user namespace it may be any: that is said on stderr, once per process, unless FDBROKER_LOG
+/// leaves warnings out.
 ///
 /// # Errors
 /// It is neither root nor the owner of the socket's directory nor the effective user of this thread.
@@ -56,8 +57,9 @@ pub fn check_server(socket: BorrowedFd<'_>, path: &Path) -> Result<(), Stranger>
     }
 }
 
-/// The directory in which the socket itself lies, and its owner. A link at the end of the path counts only in a directory that
-/// none but its owner may write to: anywhere else it could be anybody's, and lead to a directory of that user's.
+/// The directory in which the socket itself lies, and its owner. A link at the end of the path
+/// counts only in a directory that none but its owner may write to: anywhere else it could be
+/// anybody's, and lead to a directory of that user's.
 fn place_of_socket(path: &Path) -> Result<(PathBuf, u32), String> {
     let mut path = path.to_owned();
     for _ in 0..LINKS_MOST {

@@ -73,8 +73,9 @@ impl ClientBuilder {
     /// # Errors
     /// NOT_CONNECTED: nobody answers at the socket within 10 s. NOT_PERMITTED: the socket refuses
     /// this user, or is served by a user that may not serve it: neither root nor the owner of the
-    /// socket's directory nor this thread's effective user. PROTOCOL: another version. NO_QUOTA: `own_fds` or another connection do not fit.
-    /// LOCAL_FD_LIMIT. NOT_SUPPORTED: a value of an environment variable that cannot be used.
+    /// socket's directory nor this thread's effective user. PROTOCOL: another version. NO_QUOTA:
+    /// `own_fds` or another connection do not fit. LOCAL_FD_LIMIT. NOT_SUPPORTED: a value of an
+    /// environment variable that cannot be used.
     pub fn connect(self) -> Result<Client, Error> {
         self.connect_within(Deadline::after(CONNECT_TIMEOUT))
     }

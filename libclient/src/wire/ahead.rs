@@ -1,6 +1,6 @@
-//! A connection's end of the socket in which fds lie that were fetched ahead: they are not in this process's table until they are
-//! taken. They are leases all the same, which are given back when they are not taken in time. Must never take in an fd that was not
-//! asked for.
+//! A connection's end of the socket in which fds lie that were fetched ahead: they are not in this
+//! process's table until they are taken. They are leases all the same, which are given back when
+//! they are not taken in time. Must never take in an fd that was not asked for.
 
 use crate::limits::{AHEAD_LAST_PAUSE, AHEAD_TIME};
 use crate::own_fds::OwnFd;
@@ -58,7 +58,8 @@ impl AheadSocket {
         AheadSocket { socket, fds, awaited: 0, asked: None, due: None, pause: AHEAD_TIME }
     }
 
-    /// The next message, if its fd is wanted with that fd. `Ok(None)`: there is none; `Err`: the socket is at its end, or not ours.
+    /// The next message, if its fd is wanted with that fd. `Ok(None)`: there is none; `Err`: the
+    /// socket is at its end, or not ours.
     fn next(&mut self, is_wanted: impl FnOnce(AllocationId) -> bool) -> Result<Option<Come>, ()> {
         let socket = self.socket.proved().ok_or(())?;
         let mut bytes = [0; MESSAGE_BYTES];
@@ -124,7 +125,8 @@ impl AheadEnd {
         !is_called
     }
 
-    /// The thread that serves looks: the leases of what was not taken in time, to be given back, and when it looks again.
+    /// The thread that serves looks: the leases of what was not taken in time, to be given back,
+    /// and when it looks again.
     pub fn look(&mut self, now: Instant) -> (Vec<u64>, Option<Instant>) {
         let AheadEnd::Open(socket) = self else { return (Vec::new(), None) };
         let is_due = socket.due.is_some_and(|due| due <= now);

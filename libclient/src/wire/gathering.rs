@@ -1,6 +1,6 @@
-//! When a one-way message goes that may wait for others: with the next message, when enough of them are queued, when a grant
-//! message has been handed over and none was just before, or when the library thread sends it. Must never let one wait that
-//! nobody would send.
+//! When a one-way message goes that may wait for others: with the next message, when enough of them
+//! are queued, when a grant message has been handed over and none was just before, or when the
+//! library thread sends it. Must never let one wait that nobody would send.
 //!
 //! All of this is under the outbox's lock. So a message that is to wait for the library thread is queued before that thread
 //! looks, and one that comes after the thread has left its place (`look_away`) goes at once.

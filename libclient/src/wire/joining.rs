@@ -1,5 +1,5 @@
-//! A client's further sockets: the client connects each itself and says whose it is, so that no message of the broker has to carry a
-//! socket. Must never wait longer than its caller says.
+//! A client's further sockets: the client connects each itself and says whose it is, so that no
+//! message of the broker has to carry a socket. Must never wait longer than its caller says.
 
 use super::dial::{open, what};
 use super::poll::poll_one;

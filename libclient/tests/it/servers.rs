@@ -1,4 +1,5 @@
-//! Another user serves the broker's socket: the library says nothing to that server, at the first connection or a later one.
+//! Another user serves the broker's socket: the library says nothing to that server, at the first
+//! connection or a later one.
 
 use crate::shared::{as_user, not_run};
 use crate::support::*;

@@ -1,6 +1,7 @@
-//! The kernel's collector of Unix sockets that lie in each other's queues. One attacker leaves more fds unread than the kernel
-//! lets a uid have in flight before it waits for the collector; the others give the collector much to walk over.
-//! Must never have more sockets in flight than the kernel lets one user have.
+//! The kernel's collector of Unix sockets that lie in each other's queues. One attacker leaves more
+//! fds unread than the kernel lets a uid have in flight before it waits for the collector; the
+//! others give the collector much to walk over. Must never have more sockets in flight than the
+//! kernel lets one user have.
 
 use crate::attack::Attack;
 use crate::support::memory::{all_seals, memfd};
@@ -52,8 +53,9 @@ fn leave_unread(attack: &mut Attack) {
     }
 }
 
-/// A ring of pairs, each in the queue of the one before it, which this process has open: the collector walks over all of it and may
-/// take nothing. Beside it cycles come and go, and each of them starts the collector.
+/// A ring of pairs, each in the queue of the one before it, which this process has open: the
+/// collector walks over all of it and may take nothing. Beside it cycles come and go, and each of
+/// them starts the collector.
 fn make_cycles(attack: &mut Attack) {
     let ring: Vec<_> = (0..PAIRS).map(|_| pair()).collect();
     for (at, (one, _)) in ring.iter().enumerate() {

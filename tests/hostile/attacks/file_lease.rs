@@ -1,5 +1,6 @@
-//! Groups of objects on whose memory the attacker has a file lease: who opens such a file waits until the lease is given back, 45 s by
-//! default (/proc/sys/fs/lease-break-time). Must never be in the way of the attacker's own end: leases end with the process.
+//! Groups of objects on whose memory the attacker has a file lease: who opens such a file waits
+//! until the lease is given back, 45 s by default (/proc/sys/fs/lease-break-time). Must never be in
+//! the way of the attacker's own end: leases end with the process.
 
 use crate::attack::Attack;
 use crate::support::peer::die_with_parent;

@@ -1,6 +1,7 @@
-//! Ends of the attacker's own sockets whose lock in the kernel it holds: a recvmsg copies into a page that does not come, and the
-//! lock is held meanwhile. What the broker does with such an end waits for ever; with its own end it need not.
-//! Must never wait for a thread that holds one: it comes back only when the file server has ended.
+//! Ends of the attacker's own sockets whose lock in the kernel it holds: a recvmsg copies into a
+//! page that does not come, and the lock is held meanwhile. What the broker does with such an end
+//! waits for ever; with its own end it need not. Must never wait for a thread that holds one: it
+//! comes back only when the file server has ended.
 
 use crate::attack::Attack;
 use crate::attacks::hung;
@@ -32,8 +33,9 @@ const PAUSE: Duration = Duration::from_millis(150);
 /// Memory of a process that forks: some 20 ms for each copy of its page tables.
 const FORKING_BYTES: usize = 256 << 20;
 
-/// Every socket of a client - its own, that for events, that for fds that are sent ahead - is held in recvmsg for as long as the
-/// attack goes on. Then the broker has something for each: an answer, an event, an fd, and the end.
+/// Every socket of a client - its own, that for events, that for fds that are sent ahead - is held
+/// in recvmsg for as long as the attack goes on. Then the broker has something for each: an answer,
+/// an event, an fd, and the end.
 pub fn held(attack: &mut Attack) {
     let page = hung::page(attack);
     let fd = memfd(c"held", 4096, all_seals());
@@ -56,8 +58,9 @@ pub fn held(attack: &mut Attack) {
     }
 }
 
-/// Every end is read again and again, into pages that are always new, by a process that forks all the time: each fault waits for
-/// a fork. Nothing is taken out, so that there is always something to read.
+/// Every end is read again and again, into pages that are always new, by a process that forks all
+/// the time: each fault waits for a fork. Nothing is taken out, so that there is always something
+/// to read.
 pub fn forking(attack: &mut Attack) {
     die_with_parent();
     let length = NonZeroUsize::new(FORKING_BYTES).expect("not 0");

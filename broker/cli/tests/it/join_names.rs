@@ -1,5 +1,5 @@
-//! `run --join` while another user has the name of the directory in which ranks meet, or takes and frees such names. All
-//! ranks of a job must have one broker.
+//! `run --join` while another user has the name of the directory in which ranks meet, or takes and
+//! frees such names. All ranks of a job must have one broker.
 
 use crate::common::job::{MEMBER, Member, Node};
 use crate::common::{Running, end};

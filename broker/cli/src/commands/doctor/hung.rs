@@ -42,8 +42,8 @@ fn check(proc: &Path, lane: &Path) -> Option<Check> {
     Some(AREA.warn("call that hangs", found, remedy))
 }
 
-/// Pids of brokers that are stopped (SIGSTOP, a debugger) and answer nobody until they are continued: `listener`, whatever its
-/// name, and where that is the service manager any other.
+/// Pids of brokers that are stopped (SIGSTOP, a debugger) and answer nobody until they are
+/// continued: `listener`, whatever its name, and where that is the service manager any other.
 pub fn stopped(listener: i32) -> Vec<String> {
     stopped_in(Path::new("/proc"), &listener.to_string())
 }

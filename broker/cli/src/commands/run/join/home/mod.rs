@@ -1,11 +1,12 @@
-//! The directory of all of a user's jobs on a node: all ranks find the same one, whatever other users put beside it. Must never
-//! be one that another user could have made or could change.
+//! The directory of all of a user's jobs on a node: all ranks find the same one, whatever other
+//! users put beside it. Must never be one that another user could have made or could change.
 //!
-//! It is `fdbroker-UID`, or the next of [`NAMES`] names that no other user has taken. Others may take and give up names at any
-//! time, so that ranks which start together make directories at several names. They settle on one of them, for good, by its
-//! sticky bit: a rank that sets it has locked all directories of the user that there were when it looked, and found none with
-//! the bit. Two can never have it. Our directories do not go away, so of two ranks that set it the one that looked later had to
-//! lock what the other one settled on, and found the bit there.
+//! It is `fdbroker-UID`, or the next of [`NAMES`] names that no other user has taken. Others may
+//! take and give up names at any time, so that ranks which start together make directories at
+//! several names. They settle on one of them, for good, by its sticky bit: a rank that sets it has
+//! locked all directories of the user that there were when it looked, and found none with the bit.
+//! Two can never have it. Our directories do not go away, so of two ranks that set it the one that
+//! looked later had to lock what the other one settled on, and found the bit there.
 
 use super::room::{GATE, GONE, Room, check_directory, try_lock};
 use crate::error::{Context, Error, Result};
@@ -16,12 +17,12 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How many names are tried. Each costs a rank a system call while another user has those before it, and a user who takes them
-/// all has its inodes on record: then ranks say so.
+/// How many names are tried. Each costs a rank a system call while another user has those before
+/// it, and a user who takes them all has its inodes on record: then ranks say so.
 const NAMES: usize = 64;
 
-/// The bit of the mode by which ranks know the directory that they have settled on. It means nothing else there: nobody but its
-/// owner may write to it.
+/// The bit of the mode by which ranks know the directory that they have settled on. It means
+/// nothing else there: nobody but its owner may write to it.
 const SETTLED: u32 = 0o1000;
 
 /// Pause between two tries while another rank settles, which takes it some system calls.

@@ -1,4 +1,5 @@
-//! Many ranks look for their home at once, while another user takes names and gives them up. All of them must find one home.
+//! Many ranks look for their home at once, while another user takes names and gives them up. All of
+//! them must find one home.
 
 use super::*;
 use crate::private_broker::RuntimeDir;
