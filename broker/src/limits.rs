@@ -282,10 +282,9 @@ pub const USUAL_CALL_US: u64 = 20;
 /// See above.
 pub const USUAL_CALL_US_PER_FD: u64 = 1;
 
-/// What a message takes from a send to its receipt on the machines for which the times here are
-/// meant; 2 us are usual. Where it takes longer, all of them are longer as much: a call that
-/// is long on an emulated machine is nobody's fault.
-pub const USUAL_MESSAGE_US: u64 = 4;
+/// What a message takes at most from a send to its receipt on a machine whose users are charged for
+/// long calls: 2 us are usual, and an emulated machine takes ten times as long.
+pub const MOST_MESSAGE_US: u64 = 6;
 
 /// What is charged to a user at most before it has a debt: as long as the longest work of the loop
 /// for one message, and more than a softirq takes.
@@ -298,7 +297,7 @@ pub const DEBT_FACTOR: u64 = 200;
 /// So much of a user's calls may be beyond what is usual, in one part of so many of their time:
 /// interrupts and the reclaim of memory hit every user so, and those most that call most. All users
 /// together have no more of the loop's time than that.
-pub const UNUSUAL_PART: u64 = 20;
+pub const UNUSUAL_PART: u64 = 100;
 
 /// What a user may have saved of that at most, and has at first: one that behaves for an hour has no
 /// more for what it does then.

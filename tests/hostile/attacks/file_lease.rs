@@ -64,8 +64,8 @@ fn seal_again_and_again(socket: &Path, number: usize, making: &Mutex<()>, tries:
             let leases: Vec<OwnedFd> = memfds().difference(&before).filter_map(lease).collect();
             drop(one_at_a_time);
             let Ok(group) = group else { break };
-            assert!(!leases.is_empty(), "its own memory can be leased");
-            tries.fetch_add(1, Ordering::Relaxed);
+            // Not while the broker looks at it: then it is sealed without a lease.
+            tries.fetch_add(u64::from(!leases.is_empty()), Ordering::Relaxed);
             // Whether it is refused, or sealed in the end, is not the question.
             let _ = group.seal(deadline);
         }
