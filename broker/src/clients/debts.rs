@@ -115,7 +115,7 @@ pub struct Debts {
 }
 
 impl Debts {
-    /// None.
+    /// Nobody owes anything. `is_shared`: by several users; else nobody ever will.
     pub fn new(is_shared: bool) -> Self {
         Debts {
             is_shared,
