@@ -294,6 +294,17 @@ pub const LONG_CALL_US: u64 = 1000;
 /// in so many of the loop's time.
 pub const DEBT_FACTOR: u64 = 200;
 
+/// The first debt of a user, which may be a mishap, in so many times. Its second one is behind those
+/// of all, so that a hundred users take no more for it.
+pub const FIRST_DEBT_FACTOR: u64 = 20;
+
+/// So many times what interrupts take of the loop between calls is nobody's in calls: a third of the
+/// loop's time at least is between them. And for so long: a long interrupt comes again soon, or not.
+pub const EXCUSED_TIMES: u64 = 4;
+
+/// See above.
+pub const EXCUSE_TIME: Duration = Duration::from_secs(60);
+
 /// So much of a user's calls may be beyond what is usual, in one part of so many of their time:
 /// interrupts and the reclaim of memory hit every user so, and those most that call most. All users
 /// together have no more of the loop's time than that.

@@ -4,7 +4,7 @@
 use crate::attack::Attack;
 use crate::attacks::{
     bytes, collector, connects, file_lease, filters, floods, forged, heirs, hoards, hung, kept,
-    places, ranks, readers, shared_end, slow, sockets, stopped, views, waits,
+    places, ranks, readers, shared_end, slow, sockets, stopped, timers, views, waits,
 };
 use crate::users::User;
 use fdbroker_protocol::Counter;
@@ -382,6 +382,18 @@ pub const ALL: &[Scenario] = &[
         filters::attached,
         "a socket filter of 4,000 instructions that runs with each message that the broker sends",
     ),
+    Scenario {
+        attackers: 4,
+        newcomers: 4,
+        // Whoever has a processor is interrupted.
+        is_crowded: true,
+        ..scenario(
+            "interrupts",
+            OTHER,
+            timers::interrupts,
+            "9,000 timers of each processor expire at the same moment, and hit whosever call is under way",
+        )
+    },
     Scenario {
         // Nobody new finds the socket meanwhile.
         newcomer: "touch",

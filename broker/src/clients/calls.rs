@@ -4,7 +4,7 @@
 use crate::clients::debts::{Call, Debts};
 use crate::clock;
 use crate::kernel::{message_us, thread_cpu_us};
-use crate::limits::{CPU_LOOK_US, MOST_MESSAGE_US};
+use crate::limits::{CPU_LOOK_US, LONG_CALL_US, MOST_MESSAGE_US};
 use fdbroker_core::{DomainKey, Now};
 
 /// See the module.
@@ -12,7 +12,7 @@ pub struct Calls {
     pub debts: Debts,
     /// The processor's time of the loop, and when that was read.
     look: (Now, u64),
-    /// When the last call ended.
+    /// When the last call ended, or the wake began.
     last: Now,
 }
 
@@ -30,6 +30,7 @@ impl Calls {
 
     /// A wake begins.
     pub fn begin_wake(&mut self, now: Now) {
+        self.last = now;
         if now.0 >= self.look.0.0 + CPU_LOOK_US || self.debts.has_suspects(now) {
             self.look = (now, thread_cpu_us());
         }
@@ -37,10 +38,19 @@ impl Calls {
 
     /// Makes a call that carries so many fds to or from `user`.
     pub fn time<T>(&mut self, user: DomainKey, fds: usize, call: impl FnOnce() -> T) -> T {
-        let began = clock::now();
+        let began = self.begin();
         let done = call();
         self.end(user, began, fds);
         done
+    }
+
+    /// A call begins.
+    pub fn begin(&mut self) -> Now {
+        let began = clock::now();
+        if began.0 >= self.last.0 + LONG_CALL_US {
+            self.excuse(began);
+        }
+        began
     }
 
     /// A call that began then has ended.
@@ -55,19 +65,31 @@ impl Calls {
         }
     }
 
+    /// The loop's own work between two calls has taken long. It never does by itself.
+    #[cold]
+    fn excuse(&mut self, now: Now) {
+        let worked_us = self.worked_us(now, self.last).saturating_sub(LONG_CALL_US);
+        self.debts.excuse(worked_us, now);
+    }
+
     /// When the call before ended.
     pub fn last(&self) -> Now {
         self.last
     }
 
-    /// What the processor has worked since it was looked at is the call's, but for as long as it
-    /// may have worked before.
     #[cold]
     fn note_unusual(&mut self, user: DomainKey, began: Now, call: Call) {
+        let cpu_us = self.worked_us(call.ended, began);
+        self.debts.note(user, &Call { cpu_us, ..call });
+    }
+
+    /// What the processor has worked from `began` to now: all since it was looked at, but for as
+    /// long as it may have worked before.
+    fn worked_us(&mut self, now: Now, began: Now) -> u64 {
         let cpu_us = thread_cpu_us();
         let before_us = began.0.saturating_sub(self.look.0.0);
         let worked_us = cpu_us.saturating_sub(self.look.1).saturating_sub(before_us);
-        self.look = (call.ended, cpu_us);
-        self.debts.note(user, &Call { cpu_us: worked_us, ..call });
+        self.look = (now, cpu_us);
+        worked_us
     }
 }

@@ -5,11 +5,11 @@
 //! A user pays for what its calls take of the loop's processor time beyond what is usual. It has a
 //! debt when that is [`LONG_CALL_US`], at once or in many calls, and is away until the debt is
 //! paid: nothing is read from it, nothing is sent to it. An example: a call of 55 ms by one user.
-//! It is away for 200 times as long, 11 s, in which the others have the loop for themselves. If it
-//! comes back with the same, its second debt is put behind those of all others that owe: a hundred
-//! users that do this have taken 5.5 s with their first calls and as much with their second ones,
-//! which cannot be told from mishaps; from then on they have one part in 200 together, and each
-//! comes back every 18 minutes.
+//! The first one may be a mishap, so the user is away for 20 times as long, 1.1 s. If it comes back
+//! with the same, its second debt is 200 times as long, and put behind those of all others that
+//! owe: a hundred users that do this have taken 5.5 s with their first calls and as much with their
+//! second ones; from then on they have one part in 200 together, and each comes back every 18
+//! minutes.
 //!
 //! Three long calls in separate minutes end the connections of a user, if most of the other users
 //! that were served in such a minute had none: what the machine does to all is nobody's fault. Nor
@@ -18,13 +18,16 @@
 //! A first long call is by the clock alone when another program has taken the processor away, so it
 //! counts for nothing but a closer look: time counts as the processor's only as far as that is
 //! certain. And a user of whom nothing is remembered has [`MOST_ALLOWED_US`] for what hits it by
-//! chance: somebody else's timers can have an interrupt last some ms, in whosever call it comes.
+//! chance: somebody else's timers can have an interrupt last 50 ms, in whosever call it comes. Such
+//! interrupts hit the loop between its calls, too, where nobody but the machine can be long: what
+//! they take there excuses [`EXCUSED_TIMES`] as much in calls, whosever they are. A user whose
+//! timers do that on purpose, to have its calls excused, takes more of the loop with the timers.
 
 use crate::clock;
 use crate::limits::{
-    DEBT_FACTOR, DEBT_FORGOTTEN, DEBTORS, LONG_CALL_US, LONG_CALLS_APART, MOST_ALLOWED_US,
-    MOST_LONG_CALLS, SHUT_OUT_TIME, SUSPECT_TIME, UNUSUAL_PART, USUAL_CALL_US,
-    USUAL_CALL_US_PER_FD,
+    DEBT_FACTOR, DEBT_FORGOTTEN, DEBTORS, EXCUSE_TIME, EXCUSED_TIMES, FIRST_DEBT_FACTOR,
+    LONG_CALL_US, LONG_CALLS_APART, MOST_ALLOWED_US, MOST_LONG_CALLS, SHUT_OUT_TIME, SUSPECT_TIME,
+    UNUSUAL_PART, USUAL_CALL_US, USUAL_CALL_US_PER_FD,
 };
 use fdbroker_core::{DomainKey, Now};
 use rustc_hash::FxHashMap;
@@ -110,6 +113,8 @@ pub struct Debts {
     due: Option<Now>,
     long_calls: u64,
     news: Vec<LongCall>,
+    /// Time in calls that is nobody's, as interrupts take as much between them, and until when.
+    excused: (u64, Now),
     /// What a user of whom nothing is remembered may be beyond.
     first_allowed_us: u64,
 }
@@ -126,6 +131,7 @@ impl Debts {
             due: None,
             long_calls: 0,
             news: Vec::new(),
+            excused: (0, Now(0)),
         }
     }
 
@@ -167,6 +173,16 @@ impl Debts {
         (self.long_calls, away as u64)
     }
 
+    /// The processor's time between calls in which the loop was held up: by interrupts.
+    pub fn excuse(&mut self, us: u64, now: Now) {
+        let excused_us = self.excused_us(now).saturating_add(us.saturating_mul(EXCUSED_TIMES));
+        self.excused = (excused_us, clock::after(now, EXCUSE_TIME));
+    }
+
+    fn excused_us(&self, now: Now) -> u64 {
+        if now < self.excused.1 { self.excused.0 } else { 0 }
+    }
+
     /// Charges a call to its peer.
     pub fn note(&mut self, user: DomainKey, call: &Call) {
         if !self.is_shared || user == DomainKey::NOBODYS {
@@ -179,13 +195,16 @@ impl Debts {
             return;
         }
         let usual = USUAL_CALL_US + USUAL_CALL_US_PER_FD * call.fds as u64;
+        let beyond_us = call.took_us - usual;
+        let beyond_cpu_us = call.cpu_us.min(call.took_us).saturating_sub(usual);
+        let excused_us = beyond_cpu_us.min(self.excused_us(call.ended));
+        self.excused.0 -= excused_us;
+        let (beyond_us, beyond_cpu_us) = (beyond_us - excused_us, beyond_cpu_us - excused_us);
         let known = self.entry(user);
         known.seen = call.ended;
         let allowed_us = known.allowed_us + known.usual_us / UNUSUAL_PART;
         known.usual_us %= UNUSUAL_PART;
         known.allowed_us = allowed_us.min(MOST_ALLOWED_US);
-        let beyond_us = call.took_us - usual;
-        let beyond_cpu_us = call.cpu_us.min(call.took_us).saturating_sub(usual);
         known.beyond_us += beyond_us.saturating_sub(known.allowed_us);
         known.beyond_cpu_us += beyond_cpu_us.saturating_sub(known.allowed_us);
         known.allowed_us = known.allowed_us.saturating_sub(beyond_cpu_us);
@@ -222,7 +241,8 @@ impl Debts {
         if is_first {
             (known.counted, known.last_counted) = (0, None);
         }
-        let until = if is_first { Now(now.0.saturating_add(time_us)) } else { paid_at };
+        let first_us = us.saturating_mul(FIRST_DEBT_FACTOR);
+        let until = if is_first { Now(now.0.saturating_add(first_us)) } else { paid_at };
         let until = known.away_until.map_or(until, |former| former.max(until));
         (known.last_long, known.away_until) = (Some(now), Some(until));
         self.due = Some(self.due.map_or(until, |due| due.min(until)));

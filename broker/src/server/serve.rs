@@ -3,7 +3,6 @@
 //! that does not read.
 
 use crate::clients::connection::{Connection, Phase, index};
-use crate::clock;
 use crate::fds::closing::Reading;
 use crate::fds::jobs::NOBODY;
 use crate::limits::{WORK_PER_MESSAGE, WORK_PER_WAKE};
@@ -136,7 +135,7 @@ impl Server {
             _ => {}
         }
         connection.read_at = self.now;
-        let began = clock::now();
+        let began = self.calls.begin();
         let received = self.inbox.recv(socket.as_fd());
         self.calls.end(user, began, self.inbox.fds().len());
         match received {

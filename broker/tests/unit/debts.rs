@@ -33,13 +33,17 @@ fn call_at(debts: &mut Debts, minute: u64, served: &[u32]) -> bool {
 }
 
 #[test]
-fn note_when_a_call_is_long_then_its_user_alone_is_away_for_200_times_as_long() {
+fn note_when_a_call_is_long_then_its_user_alone_is_away_for_20_and_then_200_times_as_long() {
     let mut debts = owing();
     assert!(debts.is_away(ONE) && debts.has_owed(ONE) && !debts.is_away(user(1)));
-    let until = 2000 + DEBT_FACTOR * (2000 - USUAL_CALL_US);
+    let until = 2000 + FIRST_DEBT_FACTOR * (2000 - USUAL_CALL_US);
     assert_eq!(debts.due(), Some(Now(until)));
-    assert_eq!((debts.take_back(Now(until - 1)), debts.counts()), (vec![], (1, 1)));
-    assert_eq!((debts.take_back(Now(until)), debts.counts()), (vec![ONE], (1, 0)));
+    assert_eq!(debts.take_back(Now(until)), [ONE]);
+    debts.note(ONE, &long(MINUTE_US, 2000));
+    let until = MINUTE_US + 2000 + DEBT_FACTOR * (2000 - USUAL_CALL_US);
+    assert_eq!(debts.due(), Some(Now(until)));
+    assert_eq!((debts.take_back(Now(until - 1)), debts.counts()), (vec![], (2, 1)));
+    assert_eq!((debts.take_back(Now(until)), debts.counts()), (vec![ONE], (2, 0)));
     assert_eq!(debts.due(), None);
 }
 
@@ -122,6 +126,34 @@ fn note_when_a_hundred_users_make_long_calls_as_soon_as_they_may_then_they_take_
     assert!(rest <= now / DEBT_FACTOR + 2 * CALL_US, "{rest} of {now}");
 }
 
+/// Interrupts of 30 ms hit every tenth call and as often the loop's own work, which is what excuses.
+#[test]
+fn note_when_interrupts_hit_the_loop_between_calls_as_often_then_one_user_has_a_first_debt_at_most()
+{
+    let mut debts = Debts::new(true);
+    for at in 0..6000_u64 {
+        let now = at * 100_000;
+        debts.take_back(Now(now));
+        let hit = user((at % 7) as u32);
+        debts.note(hit, &long(now, 30_000));
+        debts.excuse(30_000, Now(now + 50_000));
+    }
+    assert_eq!(debts.counts(), (1, 0));
+}
+
+#[test]
+fn note_when_a_users_own_timers_excuse_its_calls_then_for_four_times_their_time_and_a_minute() {
+    let mut debts = Debts::strict();
+    debts.excuse(1000, Now(0));
+    debts.note(ONE, &long(0, 4 * 1000 + USUAL_CALL_US));
+    assert!(!debts.is_away(ONE));
+    debts.note(ONE, &long(5000, LONG_CALL_US + USUAL_CALL_US));
+    assert!(debts.is_away(ONE), "that is used up");
+    debts.excuse(1_000_000, Now(10_000));
+    debts.note(user(2), &long(10_000 + MINUTE_US, 2000));
+    assert!(debts.is_away(user(2)), "that was long ago");
+}
+
 #[test]
 fn is_too_much_when_long_in_three_minutes_while_others_were_served_then_the_third_time() {
     let mut debts = Debts::strict();
@@ -165,7 +197,11 @@ fn is_too_much_when_each_of_a_hundred_users_has_one_long_call_then_none_ends() {
     (0..100).for_each(|uid| debts.note(user(uid), &long(0, 50_000)));
     while let Some(call) = debts.take_news() {
         assert!(call.is_first && !debts.is_too_much(&call, (0..100).map(user)));
-        assert_eq!(call.until.0, 50_000 + DEBT_FACTOR * (50_000 - USUAL_CALL_US), "its own alone");
+        assert_eq!(
+            call.until.0,
+            50_000 + FIRST_DEBT_FACTOR * (50_000 - USUAL_CALL_US),
+            "its own alone"
+        );
     }
 }
 

@@ -19,6 +19,7 @@ pub mod shared_end;
 pub mod slow;
 pub mod sockets;
 pub mod stopped;
+pub mod timers;
 pub mod views;
 pub mod waits;
 
