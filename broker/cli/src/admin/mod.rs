@@ -169,21 +169,7 @@ impl Admin {
 
     /// Connects to `path`. `patience` bounds the wait for each answer, and for room in the queue of the socket.
     pub fn connect_within(path: &Path, patience: Duration) -> Result<Self> {
-        let flags = SockFlag::SOCK_CLOEXEC;
-        let failed = |errno: Errno| connect_error(path, errno.into());
-        let socket =
-            socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).map_err(failed)?;
-        let address = UnixAddr::new(path).map_err(failed)?;
-        // Bounds the connect too (socket(7), unix(7)).
-        let (whole_s, part_us) = (patience.as_secs(), patience.subsec_micros());
-        let limit = TimeVal::new(i64::try_from(whole_s).unwrap_or(i64::MAX), part_us.into());
-        setsockopt(&socket, SendTimeout, &limit).map_err(failed)?;
-        // With a bound, connect(2) is not restarted after a signal (signal(7)).
-        while let Err(errno) = connect(socket.as_raw_fd(), &address) {
-            if errno != Errno::EINTR {
-                return Err(failed(errno));
-            }
-        }
+        let socket = open(path, patience)?;
         fdbroker_scm::check_server(socket.as_fd(), path)
             .map_err(|who| Error::Stranger { path: path.to_owned(), who })?;
         Ok(Admin { patience, ..Self::on(socket, path) })
@@ -379,6 +365,7 @@ impl Admin {
             Ok(received) => received,
             Err(RecvError::Eof) if is_first => return Err(refusal(&self.path)),
             Err(RecvError::TimedOut) => return Err(Error::NoAnswer { path: self.path.clone() }),
+            Err(cause) if is_first => return Err(unless_gone(&self.path, lost(&self.path, cause))),
             Err(cause) => return Err(lost(&self.path, cause)),
         };
         let message = Message::parse(&self.buffer[..received.len])?;
@@ -399,10 +386,38 @@ impl AsFd for Admin {
     }
 }
 
+/// Connects, whoever serves there.
+fn open(path: &Path, patience: Duration) -> Result<OwnedFd> {
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let failed = |errno: Errno| connect_error(path, errno.into());
+    let socket = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).map_err(failed)?;
+    let address = UnixAddr::new(path).map_err(failed)?;
+    // Bounds the connect too (socket(7), unix(7)).
+    let (whole_s, part_us) = (patience.as_secs(), patience.subsec_micros());
+    let limit = TimeVal::new(i64::try_from(whole_s).unwrap_or(i64::MAX), part_us.into());
+    setsockopt(&socket, SendTimeout, &limit).map_err(failed)?;
+    // With a bound, connect(2) is not restarted after a signal (signal(7)).
+    while let Err(errno) = connect(socket.as_raw_fd(), &address) {
+        if errno != Errno::EINTR {
+            return Err(failed(errno));
+        }
+    }
+    Ok(socket)
+}
+
 /// The error of a connection that the broker closes at once: the broker does not admit this user.
 fn refusal(path: &Path) -> Error {
     let cause = io::Error::from(io::ErrorKind::PermissionDenied);
-    Error::Denied { path: path.to_owned(), cause }
+    unless_gone(path, Error::Denied { path: path.to_owned(), cause })
+}
+
+/// The error of a connection that ends before its first answer, unless the broker has just ended
+/// with the connection in its queue: then nothing listens any more.
+fn unless_gone(path: &Path, otherwise: Error) -> Error {
+    match open(path, ANSWER_LIMIT) {
+        Err(gone @ Error::NoBroker { .. }) => gone,
+        _ => otherwise,
+    }
 }
 
 fn lost(path: &Path, cause: impl std::fmt::Display) -> Error {

@@ -35,20 +35,36 @@ fn connect_when_nobody_listens_then_no_broker_and_exit_3() {
     assert!(error.to_string().contains("fdbroker run"), "{error}");
 }
 
-#[test]
-fn connect_when_the_queue_stays_full_then_no_answer_within_the_limit() {
+/// A socket that listens at a path of its own, with a queue of that length.
+fn listening(name: &str, queue: i32) -> (PathBuf, OwnedFd) {
     use nix::sys::socket::{Backlog, bind, listen};
-    let path = std::env::temp_dir().join(format!("fdb-queue-{}", std::process::id()));
+    let path = std::env::temp_dir().join(format!("fdb-{name}-{}", std::process::id()));
     let flags = SockFlag::SOCK_CLOEXEC;
     let listener = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).expect("one");
     bind(listener.as_raw_fd(), &UnixAddr::new(&path).expect("short")).expect("bound");
-    listen(&listener, Backlog::new(0).expect("a length")).expect("it listens");
+    listen(&listener, Backlog::new(queue).expect("a length")).expect("it listens");
+    (path, listener)
+}
+
+#[test]
+fn connect_when_the_queue_stays_full_then_no_answer_within_the_limit() {
+    let (path, _listener) = listening("queue", 0);
     // Nobody accepts: the first connection fills the queue.
     let connect = |_| Admin::connect_within(&path, Duration::from_millis(1));
     let ends: Vec<Result<Admin>> = (0..2).map(connect).collect();
     let _ = std::fs::remove_file(&path);
     assert!(ends[0].is_ok(), "{:?}", ends[0]);
     assert!(matches!(ends[1], Err(Error::NoAnswer { .. })), "{:?}", ends[1]);
+}
+
+#[test]
+fn status_when_the_broker_ends_with_the_connection_in_its_queue_then_no_broker() {
+    let (path, listener) = listening("ended", 1);
+    let mut admin = Admin::connect(&path).expect("room in the queue");
+    drop(listener);
+    let error = admin.status().expect_err("it has ended");
+    let _ = std::fs::remove_file(&path);
+    assert_eq!(error.exit_status(), crate::error::exit::NO_BROKER, "{error}");
 }
 
 #[test]
@@ -134,6 +150,11 @@ fn all_when_refused_or_nonsense_then_an_error() {
 
 #[test]
 fn all_when_the_broker_closes_at_once_then_denied() {
-    let error = clients(&mut scripted(vec![])).expect_err("closed");
+    let (path, listener) = listening("closes", 1);
+    let mut admin = Admin::connect(&path).expect("room in the queue");
+    let accepted = nix::sys::socket::accept(listener.as_raw_fd()).expect("a connection");
+    nix::unistd::close(accepted).expect("a fd of this test");
+    let error = clients(&mut admin).expect_err("closed");
+    let _ = std::fs::remove_file(&path);
     assert!(matches!(error, Error::Denied { .. }), "{error}");
 }
