@@ -5,9 +5,12 @@ use crate::attack::Attack;
 use crate::wire::{Conn, Push, connect_now, nap, push, stopped, supply};
 use fdbroker_protocol::admin::{Act, Query, act_flags};
 use fdbroker_protocol::{Kind, MAX_BATCH, Writer};
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::unistd::{Pid, gettid};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::Sender;
 
 /// Threads that poll each socket, and how often a socket is in the array of each.
 const THREADS: usize = 5;
@@ -27,14 +30,26 @@ pub fn queues(attack: &mut Attack) {
     let Some(view) = connect_to_look(attack) else { return };
     let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(_, hard)| hard);
     setrlimit(Resource::RLIMIT_NOFILE, limit, limit).expect("the hard limit");
-    let entries = usize::try_from(limit).unwrap_or(ENTRIES).min(ENTRIES);
+    let entries = usize::try_from(limit - 1).unwrap_or(ENTRIES).min(ENTRIES);
     let wanted = conn.register(&[], MAX_BATCH as u32);
     let sockets = [conn.socket.as_fd(), events.as_fd(), view.as_fd()];
+    let (end, ending) = nix::unistd::pipe().expect("a pipe");
+    let (began, beginning) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         for socket in sockets {
-            (0..THREADS).for_each(|_| drop(scope.spawn(move || wait_for_nothing(socket, entries))));
+            for _ in 0..THREADS {
+                let (end, began) = (end.as_fd(), began.clone());
+                scope.spawn(move || wait_for_nothing(socket, entries, end, &began));
+            }
+        }
+        drop(began);
+        let threads: Vec<Pid> = beginning.iter().take(sockets.len() * THREADS).collect();
+        // A message before they wait is cheap, and answered.
+        while !stopped() && !threads.iter().all(|thread| is_waiting(*thread)) {
+            nap();
         }
         send_all(attack, sockets, &wanted);
+        drop(ending);
     });
 }
 
@@ -58,12 +73,24 @@ fn send_all(attack: &mut Attack, [main, events, view]: [BorrowedFd<'_>; 3], want
     attack.tally.wrong += served.iter().filter(|count| **count > MOST_SERVED).count() as u64;
 }
 
-/// Waits for what never comes, with so many entries in the queue of the socket, until the end.
-fn wait_for_nothing(socket: BorrowedFd<'_>, entries: usize) {
+/// Waits for what never comes, with so many entries in the queue of the socket, until the other end
+/// of the pipe goes.
+fn wait_for_nothing(
+    socket: BorrowedFd<'_>,
+    entries: usize,
+    end: BorrowedFd<'_>,
+    began: &Sender<Pid>,
+) {
     let mut all = vec![PollFd::new(socket, PollFlags::empty()); entries];
-    while !stopped() {
-        let _ = poll(&mut all, PollTimeout::from(100u16));
-    }
+    all.push(PollFd::new(end, PollFlags::empty()));
+    let _ = began.send(gettid());
+    while poll(&mut all, PollTimeout::NONE) == Err(Errno::EINTR) {}
+}
+
+/// Whether a thread of this process sleeps (proc_pid_stat(5)).
+fn is_waiting(thread: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
+    stat.is_ok_and(|stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S')))
 }
 
 fn connect_to_look(attack: &Attack) -> Option<OwnedFd> {
