@@ -1,32 +1,11 @@
-//! The loop: waits, gives each ready client its turn, hands what it says to the core, applies what the core says.
-//! Must never block, but in the one wait.
+//! The loop: waits, gives each ready client its turn, hands what it says to the core, applies what the core says. Its floors: `turn`
+//! (who is next, and what ends) above `serve` (what is asked) above `settle` (what the core says, and what goes out) above `parts`.
+//! Must never block, but in the one wait, nor call from one floor up to another.
 
-pub mod accept;
-pub mod acts;
-pub mod admins;
-pub mod ahead;
-pub mod apply;
-pub mod caps;
-pub mod chores;
-pub mod debts;
-pub mod ending;
-pub mod feedback;
-pub mod flow;
-pub mod go_on;
-pub mod hand_over;
-pub mod inbox;
-mod joining;
-pub mod kept;
-pub mod objects;
-pub mod pack;
 pub mod parts;
-pub mod reload;
-pub mod run;
-pub mod seals;
-pub mod serve;
+mod serve;
+mod settle;
 #[cfg(test)]
 #[path = "../../tests/unit/server/mod.rs"]
 mod tests;
-pub mod trim;
-pub mod waiting;
-pub mod watch;
+mod turn;

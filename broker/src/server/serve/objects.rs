@@ -8,11 +8,11 @@ use crate::kernel;
 use crate::limits::WORK_PER_PAGE;
 use crate::messages::objects::{self, Wish};
 use crate::messages::requests::{Breach, Context};
-use crate::server::apply::send_slots;
-use crate::server::flow::send_to;
 use crate::server::parts::Server;
-use crate::server::seals::Seal;
-use crate::server::waiting::Channel;
+use crate::server::parts::seals::Seal;
+use crate::server::parts::waiting::Channel;
+use crate::server::settle::apply::send_slots;
+use crate::server::settle::flow::send_to;
 use fdbroker_core::{
     ClientId, Effect, GotObject, Granted, GroupId, Input, Making, RequestId, Touch,
 };

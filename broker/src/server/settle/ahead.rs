@@ -7,8 +7,8 @@ use crate::fds::jobs::Report;
 use crate::limits::LEAST_UNREAD_BYTES;
 use crate::messages::replies;
 use crate::readiness::{Source, register, watch};
-use crate::server::apply::send_slots;
 use crate::server::parts::Server;
+use crate::server::settle::apply::send_slots;
 use fdbroker_core::{ClientId, Granted, RequestId};
 use std::os::fd::{AsFd, OwnedFd};
 

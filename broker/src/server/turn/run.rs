@@ -9,7 +9,7 @@ use crate::kernel::is_readable;
 use crate::limits::{READINESS_PER_WAKE, REPORTS_PER_CHORE, SOCKETS_PER_CHORE};
 use crate::node::signals::Request;
 use crate::readiness::Source;
-use crate::server::chores::Chore;
+use crate::server::parts::chores::Chore;
 use crate::server::parts::{Ending, Server};
 use crate::settings::assignment;
 use fdbroker_core::{DomainKey, Input, Note};

@@ -1,6 +1,13 @@
 //! The daemon while it runs: the parts that the loop works with. Each part keeps its own invariant. Must never do
 //! anything by itself.
 
+pub mod chores;
+pub mod feedback;
+pub mod inbox;
+pub mod seals;
+pub mod trim;
+pub mod waiting;
+
 use crate::admin::rights::Sight;
 use crate::admin::side::AdminSide;
 use crate::admin::view::{View, Whole};
@@ -29,12 +36,12 @@ use crate::node::warden::Warden;
 use crate::past::Past;
 use crate::readiness::Source;
 use crate::readiness::register;
-use crate::server::chores::Schedule;
-use crate::server::feedback::Feedback;
-use crate::server::inbox::Inbox;
-use crate::server::seals::Seals;
-use crate::server::trim::Trim;
-use crate::server::waiting::Waiting;
+use crate::server::parts::chores::Schedule;
+use crate::server::parts::feedback::Feedback;
+use crate::server::parts::inbox::Inbox;
+use crate::server::parts::seals::Seals;
+use crate::server::parts::trim::Trim;
+use crate::server::parts::waiting::Waiting;
 use crate::settings::Settings;
 use crate::settings::reload::Rereading;
 use fdbroker_core::{ClientId, Config, Core, Now};
