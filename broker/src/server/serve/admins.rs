@@ -2,22 +2,20 @@
 //! its connection. Must never hold up grants: one query per wake, a bounded number of slots looked at for it.
 
 use crate::admin::rights::Rights;
-use crate::admin::side::{Comer, Sent, Turn};
-use crate::fds::jobs::Report;
-use crate::fds::table::Retiring;
+use crate::admin::side::{Comer, Turn};
 use crate::kernel;
-use crate::limits::VIEWERS_PER_CHORE;
-use crate::readiness::Source;
-use crate::readiness::{register, watch};
+use crate::limits::{PEER_GROUPS, VIEWERS_PER_CHORE};
+use crate::node::namespace::Namespace;
+use crate::readiness::{Source, register};
 use crate::server::parts::Server;
 use crate::server::serve::acts::is_act;
-use crate::server::turn::accept::{known_group, other_groups};
-use fdbroker_core::DomainKey;
+use fdbroker_core::{DomainKey, NO_GROUP};
 use fdbroker_protocol::admin::{Act, Query, SetLimit};
 use fdbroker_protocol::codec::{DecodeError, Message};
 use fdbroker_protocol::{ErrorCode, Kind, Status};
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
-use std::os::fd::{AsFd, OwnedFd};
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 impl Server {
     /// One query of one administrator, in turn.
@@ -51,20 +49,6 @@ impl Server {
             }
             self.keep_away(index);
         }
-    }
-
-    /// Ends a connection. In an administrator's no fds can lie: the kernel refuses them, or drops them where they are not received.
-    pub(crate) fn end_admin(&mut self, index: usize) {
-        if let Some((socket, comer)) = self.admin.end(index) {
-            self.retire_viewer(socket, comer);
-        }
-    }
-
-    /// A lane closes what any user may have put there.
-    pub(crate) fn retire_viewer(&mut self, socket: OwnedFd, comer: Comer) {
-        let Comer { uid, payer: user, .. } = comer;
-        let report = Report::TurnedAway(uid);
-        self.fds.retire(Retiring { socket, uid, user, report, is_at_end: false });
     }
 
     /// Accepts users that look. Whoever finds no place is told AGAIN: nobody waits in the queue for a place of others.
@@ -201,20 +185,6 @@ impl Server {
     fn log_viewer(&mut self, comer: Comer, what: &dyn std::fmt::Display) {
         self.log_bad_input(comer.uid, comer.pid, &format_args!("looking: {what}"));
     }
-
-    pub(crate) fn send_admin(&mut self, index: usize, bytes: &[u8]) -> bool {
-        match self.admin.send(index, bytes, &mut self.calls) {
-            Sent::Done => true,
-            Sent::Kept => self.watch_admin(index),
-            Sent::Gone => false,
-        }
-    }
-
-    /// Watches for room while an answer waits for it.
-    fn watch_admin(&self, index: usize) -> bool {
-        let Some(socket) = self.admin.socket(index) else { return false };
-        watch(&self.poll, socket, Source::Admin(index), self.admin.is_pending(index)).is_ok()
-    }
 }
 
 /// What an administrator has sent.
@@ -233,4 +203,19 @@ fn take_apart(bytes: &[u8]) -> Result<(Kind, u64, Body), (u64, DecodeError)> {
         _ => message.body_as().map(|query| Body::Query(*query)),
     };
     Ok((message.kind, message.id, body.map_err(|error| (message.id, error))?))
+}
+
+/// A group that allocations may be shared with; one that this namespace does not know is no group.
+pub(crate) fn known_group(namespace: Namespace, gid: u32) -> u32 {
+    if namespace.hides_group(gid) { NO_GROUP } else { gid }
+}
+
+/// The other groups of the process at the other end.
+pub(crate) fn other_groups(namespace: Namespace, socket: BorrowedFd<'_>) -> Vec<u32> {
+    let mut groups = kernel::peer_groups(socket, PEER_GROUPS).unwrap_or_else(|error| {
+        log::warn!("a client's groups beside its first do not count: {error}");
+        Vec::new()
+    });
+    groups.retain(|gid| !namespace.hides_group(*gid));
+    groups
 }

@@ -2,8 +2,9 @@
 
 pub mod acts;
 pub mod admins;
-pub mod caps;
-pub mod kept;
+pub mod hello;
 pub mod objects;
+pub mod refusing;
 pub mod reload;
 pub mod requests;
+pub mod watchers;

@@ -1,8 +1,8 @@
-//! Requests about named objects: hands them to the core, and sends its answers. Before the core seals a group of host memory, the
+//! Requests about named objects: hands them to the core. Before the core seals a group of host memory, the
 //! loop looks whether that is sealed, and a lane opens it for readers. Must never add a seal, nor answer a seal before readers can be given
-//! the memory.
+//! the memory, nor seal a group that outlives this broker whose fd lies in no carrier.
 
-use crate::clients::connection::{Blocked, index};
+use crate::clients::connection::index;
 use crate::fds::classify::{self, Sealed};
 use crate::kernel;
 use crate::limits::WORK_PER_PAGE;
@@ -11,19 +11,15 @@ use crate::messages::requests::{Breach, Context};
 use crate::server::parts::Server;
 use crate::server::parts::seals::Seal;
 use crate::server::parts::waiting::Channel;
-use crate::server::settle::apply::send_slots;
 use crate::server::settle::flow::send_to;
-use fdbroker_core::{
-    ClientId, Effect, GotObject, Granted, GroupId, Input, Making, RequestId, Touch,
-};
+use fdbroker_core::{ClientId, Effect, GroupId, Input, Making, RequestId, Touch};
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::{ErrorCode, MemoryKind, Status};
-use fdbroker_scm::SendError;
 use std::os::fd::RawFd;
 
 impl Server {
     /// The request in the buffer. `has_looked`: as for [`Server::decode`].
-    pub(crate) fn serve_objects(&mut self, client: ClientId, length: usize, has_looked: bool) {
+    pub(super) fn serve_objects(&mut self, client: ClientId, length: usize, has_looked: bool) {
         let message = match Message::parse(self.inbox.bytes(length)) {
             Ok(message) => message,
             Err(error) => return self.break_off(client, 0, &Breach::Decode(error)),
@@ -258,78 +254,17 @@ impl Server {
 
     // --- answers ------------------------------------------------------------------------------------
 
-    /// Answers a create.
-    pub(crate) fn send_created(
+    /// Has the core seal a group; `checked`: what was found of its memory.
+    pub(crate) fn seal_objects(
         &mut self,
         client: ClientId,
         request: RequestId,
         group: GroupId,
-        deposit_credits: u32,
+        checked: Result<(), Status>,
     ) {
-        let bytes = objects::write_created(
-            &mut self.writer,
-            request,
-            group,
-            deposit_credits,
-            !self.kept.is_there(),
-        );
-        let sent = send_to(&mut self.connections, &mut self.calls, client, bytes);
-        self.after_send(client, sent);
-    }
-
-    /// Answers a seal.
-    pub(crate) fn send_sealed(&mut self, client: ClientId, request: RequestId, version: u64) {
-        let bytes = objects::write_sealed(&mut self.writer, request, version);
-        let sent = send_to(&mut self.connections, &mut self.calls, client, bytes);
-        self.after_send(client, sent);
-    }
-
-    /// Answers a get with its fds. If that cannot be now, its leases are given back, and it is to be asked again: for so
-    /// many groups at a time as the answer says.
-    pub(crate) fn send_got(
-        &mut self,
-        client: ClientId,
-        request: RequestId,
-        objects: &[GotObject],
-        grants: &[Granted],
-    ) {
-        match self.room_for_fds(client, grants.len()) {
-            Ok(room) if room >= grants.len() => {}
-            Ok(room) => return self.give_back(client, request, grants, room),
-            Err(()) => return self.give_back(client, request, grants, 0),
-        }
-        let Some(connection) = self.connections.get_mut(index(client)) else { return };
-        let got = (objects, grants);
-        let slots = &mut self.scratch.slots;
-        let bytes = objects::write_got(&mut self.writer, request, &self.core, got, slots);
-        let Some(socket) = connection.socket() else { return };
-        let send = || send_slots(socket, bytes, &self.scratch.slots, &self.fds);
-        match self.calls.time(connection.shares_as, grants.len(), send) {
-            Ok(()) => {
-                self.in_flight.note_sent(connection, grants.len());
-                if self.admin.is_watched() {
-                    self.note_grants(client, grants);
-                }
-            }
-            Err(SendError::WouldBlock) => {
-                self.block(client, Blocked::Unread);
-                self.give_back(client, request, grants, 0);
-            }
-            Err(SendError::TooManyRefs) => {
-                self.block(client, Blocked::InFlight);
-                self.give_back(client, request, grants, 0);
-            }
-            Err(SendError::PeerGone) => self.end_connection(client),
-            Err(error) => {
-                log::error!("objects could not be sent to client {}: {error}", client.0);
-                self.end_with(client, ErrorCode::Internal.into());
-            }
-        }
-    }
-
-    fn give_back(&mut self, client: ClientId, request: RequestId, grants: &[Granted], room: usize) {
-        self.feedback.note_cut(client, grants.iter().map(|grant| grant.lease).collect());
-        let status = Status::with_value(ErrorCode::Again, room as u64);
-        self.reply_failed(client, request, status);
+        let begun =
+            checked.and_then(|()| self.kept.begin_seal(client, group, &self.core, &self.fds));
+        self.step(Input::SealObjects { client, request, group, checked: begun });
+        self.kept.end_keep();
     }
 }

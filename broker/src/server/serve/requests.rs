@@ -2,21 +2,21 @@
 //! never leave an fd that came with a message without an owner, nor go on reading from a client
 //! that does not read.
 
-use crate::clients::connection::{Connection, Phase, index};
+use crate::clients::connection::{Blocked, Phase, index};
 use crate::fds::closing::Reading;
-use crate::fds::jobs::NOBODY;
+use crate::kernel::is_readable;
 use crate::limits::{WORK_PER_MESSAGE, WORK_PER_WAKE};
 use crate::messages::objects::is_about_objects;
 use crate::messages::requests::{self, Breach, Context};
 use crate::messages::resolve::write_resolved;
 use crate::server::parts::Server;
-use crate::server::parts::waiting::{Channel, Refused, Suspended};
+use crate::server::parts::waiting::{Channel, Suspended};
+use crate::server::settle::ending::is_read;
 use crate::server::settle::flow::send_to;
-use fdbroker_core::{ClientId, Input, Now, OwnerKey, RequestId, Ticket};
+use fdbroker_core::{ClientId, Input, RequestId, Ticket};
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::limits::MAX_NEIGHBOURS;
-use fdbroker_protocol::message::{HELLO_MAGIC, Hello, PROTOCOL_VERSION};
-use fdbroker_protocol::{ErrorCode, Kind, LogTopic, Status};
+use fdbroker_protocol::{ErrorCode, Kind};
 use fdbroker_scm::RecvError;
 use std::os::fd::AsFd;
 
@@ -47,21 +47,6 @@ impl Server {
         let is_free = self.serve_channel(client, Channel::Event);
         if self.serve_channel(client, Channel::Main) && is_free {
             self.connections.enqueue_rest(client);
-        }
-    }
-
-    /// Takes the client's turns away until fds of its uid are closed, or their time is over.
-    fn pause(&mut self, client: ClientId, until: Now) {
-        let Some(connection) = self.connections.get(index(client)) else { return };
-        self.waiting.pause(connection.domain.uid, client, until);
-    }
-
-    /// Gives paused clients their turns again, if fds of their uid have been closed, or have been waited for long
-    /// enough.
-    pub(crate) fn resume_paused(&mut self) {
-        for (uid, clients) in self.waiting.resume(|uid| self.fds.reading(uid)) {
-            self.give_up(uid);
-            clients.into_iter().for_each(|client| self.connections.enqueue(client));
         }
     }
 
@@ -325,31 +310,6 @@ impl Server {
         }
     }
 
-    /// The message in the buffer waits until one of its fds has been looked at; so do messages with fds of the same uid.
-    pub(super) fn suspend(&mut self, client: ClientId, channel: Channel, length: usize) {
-        let Connection { serial, domain, .. } = self.connections[index(client)];
-        let until = match self.fds.reading(domain.uid) {
-            Reading::Wait(until) => until,
-            Reading::Free | Reading::WithoutFds => self.now,
-        };
-        let bytes = self.inbox.bytes(length).to_vec();
-        self.waiting.suspend(domain.uid, Suspended { client, serial, channel, bytes });
-        self.pause(client, until);
-    }
-
-    /// The message of `uid` that waited, as the message at hand again; `None`: there was none, or its client has ended.
-    fn take_suspended(&mut self, uid: u32) -> Option<Suspended> {
-        let suspended = self.waiting.take_suspended(uid)?;
-        self.fds.resume(uid);
-        let connection = self.connections.get(index(suspended.client));
-        let is_there = connection
-            .is_some_and(|it| it.serial == suspended.serial && it.phase == Phase::Welcomed);
-        if !is_there {
-            self.fds.refuse_rest(uid);
-        }
-        is_there.then_some(suspended)
-    }
-
     /// The fd that the message of `uid` waited for has been looked at.
     pub(crate) fn go_on_with(&mut self, uid: u32) {
         let Some(Suspended { client, channel, bytes, .. }) = self.take_suspended(uid) else {
@@ -357,96 +317,6 @@ impl Server {
         };
         self.inbox.put(&bytes);
         self.decode(client, channel, bytes.len(), true);
-    }
-
-    /// The look that a message of `uid` waits for, if one does, hangs: the message is refused.
-    fn give_up(&mut self, uid: u32) {
-        let Some(Suspended { client, channel, bytes, .. }) = self.take_suspended(uid) else {
-            return;
-        };
-        match (channel, Message::parse(&bytes)) {
-            (Channel::Main, Ok(message)) => self.answer_hung(client, message.id, uid),
-            // An answer to a recall gets none: the owner counts as silent when the time of the recall is over.
-            _ => self.fds.refuse_rest(uid),
-        }
-    }
-
-    /// Ends clients with a message that waits: a successor could not go on with it.
-    pub(crate) fn end_suspended(&mut self) {
-        for uid in self.waiting.suspended_uids() {
-            if let Some(Suspended { client, .. }) = self.take_suspended(uid) {
-                self.fds.refuse_rest(uid);
-                self.lose(client);
-            }
-        }
-    }
-
-    /// Refuses a message because closes of its uid hang, or a look.
-    fn answer_hung(&mut self, client: ClientId, id: u64, uid: u32) {
-        self.log_bad_client(client, &"its deposits are refused: closes of fds hang");
-        let status = self.fds.closing().refusal(uid);
-        self.fds.refuse_rest(uid);
-        self.reply_failed(client, RequestId(id), status);
-        self.settle_queues();
-    }
-
-    /// Refuses the next message, which has fds, while closes of its uid hang. A lane drops it, and the client is not read
-    /// from until then.
-    fn refuse_next(&mut self, client: ClientId, channel: Channel) {
-        let Some(connection) = self.connections.get_mut(index(client)) else { return };
-        let Some(socket) = connection.socket_of(channel == Channel::Main) else { return };
-        let peeked = self.calls.time(connection.shares_as, 0, || self.inbox.peek(socket));
-        let Ok(length) = peeked else { return self.lose(client) };
-        let message = match Message::parse(self.inbox.bytes(length)) {
-            Ok(message) => message,
-            Err(error) => return self.break_off(client, 0, &Breach::Decode(error)),
-        };
-        let id = message.id;
-        if connection.phase != Phase::Welcomed {
-            return self.break_off(client, id, &Breach::OutOfTurn(message.kind));
-        }
-        connection.waits_for_drop = true;
-        let (uid, serial) = (connection.domain.uid, connection.serial);
-        let message = Refused { client, serial, channel };
-        if self.waiting.refuse(uid, message) {
-            self.drop_refused(uid, message);
-        }
-        // An answer to a recall gets none: the owner counts as silent when the time of the recall is over.
-        if channel == Channel::Main {
-            self.answer_hung(client, id, uid);
-        }
-    }
-
-    /// Has a lane drop the message, if its client is still there.
-    fn drop_refused(&mut self, uid: u32, mut message: Refused) {
-        loop {
-            let Refused { client, serial, channel } = message;
-            let connection = self.connections.get(index(client)).filter(|it| it.serial == serial);
-            let socket = connection.and_then(|it| it.socket_of(channel == Channel::Main));
-            match socket.map(|socket| socket.try_clone_to_owned()) {
-                Some(Ok(duplicate)) => return self.fds.drop_next(duplicate, uid),
-                // There is no place for a duplicate.
-                Some(Err(_)) => self.lose(client),
-                None => {}
-            }
-            let (_, Some(next)) = self.waiting.take_refused(uid) else { return };
-            message = next;
-        }
-    }
-
-    /// A refused message of `uid` has been dropped.
-    pub(crate) fn note_dropped(&mut self, uid: u32) {
-        let (dropped, next) = self.waiting.take_refused(uid);
-        if let Some(next) = next {
-            self.drop_refused(uid, next);
-        }
-        let Some(Refused { client, serial, .. }) = dropped else { return };
-        if let Some(connection) = self.connections.get_mut(index(client))
-            && connection.serial == serial
-        {
-            connection.waits_for_drop = false;
-            self.connections.enqueue(client);
-        }
     }
 
     /// How many fds the client may send in a message on this channel, if the message at hand has more.
@@ -458,123 +328,26 @@ impl Server {
         (self.fds.arrived_count() > credits).then_some(credits)
     }
 
-    /// Some fds of the message are lost because the broker's table is full. The client is not to blame.
-    fn answer_truncated(&mut self, client: ClientId, id: u64) {
-        log::error!("the fd table is full: fds of client {} were lost", client.0);
-        self.fds.refuse_rest(NOBODY);
-        self.reply_failed(client, RequestId(id), ErrorCode::Internal.into());
+    /// Whether the client can be sent fds ahead: it has a socket for them, and has read what was sent before.
+    pub(crate) fn may_fetch(&self, client: ClientId) -> bool {
+        let connection = self.connections.get(index(client));
+        connection.is_some_and(|it| it.blocked.is_none() && it.ahead.as_ref().is_some_and(is_read))
+    }
+
+    /// Whether requests of the client may be read: it must have room for what they will bring. If
+    /// not, it is blocked.
+    pub(crate) fn may_read(&mut self, client: ClientId) -> bool {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return true };
+        if self.in_flight.may_send(connection) {
+            return true;
+        }
+        if connection.socket().is_some_and(|socket| !is_readable(socket)) {
+            // It has sent nothing since: most likely it is about to read its last answer, and then sends more.
+            connection.is_main_ready = false;
+            return false;
+        }
+        self.block(client, Blocked::Unread);
         self.settle_queues();
-    }
-
-    /// The first message, in the buffer.
-    fn take_hello(&mut self, client: ClientId, length: usize) {
-        let message = match Message::parse(self.inbox.bytes(length)) {
-            Ok(message) => message,
-            Err(error) => return self.break_off(client, 0, &Breach::Decode(error)),
-        };
-        let id = message.id;
-        let hello = match check_hello(&message, &self.connections[index(client)]) {
-            Ok(hello) => *hello,
-            Err(breach) => return self.break_off(client, id, &breach),
-        };
-        self.connections.advance(index(client), Phase::Greeted);
-        self.connections[index(client)].name = hello.name;
-        let (own_fds, max_held_fds) = (hello.own_fds.get(), hello.max_held_fds.get());
-        let deadline = requests::deadline(self.now, hello.deadline_ms.get());
-        // The answer takes as long as a whole turn.
-        self.schedule.spend(WORK_PER_WAKE);
-        self.identify(client, hello.key.get().into());
-        if max_held_fds != 0 {
-            self.step(Input::BoundHeld { client, fds: max_held_fds });
-        }
-        self.step(Input::Hello { client, request: RequestId(id), own_fds, deadline });
-        self.refuse_rest(client);
-    }
-
-    /// Tells the core by which key the client can be known after a crash. Without a key it cannot be.
-    fn identify(&mut self, client: ClientId, random: u64) {
-        let Connection { pid, start, .. } = self.connections[index(client)];
-        if random != 0 {
-            self.step(Input::Identify {
-                client,
-                key: OwnerKey { pid, started: start.ticks, random },
-            });
-        }
-    }
-
-    /// Has a lane close the fds of the message that nothing has claimed.
-    pub(super) fn refuse_rest(&mut self, client: ClientId) {
-        if self.fds.arrived_count() > 0 {
-            let connection = self.connections.get(index(client));
-            self.fds.refuse_rest(connection.map_or(NOBODY, |connection| connection.domain.uid));
-        }
-    }
-
-    /// A broken message: said once in the log, answered PROTOCOL, and the connection ends.
-    pub(crate) fn break_off(&mut self, client: ClientId, id: u64, breach: &Breach) {
-        self.log_bad_client(client, breach);
-        self.refuse_rest(client);
-        let value = match breach {
-            Breach::NoVersion { .. } => u64::from(PROTOCOL_VERSION),
-            _ => 0,
-        };
-        let status = Status::with_value(ErrorCode::Protocol, value);
-        self.reply_failed(client, RequestId(id), status);
-        self.lose(client);
-    }
-
-    pub(crate) fn log_bad_client(&mut self, client: ClientId, what: &dyn std::fmt::Display) {
-        let Some(connection) = self.connections.get_mut(index(client)) else { return };
-        let (uid, pid) = (connection.domain.uid, connection.pid);
-        if !std::mem::replace(&mut connection.is_bad_input_logged, true) {
-            self.log_bad_input(uid, pid, what);
-        }
-    }
-
-    pub(crate) fn log_bad_input(&mut self, uid: u32, pid: u32, what: &dyn std::fmt::Display) {
-        if self.journal.allows(LogTopic::BadInput, uid, self.now) {
-            log::warn!("pid {pid} (uid {uid}): {what}");
-        }
-    }
-}
-
-fn check_hello<'m>(message: &Message<'m>, connection: &Connection) -> Result<&'m Hello, Breach> {
-    if message.kind != Kind::Hello || connection.phase != Phase::Silent {
-        return Err(Breach::OutOfTurn(message.kind));
-    }
-    if message.fd_count != 0 {
-        let arrived = message.fd_count.into();
-        let error = fdbroker_protocol::DecodeError::FdCount { announced: 0, arrived };
-        return Err(Breach::Decode(error));
-    }
-    // Magic and versions keep their place in every version; what follows may be longer or shorter
-    // in another.
-    let (versions, _) = HelloStart::split(message.body).ok_or(Breach::Magic)?;
-    if versions.magic != HELLO_MAGIC {
-        return Err(Breach::Magic);
-    }
-    if !(versions.min..=versions.max).contains(&u16::from(PROTOCOL_VERSION)) {
-        return Err(Breach::NoVersion { min: versions.min, max: versions.max });
-    }
-    if message.id == 0 {
-        return Err(Breach::NoId(message.kind));
-    }
-    message.body_as::<Hello>().map_err(Breach::Decode)
-}
-
-/// The part of a hello that every version has.
-struct HelloStart {
-    magic: [u8; 8],
-    min: u16,
-    max: u16,
-}
-
-impl HelloStart {
-    fn split(body: &[u8]) -> Option<(Self, &[u8])> {
-        let (magic, rest) = body.split_first_chunk()?;
-        let (min, rest) = rest.split_first_chunk()?;
-        let (max, rest) = rest.split_first_chunk()?;
-        let (min, max) = (u16::from_le_bytes(*min), u16::from_le_bytes(*max));
-        Some((HelloStart { magic: *magic, min, max }, rest))
+        false
     }
 }

@@ -1,20 +1,13 @@
 //! Applies what the core says, in its order, and hands back what could not be done. Must never call
 //! the core in the middle of a list: what it has to hear waits until the list is done.
 
-use crate::clients::connection::{Blocked, HelloReply, index};
-use crate::clock;
-use crate::fds::table::FdTable;
-use crate::kernel;
+use crate::clients::connection::index;
 use crate::messages::replies;
-use crate::readiness::Source;
-use crate::readiness::register;
 use crate::server::parts::Server;
 use crate::server::parts::feedback::Unsent;
-use crate::server::settle::flow::{send_or_keep, send_to};
-use fdbroker_core::{ClientId, Effect, Effects, Granted, RequestId};
-use fdbroker_protocol::{ErrorCode, MAX_BATCH, MemoryKind, Status};
-use fdbroker_scm::SendError;
-use std::os::fd::{AsFd, BorrowedFd};
+use crate::server::settle::flow::send_to;
+use fdbroker_core::{ClientId, Effect, Effects, Input};
+use fdbroker_protocol::{MemoryKind, Status};
 
 impl Server {
     /// Applies `effects`, then what follows from them, until nothing does. Takes the reused list
@@ -148,148 +141,24 @@ impl Server {
         }
     }
 
-    /// Sends a grant with its fds, and says how many. `Err`: not now; the client is blocked until it has read, or
-    /// others have.
-    fn send_granted(
-        &mut self,
-        client: ClientId,
-        request: RequestId,
-        grants: &[Granted],
-    ) -> Result<usize, ()> {
-        let fds = grants.iter().filter(|grant| grant.status.is_ok()).count();
-        if fds > 0 {
-            let room = self.room_for_fds(client, fds)?;
-            if room < fds {
-                return self.send_cut(client, request, grants, room).map(|()| room);
-            }
-        }
-        self.send_whole(client, request, grants, fds).map(|()| fds)
+    /// Hands an input that borrows nothing from the buffers to the core, and applies what it says.
+    pub fn step(&mut self, input: Input<'_>) {
+        let mut effects = self.feedback.take_list();
+        self.core.step(self.now, input, &mut effects);
+        self.settle(effects);
     }
 
-    /// Sends a grant of which only `room` fds may be in flight: the other items answer AGAIN, and
-    /// their leases are given back.
-    fn send_cut(
-        &mut self,
-        client: ClientId,
-        request: RequestId,
-        grants: &[Granted],
-        room: usize,
-    ) -> Result<(), ()> {
-        let mut grants = grants.to_vec();
-        let mut leases = Vec::new();
-        for grant in grants.iter_mut().filter(|grant| grant.status.is_ok()).skip(room) {
-            leases.push(grant.lease);
-            *grant = Granted::refused(grant.wanted, ErrorCode::Again.into());
-        }
-        self.send_whole(client, request, &grants, room)?;
-        self.feedback.note_cut(client, leases);
-        Ok(())
+    /// The client's process or socket has ended, or it is to end at once.
+    pub(crate) fn lose(&mut self, client: ClientId) {
+        self.end_connection(client);
+        self.settle_queues();
     }
 
-    fn send_whole(
-        &mut self,
-        client: ClientId,
-        request: RequestId,
-        grants: &[Granted],
-        fds: usize,
-    ) -> Result<(), ()> {
-        let Some(connection) = self.connections.get_mut(index(client)) else { return Ok(()) };
-        let core = &self.core;
-        let data = |id| core.driver_data(id).map(|(length, bytes)| (length, *bytes));
-        let bytes = replies::write_granted(
-            &mut self.writer,
-            request,
-            grants,
-            &mut self.scratch.slots,
-            data,
-        );
-        if fds == 0 {
-            let sent = send_or_keep(connection, &mut self.calls, bytes);
-            self.after_send(client, sent);
-            return Ok(());
-        }
-        let Some(socket) = connection.socket() else { return Ok(()) };
-        let send = || send_slots(socket, bytes, &self.scratch.slots, &self.fds);
-        let sent = self.calls.time(connection.shares_as, fds, send);
-        match sent {
-            Ok(()) => {
-                self.in_flight.note_sent(connection, fds);
-                if self.admin.is_watched() {
-                    self.note_grants(client, grants);
-                }
-                Ok(())
-            }
-            Err(SendError::WouldBlock) => {
-                self.block(client, Blocked::Unread);
-                Err(())
-            }
-            Err(SendError::TooManyRefs) => {
-                self.block(client, Blocked::InFlight);
-                Err(())
-            }
-            Err(SendError::PeerGone) => {
-                self.end_connection(client);
-                Ok(())
-            }
-            Err(error) => {
-                log::error!("a grant to client {} could not be sent: {error}", client.0);
-                self.end_with(client, ErrorCode::Internal.into());
-                Ok(())
-            }
-        }
+    /// Ends a connection and says why, if the client has been told nothing yet.
+    pub(crate) fn disconnect(&mut self, client: ClientId, status: Status) {
+        self.end_with(client, status);
+        self.settle_queues();
     }
-
-    /// Answers hello. The client's event socket is to join.
-    fn welcome(&mut self, client: ClientId, request: RequestId, deposit_credits: u32) {
-        let Some(connection) = self.connections.get_mut(index(client)) else { return };
-        let Some(socket) = connection.socket() else { return };
-        let (pid, uid) = (connection.pid, connection.domain.uid);
-        let pidfd = kernel::peer_pidfd(socket, pid, uid, self.settings.kernel);
-        let watched = pidfd.as_ref().map_or(Ok(()), |pidfd| {
-            register(&self.poll, pidfd.as_fd(), Source::Process(index(client)))
-        });
-        match watched.and_then(|()| kernel::random()) {
-            Ok(secret) => {
-                (connection.pidfd, connection.secret) = (pidfd, u64::from_ne_bytes(secret));
-                connection.hello_reply = Some(HelloReply { request, deposit_credits });
-                let until = clock::after(self.now, self.settings.handshake_timeout);
-                self.connections.await_events(index(client), until);
-                self.send_hello_reply(client);
-            }
-            Err(error) => {
-                log::error!("client {} cannot be let in: {error}", client.0);
-                self.reply_failed(client, request, ErrorCode::Internal.into());
-                self.end_with(client, ErrorCode::Internal.into());
-            }
-        }
-    }
-
-    /// Answers that a request failed as a whole.
-    pub(crate) fn reply_failed(&mut self, client: ClientId, request: RequestId, status: Status) {
-        self.waits.end(client, request, 0, self.now, &mut self.connections);
-        let bytes = self.writer.failed(request.0, status);
-        let sent = send_to(&mut self.connections, &mut self.calls, client, bytes);
-        self.after_send(client, sent);
-    }
-}
-
-/// Sends a message with the fds of `slots`.
-pub(crate) fn send_slots(
-    socket: BorrowedFd<'_>,
-    bytes: &[u8],
-    slots: &[u32],
-    table: &FdTable,
-) -> Result<(), SendError> {
-    let held = |slot: u32| table.held(slot).ok_or(SendError::BadFd);
-    // One fd is the common case; the array for a full message is a kilobyte to fill.
-    if let [slot] = slots {
-        return fdbroker_scm::send_grant(socket, bytes, &[held(*slot)?]);
-    }
-    let mut fds = [socket; MAX_BATCH];
-    for (place, slot) in fds.iter_mut().zip(slots) {
-        *place = held(*slot)?;
-    }
-    fdbroker_scm::send_grant(socket, bytes, &fds[..slots.len().min(MAX_BATCH)])
 }
 
 fn expect(is_done: bool, what: &str, number: u32) {

@@ -1,38 +1,19 @@
-//! Ends connections and the daemon. Must never close a socket on the loop in which a client's fds
-//! may lie unread: their close may block for ever.
+//! Ends connections: takes their sockets away, and has them closed later. Must never close one on the loop in which a client's
+//! fds may lie unread: their close may block for ever.
 
-use crate::clients::connection::{Connection, Phase, index};
+use crate::clients::connection::{Phase, client_id, index};
 use crate::fds::jobs::Report;
 use crate::fds::table::Retiring;
-use crate::node::listeners::Listener;
-use crate::readiness::Source;
-use crate::readiness::watch;
+use crate::limits::LEAST_UNREAD_BYTES;
+use crate::readiness::{Source, register, watch};
 use crate::server::parts::Server;
 use fdbroker_core::{ClientId, DomainKey};
-use fdbroker_protocol::message::GoingAway;
-use fdbroker_protocol::{Kind, LogTopic, Status};
-use fdbroker_scm::RecvError;
+use fdbroker_protocol::{ErrorCode, Status};
 use mio::Poll;
-use mio::unix::SourceFd;
 use nix::sys::socket::{Shutdown, shutdown};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-/// Messages read from a socket that is to be closed, in search of its end. A lane closes a socket with more in it.
-const MESSAGES_TO_END: usize = 16;
-
 impl Server {
-    /// The client's process or socket has ended, or it is to end at once.
-    pub(crate) fn lose(&mut self, client: ClientId) {
-        self.end_connection(client);
-        self.settle_queues();
-    }
-
-    /// Ends a connection and says why, if the client has been told nothing yet.
-    pub(crate) fn disconnect(&mut self, client: ClientId, status: Status) {
-        self.end_with(client, status);
-        self.settle_queues();
-    }
-
     /// Ends a connection while effects are applied: the core hears of the end afterwards.
     pub(crate) fn end_with(&mut self, client: ClientId, status: Status) {
         let Some(connection) = self.connections.get(index(client)) else { return };
@@ -86,19 +67,6 @@ impl Server {
         }
     }
 
-    /// Ends the lingering of a connection whose peer has read what was left in its socket, or has
-    /// closed it.
-    pub(crate) fn finish_if_read(&mut self, index: usize) {
-        let Some(connection) = self.connections.get_mut(index) else { return };
-        if !self.in_flight.forget_if_read(connection) {
-            return;
-        }
-        let uid = connection.domain.uid;
-        if let Some(socket) = connection.lingering.take() {
-            self.retire(index, socket, Report::Retired(index, uid), false);
-        }
-    }
-
     /// Closes a socket of an ended connection, later. The connection stays on record until then.
     pub(crate) fn retire(
         &mut self,
@@ -115,47 +83,6 @@ impl Server {
         }
         let (uid, user) = (connection.domain.uid, connection.shares_as);
         self.fds.retire(Retiring { socket, uid, user, report, is_at_end });
-    }
-
-    /// The socket of this report is closed.
-    pub(crate) fn note_closed_socket(&mut self, report: Report) {
-        let (Report::Retired(number, _) | Report::RetiredEvent(number, _)) = report else { return };
-        let Some(connection) = self.connections.get_mut(number) else { return };
-        connection.retiring -= 1;
-        if connection.is_forgotten && !connection.has_sockets_left() {
-            self.remove_record(number);
-        }
-    }
-
-    /// Closes the sockets of ended connections: here when nothing is left in them, else where it
-    /// may take its time.
-    pub(crate) fn retire_sockets(&mut self, most: usize) {
-        for _ in 0..most {
-            let Some(retiring) = self.fds.next_retiring() else { return };
-            let Retiring { socket, uid, user, report, is_at_end } = retiring;
-            if !self.calls.debts.has_owed(user) {
-                // From here on the peer can add nothing.
-                let end = || shutdown(socket.as_raw_fd(), Shutdown::Both);
-                let _ = self.calls.time(user, 0, end);
-                if is_at_end || self.is_read_to_end(&socket, uid, user) {
-                    self.calls.time(user, 0, || drop(socket));
-                    self.note_closed_socket(report);
-                    continue;
-                }
-            }
-            let fd = socket.as_raw_fd();
-            // A socket that was turned away is not registered.
-            let _ = self.poll.registry().deregister(&mut SourceFd(&fd));
-            self.fds.close_socket(socket, uid, report);
-            let is_full =
-                matches!(report, Report::TurnedAway(_)) && !self.fds.closing().may_turn_away();
-            if is_full && self.journal.allows(LogTopic::BadInput, uid, self.now) {
-                log::warn!(
-                    "no connection is accepted until sockets with fds in them that were turned away, of uid {uid} and \
-                     maybe others, are closed"
-                );
-            }
-        }
     }
 
     /// Has a lane take out what the peer has sent: a socket that lingers may have the peer's own end in it, and
@@ -175,59 +102,71 @@ impl Server {
         is_there
     }
 
-    /// Whether the socket is empty now. Messages with fds stay in it: it is to be closed with them.
-    fn is_read_to_end(&mut self, socket: &OwnedFd, uid: u32, user: DomainKey) -> bool {
-        for _ in 0..MESSAGES_TO_END {
-            if self.calls.debts.has_owed(user) || fdbroker_scm::is_control_next(socket.as_fd()) {
-                return false;
-            }
-            match self.calls.time(user, 0, || self.inbox.recv(socket.as_fd())) {
-                Ok(_) | Err(RecvError::EmptyMessage) if self.inbox.fds().is_empty() => {}
-                // A lane that empties the same socket has taken the message that was peeked at. This is the message behind it.
-                Ok(_) | Err(RecvError::EmptyMessage) => {
-                    self.fds.begin_message(self.inbox.fds(), uid);
-                    self.fds.refuse_rest(uid);
-                    return false;
-                }
-                Err(RecvError::Eof) => return true,
-                Err(_) => return false,
-            }
+    /// Closes the socket of a client unless fds lie in it. Those are in flight, and its place is
+    /// taken, until the client reads them or closes its end.
+    pub(crate) fn close_ahead(&mut self, client: ClientId) {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let Some(ahead) = connection.ahead.take_if(|ahead| is_read(ahead)) else { return };
+        let uid = connection.domain.uid;
+        self.ahead.close(connection.shares_as);
+        self.retire(index(client), ahead, Report::RetiredEvent(index(client), uid), false);
+    }
+
+    /// The same for a client that has ended: its record stays until then.
+    pub(crate) fn end_ahead(&mut self, client: ClientId) {
+        self.close_ahead(client);
+        let connection = self.connections.get(index(client));
+        let Some(ahead) = connection.and_then(|it| it.ahead.as_ref()) else { return };
+        let source = Source::Ahead(index(client));
+        let watched = register(&self.poll, ahead.as_fd(), source)
+            .and_then(|()| watch(&self.poll, ahead.as_fd(), source, true));
+        if let Err(error) = watched {
+            log::error!("cannot watch the socket for fds ahead of an ended connection: {error}");
         }
-        false
     }
 
-    /// Tells every client that the broker ends, and ends their connections: a lane that hangs may
-    /// keep the sockets open. Best effort: their next call finds out anyway. Never of a broker
-    /// whose sockets another one has.
-    pub(crate) fn say_goodbye(&mut self) {
-        let body = GoingAway { reason: 1.into(), reserved: 0.into() };
-        self.writer.start(Kind::GoingAway, 0).push(&body);
-        let bytes = self.writer.finish(0, 0);
-        for (_, connection) in &self.connections {
-            let is_away = self.calls.debts.is_away(connection.shares_as);
-            if let Some(event) = connection.event().filter(|_| !is_away) {
-                let _ = fdbroker_scm::send(event, bytes, &[]);
-            }
-            let Connection { socket, lingering, event, ahead, .. } = connection;
-            [socket, lingering, event, ahead].into_iter().flatten().for_each(shut_down);
+    /// Tells the peer of a socket why, and closes it later.
+    pub(crate) fn turn_away(
+        &mut self,
+        socket: OwnedFd,
+        domain: DomainKey,
+        id: u64,
+        status: Status,
+    ) {
+        let (uid, user) = (domain.uid, self.connections.shares_as(domain));
+        if self.calls.debts.has_owed(user) {
+            return self.fds.turn_away(socket, uid, status);
         }
-        self.connections.lobby().callers().values().for_each(|caller| shut_down(&caller.socket));
-        self.admin.shut_down();
+        let bytes = self.writer.failed(id, status);
+        let _ = self.calls.time(user, 0, || fdbroker_scm::send(socket.as_fd(), bytes, &[]));
+        let report = Report::TurnedAway(uid);
+        self.fds.retire(Retiring { socket, uid, user, report, is_at_end: false });
     }
 
-    /// Leaves the node to another broker, and the rest to the end of the process: a close may hang
-    /// for ever, and lanes end after this process, so that the last close of all is theirs.
-    pub fn leave(self) {
-        let Server { mut door, mut admin, connections, fds, kept, node, .. } = self;
-        door.listeners_mut().chain(admin.listeners_mut()).for_each(Listener::end);
-        std::mem::forget((door, admin, connections, fds, kept));
-        // The liveness word and the lock.
-        drop(node);
+    /// Whether the user's connections were ended for its long calls a while ago: the status says
+    /// for how many seconds it gets none.
+    pub(crate) fn check_shut_out(&self, domain: DomainKey) -> Result<(), Status> {
+        let until = self.calls.debts.shut_out_until(self.connections.shares_as(domain));
+        let left = until.map(|until| until.0.saturating_sub(self.now.0).div_ceil(1_000_000));
+        left.map_or(Ok(()), |left| Err(Status::with_value(ErrorCode::NotPermitted, left)))
     }
-}
 
-fn shut_down(socket: &OwnedFd) {
-    let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
+    /// Nothing of the client is left in the core: its number is free.
+    pub(crate) fn forget(&mut self, index: usize) {
+        self.end_connection(client_id(index));
+        match self.connections.get_mut(index) {
+            Some(connection) if connection.has_sockets_left() => connection.is_forgotten = true,
+            _ => self.remove_record(index),
+        }
+    }
+
+    /// Frees the number of a client of which nothing is left.
+    pub(crate) fn remove_record(&mut self, index: usize) {
+        if self.connections.remove(index).is_some() {
+            self.trim.note(self.now);
+            self.door.try_again(self.now);
+        }
+    }
 }
 
 /// Watches the socket of an ended connection that is kept until what lies in it has been read. The peer reads it, then the
@@ -237,4 +176,9 @@ fn watch_end(poll: &Poll, client: ClientId, socket: BorrowedFd<'_>) {
         // The sweep looks at it again whenever room in flight is short.
         log::error!("cannot watch an ended connection: {error}");
     }
+}
+
+/// Whether nothing lies in the peer's end of a socket.
+pub(crate) fn is_read(ahead: &OwnedFd) -> bool {
+    fdbroker_scm::unread_bytes(ahead.as_fd()).is_ok_and(|bytes| bytes < LEAST_UNREAD_BYTES)
 }

@@ -1,47 +1,14 @@
-//! Tells the journal and those that watch what has happened. Must cost a grant nothing while nobody watches its domain.
+//! Tells the journal, the log and those that watch what has happened. Must cost a grant nothing while nobody watches its domain.
 
-use crate::admin::chosen::Chosen;
-use crate::admin::watch::{Watch, event, lost_event, unix_us};
+use crate::admin::watch::{event, lost_event, unix_us};
 use crate::clients::connection::index;
 use crate::server::parts::Server;
 use fdbroker_core::{ClientId, Granted, JobKey, Note};
 use fdbroker_protocol::admin::{EventKind, EventRecord};
 use fdbroker_protocol::limits::NAME_BYTES;
-use fdbroker_protocol::{Kind, Status};
+use fdbroker_protocol::{LogTopic, Status};
 
 impl Server {
-    /// The administrator's connection `index` is told what happens from now on, after the events since `since_us`, if that is said;
-    /// `false`: as many are as may be.
-    pub(crate) fn start_watch(
-        &mut self,
-        index: usize,
-        chosen: Chosen,
-        since_us: Option<u64>,
-    ) -> bool {
-        let Some(comer) = self.admin.comer(index) else { return true };
-        // Before the past is looked at, which takes a while.
-        let (may_watch, left) = self.admin.may_watch(index);
-        if let Some((socket, comer)) = left {
-            self.retire_viewer(socket, comer);
-        }
-        if !may_watch {
-            return false;
-        }
-        let mut watch = Watch::new(comer.rights.sight, chosen);
-        if let Some(since_us) = since_us {
-            let past = self.past.iter();
-            watch.begin_with(past.filter(|(event, _)| event.unix_us.get() >= since_us));
-        }
-        self.admin.set_watch(index, watch);
-        self.note_watchers();
-        true
-    }
-
-    /// Watchers have come or gone.
-    pub(crate) fn note_watchers(&mut self) {
-        self.admin.count_watches();
-    }
-
     /// Hands what the core has noted to the journal and the watchers. Before the effects of the step are applied: a client that ends has
     /// its name still.
     pub(crate) fn take_notes(&mut self) {
@@ -102,13 +69,17 @@ impl Server {
         self.connections.get(index(client)).map_or([0; NAME_BYTES], |connection| connection.name)
     }
 
-    /// One message of events for a watcher; `false`: the connection is to end.
-    pub(crate) fn send_events_to_watcher(&mut self, index: usize) -> bool {
-        let events = self.admin.watch(index).map(|watch| watch.take(unix_us())).unwrap_or_default();
-        let mut writer = std::mem::take(&mut self.writer);
-        writer.start(Kind::AdminEvents, 0).push(&events[..]);
-        let is_open = self.send_admin(index, writer.finish(events.len(), 0));
-        self.writer = writer;
-        is_open
+    pub(crate) fn log_bad_client(&mut self, client: ClientId, what: &dyn std::fmt::Display) {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let (uid, pid) = (connection.domain.uid, connection.pid);
+        if !std::mem::replace(&mut connection.is_bad_input_logged, true) {
+            self.log_bad_input(uid, pid, what);
+        }
+    }
+
+    pub(crate) fn log_bad_input(&mut self, uid: u32, pid: u32, what: &dyn std::fmt::Display) {
+        if self.journal.allows(LogTopic::BadInput, uid, self.now) {
+            log::warn!("pid {pid} (uid {uid}): {what}");
+        }
     }
 }

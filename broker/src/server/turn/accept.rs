@@ -4,30 +4,22 @@
 use crate::clients::connection::client_id;
 use crate::clients::lobby::Caller;
 use crate::clock;
-use crate::fds::jobs::{Process, Report};
-use crate::fds::table::Retiring;
-use crate::kernel;
+use crate::fds::jobs::Process;
 use crate::limits::{
-    ACCEPTS_PER_CHORE, EXPIRIES_PER_WAKE, PEER_GROUPS, REFUSED_FDS_PER_UID, TURNED_AWAY_PER_CHORE,
-    ahead_sockets,
+    ACCEPTS_PER_CHORE, EXPIRIES_PER_WAKE, REFUSED_FDS_PER_UID, TURNED_AWAY_PER_CHORE, ahead_sockets,
 };
-use crate::node::namespace::Namespace;
-use crate::readiness::Source;
-use crate::readiness::register;
+use crate::readiness::{Source, register};
 use crate::server::parts::Server;
+use crate::server::serve::admins::{known_group, other_groups};
 use fdbroker_core::{DomainKey, Input, NO_GROUP, Part, Peer};
 use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
+use std::os::fd::{AsFd, OwnedFd};
 
 impl Server {
-    /// Meets callers, and accepts what waits, up to this wake's share.
-    pub(crate) fn accept_clients(&mut self) {
-        for _ in 0..ACCEPTS_PER_CHORE {
-            if let Some(caller) = self.connections.lobby_mut().next_ready() {
-                self.meet(caller);
-            }
-        }
+    /// Accepts what waits, up to this wake's share.
+    pub(super) fn accept_clients(&mut self) {
         if self.door.open(self.now) {
             self.admin.retry_accept();
         }
@@ -62,7 +54,7 @@ impl Server {
     }
 
     /// Turns away a connection that can be no client.
-    pub(crate) fn refuse_at_door(
+    pub(super) fn refuse_at_door(
         &mut self,
         socket: OwnedFd,
         domain: DomainKey,
@@ -78,26 +70,8 @@ impl Server {
         self.turn_away(socket, domain, 0, status);
     }
 
-    /// Tells the peer of a socket why, and closes it later.
-    pub(crate) fn turn_away(
-        &mut self,
-        socket: OwnedFd,
-        domain: DomainKey,
-        id: u64,
-        status: Status,
-    ) {
-        let (uid, user) = (domain.uid, self.connections.shares_as(domain));
-        if self.calls.debts.has_owed(user) {
-            return self.fds.turn_away(socket, uid, status);
-        }
-        let bytes = self.writer.failed(id, status);
-        let _ = self.calls.time(user, 0, || fdbroker_scm::send(socket.as_fd(), bytes, &[]));
-        let report = Report::TurnedAway(uid);
-        self.fds.retire(Retiring { socket, uid, user, report, is_at_end: false });
-    }
-
     /// The facts about the process of connection `number` are there: the core hears of it, and what it has said is read.
-    pub(crate) fn take_in(&mut self, number: usize, serial: u64, process: Process) {
+    pub(super) fn take_in(&mut self, number: usize, serial: u64, process: Process) {
         let client = client_id(number);
         let Some(connection) = self.connections.get_mut(number) else { return };
         if connection.serial != serial || connection.is_known {
@@ -150,7 +124,7 @@ impl Server {
     }
 
     /// Whether another client of this domain may come, as far as the core does not see to it.
-    pub(crate) fn check_caps(&self, domain: DomainKey) -> Result<(), Status> {
+    pub(super) fn check_caps(&self, domain: DomainKey) -> Result<(), Status> {
         let uid = domain.uid;
         // The core does not count connections that linger.
         let most = self.settings.most_connections;
@@ -166,33 +140,8 @@ impl Server {
         Ok(())
     }
 
-    /// Whether the user's connections were ended for its long calls a while ago: the status says
-    /// for how many seconds it gets none.
-    pub(crate) fn check_shut_out(&self, domain: DomainKey) -> Result<(), Status> {
-        let until = self.calls.debts.shut_out_until(self.connections.shares_as(domain));
-        let left = until.map(|until| until.0.saturating_sub(self.now.0).div_ceil(1_000_000));
-        left.map_or(Ok(()), |left| Err(Status::with_value(ErrorCode::NotPermitted, left)))
-    }
-
-    /// Nothing of the client is left in the core: its number is free.
-    pub(crate) fn forget(&mut self, index: usize) {
-        self.end_connection(client_id(index));
-        match self.connections.get_mut(index) {
-            Some(connection) if connection.has_sockets_left() => connection.is_forgotten = true,
-            _ => self.remove_record(index),
-        }
-    }
-
-    /// Frees the number of a client of which nothing is left.
-    pub(crate) fn remove_record(&mut self, index: usize) {
-        if self.connections.remove(index).is_some() {
-            self.trim.note(self.now);
-            self.door.try_again(self.now);
-        }
-    }
-
     /// Disconnects those that have not said hello in time, and clients without an event socket.
-    pub(crate) fn expire_handshakes(&mut self) {
+    pub(super) fn expire_handshakes(&mut self) {
         for _ in 0..EXPIRIES_PER_WAKE {
             let Some(number) = self.connections.lobby().next_expired(self.now) else { break };
             let Some(caller) = self.connections.dismiss(number) else { break };
@@ -211,19 +160,4 @@ impl Server {
             }
         }
     }
-}
-
-/// A group that allocations may be shared with; one that this namespace does not know is no group.
-pub(crate) fn known_group(namespace: Namespace, gid: u32) -> u32 {
-    if namespace.hides_group(gid) { NO_GROUP } else { gid }
-}
-
-/// The other groups of the process at the other end.
-pub(crate) fn other_groups(namespace: Namespace, socket: BorrowedFd<'_>) -> Vec<u32> {
-    let mut groups = kernel::peer_groups(socket, PEER_GROUPS).unwrap_or_else(|error| {
-        log::warn!("a client's groups beside its first do not count: {error}");
-        Vec::new()
-    });
-    groups.retain(|gid| !namespace.hides_group(*gid));
-    groups
 }

@@ -83,7 +83,7 @@ impl Server {
     }
 
     /// What the warden of the sockets' places has to say.
-    pub(crate) fn hear_warden(&mut self) {
+    pub(super) fn hear_warden(&mut self) {
         while let Some((number, news, path)) = self.warden.next_news() {
             let is_mended = matches!(news, News::Mended(..));
             if self.journal.allows_socket(number, is_mended, self.now) {
@@ -93,7 +93,7 @@ impl Server {
     }
 
     /// Has the warden remove the sockets, if there is one.
-    pub(crate) fn remove_places(&mut self) {
+    pub(super) fn remove_places(&mut self) {
         match self.warden.remove_all() {
             None => return,
             Some(true) => {}

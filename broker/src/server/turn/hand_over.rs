@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 impl Server {
     /// Gives everything to the service manager's store. On an error nothing is there.
-    pub(crate) fn hand_to_store(&mut self) -> Result<(), HandoverError> {
+    pub(super) fn hand_to_store(&mut self) -> Result<(), HandoverError> {
         let parcel = self.pack(Way::Store)?;
         let give = |name: &str, fd| self.service.manager().store(name, fd, MANAGER_PATIENCE);
         let mut given = give(names::LEDGER, parcel.ledger.as_fd());
@@ -49,7 +49,7 @@ impl Server {
 impl Server {
     /// Hands over to the administrator's connection `index`, which speaks `format`; either it serves
     /// and this broker is to end, or everything goes on.
-    pub(crate) fn hand_over(&mut self, index: usize, format: u64) {
+    pub(super) fn hand_over(&mut self, index: usize, format: u64) {
         let Some(socket) = self.admin.socket(index).and_then(|it| it.try_clone_to_owned().ok())
         else {
             return;

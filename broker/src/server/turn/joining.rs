@@ -4,10 +4,10 @@
 
 use crate::clients::connection::{Connection, client_id};
 use crate::clients::lobby::Caller;
-use crate::clock;
-use crate::kernel;
+use crate::limits::ACCEPTS_PER_CHORE;
 use crate::readiness::{Source, register};
 use crate::server::parts::Server;
+use crate::{clock, kernel};
 use fdbroker_core::DomainKey;
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::message::{Join, Role};
@@ -18,8 +18,17 @@ use nix::sys::socket::{Shutdown, shutdown};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 impl Server {
+    /// Meets callers, up to this wake's share.
+    pub(super) fn meet_callers(&mut self) {
+        for _ in 0..ACCEPTS_PER_CHORE {
+            if let Some(caller) = self.connections.lobby_mut().next_ready() {
+                self.meet(caller);
+            }
+        }
+    }
+
     /// Looks at the first message of a caller, and waits for it if it has not come.
-    pub(crate) fn meet(&mut self, number: u64) {
+    fn meet(&mut self, number: u64) {
         let Some(caller) = self.connections.lobby().callers().get(&number) else { return };
         let user = self.connections.shares_as(caller.domain);
         let Some(caller) = self.connections.lobby_mut().get_mut(number) else { return };

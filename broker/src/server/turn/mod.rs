@@ -2,8 +2,10 @@
 
 pub mod accept;
 pub mod debts;
+pub mod ending;
 pub mod go_on;
 pub mod hand_over;
 pub mod joining;
 pub mod pack;
 pub mod run;
+pub mod waits;

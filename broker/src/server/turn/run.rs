@@ -173,15 +173,11 @@ impl Server {
             Chore::Admins => self.serve_admins(),
             Chore::Sockets => self.retire_sockets(SOCKETS_PER_CHORE),
             Chore::Kept => self.kept.work(&self.core, &mut self.fds, self.now),
-            Chore::Accept => self.accept_clients(),
+            Chore::Accept => {
+                self.meet_callers();
+                self.accept_clients();
+            }
         }
-    }
-
-    /// Hands an input that borrows nothing from the buffers to the core, and applies what it says.
-    pub fn step(&mut self, input: Input<'_>) {
-        let mut effects = self.feedback.take_list();
-        self.core.step(self.now, input, &mut effects);
-        self.settle(effects);
     }
 
     fn poll_core(&mut self) {

@@ -1,0 +1,89 @@
+//! A client's first message. Must never let in a client that speaks another version.
+
+use crate::clients::connection::{Connection, Phase, index};
+use crate::limits::WORK_PER_WAKE;
+use crate::messages::requests::{self, Breach};
+use crate::server::parts::Server;
+use fdbroker_core::{ClientId, Input, OwnerKey, RequestId};
+use fdbroker_protocol::Kind;
+use fdbroker_protocol::codec::Message;
+use fdbroker_protocol::message::{HELLO_MAGIC, Hello, PROTOCOL_VERSION};
+
+impl Server {
+    /// The first message, in the buffer.
+    pub(super) fn take_hello(&mut self, client: ClientId, length: usize) {
+        let message = match Message::parse(self.inbox.bytes(length)) {
+            Ok(message) => message,
+            Err(error) => return self.break_off(client, 0, &Breach::Decode(error)),
+        };
+        let id = message.id;
+        let hello = match check_hello(&message, &self.connections[index(client)]) {
+            Ok(hello) => *hello,
+            Err(breach) => return self.break_off(client, id, &breach),
+        };
+        self.connections.advance(index(client), Phase::Greeted);
+        self.connections[index(client)].name = hello.name;
+        let (own_fds, max_held_fds) = (hello.own_fds.get(), hello.max_held_fds.get());
+        let deadline = requests::deadline(self.now, hello.deadline_ms.get());
+        // The answer takes as long as a whole turn.
+        self.schedule.spend(WORK_PER_WAKE);
+        self.identify(client, hello.key.get().into());
+        if max_held_fds != 0 {
+            self.step(Input::BoundHeld { client, fds: max_held_fds });
+        }
+        self.step(Input::Hello { client, request: RequestId(id), own_fds, deadline });
+        self.refuse_rest(client);
+    }
+
+    /// Tells the core by which key the client can be known after a crash. Without a key it cannot be.
+    fn identify(&mut self, client: ClientId, random: u64) {
+        let Connection { pid, start, .. } = self.connections[index(client)];
+        if random != 0 {
+            self.step(Input::Identify {
+                client,
+                key: OwnerKey { pid, started: start.ticks, random },
+            });
+        }
+    }
+}
+
+fn check_hello<'m>(message: &Message<'m>, connection: &Connection) -> Result<&'m Hello, Breach> {
+    if message.kind != Kind::Hello || connection.phase != Phase::Silent {
+        return Err(Breach::OutOfTurn(message.kind));
+    }
+    if message.fd_count != 0 {
+        let arrived = message.fd_count.into();
+        let error = fdbroker_protocol::DecodeError::FdCount { announced: 0, arrived };
+        return Err(Breach::Decode(error));
+    }
+    // Magic and versions keep their place in every version; what follows may be longer or shorter
+    // in another.
+    let (versions, _) = HelloStart::split(message.body).ok_or(Breach::Magic)?;
+    if versions.magic != HELLO_MAGIC {
+        return Err(Breach::Magic);
+    }
+    if !(versions.min..=versions.max).contains(&u16::from(PROTOCOL_VERSION)) {
+        return Err(Breach::NoVersion { min: versions.min, max: versions.max });
+    }
+    if message.id == 0 {
+        return Err(Breach::NoId(message.kind));
+    }
+    message.body_as::<Hello>().map_err(Breach::Decode)
+}
+
+/// The part of a hello that every version has.
+struct HelloStart {
+    magic: [u8; 8],
+    min: u16,
+    max: u16,
+}
+
+impl HelloStart {
+    fn split(body: &[u8]) -> Option<(Self, &[u8])> {
+        let (magic, rest) = body.split_first_chunk()?;
+        let (min, rest) = rest.split_first_chunk()?;
+        let (max, rest) = rest.split_first_chunk()?;
+        let (min, max) = (u16::from_le_bytes(*min), u16::from_le_bytes(*max));
+        Some((HelloStart { magic: *magic, min, max }, rest))
+    }
+}

@@ -1,0 +1,212 @@
+//! Sends fds: of grants, of objects, and ahead. Must never send more of them than the client, and the node, have room for.
+
+use crate::clients::connection::{Blocked, index};
+use crate::fds::table::FdTable;
+use crate::messages::{objects, replies};
+use crate::server::parts::Server;
+use crate::server::settle::flow::send_or_keep;
+use fdbroker_core::{ClientId, GotObject, Granted, RequestId};
+use fdbroker_protocol::{ErrorCode, MAX_BATCH, Status};
+use fdbroker_scm::SendError;
+use std::os::fd::{AsFd, BorrowedFd};
+
+impl Server {
+    /// Sends a grant with its fds, and says how many. `Err`: not now; the client is blocked until it has read, or
+    /// others have.
+    pub(super) fn send_granted(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        grants: &[Granted],
+    ) -> Result<usize, ()> {
+        let fds = grants.iter().filter(|grant| grant.status.is_ok()).count();
+        if fds > 0 {
+            let room = self.room_for_fds(client, fds)?;
+            if room < fds {
+                return self.send_cut(client, request, grants, room).map(|()| room);
+            }
+        }
+        self.send_whole(client, request, grants, fds).map(|()| fds)
+    }
+
+    /// Sends a grant of which only `room` fds may be in flight: the other items answer AGAIN, and
+    /// their leases are given back.
+    fn send_cut(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        grants: &[Granted],
+        room: usize,
+    ) -> Result<(), ()> {
+        let mut grants = grants.to_vec();
+        let mut leases = Vec::new();
+        for grant in grants.iter_mut().filter(|grant| grant.status.is_ok()).skip(room) {
+            leases.push(grant.lease);
+            *grant = Granted::refused(grant.wanted, ErrorCode::Again.into());
+        }
+        self.send_whole(client, request, &grants, room)?;
+        self.feedback.note_cut(client, leases);
+        Ok(())
+    }
+
+    fn send_whole(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        grants: &[Granted],
+        fds: usize,
+    ) -> Result<(), ()> {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return Ok(()) };
+        let core = &self.core;
+        let data = |id| core.driver_data(id).map(|(length, bytes)| (length, *bytes));
+        let bytes = replies::write_granted(
+            &mut self.writer,
+            request,
+            grants,
+            &mut self.scratch.slots,
+            data,
+        );
+        if fds == 0 {
+            let sent = send_or_keep(connection, &mut self.calls, bytes);
+            self.after_send(client, sent);
+            return Ok(());
+        }
+        let Some(socket) = connection.socket() else { return Ok(()) };
+        let send = || send_slots(socket, bytes, &self.scratch.slots, &self.fds);
+        let sent = self.calls.time(connection.shares_as, fds, send);
+        match sent {
+            Ok(()) => {
+                self.in_flight.note_sent(connection, fds);
+                if self.admin.is_watched() {
+                    self.note_grants(client, grants);
+                }
+                Ok(())
+            }
+            Err(SendError::WouldBlock) => {
+                self.block(client, Blocked::Unread);
+                Err(())
+            }
+            Err(SendError::TooManyRefs) => {
+                self.block(client, Blocked::InFlight);
+                Err(())
+            }
+            Err(SendError::PeerGone) => {
+                self.end_connection(client);
+                Ok(())
+            }
+            Err(error) => {
+                log::error!("a grant to client {} could not be sent: {error}", client.0);
+                self.end_with(client, ErrorCode::Internal.into());
+                Ok(())
+            }
+        }
+    }
+
+    /// Answers a get with its fds. If that cannot be now, its leases are given back, and it is to be asked again: for so
+    /// many groups at a time as the answer says.
+    pub(super) fn send_got(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        objects: &[GotObject],
+        grants: &[Granted],
+    ) {
+        match self.room_for_fds(client, grants.len()) {
+            Ok(room) if room >= grants.len() => {}
+            Ok(room) => return self.give_back(client, request, grants, room),
+            Err(()) => return self.give_back(client, request, grants, 0),
+        }
+        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let got = (objects, grants);
+        let slots = &mut self.scratch.slots;
+        let bytes = objects::write_got(&mut self.writer, request, &self.core, got, slots);
+        let Some(socket) = connection.socket() else { return };
+        let send = || send_slots(socket, bytes, &self.scratch.slots, &self.fds);
+        match self.calls.time(connection.shares_as, grants.len(), send) {
+            Ok(()) => {
+                self.in_flight.note_sent(connection, grants.len());
+                if self.admin.is_watched() {
+                    self.note_grants(client, grants);
+                }
+            }
+            Err(SendError::WouldBlock) => {
+                self.block(client, Blocked::Unread);
+                self.give_back(client, request, grants, 0);
+            }
+            Err(SendError::TooManyRefs) => {
+                self.block(client, Blocked::InFlight);
+                self.give_back(client, request, grants, 0);
+            }
+            Err(SendError::PeerGone) => self.end_connection(client),
+            Err(error) => {
+                log::error!("objects could not be sent to client {}: {error}", client.0);
+                self.end_with(client, ErrorCode::Internal.into());
+            }
+        }
+    }
+
+    fn give_back(&mut self, client: ClientId, request: RequestId, grants: &[Granted], room: usize) {
+        self.feedback.note_cut(client, grants.iter().map(|grant| grant.lease).collect());
+        let status = Status::with_value(ErrorCode::Again, room as u64);
+        self.reply_failed(client, request, status);
+    }
+
+    /// Sends what the core grants ahead, one message each. What cannot be sent is given back.
+    pub(super) fn send_ahead(&mut self, client: ClientId, grants: &[Granted]) {
+        let sent = self.send_each_ahead(client, grants);
+        if sent < grants.len() {
+            let leases = grants[sent..].iter().map(|grant| grant.lease).collect();
+            self.feedback.note_cut(client, leases);
+        }
+        if sent > 0 && self.admin.is_watched() {
+            self.note_grants(client, &grants[..sent]);
+        }
+    }
+
+    fn send_each_ahead(&mut self, client: ClientId, grants: &[Granted]) -> usize {
+        let connection = self.connections.get(index(client));
+        let Some(connection) = connection else { return 0 };
+        let user = connection.shares_as;
+        let Some(ahead) = connection.ahead.as_ref() else { return 0 };
+        let core = &self.core;
+        let data = |id| core.driver_data(id).map(|(length, bytes)| (length, *bytes));
+        for (count, grant) in grants.iter().enumerate() {
+            let bytes = replies::write_granted(
+                &mut self.writer,
+                RequestId(0),
+                std::slice::from_ref(grant),
+                &mut self.scratch.slots,
+                data,
+            );
+            let slots = &self.scratch.slots;
+            if self.calls.debts.is_away(user) {
+                return count;
+            }
+            let send = || send_slots(ahead.as_fd(), bytes, slots, &self.fds);
+            if let Err(error) = self.calls.time(user, slots.len(), send) {
+                log::debug!("client {} is sent no more fds ahead: {error}", client.0);
+                return count;
+            }
+        }
+        grants.len()
+    }
+}
+
+/// Sends a message with the fds of `slots`.
+pub(crate) fn send_slots(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    slots: &[u32],
+    table: &FdTable,
+) -> Result<(), SendError> {
+    let held = |slot: u32| table.held(slot).ok_or(SendError::BadFd);
+    // One fd is the common case; the array for a full message is a kilobyte to fill.
+    if let [slot] = slots {
+        return fdbroker_scm::send_grant(socket, bytes, &[held(*slot)?]);
+    }
+    let mut fds = [socket; MAX_BATCH];
+    for (place, slot) in fds.iter_mut().zip(slots) {
+        *place = held(*slot)?;
+    }
+    fdbroker_scm::send_grant(socket, bytes, &fds[..slots.len().min(MAX_BATCH)])
+}
