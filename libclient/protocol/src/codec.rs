@@ -210,6 +210,11 @@ impl Writer {
         self.finish(0, 0)
     }
 
+    /// The message that was finished last.
+    pub fn written(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// Bytes of the message so far, its header included.
     pub fn len(&self) -> usize {
         self.bytes.len()

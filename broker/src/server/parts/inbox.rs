@@ -37,9 +37,14 @@ impl Inbox {
         &mut self.bytes
     }
 
-    /// Makes `bytes` the message at hand again.
-    pub fn put(&mut self, bytes: &[u8]) {
-        self.bytes[..bytes.len()].copy_from_slice(bytes);
+    /// The buffer of the message at hand, which is taken out for its turn. Nothing can be read until it is put back.
+    pub fn take(&mut self) -> Box<[u8]> {
+        std::mem::take(&mut self.bytes)
+    }
+
+    /// Puts the buffer back.
+    pub fn put_back(&mut self, bytes: Box<[u8]>) {
+        self.bytes = bytes;
     }
 
     /// The fds of the message at hand.

@@ -21,6 +21,8 @@ pub(crate) struct Suspended {
     /// Tells the client from a later one of the same number.
     pub serial: u64,
     pub channel: Channel,
+    /// The number of the request.
+    pub id: u64,
     pub bytes: Vec<u8>,
 }
 

@@ -10,17 +10,13 @@ use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::message::{HELLO_MAGIC, Hello, PROTOCOL_VERSION};
 
 impl Server {
-    /// The first message, in the buffer.
-    pub(super) fn take_hello(&mut self, client: ClientId, length: usize) {
-        let message = match Message::parse(self.inbox.bytes(length)) {
-            Ok(message) => message,
-            Err(error) => return self.break_off(client, 0, &Breach::Decode(error)),
-        };
-        let id = message.id;
-        let hello = match check_hello(&message, &self.connections[index(client)]) {
-            Ok(hello) => *hello,
-            Err(breach) => return self.break_off(client, id, &breach),
-        };
+    /// The first message.
+    pub(super) fn take_hello(
+        &mut self,
+        client: ClientId,
+        message: &Message<'_>,
+    ) -> Result<(), Breach> {
+        let hello = check_hello(message, &self.connections[index(client)])?;
         self.connections.advance(index(client), Phase::Greeted);
         self.connections[index(client)].name = hello.name;
         let (own_fds, max_held_fds) = (hello.own_fds.get(), hello.max_held_fds.get());
@@ -31,8 +27,9 @@ impl Server {
         if max_held_fds != 0 {
             self.step(Input::BoundHeld { client, fds: max_held_fds });
         }
-        self.step(Input::Hello { client, request: RequestId(id), own_fds, deadline });
+        self.step(Input::Hello { client, request: RequestId(message.id), own_fds, deadline });
         self.refuse_rest(client);
+        Ok(())
     }
 
     /// Tells the core by which key the client can be known after a crash. Without a key it cannot be.

@@ -6,106 +6,66 @@ use crate::clients::connection::index;
 use crate::fds::classify::{self, Sealed};
 use crate::kernel;
 use crate::limits::WORK_PER_PAGE;
-use crate::messages::objects::{self, Wish};
-use crate::messages::requests::{Breach, Context};
+use crate::messages::objects::{self, Asked, Wish};
 use crate::server::parts::Server;
 use crate::server::parts::seals::Seal;
-use crate::server::parts::waiting::Channel;
-use crate::server::settle::flow::send_to;
-use fdbroker_core::{ClientId, Effect, GroupId, Input, Making, RequestId, Touch};
-use fdbroker_protocol::codec::Message;
-use fdbroker_protocol::{ErrorCode, MemoryKind, Status};
+use fdbroker_core::{ClientId, Core, GroupId, Input, Making, Now, RequestId, Touch};
+use fdbroker_protocol::{ErrorCode, MemoryKind, Status, Writer};
 use std::os::fd::RawFd;
 
 impl Server {
-    /// The request in the buffer. `has_looked`: as for [`Server::decode`].
-    pub(super) fn serve_objects(&mut self, client: ClientId, length: usize, has_looked: bool) {
-        let message = match Message::parse(self.inbox.bytes(length)) {
-            Ok(message) => message,
-            Err(error) => return self.break_off(client, 0, &Breach::Decode(error)),
-        };
-        let id = message.id;
-        let mut context = Context {
-            client,
-            now: self.now,
-            node: self.node.identity().node,
-            key: &self.node.identity().key,
-            core: &self.core,
-            fds: &mut self.fds,
-            classifier: &mut self.classifier,
-            unread: None,
-        };
-        let decoded = objects::decode(&message, &mut self.scratch, &mut context);
-        let unread = context.unread.filter(|_| !has_looked);
-        if unread.is_some_and(|index| self.fds.suspend(index)) {
-            return self.suspend(client, Channel::Main, length);
-        }
-        let asked = match decoded {
-            Ok(asked) => asked,
-            Err(breach) => return self.break_off(client, id, &breach),
-        };
+    /// A request about objects.
+    pub(super) fn serve_objects(&mut self, client: ClientId, asked: &Asked<'_>) {
+        let (request, of_job) = (asked.request, asked.of_job);
         if asked.is_unknown {
-            self.reply_failed(client, asked.request, ErrorCode::Protocol.into());
+            self.reply_failed(client, request, ErrorCode::Protocol.into());
             return self.settle_queues();
         }
         match &asked.wish {
             Wish::Create(group) => {
-                let (request, create) = (asked.request, &group.create());
-                let mut effects = self.feedback.take_list();
-                let input = Input::CreateObjects { client, request, create };
-                self.core.step(self.now, input, &mut effects);
-                self.settle(effects);
+                self.step(Input::CreateObjects { client, request, create: &group.create() });
                 self.refuse_rest(client);
             }
             Wish::Touch(names, keep_us, pin) => {
-                let (request, of_job) = (asked.request, asked.of_job);
                 let touch = Touch { of_job, keep_us: *keep_us, pin: *pin, names };
-                let begun = self.kept.begin_touch(client, &touch, &self.core, &self.fds);
-                let mut effects = self.feedback.take_list();
-                match begun {
-                    Ok(()) => {
-                        let input = Input::TouchObjects { client, request, touch: &touch };
-                        self.core.step(self.now, input, &mut effects);
+                match self.kept.begin_touch(client, &touch, &self.core, &self.fds) {
+                    Ok(()) => self.step(Input::TouchObjects { client, request, touch: &touch }),
+                    Err(status) => {
+                        self.reply_failed(client, request, status);
+                        self.settle_queues();
                     }
-                    Err(status) => effects.list.push(Effect::Failed { client, request, status }),
                 }
-                self.settle(effects);
                 self.kept.end_keep();
             }
-            Wish::Seal(group) => {
-                let (request, group) = (asked.request, *group);
-                self.seal(client, request, group);
-            }
-            Wish::List(..) | Wish::Stat(_) => {
-                let (request, of_job) = (asked.request, asked.of_job);
-                let (writer, core) = (&mut self.writer, &self.core);
-                let at = (request, self.now, !self.kept.is_there());
-                let written = match &asked.wish {
-                    Wish::Stat(names) => {
-                        objects::write_stat(writer, core, client, at, (of_job, names))
-                    }
-                    Wish::List(prefix, after) => {
-                        objects::write_list(writer, core, client, at, (of_job, prefix, after))
-                    }
-                    _ => return,
-                };
-                self.schedule.spend(WORK_PER_PAGE);
-                match written {
-                    Ok(bytes) => {
-                        let sent = send_to(&mut self.connections, &mut self.calls, client, bytes);
-                        self.after_send(client, sent);
-                    }
-                    Err(status) => self.reply_failed(client, request, status),
-                }
-                self.settle_queues();
-            }
+            Wish::Seal(group) => self.seal(client, request, *group),
+            Wish::Stat(names) => self.answer_page(client, request, |writer, core, at| {
+                objects::write_stat(writer, core, client, at, (of_job, names)).map(drop)
+            }),
+            Wish::List(prefix, after) => self.answer_page(client, request, |writer, core, at| {
+                objects::write_list(writer, core, client, at, (of_job, prefix, after)).map(drop)
+            }),
             _ => {
                 let Some(input) = asked.input(client) else { return };
-                let mut effects = self.feedback.take_list();
-                self.core.step(self.now, input, &mut effects);
-                self.settle(effects);
+                self.step(input);
             }
         }
+    }
+
+    /// Answers with a page of objects. `write` gets what it needs to know beside the request, or says why there is none.
+    fn answer_page(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        write: impl FnOnce(&mut Writer, &Core, (RequestId, Now, bool)) -> Result<(), Status>,
+    ) {
+        let at = (request, self.now, !self.kept.is_there());
+        let written = write(&mut self.writer, &self.core, at);
+        self.schedule.spend(WORK_PER_PAGE);
+        match written {
+            Ok(()) => self.send_written(client),
+            Err(status) => self.reply_failed(client, request, status),
+        }
+        self.settle_queues();
     }
 
     // --- seals --------------------------------------------------------------------------------------

@@ -28,15 +28,15 @@ impl Server {
         }
     }
 
-    /// The message in the buffer waits until one of its fds has been looked at; so do messages with fds of the same uid.
-    pub(super) fn suspend(&mut self, client: ClientId, channel: Channel, length: usize) {
+    /// A message waits until one of its fds has been looked at; so do messages with fds of the same uid.
+    pub(super) fn suspend(&mut self, client: ClientId, channel: Channel, id: u64, bytes: &[u8]) {
         let Connection { serial, domain, .. } = self.connections[index(client)];
         let until = match self.fds.reading(domain.uid) {
             Reading::Wait(until) => until,
             Reading::Free | Reading::WithoutFds => self.now,
         };
-        let bytes = self.inbox.bytes(length).to_vec();
-        self.waiting.suspend(domain.uid, Suspended { client, serial, channel, bytes });
+        let message = Suspended { client, serial, channel, id, bytes: bytes.to_vec() };
+        self.waiting.suspend(domain.uid, message);
         self.pause(client, until);
     }
 
@@ -55,13 +55,13 @@ impl Server {
 
     /// The look that a message of `uid` waits for, if one does, hangs: the message is refused.
     fn give_up(&mut self, uid: u32) {
-        let Some(Suspended { client, channel, bytes, .. }) = self.take_suspended(uid) else {
-            return;
-        };
-        match (channel, Message::parse(&bytes)) {
-            (Channel::Main, Ok(message)) => self.answer_hung(client, message.id, uid),
+        match self.take_suspended(uid) {
+            None => {}
+            Some(Suspended { channel: Channel::Main, client, id, .. }) => {
+                self.answer_hung(client, id, uid);
+            }
             // An answer to a recall gets none: the owner counts as silent when the time of the recall is over.
-            _ => self.fds.refuse_rest(uid),
+            Some(_) => self.fds.refuse_rest(uid),
         }
     }
 

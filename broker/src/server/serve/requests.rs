@@ -6,13 +6,12 @@ use crate::clients::connection::{Blocked, Phase, index};
 use crate::fds::closing::Reading;
 use crate::kernel::is_readable;
 use crate::limits::{WORK_PER_MESSAGE, WORK_PER_WAKE};
-use crate::messages::objects::is_about_objects;
+use crate::messages::objects::{self, is_about_objects};
 use crate::messages::requests::{self, Breach, Context};
 use crate::messages::resolve::write_resolved;
 use crate::server::parts::Server;
 use crate::server::parts::waiting::{Channel, Suspended};
 use crate::server::settle::ending::is_read;
-use crate::server::settle::flow::send_to;
 use fdbroker_core::{ClientId, Input, RequestId, Ticket};
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::limits::MAX_NEIGHBOURS;
@@ -28,6 +27,22 @@ enum Outcome {
     Nothing,
     /// The message has fds, and earlier fds of its uid are still being closed, or it is to be dropped.
     Paused,
+}
+
+/// A message that a client has sent, taken apart once.
+struct Said<'m> {
+    client: ClientId,
+    channel: Channel,
+    bytes: &'m [u8],
+    message: Message<'m>,
+    /// A lane has looked at its fd: an fd that is still not known is refused.
+    has_looked: bool,
+}
+
+/// What it asks for.
+enum Asked<'s, 'm> {
+    Plain(Input<'s>),
+    OfObjects(objects::Asked<'m>),
 }
 
 impl Server {
@@ -124,7 +139,11 @@ impl Server {
         let received = self.inbox.recv(socket.as_fd());
         self.calls.end(user, began, self.inbox.fds().len());
         match received {
-            Ok(received) => self.take_message(client, channel, &received),
+            Ok(received) => {
+                let bytes = self.inbox.take();
+                self.take_message(client, channel, &received, &bytes[..received.len]);
+                self.inbox.put_back(bytes);
+            }
             Err(RecvError::WouldBlock) => {
                 *is_ready = false;
                 return Outcome::Nothing;
@@ -147,103 +166,86 @@ impl Server {
         Outcome::Served
     }
 
+    /// Deals with a message, of which `bytes` are taken out of the inbox: it is parsed here alone.
     fn take_message(
         &mut self,
         client: ClientId,
         channel: Channel,
         received: &fdbroker_scm::Message,
+        bytes: &[u8],
     ) {
         if !self.inbox.fds().is_empty() {
             self.schedule.spend(self.inbox.fds().len());
             let uid = self.connections[index(client)].domain.uid;
             self.fds.begin_message(self.inbox.fds(), uid);
         }
-        if received.payload_truncated {
-            return self.break_off(client, 0, &Breach::TooLong);
-        }
-        let bytes = self.inbox.bytes(received.len);
-        let message = match Message::parse(bytes) {
-            Ok(message) => message,
-            Err(error) => return self.break_off(client, 0, &Breach::Decode(error)),
+        let (id, taken) = match Message::parse(bytes) {
+            _ if received.payload_truncated => (0, Err(Breach::TooLong)),
+            Ok(message) => {
+                let said = Said { client, channel, bytes, message, has_looked: false };
+                (message.id, self.take(&said, received.fds_truncated))
+            }
+            Err(error) => (0, Err(error.into())),
         };
-        let id = message.id;
+        if let Err(breach) = taken {
+            self.break_off(client, id, &breach);
+        }
+    }
+
+    fn take(&mut self, said: &Said<'_>, is_truncated: bool) -> Result<(), Breach> {
+        let Said { client, channel, ref message, .. } = *said;
         self.schedule.spend(message.count);
-        if received.fds_truncated {
-            return self.answer_truncated(client, id);
+        if is_truncated {
+            self.answer_truncated(client, message.id);
+            return Ok(());
         }
         if let Some(credits) = self.exceeded_credits(client, channel) {
-            let breach = Breach::NoCredit { fds: message.fd_count, credits };
-            return self.break_off(client, id, &breach);
+            return Err(Breach::NoCredit { fds: message.fd_count, credits });
         }
-        if let Err(error) = message.check_fds(self.fds.arrived_count()) {
-            return self.break_off(client, id, &Breach::Decode(error));
-        }
+        message.check_fds(self.fds.arrived_count())?;
         let connection = &mut self.connections[index(client)];
         if connection.phase != Phase::Welcomed {
-            return self.take_hello(client, received.len);
+            return self.take_hello(client, message);
         }
         if connection.is_hello_unread {
             // The client has most likely read it by now; then another hello of its process may be answered.
             self.in_flight.forget_if_read(connection);
         }
-        if message.kind == Kind::Resolve && channel == Channel::Main {
-            return self.resolve(client, received.len);
+        match (message.kind, channel) {
+            (Kind::Resolve, Channel::Main) => return self.resolve(client, message),
+            (Kind::Settle, Channel::Main) => return self.settle_closes(client, message),
+            (Kind::Fetch, Channel::Main) if message.fd_count == 0 && !self.may_fetch(client) => {
+                return Ok(());
+            }
+            (Kind::Acquire, _) => {
+                self.waits.begin(client, RequestId(message.id), self.calls.last());
+            }
+            _ => {}
         }
-        if message.kind == Kind::Settle && channel == Channel::Main {
-            return self.settle_closes(client, received.len);
-        }
-        let (kind, is_plain) = (message.kind, channel == Channel::Main && message.fd_count == 0);
-        if kind == Kind::Fetch && is_plain && !self.may_fetch(client) {
-            return;
-        }
-        if kind == Kind::Acquire {
-            self.waits.begin(client, RequestId(id), self.calls.last());
-        }
-        self.decode(client, channel, received.len, false);
+        self.decode(said)
     }
 
     /// Answers a resolve, which changes nothing.
-    fn resolve(&mut self, client: ClientId, length: usize) {
-        let message = match Message::parse(self.inbox.bytes(length)) {
-            Ok(message) => message,
-            Err(error) => return self.break_off(client, 0, &Breach::Decode(error)),
-        };
-        let (id, identity) = (message.id, self.node.identity());
-        let wanted = match requests::check_resolve(&message) {
-            Ok(wanted) => (RequestId(id), wanted),
-            Err(breach) => return self.break_off(client, id, &breach),
-        };
+    fn resolve(&mut self, client: ClientId, message: &Message<'_>) -> Result<(), Breach> {
+        let (request, identity) = (RequestId(message.id), self.node.identity());
+        let wanted = (request, requests::check_resolve(message)?);
         match write_resolved(&mut self.writer, identity, &self.core, client, wanted) {
-            Ok(bytes) => {
-                let sent = send_to(&mut self.connections, &mut self.calls, client, bytes);
-                self.after_send(client, sent);
-            }
-            Err(code) => self.reply_failed(client, RequestId(id), code.into()),
+            Ok(_) => self.send_written(client),
+            Err(code) => self.reply_failed(client, request, code.into()),
         }
         self.schedule.spend(MAX_NEIGHBOURS as usize);
-    }
-
-    /// The number of a request that has no items; `None`: it is none, and its client is broken off.
-    pub(crate) fn empty_request(&mut self, client: ClientId, length: usize) -> Option<RequestId> {
-        let breach = match Message::parse(self.inbox.bytes(length)) {
-            Ok(message) => match requests::check_empty_request(&message) {
-                Ok(request) => return Some(request),
-                Err(breach) => (message.id, breach),
-            },
-            Err(error) => (0, Breach::Decode(error)),
-        };
-        self.break_off(client, breach.0, &breach.1);
-        None
+        Ok(())
     }
 
     /// Answers a settle, now or when what is being closed is closed.
-    fn settle_closes(&mut self, client: ClientId, length: usize) {
-        let Some(request) = self.empty_request(client, length) else { return };
+    fn settle_closes(&mut self, client: ClientId, message: &Message<'_>) -> Result<(), Breach> {
+        let request = requests::check_empty_request(message)?;
         let closing = self.core.closings_of(client);
         match self.connections[index(client)].settles.wait(request, closing) {
             true => self.answer_settled(client),
             false => self.reply_failed(client, request, ErrorCode::Again.into()),
         }
+        Ok(())
     }
 
     /// Answers the settles of a client that wait no longer.
@@ -251,9 +253,8 @@ impl Server {
         while let Some(connection) = self.connections.get_mut(index(client))
             && let Some(request) = connection.settles.take_settled()
         {
-            let bytes = self.writer.start(Kind::Settled, request.0).finish(0, 0);
-            let sent = send_to(&mut self.connections, &mut self.calls, client, bytes);
-            self.after_send(client, sent);
+            self.writer.start(Kind::Settled, request.0).finish(0, 0);
+            self.send_written(client);
         }
     }
 
@@ -268,17 +269,9 @@ impl Server {
         }
     }
 
-    /// Decodes the message in the buffer and hands it to the core. `has_looked`: a lane has looked at its fd, and an fd that is
-    /// still not known is refused.
-    fn decode(&mut self, client: ClientId, channel: Channel, length: usize, has_looked: bool) {
-        let message = match Message::parse(self.inbox.bytes(length)) {
-            Ok(message) => message,
-            Err(error) => return self.break_off(client, 0, &Breach::Decode(error)),
-        };
-        if is_about_objects(message.kind) && channel == Channel::Main {
-            return self.serve_objects(client, length, has_looked);
-        }
-        let id = message.id;
+    /// Takes a message apart and hands it to the core.
+    fn decode(&mut self, said: &Said<'_>) -> Result<(), Breach> {
+        let Said { client, channel, bytes, ref message, has_looked } = *said;
         let mut context = Context {
             client,
             now: self.now,
@@ -289,16 +282,22 @@ impl Server {
             classifier: &mut self.classifier,
             unread: None,
         };
-        let decoded = match channel {
-            Channel::Main => requests::decode_request(&message, &mut self.scratch, &mut context),
-            Channel::Event => requests::decode_event(&message, &mut self.scratch, &mut context),
+        let (scratch, context) = (&mut self.scratch, &mut context);
+        let asked = match channel {
+            Channel::Event => requests::decode_event(message, scratch, context).map(Asked::Plain),
+            Channel::Main if is_about_objects(message.kind) => {
+                objects::decode(message, scratch, context).map(Asked::OfObjects)
+            }
+            Channel::Main => requests::decode_request(message, scratch, context).map(Asked::Plain),
         };
         let unread = context.unread.filter(|_| !has_looked);
         if unread.is_some_and(|index| self.fds.suspend(index)) {
-            return self.suspend(client, channel, length);
+            self.suspend(client, channel, message.id, bytes);
+            return Ok(());
         }
-        match decoded {
-            Ok(input) => {
+        match asked? {
+            Asked::OfObjects(asked) => self.serve_objects(client, &asked),
+            Asked::Plain(input) => {
                 let mut effects = self.feedback.take_list();
                 self.core.step(self.now, input, &mut effects);
                 self.settle(effects);
@@ -306,8 +305,8 @@ impl Server {
                 self.waits.park(&mut self.connections, most);
                 self.refuse_rest(client);
             }
-            Err(breach) => self.break_off(client, id, &breach),
         }
+        Ok(())
     }
 
     /// The fd that the message of `uid` waited for has been looked at.
@@ -315,8 +314,11 @@ impl Server {
         let Some(Suspended { client, channel, bytes, .. }) = self.take_suspended(uid) else {
             return;
         };
-        self.inbox.put(&bytes);
-        self.decode(client, channel, bytes.len(), true);
+        let message = Message::parse(&bytes).expect("it was parsed before it had to wait");
+        let said = Said { client, channel, bytes: &bytes, message, has_looked: true };
+        if let Err(breach) = self.decode(&said) {
+            self.break_off(client, message.id, &breach);
+        }
     }
 
     /// How many fds the client may send in a message on this channel, if the message at hand has more.

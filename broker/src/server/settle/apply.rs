@@ -5,7 +5,6 @@ use crate::clients::connection::index;
 use crate::messages::replies;
 use crate::server::parts::Server;
 use crate::server::parts::feedback::Unsent;
-use crate::server::settle::flow::send_to;
 use fdbroker_core::{ClientId, Effect, Effects, Input};
 use fdbroker_protocol::{MemoryKind, Status};
 
@@ -60,9 +59,8 @@ impl Server {
             }
             Effect::Statuses { client, request, reply, range } => {
                 let statuses = &all.statuses[range.clone()];
-                let bytes = replies::write_statuses(&mut self.writer, *request, *reply, statuses);
-                let sent = send_to(&mut self.connections, &mut self.calls, *client, bytes);
-                self.after_send(*client, sent);
+                replies::write_statuses(&mut self.writer, *request, *reply, statuses);
+                self.send_written(*client);
             }
             Effect::StoreArrived { index, slot } => {
                 // The kind of a deposit is what its producer said and the daemon has checked; a supply is without one,
@@ -93,9 +91,8 @@ impl Server {
             Effect::Unkeep { slot } => self.service.keep_store().unkeep(*slot),
             Effect::Declared { client, request, range } => {
                 let declared = &all.granted[range.clone()];
-                let bytes = replies::write_declared(&mut self.writer, *request, declared);
-                let sent = send_to(&mut self.connections, &mut self.calls, *client, bytes);
-                self.after_send(*client, sent);
+                replies::write_declared(&mut self.writer, *request, declared);
+                self.send_written(*client);
             }
             Effect::Publish { slot, generation } => {
                 let is_done = self.node.page().publish(*slot, *generation, &self.core);
@@ -107,7 +104,7 @@ impl Server {
                 }
             }
             Effect::Registered { client, request, range, deposit_credits } => {
-                let bytes = replies::write_registered(
+                replies::write_registered(
                     &mut self.writer,
                     self.node.identity(),
                     *request,
@@ -115,8 +112,7 @@ impl Server {
                     &self.scratch.deposits,
                     *deposit_credits,
                 );
-                let sent = send_to(&mut self.connections, &mut self.calls, *client, bytes);
-                self.after_send(*client, sent);
+                self.send_written(*client);
             }
             Effect::Welcome { client, request, deposit_credits } => {
                 self.welcome(*client, *request, *deposit_credits);

@@ -2,9 +2,7 @@
 //! socket did not take. A client that does not read is served no further: that is a state to wait out. Must never queue without a
 //! bound.
 
-use crate::clients::calls::Calls;
-use crate::clients::connection::{Blocked, Connection, HelloReply, index};
-use crate::clients::connections::Connections;
+use crate::clients::connection::{Blocked, HelloReply, index};
 use crate::limits::PENDING_REPLIES_BESIDE_PARKED;
 use crate::messages::objects;
 use crate::messages::replies::{self, Welcome};
@@ -16,62 +14,28 @@ use fdbroker_protocol::{ErrorCode, Status};
 use fdbroker_scm::SendError;
 use std::os::fd::AsFd;
 
-/// What became of a message without fds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sent {
-    /// The kernel has it, or nobody is there to have it.
-    Done,
-    /// The socket is full: it is kept.
-    Kept,
-    /// The peer has closed its end.
-    PeerGone,
-}
-
-/// Sends a message without fds to a client's main socket.
-pub(crate) fn send_to(
-    connections: &mut Connections,
-    calls: &mut Calls,
-    client: ClientId,
-    bytes: &[u8],
-) -> Sent {
-    connections
-        .get_mut(index(client))
-        .map_or(Sent::Done, |connection| send_or_keep(connection, calls, bytes))
-}
-
-/// Sends a message without fds to a connection, or keeps it behind the messages that are kept: replies stay in order.
-pub(crate) fn send_or_keep(connection: &mut Connection, calls: &mut Calls, bytes: &[u8]) -> Sent {
-    let Some(socket) = connection.socket.as_ref() else { return Sent::Done };
-    let user = connection.shares_as;
-    if connection.pending.is_empty() && !calls.debts.is_away(user) {
-        match calls.time(user, 0, || fdbroker_scm::send(socket.as_fd(), bytes, &[])) {
-            Ok(()) => return Sent::Done,
-            Err(SendError::WouldBlock) => {}
-            Err(error) => {
-                log::debug!("a reply was not sent: {error}");
-                return Sent::PeerGone;
-            }
-        }
-    }
-    connection.pending.push_back(bytes.to_vec());
-    Sent::Kept
-}
-
 impl Server {
-    /// What follows from the outcome of a send.
-    pub(crate) fn after_send(&mut self, client: ClientId, sent: Sent) {
-        match sent {
-            Sent::Done => {}
-            Sent::PeerGone => self.end_connection(client),
-            Sent::Kept => {
-                let most = self.settings.core.max_parked_per_client as usize
-                    + PENDING_REPLIES_BESIDE_PARKED;
-                let kept = self.connections.get(index(client)).map_or(0, |it| it.pending.len());
-                match kept > most {
-                    true => self.end_with(client, ErrorCode::Protocol.into()),
-                    false => self.block(client, Blocked::Unread),
+    /// Sends the message in the writer, which has no fds, to the client's main socket. If that is full, or messages are kept for
+    /// it, it is kept behind them: replies stay in order.
+    pub(crate) fn send_written(&mut self, client: ClientId) {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let Some(socket) = connection.socket.as_ref() else { return };
+        let (user, bytes) = (connection.shares_as, self.writer.written());
+        if connection.pending.is_empty() && !self.calls.debts.is_away(user) {
+            match self.calls.time(user, 0, || fdbroker_scm::send(socket.as_fd(), bytes, &[])) {
+                Ok(()) => return,
+                Err(SendError::WouldBlock) => {}
+                Err(error) => {
+                    log::debug!("a reply was not sent: {error}");
+                    return self.end_connection(client);
                 }
             }
+        }
+        connection.pending.push_back(bytes.to_vec());
+        let parked = self.settings.core.max_parked_per_client as usize;
+        match connection.pending.len() > parked + PENDING_REPLIES_BESIDE_PARKED {
+            true => self.end_with(client, ErrorCode::Protocol.into()),
+            false => self.block(client, Blocked::Unread),
         }
     }
 
@@ -192,9 +156,8 @@ impl Server {
     /// Answers that a request failed as a whole.
     pub(crate) fn reply_failed(&mut self, client: ClientId, request: RequestId, status: Status) {
         self.waits.end(client, request, 0, self.now, &mut self.connections);
-        let bytes = self.writer.failed(request.0, status);
-        let sent = send_to(&mut self.connections, &mut self.calls, client, bytes);
-        self.after_send(client, sent);
+        self.writer.failed(request.0, status);
+        self.send_written(client);
     }
 
     /// Answers a create.
@@ -205,21 +168,19 @@ impl Server {
         group: GroupId,
         deposit_credits: u32,
     ) {
-        let bytes = objects::write_created(
+        objects::write_created(
             &mut self.writer,
             request,
             group,
             deposit_credits,
             !self.kept.is_there(),
         );
-        let sent = send_to(&mut self.connections, &mut self.calls, client, bytes);
-        self.after_send(client, sent);
+        self.send_written(client);
     }
 
     /// Answers a seal.
     pub(super) fn send_sealed(&mut self, client: ClientId, request: RequestId, version: u64) {
-        let bytes = objects::write_sealed(&mut self.writer, request, version);
-        let sent = send_to(&mut self.connections, &mut self.calls, client, bytes);
-        self.after_send(client, sent);
+        objects::write_sealed(&mut self.writer, request, version);
+        self.send_written(client);
     }
 }

@@ -4,7 +4,6 @@ use crate::clients::connection::{Blocked, index};
 use crate::fds::table::FdTable;
 use crate::messages::{objects, replies};
 use crate::server::parts::Server;
-use crate::server::settle::flow::send_or_keep;
 use fdbroker_core::{ClientId, GotObject, Granted, RequestId};
 use fdbroker_protocol::{ErrorCode, MAX_BATCH, Status};
 use fdbroker_scm::SendError;
@@ -56,50 +55,50 @@ impl Server {
         grants: &[Granted],
         fds: usize,
     ) -> Result<(), ()> {
-        let Some(connection) = self.connections.get_mut(index(client)) else { return Ok(()) };
         let core = &self.core;
         let data = |id| core.driver_data(id).map(|(length, bytes)| (length, *bytes));
-        let bytes = replies::write_granted(
-            &mut self.writer,
-            request,
-            grants,
-            &mut self.scratch.slots,
-            data,
-        );
+        let slots = &mut self.scratch.slots;
+        replies::write_granted(&mut self.writer, request, grants, slots, data);
         if fds == 0 {
-            let sent = send_or_keep(connection, &mut self.calls, bytes);
-            self.after_send(client, sent);
+            self.send_written(client);
             return Ok(());
         }
+        self.send_with_fds(client, grants, fds)
+    }
+
+    /// Sends the message in the writer with the fds of the slots that it names. `Err`: not now; the client is blocked.
+    fn send_with_fds(
+        &mut self,
+        client: ClientId,
+        grants: &[Granted],
+        fds: usize,
+    ) -> Result<(), ()> {
+        let Some(connection) = self.connections.get_mut(index(client)) else { return Ok(()) };
         let Some(socket) = connection.socket() else { return Ok(()) };
-        let send = || send_slots(socket, bytes, &self.scratch.slots, &self.fds);
-        let sent = self.calls.time(connection.shares_as, fds, send);
-        match sent {
+        let (bytes, slots) = (self.writer.written(), &self.scratch.slots);
+        let send = || send_slots(socket, bytes, slots, &self.fds);
+        let why = match self.calls.time(connection.shares_as, fds, send) {
             Ok(()) => {
                 self.in_flight.note_sent(connection, fds);
                 if self.admin.is_watched() {
                     self.note_grants(client, grants);
                 }
-                Ok(())
+                return Ok(());
             }
-            Err(SendError::WouldBlock) => {
-                self.block(client, Blocked::Unread);
-                Err(())
-            }
-            Err(SendError::TooManyRefs) => {
-                self.block(client, Blocked::InFlight);
-                Err(())
-            }
+            Err(SendError::WouldBlock) => Blocked::Unread,
+            Err(SendError::TooManyRefs) => Blocked::InFlight,
             Err(SendError::PeerGone) => {
                 self.end_connection(client);
-                Ok(())
+                return Ok(());
             }
             Err(error) => {
-                log::error!("a grant to client {} could not be sent: {error}", client.0);
+                log::error!("fds could not be sent to client {}: {error}", client.0);
                 self.end_with(client, ErrorCode::Internal.into());
-                Ok(())
+                return Ok(());
             }
-        }
+        };
+        self.block(client, why);
+        Err(())
     }
 
     /// Answers a get with its fds. If that cannot be now, its leases are given back, and it is to be asked again: for so
@@ -111,37 +110,15 @@ impl Server {
         objects: &[GotObject],
         grants: &[Granted],
     ) {
-        match self.room_for_fds(client, grants.len()) {
-            Ok(room) if room >= grants.len() => {}
-            Ok(room) => return self.give_back(client, request, grants, room),
-            Err(()) => return self.give_back(client, request, grants, 0),
+        let room = self.room_for_fds(client, grants.len()).unwrap_or(0);
+        if room < grants.len() {
+            return self.give_back(client, request, grants, room);
         }
-        let Some(connection) = self.connections.get_mut(index(client)) else { return };
         let got = (objects, grants);
         let slots = &mut self.scratch.slots;
-        let bytes = objects::write_got(&mut self.writer, request, &self.core, got, slots);
-        let Some(socket) = connection.socket() else { return };
-        let send = || send_slots(socket, bytes, &self.scratch.slots, &self.fds);
-        match self.calls.time(connection.shares_as, grants.len(), send) {
-            Ok(()) => {
-                self.in_flight.note_sent(connection, grants.len());
-                if self.admin.is_watched() {
-                    self.note_grants(client, grants);
-                }
-            }
-            Err(SendError::WouldBlock) => {
-                self.block(client, Blocked::Unread);
-                self.give_back(client, request, grants, 0);
-            }
-            Err(SendError::TooManyRefs) => {
-                self.block(client, Blocked::InFlight);
-                self.give_back(client, request, grants, 0);
-            }
-            Err(SendError::PeerGone) => self.end_connection(client),
-            Err(error) => {
-                log::error!("objects could not be sent to client {}: {error}", client.0);
-                self.end_with(client, ErrorCode::Internal.into());
-            }
+        objects::write_got(&mut self.writer, request, &self.core, got, slots);
+        if self.send_with_fds(client, grants, grants.len()).is_err() {
+            self.give_back(client, request, grants, 0);
         }
     }
 
