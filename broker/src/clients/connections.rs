@@ -31,6 +31,7 @@ pub struct Connections {
     turns: Turns,
     /// Clients that the core has events for, likewise.
     eventful: VecDeque<ClientId>,
+    nobody: Connection,
 }
 
 impl Connections {
@@ -46,6 +47,7 @@ impl Connections {
             handshakes: Handshakes::new(most),
             turns: Turns::default(),
             eventful: VecDeque::new(),
+            nobody: Connection { phase: Phase::Gone, ..Connection::bare(0, DomainKey::NOBODYS, 0) },
         }
     }
 
@@ -103,16 +105,17 @@ impl Connections {
 
     /// A client is let in, and has until then for its event socket.
     pub fn await_events(&mut self, number: usize, until: Now) {
-        let Some(connection) = self.by_number.get_mut(number) else { return };
+        let connection = &mut self[number];
         (connection.phase, connection.expires) = (Phase::Welcomed, until);
+        let serial = connection.serial;
         self.joining += 1;
-        let handshake = Handshake { client: client_id(number), serial: connection.serial, until };
+        let handshake = Handshake { client: client_id(number), serial, until };
         self.handshakes.add(handshake, &self.by_number);
     }
 
     /// The event socket of a client has joined.
     pub fn set_event(&mut self, number: usize, event: OwnedFd) {
-        let Some(connection) = self.by_number.get_mut(number) else { return };
+        let connection = &mut self[number];
         (connection.event, connection.is_event_ready) = (Some(event), true);
         self.joining -= 1;
     }
@@ -144,11 +147,12 @@ impl Connections {
 
     /// A connection is so far from now on. `false`: it was before.
     pub fn advance(&mut self, number: usize, phase: Phase) -> bool {
-        let Some(connection) = self.by_number.get_mut(number) else { return false };
-        self.joining -= usize::from(connection.is_joining());
+        let connection = &mut self[number];
+        let (was_joining, shares_as) = (connection.is_joining(), connection.shares_as);
         let former = std::mem::replace(&mut connection.phase, phase);
+        self.joining -= usize::from(was_joining);
         if former == Phase::Silent && phase != former {
-            self.lobby.leave(connection.shares_as);
+            self.lobby.leave(shares_as);
         }
         former != phase
     }
@@ -179,6 +183,7 @@ impl Connections {
     }
 
     fn enqueue_by(&mut self, client: ClientId, push: fn(&mut Turns, Who, ClientId)) {
+        // One that was paused may have gone.
         let Some(connection) = self.by_number.get_mut(index(client)) else { return };
         if connection.is_serviceable() && !std::mem::replace(&mut connection.is_queued, true) {
             push(&mut self.turns, connection.who(), client);
@@ -187,16 +192,19 @@ impl Connections {
 
     /// The client whose turn begins.
     pub fn next_turn(&mut self) -> Option<ClientId> {
-        let client = self.turns.pop()?;
-        if let Some(connection) = self.by_number.get_mut(index(client)) {
-            connection.is_queued = false;
+        loop {
+            let client = self.turns.pop()?;
+            // One may have gone since it was queued.
+            if let Some(connection) = self.get_mut(index(client)) {
+                connection.is_queued = false;
+                return Some(client);
+            }
         }
-        Some(client)
     }
 
     /// The core has events for a client.
     pub fn note_events(&mut self, client: ClientId) {
-        let Some(connection) = self.by_number.get_mut(index(client)) else { return };
+        let connection = &mut self[index(client)];
         connection.has_events = true;
         if !std::mem::replace(&mut connection.is_event_queued, true) {
             self.eventful.push_back(client);
@@ -205,11 +213,13 @@ impl Connections {
 
     /// The next client that the core has events for.
     pub fn next_eventful(&mut self) -> Option<ClientId> {
-        let client = self.eventful.pop_front()?;
-        if let Some(connection) = self.by_number.get_mut(index(client)) {
-            connection.is_event_queued = false;
+        loop {
+            let client = self.eventful.pop_front()?;
+            if let Some(connection) = self.get_mut(index(client)) {
+                connection.is_event_queued = false;
+                return Some(client);
+            }
         }
-        Some(client)
     }
 
     /// How many clients the core has events for.
@@ -239,12 +249,17 @@ impl Connections {
         self.by_number.drain()
     }
 
-    /// The connection with this number.
+    /// The connection of a client, unless it was an earlier one of the same number.
+    pub fn find(&self, client: ClientId, serial: u64) -> Option<&Connection> {
+        self.get(index(client)).filter(|it| it.serial == serial)
+    }
+
+    /// The connection with this number, for whoever has the number from an event or a list that may be older.
     pub fn get(&self, number: usize) -> Option<&Connection> {
         self.by_number.get(number)
     }
 
-    /// The connection with this number, to be changed.
+    /// As [`Connections::get`], to be changed.
     pub fn get_mut(&mut self, number: usize) -> Option<&mut Connection> {
         self.by_number.get_mut(number)
     }
@@ -281,18 +296,31 @@ impl Connections {
     }
 }
 
+/// The connection of a client that the core knows, or of which a socket is left: its record is there until
+/// [`Connections::remove`]. If it is not, that is a bug, but no reason to take everybody's connections away: it is as one that has
+/// ended.
 impl Index<usize> for Connections {
     type Output = Connection;
 
     fn index(&self, number: usize) -> &Connection {
-        &self.by_number[number]
+        self.by_number.get(number).unwrap_or_else(|| missing(number, &self.nobody))
     }
 }
 
 impl IndexMut<usize> for Connections {
     fn index_mut(&mut self, number: usize) -> &mut Connection {
-        &mut self.by_number[number]
+        match self.by_number.get_mut(number) {
+            Some(connection) => connection,
+            None => missing(number, &mut self.nobody),
+        }
     }
+}
+
+#[cold]
+fn missing<T>(number: usize, nobody: T) -> T {
+    log::error!("internal: there is no client {number}");
+    debug_assert!(false, "there is no client {number}");
+    nobody
 }
 
 impl<'a> IntoIterator for &'a Connections {

@@ -114,7 +114,7 @@ impl InFlight {
 
     /// Has the client tried again with the next sweep.
     pub fn wait(&mut self, client: ClientId, connections: &mut Connections, now: Now) {
-        let Some(connection) = connections.get_mut(index(client)) else { return };
+        let connection = &mut connections[index(client)];
         if !std::mem::replace(&mut connection.is_in_flight_queued, true) {
             self.waiting.push_back(client);
         }
@@ -129,11 +129,14 @@ impl InFlight {
 
     /// The next client to be tried again.
     pub fn next_waiting(&mut self, connections: &mut Connections) -> Option<ClientId> {
-        let client = self.waiting.pop_front()?;
-        if let Some(connection) = connections.get_mut(index(client)) {
-            connection.is_in_flight_queued = false;
+        loop {
+            let client = self.waiting.pop_front()?;
+            // One may have gone since.
+            if let Some(connection) = connections.get_mut(index(client)) {
+                connection.is_in_flight_queued = false;
+                return Some(client);
+            }
         }
-        Some(client)
     }
 
     /// The sweep is over: another one follows if clients are left.

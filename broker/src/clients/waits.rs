@@ -58,11 +58,10 @@ impl Waits {
     /// The acquire at hand has been with the core: if it is not answered, it is parked. `most`: parked requests that a
     /// client may have.
     pub fn park(&mut self, connections: &mut Connections, most: usize) {
-        if let Some((client, asked)) = self.at_hand.take()
-            && let Some(connection) = connections.get_mut(index(client))
-            && connection.asked.len() < most
-        {
-            connection.asked.push(asked);
+        let Some((client, asked)) = self.at_hand.take() else { return };
+        let parked = &mut connections[index(client)].asked;
+        if parked.len() < most {
+            parked.push(asked);
         }
     }
 
@@ -99,7 +98,7 @@ impl Waits {
             self.at_hand = None;
             return Some(asked);
         }
-        let parked = &mut connections.get_mut(index(client))?.asked;
+        let parked = &mut connections[index(client)].asked;
         let at = parked.iter().position(|asked| asked.request == request)?;
         Some(parked.swap_remove(at))
     }

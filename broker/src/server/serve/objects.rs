@@ -72,28 +72,13 @@ impl Server {
 
     /// Has the core seal a group, once its memory can be given to readers.
     fn seal(&mut self, client: ClientId, request: RequestId, group: GroupId) {
-        match self.look_at_memory(client, group) {
-            Ok(Sealed::ForReaders) => self.seal_checked(client, request, group, Ok(())),
-            Ok(Sealed::ForWriters) => self.wait_for_readers(client, request, group),
-            Ok(Sealed::Busy) => {
-                let busy = Err(ErrorCode::SealedBusy.into());
-                self.seal_checked(client, request, group, busy);
-            }
-            Ok(Sealed::Unsound) => {
-                let unsound = Err(ErrorCode::Protocol.into());
-                self.seal_checked(client, request, group, unsound);
-            }
-            Err(status) => self.seal_checked(client, request, group, Err(status)),
-        }
-    }
-
-    fn seal_checked(
-        &mut self,
-        client: ClientId,
-        request: RequestId,
-        group: GroupId,
-        checked: Result<(), Status>,
-    ) {
+        let checked = match self.look_at_memory(client, group) {
+            Ok(Sealed::ForReaders) => Ok(()),
+            Ok(Sealed::ForWriters) => return self.wait_for_readers(client, request, group),
+            Ok(Sealed::Busy) => Err(ErrorCode::SealedBusy.into()),
+            Ok(Sealed::Unsound) => Err(ErrorCode::Protocol.into()),
+            Err(status) => Err(status),
+        };
         self.seal_objects(client, request, group, checked);
     }
 
@@ -118,7 +103,7 @@ impl Server {
 
     /// A seal waits until a lane has opened its memory; so does what its client says behind it.
     fn wait_for_readers(&mut self, client: ClientId, request: RequestId, group: GroupId) {
-        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let connection = &mut self.connections[index(client)];
         connection.waits_for_seal = true;
         let (serial, uid) = (connection.serial, connection.domain.uid);
         self.seals.wait(uid, Seal { client, serial, request, group });
@@ -148,15 +133,15 @@ impl Server {
     /// A lane has opened the memory of a seal for readers, or could not.
     pub(crate) fn note_opened(&mut self, number: u64, opened: Result<RawFd, i32>) {
         let opened = opened.and_then(|fd| kernel::adopt(fd).map_err(|_| libc::EBADF));
-        let Some(seal) = self.seals.end(number) else {
-            // Given up meanwhile.
+        let Some(seal) = self.seals.end(number).filter(|seal| self.is_there(*seal)) else {
+            // Given up meanwhile, or its client has gone.
             if let Ok(fd) = opened {
                 self.fds.close_replaced(fd);
                 self.seals.note_replaced();
             }
             return self.start_seals();
         };
-        let making = self.core.making_of(seal.client, seal.group).filter(|_| self.is_there(seal));
+        let making = self.core.making_of(seal.client, seal.group);
         match (opened, making) {
             (Ok(fd), Some(Making { allocation, .. })) => {
                 let uid = self.connections[index(seal.client)].domain.uid;
@@ -189,8 +174,8 @@ impl Server {
 
     /// Whether the client of a seal is still connected.
     fn is_there(&self, seal: Seal) -> bool {
-        let connection = self.connections.get(index(seal.client));
-        connection.is_some_and(|it| it.serial == seal.serial && it.socket.is_some())
+        let connection = self.connections.find(seal.client, seal.serial);
+        connection.is_some_and(|it| it.socket.is_some())
     }
 
     fn end_seal(&mut self, seal: Seal, checked: Result<(), Status>) {
@@ -198,11 +183,9 @@ impl Server {
             return;
         }
         let Seal { client, request, group, .. } = seal;
-        self.seal_checked(client, request, group, checked);
-        if let Some(connection) = self.connections.get_mut(index(client)) {
-            connection.waits_for_seal = false;
-            self.connections.enqueue(client);
-        }
+        self.seal_objects(client, request, group, checked);
+        self.connections[index(client)].waits_for_seal = false;
+        self.connections.enqueue(client);
     }
 
     /// Answers AGAIN to all seals that wait: a successor knows nothing of them.

@@ -15,8 +15,8 @@ use fdbroker_protocol::{ErrorCode, Status};
 impl Server {
     /// Takes the client's turns away until fds of its uid are closed, or their time is over.
     pub(super) fn pause(&mut self, client: ClientId, until: Now) {
-        let Some(connection) = self.connections.get(index(client)) else { return };
-        self.waiting.pause(connection.domain.uid, client, until);
+        let uid = self.connections[index(client)].domain.uid;
+        self.waiting.pause(uid, client, until);
     }
 
     /// Gives paused clients their turns again, if fds of their uid have been closed, or have been waited for long
@@ -44,9 +44,8 @@ impl Server {
     pub(super) fn take_suspended(&mut self, uid: u32) -> Option<Suspended> {
         let suspended = self.waiting.take_suspended(uid)?;
         self.fds.resume(uid);
-        let connection = self.connections.get(index(suspended.client));
-        let is_there = connection
-            .is_some_and(|it| it.serial == suspended.serial && it.phase == Phase::Welcomed);
+        let connection = self.connections.find(suspended.client, suspended.serial);
+        let is_there = connection.is_some_and(|it| it.phase == Phase::Welcomed);
         if !is_there {
             self.fds.refuse_rest(uid);
         }
@@ -87,7 +86,7 @@ impl Server {
     /// Refuses the next message, which has fds, while closes of its uid hang. A lane drops it, and the client is not read
     /// from until then.
     pub(super) fn refuse_next(&mut self, client: ClientId, channel: Channel) {
-        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let connection = &mut self.connections[index(client)];
         let Some(socket) = connection.socket_of(channel == Channel::Main) else { return };
         let peeked = self.calls.time(connection.shares_as, 0, || self.inbox.peek(socket));
         let Ok(length) = peeked else { return self.lose(client) };
@@ -115,7 +114,7 @@ impl Server {
     fn drop_refused(&mut self, uid: u32, mut message: Refused) {
         loop {
             let Refused { client, serial, channel } = message;
-            let connection = self.connections.get(index(client)).filter(|it| it.serial == serial);
+            let connection = self.connections.find(client, serial);
             let socket = connection.and_then(|it| it.socket_of(channel == Channel::Main));
             match socket.map(|socket| socket.try_clone_to_owned()) {
                 Some(Ok(duplicate)) => return self.fds.drop_next(duplicate, uid),
@@ -135,10 +134,8 @@ impl Server {
             self.drop_refused(uid, next);
         }
         let Some(Refused { client, serial, .. }) = dropped else { return };
-        if let Some(connection) = self.connections.get_mut(index(client))
-            && connection.serial == serial
-        {
-            connection.waits_for_drop = false;
+        if self.connections.find(client, serial).is_some() {
+            self.connections[index(client)].waits_for_drop = false;
             self.connections.enqueue(client);
         }
     }

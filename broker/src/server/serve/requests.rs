@@ -48,7 +48,7 @@ enum Asked<'s, 'm> {
 impl Server {
     /// One turn of one client.
     pub(crate) fn serve(&mut self, client: ClientId) {
-        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let connection = &mut self.connections[index(client)];
         if connection.has_died || (connection.waits_for_drop && connection.is_main_closed) {
             return self.lose(client);
         }
@@ -68,7 +68,7 @@ impl Server {
     /// `false`: the client is paused.
     fn serve_channel(&mut self, client: ClientId, channel: Channel) -> bool {
         while self.schedule.is_turn_left() {
-            let Some(connection) = self.connections.get(index(client)) else { return true };
+            let connection = &self.connections[index(client)];
             let is_ready = match channel {
                 Channel::Main => connection.is_main_ready && connection.may_be_read(),
                 Channel::Event => connection.is_event_ready,
@@ -97,7 +97,7 @@ impl Server {
     /// Most clients wait for their answer before they send again. Asking costs a third of a read that finds nothing; what
     /// comes later comes with an event.
     fn note_if_all_is_read(&mut self, client: ClientId, channel: Channel) {
-        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let connection = &mut self.connections[index(client)];
         if channel == Channel::Main
             && !connection.is_main_closed
             && let Some(socket) = &connection.socket
@@ -108,9 +108,7 @@ impl Server {
     }
 
     fn read_one(&mut self, client: ClientId, channel: Channel) -> Outcome {
-        let Some(connection) = self.connections.get_mut(index(client)) else {
-            return Outcome::Nothing;
-        };
+        let connection = &mut self.connections[index(client)];
         let (socket, is_ready) = match channel {
             Channel::Main => (&connection.socket, &mut connection.is_main_ready),
             Channel::Event => (&connection.event, &mut connection.is_event_ready),
@@ -250,9 +248,7 @@ impl Server {
 
     /// Answers the settles of a client that wait no longer.
     fn answer_settled(&mut self, client: ClientId) {
-        while let Some(connection) = self.connections.get_mut(index(client))
-            && let Some(request) = connection.settles.take_settled()
-        {
+        while let Some(request) = self.connections[index(client)].settles.take_settled() {
             self.writer.start(Kind::Settled, request.0).finish(0, 0);
             self.send_written(client);
         }
@@ -262,8 +258,10 @@ impl Server {
     pub(crate) fn note_closed(&mut self, ticket: Ticket) {
         let client = self.core.client_of(ticket);
         self.step(Input::Closed { ticket });
-        let connection = client.and_then(|client| self.connections.get_mut(index(client)));
-        if let (Some(client), Some(connection)) = (client, connection) {
+        // It may have been the last thing of a client that had gone.
+        if let Some(client) = client
+            && let Some(connection) = self.connections.get_mut(index(client))
+        {
             connection.settles.note_closed();
             self.answer_settled(client);
         }
@@ -332,14 +330,14 @@ impl Server {
 
     /// Whether the client can be sent fds ahead: it has a socket for them, and has read what was sent before.
     pub(crate) fn may_fetch(&self, client: ClientId) -> bool {
-        let connection = self.connections.get(index(client));
-        connection.is_some_and(|it| it.blocked.is_none() && it.ahead.as_ref().is_some_and(is_read))
+        let connection = &self.connections[index(client)];
+        connection.blocked.is_none() && connection.ahead.as_ref().is_some_and(is_read)
     }
 
     /// Whether requests of the client may be read: it must have room for what they will bring. If
     /// not, it is blocked.
     pub(crate) fn may_read(&mut self, client: ClientId) -> bool {
-        let Some(connection) = self.connections.get_mut(index(client)) else { return true };
+        let connection = &mut self.connections[index(client)];
         if self.in_flight.may_send(connection) {
             return true;
         }

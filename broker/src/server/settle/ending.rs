@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 impl Server {
     /// Ends a connection while effects are applied: the core hears of the end afterwards.
     pub(crate) fn end_with(&mut self, client: ClientId, status: Status) {
-        let Some(connection) = self.connections.get(index(client)) else { return };
+        let connection = &self.connections[index(client)];
         log::debug!("disconnecting client {} (pid {}): {status}", client.0, connection.pid);
         let user = connection.shares_as;
         if let (Phase::Silent, Some(socket)) = (connection.phase, connection.socket())
@@ -36,7 +36,7 @@ impl Server {
         if !self.connections.advance(number, Phase::Gone) {
             return;
         }
-        let Some(connection) = self.connections.get_mut(number) else { return };
+        let connection = &mut self.connections[number];
         let (uid, user) = (connection.domain.uid, connection.shares_as);
         let is_at_end = connection.is_main_at_end;
         let is_read = connection.unread.fds == 0 || self.in_flight.forget_if_read(connection);
@@ -53,7 +53,7 @@ impl Server {
             self.retire(number, event, Report::RetiredEvent(number, uid), false);
         }
         self.end_ahead(client);
-        let Some(connection) = self.connections.get_mut(number) else { return };
+        let connection = &mut self.connections[number];
         connection.pidfd = None;
         connection.hello_reply = None;
         connection.pending.clear();
@@ -75,7 +75,7 @@ impl Server {
         report: Report,
         is_at_end: bool,
     ) {
-        let Some(connection) = self.connections.get_mut(number) else { return };
+        let connection = &mut self.connections[number];
         connection.retiring += 1;
         if connection.lingering.is_none() {
             // Nobody will tell from now on when the peer has read the rest.
@@ -105,7 +105,7 @@ impl Server {
     /// Closes the socket of a client unless fds lie in it. Those are in flight, and its place is
     /// taken, until the client reads them or closes its end.
     pub(crate) fn close_ahead(&mut self, client: ClientId) {
-        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let connection = &mut self.connections[index(client)];
         let Some(ahead) = connection.ahead.take_if(|ahead| is_read(ahead)) else { return };
         let uid = connection.domain.uid;
         self.ahead.close(connection.shares_as);
@@ -115,8 +115,7 @@ impl Server {
     /// The same for a client that has ended: its record stays until then.
     pub(crate) fn end_ahead(&mut self, client: ClientId) {
         self.close_ahead(client);
-        let connection = self.connections.get(index(client));
-        let Some(ahead) = connection.and_then(|it| it.ahead.as_ref()) else { return };
+        let Some(ahead) = &self.connections[index(client)].ahead else { return };
         let source = Source::Ahead(index(client));
         let watched = register(&self.poll, ahead.as_fd(), source)
             .and_then(|()| watch(&self.poll, ahead.as_fd(), source, true));

@@ -18,7 +18,7 @@ impl Server {
     /// Sends the message in the writer, which has no fds, to the client's main socket. If that is full, or messages are kept for
     /// it, it is kept behind them: replies stay in order.
     pub(crate) fn send_written(&mut self, client: ClientId) {
-        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let connection = &mut self.connections[index(client)];
         let Some(socket) = connection.socket.as_ref() else { return };
         let (user, bytes) = (connection.shares_as, self.writer.written());
         if connection.pending.is_empty() && !self.calls.debts.is_away(user) {
@@ -42,7 +42,7 @@ impl Server {
     /// How many of `fds` fds, at least one, may be sent to the client in a message now; if none, it
     /// is blocked.
     pub(crate) fn room_for_fds(&mut self, client: ClientId, fds: usize) -> Result<usize, ()> {
-        let Some(connection) = self.connections.get_mut(index(client)) else { return Ok(fds) };
+        let connection = &mut self.connections[index(client)];
         if connection.blocked.is_some() {
             return Err(());
         }
@@ -65,7 +65,7 @@ impl Server {
 
     /// Stops serving a client's requests until it has read, or others have.
     pub(crate) fn block(&mut self, client: ClientId, why: Blocked) {
-        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let connection = &mut self.connections[index(client)];
         let Some(socket) = connection.socket.as_ref() else { return };
         let former = connection.blocked;
         if former.is_none() {
@@ -78,7 +78,6 @@ impl Server {
                 return self.end_with(client, ErrorCode::Internal.into());
             }
         }
-        let Some(connection) = self.connections.get_mut(index(client)) else { return };
         if why == Blocked::InFlight || former.is_none() {
             connection.blocked = Some(why);
         }
@@ -89,7 +88,7 @@ impl Server {
 
     /// Answers hello, or keeps the answer until it can be sent.
     pub(crate) fn send_hello_reply(&mut self, client: ClientId) {
-        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let connection = &mut self.connections[index(client)];
         let (who, user) = (connection.who(), connection.shares_as);
         if self.calls.debts.is_away(user) {
             return self.block(client, Blocked::Unread);
@@ -100,7 +99,7 @@ impl Server {
                 return self.block(client, Blocked::InFlight);
             }
         }
-        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let connection = &mut self.connections[index(client)];
         let Some(socket) = connection.socket.as_ref() else { return };
         let Some(reply) = connection.hello_reply.take() else { return };
         kernel::accept_rights(socket.as_fd(), self.settings.kernel);
@@ -130,7 +129,7 @@ impl Server {
 
     /// Answers hello. The client's event socket is to join.
     pub(super) fn welcome(&mut self, client: ClientId, request: RequestId, deposit_credits: u32) {
-        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let connection = &mut self.connections[index(client)];
         let Some(socket) = connection.socket() else { return };
         let (pid, uid) = (connection.pid, connection.domain.uid);
         let pidfd = kernel::peer_pidfd(socket, pid, uid, self.settings.kernel);

@@ -73,7 +73,7 @@ impl Server {
         grants: &[Granted],
         fds: usize,
     ) -> Result<(), ()> {
-        let Some(connection) = self.connections.get_mut(index(client)) else { return Ok(()) };
+        let connection = &mut self.connections[index(client)];
         let Some(socket) = connection.socket() else { return Ok(()) };
         let (bytes, slots) = (self.writer.written(), &self.scratch.slots);
         let send = || send_slots(socket, bytes, slots, &self.fds);
@@ -141,8 +141,7 @@ impl Server {
     }
 
     fn send_each_ahead(&mut self, client: ClientId, grants: &[Granted]) -> usize {
-        let connection = self.connections.get(index(client));
-        let Some(connection) = connection else { return 0 };
+        let connection = &self.connections[index(client)];
         let user = connection.shares_as;
         let Some(ahead) = connection.ahead.as_ref() else { return 0 };
         let core = &self.core;

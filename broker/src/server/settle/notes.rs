@@ -43,7 +43,7 @@ impl Server {
 
     /// Tells watchers of a grant that was sent. No grant is kept for later.
     pub(crate) fn note_grants(&mut self, client: ClientId, grants: &[Granted]) {
-        let Some(connection) = self.connections.get(index(client)) else { return };
+        let connection = &self.connections[index(client)];
         let (pid, domain) = (connection.pid, connection.domain);
         if !self.admin.is_domain_watched(domain) {
             return;
@@ -70,7 +70,7 @@ impl Server {
     }
 
     pub(crate) fn log_bad_client(&mut self, client: ClientId, what: &dyn std::fmt::Display) {
-        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let connection = &mut self.connections[index(client)];
         let (uid, pid) = (connection.domain.uid, connection.pid);
         if !std::mem::replace(&mut connection.is_bad_input_logged, true) {
             self.log_bad_input(uid, pid, what);

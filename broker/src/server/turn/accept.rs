@@ -73,10 +73,10 @@ impl Server {
     /// The facts about the process of connection `number` are there: the core hears of it, and what it has said is read.
     pub(super) fn take_in(&mut self, number: usize, serial: u64, process: Process) {
         let client = client_id(number);
-        let Some(connection) = self.connections.get_mut(number) else { return };
-        if connection.serial != serial || connection.is_known {
+        if self.connections.find(client, serial).is_none_or(|it| it.is_known) {
             return;
         }
+        let connection = &mut self.connections[number];
         (connection.is_known, connection.start) = (true, process.start);
         let (domain, pid) = (connection.domain, connection.pid);
         let Some(socket) = &self.connections[number].socket else { return self.forget(number) };

@@ -25,7 +25,7 @@ impl Server {
     /// Ends the lingering of a connection whose peer has read what was left in its socket, or has
     /// closed it.
     pub(super) fn finish_if_read(&mut self, index: usize) {
-        let Some(connection) = self.connections.get_mut(index) else { return };
+        let connection = &mut self.connections[index];
         if !self.in_flight.forget_if_read(connection) {
             return;
         }
@@ -38,7 +38,7 @@ impl Server {
     /// The socket of this report is closed.
     pub(super) fn note_closed_socket(&mut self, report: Report) {
         let (Report::Retired(number, _) | Report::RetiredEvent(number, _)) = report else { return };
-        let Some(connection) = self.connections.get_mut(number) else { return };
+        let connection = &mut self.connections[number];
         connection.retiring -= 1;
         if connection.is_forgotten && !connection.has_sockets_left() {
             self.remove_record(number);

@@ -225,7 +225,7 @@ impl Server {
     /// Watches one connection's fds and puts it into the lists that it belongs to.
     fn restore_place(&mut self, index: usize) -> io::Result<()> {
         let client = client_id(index);
-        let Some(connection) = self.connections.get_mut(index) else { return Ok(()) };
+        let connection = &mut self.connections[index];
         self.in_flight.restore(connection);
         let is_waiting = connection.blocked.is_some() || connection.lingering.is_some();
         if let Some(main) = connection.socket.as_ref().or(connection.lingering.as_ref()) {

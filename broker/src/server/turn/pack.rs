@@ -61,7 +61,7 @@ impl Server {
         let text = "its connection is lost: the kernel does not send its socket";
         self.log_bad_client(client, &text);
         self.disconnect(client, ErrorCode::Internal.into());
-        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let connection = &mut self.connections[index(client)];
         let (uid, share) = (connection.domain.uid, connection.shares_as);
         let (lingering, ahead) = (connection.lingering.take(), connection.ahead.take());
         ahead.iter().for_each(|_| self.ahead.close(share));

@@ -18,7 +18,7 @@ impl Server {
         if !self.flush_pending(client) {
             return self.settle_queues();
         }
-        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let connection = &mut self.connections[index(client)];
         if self.calls.debts.is_away(connection.shares_as) || !self.in_flight.may_send(connection) {
             return;
         }
@@ -39,11 +39,11 @@ impl Server {
 
     /// Sends what was kept. `false`: not all of it, or the client is lost.
     fn flush_pending(&mut self, client: ClientId) -> bool {
-        let Some(connection) = self.connections.get_mut(index(client)) else { return false };
+        let connection = &self.connections[index(client)];
         if connection.hello_reply.is_some() {
             self.send_hello_reply(client);
         }
-        let Some(connection) = self.connections.get_mut(index(client)) else { return false };
+        let connection = &mut self.connections[index(client)];
         if connection.hello_reply.is_some() {
             return false;
         }
@@ -90,8 +90,7 @@ impl Server {
 
     /// Whether the client waits until others have read.
     fn waits_for_others(&self, client: ClientId) -> bool {
-        let connection = self.connections.get(index(client));
-        connection.is_some_and(|it| it.blocked == Some(Blocked::InFlight))
+        self.connections[index(client)].blocked == Some(Blocked::InFlight)
     }
 
     /// Tells the core how many fds a grant may have, when that has changed: a whole message of them takes long when others wait
@@ -109,7 +108,7 @@ impl Server {
         for _ in 0..self.connections.eventful().min(EVENT_TURNS_PER_CHORE) {
             let Some(client) = self.connections.next_eventful() else { break };
             self.send_events_to(client);
-            let Some(connection) = self.connections.get(index(client)) else { continue };
+            let connection = &self.connections[index(client)];
             let is_ready = connection.event.is_some() && connection.pending_event.is_none();
             let is_away = self.calls.debts.is_away(connection.shares_as);
             if connection.has_events && is_ready && !is_away {
@@ -121,7 +120,7 @@ impl Server {
 
     fn send_events_to(&mut self, client: ClientId) {
         for _ in 0..EVENTS_PER_TURN {
-            let Some(connection) = self.connections.get_mut(index(client)) else { return };
+            let connection = &mut self.connections[index(client)];
             // Told when its socket joins.
             let Some(socket) = connection.event.as_ref() else { return };
             let user = connection.shares_as;
@@ -156,7 +155,7 @@ impl Server {
 
     /// The event socket takes messages again.
     pub(super) fn flush_event(&mut self, client: ClientId) {
-        let Some(connection) = self.connections.get_mut(index(client)) else { return };
+        let connection = &mut self.connections[index(client)];
         let Some(socket) = connection.event.as_ref() else { return };
         let user = connection.shares_as;
         if self.calls.debts.is_away(user) {
