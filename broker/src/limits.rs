@@ -140,11 +140,6 @@ pub const ADMIN_RECORDS_PER_PAGE: usize = 256;
 /// threads' replies.
 pub const UNREAD_MESSAGES_PER_CLIENT: u32 = 16;
 
-/// Answers to hello that one process may leave unread before the next one waits: each has an fd in
-/// it, and a process that connects again and again without reading would fill what may be in flight
-/// with them. The library reads at once.
-pub const UNREAD_HELLOS_PER_PROCESS: u32 = 8;
-
 /// Fds a client may leave unread before its next one waits: one full message.
 pub const IN_FLIGHT_FDS_PER_CLIENT: u64 = 253;
 

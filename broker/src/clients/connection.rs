@@ -107,8 +107,6 @@ pub struct Connection {
     pub read_at: Now,
     /// What it has not read.
     pub unread: Unread,
-    /// Of that, the answer to its hello.
-    pub is_hello_unread: bool,
     /// Why it is not served.
     pub blocked: Option<Blocked>,
     /// Its acquires that are parked, and since when; at most `max_parked_per_client`.
@@ -187,7 +185,6 @@ impl Connection {
             is_bad_input_logged: false,
             read_at: Now(0),
             unread: Unread::default(),
-            is_hello_unread: false,
             blocked: None,
             asked: Vec::new(),
             settles: Settles::default(),

@@ -4,7 +4,6 @@
 use crate::clients::connection::{Connection, index};
 use crate::clients::connections::Connections;
 use crate::clients::shares::Shares;
-use crate::clients::turns::Who;
 use crate::clock;
 use crate::limits::{IN_FLIGHT_LOOKS_PER_SWEEP, IN_FLIGHT_SWEEP, LEAST_UNREAD_BYTES};
 use fdbroker_core::{ClientId, Now};
@@ -61,17 +60,6 @@ impl InFlight {
         connection.unread.add(fds);
     }
 
-    /// Whether a process may be sent another answer to hello.
-    pub fn has_room_for_hello(&self, who: Who) -> bool {
-        self.shares.has_room_for_hello(who)
-    }
-
-    /// The message that the client was sent last is the answer to its hello.
-    pub fn note_hello(&mut self, connection: &mut Connection) {
-        connection.is_hello_unread = true;
-        self.shares.add_hello(connection.who());
-    }
-
     /// What another broker has sent to the client is unread.
     pub fn restore(&mut self, connection: &Connection) {
         self.shares.add(connection.shares_as, 0, connection.unread.fds);
@@ -102,9 +90,6 @@ impl InFlight {
     /// Nothing of a client is unread any more.
     pub fn forget_unread(&mut self, connection: &mut Connection) {
         self.shares.remove(connection.shares_as, std::mem::take(&mut connection.unread).fds);
-        if std::mem::take(&mut connection.is_hello_unread) {
-            self.shares.remove_hello(connection.who());
-        }
     }
 
     /// When the next sweep is.

@@ -3,12 +3,9 @@
 //! of every socket fails. So each connection has a share of its own, and the rest is a pool, of which each domain
 //! has its share, too. Must never let one client's use touch another's share.
 
-use crate::clients::turns::Who;
-use crate::limits::UNREAD_HELLOS_PER_PROCESS;
 use fdbroker_core::{DomainKey, Part};
 use fdbroker_protocol::MAX_BATCH;
 use rustc_hash::FxHashMap;
-use std::collections::HashMap;
 
 /// See the module.
 #[derive(Debug)]
@@ -23,11 +20,9 @@ pub struct Shares {
     used_by: FxHashMap<DomainKey, u64>,
     /// [`fdbroker_core::Config::share_factor`].
     factor: u64,
-    /// Answers to hello that are unread, by process; no entry = none.
-    hellos: HashMap<Who, u32>,
 }
 
-/// Hello's answer carries two fds, and must always be possible.
+/// Hello's answer carries an fd, and must always be possible; so must a grant of one behind it.
 const LEAST_SHARE: u64 = 2;
 
 impl Shares {
@@ -42,7 +37,6 @@ impl Shares {
             used: 0,
             used_by: FxHashMap::default(),
             factor,
-            hellos: HashMap::new(),
         }
     }
 
@@ -62,25 +56,6 @@ impl Shares {
     pub fn most_in_a_grant(&self) -> usize {
         let most = self.room(DomainKey::NOBODYS, 0, MAX_BATCH as u64);
         usize::try_from(most).unwrap_or(MAX_BATCH)
-    }
-
-    /// Whether a process may be sent another answer to hello.
-    pub fn has_room_for_hello(&self, who: Who) -> bool {
-        self.hellos.get(&who).is_none_or(|unread| *unread < UNREAD_HELLOS_PER_PROCESS)
-    }
-
-    /// It was sent one.
-    pub fn add_hello(&mut self, who: Who) {
-        *self.hellos.entry(who).or_default() += 1;
-    }
-
-    /// It has read one.
-    pub fn remove_hello(&mut self, who: Who) {
-        let Some(unread) = self.hellos.get_mut(&who) else { return };
-        *unread -= 1;
-        if *unread == 0 {
-            self.hellos.remove(&who);
-        }
     }
 
     /// A connection of `domain` that had `unread` was sent `fds` more.
@@ -167,21 +142,6 @@ mod tests {
         assert!(shares.is_unused());
         shares.add(DOMAIN, 0, 5);
         assert_eq!(shares.room(DOMAIN, 5, 999), 1 + 300);
-    }
-
-    #[test]
-    fn hello_when_a_process_has_not_read_many_then_it_waits_and_another_does_not() {
-        let mut shares = Shares::new(600, 50, NO_CAP);
-        let (one, other) = (Who { uid: 1000, pid: 1 }, Who { uid: 1000, pid: 2 });
-        for _ in 0..UNREAD_HELLOS_PER_PROCESS {
-            assert!(shares.has_room_for_hello(one));
-            shares.add_hello(one);
-        }
-        assert!(!shares.has_room_for_hello(one) && shares.has_room_for_hello(other));
-        shares.remove_hello(one);
-        assert!(shares.has_room_for_hello(one));
-        (1..UNREAD_HELLOS_PER_PROCESS).for_each(|_| shares.remove_hello(one));
-        assert!(shares.hellos.is_empty());
     }
 
     #[test]

@@ -201,13 +201,8 @@ impl Server {
             return Err(Breach::NoCredit { fds: message.fd_count, credits });
         }
         message.check_fds(self.fds.arrived_count())?;
-        let connection = &mut self.connections[index(client)];
-        if connection.phase != Phase::Welcomed {
+        if self.connections[index(client)].phase != Phase::Welcomed {
             return self.take_hello(client, message);
-        }
-        if connection.is_hello_unread {
-            // The client has most likely read it by now; then another hello of its process may be answered.
-            self.in_flight.forget_if_read(connection);
         }
         match (message.kind, channel) {
             (Kind::Resolve, Channel::Main) => return self.resolve(client, message),

@@ -89,17 +89,10 @@ impl Server {
     /// Answers hello, or keeps the answer until it can be sent.
     pub(crate) fn send_hello_reply(&mut self, client: ClientId) {
         let connection = &mut self.connections[index(client)];
-        let (who, user) = (connection.who(), connection.shares_as);
+        let user = connection.shares_as;
         if self.calls.debts.is_away(user) {
             return self.block(client, Blocked::Unread);
         }
-        if !self.in_flight.has_room_for_hello(who) {
-            self.in_flight.look(&mut self.connections, self.now);
-            if !self.in_flight.has_room_for_hello(who) {
-                return self.block(client, Blocked::InFlight);
-            }
-        }
-        let connection = &mut self.connections[index(client)];
         let Some(socket) = connection.socket.as_ref() else { return };
         let Some(reply) = connection.hello_reply.take() else { return };
         kernel::accept_rights(socket.as_fd(), self.settings.kernel);
@@ -115,10 +108,7 @@ impl Server {
         let page = self.node.page().reader();
         let send = || fdbroker_scm::send_grant(socket.as_fd(), bytes, &[page]);
         match self.calls.time(user, 1, send) {
-            Ok(()) => {
-                self.in_flight.note_sent(connection, 1);
-                self.in_flight.note_hello(connection);
-            }
+            Ok(()) => self.in_flight.note_sent(connection, 1),
             Err(SendError::WouldBlock | SendError::TooManyRefs) => {
                 connection.hello_reply = Some(reply);
                 self.block(client, Blocked::InFlight);
