@@ -75,9 +75,9 @@ pub struct Closers {
     common: Common,
     /// The process from which lanes are cloned; `None`: there could be no other one yet.
     spawner: Option<Pid>,
-    /// The loop's end.
+    /// The loop's end of what the spawner is told.
     orders: OwnedFd,
-    /// The same.
+    /// The loop's end of what the spawner and the lanes say.
     said: OwnedFd,
     buffer: Box<[u8]>,
     no_fds: ReceivedFds,

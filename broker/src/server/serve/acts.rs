@@ -11,7 +11,7 @@ use fdbroker_protocol::admin::{
     Act, ActOutcome, ActRecord, LimitChange, Page, SetLimit, act_flags,
 };
 use fdbroker_protocol::limits::{ENDS_PER_MESSAGE, MAX_ADMIN_MESSAGE_BYTES};
-use fdbroker_protocol::{AllocationId, ErrorCode, Kind, NO_CAP, Resource, Scope, Writer};
+use fdbroker_protocol::{AllocationId, ErrorCode, Kind, NO_CAP, Resource, Scope};
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
 use std::fmt;
@@ -59,22 +59,20 @@ impl fmt::Display for Shown {
 
 impl Server {
     /// Does what administrator `index` wants, and answers it.
-    pub(super) fn answer_act<'w>(
+    pub(super) fn answer_act(
         &mut self,
-        writer: &'w mut Writer,
         index: usize,
         (kind, id): (Kind, u64),
         act: &Act,
-    ) -> &'w [u8] {
-        let Some(chosen) = Chosen::of(act.filter.get(), act.value.get()) else {
-            return writer.failed(id, ErrorCode::NotSupported.into());
-        };
+    ) -> Result<(), ErrorCode> {
+        let chosen = Chosen::of(act.filter.get(), act.value.get());
+        let chosen = chosen.ok_or(ErrorCode::NotSupported)?;
         if kind == Kind::AdminWatch {
             if !self.start_watch(index, chosen, since_us(act)) {
-                return writer.failed(id, ErrorCode::Again.into());
+                return Err(ErrorCode::Again);
             }
-            writer.start(Kind::AdminEvents, id);
-            return writer.finish(0, 0);
+            self.writer.start(Kind::AdminEvents, id).finish(0, 0);
+            return Ok(());
         }
         let is_dry = act.flags.get() & act_flags::DRY_RUN != 0;
         let actor = match self.admin.socket(index).map(actor) {
@@ -86,7 +84,7 @@ impl Server {
                 log::warn!(
                     "administrator {who}: {kind}: refused: not root, nor this broker's user"
                 );
-                return writer.failed(id, ErrorCode::NotPermitted.into());
+                return Err(ErrorCode::NotPermitted);
             }
         };
         match kind {
@@ -97,8 +95,8 @@ impl Server {
                     log::info!("administrator {actor}: {what}");
                     self.step(Input::SetDraining { draining });
                 }
-                writer.start(Kind::AdminDrainReply, id).push(&self.view(Sight::Node).node_status());
-                writer.finish(0, 0)
+                let status = self.view(Sight::Node).node_status();
+                self.writer.start(Kind::AdminDrainReply, id).push(&status).finish(0, 0);
             }
             _ => {
                 let (page, views) = self.choose(&chosen, act.cursor.get());
@@ -116,10 +114,11 @@ impl Server {
                     Kind::AdminEvict => Kind::AdminEvictReply,
                     _ => Kind::AdminRevokeReply,
                 };
-                writer.start(reply, id).push(&page).push(&records[..]);
-                writer.finish(records.len(), 0)
+                let reply = self.writer.start(reply, id).push(&page).push(&records[..]);
+                reply.finish(records.len(), 0);
             }
         }
+        Ok(())
     }
 
     /// The allocations that this message is for, and where the next message goes on. The id of an allocation that is not there
@@ -196,21 +195,16 @@ impl Server {
     }
 
     /// Changes one cap, if the administrator of connection `index` may.
-    pub(super) fn set_limit<'w>(
+    pub(super) fn set_limit(
         &mut self,
         index: usize,
-        writer: &'w mut Writer,
         id: u64,
         set: &SetLimit,
-    ) -> &'w [u8] {
-        match self.try_set_limit(index, set) {
-            Ok((former, value)) => {
-                let change = LimitChange { former: former.into(), value: value.into() };
-                writer.start(Kind::AdminSetLimitReply, id).push(&change);
-                writer.finish(0, 0)
-            }
-            Err(code) => writer.failed(id, code.into()),
-        }
+    ) -> Result<(), ErrorCode> {
+        let (former, value) = self.try_set_limit(index, set)?;
+        let change = LimitChange { former: former.into(), value: value.into() };
+        self.writer.start(Kind::AdminSetLimitReply, id).push(&change).finish(0, 0);
+        Ok(())
     }
 
     /// The cap until now, and the cap in force from now on.

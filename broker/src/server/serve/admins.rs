@@ -42,12 +42,7 @@ impl Server {
                 Ok(None) => return,
                 Err(errno) => return self.door.shut(errno, self.now),
             };
-            let Some(socket) = self.admin.socket(index) else { return };
-            if let Err(error) = register(&self.poll, socket, Source::Admin(index)) {
-                log::error!("cannot watch an administrator's connection: {error}");
-                self.end_admin(index);
-            }
-            self.keep_away(index);
+            self.begin_admin(index);
         }
     }
 
@@ -68,12 +63,18 @@ impl Server {
         }
     }
 
-    /// A new connection of a payer that owes is not served yet.
-    fn keep_away(&mut self, index: usize) {
-        if let Some(Comer { payer, .. }) = self.admin.comer(index)
-            && self.calls.debts.is_away(payer)
-        {
+    /// Watches a new connection. One of a payer that owes is not served yet.
+    fn begin_admin(&mut self, index: usize) {
+        let Some(Comer { payer, .. }) = self.admin.comer(index) else { return };
+        if self.calls.debts.is_away(payer) {
             self.admin.set_away(payer, true);
+        }
+        let Some(socket) = self.admin.socket(index) else { return };
+        if let Err(error) = register(&self.poll, socket, Source::Admin(index)) {
+            log::error!(
+                "cannot watch the connection of an administrator, or of a user that looks: {error}"
+            );
+            self.end_admin(index);
         }
     }
 
@@ -111,19 +112,15 @@ impl Server {
         if let Some((socket, comer)) = left {
             self.retire_viewer(socket, comer);
         }
-        self.keep_away(index);
-        let Some(socket) = self.admin.socket(index) else { return Ok(()) };
-        if let Err(error) = register(&self.poll, socket, Source::Admin(index)) {
-            log::error!("cannot watch the connection of a user that looks: {error}");
-            self.end_admin(index);
-        }
+        self.begin_admin(index);
         Ok(())
     }
 
     /// `false`: the connection has ended or is to end.
     fn serve_admin(&mut self, index: usize) -> bool {
         if let Some(bytes) = self.admin.take_pending(index) {
-            return self.send_admin(index, &bytes) && self.watch_admin(index);
+            let sent = self.admin.send(index, &bytes, &mut self.calls);
+            return self.is_open_after(index, sent) && self.watch_admin(index);
         }
         let Some(comer) = self.admin.comer(index) else { return false };
         if self.admin.has_fds(index, &mut self.calls) {
@@ -135,51 +132,41 @@ impl Server {
             Ok(None) => return true,
             Err(_) => return false,
         };
-        let asked = take_apart(self.inbox.bytes(length));
-        let mut writer = std::mem::take(&mut self.writer);
-        let (kind, id, asked) = match asked {
+        let (kind, id, body) = match take_apart(self.inbox.bytes(length)) {
             Ok(asked) => asked,
             Err((id, error)) => {
                 match comer.rights.may_act {
                     true => log::warn!("administrator: {error}"),
                     false => self.log_viewer(comer, &error),
                 }
-                let _ = self.send_admin(index, writer.failed(id, ErrorCode::Protocol.into()));
-                self.writer = writer;
+                self.writer.failed(id, ErrorCode::Protocol.into());
+                self.send_admin(index);
                 return false;
             }
         };
-        if !comer.rights.allow(kind) {
-            self.log_viewer(comer, &format_args!("{kind}: not permitted"));
-            let is_open = self.send_admin(index, writer.failed(id, ErrorCode::NotPermitted.into()));
-            self.writer = writer;
-            return is_open;
-        }
-        let query = match asked {
-            Body::Query(query) => query,
-            Body::SetLimit(set) => {
-                let bytes = self.set_limit(index, &mut writer, id, &set);
-                let is_open = self.send_admin(index, bytes);
-                self.writer = writer;
-                return is_open;
+        let answered = match body {
+            _ if !comer.rights.allow(kind) => {
+                self.log_viewer(comer, &format_args!("{kind}: not permitted"));
+                Err(ErrorCode::NotPermitted)
             }
-            Body::Act(act) => {
-                let bytes = self.answer_act(&mut writer, index, (kind, id), &act);
-                let is_open = self.send_admin(index, bytes);
+            Body::SetLimit(set) => self.set_limit(index, id, &set),
+            Body::Act(act) => self.answer_act(index, (kind, id), &act),
+            Body::Query(query) if kind == Kind::AdminTakeover => {
+                // When the wake's work is done.
+                self.admin.ask_takeover(index, query.value.get());
+                return true;
+            }
+            Body::Query(query) => {
+                let mut writer = std::mem::take(&mut self.writer);
+                self.view(comer.rights.sight).answer(&mut writer, kind, id, &query);
                 self.writer = writer;
-                return is_open;
+                Ok(())
             }
         };
-        if kind == Kind::AdminTakeover {
-            self.writer = writer;
-            // When the wake's work is done.
-            self.admin.ask_takeover(index, query.value.get());
-            return true;
+        if let Err(code) = answered {
+            self.writer.failed(id, code.into());
         }
-        let bytes = self.view(comer.rights.sight).answer(&mut writer, kind, id, &query);
-        let is_open = self.send_admin(index, bytes);
-        self.writer = writer;
-        is_open
+        self.send_admin(index)
     }
 
     fn log_viewer(&mut self, comer: Comer, what: &dyn std::fmt::Display) {

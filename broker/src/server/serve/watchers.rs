@@ -46,11 +46,8 @@ impl Server {
     /// One message of events for a watcher; `false`: the connection is to end.
     pub(super) fn send_events_to_watcher(&mut self, index: usize) -> bool {
         let events = self.admin.watch(index).map(|watch| watch.take(unix_us())).unwrap_or_default();
-        let mut writer = std::mem::take(&mut self.writer);
-        writer.start(Kind::AdminEvents, 0).push(&events[..]);
-        let is_open = self.send_admin(index, writer.finish(events.len(), 0));
-        self.writer = writer;
-        is_open
+        self.writer.start(Kind::AdminEvents, 0).push(&events[..]).finish(events.len(), 0);
+        self.send_admin(index)
     }
 
     /// Ends a connection. In an administrator's no fds can lie: the kernel refuses them, or drops them where they are not received.
@@ -67,8 +64,14 @@ impl Server {
         self.fds.retire(Retiring { socket, uid, user, report, is_at_end: false });
     }
 
-    pub(super) fn send_admin(&mut self, index: usize, bytes: &[u8]) -> bool {
-        match self.admin.send(index, bytes, &mut self.calls) {
+    /// Sends the message in the writer. `false`: the connection is to end.
+    pub(super) fn send_admin(&mut self, index: usize) -> bool {
+        let sent = self.admin.send(index, self.writer.written(), &mut self.calls);
+        self.is_open_after(index, sent)
+    }
+
+    pub(super) fn is_open_after(&self, index: usize, sent: Sent) -> bool {
+        match sent {
             Sent::Done => true,
             Sent::Kept => self.watch_admin(index),
             Sent::Gone => false,

@@ -2,7 +2,7 @@
 //! the core in the middle of a list: what it has to hear waits until the list is done.
 
 use crate::clients::connection::index;
-use crate::messages::replies;
+use crate::messages::{objects, replies};
 use crate::server::parts::Server;
 use crate::server::parts::feedback::Unsent;
 use fdbroker_core::{ClientId, Effect, Effects, Input};
@@ -122,10 +122,14 @@ impl Server {
             }
             Effect::Events { client } => self.connections.note_events(*client),
             Effect::ObjectsCreated { client, request, group, deposit_credits } => {
-                self.send_created(*client, *request, *group, *deposit_credits);
+                let ends_with_broker = !self.kept.is_there();
+                let (group, credits, writer) = (*group, *deposit_credits, &mut self.writer);
+                objects::write_created(writer, *request, group, credits, ends_with_broker);
+                self.send_written(*client);
             }
             Effect::ObjectsSealed { client, request, version } => {
-                self.send_sealed(*client, *request, *version);
+                objects::write_sealed(&mut self.writer, *request, *version);
+                self.send_written(*client);
             }
             Effect::ObjectsGot { client, request, objects, grants } => {
                 let (objects, grants) =

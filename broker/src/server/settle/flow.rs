@@ -4,12 +4,11 @@
 
 use crate::clients::connection::{Blocked, HelloReply, index};
 use crate::limits::PENDING_REPLIES_BESIDE_PARKED;
-use crate::messages::objects;
 use crate::messages::replies::{self, Welcome};
 use crate::readiness::{Source, register, watch};
 use crate::server::parts::Server;
 use crate::{clock, kernel};
-use fdbroker_core::{ClientId, GroupId, RequestId};
+use fdbroker_core::{ClientId, RequestId};
 use fdbroker_protocol::{ErrorCode, Status};
 use fdbroker_scm::SendError;
 use std::os::fd::AsFd;
@@ -146,30 +145,6 @@ impl Server {
     pub(crate) fn reply_failed(&mut self, client: ClientId, request: RequestId, status: Status) {
         self.waits.end(client, request, 0, self.now, &mut self.connections);
         self.writer.failed(request.0, status);
-        self.send_written(client);
-    }
-
-    /// Answers a create.
-    pub(super) fn send_created(
-        &mut self,
-        client: ClientId,
-        request: RequestId,
-        group: GroupId,
-        deposit_credits: u32,
-    ) {
-        objects::write_created(
-            &mut self.writer,
-            request,
-            group,
-            deposit_credits,
-            !self.kept.is_there(),
-        );
-        self.send_written(client);
-    }
-
-    /// Answers a seal.
-    pub(super) fn send_sealed(&mut self, client: ClientId, request: RequestId, version: u64) {
-        objects::write_sealed(&mut self.writer, request, version);
         self.send_written(client);
     }
 }
