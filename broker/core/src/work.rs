@@ -3,7 +3,6 @@
 
 use std::cell::Cell;
 
-use crate::api::Input;
 use crate::limits::{VISITS_PER_ITEM, VISITS_PER_STEP};
 
 thread_local! {
@@ -55,29 +54,4 @@ pub fn last() -> (u64, u64) {
 /// The most records that a step or poll on this thread has visited, and the bound of that step; zeros as above.
 pub fn most() -> (u64, u64) {
     MOST.get()
-}
-
-impl Input<'_> {
-    /// Items that the sender of the message has listed.
-    pub(crate) fn items(&self) -> usize {
-        match self {
-            Input::Register { deposits, .. } => deposits.len(),
-            Input::Unregister { ids, .. } | Input::Evict { ids } | Input::Revoke { ids } => {
-                ids.len()
-            }
-            Input::Acquire { wanted, .. } | Input::AcquireAhead { wanted, .. } => wanted.len(),
-            Input::Unsent { grants, .. } => grants.len(),
-            Input::Mapped { leases, .. } | Input::Release { leases, .. } => leases.len(),
-            Input::Supply { supplies, .. } => supplies.len(),
-            Input::Redeposit { items, .. } => items.len(),
-            Input::Declare { items, .. } => items.len(),
-            Input::Measured { files } => files.len(),
-            Input::CreateObjects { create, .. } => create.objects.len(),
-            Input::AddObjects { objects, .. } => objects.len(),
-            Input::GetObjects { names, .. } => names.len(),
-            Input::DeleteObjects { objects, .. } => objects.len(),
-            Input::TouchObjects { touch, .. } => touch.names.len(),
-            _ => 0,
-        }
-    }
 }

@@ -1,0 +1,99 @@
+//! What owners and consumers say of allocations. Plain data: must never hold an fd, only its place in a message.
+
+use crate::api::ids::{File, Lane};
+use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
+use fdbroker_protocol::{AllocationId, ErrorCode, MemoryKind, Share, Status};
+
+/// One deposit of a register: what the client said, with what the daemon found out about the fd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deposit {
+    /// `Err`: the fd was refused before the core saw it (UNSUPPORTED_FD and its kind), and goes to `lane`.
+    pub checked: Result<(), Status>,
+    /// Where the fd goes when it is not kept.
+    pub lane: Lane,
+    /// Its file; `None` where the kernel does not tell: then it pins the size that the owner claims.
+    pub file: Option<File>,
+    /// What it is.
+    pub kind: MemoryKind,
+    /// Who may acquire it.
+    pub share: Share,
+    /// The broker may evict it, unless it is kept.
+    pub recallable: bool,
+    /// It outlives its owner, for [`Config::keep_ttl_us`].
+    pub keep: bool,
+    /// The owner's device ordinal.
+    pub device: u32,
+    /// Bytes, more than 0.
+    pub size_bytes: u64,
+    /// Where in the fd it begins, bytes.
+    pub fd_offset: u64,
+    /// The owner's id of it.
+    pub owner_allocation_id: u64,
+    /// Address in the owner, 0 = none.
+    pub base: u64,
+    /// Driver data, if any: length 1..=64 and the bytes.
+    pub driver_data: Option<(u8, [u8; DRIVER_DATA_BYTES])>,
+    /// Its handle has a virtual fd.
+    pub virtual_fd: bool,
+}
+
+/// One answer of a supply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Supply {
+    /// The allocation recalled.
+    pub id: AllocationId,
+    /// `Ok`: index of the fd among the message's fds, after the daemon classified it. `Err`: the owner's
+    /// refusal, or the daemon's (the fd, if any, is listed as `refused_fd`).
+    pub fd: Result<u16, ErrorCode>,
+    /// An fd that came with the item and did not pass the daemon's check, and where it goes.
+    pub refused_fd: Option<(u16, Lane)>,
+    /// The file of `fd`, as in [`Deposit::file`].
+    pub file: Option<File>,
+    /// The allocation's id read again after the export.
+    pub owner_allocation_id: u64,
+    /// Where in the fd it begins now, bytes.
+    pub fd_offset: u64,
+    /// Its size, bytes.
+    pub size_bytes: u64,
+}
+
+/// An allocation that its owner names again after a crash; no fd comes with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Redeposit {
+    /// `Err`: what the daemon found wrong with handle, token or item.
+    pub id: Result<AllocationId, ErrorCode>,
+    /// As at its registration; `checked` and `lane` mean nothing here.
+    pub deposit: Deposit,
+    /// Its owner has ended it meanwhile, and wants to hear when it is drained.
+    pub ended: bool,
+}
+
+/// A lease of before a crash, as its holder says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Declared {
+    /// Its allocation.
+    pub wanted: Wanted,
+    /// The holder has the fd still.
+    pub open: bool,
+}
+
+/// One handle of an acquire, after the daemon verified its MAC.
+pub type Wanted = Result<AllocationId, ErrorCode>;
+
+impl Deposit {
+    /// Device, address and bytes.
+    pub(crate) fn range(&self) -> (u32, u64, u64) {
+        (self.device, self.base, self.size_bytes)
+    }
+
+    /// Whether the broker may close its fd to make room for others.
+    pub fn is_evictable(&self) -> bool {
+        self.recallable && !self.keep
+    }
+
+    /// Whether it has a size, and ends where a number can say.
+    pub(crate) fn has_sound_range(&self) -> bool {
+        let ends = [self.base, self.fd_offset].map(|at| at.checked_add(self.size_bytes));
+        self.size_bytes > 0 && !ends.contains(&None)
+    }
+}

@@ -1,0 +1,54 @@
+//! Which uids are one user's: those of its subordinate ranges (subuid(5)), under which processes of its user namespaces run.
+//! Shares count them as one domain. Must never decide what a uid may have or see.
+
+/// Uids that a user may give to its processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SubordinateRange {
+    /// The first of them.
+    pub first: u32,
+    /// How many they are.
+    pub count: u32,
+    /// The user's own uid.
+    pub user: u32,
+}
+
+impl SubordinateRange {
+    fn contains(&self, uid: u32) -> bool {
+        uid.checked_sub(self.first).is_some_and(|above| above < self.count)
+    }
+}
+
+/// All ranges of the node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SubordinateUids {
+    /// By their first uid. None contains another's first one.
+    ranges: Vec<SubordinateRange>,
+    /// Users that have one, in order.
+    users: Vec<u32>,
+}
+
+impl SubordinateUids {
+    /// Where two ranges overlap, the one that begins first has all its uids, and the other one counts as not given.
+    pub fn new(mut ranges: Vec<SubordinateRange>) -> Self {
+        ranges.sort_unstable_by_key(|range| range.first);
+        ranges.dedup_by(|next, kept| kept.contains(next.first));
+        let mut users: Vec<u32> = ranges.iter().map(|range| range.user).collect();
+        users.sort_unstable();
+        users.dedup();
+        SubordinateUids { ranges, users }
+    }
+
+    /// The user that a uid is one of several uids of; `None`: it is a user by itself.
+    pub fn user_of(&self, uid: u32) -> Option<u32> {
+        let after = self.ranges.partition_point(|range| range.first <= uid);
+        let range = self.ranges[..after].last().filter(|range| range.contains(uid));
+        match range {
+            Some(range) => Some(range.user),
+            None => self.users.binary_search(&uid).is_ok().then_some(uid),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "../../tests/unit/subordinate.rs"]
+mod tests;

@@ -1,0 +1,262 @@
+//! Coming back after a crash: allocations of before it are reserved for their owners, and end when the owners do not name
+//! them again. Must never give such a slot to another allocation, nor grant it before its owner has named it; nor call one
+//! drained as long as a client may still declare a lease of it.
+
+use std::collections::VecDeque;
+
+use crate::api::deposit::Deposit;
+use crate::api::former::Record;
+use crate::api::ids::{DomainKey, Lane, Now, OwnerKey};
+use crate::books::allocation::{Allocation, State};
+use crate::books::slots::NONE;
+use fdbroker_protocol::{ErrorCode, MemoryKind};
+use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
+
+/// In the note of a slot: the broker before the crash had drained its last allocation.
+pub(crate) const DRAINED: u16 = 1 << 15;
+
+/// An owner of before the crash: its domain, its group, and the client itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct FormerOwner {
+    pub domain: DomainKey,
+    pub gid: u32,
+    pub key: OwnerKey,
+}
+
+/// The slots of an owner of before the crash.
+#[derive(Debug)]
+struct Estate {
+    owner: FormerOwner,
+    /// Slots that wait for the owner, and some that do not wait any more.
+    slots: Vec<u32>,
+    /// The owner has named all that is alive.
+    is_complete: bool,
+}
+
+/// A slot that waits for an owner, by the owner's place in the list of estates.
+#[derive(Clone, Copy, Debug)]
+struct Awaited {
+    estate: u32,
+    how: Standing,
+}
+
+/// How a slot stands that waits for its owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Standing {
+    /// Its fd is lost: it ends unless its owner names it.
+    Reserved,
+    /// Its fd outlived the crash: it ends when its owner says so, and not because its owner says nothing.
+    Kept,
+    /// It has ended: its owner may want to hear when it is drained.
+    Ended,
+}
+
+/// The time that owners have to name their slots.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Grace {
+    /// Nothing waits for its owner.
+    #[default]
+    None,
+    /// Owners have until this time to name what is alive.
+    Until(Now),
+    /// The time is over: slots that nobody has named end, from the owner at this place on.
+    Ending(usize),
+}
+
+/// The allocations that wait for their owners. At most one entry for each slot.
+#[derive(Debug, Default)]
+pub(crate) struct Continuity {
+    estates: Vec<Estate>,
+    by_owner: FxHashMap<FormerOwner, u32>,
+    awaited: FxHashMap<u32, Awaited>,
+    /// Slots in `awaited` that are reserved.
+    pub(crate) reserved: u32,
+    /// Slots of before the crash that have ended under their owners in the grace time: not drained before it is over.
+    lingering: Vec<u32>,
+    grace: Grace,
+    /// Places of the owners that have named all that is alive, and whose other slots have not all ended.
+    complete: VecDeque<u32>,
+}
+
+impl Continuity {
+    /// The slot waits for this owner from now on.
+    pub fn enter(&mut self, slot: u32, owner: FormerOwner, how: Standing) {
+        let next = u32::try_from(self.estates.len()).expect("owners are fewer than slots");
+        let estate = *self.by_owner.entry(owner).or_insert(next);
+        if estate == next {
+            self.estates.push(Estate { owner, slots: Vec::new(), is_complete: false });
+        }
+        self.estates[estate as usize].slots.push(slot);
+        self.awaited.insert(slot, Awaited { estate, how });
+        self.reserved += u32::from(how == Standing::Reserved);
+    }
+
+    /// The owner has named the slot, or nobody waits for that any more.
+    pub fn leave(&mut self, slot: u32) {
+        if let Some(Awaited { how, .. }) = self.awaited.remove(&slot) {
+            self.reserved -= u32::from(how == Standing::Reserved);
+        }
+    }
+
+    /// The slot has ended. One that was reserved waits for its owner still, who may want to hear when it is drained.
+    pub fn end(&mut self, slot: u32) {
+        match self.awaited.get_mut(&slot) {
+            Some(Awaited { how: how @ Standing::Reserved, .. }) => {
+                *how = Standing::Ended;
+                self.reserved -= 1;
+            }
+            _ => self.leave(slot),
+        }
+    }
+
+    /// The slot has ended under its owner: it is not drained before the grace time is over.
+    pub fn linger(&mut self, slot: u32) {
+        self.lingering.push(slot);
+    }
+
+    pub fn has(&self, slot: u32) -> bool {
+        self.awaited.contains_key(&slot)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.awaited.is_empty() && self.lingering.is_empty()
+    }
+
+    pub fn grace(&self) -> Grace {
+        self.grace
+    }
+
+    pub fn set_grace(&mut self, grace: Grace) {
+        self.grace = grace;
+    }
+
+    /// Whether slots are to be ended now.
+    pub fn has_work(&self) -> bool {
+        !self.complete.is_empty() || matches!(self.grace, Grace::Ending(_))
+    }
+
+    fn estate_of(&self, slot: u32) -> Option<(&Estate, Standing)> {
+        let Awaited { estate, how } = *self.awaited.get(&slot)?;
+        Some((&self.estates[estate as usize], how))
+    }
+
+    /// Why the slot can no longer be named: its owner has not named it in time.
+    pub fn lost(&self, slot: u32) -> Option<ErrorCode> {
+        let (estate, how) = self.estate_of(slot)?;
+        match (self.grace, how) {
+            (_, Standing::Ended) => None,
+            _ if estate.is_complete => Some(ErrorCode::Stale),
+            (Grace::Ending(_), Standing::Reserved) => Some(ErrorCode::OwnerGone),
+            _ => None,
+        }
+    }
+
+    /// The group of the slot's owner.
+    pub fn gid_of(&self, slot: u32) -> Option<u32> {
+        self.estate_of(slot).map(|(estate, _)| estate.owner.gid)
+    }
+
+    /// The owner's slots that still wait are to end. Once the time is over they end anyway.
+    pub fn complete(&mut self, owner: FormerOwner) {
+        if matches!(self.grace, Grace::Ending(_)) {
+            return;
+        }
+        let Some(place) = self.by_owner.get(&owner).copied() else { return };
+        let estate = &mut self.estates[place as usize];
+        if !std::mem::replace(&mut estate.is_complete, true) {
+            self.complete.push_back(place);
+        }
+    }
+
+    /// The next slot to end, and why; or, without a reason, one that has ended and may be drained. Each entry looked at
+    /// takes one of `looks`.
+    pub(crate) fn next_lost(&mut self, looks: &mut usize) -> Option<(u32, Option<ErrorCode>)> {
+        while *looks > 0 {
+            let (place, is_complete) = match (self.complete.front(), self.grace) {
+                (Some(place), _) => (*place, true),
+                (None, Grace::Ending(place)) => (u32::try_from(place).ok()?, false),
+                (None, _) => return None,
+            };
+            *looks -= 1;
+            let estate = self.estates.get_mut(place as usize);
+            if estate.is_none()
+                && let Some(slot) = self.lingering.pop()
+            {
+                return Some((slot, None));
+            }
+            let Some(slot) = estate.and_then(|estate| estate.slots.pop()) else {
+                self.next_estate(is_complete);
+                continue;
+            };
+            let awaited = self.awaited.get(&slot).filter(|awaited| awaited.estate == place);
+            match awaited {
+                Some(Awaited { how: Standing::Ended, .. }) => return Some((slot, None)),
+                Some(_) if is_complete => return Some((slot, Some(ErrorCode::Stale))),
+                Some(Awaited { how: Standing::Kept, .. }) => self.leave(slot),
+                Some(_) => return Some((slot, Some(ErrorCode::OwnerGone))),
+                None => {}
+            }
+        }
+        None
+    }
+
+    /// The owner at hand has no slots any more.
+    fn next_estate(&mut self, is_complete: bool) {
+        match self.grace {
+            _ if is_complete => drop(self.complete.pop_front()),
+            Grace::Ending(place) if place < self.estates.len() => {
+                self.grace = Grace::Ending(place + 1);
+            }
+            _ => *self = Continuity::default(),
+        }
+    }
+
+    /// Lets another owner's slots end next.
+    pub(crate) fn turn(&mut self) {
+        if self.complete.len() > 1 {
+            self.complete.rotate_left(1);
+        }
+    }
+
+    /// All owners that slots wait for: whether each has named all that is alive, and its slots.
+    pub fn all(&self) -> impl Iterator<Item = (FormerOwner, bool, Vec<(u32, Standing)>)> {
+        (0..).zip(&self.estates).filter_map(|(place, estate)| {
+            let awaited = |slot: &u32| {
+                let awaited = self.awaited.get(slot).filter(|awaited| awaited.estate == place)?;
+                Some((*slot, awaited.how))
+            };
+            let slots: Vec<_> = estate.slots.iter().filter_map(awaited).collect();
+            (!slots.is_empty()).then_some((estate.owner, estate.is_complete, slots))
+        })
+    }
+}
+
+impl Record {
+    pub(crate) fn former_owner(&self) -> FormerOwner {
+        FormerOwner { domain: self.domain, gid: self.gid, key: self.owner }
+    }
+}
+
+impl Allocation {
+    /// An allocation that waits for its owner: its domain and share are known, and nothing else.
+    pub(crate) fn former(domain: u32, record: &Record, state: State, now: Now) -> Self {
+        let deposit = Deposit {
+            checked: Ok(()),
+            lane: Lane::Accepted,
+            file: None,
+            kind: MemoryKind::Memfd,
+            share: record.share,
+            recallable: record.recallable,
+            keep: false,
+            device: 0,
+            size_bytes: 0,
+            fd_offset: 0,
+            owner_allocation_id: 0,
+            base: 0,
+            driver_data: None,
+            virtual_fd: false,
+        };
+        Allocation::new(&deposit, NONE, domain, state, now)
+    }
+}

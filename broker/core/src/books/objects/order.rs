@@ -1,0 +1,158 @@
+//! Groups that may end when bytes are short, the one that was not used for longest first, and what they would free: known at
+//! any time. Must never be looked through.
+
+use std::collections::BTreeSet;
+
+use crate::api::ids::Now;
+use crate::books::ledger::ScopeId;
+use crate::books::objects::groups::{Group, GroupState};
+use rustc_hash::FxHashMap;
+
+/// Whether somebody has a lease of a group; whether it is kept, since kept ones alone help against a cap of kept bytes; and since when
+/// it is not in use, or is, as far as the order knows.
+pub(crate) type Place = (bool, bool, Now);
+
+/// What the groups that may be evicted would free: that of those which are not kept, and of those which are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Spare {
+    pub(crate) bytes: [u128; 2],
+    pub(crate) groups: [u64; 2],
+}
+
+impl Spare {
+    pub(crate) fn change(&mut self, kept: bool, change: impl Fn(u128, u64) -> (u128, u64)) {
+        let at = usize::from(kept);
+        (self.bytes[at], self.groups[at]) = change(self.bytes[at], self.groups[at]);
+    }
+
+    /// Bytes; of the kept ones alone, or of all.
+    pub(crate) fn bytes(&self, kept_alone: bool) -> u128 {
+        self.bytes[1] + if kept_alone { 0 } else { self.bytes[0] }
+    }
+}
+
+/// What groups would free, of all domains and of each.
+#[derive(Debug, Default)]
+pub(crate) struct Sums {
+    pub(crate) all: Spare,
+    pub(crate) of: FxHashMap<u32, Spare>,
+    /// The domains by the bytes of all their groups, and of the kept ones.
+    pub(crate) richest: [BTreeSet<(u128, u32)>; 2],
+}
+
+impl Sums {
+    pub(crate) fn change(
+        &mut self,
+        domain: u32,
+        kept: bool,
+        change: impl Fn(u128, u64) -> (u128, u64),
+    ) {
+        self.all.change(kept, &change);
+        let former = self.of(domain);
+        let mut now = former;
+        now.change(kept, &change);
+        match now == Spare::default() {
+            true => self.of.remove(&domain),
+            false => self.of.insert(domain, now),
+        };
+        for (kept_alone, richest) in [false, true].into_iter().zip(&mut self.richest) {
+            richest.remove(&(former.bytes(kept_alone), domain));
+            if now.bytes(kept_alone) > 0 {
+                richest.insert((now.bytes(kept_alone), domain));
+            }
+        }
+    }
+
+    pub(crate) fn of(&self, domain: u32) -> Spare {
+        self.of.get(&domain).copied().unwrap_or_default()
+    }
+
+    /// The domain whose groups make room for so many bytes more of a domain, in that domain's cap or in the node's. In the
+    /// node's the domain that has most of them, what is wanted counted with its own: who has least keeps it.
+    pub(crate) fn payer(
+        &self,
+        domain: u32,
+        scope: ScopeId,
+        bytes: u64,
+        kept_alone: bool,
+    ) -> Option<u32> {
+        let own = self.of(domain).bytes(kept_alone);
+        let (most, richest) = match scope {
+            ScopeId::NODE => self.richest[usize::from(kept_alone)].last().copied()?,
+            _ => (0, domain),
+        };
+        let is_own = own > 0 && own + u128::from(bytes) >= most;
+        Some(if is_own { domain } else { richest })
+    }
+
+    pub(crate) fn check(&self, right: &FxHashMap<u32, Spare>) {
+        assert_eq!(self.of, *right, "what groups would free");
+        for (kept_alone, richest) in [false, true].into_iter().zip(&self.richest) {
+            let right = right.iter().map(|(domain, it)| (it.bytes(kept_alone), *domain));
+            let right: BTreeSet<_> = right.filter(|(bytes, _)| *bytes > 0).collect();
+            assert_eq!(*richest, right, "domains by what they can free");
+            let all: u128 = right.iter().map(|(bytes, _)| bytes).sum();
+            assert_eq!(self.all.bytes(kept_alone), all, "what all can free");
+        }
+    }
+}
+
+/// The groups that may be evicted unless they are leased, by domain.
+#[derive(Debug, Default)]
+pub struct Order {
+    pub(crate) of_domain: BTreeSet<(u32, Place, u32)>,
+    /// Of those that nobody has a lease of.
+    pub(crate) idle: Sums,
+    /// Of the leased ones.
+    pub(crate) leased: Sums,
+}
+
+impl Order {
+    pub(crate) fn sums(&mut self, leased: bool) -> &mut Sums {
+        if leased { &mut self.leased } else { &mut self.idle }
+    }
+
+    pub(crate) fn enter(&mut self, domain: u32, place: Place, (group, bytes): (u32, u64)) {
+        self.of_domain.insert((domain, place, group));
+        let change = |sum, count| (sum + u128::from(bytes), count + 1);
+        self.sums(place.0).change(domain, place.1, change);
+    }
+
+    pub(crate) fn leave(&mut self, domain: u32, place: Place, (group, bytes): (u32, u64)) {
+        self.of_domain.remove(&(domain, place, group));
+        let change = |sum, count| (sum - u128::from(bytes), count - 1);
+        self.sums(place.0).change(domain, place.1, change);
+    }
+
+    pub(crate) fn first(&self, domain: u32, leased: bool, kept: bool) -> Option<(Now, u32)> {
+        let from = (domain, (leased, kept, Now(0)), 0);
+        let (of, place, group) = self.of_domain.range(from..).next()?;
+        let is_it = (*of, place.0, place.1) == (domain, leased, kept);
+        is_it.then_some((place.2, *group))
+    }
+
+    /// Asserts that these are the groups in it, each with whether it is leased, if it belongs there.
+    pub(crate) fn check<'a>(&self, groups: impl Iterator<Item = (u32, &'a Group, Option<bool>)>) {
+        let (mut count, mut spare_of) = (0, <[FxHashMap<u32, Spare>; 2]>::default());
+        for (number, group, leased) in groups {
+            let is_right = group.place.map(|place| (place.0, place.1));
+            assert_eq!(is_right, leased.map(|it| (it, group.is_kept)), "place of group {number}");
+            let Some(place) = group.place else { continue };
+            assert!(self.of_domain.contains(&(group.domain, place, number)));
+            count += 1;
+            let size = u128::from(group.size_bytes);
+            let spare = spare_of[usize::from(place.0)].entry(group.domain).or_default();
+            spare.change(place.1, |sum, count| (sum + size, count + 1));
+        }
+        assert_eq!(self.of_domain.len(), count, "groups to evict");
+        self.idle.check(&spare_of[0]);
+        self.leased.check(&spare_of[1]);
+    }
+}
+
+impl Group {
+    /// Whether it may end when bytes are short and nobody has a lease of it.
+    pub(crate) fn may_be_evicted(&self) -> bool {
+        self.evictable && !self.pin && matches!(self.state, GroupState::Sealed(_))
+    }
+}

@@ -1,0 +1,89 @@
+//! What the core keeps of each parked request. A plain record; must never act by itself.
+
+use crate::api::deposit::Wanted;
+use crate::api::ids::{ClientId, Now, RequestId};
+use crate::books::ledger::{Blocked, Charge};
+use crate::books::objects::get::Get;
+use fdbroker_protocol::Resource;
+
+/// What a parked request wants.
+#[derive(Clone, Debug)]
+pub enum Wish {
+    /// Fds: the items of an acquire.
+    Acquire(Box<[Wanted]>),
+    /// Credits for that many deposits.
+    Credits(u64),
+    /// To be let in, with that many fds of its own.
+    Hello(u64),
+    /// Objects by their names.
+    Get(Box<Get>),
+}
+
+/// What a parked request waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// A recall alone; or a name that is not sealed.
+    Recall,
+    /// Room in an account.
+    Room(Blocked),
+    /// More room in an account than a request takes: it holds up no other request.
+    Space(Blocked),
+    /// Its client to read.
+    Reader,
+}
+
+/// A parked request: holds nothing but its place in the queue.
+#[derive(Debug)]
+pub struct Parked {
+    /// Whose.
+    pub client: ClientId,
+    /// The client's number for it.
+    pub request: RequestId,
+    /// When it is answered in any case.
+    pub deadline: Now,
+    /// What it wants.
+    pub wish: Wish,
+    /// Its items in the queues of [`crate::waiting`], in its order; [`crate::slots::NONE`]: in none.
+    pub nodes: Box<[u32]>,
+    /// What it waits for.
+    pub wait: Wait,
+    /// Accounts of which it is looked at, too, when something comes back, and when it was last: see [`crate::fairness`].
+    pub listens: Box<[(Blocked, u64)]>,
+    /// It waits for room to take a fd that was supplied for it: goes before the others.
+    pub supplied: bool,
+}
+
+impl Parked {
+    /// How many items a look at it looks at.
+    pub fn items(&self) -> usize {
+        match &self.wish {
+            Wish::Get(get) => get.names.len(),
+            _ => self.nodes.len(),
+        }
+    }
+
+    /// A request that has just come to wait.
+    pub fn new(
+        client: ClientId,
+        request: RequestId,
+        deadline: Now,
+        wish: Wish,
+        wait: Wait,
+    ) -> Self {
+        let (nodes, listens, supplied) = (Box::default(), Box::default(), false);
+        Parked { client, request, deadline, wish, nodes, wait, listens, supplied }
+    }
+}
+
+/// What a client is charged with for each of its requests that waits.
+pub(crate) const PARKED: Charge = Charge(Resource::ParkedRequests, 1);
+
+/// And with the items of each.
+pub(crate) fn items_of(wish: &Wish) -> Charge {
+    let items = match wish {
+        Wish::Acquire(wanted) => wanted.len(),
+        Wish::Get(get) => get.names.len(),
+        Wish::Credits(_) | Wish::Hello(_) => 0,
+    };
+    Charge(Resource::ParkedItems, items as u64)
+}

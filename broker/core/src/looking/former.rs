@@ -1,0 +1,212 @@
+//! Begins anew after a crash: what was live is reserved for its owners. Must never believe what it reads.
+
+use std::collections::BTreeSet;
+
+use crate::Core;
+use crate::api::config::{Config, ConfigError};
+use crate::api::former::{Former, FormerLife, FormerSlot, Kept, KeptGroup, KeptObject};
+use crate::api::ids::Now;
+use crate::api::objects::Inherits;
+use crate::books::allocation::{Allocation, Orphan, State};
+use crate::books::continuity::{DRAINED, Grace, Standing};
+use crate::books::lists::Link;
+use crate::books::objects::groups::{Expect, Group, GroupState};
+use crate::books::objects::names::{NameScope, Place};
+use crate::books::registry::Registry;
+use crate::books::slots::NONE;
+use crate::books::timers::Timer;
+use fdbroker_protocol::limits::{MAX_GROUP, METADATA_BYTES};
+use fdbroker_protocol::{AllocationId, ErrorCode, is_object_name};
+
+impl KeptGroup<'_> {
+    /// Whether it can be one: a table outside the broker may be damaged.
+    fn is_sound(&self, last_version: u64) -> bool {
+        let is_object = |object: &KeptObject<'_>| {
+            let end = object.offset.checked_add(object.size_bytes);
+            is_object_name(object.name)
+                && object.metadata.len() <= METADATA_BYTES
+                && end.is_some_and(|end| end <= self.deposit.size_bytes)
+        };
+        (1..=last_version).contains(&self.version)
+            && (self.keep_us.is_some() || self.pin)
+            && (1..=MAX_GROUP).contains(&self.objects.len())
+            && self.deposit.has_sound_range()
+            && self.objects.iter().all(is_object)
+    }
+}
+
+impl Core {
+    /// Begins anew after a broker that was killed: what was live is reserved for its owners, who may name it within
+    /// `grace_us`; what it kept lives on without its owner for `keep_ttl_us`; what nobody can bring back has ended.
+    /// `first_generation` must be above every generation of `former`.
+    ///
+    /// # Errors
+    /// When a number of the configuration cannot work, or `former` does not fit it; the message says which.
+    pub fn after_crash(config: Config, former: Former<'_>, now: Now) -> Result<Core, ConfigError> {
+        let mut core = Core::new(config)?;
+        core.now = now;
+        let mut kept: BTreeSet<AllocationId> = former.kept.iter().map(|kept| kept.id).collect();
+        let of_groups: BTreeSet<AllocationId> =
+            former.groups.iter().map(|group| group.id).collect();
+        kept.extend(&of_groups);
+        let values = former.slots.iter().map(|FormerSlot { id, life }| {
+            (id.slot, id.generation, core.former_allocation(life, kept.contains(id), now))
+        });
+        let values: Vec<_> = values.collect();
+        let (most, first) = (core.config.max_slots, core.config.first_generation);
+        core.allocations = Registry::holding(most, first, values.into_iter()).ok_or_else(|| {
+            ConfigError::new(format!(
+                "the former generation page does not fit max_slots = {most} and first_generation = {first}: \
+                 keep max_slots as it was, or remove the page to begin anew"
+            ))
+        })?;
+        for FormerSlot { id, life } in former.slots {
+            let (record, how) = match life {
+                FormerLife::Live { record, .. } if kept.contains(id) => (record, Standing::Kept),
+                FormerLife::Live { record, .. } => (record, Standing::Reserved),
+                FormerLife::Leased { record, .. } => (record, Standing::Ended),
+                FormerLife::Ended(_) => continue,
+            };
+            // A group of objects waits for nobody.
+            if core.allocations.is_full(id.slot) && !of_groups.contains(id) {
+                core.continuity.enter(id.slot, record.former_owner(), how);
+            }
+        }
+        for kept in former.kept {
+            core.keep_former(kept, now)?;
+        }
+        core.objects.begin_above(former.last_version);
+        for group in former.groups {
+            core.take_in_group(group, former.last_version)?;
+        }
+        core.recount();
+        let (needed, _, has) = core.ledger.table();
+        if needed > has {
+            return Err(ConfigError::new(format!(
+                "with all kept allocations table_fds = {needed} are needed, there are {has}: raise RLIMIT_NOFILE"
+            )));
+        }
+        if core.allocations.len() > 0 {
+            // There may be more than the caps allow now: they stay until they end.
+            core.caps_changed(*core.ledger.caps());
+        }
+        if !core.continuity.is_empty() {
+            let until = now.after(core.config.grace_us);
+            core.continuity.set_grace(Grace::Until(until));
+            core.timers.set(until, Timer::Grace);
+        }
+        core.assert_invariants();
+        Ok(core)
+    }
+
+    /// An allocation that waits for its owner; or why it has ended.
+    fn former_allocation(
+        &mut self,
+        life: &FormerLife,
+        is_kept: bool,
+        now: Now,
+    ) -> Result<Allocation, u16> {
+        let (record, can_return, state, code) = match life {
+            FormerLife::Ended(code) => return Err(*code as u16 | DRAINED),
+            FormerLife::Leased { record, owner_lives, code } => {
+                (record, *owner_lives, State::Ended(*code), *code)
+            }
+            // Without its owner, or its owner's way to export it again, its fd is lost.
+            FormerLife::Live { record, owner_lives } => {
+                let can_return = is_kept || *owner_lives && record.recallable;
+                (record, can_return, State::Reserved, ErrorCode::OwnerGone)
+            }
+        };
+        let domain = if can_return { self.domain(record.domain) } else { None };
+        let domain = domain.ok_or(code as u16)?;
+        Ok(Allocation::former(domain, record, state, now))
+    }
+
+    /// The fd of a slot has outlived the crash: it lives on without its owner.
+    fn keep_former(&mut self, kept: &Kept, now: Now) -> Result<(), ConfigError> {
+        let Kept { id, domain: key, gid, job, deposit } = kept;
+        let found = self.allocations.find(*id);
+        let is_reserved = found.is_some_and(|found| found.state == State::Reserved);
+        let wrong = |why| ConfigError::new(format!("the kept allocation {id} {why}"));
+        if !is_reserved || !deposit.keep || !deposit.has_sound_range() {
+            return Err(wrong("is not one of the former generation page"));
+        }
+        let domain = self.allocations[id.slot].domain;
+        if self.clients.domain_key(domain) != *key {
+            return Err(wrong("was another domain's"));
+        }
+        let allocation = Allocation::new(deposit, NONE, domain, State::Resident, now);
+        self.allocations.replace(id.slot, allocation, deposit.driver_data);
+        self.pin(id.slot, deposit.file, 0);
+        let until = now.after(self.config.keep_ttl_us);
+        let Core { clients, ledger, .. } = self;
+        let job = job.map(|(job, name)| clients.job_of((*key, job), name, ledger));
+        self.add_orphan(id.slot, Orphan { until, gid: *gid, job });
+        Ok(())
+    }
+
+    /// Takes in a group that has outlived a broker, in the slot that its memory had there. Its time begins again: the table
+    /// does not hear of each use.
+    fn take_in_group(
+        &mut self,
+        kept: &KeptGroup<'_>,
+        last_version: u64,
+    ) -> Result<(), ConfigError> {
+        let slot = kept.id.slot;
+        let wrong =
+            |why| ConfigError::new(format!("the kept group of version {} {why}", kept.version));
+        let found = self.allocations.find(kept.id).filter(|found| found.state == State::Reserved);
+        let domain = match found.map(|found| found.domain) {
+            Some(domain) if self.clients.domain_key(domain) == kept.domain => domain,
+            Some(_) => return Err(wrong("was another domain's")),
+            None => return Err(wrong("is not on the former generation page")),
+        };
+        if !kept.is_sound(last_version) {
+            return Err(wrong("cannot have been one"));
+        }
+        let allocation = Allocation::new(&kept.deposit, NONE, domain, State::Resident, self.now);
+        self.allocations.replace(slot, allocation, kept.deposit.driver_data);
+        self.pin(slot, kept.deposit.file, 0);
+        let scope = NameScope::Domain(domain);
+        let number = self.objects.groups.insert(Group {
+            scope,
+            domain,
+            allocation: NONE,
+            creator: (NONE, 0),
+            creator_pid: kept.creator_pid,
+            state: GroupState::Sealed(kept.version),
+            replace: false,
+            keep_us: kept.keep_us,
+            pin: kept.pin,
+            inherits: Inherits::default(),
+            outlives: false,
+            is_refused: false,
+            evictable: kept.evictable,
+            is_kept: true,
+            due: None,
+            size_bytes: kept.deposit.size_bytes,
+            since: kept.since.min(self.now),
+            used: self.now,
+            members: Vec::with_capacity(kept.objects.len()),
+            names: 0,
+            swept: 0,
+            place: None,
+            link: Link::OUT,
+        });
+        self.objects.groups.set_memory(number, slot);
+        for (member, object) in (0..).zip(&kept.objects) {
+            if self.objects.names.find(scope, object.name).is_some() {
+                return Err(wrong("has a name of another one"));
+            }
+            let place = Place { group: number, member };
+            let name = self.objects.names.enter(scope, object.name, place);
+            self.objects.names.seal(scope, &name, place);
+            let place = (object.offset, object.size_bytes);
+            let group = &mut self.objects.groups[number];
+            group.add_member(name, place, Expect::Any, object.metadata);
+        }
+        self.time_group(number);
+        self.order_group(number);
+        Ok(())
+    }
+}

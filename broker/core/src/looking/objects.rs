@@ -1,0 +1,142 @@
+//! What the core shows of objects, for lists and for requests about single names. Read only.
+
+use crate::Core;
+use crate::api::ids::{ClientId, DomainKey, GroupId};
+use crate::api::objects::{Making, ObjectView};
+use crate::books::objects::groups::GroupState;
+use crate::books::objects::names::{Entry, NameScope, Place};
+use crate::books::slots::NONE;
+use fdbroker_protocol::object::ObjectState;
+use fdbroker_protocol::{AllocationId, MemoryKind, Status};
+
+impl Core {
+    /// The objects whose names a client means, that begin so and come behind `after`, in the order of their names; of a name
+    /// that leads to one, and under which others are made, the first alone. `None`: all of a name have ended, and are still to be
+    /// swept.
+    ///
+    /// # Errors
+    /// NOT_SUPPORTED when names of a job are meant, and the client is of none.
+    pub fn names_for<'a>(
+        &'a self,
+        client: ClientId,
+        of_job: bool,
+        prefix: &'a [u8],
+        after: &[u8],
+    ) -> Result<impl Iterator<Item = (&'a [u8], Option<ObjectView<'a>>)> + use<'a>, Status> {
+        let names = self.objects.names.with_prefix(self.names_of(client.0, of_job)?, prefix, after);
+        Ok(names.map(|(name, entry)| (&**name, self.object_of(entry))))
+    }
+
+    /// The same without those that have ended.
+    ///
+    /// # Errors
+    /// As [`Core::names_for`].
+    pub fn objects_for<'a>(
+        &'a self,
+        client: ClientId,
+        of_job: bool,
+        prefix: &'a [u8],
+        after: &[u8],
+    ) -> Result<impl Iterator<Item = ObjectView<'a>> + use<'a>, Status> {
+        let scope = self.names_of(client.0, of_job)?;
+        Ok(self.objects_in(scope, prefix, after))
+    }
+
+    /// The same for the names of a domain.
+    pub fn objects_of_domain<'a>(
+        &'a self,
+        domain: DomainKey,
+        prefix: &'a [u8],
+        after: &[u8],
+    ) -> impl Iterator<Item = ObjectView<'a>> + use<'a> {
+        let scope = self.clients.find_domain(domain).unwrap_or(NONE);
+        self.objects_in(NameScope::Domain(scope), prefix, after)
+    }
+
+    /// What is known of one name that a client means; `None`: nothing.
+    ///
+    /// # Errors
+    /// As [`Core::objects_for`].
+    pub fn object_for(
+        &self,
+        client: ClientId,
+        of_job: bool,
+        name: &[u8],
+    ) -> Result<Option<ObjectView<'_>>, Status> {
+        let scope = self.names_of(client.0, of_job)?;
+        let entry = self.objects.names.find(scope, name);
+        Ok(entry.and_then(|entry| self.object_of(entry)))
+    }
+
+    /// The memory of a group that a client makes; `None`: it makes none of this number.
+    pub fn making_of(&self, client: ClientId, group: GroupId) -> Option<Making> {
+        self.clients.find(client.0)?;
+        let number = self.making(client.0, group).ok()?;
+        let slot = self.objects.groups[number].allocation;
+        let allocation = &self.allocations[slot];
+        Some(Making {
+            allocation: self.allocations.id_of(slot),
+            kind: allocation.traits.kind(),
+            end: allocation.fd_offset.checked_add(allocation.size_bytes)?,
+        })
+    }
+
+    fn objects_in<'a>(
+        &'a self,
+        scope: NameScope,
+        prefix: &'a [u8],
+        after: &[u8],
+    ) -> impl Iterator<Item = ObjectView<'a>> + use<'a> {
+        let names = self.objects.names.with_prefix(scope, prefix, after);
+        names.filter_map(|(_, entry)| self.object_of(entry))
+    }
+
+    fn object_of(&self, entry: &Entry) -> Option<ObjectView<'_>> {
+        let sealed = self.sealed_of(entry).map(|(place, _)| place);
+        let place = sealed.or_else(|| self.makers(entry).next())?;
+        Some(self.object_view(place))
+    }
+
+    fn object_view(&self, place: Place) -> ObjectView<'_> {
+        let group = &self.objects.groups[place.group];
+        let member = &group.members[usize::from(place.member)];
+        let slot = group.allocation;
+        // One that has ended is still to be swept, and is not shown.
+        let allocation = match slot {
+            NONE => AllocationId { slot, generation: 0 },
+            slot => self.allocations.id_of(slot),
+        };
+        let leases = if slot == NONE { 0 } else { self.allocations[slot].leases.len() };
+        let (creator, serial) = group.creator;
+        let creator = self.clients.find(creator).filter(|client| client.serial == serial);
+        ObjectView {
+            name: &member.name,
+            state: match group.state {
+                GroupState::Sealed(_) => ObjectState::Sealed,
+                GroupState::Making => ObjectState::Making,
+                GroupState::Ended { .. } => ObjectState::Unknown,
+            },
+            version: group.version(),
+            offset: member.offset,
+            size_bytes: member.size_bytes,
+            metadata: &member.metadata,
+            group: self.objects.groups.id_of(place.group),
+            allocation,
+            kind: if slot == NONE {
+                MemoryKind::Memfd
+            } else {
+                self.allocations[slot].traits.kind()
+            },
+            group_bytes: group.size_bytes,
+            group_names: group.names,
+            leases: u32::try_from(leases).unwrap_or(u32::MAX),
+            since: group.since,
+            until: self.until(group),
+            is_kept: group.is_kept || group.keep_us.is_some() || group.pin,
+            is_pinned: group.pin,
+            is_evictable: group.evictable,
+            creator_pid: group.creator_pid,
+            is_creator_gone: creator.is_none_or(|client| client.gone),
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! The broker's state as plain data, for a successor that goes on with the same connections: the tables of records. Links,
+//! sums and timers are not in it: `restore` makes them again. Must never leave out what a client could notice the lack of.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use crate::Core;
+use crate::api::ids::{File, FileId, Now};
+use crate::books::allocation::{Allocation, AllocationList, Orphan, State};
+use crate::books::clients::{Client, Domain, Job};
+use crate::books::continuity::{FormerOwner, Grace, Standing};
+use crate::books::leases::Lease;
+use crate::books::ledger::ScopeId;
+use crate::books::objects::saved::SavedObjects;
+use crate::books::recalls::Recall;
+use crate::books::slots::{Flat, SavedSlots};
+use fdbroker_protocol::Resource;
+use serde::{Deserialize, Serialize};
+
+/// All that a successor needs to know to go on: see [`Core::save`]. Opaque; its format is that of its serde form
+/// and changes with the version of this crate.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Saved {
+    /// In the order of the table of counters.
+    pub(crate) counters: Vec<u64>,
+    pub(crate) arrivals: u64,
+    pub(crate) serials: u64,
+    /// Turns given to domains.
+    pub(crate) turns: u64,
+    pub(crate) table_peak: u64,
+    /// Of each scope, in the order of [`Core::scopes`].
+    pub(crate) peaks: Vec<Vec<u128>>,
+    /// Those that clients or allocations are of.
+    pub(crate) domains: SavedSlots<Domain>,
+    pub(crate) jobs: SavedSlots<Job>,
+    pub(crate) clients: Vec<Option<Box<Client>>>,
+    pub(crate) allocations: SavedSlots<Allocation>,
+    pub(crate) beside: Beside,
+    pub(crate) leases: SavedSlots<Lease>,
+    /// Leases whose holders are still to be told that they are asked for, or that their allocations have ended.
+    pub(crate) to_tell: BTreeSet<u32>,
+    /// Of before a crash.
+    pub(crate) owners: SavedOwners,
+    /// Until when these may name their slots; `None`: it is too late.
+    pub(crate) grace_until: Option<Now>,
+    /// Gone clients not yet torn down, in their turn.
+    pub(crate) dying: VecDeque<u32>,
+    /// Being drained: clients ever connected when that began.
+    pub(crate) draining: Option<u64>,
+    pub(crate) objects: SavedObjects,
+}
+
+/// Owners that slots wait for, whether each has named all that is alive, and each slot with whether its fd outlived the
+/// crash.
+pub(crate) type SavedOwners = Vec<(FormerOwner, bool, Vec<(u32, Standing)>)>;
+
+/// Facts of allocations that their records do not have, by slot.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Beside {
+    pub(crate) driver_data: BTreeMap<u32, Vec<u8>>,
+    /// Of those that are held, or have ended and are leased.
+    pub(crate) files: BTreeMap<u32, File>,
+    /// See [`Core::payers`].
+    pub(crate) payers: Vec<(u32, FileId, u32)>,
+    pub(crate) orphans: BTreeMap<u32, Orphan>,
+    pub(crate) recalls: BTreeMap<u32, Recall>,
+    /// Recalls that are still to be sent.
+    pub(crate) to_recall: BTreeSet<u32>,
+}
+
+impl Core {
+    /// What a successor goes on with. Not in it: fds in the closers, which the daemon closes or forgets.
+    ///
+    /// # Panics
+    /// When requests are parked: [`Core::settle_parked`] comes first, and no step in between.
+    pub fn save(&self) -> Saved {
+        assert!(self.parked.is_empty(), "parked requests are settled before the state is saved");
+        let is_to_tell = |(slot, lease): (u32, &Lease)| lease.is_to_tell().then_some(slot);
+        let (domains, jobs, clients) = self.clients.save(|domain| self.is_used(domain));
+        Saved {
+            counters: self.counters.iter().map(|(_, count)| *count).collect(),
+            arrivals: self.arrivals,
+            serials: self.clients.serials(),
+            turns: self.rooms.turns_given(),
+            table_peak: self.ledger.table().1,
+            peaks: self.scopes().iter().map(|it| self.ledger[*it].account.peaks()).collect(),
+            domains,
+            jobs,
+            clients,
+            allocations: self.allocations.save(|_| true),
+            beside: self.beside(),
+            leases: self.leases.save(|_| true),
+            to_tell: self.leases.iter_from(0).filter_map(is_to_tell).collect(),
+            owners: self.continuity.all().collect(),
+            grace_until: match self.continuity.grace() {
+                Grace::Until(at) => Some(at),
+                Grace::None | Grace::Ending(_) => None,
+            },
+            dying: self.clients.dying().clone(),
+            draining: self.draining,
+            objects: self.objects.save(),
+        }
+    }
+
+    fn beside(&self) -> Beside {
+        let all = || self.allocations.iter_from(0);
+        let recalled = || all().filter(|(_, allocation)| allocation.state == State::Recalling);
+        let recall =
+            |(slot, allocation): (u32, &Allocation)| (slot, self.recalls[allocation.recall].flat());
+        let to_recall = recalled().filter(|(_, it)| it.is_in(AllocationList::Event));
+        let driver_data = self.allocations.all_driver_data();
+        let file = |slot| self.file_of(slot).or_else(|| self.ended_file_of(slot));
+        Beside {
+            driver_data: driver_data.map(|(slot, bytes)| (slot, bytes.to_vec())).collect(),
+            files: all().filter_map(|(slot, _)| Some((slot, file(slot)?))).collect(),
+            payers: self.payers(),
+            orphans: self.allocations.orphans().clone(),
+            recalls: recalled().map(recall).collect(),
+            to_recall: to_recall.map(|(slot, _)| slot).collect(),
+        }
+    }
+
+    /// Whether clients or allocations are of the domain: if not, it is there for fds in the closers alone.
+    pub(crate) fn is_used(&self, domain: &Domain) -> bool {
+        domain.clients > 0 || self.ledger[domain.scope].account.now(Resource::Allocations) > 0
+    }
+
+    /// The scopes that are saved: the node, all domains, all jobs and all clients, each kind by its numbers.
+    pub(crate) fn scopes(&self) -> Vec<ScopeId> {
+        let domains = self.clients.domains(0).map(|(_, domain)| domain);
+        let domains = domains.filter(|domain| self.is_used(domain)).map(|domain| domain.scope);
+        let jobs = self.clients.jobs(0).map(|(_, job)| job.scope);
+        let clients = self.clients.iter().map(|(_, client)| client.scope);
+        std::iter::once(ScopeId::NODE).chain(domains).chain(jobs).chain(clients).collect()
+    }
+}

@@ -1,0 +1,423 @@
+//! What the core shows of itself: for the administrator's queries and for the simulator. Read only.
+
+use std::ops::Range;
+
+use crate::Core;
+use crate::api::config::CapsOfScopes;
+use crate::api::ids::{ClientId, DomainKey, JobKey, LeaseId, Now, Ticket};
+use crate::api::job_name::JobName;
+use crate::books::allocation::State;
+use crate::books::clients::Domain;
+use crate::books::ledger::{Account, ScopeId};
+use crate::books::recalls::Recall;
+use crate::books::slots::NONE;
+use fdbroker_protocol::admin::AllocationState;
+use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
+use fdbroker_protocol::{AllocationId, ByCounter, ByGauge, Caps, MemoryKind, Resource, Share};
+
+/// The node at a glance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Totals {
+    /// The node's account.
+    pub node: Account,
+    /// Its caps.
+    pub caps: Caps,
+    /// The broker's fd table: in use (the reserve included), most ever, most allowed.
+    pub table: (u64, u64, u64),
+    /// What there is now beside that.
+    pub gauges: ByGauge<u64>,
+    /// What has happened since the start.
+    pub counters: ByCounter<u64>,
+}
+
+impl Totals {
+    /// Now, peak and cap of a resource on the node.
+    pub fn usage(&self, resource: Resource) -> (u64, u64, u64) {
+        match resource {
+            Resource::TablePlaces => self.table,
+            _ => (self.node.now(resource), self.node.peak(resource), self.caps[resource]),
+        }
+    }
+}
+
+/// One allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AllocationView {
+    /// Its id.
+    pub id: AllocationId,
+    /// Where its fd is.
+    pub state: AllocationState,
+    /// What it is.
+    pub kind: MemoryKind,
+    /// Who may have it.
+    pub share: Share,
+    /// Its owner can give its fd again.
+    pub recallable: bool,
+    /// Outlives its owner, and is never evicted.
+    pub keep: bool,
+    /// Its owner; `None` once gone.
+    pub owner: Option<ClientId>,
+    /// Bytes.
+    pub size_bytes: u64,
+    /// Bytes.
+    pub fd_offset: u64,
+    /// The owner's id.
+    pub owner_allocation_id: u64,
+    /// Address in the owner.
+    pub base: u64,
+    /// The owner's device ordinal.
+    pub device: u32,
+    /// Open leases.
+    pub open_leases: u32,
+    /// Mapped leases.
+    pub mapped_leases: u32,
+    /// Items of requests that wait for its fd.
+    pub waiters: u32,
+    /// Its owner's job; of a kept one whose owner is gone, the job that has left it.
+    pub job: Option<JobKey>,
+    /// Its owner's domain.
+    pub domain: DomainKey,
+    /// It was registered with a virtual fd.
+    pub virtual_fd: bool,
+    /// It is the memory of named objects.
+    pub named: bool,
+    /// When it was registered or, after a crash, named again: within 2^17 us before.
+    pub registered: Now,
+    /// When it was granted last, or else registered; as exact.
+    pub used: Now,
+}
+
+/// One lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseView {
+    /// Its number.
+    pub id: LeaseId,
+    /// Its allocation.
+    pub allocation: AllocationId,
+    /// The allocation's owner; `None` once gone.
+    pub owner: Option<ClientId>,
+    /// Whether the allocation has ended.
+    pub ended: bool,
+    /// The domain of its allocation; [`DomainKey::NOBODYS`] while that is not known again after a crash.
+    pub domain: DomainKey,
+    /// The client that has it.
+    pub client: ClientId,
+    /// The domain of that client.
+    pub holder: DomainKey,
+    /// Imported, fd closed.
+    pub mapped: bool,
+    /// Its holder was asked to give it back.
+    pub asked: bool,
+    /// Granted at.
+    pub since: Now,
+    /// Bytes of the allocation.
+    pub size_bytes: u64,
+}
+
+/// One client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientView {
+    /// Its number.
+    pub id: ClientId,
+    /// Its domain.
+    pub domain: DomainKey,
+    /// Its job.
+    pub job: Option<JobKey>,
+    /// Its pid.
+    pub pid: u32,
+    /// Said hello.
+    pub welcome: bool,
+    /// Being torn down.
+    pub gone: bool,
+    /// Misses a recall.
+    pub silent: bool,
+    /// Places reserved for its deposits.
+    pub credits: u64,
+    /// Its fds in the closers.
+    pub closing: u64,
+    /// Its parked requests.
+    pub parked: u32,
+    /// What it is charged for.
+    pub account: Account,
+}
+
+/// One domain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DomainView {
+    /// Its number.
+    pub number: u32,
+    /// Its clients, those being torn down included.
+    pub clients: u32,
+    /// Listener and uid.
+    pub key: DomainKey,
+    /// What it is charged for.
+    pub account: Account,
+}
+
+/// One job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JobView {
+    /// Its number.
+    pub number: u32,
+    /// Its domain.
+    pub domain: DomainKey,
+    /// Its own key.
+    pub key: JobKey,
+    /// For people.
+    pub name: JobName,
+    /// What it is charged for.
+    pub account: Account,
+    /// Its clients, those being torn down included.
+    pub clients: u32,
+    /// Kept allocations that its clients have left: their domain is charged for them, it is not.
+    pub orphans: u32,
+}
+
+impl Core {
+    /// Whether the fd of this allocation has been asked for from this client, and not come yet.
+    pub fn is_awaited_from(&self, client: ClientId, id: AllocationId) -> bool {
+        let found = self.allocations.find(id);
+        found.is_some_and(|it| it.owner == client.0 && it.state == State::Recalling)
+    }
+
+    /// Fds of a client that are on their way through the closers.
+    pub fn closings_of(&self, client: ClientId) -> u64 {
+        self.clients.find(client.0).map_or(0, |client| self.closings.of_client(client.serial))
+    }
+
+    /// The client that an fd on its way through the closers is charged to; `None`: it has left it to its domain.
+    pub fn client_of(&self, ticket: Ticket) -> Option<ClientId> {
+        let closing = self.closings.get(ticket)?;
+        let (number, serial) = closing.client?;
+        let client = self.clients.find(number).filter(|client| client.serial == serial);
+        client.map(|_| ClientId(number))
+    }
+
+    /// Fds that a client may send, as far as it can know. What was taken back meanwhile is answered AGAIN.
+    pub fn deposit_credits(&self, client: ClientId) -> u64 {
+        let client = self.clients.find(client.0);
+        client.map_or(0, |client| client.credits + client.credits_taken)
+    }
+
+    /// The node at a glance.
+    pub fn totals(&self) -> Totals {
+        Totals {
+            node: self.ledger[ScopeId::NODE].account,
+            caps: Caps { domains: self.config.max_domains.into(), ..self.ledger.caps().node },
+            table: self.ledger.table(),
+            gauges: ByGauge {
+                jobs: self.clients.count_of_jobs() as u64,
+                stored_fds: self.allocations.held(),
+                closing_fds: self.closings.len() as u64,
+                leases_ending: self.leases.unswept(),
+                // The daemon's to know.
+                users_away: 0,
+                sockets_away: 0,
+                sockets_unkept: 0,
+            },
+            counters: self.counters,
+        }
+    }
+
+    /// Slots of allocations, those included that are free again.
+    pub fn allocation_slots(&self) -> u32 {
+        self.allocations.slots()
+    }
+
+    /// Slots of leases, those included that are free again.
+    pub fn lease_slots(&self) -> u32 {
+        self.leases.slots()
+    }
+
+    /// Allocations from a slot on, in slot order.
+    pub fn allocations(&self, cursor: u32) -> impl Iterator<Item = AllocationView> + '_ {
+        self.allocations_within(cursor..self.allocations.slots())
+    }
+
+    /// Allocations of some slots, in slot order.
+    pub fn allocations_within(
+        &self,
+        slots: Range<u32>,
+    ) -> impl Iterator<Item = AllocationView> + '_ {
+        self.allocations.iter_within(slots).map(|(slot, allocation)| AllocationView {
+            id: self.allocations.id_of(slot),
+            state: match allocation.state {
+                State::Held => AllocationState::Held,
+                State::Resident => AllocationState::Resident,
+                State::Evicted => AllocationState::Evicted,
+                State::Recalling => AllocationState::Recalling,
+                State::Reserved => AllocationState::Reserved,
+                State::Ended(_) => AllocationState::Ended,
+            },
+            kind: allocation.traits.kind(),
+            share: allocation.traits.share(),
+            recallable: allocation.traits.is_recallable(),
+            keep: allocation.traits.is_to_be_kept(),
+            owner: (allocation.owner != NONE).then_some(ClientId(allocation.owner)),
+            size_bytes: allocation.size_bytes,
+            fd_offset: allocation.fd_offset,
+            owner_allocation_id: allocation.owner_allocation_id,
+            base: allocation.base,
+            device: allocation.device,
+            open_leases: allocation.open,
+            mapped_leases: u32::try_from(allocation.leases.len()).unwrap_or(u32::MAX)
+                - allocation.open,
+            waiters: match allocation.recall {
+                NONE => 0,
+                recall => {
+                    let Recall { waiting, pinned, .. } = self.recalls[recall];
+                    let count = self.waiting.len(waiting) + self.waiting.len(pinned);
+                    u32::try_from(count).unwrap_or(u32::MAX)
+                }
+            },
+            job: self.job_of_slot(slot).map(|job| self.clients.job_key(job)),
+            domain: self.clients.domain_key(allocation.domain),
+            virtual_fd: allocation.traits.has_virtual_fd(),
+            named: self.objects.has_group_in(slot),
+            registered: allocation.registered.begin(),
+            used: allocation.stamp.last_use().begin(),
+        })
+    }
+
+    /// The allocation in a slot, if it is of the domain of a client.
+    pub fn allocation_of_domain(&self, client: ClientId, slot: u32) -> Option<AllocationView> {
+        let domain = self.clients.find(client.0)?.domain;
+        let found = self.allocations.in_slot(slot).filter(|it| it.domain == domain);
+        found.and_then(|_| self.allocations_within(slot..slot + 1).next())
+    }
+
+    /// The slot of the allocation that the owner of this one has registered next, ended ones included.
+    pub fn registered_after(&self, slot: u32) -> Option<u32> {
+        self.allocations.registered_after(slot)
+    }
+
+    /// Whether an allocation is live.
+    pub fn is_live(&self, id: AllocationId) -> bool {
+        let found = self.allocations.find(id);
+        found.is_some_and(|allocation| !matches!(allocation.state, State::Ended(_)))
+    }
+
+    /// The memory kind of the allocation in a slot, live or ended.
+    pub fn kind(&self, slot: u32) -> Option<MemoryKind> {
+        self.allocations.is_full(slot).then(|| self.allocations[slot].traits.kind())
+    }
+
+    /// Who may have the allocation in a slot, live or ended.
+    pub fn share(&self, slot: u32) -> Option<Share> {
+        self.allocations.is_full(slot).then(|| self.allocations[slot].traits.share())
+    }
+
+    /// Leases from a slot on, in slot order; a lease's slot is the low half of its number.
+    pub fn leases(&self, cursor: u32) -> impl Iterator<Item = LeaseView> + '_ {
+        self.leases_within(cursor..self.leases.slots())
+    }
+
+    /// Leases of some slots, in slot order.
+    pub fn leases_within(&self, slots: Range<u32>) -> impl Iterator<Item = LeaseView> + '_ {
+        self.leases.iter_within(slots).map(|(slot, lease)| {
+            let allocation = &self.allocations[lease.allocation];
+            LeaseView {
+                id: self.leases.id_of(slot),
+                allocation: self.allocations.id_of(lease.allocation),
+                owner: (allocation.owner != NONE).then_some(ClientId(allocation.owner)),
+                ended: !allocation.is_live(),
+                domain: self.domain_or_nobodys(allocation.domain),
+                client: ClientId(lease.client),
+                holder: self.clients.domain_key(self.clients[lease.client].domain),
+                mapped: lease.mapped,
+                asked: lease.asked != 0,
+                since: lease.since,
+                size_bytes: allocation.size_bytes,
+            }
+        })
+    }
+
+    /// The domain of a client.
+    pub fn domain_of(&self, client: ClientId) -> Option<DomainKey> {
+        let client = self.clients.find(client.0)?;
+        Some(self.clients.domain_key(client.domain))
+    }
+
+    /// Clients from a number on, in order, those being torn down included.
+    pub fn clients(&self, cursor: u32) -> impl Iterator<Item = ClientView> + '_ {
+        self.clients.iter_from(cursor).map(|(number, client)| ClientView {
+            id: ClientId(number),
+            domain: self.clients.domain_key(client.domain),
+            job: client.job.map(|job| self.clients.job_key(job)),
+            pid: client.pid,
+            welcome: client.welcome,
+            gone: client.gone,
+            silent: client.silent,
+            credits: client.credits,
+            closing: self.closings.of_client(client.serial),
+            parked: u32::try_from(client.parked.len()).unwrap_or(u32::MAX),
+            account: self.ledger[client.scope].account,
+        })
+    }
+
+    /// The caps in force.
+    pub fn caps(&self) -> CapsOfScopes {
+        *self.ledger.caps()
+    }
+
+    /// How much of a resource the node is charged with.
+    pub fn now_in_node(&self, resource: Resource) -> u64 {
+        self.ledger[ScopeId::NODE].account.now(resource)
+    }
+
+    /// These caps as they would be in force.
+    pub fn bounded(&self, caps: CapsOfScopes) -> CapsOfScopes {
+        self.config.bounded(caps)
+    }
+
+    /// The job of a client, if it is of one.
+    pub fn job_of(&self, client: ClientId) -> Option<JobKey> {
+        let client = self.clients.find(client.0)?;
+        client.job.map(|job| self.clients.job_key(job))
+    }
+
+    /// The name of a job; none when it is not known (any more).
+    pub fn job_name(&self, domain: DomainKey, job: JobKey) -> JobName {
+        let number = self.clients.find_job((domain, job));
+        number.map_or(JobName::NONE, |number| self.clients.job(number).name)
+    }
+
+    /// Jobs in use from a number on, in order.
+    pub fn jobs(&self, cursor: u32) -> impl Iterator<Item = JobView> + '_ {
+        self.clients.jobs(cursor).map(|(number, job)| JobView {
+            number,
+            domain: job.key.0,
+            key: job.key.1,
+            name: job.name,
+            account: self.ledger[job.scope].account,
+            clients: job.clients,
+            orphans: job.orphans,
+        })
+    }
+
+    /// Domains in use from a number on, in order.
+    pub fn domains(&self, cursor: u32) -> impl Iterator<Item = DomainView> + '_ {
+        self.clients.domains(cursor).map(|(number, domain)| self.domain_view(number, domain))
+    }
+
+    /// A domain, if it is in use.
+    pub fn view_of_domain(&self, key: DomainKey) -> Option<DomainView> {
+        let number = self.clients.find_domain(key)?;
+        Some(self.domain_view(number, self.clients.domain(number)))
+    }
+
+    fn domain_view(&self, number: u32, domain: &Domain) -> DomainView {
+        let Domain { clients, key, scope, .. } = *domain;
+        DomainView { number, clients, key, account: self.ledger[scope].account }
+    }
+
+    /// Driver data of a live allocation: bytes in use, and the bytes.
+    pub fn driver_data(
+        &self,
+        id: fdbroker_protocol::AllocationId,
+    ) -> Option<(u8, &[u8; DRIVER_DATA_BYTES])> {
+        self.allocations.find(id)?;
+        let (len, bytes) = self.allocations.driver_data(id.slot)?;
+        Some((*len, bytes))
+    }
+}

@@ -1,0 +1,87 @@
+//! What clients hold: leases are granted, mapped, given back. Must never let one be given back twice, or by another.
+
+use crate::Core;
+use crate::api::deposit::Wanted;
+use crate::api::effect::Granted;
+use crate::api::ids::LeaseId;
+use crate::books::allocation::State;
+use crate::books::charges::lease_charge;
+use crate::books::leases::Lease;
+use crate::books::ledger::{Blocked, Charge};
+use fdbroker_protocol::Resource;
+
+impl Core {
+    pub(crate) fn granted(&mut self, wanted: Wanted, slot: u32, lease: LeaseId) -> Granted {
+        Granted::of(wanted, self.allocations.mark_used(slot, self.now), lease)
+    }
+
+    /// Makes a lease of an allocation, open and charged; or says which cap is in the way.
+    pub(crate) fn lease(&mut self, client: u32, slot: u32) -> Result<LeaseId, Blocked> {
+        self.charge_share(client, Charge(Resource::OpenLeases, 1))?;
+        Ok(self.charged_lease(client, slot))
+    }
+
+    /// Makes a lease of an allocation, open or mapped; or says which cap is in the way.
+    pub(crate) fn lease_as(
+        &mut self,
+        client: u32,
+        slot: u32,
+        mapped: bool,
+    ) -> Result<LeaseId, Blocked> {
+        self.charge(client, lease_charge(mapped))?;
+        Ok(self.enter_lease(client, slot, mapped))
+    }
+
+    /// Makes a lease that is granted, and for which an open one has been charged.
+    pub(crate) fn charged_lease(&mut self, client: u32, slot: u32) -> LeaseId {
+        self.counters.grants += 1;
+        self.enter_lease(client, slot, false)
+    }
+
+    fn enter_lease(&mut self, client: u32, slot: u32, mapped: bool) -> LeaseId {
+        let lease = self.leases.insert(client, slot, self.now, mapped);
+        self.may_be_asked_for(lease);
+        self.allocations.add_lease(slot, &mut self.leases, lease);
+        if self.allocations[slot].leases.len() == 1 {
+            self.lease_of_group(slot);
+        }
+        self.leases.id_of(lease)
+    }
+
+    /// Takes a lease out of the ledger, and with the last of an ended allocation what was left of that.
+    pub(crate) fn end_lease(&mut self, slot: u32) {
+        let Lease { client, mapped, .. } = self.leases[slot];
+        self.remove_lease(slot);
+        self.release_charge(client, lease_charge(mapped));
+    }
+
+    /// The same, but for its charge: the caller takes that back.
+    pub(crate) fn remove_lease(&mut self, slot: u32) {
+        let Lease { allocation, client, ended, .. } = self.leases[slot];
+        self.unask(slot);
+        self.allocations.take_lease(allocation, &mut self.leases, slot);
+        self.leases.remove(slot);
+        if self.allocations[allocation].leases.is_empty() {
+            self.lease_of_group(allocation);
+        }
+        if let State::Ended(_) = self.allocations[allocation].state {
+            match ended {
+                true => self.unpin_of_holder(client, allocation),
+                false => self.leases.take_unswept(),
+            }
+            if self.allocations[allocation].leases.is_empty() {
+                self.unpinned(allocation);
+            }
+        }
+    }
+
+    /// The lease is imported now: what was asked for was its fd.
+    pub(crate) fn import_lease(&mut self, lease: u32) {
+        if !self.leases[lease].ended {
+            // That it has ended is to be told all the same.
+            self.unask(lease);
+        }
+        self.leases.set_mapped(lease);
+        self.may_be_asked_for(lease);
+    }
+}

@@ -1,0 +1,108 @@
+//! What happens is counted and noted as it happens. Must never cost anything where nobody watches.
+
+use crate::Core;
+use crate::api::effect::{Effect, Effects, Note};
+use crate::api::ids::{ClientId, DomainKey, JobKey, RequestId};
+use crate::books::ledger::Blocked;
+use crate::limits::NOTES_KEPT;
+use fdbroker_protocol::admin::EventKind;
+use fdbroker_protocol::{ErrorCode, Status};
+
+impl Core {
+    pub(crate) fn note(&mut self, note: Note) {
+        if self.notes.list.len() < NOTES_KEPT {
+            self.notes.list.push(note);
+        } else {
+            self.notes.lost += 1;
+        }
+    }
+
+    pub(crate) fn note_of_node(&mut self, kind: EventKind) {
+        if self.notes.is_on {
+            self.note(Note::of_node(kind));
+        }
+    }
+
+    pub(crate) fn note_of_client(&mut self, kind: EventKind, client: u32, status: Status) {
+        if !self.notes.is_on {
+            return;
+        }
+        let note = self.clients.find(client).map(|record| Note {
+            client: Some(ClientId(client)),
+            pid: record.pid,
+            domain: self.clients.domain_key(record.domain),
+            job: record.job.map(|job| self.clients.job_key(job)),
+            status,
+            ..Note::of_node(kind)
+        });
+        note.into_iter().for_each(|note| self.note(note));
+    }
+
+    /// A request or deposit of the client is refused: a cap is full, or the broker is being drained.
+    pub(crate) fn count_refusal(&mut self, client: u32, status: Status) {
+        self.counters.refusals += 1;
+        self.note_of_client(EventKind::Refusal, client, status);
+    }
+
+    /// A cap is in the way of a request or deposit of the client: that is counted, and said like this.
+    pub(crate) fn refusal(&mut self, client: u32, blocked: Blocked) -> Status {
+        let status = self.no_quota(blocked);
+        self.count_refusal(client, status);
+        self.as_told(client, status)
+    }
+
+    /// A request of the client is refused.
+    pub(crate) fn refuse(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        status: Status,
+        fx: &mut Effects,
+    ) {
+        self.count_refusal(client.0, status);
+        let status = self.as_told(client.0, status);
+        fx.list.push(Effect::Failed { client, request, status });
+    }
+
+    /// A connection is refused, because a cap is full: by the core, or by the daemon before the core learns of it. The note
+    /// has the peer's process, but no client, since the peer never becomes one.
+    pub fn count_refused_connection(
+        &mut self,
+        pid: u32,
+        domain: DomainKey,
+        job: Option<JobKey>,
+        status: Status,
+    ) {
+        self.counters.refusals += 1;
+        if self.notes.is_on {
+            self.note(Note { pid, domain, job, status, ..Note::of_node(EventKind::Refusal) });
+        }
+    }
+
+    pub(crate) fn note_of_allocation(&mut self, kind: EventKind, slot: u32) {
+        if self.notes.is_on {
+            self.note(self.allocation_note(kind, slot, Status::OK));
+        }
+    }
+
+    pub(crate) fn note_end(&mut self, slot: u32, code: ErrorCode) {
+        if self.notes.is_on {
+            self.note(self.allocation_note(EventKind::End, slot, code.into()));
+        }
+    }
+
+    fn allocation_note(&self, kind: EventKind, slot: u32, status: Status) -> Note {
+        let allocation = &self.allocations[slot];
+        let owner = self.clients.find(allocation.owner);
+        Note {
+            client: owner.map(|_| ClientId(allocation.owner)),
+            pid: owner.map_or(0, |owner| owner.pid),
+            domain: self.domain_or_nobodys(allocation.domain),
+            job: self.job_of_slot(slot).map(|job| self.clients.job_key(job)),
+            id: Some(self.allocations.id_of(slot)),
+            size_bytes: allocation.size_bytes,
+            status,
+            ..Note::of_node(kind)
+        }
+    }
+}

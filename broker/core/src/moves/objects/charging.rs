@@ -1,0 +1,62 @@
+//! Objects are charged to their domain and the node alone, within caps and shares. Must never charge for a part of what was
+//! asked.
+
+use crate::Core;
+use crate::api::effect::Effects;
+use crate::books::ledger::{Charge, ScopeId};
+use crate::books::objects::charges::of_kept;
+use fdbroker_protocol::{Scope, Status};
+
+impl Core {
+    /// Charges a client's domain, with all of these or none.
+    pub(crate) fn charge_objects(&mut self, client: u32, charges: &[Charge]) -> Result<(), Status> {
+        let domain = self.clients[client].domain;
+        let scope = self.clients.scope_of_domain(domain);
+        for (done, charge) in charges.iter().enumerate() {
+            if let Err(status) = self.charge_object(domain, scope, *charge) {
+                charges[..done].iter().for_each(|charge| self.ledger.take(scope, *charge));
+                self.count_refusal(client, status);
+                return Err(self.as_told(client, status));
+            }
+        }
+        Ok(())
+    }
+
+    fn charge_object(&mut self, domain: u32, scope: ScopeId, charge: Charge) -> Result<(), Status> {
+        let Charge(resource, amount) = charge;
+        if amount > self.share_of_objects(domain, resource) {
+            let held = self.ledger[scope].account.counted(resource);
+            let cap = held.saturating_add(self.share_of_objects(domain, resource));
+            return Err(match self.ledger.fits(scope, None, charge) {
+                Err(full) => self.no_quota(full),
+                Ok(()) => Self::no_quota_limit(resource, Scope::Domain, cap).of_share(),
+            });
+        }
+        self.ledger.charge(scope, charge).map_err(|full| self.no_quota(full))
+    }
+
+    /// Takes charges of a domain back.
+    pub(crate) fn release_objects(&mut self, domain: u32, charges: &[Charge]) {
+        for charge in charges {
+            self.ledger.release(self.clients.scope_of_domain(domain), *charge);
+        }
+        self.forget_domain_if_unused(domain);
+    }
+
+    /// Charges for keeping a group, with all of it or none. Refused while the client is above its cap of held bytes, as its files have grown:
+    /// else what cannot be charged any more would stay for good. Evictable groups that are kept make room; AGAIN: more of them than one
+    /// step may end.
+    pub(crate) fn charge_kept(
+        &mut self,
+        client: u32,
+        size: u64,
+        pin: bool,
+        fx: &mut Effects,
+    ) -> Result<(), Status> {
+        if let Some(above) = self.above_held_bytes(client) {
+            return Err(self.refusal(client, above));
+        }
+        self.evict_kept_for(self.clients[client].domain, size, pin, fx)?;
+        self.charge_objects(client, &of_kept(size, pin))
+    }
+}

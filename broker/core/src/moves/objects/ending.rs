@@ -1,0 +1,220 @@
+//! Names and memory of groups end, or outlive their creators. Must never take away memory that was not the group's.
+
+use crate::Core;
+use crate::api::effect::Effects;
+use crate::api::former::KeptChange;
+use crate::books::allocation::Allocation;
+use crate::books::ledger::Charge;
+use crate::books::objects::charges::{of_kept, of_member};
+use crate::books::objects::get::{Get, Standing};
+use crate::books::objects::groups::{Group, GroupLinks, GroupState};
+use crate::books::objects::names::{Name, Place};
+use crate::books::slots::NONE;
+use crate::books::timers::Timer;
+use crate::limits::{MEMBERS_PER_MEMORY, MEMBERS_SWEPT_PER_STEP, MEMBERS_SWEPT_PER_TURN};
+use fdbroker_protocol::object::ObjectEvent;
+use fdbroker_protocol::{ErrorCode, Resource};
+
+impl Core {
+    /// Takes an object off the names; it is charged still. Its name.
+    pub(crate) fn take_off(&mut self, number: u32, member: usize) -> Name {
+        let group = &self.objects.groups[number];
+        let (scope, name) = (group.scope, group.members[member].name.clone());
+        let place = Place { group: number, member: u16::try_from(member).expect("of a group") };
+        self.objects.names.leave(scope, &name, place);
+        name
+    }
+
+    /// Its name leads an object's domain elsewhere, or nowhere. With the last one the group ends.
+    pub(crate) fn lose_name(&mut self, place: Place) {
+        let group = &mut self.objects.groups[place.group];
+        let (domain, version) = (group.domain, group.version());
+        let member = &mut group.members[usize::from(place.member)];
+        member.is_named = false;
+        group.names -= 1;
+        let charges = of_member(member);
+        let lost = group.is_kept.then(|| KeptChange::Lost(version, member.name.clone()));
+        match group.names {
+            0 => self.end_group(place.group),
+            _ => lost.into_iter().for_each(|change| self.tell_kept(change)),
+        }
+        self.release_objects(domain, &charges);
+    }
+
+    /// A group is known no more; the sweep comes to the rest of it.
+    pub(crate) fn end_group(&mut self, number: u32) {
+        self.end_group_by(number, false);
+    }
+
+    /// The same; whether to make room.
+    pub(crate) fn end_group_by(&mut self, number: u32, is_evicted: bool) {
+        let group = &mut self.objects.groups[number];
+        if group.is_ended() {
+            return;
+        }
+        let (version, is_kept) = (group.version(), group.is_kept);
+        group.state = GroupState::Ended { version, is_evicted };
+        let domain = group.domain;
+        self.order_group(number);
+        if is_kept {
+            self.tell_kept(KeptChange::Ended(version));
+        }
+        let links = &mut GroupLinks(&mut self.objects.groups);
+        self.objects.ending.push(domain, links, number);
+    }
+
+    /// The memory in a slot has ended. The one place where the registry tells objects of an end.
+    pub(crate) fn memory_ended(&mut self, slot: u32) {
+        let Some(number) = self.objects.groups.take_memory(slot) else { return };
+        self.end_group(number);
+        let group = &mut self.objects.groups[number];
+        if let Some(at) = group.due.take() {
+            let timer = Timer::Object(number, self.objects.groups.generation(number));
+            self.timers.cancel(at, timer);
+        }
+        let group = &mut self.objects.groups[number];
+        if std::mem::take(&mut group.is_kept) {
+            let (domain, charges) = (group.domain, of_kept(group.size_bytes, group.pin));
+            self.release_objects(domain, &charges);
+        }
+    }
+
+    /// A sealed group outlives its creator from now on: its domain alone is charged for its fd and memory, as for a kept
+    /// allocation whose owner is gone.
+    pub(crate) fn keep_group(&mut self, number: u32) {
+        let slot = self.objects.groups[number].allocation;
+        let Allocation { owner, size_bytes, .. } = self.allocations[slot];
+        let claimed = if self.has_file(slot) { 0 } else { size_bytes };
+        let charges = [
+            Charge(Resource::HeldFds, 1),
+            Charge(Resource::HeldBytes, claimed),
+            Charge(Resource::Allocations, 1),
+        ];
+        charges.into_iter().for_each(|charge| self.leave_to_domain(owner, charge));
+        self.move_pin(slot, NONE);
+        self.allocations.take_from_owner(slot);
+        self.objects.groups[number].is_kept = true;
+        self.tell_kept(KeptChange::Began(self.objects.groups.id_of(number)));
+        self.time_group(number);
+    }
+
+    /// Looks at a kept group again when its time may be over.
+    pub(crate) fn time_group(&mut self, number: u32) {
+        let timer = Timer::Object(number, self.objects.groups.generation(number));
+        let until = self.until(&self.objects.groups[number]);
+        let former = std::mem::replace(&mut self.objects.groups[number].due, until);
+        former.into_iter().for_each(|at| self.timers.cancel(at, timer));
+        until.into_iter().for_each(|at| self.timers.set(at, timer));
+    }
+
+    /// The time of a kept group may be over: it has been used since, or is leased, or it ends.
+    pub(crate) fn object_overdue(&mut self, number: u32, generation: u32) {
+        let Some(group) = self.objects.groups.get(number, generation) else { return };
+        let Some(until) = self.until(group) else { return };
+        let (is_over, now) = (until <= self.now, self.now);
+        let is_leased = !self.allocations[group.allocation].leases.is_empty();
+        let group = &mut self.objects.groups[number];
+        group.due = None;
+        match (is_over, is_leased) {
+            (true, false) => return self.end_group(number),
+            (true, true) => group.used = now,
+            (false, _) => {}
+        }
+        self.time_group(number);
+    }
+
+    /// The first part of it alone: what a request has ended is not current any more when it is answered, unless much else ends.
+    pub(crate) fn end_before_answer(&mut self, fx: &mut Effects) {
+        let mut left = MEMBERS_SWEPT_PER_STEP;
+        while left > 0
+            && let Some(number) = self.objects.ending.first()
+        {
+            let turn = left.min(MEMBERS_SWEPT_PER_TURN);
+            left = left.saturating_sub(self.sweep_group(number, turn, fx));
+            self.objects.ending.end_turn();
+        }
+    }
+
+    /// Sweeps a group, at most so many members of it; the work in members.
+    fn sweep_group(&mut self, number: u32, most: usize, fx: &mut Effects) -> usize {
+        if self.objects.groups[number].allocation != NONE {
+            self.end_memory(self.objects.groups[number].allocation, fx);
+        }
+        let mut done = 0;
+        while done < most
+            && let Some(member) = self.next_to_sweep(number)
+        {
+            let name = self.take_off(number, member);
+            let group = &mut self.objects.groups[number];
+            group.members[member].is_named = false;
+            group.names -= 1;
+            let (domain, charges) = (group.domain, of_member(&group.members[member]));
+            let (scope, is_told, (event, version)) =
+                (group.scope, !group.is_refused, end_of(group));
+            self.release_objects(domain, &charges);
+            if is_told {
+                self.tell(scope, event, version, &name);
+            }
+            done += 1;
+        }
+        if self.objects.groups[number].names == 0 {
+            let domain = self.objects.groups[number].domain;
+            let links = &mut GroupLinks(&mut self.objects.groups);
+            self.objects.ending.remove(domain, links, number);
+            self.objects.groups.remove(number);
+        }
+        done + MEMBERS_PER_MEMORY
+    }
+
+    /// The next object of an ended group that has its name still.
+    fn next_to_sweep(&mut self, number: u32) -> Option<usize> {
+        let group = &mut self.objects.groups[number];
+        while group.names > 0 && !group.members.get(group.swept)?.is_named {
+            group.swept += 1;
+        }
+        (group.names > 0).then_some(group.swept)
+    }
+
+    /// Ends the memory of a group for everybody. Its creator made it for the group: it is not told.
+    pub(crate) fn end_memory(&mut self, slot: u32, fx: &mut Effects) {
+        let owner = self.allocations[slot].owner;
+        self.end(slot, ErrorCode::Stale, fx);
+        if owner != NONE {
+            self.allocations.take_from_owner(slot);
+            self.leave_to_domain(owner, Charge(Resource::Allocations, 1));
+        }
+        self.drain_if_done(slot);
+    }
+
+    pub(crate) fn stand_at(&mut self, seq: u64, get: &mut Get, at: Standing) {
+        if get.at == at {
+            return;
+        }
+        let waits = &mut self.objects.waits;
+        get.stands_at().iter().for_each(|name| waits.leave(get.scope, name, seq));
+        get.at = at;
+        get.stands_at().iter().for_each(|name| waits.enter(get.scope, name, seq));
+    }
+
+    /// A parked get waits no more, or its client is gone: nothing of it is left but its items.
+    pub(crate) fn forget_get(&mut self, seq: u64, client: u32, get: &mut Get) {
+        let domain = self.clients[client].domain;
+        self.stand_at(seq, get, Standing::Nowhere);
+        self.release_objects(domain, &[get.charge()]);
+    }
+
+    /// The table hears of a kept group after this step.
+    pub(crate) fn tell_kept(&mut self, change: KeptChange) {
+        self.objects.changes.push(change);
+    }
+}
+
+/// What watchers are told of the objects of an ended group.
+fn end_of(group: &Group) -> (ObjectEvent, u64) {
+    match group.state {
+        GroupState::Ended { version: 0, .. } => (ObjectEvent::Aborted, 0),
+        GroupState::Ended { version, is_evicted: true } => (ObjectEvent::Evicted, version),
+        GroupState::Ended { version, is_evicted: false } => (ObjectEvent::Deleted, version),
+        GroupState::Making | GroupState::Sealed(_) => unreachable!("it is swept"),
+    }
+}

@@ -1,0 +1,322 @@
+//! Acquire: what is ready is granted, what is evicted is recalled, what is hopeless is said. Must never
+//! let a newcomer take room that an earlier request of its domain waits for.
+
+use crate::Core;
+use crate::api::deposit::Wanted;
+use crate::api::effect::{Effect, Effects, Granted};
+use crate::api::ids::{ClientId, LeaseId, Now, RequestId};
+use crate::books::items::Item;
+use crate::books::ledger::{Blocked, Charge, FOR_HELD, FOR_LEASE};
+use crate::books::parked::{Parked, Wait, Wish, items_of};
+use crate::limits::PLACES_AT_ONCE;
+use crate::requests::turn::{Attempt, Turn};
+use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
+
+impl Core {
+    pub(crate) fn acquire(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        wanted: &[Wanted],
+        deadline: Now,
+        fx: &mut Effects,
+    ) {
+        let seq = self.arrival();
+        let (turn, first) = (Turn::Last, true);
+        let attempt = Attempt { client, request, seq, deadline, wanted, turn, first };
+        let wait = match self.client_mut(client.0).sendable {
+            true => self.try_acquire(attempt, fx),
+            false => Some(Wait::Reader),
+        };
+        let Some(wait) = wait else { return };
+        if deadline <= self.now {
+            self.answer_waiting(attempt, wait, fx);
+            return self.give_promises_back(client, wanted);
+        }
+        let most = self.config.max_parked_per_client;
+        if self.client_mut(client.0).parked.len() >= most as usize {
+            let (resource, scope) = (Resource::ParkedRequests, Scope::Client);
+            let status = Self::no_quota_limit(resource, scope, most.into());
+            return self.refuse_parking(client, request, wanted, status, fx);
+        }
+        let wish = Wish::Acquire(wanted.into());
+        if let Err(blocked) = self.charge(client.0, items_of(&wish)) {
+            let status = self.no_quota(blocked);
+            return self.refuse_parking(client, request, wanted, status, fx);
+        }
+        self.park(seq, Parked::new(client, request, deadline, wish, wait));
+        if wait == Wait::Reader && self.has_ended_item(seq) {
+            // Without an fd the answer needs no reader, and nothing else would bring it.
+            self.answer_ended_item(seq, fx);
+        }
+    }
+
+    /// There is no place to wait in.
+    fn refuse_parking(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        wanted: &[Wanted],
+        status: Status,
+        fx: &mut Effects,
+    ) {
+        self.refuse(client, request, status, fx);
+        self.give_promises_back(client, wanted);
+    }
+
+    /// Answers the request if any of its items can be answered; else says what it waits for, and
+    /// has started the recalls or evictions that will help.
+    pub(crate) fn try_acquire(&mut self, attempt: Attempt<'_>, fx: &mut Effects) -> Option<Wait> {
+        let Attempt { client, wanted, turn, .. } = attempt;
+        let begin = fx.granted.len();
+        let mut blocked = self.ahead(turn, client.0, FOR_LEASE);
+        let (mut any, mut short_of, mut fds) = (false, 0, 0);
+        // Grants change none of the items.
+        let mut items = std::mem::take(&mut self.items);
+        items.clear();
+        items.extend(wanted.iter().map(|item| self.item(client, *item)));
+        let charged = if blocked.is_none() { self.charge_ready(client, &items) } else { 0 };
+        for (item, state) in wanted.iter().zip(&items) {
+            let granted = match *state {
+                Item::Final(code) => {
+                    Granted::refused(*item, self.naming_owner(client, *item, code.into()))
+                }
+                Item::Ready(_) if fds == self.most_granted => {
+                    Granted::refused(*item, ErrorCode::Again.into())
+                }
+                Item::Ready(slot) if fds < charged => {
+                    fds += 1;
+                    let lease = self.charged_lease(client.0, slot);
+                    self.granted(*item, slot, lease)
+                }
+                Item::Ready(slot) if blocked.is_none() => match self.lease(client.0, slot) {
+                    Ok(lease) => {
+                        fds += 1;
+                        self.granted(*item, slot, lease)
+                    }
+                    Err(full) => {
+                        blocked = Some(full);
+                        Granted::refused(*item, ErrorCode::Again.into())
+                    }
+                },
+                _ => Granted::refused(*item, ErrorCode::Again.into()),
+            };
+            short_of += usize::from(blocked.is_some() && granted.lease == LeaseId(0));
+            any |= granted.status != Status::error(ErrorCode::Again);
+            fx.granted.push(granted);
+        }
+        let evicted = items.iter().any(|item| matches!(item, Item::Evicted(_)));
+        self.items = items;
+        // An empty request has nothing to wait for.
+        if !any && !wanted.is_empty() {
+            fx.granted.truncate(begin);
+            self.set_aside(wanted);
+            let wait = self.wait_for(attempt, blocked, fx);
+            self.put_back();
+            return Some(wait);
+        }
+        match blocked {
+            None if evicted && self.rooms.is_empty() => {
+                self.recall_ahead(client, wanted, fx);
+            }
+            // What did not fit will be asked for again: makes the room meanwhile.
+            Some(full) if self.may_make_room(full) => {
+                self.set_aside(wanted);
+                self.evict_for(full, short_of, fx);
+                self.put_back();
+            }
+            _ => {}
+        }
+        let Attempt { request, deadline, seq, .. } = attempt;
+        let range = begin..fx.granted.len();
+        fx.list.push(Effect::Granted { client, request, range, deadline, seq });
+        None
+    }
+
+    /// Charges what is ready of a request of several, as far as it is granted now, in one go; how many. One by one costs
+    /// as much as all the rest of a grant. 0: not all of them fit.
+    fn charge_ready(&mut self, client: ClientId, items: &[Item]) -> usize {
+        if items.len() < 2 {
+            return 0;
+        }
+        let is_ready = |item: &&Item| matches!(item, Item::Ready(_));
+        let ready = items.iter().filter(is_ready).count().min(self.most_granted);
+        let charge = Charge(Resource::OpenLeases, ready as u64);
+        if self.charge_share(client.0, charge).is_ok() { ready } else { 0 }
+    }
+
+    /// Recalls, from free room alone, what the client will ask for again.
+    fn recall_ahead(&mut self, client: ClientId, wanted: &[Wanted], fx: &mut Effects) {
+        for item in wanted {
+            if let Item::Evicted(slot) = self.item(client, *item)
+                && self.start_recall(slot, None, fx).is_err()
+            {
+                return;
+            }
+        }
+    }
+
+    /// None of the items can be answered: starts recalls, or makes room, and says what to wait for.
+    fn wait_for(
+        &mut self,
+        attempt: Attempt<'_>,
+        blocked: Option<Blocked>,
+        fx: &mut Effects,
+    ) -> Wait {
+        let Attempt { client, wanted, turn, first, .. } = attempt;
+        let mut recalling = false;
+        let mut ready: Option<u32> = None;
+        let mut several_ready = false;
+        let mut full: Option<Blocked> = None;
+        let mut may_start = true;
+        self.also_blocked.clear();
+        for item in wanted {
+            match self.item(client, *item) {
+                Item::Recalling(_) | Item::Reserved(_) => recalling = true,
+                // What stops all of them stops the rest too; one that is too large, or whose owner is full, does not.
+                Item::Evicted(_) if !may_start => {}
+                Item::Evicted(slot) => {
+                    let started = match self.ahead_of_recall(turn, client.0, slot) {
+                        Some(ahead) => Err(ahead),
+                        None => self.start_recall(slot, Some(client.0), fx),
+                    };
+                    match started {
+                        Ok(()) => recalling = true,
+                        Err(blocked) if full.is_none() => {
+                            let no_lease = self.lease_in_the_way(turn, client.0);
+                            self.also_blocked.extend(no_lease);
+                            may_start = no_lease.is_none() && !blocked.stops_every_recall();
+                            full = Some(blocked);
+                        }
+                        Err(blocked) => self.also_blocked.push(blocked),
+                    }
+                }
+                Item::Ready(slot) => several_ready |= *ready.get_or_insert(slot) != slot,
+                Item::Final(_) => {}
+            }
+        }
+        let in_the_way = match (ready.is_some(), recalling) {
+            (true, _) => blocked,
+            (false, true) => return Wait::Recall,
+            (false, false) => full,
+        };
+        let Some(in_the_way) = in_the_way else { return Wait::Recall };
+        // For all items: the others are asked for again as soon as one is granted. A grant needs one place; a recall its own
+        // and, where leases count too, that of the lease to come. Bytes are free at once: a recall has closed what it needs.
+        let for_lease = FOR_LEASE.contains(&in_the_way.resource);
+        let short_of = match ready {
+            // Those of one file.
+            _ if in_the_way.resource == Resource::HeldBytes => PLACES_AT_ONCE,
+            None if for_lease => wanted.len() * 2,
+            _ => wanted.len(),
+        };
+        let short_of = short_of.min(PLACES_AT_ONCE);
+        if first || self.may_make_room(in_the_way) {
+            let evicted = self.evict_for(in_the_way, short_of, fx);
+            if evicted == 0 && several_ready {
+                // Nothing but what it wants itself can go: one of them makes room for another.
+                self.put_back();
+                self.evict_for(in_the_way, 1, fx);
+            }
+        }
+        Wait::Room(in_the_way)
+    }
+
+    /// What keeps a client from any further lease.
+    fn lease_in_the_way(&mut self, turn: Turn, client: u32) -> Option<Blocked> {
+        self.ahead(turn, client, FOR_LEASE).or_else(|| self.lease_blocked(client))
+    }
+
+    /// The account that has no room for another lease of a client.
+    fn lease_blocked(&self, client: u32) -> Option<Blocked> {
+        let lease = Charge(Resource::OpenLeases, 1);
+        self.share_blocked(client, 1).or_else(|| self.blocked(client, lease))
+    }
+
+    fn ahead_of_recall(&mut self, turn: Turn, client: u32, slot: u32) -> Option<Blocked> {
+        let owner = self.allocations[slot].owner;
+        self.ahead(turn, owner, FOR_HELD).or_else(|| self.ahead(turn, client, FOR_LEASE))
+    }
+
+    /// What is in the way of a parked request now: a cap, or one that others before it wait for.
+    pub(crate) fn in_the_way(&mut self, client: ClientId, wanted: &[Wanted]) -> Option<Blocked> {
+        let (mut ahead, mut fits) = (None, false);
+        for item in wanted {
+            let full = match self.item(client, *item) {
+                Item::Ready(_) => {
+                    ahead = ahead.or_else(|| self.ahead(Turn::Last, client.0, FOR_LEASE));
+                    self.lease_blocked(client.0)
+                }
+                Item::Evicted(slot) => {
+                    ahead = ahead.or_else(|| self.ahead_of_recall(Turn::Last, client.0, slot));
+                    self.recall_blocked(slot, client.0)
+                }
+                Item::Final(_) | Item::Recalling(_) | Item::Reserved(_) => continue,
+            };
+            match full {
+                Some(full) => return Some(full),
+                None => fits = true,
+            }
+        }
+        ahead.filter(|_| fits)
+    }
+
+    /// Answers every item of a request that waits no longer.
+    pub(crate) fn answer_waiting(&mut self, attempt: Attempt<'_>, wait: Wait, fx: &mut Effects) {
+        let Attempt { client, request, seq, deadline, wanted, .. } = attempt;
+        let begin = fx.granted.len();
+        let again = Status::error(ErrorCode::Again);
+        let pending = match wait {
+            Wait::Room(blocked) | Wait::Space(blocked) => self.refusal(client.0, blocked),
+            Wait::Recall | Wait::Reader => again,
+        };
+        for item in wanted {
+            let status = match self.item(client, *item) {
+                Item::Final(code) => self.naming_owner(client, *item, code.into()),
+                Item::Recalling(_) | Item::Reserved(_) => again,
+                Item::Ready(_) | Item::Evicted(_) => pending,
+            };
+            fx.granted.push(Granted::refused(*item, status));
+        }
+        let range = begin..fx.granted.len();
+        fx.list.push(Effect::Granted { client, request, range, deadline, seq });
+    }
+
+    /// A grant could not be sent: undoes its leases and puts the request back where it was.
+    #[allow(clippy::too_many_arguments)] // the fields of one input
+    pub(crate) fn unsent(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        grants: &[Granted],
+        deadline: Now,
+        seq: u64,
+        fx: &mut Effects,
+    ) {
+        if self.client(client).is_none() {
+            return;
+        }
+        for grant in grants.iter().filter(|grant| grant.status.is_ok()) {
+            if let Some(lease) = self.leases.find(client, grant.lease) {
+                self.end_lease(lease);
+                self.counters.grants -= 1;
+            }
+        }
+        let wanted: Box<[Wanted]> = grants.iter().map(|grant| grant.wanted).collect();
+        let wish = Wish::Acquire(wanted.clone());
+        let most = self.config.max_parked_per_client as usize;
+        if self.client_mut(client.0).parked.len() >= most
+            || self.charge(client.0, items_of(&wish)).is_err()
+        {
+            // Nowhere to wait: it asks again.
+            let (turn, first) = (Turn::Last, false);
+            let wanted = &wanted[..];
+            let attempt = Attempt { client, request, seq, deadline, wanted, turn, first };
+            return self.answer_waiting(attempt, Wait::Reader, fx);
+        }
+        self.park(seq, Parked::new(client, request, deadline, wish, Wait::Reader));
+        if self.has_ended_item(seq) {
+            self.answer_ended_item(seq, fx);
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! The administrator's acts: caps, evict, revoke, and draining the whole broker. Must never evict what cannot be had again,
+//! nor end more in one step than a client's message may.
+
+use crate::Core;
+use crate::api::config::CapsOfScopes;
+use crate::api::effect::{Acted, Effects};
+use crate::api::ids::Now;
+use crate::books::allocation::State;
+use crate::books::slots::NONE;
+use crate::books::timers::Chore;
+use fdbroker_protocol::admin::{ActOutcome, EventKind};
+use fdbroker_protocol::{AllocationId, ErrorCode};
+
+impl Core {
+    /// What an evict of this allocation would come to now.
+    pub fn evict_outcome(&self, id: AllocationId) -> ActOutcome {
+        let Some(allocation) = self.allocations.find(id) else {
+            return ActOutcome::NotFound;
+        };
+        match allocation.state {
+            State::Held if allocation.recall != NONE => ActOutcome::Waited,
+            State::Held if self.clients[allocation.owner].silent => ActOutcome::OwnerSilent,
+            State::Held => ActOutcome::Done,
+            State::Resident if allocation.traits.is_to_be_kept() => ActOutcome::Kept,
+            State::Resident => ActOutcome::Resident,
+            State::Evicted => ActOutcome::Evicted,
+            State::Recalling => ActOutcome::Recalling,
+            State::Reserved => ActOutcome::Reserved,
+            State::Ended(_) => ActOutcome::Ended,
+        }
+    }
+
+    /// What a revoke of this allocation would come to now.
+    pub fn revoke_outcome(&self, id: AllocationId) -> ActOutcome {
+        match self.allocations.find(id) {
+            None => ActOutcome::NotFound,
+            Some(allocation) if allocation.is_live() => ActOutcome::Done,
+            Some(_) => ActOutcome::Ended,
+        }
+    }
+
+    /// Closes the fds of those that can be had again and that nobody waits for.
+    pub(crate) fn evict_these(&mut self, ids: &[AllocationId], fx: &mut Effects) {
+        self.act(ids, fx, Core::evict_outcome, Core::evict);
+    }
+
+    /// Ends these for everybody.
+    pub(crate) fn revoke_these(&mut self, ids: &[AllocationId], fx: &mut Effects) {
+        self.act(ids, fx, Core::revoke_outcome, |core, slot, fx| {
+            core.end(slot, ErrorCode::Stale, fx);
+            core.drain_if_done(slot);
+        });
+    }
+
+    pub(crate) fn act(
+        &mut self,
+        ids: &[AllocationId],
+        fx: &mut Effects,
+        outcome_of: impl Fn(&Core, AllocationId) -> ActOutcome,
+        act: impl Fn(&mut Core, u32, &mut Effects),
+    ) {
+        for id in ids {
+            let outcome = outcome_of(self, *id);
+            if outcome == ActOutcome::Done {
+                act(self, id.slot, fx);
+            }
+            fx.acted.push(Acted { id: *id, outcome });
+        }
+    }
+
+    pub(crate) fn set_draining(&mut self, draining: bool) {
+        if draining == self.is_draining() {
+            return;
+        }
+        self.draining = draining.then_some(self.clients.serials());
+        self.timers.set_chore(Chore::GiveUp, draining.then_some(Now(0)));
+        self.note_of_node(if draining { EventKind::Drain } else { EventKind::Undrain });
+    }
+
+    /// New caps, from now on, as far as [`Config::bound_caps`](crate::Config::bound_caps) lets them go.
+    pub(crate) fn set_caps(&mut self, caps: &CapsOfScopes) {
+        self.note_of_node(EventKind::Caps);
+        self.caps_changed(self.config.bounded(*caps));
+    }
+}

@@ -1,0 +1,266 @@
+//! Coming back after a crash: owners name allocations of before it again, or adopt kept ones, and holders say which leases
+//! they still have. Must never give an allocation to a client that may not own it, nor bring back what has ended; nor make a
+//! lease of what was born later, or of what its holder may not have.
+
+use crate::Core;
+use crate::api::deposit::{Declared, Deposit, Redeposit};
+use crate::api::effect::{Effect, Effects, Granted, Registered};
+use crate::api::ids::{ClientId, OwnerKey, RequestId};
+use crate::books::allocation::{Allocation, State};
+use crate::books::continuity::FormerOwner;
+use crate::books::items::Item;
+use crate::books::ledger::Charge;
+use crate::books::queues::Fate;
+use crate::books::slots::NONE;
+use crate::requests::register::NOTHING;
+use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Share, Status};
+
+impl Core {
+    pub(crate) fn redeposit(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        items: &[Redeposit],
+        fx: &mut Effects,
+    ) {
+        let begin = fx.registered.len();
+        for (index, item) in (0..).zip(items) {
+            let done = match item.ended {
+                true => self.redeposit_ended(client.0, item, fx),
+                false => self.redeposit_one(client.0, item, fx).map(|id| (Status::OK, id)),
+            };
+            let (status, id) = done.unwrap_or_else(|status| (status, NOTHING));
+            fx.registered.push(Registered { status, id, index });
+        }
+        self.counters.deposits += items.len() as u64;
+        self.answer_registered(client, request, begin, fx);
+    }
+
+    fn redeposit_one(
+        &mut self,
+        client: u32,
+        item: &Redeposit,
+        fx: &mut Effects,
+    ) -> Result<AllocationId, Status> {
+        let id = item.id.map_err(Status::from)?;
+        let Some(allocation) = self.allocations.find(id) else {
+            return Err(self.end_of_former(id).into());
+        };
+        let (state, owner) = (allocation.state, allocation.owner);
+        if let Some(code) = self.continuity.lost(id.slot) {
+            return Err(code.into());
+        }
+        match state {
+            State::Ended(code) => Err(code.into()),
+            _ if owner == NONE => self.take_back(client, id, &item.deposit, fx),
+            _ if owner != client && self.client(ClientId(owner)).is_none() => {
+                // Its owner has just died, and it is about to be without one.
+                Err(ErrorCode::Again.into())
+            }
+            _ if owner != client => Err(ErrorCode::NotPermitted.into()),
+            _ if id.generation >= self.config.first_generation => Err(ErrorCode::Stale.into()),
+            // Registered several times, it is named as many times.
+            _ if self.allocations.register_again(id.slot, item.deposit.virtual_fd) => Ok(id),
+            _ => Err(ErrorCode::Protocol.into()),
+        }
+    }
+
+    /// An owner has ended one meanwhile: it gets it back as an ended one, and hears when it is drained. What was drained
+    /// before the crash is so still.
+    fn redeposit_ended(
+        &mut self,
+        client: u32,
+        item: &Redeposit,
+        fx: &mut Effects,
+    ) -> Result<(Status, AllocationId), Status> {
+        let id = item.id.map_err(Status::from)?;
+        let Some(allocation) = self.allocations.find(id) else {
+            let drained = self.was_drained(id).then_some((Status::DRAINED, id));
+            return drained.ok_or_else(|| self.end_of_former(id).into());
+        };
+        let is_reserved = allocation.state == State::Reserved;
+        if !is_reserved && (allocation.is_live() || !self.continuity.has(id.slot)) {
+            return Err(ErrorCode::Stale.into());
+        }
+        let (slot, deposit) = (id.slot, &item.deposit);
+        if !self.may_own(client, slot) {
+            return Err(ErrorCode::NotPermitted.into());
+        }
+        if !deposit.has_sound_range() {
+            return Err(ErrorCode::Protocol.into());
+        }
+        let none = Charge(Resource::KeptAllocations, 0);
+        self.take_over_charges(client, &[Charge(Resource::Allocations, 1)], none)?;
+        if is_reserved || self.allocations[slot].leases.is_empty() {
+            // Leases that were declared of an ended one before were charged for no bytes: its size was not known.
+            self.allocations.set_former_size(slot, deposit.size_bytes);
+        }
+        if is_reserved {
+            self.end(slot, ErrorCode::Stale, fx);
+        }
+        self.allocations.give(slot, client, deposit);
+        self.continuity.leave(slot);
+        self.continuity.linger(slot);
+        self.drain_if_done(slot);
+        Ok((Status::OK, id))
+    }
+
+    /// An allocation without an owner gets one: of its domain, with its handle and token. The address is the new owner's,
+    /// and so is the job.
+    fn take_back(
+        &mut self,
+        client: u32,
+        id: AllocationId,
+        deposit: &Deposit,
+        fx: &mut Effects,
+    ) -> Result<AllocationId, Status> {
+        let slot = id.slot;
+        if !self.may_own(client, slot) {
+            return Err(ErrorCode::NotPermitted.into());
+        }
+        let allocation = &self.allocations[slot];
+        let (is_held, size_bytes) = (allocation.is_held(), allocation.size_bytes);
+        if !deposit.has_sound_range() || is_held && deposit.size_bytes != size_bytes {
+            return Err(ErrorCode::Protocol.into());
+        }
+        // Without its fd it is gone; so is what stood at an address that holds something else now.
+        let lost = match self.allocations.overlapping(client, deposit.range()) {
+            _ if !is_held && !deposit.recallable => Some(ErrorCode::OwnerGone),
+            Some(_) => Some(ErrorCode::Stale),
+            None => None,
+        };
+        if let Some(code) = lost {
+            if !is_held {
+                self.continuity.leave(slot);
+                self.end(slot, code, fx);
+                self.drain_if_done(slot);
+            }
+            return Err(code.into());
+        }
+        match is_held {
+            true => self.adopt(client, slot, deposit, fx)?,
+            false => self.own_again(client, slot, deposit)?,
+        }
+        self.continuity.leave(slot);
+        fx.list.push(Effect::Publish { slot, generation: id.generation });
+        Ok(id)
+    }
+
+    /// A kept allocation is here, and may have been left long ago.
+    fn adopt(
+        &mut self,
+        client: u32,
+        slot: u32,
+        deposit: &Deposit,
+        fx: &mut Effects,
+    ) -> Result<(), Status> {
+        let claimed = if self.has_file(slot) { 0 } else { deposit.size_bytes };
+        let none = Charge(Resource::KeptAllocations, 0);
+        self.take_over_charges(client, &Self::charges_of_kept(claimed), none)?;
+        self.move_pin(slot, client);
+        self.remove_orphan(slot);
+        self.move_interest(slot, client);
+        self.allocations.give(slot, client, deposit);
+        fx.list.push(Effect::KeptChanged { slot });
+        Ok(())
+    }
+
+    /// A reserved slot has its owner again: evicted, and requests that waited for it go on.
+    fn own_again(&mut self, client: u32, slot: u32, deposit: &Deposit) -> Result<(), Status> {
+        let kept = Charge(Resource::KeptAllocations, deposit.keep.into());
+        self.take_over_charges(client, &[Charge(Resource::Allocations, 1)], kept)?;
+        self.decide_all(slot, Fate::InTurn);
+        let former = &self.allocations[slot];
+        let (domain, open, leases) = (former.domain, former.open, former.leases);
+        // Its domain and share stay as they were.
+        let deposit = &Deposit { share: former.traits.share(), ..*deposit };
+        let allocation = Allocation::new(deposit, client, domain, State::Evicted, self.now);
+        let allocation = Allocation { open, leases, ..allocation };
+        self.allocations.replace(slot, allocation, deposit.driver_data);
+        Ok(())
+    }
+
+    /// Whether a client may become the owner of an allocation that has none. Clients that have the allocation must not find
+    /// it shared with others than before.
+    fn may_own(&mut self, client: u32, slot: u32) -> bool {
+        let (domain, share) =
+            (self.allocations[slot].domain, self.allocations[slot].traits.share());
+        let (gid, former_gid) = (self.client_mut(client).gid, self.gid_of(slot));
+        self.client_mut(client).domain == domain && (share != Share::Gid || former_gid == Some(gid))
+    }
+
+    /// Moves charges of an allocation without an owner from its domain alone to a client, and makes another one; all of
+    /// them or none. Each is of another resource.
+    fn take_over_charges(
+        &mut self,
+        client: u32,
+        charges: &[Charge],
+        new: Charge,
+    ) -> Result<(), Status> {
+        let scope = self.scope_of(client);
+        let fits = |charge: &Charge| self.ledger.fits(scope, Some(Scope::Domain), *charge);
+        let all_fit = charges.iter().try_for_each(fits);
+        if let Err(blocked) = all_fit.and_then(|()| self.ledger.fits(scope, None, new)) {
+            return Err(self.refusal(client, blocked));
+        }
+        charges.iter().for_each(|charge| self.ledger.add_below(Scope::Domain, scope, *charge));
+        self.ledger.add(scope, new);
+        Ok(())
+    }
+
+    pub(crate) fn declare(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        items: &[Declared],
+        fx: &mut Effects,
+    ) {
+        let begin = fx.granted.len();
+        for item in items {
+            let granted = match self.declare_one(client, item) {
+                Ok(granted) => granted,
+                Err(status) => Granted::refused(item.wanted, status),
+            };
+            fx.granted.push(granted);
+        }
+        let range = begin..fx.granted.len();
+        fx.list.push(Effect::Declared { client, request, range });
+    }
+
+    fn declare_one(&mut self, client: ClientId, declared: &Declared) -> Result<Granted, Status> {
+        let id = declared.wanted.map_err(Status::from)?;
+        if id.generation >= self.config.first_generation {
+            // Nobody can have held it before the crash.
+            return Err(ErrorCode::Stale.into());
+        }
+        let has_ended = self.is_ended_here(id);
+        match self.item(client, declared.wanted) {
+            // That its owner does not answer is no reason to give up what one has.
+            Item::Final(ErrorCode::OwnerSilent) => {}
+            Item::Final(code) if code == ErrorCode::NotPermitted => return Err(code.into()),
+            // Nor that it has ended, as long as its owner waits for its holders.
+            Item::Final(_) if has_ended && self.lingers(id.slot) => {}
+            Item::Final(code) => return Err(code.into()),
+            _ => {}
+        }
+        match self.lease_as(client.0, id.slot, !declared.open) {
+            Ok(lease) => {
+                if has_ended {
+                    self.pin_declared(id.slot, lease.0 as u32);
+                }
+                Ok(self.granted(declared.wanted, id.slot, lease))
+            }
+            Err(blocked) => Err(self.refusal(client.0, blocked)),
+        }
+    }
+
+    /// An owner has named all that is alive of what it had before the crash: the rest ends.
+    pub(crate) fn complete(&mut self, client: ClientId) {
+        let record = self.client_mut(client.0);
+        let (domain, gid, key) = (record.domain, record.gid, record.key);
+        let domain = self.clients.domain_key(domain);
+        if key != OwnerKey::default() {
+            self.continuity.complete(FormerOwner { domain, gid, key });
+        }
+    }
+}

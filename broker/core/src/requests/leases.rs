@@ -1,0 +1,83 @@
+//! Leases are imported and given back. Must never answer a one-way message.
+
+use crate::Core;
+use crate::api::effect::{Effect, Effects};
+use crate::api::ids::{ClientId, LeaseId, RequestId, StatusReply};
+use crate::books::ledger::Charge;
+use fdbroker_protocol::ErrorCode;
+use fdbroker_protocol::{Resource, Status};
+
+impl Core {
+    pub(crate) fn mapped(
+        &mut self,
+        client: ClientId,
+        request: Option<RequestId>,
+        leases: &[LeaseId],
+        fx: &mut Effects,
+    ) {
+        let begin = fx.statuses.len();
+        for lease in leases {
+            let status = match self.leases.find(client, *lease) {
+                None => ErrorCode::BadHandle.into(),
+                Some(slot) if self.leases[slot].mapped => Status::OK,
+                Some(slot) => self.map_lease(client, slot),
+            };
+            fx.statuses.push(status);
+        }
+        Self::lease_reply(client, request, begin, fx);
+    }
+
+    fn map_lease(&mut self, client: ClientId, slot: u32) -> Status {
+        if let Err(blocked) = self.charge(client.0, Charge(Resource::MappedLeases, 1)) {
+            self.reclaim(blocked, 1);
+            return self.as_told(client.0, self.no_quota(blocked));
+        }
+        self.import_lease(slot);
+        let allocation = self.leases[slot].allocation;
+        self.allocations.map_lease(allocation);
+        self.release_charge(client.0, Charge(Resource::OpenLeases, 1));
+        Status::OK
+    }
+
+    pub(crate) fn release(
+        &mut self,
+        client: ClientId,
+        request: Option<RequestId>,
+        leases: &[LeaseId],
+        fx: &mut Effects,
+    ) {
+        let begin = fx.statuses.len();
+        let (mut open, mut mapped) = (0, 0);
+        for lease in leases {
+            let status = match self.leases.find(client, *lease) {
+                None => ErrorCode::BadHandle.into(),
+                Some(slot) => {
+                    let count = if self.leases[slot].mapped { &mut mapped } else { &mut open };
+                    *count += 1;
+                    self.remove_lease(slot);
+                    Status::OK
+                }
+            };
+            fx.statuses.push(status);
+        }
+        // In one go: one by one they cost as much as the rest.
+        for (resource, count) in [(Resource::OpenLeases, open), (Resource::MappedLeases, mapped)] {
+            if count > 0 {
+                self.release_charge(client.0, Charge(resource, count));
+            }
+        }
+        Self::lease_reply(client, request, begin, fx);
+    }
+
+    fn lease_reply(client: ClientId, request: Option<RequestId>, begin: usize, fx: &mut Effects) {
+        let range = begin..fx.statuses.len();
+        match request {
+            Some(request) => {
+                let reply = StatusReply::Lease;
+                fx.list.push(Effect::Statuses { client, request, reply, range });
+            }
+            // One-way: nobody reads them.
+            None => fx.statuses.truncate(begin),
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! Names are taken from objects. Must never take one from another version than was meant.
+
+use crate::Core;
+use crate::api::effect::Effects;
+use crate::api::ids::{ClientId, RequestId};
+use crate::api::objects::Deleted;
+use fdbroker_protocol::object::ObjectEvent;
+use fdbroker_protocol::{ErrorCode, Status};
+
+impl Core {
+    pub(crate) fn delete_objects(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        of_job: bool,
+        objects: &[Deleted<'_>],
+        fx: &mut Effects,
+    ) {
+        let statuses: Vec<Status> = objects
+            .iter()
+            .map(|object| match self.delete_object(client.0, of_job, object) {
+                Ok(()) => Status::OK,
+                Err(status) => status,
+            })
+            .collect();
+        self.end_before_answer(fx);
+        self.answer_objects(client, request, &statuses, fx);
+    }
+
+    fn delete_object(
+        &mut self,
+        client: u32,
+        of_job: bool,
+        object: &Deleted<'_>,
+    ) -> Result<(), Status> {
+        let scope = self.names_of(client, of_job)?;
+        let Some((place, version)) = self.sealed(scope, object.name) else {
+            return Err(self.missing(scope, object.name, 0));
+        };
+        if object.version != 0 && object.version != version {
+            return Err(Status::with_value(ErrorCode::Version, version));
+        }
+        let name = self.take_off(place.group, place.member.into());
+        self.lose_name(place);
+        self.tell(scope, ObjectEvent::Deleted, version, &name);
+        Ok(())
+    }
+}

@@ -1,0 +1,291 @@
+//! Gets: all names are resolved in one moment, then a lease of each group is granted; or the request waits, for the first
+//! name that it misses, for room, or for its client to read. Must never grant anything while a name is missing.
+
+use crate::Core;
+use crate::api::effect::{Effect, Effects};
+use crate::api::ids::{ClientId, Now, RequestId};
+use crate::api::objects::GotObject;
+use crate::books::ledger::{Blocked, Charge, FOR_LEASE};
+use crate::books::objects::get::{Get, Standing};
+use crate::books::objects::names::{Name, NameScope, Place};
+use crate::books::parked::{Parked, Wait, Wish, items_of};
+use crate::limits::PLACES_AT_ONCE;
+use crate::requests::turn::Turn;
+use fdbroker_protocol::limits::MAX_OBJECT_MESSAGE_BYTES;
+use fdbroker_protocol::named::got_bytes;
+use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
+use rustc_hash::FxHashMap;
+
+/// A get that is looked at.
+#[derive(Clone, Copy)]
+pub(crate) struct Asked {
+    /// Whose.
+    pub client: ClientId,
+    /// The client's number for it.
+    pub request: RequestId,
+    /// Whose names.
+    pub scope: NameScope,
+    /// Whom it stands behind.
+    pub turn: Turn,
+    /// It has not been looked at before.
+    pub first: bool,
+}
+
+/// What a look at a get comes to.
+enum Look {
+    /// It has been answered.
+    Answered,
+    /// The name of this index is missing.
+    Missing(usize),
+    /// All names are there.
+    Waits(Wait),
+}
+
+impl Core {
+    pub(crate) fn get_objects(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        of_job: bool,
+        names: &[&[u8]],
+        deadline: Now,
+        fx: &mut Effects,
+    ) {
+        let scope = match self.names_of(client.0, of_job) {
+            Ok(scope) => scope,
+            Err(status) => return fx.list.push(Effect::Failed { client, request, status }),
+        };
+        let seq = self.arrival();
+        let asked = Asked { client, request, scope, turn: Turn::Last, first: true };
+        let look = self.look_at_get(asked, names.iter().copied(), fx);
+        if let Look::Answered = look {
+            return;
+        }
+        if deadline <= self.now {
+            let status = match look {
+                Look::Missing(index) => self.missing(scope, names[index], index),
+                Look::Waits(wait) => self.why_not(client.0, wait),
+                Look::Answered => unreachable!("it has returned"),
+            };
+            return fx.list.push(Effect::Failed { client, request, status });
+        }
+        let names = names.iter().map(|name| Name::from(*name)).collect();
+        let get = Box::new(Get { scope, names, at: Standing::Nowhere });
+        self.park_get(seq, (client, request, deadline), get, look, fx);
+    }
+
+    fn park_get(
+        &mut self,
+        seq: u64,
+        (client, request, deadline): (ClientId, RequestId, Now),
+        mut get: Box<Get>,
+        look: Look,
+        fx: &mut Effects,
+    ) {
+        let most = self.config.max_parked_per_client;
+        if self.client_mut(client.0).parked.len() >= most as usize {
+            let (resource, scope) = (Resource::ParkedRequests, Scope::Client);
+            let status = Self::no_quota_limit(resource, scope, most.into());
+            return self.refuse(client, request, status, fx);
+        }
+        if let Err(status) = self.charge_objects(client.0, &[get.charge()]) {
+            return fx.list.push(Effect::Failed { client, request, status });
+        }
+        let wait = self.stand(seq, &mut get, look);
+        let mut wish = Wish::Get(get);
+        if let Err(blocked) = self.charge(client.0, items_of(&wish)) {
+            if let Wish::Get(get) = &mut wish {
+                self.forget_get(seq, client.0, get);
+            }
+            let status = self.no_quota(blocked);
+            return self.refuse(client, request, status, fx);
+        }
+        self.park(seq, Parked::new(client, request, deadline, wish, wait));
+    }
+
+    /// A parked get stands at the name that it misses, or where it may come to need fewer leases.
+    fn stand(&mut self, seq: u64, get: &mut Get, look: Look) -> Wait {
+        let (at, wait) = match look {
+            Look::Missing(index) => (Standing::At(index), Wait::Recall),
+            Look::Waits(wait @ Wait::Space(_)) => (Standing::Everywhere, wait),
+            Look::Waits(wait) => (Standing::Nowhere, wait),
+            Look::Answered => unreachable!("it does not wait"),
+        };
+        self.stand_at(seq, get, at);
+        wait
+    }
+
+    /// A parked get is looked at again. `None`: it has been answered.
+    pub(crate) fn retry_get(
+        &mut self,
+        seq: u64,
+        asked: Asked,
+        get: &mut Get,
+        fx: &mut Effects,
+    ) -> Option<Wait> {
+        match self.look_at_get(asked, get.names.iter().map(|name| &**name), fx) {
+            Look::Answered => None,
+            look => Some(self.stand(seq, get, look)),
+        }
+    }
+
+    /// The deadline of a get has passed that was parked.
+    pub(crate) fn get_too_late(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        get: &Get,
+        fx: &mut Effects,
+    ) {
+        let (turn, first) = (Turn::Last, false);
+        let asked = Asked { client, request, scope: get.scope, turn, first };
+        // What it waited for may have come in this very moment.
+        let status = match self.look_at_get(asked, get.names.iter().map(|name| &**name), fx) {
+            Look::Answered => return,
+            Look::Missing(index) => {
+                let missing = self.missing(get.scope, &get.names[index], index);
+                Status { code: Status::error(ErrorCode::TimedOut).code, ..missing }
+            }
+            Look::Waits(wait) => self.why_not(client.0, wait),
+        };
+        fx.list.push(Effect::Failed { client, request, status });
+    }
+
+    /// NOT_FOUND, or NOT_SEALED with the pid of the maker.
+    pub(crate) fn missing(&self, scope: NameScope, name: &[u8], index: usize) -> Status {
+        let entry = self.objects.names.find(scope, name);
+        let maker = entry.and_then(|entry| self.makers(entry).next());
+        let (code, pid) = match maker {
+            Some(maker) => (ErrorCode::NotSealed, self.objects.groups[maker.group].creator_pid),
+            None => (ErrorCode::NotFound, 0),
+        };
+        Status { pid: pid.into(), ..Status::with_value(code, index as u64) }
+    }
+
+    fn why_not(&mut self, client: u32, wait: Wait) -> Status {
+        match wait {
+            Wait::Room(blocked) | Wait::Space(blocked) => self.refusal(client, blocked),
+            Wait::Recall | Wait::Reader => ErrorCode::Again.into(),
+        }
+    }
+
+    /// Answers a get if all can be had; else says what is in the way.
+    fn look_at_get<'n>(
+        &mut self,
+        asked: Asked,
+        names: impl Iterator<Item = &'n [u8]>,
+        fx: &mut Effects,
+    ) -> Look {
+        let mut found = Vec::new();
+        for (index, name) in names.enumerate() {
+            match self.sealed(asked.scope, name) {
+                Some((place, _)) => found.push(place),
+                None => return Look::Missing(index),
+            }
+        }
+        if !self.client_mut(asked.client.0).sendable {
+            return Look::Waits(Wait::Reader);
+        }
+        let (groups, grants) = groups_of(&found);
+        if let Some(status) = self.too_long(&groups, found.len()) {
+            let Asked { client, request, .. } = asked;
+            fx.list.push(Effect::Failed { client, request, status });
+            return Look::Answered;
+        }
+        if let Err(blocked) = self.charge_leases(asked, groups.len()) {
+            if asked.first || self.may_make_room(blocked) {
+                self.evict_for(blocked, groups.len().min(PLACES_AT_ONCE), fx);
+            }
+            // More than one at a time would hold up others that could be served.
+            return Look::Waits(match groups.len() {
+                1 => Wait::Room(blocked),
+                _ => Wait::Space(blocked),
+            });
+        }
+        self.grant_objects(asked, &found, (&groups, &grants), fx);
+        Look::Answered
+    }
+
+    /// Charges a client for so many leases, behind those that stand before it.
+    fn charge_leases(&mut self, asked: Asked, count: usize) -> Result<(), Blocked> {
+        let client = asked.client.0;
+        match self.ahead(asked.turn, client, FOR_LEASE) {
+            Some(ahead) => Err(ahead),
+            None => self.charge_share(client, Charge(Resource::OpenLeases, count as u64)),
+        }
+    }
+
+    /// Why so many names in these groups are more than one answer can have.
+    fn too_long(&self, groups: &[u32], names: usize) -> Option<Status> {
+        if groups.len() > self.most_granted {
+            return Some(Status::with_value(ErrorCode::Again, self.most_granted as u64));
+        }
+        let slots = groups.iter().map(|group| self.objects.groups[*group].allocation);
+        let blocks = slots.filter(|slot| self.allocations[*slot].traits.has_driver_data()).count();
+        let bytes = got_bytes(names, groups.len(), blocks);
+        let most = MAX_OBJECT_MESSAGE_BYTES;
+        (bytes > most).then(|| Status::with_value(ErrorCode::TooLong, most as u64))
+    }
+
+    fn grant_objects(
+        &mut self,
+        asked: Asked,
+        found: &[Place],
+        (groups, grants): (&[u32], &[u16]),
+        fx: &mut Effects,
+    ) {
+        let Asked { client, request, .. } = asked;
+        let (first_object, first_grant) = (fx.objects.len(), fx.granted.len());
+        for number in groups {
+            let slot = self.objects.groups[*number].allocation;
+            let lease = self.charged_lease(client.0, slot);
+            let granted = self.granted(Ok(self.allocations.id_of(slot)), slot, lease);
+            fx.granted.push(granted);
+            self.objects.groups[*number].used = self.now;
+        }
+        let got = found.iter().zip(grants).map(|(place, grant)| self.got(*place, *grant));
+        fx.objects.extend(got);
+        let (objects, grants) = (first_object..fx.objects.len(), first_grant..fx.granted.len());
+        fx.list.push(Effect::ObjectsGot { client, request, objects, grants });
+    }
+
+    fn got(&self, place: Place, grant: u16) -> GotObject {
+        let group = &self.objects.groups[place.group];
+        let member = &group.members[usize::from(place.member)];
+        GotObject {
+            version: group.version(),
+            offset: member.offset,
+            size_bytes: member.size_bytes,
+            grant,
+            metadata_len: u16::try_from(member.metadata.len()).unwrap_or(u16::MAX),
+            place: (self.objects.groups.id_of(place.group), place.member),
+        }
+    }
+
+    /// The metadata of an object that was just got.
+    pub fn metadata_of(&self, got: &GotObject) -> &[u8] {
+        let (group, member) = got.place;
+        let found = self.objects.groups.find(group).map(|number| &self.objects.groups[number]);
+        let member = found.and_then(|group| group.members.get(usize::from(member)));
+        member.map_or(&[], |member| &member.metadata)
+    }
+}
+
+/// The groups of some places, each once, in the order in which they come first; and for each place the index of its group.
+fn groups_of(places: &[Place]) -> (Vec<u32>, Vec<u16>) {
+    let (mut groups, mut indices) = (Vec::new(), Vec::with_capacity(places.len()));
+    let mut known = FxHashMap::default();
+    for place in places {
+        let next = u16::try_from(groups.len()).expect("at most as many as a message has items");
+        let index = match groups.last() {
+            // Mostly one group.
+            Some(last) if *last == place.group => next - 1,
+            _ => *known.entry(place.group).or_insert(next),
+        };
+        if index == next {
+            groups.push(place.group);
+        }
+        indices.push(index);
+    }
+    (groups, indices)
+}

@@ -1,0 +1,368 @@
+//! Groups in the making: begun with their memory, filled, sealed or given up. Must never do a part of what was asked.
+
+use crate::Core;
+use crate::api::deposit::Deposit;
+use crate::api::effect::{Effect, Effects};
+use crate::api::ids::{ClientId, GroupId, RequestId, StatusReply};
+use crate::api::objects::{Create, Inherits, NewObject};
+use crate::books::clients::Client;
+use crate::books::ledger::Charge;
+use crate::books::lists::Link;
+use crate::books::objects::charges::{of_member, of_new};
+use crate::books::objects::groups::{Expect, Group, GroupState};
+use crate::books::objects::names::Place;
+use crate::books::slots::NONE;
+use crate::limits::MAKERS_PER_NAME;
+use crate::requests::register::Outcome;
+use fdbroker_protocol::limits::{MAX_GROUP, METADATA_BYTES};
+use fdbroker_protocol::object::ObjectEvent;
+use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Share, Status, is_object_name};
+
+impl Core {
+    pub(crate) fn create_objects(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        create: &Create<'_>,
+        fx: &mut Effects,
+    ) {
+        let deposits = std::slice::from_ref(&create.deposit);
+        let lane = create.deposit.lane;
+        if let Err(status) = self.admit(client, deposits) {
+            // Before what follows, which may end the connection.
+            fx.list.push(Effect::Failed { client, request, status });
+            return self.close_all_uninvited(client, deposits, fx);
+        }
+        if self.client_mut(client.0).credits == 0 && !self.give_again(client.0, 1) {
+            self.close_unreserved(client, 0, lane, fx);
+            let status = ErrorCode::Again.into();
+            return fx.list.push(Effect::Failed { client, request, status });
+        }
+        self.use_credits(client.0, 1);
+        self.settle(client.0, Charge(Resource::ReservedPlaces, 1));
+        self.counters.deposits += 1;
+        let begun = self.begin_group(client.0, create, fx);
+        match begun {
+            Ok((_, id)) => fx.list.push(Effect::StoreArrived { index: 0, slot: id.slot }),
+            Err(_) => self.close_arrived(client.0, 0, lane, fx),
+        }
+        // A client whose create has failed does not know of the credits, and asks when it has none left.
+        let wanted = u64::from(create.credits_wanted).min(self.config.max_credits.into());
+        let deposit_credits = self.adjust_credits(client.0, wanted);
+        fx.list.push(match begun {
+            Ok((group, _)) => Effect::ObjectsCreated { client, request, group, deposit_credits },
+            Err(status) => Effect::Failed { client, request, status },
+        });
+    }
+
+    fn begin_group(
+        &mut self,
+        client: u32,
+        create: &Create<'_>,
+        fx: &mut Effects,
+    ) -> Result<(GroupId, AllocationId), Status> {
+        let scope = self.names_of(client, create.of_job)?;
+        if create.of_job && (create.keep_us.is_some() || create.pin || create.outlives) {
+            return Err(ErrorCode::NotSupported.into());
+        }
+        let Client { domain, serial, pid, .. } = self.clients[client];
+        let group = Group {
+            scope,
+            domain,
+            allocation: NONE,
+            creator: (client, serial),
+            creator_pid: pid,
+            state: GroupState::Making,
+            replace: create.replace,
+            keep_us: create.keep_us,
+            pin: create.pin,
+            inherits: create.inherits,
+            outlives: create.outlives,
+            is_refused: false,
+            evictable: create.evictable,
+            is_kept: false,
+            due: None,
+            size_bytes: create.deposit.size_bytes,
+            since: self.now,
+            used: self.now,
+            members: Vec::new(),
+            names: 0,
+            swept: 0,
+            link: Link::OUT,
+            place: None,
+        };
+        let number = self.objects.groups.insert(group);
+        let begun = self.fill(client, number, create.objects);
+        let stored = begun.and_then(|()| self.store_group(client, &create.deposit, fx));
+        match stored {
+            Ok(id) => {
+                self.objects.groups.set_memory(number, id.slot);
+                Ok((self.objects.groups.id_of(number), id))
+            }
+            Err(status) => {
+                self.empty(client, number, 0);
+                self.objects.groups.remove(number);
+                Err(status)
+            }
+        }
+    }
+
+    /// The memory of a group becomes an allocation of its creator, which nobody has a handle of.
+    fn store_group(
+        &mut self,
+        client: u32,
+        deposit: &Deposit,
+        fx: &mut Effects,
+    ) -> Result<AllocationId, Status> {
+        let (recallable, keep, base, virtual_fd) = (false, false, 0, false);
+        let share = Share::Uid;
+        let deposit = Deposit { share, recallable, keep, base, virtual_fd, ..*deposit };
+        match self.deposit(client, &deposit, fx) {
+            Outcome::Kept(id) => Ok(id),
+            Outcome::Refused(status) => Err(status),
+            Outcome::Closed(id) => unreachable!("{id} has no address, and is not evictable"),
+        }
+    }
+
+    pub(crate) fn add_objects(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        group: GroupId,
+        objects: &[NewObject<'_>],
+        fx: &mut Effects,
+    ) {
+        let done = self.making(client.0, group);
+        match done.and_then(|number| self.fill(client.0, number, objects)) {
+            Ok(()) => self.answer_objects(client, request, &[Status::OK], fx),
+            Err(status) => fx.list.push(Effect::Failed { client, request, status }),
+        }
+    }
+
+    /// Adds objects to a group, all of them or none.
+    pub(crate) fn fill(
+        &mut self,
+        client: u32,
+        number: u32,
+        objects: &[NewObject<'_>],
+    ) -> Result<(), Status> {
+        let before = self.objects.groups[number].members.len();
+        if before + objects.len() > MAX_GROUP {
+            return Err(Status::with_value(ErrorCode::TooLong, MAX_GROUP as u64));
+        }
+        for (index, object) in objects.iter().enumerate() {
+            self.check_new(&self.objects.groups[number], object).map_err(|code| at(code, index))?;
+        }
+        self.charge_objects(client, &of_new(objects))?;
+        for (index, object) in objects.iter().enumerate() {
+            if !self.enter_object(number, object) {
+                self.empty(client, number, before);
+                let domain = self.objects.groups[number].domain;
+                self.release_objects(domain, &of_new(&objects[index..]));
+                return Err(at(ErrorCode::Protocol, index));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_new(&self, group: &Group, object: &NewObject<'_>) -> Result<(), ErrorCode> {
+        let end = object.offset.checked_add(object.size_bytes);
+        if !is_object_name(object.name) || end.is_none_or(|end| end > group.size_bytes) {
+            return Err(ErrorCode::Protocol);
+        }
+        if object.metadata.len() > METADATA_BYTES {
+            return Err(ErrorCode::TooLong);
+        }
+        let Some(entry) = self.objects.names.find(group.scope, object.name) else { return Ok(()) };
+        if !group.replace && object.expect.is_none() {
+            let is_taken = self.sealed_of(entry).is_some() || self.makers(entry).next().is_some();
+            if is_taken {
+                return Err(ErrorCode::Exists);
+            }
+        }
+        // Ended ones are swept soon.
+        if entry.makers.len() >= MAKERS_PER_NAME {
+            return Err(ErrorCode::Again);
+        }
+        Ok(())
+    }
+
+    /// Enters an object that its domain is charged for; `false`: its group has one of this name.
+    fn enter_object(&mut self, number: u32, object: &NewObject<'_>) -> bool {
+        let group = &self.objects.groups[number];
+        let (scope, replace) = (group.scope, group.replace);
+        let entry = self.objects.names.find(scope, object.name);
+        if entry.is_some_and(|entry| entry.makers.iter().any(|maker| maker.group == number)) {
+            return false;
+        }
+        let member = u16::try_from(group.members.len()).expect("at most MAX_GROUP");
+        let name = self.objects.names.enter(scope, object.name, Place { group: number, member });
+        let expect = match object.expect {
+            Some(version) => Expect::Version(version),
+            None if replace => Expect::Any,
+            None => Expect::Free,
+        };
+        let place = (object.offset, object.size_bytes);
+        self.objects.groups[number].add_member(name, place, expect, object.metadata);
+        true
+    }
+
+    /// Takes back the objects of a group in the making from this one on.
+    fn empty(&mut self, client: u32, number: u32, from: usize) {
+        let domain = self.clients[client].domain;
+        while self.objects.groups[number].members.len() > from {
+            self.take_off(number, self.objects.groups[number].members.len() - 1);
+            let group = &mut self.objects.groups[number];
+            let member = group.members.pop().expect("there is one more");
+            group.names -= 1;
+            self.release_objects(domain, &of_member(&member));
+        }
+    }
+
+    pub(crate) fn seal_objects(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        group: GroupId,
+        checked: Result<(), Status>,
+        fx: &mut Effects,
+    ) {
+        let sealed = self.making(client.0, group).and_then(|number| {
+            let sealed = checked.and_then(|()| self.seal(client.0, number, fx));
+            sealed.map_err(|status| self.with_cause(number, status))
+        });
+        match sealed {
+            Ok(version) => {
+                self.end_before_answer(fx);
+                fx.list.push(Effect::ObjectsSealed { client, request, version });
+            }
+            Err(status) => fx.list.push(Effect::Failed { client, request, status }),
+        }
+    }
+
+    /// Whether the names of a group lead to what its maker expects.
+    fn check_expected(&self, number: u32) -> Result<(), Status> {
+        let group = &self.objects.groups[number];
+        for (index, member) in group.members.iter().enumerate() {
+            let now = self.sealed(group.scope, &member.name).map(|(_, version)| version);
+            match member.expect {
+                Expect::Free if now.is_some() => return Err(at(ErrorCode::Exists, index)),
+                Expect::Version(version) if version != now.unwrap_or(0) => {
+                    return Err(Status::with_value(ErrorCode::Version, now.unwrap_or(0)));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// How long a group in the making lasts if it is sealed now, and whether it is pinned: what its
+    /// maker has said, and for the rest what the versions have that it replaces.
+    pub(crate) fn lasting(&self, group: &Group) -> (Option<u64>, bool) {
+        let Group { mut keep_us, mut pin, inherits, .. } = *group;
+        let replaces = group.members.iter().filter(|member| member.expect != Expect::Free);
+        for member in replaces.filter(|_| inherits != Inherits::default()) {
+            let Some((place, _)) = self.sealed(group.scope, &member.name) else { continue };
+            let former = &self.objects.groups[place.group];
+            keep_us = keep_us.max(former.keep_us.filter(|_| inherits.keep));
+            pin |= former.pin && inherits.pin;
+        }
+        if group.outlives && !pin {
+            keep_us.get_or_insert(u64::MAX);
+        }
+        (keep_us, pin)
+    }
+
+    /// A cap that a group meets for what its maker has not asked says so.
+    fn with_cause(&self, number: u32, status: Status) -> Status {
+        let group = &self.objects.groups[number];
+        let is_asked = match status.resource == Resource::PermanentBytes as u8 {
+            true => group.pin,
+            false => group.pin || group.keep_us.is_some() || group.outlives,
+        };
+        let is_full = status.result() == Err(ErrorCode::NoQuota);
+        if is_full && !is_asked { status.of_inherited() } else { status }
+    }
+
+    /// All names of a group lead to it from now on, or none.
+    pub(crate) fn seal(
+        &mut self,
+        client: u32,
+        number: u32,
+        fx: &mut Effects,
+    ) -> Result<u64, Status> {
+        let expected = self.check_expected(number);
+        self.objects.groups[number].is_refused = expected.is_err();
+        expected?;
+        let group = &self.objects.groups[number];
+        let (domain, scope, count) = (group.domain, group.scope, group.members.len());
+        // Before others make room for it, or lose their names.
+        let (size, (keep_us, pin)) = (group.size_bytes, self.lasting(group));
+        let keeps = keep_us.is_some() || pin;
+        if keeps {
+            let aside = self.set_expected_aside(number);
+            let charged = self.charge_kept(client, size, pin, fx);
+            aside.into_iter().for_each(|expected| self.order_group(expected));
+            charged?;
+        }
+        self.objects.version += 1;
+        let version = self.objects.version;
+        let group = &mut self.objects.groups[number];
+        (group.state, group.since, group.used) = (GroupState::Sealed(version), self.now, self.now);
+        (group.keep_us, group.pin) = (keep_us, pin);
+        for member in (0..).take(count) {
+            let name = self.objects.groups[number].members[usize::from(member)].name.clone();
+            let place = Place { group: number, member };
+            let former = self.objects.names.seal(scope, &name, place);
+            let event = if former.is_some() { ObjectEvent::Replaced } else { ObjectEvent::Sealed };
+            former.into_iter().for_each(|former| self.lose_name(former));
+            self.tell(scope, event, version, &name);
+            self.objects.waits.wake(domain, scope, &name);
+        }
+        if keeps {
+            // After others have lost their names: the table never has two of one name.
+            self.keep_group(number);
+        }
+        self.order_group(number);
+        if count == 0 {
+            // Nobody can ever name it.
+            self.end_group(number);
+        }
+        Ok(version)
+    }
+
+    pub(crate) fn abort_objects(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        group: GroupId,
+        fx: &mut Effects,
+    ) {
+        let status = match self.making(client.0, group) {
+            Ok(number) => {
+                self.end_group(number);
+                Status::OK
+            }
+            Err(status) => status,
+        };
+        self.answer_objects(client, request, &[status], fx);
+    }
+
+    pub(crate) fn answer_objects(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        statuses: &[Status],
+        fx: &mut Effects,
+    ) {
+        let begin = fx.statuses.len();
+        fx.statuses.extend_from_slice(statuses);
+        let (reply, range) = (StatusReply::Objects, begin..fx.statuses.len());
+        fx.list.push(Effect::Statuses { client, request, reply, range });
+    }
+}
+
+/// The status of an object that is in the way of a request: its index is said.
+fn at(code: ErrorCode, index: usize) -> Status {
+    Status::with_value(code, index as u64)
+}

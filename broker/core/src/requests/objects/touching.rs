@@ -1,0 +1,89 @@
+//! Touches: a use of a group by one of its names, and what keeps it from now on. Must never keep a group in part, nor keep names of a
+//! job.
+
+use crate::Core;
+use crate::api::effect::Effects;
+use crate::api::former::KeptChange;
+use crate::api::ids::{ClientId, RequestId};
+use crate::api::objects::Touch;
+use crate::books::clients::Client;
+use crate::books::ledger::Charge;
+use fdbroker_protocol::{ErrorCode, Resource, Status};
+
+impl Core {
+    pub(crate) fn touch_objects(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        touch: &Touch<'_>,
+        fx: &mut Effects,
+    ) {
+        let mut statuses = Vec::with_capacity(touch.names.len());
+        for name in touch.names {
+            let touched = self.touch_object(client.0, touch, name, fx);
+            statuses.push(touched.err().unwrap_or(Status::OK));
+        }
+        self.answer_objects(client, request, &statuses, fx);
+    }
+
+    fn touch_object(
+        &mut self,
+        client: u32,
+        touch: &Touch<'_>,
+        name: &[u8],
+        fx: &mut Effects,
+    ) -> Result<(), Status> {
+        let scope = self.names_of(client, touch.of_job)?;
+        let keeps = touch.keeps();
+        if touch.of_job && keeps {
+            return Err(ErrorCode::NotSupported.into());
+        }
+        let Some((place, _)) = self.sealed(scope, name) else {
+            return Err(self.missing(scope, name, 0));
+        };
+        let number = place.group;
+        let group = &self.objects.groups[number];
+        let (was_kept, size, domain) = (group.is_kept, group.size_bytes, group.domain);
+        let (had_pin, pin) = (group.pin, touch.pin.unwrap_or(group.pin));
+        if keeps && !was_kept {
+            self.charge_kept(client, size, pin, fx)?;
+        } else if was_kept && pin && !had_pin {
+            self.charge_objects(client, &[Charge(Resource::PermanentBytes, size)])?;
+        } else if was_kept && had_pin && !pin {
+            self.release_objects(domain, &[Charge(Resource::PermanentBytes, size)]);
+        }
+        if keeps {
+            self.adopt_group(client, number);
+        }
+        let now = self.now;
+        let group = &mut self.objects.groups[number];
+        group.used = now;
+        if was_kept || keeps {
+            group.pin = pin;
+            group.keep_us = touch.keep_us.or(group.keep_us);
+        }
+        if had_pin && !pin {
+            // Else nothing would ever end it.
+            group.keep_us.get_or_insert(u64::MAX);
+        }
+        if was_kept {
+            self.time_group(number);
+            self.tell_kept(KeptChange::Changed(self.objects.groups.id_of(number)));
+        } else if keeps {
+            self.keep_group(number);
+        }
+        self.order_group(number);
+        Ok(())
+    }
+
+    /// A group whose creator is gone has another one from now on: of the same domain, as all who know its names are.
+    fn adopt_group(&mut self, client: u32, number: u32) {
+        let (creator, serial) = self.objects.groups[number].creator;
+        let found = self.clients.find(creator).filter(|it| it.serial == serial && !it.gone);
+        if found.is_none() {
+            let Client { serial, pid, .. } = self.clients[client];
+            let group = &mut self.objects.groups[number];
+            (group.creator, group.creator_pid) = ((client, serial), pid);
+        }
+    }
+}

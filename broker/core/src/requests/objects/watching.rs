@@ -1,0 +1,60 @@
+//! Clients watch names. Must never tell one of names that it may not see.
+
+use crate::Core;
+use crate::api::effect::Effects;
+use crate::api::ids::{ClientId, RequestId};
+use crate::limits::WATCHES_PER_CLIENT;
+use fdbroker_protocol::{ErrorCode, Status};
+
+impl Core {
+    pub(crate) fn watch_objects(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        of_job: bool,
+        (prefix, is_wanted): (&[u8], bool),
+        fx: &mut Effects,
+    ) {
+        let done = match is_wanted {
+            true => self.watch(client.0, of_job, prefix),
+            false => self.unwatch(client.0, of_job, prefix),
+        };
+        let status = done.err().unwrap_or(Status::OK);
+        self.answer_objects(client, request, &[status], fx);
+    }
+
+    fn watch(&mut self, client: u32, of_job: bool, prefix: &[u8]) -> Result<(), Status> {
+        let scope = self.names_of(client, of_job)?;
+        let domain = self.clients[client].domain;
+        let watches = &mut self.objects.watches;
+        let known = watches.of.get(&(client, scope));
+        if known.is_some_and(|watcher| watcher.prefixes.iter().any(|(it, _)| **it == *prefix)) {
+            return Ok(());
+        }
+        if watches.prefixes_of(client) >= WATCHES_PER_CLIENT {
+            return Err(Status::with_value(ErrorCode::TooLong, WATCHES_PER_CLIENT as u64));
+        }
+        let watcher = watches.enter(client, scope, domain);
+        let prefixes = &mut watcher.prefixes;
+        prefixes.push((prefix.into(), 0));
+        let log = watches.logs.get_mut(&scope).expect("it was entered");
+        let watcher = watches.of.get_mut(&(client, scope)).expect("it was entered");
+        watcher.prefixes.last_mut().expect("just pushed").1 = log.next;
+        if watcher.next == log.next {
+            log.asleep.insert(client);
+        }
+        Ok(())
+    }
+
+    fn unwatch(&mut self, client: u32, of_job: bool, prefix: &[u8]) -> Result<(), Status> {
+        let scope = self.names_of(client, of_job)?;
+        let found = self.objects.watches.of.get_mut(&(client, scope));
+        let watcher = found.ok_or(ErrorCode::NotFound)?;
+        let at = watcher.prefixes.iter().position(|(it, _)| **it == *prefix);
+        watcher.prefixes.remove(at.ok_or(ErrorCode::NotFound)?);
+        if watcher.prefixes.is_empty() {
+            self.leave_log(client, scope);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,75 @@
+//! Whom a request stands behind. Must never let a newcomer take room that an earlier request of its domain waits for.
+
+use crate::Core;
+use crate::api::deposit::Wanted;
+use crate::api::ids::{ClientId, Now, RequestId};
+use crate::books::ledger::Blocked;
+use fdbroker_protocol::{Resource, Scope};
+
+/// Whom a request stands behind: it may not take what those wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// Nobody: a supplied fd waits for it.
+    First,
+    /// Those in line before the parked request of this arrival number.
+    InLine(u64),
+    /// Everybody who is parked.
+    Last,
+}
+
+/// A request being looked at.
+#[derive(Clone, Copy)]
+pub(crate) struct Attempt<'a> {
+    /// Whose.
+    pub client: ClientId,
+    /// The client's number for it.
+    pub request: RequestId,
+    /// Arrival number.
+    pub seq: u64,
+    /// When it is answered in any case.
+    pub deadline: Now,
+    /// Its items.
+    pub wanted: &'a [Wanted],
+    /// Whom it stands behind.
+    pub turn: Turn,
+    /// How often it has been looked at: the first time it starts the evictions it is short of.
+    pub first: bool,
+}
+
+impl Core {
+    /// A cap that somebody before this request waits for, and that it would take from with one of `resources`
+    /// charged to `client`.
+    pub(crate) fn ahead(
+        &mut self,
+        turn: Turn,
+        client: u32,
+        resources: &[Resource],
+    ) -> Option<Blocked> {
+        if turn == Turn::First || self.rooms.is_empty() {
+            return None;
+        }
+        let (mut widest, mut next) = (None, Some(self.scope_of(client)));
+        while let Some(scope) = next {
+            let is_ahead = |resource: &&Resource| {
+                self.ledger[scope].blocked.has(**resource)
+                    && self.is_ahead(turn, Blocked { resource: **resource, scope })
+            };
+            let found = resources.iter().find(is_ahead);
+            widest = found.map(|it| Blocked { resource: *it, scope }).or(widest);
+            next = self.ledger[scope].parent;
+        }
+        widest
+    }
+
+    /// Whether a request of this turn stands behind those in line for an account. A newcomer stands behind nobody who waits
+    /// for the account of a client.
+    fn is_ahead(&mut self, turn: Turn, account: Blocked) -> bool {
+        match turn {
+            Turn::First => false,
+            Turn::InLine(seq) => self.is_behind(seq, account),
+            Turn::Last => {
+                self.ledger[account.scope].kind != Scope::Client && self.rooms.has_line(account)
+            }
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! An owner ends registrations. Must never end what is registered once more.
+
+use crate::Core;
+use crate::api::effect::{Effect, Effects};
+use crate::api::ids::{ClientId, RequestId, StatusReply};
+use fdbroker_protocol::{AllocationId, ErrorCode, Status};
+
+impl Core {
+    pub(crate) fn unregister(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        ids: &[AllocationId],
+        fx: &mut Effects,
+    ) {
+        let begin = fx.statuses.len();
+        for id in ids {
+            let status = self.unregister_one(client, *id, fx);
+            fx.statuses.push(status);
+        }
+        let (reply, range) = (StatusReply::Unregister, begin..fx.statuses.len());
+        fx.list.push(Effect::Statuses { client, request, reply, range });
+    }
+
+    fn unregister_one(&mut self, client: ClientId, id: AllocationId, fx: &mut Effects) -> Status {
+        let found = self.allocations.find(id);
+        let Some(allocation) = found.filter(|allocation| allocation.is_live()) else {
+            return ErrorCode::Stale.into();
+        };
+        if allocation.owner != client.0 {
+            return ErrorCode::NotPermitted.into();
+        }
+        let is_last = allocation.registrations == 1;
+        if is_last && !self.allowances.ends.take() {
+            return ErrorCode::Again.into();
+        }
+        if !is_last {
+            self.allocations.unregister(id.slot);
+            return Status::OK;
+        }
+        self.end(id.slot, ErrorCode::Stale, fx);
+        if !self.allocations[id.slot].leases.is_empty() || self.lingers(id.slot) {
+            return Status::OK;
+        }
+        self.free_allocation(id.slot);
+        Status::DRAINED
+    }
+}

@@ -1,0 +1,252 @@
+//! What a step does, and in which order: the one place that leads. Must never know how a request is served.
+
+use crate::Core;
+use crate::api::effect::{Effect, Effects};
+use crate::books::parked::Wish;
+use crate::moves::allowances::Allowances;
+use fdbroker_protocol::ErrorCode;
+
+use crate::api::ids::{ClientId, Now, RequestId};
+use crate::api::request::Input;
+use crate::work;
+use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
+impl Core {
+    /// Takes one input; appends to `effects` what the daemon is to do, in order.
+    pub fn step(&mut self, now: Now, input: Input<'_>, effects: &mut Effects) {
+        let items = input.items();
+        self.begin(now);
+        self.touch_by(&input);
+        match input.request().filter(|(client, _)| !self.welcome(*client)) {
+            None => self.take(input, effects),
+            Some((client, request)) => {
+                let deposits = match input {
+                    Input::Register { deposits, .. } => deposits,
+                    Input::CreateObjects { create, .. } => std::slice::from_ref(&create.deposit),
+                    _ => &[],
+                };
+                self.close_all_uninvited(client, deposits, effects);
+                self.refuse_stranger(client, request, effects);
+            }
+        }
+        self.after(effects);
+        work::end(items);
+    }
+
+    /// Does what is due: deadlines, silent owners, teardown, waiting requests that have a turn. Bounded work.
+    pub fn poll(&mut self, now: Now, effects: &mut Effects) {
+        self.begin(now);
+        self.expire(now, effects);
+        self.end_lost(effects);
+        self.after(effects);
+        work::end(0);
+    }
+
+    /// What every step and poll begins with: its time, and its allowances.
+    fn begin(&mut self, now: Now) {
+        work::begin();
+        self.now = now;
+        self.allowances = Allowances::of_a_step();
+        self.also_blocked.clear();
+    }
+
+    /// One input, each with the function that knows its rules.
+    fn take(&mut self, input: Input<'_>, fx: &mut Effects) {
+        let few = |ids: &'_ [fdbroker_protocol::AllocationId]| ids.len().min(ENDS_PER_MESSAGE);
+        match input {
+            // Clients come and go.
+            Input::Connect { client, peer } => self.connect(client, &peer, fx),
+            Input::Identify { client, key } => self.identify(client, key),
+            Input::BoundHeld { client, fds } => self.bound_held(client, fds),
+            Input::Hello { client, request, own_fds, deadline } => {
+                self.hello(client, request, own_fds, deadline, fx);
+            }
+            Input::Gone { client } => self.gone(client),
+            // What owners say of their allocations.
+            Input::Register { client, request, deposits, credits_wanted, deadline } => {
+                self.register(client, request, deposits, credits_wanted, deadline, fx);
+            }
+            Input::Unregister { client, request, ids } => self.unregister(client, request, ids, fx),
+            Input::Supply { client, supplies } => self.supply(client, supplies, fx),
+            // What consumers say of their leases.
+            Input::Acquire { client, request, wanted, deadline } => {
+                self.acquire(client, request, wanted, deadline, fx);
+            }
+            Input::AcquireAhead { client, wanted } => self.acquire_ahead(client, wanted, fx),
+            Input::Cancel { client, request } => self.cancel(client, request, fx),
+            Input::Mapped { client, request, leases } => self.mapped(client, request, leases, fx),
+            Input::Release { client, request, leases } => self.release(client, request, leases, fx),
+            // Named objects.
+            Input::CreateObjects { client, request, create } => {
+                self.create_objects(client, request, create, fx);
+            }
+            Input::AddObjects { client, request, group, objects } => {
+                self.add_objects(client, request, group, objects, fx);
+            }
+            Input::SealObjects { client, request, group, checked } => {
+                self.seal_objects(client, request, group, checked, fx);
+            }
+            Input::AbortObjects { client, request, group } => {
+                self.abort_objects(client, request, group, fx);
+            }
+            Input::GetObjects { client, request, of_job, names, deadline } => {
+                self.get_objects(client, request, of_job, names, deadline, fx);
+            }
+            Input::DeleteObjects { client, request, of_job, objects } => {
+                self.delete_objects(client, request, of_job, objects, fx);
+            }
+            Input::TouchObjects { client, request, touch } => {
+                self.touch_objects(client, request, touch, fx);
+            }
+            Input::WatchObjects { client, request, of_job, prefix, is_wanted } => {
+                self.watch_objects(client, request, of_job, (prefix, is_wanted), fx);
+            }
+            // After a crash.
+            Input::Redeposit { client, request, items } => {
+                self.redeposit(client, request, items, fx);
+            }
+            Input::Declare { client, request, items } => {
+                self.declare(client, request, items, fx);
+            }
+            Input::Complete { client } => self.complete(client),
+            // What the daemon says of sockets and closers.
+            Input::Sendable { client, sendable } => self.sendable(client, sendable),
+            Input::Unsent { client, request, grants, deadline, seq } => {
+                self.unsent(client, request, grants, deadline, seq, fx);
+            }
+            Input::MostGranted { fds } => self.most_granted = fds.max(1),
+            Input::Closed { ticket } => self.closed(ticket),
+            Input::Slow { domain, slow } => self.set_slow(domain, slow),
+            Input::Measured { files } => self.measure(files),
+            // An administrator acts.
+            Input::SetCaps { caps } => self.set_caps(caps),
+            Input::Evict { ids } => self.evict_these(&ids[..few(ids)], fx),
+            Input::Revoke { ids } => self.revoke_these(&ids[..few(ids)], fx),
+            Input::SetDraining { draining } => self.set_draining(draining),
+        }
+    }
+
+    /// When [`Core::poll`] is due; `Now(0)` = at once.
+    pub fn poll_timeout(&self) -> Option<Now> {
+        if self.is_work_left() { Some(Now(0)) } else { self.timers.next_due() }
+    }
+
+    /// Whether a step has left something of what [`Core::after`] does, or [`Core::end_lost`], to the next poll.
+    fn is_work_left(&self) -> bool {
+        self.continuity.has_work()
+            || self.clients.next_dying().is_some()
+            || self.allocations.next_ending().is_some()
+            || !self.rooms.is_idle()
+            || !self.ledger.is_idle()
+            || !self.waiting.is_idle()
+            || self.reclaim_from.is_some()
+            || self.drain_from.is_some()
+            || !self.objects.is_idle()
+    }
+
+    /// What every step and poll ends with, each a bounded number of records.
+    fn after(&mut self, fx: &mut Effects) {
+        let now = self.now;
+        // First: what gone clients had becomes room, and ends what others wait for.
+        self.tear_down(fx);
+        // Ended groups of objects go, and requests for names that were sealed become ready to be looked at.
+        self.sweep_objects(fx);
+        // Requests for fds of silent owners become ready to be answered.
+        self.sweep_silent();
+        // Ready requests go before those that wait for room: their fds are here, and pinned until they are served.
+        self.serve_ready(now, fx);
+        // Caps that have changed: what is above a lowered one goes, and whoever waits below a raised one may go on.
+        self.drain(fx);
+        self.serve_waiting(now, fx);
+        // Nobody waits for what follows: holders are told, an emptied broker is seen to, and clients are asked for leases,
+        // once it is known who waits still.
+        self.sweep_ended();
+        self.give_up(fx);
+        self.reclaim_again();
+        // Last: a holder is told of an end only when the generation page shows it.
+        for client in std::mem::take(&mut self.eventful) {
+            if self.client(client).is_some() {
+                fx.list.push(Effect::Events { client });
+            }
+        }
+        self.objects.take_changes(&mut fx.kept);
+        self.assert_invariants();
+    }
+
+    /// What a client does for itself shows that it is not idle; what it answers, or gives back, does not.
+    fn touch_by(&mut self, input: &Input<'_>) {
+        match input {
+            Input::Hello { client, .. }
+            | Input::Register { client, .. }
+            | Input::Unregister { client, .. }
+            | Input::Acquire { client, .. }
+            | Input::Redeposit { client, .. }
+            | Input::CreateObjects { client, .. }
+            | Input::AddObjects { client, .. }
+            | Input::SealObjects { client, .. }
+            | Input::GetObjects { client, .. }
+            | Input::DeleteObjects { client, .. }
+            | Input::TouchObjects { client, .. }
+            | Input::WatchObjects { client, .. }
+            | Input::Declare { client, .. } => self.touch(*client),
+            _ => {}
+        }
+    }
+
+    /// Answers every parked request AGAIN, so that nothing waits any more. The effects go to clients as
+    /// those of a step do.
+    pub fn settle_parked(&mut self, effects: &mut Effects) {
+        while let Some((seq, parked)) = self.parked.first_key_value() {
+            let (seq, client, request) = (*seq, parked.client, parked.request);
+            let is_gone = self.clients.find(client.0).is_none_or(|it| it.gone);
+            match parked.wish {
+                _ if is_gone => _ = self.unpark(seq),
+                Wish::Acquire(_) => self.answer_ended_item(seq, effects),
+                Wish::Credits(_) | Wish::Get(_) => {
+                    self.unpark(seq);
+                    let status = ErrorCode::Again.into();
+                    effects.list.push(Effect::Failed { client, request, status });
+                }
+                Wish::Hello(_) => {
+                    let status = ErrorCode::Again.into();
+                    self.give_up_hello(client, status, effects);
+                    effects.list.push(Effect::Disconnect { client, status });
+                }
+            }
+        }
+        self.sweep_all_objects(effects);
+        while self.allocations.next_ending().is_some() {
+            self.allowances = Allowances::of_a_step();
+            self.sweep_ended();
+        }
+        // The teardown of an owner goes on, and what it kept lives on from now.
+        self.after(effects);
+    }
+}
+
+impl Input<'_> {
+    /// The client and its request, where only a client that was let in may make it; 0 stands for a one-way message.
+    fn request(&self) -> Option<(ClientId, RequestId)> {
+        match *self {
+            Input::Register { client, request, .. }
+            | Input::Unregister { client, request, .. }
+            | Input::Acquire { client, request, .. }
+            | Input::CreateObjects { client, request, .. }
+            | Input::AddObjects { client, request, .. }
+            | Input::SealObjects { client, request, .. }
+            | Input::AbortObjects { client, request, .. }
+            | Input::GetObjects { client, request, .. }
+            | Input::DeleteObjects { client, request, .. }
+            | Input::TouchObjects { client, request, .. }
+            | Input::WatchObjects { client, request, .. }
+            | Input::Redeposit { client, request, .. }
+            | Input::Declare { client, request, .. } => Some((client, request)),
+            Input::Mapped { client, request, .. } | Input::Release { client, request, .. } => {
+                Some((client, request.unwrap_or(RequestId(0))))
+            }
+            Input::Complete { client } | Input::AcquireAhead { client, .. } => {
+                Some((client, RequestId(0)))
+            }
+            _ => None,
+        }
+    }
+}
