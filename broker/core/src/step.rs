@@ -16,7 +16,7 @@ impl Core {
         let items = input.items();
         self.begin(now);
         self.touch_by(&input);
-        match input.request().filter(|(client, _)| !self.welcome(*client)) {
+        match input.request().filter(|(client, _)| !self.books.welcome(*client)) {
             None => self.take(input, effects),
             Some((client, request)) => {
                 let deposits = match input {
@@ -24,7 +24,7 @@ impl Core {
                     Input::CreateObjects { create, .. } => std::slice::from_ref(&create.deposit),
                     _ => &[],
                 };
-                self.close_all_uninvited(client, deposits, effects);
+                self.books.close_all_uninvited(client, deposits, effects);
                 self.refuse_stranger(client, request, effects);
             }
         }
@@ -44,9 +44,9 @@ impl Core {
     /// What every step and poll begins with: its time, and its allowances.
     fn begin(&mut self, now: Now) {
         work::begin();
-        self.now = now;
-        self.allowances = Allowances::of_a_step();
-        self.also_blocked.clear();
+        self.books.now = now;
+        self.books.allowances = Allowances::of_a_step();
+        self.books.also_blocked.clear();
     }
 
     /// One input, each with the function that knows its rules.
@@ -113,7 +113,7 @@ impl Core {
             Input::Unsent { client, request, grants, deadline, seq } => {
                 self.unsent(client, request, grants, deadline, seq, fx);
             }
-            Input::MostGranted { fds } => self.most_granted = fds.max(1),
+            Input::MostGranted { fds } => self.books.most_granted = fds.max(1),
             Input::Closed { ticket } => self.closed(ticket),
             Input::Slow { domain, slow } => self.set_slow(domain, slow),
             Input::Measured { files } => self.measure(files),
@@ -127,25 +127,25 @@ impl Core {
 
     /// When [`Core::poll`] is due; `Now(0)` = at once.
     pub fn poll_timeout(&self) -> Option<Now> {
-        if self.is_work_left() { Some(Now(0)) } else { self.timers.next_due() }
+        if self.is_work_left() { Some(Now(0)) } else { self.books.timers.next_due() }
     }
 
     /// Whether a step has left something of what [`Core::after`] does, or [`Core::end_lost`], to the next poll.
     fn is_work_left(&self) -> bool {
-        self.continuity.has_work()
-            || self.clients.next_dying().is_some()
-            || self.allocations.next_ending().is_some()
-            || !self.rooms.is_idle()
-            || !self.ledger.is_idle()
-            || !self.waiting.is_idle()
-            || self.reclaim_from.is_some()
-            || self.drain_from.is_some()
-            || !self.objects.is_idle()
+        self.books.continuity.has_work()
+            || self.books.clients.next_dying().is_some()
+            || self.books.allocations.next_ending().is_some()
+            || !self.books.rooms.is_idle()
+            || !self.books.ledger.is_idle()
+            || !self.books.waiting.is_idle()
+            || self.books.reclaim_from.is_some()
+            || self.books.drain_from.is_some()
+            || !self.books.objects.is_idle()
     }
 
     /// What every step and poll ends with, each a bounded number of records.
     fn after(&mut self, fx: &mut Effects) {
-        let now = self.now;
+        let now = self.books.now;
         // First: what gone clients had becomes room, and ends what others wait for.
         self.tear_down(fx);
         // Ended groups of objects go, and requests for names that were sealed become ready to be looked at.
@@ -163,12 +163,12 @@ impl Core {
         self.give_up(fx);
         self.reclaim_again();
         // Last: a holder is told of an end only when the generation page shows it.
-        for client in std::mem::take(&mut self.eventful) {
-            if self.client(client).is_some() {
+        for client in std::mem::take(&mut self.books.eventful) {
+            if self.books.client(client).is_some() {
                 fx.list.push(Effect::Events { client });
             }
         }
-        self.objects.take_changes(&mut fx.kept);
+        self.books.objects.take_changes(&mut fx.kept);
         self.assert_invariants();
     }
 
@@ -195,14 +195,14 @@ impl Core {
     /// Answers every parked request AGAIN, so that nothing waits any more. The effects go to clients as
     /// those of a step do.
     pub fn settle_parked(&mut self, effects: &mut Effects) {
-        while let Some((seq, parked)) = self.parked.first_key_value() {
+        while let Some((seq, parked)) = self.books.parked.first_key_value() {
             let (seq, client, request) = (*seq, parked.client, parked.request);
-            let is_gone = self.clients.find(client.0).is_none_or(|it| it.gone);
+            let is_gone = self.books.clients.find(client.0).is_none_or(|it| it.gone);
             match parked.wish {
-                _ if is_gone => _ = self.unpark(seq),
+                _ if is_gone => _ = self.books.unpark(seq),
                 Wish::Acquire(_) => self.answer_ended_item(seq, effects),
                 Wish::Credits(_) | Wish::Get(_) => {
-                    self.unpark(seq);
+                    self.books.unpark(seq);
                     let status = ErrorCode::Again.into();
                     effects.list.push(Effect::Failed { client, request, status });
                 }
@@ -214,8 +214,8 @@ impl Core {
             }
         }
         self.sweep_all_objects(effects);
-        while self.allocations.next_ending().is_some() {
-            self.allowances = Allowances::of_a_step();
+        while self.books.allocations.next_ending().is_some() {
+            self.books.allowances = Allowances::of_a_step();
             self.sweep_ended();
         }
         // The teardown of an owner goes on, and what it kept lives on from now.

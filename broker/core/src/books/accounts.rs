@@ -1,7 +1,7 @@
 //! What is in the way of a charge, and how it is said. Must never change an account.
 
-use crate::Core;
 use crate::api::ids::DomainKey;
+use crate::books::Books;
 use crate::books::charges::{PROMISED_LEASE, RECALLED_PLACE};
 use crate::books::clients::Client;
 use crate::books::ledger::{Blocked, Charge, SHARE_OF_FDS, ScopeId, ScopeRecord};
@@ -10,7 +10,7 @@ use crate::books::slots::NONE;
 use fdbroker_protocol::ErrorCode;
 use fdbroker_protocol::{Resource, Scope, Status};
 
-impl Core {
+impl Books {
     /// The scope of a client.
     pub(crate) fn scope_of(&self, client: u32) -> ScopeId {
         self.clients[client].scope

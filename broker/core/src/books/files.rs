@@ -4,8 +4,8 @@
 
 use std::collections::BTreeSet;
 
-use crate::Core;
 use crate::api::ids::{File, FileId};
+use crate::books::Books;
 use crate::books::allocation::{AllocationList, State};
 use crate::books::ledger::ScopeId;
 use crate::books::lists::{Link, List, Nodes};
@@ -177,7 +177,7 @@ impl Files {
     }
 }
 
-impl Core {
+impl Books {
     /// Bytes more that the domain pins when it holds an fd of this file, or one of which only the size is known.
     pub(crate) fn more_pinned(&self, domain: u32, file: Option<File>, size_bytes: u64) -> u64 {
         match file {

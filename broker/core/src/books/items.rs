@@ -1,8 +1,8 @@
 //! What an allocation comes to for whoever wants it, read of all owners that have a say. Must never change anything.
 
-use crate::Core;
 use crate::api::deposit::Wanted;
 use crate::api::ids::{ClientId, NO_GROUP};
+use crate::books::Books;
 use crate::books::allocation::{Allocation, State};
 use crate::books::clients::Client;
 use crate::books::continuity::{DRAINED, Grace};
@@ -33,7 +33,7 @@ impl Client {
     }
 }
 
-impl Core {
+impl Books {
     /// The client, if it is connected and not gone.
     pub(crate) fn client(&mut self, client: ClientId) -> Option<&mut Client> {
         self.clients.find_mut(client.0).filter(|client| !client.gone)
@@ -111,25 +111,9 @@ impl Core {
         wanted.iter().any(|item| matches!(self.item(parked.client, *item), Item::Final(_)))
     }
 
-    /// Whether the broker is being drained.
-    pub fn is_draining(&self) -> bool {
-        self.draining.is_some()
-    }
-
     /// Whether the client has come too late to deposit anything.
     pub(crate) fn is_turned_away(&mut self, client: u32) -> bool {
         self.draining.is_some_and(|serials| self.clients[client].serial > serials)
-    }
-
-    /// Slots of before a crash that no owner has named again yet.
-    pub fn reserved(&self) -> u32 {
-        self.continuity.reserved
-    }
-
-    /// Whether the allocation waits for its owner of before a crash.
-    pub fn is_reserved(&self, id: AllocationId) -> bool {
-        let found = self.allocations.find(id);
-        found.is_some_and(|found| found.state == State::Reserved)
     }
 
     /// The same of one whose slot is free or another's.
@@ -137,12 +121,6 @@ impl Core {
         let noted = self.allocations.note(id.slot, id.generation);
         let code = noted.and_then(|noted| ErrorCode::from_number(noted & !DRAINED));
         code.unwrap_or(ErrorCode::Stale)
-    }
-
-    /// Whether an allocation has ended and is not forgotten: it is leased, or its owner has not heard that it is drained.
-    pub fn is_ended_here(&self, id: AllocationId) -> bool {
-        let found = self.allocations.find(id);
-        found.is_some_and(|allocation| !allocation.is_live())
     }
 
     /// Whether the broker before the crash had drained an allocation, and its slot is as it left it.

@@ -26,3 +26,106 @@ pub(crate) mod rounds;
 pub(crate) mod shares;
 pub(crate) mod slots;
 pub(crate) mod timers;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::api::config::Config;
+use crate::api::ids::{ClientId, Now};
+use crate::books::clients::Clients;
+use crate::books::closings::Closings;
+use crate::books::continuity::Continuity;
+use crate::books::files::Files;
+use crate::books::items::Item;
+use crate::books::leases::Leases;
+use crate::books::ledger::{Blocked, Ledger};
+use crate::books::notes::Notes;
+use crate::books::objects::Objects;
+use crate::books::parked::Parked;
+use crate::books::queues::Waiting;
+use crate::books::recalls::Recalls;
+use crate::books::registry::Registry;
+use crate::books::rooms::Rooms;
+use crate::books::timers::Timers;
+use crate::moves::allowances::Allowances;
+use fdbroker_protocol::{ByCounter, MAX_BATCH};
+
+/// All owners.
+#[derive(Debug)]
+pub(crate) struct Books {
+    /// Its caps are those in the beginning; the ledger has those in force.
+    pub config: Arc<Config>,
+    pub ledger: Ledger,
+    pub clients: Clients,
+    pub allocations: Registry,
+    pub continuity: Continuity,
+    pub leases: Leases,
+    pub recalls: Recalls,
+    pub closings: Closings,
+    /// Allocations that the request at hand wants: out of the order of eviction, so that none makes room for another.
+    pub aside: Vec<u32>,
+    pub files: Files,
+    /// Parked requests by arrival number. At most `max_clients` x `max_parked_per_client`.
+    pub parked: BTreeMap<u64, Parked>,
+    /// Of these, those that wait for room or a reader.
+    pub rooms: Rooms,
+    /// Which of the parked requests wait for which allocation.
+    pub waiting: Waiting,
+    pub allowances: Allowances,
+    /// What the items of the acquire at hand come to.
+    pub items: Vec<Item>,
+    /// Accounts in the way of the request at hand, beside the first one.
+    pub also_blocked: Vec<Blocked>,
+    /// Most fds granted in one answer.
+    pub most_granted: usize,
+    /// The time of the step.
+    pub now: Now,
+    /// The account behind which the look at those who wait for leases to come back goes on.
+    pub reclaim_from: Option<Option<Blocked>>,
+    /// Where the look at accounts above their caps goes on: how many kinds of scopes are done, and the next scope.
+    pub drain_from: Option<(usize, u32)>,
+    /// The administrator wants the broker empty; clients ever connected then: later ones deposit nothing.
+    pub draining: Option<u64>,
+    pub timers: Timers,
+    /// Clients that this step has made events for.
+    pub eventful: Vec<ClientId>,
+    pub arrivals: u64,
+    pub counters: ByCounter<u64>,
+    pub notes: Notes,
+    pub objects: Objects,
+}
+
+impl Books {
+    /// Nothing is in them yet.
+    pub fn new(config: Arc<Config>) -> Self {
+        Books {
+            ledger: Ledger::new(config.caps(), config.table_fds),
+            clients: Clients::new(config.max_domains, config.subordinate_uids.clone()),
+            allocations: Registry::new(config.max_slots, config.first_generation),
+            continuity: Continuity::default(),
+            leases: Leases::default(),
+            recalls: Recalls::default(),
+            closings: Closings::default(),
+            aside: Vec::new(),
+            files: Files::default(),
+            parked: BTreeMap::new(),
+            rooms: Rooms::default(),
+            waiting: Waiting::default(),
+            allowances: Allowances::default(),
+            items: Vec::new(),
+            also_blocked: Vec::new(),
+            most_granted: MAX_BATCH,
+            now: Now(0),
+            reclaim_from: None,
+            drain_from: None,
+            draining: None,
+            timers: Timers::default(),
+            eventful: Vec::new(),
+            arrivals: 0,
+            counters: ByCounter::default(),
+            notes: Notes::default(),
+            objects: Objects::default(),
+            config,
+        }
+    }
+}

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Unbounded};
 
-use crate::Core;
+use crate::books::Books;
 use crate::books::clients::Clients;
 use crate::books::ledger::{Blocked, ScopeId};
 use crate::books::parked::Wait;
@@ -165,7 +165,7 @@ impl Rooms {
     }
 }
 
-impl Core {
+impl Books {
     /// Where a parked request comes among the others, and in whose line.
     pub(crate) fn place(&self, seq: u64) -> (Place, Number) {
         let parked = &self.parked[&seq];

@@ -2,7 +2,7 @@
 //! ([`crate::Config::share_factor`]) what is still free, and little of the last sixteenth. So a newcomer finds some, though
 //! several domains take all that they may. Domains of one user's subordinate uids count as one. Must never take anything back.
 
-use crate::Core;
+use crate::books::Books;
 use crate::books::ledger::{Blocked, SHARE_OF_FDS, ScopeId, ScopeRecord};
 use crate::limits::{FDS_PER_CONNECTION, LAST_PART, LEAST_OF_LAST, SHARE_OF_LAST, TABLE_RESERVE};
 use crate::work::visit;
@@ -48,7 +48,7 @@ impl Part {
     }
 }
 
-impl Core {
+impl Books {
     /// How many more fds a domain may have: leases, fds of its clients' own, places of held fds. Fds that can be closed, and
     /// idle credits, count as free.
     pub(crate) fn share_of_fds(&self, domain: u32) -> u64 {

@@ -11,36 +11,36 @@ impl Core {
     /// The next message for the client's event socket, at most 253 items; `None` when there is none. Recalls
     /// go first, then reclaims: others wait for them.
     pub fn take_events(&mut self, client: ClientId) -> Option<Events> {
-        self.client(client)?;
-        let recalls = self.allocations.take_recalls(client.0);
+        self.books.client(client)?;
+        let recalls = self.books.allocations.take_recalls(client.0);
         if !recalls.is_empty() {
             return Some(Events::Recall(
                 recalls.into_iter().map(|it| self.recall_event(it)).collect(),
             ));
         }
-        let reclaims = self.take_reclaims(client.0);
+        let reclaims = self.books.take_reclaims(client.0);
         if !reclaims.is_empty() {
             return Some(Events::Reclaim(reclaims));
         }
-        let revoked = self.leases.take_revoked(client.0);
+        let revoked = self.books.leases.take_revoked(client.0);
         if !revoked.is_empty() {
             return Some(Events::Revoked(
                 revoked.into_iter().map(|it| self.revoked_event(it)).collect(),
             ));
         }
-        let drained = self.allocations.take_drained(client.0);
+        let drained = self.books.allocations.take_drained(client.0);
         let drained: Vec<_> = drained.into_iter().map(|it| self.drained_event(it)).collect();
         if !drained.is_empty() {
             return Some(Events::Drained(drained));
         }
-        let news = self.objects.watches_mut().take(client.0);
+        let news = self.books.objects.watches_mut().take(client.0);
         (!news.is_empty()).then_some(Events::Objects(news))
     }
 
     fn recall_event(&self, slot: u32) -> RecallEvent {
-        let allocation = &self.allocations[slot];
+        let allocation = &self.books.allocations[slot];
         RecallEvent {
-            id: self.allocations.id_of(slot),
+            id: self.books.allocations.id_of(slot),
             owner_allocation_id: allocation.owner_allocation_id,
             base: allocation.base,
             size_bytes: allocation.size_bytes,
@@ -50,28 +50,28 @@ impl Core {
     }
 
     fn revoked_event(&self, slot: u32) -> RevokedEvent {
-        let allocation = self.leases[slot].allocation;
-        let code = match self.allocations[allocation].state {
+        let allocation = self.books.leases[slot].allocation;
+        let code = match self.books.allocations[allocation].state {
             State::Ended(code) => code,
             _ => ErrorCode::Stale,
         };
         RevokedEvent {
-            id: self.allocations.id_of(allocation),
-            lease: self.leases.id_of(slot),
+            id: self.books.allocations.id_of(allocation),
+            lease: self.books.leases.id_of(slot),
             code,
         }
     }
 
     fn drained_event(&mut self, slot: u32) -> DrainedEvent {
-        let allocation = &self.allocations[slot];
+        let allocation = &self.books.allocations[slot];
         debug_assert!(allocation.owner != NONE);
         let event = DrainedEvent {
-            id: self.allocations.id_of(slot),
+            id: self.books.allocations.id_of(slot),
             owner_allocation_id: allocation.owner_allocation_id,
             base: allocation.base,
         };
         // Told: nothing is left to say of it.
-        self.free_allocation(slot);
+        self.books.free_allocation(slot);
         event
     }
 }

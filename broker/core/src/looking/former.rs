@@ -7,6 +7,7 @@ use crate::api::config::{Config, ConfigError};
 use crate::api::former::{Former, FormerLife, FormerSlot, Kept, KeptGroup, KeptObject};
 use crate::api::ids::Now;
 use crate::api::objects::Inherits;
+use crate::books::Books;
 use crate::books::allocation::{Allocation, Orphan, State};
 use crate::books::continuity::{DRAINED, Grace, Standing};
 use crate::books::lists::Link;
@@ -44,7 +45,7 @@ impl Core {
     /// When a number of the configuration cannot work, or `former` does not fit it; the message says which.
     pub fn after_crash(config: Config, former: Former<'_>, now: Now) -> Result<Core, ConfigError> {
         let mut core = Core::new(config)?;
-        core.now = now;
+        core.books.now = now;
         let mut kept: BTreeSet<AllocationId> = former.kept.iter().map(|kept| kept.id).collect();
         let of_groups: BTreeSet<AllocationId> =
             former.groups.iter().map(|group| group.id).collect();
@@ -54,7 +55,7 @@ impl Core {
         });
         let values: Vec<_> = values.collect();
         let (most, first) = (core.config.max_slots, core.config.first_generation);
-        core.allocations = Registry::holding(most, first, values.into_iter()).ok_or_else(|| {
+        core.books.allocations = Registry::holding(most, first, values.into_iter()).ok_or_else(|| {
             ConfigError::new(format!(
                 "the former generation page does not fit max_slots = {most} and first_generation = {first}: \
                  keep max_slots as it was, or remove the page to begin anew"
@@ -68,32 +69,32 @@ impl Core {
                 FormerLife::Ended(_) => continue,
             };
             // A group of objects waits for nobody.
-            if core.allocations.is_full(id.slot) && !of_groups.contains(id) {
-                core.continuity.enter(id.slot, record.former_owner(), how);
+            if core.books.allocations.is_full(id.slot) && !of_groups.contains(id) {
+                core.books.continuity.enter(id.slot, record.former_owner(), how);
             }
         }
         for kept in former.kept {
             core.keep_former(kept, now)?;
         }
-        core.objects.begin_above(former.last_version);
+        core.books.objects.begin_above(former.last_version);
         for group in former.groups {
             core.take_in_group(group, former.last_version)?;
         }
         core.recount();
-        let (needed, _, has) = core.ledger.table();
+        let (needed, _, has) = core.books.ledger.table();
         if needed > has {
             return Err(ConfigError::new(format!(
                 "with all kept allocations table_fds = {needed} are needed, there are {has}: raise RLIMIT_NOFILE"
             )));
         }
-        if core.allocations.len() > 0 {
+        if core.books.allocations.len() > 0 {
             // There may be more than the caps allow now: they stay until they end.
-            core.caps_changed(*core.ledger.caps());
+            core.books.caps_changed(*core.books.ledger.caps());
         }
-        if !core.continuity.is_empty() {
+        if !core.books.continuity.is_empty() {
             let until = now.after(core.config.grace_us);
-            core.continuity.set_grace(Grace::Until(until));
-            core.timers.set(until, Timer::Grace);
+            core.books.continuity.set_grace(Grace::Until(until));
+            core.books.timers.set(until, Timer::Grace);
         }
         core.assert_invariants();
         Ok(core)
@@ -117,7 +118,7 @@ impl Core {
                 (record, can_return, State::Reserved, ErrorCode::OwnerGone)
             }
         };
-        let domain = if can_return { self.domain(record.domain) } else { None };
+        let domain = if can_return { self.books.domain(record.domain) } else { None };
         let domain = domain.ok_or(code as u16)?;
         Ok(Allocation::former(domain, record, state, now))
     }
@@ -125,23 +126,23 @@ impl Core {
     /// The fd of a slot has outlived the crash: it lives on without its owner.
     fn keep_former(&mut self, kept: &Kept, now: Now) -> Result<(), ConfigError> {
         let Kept { id, domain: key, gid, job, deposit } = kept;
-        let found = self.allocations.find(*id);
+        let found = self.books.allocations.find(*id);
         let is_reserved = found.is_some_and(|found| found.state == State::Reserved);
         let wrong = |why| ConfigError::new(format!("the kept allocation {id} {why}"));
         if !is_reserved || !deposit.keep || !deposit.has_sound_range() {
             return Err(wrong("is not one of the former generation page"));
         }
-        let domain = self.allocations[id.slot].domain;
-        if self.clients.domain_key(domain) != *key {
+        let domain = self.books.allocations[id.slot].domain;
+        if self.books.clients.domain_key(domain) != *key {
             return Err(wrong("was another domain's"));
         }
         let allocation = Allocation::new(deposit, NONE, domain, State::Resident, now);
-        self.allocations.replace(id.slot, allocation, deposit.driver_data);
-        self.pin(id.slot, deposit.file, 0);
+        self.books.allocations.replace(id.slot, allocation, deposit.driver_data);
+        self.books.pin(id.slot, deposit.file, 0);
         let until = now.after(self.config.keep_ttl_us);
-        let Core { clients, ledger, .. } = self;
+        let Books { clients, ledger, .. } = &mut self.books;
         let job = job.map(|(job, name)| clients.job_of((*key, job), name, ledger));
-        self.add_orphan(id.slot, Orphan { until, gid: *gid, job });
+        self.books.add_orphan(id.slot, Orphan { until, gid: *gid, job });
         Ok(())
     }
 
@@ -155,20 +156,22 @@ impl Core {
         let slot = kept.id.slot;
         let wrong =
             |why| ConfigError::new(format!("the kept group of version {} {why}", kept.version));
-        let found = self.allocations.find(kept.id).filter(|found| found.state == State::Reserved);
+        let found =
+            self.books.allocations.find(kept.id).filter(|found| found.state == State::Reserved);
         let domain = match found.map(|found| found.domain) {
-            Some(domain) if self.clients.domain_key(domain) == kept.domain => domain,
+            Some(domain) if self.books.clients.domain_key(domain) == kept.domain => domain,
             Some(_) => return Err(wrong("was another domain's")),
             None => return Err(wrong("is not on the former generation page")),
         };
         if !kept.is_sound(last_version) {
             return Err(wrong("cannot have been one"));
         }
-        let allocation = Allocation::new(&kept.deposit, NONE, domain, State::Resident, self.now);
-        self.allocations.replace(slot, allocation, kept.deposit.driver_data);
-        self.pin(slot, kept.deposit.file, 0);
+        let allocation =
+            Allocation::new(&kept.deposit, NONE, domain, State::Resident, self.books.now);
+        self.books.allocations.replace(slot, allocation, kept.deposit.driver_data);
+        self.books.pin(slot, kept.deposit.file, 0);
         let scope = NameScope::Domain(domain);
-        let number = self.objects.groups.insert(Group {
+        let number = self.books.objects.groups.insert(Group {
             scope,
             domain,
             allocation: NONE,
@@ -185,28 +188,28 @@ impl Core {
             is_kept: true,
             due: None,
             size_bytes: kept.deposit.size_bytes,
-            since: kept.since.min(self.now),
-            used: self.now,
+            since: kept.since.min(self.books.now),
+            used: self.books.now,
             members: Vec::with_capacity(kept.objects.len()),
             names: 0,
             swept: 0,
             place: None,
             link: Link::OUT,
         });
-        self.objects.groups.set_memory(number, slot);
+        self.books.objects.groups.set_memory(number, slot);
         for (member, object) in (0..).zip(&kept.objects) {
-            if self.objects.names.find(scope, object.name).is_some() {
+            if self.books.objects.names.find(scope, object.name).is_some() {
                 return Err(wrong("has a name of another one"));
             }
             let place = Place { group: number, member };
-            let name = self.objects.names.enter(scope, object.name, place);
-            self.objects.names.seal(scope, &name, place);
+            let name = self.books.objects.names.enter(scope, object.name, place);
+            self.books.objects.names.seal(scope, &name, place);
             let place = (object.offset, object.size_bytes);
-            let group = &mut self.objects.groups[number];
+            let group = &mut self.books.objects.groups[number];
             group.add_member(name, place, Expect::Any, object.metadata);
         }
-        self.time_group(number);
-        self.order_group(number);
+        self.books.time_group(number);
+        self.books.order_group(number);
         Ok(())
     }
 }

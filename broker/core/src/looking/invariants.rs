@@ -19,10 +19,13 @@ use fdbroker_protocol::{Resource, Scope};
 impl Core {
     /// What can be asserted in no time, after every step.
     pub(crate) fn assert_invariants(&mut self) {
-        self.ledger.assert_node();
-        let places = self.ledger[ScopeId::NODE].account.counted(Resource::HeldFds);
-        let in_use = self.allocations.held() + self.closings.len() as u64;
-        assert!(in_use <= places + self.ledger.unplaced(), "invariant 1: fds without a place");
+        self.books.ledger.assert_node();
+        let places = self.books.ledger[ScopeId::NODE].account.counted(Resource::HeldFds);
+        let in_use = self.books.allocations.held() + self.books.closings.len() as u64;
+        assert!(
+            in_use <= places + self.books.ledger.unplaced(),
+            "invariant 1: fds without a place"
+        );
     }
 
     /// Recomputes every sum from what there is and walks every list both ways. Takes time in
@@ -32,39 +35,39 @@ impl Core {
     /// On the first difference, naming the invariant.
     pub fn check_invariants(&mut self) {
         self.assert_invariants();
-        let mut right = self.ledger.emptied();
+        let mut right = self.books.ledger.emptied();
         self.count_charges(&mut right);
         self.check_jobs();
         self.check_lists(&mut right);
         self.check_parked(&mut right);
         self.check_records();
         self.check_objects();
-        self.ledger.assert_same(&right);
+        self.books.ledger.assert_same(&right);
     }
 
     /// Counts every charge anew, instead of those that are counted.
     pub(crate) fn recount(&mut self) {
-        let mut right = self.ledger.emptied();
+        let mut right = self.books.ledger.emptied();
         self.count_charges(&mut right);
-        self.ledger.set_accounts(&right);
+        self.books.ledger.set_accounts(&right);
     }
 
     /// Makes every charge of what there is.
     fn count_charges(&self, right: &mut Ledger) {
         let (mut held, mut refused) = (0, 0);
-        for (slot, allocation) in self.allocations.iter_from(0) {
-            let scope = self.payer(allocation.owner, allocation.domain);
+        for (slot, allocation) in self.books.allocations.iter_from(0) {
+            let scope = self.books.payer(allocation.owner, allocation.domain);
             right.add(scope, Charge(Resource::Allocations, 1));
             right.add(scope, Charge(Resource::KeptAllocations, allocation.is_kept().into()));
             if allocation.is_held() || allocation.state == State::Recalling {
                 let is_there = allocation.is_held();
                 let place = if is_there { Resource::HeldFds } else { Resource::ReservedPlaces };
                 right.add(scope, Charge(place, 1));
-                let bytes = self.charged_by_size(slot).unwrap_or(0);
+                let bytes = self.books.charged_by_size(slot).unwrap_or(0);
                 right.add(scope, Charge(Resource::HeldBytes, bytes));
                 if allocation.state == State::Resident {
                     right.change_resident(
-                        self.clients.scope_of_domain(allocation.domain),
+                        self.books.clients.scope_of_domain(allocation.domain),
                         0,
                         bytes,
                     );
@@ -72,19 +75,19 @@ impl Core {
             }
             held += u64::from(allocation.is_held());
         }
-        for (payer, domain, bytes, resident) in self.checked_files() {
-            right.add(self.payer(payer, domain), Charge(Resource::HeldBytes, bytes));
-            right.change_resident(self.clients.scope_of_domain(domain), 0, resident);
+        for (payer, domain, bytes, resident) in self.books.checked_files() {
+            right.add(self.books.payer(payer, domain), Charge(Resource::HeldBytes, bytes));
+            right.change_resident(self.books.clients.scope_of_domain(domain), 0, resident);
         }
         // The node counts memory once, however many leases pin it.
-        for bytes in self.checked_ended() {
+        for bytes in self.books.checked_ended() {
             right.add(ScopeId::NODE, Charge(Resource::PinnedBytes, bytes));
         }
         let mut unswept = 0;
-        for (_, lease) in self.leases.iter_from(0) {
-            let scope = self.scope_of(lease.client);
+        for (_, lease) in self.books.leases.iter_from(0) {
+            let scope = self.books.scope_of(lease.client);
             right.add(scope, lease_charge(lease.mapped));
-            let allocation = &self.allocations[lease.allocation];
+            let allocation = &self.books.allocations[lease.allocation];
             assert!(!lease.ended || !allocation.is_live(), "a lease ended before its allocation");
             if lease.ended {
                 let charge = Charge(Resource::PinnedBytes, allocation.size_bytes);
@@ -94,25 +97,25 @@ impl Core {
                 assert!(allocation.is_in(AllocationList::Event), "a lease that no sweep comes to");
             }
         }
-        for (_, recall) in self.recalls.iter_from(0) {
+        for (_, recall) in self.books.recalls.iter_from(0) {
             if let Some(client) = recall.promised_to {
-                right.add(self.scope_of(client), PROMISED_LEASE);
+                right.add(self.books.scope_of(client), PROMISED_LEASE);
             }
         }
-        for closing in self.closings.iter() {
-            let domain = self.clients.domain(closing.domain);
+        for closing in self.books.closings.iter() {
+            let domain = self.books.clients.domain(closing.domain);
             right.add(domain.scope, Charge(Resource::RefusedFds, closing.refused.into()));
             let Some((number, serial)) = closing.client else {
                 refused += 1;
                 continue;
             };
-            let client = self.clients.find(number);
+            let client = self.books.clients.find(number);
             let client = client.filter(|client| client.serial == serial);
             let scope = client.map_or(domain.scope, |client| client.scope);
             right.add(scope, Charge(Resource::HeldFds, 1));
             right.add_coming(scope, domain.slow, u64::from(!closing.refused));
         }
-        for (_, client) in self.clients.iter() {
+        for (_, client) in self.books.clients.iter() {
             right.add(client.scope, Charge(Resource::ReservedPlaces, client.credits));
             right.add(client.scope, Charge(Resource::OwnFds, client.own_fds));
             right.add(client.scope, CONNECTION);
@@ -120,105 +123,109 @@ impl Core {
             let parked = client.parked.len() as u64;
             right.add(client.scope, Charge(Resource::ParkedRequests, parked));
             for seq in &client.parked {
-                right.add(client.scope, items_of(&self.parked[seq].wish));
+                right.add(client.scope, items_of(&self.books.parked[seq].wish));
             }
         }
         self.count_objects(right);
-        let in_use = self.clients.domains(0).filter(|(_, domain)| domain.clients > 0).count();
+        let in_use = self.books.clients.domains(0).filter(|(_, domain)| domain.clients > 0).count();
         right.add(ScopeId::NODE, Charge(Resource::Domains, in_use as u64));
         right.set_unplaced(refused);
-        assert_eq!(unswept, self.leases.unswept(), "leases that a sweep is still to come to");
-        assert_eq!(held, self.allocations.held(), "invariant 4: fds held");
+        assert_eq!(unswept, self.books.leases.unswept(), "leases that a sweep is still to come to");
+        assert_eq!(held, self.books.allocations.held(), "invariant 4: fds held");
     }
 
     /// What a successor would refuse must never be there; and what is without an owner waits for one, or for its end.
     fn check_records(&self) {
-        for (number, client) in self.clients.iter() {
+        for (number, client) in self.books.clients.iter() {
             self.check_client(number, client).expect("a sound client");
         }
         let (mut orphans, mut reserved) = (0, 0);
-        for (slot, allocation) in self.allocations.iter_from(0) {
-            let orphan = self.allocations.orphan(slot);
+        for (slot, allocation) in self.books.allocations.iter_from(0) {
+            let orphan = self.books.allocations.orphan(slot);
             self.check_allocation(slot, orphan).expect("a sound allocation");
             if allocation.state == State::Reserved {
-                assert!(self.continuity.gid_of(slot).is_some(), "slot {slot} waits for nobody");
+                assert!(
+                    self.books.continuity.gid_of(slot).is_some(),
+                    "slot {slot} waits for nobody"
+                );
                 reserved += 1;
             }
             if let Some(orphan) = orphan {
-                let timer = Timer::Keep(slot, self.allocations.generation(slot));
-                let has_timer = self.timers.has(orphan.until, timer);
+                let timer = Timer::Keep(slot, self.books.allocations.generation(slot));
+                let has_timer = self.books.timers.has(orphan.until, timer);
                 assert!(has_timer, "slot {slot} is kept for ever");
                 orphans += 1;
             }
         }
         assert_eq!(
             (orphans, reserved),
-            (self.allocations.orphans().len(), self.reserved()),
+            (self.books.allocations.orphans().len(), self.reserved()),
             "ownerless slots"
         );
-        match self.continuity.grace() {
+        match self.books.continuity.grace() {
             Grace::None => assert_eq!(reserved, 0, "slots are reserved for ever"),
-            Grace::Until(at) => assert!(self.timers.has(at, Timer::Grace)),
+            Grace::Until(at) => assert!(self.books.timers.has(at, Timer::Grace)),
             Grace::Ending(_) => {}
         }
     }
 
     /// What a job has, and what its clients have left, is counted.
     fn check_jobs(&self) {
-        self.clients.check();
-        for (number, job) in self.clients.jobs(0) {
+        self.books.clients.check();
+        for (number, job) in self.books.clients.jobs(0) {
             let left = self
+                .books
                 .allocations
                 .orphans()
                 .values()
                 .filter(|orphan| orphan.job == Some(number))
                 .count();
             assert_eq!(job.orphans as usize, left, "what is left of job {:?}", job.key);
-            let is_waited_for = !self.ledger[job.scope].blocked.is_empty();
+            let is_waited_for = !self.books.ledger[job.scope].blocked.is_empty();
             assert!(job.clients > 0 || left > 0 || is_waited_for, "job {:?} of nobody", job.key);
         }
     }
 
     fn check_lists(&mut self, right: &mut Ledger) {
-        for number in self.clients.numbers() {
-            let client = self.client_mut(number);
+        for number in self.books.clients.numbers() {
+            let client = self.books.client_mut(number);
             let (silent, scope) = (client.silent, client.scope);
             let idle_credits = client.credits - u64::from(client.credit_waited_for);
-            let (place, _) = self.ledger[scope].creditors.first_key().unwrap_or_default();
+            let (place, _) = self.books.ledger[scope].creditors.first_key().unwrap_or_default();
             right.set_idle_credits(scope, idle_credits, place);
-            if let Some((place, count)) = self.place_among_evictable(number, silent) {
+            if let Some((place, count)) = self.books.place_among_evictable(number, silent) {
                 right.set_evictable(scope, Some(place), count);
             }
             for kind in 0..LEASE_KINDS {
-                right.set_ask_key(scope, kind, self.ledger.ask_key(scope, kind));
+                right.set_ask_key(scope, kind, self.books.ledger.ask_key(scope, kind));
             }
         }
-        assert!(self.aside.is_empty(), "invariant 5: what was set aside is put back");
-        self.allocations.check();
-        self.leases.check();
-        self.check_askable();
-        self.closings.check();
-        let recalled = self.allocations.iter_from(0).filter(|(_, it)| it.recall != NONE);
-        let overdue = recalled.filter(|(_, it)| self.recalls[it.recall].overdue);
-        self.recalls.check(overdue.map(|(_, it)| it.owner));
+        assert!(self.books.aside.is_empty(), "invariant 5: what was set aside is put back");
+        self.books.allocations.check();
+        self.books.leases.check();
+        self.books.check_askable();
+        self.books.closings.check();
+        let recalled = self.books.allocations.iter_from(0).filter(|(_, it)| it.recall != NONE);
+        let overdue = recalled.filter(|(_, it)| self.books.recalls[it.recall].overdue);
+        self.books.recalls.check(overdue.map(|(_, it)| it.owner));
         self.check_leases();
     }
 
     fn check_leases(&mut self) {
-        for slot in self.allocations.full() {
-            let allocation = &self.allocations[slot];
+        for slot in self.books.allocations.full() {
+            let allocation = &self.books.allocations[slot];
             let (list, open) = (allocation.leases, allocation.open);
-            let leases = self.leases.checked(list);
-            let opened = leases.iter().filter(|lease| !self.leases[**lease].mapped).count();
+            let leases = self.books.leases.checked(list);
+            let opened = leases.iter().filter(|lease| !self.books.leases[**lease].mapped).count();
             assert_eq!(opened, open as usize, "open leases of slot {slot}");
         }
     }
 
     fn check_parked(&mut self, right: &mut Ledger) {
-        self.check_rooms();
+        self.books.check_rooms();
         self.check_queues();
-        for (seq, parked) in &self.parked {
-            let client = self.clients.find(parked.client.0).expect("it exists");
+        for (seq, parked) in &self.books.parked {
+            let client = self.books.clients.find(parked.client.0).expect("it exists");
             assert!(client.parked.contains(seq), "a parked request of nobody");
             let waits_in_rooms = parked.wait != Wait::Recall;
             if let Wait::Room(blocked) = parked.wait {
@@ -226,11 +233,11 @@ impl Core {
             }
             parked.listens.iter().for_each(|(account, _)| right.block(*account));
             if client.gone {
-                assert!(!waits_in_rooms && self.clients.dying().contains(&parked.client.0));
+                assert!(!waits_in_rooms && self.books.clients.dying().contains(&parked.client.0));
             } else if let (Wish::Acquire(_), Wait::Recall) = (&parked.wish, parked.wait) {
-                let waits = parked.nodes.iter().filter_map(|node| self.waiting.fate(*node));
+                let waits = parked.nodes.iter().filter_map(|node| self.books.waiting.fate(*node));
                 let waits = waits.filter(|fate| !matches!(fate, Fate::Interested(_)));
-                let is_due = waits.count() > 0 || self.is_looked_at_soon(*seq);
+                let is_due = waits.count() > 0 || self.books.is_looked_at_soon(*seq);
                 assert!(is_due, "request {seq} waits for nothing");
             }
         }
@@ -238,20 +245,20 @@ impl Core {
 
     /// Makes every charge of objects, and of requests that wait for names.
     fn count_objects(&self, right: &mut Ledger) {
-        for (_, group) in self.objects.groups.iter_from(0) {
-            let scope = self.clients.scope_of_domain(group.domain);
+        for (_, group) in self.books.objects.groups.iter_from(0) {
+            let scope = self.books.clients.scope_of_domain(group.domain);
             let named = group.members.iter().filter(|member| member.is_named);
             named.flat_map(of_member).for_each(|charge| right.add(scope, charge));
             let kept = group.is_kept.then(|| of_kept(group.size_bytes, group.pin));
             kept.into_iter().flatten().for_each(|charge| right.add(scope, charge));
         }
-        for log in self.objects.watches.logs.values() {
-            right.add(self.clients.scope_of_domain(log.domain), log.charge());
+        for log in self.books.objects.watches.logs.values() {
+            right.add(self.books.clients.scope_of_domain(log.domain), log.charge());
         }
-        for parked in self.parked.values() {
+        for parked in self.books.parked.values() {
             if let Wish::Get(get) = &parked.wish {
-                let domain = self.clients[parked.client.0].domain;
-                right.add(self.clients.scope_of_domain(domain), get.charge());
+                let domain = self.books.clients[parked.client.0].domain;
+                right.add(self.books.clients.scope_of_domain(domain), get.charge());
             }
         }
     }
@@ -259,10 +266,10 @@ impl Core {
     /// Asserts that names and groups lead to each other, that memory is where it belongs, and who waits.
     fn check_objects(&self) {
         let mut entered = 0;
-        for (scope, name, entry) in self.objects.names.all() {
+        for (scope, name, entry) in self.books.objects.names.all() {
             assert!(entry.sealed.is_some() || !entry.makers.is_empty(), "a name of nothing");
             for place in entry.sealed.iter().chain(&*entry.makers) {
-                let group = &self.objects.groups[place.group];
+                let group = &self.books.objects.groups[place.group];
                 let member = &group.members[usize::from(place.member)];
                 assert!(member.is_named && group.scope == scope && member.name == *name);
                 let is_made = group.state == GroupState::Making;
@@ -271,60 +278,73 @@ impl Core {
                 entered += 1;
             }
         }
-        self.objects.groups.check();
-        self.objects.watches.check();
-        let groups = self.objects.groups.iter_from(0);
-        self.objects.order.check(groups.map(|(number, group)| (number, group, self.may_go(group))));
-        let is_here = |client: &u32| self.clients.find(*client).is_some_and(|it| !it.gone);
-        assert!(self.objects.watches.of.keys().all(|(client, _)| is_here(client)), "who watches");
+        self.books.objects.groups.check();
+        self.books.objects.watches.check();
+        let groups = self.books.objects.groups.iter_from(0);
+        self.books
+            .objects
+            .order
+            .check(groups.map(|(number, group)| (number, group, self.books.may_go(group))));
+        let is_here = |client: &u32| self.books.clients.find(*client).is_some_and(|it| !it.gone);
+        assert!(
+            self.books.objects.watches.of.keys().all(|(client, _)| is_here(client)),
+            "who watches"
+        );
         let mut named = 0;
-        for (number, group) in self.objects.groups.iter_from(0) {
+        for (number, group) in self.books.objects.groups.iter_from(0) {
             let count = group.members.iter().filter(|member| member.is_named).count();
             assert_eq!(count, group.names as usize, "names of group {number}");
             named += count;
             let is_ended = group.is_ended();
             assert_eq!(group.link.is_in(), is_ended, "group {number} is swept");
             assert!(is_ended || group.allocation != NONE, "group {number} lives without memory");
-            let timer = Timer::Object(number, self.objects.groups.generation(number));
-            assert!(group.due.is_none_or(|at| self.timers.has(at, timer)), "time of {number}");
+            let timer = Timer::Object(number, self.books.objects.groups.generation(number));
+            assert!(
+                group.due.is_none_or(|at| self.books.timers.has(at, timer)),
+                "time of {number}"
+            );
             if group.allocation != NONE {
-                let allocation = &self.allocations[group.allocation];
+                let allocation = &self.books.allocations[group.allocation];
                 assert!(allocation.is_live() && allocation.domain == group.domain);
                 assert_eq!(allocation.owner == NONE, group.is_kept, "owner of group {number}");
                 let is_timed = group.due.is_some() || is_ended;
-                assert!(is_timed || self.until(group).is_none(), "{number} is kept for ever");
+                assert!(is_timed || self.books.until(group).is_none(), "{number} is kept for ever");
             }
         }
         assert_eq!(entered, named, "objects with names");
-        let gets = self.parked.iter().filter_map(|(seq, parked)| match &parked.wish {
+        let gets = self.books.parked.iter().filter_map(|(seq, parked)| match &parked.wish {
             Wish::Get(get) => Some((seq, get)),
             _ => None,
         });
         let standing = gets.map(|(seq, get)| {
             let names: BTreeSet<_> = get.stands_at().iter().collect();
-            let stands = |name: &&Name| self.objects.waits.has(get.scope, name, *seq);
+            let stands = |name: &&Name| self.books.objects.waits.has(get.scope, name, *seq);
             assert!(names.iter().all(stands), "{seq} is lost");
             names.len()
         });
-        assert_eq!(standing.sum::<usize>(), self.objects.waits.len(), "who stands at names");
+        assert_eq!(standing.sum::<usize>(), self.books.objects.waits.len(), "who stands at names");
     }
 
     /// Asserts that each item is in one queue, and each queue where it is found.
     fn check_queues(&mut self) {
         let mut items = 0;
         let parked: Vec<(u64, Vec<u32>)> =
-            self.parked.iter().map(|(seq, parked)| (*seq, parked.nodes.to_vec())).collect();
+            self.books.parked.iter().map(|(seq, parked)| (*seq, parked.nodes.to_vec())).collect();
         for (seq, nodes) in parked {
             for node in nodes.into_iter().filter(|node| *node != NONE) {
-                assert_eq!(self.waiting.request_of(node), seq, "an item of another request");
+                assert_eq!(self.books.waiting.request_of(node), seq, "an item of another request");
                 items += 1;
             }
         }
-        for (queue, fate) in self.waiting.checked(items) {
+        for (queue, fate) in self.books.waiting.checked(items) {
             let found = match fate {
-                Fate::Recalled(slot) => self.recalls[self.allocations[slot].recall].waiting,
-                Fate::Pinned(slot) => self.recalls[self.allocations[slot].recall].pinned,
-                Fate::Interested(slot) => self.waiting.interested(slot),
+                Fate::Recalled(slot) => {
+                    self.books.recalls[self.books.allocations[slot].recall].waiting
+                }
+                Fate::Pinned(slot) => {
+                    self.books.recalls[self.books.allocations[slot].recall].pinned
+                }
+                Fate::Interested(slot) => self.books.waiting.interested(slot),
                 Fate::First | Fate::InTurn | Fate::Answer(..) => unreachable!("it is ready"),
             };
             assert_eq!(found, queue, "a queue that is not found");

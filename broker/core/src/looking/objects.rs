@@ -23,7 +23,11 @@ impl Core {
         prefix: &'a [u8],
         after: &[u8],
     ) -> Result<impl Iterator<Item = (&'a [u8], Option<ObjectView<'a>>)> + use<'a>, Status> {
-        let names = self.objects.names.with_prefix(self.names_of(client.0, of_job)?, prefix, after);
+        let names = self.books.objects.names.with_prefix(
+            self.books.names_of(client.0, of_job)?,
+            prefix,
+            after,
+        );
         Ok(names.map(|(name, entry)| (&**name, self.object_of(entry))))
     }
 
@@ -38,7 +42,7 @@ impl Core {
         prefix: &'a [u8],
         after: &[u8],
     ) -> Result<impl Iterator<Item = ObjectView<'a>> + use<'a>, Status> {
-        let scope = self.names_of(client.0, of_job)?;
+        let scope = self.books.names_of(client.0, of_job)?;
         Ok(self.objects_in(scope, prefix, after))
     }
 
@@ -49,7 +53,7 @@ impl Core {
         prefix: &'a [u8],
         after: &[u8],
     ) -> impl Iterator<Item = ObjectView<'a>> + use<'a> {
-        let scope = self.clients.find_domain(domain).unwrap_or(NONE);
+        let scope = self.books.clients.find_domain(domain).unwrap_or(NONE);
         self.objects_in(NameScope::Domain(scope), prefix, after)
     }
 
@@ -63,19 +67,19 @@ impl Core {
         of_job: bool,
         name: &[u8],
     ) -> Result<Option<ObjectView<'_>>, Status> {
-        let scope = self.names_of(client.0, of_job)?;
-        let entry = self.objects.names.find(scope, name);
+        let scope = self.books.names_of(client.0, of_job)?;
+        let entry = self.books.objects.names.find(scope, name);
         Ok(entry.and_then(|entry| self.object_of(entry)))
     }
 
     /// The memory of a group that a client makes; `None`: it makes none of this number.
     pub fn making_of(&self, client: ClientId, group: GroupId) -> Option<Making> {
-        self.clients.find(client.0)?;
-        let number = self.making(client.0, group).ok()?;
-        let slot = self.objects.groups[number].allocation;
-        let allocation = &self.allocations[slot];
+        self.books.clients.find(client.0)?;
+        let number = self.books.making(client.0, group).ok()?;
+        let slot = self.books.objects.groups[number].allocation;
+        let allocation = &self.books.allocations[slot];
         Some(Making {
-            allocation: self.allocations.id_of(slot),
+            allocation: self.books.allocations.id_of(slot),
             kind: allocation.traits.kind(),
             end: allocation.fd_offset.checked_add(allocation.size_bytes)?,
         })
@@ -87,28 +91,28 @@ impl Core {
         prefix: &'a [u8],
         after: &[u8],
     ) -> impl Iterator<Item = ObjectView<'a>> + use<'a> {
-        let names = self.objects.names.with_prefix(scope, prefix, after);
+        let names = self.books.objects.names.with_prefix(scope, prefix, after);
         names.filter_map(|(_, entry)| self.object_of(entry))
     }
 
     fn object_of(&self, entry: &Entry) -> Option<ObjectView<'_>> {
-        let sealed = self.sealed_of(entry).map(|(place, _)| place);
-        let place = sealed.or_else(|| self.makers(entry).next())?;
+        let sealed = self.books.sealed_of(entry).map(|(place, _)| place);
+        let place = sealed.or_else(|| self.books.makers(entry).next())?;
         Some(self.object_view(place))
     }
 
     fn object_view(&self, place: Place) -> ObjectView<'_> {
-        let group = &self.objects.groups[place.group];
+        let group = &self.books.objects.groups[place.group];
         let member = &group.members[usize::from(place.member)];
         let slot = group.allocation;
         // One that has ended is still to be swept, and is not shown.
         let allocation = match slot {
             NONE => AllocationId { slot, generation: 0 },
-            slot => self.allocations.id_of(slot),
+            slot => self.books.allocations.id_of(slot),
         };
-        let leases = if slot == NONE { 0 } else { self.allocations[slot].leases.len() };
+        let leases = if slot == NONE { 0 } else { self.books.allocations[slot].leases.len() };
         let (creator, serial) = group.creator;
-        let creator = self.clients.find(creator).filter(|client| client.serial == serial);
+        let creator = self.books.clients.find(creator).filter(|client| client.serial == serial);
         ObjectView {
             name: &member.name,
             state: match group.state {
@@ -120,18 +124,18 @@ impl Core {
             offset: member.offset,
             size_bytes: member.size_bytes,
             metadata: &member.metadata,
-            group: self.objects.groups.id_of(place.group),
+            group: self.books.objects.groups.id_of(place.group),
             allocation,
             kind: if slot == NONE {
                 MemoryKind::Memfd
             } else {
-                self.allocations[slot].traits.kind()
+                self.books.allocations[slot].traits.kind()
             },
             group_bytes: group.size_bytes,
             group_names: group.names,
             leases: u32::try_from(leases).unwrap_or(u32::MAX),
             since: group.since,
-            until: self.until(group),
+            until: self.books.until(group),
             is_kept: group.is_kept || group.keep_us.is_some() || group.pin,
             is_pinned: group.pin,
             is_evictable: group.evictable,

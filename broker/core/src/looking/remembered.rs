@@ -13,44 +13,45 @@ use fdbroker_protocol::{AllocationId, ErrorCode, Share};
 impl Core {
     /// What to remember of the live allocation in a slot, for a broker after a crash.
     pub fn record(&self, slot: u32) -> Option<(AllocationId, Record)> {
-        let allocation = self.allocations.in_slot(slot)?;
-        let owner = self.clients.find(allocation.owner);
+        let allocation = self.books.allocations.in_slot(slot)?;
+        let owner = self.books.clients.find(allocation.owner);
         let record = Record {
-            domain: self.clients.domain_key(allocation.domain),
-            gid: self.gid_of(slot)?,
+            domain: self.books.clients.domain_key(allocation.domain),
+            gid: self.books.gid_of(slot)?,
             share: allocation.traits.share(),
             recallable: allocation.traits.is_recallable(),
             owner: owner.map_or(OwnerKey::default(), |owner| owner.key),
         };
-        allocation.is_live().then(|| (self.allocations.id_of(slot), record))
+        allocation.is_live().then(|| (self.books.allocations.id_of(slot), record))
     }
 
     /// Why an allocation has ended; `None` while it lives. A handle that is older than its slot's last allocation is stale.
     pub fn end_of(&self, id: AllocationId) -> Option<ErrorCode> {
-        match self.allocations.find(id) {
+        match self.books.allocations.find(id) {
             Some(allocation) => match allocation.state {
                 State::Ended(code) => Some(code),
                 _ => None,
             },
-            None => Some(self.end_of_former(id)),
+            None => Some(self.books.end_of_former(id)),
         }
     }
 
     /// What to remember with the fd of a slot that is in the service manager's store: for [`Effect::Keep`].
     /// `None` when the slot is not kept, or its fd is not here.
     pub fn kept(&self, slot: u32) -> Option<Kept> {
-        let allocation = self.allocations.in_slot(slot).filter(|it| it.outlives_owner())?;
+        let allocation = self.books.allocations.in_slot(slot).filter(|it| it.outlives_owner())?;
         Some(Kept {
-            id: self.allocations.id_of(slot),
-            domain: self.clients.domain_key(allocation.domain),
-            gid: self.gid_of(slot)?,
+            id: self.books.allocations.id_of(slot),
+            domain: self.books.clients.domain_key(allocation.domain),
+            gid: self.books.gid_of(slot)?,
             job: self
+                .books
                 .job_of_slot(slot)
-                .map(|job| (self.clients.job_key(job), self.clients.job(job).name)),
+                .map(|job| (self.books.clients.job_key(job), self.books.clients.job(job).name)),
             deposit: Deposit {
                 checked: Ok(()),
                 lane: Lane::Accepted,
-                file: self.file_of(slot),
+                file: self.books.file_of(slot),
                 kind: allocation.traits.kind(),
                 share: allocation.traits.share(),
                 recallable: allocation.traits.is_recallable(),
@@ -60,7 +61,7 @@ impl Core {
                 fd_offset: allocation.fd_offset,
                 owner_allocation_id: allocation.owner_allocation_id,
                 base: allocation.base,
-                driver_data: self.allocations.driver_data(slot).copied(),
+                driver_data: self.books.allocations.driver_data(slot).copied(),
                 virtual_fd: allocation.traits.has_virtual_fd(),
             },
         })
@@ -68,47 +69,47 @@ impl Core {
 
     /// The last version that was given.
     pub fn last_version(&self) -> u64 {
-        self.objects.version
+        self.books.objects.version
     }
 
     /// A group that outlives the broker; `None`: there is none of this number any more.
     pub fn kept_group(&self, group: GroupId) -> Option<KeptGroup<'_>> {
-        let number = self.objects.groups.find(group)?;
-        let found = &self.objects.groups[number];
+        let number = self.books.objects.groups.find(group)?;
+        let found = &self.books.objects.groups[number];
         let is_there = found.is_kept && found.version() > 0 && found.allocation != NONE;
         is_there.then(|| self.as_kept(found))
     }
 
     /// The group that a client makes, if it is to outlive the broker once it is sealed.
     pub fn group_to_keep(&self, client: ClientId, group: GroupId) -> Option<KeptGroup<'_>> {
-        self.clients.find(client.0)?;
-        let found = &self.objects.groups[self.making(client.0, group).ok()?];
+        self.books.clients.find(client.0)?;
+        let found = &self.books.objects.groups[self.books.making(client.0, group).ok()?];
         let (keep_us, pin) = self.lasting(found);
         (keep_us.is_some() || pin).then(|| KeptGroup { keep_us, pin, ..self.as_kept(found) })
     }
 
     /// The groups of a touch that are to outlive the broker once it is done, and do not yet.
     pub fn groups_to_keep(&self, client: ClientId, touch: &Touch<'_>) -> Vec<KeptGroup<'_>> {
-        let known = self.clients.find(client.0);
-        let scope = known.and_then(|_| self.names_of(client.0, touch.of_job).ok());
+        let known = self.books.clients.find(client.0);
+        let scope = known.and_then(|_| self.books.names_of(client.0, touch.of_job).ok());
         let Some(scope) = scope.filter(|_| touch.keeps()) else { return Vec::new() };
-        let found = touch.names.iter().filter_map(|name| self.sealed(scope, name));
+        let found = touch.names.iter().filter_map(|name| self.books.sealed(scope, name));
         let mut numbers: Vec<u32> = found.map(|(place, _)| place.group).collect();
         numbers.sort_unstable();
         numbers.dedup();
-        let groups = numbers.into_iter().map(|number| &self.objects.groups[number]);
+        let groups = numbers.into_iter().map(|number| &self.books.objects.groups[number]);
         groups.filter(|group| !group.is_kept).map(|group| self.as_kept(group)).collect()
     }
 
     /// All groups that outlive the broker.
     pub fn kept_groups(&self) -> impl Iterator<Item = GroupId> {
-        let kept = self.objects.groups.iter_from(0).filter(|(_, group)| group.is_kept);
-        kept.map(|(number, _)| self.objects.groups.id_of(number))
+        let kept = self.books.objects.groups.iter_from(0).filter(|(_, group)| group.is_kept);
+        kept.map(|(number, _)| self.books.objects.groups.id_of(number))
     }
 
     fn as_kept<'a>(&'a self, group: &'a Group) -> KeptGroup<'a> {
         let slot = group.allocation;
-        let allocation = &self.allocations[slot];
+        let allocation = &self.books.allocations[slot];
         let named = group.members.iter().filter(|member| member.is_named);
         let object = |member: &'a Member| KeptObject {
             name: &member.name,
@@ -118,8 +119,8 @@ impl Core {
         };
         KeptGroup {
             version: group.version(),
-            id: self.allocations.id_of(slot),
-            domain: self.clients.domain_key(group.domain),
+            id: self.books.allocations.id_of(slot),
+            domain: self.books.clients.domain_key(group.domain),
             creator_pid: group.creator_pid,
             keep_us: group.keep_us,
             pin: group.pin,
@@ -128,7 +129,7 @@ impl Core {
             deposit: Deposit {
                 checked: Ok(()),
                 lane: Lane::Accepted,
-                file: self.file_of(slot),
+                file: self.books.file_of(slot),
                 kind: allocation.traits.kind(),
                 share: Share::Uid,
                 recallable: false,
@@ -138,7 +139,7 @@ impl Core {
                 fd_offset: allocation.fd_offset,
                 owner_allocation_id: allocation.owner_allocation_id,
                 base: 0,
-                driver_data: self.allocations.driver_data(slot).copied(),
+                driver_data: self.books.allocations.driver_data(slot).copied(),
                 virtual_fd: false,
             },
             objects: named.map(object).collect(),

@@ -27,26 +27,29 @@ use fdbroker_protocol::{ByCounter, Counter, MAX_BATCH};
 impl Core {
     /// What must hold of restored groups, their memory, their domains and creators; and has their time begin again.
     fn check_restored_objects(&mut self) -> Check {
-        for (client, scope) in self.objects.watches.of.keys() {
-            let found = self.clients.find(*client).filter(|it| it.welcome && !it.gone);
+        for (client, scope) in self.books.objects.watches.of.keys() {
+            let found = self.books.clients.find(*client).filter(|it| it.welcome && !it.gone);
             let is_its = found.is_some_and(|it| match scope {
                 NameScope::Domain(domain) => *domain == it.domain,
                 NameScope::Job(job) => Some(*job) == it.job,
             });
-            let domain = self.objects.watches.logs[scope].domain;
+            let domain = self.books.objects.watches.logs[scope].domain;
             ensure(is_its && found.is_some_and(|it| it.domain == domain), "who watches", *client)?;
         }
-        for number in self.objects.groups.full() {
-            let group = &self.objects.groups[number];
+        for number in self.books.objects.groups.full() {
+            let group = &self.books.objects.groups[number];
             let is_scope = match group.scope {
                 NameScope::Domain(domain) => domain == group.domain,
-                NameScope::Job(job) => self.clients.is_job_of(job, group.domain) && !group.is_kept,
+                NameScope::Job(job) => {
+                    self.books.clients.is_job_of(job, group.domain) && !group.is_kept
+                }
             };
-            ensure(is_scope && group.since <= self.now, "scope of a group", number)?;
-            let found = self.allocations.in_slot(group.allocation).filter(|it| it.is_held());
+            ensure(is_scope && group.since <= self.books.now, "scope of a group", number)?;
+            let found = self.books.allocations.in_slot(group.allocation).filter(|it| it.is_held());
             let (creator, serial) = group.creator;
             let is_its = found.is_some_and(|allocation| {
-                let maker = self.clients.find(creator).filter(|client| client.serial == serial);
+                let maker =
+                    self.books.clients.find(creator).filter(|client| client.serial == serial);
                 let owner = match group.is_kept {
                     true => allocation.owner == NONE,
                     false => allocation.owner == creator && maker.is_some(),
@@ -59,8 +62,8 @@ impl Core {
                     && !traits.is_to_be_kept()
             });
             ensure(is_its, "memory of a group", number)?;
-            self.time_group(number);
-            self.order_group(number);
+            self.books.time_group(number);
+            self.books.order_group(number);
         }
         Ok(())
     }
@@ -79,18 +82,19 @@ impl Core {
         ensure(counters.len() <= Counter::COUNT, "counters", counters.len() as u64)?;
         // A counter that is newer than the predecessor begins at 0.
         let count = |counter: Counter| counters.get(counter.index()).copied().unwrap_or(0);
-        core.counters = ByCounter::from_fn(count);
-        (core.arrivals, core.now, core.rooms) = (arrivals, now, Rooms::after(turns));
+        core.books.counters = ByCounter::from_fn(count);
+        (core.books.arrivals, core.books.now, core.books.rooms) =
+            (arrivals, now, Rooms::after(turns));
         let clients = (saved.domains, saved.jobs, saved.clients);
         core.restore_clients(clients, saved.dying, serials)?;
         let most = core.config.max_slots;
-        core.objects = Objects::restore(saved.objects)?;
-        core.allocations = Registry::restore(most, saved.allocations)?;
-        for slot in core.allocations.full() {
+        core.books.objects = Objects::restore(saved.objects)?;
+        core.books.allocations = Registry::restore(most, saved.allocations)?;
+        for slot in core.books.allocations.full() {
             core.restore_allocation(slot, &mut beside)?;
         }
         for payer in std::mem::take(&mut beside.payers) {
-            ensure(core.set_payer(payer), "payer of a file", payer.2)?;
+            ensure(core.books.set_payer(payer), "payer of a file", payer.2)?;
         }
         ensure(beside == Beside::default(), "what is of no allocation", 0u32)?;
         core.check_restored_objects()?;
@@ -98,15 +102,15 @@ impl Core {
         core.restore_continuity(saved.owners, saved.grace_until)?;
         core.recount();
         core.check_uses()?;
-        let (needed, _, has) = core.ledger.table();
+        let (needed, _, has) = core.books.ledger.table();
         if needed > has {
             return Err(RestoreError::Table(needed, has));
         }
         core.restore_peaks(&saved.peaks, saved.table_peak)?;
-        core.draining = saved.draining;
-        core.timers.set_chore(Chore::GiveUp, saved.draining.map(|_| Now(0)));
+        core.books.draining = saved.draining;
+        core.books.timers.set_chore(Chore::GiveUp, saved.draining.map(|_| Now(0)));
         // The caps may be other ones.
-        core.caps_changed(*core.ledger.caps());
+        core.books.caps_changed(*core.books.ledger.caps());
         Ok(core)
     }
 
@@ -117,35 +121,35 @@ impl Core {
         serials: u64,
     ) -> Check {
         let most = self.config.max_domains;
-        self.clients = Clients::restore(
+        self.books.clients = Clients::restore(
             (most, self.config.subordinate_uids.clone()),
             serials,
             saved,
             dying,
-            &mut self.ledger,
+            &mut self.books.ledger,
         )?;
-        for (number, domain) in self.clients.domains(0) {
-            let has_had_its_turn = domain.turn <= self.rooms.turns_given();
+        for (number, domain) in self.books.clients.domains(0) {
+            let has_had_its_turn = domain.turn <= self.books.rooms.turns_given();
             ensure(has_had_its_turn, "domain's turn", number)?;
         }
         let mut gone = Vec::new();
-        for number in self.clients.numbers() {
-            let client = &self.clients[number];
+        for number in self.books.clients.numbers() {
+            let client = &self.books.clients[number];
             self.check_client(number, client)?;
             gone.extend(client.gone.then_some(number));
             let Client { credits, credit_waited_for, .. } = *client;
-            self.clients.open(number, &mut self.ledger);
-            self.set_credits(number, credits, credit_waited_for);
+            self.books.clients.open(number, &mut self.books.ledger);
+            self.books.set_credits(number, credits, credit_waited_for);
         }
-        let mut in_turn: Vec<u32> = self.clients.dying().iter().copied().collect();
+        let mut in_turn: Vec<u32> = self.books.clients.dying().iter().copied().collect();
         in_turn.sort_unstable();
         ensure(in_turn == gone, "clients being torn down", gone.len() as u64)
     }
 
     /// What must hold of a client by itself, and of its domain and its job.
     pub(crate) fn check_client(&self, number: u32, client: &Client) -> Check {
-        ensure(self.clients.is_domain(client.domain), "client's domain", number)?;
-        let is_its = client.job.is_none_or(|job| self.clients.is_job_of(job, client.domain));
+        ensure(self.books.clients.is_domain(client.domain), "client's domain", number)?;
+        let is_its = client.job.is_none_or(|job| self.books.clients.is_job_of(job, client.domain));
         ensure(is_its, "client's job", number)?;
         let sorted = client.groups.is_sorted() && client.groups.len() <= MOST_GROUPS;
         ensure(sorted, "client's groups", number)?;
@@ -156,14 +160,18 @@ impl Core {
         let is_there = client.credits > 0 || !client.credit_waited_for;
         ensure(is_there, "client's credit that it has waited for", number)?;
         ensure(few, "client's number of places", number)?;
-        ensure((1..=self.clients.serials()).contains(&client.serial), "client's serial", number)
+        ensure(
+            (1..=self.books.clients.serials()).contains(&client.serial),
+            "client's serial",
+            number,
+        )
     }
 
     /// Enters an allocation wherever one is found that is born now.
     fn restore_allocation(&mut self, slot: u32, beside: &mut Beside) -> Check {
         let orphan = beside.orphans.remove(&slot);
         self.check_allocation(slot, orphan.as_ref())?;
-        let allocation = &self.allocations[slot];
+        let allocation = &self.books.allocations[slot];
         let Allocation { owner, state, drained, .. } = *allocation;
         let (is_live, is_held) = (allocation.is_live(), allocation.is_held());
         let range = (allocation.device, allocation.base, allocation.size_bytes);
@@ -176,20 +184,20 @@ impl Core {
             ensure(fits, "driver data's length", slot)?;
             let mut bytes = [0; DRIVER_DATA_BYTES];
             bytes[..data.len()].copy_from_slice(&data);
-            self.allocations.set_driver_data(slot, Some((length, bytes)));
+            self.books.allocations.set_driver_data(slot, Some((length, bytes)));
         }
         if owner != NONE && is_live {
             ensure(
-                self.allocations.overlapping(owner, range).is_none(),
+                self.books.allocations.overlapping(owner, range).is_none(),
                 "allocations that overlap",
                 slot,
             )?;
         }
         if owner != NONE {
-            self.allocations.enter(slot);
+            self.books.allocations.enter(slot);
         }
         if let Some(orphan) = orphan {
-            self.add_orphan(slot, orphan);
+            self.books.add_orphan(slot, orphan);
         }
         let recall = beside.recalls.remove(&slot);
         ensure(recall.is_some() == (state == State::Recalling), "allocation's recall", slot)?;
@@ -199,26 +207,26 @@ impl Core {
         let is_to_be_recalled = beside.to_recall.remove(&slot);
         ensure(!is_to_be_recalled || state == State::Recalling, "recall to send", slot)?;
         if drained {
-            self.allocations.drained(slot);
+            self.books.allocations.drained(slot);
         } else if is_to_be_recalled {
-            self.allocations.ask_for(slot);
+            self.books.allocations.ask_for(slot);
         }
         let file = beside.files.remove(&slot);
         let has_file = is_held || matches!(state, State::Ended(_));
         ensure(file.is_none() || has_file, "file of what is not held", slot)?;
         if let (false, Some(_)) = (is_held, file) {
-            self.pin_ended(slot, file);
+            self.books.pin_ended(slot, file);
         }
         if is_held {
-            self.pin(slot, file, 0);
+            self.books.pin(slot, file, 0);
         }
-        self.lru_insert(slot);
+        self.books.lru_insert(slot);
         Ok(())
     }
 
     /// What must hold of an allocation by itself, and of its owner, its domain and the job that left it.
     pub(crate) fn check_allocation(&self, slot: u32, orphan: Option<&Orphan>) -> Check {
-        let allocation = &self.allocations[slot];
+        let allocation = &self.books.allocations[slot];
         let Allocation { owner, domain, state, traits, .. } = *allocation;
         ensure(traits.is_sound(), "allocation's kind", slot)?;
         let (recallable, keep) = (traits.is_recallable(), traits.is_to_be_kept());
@@ -230,17 +238,17 @@ impl Core {
         let is_sized = allocation.size_bytes > 0 || is_former;
         ensure(is_bounded && is_sized, "allocation's range", slot)?;
         let used = allocation.stamp.last_use();
-        let is_past = allocation.registered <= used && used <= Moment::of(self.now);
+        let is_past = allocation.registered <= used && used <= Moment::of(self.books.now);
         ensure(is_past, "allocation's times", slot)?;
-        let of_client = self.clients.find(owner);
+        let of_client = self.books.clients.find(owner);
         let owned = of_client.is_some_and(|client| client.domain == domain);
-        let ownerless = owner == NONE && self.clients.is_domain(domain);
+        let ownerless = owner == NONE && self.books.clients.is_domain(domain);
         ensure(owned || ownerless, "allocation's owner", slot)?;
         let is_left = is_live && ownerless && state != State::Reserved;
-        let is_of_objects = self.objects.keeps(slot);
+        let is_of_objects = self.books.objects.keeps(slot);
         ensure((orphan.is_some() || is_of_objects) == is_left, "allocation's keeper", slot)?;
         let left_by = orphan.and_then(|orphan| orphan.job);
-        let is_its = left_by.is_none_or(|job| self.clients.is_job_of(job, domain));
+        let is_its = left_by.is_none_or(|job| self.books.clients.is_job_of(job, domain));
         ensure(is_its, "the job that left an allocation", slot)?;
         let sound = match state {
             State::Held => owned && recallable && !keep,
@@ -257,36 +265,36 @@ impl Core {
 
     fn restore_recall(&mut self, slot: u32, recall: Recall) -> Check {
         let Recall { since, deadline, overdue, .. } = recall;
-        let is_sound = since <= self.now && deadline.is_none() == overdue;
+        let is_sound = since <= self.books.now && deadline.is_none() == overdue;
         ensure(is_sound, "recall's time", slot)?;
-        let owner = self.allocations[slot].owner;
-        let number = self.recalls.begin(owner, recall.flat());
-        self.allocations.set_recall(slot, number);
-        self.set_recall_timer(slot, deadline);
+        let owner = self.books.allocations[slot].owner;
+        let number = self.books.recalls.begin(owner, recall.flat());
+        self.books.allocations.set_recall(slot, number);
+        self.books.set_recall_timer(slot, deadline);
         Ok(())
     }
 
     /// Enters the leases, in the order in which they were granted.
     fn restore_leases(&mut self, saved: SavedSlots<Lease>, mut to_tell: BTreeSet<u32>) -> Check {
-        self.leases = Leases::restore(saved)?;
+        self.books.leases = Leases::restore(saved)?;
         let mut all = Vec::new();
-        for (number, lease) in self.leases.iter_from(0) {
-            ensure(lease.since <= self.now, "lease of the future", number)?;
-            ensure(self.allocations.is_full(lease.allocation), "lease's allocation", number)?;
-            let holder = self.clients.find(lease.client);
+        for (number, lease) in self.books.leases.iter_from(0) {
+            ensure(lease.since <= self.books.now, "lease of the future", number)?;
+            ensure(self.books.allocations.is_full(lease.allocation), "lease's allocation", number)?;
+            let holder = self.books.clients.find(lease.client);
             ensure(holder.is_some(), "lease's holder", number)?;
             all.push((lease.since, number));
         }
         all.sort_unstable();
         for (_, number) in all {
-            let Lease { allocation, asked, .. } = self.leases[number];
+            let Lease { allocation, asked, .. } = self.books.leases[number];
             let (ended, is_to_tell) =
-                (!self.allocations[allocation].is_live(), to_tell.remove(&number));
+                (!self.books.allocations[allocation].is_live(), to_tell.remove(&number));
             ensure(!is_to_tell || ended || asked != 0, "lease to ask for", number)?;
-            self.leases.enter(number, ended, is_to_tell);
-            self.may_be_asked_for(number);
-            self.allocations.add_lease(allocation, &mut self.leases, number);
-            self.lease_of_group(allocation);
+            self.books.leases.enter(number, ended, is_to_tell);
+            self.books.may_be_asked_for(number);
+            self.books.allocations.add_lease(allocation, &mut self.books.leases, number);
+            self.books.lease_of_group(allocation);
         }
         ensure(to_tell.is_empty(), "notices of no lease", to_tell.len() as u64)
     }
@@ -294,42 +302,42 @@ impl Core {
     fn restore_continuity(&mut self, owners: SavedOwners, until: Option<Now>) -> Check {
         for (former, is_complete, slots) in owners {
             for (slot, how) in slots {
-                let found = self.allocations.in_slot(slot);
+                let found = self.books.allocations.in_slot(slot);
                 let waits = found.is_some_and(|found| {
                     let stands = match how {
                         Standing::Reserved => found.state == State::Reserved,
                         Standing::Kept => found.state == State::Resident,
                         Standing::Ended => !found.is_live(),
                     };
-                    let its = self.clients.domain_key(found.domain) == former.domain;
+                    let its = self.books.clients.domain_key(found.domain) == former.domain;
                     stands && found.owner == NONE && its
                 });
-                ensure(waits && !self.continuity.has(slot), "slot that waits", slot)?;
-                self.continuity.enter(slot, former, how);
+                ensure(waits && !self.books.continuity.has(slot), "slot that waits", slot)?;
+                self.books.continuity.enter(slot, former, how);
             }
             if is_complete {
-                self.continuity.complete(former);
+                self.books.continuity.complete(former);
             }
         }
-        let all = self.allocations.iter_from(0);
+        let all = self.books.allocations.iter_from(0);
         let reserved = all.filter(|(_, allocation)| allocation.state == State::Reserved).count();
         ensure(reserved == self.reserved() as usize, "reserved for ever", reserved as u64)?;
-        for slot in self.allocations.full() {
+        for slot in self.books.allocations.full() {
             if self.may_linger(slot) {
-                self.continuity.linger(slot);
+                self.books.continuity.linger(slot);
             }
         }
-        if until.is_some() || !self.continuity.is_empty() {
-            self.continuity.set_grace(until.map_or(Grace::Ending(0), Grace::Until));
-            until.into_iter().for_each(|until| self.timers.set(until, Timer::Grace));
+        if until.is_some() || !self.books.continuity.is_empty() {
+            self.books.continuity.set_grace(until.map_or(Grace::Ending(0), Grace::Until));
+            until.into_iter().for_each(|until| self.books.timers.set(until, Timer::Grace));
         }
         Ok(())
     }
 
     /// Whether it has ended under an owner that had it before a crash, and has not been told that it is drained.
     fn may_linger(&self, slot: u32) -> bool {
-        let allocation = &self.allocations[slot];
-        let is_former = self.allocations.generation(slot) < self.config.first_generation;
+        let allocation = &self.books.allocations[slot];
+        let is_former = self.books.allocations.generation(slot) < self.config.first_generation;
         let is_owned = allocation.owner != NONE && !allocation.drained;
         is_former && is_owned && !allocation.is_live()
     }
@@ -337,21 +345,21 @@ impl Core {
     /// An ended allocation stays for its leases, or for its owner to be told. Each domain and each job is of some client or
     /// allocation.
     fn check_uses(&self) -> Check {
-        for (slot, allocation) in self.allocations.iter_from(0) {
+        for (slot, allocation) in self.books.allocations.iter_from(0) {
             let has_leases = !allocation.leases.is_empty();
             ensure(!allocation.drained || !has_leases, "drained", slot)?;
-            let is_pinned = self.ended_file_of(slot).is_none() || has_leases;
+            let is_pinned = self.books.ended_file_of(slot).is_none() || has_leases;
             ensure(is_pinned, "file of what nobody has", slot)?;
-            let owner = self.clients.find(allocation.owner);
+            let owner = self.books.clients.find(allocation.owner);
             let freed_later = allocation.drained || owner.is_some_and(|owner| owner.gone);
-            let lingers = self.continuity.has(slot) || self.may_linger(slot);
+            let lingers = self.books.continuity.has(slot) || self.may_linger(slot);
             let is_used = allocation.is_live() || has_leases || freed_later || lingers;
             ensure(is_used, "ended, and not freed", slot)?;
         }
-        for (number, domain) in self.clients.domains(0) {
+        for (number, domain) in self.books.clients.domains(0) {
             ensure(self.is_used(domain), "domain of nobody", number)?;
         }
-        for (number, job) in self.clients.jobs(0) {
+        for (number, job) in self.books.clients.jobs(0) {
             ensure(job.clients > 0 || job.orphans > 0, "job of nobody", number)?;
         }
         Ok(())
@@ -361,9 +369,9 @@ impl Core {
         let scopes = self.scopes();
         ensure(scopes.len() == saved.len(), "peaks", saved.len() as u64)?;
         for (scope, peaks) in scopes.into_iter().zip(saved) {
-            ensure(self.ledger.raise_peaks(scope, peaks), "peaks", peaks.len() as u64)?;
+            ensure(self.books.ledger.raise_peaks(scope, peaks), "peaks", peaks.len() as u64)?;
         }
-        self.ledger.raise_table_peak(table);
+        self.books.ledger.raise_table_peak(table);
         Ok(())
     }
 }

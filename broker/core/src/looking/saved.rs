@@ -73,47 +73,51 @@ impl Core {
     /// # Panics
     /// When requests are parked: [`Core::settle_parked`] comes first, and no step in between.
     pub fn save(&self) -> Saved {
-        assert!(self.parked.is_empty(), "parked requests are settled before the state is saved");
+        assert!(
+            self.books.parked.is_empty(),
+            "parked requests are settled before the state is saved"
+        );
         let is_to_tell = |(slot, lease): (u32, &Lease)| lease.is_to_tell().then_some(slot);
-        let (domains, jobs, clients) = self.clients.save(|domain| self.is_used(domain));
+        let (domains, jobs, clients) = self.books.clients.save(|domain| self.is_used(domain));
         Saved {
-            counters: self.counters.iter().map(|(_, count)| *count).collect(),
-            arrivals: self.arrivals,
-            serials: self.clients.serials(),
-            turns: self.rooms.turns_given(),
-            table_peak: self.ledger.table().1,
-            peaks: self.scopes().iter().map(|it| self.ledger[*it].account.peaks()).collect(),
+            counters: self.books.counters.iter().map(|(_, count)| *count).collect(),
+            arrivals: self.books.arrivals,
+            serials: self.books.clients.serials(),
+            turns: self.books.rooms.turns_given(),
+            table_peak: self.books.ledger.table().1,
+            peaks: self.scopes().iter().map(|it| self.books.ledger[*it].account.peaks()).collect(),
             domains,
             jobs,
             clients,
-            allocations: self.allocations.save(|_| true),
+            allocations: self.books.allocations.save(|_| true),
             beside: self.beside(),
-            leases: self.leases.save(|_| true),
-            to_tell: self.leases.iter_from(0).filter_map(is_to_tell).collect(),
-            owners: self.continuity.all().collect(),
-            grace_until: match self.continuity.grace() {
+            leases: self.books.leases.save(|_| true),
+            to_tell: self.books.leases.iter_from(0).filter_map(is_to_tell).collect(),
+            owners: self.books.continuity.all().collect(),
+            grace_until: match self.books.continuity.grace() {
                 Grace::Until(at) => Some(at),
                 Grace::None | Grace::Ending(_) => None,
             },
-            dying: self.clients.dying().clone(),
-            draining: self.draining,
-            objects: self.objects.save(),
+            dying: self.books.clients.dying().clone(),
+            draining: self.books.draining,
+            objects: self.books.objects.save(),
         }
     }
 
     fn beside(&self) -> Beside {
-        let all = || self.allocations.iter_from(0);
+        let all = || self.books.allocations.iter_from(0);
         let recalled = || all().filter(|(_, allocation)| allocation.state == State::Recalling);
-        let recall =
-            |(slot, allocation): (u32, &Allocation)| (slot, self.recalls[allocation.recall].flat());
+        let recall = |(slot, allocation): (u32, &Allocation)| {
+            (slot, self.books.recalls[allocation.recall].flat())
+        };
         let to_recall = recalled().filter(|(_, it)| it.is_in(AllocationList::Event));
-        let driver_data = self.allocations.all_driver_data();
-        let file = |slot| self.file_of(slot).or_else(|| self.ended_file_of(slot));
+        let driver_data = self.books.allocations.all_driver_data();
+        let file = |slot| self.books.file_of(slot).or_else(|| self.books.ended_file_of(slot));
         Beside {
             driver_data: driver_data.map(|(slot, bytes)| (slot, bytes.to_vec())).collect(),
             files: all().filter_map(|(slot, _)| Some((slot, file(slot)?))).collect(),
-            payers: self.payers(),
-            orphans: self.allocations.orphans().clone(),
+            payers: self.books.payers(),
+            orphans: self.books.allocations.orphans().clone(),
             recalls: recalled().map(recall).collect(),
             to_recall: to_recall.map(|(slot, _)| slot).collect(),
         }
@@ -121,15 +125,15 @@ impl Core {
 
     /// Whether clients or allocations are of the domain: if not, it is there for fds in the closers alone.
     pub(crate) fn is_used(&self, domain: &Domain) -> bool {
-        domain.clients > 0 || self.ledger[domain.scope].account.now(Resource::Allocations) > 0
+        domain.clients > 0 || self.books.ledger[domain.scope].account.now(Resource::Allocations) > 0
     }
 
     /// The scopes that are saved: the node, all domains, all jobs and all clients, each kind by its numbers.
     pub(crate) fn scopes(&self) -> Vec<ScopeId> {
-        let domains = self.clients.domains(0).map(|(_, domain)| domain);
+        let domains = self.books.clients.domains(0).map(|(_, domain)| domain);
         let domains = domains.filter(|domain| self.is_used(domain)).map(|domain| domain.scope);
-        let jobs = self.clients.jobs(0).map(|(_, job)| job.scope);
-        let clients = self.clients.iter().map(|(_, client)| client.scope);
+        let jobs = self.books.clients.jobs(0).map(|(_, job)| job.scope);
+        let clients = self.books.clients.iter().map(|(_, client)| client.scope);
         std::iter::once(ScopeId::NODE).chain(domains).chain(jobs).chain(clients).collect()
     }
 }

@@ -176,62 +176,65 @@ pub struct JobView {
 impl Core {
     /// Whether the fd of this allocation has been asked for from this client, and not come yet.
     pub fn is_awaited_from(&self, client: ClientId, id: AllocationId) -> bool {
-        let found = self.allocations.find(id);
+        let found = self.books.allocations.find(id);
         found.is_some_and(|it| it.owner == client.0 && it.state == State::Recalling)
     }
 
     /// Fds of a client that are on their way through the closers.
     pub fn closings_of(&self, client: ClientId) -> u64 {
-        self.clients.find(client.0).map_or(0, |client| self.closings.of_client(client.serial))
+        self.books
+            .clients
+            .find(client.0)
+            .map_or(0, |client| self.books.closings.of_client(client.serial))
     }
 
     /// The client that an fd on its way through the closers is charged to; `None`: it has left it to its domain.
     pub fn client_of(&self, ticket: Ticket) -> Option<ClientId> {
-        let closing = self.closings.get(ticket)?;
+        let closing = self.books.closings.get(ticket)?;
         let (number, serial) = closing.client?;
-        let client = self.clients.find(number).filter(|client| client.serial == serial);
+        let client = self.books.clients.find(number).filter(|client| client.serial == serial);
         client.map(|_| ClientId(number))
     }
 
     /// Fds that a client may send, as far as it can know. What was taken back meanwhile is answered AGAIN.
     pub fn deposit_credits(&self, client: ClientId) -> u64 {
-        let client = self.clients.find(client.0);
+        let client = self.books.clients.find(client.0);
         client.map_or(0, |client| client.credits + client.credits_taken)
     }
 
     /// The node at a glance.
     pub fn totals(&self) -> Totals {
         Totals {
-            node: self.ledger[ScopeId::NODE].account,
-            caps: Caps { domains: self.config.max_domains.into(), ..self.ledger.caps().node },
-            table: self.ledger.table(),
+            node: self.books.ledger[ScopeId::NODE].account,
+            caps: Caps { domains: self.config.max_domains.into(), ..self.books.ledger.caps().node },
+            table: self.books.ledger.table(),
             gauges: ByGauge {
-                jobs: self.clients.count_of_jobs() as u64,
-                stored_fds: self.allocations.held(),
-                closing_fds: self.closings.len() as u64,
-                leases_ending: self.leases.unswept(),
+                jobs: self.books.clients.count_of_jobs() as u64,
+                stored_fds: self.books.allocations.held(),
+                closing_fds: self.books.closings.len() as u64,
+                leases_ending: self.books.leases.unswept(),
                 // The daemon's to know.
                 users_away: 0,
                 sockets_away: 0,
                 sockets_unkept: 0,
             },
-            counters: self.counters,
+            counters: self.books.counters,
         }
     }
 
     /// Slots of allocations, those included that are free again.
     pub fn allocation_slots(&self) -> u32 {
-        self.allocations.slots()
+        self.books.allocations.slots()
     }
 
     /// Slots of leases, those included that are free again.
     pub fn lease_slots(&self) -> u32 {
-        self.leases.slots()
+        self.books.leases.slots()
     }
 
     /// Allocations from a slot on, in slot order.
     pub fn allocations(&self, cursor: u32) -> impl Iterator<Item = AllocationView> + '_ {
-        self.allocations_within(cursor..self.allocations.slots())
+        self.allocations_within(cursor..self.books.allocations.slots())
     }
 
     /// Allocations of some slots, in slot order.
@@ -239,8 +242,8 @@ impl Core {
         &self,
         slots: Range<u32>,
     ) -> impl Iterator<Item = AllocationView> + '_ {
-        self.allocations.iter_within(slots).map(|(slot, allocation)| AllocationView {
-            id: self.allocations.id_of(slot),
+        self.books.allocations.iter_within(slots).map(|(slot, allocation)| AllocationView {
+            id: self.books.allocations.id_of(slot),
             state: match allocation.state {
                 State::Held => AllocationState::Held,
                 State::Resident => AllocationState::Resident,
@@ -265,15 +268,15 @@ impl Core {
             waiters: match allocation.recall {
                 NONE => 0,
                 recall => {
-                    let Recall { waiting, pinned, .. } = self.recalls[recall];
-                    let count = self.waiting.len(waiting) + self.waiting.len(pinned);
+                    let Recall { waiting, pinned, .. } = self.books.recalls[recall];
+                    let count = self.books.waiting.len(waiting) + self.books.waiting.len(pinned);
                     u32::try_from(count).unwrap_or(u32::MAX)
                 }
             },
-            job: self.job_of_slot(slot).map(|job| self.clients.job_key(job)),
-            domain: self.clients.domain_key(allocation.domain),
+            job: self.books.job_of_slot(slot).map(|job| self.books.clients.job_key(job)),
+            domain: self.books.clients.domain_key(allocation.domain),
             virtual_fd: allocation.traits.has_virtual_fd(),
-            named: self.objects.has_group_in(slot),
+            named: self.books.objects.has_group_in(slot),
             registered: allocation.registered.begin(),
             used: allocation.stamp.last_use().begin(),
         })
@@ -281,49 +284,49 @@ impl Core {
 
     /// The allocation in a slot, if it is of the domain of a client.
     pub fn allocation_of_domain(&self, client: ClientId, slot: u32) -> Option<AllocationView> {
-        let domain = self.clients.find(client.0)?.domain;
-        let found = self.allocations.in_slot(slot).filter(|it| it.domain == domain);
+        let domain = self.books.clients.find(client.0)?.domain;
+        let found = self.books.allocations.in_slot(slot).filter(|it| it.domain == domain);
         found.and_then(|_| self.allocations_within(slot..slot + 1).next())
     }
 
     /// The slot of the allocation that the owner of this one has registered next, ended ones included.
     pub fn registered_after(&self, slot: u32) -> Option<u32> {
-        self.allocations.registered_after(slot)
+        self.books.allocations.registered_after(slot)
     }
 
     /// Whether an allocation is live.
     pub fn is_live(&self, id: AllocationId) -> bool {
-        let found = self.allocations.find(id);
+        let found = self.books.allocations.find(id);
         found.is_some_and(|allocation| !matches!(allocation.state, State::Ended(_)))
     }
 
     /// The memory kind of the allocation in a slot, live or ended.
     pub fn kind(&self, slot: u32) -> Option<MemoryKind> {
-        self.allocations.is_full(slot).then(|| self.allocations[slot].traits.kind())
+        self.books.allocations.is_full(slot).then(|| self.books.allocations[slot].traits.kind())
     }
 
     /// Who may have the allocation in a slot, live or ended.
     pub fn share(&self, slot: u32) -> Option<Share> {
-        self.allocations.is_full(slot).then(|| self.allocations[slot].traits.share())
+        self.books.allocations.is_full(slot).then(|| self.books.allocations[slot].traits.share())
     }
 
     /// Leases from a slot on, in slot order; a lease's slot is the low half of its number.
     pub fn leases(&self, cursor: u32) -> impl Iterator<Item = LeaseView> + '_ {
-        self.leases_within(cursor..self.leases.slots())
+        self.leases_within(cursor..self.books.leases.slots())
     }
 
     /// Leases of some slots, in slot order.
     pub fn leases_within(&self, slots: Range<u32>) -> impl Iterator<Item = LeaseView> + '_ {
-        self.leases.iter_within(slots).map(|(slot, lease)| {
-            let allocation = &self.allocations[lease.allocation];
+        self.books.leases.iter_within(slots).map(|(slot, lease)| {
+            let allocation = &self.books.allocations[lease.allocation];
             LeaseView {
-                id: self.leases.id_of(slot),
-                allocation: self.allocations.id_of(lease.allocation),
+                id: self.books.leases.id_of(slot),
+                allocation: self.books.allocations.id_of(lease.allocation),
                 owner: (allocation.owner != NONE).then_some(ClientId(allocation.owner)),
                 ended: !allocation.is_live(),
-                domain: self.domain_or_nobodys(allocation.domain),
+                domain: self.books.domain_or_nobodys(allocation.domain),
                 client: ClientId(lease.client),
-                holder: self.clients.domain_key(self.clients[lease.client].domain),
+                holder: self.books.clients.domain_key(self.books.clients[lease.client].domain),
                 mapped: lease.mapped,
                 asked: lease.asked != 0,
                 since: lease.since,
@@ -334,35 +337,35 @@ impl Core {
 
     /// The domain of a client.
     pub fn domain_of(&self, client: ClientId) -> Option<DomainKey> {
-        let client = self.clients.find(client.0)?;
-        Some(self.clients.domain_key(client.domain))
+        let client = self.books.clients.find(client.0)?;
+        Some(self.books.clients.domain_key(client.domain))
     }
 
     /// Clients from a number on, in order, those being torn down included.
     pub fn clients(&self, cursor: u32) -> impl Iterator<Item = ClientView> + '_ {
-        self.clients.iter_from(cursor).map(|(number, client)| ClientView {
+        self.books.clients.iter_from(cursor).map(|(number, client)| ClientView {
             id: ClientId(number),
-            domain: self.clients.domain_key(client.domain),
-            job: client.job.map(|job| self.clients.job_key(job)),
+            domain: self.books.clients.domain_key(client.domain),
+            job: client.job.map(|job| self.books.clients.job_key(job)),
             pid: client.pid,
             welcome: client.welcome,
             gone: client.gone,
             silent: client.silent,
             credits: client.credits,
-            closing: self.closings.of_client(client.serial),
+            closing: self.books.closings.of_client(client.serial),
             parked: u32::try_from(client.parked.len()).unwrap_or(u32::MAX),
-            account: self.ledger[client.scope].account,
+            account: self.books.ledger[client.scope].account,
         })
     }
 
     /// The caps in force.
     pub fn caps(&self) -> CapsOfScopes {
-        *self.ledger.caps()
+        *self.books.ledger.caps()
     }
 
     /// How much of a resource the node is charged with.
     pub fn now_in_node(&self, resource: Resource) -> u64 {
-        self.ledger[ScopeId::NODE].account.now(resource)
+        self.books.ledger[ScopeId::NODE].account.now(resource)
     }
 
     /// These caps as they would be in force.
@@ -372,24 +375,24 @@ impl Core {
 
     /// The job of a client, if it is of one.
     pub fn job_of(&self, client: ClientId) -> Option<JobKey> {
-        let client = self.clients.find(client.0)?;
-        client.job.map(|job| self.clients.job_key(job))
+        let client = self.books.clients.find(client.0)?;
+        client.job.map(|job| self.books.clients.job_key(job))
     }
 
     /// The name of a job; none when it is not known (any more).
     pub fn job_name(&self, domain: DomainKey, job: JobKey) -> JobName {
-        let number = self.clients.find_job((domain, job));
-        number.map_or(JobName::NONE, |number| self.clients.job(number).name)
+        let number = self.books.clients.find_job((domain, job));
+        number.map_or(JobName::NONE, |number| self.books.clients.job(number).name)
     }
 
     /// Jobs in use from a number on, in order.
     pub fn jobs(&self, cursor: u32) -> impl Iterator<Item = JobView> + '_ {
-        self.clients.jobs(cursor).map(|(number, job)| JobView {
+        self.books.clients.jobs(cursor).map(|(number, job)| JobView {
             number,
             domain: job.key.0,
             key: job.key.1,
             name: job.name,
-            account: self.ledger[job.scope].account,
+            account: self.books.ledger[job.scope].account,
             clients: job.clients,
             orphans: job.orphans,
         })
@@ -397,18 +400,18 @@ impl Core {
 
     /// Domains in use from a number on, in order.
     pub fn domains(&self, cursor: u32) -> impl Iterator<Item = DomainView> + '_ {
-        self.clients.domains(cursor).map(|(number, domain)| self.domain_view(number, domain))
+        self.books.clients.domains(cursor).map(|(number, domain)| self.domain_view(number, domain))
     }
 
     /// A domain, if it is in use.
     pub fn view_of_domain(&self, key: DomainKey) -> Option<DomainView> {
-        let number = self.clients.find_domain(key)?;
-        Some(self.domain_view(number, self.clients.domain(number)))
+        let number = self.books.clients.find_domain(key)?;
+        Some(self.domain_view(number, self.books.clients.domain(number)))
     }
 
     fn domain_view(&self, number: u32, domain: &Domain) -> DomainView {
         let Domain { clients, key, scope, .. } = *domain;
-        DomainView { number, clients, key, account: self.ledger[scope].account }
+        DomainView { number, clients, key, account: self.books.ledger[scope].account }
     }
 
     /// Driver data of a live allocation: bytes in use, and the bytes.
@@ -416,8 +419,30 @@ impl Core {
         &self,
         id: fdbroker_protocol::AllocationId,
     ) -> Option<(u8, &[u8; DRIVER_DATA_BYTES])> {
-        self.allocations.find(id)?;
-        let (len, bytes) = self.allocations.driver_data(id.slot)?;
+        self.books.allocations.find(id)?;
+        let (len, bytes) = self.books.allocations.driver_data(id.slot)?;
         Some((*len, bytes))
+    }
+
+    /// Whether the broker is being drained.
+    pub fn is_draining(&self) -> bool {
+        self.books.draining.is_some()
+    }
+
+    /// Slots of before a crash that no owner has named again yet.
+    pub fn reserved(&self) -> u32 {
+        self.books.continuity.reserved
+    }
+
+    /// Whether the allocation waits for its owner of before a crash.
+    pub fn is_reserved(&self, id: AllocationId) -> bool {
+        let found = self.books.allocations.find(id);
+        found.is_some_and(|found| found.state == State::Reserved)
+    }
+
+    /// Whether an allocation has ended and is not forgotten: it is leased, or its owner has not heard that it is drained.
+    pub fn is_ended_here(&self, id: AllocationId) -> bool {
+        let found = self.books.allocations.find(id);
+        found.is_some_and(|allocation| !allocation.is_live())
     }
 }

@@ -1,8 +1,8 @@
 //! Charging clients, their jobs, domains and the node together. Must never charge one account of a list and not the others.
 
-use crate::Core;
 use crate::api::config::CapsOfScopes;
 use crate::api::ids::{DomainKey, Now};
+use crate::books::Books;
 use crate::books::allocation::Allocation;
 use crate::books::clients::Client;
 use crate::books::ledger::{Blocked, Charge};
@@ -10,7 +10,7 @@ use crate::books::slots::NONE;
 use crate::books::timers::Chore;
 use fdbroker_protocol::{Resource, Scope};
 
-impl Core {
+impl Books {
     /// Charges a client, its job, its domain and the node, or nobody. Idle credits are not in the way.
     pub(crate) fn charge(&mut self, client: u32, charge: Charge) -> Result<(), Blocked> {
         let scope = self.scope_of(client);
@@ -105,7 +105,7 @@ impl Core {
 
     /// The domain of a key, a new one if need be; `None`: there are as many as there may be.
     pub(crate) fn domain(&mut self, key: DomainKey) -> Option<u32> {
-        let Core { clients, ledger, rooms, .. } = self;
+        let Books { clients, ledger, rooms, .. } = self;
         clients.domain_of(key, ledger, || rooms.last_turn())
     }
 

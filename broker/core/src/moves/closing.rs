@@ -1,16 +1,16 @@
 //! Fds on their way through the closers. Must never give their places away before they are closed.
 
-use crate::Core;
 use crate::api::deposit::Deposit;
 use crate::api::effect::{Effect, Effects};
 use crate::api::ids::{ClientId, Lane, Ticket};
+use crate::books::Books;
 use crate::books::charges::REFUSED_FD;
 use crate::books::clients::Client;
 use crate::books::closings::Closing;
 use crate::books::ledger::ScopeId;
 use crate::books::slots::NONE;
 
-impl Core {
+impl Books {
     /// The place of an fd of `client` becomes that of one in the closers; the charge stays until
     /// [`Core::closed`].
     pub(crate) fn closing(&mut self, client: u32, lane: Lane) -> Ticket {

@@ -1,9 +1,9 @@
 //! The end of an allocation, whatever its cause. Must never let an ended one be granted again, nor free its slot while leases
 //! are out.
 
-use crate::Core;
 use crate::api::effect::{Effect, Effects, Ended};
 use crate::api::ids::ClientId;
+use crate::books::Books;
 use crate::books::allocation::State;
 use crate::books::charges::RECALLED_PLACE;
 use crate::books::leases::Lease;
@@ -12,7 +12,7 @@ use crate::books::queues::Fate;
 use crate::books::slots::NONE;
 use fdbroker_protocol::{ErrorCode, Resource, Scope};
 
-impl Core {
+impl Books {
     /// Ends a live allocation: nobody gets it any more, the broker's fd is closed, holders and waiters are
     /// told: [`Core::sweep_ended`] comes to the holders. The caller then frees the slot or calls [`Core::drain_if_done`].
     pub(crate) fn end(&mut self, slot: u32, code: ErrorCode, fx: &mut Effects) {

@@ -1,10 +1,10 @@
 //! Which held fds may be evicted, and their eviction in the scope whose cap is in the way. Must never evict what is resident or
 //! waited for, nor choose an owner that does not answer while another one of the scope has something to evict.
 
-use crate::Core;
 use crate::api::deposit::Wanted;
 use crate::api::effect::{Effect, Effects};
 use crate::api::ids::Lane;
+use crate::books::Books;
 use crate::books::allocation::{Allocation, State};
 use crate::books::clients::Client;
 use crate::books::ledger::{Blocked, Charge, ScopeId};
@@ -17,7 +17,7 @@ use fdbroker_protocol::admin::EventKind;
 /// Behind all places of owners that answer: the clock of these does not come so far.
 const OF_THE_SILENT: u64 = 1 << 63;
 
-impl Core {
+impl Books {
     /// Makes a held allocation evictable, as the youngest. Resident ones and those that are waited for stay out.
     pub(crate) fn lru_insert(&mut self, slot: u32) {
         if let Some(owner) = self.allocations.enter_order(slot) {

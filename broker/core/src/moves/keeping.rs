@@ -1,8 +1,8 @@
 //! Kept allocations, which outlive their owner for a time; and which clients may have an allocation at all. Must never
 //! evict a kept one, nor let one live without an owner for ever.
 
-use crate::Core;
 use crate::api::effect::{Effect, Effects};
+use crate::books::Books;
 use crate::books::allocation::{Orphan, State};
 use crate::books::ledger::Charge;
 use crate::books::queues::Fate;
@@ -10,7 +10,7 @@ use crate::books::slots::NONE;
 use crate::books::timers::Timer;
 use fdbroker_protocol::{ErrorCode, Resource};
 
-impl Core {
+impl Books {
     /// The fd of a slot has just been stored.
     pub(crate) fn keep_stored(&mut self, slot: u32, fx: &mut Effects) {
         if self.allocations[slot].traits.is_to_be_kept() {

@@ -1,16 +1,16 @@
 //! What clients hold: leases are granted, mapped, given back. Must never let one be given back twice, or by another.
 
-use crate::Core;
 use crate::api::deposit::Wanted;
 use crate::api::effect::Granted;
 use crate::api::ids::LeaseId;
+use crate::books::Books;
 use crate::books::allocation::State;
 use crate::books::charges::lease_charge;
 use crate::books::leases::Lease;
 use crate::books::ledger::{Blocked, Charge};
 use fdbroker_protocol::Resource;
 
-impl Core {
+impl Books {
     pub(crate) fn granted(&mut self, wanted: Wanted, slot: u32, lease: LeaseId) -> Granted {
         Granted::of(wanted, self.allocations.mark_used(slot, self.now), lease)
     }

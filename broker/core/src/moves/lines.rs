@@ -1,10 +1,10 @@
 //! Parked requests enter lines and leave them, and hear of what comes back. Must never wake those behind the first one.
 
-use crate::Core;
+use crate::books::Books;
 use crate::books::ledger::{Blocked, ScopeId};
 use crate::books::parked::Wait;
 
-impl Core {
+impl Books {
     /// A parked request waits for what it says from now on.
     pub(crate) fn enter_rooms(&mut self, seq: u64) {
         let wait = self.parked[&seq].wait;

@@ -1,14 +1,14 @@
 //! What happens is counted and noted as it happens. Must never cost anything where nobody watches.
 
-use crate::Core;
 use crate::api::effect::{Effect, Effects, Note};
-use crate::api::ids::{ClientId, DomainKey, JobKey, RequestId};
+use crate::api::ids::{ClientId, RequestId};
+use crate::books::Books;
 use crate::books::ledger::Blocked;
 use crate::limits::NOTES_KEPT;
 use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{ErrorCode, Status};
 
-impl Core {
+impl Books {
     pub(crate) fn note(&mut self, note: Note) {
         if self.notes.list.len() < NOTES_KEPT {
             self.notes.list.push(note);
@@ -62,21 +62,6 @@ impl Core {
         self.count_refusal(client.0, status);
         let status = self.as_told(client.0, status);
         fx.list.push(Effect::Failed { client, request, status });
-    }
-
-    /// A connection is refused, because a cap is full: by the core, or by the daemon before the core learns of it. The note
-    /// has the peer's process, but no client, since the peer never becomes one.
-    pub fn count_refused_connection(
-        &mut self,
-        pid: u32,
-        domain: DomainKey,
-        job: Option<JobKey>,
-        status: Status,
-    ) {
-        self.counters.refusals += 1;
-        if self.notes.is_on {
-            self.note(Note { pid, domain, job, status, ..Note::of_node(EventKind::Refusal) });
-        }
     }
 
     pub(crate) fn note_of_allocation(&mut self, kind: EventKind, slot: u32) {

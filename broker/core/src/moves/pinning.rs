@@ -1,15 +1,15 @@
 //! What held fds pin is charged, by files where these are known. Must never charge a domain twice for a file, nor refuse that
 //! one grows.
 
-use crate::Core;
 use crate::api::ids::File;
+use crate::books::Books;
 use crate::books::allocation::Allocation;
 use crate::books::files::{Pinned, pages};
 use crate::books::ledger::{Charge, ScopeId};
 use crate::books::slots::NONE;
 use fdbroker_protocol::{Resource, Scope};
 
-impl Core {
+impl Books {
     /// Remembers, for an allocation that is not held, what its file would pin.
     pub(crate) fn remember_file(&mut self, slot: u32, file: Option<File>) {
         self.allocations.set_file(slot, file.map_or(NONE, |file| pages(file.pinned_bytes)));

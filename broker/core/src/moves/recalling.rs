@@ -1,9 +1,9 @@
 //! Recalls: asking owners for their fds again, what they answer, and what happens when they do not. Must
 //! never ask before the place for the answer is reserved, nor ask twice at a time.
 
-use crate::Core;
 use crate::api::effect::Effects;
 use crate::api::ids::{ClientId, Now};
+use crate::books::Books;
 use crate::books::allocation::State;
 use crate::books::charges::{PROMISED_LEASE, RECALLED_PLACE};
 use crate::books::ledger::Blocked;
@@ -14,7 +14,7 @@ use crate::books::timers::Timer;
 use fdbroker_protocol::ErrorCode;
 use fdbroker_protocol::admin::EventKind;
 
-impl Core {
+impl Books {
     /// Reserves the fd's place and bytes on its owner's accounts, and the place of the lease to come on those of
     /// `promised_to`; then marks the allocation to be recalled. Or says which cap is in the way.
     pub(crate) fn start_recall(

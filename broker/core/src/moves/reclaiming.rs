@@ -2,8 +2,8 @@
 //! or fds is in the way. Must never ask for a lease of an ended allocation, nor again for one just asked for; what
 //! is asked for stays the client's until it gives it back.
 
-use crate::Core;
 use crate::api::ids::{ClientId, LeaseId, Now};
+use crate::books::Books;
 use crate::books::clients::Client;
 use crate::books::leases::{Lease, Shelf};
 use crate::books::ledger::{Blocked, LEASE_KINDS, SHARE_OF_FDS, ScopeId};
@@ -14,7 +14,7 @@ use fdbroker_protocol::{MAX_BATCH, Resource};
 /// In the key of a client that has given back nothing of what it was asked for.
 const KEEPS: u64 = 1 << 63;
 
-impl Core {
+impl Books {
     /// Asks for leases whose return will help against `blocked`, for at least `count` where there are so many.
     /// Looks again after a pause, as long as somebody waits.
     pub(crate) fn reclaim(&mut self, blocked: Blocked, count: usize) {

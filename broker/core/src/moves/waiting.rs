@@ -1,9 +1,9 @@
 //! Requests are parked, and their items enter queues and leave them. Must never keep an fd for a request that does not wait
 //! for it.
 
-use crate::Core;
 use crate::api::deposit::Wanted;
 use crate::api::ids::{ClientId, Now};
+use crate::books::Books;
 use crate::books::allocation::State;
 use crate::books::charges::PROMISED_LEASE;
 use crate::books::items::Item;
@@ -14,7 +14,7 @@ use crate::books::slots::NONE;
 use crate::books::timers::Timer;
 use fdbroker_protocol::ErrorCode;
 
-impl Core {
+impl Books {
     /// Parks a request, until it is served or its deadline passes.
     pub(crate) fn park(&mut self, seq: u64, parked: Parked) {
         let (client, deadline) = (parked.client.0, parked.deadline);

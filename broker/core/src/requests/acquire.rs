@@ -5,6 +5,7 @@ use crate::Core;
 use crate::api::deposit::Wanted;
 use crate::api::effect::{Effect, Effects, Granted};
 use crate::api::ids::{ClientId, LeaseId, Now, RequestId};
+use crate::books::Books;
 use crate::books::items::Item;
 use crate::books::ledger::{Blocked, Charge, FOR_HELD, FOR_LEASE};
 use crate::books::parked::{Parked, Wait, Wish, items_of};
@@ -21,31 +22,31 @@ impl Core {
         deadline: Now,
         fx: &mut Effects,
     ) {
-        let seq = self.arrival();
+        let seq = self.books.arrival();
         let (turn, first) = (Turn::Last, true);
         let attempt = Attempt { client, request, seq, deadline, wanted, turn, first };
-        let wait = match self.client_mut(client.0).sendable {
+        let wait = match self.books.client_mut(client.0).sendable {
             true => self.try_acquire(attempt, fx),
             false => Some(Wait::Reader),
         };
         let Some(wait) = wait else { return };
-        if deadline <= self.now {
+        if deadline <= self.books.now {
             self.answer_waiting(attempt, wait, fx);
-            return self.give_promises_back(client, wanted);
+            return self.books.give_promises_back(client, wanted);
         }
         let most = self.config.max_parked_per_client;
-        if self.client_mut(client.0).parked.len() >= most as usize {
+        if self.books.client_mut(client.0).parked.len() >= most as usize {
             let (resource, scope) = (Resource::ParkedRequests, Scope::Client);
-            let status = Self::no_quota_limit(resource, scope, most.into());
+            let status = Books::no_quota_limit(resource, scope, most.into());
             return self.refuse_parking(client, request, wanted, status, fx);
         }
         let wish = Wish::Acquire(wanted.into());
-        if let Err(blocked) = self.charge(client.0, items_of(&wish)) {
-            let status = self.no_quota(blocked);
+        if let Err(blocked) = self.books.charge(client.0, items_of(&wish)) {
+            let status = self.books.no_quota(blocked);
             return self.refuse_parking(client, request, wanted, status, fx);
         }
-        self.park(seq, Parked::new(client, request, deadline, wish, wait));
-        if wait == Wait::Reader && self.has_ended_item(seq) {
+        self.books.park(seq, Parked::new(client, request, deadline, wish, wait));
+        if wait == Wait::Reader && self.books.has_ended_item(seq) {
             // Without an fd the answer needs no reader, and nothing else would bring it.
             self.answer_ended_item(seq, fx);
         }
@@ -60,8 +61,8 @@ impl Core {
         status: Status,
         fx: &mut Effects,
     ) {
-        self.refuse(client, request, status, fx);
-        self.give_promises_back(client, wanted);
+        self.books.refuse(client, request, status, fx);
+        self.books.give_promises_back(client, wanted);
     }
 
     /// Answers the request if any of its items can be answered; else says what it waits for, and
@@ -72,27 +73,27 @@ impl Core {
         let mut blocked = self.ahead(turn, client.0, FOR_LEASE);
         let (mut any, mut short_of, mut fds) = (false, 0, 0);
         // Grants change none of the items.
-        let mut items = std::mem::take(&mut self.items);
+        let mut items = std::mem::take(&mut self.books.items);
         items.clear();
-        items.extend(wanted.iter().map(|item| self.item(client, *item)));
+        items.extend(wanted.iter().map(|item| self.books.item(client, *item)));
         let charged = if blocked.is_none() { self.charge_ready(client, &items) } else { 0 };
         for (item, state) in wanted.iter().zip(&items) {
             let granted = match *state {
                 Item::Final(code) => {
-                    Granted::refused(*item, self.naming_owner(client, *item, code.into()))
+                    Granted::refused(*item, self.books.naming_owner(client, *item, code.into()))
                 }
-                Item::Ready(_) if fds == self.most_granted => {
+                Item::Ready(_) if fds == self.books.most_granted => {
                     Granted::refused(*item, ErrorCode::Again.into())
                 }
                 Item::Ready(slot) if fds < charged => {
                     fds += 1;
-                    let lease = self.charged_lease(client.0, slot);
-                    self.granted(*item, slot, lease)
+                    let lease = self.books.charged_lease(client.0, slot);
+                    self.books.granted(*item, slot, lease)
                 }
-                Item::Ready(slot) if blocked.is_none() => match self.lease(client.0, slot) {
+                Item::Ready(slot) if blocked.is_none() => match self.books.lease(client.0, slot) {
                     Ok(lease) => {
                         fds += 1;
-                        self.granted(*item, slot, lease)
+                        self.books.granted(*item, slot, lease)
                     }
                     Err(full) => {
                         blocked = Some(full);
@@ -106,24 +107,24 @@ impl Core {
             fx.granted.push(granted);
         }
         let evicted = items.iter().any(|item| matches!(item, Item::Evicted(_)));
-        self.items = items;
+        self.books.items = items;
         // An empty request has nothing to wait for.
         if !any && !wanted.is_empty() {
             fx.granted.truncate(begin);
-            self.set_aside(wanted);
+            self.books.set_aside(wanted);
             let wait = self.wait_for(attempt, blocked, fx);
-            self.put_back();
+            self.books.put_back();
             return Some(wait);
         }
         match blocked {
-            None if evicted && self.rooms.is_empty() => {
+            None if evicted && self.books.rooms.is_empty() => {
                 self.recall_ahead(client, wanted, fx);
             }
             // What did not fit will be asked for again: makes the room meanwhile.
-            Some(full) if self.may_make_room(full) => {
-                self.set_aside(wanted);
-                self.evict_for(full, short_of, fx);
-                self.put_back();
+            Some(full) if self.books.may_make_room(full) => {
+                self.books.set_aside(wanted);
+                self.books.evict_for(full, short_of, fx);
+                self.books.put_back();
             }
             _ => {}
         }
@@ -140,16 +141,16 @@ impl Core {
             return 0;
         }
         let is_ready = |item: &&Item| matches!(item, Item::Ready(_));
-        let ready = items.iter().filter(is_ready).count().min(self.most_granted);
+        let ready = items.iter().filter(is_ready).count().min(self.books.most_granted);
         let charge = Charge(Resource::OpenLeases, ready as u64);
-        if self.charge_share(client.0, charge).is_ok() { ready } else { 0 }
+        if self.books.charge_share(client.0, charge).is_ok() { ready } else { 0 }
     }
 
     /// Recalls, from free room alone, what the client will ask for again.
     fn recall_ahead(&mut self, client: ClientId, wanted: &[Wanted], fx: &mut Effects) {
         for item in wanted {
-            if let Item::Evicted(slot) = self.item(client, *item)
-                && self.start_recall(slot, None, fx).is_err()
+            if let Item::Evicted(slot) = self.books.item(client, *item)
+                && self.books.start_recall(slot, None, fx).is_err()
             {
                 return;
             }
@@ -169,26 +170,26 @@ impl Core {
         let mut several_ready = false;
         let mut full: Option<Blocked> = None;
         let mut may_start = true;
-        self.also_blocked.clear();
+        self.books.also_blocked.clear();
         for item in wanted {
-            match self.item(client, *item) {
+            match self.books.item(client, *item) {
                 Item::Recalling(_) | Item::Reserved(_) => recalling = true,
                 // What stops all of them stops the rest too; one that is too large, or whose owner is full, does not.
                 Item::Evicted(_) if !may_start => {}
                 Item::Evicted(slot) => {
                     let started = match self.ahead_of_recall(turn, client.0, slot) {
                         Some(ahead) => Err(ahead),
-                        None => self.start_recall(slot, Some(client.0), fx),
+                        None => self.books.start_recall(slot, Some(client.0), fx),
                     };
                     match started {
                         Ok(()) => recalling = true,
                         Err(blocked) if full.is_none() => {
                             let no_lease = self.lease_in_the_way(turn, client.0);
-                            self.also_blocked.extend(no_lease);
+                            self.books.also_blocked.extend(no_lease);
                             may_start = no_lease.is_none() && !blocked.stops_every_recall();
                             full = Some(blocked);
                         }
-                        Err(blocked) => self.also_blocked.push(blocked),
+                        Err(blocked) => self.books.also_blocked.push(blocked),
                     }
                 }
                 Item::Ready(slot) => several_ready |= *ready.get_or_insert(slot) != slot,
@@ -211,12 +212,12 @@ impl Core {
             _ => wanted.len(),
         };
         let short_of = short_of.min(PLACES_AT_ONCE);
-        if first || self.may_make_room(in_the_way) {
-            let evicted = self.evict_for(in_the_way, short_of, fx);
+        if first || self.books.may_make_room(in_the_way) {
+            let evicted = self.books.evict_for(in_the_way, short_of, fx);
             if evicted == 0 && several_ready {
                 // Nothing but what it wants itself can go: one of them makes room for another.
-                self.put_back();
-                self.evict_for(in_the_way, 1, fx);
+                self.books.put_back();
+                self.books.evict_for(in_the_way, 1, fx);
             }
         }
         Wait::Room(in_the_way)
@@ -230,11 +231,11 @@ impl Core {
     /// The account that has no room for another lease of a client.
     fn lease_blocked(&self, client: u32) -> Option<Blocked> {
         let lease = Charge(Resource::OpenLeases, 1);
-        self.share_blocked(client, 1).or_else(|| self.blocked(client, lease))
+        self.books.share_blocked(client, 1).or_else(|| self.books.blocked(client, lease))
     }
 
     fn ahead_of_recall(&mut self, turn: Turn, client: u32, slot: u32) -> Option<Blocked> {
-        let owner = self.allocations[slot].owner;
+        let owner = self.books.allocations[slot].owner;
         self.ahead(turn, owner, FOR_HELD).or_else(|| self.ahead(turn, client, FOR_LEASE))
     }
 
@@ -242,14 +243,14 @@ impl Core {
     pub(crate) fn in_the_way(&mut self, client: ClientId, wanted: &[Wanted]) -> Option<Blocked> {
         let (mut ahead, mut fits) = (None, false);
         for item in wanted {
-            let full = match self.item(client, *item) {
+            let full = match self.books.item(client, *item) {
                 Item::Ready(_) => {
                     ahead = ahead.or_else(|| self.ahead(Turn::Last, client.0, FOR_LEASE));
                     self.lease_blocked(client.0)
                 }
                 Item::Evicted(slot) => {
                     ahead = ahead.or_else(|| self.ahead_of_recall(Turn::Last, client.0, slot));
-                    self.recall_blocked(slot, client.0)
+                    self.books.recall_blocked(slot, client.0)
                 }
                 Item::Final(_) | Item::Recalling(_) | Item::Reserved(_) => continue,
             };
@@ -267,12 +268,12 @@ impl Core {
         let begin = fx.granted.len();
         let again = Status::error(ErrorCode::Again);
         let pending = match wait {
-            Wait::Room(blocked) | Wait::Space(blocked) => self.refusal(client.0, blocked),
+            Wait::Room(blocked) | Wait::Space(blocked) => self.books.refusal(client.0, blocked),
             Wait::Recall | Wait::Reader => again,
         };
         for item in wanted {
-            let status = match self.item(client, *item) {
-                Item::Final(code) => self.naming_owner(client, *item, code.into()),
+            let status = match self.books.item(client, *item) {
+                Item::Final(code) => self.books.naming_owner(client, *item, code.into()),
                 Item::Recalling(_) | Item::Reserved(_) => again,
                 Item::Ready(_) | Item::Evicted(_) => pending,
             };
@@ -293,20 +294,20 @@ impl Core {
         seq: u64,
         fx: &mut Effects,
     ) {
-        if self.client(client).is_none() {
+        if self.books.client(client).is_none() {
             return;
         }
         for grant in grants.iter().filter(|grant| grant.status.is_ok()) {
-            if let Some(lease) = self.leases.find(client, grant.lease) {
-                self.end_lease(lease);
-                self.counters.grants -= 1;
+            if let Some(lease) = self.books.leases.find(client, grant.lease) {
+                self.books.end_lease(lease);
+                self.books.counters.grants -= 1;
             }
         }
         let wanted: Box<[Wanted]> = grants.iter().map(|grant| grant.wanted).collect();
         let wish = Wish::Acquire(wanted.clone());
         let most = self.config.max_parked_per_client as usize;
-        if self.client_mut(client.0).parked.len() >= most
-            || self.charge(client.0, items_of(&wish)).is_err()
+        if self.books.client_mut(client.0).parked.len() >= most
+            || self.books.charge(client.0, items_of(&wish)).is_err()
         {
             // Nowhere to wait: it asks again.
             let (turn, first) = (Turn::Last, false);
@@ -314,8 +315,8 @@ impl Core {
             let attempt = Attempt { client, request, seq, deadline, wanted, turn, first };
             return self.answer_waiting(attempt, Wait::Reader, fx);
         }
-        self.park(seq, Parked::new(client, request, deadline, wish, Wait::Reader));
-        if self.has_ended_item(seq) {
+        self.books.park(seq, Parked::new(client, request, deadline, wish, Wait::Reader));
+        if self.books.has_ended_item(seq) {
             self.answer_ended_item(seq, fx);
         }
     }

@@ -15,22 +15,22 @@ impl Core {
     /// Leases what is held of the items, in their order, as far as there is room; the others are left out, without a word. A
     /// client that can be sent nothing gets nothing, nor does anybody from a broker that is to be emptied.
     pub(crate) fn acquire_ahead(&mut self, client: ClientId, wanted: &[Wanted], fx: &mut Effects) {
-        if self.draining.is_some() || !self.client_mut(client.0).sendable {
+        if self.books.draining.is_some() || !self.books.client_mut(client.0).sendable {
             return;
         }
         let begin = fx.granted.len();
         let room = self.room_ahead(client.0);
         let mut bytes = AHEAD_BYTES;
         for item in wanted.iter().take(AHEAD_FDS) {
-            let Item::Ready(slot) = self.item(client, *item) else { continue };
-            let size = self.allocations[slot].size_bytes;
+            let Item::Ready(slot) = self.books.item(client, *item) else { continue };
+            let size = self.books.allocations[slot].size_bytes;
             if (fx.granted.len() - begin) as u64 == room || size > bytes {
                 break;
             }
-            let Ok(lease) = self.lease(client.0, slot) else { break };
+            let Ok(lease) = self.books.lease(client.0, slot) else { break };
             bytes -= size;
             // Not marked as used: nobody has asked for it yet.
-            fx.granted.push(Granted::of(*item, &self.allocations[slot], lease));
+            fx.granted.push(Granted::of(*item, &self.books.allocations[slot], lease));
         }
         let range = begin..fx.granted.len();
         if !range.is_empty() {
@@ -41,18 +41,22 @@ impl Core {
     /// How many leases a client may have ahead: a part of the free room of every account that they are charged to, and none
     /// while somebody waits for room there.
     fn room_ahead(&self, client: u32) -> u64 {
-        let record = &self.clients[client];
-        let share = self.share_of_fds(record.domain);
+        let record = &self.books.clients[client];
+        let share = self.books.share_of_fds(record.domain);
         let free = |scope: ScopeId| {
-            let is_waited_for = FOR_LEASE.iter().any(|it| self.ledger[scope].blocked.has(*it));
+            let is_waited_for =
+                FOR_LEASE.iter().any(|it| self.books.ledger[scope].blocked.has(*it));
             let room = |it| {
-                self.ledger.cap(scope, it).saturating_sub(self.ledger[scope].account.counted(it))
+                self.books
+                    .ledger
+                    .cap(scope, it)
+                    .saturating_sub(self.books.ledger[scope].account.counted(it))
             };
             match is_waited_for {
                 true => 0,
                 false => room(Resource::Fds).min(room(Resource::OpenLeases)),
             }
         };
-        self.ledger.path(record.scope).map(free).fold(share, u64::min) / AHEAD_ROOM_DIVISOR
+        self.books.ledger.path(record.scope).map(free).fold(share, u64::min) / AHEAD_ROOM_DIVISOR
     }
 }

@@ -14,12 +14,12 @@ use fdbroker_protocol::{AllocationId, ErrorCode};
 impl Core {
     /// What an evict of this allocation would come to now.
     pub fn evict_outcome(&self, id: AllocationId) -> ActOutcome {
-        let Some(allocation) = self.allocations.find(id) else {
+        let Some(allocation) = self.books.allocations.find(id) else {
             return ActOutcome::NotFound;
         };
         match allocation.state {
             State::Held if allocation.recall != NONE => ActOutcome::Waited,
-            State::Held if self.clients[allocation.owner].silent => ActOutcome::OwnerSilent,
+            State::Held if self.books.clients[allocation.owner].silent => ActOutcome::OwnerSilent,
             State::Held => ActOutcome::Done,
             State::Resident if allocation.traits.is_to_be_kept() => ActOutcome::Kept,
             State::Resident => ActOutcome::Resident,
@@ -32,7 +32,7 @@ impl Core {
 
     /// What a revoke of this allocation would come to now.
     pub fn revoke_outcome(&self, id: AllocationId) -> ActOutcome {
-        match self.allocations.find(id) {
+        match self.books.allocations.find(id) {
             None => ActOutcome::NotFound,
             Some(allocation) if allocation.is_live() => ActOutcome::Done,
             Some(_) => ActOutcome::Ended,
@@ -41,14 +41,14 @@ impl Core {
 
     /// Closes the fds of those that can be had again and that nobody waits for.
     pub(crate) fn evict_these(&mut self, ids: &[AllocationId], fx: &mut Effects) {
-        self.act(ids, fx, Core::evict_outcome, Core::evict);
+        self.act(ids, fx, Core::evict_outcome, |core, slot, fx| core.books.evict(slot, fx));
     }
 
     /// Ends these for everybody.
     pub(crate) fn revoke_these(&mut self, ids: &[AllocationId], fx: &mut Effects) {
         self.act(ids, fx, Core::revoke_outcome, |core, slot, fx| {
-            core.end(slot, ErrorCode::Stale, fx);
-            core.drain_if_done(slot);
+            core.books.end(slot, ErrorCode::Stale, fx);
+            core.books.drain_if_done(slot);
         });
     }
 
@@ -72,14 +72,14 @@ impl Core {
         if draining == self.is_draining() {
             return;
         }
-        self.draining = draining.then_some(self.clients.serials());
-        self.timers.set_chore(Chore::GiveUp, draining.then_some(Now(0)));
-        self.note_of_node(if draining { EventKind::Drain } else { EventKind::Undrain });
+        self.books.draining = draining.then_some(self.books.clients.serials());
+        self.books.timers.set_chore(Chore::GiveUp, draining.then_some(Now(0)));
+        self.books.note_of_node(if draining { EventKind::Drain } else { EventKind::Undrain });
     }
 
     /// New caps, from now on, as far as [`Config::bound_caps`](crate::Config::bound_caps) lets them go.
     pub(crate) fn set_caps(&mut self, caps: &CapsOfScopes) {
-        self.note_of_node(EventKind::Caps);
-        self.caps_changed(self.config.bounded(*caps));
+        self.books.note_of_node(EventKind::Caps);
+        self.books.caps_changed(self.config.bounded(*caps));
     }
 }

@@ -17,13 +17,13 @@ use fdbroker_protocol::ErrorCode;
 
 impl Core {
     pub(crate) fn sendable(&mut self, client: ClientId, sendable: bool) {
-        let Some(record) = self.client(client) else { return };
+        let Some(record) = self.books.client(client) else { return };
         record.sendable = sendable;
         let parked = record.parked.clone();
         if sendable {
-            let waits = |seq: &u64| self.parked[seq].wait == Wait::Reader;
+            let waits = |seq: &u64| self.books.parked[seq].wait == Wait::Reader;
             let waiting: Vec<u64> = parked.into_iter().filter(waits).collect();
-            waiting.into_iter().for_each(|seq| self.look_soon(seq));
+            waiting.into_iter().for_each(|seq| self.books.look_soon(seq));
         } else {
             // Its turn may not come for long: it must not stand before others.
             parked.into_iter().for_each(|seq| self.wait_for_reader(seq));
@@ -32,24 +32,26 @@ impl Core {
 
     /// Makes those ready that wait for an account of which something has come back.
     fn wake_all(&mut self) {
-        while let Some(account) = self.ledger.next_freed() {
-            self.hear_of(account);
+        while let Some(account) = self.books.ledger.next_freed() {
+            self.books.hear_of(account);
         }
         for _ in 0..LISTENERS_WOKEN_PER_LOOK {
-            let Some((account, until)) = self.rooms.heard.first_key_value() else { return };
+            let Some((account, until)) = self.books.rooms.heard.first_key_value() else { return };
             let (account, until) = (*account, *until);
-            let next = self.rooms.listeners.range((account, 0, 0)..(account, until, 0)).next();
+            let next =
+                self.books.rooms.listeners.range((account, 0, 0)..(account, until, 0)).next();
             let Some((_, since, seq)) = next.copied() else {
-                self.rooms.heard.remove(&account);
+                self.books.rooms.heard.remove(&account);
                 continue;
             };
-            let now = self.rooms.tick();
-            self.rooms.listeners.remove(&(account, since, seq));
-            self.rooms.listeners.insert((account, now, seq));
-            let listens = &mut self.parked.get_mut(&seq).expect("listeners are parked").listens;
+            let now = self.books.rooms.tick();
+            self.books.rooms.listeners.remove(&(account, since, seq));
+            self.books.rooms.listeners.insert((account, now, seq));
+            let listens =
+                &mut self.books.parked.get_mut(&seq).expect("listeners are parked").listens;
             let listen = listens.iter_mut().find(|listen| listen.0 == account);
             listen.expect("it listens to the account").1 = now;
-            self.look_soon(seq);
+            self.books.look_soon(seq);
         }
     }
 
@@ -62,30 +64,31 @@ impl Core {
             if items >= PARKED_ITEMS_PER_STEP || fx.granted.len() >= PARKED_ITEMS_PER_STEP {
                 return;
             }
-            let Some(seq) = self.rooms.next() else { return };
-            items += self.parked[&seq].items();
+            let Some(seq) = self.books.rooms.next() else { return };
+            items += self.books.parked[&seq].items();
             self.look(now, seq, fx);
         }
         self.wake_all();
     }
 
     fn look(&mut self, now: Now, seq: u64, fx: &mut Effects) {
-        let (place, number) = self.place(seq);
-        self.rooms.unready(place, number);
-        let taken = self.taken();
+        let (place, number) = self.books.place(seq);
+        self.books.rooms.unready(place, number);
+        let taken = self.books.taken();
         let wait = self.retry(now, seq, Turn::InLine(seq), fx);
         if let Some(Wait::Room(account)) = wait {
-            match self.is_behind(seq, account) {
-                true => self.wake(account),
-                false => _ = self.rooms.open.remove(&account),
+            match self.books.is_behind(seq, account) {
+                true => self.books.wake(account),
+                false => _ = self.books.rooms.open.remove(&account),
             }
         }
-        let looks = if self.rooms.looks.0 == number { self.rooms.looks.1 + 1 } else { 1 };
-        self.rooms.looks = (number, looks);
+        let looks =
+            if self.books.rooms.looks.0 == number { self.books.rooms.looks.1 + 1 } else { 1 };
+        self.books.rooms.looks = (number, looks);
         // One that joined a recall under way, or waits for an owner to come back, had nothing of the room.
         let is_served = match wait {
             None => true,
-            Some(Wait::Recall) => self.taken() != taken,
+            Some(Wait::Recall) => self.books.taken() != taken,
             Some(_) => false,
         };
         if is_served || looks >= LOOKS_PER_TURN {
@@ -95,44 +98,44 @@ impl Core {
 
     /// The domain has had its turn: the others come before it.
     pub(crate) fn end_turn(&mut self, number: Number) {
-        self.rooms.looks = (number, 0);
+        self.books.rooms.looks = (number, 0);
         if number == NONE {
             return;
         }
-        let turn = self.rooms.last_turn();
-        let former = std::mem::replace(&mut self.clients.domain_mut(number).turn, turn);
-        if self.rooms.turns.remove(&(former, number)) {
-            self.rooms.turns.insert((turn, number));
+        let turn = self.books.rooms.last_turn();
+        let former = std::mem::replace(&mut self.books.clients.domain_mut(number).turn, turn);
+        if self.books.rooms.turns.remove(&(former, number)) {
+            self.books.rooms.turns.insert((turn, number));
         }
         // Others may be the first in line for what it has left.
-        let open = std::mem::take(&mut self.rooms.open);
-        open.into_iter().for_each(|account| self.wake(account));
+        let open = std::mem::take(&mut self.books.rooms.open);
+        open.into_iter().for_each(|account| self.books.wake(account));
     }
 
     /// A name at which a request stands has been sealed.
     pub(crate) fn wake_get(&mut self, seq: u64) {
-        let client = self.parked.get(&seq).map(|parked| parked.client);
-        if client.is_some_and(|client| self.client(client).is_some()) {
-            self.look_soon(seq);
+        let client = self.books.parked.get(&seq).map(|parked| parked.client);
+        if client.is_some_and(|client| self.books.client(client).is_some()) {
+            self.books.look_soon(seq);
         }
     }
 
     /// Looks at a parked request again. `turn`: what it may take. Says what it still waits for; `None`
     /// when it has been answered.
     fn retry(&mut self, now: Now, seq: u64, turn: Turn, fx: &mut Effects) -> Option<Wait> {
-        if self.is_answer_certain(seq) {
+        if self.books.is_answer_certain(seq) {
             self.answer_ended_item(seq, fx);
             return None;
         }
-        let parked = self.parked.get_mut(&seq)?;
+        let parked = self.books.parked.get_mut(&seq)?;
         let (client, request, deadline) = (parked.client, parked.request, parked.deadline);
-        self.also_blocked.clear();
+        self.books.also_blocked.clear();
         // Put back below: the items are borrowed while the rest of the core changes.
         let mut wish = std::mem::replace(&mut parked.wish, Wish::Credits(0));
         let wait = match &mut wish {
             Wish::Credits(wanted) => self.try_credits(client, request, *wanted, turn, fx),
             Wish::Hello(own) => self.retry_hello(client, request, *own, turn, fx),
-            Wish::Acquire(wanted) if self.client_mut(client.0).sendable => {
+            Wish::Acquire(wanted) if self.books.client_mut(client.0).sendable => {
                 let first = false;
                 let attempt = Attempt { client, request, seq, deadline, wanted, turn, first };
                 self.try_acquire(attempt, fx)
@@ -145,17 +148,17 @@ impl Core {
             // It asks anew when its client reads.
             Wish::Acquire(_) => Some(Wait::Reader),
         };
-        let parked = self.parked.get_mut(&seq)?;
+        let parked = self.books.parked.get_mut(&seq)?;
         parked.wish = wish;
         let supplied = parked.supplied;
         match wait {
             None => {
-                self.unpark(seq);
+                self.books.unpark(seq);
             }
             Some(wait) => {
-                self.wait_anew(seq, wait, supplied);
-                self.place_items(now, seq);
-                self.listen(seq);
+                self.books.wait_anew(seq, wait, supplied);
+                self.books.place_items(now, seq);
+                self.books.listen(seq);
             }
         }
         wait
@@ -163,25 +166,26 @@ impl Core {
 
     /// The client of a parked request does not read: it waits for that, and does not stand before others.
     fn wait_for_reader(&mut self, seq: u64) {
-        let parked = &self.parked[&seq];
+        let parked = &self.books.parked[&seq];
         if let (Wish::Acquire(_) | Wish::Get(_), Wait::Room(_)) = (&parked.wish, parked.wait) {
             let supplied = parked.supplied;
-            self.wait_anew(seq, Wait::Reader, supplied);
-            self.listen(seq);
+            self.books.wait_anew(seq, Wait::Reader, supplied);
+            self.books.listen(seq);
             if supplied {
                 // Then nothing is kept back for it any more.
-                self.look_soon(seq);
+                self.books.look_soon(seq);
             }
         }
     }
 
     pub(crate) fn cancel(&mut self, client: ClientId, request: RequestId, fx: &mut Effects) {
-        let Some(record) = self.clients.find(client.0) else {
+        let Some(record) = self.books.clients.find(client.0) else {
             return;
         };
-        let found = record.parked.iter().find(|seq| self.parked[seq].request == request).copied();
+        let found =
+            record.parked.iter().find(|seq| self.books.parked[seq].request == request).copied();
         if let Some(seq) = found {
-            self.unpark(seq);
+            self.books.unpark(seq);
             let status = ErrorCode::Cancelled.into();
             fx.list.push(Effect::Failed { client, request, status });
         }
@@ -190,26 +194,27 @@ impl Core {
     /// Answers a request of which an item has come to an end, out of its turn: nothing is granted, so that it overtakes
     /// nobody; what it may still have it asks for again.
     pub(crate) fn answer_ended_item(&mut self, seq: u64, fx: &mut Effects) {
-        let Some(parked) = self.parked.get(&seq) else { return };
+        let Some(parked) = self.books.parked.get(&seq) else { return };
         let (client, request, deadline) = (parked.client, parked.request, parked.deadline);
         let Wish::Acquire(wanted) = &parked.wish else { unreachable!("only acquires have items") };
         let begin = fx.granted.len();
         for (item, node) in wanted.iter().zip(&parked.nodes) {
-            let by_state = || self.final_error(client, *item).unwrap_or(ErrorCode::Again).into();
-            let status = self.answer_of(*node, *item).unwrap_or_else(by_state);
-            let status = self.naming_owner(client, *item, status);
+            let by_state =
+                || self.books.final_error(client, *item).unwrap_or(ErrorCode::Again).into();
+            let status = self.books.answer_of(*node, *item).unwrap_or_else(by_state);
+            let status = self.books.naming_owner(client, *item, status);
             fx.granted.push(Granted::refused(*item, status));
         }
-        self.unpark(seq);
+        self.books.unpark(seq);
         let range = begin..fx.granted.len();
         fx.list.push(Effect::Granted { client, request, range, deadline, seq });
     }
 
     pub(crate) fn deadline_passed(&mut self, seq: u64, fx: &mut Effects) {
-        if self.is_answer_certain(seq) {
+        if self.books.is_answer_certain(seq) {
             return self.answer_ended_item(seq, fx);
         }
-        let Some(parked) = self.unpark(seq) else { return };
+        let Some(parked) = self.books.unpark(seq) else { return };
         let Parked { client, request, deadline, wish, wait, .. } = parked;
         match wish {
             Wish::Acquire(wanted) => {
@@ -231,7 +236,7 @@ impl Core {
                     return;
                 }
                 let status = self.no_credit(client);
-                self.refuse(client, request, status, fx);
+                self.books.refuse(client, request, status, fx);
             }
             Wish::Hello(own) => self.hello_too_late(client, request, own, fx),
             Wish::Get(get) => self.get_too_late(client, request, &get, fx),
@@ -242,27 +247,30 @@ impl Core {
     pub(crate) fn serve_ready(&mut self, now: Now, fx: &mut Effects) {
         let mut items = 0;
         for _ in 0..PARKED_LOOKS_PER_STEP {
-            let Some(queue) = self.waiting.next_ready() else { return };
+            let Some(queue) = self.books.waiting.next_ready() else { return };
             if items >= PARKED_ITEMS_PER_STEP || fx.granted.len() >= PARKED_ITEMS_PER_STEP {
                 return;
             }
-            let (node, seq) = self.waiting.first(queue).expect("a queue without items is dropped");
-            items += self.parked[&seq].nodes.len();
-            let fate = self.waiting.fate_of(queue).expect("a ready queue");
+            let (node, seq) =
+                self.books.waiting.first(queue).expect("a queue without items is dropped");
+            items += self.books.parked[&seq].nodes.len();
+            let fate = self.books.waiting.fate_of(queue).expect("a ready queue");
             match fate {
-                _ if self.client(self.parked[&seq].client).is_none() => _ = self.unpark(seq),
+                _ if self.books.client(self.books.parked[&seq].client).is_none() => {
+                    _ = self.books.unpark(seq)
+                }
                 Fate::Answer(..) => self.answer_ended_item(seq, fx),
-                _ if self.has_ended_item(seq) => self.answer_ended_item(seq, fx),
+                _ if self.books.has_ended_item(seq) => self.answer_ended_item(seq, fx),
                 Fate::InTurn => {
-                    self.place_items(now, seq);
-                    self.look_soon(seq);
+                    self.books.place_items(now, seq);
+                    self.books.look_soon(seq);
                 }
                 _ => _ = self.retry(now, seq, Turn::First, fx),
             }
-            let stays = self.waiting.fate_of(queue) == Some(fate)
-                && self.waiting.first(queue) == Some((node, seq));
+            let stays = self.books.waiting.fate_of(queue) == Some(fate)
+                && self.books.waiting.first(queue) == Some((node, seq));
             assert!(!stays, "request {seq} was looked at, and stands where it stood");
-            self.waiting.end_turn();
+            self.books.waiting.end_turn();
         }
     }
 }

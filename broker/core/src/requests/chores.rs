@@ -27,87 +27,89 @@ const DRAINED: [Resource; 5] = [
 impl Core {
     /// While the broker is being drained: evicts what can be had again, and asks for leases; a portion at a time.
     pub(crate) fn give_up(&mut self, fx: &mut Effects) {
-        if !self.timers.begin_chore(Chore::GiveUp, self.now) {
+        if !self.books.timers.begin_chore(Chore::GiveUp, self.books.now) {
             return;
         }
         let mut evicted = 0;
         while evicted < DRAINED_PER_STEP
-            && let Some(slot) = self.victim(ScopeId::NODE, false)
+            && let Some(slot) = self.books.victim(ScopeId::NODE, false)
         {
-            self.evict(slot, fx);
+            self.books.evict(slot, fx);
             evicted += 1;
         }
-        let asked_before = self.counters.reclaims;
+        let asked_before = self.books.counters.reclaims;
         for resource in [Resource::OpenLeases, Resource::MappedLeases] {
-            if self.ledger[ScopeId::NODE].account.now(resource) > 0 {
-                self.reclaim(Blocked { resource, scope: ScopeId::NODE }, MAX_BATCH);
+            if self.books.ledger[ScopeId::NODE].account.now(resource) > 0 {
+                self.books.reclaim(Blocked { resource, scope: ScopeId::NODE }, MAX_BATCH);
             }
         }
-        let pause = match (evicted, self.counters.reclaims - asked_before) {
+        let pause = match (evicted, self.books.counters.reclaims - asked_before) {
             (0, 0) => DRAIN_PAUSE_US,
             (DRAINED_PER_STEP, _) => 0,
             _ => RECLAIM_PAUSE_US,
         };
-        self.timers.set_chore(Chore::GiveUp, Some(self.now.after(pause)));
+        self.books.timers.set_chore(Chore::GiveUp, Some(self.books.now.after(pause)));
     }
 
     /// Ends slots that their owners have not named, a bounded number at a time, in turns between owners.
     pub(crate) fn end_lost(&mut self, fx: &mut Effects) {
         let mut looks = RESERVED_LOOKS_PER_STEP;
         for _ in 0..RESERVED_ENDS_PER_STEP {
-            let Some((slot, lost)) = self.continuity.next_lost(&mut looks) else { break };
-            self.continuity.leave(slot);
+            let Some((slot, lost)) = self.books.continuity.next_lost(&mut looks) else { break };
+            self.books.continuity.leave(slot);
             if let Some(code) = lost {
-                self.end(slot, code, fx);
+                self.books.end(slot, code, fx);
             }
             // What has lingered may have been drained meanwhile, and its slot used again.
-            if self.allocations.is_full(slot) && !self.allocations[slot].drained {
-                self.drain_if_done(slot);
+            if self.books.allocations.is_full(slot) && !self.books.allocations[slot].drained {
+                self.books.drain_if_done(slot);
             }
         }
-        self.continuity.turn();
+        self.books.continuity.turn();
     }
 
     /// Brings accounts above their caps down, as far as is possible now, a portion at a time; again after a pause while one
     /// is above. The narrowest scopes first: what they give up is room in the wider ones, too.
     pub(crate) fn drain(&mut self, fx: &mut Effects) {
-        if self.drain_from.is_none() && self.timers.begin_chore(Chore::Drain, self.now) {
-            self.drain_from = Some((0, 0));
+        if self.books.drain_from.is_none()
+            && self.books.timers.begin_chore(Chore::Drain, self.books.now)
+        {
+            self.books.drain_from = Some((0, 0));
         }
-        let Some((mut kind, mut from)) = self.drain_from.take() else { return };
+        let Some((mut kind, mut from)) = self.books.drain_from.take() else { return };
         let mut looks = SCOPES_DRAINED_PER_STEP;
         let mut left = EVICTIONS_PER_STEP;
         while looks > 0 && left > 0 {
             let Some(scopes) = Scope::WIDEST_FIRST.iter().rev().nth(kind) else { return };
-            match self.ledger.next_of(*scopes, &mut from, &mut looks) {
+            match self.books.ledger.next_of(*scopes, &mut from, &mut looks) {
                 Some(scope) => left = self.drain_scope(scope, left, fx),
                 None if looks > 0 => (kind, from) = (kind + 1, 0),
                 None => {}
             }
         }
         // One that had to be left is looked at again.
-        self.drain_from = Some((kind, if left == 0 { from - 1 } else { from }));
+        self.books.drain_from = Some((kind, if left == 0 { from - 1 } else { from }));
     }
 
     /// Brings one scope down; how much is left of `most` evictions and leases to be asked for.
     fn drain_scope(&mut self, scope: ScopeId, most: usize, fx: &mut Effects) -> usize {
         let mut left = most;
         // Its caps may have been raised.
-        self.ledger.freed(scope, Resource::ALL.iter().copied());
+        self.books.ledger.freed(scope, Resource::ALL.iter().copied());
         for resource in DRAINED {
             let excess = self.excess(scope, resource);
             if excess > 0 && left > 0 {
                 left -= self.drain_one(Blocked { resource, scope }, excess, left, fx);
-                let again = self.now.after(DRAIN_PAUSE_US);
-                self.timers.set_chore(Chore::Drain, Some(again));
+                let again = self.books.now.after(DRAIN_PAUSE_US);
+                self.books.timers.set_chore(Chore::Drain, Some(again));
             }
         }
         left
     }
 
     fn excess(&self, scope: ScopeId, resource: Resource) -> u64 {
-        let now = self.ledger[scope].account.counted(resource);
-        now.saturating_sub(self.ledger.cap(scope, resource))
+        let now = self.books.ledger[scope].account.counted(resource);
+        now.saturating_sub(self.books.ledger.cap(scope, resource))
     }
 
     /// Evicts, or asks for leases; how many of `most` that took.
@@ -115,96 +117,96 @@ impl Core {
         let mut evicted = 0;
         if blocked.resource == Resource::HeldBytes {
             while evicted < most && self.excess(blocked.scope, blocked.resource) > 0 {
-                match self.evict_for(blocked, most - evicted, fx) {
+                match self.books.evict_for(blocked, most - evicted, fx) {
                     0 => break,
                     more => evicted += more,
                 }
             }
             return evicted;
         }
-        let excess = match self.take_idle_credits(blocked, 0) {
+        let excess = match self.books.take_idle_credits(blocked, 0) {
             true => self.excess(blocked.scope, blocked.resource),
             false => excess,
         };
-        let missing = excess.saturating_sub(self.ledger[blocked.scope].coming);
+        let missing = excess.saturating_sub(self.books.ledger[blocked.scope].coming);
         let missing = usize::try_from(missing).unwrap_or(usize::MAX);
-        let asked_before = self.counters.reclaims;
-        evicted = self.evict_for(blocked, missing.min(most), fx);
+        let asked_before = self.books.counters.reclaims;
+        evicted = self.books.evict_for(blocked, missing.min(most), fx);
         if evicted == missing || evicted == most {
             return evicted;
         }
-        self.reclaim(blocked, missing - evicted);
+        self.books.reclaim(blocked, missing - evicted);
         // Some clients are looked at, however few leases they have.
-        let asked = (self.counters.reclaims - asked_before) as usize;
+        let asked = (self.books.counters.reclaims - asked_before) as usize;
         (evicted + asked + RECLAIM_LOOKS).min(most)
     }
 
     /// Charges holders of ended allocations for the memory, and has them told: so many leases at a time, and of each
     /// domain's allocations in turn.
     pub(crate) fn sweep_ended(&mut self) {
-        while !self.allowances.sweeps.is_used_up()
-            && let Some(slot) = self.allocations.next_ending()
+        while !self.books.allowances.sweeps.is_used_up()
+            && let Some(slot) = self.books.allocations.next_ending()
         {
             for _ in 0..LEASES_SWEPT_PER_TURN {
-                if self.allowances.sweeps.is_used_up() {
+                if self.books.allowances.sweeps.is_used_up() {
                     break;
                 }
                 // Those that were swept have gone to the end of the list.
-                let next = self.allocations[slot].leases.first();
-                let Some(lease) = next.filter(|lease| !self.leases[*lease].ended) else {
-                    self.allocations.leave_ending(slot);
+                let next = self.books.allocations[slot].leases.first();
+                let Some(lease) = next.filter(|lease| !self.books.leases[*lease].ended) else {
+                    self.books.allocations.leave_ending(slot);
                     break;
                 };
-                self.allowances.sweeps.take();
-                self.sweep_lease(lease);
+                self.books.allowances.sweeps.take();
+                self.books.sweep_lease(lease);
             }
-            self.allocations.end_turn_of_ending();
+            self.books.allocations.end_turn_of_ending();
         }
     }
 
     /// Ends the memory of ended groups, and takes their objects off the names; and wakes clients that watch, and requests that wait
     /// for names which were sealed.
     pub(crate) fn sweep_objects(&mut self, fx: &mut Effects) {
-        self.end_before_answer(fx);
+        self.books.end_before_answer(fx);
         for _ in 0..WATCHERS_WOKEN_PER_STEP {
-            let Some(client) = self.objects.watches.next_woken() else { break };
-            self.eventful.push(ClientId(client));
+            let Some(client) = self.books.objects.watches.next_woken() else { break };
+            self.books.eventful.push(ClientId(client));
         }
         for _ in 0..WAITERS_WOKEN_PER_STEP {
-            let Some(seq) = self.objects.waits.next_woken() else { return };
+            let Some(seq) = self.books.objects.waits.next_woken() else { return };
             self.wake_get(seq);
         }
     }
 
     /// Sweeps all that has ended: what is saved lives.
     pub(crate) fn sweep_all_objects(&mut self, fx: &mut Effects) {
-        while !self.objects.ending.is_empty() {
+        while !self.books.objects.ending.is_empty() {
             self.sweep_objects(fx);
         }
     }
 
     /// The client has done something for itself: it is the least idle now.
     pub(crate) fn touch(&mut self, client: ClientId) {
-        let act = self.clients.next_act();
-        if let Some(client) = self.client(client) {
+        let act = self.books.clients.next_act();
+        if let Some(client) = self.books.client(client) {
             client.act = act;
         }
     }
 
     /// Time has passed: whoever still waits for leases to come back is seen to again.
     pub(crate) fn reclaim_again(&mut self) {
-        if self.timers.begin_chore(Chore::Reclaim, self.now) {
-            self.reclaim_from = Some(None);
+        if self.books.timers.begin_chore(Chore::Reclaim, self.books.now) {
+            self.books.reclaim_from = Some(None);
         }
-        let Some(mut former) = self.reclaim_from.take() else { return };
+        let Some(mut former) = self.books.reclaim_from.take() else { return };
         for _ in 0..PARKED_LOOKS_PER_STEP {
-            let Some(account) = self.rooms.account_after(former) else { return };
+            let Some(account) = self.books.rooms.account_after(former) else { return };
             former = Some(account);
-            if self.may_make_room(account) {
-                self.reclaim(account, 1);
+            if self.books.may_make_room(account) {
+                self.books.reclaim(account, 1);
             }
         }
-        self.reclaim_from = Some(former);
+        self.books.reclaim_from = Some(former);
     }
 
     /// Does what is due.
@@ -213,13 +215,13 @@ impl Core {
             if fx.granted.len() >= PARKED_ITEMS_PER_STEP {
                 return;
             }
-            let Some(timer) = self.timers.pop_due(now) else { return };
+            let Some(timer) = self.books.timers.pop_due(now) else { return };
             match timer {
-                Timer::Recall(slot, generation) => self.recall_overdue(slot, generation),
+                Timer::Recall(slot, generation) => self.books.recall_overdue(slot, generation),
                 Timer::Parked(seq) => self.deadline_passed(seq, fx),
-                Timer::Keep(slot, generation) => self.end_orphan(slot, generation, fx),
-                Timer::Object(group, generation) => self.object_overdue(group, generation),
-                Timer::Grace => self.continuity.set_grace(Grace::Ending(0)),
+                Timer::Keep(slot, generation) => self.books.end_orphan(slot, generation, fx),
+                Timer::Object(group, generation) => self.books.object_overdue(group, generation),
+                Timer::Grace => self.books.continuity.set_grace(Grace::Ending(0)),
             }
         }
     }
@@ -227,14 +229,14 @@ impl Core {
     /// An owner that has turned silent: those that wait for room to ask it are told, a few allocations a step.
     pub(crate) fn sweep_silent(&mut self) {
         for _ in 0..SILENT_QUEUES_PER_STEP {
-            let Some((queue, slot)) = self.waiting.next_untold() else { return };
-            if self.allocations[slot].is_held() {
+            let Some((queue, slot)) = self.books.waiting.next_untold() else { return };
+            if self.books.allocations[slot].is_held() {
                 // Its fd is here: the owner is not needed.
-                let owner = self.allocations[slot].owner;
-                self.waiting.put_interest_last(owner, queue);
+                let owner = self.books.allocations[slot].owner;
+                self.books.waiting.put_interest_last(owner, queue);
                 continue;
             }
-            self.tell_of_silence(slot);
+            self.books.tell_of_silence(slot);
         }
     }
 }

@@ -10,44 +10,47 @@ use fdbroker_protocol::Resource;
 impl Core {
     /// Closes of a domain's fds take long, or do so no more.
     pub(crate) fn set_slow(&mut self, key: DomainKey, slow: bool) {
-        let Some(number) = self.clients.find_domain(key) else { return };
-        let domain = self.clients.domain_mut(number);
+        let Some(number) = self.books.clients.find_domain(key) else { return };
+        let domain = self.books.clients.domain_mut(number);
         if std::mem::replace(&mut domain.slow, slow) == slow {
             return;
         }
-        self.ledger.set_slow(domain.scope, slow);
+        self.books.ledger.set_slow(domain.scope, slow);
     }
 
     /// A closer has closed it: the charge ends.
     pub(crate) fn closed(&mut self, ticket: Ticket) {
-        let Some(closing) = self.closings.end(ticket) else { return };
+        let Some(closing) = self.books.closings.end(ticket) else { return };
         let Closing { domain, client, refused } = closing;
-        let of_domain = self.clients.scope_of_domain(domain);
+        let of_domain = self.books.clients.scope_of_domain(domain);
         if refused {
-            self.ledger.take(of_domain, REFUSED_FD);
+            self.books.ledger.take(of_domain, REFUSED_FD);
         }
         let Some((number, serial)) = client else {
-            self.ledger.set_unplaced(self.ledger.unplaced() - 1);
-            return self.forget_domain_if_unused(domain);
+            self.books.ledger.set_unplaced(self.books.ledger.unplaced() - 1);
+            return self.books.forget_domain_if_unused(domain);
         };
-        let is_slow = self.clients.domain(domain).slow;
-        let owner = self.clients.find(number).filter(|owner| owner.serial == serial);
+        let is_slow = self.books.clients.domain(domain).slow;
+        let owner = self.books.clients.find(number).filter(|owner| owner.serial == serial);
         let scope = owner.map_or(of_domain, |owner| owner.scope);
         let is_here = owner.is_some();
-        self.ledger.take_coming(scope, is_slow, u64::from(!refused));
+        self.books.ledger.take_coming(scope, is_slow, u64::from(!refused));
         match is_here {
             true => {
-                self.release_charge(number, Charge(Resource::HeldFds, 1));
+                self.books.release_charge(number, Charge(Resource::HeldFds, 1));
             }
-            false => self.release_domain_charge(domain, Charge(Resource::HeldFds, 1)),
+            false => self.books.release_domain_charge(domain, Charge(Resource::HeldFds, 1)),
         }
     }
 
     /// What files pin now, by the slot of any allocation of each. Their payers may be above their caps then.
     pub(crate) fn measure(&mut self, measured: &[(u32, u64)]) {
         for (slot, bytes) in measured {
-            if self.allocations.is_full(*slot) && self.has_file(*slot) {
-                self.measure_file(self.files.stakes[self.allocations[*slot].file].file, *bytes);
+            if self.books.allocations.is_full(*slot) && self.books.has_file(*slot) {
+                self.books.measure_file(
+                    self.books.files.stakes[self.books.allocations[*slot].file].file,
+                    *bytes,
+                );
             }
         }
     }

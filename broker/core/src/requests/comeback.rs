@@ -6,6 +6,7 @@ use crate::Core;
 use crate::api::deposit::{Declared, Deposit, Redeposit};
 use crate::api::effect::{Effect, Effects, Granted, Registered};
 use crate::api::ids::{ClientId, OwnerKey, RequestId};
+use crate::books::Books;
 use crate::books::allocation::{Allocation, State};
 use crate::books::continuity::FormerOwner;
 use crate::books::items::Item;
@@ -32,7 +33,7 @@ impl Core {
             let (status, id) = done.unwrap_or_else(|status| (status, NOTHING));
             fx.registered.push(Registered { status, id, index });
         }
-        self.counters.deposits += items.len() as u64;
+        self.books.counters.deposits += items.len() as u64;
         self.answer_registered(client, request, begin, fx);
     }
 
@@ -43,24 +44,24 @@ impl Core {
         fx: &mut Effects,
     ) -> Result<AllocationId, Status> {
         let id = item.id.map_err(Status::from)?;
-        let Some(allocation) = self.allocations.find(id) else {
-            return Err(self.end_of_former(id).into());
+        let Some(allocation) = self.books.allocations.find(id) else {
+            return Err(self.books.end_of_former(id).into());
         };
         let (state, owner) = (allocation.state, allocation.owner);
-        if let Some(code) = self.continuity.lost(id.slot) {
+        if let Some(code) = self.books.continuity.lost(id.slot) {
             return Err(code.into());
         }
         match state {
             State::Ended(code) => Err(code.into()),
             _ if owner == NONE => self.take_back(client, id, &item.deposit, fx),
-            _ if owner != client && self.client(ClientId(owner)).is_none() => {
+            _ if owner != client && self.books.client(ClientId(owner)).is_none() => {
                 // Its owner has just died, and it is about to be without one.
                 Err(ErrorCode::Again.into())
             }
             _ if owner != client => Err(ErrorCode::NotPermitted.into()),
             _ if id.generation >= self.config.first_generation => Err(ErrorCode::Stale.into()),
             // Registered several times, it is named as many times.
-            _ if self.allocations.register_again(id.slot, item.deposit.virtual_fd) => Ok(id),
+            _ if self.books.allocations.register_again(id.slot, item.deposit.virtual_fd) => Ok(id),
             _ => Err(ErrorCode::Protocol.into()),
         }
     }
@@ -74,12 +75,12 @@ impl Core {
         fx: &mut Effects,
     ) -> Result<(Status, AllocationId), Status> {
         let id = item.id.map_err(Status::from)?;
-        let Some(allocation) = self.allocations.find(id) else {
-            let drained = self.was_drained(id).then_some((Status::DRAINED, id));
-            return drained.ok_or_else(|| self.end_of_former(id).into());
+        let Some(allocation) = self.books.allocations.find(id) else {
+            let drained = self.books.was_drained(id).then_some((Status::DRAINED, id));
+            return drained.ok_or_else(|| self.books.end_of_former(id).into());
         };
         let is_reserved = allocation.state == State::Reserved;
-        if !is_reserved && (allocation.is_live() || !self.continuity.has(id.slot)) {
+        if !is_reserved && (allocation.is_live() || !self.books.continuity.has(id.slot)) {
             return Err(ErrorCode::Stale.into());
         }
         let (slot, deposit) = (id.slot, &item.deposit);
@@ -91,17 +92,17 @@ impl Core {
         }
         let none = Charge(Resource::KeptAllocations, 0);
         self.take_over_charges(client, &[Charge(Resource::Allocations, 1)], none)?;
-        if is_reserved || self.allocations[slot].leases.is_empty() {
+        if is_reserved || self.books.allocations[slot].leases.is_empty() {
             // Leases that were declared of an ended one before were charged for no bytes: its size was not known.
-            self.allocations.set_former_size(slot, deposit.size_bytes);
+            self.books.allocations.set_former_size(slot, deposit.size_bytes);
         }
         if is_reserved {
-            self.end(slot, ErrorCode::Stale, fx);
+            self.books.end(slot, ErrorCode::Stale, fx);
         }
-        self.allocations.give(slot, client, deposit);
-        self.continuity.leave(slot);
-        self.continuity.linger(slot);
-        self.drain_if_done(slot);
+        self.books.allocations.give(slot, client, deposit);
+        self.books.continuity.leave(slot);
+        self.books.continuity.linger(slot);
+        self.books.drain_if_done(slot);
         Ok((Status::OK, id))
     }
 
@@ -118,22 +119,22 @@ impl Core {
         if !self.may_own(client, slot) {
             return Err(ErrorCode::NotPermitted.into());
         }
-        let allocation = &self.allocations[slot];
+        let allocation = &self.books.allocations[slot];
         let (is_held, size_bytes) = (allocation.is_held(), allocation.size_bytes);
         if !deposit.has_sound_range() || is_held && deposit.size_bytes != size_bytes {
             return Err(ErrorCode::Protocol.into());
         }
         // Without its fd it is gone; so is what stood at an address that holds something else now.
-        let lost = match self.allocations.overlapping(client, deposit.range()) {
+        let lost = match self.books.allocations.overlapping(client, deposit.range()) {
             _ if !is_held && !deposit.recallable => Some(ErrorCode::OwnerGone),
             Some(_) => Some(ErrorCode::Stale),
             None => None,
         };
         if let Some(code) = lost {
             if !is_held {
-                self.continuity.leave(slot);
-                self.end(slot, code, fx);
-                self.drain_if_done(slot);
+                self.books.continuity.leave(slot);
+                self.books.end(slot, code, fx);
+                self.books.drain_if_done(slot);
             }
             return Err(code.into());
         }
@@ -141,7 +142,7 @@ impl Core {
             true => self.adopt(client, slot, deposit, fx)?,
             false => self.own_again(client, slot, deposit)?,
         }
-        self.continuity.leave(slot);
+        self.books.continuity.leave(slot);
         fx.list.push(Effect::Publish { slot, generation: id.generation });
         Ok(id)
     }
@@ -154,13 +155,13 @@ impl Core {
         deposit: &Deposit,
         fx: &mut Effects,
     ) -> Result<(), Status> {
-        let claimed = if self.has_file(slot) { 0 } else { deposit.size_bytes };
+        let claimed = if self.books.has_file(slot) { 0 } else { deposit.size_bytes };
         let none = Charge(Resource::KeptAllocations, 0);
-        self.take_over_charges(client, &Self::charges_of_kept(claimed), none)?;
-        self.move_pin(slot, client);
-        self.remove_orphan(slot);
-        self.move_interest(slot, client);
-        self.allocations.give(slot, client, deposit);
+        self.take_over_charges(client, &Books::charges_of_kept(claimed), none)?;
+        self.books.move_pin(slot, client);
+        self.books.remove_orphan(slot);
+        self.books.move_interest(slot, client);
+        self.books.allocations.give(slot, client, deposit);
         fx.list.push(Effect::KeptChanged { slot });
         Ok(())
     }
@@ -169,14 +170,14 @@ impl Core {
     fn own_again(&mut self, client: u32, slot: u32, deposit: &Deposit) -> Result<(), Status> {
         let kept = Charge(Resource::KeptAllocations, deposit.keep.into());
         self.take_over_charges(client, &[Charge(Resource::Allocations, 1)], kept)?;
-        self.decide_all(slot, Fate::InTurn);
-        let former = &self.allocations[slot];
+        self.books.decide_all(slot, Fate::InTurn);
+        let former = &self.books.allocations[slot];
         let (domain, open, leases) = (former.domain, former.open, former.leases);
         // Its domain and share stay as they were.
         let deposit = &Deposit { share: former.traits.share(), ..*deposit };
-        let allocation = Allocation::new(deposit, client, domain, State::Evicted, self.now);
+        let allocation = Allocation::new(deposit, client, domain, State::Evicted, self.books.now);
         let allocation = Allocation { open, leases, ..allocation };
-        self.allocations.replace(slot, allocation, deposit.driver_data);
+        self.books.allocations.replace(slot, allocation, deposit.driver_data);
         Ok(())
     }
 
@@ -184,9 +185,10 @@ impl Core {
     /// it shared with others than before.
     fn may_own(&mut self, client: u32, slot: u32) -> bool {
         let (domain, share) =
-            (self.allocations[slot].domain, self.allocations[slot].traits.share());
-        let (gid, former_gid) = (self.client_mut(client).gid, self.gid_of(slot));
-        self.client_mut(client).domain == domain && (share != Share::Gid || former_gid == Some(gid))
+            (self.books.allocations[slot].domain, self.books.allocations[slot].traits.share());
+        let (gid, former_gid) = (self.books.client_mut(client).gid, self.books.gid_of(slot));
+        self.books.client_mut(client).domain == domain
+            && (share != Share::Gid || former_gid == Some(gid))
     }
 
     /// Moves charges of an allocation without an owner from its domain alone to a client, and makes another one; all of
@@ -197,14 +199,16 @@ impl Core {
         charges: &[Charge],
         new: Charge,
     ) -> Result<(), Status> {
-        let scope = self.scope_of(client);
-        let fits = |charge: &Charge| self.ledger.fits(scope, Some(Scope::Domain), *charge);
+        let scope = self.books.scope_of(client);
+        let fits = |charge: &Charge| self.books.ledger.fits(scope, Some(Scope::Domain), *charge);
         let all_fit = charges.iter().try_for_each(fits);
-        if let Err(blocked) = all_fit.and_then(|()| self.ledger.fits(scope, None, new)) {
-            return Err(self.refusal(client, blocked));
+        if let Err(blocked) = all_fit.and_then(|()| self.books.ledger.fits(scope, None, new)) {
+            return Err(self.books.refusal(client, blocked));
         }
-        charges.iter().for_each(|charge| self.ledger.add_below(Scope::Domain, scope, *charge));
-        self.ledger.add(scope, new);
+        charges
+            .iter()
+            .for_each(|charge| self.books.ledger.add_below(Scope::Domain, scope, *charge));
+        self.books.ledger.add(scope, new);
         Ok(())
     }
 
@@ -234,33 +238,33 @@ impl Core {
             return Err(ErrorCode::Stale.into());
         }
         let has_ended = self.is_ended_here(id);
-        match self.item(client, declared.wanted) {
+        match self.books.item(client, declared.wanted) {
             // That its owner does not answer is no reason to give up what one has.
             Item::Final(ErrorCode::OwnerSilent) => {}
             Item::Final(code) if code == ErrorCode::NotPermitted => return Err(code.into()),
             // Nor that it has ended, as long as its owner waits for its holders.
-            Item::Final(_) if has_ended && self.lingers(id.slot) => {}
+            Item::Final(_) if has_ended && self.books.lingers(id.slot) => {}
             Item::Final(code) => return Err(code.into()),
             _ => {}
         }
-        match self.lease_as(client.0, id.slot, !declared.open) {
+        match self.books.lease_as(client.0, id.slot, !declared.open) {
             Ok(lease) => {
                 if has_ended {
-                    self.pin_declared(id.slot, lease.0 as u32);
+                    self.books.pin_declared(id.slot, lease.0 as u32);
                 }
-                Ok(self.granted(declared.wanted, id.slot, lease))
+                Ok(self.books.granted(declared.wanted, id.slot, lease))
             }
-            Err(blocked) => Err(self.refusal(client.0, blocked)),
+            Err(blocked) => Err(self.books.refusal(client.0, blocked)),
         }
     }
 
     /// An owner has named all that is alive of what it had before the crash: the rest ends.
     pub(crate) fn complete(&mut self, client: ClientId) {
-        let record = self.client_mut(client.0);
+        let record = self.books.client_mut(client.0);
         let (domain, gid, key) = (record.domain, record.gid, record.key);
-        let domain = self.clients.domain_key(domain);
+        let domain = self.books.clients.domain_key(domain);
         if key != OwnerKey::default() {
-            self.continuity.complete(FormerOwner { domain, gid, key });
+            self.books.continuity.complete(FormerOwner { domain, gid, key });
         }
     }
 }

@@ -1,23 +1,26 @@
 //! A client connects, and says what it is. Must never keep anything of one that is refused.
 
 use crate::Core;
+use crate::api::effect::Note;
 use crate::api::effect::{Effect, Effects};
-use crate::api::ids::{ClientId, DomainKey, OwnerKey};
+use crate::api::ids::{ClientId, DomainKey, JobKey, OwnerKey};
 use crate::api::request::Peer;
+use crate::books::Books;
 use crate::books::charges::CONNECTION;
 use crate::books::clients::Client;
 use crate::books::ledger::ScopeId;
 use crate::limits::DOMAINS_PER_USER;
+use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{Resource, Scope, Status};
 
 impl Core {
     pub(crate) fn connect(&mut self, client: ClientId, peer: &Peer<'_>, fx: &mut Effects) {
         let key = peer.domain;
-        let known = self.clients.find_domain(key);
-        let refused = known.and_then(|domain| self.too_many_refused(domain, 0));
+        let known = self.books.clients.find_domain(key);
+        let refused = known.and_then(|domain| self.books.too_many_refused(domain, 0));
         let status = if client.0 >= self.config.max_clients {
             let most = u64::from(self.config.max_clients);
-            Self::no_quota_limit(Resource::Connections, Scope::Node, most)
+            Books::no_quota_limit(Resource::Connections, Scope::Node, most)
         } else if let Some(status) = refused.or_else(|| self.is_beyond_share(key)) {
             status
         } else if let Some(domain) = self.domain_of_client(key) {
@@ -26,12 +29,12 @@ impl Core {
                 Err(blocked) => blocked,
             }
         } else {
-            let of_user = self.clients.of_user(key).len();
+            let of_user = self.books.clients.of_user(key).len();
             let (scope, most) = match of_user < DOMAINS_PER_USER {
                 true => (Scope::Node, self.config.max_domains.into()),
                 false => (Scope::Domain, of_user as u64),
             };
-            Self::no_quota_limit(Resource::Domains, scope, most)
+            Books::no_quota_limit(Resource::Domains, scope, most)
         };
         self.count_refused_connection(peer.pid, key, peer.job.map(|(job, _)| job), status);
         fx.list.push(Effect::Disconnect { client, status });
@@ -41,16 +44,16 @@ impl Core {
 
     /// Makes a client of a domain, or says which cap is in the way; then nothing of it is left.
     fn take_in(&mut self, client: ClientId, peer: &Peer<'_>, domain: u32) -> Result<(), Status> {
-        let Core { clients, ledger, .. } = self;
+        let Books { clients, ledger, .. } = &mut self.books;
         let job = peer.job.map(|(job, name)| clients.job_of((peer.domain, job), name, ledger));
         let mut groups: Box<[u32]> = peer.groups.into();
         groups.sort_unstable();
         let new = Client::new(0, domain, job, peer.pid);
         clients.insert(client.0, Client { gid: peer.gid, groups, ..new });
         clients.open(client.0, ledger);
-        if let Err(blocked) = self.charge(client.0, CONNECTION) {
-            let status = self.as_told(client.0, self.no_quota(blocked));
-            self.close_client(client.0);
+        if let Err(blocked) = self.books.charge(client.0, CONNECTION) {
+            let status = self.books.as_told(client.0, self.books.no_quota(blocked));
+            self.books.close_client(client.0);
             return Err(status);
         }
         Ok(())
@@ -58,41 +61,56 @@ impl Core {
 
     /// Why the domain may not have another connection, though there is room: that is for others.
     fn is_beyond_share(&self, key: DomainKey) -> Option<Status> {
-        let of_user = || self.clients.of_user(key).first().copied();
-        let domain = self.clients.find_domain(key).or_else(of_user)?;
-        let scope = self.clients.scope_of_domain(domain);
-        let now = self.ledger[scope].account.now(Resource::Connections);
-        let is_beyond = self.share_of_connections(domain) == 0
-            && self.ledger[ScopeId::NODE].account.now(Resource::Connections)
-                < self.ledger.caps().node.connections;
+        let of_user = || self.books.clients.of_user(key).first().copied();
+        let domain = self.books.clients.find_domain(key).or_else(of_user)?;
+        let scope = self.books.clients.scope_of_domain(domain);
+        let now = self.books.ledger[scope].account.now(Resource::Connections);
+        let is_beyond = self.books.share_of_connections(domain) == 0
+            && self.books.ledger[ScopeId::NODE].account.now(Resource::Connections)
+                < self.books.ledger.caps().node.connections;
         is_beyond
-            .then(|| Self::no_quota_limit(Resource::Connections, Scope::Domain, now).of_share())
+            .then(|| Books::no_quota_limit(Resource::Connections, Scope::Domain, now).of_share())
     }
 
     /// The domain of a key for another client; `None`: as many as there may be have clients, and it has none.
     fn domain_of_client(&mut self, key: DomainKey) -> Option<u32> {
-        let known = self.clients.find_domain(key);
-        if known.is_none_or(|domain| self.clients.domain(domain).clients == 0)
+        let known = self.books.clients.find_domain(key);
+        if known.is_none_or(|domain| self.books.clients.domain(domain).clients == 0)
             && self.now_in_node(Resource::Domains) >= self.config.max_domains.into()
         {
             return None;
         }
-        self.domain(key)
+        self.books.domain(key)
     }
 
     /// A client, as the daemon knows it over brokers and connections.
     pub(crate) fn identify(&mut self, client: ClientId, key: OwnerKey) {
-        if let Some(record) = self.client(client) {
+        if let Some(record) = self.books.client(client) {
             record.key = key;
         }
     }
 
     /// The client's own bound of what is held for it, beside its caps.
     pub(crate) fn bound_held(&mut self, client: ClientId, fds: u32) {
-        if let Some(record) = self.client(client).filter(|record| !record.welcome) {
+        if let Some(record) = self.books.client(client).filter(|record| !record.welcome) {
             record.most_held = Some(fds);
             let scope = record.scope;
-            self.ledger.bound_held(scope, fds.into());
+            self.books.ledger.bound_held(scope, fds.into());
+        }
+    }
+
+    /// A connection is refused, because a cap is full: by the core, or by the daemon before the core learns of it. The note
+    /// has the peer's process, but no client, since the peer never becomes one.
+    pub fn count_refused_connection(
+        &mut self,
+        pid: u32,
+        domain: DomainKey,
+        job: Option<JobKey>,
+        status: Status,
+    ) {
+        self.books.counters.refusals += 1;
+        if self.books.notes.is_on {
+            self.books.note(Note { pid, domain, job, status, ..Note::of_node(EventKind::Refusal) });
         }
     }
 }

@@ -4,6 +4,7 @@
 use crate::Core;
 use crate::api::effect::Effects;
 use crate::api::ids::{ClientId, Now, RequestId};
+use crate::books::Books;
 use crate::books::ledger::FOR_CREDIT;
 use crate::books::parked::{Parked, Wait, Wish};
 use crate::moves::charging::places;
@@ -14,20 +15,20 @@ impl Core {
     /// A client has sent fds for credits that were taken back, as it could not know. They get places all the same, if there are
     /// some and its domain has not used up its share; `false`: they get none.
     pub(crate) fn give_again(&mut self, number: u32, count: u64) -> bool {
-        let record = self.client_mut(number);
+        let record = self.books.client_mut(number);
         let (scope, credits) = (record.scope, record.credits);
         let is_waited_for = record.credit_waited_for;
         record.credits_taken = record.credits_taken.saturating_sub(count);
         let domain = record.domain;
-        if self.beyond_share_of_held(domain).is_some()
+        if self.books.beyond_share_of_held(domain).is_some()
             || self.ahead(Turn::Last, number, FOR_CREDIT).is_some()
         {
             return false;
         }
         // Those that it still has are not taken for the others.
-        self.ledger.set_idle_credits(scope, 0, 0);
-        let is_given = self.charge(number, places(count - credits)).is_ok();
-        self.set_credits(number, if is_given { count } else { credits }, is_waited_for);
+        self.books.ledger.set_idle_credits(scope, 0, 0);
+        let is_given = self.books.charge(number, places(count - credits)).is_ok();
+        self.books.set_credits(number, if is_given { count } else { credits }, is_waited_for);
         is_given
     }
 
@@ -35,20 +36,20 @@ impl Core {
     pub(crate) fn adjust_credits(&mut self, number: u32, wanted: u64) -> u32 {
         let (base, most) = (self.config.base_credits.into(), self.config.max_credits.into());
         let target = wanted.max(base).min(most);
-        let now = self.client_mut(number).credits;
+        let now = self.books.client_mut(number).credits;
         let now = if now > target {
-            self.release_charge(number, places(now - target));
+            self.books.release_charge(number, places(now - target));
             target
         } else {
             // Half of the room, so that a burst of one client leaves some to the others. The requests
             // that wait for room come first.
-            let room = if self.rooms.is_empty() { self.held_room(number) } else { 0 };
+            let room = if self.books.rooms.is_empty() { self.books.held_room(number) } else { 0 };
             let more = (target - now).min(room.div_ceil(2));
-            self.charge(number, places(more)).expect("the room was just measured");
+            self.books.charge(number, places(more)).expect("the room was just measured");
             now + more
         };
-        let is_waited_for = self.client_mut(number).credit_waited_for;
-        self.set_credits(number, now, is_waited_for && now > 0);
+        let is_waited_for = self.books.client_mut(number).credit_waited_for;
+        self.books.set_credits(number, now, is_waited_for && now > 0);
         u32::try_from(now).expect("at most max_credits")
     }
 
@@ -62,23 +63,23 @@ impl Core {
         fx: &mut Effects,
     ) -> Option<Wait> {
         // It may have got some by another request meanwhile.
-        if self.client_mut(client.0).credits == 0 {
+        if self.books.client_mut(client.0).credits == 0 {
             if let Some(blocked) = self.ahead(turn, client.0, FOR_CREDIT) {
                 return Some(Wait::Room(blocked));
             }
-            let domain = self.client_mut(client.0).domain;
-            if let Some(share) = self.beyond_share_of_held(domain) {
+            let domain = self.books.client_mut(client.0).domain;
+            if let Some(share) = self.books.beyond_share_of_held(domain) {
                 return Some(Wait::Space(share));
             }
-            if let Err(blocked) = self.charge(client.0, places(1)) {
-                if self.may_make_room(blocked) {
-                    self.evict_for(blocked, 1, fx);
+            if let Err(blocked) = self.books.charge(client.0, places(1)) {
+                if self.books.may_make_room(blocked) {
+                    self.books.evict_for(blocked, 1, fx);
                 }
                 return Some(Wait::Room(blocked));
             }
-            let more = wanted.saturating_sub(1).min(self.held_room(client.0) / 2);
-            self.charge(client.0, places(more)).expect("the room was just measured");
-            self.set_credits(client.0, 1 + more, true);
+            let more = wanted.saturating_sub(1).min(self.books.held_room(client.0) / 2);
+            self.books.charge(client.0, places(more)).expect("the room was just measured");
+            self.books.set_credits(client.0, 1 + more, true);
         }
         self.answer_registered(client, request, fx.registered.len(), fx);
         None
@@ -95,37 +96,38 @@ impl Core {
     ) {
         let Some(wait) = self.try_credits(client, request, wanted, Turn::Last, fx) else { return };
         let most = self.config.max_parked_per_client;
-        let status = if deadline <= self.now || self.is_credit_beyond_caps(client.0) {
+        let status = if deadline <= self.books.now || self.is_credit_beyond_caps(client.0) {
             self.no_credit(client)
-        } else if self.client_mut(client.0).parked.len() >= most as usize {
-            Self::no_quota_limit(Resource::ParkedRequests, Scope::Client, most.into())
+        } else if self.books.client_mut(client.0).parked.len() >= most as usize {
+            Books::no_quota_limit(Resource::ParkedRequests, Scope::Client, most.into())
         } else {
-            let (seq, wish) = (self.arrival(), Wish::Credits(wanted));
-            self.park(seq, Parked::new(client, request, deadline, wish, wait));
+            let (seq, wish) = (self.books.arrival(), Wish::Credits(wanted));
+            self.books.park(seq, Parked::new(client, request, deadline, wish, wait));
             return;
         };
-        self.refuse(client, request, status, fx);
+        self.books.refuse(client, request, status, fx);
     }
 
     /// Whether a cap leaves no place for a held fd, whatever others give back: beside the fds that the client has by itself.
     fn is_credit_beyond_caps(&self, client: u32) -> bool {
-        let scope = self.scope_of(client);
-        let own = self.ledger[scope].account.counted(Resource::OwnFds);
-        let cap = |of, resource| self.ledger.cap(of, resource);
-        self.ledger
+        let scope = self.books.scope_of(client);
+        let own = self.books.ledger[scope].account.counted(Resource::OwnFds);
+        let cap = |of, resource| self.books.ledger.cap(of, resource);
+        self.books
+            .ledger
             .path(scope)
             .any(|of| cap(of, Resource::HeldFds) == 0 || cap(of, Resource::Fds) <= own)
     }
 
     /// Why there is no credit for a client now.
     pub(crate) fn no_credit(&mut self, client: ClientId) -> Status {
-        let domain = self.client_mut(client.0).domain;
-        if let Some(share) = self.beyond_share_of_held(domain) {
-            return self.no_quota(share);
+        let domain = self.books.client_mut(client.0).domain;
+        if let Some(share) = self.books.beyond_share_of_held(domain) {
+            return self.books.no_quota(share);
         }
-        let full = self.blocked(client.0, places(1));
+        let full = self.books.blocked(client.0, places(1));
         match full.or_else(|| self.ahead(Turn::Last, client.0, FOR_CREDIT)) {
-            Some(blocked) => self.no_quota(blocked),
+            Some(blocked) => self.books.no_quota(blocked),
             None => ErrorCode::Again.into(),
         }
     }

@@ -5,6 +5,7 @@
 use crate::Core;
 use crate::api::effect::{Effect, Effects};
 use crate::api::ids::{ClientId, Now, RequestId};
+use crate::books::Books;
 use crate::books::charges::PLACES;
 use crate::books::ledger::{Blocked, Charge, SHARE_OF_FDS, ScopeId};
 use crate::books::parked::{Parked, Wait, Wish};
@@ -25,18 +26,18 @@ impl Core {
         deadline: Now,
         fx: &mut Effects,
     ) {
-        let Some(record) = self.client(client) else { return };
+        let Some(record) = self.books.client(client) else { return };
         if record.welcome || !record.parked.is_empty() {
             return self.refuse_stranger(client, request, fx);
         }
         let own = u64::from(own_fds);
         let Err(blocked) = self.let_in(client, request, own, Turn::Last, fx) else { return };
-        if deadline <= self.now || own > self.most_own_fds().1 {
+        if deadline <= self.books.now || own > self.most_own_fds().1 {
             return self.refuse_hello(client, request, self.hello_refusal(own, blocked), fx);
         }
         let wait = self.wait_of_hello(client.0, own, blocked, fx);
-        let (seq, wish) = (self.arrival(), Wish::Hello(own));
-        self.park(seq, Parked::new(client, request, deadline, wish, wait));
+        let (seq, wish) = (self.books.arrival(), Wish::Hello(own));
+        self.books.park(seq, Parked::new(client, request, deadline, wish, wait));
     }
 
     /// Looks at a parked hello again; says what it still waits for.
@@ -67,9 +68,11 @@ impl Core {
 
     /// A client that is not let in yet ends: so does its parked hello.
     pub(crate) fn give_up_hello(&mut self, client: ClientId, status: Status, fx: &mut Effects) {
-        let Some(record) = self.client(client).filter(|record| !record.welcome) else { return };
+        let Some(record) = self.books.client(client).filter(|record| !record.welcome) else {
+            return;
+        };
         for seq in record.parked.clone() {
-            if let Some(Parked { request, .. }) = self.unpark(seq) {
+            if let Some(Parked { request, .. }) = self.books.unpark(seq) {
                 fx.list.push(Effect::Failed { client, request, status });
             }
         }
@@ -88,21 +91,25 @@ impl Core {
         if let Some(blocked) = self.ahead(turn, client.0, needs) {
             return Err(blocked);
         }
-        let (scope, domain) = (self.scope_of(client.0), self.client_mut(client.0).domain);
+        let (scope, domain) =
+            (self.books.scope_of(client.0), self.books.client_mut(client.0).domain);
         let own_fds = Charge(Resource::OwnFds, own);
-        let share =
-            self.beyond_share_of_places(domain).or_else(|| self.beyond_share_of_fds(domain, own));
-        let blocked = share.or_else(|| self.ledger.blocked(&[(scope, own_fds), (scope, PLACES)]));
+        let share = self
+            .books
+            .beyond_share_of_places(domain)
+            .or_else(|| self.books.beyond_share_of_fds(domain, own));
+        let blocked =
+            share.or_else(|| self.books.ledger.blocked(&[(scope, own_fds), (scope, PLACES)]));
         if let Some(blocked) = blocked {
             return Err(blocked);
         }
         for charge in [own_fds, PLACES] {
-            self.charge(client.0, charge).expect("nothing was in the way just now");
+            self.books.charge(client.0, charge).expect("nothing was in the way just now");
         }
-        let record = self.client_mut(client.0);
+        let record = self.books.client_mut(client.0);
         record.own_fds = own;
         record.welcome = true;
-        self.note_of_client(EventKind::Connected, client.0, Status::OK);
+        self.books.note_of_client(EventKind::Connected, client.0, Status::OK);
         let deposit_credits = self.adjust_credits(client.0, 0);
         fx.list.push(Effect::Welcome { client, request, deposit_credits });
         Ok(())
@@ -115,22 +122,22 @@ impl Core {
         status: Status,
         fx: &mut Effects,
     ) {
-        self.refuse(client, request, status, fx);
-        let status = self.as_told(client.0, status);
+        self.books.refuse(client, request, status, fx);
+        let status = self.books.as_told(client.0, status);
         fx.list.push(Effect::Disconnect { client, status });
     }
 
     /// Why a hello is refused: it declares more than any client could have, or else what is in its way.
     fn hello_refusal(&self, own: u64, blocked: Blocked) -> Status {
         match self.most_own_fds() {
-            (scope, most) if own > most => Self::no_quota_limit(Resource::OwnFds, scope, most),
-            _ => self.no_quota(blocked),
+            (scope, most) if own > most => Books::no_quota_limit(Resource::OwnFds, scope, most),
+            _ => self.books.no_quota(blocked),
         }
     }
 
     /// The most fds of its own that any client could have: the smallest cap of fds, and its scope.
     fn most_own_fds(&self) -> (Scope, u64) {
-        let caps = self.ledger.caps().iter().map(|(scope, caps)| (scope, caps.fds));
+        let caps = self.books.ledger.caps().iter().map(|(scope, caps)| (scope, caps.fds));
         caps.min_by_key(|(_, cap)| *cap).unwrap_or((Scope::Node, u64::MAX))
     }
 
@@ -138,14 +145,14 @@ impl Core {
     /// these must leave to it what comes back: one that declares many fds would hold them all up until so many are free, and
     /// one for whose connection nothing comes back, or the share of its domain is used up, for no use.
     fn wait_of_hello(&mut self, client: u32, own: u64, blocked: Blocked, fx: &mut Effects) -> Wait {
-        if own <= MAX_BATCH as u64 && self.may_make_room(blocked) {
+        if own <= MAX_BATCH as u64 && self.books.may_make_room(blocked) {
             self.make_room_for_hello(client, own, blocked, fx);
         }
-        let lacks = |(at, amount): &(Blocked, u64)| self.ledger.lacking(*at, *amount) > 0;
-        self.also_blocked =
+        let lacks = |(at, amount): &(Blocked, u64)| self.books.ledger.lacking(*at, *amount) > 0;
+        self.books.also_blocked =
             self.needs_of_hello(client, own).into_iter().filter(lacks).map(|it| it.0).collect();
-        let node = &self.ledger[ScopeId::NODE];
-        let table_to_be = self.ledger.table_room_after(node.idle_credits + node.coming);
+        let node = &self.books.ledger[ScopeId::NODE];
+        let table_to_be = self.books.ledger.table_room_after(node.idle_credits + node.coming);
         let is_in_line = match blocked.resource {
             _ if blocked == Blocked::TABLE => table_to_be >= PLACES.1,
             Resource::Fds => own <= HELLO_IN_LINE_FDS,
@@ -157,7 +164,11 @@ impl Core {
     /// The accounts that letting a client in takes from, and how much.
     fn needs_of_hello(&self, client: u32, own: u64) -> Vec<(Blocked, u64)> {
         let resource = Resource::Fds;
-        let caps = self.ledger.path(self.scope_of(client)).map(|scope| Blocked { resource, scope });
+        let caps = self
+            .books
+            .ledger
+            .path(self.books.scope_of(client))
+            .map(|scope| Blocked { resource, scope });
         caps.map(|at| (at, own)).chain([(Blocked::TABLE, PLACES.1)]).collect()
     }
 
@@ -165,21 +176,21 @@ impl Core {
     /// help nobody. One that declares few fds has clients asked for leases, too.
     fn make_room_for_hello(&mut self, client: u32, own: u64, blocked: Blocked, fx: &mut Effects) {
         let short_of = |at: Blocked, amount| {
-            let lacking = if amount > 0 { self.ledger.lacking(at, amount) } else { 0 };
-            lacking.saturating_sub(self.ledger[at.scope].idle_credits)
+            let lacking = if amount > 0 { self.books.ledger.lacking(at, amount) } else { 0 };
+            lacking.saturating_sub(self.books.ledger[at.scope].idle_credits)
         };
         let closable = |at: Blocked| {
             let kept = if at == Blocked::TABLE { IDLE_FDS_KEPT } else { 0 };
-            self.ledger[at.scope].evictable.saturating_sub(kept)
+            self.books.ledger[at.scope].evictable.saturating_sub(kept)
         };
         let mut needs = self.needs_of_hello(client, own).into_iter();
         let can_be_made = needs.all(|(at, amount)| short_of(at, amount) <= closable(at));
         let amount = if blocked == Blocked::TABLE { PLACES.1 } else { own };
         let count = usize::try_from(short_of(blocked, amount)).unwrap_or(usize::MAX);
         if can_be_made && (blocked == Blocked::TABLE || blocked.resource == Resource::Fds) {
-            self.evict_for(blocked, count, fx);
+            self.books.evict_for(blocked, count, fx);
         } else if own <= HELLO_IN_LINE_FDS {
-            self.reclaim(blocked, count);
+            self.books.reclaim(blocked, count);
         }
     }
 
@@ -190,7 +201,7 @@ impl Core {
         request: RequestId,
         fx: &mut Effects,
     ) {
-        if self.client(client).is_some() {
+        if self.books.client(client).is_some() {
             let status = ErrorCode::Protocol.into();
             fx.list.push(Effect::Failed { client, request, status });
             self.give_up_hello(client, status, fx);

@@ -17,9 +17,9 @@ impl Core {
     ) {
         let begin = fx.statuses.len();
         for lease in leases {
-            let status = match self.leases.find(client, *lease) {
+            let status = match self.books.leases.find(client, *lease) {
                 None => ErrorCode::BadHandle.into(),
-                Some(slot) if self.leases[slot].mapped => Status::OK,
+                Some(slot) if self.books.leases[slot].mapped => Status::OK,
                 Some(slot) => self.map_lease(client, slot),
             };
             fx.statuses.push(status);
@@ -28,14 +28,14 @@ impl Core {
     }
 
     fn map_lease(&mut self, client: ClientId, slot: u32) -> Status {
-        if let Err(blocked) = self.charge(client.0, Charge(Resource::MappedLeases, 1)) {
-            self.reclaim(blocked, 1);
-            return self.as_told(client.0, self.no_quota(blocked));
+        if let Err(blocked) = self.books.charge(client.0, Charge(Resource::MappedLeases, 1)) {
+            self.books.reclaim(blocked, 1);
+            return self.books.as_told(client.0, self.books.no_quota(blocked));
         }
-        self.import_lease(slot);
-        let allocation = self.leases[slot].allocation;
-        self.allocations.map_lease(allocation);
-        self.release_charge(client.0, Charge(Resource::OpenLeases, 1));
+        self.books.import_lease(slot);
+        let allocation = self.books.leases[slot].allocation;
+        self.books.allocations.map_lease(allocation);
+        self.books.release_charge(client.0, Charge(Resource::OpenLeases, 1));
         Status::OK
     }
 
@@ -49,12 +49,13 @@ impl Core {
         let begin = fx.statuses.len();
         let (mut open, mut mapped) = (0, 0);
         for lease in leases {
-            let status = match self.leases.find(client, *lease) {
+            let status = match self.books.leases.find(client, *lease) {
                 None => ErrorCode::BadHandle.into(),
                 Some(slot) => {
-                    let count = if self.leases[slot].mapped { &mut mapped } else { &mut open };
+                    let count =
+                        if self.books.leases[slot].mapped { &mut mapped } else { &mut open };
                     *count += 1;
-                    self.remove_lease(slot);
+                    self.books.remove_lease(slot);
                     Status::OK
                 }
             };
@@ -63,7 +64,7 @@ impl Core {
         // In one go: one by one they cost as much as the rest.
         for (resource, count) in [(Resource::OpenLeases, open), (Resource::MappedLeases, mapped)] {
             if count > 0 {
-                self.release_charge(client.0, Charge(resource, count));
+                self.books.release_charge(client.0, Charge(resource, count));
             }
         }
         Self::lease_reply(client, request, begin, fx);

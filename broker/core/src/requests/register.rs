@@ -37,47 +37,47 @@ impl Core {
         if let Err(status) = self.admit(client, deposits) {
             // Before what follows, which may end the connection.
             fx.list.push(Effect::Failed { client, request, status });
-            return self.close_all_uninvited(client, deposits, fx);
+            return self.books.close_all_uninvited(client, deposits, fx);
         }
         let wanted = u64::from(credits_wanted).min(self.config.max_credits.into());
-        if deposits.is_empty() && self.client_mut(client.0).credits == 0 && wanted > 0 {
-            if self.is_turned_away(client.0) {
-                return self.refuse(client, request, ErrorCode::ShuttingDown.into(), fx);
+        if deposits.is_empty() && self.books.client_mut(client.0).credits == 0 && wanted > 0 {
+            if self.books.is_turned_away(client.0) {
+                return self.books.refuse(client, request, ErrorCode::ShuttingDown.into(), fx);
             }
             return self.wait_for_credits(client, request, wanted, deadline, fx);
         }
         let begin = fx.registered.len();
         let count = deposits.len() as u64;
-        if count > self.client_mut(client.0).credits && !self.give_again(client.0, count) {
+        if count > self.books.client_mut(client.0).credits && !self.give_again(client.0, count) {
             for (index, deposit) in (0..).zip(deposits) {
-                self.close_unreserved(client, index, deposit.lane, fx);
+                self.books.close_unreserved(client, index, deposit.lane, fx);
                 let (status, id) = (ErrorCode::Again.into(), NOTHING);
                 fx.registered.push(Registered { status, id, index });
             }
             return self.answer_register(client, request, begin, wanted, fx);
         }
         // From now on their reserved places are places of held fds, or of fds in the closers.
-        self.use_credits(client.0, count);
-        self.settle(client.0, Charge(Resource::ReservedPlaces, count));
+        self.books.use_credits(client.0, count);
+        self.books.settle(client.0, Charge(Resource::ReservedPlaces, count));
         for (index, deposit) in (0..).zip(deposits) {
             let (status, id) = match self.deposit(client.0, deposit, fx) {
                 Outcome::Kept(id) => {
                     fx.list.push(Effect::StoreArrived { index, slot: id.slot });
-                    self.keep_stored(id.slot, fx);
+                    self.books.keep_stored(id.slot, fx);
                     (Status::OK, id)
                 }
                 Outcome::Closed(id) => {
-                    self.close_arrived(client.0, index, deposit.lane, fx);
+                    self.books.close_arrived(client.0, index, deposit.lane, fx);
                     (Status::OK, id)
                 }
                 Outcome::Refused(status) => {
-                    self.close_arrived(client.0, index, deposit.lane, fx);
+                    self.books.close_arrived(client.0, index, deposit.lane, fx);
                     (status, NOTHING)
                 }
             };
             fx.registered.push(Registered { status, id, index });
         }
-        self.counters.deposits += count;
+        self.books.counters.deposits += count;
         self.answer_register(client, request, begin, wanted, fx);
     }
 
@@ -91,7 +91,7 @@ impl Core {
     ) {
         let credits = self.adjust_credits(client.0, wanted);
         let short_of = wanted.saturating_sub(credits.into());
-        if short_of > 0 && self.rooms.is_empty() {
+        if short_of > 0 && self.books.rooms.is_empty() {
             self.make_room_for_deposits(client.0, short_of, fx);
         }
         self.answer_registered(client, request, begin, fx);
@@ -105,7 +105,7 @@ impl Core {
         begin: usize,
         fx: &mut Effects,
     ) {
-        let credits = self.clients[client.0].credits;
+        let credits = self.books.clients[client.0].credits;
         let deposit_credits = u32::try_from(credits).expect("at most max_credits");
         let range = begin..fx.registered.len();
         fx.list.push(Effect::Registered { client, request, range, deposit_credits });
@@ -113,27 +113,27 @@ impl Core {
 
     /// Whether the fds have places, and the domain's refused ones have not piled up.
     pub(crate) fn admit(&mut self, client: ClientId, deposits: &[Deposit]) -> Result<(), Status> {
-        let record = self.client_mut(client.0);
+        let record = self.books.client_mut(client.0);
         if deposits.len() as u64 > record.credits + record.credits_taken {
             return Err(ErrorCode::Protocol.into());
         }
         let domain = record.domain;
         let refused = deposits.iter().filter(|deposit| deposit.lane == Lane::Refused).count();
-        let too_many = self.too_many_refused(domain, refused as u64).filter(|_| refused > 0);
+        let too_many = self.books.too_many_refused(domain, refused as u64).filter(|_| refused > 0);
         too_many.map_or(Ok(()), Err)
     }
 
     fn make_room_for_deposits(&mut self, client: u32, short_of: u64, fx: &mut Effects) {
-        let scope = self.scope_of(client);
+        let scope = self.books.scope_of(client);
         // If there is room after all: credits take half of it at a time.
         if let Err(blocked) =
-            self.ledger.fits_in_table(scope, Charge(Resource::ReservedPlaces, short_of))
+            self.books.ledger.fits_in_table(scope, Charge(Resource::ReservedPlaces, short_of))
         {
             // Idle credits of others are had for the asking.
-            let ScopeRecord { coming, idle_credits, .. } = self.ledger[blocked.scope];
+            let ScopeRecord { coming, idle_credits, .. } = self.books.ledger[blocked.scope];
             let count = short_of.saturating_sub(coming + idle_credits);
             if count > 0 {
-                self.evict_for(blocked, usize::try_from(count).unwrap_or(usize::MAX), fx);
+                self.books.evict_for(blocked, usize::try_from(count).unwrap_or(usize::MAX), fx);
             }
         }
     }
@@ -146,13 +146,13 @@ impl Core {
             return Outcome::Refused(ErrorCode::Protocol.into());
         }
         if let Some(slot) = self.same(owner, deposit) {
-            if !self.allocations.register_again(slot, deposit.virtual_fd) {
+            if !self.books.allocations.register_again(slot, deposit.virtual_fd) {
                 return Outcome::Refused(ErrorCode::Protocol.into());
             }
-            if deposit.virtual_fd && self.allocations[slot].outlives_owner() {
+            if deposit.virtual_fd && self.books.allocations[slot].outlives_owner() {
                 fx.list.push(Effect::KeptChanged { slot });
             }
-            return Outcome::Closed(self.allocations.id_of(slot));
+            return Outcome::Closed(self.books.allocations.id_of(slot));
         }
         if !self.end_overlapping(owner, deposit, fx) {
             return Outcome::Refused(ErrorCode::Again.into());
@@ -163,8 +163,8 @@ impl Core {
     /// The live allocation that this deposit names again.
     fn same(&mut self, owner: u32, deposit: &Deposit) -> Option<u32> {
         let key = (deposit.device, deposit.base);
-        let slot = self.allocations.at(owner, key)?;
-        let allocation = &self.allocations[slot];
+        let slot = self.books.allocations.at(owner, key)?;
+        let allocation = &self.books.allocations[slot];
         let same = allocation.size_bytes == deposit.size_bytes
             && allocation.owner_allocation_id == deposit.owner_allocation_id;
         same.then_some(slot)
@@ -173,34 +173,36 @@ impl Core {
     /// Ends the owner's live allocations that overlap the deposit: their memory is gone. `false` when
     /// there are more of them than a message may end.
     fn end_overlapping(&mut self, owner: u32, deposit: &Deposit, fx: &mut Effects) -> bool {
-        while let Some(slot) = self.allocations.overlapping(owner, deposit.range()) {
-            if !self.allowances.ends.take() {
+        while let Some(slot) = self.books.allocations.overlapping(owner, deposit.range()) {
+            if !self.books.allowances.ends.take() {
                 return false;
             }
-            self.end(slot, ErrorCode::Stale, fx);
-            self.drain_if_done(slot);
+            self.books.end(slot, ErrorCode::Stale, fx);
+            self.books.drain_if_done(slot);
         }
         true
     }
 
     fn new_allocation(&mut self, owner: u32, deposit: &Deposit, fx: &mut Effects) -> Outcome {
-        if self.is_turned_away(owner) {
+        if self.books.is_turned_away(owner) {
             return self.refuse_deposit(owner, ErrorCode::ShuttingDown.into());
         }
-        if !self.allocations.has_room() {
+        if !self.books.allocations.has_room() {
             let blocked = Blocked { resource: Resource::Allocations, scope: ScopeId::NODE };
-            let status =
-                Status { value: u64::from(self.config.max_slots).into(), ..self.no_quota(blocked) };
+            let status = Status {
+                value: u64::from(self.config.max_slots).into(),
+                ..self.books.no_quota(blocked)
+            };
             return self.refuse_deposit(owner, status);
         }
         let evictable = deposit.is_evictable();
-        let domain = self.client_mut(owner).domain;
-        let resident = self.more_resident(domain, deposit.file, deposit.size_bytes);
+        let domain = self.books.client_mut(owner).domain;
+        let resident = self.books.more_resident(domain, deposit.file, deposit.size_bytes);
         // First, so that nothing of others is ended for what is refused.
         if let Err(blocked) = self.charge_allocation(owner, deposit.keep) {
-            return Outcome::Refused(self.refusal(owner, blocked));
+            return Outcome::Refused(self.books.refusal(owner, blocked));
         }
-        let above = deposit.file.and_then(|_| self.above_held_bytes(owner));
+        let above = deposit.file.and_then(|_| self.books.above_held_bytes(owner));
         let short = match evictable {
             true => None,
             false => self.short_of_resident(owner, resident, above.is_none(), fx),
@@ -209,36 +211,36 @@ impl Core {
             self.undo_charge_of_allocation(owner, deposit.keep);
             return self.refuse_deposit(owner, status);
         }
-        let bytes = self.more_pinned(domain, deposit.file, deposit.size_bytes);
+        let bytes = self.books.more_pinned(domain, deposit.file, deposit.size_bytes);
         let fits = match above {
             Some(above) => Err(above),
-            None => self.charge_bytes(owner, bytes, true, fx),
+            None => self.books.charge_bytes(owner, bytes, true, fx),
         };
         if let Err(blocked) = fits
-            && (!evictable || deposit.file.is_some() && !self.may_be_held(owner, bytes))
+            && (!evictable || deposit.file.is_some() && !self.books.may_be_held(owner, bytes))
         {
             self.undo_charge_of_allocation(owner, deposit.keep);
-            return Outcome::Refused(self.refusal(owner, blocked));
+            return Outcome::Refused(self.books.refusal(owner, blocked));
         }
         let state = match (fits.is_ok(), evictable) {
             (true, true) => State::Held,
             (true, false) => State::Resident,
             (false, _) => State::Evicted,
         };
-        let allocation = Allocation::new(deposit, owner, domain, state, self.now);
-        let id = self.allocations.insert(allocation, deposit.driver_data);
+        let allocation = Allocation::new(deposit, owner, domain, state, self.books.now);
+        let id = self.books.allocations.insert(allocation, deposit.driver_data);
         match state {
-            State::Evicted => self.remember_file(id.slot, deposit.file),
-            _ => self.pin(id.slot, deposit.file, bytes),
+            State::Evicted => self.books.remember_file(id.slot, deposit.file),
+            _ => self.books.pin(id.slot, deposit.file, bytes),
         }
-        self.note_of_allocation(EventKind::Deposit, id.slot);
+        self.books.note_of_allocation(EventKind::Deposit, id.slot);
         fx.list.push(Effect::Publish { slot: id.slot, generation: id.generation });
         if state == State::Evicted {
             return Outcome::Closed(id);
         }
-        self.lru_insert(id.slot);
-        let scope = self.scope_of(owner);
-        self.ledger.can_be_had(scope);
+        self.books.lru_insert(id.slot);
+        let scope = self.books.scope_of(owner);
+        self.books.ledger.can_be_had(scope);
         Outcome::Kept(id)
     }
 
@@ -250,27 +252,28 @@ impl Core {
         may_evict: bool,
         fx: &mut Effects,
     ) -> Option<Status> {
-        if may_evict && let Err(status) = self.evict_objects_for(owner, bytes, fx) {
+        if may_evict && let Err(status) = self.books.evict_objects_for(owner, bytes, fx) {
             return Some(status);
         }
-        self.beyond_share_of_bytes(self.clients[owner].domain, bytes)
+        self.books.beyond_share_of_bytes(self.books.clients[owner].domain, bytes)
     }
 
     fn undo_charge_of_allocation(&mut self, owner: u32, keep: bool) {
-        self.release_charge(owner, Charge(Resource::Allocations, 1));
-        self.release_charge(owner, Charge(Resource::KeptAllocations, keep.into()));
+        self.books.release_charge(owner, Charge(Resource::Allocations, 1));
+        self.books.release_charge(owner, Charge(Resource::KeptAllocations, keep.into()));
     }
 
     fn refuse_deposit(&mut self, owner: u32, status: Status) -> Outcome {
-        self.count_refusal(owner, status);
-        Outcome::Refused(self.as_told(owner, status))
+        self.books.count_refusal(owner, status);
+        Outcome::Refused(self.books.as_told(owner, status))
     }
 
     /// Charges for another allocation, and for its outliving the owner; for both or for none.
     fn charge_allocation(&mut self, owner: u32, keep: bool) -> Result<(), Blocked> {
-        self.charge(owner, Charge(Resource::Allocations, 1))?;
-        if keep && let Err(blocked) = self.charge(owner, Charge(Resource::KeptAllocations, 1)) {
-            self.undo_charge(owner, Charge(Resource::Allocations, 1));
+        self.books.charge(owner, Charge(Resource::Allocations, 1))?;
+        if keep && let Err(blocked) = self.books.charge(owner, Charge(Resource::KeptAllocations, 1))
+        {
+            self.books.undo_charge(owner, Charge(Resource::Allocations, 1));
             return Err(blocked);
         }
         Ok(())

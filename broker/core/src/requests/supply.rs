@@ -12,12 +12,12 @@ use fdbroker_protocol::{ErrorCode, Resource, Status};
 
 impl Core {
     pub(crate) fn supply(&mut self, client: ClientId, supplies: &[Supply], fx: &mut Effects) {
-        let welcome = self.welcome(client);
+        let welcome = self.books.welcome(client);
         if welcome {
-            self.set_silent(client.0, false);
+            self.books.set_silent(client.0, false);
         }
         for supply in supplies {
-            let found = self.allocations.find(supply.id);
+            let found = self.books.allocations.find(supply.id);
             let awaited = found.is_some_and(|allocation| {
                 allocation.owner == client.0 && allocation.state == State::Recalling
             });
@@ -31,17 +31,17 @@ impl Core {
     /// An fd nobody asked for (any more) has no place: it is closed.
     fn not_awaited(&mut self, client: ClientId, supply: &Supply, fx: &mut Effects) {
         if let Ok(index) = supply.fd {
-            self.close_uninvited(client, index, Lane::Accepted, fx);
+            self.books.close_uninvited(client, index, Lane::Accepted, fx);
         }
         if let Some((index, lane)) = supply.refused_fd {
-            self.close_uninvited(client, index, lane, fx);
+            self.books.close_uninvited(client, index, lane, fx);
         }
     }
 
     pub(crate) fn supplied(&mut self, client: ClientId, supply: &Supply, fx: &mut Effects) {
         let slot = supply.id.slot;
-        self.allocations.ask_no_more_for(slot);
-        let allocation = &self.allocations[slot];
+        self.books.allocations.ask_no_more_for(slot);
+        let allocation = &self.books.allocations[slot];
         let same = allocation.owner_allocation_id == supply.owner_allocation_id
             && allocation.size_bytes == supply.size_bytes
             && supply.fd_offset.checked_add(supply.size_bytes).is_some();
@@ -61,47 +61,47 @@ impl Core {
     /// The fd takes the place that was reserved for it; who waited is served before anyone else.
     fn hold_supplied(&mut self, slot: u32, index: u16, supply: &Supply, fx: &mut Effects) {
         fx.list.push(Effect::StoreArrived { index, slot });
-        self.settle(self.allocations[slot].owner, RECALLED_PLACE);
-        let since = self.recalls[self.allocations[slot].recall].since;
-        fx.recalled_us.push(self.now.0.saturating_sub(since.0));
-        self.allocations.supplied(slot, supply.fd_offset);
-        let reserved = self.bytes_to_recall(slot);
-        self.pin(slot, supply.file, reserved);
-        if self.allocations[slot].traits.is_to_be_kept() {
-            return self.keep_supplied(slot, fx);
+        self.books.settle(self.books.allocations[slot].owner, RECALLED_PLACE);
+        let since = self.books.recalls[self.books.allocations[slot].recall].since;
+        fx.recalled_us.push(self.books.now.0.saturating_sub(since.0));
+        self.books.allocations.supplied(slot, supply.fd_offset);
+        let reserved = self.books.bytes_to_recall(slot);
+        self.books.pin(slot, supply.file, reserved);
+        if self.books.allocations[slot].traits.is_to_be_kept() {
+            return self.books.keep_supplied(slot, fx);
         }
-        self.stop_recall_timer(slot);
-        self.not_overdue(slot);
-        self.allocations.set_state(slot, State::Held);
-        let number = self.allocations[slot].recall;
-        self.free_promise(number);
-        self.serve_recalled(slot);
-        self.wake_interested(slot);
+        self.books.stop_recall_timer(slot);
+        self.books.not_overdue(slot);
+        self.books.allocations.set_state(slot, State::Held);
+        let number = self.books.allocations[slot].recall;
+        self.books.free_promise(number);
+        self.books.serve_recalled(slot);
+        self.books.wake_interested(slot);
     }
 
     /// The place of a recalled fd is given up, or becomes that of a closing one.
     fn close_supplied(&mut self, owner: u32, slot: u32, fd: Option<(u16, Lane)>, fx: &mut Effects) {
-        let reserved = self.bytes_to_recall(slot);
-        self.release_charge(owner, Charge(Resource::HeldBytes, reserved));
-        self.allocations.set_state(slot, State::Evicted);
+        let reserved = self.books.bytes_to_recall(slot);
+        self.books.release_charge(owner, Charge(Resource::HeldBytes, reserved));
+        self.books.allocations.set_state(slot, State::Evicted);
         match fd {
             Some((index, lane)) => {
-                self.settle(owner, RECALLED_PLACE);
-                self.close_arrived(owner, index, lane, fx);
+                self.books.settle(owner, RECALLED_PLACE);
+                self.books.close_arrived(owner, index, lane, fx);
             }
-            None => self.release_charge(owner, RECALLED_PLACE),
+            None => self.books.release_charge(owner, RECALLED_PLACE),
         }
     }
 
     /// The owner refused: STALE ends the allocation, anything else is told to those who wait.
     fn fail_recall(&mut self, slot: u32, code: ErrorCode, fx: &mut Effects) {
         if code == ErrorCode::Stale {
-            self.end(slot, ErrorCode::Stale, fx);
-            self.drain_if_done(slot);
+            self.books.end(slot, ErrorCode::Stale, fx);
+            self.books.drain_if_done(slot);
             return;
         }
         let status = Status::with_value(ErrorCode::OwnerSilent, code as u64);
-        let fate = Fate::Answer(self.allocations.id_of(slot), status);
-        self.end_recall(slot).into_iter().for_each(|queue| self.decide(queue, fate));
+        let fate = Fate::Answer(self.books.allocations.id_of(slot), status);
+        self.books.end_recall(slot).into_iter().for_each(|queue| self.books.decide(queue, fate));
     }
 }

@@ -45,18 +45,18 @@ impl Core {
         client: u32,
         resources: &[Resource],
     ) -> Option<Blocked> {
-        if turn == Turn::First || self.rooms.is_empty() {
+        if turn == Turn::First || self.books.rooms.is_empty() {
             return None;
         }
-        let (mut widest, mut next) = (None, Some(self.scope_of(client)));
+        let (mut widest, mut next) = (None, Some(self.books.scope_of(client)));
         while let Some(scope) = next {
             let is_ahead = |resource: &&Resource| {
-                self.ledger[scope].blocked.has(**resource)
+                self.books.ledger[scope].blocked.has(**resource)
                     && self.is_ahead(turn, Blocked { resource: **resource, scope })
             };
             let found = resources.iter().find(is_ahead);
             widest = found.map(|it| Blocked { resource: *it, scope }).or(widest);
-            next = self.ledger[scope].parent;
+            next = self.books.ledger[scope].parent;
         }
         widest
     }
@@ -66,9 +66,10 @@ impl Core {
     fn is_ahead(&mut self, turn: Turn, account: Blocked) -> bool {
         match turn {
             Turn::First => false,
-            Turn::InLine(seq) => self.is_behind(seq, account),
+            Turn::InLine(seq) => self.books.is_behind(seq, account),
             Turn::Last => {
-                self.ledger[account.scope].kind != Scope::Client && self.rooms.has_line(account)
+                self.books.ledger[account.scope].kind != Scope::Client
+                    && self.books.rooms.has_line(account)
             }
         }
     }

@@ -23,7 +23,7 @@ impl Core {
     }
 
     fn unregister_one(&mut self, client: ClientId, id: AllocationId, fx: &mut Effects) -> Status {
-        let found = self.allocations.find(id);
+        let found = self.books.allocations.find(id);
         let Some(allocation) = found.filter(|allocation| allocation.is_live()) else {
             return ErrorCode::Stale.into();
         };
@@ -31,18 +31,18 @@ impl Core {
             return ErrorCode::NotPermitted.into();
         }
         let is_last = allocation.registrations == 1;
-        if is_last && !self.allowances.ends.take() {
+        if is_last && !self.books.allowances.ends.take() {
             return ErrorCode::Again.into();
         }
         if !is_last {
-            self.allocations.unregister(id.slot);
+            self.books.allocations.unregister(id.slot);
             return Status::OK;
         }
-        self.end(id.slot, ErrorCode::Stale, fx);
-        if !self.allocations[id.slot].leases.is_empty() || self.lingers(id.slot) {
+        self.books.end(id.slot, ErrorCode::Stale, fx);
+        if !self.books.allocations[id.slot].leases.is_empty() || self.books.lingers(id.slot) {
             return Status::OK;
         }
-        self.free_allocation(id.slot);
+        self.books.free_allocation(id.slot);
         Status::DRAINED
     }
 }

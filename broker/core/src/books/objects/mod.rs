@@ -14,9 +14,9 @@ pub(crate) mod saved;
 pub(crate) mod waits;
 pub(crate) mod watches;
 
-use crate::Core;
 use crate::api::former::KeptChange;
 use crate::api::ids::{GroupId, Now};
+use crate::books::Books;
 use crate::books::clients::Client;
 use crate::books::objects::groups::{Group, GroupState, Groups};
 use crate::books::objects::names::{Entry, NameScope, Names, Place};
@@ -75,7 +75,7 @@ impl Objects {
     }
 }
 
-impl Core {
+impl Books {
     /// When a kept group ends if nobody uses it.
     pub(crate) fn until(&self, group: &Group) -> Option<Now> {
         let keep_us = group.keep_us.filter(|_| group.is_kept && !group.pin)?;

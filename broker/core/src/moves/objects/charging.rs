@@ -1,13 +1,13 @@
 //! Objects are charged to their domain and the node alone, within caps and shares. Must never charge for a part of what was
 //! asked.
 
-use crate::Core;
 use crate::api::effect::Effects;
+use crate::books::Books;
 use crate::books::ledger::{Charge, ScopeId};
 use crate::books::objects::charges::of_kept;
 use fdbroker_protocol::{Scope, Status};
 
-impl Core {
+impl Books {
     /// Charges a client's domain, with all of these or none.
     pub(crate) fn charge_objects(&mut self, client: u32, charges: &[Charge]) -> Result<(), Status> {
         let domain = self.clients[client].domain;

@@ -1,8 +1,8 @@
 //! Names and memory of groups end, or outlive their creators. Must never take away memory that was not the group's.
 
-use crate::Core;
 use crate::api::effect::Effects;
 use crate::api::former::KeptChange;
+use crate::books::Books;
 use crate::books::allocation::Allocation;
 use crate::books::ledger::Charge;
 use crate::books::objects::charges::{of_kept, of_member};
@@ -15,7 +15,7 @@ use crate::limits::{MEMBERS_PER_MEMORY, MEMBERS_SWEPT_PER_STEP, MEMBERS_SWEPT_PE
 use fdbroker_protocol::object::ObjectEvent;
 use fdbroker_protocol::{ErrorCode, Resource};
 
-impl Core {
+impl Books {
     /// Takes an object off the names; it is charged still. Its name.
     pub(crate) fn take_off(&mut self, number: u32, member: usize) -> Name {
         let group = &self.objects.groups[number];

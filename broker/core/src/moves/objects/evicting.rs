@@ -1,8 +1,8 @@
 //! Groups end when bytes are short. Must never end a group that is leased, nor any for a request that is refused.
 
-use crate::Core;
 use crate::api::effect::Effects;
 use crate::api::ids::Now;
+use crate::books::Books;
 use crate::books::ledger::{Charge, ScopeId, ScopeRecord};
 use crate::books::objects::charges::{of_kept, of_objects_in};
 use crate::books::objects::order::{Order, Place, Spare};
@@ -20,7 +20,7 @@ struct Wish {
     all: [u64; 2],
 }
 
-impl Core {
+impl Books {
     /// A group may be evicted from now on, or no more, or stands elsewhere.
     pub(crate) fn order_group(&mut self, number: u32) {
         let used = self.objects.groups[number].used;
@@ -84,8 +84,8 @@ impl Core {
         wishes: &[Wish],
         fx: &mut Effects,
     ) -> Result<(), Status> {
-        let full = |core: &Core, spare: fn(&Wish) -> [u64; 2]| {
-            wishes.iter().find_map(|wish| core.full_for(domain, wish, spare(wish)))
+        let full = |books: &Books, spare: fn(&Wish) -> [u64; 2]| {
+            wishes.iter().find_map(|wish| books.full_for(domain, wish, spare(wish)))
         };
         if let Some(scope) = full(self, |wish| wish.idle) {
             let leased = &self.objects.order.leased;

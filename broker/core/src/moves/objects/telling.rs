@@ -1,6 +1,6 @@
 //! Those who watch names are told, as far as their domain has room. Must never wait for one that does not read.
 
-use crate::Core;
+use crate::books::Books;
 use crate::books::ledger::Charge;
 use crate::books::objects::names::{Name, NameScope};
 use crate::books::objects::watches::{Logged, Watches};
@@ -9,7 +9,7 @@ use crate::work::visit;
 use fdbroker_protocol::Resource;
 use fdbroker_protocol::object::ObjectEvent;
 
-impl Core {
+impl Books {
     pub(crate) fn leave_log(&mut self, client: u32, scope: NameScope) {
         if let Some(log) = self.objects.watches.leave(client, scope) {
             self.release_objects(log.domain, &[log.charge()]);

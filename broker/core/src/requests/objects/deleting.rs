@@ -23,7 +23,7 @@ impl Core {
                 Err(status) => status,
             })
             .collect();
-        self.end_before_answer(fx);
+        self.books.end_before_answer(fx);
         self.answer_objects(client, request, &statuses, fx);
     }
 
@@ -33,16 +33,16 @@ impl Core {
         of_job: bool,
         object: &Deleted<'_>,
     ) -> Result<(), Status> {
-        let scope = self.names_of(client, of_job)?;
-        let Some((place, version)) = self.sealed(scope, object.name) else {
+        let scope = self.books.names_of(client, of_job)?;
+        let Some((place, version)) = self.books.sealed(scope, object.name) else {
             return Err(self.missing(scope, object.name, 0));
         };
         if object.version != 0 && object.version != version {
             return Err(Status::with_value(ErrorCode::Version, version));
         }
-        let name = self.take_off(place.group, place.member.into());
-        self.lose_name(place);
-        self.tell(scope, ObjectEvent::Deleted, version, &name);
+        let name = self.books.take_off(place.group, place.member.into());
+        self.books.lose_name(place);
+        self.books.tell(scope, ObjectEvent::Deleted, version, &name);
         Ok(())
     }
 }

@@ -5,6 +5,7 @@ use crate::Core;
 use crate::api::effect::{Effect, Effects};
 use crate::api::ids::{ClientId, Now, RequestId};
 use crate::api::objects::GotObject;
+use crate::books::Books;
 use crate::books::ledger::{Blocked, Charge, FOR_LEASE};
 use crate::books::objects::get::{Get, Standing};
 use crate::books::objects::names::{Name, NameScope, Place};
@@ -51,17 +52,17 @@ impl Core {
         deadline: Now,
         fx: &mut Effects,
     ) {
-        let scope = match self.names_of(client.0, of_job) {
+        let scope = match self.books.names_of(client.0, of_job) {
             Ok(scope) => scope,
             Err(status) => return fx.list.push(Effect::Failed { client, request, status }),
         };
-        let seq = self.arrival();
+        let seq = self.books.arrival();
         let asked = Asked { client, request, scope, turn: Turn::Last, first: true };
         let look = self.look_at_get(asked, names.iter().copied(), fx);
         if let Look::Answered = look {
             return;
         }
-        if deadline <= self.now {
+        if deadline <= self.books.now {
             let status = match look {
                 Look::Missing(index) => self.missing(scope, names[index], index),
                 Look::Waits(wait) => self.why_not(client.0, wait),
@@ -83,24 +84,24 @@ impl Core {
         fx: &mut Effects,
     ) {
         let most = self.config.max_parked_per_client;
-        if self.client_mut(client.0).parked.len() >= most as usize {
+        if self.books.client_mut(client.0).parked.len() >= most as usize {
             let (resource, scope) = (Resource::ParkedRequests, Scope::Client);
-            let status = Self::no_quota_limit(resource, scope, most.into());
-            return self.refuse(client, request, status, fx);
+            let status = Books::no_quota_limit(resource, scope, most.into());
+            return self.books.refuse(client, request, status, fx);
         }
-        if let Err(status) = self.charge_objects(client.0, &[get.charge()]) {
+        if let Err(status) = self.books.charge_objects(client.0, &[get.charge()]) {
             return fx.list.push(Effect::Failed { client, request, status });
         }
         let wait = self.stand(seq, &mut get, look);
         let mut wish = Wish::Get(get);
-        if let Err(blocked) = self.charge(client.0, items_of(&wish)) {
+        if let Err(blocked) = self.books.charge(client.0, items_of(&wish)) {
             if let Wish::Get(get) = &mut wish {
-                self.forget_get(seq, client.0, get);
+                self.books.forget_get(seq, client.0, get);
             }
-            let status = self.no_quota(blocked);
-            return self.refuse(client, request, status, fx);
+            let status = self.books.no_quota(blocked);
+            return self.books.refuse(client, request, status, fx);
         }
-        self.park(seq, Parked::new(client, request, deadline, wish, wait));
+        self.books.park(seq, Parked::new(client, request, deadline, wish, wait));
     }
 
     /// A parked get stands at the name that it misses, or where it may come to need fewer leases.
@@ -111,7 +112,7 @@ impl Core {
             Look::Waits(wait) => (Standing::Nowhere, wait),
             Look::Answered => unreachable!("it does not wait"),
         };
-        self.stand_at(seq, get, at);
+        self.books.stand_at(seq, get, at);
         wait
     }
 
@@ -153,10 +154,12 @@ impl Core {
 
     /// NOT_FOUND, or NOT_SEALED with the pid of the maker.
     pub(crate) fn missing(&self, scope: NameScope, name: &[u8], index: usize) -> Status {
-        let entry = self.objects.names.find(scope, name);
-        let maker = entry.and_then(|entry| self.makers(entry).next());
+        let entry = self.books.objects.names.find(scope, name);
+        let maker = entry.and_then(|entry| self.books.makers(entry).next());
         let (code, pid) = match maker {
-            Some(maker) => (ErrorCode::NotSealed, self.objects.groups[maker.group].creator_pid),
+            Some(maker) => {
+                (ErrorCode::NotSealed, self.books.objects.groups[maker.group].creator_pid)
+            }
             None => (ErrorCode::NotFound, 0),
         };
         Status { pid: pid.into(), ..Status::with_value(code, index as u64) }
@@ -164,7 +167,7 @@ impl Core {
 
     fn why_not(&mut self, client: u32, wait: Wait) -> Status {
         match wait {
-            Wait::Room(blocked) | Wait::Space(blocked) => self.refusal(client, blocked),
+            Wait::Room(blocked) | Wait::Space(blocked) => self.books.refusal(client, blocked),
             Wait::Recall | Wait::Reader => ErrorCode::Again.into(),
         }
     }
@@ -178,12 +181,12 @@ impl Core {
     ) -> Look {
         let mut found = Vec::new();
         for (index, name) in names.enumerate() {
-            match self.sealed(asked.scope, name) {
+            match self.books.sealed(asked.scope, name) {
                 Some((place, _)) => found.push(place),
                 None => return Look::Missing(index),
             }
         }
-        if !self.client_mut(asked.client.0).sendable {
+        if !self.books.client_mut(asked.client.0).sendable {
             return Look::Waits(Wait::Reader);
         }
         let (groups, grants) = groups_of(&found);
@@ -193,8 +196,8 @@ impl Core {
             return Look::Answered;
         }
         if let Err(blocked) = self.charge_leases(asked, groups.len()) {
-            if asked.first || self.may_make_room(blocked) {
-                self.evict_for(blocked, groups.len().min(PLACES_AT_ONCE), fx);
+            if asked.first || self.books.may_make_room(blocked) {
+                self.books.evict_for(blocked, groups.len().min(PLACES_AT_ONCE), fx);
             }
             // More than one at a time would hold up others that could be served.
             return Look::Waits(match groups.len() {
@@ -211,17 +214,18 @@ impl Core {
         let client = asked.client.0;
         match self.ahead(asked.turn, client, FOR_LEASE) {
             Some(ahead) => Err(ahead),
-            None => self.charge_share(client, Charge(Resource::OpenLeases, count as u64)),
+            None => self.books.charge_share(client, Charge(Resource::OpenLeases, count as u64)),
         }
     }
 
     /// Why so many names in these groups are more than one answer can have.
     fn too_long(&self, groups: &[u32], names: usize) -> Option<Status> {
-        if groups.len() > self.most_granted {
-            return Some(Status::with_value(ErrorCode::Again, self.most_granted as u64));
+        if groups.len() > self.books.most_granted {
+            return Some(Status::with_value(ErrorCode::Again, self.books.most_granted as u64));
         }
-        let slots = groups.iter().map(|group| self.objects.groups[*group].allocation);
-        let blocks = slots.filter(|slot| self.allocations[*slot].traits.has_driver_data()).count();
+        let slots = groups.iter().map(|group| self.books.objects.groups[*group].allocation);
+        let blocks =
+            slots.filter(|slot| self.books.allocations[*slot].traits.has_driver_data()).count();
         let bytes = got_bytes(names, groups.len(), blocks);
         let most = MAX_OBJECT_MESSAGE_BYTES;
         (bytes > most).then(|| Status::with_value(ErrorCode::TooLong, most as u64))
@@ -237,11 +241,11 @@ impl Core {
         let Asked { client, request, .. } = asked;
         let (first_object, first_grant) = (fx.objects.len(), fx.granted.len());
         for number in groups {
-            let slot = self.objects.groups[*number].allocation;
-            let lease = self.charged_lease(client.0, slot);
-            let granted = self.granted(Ok(self.allocations.id_of(slot)), slot, lease);
+            let slot = self.books.objects.groups[*number].allocation;
+            let lease = self.books.charged_lease(client.0, slot);
+            let granted = self.books.granted(Ok(self.books.allocations.id_of(slot)), slot, lease);
             fx.granted.push(granted);
-            self.objects.groups[*number].used = self.now;
+            self.books.objects.groups[*number].used = self.books.now;
         }
         let got = found.iter().zip(grants).map(|(place, grant)| self.got(*place, *grant));
         fx.objects.extend(got);
@@ -250,7 +254,7 @@ impl Core {
     }
 
     fn got(&self, place: Place, grant: u16) -> GotObject {
-        let group = &self.objects.groups[place.group];
+        let group = &self.books.objects.groups[place.group];
         let member = &group.members[usize::from(place.member)];
         GotObject {
             version: group.version(),
@@ -258,14 +262,15 @@ impl Core {
             size_bytes: member.size_bytes,
             grant,
             metadata_len: u16::try_from(member.metadata.len()).unwrap_or(u16::MAX),
-            place: (self.objects.groups.id_of(place.group), place.member),
+            place: (self.books.objects.groups.id_of(place.group), place.member),
         }
     }
 
     /// The metadata of an object that was just got.
     pub fn metadata_of(&self, got: &GotObject) -> &[u8] {
         let (group, member) = got.place;
-        let found = self.objects.groups.find(group).map(|number| &self.objects.groups[number]);
+        let found =
+            self.books.objects.groups.find(group).map(|number| &self.books.objects.groups[number]);
         let member = found.and_then(|group| group.members.get(usize::from(member)));
         member.map_or(&[], |member| &member.metadata)
     }

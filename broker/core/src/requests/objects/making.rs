@@ -31,20 +31,20 @@ impl Core {
         if let Err(status) = self.admit(client, deposits) {
             // Before what follows, which may end the connection.
             fx.list.push(Effect::Failed { client, request, status });
-            return self.close_all_uninvited(client, deposits, fx);
+            return self.books.close_all_uninvited(client, deposits, fx);
         }
-        if self.client_mut(client.0).credits == 0 && !self.give_again(client.0, 1) {
-            self.close_unreserved(client, 0, lane, fx);
+        if self.books.client_mut(client.0).credits == 0 && !self.give_again(client.0, 1) {
+            self.books.close_unreserved(client, 0, lane, fx);
             let status = ErrorCode::Again.into();
             return fx.list.push(Effect::Failed { client, request, status });
         }
-        self.use_credits(client.0, 1);
-        self.settle(client.0, Charge(Resource::ReservedPlaces, 1));
-        self.counters.deposits += 1;
+        self.books.use_credits(client.0, 1);
+        self.books.settle(client.0, Charge(Resource::ReservedPlaces, 1));
+        self.books.counters.deposits += 1;
         let begun = self.begin_group(client.0, create, fx);
         match begun {
             Ok((_, id)) => fx.list.push(Effect::StoreArrived { index: 0, slot: id.slot }),
-            Err(_) => self.close_arrived(client.0, 0, lane, fx),
+            Err(_) => self.books.close_arrived(client.0, 0, lane, fx),
         }
         // A client whose create has failed does not know of the credits, and asks when it has none left.
         let wanted = u64::from(create.credits_wanted).min(self.config.max_credits.into());
@@ -61,11 +61,11 @@ impl Core {
         create: &Create<'_>,
         fx: &mut Effects,
     ) -> Result<(GroupId, AllocationId), Status> {
-        let scope = self.names_of(client, create.of_job)?;
+        let scope = self.books.names_of(client, create.of_job)?;
         if create.of_job && (create.keep_us.is_some() || create.pin || create.outlives) {
             return Err(ErrorCode::NotSupported.into());
         }
-        let Client { domain, serial, pid, .. } = self.clients[client];
+        let Client { domain, serial, pid, .. } = self.books.clients[client];
         let group = Group {
             scope,
             domain,
@@ -83,25 +83,25 @@ impl Core {
             is_kept: false,
             due: None,
             size_bytes: create.deposit.size_bytes,
-            since: self.now,
-            used: self.now,
+            since: self.books.now,
+            used: self.books.now,
             members: Vec::new(),
             names: 0,
             swept: 0,
             link: Link::OUT,
             place: None,
         };
-        let number = self.objects.groups.insert(group);
+        let number = self.books.objects.groups.insert(group);
         let begun = self.fill(client, number, create.objects);
         let stored = begun.and_then(|()| self.store_group(client, &create.deposit, fx));
         match stored {
             Ok(id) => {
-                self.objects.groups.set_memory(number, id.slot);
-                Ok((self.objects.groups.id_of(number), id))
+                self.books.objects.groups.set_memory(number, id.slot);
+                Ok((self.books.objects.groups.id_of(number), id))
             }
             Err(status) => {
                 self.empty(client, number, 0);
-                self.objects.groups.remove(number);
+                self.books.objects.groups.remove(number);
                 Err(status)
             }
         }
@@ -132,7 +132,7 @@ impl Core {
         objects: &[NewObject<'_>],
         fx: &mut Effects,
     ) {
-        let done = self.making(client.0, group);
+        let done = self.books.making(client.0, group);
         match done.and_then(|number| self.fill(client.0, number, objects)) {
             Ok(()) => self.answer_objects(client, request, &[Status::OK], fx),
             Err(status) => fx.list.push(Effect::Failed { client, request, status }),
@@ -146,19 +146,20 @@ impl Core {
         number: u32,
         objects: &[NewObject<'_>],
     ) -> Result<(), Status> {
-        let before = self.objects.groups[number].members.len();
+        let before = self.books.objects.groups[number].members.len();
         if before + objects.len() > MAX_GROUP {
             return Err(Status::with_value(ErrorCode::TooLong, MAX_GROUP as u64));
         }
         for (index, object) in objects.iter().enumerate() {
-            self.check_new(&self.objects.groups[number], object).map_err(|code| at(code, index))?;
+            self.check_new(&self.books.objects.groups[number], object)
+                .map_err(|code| at(code, index))?;
         }
-        self.charge_objects(client, &of_new(objects))?;
+        self.books.charge_objects(client, &of_new(objects))?;
         for (index, object) in objects.iter().enumerate() {
             if !self.enter_object(number, object) {
                 self.empty(client, number, before);
-                let domain = self.objects.groups[number].domain;
-                self.release_objects(domain, &of_new(&objects[index..]));
+                let domain = self.books.objects.groups[number].domain;
+                self.books.release_objects(domain, &of_new(&objects[index..]));
                 return Err(at(ErrorCode::Protocol, index));
             }
         }
@@ -173,9 +174,12 @@ impl Core {
         if object.metadata.len() > METADATA_BYTES {
             return Err(ErrorCode::TooLong);
         }
-        let Some(entry) = self.objects.names.find(group.scope, object.name) else { return Ok(()) };
+        let Some(entry) = self.books.objects.names.find(group.scope, object.name) else {
+            return Ok(());
+        };
         if !group.replace && object.expect.is_none() {
-            let is_taken = self.sealed_of(entry).is_some() || self.makers(entry).next().is_some();
+            let is_taken =
+                self.books.sealed_of(entry).is_some() || self.books.makers(entry).next().is_some();
             if is_taken {
                 return Err(ErrorCode::Exists);
             }
@@ -189,33 +193,34 @@ impl Core {
 
     /// Enters an object that its domain is charged for; `false`: its group has one of this name.
     fn enter_object(&mut self, number: u32, object: &NewObject<'_>) -> bool {
-        let group = &self.objects.groups[number];
+        let group = &self.books.objects.groups[number];
         let (scope, replace) = (group.scope, group.replace);
-        let entry = self.objects.names.find(scope, object.name);
+        let entry = self.books.objects.names.find(scope, object.name);
         if entry.is_some_and(|entry| entry.makers.iter().any(|maker| maker.group == number)) {
             return false;
         }
         let member = u16::try_from(group.members.len()).expect("at most MAX_GROUP");
-        let name = self.objects.names.enter(scope, object.name, Place { group: number, member });
+        let name =
+            self.books.objects.names.enter(scope, object.name, Place { group: number, member });
         let expect = match object.expect {
             Some(version) => Expect::Version(version),
             None if replace => Expect::Any,
             None => Expect::Free,
         };
         let place = (object.offset, object.size_bytes);
-        self.objects.groups[number].add_member(name, place, expect, object.metadata);
+        self.books.objects.groups[number].add_member(name, place, expect, object.metadata);
         true
     }
 
     /// Takes back the objects of a group in the making from this one on.
     fn empty(&mut self, client: u32, number: u32, from: usize) {
-        let domain = self.clients[client].domain;
-        while self.objects.groups[number].members.len() > from {
-            self.take_off(number, self.objects.groups[number].members.len() - 1);
-            let group = &mut self.objects.groups[number];
+        let domain = self.books.clients[client].domain;
+        while self.books.objects.groups[number].members.len() > from {
+            self.books.take_off(number, self.books.objects.groups[number].members.len() - 1);
+            let group = &mut self.books.objects.groups[number];
             let member = group.members.pop().expect("there is one more");
             group.names -= 1;
-            self.release_objects(domain, &of_member(&member));
+            self.books.release_objects(domain, &of_member(&member));
         }
     }
 
@@ -227,13 +232,13 @@ impl Core {
         checked: Result<(), Status>,
         fx: &mut Effects,
     ) {
-        let sealed = self.making(client.0, group).and_then(|number| {
+        let sealed = self.books.making(client.0, group).and_then(|number| {
             let sealed = checked.and_then(|()| self.seal(client.0, number, fx));
             sealed.map_err(|status| self.with_cause(number, status))
         });
         match sealed {
             Ok(version) => {
-                self.end_before_answer(fx);
+                self.books.end_before_answer(fx);
                 fx.list.push(Effect::ObjectsSealed { client, request, version });
             }
             Err(status) => fx.list.push(Effect::Failed { client, request, status }),
@@ -242,9 +247,9 @@ impl Core {
 
     /// Whether the names of a group lead to what its maker expects.
     fn check_expected(&self, number: u32) -> Result<(), Status> {
-        let group = &self.objects.groups[number];
+        let group = &self.books.objects.groups[number];
         for (index, member) in group.members.iter().enumerate() {
-            let now = self.sealed(group.scope, &member.name).map(|(_, version)| version);
+            let now = self.books.sealed(group.scope, &member.name).map(|(_, version)| version);
             match member.expect {
                 Expect::Free if now.is_some() => return Err(at(ErrorCode::Exists, index)),
                 Expect::Version(version) if version != now.unwrap_or(0) => {
@@ -262,8 +267,8 @@ impl Core {
         let Group { mut keep_us, mut pin, inherits, .. } = *group;
         let replaces = group.members.iter().filter(|member| member.expect != Expect::Free);
         for member in replaces.filter(|_| inherits != Inherits::default()) {
-            let Some((place, _)) = self.sealed(group.scope, &member.name) else { continue };
-            let former = &self.objects.groups[place.group];
+            let Some((place, _)) = self.books.sealed(group.scope, &member.name) else { continue };
+            let former = &self.books.objects.groups[place.group];
             keep_us = keep_us.max(former.keep_us.filter(|_| inherits.keep));
             pin |= former.pin && inherits.pin;
         }
@@ -275,7 +280,7 @@ impl Core {
 
     /// A cap that a group meets for what its maker has not asked says so.
     fn with_cause(&self, number: u32, status: Status) -> Status {
-        let group = &self.objects.groups[number];
+        let group = &self.books.objects.groups[number];
         let is_asked = match status.resource == Resource::PermanentBytes as u8 {
             true => group.pin,
             false => group.pin || group.keep_us.is_some() || group.outlives,
@@ -292,41 +297,42 @@ impl Core {
         fx: &mut Effects,
     ) -> Result<u64, Status> {
         let expected = self.check_expected(number);
-        self.objects.groups[number].is_refused = expected.is_err();
+        self.books.objects.groups[number].is_refused = expected.is_err();
         expected?;
-        let group = &self.objects.groups[number];
+        let group = &self.books.objects.groups[number];
         let (domain, scope, count) = (group.domain, group.scope, group.members.len());
         // Before others make room for it, or lose their names.
         let (size, (keep_us, pin)) = (group.size_bytes, self.lasting(group));
         let keeps = keep_us.is_some() || pin;
         if keeps {
-            let aside = self.set_expected_aside(number);
-            let charged = self.charge_kept(client, size, pin, fx);
-            aside.into_iter().for_each(|expected| self.order_group(expected));
+            let aside = self.books.set_expected_aside(number);
+            let charged = self.books.charge_kept(client, size, pin, fx);
+            aside.into_iter().for_each(|expected| self.books.order_group(expected));
             charged?;
         }
-        self.objects.version += 1;
-        let version = self.objects.version;
-        let group = &mut self.objects.groups[number];
-        (group.state, group.since, group.used) = (GroupState::Sealed(version), self.now, self.now);
+        self.books.objects.version += 1;
+        let version = self.books.objects.version;
+        let group = &mut self.books.objects.groups[number];
+        (group.state, group.since, group.used) =
+            (GroupState::Sealed(version), self.books.now, self.books.now);
         (group.keep_us, group.pin) = (keep_us, pin);
         for member in (0..).take(count) {
-            let name = self.objects.groups[number].members[usize::from(member)].name.clone();
+            let name = self.books.objects.groups[number].members[usize::from(member)].name.clone();
             let place = Place { group: number, member };
-            let former = self.objects.names.seal(scope, &name, place);
+            let former = self.books.objects.names.seal(scope, &name, place);
             let event = if former.is_some() { ObjectEvent::Replaced } else { ObjectEvent::Sealed };
-            former.into_iter().for_each(|former| self.lose_name(former));
-            self.tell(scope, event, version, &name);
-            self.objects.waits.wake(domain, scope, &name);
+            former.into_iter().for_each(|former| self.books.lose_name(former));
+            self.books.tell(scope, event, version, &name);
+            self.books.objects.waits.wake(domain, scope, &name);
         }
         if keeps {
             // After others have lost their names: the table never has two of one name.
-            self.keep_group(number);
+            self.books.keep_group(number);
         }
-        self.order_group(number);
+        self.books.order_group(number);
         if count == 0 {
             // Nobody can ever name it.
-            self.end_group(number);
+            self.books.end_group(number);
         }
         Ok(version)
     }
@@ -338,9 +344,9 @@ impl Core {
         group: GroupId,
         fx: &mut Effects,
     ) {
-        let status = match self.making(client.0, group) {
+        let status = match self.books.making(client.0, group) {
             Ok(number) => {
-                self.end_group(number);
+                self.books.end_group(number);
                 Status::OK
             }
             Err(status) => status,

@@ -33,30 +33,30 @@ impl Core {
         name: &[u8],
         fx: &mut Effects,
     ) -> Result<(), Status> {
-        let scope = self.names_of(client, touch.of_job)?;
+        let scope = self.books.names_of(client, touch.of_job)?;
         let keeps = touch.keeps();
         if touch.of_job && keeps {
             return Err(ErrorCode::NotSupported.into());
         }
-        let Some((place, _)) = self.sealed(scope, name) else {
+        let Some((place, _)) = self.books.sealed(scope, name) else {
             return Err(self.missing(scope, name, 0));
         };
         let number = place.group;
-        let group = &self.objects.groups[number];
+        let group = &self.books.objects.groups[number];
         let (was_kept, size, domain) = (group.is_kept, group.size_bytes, group.domain);
         let (had_pin, pin) = (group.pin, touch.pin.unwrap_or(group.pin));
         if keeps && !was_kept {
-            self.charge_kept(client, size, pin, fx)?;
+            self.books.charge_kept(client, size, pin, fx)?;
         } else if was_kept && pin && !had_pin {
-            self.charge_objects(client, &[Charge(Resource::PermanentBytes, size)])?;
+            self.books.charge_objects(client, &[Charge(Resource::PermanentBytes, size)])?;
         } else if was_kept && had_pin && !pin {
-            self.release_objects(domain, &[Charge(Resource::PermanentBytes, size)]);
+            self.books.release_objects(domain, &[Charge(Resource::PermanentBytes, size)]);
         }
         if keeps {
             self.adopt_group(client, number);
         }
-        let now = self.now;
-        let group = &mut self.objects.groups[number];
+        let now = self.books.now;
+        let group = &mut self.books.objects.groups[number];
         group.used = now;
         if was_kept || keeps {
             group.pin = pin;
@@ -67,22 +67,22 @@ impl Core {
             group.keep_us.get_or_insert(u64::MAX);
         }
         if was_kept {
-            self.time_group(number);
-            self.tell_kept(KeptChange::Changed(self.objects.groups.id_of(number)));
+            self.books.time_group(number);
+            self.books.tell_kept(KeptChange::Changed(self.books.objects.groups.id_of(number)));
         } else if keeps {
-            self.keep_group(number);
+            self.books.keep_group(number);
         }
-        self.order_group(number);
+        self.books.order_group(number);
         Ok(())
     }
 
     /// A group whose creator is gone has another one from now on: of the same domain, as all who know its names are.
     fn adopt_group(&mut self, client: u32, number: u32) {
-        let (creator, serial) = self.objects.groups[number].creator;
-        let found = self.clients.find(creator).filter(|it| it.serial == serial && !it.gone);
+        let (creator, serial) = self.books.objects.groups[number].creator;
+        let found = self.books.clients.find(creator).filter(|it| it.serial == serial && !it.gone);
         if found.is_none() {
-            let Client { serial, pid, .. } = self.clients[client];
-            let group = &mut self.objects.groups[number];
+            let Client { serial, pid, .. } = self.books.clients[client];
+            let group = &mut self.books.objects.groups[number];
             (group.creator, group.creator_pid) = ((client, serial), pid);
         }
     }

@@ -24,9 +24,9 @@ impl Core {
     }
 
     fn watch(&mut self, client: u32, of_job: bool, prefix: &[u8]) -> Result<(), Status> {
-        let scope = self.names_of(client, of_job)?;
-        let domain = self.clients[client].domain;
-        let watches = &mut self.objects.watches;
+        let scope = self.books.names_of(client, of_job)?;
+        let domain = self.books.clients[client].domain;
+        let watches = &mut self.books.objects.watches;
         let known = watches.of.get(&(client, scope));
         if known.is_some_and(|watcher| watcher.prefixes.iter().any(|(it, _)| **it == *prefix)) {
             return Ok(());
@@ -47,13 +47,13 @@ impl Core {
     }
 
     fn unwatch(&mut self, client: u32, of_job: bool, prefix: &[u8]) -> Result<(), Status> {
-        let scope = self.names_of(client, of_job)?;
-        let found = self.objects.watches.of.get_mut(&(client, scope));
+        let scope = self.books.names_of(client, of_job)?;
+        let found = self.books.objects.watches.of.get_mut(&(client, scope));
         let watcher = found.ok_or(ErrorCode::NotFound)?;
         let at = watcher.prefixes.iter().position(|(it, _)| **it == *prefix);
         watcher.prefixes.remove(at.ok_or(ErrorCode::NotFound)?);
         if watcher.prefixes.is_empty() {
-            self.leave_log(client, scope);
+            self.books.leave_log(client, scope);
         }
         Ok(())
     }
