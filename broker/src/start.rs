@@ -285,7 +285,7 @@ fn begin(
     let is_live = |slot: &&FormerSlot| matches!(slot.life, FormerLife::Live { .. });
     let alive: HashSet<AllocationId> = former.iter().filter(is_live).map(|slot| slot.id).collect();
     let kept = found.iter().filter(|found| alive.contains(&found.kept.id)).map(|found| {
-        let file = classify::file_of(found.kept.deposit.kind, found.fd.as_fd());
+        let file = classify::file_of(found.kept.deposit.facts.kind, found.fd.as_fd());
         Kept { deposit: Deposit { file, ..found.kept.deposit }, ..found.kept }
     });
     let kept: Vec<Kept> = kept.collect();
@@ -313,7 +313,7 @@ fn begin(
 /// A kept group whose memory was live when the broker was killed.
 fn live_group<'a>(found: &'a FoundGroup, alive: &HashSet<AllocationId>) -> Option<KeptGroup<'a>> {
     let mut kept = found.kept().filter(|kept| alive.contains(&kept.id))?;
-    kept.deposit.file = classify::file_of(kept.deposit.kind, found.fd.as_fd());
+    kept.deposit.file = classify::file_of(kept.deposit.facts.kind, found.fd.as_fd());
     Some(kept)
 }
 

@@ -194,7 +194,7 @@ pub(crate) fn inherited() -> impl Iterator<Item = &'static Record> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fdbroker_protocol::{AllocationId, HandleFields, MemoryKind, NodeKey};
+    use fdbroker_protocol::{AllocationId, Facts, NodeKey};
     use nix::sys::memfd::{MFdFlags, memfd_create};
     use nix::sys::wait::{WaitStatus, waitpid};
     use nix::unistd::{ForkResult, fork};
@@ -202,9 +202,7 @@ mod tests {
 
     fn way(slot: u32) -> Way {
         let id = AllocationId { slot, generation: 1 };
-        let kind = MemoryKind::Memfd;
-        let fields = HandleFields { id, kind, size_bytes: 1, owner_allocation_id: 0, device: 0 };
-        Way::Handle(NodeKey::from_bytes([7; 32]).seal(42, &fields).prefix)
+        Way::Handle(NodeKey::from_bytes([7; 32]).seal(42, id, &Facts::NONE).prefix)
     }
 
     /// Whether `checks` hold in a child.

@@ -255,13 +255,13 @@ pub fn show_action(action: &Action) -> String {
                 let _ = write!(
                     out,
                     "\n      [{:?} {:?} dev {} base {:#x} size {:#x} offset {:#x} id {}{}{}{}]",
-                    d.kind,
+                    d.facts.kind,
                     d.share,
-                    d.device,
+                    d.facts.device,
                     d.base,
-                    d.size_bytes,
-                    d.fd_offset,
-                    d.owner_allocation_id,
+                    d.facts.size_bytes,
+                    d.facts.fd_offset,
+                    d.facts.owner_allocation_id,
                     if d.recallable { " recallable" } else { " resident" },
                     if d.checked.is_err() { " refused" } else { "" },
                     if d.driver_data.is_some() { " data" } else { "" },
@@ -297,7 +297,12 @@ pub fn show_action(action: &Action) -> String {
                 let _ = write!(
                     out,
                     "\n      [{} fd {:?} refused {:?} id {} size {:#x} offset {:#x}]",
-                    s.id, s.fd, s.refused_fd, s.owner_allocation_id, s.size_bytes, s.fd_offset
+                    s.id,
+                    s.fd,
+                    s.refused_fd,
+                    s.facts.owner_allocation_id,
+                    s.facts.size_bytes,
+                    s.facts.fd_offset
                 );
             }
         }

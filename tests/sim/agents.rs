@@ -6,7 +6,9 @@ use crate::model::Phase;
 use crate::rng::Rng;
 use crate::world::World;
 use fdbroker_core::{Deposit, Lane, LeaseId, RecallEvent, Supply, Wanted};
-use fdbroker_protocol::{AllocationId, ErrorCode, FdType, MAX_BATCH, MemoryKind, Share, Status};
+use fdbroker_protocol::{
+    AllocationId, ErrorCode, Facts, FdType, MAX_BATCH, MemoryKind, Share, Status,
+};
 
 /// How often, in a thousand, a client misbehaves in each way.
 #[derive(Clone, Copy, Debug, Default)]
@@ -332,11 +334,8 @@ impl World {
             15..=19 => deposit.base = old.base.saturating_add(PAGE_BYTES),
             // Same id, another size.
             20..=21 => {
-                deposit = Deposit {
-                    checked: Ok(()),
-                    size_bytes: old.size_bytes.saturating_add(PAGE_BYTES),
-                    ..old
-                };
+                deposit = Deposit { checked: Ok(()), ..old };
+                deposit.facts.size_bytes = old.facts.size_bytes.saturating_add(PAGE_BYTES);
             }
             _ => {}
         }
@@ -368,14 +367,15 @@ impl World {
             },
             lane: if refused { Lane::Refused } else { Lane::Accepted },
             file: file.filter(|_| !refused),
-            kind: kind[rng.below(3) as usize],
+            facts: Facts {
+                device: rng.below(2) as u32,
+                fd_offset: rng.below(16) * PAGE_BYTES,
+                owner_allocation_id: next_id,
+                ..Facts::new(kind[rng.below(3) as usize], rng.between(1, 8) * PAGE_BYTES)
+            },
             share: if rng.chance(150) { Share::Gid } else { share[rng.below(3) as usize] },
             recallable: rng.chance(900),
             keep: rng.chance(120),
-            device: rng.below(2) as u32,
-            size_bytes: rng.between(1, 8) * PAGE_BYTES,
-            fd_offset: rng.below(16) * PAGE_BYTES,
-            owner_allocation_id: next_id,
             base,
             driver_data,
             virtual_fd: false,
@@ -477,9 +477,7 @@ impl World {
                 fd,
                 refused_fd,
                 file: None,
-                owner_allocation_id: 1,
-                fd_offset: 0,
-                size_bytes: PAGE_BYTES,
+                facts: Facts::new(MemoryKind::DmaBuf, PAGE_BYTES),
             });
         }
         Some(Action::Supply { client, supplies })
@@ -490,8 +488,8 @@ impl World {
         let credits = self.model.clients.get(&client)?.credits;
         let mut deposit = self.fresh_deposit(client);
         deposit.base = u64::MAX - self.rng.below(3) * PAGE_BYTES;
-        deposit.size_bytes = u64::MAX >> self.rng.below(64);
-        deposit.fd_offset = u64::MAX;
+        deposit.facts.size_bytes = u64::MAX >> self.rng.below(64);
+        deposit.facts.fd_offset = u64::MAX;
         let deposits = if credits > 0 { vec![deposit] } else { Vec::new() };
         let (request, deadline) = (self.next_request(client), u64::MAX >> self.rng.below(30));
         let deadline = deadline.max(self.now);
@@ -518,15 +516,8 @@ impl World {
 
     fn answer_recall(&mut self, event: &RecallEvent, manners: Manners, fds: &mut u16) -> Supply {
         let file = self.model.live(event.id).and_then(|known| self.model.file_now(known));
-        let mut supply = Supply {
-            id: event.id,
-            fd: Ok(*fds),
-            refused_fd: None,
-            file,
-            owner_allocation_id: event.owner_allocation_id,
-            fd_offset: event.fd_offset,
-            size_bytes: event.size_bytes,
-        };
+        let mut supply =
+            Supply { id: event.id, fd: Ok(*fds), refused_fd: None, file, facts: event.facts };
         let lies = !self.quiet && self.rng.chance(manners.lie);
         let refuses = !self.quiet && self.rng.chance(manners.refuse);
         if refuses {
@@ -541,12 +532,12 @@ impl World {
         *fds += 1;
         if lies {
             match self.rng.below(3) {
-                0 => supply.owner_allocation_id ^= 1 << 40,
-                1 => supply.size_bytes += PAGE_BYTES,
-                _ => supply.size_bytes = 0,
+                0 => supply.facts.owner_allocation_id ^= 1 << 40,
+                1 => supply.facts.size_bytes += PAGE_BYTES,
+                _ => supply.facts.size_bytes = 0,
             }
         } else if self.rng.chance(200) {
-            supply.fd_offset = self.rng.below(16) * PAGE_BYTES;
+            supply.facts.fd_offset = self.rng.below(16) * PAGE_BYTES;
         }
         supply
     }

@@ -46,7 +46,7 @@ impl Model {
             ensure!(rest.any(|it| *it == item.wanted), "not asked for, or in another order");
             self.granted_ok(of, item)?;
         }
-        let bytes: u128 = items.iter().map(|item| u128::from(item.size_bytes)).sum();
+        let bytes: u128 = items.iter().map(|item| u128::from(item.facts.size_bytes)).sum();
         ensure!(bytes <= AHEAD_BYTES.into(), "{bytes} bytes ahead");
         step.granted_ahead = items.len() as u64;
         Ok(())

@@ -104,7 +104,7 @@ impl Model {
         if !self.is_held(id) {
             let owner = allocation.owner;
             let same_domain = allocation.domain == asking.domain;
-            let size = allocation.deposit.size_bytes;
+            let size = allocation.deposit.facts.size_bytes;
             let (held, bytes) = ((Resource::HeldFds, 1), (Resource::HeldBytes, size));
             let client_fds = (Resource::Fds, if owner == client { 2 } else { 1 });
             look(&[Holder::Client(owner)], &[held, client_fds, bytes]);

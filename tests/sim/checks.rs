@@ -293,8 +293,7 @@ fn records(model: &Model, core_: &Core) -> Check {
         kept(model, core_, id, known)?;
         jobs::of_allocation(model, id, known, view.job)?;
         let d = &known.deposit;
-        let core = (view.size_bytes, view.fd_offset, view.owner_allocation_id, view.base);
-        let model_ = (d.size_bytes, d.fd_offset, d.owner_allocation_id, d.base);
+        let (core, model_) = ((view.facts, view.base), (d.facts, d.base));
         ensure!(core == model_, "{id} is listed as {core:?}, it is {model_:?}");
         let owner = model.owner_here(known).then_some(known.owner);
         ensure!(view.owner.map(|owner| owner.0) == owner, "{id}: owner {:?}", view.owner);

@@ -295,7 +295,7 @@ impl Model {
         ensure!(item.status.result() == Err(ErrorCode::NoQuota), "deposit {index}: {shown}");
         // The address was reused, whether or not there is room for the new allocation.
         self.end_overlapped_now(step, client, deposit);
-        let need = need_of(&item.status, deposit.size_bytes, 1);
+        let need = need_of(&item.status, deposit.facts.size_bytes, 1);
         let passing = step.arrived.len() > 1;
         step.quotas.push(vec![Quota { status: item.status, client, owner: None, need, passing }]);
         Ok(())

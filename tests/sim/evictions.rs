@@ -3,7 +3,7 @@
 use crate::action::Action;
 use crate::judge::ensure;
 use crate::model::Check;
-use crate::rig::{LONG_US, PAGE_BYTES, Rig, deposit};
+use crate::rig::{LONG_US, PAGE_BYTES, Rig, deposit, sized};
 use crate::world::Reply;
 use fdbroker_core::{Deposit, File, FileId};
 use fdbroker_protocol::{AllocationId, MemoryKind};
@@ -49,7 +49,7 @@ pub fn eviction_when_for_bytes_then_of_a_file_with_all_its_ranges(rig: &mut Rig)
     let owner = rig.client()?;
     let file = File { id: FileId { device: 1, inode: 7 }, pinned_bytes: 0 };
     let range = |id| Deposit { file: Some(file), ..deposit(id) };
-    let large = |id| Deposit { size_bytes: 2 * PAGE_BYTES, ..deposit(id) };
+    let large = |id| sized(2 * PAGE_BYTES, deposit(id));
     let first = rig.register(owner, &[range(1)])?[0];
     let other = rig.register(owner, &[large(4)])?[0];
     let second = rig.register(owner, &[range(2)])?[0];
@@ -68,7 +68,7 @@ pub fn bytes_when_the_share_is_used_up_then_refused_and_others_find_some(rig: &m
     let (owner, other) = (rig.client()?, rig.client_of(1001)?);
     let pinning = |id, pages| {
         let size_bytes = pages * PAGE_BYTES;
-        Deposit { size_bytes, recallable: false, ..deposit(id) }
+        sized(size_bytes, Deposit { recallable: false, ..deposit(id) })
     };
     rig.register(owner, &[pinning(1, 80)])?;
     let request = rig.register_raw(owner, &[pinning(100, 1)], 0)?;
@@ -89,7 +89,8 @@ pub fn eviction_when_the_node_is_short_of_fds_then_its_last_one_of_cuda_goes_las
         config.max_credits = 1;
     });
     let owner = rig.client()?;
-    let cuda = Deposit { kind: MemoryKind::CudaVmm, ..deposit(1_000_000) };
+    let mut cuda = deposit(1_000_000);
+    cuda.facts.kind = MemoryKind::CudaVmm;
     let anchor = rig.register(owner, &[cuda])?[0];
     let others = rig.register_new(owner, 8)?;
     ensure!(rig.is_held(anchor) && !rig.is_held(others[4]), "it does not go last");

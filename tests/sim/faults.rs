@@ -7,7 +7,7 @@ use crate::report::Stats;
 use crate::step::Step;
 use crate::tally::Fault;
 use fdbroker_core::{Effect, Supply};
-use fdbroker_protocol::AllocationId;
+use fdbroker_protocol::{AllocationId, Facts};
 
 /// Counts the faults in an input, before the model learns of it.
 pub fn of_action(stats: &mut Stats, model: &Model, action: &Action) {
@@ -46,8 +46,8 @@ fn of_supply(stats: &mut Stats, model: &Model, supply: &Supply) {
         stats.refusal_codes |= 1 << code as u32;
         return;
     }
-    let known = (allocation.deposit.owner_allocation_id, allocation.deposit.size_bytes);
-    if known != (supply.owner_allocation_id, supply.size_bytes) {
+    let fd_offset = supply.facts.fd_offset;
+    if supply.facts != (Facts { fd_offset, ..allocation.deposit.facts }) {
         stats.fault(Fault::RecallLied);
     }
 }

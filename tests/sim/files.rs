@@ -71,7 +71,7 @@ impl Model {
 
     /// The bytes that a recall of it reserves.
     pub fn bytes_to_recall(&self, id: AllocationId, allocation: &Allocation) -> u64 {
-        let size = allocation.deposit.size_bytes;
+        let size = allocation.deposit.facts.size_bytes;
         let left = allocation.deposit.file.and_then(|_| self.files.left.get(&id));
         left.map_or(size, |bytes| size.min(bytes.next_multiple_of(PAGE_BYTES)))
     }
@@ -108,7 +108,7 @@ impl Model {
         let mut sizes: BTreeMap<FileId, u128> = BTreeMap::new();
         let mut sum = 0;
         for (id, allocation) in ended {
-            let size = u128::from(allocation.deposit.size_bytes);
+            let size = u128::from(allocation.deposit.facts.size_bytes);
             match self.files.ended.get(id) {
                 Some(file) => *sizes.entry(*file).or_default() += size,
                 None => sum += size,

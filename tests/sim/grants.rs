@@ -70,10 +70,7 @@ impl Model {
         self.proofs.count(Promise::Handles, 1);
         ensure!(self.is_held(id), "{id} is granted while the broker has no fd of it");
         let d = &allocation.deposit;
-        let told = (item.kind, item.size_bytes, item.fd_offset, item.device);
-        let right = (d.kind, d.size_bytes, d.fd_offset, d.device);
-        ensure!(told == right, "{id} is granted as {told:?}, it is {right:?}");
-        ensure!(item.owner_allocation_id == d.owner_allocation_id, "{id}: wrong owner's id");
+        ensure!(item.facts == d.facts, "{id} is granted as {:?}, it is {:?}", item.facts, d.facts);
         ensure!(item.has_driver_data == d.driver_data.is_some(), "{id}: driver data mixed up");
         let lease = item.lease.0;
         ensure!(lease != 0, "{id} is granted without a lease");
@@ -137,7 +134,7 @@ impl Model {
                     "{id}: {shown}, which it does not need: its fd is here"
                 );
                 let owner = Some((allocation.owner, allocation.domain));
-                let need = need_of(&item.status, allocation.deposit.size_bytes, 2);
+                let need = need_of(&item.status, allocation.deposit.facts.size_bytes, 2);
                 let passing = false;
                 let quota = Quota { status: item.status, client, owner, need, passing };
                 match step.quotas.last_mut() {

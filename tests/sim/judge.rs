@@ -7,7 +7,7 @@ use crate::step::{Fate, Foretold, Step};
 use crate::sums::Holder;
 use fdbroker_core::{Deposit, DomainKey, Granted, JobKey, Lane, LeaseId, OwnerKey, Supply};
 use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
-use fdbroker_protocol::{AllocationId, ErrorCode, Status};
+use fdbroker_protocol::{AllocationId, ErrorCode, Facts, Status};
 use std::collections::BTreeMap;
 
 /// Fails the check with a message unless the condition holds.
@@ -255,9 +255,9 @@ impl Model {
             self.live(**id).is_some_and(|known| {
                 deposit.base != 0
                     && known.deposit.base == deposit.base
-                    && known.deposit.device == deposit.device
-                    && known.deposit.size_bytes == deposit.size_bytes
-                    && known.deposit.owner_allocation_id == deposit.owner_allocation_id
+                    && known.deposit.facts.device == deposit.facts.device
+                    && known.deposit.facts.size_bytes == deposit.facts.size_bytes
+                    && known.deposit.facts.owner_allocation_id == deposit.facts.owner_allocation_id
             })
         };
         owns.iter().filter(|id| !step.due_end.contains_key(id)).find(same).copied()
@@ -411,11 +411,11 @@ impl Model {
         allocation.recalled_at = None;
         match supply.fd {
             Ok(at) => {
-                let same = supply.owner_allocation_id == allocation.deposit.owner_allocation_id
-                    && supply.size_bytes == allocation.deposit.size_bytes
-                    && supply.fd_offset.checked_add(supply.size_bytes).is_some();
+                let Facts { fd_offset, size_bytes, .. } = supply.facts;
+                let same = supply.facts == Facts { fd_offset, ..allocation.deposit.facts }
+                    && fd_offset.checked_add(size_bytes).is_some();
                 if same {
-                    allocation.deposit.fd_offset = supply.fd_offset;
+                    allocation.deposit.facts = supply.facts;
                     allocation.deposit.file = supply.file;
                     allocation.refused = None;
                     step.must_store.insert(usize::from(at), supply.id);
@@ -440,8 +440,9 @@ pub fn foretold_refusal(deposit: &Deposit) -> Option<Status> {
     if let Err(status) = deposit.checked {
         return Some(status);
     }
-    let ends = [deposit.base, deposit.fd_offset].map(|at| at.checked_add(deposit.size_bytes));
-    if deposit.size_bytes == 0 || ends.contains(&None) {
+    let ends =
+        [deposit.base, deposit.facts.fd_offset].map(|at| at.checked_add(deposit.facts.size_bytes));
+    if deposit.facts.size_bytes == 0 || ends.contains(&None) {
         return Some(ErrorCode::Protocol.into());
     }
     None
@@ -454,10 +455,10 @@ pub fn slot_range(slot: u32) -> std::ops::RangeInclusive<AllocationId> {
 
 /// Whether a new deposit of the same owner shows that the old one's memory is gone.
 pub fn overlaps(old: &Deposit, new: &Deposit) -> bool {
-    let end = |d: &Deposit| u128::from(d.base) + u128::from(d.size_bytes);
+    let end = |d: &Deposit| u128::from(d.base) + u128::from(d.facts.size_bytes);
     old.base != 0
         && new.base != 0
-        && old.device == new.device
+        && old.facts.device == new.facts.device
         && u128::from(old.base) < end(new)
         && u128::from(new.base) < end(old)
 }

@@ -231,8 +231,8 @@ impl World {
         match self.rng.below(20) {
             0 => deposit.recallable = false,
             1 => {
-                deposit.size_bytes =
-                    [0, u64::MAX, deposit.size_bytes.saturating_mul(2)][self.rng.below(3) as usize]
+                deposit.facts.size_bytes = [0, u64::MAX, deposit.facts.size_bytes.saturating_mul(2)]
+                    [self.rng.below(3) as usize]
             }
             2 => deposit.base = 0x10_0000 + self.rng.below(self.setup.pages) * 4096,
             _ => {}

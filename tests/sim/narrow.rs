@@ -4,7 +4,7 @@
 use crate::action::{Action, show_status};
 use crate::judge::ensure;
 use crate::model::{Check, Phase};
-use crate::rig::{LONG_US, PAGE_BYTES, Rig, deposit};
+use crate::rig::{LONG_US, PAGE_BYTES, Rig, deposit, sized};
 use fdbroker_core::{Config, Deposit, Lane, Now, Redeposit, limits};
 use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH, Status};
 
@@ -268,7 +268,7 @@ pub fn redeposit_when_requests_wait_for_several_then_the_older_goes_first(rig: &
     rig.begin(|config| config.node.held_bytes = 2 * PAGE_BYTES);
     let owner = rig.client()?;
     let small = deposit(1);
-    let large = Deposit { size_bytes: 2 * PAGE_BYTES, ..deposit(4) };
+    let large = sized(2 * PAGE_BYTES, deposit(4));
     let ids = rig.register(owner, &[small, large])?;
     rig.crash()?;
     let (owner, first, second) = (rig.returned()?, rig.client()?, rig.client()?);

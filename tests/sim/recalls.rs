@@ -65,15 +65,8 @@ fn answer(rig: &mut Rig, owner: u32, change: impl FnOnce(&mut Supply)) -> Check 
     let [event] = recalls.as_slice() else {
         return Err(format!("{} recalls, not one", recalls.len()));
     };
-    let mut supply = Supply {
-        id: event.id,
-        fd: Ok(0),
-        refused_fd: None,
-        file: None,
-        owner_allocation_id: event.owner_allocation_id,
-        fd_offset: event.fd_offset,
-        size_bytes: event.size_bytes,
-    };
+    let mut supply =
+        Supply { id: event.id, fd: Ok(0), refused_fd: None, file: None, facts: event.facts };
     change(&mut supply);
     if let Some(agent) = rig.world.agents.get_mut(&owner) {
         agent.recalls.clear();
@@ -103,7 +96,7 @@ pub fn supply_when_id_differs_then_allocation_ends(rig: &mut Rig) -> Check {
     let (owner, consumer, id) = evicted(rig)?;
     let request = rig.acquire(consumer, id)?;
     rig.settle(&[owner])?;
-    answer(rig, owner, |supply| supply.owner_allocation_id += 1)?;
+    answer(rig, owner, |supply| supply.facts.owner_allocation_id += 1)?;
     let status = rig.status(consumer, request)?;
     let right = status.result() == Err(ErrorCode::Stale);
     ensure!(right, "answered {}", show_status(&status));

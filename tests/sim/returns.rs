@@ -10,7 +10,7 @@ use fdbroker_core::{
     ClientId, Declared, Deposit, DomainKey, FormerLife, FormerSlot, Granted, Kept, Lane, Record,
     Redeposit, Registered,
 };
-use fdbroker_protocol::{AllocationId, ErrorCode, MemoryKind, Share, Status};
+use fdbroker_protocol::{AllocationId, ErrorCode, Facts, Share, Status};
 use std::collections::BTreeSet;
 
 /// Stands for no client.
@@ -304,15 +304,20 @@ impl Model {
             let again = if dying { vec![ErrorCode::Again] } else { Vec::new() };
             let refused = match () {
                 () if !may_own => ErrorCode::NotPermitted,
-                () if !is_sound(deposit) || deposit.size_bytes != known.deposit.size_bytes => {
+                () if !is_sound(deposit)
+                    || deposit.facts.size_bytes != known.deposit.facts.size_bytes =>
+                {
                     ErrorCode::Protocol
                 }
                 () if overlapping => ErrorCode::Stale,
                 () => {
                     let adopted = Deposit {
                         base: deposit.base,
-                        device: deposit.device,
-                        owner_allocation_id: deposit.owner_allocation_id,
+                        facts: Facts {
+                            device: deposit.facts.device,
+                            owner_allocation_id: deposit.facts.owner_allocation_id,
+                            ..known.deposit.facts
+                        },
                         ..known.deposit
                     };
                     return self.take(client, id, known, adopted, again);
@@ -367,10 +372,12 @@ impl Model {
                 let (share, leased) = (known.deposit.share, !known.leases.is_empty());
                 let recallable = known.deposit.recallable;
                 let is_unknown = known.ended.is_some() && leased;
-                let size_bytes = if is_unknown { 0 } else { deposit.size_bytes };
+                let size_bytes = if is_unknown { 0 } else { deposit.facts.size_bytes };
                 // Of its fd nothing is known.
-                let (fd_offset, driver_data, file) = (0, None, None);
-                let deposit = Deposit { share, recallable, size_bytes, fd_offset, ..*deposit };
+                let Facts { device, owner_allocation_id, .. } = deposit.facts;
+                let facts = Facts { device, size_bytes, owner_allocation_id, ..Facts::NONE };
+                let (driver_data, file) = (None, None);
+                let deposit = Deposit { share, recallable, facts, ..*deposit };
                 let deposit = Deposit { driver_data, file, keep: false, ..deposit };
                 let ended = known.ended;
                 if ended.is_none() {
@@ -469,7 +476,7 @@ impl Model {
             step.due_end.remove(&id);
             if quota {
                 let (status, owner, passing) = (item.status, None, true);
-                let need = former.deposit.size_bytes.max(1);
+                let need = former.deposit.facts.size_bytes.max(1);
                 step.quotas.push(vec![Quota { status, client: client.0, owner, need, passing }]);
             }
             self.untake(client.0, id, *former);
@@ -588,8 +595,9 @@ impl Model {
 }
 
 fn is_sound(deposit: &Deposit) -> bool {
-    let ends = [deposit.base, deposit.fd_offset].map(|at| at.checked_add(deposit.size_bytes));
-    deposit.size_bytes > 0 && !ends.contains(&None)
+    let ends =
+        [deposit.base, deposit.facts.fd_offset].map(|at| at.checked_add(deposit.facts.size_bytes));
+    deposit.facts.size_bytes > 0 && !ends.contains(&None)
 }
 
 fn nobodys(domain: DomainKey) -> Closing {
@@ -609,14 +617,10 @@ fn reserved(record: &Record) -> Allocation {
             checked: Ok(()),
             lane: Lane::Accepted,
             file: None,
-            kind: MemoryKind::Memfd,
+            facts: Facts::NONE,
             share: record.share,
             recallable: record.recallable,
             keep: false,
-            device: 0,
-            size_bytes: 0,
-            fd_offset: 0,
-            owner_allocation_id: 0,
             base: 0,
             driver_data: None,
             virtual_fd: false,

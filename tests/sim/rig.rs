@@ -11,7 +11,7 @@ use crate::world::{Reply, World};
 use fdbroker_core::{
     Config, Deposit, DomainKey, Granted, JobKey, Lane, LeaseId, RecallEvent, Wanted, limits,
 };
-use fdbroker_protocol::{AllocationId, MAX_BATCH, MemoryKind, Share, Status};
+use fdbroker_protocol::{AllocationId, Facts, MAX_BATCH, MemoryKind, Share, Status};
 
 /// Far enough that no deadline passes by itself.
 pub const LONG_US: u64 = 60_000_000;
@@ -52,18 +52,19 @@ pub fn deposit(id: u64) -> Deposit {
         checked: Ok(()),
         lane: Lane::Accepted,
         file: None,
-        kind: MemoryKind::DmaBuf,
+        facts: Facts { owner_allocation_id: id, ..Facts::new(MemoryKind::DmaBuf, PAGE_BYTES) },
         share: Share::Uid,
         recallable: true,
         keep: false,
-        device: 0,
-        size_bytes: PAGE_BYTES,
-        fd_offset: 0,
-        owner_allocation_id: id,
         base: 0x10_0000 + id * PAGE_BYTES,
         driver_data: None,
         virtual_fd: false,
     }
+}
+
+/// The same of another size.
+pub fn sized(size_bytes: u64, deposit: Deposit) -> Deposit {
+    Deposit { facts: Facts { size_bytes, ..deposit.facts }, ..deposit }
 }
 
 impl Rig {

@@ -8,7 +8,7 @@ use crate::judge::ensure;
 use crate::model::Check;
 use crate::narrow::*;
 use crate::recalls::*;
-use crate::rig::{LONG_US, PAGE_BYTES, Rig, deposit};
+use crate::rig::{LONG_US, PAGE_BYTES, Rig, deposit, sized};
 use crate::traces::order_when_use_is_skewed_then_2_percent_more_recalls_than_exact_lru_at_most;
 use crate::world::Reply;
 use fdbroker_core::{Caps, Config, Deposit, Lane, LeaseId, Now, Wanted, limits};
@@ -190,7 +190,7 @@ fn consumer_when_killed_while_holding_then_accounts_are_zero(rig: &mut Rig) -> C
 fn range_when_reused_then_old_ends_and_is_drained_after_its_last_lease(rig: &mut Rig) -> Check {
     rig.begin(|_| {});
     let (owner, consumer) = (rig.client()?, rig.client()?);
-    let old = rig.register(owner, &[Deposit { size_bytes: 4 * PAGE_BYTES, ..deposit(1) }])?[0];
+    let old = rig.register(owner, &[sized(4 * PAGE_BYTES, deposit(1))])?[0];
     let request = rig.acquire(consumer, old)?;
     let lease = rig.lease(consumer, request)?;
     let inside = Deposit { base: deposit(1).base + PAGE_BYTES, ..deposit(2) };

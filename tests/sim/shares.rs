@@ -190,12 +190,12 @@ impl Model {
         let Action::Register { client, deposits, .. } = action else { return Ok(()) };
         let [deposit] = &deposits[..] else { return Ok(()) };
         let more = after.node.resident_bytes.saturating_sub(before.node.resident_bytes);
-        if more == 0 || more != deposit.size_bytes.into() {
+        if more == 0 || more != deposit.facts.size_bytes.into() {
             return Ok(());
         }
         self.proofs.count(Promise::Shares, 1);
         let domain = self.client(*client)?.domain;
-        let need = deposit.size_bytes;
+        let need = deposit.facts.size_bytes;
         let beyond = self.is_beyond_share(before, domain, Resource::HeldBytes, need);
         ensure!(!beyond, "{need} resident bytes of client {client} are beyond its domain's share");
         Ok(())

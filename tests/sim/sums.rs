@@ -251,7 +251,7 @@ impl Model {
 
     fn pinned_by(&self, lease: &Lease) -> u128 {
         let ended = self.allocations.get(&lease.id).filter(|a| a.ended.is_some());
-        ended.map_or(0, |allocation| allocation.deposit.size_bytes.into())
+        ended.map_or(0, |allocation| allocation.deposit.facts.size_bytes.into())
     }
 
     fn charge_allocation(&self, ledger: &mut Ledger, id: AllocationId, allocation: &Allocation) {
@@ -261,7 +261,7 @@ impl Model {
         let recalling = live && self.recalling.contains_key(&id);
         // Files that are held are charged by themselves.
         let bytes = match (held, recalling) {
-            (true, _) if allocation.deposit.file.is_none() => allocation.deposit.size_bytes,
+            (true, _) if allocation.deposit.file.is_none() => allocation.deposit.facts.size_bytes,
             (_, true) => self.bytes_to_recall(id, allocation),
             _ => 0,
         };

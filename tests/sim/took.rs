@@ -74,10 +74,8 @@ impl Model {
             "a second recall of {id} while the first is not answered"
         );
         let d = &allocation.deposit;
-        let told = (event.owner_allocation_id, event.base, event.size_bytes, event.device);
-        let right = (d.owner_allocation_id, d.base, d.size_bytes, d.device);
+        let (told, right) = ((event.facts, event.base), (d.facts, d.base));
         ensure!(told == right, "the recall of {id} says {told:?}, not {right:?}");
-        ensure!(event.fd_offset == d.fd_offset, "the recall of {id} has another offset");
         allocation.recalled_at = Some(now);
         Ok(())
     }
@@ -115,7 +113,7 @@ impl Model {
         ensure!(is_due, "{id} is drained in {:?}", allocation.drain);
         ensure!(allocation.leases.is_empty(), "{id} is drained and still leased");
         let told = (event.owner_allocation_id, event.base);
-        let right = (allocation.deposit.owner_allocation_id, allocation.deposit.base);
+        let right = (allocation.deposit.facts.owner_allocation_id, allocation.deposit.base);
         ensure!(told == right, "drained says {told:?}, not {right:?}");
         allocation.drain = Drain::Told;
         self.sweep(id);

@@ -3,7 +3,7 @@
 
 use crate::judge::ensure;
 use crate::model::Check;
-use crate::rig::{LONG_US, PAGE_BYTES, Rig, deposit};
+use crate::rig::{LONG_US, Rig, deposit};
 use crate::rng::Rng;
 use fdbroker_core::{
     Caps, CapsOfScopes, ClientId, Config, Core, DomainKey, Effect, Effects, Events, Granted, Input,
@@ -240,9 +240,7 @@ impl Node {
                             fd: Ok(index),
                             refused_fd: None,
                             file: None,
-                            owner_allocation_id: recall.owner_allocation_id,
-                            fd_offset: 0,
-                            size_bytes: PAGE_BYTES,
+                            facts: recall.facts,
                         })
                         .collect();
                     let supplies = &supplies[..];

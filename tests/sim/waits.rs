@@ -328,7 +328,7 @@ fn evictable(model: &Model) -> Vec<Evictable> {
     let all = model.allocations.iter().filter(|(id, a)| model.is_evictable(**id, a));
     all.map(|(id, a)| {
         let owner = model.owner_here(a).then_some(a.owner);
-        let bytes = if a.deposit.file.is_some() { 0 } else { a.deposit.size_bytes };
+        let bytes = if a.deposit.file.is_some() { 0 } else { a.deposit.facts.size_bytes };
         (*id, owner, a.domain, bytes)
     })
     .collect()

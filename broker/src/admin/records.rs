@@ -50,6 +50,7 @@ impl View<'_> {
         let recallable = if view.recallable { register_flags::RECALLABLE } else { 0 };
         let kept = if view.keep { register_flags::KEEP } else { 0 };
         let flags = recallable | kept | if view.named { register_flags::NAMED } else { 0 };
+        let facts = view.facts;
         let files = self.files(view);
         let files_ms = match files.since_us {
             0 => u64::MAX,
@@ -62,15 +63,15 @@ impl View<'_> {
             slot: view.id.slot.into(),
             generation: view.id.generation.into(),
             state: (view.state as u32).into(),
-            kind: view.kind as u8,
+            kind: facts.kind as u8,
             share: view.share as u8,
             flags,
             owner_gone: view.owner.is_none().into(),
-            size_bytes: view.size_bytes.into(),
-            fd_offset: view.fd_offset.into(),
-            owner_allocation_id: view.owner_allocation_id.into(),
+            size_bytes: facts.size_bytes.into(),
+            fd_offset: facts.fd_offset.into(),
+            owner_allocation_id: facts.owner_allocation_id.into(),
             base: view.base.into(),
-            device: view.device.into(),
+            device: facts.device.into(),
             owner_pid: owner.pid.into(),
             owner_uid: view.domain.uid.into(),
             open_leases: view.open_leases.into(),

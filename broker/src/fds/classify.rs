@@ -5,7 +5,7 @@
 use crate::kernel::{self, Device};
 use crate::limits::FDINFO_BYTES;
 use fdbroker_core::{File, FileId};
-use fdbroker_protocol::{FdType, MemoryKind, Share};
+use fdbroker_protocol::{Facts, FdType, MemoryKind, Share};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl, readlinkat};
 use nix::sys::stat::Mode;
@@ -139,11 +139,10 @@ impl Classifier {
     pub fn check(
         &mut self,
         fd: BorrowedFd<'_>,
-        kind: MemoryKind,
         share: Share,
-        size_bytes: u64,
-        fd_offset: u64,
+        facts: &Facts,
     ) -> Result<(u64, Option<File>), Unfit> {
+        let Facts { kind, size_bytes, fd_offset, .. } = *facts;
         let found = self.classify(fd);
         if found.may_be_dmabuf && kind == MemoryKind::DmaBuf {
             return Err(Unfit::Unread(found.fd_type));
@@ -170,12 +169,10 @@ impl Classifier {
     pub fn check_of_objects(
         &mut self,
         fd: BorrowedFd<'_>,
-        kind: MemoryKind,
-        size_bytes: u64,
-        fd_offset: u64,
+        facts: &Facts,
     ) -> Result<(u64, Option<File>), Unfit> {
-        if kind != MemoryKind::Memfd {
-            return self.check(fd, kind, Share::Uid, size_bytes, fd_offset);
+        if facts.kind != MemoryKind::Memfd {
+            return self.check(fd, Share::Uid, facts);
         }
         let found = self.classify(fd);
         if !matches!(found.fd_type, FdType::Memfd | FdType::UnsealedMemfd) {
@@ -188,7 +185,7 @@ impl Classifier {
         if seals.contains(SealFlag::F_SEAL_SEAL) && !seals.contains(SEALED) {
             return Err(Unfit::Is(FdType::FinalMemfd));
         }
-        match fd_offset.checked_add(size_bytes) {
+        match facts.fd_offset.checked_add(facts.size_bytes) {
             Some(end) if end <= stat.size_bytes => Ok((stat.inode, Some(memfd(&stat, seals)))),
             _ => Err(Unfit::Is(FdType::TooSmall)),
         }
@@ -418,7 +415,8 @@ mod tests {
         let fd = memfd(8192, both());
         let mut classifier = Classifier::new().unwrap();
         let mut check = |size, offset| {
-            classifier.check(fd.as_fd(), MemoryKind::Memfd, Share::Uid, size, offset)
+            let facts = Facts { fd_offset: offset, ..Facts::new(MemoryKind::Memfd, size) };
+            classifier.check(fd.as_fd(), Share::Uid, &facts)
         };
         let inode = kernel::stat(fd.as_fd()).unwrap().inode;
         let found = |checked: Result<(u64, _), _>| checked.map(|(inode, _)| inode);
@@ -435,7 +433,7 @@ mod tests {
         let mut classifier = Classifier::new().unwrap();
         let mut check = |seals, share| {
             let fd = memfd(4096, seals);
-            classifier.check(fd.as_fd(), MemoryKind::Memfd, share, 4096, 0).map(|_| ())
+            classifier.check(fd.as_fd(), share, &Facts::new(MemoryKind::Memfd, 4096)).map(|_| ())
         };
         assert_eq!(check(both(), Share::Uid), Ok(()));
         for share in [Share::Gid, Share::Any] {
@@ -448,10 +446,12 @@ mod tests {
     fn check_when_kind_differs_then_mismatch_and_unsupported_is_named() {
         let mut classifier = Classifier::new().unwrap();
         let fd = memfd(4096, both());
-        let checked = classifier.check(fd.as_fd(), MemoryKind::DmaBuf, Share::Uid, 4096, 0);
+        let checked =
+            classifier.check(fd.as_fd(), Share::Uid, &Facts::new(MemoryKind::DmaBuf, 4096));
         assert_eq!(checked, Err(Unfit::Is(FdType::KindMismatch)));
         let null = fs::File::open("/dev/null").unwrap();
-        let checked = classifier.check(null.as_fd(), MemoryKind::CudaVmm, Share::Uid, 4096, 0);
+        let checked =
+            classifier.check(null.as_fd(), Share::Uid, &Facts::new(MemoryKind::CudaVmm, 4096));
         assert_eq!(checked, Err(Unfit::Is(FdType::Device)));
     }
 
@@ -476,7 +476,7 @@ mod tests {
         let mut classifier = Classifier::new().unwrap();
         classifier.take_for_dmabufs(b"anon_inode:[eventfd]");
         let check = |classifier: &mut Classifier| {
-            classifier.check(one.as_fd(), MemoryKind::DmaBuf, Share::Any, 1, 0)
+            classifier.check(one.as_fd(), Share::Any, &Facts::new(MemoryKind::DmaBuf, 1))
         };
         assert_eq!(check(&mut classifier), Err(Unfit::Unread(FdType::Anonymous)));
         classifier.learn((7, 7));

@@ -3,7 +3,7 @@
 
 use fdbroker_core::{Deposit, DomainKey, KeptGroup, KeptObject, Lane, Now};
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
-use fdbroker_protocol::{AllocationId, MemoryKind, Share};
+use fdbroker_protocol::{AllocationId, Facts, MemoryKind, Share};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
 
@@ -79,11 +79,11 @@ impl<'a> SavedGroup<'a> {
             pin: kept.pin,
             evictable: kept.evictable,
             since_us: kept.since.0,
-            kind: deposit.kind as u8,
-            device: deposit.device,
-            size_bytes: deposit.size_bytes,
-            fd_offset: deposit.fd_offset,
-            owner_allocation_id: deposit.owner_allocation_id,
+            kind: deposit.facts.kind as u8,
+            device: deposit.facts.device,
+            size_bytes: deposit.facts.size_bytes,
+            fd_offset: deposit.facts.fd_offset,
+            owner_allocation_id: deposit.facts.owner_allocation_id,
             driver_data: data.map_or(&[], |(length, bytes)| &bytes[..usize::from(*length)]),
             objects: kept.objects.iter().map(object).collect(),
         }
@@ -116,14 +116,16 @@ impl<'a> SavedGroup<'a> {
                 checked: Ok(()),
                 lane: Lane::Accepted,
                 file: None,
-                kind: MemoryKind::from_number(self.kind)?,
+                facts: Facts {
+                    kind: MemoryKind::from_number(self.kind)?,
+                    device: self.device,
+                    size_bytes: self.size_bytes,
+                    fd_offset: self.fd_offset,
+                    owner_allocation_id: self.owner_allocation_id,
+                },
                 share: Share::Uid,
                 recallable: false,
                 keep: false,
-                device: self.device,
-                size_bytes: self.size_bytes,
-                fd_offset: self.fd_offset,
-                owner_allocation_id: self.owner_allocation_id,
                 base: 0,
                 driver_data,
                 virtual_fd: false,

@@ -345,7 +345,8 @@ impl Table {
                 left.push(fd);
                 continue;
             };
-            let (slot, kind, bytes) = (kept.id.slot, kept.deposit.kind, bytes_of(payload.len()));
+            let (slot, kind, bytes) =
+                (kept.id.slot, kept.deposit.facts.kind, bytes_of(payload.len()));
             self.carriers.claim(parcel, slot, Class::of(kind));
             self.entries.insert(kept.version, Entry { group, parcel, bytes });
             // After a planned restart the fd is here already.
@@ -387,7 +388,7 @@ impl Table {
             return Err(ErrorCode::Internal.into());
         }
         let slot = kept.id.slot;
-        let parcel = self.carry(slot, Class::of(kept.deposit.kind), fds)?;
+        let parcel = self.carry(slot, Class::of(kept.deposit.facts.kind), fds)?;
         self.prepared.push(Prepared { slot, parcel, bytes });
         Ok(())
     }
@@ -446,7 +447,7 @@ impl Table {
         let prepared = self.prepared.iter().position(|prepared| prepared.slot == slot);
         let parcel = match prepared {
             Some(at) => Ok(self.prepared.swap_remove(at).parcel),
-            None => self.carry(slot, Class::of(kept.deposit.kind), fds),
+            None => self.carry(slot, Class::of(kept.deposit.facts.kind), fds),
         };
         let parcel = match parcel {
             Ok(parcel) => parcel,

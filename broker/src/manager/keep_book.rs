@@ -3,7 +3,7 @@
 //! be believed, so each entry has its checksum.
 
 use fdbroker_core::{Deposit, DomainKey, JobKey, JobName, Kept, Lane};
-use fdbroker_protocol::{AllocationId, MemoryKind, Share};
+use fdbroker_protocol::{AllocationId, Facts, MemoryKind, Share};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 use siphasher::sip::SipHasher13;
@@ -165,20 +165,20 @@ struct Saved {
 impl From<&Entry> for Saved {
     fn from(entry: &Entry) -> Self {
         let Entry { kept: Kept { id, domain, gid, job, deposit }, file } = entry;
-        let data = deposit.driver_data.as_ref();
+        let (facts, data) = (deposit.facts, deposit.driver_data.as_ref());
         Saved {
             slot: id.slot,
             generation: id.generation,
             listener: domain.listener,
             uid: domain.uid,
             gid: *gid,
-            kind: deposit.kind as u8,
+            kind: facts.kind as u8,
             share: deposit.share as u8,
             recallable: deposit.recallable,
-            device: deposit.device,
-            size_bytes: deposit.size_bytes,
-            fd_offset: deposit.fd_offset,
-            owner_allocation_id: deposit.owner_allocation_id,
+            device: facts.device,
+            size_bytes: facts.size_bytes,
+            fd_offset: facts.fd_offset,
+            owner_allocation_id: facts.owner_allocation_id,
             base: deposit.base,
             driver_data: data.map_or(Vec::new(), |(length, it)| it[..usize::from(*length)].into()),
             virtual_fd: deposit.virtual_fd,
@@ -208,14 +208,16 @@ impl Saved {
                 checked: Ok(()),
                 lane: Lane::Accepted,
                 file: None,
-                kind: MemoryKind::from_number(self.kind)?,
+                facts: Facts {
+                    kind: MemoryKind::from_number(self.kind)?,
+                    device: self.device,
+                    size_bytes: self.size_bytes,
+                    fd_offset: self.fd_offset,
+                    owner_allocation_id: self.owner_allocation_id,
+                },
                 share: Share::from_number(self.share)?,
                 recallable: self.recallable,
                 keep: true,
-                device: self.device,
-                size_bytes: self.size_bytes,
-                fd_offset: self.fd_offset,
-                owner_allocation_id: self.owner_allocation_id,
                 base: self.base,
                 driver_data,
                 virtual_fd: self.virtual_fd,

@@ -335,7 +335,7 @@ mod tests {
     use crate::fds::files::Files;
     use crate::fds::jobs::{Calls, Process};
     use fdbroker_core::{Deposit, DomainKey, Lane};
-    use fdbroker_protocol::{MemoryKind, Share};
+    use fdbroker_protocol::{Facts, MemoryKind, Share};
     use nix::sys::memfd::{MFdFlags, memfd_create};
     use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixDatagram;
@@ -377,14 +377,10 @@ mod tests {
             checked: Ok(()),
             lane: Lane::Accepted,
             file: None,
-            kind: MemoryKind::Memfd,
+            facts: Facts::new(MemoryKind::Memfd, 4096),
             share: Share::Uid,
             recallable: false,
             keep: true,
-            device: 0,
-            size_bytes: 4096,
-            fd_offset: 0,
-            owner_allocation_id: 0,
             base: 0,
             driver_data: None,
             virtual_fd: false,

@@ -21,7 +21,7 @@ use fdbroker_protocol::object::{
     ObjectGroup, ObjectItem, ObjectName, ObjectPage, ObjectRecord, ObjectScope, ObjectSealed,
     ObjectState, ObjectTouchHead, object_flags, record_flags,
 };
-use fdbroker_protocol::{ErrorCode, Kind, MemoryKind, Share, Status, Writer};
+use fdbroker_protocol::{ErrorCode, Facts, Kind, MemoryKind, Share, Status, Writer};
 
 /// Whether a message is a request about named objects.
 pub fn is_about_objects(kind: Kind) -> bool {
@@ -222,9 +222,14 @@ fn decode_create<'m>(
         || contradict(object_flags::KEEP | object_flags::NO_KEEP)
         || usize::from(length) > DRIVER_DATA_BYTES
         || head.size_bytes.get() == 0;
-    let kind = kind.unwrap_or(MemoryKind::Memfd);
-    let (size_bytes, fd_offset) = (head.size_bytes.get(), head.fd_offset.get());
-    let (checked, lane) = check_memory(context, 0, kind, size_bytes, fd_offset);
+    let facts = Facts {
+        kind: kind.unwrap_or(MemoryKind::Memfd),
+        device: head.device.get(),
+        size_bytes: head.size_bytes.get(),
+        fd_offset: head.fd_offset.get(),
+        owner_allocation_id: 0,
+    };
+    let (checked, lane) = check_memory(context, 0, &facts);
     let deposit = Deposit {
         checked: match is_broken {
             true => Err(ErrorCode::Protocol.into()),
@@ -232,14 +237,10 @@ fn decode_create<'m>(
         },
         lane,
         file: checked.ok().flatten(),
-        kind,
+        facts,
         share: Share::Uid,
         recallable: false,
         keep: false,
-        device: head.device.get(),
-        size_bytes,
-        fd_offset,
-        owner_allocation_id: 0,
         base: 0,
         driver_data: (length != 0 && !is_broken).then_some((length, head.driver_data)),
         virtual_fd: false,

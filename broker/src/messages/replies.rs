@@ -12,7 +12,7 @@ use fdbroker_protocol::message::{
     RegisterReplyHead, RevokedItem,
 };
 use fdbroker_protocol::object::ObjectEventItem;
-use fdbroker_protocol::{AllocationId, Handle, HandleFields, Kind, Status, Writer};
+use fdbroker_protocol::{AllocationId, Facts, Handle, Kind, Status, Writer};
 
 /// A granted message in the writer; `slots` gets the slot of each fd, in order.
 /// `driver_data` gives the bytes of an allocation that has some.
@@ -94,13 +94,13 @@ pub(super) fn granted_item(
         lease: grant.lease.0.into(),
         slot: id.slot.into(),
         generation: id.generation.into(),
-        size_bytes: grant.size_bytes.into(),
-        fd_offset: grant.fd_offset.into(),
-        kind: grant.kind as u8,
+        size_bytes: grant.facts.size_bytes.into(),
+        fd_offset: grant.facts.fd_offset.into(),
+        kind: grant.facts.kind as u8,
         driver_data_len,
         fd_index: fd_index.into(),
-        device: grant.device.into(),
-        owner_allocation_id: grant.owner_allocation_id.into(),
+        device: grant.facts.device.into(),
+        owner_allocation_id: grant.facts.owner_allocation_id.into(),
     }
 }
 
@@ -136,16 +136,9 @@ fn registered_item(
     outcome: &Registered,
     deposit: &Deposit,
 ) -> message::Registered {
-    let fields = HandleFields {
-        id: outcome.id,
-        kind: deposit.kind,
-        size_bytes: deposit.size_bytes,
-        owner_allocation_id: deposit.owner_allocation_id,
-        device: deposit.device,
-    };
     message::Registered {
         status: outcome.status,
-        handle: handle_of(identity, &fields, deposit.virtual_fd),
+        handle: handle_of(identity, outcome.id, &deposit.facts, deposit.virtual_fd),
         token: identity.key.owner_token(outcome.id),
     }
 }
@@ -153,11 +146,12 @@ fn registered_item(
 /// A handle, with its virtual fd if it was registered with one.
 pub(super) fn handle_of(
     identity: &Identity,
-    fields: &HandleFields,
+    id: AllocationId,
+    facts: &Facts,
     has_virtual_fd: bool,
 ) -> Handle {
-    let handle = identity.key.seal(identity.node, fields);
-    let virtual_fd = identity.key.virtual_fd(fields.id).filter(|_| has_virtual_fd);
+    let handle = identity.key.seal(identity.node, id, facts);
+    let virtual_fd = identity.key.virtual_fd(id).filter(|_| has_virtual_fd);
     let virtual_fd = virtual_fd.map_or(0, |fd| fd.number().cast_unsigned());
     Handle { virtual_fd: virtual_fd.into(), ..handle }
 }
@@ -268,11 +262,11 @@ fn recall_item(event: &RecallEvent) -> RecallItem {
     RecallItem {
         slot: event.id.slot.into(),
         generation: event.id.generation.into(),
-        owner_allocation_id: event.owner_allocation_id.into(),
+        owner_allocation_id: event.facts.owner_allocation_id.into(),
         base: event.base.into(),
-        size_bytes: event.size_bytes.into(),
-        fd_offset: event.fd_offset.into(),
-        device: event.device.into(),
+        size_bytes: event.facts.size_bytes.into(),
+        fd_offset: event.facts.fd_offset.into(),
+        device: event.facts.device.into(),
         reserved: 0.into(),
     }
 }

@@ -16,7 +16,7 @@ use fdbroker_protocol::message::{
     Resolve, SupplyItem, declare_flags, register_flags,
 };
 use fdbroker_protocol::{
-    AllocationId, ErrorCode, FdType, Kind, MemoryKind, NodeKey, Share, Status,
+    AllocationId, ErrorCode, Facts, FdType, Kind, MemoryKind, NodeKey, Share, Status,
 };
 use std::os::fd::BorrowedFd;
 
@@ -307,18 +307,21 @@ fn claimed_deposit(item: &RegisterItem) -> (Deposit, bool) {
         || item.flags & !register_flags::ALL != 0
         || usize::from(length) > DRIVER_DATA_BYTES
         || item.size_bytes.get() == 0;
-    let deposit = Deposit {
-        checked: Ok(()),
-        lane: Lane::Refused,
-        file: None,
+    let facts = Facts {
         kind: kind.unwrap_or(MemoryKind::Memfd),
-        share: share.unwrap_or(Share::Uid),
-        recallable: item.flags & register_flags::RECALLABLE != 0,
-        keep: item.flags & register_flags::KEEP != 0,
         device: item.device.get(),
         size_bytes: item.size_bytes.get(),
         fd_offset: item.fd_offset.get(),
         owner_allocation_id: item.owner_allocation_id.get(),
+    };
+    let deposit = Deposit {
+        checked: Ok(()),
+        lane: Lane::Refused,
+        file: None,
+        facts,
+        share: share.unwrap_or(Share::Uid),
+        recallable: item.flags & register_flags::RECALLABLE != 0,
+        keep: item.flags & register_flags::KEEP != 0,
         base: item.base.get(),
         driver_data: (length != 0 && !is_broken).then_some((length, item.driver_data)),
         virtual_fd: item.flags & register_flags::VIRTUAL_FD != 0,
@@ -331,10 +334,7 @@ fn claimed_deposit(item: &RegisterItem) -> (Deposit, bool) {
 fn decode_deposit(item: &RegisterItem, index: Option<usize>, context: &mut Context<'_>) -> Deposit {
     let (mut deposit, is_broken) = claimed_deposit(item);
     let checked = match index {
-        Some(index) => {
-            let Deposit { kind, share, size_bytes, fd_offset, .. } = deposit;
-            check_fd(context, index, (kind, share), size_bytes, fd_offset)
-        }
+        Some(index) => check_fd(context, index, deposit.share, &deposit.facts),
         None => (Err(ErrorCode::Protocol.into()), Lane::Refused),
     };
     // An fd that was recognised closes in its time even when the deposit is refused for something
@@ -355,26 +355,19 @@ fn decode_deposit(item: &RegisterItem, index: Option<usize>, context: &mut Conte
 fn check_fd(
     context: &mut Context<'_>,
     index: usize,
-    (kind, share): (MemoryKind, Share),
-    size_bytes: u64,
-    fd_offset: u64,
+    share: Share,
+    facts: &Facts,
 ) -> (Result<Option<File>, Status>, Lane) {
-    look_at(context, index, |classifier, fd| {
-        classifier.check(fd, kind, share, size_bytes, fd_offset)
-    })
+    look_at(context, index, |classifier, fd| classifier.check(fd, share, facts))
 }
 
 /// The same for the fd of a group of objects.
 pub(super) fn check_memory(
     context: &mut Context<'_>,
     index: usize,
-    kind: MemoryKind,
-    size_bytes: u64,
-    fd_offset: u64,
+    facts: &Facts,
 ) -> (Result<Option<File>, Status>, Lane) {
-    look_at(context, index, |classifier, fd| {
-        classifier.check_of_objects(fd, kind, size_bytes, fd_offset)
-    })
+    look_at(context, index, |classifier, fd| classifier.check_of_objects(fd, facts))
 }
 
 fn look_at(
@@ -409,16 +402,15 @@ fn look_at(
 /// One answer to a recall; `next_fd` counts the fds of the message used up so far.
 fn decode_supply(item: &SupplyItem, next_fd: &mut u16, context: &mut Context<'_>) -> Supply {
     let id = AllocationId { slot: item.slot.get(), generation: item.generation.get() };
-    let (size_bytes, fd_offset) = (item.size_bytes.get(), item.fd_offset.get());
-    let mut supply = Supply {
-        id,
-        fd: Err(ErrorCode::Internal),
-        refused_fd: None,
-        file: None,
+    let now = context.core.facts(id.slot).unwrap_or(Facts::NONE);
+    let facts = Facts {
+        size_bytes: item.size_bytes.get(),
+        fd_offset: item.fd_offset.get(),
         owner_allocation_id: item.owner_allocation_id.get(),
-        fd_offset,
-        size_bytes,
+        ..now
     };
+    let mut supply =
+        Supply { id, fd: Err(ErrorCode::Internal), refused_fd: None, file: None, facts };
     if item.code.get() != 0 {
         let code = ErrorCode::from_number(item.code.get());
         supply.fd = Err(code.unwrap_or(ErrorCode::Internal));
@@ -432,9 +424,8 @@ fn decode_supply(item: &SupplyItem, next_fd: &mut u16, context: &mut Context<'_>
         supply.refused_fd = Some((index, Lane::Refused));
         return supply;
     }
-    let kind = context.core.kind(id.slot).unwrap_or(MemoryKind::Memfd);
     let share = context.core.share(id.slot).unwrap_or(Share::Uid);
-    match check_fd(context, usize::from(index), (kind, share), size_bytes, fd_offset) {
+    match check_fd(context, usize::from(index), share, &facts) {
         (Ok(file), _) => (supply.fd, supply.file) = (Ok(index), file),
         (Err(_), lane) => {
             supply.fd = Err(ErrorCode::UnsupportedFd);

@@ -8,7 +8,7 @@ use fdbroker_core::{AllocationView, ClientId, Core, RequestId};
 use fdbroker_protocol::admin::AllocationState;
 use fdbroker_protocol::limits::MAX_NEIGHBOURS;
 use fdbroker_protocol::message::Resolve;
-use fdbroker_protocol::{ErrorCode, Handle, HandleFields, Kind, VirtualFd, Writer};
+use fdbroker_protocol::{ErrorCode, Handle, Kind, VirtualFd, Writer};
 
 /// The handle behind a virtual fd, and those of its neighbours, for a client of their owner's domain.
 ///
@@ -50,8 +50,6 @@ pub fn write_resolved<'w>(
 
 /// The handle of a live allocation that was registered with a virtual fd.
 fn resolved(identity: &Identity, allocation: &AllocationView) -> Option<Handle> {
-    let AllocationView { id, kind, size_bytes, owner_allocation_id, device, .. } = *allocation;
     let is_named = allocation.virtual_fd && allocation.state != AllocationState::Ended;
-    let fields = HandleFields { id, kind, size_bytes, owner_allocation_id, device };
-    is_named.then(|| handle_of(identity, &fields, true))
+    is_named.then(|| handle_of(identity, allocation.id, &allocation.facts, true))
 }

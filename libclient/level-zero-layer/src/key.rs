@@ -179,17 +179,12 @@ fn fd_at(bytes: &Bytes, at: usize) -> RawFd {
 mod tests {
     use super::*;
     use fdbroker_client::MemoryKind;
-    use fdbroker_protocol::{AllocationId, HandleFields, NodeKey};
+    use fdbroker_protocol::{AllocationId, Facts, NodeKey};
 
     fn handle() -> Handle {
-        let fields = HandleFields {
-            id: AllocationId { slot: 12, generation: 3 },
-            kind: MemoryKind::DmaBuf,
-            size_bytes: 4096,
-            owner_allocation_id: 5,
-            device: 0,
-        };
-        NodeKey::from_bytes([7; 32]).seal(42, &fields)
+        let id = AllocationId { slot: 12, generation: 3 };
+        let facts = Facts { owner_allocation_id: 5, ..Facts::new(MemoryKind::DmaBuf, 4096) };
+        NodeKey::from_bytes([7; 32]).seal(42, id, &facts)
     }
 
     fn legacy() -> Bytes {

@@ -2,7 +2,7 @@
 //! forge. Holds no pointer, pid or fd number; must never resolve anything itself.
 
 use crate::error::ErrorCode;
-use crate::memory::MemoryKind;
+use crate::facts::Facts;
 use crate::table::wire_enum;
 use siphasher::sip::SipHasher24;
 use siphasher::sip128::{Hasher128, SipHasher24 as SipHasher128};
@@ -74,7 +74,7 @@ pub struct HandlePrefix {
     pub magic: [u8; 4],
     /// [`HANDLE_VERSION`].
     pub version: u8,
-    /// A [`MemoryKind`].
+    /// A [`crate::memory::MemoryKind`].
     pub kind: u8,
     /// Reserved, 0.
     pub flags: U16,
@@ -156,21 +156,6 @@ impl Handle {
     }
 }
 
-/// What a new handle is made of, apart from node and key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HandleFields {
-    /// Slot and generation of the allocation.
-    pub id: AllocationId,
-    /// Kind of its memory, covered by the MAC.
-    pub kind: MemoryKind,
-    /// Its size in bytes: a hint, not covered by the MAC.
-    pub size_bytes: u64,
-    /// The owner's allocation id.
-    pub owner_allocation_id: u64,
-    /// The owner's device ordinal.
-    pub device: u32,
-}
-
 /// The broker's secret of 32 bytes: the first half keys the handle's MAC, the second half the owner
 /// token. Never leaves the broker and its administrator's directory; does not print itself.
 #[derive(Clone, PartialEq, Eq)]
@@ -208,25 +193,25 @@ impl NodeKey {
         hasher.finish()
     }
 
-    /// Makes the handle of an allocation.
-    pub fn seal(&self, node: u64, fields: &HandleFields) -> Handle {
+    /// Makes the handle of an allocation. The MAC covers id and kind; the other facts are hints.
+    pub fn seal(&self, node: u64, id: AllocationId, facts: &Facts) -> Handle {
         let mut prefix = HandlePrefix {
             magic: HANDLE_MAGIC,
             version: HANDLE_VERSION,
-            kind: fields.kind as u8,
+            kind: facts.kind as u8,
             flags: U16::ZERO,
             node: U64::new(node),
-            slot: U32::new(fields.id.slot),
-            generation: U32::new(fields.id.generation),
+            slot: U32::new(id.slot),
+            generation: U32::new(id.generation),
             mac: U64::ZERO,
         };
         prefix.mac = U64::new(self.mac(&prefix));
         Handle {
             prefix,
-            size_bytes: U64::new(fields.size_bytes),
+            size_bytes: U64::new(facts.size_bytes),
             offset_bytes: U64::ZERO,
-            owner_allocation_id: U64::new(fields.owner_allocation_id),
-            device: U32::new(fields.device),
+            owner_allocation_id: U64::new(facts.owner_allocation_id),
+            device: U32::new(facts.device),
             virtual_fd: U32::ZERO,
         }
     }
@@ -275,14 +260,14 @@ pub fn node_id(boot_id: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::MemoryKind;
 
     fn sealed() -> (NodeKey, Handle) {
         let key = NodeKey::from_bytes([7; 32]);
         let id = AllocationId { slot: 12, generation: 3 };
-        let kind = MemoryKind::DmaBuf;
-        let fields =
-            HandleFields { id, kind, size_bytes: 65536, owner_allocation_id: 99, device: 1 };
-        let handle = key.seal(42, &fields);
+        let facts =
+            Facts { owner_allocation_id: 99, device: 1, ..Facts::new(MemoryKind::DmaBuf, 65536) };
+        let handle = key.seal(42, id, &facts);
         (key, handle)
     }
 

@@ -185,7 +185,7 @@ mod tests {
     use fdbroker_protocol::page::{
         LIVENESS_OFFSET, PAGE_MAGIC, PAGE_VERSION, PageHeader, generation_offset, page_bytes,
     };
-    use fdbroker_protocol::{HandleFields, MemoryKind, NodeKey};
+    use fdbroker_protocol::{Facts, NodeKey};
     use nix::sys::memfd::{MFdFlags, memfd_create};
     use nix::sys::uio::pwrite;
     use std::mem::offset_of;
@@ -231,14 +231,7 @@ mod tests {
         common.holdings.begin(1, line, &|_| false);
         let page = page();
         common.page.show(1, page.as_fd(), PageFacts { slots: 4, incarnation: 0 }).unwrap();
-        let fields = HandleFields {
-            id: ID,
-            kind: MemoryKind::Memfd,
-            size_bytes: 4096,
-            owner_allocation_id: 0,
-            device: 0,
-        };
-        let handle = NodeKey::from_bytes([7; 32]).seal(42, &fields).prefix;
+        let handle = NodeKey::from_bytes([7; 32]).seal(42, ID, &Facts::NONE).prefix;
         let granted = |number| Lease::new(&common, 1, number, ID, Some(handle));
         let [open, mut mapped, mut ended] = [1, 2, 3].map(granted);
         mapped.mapped();

@@ -511,7 +511,10 @@ impl Model {
             ensure!(*known == id, "group {group} is in {id}, and was in {known}");
             let of_id = self.groups.iter().filter(|it| it.allocation == Some(id)).count();
             ensure!(of_id == 1, "{id} is of {of_id} groups");
-            ensure!(grant.size_bytes == self.groups[group].size_bytes, "size of group {group}");
+            ensure!(
+                grant.facts.size_bytes == self.groups[group].size_bytes,
+                "size of group {group}"
+            );
             (self.groups[group].used, self.groups[group].idle_since) = (self.now, self.now);
             let state = self.clients.get_mut(&client).ok_or("granted to a client that is gone")?;
             ensure!(state.leases.insert(grant.lease.0, group).is_none(), "a lease twice");

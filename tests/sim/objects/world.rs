@@ -11,9 +11,9 @@ use crate::rng::Rng;
 use crate::setups;
 use crate::tally::Promise;
 use fdbroker_core::{
-    Caps, ClientId, Config, Core, Create, Deleted, Deposit, DomainKey, Effect, Effects, Events,
-    GroupId, Input, JobKey, KeptChange, LeaseId, NewObject, Now, ObjectNews, Peer, RequestId,
-    Ticket, Touch, work,
+    Caps, ClientId, Config, Core, Create, Deleted, DomainKey, Effect, Effects, Events, GroupId,
+    Input, JobKey, KeptChange, LeaseId, NewObject, Now, ObjectNews, Peer, RequestId, Ticket, Touch,
+    work,
 };
 use fdbroker_protocol::object::ObjectEvent;
 use fdbroker_protocol::{NO_CAP, Status};
@@ -317,7 +317,7 @@ fn step(core: &mut Core, now: u64, action: &Action, fx: &mut Effects) {
                 inherits: how.inherits,
                 outlives: how.outlives,
                 evictable: how.evictable,
-                deposit: Deposit { size_bytes: how.size_bytes, ..crate::rig::deposit(0) },
+                deposit: crate::rig::sized(how.size_bytes, crate::rig::deposit(0)),
                 credits_wanted: 0,
                 objects: &objects,
             };

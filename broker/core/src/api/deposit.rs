@@ -2,7 +2,7 @@
 
 use crate::api::ids::{File, Lane};
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
-use fdbroker_protocol::{AllocationId, ErrorCode, MemoryKind, Share, Status};
+use fdbroker_protocol::{AllocationId, ErrorCode, Facts, Share, Status};
 
 /// One deposit of a register: what the client said, with what the daemon found out about the fd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,21 +14,13 @@ pub struct Deposit {
     /// Its file; `None` where the kernel does not tell: then it pins the size that the owner claims.
     pub file: Option<File>,
     /// What it is.
-    pub kind: MemoryKind,
+    pub facts: Facts,
     /// Who may acquire it.
     pub share: Share,
     /// The broker may evict it, unless it is kept.
     pub recallable: bool,
     /// It outlives its owner, for [`Config::keep_ttl_us`].
     pub keep: bool,
-    /// The owner's device ordinal.
-    pub device: u32,
-    /// Bytes, more than 0.
-    pub size_bytes: u64,
-    /// Where in the fd it begins, bytes.
-    pub fd_offset: u64,
-    /// The owner's id of it.
-    pub owner_allocation_id: u64,
     /// Address in the owner, 0 = none.
     pub base: u64,
     /// Driver data, if any: length 1..=64 and the bytes.
@@ -49,12 +41,8 @@ pub struct Supply {
     pub refused_fd: Option<(u16, Lane)>,
     /// The file of `fd`, as in [`Deposit::file`].
     pub file: Option<File>,
-    /// The allocation's id read again after the export.
-    pub owner_allocation_id: u64,
-    /// Where in the fd it begins now, bytes.
-    pub fd_offset: u64,
-    /// Its size, bytes.
-    pub size_bytes: u64,
+    /// Read again after the export: but for the offset in the fd they must be as before.
+    pub facts: Facts,
 }
 
 /// An allocation that its owner names again after a crash; no fd comes with it.
@@ -83,7 +71,7 @@ pub type Wanted = Result<AllocationId, ErrorCode>;
 impl Deposit {
     /// Device, address and bytes.
     pub(crate) fn range(&self) -> (u32, u64, u64) {
-        (self.device, self.base, self.size_bytes)
+        (self.facts.device, self.base, self.facts.size_bytes)
     }
 
     /// Whether the broker may close its fd to make room for others.
@@ -93,7 +81,8 @@ impl Deposit {
 
     /// Whether it has a size, and ends where a number can say.
     pub(crate) fn has_sound_range(&self) -> bool {
-        let ends = [self.base, self.fd_offset].map(|at| at.checked_add(self.size_bytes));
-        self.size_bytes > 0 && !ends.contains(&None)
+        let Facts { fd_offset, size_bytes, .. } = self.facts;
+        let ends = [self.base, fd_offset].map(|at| at.checked_add(size_bytes));
+        size_bytes > 0 && !ends.contains(&None)
     }
 }

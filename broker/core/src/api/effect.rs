@@ -10,7 +10,7 @@ use crate::api::objects::{GotObject, ObjectNews};
 use crate::books::allocation::Allocation;
 use crate::limits::EFFECTS_KEPT;
 use fdbroker_protocol::admin::{ActOutcome, EventKind};
-use fdbroker_protocol::{AllocationId, ErrorCode, MemoryKind, Status};
+use fdbroker_protocol::{AllocationId, ErrorCode, Facts, MemoryKind, Status};
 
 impl Granted {
     pub(crate) fn of(wanted: Wanted, allocation: &Allocation, lease: LeaseId) -> Self {
@@ -18,28 +18,15 @@ impl Granted {
             wanted,
             status: Status::OK,
             lease,
-            kind: allocation.traits.kind(),
-            size_bytes: allocation.size_bytes,
-            fd_offset: allocation.fd_offset,
-            device: allocation.device,
-            owner_allocation_id: allocation.owner_allocation_id,
+            facts: allocation.facts(),
             has_driver_data: allocation.traits.has_driver_data(),
         }
     }
 
     /// An item that gets no fd, and why.
     pub fn refused(wanted: Wanted, status: Status) -> Self {
-        Granted {
-            wanted,
-            status,
-            lease: LeaseId(0),
-            kind: MemoryKind::Memfd,
-            size_bytes: 0,
-            fd_offset: 0,
-            device: 0,
-            owner_allocation_id: 0,
-            has_driver_data: false,
-        }
+        let (lease, facts) = (LeaseId(0), Facts::NONE);
+        Granted { wanted, status, lease, facts, has_driver_data: false }
     }
 }
 
@@ -73,16 +60,8 @@ pub struct Granted {
     pub status: Status,
     /// The lease; `LeaseId(0)` unless OK.
     pub lease: LeaseId,
-    /// Memory kind.
-    pub kind: MemoryKind,
-    /// Bytes.
-    pub size_bytes: u64,
-    /// Where in the fd it begins, bytes.
-    pub fd_offset: u64,
-    /// The owner's device ordinal.
-    pub device: u32,
-    /// The owner's id of it.
-    pub owner_allocation_id: u64,
+    /// [`Facts::NONE`] unless OK.
+    pub facts: Facts,
     /// Whether [`crate::Core::driver_data`] has some for it.
     pub has_driver_data: bool,
 }
@@ -242,16 +221,10 @@ pub enum Events {
 pub struct RecallEvent {
     /// The allocation.
     pub id: AllocationId,
-    /// As registered.
-    pub owner_allocation_id: u64,
+    /// As registered or, after a supply, as supplied last.
+    pub facts: Facts,
     /// As registered.
     pub base: u64,
-    /// Bytes.
-    pub size_bytes: u64,
-    /// Bytes.
-    pub fd_offset: u64,
-    /// Ordinal.
-    pub device: u32,
 }
 
 /// One revoked lease.

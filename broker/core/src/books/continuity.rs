@@ -9,7 +9,7 @@ use crate::api::former::Record;
 use crate::api::ids::{DomainKey, Lane, Now, OwnerKey};
 use crate::books::allocation::{Allocation, State};
 use crate::books::slots::NONE;
-use fdbroker_protocol::{ErrorCode, MemoryKind};
+use fdbroker_protocol::{ErrorCode, Facts};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
@@ -245,14 +245,10 @@ impl Allocation {
             checked: Ok(()),
             lane: Lane::Accepted,
             file: None,
-            kind: MemoryKind::Memfd,
+            facts: Facts::NONE,
             share: record.share,
             recallable: record.recallable,
             keep: false,
-            device: 0,
-            size_bytes: 0,
-            fd_offset: 0,
-            owner_allocation_id: 0,
             base: 0,
             driver_data: None,
             virtual_fd: false,

@@ -295,8 +295,8 @@ impl Registry {
     pub fn give(&mut self, slot: u32, owner: u32, deposit: &Deposit) {
         let allocation = &mut self.table[slot];
         (allocation.owner, allocation.registrations) = (owner, 1);
-        (allocation.device, allocation.base) = (deposit.device, deposit.base);
-        allocation.owner_allocation_id = deposit.owner_allocation_id;
+        (allocation.device, allocation.base) = (deposit.facts.device, deposit.base);
+        allocation.owner_allocation_id = deposit.facts.owner_allocation_id;
         if deposit.virtual_fd {
             allocation.traits.add_virtual_fd();
         }

@@ -41,11 +41,8 @@ impl Core {
         let allocation = &self.books.allocations[slot];
         RecallEvent {
             id: self.books.allocations.id_of(slot),
-            owner_allocation_id: allocation.owner_allocation_id,
+            facts: allocation.facts(),
             base: allocation.base,
-            size_bytes: allocation.size_bytes,
-            fd_offset: allocation.fd_offset,
-            device: allocation.device,
         }
     }
 

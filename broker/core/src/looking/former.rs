@@ -26,7 +26,7 @@ impl KeptGroup<'_> {
             let end = object.offset.checked_add(object.size_bytes);
             is_object_name(object.name)
                 && object.metadata.len() <= METADATA_BYTES
-                && end.is_some_and(|end| end <= self.deposit.size_bytes)
+                && end.is_some_and(|end| end <= self.deposit.facts.size_bytes)
         };
         (1..=last_version).contains(&self.version)
             && (self.keep_us.is_some() || self.pin)
@@ -187,7 +187,7 @@ impl Core {
             evictable: kept.evictable,
             is_kept: true,
             due: None,
-            size_bytes: kept.deposit.size_bytes,
+            size_bytes: kept.deposit.facts.size_bytes,
             since: kept.since.min(self.books.now),
             used: self.books.now,
             members: Vec::with_capacity(kept.objects.len()),

@@ -13,7 +13,7 @@ use crate::books::recalls::Recall;
 use crate::books::slots::NONE;
 use fdbroker_protocol::admin::AllocationState;
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
-use fdbroker_protocol::{AllocationId, ByCounter, ByGauge, Caps, MemoryKind, Resource, Share};
+use fdbroker_protocol::{AllocationId, ByCounter, ByGauge, Caps, Facts, Resource, Share};
 
 /// The node at a glance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +48,7 @@ pub struct AllocationView {
     /// Where its fd is.
     pub state: AllocationState,
     /// What it is.
-    pub kind: MemoryKind,
+    pub facts: Facts,
     /// Who may have it.
     pub share: Share,
     /// Its owner can give its fd again.
@@ -57,16 +57,8 @@ pub struct AllocationView {
     pub keep: bool,
     /// Its owner; `None` once gone.
     pub owner: Option<ClientId>,
-    /// Bytes.
-    pub size_bytes: u64,
-    /// Bytes.
-    pub fd_offset: u64,
-    /// The owner's id.
-    pub owner_allocation_id: u64,
     /// Address in the owner.
     pub base: u64,
-    /// The owner's device ordinal.
-    pub device: u32,
     /// Open leases.
     pub open_leases: u32,
     /// Mapped leases.
@@ -252,16 +244,12 @@ impl Core {
                 State::Reserved => AllocationState::Reserved,
                 State::Ended(_) => AllocationState::Ended,
             },
-            kind: allocation.traits.kind(),
+            facts: allocation.facts(),
             share: allocation.traits.share(),
             recallable: allocation.traits.is_recallable(),
             keep: allocation.traits.is_to_be_kept(),
             owner: (allocation.owner != NONE).then_some(ClientId(allocation.owner)),
-            size_bytes: allocation.size_bytes,
-            fd_offset: allocation.fd_offset,
-            owner_allocation_id: allocation.owner_allocation_id,
             base: allocation.base,
-            device: allocation.device,
             open_leases: allocation.open,
             mapped_leases: u32::try_from(allocation.leases.len()).unwrap_or(u32::MAX)
                 - allocation.open,
@@ -300,9 +288,9 @@ impl Core {
         found.is_some_and(|allocation| !matches!(allocation.state, State::Ended(_)))
     }
 
-    /// The memory kind of the allocation in a slot, live or ended.
-    pub fn kind(&self, slot: u32) -> Option<MemoryKind> {
-        self.books.allocations.is_full(slot).then(|| self.books.allocations[slot].traits.kind())
+    /// What is known of the allocation in a slot, live or ended.
+    pub fn facts(&self, slot: u32) -> Option<Facts> {
+        self.books.allocations.is_full(slot).then(|| self.books.allocations[slot].facts())
     }
 
     /// Who may have the allocation in a slot, live or ended.

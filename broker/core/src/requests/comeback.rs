@@ -94,7 +94,7 @@ impl Core {
         self.take_over_charges(client, &[Charge(Resource::Allocations, 1)], none)?;
         if is_reserved || self.books.allocations[slot].leases.is_empty() {
             // Leases that were declared of an ended one before were charged for no bytes: its size was not known.
-            self.books.allocations.set_former_size(slot, deposit.size_bytes);
+            self.books.allocations.set_former_size(slot, deposit.facts.size_bytes);
         }
         if is_reserved {
             self.books.end(slot, ErrorCode::Stale, fx);
@@ -121,7 +121,7 @@ impl Core {
         }
         let allocation = &self.books.allocations[slot];
         let (is_held, size_bytes) = (allocation.is_held(), allocation.size_bytes);
-        if !deposit.has_sound_range() || is_held && deposit.size_bytes != size_bytes {
+        if !deposit.has_sound_range() || is_held && deposit.facts.size_bytes != size_bytes {
             return Err(ErrorCode::Protocol.into());
         }
         // Without its fd it is gone; so is what stood at an address that holds something else now.
@@ -155,7 +155,7 @@ impl Core {
         deposit: &Deposit,
         fx: &mut Effects,
     ) -> Result<(), Status> {
-        let claimed = if self.books.has_file(slot) { 0 } else { deposit.size_bytes };
+        let claimed = if self.books.has_file(slot) { 0 } else { deposit.facts.size_bytes };
         let none = Charge(Resource::KeptAllocations, 0);
         self.take_over_charges(client, &Books::charges_of_kept(claimed), none)?;
         self.books.move_pin(slot, client);

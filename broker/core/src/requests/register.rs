@@ -9,7 +9,7 @@ use crate::books::allocation::{Allocation, State};
 use crate::books::ledger::{Blocked, Charge, ScopeId, ScopeRecord};
 use crate::books::slots::NONE;
 use fdbroker_protocol::admin::EventKind;
-use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Status};
+use fdbroker_protocol::{AllocationId, ErrorCode, Facts, Resource, Status};
 
 /// The id of no allocation.
 pub(crate) const NOTHING: AllocationId = AllocationId { slot: NONE, generation: 0 };
@@ -162,11 +162,12 @@ impl Core {
 
     /// The live allocation that this deposit names again.
     fn same(&mut self, owner: u32, deposit: &Deposit) -> Option<u32> {
-        let key = (deposit.device, deposit.base);
+        let Facts { device, size_bytes, owner_allocation_id, .. } = deposit.facts;
+        let key = (device, deposit.base);
         let slot = self.books.allocations.at(owner, key)?;
         let allocation = &self.books.allocations[slot];
-        let same = allocation.size_bytes == deposit.size_bytes
-            && allocation.owner_allocation_id == deposit.owner_allocation_id;
+        let same = allocation.size_bytes == size_bytes
+            && allocation.owner_allocation_id == owner_allocation_id;
         same.then_some(slot)
     }
 
@@ -197,7 +198,7 @@ impl Core {
         }
         let evictable = deposit.is_evictable();
         let domain = self.books.client_mut(owner).domain;
-        let resident = self.books.more_resident(domain, deposit.file, deposit.size_bytes);
+        let resident = self.books.more_resident(domain, deposit.file, deposit.facts.size_bytes);
         // First, so that nothing of others is ended for what is refused.
         if let Err(blocked) = self.charge_allocation(owner, deposit.keep) {
             return Outcome::Refused(self.books.refusal(owner, blocked));
@@ -211,7 +212,7 @@ impl Core {
             self.undo_charge_of_allocation(owner, deposit.keep);
             return self.refuse_deposit(owner, status);
         }
-        let bytes = self.books.more_pinned(domain, deposit.file, deposit.size_bytes);
+        let bytes = self.books.more_pinned(domain, deposit.file, deposit.facts.size_bytes);
         let fits = match above {
             Some(above) => Err(above),
             None => self.books.charge_bytes(owner, bytes, true, fx),

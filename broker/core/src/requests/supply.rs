@@ -8,7 +8,7 @@ use crate::books::allocation::State;
 use crate::books::charges::RECALLED_PLACE;
 use crate::books::ledger::Charge;
 use crate::books::queues::Fate;
-use fdbroker_protocol::{ErrorCode, Resource, Status};
+use fdbroker_protocol::{ErrorCode, Facts, Resource, Status};
 
 impl Core {
     pub(crate) fn supply(&mut self, client: ClientId, supplies: &[Supply], fx: &mut Effects) {
@@ -42,9 +42,9 @@ impl Core {
         let slot = supply.id.slot;
         self.books.allocations.ask_no_more_for(slot);
         let allocation = &self.books.allocations[slot];
-        let same = allocation.owner_allocation_id == supply.owner_allocation_id
-            && allocation.size_bytes == supply.size_bytes
-            && supply.fd_offset.checked_add(supply.size_bytes).is_some();
+        let Facts { fd_offset, size_bytes, .. } = supply.facts;
+        let same = supply.facts == Facts { fd_offset, ..allocation.facts() }
+            && fd_offset.checked_add(size_bytes).is_some();
         match (supply.fd, supply.refused_fd) {
             (Ok(index), _) if same => self.hold_supplied(slot, index, supply, fx),
             (Ok(index), _) => {
@@ -64,7 +64,7 @@ impl Core {
         self.books.settle(self.books.allocations[slot].owner, RECALLED_PLACE);
         let since = self.books.recalls[self.books.allocations[slot].recall].since;
         fx.recalled_us.push(self.books.now.0.saturating_sub(since.0));
-        self.books.allocations.supplied(slot, supply.fd_offset);
+        self.books.allocations.supplied(slot, supply.facts.fd_offset);
         let reserved = self.books.bytes_to_recall(slot);
         self.books.pin(slot, supply.file, reserved);
         if self.books.allocations[slot].traits.is_to_be_kept() {

@@ -42,7 +42,8 @@ fn ahead_when_many_or_large_then_no_more_than_the_bounds() {
     assert_eq!(ahead(&mut world, USER, &wanted).len(), AHEAD_FDS);
 
     let size_bytes = AHEAD_BYTES / 4 + 1;
-    let large = |number: u64| Deposit { size_bytes, base: number << 40, ..deposit(100 + number) };
+    let large =
+        |number: u64| sized(size_bytes, Deposit { base: number << 40, ..deposit(100 + number) });
     let large: Vec<Wanted> = (1..=4).map(|it| Ok(world.register(large(it)).id)).collect();
     assert_eq!(ahead(&mut world, OTHER, &large).len(), 3);
 }

@@ -122,7 +122,7 @@ fn redeposit_when_requests_wait_for_several_then_the_older_request_goes_before_t
     world.acquire(USER, &[Ok(id(3, 9))], 500);
     world.acquire(OTHER, &[Ok(id(4, 9))], 500);
     // There is room for the first alone, and the second is looked at first.
-    let large = Deposit { size_bytes: 8192, ..deposit(4) };
+    let large = sized(8192, deposit(4));
     let items = [(id(4, 9), large), (id(3, 9), deposit(3))];
     let items = items.map(|(id, deposit)| Redeposit { id: Ok(id), deposit, ended: false });
     world.step(Input::Redeposit { client: OWNER, request: RequestId(9), items: &items });

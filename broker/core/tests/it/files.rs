@@ -85,7 +85,7 @@ fn register_when_the_file_pins_more_than_the_cap_then_refused_by_name_whatever_s
 fn register_when_the_file_is_sparse_then_held_and_recalled_under_a_cap_below_its_size() {
     let node = Caps { held_bytes: MIB, ..Caps::NONE };
     let mut world = World::new(Config { node, ..config() });
-    let arena = Deposit { size_bytes: 1 << 36, ..of_file(1, 7, 8192) };
+    let arena = sized(1 << 36, of_file(1, 7, 8192));
     let id = world.register(arena).id;
     assert_eq!((world.state(id), held_bytes(&world, OWNER)), (AllocationState::Held, 8192));
     world.step(Input::Evict { ids: &[id] });
@@ -95,7 +95,8 @@ fn register_when_the_file_is_sparse_then_held_and_recalled_under_a_cap_below_its
     assert_eq!(world.state(id), AllocationState::Recalling);
     assert_eq!(held_bytes(&world, OWNER), 8192, "reserved: what it pinned before");
     let file = Some(File { id: FileId { device: 1, inode: 7 }, pinned_bytes: 12_288 });
-    let supply = Supply { file, size_bytes: 1 << 36, ..supply::supply(id, Ok(0), 1) };
+    let mut supply = Supply { file, ..supply::supply(id, Ok(0), 1) };
+    supply.facts.size_bytes = 1 << 36;
     world.step(Input::Supply { client: OWNER, supplies: &[supply] });
     assert_eq!(held_bytes(&world, OWNER), 12_288, "read again when it is supplied");
 }
@@ -190,7 +191,7 @@ fn pinned_when_ranges_of_an_arena_end_then_no_more_than_these() {
 fn register_when_claimed_sizes_come_to_more_than_u64_then_nobody_is_refused_where_there_is_no_cap()
 {
     let mut world = World::new(config());
-    let huge = |base| Deposit { size_bytes: 1 << 63, file: None, ..deposit(base) };
+    let huge = |base| sized(1 << 63, Deposit { file: None, ..deposit(base) });
     for base in 1..=3 {
         let status = world.register(huge(base)).status;
         assert!(status.is_ok(), "{base}: {status}");
@@ -307,7 +308,7 @@ fn ninety_pages() -> (World, ClientId) {
 }
 
 fn resident(base: u64, pages: u64) -> Deposit {
-    Deposit { recallable: false, size_bytes: pages * 4096, ..deposit(base) }
+    sized(pages * 4096, Deposit { recallable: false, ..deposit(base) })
 }
 
 #[test]
@@ -340,7 +341,7 @@ fn bytes_when_the_share_is_used_up_by_resident_memory_then_refused_by_name_and_o
 #[test]
 fn bytes_when_another_domain_has_evictable_memory_then_that_counts_as_free() {
     let (mut world, other) = ninety_pages();
-    let evictable = Deposit { size_bytes: 90 * 4096, ..deposit(1) };
+    let evictable = sized(90 * 4096, deposit(1));
     let evictable = world.register(evictable).id;
     assert!(world.register_by(other, resident(1, 80)).status.is_ok());
     assert_eq!(world.state(evictable), AllocationState::Evicted);

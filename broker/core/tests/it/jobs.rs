@@ -118,8 +118,8 @@ fn end_when_the_owner_unregisters_or_is_gone_then_the_daemon_hears_whose_it_was_
     world.grant(USER, second);
     let ended = |id, code, is_leased| Ended {
         id,
-        kind: deposit(1).kind,
-        size_bytes: deposit(1).size_bytes,
+        kind: deposit(1).facts.kind,
+        size_bytes: deposit(1).facts.size_bytes,
         domain: DomainKey { listener: 0, uid: 1000 },
         pid: 4003,
         job: Some((JOB, JobName::new("job:7"))),

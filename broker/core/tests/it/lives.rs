@@ -525,7 +525,7 @@ fn keep_when_a_successor_of_its_domain_has_the_token_then_adopted_with_all_charg
     world.connect(stranger, 2000);
     let refused = world.redeposit(stranger, kept, kept_deposit(1));
     assert_eq!(refused.result(), Err(ErrorCode::NotPermitted));
-    let larger = Deposit { size_bytes: 8192, ..kept_deposit(1) };
+    let larger = sized(8192, kept_deposit(1));
     assert_eq!(world.redeposit(USER, kept, larger).result(), Err(ErrorCode::Protocol));
     assert!(world.redeposit(USER, kept, kept_deposit(9)).is_ok());
     assert_eq!(world.client(USER).account.now(Resource::KeptAllocations), 1);

@@ -4,7 +4,7 @@ use fdbroker_core::limits::{self, PLACES_AT_ONCE};
 use fdbroker_core::*;
 use fdbroker_protocol::page::LAST_GENERATION;
 use fdbroker_protocol::{
-    AllocationId, ErrorCode, Resource, Scope, Share, Status, admin::AllocationState,
+    AllocationId, ErrorCode, Facts, Resource, Scope, Share, Status, admin::AllocationState,
 };
 
 mod acts;
@@ -194,6 +194,11 @@ fn answer(world: &World, effects: &[Effect], request: RequestId) -> Option<Statu
     })
 }
 
+/// The same of another size.
+fn sized(size_bytes: u64, deposit: Deposit) -> Deposit {
+    Deposit { facts: Facts { size_bytes, ..deposit.facts }, ..deposit }
+}
+
 #[test]
 fn acquire_when_held_then_granted_and_charged_until_released() {
     let mut world = World::new(config());
@@ -236,7 +241,8 @@ fn register_when_the_address_has_another_id_then_the_old_one_ends_and_holders_ar
     let mut world = World::new(config());
     let old = world.register(deposit(1)).id;
     let lease = world.grant(USER, old);
-    let new = world.register(Deposit { owner_allocation_id: 77, ..deposit(1) }).id;
+    let facts = Facts { owner_allocation_id: 77, ..deposit(1).facts };
+    let new = world.register(Deposit { facts, ..deposit(1) }).id;
     assert_ne!(old, new);
     world.acquire(OTHER, &[Ok(old)], 0);
     assert_eq!(world.fx.granted[0].status.result(), Err(ErrorCode::Stale));
@@ -362,7 +368,8 @@ fn supply_when_its_range_ends_beyond_all_numbers_then_the_allocation_ends() {
     let (mut world, id) = one_evicted();
     world.acquire(USER, &[Ok(id)], 1000);
     world.close_all();
-    let supply = Supply { fd_offset: u64::MAX - 4095, ..supply::supply(id, Ok(0), 1) };
+    let mut supply = supply::supply(id, Ok(0), 1);
+    supply.facts.fd_offset = u64::MAX - 4095;
     let effects = world.step(Input::Supply { client: OWNER, supplies: &[supply] });
     assert!(effects.contains(&Effect::Publish { slot: id.slot, generation: 0 }), "{effects:?}");
 }

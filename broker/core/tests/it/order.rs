@@ -3,9 +3,13 @@
 use super::*;
 use fdbroker_protocol::MemoryKind;
 
+fn of_cuda(deposit: Deposit) -> Deposit {
+    Deposit { facts: Facts { kind: MemoryKind::CudaVmm, ..deposit.facts }, ..deposit }
+}
+
 #[test]
 fn evict_when_the_node_is_short_of_fds_then_its_last_one_of_cuda_goes_last() {
-    let cuda = |number| Deposit { kind: MemoryKind::CudaVmm, ..deposit(number) };
+    let cuda = |number| of_cuda(deposit(number));
     let mut world = World::new(node_fds(3));
     let anchor = world.register(cuda(1)).id;
     let others: Vec<AllocationId> = (2..=7).map(|it| world.register(deposit(it)).id).collect();
@@ -25,7 +29,7 @@ fn evict_when_the_node_is_short_of_fds_then_its_last_one_of_cuda_goes_last() {
 
 #[test]
 fn evict_when_nothing_but_the_last_one_of_cuda_can_go_then_it_goes() {
-    let cuda = |number| Deposit { kind: MemoryKind::CudaVmm, ..deposit(number) };
+    let cuda = |number| of_cuda(deposit(number));
     let mut world = World::new(node_fds(1));
     let anchor = world.register(cuda(1)).id;
     world.register(deposit(2));

@@ -159,7 +159,7 @@ fn cancel_when_the_first_in_line_leaves_then_a_batch_that_is_in_line_elsewhere_h
     let second = ClientId(3);
     world.connect(second, 2000);
     let shared = |base| Deposit { share: Share::Any, ..deposit(base) };
-    let pages = |count: u64, deposit| Deposit { size_bytes: count * 4096, ..deposit };
+    let pages = |count: u64, deposit| sized(count * 4096, deposit);
     let pinning = |deposit| Deposit { recallable: false, ..deposit };
     // The first domain is full, and in the second one is room for a page.
     let of_first = world.register(shared(1)).id;

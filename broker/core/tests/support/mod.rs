@@ -1,7 +1,7 @@
 //! A configuration and a deposit that tests begin with. Must never have a number that a test depends on and does not set.
 
 use fdbroker_core::{Caps, Config, Deposit, Lane, SubordinateUids};
-use fdbroker_protocol::{MAX_BATCH, MemoryKind, Share};
+use fdbroker_protocol::{Facts, MAX_BATCH, MemoryKind, Share};
 
 /// Room for millions, and no caps.
 pub fn roomy() -> Config {
@@ -34,14 +34,10 @@ pub fn deposit(base: u64) -> Deposit {
         checked: Ok(()),
         lane: Lane::Accepted,
         file: None,
-        kind: MemoryKind::Memfd,
+        facts: Facts { owner_allocation_id: base, ..Facts::new(MemoryKind::Memfd, 4096) },
         share: Share::Uid,
         recallable: true,
         keep: false,
-        device: 0,
-        size_bytes: 4096,
-        fd_offset: 0,
-        owner_allocation_id: base,
         base: base * 0x1_0000,
         driver_data: None,
         virtual_fd: false,

@@ -1,10 +1,11 @@
 //! An answer to a recall. Must never have a number that a test depends on and does not set.
 
 use fdbroker_core::Supply;
-use fdbroker_protocol::{AllocationId, ErrorCode};
+use fdbroker_protocol::{AllocationId, ErrorCode, Facts, MemoryKind};
 
 /// The fd of a page that its owner knows by this id, or why there is none.
 pub fn supply(id: AllocationId, fd: Result<u16, ErrorCode>, owner_allocation_id: u64) -> Supply {
     let (refused_fd, file) = (None, None);
-    Supply { id, fd, refused_fd, file, owner_allocation_id, fd_offset: 0, size_bytes: 4096 }
+    let facts = Facts { owner_allocation_id, ..Facts::new(MemoryKind::Memfd, 4096) };
+    Supply { id, fd, refused_fd, file, facts }
 }

@@ -66,8 +66,8 @@ impl Server {
                 // The kind of a deposit is what its producer said and the daemon has checked; a supply is without one,
                 // and of what was registered.
                 let deposit = self.scratch.deposits.get(usize::from(*index));
-                let kind = deposit.map(|deposit| deposit.kind).or(self.core.kind(*slot));
-                let kind = kind.unwrap_or(MemoryKind::Memfd);
+                let facts = deposit.map(|deposit| deposit.facts).or(self.core.facts(*slot));
+                let kind = facts.map_or(MemoryKind::Memfd, |facts| facts.kind);
                 let is_done = self.fds.store_arrived(*index, *slot, kind, deposit.is_none());
                 expect(is_done, "store", *slot);
             }

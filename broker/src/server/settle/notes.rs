@@ -58,7 +58,7 @@ impl Server {
                 domain,
                 job,
                 id: grant.wanted.ok(),
-                size_bytes: grant.size_bytes,
+                size_bytes: grant.facts.size_bytes,
                 status: Status::OK,
             };
             self.admin.tell(&EventRecord { name, ..event(&note, unix_us) }, job);

@@ -153,7 +153,7 @@ impl Server {
             self.service.keep_store().adopt(&found);
             match is_anew {
                 true => {
-                    let kind = found.kept.deposit.kind;
+                    let kind = found.kept.deposit.facts.kind;
                     let double = self.fds.put(id.slot, kind, Files::default(), Some(found.fd));
                     double.into_iter().for_each(|fd| left.put_back(fd));
                 }

@@ -10,6 +10,7 @@ use crate::manager::inherited::names;
 use fdbroker_core::{
     ClientId, Create, Deleted, Deposit, GroupId, Inherits, Input, Lane, NewObject, RequestId,
 };
+use fdbroker_protocol::Facts;
 use fdbroker_protocol::object::ObjectState;
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
@@ -130,7 +131,8 @@ impl Kept {
         let mut received = ReceivedFds::new();
         let _ = fdbroker_scm::recv(far.as_fd(), &mut [0], &mut received).unwrap();
         server.fds.begin_message(&mut received, 0);
-        let deposit = Deposit { kind: how.kind, ..deposit() };
+        let mut deposit = deposit();
+        deposit.facts.kind = how.kind;
         server.scratch.deposits = vec![deposit];
         let metadata = vec![7; how.metadata];
         let object = |name: &String| {
@@ -244,14 +246,10 @@ fn deposit() -> Deposit {
         checked: Ok(()),
         lane: Lane::Accepted,
         file: None,
-        kind: MemoryKind::Memfd,
+        facts: Facts { owner_allocation_id: 9, ..Facts::new(MemoryKind::Memfd, SIZE) },
         share: Share::Uid,
         recallable: false,
         keep: false,
-        device: 0,
-        size_bytes: SIZE,
-        fd_offset: 0,
-        owner_allocation_id: 9,
         base: 0,
         driver_data: Some((3, [5; 64])),
         virtual_fd: false,

@@ -65,14 +65,8 @@ fn import_when_the_slot_is_reused_then_the_new_one_and_the_old_stays_with_its_us
     let mut anew = handle(5).id();
     anew.generation = 2;
     rig.granting.peer.page.set(anew);
-    let fields = fdbroker_protocol::HandleFields {
-        id: anew,
-        kind: fdbroker_client::MemoryKind::Memfd,
-        size_bytes: BYTES as u64,
-        owner_allocation_id: 1,
-        device: 0,
-    };
-    let new_handle = fdbroker_protocol::NodeKey::from_bytes([7; 32]).seal(NODE, &fields);
+    let facts = fdbroker_protocol::Facts::new(fdbroker_client::MemoryKind::Memfd, BYTES as u64);
+    let new_handle = fdbroker_protocol::NodeKey::from_bytes([7; 32]).seal(NODE, anew, &facts);
     assert!(rig.cache.hit(&new_handle, Access::Read).is_none());
     let new = rig.cache.import(&new_handle, Access::Read, soon()).unwrap();
     assert_ne!(new.as_ptr(), old.as_ptr());

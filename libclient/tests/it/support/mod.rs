@@ -10,9 +10,7 @@ use fdbroker_protocol::message::*;
 use fdbroker_protocol::page::{
     LIVENESS_OFFSET, PAGE_MAGIC, PAGE_VERSION, PageHeader, generation_offset, page_bytes,
 };
-use fdbroker_protocol::{
-    AllocationId, ErrorCode, HandleFields, Kind, Message, NodeKey, Status, Writer,
-};
+use fdbroker_protocol::{AllocationId, ErrorCode, Facts, Kind, Message, NodeKey, Status, Writer};
 use fdbroker_scm::{ReceivedFds, RecvError};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{
@@ -512,14 +510,9 @@ pub fn recall_item(id: AllocationId, owner_allocation_id: u64, base: u64) -> Rec
 
 /// The handle of a slot's generation 1.
 pub fn handle(slot: u32) -> Handle {
-    let fields = HandleFields {
-        id: AllocationId { slot, generation: 1 },
-        kind: MemoryKind::Memfd,
-        size_bytes: 4096,
-        owner_allocation_id: 99,
-        device: 0,
-    };
-    NodeKey::from_bytes([7; 32]).seal(NODE, &fields)
+    let id = AllocationId { slot, generation: 1 };
+    let facts = Facts { owner_allocation_id: 99, ..Facts::new(MemoryKind::Memfd, 4096) };
+    NodeKey::from_bytes([7; 32]).seal(NODE, id, &facts)
 }
 
 /// A memfd with these bytes in it.

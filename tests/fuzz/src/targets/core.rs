@@ -10,7 +10,7 @@ use fdbroker_core::{
     Events, Former, FormerLife, FormerSlot, Granted, GroupId, Input, JobKey, JobName, Lane,
     LeaseId, Now, OwnerKey, Peer, Record, Redeposit, RequestId, Supply, Ticket, Wanted,
 };
-use fdbroker_protocol::{
+use fdbroker_protocol::{Facts, 
     AllocationId, ErrorCode, FdType, MemoryKind, Resource, Scope, Share, Status, Unit,
 };
 use fdbrokerd::fuzzing;
@@ -596,18 +596,16 @@ fn deposit(bytes: &mut Bytes<'_>) -> Deposit {
     let more = bytes.u8();
     let refused = Status::with_value(ErrorCode::UnsupportedFd, FdType::Pipe as u64);
     let is_refused = what & 7 == 7;
+    let kind = MemoryKind::ALL[usize::from(what >> 4) % MemoryKind::ALL.len()];
+    let size_bytes = u64::from(more >> 5) * 512 + 512;
     Deposit {
         checked: if is_refused { Err(refused) } else { Ok(()) },
         lane: if is_refused { lane(what) } else { Lane::Accepted },
         file: None,
-        kind: MemoryKind::ALL[usize::from(what >> 4) % MemoryKind::ALL.len()],
+        facts: Facts { owner_allocation_id: u64::from(more >> 4 & 1), ..Facts::new(kind, size_bytes) },
         share: Share::ALL[usize::from(what >> 6) % Share::ALL.len()],
         recallable: more & 1 != 0,
         keep: more & 6 == 6,
-        device: 0,
-        size_bytes: u64::from(more >> 5) * 512 + 512,
-        fd_offset: 0,
-        owner_allocation_id: u64::from(more >> 4 & 1),
         // Some deposits overlap.
         base: u64::from(more >> 3 & 3) * 1024,
         driver_data: (what & 8 != 0).then_some((3, [7; 64])),

@@ -2,7 +2,7 @@
 //! allocation, then changes of its handle. An input must never be able to spell the key.
 
 use crate::bytes::Bytes;
-use fdbroker_protocol::{AllocationId, ErrorCode, Handle, HandleFields, MemoryKind, NodeKey};
+use fdbroker_protocol::{AllocationId, ErrorCode, Facts, Handle, MemoryKind, NodeKey};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 const NODE: u64 = 0x1122_3344_5566_7788;
@@ -11,27 +11,27 @@ pub fn run(data: &[u8]) {
     let key = key_of(data);
     assert_forged(&key, data);
     let mut bytes = Bytes(data);
-    let fields = HandleFields {
-        id: AllocationId { slot: bytes.u32(), generation: bytes.u32() },
-        kind: MemoryKind::ALL[bytes.below(MemoryKind::ALL.len())],
-        size_bytes: bytes.u64(),
+    let id = AllocationId { slot: bytes.u32(), generation: bytes.u32() };
+    let kind = MemoryKind::ALL[bytes.below(MemoryKind::ALL.len())];
+    let facts = Facts {
         owner_allocation_id: bytes.u64(),
         device: bytes.u32(),
+        ..Facts::new(kind, bytes.u64())
     };
-    let handle = key.seal(NODE, &fields);
-    assert_eq!(key.open(NODE, &handle.prefix), Ok(fields.id));
+    let handle = key.seal(NODE, id, &facts);
+    assert_eq!(key.open(NODE, &handle.prefix), Ok(id));
     let mut changed = handle.to_bytes();
     while !bytes.is_empty() {
         let at = bytes.below(changed.len());
         changed[at] ^= bytes.u8();
         let opened = key.open(NODE, &Handle::from_bytes(changed).prefix);
         match changed[..32] == handle.to_bytes()[..32] {
-            true => assert_eq!(opened, Ok(fields.id), "hints are no part of it"),
+            true => assert_eq!(opened, Ok(id), "hints are no part of it"),
             false => assert!(opened.is_err(), "opens after a change: {changed:02x?}"),
         }
     }
-    let other = key.owner_token(AllocationId { generation: !fields.id.generation, ..fields.id });
-    assert_ne!(key.owner_token(fields.id), other);
+    let other = key.owner_token(AllocationId { generation: !id.generation, ..id });
+    assert_ne!(key.owner_token(id), other);
     assert_eq!(key.open(!NODE, &handle.prefix), Err(ErrorCode::WrongNode));
 }
 

@@ -9,7 +9,7 @@ use fdbroker_client::{
 };
 use fdbroker_protocol::message::*;
 use fdbroker_protocol::page::{LIVENESS_OFFSET, PAGE_MAGIC, PAGE_VERSION, PageHeader, page_bytes};
-use fdbroker_protocol::{AllocationId, HandleFields, Kind, Message, NodeKey, Status, Writer};
+use fdbroker_protocol::{AllocationId, Facts, Kind, Message, NodeKey, Status, Writer};
 use fdbroker_scm::ReceivedFds;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{
@@ -415,6 +415,6 @@ fn hello_reply() -> HelloReply {
 fn handle(which: u8) -> Handle {
     let id = AllocationId { slot: u32::from(which & 7), generation: u32::from(which >> 6) };
     let (kind, size_bytes) = (MemoryKind::Memfd, memory::SIZE);
-    let fields = HandleFields { id, kind, size_bytes, owner_allocation_id: 1, device: 0 };
-    NodeKey::from_bytes([7; 32]).seal(42, &fields)
+    let facts = Facts { owner_allocation_id: 1, ..Facts::new(kind, size_bytes) };
+    NodeKey::from_bytes([7; 32]).seal(42, id, &facts)
 }

@@ -1,7 +1,7 @@
 //! Handles with wrong digits, and of other nodes and brokers.
 
 use super::*;
-use fdbroker_protocol::{HandleFields, MemoryKind};
+use fdbroker_protocol::{Facts, MemoryKind};
 
 const NODE: u64 = 77;
 
@@ -11,9 +11,7 @@ fn key() -> NodeKey {
 
 fn sealed() -> Handle {
     let id = AllocationId { slot: 12, generation: 3 };
-    let kind = MemoryKind::Memfd;
-    let fields = HandleFields { id, kind, size_bytes: 4096, owner_allocation_id: 1, device: 0 };
-    key().seal(NODE, &fields)
+    key().seal(NODE, id, &Facts::new(MemoryKind::Memfd, 4096))
 }
 
 #[test]

@@ -82,7 +82,7 @@ impl Core {
             evictable: create.evictable,
             is_kept: false,
             due: None,
-            size_bytes: create.deposit.size_bytes,
+            size_bytes: create.deposit.facts.size_bytes,
             since: self.books.now,
             used: self.books.now,
             members: Vec::new(),

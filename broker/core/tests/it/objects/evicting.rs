@@ -86,7 +86,7 @@ fn seal_when_kept_bytes_are_short_then_kept_groups_that_may_go_make_room() {
     assert_eq!(world.names(USER, ""), ["b", "c"]);
     assert_eq!(world.now_of(Resource::KeptBytes), 2 * SIZE);
     let never = [object("d"), object("e")];
-    let large = Deposit { size_bytes: 3 * SIZE, ..deposit(0) };
+    let large = sized(3 * SIZE, deposit(0));
     let refused =
         world.try_put(&Create { keep_us, deposit: large, ..create(&never) }).expect_err("no room");
     assert_eq!(refused.resource, Resource::KeptBytes as u8);
@@ -109,7 +109,7 @@ impl World {
     fn put_kept(&mut self, client: ClientId, name: &str, groups: u64) -> Result<u64, Status> {
         let objects = [object(name)];
         let (keep_us, evictable) = (Some(1_000_000 * MS), true);
-        let deposit = Deposit { size_bytes: groups * SIZE, ..deposit(0) };
+        let deposit = sized(groups * SIZE, deposit(0));
         let kept = Create { keep_us, evictable, deposit, ..create(&objects) };
         let group = self.create_with(client, &kept)?;
         let sealed = self.seal(client, group);
@@ -171,7 +171,7 @@ fn seal_when_more_must_go_than_a_step_may_end_then_again_until_it_fits() {
     let mut world = shared_node_of(100);
     world.fill(OWNER, 90);
     let objects = [object("large")];
-    let deposit = Deposit { size_bytes: 80 * SIZE, ..deposit(0) };
+    let deposit = sized(80 * SIZE, deposit(0));
     let large = Create { keep_us: Some(1_000_000 * MS), deposit, ..create(&objects) };
     let group = world.create_with(OWNER, &large).expect("begun");
     let refused = world.seal(OWNER, group).expect_err("70 or more must go");
@@ -189,7 +189,7 @@ fn seal_when_a_version_is_expected_then_that_object_does_not_make_room() {
     world.at(2);
     let expects = [NewObject { expect: Some(version), ..object("expected") }];
     let keep_us = Some(1_000_000 * MS);
-    let deposit = Deposit { size_bytes: 2 * SIZE, ..deposit(0) };
+    let deposit = sized(2 * SIZE, deposit(0));
     let group = world
         .create_with(OWNER, &Create { keep_us, deposit, ..create(&expects) })
         .expect("the version is there");
@@ -215,7 +215,7 @@ fn create_when_the_clients_own_cap_is_full_then_no_group_goes_for_it() {
     world.put_evictable("a");
     world.put_evictable("b");
     let large = [object("large")];
-    let deposit = Deposit { size_bytes: 3 * SIZE, ..deposit(0) };
+    let deposit = sized(3 * SIZE, deposit(0));
     let refused = world.try_put(&Create { deposit, ..create(&large) }).expect_err("its own cap");
     assert_eq!(refused.resource, Resource::HeldBytes as u8, "{refused}");
     assert_eq!(world.names(USER, ""), ["a", "b"]);

@@ -21,7 +21,7 @@ fn get_when_sealed_then_place_metadata_and_one_grant_for_the_group() {
     let place = (got[0].version, got[0].offset, got[0].size_bytes, got[0].metadata_len);
     assert_eq!((place, got[0].grant, grants.len()), ((version, 64, 128, 5), 0, 1));
     assert_eq!(world.core.metadata_of(&got[0]), b"shape");
-    assert_eq!((grants[0].size_bytes, grants[0].status), (SIZE, Status::OK));
+    assert_eq!((grants[0].facts.size_bytes, grants[0].status), (SIZE, Status::OK));
     assert_eq!(world.client(USER).account.now(Resource::OpenLeases), 1);
     assert!(world.release(USER, grants[0].lease).is_ok());
 }

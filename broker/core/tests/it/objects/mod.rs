@@ -35,7 +35,7 @@ fn create<'a>(objects: &'a [NewObject<'a>]) -> Create<'a> {
         inherits: Inherits::default(),
         outlives: false,
         evictable: false,
-        deposit: Deposit { size_bytes: SIZE, ..deposit(0) },
+        deposit: sized(SIZE, deposit(0)),
         credits_wanted: 0,
         objects,
     }

@@ -1,0 +1,80 @@
+//! What is known of an allocation, wherever it is known: one record for messages, saved state, views, library and C.
+//! Must never have a fact that only one of these has.
+
+use crate::memory::MemoryKind;
+use zerocopy::{
+    FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
+    little_endian::{U32, U64},
+};
+
+/// What an owner says of its memory, and each holder may know. A new fact goes here and into [`FactsItem`]; the
+/// conversions between the two name every field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// What the fd is.
+    pub kind: MemoryKind,
+    /// The owner's device ordinal.
+    pub device: u32,
+    /// Size in bytes: bounds every offset.
+    pub size_bytes: u64,
+    /// Where in the fd it begins, in bytes.
+    pub fd_offset: u64,
+    /// The owner's id of it (Level Zero's `ze_memory_allocation_properties_t.id`, CUDA's buffer id): another id at the same
+    /// address is another allocation.
+    pub owner_allocation_id: u64,
+}
+
+impl Facts {
+    /// Where nothing is known: a handle that is refused, an allocation of before a crash.
+    pub const NONE: Facts = Facts::new(MemoryKind::Memfd, 0);
+
+    /// From offset 0 of the fd, on device 0, without an id.
+    pub const fn new(kind: MemoryKind, size_bytes: u64) -> Self {
+        Facts { kind, device: 0, size_bytes, fd_offset: 0, owner_allocation_id: 0 }
+    }
+}
+
+/// [`Facts`] in messages and records, 29 bytes: the 3 bytes after them are each message's own.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct FactsItem {
+    /// Size in bytes.
+    pub size_bytes: U64,
+    /// Where in the fd it begins, in bytes.
+    pub fd_offset: U64,
+    /// The owner's id of it.
+    pub owner_allocation_id: U64,
+    /// The owner's device ordinal.
+    pub device: U32,
+    /// A [`MemoryKind`].
+    pub kind: u8,
+}
+
+impl From<Facts> for FactsItem {
+    fn from(facts: Facts) -> Self {
+        let Facts { kind, device, size_bytes, fd_offset, owner_allocation_id } = facts;
+        FactsItem {
+            size_bytes: size_bytes.into(),
+            fd_offset: fd_offset.into(),
+            owner_allocation_id: owner_allocation_id.into(),
+            device: device.into(),
+            kind: kind as u8,
+        }
+    }
+}
+
+impl FactsItem {
+    /// What it says; `None`: this release knows no such kind.
+    pub fn get(&self) -> Option<Facts> {
+        let FactsItem { size_bytes, fd_offset, owner_allocation_id, device, kind } = *self;
+        Some(Facts {
+            kind: MemoryKind::from_number(kind)?,
+            device: device.get(),
+            size_bytes: size_bytes.get(),
+            fd_offset: fd_offset.get(),
+            owner_allocation_id: owner_allocation_id.get(),
+        })
+    }
+}
