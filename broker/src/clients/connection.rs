@@ -13,9 +13,10 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// How far a connection is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
     /// Accepted; nothing but hello is taken.
+    #[default]
     Silent,
     /// Its hello is with the core.
     Greeted,
@@ -44,7 +45,7 @@ pub struct HelloReply {
 }
 
 /// See the module.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Connection {
     /// Tells this connection from earlier ones of the same number.
     pub serial: u64,
@@ -147,52 +148,9 @@ impl Unread {
 }
 
 impl Connection {
-    /// A connection just accepted.
-    pub fn new(serial: u64, socket: OwnedFd, domain: DomainKey, pid: u32) -> Self {
-        Connection { socket: Some(socket), ..Self::bare(serial, domain, pid) }
-    }
-
     /// One without sockets.
     pub fn bare(serial: u64, domain: DomainKey, pid: u32) -> Self {
-        Connection {
-            serial,
-            socket: None,
-            lingering: None,
-            is_forgotten: false,
-            retiring: 0,
-            event: None,
-            secret: 0,
-            expires: Now(0),
-            pidfd: None,
-            domain,
-            shares_as: domain,
-            pid,
-            is_known: false,
-            start: Start::default(),
-            name: [0; NAME_BYTES],
-            phase: Phase::Silent,
-            is_main_ready: false,
-            is_event_ready: false,
-            is_main_closed: false,
-            is_queued: false,
-            is_main_at_end: false,
-            waits_for_drop: false,
-            waits_for_seal: false,
-            has_died: false,
-            has_events: false,
-            is_event_queued: false,
-            is_in_flight_queued: false,
-            is_bad_input_logged: false,
-            read_at: Now(0),
-            unread: Unread::default(),
-            blocked: None,
-            asked: Vec::new(),
-            settles: Settles::default(),
-            ahead: None,
-            pending: VecDeque::new(),
-            pending_event: None,
-            hello_reply: None,
-        }
+        Connection { serial, domain, shares_as: domain, pid, ..Self::default() }
     }
 
     /// The user and process that it shares its turns with.

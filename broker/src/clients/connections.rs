@@ -47,7 +47,7 @@ impl Connections {
             handshakes: Handshakes::new(most),
             turns: Turns::default(),
             eventful: VecDeque::new(),
-            nobody: Connection { phase: Phase::Gone, ..Connection::bare(0, DomainKey::NOBODYS, 0) },
+            nobody: Connection { phase: Phase::Gone, ..Connection::default() },
         }
     }
 
@@ -126,8 +126,8 @@ impl Connections {
         *self.of_users.entry(domain.uid).or_default() += 1;
         let (serial, shares_as) = (self.last_serial, self.shares_as(domain));
         self.lobby.enter(shares_as);
-        let new = Connection::new(serial, socket, domain, pid);
-        let new = Connection { shares_as, expires: until, ..new };
+        let new = Connection::bare(serial, domain, pid);
+        let new = Connection { socket: Some(socket), shares_as, expires: until, ..new };
         let number = self.by_number.insert(new);
         let handshake = Handshake { client: client_id(number), serial, until };
         self.handshakes.add(handshake, &self.by_number);

@@ -47,6 +47,12 @@ impl DomainKey {
     pub const NOBODYS: DomainKey = DomainKey { listener: u32::MAX, uid: u32::MAX };
 }
 
+impl Default for DomainKey {
+    fn default() -> Self {
+        DomainKey::NOBODYS
+    }
+}
+
 /// Which job a client is of, within its domain: the daemon's hash of the cgroup's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct JobKey(pub u64);
