@@ -5,7 +5,7 @@ use crate::error::Error;
 use fdbroker_protocol::handle::TOKEN_BYTES;
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
 use fdbroker_protocol::message::{RegisterItem, register_flags};
-use fdbroker_protocol::{AllocationId, ErrorCode, Handle, MemoryKind, Share, VirtualFd};
+use fdbroker_protocol::{AllocationId, ErrorCode, Facts, Handle, MemoryKind, Share, VirtualFd};
 
 /// The driver's handle bytes of an allocation, 0 to 64, kept by the broker and given with each grant.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -67,16 +67,8 @@ impl std::fmt::Debug for DriverData {
 pub struct AllocationInfo {
     /// Which it is, for [`crate::Client::is_current`].
     pub id: AllocationId,
-    /// Size in bytes: bounds every offset.
-    pub size_bytes: u64,
-    /// Where in the fd it begins, in bytes.
-    pub fd_offset: u64,
-    /// What the fd is.
-    pub kind: MemoryKind,
-    /// The owner's device ordinal.
-    pub device: u32,
-    /// The owner's allocation id.
-    pub owner_allocation_id: u64,
+    /// As its owner registered it, with the offset in the fd granted.
+    pub facts: Facts,
     /// The driver's handle bytes.
     pub driver_data: DriverData,
 }
@@ -84,18 +76,10 @@ pub struct AllocationInfo {
 /// An allocation to register; its fd travels beside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deposit {
-    /// What the fd is.
-    pub kind: MemoryKind,
-    /// Size in bytes, more than 0.
-    pub size_bytes: u64,
-    /// Where in the fd the allocation begins, in bytes.
-    pub fd_offset: u64,
-    /// The owner's id of it; another id at the same address is another allocation.
-    pub owner_allocation_id: u64,
+    /// What it is. Its size is more than 0.
+    pub facts: Facts,
     /// Its address in the owner; 0 = it has none and never counts as the same or overlapping.
     pub base: u64,
-    /// The owner's device ordinal.
-    pub device: u32,
     /// The driver's handle bytes.
     pub driver_data: DriverData,
     /// The owner can export it again when recalled, so the broker may evict its fd. It goes on over a crash of the broker,
@@ -114,25 +98,14 @@ pub struct Deposit {
 impl Deposit {
     /// `size_bytes` of `kind` from offset 0 of the fd: resident, for the same user, without an address.
     pub fn new(kind: MemoryKind, size_bytes: u64) -> Self {
-        Deposit {
-            kind,
-            size_bytes,
-            fd_offset: 0,
-            owner_allocation_id: 0,
-            base: 0,
-            device: 0,
-            driver_data: DriverData::EMPTY,
-            recallable: false,
-            keep: false,
-            virtual_fd: false,
-            share: Share::Uid,
-        }
+        Facts::new(kind, size_bytes).into()
     }
 
     /// Whether it is the same allocation of its owner.
     pub(crate) fn is_same(&self, other: &Deposit) -> bool {
-        let key = |one: &Deposit| (one.device, one.base, one.size_bytes, one.owner_allocation_id);
-        key(self) == key(other)
+        let Facts { device, size_bytes, owner_allocation_id, .. } = other.facts;
+        self.base == other.base
+            && self.facts == Facts { device, size_bytes, owner_allocation_id, ..self.facts }
     }
 
     pub(crate) fn to_item(self) -> RegisterItem {
@@ -140,16 +113,27 @@ impl Deposit {
         let keep = if self.keep { register_flags::KEEP } else { 0 };
         let virtual_fd = if self.virtual_fd { register_flags::VIRTUAL_FD } else { 0 };
         RegisterItem {
-            kind: self.kind as u8,
+            facts: self.facts.into(),
             flags: recallable | keep | virtual_fd,
             share: self.share as u8,
             driver_data_len: self.driver_data.len,
-            device: self.device.into(),
-            size_bytes: self.size_bytes.into(),
-            fd_offset: self.fd_offset.into(),
-            owner_allocation_id: self.owner_allocation_id.into(),
             base: self.base.into(),
             driver_data: self.driver_data.bytes,
+        }
+    }
+}
+
+impl From<Facts> for Deposit {
+    /// Resident, for the same user, without an address.
+    fn from(facts: Facts) -> Self {
+        Deposit {
+            facts,
+            base: 0,
+            driver_data: DriverData::EMPTY,
+            recallable: false,
+            keep: false,
+            virtual_fd: false,
+            share: Share::Uid,
         }
     }
 }

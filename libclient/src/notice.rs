@@ -1,7 +1,7 @@
 //! What the library thread tells the application, and what it asks of it: notices and recalls.
 //! Plain data; must never hold a lock or reach the connection.
 
-use fdbroker_protocol::{AllocationId, ErrorCode};
+use fdbroker_protocol::{AllocationId, ErrorCode, Facts};
 use std::os::fd::OwnedFd;
 
 /// News from the broker, told on the library thread. See [`crate::ClientBuilder::on_notice`].
@@ -66,16 +66,10 @@ pub enum Notice {
 pub struct Recall {
     /// Slot and generation, as in the handle.
     pub id: AllocationId,
-    /// The id it was registered with.
-    pub owner_allocation_id: u64,
+    /// As it was registered, with the offset in the fd that the broker had last.
+    pub facts: Facts,
     /// The address it was registered with.
     pub base: u64,
-    /// As it was registered, in bytes.
-    pub size_bytes: u64,
-    /// Where in the fd it began, in bytes.
-    pub fd_offset: u64,
-    /// The owner's device ordinal.
-    pub device: u32,
 }
 
 /// The owner's answer to a [`Recall`]: the fd exported again.
@@ -83,24 +77,16 @@ pub struct Recall {
 pub struct RecallAnswer {
     /// The new export; closed by the library when sent.
     pub fd: OwnedFd,
-    /// Where in the fd the allocation begins now, in bytes.
-    pub fd_offset: u64,
-    /// Its size in bytes; must not have changed.
-    pub size_bytes: u64,
-    /// The id of the memory at that address, read again *after* the export.
-    pub owner_allocation_id: u64,
+    /// As recalled, but for the offset in the new fd, and with the id of the memory at that address read again *after* the
+    /// export. Whatever else has changed ends the allocation.
+    pub facts: Facts,
 }
 
 impl RecallAnswer {
     /// An fd for the very allocation recalled, offset and size as before. Only for memory whose id
     /// cannot have changed: otherwise read it again after the export.
     pub fn unchanged(recall: &Recall, fd: OwnedFd) -> Self {
-        RecallAnswer {
-            fd,
-            fd_offset: recall.fd_offset,
-            size_bytes: recall.size_bytes,
-            owner_allocation_id: recall.owner_allocation_id,
-        }
+        RecallAnswer { fd, facts: recall.facts }
     }
 }
 

@@ -238,7 +238,7 @@ fn stray(grant: Grant) -> Outcome<()> {
 /// Maps the memory by hand, for ever.
 fn map(grant: &Grant) -> Outcome<()> {
     let length = NonZeroUsize::new(BYTES).ok_or("no bytes")?;
-    let offset = i64::try_from(grant.info.fd_offset)?;
+    let offset = i64::try_from(grant.info.facts.fd_offset)?;
     let (protection, flags) = (ProtFlags::PROT_READ, MapFlags::MAP_SHARED);
     // SAFETY: a new mapping at an address that the kernel chooses; nothing reads it.
     unsafe { mmap(None, length, protection, flags, grant.fd.as_fd(), offset)? };

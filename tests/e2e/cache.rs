@@ -8,7 +8,7 @@ use crate::support::peer::{Link, Peer};
 use crate::support::rank::rank;
 use crate::support::wait::{PATIENCE, eventually, eventually_ok, patience};
 use fdbroker_client::{
-    Access, CacheSettings, CachedImport, Client, Deposit, Handle, HostMemory, ImportCache,
+    Access, CacheSettings, CachedImport, Client, Handle, HostMemory, ImportCache,
 };
 use fdbroker_protocol::ErrorCode;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -78,7 +78,10 @@ type Published = Mutex<Vec<(Handle, u64)>>;
 fn reallocate(owner: &mut Owner, index: usize, seed: u64) -> Handle {
     owner.client.unregister(owner.registrations[index].clone()).expect("its own");
     owner.blocks.fill(index, seed);
-    owner.register(index..index + 1, |deposit| Deposit { owner_allocation_id: seed, ..deposit });
+    owner.register(index..index + 1, |mut deposit| {
+        deposit.facts.owner_allocation_id = seed;
+        deposit
+    });
     owner.registrations.swap_remove(index);
     owner.handle(index)
 }

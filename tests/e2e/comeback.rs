@@ -13,7 +13,7 @@ use fdbroker_client::{
     ImportCache, Notice,
 };
 use fdbroker_protocol::message::{RedepositItem, RegisterHead, RegisterReplyHead, Registered};
-use fdbroker_protocol::{ErrorCode, Handle, Kind};
+use fdbroker_protocol::{ErrorCode, Facts, Handle, Kind};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::str::SplitAsciiWhitespace;
@@ -343,7 +343,7 @@ fn handles_when_of_memory_that_cannot_be_exported_again_then_owner_gone_and_the_
     let mut broker = short_grace().start();
     let mut owner = Owner::of(&broker, "owner", 2);
     owner.register(1..2, |mut deposit| {
-        (deposit.recallable, deposit.base, deposit.owner_allocation_id) = (false, 0, 77);
+        (deposit.recallable, deposit.base, deposit.facts.owner_allocation_id) = (false, 0, 77);
         deposit
     });
     let (consumer_told, on_notice) = notices();
@@ -388,7 +388,7 @@ fn handles_when_ended_or_replaced_while_there_was_no_broker_then_they_never_reso
     let owner = Owner::of(&broker, "owner", 2);
     let exports = Exports::new(&owner.client);
     let third = owner.blocks.deposit(0);
-    let third = fdbroker_client::Deposit { device: 7, ..third };
+    let third = fdbroker_client::Deposit { facts: Facts { device: 7, ..third.facts }, ..third };
     let replaced =
         exports.register(&third, || Ok(owner.blocks.export(0)), patience()).expect("new");
     let arena = Arena::new(&owner.client, host_memory(), 4 * BLOCK_BYTES).expect("an arena");
@@ -404,7 +404,10 @@ fn handles_when_ended_or_replaced_while_there_was_no_broker_then_they_never_reso
 
     // Unregistered, replaced by other memory at the same address, freed and another buffer taken.
     assert!(!owner.client.unregister(&owner.registrations[0]).expect("it ends all the same").0);
-    let other = fdbroker_client::Deposit { owner_allocation_id: 99, ..third };
+    let other = fdbroker_client::Deposit {
+        facts: Facts { owner_allocation_id: 99, ..third.facts },
+        ..third
+    };
     let error = exports.register(&other, || Ok(owner.blocks.export(1)), patience());
     assert_eq!(error.expect_err("there is no broker").code, ErrorCode::NotConnected);
     drop(freed);
@@ -466,14 +469,16 @@ fn redeposit_when_the_handle_is_stolen_then_not_permitted_and_the_owner_still_co
 fn deposit_item(owner: &Owner) -> fdbroker_protocol::message::RegisterItem {
     let deposit = owner.blocks.deposit(0);
     fdbroker_protocol::message::RegisterItem {
-        kind: deposit.kind as u8,
+        facts: Facts {
+            device: deposit.facts.device,
+            fd_offset: deposit.facts.fd_offset,
+            owner_allocation_id: deposit.facts.owner_allocation_id,
+            ..Facts::new(deposit.facts.kind, deposit.facts.size_bytes)
+        }
+        .into(),
         flags: fdbroker_protocol::message::register_flags::RECALLABLE,
         share: deposit.share as u8,
         driver_data_len: 0,
-        device: deposit.device.into(),
-        size_bytes: deposit.size_bytes.into(),
-        fd_offset: deposit.fd_offset.into(),
-        owner_allocation_id: deposit.owner_allocation_id.into(),
         base: deposit.base.into(),
         driver_data: [0; 64],
     }

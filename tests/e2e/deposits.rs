@@ -8,7 +8,7 @@ use crate::support::owner::Owner;
 use crate::support::raw::Raw;
 use crate::support::wait::patience;
 use fdbroker_client::{Client, Deposit, Error, Share};
-use fdbroker_protocol::{ErrorCode, FdType, MemoryKind};
+use fdbroker_protocol::{ErrorCode, Facts, FdType, MemoryKind};
 use nix::fcntl::{OFlag, SealFlag};
 use nix::sys::epoll::{Epoll, EpollCreateFlags};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -120,7 +120,8 @@ fn register_when_a_memfd_may_grow_then_not_for_other_uids() {
     let client = broker.client("depositor");
     let register = |id, share| {
         let memory = Deposit::new(MemoryKind::Memfd, BLOCK_BYTES as u64);
-        let deposit = Deposit { share, owner_allocation_id: id, ..memory };
+        let deposit =
+            Deposit { facts: Facts { owner_allocation_id: id, ..memory.facts }, share, ..memory };
         client.register(&deposit, fd.as_fd(), patience())
     };
     for (id, share) in [(1, Share::Gid), (2, Share::Any)] {
@@ -164,7 +165,7 @@ fn register_when_the_fd_is_smaller_than_claimed_then_unsupported() {
     let whole = BLOCK_BYTES as u64;
     for (size_bytes, fd_offset) in [(whole + 1, 0), (whole, 1), (1, u64::MAX), (u64::MAX, 0)] {
         let mut deposit = Deposit::new(memory_kind(), size_bytes);
-        deposit.fd_offset = fd_offset;
+        deposit.facts.fd_offset = fd_offset;
         let error = owner.client.register(&deposit, fd.as_fd(), patience()).expect_err("accepted");
         assert_eq!(error.code, ErrorCode::UnsupportedFd, "{size_bytes} at {fd_offset}: {error}");
         let value = error.status.expect("from the broker").value.get();
@@ -215,7 +216,11 @@ fn register_when_it_overlaps_many_then_all_of_them_end_and_it_is_there() {
     let pieces: Vec<Deposit> = (0..MANY as u64)
         .map(|index| {
             let (base, id) = (whole.base + index * piece, 1000 + index);
-            Deposit { size_bytes: piece, base, owner_allocation_id: id, ..whole }
+            Deposit {
+                facts: Facts { size_bytes: piece, owner_allocation_id: id, ..whole.facts },
+                base,
+                ..whole
+            }
         })
         .collect();
     let export = |_| Ok(owner.blocks.export(0));

@@ -32,7 +32,7 @@ impl Producer {
     /// Resident, so that no recall is needed, and with the id that the caller wants.
     fn deposit(&self, index: usize, id: u64) -> Deposit {
         let mut deposit = self.blocks.deposit(index);
-        (deposit.recallable, deposit.owner_allocation_id) = (false, id);
+        (deposit.recallable, deposit.facts.owner_allocation_id) = (false, id);
         deposit
     }
 
@@ -85,7 +85,10 @@ fn register_when_the_address_is_reused_then_the_old_handle_is_stale_and_the_new_
     let broker = Broker::start();
     let (producer, consumer) = (Producer::of(&broker, 4), broker.client("consumer"));
     let ledger = || broker.status().uses.allocations.now.get();
-    let half = |deposit: Deposit| Deposit { size_bytes: deposit.size_bytes / 2, ..deposit };
+    let half = |mut deposit: Deposit| {
+        deposit.facts.size_bytes /= 2;
+        deposit
+    };
     let mut last = producer.register(0, &producer.deposit(0, 1));
     // Another id, another size, both; the same address each time.
     let reused = [producer.deposit(0, 2), half(producer.deposit(0, 2)), producer.deposit(0, 3)];
@@ -93,8 +96,8 @@ fn register_when_the_address_is_reused_then_the_old_handle_is_stale_and_the_new_
         let new = producer.register(0, &deposit);
         assert_stale(&consumer, &last);
         let grant = consumer.acquire(&new, patience()).expect("resident");
-        assert_eq!(grant.info.owner_allocation_id, deposit.owner_allocation_id);
-        assert_eq!(grant.info.size_bytes, deposit.size_bytes);
+        assert_eq!(grant.info.facts.owner_allocation_id, deposit.facts.owner_allocation_id);
+        assert_eq!(grant.info.facts.size_bytes, deposit.facts.size_bytes);
         drop(grant);
         assert_eq!(producer.exports.lookup(0, deposit.base), Some(new));
         eventually("the ledger has one", || ledger() == 1);
@@ -184,7 +187,7 @@ fn exports_when_many_threads_register_free_and_look_up_then_no_handle_is_of_othe
                         Ok(handle) => {
                             assert_eq!(
                                 handle.owner_allocation_id.get(),
-                                deposit.owner_allocation_id
+                                deposit.facts.owner_allocation_id
                             );
                         }
                         Err(error) => assert_eq!(error.code, ErrorCode::Stale, "{error}"),

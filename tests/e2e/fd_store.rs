@@ -9,7 +9,7 @@ use crate::support::raw::Raw;
 use crate::support::wait::{eventually, eventually_some, patience};
 use fdbroker_client::{Client, ClientBuilder, ErrorCode};
 use fdbroker_protocol::message::{RegisterItem, register_flags};
-use fdbroker_protocol::{MemoryKind, Share};
+use fdbroker_protocol::{Facts, FactsItem, MemoryKind, Share};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::Signal;
@@ -185,14 +185,14 @@ fn state_when_the_store_hands_it_out_twice_then_the_second_time_it_is_refused() 
 /// One block, kept when `flags` say so.
 fn item(flags: u8) -> RegisterItem {
     RegisterItem {
-        kind: MemoryKind::Memfd as u8,
+        facts: Facts {
+            owner_allocation_id: 7,
+            ..Facts::new(MemoryKind::Memfd, BLOCK_BYTES as u64)
+        }
+        .into(),
         flags: flags | register_flags::RECALLABLE,
         share: Share::Uid as u8,
         driver_data_len: 3,
-        device: 0.into(),
-        size_bytes: (BLOCK_BYTES as u64).into(),
-        fd_offset: 0.into(),
-        owner_allocation_id: 7.into(),
         base: 0.into(),
         driver_data: [9; 64],
     }
@@ -301,7 +301,10 @@ fn kept_ranges_of_one_memfd_when_the_broker_is_killed_then_those_not_ended_work_
         let mut range = |index: usize| {
             let (fd_offset, base) = ((index * BLOCK_BYTES) as u64, (1 + index) * (1 << 20));
             let item = RegisterItem {
-                fd_offset: fd_offset.into(),
+                facts: FactsItem {
+                    fd_offset: fd_offset.into(),
+                    ..item(register_flags::KEEP).facts
+                },
                 base: (base as u64).into(),
                 ..item(register_flags::KEEP)
             };

@@ -81,7 +81,7 @@ fn acquire_when_hints_are_forged_then_the_grants_own_size_counts() {
     handle.size_bytes = u64::MAX.into();
     handle.offset_bytes = (1 << 40).into();
     let grant = consumer.acquire(&handle, patience()).expect("hints are not covered by the MAC");
-    assert_eq!(grant.info.size_bytes, BLOCK_BYTES as u64);
+    assert_eq!(grant.info.facts.size_bytes, BLOCK_BYTES as u64);
     let refused = grant.import(Access::Read, handle.offset_bytes.get()).expect_err("outside");
     assert_eq!(refused.code, ErrorCode::BadHandle);
 }

@@ -54,7 +54,7 @@ fn register_when_the_address_has_another_id_then_the_old_ends_and_holders_are_to
 
     owner.blocks.fill(0, 77);
     owner.register(0..1, |mut deposit| {
-        deposit.owner_allocation_id = 77;
+        deposit.facts.owner_allocation_id = 77;
         deposit
     });
     assert!(!import.is_current(), "a cached import of the old allocation still counts as good");
@@ -73,7 +73,7 @@ fn register_when_a_range_overlaps_a_live_one_then_the_old_ends() {
     owner.register(1..2, |mut deposit| {
         // Begins in the middle of block 0 and ends in the middle of block 1.
         deposit.base -= BLOCK_BYTES as u64 / 2;
-        deposit.owner_allocation_id = 99;
+        deposit.facts.owner_allocation_id = 99;
         deposit
     });
     let consumer = broker.client("consumer");
@@ -87,7 +87,7 @@ fn register_when_without_an_address_then_never_the_same() {
     let broker = Broker::start();
     let mut owner = Owner::without(&broker, "owner", 2);
     let nowhere = |mut deposit: fdbroker_client::Deposit| {
-        (deposit.base, deposit.owner_allocation_id) = (0, 0);
+        (deposit.base, deposit.facts.owner_allocation_id) = (0, 0);
         deposit.recallable = false;
         deposit
     };
@@ -339,8 +339,8 @@ fn grant_when_registered_with_more_than_bytes_then_all_of_it_is_told() {
     let broker = Broker::start();
     let mut owner = Owner::without(&broker, "owner", 2);
     owner.register(0..2, |mut deposit| {
-        deposit.device = 7;
-        if deposit.owner_allocation_id == 1 {
+        deposit.facts.device = 7;
+        if deposit.facts.owner_allocation_id == 1 {
             deposit.driver_data = DriverData::new(b"handle of the driver").expect("20 bytes");
         }
         deposit
@@ -349,7 +349,8 @@ fn grant_when_registered_with_more_than_bytes_then_all_of_it_is_told() {
     let grants = client.acquire_many(&owner.handles(), patience()).expect("connected");
     for (index, grant) in grants.into_iter().enumerate() {
         let info = grant.expect("ready").info;
-        let told = (info.id, info.device, info.owner_allocation_id, info.size_bytes);
+        let told =
+            (info.id, info.facts.device, info.facts.owner_allocation_id, info.facts.size_bytes);
         assert_eq!(told, (owner.id(index), 7, index as u64, BLOCK_BYTES as u64));
         let expected: &[u8] = if index == 1 { b"handle of the driver" } else { b"" };
         assert_eq!(info.driver_data.as_bytes(), expected);

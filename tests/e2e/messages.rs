@@ -289,7 +289,7 @@ fn supply_when_nobody_asked_for_it_then_its_fds_are_closed() {
     let mut item = SupplyItem::new_zeroed();
     item.slot = bystander.owner.id(0).slot.into();
     item.generation = bystander.owner.id(0).generation.into();
-    item.size_bytes = 4096.into();
+    item.facts.size_bytes = 4096.into();
     let mut writer = Writer::new();
     writer.start(Kind::Supply, 0).push(&[item; 5]);
     fdbroker_scm::send(raw.events(), writer.finish(5, 5), &[fd.as_fd(); 5]).expect("sent");

@@ -122,7 +122,7 @@ fn recall_when_the_address_has_another_id_by_then_the_allocation_ends() {
     let broker = tight(NEVER_MS);
     let (_owner, handle) = owner_who(&broker, |blocks, recall| {
         let mut answer = blocks.answer(recall)?;
-        answer.owner_allocation_id += 1;
+        answer.facts.owner_allocation_id += 1;
         Ok(answer)
     });
     assert_refused(&broker, &handle, ErrorCode::Stale);
@@ -256,7 +256,7 @@ fn recall_when_answered_then_still_the_same_allocation_in_an_fd_made_anew() {
         HostMemory::Udmabuf => assert_ne!(inode(&again), first_inode),
         HostMemory::Memfd => assert_eq!(inode(&again), first_inode),
     }
-    assert_eq!((again.info.id, again.info.kind), (owner.id(0), memory_kind()));
+    assert_eq!((again.info.id, again.info.facts.kind), (owner.id(0), memory_kind()));
     let record = broker.admin().allocation(owner.id(0)).expect("on the ledger");
     assert_eq!(record.inode.get(), inode(&again));
     let former = record.former_inodes.iter().any(|former| former.get() == first_inode);
@@ -296,11 +296,11 @@ fn raw_owner(broker: &Broker) -> (Raw, Blocks, Handle) {
 /// What the library says of a deposit on the wire.
 fn item(deposit: &Deposit) -> RegisterItem {
     let mut item = RegisterItem::new_zeroed();
-    item.kind = deposit.kind as u8;
+    item.facts.kind = deposit.facts.kind as u8;
     item.flags = register_flags::RECALLABLE;
-    item.size_bytes = deposit.size_bytes.into();
-    item.fd_offset = deposit.fd_offset.into();
-    item.owner_allocation_id = deposit.owner_allocation_id.into();
+    item.facts.size_bytes = deposit.facts.size_bytes.into();
+    item.facts.fd_offset = deposit.facts.fd_offset.into();
+    item.facts.owner_allocation_id = deposit.facts.owner_allocation_id.into();
     item.base = deposit.base.into();
     item
 }
@@ -309,8 +309,9 @@ fn item(deposit: &Deposit) -> RegisterItem {
 fn answer_to(recall: &RecallItem) -> SupplyItem {
     let mut item = SupplyItem::new_zeroed();
     (item.slot, item.generation) = (recall.slot, recall.generation);
-    item.owner_allocation_id = recall.owner_allocation_id;
-    (item.fd_offset, item.size_bytes) = (recall.fd_offset, recall.size_bytes);
+    item.facts.owner_allocation_id = recall.facts.owner_allocation_id;
+    (item.facts.fd_offset, item.facts.size_bytes) =
+        (recall.facts.fd_offset, recall.facts.size_bytes);
     item
 }
 
@@ -345,12 +346,12 @@ fn assert_ended_by_supply(change: impl Fn(&mut SupplyItem)) {
 
 #[test]
 fn supply_when_it_has_another_allocation_id_then_the_allocation_ends() {
-    assert_ended_by_supply(|item| item.owner_allocation_id += 1);
+    assert_ended_by_supply(|item| item.facts.owner_allocation_id += 1);
 }
 
 #[test]
 fn supply_when_it_has_another_size_then_the_allocation_ends() {
-    assert_ended_by_supply(|item| item.size_bytes -= 1);
+    assert_ended_by_supply(|item| item.facts.size_bytes -= 1);
 }
 
 #[test]

@@ -60,7 +60,10 @@ fn isolated_when_made_then_resident_its_size_proved_and_no_fd_of_it_here() {
     let id = buffer.id().expect("shared");
     let record = broker.admin().allocation(id).expect("on the ledger");
     assert_eq!(record.state.get(), AllocationState::Resident as u32);
-    assert_eq!((record.kind, record.size_bytes.get()), (memory_kind() as u8, buffer.span() as u64));
+    assert_eq!(
+        (record.facts.kind, record.facts.size_bytes.get()),
+        (memory_kind() as u8, buffer.span() as u64)
+    );
     assert_eq!(buffer.span(), 3 * BLOCK_BYTES);
     assert!(record.inode.get() != 0 && !is_open_here(record.inode.get()));
 

@@ -7,9 +7,9 @@ use fdbroker_client::cuda::{
     CudaBuffer, CudaImport, CudaMemory, Device, LinearMemory, export_dma_buf, opener,
 };
 use fdbroker_client::{
-    Access, AllocationInfo, Arena, CacheSettings, Client, Deadline, Deposit, Error, Grant,
-    HostBuffer, HostMemory, ImportCache, MemoryKind, NewObject, Object, ObjectOptions, Place,
-    Registration, Share,
+    Access, Arena, CacheSettings, Client, Deadline, Deposit, Error, Facts, Grant, HostBuffer,
+    HostMemory, ImportCache, MemoryKind, NewObject, Object, ObjectOptions, Place, Registration,
+    Share,
 };
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::resource::{Resource, setrlimit};
@@ -327,9 +327,12 @@ impl Rank {
     fn register(&self, memory: &CudaMemory, id: u64) -> Result<Registration, String> {
         let fd = memory.export().map_err(text)?;
         let deposit = Deposit {
-            owner_allocation_id: id,
             base: memory.device_ptr(),
-            ..Deposit::new(MemoryKind::CudaVmm, memory.len() as u64)
+            ..Facts {
+                owner_allocation_id: id,
+                ..Facts::new(MemoryKind::CudaVmm, memory.len() as u64)
+            }
+            .into()
         };
         self.client()?.register(&deposit, fd.as_fd(), soon()).map_err(text)
     }
@@ -449,7 +452,7 @@ impl Rank {
 
 /// The kind of a grant's fd, as the kernel tells it.
 fn look(grant: Grant) -> Result<Answer, String> {
-    let AllocationInfo { size_bytes, .. } = grant.info;
+    let size_bytes = grant.info.facts.size_bytes;
     let path = format!("/proc/self/fdinfo/{}", grant.fd.as_raw_fd());
     let info = std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
     let exporter = info.lines().find_map(|line| line.strip_prefix("exp_name:"));

@@ -7,7 +7,7 @@ use fdbroker_protocol::message::{
     RegisterHead, RegisterItem, RegisterReplyHead, Registered, Role, SupplyItem,
 };
 use fdbroker_protocol::{
-    AllocationId, ErrorCode, Handle, Kind, MAX_BATCH, MemoryKind, Message, Status, Writer,
+    AllocationId, ErrorCode, Facts, Handle, Kind, MAX_BATCH, MemoryKind, Message, Status, Writer,
 };
 use fdbroker_scm::{ReceivedFds, RecvError, SendError};
 use nix::errno::Errno;
@@ -382,14 +382,11 @@ pub fn push(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Pus
 /// A block of memory to register, at an address of its own.
 pub fn block(index: usize) -> RegisterItem {
     RegisterItem {
-        kind: MemoryKind::Memfd as u8,
+        facts: Facts { owner_allocation_id: index as u64, ..Facts::new(MemoryKind::Memfd, 4096) }
+            .into(),
         flags: fdbroker_protocol::message::register_flags::RECALLABLE,
         share: fdbroker_protocol::Share::Uid as u8,
         driver_data_len: 0,
-        device: 0.into(),
-        size_bytes: 4096.into(),
-        fd_offset: 0.into(),
-        owner_allocation_id: (index as u64).into(),
         base: (0x1000_0000_0000 + index as u64 * 4096).into(),
         driver_data: [0; 64],
     }

@@ -7,7 +7,9 @@ use fdbroker_protocol::object::{
     ObjectCreateHead, ObjectCreated, ObjectGetHead, ObjectGroup, ObjectItem, ObjectName,
     object_flags,
 };
-use fdbroker_protocol::{ErrorCode, Kind, MemoryKind, Message, PROTOCOL_VERSION, Status, Writer};
+use fdbroker_protocol::{
+    ErrorCode, Facts, Kind, MemoryKind, Message, PROTOCOL_VERSION, Status, Writer,
+};
 use fdbroker_scm::ReceivedFds;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -120,13 +122,10 @@ pub fn keep(count: u64, prefix: &str, bytes: usize) -> Outcome<()> {
         let memory = File::from(memfd_create("kept", flags)?);
         memory.write_all_at(&pattern(index, bytes), 0)?;
         let head = ObjectCreateHead {
+            facts: Facts::new(MemoryKind::Memfd, bytes as u64).into(),
             flags: object_flags::KEEP.into(),
-            device: 0.into(),
-            size_bytes: (bytes as u64).into(),
-            fd_offset: 0.into(),
             ttl_ms: 0.into(),
             credits_wanted: 1.into(),
-            kind: MemoryKind::Memfd as u8,
             driver_data_len: 0,
             reserved: 0.into(),
             driver_data: [0; 64],

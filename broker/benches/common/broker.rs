@@ -11,7 +11,7 @@ use fdbroker_protocol::message::{
     RegisterReplyHead, Registered, Role, register_flags,
 };
 use fdbroker_protocol::{
-    Handle, Kind, MAX_BATCH, MemoryKind, Message, PROTOCOL_VERSION, Status, Writer,
+    Facts, Handle, Kind, MAX_BATCH, MemoryKind, Message, PROTOCOL_VERSION, Status, Writer,
 };
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -175,11 +175,13 @@ impl Broker {
             for index in self.held.len()..self.held.len() + batch {
                 let offset = index as u64 * ALLOCATION_BYTES;
                 owner.writer.push(&RegisterItem {
-                    kind: MemoryKind::Memfd as u8,
+                    facts: Facts {
+                        fd_offset: offset,
+                        owner_allocation_id: index as u64 + 1,
+                        ..Facts::new(MemoryKind::Memfd, ALLOCATION_BYTES)
+                    }
+                    .into(),
                     flags: register_flags::RECALLABLE,
-                    size_bytes: U64::new(ALLOCATION_BYTES),
-                    fd_offset: U64::new(offset),
-                    owner_allocation_id: U64::new(index as u64 + 1),
                     base: U64::new(0x1000_0000 + offset),
                     ..RegisterItem::new_zeroed()
                 });

@@ -8,7 +8,7 @@ use fdbroker_protocol::object::{
     ObjectCreateHead, ObjectCreated, ObjectGetHead, ObjectGroup, ObjectItem, ObjectName,
     ObjectPage, ObjectPrefix, ObjectRecord, ObjectSealed,
 };
-use fdbroker_protocol::{Kind, MAX_BATCH, MemoryKind};
+use fdbroker_protocol::{Facts, Kind, MAX_BATCH, MemoryKind};
 use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use zerocopy::FromZeros;
@@ -71,8 +71,7 @@ fn write(memfd: &OwnedFd, bytes: u64) {
 pub fn enter(maker: &mut Connection, group: &Group, memfd: OwnedFd) {
     maker.writer.start(Kind::ObjectCreate, 5);
     maker.writer.push(&ObjectCreateHead {
-        size_bytes: group.bytes().into(),
-        kind: MemoryKind::Memfd as u8,
+        facts: Facts::new(MemoryKind::Memfd, group.bytes()).into(),
         credits_wanted: 1.into(),
         ..ObjectCreateHead::new_zeroed()
     });

@@ -197,7 +197,7 @@ impl<'a> Rank<'a> {
     /// words were wrong.
     fn open(&mut self, id: BufferId, grant: Grant) -> Result<u64> {
         self.count_fds();
-        let (got, expected) = (grant.info.size_bytes, self.plan.size_bytes);
+        let (got, expected) = (grant.info.facts.size_bytes, self.plan.size_bytes);
         if got != expected {
             let BufferId { owner, buffer } = id;
             return Err(Error::Other(format!("buffer {buffer} of rank {owner} has {got} bytes")));

@@ -50,7 +50,6 @@ impl View<'_> {
         let recallable = if view.recallable { register_flags::RECALLABLE } else { 0 };
         let kept = if view.keep { register_flags::KEEP } else { 0 };
         let flags = recallable | kept | if view.named { register_flags::NAMED } else { 0 };
-        let facts = view.facts;
         let files = self.files(view);
         let files_ms = match files.since_us {
             0 => u64::MAX,
@@ -62,16 +61,12 @@ impl View<'_> {
         AllocationRecord {
             slot: view.id.slot.into(),
             generation: view.id.generation.into(),
-            state: (view.state as u32).into(),
-            kind: facts.kind as u8,
+            facts: view.facts.into(),
             share: view.share as u8,
             flags,
             owner_gone: view.owner.is_none().into(),
-            size_bytes: facts.size_bytes.into(),
-            fd_offset: facts.fd_offset.into(),
-            owner_allocation_id: facts.owner_allocation_id.into(),
             base: view.base.into(),
-            device: facts.device.into(),
+            state: (view.state as u32).into(),
             owner_pid: owner.pid.into(),
             owner_uid: view.domain.uid.into(),
             open_leases: view.open_leases.into(),

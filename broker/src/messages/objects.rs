@@ -214,21 +214,14 @@ fn decode_create<'m>(
 ) -> Result<NewGroup<'m>, Breach> {
     let (head, items) = message.head_and_named::<ObjectCreateHead, ObjectItem>()?;
     let (flags, length) = (head.flags.get(), head.driver_data_len);
-    let kind = MemoryKind::from_number(head.kind);
+    let facts = head.facts.get();
     let contradict = |both: u32| flags & both == both;
-    let is_broken = kind.is_none()
+    let is_broken = facts.is_none_or(|facts| facts.size_bytes == 0)
         || flags & !object_flags::OF_CREATE != 0
         || contradict(object_flags::PIN | object_flags::NO_PIN)
         || contradict(object_flags::KEEP | object_flags::NO_KEEP)
-        || usize::from(length) > DRIVER_DATA_BYTES
-        || head.size_bytes.get() == 0;
-    let facts = Facts {
-        kind: kind.unwrap_or(MemoryKind::Memfd),
-        device: head.device.get(),
-        size_bytes: head.size_bytes.get(),
-        fd_offset: head.fd_offset.get(),
-        owner_allocation_id: 0,
-    };
+        || usize::from(length) > DRIVER_DATA_BYTES;
+    let facts = facts.unwrap_or(Facts::NONE);
     let (checked, lane) = check_memory(context, 0, &facts);
     let deposit = Deposit {
         checked: match is_broken {

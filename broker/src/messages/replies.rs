@@ -68,19 +68,7 @@ fn granted_id(grant: &Granted) -> Option<AllocationId> {
 }
 
 fn refused_item(status: Status) -> GrantItem {
-    GrantItem {
-        status,
-        lease: 0.into(),
-        slot: 0.into(),
-        generation: 0.into(),
-        size_bytes: 0.into(),
-        fd_offset: 0.into(),
-        kind: 0,
-        driver_data_len: 0,
-        fd_index: NO_FD.into(),
-        device: 0.into(),
-        owner_allocation_id: 0.into(),
-    }
+    GrantItem { status, fd_index: NO_FD.into(), ..zerocopy::FromZeros::new_zeroed() }
 }
 
 pub(super) fn granted_item(
@@ -94,13 +82,9 @@ pub(super) fn granted_item(
         lease: grant.lease.0.into(),
         slot: id.slot.into(),
         generation: id.generation.into(),
-        size_bytes: grant.facts.size_bytes.into(),
-        fd_offset: grant.facts.fd_offset.into(),
-        kind: grant.facts.kind as u8,
+        facts: grant.facts.into(),
         driver_data_len,
         fd_index: fd_index.into(),
-        device: grant.facts.device.into(),
-        owner_allocation_id: grant.facts.owner_allocation_id.into(),
     }
 }
 
@@ -262,12 +246,9 @@ fn recall_item(event: &RecallEvent) -> RecallItem {
     RecallItem {
         slot: event.id.slot.into(),
         generation: event.id.generation.into(),
-        owner_allocation_id: event.facts.owner_allocation_id.into(),
+        facts: event.facts.into(),
+        reserved: [0; 3],
         base: event.base.into(),
-        size_bytes: event.facts.size_bytes.into(),
-        fd_offset: event.facts.fd_offset.into(),
-        device: event.facts.device.into(),
-        reserved: 0.into(),
     }
 }
 

@@ -15,9 +15,7 @@ use fdbroker_protocol::message::{
     AcquireHead, AllocationItem, DeclareItem, LeaseItem, RedepositItem, RegisterHead, RegisterItem,
     Resolve, SupplyItem, declare_flags, register_flags,
 };
-use fdbroker_protocol::{
-    AllocationId, ErrorCode, Facts, FdType, Kind, MemoryKind, NodeKey, Share, Status,
-};
+use fdbroker_protocol::{AllocationId, ErrorCode, Facts, FdType, Kind, NodeKey, Share, Status};
 use std::os::fd::BorrowedFd;
 
 /// What is wrong with a message that is not handed to the core: it is answered PROTOCOL, and the connection ends.
@@ -267,7 +265,7 @@ fn decode_redeposited(redeposit: &RedepositItem, context: &Context<'_>) -> Redep
     let id = context.key.open(context.node, prefix).and_then(|id| {
         if !context.key.verify_token(id, &redeposit.token) {
             Err(ErrorCode::NotPermitted)
-        } else if is_broken || item.kind != prefix.kind {
+        } else if is_broken || item.facts.kind != prefix.kind {
             Err(ErrorCode::Protocol)
         } else {
             Ok(id)
@@ -299,26 +297,18 @@ fn decode_declare<'s>(
 
 /// What an item claims, before the fd is looked at; and whether it is broken.
 fn claimed_deposit(item: &RegisterItem) -> (Deposit, bool) {
-    let kind = MemoryKind::from_number(item.kind);
+    let facts = item.facts.get();
     let share = Share::from_number(item.share);
     let length = item.driver_data_len;
-    let is_broken = kind.is_none()
+    let is_broken = facts.is_none_or(|facts| facts.size_bytes == 0)
         || share.is_none()
         || item.flags & !register_flags::ALL != 0
-        || usize::from(length) > DRIVER_DATA_BYTES
-        || item.size_bytes.get() == 0;
-    let facts = Facts {
-        kind: kind.unwrap_or(MemoryKind::Memfd),
-        device: item.device.get(),
-        size_bytes: item.size_bytes.get(),
-        fd_offset: item.fd_offset.get(),
-        owner_allocation_id: item.owner_allocation_id.get(),
-    };
+        || usize::from(length) > DRIVER_DATA_BYTES;
     let deposit = Deposit {
         checked: Ok(()),
         lane: Lane::Refused,
         file: None,
-        facts,
+        facts: facts.unwrap_or(Facts::NONE),
         share: share.unwrap_or(Share::Uid),
         recallable: item.flags & register_flags::RECALLABLE != 0,
         keep: item.flags & register_flags::KEEP != 0,
@@ -402,13 +392,8 @@ fn look_at(
 /// One answer to a recall; `next_fd` counts the fds of the message used up so far.
 fn decode_supply(item: &SupplyItem, next_fd: &mut u16, context: &mut Context<'_>) -> Supply {
     let id = AllocationId { slot: item.slot.get(), generation: item.generation.get() };
-    let now = context.core.facts(id.slot).unwrap_or(Facts::NONE);
-    let facts = Facts {
-        size_bytes: item.size_bytes.get(),
-        fd_offset: item.fd_offset.get(),
-        owner_allocation_id: item.owner_allocation_id.get(),
-        ..now
-    };
+    // Of no kind that is known: then it is not what was registered.
+    let facts = item.facts.get().unwrap_or(Facts::NONE);
     let mut supply =
         Supply { id, fd: Err(ErrorCode::Internal), refused_fd: None, file: None, facts };
     if item.code.get() != 0 {

@@ -276,7 +276,7 @@ fn metrics_when_granted_at_once_after_a_wait_and_after_a_recall_then_each_is_tim
             owner.credits = reply.registered().0.deposit_credits.get();
         }
         let mut item = memfd_item(4096);
-        item.owner_allocation_id = (100 + number).into();
+        item.facts.owner_allocation_id = (100 + number).into();
         let fd = sealed_memfd(4096);
         let id = owner.id();
         let reply = owner.call(&register_bytes(id, &[item], 1, 1), &[fd.as_fd()]);
@@ -307,13 +307,11 @@ fn metrics_when_granted_at_once_after_a_wait_and_after_a_recall_then_each_is_tim
     let recall = owner.event.recv();
     let wanted = recall.message().items::<RecallItem>().expect("a recall")[0];
     let supply = SupplyItem {
+        facts: wanted.facts,
         slot: wanted.slot,
         generation: wanted.generation,
         code: 0.into(),
-        reserved: [0; 6],
-        owner_allocation_id: wanted.owner_allocation_id,
-        fd_offset: 0.into(),
-        size_bytes: wanted.size_bytes,
+        reserved: 0,
     };
     let mut writer = Writer::new();
     writer.start(Kind::Supply, 0).push(&supply);

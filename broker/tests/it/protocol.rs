@@ -9,7 +9,7 @@ use fdbroker_protocol::message::{
 };
 use fdbroker_protocol::page::{PageHeader, generation_offset, is_alive, page_bytes};
 use fdbroker_protocol::{
-    ErrorCode, FdType, Handle, Kind, MemoryKind, PROTOCOL_VERSION, Status, Writer,
+    ErrorCode, FactsItem, FdType, Handle, Kind, MemoryKind, PROTOCOL_VERSION, Status, Writer,
 };
 use nix::fcntl::SealFlag;
 use std::os::fd::{AsFd, OwnedFd};
@@ -111,8 +111,8 @@ fn memfd_when_registered_acquired_mapped_released_unregistered_then_each_step_ho
     let reply = consumer.acquire(&[handle.prefix], 1000);
     let grant = reply.grants()[0];
     assert!(grant.status.is_ok());
-    assert_eq!((grant.size_bytes.get(), grant.kind), (8192, MemoryKind::Memfd as u8));
-    assert_eq!((grant.fd_index.get(), grant.owner_allocation_id.get()), (0, 7));
+    assert_eq!((grant.facts.size_bytes.get(), grant.facts.kind), (8192, MemoryKind::Memfd as u8));
+    assert_eq!((grant.fd_index.get(), grant.facts.owner_allocation_id.get()), (0, 7));
     assert_eq!(&reply.message().grants().unwrap().1[0][..3], b"abc");
     assert_eq!(inode(&reply.fds[0]), inode(&fd), "the same memory");
 
@@ -214,7 +214,7 @@ fn register_when_fd_is_unsupported_then_named_and_nothing_is_kept() {
         assert_eq!(registered[0].status.value.get(), *what as u64, "{what}");
     }
     let mut dmabuf = memfd_item(4096);
-    dmabuf.kind = MemoryKind::DmaBuf as u8;
+    dmabuf.facts.kind = MemoryKind::DmaBuf as u8;
     let fd = sealed_memfd(4096);
     let id = client.id();
     let reply = client.call(&register_bytes(id, &[dmabuf], 4, 1), &[fd.as_fd()]);
@@ -229,10 +229,10 @@ fn register_when_an_item_is_broken_then_its_status_says_so() {
     let mut changed = Vec::new();
     for change in [
         (|item| item.flags = 0x80) as fn(&mut fdbroker_protocol::message::RegisterItem),
-        |item| item.kind = 99,
+        |item| item.facts.kind = 99,
         |item| item.share = 99,
         |item| item.driver_data_len = 65,
-        |item| item.size_bytes = 0.into(),
+        |item| item.facts.size_bytes = 0.into(),
     ] {
         let mut item = memfd_item(4096);
         change(&mut item);
@@ -313,13 +313,11 @@ fn event_socket_when_something_but_a_supply_comes_then_ended() {
 /// Answers a recall with one fd.
 fn supply_bytes(wanted: &RecallItem) -> Vec<u8> {
     let supply = SupplyItem {
+        facts: wanted.facts,
         slot: wanted.slot,
         generation: wanted.generation,
         code: 0.into(),
-        reserved: [0; 6],
-        owner_allocation_id: wanted.owner_allocation_id,
-        fd_offset: 0.into(),
-        size_bytes: wanted.size_bytes,
+        reserved: 0,
     };
     let mut writer = Writer::new();
     writer.start(Kind::Supply, 0).push(&supply);
@@ -358,7 +356,10 @@ fn after_a_crash() -> (Broker, [RedepositItem; 2]) {
     let mut broker = Broker::start(&["--set", "limits.grace_ms=60000"]);
     let mut owner = Client::connect(&broker.socket());
     let known = [1, 2].map(|number: u64| {
-        let item = RegisterItem { owner_allocation_id: number.into(), ..memfd_item(4096) };
+        let item = RegisterItem {
+            facts: FactsItem { owner_allocation_id: number.into(), ..memfd_item(4096).facts },
+            ..memfd_item(4096)
+        };
         register_known(&mut owner, item)
     });
     broker.signal(nix::sys::signal::Signal::SIGKILL);
@@ -402,7 +403,7 @@ fn redeposit_when_anything_of_it_is_wrong_then_its_own_status_says_so() {
     forged.handle.prefix.slot = 7.into();
     let another_token = RedepositItem { token: other.token, ..known };
     let mut another_kind = known;
-    another_kind.item.kind = MemoryKind::DmaBuf as u8;
+    another_kind.item.facts.kind = MemoryKind::DmaBuf as u8;
     let mut broken = known;
     broken.item.flags = 0x80;
     let mut resident = other;
@@ -485,7 +486,7 @@ fn recall_when_evicted_then_owner_supplies_and_consumer_is_served() {
         }
         let fd = sealed_memfd(4096);
         let mut item = memfd_item(4096);
-        item.owner_allocation_id = (100 + number).into();
+        item.facts.owner_allocation_id = (100 + number).into();
         let id = owner.id();
         let (head, registered) =
             owner.call(&register_bytes(id, &[item], 1, 1), &[fd.as_fd()]).registered();
@@ -500,7 +501,7 @@ fn recall_when_evicted_then_owner_supplies_and_consumer_is_served() {
     let recall = owner.event.recv();
     assert_eq!(recall.kind(), Kind::Recall);
     let wanted = recall.message().items::<RecallItem>().unwrap()[0];
-    assert_eq!(wanted.owner_allocation_id.get(), 100);
+    assert_eq!(wanted.facts.owner_allocation_id.get(), 100);
     owner.event.send(&supply_bytes(&wanted), &[fds[0].as_fd()]);
     let reply = consumer.main.recv();
     assert!(reply.grants()[0].status.is_ok(), "{}", reply.grants()[0].status);

@@ -3,8 +3,8 @@
 use crate::daemon::Daemon;
 use crate::through_c::ThroughC;
 use fdbroker_client::{
-    Access, AllocationInfo, CacheSettings, CachedImport, Client, Deadline, Deposit, Error, Grant,
-    Handle, ImportCache, MemoryKind, Opened, RecallAnswer,
+    Access, CacheSettings, CachedImport, Client, Deadline, Deposit, Error, Grant, Handle,
+    ImportCache, MemoryKind, Opened, RecallAnswer,
 };
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -100,8 +100,7 @@ impl World {
     ) -> Vec<Result<CachedImport<'a>, Error>> {
         let first = self.shared.expose_provenance();
         let mut open = |grant: &Grant| {
-            let AllocationInfo { fd_offset, .. } = grant.info;
-            let offset = usize::try_from(fd_offset).expect("inside");
+            let offset = usize::try_from(grant.info.facts.fd_offset).expect("inside");
             Ok(Box::new(Shared(first + offset)) as Box<dyn Opened>)
         };
         cache.import_many_with(handles, Access::Read, deadline(), &mut open).expect("connected")
@@ -125,9 +124,9 @@ fn count_memfds(pid: u32) -> usize {
 fn deposit(index: usize) -> Deposit {
     let offset = (index * BYTES) as u64;
     let mut deposit = Deposit::new(MemoryKind::Memfd, BYTES as u64);
-    deposit.fd_offset = offset;
+    deposit.facts.fd_offset = offset;
     deposit.base = BASE + offset;
-    deposit.owner_allocation_id = index as u64 + 1;
+    deposit.facts.owner_allocation_id = index as u64 + 1;
     deposit.recallable = true;
     deposit
 }

@@ -8,7 +8,7 @@ use crate::guard::{guard, guard_value};
 use crate::handle::{fdbroker_handle_t, many};
 use crate::leases::Leases;
 use crate::sized::{Answers, Growable, Output, Results, slice};
-use fdbroker_client::{Deadline, Error, Grant, Lease};
+use fdbroker_client::{Deadline, Error, Facts, Grant, Lease};
 use std::os::fd::{AsRawFd, IntoRawFd};
 
 /// A duplicate fd of an allocation, with its lease: the broker's record that this process holds the allocation.
@@ -168,16 +168,17 @@ fn hand_over(leases: &Leases, grant: Grant) -> Result<fdbroker_grant_t, Error> {
 /// A grant that stays the library's: its fd is borrowed, its lease is not named.
 pub(crate) fn describe(grant: &Grant) -> fdbroker_grant_t {
     let info = &grant.info;
+    let Facts { kind, device, size_bytes, fd_offset, owner_allocation_id } = info.facts;
     let data = info.driver_data.as_bytes();
     let mut driver_data = [0; 64];
     driver_data[..data.len()].copy_from_slice(data);
     fdbroker_grant_t {
         fd: grant.fd.as_raw_fd(),
-        kind: info.kind as u32,
-        size_bytes: info.size_bytes,
-        fd_offset: info.fd_offset,
-        owner_allocation_id: info.owner_allocation_id,
-        device: info.device,
+        kind: kind as u32,
+        size_bytes,
+        fd_offset,
+        owner_allocation_id,
+        device,
         slot: info.id.slot,
         generation: info.id.generation,
         driver_data_len: u32::try_from(data.len()).expect("at most 64"),

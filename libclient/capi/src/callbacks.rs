@@ -5,7 +5,7 @@ use crate::errors::fdbroker_code_t;
 use crate::failure::Failure;
 use crate::leases::Leases;
 use crate::slot::Slot;
-use fdbroker_client::{AllocationId, ErrorCode, Notice, Recall, RecallAnswer};
+use fdbroker_client::{AllocationId, ErrorCode, Facts, Notice, Recall, RecallAnswer};
 use std::ffi::c_void;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
@@ -138,24 +138,25 @@ pub(crate) fn deliver_recall(
     callbacks: &Callbacks,
     recall: &Recall,
 ) -> Result<RecallAnswer, ErrorCode> {
+    let Facts { kind: _, device, size_bytes, fd_offset, owner_allocation_id } = recall.facts;
     let question = fdbroker_recall_t {
         struct_size: size_of::<fdbroker_recall_t>() as u64,
         slot: recall.id.slot,
         generation: recall.id.generation,
-        owner_allocation_id: recall.owner_allocation_id,
+        owner_allocation_id,
         base: recall.base,
-        size_bytes: recall.size_bytes,
-        fd_offset: recall.fd_offset,
-        device: recall.device,
+        size_bytes,
+        fd_offset,
+        device,
         reserved: 0,
     };
     let mut answer = fdbroker_recall_answer_t {
         struct_size: size_of::<fdbroker_recall_answer_t>() as u64,
         fd: -1,
         reserved: 0,
-        fd_offset: recall.fd_offset,
-        size_bytes: recall.size_bytes,
-        owner_allocation_id: recall.owner_allocation_id,
+        fd_offset,
+        size_bytes,
+        owner_allocation_id,
     };
     let code = callbacks
         .recall
@@ -177,7 +178,8 @@ pub(crate) fn deliver_recall(
         ErrorCode::Internal
     })?;
     let fdbroker_recall_answer_t { fd_offset, size_bytes, owner_allocation_id, .. } = answer;
-    Ok(RecallAnswer { fd, fd_offset, size_bytes, owner_allocation_id })
+    let facts = Facts { fd_offset, size_bytes, owner_allocation_id, ..recall.facts };
+    Ok(RecallAnswer { fd, facts })
 }
 
 /// The application's fd, which the library owns from now on; `None`: it is not open.

@@ -269,7 +269,7 @@ pub(crate) struct GpuOpener {
 
 impl ImportOpener for GpuOpener {
     fn open(&self, grant: &Grant, access: Access) -> Result<Box<dyn Opened>, Error> {
-        let ordinal = self.device.unwrap_or(grant.info.device);
+        let ordinal = self.device.unwrap_or(grant.info.facts.device);
         Ok(match self.gpus.device(self.driver, ordinal)? {
             Device::Cuda(of) => Box::new(CudaMemory::import(&of, grant, access)?),
             Device::LevelZero(of) => Box::new(LevelZeroMemory::import(&of, grant, access)?),

@@ -134,7 +134,7 @@ impl ImportOpener for Opener {
         let mut opened = fdbroker_opened_t {
             struct_size: size_of::<fdbroker_opened_t>() as u64,
             ptr: std::ptr::null_mut(),
-            size_bytes: grant.info.size_bytes,
+            size_bytes: grant.info.facts.size_bytes,
             data: std::ptr::null_mut(),
             flags: 0,
             reserved: 0,

@@ -9,7 +9,7 @@ use crate::guard::guard;
 use crate::handle::{fdbroker_handle_t, one};
 use crate::sized::{Answers, Growable, Input, Results, plain, slice};
 use fdbroker_client::{
-    Deadline, Deposit, Drained, DriverData, Error, ErrorCode, Handle, MemoryKind, Share,
+    Deadline, Deposit, Drained, DriverData, Error, ErrorCode, Facts, Handle, MemoryKind, Share,
 };
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
 use std::ffi::{c_int, c_void};
@@ -304,18 +304,17 @@ unsafe fn deposit(allocation: &fdbroker_allocation_t) -> Result<Deposit, Failure
             format!("register: base {base:#x} and size_bytes {size_bytes} pass the last address");
         return Err(Failure::argument(text));
     }
+    let fdbroker_allocation_t { device, fd_offset, owner_allocation_id, .. } = *allocation;
+    let facts = Facts { device, fd_offset, owner_allocation_id, ..Facts::new(memory, size_bytes) };
     Ok(Deposit {
-        fd_offset: allocation.fd_offset,
-        owner_allocation_id: allocation.owner_allocation_id,
-        base: allocation.base,
-        device: allocation.device,
+        base,
         // SAFETY: the caller's promise.
         driver_data: unsafe { driver_data(allocation) }?,
         recallable: flags & FDBROKER_RECALLABLE != 0,
         keep: flags & FDBROKER_KEEP != 0,
         virtual_fd: flags & FDBROKER_VIRTUAL_FD != 0,
         share: circle,
-        ..Deposit::new(memory, size_bytes)
+        ..facts.into()
     })
 }
 

@@ -111,7 +111,7 @@ pub fn recall(recall: &Recall) -> Result<RecallAnswer, ErrorCode> {
     if current.has_ended.load(Ordering::Acquire) {
         return Err(ErrorCode::ShuttingDown);
     }
-    let id: Id = recall.owner_allocation_id;
+    let id: Id = recall.facts.owner_allocation_id;
     let handle = records().begin_recall(id).ok_or(ErrorCode::Stale)?;
     let exported = export(handle);
     let follows = records().unpin(id);

@@ -12,7 +12,7 @@ use crate::result::{
 };
 use crate::say::{News, once};
 use fdbroker_client::{
-    Client, Deadline, Deposit, EarlyRegistration, Error, ErrorCode, MemoryKind, Registration,
+    Client, Deadline, Deposit, EarlyRegistration, Error, ErrorCode, Facts, MemoryKind, Registration,
 };
 use fdbroker_layer::is_absent;
 use fdbroker_virtual_fds::VirtualFd;
@@ -220,12 +220,9 @@ fn take_early(
 }
 
 fn deposit_of(memory: Pinned) -> Deposit {
-    Deposit {
-        owner_allocation_id: memory.id,
-        recallable: true,
-        virtual_fd: true,
-        ..Deposit::new(MemoryKind::CudaVmm, memory.size_bytes)
-    }
+    let owner_allocation_id = memory.id;
+    let facts = Facts { owner_allocation_id, ..Facts::new(MemoryKind::CudaVmm, memory.size_bytes) };
+    Deposit { recallable: true, virtual_fd: true, ..facts.into() }
 }
 
 /// Enters a registration; the number that counts.

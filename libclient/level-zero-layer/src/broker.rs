@@ -121,7 +121,7 @@ impl State for Memory {
     }
 
     fn recall(&self, recall: &Recall) -> Result<RecallAnswer, ErrorCode> {
-        if recall.device == kept::DEVICE {
+        if recall.facts.device == kept::DEVICE {
             return self.kept().recall(recall);
         }
         let recalled = self.produced().recall(recall)?;

@@ -62,8 +62,9 @@ fn ready_key(key: &Key) -> Result<Ready, ze_result_t> {
         });
     match tried.and_then(|outcome| outcome) {
         Ok(grant) => {
-            let driver = drivers_handle(&grant.info)
-                .and_then(|mut it| key.put_offset(&mut it, grant.info.size_bytes).map(|()| it));
+            let driver = drivers_handle(&grant.info).and_then(|mut it| {
+                key.put_offset(&mut it, grant.info.facts.size_bytes).map(|()| it)
+            });
             ready_grant(grant, driver)
         }
         Err(error) if broker::is_absent(&error) => {

@@ -94,7 +94,7 @@ impl KeptFds {
     /// # Errors
     /// STALE: its owner has ended, or the driver has closed it. LOCAL_FD_LIMIT: no fd is free now.
     pub fn recall(&self, recall: &Recall) -> Result<RecallAnswer, ErrorCode> {
-        let kept = self.by_file.values().find(|kept| kept.id == recall.owner_allocation_id);
+        let kept = self.by_file.values().find(|kept| kept.id == recall.facts.owner_allocation_id);
         let fd = kept.ok_or(ErrorCode::Stale)?.fd.duplicate()?;
         Ok(RecallAnswer::unchanged(recall, fd))
     }

@@ -10,7 +10,7 @@ use crate::key::{Bytes, fd_of, with_fd};
 use crate::limits::{REGISTER_TIMEOUT, RETIRE_TIMEOUT};
 use crate::opened::Hold;
 use crate::produce::say_why;
-use fdbroker_client::{Deadline, Deposit, Error, Grant};
+use fdbroker_client::{Deadline, Deposit, Error, Facts, Grant};
 use fdbroker_virtual_fds::VirtualFd;
 use level_zero_sys::*;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -61,13 +61,12 @@ impl Broker {
         }
         let id = kept.next_id();
         drop(kept);
-        let deposit = Deposit {
+        let facts = Facts {
             owner_allocation_id: id,
             device: kept::DEVICE,
-            recallable: true,
-            virtual_fd: true,
-            ..Deposit::new(kind_of(fd), size_bytes)
+            ..Facts::new(kind_of(fd), size_bytes)
         };
+        let deposit = Deposit { recallable: true, virtual_fd: true, ..facts.into() };
         let registration = self.client.register(&deposit, fd, Deadline::after(REGISTER_TIMEOUT))?;
         let number = registration.virtual_fd();
         let replaced = self.kept().add(file, (id, drivers), owner, registration);

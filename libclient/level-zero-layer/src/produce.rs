@@ -8,7 +8,7 @@ use crate::key::{Bytes, Key, fd_of, offset_of, with_fd};
 use crate::limits::REGISTER_TIMEOUT;
 use crate::produced::Given;
 use crate::say::{News, once};
-use fdbroker_client::{Deadline, Deposit, DriverData, Error, ErrorCode, Handle};
+use fdbroker_client::{Deadline, Deposit, DriverData, Error, ErrorCode, Facts, Handle};
 use fdbroker_layer::lease_of;
 use fdbroker_virtual_fds::VirtualFd;
 use level_zero_sys::*;
@@ -102,16 +102,19 @@ impl Broker {
             Error::new(ErrorCode::UnsupportedFd, context)
         })?;
         let (fd_offset, size_bytes) = place_in(fd, offset_of(driver), allocation);
-        let deposit = Deposit {
+        let facts = Facts {
             fd_offset,
             owner_allocation_id: allocation.id,
-            base: allocation.base as u64,
             // All Level Zero addresses of a process are of one address space, whatever device they are on.
             device: tile,
+            ..Facts::new(kind_of(fd), size_bytes)
+        };
+        let deposit = Deposit {
+            base: allocation.base as u64,
             driver_data: DriverData::new(&without_exporter(*driver))?,
             recallable: true,
             virtual_fd: below::is_interposed(),
-            ..Deposit::new(kind_of(fd), size_bytes)
+            ..facts.into()
         };
         self.exports.register_shared(&deposit, fd, Deadline::after(REGISTER_TIMEOUT))
     }

@@ -3,7 +3,7 @@
 
 use crate::allocation::{Allocation, Held};
 use crate::key::{Key, Prefix};
-use fdbroker_client::{ErrorCode, Recall, RecallAnswer};
+use fdbroker_client::{ErrorCode, Facts, Recall, RecallAnswer};
 use fdbroker_virtual_fds::VirtualFd;
 use level_zero_sys::ze_context_handle_t;
 use std::collections::{BTreeMap, HashMap};
@@ -68,7 +68,7 @@ impl Recalled {
             None => self.allocation.export_anew(self.place.tile)?,
         };
         let owner_allocation_id = self.allocation.id_now().ok_or(ErrorCode::Stale)?;
-        Ok(RecallAnswer { owner_allocation_id, ..RecallAnswer::unchanged(recall, fd) })
+        Ok(RecallAnswer { fd, facts: Facts { owner_allocation_id, ..recall.facts } })
     }
 }
 
@@ -252,11 +252,11 @@ impl Produced {
         }
         let base = usize::try_from(recall.base).map_err(|_| ErrorCode::Stale)?;
         let found = self.by_base.get_mut(&base);
-        let found = found.filter(|entry| entry.allocation.id == recall.owner_allocation_id);
+        let found = found.filter(|entry| entry.allocation.id == recall.facts.owner_allocation_id);
         let entry = found.ok_or(ErrorCode::Stale)?;
-        let export = entry.exports.get(&recall.device).ok_or(ErrorCode::Stale)?;
+        let export = entry.exports.get(&recall.facts.device).ok_or(ErrorCode::Stale)?;
         entry.recalls += 1;
-        let place = Place { base, tile: recall.device };
+        let place = Place { base, tile: recall.facts.device };
         Ok(Recalled { place, allocation: entry.allocation, held: export.held })
     }
 

@@ -2,6 +2,7 @@
 //! Layout only: must never hold IO or state. The page that explains them is PROTOCOL.md.
 
 use crate::error::Status;
+use crate::facts::FactsItem;
 use crate::handle::{Handle, HandlePrefix, TOKEN_BYTES};
 use crate::limits::{DRIVER_DATA_BYTES, NAME_BYTES};
 use crate::table::wire_enum;
@@ -11,7 +12,7 @@ use zerocopy::{
 };
 
 /// Version of this protocol. A broker and a client agree in hello or part.
-pub const PROTOCOL_VERSION: u8 = 3;
+pub const PROTOCOL_VERSION: u8 = 4;
 
 /// First eight bytes of hello's body, in every version of the protocol for ever.
 pub const HELLO_MAGIC: [u8; 8] = *b"fdbroker";
@@ -309,22 +310,14 @@ pub struct RegisterHead {
 )]
 #[repr(C)]
 pub struct RegisterItem {
-    /// A [`crate::memory::MemoryKind`].
-    pub kind: u8,
+    /// What it is; its size is more than 0.
+    pub facts: FactsItem,
     /// [`register_flags`].
     pub flags: u8,
     /// A [`crate::handle::Share`].
     pub share: u8,
     /// Bytes of `driver_data` in use, 0..=64.
     pub driver_data_len: u8,
-    /// The owner's device ordinal.
-    pub device: U32,
-    /// Size in bytes, more than 0.
-    pub size_bytes: U64,
-    /// Where in the fd the allocation begins, in bytes.
-    pub fd_offset: U64,
-    /// The owner's id of the allocation; another id at the same address is another allocation.
-    pub owner_allocation_id: U64,
     /// Address in the owner; 0 = it has none and never counts as the same or overlapping.
     pub base: U64,
     /// The driver's handle bytes, kept with the allocation and given with each grant.
@@ -444,20 +437,12 @@ pub struct GrantItem {
     pub slot: U32,
     /// Generation of the allocation: what was imported is good while the page shows it.
     pub generation: U32,
-    /// Size of the allocation in bytes: bounds every offset.
-    pub size_bytes: U64,
-    /// Where in the fd the allocation begins, in bytes.
-    pub fd_offset: U64,
-    /// A [`crate::memory::MemoryKind`].
-    pub kind: u8,
+    /// What it is.
+    pub facts: FactsItem,
     /// Bytes of driver data; when not 0, a 64-byte block follows the items, in their order.
     pub driver_data_len: u8,
     /// Index among the message's fds, or [`NO_FD`].
     pub fd_index: U16,
-    /// The owner's device ordinal.
-    pub device: U32,
-    /// The owner's allocation id.
-    pub owner_allocation_id: U64,
 }
 
 /// A lease, 8 bytes.
@@ -502,18 +487,12 @@ pub struct RecallItem {
     pub slot: U32,
     /// Generation of the slot; supply repeats it.
     pub generation: U32,
-    /// The id it was registered with.
-    pub owner_allocation_id: U64,
+    /// As registered, with the offset of its last fd.
+    pub facts: FactsItem,
+    /// Reserved, 0.
+    pub reserved: [u8; 3],
     /// Its address in the owner.
     pub base: U64,
-    /// Its size in bytes; supply must give the same.
-    pub size_bytes: U64,
-    /// Where in the fd it began, in bytes.
-    pub fd_offset: U64,
-    /// The owner's device ordinal.
-    pub device: U32,
-    /// Reserved, 0.
-    pub reserved: U32,
 }
 
 /// The answer to one recall, 40 bytes.
@@ -526,17 +505,14 @@ pub struct SupplyItem {
     pub slot: U32,
     /// Generation, as in the recall.
     pub generation: U32,
+    /// As in the recall, with the offset in this fd and the id read again *after* the export: any other difference ends the
+    /// allocation, and so does another id.
+    pub facts: FactsItem,
+    /// Reserved, 0.
+    pub reserved: u8,
     /// 0 = the next fd is it; STALE = the memory is no longer there (ends the allocation); any other
     /// error code = not now.
     pub code: U16,
-    /// Reserved, 0.
-    pub reserved: [u8; 6],
-    /// The allocation's id read again *after* the export: another id ends the allocation.
-    pub owner_allocation_id: U64,
-    /// Where in the fd it begins now, in bytes.
-    pub fd_offset: U64,
-    /// Its size in bytes; must not have changed.
-    pub size_bytes: U64,
 }
 
 /// A lease whose allocation has ended, 24 bytes.

@@ -1,6 +1,7 @@
 //! Messages about named objects: fixed little-endian layouts without padding, behind which names and metadata follow
 //! (`named.rs` takes them apart). Layouts only: must never hold IO or state. PROTOCOL.md explains them.
 
+use crate::facts::FactsItem;
 use crate::limits::DRIVER_DATA_BYTES;
 use crate::table::wire_enum;
 use zerocopy::{
@@ -58,30 +59,24 @@ pub mod object_flags {
     pub const OF_NAMES: u32 = JOB;
 }
 
-/// Head of [`Kind::ObjectCreate`](crate::Kind::ObjectCreate), 104 bytes: the memory of a group. [`ObjectItem`]s follow.
+/// Head of [`Kind::ObjectCreate`](crate::Kind::ObjectCreate), 112 bytes: the memory of a group. [`ObjectItem`]s follow.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
 #[repr(C)]
 pub struct ObjectCreateHead {
-    /// Bits of [`object_flags`].
-    pub flags: U32,
-    /// The owner's device ordinal.
-    pub device: U32,
-    /// Size of the memory in bytes, more than 0.
-    pub size_bytes: U64,
-    /// Where in the fd it begins, in bytes.
-    pub fd_offset: U64,
-    /// With KEEP: how long the group lives after its last use, in ms; 0 = as long as the broker allows.
-    pub ttl_ms: U64,
-    /// Fds that will follow this message: the answer grants credit for as many of them as are free.
-    pub credits_wanted: U16,
-    /// A [`crate::memory::MemoryKind`].
-    pub kind: u8,
+    /// The memory; its size is more than 0.
+    pub facts: FactsItem,
     /// Bytes of `driver_data` in use, 0..=64.
     pub driver_data_len: u8,
+    /// Fds that will follow this message: the answer grants credit for as many of them as are free.
+    pub credits_wanted: U16,
+    /// Bits of [`object_flags`].
+    pub flags: U32,
     /// Reserved, 0.
     pub reserved: U32,
+    /// With KEEP: how long the group lives after its last use, in ms; 0 = as long as the broker allows.
+    pub ttl_ms: U64,
     /// The driver's handle bytes, given with each grant.
     pub driver_data: [u8; DRIVER_DATA_BYTES],
 }

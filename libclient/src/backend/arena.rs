@@ -18,7 +18,7 @@ use crate::map::{check_range, page_size};
 use crate::notice::Recall;
 use crate::own_fds::OwnFd;
 use crate::sync::lock;
-use fdbroker_protocol::{AllocationId, ErrorCode, Handle, MemoryKind, Share};
+use fdbroker_protocol::{AllocationId, ErrorCode, Facts, Handle, MemoryKind, Share};
 use std::sync::{Arc, Mutex, Weak};
 
 /// Memory to share, given out in buffers.
@@ -261,7 +261,7 @@ impl MemoryOwner for Inner {
 
     fn supply(&self, recall: &Recall) -> Result<Supply, ErrorCode> {
         let offset = self.offset_of(recall.base).ok_or(ErrorCode::Stale)?;
-        let id = recall.owner_allocation_id;
+        let id = recall.facts.owner_allocation_id;
         let span = {
             let ranges = lock(&self.ranges);
             let span = ranges.span(offset).filter(|_| ranges.is_held(offset, id));
@@ -278,12 +278,7 @@ impl MemoryOwner for Inner {
         if !lock(&self.ranges).is_held(offset, id) {
             return Err(ErrorCode::Stale);
         }
-        Ok(Supply {
-            fd: export.fd,
-            fd_offset: export.fd_offset,
-            size_bytes: span as u64,
-            owner_allocation_id: id,
-        })
+        Ok(Supply::of(recall, export.fd, export.fd_offset, span as u64))
     }
 
     fn drained(&self, key: OwnerKey) {
@@ -423,14 +418,13 @@ impl Registers for HostBuffer {
 
     fn deposit(&self) -> Deposit {
         let fd_offset = if self.arena.shared_fd.is_some() { self.offset as u64 } else { 0 };
-        Deposit {
+        let facts = Facts {
             fd_offset,
             owner_allocation_id: self.owner_allocation_id,
-            base: self.base(),
-            recallable: true,
-            share: self.arena.share,
-            ..Deposit::new(self.arena.kind, self.span() as u64)
-        }
+            ..Facts::new(self.arena.kind, self.span() as u64)
+        };
+        let (base, share) = (self.base(), self.arena.share);
+        Deposit { base, recallable: true, share, ..facts.into() }
     }
 
     fn export(&self) -> Result<Export<'_>, Error> {

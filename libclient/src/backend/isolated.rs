@@ -9,7 +9,7 @@ use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Registration};
 use crate::error::Error;
 use crate::map::{Access, AtFork, Mapping, check_range};
-use fdbroker_protocol::{AllocationId, Handle, MemoryKind, Share};
+use fdbroker_protocol::{AllocationId, Facts, Handle, MemoryKind, Share};
 use std::os::fd::{AsFd, OwnedFd};
 
 /// Where the memory of an [`IsolatedBuffer`] comes from.
@@ -102,8 +102,8 @@ impl IsolatedBuffer {
         let span = whole_pages(len)?;
         check_window(client, memory.name())?;
         let owner_allocation_id = next_allocation_id();
-        let deposit =
-            Deposit { owner_allocation_id, share, ..Deposit::new(memory.kind(), span as u64) };
+        let facts = Facts { owner_allocation_id, ..Facts::new(memory.kind(), span as u64) };
+        let deposit = Deposit { share, ..facts.into() };
         let mut mapped = None;
         let export = |_| {
             let fd = memory.allocate(span)?;

@@ -68,26 +68,28 @@ impl Grant {
         let (one, two) = (&self.info, &next.info);
         let page = page_size() as u64;
         let is_whole = |bytes: u64| bytes.is_multiple_of(page);
-        one.kind == two.kind
-            && one.kind.is_mappable()
-            && one.size_bytes > 0
-            && one.fd_offset.checked_add(one.size_bytes) == Some(two.fd_offset)
-            && [one.fd_offset, one.size_bytes, two.size_bytes].into_iter().all(is_whole)
+        one.facts.kind == two.facts.kind
+            && one.facts.kind.is_mappable()
+            && one.facts.size_bytes > 0
+            && one.facts.fd_offset.checked_add(one.facts.size_bytes) == Some(two.facts.fd_offset)
+            && [one.facts.fd_offset, one.facts.size_bytes, two.facts.size_bytes]
+                .into_iter()
+                .all(is_whole)
             && is_same_file(self.fd.as_fd(), next.fd.as_fd())
     }
 
     /// Maps the allocation from `offset` to its end; see [`Grant::import`].
     pub(crate) fn map(&self, access: Access, offset: u64) -> Result<Mapping, CannotMap> {
         let Grant { fd, info, .. } = self;
-        if !info.kind.is_mappable() {
+        if !info.facts.kind.is_mappable() {
             let context = "map a CUDA VMM fd: only the CUDA driver can import it";
             return Err(Error::new(ErrorCode::NotSupported, context).into());
         }
-        let length = info.size_bytes.checked_sub(offset).filter(|length| *length > 0);
+        let length = info.facts.size_bytes.checked_sub(offset).filter(|length| *length > 0);
         let length = length.and_then(|length| usize::try_from(length).ok());
-        let start = info.fd_offset.checked_add(offset);
+        let start = info.facts.fd_offset.checked_add(offset);
         let (Some(length), Some(start)) = (length, start) else {
-            let context = format!("offset {offset} is not inside {} bytes", info.size_bytes);
+            let context = format!("offset {offset} is not inside {} bytes", info.facts.size_bytes);
             return Err(Error::new(ErrorCode::BadHandle, context).into());
         };
         Mapping::new(fd.as_fd(), start, length, access, AtFork::Leave)

@@ -6,7 +6,7 @@ use super::one_way::OwnerKey;
 use crate::notice::Recall;
 use crate::own_fds::OwnFd;
 use fdbroker_protocol::object::ObjectEvent;
-use fdbroker_protocol::{AllocationId, ErrorCode};
+use fdbroker_protocol::{AllocationId, ErrorCode, Facts};
 use std::fmt::Debug;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -15,10 +15,20 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Supply {
     pub(crate) fd: SupplyFd,
-    pub fd_offset: u64,
-    pub size_bytes: u64,
     /// Read after the export.
-    pub owner_allocation_id: u64,
+    pub facts: Facts,
+}
+
+impl Supply {
+    /// The memory that was recalled: as long as it is now, and wherever it begins in this fd.
+    pub(crate) fn of(recall: &Recall, fd: SupplyFd, fd_offset: u64, size_bytes: u64) -> Self {
+        Supply { fd, facts: Facts { fd_offset, size_bytes, ..recall.facts } }
+    }
+
+    /// Whether it is the memory recalled, and no other at its address.
+    pub fn is_of(&self, recall: &Recall) -> bool {
+        self.facts.owner_allocation_id == recall.facts.owner_allocation_id
+    }
 }
 
 /// Whether the fd is one more in this process.

@@ -9,9 +9,9 @@ pub(crate) type Place = (u32, u64);
 
 /// The place and size of a deposit that has one: with an address, and an end that can be told.
 pub(crate) fn place_of(deposit: &Deposit) -> Option<Place> {
-    let has_end = deposit.base.checked_add(deposit.size_bytes).is_some();
-    let is_placed = deposit.base != 0 && deposit.size_bytes > 0 && has_end;
-    is_placed.then_some((deposit.device, deposit.base))
+    let has_end = deposit.base.checked_add(deposit.facts.size_bytes).is_some();
+    let is_placed = deposit.base != 0 && deposit.facts.size_bytes > 0 && has_end;
+    is_placed.then_some((deposit.facts.device, deposit.base))
 }
 
 /// Ranges by their place.

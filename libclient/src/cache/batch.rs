@@ -37,7 +37,8 @@ impl Row<'_> {
     /// All of it, mapped by one call. `None`: there is but one, or they do not fit; then each is mapped by itself.
     fn map(&self, access: Access) -> Option<Mapping> {
         let [(.., first), .., (.., last)] = &self.0[..] else { return None };
-        let (begin, end) = (first.info.fd_offset, last.info.fd_offset + last.info.size_bytes);
+        let (begin, end) =
+            (first.info.facts.fd_offset, last.info.facts.fd_offset + last.info.facts.size_bytes);
         let len = usize::try_from(end - begin).ok()?;
         Mapping::new(first.fd.as_fd(), begin, len, access, AtFork::Leave).ok()
     }
@@ -170,7 +171,7 @@ impl<'a> Importer<'a, '_> {
             let mapped = match &mut rest {
                 // Whole pages, all of them inside.
                 Some(mapping) if at + 1 < count => {
-                    let behind = mapping.split_off(grant.info.size_bytes as usize);
+                    let behind = mapping.split_off(grant.info.facts.size_bytes as usize);
                     rest.replace(behind)
                 }
                 last => last.take(),

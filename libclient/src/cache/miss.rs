@@ -87,7 +87,7 @@ impl<'a> Importer<'a, '_> {
         };
         // The new memory may take the addresses of what has to go for it.
         let gathering = Gathering::begin();
-        let early = self.table.evict_early(grant.info.id, grant.info.size_bytes);
+        let early = self.table.evict_early(grant.info.id, grant.info.facts.size_bytes);
         let leases = Held::close_each(early.into_iter().collect());
         let mut closed = Vec::new();
         let kept = self.take_in(claim, handle, grant, None, &mut closed);
@@ -111,10 +111,10 @@ impl<'a> Importer<'a, '_> {
             let context = format!("import {}: the broker granted {}", handle.id(), info.id);
             return Err(Error::new(ErrorCode::Protocol, context));
         }
-        if handle.offset_bytes.get() >= info.size_bytes {
-            return Err(out_of_bounds(handle, info.size_bytes));
+        if handle.offset_bytes.get() >= info.facts.size_bytes {
+            return Err(out_of_bounds(handle, info.facts.size_bytes));
         }
-        self.table.make_room_for(info.id, info.size_bytes)?;
+        self.table.make_room_for(info.id, info.facts.size_bytes)?;
         let memory = match mapped {
             Some(mapping) => Memory::Mapped(mapping),
             None => self.open(&grant)?,
@@ -132,7 +132,8 @@ impl<'a> Importer<'a, '_> {
         let mut held = Held { inheritable, opened, lease };
         drop(fd);
         held.lease.mapped();
-        let len = held.opened.len().min(usize::try_from(info.size_bytes).unwrap_or(usize::MAX));
+        let len =
+            held.opened.len().min(usize::try_from(info.facts.size_bytes).unwrap_or(usize::MAX));
         let fresh = Fresh { held, len, mode: self.mode, is_host, is_final };
         self.table.keep(claim, handle, fresh, closed)
     }
@@ -141,7 +142,7 @@ impl<'a> Importer<'a, '_> {
 impl Importer<'_, '_> {
     /// Opens what was granted.
     fn open(&mut self, grant: &Grant) -> Result<Memory, Error> {
-        let opened = match (&mut self.opening, self.openers.of(grant.info.kind)) {
+        let opened = match (&mut self.opening, self.openers.of(grant.info.facts.kind)) {
             (Opening::With(open), _) => open(grant)?,
             (Opening::Map, Some(opener)) => opener.open(grant, self.mode.access)?,
             (Opening::Map, None) => return self.map(grant).map(Memory::Mapped),
@@ -154,7 +155,7 @@ impl Importer<'_, '_> {
 
     /// Whether this library maps what is granted.
     pub fn maps(&self, grant: &Grant) -> bool {
-        matches!(self.opening, Opening::Map) && self.openers.of(grant.info.kind).is_none()
+        matches!(self.opening, Opening::Map) && self.openers.of(grant.info.facts.kind).is_none()
     }
 
     /// Maps what was granted. While the process has no room for it, what is unused here is closed.

@@ -32,8 +32,8 @@ impl Known {
 
     /// This very allocation.
     pub fn exact(&self, place: Place, deposit: &Deposit) -> Option<&Entry> {
-        let entry = self.spans.exact(place, deposit.size_bytes)?;
-        (entry.owner_allocation_id == deposit.owner_allocation_id).then_some(entry)
+        let entry = self.spans.exact(place, deposit.facts.size_bytes)?;
+        (entry.owner_allocation_id == deposit.facts.owner_allocation_id).then_some(entry)
     }
 
     /// The one that an address lies in, and how far from its beginning, in bytes.
@@ -72,7 +72,7 @@ impl Known {
     pub fn take_others(&mut self, place: Place, deposit: &Deposit) -> Vec<Entry> {
         match self.exact(place, deposit) {
             Some(_) => Vec::new(),
-            None => self.take_overlapping(place, deposit.size_bytes),
+            None => self.take_overlapping(place, deposit.facts.size_bytes),
         }
     }
 

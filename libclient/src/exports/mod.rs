@@ -400,7 +400,8 @@ impl Exports {
         place: Place,
         deposit: &Deposit,
     ) -> (Looked, Vec<Entry>) {
-        let (size_bytes, owner_allocation_id) = (deposit.size_bytes, deposit.owner_allocation_id);
+        let (size_bytes, owner_allocation_id) =
+            (deposit.facts.size_bytes, deposit.facts.owner_allocation_id);
         let same = underway.exact(place, size_bytes);
         if same.is_some_and(|other| other.owner_allocation_id == owner_allocation_id) {
             return (Looked::Busy, Vec::new());
@@ -460,7 +461,7 @@ impl Claim<'_> {
     fn keep(self, deposit: &Deposit, registration: &Registration) -> Result<Handle, Error> {
         let (exports, place) = (self.exports, self.place);
         let (handle, birth) = (registration.handle, registration.epoch);
-        let owner_allocation_id = deposit.owner_allocation_id;
+        let owner_allocation_id = deposit.facts.owner_allocation_id;
         let entry = Entry { handle, owner_allocation_id, birth };
         let underway = lock(&exports.underway);
         let superseded = underway.get(place).is_none_or(|one| one.superseded);
@@ -473,7 +474,7 @@ impl Claim<'_> {
                 // Under the lock: if it is lost after this look, it is found in the table.
                 is_lost = !exports.client.common().holdings.has(registration);
                 if !is_lost {
-                    known.insert(place, deposit.size_bytes, entry);
+                    known.insert(place, deposit.facts.size_bytes, entry);
                 }
                 swept
             }

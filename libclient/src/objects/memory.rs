@@ -10,7 +10,7 @@ use crate::backend::{MakersWork, MemoryDevice, closed_here, object_file};
 use crate::books::grant::Grant;
 use crate::books::import::{Import, Imported};
 use crate::books::lease::Lease;
-use crate::deposit::{AllocationInfo, Deposit, Export};
+use crate::deposit::{AllocationInfo, Export};
 use crate::error::Error;
 use crate::fork::Process;
 use crate::inherited::Way;
@@ -18,7 +18,7 @@ use crate::limits::{OBJECT_ALIGN, OBJECT_DEVICE_ALIGN};
 use crate::map::{Access, Mapping, page_size};
 use crate::own_fds::OwnFd;
 use fdbroker_protocol::object::ObjectCreateHead;
-use fdbroker_protocol::{ErrorCode, MemoryKind};
+use fdbroker_protocol::{ErrorCode, Facts, MemoryKind};
 use std::ops::Range;
 
 // --- in the making --------------------------------------------------------------------------------
@@ -43,7 +43,7 @@ impl Layout {
         let (align, size_bytes) = match place {
             Place::Host => (OBJECT_ALIGN, None),
             Place::Cuda(_) | Place::LevelZero(_) => (OBJECT_DEVICE_ALIGN, None),
-            Place::Fd(_, deposit) => (OBJECT_ALIGN, Some(deposit.size_bytes)),
+            Place::Fd(_, deposit) => (OBJECT_ALIGN, Some(deposit.facts.size_bytes)),
         };
         let mut layout = Layout { size_bytes: u64::MAX, align, used: 0, members: Vec::new() };
         let placed = layout.plan(objects)?;
@@ -137,7 +137,7 @@ impl GroupMemory {
                 layout.size_bytes = memory.len() as u64;
                 Of::LevelZero { memory, kind }
             }
-            Place::Fd(fd, deposit) if deposit.kind == MemoryKind::Memfd => {
+            Place::Fd(fd, deposit) if deposit.facts.kind == MemoryKind::Memfd => {
                 let fd = fd.try_clone_to_owned().map_err(|error| {
                     Error::no_fd(ErrorCode::Internal, "duplicate the fd of a group", error)
                 })?;
@@ -167,18 +167,17 @@ impl GroupMemory {
         place: &Place<'_>,
         size_bytes: u64,
     ) -> ObjectCreateHead {
-        let deposit = match (&self.of, place) {
-            (_, Place::Fd(_, deposit)) => **deposit,
-            (Of::Cuda(_), Place::Cuda(device)) => Deposit {
-                device: device.ordinal(),
-                ..Deposit::new(MemoryKind::CudaVmm, size_bytes)
-            },
-            (Of::LevelZero { kind, .. }, Place::LevelZero(device)) => {
-                Deposit { device: device.ordinal(), ..Deposit::new(*kind, size_bytes) }
+        let facts = match (&self.of, place) {
+            (_, Place::Fd(_, deposit)) => return wire::head(flags, options, deposit),
+            (Of::Cuda(_), Place::Cuda(device)) => {
+                Facts { device: device.ordinal(), ..Facts::new(MemoryKind::CudaVmm, size_bytes) }
             }
-            _ => Deposit::new(MemoryKind::Memfd, size_bytes),
+            (Of::LevelZero { kind, .. }, Place::LevelZero(device)) => {
+                Facts { device: device.ordinal(), ..Facts::new(*kind, size_bytes) }
+            }
+            _ => Facts::new(MemoryKind::Memfd, size_bytes),
         };
-        wire::head(flags, options, &deposit)
+        wire::head(flags, options, &facts.into())
     }
 
     /// Bytes of host memory.
@@ -318,12 +317,12 @@ impl Shared {
         openers: Openers<'_>,
         way: impl FnOnce() -> Way,
     ) -> Result<Self, Error> {
-        let kind = grant.info.kind;
+        let kind = grant.info.facts.kind;
         let (opened, device) = match openers.level_zero {
             _ if kind.is_for_cuda() => {
                 let device = match openers.cuda {
                     Some(device) => device.clone(),
-                    None => cuda::Device::open(grant.info.device)?,
+                    None => cuda::Device::open(grant.info.facts.device)?,
                 };
                 let opened = CudaMemory::import(&device, &grant, Access::Read)?;
                 let Grant { fd, lease, info } = grant;
@@ -344,7 +343,7 @@ impl Shared {
     /// Where an object of it is, if it is inside.
     pub fn place(&self, version: u64, offset: u64, size_bytes: u64) -> Result<Placed, Error> {
         let end = offset.checked_add(size_bytes);
-        if end.is_none_or(|end| end > self.info().size_bytes) {
+        if end.is_none_or(|end| end > self.info().facts.size_bytes) {
             let context = format!("get: {size_bytes} bytes at {offset} are not in their group");
             return Err(Error::new(ErrorCode::Protocol, context));
         }
@@ -406,6 +405,7 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::deposit::Deposit;
 
     fn new(size_bytes: u64) -> NewObject<'static> {
         NewObject::new("name", size_bytes)

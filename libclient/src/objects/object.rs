@@ -63,7 +63,7 @@ impl Object {
 
     /// How its memory is opened: memfd, cuda-vmm and so on.
     pub fn kind(&self) -> MemoryKind {
-        self.0.memory.info().kind
+        self.0.memory.info().facts.kind
     }
 
     /// Its group's allocation. Objects of one group have the same.

@@ -12,7 +12,7 @@ use crate::wire::call::{Call, Reply};
 use crate::wire::connection::Connection;
 use fdbroker_protocol::message::{AcquireHead, GrantItem, NO_FD};
 use fdbroker_protocol::{
-    AllocationId, DecodeError, ErrorCode, Handle, HandlePrefix, Kind, MemoryKind, Status, Writer,
+    AllocationId, DecodeError, ErrorCode, Handle, HandlePrefix, Kind, Status, Writer,
 };
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -260,11 +260,11 @@ pub(crate) fn outcome(
         }
     }
     let fd = arrived.take(item.fd_index.get());
-    let (fd, kind) = match (fd, MemoryKind::from_number(item.kind)) {
-        (Fd::Here(fd), Some(kind)) => (fd, kind),
-        (fd, kind) => {
+    let (fd, facts) = match (fd, item.facts.get()) {
+        (Fd::Here(fd), Some(facts)) => (fd, facts),
+        (fd, facts) => {
             connection.post(OneWay::Released(item.lease.get()));
-            return match (fd, kind) {
+            return match (fd, facts) {
                 (Fd::Lost, Some(_)) => Outcome::NoRoom,
                 _ => Outcome::Refused(ErrorCode::Protocol.into()),
             };
@@ -274,15 +274,7 @@ pub(crate) fn outcome(
     Outcome::Granted(Grant {
         fd,
         lease: Lease::new(&connection.common, connection.epoch, item.lease.get(), id, handle),
-        info: AllocationInfo {
-            id,
-            size_bytes: item.size_bytes.get(),
-            fd_offset: item.fd_offset.get(),
-            kind,
-            device: item.device.get(),
-            owner_allocation_id: item.owner_allocation_id.get(),
-            driver_data,
-        },
+        info: AllocationInfo { id, facts, driver_data },
     })
 }
 

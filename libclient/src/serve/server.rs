@@ -22,7 +22,7 @@ use crate::wire::poll::{came, poll_many};
 use fdbroker_protocol::limits::MAX_MESSAGE_BYTES;
 use fdbroker_protocol::message::{DrainedItem, GoingAway, LeaseItem, RecallItem, RevokedItem};
 use fdbroker_protocol::object::{ObjectEvent, ObjectEventItem};
-use fdbroker_protocol::{AllocationId, DecodeError, ErrorCode, Kind, Message};
+use fdbroker_protocol::{AllocationId, DecodeError, ErrorCode, Facts, Kind, Message};
 use fdbroker_scm::{ReceivedFds, RecvError};
 use nix::poll::{PollFd, PollFlags};
 use std::os::fd::BorrowedFd;
@@ -556,11 +556,9 @@ impl From<&RecallItem> for Recall {
     fn from(item: &RecallItem) -> Self {
         Recall {
             id: allocation(item.slot.get(), item.generation.get()),
-            owner_allocation_id: item.owner_allocation_id.get(),
+            // A kind that is not known here was not registered from here: the answer is STALE.
+            facts: item.facts.get().unwrap_or(Facts::NONE),
             base: item.base.get(),
-            size_bytes: item.size_bytes.get(),
-            fd_offset: item.fd_offset.get(),
-            device: item.device.get(),
         }
     }
 }

@@ -122,7 +122,7 @@ impl Supplier {
             };
             self.recalls.pop_front();
             let is_gone = match &supply {
-                Ok(supply) => supply.owner_allocation_id != recall.owner_allocation_id,
+                Ok(supply) => !supply.is_of(&recall),
                 Err(code) => *code == ErrorCode::Stale,
             };
             if is_gone {
@@ -201,12 +201,7 @@ fn ask(callback: Option<&RecallCallback>, recall: &Recall) -> Result<Supply, Err
         log::error!("the recall callback panicked; the recall is answered INTERNAL");
         Err(ErrorCode::Internal)
     })?;
-    Ok(Supply {
-        fd: SupplyFd::Fresh(answer.fd),
-        fd_offset: answer.fd_offset,
-        size_bytes: answer.size_bytes,
-        owner_allocation_id: answer.owner_allocation_id,
-    })
+    Ok(Supply { fd: SupplyFd::Fresh(answer.fd), facts: answer.facts })
 }
 
 impl Gathered {
@@ -214,22 +209,19 @@ impl Gathered {
         let mut item = SupplyItem {
             slot: recall.id.slot.into(),
             generation: recall.id.generation.into(),
+            facts: recall.facts.into(),
+            reserved: 0,
             code: 0.into(),
-            reserved: [0; 6],
-            owner_allocation_id: recall.owner_allocation_id.into(),
-            fd_offset: 0.into(),
-            size_bytes: 0.into(),
         };
         match supply {
-            Ok(supply) if supply.owner_allocation_id == recall.owner_allocation_id => {
+            Ok(supply) if supply.is_of(recall) => {
                 let fd = match supply.fd {
                     SupplyFd::Fresh(fd) => OwnFd::kept(fd).map(Arc::new),
                     SupplyFd::Shared(fd) => Ok(fd),
                 };
                 match fd {
                     Ok(fd) => {
-                        item.fd_offset = supply.fd_offset.into();
-                        item.size_bytes = supply.size_bytes.into();
+                        item.facts = supply.facts.into();
                         self.fds.push(fd);
                         self.places.extend(place);
                     }
@@ -239,7 +231,7 @@ impl Gathered {
             // Other memory stands at the address now.
             Ok(supply) => {
                 item.code = (ErrorCode::Stale as u16).into();
-                item.owner_allocation_id = supply.owner_allocation_id.into();
+                item.facts = supply.facts.into();
             }
             Err(code) => item.code = (code as u16).into(),
         }

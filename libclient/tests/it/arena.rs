@@ -34,10 +34,11 @@ fn register_when_memfd_then_every_buffer_is_the_same_file_at_its_offset() {
         let (_, items) = request.register();
         let inodes: Vec<_> = request.fds.iter().map(|fd| fstat(fd).unwrap().st_ino).collect();
         assert_eq!(inodes, [inodes[0]; 3]);
-        let offsets: Vec<_> = items.iter().map(|item| item.fd_offset.get() as usize).collect();
+        let offsets: Vec<_> =
+            items.iter().map(|item| item.facts.fd_offset.get() as usize).collect();
         assert_eq!(offsets, [0, PAGE, 2 * PAGE]);
-        assert!(items.iter().all(|item| item.kind == MemoryKind::Memfd as u8));
-        assert!(items.iter().all(|item| item.size_bytes.get() as usize == PAGE));
+        assert!(items.iter().all(|item| item.facts.kind == MemoryKind::Memfd as u8));
+        assert!(items.iter().all(|item| item.facts.size_bytes.get() as usize == PAGE));
         let base = buffers[0].as_ptr().addr() as u64;
         assert_eq!(items[2].base.get(), base + 2 * PAGE as u64);
         let mut bytes = [0; 6];
@@ -118,8 +119,8 @@ fn recall_when_of_an_arena_then_library_supplies_and_freed_is_stale() {
     peer.recall(&[recall_item(id, owner_id, base), recall_item(id, owner_id + 1, base)]);
     let supply = peer.recv_event();
     let items = supply.supply();
-    assert_eq!((items[0].code.get(), items[0].fd_offset.get()), (0, PAGE as u64));
-    assert_eq!(items[0].owner_allocation_id.get(), owner_id);
+    assert_eq!((items[0].code.get(), items[0].facts.fd_offset.get()), (0, PAGE as u64));
+    assert_eq!(items[0].facts.owner_allocation_id.get(), owner_id);
     assert_eq!(items[1].code.get(), ErrorCode::Stale as u16, "the address has another id");
     assert_eq!(supply.fds.len(), 1);
     drop(buffer);
@@ -168,7 +169,7 @@ fn reconnect_when_buffers_are_registered_then_they_go_on_and_freed_ones_are_name
     peer.unregistered(&peer.recv_kind(Kind::Unregister), true);
     eventually("the held one's drain", || arena.free_bytes() == PAGE);
     assert_eq!(arena.reclaim_orphans(), 0);
-    peer.drained(handle(2).id(), ended.owner_allocation_id.get(), ended.base.get());
+    peer.drained(handle(2).id(), ended.facts.owner_allocation_id.get(), ended.base.get());
     eventually("the freed one's drain", || arena.free_bytes() == 2 * PAGE);
     assert_eq!(arena.held_back_bytes(), 0);
 }
@@ -302,8 +303,8 @@ fn udmabuf_when_absent_then_not_supported_and_when_there_then_real_dma_bufs() {
             let request = peer.recv();
             let (_, items) = request.register();
             assert_eq!(items.len(), count, "no more than the window");
-            assert!(items.iter().all(|item| item.kind == MemoryKind::DmaBuf as u8));
-            assert!(items.iter().all(|item| item.fd_offset.get() == 0));
+            assert!(items.iter().all(|item| item.facts.kind == MemoryKind::DmaBuf as u8));
+            assert!(items.iter().all(|item| item.facts.fd_offset.get() == 0));
             inodes.extend(request.fds.iter().map(|fd| fstat(fd).unwrap().st_ino));
             peer.registered(&request, 8, slot);
         }

@@ -135,13 +135,13 @@ fn new_when_registered_then_the_deposit_is_true_and_no_fd_is_kept() {
             let buffer = call.join().unwrap();
             let span = BYTES.next_multiple_of(device.granularity());
             assert_eq!(buffer.len(), span);
-            assert_eq!(items[0].kind, MemoryKind::CudaVmm as u8);
+            assert_eq!(items[0].facts.kind, MemoryKind::CudaVmm as u8);
             assert_eq!(items[0].share, Share::Gid as u8);
             assert_eq!(items[0].flags, register_flags::RECALLABLE);
-            assert_eq!(items[0].size_bytes.get(), span as u64);
+            assert_eq!(items[0].facts.size_bytes.get(), span as u64);
             assert_eq!(items[0].base.get(), buffer.device_ptr());
-            assert_eq!(items[0].owner_allocation_id.get(), buffer.owner_allocation_id());
-            assert_eq!(items[0].fd_offset.get(), 0);
+            assert_eq!(items[0].facts.owner_allocation_id.get(), buffer.owner_allocation_id());
+            assert_eq!(items[0].facts.fd_offset.get(), 0);
             // The request carries one; the library closed its own after sending.
             assert_eq!(open_exports(), 1);
             buffer
@@ -193,9 +193,9 @@ fn recall_when_evicted_then_exported_again_with_its_data_and_freed_is_stale() {
         let supplied = peer.recv_event();
         let items = supplied.supply();
         assert_eq!(items[0].code.get(), 0);
-        assert_eq!(items[0].size_bytes.get(), buffer.len() as u64);
+        assert_eq!(items[0].facts.size_bytes.get(), buffer.len() as u64);
         assert_eq!(supplied.fds.len(), 1);
-        let granted = grant(&client, &mut peer, &supplied.fds[0], items[0].size_bytes.get());
+        let granted = grant(&client, &mut peer, &supplied.fds[0], items[0].facts.size_bytes.get());
         let import = CudaImport::new(&device, granted, Access::Read).unwrap();
         assert_eq!(read_all(import.memory()), bytes);
 

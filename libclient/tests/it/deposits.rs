@@ -5,7 +5,7 @@ use fdbroker_client::{
     AllocationId, Client, Deposit, DriverData, Error, ErrorCode, MemoryKind, RecallAnswer, Share,
 };
 use fdbroker_protocol::message::register_flags;
-use fdbroker_protocol::{Kind, Resource, Scope, Status};
+use fdbroker_protocol::{Facts, Kind, Resource, Scope, Status};
 use std::os::fd::AsFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,14 +22,17 @@ fn register_when_sent_then_item_says_what_the_deposit_says() {
     let (client, peer) = broker.client_with(builder, Terms::default());
     let fd = memory(b"");
     let deposit = Deposit {
-        fd_offset: 4096,
-        owner_allocation_id: 5,
         base: 0x7000,
-        device: 2,
         driver_data: DriverData::new(b"abc").unwrap(),
         recallable: true,
         share: Share::Any,
-        ..Deposit::new(MemoryKind::DmaBuf, 8192)
+        ..Facts {
+            fd_offset: 4096,
+            owner_allocation_id: 5,
+            device: 2,
+            ..Facts::new(MemoryKind::DmaBuf, 8192)
+        }
+        .into()
     };
     thread::scope(|scope| {
         let call = scope.spawn(|| client.register(&deposit, fd.as_fd(), soon()).unwrap());
@@ -37,10 +40,13 @@ fn register_when_sent_then_item_says_what_the_deposit_says() {
         let (wanted, items) = request.register();
         assert_eq!((wanted, items.len(), request.fds.len()), (0, 1, 1));
         let item = items[0];
-        assert_eq!((item.kind, item.flags), (MemoryKind::DmaBuf as u8, register_flags::RECALLABLE));
-        assert_eq!((item.share, item.device.get()), (Share::Any as u8, 2));
-        assert_eq!((item.size_bytes.get(), item.fd_offset.get()), (8192, 4096));
-        assert_eq!((item.owner_allocation_id.get(), item.base.get()), (5, 0x7000));
+        assert_eq!(
+            (item.facts.kind, item.flags),
+            (MemoryKind::DmaBuf as u8, register_flags::RECALLABLE)
+        );
+        assert_eq!((item.share, item.facts.device.get()), (Share::Any as u8, 2));
+        assert_eq!((item.facts.size_bytes.get(), item.facts.fd_offset.get()), (8192, 4096));
+        assert_eq!((item.facts.owner_allocation_id.get(), item.base.get()), (5, 0x7000));
         assert_eq!((item.driver_data_len, &item.driver_data[..3]), (3, &b"abc"[..]));
         peer.registered(&request, 8, 1);
         let registration = call.join().unwrap();
@@ -180,16 +186,17 @@ fn recall_when_callback_answers_then_supplied_and_closed() {
     let broker = FakeBroker::listen();
     let (canary, sent) = canary();
     let sent = std::sync::Mutex::new(Some(sent));
-    let builder =
-        Client::builder().on_recall(Box::new(move |recall| match recall.owner_allocation_id {
+    let builder = Client::builder().on_recall(Box::new(move |recall| {
+        match recall.facts.owner_allocation_id {
             1 => Ok(RecallAnswer::unchanged(recall, sent.lock().unwrap().take().unwrap())),
             2 => Err(ErrorCode::Stale),
-            3 => Ok(RecallAnswer {
-                owner_allocation_id: 33,
-                ..RecallAnswer::unchanged(recall, memory(b""))
-            }),
+            3 => {
+                let facts = Facts { owner_allocation_id: 33, ..recall.facts };
+                Ok(RecallAnswer { facts, fd: memory(b"") })
+            }
             _ => panic!("expected: the test's panic"),
-        }));
+        }
+    }));
     let (_client, peer) = broker.client_with(builder, Terms::default());
     let id = |slot| AllocationId { slot, generation: 1 };
     peer.recall(&[1, 2, 3, 4].map(|n| recall_item(id(n), n.into(), 0)));
@@ -202,7 +209,7 @@ fn recall_when_callback_answers_then_supplied_and_closed() {
     let codes: Vec<u16> = items.iter().map(|item| item.code.get()).collect();
     let (stale, internal) = (ErrorCode::Stale as u16, ErrorCode::Internal as u16);
     assert_eq!(codes, [0, stale, stale, internal]);
-    assert_eq!(items[0].size_bytes.get(), 4096);
+    assert_eq!(items[0].facts.size_bytes.get(), 4096);
     assert_eq!(fds.len(), 1, "only what is still the same allocation");
     assert!(!is_closed(&canary));
     drop(fds);

@@ -5,6 +5,7 @@ use fdbroker_client::{
     AllocationId, Client, Deadline, Deposit, Drained, Error, ErrorCode, Exports, Handle,
     MemoryKind, Notice, RegisterProgress, RegisterRequest,
 };
+use fdbroker_protocol::Facts;
 use fdbroker_protocol::Kind;
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,7 +20,7 @@ const BASE: u64 = 0x7f00_0000_0000;
 /// An allocation of `size` bytes at BASE + `offset`, with this id.
 fn at(offset: u64, size: u64, owner_allocation_id: u64) -> Deposit {
     let base = BASE + offset;
-    Deposit { base, owner_allocation_id, ..Deposit::new(MemoryKind::Memfd, size) }
+    Deposit { base, ..Facts { owner_allocation_id, ..Facts::new(MemoryKind::Memfd, size) }.into() }
 }
 
 fn id(slot: u32) -> AllocationId {
@@ -140,14 +141,14 @@ fn assert_retires(old: &[Deposit], new: Deposit, retired: &[u32]) {
         // The reply is not there yet, but the old registration is gone already.
         for (slot, deposit) in (1..).zip(old) {
             let expected = (!retired.contains(&slot)).then_some(handle(slot));
-            assert_eq!(exports.lookup(deposit.device, deposit.base), expected, "slot {slot}");
+            assert_eq!(exports.lookup(deposit.facts.device, deposit.base), expected, "slot {slot}");
         }
         peer.registered(&request, 8, 50);
         assert_eq!(call.join().unwrap().unwrap(), handle(50));
     });
     assert_eq!(
-        exports.lookup(new.device, new.base + new.size_bytes - 1),
-        Some(handle(50).at(new.size_bytes - 1))
+        exports.lookup(new.facts.device, new.base + new.facts.size_bytes - 1),
+        Some(handle(50).at(new.facts.size_bytes - 1))
     );
     assert_eq!(exports.len(), old.len() - retired.len() + 1);
 }
@@ -176,7 +177,11 @@ fn register_when_it_overlaps_then_all_that_it_overlaps_are_retired_at_once() {
 #[test]
 fn register_when_it_touches_only_or_is_of_another_device_then_nothing_is_retired() {
     assert_retires(&[at(0, 4096, 1), at(8192, 4096, 2)], at(4096, 4096, 9), &[]);
-    assert_retires(&[Deposit { device: 1, ..at(0, 4096, 1) }], at(0, 4096, 1), &[]);
+    assert_retires(
+        &[Deposit { facts: Facts { device: 1, ..at(0, 4096, 1).facts }, ..at(0, 4096, 1) }],
+        at(0, 4096, 1),
+        &[],
+    );
 }
 
 #[test]
@@ -323,7 +328,7 @@ fn register_when_other_memory_is_under_way_there_then_the_broker_hears_of_it_aft
         peer.assert_silent();
         go_on.send(()).unwrap();
         let request = peer.recv();
-        assert_eq!(request.register().1[0].owner_allocation_id.get(), 5);
+        assert_eq!(request.register().1[0].facts.owner_allocation_id.get(), 5);
         peer.registered(&request, 8, 1);
         assert_eq!(old.join().unwrap().unwrap_err().code, ErrorCode::Stale);
         // In any order: the end of the old one, and the new one.
@@ -440,7 +445,9 @@ fn reconnect_when_registered_before_then_known_unless_freed_replaced_or_lost() {
     assert_eq!(notices.recv_timeout(PATIENCE).unwrap(), Notice::Disconnected);
     assert_eq!((exports.lookup(0, BASE), exports.len()), (None, 5));
     assert_eq!(exports.retire(0, freed.base), Some(id(2)));
-    for deposit in [stays, Deposit { owner_allocation_id: 70, ..replaced }] {
+    for deposit in
+        [stays, Deposit { facts: Facts { owner_allocation_id: 70, ..replaced.facts }, ..replaced }]
+    {
         let error = exports.register(&deposit, no_export, soon()).unwrap_err();
         assert_eq!(error.code, ErrorCode::NotConnected);
     }
@@ -515,7 +522,7 @@ fn register_many_when_some_are_known_twice_or_without_address_then_only_the_rest
         let call = scope.spawn(|| exports.register_many(&deposits, &[fd.as_fd(); 5], soon()));
         let request = peer.recv();
         let ids: Vec<u64> =
-            request.register().1.iter().map(|item| item.owner_allocation_id.get()).collect();
+            request.register().1.iter().map(|item| item.facts.owner_allocation_id.get()).collect();
         assert_eq!(ids, [2, 3, 4]);
         peer.registered(&request, 8, 10);
         let handles = call.join().unwrap().unwrap().into_iter().map(Result::unwrap);

@@ -51,10 +51,10 @@ fn new_when_made_then_resident_sealed_of_its_own_and_no_fd_is_left() {
     let (client, peer) = broker.client_with(builder(), Terms::default());
     let (buffer, request) = isolated(&client, &peer, Share::Any, 1);
     let item = request.register().1[0];
-    assert_eq!((item.kind, item.flags), (MemoryKind::Memfd as u8, 0), "not recallable");
-    assert_eq!((item.share, item.fd_offset.get()), (Share::Any as u8, 0));
-    assert_eq!(item.size_bytes.get() as usize, 2 * PAGE);
-    assert_eq!(item.owner_allocation_id.get(), buffer.owner_allocation_id());
+    assert_eq!((item.facts.kind, item.flags), (MemoryKind::Memfd as u8, 0), "not recallable");
+    assert_eq!((item.share, item.facts.fd_offset.get()), (Share::Any as u8, 0));
+    assert_eq!(item.facts.size_bytes.get() as usize, 2 * PAGE);
+    assert_eq!(item.facts.owner_allocation_id.get(), buffer.owner_allocation_id());
     let seals =
         SealFlag::from_bits_truncate(fcntl(&request.fds[0], FcntlArg::F_GET_SEALS).unwrap());
     assert!(seals.contains(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL));

@@ -92,8 +92,8 @@ impl Peer {
         item.lease = lease.into();
         item.slot = (lease as u32).into();
         item.generation = 1.into();
-        item.size_bytes = 4096.into();
-        item.kind = kind as u8;
+        item.facts.size_bytes = 4096.into();
+        item.facts.kind = kind as u8;
         item.fd_index = 0.into();
         writer.push(&item);
         self.send(writer.finish(objects.len(), 1), &[fd]);
@@ -186,7 +186,7 @@ fn put_when_made_then_two_messages_and_the_broker_gets_a_file_that_nobody_can_ch
         let (head, items) = created(&request);
         let expected = object_flags::REPLACE | object_flags::KEEP | object_flags::EVICTABLE;
         assert_eq!((head.flags.get(), head.ttl_ms.get()), (expected, 1000));
-        assert_eq!((head.size_bytes.get(), head.kind), (4096, MemoryKind::Memfd as u8));
+        assert_eq!((head.facts.size_bytes.get(), head.facts.kind), (4096, MemoryKind::Memfd as u8));
         let names: Vec<_> = items.iter().map(|it| (it.0.as_str(), it.1, it.2)).collect();
         assert_eq!(names, [("a", 0, 3), ("b", 64, 100), ("c", 192, 0)]);
         assert_eq!(items[0].3, b"meta");
@@ -513,7 +513,7 @@ fn seal_when_on_a_device_then_waits_for_the_makers_work_and_drops_its_mapping() 
                 });
                 let mut request = peer.recv();
                 let (head, items) = created(&request);
-                assert_eq!(head.kind, MemoryKind::CudaVmm as u8);
+                assert_eq!(head.facts.kind, MemoryKind::CudaVmm as u8);
                 assert_eq!(items[1].1, 256);
                 let fd = request.fds.pop().unwrap();
                 peer.answer_create(&request, 5);

@@ -83,7 +83,7 @@ fn acquire_when_granted_then_imported_mapped_and_released_in_order() {
     thread::scope(|scope| {
         let import = scope.spawn(|| {
             let grant = client.acquire(&handle(3), soon()).unwrap();
-            assert_eq!(grant.info.owner_allocation_id, 99);
+            assert_eq!(grant.info.facts.owner_allocation_id, 99);
             grant.import(Access::ReadWrite, 1).unwrap()
         });
         let request = peer.recv();

@@ -115,10 +115,10 @@ impl Blocks {
     pub fn deposit(&self, index: usize) -> Deposit {
         let mut deposit = Deposit::new(memory_kind(), BLOCK_BYTES as u64);
         deposit.base = BASE + self.offset(index);
-        deposit.owner_allocation_id = index as u64;
+        deposit.facts.owner_allocation_id = index as u64;
         deposit.recallable = true;
         if memory_kind().shows_neighbours() {
-            deposit.fd_offset = self.offset(index);
+            deposit.facts.fd_offset = self.offset(index);
         }
         deposit
     }

@@ -8,7 +8,7 @@ use fdbroker_protocol::object::{
     ObjectGotItem, ObjectGroup, ObjectItem, ObjectName, ObjectPage, ObjectPrefix, ObjectRecord,
     ObjectScope, ObjectSealed, ObjectTouchHead,
 };
-use fdbroker_protocol::{ErrorCode, Kind, MemoryKind, Named, Status, Writer};
+use fdbroker_protocol::{ErrorCode, Facts, FactsItem, Kind, MemoryKind, Named, Status, Writer};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::uio::{pread, pwrite};
 use std::os::fd::{AsFd, OwnedFd};
@@ -108,7 +108,7 @@ impl Got {
         let item = &self.items[index];
         let grant = &self.grants[usize::from(item.grant.get())];
         let fd = &self.fds[usize::from(grant.fd_index.get())];
-        bytes_of(fd, grant.fd_offset.get() + item.offset.get(), item.size_bytes.get())
+        bytes_of(fd, grant.facts.fd_offset.get() + item.offset.get(), item.size_bytes.get())
     }
 
     pub fn versions(&self) -> Vec<u64> {
@@ -228,13 +228,12 @@ fn put_deleted<'w>(writer: &'w mut Writer, names: &[(&str, u64)]) -> &'w mut Wri
 }
 
 fn create_head(group: &Group) -> ObjectCreateHead {
+    let facts = Facts { fd_offset: group.fd_offset, ..Facts::new(MemoryKind::Memfd, group.size) };
     ObjectCreateHead {
+        facts: FactsItem { kind: group.kind, ..facts.into() },
         flags: group.flags.into(),
-        size_bytes: group.size.into(),
-        fd_offset: group.fd_offset.into(),
         ttl_ms: group.ttl_ms.into(),
         credits_wanted: 1.into(),
-        kind: group.kind,
         ..ObjectCreateHead::new_zeroed()
     }
 }

@@ -9,7 +9,7 @@ use fdbroker_protocol::message::{
     RegisterHead, RegisterItem, RegisterReplyHead, Registered, Role,
 };
 use fdbroker_protocol::{
-    AllocationId, ErrorCode, Handle, Kind, Message, PROTOCOL_VERSION, Status, Writer,
+    AllocationId, ErrorCode, Facts, Handle, Kind, Message, PROTOCOL_VERSION, Status, Writer,
 };
 use fdbroker_scm::{ReceivedFds, RecvError, SendError};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
@@ -350,14 +350,14 @@ pub fn grants(answer: Incoming) -> (Vec<GrantItem>, Vec<OwnedFd>) {
 /// One block of memory, the owner of which says nothing more of it.
 pub fn block_item() -> RegisterItem {
     RegisterItem {
-        kind: fdbroker_protocol::MemoryKind::Memfd as u8,
+        facts: Facts {
+            owner_allocation_id: 7,
+            ..Facts::new(fdbroker_protocol::MemoryKind::Memfd, super::memory::BLOCK_BYTES as u64)
+        }
+        .into(),
         flags: fdbroker_protocol::message::register_flags::RECALLABLE,
         share: fdbroker_protocol::Share::Uid as u8,
         driver_data_len: 0,
-        device: 0.into(),
-        size_bytes: (super::memory::BLOCK_BYTES as u64).into(),
-        fd_offset: 0.into(),
-        owner_allocation_id: 7.into(),
         base: 0.into(),
         driver_data: [0; 64],
     }

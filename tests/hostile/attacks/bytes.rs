@@ -111,7 +111,7 @@ fn any_message<'f>(
             let mut item = SupplyItem::new_zeroed();
             item.slot = ids[0].slot.into();
             item.generation = ids[0].generation.into();
-            item.size_bytes = 4096.into();
+            item.facts.size_bytes = 4096.into();
             (supply(&vec![item; count], count), vec![fd.as_fd(); count], true)
         }
     }

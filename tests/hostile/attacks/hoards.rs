@@ -26,7 +26,7 @@ pub fn supplies(attack: &mut Attack) {
         let items: Vec<_> = (0..count)
             .map(|_| {
                 let mut item = SupplyItem::new_zeroed();
-                item.size_bytes = 4096.into();
+                item.facts.size_bytes = 4096.into();
                 (item.slot, item.generation) = match attack.rng.below(3) {
                     0 => (own.slot.into(), own.generation.into()),
                     1 => ((attack.rng.below(100) as u32).into(), 1.into()),

@@ -66,7 +66,11 @@ pub fn epoll(attack: &mut Attack) {
     std::thread::sleep(std::time::Duration::from_millis(20));
     // Each claims another kind.
     let kinds = [MemoryKind::Memfd, MemoryKind::DmaBuf, MemoryKind::CudaVmm].into_iter().cycle();
-    let item = |(index, kind)| RegisterItem { kind: kind as u8, ..block(index) };
+    let item = |(index, kind)| {
+        let mut item = block(index);
+        item.facts.kind = kind as u8;
+        item
+    };
     let items: Vec<_> = (0..MAX_BATCH).zip(kinds).map(item).collect();
     attack.begin();
     deposit(attack, epoll.0.as_fd(), &items);

@@ -5,7 +5,6 @@ use crate::support::memory::memfd;
 use crate::support::peer::die_with_parent;
 use crate::wire::{Conn, Push, await_ready, block, nap, stopped};
 use fdbroker_protocol::MemoryKind;
-use fdbroker_protocol::message::RegisterItem;
 use nix::fcntl::{FallocateFlags, SealFlag, fallocate};
 use nix::poll::PollFlags;
 use std::ffi::CString;
@@ -69,7 +68,11 @@ pub fn watches(attack: &mut Attack) {
     }
     attack.begin();
     let items: Vec<_> = (0..4)
-        .map(|index| RegisterItem { kind: MemoryKind::DmaBuf as u8, ..block(index) })
+        .map(|index| {
+            let mut item = block(index);
+            item.facts.kind = MemoryKind::DmaBuf as u8;
+            item
+        })
         .collect();
     while !stopped() {
         let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };

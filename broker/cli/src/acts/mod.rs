@@ -224,7 +224,7 @@ impl Tally {
     pub fn add(&mut self, outcome: ActOutcome, record: &ActRecord) {
         *self.by_outcome.entry(outcome).or_default() += 1;
         if outcome == ActOutcome::Done {
-            self.done_bytes += record.allocation.size_bytes.get();
+            self.done_bytes += record.allocation.facts.size_bytes.get();
         }
     }
 
@@ -270,7 +270,7 @@ impl Refused {
     /// From a record with this outcome.
     pub fn new(outcome: ActOutcome, record: &ActRecord) -> Self {
         let (owner_pid, owner_uid, owner_name) = owner(&record.allocation);
-        let size_bytes = record.allocation.size_bytes.get();
+        let size_bytes = record.allocation.facts.size_bytes.get();
         let (allocation, reason) = (id_of(record).to_string(), outcome.name());
         Refused { allocation, reason, size_bytes, owner_pid, owner_uid, owner_name }
     }

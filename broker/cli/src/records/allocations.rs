@@ -21,10 +21,10 @@ pub const COLUMNS: &[Column<AllocationRecord>] = &[
         },
     ),
     Column::new(Kind::Word(MemoryKind::NAMES), "KIND", "kind", "kind of memory", |it| {
-        Value::word(MemoryKind::from_number(it.kind).map_or("unknown", MemoryKind::name))
+        Value::word(MemoryKind::from_number(it.facts.kind).map_or("unknown", MemoryKind::name))
     }),
     Column::new(Kind::Size, "SIZE", "size_bytes", "its size", |it| {
-        Value::Size(it.size_bytes.get())
+        Value::Size(it.facts.size_bytes.get())
     }),
     Column::new(Kind::Number, "OWNER", "owner_pid", "pid of its owner, none once gone", owner),
     Column::new(Kind::Text, "NAME", "owner_name", "its owner's name for itself", |it| {
@@ -130,20 +130,20 @@ pub const COLUMNS: &[Column<AllocationRecord>] = &[
         "ID",
         "owner_allocation_id",
         "its owner's number for it",
-        |it| Value::Number(it.owner_allocation_id.get()),
+        |it| Value::Number(it.facts.owner_allocation_id.get()),
     ),
     Column::on_request(Kind::Number, "BASE", "base", "its address in the owner", |it| {
         Value::Number(it.base.get())
     }),
     Column::on_request(Kind::Size, "OFFSET", "fd_offset", "where in the fd it begins", |it| {
-        Value::Size(it.fd_offset.get())
+        Value::Size(it.facts.fd_offset.get())
     }),
     Column::on_request(
         Kind::Number,
         "DEVICE",
         "device",
         "the owner's number of the device",
-        |it| Value::Number(it.device.get().into()),
+        |it| Value::Number(it.facts.device.get().into()),
     ),
 ];
 

@@ -7,7 +7,7 @@ use fdbroker_protocol::message::{
     AcquireHead, GrantItem, HELLO_MAGIC, Hello, HelloReply, Join, LeaseItem, RegisterHead,
     RegisterItem, RegisterReplyHead, Registered, Role, register_flags,
 };
-use fdbroker_protocol::{Handle, Kind, MemoryKind, PROTOCOL_VERSION, Share, Status, Writer};
+use fdbroker_protocol::{Facts, Handle, Kind, MemoryKind, PROTOCOL_VERSION, Share, Status, Writer};
 use fdbroker_scm::{ReceivedFds, RecvError};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -322,14 +322,10 @@ pub fn register_bytes(id: u64, items: &[RegisterItem], wanted: u32, fd_count: us
 
 pub fn memfd_item(size: u64) -> RegisterItem {
     RegisterItem {
-        kind: MemoryKind::Memfd as u8,
+        facts: Facts { owner_allocation_id: 7, ..Facts::new(MemoryKind::Memfd, size) }.into(),
         flags: register_flags::RECALLABLE,
         share: Share::Uid as u8,
         driver_data_len: 0,
-        device: 0.into(),
-        size_bytes: size.into(),
-        fd_offset: 0.into(),
-        owner_allocation_id: 7.into(),
         base: 0.into(),
         driver_data: [0; 64],
     }

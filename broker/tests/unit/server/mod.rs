@@ -21,7 +21,8 @@ use fdbroker_protocol::message::{
     RegisterReplyHead, Registered, Role, register_flags,
 };
 use fdbroker_protocol::{
-    ErrorCode, Handle, Kind, MemoryKind, PROTOCOL_VERSION, Resource, Scope, Share, Status, Writer,
+    ErrorCode, Facts, Handle, Kind, MemoryKind, PROTOCOL_VERSION, Resource, Scope, Share, Status,
+    Writer,
 };
 use fdbroker_scm::{ReceivedFds, RecvError};
 use mio::Events;
@@ -261,14 +262,10 @@ fn register(fds: usize) -> Vec<u8> {
 fn register_as(kind: MemoryKind, fds: usize) -> Vec<u8> {
     let head = RegisterHead { credits_wanted: 0.into(), deadline_ms: 0.into() };
     let item = RegisterItem {
-        kind: kind as u8,
+        facts: Facts { owner_allocation_id: 1, ..Facts::new(kind, 4096) }.into(),
         flags: register_flags::RECALLABLE,
         share: Share::Uid as u8,
         driver_data_len: 0,
-        device: 0.into(),
-        size_bytes: 4096.into(),
-        fd_offset: 0.into(),
-        owner_allocation_id: 1.into(),
         base: 0.into(),
         driver_data: [0; 64],
     };

@@ -1,6 +1,7 @@
 //! Allocations, leases, clients, jobs and domains as an administrator sees them. Layouts only: must never hold IO or state.
 
 use super::status::Use;
+use crate::facts::FactsItem;
 use crate::limits::{COMMAND_BYTES, FORMER_FILES, JOB_NAME_BYTES, NAME_BYTES};
 use crate::resource::ByResource;
 use crate::table::wire_enum;
@@ -37,26 +38,18 @@ pub struct AllocationRecord {
     pub slot: U32,
     /// Generation of the slot: the second number of the id.
     pub generation: U32,
-    /// An [`AllocationState`].
-    pub state: U32,
-    /// A [`crate::memory::MemoryKind`].
-    pub kind: u8,
+    /// What it is; its size is 0 while not known, as for a reserved allocation.
+    pub facts: FactsItem,
     /// A [`crate::handle::Share`].
     pub share: u8,
     /// [`crate::message::register_flags`].
     pub flags: u8,
     /// 1 = the owner is gone.
     pub owner_gone: u8,
-    /// Size in bytes; 0 while not known, as for a reserved allocation.
-    pub size_bytes: U64,
-    /// Where in the fd it begins, in bytes.
-    pub fd_offset: U64,
-    /// The id that the owner gave it.
-    pub owner_allocation_id: U64,
     /// Its address in the owner.
     pub base: U64,
-    /// The owner's device ordinal.
-    pub device: U32,
+    /// An [`AllocationState`].
+    pub state: U32,
     /// The owner's pid as the broker sees it, 0 when gone.
     pub owner_pid: U32,
     /// The owner's uid; 0xffffffff while a reserved allocation's owner is not known again.

@@ -173,13 +173,19 @@ impl CudaMemory {
     /// driver does not know the fd. LOCAL_FD_LIMIT: nothing lost, retry. BAD_HANDLE: a size that cannot be.
     pub fn import(device: &Device, grant: &Grant, access: Access) -> Result<Self, Error> {
         let info = &grant.info;
-        if !info.kind.is_for_cuda() {
+        if !info.facts.kind.is_for_cuda() {
             return Err(absent(format!(
                 "CUDA cannot import a {}; its owner must share a VMM allocation",
-                info.kind
+                info.facts.kind
             )));
         }
-        Self::map(device.context(), grant.fd.as_fd(), info.fd_offset, info.size_bytes, access)
+        Self::map(
+            device.context(),
+            grant.fd.as_fd(),
+            info.facts.fd_offset,
+            info.facts.size_bytes,
+            access,
+        )
     }
 
     /// The memory of a VMM fd which came by another way, whole; `size_bytes` as its owner says. The fd is not needed any

@@ -8,7 +8,7 @@ use crate::deadline::Deadline;
 use crate::deposit::Deposit;
 use crate::error::Error;
 use crate::exports::Exports;
-use fdbroker_protocol::{AllocationId, Handle, MemoryKind, Share};
+use fdbroker_protocol::{AllocationId, Facts, Handle, MemoryKind, Share};
 
 /// The handle of device memory that anybody in this process mapped with cuMemMap, as PyTorch's expandable segments are: of
 /// the whole mapping, whichever address in it `pointer` is, with the offset of `pointer` in it. It is registered by the
@@ -32,14 +32,12 @@ pub fn export_pointer(
     let context = device.context();
     let range = context.find(pointer)?;
     let base = range.base;
-    let deposit = Deposit {
+    let facts = Facts {
         owner_allocation_id: range.id,
-        base,
         device: device.ordinal(),
-        recallable: true,
-        share,
-        ..Deposit::new(MemoryKind::CudaVmm, range.bytes)
+        ..Facts::new(MemoryKind::CudaVmm, range.bytes)
     };
+    let deposit = Deposit { base, recallable: true, share, ..facts.into() };
     if let Some(handle) = exports.known(&deposit) {
         return Ok(handle.at(pointer - base));
     }

@@ -9,7 +9,7 @@ use crate::backend::registering::{Registers, register_all};
 use crate::deadline::Deadline;
 use crate::deposit::{Deposit, Export, Registration};
 use crate::error::Error;
-use fdbroker_protocol::{AllocationId, Handle, Share};
+use fdbroker_protocol::{AllocationId, Facts, Handle, Share};
 use std::sync::Arc;
 
 /// Device memory of this process, shared through the broker: [`crate::cuda::CudaBuffer`],
@@ -142,14 +142,11 @@ impl<D: MemoryDevice> Registers for DeviceBuffer<D> {
     }
 
     fn deposit(&self) -> Deposit {
-        Deposit {
-            owner_allocation_id: self.identity.owner_allocation_id,
-            base: self.device_ptr(),
-            device: self.device,
-            recallable: true,
-            share: self.share,
-            ..Deposit::new(self.identity.kind, self.len() as u64)
-        }
+        let Identity { owner_allocation_id, kind } = self.identity;
+        let (device, size_bytes) = (self.device, self.len() as u64);
+        let facts = Facts { device, owner_allocation_id, ..Facts::new(kind, size_bytes) };
+        let (base, share) = (self.device_ptr(), self.share);
+        Deposit { base, recallable: true, share, ..facts.into() }
     }
 
     fn export(&self) -> Result<Export<'_>, Error> {

@@ -76,7 +76,7 @@ impl<C: ByAddress> Others for ForeignTable<C> {
     }
 
     fn supply(&self, recall: &Recall) -> Result<Supply, ErrorCode> {
-        let (base, id) = (recall.base, recall.owner_allocation_id);
+        let (base, id) = (recall.base, recall.facts.owner_allocation_id);
         let foreign = self.find(base).filter(|one| one.id == id).ok_or(ErrorCode::Stale)?;
         let fd = foreign.export(&*self.context, base).map_err(|error| {
             log::warn!("recall of {}: {error}", recall.id);
@@ -85,8 +85,7 @@ impl<C: ByAddress> Others for ForeignTable<C> {
         if self.find(base) != Some(foreign) {
             return Err(ErrorCode::Stale);
         }
-        let Foreign { bytes: size_bytes, fd_offset, .. } = foreign;
-        Ok(Supply { fd: SupplyFd::Fresh(fd), fd_offset, size_bytes, owner_allocation_id: id })
+        Ok(Supply::of(recall, SupplyFd::Fresh(fd), foreign.fd_offset, foreign.bytes))
     }
 
     fn forget(&self, base: u64) {

@@ -148,7 +148,7 @@ impl<M: DeviceMemory, O: Others> MemoryOwner for Owner<M, O> {
         if !self.has_buffer(recall.base) {
             return self.others.supply(recall);
         }
-        let id = recall.owner_allocation_id;
+        let id = recall.facts.owner_allocation_id;
         let memory = self.find(recall.base, id).ok_or(ErrorCode::Stale)?;
         let fd = memory.export().map_err(|error| {
             log::warn!("recall of {}: {error}", recall.id);
@@ -156,7 +156,6 @@ impl<M: DeviceMemory, O: Others> MemoryOwner for Owner<M, O> {
         })?;
         // Looked up again after the export.
         self.find(recall.base, id).ok_or(ErrorCode::Stale)?;
-        let (fd, size_bytes) = (SupplyFd::Fresh(fd), memory.size() as u64);
-        Ok(Supply { fd, fd_offset: 0, size_bytes, owner_allocation_id: id })
+        Ok(Supply::of(recall, SupplyFd::Fresh(fd), 0, memory.size() as u64))
     }
 }

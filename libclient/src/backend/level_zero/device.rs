@@ -157,20 +157,20 @@ impl LevelZeroMemory {
     pub fn import(device: &Device, grant: &Grant, access: Access) -> Result<Self, Error> {
         let info = &grant.info;
         // A memfd, too: see `fd::kind_of`. The driver has the last word.
-        if !info.kind.is_for_level_zero() {
+        if !info.facts.kind.is_for_level_zero() {
             return Err(absent(format!(
                 "Level Zero cannot import a {}; its owner must share a dma-buf",
-                info.kind
+                info.facts.kind
             )));
         }
         let data = info.driver_data.as_bytes();
         if data.is_empty() {
-            let (offset, bytes) = (info.fd_offset, info.size_bytes);
+            let (offset, bytes) = (info.facts.fd_offset, info.facts.size_bytes);
             return Self::import_fd(device, grant.fd.as_fd(), offset, bytes, access);
         }
         let mut handle = [0; HANDLE_BYTES];
         handle[..data.len()].copy_from_slice(data);
-        Self::open(device.context(), &handle, grant.fd.as_fd(), info.size_bytes, access)
+        Self::open(device.context(), &handle, grant.fd.as_fd(), info.facts.size_bytes, access)
     }
 
     /// The memory of an fd which came by another way: `size_bytes` from `fd_offset` on. The fd stays the caller's and is not

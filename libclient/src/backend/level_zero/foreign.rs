@@ -8,7 +8,7 @@ use crate::deadline::Deadline;
 use crate::deposit::{Deposit, DriverData};
 use crate::error::Error;
 use crate::exports::Exports;
-use fdbroker_protocol::{AllocationId, Handle, Share};
+use fdbroker_protocol::{AllocationId, Facts, Handle, Share};
 use level_zero_sys::without_exporter;
 use std::os::fd::AsFd;
 
@@ -37,14 +37,12 @@ pub fn export_pointer(
     let context = device.context();
     let range = context.range(pointer)?;
     let base = range.base;
-    let mut deposit = Deposit {
+    let facts = Facts {
         owner_allocation_id: range.id,
-        base,
         device: device.ordinal(),
-        recallable: true,
-        share,
-        ..Deposit::new(fdbroker_protocol::MemoryKind::DmaBuf, range.bytes)
+        ..Facts::new(fdbroker_protocol::MemoryKind::DmaBuf, range.bytes)
     };
+    let mut deposit = Deposit { base, recallable: true, share, ..facts.into() };
     if let Some(handle) = exports.known(&deposit) {
         return Ok(handle.at(pointer - base));
     }
@@ -52,13 +50,13 @@ pub fn export_pointer(
 
     // What the fd is must be known before the one that is sent is made.
     let first = context.export_any(base)?;
-    deposit.kind = fd::kind_of(first.fd.as_fd());
+    deposit.facts.kind = fd::kind_of(first.fd.as_fd());
     deposit.driver_data = DriverData::new(&without_exporter(first.handle))?;
     // In host memory those bytes have had other uses, and it is in no pool.
-    deposit.fd_offset = if range.is_device { fd::offset_in(&first.handle) } else { 0 };
+    deposit.facts.fd_offset = if range.is_device { fd::offset_in(&first.handle) } else { 0 };
     drop(first);
 
-    let foreign = Foreign { bytes: range.bytes, id: range.id, fd_offset: deposit.fd_offset };
+    let foreign = Foreign { bytes: range.bytes, id: range.id, fd_offset: deposit.facts.fd_offset };
     let owner = device.owner(exports.client());
     // Before it is registered: a recall may come at once.
     if !owner.has_buffer(base) {

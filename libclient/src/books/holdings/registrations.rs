@@ -6,7 +6,7 @@ use crate::books::spans::{Spans, place_of};
 use crate::deposit::{Deposit, Registration, RegistrationRef};
 use fdbroker_protocol::handle::TOKEN_BYTES;
 use fdbroker_protocol::message::{RedepositItem, register_flags};
-use fdbroker_protocol::{AllocationId, ErrorCode, Handle};
+use fdbroker_protocol::{AllocationId, ErrorCode, Facts, Handle};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -152,7 +152,7 @@ impl Registrations {
     /// It is about to be registered: whatever else was in its range is not there any more, whatever the answer.
     pub fn supersede(&mut self, deposit: &Deposit) {
         let Some(place) = place_of(deposit) else { return };
-        for other in self.places.overlapping(place, deposit.size_bytes) {
+        for other in self.places.overlapping(place, deposit.facts.size_bytes) {
             let id = *self.places.get(other).expect("just found");
             if self.all.get(&id).is_some_and(|named| !named.deposit.is_same(deposit)) {
                 self.note_gone(id, Memory::Replaced);
@@ -164,7 +164,7 @@ impl Registrations {
     fn note_living(&mut self, id: AllocationId) {
         let Some(named) = self.all.get_mut(&id) else { return };
         let Some(place) = place_of(&named.deposit) else { return };
-        let size_bytes = named.deposit.size_bytes;
+        let size_bytes = named.deposit.facts.size_bytes;
         if named.memory == Memory::Replaced && self.places.overlapping(place, size_bytes).is_empty()
         {
             named.memory = Memory::There;
@@ -220,7 +220,7 @@ impl Registrations {
             if let Some(former) = self.places.get(place).copied() {
                 self.note_gone(former, Memory::Replaced);
             }
-            self.places.insert(place, deposit.size_bytes, id);
+            self.places.insert(place, deposit.facts.size_bytes, id);
         }
         let standing = if is_known { Standing::Known } else { Standing::Waiting };
         let Registration { handle, token, epoch: birth } = *registration;
@@ -340,7 +340,7 @@ impl Registrations {
 
 impl Entry {
     fn key(&self) -> OwnerKey {
-        let Deposit { base, owner_allocation_id, .. } = self.deposit;
+        let Deposit { base, facts: Facts { owner_allocation_id, .. }, .. } = self.deposit;
         OwnerKey { base, owner_allocation_id }
     }
 
@@ -349,7 +349,7 @@ impl Entry {
     }
 
     fn lost(&self, id: AllocationId, code: ErrorCode) -> LostRegistration {
-        let Deposit { base, owner_allocation_id, .. } = self.deposit;
+        let Deposit { base, facts: Facts { owner_allocation_id, .. }, .. } = self.deposit;
         LostRegistration { id, birth: self.birth, base, owner_allocation_id, code }
     }
 }

@@ -111,15 +111,12 @@ pub fn head(flags: u32, options: ObjectOptions, deposit: &Deposit) -> ObjectCrea
         | with(options.evictable, object_flags::EVICTABLE);
     let (driver_data, driver_data_len) = deposit.driver_data.to_block();
     ObjectCreateHead {
-        flags: flags.into(),
-        device: deposit.device.into(),
-        size_bytes: deposit.size_bytes.into(),
-        fd_offset: deposit.fd_offset.into(),
-        ttl_ms: options.keep.map_or(0, to_ms).into(),
-        credits_wanted: 0.into(),
-        kind: deposit.kind as u8,
+        facts: deposit.facts.into(),
         driver_data_len,
+        credits_wanted: 0.into(),
+        flags: flags.into(),
         reserved: 0.into(),
+        ttl_ms: options.keep.map_or(0, to_ms).into(),
         driver_data,
     }
 }

@@ -309,8 +309,8 @@ fn granted(id: AllocationId, lease: u64, fd_index: u16) -> GrantItem {
     item.lease = lease.into();
     item.slot = id.slot.into();
     item.generation = id.generation.into();
-    item.size_bytes = (BYTES as u64).into();
-    item.kind = MemoryKind::Memfd as u8;
+    item.facts.size_bytes = (BYTES as u64).into();
+    item.facts.kind = MemoryKind::Memfd as u8;
     item.fd_index = fd_index.into();
     item
 }

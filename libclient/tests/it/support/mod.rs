@@ -371,10 +371,10 @@ impl Peer {
                     item.lease = lease.into();
                     item.slot = (lease as u32).into();
                     item.generation = 1.into();
-                    item.size_bytes = size.into();
-                    item.kind = kind as u8;
+                    item.facts.size_bytes = size.into();
+                    item.facts.kind = kind as u8;
                     item.fd_index = (fds.len() as u16).into();
-                    item.owner_allocation_id = 99.into();
+                    item.facts.owner_allocation_id = 99.into();
                     fds.push(fd);
                     leases.push(lease);
                 }
@@ -481,30 +481,23 @@ impl Peer {
 
 pub fn no_grant() -> GrantItem {
     GrantItem {
+        facts: Facts::NONE.into(),
         status: Status::OK,
         lease: 0.into(),
         slot: 0.into(),
         generation: 0.into(),
-        size_bytes: 0.into(),
-        fd_offset: 0.into(),
-        kind: 0,
         driver_data_len: 0,
         fd_index: NO_FD.into(),
-        device: 0.into(),
-        owner_allocation_id: 0.into(),
     }
 }
 
 pub fn recall_item(id: AllocationId, owner_allocation_id: u64, base: u64) -> RecallItem {
     RecallItem {
+        facts: Facts { owner_allocation_id, ..Facts::new(MemoryKind::Memfd, 4096) }.into(),
         slot: id.slot.into(),
         generation: id.generation.into(),
-        owner_allocation_id: owner_allocation_id.into(),
         base: base.into(),
-        size_bytes: 4096.into(),
-        fd_offset: 0.into(),
-        device: 0.into(),
-        reserved: 0.into(),
+        reserved: [0; 3],
     }
 }
 
@@ -525,7 +518,7 @@ pub fn memory(bytes: &[u8]) -> OwnedFd {
 
 pub fn deposit(owner_allocation_id: u64) -> Deposit {
     let mut deposit = Deposit::new(MemoryKind::Memfd, 4096);
-    deposit.owner_allocation_id = owner_allocation_id;
+    deposit.facts.owner_allocation_id = owner_allocation_id;
     deposit
 }
 

@@ -10,8 +10,8 @@ use fdbroker_core::{
     Events, Former, FormerLife, FormerSlot, Granted, GroupId, Input, JobKey, JobName, Lane,
     LeaseId, Now, OwnerKey, Peer, Record, Redeposit, RequestId, Supply, Ticket, Wanted,
 };
-use fdbroker_protocol::{Facts, 
-    AllocationId, ErrorCode, FdType, MemoryKind, Resource, Scope, Share, Status, Unit,
+use fdbroker_protocol::{
+    AllocationId, ErrorCode, Facts, FdType, MemoryKind, Resource, Scope, Share, Status, Unit,
 };
 use fdbrokerd::fuzzing;
 use std::collections::BTreeSet;
@@ -314,7 +314,8 @@ impl World {
             }
             let owner_allocation_id = u64::from(what >> 4 & 1);
             let size_bytes = u64::from(what >> 5) * 512;
-            Supply { id, fd, refused_fd, file: None, owner_allocation_id, fd_offset: 0, size_bytes }
+            let facts = Facts { owner_allocation_id, ..Facts::new(MemoryKind::Memfd, size_bytes) };
+            Supply { id, fd, refused_fd, file: None, facts }
         });
         self.of(client).recalls.clear();
         self.step(Input::Supply { client, supplies: &supplies }, next_fd.into());
@@ -602,7 +603,10 @@ fn deposit(bytes: &mut Bytes<'_>) -> Deposit {
         checked: if is_refused { Err(refused) } else { Ok(()) },
         lane: if is_refused { lane(what) } else { Lane::Accepted },
         file: None,
-        facts: Facts { owner_allocation_id: u64::from(more >> 4 & 1), ..Facts::new(kind, size_bytes) },
+        facts: Facts {
+            owner_allocation_id: u64::from(more >> 4 & 1),
+            ..Facts::new(kind, size_bytes)
+        },
         share: Share::ALL[usize::from(what >> 6) % Share::ALL.len()],
         recallable: more & 1 != 0,
         keep: more & 6 == 6,

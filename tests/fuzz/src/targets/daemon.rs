@@ -441,12 +441,12 @@ fn register_item(bytes: &mut Bytes<'_>) -> RegisterItem {
     let what = bytes.u8();
     let size_bytes = if what & 64 != 0 { memory::SIZE } else { memory::SIZE / 2 };
     let mut item = RegisterItem::new_zeroed();
-    item.kind = 3;
+    item.facts.kind = 3;
     item.flags = (what & 3) | (what >> 5 & 1) * register_flags::VIRTUAL_FD;
     item.share = what >> 2 & 3;
     item.driver_data_len = if what & 128 != 0 { 5 } else { 0 };
-    item.size_bytes = size_bytes.into();
-    item.owner_allocation_id = u64::from(what >> 4 & 1).into();
+    item.facts.size_bytes = size_bytes.into();
+    item.facts.owner_allocation_id = u64::from(what >> 4 & 1).into();
     item.base = (u64::from(what >> 4 & 3) * 2048).into();
     item
 }
@@ -454,13 +454,11 @@ fn register_item(bytes: &mut Bytes<'_>) -> RegisterItem {
 fn supply_item(recall: Option<RecallItem>, code: u16) -> SupplyItem {
     let recall = recall.unwrap_or_else(RecallItem::new_zeroed);
     SupplyItem {
+        facts: recall.facts,
         slot: recall.slot,
         generation: recall.generation,
         code: code.into(),
-        reserved: [0; 6],
-        owner_allocation_id: recall.owner_allocation_id,
-        fd_offset: recall.fd_offset,
-        size_bytes: recall.size_bytes,
+        reserved: 0,
     }
 }
 

@@ -99,7 +99,9 @@ fn client(fixed: &Fixed, mut calls: Bytes<'_>) {
         .dispatch(true)
         .on_notice(Box::new(|notice| drop(format!("{notice:?}"))))
         .on_recall(Box::new(move |recall| match memory.try_clone() {
-            Ok(fd) if recall.owner_allocation_id != 3 => Ok(RecallAnswer::unchanged(recall, fd)),
+            Ok(fd) if recall.facts.owner_allocation_id != 3 => {
+                Ok(RecallAnswer::unchanged(recall, fd))
+            }
             _ => Err(fdbroker_client::ErrorCode::Stale),
         }));
     let client = match builder.connect() {
@@ -285,8 +287,8 @@ fn whole_reply(request: &Request, id: u64, bytes: &mut Bytes<'_>) -> (Vec<u8>, u
                         item.lease = u64::from(what).into();
                         item.slot = u32::from(what >> 4).into();
                         item.generation = 1.into();
-                        item.size_bytes = memory::SIZE.into();
-                        item.kind = 3;
+                        item.facts.size_bytes = memory::SIZE.into();
+                        item.facts.kind = 3;
                         item.fd_index = fds.into();
                         item.driver_data_len = if what & 8 != 0 { bytes.u8() } else { 0 };
                         with_data += usize::from(item.driver_data_len != 0);

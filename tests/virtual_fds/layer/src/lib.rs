@@ -43,7 +43,7 @@ fn export(fd: RawFd, size_bytes: u64) -> Option<RawFd> {
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     let inode = fstat(fd).ok()?.st_ino;
     let mut deposit = Deposit::new(MemoryKind::Memfd, size_bytes);
-    deposit.owner_allocation_id = inode;
+    deposit.facts.owner_allocation_id = inode;
     // One address for each memory, far enough from the next.
     deposit.base = inode << 32;
     deposit.virtual_fd = true;

@@ -144,7 +144,7 @@ impl Ledger {
         let id = AllocationId { slot: record.slot.get(), generation: record.generation.get() };
         // Kinds and states of a newer broker cannot be compared.
         let (Some(kind), Some(state)) = (
-            MemoryKind::from_number(record.kind),
+            MemoryKind::from_number(record.facts.kind),
             AllocationState::from_number(record.state.get()),
         ) else {
             return;
@@ -168,7 +168,7 @@ impl Ledger {
             owner_pid: if record.owner_gone == 0 { record.owner_pid.get() } else { 0 },
             owner_gone: record.owner_gone != 0,
             owner_uid: Some(record.owner_uid.get()).filter(|uid| *uid != NOBODYS_UID),
-            size_bytes: record.size_bytes.get(),
+            size_bytes: record.facts.size_bytes.get(),
             leases: record.open_leases.get().saturating_add(record.mapped_leases.get()),
             virtual_fd: Some(record.virtual_fd.get()).filter(|fd| *fd != 0),
         };

@@ -4,7 +4,7 @@ use super::rig::{Broker, PAGE};
 use super::seen::{Scenario, Seen};
 use crate::common::wait_for;
 use fdbroker_protocol::message::{HELLO_MAGIC, Hello, RegisterHead, RegisterItem};
-use fdbroker_protocol::{Kind, MemoryKind, PROTOCOL_VERSION, Writer};
+use fdbroker_protocol::{Facts, Kind, MemoryKind, PROTOCOL_VERSION, Writer};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, setsockopt, socket, sockopt};
 use std::io::{ErrorKind, Write};
 use std::net::{TcpListener, TcpStream};
@@ -95,8 +95,7 @@ fn connect(broker: &Broker) -> OwnedFd {
 /// Deposits what is no memory, and closes it.
 fn deposit(client: &OwnedFd, socket: OwnedFd) {
     let item = RegisterItem {
-        kind: MemoryKind::Memfd as u8,
-        size_bytes: PAGE.into(),
+        facts: Facts::new(MemoryKind::Memfd, PAGE).into(),
         ..RegisterItem::new_zeroed()
     };
     let mut writer = Writer::new();

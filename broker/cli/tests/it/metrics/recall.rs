@@ -114,7 +114,7 @@ fn silent(seen: &mut Seen) {
     let consumer = broker.client();
     let handles = [1, 2].map(|number| {
         let mut deposit = recallable(1);
-        deposit.owner_allocation_id = number;
+        deposit.facts.owner_allocation_id = number;
         owner.register(&deposit, memfd(1).as_fd(), soon()).expect("registered").handle
     });
     broker.run(&["evict", "--all"]);

@@ -47,7 +47,7 @@ pub fn pooled(node: &Node, rank: &mut Rank) -> Outcome {
     same("allocations", node.count("/allocations/now")?, 3)?;
     rank.import(&handles)?;
     rank.check_imports(SALT)?;
-    let mut offsets: Vec<u64> = rank.imports.iter().map(|one| one.info().fd_offset).collect();
+    let mut offsets: Vec<u64> = rank.imports.iter().map(|one| one.info().facts.fd_offset).collect();
     offsets.dedup();
     same("different offsets in the fd", offsets.len(), 3)?;
     // A mapping of the fd without a driver shows the same bytes.
