@@ -1,6 +1,7 @@
 //! Every fd that a client has deposited: the table that owns it, what kind it is, the processes
 //! that close it. Must never wait for an fd on the loop's thread.
 
+pub mod carrier;
 pub mod classify;
 pub mod closers;
 pub mod closing;

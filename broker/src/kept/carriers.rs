@@ -3,20 +3,16 @@
 //! number says which fd a message has: a message can be written again elsewhere, and it does not matter where it lies. Must never
 //! close an fd here: messages are dropped by a lane, and what lives among them is written again before.
 
+use crate::fds::carrier::{self, look_into};
 use crate::fds::table::FdTable;
 use crate::limits::{
     CARRIERS_AHEAD, DEVICE_FDS_PER_CARRIER, HOST_FDS_PER_CARRIER, MESSAGES_REWRITTEN,
 };
 use fdbroker_protocol::MemoryKind;
-use fdbroker_scm::{ReceivedFds, SendError};
-use siphasher::sip::SipHasher13;
+use fdbroker_scm::SendError;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::hash::Hasher;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-
-/// Bytes of a message: its number, and the checksum of that.
-const MESSAGE_BYTES: usize = 16;
 
 /// What a carrier's fds are of. Memory of a device is scarce: what is dead among it is dropped at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,10 +59,7 @@ struct Parcel {
 
 #[derive(Debug)]
 struct Carrier {
-    /// The end that is written to.
-    near: OwnedFd,
-    /// The end in whose queue the fds are.
-    far: OwnedFd,
+    pair: carrier::Carrier,
     /// Of all that lies in it; it may be of any class as long as it is empty.
     class: Class,
     /// In the order of the queue.
@@ -134,10 +127,8 @@ impl Carriers {
         found: &mut BTreeMap<u64, OwnedFd>,
     ) -> Result<(), fdbroker_scm::RecvError> {
         let mut parcels = VecDeque::new();
-        let (mut bytes, mut fds) = ([0; MESSAGE_BYTES], ReceivedFds::new());
-        let most = crate::limits::MESSAGES_IN_A_SOCKET;
-        fdbroker_scm::peek_all(far.as_fd(), most, &mut bytes, &mut fds, |_, bytes, fds| {
-            let number = number_of(bytes).unwrap_or(0);
+        look_into(far.as_fd(), |number, fds| {
+            let number = number.unwrap_or(0);
             parcels.push_back(Parcel { number, slot: None });
             for fd in fds.drain() {
                 // The same number twice is the same fd: it was being written again.
@@ -149,8 +140,8 @@ impl Carriers {
         let highest = parcels.iter().map(|parcel| parcel.number).max().unwrap_or(0);
         self.last_number = self.last_number.max(highest);
         self.fds += parcels.len();
-        let (dead, class) = (parcels.len(), Class::Host);
-        let new = Carrier { near, far, class, parcels, dead, dropping: 0, stored: 2 };
+        let (dead, class, pair) = (parcels.len(), Class::Host, carrier::Carrier { near, far });
+        let new = Carrier { pair, class, parcels, dead, dropping: 0, stored: 2 };
         if dead > 0 {
             self.dirty.insert(carrier);
         }
@@ -187,10 +178,10 @@ impl Carriers {
     /// # Errors
     /// Those of socketpair(2).
     pub fn add(&mut self) -> io::Result<()> {
-        let (near, far) = fdbroker_scm::seqpacket_pair()?;
+        let pair = carrier::Carrier::new()?;
         let number = self.all.last_key_value().map_or(0, |(number, _)| number + 1);
         let (class, parcels) = (Class::Host, VecDeque::new());
-        let new = Carrier { near, far, class, parcels, dead: 0, dropping: 0, stored: 0 };
+        let new = Carrier { pair, class, parcels, dead: 0, dropping: 0, stored: 0 };
         self.all.insert(number, new);
         Ok(())
     }
@@ -199,7 +190,7 @@ impl Carriers {
     pub fn to_store(&self) -> Option<End<'_>> {
         let (number, carrier) = self.all.iter().find(|(_, carrier)| carrier.stored < 2)?;
         let is_near = carrier.stored == 0;
-        let fd = if is_near { carrier.near.as_fd() } else { carrier.far.as_fd() };
+        let fd = if is_near { carrier.pair.near.as_fd() } else { carrier.pair.far.as_fd() };
         Some(End { carrier: *number, is_near, fd })
     }
 
@@ -244,7 +235,7 @@ impl Carriers {
         let places: Vec<u32> = in_use.chain(empty).collect();
         for at in places {
             let carrier = self.all.get_mut(&at).expect("just found");
-            match fdbroker_scm::send(carrier.near.as_fd(), &message(number), &[fd]) {
+            match carrier.pair.send(number, &[fd]) {
                 Ok(()) => {
                     carrier.class = class;
                     carrier.parcels.push_back(Parcel { number, slot: Some(slot) });
@@ -321,7 +312,7 @@ impl Carriers {
             }
         }
         let carrier = self.all.get_mut(&at).expect("just found");
-        let duplicate = carrier.far.try_clone();
+        let duplicate = carrier.pair.far.try_clone();
         let Some(duplicate) = duplicate.ok().filter(|_| count > 0) else {
             self.note_dirty(at);
             return false;
@@ -348,19 +339,4 @@ impl Carriers {
     pub fn fds(&self) -> usize {
         self.fds
     }
-}
-
-fn message(number: u64) -> [u8; MESSAGE_BYTES] {
-    let mut bytes = [0; MESSAGE_BYTES];
-    bytes[..8].copy_from_slice(&number.to_le_bytes());
-    let mut hasher = SipHasher13::new();
-    hasher.write(&number.to_le_bytes());
-    bytes[8..].copy_from_slice(&hasher.finish().to_le_bytes());
-    bytes
-}
-
-/// The number of an fd; `None`: this is no message of a carrier.
-fn number_of(bytes: &[u8]) -> Option<u64> {
-    let number = u64::from_le_bytes(bytes.get(..8)?.try_into().ok()?);
-    (bytes == message(number) && number < u64::MAX / 2).then_some(number)
 }
