@@ -4,6 +4,7 @@
 //! cbindgen (MPL-2.0, used only here) translates each section; afterwards this test changes what reads badly for a C
 //! programmer.
 
+use fdbroker_client::Facts;
 use std::path::Path;
 
 /// Heading and source files of each section.
@@ -212,5 +213,76 @@ fn plain_tag(line: &str) -> String {
             None => line.to_owned(),
         },
         None => line.replace("struct fdbroker_", "fdbroker_"),
+    }
+}
+
+/// The fields of a struct in fdbroker.h, in their order: type and name.
+fn fields(header: &str, name: &str) -> Vec<(String, String)> {
+    let end = header.find(&format!("}} {name};")).unwrap_or_else(|| panic!("no struct {name}"));
+    let begin = header[..end].rfind("typedef struct").expect("a struct begins");
+    let body = header[begin..end].lines().skip(1).filter_map(|line| line.split_once(';'));
+    let declared =
+        body.map(|(field, _)| field.trim()).filter(|field| !field.starts_with(['/', '*']));
+    let cut = |field: &str| {
+        let at = field.rfind([' ', '*']).expect("type and name") + 1;
+        (field[..at].trim().to_owned(), field[at..].to_owned())
+    };
+    declared.map(cut).collect()
+}
+
+/// A fact that is added does not compile here until C has a field of its name, or is said to have none.
+#[test]
+fn facts_when_in_c_then_each_has_a_field_of_its_name_and_width() {
+    let header = header(Path::new(env!("CARGO_MANIFEST_DIR")));
+    let Facts { kind: _, device, size_bytes, fd_offset, owner_allocation_id } = Facts::NONE;
+    let facts = [
+        ("kind", size_of::<u32>()),
+        ("device", size_of_val(&device)),
+        ("size_bytes", size_of_val(&size_bytes)),
+        ("fd_offset", size_of_val(&fd_offset)),
+        ("owner_allocation_id", size_of_val(&owner_allocation_id)),
+    ];
+    // What is as recalled needs no field in an answer; a handle has no place for all of them.
+    for (name, without) in [
+        ("fdbroker_allocation_t", &[][..]),
+        ("fdbroker_grant_t", &[]),
+        ("fdbroker_recall_t", &["kind"]),
+        ("fdbroker_recall_answer_t", &["kind", "device"]),
+        ("fdbroker_handle_info_t", &["fd_offset"]),
+    ] {
+        let fields = fields(&header, name);
+        for (fact, bytes) in facts.iter().filter(|(fact, _)| !without.contains(fact)) {
+            let found = (format!("uint{}_t", bytes * 8), (*fact).to_owned());
+            assert!(fields.contains(&found), "{name} has no {found:?}: {fields:?}");
+        }
+    }
+}
+
+#[test]
+fn structs_of_python_when_compared_with_c_then_the_same_fields_in_the_same_order() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let abi = std::fs::read_to_string(root.join("../python/fdbroker/_abi.py")).unwrap();
+    let header = header(root);
+    for (class, name) in [
+        ("HandleInfo", "fdbroker_handle_info_t"),
+        ("Options", "fdbroker_options_t"),
+        ("Import", "fdbroker_import_t"),
+    ] {
+        let begin = abi.find(&format!("class {class}(Structure)")).expect("a class");
+        let body = abi[begin..].split("_fields_ = [").nth(1).unwrap().split("]  #").next().unwrap();
+        let of_python: Vec<&str> =
+            body.split('(').skip(1).map(|field| field.split(')').next().unwrap()).collect();
+        let of_c: Vec<String> = fields(&header, name)
+            .iter()
+            .map(|(ty, field)| {
+                let ty = match ty.as_str() {
+                    "const char *" => "c_char_p".to_owned(),
+                    pointer if pointer.ends_with('*') => "c_void_p".to_owned(),
+                    number => format!("c_{}", number.trim_end_matches("_t")),
+                };
+                format!("\"{field}\", {ty}")
+            })
+            .collect();
+        assert_eq!(of_python, of_c, "{class} and {name}");
     }
 }
