@@ -78,6 +78,7 @@ def suites(folder):
         Part("top: a real terminal (tmux)", ["tests/top/run.sh"]),
         Part("containers: ranks and daemons in namespaces", ["tests/container/run.sh"]),
         Part("CUDA: library, broker, layer and demo against a stand-in for the driver", ["tests/cuda_stub/run.sh"]),
+        Part("plain user: no rights, and at most 1,024 fds", ["tests/plain.py"]),
         Part("view: who sees and may do what on a node service", ["tests/view/run.sh"]),
         Part("virtual fds: C programs that know nothing of fdbroker", ["tests/virtual_fds/run.sh"]),
         Part("fork: what children see of their parent's memory", ["tests/fork/run.sh"]),

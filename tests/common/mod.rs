@@ -4,6 +4,7 @@
 
 mod start;
 
+use nix::sys::resource::{Resource, getrlimit};
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::panic::Location;
@@ -24,6 +25,25 @@ pub fn not_run(test_name: &str, reason: &str) {
     let mut log =
         OpenOptions::new().create(true).append(true).open(path).expect("open FDBROKER_NOT_RUN_LOG");
     log.write_all(line.as_bytes()).expect("write FDBROKER_NOT_RUN_LOG");
+}
+
+/// Whether a process can have so many fds here, by its hard limit. Where it cannot, the calling test is named as not run.
+///
+/// # Panics
+/// When CI is set, as [`not_run`].
+#[must_use]
+pub fn has_fds(needed: u64) -> bool {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("it is a known limit");
+    if hard < needed {
+        // The thread of a test has its name.
+        let thread = std::thread::current();
+        let test_name = thread.name().unwrap_or_default();
+        not_run(
+            test_name,
+            &format!("needs a hard limit of {needed} fds; it is {hard} (ulimit -Hn)"),
+        );
+    }
+    hard >= needed
 }
 
 /// The full name of the calling test `test`, for `--exact`: its module is its file below `tests/it/`.

@@ -32,3 +32,10 @@ not_run() {
     failed=$((failed + 1))
   fi
 }
+
+# has_fds NAME N: whether a process can have so many fds here, by its hard limit. Where it cannot, the test is named as not run.
+has_fds() {
+  local hard
+  hard=$(ulimit -Hn)
+  [ "$hard" = unlimited ] || [ "$hard" -ge "$2" ] || { not_run "$1" "needs a hard limit of $2 fds; it is $hard (ulimit -Hn)"; return 1; }
+}

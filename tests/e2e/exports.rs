@@ -143,6 +143,9 @@ fn retire_when_freed_then_stale_for_all_and_the_same_memory_may_be_registered_ag
 
 #[test]
 fn register_many_when_known_new_and_repeated_then_each_handle_reads_its_block() {
+    if !crate::common::has_fds(2048) {
+        return;
+    }
     const COUNT: usize = 300;
     let broker = Broker::start();
     let (producer, consumer) = (Producer::of(&broker, COUNT), broker.client("consumer"));

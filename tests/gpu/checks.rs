@@ -5,6 +5,7 @@ use crate::node::{Node, until, until_each};
 use crate::peer::{Peer, ask_all, unexpected};
 use crate::report::{Outcome, Ran, Report, ensure};
 use crate::wire::{Answer, Command, Lent};
+use nix::sys::resource::{Resource, getrlimit};
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
@@ -106,6 +107,10 @@ impl Setup {
 }
 
 pub fn all_to_all(setup: &Setup, report: &mut Report) -> Outcome {
+    let (_, fds) = getrlimit(Resource::RLIMIT_NOFILE).map_err(|errno| errno.to_string())?;
+    if fds < 2048 {
+        return Ok(Ran::NotHere(format!("needs a hard limit of 2048 fds; it is {fds}")));
+    }
     let node = Node::start(&[])?;
     let bytes = 2 * setup.granule;
     let mut ranks = Peer::ready(RANKS, &node.socket(), 2)?;

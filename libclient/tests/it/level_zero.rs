@@ -4,7 +4,7 @@
 use crate::shared::full_name;
 use fdbroker_client::level_zero::Device;
 use fdbroker_client::{ErrorCode, backend};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 /// The variable that is set in the process that a test starts.
@@ -27,7 +27,7 @@ fn under_loader(test: &str, source: Option<&str>, body: impl FnOnce()) {
         return body();
     }
     let name = format!("fdbroker-{test}-{}", std::process::id());
-    let dir = Dir(Path::new(env!("CARGO_TARGET_TMPDIR")).join(name));
+    let dir = Dir(std::env::temp_dir().join(name));
     std::fs::create_dir_all(&dir.0).unwrap();
     let library = dir.0.join("libze_loader.so.1");
     match source {

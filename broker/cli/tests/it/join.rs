@@ -75,7 +75,9 @@ fn join_when_the_command_ends_then_its_own_status_and_pid() {
     let output = Running::start(node.rank("a", "kill -KILL $$")).end();
     assert_eq!(output.status.signal(), Some(9));
     let command = ["run", "--join", "--job", "a", "--", "no-such-command-anywhere"];
-    let (code, stderr) = end(&Running::start(node.on_node(fdbroker(&command))).end());
+    let mut unknown = node.on_node(fdbroker(&command));
+    unknown.env("PATH", "/usr/bin");
+    let (code, stderr) = end(&Running::start(unknown).end());
     assert_eq!(code, Some(127), "{stderr}");
     assert!(stderr.contains("cannot run no-such-command-anywhere"), "{stderr}");
     node.wait_until_empty();

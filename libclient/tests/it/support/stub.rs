@@ -23,8 +23,8 @@ pub enum Stub {
 struct Dir(PathBuf);
 
 impl Dir {
-    fn new(parent: &str, name: &str) -> Self {
-        let dir = Path::new(parent).join(format!("fdbroker-{name}-{}", std::process::id()));
+    fn new(parent: &Path, name: &str) -> Self {
+        let dir = parent.join(format!("fdbroker-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         Dir(dir)
     }
@@ -42,12 +42,12 @@ pub fn under_stub(test: &str, stub: Stub, variables: &[(&str, &str)], body: impl
     if std::env::var_os(CHILD).is_some() {
         return body();
     }
-    let library = Dir::new(env!("CARGO_TARGET_TMPDIR"), test);
+    let library = Dir::new(&std::env::temp_dir(), test);
     match stub {
         Stub::NoLibrary => std::fs::write(library.0.join("libcuda.so.1"), "").unwrap(),
         Stub::Whole | Stub::WithoutExport => build(stub, &library.0),
     }
-    let memory = Dir::new("/dev/shm", test);
+    let memory = Dir::new(Path::new("/dev/shm"), test);
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", &full_name(test), "--nocapture"])
         .env(CHILD, test)

@@ -68,6 +68,9 @@ const OF_OBJECTS: [&str; 15] = [
 
 #[test]
 fn metrics_when_every_scenario_has_been_played_then_each_that_there_is_has_changed_as_predicted() {
+    if !crate::shared::has_fds(2048) {
+        return;
+    }
     let names = Broker::start("metrics-every", &[]).page().names();
     let moved = SCENARIOS.iter().flat_map(|scenario| scenario.seen().moved());
     let mut moved: BTreeSet<_> =
