@@ -40,6 +40,14 @@ static pid_t start_owner(int *life) {
   return child;
 }
 
+/* Checks that nobody has touched the fds that a test took, and closes them. */
+static void all_are_untouched(struct taken taken[], int count) {
+  for (int at = 0; at < count; at++) {
+    CHECK(is_untouched(&taken[at]));
+    give_up(&taken[at]);
+  }
+}
+
 static int imports_others(fdbroker_t *context) {
   fdbroker_import_t import;
   fdbroker_code_t code = fdbroker_import(context, &others, FDBROKER_IMPORT_READ, SOON, &import);
@@ -217,10 +225,7 @@ static void fds_kept_between_calls_taken_over_then_none_is_sealed_sent_handed_ou
     while (fdbroker_register_test(registers, &made, NULL) == FDBROKER_AGAIN) nap_ms(1);
     CHECK(imports_others(context) || imports_others(context));
     OK(fdbroker_close(context));
-    for (int at = 0; at < count; at++) {
-      CHECK(is_untouched(&taken[at]));
-      give_up(&taken[at]);
-    }
+    all_are_untouched(taken, count);
     close(memfd);
   }
 }
@@ -295,10 +300,7 @@ static void all_closed_and_files_opened_then_none_is_touched(void) {
     for (int at = 0; at < FILES; at++) taken[at] = take_above(A_FILE, 3);
     everything_is_called(context, modes[mode], memory, &import);
     OK(fdbroker_close(context));
-    for (int at = 0; at < FILES; at++) {
-      CHECK(is_untouched(&taken[at]));
-      give_up(&taken[at]);
-    }
+    all_are_untouched(taken, FILES);
   }
 }
 
@@ -353,10 +355,7 @@ static void fds_taken_over_while_a_put_waits_then_none_is_sent_or_closed(void) {
     MUST(pthread_join(thread, NULL) == 0);
     works_again(context);
     OK(fdbroker_close(context));
-    for (int at = 0; at < count; at++) {
-      CHECK(is_untouched(&taken[at]));
-      give_up(&taken[at]);
-    }
+    all_are_untouched(taken, count);
   }
 }
 
@@ -399,10 +398,7 @@ static void fds_closed_in_one_thread_while_others_call_then_each_call_is_answere
     for (int at = 0; at < count; at++) taken[kept++] = take_above(A_FILE, 500);
     long had = good;
     EVENTUALLY(good > had + 3);
-    for (int at = 0; at < kept; at++) {
-      CHECK(is_untouched(&taken[at]));
-      give_up(&taken[at]);
-    }
+    all_are_untouched(taken, kept);
   }
   stop = 1;
   for (int at = 0; at < 3; at++) MUST(pthread_join(threads[at], NULL) == 0);
@@ -463,10 +459,7 @@ static void fds_closed_while_a_forked_child_has_copies_then_the_library_works_ag
   CHECK(status_of(child) == 0);
   CHECK(imports_others(context));
   OK(fdbroker_close(context));
-  for (int at = 0; at < count; at++) {
-    CHECK(is_untouched(&taken[at]));
-    give_up(&taken[at]);
-  }
+  all_are_untouched(taken, count);
 }
 
 /* The number of fds is bounded below those that the library has: these stay usable, and others are made where there is room. */
