@@ -1,14 +1,12 @@
 //! What a step does, and in which order: the one place that leads. Must never know how a request is served.
 
-use crate::Core;
-use crate::api::effect::{Effect, Effects};
-use crate::books::parked::Wish;
-use crate::moves::allowances::Allowances;
+use crate::api::{ClientId, Effect, Effects, Input, Now, RequestId};
+use crate::books::Wish;
+use crate::books::allowances::Allowances;
+use crate::core::Core;
+use crate::work;
 use fdbroker_protocol::ErrorCode;
 
-use crate::api::ids::{ClientId, Now, RequestId};
-use crate::api::request::Input;
-use crate::work;
 use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
 impl Core {
     /// Takes one input; appends to `effects` what the daemon is to do, in order.

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
+use crate::api::ids::NONE;
 use crate::api::subordinate::SubordinateUids;
-use crate::books::slots::NONE;
 use crate::limits::{FDS_PER_CONNECTION, MOST_METADATA_BYTES, TABLE_RESERVE};
 use fdbroker_protocol::page::LAST_GENERATION;
 use fdbroker_protocol::{ByScope, Caps, MAX_BATCH};

@@ -7,22 +7,11 @@ use crate::api::ids::{
 };
 use crate::api::job_name::JobName;
 use crate::api::objects::{GotObject, ObjectNews};
-use crate::books::allocation::Allocation;
 use crate::limits::EFFECTS_KEPT;
 use fdbroker_protocol::admin::{ActOutcome, EventKind};
 use fdbroker_protocol::{AllocationId, ErrorCode, Facts, MemoryKind, Status};
 
 impl Granted {
-    pub(crate) fn of(wanted: Wanted, allocation: &Allocation, lease: LeaseId) -> Self {
-        Granted {
-            wanted,
-            status: Status::OK,
-            lease,
-            facts: allocation.facts(),
-            has_driver_data: allocation.traits.has_driver_data(),
-        }
-    }
-
     /// An item that gets no fd, and why.
     pub fn refused(wanted: Wanted, status: Status) -> Self {
         let (lease, facts) = (LeaseId(0), Facts::NONE);

@@ -114,3 +114,6 @@ pub enum StatusReply {
 /// A group's number: slot in the low half, generation in the high half. Never 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GroupId(pub u64);
+
+/// No slot: stands for nothing in whatever has slots.
+pub(crate) const NONE: u32 = u32::MAX;

@@ -1,12 +1,23 @@
 //! What goes into the core and what comes out of it: ids, deposits, requests, effects, configuration. Plain data: must
 //! never hold an fd, a clock or an OS type.
 
-pub mod config;
-pub mod deposit;
-pub mod effect;
-pub mod former;
-pub mod ids;
-pub mod job_name;
-pub mod objects;
-pub mod request;
-pub mod subordinate;
+mod config;
+mod deposit;
+mod effect;
+mod former;
+mod ids;
+mod job_name;
+mod objects;
+mod request;
+mod subordinate;
+
+pub use config::*;
+pub use deposit::*;
+pub use effect::*;
+pub use former::*;
+pub(crate) use ids::NONE;
+pub use ids::*;
+pub use job_name::*;
+pub use objects::*;
+pub use request::*;
+pub use subordinate::*;

@@ -2,7 +2,6 @@
 
 use crate::api::deposit::Deposit;
 use crate::api::ids::{GroupId, Now};
-use crate::books::objects::names::Name;
 use fdbroker_protocol::object::{ObjectEvent, ObjectState};
 use fdbroker_protocol::{AllocationId, MemoryKind};
 use serde::{Deserialize, Serialize};
@@ -166,5 +165,5 @@ pub struct ObjectNews {
     /// The version that was sealed, or is gone; 0 of one in the making.
     pub version: u64,
     /// The name.
-    pub name: Name,
+    pub name: std::sync::Arc<[u8]>,
 }

@@ -1,11 +1,11 @@
 //! The record of an allocation, and what is known beside it. Plain data; must never act by itself. It goes to a successor
 //! (`saved.rs`): another field, or another order, is another format of the daemon's handover.
 
-use crate::api::deposit::Deposit;
-use crate::api::ids::Now;
+use crate::api::{Deposit, Granted, LeaseId, NONE, Now, Wanted};
 use crate::books::lists::{Link, List, Nodes};
 use crate::books::order::{Moment, Stamp};
-use crate::books::slots::{Flat, NONE, Slots};
+use crate::books::slots::{Flat, Slots};
+use fdbroker_protocol::Status;
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
 use fdbroker_protocol::{ErrorCode, Facts, MemoryKind, Share};
 use serde::{Deserialize, Serialize};
@@ -265,6 +265,19 @@ impl Allocation {
             state,
             traits: deposit.into(),
             drained: false,
+        }
+    }
+}
+
+impl Allocation {
+    /// What its new lease is told of it.
+    pub fn granted(&self, wanted: Wanted, lease: LeaseId) -> Granted {
+        Granted {
+            wanted,
+            status: Status::OK,
+            lease,
+            facts: self.facts(),
+            has_driver_data: self.traits.has_driver_data(),
         }
     }
 }

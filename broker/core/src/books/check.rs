@@ -1,6 +1,6 @@
 //! How saved data is refused: with what is wrong, and the number of what it is wrong with. Must never panic at it.
 
-use crate::api::config::ConfigError;
+use crate::api::ConfigError;
 
 /// Why saved data is not gone on with.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,11 +6,9 @@
 use std::collections::VecDeque;
 use std::ops::{Index, IndexMut};
 
-use crate::api::ids::{DomainKey, JobKey, OwnerKey};
-use crate::api::job_name::JobName;
-use crate::api::subordinate::SubordinateUids;
+use crate::api::{DomainKey, JobKey, JobName, NONE, OwnerKey, SubordinateUids};
 use crate::books::ledger::{Charge, Ledger, ScopeId};
-use crate::books::slots::{Flat, NONE, SavedSlots, Slots};
+use crate::books::slots::{Flat, SavedSlots, Slots};
 use crate::limits::{CLIENT_NUMBERS, DOMAINS_PER_USER, DORMANT_DOMAINS};
 use crate::work::visit;
 use fdbroker_protocol::{Resource, Scope};

@@ -1,7 +1,7 @@
 //! Fds in the closers, each until its closer reports it closed. Must never count one for a client that is forgotten: such an
 //! fd is its domain's alone.
 
-use crate::api::ids::Ticket;
+use crate::api::Ticket;
 use crate::books::slots::Slots;
 use rustc_hash::FxHashMap;
 

@@ -4,11 +4,9 @@
 
 use std::collections::VecDeque;
 
-use crate::api::deposit::Deposit;
-use crate::api::former::Record;
-use crate::api::ids::{DomainKey, Lane, Now, OwnerKey};
+use crate::api::{Deposit, DomainKey, Lane, NONE, Now, OwnerKey, Record};
 use crate::books::allocation::{Allocation, State};
-use crate::books::slots::NONE;
+
 use fdbroker_protocol::{ErrorCode, Facts};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};

@@ -4,9 +4,9 @@
 
 use std::ops::Deref;
 
-use crate::api::ids::{ClientId, LeaseId, Now};
+use crate::api::{ClientId, LeaseId, NONE, Now};
 use crate::books::lists::{Link, List, Nodes};
-use crate::books::slots::{Flat, NONE, SavedSlots, Slots};
+use crate::books::slots::{Flat, SavedSlots, Slots};
 use crate::work::visit;
 use fdbroker_protocol::MAX_BATCH;
 use serde::{Deserialize, Serialize};

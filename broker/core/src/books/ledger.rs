@@ -3,16 +3,16 @@
 //! counted of a scope is counted here, too. Must never let a sum pass its cap or go below zero.
 
 mod account;
+mod blocked;
 mod counts;
 mod scope;
 mod table;
 
 pub use account::{Account, Charge};
-pub use scope::{
-    Blocked, FOR_CREDIT, FOR_HELD, FOR_LEASE, LEASE_KINDS, SHARE_OF_FDS, ScopeId, ScopeRecord,
-};
+pub use blocked::{Blocked, FOR_CREDIT, FOR_HELD, FOR_LEASE, SHARE_OF_FDS, ScopeId};
+pub use scope::{LEASE_KINDS, ScopeRecord};
 
-use crate::api::config::CapsOfScopes;
+use crate::api::CapsOfScopes;
 use crate::books::order::Index;
 use crate::limits::TABLE_RESERVE;
 use crate::work::visit;

@@ -1,7 +1,8 @@
 //! Doubly linked lists through slabs: order without allocation, removal without search. Must never
 //! own what it links.
 
-use crate::books::slots::NONE;
+use crate::api::NONE;
+
 use serde::{Deserialize, Serialize};
 
 /// A node's place in one list. To a successor it is nothing: that makes its own lists.

@@ -1,16 +1,15 @@
 //! The owners. Each keeps its own invariant, in a file of its own; what is read of several of them is here, too. Must never
 //! change two owners: that is a move.
 
-pub(crate) mod accounts;
 pub(crate) mod addresses;
 pub(crate) mod allocation;
+pub(crate) mod allowances;
 pub(crate) mod charges;
 pub(crate) mod check;
 pub(crate) mod clients;
 pub(crate) mod closings;
 pub(crate) mod continuity;
 pub(crate) mod files;
-pub(crate) mod items;
 pub(crate) mod leases;
 pub(crate) mod ledger;
 pub(crate) mod lists;
@@ -19,6 +18,7 @@ pub(crate) mod objects;
 pub(crate) mod order;
 pub(crate) mod parked;
 pub(crate) mod queues;
+pub(crate) mod reading;
 pub(crate) mod recalls;
 pub(crate) mod registry;
 pub(crate) mod rooms;
@@ -27,27 +27,41 @@ pub(crate) mod shares;
 pub(crate) mod slots;
 pub(crate) mod timers;
 
+pub(crate) use allocation::{Allocation, AllocationList, Orphan, State};
+pub(crate) use charges::{
+    CONNECTION, PLACES, PROMISED_LEASE, RECALLED_PLACE, REFUSED_FD, lease_charge,
+};
+pub(crate) use clients::Client;
+pub(crate) use closings::Closing;
+pub(crate) use continuity::Grace;
+pub(crate) use leases::Lease;
+pub(crate) use ledger::{
+    Account, Blocked, Charge, FOR_CREDIT, FOR_HELD, FOR_LEASE, LEASE_KINDS, Ledger, SHARE_OF_FDS,
+    ScopeId, ScopeRecord,
+};
+pub(crate) use parked::{PARKED, Parked, Wait, Wish, items_of};
+pub(crate) use queues::Fate;
+pub(crate) use reading::items::Item;
+pub(crate) use recalls::Recall;
+pub(crate) use timers::{Chore, Timer};
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::api::config::Config;
-use crate::api::ids::{ClientId, Now};
+use crate::api::{ClientId, Config, Now};
+use crate::books::allowances::Allowances;
 use crate::books::clients::Clients;
 use crate::books::closings::Closings;
 use crate::books::continuity::Continuity;
 use crate::books::files::Files;
-use crate::books::items::Item;
 use crate::books::leases::Leases;
-use crate::books::ledger::{Blocked, Ledger};
 use crate::books::notes::Notes;
 use crate::books::objects::Objects;
-use crate::books::parked::Parked;
 use crate::books::queues::Waiting;
 use crate::books::recalls::Recalls;
 use crate::books::registry::Registry;
 use crate::books::rooms::Rooms;
 use crate::books::timers::Timers;
-use crate::moves::allowances::Allowances;
 use fdbroker_protocol::{ByCounter, MAX_BATCH};
 
 /// All owners.

@@ -1,7 +1,7 @@
 //! What happens, for the journal and for whoever watches: noted as it happens, taken by the daemon after each step. Must cost
 //! nothing where nobody wants it, and never keep more than a step can make.
 
-use crate::api::effect::Note;
+use crate::api::Note;
 
 /// Notes not taken yet.
 #[derive(Debug, Default)]

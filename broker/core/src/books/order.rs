@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::api::ids::Now;
+use crate::api::Now;
 use serde::{Deserialize, Serialize};
 
 /// Counts the allocations that were ever put into a queue.

@@ -1,7 +1,6 @@
 //! What the core keeps of each parked request. A plain record; must never act by itself.
 
-use crate::api::deposit::Wanted;
-use crate::api::ids::{ClientId, Now, RequestId};
+use crate::api::{ClientId, Now, RequestId, Wanted};
 use crate::books::ledger::{Blocked, Charge};
 use crate::books::objects::get::Get;
 use fdbroker_protocol::Resource;

@@ -3,9 +3,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use crate::api::NONE;
 use crate::books::lists::{Link, List, Nodes};
 use crate::books::rounds::Rounds;
-use crate::books::slots::{NONE, Slots};
+use crate::books::slots::Slots;
 use crate::work::visit;
 use fdbroker_protocol::{AllocationId, Status};
 use rustc_hash::FxHashMap;

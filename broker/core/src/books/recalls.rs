@@ -4,8 +4,8 @@
 
 use std::ops::Deref;
 
-use crate::api::ids::Now;
-use crate::books::slots::{Flat, NONE, Slots};
+use crate::api::{NONE, Now};
+use crate::books::slots::{Flat, Slots};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 

@@ -5,8 +5,7 @@
 use std::collections::BTreeMap;
 use std::ops::Deref;
 
-use crate::api::deposit::Deposit;
-use crate::api::ids::Now;
+use crate::api::{Deposit, NONE, Now};
 use crate::books::addresses::{Addresses, Place};
 use crate::books::allocation::{
     Allocation, AllocationLinks, AllocationList, DriverData, Orphan, State,
@@ -15,7 +14,7 @@ use crate::books::leases::Leases;
 use crate::books::lists::List;
 use crate::books::order::{Clock, Moment};
 use crate::books::rounds::Rounds;
-use crate::books::slots::{NONE, SavedSlots, Slots};
+use crate::books::slots::{SavedSlots, Slots};
 use crate::limits::SLOTS_BEFORE_REUSE;
 use crate::work::visit;
 use fdbroker_protocol::{AllocationId, ErrorCode, MAX_BATCH};

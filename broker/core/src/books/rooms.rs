@@ -6,13 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Unbounded};
 
-use crate::books::Books;
+use crate::api::NONE;
 use crate::books::clients::Clients;
-use crate::books::ledger::{Blocked, ScopeId};
-use crate::books::parked::Wait;
-use crate::books::slots::NONE;
+use crate::books::ledger::Blocked;
+
 use crate::work::visit;
-use fdbroker_protocol::Resource;
 
 /// The number of a domain; or [`NONE`], for all requests that a supplied fd waits for: these go first.
 pub(crate) type Number = u32;
@@ -165,62 +163,6 @@ impl Rooms {
     }
 }
 
-impl Books {
-    /// Where a parked request comes among the others, and in whose line.
-    pub(crate) fn place(&self, seq: u64) -> (Place, Number) {
-        let parked = &self.parked[&seq];
-        let domain = self.clients[parked.client.0].domain;
-        let number = if parked.supplied { NONE } else { domain };
-        ((turn_of(&self.clients, number), seq), number)
-    }
-
-    /// What a request that goes on to wait for a recall has taken of the room: the recall's place, or a lease's.
-    pub(crate) fn taken(&self) -> (u64, u64) {
-        (self.counters.recalls, self.ledger[ScopeId::NODE].account.counted(Resource::OpenLeases))
-    }
-
-    /// Whether the first in line for an account comes before a request.
-    pub(crate) fn is_behind(&mut self, seq: u64, account: Blocked) -> bool {
-        let (place, _) = self.place(seq);
-        self.rooms.first(&self.clients, account).is_some_and(|(first, _)| first < place)
-    }
-
-    /// Whether a parked request is looked at in its turn.
-    pub(crate) fn is_looked_at_soon(&self, seq: u64) -> bool {
-        self.rooms.ready.contains(&(self.place(seq).1, seq))
-    }
-
-    /// Asserts that everybody who waits is where it is found, once.
-    pub(crate) fn check_rooms(&mut self) {
-        let (mut len, mut in_line, mut listens) = (0, 0, 0);
-        for (seq, parked) in &self.parked {
-            len += usize::from(parked.wait != Wait::Recall);
-            let (_, number) = self.place(*seq);
-            if let Wait::Room(account) = parked.wait {
-                let line = &self.rooms.lines[&(account, number)];
-                assert!(line.arrivals.contains(seq), "request {seq} is not in line");
-                assert!(self.rooms.order.contains(&(account, line.turn, number)), "a lost line");
-                in_line += 1;
-            }
-            for (account, since) in &parked.listens {
-                assert!(self.rooms.listeners.contains(&(*account, *since, *seq)), "{seq} is deaf");
-                listens += 1;
-            }
-        }
-        let Rooms { lines, order, listeners, ready, turns, .. } = &self.rooms;
-        let all: usize = lines.values().map(|line| line.arrivals.len()).sum();
-        assert_eq!((len, in_line, listens), (self.rooms.len, all, listeners.len()), "who waits");
-        assert_eq!(lines.len(), order.len(), "lines of accounts");
-        let numbers: BTreeSet<Number> = ready.iter().map(|(number, _)| *number).collect();
-        let right = numbers.iter().map(|number| (turn_of(&self.clients, *number), *number));
-        assert_eq!(*turns, right.collect(), "domains that have ready requests");
-        for (number, seq) in ready {
-            assert!(self.parked.contains_key(seq), "{seq} is ready, and of nobody");
-            assert_eq!(self.place(*seq).1, *number, "{seq} is ready in another line");
-        }
-    }
-}
-
-fn turn_of(clients: &Clients, number: Number) -> u64 {
+pub(crate) fn turn_of(clients: &Clients, number: Number) -> u64 {
     if number == NONE { 0 } else { clients.domain(number).turn }
 }

@@ -3,13 +3,11 @@
 
 use std::ops::Range;
 
+use crate::api::NONE;
 use crate::limits::SEGMENT_BYTES;
 use crate::work::visit;
 use fdbroker_protocol::page::LAST_GENERATION;
 use serde::{Deserialize, Serialize};
-
-/// No slot.
-pub const NONE: u32 = u32::MAX;
 
 /// A growing table of `T`, addressed by slot, checked by generation.
 #[derive(Debug)]

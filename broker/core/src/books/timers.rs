@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::api::ids::Now;
+use crate::api::Now;
 
 /// What a deadline is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,10 +1,8 @@
 //! One message for a client's event socket. Must never say the same thing twice.
 
-use crate::Core;
-use crate::api::effect::{DrainedEvent, Events, RecallEvent, RevokedEvent};
-use crate::api::ids::ClientId;
-use crate::books::allocation::State;
-use crate::books::slots::NONE;
+use crate::api::{ClientId, DrainedEvent, Events, NONE, RecallEvent, RevokedEvent};
+use crate::books::State;
+use crate::core::Core;
 use fdbroker_protocol::ErrorCode;
 
 impl Core {

@@ -2,20 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use crate::Core;
-use crate::api::config::{Config, ConfigError};
-use crate::api::former::{Former, FormerLife, FormerSlot, Kept, KeptGroup, KeptObject};
-use crate::api::ids::Now;
-use crate::api::objects::Inherits;
-use crate::books::Books;
-use crate::books::allocation::{Allocation, Orphan, State};
-use crate::books::continuity::{DRAINED, Grace, Standing};
+use crate::api::{
+    Config, ConfigError, Former, FormerLife, FormerSlot, Inherits, Kept, KeptGroup, KeptObject,
+    NONE, Now,
+};
+use crate::books::continuity::{DRAINED, Standing};
 use crate::books::lists::Link;
 use crate::books::objects::groups::{Expect, Group, GroupState};
 use crate::books::objects::names::{NameScope, Place};
 use crate::books::registry::Registry;
-use crate::books::slots::NONE;
-use crate::books::timers::Timer;
+use crate::books::{Allocation, Books, Grace, Orphan, State, Timer};
+use crate::core::Core;
 use fdbroker_protocol::limits::{MAX_GROUP, METADATA_BYTES};
 use fdbroker_protocol::{AllocationId, ErrorCode, is_object_name};
 

@@ -2,18 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use crate::Core;
-use crate::books::allocation::{AllocationList, State};
-use crate::books::charges::{CONNECTION, PLACES, PROMISED_LEASE, lease_charge};
-use crate::books::continuity::Grace;
-use crate::books::ledger::{Charge, LEASE_KINDS, Ledger, ScopeId};
+use crate::api::NONE;
 use crate::books::objects::charges::{of_kept, of_member};
 use crate::books::objects::groups::GroupState;
 use crate::books::objects::names::Name;
-use crate::books::parked::{Wait, Wish, items_of};
-use crate::books::queues::Fate;
-use crate::books::slots::NONE;
-use crate::books::timers::Timer;
+use crate::books::{
+    AllocationList, CONNECTION, Charge, Fate, Grace, LEASE_KINDS, Ledger, PLACES, PROMISED_LEASE,
+    ScopeId, State, Timer, Wait, Wish, items_of, lease_charge,
+};
+use crate::core::Core;
 use fdbroker_protocol::{Resource, Scope};
 
 impl Core {

@@ -1,8 +1,8 @@
 //! What was noted is taken. Must never note by itself.
 
-use crate::Core;
-use crate::api::effect::Note;
+use crate::api::Note;
 use crate::books::notes::Notes;
+use crate::core::Core;
 
 impl Core {
     /// Whether to note what happens from now on. Off in the beginning.

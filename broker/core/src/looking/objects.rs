@@ -1,11 +1,10 @@
 //! What the core shows of objects, for lists and for requests about single names. Read only.
 
-use crate::Core;
-use crate::api::ids::{ClientId, DomainKey, GroupId};
-use crate::api::objects::{Making, ObjectView};
+use crate::api::{ClientId, DomainKey, GroupId, Making, NONE, ObjectView};
+
 use crate::books::objects::groups::GroupState;
 use crate::books::objects::names::{Entry, NameScope, Place};
-use crate::books::slots::NONE;
+use crate::core::Core;
 use fdbroker_protocol::object::ObjectState;
 use fdbroker_protocol::{AllocationId, MemoryKind, Status};
 

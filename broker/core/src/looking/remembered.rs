@@ -1,13 +1,11 @@
 //! What to remember outside the broker, for one after a crash. Must never change anything.
 
-use crate::Core;
-use crate::api::deposit::Deposit;
-use crate::api::former::{Kept, KeptGroup, KeptObject, Record};
-use crate::api::ids::{ClientId, GroupId, Lane, OwnerKey};
-use crate::api::objects::Touch;
-use crate::books::allocation::State;
+use crate::api::{
+    ClientId, Deposit, GroupId, Kept, KeptGroup, KeptObject, Lane, NONE, OwnerKey, Record, Touch,
+};
+use crate::books::State;
 use crate::books::objects::groups::{Group, Member};
-use crate::books::slots::NONE;
+use crate::core::Core;
 use fdbroker_protocol::{AllocationId, ErrorCode, Share};
 
 impl Core {
@@ -80,7 +78,7 @@ impl Core {
     pub fn group_to_keep(&self, client: ClientId, group: GroupId) -> Option<KeptGroup<'_>> {
         self.books.clients.find(client.0)?;
         let found = &self.books.objects.groups[self.books.making(client.0, group).ok()?];
-        let (keep_us, pin) = self.lasting(found);
+        let (keep_us, pin) = self.books.lasting(found);
         (keep_us.is_some() || pin).then(|| KeptGroup { keep_us, pin, ..self.as_kept(found) })
     }
 

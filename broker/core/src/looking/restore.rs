@@ -3,22 +3,19 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use crate::Core;
-use crate::api::config::Config;
-use crate::api::ids::Now;
-use crate::books::allocation::{Allocation, Orphan, State};
+use crate::api::{Config, NONE, Now};
 use crate::books::check::{Check, RestoreError, ensure};
-use crate::books::clients::{Client, Clients, SavedClients};
-use crate::books::continuity::{Grace, Standing};
-use crate::books::leases::{Lease, Leases};
+use crate::books::clients::{Clients, SavedClients};
+use crate::books::continuity::Standing;
+use crate::books::leases::Leases;
 use crate::books::objects::Objects;
 use crate::books::objects::names::NameScope;
 use crate::books::order::Moment;
-use crate::books::recalls::Recall;
 use crate::books::registry::Registry;
 use crate::books::rooms::Rooms;
-use crate::books::slots::{Flat, NONE, SavedSlots};
-use crate::books::timers::{Chore, Timer};
+use crate::books::slots::{Flat, SavedSlots};
+use crate::books::{Allocation, Chore, Client, Grace, Lease, Orphan, Recall, State, Timer};
+use crate::core::Core;
 use crate::limits::MOST_GROUPS;
 use crate::looking::saved::{Beside, Saved, SavedOwners};
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;

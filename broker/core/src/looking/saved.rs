@@ -3,16 +3,15 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use crate::Core;
-use crate::api::ids::{File, FileId, Now};
-use crate::books::allocation::{Allocation, AllocationList, Orphan, State};
-use crate::books::clients::{Client, Domain, Job};
-use crate::books::continuity::{FormerOwner, Grace, Standing};
-use crate::books::leases::Lease;
-use crate::books::ledger::ScopeId;
+use crate::api::{File, FileId, Now};
+use crate::books::clients::{Domain, Job};
+use crate::books::continuity::{FormerOwner, Standing};
 use crate::books::objects::saved::SavedObjects;
-use crate::books::recalls::Recall;
 use crate::books::slots::{Flat, SavedSlots};
+use crate::books::{
+    Allocation, AllocationList, Client, Grace, Lease, Orphan, Recall, ScopeId, State,
+};
+use crate::core::Core;
 use fdbroker_protocol::Resource;
 use serde::{Deserialize, Serialize};
 

@@ -2,15 +2,10 @@
 
 use std::ops::Range;
 
-use crate::Core;
-use crate::api::config::CapsOfScopes;
-use crate::api::ids::{ClientId, DomainKey, JobKey, LeaseId, Now, Ticket};
-use crate::api::job_name::JobName;
-use crate::books::allocation::State;
+use crate::api::{CapsOfScopes, ClientId, DomainKey, JobKey, JobName, LeaseId, NONE, Now, Ticket};
 use crate::books::clients::Domain;
-use crate::books::ledger::{Account, ScopeId};
-use crate::books::recalls::Recall;
-use crate::books::slots::NONE;
+use crate::books::{Account, Recall, ScopeId, State};
+use crate::core::Core;
 use fdbroker_protocol::admin::AllocationState;
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
 use fdbroker_protocol::{AllocationId, ByCounter, ByGauge, Caps, Facts, Resource, Share};

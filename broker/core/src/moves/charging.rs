@@ -1,13 +1,7 @@
 //! Charging clients, their jobs, domains and the node together. Must never charge one account of a list and not the others.
 
-use crate::api::config::CapsOfScopes;
-use crate::api::ids::{DomainKey, Now};
-use crate::books::Books;
-use crate::books::allocation::Allocation;
-use crate::books::clients::Client;
-use crate::books::ledger::{Blocked, Charge};
-use crate::books::slots::NONE;
-use crate::books::timers::Chore;
+use crate::api::{CapsOfScopes, DomainKey, NONE, Now};
+use crate::books::{Allocation, Blocked, Books, Charge, Chore, Client};
 use fdbroker_protocol::{Resource, Scope};
 
 impl Books {

@@ -1,14 +1,7 @@
 //! Fds on their way through the closers. Must never give their places away before they are closed.
 
-use crate::api::deposit::Deposit;
-use crate::api::effect::{Effect, Effects};
-use crate::api::ids::{ClientId, Lane, Ticket};
-use crate::books::Books;
-use crate::books::charges::REFUSED_FD;
-use crate::books::clients::Client;
-use crate::books::closings::Closing;
-use crate::books::ledger::ScopeId;
-use crate::books::slots::NONE;
+use crate::api::{ClientId, Deposit, Effect, Effects, Lane, NONE, Ticket};
+use crate::books::{Books, Client, Closing, REFUSED_FD, ScopeId};
 
 impl Books {
     /// The place of an fd of `client` becomes that of one in the closers; the charge stays until

@@ -1,15 +1,8 @@
 //! The end of an allocation, whatever its cause. Must never let an ended one be granted again, nor free its slot while leases
 //! are out.
 
-use crate::api::effect::{Effect, Effects, Ended};
-use crate::api::ids::ClientId;
-use crate::books::Books;
-use crate::books::allocation::State;
-use crate::books::charges::RECALLED_PLACE;
-use crate::books::leases::Lease;
-use crate::books::ledger::Charge;
-use crate::books::queues::Fate;
-use crate::books::slots::NONE;
+use crate::api::{ClientId, Effect, Effects, Ended, NONE};
+use crate::books::{Books, Charge, Fate, Lease, RECALLED_PLACE, State};
 use fdbroker_protocol::{ErrorCode, Resource, Scope};
 
 impl Books {

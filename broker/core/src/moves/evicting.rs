@@ -1,15 +1,9 @@
 //! Which held fds may be evicted, and their eviction in the scope whose cap is in the way. Must never evict what is resident or
 //! waited for, nor choose an owner that does not answer while another one of the scope has something to evict.
 
-use crate::api::deposit::Wanted;
-use crate::api::effect::{Effect, Effects};
-use crate::api::ids::Lane;
-use crate::books::Books;
-use crate::books::allocation::{Allocation, State};
-use crate::books::clients::Client;
-use crate::books::ledger::{Blocked, Charge, ScopeId};
+use crate::api::{Effect, Effects, Lane, NONE, Wanted};
 use crate::books::order::Moment;
-use crate::books::slots::NONE;
+use crate::books::{Allocation, Blocked, Books, Charge, Client, ScopeId, State};
 use crate::limits::{EVICTIONS_PER_STEP, LOOKS_PER_VICTIM};
 use fdbroker_protocol::Resource;
 use fdbroker_protocol::admin::EventKind;

@@ -1,13 +1,8 @@
 //! Kept allocations, which outlive their owner for a time; and which clients may have an allocation at all. Must never
 //! evict a kept one, nor let one live without an owner for ever.
 
-use crate::api::effect::{Effect, Effects};
-use crate::books::Books;
-use crate::books::allocation::{Orphan, State};
-use crate::books::ledger::Charge;
-use crate::books::queues::Fate;
-use crate::books::slots::NONE;
-use crate::books::timers::Timer;
+use crate::api::{Effect, Effects, NONE};
+use crate::books::{Books, Charge, Fate, Orphan, State, Timer};
 use fdbroker_protocol::{ErrorCode, Resource};
 
 impl Books {

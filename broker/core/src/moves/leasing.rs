@@ -1,18 +1,12 @@
 //! What clients hold: leases are granted, mapped, given back. Must never let one be given back twice, or by another.
 
-use crate::api::deposit::Wanted;
-use crate::api::effect::Granted;
-use crate::api::ids::LeaseId;
-use crate::books::Books;
-use crate::books::allocation::State;
-use crate::books::charges::lease_charge;
-use crate::books::leases::Lease;
-use crate::books::ledger::{Blocked, Charge};
+use crate::api::{Granted, LeaseId, Wanted};
+use crate::books::{Blocked, Books, Charge, Lease, State, lease_charge};
 use fdbroker_protocol::Resource;
 
 impl Books {
     pub(crate) fn granted(&mut self, wanted: Wanted, slot: u32, lease: LeaseId) -> Granted {
-        Granted::of(wanted, self.allocations.mark_used(slot, self.now), lease)
+        self.allocations.mark_used(slot, self.now).granted(wanted, lease)
     }
 
     /// Makes a lease of an allocation, open and charged; or says which cap is in the way.

@@ -1,8 +1,6 @@
 //! Parked requests enter lines and leave them, and hear of what comes back. Must never wake those behind the first one.
 
-use crate::books::Books;
-use crate::books::ledger::{Blocked, ScopeId};
-use crate::books::parked::Wait;
+use crate::books::{Blocked, Books, ScopeId, Wait};
 
 impl Books {
     /// A parked request waits for what it says from now on.

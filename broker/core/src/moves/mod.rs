@@ -1,6 +1,5 @@
 //! What changes two owners or more, so that their sums stay right. Must never know of a request.
 
-pub(crate) mod allowances;
 pub(crate) mod charging;
 pub(crate) mod closing;
 pub(crate) mod ending;

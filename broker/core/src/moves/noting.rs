@@ -1,9 +1,7 @@
 //! What happens is counted and noted as it happens. Must never cost anything where nobody watches.
 
-use crate::api::effect::{Effect, Effects, Note};
-use crate::api::ids::{ClientId, RequestId};
-use crate::books::Books;
-use crate::books::ledger::Blocked;
+use crate::api::{ClientId, Effect, Effects, Note, RequestId};
+use crate::books::{Blocked, Books};
 use crate::limits::NOTES_KEPT;
 use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{ErrorCode, Status};

@@ -1,12 +1,9 @@
 //! What held fds pin is charged, by files where these are known. Must never charge a domain twice for a file, nor refuse that
 //! one grows.
 
-use crate::api::ids::File;
-use crate::books::Books;
-use crate::books::allocation::Allocation;
+use crate::api::{File, NONE};
 use crate::books::files::{Pinned, pages};
-use crate::books::ledger::{Charge, ScopeId};
-use crate::books::slots::NONE;
+use crate::books::{Allocation, Books, Charge, ScopeId};
 use fdbroker_protocol::{Resource, Scope};
 
 impl Books {

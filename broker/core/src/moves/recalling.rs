@@ -1,16 +1,8 @@
 //! Recalls: asking owners for their fds again, what they answer, and what happens when they do not. Must
 //! never ask before the place for the answer is reserved, nor ask twice at a time.
 
-use crate::api::effect::Effects;
-use crate::api::ids::{ClientId, Now};
-use crate::books::Books;
-use crate::books::allocation::State;
-use crate::books::charges::{PROMISED_LEASE, RECALLED_PLACE};
-use crate::books::ledger::Blocked;
-use crate::books::queues::Fate;
-use crate::books::recalls::Recall;
-use crate::books::slots::NONE;
-use crate::books::timers::Timer;
+use crate::api::{ClientId, Effects, NONE, Now};
+use crate::books::{Blocked, Books, Fate, PROMISED_LEASE, RECALLED_PLACE, Recall, State, Timer};
 use fdbroker_protocol::ErrorCode;
 use fdbroker_protocol::admin::EventKind;
 

@@ -2,12 +2,9 @@
 //! or fds is in the way. Must never ask for a lease of an ended allocation, nor again for one just asked for; what
 //! is asked for stays the client's until it gives it back.
 
-use crate::api::ids::{ClientId, LeaseId, Now};
-use crate::books::Books;
-use crate::books::clients::Client;
-use crate::books::leases::{Lease, Shelf};
-use crate::books::ledger::{Blocked, LEASE_KINDS, SHARE_OF_FDS, ScopeId};
-use crate::books::timers::Chore;
+use crate::api::{ClientId, LeaseId, Now};
+use crate::books::leases::Shelf;
+use crate::books::{Blocked, Books, Chore, Client, LEASE_KINDS, Lease, SHARE_OF_FDS, ScopeId};
 use crate::limits::{RECLAIM_AGAIN_US, RECLAIM_BATCH, RECLAIM_LOOKS, RECLAIM_PAUSE_US};
 use fdbroker_protocol::{MAX_BATCH, Resource};
 

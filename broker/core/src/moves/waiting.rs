@@ -1,17 +1,10 @@
 //! Requests are parked, and their items enter queues and leave them. Must never keep an fd for a request that does not wait
 //! for it.
 
-use crate::api::deposit::Wanted;
-use crate::api::ids::{ClientId, Now};
-use crate::books::Books;
-use crate::books::allocation::State;
-use crate::books::charges::PROMISED_LEASE;
-use crate::books::items::Item;
-use crate::books::parked::{PARKED, Parked, Wait, Wish, items_of};
-use crate::books::queues::Fate;
-use crate::books::recalls::Recall;
-use crate::books::slots::NONE;
-use crate::books::timers::Timer;
+use crate::api::{ClientId, NONE, Now, Wanted};
+use crate::books::{
+    Books, Fate, Item, PARKED, PROMISED_LEASE, Parked, Recall, State, Timer, Wait, Wish, items_of,
+};
 use fdbroker_protocol::ErrorCode;
 
 impl Books {

@@ -1,14 +1,11 @@
 //! Acquire: what is ready is granted, what is evicted is recalled, what is hopeless is said. Must never
 //! let a newcomer take room that an earlier request of its domain waits for.
 
-use crate::Core;
-use crate::api::deposit::Wanted;
-use crate::api::effect::{Effect, Effects, Granted};
-use crate::api::ids::{ClientId, LeaseId, Now, RequestId};
-use crate::books::Books;
-use crate::books::items::Item;
-use crate::books::ledger::{Blocked, Charge, FOR_HELD, FOR_LEASE};
-use crate::books::parked::{Parked, Wait, Wish, items_of};
+use crate::api::{ClientId, Effect, Effects, Granted, LeaseId, Now, RequestId, Wanted};
+use crate::books::{
+    Blocked, Books, Charge, FOR_HELD, FOR_LEASE, Item, Parked, Wait, Wish, items_of,
+};
+use crate::core::Core;
 use crate::limits::PLACES_AT_ONCE;
 use crate::requests::turn::{Attempt, Turn};
 use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};

@@ -1,12 +1,9 @@
 //! Fds fetched ahead: what a client will most likely ask for next, from room that nobody misses. Must never start a recall or an
 //! eviction, make anybody wait, or count as use.
 
-use crate::Core;
-use crate::api::deposit::Wanted;
-use crate::api::effect::{Effect, Effects, Granted};
-use crate::api::ids::ClientId;
-use crate::books::items::Item;
-use crate::books::ledger::{FOR_LEASE, ScopeId};
+use crate::api::{ClientId, Effect, Effects, Wanted};
+use crate::books::{FOR_LEASE, Item, ScopeId};
+use crate::core::Core;
 use crate::limits::AHEAD_ROOM_DIVISOR;
 use fdbroker_protocol::Resource;
 use fdbroker_protocol::limits::{AHEAD_BYTES, AHEAD_FDS};
@@ -30,7 +27,7 @@ impl Core {
             let Ok(lease) = self.books.lease(client.0, slot) else { break };
             bytes -= size;
             // Not marked as used: nobody has asked for it yet.
-            fx.granted.push(Granted::of(*item, &self.books.allocations[slot], lease));
+            fx.granted.push(self.books.allocations[slot].granted(*item, lease));
         }
         let range = begin..fx.granted.len();
         if !range.is_empty() {

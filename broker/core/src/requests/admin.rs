@@ -1,13 +1,9 @@
 //! The administrator's acts: caps, evict, revoke, and draining the whole broker. Must never evict what cannot be had again,
 //! nor end more in one step than a client's message may.
 
-use crate::Core;
-use crate::api::config::CapsOfScopes;
-use crate::api::effect::{Acted, Effects};
-use crate::api::ids::Now;
-use crate::books::allocation::State;
-use crate::books::slots::NONE;
-use crate::books::timers::Chore;
+use crate::api::{Acted, CapsOfScopes, Effects, NONE, Now};
+use crate::books::{Chore, State};
+use crate::core::Core;
 use fdbroker_protocol::admin::{ActOutcome, EventKind};
 use fdbroker_protocol::{AllocationId, ErrorCode};
 

@@ -1,13 +1,10 @@
 //! Parked requests are looked at again, until they are served or given up. Must never serve a later request of a domain with
 //! what an earlier one of it waits for.
 
-use crate::Core;
-use crate::api::effect::{Effect, Effects, Granted};
-use crate::api::ids::{ClientId, Now, RequestId};
-use crate::books::parked::{Parked, Wait, Wish};
-use crate::books::queues::Fate;
+use crate::api::{ClientId, Effect, Effects, Granted, NONE, Now, RequestId};
 use crate::books::rooms::Number;
-use crate::books::slots::NONE;
+use crate::books::{Fate, Parked, Wait, Wish};
+use crate::core::Core;
 use crate::limits::{
     LISTENERS_WOKEN_PER_LOOK, LOOKS_PER_TURN, PARKED_ITEMS_PER_STEP, PARKED_LOOKS_PER_STEP,
 };

@@ -1,12 +1,9 @@
 //! What steps go on with, a portion at a time: sweeps, deadlines, caps that were lowered, a broker that is emptied. Must never
 //! take from a client by force: what can be had again is evicted, the rest is asked for.
 
-use crate::Core;
-use crate::api::effect::Effects;
-use crate::api::ids::{ClientId, Now};
-use crate::books::continuity::Grace;
-use crate::books::ledger::{Blocked, ScopeId};
-use crate::books::timers::{Chore, Timer};
+use crate::api::{ClientId, Effects, Now};
+use crate::books::{Blocked, Chore, Grace, ScopeId, Timer};
+use crate::core::Core;
 use crate::limits::{
     DRAIN_PAUSE_US, DRAINED_PER_STEP, EVICTIONS_PER_STEP, LEASES_SWEPT_PER_TURN,
     PARKED_ITEMS_PER_STEP, PARKED_LOOKS_PER_STEP, RECLAIM_LOOKS, RECLAIM_PAUSE_US,

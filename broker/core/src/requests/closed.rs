@@ -1,10 +1,8 @@
 //! What the daemon says of closers and files. Must never refuse it.
 
-use crate::Core;
-use crate::api::ids::{DomainKey, Ticket};
-use crate::books::charges::REFUSED_FD;
-use crate::books::closings::Closing;
-use crate::books::ledger::Charge;
+use crate::api::{DomainKey, Ticket};
+use crate::books::{Charge, Closing, REFUSED_FD};
+use crate::core::Core;
 use fdbroker_protocol::Resource;
 
 impl Core {

@@ -2,17 +2,13 @@
 //! they still have. Must never give an allocation to a client that may not own it, nor bring back what has ended; nor make a
 //! lease of what was born later, or of what its holder may not have.
 
-use crate::Core;
-use crate::api::deposit::{Declared, Deposit, Redeposit};
-use crate::api::effect::{Effect, Effects, Granted, Registered};
-use crate::api::ids::{ClientId, OwnerKey, RequestId};
-use crate::books::Books;
-use crate::books::allocation::{Allocation, State};
+use crate::api::{
+    ClientId, Declared, Deposit, Effect, Effects, Granted, NONE, OwnerKey, Redeposit, Registered,
+    RequestId,
+};
 use crate::books::continuity::FormerOwner;
-use crate::books::items::Item;
-use crate::books::ledger::Charge;
-use crate::books::queues::Fate;
-use crate::books::slots::NONE;
+use crate::books::{Allocation, Books, Charge, Fate, Item, State};
+use crate::core::Core;
 use crate::requests::register::NOTHING;
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Share, Status};
 

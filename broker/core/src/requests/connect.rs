@@ -1,14 +1,8 @@
 //! A client connects, and says what it is. Must never keep anything of one that is refused.
 
-use crate::Core;
-use crate::api::effect::Note;
-use crate::api::effect::{Effect, Effects};
-use crate::api::ids::{ClientId, DomainKey, JobKey, OwnerKey};
-use crate::api::request::Peer;
-use crate::books::Books;
-use crate::books::charges::CONNECTION;
-use crate::books::clients::Client;
-use crate::books::ledger::ScopeId;
+use crate::api::{ClientId, DomainKey, Effect, Effects, JobKey, Note, OwnerKey, Peer};
+use crate::books::{Books, CONNECTION, Client, ScopeId};
+use crate::core::Core;
 use crate::limits::DOMAINS_PER_USER;
 use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{Resource, Scope, Status};

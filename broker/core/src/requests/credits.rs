@@ -1,12 +1,9 @@
 //! Deposit credits: places that are reserved for the next deposits of a client. Idle ones count as free: they are taken
 //! back when another needs the place. Must never take back the credit that a client has waited for.
 
-use crate::Core;
-use crate::api::effect::Effects;
-use crate::api::ids::{ClientId, Now, RequestId};
-use crate::books::Books;
-use crate::books::ledger::FOR_CREDIT;
-use crate::books::parked::{Parked, Wait, Wish};
+use crate::api::{ClientId, Effects, Now, RequestId};
+use crate::books::{Books, FOR_CREDIT, Parked, Wait, Wish};
+use crate::core::Core;
 use crate::moves::charging::places;
 use crate::requests::turn::Turn;
 use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};

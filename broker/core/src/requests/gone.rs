@@ -1,11 +1,8 @@
 //! The end of a client, and the teardown of what it leaves, in portions. Must never leave a charge behind.
 
-use crate::Core;
-use crate::api::effect::{Effect, Effects};
-use crate::api::ids::ClientId;
-use crate::books::charges::{CONNECTION, PLACES};
-use crate::books::ledger::Charge;
-use crate::books::parked::items_of;
+use crate::api::{ClientId, Effect, Effects};
+use crate::books::{CONNECTION, Charge, PLACES, items_of};
+use crate::core::Core;
 use crate::limits::TEARDOWN_PER_STEP;
 use fdbroker_protocol::ErrorCode;
 use fdbroker_protocol::admin::EventKind;

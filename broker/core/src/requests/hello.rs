@@ -2,13 +2,9 @@
 //! any request. Before, its connection has nothing but its socket, for which the daemon has a place.
 //! Must never take from others for a client that cannot be let in.
 
-use crate::Core;
-use crate::api::effect::{Effect, Effects};
-use crate::api::ids::{ClientId, Now, RequestId};
-use crate::books::Books;
-use crate::books::charges::PLACES;
-use crate::books::ledger::{Blocked, Charge, SHARE_OF_FDS, ScopeId};
-use crate::books::parked::{Parked, Wait, Wish};
+use crate::api::{ClientId, Effect, Effects, Now, RequestId};
+use crate::books::{Blocked, Books, Charge, PLACES, Parked, SHARE_OF_FDS, ScopeId, Wait, Wish};
+use crate::core::Core;
 use crate::limits::{HELLO_IN_LINE_FDS, IDLE_FDS_KEPT};
 use crate::requests::turn::Turn;
 use fdbroker_protocol::admin::EventKind;

@@ -1,9 +1,8 @@
 //! Leases are imported and given back. Must never answer a one-way message.
 
-use crate::Core;
-use crate::api::effect::{Effect, Effects};
-use crate::api::ids::{ClientId, LeaseId, RequestId, StatusReply};
-use crate::books::ledger::Charge;
+use crate::api::{ClientId, Effect, Effects, LeaseId, RequestId, StatusReply};
+use crate::books::Charge;
+use crate::core::Core;
 use fdbroker_protocol::ErrorCode;
 use fdbroker_protocol::{Resource, Status};
 

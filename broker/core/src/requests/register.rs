@@ -1,13 +1,9 @@
 //! Register: deposits become allocations, or the same allocation counted once more; a reused address ends
 //! what was there. Must never keep an fd that has no place, nor two of one allocation.
 
-use crate::Core;
-use crate::api::deposit::Deposit;
-use crate::api::effect::{Effect, Effects, Registered};
-use crate::api::ids::{ClientId, Lane, Now, RequestId};
-use crate::books::allocation::{Allocation, State};
-use crate::books::ledger::{Blocked, Charge, ScopeId, ScopeRecord};
-use crate::books::slots::NONE;
+use crate::api::{ClientId, Deposit, Effect, Effects, Lane, NONE, Now, Registered, RequestId};
+use crate::books::{Allocation, Blocked, Charge, ScopeId, ScopeRecord, State};
+use crate::core::Core;
 use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{AllocationId, ErrorCode, Facts, Resource, Status};
 

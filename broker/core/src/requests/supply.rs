@@ -1,13 +1,8 @@
 //! What owners answer to recalls. Must never keep an fd that nobody asked for.
 
-use crate::Core;
-use crate::api::deposit::Supply;
-use crate::api::effect::{Effect, Effects};
-use crate::api::ids::{ClientId, Lane};
-use crate::books::allocation::State;
-use crate::books::charges::RECALLED_PLACE;
-use crate::books::ledger::Charge;
-use crate::books::queues::Fate;
+use crate::api::{ClientId, Effect, Effects, Lane, Supply};
+use crate::books::{Charge, Fate, RECALLED_PLACE, State};
+use crate::core::Core;
 use fdbroker_protocol::{ErrorCode, Facts, Resource, Status};
 
 impl Core {

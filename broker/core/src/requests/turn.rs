@@ -1,9 +1,8 @@
 //! Whom a request stands behind. Must never let a newcomer take room that an earlier request of its domain waits for.
 
-use crate::Core;
-use crate::api::deposit::Wanted;
-use crate::api::ids::{ClientId, Now, RequestId};
-use crate::books::ledger::Blocked;
+use crate::api::{ClientId, Now, RequestId, Wanted};
+use crate::books::Blocked;
+use crate::core::Core;
 use fdbroker_protocol::{Resource, Scope};
 
 /// Whom a request stands behind: it may not take what those wait for.

@@ -1,8 +1,7 @@
 //! An owner ends registrations. Must never end what is registered once more.
 
-use crate::Core;
-use crate::api::effect::{Effect, Effects};
-use crate::api::ids::{ClientId, RequestId, StatusReply};
+use crate::api::{ClientId, Effect, Effects, RequestId, StatusReply};
+use crate::core::Core;
 use fdbroker_protocol::{AllocationId, ErrorCode, Status};
 
 impl Core {

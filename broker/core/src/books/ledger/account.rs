@@ -1,6 +1,6 @@
 //! A charge, and the counts of one client, job, domain or node. Must never go below zero.
 
-use super::{Blocked, SHARE_OF_FDS, ScopeId};
+use super::blocked::{Blocked, SHARE_OF_FDS, ScopeId};
 use fdbroker_protocol::{Caps, NO_CAP, Resource};
 
 /// One charge: of what, and how many fds, bytes, leases, ... of it.

@@ -2,7 +2,7 @@
 //! itself, and which requests wait. Must never let a scope differ from the sum of its clients.
 
 use super::{Blocked, Ledger, ScopeId, ScopeRecord};
-use crate::api::ids::Now;
+use crate::api::Now;
 use fdbroker_protocol::{Resource, Scope};
 
 impl Ledger {

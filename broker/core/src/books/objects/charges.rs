@@ -1,7 +1,7 @@
 //! What objects are charged with: to their domain and the node alone, within caps and shares. Must never charge for a part of
 //! what was asked.
 
-use crate::api::objects::NewObject;
+use crate::api::NewObject;
 use crate::books::ledger::{Charge, ScopeRecord};
 use crate::books::objects::groups::Member;
 use crate::limits::OBJECT_RECORD_BYTES;

@@ -2,14 +2,16 @@
 
 use std::ops::{Deref, DerefMut};
 
-use crate::api::ids::{GroupId, Now};
-use crate::api::objects::Inherits;
+use crate::api::{GroupId, Inherits, NONE, Now};
 use crate::books::lists::{Link, Nodes};
 use crate::books::objects::names::{Name, NameScope};
-use crate::books::objects::order::Place;
-use crate::books::slots::{NONE, Slots};
+use crate::books::slots::Slots;
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
+
+/// Whether somebody has a lease of a group; whether it is kept, since kept ones alone help against a cap of kept bytes; and since when
+/// it is not in use, or is, as far as the order knows.
+pub(crate) type Place = (bool, bool, Now);
 
 /// What a name must lead to when its object is sealed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

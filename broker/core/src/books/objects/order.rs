@@ -3,14 +3,10 @@
 
 use std::collections::BTreeSet;
 
-use crate::api::ids::Now;
+use crate::api::Now;
 use crate::books::ledger::ScopeId;
-use crate::books::objects::groups::{Group, GroupState};
+use crate::books::objects::groups::{Group, GroupState, Place};
 use rustc_hash::FxHashMap;
-
-/// Whether somebody has a lease of a group; whether it is kept, since kept ones alone help against a cap of kept bytes; and since when
-/// it is not in use, or is, as far as the order knows.
-pub(crate) type Place = (bool, bool, Now);
 
 /// What the groups that may be evicted would free: that of those which are not kept, and of those which are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

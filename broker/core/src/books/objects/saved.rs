@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use crate::api::NONE;
 use crate::books::check::{Check, ensure};
 use crate::books::lists::Link;
 use crate::books::objects::Objects;
 use crate::books::objects::groups::{Group, GroupState, Groups};
 use crate::books::objects::names::{NameScope, Place};
 use crate::books::objects::watches::{Logged, Watched};
-use crate::books::slots::{Flat, NONE, SavedSlots, Slots};
+use crate::books::slots::{Flat, SavedSlots, Slots};
 use crate::limits::{EVENTS_IN_LOG, MAKERS_PER_NAME, WATCHES_PER_CLIENT};
 use fdbroker_protocol::is_object_name;
 use fdbroker_protocol::limits::{MAX_GROUP, METADATA_BYTES, NAME_OF_OBJECT_BYTES};

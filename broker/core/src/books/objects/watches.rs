@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
 
-use crate::api::objects::ObjectNews;
+use crate::api::ObjectNews;
 use crate::books::ledger::Charge;
 use crate::books::objects::names::{Name, NameScope};
 use crate::limits::{EVENT_IN_LOG_BYTES, EVENTS_IN_LOG};

@@ -1,10 +1,9 @@
 //! Objects are charged to their domain and the node alone, within caps and shares. Must never charge for a part of what was
 //! asked.
 
-use crate::api::effect::Effects;
-use crate::books::Books;
-use crate::books::ledger::{Charge, ScopeId};
+use crate::api::Effects;
 use crate::books::objects::charges::of_kept;
+use crate::books::{Books, Charge, ScopeId};
 use fdbroker_protocol::{Scope, Status};
 
 impl Books {

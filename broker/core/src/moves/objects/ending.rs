@@ -1,16 +1,11 @@
 //! Names and memory of groups end, or outlive their creators. Must never take away memory that was not the group's.
 
-use crate::api::effect::Effects;
-use crate::api::former::KeptChange;
-use crate::books::Books;
-use crate::books::allocation::Allocation;
-use crate::books::ledger::Charge;
+use crate::api::{Effects, KeptChange, NONE};
 use crate::books::objects::charges::{of_kept, of_member};
 use crate::books::objects::get::{Get, Standing};
 use crate::books::objects::groups::{Group, GroupLinks, GroupState};
 use crate::books::objects::names::{Name, Place};
-use crate::books::slots::NONE;
-use crate::books::timers::Timer;
+use crate::books::{Allocation, Books, Charge, Timer};
 use crate::limits::{MEMBERS_PER_MEMORY, MEMBERS_SWEPT_PER_STEP, MEMBERS_SWEPT_PER_TURN};
 use fdbroker_protocol::object::ObjectEvent;
 use fdbroker_protocol::{ErrorCode, Resource};

@@ -1,12 +1,10 @@
 //! Groups end when bytes are short. Must never end a group that is leased, nor any for a request that is refused.
 
-use crate::api::effect::Effects;
-use crate::api::ids::Now;
-use crate::books::Books;
-use crate::books::ledger::{Charge, ScopeId, ScopeRecord};
+use crate::api::{Effects, NONE, Now};
 use crate::books::objects::charges::{of_kept, of_objects_in};
-use crate::books::objects::order::{Order, Place, Spare};
-use crate::books::slots::NONE;
+use crate::books::objects::groups::Place;
+use crate::books::objects::order::{Order, Spare};
+use crate::books::{Books, Charge, ScopeId, ScopeRecord};
 use crate::limits::RECLAIM_BATCH;
 use fdbroker_protocol::{ErrorCode, NO_CAP, Resource, Scope, Status};
 

@@ -1,9 +1,8 @@
 //! Those who watch names are told, as far as their domain has room. Must never wait for one that does not read.
 
-use crate::books::Books;
-use crate::books::ledger::Charge;
 use crate::books::objects::names::{Name, NameScope};
 use crate::books::objects::watches::{Logged, Watches};
+use crate::books::{Books, Charge};
 use crate::limits::EVENTS_IN_LOG;
 use crate::work::visit;
 use fdbroker_protocol::Resource;

@@ -1,9 +1,7 @@
 //! Names are taken from objects. Must never take one from another version than was meant.
 
-use crate::Core;
-use crate::api::effect::Effects;
-use crate::api::ids::{ClientId, RequestId};
-use crate::api::objects::Deleted;
+use crate::api::{ClientId, Deleted, Effects, RequestId};
+use crate::core::Core;
 use fdbroker_protocol::object::ObjectEvent;
 use fdbroker_protocol::{ErrorCode, Status};
 

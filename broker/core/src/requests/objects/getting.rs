@@ -1,15 +1,11 @@
 //! Gets: all names are resolved in one moment, then a lease of each group is granted; or the request waits, for the first
 //! name that it misses, for room, or for its client to read. Must never grant anything while a name is missing.
 
-use crate::Core;
-use crate::api::effect::{Effect, Effects};
-use crate::api::ids::{ClientId, Now, RequestId};
-use crate::api::objects::GotObject;
-use crate::books::Books;
-use crate::books::ledger::{Blocked, Charge, FOR_LEASE};
+use crate::api::{ClientId, Effect, Effects, GotObject, Now, RequestId};
 use crate::books::objects::get::{Get, Standing};
 use crate::books::objects::names::{Name, NameScope, Place};
-use crate::books::parked::{Parked, Wait, Wish, items_of};
+use crate::books::{Blocked, Books, Charge, FOR_LEASE, Parked, Wait, Wish, items_of};
+use crate::core::Core;
 use crate::limits::PLACES_AT_ONCE;
 use crate::requests::turn::Turn;
 use fdbroker_protocol::limits::MAX_OBJECT_MESSAGE_BYTES;

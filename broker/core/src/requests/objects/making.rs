@@ -1,17 +1,14 @@
 //! Groups in the making: begun with their memory, filled, sealed or given up. Must never do a part of what was asked.
 
-use crate::Core;
-use crate::api::deposit::Deposit;
-use crate::api::effect::{Effect, Effects};
-use crate::api::ids::{ClientId, GroupId, RequestId, StatusReply};
-use crate::api::objects::{Create, Inherits, NewObject};
-use crate::books::clients::Client;
-use crate::books::ledger::Charge;
+use crate::api::{
+    ClientId, Create, Deposit, Effect, Effects, GroupId, NONE, NewObject, RequestId, StatusReply,
+};
 use crate::books::lists::Link;
 use crate::books::objects::charges::{of_member, of_new};
 use crate::books::objects::groups::{Expect, Group, GroupState};
 use crate::books::objects::names::Place;
-use crate::books::slots::NONE;
+use crate::books::{Charge, Client};
+use crate::core::Core;
 use crate::limits::MAKERS_PER_NAME;
 use crate::requests::register::Outcome;
 use fdbroker_protocol::limits::{MAX_GROUP, METADATA_BYTES};
@@ -261,23 +258,6 @@ impl Core {
         Ok(())
     }
 
-    /// How long a group in the making lasts if it is sealed now, and whether it is pinned: what its
-    /// maker has said, and for the rest what the versions have that it replaces.
-    pub(crate) fn lasting(&self, group: &Group) -> (Option<u64>, bool) {
-        let Group { mut keep_us, mut pin, inherits, .. } = *group;
-        let replaces = group.members.iter().filter(|member| member.expect != Expect::Free);
-        for member in replaces.filter(|_| inherits != Inherits::default()) {
-            let Some((place, _)) = self.books.sealed(group.scope, &member.name) else { continue };
-            let former = &self.books.objects.groups[place.group];
-            keep_us = keep_us.max(former.keep_us.filter(|_| inherits.keep));
-            pin |= former.pin && inherits.pin;
-        }
-        if group.outlives && !pin {
-            keep_us.get_or_insert(u64::MAX);
-        }
-        (keep_us, pin)
-    }
-
     /// A cap that a group meets for what its maker has not asked says so.
     fn with_cause(&self, number: u32, status: Status) -> Status {
         let group = &self.books.objects.groups[number];
@@ -302,7 +282,7 @@ impl Core {
         let group = &self.books.objects.groups[number];
         let (domain, scope, count) = (group.domain, group.scope, group.members.len());
         // Before others make room for it, or lose their names.
-        let (size, (keep_us, pin)) = (group.size_bytes, self.lasting(group));
+        let (size, (keep_us, pin)) = (group.size_bytes, self.books.lasting(group));
         let keeps = keep_us.is_some() || pin;
         if keeps {
             let aside = self.books.set_expected_aside(number);

@@ -1,13 +1,9 @@
 //! Touches: a use of a group by one of its names, and what keeps it from now on. Must never keep a group in part, nor keep names of a
 //! job.
 
-use crate::Core;
-use crate::api::effect::Effects;
-use crate::api::former::KeptChange;
-use crate::api::ids::{ClientId, RequestId};
-use crate::api::objects::Touch;
-use crate::books::clients::Client;
-use crate::books::ledger::Charge;
+use crate::api::{ClientId, Effects, KeptChange, RequestId, Touch};
+use crate::books::{Charge, Client};
+use crate::core::Core;
 use fdbroker_protocol::{ErrorCode, Resource, Status};
 
 impl Core {

@@ -1,8 +1,7 @@
 //! Clients watch names. Must never tell one of names that it may not see.
 
-use crate::Core;
-use crate::api::effect::Effects;
-use crate::api::ids::{ClientId, RequestId};
+use crate::api::{ClientId, Effects, RequestId};
+use crate::core::Core;
 use crate::limits::WATCHES_PER_CLIENT;
 use fdbroker_protocol::{ErrorCode, Status};
 

@@ -1,14 +1,13 @@
 //! What an allocation comes to for whoever wants it, read of all owners that have a say. Must never change anything.
 
-use crate::api::deposit::Wanted;
-use crate::api::ids::{ClientId, NO_GROUP};
+use crate::api::{ClientId, NO_GROUP, NONE, Wanted};
 use crate::books::Books;
 use crate::books::allocation::{Allocation, State};
 use crate::books::clients::Client;
 use crate::books::continuity::{DRAINED, Grace};
 use crate::books::parked::Wish;
 use crate::books::queues::Fate;
-use crate::books::slots::NONE;
+
 use fdbroker_protocol::{AllocationId, ErrorCode, Share, Status};
 
 /// What one item of an acquire comes to.

@@ -1,12 +1,12 @@
 //! What is in the way of a charge, and how it is said. Must never change an account.
 
-use crate::api::ids::DomainKey;
+use crate::api::{DomainKey, NONE};
 use crate::books::Books;
 use crate::books::charges::{PROMISED_LEASE, RECALLED_PLACE};
 use crate::books::clients::Client;
 use crate::books::ledger::{Blocked, Charge, SHARE_OF_FDS, ScopeId, ScopeRecord};
 use crate::books::objects::charges::of_objects_in;
-use crate::books::slots::NONE;
+
 use fdbroker_protocol::ErrorCode;
 use fdbroker_protocol::{Resource, Scope, Status};
 
