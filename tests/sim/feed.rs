@@ -43,7 +43,9 @@ impl World {
         let refusals = self.core.totals().counters.refusals;
         match action.input() {
             Some(input) => self.core.step(Now(self.now), input, &mut self.effects),
-            None if matches!(action, Action::Settle) => self.core.settle_parked(&mut self.effects),
+            None if matches!(action, Action::Settle) => {
+                self.core.settle_parked(Now(self.now), &mut self.effects)
+            }
             None => self.core.poll(Now(self.now), &mut self.effects),
         }
         self.stats.longest = self.stats.longest.max(work::last());

@@ -4,6 +4,7 @@ use crate::api::{ClientId, Effect, Effects, Input, Now, RequestId};
 use crate::books::Wish;
 use crate::books::allowances::Allowances;
 use crate::core::Core;
+use crate::moves::Step;
 use crate::work;
 use fdbroker_protocol::ErrorCode;
 
@@ -12,104 +13,102 @@ impl Core {
     /// Takes one input; appends to `effects` what the daemon is to do, in order.
     pub fn step(&mut self, now: Now, input: Input<'_>, effects: &mut Effects) {
         let items = input.items();
-        self.begin(now);
+        work::begin();
+        let step = &mut Step::new(now, effects);
         self.touch_by(&input);
         match input.request().filter(|(client, _)| !self.books.welcome(*client)) {
-            None => self.take(input, effects),
+            None => self.take(input, step),
             Some((client, request)) => {
                 let deposits = match input {
                     Input::Register { deposits, .. } => deposits,
                     Input::CreateObjects { create, .. } => std::slice::from_ref(&create.deposit),
                     _ => &[],
                 };
-                self.books.close_all_uninvited(client, deposits, effects);
-                self.refuse_stranger(client, request, effects);
+                self.books.close_all_uninvited(client, deposits, step);
+                self.refuse_stranger(client, request, step);
             }
         }
-        self.after(effects);
+        self.after(step);
         work::end(items);
     }
 
     /// Does what is due: deadlines, silent owners, teardown, waiting requests that have a turn. Bounded work.
     pub fn poll(&mut self, now: Now, effects: &mut Effects) {
-        self.begin(now);
-        self.expire(now, effects);
-        self.end_lost(effects);
-        self.after(effects);
+        work::begin();
+        let step = &mut Step::new(now, effects);
+        self.expire(now, step);
+        self.end_lost(step);
+        self.after(step);
         work::end(0);
     }
 
-    /// What every step and poll begins with: its time, and its allowances.
-    fn begin(&mut self, now: Now) {
-        work::begin();
-        self.books.now = now;
-        self.books.allowances = Allowances::of_a_step();
-        self.books.also_blocked.clear();
-    }
-
     /// One input, each with the function that knows its rules.
-    fn take(&mut self, input: Input<'_>, fx: &mut Effects) {
+    fn take(&mut self, input: Input<'_>, step: &mut Step<'_>) {
         let few = |ids: &'_ [fdbroker_protocol::AllocationId]| ids.len().min(ENDS_PER_MESSAGE);
         match input {
             // Clients come and go.
-            Input::Connect { client, peer } => self.connect(client, &peer, fx),
+            Input::Connect { client, peer } => self.connect(client, &peer, step),
             Input::Identify { client, key } => self.identify(client, key),
             Input::BoundHeld { client, fds } => self.bound_held(client, fds),
             Input::Hello { client, request, own_fds, deadline } => {
-                self.hello(client, request, own_fds, deadline, fx);
+                self.hello(client, request, own_fds, deadline, step);
             }
-            Input::Gone { client } => self.gone(client),
+            Input::Gone { client } => self.gone(client, step),
             // What owners say of their allocations.
             Input::Register { client, request, deposits, credits_wanted, deadline } => {
-                self.register(client, request, deposits, credits_wanted, deadline, fx);
+                self.register(client, request, deposits, credits_wanted, deadline, step);
             }
-            Input::Unregister { client, request, ids } => self.unregister(client, request, ids, fx),
-            Input::Supply { client, supplies } => self.supply(client, supplies, fx),
+            Input::Unregister { client, request, ids } => {
+                self.unregister(client, request, ids, step)
+            }
+            Input::Supply { client, supplies } => self.supply(client, supplies, step),
             // What consumers say of their leases.
             Input::Acquire { client, request, wanted, deadline } => {
-                self.acquire(client, request, wanted, deadline, fx);
+                self.acquire(client, request, wanted, deadline, step);
             }
-            Input::AcquireAhead { client, wanted } => self.acquire_ahead(client, wanted, fx),
-            Input::Cancel { client, request } => self.cancel(client, request, fx),
-            Input::Mapped { client, request, leases } => self.mapped(client, request, leases, fx),
-            Input::Release { client, request, leases } => self.release(client, request, leases, fx),
+            Input::AcquireAhead { client, wanted } => self.acquire_ahead(client, wanted, step),
+            Input::Cancel { client, request } => self.cancel(client, request, step),
+            Input::Mapped { client, request, leases } => self.mapped(client, request, leases, step),
+            Input::Release { client, request, leases } => {
+                self.release(client, request, leases, step)
+            }
             // Named objects.
             Input::CreateObjects { client, request, create } => {
-                self.create_objects(client, request, create, fx);
+                self.create_objects(client, request, create, step);
             }
             Input::AddObjects { client, request, group, objects } => {
-                self.add_objects(client, request, group, objects, fx);
+                self.add_objects(client, request, group, objects, step);
             }
             Input::SealObjects { client, request, group, checked } => {
-                self.seal_objects(client, request, group, checked, fx);
+                self.seal_objects(client, request, group, checked, step);
             }
             Input::AbortObjects { client, request, group } => {
-                self.abort_objects(client, request, group, fx);
+                self.abort_objects(client, request, group, step);
             }
             Input::GetObjects { client, request, of_job, names, deadline } => {
-                self.get_objects(client, request, of_job, names, deadline, fx);
+                self.get_objects(client, request, of_job, names, deadline, step);
             }
             Input::DeleteObjects { client, request, of_job, objects } => {
-                self.delete_objects(client, request, of_job, objects, fx);
+                self.delete_objects(client, request, of_job, objects, step);
             }
             Input::TouchObjects { client, request, touch } => {
-                self.touch_objects(client, request, touch, fx);
+                self.touch_objects(client, request, touch, step);
             }
             Input::WatchObjects { client, request, of_job, prefix, is_wanted } => {
-                self.watch_objects(client, request, of_job, (prefix, is_wanted), fx);
+                self.watch_objects(client, request, of_job, (prefix, is_wanted), step);
             }
             // After a crash.
             Input::Redeposit { client, request, items } => {
-                self.redeposit(client, request, items, fx);
+                self.redeposit(client, request, items, step);
             }
             Input::Declare { client, request, items } => {
-                self.declare(client, request, items, fx);
+                self.declare(client, request, items, step);
             }
             Input::Complete { client } => self.complete(client),
             // What the daemon says of sockets and closers.
-            Input::Sendable { client, sendable } => self.sendable(client, sendable),
+            Input::Sendable { client, sendable } => self.sendable(client, sendable, step),
             Input::Unsent { client, request, grants, deadline, seq } => {
-                self.unsent(client, request, grants, deadline, seq, fx);
+                self.unsent(client, request, grants, deadline, seq, step);
             }
             Input::MostGranted { fds } => self.books.most_granted = fds.max(1),
             Input::Closed { ticket } => self.closed(ticket),
@@ -117,8 +116,8 @@ impl Core {
             Input::Measured { files } => self.measure(files),
             // An administrator acts.
             Input::SetCaps { caps } => self.set_caps(caps),
-            Input::Evict { ids } => self.evict_these(&ids[..few(ids)], fx),
-            Input::Revoke { ids } => self.revoke_these(&ids[..few(ids)], fx),
+            Input::Evict { ids } => self.evict_these(&ids[..few(ids)], step),
+            Input::Revoke { ids } => self.revoke_these(&ids[..few(ids)], step),
             Input::SetDraining { draining } => self.set_draining(draining),
         }
     }
@@ -142,31 +141,32 @@ impl Core {
     }
 
     /// What every step and poll ends with, each a bounded number of records.
-    fn after(&mut self, fx: &mut Effects) {
-        let now = self.books.now;
+    fn after(&mut self, step: &mut Step<'_>) {
+        let now = step.now;
         // First: what gone clients had becomes room, and ends what others wait for.
-        self.tear_down(fx);
+        self.tear_down(step);
         // Ended groups of objects go, and requests for names that were sealed become ready to be looked at.
-        self.sweep_objects(fx);
+        self.sweep_objects(step);
         // Requests for fds of silent owners become ready to be answered.
         self.sweep_silent();
         // Ready requests go before those that wait for room: their fds are here, and pinned until they are served.
-        self.serve_ready(now, fx);
+        self.serve_ready(now, step);
         // Caps that have changed: what is above a lowered one goes, and whoever waits below a raised one may go on.
-        self.drain(fx);
-        self.serve_waiting(now, fx);
+        self.drain(step);
+        self.serve_waiting(now, step);
         // Nobody waits for what follows: holders are told, an emptied broker is seen to, and clients are asked for leases,
         // once it is known who waits still.
-        self.sweep_ended();
-        self.give_up(fx);
-        self.reclaim_again();
+        self.sweep_ended(step);
+        self.give_up(step);
+        self.reclaim_again(step);
         // Last: a holder is told of an end only when the generation page shows it.
         for client in std::mem::take(&mut self.books.eventful) {
             if self.books.client(client).is_some() {
-                fx.list.push(Effect::Events { client });
+                step.fx.list.push(Effect::Events { client });
             }
         }
-        self.books.objects.take_changes(&mut fx.kept);
+        self.books.objects.take_changes(&mut step.fx.kept);
+        assert!(step.aside.is_empty(), "invariant 5: what was set aside is put back");
         self.assert_invariants();
     }
 
@@ -192,32 +192,33 @@ impl Core {
 
     /// Answers every parked request AGAIN, so that nothing waits any more. The effects go to clients as
     /// those of a step do.
-    pub fn settle_parked(&mut self, effects: &mut Effects) {
+    pub fn settle_parked(&mut self, now: Now, effects: &mut Effects) {
+        let step = &mut Step::new(now, effects);
         while let Some((seq, parked)) = self.books.parked.first_key_value() {
             let (seq, client, request) = (*seq, parked.client, parked.request);
             let is_gone = self.books.clients.find(client.0).is_none_or(|it| it.gone);
             match parked.wish {
-                _ if is_gone => _ = self.books.unpark(seq),
-                Wish::Acquire(_) => self.answer_ended_item(seq, effects),
+                _ if is_gone => _ = self.books.unpark(seq, step),
+                Wish::Acquire(_) => self.answer_ended_item(seq, step),
                 Wish::Credits(_) | Wish::Get(_) => {
-                    self.books.unpark(seq);
+                    self.books.unpark(seq, step);
                     let status = ErrorCode::Again.into();
-                    effects.list.push(Effect::Failed { client, request, status });
+                    step.fx.list.push(Effect::Failed { client, request, status });
                 }
                 Wish::Hello(_) => {
                     let status = ErrorCode::Again.into();
-                    self.give_up_hello(client, status, effects);
-                    effects.list.push(Effect::Disconnect { client, status });
+                    self.give_up_hello(client, status, step);
+                    step.fx.list.push(Effect::Disconnect { client, status });
                 }
             }
         }
-        self.sweep_all_objects(effects);
+        self.sweep_all_objects(step);
         while self.books.allocations.next_ending().is_some() {
-            self.books.allowances = Allowances::of_a_step();
-            self.sweep_ended();
+            step.allowances = Allowances::of_a_step();
+            self.sweep_ended(step);
         }
         // The teardown of an owner goes on, and what it kept lives on from now.
-        self.after(effects);
+        self.after(step);
     }
 }
 

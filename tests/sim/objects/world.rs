@@ -190,7 +190,7 @@ impl World {
             self.connect(*client, *scope);
         }
         match action {
-            Action::Restart => self.core.settle_parked(&mut self.effects),
+            Action::Restart => self.core.settle_parked(Now(self.now), &mut self.effects),
             Action::Crash => {}
             Action::Poll => self.core.poll(Now(self.now), &mut self.effects),
             action => step(&mut self.core, self.now, action, &mut self.effects),

@@ -7,6 +7,7 @@ use crate::api::ids::{
 };
 use crate::api::job_name::JobName;
 use crate::api::objects::{GotObject, ObjectNews};
+use crate::api::request::Item;
 use crate::limits::EFFECTS_KEPT;
 use fdbroker_protocol::admin::{ActOutcome, EventKind};
 use fdbroker_protocol::{AllocationId, ErrorCode, Facts, MemoryKind, Status};
@@ -166,6 +167,8 @@ pub struct Effects {
     pub recalled_us: Vec<u64>,
     /// The answer to [`Input::Evict`] or [`Input::Revoke`], in its order.
     pub acted: Vec<Acted>,
+    /// What the items of the acquire at hand come to: here, so that its memory is used again.
+    pub(crate) items: Vec<Item>,
     /// Allocations of [`Effect::Ended`].
     pub ended: Vec<Ended>,
 }

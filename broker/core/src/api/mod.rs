@@ -19,5 +19,6 @@ pub(crate) use ids::NONE;
 pub use ids::*;
 pub use job_name::*;
 pub use objects::*;
+pub(crate) use request::Item;
 pub use request::*;
 pub use subordinate::*;

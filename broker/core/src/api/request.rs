@@ -9,6 +9,7 @@ use crate::api::ids::{
 };
 use crate::api::job_name::JobName;
 use crate::api::objects::{Create, Deleted, NewObject, Touch};
+use fdbroker_protocol::ErrorCode;
 use fdbroker_protocol::{AllocationId, Status};
 
 /// Who connects.
@@ -165,4 +166,19 @@ impl Input<'_> {
             _ => 0,
         }
     }
+}
+
+/// What one item of an acquire comes to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Item {
+    /// An error that waiting does not mend.
+    Final(ErrorCode),
+    /// The broker holds the fd.
+    Ready(u32),
+    /// The owner must be asked.
+    Evicted(u32),
+    /// The owner is being asked.
+    Recalling(u32),
+    /// Of before a crash: its owner may still name it again.
+    Reserved(u32),
 }

@@ -41,15 +41,13 @@ pub(crate) use ledger::{
 };
 pub(crate) use parked::{PARKED, Parked, Wait, Wish, items_of};
 pub(crate) use queues::Fate;
-pub(crate) use reading::items::Item;
 pub(crate) use recalls::Recall;
 pub(crate) use timers::{Chore, Timer};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::api::{ClientId, Config, Now};
-use crate::books::allowances::Allowances;
+use crate::api::{ClientId, Config};
 use crate::books::clients::Clients;
 use crate::books::closings::Closings;
 use crate::books::continuity::Continuity;
@@ -76,8 +74,6 @@ pub(crate) struct Books {
     pub leases: Leases,
     pub recalls: Recalls,
     pub closings: Closings,
-    /// Allocations that the request at hand wants: out of the order of eviction, so that none makes room for another.
-    pub aside: Vec<u32>,
     pub files: Files,
     /// Parked requests by arrival number. At most `max_clients` x `max_parked_per_client`.
     pub parked: BTreeMap<u64, Parked>,
@@ -85,15 +81,8 @@ pub(crate) struct Books {
     pub rooms: Rooms,
     /// Which of the parked requests wait for which allocation.
     pub waiting: Waiting,
-    pub allowances: Allowances,
-    /// What the items of the acquire at hand come to.
-    pub items: Vec<Item>,
-    /// Accounts in the way of the request at hand, beside the first one.
-    pub also_blocked: Vec<Blocked>,
     /// Most fds granted in one answer.
     pub most_granted: usize,
-    /// The time of the step.
-    pub now: Now,
     /// The account behind which the look at those who wait for leases to come back goes on.
     pub reclaim_from: Option<Option<Blocked>>,
     /// Where the look at accounts above their caps goes on: how many kinds of scopes are done, and the next scope.
@@ -120,16 +109,11 @@ impl Books {
             leases: Leases::default(),
             recalls: Recalls::default(),
             closings: Closings::default(),
-            aside: Vec::new(),
             files: Files::default(),
             parked: BTreeMap::new(),
             rooms: Rooms::default(),
             waiting: Waiting::default(),
-            allowances: Allowances::default(),
-            items: Vec::new(),
-            also_blocked: Vec::new(),
             most_granted: MAX_BATCH,
-            now: Now(0),
             reclaim_from: None,
             drain_from: None,
             draining: None,

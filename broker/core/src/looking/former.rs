@@ -42,7 +42,6 @@ impl Core {
     /// When a number of the configuration cannot work, or `former` does not fit it; the message says which.
     pub fn after_crash(config: Config, former: Former<'_>, now: Now) -> Result<Core, ConfigError> {
         let mut core = Core::new(config)?;
-        core.books.now = now;
         let mut kept: BTreeSet<AllocationId> = former.kept.iter().map(|kept| kept.id).collect();
         let of_groups: BTreeSet<AllocationId> =
             former.groups.iter().map(|group| group.id).collect();
@@ -75,7 +74,7 @@ impl Core {
         }
         core.books.objects.begin_above(former.last_version);
         for group in former.groups {
-            core.take_in_group(group, former.last_version)?;
+            core.take_in_group(group, former.last_version, now)?;
         }
         core.recount();
         let (needed, _, has) = core.books.ledger.table();
@@ -149,6 +148,7 @@ impl Core {
         &mut self,
         kept: &KeptGroup<'_>,
         last_version: u64,
+        now: Now,
     ) -> Result<(), ConfigError> {
         let slot = kept.id.slot;
         let wrong =
@@ -163,8 +163,7 @@ impl Core {
         if !kept.is_sound(last_version) {
             return Err(wrong("cannot have been one"));
         }
-        let allocation =
-            Allocation::new(&kept.deposit, NONE, domain, State::Resident, self.books.now);
+        let allocation = Allocation::new(&kept.deposit, NONE, domain, State::Resident, now);
         self.books.allocations.replace(slot, allocation, kept.deposit.driver_data);
         self.books.pin(slot, kept.deposit.file, 0);
         let scope = NameScope::Domain(domain);
@@ -185,8 +184,8 @@ impl Core {
             is_kept: true,
             due: None,
             size_bytes: kept.deposit.facts.size_bytes,
-            since: kept.since.min(self.books.now),
-            used: self.books.now,
+            since: kept.since.min(now),
+            used: now,
             members: Vec::with_capacity(kept.objects.len()),
             names: 0,
             swept: 0,

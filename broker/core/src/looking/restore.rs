@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use crate::api::{Config, NONE, Now};
+use crate::api::{Config, Effects, NONE, Now};
 use crate::books::check::{Check, RestoreError, ensure};
 use crate::books::clients::{Clients, SavedClients};
 use crate::books::continuity::Standing;
@@ -18,12 +18,13 @@ use crate::books::{Allocation, Chore, Client, Grace, Lease, Orphan, Recall, Stat
 use crate::core::Core;
 use crate::limits::MOST_GROUPS;
 use crate::looking::saved::{Beside, Saved, SavedOwners};
+use crate::moves::Step;
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
 use fdbroker_protocol::{ByCounter, Counter, MAX_BATCH};
 
 impl Core {
     /// What must hold of restored groups, their memory, their domains and creators; and has their time begin again.
-    fn check_restored_objects(&mut self) -> Check {
+    fn check_restored_objects(&mut self, now: Now) -> Check {
         for (client, scope) in self.books.objects.watches.of.keys() {
             let found = self.books.clients.find(*client).filter(|it| it.welcome && !it.gone);
             let is_its = found.is_some_and(|it| match scope {
@@ -41,7 +42,7 @@ impl Core {
                     self.books.clients.is_job_of(job, group.domain) && !group.is_kept
                 }
             };
-            ensure(is_scope && group.since <= self.books.now, "scope of a group", number)?;
+            ensure(is_scope && group.since <= now, "scope of a group", number)?;
             let found = self.books.allocations.in_slot(group.allocation).filter(|it| it.is_held());
             let (creator, serial) = group.creator;
             let is_its = found.is_some_and(|allocation| {
@@ -80,22 +81,21 @@ impl Core {
         // A counter that is newer than the predecessor begins at 0.
         let count = |counter: Counter| counters.get(counter.index()).copied().unwrap_or(0);
         core.books.counters = ByCounter::from_fn(count);
-        (core.books.arrivals, core.books.now, core.books.rooms) =
-            (arrivals, now, Rooms::after(turns));
+        (core.books.arrivals, core.books.rooms) = (arrivals, Rooms::after(turns));
         let clients = (saved.domains, saved.jobs, saved.clients);
         core.restore_clients(clients, saved.dying, serials)?;
         let most = core.config.max_slots;
         core.books.objects = Objects::restore(saved.objects)?;
         core.books.allocations = Registry::restore(most, saved.allocations)?;
         for slot in core.books.allocations.full() {
-            core.restore_allocation(slot, &mut beside)?;
+            core.restore_allocation(slot, &mut beside, now)?;
         }
         for payer in std::mem::take(&mut beside.payers) {
             ensure(core.books.set_payer(payer), "payer of a file", payer.2)?;
         }
         ensure(beside == Beside::default(), "what is of no allocation", 0u32)?;
-        core.check_restored_objects()?;
-        core.restore_leases(saved.leases, saved.to_tell)?;
+        core.check_restored_objects(now)?;
+        core.restore_leases(saved.leases, saved.to_tell, now)?;
         core.restore_continuity(saved.owners, saved.grace_until)?;
         core.recount();
         core.check_uses()?;
@@ -165,9 +165,9 @@ impl Core {
     }
 
     /// Enters an allocation wherever one is found that is born now.
-    fn restore_allocation(&mut self, slot: u32, beside: &mut Beside) -> Check {
+    fn restore_allocation(&mut self, slot: u32, beside: &mut Beside, now: Now) -> Check {
         let orphan = beside.orphans.remove(&slot);
-        self.check_allocation(slot, orphan.as_ref())?;
+        self.check_allocation(slot, orphan.as_ref(), now)?;
         let allocation = &self.books.allocations[slot];
         let Allocation { owner, state, drained, .. } = *allocation;
         let (is_live, is_held) = (allocation.is_live(), allocation.is_held());
@@ -199,7 +199,7 @@ impl Core {
         let recall = beside.recalls.remove(&slot);
         ensure(recall.is_some() == (state == State::Recalling), "allocation's recall", slot)?;
         if let Some(recall) = recall {
-            self.restore_recall(slot, recall)?;
+            self.restore_recall(slot, recall, now)?;
         }
         let is_to_be_recalled = beside.to_recall.remove(&slot);
         ensure(!is_to_be_recalled || state == State::Recalling, "recall to send", slot)?;
@@ -222,7 +222,7 @@ impl Core {
     }
 
     /// What must hold of an allocation by itself, and of its owner, its domain and the job that left it.
-    pub(crate) fn check_allocation(&self, slot: u32, orphan: Option<&Orphan>) -> Check {
+    pub(crate) fn check_allocation(&self, slot: u32, orphan: Option<&Orphan>, now: Now) -> Check {
         let allocation = &self.books.allocations[slot];
         let Allocation { owner, domain, state, traits, .. } = *allocation;
         ensure(traits.is_sound(), "allocation's kind", slot)?;
@@ -235,7 +235,7 @@ impl Core {
         let is_sized = allocation.size_bytes > 0 || is_former;
         ensure(is_bounded && is_sized, "allocation's range", slot)?;
         let used = allocation.stamp.last_use();
-        let is_past = allocation.registered <= used && used <= Moment::of(self.books.now);
+        let is_past = allocation.registered <= used && used <= Moment::of(now);
         ensure(is_past, "allocation's times", slot)?;
         let of_client = self.books.clients.find(owner);
         let owned = of_client.is_some_and(|client| client.domain == domain);
@@ -260,9 +260,9 @@ impl Core {
         ensure(!is_live || !allocation.drained, "drained, and lives", slot)
     }
 
-    fn restore_recall(&mut self, slot: u32, recall: Recall) -> Check {
+    fn restore_recall(&mut self, slot: u32, recall: Recall, now: Now) -> Check {
         let Recall { since, deadline, overdue, .. } = recall;
-        let is_sound = since <= self.books.now && deadline.is_none() == overdue;
+        let is_sound = since <= now && deadline.is_none() == overdue;
         ensure(is_sound, "recall's time", slot)?;
         let owner = self.books.allocations[slot].owner;
         let number = self.books.recalls.begin(owner, recall.flat());
@@ -272,11 +272,16 @@ impl Core {
     }
 
     /// Enters the leases, in the order in which they were granted.
-    fn restore_leases(&mut self, saved: SavedSlots<Lease>, mut to_tell: BTreeSet<u32>) -> Check {
+    fn restore_leases(
+        &mut self,
+        saved: SavedSlots<Lease>,
+        mut to_tell: BTreeSet<u32>,
+        now: Now,
+    ) -> Check {
         self.books.leases = Leases::restore(saved)?;
         let mut all = Vec::new();
         for (number, lease) in self.books.leases.iter_from(0) {
-            ensure(lease.since <= self.books.now, "lease of the future", number)?;
+            ensure(lease.since <= now, "lease of the future", number)?;
             ensure(self.books.allocations.is_full(lease.allocation), "lease's allocation", number)?;
             let holder = self.books.clients.find(lease.client);
             ensure(holder.is_some(), "lease's holder", number)?;
@@ -291,7 +296,7 @@ impl Core {
             self.books.leases.enter(number, ended, is_to_tell);
             self.books.may_be_asked_for(number);
             self.books.allocations.add_lease(allocation, &mut self.books.leases, number);
-            self.books.lease_of_group(allocation);
+            self.books.lease_of_group(allocation, &mut Step::new(now, &mut Effects::default()));
         }
         ensure(to_tell.is_empty(), "notices of no lease", to_tell.len() as u64)
     }

@@ -1,7 +1,8 @@
 //! Fds on their way through the closers. Must never give their places away before they are closed.
 
-use crate::api::{ClientId, Deposit, Effect, Effects, Lane, NONE, Ticket};
+use crate::api::{ClientId, Deposit, Effect, Lane, NONE, Ticket};
 use crate::books::{Books, Client, Closing, REFUSED_FD, ScopeId};
+use crate::moves::Step;
 
 impl Books {
     /// The place of an fd of `client` becomes that of one in the closers; the charge stays until
@@ -26,11 +27,17 @@ impl Books {
     }
 
     /// The arrived fd at `index`, whose place `client` is charged for, goes to a closer.
-    pub(crate) fn close_arrived(&mut self, client: u32, index: u16, lane: Lane, fx: &mut Effects) {
+    pub(crate) fn close_arrived(
+        &mut self,
+        client: u32,
+        index: u16,
+        lane: Lane,
+        step: &mut Step<'_>,
+    ) {
         let ticket = self.closing(client, lane);
-        fx.list.push(Effect::CloseArrived { index, ticket, lane });
+        step.fx.list.push(Effect::CloseArrived { index, ticket, lane });
         if lane == Lane::Refused {
-            self.end_if_refused_pile_up(ClientId(client), fx);
+            self.end_if_refused_pile_up(ClientId(client), step);
         }
     }
 
@@ -40,10 +47,10 @@ impl Books {
         client: ClientId,
         index: u16,
         lane: Lane,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) {
-        self.close_unreserved(client, index, lane, fx);
-        self.end_if_refused_pile_up(client, fx);
+        self.close_unreserved(client, index, lane, step);
+        self.end_if_refused_pile_up(client, step);
     }
 
     /// The same for all fds of a message.
@@ -51,10 +58,10 @@ impl Books {
         &mut self,
         client: ClientId,
         deposits: &[Deposit],
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) {
         for (index, deposit) in (0..).zip(deposits) {
-            self.close_uninvited(client, index, deposit.lane, fx);
+            self.close_uninvited(client, index, deposit.lane, step);
         }
     }
 
@@ -64,7 +71,7 @@ impl Books {
         client: ClientId,
         index: u16,
         lane: Lane,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) {
         let record = self.clients.find(client.0);
         let Some(domain) = record.map(|client| client.domain) else {
@@ -74,14 +81,14 @@ impl Books {
         self.ledger.set_unplaced(self.ledger.unplaced() + 1);
         self.ledger.add(self.clients.scope_of_domain(domain), REFUSED_FD);
         let ticket = self.closings.begin(Closing { domain, client: None, refused: true });
-        fx.list.push(Effect::CloseArrived { index, ticket, lane });
+        step.fx.list.push(Effect::CloseArrived { index, ticket, lane });
     }
 
     /// Ends the connection that sent one refused fd too many for its domain.
-    fn end_if_refused_pile_up(&mut self, client: ClientId, fx: &mut Effects) {
+    fn end_if_refused_pile_up(&mut self, client: ClientId, step: &mut Step<'_>) {
         let Some(domain) = self.client(client).map(|record| record.domain) else { return };
         if let Some(status) = self.too_many_refused(domain, 0) {
-            fx.list.push(Effect::Disconnect { client, status });
+            step.fx.list.push(Effect::Disconnect { client, status });
         }
     }
 }

@@ -1,25 +1,26 @@
 //! The end of an allocation, whatever its cause. Must never let an ended one be granted again, nor free its slot while leases
 //! are out.
 
-use crate::api::{ClientId, Effect, Effects, Ended, NONE};
+use crate::api::{ClientId, Effect, Ended, NONE};
 use crate::books::{Books, Charge, Fate, Lease, RECALLED_PLACE, State};
+use crate::moves::Step;
 use fdbroker_protocol::{ErrorCode, Resource, Scope};
 
 impl Books {
     /// Ends a live allocation: nobody gets it any more, the broker's fd is closed, holders and waiters are
     /// told: [`Core::sweep_ended`] comes to the holders. The caller then frees the slot or calls [`Core::drain_if_done`].
-    pub(crate) fn end(&mut self, slot: u32, code: ErrorCode, fx: &mut Effects) {
+    pub(crate) fn end(&mut self, slot: u32, code: ErrorCode, step: &mut Step<'_>) {
         let allocation = &self.allocations[slot];
         let owner = allocation.owner;
         let (reserved, file) = (self.bytes_to_recall(slot), self.file_of(slot));
         self.note_end(slot, code);
-        fx.list.push(Effect::Publish { slot, generation: 0 });
-        self.remember_end(slot, code, fx);
+        step.fx.list.push(Effect::Publish { slot, generation: 0 });
+        self.remember_end(slot, code, step);
         match self.allocations[slot].state {
             State::Held | State::Resident => {
                 self.lru_remove(slot);
-                self.unkeep(slot, fx);
-                self.close_held(slot, fx);
+                self.unkeep(slot, step);
+                self.close_held(slot, step);
             }
             State::Recalling => {
                 self.allocations.ask_no_more_for(slot);
@@ -48,7 +49,7 @@ impl Books {
 
     /// Has the daemon remember the end, for `fdbroker audit`. An allocation that nobody has named again after a crash is not
     /// remembered: the broker has seen no file of it.
-    fn remember_end(&self, slot: u32, code: ErrorCode, fx: &mut Effects) {
+    fn remember_end(&self, slot: u32, code: ErrorCode, step: &mut Step<'_>) {
         let allocation = &self.allocations[slot];
         if allocation.domain == NONE || allocation.state == State::Reserved {
             return;
@@ -64,8 +65,8 @@ impl Books {
             code,
             is_leased: !allocation.leases.is_empty(),
         };
-        fx.list.push(Effect::Ended { index: fx.ended.len() });
-        fx.ended.push(ended);
+        step.fx.list.push(Effect::Ended { index: step.fx.ended.len() });
+        step.fx.ended.push(ended);
     }
 
     /// Charges the holder of one lease of an ended allocation, and has it told.

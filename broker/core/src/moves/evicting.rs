@@ -1,10 +1,11 @@
 //! Which held fds may be evicted, and their eviction in the scope whose cap is in the way. Must never evict what is resident or
 //! waited for, nor choose an owner that does not answer while another one of the scope has something to evict.
 
-use crate::api::{Effect, Effects, Lane, NONE, Wanted};
+use crate::api::{Effect, Lane, NONE, Wanted};
 use crate::books::order::Moment;
 use crate::books::{Allocation, Blocked, Books, Charge, Client, ScopeId, State};
 use crate::limits::{EVICTIONS_PER_STEP, LOOKS_PER_VICTIM};
+use crate::moves::Step;
 use fdbroker_protocol::Resource;
 use fdbroker_protocol::admin::EventKind;
 
@@ -62,7 +63,12 @@ impl Books {
     /// used since it was put into its queue goes to the end of it; after some of these, the one used longest ago is taken.
     /// So does the node's last fd of CUDA memory when the node is short of fds: while one is held anywhere, an export takes the
     /// driver 29 us and not 567, and a close 9 and not 529 (H200, driver 580). It is taken when nothing else can be.
-    pub(crate) fn victim(&mut self, scope: ScopeId, is_for_fds: bool) -> Option<u32> {
+    pub(crate) fn victim(
+        &mut self,
+        scope: ScopeId,
+        is_for_fds: bool,
+        step: &mut Step<'_>,
+    ) -> Option<u32> {
         let mut used: Option<(Moment, u32)> = None;
         let mut may_spare = is_for_fds && scope == ScopeId::NODE;
         for _ in 0..LOOKS_PER_VICTIM {
@@ -74,7 +80,7 @@ impl Books {
                 continue;
             }
             let Some(last) = self.allocations.last_use_in_order(slot) else { return Some(slot) };
-            if !self.allowances.second_chances.take() {
+            if !step.allowances.second_chances.take() {
                 break;
             }
             if used.is_none_or(|(earliest, _)| last < earliest) {
@@ -93,9 +99,9 @@ impl Books {
 
     /// Up to `most` to evict so that a scope pins less: the oldest that is charged by its size, or the ranges of the oldest
     /// file. Ranges of files that would stay are passed by; after some of these, one of them is taken: others may follow it.
-    fn victims_for_bytes(&mut self, scope: ScopeId, most: usize) -> Vec<u32> {
+    fn victims_for_bytes(&mut self, scope: ScopeId, most: usize, step: &mut Step<'_>) -> Vec<u32> {
         let mut first = None;
-        while let Some(slot) = self.victim(scope, false) {
+        while let Some(slot) = self.victim(scope, false, step) {
             if let Some(all) = self.evicted_with(slot, scope, most) {
                 return all;
             }
@@ -103,7 +109,7 @@ impl Books {
                 // None of them would help.
                 break;
             }
-            if !self.allowances.file_looks.take() {
+            if !step.allowances.file_looks.take() {
                 return vec![slot];
             }
             first.get_or_insert(slot);
@@ -113,23 +119,21 @@ impl Books {
     }
 
     /// Takes what a request wants out of the order: room for one of its items is not made by evicting another.
-    pub(crate) fn set_aside(&mut self, wanted: &[Wanted]) {
+    pub(crate) fn set_aside(&mut self, wanted: &[Wanted], step: &mut Step<'_>) {
         for id in wanted.iter().flatten() {
             if self.allocations.find(*id).is_some() && self.lru_remove(id.slot) {
-                self.aside.push(id.slot);
+                step.aside.push(id.slot);
             }
         }
     }
 
     /// Puts back what was set aside, as the youngest.
-    pub(crate) fn put_back(&mut self) {
-        let mut aside = std::mem::take(&mut self.aside);
-        aside.drain(..).for_each(|slot| self.lru_insert(slot));
-        self.aside = aside;
+    pub(crate) fn put_back(&mut self, step: &mut Step<'_>) {
+        step.aside.drain(..).for_each(|slot| self.lru_insert(slot));
     }
 
     /// Closes the broker's fd of an allocation; the owner can be asked for it again. Leases stand.
-    pub(crate) fn evict(&mut self, slot: u32, fx: &mut Effects) {
+    pub(crate) fn evict(&mut self, slot: u32, step: &mut Step<'_>) {
         let Allocation { state, owner, .. } = self.allocations[slot];
         assert!(state == State::Held, "invariant 5: only held fds are evicted");
         self.lru_remove(slot);
@@ -139,11 +143,11 @@ impl Books {
         if self.waiting.interested(slot) != NONE && self.clients[owner].silent {
             self.tell_of_silence(slot);
         }
-        self.close_held(slot, fx);
+        self.close_held(slot, step);
     }
 
     /// The fd of a slot goes to the closer; its bytes are free at once, its place when it is closed.
-    pub(crate) fn close_held(&mut self, slot: u32, fx: &mut Effects) {
+    pub(crate) fn close_held(&mut self, slot: u32, step: &mut Step<'_>) {
         let allocation = &self.allocations[slot];
         let (owner, domain) = (allocation.owner, allocation.domain);
         self.let_go(slot);
@@ -152,31 +156,36 @@ impl Books {
             owner => self.closing(owner, Lane::Accepted),
         };
         let uid = self.clients.domain_key(domain).uid;
-        fx.list.push(Effect::CloseHeld { slot, ticket, uid });
+        step.fx.list.push(Effect::CloseHeld { slot, ticket, uid });
     }
 
     /// Starts up to `count` evictions that will help against `blocked`, for bytes only those of one allocation or file; says
     /// how many. Bytes are free at once, the place of an fd when its closer reports it. Where no eviction helps, clients are
     /// asked for leases.
-    pub(crate) fn evict_for(&mut self, blocked: Blocked, count: usize, fx: &mut Effects) -> usize {
+    pub(crate) fn evict_for(
+        &mut self,
+        blocked: Blocked,
+        count: usize,
+        step: &mut Step<'_>,
+    ) -> usize {
         if !blocked.is_helped_by_eviction() {
-            self.reclaim(blocked, count);
+            self.reclaim(blocked, count, step);
             return 0;
         }
         if blocked.resource == Resource::HeldBytes {
-            let victims = self.victims_for_bytes(blocked.scope, count);
-            victims.iter().for_each(|slot| self.evict(*slot, fx));
+            let victims = self.victims_for_bytes(blocked.scope, count, step);
+            victims.iter().for_each(|slot| self.evict(*slot, step));
             return victims.len();
         }
         let mut evicted = 0;
         while evicted < count.min(EVICTIONS_PER_STEP)
-            && let Some(slot) = self.victim(blocked.scope, true)
+            && let Some(slot) = self.victim(blocked.scope, true, step)
         {
-            self.evict(slot, fx);
+            self.evict(slot, step);
             evicted += 1;
         }
         if evicted == 0 && count > 0 && self.ledger[blocked.scope].coming == 0 {
-            self.reclaim(blocked, count);
+            self.reclaim(blocked, count, step);
         }
         evicted
     }
@@ -187,14 +196,14 @@ impl Books {
         owner: u32,
         size: u64,
         may_evict: bool,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) -> Result<(), Blocked> {
         let may_evict = may_evict && self.fits_at_all(owner, size);
         let mut evicted = 0;
         loop {
             if may_evict {
                 // Where more have to go than one step may end, the next request goes on.
-                self.evict_objects_for(owner, size, fx).ok();
+                self.evict_objects_for(owner, size, step).ok();
             }
             let blocked = match self.charge(owner, Charge(Resource::HeldBytes, size)) {
                 Ok(()) => return Ok(()),
@@ -204,7 +213,7 @@ impl Books {
             if !may_fit || evicted >= EVICTIONS_PER_STEP {
                 return Err(blocked);
             }
-            match self.evict_for(blocked, EVICTIONS_PER_STEP - evicted, fx) {
+            match self.evict_for(blocked, EVICTIONS_PER_STEP - evicted, step) {
                 0 => return Err(blocked),
                 more => evicted += more,
             }

@@ -1,38 +1,39 @@
 //! Kept allocations, which outlive their owner for a time; and which clients may have an allocation at all. Must never
 //! evict a kept one, nor let one live without an owner for ever.
 
-use crate::api::{Effect, Effects, NONE};
+use crate::api::{Effect, NONE};
 use crate::books::{Books, Charge, Fate, Orphan, State, Timer};
+use crate::moves::Step;
 use fdbroker_protocol::{ErrorCode, Resource};
 
 impl Books {
     /// The fd of a slot has just been stored.
-    pub(crate) fn keep_stored(&mut self, slot: u32, fx: &mut Effects) {
+    pub(crate) fn keep_stored(&mut self, slot: u32, step: &mut Step<'_>) {
         if self.allocations[slot].traits.is_to_be_kept() {
-            fx.list.push(Effect::Keep { slot });
+            step.fx.list.push(Effect::Keep { slot });
         }
     }
 
     /// A held allocation ends.
-    pub(crate) fn unkeep(&mut self, slot: u32, fx: &mut Effects) {
+    pub(crate) fn unkeep(&mut self, slot: u32, step: &mut Step<'_>) {
         if self.allocations[slot].traits.is_to_be_kept() {
-            fx.list.push(Effect::Unkeep { slot });
+            step.fx.list.push(Effect::Unkeep { slot });
         }
         self.remove_orphan(slot);
     }
 
     /// The owner of a kept allocation has given its fd again, after a crash: from now on it stays.
-    pub(crate) fn keep_supplied(&mut self, slot: u32, fx: &mut Effects) {
+    pub(crate) fn keep_supplied(&mut self, slot: u32, step: &mut Step<'_>) {
         let queues = self.end_recall(slot);
         self.allocations.set_state(slot, State::Resident);
-        self.keep_stored(slot, fx);
+        self.keep_stored(slot, step);
         queues.into_iter().for_each(|queue| self.decide(queue, Fate::First));
         self.wake_interested(slot);
     }
 
     /// The owner of a kept allocation is gone: its domain alone is charged for it from now on, and its job is
     /// that of its owner still.
-    pub(crate) fn orphan(&mut self, slot: u32) {
+    pub(crate) fn orphan(&mut self, slot: u32, step: &mut Step<'_>) {
         let allocation = &self.allocations[slot];
         let (owner, size) = (allocation.owner, allocation.size_bytes);
         let (gid, job) = (self.client_mut(owner).gid, self.client_mut(owner).job);
@@ -43,7 +44,7 @@ impl Books {
         self.move_pin(slot, NONE);
         self.move_interest(slot, NONE);
         self.allocations.take_from_owner(slot);
-        let until = self.now.after(self.config.keep_ttl_us);
+        let until = step.now.after(self.config.keep_ttl_us);
         self.add_orphan(slot, Orphan { until, gid, job });
     }
 
@@ -77,10 +78,10 @@ impl Books {
     }
 
     /// Ends a kept allocation that no client has adopted in time.
-    pub(crate) fn end_orphan(&mut self, slot: u32, generation: u32, fx: &mut Effects) {
+    pub(crate) fn end_orphan(&mut self, slot: u32, generation: u32, step: &mut Step<'_>) {
         let found = self.allocations.get(slot, generation);
         if found.is_some() && self.allocations.orphan(slot).is_some() {
-            self.end(slot, ErrorCode::OwnerGone, fx);
+            self.end(slot, ErrorCode::OwnerGone, step);
             self.drain_if_done(slot);
         }
     }

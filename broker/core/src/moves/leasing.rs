@@ -2,17 +2,29 @@
 
 use crate::api::{Granted, LeaseId, Wanted};
 use crate::books::{Blocked, Books, Charge, Lease, State, lease_charge};
+use crate::moves::Step;
 use fdbroker_protocol::Resource;
 
 impl Books {
-    pub(crate) fn granted(&mut self, wanted: Wanted, slot: u32, lease: LeaseId) -> Granted {
-        self.allocations.mark_used(slot, self.now).granted(wanted, lease)
+    pub(crate) fn granted(
+        &mut self,
+        wanted: Wanted,
+        slot: u32,
+        lease: LeaseId,
+        step: &mut Step<'_>,
+    ) -> Granted {
+        self.allocations.mark_used(slot, step.now).granted(wanted, lease)
     }
 
     /// Makes a lease of an allocation, open and charged; or says which cap is in the way.
-    pub(crate) fn lease(&mut self, client: u32, slot: u32) -> Result<LeaseId, Blocked> {
+    pub(crate) fn lease(
+        &mut self,
+        client: u32,
+        slot: u32,
+        step: &mut Step<'_>,
+    ) -> Result<LeaseId, Blocked> {
         self.charge_share(client, Charge(Resource::OpenLeases, 1))?;
-        Ok(self.charged_lease(client, slot))
+        Ok(self.charged_lease(client, slot, step))
     }
 
     /// Makes a lease of an allocation, open or mapped; or says which cap is in the way.
@@ -21,42 +33,49 @@ impl Books {
         client: u32,
         slot: u32,
         mapped: bool,
+        step: &mut Step<'_>,
     ) -> Result<LeaseId, Blocked> {
         self.charge(client, lease_charge(mapped))?;
-        Ok(self.enter_lease(client, slot, mapped))
+        Ok(self.enter_lease(client, slot, mapped, step))
     }
 
     /// Makes a lease that is granted, and for which an open one has been charged.
-    pub(crate) fn charged_lease(&mut self, client: u32, slot: u32) -> LeaseId {
+    pub(crate) fn charged_lease(&mut self, client: u32, slot: u32, step: &mut Step<'_>) -> LeaseId {
         self.counters.grants += 1;
-        self.enter_lease(client, slot, false)
+        self.enter_lease(client, slot, false, step)
     }
 
-    fn enter_lease(&mut self, client: u32, slot: u32, mapped: bool) -> LeaseId {
-        let lease = self.leases.insert(client, slot, self.now, mapped);
+    fn enter_lease(
+        &mut self,
+        client: u32,
+        slot: u32,
+        mapped: bool,
+        step: &mut Step<'_>,
+    ) -> LeaseId {
+        let lease = self.leases.insert(client, slot, step.now, mapped);
         self.may_be_asked_for(lease);
         self.allocations.add_lease(slot, &mut self.leases, lease);
         if self.allocations[slot].leases.len() == 1 {
-            self.lease_of_group(slot);
+            self.lease_of_group(slot, step);
         }
         self.leases.id_of(lease)
     }
 
     /// Takes a lease out of the ledger, and with the last of an ended allocation what was left of that.
-    pub(crate) fn end_lease(&mut self, slot: u32) {
+    pub(crate) fn end_lease(&mut self, slot: u32, step: &mut Step<'_>) {
         let Lease { client, mapped, .. } = self.leases[slot];
-        self.remove_lease(slot);
+        self.remove_lease(slot, step);
         self.release_charge(client, lease_charge(mapped));
     }
 
     /// The same, but for its charge: the caller takes that back.
-    pub(crate) fn remove_lease(&mut self, slot: u32) {
+    pub(crate) fn remove_lease(&mut self, slot: u32, step: &mut Step<'_>) {
         let Lease { allocation, client, ended, .. } = self.leases[slot];
         self.unask(slot);
         self.allocations.take_lease(allocation, &mut self.leases, slot);
         self.leases.remove(slot);
         if self.allocations[allocation].leases.is_empty() {
-            self.lease_of_group(allocation);
+            self.lease_of_group(allocation, step);
         }
         if let State::Ended(_) = self.allocations[allocation].state {
             match ended {

@@ -1,6 +1,7 @@
 //! Parked requests enter lines and leave them, and hear of what comes back. Must never wake those behind the first one.
 
 use crate::books::{Blocked, Books, ScopeId, Wait};
+use crate::moves::Step;
 
 impl Books {
     /// A parked request waits for what it says from now on.
@@ -47,8 +48,8 @@ impl Books {
 
     /// Has a parked request looked at when something comes back of the accounts that it waits for beside the one that it is
     /// in line for.
-    pub(crate) fn listen(&mut self, seq: u64) {
-        let mut accounts = std::mem::take(&mut self.also_blocked);
+    pub(crate) fn listen(&mut self, seq: u64, step: &mut Step<'_>) {
+        let mut accounts = std::mem::take(&mut step.also_blocked);
         let wait = self.parked[&seq].wait;
         match wait {
             Wait::Recall | Wait::Reader => accounts.clear(),

@@ -1,8 +1,9 @@
 //! What happens is counted and noted as it happens. Must never cost anything where nobody watches.
 
-use crate::api::{ClientId, Effect, Effects, Note, RequestId};
+use crate::api::{ClientId, Effect, Note, RequestId};
 use crate::books::{Blocked, Books};
 use crate::limits::NOTES_KEPT;
+use crate::moves::Step;
 use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{ErrorCode, Status};
 
@@ -55,11 +56,11 @@ impl Books {
         client: ClientId,
         request: RequestId,
         status: Status,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) {
         self.count_refusal(client.0, status);
         let status = self.as_told(client.0, status);
-        fx.list.push(Effect::Failed { client, request, status });
+        step.fx.list.push(Effect::Failed { client, request, status });
     }
 
     pub(crate) fn note_of_allocation(&mut self, kind: EventKind, slot: u32) {

@@ -1,8 +1,9 @@
 //! Recalls: asking owners for their fds again, what they answer, and what happens when they do not. Must
 //! never ask before the place for the answer is reserved, nor ask twice at a time.
 
-use crate::api::{ClientId, Effects, NONE, Now};
+use crate::api::{ClientId, NONE, Now};
 use crate::books::{Blocked, Books, Fate, PROMISED_LEASE, RECALLED_PLACE, Recall, State, Timer};
+use crate::moves::Step;
 use fdbroker_protocol::ErrorCode;
 use fdbroker_protocol::admin::EventKind;
 
@@ -13,19 +14,19 @@ impl Books {
         &mut self,
         slot: u32,
         promised_to: Option<u32>,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) -> Result<(), Blocked> {
         let (owner, size) = (self.allocations[slot].owner, self.bytes_to_recall(slot));
         self.charge_places(owner, promised_to)?;
         // Last, because evictions may be made for it.
         let may_evict = promised_to.is_some();
-        if let Err(blocked) = self.charge_bytes(owner, size, may_evict, fx) {
+        if let Err(blocked) = self.charge_bytes(owner, size, may_evict, step) {
             self.undo_charge(owner, RECALLED_PLACE);
             promised_to.into_iter().for_each(|client| self.undo_charge(client, PROMISED_LEASE));
             return Err(blocked);
         }
-        let deadline = Some(self.now.after(self.config.recall_timeout_us));
-        let recall = Recall { promised_to, deadline, ..Recall::begun(self.now) };
+        let deadline = Some(step.now.after(self.config.recall_timeout_us));
+        let recall = Recall { promised_to, deadline, ..Recall::begun(step.now) };
         let number = self.recalls.begin(owner, recall);
         self.allocations.set_recall(slot, number);
         self.allocations.set_state(slot, State::Recalling);

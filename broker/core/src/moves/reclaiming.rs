@@ -6,6 +6,7 @@ use crate::api::{ClientId, LeaseId, Now};
 use crate::books::leases::Shelf;
 use crate::books::{Blocked, Books, Chore, Client, LEASE_KINDS, Lease, SHARE_OF_FDS, ScopeId};
 use crate::limits::{RECLAIM_AGAIN_US, RECLAIM_BATCH, RECLAIM_LOOKS, RECLAIM_PAUSE_US};
+use crate::moves::Step;
 use fdbroker_protocol::{MAX_BATCH, Resource};
 
 /// In the key of a client that has given back nothing of what it was asked for.
@@ -14,9 +15,9 @@ const KEEPS: u64 = 1 << 63;
 impl Books {
     /// Asks for leases whose return will help against `blocked`, for at least `count` where there are so many.
     /// Looks again after a pause, as long as somebody waits.
-    pub(crate) fn reclaim(&mut self, blocked: Blocked, count: usize) {
+    pub(crate) fn reclaim(&mut self, blocked: Blocked, count: usize, step: &mut Step<'_>) {
         let Some(mapped) = helps(blocked.resource) else { return };
-        let again = self.now.after(RECLAIM_PAUSE_US);
+        let again = step.now.after(RECLAIM_PAUSE_US);
         let at = self.timers.chore(Chore::Reclaim).map_or(again, |at| at.min(again));
         self.timers.set_chore(Chore::Reclaim, Some(at));
         let scope = match blocked.resource {
@@ -24,20 +25,20 @@ impl Books {
             _ => blocked.scope,
         };
         let kind = usize::from(mapped);
-        if self.ledger[scope].pauses[kind] > self.now {
+        if self.ledger[scope].pauses[kind] > step.now {
             return;
         }
-        if self.ask(scope, mapped, count.clamp(1, MAX_BATCH)) {
+        if self.ask(scope, mapped, count.clamp(1, MAX_BATCH), step) {
             self.ledger.pause(scope, kind, again);
         } else {
             // The order was not as it seemed: the next poll goes on.
-            self.timers.set_chore(Chore::Reclaim, Some(self.now));
+            self.timers.set_chore(Chore::Reclaim, Some(step.now));
         }
     }
 
     /// Asks the clients of a scope, the most idle first; those that have given back nothing of what they were
     /// asked for come after all others, in turn. `false`: none of those that were looked at could be asked.
-    fn ask(&mut self, scope: ScopeId, mapped: bool, count: usize) -> bool {
+    fn ask(&mut self, scope: ScopeId, mapped: bool, count: usize, step: &mut Step<'_>) -> bool {
         let (mut asked, begin, kind) = (0, KEEPS | self.clients.acts(), usize::from(mapped));
         for _ in 0..RECLAIM_LOOKS {
             let first = self.ledger[scope].askable[kind].first_key();
@@ -50,7 +51,7 @@ impl Books {
                 self.set_ask_key(number, kind, Some(now));
                 continue;
             }
-            let marked = self.ask_client(number, mapped, (count - asked).max(RECLAIM_BATCH));
+            let marked = self.ask_client(number, mapped, (count - asked).max(RECLAIM_BATCH), step);
             asked += marked;
             let has = |asked| self.leases.oldest(number, Shelf::of(mapped, asked)).is_some();
             let [has_others, has_asked] = [false, true].map(has);
@@ -93,12 +94,12 @@ impl Books {
     }
 
     /// Marks up to `most` leases of a client to be asked for, the oldest first; how many.
-    fn ask_client(&mut self, number: u32, mapped: bool, most: usize) -> usize {
+    fn ask_client(&mut self, number: u32, mapped: bool, most: usize, step: &mut Step<'_>) -> usize {
         let (mut asked, mut nothing_to_tell) = (0, false);
         while asked < most.min(MAX_BATCH)
-            && let Some(lease) = self.lease_to_ask_for(number, mapped)
+            && let Some(lease) = self.lease_to_ask_for(number, mapped, step)
         {
-            nothing_to_tell |= self.leases.ask(lease, stamp(self.now));
+            nothing_to_tell |= self.leases.ask(lease, stamp(step.now));
             self.may_be_asked_for(lease);
             asked += 1;
         }
@@ -114,8 +115,8 @@ impl Books {
 
     /// Asks for the leases of an allocation, as many of them as clients are asked for at a time. `true`: there may be an answer
     /// soon, to this or to a former time.
-    pub(crate) fn ask_for_leases_of(&mut self, slot: u32) -> bool {
-        let now = stamp(self.now);
+    pub(crate) fn ask_for_leases_of(&mut self, slot: u32, step: &mut Step<'_>) -> bool {
+        let now = stamp(step.now);
         let mut may_come = false;
         for lease in self.leases.first_of(self.allocations[slot].leases, RECLAIM_BATCH) {
             let Lease { client, asked, .. } = self.leases[lease];
@@ -137,22 +138,22 @@ impl Books {
     }
 
     /// A lease to ask the client for. What the sweep of an ended allocation has not come to is swept on the way.
-    fn lease_to_ask_for(&mut self, number: u32, mapped: bool) -> Option<u32> {
+    fn lease_to_ask_for(&mut self, number: u32, mapped: bool, step: &mut Step<'_>) -> Option<u32> {
         loop {
-            let lease = self.oldest_lease(number, mapped)?;
+            let lease = self.oldest_lease(number, mapped, step)?;
             if self.allocations[self.leases[lease].allocation].is_live() {
                 return Some(lease);
             }
-            self.allowances.sweeps.take().then(|| self.sweep_lease(lease))?;
+            step.allowances.sweeps.take().then(|| self.sweep_lease(lease))?;
         }
     }
 
     /// The client's oldest lease that it was not asked for, or the one asked for longest ago if that is long.
-    fn oldest_lease(&self, number: u32, mapped: bool) -> Option<u32> {
+    fn oldest_lease(&self, number: u32, mapped: bool, step: &mut Step<'_>) -> Option<u32> {
         let oldest = |asked| self.leases.oldest(number, Shelf::of(mapped, asked));
         oldest(false).or_else(|| {
             let lease = oldest(true)?;
-            let passed = stamp(self.now).wrapping_sub(self.leases[lease].asked);
+            let passed = stamp(step.now).wrapping_sub(self.leases[lease].asked);
             let long = u64::from(passed) << 10 > RECLAIM_AGAIN_US;
             (long && !self.leases[lease].is_to_tell()).then_some(lease)
         })

@@ -1,15 +1,17 @@
 //! Requests are parked, and their items enter queues and leave them. Must never keep an fd for a request that does not wait
 //! for it.
 
+use crate::api::Item;
 use crate::api::{ClientId, NONE, Now, Wanted};
 use crate::books::{
-    Books, Fate, Item, PARKED, PROMISED_LEASE, Parked, Recall, State, Timer, Wait, Wish, items_of,
+    Books, Fate, PARKED, PROMISED_LEASE, Parked, Recall, State, Timer, Wait, Wish, items_of,
 };
+use crate::moves::Step;
 use fdbroker_protocol::ErrorCode;
 
 impl Books {
     /// Parks a request, until it is served or its deadline passes.
-    pub(crate) fn park(&mut self, seq: u64, parked: Parked) {
+    pub(crate) fn park(&mut self, seq: u64, parked: Parked, step: &mut Step<'_>) {
         let (client, deadline) = (parked.client.0, parked.deadline);
         self.timers.set(deadline, Timer::Parked(seq));
         self.client_mut(client).parked.push(seq);
@@ -17,16 +19,16 @@ impl Books {
         self.counters.requests_parked += 1;
         self.charge_uncapped(client, PARKED);
         self.enter_rooms(seq);
-        self.place_items(self.now, seq);
-        self.listen(seq);
+        self.place_items(step.now, seq, step);
+        self.listen(seq, step);
     }
 
     /// Takes a parked request away, with all that it waited for.
-    pub(crate) fn unpark(&mut self, seq: u64) -> Option<Parked> {
+    pub(crate) fn unpark(&mut self, seq: u64, step: &mut Step<'_>) -> Option<Parked> {
         let nodes = std::mem::take(&mut self.parked.get_mut(&seq)?.nodes);
         self.leave_queues(&nodes);
         let wait = self.parked[&seq].wait;
-        self.stand_down(seq);
+        self.stand_down(seq, step);
         let mut parked = Parked { wait, ..self.parked.remove(&seq)? };
         self.client_mut(parked.client.0).parked.retain(|other| *other != seq);
         self.undo_charge(parked.client.0, PARKED);
@@ -55,15 +57,15 @@ impl Books {
 
     /// The client of a parked request is gone: nothing is kept back for it, and it stands before nobody. Its items leave their
     /// queues in the client's teardown, or when their turn comes.
-    pub(crate) fn stand_down(&mut self, seq: u64) {
+    pub(crate) fn stand_down(&mut self, seq: u64, step: &mut Step<'_>) {
         self.wait_anew(seq, Wait::Recall, false);
-        self.listen(seq);
+        self.listen(seq, step);
         self.look_no_more(seq);
         self.timers.cancel(self.parked[&seq].deadline, Timer::Parked(seq));
     }
 
     /// Puts every item of a parked request into the queue that it belongs in now. Those that stay keep their places.
-    pub(crate) fn place_items(&mut self, now: Now, seq: u64) {
+    pub(crate) fn place_items(&mut self, now: Now, seq: u64, step: &mut Step<'_>) {
         let Some(parked) = self.parked.get_mut(&seq) else { return };
         let (client, reads) = (parked.client, parked.wait != Wait::Reader);
         let wish = std::mem::replace(&mut parked.wish, Wish::Credits(0));
@@ -78,7 +80,7 @@ impl Books {
                 if is != to_be {
                     // Entered first: an fd that is kept back stays kept back.
                     let entered =
-                        to_be.map_or(NONE, |fate| self.enter_queue(now, seq, client, fate));
+                        to_be.map_or(NONE, |fate| self.enter_queue(now, seq, client, fate, step));
                     self.leave_queue(std::mem::replace(node, entered));
                 }
             }
@@ -119,8 +121,15 @@ impl Books {
         allocation.state == State::Held && allocation.recall != NONE
     }
 
-    fn enter_queue(&mut self, now: Now, seq: u64, client: ClientId, fate: Fate) -> u32 {
-        let queue = self.queue_of(fate);
+    fn enter_queue(
+        &mut self,
+        now: Now,
+        seq: u64,
+        client: ClientId,
+        fate: Fate,
+        step: &mut Step<'_>,
+    ) -> u32 {
+        let queue = self.queue_of(fate, step);
         let node = self.waiting.push(queue, seq);
         if let Fate::Recalled(slot) = fate {
             self.join_recall(now, slot, node, client);
@@ -129,7 +138,7 @@ impl Books {
     }
 
     /// The queue of those that wait for the same; a new one if there is none.
-    fn queue_of(&mut self, fate: Fate) -> u32 {
+    fn queue_of(&mut self, fate: Fate, step: &mut Step<'_>) -> u32 {
         let (Fate::Recalled(slot) | Fate::Pinned(slot) | Fate::Interested(slot)) = fate else {
             unreachable!("no request begins to wait for an answer that is certain")
         };
@@ -147,7 +156,7 @@ impl Books {
         let queue = self.waiting.new_queue(fate, domain);
         match fate {
             Fate::Recalled(_) => {
-                let number = self.recall_of_reserved(slot);
+                let number = self.recall_of_reserved(slot, step);
                 self.recalls.set_waiting(number, queue);
             }
             Fate::Pinned(_) => self.recalls.set_pinned(number, queue),
@@ -157,9 +166,9 @@ impl Books {
     }
 
     /// The record of a recall; one of before a crash, whose owner is not back, gets one when it is waited for.
-    fn recall_of_reserved(&mut self, slot: u32) -> u32 {
+    fn recall_of_reserved(&mut self, slot: u32, step: &mut Step<'_>) -> u32 {
         if self.allocations[slot].recall == NONE {
-            let number = self.recalls.begin(self.allocations[slot].owner, Recall::begun(self.now));
+            let number = self.recalls.begin(self.allocations[slot].owner, Recall::begun(step.now));
             self.allocations.set_recall(slot, number);
         }
         self.allocations[slot].recall

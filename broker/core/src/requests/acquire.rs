@@ -1,12 +1,12 @@
 //! Acquire: what is ready is granted, what is evicted is recalled, what is hopeless is said. Must never
 //! let a newcomer take room that an earlier request of its domain waits for.
 
-use crate::api::{ClientId, Effect, Effects, Granted, LeaseId, Now, RequestId, Wanted};
-use crate::books::{
-    Blocked, Books, Charge, FOR_HELD, FOR_LEASE, Item, Parked, Wait, Wish, items_of,
-};
+use crate::api::Item;
+use crate::api::{ClientId, Effect, Granted, LeaseId, Now, RequestId, Wanted};
+use crate::books::{Blocked, Books, Charge, FOR_HELD, FOR_LEASE, Parked, Wait, Wish, items_of};
 use crate::core::Core;
 use crate::limits::PLACES_AT_ONCE;
+use crate::moves::Step;
 use crate::requests::turn::{Attempt, Turn};
 use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
 
@@ -17,35 +17,35 @@ impl Core {
         request: RequestId,
         wanted: &[Wanted],
         deadline: Now,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) {
         let seq = self.books.arrival();
         let (turn, first) = (Turn::Last, true);
         let attempt = Attempt { client, request, seq, deadline, wanted, turn, first };
         let wait = match self.books.client_mut(client.0).sendable {
-            true => self.try_acquire(attempt, fx),
+            true => self.try_acquire(attempt, step),
             false => Some(Wait::Reader),
         };
         let Some(wait) = wait else { return };
-        if deadline <= self.books.now {
-            self.answer_waiting(attempt, wait, fx);
+        if deadline <= step.now {
+            self.answer_waiting(attempt, wait, step);
             return self.books.give_promises_back(client, wanted);
         }
         let most = self.config.max_parked_per_client;
         if self.books.client_mut(client.0).parked.len() >= most as usize {
             let (resource, scope) = (Resource::ParkedRequests, Scope::Client);
             let status = Books::no_quota_limit(resource, scope, most.into());
-            return self.refuse_parking(client, request, wanted, status, fx);
+            return self.refuse_parking(client, request, wanted, status, step);
         }
         let wish = Wish::Acquire(wanted.into());
         if let Err(blocked) = self.books.charge(client.0, items_of(&wish)) {
             let status = self.books.no_quota(blocked);
-            return self.refuse_parking(client, request, wanted, status, fx);
+            return self.refuse_parking(client, request, wanted, status, step);
         }
-        self.books.park(seq, Parked::new(client, request, deadline, wish, wait));
+        self.books.park(seq, Parked::new(client, request, deadline, wish, wait), step);
         if wait == Wait::Reader && self.books.has_ended_item(seq) {
             // Without an fd the answer needs no reader, and nothing else would bring it.
-            self.answer_ended_item(seq, fx);
+            self.answer_ended_item(seq, step);
         }
     }
 
@@ -56,26 +56,29 @@ impl Core {
         request: RequestId,
         wanted: &[Wanted],
         status: Status,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) {
-        self.books.refuse(client, request, status, fx);
+        self.books.refuse(client, request, status, step);
         self.books.give_promises_back(client, wanted);
     }
 
     /// Answers the request if any of its items can be answered; else says what it waits for, and
     /// has started the recalls or evictions that will help.
-    pub(crate) fn try_acquire(&mut self, attempt: Attempt<'_>, fx: &mut Effects) -> Option<Wait> {
+    pub(crate) fn try_acquire(
+        &mut self,
+        attempt: Attempt<'_>,
+        step: &mut Step<'_>,
+    ) -> Option<Wait> {
         let Attempt { client, wanted, turn, .. } = attempt;
-        let begin = fx.granted.len();
+        let begin = step.fx.granted.len();
         let mut blocked = self.ahead(turn, client.0, FOR_LEASE);
         let (mut any, mut short_of, mut fds) = (false, 0, 0);
         // Grants change none of the items.
-        let mut items = std::mem::take(&mut self.books.items);
-        items.clear();
-        items.extend(wanted.iter().map(|item| self.books.item(client, *item)));
-        let charged = if blocked.is_none() { self.charge_ready(client, &items) } else { 0 };
-        for (item, state) in wanted.iter().zip(&items) {
-            let granted = match *state {
+        step.fx.items.clear();
+        step.fx.items.extend(wanted.iter().map(|item| self.books.item(client, *item)));
+        let charged = if blocked.is_none() { self.charge_ready(client, &step.fx.items) } else { 0 };
+        for (at, item) in wanted.iter().enumerate() {
+            let granted = match step.fx.items[at] {
                 Item::Final(code) => {
                     Granted::refused(*item, self.books.naming_owner(client, *item, code.into()))
                 }
@@ -84,50 +87,51 @@ impl Core {
                 }
                 Item::Ready(slot) if fds < charged => {
                     fds += 1;
-                    let lease = self.books.charged_lease(client.0, slot);
-                    self.books.granted(*item, slot, lease)
+                    let lease = self.books.charged_lease(client.0, slot, step);
+                    self.books.granted(*item, slot, lease, step)
                 }
-                Item::Ready(slot) if blocked.is_none() => match self.books.lease(client.0, slot) {
-                    Ok(lease) => {
-                        fds += 1;
-                        self.books.granted(*item, slot, lease)
+                Item::Ready(slot) if blocked.is_none() => {
+                    match self.books.lease(client.0, slot, step) {
+                        Ok(lease) => {
+                            fds += 1;
+                            self.books.granted(*item, slot, lease, step)
+                        }
+                        Err(full) => {
+                            blocked = Some(full);
+                            Granted::refused(*item, ErrorCode::Again.into())
+                        }
                     }
-                    Err(full) => {
-                        blocked = Some(full);
-                        Granted::refused(*item, ErrorCode::Again.into())
-                    }
-                },
+                }
                 _ => Granted::refused(*item, ErrorCode::Again.into()),
             };
             short_of += usize::from(blocked.is_some() && granted.lease == LeaseId(0));
             any |= granted.status != Status::error(ErrorCode::Again);
-            fx.granted.push(granted);
+            step.fx.granted.push(granted);
         }
-        let evicted = items.iter().any(|item| matches!(item, Item::Evicted(_)));
-        self.books.items = items;
+        let evicted = step.fx.items.iter().any(|item| matches!(item, Item::Evicted(_)));
         // An empty request has nothing to wait for.
         if !any && !wanted.is_empty() {
-            fx.granted.truncate(begin);
-            self.books.set_aside(wanted);
-            let wait = self.wait_for(attempt, blocked, fx);
-            self.books.put_back();
+            step.fx.granted.truncate(begin);
+            self.books.set_aside(wanted, step);
+            let wait = self.wait_for(attempt, blocked, step);
+            self.books.put_back(step);
             return Some(wait);
         }
         match blocked {
             None if evicted && self.books.rooms.is_empty() => {
-                self.recall_ahead(client, wanted, fx);
+                self.recall_ahead(client, wanted, step);
             }
             // What did not fit will be asked for again: makes the room meanwhile.
             Some(full) if self.books.may_make_room(full) => {
-                self.books.set_aside(wanted);
-                self.books.evict_for(full, short_of, fx);
-                self.books.put_back();
+                self.books.set_aside(wanted, step);
+                self.books.evict_for(full, short_of, step);
+                self.books.put_back(step);
             }
             _ => {}
         }
         let Attempt { request, deadline, seq, .. } = attempt;
-        let range = begin..fx.granted.len();
-        fx.list.push(Effect::Granted { client, request, range, deadline, seq });
+        let range = begin..step.fx.granted.len();
+        step.fx.list.push(Effect::Granted { client, request, range, deadline, seq });
         None
     }
 
@@ -144,10 +148,10 @@ impl Core {
     }
 
     /// Recalls, from free room alone, what the client will ask for again.
-    fn recall_ahead(&mut self, client: ClientId, wanted: &[Wanted], fx: &mut Effects) {
+    fn recall_ahead(&mut self, client: ClientId, wanted: &[Wanted], step: &mut Step<'_>) {
         for item in wanted {
             if let Item::Evicted(slot) = self.books.item(client, *item)
-                && self.books.start_recall(slot, None, fx).is_err()
+                && self.books.start_recall(slot, None, step).is_err()
             {
                 return;
             }
@@ -159,7 +163,7 @@ impl Core {
         &mut self,
         attempt: Attempt<'_>,
         blocked: Option<Blocked>,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) -> Wait {
         let Attempt { client, wanted, turn, first, .. } = attempt;
         let mut recalling = false;
@@ -167,7 +171,7 @@ impl Core {
         let mut several_ready = false;
         let mut full: Option<Blocked> = None;
         let mut may_start = true;
-        self.books.also_blocked.clear();
+        step.also_blocked.clear();
         for item in wanted {
             match self.books.item(client, *item) {
                 Item::Recalling(_) | Item::Reserved(_) => recalling = true,
@@ -176,17 +180,17 @@ impl Core {
                 Item::Evicted(slot) => {
                     let started = match self.ahead_of_recall(turn, client.0, slot) {
                         Some(ahead) => Err(ahead),
-                        None => self.books.start_recall(slot, Some(client.0), fx),
+                        None => self.books.start_recall(slot, Some(client.0), step),
                     };
                     match started {
                         Ok(()) => recalling = true,
                         Err(blocked) if full.is_none() => {
                             let no_lease = self.lease_in_the_way(turn, client.0);
-                            self.books.also_blocked.extend(no_lease);
+                            step.also_blocked.extend(no_lease);
                             may_start = no_lease.is_none() && !blocked.stops_every_recall();
                             full = Some(blocked);
                         }
-                        Err(blocked) => self.books.also_blocked.push(blocked),
+                        Err(blocked) => step.also_blocked.push(blocked),
                     }
                 }
                 Item::Ready(slot) => several_ready |= *ready.get_or_insert(slot) != slot,
@@ -210,11 +214,11 @@ impl Core {
         };
         let short_of = short_of.min(PLACES_AT_ONCE);
         if first || self.books.may_make_room(in_the_way) {
-            let evicted = self.books.evict_for(in_the_way, short_of, fx);
+            let evicted = self.books.evict_for(in_the_way, short_of, step);
             if evicted == 0 && several_ready {
                 // Nothing but what it wants itself can go: one of them makes room for another.
-                self.books.put_back();
-                self.books.evict_for(in_the_way, 1, fx);
+                self.books.put_back(step);
+                self.books.evict_for(in_the_way, 1, step);
             }
         }
         Wait::Room(in_the_way)
@@ -260,9 +264,9 @@ impl Core {
     }
 
     /// Answers every item of a request that waits no longer.
-    pub(crate) fn answer_waiting(&mut self, attempt: Attempt<'_>, wait: Wait, fx: &mut Effects) {
+    pub(crate) fn answer_waiting(&mut self, attempt: Attempt<'_>, wait: Wait, step: &mut Step<'_>) {
         let Attempt { client, request, seq, deadline, wanted, .. } = attempt;
-        let begin = fx.granted.len();
+        let begin = step.fx.granted.len();
         let again = Status::error(ErrorCode::Again);
         let pending = match wait {
             Wait::Room(blocked) | Wait::Space(blocked) => self.books.refusal(client.0, blocked),
@@ -274,10 +278,10 @@ impl Core {
                 Item::Recalling(_) | Item::Reserved(_) => again,
                 Item::Ready(_) | Item::Evicted(_) => pending,
             };
-            fx.granted.push(Granted::refused(*item, status));
+            step.fx.granted.push(Granted::refused(*item, status));
         }
-        let range = begin..fx.granted.len();
-        fx.list.push(Effect::Granted { client, request, range, deadline, seq });
+        let range = begin..step.fx.granted.len();
+        step.fx.list.push(Effect::Granted { client, request, range, deadline, seq });
     }
 
     /// A grant could not be sent: undoes its leases and puts the request back where it was.
@@ -289,14 +293,14 @@ impl Core {
         grants: &[Granted],
         deadline: Now,
         seq: u64,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) {
         if self.books.client(client).is_none() {
             return;
         }
         for grant in grants.iter().filter(|grant| grant.status.is_ok()) {
             if let Some(lease) = self.books.leases.find(client, grant.lease) {
-                self.books.end_lease(lease);
+                self.books.end_lease(lease, step);
                 self.books.counters.grants -= 1;
             }
         }
@@ -310,11 +314,11 @@ impl Core {
             let (turn, first) = (Turn::Last, false);
             let wanted = &wanted[..];
             let attempt = Attempt { client, request, seq, deadline, wanted, turn, first };
-            return self.answer_waiting(attempt, Wait::Reader, fx);
+            return self.answer_waiting(attempt, Wait::Reader, step);
         }
-        self.books.park(seq, Parked::new(client, request, deadline, wish, Wait::Reader));
+        self.books.park(seq, Parked::new(client, request, deadline, wish, Wait::Reader), step);
         if self.books.has_ended_item(seq) {
-            self.answer_ended_item(seq, fx);
+            self.answer_ended_item(seq, step);
         }
     }
 }

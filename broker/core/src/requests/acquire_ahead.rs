@@ -1,37 +1,44 @@
 //! Fds fetched ahead: what a client will most likely ask for next, from room that nobody misses. Must never start a recall or an
 //! eviction, make anybody wait, or count as use.
 
-use crate::api::{ClientId, Effect, Effects, Wanted};
-use crate::books::{FOR_LEASE, Item, ScopeId};
+use crate::api::Item;
+use crate::api::{ClientId, Effect, Wanted};
+use crate::books::{FOR_LEASE, ScopeId};
 use crate::core::Core;
 use crate::limits::AHEAD_ROOM_DIVISOR;
+use crate::moves::Step;
 use fdbroker_protocol::Resource;
 use fdbroker_protocol::limits::{AHEAD_BYTES, AHEAD_FDS};
 
 impl Core {
     /// Leases what is held of the items, in their order, as far as there is room; the others are left out, without a word. A
     /// client that can be sent nothing gets nothing, nor does anybody from a broker that is to be emptied.
-    pub(crate) fn acquire_ahead(&mut self, client: ClientId, wanted: &[Wanted], fx: &mut Effects) {
+    pub(crate) fn acquire_ahead(
+        &mut self,
+        client: ClientId,
+        wanted: &[Wanted],
+        step: &mut Step<'_>,
+    ) {
         if self.books.draining.is_some() || !self.books.client_mut(client.0).sendable {
             return;
         }
-        let begin = fx.granted.len();
+        let begin = step.fx.granted.len();
         let room = self.room_ahead(client.0);
         let mut bytes = AHEAD_BYTES;
         for item in wanted.iter().take(AHEAD_FDS) {
             let Item::Ready(slot) = self.books.item(client, *item) else { continue };
             let size = self.books.allocations[slot].size_bytes;
-            if (fx.granted.len() - begin) as u64 == room || size > bytes {
+            if (step.fx.granted.len() - begin) as u64 == room || size > bytes {
                 break;
             }
-            let Ok(lease) = self.books.lease(client.0, slot) else { break };
+            let Ok(lease) = self.books.lease(client.0, slot, step) else { break };
             bytes -= size;
             // Not marked as used: nobody has asked for it yet.
-            fx.granted.push(self.books.allocations[slot].granted(*item, lease));
+            step.fx.granted.push(self.books.allocations[slot].granted(*item, lease));
         }
-        let range = begin..fx.granted.len();
+        let range = begin..step.fx.granted.len();
         if !range.is_empty() {
-            fx.list.push(Effect::GrantedAhead { client, range });
+            step.fx.list.push(Effect::GrantedAhead { client, range });
         }
     }
 

@@ -1,9 +1,10 @@
 //! The administrator's acts: caps, evict, revoke, and draining the whole broker. Must never evict what cannot be had again,
 //! nor end more in one step than a client's message may.
 
-use crate::api::{Acted, CapsOfScopes, Effects, NONE, Now};
+use crate::api::{Acted, CapsOfScopes, NONE, Now};
 use crate::books::{Chore, State};
 use crate::core::Core;
+use crate::moves::Step;
 use fdbroker_protocol::admin::{ActOutcome, EventKind};
 use fdbroker_protocol::{AllocationId, ErrorCode};
 
@@ -36,14 +37,14 @@ impl Core {
     }
 
     /// Closes the fds of those that can be had again and that nobody waits for.
-    pub(crate) fn evict_these(&mut self, ids: &[AllocationId], fx: &mut Effects) {
-        self.act(ids, fx, Core::evict_outcome, |core, slot, fx| core.books.evict(slot, fx));
+    pub(crate) fn evict_these(&mut self, ids: &[AllocationId], step: &mut Step<'_>) {
+        self.act(ids, step, Core::evict_outcome, |core, slot, step| core.books.evict(slot, step));
     }
 
     /// Ends these for everybody.
-    pub(crate) fn revoke_these(&mut self, ids: &[AllocationId], fx: &mut Effects) {
-        self.act(ids, fx, Core::revoke_outcome, |core, slot, fx| {
-            core.books.end(slot, ErrorCode::Stale, fx);
+    pub(crate) fn revoke_these(&mut self, ids: &[AllocationId], step: &mut Step<'_>) {
+        self.act(ids, step, Core::revoke_outcome, |core, slot, step| {
+            core.books.end(slot, ErrorCode::Stale, step);
             core.books.drain_if_done(slot);
         });
     }
@@ -51,16 +52,16 @@ impl Core {
     pub(crate) fn act(
         &mut self,
         ids: &[AllocationId],
-        fx: &mut Effects,
+        step: &mut Step<'_>,
         outcome_of: impl Fn(&Core, AllocationId) -> ActOutcome,
-        act: impl Fn(&mut Core, u32, &mut Effects),
+        act: impl Fn(&mut Core, u32, &mut Step<'_>),
     ) {
         for id in ids {
             let outcome = outcome_of(self, *id);
             if outcome == ActOutcome::Done {
-                act(self, id.slot, fx);
+                act(self, id.slot, step);
             }
-            fx.acted.push(Acted { id: *id, outcome });
+            step.fx.acted.push(Acted { id: *id, outcome });
         }
     }
 

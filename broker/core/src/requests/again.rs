@@ -1,19 +1,20 @@
 //! Parked requests are looked at again, until they are served or given up. Must never serve a later request of a domain with
 //! what an earlier one of it waits for.
 
-use crate::api::{ClientId, Effect, Effects, Granted, NONE, Now, RequestId};
+use crate::api::{ClientId, Effect, Granted, NONE, Now, RequestId};
 use crate::books::rooms::Number;
 use crate::books::{Fate, Parked, Wait, Wish};
 use crate::core::Core;
 use crate::limits::{
     LISTENERS_WOKEN_PER_LOOK, LOOKS_PER_TURN, PARKED_ITEMS_PER_STEP, PARKED_LOOKS_PER_STEP,
 };
+use crate::moves::Step;
 use crate::requests::objects::getting::Asked;
 use crate::requests::turn::{Attempt, Turn};
 use fdbroker_protocol::ErrorCode;
 
 impl Core {
-    pub(crate) fn sendable(&mut self, client: ClientId, sendable: bool) {
+    pub(crate) fn sendable(&mut self, client: ClientId, sendable: bool, step: &mut Step<'_>) {
         let Some(record) = self.books.client(client) else { return };
         record.sendable = sendable;
         let parked = record.parked.clone();
@@ -23,7 +24,7 @@ impl Core {
             waiting.into_iter().for_each(|seq| self.books.look_soon(seq));
         } else {
             // Its turn may not come for long: it must not stand before others.
-            parked.into_iter().for_each(|seq| self.wait_for_reader(seq));
+            parked.into_iter().for_each(|seq| self.wait_for_reader(seq, step));
         }
     }
 
@@ -54,25 +55,25 @@ impl Core {
 
     /// Looks at ready requests, a few a step, the domains in turn. A later one passes by those that wait for caps which it
     /// does not need itself.
-    pub(crate) fn serve_waiting(&mut self, now: Now, fx: &mut Effects) {
+    pub(crate) fn serve_waiting(&mut self, now: Now, step: &mut Step<'_>) {
         let mut items = 0;
         for _ in 0..PARKED_LOOKS_PER_STEP {
             self.wake_all();
-            if items >= PARKED_ITEMS_PER_STEP || fx.granted.len() >= PARKED_ITEMS_PER_STEP {
+            if items >= PARKED_ITEMS_PER_STEP || step.fx.granted.len() >= PARKED_ITEMS_PER_STEP {
                 return;
             }
             let Some(seq) = self.books.rooms.next() else { return };
             items += self.books.parked[&seq].items();
-            self.look(now, seq, fx);
+            self.look(now, seq, step);
         }
         self.wake_all();
     }
 
-    fn look(&mut self, now: Now, seq: u64, fx: &mut Effects) {
+    fn look(&mut self, now: Now, seq: u64, step: &mut Step<'_>) {
         let (place, number) = self.books.place(seq);
         self.books.rooms.unready(place, number);
         let taken = self.books.taken();
-        let wait = self.retry(now, seq, Turn::InLine(seq), fx);
+        let wait = self.retry(now, seq, Turn::InLine(seq), step);
         if let Some(Wait::Room(account)) = wait {
             match self.books.is_behind(seq, account) {
                 true => self.books.wake(account),
@@ -119,28 +120,28 @@ impl Core {
 
     /// Looks at a parked request again. `turn`: what it may take. Says what it still waits for; `None`
     /// when it has been answered.
-    fn retry(&mut self, now: Now, seq: u64, turn: Turn, fx: &mut Effects) -> Option<Wait> {
+    fn retry(&mut self, now: Now, seq: u64, turn: Turn, step: &mut Step<'_>) -> Option<Wait> {
         if self.books.is_answer_certain(seq) {
-            self.answer_ended_item(seq, fx);
+            self.answer_ended_item(seq, step);
             return None;
         }
         let parked = self.books.parked.get_mut(&seq)?;
         let (client, request, deadline) = (parked.client, parked.request, parked.deadline);
-        self.books.also_blocked.clear();
+        step.also_blocked.clear();
         // Put back below: the items are borrowed while the rest of the core changes.
         let mut wish = std::mem::replace(&mut parked.wish, Wish::Credits(0));
         let wait = match &mut wish {
-            Wish::Credits(wanted) => self.try_credits(client, request, *wanted, turn, fx),
-            Wish::Hello(own) => self.retry_hello(client, request, *own, turn, fx),
+            Wish::Credits(wanted) => self.try_credits(client, request, *wanted, turn, step),
+            Wish::Hello(own) => self.retry_hello(client, request, *own, turn, step),
             Wish::Acquire(wanted) if self.books.client_mut(client.0).sendable => {
                 let first = false;
                 let attempt = Attempt { client, request, seq, deadline, wanted, turn, first };
-                self.try_acquire(attempt, fx)
+                self.try_acquire(attempt, step)
             }
             Wish::Get(get) => {
                 let (scope, first) = (get.scope, false);
                 let asked = Asked { client, request, scope, turn, first };
-                self.retry_get(seq, asked, get, fx)
+                self.retry_get(seq, asked, get, step)
             }
             // It asks anew when its client reads.
             Wish::Acquire(_) => Some(Wait::Reader),
@@ -150,24 +151,24 @@ impl Core {
         let supplied = parked.supplied;
         match wait {
             None => {
-                self.books.unpark(seq);
+                self.books.unpark(seq, step);
             }
             Some(wait) => {
                 self.books.wait_anew(seq, wait, supplied);
-                self.books.place_items(now, seq);
-                self.books.listen(seq);
+                self.books.place_items(now, seq, step);
+                self.books.listen(seq, step);
             }
         }
         wait
     }
 
     /// The client of a parked request does not read: it waits for that, and does not stand before others.
-    fn wait_for_reader(&mut self, seq: u64) {
+    fn wait_for_reader(&mut self, seq: u64, step: &mut Step<'_>) {
         let parked = &self.books.parked[&seq];
         if let (Wish::Acquire(_) | Wish::Get(_), Wait::Room(_)) = (&parked.wish, parked.wait) {
             let supplied = parked.supplied;
             self.books.wait_anew(seq, Wait::Reader, supplied);
-            self.books.listen(seq);
+            self.books.listen(seq, step);
             if supplied {
                 // Then nothing is kept back for it any more.
                 self.books.look_soon(seq);
@@ -175,43 +176,43 @@ impl Core {
         }
     }
 
-    pub(crate) fn cancel(&mut self, client: ClientId, request: RequestId, fx: &mut Effects) {
+    pub(crate) fn cancel(&mut self, client: ClientId, request: RequestId, step: &mut Step<'_>) {
         let Some(record) = self.books.clients.find(client.0) else {
             return;
         };
         let found =
             record.parked.iter().find(|seq| self.books.parked[seq].request == request).copied();
         if let Some(seq) = found {
-            self.books.unpark(seq);
+            self.books.unpark(seq, step);
             let status = ErrorCode::Cancelled.into();
-            fx.list.push(Effect::Failed { client, request, status });
+            step.fx.list.push(Effect::Failed { client, request, status });
         }
     }
 
     /// Answers a request of which an item has come to an end, out of its turn: nothing is granted, so that it overtakes
     /// nobody; what it may still have it asks for again.
-    pub(crate) fn answer_ended_item(&mut self, seq: u64, fx: &mut Effects) {
+    pub(crate) fn answer_ended_item(&mut self, seq: u64, step: &mut Step<'_>) {
         let Some(parked) = self.books.parked.get(&seq) else { return };
         let (client, request, deadline) = (parked.client, parked.request, parked.deadline);
         let Wish::Acquire(wanted) = &parked.wish else { unreachable!("only acquires have items") };
-        let begin = fx.granted.len();
+        let begin = step.fx.granted.len();
         for (item, node) in wanted.iter().zip(&parked.nodes) {
             let by_state =
                 || self.books.final_error(client, *item).unwrap_or(ErrorCode::Again).into();
             let status = self.books.answer_of(*node, *item).unwrap_or_else(by_state);
             let status = self.books.naming_owner(client, *item, status);
-            fx.granted.push(Granted::refused(*item, status));
+            step.fx.granted.push(Granted::refused(*item, status));
         }
-        self.books.unpark(seq);
-        let range = begin..fx.granted.len();
-        fx.list.push(Effect::Granted { client, request, range, deadline, seq });
+        self.books.unpark(seq, step);
+        let range = begin..step.fx.granted.len();
+        step.fx.list.push(Effect::Granted { client, request, range, deadline, seq });
     }
 
-    pub(crate) fn deadline_passed(&mut self, seq: u64, fx: &mut Effects) {
+    pub(crate) fn deadline_passed(&mut self, seq: u64, step: &mut Step<'_>) {
         if self.books.is_answer_certain(seq) {
-            return self.answer_ended_item(seq, fx);
+            return self.answer_ended_item(seq, step);
         }
-        let Some(parked) = self.books.unpark(seq) else { return };
+        let Some(parked) = self.books.unpark(seq, step) else { return };
         let Parked { client, request, deadline, wish, wait, .. } = parked;
         match wish {
             Wish::Acquire(wanted) => {
@@ -225,27 +226,27 @@ impl Core {
                     }
                     wait => wait,
                 };
-                self.answer_waiting(attempt, wait, fx);
+                self.answer_waiting(attempt, wait, step);
             }
             Wish::Credits(wanted) => {
                 // The room may have come in this very moment.
-                if self.try_credits(client, request, wanted, Turn::Last, fx).is_none() {
+                if self.try_credits(client, request, wanted, Turn::Last, step).is_none() {
                     return;
                 }
                 let status = self.no_credit(client);
-                self.books.refuse(client, request, status, fx);
+                self.books.refuse(client, request, status, step);
             }
-            Wish::Hello(own) => self.hello_too_late(client, request, own, fx),
-            Wish::Get(get) => self.get_too_late(client, request, &get, fx),
+            Wish::Hello(own) => self.hello_too_late(client, request, own, step),
+            Wish::Get(get) => self.get_too_late(client, request, &get, step),
         }
     }
 
     /// Serves requests of ready queues, a few a step; each time those of another domain's allocations.
-    pub(crate) fn serve_ready(&mut self, now: Now, fx: &mut Effects) {
+    pub(crate) fn serve_ready(&mut self, now: Now, step: &mut Step<'_>) {
         let mut items = 0;
         for _ in 0..PARKED_LOOKS_PER_STEP {
             let Some(queue) = self.books.waiting.next_ready() else { return };
-            if items >= PARKED_ITEMS_PER_STEP || fx.granted.len() >= PARKED_ITEMS_PER_STEP {
+            if items >= PARKED_ITEMS_PER_STEP || step.fx.granted.len() >= PARKED_ITEMS_PER_STEP {
                 return;
             }
             let (node, seq) =
@@ -254,15 +255,15 @@ impl Core {
             let fate = self.books.waiting.fate_of(queue).expect("a ready queue");
             match fate {
                 _ if self.books.client(self.books.parked[&seq].client).is_none() => {
-                    _ = self.books.unpark(seq)
+                    _ = self.books.unpark(seq, step)
                 }
-                Fate::Answer(..) => self.answer_ended_item(seq, fx),
-                _ if self.books.has_ended_item(seq) => self.answer_ended_item(seq, fx),
+                Fate::Answer(..) => self.answer_ended_item(seq, step),
+                _ if self.books.has_ended_item(seq) => self.answer_ended_item(seq, step),
                 Fate::InTurn => {
-                    self.books.place_items(now, seq);
+                    self.books.place_items(now, seq, step);
                     self.books.look_soon(seq);
                 }
-                _ => _ = self.retry(now, seq, Turn::First, fx),
+                _ => _ = self.retry(now, seq, Turn::First, step),
             }
             let stays = self.books.waiting.fate_of(queue) == Some(fate)
                 && self.books.waiting.first(queue) == Some((node, seq));

@@ -1,7 +1,7 @@
 //! What steps go on with, a portion at a time: sweeps, deadlines, caps that were lowered, a broker that is emptied. Must never
 //! take from a client by force: what can be had again is evicted, the rest is asked for.
 
-use crate::api::{ClientId, Effects, Now};
+use crate::api::{ClientId, Now};
 use crate::books::{Blocked, Chore, Grace, ScopeId, Timer};
 use crate::core::Core;
 use crate::limits::{
@@ -10,6 +10,7 @@ use crate::limits::{
     RESERVED_ENDS_PER_STEP, RESERVED_LOOKS_PER_STEP, SCOPES_DRAINED_PER_STEP,
     SILENT_QUEUES_PER_STEP, TIMERS_PER_STEP, WAITERS_WOKEN_PER_STEP, WATCHERS_WOKEN_PER_STEP,
 };
+use crate::moves::Step;
 use fdbroker_protocol::{MAX_BATCH, Resource, Scope};
 
 /// What eviction or reclaim brings down; the fds first, because evictions of those help both.
@@ -23,21 +24,21 @@ const DRAINED: [Resource; 5] = [
 
 impl Core {
     /// While the broker is being drained: evicts what can be had again, and asks for leases; a portion at a time.
-    pub(crate) fn give_up(&mut self, fx: &mut Effects) {
-        if !self.books.timers.begin_chore(Chore::GiveUp, self.books.now) {
+    pub(crate) fn give_up(&mut self, step: &mut Step<'_>) {
+        if !self.books.timers.begin_chore(Chore::GiveUp, step.now) {
             return;
         }
         let mut evicted = 0;
         while evicted < DRAINED_PER_STEP
-            && let Some(slot) = self.books.victim(ScopeId::NODE, false)
+            && let Some(slot) = self.books.victim(ScopeId::NODE, false, step)
         {
-            self.books.evict(slot, fx);
+            self.books.evict(slot, step);
             evicted += 1;
         }
         let asked_before = self.books.counters.reclaims;
         for resource in [Resource::OpenLeases, Resource::MappedLeases] {
             if self.books.ledger[ScopeId::NODE].account.now(resource) > 0 {
-                self.books.reclaim(Blocked { resource, scope: ScopeId::NODE }, MAX_BATCH);
+                self.books.reclaim(Blocked { resource, scope: ScopeId::NODE }, MAX_BATCH, step);
             }
         }
         let pause = match (evicted, self.books.counters.reclaims - asked_before) {
@@ -45,17 +46,17 @@ impl Core {
             (DRAINED_PER_STEP, _) => 0,
             _ => RECLAIM_PAUSE_US,
         };
-        self.books.timers.set_chore(Chore::GiveUp, Some(self.books.now.after(pause)));
+        self.books.timers.set_chore(Chore::GiveUp, Some(step.now.after(pause)));
     }
 
     /// Ends slots that their owners have not named, a bounded number at a time, in turns between owners.
-    pub(crate) fn end_lost(&mut self, fx: &mut Effects) {
+    pub(crate) fn end_lost(&mut self, step: &mut Step<'_>) {
         let mut looks = RESERVED_LOOKS_PER_STEP;
         for _ in 0..RESERVED_ENDS_PER_STEP {
             let Some((slot, lost)) = self.books.continuity.next_lost(&mut looks) else { break };
             self.books.continuity.leave(slot);
             if let Some(code) = lost {
-                self.books.end(slot, code, fx);
+                self.books.end(slot, code, step);
             }
             // What has lingered may have been drained meanwhile, and its slot used again.
             if self.books.allocations.is_full(slot) && !self.books.allocations[slot].drained {
@@ -67,9 +68,8 @@ impl Core {
 
     /// Brings accounts above their caps down, as far as is possible now, a portion at a time; again after a pause while one
     /// is above. The narrowest scopes first: what they give up is room in the wider ones, too.
-    pub(crate) fn drain(&mut self, fx: &mut Effects) {
-        if self.books.drain_from.is_none()
-            && self.books.timers.begin_chore(Chore::Drain, self.books.now)
+    pub(crate) fn drain(&mut self, step: &mut Step<'_>) {
+        if self.books.drain_from.is_none() && self.books.timers.begin_chore(Chore::Drain, step.now)
         {
             self.books.drain_from = Some((0, 0));
         }
@@ -79,7 +79,7 @@ impl Core {
         while looks > 0 && left > 0 {
             let Some(scopes) = Scope::WIDEST_FIRST.iter().rev().nth(kind) else { return };
             match self.books.ledger.next_of(*scopes, &mut from, &mut looks) {
-                Some(scope) => left = self.drain_scope(scope, left, fx),
+                Some(scope) => left = self.drain_scope(scope, left, step),
                 None if looks > 0 => (kind, from) = (kind + 1, 0),
                 None => {}
             }
@@ -89,15 +89,15 @@ impl Core {
     }
 
     /// Brings one scope down; how much is left of `most` evictions and leases to be asked for.
-    fn drain_scope(&mut self, scope: ScopeId, most: usize, fx: &mut Effects) -> usize {
+    fn drain_scope(&mut self, scope: ScopeId, most: usize, step: &mut Step<'_>) -> usize {
         let mut left = most;
         // Its caps may have been raised.
         self.books.ledger.freed(scope, Resource::ALL.iter().copied());
         for resource in DRAINED {
             let excess = self.excess(scope, resource);
             if excess > 0 && left > 0 {
-                left -= self.drain_one(Blocked { resource, scope }, excess, left, fx);
-                let again = self.books.now.after(DRAIN_PAUSE_US);
+                left -= self.drain_one(Blocked { resource, scope }, excess, left, step);
+                let again = step.now.after(DRAIN_PAUSE_US);
                 self.books.timers.set_chore(Chore::Drain, Some(again));
             }
         }
@@ -110,11 +110,17 @@ impl Core {
     }
 
     /// Evicts, or asks for leases; how many of `most` that took.
-    fn drain_one(&mut self, blocked: Blocked, excess: u64, most: usize, fx: &mut Effects) -> usize {
+    fn drain_one(
+        &mut self,
+        blocked: Blocked,
+        excess: u64,
+        most: usize,
+        step: &mut Step<'_>,
+    ) -> usize {
         let mut evicted = 0;
         if blocked.resource == Resource::HeldBytes {
             while evicted < most && self.excess(blocked.scope, blocked.resource) > 0 {
-                match self.books.evict_for(blocked, most - evicted, fx) {
+                match self.books.evict_for(blocked, most - evicted, step) {
                     0 => break,
                     more => evicted += more,
                 }
@@ -128,11 +134,11 @@ impl Core {
         let missing = excess.saturating_sub(self.books.ledger[blocked.scope].coming);
         let missing = usize::try_from(missing).unwrap_or(usize::MAX);
         let asked_before = self.books.counters.reclaims;
-        evicted = self.books.evict_for(blocked, missing.min(most), fx);
+        evicted = self.books.evict_for(blocked, missing.min(most), step);
         if evicted == missing || evicted == most {
             return evicted;
         }
-        self.books.reclaim(blocked, missing - evicted);
+        self.books.reclaim(blocked, missing - evicted, step);
         // Some clients are looked at, however few leases they have.
         let asked = (self.books.counters.reclaims - asked_before) as usize;
         (evicted + asked + RECLAIM_LOOKS).min(most)
@@ -140,12 +146,12 @@ impl Core {
 
     /// Charges holders of ended allocations for the memory, and has them told: so many leases at a time, and of each
     /// domain's allocations in turn.
-    pub(crate) fn sweep_ended(&mut self) {
-        while !self.books.allowances.sweeps.is_used_up()
+    pub(crate) fn sweep_ended(&mut self, step: &mut Step<'_>) {
+        while !step.allowances.sweeps.is_used_up()
             && let Some(slot) = self.books.allocations.next_ending()
         {
             for _ in 0..LEASES_SWEPT_PER_TURN {
-                if self.books.allowances.sweeps.is_used_up() {
+                if step.allowances.sweeps.is_used_up() {
                     break;
                 }
                 // Those that were swept have gone to the end of the list.
@@ -154,7 +160,7 @@ impl Core {
                     self.books.allocations.leave_ending(slot);
                     break;
                 };
-                self.books.allowances.sweeps.take();
+                step.allowances.sweeps.take();
                 self.books.sweep_lease(lease);
             }
             self.books.allocations.end_turn_of_ending();
@@ -163,8 +169,8 @@ impl Core {
 
     /// Ends the memory of ended groups, and takes their objects off the names; and wakes clients that watch, and requests that wait
     /// for names which were sealed.
-    pub(crate) fn sweep_objects(&mut self, fx: &mut Effects) {
-        self.books.end_before_answer(fx);
+    pub(crate) fn sweep_objects(&mut self, step: &mut Step<'_>) {
+        self.books.end_before_answer(step);
         for _ in 0..WATCHERS_WOKEN_PER_STEP {
             let Some(client) = self.books.objects.watches.next_woken() else { break };
             self.books.eventful.push(ClientId(client));
@@ -176,9 +182,9 @@ impl Core {
     }
 
     /// Sweeps all that has ended: what is saved lives.
-    pub(crate) fn sweep_all_objects(&mut self, fx: &mut Effects) {
+    pub(crate) fn sweep_all_objects(&mut self, step: &mut Step<'_>) {
         while !self.books.objects.ending.is_empty() {
-            self.sweep_objects(fx);
+            self.sweep_objects(step);
         }
     }
 
@@ -191,8 +197,8 @@ impl Core {
     }
 
     /// Time has passed: whoever still waits for leases to come back is seen to again.
-    pub(crate) fn reclaim_again(&mut self) {
-        if self.books.timers.begin_chore(Chore::Reclaim, self.books.now) {
+    pub(crate) fn reclaim_again(&mut self, step: &mut Step<'_>) {
+        if self.books.timers.begin_chore(Chore::Reclaim, step.now) {
             self.books.reclaim_from = Some(None);
         }
         let Some(mut former) = self.books.reclaim_from.take() else { return };
@@ -200,24 +206,26 @@ impl Core {
             let Some(account) = self.books.rooms.account_after(former) else { return };
             former = Some(account);
             if self.books.may_make_room(account) {
-                self.books.reclaim(account, 1);
+                self.books.reclaim(account, 1, step);
             }
         }
         self.books.reclaim_from = Some(former);
     }
 
     /// Does what is due.
-    pub(crate) fn expire(&mut self, now: Now, fx: &mut Effects) {
+    pub(crate) fn expire(&mut self, now: Now, step: &mut Step<'_>) {
         for _ in 0..TIMERS_PER_STEP {
-            if fx.granted.len() >= PARKED_ITEMS_PER_STEP {
+            if step.fx.granted.len() >= PARKED_ITEMS_PER_STEP {
                 return;
             }
             let Some(timer) = self.books.timers.pop_due(now) else { return };
             match timer {
                 Timer::Recall(slot, generation) => self.books.recall_overdue(slot, generation),
-                Timer::Parked(seq) => self.deadline_passed(seq, fx),
-                Timer::Keep(slot, generation) => self.books.end_orphan(slot, generation, fx),
-                Timer::Object(group, generation) => self.books.object_overdue(group, generation),
+                Timer::Parked(seq) => self.deadline_passed(seq, step),
+                Timer::Keep(slot, generation) => self.books.end_orphan(slot, generation, step),
+                Timer::Object(group, generation) => {
+                    self.books.object_overdue(group, generation, step)
+                }
                 Timer::Grace => self.books.continuity.set_grace(Grace::Ending(0)),
             }
         }

@@ -2,13 +2,14 @@
 //! they still have. Must never give an allocation to a client that may not own it, nor bring back what has ended; nor make a
 //! lease of what was born later, or of what its holder may not have.
 
+use crate::api::Item;
 use crate::api::{
-    ClientId, Declared, Deposit, Effect, Effects, Granted, NONE, OwnerKey, Redeposit, Registered,
-    RequestId,
+    ClientId, Declared, Deposit, Effect, Granted, NONE, OwnerKey, Redeposit, Registered, RequestId,
 };
 use crate::books::continuity::FormerOwner;
-use crate::books::{Allocation, Books, Charge, Fate, Item, State};
+use crate::books::{Allocation, Books, Charge, Fate, State};
 use crate::core::Core;
+use crate::moves::Step;
 use crate::requests::register::NOTHING;
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Share, Status};
 
@@ -18,26 +19,26 @@ impl Core {
         client: ClientId,
         request: RequestId,
         items: &[Redeposit],
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) {
-        let begin = fx.registered.len();
+        let begin = step.fx.registered.len();
         for (index, item) in (0..).zip(items) {
             let done = match item.ended {
-                true => self.redeposit_ended(client.0, item, fx),
-                false => self.redeposit_one(client.0, item, fx).map(|id| (Status::OK, id)),
+                true => self.redeposit_ended(client.0, item, step),
+                false => self.redeposit_one(client.0, item, step).map(|id| (Status::OK, id)),
             };
             let (status, id) = done.unwrap_or_else(|status| (status, NOTHING));
-            fx.registered.push(Registered { status, id, index });
+            step.fx.registered.push(Registered { status, id, index });
         }
         self.books.counters.deposits += items.len() as u64;
-        self.answer_registered(client, request, begin, fx);
+        self.answer_registered(client, request, begin, step);
     }
 
     fn redeposit_one(
         &mut self,
         client: u32,
         item: &Redeposit,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) -> Result<AllocationId, Status> {
         let id = item.id.map_err(Status::from)?;
         let Some(allocation) = self.books.allocations.find(id) else {
@@ -49,7 +50,7 @@ impl Core {
         }
         match state {
             State::Ended(code) => Err(code.into()),
-            _ if owner == NONE => self.take_back(client, id, &item.deposit, fx),
+            _ if owner == NONE => self.take_back(client, id, &item.deposit, step),
             _ if owner != client && self.books.client(ClientId(owner)).is_none() => {
                 // Its owner has just died, and it is about to be without one.
                 Err(ErrorCode::Again.into())
@@ -68,7 +69,7 @@ impl Core {
         &mut self,
         client: u32,
         item: &Redeposit,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) -> Result<(Status, AllocationId), Status> {
         let id = item.id.map_err(Status::from)?;
         let Some(allocation) = self.books.allocations.find(id) else {
@@ -93,7 +94,7 @@ impl Core {
             self.books.allocations.set_former_size(slot, deposit.facts.size_bytes);
         }
         if is_reserved {
-            self.books.end(slot, ErrorCode::Stale, fx);
+            self.books.end(slot, ErrorCode::Stale, step);
         }
         self.books.allocations.give(slot, client, deposit);
         self.books.continuity.leave(slot);
@@ -109,7 +110,7 @@ impl Core {
         client: u32,
         id: AllocationId,
         deposit: &Deposit,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) -> Result<AllocationId, Status> {
         let slot = id.slot;
         if !self.may_own(client, slot) {
@@ -129,17 +130,17 @@ impl Core {
         if let Some(code) = lost {
             if !is_held {
                 self.books.continuity.leave(slot);
-                self.books.end(slot, code, fx);
+                self.books.end(slot, code, step);
                 self.books.drain_if_done(slot);
             }
             return Err(code.into());
         }
         match is_held {
-            true => self.adopt(client, slot, deposit, fx)?,
-            false => self.own_again(client, slot, deposit)?,
+            true => self.adopt(client, slot, deposit, step)?,
+            false => self.own_again(client, slot, deposit, step)?,
         }
         self.books.continuity.leave(slot);
-        fx.list.push(Effect::Publish { slot, generation: id.generation });
+        step.fx.list.push(Effect::Publish { slot, generation: id.generation });
         Ok(id)
     }
 
@@ -149,7 +150,7 @@ impl Core {
         client: u32,
         slot: u32,
         deposit: &Deposit,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) -> Result<(), Status> {
         let claimed = if self.books.has_file(slot) { 0 } else { deposit.facts.size_bytes };
         let none = Charge(Resource::KeptAllocations, 0);
@@ -158,12 +159,18 @@ impl Core {
         self.books.remove_orphan(slot);
         self.books.move_interest(slot, client);
         self.books.allocations.give(slot, client, deposit);
-        fx.list.push(Effect::KeptChanged { slot });
+        step.fx.list.push(Effect::KeptChanged { slot });
         Ok(())
     }
 
     /// A reserved slot has its owner again: evicted, and requests that waited for it go on.
-    fn own_again(&mut self, client: u32, slot: u32, deposit: &Deposit) -> Result<(), Status> {
+    fn own_again(
+        &mut self,
+        client: u32,
+        slot: u32,
+        deposit: &Deposit,
+        step: &mut Step<'_>,
+    ) -> Result<(), Status> {
         let kept = Charge(Resource::KeptAllocations, deposit.keep.into());
         self.take_over_charges(client, &[Charge(Resource::Allocations, 1)], kept)?;
         self.books.decide_all(slot, Fate::InTurn);
@@ -171,7 +178,7 @@ impl Core {
         let (domain, open, leases) = (former.domain, former.open, former.leases);
         // Its domain and share stay as they were.
         let deposit = &Deposit { share: former.traits.share(), ..*deposit };
-        let allocation = Allocation::new(deposit, client, domain, State::Evicted, self.books.now);
+        let allocation = Allocation::new(deposit, client, domain, State::Evicted, step.now);
         let allocation = Allocation { open, leases, ..allocation };
         self.books.allocations.replace(slot, allocation, deposit.driver_data);
         Ok(())
@@ -213,21 +220,26 @@ impl Core {
         client: ClientId,
         request: RequestId,
         items: &[Declared],
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) {
-        let begin = fx.granted.len();
+        let begin = step.fx.granted.len();
         for item in items {
-            let granted = match self.declare_one(client, item) {
+            let granted = match self.declare_one(client, item, step) {
                 Ok(granted) => granted,
                 Err(status) => Granted::refused(item.wanted, status),
             };
-            fx.granted.push(granted);
+            step.fx.granted.push(granted);
         }
-        let range = begin..fx.granted.len();
-        fx.list.push(Effect::Declared { client, request, range });
+        let range = begin..step.fx.granted.len();
+        step.fx.list.push(Effect::Declared { client, request, range });
     }
 
-    fn declare_one(&mut self, client: ClientId, declared: &Declared) -> Result<Granted, Status> {
+    fn declare_one(
+        &mut self,
+        client: ClientId,
+        declared: &Declared,
+        step: &mut Step<'_>,
+    ) -> Result<Granted, Status> {
         let id = declared.wanted.map_err(Status::from)?;
         if id.generation >= self.config.first_generation {
             // Nobody can have held it before the crash.
@@ -243,12 +255,12 @@ impl Core {
             Item::Final(code) => return Err(code.into()),
             _ => {}
         }
-        match self.books.lease_as(client.0, id.slot, !declared.open) {
+        match self.books.lease_as(client.0, id.slot, !declared.open, step) {
             Ok(lease) => {
                 if has_ended {
                     self.books.pin_declared(id.slot, lease.0 as u32);
                 }
-                Ok(self.books.granted(declared.wanted, id.slot, lease))
+                Ok(self.books.granted(declared.wanted, id.slot, lease, step))
             }
             Err(blocked) => Err(self.books.refusal(client.0, blocked)),
         }

@@ -1,14 +1,15 @@
 //! A client connects, and says what it is. Must never keep anything of one that is refused.
 
-use crate::api::{ClientId, DomainKey, Effect, Effects, JobKey, Note, OwnerKey, Peer};
+use crate::api::{ClientId, DomainKey, Effect, JobKey, Note, OwnerKey, Peer};
 use crate::books::{Books, CONNECTION, Client, ScopeId};
 use crate::core::Core;
 use crate::limits::DOMAINS_PER_USER;
+use crate::moves::Step;
 use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{Resource, Scope, Status};
 
 impl Core {
-    pub(crate) fn connect(&mut self, client: ClientId, peer: &Peer<'_>, fx: &mut Effects) {
+    pub(crate) fn connect(&mut self, client: ClientId, peer: &Peer<'_>, step: &mut Step<'_>) {
         let key = peer.domain;
         let known = self.books.clients.find_domain(key);
         let refused = known.and_then(|domain| self.books.too_many_refused(domain, 0));
@@ -31,9 +32,9 @@ impl Core {
             Books::no_quota_limit(Resource::Domains, scope, most)
         };
         self.count_refused_connection(peer.pid, key, peer.job.map(|(job, _)| job), status);
-        fx.list.push(Effect::Disconnect { client, status });
+        step.fx.list.push(Effect::Disconnect { client, status });
         // Nothing of it was ever kept.
-        fx.list.push(Effect::Forget { client });
+        step.fx.list.push(Effect::Forget { client });
     }
 
     /// Makes a client of a domain, or says which cap is in the way; then nothing of it is left.

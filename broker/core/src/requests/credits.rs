@@ -1,9 +1,10 @@
 //! Deposit credits: places that are reserved for the next deposits of a client. Idle ones count as free: they are taken
 //! back when another needs the place. Must never take back the credit that a client has waited for.
 
-use crate::api::{ClientId, Effects, Now, RequestId};
+use crate::api::{ClientId, Now, RequestId};
 use crate::books::{Books, FOR_CREDIT, Parked, Wait, Wish};
 use crate::core::Core;
+use crate::moves::Step;
 use crate::moves::charging::places;
 use crate::requests::turn::Turn;
 use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
@@ -57,7 +58,7 @@ impl Core {
         request: RequestId,
         wanted: u64,
         turn: Turn,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) -> Option<Wait> {
         // It may have got some by another request meanwhile.
         if self.books.client_mut(client.0).credits == 0 {
@@ -70,7 +71,7 @@ impl Core {
             }
             if let Err(blocked) = self.books.charge(client.0, places(1)) {
                 if self.books.may_make_room(blocked) {
-                    self.books.evict_for(blocked, 1, fx);
+                    self.books.evict_for(blocked, 1, step);
                 }
                 return Some(Wait::Room(blocked));
             }
@@ -78,7 +79,7 @@ impl Core {
             self.books.charge(client.0, places(more)).expect("the room was just measured");
             self.books.set_credits(client.0, 1 + more, true);
         }
-        self.answer_registered(client, request, fx.registered.len(), fx);
+        self.answer_registered(client, request, step.fx.registered.len(), step);
         None
     }
 
@@ -89,20 +90,22 @@ impl Core {
         request: RequestId,
         wanted: u64,
         deadline: Now,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) {
-        let Some(wait) = self.try_credits(client, request, wanted, Turn::Last, fx) else { return };
+        let Some(wait) = self.try_credits(client, request, wanted, Turn::Last, step) else {
+            return;
+        };
         let most = self.config.max_parked_per_client;
-        let status = if deadline <= self.books.now || self.is_credit_beyond_caps(client.0) {
+        let status = if deadline <= step.now || self.is_credit_beyond_caps(client.0) {
             self.no_credit(client)
         } else if self.books.client_mut(client.0).parked.len() >= most as usize {
             Books::no_quota_limit(Resource::ParkedRequests, Scope::Client, most.into())
         } else {
             let (seq, wish) = (self.books.arrival(), Wish::Credits(wanted));
-            self.books.park(seq, Parked::new(client, request, deadline, wish, wait));
+            self.books.park(seq, Parked::new(client, request, deadline, wish, wait), step);
             return;
         };
-        self.books.refuse(client, request, status, fx);
+        self.books.refuse(client, request, status, step);
     }
 
     /// Whether a cap leaves no place for a held fd, whatever others give back: beside the fds that the client has by itself.

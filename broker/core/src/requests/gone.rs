@@ -1,21 +1,22 @@
 //! The end of a client, and the teardown of what it leaves, in portions. Must never leave a charge behind.
 
-use crate::api::{ClientId, Effect, Effects};
+use crate::api::{ClientId, Effect};
 use crate::books::{CONNECTION, Charge, PLACES, items_of};
 use crate::core::Core;
 use crate::limits::TEARDOWN_PER_STEP;
+use crate::moves::Step;
 use fdbroker_protocol::ErrorCode;
 use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{Resource, Status};
 
 impl Core {
-    pub(crate) fn gone(&mut self, client: ClientId) {
+    pub(crate) fn gone(&mut self, client: ClientId, step: &mut Step<'_>) {
         let Some(record) = self.books.client(client) else { return };
         let was_welcome = record.welcome;
         record.gone = true;
         let parked = record.parked.clone();
         let (own, credits) = (std::mem::take(&mut record.own_fds), record.credits);
-        parked.into_iter().for_each(|seq| self.books.stand_down(seq));
+        parked.into_iter().for_each(|seq| self.books.stand_down(seq, step));
         if was_welcome {
             self.books.note_of_client(EventKind::Gone, client.0, Status::OK);
         }
@@ -28,42 +29,43 @@ impl Core {
     }
 
     /// Ends what gone clients had, a bounded number of parked items, leases and allocations at a time.
-    pub(crate) fn tear_down(&mut self, fx: &mut Effects) {
+    pub(crate) fn tear_down(&mut self, step: &mut Step<'_>) {
         let mut left = TEARDOWN_PER_STEP;
         while let Some(number) = self.books.clients.next_dying() {
             while left > 0
                 && let Some(seq) = self.books.client_mut(number).parked.last().copied()
             {
-                let items = self.books.unpark(seq).map_or(0, |parked| items_of(&parked.wish).1);
+                let items =
+                    self.books.unpark(seq, step).map_or(0, |parked| items_of(&parked.wish).1);
                 left = left.saturating_sub(usize::try_from(items).unwrap_or(left).max(1));
             }
             while left > 0
                 && let Some(lease) = self.books.leases.any_of(number)
             {
-                self.books.end_lease(lease);
+                self.books.end_lease(lease, step);
                 left -= 1;
             }
             while left > 0
                 && let Some(slot) = self.books.allocations.any_of(number)
             {
-                self.disown(number, slot, fx);
+                self.disown(number, slot, step);
                 left -= 1;
             }
             if left == 0 {
                 return;
             }
             self.books.clients.end_dying();
-            self.forget(number, fx);
+            self.forget(number, step);
         }
     }
 
     /// Ends an allocation of a gone owner and takes it off the owner's record; a kept one lives on without it.
-    fn disown(&mut self, owner: u32, slot: u32, fx: &mut Effects) {
+    fn disown(&mut self, owner: u32, slot: u32, step: &mut Step<'_>) {
         if self.books.allocations[slot].outlives_owner() {
-            return self.books.orphan(slot);
+            return self.books.orphan(slot, step);
         }
         if self.books.allocations[slot].is_live() {
-            self.books.end(slot, ErrorCode::OwnerGone, fx);
+            self.books.end(slot, ErrorCode::OwnerGone, step);
         }
         self.books.allocations.take_from_owner(slot);
         self.books.leave_to_domain(owner, Charge(Resource::Allocations, 1));
@@ -74,7 +76,7 @@ impl Core {
 
     /// Forgets a gone client that has been torn down. Its fds in the closers are its domain's from now on:
     /// one of them may hang for ever.
-    fn forget(&mut self, number: u32, fx: &mut Effects) {
+    fn forget(&mut self, number: u32, step: &mut Step<'_>) {
         let closing = self.books.closings.forget_client(self.books.clients[number].serial);
         self.books.leave_to_domain(number, Charge(Resource::HeldFds, closing));
         self.books.release_charge(number, CONNECTION);
@@ -85,6 +87,6 @@ impl Core {
         self.books.allocations.forget_owner(number);
         self.books.leases.forget_holder(number);
         self.books.close_client(number);
-        fx.list.push(Effect::Forget { client: ClientId(number) });
+        step.fx.list.push(Effect::Forget { client: ClientId(number) });
     }
 }

@@ -2,10 +2,11 @@
 //! any request. Before, its connection has nothing but its socket, for which the daemon has a place.
 //! Must never take from others for a client that cannot be let in.
 
-use crate::api::{ClientId, Effect, Effects, Now, RequestId};
+use crate::api::{ClientId, Effect, Now, RequestId};
 use crate::books::{Blocked, Books, Charge, PLACES, Parked, SHARE_OF_FDS, ScopeId, Wait, Wish};
 use crate::core::Core;
 use crate::limits::{HELLO_IN_LINE_FDS, IDLE_FDS_KEPT};
+use crate::moves::Step;
 use crate::requests::turn::Turn;
 use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{ErrorCode, MAX_BATCH, Resource, Scope, Status};
@@ -20,20 +21,20 @@ impl Core {
         request: RequestId,
         own_fds: u32,
         deadline: Now,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) {
         let Some(record) = self.books.client(client) else { return };
         if record.welcome || !record.parked.is_empty() {
-            return self.refuse_stranger(client, request, fx);
+            return self.refuse_stranger(client, request, step);
         }
         let own = u64::from(own_fds);
-        let Err(blocked) = self.let_in(client, request, own, Turn::Last, fx) else { return };
-        if deadline <= self.books.now || own > self.most_own_fds().1 {
-            return self.refuse_hello(client, request, self.hello_refusal(own, blocked), fx);
+        let Err(blocked) = self.let_in(client, request, own, Turn::Last, step) else { return };
+        if deadline <= step.now || own > self.most_own_fds().1 {
+            return self.refuse_hello(client, request, self.hello_refusal(own, blocked), step);
         }
-        let wait = self.wait_of_hello(client.0, own, blocked, fx);
+        let wait = self.wait_of_hello(client.0, own, blocked, step);
         let (seq, wish) = (self.books.arrival(), Wish::Hello(own));
-        self.books.park(seq, Parked::new(client, request, deadline, wish, wait));
+        self.books.park(seq, Parked::new(client, request, deadline, wish, wait), step);
     }
 
     /// Looks at a parked hello again; says what it still waits for.
@@ -43,10 +44,10 @@ impl Core {
         request: RequestId,
         own: u64,
         turn: Turn,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) -> Option<Wait> {
-        let blocked = self.let_in(client, request, own, turn, fx).err()?;
-        Some(self.wait_of_hello(client.0, own, blocked, fx))
+        let blocked = self.let_in(client, request, own, turn, step).err()?;
+        Some(self.wait_of_hello(client.0, own, blocked, step))
     }
 
     /// The deadline of a hello has passed: the client is let in now, or never.
@@ -55,21 +56,21 @@ impl Core {
         client: ClientId,
         request: RequestId,
         own: u64,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) {
-        if let Err(blocked) = self.let_in(client, request, own, Turn::Last, fx) {
-            self.refuse_hello(client, request, self.hello_refusal(own, blocked), fx);
+        if let Err(blocked) = self.let_in(client, request, own, Turn::Last, step) {
+            self.refuse_hello(client, request, self.hello_refusal(own, blocked), step);
         }
     }
 
     /// A client that is not let in yet ends: so does its parked hello.
-    pub(crate) fn give_up_hello(&mut self, client: ClientId, status: Status, fx: &mut Effects) {
+    pub(crate) fn give_up_hello(&mut self, client: ClientId, status: Status, step: &mut Step<'_>) {
         let Some(record) = self.books.client(client).filter(|record| !record.welcome) else {
             return;
         };
         for seq in record.parked.clone() {
-            if let Some(Parked { request, .. }) = self.books.unpark(seq) {
-                fx.list.push(Effect::Failed { client, request, status });
+            if let Some(Parked { request, .. }) = self.books.unpark(seq, step) {
+                step.fx.list.push(Effect::Failed { client, request, status });
             }
         }
     }
@@ -81,7 +82,7 @@ impl Core {
         request: RequestId,
         own: u64,
         turn: Turn,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) -> Result<(), Blocked> {
         let needs = if own > 0 { FOR_HELLO } else { &FOR_HELLO[..1] };
         if let Some(blocked) = self.ahead(turn, client.0, needs) {
@@ -107,7 +108,7 @@ impl Core {
         record.welcome = true;
         self.books.note_of_client(EventKind::Connected, client.0, Status::OK);
         let deposit_credits = self.adjust_credits(client.0, 0);
-        fx.list.push(Effect::Welcome { client, request, deposit_credits });
+        step.fx.list.push(Effect::Welcome { client, request, deposit_credits });
         Ok(())
     }
 
@@ -116,11 +117,11 @@ impl Core {
         client: ClientId,
         request: RequestId,
         status: Status,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) {
-        self.books.refuse(client, request, status, fx);
+        self.books.refuse(client, request, status, step);
         let status = self.books.as_told(client.0, status);
-        fx.list.push(Effect::Disconnect { client, status });
+        step.fx.list.push(Effect::Disconnect { client, status });
     }
 
     /// Why a hello is refused: it declares more than any client could have, or else what is in its way.
@@ -140,12 +141,18 @@ impl Core {
     /// What a hello waits for that something is in the way of. It has room made, and stands in line with other requests if
     /// these must leave to it what comes back: one that declares many fds would hold them all up until so many are free, and
     /// one for whose connection nothing comes back, or the share of its domain is used up, for no use.
-    fn wait_of_hello(&mut self, client: u32, own: u64, blocked: Blocked, fx: &mut Effects) -> Wait {
+    fn wait_of_hello(
+        &mut self,
+        client: u32,
+        own: u64,
+        blocked: Blocked,
+        step: &mut Step<'_>,
+    ) -> Wait {
         if own <= MAX_BATCH as u64 && self.books.may_make_room(blocked) {
-            self.make_room_for_hello(client, own, blocked, fx);
+            self.make_room_for_hello(client, own, blocked, step);
         }
         let lacks = |(at, amount): &(Blocked, u64)| self.books.ledger.lacking(*at, *amount) > 0;
-        self.books.also_blocked =
+        step.also_blocked =
             self.needs_of_hello(client, own).into_iter().filter(lacks).map(|it| it.0).collect();
         let node = &self.books.ledger[ScopeId::NODE];
         let table_to_be = self.books.ledger.table_room_after(node.idle_credits + node.coming);
@@ -170,7 +177,13 @@ impl Core {
 
     /// Has as many idle fds closed as a hello is short of, if that lets it in: else it would cost others their fds and
     /// help nobody. One that declares few fds has clients asked for leases, too.
-    fn make_room_for_hello(&mut self, client: u32, own: u64, blocked: Blocked, fx: &mut Effects) {
+    fn make_room_for_hello(
+        &mut self,
+        client: u32,
+        own: u64,
+        blocked: Blocked,
+        step: &mut Step<'_>,
+    ) {
         let short_of = |at: Blocked, amount| {
             let lacking = if amount > 0 { self.books.ledger.lacking(at, amount) } else { 0 };
             lacking.saturating_sub(self.books.ledger[at.scope].idle_credits)
@@ -184,9 +197,9 @@ impl Core {
         let amount = if blocked == Blocked::TABLE { PLACES.1 } else { own };
         let count = usize::try_from(short_of(blocked, amount)).unwrap_or(usize::MAX);
         if can_be_made && (blocked == Blocked::TABLE || blocked.resource == Resource::Fds) {
-            self.books.evict_for(blocked, count, fx);
+            self.books.evict_for(blocked, count, step);
         } else if own <= HELLO_IN_LINE_FDS {
-            self.books.reclaim(blocked, count);
+            self.books.reclaim(blocked, count, step);
         }
     }
 
@@ -195,13 +208,13 @@ impl Core {
         &mut self,
         client: ClientId,
         request: RequestId,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) {
         if self.books.client(client).is_some() {
             let status = ErrorCode::Protocol.into();
-            fx.list.push(Effect::Failed { client, request, status });
-            self.give_up_hello(client, status, fx);
-            fx.list.push(Effect::Disconnect { client, status });
+            step.fx.list.push(Effect::Failed { client, request, status });
+            self.give_up_hello(client, status, step);
+            step.fx.list.push(Effect::Disconnect { client, status });
         }
     }
 }

@@ -1,8 +1,9 @@
 //! Leases are imported and given back. Must never answer a one-way message.
 
-use crate::api::{ClientId, Effect, Effects, LeaseId, RequestId, StatusReply};
+use crate::api::{ClientId, Effect, LeaseId, RequestId, StatusReply};
 use crate::books::Charge;
 use crate::core::Core;
+use crate::moves::Step;
 use fdbroker_protocol::ErrorCode;
 use fdbroker_protocol::{Resource, Status};
 
@@ -12,23 +13,23 @@ impl Core {
         client: ClientId,
         request: Option<RequestId>,
         leases: &[LeaseId],
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) {
-        let begin = fx.statuses.len();
+        let begin = step.fx.statuses.len();
         for lease in leases {
             let status = match self.books.leases.find(client, *lease) {
                 None => ErrorCode::BadHandle.into(),
                 Some(slot) if self.books.leases[slot].mapped => Status::OK,
-                Some(slot) => self.map_lease(client, slot),
+                Some(slot) => self.map_lease(client, slot, step),
             };
-            fx.statuses.push(status);
+            step.fx.statuses.push(status);
         }
-        Self::lease_reply(client, request, begin, fx);
+        Self::lease_reply(client, request, begin, step);
     }
 
-    fn map_lease(&mut self, client: ClientId, slot: u32) -> Status {
+    fn map_lease(&mut self, client: ClientId, slot: u32, step: &mut Step<'_>) -> Status {
         if let Err(blocked) = self.books.charge(client.0, Charge(Resource::MappedLeases, 1)) {
-            self.books.reclaim(blocked, 1);
+            self.books.reclaim(blocked, 1, step);
             return self.books.as_told(client.0, self.books.no_quota(blocked));
         }
         self.books.import_lease(slot);
@@ -43,9 +44,9 @@ impl Core {
         client: ClientId,
         request: Option<RequestId>,
         leases: &[LeaseId],
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) {
-        let begin = fx.statuses.len();
+        let begin = step.fx.statuses.len();
         let (mut open, mut mapped) = (0, 0);
         for lease in leases {
             let status = match self.books.leases.find(client, *lease) {
@@ -54,11 +55,11 @@ impl Core {
                     let count =
                         if self.books.leases[slot].mapped { &mut mapped } else { &mut open };
                     *count += 1;
-                    self.books.remove_lease(slot);
+                    self.books.remove_lease(slot, step);
                     Status::OK
                 }
             };
-            fx.statuses.push(status);
+            step.fx.statuses.push(status);
         }
         // In one go: one by one they cost as much as the rest.
         for (resource, count) in [(Resource::OpenLeases, open), (Resource::MappedLeases, mapped)] {
@@ -66,18 +67,23 @@ impl Core {
                 self.books.release_charge(client.0, Charge(resource, count));
             }
         }
-        Self::lease_reply(client, request, begin, fx);
+        Self::lease_reply(client, request, begin, step);
     }
 
-    fn lease_reply(client: ClientId, request: Option<RequestId>, begin: usize, fx: &mut Effects) {
-        let range = begin..fx.statuses.len();
+    fn lease_reply(
+        client: ClientId,
+        request: Option<RequestId>,
+        begin: usize,
+        step: &mut Step<'_>,
+    ) {
+        let range = begin..step.fx.statuses.len();
         match request {
             Some(request) => {
                 let reply = StatusReply::Lease;
-                fx.list.push(Effect::Statuses { client, request, reply, range });
+                step.fx.list.push(Effect::Statuses { client, request, reply, range });
             }
             // One-way: nobody reads them.
-            None => fx.statuses.truncate(begin),
+            None => step.fx.statuses.truncate(begin),
         }
     }
 }

@@ -1,9 +1,10 @@
 //! Register: deposits become allocations, or the same allocation counted once more; a reused address ends
 //! what was there. Must never keep an fd that has no place, nor two of one allocation.
 
-use crate::api::{ClientId, Deposit, Effect, Effects, Lane, NONE, Now, Registered, RequestId};
+use crate::api::{ClientId, Deposit, Effect, Lane, NONE, Now, Registered, RequestId};
 use crate::books::{Allocation, Blocked, Charge, ScopeId, ScopeRecord, State};
 use crate::core::Core;
+use crate::moves::Step;
 use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{AllocationId, ErrorCode, Facts, Resource, Status};
 
@@ -28,53 +29,53 @@ impl Core {
         deposits: &[Deposit],
         credits_wanted: u32,
         deadline: Now,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) {
         if let Err(status) = self.admit(client, deposits) {
             // Before what follows, which may end the connection.
-            fx.list.push(Effect::Failed { client, request, status });
-            return self.books.close_all_uninvited(client, deposits, fx);
+            step.fx.list.push(Effect::Failed { client, request, status });
+            return self.books.close_all_uninvited(client, deposits, step);
         }
         let wanted = u64::from(credits_wanted).min(self.config.max_credits.into());
         if deposits.is_empty() && self.books.client_mut(client.0).credits == 0 && wanted > 0 {
             if self.books.is_turned_away(client.0) {
-                return self.books.refuse(client, request, ErrorCode::ShuttingDown.into(), fx);
+                return self.books.refuse(client, request, ErrorCode::ShuttingDown.into(), step);
             }
-            return self.wait_for_credits(client, request, wanted, deadline, fx);
+            return self.wait_for_credits(client, request, wanted, deadline, step);
         }
-        let begin = fx.registered.len();
+        let begin = step.fx.registered.len();
         let count = deposits.len() as u64;
         if count > self.books.client_mut(client.0).credits && !self.give_again(client.0, count) {
             for (index, deposit) in (0..).zip(deposits) {
-                self.books.close_unreserved(client, index, deposit.lane, fx);
+                self.books.close_unreserved(client, index, deposit.lane, step);
                 let (status, id) = (ErrorCode::Again.into(), NOTHING);
-                fx.registered.push(Registered { status, id, index });
+                step.fx.registered.push(Registered { status, id, index });
             }
-            return self.answer_register(client, request, begin, wanted, fx);
+            return self.answer_register(client, request, begin, wanted, step);
         }
         // From now on their reserved places are places of held fds, or of fds in the closers.
         self.books.use_credits(client.0, count);
         self.books.settle(client.0, Charge(Resource::ReservedPlaces, count));
         for (index, deposit) in (0..).zip(deposits) {
-            let (status, id) = match self.deposit(client.0, deposit, fx) {
+            let (status, id) = match self.deposit(client.0, deposit, step) {
                 Outcome::Kept(id) => {
-                    fx.list.push(Effect::StoreArrived { index, slot: id.slot });
-                    self.books.keep_stored(id.slot, fx);
+                    step.fx.list.push(Effect::StoreArrived { index, slot: id.slot });
+                    self.books.keep_stored(id.slot, step);
                     (Status::OK, id)
                 }
                 Outcome::Closed(id) => {
-                    self.books.close_arrived(client.0, index, deposit.lane, fx);
+                    self.books.close_arrived(client.0, index, deposit.lane, step);
                     (Status::OK, id)
                 }
                 Outcome::Refused(status) => {
-                    self.books.close_arrived(client.0, index, deposit.lane, fx);
+                    self.books.close_arrived(client.0, index, deposit.lane, step);
                     (status, NOTHING)
                 }
             };
-            fx.registered.push(Registered { status, id, index });
+            step.fx.registered.push(Registered { status, id, index });
         }
         self.books.counters.deposits += count;
-        self.answer_register(client, request, begin, wanted, fx);
+        self.answer_register(client, request, begin, wanted, step);
     }
 
     fn answer_register(
@@ -83,14 +84,14 @@ impl Core {
         request: RequestId,
         begin: usize,
         wanted: u64,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) {
         let credits = self.adjust_credits(client.0, wanted);
         let short_of = wanted.saturating_sub(credits.into());
         if short_of > 0 && self.books.rooms.is_empty() {
-            self.make_room_for_deposits(client.0, short_of, fx);
+            self.make_room_for_deposits(client.0, short_of, step);
         }
-        self.answer_registered(client, request, begin, fx);
+        self.answer_registered(client, request, begin, step);
     }
 
     /// Answers with what has become of the deposits since `begin`, and the client's credits.
@@ -99,12 +100,12 @@ impl Core {
         client: ClientId,
         request: RequestId,
         begin: usize,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) {
         let credits = self.books.clients[client.0].credits;
         let deposit_credits = u32::try_from(credits).expect("at most max_credits");
-        let range = begin..fx.registered.len();
-        fx.list.push(Effect::Registered { client, request, range, deposit_credits });
+        let range = begin..step.fx.registered.len();
+        step.fx.list.push(Effect::Registered { client, request, range, deposit_credits });
     }
 
     /// Whether the fds have places, and the domain's refused ones have not piled up.
@@ -119,7 +120,7 @@ impl Core {
         too_many.map_or(Ok(()), Err)
     }
 
-    fn make_room_for_deposits(&mut self, client: u32, short_of: u64, fx: &mut Effects) {
+    fn make_room_for_deposits(&mut self, client: u32, short_of: u64, step: &mut Step<'_>) {
         let scope = self.books.scope_of(client);
         // If there is room after all: credits take half of it at a time.
         if let Err(blocked) =
@@ -129,12 +130,17 @@ impl Core {
             let ScopeRecord { coming, idle_credits, .. } = self.books.ledger[blocked.scope];
             let count = short_of.saturating_sub(coming + idle_credits);
             if count > 0 {
-                self.books.evict_for(blocked, usize::try_from(count).unwrap_or(usize::MAX), fx);
+                self.books.evict_for(blocked, usize::try_from(count).unwrap_or(usize::MAX), step);
             }
         }
     }
 
-    pub(crate) fn deposit(&mut self, owner: u32, deposit: &Deposit, fx: &mut Effects) -> Outcome {
+    pub(crate) fn deposit(
+        &mut self,
+        owner: u32,
+        deposit: &Deposit,
+        step: &mut Step<'_>,
+    ) -> Outcome {
         if let Err(status) = deposit.checked {
             return Outcome::Refused(status);
         }
@@ -146,14 +152,14 @@ impl Core {
                 return Outcome::Refused(ErrorCode::Protocol.into());
             }
             if deposit.virtual_fd && self.books.allocations[slot].outlives_owner() {
-                fx.list.push(Effect::KeptChanged { slot });
+                step.fx.list.push(Effect::KeptChanged { slot });
             }
             return Outcome::Closed(self.books.allocations.id_of(slot));
         }
-        if !self.end_overlapping(owner, deposit, fx) {
+        if !self.end_overlapping(owner, deposit, step) {
             return Outcome::Refused(ErrorCode::Again.into());
         }
-        self.new_allocation(owner, deposit, fx)
+        self.new_allocation(owner, deposit, step)
     }
 
     /// The live allocation that this deposit names again.
@@ -169,18 +175,18 @@ impl Core {
 
     /// Ends the owner's live allocations that overlap the deposit: their memory is gone. `false` when
     /// there are more of them than a message may end.
-    fn end_overlapping(&mut self, owner: u32, deposit: &Deposit, fx: &mut Effects) -> bool {
+    fn end_overlapping(&mut self, owner: u32, deposit: &Deposit, step: &mut Step<'_>) -> bool {
         while let Some(slot) = self.books.allocations.overlapping(owner, deposit.range()) {
-            if !self.books.allowances.ends.take() {
+            if !step.allowances.ends.take() {
                 return false;
             }
-            self.books.end(slot, ErrorCode::Stale, fx);
+            self.books.end(slot, ErrorCode::Stale, step);
             self.books.drain_if_done(slot);
         }
         true
     }
 
-    fn new_allocation(&mut self, owner: u32, deposit: &Deposit, fx: &mut Effects) -> Outcome {
+    fn new_allocation(&mut self, owner: u32, deposit: &Deposit, step: &mut Step<'_>) -> Outcome {
         if self.books.is_turned_away(owner) {
             return self.refuse_deposit(owner, ErrorCode::ShuttingDown.into());
         }
@@ -202,7 +208,7 @@ impl Core {
         let above = deposit.file.and_then(|_| self.books.above_held_bytes(owner));
         let short = match evictable {
             true => None,
-            false => self.short_of_resident(owner, resident, above.is_none(), fx),
+            false => self.short_of_resident(owner, resident, above.is_none(), step),
         };
         if let Some(status) = short {
             self.undo_charge_of_allocation(owner, deposit.keep);
@@ -211,7 +217,7 @@ impl Core {
         let bytes = self.books.more_pinned(domain, deposit.file, deposit.facts.size_bytes);
         let fits = match above {
             Some(above) => Err(above),
-            None => self.books.charge_bytes(owner, bytes, true, fx),
+            None => self.books.charge_bytes(owner, bytes, true, step),
         };
         if let Err(blocked) = fits
             && (!evictable || deposit.file.is_some() && !self.books.may_be_held(owner, bytes))
@@ -224,14 +230,14 @@ impl Core {
             (true, false) => State::Resident,
             (false, _) => State::Evicted,
         };
-        let allocation = Allocation::new(deposit, owner, domain, state, self.books.now);
+        let allocation = Allocation::new(deposit, owner, domain, state, step.now);
         let id = self.books.allocations.insert(allocation, deposit.driver_data);
         match state {
             State::Evicted => self.books.remember_file(id.slot, deposit.file),
             _ => self.books.pin(id.slot, deposit.file, bytes),
         }
         self.books.note_of_allocation(EventKind::Deposit, id.slot);
-        fx.list.push(Effect::Publish { slot: id.slot, generation: id.generation });
+        step.fx.list.push(Effect::Publish { slot: id.slot, generation: id.generation });
         if state == State::Evicted {
             return Outcome::Closed(id);
         }
@@ -247,9 +253,9 @@ impl Core {
         owner: u32,
         bytes: u64,
         may_evict: bool,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) -> Option<Status> {
-        if may_evict && let Err(status) = self.books.evict_objects_for(owner, bytes, fx) {
+        if may_evict && let Err(status) = self.books.evict_objects_for(owner, bytes, step) {
             return Some(status);
         }
         self.books.beyond_share_of_bytes(self.books.clients[owner].domain, bytes)

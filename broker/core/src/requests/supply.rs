@@ -1,12 +1,13 @@
 //! What owners answer to recalls. Must never keep an fd that nobody asked for.
 
-use crate::api::{ClientId, Effect, Effects, Lane, Supply};
+use crate::api::{ClientId, Effect, Lane, Supply};
 use crate::books::{Charge, Fate, RECALLED_PLACE, State};
 use crate::core::Core;
+use crate::moves::Step;
 use fdbroker_protocol::{ErrorCode, Facts, Resource, Status};
 
 impl Core {
-    pub(crate) fn supply(&mut self, client: ClientId, supplies: &[Supply], fx: &mut Effects) {
+    pub(crate) fn supply(&mut self, client: ClientId, supplies: &[Supply], step: &mut Step<'_>) {
         let welcome = self.books.welcome(client);
         if welcome {
             self.books.set_silent(client.0, false);
@@ -17,23 +18,23 @@ impl Core {
                 allocation.owner == client.0 && allocation.state == State::Recalling
             });
             match welcome && awaited {
-                true => self.supplied(client, supply, fx),
-                false => self.not_awaited(client, supply, fx),
+                true => self.supplied(client, supply, step),
+                false => self.not_awaited(client, supply, step),
             }
         }
     }
 
     /// An fd nobody asked for (any more) has no place: it is closed.
-    fn not_awaited(&mut self, client: ClientId, supply: &Supply, fx: &mut Effects) {
+    fn not_awaited(&mut self, client: ClientId, supply: &Supply, step: &mut Step<'_>) {
         if let Ok(index) = supply.fd {
-            self.books.close_uninvited(client, index, Lane::Accepted, fx);
+            self.books.close_uninvited(client, index, Lane::Accepted, step);
         }
         if let Some((index, lane)) = supply.refused_fd {
-            self.books.close_uninvited(client, index, lane, fx);
+            self.books.close_uninvited(client, index, lane, step);
         }
     }
 
-    pub(crate) fn supplied(&mut self, client: ClientId, supply: &Supply, fx: &mut Effects) {
+    pub(crate) fn supplied(&mut self, client: ClientId, supply: &Supply, step: &mut Step<'_>) {
         let slot = supply.id.slot;
         self.books.allocations.ask_no_more_for(slot);
         let allocation = &self.books.allocations[slot];
@@ -41,29 +42,29 @@ impl Core {
         let same = supply.facts == Facts { fd_offset, ..allocation.facts() }
             && fd_offset.checked_add(size_bytes).is_some();
         match (supply.fd, supply.refused_fd) {
-            (Ok(index), _) if same => self.hold_supplied(slot, index, supply, fx),
+            (Ok(index), _) if same => self.hold_supplied(slot, index, supply, step),
             (Ok(index), _) => {
-                self.close_supplied(client.0, slot, Some((index, Lane::Accepted)), fx);
-                self.fail_recall(slot, ErrorCode::Stale, fx);
+                self.close_supplied(client.0, slot, Some((index, Lane::Accepted)), step);
+                self.fail_recall(slot, ErrorCode::Stale, step);
             }
             (Err(code), refused) => {
-                self.close_supplied(client.0, slot, refused, fx);
-                self.fail_recall(slot, code, fx);
+                self.close_supplied(client.0, slot, refused, step);
+                self.fail_recall(slot, code, step);
             }
         }
     }
 
     /// The fd takes the place that was reserved for it; who waited is served before anyone else.
-    fn hold_supplied(&mut self, slot: u32, index: u16, supply: &Supply, fx: &mut Effects) {
-        fx.list.push(Effect::StoreArrived { index, slot });
+    fn hold_supplied(&mut self, slot: u32, index: u16, supply: &Supply, step: &mut Step<'_>) {
+        step.fx.list.push(Effect::StoreArrived { index, slot });
         self.books.settle(self.books.allocations[slot].owner, RECALLED_PLACE);
         let since = self.books.recalls[self.books.allocations[slot].recall].since;
-        fx.recalled_us.push(self.books.now.0.saturating_sub(since.0));
+        step.fx.recalled_us.push(step.now.0.saturating_sub(since.0));
         self.books.allocations.supplied(slot, supply.facts.fd_offset);
         let reserved = self.books.bytes_to_recall(slot);
         self.books.pin(slot, supply.file, reserved);
         if self.books.allocations[slot].traits.is_to_be_kept() {
-            return self.books.keep_supplied(slot, fx);
+            return self.books.keep_supplied(slot, step);
         }
         self.books.stop_recall_timer(slot);
         self.books.not_overdue(slot);
@@ -75,23 +76,29 @@ impl Core {
     }
 
     /// The place of a recalled fd is given up, or becomes that of a closing one.
-    fn close_supplied(&mut self, owner: u32, slot: u32, fd: Option<(u16, Lane)>, fx: &mut Effects) {
+    fn close_supplied(
+        &mut self,
+        owner: u32,
+        slot: u32,
+        fd: Option<(u16, Lane)>,
+        step: &mut Step<'_>,
+    ) {
         let reserved = self.books.bytes_to_recall(slot);
         self.books.release_charge(owner, Charge(Resource::HeldBytes, reserved));
         self.books.allocations.set_state(slot, State::Evicted);
         match fd {
             Some((index, lane)) => {
                 self.books.settle(owner, RECALLED_PLACE);
-                self.books.close_arrived(owner, index, lane, fx);
+                self.books.close_arrived(owner, index, lane, step);
             }
             None => self.books.release_charge(owner, RECALLED_PLACE),
         }
     }
 
     /// The owner refused: STALE ends the allocation, anything else is told to those who wait.
-    fn fail_recall(&mut self, slot: u32, code: ErrorCode, fx: &mut Effects) {
+    fn fail_recall(&mut self, slot: u32, code: ErrorCode, step: &mut Step<'_>) {
         if code == ErrorCode::Stale {
-            self.books.end(slot, ErrorCode::Stale, fx);
+            self.books.end(slot, ErrorCode::Stale, step);
             self.books.drain_if_done(slot);
             return;
         }

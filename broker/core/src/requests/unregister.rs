@@ -1,7 +1,8 @@
 //! An owner ends registrations. Must never end what is registered once more.
 
-use crate::api::{ClientId, Effect, Effects, RequestId, StatusReply};
+use crate::api::{ClientId, Effect, RequestId, StatusReply};
 use crate::core::Core;
+use crate::moves::Step;
 use fdbroker_protocol::{AllocationId, ErrorCode, Status};
 
 impl Core {
@@ -10,18 +11,23 @@ impl Core {
         client: ClientId,
         request: RequestId,
         ids: &[AllocationId],
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) {
-        let begin = fx.statuses.len();
+        let begin = step.fx.statuses.len();
         for id in ids {
-            let status = self.unregister_one(client, *id, fx);
-            fx.statuses.push(status);
+            let status = self.unregister_one(client, *id, step);
+            step.fx.statuses.push(status);
         }
-        let (reply, range) = (StatusReply::Unregister, begin..fx.statuses.len());
-        fx.list.push(Effect::Statuses { client, request, reply, range });
+        let (reply, range) = (StatusReply::Unregister, begin..step.fx.statuses.len());
+        step.fx.list.push(Effect::Statuses { client, request, reply, range });
     }
 
-    fn unregister_one(&mut self, client: ClientId, id: AllocationId, fx: &mut Effects) -> Status {
+    fn unregister_one(
+        &mut self,
+        client: ClientId,
+        id: AllocationId,
+        step: &mut Step<'_>,
+    ) -> Status {
         let found = self.books.allocations.find(id);
         let Some(allocation) = found.filter(|allocation| allocation.is_live()) else {
             return ErrorCode::Stale.into();
@@ -30,14 +36,14 @@ impl Core {
             return ErrorCode::NotPermitted.into();
         }
         let is_last = allocation.registrations == 1;
-        if is_last && !self.books.allowances.ends.take() {
+        if is_last && !step.allowances.ends.take() {
             return ErrorCode::Again.into();
         }
         if !is_last {
             self.books.allocations.unregister(id.slot);
             return Status::OK;
         }
-        self.books.end(id.slot, ErrorCode::Stale, fx);
+        self.books.end(id.slot, ErrorCode::Stale, step);
         if !self.books.allocations[id.slot].leases.is_empty() || self.books.lingers(id.slot) {
             return Status::OK;
         }

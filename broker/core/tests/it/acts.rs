@@ -242,7 +242,7 @@ impl World {
 
     fn restart_now(&mut self) {
         self.fx.clear();
-        self.core.settle_parked(&mut self.fx);
+        self.core.settle_parked(self.now, &mut self.fx);
         let saved = self.core.save();
         self.core = Core::restore(config(), saved, self.now).expect("it is sound");
         self.core.check_invariants();

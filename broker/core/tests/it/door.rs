@@ -128,7 +128,7 @@ fn hello_when_the_broker_restarts_then_it_is_asked_to_try_again() {
     world.step(Input::Hello { client, request, own_fds: 1, deadline });
     assert!(knock(&mut world, LATE, 1000, 1).is_empty());
     let mut effects = Effects::default();
-    world.core.settle_parked(&mut effects);
+    world.core.settle_parked(world.now, &mut effects);
     let status = ErrorCode::Again.into();
     let failed = Effect::Failed { client: LATE, request: RequestId(1), status };
     assert_eq!(effects.list, [failed, Effect::Disconnect { client: LATE, status }]);

@@ -111,7 +111,7 @@ fn left_when_an_adoption_is_refused_then_its_jobs_still() {
 #[test]
 fn left_when_restored_then_its_jobs_still_and_its_name_is_printable() {
     let (mut world, id) = left();
-    world.core.settle_parked(&mut world.fx);
+    world.core.settle_parked(world.now, &mut world.fx);
     let saved = world.core.save();
     let restored = Core::restore(config(), saved.clone(), world.now).expect("sound");
     assert_eq!(restored.save(), saved);
@@ -130,7 +130,7 @@ fn left_when_restored_then_its_jobs_still_and_its_name_is_printable() {
 fn restore_when_jobs_and_what_they_left_contradict_each_other_then_refused() {
     let (mut world, id) = left();
     assert_eq!(id.slot, 0);
-    world.core.settle_parked(&mut world.fx);
+    world.core.settle_parked(world.now, &mut world.fx);
     let saved = to_value(world.core.save()).expect("plain data");
     let refused = |change: fn(&mut Value)| {
         let mut saved = saved.clone();

@@ -82,7 +82,7 @@ impl World {
     /// A successor goes on: with a state that is the same, saved again.
     pub(super) fn restart(&mut self, config: Config) {
         self.fx.clear();
-        self.core.settle_parked(&mut self.fx);
+        self.core.settle_parked(self.now, &mut self.fx);
         let saved = self.core.save();
         self.core = Core::restore(config, saved.clone(), self.now).expect("it is sound");
         assert_eq!(self.core.save(), saved);
@@ -136,7 +136,7 @@ fn restart_when_requests_are_parked_then_each_is_answered_again_first() {
     let request = world.acquire(USER, &[Ok(id)], 1000);
     world.close_all();
     world.fx.clear();
-    world.core.settle_parked(&mut world.fx);
+    world.core.settle_parked(world.now, &mut world.fx);
     let effects = world.fx.list.clone();
     assert_eq!(answer(&world, &effects, request), Some(ErrorCode::Again.into()));
     // The recall stays under way.
@@ -234,7 +234,7 @@ const UNBOUND: [&str; 19] = [
 #[test]
 fn restore_when_the_data_is_damaged_then_refused_or_sound_and_never_a_panic() {
     let mut world = a_full_world();
-    world.core.settle_parked(&mut world.fx);
+    world.core.settle_parked(world.now, &mut world.fx);
     let saved = world.core.save();
     let sound = serde_json::to_value(&saved).expect("plain data");
     let mut leaves = Vec::new();

@@ -84,7 +84,7 @@ impl Server {
         self.give_up_seals();
         for _ in 0..HANDOVER_TRIES {
             let mut effects = self.feedback.take_list();
-            self.core.settle_parked(&mut effects);
+            self.core.settle_parked(self.now, &mut effects);
             self.settle(effects);
             self.send_events();
             self.retire_sockets(usize::MAX);

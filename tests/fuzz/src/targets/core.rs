@@ -30,7 +30,7 @@ pub fn run(data: &[u8]) {
 /// The ledger that the broker of an input would hand over.
 pub fn saved(data: &[u8]) -> Vec<u8> {
     let mut world = play(data);
-    world.core.settle_parked(&mut Effects::default());
+    world.core.settle_parked(Now(world.now), &mut Effects::default());
     fuzzing::saved(&world.core)
 }
 
@@ -355,7 +355,7 @@ impl World {
     /// A planned restart: a successor goes on with the saved state.
     fn restart(&mut self) {
         self.fx.clear();
-        self.core.settle_parked(&mut self.fx);
+        self.core.settle_parked(Now(self.now), &mut self.fx);
         self.apply(0);
         self.core.check_invariants();
         let saved = fuzzing::saved(&self.core);

@@ -28,7 +28,7 @@ pub fn run(data: &[u8]) {
         let due = restored.poll_timeout();
         assert!(due.is_none_or(|due| due.0 > now), "it wants to be polled again and again");
         restored.check_invariants();
-        restored.settle_parked(&mut effects);
+        restored.settle_parked(Now(now), &mut effects);
         let again = fuzzing::restored(&fuzzing::saved(&restored), &config, Now(now));
         let again = again.expect("what was saved can be restored");
         assert_eq!(core::without_peak(&again), core::without_peak(&restored), "saved again");

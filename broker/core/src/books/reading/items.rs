@@ -1,6 +1,6 @@
 //! What an allocation comes to for whoever wants it, read of all owners that have a say. Must never change anything.
 
-use crate::api::{ClientId, NO_GROUP, NONE, Wanted};
+use crate::api::{ClientId, Item, NO_GROUP, NONE, Wanted};
 use crate::books::Books;
 use crate::books::allocation::{Allocation, State};
 use crate::books::clients::Client;
@@ -9,21 +9,6 @@ use crate::books::parked::Wish;
 use crate::books::queues::Fate;
 
 use fdbroker_protocol::{AllocationId, ErrorCode, Share, Status};
-
-/// What one item of an acquire comes to.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Item {
-    /// An error that waiting does not mend.
-    Final(ErrorCode),
-    /// The broker holds the fd.
-    Ready(u32),
-    /// The owner must be asked.
-    Evicted(u32),
-    /// The owner is being asked.
-    Recalling(u32),
-    /// Of before a crash: its owner may still name it again.
-    Reserved(u32),
-}
 
 impl Client {
     /// Whether the client's process has the group.

@@ -1,9 +1,9 @@
 //! Objects are charged to their domain and the node alone, within caps and shares. Must never charge for a part of what was
 //! asked.
 
-use crate::api::Effects;
 use crate::books::objects::charges::of_kept;
 use crate::books::{Books, Charge, ScopeId};
+use crate::moves::Step;
 use fdbroker_protocol::{Scope, Status};
 
 impl Books {
@@ -50,12 +50,12 @@ impl Books {
         client: u32,
         size: u64,
         pin: bool,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) -> Result<(), Status> {
         if let Some(above) = self.above_held_bytes(client) {
             return Err(self.refusal(client, above));
         }
-        self.evict_kept_for(self.clients[client].domain, size, pin, fx)?;
+        self.evict_kept_for(self.clients[client].domain, size, pin, step)?;
         self.charge_objects(client, &of_kept(size, pin))
     }
 }

@@ -1,12 +1,13 @@
 //! Names and memory of groups end, or outlive their creators. Must never take away memory that was not the group's.
 
-use crate::api::{Effects, KeptChange, NONE};
+use crate::api::{KeptChange, NONE};
 use crate::books::objects::charges::{of_kept, of_member};
 use crate::books::objects::get::{Get, Standing};
 use crate::books::objects::groups::{Group, GroupLinks, GroupState};
 use crate::books::objects::names::{Name, Place};
 use crate::books::{Allocation, Books, Charge, Timer};
 use crate::limits::{MEMBERS_PER_MEMORY, MEMBERS_SWEPT_PER_STEP, MEMBERS_SWEPT_PER_TURN};
+use crate::moves::Step;
 use fdbroker_protocol::object::ObjectEvent;
 use fdbroker_protocol::{ErrorCode, Resource};
 
@@ -103,10 +104,10 @@ impl Books {
     }
 
     /// The time of a kept group may be over: it has been used since, or is leased, or it ends.
-    pub(crate) fn object_overdue(&mut self, number: u32, generation: u32) {
+    pub(crate) fn object_overdue(&mut self, number: u32, generation: u32, step: &mut Step<'_>) {
         let Some(group) = self.objects.groups.get(number, generation) else { return };
         let Some(until) = self.until(group) else { return };
-        let (is_over, now) = (until <= self.now, self.now);
+        let (is_over, now) = (until <= step.now, step.now);
         let is_leased = !self.allocations[group.allocation].leases.is_empty();
         let group = &mut self.objects.groups[number];
         group.due = None;
@@ -119,21 +120,21 @@ impl Books {
     }
 
     /// The first part of it alone: what a request has ended is not current any more when it is answered, unless much else ends.
-    pub(crate) fn end_before_answer(&mut self, fx: &mut Effects) {
+    pub(crate) fn end_before_answer(&mut self, step: &mut Step<'_>) {
         let mut left = MEMBERS_SWEPT_PER_STEP;
         while left > 0
             && let Some(number) = self.objects.ending.first()
         {
             let turn = left.min(MEMBERS_SWEPT_PER_TURN);
-            left = left.saturating_sub(self.sweep_group(number, turn, fx));
+            left = left.saturating_sub(self.sweep_group(number, turn, step));
             self.objects.ending.end_turn();
         }
     }
 
     /// Sweeps a group, at most so many members of it; the work in members.
-    fn sweep_group(&mut self, number: u32, most: usize, fx: &mut Effects) -> usize {
+    fn sweep_group(&mut self, number: u32, most: usize, step: &mut Step<'_>) -> usize {
         if self.objects.groups[number].allocation != NONE {
-            self.end_memory(self.objects.groups[number].allocation, fx);
+            self.end_memory(self.objects.groups[number].allocation, step);
         }
         let mut done = 0;
         while done < most
@@ -171,9 +172,9 @@ impl Books {
     }
 
     /// Ends the memory of a group for everybody. Its creator made it for the group: it is not told.
-    pub(crate) fn end_memory(&mut self, slot: u32, fx: &mut Effects) {
+    pub(crate) fn end_memory(&mut self, slot: u32, step: &mut Step<'_>) {
         let owner = self.allocations[slot].owner;
-        self.end(slot, ErrorCode::Stale, fx);
+        self.end(slot, ErrorCode::Stale, step);
         if owner != NONE {
             self.allocations.take_from_owner(slot);
             self.leave_to_domain(owner, Charge(Resource::Allocations, 1));

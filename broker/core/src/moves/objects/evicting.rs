@@ -1,11 +1,12 @@
 //! Groups end when bytes are short. Must never end a group that is leased, nor any for a request that is refused.
 
-use crate::api::{Effects, NONE, Now};
+use crate::api::{NONE, Now};
 use crate::books::objects::charges::{of_kept, of_objects_in};
 use crate::books::objects::groups::Place;
 use crate::books::objects::order::{Order, Spare};
 use crate::books::{Books, Charge, ScopeId, ScopeRecord};
 use crate::limits::RECLAIM_BATCH;
+use crate::moves::Step;
 use fdbroker_protocol::{ErrorCode, NO_CAP, Resource, Scope, Status};
 
 /// What a domain wants more of something, and what its own groups and those of all domains would free of it: the idle ones,
@@ -40,10 +41,10 @@ impl Books {
     }
 
     /// The memory in a slot has its first lease, or has lost its last one: a group in it may be evicted no more, or again.
-    pub(crate) fn lease_of_group(&mut self, slot: u32) {
+    pub(crate) fn lease_of_group(&mut self, slot: u32, step: &mut Step<'_>) {
         let Some(number) = self.objects.groups.number_in(slot) else { return };
         if self.objects.groups[number].may_be_evicted() {
-            self.order_group_at(number, self.now);
+            self.order_group_at(number, step.now);
         }
     }
 
@@ -61,7 +62,12 @@ impl Books {
     }
 
     /// The group of a domain that was not used for longest; at most so many are looked at in a step.
-    fn group_to_evict(&mut self, domain: u32, kept_alone: bool) -> Option<u32> {
+    fn group_to_evict(
+        &mut self,
+        domain: u32,
+        kept_alone: bool,
+        step: &mut Step<'_>,
+    ) -> Option<u32> {
         let kept = self.objects.order.first(domain, false, true);
         let other = self.objects.order.first(domain, false, false).filter(|_| !kept_alone);
         let (at, number) = match (kept, other) {
@@ -69,7 +75,7 @@ impl Books {
             (kept, other) => kept.or(other)?,
         };
         debug_assert!(self.objects.groups[number].used <= at, "the order knows of each use");
-        self.allowances.object_looks.take().then_some(number)
+        step.allowances.object_looks.take().then_some(number)
     }
 
     /// Ends groups until all of these fit; none, if they would not fit once all groups that may go have ended: then clients
@@ -80,7 +86,7 @@ impl Books {
         (domain, bytes): (u32, u64),
         kept_alone: bool,
         wishes: &[Wish],
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) -> Result<(), Status> {
         let full = |books: &Books, spare: fn(&Wish) -> [u64; 2]| {
             wishes.iter().find_map(|wish| books.full_for(domain, wish, spare(wish)))
@@ -89,7 +95,7 @@ impl Books {
             let leased = &self.objects.order.leased;
             let payer = leased.payer(domain, scope, bytes, kept_alone);
             return match payer.filter(|_| full(self, |wish| wish.all).is_none()) {
-                Some(payer) if self.ask_for_groups(payer, kept_alone) => {
+                Some(payer) if self.ask_for_groups(payer, kept_alone, step) => {
                     Err(ErrorCode::Again.into())
                 }
                 _ => Ok(()),
@@ -97,19 +103,19 @@ impl Books {
         }
         while let Some(scope) = full(self, |_| [0; 2]) {
             let payer = self.objects.order.idle.payer(domain, scope, bytes, kept_alone);
-            let group = payer.and_then(|payer| self.group_to_evict(payer, kept_alone));
+            let group = payer.and_then(|payer| self.group_to_evict(payer, kept_alone, step));
             let number = group.ok_or(ErrorCode::Again)?;
             let slot = self.objects.groups[number].allocation;
             self.counters.evictions += 1;
             self.end_group_by(number, true);
             // Its bytes are free at once; its names are swept.
-            self.end_memory(slot, fx);
+            self.end_memory(slot, step);
         }
         Ok(())
     }
 
     /// Asks for leases of a domain's groups, those first that were not asked for longest. `true`: there may be an answer soon.
-    fn ask_for_groups(&mut self, domain: u32, kept_alone: bool) -> bool {
+    fn ask_for_groups(&mut self, domain: u32, kept_alone: bool, step: &mut Step<'_>) -> bool {
         let order = &self.objects.order.of_domain;
         let leased = |kept| {
             let (from, to) =
@@ -120,12 +126,12 @@ impl Books {
         let groups: Vec<u32> = leased(true).chain(other).collect();
         let mut may_come = false;
         for number in groups {
-            if !self.allowances.object_looks.take() {
+            if !step.allowances.object_looks.take() {
                 break;
             }
-            may_come |= self.ask_for_leases_of(self.objects.groups[number].allocation);
+            may_come |= self.ask_for_leases_of(self.objects.groups[number].allocation, step);
             // Behind the others: they are asked for next.
-            self.order_group_at(number, self.now);
+            self.order_group_at(number, step.now);
         }
         may_come
     }
@@ -151,7 +157,7 @@ impl Books {
         &mut self,
         owner: u32,
         bytes: u64,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) -> Result<(), Status> {
         let charge = Charge(Resource::HeldBytes, bytes);
         let below = self.ledger.fits(self.scope_of(owner), Some(Scope::Domain), charge);
@@ -161,7 +167,7 @@ impl Books {
         let domain = self.clients[owner].domain;
         let wish = (Charge(Resource::HeldBytes, bytes), resident as fn(&ScopeRecord) -> u64);
         let wish = self.wish(domain, wish, |spare| spare.bytes(false));
-        self.evict_until((domain, bytes), false, &[wish], fx)
+        self.evict_until((domain, bytes), false, &[wish], step)
     }
 
     /// Ends evictable groups that are kept until a domain may keep another group of so many bytes, if that lets it.
@@ -170,7 +176,7 @@ impl Books {
         domain: u32,
         bytes: u64,
         pin: bool,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) -> Result<(), Status> {
         let wishes = of_kept(bytes, pin).map(|charge| {
             let freed: fn(&Spare) -> u128 = match charge.0 {
@@ -180,7 +186,7 @@ impl Books {
             };
             self.wish(domain, (charge, of_objects_in(charge.0)), freed)
         });
-        self.evict_until((domain, bytes), true, &wishes, fx)
+        self.evict_until((domain, bytes), true, &wishes, step)
     }
 
     fn wish(

@@ -1,7 +1,8 @@
 //! Names are taken from objects. Must never take one from another version than was meant.
 
-use crate::api::{ClientId, Deleted, Effects, RequestId};
+use crate::api::{ClientId, Deleted, RequestId};
 use crate::core::Core;
+use crate::moves::Step;
 use fdbroker_protocol::object::ObjectEvent;
 use fdbroker_protocol::{ErrorCode, Status};
 
@@ -12,7 +13,7 @@ impl Core {
         request: RequestId,
         of_job: bool,
         objects: &[Deleted<'_>],
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) {
         let statuses: Vec<Status> = objects
             .iter()
@@ -21,8 +22,8 @@ impl Core {
                 Err(status) => status,
             })
             .collect();
-        self.books.end_before_answer(fx);
-        self.answer_objects(client, request, &statuses, fx);
+        self.books.end_before_answer(step);
+        self.answer_objects(client, request, &statuses, step);
     }
 
     fn delete_object(

@@ -1,12 +1,13 @@
 //! Gets: all names are resolved in one moment, then a lease of each group is granted; or the request waits, for the first
 //! name that it misses, for room, or for its client to read. Must never grant anything while a name is missing.
 
-use crate::api::{ClientId, Effect, Effects, GotObject, Now, RequestId};
+use crate::api::{ClientId, Effect, GotObject, Now, RequestId};
 use crate::books::objects::get::{Get, Standing};
 use crate::books::objects::names::{Name, NameScope, Place};
 use crate::books::{Blocked, Books, Charge, FOR_LEASE, Parked, Wait, Wish, items_of};
 use crate::core::Core;
 use crate::limits::PLACES_AT_ONCE;
+use crate::moves::Step;
 use crate::requests::turn::Turn;
 use fdbroker_protocol::limits::MAX_OBJECT_MESSAGE_BYTES;
 use fdbroker_protocol::named::got_bytes;
@@ -46,29 +47,29 @@ impl Core {
         of_job: bool,
         names: &[&[u8]],
         deadline: Now,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) {
         let scope = match self.books.names_of(client.0, of_job) {
             Ok(scope) => scope,
-            Err(status) => return fx.list.push(Effect::Failed { client, request, status }),
+            Err(status) => return step.fx.list.push(Effect::Failed { client, request, status }),
         };
         let seq = self.books.arrival();
         let asked = Asked { client, request, scope, turn: Turn::Last, first: true };
-        let look = self.look_at_get(asked, names.iter().copied(), fx);
+        let look = self.look_at_get(asked, names.iter().copied(), step);
         if let Look::Answered = look {
             return;
         }
-        if deadline <= self.books.now {
+        if deadline <= step.now {
             let status = match look {
                 Look::Missing(index) => self.missing(scope, names[index], index),
                 Look::Waits(wait) => self.why_not(client.0, wait),
                 Look::Answered => unreachable!("it has returned"),
             };
-            return fx.list.push(Effect::Failed { client, request, status });
+            return step.fx.list.push(Effect::Failed { client, request, status });
         }
         let names = names.iter().map(|name| Name::from(*name)).collect();
         let get = Box::new(Get { scope, names, at: Standing::Nowhere });
-        self.park_get(seq, (client, request, deadline), get, look, fx);
+        self.park_get(seq, (client, request, deadline), get, look, step);
     }
 
     fn park_get(
@@ -77,16 +78,16 @@ impl Core {
         (client, request, deadline): (ClientId, RequestId, Now),
         mut get: Box<Get>,
         look: Look,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) {
         let most = self.config.max_parked_per_client;
         if self.books.client_mut(client.0).parked.len() >= most as usize {
             let (resource, scope) = (Resource::ParkedRequests, Scope::Client);
             let status = Books::no_quota_limit(resource, scope, most.into());
-            return self.books.refuse(client, request, status, fx);
+            return self.books.refuse(client, request, status, step);
         }
         if let Err(status) = self.books.charge_objects(client.0, &[get.charge()]) {
-            return fx.list.push(Effect::Failed { client, request, status });
+            return step.fx.list.push(Effect::Failed { client, request, status });
         }
         let wait = self.stand(seq, &mut get, look);
         let mut wish = Wish::Get(get);
@@ -95,9 +96,9 @@ impl Core {
                 self.books.forget_get(seq, client.0, get);
             }
             let status = self.books.no_quota(blocked);
-            return self.books.refuse(client, request, status, fx);
+            return self.books.refuse(client, request, status, step);
         }
-        self.books.park(seq, Parked::new(client, request, deadline, wish, wait));
+        self.books.park(seq, Parked::new(client, request, deadline, wish, wait), step);
     }
 
     /// A parked get stands at the name that it misses, or where it may come to need fewer leases.
@@ -118,9 +119,9 @@ impl Core {
         seq: u64,
         asked: Asked,
         get: &mut Get,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) -> Option<Wait> {
-        match self.look_at_get(asked, get.names.iter().map(|name| &**name), fx) {
+        match self.look_at_get(asked, get.names.iter().map(|name| &**name), step) {
             Look::Answered => None,
             look => Some(self.stand(seq, get, look)),
         }
@@ -132,12 +133,12 @@ impl Core {
         client: ClientId,
         request: RequestId,
         get: &Get,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) {
         let (turn, first) = (Turn::Last, false);
         let asked = Asked { client, request, scope: get.scope, turn, first };
         // What it waited for may have come in this very moment.
-        let status = match self.look_at_get(asked, get.names.iter().map(|name| &**name), fx) {
+        let status = match self.look_at_get(asked, get.names.iter().map(|name| &**name), step) {
             Look::Answered => return,
             Look::Missing(index) => {
                 let missing = self.missing(get.scope, &get.names[index], index);
@@ -145,7 +146,7 @@ impl Core {
             }
             Look::Waits(wait) => self.why_not(client.0, wait),
         };
-        fx.list.push(Effect::Failed { client, request, status });
+        step.fx.list.push(Effect::Failed { client, request, status });
     }
 
     /// NOT_FOUND, or NOT_SEALED with the pid of the maker.
@@ -173,7 +174,7 @@ impl Core {
         &mut self,
         asked: Asked,
         names: impl Iterator<Item = &'n [u8]>,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) -> Look {
         let mut found = Vec::new();
         for (index, name) in names.enumerate() {
@@ -188,12 +189,12 @@ impl Core {
         let (groups, grants) = groups_of(&found);
         if let Some(status) = self.too_long(&groups, found.len()) {
             let Asked { client, request, .. } = asked;
-            fx.list.push(Effect::Failed { client, request, status });
+            step.fx.list.push(Effect::Failed { client, request, status });
             return Look::Answered;
         }
         if let Err(blocked) = self.charge_leases(asked, groups.len()) {
             if asked.first || self.books.may_make_room(blocked) {
-                self.books.evict_for(blocked, groups.len().min(PLACES_AT_ONCE), fx);
+                self.books.evict_for(blocked, groups.len().min(PLACES_AT_ONCE), step);
             }
             // More than one at a time would hold up others that could be served.
             return Look::Waits(match groups.len() {
@@ -201,7 +202,7 @@ impl Core {
                 _ => Wait::Space(blocked),
             });
         }
-        self.grant_objects(asked, &found, (&groups, &grants), fx);
+        self.grant_objects(asked, &found, (&groups, &grants), step);
         Look::Answered
     }
 
@@ -232,21 +233,23 @@ impl Core {
         asked: Asked,
         found: &[Place],
         (groups, grants): (&[u32], &[u16]),
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) {
         let Asked { client, request, .. } = asked;
-        let (first_object, first_grant) = (fx.objects.len(), fx.granted.len());
+        let (first_object, first_grant) = (step.fx.objects.len(), step.fx.granted.len());
         for number in groups {
             let slot = self.books.objects.groups[*number].allocation;
-            let lease = self.books.charged_lease(client.0, slot);
-            let granted = self.books.granted(Ok(self.books.allocations.id_of(slot)), slot, lease);
-            fx.granted.push(granted);
-            self.books.objects.groups[*number].used = self.books.now;
+            let lease = self.books.charged_lease(client.0, slot, step);
+            let granted =
+                self.books.granted(Ok(self.books.allocations.id_of(slot)), slot, lease, step);
+            step.fx.granted.push(granted);
+            self.books.objects.groups[*number].used = step.now;
         }
         let got = found.iter().zip(grants).map(|(place, grant)| self.got(*place, *grant));
-        fx.objects.extend(got);
-        let (objects, grants) = (first_object..fx.objects.len(), first_grant..fx.granted.len());
-        fx.list.push(Effect::ObjectsGot { client, request, objects, grants });
+        step.fx.objects.extend(got);
+        let (objects, grants) =
+            (first_object..step.fx.objects.len(), first_grant..step.fx.granted.len());
+        step.fx.list.push(Effect::ObjectsGot { client, request, objects, grants });
     }
 
     fn got(&self, place: Place, grant: u16) -> GotObject {

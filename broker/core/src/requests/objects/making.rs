@@ -1,7 +1,7 @@
 //! Groups in the making: begun with their memory, filled, sealed or given up. Must never do a part of what was asked.
 
 use crate::api::{
-    ClientId, Create, Deposit, Effect, Effects, GroupId, NONE, NewObject, RequestId, StatusReply,
+    ClientId, Create, Deposit, Effect, GroupId, NONE, NewObject, RequestId, StatusReply,
 };
 use crate::books::lists::Link;
 use crate::books::objects::charges::{of_member, of_new};
@@ -10,6 +10,7 @@ use crate::books::objects::names::Place;
 use crate::books::{Charge, Client};
 use crate::core::Core;
 use crate::limits::MAKERS_PER_NAME;
+use crate::moves::Step;
 use crate::requests::register::Outcome;
 use fdbroker_protocol::limits::{MAX_GROUP, METADATA_BYTES};
 use fdbroker_protocol::object::ObjectEvent;
@@ -21,32 +22,32 @@ impl Core {
         client: ClientId,
         request: RequestId,
         create: &Create<'_>,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) {
         let deposits = std::slice::from_ref(&create.deposit);
         let lane = create.deposit.lane;
         if let Err(status) = self.admit(client, deposits) {
             // Before what follows, which may end the connection.
-            fx.list.push(Effect::Failed { client, request, status });
-            return self.books.close_all_uninvited(client, deposits, fx);
+            step.fx.list.push(Effect::Failed { client, request, status });
+            return self.books.close_all_uninvited(client, deposits, step);
         }
         if self.books.client_mut(client.0).credits == 0 && !self.give_again(client.0, 1) {
-            self.books.close_unreserved(client, 0, lane, fx);
+            self.books.close_unreserved(client, 0, lane, step);
             let status = ErrorCode::Again.into();
-            return fx.list.push(Effect::Failed { client, request, status });
+            return step.fx.list.push(Effect::Failed { client, request, status });
         }
         self.books.use_credits(client.0, 1);
         self.books.settle(client.0, Charge(Resource::ReservedPlaces, 1));
         self.books.counters.deposits += 1;
-        let begun = self.begin_group(client.0, create, fx);
+        let begun = self.begin_group(client.0, create, step);
         match begun {
-            Ok((_, id)) => fx.list.push(Effect::StoreArrived { index: 0, slot: id.slot }),
-            Err(_) => self.books.close_arrived(client.0, 0, lane, fx),
+            Ok((_, id)) => step.fx.list.push(Effect::StoreArrived { index: 0, slot: id.slot }),
+            Err(_) => self.books.close_arrived(client.0, 0, lane, step),
         }
         // A client whose create has failed does not know of the credits, and asks when it has none left.
         let wanted = u64::from(create.credits_wanted).min(self.config.max_credits.into());
         let deposit_credits = self.adjust_credits(client.0, wanted);
-        fx.list.push(match begun {
+        step.fx.list.push(match begun {
             Ok((group, _)) => Effect::ObjectsCreated { client, request, group, deposit_credits },
             Err(status) => Effect::Failed { client, request, status },
         });
@@ -56,7 +57,7 @@ impl Core {
         &mut self,
         client: u32,
         create: &Create<'_>,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) -> Result<(GroupId, AllocationId), Status> {
         let scope = self.books.names_of(client, create.of_job)?;
         if create.of_job && (create.keep_us.is_some() || create.pin || create.outlives) {
@@ -80,8 +81,8 @@ impl Core {
             is_kept: false,
             due: None,
             size_bytes: create.deposit.facts.size_bytes,
-            since: self.books.now,
-            used: self.books.now,
+            since: step.now,
+            used: step.now,
             members: Vec::new(),
             names: 0,
             swept: 0,
@@ -90,7 +91,7 @@ impl Core {
         };
         let number = self.books.objects.groups.insert(group);
         let begun = self.fill(client, number, create.objects);
-        let stored = begun.and_then(|()| self.store_group(client, &create.deposit, fx));
+        let stored = begun.and_then(|()| self.store_group(client, &create.deposit, step));
         match stored {
             Ok(id) => {
                 self.books.objects.groups.set_memory(number, id.slot);
@@ -109,12 +110,12 @@ impl Core {
         &mut self,
         client: u32,
         deposit: &Deposit,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) -> Result<AllocationId, Status> {
         let (recallable, keep, base, virtual_fd) = (false, false, 0, false);
         let share = Share::Uid;
         let deposit = Deposit { share, recallable, keep, base, virtual_fd, ..*deposit };
-        match self.deposit(client, &deposit, fx) {
+        match self.deposit(client, &deposit, step) {
             Outcome::Kept(id) => Ok(id),
             Outcome::Refused(status) => Err(status),
             Outcome::Closed(id) => unreachable!("{id} has no address, and is not evictable"),
@@ -127,12 +128,12 @@ impl Core {
         request: RequestId,
         group: GroupId,
         objects: &[NewObject<'_>],
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) {
         let done = self.books.making(client.0, group);
         match done.and_then(|number| self.fill(client.0, number, objects)) {
-            Ok(()) => self.answer_objects(client, request, &[Status::OK], fx),
-            Err(status) => fx.list.push(Effect::Failed { client, request, status }),
+            Ok(()) => self.answer_objects(client, request, &[Status::OK], step),
+            Err(status) => step.fx.list.push(Effect::Failed { client, request, status }),
         }
     }
 
@@ -227,18 +228,18 @@ impl Core {
         request: RequestId,
         group: GroupId,
         checked: Result<(), Status>,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) {
         let sealed = self.books.making(client.0, group).and_then(|number| {
-            let sealed = checked.and_then(|()| self.seal(client.0, number, fx));
+            let sealed = checked.and_then(|()| self.seal(client.0, number, step));
             sealed.map_err(|status| self.with_cause(number, status))
         });
         match sealed {
             Ok(version) => {
-                self.books.end_before_answer(fx);
-                fx.list.push(Effect::ObjectsSealed { client, request, version });
+                self.books.end_before_answer(step);
+                step.fx.list.push(Effect::ObjectsSealed { client, request, version });
             }
-            Err(status) => fx.list.push(Effect::Failed { client, request, status }),
+            Err(status) => step.fx.list.push(Effect::Failed { client, request, status }),
         }
     }
 
@@ -274,7 +275,7 @@ impl Core {
         &mut self,
         client: u32,
         number: u32,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) -> Result<u64, Status> {
         let expected = self.check_expected(number);
         self.books.objects.groups[number].is_refused = expected.is_err();
@@ -286,15 +287,14 @@ impl Core {
         let keeps = keep_us.is_some() || pin;
         if keeps {
             let aside = self.books.set_expected_aside(number);
-            let charged = self.books.charge_kept(client, size, pin, fx);
+            let charged = self.books.charge_kept(client, size, pin, step);
             aside.into_iter().for_each(|expected| self.books.order_group(expected));
             charged?;
         }
         self.books.objects.version += 1;
         let version = self.books.objects.version;
         let group = &mut self.books.objects.groups[number];
-        (group.state, group.since, group.used) =
-            (GroupState::Sealed(version), self.books.now, self.books.now);
+        (group.state, group.since, group.used) = (GroupState::Sealed(version), step.now, step.now);
         (group.keep_us, group.pin) = (keep_us, pin);
         for member in (0..).take(count) {
             let name = self.books.objects.groups[number].members[usize::from(member)].name.clone();
@@ -322,7 +322,7 @@ impl Core {
         client: ClientId,
         request: RequestId,
         group: GroupId,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) {
         let status = match self.books.making(client.0, group) {
             Ok(number) => {
@@ -331,7 +331,7 @@ impl Core {
             }
             Err(status) => status,
         };
-        self.answer_objects(client, request, &[status], fx);
+        self.answer_objects(client, request, &[status], step);
     }
 
     pub(crate) fn answer_objects(
@@ -339,12 +339,12 @@ impl Core {
         client: ClientId,
         request: RequestId,
         statuses: &[Status],
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) {
-        let begin = fx.statuses.len();
-        fx.statuses.extend_from_slice(statuses);
-        let (reply, range) = (StatusReply::Objects, begin..fx.statuses.len());
-        fx.list.push(Effect::Statuses { client, request, reply, range });
+        let begin = step.fx.statuses.len();
+        step.fx.statuses.extend_from_slice(statuses);
+        let (reply, range) = (StatusReply::Objects, begin..step.fx.statuses.len());
+        step.fx.list.push(Effect::Statuses { client, request, reply, range });
     }
 }
 

@@ -1,9 +1,10 @@
 //! Touches: a use of a group by one of its names, and what keeps it from now on. Must never keep a group in part, nor keep names of a
 //! job.
 
-use crate::api::{ClientId, Effects, KeptChange, RequestId, Touch};
+use crate::api::{ClientId, KeptChange, RequestId, Touch};
 use crate::books::{Charge, Client};
 use crate::core::Core;
+use crate::moves::Step;
 use fdbroker_protocol::{ErrorCode, Resource, Status};
 
 impl Core {
@@ -12,14 +13,14 @@ impl Core {
         client: ClientId,
         request: RequestId,
         touch: &Touch<'_>,
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) {
         let mut statuses = Vec::with_capacity(touch.names.len());
         for name in touch.names {
-            let touched = self.touch_object(client.0, touch, name, fx);
+            let touched = self.touch_object(client.0, touch, name, step);
             statuses.push(touched.err().unwrap_or(Status::OK));
         }
-        self.answer_objects(client, request, &statuses, fx);
+        self.answer_objects(client, request, &statuses, step);
     }
 
     fn touch_object(
@@ -27,7 +28,7 @@ impl Core {
         client: u32,
         touch: &Touch<'_>,
         name: &[u8],
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) -> Result<(), Status> {
         let scope = self.books.names_of(client, touch.of_job)?;
         let keeps = touch.keeps();
@@ -42,7 +43,7 @@ impl Core {
         let (was_kept, size, domain) = (group.is_kept, group.size_bytes, group.domain);
         let (had_pin, pin) = (group.pin, touch.pin.unwrap_or(group.pin));
         if keeps && !was_kept {
-            self.books.charge_kept(client, size, pin, fx)?;
+            self.books.charge_kept(client, size, pin, step)?;
         } else if was_kept && pin && !had_pin {
             self.books.charge_objects(client, &[Charge(Resource::PermanentBytes, size)])?;
         } else if was_kept && had_pin && !pin {
@@ -51,7 +52,7 @@ impl Core {
         if keeps {
             self.adopt_group(client, number);
         }
-        let now = self.books.now;
+        let now = step.now;
         let group = &mut self.books.objects.groups[number];
         group.used = now;
         if was_kept || keeps {

@@ -1,8 +1,9 @@
 //! Clients watch names. Must never tell one of names that it may not see.
 
-use crate::api::{ClientId, Effects, RequestId};
+use crate::api::{ClientId, RequestId};
 use crate::core::Core;
 use crate::limits::WATCHES_PER_CLIENT;
+use crate::moves::Step;
 use fdbroker_protocol::{ErrorCode, Status};
 
 impl Core {
@@ -12,14 +13,14 @@ impl Core {
         request: RequestId,
         of_job: bool,
         (prefix, is_wanted): (&[u8], bool),
-        fx: &mut Effects,
+        step: &mut Step<'_>,
     ) {
         let done = match is_wanted {
             true => self.watch(client.0, of_job, prefix),
             false => self.unwatch(client.0, of_job, prefix),
         };
         let status = done.err().unwrap_or(Status::OK);
-        self.answer_objects(client, request, &[status], fx);
+        self.answer_objects(client, request, &[status], step);
     }
 
     fn watch(&mut self, client: u32, of_job: bool, prefix: &[u8]) -> Result<(), Status> {

@@ -5,7 +5,7 @@ use super::*;
 impl World {
     fn go_on(&mut self) {
         self.fx.clear();
-        self.core.settle_parked(&mut self.fx);
+        self.core.settle_parked(self.now, &mut self.fx);
         let saved = self.core.save();
         let json = serde_json::to_string(&saved).expect("plain data");
         let read: Saved = serde_json::from_str(&json).expect("plain data");
@@ -56,7 +56,7 @@ fn settle_parked_when_a_get_waits_then_again() {
 fn restore_when_the_data_contradicts_itself_then_refused() {
     let mut world = World::new(config());
     world.put(OWNER, &["a", "b"]);
-    world.core.settle_parked(&mut world.fx);
+    world.core.settle_parked(world.now, &mut world.fx);
     let good = serde_json::to_value(world.core.save()).expect("plain data");
     let restore = |value: serde_json::Value| {
         let saved: Saved = serde_json::from_value(value).expect("the same shape");
