@@ -1,35 +1,32 @@
 //! What a step does, and in which order: the one place that leads. Must never know how a request is served.
 
-use crate::api::{ClientId, Effect, Effects, Input, Now, RequestId};
+use crate::api::{Effect, Effects, Input, Now};
 use crate::books::Wish;
 use crate::books::allowances::Allowances;
 use crate::core::Core;
 use crate::moves::Step;
 use crate::work;
 use fdbroker_protocol::ErrorCode;
-
 use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
+
 impl Core {
     /// Takes one input; appends to `effects` what the daemon is to do, in order.
     pub fn step(&mut self, now: Now, input: Input<'_>, effects: &mut Effects) {
-        let items = input.items();
         work::begin();
         let step = &mut Step::new(now, effects);
-        self.touch_by(&input);
-        match input.request().filter(|(client, _)| !self.books.welcome(*client)) {
+        let terms = input.terms();
+        if let Some(client) = terms.busy {
+            self.touch(client);
+        }
+        match terms.guest.filter(|(client, _)| !self.books.welcome(*client)) {
             None => self.take(input, step),
             Some((client, request)) => {
-                let deposits = match input {
-                    Input::Register { deposits, .. } => deposits,
-                    Input::CreateObjects { create, .. } => std::slice::from_ref(&create.deposit),
-                    _ => &[],
-                };
-                self.books.close_all_uninvited(client, deposits, step);
+                self.books.close_all_uninvited(client, terms.deposits, step);
                 self.refuse_stranger(client, request, step);
             }
         }
         self.after(step);
-        work::end(items);
+        work::end(terms.items);
     }
 
     /// Does what is due: deadlines, silent owners, teardown, waiting requests that have a turn. Bounded work.
@@ -170,26 +167,6 @@ impl Core {
         self.assert_invariants();
     }
 
-    /// What a client does for itself shows that it is not idle; what it answers, or gives back, does not.
-    fn touch_by(&mut self, input: &Input<'_>) {
-        match input {
-            Input::Hello { client, .. }
-            | Input::Register { client, .. }
-            | Input::Unregister { client, .. }
-            | Input::Acquire { client, .. }
-            | Input::Redeposit { client, .. }
-            | Input::CreateObjects { client, .. }
-            | Input::AddObjects { client, .. }
-            | Input::SealObjects { client, .. }
-            | Input::GetObjects { client, .. }
-            | Input::DeleteObjects { client, .. }
-            | Input::TouchObjects { client, .. }
-            | Input::WatchObjects { client, .. }
-            | Input::Declare { client, .. } => self.touch(*client),
-            _ => {}
-        }
-    }
-
     /// Answers every parked request AGAIN, so that nothing waits any more. The effects go to clients as
     /// those of a step do.
     pub fn settle_parked(&mut self, now: Now, effects: &mut Effects) {
@@ -219,33 +196,5 @@ impl Core {
         }
         // The teardown of an owner goes on, and what it kept lives on from now.
         self.after(step);
-    }
-}
-
-impl Input<'_> {
-    /// The client and its request, where only a client that was let in may make it; 0 stands for a one-way message.
-    fn request(&self) -> Option<(ClientId, RequestId)> {
-        match *self {
-            Input::Register { client, request, .. }
-            | Input::Unregister { client, request, .. }
-            | Input::Acquire { client, request, .. }
-            | Input::CreateObjects { client, request, .. }
-            | Input::AddObjects { client, request, .. }
-            | Input::SealObjects { client, request, .. }
-            | Input::AbortObjects { client, request, .. }
-            | Input::GetObjects { client, request, .. }
-            | Input::DeleteObjects { client, request, .. }
-            | Input::TouchObjects { client, request, .. }
-            | Input::WatchObjects { client, request, .. }
-            | Input::Redeposit { client, request, .. }
-            | Input::Declare { client, request, .. } => Some((client, request)),
-            Input::Mapped { client, request, .. } | Input::Release { client, request, .. } => {
-                Some((client, request.unwrap_or(RequestId(0))))
-            }
-            Input::Complete { client } | Input::AcquireAhead { client, .. } => {
-                Some((client, RequestId(0)))
-            }
-            _ => None,
-        }
     }
 }

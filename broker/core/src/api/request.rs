@@ -143,27 +143,79 @@ pub enum Input<'a> {
     SetDraining { draining: bool },
 }
 
-impl Input<'_> {
+/// What is known of an input before it is served.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Terms<'a> {
+    /// The client and its request, where only a client that was let in may make it; 0 stands for a one-way message.
+    pub guest: Option<(ClientId, RequestId)>,
+    /// The client does something for itself, and is not idle; what it answers, or gives back, does not show that.
+    pub busy: Option<ClientId>,
     /// Items that the sender of the message has listed.
-    pub(crate) fn items(&self) -> usize {
-        match self {
-            Input::Register { deposits, .. } => deposits.len(),
-            Input::Unregister { ids, .. } | Input::Evict { ids } | Input::Revoke { ids } => {
-                ids.len()
+    pub items: usize,
+    /// Of each fd that has come with it.
+    pub deposits: &'a [Deposit],
+}
+
+impl<'a> Input<'a> {
+    /// Its terms. Each input has a line here: one that is forgotten does not compile.
+    pub(crate) fn terms(&self) -> Terms<'a> {
+        let free = |items| Terms { items, ..Terms::default() };
+        let gives = |client, request, items| {
+            let guest = Some((client, request));
+            Terms { guest, ..free(items) }
+        };
+        let asks = |client, request, items| {
+            let busy = Some(client);
+            Terms { busy, ..gives(client, request, items) }
+        };
+        let one_way = RequestId(0);
+        match *self {
+            Input::Register { client, request, deposits, .. } => {
+                Terms { deposits, ..asks(client, request, deposits.len()) }
             }
-            Input::Acquire { wanted, .. } | Input::AcquireAhead { wanted, .. } => wanted.len(),
-            Input::Unsent { grants, .. } => grants.len(),
-            Input::Mapped { leases, .. } | Input::Release { leases, .. } => leases.len(),
-            Input::Supply { supplies, .. } => supplies.len(),
-            Input::Redeposit { items, .. } => items.len(),
-            Input::Declare { items, .. } => items.len(),
-            Input::Measured { files } => files.len(),
-            Input::CreateObjects { create, .. } => create.objects.len(),
-            Input::AddObjects { objects, .. } => objects.len(),
-            Input::GetObjects { names, .. } => names.len(),
-            Input::DeleteObjects { objects, .. } => objects.len(),
-            Input::TouchObjects { touch, .. } => touch.names.len(),
-            _ => 0,
+            Input::CreateObjects { client, request, create } => {
+                let deposits = std::slice::from_ref(&create.deposit);
+                Terms { deposits, ..asks(client, request, create.objects.len()) }
+            }
+            Input::Unregister { client, request, ids } => asks(client, request, ids.len()),
+            Input::Acquire { client, request, wanted, .. } => asks(client, request, wanted.len()),
+            Input::Redeposit { client, request, items } => asks(client, request, items.len()),
+            Input::Declare { client, request, items } => asks(client, request, items.len()),
+            Input::AddObjects { client, request, objects, .. } => {
+                asks(client, request, objects.len())
+            }
+            Input::SealObjects { client, request, .. } => asks(client, request, 0),
+            Input::GetObjects { client, request, names, .. } => asks(client, request, names.len()),
+            Input::DeleteObjects { client, request, objects, .. } => {
+                asks(client, request, objects.len())
+            }
+            Input::TouchObjects { client, request, touch } => {
+                asks(client, request, touch.names.len())
+            }
+            Input::WatchObjects { client, request, .. } => asks(client, request, 0),
+            Input::AbortObjects { client, request, .. } => gives(client, request, 0),
+            Input::Mapped { client, request, leases }
+            | Input::Release { client, request, leases } => {
+                gives(client, request.unwrap_or(one_way), leases.len())
+            }
+            Input::AcquireAhead { client, wanted } => gives(client, one_way, wanted.len()),
+            Input::Complete { client } => gives(client, one_way, 0),
+            Input::Hello { client, .. } => Terms { busy: Some(client), ..free(0) },
+            Input::Supply { supplies, .. } => free(supplies.len()),
+            Input::Unsent { grants, .. } => free(grants.len()),
+            Input::Measured { files } => free(files.len()),
+            Input::Evict { ids } | Input::Revoke { ids } => free(ids.len()),
+            Input::Connect { .. }
+            | Input::Gone { .. }
+            | Input::Sendable { .. }
+            | Input::MostGranted { .. }
+            | Input::Cancel { .. }
+            | Input::Closed { .. }
+            | Input::Slow { .. }
+            | Input::Identify { .. }
+            | Input::BoundHeld { .. }
+            | Input::SetCaps { .. }
+            | Input::SetDraining { .. } => free(0),
         }
     }
 }
