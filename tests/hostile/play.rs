@@ -262,8 +262,10 @@ impl Stage<'_> {
             Phase::parse(&line).ok_or(line)
         };
         let grants = phase("measure", time, pool)?;
-        // What a user's own attack leaves for its newcomers is its own affair.
-        if self.plan.is_timed && self.user != User::Good {
+        // What a user's own attack leaves for its newcomers is its own affair. And where nobody new
+        // finds the socket, none comes.
+        let may_join = self.user != User::Good && self.scenario.newcomer != "touch";
+        if self.plan.is_timed && may_join {
             let joins = phase("joins", time / 4, &format!("{pool}-joins"))?;
             if joins.errors > 0 {
                 return Err(format!("{} newcomers: {}", joins.errors, joins.texts));
