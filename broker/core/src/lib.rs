@@ -5,6 +5,7 @@
 //! what time or leftover work asks for, when [`Core::poll_timeout`] says; [`Core::take_events`]
 //! gives one message for a client's event socket.
 #![forbid(unsafe_code)]
+#![deny(clippy::wildcard_enum_match_arm)]
 
 pub mod api;
 mod books;

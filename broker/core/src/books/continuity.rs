@@ -206,7 +206,7 @@ impl Continuity {
             Grace::Ending(place) if place < self.estates.len() => {
                 self.grace = Grace::Ending(place + 1);
             }
-            _ => *self = Continuity::default(),
+            Grace::None | Grace::Until(_) | Grace::Ending(_) => *self = Continuity::default(),
         }
     }
 

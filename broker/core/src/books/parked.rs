@@ -57,7 +57,7 @@ impl Parked {
     pub fn items(&self) -> usize {
         match &self.wish {
             Wish::Get(get) => get.names.len(),
-            _ => self.nodes.len(),
+            Wish::Acquire(_) | Wish::Credits(_) | Wish::Hello(_) => self.nodes.len(),
         }
     }
 

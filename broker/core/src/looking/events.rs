@@ -48,7 +48,9 @@ impl Core {
         let allocation = self.books.leases[slot].allocation;
         let code = match self.books.allocations[allocation].state {
             State::Ended(code) => code,
-            _ => ErrorCode::Stale,
+            State::Held | State::Resident | State::Evicted | State::Recalling | State::Reserved => {
+                ErrorCode::Stale
+            }
         };
         RevokedEvent {
             id: self.books.allocations.id_of(allocation),

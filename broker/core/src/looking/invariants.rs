@@ -310,7 +310,7 @@ impl Core {
         assert_eq!(entered, named, "objects with names");
         let gets = self.books.parked.iter().filter_map(|(seq, parked)| match &parked.wish {
             Wish::Get(get) => Some((seq, get)),
-            _ => None,
+            Wish::Acquire(_) | Wish::Credits(_) | Wish::Hello(_) => None,
         });
         let standing = gets.map(|(seq, get)| {
             let names: BTreeSet<_> = get.stands_at().iter().collect();

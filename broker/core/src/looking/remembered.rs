@@ -28,7 +28,11 @@ impl Core {
         match self.books.allocations.find(id) {
             Some(allocation) => match allocation.state {
                 State::Ended(code) => Some(code),
-                _ => None,
+                State::Held
+                | State::Resident
+                | State::Evicted
+                | State::Recalling
+                | State::Reserved => None,
             },
             None => Some(self.books.end_of_former(id)),
         }

@@ -27,6 +27,7 @@ pub struct Totals {
 
 impl Totals {
     /// Now, peak and cap of a resource on the node.
+    #[allow(clippy::wildcard_enum_match_arm, reason = "few resources have a rule of their own")]
     pub fn usage(&self, resource: Resource) -> (u64, u64, u64) {
         match resource {
             Resource::TablePlaces => self.table,

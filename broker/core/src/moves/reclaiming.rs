@@ -15,6 +15,7 @@ const KEEPS: u64 = 1 << 63;
 impl Books {
     /// Asks for leases whose return will help against `blocked`, for at least `count` where there are so many.
     /// Looks again after a pause, as long as somebody waits.
+    #[allow(clippy::wildcard_enum_match_arm, reason = "few resources have a rule of their own")]
     pub(crate) fn reclaim(&mut self, blocked: Blocked, count: usize, step: &mut Step<'_>) {
         let Some(mapped) = helps(blocked.resource) else { return };
         let again = step.now.after(RECLAIM_PAUSE_US);
@@ -233,6 +234,7 @@ impl Books {
 }
 
 /// Whether leases given back help against a full resource: mapped ones (`true`) or open ones.
+#[allow(clippy::wildcard_enum_match_arm, reason = "few resources have a rule of their own")]
 fn helps(resource: Resource) -> Option<bool> {
     match resource {
         Resource::OpenLeases | Resource::Fds | SHARE_OF_FDS => Some(false),

@@ -112,7 +112,11 @@ impl Books {
             Item::Ready(slot) if reads && was_recalled && self.is_pinned(slot) => {
                 Fate::Pinned(slot)
             }
-            _ => Fate::Interested(id.slot),
+            Item::Final(_)
+            | Item::Ready(_)
+            | Item::Evicted(_)
+            | Item::Recalling(_)
+            | Item::Reserved(_) => Fate::Interested(id.slot),
         })
     }
 
@@ -148,7 +152,9 @@ impl Books {
             Fate::Recalled(_) if number == NONE => NONE,
             Fate::Recalled(_) => self.recalls[number].waiting,
             Fate::Pinned(_) => self.recalls[number].pinned,
-            _ => self.waiting.interested(slot),
+            Fate::Interested(_) | Fate::First | Fate::InTurn | Fate::Answer(..) => {
+                self.waiting.interested(slot)
+            }
         };
         if known != NONE {
             return known;
@@ -160,7 +166,9 @@ impl Books {
                 self.recalls.set_waiting(number, queue);
             }
             Fate::Pinned(_) => self.recalls.set_pinned(number, queue),
-            _ => self.waiting.add_interest(owner, slot, queue),
+            Fate::Interested(_) | Fate::First | Fate::InTurn | Fate::Answer(..) => {
+                self.waiting.add_interest(owner, slot, queue)
+            }
         }
         queue
     }
@@ -200,7 +208,7 @@ impl Books {
                 self.recalls.set_pinned(number, NONE);
                 self.unpin_if_served(slot);
             }
-            _ => {}
+            Fate::Interested(_) | Fate::First | Fate::InTurn | Fate::Answer(..) => {}
         }
     }
 

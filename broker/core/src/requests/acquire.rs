@@ -102,7 +102,9 @@ impl Core {
                         }
                     }
                 }
-                _ => Granted::refused(*item, ErrorCode::Again.into()),
+                Item::Ready(_) | Item::Evicted(_) | Item::Recalling(_) | Item::Reserved(_) => {
+                    Granted::refused(*item, ErrorCode::Again.into())
+                }
             };
             short_of += usize::from(blocked.is_some() && granted.lease == LeaseId(0));
             any |= granted.status != Status::error(ErrorCode::Again);

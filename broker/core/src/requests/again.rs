@@ -224,7 +224,7 @@ impl Core {
                     Wait::Room(_) => {
                         self.in_the_way(client, wanted).map_or(Wait::Recall, Wait::Room)
                     }
-                    wait => wait,
+                    wait @ Wait::Recall | wait @ Wait::Space(_) | wait @ Wait::Reader => wait,
                 };
                 self.answer_waiting(attempt, wait, step);
             }
@@ -263,7 +263,9 @@ impl Core {
                     self.books.place_items(now, seq, step);
                     self.books.look_soon(seq);
                 }
-                _ => _ = self.retry(now, seq, Turn::First, step),
+                Fate::Recalled(_) | Fate::Pinned(_) | Fate::Interested(_) | Fate::First => {
+                    _ = self.retry(now, seq, Turn::First, step)
+                }
             }
             let stays = self.books.waiting.fate_of(queue) == Some(fate)
                 && self.books.waiting.first(queue) == Some((node, seq));

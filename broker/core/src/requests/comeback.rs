@@ -59,7 +59,9 @@ impl Core {
             _ if id.generation >= self.config.first_generation => Err(ErrorCode::Stale.into()),
             // Registered several times, it is named as many times.
             _ if self.books.allocations.register_again(id.slot, item.deposit.virtual_fd) => Ok(id),
-            _ => Err(ErrorCode::Protocol.into()),
+            State::Held | State::Resident | State::Evicted | State::Recalling | State::Reserved => {
+                Err(ErrorCode::Protocol.into())
+            }
         }
     }
 
@@ -253,7 +255,7 @@ impl Core {
             // Nor that it has ended, as long as its owner waits for its holders.
             Item::Final(_) if has_ended && self.books.lingers(id.slot) => {}
             Item::Final(code) => return Err(code.into()),
-            _ => {}
+            Item::Ready(_) | Item::Evicted(_) | Item::Recalling(_) | Item::Reserved(_) => {}
         }
         match self.books.lease_as(client.0, id.slot, !declared.open, step) {
             Ok(lease) => {

@@ -141,6 +141,7 @@ impl Core {
     /// What a hello waits for that something is in the way of. It has room made, and stands in line with other requests if
     /// these must leave to it what comes back: one that declares many fds would hold them all up until so many are free, and
     /// one for whose connection nothing comes back, or the share of its domain is used up, for no use.
+    #[allow(clippy::wildcard_enum_match_arm, reason = "few resources have a rule of their own")]
     fn wait_of_hello(
         &mut self,
         client: u32,

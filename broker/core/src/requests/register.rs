@@ -234,7 +234,11 @@ impl Core {
         let id = self.books.allocations.insert(allocation, deposit.driver_data);
         match state {
             State::Evicted => self.books.remember_file(id.slot, deposit.file),
-            _ => self.books.pin(id.slot, deposit.file, bytes),
+            State::Held
+            | State::Resident
+            | State::Recalling
+            | State::Reserved
+            | State::Ended(_) => self.books.pin(id.slot, deposit.file, bytes),
         }
         self.books.note_of_allocation(EventKind::Deposit, id.slot);
         step.fx.list.push(Effect::Publish { slot: id.slot, generation: id.generation });

@@ -35,6 +35,7 @@ pub(crate) fn of_kept(bytes: u64, pin: bool) -> [Charge; 3] {
 }
 
 /// How much of a resource that objects are charged with is counted in a scope.
+#[allow(clippy::wildcard_enum_match_arm, reason = "few resources have a rule of their own")]
 pub(crate) fn of_objects_in(resource: Resource) -> fn(&ScopeRecord) -> u64 {
     match resource {
         Resource::ObjectNames => |it| it.account.counted(Resource::ObjectNames),

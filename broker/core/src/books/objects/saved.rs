@@ -164,7 +164,7 @@ impl Objects {
                 entry.makers.len() < MAKERS_PER_NAME
                     && entry.makers.iter().all(|maker| maker.group != place.group)
             }
-            _ => entry.sealed.is_none(),
+            GroupState::Sealed(_) | GroupState::Ended { .. } => entry.sealed.is_none(),
         });
         ensure(is_free, "objects of one name", place.group)?;
         let shared = self.names.enter(scope, &name, place);

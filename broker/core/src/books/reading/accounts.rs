@@ -39,6 +39,7 @@ impl Books {
 
     /// NO_QUOTA for a cap: its value, and the pid of the client that holds most of it, whoever is told. No pid when what belongs to no
     /// client is more, nor for what no cap of a client bounds.
+    #[allow(clippy::wildcard_enum_match_arm, reason = "few resources have a rule of their own")]
     pub(crate) fn no_quota(&self, blocked: Blocked) -> Status {
         let Blocked { resource, scope } = blocked;
         let ScopeRecord { kind, number, ref account, .. } = self.ledger[scope];

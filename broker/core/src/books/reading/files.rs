@@ -164,7 +164,9 @@ impl Books {
         match allocation.state {
             State::Recalling => Some(self.bytes_to_recall(slot)),
             _ if allocation.is_held() && allocation.file == NONE => Some(allocation.size_bytes),
-            _ => None,
+            State::Held | State::Resident | State::Evicted | State::Reserved | State::Ended(_) => {
+                None
+            }
         }
     }
 }

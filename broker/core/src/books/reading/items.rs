@@ -84,7 +84,7 @@ impl Books {
     pub(crate) fn final_error(&self, client: ClientId, wanted: Wanted) -> Option<ErrorCode> {
         match self.item(client, wanted) {
             Item::Final(code) => Some(code),
-            _ => None,
+            Item::Ready(_) | Item::Evicted(_) | Item::Recalling(_) | Item::Reserved(_) => None,
         }
     }
 

@@ -171,6 +171,7 @@ impl Books {
     }
 
     /// Ends evictable groups that are kept until a domain may keep another group of so many bytes, if that lets it.
+    #[allow(clippy::wildcard_enum_match_arm, reason = "few resources have a rule of their own")]
     pub(crate) fn evict_kept_for(
         &mut self,
         domain: u32,

@@ -123,7 +123,7 @@ impl Core {
     ) -> Option<Wait> {
         match self.look_at_get(asked, get.names.iter().map(|name| &**name), step) {
             Look::Answered => None,
-            look => Some(self.stand(seq, get, look)),
+            look @ Look::Missing(_) | look @ Look::Waits(_) => Some(self.stand(seq, get, look)),
         }
     }
 

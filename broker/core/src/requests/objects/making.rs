@@ -253,7 +253,7 @@ impl Core {
                 Expect::Version(version) if version != now.unwrap_or(0) => {
                     return Err(Status::with_value(ErrorCode::Version, now.unwrap_or(0)));
                 }
-                _ => {}
+                Expect::Free | Expect::Any | Expect::Version(_) => {}
             }
         }
         Ok(())
