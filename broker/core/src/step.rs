@@ -40,7 +40,7 @@ impl Core {
     }
 
     /// One input, each with the function that knows its rules.
-    fn take(&mut self, input: Input<'_>, step: &mut Step<'_>) {
+    fn take(&mut self, input: Input<'_>, step: &mut Step) {
         let few = |ids: &'_ [fdbroker_protocol::AllocationId]| ids.len().min(ENDS_PER_MESSAGE);
         match input {
             // Clients come and go.
@@ -138,7 +138,7 @@ impl Core {
     }
 
     /// What every step and poll ends with, each a bounded number of records.
-    fn after(&mut self, step: &mut Step<'_>) {
+    fn after(&mut self, step: &mut Step) {
         let now = step.now;
         // First: what gone clients had becomes room, and ends what others wait for.
         self.tear_down(step);

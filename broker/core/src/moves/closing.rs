@@ -27,13 +27,7 @@ impl Books {
     }
 
     /// The arrived fd at `index`, whose place `client` is charged for, goes to a closer.
-    pub(crate) fn close_arrived(
-        &mut self,
-        client: u32,
-        index: u16,
-        lane: Lane,
-        step: &mut Step<'_>,
-    ) {
+    pub(crate) fn close_arrived(&mut self, client: u32, index: u16, lane: Lane, step: &mut Step) {
         let ticket = self.closing(client, lane);
         step.fx.list.push(Effect::CloseArrived { index, ticket, lane });
         if lane == Lane::Refused {
@@ -47,7 +41,7 @@ impl Books {
         client: ClientId,
         index: u16,
         lane: Lane,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) {
         self.close_unreserved(client, index, lane, step);
         self.end_if_refused_pile_up(client, step);
@@ -58,7 +52,7 @@ impl Books {
         &mut self,
         client: ClientId,
         deposits: &[Deposit],
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) {
         for (index, deposit) in (0..).zip(deposits) {
             self.close_uninvited(client, index, deposit.lane, step);
@@ -71,7 +65,7 @@ impl Books {
         client: ClientId,
         index: u16,
         lane: Lane,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) {
         let record = self.clients.find(client.0);
         let Some(domain) = record.map(|client| client.domain) else {
@@ -85,7 +79,7 @@ impl Books {
     }
 
     /// Ends the connection that sent one refused fd too many for its domain.
-    fn end_if_refused_pile_up(&mut self, client: ClientId, step: &mut Step<'_>) {
+    fn end_if_refused_pile_up(&mut self, client: ClientId, step: &mut Step) {
         let Some(domain) = self.client(client).map(|record| record.domain) else { return };
         if let Some(status) = self.too_many_refused(domain, 0) {
             step.fx.list.push(Effect::Disconnect { client, status });

@@ -9,7 +9,7 @@ use fdbroker_protocol::{ErrorCode, Resource, Scope};
 impl Books {
     /// Ends a live allocation: nobody gets it any more, the broker's fd is closed, holders and waiters are
     /// told: [`Core::sweep_ended`] comes to the holders. The caller then frees the slot or calls [`Core::drain_if_done`].
-    pub(crate) fn end(&mut self, slot: u32, code: ErrorCode, step: &mut Step<'_>) {
+    pub(crate) fn end(&mut self, slot: u32, code: ErrorCode, step: &mut Step) {
         let allocation = &self.allocations[slot];
         let owner = allocation.owner;
         let (reserved, file) = (self.bytes_to_recall(slot), self.file_of(slot));
@@ -49,7 +49,7 @@ impl Books {
 
     /// Has the daemon remember the end, for `fdbroker audit`. An allocation that nobody has named again after a crash is not
     /// remembered: the broker has seen no file of it.
-    fn remember_end(&self, slot: u32, code: ErrorCode, step: &mut Step<'_>) {
+    fn remember_end(&self, slot: u32, code: ErrorCode, step: &mut Step) {
         let allocation = &self.allocations[slot];
         if allocation.domain == NONE || allocation.state == State::Reserved {
             return;

@@ -67,7 +67,7 @@ impl Books {
         &mut self,
         scope: ScopeId,
         is_for_fds: bool,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) -> Option<u32> {
         let mut used: Option<(Moment, u32)> = None;
         let mut may_spare = is_for_fds && scope == ScopeId::NODE;
@@ -99,7 +99,7 @@ impl Books {
 
     /// Up to `most` to evict so that a scope pins less: the oldest that is charged by its size, or the ranges of the oldest
     /// file. Ranges of files that would stay are passed by; after some of these, one of them is taken: others may follow it.
-    fn victims_for_bytes(&mut self, scope: ScopeId, most: usize, step: &mut Step<'_>) -> Vec<u32> {
+    fn victims_for_bytes(&mut self, scope: ScopeId, most: usize, step: &mut Step) -> Vec<u32> {
         let mut first = None;
         while let Some(slot) = self.victim(scope, false, step) {
             if let Some(all) = self.evicted_with(slot, scope, most) {
@@ -119,7 +119,7 @@ impl Books {
     }
 
     /// Takes what a request wants out of the order: room for one of its items is not made by evicting another.
-    pub(crate) fn set_aside(&mut self, wanted: &[Wanted], step: &mut Step<'_>) {
+    pub(crate) fn set_aside(&mut self, wanted: &[Wanted], step: &mut Step) {
         for id in wanted.iter().flatten() {
             if self.allocations.find(*id).is_some() && self.lru_remove(id.slot) {
                 step.aside.push(id.slot);
@@ -128,12 +128,12 @@ impl Books {
     }
 
     /// Puts back what was set aside, as the youngest.
-    pub(crate) fn put_back(&mut self, step: &mut Step<'_>) {
+    pub(crate) fn put_back(&mut self, step: &mut Step) {
         step.aside.drain(..).for_each(|slot| self.lru_insert(slot));
     }
 
     /// Closes the broker's fd of an allocation; the owner can be asked for it again. Leases stand.
-    pub(crate) fn evict(&mut self, slot: u32, step: &mut Step<'_>) {
+    pub(crate) fn evict(&mut self, slot: u32, step: &mut Step) {
         let Allocation { state, owner, .. } = self.allocations[slot];
         assert!(state == State::Held, "invariant 5: only held fds are evicted");
         self.lru_remove(slot);
@@ -147,7 +147,7 @@ impl Books {
     }
 
     /// The fd of a slot goes to the closer; its bytes are free at once, its place when it is closed.
-    pub(crate) fn close_held(&mut self, slot: u32, step: &mut Step<'_>) {
+    pub(crate) fn close_held(&mut self, slot: u32, step: &mut Step) {
         let allocation = &self.allocations[slot];
         let (owner, domain) = (allocation.owner, allocation.domain);
         self.let_go(slot);
@@ -162,12 +162,7 @@ impl Books {
     /// Starts up to `count` evictions that will help against `blocked`, for bytes only those of one allocation or file; says
     /// how many. Bytes are free at once, the place of an fd when its closer reports it. Where no eviction helps, clients are
     /// asked for leases.
-    pub(crate) fn evict_for(
-        &mut self,
-        blocked: Blocked,
-        count: usize,
-        step: &mut Step<'_>,
-    ) -> usize {
+    pub(crate) fn evict_for(&mut self, blocked: Blocked, count: usize, step: &mut Step) -> usize {
         if !blocked.is_helped_by_eviction() {
             self.reclaim(blocked, count, step);
             return 0;
@@ -196,7 +191,7 @@ impl Books {
         owner: u32,
         size: u64,
         may_evict: bool,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) -> Result<(), Blocked> {
         let may_evict = may_evict && self.fits_at_all(owner, size);
         let mut evicted = 0;

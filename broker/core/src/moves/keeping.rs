@@ -8,14 +8,14 @@ use fdbroker_protocol::{ErrorCode, Resource};
 
 impl Books {
     /// The fd of a slot has just been stored.
-    pub(crate) fn keep_stored(&mut self, slot: u32, step: &mut Step<'_>) {
+    pub(crate) fn keep_stored(&mut self, slot: u32, step: &mut Step) {
         if self.allocations[slot].traits.is_to_be_kept() {
             step.fx.list.push(Effect::Keep { slot });
         }
     }
 
     /// A held allocation ends.
-    pub(crate) fn unkeep(&mut self, slot: u32, step: &mut Step<'_>) {
+    pub(crate) fn unkeep(&mut self, slot: u32, step: &mut Step) {
         if self.allocations[slot].traits.is_to_be_kept() {
             step.fx.list.push(Effect::Unkeep { slot });
         }
@@ -23,7 +23,7 @@ impl Books {
     }
 
     /// The owner of a kept allocation has given its fd again, after a crash: from now on it stays.
-    pub(crate) fn keep_supplied(&mut self, slot: u32, step: &mut Step<'_>) {
+    pub(crate) fn keep_supplied(&mut self, slot: u32, step: &mut Step) {
         let queues = self.end_recall(slot);
         self.allocations.set_state(slot, State::Resident);
         self.keep_stored(slot, step);
@@ -33,7 +33,7 @@ impl Books {
 
     /// The owner of a kept allocation is gone: its domain alone is charged for it from now on, and its job is
     /// that of its owner still.
-    pub(crate) fn orphan(&mut self, slot: u32, step: &mut Step<'_>) {
+    pub(crate) fn orphan(&mut self, slot: u32, step: &mut Step) {
         let allocation = &self.allocations[slot];
         let (owner, size) = (allocation.owner, allocation.size_bytes);
         let (gid, job) = (self.client_mut(owner).gid, self.client_mut(owner).job);
@@ -78,7 +78,7 @@ impl Books {
     }
 
     /// Ends a kept allocation that no client has adopted in time.
-    pub(crate) fn end_orphan(&mut self, slot: u32, generation: u32, step: &mut Step<'_>) {
+    pub(crate) fn end_orphan(&mut self, slot: u32, generation: u32, step: &mut Step) {
         let found = self.allocations.get(slot, generation);
         if found.is_some() && self.allocations.orphan(slot).is_some() {
             self.end(slot, ErrorCode::OwnerGone, step);

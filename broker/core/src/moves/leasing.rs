@@ -11,7 +11,7 @@ impl Books {
         wanted: Wanted,
         slot: u32,
         lease: LeaseId,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) -> Granted {
         self.allocations.mark_used(slot, step.now).granted(wanted, lease)
     }
@@ -21,7 +21,7 @@ impl Books {
         &mut self,
         client: u32,
         slot: u32,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) -> Result<LeaseId, Blocked> {
         self.charge_share(client, Charge(Resource::OpenLeases, 1))?;
         Ok(self.charged_lease(client, slot, step))
@@ -33,25 +33,19 @@ impl Books {
         client: u32,
         slot: u32,
         mapped: bool,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) -> Result<LeaseId, Blocked> {
         self.charge(client, lease_charge(mapped))?;
         Ok(self.enter_lease(client, slot, mapped, step))
     }
 
     /// Makes a lease that is granted, and for which an open one has been charged.
-    pub(crate) fn charged_lease(&mut self, client: u32, slot: u32, step: &mut Step<'_>) -> LeaseId {
+    pub(crate) fn charged_lease(&mut self, client: u32, slot: u32, step: &mut Step) -> LeaseId {
         self.counters.grants += 1;
         self.enter_lease(client, slot, false, step)
     }
 
-    fn enter_lease(
-        &mut self,
-        client: u32,
-        slot: u32,
-        mapped: bool,
-        step: &mut Step<'_>,
-    ) -> LeaseId {
+    fn enter_lease(&mut self, client: u32, slot: u32, mapped: bool, step: &mut Step) -> LeaseId {
         let lease = self.leases.insert(client, slot, step.now, mapped);
         self.may_be_asked_for(lease);
         self.allocations.add_lease(slot, &mut self.leases, lease);
@@ -62,14 +56,14 @@ impl Books {
     }
 
     /// Takes a lease out of the ledger, and with the last of an ended allocation what was left of that.
-    pub(crate) fn end_lease(&mut self, slot: u32, step: &mut Step<'_>) {
+    pub(crate) fn end_lease(&mut self, slot: u32, step: &mut Step) {
         let Lease { client, mapped, .. } = self.leases[slot];
         self.remove_lease(slot, step);
         self.release_charge(client, lease_charge(mapped));
     }
 
     /// The same, but for its charge: the caller takes that back.
-    pub(crate) fn remove_lease(&mut self, slot: u32, step: &mut Step<'_>) {
+    pub(crate) fn remove_lease(&mut self, slot: u32, step: &mut Step) {
         let Lease { allocation, client, ended, .. } = self.leases[slot];
         self.unask(slot);
         self.allocations.take_lease(allocation, &mut self.leases, slot);

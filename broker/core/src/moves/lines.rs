@@ -48,7 +48,7 @@ impl Books {
 
     /// Has a parked request looked at when something comes back of the accounts that it waits for beside the one that it is
     /// in line for.
-    pub(crate) fn listen(&mut self, seq: u64, step: &mut Step<'_>) {
+    pub(crate) fn listen(&mut self, seq: u64, step: &mut Step) {
         let mut accounts = std::mem::take(&mut step.also_blocked);
         let wait = self.parked[&seq].wait;
         match wait {

@@ -56,7 +56,7 @@ impl Books {
         client: ClientId,
         request: RequestId,
         status: Status,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) {
         self.count_refusal(client.0, status);
         let status = self.as_told(client.0, status);

@@ -14,7 +14,7 @@ impl Books {
         &mut self,
         slot: u32,
         promised_to: Option<u32>,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) -> Result<(), Blocked> {
         let (owner, size) = (self.allocations[slot].owner, self.bytes_to_recall(slot));
         self.charge_places(owner, promised_to)?;

@@ -16,7 +16,7 @@ impl Books {
     /// Asks for leases whose return will help against `blocked`, for at least `count` where there are so many.
     /// Looks again after a pause, as long as somebody waits.
     #[allow(clippy::wildcard_enum_match_arm, reason = "few resources have a rule of their own")]
-    pub(crate) fn reclaim(&mut self, blocked: Blocked, count: usize, step: &mut Step<'_>) {
+    pub(crate) fn reclaim(&mut self, blocked: Blocked, count: usize, step: &mut Step) {
         let Some(mapped) = helps(blocked.resource) else { return };
         let again = step.now.after(RECLAIM_PAUSE_US);
         let at = self.timers.chore(Chore::Reclaim).map_or(again, |at| at.min(again));
@@ -39,7 +39,7 @@ impl Books {
 
     /// Asks the clients of a scope, the most idle first; those that have given back nothing of what they were
     /// asked for come after all others, in turn. `false`: none of those that were looked at could be asked.
-    fn ask(&mut self, scope: ScopeId, mapped: bool, count: usize, step: &mut Step<'_>) -> bool {
+    fn ask(&mut self, scope: ScopeId, mapped: bool, count: usize, step: &mut Step) -> bool {
         let (mut asked, begin, kind) = (0, KEEPS | self.clients.acts(), usize::from(mapped));
         for _ in 0..RECLAIM_LOOKS {
             let first = self.ledger[scope].askable[kind].first_key();
@@ -95,7 +95,7 @@ impl Books {
     }
 
     /// Marks up to `most` leases of a client to be asked for, the oldest first; how many.
-    fn ask_client(&mut self, number: u32, mapped: bool, most: usize, step: &mut Step<'_>) -> usize {
+    fn ask_client(&mut self, number: u32, mapped: bool, most: usize, step: &mut Step) -> usize {
         let (mut asked, mut nothing_to_tell) = (0, false);
         while asked < most.min(MAX_BATCH)
             && let Some(lease) = self.lease_to_ask_for(number, mapped, step)
@@ -116,7 +116,7 @@ impl Books {
 
     /// Asks for the leases of an allocation, as many of them as clients are asked for at a time. `true`: there may be an answer
     /// soon, to this or to a former time.
-    pub(crate) fn ask_for_leases_of(&mut self, slot: u32, step: &mut Step<'_>) -> bool {
+    pub(crate) fn ask_for_leases_of(&mut self, slot: u32, step: &mut Step) -> bool {
         let now = stamp(step.now);
         let mut may_come = false;
         for lease in self.leases.first_of(self.allocations[slot].leases, RECLAIM_BATCH) {
@@ -139,7 +139,7 @@ impl Books {
     }
 
     /// A lease to ask the client for. What the sweep of an ended allocation has not come to is swept on the way.
-    fn lease_to_ask_for(&mut self, number: u32, mapped: bool, step: &mut Step<'_>) -> Option<u32> {
+    fn lease_to_ask_for(&mut self, number: u32, mapped: bool, step: &mut Step) -> Option<u32> {
         loop {
             let lease = self.oldest_lease(number, mapped, step)?;
             if self.allocations[self.leases[lease].allocation].is_live() {
@@ -150,7 +150,7 @@ impl Books {
     }
 
     /// The client's oldest lease that it was not asked for, or the one asked for longest ago if that is long.
-    fn oldest_lease(&self, number: u32, mapped: bool, step: &mut Step<'_>) -> Option<u32> {
+    fn oldest_lease(&self, number: u32, mapped: bool, step: &mut Step) -> Option<u32> {
         let oldest = |asked| self.leases.oldest(number, Shelf::of(mapped, asked));
         oldest(false).or_else(|| {
             let lease = oldest(true)?;

@@ -11,7 +11,7 @@ use fdbroker_protocol::ErrorCode;
 
 impl Books {
     /// Parks a request, until it is served or its deadline passes.
-    pub(crate) fn park(&mut self, seq: u64, parked: Parked, step: &mut Step<'_>) {
+    pub(crate) fn park(&mut self, seq: u64, parked: Parked, step: &mut Step) {
         let (client, deadline) = (parked.client.0, parked.deadline);
         self.timers.set(deadline, Timer::Parked(seq));
         self.client_mut(client).parked.push(seq);
@@ -24,7 +24,7 @@ impl Books {
     }
 
     /// Takes a parked request away, with all that it waited for.
-    pub(crate) fn unpark(&mut self, seq: u64, step: &mut Step<'_>) -> Option<Parked> {
+    pub(crate) fn unpark(&mut self, seq: u64, step: &mut Step) -> Option<Parked> {
         let nodes = std::mem::take(&mut self.parked.get_mut(&seq)?.nodes);
         self.leave_queues(&nodes);
         let wait = self.parked[&seq].wait;
@@ -57,7 +57,7 @@ impl Books {
 
     /// The client of a parked request is gone: nothing is kept back for it, and it stands before nobody. Its items leave their
     /// queues in the client's teardown, or when their turn comes.
-    pub(crate) fn stand_down(&mut self, seq: u64, step: &mut Step<'_>) {
+    pub(crate) fn stand_down(&mut self, seq: u64, step: &mut Step) {
         self.wait_anew(seq, Wait::Recall, false);
         self.listen(seq, step);
         self.look_no_more(seq);
@@ -65,7 +65,7 @@ impl Books {
     }
 
     /// Puts every item of a parked request into the queue that it belongs in now. Those that stay keep their places.
-    pub(crate) fn place_items(&mut self, now: Now, seq: u64, step: &mut Step<'_>) {
+    pub(crate) fn place_items(&mut self, now: Now, seq: u64, step: &mut Step) {
         let Some(parked) = self.parked.get_mut(&seq) else { return };
         let (client, reads) = (parked.client, parked.wait != Wait::Reader);
         let wish = std::mem::replace(&mut parked.wish, Wish::Credits(0));
@@ -131,7 +131,7 @@ impl Books {
         seq: u64,
         client: ClientId,
         fate: Fate,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) -> u32 {
         let queue = self.queue_of(fate, step);
         let node = self.waiting.push(queue, seq);
@@ -142,7 +142,7 @@ impl Books {
     }
 
     /// The queue of those that wait for the same; a new one if there is none.
-    fn queue_of(&mut self, fate: Fate, step: &mut Step<'_>) -> u32 {
+    fn queue_of(&mut self, fate: Fate, step: &mut Step) -> u32 {
         let (Fate::Recalled(slot) | Fate::Pinned(slot) | Fate::Interested(slot)) = fate else {
             unreachable!("no request begins to wait for an answer that is certain")
         };
@@ -174,7 +174,7 @@ impl Books {
     }
 
     /// The record of a recall; one of before a crash, whose owner is not back, gets one when it is waited for.
-    fn recall_of_reserved(&mut self, slot: u32, step: &mut Step<'_>) -> u32 {
+    fn recall_of_reserved(&mut self, slot: u32, step: &mut Step) -> u32 {
         if self.allocations[slot].recall == NONE {
             let number = self.recalls.begin(self.allocations[slot].owner, Recall::begun(step.now));
             self.allocations.set_recall(slot, number);

@@ -17,7 +17,7 @@ impl Core {
         request: RequestId,
         wanted: &[Wanted],
         deadline: Now,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) {
         let seq = self.books.arrival();
         let (turn, first) = (Turn::Last, true);
@@ -56,7 +56,7 @@ impl Core {
         request: RequestId,
         wanted: &[Wanted],
         status: Status,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) {
         self.books.refuse(client, request, status, step);
         self.books.give_promises_back(client, wanted);
@@ -64,11 +64,7 @@ impl Core {
 
     /// Answers the request if any of its items can be answered; else says what it waits for, and
     /// has started the recalls or evictions that will help.
-    pub(crate) fn try_acquire(
-        &mut self,
-        attempt: Attempt<'_>,
-        step: &mut Step<'_>,
-    ) -> Option<Wait> {
+    pub(crate) fn try_acquire(&mut self, attempt: Attempt<'_>, step: &mut Step) -> Option<Wait> {
         let Attempt { client, wanted, turn, .. } = attempt;
         let begin = step.fx.granted.len();
         let mut blocked = self.ahead(turn, client.0, FOR_LEASE);
@@ -150,7 +146,7 @@ impl Core {
     }
 
     /// Recalls, from free room alone, what the client will ask for again.
-    fn recall_ahead(&mut self, client: ClientId, wanted: &[Wanted], step: &mut Step<'_>) {
+    fn recall_ahead(&mut self, client: ClientId, wanted: &[Wanted], step: &mut Step) {
         for item in wanted {
             if let Item::Evicted(slot) = self.books.item(client, *item)
                 && self.books.start_recall(slot, None, step).is_err()
@@ -165,7 +161,7 @@ impl Core {
         &mut self,
         attempt: Attempt<'_>,
         blocked: Option<Blocked>,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) -> Wait {
         let Attempt { client, wanted, turn, first, .. } = attempt;
         let mut recalling = false;
@@ -266,7 +262,7 @@ impl Core {
     }
 
     /// Answers every item of a request that waits no longer.
-    pub(crate) fn answer_waiting(&mut self, attempt: Attempt<'_>, wait: Wait, step: &mut Step<'_>) {
+    pub(crate) fn answer_waiting(&mut self, attempt: Attempt<'_>, wait: Wait, step: &mut Step) {
         let Attempt { client, request, seq, deadline, wanted, .. } = attempt;
         let begin = step.fx.granted.len();
         let again = Status::error(ErrorCode::Again);
@@ -295,7 +291,7 @@ impl Core {
         grants: &[Granted],
         deadline: Now,
         seq: u64,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) {
         if self.books.client(client).is_none() {
             return;

@@ -13,12 +13,7 @@ use fdbroker_protocol::limits::{AHEAD_BYTES, AHEAD_FDS};
 impl Core {
     /// Leases what is held of the items, in their order, as far as there is room; the others are left out, without a word. A
     /// client that can be sent nothing gets nothing, nor does anybody from a broker that is to be emptied.
-    pub(crate) fn acquire_ahead(
-        &mut self,
-        client: ClientId,
-        wanted: &[Wanted],
-        step: &mut Step<'_>,
-    ) {
+    pub(crate) fn acquire_ahead(&mut self, client: ClientId, wanted: &[Wanted], step: &mut Step) {
         if self.books.draining.is_some() || !self.books.client_mut(client.0).sendable {
             return;
         }

@@ -37,12 +37,12 @@ impl Core {
     }
 
     /// Closes the fds of those that can be had again and that nobody waits for.
-    pub(crate) fn evict_these(&mut self, ids: &[AllocationId], step: &mut Step<'_>) {
+    pub(crate) fn evict_these(&mut self, ids: &[AllocationId], step: &mut Step) {
         self.act(ids, step, Core::evict_outcome, |core, slot, step| core.books.evict(slot, step));
     }
 
     /// Ends these for everybody.
-    pub(crate) fn revoke_these(&mut self, ids: &[AllocationId], step: &mut Step<'_>) {
+    pub(crate) fn revoke_these(&mut self, ids: &[AllocationId], step: &mut Step) {
         self.act(ids, step, Core::revoke_outcome, |core, slot, step| {
             core.books.end(slot, ErrorCode::Stale, step);
             core.books.drain_if_done(slot);
@@ -52,9 +52,9 @@ impl Core {
     pub(crate) fn act(
         &mut self,
         ids: &[AllocationId],
-        step: &mut Step<'_>,
+        step: &mut Step,
         outcome_of: impl Fn(&Core, AllocationId) -> ActOutcome,
-        act: impl Fn(&mut Core, u32, &mut Step<'_>),
+        act: impl Fn(&mut Core, u32, &mut Step),
     ) {
         for id in ids {
             let outcome = outcome_of(self, *id);

@@ -14,7 +14,7 @@ use crate::requests::turn::{Attempt, Turn};
 use fdbroker_protocol::ErrorCode;
 
 impl Core {
-    pub(crate) fn sendable(&mut self, client: ClientId, sendable: bool, step: &mut Step<'_>) {
+    pub(crate) fn sendable(&mut self, client: ClientId, sendable: bool, step: &mut Step) {
         let Some(record) = self.books.client(client) else { return };
         record.sendable = sendable;
         let parked = record.parked.clone();
@@ -55,7 +55,7 @@ impl Core {
 
     /// Looks at ready requests, a few a step, the domains in turn. A later one passes by those that wait for caps which it
     /// does not need itself.
-    pub(crate) fn serve_waiting(&mut self, now: Now, step: &mut Step<'_>) {
+    pub(crate) fn serve_waiting(&mut self, now: Now, step: &mut Step) {
         let mut items = 0;
         for _ in 0..PARKED_LOOKS_PER_STEP {
             self.wake_all();
@@ -69,7 +69,7 @@ impl Core {
         self.wake_all();
     }
 
-    fn look(&mut self, now: Now, seq: u64, step: &mut Step<'_>) {
+    fn look(&mut self, now: Now, seq: u64, step: &mut Step) {
         let (place, number) = self.books.place(seq);
         self.books.rooms.unready(place, number);
         let taken = self.books.taken();
@@ -120,7 +120,7 @@ impl Core {
 
     /// Looks at a parked request again. `turn`: what it may take. Says what it still waits for; `None`
     /// when it has been answered.
-    fn retry(&mut self, now: Now, seq: u64, turn: Turn, step: &mut Step<'_>) -> Option<Wait> {
+    fn retry(&mut self, now: Now, seq: u64, turn: Turn, step: &mut Step) -> Option<Wait> {
         if self.books.is_answer_certain(seq) {
             self.answer_ended_item(seq, step);
             return None;
@@ -163,7 +163,7 @@ impl Core {
     }
 
     /// The client of a parked request does not read: it waits for that, and does not stand before others.
-    fn wait_for_reader(&mut self, seq: u64, step: &mut Step<'_>) {
+    fn wait_for_reader(&mut self, seq: u64, step: &mut Step) {
         let parked = &self.books.parked[&seq];
         if let (Wish::Acquire(_) | Wish::Get(_), Wait::Room(_)) = (&parked.wish, parked.wait) {
             let supplied = parked.supplied;
@@ -176,7 +176,7 @@ impl Core {
         }
     }
 
-    pub(crate) fn cancel(&mut self, client: ClientId, request: RequestId, step: &mut Step<'_>) {
+    pub(crate) fn cancel(&mut self, client: ClientId, request: RequestId, step: &mut Step) {
         let Some(record) = self.books.clients.find(client.0) else {
             return;
         };
@@ -191,7 +191,7 @@ impl Core {
 
     /// Answers a request of which an item has come to an end, out of its turn: nothing is granted, so that it overtakes
     /// nobody; what it may still have it asks for again.
-    pub(crate) fn answer_ended_item(&mut self, seq: u64, step: &mut Step<'_>) {
+    pub(crate) fn answer_ended_item(&mut self, seq: u64, step: &mut Step) {
         let Some(parked) = self.books.parked.get(&seq) else { return };
         let (client, request, deadline) = (parked.client, parked.request, parked.deadline);
         let Wish::Acquire(wanted) = &parked.wish else { unreachable!("only acquires have items") };
@@ -208,7 +208,7 @@ impl Core {
         step.fx.list.push(Effect::Granted { client, request, range, deadline, seq });
     }
 
-    pub(crate) fn deadline_passed(&mut self, seq: u64, step: &mut Step<'_>) {
+    pub(crate) fn deadline_passed(&mut self, seq: u64, step: &mut Step) {
         if self.books.is_answer_certain(seq) {
             return self.answer_ended_item(seq, step);
         }
@@ -242,7 +242,7 @@ impl Core {
     }
 
     /// Serves requests of ready queues, a few a step; each time those of another domain's allocations.
-    pub(crate) fn serve_ready(&mut self, now: Now, step: &mut Step<'_>) {
+    pub(crate) fn serve_ready(&mut self, now: Now, step: &mut Step) {
         let mut items = 0;
         for _ in 0..PARKED_LOOKS_PER_STEP {
             let Some(queue) = self.books.waiting.next_ready() else { return };

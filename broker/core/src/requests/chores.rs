@@ -24,7 +24,7 @@ const DRAINED: [Resource; 5] = [
 
 impl Core {
     /// While the broker is being drained: evicts what can be had again, and asks for leases; a portion at a time.
-    pub(crate) fn give_up(&mut self, step: &mut Step<'_>) {
+    pub(crate) fn give_up(&mut self, step: &mut Step) {
         if !self.books.timers.begin_chore(Chore::GiveUp, step.now) {
             return;
         }
@@ -50,7 +50,7 @@ impl Core {
     }
 
     /// Ends slots that their owners have not named, a bounded number at a time, in turns between owners.
-    pub(crate) fn end_lost(&mut self, step: &mut Step<'_>) {
+    pub(crate) fn end_lost(&mut self, step: &mut Step) {
         let mut looks = RESERVED_LOOKS_PER_STEP;
         for _ in 0..RESERVED_ENDS_PER_STEP {
             let Some((slot, lost)) = self.books.continuity.next_lost(&mut looks) else { break };
@@ -68,7 +68,7 @@ impl Core {
 
     /// Brings accounts above their caps down, as far as is possible now, a portion at a time; again after a pause while one
     /// is above. The narrowest scopes first: what they give up is room in the wider ones, too.
-    pub(crate) fn drain(&mut self, step: &mut Step<'_>) {
+    pub(crate) fn drain(&mut self, step: &mut Step) {
         if self.books.drain_from.is_none() && self.books.timers.begin_chore(Chore::Drain, step.now)
         {
             self.books.drain_from = Some((0, 0));
@@ -89,7 +89,7 @@ impl Core {
     }
 
     /// Brings one scope down; how much is left of `most` evictions and leases to be asked for.
-    fn drain_scope(&mut self, scope: ScopeId, most: usize, step: &mut Step<'_>) -> usize {
+    fn drain_scope(&mut self, scope: ScopeId, most: usize, step: &mut Step) -> usize {
         let mut left = most;
         // Its caps may have been raised.
         self.books.ledger.freed(scope, Resource::ALL.iter().copied());
@@ -110,13 +110,7 @@ impl Core {
     }
 
     /// Evicts, or asks for leases; how many of `most` that took.
-    fn drain_one(
-        &mut self,
-        blocked: Blocked,
-        excess: u64,
-        most: usize,
-        step: &mut Step<'_>,
-    ) -> usize {
+    fn drain_one(&mut self, blocked: Blocked, excess: u64, most: usize, step: &mut Step) -> usize {
         let mut evicted = 0;
         if blocked.resource == Resource::HeldBytes {
             while evicted < most && self.excess(blocked.scope, blocked.resource) > 0 {
@@ -146,7 +140,7 @@ impl Core {
 
     /// Charges holders of ended allocations for the memory, and has them told: so many leases at a time, and of each
     /// domain's allocations in turn.
-    pub(crate) fn sweep_ended(&mut self, step: &mut Step<'_>) {
+    pub(crate) fn sweep_ended(&mut self, step: &mut Step) {
         while !step.allowances.sweeps.is_used_up()
             && let Some(slot) = self.books.allocations.next_ending()
         {
@@ -169,7 +163,7 @@ impl Core {
 
     /// Ends the memory of ended groups, and takes their objects off the names; and wakes clients that watch, and requests that wait
     /// for names which were sealed.
-    pub(crate) fn sweep_objects(&mut self, step: &mut Step<'_>) {
+    pub(crate) fn sweep_objects(&mut self, step: &mut Step) {
         self.books.end_before_answer(step);
         for _ in 0..WATCHERS_WOKEN_PER_STEP {
             let Some(client) = self.books.objects.watches.next_woken() else { break };
@@ -182,7 +176,7 @@ impl Core {
     }
 
     /// Sweeps all that has ended: what is saved lives.
-    pub(crate) fn sweep_all_objects(&mut self, step: &mut Step<'_>) {
+    pub(crate) fn sweep_all_objects(&mut self, step: &mut Step) {
         while !self.books.objects.ending.is_empty() {
             self.sweep_objects(step);
         }
@@ -197,7 +191,7 @@ impl Core {
     }
 
     /// Time has passed: whoever still waits for leases to come back is seen to again.
-    pub(crate) fn reclaim_again(&mut self, step: &mut Step<'_>) {
+    pub(crate) fn reclaim_again(&mut self, step: &mut Step) {
         if self.books.timers.begin_chore(Chore::Reclaim, step.now) {
             self.books.reclaim_from = Some(None);
         }
@@ -213,7 +207,7 @@ impl Core {
     }
 
     /// Does what is due.
-    pub(crate) fn expire(&mut self, now: Now, step: &mut Step<'_>) {
+    pub(crate) fn expire(&mut self, now: Now, step: &mut Step) {
         for _ in 0..TIMERS_PER_STEP {
             if step.fx.granted.len() >= PARKED_ITEMS_PER_STEP {
                 return;

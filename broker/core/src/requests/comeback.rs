@@ -19,7 +19,7 @@ impl Core {
         client: ClientId,
         request: RequestId,
         items: &[Redeposit],
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) {
         let begin = step.fx.registered.len();
         for (index, item) in (0..).zip(items) {
@@ -38,7 +38,7 @@ impl Core {
         &mut self,
         client: u32,
         item: &Redeposit,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) -> Result<AllocationId, Status> {
         let id = item.id.map_err(Status::from)?;
         let Some(allocation) = self.books.allocations.find(id) else {
@@ -71,7 +71,7 @@ impl Core {
         &mut self,
         client: u32,
         item: &Redeposit,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) -> Result<(Status, AllocationId), Status> {
         let id = item.id.map_err(Status::from)?;
         let Some(allocation) = self.books.allocations.find(id) else {
@@ -112,7 +112,7 @@ impl Core {
         client: u32,
         id: AllocationId,
         deposit: &Deposit,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) -> Result<AllocationId, Status> {
         let slot = id.slot;
         if !self.may_own(client, slot) {
@@ -152,7 +152,7 @@ impl Core {
         client: u32,
         slot: u32,
         deposit: &Deposit,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) -> Result<(), Status> {
         let claimed = if self.books.has_file(slot) { 0 } else { deposit.facts.size_bytes };
         let none = Charge(Resource::KeptAllocations, 0);
@@ -171,7 +171,7 @@ impl Core {
         client: u32,
         slot: u32,
         deposit: &Deposit,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) -> Result<(), Status> {
         let kept = Charge(Resource::KeptAllocations, deposit.keep.into());
         self.take_over_charges(client, &[Charge(Resource::Allocations, 1)], kept)?;
@@ -222,7 +222,7 @@ impl Core {
         client: ClientId,
         request: RequestId,
         items: &[Declared],
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) {
         let begin = step.fx.granted.len();
         for item in items {
@@ -240,7 +240,7 @@ impl Core {
         &mut self,
         client: ClientId,
         declared: &Declared,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) -> Result<Granted, Status> {
         let id = declared.wanted.map_err(Status::from)?;
         if id.generation >= self.config.first_generation {

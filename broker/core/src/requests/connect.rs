@@ -9,7 +9,7 @@ use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{Resource, Scope, Status};
 
 impl Core {
-    pub(crate) fn connect(&mut self, client: ClientId, peer: &Peer<'_>, step: &mut Step<'_>) {
+    pub(crate) fn connect(&mut self, client: ClientId, peer: &Peer<'_>, step: &mut Step) {
         let key = peer.domain;
         let known = self.books.clients.find_domain(key);
         let refused = known.and_then(|domain| self.books.too_many_refused(domain, 0));

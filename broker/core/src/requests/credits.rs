@@ -58,7 +58,7 @@ impl Core {
         request: RequestId,
         wanted: u64,
         turn: Turn,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) -> Option<Wait> {
         // It may have got some by another request meanwhile.
         if self.books.client_mut(client.0).credits == 0 {
@@ -90,7 +90,7 @@ impl Core {
         request: RequestId,
         wanted: u64,
         deadline: Now,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) {
         let Some(wait) = self.try_credits(client, request, wanted, Turn::Last, step) else {
             return;

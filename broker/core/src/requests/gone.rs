@@ -10,7 +10,7 @@ use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{Resource, Status};
 
 impl Core {
-    pub(crate) fn gone(&mut self, client: ClientId, step: &mut Step<'_>) {
+    pub(crate) fn gone(&mut self, client: ClientId, step: &mut Step) {
         let Some(record) = self.books.client(client) else { return };
         let was_welcome = record.welcome;
         record.gone = true;
@@ -29,7 +29,7 @@ impl Core {
     }
 
     /// Ends what gone clients had, a bounded number of parked items, leases and allocations at a time.
-    pub(crate) fn tear_down(&mut self, step: &mut Step<'_>) {
+    pub(crate) fn tear_down(&mut self, step: &mut Step) {
         let mut left = TEARDOWN_PER_STEP;
         while let Some(number) = self.books.clients.next_dying() {
             while left > 0
@@ -60,7 +60,7 @@ impl Core {
     }
 
     /// Ends an allocation of a gone owner and takes it off the owner's record; a kept one lives on without it.
-    fn disown(&mut self, owner: u32, slot: u32, step: &mut Step<'_>) {
+    fn disown(&mut self, owner: u32, slot: u32, step: &mut Step) {
         if self.books.allocations[slot].outlives_owner() {
             return self.books.orphan(slot, step);
         }
@@ -76,7 +76,7 @@ impl Core {
 
     /// Forgets a gone client that has been torn down. Its fds in the closers are its domain's from now on:
     /// one of them may hang for ever.
-    fn forget(&mut self, number: u32, step: &mut Step<'_>) {
+    fn forget(&mut self, number: u32, step: &mut Step) {
         let closing = self.books.closings.forget_client(self.books.clients[number].serial);
         self.books.leave_to_domain(number, Charge(Resource::HeldFds, closing));
         self.books.release_charge(number, CONNECTION);

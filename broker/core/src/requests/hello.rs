@@ -21,7 +21,7 @@ impl Core {
         request: RequestId,
         own_fds: u32,
         deadline: Now,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) {
         let Some(record) = self.books.client(client) else { return };
         if record.welcome || !record.parked.is_empty() {
@@ -44,7 +44,7 @@ impl Core {
         request: RequestId,
         own: u64,
         turn: Turn,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) -> Option<Wait> {
         let blocked = self.let_in(client, request, own, turn, step).err()?;
         Some(self.wait_of_hello(client.0, own, blocked, step))
@@ -56,7 +56,7 @@ impl Core {
         client: ClientId,
         request: RequestId,
         own: u64,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) {
         if let Err(blocked) = self.let_in(client, request, own, Turn::Last, step) {
             self.refuse_hello(client, request, self.hello_refusal(own, blocked), step);
@@ -64,7 +64,7 @@ impl Core {
     }
 
     /// A client that is not let in yet ends: so does its parked hello.
-    pub(crate) fn give_up_hello(&mut self, client: ClientId, status: Status, step: &mut Step<'_>) {
+    pub(crate) fn give_up_hello(&mut self, client: ClientId, status: Status, step: &mut Step) {
         let Some(record) = self.books.client(client).filter(|record| !record.welcome) else {
             return;
         };
@@ -82,7 +82,7 @@ impl Core {
         request: RequestId,
         own: u64,
         turn: Turn,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) -> Result<(), Blocked> {
         let needs = if own > 0 { FOR_HELLO } else { &FOR_HELLO[..1] };
         if let Some(blocked) = self.ahead(turn, client.0, needs) {
@@ -117,7 +117,7 @@ impl Core {
         client: ClientId,
         request: RequestId,
         status: Status,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) {
         self.books.refuse(client, request, status, step);
         let status = self.books.as_told(client.0, status);
@@ -142,13 +142,7 @@ impl Core {
     /// these must leave to it what comes back: one that declares many fds would hold them all up until so many are free, and
     /// one for whose connection nothing comes back, or the share of its domain is used up, for no use.
     #[allow(clippy::wildcard_enum_match_arm, reason = "few resources have a rule of their own")]
-    fn wait_of_hello(
-        &mut self,
-        client: u32,
-        own: u64,
-        blocked: Blocked,
-        step: &mut Step<'_>,
-    ) -> Wait {
+    fn wait_of_hello(&mut self, client: u32, own: u64, blocked: Blocked, step: &mut Step) -> Wait {
         if own <= MAX_BATCH as u64 && self.books.may_make_room(blocked) {
             self.make_room_for_hello(client, own, blocked, step);
         }
@@ -178,13 +172,7 @@ impl Core {
 
     /// Has as many idle fds closed as a hello is short of, if that lets it in: else it would cost others their fds and
     /// help nobody. One that declares few fds has clients asked for leases, too.
-    fn make_room_for_hello(
-        &mut self,
-        client: u32,
-        own: u64,
-        blocked: Blocked,
-        step: &mut Step<'_>,
-    ) {
+    fn make_room_for_hello(&mut self, client: u32, own: u64, blocked: Blocked, step: &mut Step) {
         let short_of = |at: Blocked, amount| {
             let lacking = if amount > 0 { self.books.ledger.lacking(at, amount) } else { 0 };
             lacking.saturating_sub(self.books.ledger[at.scope].idle_credits)
@@ -209,7 +197,7 @@ impl Core {
         &mut self,
         client: ClientId,
         request: RequestId,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) {
         if self.books.client(client).is_some() {
             let status = ErrorCode::Protocol.into();

@@ -13,7 +13,7 @@ impl Core {
         client: ClientId,
         request: Option<RequestId>,
         leases: &[LeaseId],
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) {
         let begin = step.fx.statuses.len();
         for lease in leases {
@@ -27,7 +27,7 @@ impl Core {
         Self::lease_reply(client, request, begin, step);
     }
 
-    fn map_lease(&mut self, client: ClientId, slot: u32, step: &mut Step<'_>) -> Status {
+    fn map_lease(&mut self, client: ClientId, slot: u32, step: &mut Step) -> Status {
         if let Err(blocked) = self.books.charge(client.0, Charge(Resource::MappedLeases, 1)) {
             self.books.reclaim(blocked, 1, step);
             return self.books.as_told(client.0, self.books.no_quota(blocked));
@@ -44,7 +44,7 @@ impl Core {
         client: ClientId,
         request: Option<RequestId>,
         leases: &[LeaseId],
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) {
         let begin = step.fx.statuses.len();
         let (mut open, mut mapped) = (0, 0);
@@ -70,12 +70,7 @@ impl Core {
         Self::lease_reply(client, request, begin, step);
     }
 
-    fn lease_reply(
-        client: ClientId,
-        request: Option<RequestId>,
-        begin: usize,
-        step: &mut Step<'_>,
-    ) {
+    fn lease_reply(client: ClientId, request: Option<RequestId>, begin: usize, step: &mut Step) {
         let range = begin..step.fx.statuses.len();
         match request {
             Some(request) => {

@@ -29,7 +29,7 @@ impl Core {
         deposits: &[Deposit],
         credits_wanted: u32,
         deadline: Now,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) {
         if let Err(status) = self.admit(client, deposits) {
             // Before what follows, which may end the connection.
@@ -84,7 +84,7 @@ impl Core {
         request: RequestId,
         begin: usize,
         wanted: u64,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) {
         let credits = self.adjust_credits(client.0, wanted);
         let short_of = wanted.saturating_sub(credits.into());
@@ -100,7 +100,7 @@ impl Core {
         client: ClientId,
         request: RequestId,
         begin: usize,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) {
         let credits = self.books.clients[client.0].credits;
         let deposit_credits = u32::try_from(credits).expect("at most max_credits");
@@ -120,7 +120,7 @@ impl Core {
         too_many.map_or(Ok(()), Err)
     }
 
-    fn make_room_for_deposits(&mut self, client: u32, short_of: u64, step: &mut Step<'_>) {
+    fn make_room_for_deposits(&mut self, client: u32, short_of: u64, step: &mut Step) {
         let scope = self.books.scope_of(client);
         // If there is room after all: credits take half of it at a time.
         if let Err(blocked) =
@@ -135,12 +135,7 @@ impl Core {
         }
     }
 
-    pub(crate) fn deposit(
-        &mut self,
-        owner: u32,
-        deposit: &Deposit,
-        step: &mut Step<'_>,
-    ) -> Outcome {
+    pub(crate) fn deposit(&mut self, owner: u32, deposit: &Deposit, step: &mut Step) -> Outcome {
         if let Err(status) = deposit.checked {
             return Outcome::Refused(status);
         }
@@ -175,7 +170,7 @@ impl Core {
 
     /// Ends the owner's live allocations that overlap the deposit: their memory is gone. `false` when
     /// there are more of them than a message may end.
-    fn end_overlapping(&mut self, owner: u32, deposit: &Deposit, step: &mut Step<'_>) -> bool {
+    fn end_overlapping(&mut self, owner: u32, deposit: &Deposit, step: &mut Step) -> bool {
         while let Some(slot) = self.books.allocations.overlapping(owner, deposit.range()) {
             if !step.allowances.ends.take() {
                 return false;
@@ -186,7 +181,7 @@ impl Core {
         true
     }
 
-    fn new_allocation(&mut self, owner: u32, deposit: &Deposit, step: &mut Step<'_>) -> Outcome {
+    fn new_allocation(&mut self, owner: u32, deposit: &Deposit, step: &mut Step) -> Outcome {
         if self.books.is_turned_away(owner) {
             return self.refuse_deposit(owner, ErrorCode::ShuttingDown.into());
         }
@@ -257,7 +252,7 @@ impl Core {
         owner: u32,
         bytes: u64,
         may_evict: bool,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) -> Option<Status> {
         if may_evict && let Err(status) = self.books.evict_objects_for(owner, bytes, step) {
             return Some(status);

@@ -7,7 +7,7 @@ use crate::moves::Step;
 use fdbroker_protocol::{ErrorCode, Facts, Resource, Status};
 
 impl Core {
-    pub(crate) fn supply(&mut self, client: ClientId, supplies: &[Supply], step: &mut Step<'_>) {
+    pub(crate) fn supply(&mut self, client: ClientId, supplies: &[Supply], step: &mut Step) {
         let welcome = self.books.welcome(client);
         if welcome {
             self.books.set_silent(client.0, false);
@@ -25,7 +25,7 @@ impl Core {
     }
 
     /// An fd nobody asked for (any more) has no place: it is closed.
-    fn not_awaited(&mut self, client: ClientId, supply: &Supply, step: &mut Step<'_>) {
+    fn not_awaited(&mut self, client: ClientId, supply: &Supply, step: &mut Step) {
         if let Ok(index) = supply.fd {
             self.books.close_uninvited(client, index, Lane::Accepted, step);
         }
@@ -34,7 +34,7 @@ impl Core {
         }
     }
 
-    pub(crate) fn supplied(&mut self, client: ClientId, supply: &Supply, step: &mut Step<'_>) {
+    pub(crate) fn supplied(&mut self, client: ClientId, supply: &Supply, step: &mut Step) {
         let slot = supply.id.slot;
         self.books.allocations.ask_no_more_for(slot);
         let allocation = &self.books.allocations[slot];
@@ -55,7 +55,7 @@ impl Core {
     }
 
     /// The fd takes the place that was reserved for it; who waited is served before anyone else.
-    fn hold_supplied(&mut self, slot: u32, index: u16, supply: &Supply, step: &mut Step<'_>) {
+    fn hold_supplied(&mut self, slot: u32, index: u16, supply: &Supply, step: &mut Step) {
         step.fx.list.push(Effect::StoreArrived { index, slot });
         self.books.settle(self.books.allocations[slot].owner, RECALLED_PLACE);
         let since = self.books.recalls[self.books.allocations[slot].recall].since;
@@ -76,13 +76,7 @@ impl Core {
     }
 
     /// The place of a recalled fd is given up, or becomes that of a closing one.
-    fn close_supplied(
-        &mut self,
-        owner: u32,
-        slot: u32,
-        fd: Option<(u16, Lane)>,
-        step: &mut Step<'_>,
-    ) {
+    fn close_supplied(&mut self, owner: u32, slot: u32, fd: Option<(u16, Lane)>, step: &mut Step) {
         let reserved = self.books.bytes_to_recall(slot);
         self.books.release_charge(owner, Charge(Resource::HeldBytes, reserved));
         self.books.allocations.set_state(slot, State::Evicted);
@@ -96,7 +90,7 @@ impl Core {
     }
 
     /// The owner refused: STALE ends the allocation, anything else is told to those who wait.
-    fn fail_recall(&mut self, slot: u32, code: ErrorCode, step: &mut Step<'_>) {
+    fn fail_recall(&mut self, slot: u32, code: ErrorCode, step: &mut Step) {
         if code == ErrorCode::Stale {
             self.books.end(slot, ErrorCode::Stale, step);
             self.books.drain_if_done(slot);

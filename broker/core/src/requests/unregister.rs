@@ -11,7 +11,7 @@ impl Core {
         client: ClientId,
         request: RequestId,
         ids: &[AllocationId],
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) {
         let begin = step.fx.statuses.len();
         for id in ids {
@@ -22,12 +22,7 @@ impl Core {
         step.fx.list.push(Effect::Statuses { client, request, reply, range });
     }
 
-    fn unregister_one(
-        &mut self,
-        client: ClientId,
-        id: AllocationId,
-        step: &mut Step<'_>,
-    ) -> Status {
+    fn unregister_one(&mut self, client: ClientId, id: AllocationId, step: &mut Step) -> Status {
         let found = self.books.allocations.find(id);
         let Some(allocation) = found.filter(|allocation| allocation.is_live()) else {
             return ErrorCode::Stale.into();

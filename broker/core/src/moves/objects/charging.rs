@@ -50,7 +50,7 @@ impl Books {
         client: u32,
         size: u64,
         pin: bool,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) -> Result<(), Status> {
         if let Some(above) = self.above_held_bytes(client) {
             return Err(self.refusal(client, above));

@@ -104,7 +104,7 @@ impl Books {
     }
 
     /// The time of a kept group may be over: it has been used since, or is leased, or it ends.
-    pub(crate) fn object_overdue(&mut self, number: u32, generation: u32, step: &mut Step<'_>) {
+    pub(crate) fn object_overdue(&mut self, number: u32, generation: u32, step: &mut Step) {
         let Some(group) = self.objects.groups.get(number, generation) else { return };
         let Some(until) = self.until(group) else { return };
         let (is_over, now) = (until <= step.now, step.now);
@@ -120,7 +120,7 @@ impl Books {
     }
 
     /// The first part of it alone: what a request has ended is not current any more when it is answered, unless much else ends.
-    pub(crate) fn end_before_answer(&mut self, step: &mut Step<'_>) {
+    pub(crate) fn end_before_answer(&mut self, step: &mut Step) {
         let mut left = MEMBERS_SWEPT_PER_STEP;
         while left > 0
             && let Some(number) = self.objects.ending.first()
@@ -132,7 +132,7 @@ impl Books {
     }
 
     /// Sweeps a group, at most so many members of it; the work in members.
-    fn sweep_group(&mut self, number: u32, most: usize, step: &mut Step<'_>) -> usize {
+    fn sweep_group(&mut self, number: u32, most: usize, step: &mut Step) -> usize {
         if self.objects.groups[number].allocation != NONE {
             self.end_memory(self.objects.groups[number].allocation, step);
         }
@@ -172,7 +172,7 @@ impl Books {
     }
 
     /// Ends the memory of a group for everybody. Its creator made it for the group: it is not told.
-    pub(crate) fn end_memory(&mut self, slot: u32, step: &mut Step<'_>) {
+    pub(crate) fn end_memory(&mut self, slot: u32, step: &mut Step) {
         let owner = self.allocations[slot].owner;
         self.end(slot, ErrorCode::Stale, step);
         if owner != NONE {

@@ -41,7 +41,7 @@ impl Books {
     }
 
     /// The memory in a slot has its first lease, or has lost its last one: a group in it may be evicted no more, or again.
-    pub(crate) fn lease_of_group(&mut self, slot: u32, step: &mut Step<'_>) {
+    pub(crate) fn lease_of_group(&mut self, slot: u32, step: &mut Step) {
         let Some(number) = self.objects.groups.number_in(slot) else { return };
         if self.objects.groups[number].may_be_evicted() {
             self.order_group_at(number, step.now);
@@ -62,12 +62,7 @@ impl Books {
     }
 
     /// The group of a domain that was not used for longest; at most so many are looked at in a step.
-    fn group_to_evict(
-        &mut self,
-        domain: u32,
-        kept_alone: bool,
-        step: &mut Step<'_>,
-    ) -> Option<u32> {
+    fn group_to_evict(&mut self, domain: u32, kept_alone: bool, step: &mut Step) -> Option<u32> {
         let kept = self.objects.order.first(domain, false, true);
         let other = self.objects.order.first(domain, false, false).filter(|_| !kept_alone);
         let (at, number) = match (kept, other) {
@@ -86,7 +81,7 @@ impl Books {
         (domain, bytes): (u32, u64),
         kept_alone: bool,
         wishes: &[Wish],
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) -> Result<(), Status> {
         let full = |books: &Books, spare: fn(&Wish) -> [u64; 2]| {
             wishes.iter().find_map(|wish| books.full_for(domain, wish, spare(wish)))
@@ -115,7 +110,7 @@ impl Books {
     }
 
     /// Asks for leases of a domain's groups, those first that were not asked for longest. `true`: there may be an answer soon.
-    fn ask_for_groups(&mut self, domain: u32, kept_alone: bool, step: &mut Step<'_>) -> bool {
+    fn ask_for_groups(&mut self, domain: u32, kept_alone: bool, step: &mut Step) -> bool {
         let order = &self.objects.order.of_domain;
         let leased = |kept| {
             let (from, to) =
@@ -157,7 +152,7 @@ impl Books {
         &mut self,
         owner: u32,
         bytes: u64,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) -> Result<(), Status> {
         let charge = Charge(Resource::HeldBytes, bytes);
         let below = self.ledger.fits(self.scope_of(owner), Some(Scope::Domain), charge);
@@ -177,7 +172,7 @@ impl Books {
         domain: u32,
         bytes: u64,
         pin: bool,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) -> Result<(), Status> {
         let wishes = of_kept(bytes, pin).map(|charge| {
             let freed: fn(&Spare) -> u128 = match charge.0 {

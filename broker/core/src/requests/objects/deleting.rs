@@ -13,7 +13,7 @@ impl Core {
         request: RequestId,
         of_job: bool,
         objects: &[Deleted<'_>],
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) {
         let statuses: Vec<Status> = objects
             .iter()

@@ -47,7 +47,7 @@ impl Core {
         of_job: bool,
         names: &[&[u8]],
         deadline: Now,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) {
         let scope = match self.books.names_of(client.0, of_job) {
             Ok(scope) => scope,
@@ -78,7 +78,7 @@ impl Core {
         (client, request, deadline): (ClientId, RequestId, Now),
         mut get: Box<Get>,
         look: Look,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) {
         let most = self.config.max_parked_per_client;
         if self.books.client_mut(client.0).parked.len() >= most as usize {
@@ -119,7 +119,7 @@ impl Core {
         seq: u64,
         asked: Asked,
         get: &mut Get,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) -> Option<Wait> {
         match self.look_at_get(asked, get.names.iter().map(|name| &**name), step) {
             Look::Answered => None,
@@ -133,7 +133,7 @@ impl Core {
         client: ClientId,
         request: RequestId,
         get: &Get,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) {
         let (turn, first) = (Turn::Last, false);
         let asked = Asked { client, request, scope: get.scope, turn, first };
@@ -174,7 +174,7 @@ impl Core {
         &mut self,
         asked: Asked,
         names: impl Iterator<Item = &'n [u8]>,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) -> Look {
         let mut found = Vec::new();
         for (index, name) in names.enumerate() {
@@ -233,7 +233,7 @@ impl Core {
         asked: Asked,
         found: &[Place],
         (groups, grants): (&[u32], &[u16]),
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) {
         let Asked { client, request, .. } = asked;
         let (first_object, first_grant) = (step.fx.objects.len(), step.fx.granted.len());

@@ -22,7 +22,7 @@ impl Core {
         client: ClientId,
         request: RequestId,
         create: &Create<'_>,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) {
         let deposits = std::slice::from_ref(&create.deposit);
         let lane = create.deposit.lane;
@@ -57,7 +57,7 @@ impl Core {
         &mut self,
         client: u32,
         create: &Create<'_>,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) -> Result<(GroupId, AllocationId), Status> {
         let scope = self.books.names_of(client, create.of_job)?;
         if create.of_job && (create.keep_us.is_some() || create.pin || create.outlives) {
@@ -110,7 +110,7 @@ impl Core {
         &mut self,
         client: u32,
         deposit: &Deposit,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) -> Result<AllocationId, Status> {
         let (recallable, keep, base, virtual_fd) = (false, false, 0, false);
         let share = Share::Uid;
@@ -128,7 +128,7 @@ impl Core {
         request: RequestId,
         group: GroupId,
         objects: &[NewObject<'_>],
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) {
         let done = self.books.making(client.0, group);
         match done.and_then(|number| self.fill(client.0, number, objects)) {
@@ -228,7 +228,7 @@ impl Core {
         request: RequestId,
         group: GroupId,
         checked: Result<(), Status>,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) {
         let sealed = self.books.making(client.0, group).and_then(|number| {
             let sealed = checked.and_then(|()| self.seal(client.0, number, step));
@@ -275,7 +275,7 @@ impl Core {
         &mut self,
         client: u32,
         number: u32,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) -> Result<u64, Status> {
         let expected = self.check_expected(number);
         self.books.objects.groups[number].is_refused = expected.is_err();
@@ -322,7 +322,7 @@ impl Core {
         client: ClientId,
         request: RequestId,
         group: GroupId,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) {
         let status = match self.books.making(client.0, group) {
             Ok(number) => {
@@ -339,7 +339,7 @@ impl Core {
         client: ClientId,
         request: RequestId,
         statuses: &[Status],
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) {
         let begin = step.fx.statuses.len();
         step.fx.statuses.extend_from_slice(statuses);

@@ -13,7 +13,7 @@ impl Core {
         client: ClientId,
         request: RequestId,
         touch: &Touch<'_>,
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) {
         let mut statuses = Vec::with_capacity(touch.names.len());
         for name in touch.names {
@@ -28,7 +28,7 @@ impl Core {
         client: u32,
         touch: &Touch<'_>,
         name: &[u8],
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) -> Result<(), Status> {
         let scope = self.books.names_of(client, touch.of_job)?;
         let keeps = touch.keeps();

@@ -13,7 +13,7 @@ impl Core {
         request: RequestId,
         of_job: bool,
         (prefix, is_wanted): (&[u8], bool),
-        step: &mut Step<'_>,
+        step: &mut Step,
     ) {
         let done = match is_wanted {
             true => self.watch(client.0, of_job, prefix),
