@@ -19,7 +19,7 @@ pub struct Deposit {
     pub share: Share,
     /// The broker may evict it, unless it is kept.
     pub recallable: bool,
-    /// It outlives its owner, for [`Config::keep_ttl_us`].
+    /// It outlives its owner, for [`Config::keep_ttl_us`](crate::Config::keep_ttl_us).
     pub keep: bool,
     /// Address in the owner, 0 = none.
     pub base: u64,
@@ -85,4 +85,19 @@ impl Deposit {
         let ends = [self.base, fd_offset].map(|at| at.checked_add(size_bytes));
         size_bytes > 0 && !ends.contains(&None)
     }
+}
+
+/// What one item of an acquire comes to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Item {
+    /// An error that waiting does not mend.
+    Final(ErrorCode),
+    /// The broker holds the fd.
+    Ready(u32),
+    /// The owner must be asked.
+    Evicted(u32),
+    /// The owner is being asked.
+    Recalling(u32),
+    /// Of before a crash: its owner may still name it again.
+    Reserved(u32),
 }

@@ -1,5 +1,6 @@
 //! What comes out of the core: what the daemon is to do, in order, and what clients are told. Must never hold an fd.
 
+use crate::api::deposit::Item;
 use crate::api::deposit::Wanted;
 use crate::api::former::KeptChange;
 use crate::api::ids::{
@@ -7,7 +8,6 @@ use crate::api::ids::{
 };
 use crate::api::job_name::JobName;
 use crate::api::objects::{GotObject, ObjectNews};
-use crate::api::request::Item;
 use crate::limits::EFFECTS_KEPT;
 use fdbroker_protocol::admin::{ActOutcome, EventKind};
 use fdbroker_protocol::{AllocationId, ErrorCode, Facts, MemoryKind, Status};
@@ -115,7 +115,7 @@ pub enum Effect {
         reply: StatusReply,
         range: std::ops::Range<usize>,
     },
-    /// Answer acquire: [`Effects::granted`]. If it cannot be sent, hand in [`Input::Unsent`] after the
+    /// Answer acquire: [`Effects::granted`]. If it cannot be sent, hand in [`Input::Unsent`](crate::Input::Unsent) after the
     /// remaining effects of the step have been applied.
     Granted {
         client: ClientId,
@@ -129,7 +129,7 @@ pub enum Effect {
     /// Answer a seal: the version of all objects of the group.
     ObjectsSealed { client: ClientId, request: RequestId, version: u64 },
     /// Answer a get: [`Effects::objects`], and of each of their groups one of [`Effects::granted`], each of them OK. If it cannot
-    /// be sent, the leases are given back by [`Input::Release`], and the answer is AGAIN.
+    /// be sent, the leases are given back by [`Input::Release`](crate::Input::Release), and the answer is AGAIN.
     ObjectsGot {
         client: ClientId,
         request: RequestId,
@@ -142,7 +142,7 @@ pub enum Effect {
     Failed { client: ClientId, request: RequestId, status: Status },
     /// The client has events: call [`crate::Core::take_events`] as its event socket takes them.
     Events { client: ClientId },
-    /// End the client's connection (then [`Input::Gone`]).
+    /// End the client's connection (then [`Input::Gone`](crate::Input::Gone)).
     Disconnect { client: ClientId, status: Status },
     /// Nothing of the client is left: its number is free.
     Forget { client: ClientId },
@@ -165,7 +165,7 @@ pub struct Effects {
     pub kept: Vec<KeptChange>,
     /// Of each fd supplied: the time since it was recalled, in microseconds.
     pub recalled_us: Vec<u64>,
-    /// The answer to [`Input::Evict`] or [`Input::Revoke`], in its order.
+    /// The answer to [`Input::Evict`](crate::Input::Evict) or [`Input::Revoke`](crate::Input::Revoke), in its order.
     pub acted: Vec<Acted>,
     /// What the items of the acquire at hand come to: here, so that its memory is used again.
     pub(crate) items: Vec<Item>,

@@ -17,7 +17,7 @@ impl Now {
 }
 
 /// A client's number: chosen by the daemon (its connection slot), free for another client after
-/// [`Effect::Forget`].
+/// [`Effect::Forget`](crate::Effect::Forget).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientId(pub u32);
 
@@ -29,7 +29,7 @@ pub struct RequestId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LeaseId(pub u64);
 
-/// An fd on its way through a closer thread. Charged until [`Input::Closed`].
+/// An fd on its way through a closer thread. Charged until [`Input::Closed`](crate::Input::Closed).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub u32);
 

@@ -12,6 +12,7 @@ mod request;
 mod subordinate;
 
 pub use config::*;
+pub(crate) use deposit::Item;
 pub use deposit::*;
 pub use effect::*;
 pub use former::*;
@@ -19,6 +20,5 @@ pub(crate) use ids::NONE;
 pub use ids::*;
 pub use job_name::*;
 pub use objects::*;
-pub(crate) use request::Item;
 pub use request::*;
 pub use subordinate::*;

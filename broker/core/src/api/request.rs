@@ -9,7 +9,6 @@ use crate::api::ids::{
 };
 use crate::api::job_name::JobName;
 use crate::api::objects::{Create, Deleted, NewObject, Touch};
-use fdbroker_protocol::ErrorCode;
 use fdbroker_protocol::{AllocationId, Status};
 
 /// Who connects.
@@ -21,7 +20,7 @@ pub struct Peer<'a> {
     pub job: Option<(JobKey, JobName)>,
     /// Process, for display.
     pub pid: u32,
-    /// Its group (SO_PEERCRED): that of what it registers. [`NO_GROUP`]: one that nobody else has.
+    /// Its group (SO_PEERCRED): that of what it registers. [`NO_GROUP`](crate::NO_GROUP): one that nobody else has.
     pub gid: u32,
     /// Its other groups (SO_PEERGROUPS), sorted.
     pub groups: &'a [u32],
@@ -32,14 +31,14 @@ pub struct Peer<'a> {
 #[allow(missing_docs)] // the fields are named as their types and the messages of PROTOCOL.md
 pub enum Input<'a> {
     /// A client's socket was accepted. Takes [`crate::limits::FDS_PER_CONNECTION`] places in the table.
-    /// Answered by nothing, or by [`Effect::Disconnect`] when a cap is in the way.
+    /// Answered by nothing, or by [`Effect::Disconnect`](crate::Effect::Disconnect) when a cap is in the way.
     Connect { client: ClientId, peer: Peer<'a> },
-    /// Its hello. Answered by [`Effect::Welcome`], or at the deadline by [`Effect::Failed`] and [`Effect::Disconnect`].
+    /// Its hello. Answered by [`Effect::Welcome`](crate::Effect::Welcome), or at the deadline by [`Effect::Failed`](crate::Effect::Failed) and [`Effect::Disconnect`](crate::Effect::Disconnect).
     Hello { client: ClientId, request: RequestId, own_fds: u32, deadline: Now },
-    /// Its process has died or its socket has ended. Ends with [`Effect::Forget`], maybe some polls later.
+    /// Its process has died or its socket has ended. Ends with [`Effect::Forget`](crate::Effect::Forget), maybe some polls later.
     Gone { client: ClientId },
     /// Deposits; the fd of each is at the same index of the message. More of them than credits:
-    /// [`Effect::Failed`] PROTOCOL, every fd by [`Effect::CloseArrived`].
+    /// [`Effect::Failed`](crate::Effect::Failed) PROTOCOL, every fd by [`Effect::CloseArrived`](crate::Effect::CloseArrived).
     Register {
         client: ClientId,
         request: RequestId,
@@ -51,13 +50,13 @@ pub enum Input<'a> {
     Unregister { client: ClientId, request: RequestId, ids: &'a [AllocationId] },
     /// A consumer wants fds.
     Acquire { client: ClientId, request: RequestId, wanted: &'a [Wanted], deadline: Now },
-    /// A consumer would have these next. Answered by [`Effect::GrantedAhead`] with those that can be had for nothing; at most
+    /// A consumer would have these next. Answered by [`Effect::GrantedAhead`](crate::Effect::GrantedAhead) with those that can be had for nothing; at most
     /// [`AHEAD_FDS`](fdbroker_protocol::limits::AHEAD_FDS), further ones are left out. What does not reach the consumer is given
     /// back by [`Input::Release`].
     AcquireAhead { client: ClientId, wanted: &'a [Wanted] },
     /// The grant that the effects of the step just applied told the daemon to send could not be sent
     /// (EAGAIN, ETOOMANYREFS): its leases never were, and the request goes back to the head of the queue.
-    /// `wanted` as in [`Granted::wanted`], `deadline` and `seq` as in [`Effect::Granted`].
+    /// `wanted` as in [`Granted::wanted`], `deadline` and `seq` as in [`Effect::Granted`](crate::Effect::Granted).
     Unsent { client: ClientId, request: RequestId, grants: &'a [Granted], deadline: Now, seq: u64 },
     /// Whether the client has room for another message with fds. While `false` its parked requests stay parked.
     /// Connected clients begin with `true`.
@@ -77,7 +76,7 @@ pub enum Input<'a> {
     Closed { ticket: Ticket },
     /// Whether closes of a domain's accepted fds take long: nobody else waits for the room that they will make.
     Slow { domain: DomainKey, slow: bool },
-    /// Allocations of before a crash, named again by their owner. Answered by [`Effect::Registered`].
+    /// Allocations of before a crash, named again by their owner. Answered by [`Effect::Registered`](crate::Effect::Registered).
     Redeposit { client: ClientId, request: RequestId, items: &'a [Redeposit] },
     /// What the client is known by: before its hello, or never.
     Identify { client: ClientId, key: OwnerKey },
@@ -85,13 +84,13 @@ pub enum Input<'a> {
     BoundHeld { client: ClientId, fds: u32 },
     /// The client has named all that is alive of what it had before a crash: what is left of it ends.
     Complete { client: ClientId },
-    /// Leases of before a crash. Answered by [`Effect::Declared`].
+    /// Leases of before a crash. Answered by [`Effect::Declared`](crate::Effect::Declared).
     Declare { client: ClientId, request: RequestId, items: &'a [Declared] },
-    /// Begins a group of objects. One fd comes with the message, which uses a credit. Answered by [`Effect::ObjectsCreated`], or
-    /// by [`Effect::Failed`].
+    /// Begins a group of objects. One fd comes with the message, which uses a credit. Answered by [`Effect::ObjectsCreated`](crate::Effect::ObjectsCreated), or
+    /// by [`Effect::Failed`](crate::Effect::Failed).
     CreateObjects { client: ClientId, request: RequestId, create: &'a Create<'a> },
-    /// More objects of a group in the making: all of them or none. Answered by [`Effect::Statuses`] with one, or by
-    /// [`Effect::Failed`].
+    /// More objects of a group in the making: all of them or none. Answered by [`Effect::Statuses`](crate::Effect::Statuses) with one, or by
+    /// [`Effect::Failed`](crate::Effect::Failed).
     AddObjects {
         client: ClientId,
         request: RequestId,
@@ -99,16 +98,16 @@ pub enum Input<'a> {
         objects: &'a [NewObject<'a>],
     },
     /// All of a group can be had from now on. `checked`: what the daemon found of its memory, such as SEALED_BUSY. Answered by
-    /// [`Effect::ObjectsSealed`], or by [`Effect::Failed`].
+    /// [`Effect::ObjectsSealed`](crate::Effect::ObjectsSealed), or by [`Effect::Failed`](crate::Effect::Failed).
     SealObjects {
         client: ClientId,
         request: RequestId,
         group: GroupId,
         checked: Result<(), Status>,
     },
-    /// A group in the making is given up. Answered by [`Effect::Statuses`] with one.
+    /// A group in the making is given up. Answered by [`Effect::Statuses`](crate::Effect::Statuses) with one.
     AbortObjects { client: ClientId, request: RequestId, group: GroupId },
-    /// Wants objects by their names, all at once. Answered by [`Effect::ObjectsGot`], or by [`Effect::Failed`].
+    /// Wants objects by their names, all at once. Answered by [`Effect::ObjectsGot`](crate::Effect::ObjectsGot), or by [`Effect::Failed`](crate::Effect::Failed).
     GetObjects {
         client: ClientId,
         request: RequestId,
@@ -116,11 +115,11 @@ pub enum Input<'a> {
         names: &'a [&'a [u8]],
         deadline: Now,
     },
-    /// Takes their names from objects. Answered by [`Effect::Statuses`].
+    /// Takes their names from objects. Answered by [`Effect::Statuses`](crate::Effect::Statuses).
     DeleteObjects { client: ClientId, request: RequestId, of_job: bool, objects: &'a [Deleted<'a>] },
-    /// Groups are used, by their names, and may be kept or kept no more. Answered by [`Effect::Statuses`].
+    /// Groups are used, by their names, and may be kept or kept no more. Answered by [`Effect::Statuses`](crate::Effect::Statuses).
     TouchObjects { client: ClientId, request: RequestId, touch: &'a Touch<'a> },
-    /// The client is told what happens to names that begin so, from now on or no more. Answered by [`Effect::Statuses`] with one.
+    /// The client is told what happens to names that begin so, from now on or no more. Answered by [`Effect::Statuses`](crate::Effect::Statuses) with one.
     WatchObjects {
         client: ClientId,
         request: RequestId,
@@ -133,7 +132,7 @@ pub enum Input<'a> {
     /// What files pin now, bytes, each by the slot of an allocation that is held.
     Measured { files: &'a [(u32, u64)] },
     /// The administrator has the fds of these closed, as far as they can be had again and nobody waits for them. Answered
-    /// in [`Effects::acted`]; at most [`ENDS_PER_MESSAGE`](fdbroker_protocol::limits::ENDS_PER_MESSAGE), further ones are
+    /// in [`Effects::acted`](crate::Effects::acted); at most [`ENDS_PER_MESSAGE`](fdbroker_protocol::limits::ENDS_PER_MESSAGE), further ones are
     /// left out.
     Evict { ids: &'a [AllocationId] },
     /// The administrator ends these: as if their owners had, but for what the owners are told. Answered as an evict, and
@@ -218,19 +217,4 @@ impl<'a> Input<'a> {
             | Input::SetDraining { .. } => free(0),
         }
     }
-}
-
-/// What one item of an acquire comes to.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Item {
-    /// An error that waiting does not mend.
-    Final(ErrorCode),
-    /// The broker holds the fd.
-    Ready(u32),
-    /// The owner must be asked.
-    Evicted(u32),
-    /// The owner is being asked.
-    Recalling(u32),
-    /// Of before a crash: its owner may still name it again.
-    Reserved(u32),
 }

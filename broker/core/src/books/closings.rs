@@ -11,7 +11,7 @@ pub struct Closing {
     /// The domain it came from.
     pub domain: u32,
     /// The client charged for its place, by number and serial: once that is gone its domain alone is.
-    /// `None`: it came without a place. [`crate::slots::NONE`] and 0: its domain alone was charged from the beginning.
+    /// `None`: it came without a place. [`crate::api::NONE`] and 0: its domain alone was charged from the beginning.
     pub client: Option<(u32, u64)>,
     /// Counted among the domain's refused ones: its close may hang.
     pub refused: bool,

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use crate::books::lists::{List, Nodes};
 
-/// Nodes by domain; also those of no domain, whose number is [`crate::slots::NONE`].
+/// Nodes by domain; also those of no domain, whose number is [`crate::api::NONE`].
 #[derive(Debug, Default)]
 pub struct Rounds {
     /// By domain number and 1; the first is of no domain.

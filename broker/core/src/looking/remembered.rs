@@ -38,7 +38,7 @@ impl Core {
         }
     }
 
-    /// What to remember with the fd of a slot that is in the service manager's store: for [`Effect::Keep`].
+    /// What to remember with the fd of a slot that is in the service manager's store: for [`Effect::Keep`](crate::Effect::Keep).
     /// `None` when the slot is not kept, or its fd is not here.
     pub fn kept(&self, slot: u32) -> Option<Kept> {
         let allocation = self.books.allocations.in_slot(slot).filter(|it| it.outlives_owner())?;

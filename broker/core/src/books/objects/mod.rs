@@ -3,7 +3,7 @@
 //!
 //! Objects use the registry, the ledger and the leases. These know of objects only where the memory of a group ends
 //! ([`Core::memory_ended`]), where it is asked who keeps an allocation without an owner ([`Objects::keeps`]), and in
-//! parked requests ([`Wish::Get`](crate::parked::Wish)).
+//! parked requests ([`Wish::Get`](crate::books::parked::Wish)).
 
 pub(crate) mod charges;
 pub(crate) mod get;
