@@ -1,6 +1,6 @@
-//! One message for a client's event socket. Must never say the same thing twice.
+//! What is told without being asked: messages for event sockets, and notes. Must never say the same thing twice.
 
-use crate::api::{ClientId, DrainedEvent, Events, NONE, RecallEvent, RevokedEvent};
+use crate::api::{ClientId, DrainedEvent, Events, NONE, Note, RecallEvent, RevokedEvent};
 use crate::books::State;
 use crate::core::Core;
 use fdbroker_protocol::ErrorCode;
@@ -70,5 +70,21 @@ impl Core {
         // Told: nothing is left to say of it.
         self.books.free_allocation(slot);
         event
+    }
+
+    /// Whether to note what happens from now on. Off in the beginning.
+    pub fn set_watched(&mut self, watched: bool) {
+        self.books.notes.set_on(watched);
+    }
+
+    /// Whether something has been noted.
+    pub fn has_notes(&self) -> bool {
+        self.books.notes.has_some()
+    }
+
+    /// Moves what has been noted to `notes`, in order; how many were lost before or among them, because nobody took
+    /// them.
+    pub fn take_notes(&mut self, notes: &mut Vec<Note>) -> u64 {
+        self.books.notes.take(notes)
     }
 }

@@ -3,7 +3,6 @@
 pub(crate) mod events;
 pub(crate) mod former;
 pub(crate) mod invariants;
-pub(crate) mod notes;
 pub(crate) mod objects;
 pub(crate) mod remembered;
 pub(crate) mod restore;

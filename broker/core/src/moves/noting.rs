@@ -2,28 +2,19 @@
 
 use crate::api::{ClientId, Effect, Note, RequestId};
 use crate::books::{Blocked, Books};
-use crate::limits::NOTES_KEPT;
 use crate::moves::Step;
 use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{ErrorCode, Status};
 
 impl Books {
-    pub(crate) fn note(&mut self, note: Note) {
-        if self.notes.list.len() < NOTES_KEPT {
-            self.notes.list.push(note);
-        } else {
-            self.notes.lost += 1;
-        }
-    }
-
     pub(crate) fn note_of_node(&mut self, kind: EventKind) {
-        if self.notes.is_on {
-            self.note(Note::of_node(kind));
+        if self.notes.is_on() {
+            self.notes.add(Note::of_node(kind));
         }
     }
 
     pub(crate) fn note_of_client(&mut self, kind: EventKind, client: u32, status: Status) {
-        if !self.notes.is_on {
+        if !self.notes.is_on() {
             return;
         }
         let note = self.clients.find(client).map(|record| Note {
@@ -34,7 +25,7 @@ impl Books {
             status,
             ..Note::of_node(kind)
         });
-        note.into_iter().for_each(|note| self.note(note));
+        note.into_iter().for_each(|note| self.notes.add(note));
     }
 
     /// A request or deposit of the client is refused: a cap is full, or the broker is being drained.
@@ -64,14 +55,14 @@ impl Books {
     }
 
     pub(crate) fn note_of_allocation(&mut self, kind: EventKind, slot: u32) {
-        if self.notes.is_on {
-            self.note(self.allocation_note(kind, slot, Status::OK));
+        if self.notes.is_on() {
+            self.notes.add(self.allocation_note(kind, slot, Status::OK));
         }
     }
 
     pub(crate) fn note_end(&mut self, slot: u32, code: ErrorCode) {
-        if self.notes.is_on {
-            self.note(self.allocation_note(EventKind::End, slot, code.into()));
+        if self.notes.is_on() {
+            self.notes.add(self.allocation_note(EventKind::End, slot, code.into()));
         }
     }
 

@@ -104,8 +104,14 @@ impl Core {
         status: Status,
     ) {
         self.books.counters.refusals += 1;
-        if self.books.notes.is_on {
-            self.books.note(Note { pid, domain, job, status, ..Note::of_node(EventKind::Refusal) });
+        if self.books.notes.is_on() {
+            self.books.notes.add(Note {
+                pid,
+                domain,
+                job,
+                status,
+                ..Note::of_node(EventKind::Refusal)
+            });
         }
     }
 }
