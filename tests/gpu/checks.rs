@@ -107,9 +107,9 @@ impl Setup {
 }
 
 pub fn all_to_all(setup: &Setup, report: &mut Report) -> Outcome {
-    let (_, fds) = getrlimit(Resource::RLIMIT_NOFILE).map_err(|errno| errno.to_string())?;
-    if fds < 2048 {
-        return Ok(Ran::NotHere(format!("needs a hard limit of 2048 fds; it is {fds}")));
+    let (_, limit) = getrlimit(Resource::RLIMIT_NOFILE).map_err(|errno| errno.to_string())?;
+    if limit < 2048 {
+        return Ok(Ran::NotHere(format!("needs a hard limit of 2048 fds; it is {limit}")));
     }
     let node = Node::start(&[])?;
     let bytes = 2 * setup.granule;
