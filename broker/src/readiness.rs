@@ -92,10 +92,8 @@ pub(crate) fn watch(
     is_write_wanted: bool,
 ) -> io::Result<()> {
     let fd = fd.as_raw_fd();
-    let interest = match is_write_wanted {
-        true => Interest::READABLE | Interest::WRITABLE,
-        false => Interest::READABLE,
-    };
+    let interest =
+        if is_write_wanted { Interest::READABLE | Interest::WRITABLE } else { Interest::READABLE };
     poll.registry().reregister(&mut SourceFd(&fd), source.token(), interest)
 }
 

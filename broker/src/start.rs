@@ -105,9 +105,10 @@ pub fn run(settings: Settings, ready: impl FnOnce()) -> Result<(), RunError> {
     if settings.mode == Mode::Service {
         nix::sys::prctl::set_dumpable(false).map_err(os("make the process not dumpable"))?;
     }
-    let taken = match settings.takeover {
-        true => Some(Takeover::ask(&settings.admin_socket, settings.table_fds)?),
-        false => None,
+    let taken = if settings.takeover {
+        Some(Takeover::ask(&settings.admin_socket, settings.table_fds)?)
+    } else {
+        None
     };
     let (takeover, arrived) = taken.unzip();
     let outside = Outside {

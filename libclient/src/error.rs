@@ -110,10 +110,7 @@ impl Error {
 
     /// What a program is told when the broker was not ready in time.
     pub(crate) fn not_again(self) -> Self {
-        match self.asks_again() {
-            true => Error::not_ready(self.context),
-            false => self,
-        }
+        if self.asks_again() { Error::not_ready(self.context) } else { self }
     }
 
     /// TIMED_OUT for what the broker was asked for again and again.

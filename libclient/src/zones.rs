@@ -196,9 +196,10 @@ fn take(len: NonZeroUsize, page: usize, begin: libc::off_t) -> nix::Result<usize
     let spaces = spaces();
     let mut space = lock(&spaces.space);
     space.try_stuck_again();
-    let (align, phase) = match len.get() >= HUGE_PAGE && page < HUGE_PAGE {
-        true => (HUGE_PAGE, begin as usize),
-        false => (page, 0),
+    let (align, phase) = if len.get() >= HUGE_PAGE && page < HUGE_PAGE {
+        (HUGE_PAGE, begin as usize)
+    } else {
+        (page, 0)
     };
     let mut taken = space.take(len.get(), align, phase);
     if taken.is_none() {
@@ -219,10 +220,7 @@ fn grow(space: &mut Space, len: usize, align: usize) -> nix::Result<()> {
         RLIM_INFINITY => FIRST_ZONE_BYTES.max(total_bytes()).max(len.saturating_add(align)),
         limit => usize::try_from(limit / ZONES_IN_LIMIT).unwrap_or(usize::MAX),
     };
-    let mut bytes = match limit != RLIM_INFINITY && len > usual / 2 {
-        true => len,
-        false => usual.max(len),
-    };
+    let mut bytes = if limit != RLIM_INFINITY && len > usual / 2 { len } else { usual.max(len) };
     loop {
         let wanted = whole(NonZeroUsize::new(bytes).ok_or(Errno::EINVAL)?, page_size());
         let wanted = wanted.ok_or(Errno::ENOMEM)?;

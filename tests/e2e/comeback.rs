@@ -156,9 +156,10 @@ impl Rank {
                 Err(error) => drop(failures.insert(error.code.name().to_owned())),
             }
         }
-        match failures.is_empty() {
-            true => "OK".into(),
-            false => failures.into_iter().collect::<Vec<_>>().join(" "),
+        if failures.is_empty() {
+            "OK".into()
+        } else {
+            failures.into_iter().collect::<Vec<_>>().join(" ")
         }
     }
 
@@ -224,9 +225,10 @@ fn assert_leases_are_exact(broker: &Broker, ranks: &mut [Peer]) {
         }
         let status = broker.status();
         let ledger = [status.uses.open_leases.now.get(), status.uses.mapped_leases.now.get()];
-        match ledger == held[..2] {
-            true => Ok(()),
-            false => Err(format!("{ledger:?} on the ledger, {held:?} held")),
+        if ledger == held[..2] {
+            Ok(())
+        } else {
+            Err(format!("{ledger:?} on the ledger, {held:?} held"))
         }
     });
 }

@@ -199,9 +199,10 @@ pub fn program() -> Result<PathBuf, String> {
     let named = std::env::var_os("FDBROKER_BIN_DIR").filter(|dir| !dir.is_empty());
     let dir = named.map(PathBuf::from).or_else(beside).unwrap_or_default();
     let program = dir.join("fdbroker");
-    match program.is_file() {
-        true => Ok(program),
-        false => Err(format!("no command {}; build it or set FDBROKER_BIN_DIR", program.display())),
+    if program.is_file() {
+        Ok(program)
+    } else {
+        Err(format!("no command {}; build it or set FDBROKER_BIN_DIR", program.display()))
     }
 }
 

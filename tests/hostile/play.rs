@@ -205,9 +205,10 @@ impl Stage<'_> {
         memory: i64,
         outcome: &mut Outcome,
     ) -> Result<Phase, String> {
-        let hung = match self.scenario.needs_hung_file {
-            true => Some(HungServer::start(self.daemon.dir(), self.plan.cpus[1])?),
-            false => None,
+        let hung = if self.scenario.needs_hung_file {
+            Some(HungServer::start(self.daemon.dir(), self.plan.cpus[1])?)
+        } else {
+            None
         };
         let victims = good.ask("handles")?;
         let counters = self.daemon.counters();

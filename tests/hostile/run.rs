@@ -101,9 +101,10 @@ pub fn run(args: &Args) -> ExitCode {
             let line = table::json(scenario, user, &outcome, failures.is_empty());
             writeln!(file, "{line}").expect("write the file of --json");
         }
-        match failures.is_empty() {
-            true => passed += 1,
-            false => failed += 1,
+        if failures.is_empty() {
+            passed += 1
+        } else {
+            failed += 1
         }
         for failure in failures {
             println!("  FAILED: {failure}");

@@ -15,8 +15,8 @@ pub fn uid_name(scenario: &Scenario, user: User) -> &'static str {
 }
 
 pub fn head(plan: Plan) {
-    match plan.is_timed {
-        true => println!(
+    if plan.is_timed {
+        println!(
             "{:<20} {:>5} {:>9} {:>11} {:>10} {:>12} {:>6} {:>7} {:>9} {:>9} {:>10} {:>5} {:>9}",
             "scenario",
             "uid",
@@ -31,8 +31,9 @@ pub fn head(plan: Plan) {
             "join worst",
             "busy",
             "tries/s"
-        ),
-        false => println!(
+        )
+    } else {
+        println!(
             "{:<20} {:>5} {:>8} {:>8} {:>8} {:>8} {:>9} {:>6} {:>13} {:>8} {:>8} {:>6} {:>5}",
             "scenario",
             "uid",
@@ -47,15 +48,16 @@ pub fn head(plan: Plan) {
             "mem KiB",
             "errors",
             "leaks"
-        ),
+        )
     }
 }
 
 pub fn line(scenario: &Scenario, user: User, outcome: &Outcome, plan: Plan) {
     let name = uid_name(scenario, user);
-    match plan.is_timed {
-        true => times(scenario.name, name, outcome, plan),
-        false => counts(scenario.name, name, outcome, plan),
+    if plan.is_timed {
+        times(scenario.name, name, outcome, plan)
+    } else {
+        counts(scenario.name, name, outcome, plan)
     }
 }
 

@@ -115,12 +115,11 @@ impl Model {
             let is_first = seen.insert(*id);
             let is_done = *outcome == ActOutcome::Done;
             ensure!(!is_done || is_first, "{id} is done twice");
-            match is_evict {
-                true => self.evicted(step, *id, *outcome)?,
-                false => {
-                    let ended = step.due_end.contains_key(id);
-                    ensure!(is_done == (ended && is_first), "revoke of {id}: {outcome}");
-                }
+            if is_evict {
+                self.evicted(step, *id, *outcome)?
+            } else {
+                let ended = step.due_end.contains_key(id);
+                ensure!(is_done == (ended && is_first), "revoke of {id}: {outcome}");
             }
         }
         Ok(())

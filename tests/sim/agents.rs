@@ -361,9 +361,10 @@ impl World {
             (length, bytes)
         });
         Deposit {
-            checked: match refused {
-                true => Err(Status::with_value(ErrorCode::UnsupportedFd, FdType::Socket as u64)),
-                false => Ok(()),
+            checked: if refused {
+                Err(Status::with_value(ErrorCode::UnsupportedFd, FdType::Socket as u64))
+            } else {
+                Ok(())
             },
             lane: if refused { Lane::Refused } else { Lane::Accepted },
             file: file.filter(|_| !refused),
@@ -502,9 +503,10 @@ impl World {
         if agent.recalls.is_empty() {
             return None;
         }
-        let count = match quiet {
-            true => agent.recalls.len(),
-            false => self.rng.between(1, agent.recalls.len() as u64) as usize,
+        let count = if quiet {
+            agent.recalls.len()
+        } else {
+            self.rng.between(1, agent.recalls.len() as u64) as usize
         };
         let events: Vec<RecallEvent> = agent.recalls.drain(..count.min(MAX_BATCH)).collect();
         let manners = agent.manners;

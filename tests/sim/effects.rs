@@ -244,9 +244,10 @@ impl Model {
         ensure!(!step.refused_unread, "deposits were accepted while refused ones pile up");
         for (index, (item, deposit)) in items.iter().zip(&deposits).enumerate() {
             ensure!(usize::from(item.index) == index, "reply {index} says index {}", item.index);
-            match step.has_no_place {
-                true => ensure!(step.arrived[index] == Fate::Closed(deposit.lane), "an fd is kept"),
-                false => self.registered_item(step, client.0, (index, deposit), item)?,
+            if step.has_no_place {
+                ensure!(step.arrived[index] == Fate::Closed(deposit.lane), "an fd is kept")
+            } else {
+                self.registered_item(step, client.0, (index, deposit), item)?
             }
         }
         // The answer to a wait for credit includes the credits that came in the meantime.

@@ -156,9 +156,10 @@ impl World {
                 self.former.push((id, domain, Remembered::Ended(deposit)));
                 continue;
             }
-            let owned = match self.rng.chance(200) {
-                true => Remembered::Ended(deposit),
-                false => Remembered::Owned(deposit),
+            let owned = if self.rng.chance(200) {
+                Remembered::Ended(deposit)
+            } else {
+                Remembered::Owned(deposit)
             };
             self.former.extend((0..known.count.max(1)).map(|_| (id, domain, owned)));
         }

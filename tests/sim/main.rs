@@ -104,9 +104,10 @@ fn main() -> ExitCode {
 
 /// Prints the last lines; the exit code.
 fn conclude(args: &Args, total: &Stats, parts: usize, violations: usize) -> ExitCode {
-    let missing = match args.is_whole() && total.steps >= STEPS_THAT_SEE_ALL {
-        true => report::missing(total),
-        false => Vec::new(),
+    let missing = if args.is_whole() && total.steps >= STEPS_THAT_SEE_ALL {
+        report::missing(total)
+    } else {
+        Vec::new()
     };
     for what in &missing {
         println!("sim: this run shows nothing about `{what}`: it never happened");

@@ -58,9 +58,10 @@ pub fn connections_when_the_share_is_used_up_then_refused_and_others_get_in(
         rig.begin(|config| {
             config.base_credits = 0;
             config.share_factor = 8;
-            match is_table {
-                true => config.table_fds = limits::TABLE_RESERVE + 9 * limits::FDS_PER_CONNECTION,
-                false => config.node.connections = 9,
+            if is_table {
+                config.table_fds = limits::TABLE_RESERVE + 9 * limits::FDS_PER_CONNECTION
+            } else {
+                config.node.connections = 9
             }
         });
         for _ in 0..8 {

@@ -106,10 +106,8 @@ impl Reclaims {
         let known = model.leases.get(&lease).ok_or("a lease of nobody is asked for")?;
         ensure!(model.live(known.id).is_some(), "{lease:#x} is asked for, and has ended");
         let (client, mapped) = (known.client, known.mapped);
-        let resources: &[Resource] = match mapped {
-            true => &[Resource::MappedLeases],
-            false => &[Resource::OpenLeases, Resource::Fds],
-        };
+        let resources: &[Resource] =
+            if mapped { &[Resource::MappedLeases] } else { &[Resource::OpenLeases, Resource::Fds] };
         let accounts = model.accounts_of_client(client);
         // Its own request of several may need as many as it has items; only the client itself is asked for these.
         let need_of = |account| match account == Holder::Client(client) {

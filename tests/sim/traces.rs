@@ -43,9 +43,10 @@ fn compare(skew: f64, batch: usize) -> Check {
     let mut scanned = 0;
     while items < WARM + COUNTED {
         // In the middle somebody looks at everything once.
-        let wanted = match items > WARM + COUNTED / 2 && scanned < ALL {
-            true => (scanned..ALL.min(scanned + batch)).collect(),
-            false => zipf.request(batch),
+        let wanted = if items > WARM + COUNTED / 2 && scanned < ALL {
+            (scanned..ALL.min(scanned + batch)).collect()
+        } else {
+            zipf.request(batch)
         };
         scanned += if items > WARM + COUNTED / 2 { wanted.len() } else { 0 };
         if items < WARM {

@@ -200,9 +200,10 @@ fn one_of<'a>(
 /// request of another domain, since domains take turns.
 pub fn is_behind(all: &[Waiting<'_>], one: &Waiting<'_>) -> bool {
     all.iter().any(|other| {
-        let before = match other.state.domain == one.state.domain {
-            true => other.request.order < one.request.order,
-            false => true,
+        let before = if other.state.domain == one.state.domain {
+            other.request.order < one.request.order
+        } else {
+            true
         };
         before && waits_behind(one, &other.stands)
     })

@@ -275,9 +275,10 @@ impl World {
         if self.model.clients.len() as u32 >= self.setup.clients && !self.rng.chance(20) {
             return Ok(());
         }
-        let back = match self.rng.chance(600) {
-            true => self.rng.index(self.returning.len()).map(|at| self.returning.swap_remove(at)),
-            false => None,
+        let back = if self.rng.chance(600) {
+            self.rng.index(self.returning.len()).map(|at| self.returning.swap_remove(at))
+        } else {
+            None
         };
         let domain = back.map_or_else(|| self.draw_domain(), |(domain, ..)| domain);
         let client = (0..).find(|c| !self.model.clients.contains_key(c)).unwrap_or(u32::MAX);
@@ -458,9 +459,10 @@ impl World {
             return;
         }
         let (order, silent) = (agent.order, agent.manners.silent);
-        let wait = match self.rng.chance(silent) {
-            true => self.rng.between(5_000, 60_000),
-            false => self.rng.between(1, 200),
+        let wait = if self.rng.chance(silent) {
+            self.rng.between(5_000, 60_000)
+        } else {
+            self.rng.between(1, 200)
         };
         self.schedule(wait, Todo::TakeEvents { client, order });
     }
@@ -471,9 +473,10 @@ impl World {
             return;
         }
         let (order, silent) = (agent.order, agent.manners.silent);
-        let wait = match self.rng.chance(silent) {
-            true => self.rng.between(5_000, 60_000),
-            false => self.rng.between(10, 1_000),
+        let wait = if self.rng.chance(silent) {
+            self.rng.between(5_000, 60_000)
+        } else {
+            self.rng.between(10, 1_000)
         };
         self.schedule(wait, Todo::Supply { client, order });
     }

@@ -204,10 +204,7 @@ impl Receiver<'_> {
         // The kernel drops fds that do not fit into the table and says so here only: they are lost.
         let is_complete = !received.fds_truncated && self.fds.len() >= message.offsets.len();
         self.keep(&message)?;
-        match is_complete {
-            true => Ok(()),
-            false => Err(out_of_fds()),
-        }
+        if is_complete { Ok(()) } else { Err(out_of_fds()) }
     }
 
     /// Maps, checks and marks the buffers, and keeps the fds.

@@ -223,9 +223,10 @@ impl<'a> Run<'a> {
         if let Some(signal) = self.host.interrupted() {
             return Err(Error::Interrupted(signal));
         }
-        match self.broker_pid.is_some_and(has_ended) {
-            true => other("the fds that it held are closed"),
-            false => Ok(()),
+        if self.broker_pid.is_some_and(has_ended) {
+            other("the fds that it held are closed")
+        } else {
+            Ok(())
         }
     }
 

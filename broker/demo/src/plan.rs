@@ -199,10 +199,7 @@ fn own_fds(wishes: &Wishes, memory: Memory) -> u32 {
 
 /// Fds that a rank's exported buffers cost it for as long as they live.
 fn kept_fds(device: Option<&dyn Device>, buffers: u32) -> u32 {
-    match device.is_some_and(Device::keeps_exported_fds) {
-        true => buffers,
-        false => 0,
-    }
+    if device.is_some_and(Device::keeps_exported_fds) { buffers } else { 0 }
 }
 
 /// The cap when neither the user nor a running broker sets one. Where exported buffers keep fds it has room for them, and
@@ -235,11 +232,12 @@ fn least_cap(ranks: u32, own_fds: u32, memory: Memory) -> u64 {
 
 fn check_cap(cap: u64, ranks: u32, own_fds: u32, memory: Memory) -> Result<()> {
     let least = least_cap(ranks, own_fds, memory);
-    match cap < least {
-        true => Err(Error::Usage(format!(
+    if cap < least {
+        Err(Error::Usage(format!(
             "--max-fds {cap} is too few for {ranks} ranks: each has {own_fds} of its own and needs some to deposit and to open; give at least {least}"
-        ))),
-        false => Ok(()),
+        )))
+    } else {
+        Ok(())
     }
 }
 

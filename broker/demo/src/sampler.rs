@@ -108,10 +108,7 @@ impl Sampler {
     /// Stops all, counts, lets all go on. `None` when they could not all be stopped in time.
     pub fn sample(&mut self) -> io::Result<Option<Sample>> {
         let start = Instant::now();
-        let sample = match self.base.is_empty() {
-            true => None,
-            false => sample(&self.processes, self.look)?,
-        };
+        let sample = if self.base.is_empty() { None } else { sample(&self.processes, self.look)? };
         let pause = (start.elapsed() * COST_SHARE).clamp(MIN_INTERVAL, MAX_INTERVAL);
         self.next_due = Instant::now() + pause;
         let Some(mut sample) = sample else { return Ok(None) };

@@ -146,10 +146,7 @@ impl View<'_> {
     }
 
     fn owner_pid(&self, lease: &LeaseView) -> u32 {
-        match self.sight().has(lease.domain) {
-            true => self.party(lease.owner).pid,
-            false => OTHER_OWNER,
-        }
+        if self.sight().has(lease.domain) { self.party(lease.owner).pid } else { OTHER_OWNER }
     }
 
     /// Whether an allocation is chosen.

@@ -384,9 +384,10 @@ impl AdminSide {
         let connection = &mut self.connections[index];
         let (socket, payer) = (connection.socket.as_fd(), connection.comer.payer);
         let is_away = calls.debts.is_away(payer);
-        let sent = match is_away {
-            true => Err(SendError::WouldBlock),
-            false => calls.time(payer, 0, || fdbroker_scm::send(socket, bytes, &[])),
+        let sent = if is_away {
+            Err(SendError::WouldBlock)
+        } else {
+            calls.time(payer, 0, || fdbroker_scm::send(socket, bytes, &[]))
         };
         match sent {
             Ok(()) => Sent::Done,

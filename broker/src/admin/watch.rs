@@ -121,10 +121,7 @@ fn is_of(event: &EventRecord, domain: DomainKey) -> bool {
 
 /// The largest holder of all may be of another domain.
 fn without_stranger(status: Status) -> Status {
-    match status.scope() == Some(Scope::Node) {
-        true => Status { pid: 0.into(), ..status },
-        false => status,
-    }
+    if status.scope() == Some(Scope::Node) { Status { pid: 0.into(), ..status } } else { status }
 }
 
 pub(crate) fn lost_event(lost: u64, unix_us: u64) -> EventRecord {

@@ -201,15 +201,16 @@ impl Classifier {
             return file;
         }
         let seals = SealFlag::from_bits_retain(seals);
-        match seals.contains(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL) {
-            true => Found {
+        if seals.contains(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_SEAL) {
+            Found {
                 fd_type: FdType::Memfd,
                 size_bytes: Some(stat.size_bytes),
                 file: Some(memfd(stat, seals)),
                 may_grow: !seals.contains(SealFlag::F_SEAL_GROW),
                 ..file
-            },
-            false => Found { fd_type: FdType::UnsealedMemfd, ..file },
+            }
+        } else {
+            Found { fd_type: FdType::UnsealedMemfd, ..file }
         }
     }
 
@@ -268,9 +269,10 @@ pub fn look_at_seals(fd: BorrowedFd<'_>, end: u64) -> Sealed {
         return Sealed::Unsound;
     }
     let flags = fcntl(fd, FcntlArg::F_GETFL).map(OFlag::from_bits_retain);
-    match flags.is_ok_and(|flags| flags & OFlag::O_ACCMODE == OFlag::O_RDONLY) {
-        true => Sealed::ForReaders,
-        false => Sealed::ForWriters,
+    if flags.is_ok_and(|flags| flags & OFlag::O_ACCMODE == OFlag::O_RDONLY) {
+        Sealed::ForReaders
+    } else {
+        Sealed::ForWriters
     }
 }
 

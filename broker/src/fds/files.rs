@@ -145,9 +145,10 @@ impl FilesBySlot {
             self.changed.try_remove(place);
         }
         // A place that has become free is the next to be taken.
-        self.words[index] = match is_plain {
-            true => files.inode,
-            false => HAS_CHANGED | self.changed.insert(files.into()) as u64,
+        self.words[index] = if is_plain {
+            files.inode
+        } else {
+            HAS_CHANGED | self.changed.insert(files.into()) as u64
         };
     }
 

@@ -140,9 +140,10 @@ impl Pool {
         let Batch { of, tasks, .. } = self.working.swap_remove(at);
         let Some(waiting) = self.lanes.get_mut(&of) else { return };
         tasks.into_iter().skip(rest).rev().for_each(|task| waiting.push_front(task));
-        match waiting.is_empty() {
-            true => drop(self.lanes.remove(&of)),
-            false => self.ready[usize::from(of.can_hang())].push_back(of),
+        if waiting.is_empty() {
+            drop(self.lanes.remove(&of))
+        } else {
+            self.ready[usize::from(of.can_hang())].push_back(of)
         }
     }
 

@@ -127,9 +127,10 @@ impl FdTable {
         is_supply: bool,
     ) -> bool {
         let Some(Arrived { fd, inode }) = self.take_arrived(index) else { return false };
-        match is_supply {
-            true => self.files.add(slot, inode, self.now),
-            false => self.files.set(slot, Files::of(inode)),
+        if is_supply {
+            self.files.add(slot, inode, self.now)
+        } else {
+            self.files.set(slot, Files::of(inode))
         }
         self.rounds.begin(self.now);
         let slot = self.reach(slot);

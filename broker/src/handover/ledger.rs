@@ -70,9 +70,10 @@ pub(crate) fn read(fd: OwnedFd) -> Result<State, RefusedState> {
     }
     let (state, rest) = postcard::take_from_bytes(&body)
         .map_err(|error| RefusedState::Broken(error.to_string()))?;
-    match rest.is_empty() {
-        true => Ok(state),
-        false => Err(RefusedState::Broken(format!("{} bytes too many", rest.len()))),
+    if rest.is_empty() {
+        Ok(state)
+    } else {
+        Err(RefusedState::Broken(format!("{} bytes too many", rest.len())))
     }
 }
 

@@ -224,10 +224,7 @@ fn decode_create<'m>(
     let facts = facts.unwrap_or(Facts::NONE);
     let (checked, lane) = check_memory(context, 0, &facts);
     let deposit = Deposit {
-        checked: match is_broken {
-            true => Err(ErrorCode::Protocol.into()),
-            false => checked.map(|_| ()),
-        },
+        checked: if is_broken { Err(ErrorCode::Protocol.into()) } else { checked.map(|_| ()) },
         lane,
         file: checked.ok().flatten(),
         facts,

@@ -331,10 +331,8 @@ fn decode_deposit(item: &RegisterItem, index: Option<usize>, context: &mut Conte
     // else.
     deposit.lane = checked.1;
     deposit.file = checked.0.ok().flatten();
-    deposit.checked = match is_broken {
-        true => Err(ErrorCode::Protocol.into()),
-        false => checked.0.map(|_| ()),
-    };
+    deposit.checked =
+        if is_broken { Err(ErrorCode::Protocol.into()) } else { checked.0.map(|_| ()) };
     if deposit.checked.is_err() {
         deposit.driver_data = None;
     }
@@ -437,13 +435,12 @@ pub(super) fn request_id(message: &Message<'_>) -> Result<RequestId, Breach> {
 /// The announced fds have been compared with those that came; this compares them with those the
 /// items need.
 pub(super) fn expect_fds(message: &Message<'_>, needed: usize) -> Result<(), Breach> {
-    match usize::from(message.fd_count) == needed {
-        true => Ok(()),
-        false => {
-            let announced = u16::try_from(needed).unwrap_or(u16::MAX);
-            let arrived = message.fd_count.into();
-            Err(DecodeError::FdCount { announced, arrived }.into())
-        }
+    if usize::from(message.fd_count) == needed {
+        Ok(())
+    } else {
+        let announced = u16::try_from(needed).unwrap_or(u16::MAX);
+        let arrived = message.fd_count.into();
+        Err(DecodeError::FdCount { announced, arrived }.into())
     }
 }
 

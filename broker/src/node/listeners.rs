@@ -236,11 +236,8 @@ fn remove_stale(path: &Path, remains: &Remains) -> Result<(), ListenError> {
     };
     if former_at(path, remains).is_some_and(|former| former != (found.dev(), found.ino())) {
         log::warn!("{} is not what the killed broker had there: replacing it", path.display());
-        return match found.is_dir() {
-            true => set_aside(path),
-            false => std::fs::remove_file(path),
-        }
-        .map_err(failed);
+        return if found.is_dir() { set_aside(path) } else { std::fs::remove_file(path) }
+            .map_err(failed);
     }
     if !found.file_type().is_socket() {
         return Err(ListenError::NoSocket { path: path.into() });

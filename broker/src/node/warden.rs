@@ -349,10 +349,7 @@ fn mend(place: &Place) -> io::Result<()> {
 /// more.
 fn open_to(path: &Path, wanted: u32) -> io::Result<()> {
     let mode = std::fs::symlink_metadata(path)?.mode() & 0o7777;
-    match mode & wanted == wanted {
-        true => Ok(()),
-        false => chmod(path, mode | wanted),
-    }
+    if mode & wanted == wanted { Ok(()) } else { chmod(path, mode | wanted) }
 }
 
 /// Moves a directory that is in the way to a name beside it.

@@ -24,9 +24,10 @@ pub fn assignment(name: &str, path: &Path) -> String {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let path = path.to_string_lossy();
     let is_plain = |c: char| c.is_alphanumeric() || "/._-+@:,".contains(c);
-    match path.chars().all(is_plain) {
-        true => format!("{name}={path}"),
-        false => format!("{name}='{}'", path.replace('\'', r"'\''")),
+    if path.chars().all(is_plain) {
+        format!("{name}={path}")
+    } else {
+        format!("{name}='{}'", path.replace('\'', r"'\''"))
     }
 }
 

@@ -35,18 +35,15 @@ impl Places {
         let is_explicit = socket.flag.is_some() || socket.environment.is_some();
         let (mode, default) = default_place(environment, host, is_private, is_explicit, listed);
         let default_socket_mode = if mode == Mode::Private { 0o600 } else { 0o666 };
-        let (listeners, origin) = match is_explicit || listed.is_empty() {
-            true => {
-                let (path, origin) = first(socket, default);
-                (vec![ListenerSettings { path, mode: default_socket_mode }], origin)
-            }
-            false => {
-                let settings = |section: &ListenerSection| ListenerSettings {
-                    path: section.path.clone(),
-                    mode: section.mode.unwrap_or(default_socket_mode),
-                };
-                (listed.iter().map(settings).collect(), "file")
-            }
+        let (listeners, origin) = if is_explicit || listed.is_empty() {
+            let (path, origin) = first(socket, default);
+            (vec![ListenerSettings { path, mode: default_socket_mode }], origin)
+        } else {
+            let settings = |section: &ListenerSection| ListenerSettings {
+                path: section.path.clone(),
+                mode: section.mode.unwrap_or(default_socket_mode),
+            };
+            (listed.iter().map(settings).collect(), "file")
         };
         if listeners.len() > MAX_LISTENERS {
             let problem =

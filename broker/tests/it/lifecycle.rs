@@ -357,13 +357,12 @@ fn client_when_its_process_dies_then_gone_even_if_an_heir_holds_its_socket() {
         let before = broker.open_fds();
         process.kill().unwrap();
         process.wait().unwrap();
-        match is_seen {
-            true => eventually("the client is gone", || broker.open_fds() < before),
+        if is_seen {
+            eventually("the client is gone", || broker.open_fds() < before)
+        } else {
             // After another client's round trip the broker had its chance to see it.
-            false => {
-                drop(Client::connect(&broker.socket()));
-                eventually("the other client is gone", || broker.open_fds() == before);
-            }
+            drop(Client::connect(&broker.socket()));
+            eventually("the other client is gone", || broker.open_fds() == before);
         }
         kill(Pid::from_raw(heir), Signal::SIGKILL).unwrap();
         eventually("all is gone", || broker.open_fds() < before);

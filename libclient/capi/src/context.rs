@@ -53,8 +53,5 @@ pub(crate) unsafe fn context<'a>(
 
 #[cold]
 fn no_context(is_null: bool, what: &str) -> Failure {
-    match is_null {
-        true => Failure::argument("broker is NULL"),
-        false => Error::forked(what).into(),
-    }
+    if is_null { Failure::argument("broker is NULL") } else { Error::forked(what).into() }
 }

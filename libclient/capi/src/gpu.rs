@@ -151,12 +151,11 @@ pub unsafe extern "C" fn fdbroker_gpu_free(
         if ptr.is_null() {
             return Err(Failure::argument("gpu free: ptr is NULL"));
         }
-        match context.gpus.free(ptr.addr() as u64) {
-            true => Ok(()),
-            false => {
-                let text = format!("gpu free: {ptr:p} begins no GPU memory of this context");
-                Err(Failure::given_back(text))
-            }
+        if context.gpus.free(ptr.addr() as u64) {
+            Ok(())
+        } else {
+            let text = format!("gpu free: {ptr:p} begins no GPU memory of this context");
+            Err(Failure::given_back(text))
         }
     })
 }
@@ -222,12 +221,11 @@ pub unsafe extern "C" fn fdbroker_gpu_retire(
         // SAFETY: the caller's context, as the header states.
         let context = unsafe { context(broker, "gpu retire") }?;
         let of = (driver("gpu retire", driver_number)?, device);
-        match context.gpus.retire(&context.exports, of, ptr.addr() as u64)? {
-            true => Ok(()),
-            false => {
-                let text = format!("gpu retire: nothing at {ptr:p} was registered");
-                Err(Failure::given_back(text))
-            }
+        if context.gpus.retire(&context.exports, of, ptr.addr() as u64)? {
+            Ok(())
+        } else {
+            let text = format!("gpu retire: nothing at {ptr:p} was registered");
+            Err(Failure::given_back(text))
         }
     })
 }

@@ -37,10 +37,8 @@ pub unsafe extern "C" fn fdbroker_object_delete(
             check_flags(flags, FDBROKER_OBJECT_JOB)?;
             // SAFETY: as above.
             let (context, names, versions) = unsafe {
-                let versions = match versions.is_null() {
-                    true => &[],
-                    false => slice(versions, count, "versions")?,
-                };
+                let versions =
+                    if versions.is_null() { &[] } else { slice(versions, count, "versions")? };
                 (context(broker, "delete objects")?, names_of(names, count)?, versions)
             };
             let version = |at: usize| versions.get(at).copied().filter(|version| *version != 0);
@@ -152,13 +150,12 @@ pub unsafe extern "C" fn fdbroker_object_metadata(
         bytes.into_iter().for_each(|out| *out = info.metadata.len() as u64);
         let fits = room.len().min(info.metadata.len());
         room[..fits].copy_from_slice(&info.metadata[..fits]);
-        match fits == info.metadata.len() {
-            true => Ok(()),
-            false => {
-                let text =
-                    format!("metadata of {name}: {} bytes, room for {fits}", info.metadata.len());
-                Err(Failure::new(ErrorCode::TooLong, text))
-            }
+        if fits == info.metadata.len() {
+            Ok(())
+        } else {
+            let text =
+                format!("metadata of {name}: {} bytes, room for {fits}", info.metadata.len());
+            Err(Failure::new(ErrorCode::TooLong, text))
         }
     })
 }

@@ -333,10 +333,11 @@ pub(crate) unsafe fn options_of(
     options: *const fdbroker_object_options_t,
     known: u32,
 ) -> Result<fdbroker_object_options_t, Failure> {
-    let options = match options.is_null() {
-        true => fdbroker_object_options_t::absent(),
+    let options = if options.is_null() {
+        fdbroker_object_options_t::absent()
+    } else {
         // SAFETY: the caller's promise.
-        false => unsafe { read(options) }?,
+        unsafe { read(options) }?
     };
     check_flags(options.flags, known)?;
     Ok(options)

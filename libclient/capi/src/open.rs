@@ -154,10 +154,11 @@ pub unsafe extern "C" fn fdbroker_open(
         *out = std::ptr::null_mut();
         refuse_in_callback("open")?;
         logger::install();
-        let options = match options.is_null() {
-            true => fdbroker_options_t::absent(),
+        let options = if options.is_null() {
+            fdbroker_options_t::absent()
+        } else {
             // SAFETY: the caller's struct of struct_size bytes, as the header states.
-            false => unsafe { read(options) }?,
+            unsafe { read(options) }?
         };
         // SAFETY: its strings are the caller's, NUL-terminated, as the header states.
         *out = Box::into_raw(Box::new(unsafe { open(&options) }?));
@@ -300,9 +301,10 @@ pub unsafe extern "C" fn fdbroker_close(broker: *mut fdbroker_t) -> fdbroker_cod
         refuse_in_callback("close")?;
         // SAFETY: made by fdbroker_open, and the caller's last use of it.
         let context = unsafe { Box::from_raw(broker) };
-        match context.client.is_forked_copy() {
-            true => forked::keep(context),
-            false => close(*context),
+        if context.client.is_forked_copy() {
+            forked::keep(context)
+        } else {
+            close(*context)
         }
         Ok(())
     })

@@ -17,10 +17,7 @@ static POOL: OnceLock<Arc<Gpus>> = OnceLock::new();
 /// The pool, unless this is a forked child.
 fn pool() -> Result<&'static Gpus, Failure> {
     let pool = POOL.get().ok_or_else(|| Failure::argument("pool: no pool is set"))?;
-    match pool.client().is_forked_copy() {
-        false => Ok(pool),
-        true => Err(Error::forked("pool").into()),
-    }
+    if pool.client().is_forked_copy() { Err(Error::forked("pool").into()) } else { Ok(pool) }
 }
 
 /// Has fdbroker_pool_alloc() allocate for this context from now on. What it has given out stays until fdbroker_pool_free(),
@@ -36,12 +33,11 @@ pub unsafe extern "C" fn fdbroker_pool_set(broker: *mut fdbroker_t) -> fdbroker_
         let context = unsafe { context(broker, "pool set") }?;
         Driver::Cuda.count()?;
         let known = POOL.get_or_init(|| Arc::clone(&context.gpus));
-        match Arc::ptr_eq(known, &context.gpus) {
-            true => Ok(()),
-            false => {
-                let text = "pool set: another context of this process has the pool";
-                Err(Failure::new(ErrorCode::Exists, text))
-            }
+        if Arc::ptr_eq(known, &context.gpus) {
+            Ok(())
+        } else {
+            let text = "pool set: another context of this process has the pool";
+            Err(Failure::new(ErrorCode::Exists, text))
         }
     })
 }

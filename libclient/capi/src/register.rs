@@ -251,10 +251,11 @@ impl Refused {
 /// # Safety
 /// `fd`, when it is open, stays open as long as the result is used.
 unsafe fn borrow<'fd>(fd: c_int) -> Result<BorrowedFd<'fd>, Failure> {
-    match is_open(fd) {
+    if is_open(fd) {
         // SAFETY: open, and the caller's promise.
-        true => Ok(unsafe { BorrowedFd::borrow_raw(fd) }),
-        false => Err(Failure::argument(format!("register: fd {fd} is not open"))),
+        Ok(unsafe { BorrowedFd::borrow_raw(fd) })
+    } else {
+        Err(Failure::argument(format!("register: fd {fd} is not open")))
     }
 }
 

@@ -76,15 +76,14 @@ impl<T: Growable> Input<'_, T> {
             std::ptr::copy_nonoverlapping(from, (&raw mut value).cast(), known);
             std::slice::from_raw_parts(from.add(known), self.stride - known)
         };
-        match unknown.iter().all(|byte| *byte == 0) {
-            true => Ok(value),
-            false => {
-                let name = T::NAME;
-                let text = format!(
-                    "{name}: fields are set that this release of the library does not know; leave them 0"
-                );
-                Err(Failure::argument(text))
-            }
+        if unknown.iter().all(|byte| *byte == 0) {
+            Ok(value)
+        } else {
+            let name = T::NAME;
+            let text = format!(
+                "{name}: fields are set that this release of the library does not know; leave them 0"
+            );
+            Err(Failure::argument(text))
         }
     }
 }
@@ -162,11 +161,10 @@ pub(crate) unsafe fn init<T: Growable>(to: *mut T, bytes: usize) {
 
 /// Refuses more than [`MAX_COUNT`] items.
 pub(crate) fn check_count(count: usize) -> Result<(), Failure> {
-    match count <= MAX_COUNT {
-        true => Ok(()),
-        false => {
-            Err(Failure::argument(format!("count is {count}; at most {MAX_COUNT} in one call")))
-        }
+    if count <= MAX_COUNT {
+        Ok(())
+    } else {
+        Err(Failure::argument(format!("count is {count}; at most {MAX_COUNT} in one call")))
     }
 }
 

@@ -29,12 +29,11 @@ pub(crate) fn inside_callback<T>(act: impl FnOnce() -> T) -> T {
 
 /// Refuses a call that is not allowed inside a callback.
 pub(crate) fn refuse_in_callback(what: &str) -> Result<(), Failure> {
-    match is_in_callback() {
-        false => Ok(()),
-        true => {
-            let text = format!("{what}: not inside a callback; do it on another thread");
-            Err(Failure::new(ErrorCode::NotSupported, text))
-        }
+    if is_in_callback() {
+        let text = format!("{what}: not inside a callback; do it on another thread");
+        Err(Failure::new(ErrorCode::NotSupported, text))
+    } else {
+        Ok(())
     }
 }
 

@@ -29,10 +29,7 @@ impl State for Cuda {
     }
 
     fn close(connected: &Connected<Self>, fd: VirtualFd) -> Result<(), Errno> {
-        match memory::close(&connected.client, fd) {
-            true => Ok(()),
-            false => Err(Errno::EBADF),
-        }
+        if memory::close(&connected.client, fd) { Ok(()) } else { Err(Errno::EBADF) }
     }
 
     fn numbers(_: &Connected<Self>) -> Vec<VirtualFd> {
@@ -40,9 +37,10 @@ impl State for Cuda {
     }
 
     fn say_absent(is_lost: bool, error: &Error) {
-        let (news, what) = match is_lost {
-            true => (News::BrokerLost, "the broker is gone"),
-            false => (News::NoBroker, "no broker"),
+        let (news, what) = if is_lost {
+            (News::BrokerLost, "the broker is gone")
+        } else {
+            (News::NoBroker, "no broker")
         };
         once(news, format_args!("{what}, exported fds are the driver's own: {error}"));
     }

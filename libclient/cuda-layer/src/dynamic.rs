@@ -78,10 +78,11 @@ pub fn own(name: &CStr) -> *mut c_void {
         OWN.store(own, Ordering::Relaxed);
     }
     // A null handle is RTLD_DEFAULT.
-    let found = match own.is_null() {
-        true => null_mut(),
+    let found = if own.is_null() {
+        null_mut()
+    } else {
         // SAFETY: a handle that is never closed, and a C string.
-        false => unsafe { symbol(own, name.as_ptr()) },
+        unsafe { symbol(own, name.as_ptr()) }
     };
     if found.is_null() {
         // SAFETY: it takes nothing; its text is not read.

@@ -148,9 +148,10 @@ unsafe fn find(
             // A library that wraps the driver has functions of the same names; and a driver may be made of two files, one
             // of which looks for its functions in the other.
             let is_drivers = !found.is_null() && dynamic::is_in_driver(found);
-            Some(match is_drivers && !dynamic::is_in_driver(caller) {
-                true => named.instead_of(found),
-                false => found,
+            Some(if is_drivers && !dynamic::is_in_driver(caller) {
+                named.instead_of(found)
+            } else {
+                found
             })
         }
     }

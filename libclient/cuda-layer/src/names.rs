@@ -69,9 +69,10 @@ pub fn of_symbol(name: &CStr) -> Option<&'static Named> {
 
 /// The function that cuGetProcAddress gives for this name and version: cuda.h maps the plain name to the newest form.
 fn of_version(name: &CStr, version: c_int) -> Option<&'static Named> {
-    match name == PROC_ADDRESS && version >= VERSION_OF_V2 {
-        true => of_symbol(PROC_ADDRESS_V2),
-        false => of_symbol(name),
+    if name == PROC_ADDRESS && version >= VERSION_OF_V2 {
+        of_symbol(PROC_ADDRESS_V2)
+    } else {
+        of_symbol(name)
     }
 }
 

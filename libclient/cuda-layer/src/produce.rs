@@ -36,9 +36,10 @@ pub unsafe fn create(
     // SAFETY: the driver has read the one and written the other.
     let (types, handle) = unsafe { ((*prop).requested_handle_types, *handle) };
     let is_exportable = types & HANDLE_TYPE_POSIX_FD != 0;
-    let gone = match is_exportable {
-        true => records().create(handle, size as u64),
-        false => records().forget(handle),
+    let gone = if is_exportable {
+        records().create(handle, size as u64)
+    } else {
+        records().forget(handle)
     };
     follow(gone, broker::known());
     code
@@ -248,11 +249,12 @@ fn numbered(
 }
 
 fn say_refused(error: &Error) {
-    match is_absent(error) {
-        true => broker::say_absent(error),
-        false => once(
+    if is_absent(error) {
+        broker::say_absent(error)
+    } else {
+        once(
             News::NotRegistered,
             format_args!("cuMemExportToShareableHandle: {error}; the fd is the driver's own"),
-        ),
+        )
     }
 }

@@ -114,9 +114,10 @@ impl Told {
 
     /// Those to be asked for ahead now; none while some of them may still come, or when the last ones did not.
     fn to_fetch(&self) -> Vec<Handle> {
-        match self.is_in_row && self.fetched == 0 && self.is_worth_it {
-            true => self.handles.iter().copied().collect(),
-            false => Vec::new(),
+        if self.is_in_row && self.fetched == 0 && self.is_worth_it {
+            self.handles.iter().copied().collect()
+        } else {
+            Vec::new()
         }
     }
 

@@ -91,9 +91,10 @@ impl Allocation {
         let code =
             unsafe { get(self.context.0, address(self.base), &raw mut got, handles.as_mut_ptr()) };
         recalled(code)?;
-        match got == count {
-            true => Ok(handles.iter().map(|handle| handle.to_bytes()).collect()),
-            false => Err(ErrorCode::Stale),
+        if got == count {
+            Ok(handles.iter().map(|handle| handle.to_bytes()).collect())
+        } else {
+            Err(ErrorCode::Stale)
         }
     }
 

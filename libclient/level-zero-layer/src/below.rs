@@ -129,10 +129,11 @@ pub fn next(name: &CStr) -> *mut c_void {
     }
     // When the program opens the loader itself, RTLD_NEXT does not find it.
     let loader = hold_loader();
-    match loader.is_null() {
-        true => std::ptr::null_mut(),
+    if loader.is_null() {
+        std::ptr::null_mut()
+    } else {
         // SAFETY: the loader's handle, and a C string.
-        false => unsafe { libc::dlsym(loader, name.as_ptr()) },
+        unsafe { libc::dlsym(loader, name.as_ptr()) }
     }
 }
 

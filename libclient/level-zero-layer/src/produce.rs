@@ -122,12 +122,13 @@ impl Broker {
 
 /// Tells the user once why a handle is the driver's own.
 pub fn say_why(error: &Error) {
-    match broker::is_absent(error) {
-        true => broker::say_absent(error),
-        false => once(
+    if broker::is_absent(error) {
+        broker::say_absent(error)
+    } else {
+        once(
             News::NotRegistered,
             format_args!("an IPC handle: {error}; it is the driver's own, not good by value"),
-        ),
+        )
     }
 }
 

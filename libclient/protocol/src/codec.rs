@@ -91,9 +91,10 @@ impl<'a> Message<'a> {
 
     /// Compares the fds that arrived with those announced.
     pub fn check_fds(&self, arrived: usize) -> Result<(), DecodeError> {
-        match usize::from(self.fd_count) == arrived {
-            true => Ok(()),
-            false => Err(DecodeError::FdCount { announced: self.fd_count, arrived }),
+        if usize::from(self.fd_count) == arrived {
+            Ok(())
+        } else {
+            Err(DecodeError::FdCount { announced: self.fd_count, arrived })
         }
     }
 

@@ -114,10 +114,11 @@ impl<'a> Message<'a> {
         let parts = rest.split_at_checked(head.prefix_len.into());
         let (prefix, after) = parts.ok_or(DecodeError::Item(0))?;
         let is_name = |name: &[u8]| name.is_empty() || is_object_name(name);
-        match is_name(after) && after.len() == usize::from(head.after_len) && self.count == 0 {
+        if is_name(after) && after.len() == usize::from(head.after_len) && self.count == 0 {
             // A prefix may end within a character.
-            true => Ok((head, prefix, after)),
-            false => Err(DecodeError::Item(0)),
+            Ok((head, prefix, after))
+        } else {
+            Err(DecodeError::Item(0))
         }
     }
 
@@ -142,9 +143,10 @@ impl<'a> Message<'a> {
                 && (here == 0 || here == item.metadata_len.get())
                 && usize::from(here) <= METADATA_IN_GOT_BYTES
         });
-        match are_sound && here == metadata.len() {
-            true => Ok(Got { items, grants, driver_data, metadata }),
-            false => Err(wrong()),
+        if are_sound && here == metadata.len() {
+            Ok(Got { items, grants, driver_data, metadata })
+        } else {
+            Err(wrong())
         }
     }
 

@@ -25,10 +25,7 @@ impl VirtualFd {
 
     /// The virtual fd of this number; `None`: an fd as the kernel gives them, or no fd.
     pub const fn new(number: i32) -> Option<Self> {
-        match number >= Self::FIRST {
-            true => Some(VirtualFd(number as u32)),
-            false => None,
-        }
+        if number >= Self::FIRST { Some(VirtualFd(number as u32)) } else { None }
     }
 
     /// What the program sees as an fd.

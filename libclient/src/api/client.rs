@@ -276,9 +276,10 @@ impl Client {
         let end = |one: R| {
             let one = one.into();
             let of = Unregister { id: one.id, key: holdings.key_of(one.id) };
-            match self.common().is_a_buffers(one.id) {
-                true => (of, one.epoch, Ending::Kept),
-                false => (of, one.epoch, holdings.end(one)),
+            if self.common().is_a_buffers(one.id) {
+                (of, one.epoch, Ending::Kept)
+            } else {
+                (of, one.epoch, holdings.end(one))
             }
         };
         let endings: Vec<(Unregister, Option<u64>, Ending)> = what.into_iter().map(end).collect();
@@ -563,12 +564,11 @@ impl Client {
         if self.is_forked_copy() {
             return Err(Error::forked(what));
         }
-        match is_in_callback() {
-            false => Ok(()),
-            true => {
-                let context = format!("{what}: a callback must not wait; do it on another thread");
-                Err(Error::new(ErrorCode::NotSupported, context))
-            }
+        if is_in_callback() {
+            let context = format!("{what}: a callback must not wait; do it on another thread");
+            Err(Error::new(ErrorCode::NotSupported, context))
+        } else {
+            Ok(())
         }
     }
 
@@ -587,10 +587,7 @@ impl Client {
             }
             connection = self.current();
         }
-        match connection.is_usable() {
-            true => Ok(connection),
-            false => Err(connection.lost(what)),
-        }
+        if connection.is_usable() { Ok(connection) } else { Err(connection.lost(what)) }
     }
 
     /// The connection of the moment, dead or alive.

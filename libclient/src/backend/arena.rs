@@ -85,12 +85,13 @@ impl Arena {
         if pool.exports_are_fresh() {
             check_window(client, name)?;
         }
-        let shared_fd = match pool.exports_are_fresh() {
-            true => None,
-            false => match pool.export(0, page_size())?.fd {
+        let shared_fd = if pool.exports_are_fresh() {
+            None
+        } else {
+            match pool.export(0, page_size())?.fd {
                 SupplyFd::Shared(fd) => Some(fd),
                 SupplyFd::Fresh(_) => None,
-            },
+            }
         };
         let ranges = Mutex::new(Ranges::new(pool.len()));
         let client = client.clone();

@@ -130,10 +130,7 @@ impl Common {
     /// Refuses an allocation that is said to be recallable when nothing here could export it again.
     pub fn check_recallable(&self, deposit: &Deposit) -> Result<(), Error> {
         let can_be = self.has_recall_callback || self.owner_of(deposit.base).is_some();
-        match deposit.recallable && !can_be {
-            true => Err(Error::no_recall_callback()),
-            false => Ok(()),
-        }
+        if deposit.recallable && !can_be { Err(Error::no_recall_callback()) } else { Ok(()) }
     }
 
     /// Whether it is registered by a buffer of this library, which ends it by itself.

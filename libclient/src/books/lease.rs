@@ -75,15 +75,14 @@ impl Lease {
         if id.slot < PAGE_RESERVED_SLOTS && (is_unknown || !self.mark.is_known()) {
             return Error::not_connected(format!("import {id}: the broker was lost meanwhile"));
         }
-        match id.slot < PAGE_RESERVED_SLOTS {
-            true => Error::new(ErrorCode::Stale, format!("import {id}: it ended meanwhile")),
-            false => {
-                let context = format!(
-                    "import {id}: this library watches {PAGE_RESERVED_SLOTS} slots, set the broker's \
+        if id.slot < PAGE_RESERVED_SLOTS {
+            Error::new(ErrorCode::Stale, format!("import {id}: it ended meanwhile"))
+        } else {
+            let context = format!(
+                "import {id}: this library watches {PAGE_RESERVED_SLOTS} slots, set the broker's \
                      limits.max_slots no higher"
-                );
-                Error::new(ErrorCode::NotSupported, context)
-            }
+            );
+            Error::new(ErrorCode::NotSupported, context)
         }
     }
 

@@ -163,9 +163,10 @@ impl PageRegion {
     /// How the broker of connection `epoch` stands: one load. A page of another connection says
     /// nothing of it.
     pub fn standing(&self, epoch: u64) -> Standing {
-        match *lock(&self.mapped) == epoch {
-            true => Standing::of(self.load(LIVENESS_OFFSET)),
-            false => Standing::Serves,
+        if *lock(&self.mapped) == epoch {
+            Standing::of(self.load(LIVENESS_OFFSET))
+        } else {
+            Standing::Serves
         }
     }
 

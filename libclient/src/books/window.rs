@@ -85,9 +85,6 @@ impl Drop for Places {
         state.free += self.taken;
         let recall_waits = state.recall_waits;
         drop(state);
-        match recall_waits {
-            true => self.window.wake.kick(),
-            false => self.window.freed.notify_all(),
-        }
+        if recall_waits { self.window.wake.kick() } else { self.window.freed.notify_all() }
     }
 }

@@ -149,9 +149,10 @@ impl<'a> Importer<'a, '_> {
             let errors = refused.iter().map(|(_, _, error)| error);
             let tries_again = !refused.is_empty() && slices.make_room(self.table, errors);
             for (place, claim, error) in refused {
-                match tries_again {
-                    true => fetches.push((place, claim)),
-                    false => outcomes[place] = Some(Err(error)),
+                if tries_again {
+                    fetches.push((place, claim))
+                } else {
+                    outcomes[place] = Some(Err(error))
                 }
             }
         }

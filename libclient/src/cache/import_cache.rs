@@ -157,9 +157,10 @@ impl ImportCache {
 
     /// Closes all that nobody uses; how many.
     pub fn empty(&self) -> usize {
-        match self.0.client.common().process.is_current() {
-            true => self.0.table.close_unused(usize::MAX),
-            false => 0,
+        if self.0.client.common().process.is_current() {
+            self.0.table.close_unused(usize::MAX)
+        } else {
+            0
         }
     }
 
@@ -220,10 +221,7 @@ impl ImportCache {
     /// thread has the same memory in use once more cannot be told from that: forget a pin that was given back.)
     #[inline]
     pub fn release(&self, pin: Pin) -> Result<(), Error> {
-        match self.0.table.release(pin) {
-            true => Ok(()),
-            false => Err(no_such_pin()),
-        }
+        if self.0.table.release(pin) { Ok(()) } else { Err(no_such_pin()) }
     }
 
     /// Whether the memory of a pin is current: its allocation lives, the broker lives, and this client is
@@ -291,11 +289,12 @@ impl Drop for Cache {
             fdbroker_scm::write_stderr(line.as_bytes());
         }
         let held = self.table.take_all();
-        match is_own {
-            true => close_all(held),
+        if is_own {
+            close_all(held)
+        } else {
             // A child of fork(2) gives nothing back and unmaps nothing; what a driver has opened is
             // not there.
-            false => std::mem::forget(held),
+            std::mem::forget(held)
         }
     }
 }

@@ -187,9 +187,10 @@ impl Slices {
 
     /// How long the broker may take for the next try.
     pub fn next(&mut self, table: &Table) -> Deadline {
-        self.current = match table.has_listed() {
-            true => self.deadline.answered_within(self.next),
-            false => self.deadline,
+        self.current = if table.has_listed() {
+            self.deadline.answered_within(self.next)
+        } else {
+            self.deadline
         };
         self.next *= 2;
         self.current

@@ -50,9 +50,10 @@ impl<'a> ImportRequest<'a> {
         let outcomes: Vec<_> = handles.iter().map(hit).collect();
         let missing: Vec<usize> = (0..handles.len()).filter(|at| outcomes[*at].is_none()).collect();
         let wanted: Vec<Handle> = missing.iter().map(|at| handles[*at]).collect();
-        let acquire = match wanted.is_empty() {
-            true => None,
-            false => Some(importer.client.acquire_start(&wanted, importer.deadline)?),
+        let acquire = if wanted.is_empty() {
+            None
+        } else {
+            Some(importer.client.acquire_start(&wanted, importer.deadline)?)
         };
         let (handles, granted) = (handles.into(), Vec::new());
         Ok(ImportRequest { importer, handles, acquire, missing, granted, outcomes })

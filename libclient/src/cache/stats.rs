@@ -18,10 +18,11 @@ impl Hits {
     #[inline]
     pub fn add(&self, seat: usize) {
         let count = &self.0[seat].0;
-        match seat < PIN_STRIPES {
+        if seat < PIN_STRIPES {
             // One thread alone writes it, and saves a locked instruction.
-            true => count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed),
-            false => _ = count.fetch_add(1, Ordering::Relaxed),
+            count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed)
+        } else {
+            _ = count.fetch_add(1, Ordering::Relaxed)
         }
     }
 

@@ -286,10 +286,7 @@ impl Exports {
 
     /// Allocations in the table; some of them may have ended otherwise.
     pub fn len(&self) -> usize {
-        match self.client.is_forked_copy() {
-            false => self.known.read().len(),
-            true => 0,
-        }
+        if self.client.is_forked_copy() { 0 } else { self.known.read().len() }
     }
 
     /// Whether the table is empty.
@@ -466,18 +463,17 @@ impl Claim<'_> {
         let underway = lock(&exports.underway);
         let superseded = underway.get(place).is_none_or(|one| one.superseded);
         let mut is_lost = false;
-        let retired = match superseded {
-            true => vec![entry],
-            false => {
-                let mut known = exports.known.write();
-                let swept = known.sweep(|id| exports.has_ended(id));
-                // Under the lock: if it is lost after this look, it is found in the table.
-                is_lost = !exports.client.common().holdings.has(registration);
-                if !is_lost {
-                    known.insert(place, deposit.facts.size_bytes, entry);
-                }
-                swept
+        let retired = if superseded {
+            vec![entry]
+        } else {
+            let mut known = exports.known.write();
+            let swept = known.sweep(|id| exports.has_ended(id));
+            // Under the lock: if it is lost after this look, it is found in the table.
+            is_lost = !exports.client.common().holdings.has(registration);
+            if !is_lost {
+                known.insert(place, deposit.facts.size_bytes, entry);
             }
+            swept
         };
         drop(underway);
         drop(self);
@@ -486,9 +482,10 @@ impl Claim<'_> {
             let context = "register: the memory was freed or replaced meanwhile";
             return Err(Error::new(ErrorCode::Stale, context));
         }
-        match is_lost {
-            false => Ok(handle),
-            true => Err(Error::not_connected("register: the broker was lost meanwhile")),
+        if is_lost {
+            Err(Error::not_connected("register: the broker was lost meanwhile"))
+        } else {
+            Ok(handle)
         }
     }
 }

@@ -100,9 +100,10 @@ impl<'a> RegisterRequest<'a> {
             let is_idle = self.registering.advance();
             let answered = self.registering.take_answered();
             if answered.is_empty() {
-                return match is_idle && self.busy.is_empty() {
-                    true => self.done(),
-                    false => RegisterProgress::UnderWay(self),
+                return if is_idle && self.busy.is_empty() {
+                    self.done()
+                } else {
+                    RegisterProgress::UnderWay(self)
                 };
             }
             for (index, answer) in answered {
@@ -148,9 +149,10 @@ impl<'a> RegisterRequest<'a> {
 
 impl Drop for RegisterRequest<'_> {
     fn drop(&mut self) {
-        match self.exports.client.is_forked_copy() {
-            true => std::mem::forget(std::mem::take(&mut self.sent)),
-            false => self.exports.client.common().retire(self.made.drain(..)),
+        if self.exports.client.is_forked_copy() {
+            std::mem::forget(std::mem::take(&mut self.sent))
+        } else {
+            self.exports.client.common().retire(self.made.drain(..))
         }
     }
 }

@@ -215,9 +215,10 @@ impl Group {
     /// Its connection is the one of the moment, and the caller may wait for it.
     fn check_connection(&self, what: &str) -> Result<(), Error> {
         let now = self.whose.client.connection(what, Deadline::from_ms(0))?;
-        match Arc::ptr_eq(&now, &self.connection) {
-            true => Ok(()),
-            false => Err(Error::new(ErrorCode::Aborted, what)),
+        if Arc::ptr_eq(&now, &self.connection) {
+            Ok(())
+        } else {
+            Err(Error::new(ErrorCode::Aborted, what))
         }
     }
 

@@ -376,9 +376,10 @@ impl Shared {
     }
 
     pub fn check_process(&self) -> Result<(), Error> {
-        match self.process.is_current() {
-            true => Ok(()),
-            false => Err(Error::forked("use memory imported before")),
+        if self.process.is_current() {
+            Ok(())
+        } else {
+            Err(Error::forked("use memory imported before"))
         }
     }
 

@@ -167,9 +167,10 @@ impl Wanted {
         if granted {
             self.pause = AGAIN_FIRST;
         }
-        match granted || self.open.is_empty() {
-            true => Duration::ZERO,
-            false => next_pause(&mut self.pause, deadline),
+        if granted || self.open.is_empty() {
+            Duration::ZERO
+        } else {
+            next_pause(&mut self.pause, deadline)
         }
     }
 }

@@ -54,18 +54,17 @@ fn register_some(
     let left = batch.deposits.len() - results.len();
     let Claimed { count: claimed, row } = claim(connection, left, deadline)?;
     let until = deadline.given_up_at();
-    let places = match batch.fresh {
-        false => None,
-        true => {
-            let wanted = u32::try_from(claimed).expect("at most 253");
-            let window = &connection.common.window;
-            let places = connection.patiently(until, |until| window.take(wanted, until));
-            let places = places.ok_or_else(|| {
-                connection.credits.give_back(wanted);
-                Error::timed_out("register: other threads hold all exports of the window")
-            })?;
-            Some(places)
-        }
+    let places = if batch.fresh {
+        let wanted = u32::try_from(claimed).expect("at most 253");
+        let window = &connection.common.window;
+        let places = connection.patiently(until, |until| window.take(wanted, until));
+        let places = places.ok_or_else(|| {
+            connection.credits.give_back(wanted);
+            Error::timed_out("register: other threads hold all exports of the window")
+        })?;
+        Some(places)
+    } else {
+        None
     };
     let chunk = places.as_ref().map_or(claimed, |places| places.count());
 
@@ -120,9 +119,10 @@ fn register_some(
         if open.is_empty() {
             break Ok(());
         }
-        let claimed = match again.has_time(deadline) {
-            true => claim(connection, open.len(), deadline),
-            false => Err(Error::not_ready("register")),
+        let claimed = if again.has_time(deadline) {
+            claim(connection, open.len(), deadline)
+        } else {
+            Err(Error::not_ready("register"))
         };
         match claimed {
             Ok(Claimed { count, .. }) => {
@@ -215,12 +215,13 @@ fn name_bound(connection: &Connection, error: Error) -> Error {
     let most = connection.common.max_held_fds;
     let status = Status::no_quota(Resource::HeldFds, Scope::Client, most.into(), 0);
     let is_own = |said: Status| Status { pid: 0.into(), ..said } == status;
-    match most > 0 && error.status.is_some_and(is_own) {
-        false => error,
-        true => error.because(format!(
+    if most > 0 && error.status.is_some_and(is_own) {
+        error.because(format!(
             "the broker holds as many fds of this process as it allows (FDBROKER_MAX_HELD, max_held_fds = {most}); register \
              memory as recallable, release registrations, or raise FDBROKER_MAX_HELD"
-        )),
+        ))
+    } else {
+        error
     }
 }
 

@@ -174,9 +174,10 @@ impl Registering {
                 let asks_again = |it: &Result<_, Error>| it.as_ref().is_err_and(Error::asks_again);
                 let has_time = answers.iter().any(asks_again) && self.again.has_time(self.deadline);
                 for (index, answer) in chunk.into_iter().zip(answers) {
-                    match has_time && asks_again(&answer) {
-                        true => self.open.push_back(index),
-                        false => self.answer(index, answer.map_err(Error::not_again)),
+                    if has_time && asks_again(&answer) {
+                        self.open.push_back(index)
+                    } else {
+                        self.answer(index, answer.map_err(Error::not_again))
                     }
                 }
             }

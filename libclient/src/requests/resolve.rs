@@ -68,9 +68,10 @@ fn resolve_now(
     connection.call(call, &[], write, |reply: Reply<'_>| {
         let handles = reply.message.items::<Handle>()?;
         let is_asked_for = handles.first().is_some_and(|it| it.virtual_fd() == Some(fd));
-        match is_asked_for && handles.len() <= most {
-            true => Ok(handles.to_vec()),
-            false => Err(DecodeError::Unexpected(Kind::Resolved)),
+        if is_asked_for && handles.len() <= most {
+            Ok(handles.to_vec())
+        } else {
+            Err(DecodeError::Unexpected(Kind::Resolved))
         }
     })
 }

@@ -105,13 +105,12 @@ impl AcquireRequest {
     /// do in a child of fork(2).
     pub fn test(mut self) -> Progress {
         self.state.connection.serve();
-        match self.state.advance() {
-            true => Progress::Done(self.state.take_outcomes()),
-            false => {
-                let State { arrived, kept, .. } = &mut *self.state;
-                kept.extend(arrived.drain(..).map(|(place, it)| (place, it.and_then(Kept::of))));
-                Progress::UnderWay(self)
-            }
+        if self.state.advance() {
+            Progress::Done(self.state.take_outcomes())
+        } else {
+            let State { arrived, kept, .. } = &mut *self.state;
+            kept.extend(arrived.drain(..).map(|(place, it)| (place, it.and_then(Kept::of))));
+            Progress::UnderWay(self)
         }
     }
 

@@ -334,14 +334,13 @@ impl Server {
                     return served;
                 }
             };
-            let handled = match received.payload_truncated || received.fds_truncated {
-                true => Err("longer than any of the protocol, or with fds".to_owned()),
-                false => {
-                    let buf = std::mem::take(&mut self.buf);
-                    let handled = self.handle(session, connection, &buf[..received.len]);
-                    self.buf = buf;
-                    handled.map_err(|error| error.to_string())
-                }
+            let handled = if received.payload_truncated || received.fds_truncated {
+                Err("longer than any of the protocol, or with fds".to_owned())
+            } else {
+                let buf = std::mem::take(&mut self.buf);
+                let handled = self.handle(session, connection, &buf[..received.len]);
+                self.buf = buf;
+                handled.map_err(|error| error.to_string())
             };
             if let Err(error) = handled {
                 connection.kill(&format!("event: {error}"));

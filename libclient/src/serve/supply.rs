@@ -97,9 +97,8 @@ impl Supplier {
             connection.look_away();
             let owner = connection.common.owner_of(recall.base).filter(|_| recall.base != 0);
             let fresh = owner.as_ref().is_none_or(|owner| owner.exports_are_fresh());
-            let place = match fresh {
-                false => None,
-                true => match connection.common.window.take_for_recall() {
+            let place = if fresh {
+                match connection.common.window.take_for_recall() {
                     Some(place) => Some(place),
                     // Those gathered hold some of the places: sent first.
                     None if !self.gathered.items.is_empty() => match self.send(connection) {
@@ -113,7 +112,9 @@ impl Supplier {
                         self.gathered.push(&recall, Err(ErrorCode::Again), None);
                         continue;
                     }
-                },
+                }
+            } else {
+                None
             };
             self.stuck = None;
             let supply = match owner {

@@ -157,10 +157,7 @@ fn run(session: &Session, seat: &Mutex<Seat>, mut bell: Arc<Bell>) {
         if session.is_stopping() {
             break;
         }
-        let news = match has_rung {
-            true => taken.server.look(&connection, &interest),
-            false => Came::NOTHING,
-        };
+        let news = if has_rung { taken.server.look(&connection, &interest) } else { Came::NOTHING };
         if taken.server.serve(session, &connection, &news).later {
             std::thread::sleep(HANG_UP_PAUSE);
         }

@@ -27,10 +27,7 @@ impl Again {
 
     /// Whether to ask again after this error; otherwise what to tell the caller.
     pub fn is_due(&mut self, error: Error, deadline: Deadline) -> Result<(), Error> {
-        match error.asks_again() && self.has_time(deadline) {
-            true => Ok(()),
-            false => Err(error.not_again()),
-        }
+        if error.asks_again() && self.has_time(deadline) { Ok(()) } else { Err(error.not_again()) }
     }
 
     /// The same, after a pause.

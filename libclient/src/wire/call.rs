@@ -245,9 +245,10 @@ impl Connection {
             let known: &Vec<_> =
                 known.get_or_insert_with(|| fds.iter().map(|fd| Identity::of(*fd)).collect());
             if Instant::now() >= call.until {
-                let why = match wanted.is_empty() {
-                    true => "too many fds of this user are in flight",
-                    false => "the broker does not read",
+                let why = if wanted.is_empty() {
+                    "too many fds of this user are in flight"
+                } else {
+                    "the broker does not read"
                 };
                 return Err(Error::timed_out(format!("{}: {why}", call.what)));
             }
@@ -318,9 +319,10 @@ impl Connection {
         self.read_queued(&mut reader);
         drop(reader);
         self.leave_role();
-        match events {
-            true => wait.serve(),
-            false => self.look_at_broker(),
+        if events {
+            wait.serve()
+        } else {
+            self.look_at_broker()
         }
         true
     }
@@ -473,15 +475,14 @@ impl Connection {
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let waits_now = waits && !left.is_zero();
-            let how = match std::mem::take(&mut reads_waiting) && left > READ_SLICE {
-                true => How::Waiting { is_proved },
-                false => {
-                    let socket = (self.socket.polled(), PollFlags::POLLIN);
-                    if waits_now && wait.poll(Some(socket), left.min(LIVENESS_LOOK)) {
-                        return Turn::Events;
-                    }
-                    How::AtOnce
+            let how = if std::mem::take(&mut reads_waiting) && left > READ_SLICE {
+                How::Waiting { is_proved }
+            } else {
+                let socket = (self.socket.polled(), PollFlags::POLLIN);
+                if waits_now && wait.poll(Some(socket), left.min(LIVENESS_LOOK)) {
+                    return Turn::Events;
                 }
+                How::AtOnce
             };
             match self.read_one(reader, Some(id), how) {
                 Received::Mine => return Turn::Mine,
@@ -567,8 +568,5 @@ fn send_error(what: &str, error: SendError) -> Error {
 
 /// A reply has as many items as the request.
 pub(crate) fn check_count(kind: Kind, got: usize, expected: usize) -> Result<(), DecodeError> {
-    match got == expected {
-        true => Ok(()),
-        false => Err(DecodeError::Length { kind, got, expected }),
-    }
+    if got == expected { Ok(()) } else { Err(DecodeError::Length { kind, got, expected }) }
 }

@@ -230,12 +230,11 @@ impl Connection {
             return;
         }
         let sockets = [&self.socket, &self.events].map(OwnFd::proved);
-        let reason = match sockets.iter().all(Option::is_some) {
-            true => reason,
-            false => {
-                self.closed_here.get_or_init(Instant::now);
-                CLOSED_HERE
-            }
+        let reason = if sockets.iter().all(Option::is_some) {
+            reason
+        } else {
+            self.closed_here.get_or_init(Instant::now);
+            CLOSED_HERE
         };
         if !self.alive.swap(false, Ordering::AcqRel) {
             return;
@@ -289,9 +288,10 @@ impl Connection {
     /// Whether replies will come that no thread waits for, or whose credits others wait for. Those to started requests are read by their tests, unless they
     /// bring back credits that others may wait for; in dispatch mode the event fd is to tell of them, too.
     fn is_for_the_server(&self, inbox: &Inbox) -> bool {
-        let is_untended = match self.common.dispatches() {
-            true => inbox.has_untended(),
-            false => inbox.has_untended_deposits(),
+        let is_untended = if self.common.dispatches() {
+            inbox.has_untended()
+        } else {
+            inbox.has_untended_deposits()
         };
         let are_credits_awaited = inbox.has_unattended_deposits() && self.credits.is_awaited();
         inbox.is_owed() || is_untended || are_credits_awaited
@@ -321,9 +321,10 @@ impl Connection {
         let broken = inbox.abandoned() > MAX_ABANDONED;
         self.pass_on(&mut inbox);
         drop(inbox);
-        match broken {
-            true => self.kill("the broker owes too many replies"),
-            false => self.post(OneWay::Cancel(id)),
+        if broken {
+            self.kill("the broker owes too many replies")
+        } else {
+            self.post(OneWay::Cancel(id))
         }
     }
 

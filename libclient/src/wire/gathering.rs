@@ -45,9 +45,10 @@ impl Gathering {
     pub fn given_back(&mut self, count: usize, now: Instant) -> Fate {
         let is_alone = !is_recent(self.last.replace(now), GATHER_TIME, now);
         let is_pressed = is_recent(self.pressed, PRESSED_TIME, now);
-        match is_alone || is_pressed || count >= GATHER_MOST || !self.is_attended {
-            true => Fate::Goes,
-            false => Fate::Waits,
+        if is_alone || is_pressed || count >= GATHER_MOST || !self.is_attended {
+            Fate::Goes
+        } else {
+            Fate::Waits
         }
     }
 

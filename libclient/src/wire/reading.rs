@@ -78,9 +78,10 @@ impl Connection {
             }
         };
         reader.len = received.len;
-        let sorted = match received.payload_truncated {
-            true => Err("a reply longer than any of the protocol".to_owned()),
-            false => self.sort(reader, received.fds_truncated, mine).map_err(|e| e.to_string()),
+        let sorted = if received.payload_truncated {
+            Err("a reply longer than any of the protocol".to_owned())
+        } else {
+            self.sort(reader, received.fds_truncated, mine).map_err(|e| e.to_string())
         };
         sorted.unwrap_or_else(|error| {
             reader.fds.clear();

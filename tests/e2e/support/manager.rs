@@ -112,9 +112,10 @@ impl Manager {
         // Only the new process knows its pid for LISTEN_PID.
         let mut command = Command::new("sh");
         command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\""]).arg(super::broker::program());
-        match self.is_node {
-            true => command.arg("--socket").arg(self.socket()),
-            false => command.arg("--private").arg(self.dir()),
+        if self.is_node {
+            command.arg("--socket").arg(self.socket())
+        } else {
+            command.arg("--private").arg(self.dir())
         };
         command.args(&self.flags).env_clear();
         command.env("NOTIFY_SOCKET", self.dir().join("notify"));

@@ -106,9 +106,10 @@ fn deposit(attack: &mut Attack, fd: BorrowedFd<'_>, items: &[RegisterItem]) {
     while !stopped() {
         let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
         // Half of the time within its credits: nothing beyond them is looked at.
-        let most = match attack.rng.below(2) == 0 && conn.want_credits(&mut attack.inbox) {
-            true => conn.credits as usize,
-            false => MAX_BATCH,
+        let most = if attack.rng.below(2) == 0 && conn.want_credits(&mut attack.inbox) {
+            conn.credits as usize
+        } else {
+            MAX_BATCH
         };
         let count = [1, 16, MAX_BATCH][attack.rng.below(3)].min(most);
         let bytes = conn.register(&items[..count], MAX_BATCH as u32);

@@ -36,10 +36,7 @@ impl Model {
     /// Whose names a client means.
     pub fn scope_of(&self, client: u32, of_job: bool) -> Option<Scope> {
         let (domain, job) = self.clients[&client].scope;
-        match of_job {
-            true => job.map(|job| (domain, Some(job))),
-            false => Some((domain, None)),
-        }
+        if of_job { job.map(|job| (domain, Some(job))) } else { Some((domain, None)) }
     }
 
     /// Changes the model as the input asks, and says what the answer must be. `ended`: versions of kept groups that the core says

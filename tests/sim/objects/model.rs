@@ -285,10 +285,7 @@ impl Model {
             if it.used + keep_us.min(self.object_ttl_us) > self.now {
                 continue;
             }
-            match self.is_leased(group) {
-                true => self.groups[group].used = self.now,
-                false => self.end(group),
-            }
+            if self.is_leased(group) { self.groups[group].used = self.now } else { self.end(group) }
         }
     }
 

@@ -96,9 +96,10 @@ impl Table {
             let domain = domains.get(&id).copied().unwrap_or(DomainKey { listener: 0, uid: 1000 });
             let (share, recallable, owner) = (Share::Uid, false, OwnerKey::default());
             let record = Record { domain, gid: 100, share, recallable, owner };
-            let life = match is_live {
-                true => FormerLife::Live { record, owner_lives: false },
-                false => FormerLife::Ended(ErrorCode::Stale),
+            let life = if *is_live {
+                FormerLife::Live { record, owner_lives: false }
+            } else {
+                FormerLife::Ended(ErrorCode::Stale)
             };
             FormerSlot { id, life }
         });

@@ -55,13 +55,14 @@ impl Target {
     }
 
     fn not_found(&self) -> Error {
-        match self.is_one {
-            true => subject::no_allocation(&self.words),
-            false => Error::NotFound(format!(
+        if self.is_one {
+            subject::no_allocation(&self.words)
+        } else {
+            Error::NotFound(format!(
                 "no allocation is of {}; `fdbroker ls` lists all. Its leases of others' memory (`fdbroker holders`) can be closed by \
                  itself alone: end it, or lower client.open_leases",
                 self.words
-            )),
+            ))
         }
     }
 }
@@ -117,10 +118,7 @@ pub fn act_on_each(
             Err(error) => return Err(error),
         }
     }
-    match is_any {
-        true => Ok(missing),
-        false => Err(Error::NotFound(missing.0.join("\nfdbroker: "))),
-    }
+    if is_any { Ok(missing) } else { Err(Error::NotFound(missing.0.join("\nfdbroker: "))) }
 }
 
 /// Messages about targets without allocations.
@@ -167,10 +165,7 @@ fn act(
         })?;
     }
     // All allocations may be none.
-    match found || target.words == Target::all().words {
-        true => Ok(()),
-        false => Err(target.not_found()),
-    }
+    if found || target.words == Target::all().words { Ok(()) } else { Err(target.not_found()) }
 }
 
 /// Acts upon one selection, page by page.

@@ -32,9 +32,10 @@ pub fn soon() -> Deadline {
 
 /// Reads the name of an object from the command line.
 pub fn name(text: &str) -> std::result::Result<String, String> {
-    match is_object_name(text.as_bytes()) {
-        true => Ok(text.to_owned()),
-        false => Err("a name has 1 to 255 bytes of UTF-8".into()),
+    if is_object_name(text.as_bytes()) {
+        Ok(text.to_owned())
+    } else {
+        Err("a name has 1 to 255 bytes of UTF-8".into())
     }
 }
 

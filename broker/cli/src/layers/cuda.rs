@@ -51,12 +51,13 @@ pub fn find() -> Result<PathBuf> {
         ))
     })?;
     // Both characters separate libraries in LD_PRELOAD: ld.so(8).
-    match found.as_os_str().as_bytes().iter().any(|byte| b": ".contains(byte)) {
-        false => Ok(found),
-        true => Err(Error::Other(format!(
+    if found.as_os_str().as_bytes().iter().any(|byte| b": ".contains(byte)) {
+        Err(Error::Other(format!(
             "{} cannot stand in LD_PRELOAD; install fdbroker where the path has no `:` and no space",
             found.display()
-        ))),
+        )))
+    } else {
+        Ok(found)
     }
 }
 

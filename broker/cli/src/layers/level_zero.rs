@@ -57,12 +57,13 @@ fn find() -> Result<PathBuf> {
         ))
     })?;
     // These characters separate paths in LD_LIBRARY_PATH or LD_PRELOAD: ld.so(8).
-    match found.as_os_str().as_bytes().iter().any(|byte| b":; ".contains(byte)) {
-        false => Ok(found),
-        true => Err(Error::Other(format!(
+    if found.as_os_str().as_bytes().iter().any(|byte| b":; ".contains(byte)) {
+        Err(Error::Other(format!(
             "{} cannot stand in LD_LIBRARY_PATH and LD_PRELOAD; install fdbroker where the path has no `:`, `;` or space",
             found.display()
-        ))),
+        )))
+    } else {
+        Ok(found)
     }
 }
 

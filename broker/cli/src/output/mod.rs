@@ -36,9 +36,10 @@ impl Output {
 
     /// Writes a line, bold on a terminal.
     pub fn heading(&mut self, line: &str) -> Result<()> {
-        match self.colour {
-            true => self.text(&format!("\x1b[1m{line}\x1b[0m\n")),
-            false => self.text(&format!("{line}\n")),
+        if self.colour {
+            self.text(&format!("\x1b[1m{line}\x1b[0m\n"))
+        } else {
+            self.text(&format!("{line}\n"))
         }
     }
 

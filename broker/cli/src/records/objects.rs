@@ -109,8 +109,5 @@ fn flags(info: &ObjectInfo) -> Value {
         (info.cooperative, "cooperative"),
     ];
     let set: Vec<&str> = all.into_iter().filter(|(is_set, _)| *is_set).map(|it| it.1).collect();
-    match set.is_empty() {
-        true => Value::None("-"),
-        false => Value::Text(set.join(",").into()),
-    }
+    if set.is_empty() { Value::None("-") } else { Value::Text(set.join(",").into()) }
 }

@@ -172,11 +172,12 @@ fn keys_of(name: &str, jobs: &[AccountRecord]) -> BTreeSet<u64> {
 /// Keys of the jobs with this name that use the broker, at least one.
 fn known_keys(name: &str, admin: &mut Admin) -> Result<BTreeSet<u64>> {
     let keys = keys_of(name, &admin.all::<AccountRecord>(Selection::ALL)?);
-    match keys.is_empty() {
-        false => Ok(keys),
-        true => Err(Error::NotFound(format!(
+    if keys.is_empty() {
+        Err(Error::NotFound(format!(
             "no job {name} uses this broker; `fdbroker jobs` lists those that do"
-        ))),
+        )))
+    } else {
+        Ok(keys)
     }
 }
 

@@ -83,17 +83,14 @@ impl<R: Clone> List<R> {
         out: &mut Output,
     ) -> Result<()> {
         let List { name, columns, filter, order, is_json, no_headings } = self;
-        let mut rows = match is_json {
-            true => {
-                out.text(&format!("\"{name}\":["))?;
-                Rows::Json { columns, is_first: true }
-            }
-            false => {
-                let heading = |it: &&Column<R>| output::Column(it.name, it.kind.side());
-                let headings: Vec<_> = columns.iter().map(heading).collect();
-                let table = Columns::new(headings, !no_headings).within_the_terminal();
-                Rows::Table { columns, table, waiting: Vec::new() }
-            }
+        let mut rows = if is_json {
+            out.text(&format!("\"{name}\":["))?;
+            Rows::Json { columns, is_first: true }
+        } else {
+            let heading = |it: &&Column<R>| output::Column(it.name, it.kind.side());
+            let headings: Vec<_> = columns.iter().map(heading).collect();
+            let table = Columns::new(headings, !no_headings).within_the_terminal();
+            Rows::Table { columns, table, waiting: Vec::new() }
         };
         let is_wanted = |record: &R| filter.as_ref().is_none_or(|filter| filter.has(record));
         let left_out = match order {

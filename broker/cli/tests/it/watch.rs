@@ -29,9 +29,10 @@ impl Place {
         let mut broker = Running::start(command);
         let mut said = [0; 6];
         let ready = broker.0.stdout.as_mut().expect("piped").read_exact(&mut said);
-        match ready.is_ok() && &said == b"READY\n" {
-            true => broker,
-            false => panic!("it does not serve: {}", end(&broker.end()).1),
+        if ready.is_ok() && &said == b"READY\n" {
+            broker
+        } else {
+            panic!("it does not serve: {}", end(&broker.end()).1)
         }
     }
 

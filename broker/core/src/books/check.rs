@@ -41,8 +41,5 @@ pub(crate) type Check<T = ()> = Result<T, RestoreError>;
 
 /// Fails unless a rule holds; `what` and `number` say of which record.
 pub(crate) fn ensure(holds: bool, what: &'static str, number: impl Into<u64>) -> Check {
-    match holds {
-        true => Ok(()),
-        false => Err(RestoreError::Broken(what, number.into())),
-    }
+    if holds { Ok(()) } else { Err(RestoreError::Broken(what, number.into())) }
 }

@@ -50,10 +50,7 @@ impl Lease {
     }
 
     fn shelf(&self) -> Shelf {
-        match self.ended {
-            false => Shelf::of(self.mapped, self.asked != 0),
-            true => Shelf::Ended,
-        }
+        if self.ended { Shelf::Ended } else { Shelf::of(self.mapped, self.asked != 0) }
     }
 }
 

@@ -185,9 +185,10 @@ impl Ledger {
     /// Which cap is in the way of a charge, or the table.
     pub fn fits_in_table(&self, from: ScopeId, charge: Charge) -> Result<(), Blocked> {
         self.fits(from, None, charge)?;
-        match charge.is_in_table() && charge.1 > self.table_room() {
-            true => Err(Blocked::TABLE),
-            false => Ok(()),
+        if charge.is_in_table() && charge.1 > self.table_room() {
+            Err(Blocked::TABLE)
+        } else {
+            Ok(())
         }
     }
 

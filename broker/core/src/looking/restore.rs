@@ -48,9 +48,10 @@ impl Core {
             let is_its = found.is_some_and(|allocation| {
                 let maker =
                     self.books.clients.find(creator).filter(|client| client.serial == serial);
-                let owner = match group.is_kept {
-                    true => allocation.owner == NONE,
-                    false => allocation.owner == creator && maker.is_some(),
+                let owner = if group.is_kept {
+                    allocation.owner == NONE
+                } else {
+                    allocation.owner == creator && maker.is_some()
                 };
                 let traits = allocation.traits;
                 owner

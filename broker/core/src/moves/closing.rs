@@ -19,9 +19,10 @@ impl Books {
 
     fn ticket(&mut self, number: u32, payer: ScopeId, client: (u32, u64), refused: bool) -> Ticket {
         let domain = self.clients.domain(number);
-        match refused {
-            true => self.ledger.add(domain.scope, REFUSED_FD),
-            false => self.ledger.add_coming(payer, domain.slow, 1),
+        if refused {
+            self.ledger.add(domain.scope, REFUSED_FD)
+        } else {
+            self.ledger.add_coming(payer, domain.slow, 1)
         }
         self.closings.begin(Closing { domain: number, client: Some(client), refused })
     }

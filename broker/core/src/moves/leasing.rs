@@ -72,9 +72,10 @@ impl Books {
             self.lease_of_group(allocation, step);
         }
         if let State::Ended(_) = self.allocations[allocation].state {
-            match ended {
-                true => self.unpin_of_holder(client, allocation),
-                false => self.leases.take_unswept(),
+            if ended {
+                self.unpin_of_holder(client, allocation)
+            } else {
+                self.leases.take_unswept()
             }
             if self.allocations[allocation].leases.is_empty() {
                 self.unpinned(allocation);

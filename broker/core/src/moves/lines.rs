@@ -12,11 +12,12 @@ impl Books {
             let (place, number) = self.place(seq);
             self.ledger.block(account);
             self.rooms.enter(account, place, number);
-            match self.is_behind(seq, account) {
+            if self.is_behind(seq, account) {
                 // What the first one waits for may be another account by now, as shares go down, too.
-                true => self.wake(account),
+                self.wake(account)
+            } else {
                 // Those before which it has come found the account full; but it may have made some room itself.
-                false => self.look_soon(seq),
+                self.look_soon(seq)
             }
         }
     }

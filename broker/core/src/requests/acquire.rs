@@ -22,9 +22,10 @@ impl Core {
         let seq = self.books.arrival();
         let (turn, first) = (Turn::Last, true);
         let attempt = Attempt { client, request, seq, deadline, wanted, turn, first };
-        let wait = match self.books.client_mut(client.0).sendable {
-            true => self.try_acquire(attempt, step),
-            false => Some(Wait::Reader),
+        let wait = if self.books.client_mut(client.0).sendable {
+            self.try_acquire(attempt, step)
+        } else {
+            Some(Wait::Reader)
         };
         let Some(wait) = wait else { return };
         if deadline <= step.now {

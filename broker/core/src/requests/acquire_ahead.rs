@@ -51,10 +51,7 @@ impl Core {
                     .cap(scope, it)
                     .saturating_sub(self.books.ledger[scope].account.counted(it))
             };
-            match is_waited_for {
-                true => 0,
-                false => room(Resource::Fds).min(room(Resource::OpenLeases)),
-            }
+            if is_waited_for { 0 } else { room(Resource::Fds).min(room(Resource::OpenLeases)) }
         };
         self.books.ledger.path(record.scope).map(free).fold(share, u64::min) / AHEAD_ROOM_DIVISOR
     }

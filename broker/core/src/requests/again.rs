@@ -75,9 +75,10 @@ impl Core {
         let taken = self.books.taken();
         let wait = self.retry(now, seq, Turn::InLine(seq), step);
         if let Some(Wait::Room(account)) = wait {
-            match self.books.is_behind(seq, account) {
-                true => self.books.wake(account),
-                false => _ = self.books.rooms.open.remove(&account),
+            if self.books.is_behind(seq, account) {
+                self.books.wake(account)
+            } else {
+                _ = self.books.rooms.open.remove(&account)
             }
         }
         let looks =

@@ -121,9 +121,10 @@ impl Core {
             }
             return evicted;
         }
-        let excess = match self.books.take_idle_credits(blocked, 0) {
-            true => self.excess(blocked.scope, blocked.resource),
-            false => excess,
+        let excess = if self.books.take_idle_credits(blocked, 0) {
+            self.excess(blocked.scope, blocked.resource)
+        } else {
+            excess
         };
         let missing = excess.saturating_sub(self.books.ledger[blocked.scope].coming);
         let missing = usize::try_from(missing).unwrap_or(usize::MAX);

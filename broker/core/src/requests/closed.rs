@@ -33,11 +33,10 @@ impl Core {
         let scope = owner.map_or(of_domain, |owner| owner.scope);
         let is_here = owner.is_some();
         self.books.ledger.take_coming(scope, is_slow, u64::from(!refused));
-        match is_here {
-            true => {
-                self.books.release_charge(number, Charge(Resource::HeldFds, 1));
-            }
-            false => self.books.release_domain_charge(domain, Charge(Resource::HeldFds, 1)),
+        if is_here {
+            self.books.release_charge(number, Charge(Resource::HeldFds, 1));
+        } else {
+            self.books.release_domain_charge(domain, Charge(Resource::HeldFds, 1))
         }
     }
 

@@ -23,9 +23,10 @@ impl Core {
     ) {
         let begin = step.fx.registered.len();
         for (index, item) in (0..).zip(items) {
-            let done = match item.ended {
-                true => self.redeposit_ended(client.0, item, step),
-                false => self.redeposit_one(client.0, item, step).map(|id| (Status::OK, id)),
+            let done = if item.ended {
+                self.redeposit_ended(client.0, item, step)
+            } else {
+                self.redeposit_one(client.0, item, step).map(|id| (Status::OK, id))
             };
             let (status, id) = done.unwrap_or_else(|status| (status, NOTHING));
             step.fx.registered.push(Registered { status, id, index });
@@ -137,9 +138,10 @@ impl Core {
             }
             return Err(code.into());
         }
-        match is_held {
-            true => self.adopt(client, slot, deposit, step)?,
-            false => self.own_again(client, slot, deposit, step)?,
+        if is_held {
+            self.adopt(client, slot, deposit, step)?
+        } else {
+            self.own_again(client, slot, deposit, step)?
         }
         self.books.continuity.leave(slot);
         step.fx.list.push(Effect::Publish { slot, generation: id.generation });

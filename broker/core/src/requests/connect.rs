@@ -25,9 +25,10 @@ impl Core {
             }
         } else {
             let of_user = self.books.clients.of_user(key).len();
-            let (scope, most) = match of_user < DOMAINS_PER_USER {
-                true => (Scope::Node, self.config.max_domains.into()),
-                false => (Scope::Domain, of_user as u64),
+            let (scope, most) = if of_user < DOMAINS_PER_USER {
+                (Scope::Node, self.config.max_domains.into())
+            } else {
+                (Scope::Domain, of_user as u64)
             };
             Books::no_quota_limit(Resource::Domains, scope, most)
         };

@@ -201,9 +201,10 @@ impl Core {
             return Outcome::Refused(self.books.refusal(owner, blocked));
         }
         let above = deposit.file.and_then(|_| self.books.above_held_bytes(owner));
-        let short = match evictable {
-            true => None,
-            false => self.short_of_resident(owner, resident, above.is_none(), step),
+        let short = if evictable {
+            None
+        } else {
+            self.short_of_resident(owner, resident, above.is_none(), step)
         };
         if let Some(status) = short {
             self.undo_charge_of_allocation(owner, deposit.keep);

@@ -17,9 +17,10 @@ impl Core {
             let awaited = found.is_some_and(|allocation| {
                 allocation.owner == client.0 && allocation.state == State::Recalling
             });
-            match welcome && awaited {
-                true => self.supplied(client, supply, step),
-                false => self.not_awaited(client, supply, step),
+            if welcome && awaited {
+                self.supplied(client, supply, step)
+            } else {
+                self.not_awaited(client, supply, step)
             }
         }
     }

@@ -135,9 +135,10 @@ impl Server {
         let (kind, id, body) = match take_apart(self.inbox.bytes(length)) {
             Ok(asked) => asked,
             Err((id, error)) => {
-                match comer.rights.may_act {
-                    true => log::warn!("administrator: {error}"),
-                    false => self.log_viewer(comer, &error),
+                if comer.rights.may_act {
+                    log::warn!("administrator: {error}")
+                } else {
+                    self.log_viewer(comer, &error)
                 }
                 self.writer.failed(id, ErrorCode::Protocol.into());
                 self.send_admin(index);

@@ -234,9 +234,10 @@ impl Server {
     fn settle_closes(&mut self, client: ClientId, message: &Message<'_>) -> Result<(), Breach> {
         let request = requests::check_empty_request(message)?;
         let closing = self.core.closings_of(client);
-        match self.connections[index(client)].settles.wait(request, closing) {
-            true => self.answer_settled(client),
-            false => self.reply_failed(client, request, ErrorCode::Again.into()),
+        if self.connections[index(client)].settles.wait(request, closing) {
+            self.answer_settled(client)
+        } else {
+            self.reply_failed(client, request, ErrorCode::Again.into())
         }
         Ok(())
     }

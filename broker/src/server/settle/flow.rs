@@ -32,9 +32,10 @@ impl Server {
         }
         connection.pending.push_back(bytes.to_vec());
         let parked = self.settings.core.max_parked_per_client as usize;
-        match connection.pending.len() > parked + PENDING_REPLIES_BESIDE_PARKED {
-            true => self.end_with(client, ErrorCode::Protocol.into()),
-            false => self.block(client, Blocked::Unread),
+        if connection.pending.len() > parked + PENDING_REPLIES_BESIDE_PARKED {
+            self.end_with(client, ErrorCode::Protocol.into())
+        } else {
+            self.block(client, Blocked::Unread)
         }
     }
 

@@ -30,9 +30,10 @@ impl Server {
                 && self.door.is_ready(number)
             {
                 let socket = self.door.accept(number, self.now);
-                match socket.is_some_and(|socket| self.admit(socket, number)) {
-                    true => accepted += 1,
-                    false => turned_away += 1,
+                if socket.is_some_and(|socket| self.admit(socket, number)) {
+                    accepted += 1
+                } else {
+                    turned_away += 1
                 }
             }
         }

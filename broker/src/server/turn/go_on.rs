@@ -151,13 +151,12 @@ impl Server {
                 continue;
             }
             self.service.keep_store().adopt(&found);
-            match is_anew {
-                true => {
-                    let kind = found.kept.deposit.facts.kind;
-                    let double = self.fds.put(id.slot, kind, Files::default(), Some(found.fd));
-                    double.into_iter().for_each(|fd| left.put_back(fd));
-                }
-                false => left.put_back(found.fd),
+            if is_anew {
+                let kind = found.kept.deposit.facts.kind;
+                let double = self.fds.put(id.slot, kind, Files::default(), Some(found.fd));
+                double.into_iter().for_each(|fd| left.put_back(fd));
+            } else {
+                left.put_back(found.fd)
             }
         }
         let slots: Vec<u32> = self.fds.slots().map(|(slot, ..)| slot).collect();
@@ -376,8 +375,9 @@ fn check_against_core(
             return Err(broken("no fd of slot", view.id.slot.into()));
         }
     }
-    match fds.slots().filter(|(_, _, fd)| fd.is_some()).count() == count {
-        true => Ok(()),
-        false => Err(broken("more fds than allocations", count as u64)),
+    if fds.slots().filter(|(_, _, fd)| fd.is_some()).count() == count {
+        Ok(())
+    } else {
+        Err(broken("more fds than allocations", count as u64))
     }
 }

@@ -26,9 +26,10 @@ impl Server {
             given = given.and_then(|()| give(names::CARRIER, carrier.as_fd()));
         }
         let heard = given.map_err(HandoverError::Store).and_then(|()| {
-            match self.service.manager().wait_until_heard() {
-                true => Ok(()),
-                false => Err(HandoverError::Unheard),
+            if self.service.manager().wait_until_heard() {
+                Ok(())
+            } else {
+                Err(HandoverError::Unheard)
             }
         });
         match &heard {
@@ -112,8 +113,9 @@ fn check_successor(socket: &OwnedFd, format: u64, has_store: bool) -> Result<(),
     if has_store {
         return Err(ErrorCode::Again.into());
     }
-    match format == u64::from(FORMAT) {
-        true => Ok(()),
-        false => Err(Status::with_value(ErrorCode::NotSupported, FORMAT.into())),
+    if format == u64::from(FORMAT) {
+        Ok(())
+    } else {
+        Err(Status::with_value(ErrorCode::NotSupported, FORMAT.into()))
     }
 }

@@ -47,10 +47,7 @@ impl Server {
         if caller.is_watched {
             let _ = self.poll.registry().deregister(&mut SourceFd(&caller.socket.as_raw_fd()));
         }
-        match is_join {
-            true => self.join(caller),
-            false => self.begin_client(caller),
-        }
+        if is_join { self.join(caller) } else { self.begin_client(caller) }
     }
 
     /// The caller is a client to be, whatever it says: the core hears of it when the facts about its process are there.

@@ -77,9 +77,10 @@ impl Server {
                 continue;
             }
             self.retry(client);
-            match self.waits_for_others(client) {
-                true => self.in_flight.wait(client, &mut self.connections, self.now),
-                false => resumed += 1,
+            if self.waits_for_others(client) {
+                self.in_flight.wait(client, &mut self.connections, self.now)
+            } else {
+                resumed += 1
             }
             if resumed == RESUMED_PER_SWEEP {
                 break;

@@ -426,12 +426,11 @@ fn connection_when_it_ends_with_fds_unread_then_counted_until_the_peer_has_read_
         bench.rest();
         assert_eq!(bench.server.connections.len(), 2, "it lingers");
         assert_eq!(bench.server.core.totals().node.now(Resource::Connections), 1);
-        match is_read {
-            true => {
-                assert_eq!(client.count(), 2, "the grant and why it ended");
-                assert!(matches!(client.recv(), Err(RecvError::Eof)));
-            }
-            false => drop(client),
+        if is_read {
+            assert_eq!(client.count(), 2, "the grant and why it ended");
+            assert!(matches!(client.recv(), Err(RecvError::Eof)));
+        } else {
+            drop(client)
         }
         bench.rest();
         assert_eq!(bench.server.connections.len(), 1);

@@ -198,9 +198,10 @@ fn import_when_released_and_unmapped_in_any_order_then_its_lease_after_both() {
         records.map(0, SIZE, A);
         let unmap = |records: &mut Of| unmap(records, 0);
         let release = |records: &mut Of| really_released(records, A);
-        let (first, second) = match is_unmapped_first {
-            true => (unmap(&mut records), release(&mut records)),
-            false => (release(&mut records), unmap(&mut records)),
+        let (first, second) = if is_unmapped_first {
+            (unmap(&mut records), release(&mut records))
+        } else {
+            (release(&mut records), unmap(&mut records))
         };
         assert_eq!((first, second), (Done::default(), given_back("lease")));
         assert!(is_empty(&records));

@@ -35,9 +35,10 @@ impl Driver {
     /// The driver of this process.
     pub fn get() -> Result<&'static Driver, Error> {
         let driver = loaded(&DRIVER, || Self::load(LIBRARY))?;
-        match driver.process.is_current() {
-            true => Ok(driver),
-            false => Err(absent("a child of fork(2) cannot use CUDA; exec(2) first")),
+        if driver.process.is_current() {
+            Ok(driver)
+        } else {
+            Err(absent("a child of fork(2) cannot use CUDA; exec(2) first"))
         }
     }
 
@@ -152,9 +153,10 @@ pub fn absent(reason: impl std::fmt::Display) -> Error {
 }
 
 fn unless_fds_lack(error: Error) -> Error {
-    match lacks_fds(CUDA_DEVICE_FDS) {
-        true => Error { code: ErrorCode::LocalFdLimit, ..error },
-        false => error,
+    if lacks_fds(CUDA_DEVICE_FDS) {
+        Error { code: ErrorCode::LocalFdLimit, ..error }
+    } else {
+        error
     }
 }
 
@@ -522,9 +524,10 @@ impl Mapped {
         let mapped = Mapped { range, access };
         // A driver may know no reading alone: then only `write_at` protects.
         let read_only = access == Access::Read && mapped.allow(raw::ACCESS_READ)?;
-        match read_only || mapped.allow(raw::ACCESS_READ_WRITE)? {
-            true => Ok(mapped),
-            false => Err(absent("cuMemSetAccess: the device cannot reach that memory")),
+        if read_only || mapped.allow(raw::ACCESS_READ_WRITE)? {
+            Ok(mapped)
+        } else {
+            Err(absent("cuMemSetAccess: the device cannot reach that memory"))
         }
     }
 

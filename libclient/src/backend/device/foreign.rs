@@ -123,9 +123,6 @@ impl Foreign {
             return Err(gone());
         }
         let fd = context.export_at(base)?;
-        match self.is_at(context, base) {
-            true => Ok(fd),
-            false => Err(gone()),
-        }
+        if self.is_at(context, base) { Ok(fd) } else { Err(gone()) }
     }
 }

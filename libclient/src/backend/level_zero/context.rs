@@ -410,10 +410,7 @@ impl Drop for Context {
         let ze = &self.driver.ze;
         // SAFETY: the last user is gone: memory holds its context.
         let closed = unsafe {
-            let listed = match list.is_null() {
-                true => Ok(()),
-                false => ze.zeCommandListDestroy(list),
-            };
+            let listed = if list.is_null() { Ok(()) } else { ze.zeCommandListDestroy(list) };
             listed.and_then(|()| if self.is_own { ze.zeContextDestroy(self.raw) } else { Ok(()) })
         };
         if let Err(why) = closed {

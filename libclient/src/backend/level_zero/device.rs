@@ -237,8 +237,9 @@ fn check(driver: &Driver, found: Found) -> Result<String, Error> {
     let name = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
     let name = name.to_string_lossy().into_owned();
     let shares = external.memoryAllocationExportTypes & external.memoryAllocationImportTypes;
-    match shares & DMA_BUF != 0 {
-        true => Ok(name),
-        false => Err(absent(format!("the device {name} exports no memory as dma-bufs"))),
+    if shares & DMA_BUF != 0 {
+        Ok(name)
+    } else {
+        Err(absent(format!("the device {name} exports no memory as dma-bufs")))
     }
 }

@@ -86,9 +86,10 @@ impl Driver {
     }
 
     pub fn check_process(&self) -> Result<(), Error> {
-        match self.is_current() {
-            true => Ok(()),
-            false => Err(absent("a child of fork(2) cannot use Level Zero; exec(2) first")),
+        if self.is_current() {
+            Ok(())
+        } else {
+            Err(absent("a child of fork(2) cannot use Level Zero; exec(2) first"))
         }
     }
 
@@ -139,9 +140,10 @@ pub fn failed(what: impl std::fmt::Display, why: CallError) -> Error {
 
 /// While the driver is being found, whatever it refuses it is absent; but a full fd table is that.
 pub fn unless_fds_lack(error: Error) -> Error {
-    match lacks_fds(LEVEL_ZERO_START_FDS) {
-        true => Error { code: ErrorCode::LocalFdLimit, ..error },
-        false => error,
+    if lacks_fds(LEVEL_ZERO_START_FDS) {
+        Error { code: ErrorCode::LocalFdLimit, ..error }
+    } else {
+        error
     }
 }
 

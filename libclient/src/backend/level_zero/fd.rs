@@ -83,9 +83,10 @@ pub fn moved_off(
     fd: BorrowedFd<'_>,
 ) -> Result<Option<OwnedFd>, Error> {
     let exporters = number_in(handle);
-    match fd.as_raw_fd() == exporters {
-        true => duplicate(fd, exporters.saturating_add(1)).or_else(|_| duplicate(fd, 0)).map(Some),
-        false => Ok(None),
+    if fd.as_raw_fd() == exporters {
+        duplicate(fd, exporters.saturating_add(1)).or_else(|_| duplicate(fd, 0)).map(Some)
+    } else {
+        Ok(None)
     }
 }
 

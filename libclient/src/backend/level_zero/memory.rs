@@ -83,15 +83,14 @@ impl LevelZeroMemory {
         let range = self.context.range(self.pointer)?;
         let begin = (self.pointer - range.base).checked_add(self.lead);
         let end = begin.and_then(|begin| begin.checked_add(self.len as u64));
-        match end.is_some_and(|end| end <= range.bytes) {
-            true => Ok(self),
-            false => {
-                let context = format!(
-                    "{} bytes, of which the driver has fewer: {} in all",
-                    self.len, range.bytes
-                );
-                Err(Error::new(ErrorCode::BadHandle, context))
-            }
+        if end.is_some_and(|end| end <= range.bytes) {
+            Ok(self)
+        } else {
+            let context = format!(
+                "{} bytes, of which the driver has fewer: {} in all",
+                self.len, range.bytes
+            );
+            Err(Error::new(ErrorCode::BadHandle, context))
         }
     }
 

@@ -229,9 +229,10 @@ impl Holdings {
     ) -> Named {
         let mut state = lock(&self.state);
         // Lost meanwhile: they wait again, or will.
-        match state.link.is_of(epoch) {
-            true => state.registrations.note_named(naming, answers, may_retry),
-            false => Default::default(),
+        if state.link.is_of(epoch) {
+            state.registrations.note_named(naming, answers, may_retry)
+        } else {
+            Default::default()
         }
     }
 
@@ -244,13 +245,12 @@ impl Holdings {
     ) -> (Vec<OneWay>, Vec<RefusedLease>) {
         let mut state = lock(&self.state);
         // Lost meanwhile: they wait again, or will.
-        match state.link.is_of(epoch) {
-            true => {
-                let noted = state.leases.note_declared(declaring, answers);
-                self.numberings.fetch_add(1, Ordering::Release);
-                noted
-            }
-            false => Default::default(),
+        if state.link.is_of(epoch) {
+            let noted = state.leases.note_declared(declaring, answers);
+            self.numberings.fetch_add(1, Ordering::Release);
+            noted
+        } else {
+            Default::default()
         }
     }
 

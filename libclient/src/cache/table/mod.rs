@@ -493,10 +493,7 @@ impl Table {
     /// The number for a new entry: the slot's own unless something ended is in use there.
     fn free_number(&self, cold: &mut Cold, slot: u32) -> Option<u32> {
         let own = self.segments.get(slot);
-        match own.is_some_and(|row| row.entry().word().is_open()) {
-            true => cold.spare(),
-            false => Some(slot),
-        }
+        if own.is_some_and(|row| row.entry().word().is_open()) { cold.spare() } else { Some(slot) }
     }
 
     fn row(&self, number: u32) -> Row<'_> {

@@ -28,14 +28,12 @@ impl Names {
             let why = "name 1 to 253 objects";
             return Err(Error::new(ErrorCode::BadHandle, "get: no names").because(why));
         }
-        match count == names.len() {
-            true => Ok(names),
-            false => {
-                let context = format!("get: {} names", names.len());
-                Err(Error::new(ErrorCode::TooLong, context).because(
-                    "one get has at most 253 names, and 32 KiB of them; get less at a time",
-                ))
-            }
+        if count == names.len() {
+            Ok(names)
+        } else {
+            let context = format!("get: {} names", names.len());
+            Err(Error::new(ErrorCode::TooLong, context)
+                .because("one get has at most 253 names, and 32 KiB of them; get less at a time"))
         }
     }
 

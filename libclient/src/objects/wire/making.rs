@@ -197,13 +197,12 @@ pub fn add_all(
     deadline: Deadline,
 ) -> Result<(), Error> {
     let range = items.chunk(0, size_of::<ObjectGroup>());
-    match range.len() == items.objects.len() {
-        true => add_some(connection, group, items, range, deadline),
-        false => {
-            let context = format!("add: {} objects", items.objects.len());
-            let why = "their names and metadata exceed one message of 32 KiB; add less at a time";
-            Err(Error::new(ErrorCode::TooLong, context).because(why))
-        }
+    if range.len() == items.objects.len() {
+        add_some(connection, group, items, range, deadline)
+    } else {
+        let context = format!("add: {} objects", items.objects.len());
+        let why = "their names and metadata exceed one message of 32 KiB; add less at a time";
+        Err(Error::new(ErrorCode::TooLong, context).because(why))
     }
 }
 
@@ -240,10 +239,7 @@ pub(super) fn one_status(reply: Reply<'_>) -> Result<Status, DecodeError> {
 }
 
 pub(super) fn to_result(status: Status, context: impl Into<String>) -> Result<(), Error> {
-    match status.is_ok() {
-        true => Ok(()),
-        false => Err(Error::from_status(status, context)),
-    }
+    if status.is_ok() { Ok(()) } else { Err(Error::from_status(status, context)) }
 }
 
 /// Seals a group; its version.

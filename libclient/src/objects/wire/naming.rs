@@ -186,12 +186,11 @@ fn read_infos(reply: Reply<'_>, asked: usize) -> Result<Infos, DecodeError> {
     let (_, records) = reply.message.head_and_named::<ObjectPage, ObjectRecord>()?;
     let infos: Infos =
         records.map(|(record, name, metadata)| ObjectInfo::of(record, name, metadata)).collect();
-    match (1..=asked).contains(&infos.len()) {
-        true => Ok(infos),
-        false => {
-            let (got, expected) = (infos.len(), asked);
-            Err(DecodeError::Length { kind: Kind::ObjectRecords, got, expected })
-        }
+    if (1..=asked).contains(&infos.len()) {
+        Ok(infos)
+    } else {
+        let (got, expected) = (infos.len(), asked);
+        Err(DecodeError::Length { kind: Kind::ObjectRecords, got, expected })
     }
 }
 

@@ -15,10 +15,7 @@ pub fn close(fd: RawFd) -> isize {
         return raw::failed(Errno::EBADF);
     }
     // A child of vfork(2) has an fd table of its own, but its parent's marks.
-    let mark = match table::is_marked(fd) && process::owns_memory() {
-        true => table::take(fd),
-        false => None,
-    };
+    let mark = if table::is_marked(fd) && process::owns_memory() { table::take(fd) } else { None };
     let answer = raw::close(fd);
     // The lease ends after the fd.
     drop(mark);
@@ -52,10 +49,7 @@ fn close_real(first: u32, last: u32, flags: u32) -> isize {
         }
         from = fd + 1;
     }
-    match from > last && first <= last {
-        true => 0,
-        false => close_all(from, last, flags, marks_only),
-    }
+    if from > last && first <= last { 0 } else { close_all(from, last, flags, marks_only) }
 }
 
 /// closefrom(3): a negative number is 0.

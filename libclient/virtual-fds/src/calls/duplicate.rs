@@ -37,10 +37,7 @@ pub fn dup3(fd: RawFd, onto: RawFd, flags: i32) -> isize {
         false => raw::dup3(fd, onto, flags),
     });
     if let Some(before) = before {
-        match raw::is_error(answer) {
-            true => table::put(onto, before),
-            false => drop(before),
-        }
+        if raw::is_error(answer) { table::put(onto, before) } else { drop(before) }
     }
     answer
 }

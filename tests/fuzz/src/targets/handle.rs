@@ -25,9 +25,10 @@ pub fn run(data: &[u8]) {
         let at = bytes.below(changed.len());
         changed[at] ^= bytes.u8();
         let opened = key.open(NODE, &Handle::from_bytes(changed).prefix);
-        match changed[..32] == handle.to_bytes()[..32] {
-            true => assert_eq!(opened, Ok(id), "hints are no part of it"),
-            false => assert!(opened.is_err(), "opens after a change: {changed:02x?}"),
+        if changed[..32] == handle.to_bytes()[..32] {
+            assert_eq!(opened, Ok(id), "hints are no part of it")
+        } else {
+            assert!(opened.is_err(), "opens after a change: {changed:02x?}")
         }
     }
     let other = key.owner_token(AllocationId { generation: !id.generation, ..id });

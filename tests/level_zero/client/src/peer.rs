@@ -361,10 +361,11 @@ fn open_at_same_number(
 ) -> Result<Address, Fault> {
     let number = handle_fd(handle);
     // An fd of this process that has this number is moved away, and put back afterwards.
-    let sitting = match is_open(number) {
+    let sitting = if is_open(number) {
         // SAFETY: open, and only borrowed to be duplicated.
-        true => Some(unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned()?),
-        false => None,
+        Some(unsafe { BorrowedFd::borrow_raw(number) }.try_clone_to_owned()?)
+    } else {
+        None
     };
     place_at(fd.as_fd(), number)?;
     let address = gpu.open_handle(handle);

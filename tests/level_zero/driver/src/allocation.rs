@@ -110,10 +110,8 @@ impl Registry {
             && kind == Kind::Device
             && !exportable
             && bytes <= POOL_LARGEST_BYTES;
-        let (object, offset) = match pooled {
-            true => self.pool.take(bytes)?,
-            false => (Object::allocate(pages(bytes))?, 0),
-        };
+        let (object, offset) =
+            if pooled { self.pool.take(bytes)? } else { (Object::allocate(pages(bytes))?, 0) };
         let addresses = addresses(kind, bytes)?;
         let has_two = settings().is_ok_and(|settings| settings.two_tiles) && kind == Kind::Device;
         let second = if has_two { Some(Object::allocate(pages(1))?) } else { None };

@@ -29,10 +29,7 @@ pub struct Pool {
 
 impl Pool {
     pub fn new(count: u32, is_shared: bool) -> Result<Self, Failure> {
-        let shared = match is_shared {
-            true => Some(memory(count as usize * Word::BYTES)?),
-            false => None,
-        };
+        let shared = if is_shared { Some(memory(count as usize * Word::BYTES)?) } else { None };
         Ok(Self { count, shared })
     }
 
@@ -40,9 +37,10 @@ impl Pool {
     pub fn open(handle: &[u8; HANDLE_BYTES]) -> Result<Self, Failure> {
         let count = u32::try_from(word(handle, EVENTS)).map_err(|_| INVALID)?;
         let object = import(handle, 0)?;
-        match count as usize * Word::BYTES <= object.memory.bytes() && count > 0 {
-            true => Ok(Self { count, shared: Some(object) }),
-            false => Err(INVALID.into()),
+        if count as usize * Word::BYTES <= object.memory.bytes() && count > 0 {
+            Ok(Self { count, shared: Some(object) })
+        } else {
+            Err(INVALID.into())
         }
     }
 

@@ -18,9 +18,10 @@ pub type MemoryId = u64;
 
 /// Starts the helper, unless it is running.
 pub fn start() -> Result<(), Failure> {
-    match helper()?.process == std::process::id() {
-        true => Ok(()),
-        false => Err(level_zero_sys::ze_result_t::ZE_RESULT_ERROR_UNINITIALIZED.into()),
+    if helper()?.process == std::process::id() {
+        Ok(())
+    } else {
+        Err(level_zero_sys::ze_result_t::ZE_RESULT_ERROR_UNINITIALIZED.into())
     }
 }
 

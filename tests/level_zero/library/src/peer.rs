@@ -172,9 +172,10 @@ fn obey(rank: &mut Option<Rank>, verb: &str, words: &[&str]) -> Result<Vec<Strin
         // The objects that the driver still has; no words when there are none.
         "left" => {
             let left = rank.counters()?;
-            return Ok(match left == Counters::default() {
-                true => Vec::new(),
-                false => vec![format!("{left:?}")],
+            return Ok(if left == Counters::default() {
+                Vec::new()
+            } else {
+                vec![format!("{left:?}")]
             });
         }
         verb => return Err(format!("{verb} is no verb").into()),

@@ -151,12 +151,13 @@ impl Ledger {
         };
         let fd = Some(record.fd.get()).filter(|fd| *fd != NO_OWN_FD);
         let [newest, older, oldest] = record.former_inodes.map(|inode| inode.get());
-        let files = match kind.has_own_inode() {
-            true => Files {
+        let files = if kind.has_own_inode() {
+            Files {
                 numbers: [record.inode.get(), newest, older, oldest],
                 known_ms: record.files_ms.get(),
-            },
-            false => Files { numbers: [fd.unwrap_or(0).into(), 0, 0, 0], known_ms: u64::MAX },
+            }
+        } else {
+            Files { numbers: [fd.unwrap_or(0).into(), 0, 0, 0], known_ms: u64::MAX }
         };
         let allocation = Allocation {
             state,
@@ -214,10 +215,11 @@ impl Ledger {
 }
 
 fn check_size(count: usize, what: &str) -> Result<()> {
-    match count <= MAX_RECORDS {
-        true => Ok(()),
-        false => Err(Error::Other(format!(
+    if count <= MAX_RECORDS {
+        Ok(())
+    } else {
+        Err(Error::Other(format!(
             "the broker has more than {MAX_RECORDS} {what}, which audit does not compare"
-        ))),
+        )))
     }
 }

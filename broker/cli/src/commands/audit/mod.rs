@@ -138,11 +138,12 @@ fn check_wanted(pid: u32, look: &Look) -> Result<()> {
     let is_hidden =
         pid != 0 && !is_gone(pid) && !Path::new(&format!("/proc/{pid}/status")).exists();
     let is_here = look.scan.processes.contains_key(&pid) || is_hidden;
-    match is_here {
-        true => Ok(()),
-        false => Err(Error::NotFound(format!(
+    if is_here {
+        Ok(())
+    } else {
+        Err(Error::NotFound(format!(
             "no process {pid} here; `fdbroker clients` lists the broker's clients"
-        ))),
+        )))
     }
 }
 
@@ -159,12 +160,13 @@ fn check_pids(look: &Look, own: u64) -> Result<()> {
             _ => true,
         },
     };
-    match is_it {
-        true => Ok(()),
-        false => Err(Error::Other(format!(
+    if is_it {
+        Ok(())
+    } else {
+        Err(Error::Other(format!(
             "process {pid} is not the broker here, so its ledger cannot be compared with this /proc; run audit in \
              the broker's PID namespace (nsenter --pid --mount --target ITS_PID)"
-        ))),
+        )))
     }
 }
 

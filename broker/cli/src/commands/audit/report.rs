@@ -56,9 +56,10 @@ impl Report {
 
     pub fn print(&self, json: bool, verbose: bool) -> Result<()> {
         let mut out = Output::stdout();
-        match json {
-            true => out.json_line(self)?,
-            false => self.print_text(verbose, &mut out)?,
+        if json {
+            out.json_line(self)?
+        } else {
+            self.print_text(verbose, &mut out)?
         }
         out.finish()
     }
@@ -148,9 +149,10 @@ fn named(id: AllocationId, virtual_fd: Option<u32>) -> String {
 /// The end of a job's path.
 fn short(job: &str) -> String {
     let clean: Vec<char> = job.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
-    match clean.len() <= JOB_CHARS {
-        true => clean.into_iter().collect(),
-        false => format!("...{}", clean[clean.len() + 3 - JOB_CHARS..].iter().collect::<String>()),
+    if clean.len() <= JOB_CHARS {
+        clean.into_iter().collect()
+    } else {
+        format!("...{}", clean[clean.len() + 3 - JOB_CHARS..].iter().collect::<String>())
     }
 }
 

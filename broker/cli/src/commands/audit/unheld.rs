@@ -56,13 +56,15 @@ fn open(
             continue;
         }
         let numbers: Vec<u64> = leases.iter().map(|(number, _)| *number).collect();
-        let which = match missing == leases.len() as u64 {
-            true => unleased::leases(&numbers),
-            false => format!("{missing} of {}", unleased::leases(&numbers)),
+        let which = if missing == leases.len() as u64 {
+            unleased::leases(&numbers)
+        } else {
+            format!("{missing} of {}", unleased::leases(&numbers))
         };
-        let (kind, what) = match book.has_mapped(process, *of) {
-            true => (Kind::Unreported, format!("{which}: open, but mapped and no fd")),
-            false => (Kind::Forgotten, format!("{which}: open, but no fd")),
+        let (kind, what) = if book.has_mapped(process, *of) {
+            (Kind::Unreported, format!("{which}: open, but mapped and no fd"))
+        } else {
+            (Kind::Forgotten, format!("{which}: open, but no fd"))
         };
         found.push(about(Finding::of(kind, pid, process, what), *of, leases));
     }

@@ -46,12 +46,13 @@ fn fds(book: &Book<'_>, pid: u32, process: &Process, found: &mut Vec<Finding>) {
             () => Kind::Stray,
         };
         let has = count(fds.len() as u64, "fd");
-        let what = match is_client {
-            true => format!("{has}, {}", rights(own, open(of))),
-            false => match book.ancestor(pid, |pid| book.is_client(pid)) {
+        let what = if is_client {
+            format!("{has}, {}", rights(own, open(of)))
+        } else {
+            match book.ancestor(pid, |pid| book.is_client(pid)) {
                 Some(parent) => format!("{has}; no client, a child of client {parent}"),
                 None => format!("{has}; no client"),
-            },
+            }
         };
         let what = match thread {
             Some(thread) => format!("{what}; in the fd table of thread {thread}"),

@@ -59,13 +59,10 @@ fn needed(report: &DemoReport) -> String {
 }
 
 fn outcome(report: &DemoReport) -> String {
-    match report.is_success() {
-        true => "complete".into(),
-        false => format!(
-            "{} words wrong, {} failures",
-            commas(report.mismatches),
-            commas(report.failures)
-        ),
+    if report.is_success() {
+        "complete".into()
+    } else {
+        format!("{} words wrong, {} failures", commas(report.mismatches), commas(report.failures))
     }
 }
 

@@ -169,12 +169,11 @@ fn share_by_number(client: &Client) -> std::result::Result<(), fdbroker_client::
     let is_same = same_file(&grant.fd, &memory);
     drop(grant);
     client.unregister(&registration)?;
-    match is_same {
-        true => Ok(()),
-        false => {
-            let context = "another file came for the number";
-            Err(fdbroker_client::Error::new(ErrorCode::Internal, context))
-        }
+    if is_same {
+        Ok(())
+    } else {
+        let context = "another file came for the number";
+        Err(fdbroker_client::Error::new(ErrorCode::Internal, context))
     }
 }
 

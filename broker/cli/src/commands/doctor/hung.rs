@@ -54,10 +54,7 @@ fn stopped_in(proc: &Path, listener: &str) -> Vec<String> {
         is_broker && matches!(state(&read(dir, "stat")), Some('T' | 't'))
     };
     let pids: Vec<String> = numbered(proc).filter(is_stopped).map(|dir| name(&dir)).collect();
-    match pids.iter().any(|pid| pid == listener) {
-        true => vec![listener.to_owned()],
-        false => pids,
-    }
+    if pids.iter().any(|pid| pid == listener) { vec![listener.to_owned()] } else { pids }
 }
 
 /// The broker to which a lane belongs: the parent of its parent.

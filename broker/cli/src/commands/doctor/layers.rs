@@ -46,13 +46,14 @@ impl Layer {
 
     fn here(&self, path: &Path, preloaded: &str) -> String {
         let is_here = preloaded.split([':', ' ']).any(|it| Path::new(it) == path);
-        match is_here {
-            true => format!("{}; programs started here are under it", path.display()),
-            false => format!(
+        if is_here {
+            format!("{}; programs started here are under it", path.display())
+        } else {
+            format!(
                 "{}; programs started here are not under it, so an fd number from 2^30 answers EBADF in them: `fdbroker run {}`",
                 path.display(),
                 self.option
-            ),
+            )
         }
     }
 }

@@ -47,9 +47,10 @@ pub fn run(args: Args) -> Result<u8> {
     let is_served = broker::is_served(&checks);
     let report = Report { ok, warn, fail, checks };
     let mut out = Output::stdout();
-    match args.json {
-        true => out.json_line(&report)?,
-        false => print(&report, is_served, &mut out)?,
+    if args.json {
+        out.json_line(&report)?
+    } else {
+        print(&report, is_served, &mut out)?
     }
     out.finish()?;
     Ok(if report.fail > 0 || !is_served { exit::FINDINGS } else { exit::OK })

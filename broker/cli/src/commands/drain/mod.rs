@@ -85,9 +85,10 @@ pub fn run(args: &Args) -> Result<u8> {
     let reply = reply.map_err(|error| denied(error, "drain"))?;
     let status = *reply.body_as::<NodeStatus>()?;
     let rest = Rest::of(&status);
-    let (draining, rest) = match args.undo {
-        true => (false, rest),
-        false => wait(&mut admin, rest, args.wait.map(Duration::from_secs))?,
+    let (draining, rest) = if args.undo {
+        (false, rest)
+    } else {
+        wait(&mut admin, rest, args.wait.map(Duration::from_secs))?
     };
     finish(&mut admin, args, draining, rest, None)
 }
@@ -129,9 +130,10 @@ impl Progress {
         self.shown = Some((Instant::now(), rest));
         let mut stderr = std::io::stderr();
         // Progress that cannot be written is not an error.
-        let _ = match self.is_terminal {
-            true => write!(stderr, "\r\x1b[Kdraining: {rest}"),
-            false => writeln!(stderr, "draining: {rest}"),
+        let _ = if self.is_terminal {
+            write!(stderr, "\r\x1b[Kdraining: {rest}")
+        } else {
+            writeln!(stderr, "draining: {rest}")
         };
     }
 

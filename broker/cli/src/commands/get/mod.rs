@@ -82,10 +82,8 @@ pub fn run(args: &Args) -> Result<()> {
     let object = undone(object.map_err(|error| unhad(&args.names, error)), &args.names, args.json)?;
     if let Some(path) = to {
         // As cp does it.
-        let path = match path.is_dir() {
-            true => path.join(several::base_name(name)?),
-            false => path.to_owned(),
-        };
+        let path =
+            if path.is_dir() { path.join(several::base_name(name)?) } else { path.to_owned() };
         to_file(&object, args.meta, &path)?;
     } else if !args.json {
         to_stdout(&object, args.meta)?;

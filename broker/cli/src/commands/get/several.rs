@@ -92,12 +92,13 @@ pub fn base_name(name: &str) -> Result<PathBuf> {
 /// The path that the rest of a name makes.
 fn file(name: &str, begin: usize) -> Result<PathBuf> {
     let rest = &name[begin..];
-    match rest.split('/').all(|part| !matches!(part, "" | "." | "..")) {
-        true => Ok(PathBuf::from(rest)),
-        false => Err(Error::Usage(format!(
+    if rest.split('/').all(|part| !matches!(part, "" | "." | "..")) {
+        Ok(PathBuf::from(rest))
+    } else {
+        Err(Error::Usage(format!(
             "{} cannot be the name of a file below a folder; get it by itself, with -O FILE",
             printable(name)
-        ))),
+        )))
     }
 }
 

@@ -80,8 +80,9 @@ pub struct Args {
 const MOST: &str = "0";
 
 fn metadata(text: &str) -> Result<String, String> {
-    match text.len() <= METADATA_BYTES {
-        true => Ok(text.to_owned()),
-        false => Err(format!("{} bytes; at most {METADATA_BYTES} are possible", text.len())),
+    if text.len() <= METADATA_BYTES {
+        Ok(text.to_owned())
+    } else {
+        Err(format!("{} bytes; at most {METADATA_BYTES} are possible", text.len()))
     }
 }

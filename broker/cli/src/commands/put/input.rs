@@ -33,13 +33,12 @@ impl Input {
             let mut file = File::open(path).context(reading)?;
             let about = file.metadata().context(reading)?;
             // Files of /proc say that they are empty.
-            match about.is_file() && about.len() > 0 {
-                true => (From::File(file), about.len()),
-                false => {
-                    file.read_to_end(&mut bytes).context(reading)?;
-                    let size = bytes.len() as u64;
-                    (From::Bytes(bytes), size)
-                }
+            if about.is_file() && about.len() > 0 {
+                (From::File(file), about.len())
+            } else {
+                file.read_to_end(&mut bytes).context(reading)?;
+                let size = bytes.len() as u64;
+                (From::Bytes(bytes), size)
             }
         };
         Ok(Input { path: path.to_owned(), size_bytes, from })

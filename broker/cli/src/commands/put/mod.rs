@@ -125,9 +125,10 @@ fn say_how_long(ttl: Duration, wanted: Option<Duration>, is_cut: bool, ends_with
     // As it was when the group was sealed.
     let ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX).saturating_add(1);
     let time = human_time(if ms < 1000 { ms } else { ms.div_ceil(1000).saturating_mul(1000) });
-    let lasts = match ends_with_broker {
-        true => format!("it ends {time} after the last use, or with the broker"),
-        false => format!("kept for {time} after the last use"),
+    let lasts = if ends_with_broker {
+        format!("it ends {time} after the last use, or with the broker")
+    } else {
+        format!("kept for {time} after the last use")
     };
     match wanted {
         None => say!("fdbroker: {lasts}; --keep=TTL sets another time, --pin makes it stay"),

@@ -52,9 +52,10 @@ pub fn run(args: Args) -> Result<u8> {
         // Its LD_PRELOAD takes the place of the other's: only one library can stand before the C library.
         layers.extend(cuda::environment(&command)?);
     }
-    match join {
-        true => join::run(&command, max_fds, job.as_deref(), layers),
-        false => alone(&command, max_fds, telling, report.as_ref(), layers),
+    if join {
+        join::run(&command, max_fds, job.as_deref(), layers)
+    } else {
+        alone(&command, max_fds, telling, report.as_ref(), layers)
     }
 }
 

@@ -22,9 +22,10 @@ const COLUMNS: &[Column] = &[
 pub fn run(args: Args) -> Result<()> {
     let status = StatusView::from(&viewing::connect()?.status()?);
     let mut out = Output::stdout();
-    match args.json {
-        true => out.json_line(&status)?,
-        false => print(&status, &mut out)?,
+    if args.json {
+        out.json_line(&status)?
+    } else {
+        print(&status, &mut out)?
     }
     out.finish()
 }

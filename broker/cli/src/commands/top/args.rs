@@ -40,8 +40,9 @@ pub struct Args {
 /// Reads an interval in seconds.
 pub fn interval(text: &str) -> std::result::Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| format!("`{text}` is not a number of seconds"))?;
-    match (LEAST_INTERVAL_S..=MOST_INTERVAL_S).contains(&seconds) {
-        true => Ok(Duration::from_secs_f64(seconds)),
-        false => Err(format!("it must be from {LEAST_INTERVAL_S} to {MOST_INTERVAL_S} seconds")),
+    if (LEAST_INTERVAL_S..=MOST_INTERVAL_S).contains(&seconds) {
+        Ok(Duration::from_secs_f64(seconds))
+    } else {
+        Err(format!("it must be from {LEAST_INTERVAL_S} to {MOST_INTERVAL_S} seconds"))
     }
 }

@@ -20,11 +20,10 @@ pub fn parse(text: &str) -> std::result::Result<Handle, String> {
         *byte = value.ok_or("a handle is 128 hex digits")?;
     }
     let handle = Handle::from_bytes(bytes);
-    match handle.prefix.magic == HANDLE_MAGIC && handle.prefix.version == HANDLE_VERSION {
-        true => Ok(handle),
-        false => {
-            Err("these 64 bytes are no handle of fdbroker: they do not begin with FDBH".into())
-        }
+    if handle.prefix.magic == HANDLE_MAGIC && handle.prefix.version == HANDLE_VERSION {
+        Ok(handle)
+    } else {
+        Err("these 64 bytes are no handle of fdbroker: they do not begin with FDBH".into())
     }
 }
 

@@ -47,9 +47,10 @@ impl Sums {
         let former = self.of(domain);
         let mut now = former;
         now.change(kept, &change);
-        match now == Spare::default() {
-            true => self.of.remove(&domain),
-            false => self.of.insert(domain, now),
+        if now == Spare::default() {
+            self.of.remove(&domain)
+        } else {
+            self.of.insert(domain, now)
         };
         for (kept_alone, richest) in [false, true].into_iter().zip(&mut self.richest) {
             richest.remove(&(former.bytes(kept_alone), domain));

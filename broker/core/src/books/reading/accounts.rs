@@ -90,9 +90,10 @@ impl Books {
         let own = self.clients.find(client).map(|client| client.domain);
         let is_own = |client: &Client| client.pid == pid && Some(client.domain) == own;
         let is_cap = status.result() == Err(ErrorCode::NoQuota) && pid != 0;
-        match is_cap && !self.clients.iter().any(|(_, client)| is_own(client)) {
-            true => status.of_another_user(),
-            false => status,
+        if is_cap && !self.clients.iter().any(|(_, client)| is_own(client)) {
+            status.of_another_user()
+        } else {
+            status
         }
     }
 

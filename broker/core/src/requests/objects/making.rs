@@ -262,9 +262,10 @@ impl Core {
     /// A cap that a group meets for what its maker has not asked says so.
     fn with_cause(&self, number: u32, status: Status) -> Status {
         let group = &self.books.objects.groups[number];
-        let is_asked = match status.resource == Resource::PermanentBytes as u8 {
-            true => group.pin,
-            false => group.pin || group.keep_us.is_some() || group.outlives,
+        let is_asked = if status.resource == Resource::PermanentBytes as u8 {
+            group.pin
+        } else {
+            group.pin || group.keep_us.is_some() || group.outlives
         };
         let is_full = status.result() == Err(ErrorCode::NoQuota);
         if is_full && !is_asked { status.of_inherited() } else { status }

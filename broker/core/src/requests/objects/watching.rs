@@ -15,9 +15,10 @@ impl Core {
         (prefix, is_wanted): (&[u8], bool),
         step: &mut Step,
     ) {
-        let done = match is_wanted {
-            true => self.watch(client.0, of_job, prefix),
-            false => self.unwatch(client.0, of_job, prefix),
+        let done = if is_wanted {
+            self.watch(client.0, of_job, prefix)
+        } else {
+            self.unwatch(client.0, of_job, prefix)
         };
         let status = done.err().unwrap_or(Status::OK);
         self.answer_objects(client, request, &[status], step);

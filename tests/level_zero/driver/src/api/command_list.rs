@@ -94,10 +94,11 @@ unsafe fn append(
     let command = Command {
         work,
         waits: waits.collect::<Result<_, _>>()?,
-        signals: match signal.is_null() {
-            true => None,
+        signals: if signal.is_null() {
+            None
+        } else {
             // SAFETY: as above.
-            false => Some(unsafe { content::<Signal, _>(signal) }?),
+            Some(unsafe { content::<Signal, _>(signal) }?)
         },
     };
     // SAFETY: the caller's promise.

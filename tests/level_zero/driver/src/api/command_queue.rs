@@ -51,10 +51,11 @@ unsafe fn run(
         // SAFETY: the caller's promise.
         unsafe { content::<List, _>(*list)?.run() }?;
     }
-    match fence.is_null() {
-        true => Ok(()),
+    if fence.is_null() {
+        Ok(())
+    } else {
         // SAFETY: the caller's promise.
-        false => unsafe { set(fence, true) },
+        unsafe { set(fence, true) }
     }
 }
 

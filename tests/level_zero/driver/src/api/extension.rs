@@ -107,9 +107,10 @@ pub(super) unsafe extern "C" fn get_with_properties(
     let is_for_others = wanted.is_some_and(|wanted| {
         wanted.typeFlags & ZE_IPC_MEM_HANDLE_TYPE_FLAG_FABRIC_ACCESSIBLE != 0
     });
-    match is_for_others {
-        true => ze_result_t::ZE_RESULT_ERROR_UNSUPPORTED_FEATURE,
+    if is_for_others {
+        ze_result_t::ZE_RESULT_ERROR_UNSUPPORTED_FEATURE
+    } else {
         // SAFETY: the specification's promise, which is the same.
-        false => unsafe { memory::get_ipc_handle(context, address, handle) },
+        unsafe { memory::get_ipc_handle(context, address, handle) }
     }
 }

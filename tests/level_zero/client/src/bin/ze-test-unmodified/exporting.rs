@@ -169,9 +169,10 @@ pub fn address_reused(gpu: &Gpu) -> Outcome {
     }
     gpu.write(memory, &pattern(BYTES, OTHER))?;
     let again = gpu.get(memory)?;
-    match is_virtual(fd) {
-        true => holds(handle_fd(again) != fd, || format!("{fd} names two memories"))?,
-        false => same("the fd number", handle_fd(again), fd)?,
+    if is_virtual(fd) {
+        holds(handle_fd(again) != fd, || format!("{fd} names two memories"))?
+    } else {
+        same("the fd number", handle_fd(again), fd)?
     }
     is_refused(&peer, handle)?;
     is_shared(&peer, again, OTHER)?;
