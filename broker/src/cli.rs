@@ -1,5 +1,5 @@
-//! The daemon's command line: what it prints, and its exit status. Must never decide what a flag means:
-//! `settings` does.
+//! The daemon's command line: what it prints, and its exit status. Must never decide what a flag
+//! means: `settings` does.
 
 use crate::settings::{Environment, Host, Settings};
 use std::fmt::Display;
@@ -38,7 +38,8 @@ pub fn run(args: &Args) -> ExitCode {
     }
 }
 
-/// Prints help, the version, or what is wrong with the arguments. What was asked for and could not be written is a failure.
+/// Prints help, the version, or what is wrong with the arguments. What was asked for and could not
+/// be written is a failure.
 pub fn say(answer: &clap::Error) -> ExitCode {
     let written = answer.print().and_then(|()| std::io::stdout().flush());
     match written {
@@ -47,7 +48,8 @@ pub fn say(answer: &clap::Error) -> ExitCode {
     }
 }
 
-/// Says why it does not run, before there is a log. Where stderr cannot be written, the exit status alone tells.
+/// Says why it does not run, before there is a log. Where stderr cannot be written, the exit status
+/// alone tells.
 fn refused(why: &dyn Display) -> ExitCode {
     let _ = writeln!(std::io::stderr(), "fdbrokerd: {why}");
     ExitCode::FAILURE

@@ -1,5 +1,5 @@
-//! The time of the loop: CLOCK_MONOTONIC, whose values keep their meaning for a successor. Must never be read where the
-//! time of the wake will do.
+//! The time of the loop: CLOCK_MONOTONIC, whose values keep their meaning for a successor. Must
+//! never be read where the time of the wake will do.
 
 use crate::kernel;
 use fdbroker_core::Now;

@@ -1,5 +1,6 @@
-//! The daemon turn by turn, for tests/fuzz: its loop on the caller's thread, its state to be judged. Only with the
-//! feature `fuzzing`; must never be part of a daemon that is installed, nor do anything that the daemon does not.
+//! The daemon turn by turn, for tests/fuzz: its loop on the caller's thread, its state to be
+//! judged. Only with the feature `fuzzing`; must never be part of a daemon that is installed, nor
+//! do anything that the daemon does not.
 
 use crate::handover::ledger;
 use crate::handover::state::State;
@@ -110,7 +111,8 @@ pub fn saved(core: &Core) -> Vec<u8> {
     postcard::to_allocvec(&state).expect("plain data")
 }
 
-/// The core of a ledger with this body, if both are sound: the header is right whatever the body is.
+/// The core of a ledger with this body, if both are sound: the header is right whatever the body
+/// is.
 ///
 /// # Panics
 /// Never because of the body.

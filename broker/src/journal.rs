@@ -1,5 +1,6 @@
-//! What the log says of bad input, refusals, silent owners, evictions and calls that hang, and what is counted of them. Must never
-//! write more lines about a user than are bounded per minute, nor keep more than a number for each user.
+//! What the log says of bad input, refusals, silent owners, evictions and calls that hang, and what
+//! is counted of them. Must never write more lines about a user than are bounded per minute, nor
+//! keep more than a number for each user.
 
 use crate::limits::{LOG_LINES_PER_UID, LOG_UIDS, SINGLE_LINES};
 use fdbroker_core::{Note, Now};
@@ -60,7 +61,8 @@ impl Journal {
         }
     }
 
-    /// Whether a line about `uid` may be written now; if not, it is counted, and the count is named when the minute is over.
+    /// Whether a line about `uid` may be written now; if not, it is counted, and the count is named
+    /// when the minute is over.
     pub fn allows(&mut self, topic: LogTopic, uid: u32, now: Now) -> bool {
         self.turn_to(now);
         let most = match topic {

@@ -8,22 +8,24 @@ use std::time::Duration;
 /// What a message costs before its first item, in items and fds (each some 0.5 us).
 pub const WORK_PER_MESSAGE: usize = 4;
 
-/// Work of one client's turn, in items and fds: 2 single grants (some 10 us), or one message of more, whatever its size.
+/// Work of one client's turn, in items and fds: 2 single grants (some 10 us), or one message of
+/// more, whatever its size.
 pub const WORK_PER_TURN: usize = 2 * (WORK_PER_MESSAGE + 1);
 
-/// Work of several clients' turns before the daemon looks which clients have become ready meanwhile: 6 single grants (some
-/// 30 us), or a longer turn. Clients that have just become ready go first, so this is what a client waits for others. A look
-/// costs as much as a third of a grant.
+/// Work of several clients' turns before the daemon looks which clients have become ready
+/// meanwhile: 6 single grants (some 30 us), or a longer turn. Clients that have just become ready
+/// go first, so this is what a client waits for others. A look costs as much as a third of a grant.
 pub const WORK_PER_WAKE: usize = 6 * (WORK_PER_MESSAGE + 2);
 
-/// Wakes with long turns before one that has a chore and no turn: chores go on under any flood, at the
-/// rate of one for two turns.
+/// Wakes with long turns before one that has a chore and no turn: chores go on under any flood, at
+/// the rate of one for two turns.
 pub const MOST_WAKES_WITHOUT_CHORE: u32 = 2;
 
 /// Turns of clients that have just become ready, before one that has work left has its turn.
 pub const FRESH_IN_A_ROW: usize = 16;
 
-/// Allocations looked at to find the neighbours of a virtual fd: some 10 us, those that have none or have ended included.
+/// Allocations looked at to find the neighbours of a virtual fd: some 10 us, those that have none
+/// or have ended included.
 pub const NEIGHBOUR_LOOKS: usize = 64;
 
 /// Event messages sent to one client per turn, so that a turn is short.
@@ -35,12 +37,12 @@ pub const EVENT_TURNS_PER_CHORE: usize = 2;
 /// Readiness events taken from the kernel per wake; the rest comes with the next wake.
 pub const READINESS_PER_WAKE: usize = 256;
 
-/// Connections of one listener accepted in a chore, so that a storm of them does not stall the served
-/// ones: each costs some 40 us.
+/// Connections of one listener accepted in a chore, so that a storm of them does not stall the
+/// served ones: each costs some 40 us.
 pub const ACCEPTS_PER_CHORE: usize = 1;
 
-/// Connections turned away at the door in a chore, each some 8 us, beside the one that is accepted: they are many when somebody
-/// connects in a loop, and stand in the queue before those of others.
+/// Connections turned away at the door in a chore, each some 8 us, beside the one that is accepted:
+/// they are many when somebody connects in a loop, and stand in the queue before those of others.
 pub const TURNED_AWAY_PER_CHORE: usize = 8;
 
 /// Connections that have not said hello, nor which client they join: the library says it at once,
@@ -54,15 +56,16 @@ pub const LOBBY_PER_DOMAIN: u32 = 16;
 /// wake: ending one takes some 10 us, and thousands may have come at once.
 pub const EXPIRIES_PER_WAKE: usize = 2;
 
-/// Sockets closed in a chore: of ended connections, each some 10 us, and of those turned away, each some 3 us.
+/// Sockets closed in a chore: of ended connections, each some 10 us, and of those turned away, each
+/// some 3 us.
 pub const SOCKETS_PER_CHORE: usize = 4;
 
-/// Messages that a socket can have in it: the kernel takes no more than net.unix.max_dgram_qlen, or than fit the sender's
-/// buffer (212,992 bytes, some 770 each at least).
+/// Messages that a socket can have in it: the kernel takes no more than net.unix.max_dgram_qlen, or
+/// than fit the sender's buffer (212,992 bytes, some 770 each at least).
 pub const MESSAGES_IN_A_SOCKET: usize = 1024;
 
-/// Fds that a grant may have while other clients wait for their turns, some 15 us: the rest is asked
-/// for again. A client that is alone is granted a whole message.
+/// Fds that a grant may have while other clients wait for their turns, some 15 us: the rest is
+/// asked for again. A client that is alone is granted a whole message.
 pub const GRANT_IN_TURN: usize = 32;
 
 /// Fds closed by the closers that are noted in a chore, each a step of the core (some 0.5 us).
@@ -79,8 +82,8 @@ pub const TRIM_PAUSE: Duration = Duration::from_secs(1);
 /// Names of objects whose end is worth it, some 4 MiB.
 pub const NAMES_WORTH_A_TRIM: u64 = 16 << 10;
 
-/// Most groups of a client that are asked for (SO_PEERGROUPS): 4 KiB. Site directories give users some hundred; of a process with
-/// more, only the first group counts.
+/// Most groups of a client that are asked for (SO_PEERGROUPS): 4 KiB. Site directories give users
+/// some hundred; of a process with more, only the first group counts.
 pub const PEER_GROUPS: usize = 1024;
 
 /// Connections waiting in a listener's queue: the kernel's default upper bound
@@ -90,26 +93,32 @@ pub const LISTEN_BACKLOG: i32 = 4096;
 /// Most listeners: each is an isolation domain for an administrator to overlook, and an fd.
 pub const MAX_LISTENERS: usize = 16;
 
-/// Most connections of administrators at once: a node has a handful of people and programs that look. A further connection takes
-/// the place of one that has been idle for [`ADMIN_IDLE`], or has had its place for [`ADMIN_TURN`].
+/// Most connections of administrators at once: a node has a handful of people and programs that
+/// look. A further connection takes the place of one that has been idle for [`ADMIN_IDLE`], or has
+/// had its place for [`ADMIN_TURN`].
 pub const MAX_ADMIN_CONNECTIONS: usize = 16;
 
-/// Most of these connections that watch. A watcher stays for hours and never gives way, so half of the places are for others: a
-/// command always finds one, however many `fdbroker watch` and `fdbroker top` were left open.
+/// Most of these connections that watch. A watcher stays for hours and never gives way, so half of
+/// the places are for others: a command always finds one, however many `fdbroker watch` and
+/// `fdbroker top` were left open.
 pub const MAX_ADMIN_WATCHES: usize = MAX_ADMIN_CONNECTIONS / 2;
 
-/// An administrator's connection that has asked nothing for so long gives way to one that waits for a place. A command asks page
-/// after page without a pause; `fdbroker top`, which rests between its looks, connects anew.
+/// An administrator's connection that has asked nothing for so long gives way to one that waits for
+/// a place. A command asks page after page without a pause; `fdbroker top`, which rests between its
+/// looks, connects anew.
 pub const ADMIN_IDLE: Duration = Duration::from_secs(1);
 
-/// A connection that asks without a pause keeps its place for so long, from its first query on. Then it gives way, too; the
-/// connection that has rested for longest is the first. A list of 100,000 records takes some 140 ms (`cargo bench -p fdbroker --bench ls`), and a command
-/// waits this long at most for each (MAX_ADMIN_CONNECTIONS - MAX_ADMIN_WATCHES) that came before it: less than its own 10 s.
+/// A connection that asks without a pause keeps its place for so long, from its first query on.
+/// Then it gives way, too; the connection that has rested for longest is the first. A list of
+/// 100,000 records takes some 140 ms (`cargo bench -p fdbroker --bench ls`), and a command waits
+/// this long at most for each (MAX_ADMIN_CONNECTIONS - MAX_ADMIN_WATCHES) that came before it: less
+/// than its own 10 s.
 pub const ADMIN_TURN: Duration = Duration::from_secs(3);
 
-/// Most connections of users that look at what is their own, beside those of administrators: some users at a time, each with one or two
-/// commands. A further one takes the place of one that has been idle for [`ADMIN_IDLE`] or has had its place for [`ADMIN_TURN`], or of a user
-/// that has two more places than its own: users that take all they may leave a place to everybody else.
+/// Most connections of users that look at what is their own, beside those of administrators: some
+/// users at a time, each with one or two commands. A further one takes the place of one that has
+/// been idle for [`ADMIN_IDLE`] or has had its place for [`ADMIN_TURN`], or of a user that has two
+/// more places than its own: users that take all they may leave a place to everybody else.
 pub const MAX_VIEWERS: usize = 32;
 
 /// Most of them of one user: others find the rest. A `fdbroker top` has two.
@@ -118,21 +127,23 @@ pub const MAX_VIEWERS_PER_USER: usize = 4;
 /// Most of a user's that watch, for the same reason as [`MAX_ADMIN_WATCHES`].
 pub const MAX_WATCHES_PER_USER: usize = MAX_VIEWERS_PER_USER / 2;
 
-/// Most of all users' that watch, for the same reason. One more takes the place of a user that has two more of these than its own.
+/// Most of all users' that watch, for the same reason. One more takes the place of a user that has
+/// two more of these than its own.
 pub const MAX_VIEWER_WATCHES: usize = MAX_VIEWERS / 2;
 
-/// Most connections of monitors, beside those of users: a node is to be monitored just when its users crowd. One monitor has [`MAX_VIEWERS_PER_USER`].
+/// Most connections of monitors, beside those of users: a node is to be monitored just when its
+/// users crowd. One monitor has [`MAX_VIEWERS_PER_USER`].
 pub const MAX_MONITORS: usize = 8;
 
 /// Most of these that watch, for the same reason as above.
 pub const MAX_MONITOR_WATCHES: usize = MAX_MONITORS / 2;
 
-/// Connections of users that look which are accepted in a chore: each costs some 20 us, and most of those that are turned away come from one
-/// user.
+/// Connections of users that look which are accepted in a chore: each costs some 20 us, and most of
+/// those that are turned away come from one user.
 pub const VIEWERS_PER_CHORE: usize = 2;
 
-/// Records in one administrator's answer: it must not hold up grants for more than some 100 us, and a
-/// message is 32 KiB at most.
+/// Records in one administrator's answer: it must not hold up grants for more than some 100 us, and
+/// a message is 32 KiB at most.
 pub const ADMIN_RECORDS_PER_PAGE: usize = 256;
 
 /// Messages with fds a client may leave unread. An unread 1-fd message costs 5 KB of kernel memory
@@ -143,15 +154,17 @@ pub const UNREAD_MESSAGES_PER_CLIENT: u32 = 16;
 /// Fds a client may leave unread before its next one waits: one full message.
 pub const IN_FLIGHT_FDS_PER_CLIENT: u64 = 253;
 
-/// Clients looked at in one sweep for fds that have been read, each some 0.5 us; the next sweep goes on behind them.
+/// Clients looked at in one sweep for fds that have been read, each some 0.5 us; the next sweep
+/// goes on behind them.
 pub const IN_FLIGHT_LOOKS_PER_SWEEP: usize = 16;
 
-/// Clients that go on in one such sweep: each is sent what it waits for, a message of 253 fds maybe.
+/// Clients that go on in one such sweep: each is sent what it waits for, a message of 253 fds
+/// maybe.
 pub const RESUMED_PER_SWEEP: usize = 2;
 
-/// Fewer bytes than this in a socket (SIOCOUTQ) are no message: the kernel counts a message with its
-/// own bookkeeping, at least 256 bytes of it, and tells that it has been read while a last byte of
-/// it is still counted (`sock_wfree`). Nothing would tell again.
+/// Fewer bytes than this in a socket (SIOCOUTQ) are no message: the kernel counts a message with
+/// its own bookkeeping, at least 256 bytes of it, and tells that it has been read while a last byte
+/// of it is still counted (`sock_wfree`). Nothing would tell again.
 pub const LEAST_UNREAD_BYTES: usize = 256;
 
 /// The share of the fd limit that may be in flight to all clients: beyond the whole of it every
@@ -167,18 +180,19 @@ pub const FILES_PER_LOOK: usize = 256;
 /// Most slots passed in one go in search of memfds: 20 us.
 pub const SLOTS_PER_LOOK: usize = 4096;
 
-/// Most sockets for fds that are fetched ahead: one for each process of the largest nodes, which have eight GPUs and a rank or
-/// two for each; a client without one fetches as it needs.
+/// Most sockets for fds that are fetched ahead: one for each process of the largest nodes, which
+/// have eight GPUs and a rank or two for each; a client without one fetches as it needs.
 const AHEAD_SOCKETS_MOST: u64 = 64;
 
-/// The sockets for fds fetched ahead in a broker whose table has `table_fds` places: none where it is hardly enough to serve with. The
-/// fds in all of them are less than a sixteenth of as many in flight.
+/// The sockets for fds fetched ahead in a broker whose table has `table_fds` places: none where it
+/// is hardly enough to serve with. The fds in all of them are less than a sixteenth of as many in
+/// flight.
 pub fn ahead_sockets(table_fds: u64) -> u64 {
     (table_fds / (16 * AHEAD_FDS as u64)).saturating_sub(1).min(AHEAD_SOCKETS_MOST)
 }
 
-/// Ended allocations that are remembered for `fdbroker audit`, each of their files by itself: 64 bytes each, 4 MiB in all. An application
-/// of 64 ranks with 1,000 buffers each fits.
+/// Ended allocations that are remembered for `fdbroker audit`, each of their files by itself: 64
+/// bytes each, 4 MiB in all. An application of 64 ranks with 1,000 buffers each fits.
 pub const TOMBSTONES: usize = 1 << 16;
 
 /// Most of them of one domain: others find the rest.
@@ -187,7 +201,8 @@ pub const TOMBSTONES_PER_DOMAIN: usize = 8192;
 /// Time between two such sweeps, while a client waits until others have read: no event tells.
 pub const IN_FLIGHT_SWEEP: Duration = Duration::from_millis(1);
 
-/// Requests of one client that may wait for closes: one for each thread that ends memory at the same time.
+/// Requests of one client that may wait for closes: one for each thread that ends memory at the
+/// same time.
 pub const SETTLES_PER_CLIENT: usize = 64;
 
 /// Replies without fds kept for a client whose socket is full, beyond one per parked request: the
@@ -207,8 +222,8 @@ pub const MIN_CORE_FDS: u64 = fdbroker_core::limits::TABLE_RESERVE + 64;
 /// mistakes, short against a whole message.
 pub const REFUSED_FDS_PER_UID: u32 = 64;
 
-/// Refused fds of one register message that are classified, each some 5 us; what comes behind them says
-/// AGAIN. Mistakes are told a few at a time.
+/// Refused fds of one register message that are classified, each some 5 us; what comes behind them
+/// says AGAIN. Mistakes are told a few at a time.
 pub const REFUSED_LOOKS_PER_MESSAGE: usize = 4;
 
 /// Fds of one uid that came with messages, were not kept and are not closed yet; at this number its
@@ -223,50 +238,57 @@ pub const HUNG_CLOSE: Duration = Duration::from_secs(1);
 /// Refused fds that one uid can have: its bound, and a whole message beyond it.
 const REFUSED_FDS_OF_ONE: u64 = REFUSED_FDS_PER_UID as u64 + 253;
 
-/// Places in a table of `table_fds` that are set aside for refused fds. While a whole message more would not fit them, no message
-/// with fds is read. So there are places for several users whose closes hang, at most for as many as there are lanes that can hang.
+/// Places in a table of `table_fds` that are set aside for refused fds. While a whole message more
+/// would not fit them, no message with fds is read. So there are places for several users whose
+/// closes hang, at most for as many as there are lanes that can hang.
 pub fn refused_fds(table_fds: u64) -> u64 {
     let most = (LANES_MAX - LANES_FOR_ACCEPTED) as u64 * REFUSED_FDS_OF_ONE;
     (table_fds / 16).clamp(REFUSED_FDS_OF_ONE, most)
 }
 
-/// Places in a table of `table_fds` for sockets that were turned away with fds in them, and whose close takes long. When all are
-/// used, no connection is accepted: the next one may be turned away, too. Clients that are connected do not feel it. From Linux
-/// 6.16 on no fds lie in such sockets.
+/// Places in a table of `table_fds` for sockets that were turned away with fds in them, and whose
+/// close takes long. When all are used, no connection is accepted: the next one may be turned away,
+/// too. Clients that are connected do not feel it. From Linux 6.16 on no fds lie in such sockets.
 pub fn turned_away(table_fds: u64) -> u64 {
     (table_fds / 64).clamp(16, 1024)
 }
 
-/// Slots looked at for one administrator's answer: those that are free, or that the filter leaves out, take
-/// time too.
+/// Slots looked at for one administrator's answer: those that are free, or that the filter leaves
+/// out, take time too.
 pub const ADMIN_SLOTS_SCANNED: u32 = 4096;
 
-/// The same for a user that looks: some 50 us, because anybody may ask without a pause, and each grant then waits for one answer.
+/// The same for a user that looks: some 50 us, because anybody may ask without a pause, and each
+/// grant then waits for one answer.
 pub const VIEWER_SLOTS_SCANNED: u32 = ADMIN_SLOTS_SCANNED / 4;
 
-/// Events kept for one watcher that does not read: 360 KiB, and 10 MiB for as many watchers as there can be. A second of a
-/// busy node; what comes then is counted.
+/// Events kept for one watcher that does not read: 360 KiB, and 10 MiB for as many watchers as
+/// there can be. A second of a busy node; what comes then is counted.
 pub const WATCH_EVENTS_KEPT: usize = 4096;
 
-/// Events in one message to a watcher: 22 KiB of the 32 KiB that a message on the administrator's socket may have.
+/// Events in one message to a watcher: 22 KiB of the 32 KiB that a message on the administrator's
+/// socket may have.
 pub const WATCH_EVENTS_PER_MESSAGE: usize = 256;
 
-/// Events that are kept for administrators who ask afterwards, 128 bytes each, 1.3 MB in all: what several users have done in the
-/// minutes before a fault. Grants are not among them, since they come some 100,000 a second.
+/// Events that are kept for administrators who ask afterwards, 128 bytes each, 1.3 MB in all: what
+/// several users have done in the minutes before a fault. Grants are not among them, since they
+/// come some 100,000 a second.
 pub const EVENTS_KEPT: usize = 10_000;
 
-/// Lists of these events, two for each domain; the longest one makes room. With 64 a domain keeps at least 156 events of each list,
-/// and to look for the longest takes some 50 ns. Further domains share the last list.
+/// Lists of these events, two for each domain; the longest one makes room. With 64 a domain keeps
+/// at least 156 events of each list, and to look for the longest takes some 50 ns. Further domains
+/// share the last list.
 pub const EVENT_LISTS: usize = 64;
 
-/// Lines of the log about one topic, such as bad input or refusals, per uid and minute; the rest is counted and named in one line.
+/// Lines of the log about one topic, such as bad input or refusals, per uid and minute; the rest is
+/// counted and named in one line.
 pub const LOG_LINES_PER_UID: u32 = 8;
 
 /// The same of evictions: they are no fault, and one line says that there is no room. And of each
 /// socket: one line says that somebody is at it.
 pub const SINGLE_LINES: u32 = 1;
 
-/// Uids with a count of lines about a topic; beyond them lines are dropped until the minute is over.
+/// Uids with a count of lines about a topic; beyond them lines are dropped until the minute is
+/// over.
 pub const LOG_UIDS: usize = 64;
 
 /// What a socket call of the loop takes at most when its peer does nothing about it, and for each
@@ -289,12 +311,13 @@ pub const LONG_CALL_US: u64 = 1000;
 /// in so many of the loop's time.
 pub const DEBT_FACTOR: u64 = 200;
 
-/// The first debt of a user, which may be a mishap, in so many times. Its second one is behind those
-/// of all, so that a hundred users take no more for it.
+/// The first debt of a user, which may be a mishap, in so many times. Its second one is behind
+/// those of all, so that a hundred users take no more for it.
 pub const FIRST_DEBT_FACTOR: u64 = 20;
 
-/// So many times what interrupts take of the loop between calls is nobody's in calls: a third of the
-/// loop's time at least is between them. And for so long: a long interrupt comes again soon, or not.
+/// So many times what interrupts take of the loop between calls is nobody's in calls: a third of
+/// the loop's time at least is between them. And for so long: a long interrupt comes again soon, or
+/// not.
 pub const EXCUSED_TIMES: u64 = 4;
 
 /// See above.
@@ -305,8 +328,8 @@ pub const EXCUSE_TIME: Duration = Duration::from_secs(60);
 /// together have no more of the loop's time than that.
 pub const UNUSUAL_PART: u64 = 100;
 
-/// What a user may have saved of that at most, and has at first: one that behaves for an hour has no
-/// more for what it does then.
+/// What a user may have saved of that at most, and has at first: one that behaves for an hour has
+/// no more for what it does then.
 pub const MOST_ALLOWED_US: u64 = 10 * LONG_CALL_US;
 
 /// How often the processor time of the loop is read, which takes 0.4 us, and 1.3 us in some virtual
@@ -340,8 +363,8 @@ pub const RETURNS_PER_WAKE: usize = 2;
 /// Bytes of a file's fdinfo that are looked at: a dma-buf's `exp_name` lies within the first 200.
 pub const FDINFO_BYTES: usize = 1024;
 
-/// How long a start waits for another start in the same directory, which takes some milliseconds, and more where a page of a
-/// million slots is allocated.
+/// How long a start waits for another start in the same directory, which takes some milliseconds,
+/// and more where a page of a million slots is allocated.
 pub const START_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How long a start waits for the end of a broker that has just been killed.
@@ -350,24 +373,27 @@ pub const DEATH_PATIENCE: Duration = Duration::from_millis(100);
 /// Time between two looks for either.
 pub const START_RETRY: Duration = Duration::from_millis(5);
 
-/// How long the end of the daemon waits for the service manager to take what it is given: PID 1 under
-/// load takes a second; one that takes longer is stuck, and the daemon ends without it.
+/// How long the end of the daemon waits for the service manager to take what it is given: PID 1
+/// under load takes a second; one that takes longer is stuck, and the daemon ends without it.
 pub const MANAGER_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Pause after the service manager had no room for a message about a kept allocation: it reads some
 /// thousand of them a second.
 pub const KEEP_RETRY: Duration = Duration::from_millis(2);
 
-/// Entries of the service manager's store beside those of kept allocations and of carriers of kept objects: the state that is
-/// handed over, its carriers (both are few), the keep book, the log of kept objects, and some more.
+/// Entries of the service manager's store beside those of kept allocations and of carriers of kept
+/// objects: the state that is handed over, its carriers (both are few), the keep book, the log of
+/// kept objects, and some more.
 pub const STORED_BESIDE_KEPT: u64 = 128;
 
-/// Bytes of each of the two areas of the log of kept objects. Half of one may be in use, which is more than the caps let all
-/// objects have ([`MOST_METADATA_BYTES`](fdbroker_core::limits::MOST_METADATA_BYTES)): no user can fill it. Only what is
-/// written is memory.
+/// Bytes of each of the two areas of the log of kept objects. Half of one may be in use, which is
+/// more than the caps let all objects have
+/// ([`MOST_METADATA_BYTES`](fdbroker_core::limits::MOST_METADATA_BYTES)): no user can fill it. Only
+/// what is written is memory.
 pub const KEPT_LOG_AREA_BYTES: u32 = 1 << 31;
 
-/// Bytes of the log of kept objects that get their memory before they are needed: a system call for so many.
+/// Bytes of the log of kept objects that get their memory before they are needed: a system call for
+/// so many.
 pub const KEPT_LOG_ALLOCATED_AHEAD: u64 = 64 << 10;
 
 /// Bytes of the log of kept objects that are copied in a chore, some 100 us.
@@ -379,53 +405,59 @@ pub const KEPT_LOG_GIVEN_BACK_PER_CHORE: u64 = 512 << 10;
 /// Bytes of dead records, beside a quarter of what lives, at which the rest is copied.
 pub const KEPT_LOG_DEAD_BYTES: u64 = 1 << 20;
 
-/// So many bytes are copied for each one that is written meanwhile, so that a copy ends however fast records come.
+/// So many bytes are copied for each one that is written meanwhile, so that a copy ends however
+/// fast records come.
 pub const KEPT_LOG_COPIED_PER_WRITTEN: u64 = 4;
 
-/// Versions of objects that are reserved at a time in the log: a write for so many seals, and as many numbers are lost with a crash.
+/// Versions of objects that are reserved at a time in the log: a write for so many seals, and as
+/// many numbers are lost with a crash.
 pub const VERSIONS_AHEAD: u64 = 1 << 16;
 
-/// Fds of host memory in one carrier. A default socket takes 278 messages with an fd each; a longer queue takes longer to write
-/// anew.
+/// Fds of host memory in one carrier. A default socket takes 278 messages with an fd each; a longer
+/// queue takes longer to write anew.
 pub const HOST_FDS_PER_CARRIER: usize = 128;
 
-/// Fds of a device's memory in one carrier: all others of it are sent again when one is to be dropped, at once.
+/// Fds of a device's memory in one carrier: all others of it are sent again when one is to be
+/// dropped, at once.
 pub const DEVICE_FDS_PER_CARRIER: usize = 16;
 
 /// Messages of a carrier that are written anew in a chore, each some 2 us.
 pub const MESSAGES_REWRITTEN: usize = 32;
 
-/// Empty carriers that the service manager has ahead: one is kept for fds that are written anew, one is for the next new one.
+/// Empty carriers that the service manager has ahead: one is kept for fds that are written anew,
+/// one is for the next new one.
 pub const CARRIERS_AHEAD: usize = 2;
 
-/// Pause after a carrier could not be written anew or stored: clients read what keeps the kernel from it in microseconds, the
-/// service manager reads some thousand messages a second.
+/// Pause after a carrier could not be written anew or stored: clients read what keeps the kernel
+/// from it in microseconds, the service manager reads some thousand messages a second.
 pub const CARRIER_RETRY: Duration = Duration::from_millis(20);
 
-/// Most carriers for kept objects in a broker whose table has `table_fds` places: both ends of each are open, and are entries of
-/// the service manager's store, whose time for all of them is quadratic. 16,384 fds of host memory, or 2,048 of devices.
+/// Most carriers for kept objects in a broker whose table has `table_fds` places: both ends of each
+/// are open, and are entries of the service manager's store, whose time for all of them is
+/// quadratic. 16,384 fds of host memory, or 2,048 of devices.
 pub fn kept_carriers(table_fds: u64) -> usize {
     (table_fds / 256).clamp(4, 128) as usize
 }
 
-/// Most fds in all of them: they are in flight as long as their objects live, and so are up to [half](IN_FLIGHT_DIVISOR) as many
-/// as the limit allows to clients.
+/// Most fds in all of them: they are in flight as long as their objects live, and so are up to
+/// [half](IN_FLIGHT_DIVISOR) as many as the limit allows to clients.
 pub fn kept_fds(table_fds: u64) -> usize {
     usize::try_from(table_fds / 4).unwrap_or(usize::MAX)
 }
 
-/// How long a broker that hands over waits for its successor: it has the fds in milliseconds, so one
-/// that takes longer hangs, and clients must not wait for it.
+/// How long a broker that hands over waits for its successor: it has the fds in milliseconds, so
+/// one that takes longer hangs, and clients must not wait for it.
 pub const HANDOVER_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Tries to pack a state up: each finds the connections that cannot go along and ends them, and what
-/// their end brings about is over with the next one.
+/// Tries to pack a state up: each finds the connections that cannot go along and ends them, and
+/// what their end brings about is over with the next one.
 pub const HANDOVER_TRIES: usize = 8;
 
 /// How long a handover waits for clients to read fds that keep others from being sent.
 pub const IN_FLIGHT_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Carriers of one handover: each takes 200 messages of 253 fds, and the largest table has 2^20 fds.
+/// Carriers of one handover: each takes 200 messages of 253 fds, and the largest table has 2^20
+/// fds.
 pub const MAX_CARRIERS: usize = 32;
 
 /// Most of /proc/PID/cgroup that is read: 13 hierarchies (v1) of paths of PATH_MAX are less.
@@ -467,8 +499,8 @@ pub const LANE_RETRY: Duration = Duration::from_millis(100);
 /// What lanes say that is heard in a chore, some 0.5 us each.
 pub const WORDS_PER_CHORE: usize = 64;
 
-/// When the close of an accepted fd is not back after this long, nobody else waits for it: others are evicted instead. A last
-/// close of GPU memory takes 2 ms, of host memory 190 ms per GiB.
+/// When the close of an accepted fd is not back after this long, nobody else waits for it: others
+/// are evicted instead. A last close of GPU memory takes 2 ms, of host memory 190 ms per GiB.
 pub const LANE_SLOW: Duration = Duration::from_millis(20);
 
 /// Bytes of the log that are kept while nobody reads it: some 10,000 lines.
@@ -517,18 +549,20 @@ const PASSING_FDS: u64 = 4 + 8 + FDS_PER_SEAL * SEALS_AT_ONCE as u64;
 /// Further ones wait, the users in turn: as many users can have one that hangs before others wait.
 pub const SEALS_AT_ONCE: usize = 8;
 
-/// Fds of each beside the one that is held: a duplicate, and the new one; then the one that was held.
+/// Fds of each beside the one that is held: a duplicate, and the new one; then the one that was
+/// held.
 const FDS_PER_SEAL: u64 = 2;
 
 /// Work of such a page, in items: some 60 us.
 pub const WORK_PER_PAGE: usize = 128;
 
-/// Names that are looked at for a page of a list, some 0.2 us each: more than a page has records, since names that have ended are
-/// left out.
+/// Names that are looked at for a page of a list, some 0.2 us each: more than a page has records,
+/// since names that have ended are left out.
 pub const NAMES_PER_PAGE: usize = 512;
 
-/// Places of a table of `table_fds` that the daemon keeps for itself, with `at_start` fds open when it starts
-/// (stdio and what it inherits), and so many `listeners` for clients and sockets for `viewing`.
+/// Places of a table of `table_fds` that the daemon keeps for itself, with `at_start` fds open when
+/// it starts (stdio and what it inherits), and so many `listeners` for clients and sockets for
+/// `viewing`.
 pub fn own_fds(at_start: u64, (listeners, viewing): (usize, usize), table_fds: u64) -> u64 {
     let viewers = if viewing == 0 { 0 } else { viewing + MAX_VIEWERS + MAX_MONITORS };
     at_start

@@ -38,7 +38,8 @@ pub fn start(level: LevelFilter) {
 /// What is to be written to stderr.
 static STDERR: LazyLock<Arc<Buffer>> = LazyLock::new(|| Arc::new(Buffer::new(write_to_stderr)));
 
-/// Writes without the standard library's lock: a panic of the loop is to be said although this may hang.
+/// Writes without the standard library's lock: a panic of the loop is to be said although this may
+/// hang.
 fn write_to_stderr(mut bytes: &[u8]) {
     let stderr = std::io::stderr();
     while !bytes.is_empty() {

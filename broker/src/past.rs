@@ -1,5 +1,5 @@
-//! The last events, for administrators who ask afterwards. Must never take more memory than a fixed number of events, nor let what one
-//! domain does push out all events of another.
+//! The last events, for administrators who ask afterwards. Must never take more memory than a fixed
+//! number of events, nor let what one domain does push out all events of another.
 
 use crate::limits::{EVENT_LISTS, EVENTS_KEPT};
 use fdbroker_core::{DomainKey, JobKey};
@@ -22,8 +22,9 @@ struct Place {
     next: u32,
 }
 
-/// What events of one list have in common: their domain, and whether they are of the kinds that come with each use of memory. So
-/// neither another domain nor a burst of recalls pushes out a refusal.
+/// What events of one list have in common: their domain, and whether they are of the kinds that
+/// come with each use of memory. So neither another domain nor a burst of recalls pushes out a
+/// refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Key {
     domain: DomainKey,

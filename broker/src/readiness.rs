@@ -1,4 +1,5 @@
-//! The sources that the loop waits for, and the typed token of each. Must never be built from numbers anywhere else.
+//! The sources that the loop waits for, and the typed token of each. Must never be built from
+//! numbers anywhere else.
 
 use mio::unix::SourceFd;
 use mio::{Interest, Poll, Token};

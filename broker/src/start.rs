@@ -273,8 +273,8 @@ fn prepare_directories(settings: &Settings) -> Result<(), ListenError> {
     Ok(())
 }
 
-/// A core without clients: a first one, or one after a broker that was killed; of `found` and `objects` it has
-/// those that were live.
+/// A core without clients: a first one, or one after a broker that was killed; of `found` and
+/// `objects` it has those that were live.
 fn begin(
     settings: &mut Settings,
     found: &[Found],
@@ -292,7 +292,8 @@ fn begin(
     let kept: Vec<Kept> = kept.collect();
     let groups = objects.groups.iter().filter_map(|found| live_group(found, &alive));
     let groups: Vec<KeptGroup<'_>> = groups.collect();
-    // Where nobody knows which versions were given, they begin above all that a broker with lower generations can have given.
+    // Where nobody knows which versions were given, they begin above all that a broker with lower
+    // generations can have given.
     let unknown = u64::from(page.first_generation() - 1) << 32;
     let last_version = objects.last_version.unwrap_or(unknown);
     let begin = |kept: &[Kept], groups: &[KeptGroup<'_>]| {
@@ -318,8 +319,8 @@ fn live_group<'a>(found: &'a FoundGroup, alive: &HashSet<AllocationId>) -> Optio
     Some(kept)
 }
 
-/// The sockets that the service manager has bound or another broker served, and for the other places
-/// new ones.
+/// The sockets that the service manager has bound or another broker served, and for the other
+/// places new ones.
 fn open_listeners(
     settings: &Settings,
     inherited: &mut Inherited,
@@ -358,8 +359,9 @@ fn open_listeners(
     Ok((admin, listeners))
 }
 
-/// The sockets for users that look: another broker's, or new ones. A service manager has none of them: whoever looks does not start a broker. One
-/// that cannot be had is nobody's loss but theirs that look.
+/// The sockets for users that look: another broker's, or new ones. A service manager has none of
+/// them: whoever looks does not start a broker. One that cannot be had is nobody's loss but theirs
+/// that look.
 fn open_viewing(
     settings: &Settings,
     mut arrived: Option<&mut Arrived>,
@@ -380,7 +382,8 @@ fn open_viewing(
     listeners
 }
 
-/// The number of the group whose members see all. At the start alone: a directory service may take long.
+/// The number of the group whose members see all. At the start alone: a directory service may take
+/// long.
 fn monitors_of(settings: &Settings) -> Option<u32> {
     let name = settings.monitor_group.as_ref()?;
     if let Ok(number) = name.parse() {

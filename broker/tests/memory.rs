@@ -1,5 +1,5 @@
-//! The bytes of heap that the daemon's tables take for each allocation and each lease. Must never start a broker: its
-//! threads' memory would not be counted.
+//! The bytes of heap that the daemon's tables take for each allocation and each lease. Must never
+//! start a broker: its threads' memory would not be counted.
 
 use fdbroker_core::{
     ClientId, Config, Core, Deposit, DomainKey, Effects, Input, Now, Peer, RequestId, Wanted,
@@ -16,7 +16,8 @@ mod files;
 #[path = "../core/tests/support/mod.rs"]
 mod support;
 
-/// The figures of docs/figures.md without the fds and kinds (5 bytes), at a count that fills the tables.
+/// The figures of docs/figures.md without the fds and kinds (5 bytes), at a count that fills the
+/// tables.
 const ALLOCATION_BYTES: f64 = 121.0;
 const LEASE_BYTES: f64 = 56.2;
 const FILE_BYTES: f64 = 8.0;
@@ -34,7 +35,8 @@ thread_local! {
 /// The system's allocator, with a count of the bytes.
 struct Counted;
 
-// SAFETY: all is the system's, called as this is called; a cell without a destructor takes no memory.
+// SAFETY: all is the system's, called as this is called; a cell without a destructor takes no
+// memory.
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         HEAP.set(HEAP.get().wrapping_add(layout.size()));
@@ -73,7 +75,8 @@ fn deposit(number: u32) -> Deposit {
     support::deposit(u64::from(number) + 1)
 }
 
-/// The bytes of heap for each allocation, and for each lease; and the most that a step allocated, moved and freed.
+/// The bytes of heap for each allocation, and for each lease; and the most that a step allocated,
+/// moved and freed.
 fn of_core(count: u32, has_driver_data: bool) -> (f64, f64, usize) {
     let mut core = Core::new(config(count)).expect("sound");
     let mut fx = Effects::default();
@@ -115,7 +118,8 @@ fn of_core(count: u32, has_driver_data: bool) -> (f64, f64, usize) {
     (each(of_allocations, count), each(of_leases, count), most)
 }
 
-/// The bytes of heap for each slot with its first file, and the most for each slot whose file has changed.
+/// The bytes of heap for each slot with its first file, and the most for each slot whose file has
+/// changed.
 fn of_files(count: u32) -> (f64, f64) {
     let before = heap();
     let mut files = FilesBySlot::with_capacity(count as usize);

@@ -1,5 +1,5 @@
-//! Reads the handle that `producer.rs` or `producer.c` wrote, from a file or stdin, maps the memory and checks every
-//! byte. Must never need anything but a broker.
+//! Reads the handle that `producer.rs` or `producer.c` wrote, from a file or stdin, maps the memory
+//! and checks every byte. Must never need anything but a broker.
 
 use fdbroker_client::{Access, Client, Deadline, Handle};
 use std::io::Read;

@@ -1,5 +1,6 @@
-//! Shares a buffer: writes its handle as text to a file or stdout, and waits for Enter. `consumer.rs` and `consumer.c`
-//! read it. Must never need anything but a broker: `fdbroker run -- sh` starts a private one.
+//! Shares a buffer: writes its handle as text to a file or stdout, and waits for Enter.
+//! `consumer.rs` and `consumer.c` read it. Must never need anything but a broker: `fdbroker run --
+//! sh` starts a private one.
 
 use fdbroker_client::{Arena, Client, Deadline, HostMemory};
 use std::io::Read;

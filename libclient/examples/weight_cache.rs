@@ -1,5 +1,6 @@
-//! A small cache of weights: the first start reads the files and keeps them as named objects, every later start gets them mapped,
-//! also after the first has ended. Must never need anything but a broker.
+//! A small cache of weights: the first start reads the files and keeps them as named objects, every
+//! later start gets them mapped, also after the first has ended. Must never need anything but a
+//! broker.
 //!
 //! ```text
 //! weight_cache llama weights/*.bin      # reads the files

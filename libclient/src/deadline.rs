@@ -1,5 +1,5 @@
-//! When a call ends at the latest. The broker is told an earlier time, so that its answer, which says what was in the way,
-//! is here before the caller leaves. Must never be unbounded.
+//! When a call ends at the latest. The broker is told an earlier time, so that its answer, which
+//! says what was in the way, is here before the caller leaves. Must never be unbounded.
 
 use crate::limits::{ANSWER_LEAD, REPLY_GRACE};
 use fdbroker_protocol::limits::MAX_DEADLINE_MS;
@@ -21,8 +21,8 @@ impl Deadline {
         Deadline { at, answer_at: at - (timeout / 4).min(ANSWER_LEAD) }
     }
 
-    /// The same, but the broker is to answer within `most` from now: the caller may then ask again. A slow answer is
-    /// waited for as long as before.
+    /// The same, but the broker is to answer within `most` from now: the caller may then ask again.
+    /// A slow answer is waited for as long as before.
     pub(crate) fn answered_within(self, most: Duration) -> Self {
         Deadline { answer_at: self.answer_at.min(Instant::now() + most), ..self }
     }

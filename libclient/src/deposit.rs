@@ -1,5 +1,5 @@
-//! What a producer says of an allocation, what it gets, and what the broker says to consumers. Plain data.
-//! Must never hold an fd.
+//! What a producer says of an allocation, what it gets, and what the broker says to consumers.
+//! Plain data. Must never hold an fd.
 
 use crate::error::Error;
 use fdbroker_protocol::handle::TOKEN_BYTES;
@@ -7,7 +7,8 @@ use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
 use fdbroker_protocol::message::{RegisterItem, register_flags};
 use fdbroker_protocol::{AllocationId, ErrorCode, Facts, Handle, MemoryKind, Share, VirtualFd};
 
-/// The driver's handle bytes of an allocation, 0 to 64, kept by the broker and given with each grant.
+/// The driver's handle bytes of an allocation, 0 to 64, kept by the broker and given with each
+/// grant.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct DriverData {
     len: u8,
@@ -82,21 +83,23 @@ pub struct Deposit {
     pub base: u64,
     /// The driver's handle bytes.
     pub driver_data: DriverData,
-    /// The owner can export it again when recalled, so the broker may evict its fd. It goes on over a crash of the broker,
-    /// too: the library names it to the next one.
+    /// The owner can export it again when recalled, so the broker may evict its fd. It goes on over
+    /// a crash of the broker, too: the library names it to the next one.
     pub recallable: bool,
-    /// It outlives its owner, for the broker's `limits.keep_ttl_ms`: its handle works on. So the broker never evicts it, and
-    /// charges it to `kept_allocations`. Under a service manager that stores fds it also goes on over a crash of the broker.
+    /// It outlives its owner, for the broker's `limits.keep_ttl_ms`: its handle works on. So the
+    /// broker never evicts it, and charges it to `kept_allocations`. Under a service manager that
+    /// stores fds it also goes on over a crash of the broker.
     pub keep: bool,
     /// Its handle has a virtual fd ([`Registration::virtual_fd`]).
     pub virtual_fd: bool,
-    /// Who may acquire it: the owner's user, clients of the same socket that have the owner's group, or whoever has the
-    /// handle. What a client may have is decided when it asks.
+    /// Who may acquire it: the owner's user, clients of the same socket that have the owner's
+    /// group, or whoever has the handle. What a client may have is decided when it asks.
     pub share: Share,
 }
 
 impl Deposit {
-    /// `size_bytes` of `kind` from offset 0 of the fd: resident, for the same user, without an address.
+    /// `size_bytes` of `kind` from offset 0 of the fd: resident, for the same user, without an
+    /// address.
     pub fn new(kind: MemoryKind, size_bytes: u64) -> Self {
         Facts::new(kind, size_bytes).into()
     }
@@ -138,9 +141,9 @@ impl From<Facts> for Deposit {
     }
 }
 
-/// An allocation registered. It lives until it is unregistered or the client ends; one that cannot be exported again
-/// ([`Deposit::recallable`]) and is not kept ([`Deposit::keep`]) also ends when the broker is lost. Dropping this value
-/// does nothing.
+/// An allocation registered. It lives until it is unregistered or the client ends; one that cannot
+/// be exported again ([`Deposit::recallable`]) and is not kept ([`Deposit::keep`]) also ends when
+/// the broker is lost. Dropping this value does nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registration {
     /// The handle to pass on, 64 bytes.
@@ -155,8 +158,9 @@ impl Registration {
         self.handle.id()
     }
 
-    /// The fd number that names it in its owner's domain, for programs that pass fd numbers; [`crate::Client::resolve`] takes
-    /// one. `None`: it was not asked for ([`Deposit::virtual_fd`]), or the broker has more slots than virtual fds.
+    /// The fd number that names it in its owner's domain, for programs that pass fd numbers;
+    /// [`crate::Client::resolve`] takes one. `None`: it was not asked for
+    /// ([`Deposit::virtual_fd`]), or the broker has more slots than virtual fds.
     pub fn virtual_fd(&self) -> Option<VirtualFd> {
         self.handle.virtual_fd()
     }
@@ -192,8 +196,8 @@ impl From<Registration> for RegistrationRef {
     }
 }
 
-/// Whether no lease was left when an allocation ended: its memory may be used anew at once. If `false`, wait
-/// for [`crate::Notice::Drained`].
+/// Whether no lease was left when an allocation ended: its memory may be used anew at once. If
+/// `false`, wait for [`crate::Notice::Drained`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drained(pub bool);
 

@@ -1,4 +1,5 @@
-//! Settings from environment variables. Must never take a misspelt value for another one: it is an error.
+//! Settings from environment variables. Must never take a misspelt value for another one: it is an
+//! error.
 
 use crate::error::Error;
 use fdbroker_protocol::ErrorCode;

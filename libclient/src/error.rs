@@ -1,12 +1,13 @@
-//! What a call answers when it does not succeed: the stable code, the broker's detail, and what was tried.
-//! Must never be made on the way of a call that succeeds: it allocates.
+//! What a call answers when it does not succeed: the stable code, the broker's detail, and what was
+//! tried. Must never be made on the way of a call that succeeds: it allocates.
 
 use fdbroker_protocol::{AllocationId, ErrorCode, Status};
 
 /// Why a call, or one item of it, was not done.
 ///
-/// The code is the wire's and the C ABI's stable number; `status` has the broker's detail (for NO_QUOTA: which
-/// cap, whose, its value, the largest holder). Displays what was tried, the cause and the remedy.
+/// The code is the wire's and the C ABI's stable number; `status` has the broker's detail (for
+/// NO_QUOTA: which cap, whose, its value, the largest holder). Displays what was tried, the cause
+/// and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{context}: {}", self.cause_and_remedy())]
 pub struct Error {
@@ -37,7 +38,8 @@ impl Error {
         Error::new(code, format!("{what}: {}", errno.into()))
     }
 
-    /// A system call that makes an fd and failed: LOCAL_FD_LIMIT when it was for want of fds, else `code`.
+    /// A system call that makes an fd and failed: LOCAL_FD_LIMIT when it was for want of fds, else
+    /// `code`.
     pub(crate) fn no_fd(code: ErrorCode, what: &str, error: impl Into<std::io::Error>) -> Self {
         let error = error.into();
         let lacks_fds = matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
@@ -123,8 +125,8 @@ impl Error {
         Error::new(ErrorCode::NotConnected, context)
     }
 
-    /// TIMED_OUT where the broker has said nothing: it answers sooner than the deadline, if only that
-    /// time is over.
+    /// TIMED_OUT where the broker has said nothing: it answers sooner than the deadline, if only
+    /// that time is over.
     pub(crate) fn no_answer(context: impl Into<String>) -> Self {
         Error::timed_out(context).because(
             "the broker has not answered by the deadline: it is stopped, hangs or is overloaded; look at its process and its log, or \

@@ -3,7 +3,8 @@
 //! in a child closes what it must not see of its parent's (`reserved.rs`), before anything else.
 //! Must never take a lock or make a system call to tell.
 //!
-//! A child that shares the memory of its parent (vfork(2), CLONE_VM) cannot be told from it: such a child may only exec.
+//! A child that shares the memory of its parent (vfork(2), CLONE_VM) cannot be told from it: such a
+//! child may only exec.
 
 use crate::limits::CHILD_BEGIN;
 use crate::reserved;
@@ -15,7 +16,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The last number given to a process of this line: a child has its parent's, and takes the next one.
+/// The last number given to a process of this line: a child has its parent's, and takes the next
+/// one.
 static LAST: AtomicU32 = AtomicU32::new(0);
 
 /// The word while the first thread of a child that looks closes what the child must not see.
@@ -129,13 +131,15 @@ fn wiped_word() -> nix::Result<&'static AtomicU32> {
     Ok(unsafe { AtomicU32::from_ptr(page.as_ptr().cast()) })
 }
 
-/// Where the system lacks that: a word that a handler sets to 0, which only children of fork(3) run.
+/// Where the system lacks that: a word that a handler sets to 0, which only children of fork(3)
+/// run.
 fn word_by_handler(errno: nix::Error) -> &'static AtomicU32 {
     static WORD: AtomicU32 = AtomicU32::new(0);
     extern "C" fn in_child() {
         WORD.store(0, Ordering::Relaxed);
     }
-    // SAFETY: the handler lives as long as the library and does one atomic store, which is async-signal-safe.
+    // SAFETY: the handler lives as long as the library and does one atomic store, which is
+    // async-signal-safe.
     let failed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     log::warn!(
         "MADV_WIPEONFORK: {errno}; pthread_atfork: {failed}: use this library in children of fork(3) only"

@@ -1,9 +1,10 @@
-//! fdbroker's library for ranks: share memory between the processes of a node without holding its fds.
-//! Must never use a signal, ptrace or prctl, leave an fd unowned, or wait without a deadline.
+//! fdbroker's library for ranks: share memory between the processes of a node without holding its
+//! fds. Must never use a signal, ptrace or prctl, leave an fd unowned, or wait without a deadline.
 //!
-//! A producer registers an allocation and gets a 64-byte [`Handle`], which it passes on by value as it likes. A
-//! consumer acquires the handle and gets a [`Grant`]: a duplicate fd and a [`Lease`]. It imports the
-//! memory, the fd is closed at once, and the lease says that this process uses it until the [`Import`] is dropped.
+//! A producer registers an allocation and gets a 64-byte [`Handle`], which it passes on by value as
+//! it likes. A consumer acquires the handle and gets a [`Grant`]: a duplicate fd and a [`Lease`].
+//! It imports the memory, the fd is closed at once, and the lease says that this process uses it
+//! until the [`Import`] is dropped.
 //!
 //! ```no_run
 //! use fdbroker_client::{Access, Arena, Client, Deadline, HostMemory};
@@ -26,15 +27,15 @@
 //! # }
 //! ```
 //!
-//! **Importing again and again.** An [`ImportCache`] keeps memory mapped between uses, closes what has not been used for
-//! long, and never hands out what has ended: [`ImportCache::import`] instead of the two calls above, one cache for all
-//! threads of a process.
+//! **Importing again and again.** An [`ImportCache`] keeps memory mapped between uses, closes what
+//! has not been used for long, and never hands out what has ended: [`ImportCache::import`] instead
+//! of the two calls above, one cache for all threads of a process.
 //!
-//! **Threads.** A [`Client`] is shared by all threads, clones included. One library thread per client serves
-//! recalls and tells [`Notice`]s; callbacks run on it and must not block: a blocking call there
-//! answers NOT_SUPPORTED. It has all signals blocked. In dispatch mode ([`ClientBuilder::dispatch`]) there is no such
-//! thread: the application polls [`Client::event_fd`] and calls [`Client::dispatch`], and calls that wait serve
-//! meanwhile.
+//! **Threads.** A [`Client`] is shared by all threads, clones included. One library thread per
+//! client serves recalls and tells [`Notice`]s; callbacks run on it and must not block: a blocking
+//! call there answers NOT_SUPPORTED. It has all signals blocked. In dispatch mode
+//! ([`ClientBuilder::dispatch`]) there is no such thread: the application polls
+//! [`Client::event_fd`] and calls [`Client::dispatch`], and calls that wait serve meanwhile.
 //!
 //! **Progress engines** that must not block start a request and test it: [`Client::acquire_start`],
 //! [`ImportCache::import_start`], [`Exports::register_start`].
@@ -48,7 +49,8 @@
 //! this library on: until then they see the memory of imports as it is. What an [`ImportOpener`]
 //! opens is left to it. A child that shares its parent's memory (vfork(2), CLONE_VM) may only exec.
 //!
-//! **Without a broker** every call answers NOT_CONNECTED at once; the library looks for it in the background.
+//! **Without a broker** every call answers NOT_CONNECTED at once; the library looks for it in the
+//! background.
 
 mod api;
 pub mod backend;

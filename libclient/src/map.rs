@@ -1,5 +1,5 @@
-//! Memory shared with other processes, mapped: the one place that maps, reads, writes and unmaps it.
-//! Must never hand out a safe reference into it: another process may write at any time.
+//! Memory shared with other processes, mapped: the one place that maps, reads, writes and unmaps
+//! it. Must never hand out a safe reference into it: another process may write at any time.
 
 use crate::error::Error;
 use crate::fork::Process;
@@ -51,8 +51,8 @@ pub struct Mapping {
     process: Process,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread; it is accessed through volatile copies
-// or through raw pointers whose users take on that duty.
+// SAFETY: the mapping belongs to the process, not to a thread; it is accessed through volatile
+// copies or through raw pointers whose users take on that duty.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -92,8 +92,9 @@ impl Mapping {
             }
         };
         let mapped = match map(MapFlags::MAP_SHARED) {
-            // Before Linux 6.7 no fd that is open for writing can be mapped shared once its memory is sealed against writing. Of
-            // memory that never changes a private map has the same pages.
+            // Before Linux 6.7 no fd that is open for writing can be mapped shared once its memory
+            // is sealed against writing. Of memory that never changes a private map has the same
+            // pages.
             Err(Errno::EPERM) if access == Access::Read && has(SealFlag::F_SEAL_WRITE) => {
                 map(MapFlags::MAP_PRIVATE)
             }
@@ -111,7 +112,8 @@ impl Mapping {
         })
     }
 
-    /// Takes off what lies behind the first `len` bytes, which are whole pages. Each part is unmapped by itself.
+    /// Takes off what lies behind the first `len` bytes, which are whole pages. Each part is
+    /// unmapped by itself.
     pub fn split_off(&mut self, len: usize) -> Mapping {
         let page = page_size();
         assert!(self.lead == 0 && len < self.len && len.is_multiple_of(page), "whole pages inside");
@@ -122,8 +124,8 @@ impl Mapping {
         rest
     }
 
-    /// Keeps it out of core dumps (MADV_DONTDUMP). Writing a dump touches every page of shared memory, so that each
-    /// hole of a sparse file becomes a page in memory and in the dump.
+    /// Keeps it out of core dumps (MADV_DONTDUMP). Writing a dump touches every page of shared
+    /// memory, so that each hole of a sparse file becomes a page in memory and in the dump.
     pub fn leave_out_of_dumps(&self) -> Result<(), Error> {
         // SAFETY: the range is our own mapping; the advice changes no byte of it.
         unsafe { madvise(self.start.cast::<c_void>(), self.span, MmapAdvise::MADV_DONTDUMP) }
@@ -150,7 +152,8 @@ impl Mapping {
     /// Copies out `into.len()` bytes from `offset`.
     pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Error> {
         self.check(offset, into.len())?;
-        // SAFETY: in bounds (checked), mapped as long as `self` lives, and `into` is exclusively ours.
+        // SAFETY: in bounds (checked), mapped as long as `self` lives, and `into` is exclusively
+        // ours.
         unsafe { copy_out(self.as_ptr().add(offset), into) };
         Ok(())
     }
@@ -249,8 +252,8 @@ impl From<CannotMap> for Error {
     }
 }
 
-/// Why mmap(2) or madvise(2) failed. Shared memory is not reserved by mapping it, whatever the overcommit setting: what can lack
-/// is addresses, and mappings.
+/// Why mmap(2) or madvise(2) failed. Shared memory is not reserved by mapping it, whatever the
+/// overcommit setting: what can lack is addresses, and mappings.
 pub(crate) fn cannot_map(span: usize, access: Access, errno: nix::Error) -> CannotMap {
     use Errno::{EACCES, ENOMEM, EPERM};
     let error = |code| Error::os(code, &format!("cannot map {span} bytes"), errno);
@@ -305,7 +308,8 @@ pub(crate) unsafe fn copy_in(bytes: &[u8], mut to: *mut u8) {
     let head = to.align_offset(WORD).min(bytes.len());
     let (first, rest) = bytes.split_at(head);
     let (words, last) = rest.as_chunks::<WORD>();
-    // SAFETY: `to` advances over exactly `bytes.len()` bytes; words are written where it is aligned.
+    // SAFETY: `to` advances over exactly `bytes.len()` bytes; words are written where it is
+    // aligned.
     unsafe {
         for byte in first {
             to.write_volatile(*byte);

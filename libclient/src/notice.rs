@@ -8,18 +8,19 @@ use std::os::fd::OwnedFd;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Notice {
-    /// An allocation of which this client has a lease has ended. The lease stays on the ledger until
-    /// it is released; the memory stays mapped until then.
+    /// An allocation of which this client has a lease has ended. The lease stays on the ledger
+    /// until it is released; the memory stays mapped until then.
     Revoked {
         /// Slot and generation, as in the handle.
         id: AllocationId,
         /// The number of the lease, [`crate::Lease::number`].
         lease: u64,
-        /// STALE (released, address reused, revoked) or OWNER_GONE; NO_QUOTA too when the broker came back and did not
-        /// take the lease again.
+        /// STALE (released, address reused, revoked) or OWNER_GONE; NO_QUOTA too when the broker
+        /// came back and did not take the lease again.
         code: ErrorCode,
     },
-    /// An allocation of this client has ended and its last lease is gone: its memory may be used anew.
+    /// An allocation of this client has ended and its last lease is gone: its memory may be used
+    /// anew.
     Drained {
         /// Slot and generation, as in the handle.
         id: AllocationId,
@@ -38,12 +39,13 @@ pub enum Notice {
         /// 1 = it ends, 2 = it restarts and keeps all state.
         reason: u32,
     },
-    /// The connection is lost. Nothing counts as current until [`Notice::Reconnected`]; keep handles, registrations and
-    /// leases: they go on then, but for those that are told of one by one before.
+    /// The connection is lost. Nothing counts as current until [`Notice::Reconnected`]; keep
+    /// handles, registrations and leases: they go on then, but for those that are told of one by
+    /// one before.
     Disconnected,
-    /// A registration has ended with the broker that was lost: it can neither be exported again nor was it kept, or the
-    /// next broker did not take it. Its handle is void: register anew, and pass on the new handle. Told before
-    /// [`Notice::Reconnected`].
+    /// A registration has ended with the broker that was lost: it can neither be exported again nor
+    /// was it kept, or the next broker did not take it. Its handle is void: register anew, and pass
+    /// on the new handle. Told before [`Notice::Reconnected`].
     RegistrationLost {
         /// Slot and generation, as in the handle.
         id: AllocationId,
@@ -51,10 +53,12 @@ pub enum Notice {
         owner_allocation_id: u64,
         /// The address it was registered with.
         base: u64,
-        /// Why: OWNER_GONE (nothing to export it from, or named too late), STALE, NO_QUOTA, NOT_PERMITTED.
+        /// Why: OWNER_GONE (nothing to export it from, or named too late), STALE, NO_QUOTA,
+        /// NOT_PERMITTED.
         code: ErrorCode,
     },
-    /// Connected again. Handles, registrations and leases of before are good, but for those told of before this.
+    /// Connected again. Handles, registrations and leases of before are good, but for those told of
+    /// before this.
     Reconnected {
         /// Of the broker: another value than before means that it is another start of it.
         incarnation: u64,
@@ -77,8 +81,8 @@ pub struct Recall {
 pub struct RecallAnswer {
     /// The new export; closed by the library when sent.
     pub fd: OwnedFd,
-    /// As recalled, but for the offset in the new fd, and with the id of the memory at that address read again *after* the
-    /// export. Whatever else has changed ends the allocation.
+    /// As recalled, but for the offset in the new fd, and with the id of the memory at that address
+    /// read again *after* the export. Whatever else has changed ends the allocation.
     pub facts: Facts,
 }
 

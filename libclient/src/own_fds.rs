@@ -14,7 +14,8 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// A process's number in the upper half and an fd in the lower; 0: free. A child's copies name its parent.
+/// A process's number in the upper half and an fd in the lower; 0: free. A child's copies name its
+/// parent.
 static ENTRIES: [AtomicU64; OWN_FDS] = [const { AtomicU64::new(0) }; OWN_FDS];
 
 /// The entries that were ever used: a look need not go further.
@@ -33,7 +34,8 @@ pub fn list(room: &mut [RawFd]) -> usize {
 fn own() -> impl Iterator<Item = RawFd> {
     ENTRIES[..USED.load(Ordering::Acquire)].iter().filter_map(|entry| {
         let entry = entry.load(Ordering::Acquire);
-        // Numbers of processes begin with 1, so that the calling process is not asked for when nothing is kept.
+        // Numbers of processes begin with 1, so that the calling process is not asked for when
+        // nothing is kept.
         (entry != 0 && entry >> 32 == u64::from(Process::current().number()))
             .then_some(entry as u32 as RawFd)
     })

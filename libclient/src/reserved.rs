@@ -26,8 +26,8 @@ static COUNT: AtomicUsize = AtomicUsize::new(0);
 pub(crate) fn reserve(len: NonZeroUsize) -> nix::Result<usize> {
     let count = COUNT.load(Ordering::Relaxed);
     let [at, size] = ALL.get(count).ok_or(Errno::ENOMEM)?;
-    // What is mapped at a multiple of a huge page is asked whether it has huge pages, and the lowest
-    // range is taken again and again: so the zone begins behind such an address.
+    // What is mapped at a multiple of a huge page is asked whether it has huge pages, and the
+    // lowest range is taken again and again: so the zone begins behind such an address.
     let page = NonZeroUsize::new(page_size()).ok_or(Errno::EINVAL)?;
     let both = len.checked_add(page.get()).ok_or(Errno::ENOMEM)?;
     let first = nothing_at(None, both, MapFlags::empty())?;

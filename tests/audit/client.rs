@@ -1,6 +1,6 @@
-//! One client of a broker for tests/audit/run.sh. It is honest, or it plants a fault and names the fd; then it waits
-//! until its input ends. FDBROKER_TEST_MEMORY=udmabuf makes its memory real dma-bufs. Must never clean up its
-//! fault before that.
+//! One client of a broker for tests/audit/run.sh. It is honest, or it plants a fault and names the
+//! fd; then it waits until its input ends. FDBROKER_TEST_MEMORY=udmabuf makes its memory real
+//! dma-bufs. Must never clean up its fault before that.
 
 use fdbroker_client::{
     Access, Arena, Client, Deadline, Deposit, Grant, Handle, HostMemory, IsolatedBuffer,
@@ -211,7 +211,8 @@ fn consume(client: &Client, role: &str, handles: &[Handle]) -> Outcome<()> {
     }
 }
 
-/// An honest consumer: one open fd with its lease, everything else mapped, and two fds of memory that no broker knows.
+/// An honest consumer: one open fd with its lease, everything else mapped, and two fds of memory
+/// that no broker knows.
 fn honest(client: &Client, grant: Grant, handles: &[Handle]) -> Outcome<()> {
     let mut imports = Vec::new();
     for handle in handles {
@@ -245,11 +246,13 @@ fn map(grant: &Grant) -> Outcome<()> {
     Ok(())
 }
 
-/// Forks a child that keeps the parent's mapping, and becomes a client of its own. The parent has fd, mapping and lease.
+/// Forks a child that keeps the parent's mapping, and becomes a client of its own. The parent has
+/// fd, mapping and lease.
 fn child(grant: Grant) -> Outcome<()> {
     map(&grant)?;
     let (mut said, mut say) = std::io::pipe()?;
-    // SAFETY: the library is made for a fork; the child has a thread of its own and calls the library anew.
+    // SAFETY: the library is made for a fork; the child has a thread of its own and calls the
+    // library anew.
     match unsafe { fork()? } {
         ForkResult::Child => {
             nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)?;
@@ -270,7 +273,8 @@ fn child(grant: Grant) -> Outcome<()> {
     }
 }
 
-/// Sends a granted fd to a process that knows no broker, and gives the lease back. The other process outlives this one.
+/// Sends a granted fd to a process that knows no broker, and gives the lease back. The other
+/// process outlives this one.
 fn stranger(handle: &Handle) -> Outcome<()> {
     let (from, to) = fdbroker_scm::seqpacket_pair()?;
     // SAFETY: there is one thread.

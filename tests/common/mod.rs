@@ -1,5 +1,6 @@
-//! Shared by all test programs: a start that does not depend on the parent, naming a test that cannot run on this machine,
-//! and the name by which a test starts itself again. Must never let a test that did not run count as one that ran.
+//! Shared by all test programs: a start that does not depend on the parent, naming a test that
+//! cannot run on this machine, and the name by which a test starts itself again. Must never let a
+//! test that did not run count as one that ran.
 #![allow(dead_code, reason = "each test program uses its part")]
 
 mod start;
@@ -27,7 +28,8 @@ pub fn not_run(test_name: &str, reason: &str) {
     log.write_all(line.as_bytes()).expect("write FDBROKER_NOT_RUN_LOG");
 }
 
-/// Whether a process can have so many fds here, by its hard limit. Where it cannot, the calling test is named as not run.
+/// Whether a process can have so many fds here, by its hard limit. Where it cannot, the calling
+/// test is named as not run.
 ///
 /// # Panics
 /// When CI is set, as [`not_run`].
@@ -46,7 +48,8 @@ pub fn has_fds(needed: u64) -> bool {
     hard >= needed
 }
 
-/// The full name of the calling test `test`, for `--exact`: its module is its file below `tests/it/`.
+/// The full name of the calling test `test`, for `--exact`: its module is its file below
+/// `tests/it/`.
 ///
 /// # Panics
 /// When the caller is no file of a program `tests/it`.
@@ -57,7 +60,8 @@ pub fn full_name(test: &str) -> String {
     format!("{module}::{test}")
 }
 
-/// Runs `body` on a thread with the effective uid `uid`, which root alone can take on. The others keep theirs.
+/// Runs `body` on a thread with the effective uid `uid`, which root alone can take on. The others
+/// keep theirs.
 pub fn as_user<T: Send>(uid: u32, body: impl FnOnce() -> T + Send) -> T {
     let run = || {
         // Through the system call itself: the C library would change all threads.

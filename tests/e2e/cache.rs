@@ -1,4 +1,5 @@
-//! The import cache with the real daemon: threads, reused addresses, dying owners, the ledger, few fds.
+//! The import cache with the real daemon: threads, reused addresses, dying owners, the ledger, few
+//! fds.
 
 use crate::common::not_run;
 use crate::support::broker::{Broker, Setup, why_not_fds};
@@ -74,7 +75,8 @@ fn import_when_a_cache_of_one_and_64_threads_then_each_sees_its_own_bytes() {
 /// What an owner has in one of its blocks at the moment.
 type Published = Mutex<Vec<(Handle, u64)>>;
 
-/// Ends the allocation in a block, fills the same memory for another, registers that at the same address.
+/// Ends the allocation in a block, fills the same memory for another, registers that at the same
+/// address.
 fn reallocate(owner: &mut Owner, index: usize, seed: u64) -> Handle {
     owner.client.unregister(owner.registrations[index].clone()).expect("its own");
     owner.blocks.fill(index, seed);
@@ -86,7 +88,8 @@ fn reallocate(owner: &mut Owner, index: usize, seed: u64) -> Handle {
     owner.handle(index)
 }
 
-/// Imports what is published, keeps some for a while, and compares what is current with what was published.
+/// Imports what is published, keeps some for a while, and compares what is current with what was
+/// published.
 fn read_on(cache: &ImportCache, published: &Published, is_over: &AtomicBool, seen: &AtomicU64) {
     let mut kept = VecDeque::new();
     let mut turn = 0;
@@ -102,7 +105,8 @@ fn read_on(cache: &ImportCache, published: &Published, is_over: &AtomicBool, see
         }
         for (import, seed) in &kept {
             let bytes = bytes_of(import);
-            // Asked after the bytes were read: the owner ends an allocation before it writes the next.
+            // Asked after the bytes were read: the owner ends an allocation before it writes the
+            // next.
             if import.is_current() {
                 assert!(bytes == pattern(*seed), "current, and not the bytes of {seed}");
                 seen.fetch_add(1, Ordering::Relaxed);
@@ -256,7 +260,8 @@ fn import_when_the_client_is_at_its_caps_then_what_is_unused_makes_room() {
     broker.assert_nothing_left();
 }
 
-/// The part of a process with its own fd table: does what it is told, and says how many fds it had open.
+/// The part of a process with its own fd table: does what it is told, and says how many fds it had
+/// open.
 pub fn play_importing(mut link: Link) {
     let mut importing: Option<(Client, ImportCache)> = None;
     while let Some(line) = link.hear() {
@@ -289,7 +294,8 @@ fn open_fds() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("/proc").count()
 }
 
-/// Imports the handles in a file, twice; says how many had the right bytes, and how many more fds are open than before.
+/// Imports the handles in a file, twice; says how many had the right bytes, and how many more fds
+/// are open than before.
 fn import_all(cache: &ImportCache, path: &Path) -> String {
     let bytes = std::fs::read(path).expect("read the handles");
     let handles: Vec<Handle> =
@@ -315,7 +321,8 @@ fn assert_imported_elsewhere(count: usize, limit: u64, expected: &str) {
     let broker = Broker::start();
     let mut peer = Peer::start("importing");
     assert_eq!(peer.ask(&format!("limit {limit}")), "OK");
-    // Before the blocks: where the daemon may have 1,024 fds, they fill its table, and who comes then is refused.
+    // Before the blocks: where the daemon may have 1,024 fds, they fill its table, and who comes
+    // then is refused.
     assert_eq!(peer.ask(&format!("connect {}", broker.socket().display())), "OK");
     let owner = Owner::of(&broker, "owner", count);
     let path = broker.dir().join("handles");

@@ -1,6 +1,7 @@
-//! Brokers killed under load that come back, as clients see it: what could be exported again goes on under its old handle
-//! with the right bytes, what could not is refused by name, and no old handle ever shows other memory.
-//! Must never take an error of the time without a broker for another: only NOT_CONNECTED is one.
+//! Brokers killed under load that come back, as clients see it: what could be exported again goes
+//! on under its old handle with the right bytes, what could not is refused by name, and no old
+//! handle ever shows other memory. Must never take an error of the time without a broker for
+//! another: only NOT_CONNECTED is one.
 
 use crate::support::broker::{Broker, Setup};
 use crate::support::memory::{BLOCK_BYTES, assert_bytes, assert_import, host_memory, pattern};
@@ -137,8 +138,9 @@ impl Rank {
         Ok(to_line(&handles.into_iter().collect::<Result<Vec<_>, _>>()?))
     }
 
-    /// Until the next line comes: imports one after the other, by the cache and past it, and compares every byte. Says
-    /// `going` when the first has gone well, and at the end what failed otherwise than for want of a broker.
+    /// Until the next line comes: imports one after the other, by the cache and past it, and
+    /// compares every byte. Says `going` when the first has gone well, and at the end what failed
+    /// otherwise than for want of a broker.
     fn storm(&mut self, seed: u64, handles: &[Handle], link: &mut Link) -> String {
         let mut failures = BTreeSet::new();
         let mut going = false;
@@ -286,7 +288,8 @@ fn ranks_when_the_broker_is_killed_under_load_again_and_again_then_all_handles_g
 
 #[test]
 fn ranks_when_they_dispatch_and_recall_from_each_other_over_crashes_then_none_hangs() {
-    // Far fewer fds than blocks: nearly every import is a recall, from a rank that is importing itself.
+    // Far fewer fds than blocks: nearly every import is a recall, from a rank that is importing
+    // itself.
     let tight = Setup::new().config(&format!("{PATIENT}\n[caps.node]\nheld_fds = 8"));
     storm_over_crashes(tight, "dispatch", 3);
 }
@@ -316,7 +319,8 @@ fn ranks_when_the_broker_is_killed_while_they_come_back_then_the_next_one_hears_
     broker.assert_nothing_left();
 }
 
-/// A short grace: what nobody names again ends soon, and what a client names again on a loaded machine does not.
+/// A short grace: what nobody names again ends soon, and what a client names again on a loaded
+/// machine does not.
 pub fn short_grace() -> Setup {
     Setup::new().config("[limits]\ngrace_ms = 3000")
 }
@@ -545,7 +549,8 @@ fn cache_when_hit_pinned_and_evicted_over_crashes_then_every_byte_is_right_and_l
 
 #[test]
 fn ranges_when_freed_in_an_outage_then_used_again_after_the_grace_time_and_the_last_release() {
-    // Long enough for a consumer on a loaded machine: one that is late loses its leases, and the range is used again.
+    // Long enough for a consumer on a loaded machine: one that is late loses its leases, and the
+    // range is used again.
     let mut broker = Setup::new().config("[limits]\ngrace_ms = 8000").start();
     let owner = broker.builder("owner").own_fds(2).connect().expect("connect");
     let consumer = broker.client("consumer");

@@ -162,7 +162,8 @@ fn acquire_when_another_waiter_for_the_same_recall_is_killed_then_served() {
     broker.assert_nothing_left();
 }
 
-/// The part of a process that leaves its connection to a child: connects by hand, holds a lease, forks.
+/// The part of a process that leaves its connection to a child: connects by hand, holds a lease,
+/// forks.
 pub fn play_forking(mut link: Link) {
     let line = link.hear().expect("a path and a handle");
     let mut words = line.split_ascii_whitespace();

@@ -1,4 +1,5 @@
-//! What may be deposited and what may not: the daemon looks at each fd itself, without touching what hangs.
+//! What may be deposited and what may not: the daemon looks at each fd itself, without touching
+//! what hangs.
 
 use crate::support::broker::Broker;
 use crate::support::memory::{
@@ -105,7 +106,8 @@ fn register_when_a_path_fd_of_a_memfd_then_unsupported() {
 
 #[test]
 fn register_when_a_memfd_lacks_a_seal_then_unsupported() {
-    // Without F_SEAL_SHRINK its producer could end every reader; without F_SEAL_SEAL a consumer could seal it.
+    // Without F_SEAL_SHRINK its producer could end every reader; without F_SEAL_SEAL a consumer
+    // could seal it.
     let lacking = [SealFlag::empty(), SealFlag::F_SEAL_SHRINK, SealFlag::F_SEAL_SEAL];
     for seals in lacking {
         assert_unsupported(memfd(c"unsealed", BLOCK_BYTES, seals), FdType::UnsealedMemfd);

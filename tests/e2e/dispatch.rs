@@ -1,4 +1,5 @@
-//! Ranks without a library thread: they serve while they wait, so that no two can wait for each other for ever.
+//! Ranks without a library thread: they serve while they wait, so that no two can wait for each
+//! other for ever.
 
 use crate::support::broker::{Broker, Setup};
 use crate::support::memory::{Blocks, assert_bytes};
@@ -27,7 +28,8 @@ fn assert_all_ok(peers: &mut [Peer]) {
     }
 }
 
-/// Two ranks of one thread each, each of which wants what the other must export first, at the same time.
+/// Two ranks of one thread each, each of which wants what the other must export first, at the same
+/// time.
 #[track_caller]
 fn assert_two_ranks_get_all(verb: &str) {
     let broker = tight(2);

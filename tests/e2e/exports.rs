@@ -1,5 +1,5 @@
-//! The producer's table with the real broker: what it gives out resolves to the right bytes, what it retired never does,
-//! and the ledger has exactly what the table has.
+//! The producer's table with the real broker: what it gives out resolves to the right bytes, what
+//! it retired never does, and the ledger has exactly what the table has.
 
 use crate::support::broker::{Broker, Setup};
 use crate::support::memory::{BLOCK_BYTES, Blocks, assert_bytes, pattern};
@@ -183,7 +183,8 @@ fn exports_when_many_threads_register_free_and_look_up_then_no_handle_is_of_othe
             scope.spawn(move || {
                 for round in 0..ROUNDS {
                     let index = ((n * 7 + round * 3) % PLACES as u64) as usize;
-                    // Few ids, so that threads want the same, and other, memory at one address at once.
+                    // Few ids, so that threads want the same, and other, memory at one address at
+                    // once.
                     let deposit = producer.deposit(index, (n + round) % 3);
                     let export = || Ok(producer.blocks.export(index));
                     match producer.exports.register(&deposit, export, patience()) {

@@ -1,5 +1,5 @@
-//! Caps that several share: jobs, domains that take turns, leases that one keeps idle and another needs, caps that
-//! are lowered while they are used up.
+//! Caps that several share: jobs, domains that take turns, leases that one keeps idle and another
+//! needs, caps that are lowered while they are used up.
 
 use crate::support::broker::{Broker, Setup};
 use crate::support::memory::assert_bytes;

@@ -1,5 +1,6 @@
-//! The daemon under a service manager that stores fds (a stand-in for systemd): a restart that clients do not notice, a
-//! state that is refused, kept allocations over kill -9, sockets bound by the manager, and what it is told.
+//! The daemon under a service manager that stores fds (a stand-in for systemd): a restart that
+//! clients do not notice, a state that is refused, kept allocations over kill -9, sockets bound by
+//! the manager, and what it is told.
 
 use crate::support::admin::Admin;
 use crate::support::manager::Manager;

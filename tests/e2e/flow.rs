@@ -1,4 +1,5 @@
-//! Clients that do not read, ask too much, wait, or change their mind: bounded, and nobody else's business.
+//! Clients that do not read, ask too much, wait, or change their mind: bounded, and nobody else's
+//! business.
 
 use crate::support::broker::{Broker, Setup};
 use crate::support::memory::assert_bytes;
@@ -186,7 +187,8 @@ fn client_when_others_come_and_go_all_the_time_then_served_all_the_same() {
     broker.assert_nothing_left();
 }
 
-/// A broker where a client may have one open lease and four parked requests; an owner; a raw client that has its one.
+/// A broker where a client may have one open lease and four parked requests; an owner; a raw client
+/// that has its one.
 fn full_client() -> (Broker, Owner, Raw, u64) {
     let lines = "[caps.client]\nopen_leases = 1\n[limits]\nmax_parked_per_client = 4";
     let broker = Setup::new().config(lines).start();

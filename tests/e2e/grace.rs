@@ -1,5 +1,6 @@
-//! The time between a crash of the broker and the return of an owner: nothing of the owner's is granted or current, its end is
-//! told as what it was, and nobody gets more than in life. Must never wait for the end of the grace time.
+//! The time between a crash of the broker and the return of an owner: nothing of the owner's is
+//! granted or current, its end is told as what it was, and nobody gets more than in life. Must
+//! never wait for the end of the grace time.
 
 use crate::comeback::long_grace;
 use crate::common::not_run;

@@ -1,4 +1,5 @@
-//! Handles that are not, not of here, or not any more, presented to the real daemon by the real library.
+//! Handles that are not, not of here, or not any more, presented to the real daemon by the real
+//! library.
 
 use crate::support::broker::{Broker, Setup};
 use crate::support::memory::{BLOCK_BYTES, assert_bytes};

@@ -1,5 +1,5 @@
-//! Who may acquire what: users and listeners as domains, with a daemon that is none of them. The users are
-//! processes that give up root, so most of these need it.
+//! Who may acquire what: users and listeners as domains, with a daemon that is none of them. The
+//! users are processes that give up root, so most of these need it.
 
 use crate::common::not_run;
 use crate::support::broker::{Broker, Setup, why_not_fds};
@@ -17,7 +17,8 @@ use std::os::fd::AsFd;
 const ALICE: u32 = 61_001;
 const BOB: u32 = 61_002;
 
-/// A daemon for all users, if it can be had here. It is not root, so that the kernel's limits hold for it.
+/// A daemon for all users, if it can be had here. It is not root, so that the kernel's limits hold
+/// for it.
 fn service(test_name: &str, setup: Setup) -> Option<Broker> {
     if !nix::unistd::geteuid().is_root() {
         not_run(test_name, "other users' processes need root");
@@ -147,8 +148,8 @@ fn acquire_when_the_domain_is_at_its_cap_then_other_domains_are_served() {
     broker.assert_nothing_left();
 }
 
-/// A daemon that is not root, because root is exempt from the kernel's limit of fds in flight (ETOOMANYREFS), with a small
-/// fd table; an owner who shares with any; and its handles.
+/// A daemon that is not root, because root is exempt from the kernel's limit of fds in flight
+/// (ETOOMANYREFS), with a small fd table; an owner who shares with any; and its handles.
 fn small_service(test_name: &str) -> Option<(Broker, Owner)> {
     let setup = Setup::new().nofile(1200).config("[caps.domain]\nconnections = 1000");
     let broker = service(test_name, setup)?;
@@ -177,7 +178,8 @@ fn assert_served(broker: &Broker, owner: &Owner) {
 fn clients_when_they_never_read_then_fds_in_flight_leave_room_for_others() {
     const NAME: &str = "clients_when_they_never_read_then_fds_in_flight_leave_room_for_others";
     let Some((broker, owner)) = small_service(NAME) else { return };
-    // Some want many at once, some one at a time, so that together they fill whatever there is to fill.
+    // Some want many at once, some one at a time, so that together they fill whatever there is to
+    // fill.
     let mut deaf: Vec<_> = (0..24).map(|_| Raw::connect(&broker.socket())).collect();
     for (n, raw) in deaf.iter_mut().enumerate() {
         let count = if n < 8 { 120 } else { 1 };

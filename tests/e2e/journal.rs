@@ -1,5 +1,5 @@
-//! What the daemon's log and its counts say afterwards: refusals, silent owners, evictions, closes that hang. Lines are few, however
-//! often it happens, and a pid is told to its own domain alone.
+//! What the daemon's log and its counts say afterwards: refusals, silent owners, evictions, closes
+//! that hang. Lines are few, however often it happens, and a pid is told to its own domain alone.
 
 use crate::common::not_run;
 use crate::support::broker::{Broker, Setup};
@@ -30,8 +30,8 @@ fn lines_with(broker: &Broker, words: &str) -> Vec<String> {
     broker.log().lines().filter(|line| line.contains(words)).map(str::to_owned).collect()
 }
 
-/// An owner in this process that does not answer recalls until the other value is dropped; two blocks of it for everybody, the first
-/// evicted.
+/// An owner in this process that does not answer recalls until the other value is dropped; two
+/// blocks of it for everybody, the first evicted.
 fn silent_owner(broker: &Broker, blocks: &Blocks) -> (Client, Sender<()>, Handle) {
     let (release, wait) = channel::<()>();
     let wait = Mutex::new(wait);

@@ -1,4 +1,5 @@
-//! Kept memory: it outlives its owner for a time, and no longer; whom it is charged to, and how much of it there may be.
+//! Kept memory: it outlives its owner for a time, and no longer; whom it is charged to, and how
+//! much of it there may be.
 
 use crate::support::broker::{Broker, Setup};
 use crate::support::memory::{Blocks, assert_bytes};

@@ -1,4 +1,5 @@
-//! The ledger as administrators see it: sums that agree at any time, and zero when everybody has left.
+//! The ledger as administrators see it: sums that agree at any time, and zero when everybody has
+//! left.
 
 use crate::support::broker::Broker;
 use crate::support::memory::assert_bytes;
@@ -121,7 +122,8 @@ fn ledger_when_everybody_has_left_then_zero_and_no_fd_is_left_in_the_daemon() {
     }
     // Each import is reported as mapped when the library comes to it.
     eventually("the imports have no fd open", || broker.status().uses.open_leases.now.get() == 150);
-    // In any order, in any way: one killed, the others ended by the end of their sockets, the owner before the last.
+    // In any order, in any way: one killed, the others ended by the end of their sockets, the owner
+    // before the last.
     consumers.remove(1).kill();
     drop(consumers.remove(0));
     drop(owner);

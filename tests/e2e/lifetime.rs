@@ -1,5 +1,5 @@
-//! When an allocation begins and ends: counted registrations, reused addresses, who may end it, and when its memory
-//! may be used for something else.
+//! When an allocation begins and ends: counted registrations, reused addresses, who may end it, and
+//! when its memory may be used for something else.
 
 use crate::support::broker::{Broker, Setup};
 use crate::support::memory::{
@@ -143,7 +143,8 @@ fn unregister_when_nobody_holds_it_then_drained_at_once() {
     assert_eq!(drained, Drained(true));
 }
 
-/// Rounds in which a grant and the end of its allocation race each other. In every other one the grant wins.
+/// Rounds in which a grant and the end of its allocation race each other. In every other one the
+/// grant wins.
 const RACES: usize = 100;
 
 #[test]

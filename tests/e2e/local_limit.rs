@@ -1,5 +1,5 @@
-//! Clients whose own fd table is full: told so, nothing lost, and a retry works. Each is a process of its own, because the
-//! limit is the process's.
+//! Clients whose own fd table is full: told so, nothing lost, and a retry works. Each is a process
+//! of its own, because the limit is the process's.
 
 use crate::support::broker::Broker;
 use crate::support::memory::{BLOCK_BYTES, pattern};
@@ -24,7 +24,8 @@ fn fill() -> Vec<File> {
     fillers
 }
 
-/// The part of a process with a small fd table: does what it is told, with as many fds free as it is told.
+/// The part of a process with a small fd table: does what it is told, with as many fds free as it
+/// is told.
 pub fn play_crowded(mut link: Link) {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("getrlimit");
     setrlimit(Resource::RLIMIT_NOFILE, TABLE, hard).expect("setrlimit");

@@ -1,6 +1,6 @@
-//! End to end: the real daemon, real processes, the real library, in the cases that are hard. The kind of memory and
-//! the daemon's program may be chosen by FDBROKER_TEST_MEMORY and FDBROKERD, so that the same program runs in a virtual
-//! machine with real dma-bufs.
+//! End to end: the real daemon, real processes, the real library, in the cases that are hard. The
+//! kind of memory and the daemon's program may be chosen by FDBROKER_TEST_MEMORY and FDBROKERD, so
+//! that the same program runs in a virtual machine with real dma-bufs.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,5 +1,5 @@
-//! Messages that are none: what a broken or hostile client sends. Each costs its sender the connection, and nobody
-//! else anything.
+//! Messages that are none: what a broken or hostile client sends. Each costs its sender the
+//! connection, and nobody else anything.
 
 use crate::support::broker::Broker;
 use crate::support::memory::{Blocks, assert_bytes};

@@ -1,5 +1,5 @@
-//! Named objects through the library, with the real daemon: made, got without a copy, kept by their readers, and what is left when
-//! makers, readers and brokers end.
+//! Named objects through the library, with the real daemon: made, got without a copy, kept by their
+//! readers, and what is left when makers, readers and brokers end.
 
 use crate::support::broker::Broker;
 use crate::support::memory::BLOCK_BYTES;

@@ -1,4 +1,5 @@
-//! Far more allocations than fds: eviction and recall under load, every byte right, every cap kept and named.
+//! Far more allocations than fds: eviction and recall under load, every byte right, every cap kept
+//! and named.
 
 use crate::support::broker::{Broker, Setup};
 use crate::support::memory::{BLOCK_BYTES, all_seals, assert_bytes, memfd};

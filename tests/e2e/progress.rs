@@ -1,4 +1,5 @@
-//! Requests that nobody waits for, as a progress engine makes them: parked, many, given up, beside calls that block.
+//! Requests that nobody waits for, as a progress engine makes them: parked, many, given up, beside
+//! calls that block.
 
 use crate::support::broker::{Broker, Setup};
 use crate::support::memory::assert_bytes;

@@ -30,7 +30,8 @@ fn tight(timeout_ms: u32) -> Broker {
 /// Longer than any test.
 const NEVER_MS: u32 = 600_000;
 
-/// An owner of two blocks for everybody, the first evicted, who answers recalls by `answer`; and the first's handle.
+/// An owner of two blocks for everybody, the first evicted, who answers recalls by `answer`; and
+/// the first's handle.
 fn owner_who(
     broker: &Broker,
     answer: impl Fn(&Blocks, &Recall) -> Result<RecallAnswer, ErrorCode> + Send + Sync + 'static,
@@ -159,8 +160,8 @@ fn recall_when_the_callback_panics_then_only_that_recall_fails() {
     assert_bytes(client.acquire(&handle, patience()).expect("the second time"), 0);
 }
 
-/// A recall answered with an fd that is no such memory: refused, the consumer gets no such fd, and the owner's connection
-/// and the broker go on.
+/// A recall answered with an fd that is no such memory: refused, the consumer gets no such fd, and
+/// the owner's connection and the broker go on.
 #[track_caller]
 fn assert_refused_when_supplied(fd: impl Fn() -> OwnedFd + Send + Sync + 'static) {
     let broker = tight(NEVER_MS);
@@ -278,7 +279,8 @@ fn recalled(raw: &Raw) -> Vec<RecallItem> {
     message.items::<RecallItem>().expect("recalls").to_vec()
 }
 
-/// An owner that speaks by hand, its blocks, and the handle of its first block, evicted by its second.
+/// An owner that speaks by hand, its blocks, and the handle of its first block, evicted by its
+/// second.
 fn raw_owner(broker: &Broker) -> (Raw, Blocks, Handle) {
     let blocks = Blocks::new(2);
     let mut raw = Raw::connect(&broker.socket());
@@ -327,7 +329,8 @@ fn supply(raw: &Raw, item: SupplyItem, fds: &[OwnedFd]) {
     fdbroker_scm::send(raw.events(), bytes, &borrowed).expect("sent");
 }
 
-/// The broker itself compares what comes with what was registered, whatever the owner's library does.
+/// The broker itself compares what comes with what was registered, whatever the owner's library
+/// does.
 #[track_caller]
 fn assert_ended_by_supply(change: impl Fn(&mut SupplyItem)) {
     let broker = tight(NEVER_MS);

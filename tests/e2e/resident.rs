@@ -1,5 +1,6 @@
-//! Memory that its owner holds no fd of: resident in the broker, refused when only such memory is left; and arenas, which
-//! make room for it, and whose freed memory goes back to the system. In the run on dma-bufs it is the dma-heap's.
+//! Memory that its owner holds no fd of: resident in the broker, refused when only such memory is
+//! left; and arenas, which make room for it, and whose freed memory goes back to the system. In the
+//! run on dma-bufs it is the dma-heap's.
 
 use crate::common::not_run;
 use crate::support::broker::{Broker, Setup};

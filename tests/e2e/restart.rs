@@ -1,5 +1,5 @@
-//! Brokers that go and come back: what clients are told, what no longer counts, and that no old handle ever names
-//! something new.
+//! Brokers that go and come back: what clients are told, what no longer counts, and that no old
+//! handle ever names something new.
 
 use crate::support::broker::{Broker, Setup, program};
 use crate::support::memory::assert_bytes;

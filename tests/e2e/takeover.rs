@@ -1,5 +1,5 @@
-//! A broker that another one takes over from: clients go on with the same connections and notice nothing, nothing is
-//! lost, nothing is left behind, and a takeover that fails harms nobody.
+//! A broker that another one takes over from: clients go on with the same connections and notice
+//! nothing, nothing is lost, nothing is left behind, and a takeover that fails harms nobody.
 
 use crate::common::not_run;
 use crate::support::broker::{Broker, Setup, program, why_not_fds};
@@ -137,8 +137,8 @@ fn tombstones_when_another_broker_takes_over_then_it_remembers_what_has_ended() 
     broker.assert_nothing_left();
 }
 
-/// A rank's work until it is told to stop: registers, acquires its own and others', gives all back. Any error is its
-/// end.
+/// A rank's work until it is told to stop: registers, acquires its own and others', gives all back.
+/// Any error is its end.
 fn work(
     mut own: Owner,
     client: &Client,
@@ -210,7 +210,8 @@ fn requests_when_unread_at_the_takeover_then_the_successor_serves_them() {
     let owner = Owner::of(&broker, "owner", 1);
     let mut raw = Raw::connect(&broker.socket());
     let silent = open(&broker.socket()).expect("connect");
-    // The successor asks while the first one sleeps; then come requests, and the first one finds all of it at once.
+    // The successor asks while the first one sleeps; then come requests, and the first one finds
+    // all of it at once.
     broker.stop();
     let successor = std::thread::scope(|threads| {
         let starting = threads.spawn(|| broker.start_successor(&[]));

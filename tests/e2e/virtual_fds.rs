@@ -1,4 +1,5 @@
-//! Virtual fds: numbers that name an allocation to clients of its owner's domain, as long as it lives.
+//! Virtual fds: numbers that name an allocation to clients of its owner's domain, as long as it
+//! lives.
 
 use crate::support::broker::{Broker, Setup};
 use crate::support::memory::{BLOCK_BYTES, all_seals, assert_bytes, memfd};

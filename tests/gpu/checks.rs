@@ -1,4 +1,5 @@
-//! The checks: each starts its own broker and ranks, and ends them. Must never depend on another check.
+//! The checks: each starts its own broker and ranks, and ends them. Must never depend on another
+//! check.
 
 use crate::Setup;
 use crate::node::{Node, until, until_each};
@@ -18,12 +19,12 @@ const SETTLED_READINGS: usize = 4;
 const FREE_INTERVAL: Duration = Duration::from_micros(200);
 const SETTLE_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Most fds that the driver may open by itself when a process first imports memory of another one, however many imports
-/// follow.
+/// Most fds that the driver may open by itself when a process first imports memory of another one,
+/// however many imports follow.
 const LAZY_FDS: u64 = 4;
 
-/// The noise: memory that other processes' contexts and the driver may take or give back meanwhile, as a share of the
-/// measured size.
+/// The noise: memory that other processes' contexts and the driver may take or give back meanwhile,
+/// as a share of the measured size.
 const NOISE_SHARE: u64 = 16;
 
 pub fn lent(answer: Answer) -> Result<Vec<Lent>, String> {
@@ -80,7 +81,8 @@ impl Setup {
         self.device.memory_info().map(|info| info.free_bytes).map_err(|error| error.to_string())
     }
 
-    /// The free memory once it stands still: the driver may still be freeing memory of a process that has ended.
+    /// The free memory once it stands still: the driver may still be freeing memory of a process
+    /// that has ended.
     pub fn settled(&self) -> Result<u64, String> {
         let mut readings: Vec<u64> = Vec::new();
         until("free device memory stands still", || {
@@ -94,7 +96,8 @@ impl Setup {
         })
     }
 
-    /// Waits until `less` bytes fewer than `before` are free, give or take the noise. Returns how long it took, in ms.
+    /// Waits until `less` bytes fewer than `before` are free, give or take the noise. Returns how
+    /// long it took, in ms.
     pub fn until_taken(&self, before: u64, less: u64, what: &str) -> Result<f64, String> {
         let (start, noise) = (Instant::now(), (self.large / NOISE_SHARE).max(self.granule));
         let what = format!("{what}: {less} bytes less are free than {before}");
@@ -400,7 +403,8 @@ pub fn one_list(setup: &Setup) -> Outcome {
     Ok(Ran::Whole)
 }
 
-/// All CUDA fds have the inode of their device: only kcmp(2) tells the fds of one allocation from those of another.
+/// All CUDA fds have the inode of their device: only kcmp(2) tells the fds of one allocation from
+/// those of another.
 pub fn audit(setup: &Setup) -> Outcome {
     if !std::path::Path::new("/dev/nvidiactl").exists() {
         return Ok(Ran::NotHere("no /dev/nvidiactl, so no fd that audit takes for CUDA's".into()));

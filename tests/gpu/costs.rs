@@ -1,5 +1,5 @@
-//! The times of export, import and a grant, as medians: with no VMM fd open anywhere on the node, and while the broker holds
-//! one. Must never pass or fail by a time.
+//! The times of export, import and a grant, as medians: with no VMM fd open anywhere on the node,
+//! and while the broker holds one. Must never pass or fail by a time.
 
 use crate::Setup;
 use crate::checks::lent;
@@ -28,7 +28,8 @@ struct Costs {
 }
 
 impl Pair {
-    /// The exporter closes its fd before the importer imports: so the importer's is the only fd of that memory.
+    /// The exporter closes its fd before the importer imports: so the importer's is the only fd of
+    /// that memory.
     fn round(&mut self, costs: &mut Costs) -> Result<(), String> {
         let Answer::Exported { fd, us } = self.exporter.ask(&Command::Export)? else {
             return Err("no export".into());

@@ -1,5 +1,5 @@
-//! The checks that need several devices in one machine: memory of one is opened on another, or cannot be. Must never call
-//! a device's own memory another's.
+//! The checks that need several devices in one machine: memory of one is opened on another, or
+//! cannot be. Must never call a device's own memory another's.
 
 use crate::Setup;
 use crate::checks::{checked, done, lent, make};
@@ -66,7 +66,8 @@ pub fn reached(setup: &Setup, report: &mut Report) -> Outcome {
     nothing_is_left(ranks, &node)
 }
 
-/// Where devices have no way to each other's memory, an import says so, gives its lease back, and disturbs nobody.
+/// Where devices have no way to each other's memory, an import says so, gives its lease back, and
+/// disturbs nobody.
 pub fn out_of_reach(setup: &Setup) -> Outcome {
     let node = Node::start(&[])?;
     let mut ranks = ranks(&node)?;
@@ -84,8 +85,8 @@ pub fn out_of_reach(setup: &Setup) -> Outcome {
     nothing_is_left(ranks, &node)
 }
 
-/// Objects put by the rank of one device are got by name on each other device: every byte right, or, where the devices have no way to
-/// each other's memory, NOT_SUPPORTED.
+/// Objects put by the rank of one device are got by name on each other device: every byte right,
+/// or, where the devices have no way to each other's memory, NOT_SUPPORTED.
 pub fn objects(setup: &Setup, report: &mut Report, is_reached: bool) -> Outcome {
     let node = Node::start(&[])?;
     let mut ranks = ranks(&node)?;

@@ -1,6 +1,7 @@
-//! The CUDA backend on a real GPU: real processes, the real daemon, the driver of the machine. Prints each check, then a
-//! table of figures, then the same figures as JSON lines, and at the end `N passed, N failed`.
-//! Must never pass for want of a GPU: without one it says what is missing and ends with status 5.
+//! The CUDA backend on a real GPU: real processes, the real daemon, the driver of the machine.
+//! Prints each check, then a table of figures, then the same figures as JSON lines, and at the end
+//! `N passed, N failed`. Must never pass for want of a GPU: without one it says what is missing and
+//! ends with status 5.
 
 mod checks;
 mod costs;

@@ -1,5 +1,5 @@
-//! The broker of a check: the real daemon in a directory of its own, asked through the command `fdbroker`.
-//! Must never outlive its check.
+//! The broker of a check: the real daemon in a directory of its own, asked through the command
+//! `fdbroker`. Must never outlive its check.
 
 use crate::rank::count_fds;
 use crate::support::manager::Manager;
@@ -40,7 +40,8 @@ pub struct Node {
     lifeline: Option<ChildStdin>,
     dir: PathBuf,
     program: PathBuf,
-    /// Fds of /dev/nvidiactl that the daemon inherited from this program, should CUDA's own not be close-on-exec.
+    /// Fds of /dev/nvidiactl that the daemon inherited from this program, should CUDA's own not be
+    /// close-on-exec.
     vmm_base: u64,
 }
 
@@ -191,8 +192,8 @@ pub fn until_each<T, F: std::fmt::Display>(
     }
 }
 
-/// The command under test. FDBROKER_BIN_DIR names its directory; otherwise it is the folder above this program's.
-/// The command.
+/// The command under test. FDBROKER_BIN_DIR names its directory; otherwise it is the folder above
+/// this program's. The command.
 pub fn program() -> Result<PathBuf, String> {
     let own = std::env::current_exe().map_err(|error| format!("own path: {error}"))?;
     let beside = || Some(own.parent()?.parent()?.to_path_buf());

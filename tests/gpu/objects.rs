@@ -1,5 +1,6 @@
-//! Named objects in device memory: weights that outlive the process that made them, and a broker that is killed. Must never look at
-//! memory in the process that made it: readers are processes in PID namespaces of their own.
+//! Named objects in device memory: weights that outlive the process that made them, and a broker
+//! that is killed. Must never look at memory in the process that made it: readers are processes in
+//! PID namespaces of their own.
 
 use crate::Setup;
 use crate::checks::{checked, done};
@@ -10,12 +11,14 @@ use crate::support::manager::Manager;
 use crate::wire::{Answer, Command, Weights};
 use nix::sys::signal::Signal;
 
-/// Groups, each with one piece of device memory, and objects of each: 32 GiB in all on a device where `large` is 1 GiB.
+/// Groups, each with one piece of device memory, and objects of each: 32 GiB in all on a device
+/// where `large` is 1 GiB.
 const GROUPS: u32 = 4;
 const OBJECTS: u32 = 8;
 pub const COUNT: u64 = (GROUPS * OBJECTS) as u64;
 
-/// Times for memory to come back: 10 times what is promised, so that a hang is seen and a busy machine is not.
+/// Times for memory to come back: 10 times what is promised, so that a hang is seen and a busy
+/// machine is not.
 const LAST_LEASE_MS: f64 = 10.0;
 const LAST_LEASE_OF_KEPT_MS: f64 = 100.0;
 

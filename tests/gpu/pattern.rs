@@ -1,5 +1,6 @@
-//! The contents of device memory, and how they are checked. The first words are slots for the marks of readers; each 8-byte
-//! word after them is a function of the buffer's key and the word's index. Must never leave a byte unchecked.
+//! The contents of device memory, and how they are checked. The first words are slots for the marks
+//! of readers; each 8-byte word after them is a function of the buffer's key and the word's index.
+//! Must never leave a byte unchecked.
 
 use fdbroker_client::Error;
 use fdbroker_client::cuda::CudaMemory;

@@ -1,5 +1,5 @@
-//! A rank as the program sees it: a child process that gets commands and answers them. Must never outlive the program, nor
-//! be waited for without a bound.
+//! A rank as the program sees it: a child process that gets commands and answers them. Must never
+//! outlive the program, nor be waited for without a bound.
 
 use crate::wire::{Answer, Command};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -43,7 +43,8 @@ impl Peer {
         Ok(Peer { child, commands, answers, line: Vec::new() })
     }
 
-    /// Starts `count` ranks that have the device open and are connected to `socket`. All at once: a context takes a while.
+    /// Starts `count` ranks that have the device open and are connected to `socket`. All at once: a
+    /// context takes a while.
     pub fn ready(
         count: usize,
         socket: &std::path::Path,

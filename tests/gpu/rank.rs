@@ -1,5 +1,5 @@
-//! A rank: a process that carries out the program's commands, one per line, with CUDA and the library. Must never end before
-//! its stdin does, nor outlive its parent.
+//! A rank: a process that carries out the program's commands, one per line, with CUDA and the
+//! library. Must never end before its stdin does, nor outlive its parent.
 
 use crate::pattern;
 use crate::wire::{Answer, Command, Lent, Weights};
@@ -28,7 +28,8 @@ const CACHE_ROUNDS: u32 = 100_000;
 /// Handles in one request.
 const BATCH: usize = 64;
 
-/// Device number of /dev/nvidiactl, 195:255 (Documentation/admin-guide/devices.txt), as st_rdev has it.
+/// Device number of /dev/nvidiactl, 195:255 (Documentation/admin-guide/devices.txt), as st_rdev has
+/// it.
 pub const NVIDIA_CONTROL: u64 = (195 << 8) | 255;
 
 #[derive(Default)]
@@ -474,8 +475,8 @@ fn take(pid: i32, fd: i32) -> Result<OwnedFd, String> {
     made(taken, "pidfd_getfd")
 }
 
-/// How many fds a process (a pid, or `self`) has, and how many of them are of /dev/nvidiactl: VMM exports, and the
-/// driver's own.
+/// How many fds a process (a pid, or `self`) has, and how many of them are of /dev/nvidiactl: VMM
+/// exports, and the driver's own.
 pub fn count_fds(process: &str) -> Result<(u64, u64), String> {
     let path = format!("/proc/{process}/fd");
     let folder = std::fs::read_dir(&path).map_err(|error| format!("{path}: {error}"))?;
@@ -498,7 +499,8 @@ fn access(device_ptr: u64) -> Result<Answer, String> {
     type GetAccess = unsafe extern "C" fn(*mut u64, *const Location, u64) -> libc::c_int;
     /// CU_MEM_LOCATION_TYPE_DEVICE.
     const DEVICE: libc::c_int = 1;
-    // SAFETY: C strings, valid for the calls; the library opened the driver before, and it stays open.
+    // SAFETY: C strings, valid for the calls; the library opened the driver before, and it stays
+    // open.
     let symbol = unsafe {
         let driver = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
         if driver.is_null() {

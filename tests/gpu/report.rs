@@ -1,5 +1,5 @@
-//! The findings: checks that passed, failed or were not run, and figures. Must never call a check passed that did not run
-//! to its end.
+//! The findings: checks that passed, failed or were not run, and figures. Must never call a check
+//! passed that did not run to its end.
 
 use serde_json::{Value, json};
 

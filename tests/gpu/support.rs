@@ -1,4 +1,5 @@
-//! What tests/e2e has and the check of objects needs: the stand-in for the service manager. Must never have anything else.
+//! What tests/e2e has and the check of objects needs: the stand-in for the service manager. Must
+//! never have anything else.
 #![expect(dead_code, reason = "end-to-end tests use more of these modules")]
 
 #[path = "../e2e/support/manager.rs"]

@@ -1,5 +1,6 @@
-//! What the program and its ranks tell each other: one JSON object per line, commands on a rank's stdin, answers on its
-//! stdout. Must never carry memory or fds: they take the way that is being tested.
+//! What the program and its ranks tell each other: one JSON object per line, commands on a rank's
+//! stdin, answers on its stdout. Must never carry memory or fds: they take the way that is being
+//! tested.
 
 use crate::pattern::mix;
 use fdbroker_client::Handle;
@@ -60,13 +61,15 @@ impl Weights {
 pub enum Command {
     /// Set RLIMIT_NOFILE.
     Limit { fds: u64 },
-    /// Open the device of this ordinal and use each call once, so that the driver has opened its own fds.
+    /// Open the device of this ordinal and use each call once, so that the driver has opened its
+    /// own fds.
     Open { device: u32 },
     /// Connect to the broker.
     Connect { socket: PathBuf, own_fds: u32 },
     /// Count the fds.
     CountFds,
-    /// Make buffers of `bytes`, fill them (the first `slots` words with 0), and register them in one call.
+    /// Make buffers of `bytes`, fill them (the first `slots` words with 0), and register them in
+    /// one call.
     Make { count: u32, bytes: u64, slots: u32, seed: u64 },
     /// Drop all buffers.
     DropBuffers,
@@ -86,8 +89,8 @@ pub enum Command {
     TryImport { lent: Lent },
     /// Export one allocation twice, register both exports.
     RegisterTwice { bytes: u64 },
-    /// Allocate without the library's buffers and register by hand. The memory of a command before is freed first, without
-    /// telling the broker, and the new memory takes its address if it can.
+    /// Allocate without the library's buffers and register by hand. The memory of a command before
+    /// is freed first, without telling the broker, and the new memory takes its address if it can.
     Reuse { bytes: u64, seed: u64 },
     /// Fill the fd table, then export and import.
     FillTable { lent: Lent },

@@ -1,5 +1,5 @@
-//! The attacker's process: learns whom to attack, attacks until it is told to stop, and reports what it did. Must never go
-//! on when the test is gone.
+//! The attacker's process: learns whom to attack, attacks until it is told to stop, and reports
+//! what it did. Must never go on when the test is gone.
 
 use crate::scenarios;
 use crate::support::peer::Link;

@@ -1,5 +1,5 @@
-//! The daemon under attack, run as an unprivileged user, and the counts that show a leak. Must never run as root when
-//! another user can be had: root is exempt from the limits that matter.
+//! The daemon under attack, run as an unprivileged user, and the counts that show a leak. Must
+//! never run as root when another user can be had: root is exempt from the limits that matter.
 
 use crate::support::admin::Admin;
 use crate::support::peer::{Rank, pin_thread};
@@ -17,7 +17,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Size of the daemon's fd table: room for some 1000 clients, within a hard limit that every system grants.
+/// Size of the daemon's fd table: room for some 1000 clients, within a hard limit that every system
+/// grants.
 const DAEMON_FDS: u64 = 16_384;
 
 /// A running daemon in a directory of its own.
@@ -39,14 +40,16 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Whether nothing is left of an attack. Idle credits may have been taken back, and then there are fewer.
+    /// Whether nothing is left of an attack. Idle credits may have been taken back, and then there
+    /// are fewer.
     pub fn is_as(self, before: Counts) -> bool {
         let is_no_more = self.uses.reserved_places <= before.uses.reserved_places;
         let uses = ByResource { reserved_places: before.uses.reserved_places, ..self.uses };
         is_no_more && Counts { uses, ..self } == before
     }
 
-    /// Without the fds that the broker holds: under a small cap these are now one more, now one less.
+    /// Without the fds that the broker holds: under a small cap these are now one more, now one
+    /// less.
     pub fn without_held(self) -> Counts {
         let uses =
             ByResource { fds: 0, held_fds: 0, held_bytes: 0, reserved_places: 0, ..self.uses };
@@ -78,8 +81,8 @@ impl Work {
 }
 
 impl Daemon {
-    /// Starts a daemon with these further arguments. Its loop has the first processor for itself; its helper threads, which
-    /// only close fds, have the second one.
+    /// Starts a daemon with these further arguments. Its loop has the first processor for itself;
+    /// its helper threads, which only close fds, have the second one.
     pub fn start(arguments: &[&str], cpus: [usize; 2]) -> Daemon {
         let dir = tempfile::Builder::new().prefix("fdb-").tempdir().expect("a directory");
         let log = File::create(dir.path().join("log")).expect("a log");
@@ -159,7 +162,8 @@ impl Daemon {
         let stat = std::fs::read_to_string(self.proc(&format!("task/{}/stat", self.child.id())))
             .unwrap_or_default();
         let behind_name = stat.rsplit(')').next().unwrap_or_default();
-        // utime and stime are fields 14 and 15 of proc_pid_stat(5), in hundredths of a second on all of Linux.
+        // utime and stime are fields 14 and 15 of proc_pid_stat(5), in hundredths of a second on
+        // all of Linux.
         let ticks: u64 =
             behind_name.split_whitespace().skip(11).take(2).flat_map(str::parse::<u64>).sum();
         Duration::from_millis(ticks * 10)
@@ -169,7 +173,8 @@ impl Daemon {
         std::fs::read_to_string(self.dir().join("log")).unwrap_or_default()
     }
 
-    /// Ends it by closing its input; or what was wrong. Its log must have no panic, nor anything of the level "error".
+    /// Ends it by closing its input; or what was wrong. Its log must have no panic, nor anything of
+    /// the level "error".
     pub fn end(mut self) -> Result<Work, Vec<String>> {
         drop(self.child.stdin.take());
         let until = Instant::now() + PATIENCE;

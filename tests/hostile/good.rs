@@ -1,5 +1,6 @@
-//! The good client: a process with the real library, in which one connection owns recallable buffers, and another acquires
-//! them and gives them back. Its times and errors judge an attack. Must never send anything that the library would not.
+//! The good client: a process with the real library, in which one connection owns recallable
+//! buffers, and another acquires them and gives them back. Its times and errors judge an attack.
+//! Must never send anything that the library would not.
 
 use crate::support::memory::{BLOCK_BYTES, pattern};
 use crate::support::peer::Link;
@@ -39,8 +40,9 @@ struct Good {
     pools: HashMap<String, Vec<u64>>,
 }
 
-/// How long this thread was ready to run while another had its processor. The attacker has the same processor, and the kernel
-/// may keep it there for milliseconds, which shows nothing about the broker.
+/// How long this thread was ready to run while another had its processor. The attacker has the same
+/// processor, and the kernel may keep it there for milliseconds, which shows nothing about the
+/// broker.
 struct Waits(File);
 
 impl Waits {
@@ -48,7 +50,8 @@ impl Waits {
         Waits(File::open("/proc/thread-self/schedstat").expect("CONFIG_SCHED_INFO"))
     }
 
-    /// The wait so far, ns: the second number of schedstat (Documentation/scheduler/sched-stats.rst).
+    /// The wait so far, ns: the second number of schedstat
+    /// (Documentation/scheduler/sched-stats.rst).
     fn so_far(&self) -> Duration {
         let mut bytes = [0; 64];
         let length = self.0.read_at(&mut bytes, 0).expect("schedstat can be read");
@@ -137,7 +140,8 @@ impl Good {
         Ok(took.saturating_sub(self.waits.so_far() - waited))
     }
 
-    /// Does it again and again, and notes the times in the pool: `count p99_ns worst_ns errors text...`
+    /// Does it again and again, and notes the times in the pool: `count p99_ns worst_ns errors
+    /// text...`
     fn measure(
         &mut self,
         once: fn(&mut Good) -> Result<Duration, Error>,
@@ -168,7 +172,8 @@ impl Good {
         summary(self.pools.get_mut(pool).map_or(&mut [], Vec::as_mut_slice))
     }
 
-    /// Acquires every buffer once and compares every byte. After it the broker holds again what it had evicted.
+    /// Acquires every buffer once and compares every byte. After it the broker holds again what it
+    /// had evicted.
     fn touch(&mut self) -> Result<(), Error> {
         for (seed, handle) in self.handles.iter().enumerate() {
             let import = self.consumer.acquire(handle, patience())?.import(Access::Read, 0)?;
@@ -197,7 +202,8 @@ impl Good {
         objects.delete(name, None, patience()).map(drop)
     }
 
-    /// An idle client of the same user has as many leases as the user may have. Another one needs some of them.
+    /// An idle client of the same user has as many leases as the user may have. Another one needs
+    /// some of them.
     fn reclaim(&self) -> Result<(), Error> {
         let connect = |name| Client::builder().socket(&self.socket).name(name).connect();
         let (idle, needy) = (connect("good-idle")?, connect("good-needy")?);

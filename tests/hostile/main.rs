@@ -1,26 +1,30 @@
-//! Hostile clients against the real daemon, each scenario with a well-behaved client measured beside it. README.md says how
-//! to read the tables.
+//! Hostile clients against the real daemon, each scenario with a well-behaved client measured
+//! beside it. README.md says how to read the tables.
 //!
-//! The daemon runs as an unprivileged user: root is exempt from the limits that matter. When the test runs as root, the
-//! daemon, the good client and the attackers are users of their own; otherwise all are one user, and scenarios that need two
-//! users are named as not run. Each scenario starts a daemon and a good client (two connections of the real library), and
-//! plays rounds: a quiet phase, the attack, and the wait until everything is as before. While another user attacks, a
-//! newcomer of the good client's user must get in and be served.
+//! The daemon runs as an unprivileged user: root is exempt from the limits that matter. When the
+//! test runs as root, the daemon, the good client and the attackers are users of their own;
+//! otherwise all are one user, and scenarios that need two users are named as not run. Each
+//! scenario starts a daemon and a good client (two connections of the real library), and plays
+//! rounds: a quiet phase, the attack, and the wait until everything is as before. While another
+//! user attacks, a newcomer of the good client's user must get in and be served.
 //!
 //! What makes the times comparable on two processors that other programs use, too:
-//! - The daemon's loop has the first processor for itself; the good client, the attackers and the daemon's helper threads
-//!   share the second one. As root the loop and the good client have real-time priority (SCHED_RR), so that neither the
-//!   attackers nor other programs delay them; otherwise the attackers have SCHED_IDLE. The attack then shows in the good
-//!   client's times only through the time that it takes the daemon.
-//! - The quiet phase is not idle: as many processes as there are attackers make the same kind of system calls (messages
-//!   over a socket pair) on the same processor, but to themselves.
-//! - Quiet phases and attacks alternate. With --measure each figure is of all rounds together: what costs much once in a while
-//!   shows. A scenario that is too slow is measured again, with twice the rounds, before it counts.
+//! - The daemon's loop has the first processor for itself; the good client, the attackers and the
+//!   daemon's helper threads share the second one. As root the loop and the good client have
+//!   real-time priority (SCHED_RR), so that neither the attackers nor other programs delay them;
+//!   otherwise the attackers have SCHED_IDLE. The attack then shows in the good client's times only
+//!   through the time that it takes the daemon.
+//! - The quiet phase is not idle: as many processes as there are attackers make the same kind of
+//!   system calls (messages over a socket pair) on the same processor, but to themselves.
+//! - Quiet phases and attacks alternate. With --measure each figure is of all rounds together: what
+//!   costs much once in a while shows. A scenario that is too slow is measured again, with twice
+//!   the rounds, before it counts.
 //!
-//! A scenario fails when the good client or a newcomer sees an error or wrong bytes; when an attacker gets what it should
-//! not have; when the daemon's ledger, fds or memory do not return to where they were; when its log has an error or a panic;
-//! and with --measure when the good client's p99 is above 3 times its quiet one. Must never end a process that it did not
-//! start, nor leave one behind.
+//! A scenario fails when the good client or a newcomer sees an error or wrong bytes; when an
+//! attacker gets what it should not have; when the daemon's ledger, fds or memory do not return to
+//! where they were; when its log has an error or a panic; and with --measure when the good client's
+//! p99 is above 3 times its quiet one. Must never end a process that it did not start, nor leave
+//! one behind.
 
 mod attack;
 mod attacks;

@@ -1,4 +1,5 @@
-//! The figures of one phase, of all phases together, and the median of many. Must never decide by one phase alone.
+//! The figures of one phase, of all phases together, and the median of many. Must never decide by
+//! one phase alone.
 
 /// The good client's report of one phase. Times in ns.
 #[derive(Clone, Debug, Default)]

@@ -1,5 +1,6 @@
-//! Plays a scenario: quiet phases and attacks in turn, newcomers while an attack is under way, and the wait until everything
-//! is as before. Must never end a phase before the good client has measured it.
+//! Plays a scenario: quiet phases and attacks in turn, newcomers while an attack is under way, and
+//! the wait until everything is as before. Must never end a phase before the good client has
+//! measured it.
 
 use crate::attack::{ATTACKERS_PER_ROUND, Tally};
 use crate::attacks::hung::HungServer;
@@ -12,10 +13,12 @@ use crate::users::User;
 use fdbroker_protocol::ByCounter;
 use std::time::{Duration, Instant};
 
-/// How long the daemon may take to be as before: it waits one second for a hung close, and ten for a hello.
+/// How long the daemon may take to be as before: it waits one second for a hung close, and ten for
+/// a hello.
 const TIME_TO_SETTLE: Duration = Duration::from_secs(20);
 
-/// How much the daemon's own memory may grow under attack: what clients park, and leases, are bounded.
+/// How much the daemon's own memory may grow under attack: what clients park, and leases, are
+/// bounded.
 const MOST_PEAK_KIB: i64 = 48 * 1024;
 
 /// How long the daemon may take to give memory back: it does so a second after clients have ended.
@@ -120,7 +123,8 @@ impl Stage<'_> {
         let deposits = self.daemon.counters().deposits;
         let mut busy = Duration::ZERO;
         for round in 0..=self.plan.rounds {
-            // The first round warms up: its times do not count, but everything must be as before after it.
+            // The first round warms up: its times do not count, but everything must be as before
+            // after it.
             let is_measured = round > 0;
             let phase = if is_measured { self.plan.phase } else { self.plan.phase / 2 };
             // Where times are not judged, one quiet phase tells a standstill.
@@ -158,7 +162,8 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// What the attackers got, and the memory that has not come back. `memory`, `deposits`: what there were before.
+    /// What the attackers got, and the memory that has not come back. `memory`, `deposits`: what
+    /// there were before.
     fn judge(&self, outcome: &mut Outcome, memory: i64, deposits: u64) {
         let users = if self.scenario.own_users { self.scenario.attackers.into() } else { 1 };
         let by_right = by_right_kib(self.daemon.counters().deposits - deposits, users);
@@ -256,7 +261,8 @@ impl Stage<'_> {
         }
     }
 
-    /// The good client's grants for so long, then (with --measure) newcomers of its user for a quarter of that.
+    /// The good client's grants for so long, then (with --measure) newcomers of its user for a
+    /// quarter of that.
     fn measured(&self, good: &mut Peer, time: Duration, pool: &str) -> Result<Phase, String> {
         let mut phase = |verb: &str, time: Duration, pool: &str| {
             let line = good.ask(&format!("{verb} {} {pool}", time.as_millis()))?;
@@ -283,8 +289,8 @@ impl Stage<'_> {
         Ok(guest)
     }
 
-    /// Starts the attackers, or with no name as many harmless processes, and waits until they are under way. `told`: the
-    /// file of a hung server, and the good client's handles.
+    /// Starts the attackers, or with no name as many harmless processes, and waits until they are
+    /// under way. `told`: the file of a hung server, and the good client's handles.
     fn gang(
         &self,
         name: &str,
@@ -294,7 +300,8 @@ impl Stage<'_> {
         let (hung, victims) = told.unwrap_or((&None, ""));
         let start = |number: u32| {
             let user = match (hung, self.scenario.own_users) {
-                // Root opens the file that only root may open; the attack then becomes the user itself.
+                // Root opens the file that only root may open; the attack then becomes the user
+                // itself.
                 (Some(_), _) => User::Root,
                 (None, true) => User::Attacker(number),
                 (None, false) => self.user,

@@ -1,4 +1,5 @@
-//! Runs the scenarios that are asked for, and judges them. Must never call a scenario passed that did not run.
+//! Runs the scenarios that are asked for, and judges them. Must never call a scenario passed that
+//! did not run.
 
 use crate::Args;
 use crate::attacks::hung;
@@ -17,10 +18,12 @@ use std::time::Duration;
 /// The highest allowed ratio of the good client's p99 under attack to its quiet p99.
 const MOST_RATIO: f64 = 3.0;
 
-/// A p99 that counts as a standstill also where times are not judged, if the quiet one is far below it.
+/// A p99 that counts as a standstill also where times are not judged, if the quiet one is far below
+/// it.
 const STANDSTILL: Duration = Duration::from_millis(150);
 
-/// How often a scenario is played, at most, when only its times are wrong; with more rounds from the second time on.
+/// How often a scenario is played, at most, when only its times are wrong; with more rounds from
+/// the second time on.
 const PLAYS: usize = 3;
 
 /// How thorough a run is.
@@ -50,7 +53,8 @@ impl Mode {
     }
 }
 
-/// Says which time is too long, if any. Other programs use the processors, too: it counts only when it is wrong again and again.
+/// Says which time is too long, if any. Other programs use the processors, too: it counts only when
+/// it is wrong again and again.
 fn slowness(outcome: &Outcome, scenario: &Scenario, is_timed: bool) -> Option<String> {
     if outcome.tally.tries == 0 {
         return Some("the attackers did nothing".into());

@@ -1,5 +1,5 @@
-//! The list of scenarios: the name, the attack, the attackers, and the daemon. Must never have an attack that does not end
-//! when it is told to.
+//! The list of scenarios: the name, the attack, the attackers, and the daemon. Must never have an
+//! attack that does not end when it is told to.
 
 use crate::attack::Attack;
 use crate::attacks::{

@@ -1,5 +1,5 @@
-//! The two tables: counts, which are the same on any machine, and times (`--measure`). README.md says how to read them. Must
-//! never decide anything.
+//! The two tables: counts, which are the same on any machine, and times (`--measure`). README.md
+//! says how to read them. Must never decide anything.
 
 use crate::measure::{Pair, Phase, Pooled};
 use crate::play::{Outcome, Plan};

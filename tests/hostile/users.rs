@@ -1,5 +1,6 @@
-//! The users: as root the test makes the daemon, the good client and the attackers users of their own; otherwise all run as
-//! the test's own user. Must never run a part as root that does not need it.
+//! The users: as root the test makes the daemon, the good client and the attackers users of their
+//! own; otherwise all run as the test's own user. Must never run a part as root that does not need
+//! it.
 
 use nix::unistd::{Gid, Uid, setgid, setgroups, setuid};
 

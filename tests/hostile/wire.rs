@@ -1,5 +1,5 @@
-//! The attackers' connection: messages made by hand and sent without waiting; whatever comes back is thrown away. Must
-//! never block: an attacker that waits for the daemon could not be ended.
+//! The attackers' connection: messages made by hand and sent without waiting; whatever comes back
+//! is thrown away. Must never block: an attacker that waits for the daemon could not be ended.
 
 use crate::support::raw::{hello, join_message};
 use fdbroker_protocol::message::{
@@ -105,7 +105,8 @@ pub fn await_ready(socket: BorrowedFd<'_>, events: PollFlags) {
     let _ = poll(&mut entries, PollTimeout::from(NAP_MS));
 }
 
-/// A further socket of a client that joins with this message; `None` when it is refused, or it is time to end.
+/// A further socket of a client that joins with this message; `None` when it is refused, or it is
+/// time to end.
 pub fn join_at(path: &Path, join: &[u8], inbox: &mut Inbox) -> Option<OwnedFd> {
     while !stopped() {
         let Some(socket) = connect_now(path) else {
@@ -199,7 +200,8 @@ impl Conn {
         push(self.socket.as_fd(), bytes, fds)
     }
 
-    /// Reads and throws away all that has come, but notes deposit credits. `false`: the connection has ended.
+    /// Reads and throws away all that has come, but notes deposit credits. `false`: the connection
+    /// has ended.
     pub fn drain(&mut self, inbox: &mut Inbox, mut see: impl FnMut(&Message<'_>)) -> bool {
         loop {
             match inbox.read(self.socket.as_fd()) {
@@ -264,7 +266,8 @@ impl Conn {
         self.next_id + 1
     }
 
-    /// Asks for as many credits as a message can use, and waits for some; the broker says how many there are.
+    /// Asks for as many credits as a message can use, and waits for some; the broker says how many
+    /// there are.
     pub fn want_credits(&mut self, inbox: &mut Inbox) -> bool {
         let mut is_asked = false;
         while !stopped() && (!is_asked || self.credits == 0) {
@@ -305,7 +308,8 @@ impl Conn {
         all
     }
 
-    // --- messages -----------------------------------------------------------------------------------------------
+    // --- messages
+    // -----------------------------------------------------------------------------------------------
 
     pub fn register(&mut self, items: &[RegisterItem], wanted: u32) -> Vec<u8> {
         let head = RegisterHead { credits_wanted: wanted.into(), deadline_ms: 1000.into() };

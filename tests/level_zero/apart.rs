@@ -1,5 +1,6 @@
-//! Runs each case in a process of its own with its own switches: switches, limits and the state of loader and layer
-//! belong to a process. One file for all three programs. Must never pass a case that it has not run.
+//! Runs each case in a process of its own with its own switches: switches, limits and the state of
+//! loader and layer belong to a process. One file for all three programs. Must never pass a case
+//! that it has not run.
 
 use crate::fault::Outcome;
 use std::process::{Command, ExitCode, Stdio};

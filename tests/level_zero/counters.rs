@@ -1,4 +1,5 @@
-//! The test driver's counters, and the function that reads them: one file for driver and tests. Must never hold logic.
+//! The test driver's counters, and the function that reads them: one file for driver and tests.
+//! Must never hold logic.
 
 use std::ffi::CStr;
 

@@ -1,5 +1,5 @@
-//! What objects are charged with, and caps: on names, bytes, metadata, kept memory; and making room, which never takes what
-//! somebody reads.
+//! What objects are charged with, and caps: on names, bytes, metadata, kept memory; and making
+//! room, which never takes what somebody reads.
 
 use crate::support::broker::{Broker, Setup};
 use crate::support::objects::{Group, New, flags, seal_memory};
@@ -101,7 +101,8 @@ fn empty(bytes: u64) -> OwnedFd {
     fd
 }
 
-/// Nothing is charged for it when it is begun. Filled then, or by its readers after it is sealed, it would stay for good.
+/// Nothing is charged for it when it is begun. Filled then, or by its readers after it is sealed,
+/// it would stay for good.
 #[test]
 fn seal_when_what_is_kept_was_empty_and_is_above_the_cap_then_no_quota_and_others_are_served() {
     const MIB: u64 = 1 << 20;

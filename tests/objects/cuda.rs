@@ -1,5 +1,5 @@
-//! Objects in the memory of a GPU: charged from their begin, shared, and free again. Run under the stand-in for the driver
-//! (`tests/objects/run.sh`), or on a GPU.
+//! Objects in the memory of a GPU: charged from their begin, shared, and free again. Run under the
+//! stand-in for the driver (`tests/objects/run.sh`), or on a GPU.
 
 use crate::common::not_run;
 use crate::support::broker::{Broker, Setup};

@@ -1,5 +1,5 @@
-//! Ends: of makers, readers, brokers and listeners. What is not sealed or not kept goes with its maker, at once; what is kept stays;
-//! nothing stays charged.
+//! Ends: of makers, readers, brokers and listeners. What is not sealed or not kept goes with its
+//! maker, at once; what is kept stays; nothing stays charged.
 
 use crate::support::broker::{Broker, Setup};
 use crate::support::manager::Manager;
@@ -151,8 +151,9 @@ fn broker_when_restarted_by_the_service_manager_then_kept_objects_have_the_same_
     assert_eq!(client.list("").len(), 1);
 }
 
-/// One name is created, deleted and created by processes that are killed, over brokers that are killed. The one that has the name in the
-/// end is another object than all before, also than those that no broker knows of any more.
+/// One name is created, deleted and created by processes that are killed, over brokers that are
+/// killed. The one that has the name in the end is another object than all before, also than those
+/// that no broker knows of any more.
 #[test]
 fn name_when_created_deleted_and_created_over_crashes_then_no_version_is_used_twice() {
     let mut manager = Manager::new(&[]);

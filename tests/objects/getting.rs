@@ -1,5 +1,5 @@
-//! Gets that wait: for a name that never comes, that is aborted, that is replaced; and of several names, which are of one
-//! moment.
+//! Gets that wait: for a name that never comes, that is aborted, that is replaced; and of several
+//! names, which are of one moment.
 
 use crate::support::broker::Broker;
 use crate::support::objects::seal_memory;

@@ -1,5 +1,5 @@
-//! Groups at their bounds: 253 objects with names of 255 bytes and 4 KiB of metadata each; and the memory of a group, which goes
-//! with the last of its names.
+//! Groups at their bounds: 253 objects with names of 255 bytes and 4 KiB of metadata each; and the
+//! memory of a group, which goes with the last of its names.
 
 use crate::support::broker::Broker;
 use crate::support::objects::{New, seal_memory};

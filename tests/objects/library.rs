@@ -1,5 +1,5 @@
-//! The library with a real broker, where the protocol by hand would prove nothing: its own mappings and fds, its checks before it sends,
-//! and groups that come in several messages.
+//! The library with a real broker, where the protocol by hand would prove nothing: its own mappings
+//! and fds, its checks before it sends, and groups that come in several messages.
 
 use crate::support::broker::Broker;
 use crate::support::peer::Link;
@@ -125,7 +125,8 @@ pub fn play_children(mut link: Link) {
     let read = objects.get("a", patience()).expect("sealed");
     let cached = objects.get_cached("a", patience()).expect("sealed");
     let watch = objects.watch("", patience()).expect("watched");
-    // The shell's own `echo *` opens the folder, but not in its own name: of the numbers that it lists that one is gone.
+    // The shell's own `echo *` opens the folder, but not in its own name: of the numbers that it
+    // lists that one is gone.
     let listed = Command::new("sh").args(["-c", "cd /proc/self/fd && echo *"]).output();
     let listed = String::from_utf8(listed.expect("a shell").stdout).expect("text");
     let is_open = |fd: &&str| fd.parse::<u32>().is_ok_and(|fd| fd <= 2 || is_inherited(fd));

@@ -1,4 +1,5 @@
-//! Lists: each name that stays is listed exactly once, whatever comes and goes; a prefix visits its own names; a million of them.
+//! Lists: each name that stays is listed exactly once, whatever comes and goes; a prefix visits its
+//! own names; a million of them.
 
 use crate::support::broker::Broker;
 use crate::support::objects::{New, seal_memory};
@@ -25,7 +26,8 @@ fn enter(client: &mut Raw, prefix: &str, count: usize) {
     }
 }
 
-/// Makes and deletes names between those that stay, all over them, until a line comes. Says how often.
+/// Makes and deletes names between those that stay, all over them, until a line comes. Says how
+/// often.
 pub fn play_changing(mut link: Link) {
     let line = link.hear().expect("what to do");
     let (staying, socket) = line.split_once(' ').expect("two words");

@@ -1,5 +1,6 @@
-//! Named objects in the cases that are hard: the real daemon, real processes, the bare protocol where a library would not do such a
-//! thing, and the real library. Each complaint about other stores of objects is a test here. Run by `tests/objects/run.sh`.
+//! Named objects in the cases that are hard: the real daemon, real processes, the bare protocol
+//! where a library would not do such a thing, and the real library. Each complaint about other
+//! stores of objects is a test here. Run by `tests/objects/run.sh`.
 
 #[path = "../common/mod.rs"]
 mod common;

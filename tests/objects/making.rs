@@ -1,4 +1,5 @@
-//! Objects in the making: one creator of a name, none of it seen before the seal, versions that are never used twice.
+//! Objects in the making: one creator of a name, none of it seen before the seal, versions that are
+//! never used twice.
 
 use crate::support::broker::Broker;
 use crate::support::objects::{New, seal_memory};

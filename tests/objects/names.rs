@@ -1,4 +1,5 @@
-//! Names and metadata at their bounds and beyond. What cannot be a name ends the connection of its sender, and nobody else's.
+//! Names and metadata at their bounds and beyond. What cannot be a name ends the connection of its
+//! sender, and nobody else's.
 
 use crate::support::broker::Broker;
 use crate::support::objects::{New, code, seal_memory};

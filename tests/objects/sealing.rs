@@ -1,5 +1,5 @@
-//! Seals through the library: memory that is still mapped, here or in a child, for writing or not, or that a device uses, cannot be
-//! sealed; and the group is then as before.
+//! Seals through the library: memory that is still mapped, here or in a child, for writing or not,
+//! or that a device uses, cannot be sealed; and the group is then as before.
 
 use crate::common::not_run;
 use crate::support::broker::Broker;
@@ -127,7 +127,8 @@ fn child_that_waits() -> (ForkedChild, OwnedFd) {
     }
 }
 
-// What a device has pinned stays writable by it after every mapping is gone. A pipe that shares the page pins it the same way.
+// What a device has pinned stays writable by it after every mapping is gone. A pipe that shares the
+// page pins it the same way.
 #[test]
 fn seal_when_its_pages_are_in_a_pipe_then_sealed_busy_until_they_are_read() {
     let broker = Broker::start();
@@ -174,7 +175,8 @@ fn seal_when_io_uring_has_registered_its_pages_then_sealed_busy_until_it_is_clos
     });
 }
 
-/// A ring that has registered the mapping as a buffer (io_uring_register(2), IORING_REGISTER_BUFFERS).
+/// A ring that has registered the mapping as a buffer (io_uring_register(2),
+/// IORING_REGISTER_BUFFERS).
 fn ring_with(mapping: &Mapping) -> nix::Result<OwnedFd> {
     const IORING_REGISTER_BUFFERS: libc::c_uint = 0;
     // struct io_uring_params (linux/io_uring.h).

@@ -1,5 +1,5 @@
-//! Users and jobs: names belong to the domain, or to the job where that is asked for. What others have cannot be told from what does not
-//! exist.
+//! Users and jobs: names belong to the domain, or to the job where that is asked for. What others
+//! have cannot be told from what does not exist.
 
 use crate::common::not_run;
 use crate::support::broker::{Broker, Setup};

@@ -1,5 +1,5 @@
-//! Watchers: told of everything that happens to names with their prefix, in order; one that does not read loses events, is told
-//! how many, and holds nobody up.
+//! Watchers: told of everything that happens to names with their prefix, in order; one that does
+//! not read loses events, is told how many, and holds nobody up.
 
 use crate::support::broker::{Broker, Setup};
 use crate::support::objects::{Group, New, News, flags, seal_memory};

@@ -1,4 +1,5 @@
-//! What these tests alone ask of objects, and a helper process that does what its test says. Must never check what it sends.
+//! What these tests alone ask of objects, and a helper process that does what its test says. Must
+//! never check what it sends.
 
 use crate::support::objects::{Got, Group, News, code, memory, seal_memory};
 use crate::support::peer::Link;
@@ -61,8 +62,8 @@ impl Raw {
     }
 }
 
-/// A helper that makes objects: each line of its test is one thing to do. What it answers is a version, a number of a group,
-/// OK, or the name of the error.
+/// A helper that makes objects: each line of its test is one thing to do. What it answers is a
+/// version, a number of a group, OK, or the name of the error.
 pub fn play(mut link: Link) {
     let mut objects = None;
     let mut groups = Vec::new();
@@ -81,7 +82,8 @@ pub fn play(mut link: Link) {
     }
 }
 
-/// Replaces two objects of one group again and again until a line comes: both have the same text, another each time.
+/// Replaces two objects of one group again and again until a line comes: both have the same text,
+/// another each time.
 fn replace(link: &mut Link, objects: &mut Raw, one: &str, other: &str) {
     for round in 0_u64.. {
         let text = round.to_string();

@@ -1,5 +1,5 @@
-//! Each call that the simulated daemon makes of the core, as an owned value that a replay can print. Must say no more
-//! than the core's API says.
+//! Each call that the simulated daemon makes of the core, as an owned value that a replay can
+//! print. Must say no more than the core's API says.
 
 use crate::jobs;
 use fdbroker_core::{CapsOfScopes, ClientId, JobKey, Now, OwnerKey, Peer};

@@ -1,5 +1,5 @@
-//! The administrator's acts: draws them for the world, and judges their outcomes. The judge must never look into the core:
-//! only at the core's answers and the model.
+//! The administrator's acts: draws them for the world, and judges their outcomes. The judge must
+//! never look into the core: only at the core's answers and the model.
 
 use crate::action::Action;
 use crate::judge::ensure;
@@ -44,8 +44,8 @@ impl World {
         }
     }
 
-    /// Mostly live allocations; some have ended, some stand twice. None has an owner that is being torn down: its outcome
-    /// would depend on how far the teardown is.
+    /// Mostly live allocations; some have ended, some stand twice. None has an owner that is being
+    /// torn down: its outcome would depend on how far the teardown is.
     fn draw_ids(&mut self, most: u64) -> Vec<AllocationId> {
         let model = &self.model;
         let gone = |client: &u32| {
@@ -90,7 +90,8 @@ impl Model {
         self.draining.late.contains(&(client, order))
     }
 
-    /// Judges the outcome of each allocation by the state before the step's effects, as `step` and the slots show it.
+    /// Judges the outcome of each allocation by the state before the step's effects, as `step` and
+    /// the slots show it.
     pub fn acted(&self, step: &Step, action: &Action, acted: &[Acted]) -> Check {
         let (ids, is_evict) = match action {
             Action::Evict { ids } => (ids, true),
@@ -135,7 +136,8 @@ impl Model {
         let can_be = known.deposit.is_evictable();
         match outcome {
             ActOutcome::Done => ensure!(was_evicted && can_be, "{id} is said to be evicted"),
-            // A kept allocation that was named again after a crash has not been recalled since, either.
+            // A kept allocation that was named again after a crash has not been recalled since,
+            // either.
             ActOutcome::Evicted => ensure!(!self.is_held(id), "{id} is held, and {outcome}"),
             ActOutcome::Resident | ActOutcome::Kept => {
                 ensure!(!can_be && self.is_held(id), "{id} is {outcome}");

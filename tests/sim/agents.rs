@@ -1,5 +1,6 @@
-//! The manners of the simulated clients and what they do next: well-behaved, slow, silent, refusing, lying,
-//! hoarding, abusive, mortal. Must only choose: the world hands each choice to the core.
+//! The manners of the simulated clients and what they do next: well-behaved, slow, silent,
+//! refusing, lying, hoarding, abusive, mortal. Must only choose: the world hands each choice to the
+//! core.
 
 use crate::action::Action;
 use crate::model::Phase;
@@ -136,8 +137,8 @@ impl World {
         }
     }
 
-    /// While a dead client is not torn down yet: now and then a client that was killed with it is gone before the daemon
-    /// does anything else.
+    /// While a dead client is not torn down yet: now and then a client that was killed with it is
+    /// gone before the daemon does anything else.
     pub fn choose_another_death(&mut self, client: u32) -> Option<Action> {
         if self.phase(client) != Some(Phase::Gone) || !self.rng.chance(300) {
             return None;
@@ -423,7 +424,8 @@ impl World {
                 let count = (credits + self.rng.skewed(1, 8)).min(MAX_BATCH as u64);
                 self.register(client, count)
             }
-            // A world whose views are compared only now and then cannot tell which recalls are on their way.
+            // A world whose views are compared only now and then cannot tell which recalls are on
+            // their way.
             6 if self.model.exact => self.choose_uninvited(client),
             7 => {
                 let wanted = (0..self.rng.below(253)).map(|_| Ok(self.draw_forged())).collect();

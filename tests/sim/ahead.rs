@@ -1,5 +1,5 @@
-//! Fds fetched ahead: draws such messages, and judges what is granted. Must never look into the core: only at inputs, effects and
-//! the model's sums.
+//! Fds fetched ahead: draws such messages, and judges what is granted. Must never look into the
+//! core: only at inputs, effects and the model's sums.
 
 use crate::action::Action;
 use crate::judge::ensure;
@@ -52,8 +52,8 @@ impl Model {
         Ok(())
     }
 
-    /// What is granted ahead must be room that nobody misses: by the sums `before` the step. `is_work_due`: the step may
-    /// have done other work, too.
+    /// What is granted ahead must be room that nobody misses: by the sums `before` the step.
+    /// `is_work_due`: the step may have done other work, too.
     pub fn check_ahead(
         &self,
         step: &Step,

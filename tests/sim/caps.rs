@@ -1,4 +1,5 @@
-//! What the model knows of caps: which there are, which is in the way of what. Must never look into the core.
+//! What the model knows of caps: which there are, which is in the way of what. Must never look into
+//! the core.
 
 use crate::model::{Model, set_caps};
 use crate::shares::SHARE_OF_FDS;
@@ -7,7 +8,8 @@ use fdbroker_core::{Caps, CapsOfScopes, Config};
 use fdbroker_protocol::{AllocationId, MAX_BATCH, NO_CAP, Resource};
 
 impl Model {
-    /// The cap of an account, the largest number when it has none; a client may have bounded what is held for it.
+    /// The cap of an account, the largest number when it has none; a client may have bounded what
+    /// is held for it.
     pub fn cap(&self, account: Holder, resource: Resource) -> u128 {
         let cap = self.caps(account)[resource];
         let cap = match account {
@@ -81,8 +83,8 @@ impl Model {
         lacking > idle.into()
     }
 
-    /// Every cap that blocks a grant of `id` to `client`; `None` if no room would help: the allocation has ended, or is not
-    /// permitted.
+    /// Every cap that blocks a grant of `id` to `client`; `None` if no room would help: the
+    /// allocation has ended, or is not permitted.
     pub fn blockers(&self, ledger: &Ledger, client: u32, id: AllocationId) -> Option<Vec<Blocker>> {
         let allocation = self.live(id).filter(|allocation| !allocation.reserved)?;
         let asking = self.clients.get(&client)?;

@@ -1,5 +1,6 @@
-//! Compares the core's views with the model after a step, and checks what no single effect shows: caps, the order of
-//! service, that no request is forgotten, and that everything comes to rest. Must never change what it checks.
+//! Compares the core's views with the model after a step, and checks what no single effect shows:
+//! caps, the order of service, that no request is forgotten, and that everything comes to rest.
+//! Must never change what it checks.
 
 use crate::action::Action;
 use crate::jobs;
@@ -19,8 +20,8 @@ fn counted() -> impl Iterator<Item = Resource> {
     Resource::ALL.iter().copied().filter(move |resource| !of_node.contains(resource))
 }
 
-/// Copies into the model what effects do not show: recalls that no client has been told of, silent owners, pins,
-/// promises. Each change of them must have a cause.
+/// Copies into the model what effects do not show: recalls that no client has been told of, silent
+/// owners, pins, promises. Each change of them must have a cause.
 pub fn sync(model: &mut Model, core: &Core, step: &Step, action: &Action) -> Check {
     let mut recalling = BTreeMap::new();
     let mut pinned = BTreeSet::new();
@@ -59,7 +60,8 @@ pub fn sync(model: &mut Model, core: &Core, step: &Step, action: &Action) -> Che
     sync_promises(model, core)
 }
 
-/// Allocations that are leased until the teardown of a gone client, which goes in portions, comes to them.
+/// Allocations that are leased until the teardown of a gone client, which goes in portions, comes
+/// to them.
 fn leases_of_gone_clients(model: &Model, core: &Core) -> BTreeSet<AllocationId> {
     let gone = |client: u32| model.phase(client) == Some(Phase::Gone);
     if !model.clients.keys().copied().any(gone) {
@@ -117,7 +119,8 @@ fn sync_silence(model: &mut Model, core: &Core, step: &Step, action: &Action) ->
     Ok(())
 }
 
-/// Open leases that a client is charged for and was not granted are promises: at most one for each recall it waits for.
+/// Open leases that a client is charged for and was not granted are promises: at most one for each
+/// recall it waits for.
 fn sync_promises(model: &mut Model, core: &Core) -> Check {
     let mut promised = BTreeMap::new();
     for view in core.clients(0).filter(|view| !view.gone) {
@@ -337,7 +340,8 @@ fn kept(model: &Model, core: &Core, id: AllocationId, known: &Allocation) -> Che
     Ok(())
 }
 
-/// After polls that came as soon as they were due: no deadline has passed, and the next poll comes before the next one.
+/// After polls that came as soon as they were due: no deadline has passed, and the next poll comes
+/// before the next one.
 pub fn nothing_overdue(model: &Model, core: &Core) -> Check {
     let due = core.poll_timeout().map_or(u64::MAX, |at| at.0);
     for (client, state) in &model.clients {
@@ -352,7 +356,8 @@ pub fn nothing_overdue(model: &Model, core: &Core) -> Check {
     Ok(())
 }
 
-/// After a rest: every request is answered, every event told, every fd closed, and the charges are right.
+/// After a rest: every request is answered, every event told, every fd closed, and the charges are
+/// right.
 pub fn settled(model: &Model, core: &Core) -> Check {
     for (client, state) in &model.clients {
         ensure!(state.phase == Phase::Active, "after a rest client {client} is {:?}", state.phase);

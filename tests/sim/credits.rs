@@ -1,5 +1,5 @@
-//! Checks deposit credits: idle ones are taken back when another needs the place, and their clients do not know it. Must
-//! never look into the core but at the number of credits that it shows.
+//! Checks deposit credits: idle ones are taken back when another needs the place, and their clients
+//! do not know it. Must never look into the core but at the number of credits that it shows.
 
 use crate::judge::ensure;
 use crate::model::{Check, Model};
@@ -13,7 +13,8 @@ use fdbroker_protocol::{ErrorCode, Resource};
 const PLACE: [Resource; 3] = [Resource::Fds, Resource::HeldFds, Resource::TablePlaces];
 
 impl Model {
-    /// A message had more fds than credits: whether these got places all the same is told by its answer.
+    /// A message had more fds than credits: whether these got places all the same is told by its
+    /// answer.
     pub fn settle_credits(&mut self, step: &mut Step, effects: &Effects) -> Check {
         let (true, Some(sender)) = (step.lacks_credits, step.sender) else { return Ok(()) };
         let sent = step.arrived.len() as u64;
@@ -53,7 +54,8 @@ impl Model {
         })
     }
 
-    /// Which clients have lost credits in this step. None that a client has waited for is taken back.
+    /// Which clients have lost credits in this step. None that a client has waited for is taken
+    /// back.
     pub fn sync_credits(&mut self, step: &mut Step, core: &Core) -> Check {
         let most = u64::from(self.config.max_credits);
         for view in core.clients(0) {
@@ -79,8 +81,8 @@ impl Model {
         Ok(())
     }
 
-    /// Credits are taken back only where somebody has taken the place. (Only steps that let a client in are looked at: a
-    /// request for an fd may find one place of the two that it needs.)
+    /// Credits are taken back only where somebody has taken the place. (Only steps that let a
+    /// client in are looked at: a request for an fd may find one place of the two that it needs.)
     pub fn check_credits(&self, step: &Step, after: &Ledger) -> Check {
         let let_in = step.let_in.len() == 1 && step.grants.is_empty() && step.evicted.is_empty();
         if !let_in || !nobody_waits(self) {

@@ -1,5 +1,5 @@
-//! Demands from outside: leases that a client is asked to give back, and caps that the administrator changes. Must only
-//! draw them and hand them in: the judges look at the outcome.
+//! Demands from outside: leases that a client is asked to give back, and caps that the
+//! administrator changes. Must only draw them and hand them in: the judges look at the outcome.
 
 use crate::action::Action;
 use crate::model::{Check, set_caps};

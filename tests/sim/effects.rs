@@ -1,5 +1,5 @@
-//! Judges each effect in its order: it must be due, true, and for a client that is connected. Must never look into the
-//! core.
+//! Judges each effect in its order: it must be due, true, and for a client that is connected. Must
+//! never look into the core.
 
 use crate::action::{groups_of, show_status};
 use crate::judge::{ensure, foretold_refusal, overlaps};
@@ -69,7 +69,8 @@ impl Model {
         }
     }
 
-    // --- fds and the page -------------------------------------------------------------------------
+    // --- fds and the page
+    // -------------------------------------------------------------------------
 
     /// What is remembered of an end is of an allocation that has just been taken off the page.
     fn remembered(&self, step: &Step, index: usize, all: &Effects) -> Check {
@@ -129,7 +130,8 @@ impl Model {
         self.new_ticket(ticket, closing)
     }
 
-    /// An allocation of before a crash is shown again once its owner has named it; else it must be a new one.
+    /// An allocation of before a crash is shown again once its owner has named it; else it must be
+    /// a new one.
     fn publish_or_confirm(&mut self, step: &mut Step, id: AllocationId) -> Check {
         let AllocationId { slot, generation } = id;
         let state = self.slots.get_mut(slot as usize).ok_or("slot out of range")?;
@@ -192,7 +194,8 @@ impl Model {
         }
     }
 
-    // --- answers ------------------------------------------------------------------------------------
+    // --- answers
+    // ------------------------------------------------------------------------------------
 
     pub fn answer(&mut self, client: ClientId, request: u64) -> Check<Request> {
         let state = self.client_mut(client.0)?;
@@ -334,7 +337,8 @@ impl Model {
         Ok(())
     }
 
-    /// AGAIN: the message has ended as many allocations as it may, and the deposit still overlaps some.
+    /// AGAIN: the message has ended as many allocations as it may, and the deposit still overlaps
+    /// some.
     fn overlaps_too_many(&mut self, step: &mut Step, client: u32, deposit: &Deposit) -> Check {
         let ended = step.unpublished.len();
         ensure!(ended == ENDS_PER_MESSAGE, "AGAIN, and the message has ended {ended}");
@@ -519,7 +523,8 @@ impl Model {
         Ok(())
     }
 
-    /// Whether a cap leaves no place for a held fd beside the client's own fds: then a wait would be in vain.
+    /// Whether a cap leaves no place for a held fd beside the client's own fds: then a wait would
+    /// be in vain.
     fn is_credit_beyond_caps(&self, client: u32) -> Check<bool> {
         let own = u128::from(self.client(client)?.own);
         let leaves_none = |account: &Holder| {
@@ -529,7 +534,8 @@ impl Model {
         Ok(self.accounts_of_client(client).iter().any(leaves_none))
     }
 
-    /// The whole message of deposits is refused unread: too many refused fds of the domain are closing already.
+    /// The whole message of deposits is refused unread: too many refused fds of the domain are
+    /// closing already.
     fn deposits_refused(&self, step: &mut Step, status: Status) -> Check {
         let most = u64::from(self.config.max_refused_per_domain);
         let right = Status::no_quota(Resource::RefusedFds, Scope::Domain, most, status.pid.get());
@@ -539,7 +545,8 @@ impl Model {
         Ok(())
     }
 
-    // --- ends of connections --------------------------------------------------------------------------
+    // --- ends of connections
+    // --------------------------------------------------------------------------
 
     fn disconnected(&mut self, step: &mut Step, client: ClientId, status: Status) -> Check {
         let justified = step.disconnect.is_some_and(|(who, _)| who == client.0);

@@ -1,4 +1,5 @@
-//! Stories of evictions: which fds make room, for a request, for bytes and for others. Must leave nothing to chance.
+//! Stories of evictions: which fds make room, for a request, for bytes and for others. Must leave
+//! nothing to chance.
 
 use crate::action::Action;
 use crate::judge::ensure;

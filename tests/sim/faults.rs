@@ -1,5 +1,5 @@
-//! Counts the faults that the core was exposed to, from its inputs and their effects. Must never change anything: a fault
-//! is counted where it is seen, whatever part of the world made it.
+//! Counts the faults that the core was exposed to, from its inputs and their effects. Must never
+//! change anything: a fault is counted where it is seen, whatever part of the world made it.
 
 use crate::action::Action;
 use crate::model::{Model, Phase};

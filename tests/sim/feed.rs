@@ -1,5 +1,5 @@
-//! Hands inputs to the core, has each step judged, and applies its effects as the daemon would. Must never correct what the
-//! core does.
+//! Hands inputs to the core, has each step judged, and applies its effects as the daemon would.
+//! Must never correct what the core does.
 
 use crate::action::{Action, show_action, show_effect};
 use crate::checks;
@@ -14,7 +14,8 @@ use fdbroker_core::{Effect, Effects, Lane, Now, Ticket, work};
 use fdbroker_protocol::{ErrorCode, Status};
 
 impl World {
-    /// Hands an input to the core, applies the effects, and hands the grants that could not be sent back to the core.
+    /// Hands an input to the core, applies the effects, and hands the grants that could not be sent
+    /// back to the core.
     pub fn feed(&mut self, action: Action) -> Check {
         let mut stack = vec![action];
         while let Some(mut action) = stack.pop() {

@@ -1,5 +1,6 @@
-//! Files in the model: what several ranges, owners and domains have of one memfd, that grows. Each domain is charged for a
-//! file once, with what the file pins. Must never say which of its owners pays: the core's own assertions do.
+//! Files in the model: what several ranges, owners and domains have of one memfd, that grows. Each
+//! domain is charged for a file once, with what the file pins. Must never say which of its owners
+//! pays: the core's own assertions do.
 
 use crate::action::Action;
 use crate::model::{Allocation, Check, Model};
@@ -28,7 +29,8 @@ pub struct Files {
 }
 
 impl Files {
-    /// The daemon looks at the files when their fds arrive: they may have grown since they were sent.
+    /// The daemon looks at the files when their fds arrive: they may have grown since they were
+    /// sent.
     pub fn look(&self, action: &mut Action) {
         let files: Vec<&mut Option<File>> = match action {
             Action::Register { deposits, .. } => {

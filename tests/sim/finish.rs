@@ -1,4 +1,5 @@
-//! Judges what must have happened by the end of a step. Must never look into the core: only at inputs, effects and the model.
+//! Judges what must have happened by the end of a step. Must never look into the core: only at
+//! inputs, effects and the model.
 
 use crate::action::Action;
 use crate::judge::ensure;

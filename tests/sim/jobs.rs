@@ -1,5 +1,5 @@
-//! Judges to which job each client and each allocation belongs, those of gone owners included. Must take only the model
-//! for right: nothing cleans up after a job that the core has forgotten.
+//! Judges to which job each client and each allocation belongs, those of gone owners included. Must
+//! take only the model for right: nothing cleans up after a job that the core has forgotten.
 
 use crate::judge::ensure;
 use crate::model::{Allocation, Check, Model};

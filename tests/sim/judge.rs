@@ -1,5 +1,5 @@
-//! Begins the judgement of a step: what follows from the input alone. `effects` judges each effect, `finish` the end. Must
-//! never look into the core: only at inputs, effects and the model.
+//! Begins the judgement of a step: what follows from the input alone. `effects` judges each effect,
+//! `finish` the end. Must never look into the core: only at inputs, effects and the model.
 
 use crate::action::Action;
 use crate::model::{Ask, Check, Client, Drain, Model, Phase, Request};

@@ -1,5 +1,6 @@
-//! The ends of a broker: a planned restart, after which a successor goes on with the saved state, and a crash, after which a
-//! new broker knows only the generation page and the store. Must only do what the daemon does: the model judges.
+//! The ends of a broker: a planned restart, after which a successor goes on with the saved state,
+//! and a crash, after which a new broker knows only the generation page and the store. Must only do
+//! what the daemon does: the model judges.
 
 use crate::action::Action;
 use crate::checks;
@@ -45,8 +46,8 @@ impl World {
         Ok(())
     }
 
-    /// The broker is killed. The page and the fds in the service manager's store are left. Clients remember what they had,
-    /// and some of them come back and name it.
+    /// The broker is killed. The page and the fds in the service manager's store are left. Clients
+    /// remember what they had, and some of them come back and name it.
     pub fn crash(&mut self) -> Check {
         let highest = self.model.slots.iter().map(|slot| slot.highest).max().unwrap_or(0);
         let first = highest.max(self.model.config.first_generation).saturating_add(1);
@@ -169,7 +170,8 @@ impl World {
         }
     }
 
-    /// A client names something from before the crash again, mostly its own; or it adopts a kept allocation.
+    /// A client names something from before the crash again, mostly its own; or it adopts a kept
+    /// allocation.
     pub fn choose_return(&mut self, client: u32) -> Option<Action> {
         let domain = self.model.clients.get(&client)?.domain;
         if self.rng.chance(60) {
@@ -248,7 +250,8 @@ impl World {
     }
 }
 
-/// An allocation or a lease of before a crash, as its client remembers it. The flag of a lease: its fd is open.
+/// An allocation or a lease of before a crash, as its client remembers it. The flag of a lease: its
+/// fd is open.
 #[derive(Clone, Copy, Debug)]
 pub enum Remembered {
     Owned(Deposit),
@@ -256,8 +259,9 @@ pub enum Remembered {
     Leased(bool),
 }
 
-/// Keeps only the first of several items that depend on each other. The outcome of the others would depend on caps that the
-/// model learns only from the answer. (In a message of its own each is judged.)
+/// Keeps only the first of several items that depend on each other. The outcome of the others would
+/// depend on caps that the model learns only from the answer. (In a message of its own each is
+/// judged.)
 fn keep_apart(items: &mut Vec<Redeposit>) {
     let mut apart: Vec<Redeposit> = Vec::new();
     for item in items.drain(..) {

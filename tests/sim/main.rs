@@ -1,5 +1,6 @@
-//! The seeded simulator of the core: random clients, deaths, silences and refusals in virtual time. After every step the
-//! core is compared with a naive model. The seed alone decides a run: must never read a clock but to print its speed.
+//! The seeded simulator of the core: random clients, deaths, silences and refusals in virtual time.
+//! After every step the core is compared with a naive model. The seed alone decides a run: must
+//! never read a clock but to print its speed.
 
 mod action;
 mod acts;

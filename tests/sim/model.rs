@@ -1,5 +1,6 @@
-//! The naive model: clients, allocations, leases, and where each fd is, learnt from inputs and effects alone. Must never be
-//! clever: it counts every sum anew, and keeps nothing in the order of use.
+//! The naive model: clients, allocations, leases, and where each fd is, learnt from inputs and
+//! effects alone. Must never be clever: it counts every sum anew, and keeps nothing in the order of
+//! use.
 
 use crate::action::groups_of;
 use crate::sums::Holder;
@@ -45,7 +46,8 @@ pub struct Request {
     pub ask: Ask,
     /// Number of its arrival. It keeps the number when it goes back to the queue.
     pub order: u64,
-    /// Its grant could not be sent, so that it went back to the queue, and the client has not been reported to read since.
+    /// Its grant could not be sent, so that it went back to the queue, and the client has not been
+    /// reported to read since.
     pub unsent: bool,
 }
 
@@ -73,7 +75,8 @@ pub struct Client {
     /// Live allocations it owns.
     pub owns: Vec<AllocationId>,
     pub requests: BTreeMap<u64, Request>,
-    /// Arrival numbers of acquires that the last step answered: some of the answers may turn out unsent.
+    /// Arrival numbers of acquires that the last step answered: some of the answers may turn out
+    /// unsent.
     pub answered: BTreeMap<u64, u64>,
 }
 
@@ -111,7 +114,8 @@ pub fn set_caps(config: &mut Config, caps: &CapsOfScopes) {
 pub enum Drain {
     /// There is nobody to tell, or there are leases left.
     No,
-    /// Nobody has a lease that is known of. It ended in the grace time, in which others can still declare leases.
+    /// Nobody has a lease that is known of. It ended in the grace time, in which others can still
+    /// declare leases.
     Lingers,
     /// The owner is still to be told.
     Due,
@@ -145,10 +149,11 @@ pub struct Allocation {
     pub drain: Drain,
     /// From before a crash, and not named again yet.
     pub reserved: bool,
-    /// The same, or its fd is in the store and its owner has not named it again; or it has ended, and its owner may want to
-    /// hear when it is drained.
+    /// The same, or its fd is in the store and its owner has not named it again; or it has ended,
+    /// and its owner may want to hear when it is drained.
     pub awaited: bool,
-    /// Kept, and its owner gone: the earliest time at which that began and, once it is known, the latest.
+    /// Kept, and its owner gone: the earliest time at which that began and, once it is known, the
+    /// latest.
     pub orphaned_at: Option<(u64, Option<u64>)>,
 }
 
@@ -202,9 +207,11 @@ pub struct Model {
     pub lease_highest: FxHashMap<u32, u32>,
     pub slots: Vec<Slot>,
     pub tickets: BTreeMap<u32, Closing>,
-    /// Allocations that are being recalled, whether or not the owner has been told, as the core's view says; and since when.
+    /// Allocations that are being recalled, whether or not the owner has been told, as the core's
+    /// view says; and since when.
     pub recalling: BTreeMap<AllocationId, u64>,
-    /// Supplied allocations that must stay until the requests waiting for them are served, as the core's view says.
+    /// Supplied allocations that must stay until the requests waiting for them are served, as the
+    /// core's view says.
     pub pinned: BTreeSet<AllocationId>,
     /// The same before the step.
     pub was_pinned: BTreeSet<AllocationId>,
@@ -212,7 +219,8 @@ pub struct Model {
     pub promised: BTreeMap<u32, u64>,
     /// Allocations of gone clients that the core has still to take off the page.
     pub to_unpublish: BTreeSet<AllocationId>,
-    /// Allocations with leases of gone clients that the core has still to take down, as the core's view says.
+    /// Allocations with leases of gone clients that the core has still to take down, as the core's
+    /// view says.
     pub still_leased: BTreeSet<AllocationId>,
     /// What is known of files.
     pub files: crate::files::Files,
@@ -234,9 +242,11 @@ pub struct Model {
     pub orders: u64,
     /// The administrator wants the broker empty.
     pub draining: crate::acts::Draining,
-    /// Clients of which a request was answered in this step: before that, it may have been ahead of other requests.
+    /// Clients of which a request was answered in this step: before that, it may have been ahead of
+    /// other requests.
     pub heard: BTreeSet<u32>,
-    /// A poll was due before this step: those in line may not have been looked at since they could be served.
+    /// A poll was due before this step: those in line may not have been looked at since they could
+    /// be served.
     pub is_poll_due: bool,
     /// The views are compared after every step, not only now and then.
     pub exact: bool,
@@ -404,7 +414,8 @@ impl Model {
         Some(lease)
     }
 
-    /// An allocation has ended, and no lease of it is known of: its owner is told, at once or when it lingers no more.
+    /// An allocation has ended, and no lease of it is known of: its owner is told, at once or when
+    /// it lingers no more.
     pub fn unleased(&mut self, id: AllocationId) {
         let Some(known) = self.allocations.get(&id) else { return };
         let drain = match (self.owner_here(known), self.lingers(id, known)) {
@@ -417,20 +428,22 @@ impl Model {
         self.allocations.get_mut(&id).expect("just found").drain = drain;
     }
 
-    /// Whether clients may still declare leases of an ended allocation, and its owner hears of its drain only later.
+    /// Whether clients may still declare leases of an ended allocation, and its owner hears of its
+    /// drain only later.
     pub fn lingers(&self, id: AllocationId, known: &Allocation) -> bool {
         let is_time = self.grace_until.is_some() && !self.grace_ending;
         let is_former = id.generation < self.config.first_generation;
         known.ended.is_some() && (known.awaited || is_time && is_former && self.owner_here(known))
     }
 
-    /// Whether nobody waits any more for the owner of an ended allocation to name it: the core forgets it in its turn.
+    /// Whether nobody waits any more for the owner of an ended allocation to name it: the core
+    /// forgets it in its turn.
     pub fn is_given_up(&self, known: &Allocation) -> bool {
         known.ended.is_some() && known.awaited && (self.grace_ending || self.is_complete(known))
     }
 
-    /// Whether the owner is to be told that no lease of it is left. The last lease may be that of a gone client, whose
-    /// teardown goes in portions.
+    /// Whether the owner is to be told that no lease of it is left. The last lease may be that of a
+    /// gone client, whose teardown goes in portions.
     pub fn is_drained(&self, id: AllocationId, allocation: &Allocation) -> bool {
         allocation.drain == Drain::Due && !self.still_leased.contains(&id)
     }

@@ -1,5 +1,5 @@
-//! Stories of what random worlds come to too seldom, or by luck: each breaks a promise within some steps if the core does.
-//! Must leave nothing to chance.
+//! Stories of what random worlds come to too seldom, or by luck: each breaks a promise within some
+//! steps if the core does. Must leave nothing to chance.
 
 use crate::action::{Action, show_status};
 use crate::judge::ensure;
@@ -38,7 +38,8 @@ pub fn leases_when_the_share_is_used_up_then_refused_and_others_get_some(rig: &m
     rig.begin(ninety_fds);
     let (owner, holder) = (rig.client()?, rig.client()?);
     let id = rig.register_new(owner, 1)?[0];
-    // 80 of 90: then the domain holds 8 times what is free. The fd that the broker holds can be closed.
+    // 80 of 90: then the domain holds 8 times what is free. The fd that the broker holds can be
+    // closed.
     rig.leases(holder, id, 80)?;
     let now = rig.world.now;
     let request = rig.acquire_until(holder, &[Ok(id)], now)?;
@@ -121,7 +122,8 @@ pub fn hello_when_idle_fds_fill_the_table_then_ranks_get_in_as_they_are_closed(
     let held = ids.iter().filter(|id| rig.is_held(**id)).count() as u64;
     ensure!(held == limits::IDLE_FDS_KEPT, "{held} idle fds are left");
     ensure!(!is_in(rig, ranks[6].0), "rank {} has no place", ranks[6].0);
-    // Nothing comes back for it: others go on with the fds that they have, also when it is the turn of its domain.
+    // Nothing comes back for it: others go on with the fds that they have, also when it is the turn
+    // of its domain.
     rig.register_new(owner, 1)?;
     rig.register_new(owner, 1)?;
     rig.world.feed(Action::Gone { client: ranks[0].0 })?;
@@ -157,7 +159,8 @@ pub fn reclaim_when_a_domain_is_full_then_only_its_own_clients_are_asked(rig: &m
     rig.end()
 }
 
-/// 90 fds, of which clients of one user lease so many; the client that does so, and two of another user.
+/// 90 fds, of which clients of one user lease so many; the client that does so, and two of another
+/// user.
 fn shared_by_two(
     rig: &mut Rig,
     count: usize,

@@ -1,5 +1,5 @@
-//! Judges every NO_QUOTA: the cap that it names must have been full, and the process that it names must hold most. Must
-//! never look into the core.
+//! Judges every NO_QUOTA: the cap that it names must have been full, and the process that it names
+//! must hold most. Must never look into the core.
 
 use crate::action::show_status;
 use crate::judge::{ensure, slot_range};
@@ -29,7 +29,8 @@ impl Model {
         outcome
     }
 
-    /// Whether, by one of the sums given, a NO_QUOTA names a cap that was full and the largest holder.
+    /// Whether, by one of the sums given, a NO_QUOTA names a cap that was full and the largest
+    /// holder.
     fn check_quota(&self, quota: &Quota, ledgers: &[&Ledger], steady: bool) -> Check {
         let shown = show_status(&quota.status);
         self.proofs.count(Promise::NoQuota, 1);
@@ -73,7 +74,8 @@ impl Model {
             other => self.cap(*account, other) == value.into(),
         };
         ensure!(accounts.iter().any(is_its), "{shown} names another cap");
-        // The cap is full for this request; or a request before it waits for it, or did until this step answered it.
+        // The cap is full for this request; or a request before it waits for it, or did until this
+        // step answered it.
         let heard_of = |account: Holder| {
             let mut others = self.heard.iter().filter(|client| **client != quota.client);
             others.any(|client| {

@@ -1,4 +1,5 @@
-//! Stories of recalls: an owner that answers late, with no, with other memory, or not at all. Must leave nothing to chance.
+//! Stories of recalls: an owner that answers late, with no, with other memory, or not at all. Must
+//! leave nothing to chance.
 
 use crate::action::{Action, show_status};
 use crate::judge::ensure;

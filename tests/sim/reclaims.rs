@@ -1,5 +1,6 @@
-//! Checks reclaim: which clients are asked for which leases, and that some client is asked when nothing but leases blocks a
-//! request. Must look at nothing in the core but the leases that it has marked.
+//! Checks reclaim: which clients are asked for which leases, and that some client is asked when
+//! nothing but leases blocks a request. Must look at nothing in the core but the leases that it has
+//! marked.
 
 use crate::action::Action;
 use crate::judge::ensure;
@@ -109,7 +110,8 @@ impl Reclaims {
         let resources: &[Resource] =
             if mapped { &[Resource::MappedLeases] } else { &[Resource::OpenLeases, Resource::Fds] };
         let accounts = model.accounts_of_client(client);
-        // Its own request of several may need as many as it has items; only the client itself is asked for these.
+        // Its own request of several may need as many as it has items; only the client itself is
+        // asked for these.
         let need_of = |account| match account == Holder::Client(client) {
             true => self.need.max(MAX_BATCH as u64),
             false => self.need,
@@ -127,8 +129,9 @@ impl Reclaims {
             };
             resources.iter().copied().any(full)
         });
-        // A lease that was granted in the same step may have come too late. Of two supplied fds, say, the second is granted
-        // after the requests for the first have had clients asked for leases.
+        // A lease that was granted in the same step may have come too late. Of two supplied fds,
+        // say, the second is granted after the requests for the first have had clients asked for
+        // leases.
         let could_not = |other: u64| marked.contains(&other) || !self.before.contains(&other);
         let fair = full.any(|account| {
             model.clients.iter().all(|(other, state)| {
@@ -160,7 +163,8 @@ impl Reclaims {
         act(one) < act(than)
     }
 
-    /// If only the cap on open leases of one account blocks a request, clients of this account are asked.
+    /// If only the cap on open leases of one account blocks a request, clients of this account are
+    /// asked.
     fn check_somebody_is_asked(
         &mut self,
         model: &Model,

@@ -1,5 +1,5 @@
-//! Counts, the trace, and the text of a violation. Must never decide anything: a run is the same whether it is traced or
-//! not.
+//! Counts, the trace, and the text of a violation. Must never decide anything: a run is the same
+//! whether it is traced or not.
 
 use crate::tally::{Counts, Fault, Promise};
 use fdbroker_protocol::ErrorCode;

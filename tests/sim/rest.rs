@@ -1,5 +1,6 @@
-//! A rest: no faults, all recalls answered, all fds closed, all leases given back. Then every request that can be granted
-//! must have been, and the others must be answered at their deadline. Must never read a clock: it moves the world's time.
+//! A rest: no faults, all recalls answered, all fds closed, all leases given back. Then every
+//! request that can be granted must have been, and the others must be answered at their deadline.
+//! Must never read a clock: it moves the world's time.
 
 use crate::action::Action;
 use crate::checks;
@@ -26,7 +27,8 @@ impl World {
             ensure!(rounds < MAX_REST_ROUNDS, "it does not settle");
         }
         waits::nothing_stuck(&self.model)?;
-        // Waiting for deadlines far ahead would use up the world's time: such requests are cancelled.
+        // Waiting for deadlines far ahead would use up the world's time: such requests are
+        // cancelled.
         let horizon = self.now + 10_000_000;
         for (client, request) in self.requests_after(horizon) {
             self.feed(Action::Cancel { client, request })?;

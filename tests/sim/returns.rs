@@ -1,5 +1,5 @@
-//! Judges what outlives an owner or a broker: kept allocations, allocations reserved after a crash, redeposit and declare.
-//! Must never look into the core: only at inputs, effects and the model.
+//! Judges what outlives an owner or a broker: kept allocations, allocations reserved after a crash,
+//! redeposit and declare. Must never look into the core: only at inputs, effects and the model.
 
 use crate::action::{groups_of, show_status};
 use crate::judge::{ensure, overlaps};
@@ -248,7 +248,8 @@ impl Model {
 
     // --- redeposit ------------------------------------------------------------------------------
 
-    /// Notes what each item may come to. An allocation that may be taken over is, until the answer says otherwise.
+    /// Notes what each item may come to. An allocation that may be taken over is, until the answer
+    /// says otherwise.
     pub fn begin_redeposit(&mut self, step: &mut Step, client: u32, items: &[Redeposit]) {
         for item in items {
             let found = self.redeposit_item(step, client, item);
@@ -339,7 +340,8 @@ impl Model {
         Return { taken, drained: false, codes: Vec::new() }
     }
 
-    /// What its owner has ended meanwhile ends now, or had ended before the crash; and its owner waits for its drain.
+    /// What its owner has ended meanwhile ends now, or had ended before the crash; and its owner
+    /// waits for its drain.
     fn ended_item(&mut self, step: &mut Step, client: u32, item: &Redeposit) -> Return {
         let only =
             |codes: &[ErrorCode]| Return { taken: None, drained: false, codes: codes.to_vec() };
@@ -502,7 +504,8 @@ impl Model {
         owns.iter().any(|id| self.live(*id).is_some_and(|own| overlaps(&own.deposit, deposit)))
     }
 
-    /// The error for an allocation that is not there: the slot's last one ended for a reason, those before are stale.
+    /// The error for an allocation that is not there: the slot's last one ended for a reason, those
+    /// before are stale.
     pub fn reason(&self, id: AllocationId) -> ErrorCode {
         let last = self.slots.get(id.slot as usize).map(|state| state.highest);
         let code = self.ended.get(&id).filter(|_| last == Some(id.generation));
@@ -567,8 +570,8 @@ impl Model {
         Ok(())
     }
 
-    /// The errors that a declared lease may be answered with; empty if it becomes a lease: it must, unless there is an
-    /// error that it may be answered with, too.
+    /// The errors that a declared lease may be answered with; empty if it becomes a lease: it must,
+    /// unless there is an error that it may be answered with, too.
     fn declare_error(&self, client: u32, asked: &Declared) -> (Vec<ErrorCode>, Option<ErrorCode>) {
         let id = match asked.wanted {
             Ok(id) => id,

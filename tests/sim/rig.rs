@@ -1,4 +1,5 @@
-//! A world without chance, and the calls that scenarios move it with. Must never judge: the world does.
+//! A world without chance, and the calls that scenarios move it with. Must never judge: the world
+//! does.
 
 use crate::action::{Action, show_status};
 use crate::agents::Manners;
@@ -290,7 +291,8 @@ impl Rig {
         Ok(answers)
     }
 
-    /// Closes fds, has all owners but the mute ones answer recalls, and polls when due, until nothing moves.
+    /// Closes fds, has all owners but the mute ones answer recalls, and polls when due, until
+    /// nothing moves.
     pub fn settle(&mut self, mute: &[u32]) -> Check {
         for _ in 0..10_000 {
             let mut moved = self.close_all()?;

@@ -1,5 +1,5 @@
-//! The simulator's only source of chance: one seed, one sequence, on every machine. Must never read a clock,
-//! an address or a hash order, or a seed would not replay.
+//! The simulator's only source of chance: one seed, one sequence, on every machine. Must never read
+//! a clock, an address or a hash order, or a seed would not replay.
 
 /// SplitMix64 (Steele, Lea, Flood 2014): one word of state, passes BigCrush.
 #[derive(Clone, Debug)]

@@ -1,5 +1,5 @@
-//! Runs worlds and scenarios, several at a time. Configuration and seed alone decide a run, whatever its thread. Must never
-//! let one run see another.
+//! Runs worlds and scenarios, several at a time. Configuration and seed alone decide a run,
+//! whatever its thread. Must never let one run see another.
 
 use crate::args::Args;
 use crate::report::{Stats, Trace, TraceMode, Violation};
@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 pub const SEEDS: [u64; 4] = [1, 2, 3, 4];
 /// Steps of a whole run when none are asked for: seconds, for `cargo test`. `run.sh` asks for more.
 const STEPS: u64 = 200_000;
-/// Steps of one world; then a new one of the same seed begins. Young worlds show other things than old ones.
+/// Steps of one world; then a new one of the same seed begins. Young worlds show other things than
+/// old ones.
 pub const STEPS_PER_WORLD: u64 = 12_000;
 
 /// The counts of a run, or the promise that it broke.
@@ -59,7 +60,8 @@ pub fn threads(args: &Args) -> usize {
     if args.trace { 1 } else { asked }
 }
 
-/// Runs all of them, several at a time; their outcomes in order. With `--fail-fast` none begins after a broken promise.
+/// Runs all of them, several at a time; their outcomes in order. With `--fail-fast` none begins
+/// after a broken promise.
 pub fn run_all(runs: &[Run], args: &Args) -> Vec<Outcome> {
     let failed = AtomicBool::new(false);
     let outcomes: Vec<Mutex<Option<Outcome>>> = runs.iter().map(|_| Mutex::new(None)).collect();
@@ -115,7 +117,8 @@ pub fn run(run: &Run, trace: bool) -> Outcome {
     Ok(done)
 }
 
-/// Runs worlds of objects with one seed, and one of them again with a trace when it breaks a promise.
+/// Runs worlds of objects with one seed, and one of them again with a trace when it breaks a
+/// promise.
 fn run_objects(seed: u64, steps: u64, trace: bool) -> Outcome {
     let mode = if trace { TraceMode::Print } else { TraceMode::Off };
     let (mut done, mut life) = (Stats::default(), 0);

@@ -1,5 +1,5 @@
-//! Stories with a known end. They run step by step on the same core, and the same model judges them, as in the random
-//! worlds. Must leave nothing to chance.
+//! Stories with a known end. They run step by step on the same core, and the same model judges
+//! them, as in the random worlds. Must leave nothing to chance.
 
 use crate::action::{Action, show_status};
 use crate::ahead::ahead_when_fetched_then_evicted_as_if_it_had_not_been;

@@ -1,5 +1,6 @@
-//! The sending side of the simulated daemon: sockets that fill up, clients that read slowly, and times at which no send of
-//! fds works. Must only decide what could be sent; the core decides what follows.
+//! The sending side of the simulated daemon: sockets that fill up, clients that read slowly, and
+//! times at which no send of fds works. Must only decide what could be sent; the core decides what
+//! follows.
 
 use crate::action::Action;
 use crate::tally::Fault;

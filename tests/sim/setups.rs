@@ -1,5 +1,5 @@
-//! The simulated worlds: the configuration of the core, the number of clients, and their manners. Must only hold
-//! numbers.
+//! The simulated worlds: the configuration of the core, the number of clients, and their manners.
+//! Must only hold numbers.
 
 use crate::rng::Rng;
 use fdbroker_core::{Caps, Config, SubordinateRange, SubordinateUids, limits};
@@ -121,7 +121,8 @@ fn base() -> Setup {
     }
 }
 
-/// Ranges of a few files, deposited by all users, under a cap that makes the broker close and recall them.
+/// Ranges of a few files, deposited by all users, under a cap that makes the broker close and
+/// recall them.
 fn files(setup: &mut Setup, _: &mut Rng) {
     setup.config.node.held_fds = 24;
     (setup.files, setup.crashes) = (700, 0);

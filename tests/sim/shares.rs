@@ -1,5 +1,5 @@
-//! Checks shares: of what cannot be taken back, a domain gets more only while it holds less than so many times what is
-//! still free. Must never look into the core: only at the model's sums.
+//! Checks shares: of what cannot be taken back, a domain gets more only while it holds less than so
+//! many times what is still free. Must never look into the core: only at the model's sums.
 
 use crate::action::Action;
 use crate::judge::ensure;
@@ -102,8 +102,9 @@ impl Model {
         part.is_some_and(|(_, part)| need > 0 && !self.may_have(part, u128::from(need) - 1))
     }
 
-    /// Whether the clients of an account may be asked for leases because `need` more fds are beyond the share of a domain:
-    /// its own always, all others while it has less than it would get if all had the same.
+    /// Whether the clients of an account may be asked for leases because `need` more fds are beyond
+    /// the share of a domain: its own always, all others while it has less than it would get if all
+    /// had the same.
     pub fn may_ask_for_share(&self, ledger: &Ledger, account: Holder, need: u64) -> bool {
         let beyond = |domain| self.is_beyond_share(ledger, domain, SHARE_OF_FDS, need);
         let domains = ledger.domains.values().filter(|sums| **sums != Sums::default()).count();
@@ -211,7 +212,8 @@ impl Model {
         Ok(has_some && self.is_beyond_share(&without, domain, Resource::Connections, 1))
     }
 
-    /// Whether the places of another connection are beyond the share of a domain. One that has none always finds some.
+    /// Whether the places of another connection are beyond the share of a domain. One that has none
+    /// always finds some.
     pub fn places_are_beyond_share(&self, ledger: &Ledger, domain: DomainKey) -> bool {
         let (table, need) = (Resource::TablePlaces, limits::FDS_PER_CONNECTION);
         let parts = self.parts(ledger, domain);

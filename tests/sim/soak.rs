@@ -1,5 +1,5 @@
-//! Runs random seeds until a signal stops it. Prints a line a minute, and each violation at once with the command that
-//! replays it. Must never end by itself.
+//! Runs random seeds until a signal stops it. Prints a line a minute, and each violation at once
+//! with the command that replays it. Must never end by itself.
 
 use crate::args::Args;
 use crate::report::{self, Stats};

@@ -1,5 +1,5 @@
-//! What is known of a step while it is judged: what its input foretells, and what its effects have shown so far. Plain data;
-//! must never judge.
+//! What is known of a step while it is judged: what its input foretells, and what its effects have
+//! shown so far. Plain data; must never judge.
 
 use crate::returns::Return;
 use fdbroker_core::{DomainKey, Lane, Wanted};
@@ -71,7 +71,8 @@ pub struct Step {
     /// Connections refused, and deposits and requests refused because the broker is being drained.
     pub turned_away: u64,
     pub connecting: Option<u32>,
-    /// A request whose grant could not be sent may be told to ask again: its client has no place left in the queue.
+    /// A request whose grant could not be sent may be told to ask again: its client has no place
+    /// left in the queue.
     pub may_ask_again: bool,
     /// A parked request that was cancelled.
     pub cancelled: Option<(u32, u64)>,
@@ -79,7 +80,8 @@ pub struct Step {
     pub must_store: BTreeMap<usize, AllocationId>,
     /// Whether an Events effect was seen.
     pub events_seen: bool,
-    /// NO_QUOTA answers to be proved with the sums before and after the step. Of each request one item must be true.
+    /// NO_QUOTA answers to be proved with the sums before and after the step. Of each request one
+    /// item must be true.
     pub quotas: Vec<Vec<Quota>>,
     /// The client to which the last of these belongs, while its request is being judged.
     pub quota_of: Option<u32>,

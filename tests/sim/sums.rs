@@ -1,5 +1,5 @@
-//! What the model counts: the sums of every account, made anew each time. Must never be clever: it keeps no sum from one step to
-//! the next.
+//! What the model counts: the sums of every account, made anew each time. Must never be clever: it
+//! keeps no sum from one step to the next.
 
 use crate::model::{Allocation, Closing, Lease, Model, Request};
 use fdbroker_core::{DomainKey, JobKey, limits};

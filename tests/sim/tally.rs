@@ -1,5 +1,5 @@
-//! Counts the faults of a run by kind, and how often it checked each promise. A whole run fails if a kind of fault never
-//! happened or a promise was never checked. Must never decide anything else.
+//! Counts the faults of a run by kind, and how often it checked each promise. A whole run fails if
+//! a kind of fault never happened or a promise was never checked. Must never decide anything else.
 
 use std::cell::Cell;
 

@@ -1,4 +1,5 @@
-//! Judges each message of an event socket: each event must be due, true, and told once. Must never look into the core.
+//! Judges each message of an event socket: each event must be due, true, and told once. Must never
+//! look into the core.
 
 use crate::judge::ensure;
 use crate::model::{Check, Drain, Model, Phase};
@@ -44,7 +45,8 @@ impl Model {
         for lease in &state.leases {
             let known = self.leases.get(lease).ok_or("a lease of nobody")?;
             let ended = self.allocations.get(&known.id).is_some_and(|a| a.ended.is_some());
-            // The owner is gone, and its teardown, which goes in portions, has come to this allocation.
+            // The owner is gone, and its teardown, which goes in portions, has come to this
+            // allocation.
             let ended = ended && !self.to_unpublish.contains(&known.id);
             ensure!(!ended || known.revoked, "lease {lease:#x}: {} ended, not told", known.id);
         }

@@ -1,5 +1,5 @@
-//! The order of eviction on traces of use: how many recalls the core needs beside an exact LRU that sees the same
-//! requests. Must never let the core know the model, nor the model the core.
+//! The order of eviction on traces of use: how many recalls the core needs beside an exact LRU that
+//! sees the same requests. Must never let the core know the model, nor the model the core.
 
 use crate::judge::ensure;
 use crate::model::Check;
@@ -23,7 +23,8 @@ const COUNTED: usize = 150_000;
 /// Recalls of the core for 1000 of the exact LRU, at most.
 const PER_MILLE: u64 = 1_020;
 
-/// One trace for each skew of use and each size of request; the popular ones are spread over all owners.
+/// One trace for each skew of use and each size of request; the popular ones are spread over all
+/// owners.
 pub fn order_when_use_is_skewed_then_2_percent_more_recalls_than_exact_lru_at_most(
     _: &mut Rig,
 ) -> Check {

@@ -1,5 +1,6 @@
-//! Checks that domains take turns: while only the node's cap on leases blocks a request of a domain, no other domain is
-//! served twice. Must never look into the core: only at grants and the model.
+//! Checks that domains take turns: while only the node's cap on leases blocks a request of a
+//! domain, no other domain is served twice. Must never look into the core: only at grants and the
+//! model.
 
 use crate::action::Action;
 use crate::judge::ensure;
@@ -14,9 +15,11 @@ use std::collections::{BTreeMap, BTreeSet};
 /// What the check remembers from step to step.
 #[derive(Debug, Default)]
 pub struct Turns {
-    /// Domains that may have the next turn: only the node's cap on leases blocks one of their requests.
+    /// Domains that may have the next turn: only the node's cap on leases blocks one of their
+    /// requests.
     could_be_served: BTreeSet<DomainKey>,
-    /// For two domains, how often the second has been served since the first began to wait in this way.
+    /// For two domains, how often the second has been served since the first began to wait in this
+    /// way.
     passed: BTreeMap<(DomainKey, DomainKey), u32>,
     /// The waiting requests, and whether each waits for a recall.
     waiting: BTreeSet<(DomainKey, u32, u64, bool)>,

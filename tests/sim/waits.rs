@@ -1,4 +1,5 @@
-//! Who waits, for what, and behind whom: the order of service, and that no request is forgotten. Must never change what it checks.
+//! Who waits, for what, and behind whom: the order of service, and that no request is forgotten.
+//! Must never change what it checks.
 
 use crate::action::Action;
 use crate::judge::ensure;
@@ -16,8 +17,9 @@ pub fn nobody_waits(model: &Model) -> bool {
     waiting(model).is_empty()
 }
 
-/// Parked requests that could be answered, in the order of arrival; requests of clients that do not read are left out.
-/// (Only the arrival counts: a request for an fd that is kept back for other requests does not overtake any.)
+/// Parked requests that could be answered, in the order of arrival; requests of clients that do not
+/// read are left out. (Only the arrival counts: a request for an fd that is kept back for other
+/// requests does not overtake any.)
 fn waiting(model: &Model) -> Vec<(u32, &Client, &Request)> {
     let mut all: Vec<(u32, &Client, &Request)> = model
         .clients
@@ -57,8 +59,8 @@ fn stands_before(model: &Model, ledger: &Ledger, client: u32, request: &Request)
     }
 }
 
-/// The caps that block every way to serve a request; empty if it could be served now. `None` if it waits for a recall, or
-/// if no room would help it.
+/// The caps that block every way to serve a request; empty if it could be served now. `None` if it
+/// waits for a recall, or if no room would help it.
 fn in_the_way(
     model: &Model,
     ledger: &Ledger,
@@ -86,7 +88,8 @@ fn in_the_way(
     Some(all)
 }
 
-/// Whether no room would help: the allocation has ended, or is not permitted, or its owner does not answer.
+/// Whether no room would help: the allocation has ended, or is not permitted, or its owner does not
+/// answer.
 fn is_final(model: &Model, client: u32, id: AllocationId) -> bool {
     let unanswered = model.is_unanswered(id) && !model.is_awaited(id);
     let open = |allocation| model.permitted(client, allocation) && !unanswered;
@@ -130,7 +133,8 @@ fn hello_blockers(model: &Model, ledger: &Ledger, client: u32, own_fds: u32) -> 
     all
 }
 
-/// How many fds would have to be closed to let a client in, as far as this blocker goes; how many may be closed.
+/// How many fds would have to be closed to let a client in, as far as this blocker goes; how many
+/// may be closed.
 fn closes_for_hello(model: &Model, ledger: &Ledger, own: u64, blocker: &Blocker) -> (u128, usize) {
     let Blocker { resource, account } = *blocker;
     let (need, kept, used, cap) = match resource {
@@ -196,8 +200,8 @@ fn one_of<'a>(
     Waiting { client, state, request, stands, needs }
 }
 
-/// Whether a request that may be served first waits for what this one needs: an earlier request of its domain, or any
-/// request of another domain, since domains take turns.
+/// Whether a request that may be served first waits for what this one needs: an earlier request of
+/// its domain, or any request of another domain, since domains take turns.
 pub fn is_behind(all: &[Waiting<'_>], one: &Waiting<'_>) -> bool {
     all.iter().any(|other| {
         let before = if other.state.domain == one.state.domain {
@@ -243,8 +247,9 @@ const HELLO: &[Resource] = &[Resource::TablePlaces, Resource::Fds, SHARE_OF_FDS]
 const PLACE: &[Resource] =
     &[Resource::HeldFds, Resource::Fds, Resource::TablePlaces, Resource::HeldBytes];
 
-/// After each step that leaves no poll due: a request that can be served is served, unless a request before it waits for
-/// the same; and if closing an fd would make the place that a request waits for, an fd is closed.
+/// After each step that leaves no poll due: a request that can be served is served, unless a
+/// request before it waits for the same; and if closing an fd would make the place that a request
+/// waits for, an fd is closed.
 pub fn nothing_left_waiting(
     model: &Model,
     core: &Core,
@@ -281,7 +286,8 @@ pub fn nothing_left_waiting(
     Ok(())
 }
 
-/// The cap that blocks the request, if it is the only one, an fd could be closed to make room in it, and none is closing.
+/// The cap that blocks the request, if it is the only one, an fd could be closed to make room in
+/// it, and none is closing.
 fn room_could_be_made(
     model: &Model,
     ledger: &Ledger,
@@ -335,8 +341,8 @@ fn evictable(model: &Model) -> Vec<Evictable> {
     .collect()
 }
 
-/// First come, first served within a domain: no request is granted while an earlier one could have had the same, or waits
-/// for nothing else.
+/// First come, first served within a domain: no request is granted while an earlier one could have
+/// had the same, or waits for nothing else.
 pub fn order(model: &Model, step: &Step, after: &Ledger, action: &Action) -> Check {
     if step.grants.is_empty() || matches!(action, Action::Supply { .. }) {
         return Ok(());
@@ -360,8 +366,9 @@ pub fn order(model: &Model, step: &Step, after: &Ledger, action: &Action) -> Che
             let blockers = in_the_way(model, &given_back, passed, request);
             let in_line = |own| own <= limits::HELLO_IN_LINE_FDS;
             let is_single = request.own_fds().map_or(request.wanted().count() == 1, in_line);
-            // Those that need a recall may have stood behind another domain's request for the same owner's places, which was
-            // served in this very step; a later one that needs a lease alone passes by.
+            // Those that need a recall may have stood behind another domain's request for the same
+            // owner's places, which was served in this very step; a later one that needs a lease
+            // alone passes by.
             let is_passed_by = has_served_others && request.wanted().any(|id| !model.is_held(id));
             let single = is_single && !request.unsent && !is_passed_by;
             if let Some(blockers) = blockers.filter(|_| !behind && single) {
@@ -379,7 +386,8 @@ pub fn order(model: &Model, step: &Step, after: &Ledger, action: &Action) -> Che
     Ok(())
 }
 
-/// A hello that waits has fds closed only if that lets it in: what is closing then, and what could be, is enough.
+/// A hello that waits has fds closed only if that lets it in: what is closing then, and what could
+/// be, is enough.
 pub fn hello_helps(model: &Model, step: &Step, after: &Ledger, action: &Action) -> Check {
     let Action::Hello { client, own_fds, .. } = action else { return Ok(()) };
     if step.evicted.is_empty() || model.phase(*client) != Some(Phase::Connected) {
@@ -423,8 +431,9 @@ pub fn nothing_stuck(model: &Model) -> Check {
         let all: Vec<_> = all.map(|(_, c, d, bytes)| (*c, *d, *bytes)).collect();
         ledger.clone().without(&all)
     };
-    // Of several wanted allocations one may be closed to make room for another. A single wanted allocation may not be
-    // closed for itself: its request is blocked by a full cap, though there is nothing else to close.
+    // Of several wanted allocations one may be closed to make room for another. A single wanted
+    // allocation may not be closed for itself: its request is blocked by a full cap, though there
+    // is nothing else to close.
     let spared = |request: &Request| {
         let wanted: BTreeSet<AllocationId> = request.wanted().collect();
         if wanted.len() == 1 { wanted } else { BTreeSet::new() }

@@ -1,5 +1,6 @@
-//! Watches what no single effect shows: every client with events was told to take them, and the slot that was free for
-//! longest is used first. Must look at nothing in the core but its public views.
+//! Watches what no single effect shows: every client with events was told to take them, and the
+//! slot that was free for longest is used first. Must look at nothing in the core but its public
+//! views.
 
 use crate::judge::ensure;
 use crate::model::{Check, Model, Phase};
@@ -21,8 +22,8 @@ pub struct SlotWatch {
 }
 
 impl SlotWatch {
-    /// Begins anew after a crash that left `live`, in the order of slots: all other slots that were ever used, the first
-    /// `used`, are free from the beginning.
+    /// Begins anew after a crash that left `live`, in the order of slots: all other slots that were
+    /// ever used, the first `used`, are free from the beginning.
     pub fn after_crash(live: &[AllocationId], used: u32) -> Self {
         let slots = used as usize;
         let mut watch =
@@ -33,7 +34,8 @@ impl SlotWatch {
         watch
     }
 
-    /// After a step that put new allocations into the slots `new`: none was used before one that was free for longer.
+    /// After a step that put new allocations into the slots `new`: none was used before one that
+    /// was free for longer.
     pub fn look(&mut self, model: &Model, core: &Core, new: &BTreeSet<u32>) -> Check {
         self.free_since.resize(model.slots.len(), None);
         self.used_at.resize(model.slots.len(), 0);
@@ -102,7 +104,8 @@ impl World {
                 self.is_told(allocation.owner, &format_args!("{id} is drained"))?;
             }
             if self.model.to_unpublish.contains(id) || self.sweeps() {
-                // The owner is gone, and its teardown has not come to this allocation; or the sweep has not.
+                // The owner is gone, and its teardown has not come to this allocation; or the sweep
+                // has not.
                 continue;
             }
             for lease in &allocation.leases {

@@ -1,5 +1,5 @@
-//! The simulated daemon: virtual time, connections, closers, sockets that fill up. `feed` hands its inputs to the core. Must
-//! never correct what the core does.
+//! The simulated daemon: virtual time, connections, closers, sockets that fill up. `feed` hands its
+//! inputs to the core. Must never correct what the core does.
 
 use crate::action::{Action, show_events};
 use crate::agents::{Agent, Manners};

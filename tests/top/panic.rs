@@ -1,5 +1,6 @@
-//! Takes the terminal with the code of `fdbroker top`, and panics when a key is pressed; tests/top/run.sh then looks at the
-//! terminal. Must never have code of its own for the terminal: that would prove nothing about top.
+//! Takes the terminal with the code of `fdbroker top`, and panics when a key is pressed;
+//! tests/top/run.sh then looks at the terminal. Must never have code of its own for the terminal:
+//! that would prove nothing about top.
 
 #[allow(dead_code)] // the screen uses only a part
 #[path = "../../broker/cli/src/error.rs"]

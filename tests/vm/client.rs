@@ -1,5 +1,6 @@
-//! The clients of tests/vm/systemd.sh: an owner, a consumer that acquires all the time, and one that acquires once.
-//! Must never hide an error: each is counted under its code, and every byte is compared.
+//! The clients of tests/vm/systemd.sh: an owner, a consumer that acquires all the time, and one
+//! that acquires once. Must never hide an error: each is counted under its code, and every byte is
+//! compared.
 
 use fdbroker_client::{
     Access, Arena, Client, Deadline, Deposit, Handle, HostBuffer, HostMemory, Import,
@@ -24,12 +25,13 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 /// Bytes of each buffer: one page.
 const BYTES: usize = 4096;
-/// Longest call: more than a recall and a restart of the broker together take on an emulated machine.
+/// Longest call: more than a recall and a restart of the broker together take on an emulated
+/// machine.
 const DEADLINE_MS: u32 = 20_000;
 /// The pause between two writes of the report.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
-/// A consumer's pause after each buffer: several consumers together keep the broker busy, and leave an emulated machine's
-/// processors time for the service manager.
+/// A consumer's pause after each buffer: several consumers together keep the broker busy, and leave
+/// an emulated machine's processors time for the service manager.
 const PAUSE: Duration = Duration::from_millis(5);
 /// A consumer's pause after an error: without a broker, calls fail at once.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(20);

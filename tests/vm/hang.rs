@@ -1,5 +1,5 @@
-//! A user whose file server hangs: deposits a file of it, whose close never returns while the server
-//! lives. Must never be root when it talks to the broker.
+//! A user whose file server hangs: deposits a file of it, whose close never returns while the
+//! server lives. Must never be root when it talks to the broker.
 
 use crate::{Outcome, deadline};
 use fdbroker_client::{Client, Deposit};
@@ -30,7 +30,8 @@ mod peer {
     }
 }
 
-/// Serves DIR/hung until it is open, and prints the number of the thread in whose mount namespace it is.
+/// Serves DIR/hung until it is open, and prints the number of the thread in whose mount namespace
+/// it is.
 pub fn serve(dir: &Path) -> Outcome<()> {
     let ((say, told), (tell, hear)) = (channel(), channel());
     std::thread::spawn(move || fuse_server::play(peer::Link(told, tell)));
@@ -41,7 +42,8 @@ pub fn serve(dir: &Path) -> Outcome<()> {
     }
 }
 
-/// Opens the file at this path, and deposits it as this user. Another process serves it: else neither could end.
+/// Opens the file at this path, and deposits it as this user. Another process serves it: else
+/// neither could end.
 pub fn deposit(path: &Path, uid: u32) -> Outcome<()> {
     let file = File::open(path)?;
     nix::unistd::setgid(uid.into())?;

@@ -1,4 +1,5 @@
-//! The makers and readers of kept objects for tests/vm/systemd.sh, in the bare protocol. Must never hide an error.
+//! The makers and readers of kept objects for tests/vm/systemd.sh, in the bare protocol. Must never
+//! hide an error.
 
 use crate::{DEADLINE_MS, Outcome};
 use fdbroker_protocol::limits::{MAX_MESSAGE_BYTES, NAME_BYTES};

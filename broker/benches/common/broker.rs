@@ -109,8 +109,8 @@ impl Connection {
 }
 
 impl Broker {
-    /// Starts the daemon under `limit` fds, and registers `registered` allocations. It holds as many of them as leave
-    /// `room` for connections and leases.
+    /// Starts the daemon under `limit` fds, and registers `registered` allocations. It holds as
+    /// many of them as leave `room` for connections and leases.
     pub fn start(registered: usize, limit: usize, room: usize) -> Self {
         let dir = tempfile::tempdir().expect("temporary directory");
         let cap = limit - HEADROOM;
@@ -205,7 +205,8 @@ impl Broker {
         }
     }
 
-    /// Acquires `batch` held allocations and closes their fds; gives the leases back outside the time.
+    /// Acquires `batch` held allocations and closes their fds; gives the leases back outside the
+    /// time.
     pub fn round_trip(&mut self, batch: usize) -> Duration {
         let handles: Vec<Handle> = (0..batch).map(|_| self.next()).collect();
         let request = self.owner.acquire(handles.iter()).to_vec();

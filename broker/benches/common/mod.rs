@@ -1,4 +1,5 @@
-//! What the benchmarks share: one core, a process started with an fd, medians. Must never assert a time.
+//! What the benchmarks share: one core, a process started with an fd, medians. Must never assert a
+//! time.
 
 pub mod broker;
 pub mod wire;

@@ -1,5 +1,5 @@
-//! One blocking request and its answer, written as one would in C, for both sides of the comparison alike.
-//! The library's own sending and receiving is not measured here.
+//! One blocking request and its answer, written as one would in C, for both sides of the comparison
+//! alike. The library's own sending and receiving is not measured here.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -32,7 +32,8 @@ impl Wire {
         &self.sock
     }
 
-    /// Sends `request`, waits for the answer and closes its fds: the answer, how many fds it had, and the time of all this.
+    /// Sends `request`, waits for the answer and closes its fds: the answer, how many fds it had,
+    /// and the time of all this.
     pub fn call(&mut self, request: &[u8]) -> (&[u8], usize, Duration) {
         let begun = Instant::now();
         self.send(request);
@@ -87,7 +88,8 @@ impl Wire {
         };
         assert!(len > 0, "no answer: {}", std::io::Error::last_os_error());
         assert!(message.msg_flags & libc::MSG_CTRUNC == 0, "this process has no free fd");
-        // SAFETY: recvmsg has filled the control buffer; each fd in it is new and owned by nobody yet.
+        // SAFETY: recvmsg has filled the control buffer; each fd in it is new and owned by nobody
+        // yet.
         unsafe {
             let head = libc::CMSG_FIRSTHDR(&raw const message);
             if !head.is_null() {

@@ -1,4 +1,5 @@
-//! Many clients at once: each has one request under way, until it has made all of its requests. Must never assert a time.
+//! Many clients at once: each has one request under way, until it has made all of its requests.
+//! Must never assert a time.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};

@@ -1,9 +1,10 @@
-//! The daemon beside the kernel alone, in one run, on one core, in turns: the round trip of a grant, and grants to many
-//! clients at once. Prints medians and ratios, the memory of an allocation, and the
-//! longest step of the core. Must never assert a time.
+//! The daemon beside the kernel alone, in one run, on one core, in turns: the round trip of a
+//! grant, and grants to many clients at once. Prints medians and ratios, the memory of an
+//! allocation, and the longest step of the core. Must never assert a time.
 //!
-//! `cargo bench -p fdbrokerd --bench grant [-- --samples N]`. Timed is request sent to answer received and its fds closed; giving the leases
-//! back is outside the time. No library is between: the client is as lean as one in C.
+//! `cargo bench -p fdbrokerd --bench grant [-- --samples N]`. Timed is request sent to answer
+//! received and its fds closed; giving the leases back is outside the time. No library is between:
+//! the client is as lean as one in C.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -17,7 +18,8 @@ use fdbroker_protocol::MAX_BATCH;
 use load::{BrokerLoad, Load, RawLoad};
 use raw::RawPeer;
 
-/// Raw and broker alternate this often per case, so that both see the machine's good and bad moments.
+/// Raw and broker alternate this often per case, so that both see the machine's good and bad
+/// moments.
 const TURNS: usize = 20;
 /// Samples of a case with one fd.
 const SAMPLES: usize = 20_000;

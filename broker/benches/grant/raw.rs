@@ -1,5 +1,5 @@
-//! The baselines: what the kernel alone costs, written as one would in C. One answers a single peer, the other serves any
-//! number with epoll.
+//! The baselines: what the kernel alone costs, written as one would in C. One answers a single
+//! peer, the other serves any number with epoll.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::{Child, Command};

@@ -1,10 +1,11 @@
-//! The longest step of the core in each of its worlds at the bounds (broker/core/tests/bounds.rs), whole, in a release build.
-//! Must never assert a time.
+//! The longest step of the core in each of its worlds at the bounds (broker/core/tests/bounds.rs),
+//! whole, in a release build. Must never assert a time.
 
 use std::collections::BTreeMap;
 use std::process::Command;
 
-/// Each world is run so often. The shortest of its longest steps counts: the others were interrupted.
+/// Each world is run so often. The shortest of its longest steps counts: the others were
+/// interrupted.
 const RUNS: usize = 5;
 
 /// Prints the longest step of each world, the longest first.

@@ -59,7 +59,8 @@ fn write(memfd: &OwnedFd, bytes: u64) {
     let length = usize::try_from(bytes).expect("small");
     let size = length.try_into().expect("not empty");
     let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-    // SAFETY: a new mapping of memory of this process alone, which is unmapped before anything else can see it.
+    // SAFETY: a new mapping of memory of this process alone, which is unmapped before anything else
+    // can see it.
     unsafe {
         let at = mmap(None, size, access, MapFlags::MAP_SHARED, memfd, 0).expect("mapped");
         at.cast::<u8>().write_bytes(0x5a, length);

@@ -1,8 +1,9 @@
-//! Named objects beside a grant by handle and beside plain files in /dev/shm, in one run, on one core, in turns. Prints medians and
-//! ratios, and what a million objects take. Must never assert a time.
+//! Named objects beside a grant by handle and beside plain files in /dev/shm, in one run, on one
+//! core, in turns. Prints medians and ratios, and what a million objects take. Must never assert a
+//! time.
 //!
-//! `cargo bench -p fdbrokerd --bench objects [-- --samples N --objects N]`. No library is between: the client is as lean as
-//! one in C. What is timed stands at each table.
+//! `cargo bench -p fdbrokerd --bench objects [-- --samples N --objects N]`. No library is between:
+//! the client is as lean as one in C. What is timed stands at each table.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -17,7 +18,8 @@ use fdbroker_protocol::MAX_BATCH;
 use files::Files;
 use groups::{Group, get, list_page, put};
 
-/// The sides of a comparison alternate this often, so that all see the machine's good and bad moments.
+/// The sides of a comparison alternate this often, so that all see the machine's good and bad
+/// moments.
 const TURNS: usize = 20;
 /// Samples of a comparison.
 const SAMPLES: usize = 20_000;
@@ -41,7 +43,8 @@ fn main() {
     many(objects, limit);
 }
 
-/// Timed is: asked, answered, the fd closed, given back, and that answered. Of a file: opened and closed.
+/// Timed is: asked, answered, the fd closed, given back, and that answered. Of a file: opened and
+/// closed.
 fn gets(samples: usize, limit: usize) {
     let mut broker = Broker::start(1000, limit, ROOM);
     let mut client = broker.connect();
@@ -77,8 +80,8 @@ fn gets(samples: usize, limit: usize) {
     println!("{grant:>20.2} {object:>20.2} {:>7.2} {file:>18.2}", object / grant);
 }
 
-/// Timed is all of it: memory made and allocated, written, unmapped, sealed, its names entered, its fd closed. Of files: each
-/// made, written and closed.
+/// Timed is all of it: memory made and allocated, written, unmapped, sealed, its names entered, its
+/// fd closed. Of files: each made, written and closed.
 fn puts(samples: usize, limit: usize) {
     let broker = Broker::start(1, limit, ROOM);
     let mut client = broker.connect();
@@ -99,7 +102,8 @@ fn puts(samples: usize, limit: usize) {
     println!("{:>20.0} {:>20.0}", rate(&mut groups), rate(&mut written));
 }
 
-/// Timed is a list of all names, page after page; and a grant, alone and with a page of a list asked for right before it.
+/// Timed is a list of all names, page after page; and a grant, alone and with a page of a list
+/// asked for right before it.
 fn lists(samples: usize, limit: usize) {
     let mut broker = Broker::start(1000, limit, ROOM);
     let (mut maker, mut lister, mut client) =

@@ -1,4 +1,5 @@
-//! The command line as a whole; the arguments of each command stand in its folder. Must never do anything: `main` does.
+//! The command line as a whole; the arguments of each command stand in its folder. Must never do
+//! anything: `main` does.
 
 use crate::commands::*;
 use clap::{CommandFactory, Parser, Subcommand};
@@ -39,10 +40,10 @@ status of its command: 127 if there is no such command, 128 + N if signal N kill
 
 /// Share memory between the processes of a node without running out of file descriptors.
 ///
-/// A producer deposits the fd of an allocation once, and gets a 64-byte handle that can be copied by value. A process
-/// that presents the handle gets the memory. The broker keeps all counts of fds under caps, and can list at any time
-/// who holds what. Memory can have a name, too: an object is made once, cannot be changed, and is read by any process of
-/// the same user.
+/// A producer deposits the fd of an allocation once, and gets a 64-byte handle that can be copied
+/// by value. A process that presents the handle gets the memory. The broker keeps all counts of fds
+/// under caps, and can list at any time who holds what. Memory can have a name, too: an object is
+/// made once, cannot be changed, and is read by any process of the same user.
 #[derive(Debug, Parser)]
 #[command(name = "fdbroker", version, after_long_help = EXAMPLES)]
 pub struct Cli {

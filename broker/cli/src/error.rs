@@ -1,5 +1,5 @@
-//! The errors of all commands, each with its cause, its remedy and its exit status. Must never print anything, nor hide a
-//! cause.
+//! The errors of all commands, each with its cause, its remedy and its exit status. Must never
+//! print anything, nor hide a cause.
 
 use fdbroker_protocol::{DecodeError, ErrorCode};
 use fdbroker_scm::Stranger;

@@ -1,5 +1,5 @@
-//! The examples of every help text, as command lines of this program. Must never have a list of its own: what the help
-//! shows is what is looked at.
+//! The examples of every help text, as command lines of this program. Must never have a list of its
+//! own: what the help shows is what is looked at.
 
 use crate::cli::Cli;
 use clap::{Command, CommandFactory, Parser};

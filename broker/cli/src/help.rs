@@ -1,5 +1,5 @@
-//! Prints the answers of clap: help, the version, or an error in the arguments. Must never report success when help or
-//! version could not be written.
+//! Prints the answers of clap: help, the version, or an error in the arguments. Must never report
+//! success when help or version could not be written.
 
 use crate::error::{Result, exit};
 use crate::output::write_error;
@@ -17,7 +17,8 @@ const OTHER_WORDS: &[(&str, &str)] = &[
 ];
 const REMOVE: &str = "`fdbroker rm NAME` removes an object";
 
-/// Puts what is meant in place of what is spelled alike, where `word`, the first one of the line, is no command.
+/// Puts what is meant in place of what is spelled alike, where `word`, the first one of the line,
+/// is no command.
 pub fn hinted(mut answer: clap::Error, word: Option<&str>) -> clap::Error {
     let unknown = match answer.get(ContextKind::InvalidSubcommand) {
         Some(ContextValue::String(unknown)) => Some(unknown.as_str()),

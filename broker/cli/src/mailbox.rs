@@ -1,5 +1,5 @@
-//! Messages from a thread to a loop that polls fds. Must never store messages without a bound, nor leave the loop waiting for
-//! a thread that has ended.
+//! Messages from a thread to a loop that polls fds. Must never store messages without a bound, nor
+//! leave the loop waiting for a thread that has ended.
 
 use crate::error::{Context, Error, Result};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -24,8 +24,8 @@ pub struct Inbox<T> {
 /// The other end was dropped.
 pub struct Unheard;
 
-/// Starts a thread that sends messages, of which `most` wait at a time. The thread is never joined: it may wait for a broker
-/// that hangs.
+/// Starts a thread that sends messages, of which `most` wait at a time. The thread is never joined:
+/// it may wait for a broker that hangs.
 pub fn start<T: Send + 'static>(
     thread: &'static str,
     most: usize,
@@ -58,7 +58,8 @@ impl<T> Drop for Outbox<T> {
 impl<T> Inbox<T> {
     /// All messages that wait. An error: the thread has ended.
     pub fn take(&self) -> Result<Vec<T>> {
-        // Before the messages are read: later messages make the eventfd readable again. Fails if nothing has arrived.
+        // Before the messages are read: later messages make the eventfd readable again. Fails if
+        // nothing has arrived.
         let _ = self.came.read();
         let mut all = Vec::new();
         while all.len() <= self.most {

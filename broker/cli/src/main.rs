@@ -1,4 +1,5 @@
-//! The program `fdbroker`: runs one command and turns its outcome into an exit status. Must never hold logic of a command.
+//! The program `fdbroker`: runs one command and turns its outcome into an exit status. Must never
+//! hold logic of a command.
 
 mod acts;
 mod admin;

@@ -1,5 +1,5 @@
-//! A private broker for one job: this executable, started as a daemon, with a runtime directory of its own. Must never
-//! outlive its owner, nor leave the directory behind.
+//! A private broker for one job: this executable, started as a daemon, with a runtime directory of
+//! its own. Must never outlive its owner, nor leave the directory behind.
 
 use crate::error::{Context, Error, Result};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -20,7 +20,8 @@ pub const START_LIMIT: Duration = Duration::from_secs(20);
 /// Longest time that a broker may take to end before it is killed.
 const END_LIMIT: Duration = Duration::from_secs(5);
 
-/// Longest time between the close of a dying process's sockets and its end: the kernel frees its memory meanwhile.
+/// Longest time between the close of a dying process's sockets and its end: the kernel frees its
+/// memory meanwhile.
 const NOTICE_LIMIT: Duration = Duration::from_millis(200);
 
 /// Time between two checks whether a process has ended.
@@ -37,7 +38,8 @@ const SOCKET_PATH_ROOM: usize = 40;
 pub struct RuntimeDir(PathBuf);
 
 impl RuntimeDir {
-    /// Makes a directory in `$XDG_RUNTIME_DIR`, else in `$TMPDIR`, else in /tmp: in the first one that works.
+    /// Makes a directory in `$XDG_RUNTIME_DIR`, else in `$TMPDIR`, else in /tmp: in the first one
+    /// that works.
     pub fn create() -> Result<Self> {
         let variables = ["XDG_RUNTIME_DIR", "TMPDIR"];
         let mut candidates: Vec<PathBuf> =
@@ -74,7 +76,8 @@ impl Drop for RuntimeDir {
     }
 }
 
-/// A running private broker. It ends when this value is dropped, and so does its directory, unless it is the caller's.
+/// A running private broker. It ends when this value is dropped, and so does its directory, unless
+/// it is the caller's.
 #[derive(Debug)]
 pub struct PrivateBroker {
     child: Child,
@@ -86,8 +89,8 @@ pub struct PrivateBroker {
 }
 
 impl PrivateBroker {
-    /// Starts a broker in a directory of its own and waits until it serves. `max_fds` is the node cap; `None`: the
-    /// daemon's default. `is_quiet`: its log has errors alone.
+    /// Starts a broker in a directory of its own and waits until it serves. `max_fds` is the node
+    /// cap; `None`: the daemon's default. `is_quiet`: its log has errors alone.
     pub fn start(max_fds: Option<u64>, is_quiet: bool) -> Result<Self> {
         let dir = RuntimeDir::create()?;
         let mut broker = Self::start_with(dir.path(), max_fds, is_quiet, true)?;
@@ -122,7 +125,8 @@ impl PrivateBroker {
             command.args(["--max-fds", &cap.to_string()]);
         }
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        // Not in the terminal's foreground group: Ctrl-C must not end the broker before its clients.
+        // Not in the terminal's foreground group: Ctrl-C must not end the broker before its
+        // clients.
         command.process_group(0);
         crate::signals::wake_when_orphaned(&mut command);
         let mut child = command.spawn().context(|| "start the broker")?;
@@ -179,8 +183,8 @@ impl PrivateBroker {
         self.child.try_wait().ok().flatten()
     }
 
-    /// The broker's exit status, if it ends within [`NOTICE_LIMIT`]. For use when a client's socket has closed, which happens a
-    /// moment before the broker's end.
+    /// The broker's exit status, if it ends within [`NOTICE_LIMIT`]. For use when a client's socket
+    /// has closed, which happens a moment before the broker's end.
     pub fn ended_by_now(&mut self) -> Option<ExitStatus> {
         self.wait_for_end(NOTICE_LIMIT)
     }
@@ -210,8 +214,9 @@ impl Lifeline {
         pipe.map(Lifeline).context(|| "keep the lifeline")
     }
 
-    /// Removes the broker's directory if the owner has ended: an owner that was killed cannot do it. While the owner lives, the
-    /// directory is the owner's, and another broker may have taken over and serve from it.
+    /// Removes the broker's directory if the owner has ended: an owner that was killed cannot do
+    /// it. While the owner lives, the directory is the owner's, and another broker may have taken
+    /// over and serve from it.
     pub fn remove_if_ended(self, dir: &Path) {
         let mut entries = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
         let is_polled = poll(&mut entries, PollTimeout::ZERO).is_ok();

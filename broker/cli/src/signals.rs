@@ -1,5 +1,5 @@
-//! Signals that end a command, read from an fd like other input, so that children and directories are always cleaned up.
-//! Must never pass the signal mask on to a program: [`restore`] undoes it.
+//! Signals that end a command, read from an fd like other input, so that children and directories
+//! are always cleaned up. Must never pass the signal mask on to a program: [`restore`] undoes it.
 
 use crate::error::{Context, Error, Result};
 use nix::errno::Errno;
@@ -27,7 +27,8 @@ pub struct Received {
 pub struct Signals(SignalFd);
 
 impl Signals {
-    /// Blocks SIGINT, SIGTERM, SIGHUP and SIGCHLD in this thread, and in all threads and children that it starts later.
+    /// Blocks SIGINT, SIGTERM, SIGHUP and SIGCHLD in this thread, and in all threads and children
+    /// that it starts later.
     pub fn take_over() -> Result<Self> {
         Self::take_over_with(&[Signal::SIGCHLD])
     }
@@ -51,8 +52,8 @@ impl Signals {
         Some(Received { signal, by_terminal: info.ssi_code == SI_KERNEL })
     }
 
-    /// Waits until `input` can be read, a signal arrives, or the reader of stdout is gone (`watch | head -1`): the next write, which
-    /// would fail, may never come.
+    /// Waits until `input` can be read, a signal arrives, or the reader of stdout is gone (`watch |
+    /// head -1`): the next write, which would fail, may never come.
     ///
     /// # Errors
     /// [`Error::OutputClosed`] when the reader of stdout is gone.
@@ -83,9 +84,9 @@ impl AsFd for Signals {
     }
 }
 
-/// Makes the kernel continue the process of `command` (SIGCONT) when the thread that starts it ends. This process stops its
-/// children while it counts fds; if it is killed then, nobody else would continue them. Set before exec, since the child
-/// may be stopped at once.
+/// Makes the kernel continue the process of `command` (SIGCONT) when the thread that starts it
+/// ends. This process stops its children while it counts fds; if it is killed then, nobody else
+/// would continue them. Set before exec, since the child may be stopped at once.
 pub fn wake_when_orphaned(command: &mut Command) {
     let arrange = || {
         // Without it only the rare case above is lost.

@@ -1,9 +1,9 @@
 //! fdbroker's logic: registry, LRU, ledger, leases, policy. A pure state machine: must never do IO,
 //! read a clock, know an OS type, or contain unsafe code.
 //!
-//! [`Core::step`] takes one input and appends what the daemon is to do to the effects; [`Core::poll`] does
-//! what time or leftover work asks for, when [`Core::poll_timeout`] says; [`Core::take_events`]
-//! gives one message for a client's event socket.
+//! [`Core::step`] takes one input and appends what the daemon is to do to the effects;
+//! [`Core::poll`] does what time or leftover work asks for, when [`Core::poll_timeout`] says;
+//! [`Core::take_events`] gives one message for a client's event socket.
 #![forbid(unsafe_code)]
 #![deny(clippy::wildcard_enum_match_arm)]
 

@@ -1,4 +1,5 @@
-//! What a step does, and in which order: the one place that leads. Must never know how a request is served.
+//! What a step does, and in which order: the one place that leads. Must never know how a request is
+//! served.
 
 use crate::api::{Effect, Effects, Input, Now};
 use crate::books::Wish;
@@ -29,7 +30,8 @@ impl Core {
         work::end(terms.items);
     }
 
-    /// Does what is due: deadlines, silent owners, teardown, waiting requests that have a turn. Bounded work.
+    /// Does what is due: deadlines, silent owners, teardown, waiting requests that have a turn.
+    /// Bounded work.
     pub fn poll(&mut self, now: Now, effects: &mut Effects) {
         work::begin();
         let step = &mut Step::new(now, effects);
@@ -124,7 +126,8 @@ impl Core {
         if self.is_work_left() { Some(Now(0)) } else { self.books.timers.next_due() }
     }
 
-    /// Whether a step has left something of what [`Core::after`] does, or [`Core::end_lost`], to the next poll.
+    /// Whether a step has left something of what [`Core::after`] does, or [`Core::end_lost`], to
+    /// the next poll.
     fn is_work_left(&self) -> bool {
         self.books.continuity.has_work()
             || self.books.clients.next_dying().is_some()
@@ -142,17 +145,20 @@ impl Core {
         let now = step.now;
         // First: what gone clients had becomes room, and ends what others wait for.
         self.tear_down(step);
-        // Ended groups of objects go, and requests for names that were sealed become ready to be looked at.
+        // Ended groups of objects go, and requests for names that were sealed become ready to be
+        // looked at.
         self.sweep_objects(step);
         // Requests for fds of silent owners become ready to be answered.
         self.sweep_silent();
-        // Ready requests go before those that wait for room: their fds are here, and pinned until they are served.
+        // Ready requests go before those that wait for room: their fds are here, and pinned until
+        // they are served.
         self.serve_ready(now, step);
-        // Caps that have changed: what is above a lowered one goes, and whoever waits below a raised one may go on.
+        // Caps that have changed: what is above a lowered one goes, and whoever waits below a
+        // raised one may go on.
         self.drain(step);
         self.serve_waiting(now, step);
-        // Nobody waits for what follows: holders are told, an emptied broker is seen to, and clients are asked for leases,
-        // once it is known who waits still.
+        // Nobody waits for what follows: holders are told, an emptied broker is seen to, and
+        // clients are asked for leases, once it is known who waits still.
         self.sweep_ended(step);
         self.give_up(step);
         self.reclaim_again(step);
@@ -167,8 +173,8 @@ impl Core {
         self.assert_invariants();
     }
 
-    /// Answers every parked request AGAIN, so that nothing waits any more. The effects go to clients as
-    /// those of a step do.
+    /// Answers every parked request AGAIN, so that nothing waits any more. The effects go to
+    /// clients as those of a step do.
     pub fn settle_parked(&mut self, now: Now, effects: &mut Effects) {
         let step = &mut Step::new(now, effects);
         while let Some((seq, parked)) = self.books.parked.first_key_value() {

@@ -1,5 +1,6 @@
-//! Counts the records that a step visits: invariant 9 says that they are few, however much there is. The containers
-//! count, not their callers. Must never count in a build without debug assertions: there a grant pays nothing.
+//! Counts the records that a step visits: invariant 9 says that they are few, however much there
+//! is. The containers count, not their callers. Must never count in a build without debug
+//! assertions: there a grant pays nothing.
 
 use std::cell::Cell;
 
@@ -45,13 +46,14 @@ pub(crate) fn end(items: usize) {
     }
 }
 
-/// Records that the last step or poll on this thread visited, and the most that it might have; zeros in a build without
-/// debug assertions.
+/// Records that the last step or poll on this thread visited, and the most that it might have;
+/// zeros in a build without debug assertions.
 pub fn last() -> (u64, u64) {
     LAST.get()
 }
 
-/// The most records that a step or poll on this thread has visited, and the bound of that step; zeros as above.
+/// The most records that a step or poll on this thread has visited, and the bound of that step;
+/// zeros as above.
 pub fn most() -> (u64, u64) {
     MOST.get()
 }

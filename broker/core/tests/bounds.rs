@@ -1,8 +1,9 @@
-//! The core at its bounds: millions of leases, allocations and parked items. Each step asserts by itself that it visits few
-//! records (invariant 9); here are the worlds in which an operation used to visit all of them. Must never assert a time.
+//! The core at its bounds: millions of leases, allocations and parked items. Each step asserts by
+//! itself that it visits few records (invariant 9); here are the worlds in which an operation used
+//! to visit all of them. Must never assert a time.
 //!
-//! The worlds are a sixteenth of the real bounds; `BOUNDS_DIVISOR=1` makes them whole. Each prints its longest step, for the
-//! benchmark of the daemon.
+//! The worlds are a sixteenth of the real bounds; `BOUNDS_DIVISOR=1` makes them whole. Each prints
+//! its longest step, for the benchmark of the daemon.
 
 use fdbroker_core::*;
 use fdbroker_protocol::{
@@ -42,7 +43,8 @@ struct World {
     now: Now,
     fx: Effects,
     requests: u64,
-    /// The status of the first item of each acquire that was answered, but for those of the stranger.
+    /// The status of the first item of each acquire that was answered, but for those of the
+    /// stranger.
     answers: Vec<Status>,
     longest_step: Duration,
 }
@@ -167,7 +169,8 @@ impl World {
     }
 }
 
-// --- the end of an allocation with many leases --------------------------------------------------------
+// --- the end of an allocation with many leases
+// --------------------------------------------------------
 
 /// Polls until every holder is charged and told; grants go on meanwhile.
 fn sweep(world: &mut World, other: AllocationId) {
@@ -265,9 +268,11 @@ fn release_when_the_sweep_has_not_come_to_the_lease_then_nothing_stays_charged()
     assert!(matches!(world.core.take_events(OWNER), Some(Events::Drained(_))));
 }
 
-// --- many requests that wait for one allocation -----------------------------------------------------------
+// --- many requests that wait for one allocation
+// -----------------------------------------------------------
 
-/// A world in which so many requests of 253 items, each of a client of its own, wait for one recall.
+/// A world in which so many requests of 253 items, each of a client of its own, wait for one
+/// recall.
 fn many_wait(count: usize) -> (World, AllocationId, AllocationId) {
     let mut world = World::new(roomy());
     let (id, other) = (world.register(OWNER, deposit(1)), world.register(STRANGER, deposit(2)));
@@ -436,7 +441,8 @@ fn unregister_when_others_end_in_every_step_then_who_waits_behind_many_is_answer
     }
 }
 
-// --- evictable allocations of one owner ------------------------------------------------------------
+// --- evictable allocations of one owner
+// ------------------------------------------------------------
 
 /// Registers so many and gets each once; all are held.
 fn held_and_used(world: &mut World, count: usize) -> Vec<AllocationId> {

@@ -1,4 +1,5 @@
-//! Fills, checks and marks buffers, wherever their memory is. Must never check anything but the memory itself.
+//! Fills, checks and marks buffers, wherever their memory is. Must never check anything but the
+//! memory itself.
 
 use crate::error::Result;
 use crate::memory::SharedMemory;

@@ -1,5 +1,6 @@
-//! What the demo's parent and its ranks tell each other: one JSON object per line, commands on a rank's stdin, reports
-//! on its stdout. Must never carry memory or fds: they take the way that is being shown.
+//! What the demo's parent and its ranks tell each other: one JSON object per line, commands on a
+//! rank's stdin, reports on its stdout. Must never carry memory or fds: they take the way that is
+//! being shown.
 
 use crate::error::{Error, Result, os, other};
 use crate::plan::{Plan, Way};
@@ -7,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use std::io::{BufRead, StdinLock, Write};
 use std::time::{Duration, Instant};
 
-/// Shortest time between two reports of progress: often enough for a bar, too seldom to cost anything.
+/// Shortest time between two reports of progress: often enough for a bar, too seldom to cost
+/// anything.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What a rank process is started for: its only argument, as JSON.

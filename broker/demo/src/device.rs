@@ -1,5 +1,5 @@
-//! Device memory in the demo: CUDA and Level Zero behind one trait. Must never keep a copy of what is in the memory: each
-//! check reads all of it again.
+//! Device memory in the demo: CUDA and Level Zero behind one trait. Must never keep a copy of what
+//! is in the memory: each check reads all of it again.
 
 use crate::error::Result;
 use crate::kind::{Memory, page_bytes};
@@ -49,8 +49,8 @@ pub trait Device: Debug + Send + Sync {
     ) -> Result<(Vec<Box<dyn SharedMemory>>, Handles)>;
 }
 
-/// Opens the first device that has such memory, and uses once everything that the demo will use, so that the driver's
-/// own fds are open before any fd is counted. `None` for memory of the host.
+/// Opens the first device that has such memory, and uses once everything that the demo will use, so
+/// that the driver's own fds are open before any fd is counted. `None` for memory of the host.
 pub fn open(memory: Memory) -> Result<Option<Box<dyn Device>>> {
     let device: Box<dyn Device> = match memory {
         Memory::Cuda => Box::new(cuda::Device::open(0)?),

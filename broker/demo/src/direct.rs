@@ -1,5 +1,6 @@
-//! A rank of the direct way: it sends the fd of every buffer to every other rank over Unix sockets, as programs without
-//! a broker do, and keeps every fd it gets. Must never use the broker, nor close a received fd early.
+//! A rank of the direct way: it sends the fd of every buffer to every other rank over Unix sockets,
+//! as programs without a broker do, and keeps every fd it gets. Must never use the broker, nor
+//! close a received fd early.
 
 use crate::control::{Command, Link, Opened, Report, to_json};
 use crate::device::{self, Device};
@@ -167,7 +168,8 @@ struct Receiver<'a> {
 }
 
 impl Receiver<'_> {
-    /// Until all buffers have come and all of this rank's are sent. LOCAL_FD_LIMIT: this process has no free fd.
+    /// Until all buffers have come and all of this rank's are sent. LOCAL_FD_LIMIT: this process
+    /// has no free fd.
     fn share(&mut self, buffers: &Buffers, link: &mut Link) -> Result<()> {
         let until = Instant::now() + Duration::from_millis(self.plan.timeout_ms);
         let (plan, rank, buffers) = (self.plan.clone(), self.rank, Arc::clone(buffers));

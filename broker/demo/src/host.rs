@@ -1,4 +1,5 @@
-//! What the demo needs of the program that runs it. Must never grow into that program: it uses the demo, not the reverse.
+//! What the demo needs of the program that runs it. Must never grow into that program: it uses the
+//! demo, not the reverse.
 
 use crate::error::Result;
 use nix::sys::signal::Signal;
@@ -9,8 +10,8 @@ use std::time::Duration;
 
 /// The program that runs the demo.
 pub trait Host {
-    /// A command that starts this program anew as a rank: it is to call [`crate::rank_main`] with the same `assignment`. Its
-    /// stdin and stdout are the demo's.
+    /// A command that starts this program anew as a rank: it is to call [`crate::rank_main`] with
+    /// the same `assignment`. Its stdin and stdout are the demo's.
     fn rank(&self, assignment: &str) -> Command;
 
     /// The signal that asked this process to end, if one has come.
@@ -43,8 +44,10 @@ pub trait Broker {
 pub struct Ledger {
     /// Most fds in the broker at a time, since its start.
     pub broker_peak: u64,
-    /// Most in the broker and its clients together, with those that the clients declare as their own.
+    /// Most in the broker and its clients together, with those that the clients declare as their
+    /// own.
     pub node_peak: u64,
-    /// Most places that were reserved: an fd that has come is in one until the broker has looked at it.
+    /// Most places that were reserved: an fd that has come is in one until the broker has looked at
+    /// it.
     pub reserved_peak: u64,
 }

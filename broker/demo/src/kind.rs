@@ -1,4 +1,5 @@
-//! The kinds of memory that the demo can share, and how they differ. Must never offer a kind that is not there.
+//! The kinds of memory that the demo can share, and how they differ. Must never offer a kind that
+//! is not there.
 
 use crate::error::{Error, Result};
 use crate::sampler::Look;
@@ -6,14 +7,16 @@ use fdbroker_client::backend;
 use fdbroker_client::host::HostMemory;
 use serde::{Deserialize, Serialize};
 
-/// Fds of a rank that are not of shared memory: stdio, the connection and its event socket, the library's
-/// thread, sockets of the direct way, files opened for a moment.
+/// Fds of a rank that are not of shared memory: stdio, the connection and its event socket, the
+/// library's thread, sockets of the direct way, files opened for a moment.
 const OTHER_FDS_PER_RANK: u64 = 16;
 
-/// More of them with CUDA: a context keeps 33 open (H200, driver 580), and a call a few for a moment.
+/// More of them with CUDA: a context keeps 33 open (H200, driver 580), and a call a few for a
+/// moment.
 const CUDA_FDS_PER_RANK: u64 = 48;
 
-/// More of them with Level Zero: a driver opens the device's nodes, and a call one or two for a moment.
+/// More of them with Level Zero: a driver opens the device's nodes, and a call one or two for a
+/// moment.
 const LEVEL_ZERO_FDS_PER_RANK: u64 = 16;
 
 /// Where the buffers are.

@@ -1,8 +1,10 @@
-//! What `fdbroker demo` runs: real processes share memory all-to-all, through the broker and directly, and every byte
-//! is checked. Must never call anything right that was not looked at, nor leave a process behind.
+//! What `fdbroker demo` runs: real processes share memory all-to-all, through the broker and
+//! directly, and every byte is checked. Must never call anything right that was not looked at, nor
+//! leave a process behind.
 //!
-//! The program that runs the demo hands in what is its own: how a rank process is started ([`Host`]) and which broker
-//! serves ([`Broker`]). So the demo knows neither the program's arguments nor how it prints a result.
+//! The program that runs the demo hands in what is its own: how a rank process is started
+//! ([`Host`]) and which broker serves ([`Broker`]). So the demo knows neither the program's
+//! arguments nor how it prints a result.
 
 mod check;
 mod control;

@@ -1,5 +1,6 @@
-//! A buffer, wherever its memory is, and the buffers of host memory. Must never hand out words other than the memory's own;
-//! memory that the CPU cannot read is copied anew for each look, all of it.
+//! A buffer, wherever its memory is, and the buffers of host memory. Must never hand out words
+//! other than the memory's own; memory that the CPU cannot read is copied anew for each look, all
+//! of it.
 
 use crate::error::{Result, os};
 use crate::kind::Memory;
@@ -21,7 +22,8 @@ pub trait SharedMemory: Debug + Send + Sync {
     /// Hands all words to `check`, and returns what it returns.
     fn look(&self, check: &mut dyn FnMut(&[AtomicU64]) -> u64) -> Result<u64>;
 
-    /// Writes `bytes` at `offset`; every process sees them when this returns. Both are multiples of [`WORD`].
+    /// Writes `bytes` at `offset`; every process sees them when this returns. Both are multiples of
+    /// [`WORD`].
     fn write(&self, offset: usize, bytes: &[u8]) -> Result<()>;
 }
 
@@ -60,8 +62,9 @@ impl AsFd for Export<'_> {
 /// Shared memory as words; bytes beyond the last whole word are left out.
 ///
 /// # Safety
-/// `start` is aligned to 8 bytes and mapped readable and writable for `len` bytes as long as `'a`, and
-/// what backs it cannot shrink (sealed memfd, dma-buf). Others may write to it at any time: atomics allow that.
+/// `start` is aligned to 8 bytes and mapped readable and writable for `len` bytes as long as `'a`,
+/// and what backs it cannot shrink (sealed memfd, dma-buf). Others may write to it at any time:
+/// atomics allow that.
 unsafe fn words<'a>(start: *mut u8, len: usize) -> &'a [AtomicU64] {
     // SAFETY: by this function's contract; any bytes are a valid AtomicU64.
     unsafe { std::slice::from_raw_parts(start.cast(), len / WORD) }
@@ -69,8 +72,8 @@ unsafe fn words<'a>(start: *mut u8, len: usize) -> &'a [AtomicU64] {
 
 impl SharedMemory for HostBuffer {
     fn look(&self, check: &mut dyn FnMut(&[AtomicU64]) -> u64) -> Result<u64> {
-        // SAFETY: page-aligned memory of the arena, mapped for reading and writing as long as the buffer
-        // lives; its memfd is sealed against shrinking.
+        // SAFETY: page-aligned memory of the arena, mapped for reading and writing as long as the
+        // buffer lives; its memfd is sealed against shrinking.
         Ok(check(unsafe { words(self.as_mut_ptr(), self.len()) }))
     }
 
@@ -81,8 +84,8 @@ impl SharedMemory for HostBuffer {
 
 impl SharedMemory for Import {
     fn look(&self, check: &mut dyn FnMut(&[AtomicU64]) -> u64) -> Result<u64> {
-        // SAFETY: imported at offset 0 of a page-aligned allocation, for reading and writing, mapped as long
-        // as the import lives; the broker has checked that its fd cannot shrink.
+        // SAFETY: imported at offset 0 of a page-aligned allocation, for reading and writing,
+        // mapped as long as the import lives; the broker has checked that its fd cannot shrink.
         Ok(check(unsafe { words(self.as_ptr(), self.len()) }))
     }
 
@@ -108,8 +111,8 @@ impl Mapped {
 
     fn words(&self) -> &[AtomicU64] {
         let all = self.mapping.len() / WORD;
-        // SAFETY: mapped readable and writable as long as `self`, and page-aligned; the direct way's fds are
-        // dma-bufs and memfds that their owner has sealed against shrinking.
+        // SAFETY: mapped readable and writable as long as `self`, and page-aligned; the direct
+        // way's fds are dma-bufs and memfds that their owner has sealed against shrinking.
         let all = unsafe { words(self.mapping.as_mut_ptr(), all * WORD) };
         &all[self.begin / WORD..][..self.len / WORD]
     }

@@ -1,5 +1,6 @@
-//! Brings ranks through their parts, one way of sharing at a time. Takes samples, shows progress, and looks for signals,
-//! deaths and the end of the time. Must never wait without a bound, nor believe a sample that the ledger does not explain.
+//! Brings ranks through their parts, one way of sharing at a time. Takes samples, shows progress,
+//! and looks for signals, deaths and the end of the time. Must never wait without a bound, nor
+//! believe a sample that the ledger does not explain.
 
 use crate::control::{Command, Report};
 use crate::error::{Error, Result, os, other};
@@ -142,7 +143,8 @@ impl<'a> Run<'a> {
         let ranks = Ranks::start(plan, way, socket, host)?;
         let broker_pid = broker.as_ref().and_then(|broker| broker.pid());
         let mut processes = ranks.pids();
-        // Another user of an outer broker must not be disturbed: without a pid only the ranks are stopped and counted.
+        // Another user of an outer broker must not be disturbed: without a pid only the ranks are
+        // stopped and counted.
         processes.extend(broker_pid);
         let sampler = Sampler::new(processes, plan.memory.look());
         let (bar, progress) = (bar(way, plan.opens()), vec![0; plan.ranks as usize]);

@@ -1,5 +1,6 @@
-//! What is in every buffer and how it is checked. A buffer begins with one 8-byte slot for each rank's mark; each word
-//! after them is a function of (seed, owner, buffer, index). Must never leave a byte unchecked.
+//! What is in every buffer and how it is checked. A buffer begins with one 8-byte slot for each
+//! rank's mark; each word after them is a function of (seed, owner, buffer, index). Must never
+//! leave a byte unchecked.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -72,8 +73,8 @@ impl Pattern {
         self.count_wrong(id, words, |rank, found| found == expected(rank))
     }
 
-    /// Atomic loads: other processes map the same memory, so the compiler must not assume that it stands still. A
-    /// buffer smaller than its slots is refused before anything starts.
+    /// Atomic loads: other processes map the same memory, so the compiler must not assume that it
+    /// stands still. A buffer smaller than its slots is refused before anything starts.
     fn count_wrong(
         &self,
         id: BufferId,

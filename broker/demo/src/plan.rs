@@ -1,5 +1,5 @@
-//! What one run of the demo does: the arguments, checked and completed before any process starts. Must never
-//! let a run begin that cannot end well for a reason known beforehand.
+//! What one run of the demo does: the arguments, checked and completed before any process starts.
+//! Must never let a run begin that cannot end well for a reason known beforehand.
 
 use crate::device::{self, Device};
 use crate::error::{Error, Result};
@@ -21,15 +21,15 @@ const OTHER_MAPPINGS: u64 = 512;
 /// Most fds that a rank asks for in one request: as many as one message carries.
 const MAX_BATCH: u64 = fdbroker_protocol::MAX_BATCH as u64;
 
-/// Fds of shared memory that each rank needs at least beside its own: one for a deposit, one for a buffer that is being
-/// opened, and one for the broker's copy of that buffer.
+/// Fds of shared memory that each rank needs at least beside its own: one for a deposit, one for a
+/// buffer that is being opened, and one for the broker's copy of that buffer.
 const PLACES_PER_RANK: u64 = 3;
 
 /// Fds that the broker needs at least to make room: one being closed, one on its way.
 const PLACES_OF_BROKER: u64 = 2;
 
-/// One batch of every rank takes one of so many parts of the fds that the caps leave. The others are for open fds, fds
-/// held for the next batch, and fds on their way.
+/// One batch of every rank takes one of so many parts of the fds that the caps leave. The others
+/// are for open fds, fds held for the next batch, and fds on their way.
 const BATCH_SHARE: u64 = 4;
 
 /// The cap when neither the user nor a running broker sets one.
@@ -139,7 +139,8 @@ impl Plan {
         self.opens_per_rank() * u64::from(self.ranks)
     }
 
-    /// The other ranks, a different one first for each rank, so that they do not all ask the same owner at once.
+    /// The other ranks, a different one first for each rank, so that they do not all ask the same
+    /// owner at once.
     pub(crate) fn others(&self, rank: u32) -> impl Iterator<Item = u32> + use<> {
         let ranks = self.ranks;
         (1..ranks).map(move |step| (rank + step) % ranks)
@@ -184,11 +185,13 @@ fn max_map_count() -> Option<u64> {
     std::fs::read_to_string("/proc/sys/vm/max_map_count").ok()?.trim().parse().ok()
 }
 
-/// The fds of a rank's own memory: its arena, and the exports on their way to the broker where each is a new fd.
+/// The fds of a rank's own memory: its arena, and the exports on their way to the broker where each
+/// is a new fd.
 fn own_fds(wishes: &Wishes, memory: Memory) -> u32 {
     const ARENA: u32 = 1;
     match memory {
-        // Device memory has no arena. With Level Zero the driver's own fd takes its place for a moment.
+        // Device memory has no arena. With Level Zero the driver's own fd takes its place for a
+        // moment.
         Memory::Udmabuf | Memory::Cuda | Memory::LevelZero => {
             let share = wishes.cap.map_or(u64::MAX, |cap| cap / (8 * u64::from(wishes.ranks)));
             ARENA + u32::try_from(share).unwrap_or(u32::MAX).clamp(1, MAX_EXPORT_WINDOW)
@@ -202,8 +205,8 @@ fn kept_fds(device: Option<&dyn Device>, buffers: u32) -> u32 {
     if device.is_some_and(Device::keeps_exported_fds) { buffers } else { 0 }
 }
 
-/// The cap when neither the user nor a running broker sets one. Where exported buffers keep fds it has room for them, and
-/// the user is told.
+/// The cap when neither the user nor a running broker sets one. Where exported buffers keep fds it
+/// has room for them, and the user is told.
 ///
 /// # Errors
 /// There is no such memory here.
@@ -223,7 +226,8 @@ pub fn default_max_fds(wishes: &Wishes, host: &dyn Host) -> Result<u64> {
     Ok(cap)
 }
 
-/// The least cap that lets every rank have its own fds and one buffer on its way, and the broker work.
+/// The least cap that lets every rank have its own fds and one buffer on its way, and the broker
+/// work.
 fn least_cap(ranks: u32, own_fds: u32, memory: Memory) -> u64 {
     let node = u64::from(ranks) * (u64::from(own_fds) + PLACES_PER_RANK) + PLACES_OF_BROKER;
     let rank = memory.other_fds() + u64::from(own_fds) + 1;
@@ -241,8 +245,8 @@ fn check_cap(cap: u64, ranks: u32, own_fds: u32, memory: Memory) -> Result<()> {
     }
 }
 
-/// Buffers in one request: so few that every rank can have a batch open while the broker holds as many fds for the next
-/// one, and that a batch fits into a rank's own fd table.
+/// Buffers in one request: so few that every rank can have a batch open while the broker holds as
+/// many fds for the next one, and that a batch fits into a rank's own fd table.
 fn batch(cap: u64, ranks: u32, own_fds: u32, memory: Memory) -> u64 {
     let free = cap.saturating_sub(u64::from(ranks) * u64::from(own_fds));
     let share = free / (BATCH_SHARE * u64::from(ranks));

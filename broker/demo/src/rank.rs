@@ -1,5 +1,6 @@
-//! A rank of the way through the broker: registers its buffers, writes their handles to a file, and opens every
-//! other rank's by value. Must never keep an fd of a buffer that it opened: mapped memory needs none.
+//! A rank of the way through the broker: registers its buffers, writes their handles to a file, and
+//! opens every other rank's by value. Must never keep an fd of a buffer that it opened: mapped
+//! memory needs none.
 
 use crate::control::{Assignment, Command, Link, Opened, Report};
 use crate::device::{self, Device, Handles};
@@ -21,8 +22,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-/// A rank counts its own fds in each of its first batches, and then in one of so many: reading /proc costs as much as
-/// opening some buffers.
+/// A rank counts its own fds in each of its first batches, and then in one of so many: reading
+/// /proc costs as much as opening some buffers.
 const COUNTED_BATCHES: u64 = 4;
 const COUNT_INTERVAL_BATCHES: u64 = 32;
 
@@ -50,7 +51,8 @@ pub fn main(assignment: &str) -> Result<()> {
     Ok(())
 }
 
-/// Gives each process the same soft limit in both ways. The hard limit stays, for programs that a driver may start.
+/// Gives each process the same soft limit in both ways. The hard limit stays, for programs that a
+/// driver may start.
 fn limit_fds(plan: &Plan) -> Result<()> {
     let Some(limit) = plan.max_fds else { return Ok(()) };
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).map_err(os("read RLIMIT_NOFILE"))?;
@@ -157,8 +159,8 @@ impl<'a> Rank<'a> {
         Ok(handles)
     }
 
-    /// Opens every buffer of every other rank, a batch of each rank at a time. So all ranks are at about the same
-    /// buffers, and an fd in the broker serves many of them before it is evicted.
+    /// Opens every buffer of every other rank, a batch of each rank at a time. So all ranks are at
+    /// about the same buffers, and an fd in the broker serves many of them before it is evicted.
     fn open_all(&mut self, link: &mut Link) -> Result<()> {
         for first in (0..self.plan.buffers).step_by(self.plan.batch as usize) {
             for owner in self.plan.others(self.number) {
@@ -193,8 +195,8 @@ impl<'a> Rank<'a> {
         Ok(client.acquire_each(&handles, deadline, each)?)
     }
 
-    /// Imports a buffer, which closes its fd, checks every byte, leaves the mark and keeps it mapped. Returns how many
-    /// words were wrong.
+    /// Imports a buffer, which closes its fd, checks every byte, leaves the mark and keeps it
+    /// mapped. Returns how many words were wrong.
     fn open(&mut self, id: BufferId, grant: Grant) -> Result<u64> {
         self.count_fds();
         let (got, expected) = (grant.info.facts.size_bytes, self.plan.size_bytes);
@@ -220,7 +222,8 @@ impl<'a> Rank<'a> {
     }
 }
 
-/// Fds of this process that look like shared memory. 0 without /proc: then only the parent's samples count.
+/// Fds of this process that look like shared memory. 0 without /proc: then only the parent's
+/// samples count.
 fn own_count(plan: &Plan) -> u64 {
     count_shared_memory(Pid::this(), plan.memory.look()).unwrap_or(0)
 }

@@ -1,5 +1,5 @@
-//! The demo's rank processes as their parent sees them: started, told what to do, heard, ended. Must never
-//! wait without a bound or overlook a death, and touches its own children only.
+//! The demo's rank processes as their parent sees them: started, told what to do, heard, ended.
+//! Must never wait without a bound or overlook a death, and touches its own children only.
 
 use crate::control::{Assignment, Command, Report, to_json};
 use crate::error::{Error, Result, os, other};

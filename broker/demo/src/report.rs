@@ -1,4 +1,5 @@
-//! The outcome of the demo. Must never round or leave out a number that decides whether it went well.
+//! The outcome of the demo. Must never round or leave out a number that decides whether it went
+//! well.
 
 use crate::plan::Plan;
 use serde::Serialize;
@@ -20,7 +21,8 @@ pub struct DemoReport {
     pub mismatches: u64,
     /// Buffers that could not be opened, and samples that the ledger does not explain.
     pub failures: u64,
-    /// From the start of the ranks until all have let go, without the time that everything was kept open.
+    /// From the start of the ranks until all have let go, without the time that everything was kept
+    /// open.
     pub elapsed_s: f64,
     /// Fds with the broker.
     pub fds: Fds,

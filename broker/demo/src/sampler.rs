@@ -1,5 +1,6 @@
-//! Counts the fds that the ledger claims: stops the demo's own processes, reads their /proc/PID/fd, lets them go on.
-//! Must never stop another process, nor leave one stopped, whatever goes wrong in between.
+//! Counts the fds that the ledger claims: stops the demo's own processes, reads their /proc/PID/fd,
+//! lets them go on. Must never stop another process, nor leave one stopped, whatever goes wrong in
+//! between.
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
@@ -13,7 +14,8 @@ use std::path::Path;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-/// How the links of fds of shared memory begin in /proc/PID/fd: arenas of this program, and dma-bufs.
+/// How the links of fds of shared memory begin in /proc/PID/fd: arenas of this program, and
+/// dma-bufs.
 const HOST_MEMORY: [&str; 2] = ["/memfd:fdbroker", "/dmabuf:"];
 
 /// The broker's generation page.
@@ -22,7 +24,8 @@ const PAGE: &str = "/memfd:generations";
 /// How the links of fds of Level Zero memory begin.
 const LEVEL_ZERO_MEMORY: [&str; 2] = ["/memfd:", "/dmabuf:"];
 
-/// Device number of /dev/nvidiactl, 195:255 (Documentation/admin-guide/devices.txt), as st_rdev has it.
+/// Device number of /dev/nvidiactl, 195:255 (Documentation/admin-guide/devices.txt), as st_rdev has
+/// it.
 const NVIDIA_CONTROL: u64 = (195 << 8) | 255;
 
 /// How fds of shared memory are told from others.
@@ -30,15 +33,16 @@ const NVIDIA_CONTROL: u64 = (195 << 8) | 255;
 pub enum Look {
     /// By name: arenas and dma-bufs.
     Names,
-    /// By device number: CUDA VMM exports. The driver's own fds have the same number. Those that a process has before
-    /// it shares anything are its base, and not counted.
+    /// By device number: CUDA VMM exports. The driver's own fds have the same number. Those that a
+    /// process has before it shares anything are its base, and not counted.
     CudaVmm,
-    /// By name: dma-bufs, and the memfds that a Level Zero driver without a device has in their place.
+    /// By name: dma-bufs, and the memfds that a Level Zero driver without a device has in their
+    /// place.
     LevelZero,
 }
 
-/// Longest wait until all are stopped. After it the sample is given up, not the demo: a process may be in an
-/// uninterruptible call.
+/// Longest wait until all are stopped. After it the sample is given up, not the demo: a process may
+/// be in an uninterruptible call.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
 
 /// Between two looks at whether they are stopped: short against what a sample costs.
@@ -94,8 +98,8 @@ impl Sampler {
         Sampler { processes, look, base, next_due, samples: 0, peaks, total_peak: 0 }
     }
 
-    /// Called before anything is shared: the fds that look like shared memory now are not. Until it was called no sample
-    /// is taken where the base is needed.
+    /// Called before anything is shared: the fds that look like shared memory now are not. Until it
+    /// was called no sample is taken where the base is needed.
     pub fn take_base(&mut self) -> io::Result<()> {
         if self.base.is_empty() {
             let sample = sample(&self.processes, self.look)?;
@@ -171,8 +175,8 @@ fn sample(processes: &[Pid], look: Look) -> io::Result<Option<Sample>> {
     Ok(Some(sample))
 }
 
-/// Whether a child is stopped, all its threads included, or dead. /proc/PID/stat would tell of the main
-/// thread only; the kernel tells the parent when the last thread has stopped.
+/// Whether a child is stopped, all its threads included, or dead. /proc/PID/stat would tell of the
+/// main thread only; the kernel tells the parent when the last thread has stopped.
 fn is_at_rest(pid: Pid) -> io::Result<bool> {
     let flags =
         WaitPidFlag::WSTOPPED | WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;

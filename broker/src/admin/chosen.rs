@@ -1,4 +1,5 @@
-//! Which records a query, an act or a watch is for. Must never look further than at what it is handed.
+//! Which records a query, an act or a watch is for. Must never look further than at what it is
+//! handed.
 
 use fdbroker_core::JobKey;
 use fdbroker_protocol::AllocationId;

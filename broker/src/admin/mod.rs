@@ -1,5 +1,6 @@
-//! Administrators, and users that look: their connections, their rights, which records they choose, the answers to what they ask, the
-//! events for those that watch. Must never change what the broker does, nor show more than a connection may see.
+//! Administrators, and users that look: their connections, their rights, which records they choose,
+//! the answers to what they ask, the events for those that watch. Must never change what the broker
+//! does, nor show more than a connection may see.
 
 pub mod accounts;
 pub mod answers;

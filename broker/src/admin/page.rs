@@ -1,5 +1,5 @@
-//! Answers to administrators in pages: how many records one has, and where the next begins. Must never be longer than a
-//! message of administrators may be.
+//! Answers to administrators in pages: how many records one has, and where the next begins. Must
+//! never be longer than a message of administrators may be.
 
 use crate::limits::ADMIN_RECORDS_PER_PAGE;
 use fdbroker_protocol::admin::{
@@ -24,8 +24,8 @@ const _: () = assert!(records_per_page::<TombstoneRecord>() >= 128);
 /// Jobs and domains are fewer than clients, and their records longer.
 const _: () = assert!(records_per_page::<AccountRecord>() >= 48);
 
-/// One page of records: from each entry its slot and, if it is wanted, its record. `next`: where the next
-/// page begins when this one takes all; `None` = nowhere.
+/// One page of records: from each entry its slot and, if it is wanted, its record. `next`: where
+/// the next page begins when this one takes all; `None` = nowhere.
 pub(crate) fn write_page<R: IntoBytes + Immutable>(
     writer: &mut Writer,
     kind: Kind,

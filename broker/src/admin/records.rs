@@ -1,5 +1,5 @@
-//! Records for whoever looks: what the core and the connections know, as the protocol has it. Must never change anything, nor
-//! know more than a view gives.
+//! Records for whoever looks: what the core and the connections know, as the protocol has it. Must
+//! never change anything, nor know more than a view gives.
 
 use crate::admin::chosen::{Chosen, Traits};
 use crate::admin::rights::Sight;

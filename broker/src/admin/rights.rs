@@ -1,4 +1,5 @@
-//! What a connection may see, and which requests it may make. Must never grow with time: it is fixed when the connection comes.
+//! What a connection may see, and which requests it may make. Must never grow with time: it is
+//! fixed when the connection comes.
 
 use fdbroker_core::{DomainKey, NO_GROUP};
 use fdbroker_protocol::Kind;

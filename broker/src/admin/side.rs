@@ -1,5 +1,6 @@
-//! The connections of administrators, and of users that look: their places, their turns, their watches. Must never answer a query, nor
-//! let administrators that watch take the places of administrators that ask, nor one user the places of others.
+//! The connections of administrators, and of users that look: their places, their turns, their
+//! watches. Must never answer a query, nor let administrators that watch take the places of
+//! administrators that ask, nor one user the places of others.
 
 use crate::admin::rights::{Rights, Sight};
 use crate::admin::watch::Watch;
@@ -26,7 +27,8 @@ pub(crate) struct AdminSide {
     /// The administrators' first.
     listeners: Vec<Entrance>,
     connections: Slab<AdminConnection>,
-    /// All places of administrators are taken and a connection waits: when to look again whether one gives way.
+    /// All places of administrators are taken and a connection waits: when to look again whether
+    /// one gives way.
     room_at: Option<Now>,
     /// Whose turn it is, of administrators and of users that look; and which of the two is first.
     next: [usize; 2],
@@ -44,7 +46,8 @@ pub(crate) struct AdminSide {
 /// A listener by which connections come.
 struct Entrance {
     listener: Listener,
-    /// The number of the clients' listener beside which it stands; `None`: it is the administrators'.
+    /// The number of the clients' listener beside which it stands; `None`: it is the
+    /// administrators'.
     beside: Option<u32>,
     is_ready: bool,
     /// A connection waits for which there was no room.
@@ -242,7 +245,8 @@ impl AdminSide {
         }
     }
 
-    /// Accepts an administrator's connection if one waits and there is a place; its number. An error: there is no room for it.
+    /// Accepts an administrator's connection if one waits and there is a place; its number. An
+    /// error: there is no room for it.
     pub fn accept(&mut self, features: KernelFeatures, now: Now) -> Result<Option<usize>, Errno> {
         if !self.listeners[0].is_ready || !self.make_room(now) {
             return Ok(None);
@@ -259,8 +263,8 @@ impl AdminSide {
         Ok(Some(self.connections.insert(AdminConnection::new(socket, comer, now))))
     }
 
-    /// Accepts the connection of a user that looks, if one waits, with the number of the clients' listener beside which it came. It has no
-    /// place yet. An error: as above.
+    /// Accepts the connection of a user that looks, if one waits, with the number of the clients'
+    /// listener beside which it came. It has no place yet. An error: as above.
     pub fn accept_viewer(&mut self) -> Result<Option<(u32, OwnedFd)>, Errno> {
         let ready = self.listeners.iter().position(|it| it.is_ready && it.beside.is_some());
         let Some(number) = ready else { return Ok(None) };
@@ -286,8 +290,8 @@ impl AdminSide {
         Ok(None)
     }
 
-    /// A place for the connection of a user that looks; its number. An error: neither of the user's places nor of all is free, nor does a
-    /// connection give way. One that does is given back.
+    /// A place for the connection of a user that looks; its number. An error: neither of the user's
+    /// places nor of all is free, nor does a connection give way. One that does is given back.
     pub fn add_viewer(
         &mut self,
         socket: OwnedFd,
@@ -317,7 +321,8 @@ impl AdminSide {
         self.connections.iter().filter(move |(_, it)| it.comer.class() == comer.class())
     }
 
-    /// The next connection that has something to do. Administrators and users that look take turns, however many the others are.
+    /// The next connection that has something to do. Administrators and users that look take turns,
+    /// however many the others are.
     pub fn next_turn(&mut self) -> Option<Turn> {
         self.is_for_viewers = !self.is_for_viewers;
         let first = self.is_for_viewers;
@@ -347,14 +352,16 @@ impl AdminSide {
         self.connections.get(index).map(|it| it.comer)
     }
 
-    /// Whether the message to read has fds: the kernel would close them on the loop. An administrator's are theirs to answer for.
+    /// Whether the message to read has fds: the kernel would close them on the loop. An
+    /// administrator's are theirs to answer for.
     pub fn has_fds(&self, index: usize, calls: &mut Calls) -> bool {
         let it = &self.connections[index];
         let look = || fdbroker_scm::is_control_next(it.socket.as_fd());
         it.is_viewer() && calls.time(it.comer.payer, 0, look)
     }
 
-    /// Reads a message into `buffer`; its length. `None`: there is none. An error: the connection is to end.
+    /// Reads a message into `buffer`; its length. `None`: there is none. An error: the connection
+    /// is to end.
     pub fn recv(
         &mut self,
         index: usize,
@@ -463,7 +470,8 @@ impl AdminSide {
         Some((ended.socket, ended.comer))
     }
 
-    /// Whether there is something to do at once; `may_turn_away`: connections of users that look can be accepted.
+    /// Whether there is something to do at once; `may_turn_away`: connections of users that look
+    /// can be accepted.
     pub fn is_ready(&self, may_turn_away: bool) -> bool {
         let administrators = self.connections.iter().filter(|(_, it)| !it.is_viewer()).count();
         let may_accept = administrators < MAX_ADMIN_CONNECTIONS || self.room_at.is_none();
@@ -478,8 +486,8 @@ impl AdminSide {
         self.room_at
     }
 
-    /// Whether there is a place for one more administrator; when all are taken, the connection that has asked nothing for longest
-    /// ends, of those that may.
+    /// Whether there is a place for one more administrator; when all are taken, the connection that
+    /// has asked nothing for longest ends, of those that may.
     fn make_room(&mut self, now: Now) -> bool {
         self.room_at = None;
         let administrators = || self.connections.iter().filter(|(_, it)| !it.is_viewer());
@@ -508,8 +516,9 @@ impl AdminSide {
         longest.is_some()
     }
 
-    /// Whether a connection may watch from now on; one that does may choose again, but for a user's: each time takes a while. One that gives
-    /// way for it ends; that of a user is given back.
+    /// Whether a connection may watch from now on; one that does may choose again, but for a
+    /// user's: each time takes a while. One that gives way for it ends; that of a user is given
+    /// back.
     pub fn may_watch(&mut self, index: usize) -> (bool, Option<(OwnedFd, Comer)>) {
         let Some(comer) = self.comer(index) else { return (true, None) };
         let alike = || self.alike(comer).filter(|(_, it)| it.watch.is_some());
@@ -563,8 +572,8 @@ fn oldest<'a>(all: impl Iterator<Item = (usize, &'a AdminConnection)>, now: Now)
     old.map(|(index, _)| index)
 }
 
-/// Of these connections one of the user that has most of them, if these are at least two more than `user` has: then that user still has as many
-/// as this one gets. One that watches is the last.
+/// Of these connections one of the user that has most of them, if these are at least two more than
+/// `user` has: then that user still has as many as this one gets. One that watches is the last.
 fn of_greedy<'a, I: Iterator<Item = (usize, &'a AdminConnection)>>(
     all: impl Fn() -> I,
     user: u32,
@@ -599,7 +608,8 @@ mod tests {
             Place { side, peers: Vec::new(), _dir: dir }
         }
 
-        /// A user's connection that asks at once and goes on asking, unless there is no place for it.
+        /// A user's connection that asks at once and goes on asking, unless there is no place for
+        /// it.
         fn ask(&mut self, user: u32, sight: Sight) -> Option<usize> {
             let (ours, theirs) = std::os::unix::net::UnixDatagram::pair().unwrap();
             self.peers.push(theirs.into());

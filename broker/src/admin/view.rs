@@ -1,5 +1,5 @@
-//! The broker's state as it is shown, within the sight of whoever asks. Must never allow a change, nor let anything past that is not in
-//! sight: the state behind it is private to this file.
+//! The broker's state as it is shown, within the sight of whoever asks. Must never allow a change,
+//! nor let anything past that is not in sight: the state behind it is private to this file.
 
 use crate::admin::rights::Sight;
 use crate::clients::connections::Connections;
@@ -122,7 +122,8 @@ impl<'a> View<'a> {
         Totals { node, caps: core.caps().domain, table: (0, 0, u64::MAX), gauges, counters }
     }
 
-    // --- records, by slot: `None` in place of one that is not in sight --------------------------------
+    // --- records, by slot: `None` in place of one that is not in sight
+    // --------------------------------
 
     pub fn allocation_slots(&self) -> u32 {
         self.whole.core.allocation_slots()
@@ -192,7 +193,8 @@ impl<'a> View<'a> {
         self.whole.fds.tombstones()
     }
 
-    // --- what belongs to a record that is in sight ----------------------------------------------------
+    // --- what belongs to a record that is in sight
+    // ----------------------------------------------------
 
     /// The name of the job of a tombstone.
     pub fn job_name_of(&self, tombstone: &Tombstone) -> JobName {
@@ -203,7 +205,8 @@ impl<'a> View<'a> {
         self.whole.fds.files(of.id.slot)
     }
 
-    /// The broker's own fd of an allocation. Its number tells how many fds there are of all, so it is for those that see all.
+    /// The broker's own fd of an allocation. Its number tells how many fds there are of all, so it
+    /// is for those that see all.
     pub fn held(&self, of: &AllocationView) -> Option<BorrowedFd<'a>> {
         let node = (self.sight == Sight::Node).then_some(self.whole)?;
         node.fds.held(of.id.slot)

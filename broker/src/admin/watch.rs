@@ -1,6 +1,6 @@
-//! Events for those that watch: each watcher has a bounded queue, and is sent what is in it when its socket
-//! takes it. Must cost nothing while nobody watches, never wait for a slow watcher (the events that it misses are counted), nor tell of what
-//! is not in its sight.
+//! Events for those that watch: each watcher has a bounded queue, and is sent what is in it when
+//! its socket takes it. Must cost nothing while nobody watches, never wait for a slow watcher (the
+//! events that it misses are counted), nor tell of what is not in its sight.
 
 use crate::admin::chosen::{Chosen, Traits};
 use crate::admin::rights::Sight;
@@ -113,7 +113,8 @@ impl Watch {
     }
 }
 
-/// Whether an event is of a domain. What is known of a user alone, such as a hung call, has no listener.
+/// Whether an event is of a domain. What is known of a user alone, such as a hung call, has no
+/// listener.
 fn is_of(event: &EventRecord, domain: DomainKey) -> bool {
     let listener = event.listener.get();
     event.uid.get() == domain.uid && (listener == domain.listener || listener == u32::MAX)

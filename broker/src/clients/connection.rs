@@ -114,7 +114,8 @@ pub struct Connection {
     pub asked: Vec<Asked>,
     /// Its requests that wait for closes.
     pub settles: Settles,
-    /// The broker's end of its socket for fds that are fetched ahead. After its end: until these are read.
+    /// The broker's end of its socket for fds that are fetched ahead. After its end: until these
+    /// are read.
     pub ahead: Option<OwnedFd>,
     /// Replies without fds that its socket did not take.
     pub pending: VecDeque<Vec<u8>>,
@@ -124,8 +125,8 @@ pub struct Connection {
     pub hello_reply: Option<HelloReply>,
 }
 
-/// Messages with fds that were sent and are maybe not read. Each send adds to the count; it is 0 again when the kernel says that
-/// the client has read all.
+/// Messages with fds that were sent and are maybe not read. Each send adds to the count; it is 0
+/// again when the kernel says that the client has read all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unread {
     /// How many.

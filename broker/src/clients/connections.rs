@@ -1,6 +1,6 @@
-//! The connections by number, and the lists that they are in: how many each user has, which have not said hello and until when,
-//! which have a turn to come, which have events to come. Must never let a list and the connections differ, nor give a number to
-//! two connections of the same serial.
+//! The connections by number, and the lists that they are in: how many each user has, which have
+//! not said hello and until when, which have a turn to come, which have events to come. Must never
+//! let a list and the connections differ, nor give a number to two connections of the same serial.
 
 use crate::clients::connection::{Connection, Phase, client_id, index};
 use crate::clients::handshakes::{Handshake, Handshakes};
@@ -51,7 +51,8 @@ impl Connections {
         }
     }
 
-    /// Takes over the connections of another broker, by number, the serial that it gave last, and the times for hello.
+    /// Takes over the connections of another broker, by number, the serial that it gave last, and
+    /// the times for hello.
     pub fn restore(
         &mut self,
         mut connections: Vec<(usize, Connection)>,
@@ -254,7 +255,8 @@ impl Connections {
         self.get(index(client)).filter(|it| it.serial == serial)
     }
 
-    /// The connection with this number, for whoever has the number from an event or a list that may be older.
+    /// The connection with this number, for whoever has the number from an event or a list that may
+    /// be older.
     pub fn get(&self, number: usize) -> Option<&Connection> {
         self.by_number.get(number)
     }
@@ -296,9 +298,9 @@ impl Connections {
     }
 }
 
-/// The connection of a client that the core knows, or of which a socket is left: its record is there until
-/// [`Connections::remove`]. If it is not, that is a bug, but no reason to take everybody's connections away: it is as one that has
-/// ended.
+/// The connection of a client that the core knows, or of which a socket is left: its record is
+/// there until [`Connections::remove`]. If it is not, that is a bug, but no reason to take
+/// everybody's connections away: it is as one that has ended.
 impl Index<usize> for Connections {
     type Output = Connection;
 

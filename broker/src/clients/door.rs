@@ -1,5 +1,5 @@
-//! Where clients come in: the listeners, and the pause while there is no room for a connection. Must never spin when there
-//! is none.
+//! Where clients come in: the listeners, and the pause while there is no room for a connection.
+//! Must never spin when there is none.
 
 use crate::clock;
 use crate::kernel;
@@ -72,7 +72,8 @@ impl Door {
         self.shut_until.take_if(|until| *until <= now).is_some()
     }
 
-    /// Shuts it for a while: a connection stays queued and readable, and is tried again then or when a place is free.
+    /// Shuts it for a while: a connection stays queued and readable, and is tried again then or
+    /// when a place is free.
     pub fn shut(&mut self, errno: Errno, now: Now) {
         if !std::mem::replace(&mut self.is_said, true) {
             log::warn!(

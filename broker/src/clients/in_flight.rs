@@ -1,5 +1,6 @@
-//! Fds that lie unread in clients' sockets, and the clients that wait until others have read theirs: no event tells when. Must never
-//! look at more than a bounded number of clients at once, nor at the same ones again and again.
+//! Fds that lie unread in clients' sockets, and the clients that wait until others have read
+//! theirs: no event tells when. Must never look at more than a bounded number of clients at once,
+//! nor at the same ones again and again.
 
 use crate::clients::connection::{Connection, index};
 use crate::clients::connections::Connections;
@@ -38,8 +39,8 @@ impl InFlight {
         }
     }
 
-    /// How many of `fds` fds may be in flight to the client now, as far as is known; whether it has read those sent before
-    /// is asked when that matters: a client that reads always has its share.
+    /// How many of `fds` fds may be in flight to the client now, as far as is known; whether it has
+    /// read those sent before is asked when that matters: a client that reads always has its share.
     pub fn room(&mut self, connection: &mut Connection, fds: usize) -> usize {
         let most = fds as u64;
         let mut room = self.shares.room(connection.shares_as, connection.unread.fds, most);
@@ -49,7 +50,8 @@ impl InFlight {
         usize::try_from(room).unwrap_or(usize::MAX)
     }
 
-    /// Whether the client may be sent another message with fds. Asks the kernel only when the count says no.
+    /// Whether the client may be sent another message with fds. Asks the kernel only when the count
+    /// says no.
     pub fn may_send(&mut self, connection: &mut Connection) -> bool {
         connection.unread.has_room() || self.forget_if_read(connection)
     }
@@ -65,8 +67,8 @@ impl InFlight {
         self.shares.add(connection.shares_as, 0, connection.unread.fds);
     }
 
-    /// How many fds a grant may have from now on, at most `most`, if that has changed: the core is to hear it. What could not be
-    /// sent would have to be given back item by item.
+    /// How many fds a grant may have from now on, at most `most`, if that has changed: the core is
+    /// to hear it. What could not be sent would have to be given back item by item.
     pub fn change_most_granted(&mut self, most: usize) -> Option<usize> {
         let fds = self.shares.most_in_a_grant().min(most);
         (std::mem::replace(&mut self.most_granted, fds) != fds).then_some(fds)
@@ -131,8 +133,8 @@ impl InFlight {
         }
     }
 
-    /// Asks the kernel which clients have read, at most once per sweep's time. In turn: many clients that do not read must
-    /// not cost the others their time.
+    /// Asks the kernel which clients have read, at most once per sweep's time. In turn: many
+    /// clients that do not read must not cost the others their time.
     pub fn look(&mut self, connections: &mut Connections, now: Now) {
         if self.last_look.is_some_and(|last| clock::after(last, IN_FLIGHT_SWEEP) > now) {
             return;

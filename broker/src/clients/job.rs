@@ -1,4 +1,5 @@
-//! Which job a client is of: from the cgroups of its process. Must never take the job from anything that the client says.
+//! Which job a client is of: from the cgroups of its process. Must never take the job from anything
+//! that the client says.
 
 use crate::clients::schedulers::job_cgroup;
 use crate::fds::jobs::Process;

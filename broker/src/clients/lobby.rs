@@ -50,7 +50,8 @@ impl Lobby {
         Lobby { of, all: 0, is_shared, callers, last: 0, ready }
     }
 
-    /// Keeps a caller, who has entered, until its first message has come. Its number, which is never given again.
+    /// Keeps a caller, who has entered, until its first message has come. Its number, which is
+    /// never given again.
     pub fn keep(&mut self, caller: Caller) -> u64 {
         self.last += 1;
         self.callers.insert(self.last, caller);

@@ -1,4 +1,5 @@
-//! Times counted in buckets. Must never overflow: the state of another broker may contain any count.
+//! Times counted in buckets. Must never overflow: the state of another broker may contain any
+//! count.
 
 use fdbroker_core::{Now, RequestId};
 use fdbroker_protocol::admin::{self, BUCKET_BOUNDS_US};

@@ -1,5 +1,5 @@
-//! Clients as the daemon sees them: their connections, whose turn it is, what they leave unread, which job they are of.
-//! Must never talk to the core.
+//! Clients as the daemon sees them: their connections, whose turn it is, what they leave unread,
+//! which job they are of. Must never talk to the core.
 
 pub mod ahead;
 pub mod calls;

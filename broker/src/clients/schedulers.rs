@@ -1,6 +1,7 @@
-//! The schedulers and launchers whose jobs the broker can name: what their cgroups, variables and processes look like.
-//! Text in, job out: must never read a file, a variable or a process itself. A name is no boundary between users: a
-//! user may place its own processes in any cgroup of its own; the caps of its domain hold in any case.
+//! The schedulers and launchers whose jobs the broker can name: what their cgroups, variables and
+//! processes look like. Text in, job out: must never read a file, a variable or a process itself. A
+//! name is no boundary between users: a user may place its own processes in any cgroup of its own;
+//! the caps of its domain hold in any case.
 
 use fdbroker_core::JobName;
 
@@ -8,26 +9,29 @@ use fdbroker_core::JobName;
 struct Scheduler {
     /// Begins the names of its jobs, as in `slurm:81`; empty where no cgroup tells a job.
     name: &'static str,
-    /// Finds the id of a job in a cgroup's path. Given are three parts of the path that follow each other; the last
-    /// one is the job's own.
+    /// Finds the id of a job in a cgroup's path. Given are three parts of the path that follow each
+    /// other; the last one is the job's own.
     cgroup: fn([&str; 3]) -> Option<String>,
-    /// Variables that together name one job: the same for all its processes, and different in any other job.
+    /// Variables that together name one job: the same for all its processes, and different in any
+    /// other job.
     job: &'static [&'static str],
     /// Variables that name an allocation, in which many jobs may run.
     allocation: &'static [&'static str],
-    /// Names (`comm`, 15 bytes) of the process that starts all ranks of a job on a node. Exact names: a user's script
-    /// called `mpirun_wrapper` runs once for each rank.
+    /// Names (`comm`, 15 bytes) of the process that starts all ranks of a job on a node. Exact
+    /// names: a user's script called `mpirun_wrapper` runs once for each rank.
     processes: &'static [&'static str],
 }
 
 const NOTHING: Scheduler =
     Scheduler { name: "", cgroup: |_| None, job: &[], allocation: &[], processes: &[] };
 
-/// The order counts: `fdbroker run --join` makes the name of a job's directory from all ids, in this order.
+/// The order counts: `fdbroker run --join` makes the name of a job's directory from all ids, in
+/// this order.
 const SCHEDULERS: [Scheduler; 11] = [
     // PMIx: Open MPI 4 and 5, PRRTE, `srun --mpi=pmix`, PALS with `PALS_PMI=pmix`.
     Scheduler { job: &["PMIX_NAMESPACE"], processes: &["prted", "prte", "prterun"], ..NOTHING },
-    // Open MPI 4 and its alternatives-system names on Debian; `mpirun` and `mpiexec` are MPICH's too.
+    // Open MPI 4 and its alternatives-system names on Debian; `mpirun` and `mpiexec` are MPICH's
+    // too.
     Scheduler {
         job: &["OMPI_MCA_ess_base_jobid"],
         processes: &["orted", "orterun", "mpirun", "mpirun.openmpi", "mpiexec", "mpiexec.openmpi"],
@@ -63,16 +67,18 @@ const SCHEDULERS: [Scheduler; 11] = [
         processes: &["flux-shell"],
         ..NOTHING
     },
-    // HPE Cray's PALS (its pals.h: PALS_APID_ENV) makes no cgroup for an application. Its ranks run in the cgroup of the
-    // PBS job, or in palsd.service, so that `jobs` shows `pbs:ID` or `unit:palsd.service`. Flux and Slurm set PALS_APID
-    // for Cray's MPI, too: to their own id of the job.
+    // HPE Cray's PALS (its pals.h: PALS_APID_ENV) makes no cgroup for an application. Its ranks run
+    // in the cgroup of the PBS job, or in palsd.service, so that `jobs` shows `pbs:ID` or
+    // `unit:palsd.service`. Flux and Slurm set PALS_APID for Cray's MPI, too: to their own id of
+    // the job.
     Scheduler { job: &["PALS_APID"], processes: &["palsd"], ..NOTHING },
     Scheduler { job: &["ALPS_APP_ID"], ..NOTHING },
     Scheduler { name: "pbs", cgroup: pbs, allocation: &["PBS_JOBID"], ..NOTHING },
     Scheduler { name: "k8s", cgroup: kubernetes, ..NOTHING },
 ];
 
-/// Slurm's cgroup plugins: `/system.slice/[NODE_]slurmstepd.scope/job_N/...` (v2), `/slurm[_NODE]/uid_N/job_N/...` (v1).
+/// Slurm's cgroup plugins: `/system.slice/[NODE_]slurmstepd.scope/job_N/...` (v2),
+/// `/slurm[_NODE]/uid_N/job_N/...` (v1).
 fn slurm([above, parent, part]: [&str; 3]) -> Option<String> {
     let id = part.strip_prefix("job_")?;
     let is_v1 = (above == "slurm" || above.starts_with("slurm_")) && parent.starts_with("uid_");
@@ -80,9 +86,10 @@ fn slurm([above, parent, part]: [&str; 3]) -> Option<String> {
     is_job.then(|| id.to_owned())
 }
 
-/// flux-core, src/common/libsubprocess/bulk-exec.c: the unit `shell-RANK-fID.service`, or `imp-shell-...` for a job of
-/// another user than Flux's own, with ID in base 58. Only with `exec.service = "sdexec"` (flux-config-exec(5)); else
-/// all jobs are in the unit of Flux itself. The jobs of an instance inside a job are in the outer job's cgroup.
+/// flux-core, src/common/libsubprocess/bulk-exec.c: the unit `shell-RANK-fID.service`, or
+/// `imp-shell-...` for a job of another user than Flux's own, with ID in base 58. Only with
+/// `exec.service = "sdexec"` (flux-config-exec(5)); else all jobs are in the unit of Flux itself.
+/// The jobs of an instance inside a job are in the outer job's cgroup.
 fn flux([_, _, part]: [&str; 3]) -> Option<String> {
     /// Digits in base 58 of the largest id, of 64 bits.
     const MOST_DIGITS: usize = 11;
@@ -95,8 +102,8 @@ fn flux([_, _, part]: [&str; 3]) -> Option<String> {
     (is_number(rank) && is_id).then(|| id.to_owned())
 }
 
-/// OpenPBS, src/hooks/cgroups/pbs_cgroups.PY: `.../pbs_jobs.service/jobid/ID/...` (v1) and `.../jobs/ID/...` (v2). PBS
-/// Pro of HPE Cray systems such as ALCF's Polaris: `/jobs/N`.
+/// OpenPBS, src/hooks/cgroups/pbs_cgroups.PY: `.../pbs_jobs.service/jobid/ID/...` (v1) and
+/// `.../jobs/ID/...` (v2). PBS Pro of HPE Cray systems such as ALCF's Polaris: `/jobs/N`.
 fn pbs([above, parent, part]: [&str; 3]) -> Option<String> {
     let is_job = match above {
         "pbs_jobs.service" => matches!(parent, "jobid" | "jobs") && !part.is_empty(),
@@ -106,8 +113,9 @@ fn pbs([above, parent, part]: [&str; 3]) -> Option<String> {
     is_job.then(|| part.to_owned())
 }
 
-/// kubelet: `.../kubepods[-QOS]-podUID.slice/...` (systemd), `/kubepods[/QOS]/podUID/...` (cgroupfs). A broker that is in a pod itself,
-/// in a cgroup namespace of its own, sees the cgroups of other pods from there: `/../../podUID/...`, `/../../../QOS/podUID/...`.
+/// kubelet: `.../kubepods[-QOS]-podUID.slice/...` (systemd), `/kubepods[/QOS]/podUID/...`
+/// (cgroupfs). A broker that is in a pod itself, in a cgroup namespace of its own, sees the cgroups
+/// of other pods from there: `/../../podUID/...`, `/../../../QOS/podUID/...`.
 fn kubernetes([above, parent, part]: [&str; 3]) -> Option<String> {
     let uid = match part.strip_suffix(".slice") {
         Some(slice) if slice.contains("kubepods-") => slice.split_once("-pod")?.1,
@@ -129,12 +137,14 @@ fn is_number(text: &str) -> bool {
 pub struct Cgroup<'a> {
     /// Identifies the job to the broker.
     pub path: &'a str,
-    /// Names the job to people: by its scheduler, else by the nearest unit of systemd, else not at all.
+    /// Names the job to people: by its scheduler, else by the nearest unit of systemd, else not at
+    /// all.
     pub name: JobName,
 }
 
-/// The job in the text of `/proc/PID/cgroup` (cgroups(7): lines of `hierarchy:controllers:path`): the path down to the
-/// job of a known scheduler, else the whole path of the unified hierarchy, else the longest path.
+/// The job in the text of `/proc/PID/cgroup` (cgroups(7): lines of `hierarchy:controllers:path`):
+/// the path down to the job of a known scheduler, else the whole path of the unified hierarchy,
+/// else the longest path.
 pub fn job_cgroup(text: &str) -> Option<Cgroup<'_>> {
     let paths = || text.lines().filter_map(|line| Some(line.split_once(':')?.1.split_once(':')?.1));
     let unified = || text.lines().find_map(|line| line.strip_prefix("0::"));
@@ -185,15 +195,16 @@ fn unit_name(path: &str) -> JobName {
 /// What the environment says of the job that a process is in: names and values of variables.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Ids {
-    /// Together they name the job. All that is found, since some may be inherited from an outer job (`mpirun` in a
-    /// step of Slurm).
+    /// Together they name the job. All that is found, since some may be inherited from an outer job
+    /// (`mpirun` in a step of Slurm).
     pub job: Vec<(&'static str, String)>,
     /// The allocations that the job is in: `jobs` may show one of them in its place.
     pub allocation: Vec<(&'static str, String)>,
 }
 
 impl Ids {
-    /// Looks up each variable of each scheduler. An empty one counts as unset; half of a pair names nothing.
+    /// Looks up each variable of each scheduler. An empty one counts as unset; half of a pair names
+    /// nothing.
     pub fn find(variable: impl Fn(&str) -> Option<String>) -> Self {
         let value = |name: &&'static str| {
             variable(name).filter(|value| !value.is_empty()).map(|value| (*name, value))

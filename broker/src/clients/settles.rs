@@ -1,4 +1,5 @@
-//! Requests of a client that wait until fds of its own have been closed. Must never grow beyond [`SETTLES_PER_CLIENT`].
+//! Requests of a client that wait until fds of its own have been closed. Must never grow beyond
+//! [`SETTLES_PER_CLIENT`].
 
 use crate::limits::SETTLES_PER_CLIENT;
 use fdbroker_core::RequestId;

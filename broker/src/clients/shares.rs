@@ -1,7 +1,8 @@
-//! How many fds may lie unread in clients' sockets, in numbers. The kernel counts them against the broker's
-//! uid, for every client that leaves them there, even when its connection has ended; over its limit every send
-//! of every socket fails. So each connection has a share of its own, and the rest is a pool, of which each domain
-//! has its share, too. Must never let one client's use touch another's share.
+//! How many fds may lie unread in clients' sockets, in numbers. The kernel counts them against the
+//! broker's uid, for every client that leaves them there, even when its connection has ended; over
+//! its limit every send of every socket fails. So each connection has a share of its own, and the
+//! rest is a pool, of which each domain has its share, too. Must never let one client's use touch
+//! another's share.
 
 use fdbroker_core::{DomainKey, Part};
 use fdbroker_protocol::MAX_BATCH;
@@ -52,7 +53,8 @@ impl Shares {
         own.saturating_add(room).min(fds)
     }
 
-    /// Fds that a grant to a client of a domain that has read all may have: a whole message's, or what is left.
+    /// Fds that a grant to a client of a domain that has read all may have: a whole message's, or
+    /// what is left.
     pub fn most_in_a_grant(&self) -> usize {
         let most = self.room(DomainKey::NOBODYS, 0, MAX_BATCH as u64);
         usize::try_from(most).unwrap_or(MAX_BATCH)

@@ -1,6 +1,7 @@
-//! Which client is next. Two rules keep a flood from delaying other clients. Users take turns, and so do the processes of a user,
-//! however many clients they have. And a client that has just become ready goes before clients with work left from an earlier
-//! turn, because a client that waits for each answer has one request at a time. Must never let a client with work left starve.
+//! Which client is next. Two rules keep a flood from delaying other clients. Users take turns, and
+//! so do the processes of a user, however many clients they have. And a client that has just become
+//! ready goes before clients with work left from an earlier turn, because a client that waits for
+//! each answer has one request at a time. Must never let a client with work left starve.
 
 use crate::limits::FRESH_IN_A_ROW;
 use fdbroker_core::ClientId;
@@ -107,7 +108,8 @@ impl Line for VecDeque<ClientId> {
     }
 }
 
-/// Lines by number that take turns. A line in which nobody waits is removed; one of them is kept for its memory.
+/// Lines by number that take turns. A line in which nobody waits is removed; one of them is kept
+/// for its memory.
 #[derive(Debug, Default)]
 struct Ring<L> {
     order: VecDeque<u32>,
@@ -116,7 +118,8 @@ struct Ring<L> {
 }
 
 impl<L: Line> Ring<L> {
-    /// The line of a number, at the end of the ring if nobody waits in it. The caller puts somebody in.
+    /// The line of a number, at the end of the ring if nobody waits in it. The caller puts somebody
+    /// in.
     fn member(&mut self, number: u32) -> &mut L {
         self.lines.entry(number).or_insert_with(|| {
             self.order.push_back(number);

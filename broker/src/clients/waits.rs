@@ -1,5 +1,5 @@
-//! Times that clients wait for grants and the broker for supplies, and the longest wake. Must never remember a request that
-//! nobody waits for, nor read the clock for a grant.
+//! Times that clients wait for grants and the broker for supplies, and the longest wake. Must never
+//! remember a request that nobody waits for, nor read the clock for a grant.
 
 use crate::clients::connection::index;
 use crate::clients::connections::Connections;
@@ -55,8 +55,8 @@ impl Waits {
         self.at_hand = Some((client, Asked { request, at }));
     }
 
-    /// The acquire at hand has been with the core: if it is not answered, it is parked. `most`: parked requests that a
-    /// client may have.
+    /// The acquire at hand has been with the core: if it is not answered, it is parked. `most`:
+    /// parked requests that a client may have.
     pub fn park(&mut self, connections: &mut Connections, most: usize) {
         let Some((client, asked)) = self.at_hand.take() else { return };
         let parked = &mut connections[index(client)].asked;

@@ -1,6 +1,7 @@
-//! A carrier: a pair of sockets in whose one queue fds lie, each under a number, while nobody serves or until somebody reads them.
-//! What an earlier broker gave to its successor lies in carriers, and so does what outlives a crash. Must never lose an fd
-//! unnoticed: each message says which fds it has, with a checksum.
+//! A carrier: a pair of sockets in whose one queue fds lie, each under a number, while nobody
+//! serves or until somebody reads them. What an earlier broker gave to its successor lies in
+//! carriers, and so does what outlives a crash. Must never lose an fd unnoticed: each message says
+//! which fds it has, with a checksum.
 
 use crate::limits::MESSAGES_IN_A_SOCKET;
 use fdbroker_scm::{Message, ReceivedFds, RecvError, SendError};
@@ -17,7 +18,8 @@ const MESSAGE_BYTES: usize = 16;
 pub struct Carrier {
     /// The end that is written to.
     pub near: OwnedFd,
-    /// The end in whose queue the fds are. What is not read from it goes when the last of it closes.
+    /// The end in whose queue the fds are. What is not read from it goes when the last of it
+    /// closes.
     pub far: OwnedFd,
 }
 
@@ -40,8 +42,8 @@ impl Carrier {
     }
 }
 
-/// Takes all messages out of a carrier's far end. `each` has the number of the first fd of a message, if it is one of a carrier,
-/// and must take its fds.
+/// Takes all messages out of a carrier's far end. `each` has the number of the first fd of a
+/// message, if it is one of a carrier, and must take its fds.
 ///
 /// # Errors
 /// See [`RecvError`]; messages before that were taken out.

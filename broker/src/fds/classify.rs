@@ -1,6 +1,7 @@
-//! Finds out what a deposited fd is, on the loop. Must never call anything that runs code of the fd's own file system or
-//! type: no fstat, fstatfs, lseek, poll or read, and not its fdinfo either; only statx without sync, F_GET_SEALS and the
-//! text of its link. What only the fdinfo tells is read by [`look`], in a lane.
+//! Finds out what a deposited fd is, on the loop. Must never call anything that runs code of the
+//! fd's own file system or type: no fstat, fstatfs, lseek, poll or read, and not its fdinfo either;
+//! only statx without sync, F_GET_SEALS and the text of its link. What only the fdinfo tells is
+//! read by [`look`], in a lane.
 
 use crate::kernel::{self, Device};
 use crate::limits::FDINFO_BYTES;
@@ -21,8 +22,9 @@ const NVIDIA_MAJOR: u32 = 195;
 /// Minor number of /dev/nvidiactl (nv-linux.h, `NV_MINOR_DEVICE_NUMBER_CONTROL_DEVICE`).
 const NVIDIA_CONTROL_MINOR: u32 = 255;
 
-/// How the link of each dma-buf begins (drivers/dma-buf/dma-buf.c, `dmabuffs_dname`). A path in a mount namespace of its owner can
-/// begin so, too. So the link proves nothing: it says which fds are worth a look.
+/// How the link of each dma-buf begins (drivers/dma-buf/dma-buf.c, `dmabuffs_dname`). A path in a
+/// mount namespace of its owner can begin so, too. So the link proves nothing: it says which fds
+/// are worth a look.
 const DMABUF_LINK: &[u8] = b"/dmabuf:";
 
 /// What an fd is, as far as the kernel says so without the fd's own code being run.
@@ -61,7 +63,8 @@ pub fn file_of(kind: MemoryKind, fd: BorrowedFd<'_>) -> Option<File> {
     }
 }
 
-/// The file of a memfd. One that nobody can write to counts as a whole: readers that touch its holes fill them, and no cap stops that.
+/// The file of a memfd. One that nobody can write to counts as a whole: readers that touch its
+/// holes fill them, and no cap stops that.
 fn memfd(stat: &kernel::Stat, seals: SealFlag) -> File {
     let whole = if seals.contains(SealFlag::F_SEAL_WRITE) { stat.size_bytes } else { 0 };
     stat.file(stat.allocated_bytes.max(whole))
@@ -78,8 +81,9 @@ pub enum Unfit {
 
 /// The classifier: one directory fd and one buffer, reused.
 ///
-/// All dma-bufs are of one file system, which lasts as long as the kernel, and no user can make a file of the same device
-/// number. So one fdinfo in the life of a broker is enough: from then on the device number proves a dma-buf.
+/// All dma-bufs are of one file system, which lasts as long as the kernel, and no user can make a
+/// file of the same device number. So one fdinfo in the life of a broker is enough: from then on
+/// the device number proves a dma-buf.
 #[derive(Debug)]
 pub struct Classifier {
     links: OwnedFd,
@@ -164,8 +168,8 @@ impl Classifier {
         }
     }
 
-    /// The same for the memory of a group of objects: a memfd that is sealed for readers, or can still be. Its size is looked at
-    /// again when the group is sealed ([`look_at_seals`]).
+    /// The same for the memory of a group of objects: a memfd that is sealed for readers, or can
+    /// still be. Its size is looked at again when the group is sealed ([`look_at_seals`]).
     pub fn check_of_objects(
         &mut self,
         fd: BorrowedFd<'_>,
@@ -236,8 +240,8 @@ impl Classifier {
     }
 }
 
-/// Seals without which the memory of a sealed group could still change. F_SEAL_FUTURE_WRITE is not enough: maps from before it
-/// stay writable (fcntl(2)).
+/// Seals without which the memory of a sealed group could still change. F_SEAL_FUTURE_WRITE is not
+/// enough: maps from before it stay writable (fcntl(2)).
 const SEALED: SealFlag =
     SealFlag::F_SEAL_WRITE.union(SealFlag::F_SEAL_SHRINK).union(SealFlag::F_SEAL_GROW);
 
@@ -250,7 +254,8 @@ fn seals_of(fd: BorrowedFd<'_>) -> Option<SealFlag> {
 pub enum Sealed {
     /// Nobody can change it, and this fd can be given to readers.
     ForReaders,
-    /// Nobody can change it, but this fd cannot be mapped shared by all kernels: readers need one that is open for reading alone.
+    /// Nobody can change it, but this fd cannot be mapped shared by all kernels: readers need one
+    /// that is open for reading alone.
     ForWriters,
     /// It can be written to: some map of it is left, or its maker has not sealed it.
     Busy,
@@ -276,7 +281,8 @@ pub fn look_at_seals(fd: BorrowedFd<'_>, end: u64) -> Sealed {
     }
 }
 
-/// The same file, open for reading alone. Permissions and security modules have a say in it: never on the loop.
+/// The same file, open for reading alone. Permissions and security modules have a say in it: never
+/// on the loop.
 ///
 /// # Errors
 /// Those of open(2). EWOULDBLOCK: somebody has a lease on it (F_SETLEASE), for whose end open(2)

@@ -148,13 +148,15 @@ impl Closers {
         self.add(uid, Kind::Close(Lane::Refused), task);
     }
 
-    /// Has the next message of a client of `uid` dropped, with its fds; `socket` is a duplicate. Not behind closes that hang.
+    /// Has the next message of a client of `uid` dropped, with its fds; `socket` is a duplicate.
+    /// Not behind closes that hang.
     pub fn drop_next(&mut self, socket: OwnedFd, uid: u32) {
         let task = (Job::with(act::DROP, socket, 1), Report::Dropped(uid));
         self.add(uid, Kind::Drop, task);
     }
 
-    /// Has all messages of the ended connection of a client of `uid` dropped; `socket` is a duplicate.
+    /// Has all messages of the ended connection of a client of `uid` dropped; `socket` is a
+    /// duplicate.
     pub fn empty(&mut self, socket: OwnedFd, uid: u32) {
         let task = (Job::with(act::EMPTY, socket, MESSAGES_IN_A_SOCKET), Report::Refused(uid));
         self.add(uid, Kind::Close(Lane::Refused), task);
@@ -166,13 +168,15 @@ impl Closers {
         self.add(uid, Kind::Close(Lane::Refused), (job, report));
     }
 
-    /// Has the first messages of a carrier dropped; `socket` is a duplicate. What lies there are accepted fds.
+    /// Has the first messages of a carrier dropped; `socket` is a duplicate. What lies there are
+    /// accepted fds.
     pub fn drop_carried(&mut self, socket: OwnedFd, most: usize, carrier: u32) {
         let task = (Job::with(act::DROP, socket, most), Report::Carried(carrier));
         self.add(NOBODY, Kind::Close(Lane::Accepted), task);
     }
 
-    /// Has the facts about process `pid` of `uid` read, for the connection `number` with this serial.
+    /// Has the facts about process `pid` of `uid` read, for the connection `number` with this
+    /// serial.
     pub fn ask(&mut self, pid: u32, uid: u32, number: usize, serial: u64) {
         let job = Job { act: act::PROCESS, number: pid, ..Job::default() };
         self.add(uid, Kind::Process, (job, Report::Process(number, serial, Default::default())));

@@ -1,5 +1,5 @@
-//! How many fds of each uid are with the lanes. At a bound, messages of the uid that have fds wait, or are refused. Must never
-//! count a job that no report ends.
+//! How many fds of each uid are with the lanes. At a bound, messages of the uid that have fds wait,
+//! or are refused. Must never count a job that no report ends.
 
 use crate::clock;
 use crate::fds::jobs::{NOBODY, Report};
@@ -15,7 +15,8 @@ use std::collections::HashMap;
 struct ClosingOf {
     /// Fds that came with a message and were not kept.
     arrived: u32,
-    /// Fds that the core does not know of, and event sockets of ended connections, in whose queues such fds may lie.
+    /// Fds that the core does not know of, and event sockets of ended connections, in whose queues
+    /// such fds may lie.
     refused: u32,
     /// Main sockets of ended connections.
     sockets: u32,
@@ -25,8 +26,8 @@ struct ClosingOf {
     full_since: Option<Now>,
 }
 
-/// How a uid's messages with fds may be read. Never with room for fewer fds than a message can have: the kernel would
-/// close the others on the loop.
+/// How a uid's messages with fds may be read. Never with room for fewer fds than a message can
+/// have: the kernel would close the others on the loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reading {
     /// With all their fds.
@@ -41,8 +42,9 @@ pub enum Reading {
 pub struct Closing {
     /// No entry = none.
     of: HashMap<u32, ClosingOf>,
-    /// Refused fds and event sockets of all uids: a main socket has a place of its own until it is closed. When a whole message
-    /// more would be above `most_refused`, no message with fds is read.
+    /// Refused fds and event sockets of all uids: a main socket has a place of its own until it is
+    /// closed. When a whole message more would be above `most_refused`, no message with fds is
+    /// read.
     refused: u32,
     most_refused: u64,
     /// As for [`Part::room`].
@@ -105,7 +107,8 @@ impl Closing {
         let refused = of.refused + of.sockets;
         // Full until half of them are closed: else each close would wake every client that waits.
         let share = if of.full_since.is_some() { 2 } else { 1 };
-        // Its part of the places beside those for a whole message: a single user leaves some to others, as do several.
+        // Its part of the places beside those for a whole message: a single user leaves some to
+        // others, as do several.
         let most = self.most_refused - MAX_BATCH as u64;
         let part = Part { held: of.refused.into(), used: self.refused.into(), most };
         let is_full = of.is_looked_at
@@ -132,7 +135,8 @@ impl Closing {
         if now < until { Reading::Wait(until) } else { Reading::WithoutFds }
     }
 
-    /// Why messages of `uid` that have fds are refused: it has as many as it may, or all uids together have too many.
+    /// Why messages of `uid` that have fds are refused: it has as many as it may, or all uids
+    /// together have too many.
     pub fn refusal(&self, uid: u32) -> Status {
         let (scope, most) = match self.of.get(&uid).and_then(|of| of.full_since) {
             Some(_) => (Scope::Domain, REFUSED_FDS_PER_UID.into()),
@@ -146,8 +150,8 @@ impl Closing {
         self.of.get(&uid).map_or(0, |of| of.sockets)
     }
 
-    /// Whether another socket could be turned away. One that is accepted cannot be given back, and whoever closes it closes
-    /// what lies in it.
+    /// Whether another socket could be turned away. One that is accepted cannot be given back, and
+    /// whoever closes it closes what lies in it.
     pub fn may_turn_away(&self) -> bool {
         u64::from(self.turned_away) < self.most_turned_away
     }

@@ -1,5 +1,5 @@
-//! The files that the fd of each slot is, or was. By their inodes an administrator finds copies of the fd in /proc, also when the
-//! broker holds none. Must never hold an fd, nor ask the kernel.
+//! The files that the fd of each slot is, or was. By their inodes an administrator finds copies of
+//! the fd in /proc, also when the broker holds none. Must never hold an fd, nor ask the kernel.
 
 use fdbroker_core::Now;
 use fdbroker_protocol::limits::FORMER_FILES;
@@ -15,18 +15,21 @@ pub struct Former {
     pub until_us: u64,
 }
 
-/// What is known of the files of one slot since its allocation was deposited; part of what is handed to a successor.
+/// What is known of the files of one slot since its allocation was deposited; part of what is
+/// handed to a successor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Files {
     /// Inode of the fd held, or of the last one; 0 = not known.
     pub inode: u64,
     /// Files before it, newest first.
     pub former: [Former; FORMER_FILES],
-    /// The slot has had no other files since then; 0 = since the deposit, [`NOT_KNOWN_SINCE`] = it may have had any.
+    /// The slot has had no other files since then; 0 = since the deposit, [`NOT_KNOWN_SINCE`] = it
+    /// may have had any.
     pub since_us: u64,
 }
 
-/// [`Files::since_us`] of an allocation that its owner has named again after a crash: clients have leases of earlier files.
+/// [`Files::since_us`] of an allocation that its owner has named again after a crash: clients have
+/// leases of earlier files.
 pub const NOT_KNOWN_SINCE: u64 = u64::MAX;
 
 impl Files {
@@ -35,7 +38,8 @@ impl Files {
         Files { inode, ..Files::default() }
     }
 
-    /// The owner has given its memory as another fd: of the same file, or of one that is made anew for each export.
+    /// The owner has given its memory as another fd: of the same file, or of one that is made anew
+    /// for each export.
     fn add(&mut self, inode: u64, now: Now) {
         let last = std::mem::replace(&mut self.inode, inode);
         if last == 0 {
@@ -109,8 +113,9 @@ impl From<&Packed> for Files {
 /// Set in the word of a slot: the rest is a place in the table of those whose file has changed.
 const HAS_CHANGED: u64 = 1 << 63;
 
-/// See the module. Memory: 8 bytes per slot up to the highest in use, and 56 more of each whose file has changed; the heap
-/// is measured by tests/memory.rs. Times are kept to 65 ms, later rather than earlier.
+/// See the module. Memory: 8 bytes per slot up to the highest in use, and 56 more of each whose
+/// file has changed; the heap is measured by tests/memory.rs. Times are kept to 65 ms, later rather
+/// than earlier.
 #[derive(Debug, Default)]
 pub struct FilesBySlot {
     /// An inode, 0 = not known, or [`HAS_CHANGED`] and a place in `changed`.

@@ -56,7 +56,8 @@ impl Calls {
 pub enum Report {
     /// The fd was held; the core charged it under this ticket.
     Held(Ticket),
-    /// The fd came with a message of this uid and was not kept; the core charged it under this ticket.
+    /// The fd came with a message of this uid and was not kept; the core charged it under this
+    /// ticket.
     Arrived(Ticket, u32),
     /// The fd was charged to nobody.
     Uncharged,
@@ -138,7 +139,8 @@ pub mod act {
     pub const DROP: u32 = 4;
     /// The same, of one whose connection is shut down first.
     pub const EMPTY: u32 = 8;
-    /// A socket, closed when its peer has been told why it is turned away, if there is room for that.
+    /// A socket, closed when its peer has been told why it is turned away, if there is room for
+    /// that.
     pub const TURN_AWAY: u32 = 9;
     /// None: what /proc says of the process `number` is read.
     pub const PROCESS: u32 = 5;

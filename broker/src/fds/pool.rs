@@ -76,7 +76,8 @@ pub struct Batch {
 pub struct Pool {
     /// Lanes with a job that waits or is under way.
     lanes: HashMap<LaneOf, VecDeque<Task>>,
-    /// Lanes with a job that waits and none under way: first those whose calls all end, then those whose calls can hang.
+    /// Lanes with a job that waits and none under way: first those whose calls all end, then those
+    /// whose calls can hang.
     ready: [VecDeque<LaneOf>; 2],
     /// Which of the two is next.
     next: usize,

@@ -1,5 +1,5 @@
-//! Users whose closes take long, as the core knows them. Must never forget to look again while a lane is at work: a call that
-//! hangs wakes nobody.
+//! Users whose closes take long, as the core knows them. Must never forget to look again while a
+//! lane is at work: a call that hangs wakes nobody.
 
 use crate::clock;
 use crate::fds::closers::Closers;

@@ -1,5 +1,5 @@
-//! The sole owner of every fd that clients deposited: the held fds, by slot, and the fds of the message
-//! at hand. Must never close one on the calling thread, nor let one leave but to a closer.
+//! The sole owner of every fd that clients deposited: the held fds, by slot, and the fds of the
+//! message at hand. Must never close one on the calling thread, nor let one leave but to a closer.
 
 use crate::fds::closers::Closers;
 use crate::fds::closing::{Closing, Reading};
@@ -40,8 +40,8 @@ struct Arrived {
 pub struct FdTable {
     held: Vec<Option<OwnedFd>>,
     kinds: Vec<Option<MemoryKind>>,
-    /// Remembered, because a page of an administrator's list names hundreds: to ask the kernel for each would hold up
-    /// grants.
+    /// Remembered, because a page of an administrator's list names hundreds: to ask the kernel for
+    /// each would hold up grants.
     files: FilesBySlot,
     /// The files of what has ended.
     tombstones: Tombstones,
@@ -55,7 +55,8 @@ pub struct FdTable {
     has_more_reports: bool,
     rounds: Rounds,
     slow: SlowLanes,
-    /// Fds of messages that wait until one of them has been looked at, by uid: at most one message of each.
+    /// Fds of messages that wait until one of them has been looked at, by uid: at most one message
+    /// of each.
     suspended: HashMap<u32, Vec<Option<Arrived>>>,
     /// The sender of the message at hand.
     uid: u32,
@@ -63,8 +64,8 @@ pub struct FdTable {
 }
 
 impl FdTable {
-    /// An empty table for slots below `max_slots`, in a process that may have `table_fds` open. `share_factor`: as for
-    /// [`fdbroker_core::Config::share_factor`].
+    /// An empty table for slots below `max_slots`, in a process that may have `table_fds` open.
+    /// `share_factor`: as for [`fdbroker_core::Config::share_factor`].
     pub fn new(max_slots: u32, table_fds: u64, share_factor: u64, closers: Closers) -> Self {
         // Reserved but not touched: growing later would copy megabytes on the loop.
         FdTable {
@@ -116,8 +117,9 @@ impl FdTable {
         }
     }
 
-    /// Makes the fd at `index` of the message at hand the fd of `slot`. `is_supply`: the owner of the allocation there gives it
-    /// again. `false`: the core named an fd that is not there, or a slot that has one.
+    /// Makes the fd at `index` of the message at hand the fd of `slot`. `is_supply`: the owner of
+    /// the allocation there gives it again. `false`: the core named an fd that is not there, or a
+    /// slot that has one.
     #[must_use]
     pub fn store_arrived(
         &mut self,
@@ -165,7 +167,8 @@ impl FdTable {
         true
     }
 
-    /// Makes another fd of the same file the fd of `slot`, and gives the former one to a closer. `false`: none is held there.
+    /// Makes another fd of the same file the fd of `slot`, and gives the former one to a closer.
+    /// `false`: none is held there.
     #[must_use]
     pub fn replace_held(&mut self, slot: u32, fd: OwnedFd, uid: u32) -> bool {
         let Some(held) = self.held.get_mut(slot as usize).and_then(Option::as_mut) else {
@@ -212,8 +215,8 @@ impl FdTable {
         all.filter_map(|(slot, (kind, fd))| Some((slot, (*kind)?, fd.as_ref().map(AsFd::as_fd))))
     }
 
-    /// Puts in the fd that another broker held in `slot`, or only the kind and the files of a former fd. `fd` is given back when
-    /// the slot has one already.
+    /// Puts in the fd that another broker held in `slot`, or only the kind and the files of a
+    /// former fd. `fd` is given back when the slot has one already.
     pub fn put(
         &mut self,
         slot: u32,
@@ -269,8 +272,8 @@ impl FdTable {
         }
     }
 
-    /// Has a lane close a socket in which fds may lie: of a connection that was given up ([`Report::Refused`]), turned away, or
-    /// ended ([`Report::Retired`]).
+    /// Has a lane close a socket in which fds may lie: of a connection that was given up
+    /// ([`Report::Refused`]), turned away, or ended ([`Report::Retired`]).
     pub fn close_socket(&mut self, socket: OwnedFd, uid: u32, report: Report) {
         self.closing.begin(report, self.now);
         self.closers.close(socket, uid, Lane::Refused, report);
@@ -289,7 +292,8 @@ impl FdTable {
         self.closers.empty(duplicate, uid);
     }
 
-    /// Has a lane drop the next message in a socket; this is a duplicate of it. [`Report::Dropped`] tells when.
+    /// Has a lane drop the next message in a socket; this is a duplicate of it. [`Report::Dropped`]
+    /// tells when.
     pub fn drop_next(&mut self, duplicate: OwnedFd, uid: u32) {
         self.closing.begin(Report::Dropped(uid), self.now);
         self.closers.drop_next(duplicate, uid);
@@ -342,7 +346,8 @@ impl FdTable {
         news
     }
 
-    /// Has the fd at `index` of the message at hand looked at; the message's fds wait for that. `false`: it cannot be.
+    /// Has the fd at `index` of the message at hand looked at; the message's fds wait for that.
+    /// `false`: it cannot be.
     #[must_use]
     pub fn suspend(&mut self, index: usize) -> bool {
         let uid = self.uid;

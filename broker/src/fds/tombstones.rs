@@ -1,5 +1,6 @@
-//! What is remembered of allocations that have ended, so that `fdbroker audit` can name copies of their fds that are still open:
-//! a bounded list, the oldest first. Must never let one domain drive out what is remembered of others, nor touch an fd.
+//! What is remembered of allocations that have ended, so that `fdbroker audit` can name copies of
+//! their fds that are still open: a bounded list, the oldest first. Must never let one domain drive
+//! out what is remembered of others, nor touch an fd.
 
 use crate::fds::files::Files;
 use crate::limits::{TOMBSTONES, TOMBSTONES_PER_DOMAIN};
@@ -121,7 +122,8 @@ struct Place {
     newer: u32,
 }
 
-/// See the module. Memory: 56 bytes each and 4 in the list of its domain; what may be used is reserved and not touched.
+/// See the module. Memory: 56 bytes each and 4 in the list of its domain; what may be used is
+/// reserved and not touched.
 #[derive(Debug)]
 pub struct Tombstones {
     places: Slab<Place>,
@@ -154,7 +156,8 @@ impl Tombstones {
         Tombstones { places, end: 0, oldest: NONE, newest: NONE, domains, jobs, dropped: 0 }
     }
 
-    /// Remembers an allocation with these files, if audit could find something of it: copies of its fds, or leases.
+    /// Remembers an allocation with these files, if audit could find something of it: copies of its
+    /// fds, or leases.
     pub fn add(&mut self, ended: &Ended, files: Files, now: Now) {
         let former = files.former.iter().map(|former| former.inode);
         let inodes = std::iter::once(files.inode).chain(former).filter(|inode| *inode != 0);

@@ -1,5 +1,5 @@
-//! A state that another broker has handed over, with its fds: read, checked, taken apart. Must never believe the state, nor
-//! close a client's fd on the calling thread.
+//! A state that another broker has handed over, with its fds: read, checked, taken apart. Must
+//! never believe the state, nor close a client's fd on the calling thread.
 
 use crate::fds::closers::Closers;
 use crate::fds::jobs::NOBODY;
@@ -53,8 +53,8 @@ impl Arrivals {
         self.0.push(Some(fd));
     }
 
-    /// Takes the fds out of carriers whose state cannot be read. Listening sockets among them end here
-    /// and now: they are in the way of new ones.
+    /// Takes the fds out of carriers whose state cannot be read. Listening sockets among them end
+    /// here and now: they are in the way of new ones.
     pub fn add_carriers(&mut self, carriers: Vec<OwnedFd>, table_fds: u64) {
         let most = usize::try_from(table_fds).unwrap_or(usize::MAX);
         let (fds, _) = carriers::receive(&carriers, most.min(MOST_UNKNOWN));
@@ -63,7 +63,8 @@ impl Arrivals {
         self.0.extend(carriers.into_iter().map(Some));
     }
 
-    /// Takes the fds of a state that is refused after all. Listening sockets among them end here and now.
+    /// Takes the fds of a state that is refused after all. Listening sockets among them end here
+    /// and now.
     pub fn add(&mut self, other: Arrivals) {
         let is_listening = |fd: &OwnedFd| getsockopt(fd, AcceptConn).unwrap_or(false);
         let fds = other.0.into_iter().flatten();
@@ -116,7 +117,8 @@ impl Arrived {
         }
     }
 
-    /// The parts of the state that must stand before there is a server. `settings` are changed to go with it.
+    /// The parts of the state that must stand before there is a server. `settings` are changed to
+    /// go with it.
     pub fn core(
         &mut self,
         settings: &mut Settings,

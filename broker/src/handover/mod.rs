@@ -1,8 +1,8 @@
-//! Handing a running broker's clients over to its successor, which goes on with the same connections:
-//! they notice nothing. The state travels as a sealed memfd (`ledger`), the fds in the queues of
-//! sockets (`carriers`); both go to the service manager's store, or to a successor that asks
-//! (`takeover`). Must never half do it: either the successor has everything, or this broker goes on
-//! (or ends as without a successor), and says so.
+//! Handing a running broker's clients over to its successor, which goes on with the same
+//! connections: they notice nothing. The state travels as a sealed memfd (`ledger`), the fds in the
+//! queues of sockets (`carriers`); both go to the service manager's store, or to a successor that
+//! asks (`takeover`). Must never half do it: either the successor has everything, or this broker
+//! goes on (or ends as without a successor), and says so.
 
 pub(crate) mod arrived;
 pub(crate) mod carriers;

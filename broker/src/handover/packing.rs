@@ -1,5 +1,5 @@
-//! What a broker hands over, packed: its state as plain data, its fds in carriers, and whose each fd is. Must never send
-//! anything to the successor by itself.
+//! What a broker hands over, packed: its state as plain data, its fds in carriers, and whose each
+//! fd is. Must never send anything to the successor by itself.
 
 use crate::clients::connection::{Connection, Phase};
 use crate::handover::carriers::{CarryError, Outgoing};

@@ -1,13 +1,14 @@
-//! A planned restart by the service manager: one process gives its state to the store, and the next one takes it out. Must never leave
-//! in the store what has been taken out of it: that would pin memory for ever.
+//! A planned restart by the service manager: one process gives its state to the store, and the next
+//! one takes it out. Must never leave in the store what has been taken out of it: that would pin
+//! memory for ever.
 
 use crate::handover::arrived::{Arrivals, Arrived};
 use crate::limits::MANAGER_PATIENCE;
 use crate::manager::inherited::{Inherited, names};
 use crate::manager::notify::Manager;
 
-/// What an earlier process gave to the store. A state that is refused is named in the log; what came
-/// of it is in `left`, to be closed.
+/// What an earlier process gave to the store. A state that is refused is named in the log; what
+/// came of it is in `left`, to be closed.
 pub(crate) fn arrived(
     inherited: &mut Inherited,
     manager: &Manager,

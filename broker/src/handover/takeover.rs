@@ -1,6 +1,7 @@
-//! A broker takes over from one that runs, over the administrator's socket of the running one. Four steps: the running broker offers
-//! everything; its successor builds it up and says that it is ready; the running one says go; the successor serves and says so.
-//! Until "go" the running broker can go on as if nothing had been; from "go" on it touches nothing. Must never let two serve at
+//! A broker takes over from one that runs, over the administrator's socket of the running one. Four
+//! steps: the running broker offers everything; its successor builds it up and says that it is
+//! ready; the running one says go; the successor serves and says so. Until "go" the running broker
+//! can go on as if nothing had been; from "go" on it touches nothing. Must never let two serve at
 //! once.
 
 use crate::handover::RefusedState;

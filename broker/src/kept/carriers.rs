@@ -1,7 +1,8 @@
-//! Carriers: pairs of sockets in whose queues the fds of kept objects lie, one message each. The service manager has both ends
-//! from before the first fd, so it is told nothing when an object comes or goes, and what lies there outlives this broker. A
-//! number says which fd a message has: a message can be written again elsewhere, and it does not matter where it lies. Must never
-//! close an fd here: messages are dropped by a lane, and what lives among them is written again before.
+//! Carriers: pairs of sockets in whose queues the fds of kept objects lie, one message each. The
+//! service manager has both ends from before the first fd, so it is told nothing when an object
+//! comes or goes, and what lies there outlives this broker. A number says which fd a message has: a
+//! message can be written again elsewhere, and it does not matter where it lies. Must never close
+//! an fd here: messages are dropped by a lane, and what lives among them is written again before.
 
 use crate::fds::carrier::{self, look_into};
 use crate::fds::table::FdTable;
@@ -14,7 +15,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// What a carrier's fds are of. Memory of a device is scarce: what is dead among it is dropped at once.
+/// What a carrier's fds are of. Memory of a device is scarce: what is dead among it is dropped at
+/// once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// The host's memory.
@@ -114,8 +116,8 @@ impl Carriers {
         }
     }
 
-    /// Goes on with a carrier of a broker before: the number of each fd that lies in it, with a duplicate. All of them are dead
-    /// until they are [claimed](Self::claim).
+    /// Goes on with a carrier of a broker before: the number of each fd that lies in it, with a
+    /// duplicate. All of them are dead until they are [claimed](Self::claim).
     ///
     /// # Errors
     /// When it cannot be looked into.
@@ -149,7 +151,8 @@ impl Carriers {
         Ok(())
     }
 
-    /// An fd of a broker before is in use: the first message with its number. `false`: there is none.
+    /// An fd of a broker before is in use: the first message with its number. `false`: there is
+    /// none.
     pub fn claim(&mut self, number: u64, slot: u32, class: Class) -> bool {
         for (at, carrier) in &mut self.all {
             let found = carrier.parcels.iter_mut().find(|parcel| parcel.number == number);
@@ -201,7 +204,8 @@ impl Carriers {
         }
     }
 
-    /// Carries a duplicate of the fd of a slot; its number. One carrier is left for what is written again.
+    /// Carries a duplicate of the fd of a slot; its number. One carrier is left for what is written
+    /// again.
     ///
     /// # Errors
     /// See [`CarryError`]; nothing of it lies anywhere.
@@ -287,8 +291,9 @@ impl Carriers {
         !self.dirty.is_empty()
     }
 
-    /// Has a lane drop the first messages of a carrier, at most as many as one rewriting may be, up to the last dead one of them;
-    /// what lives of these is written again before. `false`: that cannot be done now.
+    /// Has a lane drop the first messages of a carrier, at most as many as one rewriting may be, up
+    /// to the last dead one of them; what lives of these is written again before. `false`: that
+    /// cannot be done now.
     pub fn rewrite(&mut self, table: &mut FdTable) -> bool {
         let Some(at) = self.urgent.first().or(self.dirty.first()).copied() else { return false };
         self.urgent.remove(&at);

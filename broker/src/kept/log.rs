@@ -1,6 +1,7 @@
-//! The table of kept objects as a log in one memfd, which outlives a broker that is killed in the middle of any write: two areas,
-//! of which one is in use, and a word in the head that says which, and how much of it is written. That word is written last, so
-//! what was not finished does not exist. The areas are large, and only what is written of them takes memory. Must never be
+//! The table of kept objects as a log in one memfd, which outlives a broker that is killed in the
+//! middle of any write: two areas, of which one is in use, and a word in the head that says which,
+//! and how much of it is written. That word is written last, so what was not finished does not
+//! exist. The areas are large, and only what is written of them takes memory. Must never be
 //! believed: each record has its checksum, and so have the words.
 
 use crate::limits::KEPT_LOG_ALLOCATED_AHEAD;
@@ -169,7 +170,8 @@ impl Log {
         Ok(())
     }
 
-    /// Gives the memory of the other area back, so many bytes of it at most. Not while it is being filled.
+    /// Gives the memory of the other area back, so many bytes of it at most. Not while it is being
+    /// filled.
     ///
     /// # Errors
     /// When it cannot be given back.
@@ -273,7 +275,8 @@ impl Log {
         Ok(end)
     }
 
-    /// Writes a word of the head with its checksum. Both lie within a page, so that a kill comes before or after the write.
+    /// Writes a word of the head with its checksum. Both lie within a page, so that a kill comes
+    /// before or after the write.
     fn write_word(&mut self, at: u64, word: u64) -> io::Result<()> {
         self.file.write(&with_sum(word), at)
     }
@@ -445,7 +448,8 @@ mod tests {
         assert_eq!(read(log.as_fd()).unwrap().0.len(), 2);
     }
 
-    /// Each state in which a kill can leave the log: a write to the head happens or does not, and any other can be cut.
+    /// Each state in which a kill can leave the log: a write to the head happens or does not, and
+    /// any other can be cut.
     #[test]
     fn adopt_when_any_write_is_cut_anywhere_then_the_state_of_the_last_commit() {
         let mut log = log_of(&[b"first"]);

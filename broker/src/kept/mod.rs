@@ -1,6 +1,7 @@
-//! Kept objects outlive this broker, however it ends: their table is a log in one memfd, their fds lie in carriers, and the
-//! service manager has a duplicate of each of these from the start on. Must never answer a seal before both have the group, nor
-//! let the loop wait for the service manager. Without a service manager's store there is none of it.
+//! Kept objects outlive this broker, however it ends: their table is a log in one memfd, their fds
+//! lie in carriers, and the service manager has a duplicate of each of these from the start on.
+//! Must never answer a seal before both have the group, nor let the loop wait for the service
+//! manager. Without a service manager's store there is none of it.
 
 pub mod carriers;
 pub mod log;

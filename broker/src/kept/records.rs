@@ -1,5 +1,6 @@
-//! The records of the log of kept objects, and what all of them together say. Must never believe a record: whatever it says,
-//! one name leads to one object at most, and a group without names is none.
+//! The records of the log of kept objects, and what all of them together say. Must never believe a
+//! record: whatever it says, one name leads to one object at most, and a group without names is
+//! none.
 
 use fdbroker_core::{Deposit, DomainKey, KeptGroup, KeptObject, Lane, Now};
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
@@ -15,7 +16,8 @@ pub enum Record<'a> {
     Group(SavedGroup<'a>),
     /// An object of the group of this version has lost its name.
     Lost(u64, #[serde(borrow, with = "raw")] &'a [u8]),
-    /// The group of this version is kept for another time from now on, or is pinned, or is not any more.
+    /// The group of this version is kept for another time from now on, or is pinned, or is not any
+    /// more.
     Changed(u64, Option<u64>, bool),
     /// The group of this version has ended.
     Ended(u64),

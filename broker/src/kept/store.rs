@@ -1,6 +1,6 @@
-//! The kept objects as they outlive this broker: what its core says of them goes into the log, and their fds into carriers, in the
-//! order that a kill in between does no harm to. Must never let the loop wait, nor have a group in the log whose fd is in no
-//! carrier.
+//! The kept objects as they outlive this broker: what its core says of them goes into the log, and
+//! their fds into carriers, in the order that a kill in between does no harm to. Must never let the
+//! loop wait, nor have a group in the log whose fd is in no carrier.
 
 use crate::clock;
 use crate::fds::files::Files;
@@ -151,8 +151,9 @@ impl KeptObjects {
         }
     }
 
-    /// Makes sure that a client's group can be sealed: the next version may be given, and if the group is to be kept, its fd is
-    /// carried and the log has room for it. [`end_keep`](Self::end_keep) comes after the step.
+    /// Makes sure that a client's group can be sealed: the next version may be given, and if the
+    /// group is to be kept, its fd is carried and the log has room for it.
+    /// [`end_keep`](Self::end_keep) comes after the step.
     ///
     /// # Errors
     /// What the seal is to answer.
@@ -209,8 +210,9 @@ impl KeptObjects {
         }
     }
 
-    /// Brings store and core together at a start: the groups of `found` that the core has are in use from now on, and their fds are
-    /// put into the table unless they are there; the others are given up. What is left over comes back, to be closed.
+    /// Brings store and core together at a start: the groups of `found` that the core has are in
+    /// use from now on, and their fds are put into the table unless they are there; the others are
+    /// given up. What is left over comes back, to be closed.
     pub fn settle(
         &mut self,
         found: Vec<FoundGroup>,
@@ -364,7 +366,8 @@ impl Table {
 
     // --- seals ----------------------------------------------------------------------------------
 
-    /// Makes sure that the version after the core's last one is above all that a broker after this one gives.
+    /// Makes sure that the version after the core's last one is above all that a broker after this
+    /// one gives.
     fn reserve_version(&mut self, core: &Core) -> Result<(), Status> {
         let last = core.last_version();
         if last < self.log.versions() {
@@ -408,7 +411,8 @@ impl Table {
         })
     }
 
-    // --- changes ------------------------------------------------------------------------------------
+    // --- changes
+    // ------------------------------------------------------------------------------------
 
     fn hear(&mut self, changes: &[KeptChange], core: &Core, fds: &FdTable) {
         let (mut buried, before) = (Vec::new(), self.log.written());
@@ -502,10 +506,11 @@ impl Table {
         true
     }
 
-    // --- what is left of ended ones -----------------------------------------------------------------
+    // --- what is left of ended ones
+    // -----------------------------------------------------------------
 
-    /// Whether as much of the area is dead as is worth a copy of the rest, or one has begun; or memory of the other area is to be
-    /// given back.
+    /// Whether as much of the area is dead as is worth a copy of the rest, or one has begun; or
+    /// memory of the other area is to be given back.
     fn is_compaction_due(&self) -> bool {
         let dead = self.log.written().saturating_sub(self.live_bytes);
         let most = (self.live_bytes / 4 + KEPT_LOG_DEAD_BYTES).min(self.log.area_bytes() / 4);
@@ -527,8 +532,9 @@ impl Table {
         }
     }
 
-    /// Makes room for so many bytes, and has their memory. What lives is at most half of an area, so there is some: only where
-    /// records come faster than the copies of what lives, all of that is copied now.
+    /// Makes room for so many bytes, and has their memory. What lives is at most half of an area,
+    /// so there is some: only where records come faster than the copies of what lives, all of that
+    /// is copied now.
     fn make_room(&mut self, bytes: u64, core: &Core) -> bool {
         if self.log.written() + bytes > self.log.area_bytes() {
             self.log.give_up_next();
@@ -543,7 +549,8 @@ impl Table {
         }
     }
 
-    /// Copies groups into the other area, about so many bytes; with the last one that area is the one in use.
+    /// Copies groups into the other area, about so many bytes; with the last one that area is the
+    /// one in use.
     fn compact(&mut self, core: &Core, most_bytes: u64) {
         if !self.log.has_next() {
             self.log.begin_next();
@@ -574,7 +581,8 @@ impl Table {
         }
     }
 
-    // --- carriers ------------------------------------------------------------------------------------
+    // --- carriers
+    // ------------------------------------------------------------------------------------
 
     fn has_work(&self) -> bool {
         self.carriers.is_dirty()
@@ -647,7 +655,8 @@ fn end_name(carrier: u32, is_near: bool) -> String {
     format!("{}{carrier}.{}", names::OBJECT_CARRIER_PREFIX, u8::from(is_near))
 }
 
-/// Carriers both of whose ends have come: number, the end that is written to, the other. The others leave the store.
+/// Carriers both of whose ends have come: number, the end that is written to, the other. The others
+/// leave the store.
 fn pairs(
     manager: &Manager,
     ends: Vec<(String, OwnedFd)>,

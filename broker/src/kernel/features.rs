@@ -1,5 +1,6 @@
-//! The features of newer kernels, each with the fallback that older ones get, and what the kernel says of the process at the other
-//! end of a socket. Must never be called with an fd that a call here could block on: all are safe on any fd.
+//! The features of newer kernels, each with the fallback that older ones get, and what the kernel
+//! says of the process at the other end of a socket. Must never be called with an fd that a call
+//! here could block on: all are safe on any fd.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -90,8 +91,8 @@ impl KernelFeatures {
     }
 }
 
-/// The supplementary groups of the process at the other end of `socket` when it connected, at most `most` of them;
-/// ERANGE when it has more.
+/// The supplementary groups of the process at the other end of `socket` when it connected, at most
+/// `most` of them; ERANGE when it has more.
 pub fn peer_groups(socket: BorrowedFd<'_>, most: usize) -> io::Result<Vec<u32>> {
     let mut groups: Vec<u32> = vec![0; most];
     let mut bytes = libc::socklen_t::try_from(size_of_val(&groups[..])).unwrap_or(0);
@@ -130,9 +131,9 @@ pub fn peer_pidfd(
     if !features.pidfd_open || pid == 0 {
         return None;
     }
-    // The peer may have died already, with its socket held by an heir, and its pid may be another process's by now. So the uid is
-    // compared once the pidfd has fixed the process. Should a process of the same uid have the pid, the dead peer's connection
-    // ends when that process does.
+    // The peer may have died already, with its socket held by an heir, and its pid may be another
+    // process's by now. So the uid is compared once the pidfd has fixed the process. Should a
+    // process of the same uid have the pid, the dead peer's connection ends when that process does.
     let pidfd = pidfd_open(pid)?;
     is_owned_by(pid, uid).then_some(pidfd)
 }

@@ -1,5 +1,5 @@
-//! System calls on fds, and on the table of them, that nix has no safe wrapper for. Must never be called with an fd that a call here
-//! could block on: all are safe on any fd.
+//! System calls on fds, and on the table of them, that nix has no safe wrapper for. Must never be
+//! called with an fd that a call here could block on: all are safe on any fd.
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::io;
@@ -114,11 +114,12 @@ pub fn grow_fd_table(any: BorrowedFd<'_>, cap: u64) -> nix::Result<()> {
     nix::unistd::close(fd)
 }
 
-/// Gives the calling thread a table of fds of its own, without any fd but stderr where that is kept: while threads share
-/// one, the kernel counts references at each use of an fd. Best effort.
+/// Gives the calling thread a table of fds of its own, without any fd but stderr where that is
+/// kept: while threads share one, the kernel counts references at each use of an fd. Best effort.
 pub fn leave_fd_table(keeps_stderr: bool) {
     let first = if keeps_stderr { 3 } else { 0 };
-    // SAFETY: takes numbers; no fd of the process is closed, because the new table is made without them (close_range(2)).
+    // SAFETY: takes numbers; no fd of the process is closed, because the new table is made without
+    // them (close_range(2)).
     let has_left =
         unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, libc::CLOSE_RANGE_UNSHARE) };
     if keeps_stderr && has_left == 0 {

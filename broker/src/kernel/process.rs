@@ -1,4 +1,5 @@
-//! System calls about this process and others that nix has no safe wrapper for. Must never wait for another process.
+//! System calls about this process and others that nix has no safe wrapper for. Must never wait for
+//! another process.
 
 use fdbroker_protocol::limits::COMMAND_BYTES;
 use nix::errno::Errno;
@@ -10,7 +11,8 @@ use std::ffi::CStr;
 use std::io;
 use std::sync::atomic::AtomicU64;
 
-/// Gives free memory of the allocator back to the system, also where it lies between pieces in use. Only glibc has to be told.
+/// Gives free memory of the allocator back to the system, also where it lies between pieces in use.
+/// Only glibc has to be told.
 pub fn trim_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: takes a number, locks the allocator while it works, moves nothing that is in use.

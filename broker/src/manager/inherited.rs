@@ -1,7 +1,7 @@
 //! The fds that the service manager hands to a new process (sd_listen_fds(3)): sockets that it has
-//! bound (known by what they are bound to, whatever their unit calls them), and what an earlier process
-//! gave to its store. Must never close an fd of the store on the
-//! calling thread: a client's may hang.
+//! bound (known by what they are bound to, whatever their unit calls them), and what an earlier
+//! process gave to its store. Must never close an fd of the store on the calling thread: a client's
+//! may hang.
 
 use crate::kernel;
 use nix::sys::socket::{SockType, UnixAddr, getsockname, getsockopt, sockopt};
@@ -19,7 +19,8 @@ pub mod names {
     pub const KEEP_BOOK: &str = "book";
     /// The log of kept objects.
     pub const KEPT_LOG: &str = "objects";
-    /// Begins the name of an end of a carrier of kept objects; its number follows, and which end it is.
+    /// Begins the name of an end of a carrier of kept objects; its number follows, and which end it
+    /// is.
     pub const OBJECT_CARRIER_PREFIX: &str = "o";
     /// Begins the name of the fd of a kept allocation; slot and generation follow.
     pub const KEPT_PREFIX: &str = "k";

@@ -1,6 +1,6 @@
-//! The keep book: a memfd that says what each fd of kept allocations in the service manager's store is,
-//! kept up in place. It outlives a broker that is killed, in the middle of a write as well: must never
-//! be believed, so each entry has its checksum.
+//! The keep book: a memfd that says what each fd of kept allocations in the service manager's store
+//! is, kept up in place. It outlives a broker that is killed, in the middle of a write as well:
+//! must never be believed, so each entry has its checksum.
 
 use fdbroker_core::{Deposit, DomainKey, JobKey, JobName, Kept, Lane};
 use fdbroker_protocol::{AllocationId, Facts, MemoryKind, Share};
@@ -25,7 +25,8 @@ const MAGIC: [u8; 8] = *b"FDBKEEP3";
 pub struct Entry {
     /// What it is.
     pub kept: Kept,
-    /// The name under which its fd is stored: its own, or the name of the first allocation with the same open file.
+    /// The name under which its fd is stored: its own, or the name of the first allocation with the
+    /// same open file.
     pub file: AllocationId,
 }
 
@@ -90,7 +91,8 @@ impl Book {
         Ok(record)
     }
 
-    /// Replaces an entry. It lies within a page, so that a kill comes before or after the write, not in it.
+    /// Replaces an entry. It lies within a page, so that a kill comes before or after the write,
+    /// not in it.
     ///
     /// # Errors
     /// When it cannot be written: the former one stays.

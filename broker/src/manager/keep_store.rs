@@ -1,7 +1,8 @@
-//! Where fds of kept allocations outlive a broker that is killed: the service manager's store, one by
-//! one, and beside them the keep book, a memfd that says what each is and is kept up in place. Must
-//! never block, nor keep an fd that the core has given up, nor store the same open file twice: systemd
-//! drops the second one without a word, whatever its name. A planned restart needs none of it.
+//! Where fds of kept allocations outlive a broker that is killed: the service manager's store, one
+//! by one, and beside them the keep book, a memfd that says what each is and is kept up in place.
+//! Must never block, nor keep an fd that the core has given up, nor store the same open file twice:
+//! systemd drops the second one without a word, whatever its name. A planned restart needs none of
+//! it.
 
 use crate::fds::table::FdTable;
 use crate::kernel::{self, KernelFeatures};
@@ -27,8 +28,9 @@ pub struct KeepStore {
     stored: BTreeMap<u32, Stored>,
     /// By whose name they are stored under.
     files: BTreeMap<AllocationId, StoredFile>,
-    /// The files of one inode number: a new fd is compared with these. Most files have a number of their own; all fds of a GPU
-    /// driver's device share one, and then there are as many as may be kept.
+    /// The files of one inode number: a new fd is compared with these. Most files have a number of
+    /// their own; all fds of a GPU driver's device share one, and then there are as many as may be
+    /// kept.
     by_inode: HashMap<u64, Vec<AllocationId>>,
     /// What the service manager had no room for. Bounded: one for each allocation that may be kept,
     /// and one for each that was and is in the store still.
@@ -41,8 +43,8 @@ struct Stored {
     record: u64,
 }
 
-/// One open file in the store, for all allocations whose fds are duplicates of each other (ranges of one
-/// memfd).
+/// One open file in the store, for all allocations whose fds are duplicates of each other (ranges
+/// of one memfd).
 #[derive(Debug)]
 struct StoredFile {
     inode: u64,
@@ -70,8 +72,8 @@ pub struct Found {
 }
 
 impl KeepStore {
-    /// Goes on with `book`, or begins one; `fds` are what the store had, by name. Unknown ones leave the store, and are given
-    /// back last, to be closed.
+    /// Goes on with `book`, or begins one; `fds` are what the store had, by name. Unknown ones
+    /// leave the store, and are given back last, to be closed.
     pub fn open(
         manager: Manager,
         features: KernelFeatures,
@@ -217,7 +219,8 @@ impl KeepStore {
         }
     }
 
-    /// Remembers something else of a stored fd. While that cannot be written, the former is remembered.
+    /// Remembers something else of a stored fd. While that cannot be written, the former is
+    /// remembered.
     pub fn change(&mut self, slot: u32, kept: &Kept) {
         let (Some(Stored { file, record }), Some(book)) = (self.stored.get(&slot), &mut self.book)
         else {
@@ -228,8 +231,8 @@ impl KeepStore {
         }
     }
 
-    /// The stored file that `fd` is a duplicate of. Where neither the kernel nor kcmp(2) says so there is
-    /// none.
+    /// The stored file that `fd` is a duplicate of. Where neither the kernel nor kcmp(2) says so
+    /// there is none.
     fn same_file(&self, fd: BorrowedFd<'_>, inode: u64, fds: &FdTable) -> Option<AllocationId> {
         let is_it = |file: &&AllocationId| {
             let stored = self.fd_of(**file, fds);
@@ -271,7 +274,8 @@ impl KeepStore {
         self.drop_user(stored.file, Some(slot));
     }
 
-    /// One user of a file less: `slot`, or one that was only found. With the last one it leaves the store.
+    /// One user of a file less: `slot`, or one that was only found. With the last one it leaves the
+    /// store.
     fn drop_user(&mut self, file: AllocationId, slot: Option<u32>) {
         let Some(stored) = self.files.get_mut(&file) else { return };
         stored.users -= 1;

@@ -1,6 +1,6 @@
-//! What is said to the service manager (sd_notify(3)): ready, reloading, stopping, alive, and fds for
-//! its store. Without a service manager all of it is silence. Must never wait for the service manager
-//! on the loop; only the end of the daemon may, for a bounded time.
+//! What is said to the service manager (sd_notify(3)): ready, reloading, stopping, alive, and fds
+//! for its store. Without a service manager all of it is silence. Must never wait for the service
+//! manager on the loop; only the end of the daemon may, for a bounded time.
 
 use crate::kernel;
 use crate::limits::MANAGER_PATIENCE;
@@ -50,8 +50,8 @@ impl Manager {
                 return Self::default();
             }
         };
-        // systemd says from version 254 on how much it stores. Before, all that can be known is that
-        // it is systemd; one without a store for this service closes what it is sent.
+        // systemd says from version 254 on how much it stores. Before, all that can be known is
+        // that it is systemd; one without a store for this service closes what it is sent.
         let most = get("FDSTORE").map(|most| most.trim().parse::<u32>().map_or(0, u64::from));
         let has_store = most.map_or(main_pid.is_some(), |most| most > 0);
         Manager {
@@ -91,8 +91,8 @@ impl Manager {
         self.has_store
     }
 
-    /// Entries of its store beside so many others. It drops what does not fit, and tells no one. One that does not say how many it
-    /// has is an older systemd: then the unit has enough.
+    /// Entries of its store beside so many others. It drops what does not fit, and tells no one.
+    /// One that does not say how many it has is an older systemd: then the unit has enough.
     pub fn entries_left(&self, others: u64) -> usize {
         let left = self.store_entries.unwrap_or(u64::MAX).saturating_sub(others);
         usize::try_from(left).unwrap_or(usize::MAX)
@@ -103,8 +103,9 @@ impl Manager {
         self.watchdog.map(|most| most / 2)
     }
 
-    /// Clients are served; `status` is one line for people. The service manager ends a service whose
-    /// start or reload is not said to be over, so what it has no room for is [said later](Self::say_again).
+    /// Clients are served; `status` is one line for people. The service manager ends a service
+    /// whose start or reload is not said to be over, so what it has no room for is [said
+    /// later](Self::say_again).
     pub fn say_ready(&mut self, status: &str) {
         self.say_surely(&[NotifyState::Ready, NotifyState::Status(status)]);
     }
@@ -152,7 +153,8 @@ impl Manager {
         }
     }
 
-    /// Gives `fd` to the store under `name` (short, without colons), waiting at most for `patience`.
+    /// Gives `fd` to the store under `name` (short, without colons), waiting at most for
+    /// `patience`.
     ///
     /// # Errors
     /// [`StoreError::Busy`]: later.

@@ -1,5 +1,6 @@
-//! The service manager while the daemon serves: messages that it must hear, the store of kept allocations, the watchdog. Must never
-//! be used but by the loop: the watchdog is to find a loop that is stuck.
+//! The service manager while the daemon serves: messages that it must hear, the store of kept
+//! allocations, the watchdog. Must never be used but by the loop: the watchdog is to find a loop
+//! that is stuck.
 
 use crate::clock;
 use crate::fds::table::FdTable;

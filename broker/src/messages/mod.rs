@@ -1,4 +1,5 @@
-//! Clients' messages: requests taken apart into the core's inputs, replies written, virtual fds resolved. Must never send or receive.
+//! Clients' messages: requests taken apart into the core's inputs, replies written, virtual fds
+//! resolved. Must never send or receive.
 
 pub mod objects;
 pub mod replies;

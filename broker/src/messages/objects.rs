@@ -1,5 +1,5 @@
-//! Requests about named objects taken apart, and the answers to them. Must never believe a number, nor look at more names for
-//! one answer than a page has.
+//! Requests about named objects taken apart, and the answers to them. Must never believe a number,
+//! nor look at more names for one answer than a page has.
 
 use crate::limits::NAMES_PER_PAGE;
 use crate::messages::replies::granted_item;
@@ -247,7 +247,8 @@ impl Asked<'_> {
         Asked { request, of_job: false, is_unknown: true, wish }
     }
 
-    /// For the core; `None`: it is not the core that answers, or not at once, or its input borrows more than the request.
+    /// For the core; `None`: it is not the core that answers, or not at once, or its input borrows
+    /// more than the request.
     pub fn input(&self, client: ClientId) -> Option<Input<'_>> {
         let (request, of_job) = (self.request, self.of_job);
         match &self.wish {
@@ -271,7 +272,8 @@ impl Asked<'_> {
     }
 }
 
-// --- answers ---------------------------------------------------------------------------------------
+// --- answers
+// ---------------------------------------------------------------------------------------
 
 /// The answer to a create. `ends_with_broker`: kept objects do.
 pub fn write_created(
@@ -298,7 +300,8 @@ pub fn write_sealed(writer: &mut Writer, request: RequestId, version: u64) -> &[
     writer.finish(0, 0)
 }
 
-/// The answer to a get; `slots` gets the slot of each fd, in order. As much metadata goes along as there is room for.
+/// The answer to a get; `slots` gets the slot of each fd, in order. As much metadata goes along as
+/// there is room for.
 pub fn write_got<'w>(
     writer: &'w mut Writer,
     request: RequestId,
@@ -424,8 +427,9 @@ fn record(name: &[u8], view: Option<&ObjectView<'_>>, metadata: &[u8], now: Now)
     }
 }
 
-/// The answer to a list; `ends_with_broker` as for [`write_created`]. When many names in a row have ended and are still to be swept, the page ends with one of them,
-/// of the state unknown: a name to go on behind.
+/// The answer to a list; `ends_with_broker` as for [`write_created`]. When many names in a row have
+/// ended and are still to be swept, the page ends with one of them, of the state unknown: a name to
+/// go on behind.
 ///
 /// # Errors
 /// As [`Core::names_for`].
@@ -452,7 +456,8 @@ pub fn write_list<'w>(
     Ok(page.write(writer, request, now, is_done))
 }
 
-/// The answer to a stat; `ends_with_broker` as for [`write_created`]. Of as many names as it has room for.
+/// The answer to a stat; `ends_with_broker` as for [`write_created`]. Of as many names as it has
+/// room for.
 ///
 /// # Errors
 /// As [`Core::object_for`].

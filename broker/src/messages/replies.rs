@@ -47,7 +47,8 @@ pub fn write_granted<'w>(
     writer.finish(grants.len(), slots.len())
 }
 
-/// The reply to declare: a granted message without fds or driver data, both of which the holder has.
+/// The reply to declare: a granted message without fds or driver data, both of which the holder
+/// has.
 pub fn write_declared<'w>(
     writer: &'w mut Writer,
     request: RequestId,

@@ -18,7 +18,8 @@ use fdbroker_protocol::message::{
 use fdbroker_protocol::{AllocationId, ErrorCode, Facts, FdType, Kind, NodeKey, Share, Status};
 use std::os::fd::BorrowedFd;
 
-/// What is wrong with a message that is not handed to the core: it is answered PROTOCOL, and the connection ends.
+/// What is wrong with a message that is not handed to the core: it is answered PROTOCOL, and the
+/// connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Breach {
     /// Its layout.
@@ -97,7 +98,8 @@ pub struct Context<'a> {
     pub fds: &'a mut FdTable,
     /// Says what these fds are.
     pub classifier: &'a mut Classifier,
-    /// The first fd whose type only its fdinfo tells. Until a lane has read that, nothing of the message counts.
+    /// The first fd whose type only its fdinfo tells. Until a lane has read that, nothing of the
+    /// message counts.
     pub unread: Option<usize>,
 }
 
@@ -319,8 +321,8 @@ fn claimed_deposit(item: &RegisterItem) -> (Deposit, bool) {
     (deposit, is_broken)
 }
 
-/// One deposit, whatever it is: what is wrong with it is said in its own status. `index`: of its fd, if that is looked
-/// at.
+/// One deposit, whatever it is: what is wrong with it is said in its own status. `index`: of its
+/// fd, if that is looked at.
 fn decode_deposit(item: &RegisterItem, index: Option<usize>, context: &mut Context<'_>) -> Deposit {
     let (mut deposit, is_broken) = claimed_deposit(item);
     let checked = match index {

@@ -1,5 +1,5 @@
-//! From a virtual fd to the handle behind it, for a client of its owner's domain. Must never change anything, nor tell a client
-//! of another domain whether a number names an allocation.
+//! From a virtual fd to the handle behind it, for a client of its owner's domain. Must never change
+//! anything, nor tell a client of another domain whether a number names an allocation.
 
 use crate::limits::NEIGHBOUR_LOOKS;
 use crate::messages::replies::handle_of;
@@ -10,10 +10,12 @@ use fdbroker_protocol::limits::MAX_NEIGHBOURS;
 use fdbroker_protocol::message::Resolve;
 use fdbroker_protocol::{ErrorCode, Handle, Kind, VirtualFd, Writer};
 
-/// The handle behind a virtual fd, and those of its neighbours, for a client of their owner's domain.
+/// The handle behind a virtual fd, and those of its neighbours, for a client of their owner's
+/// domain.
 ///
 /// # Errors
-/// `BAD_HANDLE`: the number names nothing there. `AGAIN`: its owner has still to come back after a crash.
+/// `BAD_HANDLE`: the number names nothing there. `AGAIN`: its owner has still to come back after a
+/// crash.
 pub fn write_resolved<'w>(
     writer: &'w mut Writer,
     identity: &Identity,

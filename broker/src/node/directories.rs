@@ -1,5 +1,5 @@
-//! The directories that the broker serves from. Must never serve from one in which somebody else could have put or replaced a file,
-//! nor close one that others use.
+//! The directories that the broker serves from. Must never serve from one in which somebody else
+//! could have put or replaced a file, nor close one that others use.
 
 use crate::node::error::ListenError;
 use crate::node::names::OWN_FILES;
@@ -9,7 +9,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
-/// Bits of an administrator's directory that are taken from users other than its owner and its group.
+/// Bits of an administrator's directory that are taken from users other than its owner and its
+/// group.
 const OPEN_TO_OTHERS: u32 = 0o027;
 
 /// Which users may write into a directory that the broker serves from.
@@ -108,7 +109,8 @@ pub(crate) fn check_directory_form(
     Ok(())
 }
 
-/// The first that is found in the directory beside sockets and the broker's own files; `None`, too, where this user may not look.
+/// The first that is found in the directory beside sockets and the broker's own files; `None`, too,
+/// where this user may not look.
 fn foreign_entry(path: &Path) -> Option<std::ffi::OsString> {
     let is_own = |entry: &std::fs::DirEntry| {
         OWN_FILES.iter().any(|own| entry.file_name() == *own)

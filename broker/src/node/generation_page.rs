@@ -67,8 +67,9 @@ pub struct Opened {
     pub key: NodeKey,
     /// The page of this start.
     pub page: GenerationPage,
-    /// What the broker before this one knew of its slots; generations are below [`GenerationPage::first_generation`].
-    /// The page shows none of them, until [`GenerationPage::take_up`].
+    /// What the broker before this one knew of its slots; generations are below
+    /// [`GenerationPage::first_generation`]. The page shows none of them, until
+    /// [`GenerationPage::take_up`].
     pub former: Vec<FormerSlot>,
 }
 
@@ -88,7 +89,8 @@ pub fn open(directory: &Path, max_slots: u32) -> Result<Opened, PageError> {
     let (key, high) = match read_key(&key_path).zip(former.as_ref()) {
         Some((key, page)) if page.header.high < LAST_GENERATION => (key, page.header.high),
         _ => {
-            // The records go before the new key comes: its generations begin anew, and former records would count again.
+            // The records go before the new key comes: its generations begin anew, and former
+            // records would count again.
             remove(&records_path).map_err(failed(&records_path))?;
             (make_key(&key_path).map_err(failed(&key_path))?, 0)
         }
@@ -234,8 +236,8 @@ impl GenerationPage {
         Ok(())
     }
 
-    /// Remembers what the core knows of a slot's last allocation, then writes its live generation, 0 = none. `false`:
-    /// there is no such slot.
+    /// Remembers what the core knows of a slot's last allocation, then writes its live generation,
+    /// 0 = none. `false`: there is no such slot.
     #[must_use]
     pub fn publish(&self, slot: u32, generation: u32, core: &Core) -> bool {
         if slot >= self.slots {

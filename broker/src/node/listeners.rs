@@ -1,4 +1,5 @@
-//! Sockets in the file system, and left-overs of a broker that has died. Must never take the place of a broker that lives.
+//! Sockets in the file system, and left-overs of a broker that has died. Must never take the place
+//! of a broker that lives.
 
 use crate::kernel;
 use crate::limits::{DEATH_PATIENCE, LISTEN_BACKLOG, START_RETRY};
@@ -174,8 +175,8 @@ impl Listener {
         Ok(Listener::new(path, socket, None, known))
     }
 
-    /// Whether its path is still the one that was bound, `identity` by device and inode; then it goes
-    /// when this value does. `None`: the path is somebody else's to remove.
+    /// Whether its path is still the one that was bound, `identity` by device and inode; then it
+    /// goes when this value does. `None`: the path is somebody else's to remove.
     pub fn stands_at(&self, found: Option<(u64, u64)>) -> bool {
         found.is_none() || identity(&self.path) == found
     }
@@ -273,9 +274,10 @@ fn former_at(path: &Path, remains: &Remains) -> Option<(u64, u64)> {
 /// Set in the flags of a process that exits: PF_EXITING of include/linux/sched.h.
 const PF_EXITING: u32 = 0x4;
 
-/// Whether the process that listens at the other end has ended, but for a thread that hangs: that is its first one when
-/// it closes what the process had open. One `may_be_gone` altogether if the socket is known as the
-/// killed broker's; else the process that listened may be the parent of one that serves.
+/// Whether the process that listens at the other end has ended, but for a thread that hangs: that
+/// is its first one when it closes what the process had open. One `may_be_gone` altogether if the
+/// socket is known as the killed broker's; else the process that listened may be the parent of one
+/// that serves.
 fn is_of_ended(socket: &OwnedFd, may_be_gone: bool) -> bool {
     let Ok(peer) = getsockopt(socket, PeerCredentials) else { return false };
     let path = format!("/proc/{}/stat", peer.pid());
@@ -294,8 +296,8 @@ fn is_of_ended(socket: &OwnedFd, may_be_gone: bool) -> bool {
     }
 }
 
-/// Whether /proc/PID/stat is of a process that is a zombie or exits. Its state and, six fields later, its flags are behind
-/// the name, which may have parentheses itself (proc_pid_stat(5)).
+/// Whether /proc/PID/stat is of a process that is a zombie or exits. Its state and, six fields
+/// later, its flags are behind the name, which may have parentheses itself (proc_pid_stat(5)).
 fn has_ended(stat: &str) -> bool {
     let Some((_, fields)) = stat.rsplit_once(") ") else { return false };
     let flags = fields.split(' ').nth(6).and_then(|flags| flags.parse::<u32>().ok());

@@ -1,5 +1,5 @@
-//! The lock of an administrator's directory: one broker at a time serves from it. Must never be had twice while a broker lives, nor be
-//! kept for ever by one that hangs in the kernel.
+//! The lock of an administrator's directory: one broker at a time serves from it. Must never be had
+//! twice while a broker lives, nor be kept for ever by one that hangs in the kernel.
 
 use crate::limits::{DEATH_PATIENCE, START_PATIENCE, START_RETRY};
 use crate::node::directories::identity;
@@ -18,8 +18,8 @@ use std::time::Instant;
 pub enum Predecessor {
     /// Nothing that runs.
     Gone,
-    /// It was killed, and a thread of it is still in the kernel, maybe for ever: its fds stay open, sockets and lock included,
-    /// and nobody serves them.
+    /// It was killed, and a thread of it is still in the kernel, maybe for ever: its fds stay open,
+    /// sockets and lock included, and nobody serves them.
     Hangs,
 }
 
@@ -56,8 +56,8 @@ pub enum Shown {
 /// The longest text that is read of a lock file: a thousand sockets.
 const MAX_TEXT: u64 = 64 << 10;
 
-/// Held during a start: of two brokers that start at once, the second looks at what is there only when the first one shows
-/// that it is alive.
+/// Held during a start: of two brokers that start at once, the second looks at what is there only
+/// when the first one shows that it is alive.
 #[derive(Debug)]
 pub struct StartLock(#[allow(dead_code)] File); // the kernel releases it when it is closed
 
@@ -81,8 +81,9 @@ impl StartLock {
     }
 }
 
-/// The lock that one broker at a time holds on an administrator's directory. It is the open file's, so
-/// a successor that is handed the fd has it too; the kernel releases it when the last of them closes.
+/// The lock that one broker at a time holds on an administrator's directory. It is the open file's,
+/// so a successor that is handed the fd has it too; the kernel releases it when the last of them
+/// closes.
 #[derive(Debug)]
 pub struct DirectoryLock(File);
 

@@ -1,5 +1,5 @@
-//! What the broker has of its node: sockets, directories and their lock, the generation page and the records beside it, signals.
-//! Must never know of clients.
+//! What the broker has of its node: sockets, directories and their lock, the generation page and
+//! the records beside it, signals. Must never know of clients.
 
 pub mod directories;
 pub mod error;

@@ -1,4 +1,5 @@
-//! Names of the broker's own files in the administrator's directory, beside its socket. Must never name anything that is not the broker's.
+//! Names of the broker's own files in the administrator's directory, beside its socket. Must never
+//! name anything that is not the broker's.
 
 /// The lock, which whoever serves the directory holds.
 pub const LOCK_NAME: &str = "lock";

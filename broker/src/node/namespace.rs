@@ -1,10 +1,10 @@
-//! Whether the broker runs in a user namespace of its own, and which ids then stand for users outside it. Must never
-//! change after the start.
+//! Whether the broker runs in a user namespace of its own, and which ids then stand for users
+//! outside it. Must never change after the start.
 
 use fdbroker_scm::hidden_id;
 
-/// The ids that stand for users and groups which are unknown in this user namespace; `None` in the first namespace,
-/// where all are known and these ids are like any other (user_namespaces(7)).
+/// The ids that stand for users and groups which are unknown in this user namespace; `None` in the
+/// first namespace, where all are known and these ids are like any other (user_namespaces(7)).
 #[derive(Clone, Copy, Debug)]
 pub struct Namespace {
     uid: Option<u32>,

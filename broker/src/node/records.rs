@@ -1,6 +1,7 @@
-//! What the broker remembers of each slot for the next one, should it be killed: a file beside the generation page that the
-//! broker alone can read, written before the page. Must never show a slot as live before the rest of its record is written:
-//! the broker may be killed between any two stores.
+//! What the broker remembers of each slot for the next one, should it be killed: a file beside the
+//! generation page that the broker alone can read, written before the page. Must never show a slot
+//! as live before the rest of its record is written: the broker may be killed between any two
+//! stores.
 
 use crate::kernel;
 use crate::node::shared_map::{SharedMap, create_whole, is_ours};
@@ -93,7 +94,8 @@ impl Records {
         self.slots
     }
 
-    /// Every slot that was ever used, in order. A generation above `high` is damage and counts as none.
+    /// Every slot that was ever used, in order. A generation above `high` is damage and counts as
+    /// none.
     pub fn former(&self, high: u32) -> Vec<FormerSlot> {
         let mut lives: HashMap<(u32, u32), bool> = HashMap::new();
         let all = (0..self.slots).filter_map(|slot| {
@@ -159,7 +161,8 @@ impl Records {
         self.stand(id.slot, [listener, share as u8, flags, NO_CODE]);
     }
 
-    /// The allocation has ended, for this reason. `leased`: it is not drained. One that was never live here was never leased.
+    /// The allocation has ended, for this reason. `leased`: it is not drained. One that was never
+    /// live here was never leased.
     pub fn end(&self, id: AllocationId, code: ErrorCode, leased: bool) {
         let [listener, share, flags, before] = self.standing(id.slot);
         let was_leased = before == NO_CODE || flags & LEASED != 0;

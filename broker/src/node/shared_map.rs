@@ -1,5 +1,5 @@
-//! Files of the broker's own, made aside, with all their space, and mapped for writing: every word is read and written as a
-//! whole. Must never map what somebody else may shorten.
+//! Files of the broker's own, made aside, with all their space, and mapped for writing: every word
+//! is read and written as a whole. Must never map what somebody else may shorten.
 
 use nix::fcntl::posix_fallocate;
 use nix::sys::mman::{MapFlags, ProtFlags, mlock, mmap, munmap};
@@ -102,8 +102,8 @@ pub fn open_own(file: &File, is_writable: bool) -> io::Result<File> {
     OpenOptions::new().read(true).write(is_writable).open(path)
 }
 
-/// Makes the file so long, and takes all the space for it now. A part of a mapped file without space would be SIGBUS for
-/// each process that touches it while the file system is full.
+/// Makes the file so long, and takes all the space for it now. A part of a mapped file without
+/// space would be SIGBUS for each process that touches it while the file system is full.
 pub fn allocate(file: &File, bytes: usize) -> io::Result<()> {
     let bytes = libc::off_t::try_from(bytes).map_err(io::Error::other)?;
     Ok(posix_fallocate(file, 0, bytes)?)

@@ -1,4 +1,5 @@
-//! What the broker has of its node while it serves. Must never give its lock away before all else has ended.
+//! What the broker has of its node while it serves. Must never give its lock away before all else
+//! has ended.
 
 use crate::node::generation_page::GenerationPage;
 use crate::node::lock::DirectoryLock;
@@ -83,7 +84,8 @@ impl NodeSide {
         self.signals.as_fd()
     }
 
-    /// What the next signal asks for. After one that asks for the end, a further one ends the process at once.
+    /// What the next signal asks for. After one that asks for the end, a further one ends the
+    /// process at once.
     pub fn next_request(&self) -> Option<Request> {
         let request = self.signals.read()?;
         if request == Request::End {

@@ -1,7 +1,7 @@
 //! Signals as events of the loop: SIGTERM and SIGINT end the daemon in order, a second one at once,
-//! SIGHUP has the configuration read again. One that was ignored when the daemon started stays ignored, as nohup(1) has it: a
-//! launcher signals all processes of a job, and the job's broker ends with the job, not before. Must never run
-//! code in a signal handler.
+//! SIGHUP has the configuration read again. One that was ignored when the daemon started stays
+//! ignored, as nohup(1) has it: a launcher signals all processes of a job, and the job's broker
+//! ends with the job, not before. Must never run code in a signal handler.
 
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -54,7 +54,8 @@ impl Signals {
     }
 }
 
-/// The signals that this process ignores, a bit each (`SigIgn` of proc_pid_status(5)); none when that cannot be read.
+/// The signals that this process ignores, a bit each (`SigIgn` of proc_pid_status(5)); none when
+/// that cannot be read.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

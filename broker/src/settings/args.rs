@@ -1,5 +1,5 @@
-//! The daemon's flags. Must never decide what a flag means, nor which of two sources wins: the other modules of this
-//! folder do.
+//! The daemon's flags. Must never decide what a flag means, nor which of two sources wins: the
+//! other modules of this folder do.
 
 use std::path::PathBuf;
 
@@ -56,8 +56,8 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     pub until_eof: Option<i32>,
 
-    /// Take over from the broker that serves the same place now: its clients go on and notice nothing,
-    /// and it ends. For upgrades of a broker that no service manager restarts
+    /// Take over from the broker that serves the same place now: its clients go on and notice
+    /// nothing, and it ends. For upgrades of a broker that no service manager restarts
     #[arg(long)]
     pub takeover: bool,
 

@@ -11,7 +11,8 @@ use fdbroker_core::{Config, limits};
 use fdbroker_protocol::{Caps, NO_CAP, Resource, Scope};
 use std::num::NonZeroU64;
 
-/// The fd table: its size, the places that are not the daemon's own, and of these the places that the core may plan with.
+/// The fd table: its size, the places that are not the daemon's own, and of these the places that
+/// the core may plan with.
 #[derive(Clone, Copy)]
 pub(crate) struct Table {
     pub fds: u64,
@@ -22,10 +23,12 @@ pub(crate) struct Table {
 /// has not read all.
 const FDS_PER_CONNECTION: u64 = fdbroker_core::limits::FDS_PER_CONNECTION + 1;
 
-/// See [`Config::share_factor`]: one user of a service gets at most 8/9 of the node, another one 8/9 of what is left then.
+/// See [`Config::share_factor`]: one user of a service gets at most 8/9 of the node, another one
+/// 8/9 of what is left then.
 const SHARE_FACTOR: u64 = 8;
 
-/// Most fds of kept objects, where the table is large: 128 carriers of 128 fds of host memory ([`crate::limits::kept_carriers`]).
+/// Most fds of kept objects, where the table is large: 128 carriers of 128 fds of host memory
+/// ([`crate::limits::kept_carriers`]).
 const MAX_KEPT_FDS: u64 = 16_384;
 
 /// Memory of the broker for one user's names and metadata: 300,000 names of 30 bytes.
@@ -132,13 +135,15 @@ pub(crate) fn resolve_core(
     // still fit.
     let base = u32::try_from((node_fds_value / 1024).clamp(1, 16)).expect("at most 16");
     let base_credits = lines.pick("limits.base_credits", given.limit(|it| it.base_credits), base);
-    // To look at a message of so many fds takes some 40 us, as long as its round trip; nobody else is served meanwhile.
+    // To look at a message of so many fds takes some 40 us, as long as its round trip; nobody else
+    // is served meanwhile.
     let max_credits = lines.pick("limits.max_credits", given.limit(|it| it.max_credits), 16);
     // An export under load takes milliseconds; an owner in a debugger takes for ever.
     let recall = given.limit(|it| it.recall_timeout_ms);
     let recall_timeout_ms = lines.pick("limits.recall_timeout_ms", recall, 2000);
 
-    // No more than the carriers take: shares of users are parts of the cap, so a cap above that would leave it all to one user.
+    // No more than the carriers take: shares of users are parts of the cap, so a cap above that
+    // would leave it all to one user.
     let kept_fds = MAX_KEPT_FDS.min(crate::limits::kept_fds(table.fds) as u64);
     let max_clients = most_connections;
     let whole = Whole { mode, node_fds: table.fds, kept_fds, max_slots, max_clients };
@@ -155,10 +160,12 @@ pub(crate) fn resolve_core(
     // Long enough for a job's next step to start, short against a forgotten buffer.
     let keep = given.limit(|it| it.keep_ttl_ms);
     let keep_ttl_ms = lines.pick("limits.keep_ttl_ms", keep, 60_000);
-    // Weights that are read on one day are there on the next; what is forgotten is charged to its user for a day.
+    // Weights that are read on one day are there on the next; what is forgotten is charged to its
+    // user for a day.
     let object = given.limit(|it| it.object_ttl_ms);
     let object_ttl_ms = lines.pick("limits.object_ttl_ms", object, 86_400_000);
-    // The library tries again after a second at most, and a rank in a debugger may take longer than any time.
+    // The library tries again after a second at most, and a rank in a debugger may take longer than
+    // any time.
     let grace = given.limit(|it| it.grace_ms);
     let grace_ms = lines.pick("limits.grace_ms", grace, 10_000);
     let core = Config {
@@ -219,8 +226,8 @@ impl Whole {
         }
     }
 
-    /// A domain: 7/8 of the node, so that another user always finds room; less of the broker's own memory. A private broker has
-    /// one user.
+    /// A domain: 7/8 of the node, so that another user always finds room; less of the broker's own
+    /// memory. A private broker has one user.
     fn domain(&self) -> Caps {
         match self.mode {
             Mode::Private => Caps::NONE,
@@ -259,7 +266,8 @@ fn resolve_caps(
         let sources = fds.filter(|_| resource == Resource::Fds);
         let sources = sources.unwrap_or_else(|| given.cap(scope, resource));
         let (mut value, mut origin) = first(sources, default[resource]);
-        // The core has no more client numbers than the default says, and the carriers no more places.
+        // The core has no more client numbers than the default says, and the carriers no more
+        // places.
         let bound = match (scope, resource) {
             (Scope::Node, Resource::Connections) => Some("limits.max_clients"),
             (Scope::Node, Resource::KeptFds) => Some("limits.table_fds"),

@@ -51,7 +51,8 @@ pub struct Settings {
     pub listeners: Vec<ListenerSettings>,
     /// The administrator's socket; key and page stand beside it.
     pub admin_socket: PathBuf,
-    /// Sockets by which users look at what is their own, each with the number of the listener whose domains they see.
+    /// Sockets by which users look at what is their own, each with the number of the listener whose
+    /// domains they see.
     pub viewing: Vec<(u32, PathBuf)>,
     /// The name or number of the group whose members see all, and change nothing.
     pub monitor_group: Option<String>,
@@ -171,7 +172,8 @@ impl Settings {
         self.lines.iter().map(|(key, value, origin)| (key.as_str(), value.as_str(), *origin))
     }
 
-    /// What is served, in one line: as a shell takes it, so that whoever reads the log can paste it.
+    /// What is served, in one line: as a shell takes it, so that whoever reads the log can paste
+    /// it.
     pub fn summary(&self) -> String {
         let sockets: Vec<_> =
             self.listeners.iter().map(|it| assignment("FDBROKER_SOCKET", &it.path)).collect();

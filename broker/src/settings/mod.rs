@@ -1,5 +1,5 @@
-//! The settings of a broker: flags, environment, configuration file, defaults, and which of them wins. Must never change
-//! anything on the machine.
+//! The settings of a broker: flags, environment, configuration file, defaults, and which of them
+//! wins. Must never change anything on the machine.
 
 pub mod args;
 pub mod config;

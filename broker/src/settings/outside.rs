@@ -1,5 +1,5 @@
-//! What settings depend on and nobody sets: this process on its machine, and its environment. Must never know a key of
-//! the configuration.
+//! What settings depend on and nobody sets: this process on its machine, and its environment. Must
+//! never know a key of the configuration.
 
 use crate::manager::inherited::Inherited;
 use crate::settings::config::ConfigError;
@@ -27,8 +27,8 @@ impl Host {
     pub fn of_this_process() -> Self {
         use nix::sys::resource::{Resource, getrlimit};
         let hard_fds = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(_, hard)| hard);
-        // The count has the fd of this directory in it, in place of one that is opened later. Fds of the service manager's
-        // store are not counted: none of them stays as it is.
+        // The count has the fd of this directory in it, in place of one that is opened later. Fds
+        // of the service manager's store are not counted: none of them stays as it is.
         let open_fds = std::fs::read_dir("/proc/self/fd").map_or(3, |entries| entries.count());
         let open_fds = (open_fds as u64).saturating_sub(Inherited::count_to_the_environment());
         let euid = nix::unistd::geteuid().as_raw();

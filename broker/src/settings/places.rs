@@ -1,5 +1,5 @@
-//! Which sockets the broker serves, and for which users. Must never make a socket wider than the mode of
-//! service says.
+//! Which sockets the broker serves, and for which users. Must never make a socket wider than the
+//! mode of service says.
 
 use crate::limits::MAX_LISTENERS;
 use crate::node::listeners::check_address;
@@ -77,8 +77,8 @@ impl Places {
     }
 }
 
-/// For users of a node to look at what is their own: one beside each listener, of several in a directory beside the first. A private broker has
-/// one user, who has the administrators' socket.
+/// For users of a node to look at what is their own: one beside each listener, of several in a
+/// directory beside the first. A private broker has one user, who has the administrators' socket.
 fn viewing_sockets(
     mode: Mode,
     admin: &Path,
@@ -101,7 +101,8 @@ fn viewing_sockets(
     all
 }
 
-/// Refuses what no machine can serve: relative places in a file, paths that no socket can have, and one place twice.
+/// Refuses what no machine can serve: relative places in a file, paths that no socket can have, and
+/// one place twice.
 fn check(
     admin: &Path,
     admin_origin: &str,
@@ -129,7 +130,8 @@ fn check_path(key: &str, path: &Path, origin: &str) -> Result<(), ConfigError> {
     let refuse = |problem: String, remedy: &str| {
         Err(ConfigError::value(format!("{key} {}", path.display()), problem, remedy))
     };
-    // A flag is read in the directory of the user that gives it. A file and a variable have no directory of their own.
+    // A flag is read in the directory of the user that gives it. A file and a variable have no
+    // directory of their own.
     if path.is_relative() && origin != "flag" {
         return refuse("the path is relative".into(), "write the whole path, from / on");
     }
@@ -161,7 +163,8 @@ fn default_place(
     }
 }
 
-/// A path as a basic string of TOML (toml.io, 1.0), which escapes control characters otherwise than Rust.
+/// A path as a basic string of TOML (toml.io, 1.0), which escapes control characters otherwise than
+/// Rust.
 fn quoted(path: &Path) -> String {
     let mut text = String::from('"');
     for character in path.to_string_lossy().chars() {

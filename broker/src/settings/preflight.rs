@@ -1,5 +1,6 @@
-//! The places of a broker before it starts: what would keep it from serving, told before anything is changed. The daemon looks at
-//! its start, and so does `--check-config`. Must never change anything, nor refuse what another user, such as the daemon's, may use.
+//! The places of a broker before it starts: what would keep it from serving, told before anything
+//! is changed. The daemon looks at its start, and so does `--check-config`. Must never change
+//! anything, nor refuse what another user, such as the daemon's, may use.
 
 use crate::node::directories::{DirectoryRule, check_directory_form, parent};
 use crate::node::error::ListenError;

@@ -1,5 +1,6 @@
-//! The configuration read again while the daemon runs: caps and the log level change, each other difference is named.
-//! Must never change anything when the file has an error, nor change what clients have already been told.
+//! The configuration read again while the daemon runs: caps and the log level change, each other
+//! difference is named. Must never change anything when the file has an error, nor change what
+//! clients have already been told.
 
 use crate::limits::PATH_BYTES;
 use crate::settings::config::{ConfigError, ConfigFile};

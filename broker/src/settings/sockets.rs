@@ -29,7 +29,8 @@ pub fn admin_socket_of(client_socket: &Path) -> PathBuf {
     PathBuf::from(directory).join("admin.sock")
 }
 
-/// The socket for users that look, which belongs to a client socket: for DIR/NAME it is DIR/view.sock.
+/// The socket for users that look, which belongs to a client socket: for DIR/NAME it is
+/// DIR/view.sock.
 pub fn view_socket_of(client_socket: &Path) -> PathBuf {
     parent(client_socket).join("view.sock")
 }

@@ -1,5 +1,5 @@
-//! The subordinate uids of this machine's users: /etc/subuid (subuid(5)), where user namespaces of containers get theirs. Must
-//! never ask a name service: that could wait for a network.
+//! The subordinate uids of this machine's users: /etc/subuid (subuid(5)), where user namespaces of
+//! containers get theirs. Must never ask a name service: that could wait for a network.
 
 use fdbroker_core::{SubordinateRange, SubordinateUids};
 use std::collections::HashMap;
@@ -9,7 +9,8 @@ use std::io::Read;
 const RANGES: &str = "/etc/subuid";
 const USERS: &str = "/etc/passwd";
 
-/// Bytes that are read of either file: some 20,000 users. What follows is users without subordinate uids.
+/// Bytes that are read of either file: some 20,000 users. What follows is users without subordinate
+/// uids.
 const MOST_BYTES: u64 = 1 << 20;
 
 /// Those of this machine; none where the file cannot be read.
@@ -24,8 +25,8 @@ fn text(path: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// From lines `USER:FIRST:COUNT`, where the user is a name or a uid, and from those of passwd(5). A user of another name
-/// service goes by the first of its uids. Other lines count as comments.
+/// From lines `USER:FIRST:COUNT`, where the user is a name or a uid, and from those of passwd(5). A
+/// user of another name service goes by the first of its uids. Other lines count as comments.
 fn parse(ranges: &str, users: &str) -> SubordinateUids {
     let uid_of_line = |line: &'_ str| -> Option<(String, u32)> {
         let mut fields = line.split(':');

@@ -131,8 +131,8 @@ fn command_when_every_place_is_taken_then_the_longest_idle_gives_way_and_watcher
     watchers.iter().for_each(|it| it.0.expect_silence());
 }
 
-/// Asks one query without a pause, on one connection after the other, until told to end: like `fdbroker top`, but
-/// faster.
+/// Asks one query without a pause, on one connection after the other, until told to end: like
+/// `fdbroker top`, but faster.
 fn ask_for_ever(path: &Path, is_over: &AtomicBool) {
     let bytes = &question(Kind::AdminStatus, Filter::None, 0);
     while !is_over.load(Relaxed) {
@@ -291,7 +291,8 @@ fn metrics_when_granted_at_once_after_a_wait_and_after_a_recall_then_each_is_tim
     let lease = consumer.acquire(&[newest], 0).grants()[0].lease.get();
     assert_eq!(admin.timed(), (1, 0));
 
-    // The cap is full: the first request is refused at once, the second parked until the lease comes back.
+    // The cap is full: the first request is refused at once, the second parked until the lease
+    // comes back.
     assert!(!consumer.acquire(&[newest], 0).grants()[0].status.is_ok());
     assert_eq!(admin.timed(), (1, 0));
     let id = consumer.id();

@@ -1,4 +1,5 @@
-//! The settings from an administrator's view: `--check-config`, precedence, errors with their remedy, help.
+//! The settings from an administrator's view: `--check-config`, precedence, errors with their
+//! remedy, help.
 
 use crate::common::program;
 use std::ffi::OsStr;

@@ -1,4 +1,5 @@
-//! The daemon as a process: start, modes, end, death, restart, and refused starts. Must never depend on time.
+//! The daemon as a process: start, modes, end, death, restart, and refused starts. Must never
+//! depend on time.
 
 use crate::common::*;
 use fdbroker_protocol::page::{FUTEX_OWNER_DIED, LIVENESS_OFFSET, generation_offset, is_alive};
@@ -178,7 +179,8 @@ fn death_when_killed_then_the_kernel_marks_the_page_and_a_new_broker_takes_over(
     assert_ne!(again.hello.incarnation, client.hello.incarnation);
     assert!(!is_alive(word(&client.page, LIVENESS_OFFSET)), "to who still maps it, it stays dead");
     assert!(is_alive(word(&again.page, LIVENESS_OFFSET)));
-    // The key is the same. The owner gets its grace time to name the allocation again, and does not.
+    // The key is the same. The owner gets its grace time to name the allocation again, and does
+    // not.
     let status = again.acquire(&[handle.prefix], 20_000).grants()[0].status;
     assert_eq!(status.result(), Err(ErrorCode::OwnerGone));
     let new = again.register_memfds(1)[0];
@@ -320,8 +322,8 @@ fn accept_when_no_fd_is_free_then_the_connection_waits_and_is_served_later() {
 fn helper_client_process() {
     let Ok(socket) = std::env::var("FDBROKERD_TEST_SOCKET") else { return };
     let mut client = Client::connect(Path::new(&socket));
-    // After an answered request the broker has closed its copies of the fds in hello's reply, and the test may
-    // count its fds.
+    // After an answered request the broker has closed its copies of the fds in hello's reply, and
+    // the test may count its fds.
     client.release(&[u64::MAX]);
     for fd in [&client.main.0, &client.event.0] {
         nix::fcntl::fcntl(fd, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty())).unwrap();

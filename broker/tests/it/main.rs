@@ -1,6 +1,6 @@
-//! The integration tests of the daemon `fdbrokerd`: the real program behind its real sockets, one broker per test.
-//! One program, so that it is compiled and linked once. Must never change what belongs to the whole process: such a test
-//! starts a process of its own.
+//! The integration tests of the daemon `fdbrokerd`: the real program behind its real sockets, one
+//! broker per test. One program, so that it is compiled and linked once. Must never change what
+//! belongs to the whole process: such a test starts a process of its own.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

@@ -1,5 +1,5 @@
-//! The generation page on a small file system. Must never fill one that another program uses: each test mounts its own,
-//! in a mount namespace of the daemon.
+//! The generation page on a small file system. Must never fill one that another program uses: each
+//! test mounts its own, in a mount namespace of the daemon.
 
 use crate::common::*;
 use crate::lifecycle::word;
@@ -14,8 +14,8 @@ use std::process::{Command, Stdio};
 
 const SLOTS: u32 = 16_384;
 
-/// A shell that runs a private broker in `dir`, on a tmpfs of `kib` that only its processes have there; `start` is the shell's
-/// text.
+/// A shell that runs a private broker in `dir`, on a tmpfs of `kib` that only its processes have
+/// there; `start` is the shell's text.
 fn broker_on_tmpfs(dir: &Path, kib: usize, start: &str) -> Command {
     let mut command = Command::new("unshare");
     if !nix::unistd::geteuid().is_root() {

@@ -1,5 +1,5 @@
-//! The daemon end to end, in the bare protocol: every request, and every way to get one wrong. Must never depend on
-//! time.
+//! The daemon end to end, in the bare protocol: every request, and every way to get one wrong. Must
+//! never depend on time.
 
 use crate::common::*;
 use fdbroker_protocol::handle::HandlePrefix;

@@ -1,5 +1,6 @@
-//! Users that look at what is their own: what their sockets show and refuse, by the bare protocol. Two listeners make two domains of one
-//! uid, so that this needs no root; tests/view has real users. Must never depend on time.
+//! Users that look at what is their own: what their sockets show and refuse, by the bare protocol.
+//! Two listeners make two domains of one uid, so that this needs no root; tests/view has real
+//! users. Must never depend on time.
 
 use crate::common::{
     Broker, Client, PATIENCE, Reply, Socket, eventually, memfd_item, program, register_bytes,
@@ -247,7 +248,8 @@ fn view_when_a_request_acts_then_refused_and_the_connection_goes_on() {
         *reply.message().body_as::<Limits>().unwrap()
     };
     let caps = limits(&node.administrator());
-    // Both have the group: by the first socket it sees all, and by that of another listener its own.
+    // Both have the group: by the first socket it sees all, and by that of another listener its
+    // own.
     for (domain, scope) in [("a", Scope::Node), ("b", Scope::Domain)] {
         let viewer = node.viewer(domain);
         assert_eq!(viewer.status().scope.get(), scope as u32);
@@ -392,7 +394,8 @@ fn view_when_a_user_has_all_places_then_more_are_told_again_and_idle_ones_give_w
 #[test]
 fn view_when_a_message_has_fds_or_is_broken_then_its_connection_ends_and_others_go_on() {
     let node = Node::start(&["--without-kernel-features", "pass_rights"]);
-    // A pipe ends for its reader when nobody has the other end any more: only root sees the fds of this daemon.
+    // A pipe ends for its reader when nobody has the other end any more: only root sees the fds of
+    // this daemon.
     let (left, fd) = std::io::pipe().unwrap();
     let bad = node.viewer("a");
     let mut bytes = message(Kind::AdminStatus, &query(Filter::None, 0));

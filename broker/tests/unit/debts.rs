@@ -126,7 +126,8 @@ fn note_when_a_hundred_users_make_long_calls_as_soon_as_they_may_then_they_take_
     assert!(rest <= now / DEBT_FACTOR + 2 * CALL_US, "{rest} of {now}");
 }
 
-/// Interrupts of 30 ms hit every tenth call and as often the loop's own work, which is what excuses.
+/// Interrupts of 30 ms hit every tenth call and as often the loop's own work, which is what
+/// excuses.
 #[test]
 fn note_when_interrupts_hit_the_loop_between_calls_as_often_then_one_user_has_a_first_debt_at_most()
 {

@@ -1,5 +1,6 @@
-//! A saved state that has changed has another FORMAT. A deserializer that reads nothing walks through the types of the state,
-//! and notes each field, variant and number in the order in which they are written.
+//! A saved state that has changed has another FORMAT. A deserializer that reads nothing walks
+//! through the types of the state, and notes each field, variant and number in the order in which
+//! they are written.
 
 use super::State;
 use crate::handover::ledger::FORMAT;

@@ -85,7 +85,8 @@ fn job_cgroup_when_only_like_a_unit_of_flux_then_that_unit() {
         "shell-450.service",
         "my-shell-450-fPY66riwfnP.service",
         "imp-imp-shell-450-fPY66riwfnP.service",
-        // Too long for 64 bits; a digit that base 58 has not; the sign that Flux prints; an escape of systemd's.
+        // Too long for 64 bits; a digit that base 58 has not; the sign that Flux prints; an escape
+        // of systemd's.
         "imp-shell-450-f111111111111.service",
         "imp-shell-450-f0.service",
         "imp-shell-450-\u{192}PY66riwfnP.service",

@@ -97,8 +97,8 @@ fn hit(cache: &ImportCache, handle: &Handle) {
     black_box(import.as_ptr());
 }
 
-/// CPU time of one call, the median of the samples, in ns. A hit never waits, so on a machine with nothing else to do it
-/// is the time; on another it leaves out what others took.
+/// CPU time of one call, the median of the samples, in ns. A hit never waits, so on a machine with
+/// nothing else to do it is the time; on another it leaves out what others took.
 fn time(mut call: impl FnMut(usize)) -> f64 {
     let mut index = 0;
     let mut sample = || {
@@ -116,7 +116,8 @@ fn time(mut call: impl FnMut(usize)) -> f64 {
     median((0..SAMPLES).map(|_| sample()).collect())
 }
 
-/// CPU time of one hit in ns: of a thread alone, and of two that hit the same entry at the same time.
+/// CPU time of one hit in ns: of a thread alone, and of two that hit the same entry at the same
+/// time.
 fn contended(cache: &ImportCache, hot: &Handle, cpus: [usize; 2]) -> (f64, f64) {
     let (mut alone, mut both) = (Vec::new(), Vec::new());
     for _ in 0..TURNS {

@@ -1,5 +1,6 @@
-//! The life of a buffer in a rank, in batches: acquired, its fd closed and told as imported, given back; beside a raw ping-pong with
-//! as many fds. And the messages that it takes, counted by a relay. Must never map anything: an import is the driver's time.
+//! The life of a buffer in a rank, in batches: acquired, its fd closed and told as imported, given
+//! back; beside a raw ping-pong with as many fds. And the messages that it takes, counted by a
+//! relay. Must never map anything: an import is the driver's time.
 
 use crate::daemon::Daemon;
 use crate::misses::per_call;

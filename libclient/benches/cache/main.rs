@@ -1,13 +1,16 @@
-//! The import cache against its targets, with a real daemon, real registrations, real leases and its real
-//! generation page, through Rust and through C, beside a plain hash map, an LRU behind a mutex and a bare mmap+munmap of the
-//! same size in the same run; and the life of a buffer in batches. Must never assert a time.
+//! The import cache against its targets, with a real daemon, real registrations, real leases and
+//! its real generation page, through Rust and through C, beside a plain hash map, an LRU behind a
+//! mutex and a bare mmap+munmap of the same size in the same run; and the life of a buffer in
+//! batches. Must never assert a time.
 //!
-//! `cargo bench -p fdbroker-client`. Everything of one thread, daemon included, runs on one core; the two
-//! threads of the contended case have a core each, and what is compared there is their CPU time. Medians.
+//! `cargo bench -p fdbroker-client`. Everything of one thread, daemon included, runs on one core;
+//! the two threads of the contended case have a core each, and what is compared there is their CPU
+//! time. Medians.
 //!
-//! The table of 1,000,000 entries is filled by `import_many_with`, whose opener hands out addresses inside one shared
-//! mapping: a process may have 65,530 mappings (vm.max_map_count), and only the memory behind an entry is spared by
-//! that. Registration, grant, fd, lease, entry and generation are each entry's own. The miss and the batch map.
+//! The table of 1,000,000 entries is filled by `import_many_with`, whose opener hands out addresses
+//! inside one shared mapping: a process may have 65,530 mappings (vm.max_map_count), and only the
+//! memory behind an entry is spared by that. Registration, grant, fd, lease, entry and generation
+//! are each entry's own. The miss and the batch map.
 
 mod cpu;
 mod daemon;

@@ -1,5 +1,5 @@
-//! Stands between a client and the daemon, and counts their messages; events have a socket of their own and do not pass. Must
-//! never be in a measured time.
+//! Stands between a client and the daemon, and counts their messages; events have a socket of their
+//! own and do not pass. Must never be in a measured time.
 
 use fdbroker_protocol::limits::MAX_MESSAGE_BYTES;
 use fdbroker_scm::{ReceivedFds, RecvError, recv, send_timeout};

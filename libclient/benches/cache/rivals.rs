@@ -1,4 +1,5 @@
-//! What a hit is measured beside: a plain hash map, and an LRU behind a mutex. Must never validate anything: neither can.
+//! What a hit is measured beside: a plain hash map, and an LRU behind a mutex. Must never validate
+//! anything: neither can.
 
 use fdbroker_client::Handle;
 use rustc_hash::FxHashMap;

@@ -1,5 +1,5 @@
-//! The import cache through the C ABI: the shared library, loaded and called as a C program does. Must never call the Rust
-//! library.
+//! The import cache through the C ABI: the shared library, loaded and called as a C program does.
+//! Must never call the Rust library.
 
 use crate::daemon::{Daemon, built, given};
 use crate::world::DEADLINE_MS;

@@ -1,4 +1,5 @@
-//! An owner of a million allocations in one memfd, and a consumer. Must never touch the memory: none is needed.
+//! An owner of a million allocations in one memfd, and a consumer. Must never touch the memory:
+//! none is needed.
 
 use crate::daemon::Daemon;
 use crate::through_c::ThroughC;

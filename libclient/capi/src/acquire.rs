@@ -11,11 +11,13 @@ use crate::sized::{Answers, Growable, Output, Results, slice};
 use fdbroker_client::{Deadline, Error, Facts, Grant, Lease};
 use std::os::fd::{AsRawFd, IntoRawFd};
 
-/// A duplicate fd of an allocation, with its lease: the broker's record that this process holds the allocation.
+/// A duplicate fd of an allocation, with its lease: the broker's record that this process holds the
+/// allocation.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fdbroker_grant_t {
-    /// sizeof(fdbroker_grant_t), set by the caller; in an array: of the first one, the library sets the others.
+    /// sizeof(fdbroker_grant_t), set by the caller; in an array: of the first one, the library sets
+    /// the others.
     pub struct_size: u64,
     /// Close-on-exec, to be closed by the caller; -1: none.
     pub fd: i32,
@@ -37,7 +39,8 @@ pub struct fdbroker_grant_t {
     pub driver_data: [u8; 64],
 }
 
-// SAFETY: repr(C), struct_size first, no padding (4 + 4 beside each other, 16 * 8 bytes in all), integers only.
+// SAFETY: repr(C), struct_size first, no padding (4 + 4 beside each other, 16 * 8 bytes in all),
+// integers only.
 unsafe impl Growable for fdbroker_grant_t {
     const NAME: &'static str = "fdbroker_grant_t";
     const LEAST_BYTES: u64 = 24;
@@ -59,14 +62,15 @@ unsafe impl Growable for fdbroker_grant_t {
     }
 }
 
-/// Acquires one allocation: grant->fd is a duplicate of its fd, grant->lease its lease. Import the memory with your
-/// driver, close the fd and call fdbroker_lease_mapped(); when the memory is unmapped again, call fdbroker_release().
-/// For memory that the CPU can map, fdbroker_import() does all of this. On failure fd is -1 and lease 0. Waits until
-/// the deadline at most.
+/// Acquires one allocation: grant->fd is a duplicate of its fd, grant->lease its lease. Import the
+/// memory with your driver, close the fd and call fdbroker_lease_mapped(); when the memory is
+/// unmapped again, call fdbroker_release(). For memory that the CPU can map, fdbroker_import() does
+/// all of this. On failure fd is -1 and lease 0. Waits until the deadline at most.
 ///
-/// Errors: FDBROKER_WRONG_NODE, FDBROKER_BAD_HANDLE, FDBROKER_STALE, FDBROKER_NOT_PERMITTED, FDBROKER_NO_QUOTA,
-/// FDBROKER_OWNER_GONE, FDBROKER_OWNER_SILENT, FDBROKER_LOCAL_FD_LIMIT (nothing lost: retry), FDBROKER_TIMED_OUT,
-/// FDBROKER_NOT_CONNECTED, FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT.
+/// Errors: FDBROKER_WRONG_NODE, FDBROKER_BAD_HANDLE, FDBROKER_STALE, FDBROKER_NOT_PERMITTED,
+/// FDBROKER_NO_QUOTA, FDBROKER_OWNER_GONE, FDBROKER_OWNER_SILENT, FDBROKER_LOCAL_FD_LIMIT (nothing
+/// lost: retry), FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED, FDBROKER_NOT_SUPPORTED (inside a
+/// callback), FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_acquire(
     broker: *mut fdbroker_t,
@@ -78,10 +82,10 @@ pub unsafe extern "C" fn fdbroker_acquire(
     guard(|| unsafe { acquire_all(broker, 1, handle, deadline_ms, grant, std::ptr::null_mut()) })
 }
 
-/// Acquires count allocations, 253 per message. Fills all grants and all codes (codes may be NULL) in the order of the
-/// handles; the grant of a failure has fd -1 and lease 0. All these fds are open at once: for a large working set
-/// prefer fdbroker_import_many(), which keeps no fd. Answers FDBROKER_OK when all were granted, else the first
-/// failure.
+/// Acquires count allocations, 253 per message. Fills all grants and all codes (codes may be NULL)
+/// in the order of the handles; the grant of a failure has fd -1 and lease 0. All these fds are
+/// open at once: for a large working set prefer fdbroker_import_many(), which keeps no fd. Answers
+/// FDBROKER_OK when all were granted, else the first failure.
 ///
 /// Errors: for each handle those of fdbroker_acquire().
 #[unsafe(no_mangle)]
@@ -130,8 +134,8 @@ pub(crate) struct Grants<'a>(Answers<'a, Output<'a, fdbroker_grant_t>>);
 
 impl Grants<'_> {
     /// # Safety
-    /// `grants` is NULL or points to `count` structs of its `struct_size` bytes, `codes` is NULL or points to
-    /// `count` codes; nobody else uses them meanwhile.
+    /// `grants` is NULL or points to `count` structs of its `struct_size` bytes, `codes` is NULL or
+    /// points to `count` codes; nobody else uses them meanwhile.
     pub unsafe fn new(
         count: usize,
         grants: *mut fdbroker_grant_t,
@@ -187,11 +191,12 @@ pub(crate) fn describe(grant: &Grant) -> fdbroker_grant_t {
     }
 }
 
-/// Tells the broker that the memory is imported and the fd closed; close it first. From then on the lease counts in no
-/// cap of fds. A second call changes nothing. Never waits; also inside a callback. The message may be 1 ms late, to take
-/// others with it, where a library thread serves.
+/// Tells the broker that the memory is imported and the fd closed; close it first. From then on the
+/// lease counts in no cap of fds. A second call changes nothing. Never waits; also inside a
+/// callback. The message may be 1 ms late, to take others with it, where a library thread serves.
 ///
-/// Errors: FDBROKER_BAD_HANDLE (no such lease, or given back before), FDBROKER_NOT_CONNECTED (in a forked child).
+/// Errors: FDBROKER_BAD_HANDLE (no such lease, or given back before), FDBROKER_NOT_CONNECTED (in a
+/// forked child).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_lease_mapped(
     broker: *mut fdbroker_t,
@@ -204,9 +209,9 @@ pub unsafe extern "C" fn fdbroker_lease_mapped(
     })
 }
 
-/// 1 when the allocation of a lease has not ended, and the broker lives and knows the lease; else 0. After a
-/// reconnect it is 1 again for a lease that the broker took over. 0 also for a lease given back, for NULL, and in a
-/// forked child. Sends nothing.
+/// 1 when the allocation of a lease has not ended, and the broker lives and knows the lease; else
+/// 0. After a reconnect it is 1 again for a lease that the broker took over. 0 also for a lease
+/// given back, for NULL, and in a forked child. Sends nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_lease_is_current(broker: *mut fdbroker_t, lease: u64) -> i32 {
     guard_value(0, || {
@@ -217,13 +222,13 @@ pub unsafe extern "C" fn fdbroker_lease_is_current(broker: *mut fdbroker_t, leas
     })
 }
 
-/// Gives a lease back; close the fd and unmap the memory first. Never waits; also inside a callback. FDBROKER_OK also
-/// while the broker is away: the lease is not declared to it again. The message may be 1 ms late, to take others with
-/// it; not when its fd was open, its allocation has ended, the broker was short within the last second, or no library
-/// thread serves.
+/// Gives a lease back; close the fd and unmap the memory first. Never waits; also inside a
+/// callback. FDBROKER_OK also while the broker is away: the lease is not declared to it again. The
+/// message may be 1 ms late, to take others with it; not when its fd was open, its allocation has
+/// ended, the broker was short within the last second, or no library thread serves.
 ///
-/// Errors: FDBROKER_BAD_HANDLE (no such lease, or given back before; nothing changes), FDBROKER_NOT_CONNECTED (in a
-/// forked child: the lease is the parent's).
+/// Errors: FDBROKER_BAD_HANDLE (no such lease, or given back before; nothing changes),
+/// FDBROKER_NOT_CONNECTED (in a forked child: the lease is the parent's).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_release(broker: *mut fdbroker_t, lease: u64) -> fdbroker_code_t {
     guard(|| {
@@ -234,7 +239,8 @@ pub unsafe extern "C" fn fdbroker_release(broker: *mut fdbroker_t, lease: u64) -
     })
 }
 
-/// Gives count leases back, 253 per message. A number without a lease does not keep the others from being given back.
+/// Gives count leases back, 253 per message. A number without a lease does not keep the others from
+/// being given back.
 ///
 /// Errors: the first of those of fdbroker_release().
 #[unsafe(no_mangle)]

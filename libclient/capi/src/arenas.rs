@@ -84,8 +84,8 @@ impl Arenas {
             HostMemory::Memfd => &mut state.memfd_arena,
             HostMemory::Udmabuf => &mut state.udmabuf_arena,
         };
-        // One whose fd the program has closed is of no use to buffers to come. Those that it has keep
-        // it.
+        // One whose fd the program has closed is of no use to buffers to come. Those that it has
+        // keep it.
         if let Some(arena) = place.as_ref().filter(|arena| arena.can_be_shared()) {
             return Ok(arena.clone());
         }
@@ -93,7 +93,8 @@ impl Arenas {
         Ok(place.insert(self.make_arena(client, memory)?).clone())
     }
 
-    /// An arena of the size asked for. Without one: the largest of the default and its halves that the system gives.
+    /// An arena of the size asked for. Without one: the largest of the default and its halves that
+    /// the system gives.
     fn make_arena(&self, client: &Client, memory: HostMemory) -> Result<Arena, Failure> {
         let (asked, most) = (self.arena_bytes, most_bytes());
         let refused = |why: &str| {
@@ -199,7 +200,8 @@ impl Buffer {
     /// The buffer's handle; it is registered first when it is not, or no more.
     pub fn register(&self, deadline: Deadline) -> Result<Handle, Failure> {
         match self {
-            // Inside a callback only a handle that is there already can be had, because registering waits.
+            // Inside a callback only a handle that is there already can be had, because registering
+            // waits.
             Buffer::Arena(buffer) if is_in_callback() => match buffer.handle() {
                 Some(handle) => Ok(handle),
                 None => Ok(buffer.register(deadline)?),

@@ -44,13 +44,14 @@ pub struct fdbroker_recall_answer_t {
     pub owner_allocation_id: u64,
 }
 
-/// Answers a recall. FDBROKER_OK: answer->fd is the new export. FDBROKER_STALE: the memory is gone, and the allocation
-/// ends. Any other code: not now; an fd then stays the callback's.
+/// Answers a recall. FDBROKER_OK: answer->fd is the new export. FDBROKER_STALE: the memory is gone,
+/// and the allocation ends. Any other code: not now; an fd then stays the callback's.
 ///
-/// Runs on the library thread, with all signals blocked; with FDBROKER_OPEN_DISPATCH inside fdbroker_dispatch() or a
-/// call that waits. A context runs one callback at a time (with FDBROKER_OPEN_RECALL_THREAD one of each kind). It
-/// must return soon, and must not throw, longjmp or wait: calls that wait answer FDBROKER_NOT_SUPPORTED there. It may
-/// call functions that never wait, such as fdbroker_release(), fdbroker_host_free() and fdbroker_stats().
+/// Runs on the library thread, with all signals blocked; with FDBROKER_OPEN_DISPATCH inside
+/// fdbroker_dispatch() or a call that waits. A context runs one callback at a time (with
+/// FDBROKER_OPEN_RECALL_THREAD one of each kind). It must return soon, and must not throw, longjmp
+/// or wait: calls that wait answer FDBROKER_NOT_SUPPORTED there. It may call functions that never
+/// wait, such as fdbroker_release(), fdbroker_host_free() and fdbroker_stats().
 pub type fdbroker_recall_fn = Option<
     unsafe extern "C" fn(
         user: *mut c_void,
@@ -59,9 +60,10 @@ pub type fdbroker_recall_fn = Option<
     ) -> fdbroker_code_t,
 >;
 
-/// An allocation that this process has a lease of has ended. code says why: FDBROKER_STALE or FDBROKER_OWNER_GONE, or
-/// FDBROKER_NO_QUOTA when a broker that came back had no room for the lease. The memory stays mapped, and the lease
-/// counted, until the lease is released. lease is 0 when it belongs to the import cache.
+/// An allocation that this process has a lease of has ended. code says why: FDBROKER_STALE or
+/// FDBROKER_OWNER_GONE, or FDBROKER_NO_QUOTA when a broker that came back had no room for the
+/// lease. The memory stays mapped, and the lease counted, until the lease is released. lease is 0
+/// when it belongs to the import cache.
 pub const FDBROKER_NOTICE_REVOKED: u32 = 1;
 /// The last lease of an ended allocation of this process is gone: its memory may be used anew.
 pub const FDBROKER_NOTICE_DRAINED: u32 = 2;
@@ -69,14 +71,15 @@ pub const FDBROKER_NOTICE_DRAINED: u32 = 2;
 pub const FDBROKER_NOTICE_RECLAIM: u32 = 3;
 /// The broker is about to end or to restart.
 pub const FDBROKER_NOTICE_GOING_AWAY: u32 = 4;
-/// The connection is lost. Until FDBROKER_NOTICE_RECONNECTED the broker grants nothing. Keep handles, leases and
-/// pointers: they go on after it.
+/// The connection is lost. Until FDBROKER_NOTICE_RECONNECTED the broker grants nothing. Keep
+/// handles, leases and pointers: they go on after it.
 pub const FDBROKER_NOTICE_DISCONNECTED: u32 = 5;
-/// Connected again. All handles, leases and registrations go on, except those that FDBROKER_NOTICE_REVOKED and
-/// FDBROKER_NOTICE_REGISTRATION_LOST named before this notice.
+/// Connected again. All handles, leases and registrations go on, except those that
+/// FDBROKER_NOTICE_REVOKED and FDBROKER_NOTICE_REGISTRATION_LOST named before this notice.
 pub const FDBROKER_NOTICE_RECONNECTED: u32 = 6;
-/// A registration of this process did not survive the loss of the broker: it is neither FDBROKER_RECALLABLE nor was it
-/// kept, or the broker that came back did not take it. Its handle is void: register again and pass on the new handle.
+/// A registration of this process did not survive the loss of the broker: it is neither
+/// FDBROKER_RECALLABLE nor was it kept, or the broker that came back did not take it. Its handle is
+/// void: register again and pass on the new handle.
 pub const FDBROKER_NOTICE_REGISTRATION_LOST: u32 = 7;
 
 /// A notice from the broker. Fields that its kind does not have are 0.
@@ -100,8 +103,9 @@ pub struct fdbroker_notice_t {
     pub base: u64,
 }
 
-/// Receives a notice, under the rules of fdbroker_recall_fn. The struct lives until the callback returns. With
-/// FDBROKER_OPEN_RECALL_THREAD it runs inside fdbroker_dispatch(), and calls that wait are fine there.
+/// Receives a notice, under the rules of fdbroker_recall_fn. The struct lives until the callback
+/// returns. With FDBROKER_OPEN_RECALL_THREAD it runs inside fdbroker_dispatch(), and calls that
+/// wait are fine there.
 pub type fdbroker_notice_fn =
     Option<unsafe extern "C" fn(user: *mut c_void, notice: *const fdbroker_notice_t)>;
 
@@ -188,7 +192,8 @@ fn taken(fd: RawFd) -> Option<OwnedFd> {
     is_open(fd).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Whether the number is an open fd, fcntl(2). The kernel refuses a message with one bad fd as a whole.
+/// Whether the number is an open fd, fcntl(2). The kernel refuses a message with one bad fd as a
+/// whole.
 pub(crate) fn is_open(fd: RawFd) -> bool {
     // SAFETY: F_GETFD takes no argument and changes nothing.
     fd >= 0 && unsafe { libc::fcntl(fd, libc::F_GETFD) } >= 0

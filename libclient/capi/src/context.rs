@@ -12,8 +12,8 @@ use fdbroker_client::{Client, Error, Exports, ImportCache, Objects};
 use std::sync::Arc;
 use std::sync::atomic::AtomicPtr;
 
-/// A context: a connection to the node's broker, with its leases, host memory and import cache. One per process is
-/// enough: all threads can share it.
+/// A context: a connection to the node's broker, with its leases, host memory and import cache. One
+/// per process is enough: all threads can share it.
 pub struct fdbroker_t {
     pub(crate) arenas: Arenas,
     pub(crate) gpus: Arc<Gpus>,

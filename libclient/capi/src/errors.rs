@@ -5,7 +5,8 @@ use crate::last_error;
 use fdbroker_client::ErrorCode;
 use std::ffi::c_char;
 
-/// The answer of a call: FDBROKER_OK, or the reason why it failed. A number never changes its meaning.
+/// The answer of a call: FDBROKER_OK, or the reason why it failed. A number never changes its
+/// meaning.
 pub type fdbroker_code_t = i32;
 
 /// Success.
@@ -63,7 +64,8 @@ pub const FDBROKER_TOO_LONG: fdbroker_code_t = 25;
 /// Of this ABI alone: a pointer, size, flag or value that is not valid.
 pub const FDBROKER_INVALID_ARGUMENT: fdbroker_code_t = 64;
 
-/// The name of a code, such as "NO_QUOTA"; "UNKNOWN" for any other number. A static string, never NULL.
+/// The name of a code, such as "NO_QUOTA"; "UNKNOWN" for any other number. A static string, never
+/// NULL.
 #[unsafe(no_mangle)]
 pub extern "C" fn fdbroker_error_name(code: fdbroker_code_t) -> *const c_char {
     let row = |code: ErrorCode| NAMES[code as usize].as_ptr().cast();
@@ -82,9 +84,9 @@ pub extern "C" fn fdbroker_strerror(code: fdbroker_code_t) -> *const c_char {
     text_of(code, row, [ok, argument, unknown].map(|text| text.as_ptr()))
 }
 
-/// This thread's last failed call: what was tried, the cause and the remedy; for FDBROKER_NO_QUOTA also the cap, its
-/// value and its largest holder. "" when no call of this thread has failed. Never NULL; valid until the next call of
-/// this thread that fails, or the thread's end.
+/// This thread's last failed call: what was tried, the cause and the remedy; for FDBROKER_NO_QUOTA
+/// also the cap, its value and its largest holder. "" when no call of this thread has failed. Never
+/// NULL; valid until the next call of this thread that fails, or the thread's end.
 #[unsafe(no_mangle)]
 pub extern "C" fn fdbroker_last_error() -> *const c_char {
     last_error::as_ptr()
@@ -96,7 +98,8 @@ pub extern "C" fn fdbroker_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }
 
-/// The number in the soname: 0. A program built against a header of another number must not use this library.
+/// The number in the soname: 0. A program built against a header of another number must not use
+/// this library.
 #[unsafe(no_mangle)]
 pub extern "C" fn fdbroker_abi_version() -> u32 {
     ABI_VERSION
@@ -104,8 +107,8 @@ pub extern "C" fn fdbroker_abi_version() -> u32 {
 
 const ABI_VERSION: u32 = 0;
 
-/// The text of a code. `[ok, argument, unknown]` are the texts of FDBROKER_OK, FDBROKER_INVALID_ARGUMENT and other
-/// numbers, which the wire does not have.
+/// The text of a code. `[ok, argument, unknown]` are the texts of FDBROKER_OK,
+/// FDBROKER_INVALID_ARGUMENT and other numbers, which the wire does not have.
 fn text_of(
     code: fdbroker_code_t,
     row: impl FnOnce(ErrorCode) -> *const c_char,

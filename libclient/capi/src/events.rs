@@ -10,13 +10,15 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-/// Sets the callback that exports registered memory again when the broker recalls it. Set it before registering with
-/// FDBROKER_RECALLABLE. The library answers recalls of host memory itself. NULL: no callback, and all other recalls
-/// fail. Returns when the callback set before has returned, so that the memory behind its user may be freed; waits at
-/// most 10 s for that. Not inside a callback.
+/// Sets the callback that exports registered memory again when the broker recalls it. Set it before
+/// registering with FDBROKER_RECALLABLE. The library answers recalls of host memory itself. NULL:
+/// no callback, and all other recalls fail. Returns when the callback set before has returned, so
+/// that the memory behind its user may be freed; waits at most 10 s for that. Not inside a
+/// callback.
 ///
-/// Errors: FDBROKER_TIMED_OUT (the callback is replaced, but the one before still runs), FDBROKER_NOT_SUPPORTED
-/// (inside a callback), FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT.
+/// Errors: FDBROKER_TIMED_OUT (the callback is replaced, but the one before still runs),
+/// FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_NOT_CONNECTED (in a forked child),
+/// FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_set_recall_callback(
     broker: *mut fdbroker_t,
@@ -30,7 +32,8 @@ pub unsafe extern "C" fn fdbroker_set_recall_callback(
     })
 }
 
-/// Sets the callback that receives notices; NULL: none. Rules and errors as for fdbroker_set_recall_callback().
+/// Sets the callback that receives notices; NULL: none. Rules and errors as for
+/// fdbroker_set_recall_callback().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_set_notice_callback(
     broker: *mut fdbroker_t,
@@ -44,10 +47,10 @@ pub unsafe extern "C" fn fdbroker_set_notice_callback(
     })
 }
 
-/// With FDBROKER_OPEN_DISPATCH or FDBROKER_OPEN_RECALL_THREAD: an fd for poll(2) and POLLIN, readable when
-/// fdbroker_dispatch() has something to do. It stays the library's and the same until fdbroker_close(): do not read
-/// or close it. After a program has closed it all the same, the next call here or of fdbroker_dispatch() makes another.
-/// Otherwise -1.
+/// With FDBROKER_OPEN_DISPATCH or FDBROKER_OPEN_RECALL_THREAD: an fd for poll(2) and POLLIN,
+/// readable when fdbroker_dispatch() has something to do. It stays the library's and the same until
+/// fdbroker_close(): do not read or close it. After a program has closed it all the same, the next
+/// call here or of fdbroker_dispatch() makes another. Otherwise -1.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_event_fd(broker: *mut fdbroker_t) -> c_int {
     guard_value(-1, || {
@@ -60,12 +63,13 @@ pub unsafe extern "C" fn fdbroker_event_fd(broker: *mut fdbroker_t) -> c_int {
     })
 }
 
-/// With FDBROKER_OPEN_DISPATCH: serves recalls, notices and the reconnect; with FDBROKER_OPEN_RECALL_THREAD: notices.
-/// Callbacks run inside this call. When there is nothing to serve, it waits up to timeout_ms; 0 does not wait.
-/// FDBROKER_OK also when nothing came, and while the broker is away. Not inside a callback.
+/// With FDBROKER_OPEN_DISPATCH: serves recalls, notices and the reconnect; with
+/// FDBROKER_OPEN_RECALL_THREAD: notices. Callbacks run inside this call. When there is nothing to
+/// serve, it waits up to timeout_ms; 0 does not wait. FDBROKER_OK also when nothing came, and while
+/// the broker is away. Not inside a callback.
 ///
-/// Errors: FDBROKER_NOT_SUPPORTED (this context has a library thread; or inside a callback), FDBROKER_NOT_CONNECTED
-/// (in a forked child), FDBROKER_INVALID_ARGUMENT.
+/// Errors: FDBROKER_NOT_SUPPORTED (this context has a library thread; or inside a callback),
+/// FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_dispatch(
     broker: *mut fdbroker_t,

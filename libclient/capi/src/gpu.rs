@@ -1,5 +1,6 @@
-//! GPU memory: allocating it, registering what others allocated, and having imports opened by the driver.
-//! Must never touch a stream or the bytes of the memory, nor leave a buffer behind that the caller has no pointer to.
+//! GPU memory: allocating it, registering what others allocated, and having imports opened by the
+//! driver. Must never touch a stream or the bytes of the memory, nor leave a buffer behind that the
+//! caller has no pointer to.
 
 use crate::context::{context, fdbroker_t};
 use crate::errors::fdbroker_code_t;
@@ -18,7 +19,8 @@ pub const FDBROKER_DRIVER_CUDA: u32 = 1;
 /// libze_loader.so.1. Memory is shared as FDBROKER_KIND_DMA_BUF.
 pub const FDBROKER_DRIVER_LEVEL_ZERO: u32 = 2;
 
-/// Instead of a device's ordinal: each import is opened on the device of the ordinal that its owner registered it with.
+/// Instead of a device's ordinal: each import is opened on the device of the ordinal that its owner
+/// registered it with.
 pub const FDBROKER_OWNERS_DEVICE: u32 = 0xffff_ffff;
 
 fn driver(act: &str, number: u32) -> Result<Driver, Failure> {
@@ -32,12 +34,13 @@ fn driver(act: &str, number: u32) -> Result<Driver, Failure> {
     }
 }
 
-/// How many devices a driver shows to this process. The library finds the driver at run time, in this and all other
-/// functions; a driver that has come meanwhile is found by the next call. Needs no context, and sends nothing.
+/// How many devices a driver shows to this process. The library finds the driver at run time, in
+/// this and all other functions; a driver that has come meanwhile is found by the next call. Needs
+/// no context, and sends nothing.
 ///
-/// Errors: FDBROKER_NOT_SUPPORTED (fdbroker_last_error() says what is missing: the driver's library, a symbol in it, a
-/// device; or this is a child of fork(2), where drivers do not work), FDBROKER_LOCAL_FD_LIMIT (drivers open some fds),
-/// FDBROKER_INVALID_ARGUMENT. *count is 0 then.
+/// Errors: FDBROKER_NOT_SUPPORTED (fdbroker_last_error() says what is missing: the driver's
+/// library, a symbol in it, a device; or this is a child of fork(2), where drivers do not work),
+/// FDBROKER_LOCAL_FD_LIMIT (drivers open some fds), FDBROKER_INVALID_ARGUMENT. *count is 0 then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_gpu_count(
     driver_number: u32,
@@ -53,13 +56,14 @@ pub unsafe extern "C" fn fdbroker_gpu_count(
     })
 }
 
-/// Level Zero memory can be used in the context alone that it was made in. Names the program's context (a
-/// ze_context_handle_t of the device's driver), in which this library then allocates and imports memory of the device,
-/// and in which fdbroker_gpu_register() finds it. Call it before all else with this device; without it the library makes a
-/// context of its own. Keep the context until fdbroker_close().
+/// Level Zero memory can be used in the context alone that it was made in. Names the program's
+/// context (a ze_context_handle_t of the device's driver), in which this library then allocates and
+/// imports memory of the device, and in which fdbroker_gpu_register() finds it. Call it before all
+/// else with this device; without it the library makes a context of its own. Keep the context until
+/// fdbroker_close().
 ///
-/// Errors: FDBROKER_EXISTS (the device is in use here already), FDBROKER_NOT_SUPPORTED (as for fdbroker_gpu_count()),
-/// FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT.
+/// Errors: FDBROKER_EXISTS (the device is in use here already), FDBROKER_NOT_SUPPORTED (as for
+/// fdbroker_gpu_count()), FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_gpu_set_context(
     broker: *mut fdbroker_t,
@@ -83,20 +87,22 @@ pub unsafe extern "C" fn fdbroker_gpu_set_context(
     })
 }
 
-/// Allocates memory of a device that other processes can open: size_bytes, more than 0, rounded up to what the driver
-/// shares (CUDA: 2 MiB on most devices). device is the driver's ordinal, share a FDBROKER_SHARE_* number. *ptr is a
-/// device address, for kernels and copies, to be given back by fdbroker_gpu_free(). The memory is registered within the
-/// deadline, and the library answers its recalls. handle may be NULL: it is then registered later, by
-/// fdbroker_get_handle(). What the memory contains is undefined. On failure *ptr is NULL, *handle all zero, and nothing is
-/// left behind.
+/// Allocates memory of a device that other processes can open: size_bytes, more than 0, rounded up
+/// to what the driver shares (CUDA: 2 MiB on most devices). device is the driver's ordinal, share a
+/// FDBROKER_SHARE_* number. *ptr is a device address, for kernels and copies, to be given back by
+/// fdbroker_gpu_free(). The memory is registered within the deadline, and the library answers its
+/// recalls. handle may be NULL: it is then registered later, by fdbroker_get_handle(). What the
+/// memory contains is undefined. On failure *ptr is NULL, *handle all zero, and nothing is left
+/// behind.
 ///
-/// CUDA memory belongs to the device's primary context, which the runtime API uses, too. An export is an fd of this
-/// process until the broker has it (Level Zero: two), so own_fds of fdbroker_options_t must be 1 (2) or more, and one
-/// more beside an arena of host memory.
+/// CUDA memory belongs to the device's primary context, which the runtime API uses, too. An export
+/// is an fd of this process until the broker has it (Level Zero: two), so own_fds of
+/// fdbroker_options_t must be 1 (2) or more, and one more beside an arena of host memory.
 ///
-/// Errors: FDBROKER_NOT_SUPPORTED (no such driver or device, as for fdbroker_gpu_count(); the device shares no memory by fds;
-/// own_fds is too small; or inside a callback), FDBROKER_INTERNAL (the driver's words, such as that the device has no
-/// memory left), FDBROKER_LOCAL_FD_LIMIT, those of fdbroker_register(), FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT.
+/// Errors: FDBROKER_NOT_SUPPORTED (no such driver or device, as for fdbroker_gpu_count(); the
+/// device shares no memory by fds; own_fds is too small; or inside a callback), FDBROKER_INTERNAL
+/// (the driver's words, such as that the device has no memory left), FDBROKER_LOCAL_FD_LIMIT, those
+/// of fdbroker_register(), FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_gpu_alloc(
     broker: *mut fdbroker_t,
@@ -134,12 +140,13 @@ pub unsafe extern "C" fn fdbroker_gpu_alloc(
     })
 }
 
-/// Frees memory of fdbroker_gpu_alloc(): its registration ends, and every holder is told. Consumers that have it open keep
-/// it until they release it. No kernel and no copy may be using it: the library knows no streams and waits for none.
-/// Never waits for the broker; fdbroker_flush() does.
+/// Frees memory of fdbroker_gpu_alloc(): its registration ends, and every holder is told. Consumers
+/// that have it open keep it until they release it. No kernel and no copy may be using it: the
+/// library knows no streams and waits for none. Never waits for the broker; fdbroker_flush() does.
 ///
 /// Errors: FDBROKER_BAD_HANDLE (not the first byte of a buffer, or freed before; nothing changes),
-/// FDBROKER_NOT_CONNECTED (in a forked child: the memory is the parent's), FDBROKER_INVALID_ARGUMENT.
+/// FDBROKER_NOT_CONNECTED (in a forked child: the memory is the parent's),
+/// FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_gpu_free(
     broker: *mut fdbroker_t,
@@ -160,20 +167,23 @@ pub unsafe extern "C" fn fdbroker_gpu_free(
     })
 }
 
-/// The handle of device memory that anybody in this process allocated, with the offset of ptr in it: the driver says which
-/// allocation ptr lies in. The first call registers it, recallable, and the library answers its recalls; later calls for any
-/// address in it send nothing. device is the ordinal of the device that the memory is on. Memory of fdbroker_gpu_alloc() is
-/// found, too.
+/// The handle of device memory that anybody in this process allocated, with the offset of ptr in
+/// it: the driver says which allocation ptr lies in. The first call registers it, recallable, and
+/// the library answers its recalls; later calls for any address in it send nothing. device is the
+/// ordinal of the device that the memory is on. Memory of fdbroker_gpu_alloc() is found, too.
 ///
-/// CUDA: memory that cuMemMap() mapped, of an allocation made with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, as PyTorch's
-/// expandable segments are. A tensor there may lie in several mappings, each with a handle of its own. Memory of
-/// cuMemAlloc() and cudaMalloc() cannot be shared by fds. Level Zero: all memory that zeMemGetIpcHandle() takes.
+/// CUDA: memory that cuMemMap() mapped, of an allocation made with
+/// CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, as PyTorch's expandable segments are. A tensor there
+/// may lie in several mappings, each with a handle of its own. Memory of cuMemAlloc() and
+/// cudaMalloc() cannot be shared by fds. Level Zero: all memory that zeMemGetIpcHandle() takes.
 ///
-/// Until fdbroker_gpu_retire() the broker's fd keeps the memory allocated, also when its owner frees it.
+/// Until fdbroker_gpu_retire() the broker's fd keeps the memory allocated, also when its owner
+/// frees it.
 ///
-/// Errors: FDBROKER_STALE (no device memory is at ptr, or it was freed meanwhile), FDBROKER_NOT_SUPPORTED (this memory
-/// cannot be shared; fdbroker_last_error() says why; otherwise as for fdbroker_gpu_alloc()), FDBROKER_LOCAL_FD_LIMIT, those of
-/// fdbroker_register(), FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT. *handle is all zero then.
+/// Errors: FDBROKER_STALE (no device memory is at ptr, or it was freed meanwhile),
+/// FDBROKER_NOT_SUPPORTED (this memory cannot be shared; fdbroker_last_error() says why; otherwise
+/// as for fdbroker_gpu_alloc()), FDBROKER_LOCAL_FD_LIMIT, those of fdbroker_register(),
+/// FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT. *handle is all zero then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_gpu_register(
     broker: *mut fdbroker_t,
@@ -204,12 +214,14 @@ pub unsafe extern "C" fn fdbroker_gpu_register(
     })
 }
 
-/// Says that memory which fdbroker_gpu_register() has registered is about to be freed: its registration ends at once, every
-/// holder is told, and the broker closes its fd. Call it before the driver's function that frees; after it, only the first
-/// address finds the memory. Never waits; also inside a callback.
+/// Says that memory which fdbroker_gpu_register() has registered is about to be freed: its
+/// registration ends at once, every holder is told, and the broker closes its fd. Call it before
+/// the driver's function that frees; after it, only the first address finds the memory. Never
+/// waits; also inside a callback.
 ///
-/// Errors: FDBROKER_BAD_HANDLE (nothing at ptr was registered so; nothing changes), FDBROKER_NOT_SUPPORTED (no such driver or
-/// device), FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT.
+/// Errors: FDBROKER_BAD_HANDLE (nothing at ptr was registered so; nothing changes),
+/// FDBROKER_NOT_SUPPORTED (no such driver or device), FDBROKER_NOT_CONNECTED (in a forked child),
+/// FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_gpu_retire(
     broker: *mut fdbroker_t,
@@ -230,21 +242,23 @@ pub unsafe extern "C" fn fdbroker_gpu_retire(
     })
 }
 
-/// Has a driver open all memory of a kind that fdbroker_import() does not find in the cache: ptr of an import is then a
-/// device address, and the memory stays open until fdbroker_import_release(). So it has what host memory has: hits without a
-/// message, batches, imports without waiting, limits, suspend and resume. kind is that of the handle
-/// (fdbroker_handle_parse()): FDBROKER_KIND_CUDA_VMM, or FDBROKER_KIND_DMA_BUF for Level Zero, whose dma-bufs of host
-/// memory then go to the driver, too. device is an ordinal, or FDBROKER_OWNERS_DEVICE. A context opens each allocation
-/// once; a program that needs it on two devices has a context for each. fdbroker_set_opener() of the same kind replaces
-/// this, and with NULL functions undoes it.
+/// Has a driver open all memory of a kind that fdbroker_import() does not find in the cache: ptr of
+/// an import is then a device address, and the memory stays open until fdbroker_import_release().
+/// So it has what host memory has: hits without a message, batches, imports without waiting,
+/// limits, suspend and resume. kind is that of the handle (fdbroker_handle_parse()):
+/// FDBROKER_KIND_CUDA_VMM, or FDBROKER_KIND_DMA_BUF for Level Zero, whose dma-bufs of host memory
+/// then go to the driver, too. device is an ordinal, or FDBROKER_OWNERS_DEVICE. A context opens
+/// each allocation once; a program that needs it on two devices has a context for each.
+/// fdbroker_set_opener() of the same kind replaces this, and with NULL functions undoes it.
 ///
-/// FDBROKER_IMPORT_READ maps CUDA memory for reading where the driver can do that; Level Zero has no such mapping, and there
-/// the program must keep to it. Before a release no kernel and no copy may be using the memory any more.
+/// FDBROKER_IMPORT_READ maps CUDA memory for reading where the driver can do that; Level Zero has
+/// no such mapping, and there the program must keep to it. Before a release no kernel and no copy
+/// may be using the memory any more.
 ///
-/// Errors: FDBROKER_NOT_SUPPORTED (no such driver or device, as for fdbroker_gpu_count(); nothing changes),
-/// FDBROKER_LOCAL_FD_LIMIT, FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. An import then also
-/// answers FDBROKER_NOT_SUPPORTED (the device cannot reach that memory) and FDBROKER_UNSUPPORTED_FD (the driver does not know
-/// the fd).
+/// Errors: FDBROKER_NOT_SUPPORTED (no such driver or device, as for fdbroker_gpu_count(); nothing
+/// changes), FDBROKER_LOCAL_FD_LIMIT, FDBROKER_NOT_CONNECTED (in a forked child),
+/// FDBROKER_INVALID_ARGUMENT. An import then also answers FDBROKER_NOT_SUPPORTED (the device cannot
+/// reach that memory) and FDBROKER_UNSUPPORTED_FD (the driver does not know the fd).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_set_gpu_opener(
     broker: *mut fdbroker_t,

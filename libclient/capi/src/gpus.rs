@@ -1,5 +1,5 @@
-//! The GPU memory of a context: devices opened at first use, buffers known by their address.
-//! Must never call a driver under its lock, but to open a device, nor free memory in a forked child.
+//! The GPU memory of a context: devices opened at first use, buffers known by their address. Must
+//! never call a driver under its lock, but to open a device, nor free memory in a forked child.
 
 use crate::failure::Failure;
 use fdbroker_client::cuda::{self, CudaBuffer, CudaMemory};

@@ -1,5 +1,5 @@
-//! The boundary to C: every exported function that can fail or panic runs inside one of these. Must never let a panic
-//! into C.
+//! The boundary to C: every exported function that can fail or panic runs inside one of these. Must
+//! never let a panic into C.
 
 use crate::errors::{FDBROKER_INTERNAL, FDBROKER_OK, fdbroker_code_t};
 use crate::failure::Failure;

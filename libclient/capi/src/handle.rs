@@ -1,4 +1,5 @@
-//! The handle by value: the C type, and reading its fields. Must never claim that a handle is genuine.
+//! The handle by value: the C type, and reading its fields. Must never claim that a handle is
+//! genuine.
 
 use crate::errors::fdbroker_code_t;
 use crate::failure::Failure;
@@ -7,8 +8,9 @@ use crate::sized::{Growable, check_count, slice, write};
 use fdbroker_client::{ErrorCode, Handle};
 use fdbroker_protocol::handle::{HANDLE_MAGIC, HANDLE_VERSION};
 
-/// A handle: 64 bytes that name an allocation of this node, and a place inside it. Pass on all 64 bytes unchanged, by
-/// value: through MPI, a file, anything. Compare handles by fdbroker_handle_same(), not by memcmp().
+/// A handle: 64 bytes that name an allocation of this node, and a place inside it. Pass on all 64
+/// bytes unchanged, by value: through MPI, a file, anything. Compare handles by
+/// fdbroker_handle_same(), not by memcmp().
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fdbroker_handle_t {
@@ -18,8 +20,8 @@ pub struct fdbroker_handle_t {
 const _: () = assert!(size_of::<fdbroker_handle_t>() == size_of::<Handle>());
 const _: () = assert!(align_of::<fdbroker_handle_t>() == align_of::<Handle>());
 
-/// The fields of a handle, for printing. node, slot and generation name the allocation; the other fields
-/// are hints of its owner.
+/// The fields of a handle, for printing. node, slot and generation name the allocation; the other
+/// fields are hints of its owner.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fdbroker_handle_info_t {
@@ -79,10 +81,12 @@ impl fdbroker_handle_t {
     }
 }
 
-/// Reads the fields of a handle. Needs no context and sends nothing. It proves nothing: only the broker can tell
-/// whether the handle is genuine and current. Also inside a callback and in a forked child.
+/// Reads the fields of a handle. Needs no context and sends nothing. It proves nothing: only the
+/// broker can tell whether the handle is genuine and current. Also inside a callback and in a
+/// forked child.
 ///
-/// Errors: FDBROKER_BAD_HANDLE (the bytes are no handle of this version), FDBROKER_INVALID_ARGUMENT.
+/// Errors: FDBROKER_BAD_HANDLE (the bytes are no handle of this version),
+/// FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_handle_parse(
     handle: *const fdbroker_handle_t,
@@ -114,8 +118,9 @@ pub unsafe extern "C" fn fdbroker_handle_parse(
     })
 }
 
-/// 1 when both handles name the same allocation, whatever their offsets; else 0, also for NULL and for bytes that are no
-/// handle. Needs no context and sends nothing. Also inside a callback and in a forked child.
+/// 1 when both handles name the same allocation, whatever their offsets; else 0, also for NULL and
+/// for bytes that are no handle. Needs no context and sends nothing. Also inside a callback and in
+/// a forked child.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_handle_same(
     handle: *const fdbroker_handle_t,
@@ -135,7 +140,8 @@ pub unsafe extern "C" fn fdbroker_handle_same(
 /// # Safety
 /// `handle` is NULL, or points to a handle.
 pub(crate) unsafe fn one<'a>(handle: *const fdbroker_handle_t) -> Result<&'a Handle, Failure> {
-    // SAFETY: the caller's promise; both types are 64 plain bytes without alignment (asserted above).
+    // SAFETY: the caller's promise; both types are 64 plain bytes without alignment (asserted
+    // above).
     let handle = unsafe { handle.cast::<Handle>().as_ref() };
     handle.ok_or_else(|| Failure::argument("handle is NULL"))
 }
@@ -149,6 +155,7 @@ pub(crate) unsafe fn many<'a>(
     count: usize,
 ) -> Result<&'a [Handle], Failure> {
     check_count(count)?;
-    // SAFETY: the caller's promise; both types are 64 plain bytes without alignment (asserted above).
+    // SAFETY: the caller's promise; both types are 64 plain bytes without alignment (asserted
+    // above).
     unsafe { slice(handles.cast::<Handle>(), count, "handles") }
 }

@@ -1,4 +1,5 @@
-//! Host memory: allocating and freeing it. Must never leave a buffer behind that the caller has no pointer to.
+//! Host memory: allocating and freeing it. Must never leave a buffer behind that the caller has no
+//! pointer to.
 
 use crate::arenas::Source;
 use crate::context::{context, fdbroker_t};
@@ -66,12 +67,13 @@ pub unsafe extern "C" fn fdbroker_host_alloc(
     })
 }
 
-/// Frees host memory: its registration ends, every holder is told, and its pages are used anew once the last consumer
-/// has released them. Never waits; fdbroker_flush() waits until the handle is stale in every process. Also inside a
-/// callback.
+/// Frees host memory: its registration ends, every holder is told, and its pages are used anew once
+/// the last consumer has released them. Never waits; fdbroker_flush() waits until the handle is
+/// stale in every process. Also inside a callback.
 ///
 /// Errors: FDBROKER_BAD_HANDLE (not the first byte of a buffer, or freed before; nothing changes),
-/// FDBROKER_NOT_CONNECTED (in a forked child: the memory is the parent's), FDBROKER_INVALID_ARGUMENT.
+/// FDBROKER_NOT_CONNECTED (in a forked child: the memory is the parent's),
+/// FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_host_free(
     broker: *mut fdbroker_t,
@@ -90,11 +92,12 @@ pub unsafe extern "C" fn fdbroker_host_free(
     })
 }
 
-/// Uses memory of arenas again that was freed and of which no broker knows now. Memory that was freed around the loss
-/// of a broker comes back by itself: when the next broker's grace time (limits.grace_ms) is over and its last
-/// consumer has released it. That does not happen while there is no broker, nor when the next one knows nothing of
-/// the one before, or this process came back too late. Call this only when no process has memory mapped that this
-/// context freed then. bytes (may be NULL) gets how many bytes. Never waits; also inside a callback.
+/// Uses memory of arenas again that was freed and of which no broker knows now. Memory that was
+/// freed around the loss of a broker comes back by itself: when the next broker's grace time
+/// (limits.grace_ms) is over and its last consumer has released it. That does not happen while
+/// there is no broker, nor when the next one knows nothing of the one before, or this process came
+/// back too late. Call this only when no process has memory mapped that this context freed then.
+/// bytes (may be NULL) gets how many bytes. Never waits; also inside a callback.
 ///
 /// Errors: FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]

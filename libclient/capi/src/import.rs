@@ -14,11 +14,13 @@ use std::ffi::c_void;
 pub const FDBROKER_IMPORT_READ: u32 = 0;
 /// Map for reading and writing.
 pub const FDBROKER_IMPORT_WRITE: u32 = 1;
-/// Combined with the others by |: what this import opens is closed by its last release, whatever the settings of the
-/// import cache. Memory that is in the cache already serves this import, too, and stays there.
+/// Combined with the others by |: what this import opens is closed by its last release, whatever
+/// the settings of the import cache. Memory that is in the cache already serves this import, too,
+/// and stays there.
 pub const FDBROKER_IMPORT_NO_CACHE: u32 = 2;
 
-/// Memory of another process, mapped here and in use. Filled in by the library; to be released once.
+/// Memory of another process, mapped here and in use. Filled in by the library; to be released
+/// once.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fdbroker_import_t {
@@ -36,15 +38,17 @@ pub struct fdbroker_import_t {
 const NONE: fdbroker_import_t =
     fdbroker_import_t { ptr: std::ptr::null_mut(), size_bytes: 0, pin: 0, slot: 0, generation: 0 };
 
-/// Maps the memory of a handle; flags are FDBROKER_IMPORT_*, combined by |. When it is in the import cache and
-/// current, that takes no message and no system call. The memory stays mapped until fdbroker_import_release(), even
-/// when the allocation ends: ask fdbroker_import_is_current() after reading and before trusting the bytes. On failure
-/// *import is all zero, and nothing is left behind. Waits until the deadline at most.
+/// Maps the memory of a handle; flags are FDBROKER_IMPORT_*, combined by |. When it is in the
+/// import cache and current, that takes no message and no system call. The memory stays mapped
+/// until fdbroker_import_release(), even when the allocation ends: ask fdbroker_import_is_current()
+/// after reading and before trusting the bytes. On failure *import is all zero, and nothing is left
+/// behind. Waits until the deadline at most.
 ///
-/// Errors: those of fdbroker_acquire(); FDBROKER_AGAIN while the cache is suspended (fdbroker_suspend()),
-/// FDBROKER_NO_QUOTA also when a strict cache (cache_strict of fdbroker_options_t) is full of memory in use,
-/// FDBROKER_BAD_HANDLE also when the offset is outside the allocation, FDBROKER_NOT_SUPPORTED also for memory that
-/// the CPU cannot map and that has no opener (fdbroker_set_opener()).
+/// Errors: those of fdbroker_acquire(); FDBROKER_AGAIN while the cache is suspended
+/// (fdbroker_suspend()), FDBROKER_NO_QUOTA also when a strict cache (cache_strict of
+/// fdbroker_options_t) is full of memory in use, FDBROKER_BAD_HANDLE also when the offset is
+/// outside the allocation, FDBROKER_NOT_SUPPORTED also for memory that the CPU cannot map and that
+/// has no opener (fdbroker_set_opener()).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_import(
     broker: *mut fdbroker_t,
@@ -63,12 +67,12 @@ pub unsafe extern "C" fn fdbroker_import(
     }
 }
 
-/// The same from the import cache or not at all: sends nothing, never waits, makes no system call, also inside a
-/// callback.
+/// The same from the import cache or not at all: sends nothing, never waits, makes no system call,
+/// also inside a callback.
 ///
-/// Errors: FDBROKER_AGAIN (the memory is not in the cache, or not current now: fdbroker_import() can tell, and
-/// fdbroker_last_error() stays as it was), FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT.
-/// *import is all zero then.
+/// Errors: FDBROKER_AGAIN (the memory is not in the cache, or not current now: fdbroker_import()
+/// can tell, and fdbroker_last_error() stays as it was), FDBROKER_NOT_CONNECTED (in a forked
+/// child), FDBROKER_INVALID_ARGUMENT. *import is all zero then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_import_hit(
     broker: *mut fdbroker_t,
@@ -129,10 +133,11 @@ fn access(flags: u32) -> Option<Access> {
     }
 }
 
-/// Maps count handles. Memory that is not in the cache comes 253 per message, and the fds are closed as they come: a
-/// soft limit of 32 fds is enough for any number. Fills all imports and all codes (codes may be NULL) in the order of
-/// the handles; the import of a failure is all zero. The same handle twice gives two imports of one mapping. Answers
-/// FDBROKER_OK when all were mapped, else the first failure.
+/// Maps count handles. Memory that is not in the cache comes 253 per message, and the fds are
+/// closed as they come: a soft limit of 32 fds is enough for any number. Fills all imports and all
+/// codes (codes may be NULL) in the order of the handles; the import of a failure is all zero. The
+/// same handle twice gives two imports of one mapping. Answers FDBROKER_OK when all were mapped,
+/// else the first failure.
 ///
 /// Errors: for each handle those of fdbroker_import().
 #[unsafe(no_mangle)]
@@ -201,9 +206,9 @@ pub(crate) fn taken_apart(import: CachedImport<'_>) -> fdbroker_import_t {
     fdbroker_import_t { ptr, size_bytes, pin, slot: id.slot, generation: id.generation }
 }
 
-/// 1 when the allocation of an import has not ended, and the broker lives and knows of the import; else 0. After a
-/// reconnect it is 1 again for an import that the broker took over. 0 also for NULL, for an import given back, and in a
-/// forked child. Makes no system call.
+/// 1 when the allocation of an import has not ended, and the broker lives and knows of the import;
+/// else 0. After a reconnect it is 1 again for an import that the broker took over. 0 also for
+/// NULL, for an import given back, and in a forked child. Makes no system call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_import_is_current(
     broker: *mut fdbroker_t,
@@ -237,12 +242,13 @@ pub unsafe extern "C" fn fdbroker_import_is_final(
     })
 }
 
-/// Gives an import back and zeroes the struct. Pointers into the memory must not be used any more; the mapping may
-/// stay in the cache for the next import. Never waits; also inside a callback. Give each import back once, not also a
-/// copy of its struct.
+/// Gives an import back and zeroes the struct. Pointers into the memory must not be used any more;
+/// the mapping may stay in the cache for the next import. Never waits; also inside a callback. Give
+/// each import back once, not also a copy of its struct.
 ///
-/// Errors: FDBROKER_BAD_HANDLE (given back before, or all zero; nothing changes), FDBROKER_NOT_CONNECTED (in a forked
-/// child: the import is the parent's), FDBROKER_INVALID_ARGUMENT.
+/// Errors: FDBROKER_BAD_HANDLE (given back before, or all zero; nothing changes),
+/// FDBROKER_NOT_CONNECTED (in a forked child: the import is the parent's),
+/// FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_import_release(
     broker: *mut fdbroker_t,
@@ -260,7 +266,8 @@ pub unsafe extern "C" fn fdbroker_import_release(
     })
 }
 
-/// Closes all unused entries of the import cache. *closed, unless NULL, is their number. Also inside a callback.
+/// Closes all unused entries of the import cache. *closed, unless NULL, is their number. Also
+/// inside a callback.
 ///
 /// Errors: FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]

@@ -1,5 +1,5 @@
-//! The text of each thread's last failed call. Must never allocate or have a destructor: a thread that exits, a
-//! forked child and a program that has closed the library may ask.
+//! The text of each thread's last failed call. Must never allocate or have a destructor: a thread
+//! that exits, a forked child and a program that has closed the library may ask.
 
 use crate::limits::LAST_ERROR_BYTES;
 use std::cell::Cell;

@@ -1,5 +1,5 @@
-//! The leases of a C program by token: a token is never used twice, so that a second release is an error.
-//! Must never hold its lock during a callback or a wait.
+//! The leases of a C program by token: a token is never used twice, so that a second release is an
+//! error. Must never hold its lock during a callback or a wait.
 
 use fdbroker_client::{Error, ErrorCode, Lease};
 use std::collections::{HashMap, VecDeque};
@@ -17,12 +17,13 @@ struct Table {
     leases: HashMap<u64, Held>,
     /// The broker's number of a lease to its token: notices name leases by the broker's number.
     tokens: HashMap<u64, u64>,
-    /// The same of leases that the broker of the moment has refused, by their numbers at the broker before, until the
-    /// program has been told.
+    /// The same of leases that the broker of the moment has refused, by their numbers at the broker
+    /// before, until the program has been told.
     refused: HashMap<u64, u64>,
     /// The numberings of which these two are.
     numbering: u64,
-    /// Numbers of the last revoked leases without a token: of the import cache, or of an acquire under way.
+    /// Numbers of the last revoked leases without a token: of the import cache, or of an acquire
+    /// under way.
     revoked: VecDeque<(u64, ErrorCode)>,
 }
 
@@ -33,7 +34,8 @@ struct Held {
     is_told: bool,
 }
 
-/// An end overtakes a grant by the time between two threads; meanwhile so many others can end that the cache has.
+/// An end overtakes a grant by the time between two threads; meanwhile so many others can end that
+/// the cache has.
 const REVOKED_KEPT: usize = 256;
 
 impl Leases {
@@ -44,7 +46,8 @@ impl Leases {
     /// Keeps a lease; answers its token, which is never 0.
     ///
     /// # Errors
-    /// The notice of its end has come before: nobody could have been told which lease it was of. It is given back.
+    /// The notice of its end has come before: nobody could have been told which lease it was of. It
+    /// is given back.
     pub fn insert(&self, lease: Lease) -> Result<u64, Error> {
         let mut table = self.table();
         let number = lease.number();
@@ -98,16 +101,19 @@ impl Leases {
         Lease::release_many(leases.into_values().map(|held| held.lease));
     }
 
-    /// The broker is lost: its numbers are void, and what it has revoked is refused by the next one.
+    /// The broker is lost: its numbers are void, and what it has revoked is refused by the next
+    /// one.
     pub fn disconnected(&self) {
         self.table().revoked.clear();
     }
 
-    /// The token of a lease of whose end a notice tells by its number; 0 when the program does not have it.
+    /// The token of a lease of whose end a notice tells by its number; 0 when the program does not
+    /// have it.
     pub fn token_of_revoked(&self, number: u64, code: ErrorCode) -> u64 {
         let mut table = self.table();
         table.renumber();
-        // A refusal is told before anything that the broker says of the lease that has this number now.
+        // A refusal is told before anything that the broker says of the lease that has this number
+        // now.
         if let Some(token) = table.refused.remove(&number) {
             table.leases.get_mut(&token).expect("it has a number").is_told = true;
             return token;

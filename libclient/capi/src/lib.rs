@@ -1,12 +1,14 @@
-//! The C ABI of fdbroker's library: libfdbroker.so.0, which link.sh links, and fdbroker.h, which is made from these files.
-//! Thin: checks arguments, calls the Rust library, converts. Must never let a panic into C, nor export another symbol.
+//! The C ABI of fdbroker's library: libfdbroker.so.0, which link.sh links, and fdbroker.h, which is
+//! made from these files. Thin: checks arguments, calls the Rust library, converts. Must never let
+//! a panic into C, nor export another symbol.
 //!
-//! Layers (tests/layers checks them): `leases, limits, object_table <- last_error, logger <- errors <- failure <- guard, sized,
-//! slot <- arenas, callbacks, gpus, handle <- context <- acquire, events, forked, host, import, register, stats <- objects <-
-//! object_get, object_make, object_names, object_watch <- gpu, open, opener, pool, request, suspend`.
+//! Layers (tests/layers checks them): `leases, limits, object_table <- last_error, logger <- errors
+//! <- failure <- guard, sized, slot <- arenas, callbacks, gpus, handle <- context <- acquire,
+//! events, forked, host, import, register, stats <- objects <- object_get, object_make,
+//! object_names, object_watch <- gpu, open, opener, pool, request, suspend`.
 //!
-//! Each public module belongs to a section of the header (tests/header.rs): its doc comments are written for the C
-//! programmer, and its types have C names.
+//! Each public module belongs to a section of the header (tests/header.rs): its doc comments are
+//! written for the C programmer, and its types have C names.
 #![allow(non_camel_case_types, reason = "the types are named as C programs name them")]
 #![allow(
     missing_docs,

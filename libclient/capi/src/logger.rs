@@ -1,5 +1,6 @@
-//! The log of a C program: lines on stderr, by the level in FDBROKER_LOG. The logger of a Rust program stays in place.
-//! Must never raise SIGPIPE, take a lock, or mix with the program's own output.
+//! The log of a C program: lines on stderr, by the level in FDBROKER_LOG. The logger of a Rust
+//! program stays in place. Must never raise SIGPIPE, take a lock, or mix with the program's own
+//! output.
 
 use crate::limits::LOG_LINE_BYTES;
 use fdbroker_scm::{know_stderr, write_stderr};

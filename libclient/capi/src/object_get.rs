@@ -15,21 +15,24 @@ use crate::sized::{Growable, Output, read, write};
 use fdbroker_client::{Deadline, Error, ErrorCode, Object, Objects};
 use std::ffi::{c_char, c_void};
 
-/// Gets count objects (1 to 253) of one moment, all or none: never two versions of a group mixed. Waits until they are sealed,
-/// until the deadline at most. Each is filled in in the order of the names and given back by fdbroker_object_release(). Objects
-/// of one group share one mapping, which stays until the last is given back. options NULL: all defaults. On failure all
-/// elements of objects are zero but struct_size.
+/// Gets count objects (1 to 253) of one moment, all or none: never two versions of a group mixed.
+/// Waits until they are sealed, until the deadline at most. Each is filled in in the order of the
+/// names and given back by fdbroker_object_release(). Objects of one group share one mapping, which
+/// stays until the last is given back. options NULL: all defaults. On failure all elements of
+/// objects are zero but struct_size.
 ///
-/// options->flags may have FDBROKER_OBJECT_JOB, and FDBROKER_OBJECT_CACHED for one object that is asked for again and again: it is
-/// had without a message while its name still leads to it, if it is the only one of its group. options->place and device:
-/// where GPU memory is opened; without them CUDA memory is opened for the device with the maker's ordinal, and Level Zero's
-/// is mapped for the CPU.
+/// options->flags may have FDBROKER_OBJECT_JOB, and FDBROKER_OBJECT_CACHED for one object that is
+/// asked for again and again: it is had without a message while its name still leads to it, if it
+/// is the only one of its group. options->place and device: where GPU memory is opened; without
+/// them CUDA memory is opened for the device with the maker's ordinal, and Level Zero's is mapped
+/// for the CPU.
 ///
-/// Errors: FDBROKER_NOT_FOUND, FDBROKER_NOT_SEALED (deadline_ms is 0), FDBROKER_TIMED_OUT (fdbroker_last_error() says whether the
-/// name is unknown, or which process makes it), FDBROKER_TOO_LONG, FDBROKER_AGAIN (in more groups than one answer may have fds),
-/// FDBROKER_NO_QUOTA, FDBROKER_LOCAL_FD_LIMIT (nothing lost: retry), FDBROKER_NOT_SUPPORTED (GPU memory without a driver; inside a
-/// callback), FDBROKER_BAD_HANDLE (what cannot be a name), FDBROKER_INTERNAL (no addresses), FDBROKER_NOT_CONNECTED,
-/// FDBROKER_INVALID_ARGUMENT.
+/// Errors: FDBROKER_NOT_FOUND, FDBROKER_NOT_SEALED (deadline_ms is 0), FDBROKER_TIMED_OUT
+/// (fdbroker_last_error() says whether the name is unknown, or which process makes it),
+/// FDBROKER_TOO_LONG, FDBROKER_AGAIN (in more groups than one answer may have fds),
+/// FDBROKER_NO_QUOTA, FDBROKER_LOCAL_FD_LIMIT (nothing lost: retry), FDBROKER_NOT_SUPPORTED (GPU
+/// memory without a driver; inside a callback), FDBROKER_BAD_HANDLE (what cannot be a name),
+/// FDBROKER_INTERNAL (no addresses), FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_object_get(
     broker: *mut fdbroker_t,
@@ -82,7 +85,8 @@ pub(crate) struct Taken<'a> {
 
 impl Taken<'_> {
     /// # Safety
-    /// `objects` is NULL or points to `count` structs of its `struct_size` bytes that nobody else uses meanwhile.
+    /// `objects` is NULL or points to `count` structs of its `struct_size` bytes that nobody else
+    /// uses meanwhile.
     pub unsafe fn new(objects: *mut fdbroker_object_t, count: usize) -> Result<Self, Failure> {
         // SAFETY: the caller's promise.
         let mut out = unsafe { Output::new(objects, count) }?;
@@ -120,8 +124,9 @@ fn describe(object: &Object) -> fdbroker_object_t {
 
 /// Copies out count bytes from offset of an object, of whatever memory: a device's, too.
 ///
-/// Errors: FDBROKER_BAD_HANDLE (out of bounds; or given back before), FDBROKER_INTERNAL (the driver's words),
-/// FDBROKER_NOT_CONNECTED (in a forked child, but for an object with FDBROKER_OBJECT_FINAL), FDBROKER_INVALID_ARGUMENT.
+/// Errors: FDBROKER_BAD_HANDLE (out of bounds; or given back before), FDBROKER_INTERNAL (the
+/// driver's words), FDBROKER_NOT_CONNECTED (in a forked child, but for an object with
+/// FDBROKER_OBJECT_FINAL), FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_object_read(
     broker: *mut fdbroker_t,
@@ -153,9 +158,10 @@ pub unsafe extern "C" fn fdbroker_object_read(
     })
 }
 
-/// 1 when the group of an object still has a name (of one that is the only object of its group: when its name still leads to it),
-/// and the broker lives and counts this use of it; else 0, also for NULL, for an object given back, and in a forked child. The
-/// bytes stay as they are in any case. Makes no system call.
+/// 1 when the group of an object still has a name (of one that is the only object of its group:
+/// when its name still leads to it), and the broker lives and counts this use of it; else 0, also
+/// for NULL, for an object given back, and in a forked child. The bytes stay as they are in any
+/// case. Makes no system call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_object_is_current(
     broker: *mut fdbroker_t,
@@ -169,11 +175,13 @@ pub unsafe extern "C" fn fdbroker_object_is_current(
     })
 }
 
-/// Gives an object back and zeroes the struct but struct_size; pointers into it must not be used any more. Never waits; also
-/// inside a callback. Give each object back once, not also a copy of its struct.
+/// Gives an object back and zeroes the struct but struct_size; pointers into it must not be used
+/// any more. Never waits; also inside a callback. Give each object back once, not also a copy of
+/// its struct.
 ///
-/// Errors: FDBROKER_BAD_HANDLE (given back before, or none; nothing changes), FDBROKER_NOT_CONNECTED (in a forked child: the
-/// object is the parent's), FDBROKER_INVALID_ARGUMENT.
+/// Errors: FDBROKER_BAD_HANDLE (given back before, or none; nothing changes),
+/// FDBROKER_NOT_CONNECTED (in a forked child: the object is the parent's),
+/// FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_object_release(
     broker: *mut fdbroker_t,
@@ -190,8 +198,8 @@ pub unsafe extern "C" fn fdbroker_object_release(
     })
 }
 
-/// Gives up the objects that FDBROKER_OBJECT_CACHED keeps and nobody uses. *count, unless NULL, is their number. Also inside a
-/// callback.
+/// Gives up the objects that FDBROKER_OBJECT_CACHED keeps and nobody uses. *count, unless NULL, is
+/// their number. Also inside a callback.
 ///
 /// Errors: FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]

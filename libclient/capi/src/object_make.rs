@@ -1,5 +1,5 @@
-//! Making objects: groups in the making, and objects of bytes that there are. Must never answer success for a write that is not
-//! in the memory.
+//! Making objects: groups in the making, and objects of bytes that there are. Must never answer
+//! success for a write that is not in the memory.
 
 use crate::callbacks::is_open;
 use crate::context::{context, fdbroker_t};
@@ -68,7 +68,8 @@ unsafe fn making<'a>(
 /// The caller's objects.
 ///
 /// # Safety
-/// `objects` is NULL or points to `count` structs of its `struct_size` bytes, whose pointers point to what they say.
+/// `objects` is NULL or points to `count` structs of its `struct_size` bytes, whose pointers point
+/// to what they say.
 unsafe fn new_objects<'a>(
     objects: *const fdbroker_new_object_t,
     count: usize,
@@ -79,18 +80,20 @@ unsafe fn new_objects<'a>(
     (0..count).map(|index| unsafe { input.get(index)?.to_new() }).collect()
 }
 
-/// Begins a group of count objects, at most 253: memory for them, writable by this process alone, and charged from now on.
-/// Others see that the names are being made. Write the objects (fdbroker_object_data(), fdbroker_object_write()), seal the
-/// group, and give it back by fdbroker_object_close(), which gives up one that is not sealed. options NULL: all defaults. On
+/// Begins a group of count objects, at most 253: memory for them, writable by this process alone,
+/// and charged from now on. Others see that the names are being made. Write the objects
+/// (fdbroker_object_data(), fdbroker_object_write()), seal the group, and give it back by
+/// fdbroker_object_close(), which gives up one that is not sealed. options NULL: all defaults. On
 /// failure *group is NULL.
 ///
-/// Host memory is a memfd that this call makes, sizes and allocates, so that this process's cgroup pays for its pages. The
-/// group keeps one fd open in this process until it is sealed.
+/// Host memory is a memfd that this call makes, sizes and allocates, so that this process's cgroup
+/// pays for its pages. The group keeps one fd open in this process until it is sealed.
 ///
-/// Errors: FDBROKER_EXISTS (a name is in use or being made, without FDBROKER_OBJECT_REPLACE or FDBROKER_OBJECT_EXPECT),
-/// FDBROKER_TOO_LONG (a name, metadata, or too many objects), FDBROKER_BAD_HANDLE (a name that cannot be, two of one name,
-/// objects outside the memory), FDBROKER_NO_QUOTA, FDBROKER_NOT_SUPPORTED (the place is absent here, the broker has no
-/// objects, objects of a job are to be kept or pinned, or inside a callback), FDBROKER_UNSUPPORTED_FD,
+/// Errors: FDBROKER_EXISTS (a name is in use or being made, without FDBROKER_OBJECT_REPLACE or
+/// FDBROKER_OBJECT_EXPECT), FDBROKER_TOO_LONG (a name, metadata, or too many objects),
+/// FDBROKER_BAD_HANDLE (a name that cannot be, two of one name, objects outside the memory),
+/// FDBROKER_NO_QUOTA, FDBROKER_NOT_SUPPORTED (the place is absent here, the broker has no objects,
+/// objects of a job are to be kept or pinned, or inside a callback), FDBROKER_UNSUPPORTED_FD,
 /// FDBROKER_LOCAL_FD_LIMIT, FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_object_create(
@@ -143,10 +146,11 @@ pub unsafe extern "C" fn fdbroker_object_create(
     })
 }
 
-/// Adds count objects to a group, all of them or none, in the room that options->room_bytes has left. They are counted on
-/// from those before.
+/// Adds count objects to a group, all of them or none, in the room that options->room_bytes has
+/// left. They are counted on from those before.
 ///
-/// Errors: those of fdbroker_object_create(); FDBROKER_SEALED, FDBROKER_ABORTED (the broker that had the group is gone).
+/// Errors: those of fdbroker_object_create(); FDBROKER_SEALED, FDBROKER_ABORTED (the broker that
+/// had the group is gone).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_object_add(
     group: *mut fdbroker_object_group_t,
@@ -162,11 +166,12 @@ pub unsafe extern "C" fn fdbroker_object_add(
     })
 }
 
-/// The bytes of object index (from 0) of a host group: *ptr, all 0 at first, to be written until the seal; *size_bytes, unless
-/// NULL, is their number. Never waits.
+/// The bytes of object index (from 0) of a host group: *ptr, all 0 at first, to be written until
+/// the seal; *size_bytes, unless NULL, is their number. Never waits.
 ///
-/// Errors: FDBROKER_BAD_HANDLE (no such object), FDBROKER_NOT_SUPPORTED (GPU or foreign memory), FDBROKER_SEALED,
-/// FDBROKER_ABORTED, FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. *ptr is NULL then.
+/// Errors: FDBROKER_BAD_HANDLE (no such object), FDBROKER_NOT_SUPPORTED (GPU or foreign memory),
+/// FDBROKER_SEALED, FDBROKER_ABORTED, FDBROKER_NOT_CONNECTED (in a forked child),
+/// FDBROKER_INVALID_ARGUMENT. *ptr is NULL then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_object_data(
     group: *mut fdbroker_object_group_t,
@@ -191,7 +196,8 @@ pub unsafe extern "C" fn fdbroker_object_data(
 
 /// The address of object index (from 0) of a group on a device. Good until the seal. Never waits.
 ///
-/// Errors: those of fdbroker_object_data(); FDBROKER_NOT_SUPPORTED: no memory of a device. *device_ptr is 0 then.
+/// Errors: those of fdbroker_object_data(); FDBROKER_NOT_SUPPORTED: no memory of a device.
+/// *device_ptr is 0 then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_object_device_ptr(
     group: *mut fdbroker_object_group_t,
@@ -211,7 +217,8 @@ pub unsafe extern "C" fn fdbroker_object_device_ptr(
 
 /// Copies count bytes into object index (from 0) at offset, of whatever memory but foreign.
 ///
-/// Errors: those of fdbroker_object_data(); FDBROKER_BAD_HANDLE: out of bounds; FDBROKER_INTERNAL: the driver's words.
+/// Errors: those of fdbroker_object_data(); FDBROKER_BAD_HANDLE: out of bounds; FDBROKER_INTERNAL:
+/// the driver's words.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_object_write(
     group: *mut fdbroker_object_group_t,
@@ -252,9 +259,11 @@ pub unsafe extern "C" fn fdbroker_object_seal(
     guard(|| unsafe { seal(group, None, deadline_ms, version) })
 }
 
-/// The same for a group on a device, waiting for this work alone: what is FDBROKER_WORK_*, work the driver's handle.
+/// The same for a group on a device, waiting for this work alone: what is FDBROKER_WORK_*, work the
+/// driver's handle.
 ///
-/// Errors: those of fdbroker_object_seal(); FDBROKER_NOT_SUPPORTED: host memory, or the driver has no such wait.
+/// Errors: those of fdbroker_object_seal(); FDBROKER_NOT_SUPPORTED: host memory, or the driver has
+/// no such wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_object_seal_after(
     group: *mut fdbroker_object_group_t,
@@ -313,8 +322,8 @@ unsafe fn seal(
     }
 }
 
-/// Gives a group back: one that is not sealed is given up, and nothing of it is charged any more. Never waits; also inside a
-/// callback. NULL: does nothing. Must come before fdbroker_close().
+/// Gives a group back: one that is not sealed is given up, and nothing of it is charged any more.
+/// Never waits; also inside a callback. NULL: does nothing. Must come before fdbroker_close().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_object_close(
     group: *mut fdbroker_object_group_t,
@@ -328,9 +337,10 @@ pub unsafe extern "C" fn fdbroker_object_close(
     })
 }
 
-/// Makes count host objects of the bytes that objects[i].bytes points to, in groups of at most 253: those of a group can be had
-/// from one moment on. *versions, unless NULL, get count versions, in the order of the objects; 0 of those that were not made
-/// (the groups before the one that failed are made). options NULL: all defaults; place is FDBROKER_PLACE_HOST.
+/// Makes count host objects of the bytes that objects[i].bytes points to, in groups of at most 253:
+/// those of a group can be had from one moment on. *versions, unless NULL, get count versions, in
+/// the order of the objects; 0 of those that were not made (the groups before the one that failed
+/// are made). options NULL: all defaults; place is FDBROKER_PLACE_HOST.
 ///
 /// Errors: those of fdbroker_object_create() and fdbroker_object_seal().
 #[unsafe(no_mangle)]

@@ -1,4 +1,5 @@
-//! Names of objects: deleted, looked at, listed and kept. Must never write beyond a name or metadata of the caller's.
+//! Names of objects: deleted, looked at, listed and kept. Must never write beyond a name or
+//! metadata of the caller's.
 
 use crate::context::{context, fdbroker_t};
 use crate::errors::fdbroker_code_t;
@@ -13,13 +14,15 @@ use crate::sized::{Answers, Growable, Output, Results, slice, write};
 use fdbroker_client::{Deadline, ErrorCode, ObjectList};
 use std::ffi::{c_char, c_void};
 
-/// Takes the names from count objects. Readers keep the memory; it goes with the last of them and the last name of its group.
-/// versions[i] is the version that it must have, 0: any; versions NULL: any. Fills all codes (codes may be NULL); answers
-/// FDBROKER_OK when all were deleted, else the first failure. flags: FDBROKER_OBJECT_JOB or 0.
+/// Takes the names from count objects. Readers keep the memory; it goes with the last of them and
+/// the last name of its group. versions[i] is the version that it must have, 0: any; versions NULL:
+/// any. Fills all codes (codes may be NULL); answers FDBROKER_OK when all were deleted, else the
+/// first failure. flags: FDBROKER_OBJECT_JOB or 0.
 ///
-/// Errors: FDBROKER_NOT_FOUND, FDBROKER_NOT_SEALED (its maker can give it up), FDBROKER_VERSION, FDBROKER_BAD_HANDLE and
-/// FDBROKER_TOO_LONG (what cannot be a name: then none is deleted), FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED,
-/// FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT.
+/// Errors: FDBROKER_NOT_FOUND, FDBROKER_NOT_SEALED (its maker can give it up), FDBROKER_VERSION,
+/// FDBROKER_BAD_HANDLE and FDBROKER_TOO_LONG (what cannot be a name: then none is deleted),
+/// FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED, FDBROKER_NOT_SUPPORTED (inside a callback),
+/// FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_object_delete(
     broker: *mut fdbroker_t,
@@ -51,12 +54,13 @@ pub unsafe extern "C" fn fdbroker_object_delete(
     })
 }
 
-/// Counts as a use of the groups of count names, and sets what keeps them: options->flags are FDBROKER_OBJECT_JOB, KEEP (with
-/// ttl_ms), PIN or UNPIN. A new process of the same user takes over kept objects so, by name. Fills all codes (codes may be
-/// NULL); answers FDBROKER_OK when all were touched, else the first failure.
+/// Counts as a use of the groups of count names, and sets what keeps them: options->flags are
+/// FDBROKER_OBJECT_JOB, KEEP (with ttl_ms), PIN or UNPIN. A new process of the same user takes over
+/// kept objects so, by name. Fills all codes (codes may be NULL); answers FDBROKER_OK when all were
+/// touched, else the first failure.
 ///
-/// Errors: FDBROKER_NOT_FOUND, FDBROKER_NOT_SEALED, FDBROKER_NO_QUOTA, FDBROKER_NOT_SUPPORTED (of a job; inside a callback),
-/// FDBROKER_NOT_PERMITTED, and those of fdbroker_object_delete().
+/// Errors: FDBROKER_NOT_FOUND, FDBROKER_NOT_SEALED, FDBROKER_NO_QUOTA, FDBROKER_NOT_SUPPORTED (of a
+/// job; inside a callback), FDBROKER_NOT_PERMITTED, and those of fdbroker_object_delete().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_object_touch(
     broker: *mut fdbroker_t,
@@ -92,11 +96,11 @@ impl Results<()> for Nothing {
     fn put(&mut self, _: usize, _: Option<()>) {}
 }
 
-/// Says what is known of count names, in their order; state is 0 where nothing is. flags: FDBROKER_OBJECT_JOB or 0. On failure all
-/// elements of infos are zero but struct_size.
+/// Says what is known of count names, in their order; state is 0 where nothing is. flags:
+/// FDBROKER_OBJECT_JOB or 0. On failure all elements of infos are zero but struct_size.
 ///
-/// Errors: FDBROKER_BAD_HANDLE and FDBROKER_TOO_LONG (what cannot be a name), FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED,
-/// FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT.
+/// Errors: FDBROKER_BAD_HANDLE and FDBROKER_TOO_LONG (what cannot be a name), FDBROKER_TIMED_OUT,
+/// FDBROKER_NOT_CONNECTED, FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_object_stat(
     broker: *mut fdbroker_t,
@@ -125,11 +129,11 @@ pub unsafe extern "C" fn fdbroker_object_stat(
     })
 }
 
-/// Copies the metadata of an object: at most room bytes, to buffer. *bytes, unless NULL, is how many it has (at most 4096).
-/// flags: FDBROKER_OBJECT_JOB or 0.
+/// Copies the metadata of an object: at most room bytes, to buffer. *bytes, unless NULL, is how
+/// many it has (at most 4096). flags: FDBROKER_OBJECT_JOB or 0.
 ///
-/// Errors: FDBROKER_NOT_FOUND, FDBROKER_TOO_LONG (the room is too small: what fits is copied), and those of
-/// fdbroker_object_stat().
+/// Errors: FDBROKER_NOT_FOUND, FDBROKER_TOO_LONG (the room is too small: what fits is copied), and
+/// those of fdbroker_object_stat().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_object_metadata(
     broker: *mut fdbroker_t,
@@ -168,11 +172,13 @@ pub struct fdbroker_object_list_t {
     list: ObjectList,
 }
 
-/// Begins to list the names that begin with prefix ("": all), in the order of their bytes, those being made included. It asks the
-/// broker page by page, so names that come or go meanwhile may be in it or not. deadline_ms is for all pages. To be given back
-/// by fdbroker_object_list_close(). flags: FDBROKER_OBJECT_JOB or 0. On failure *list is NULL.
+/// Begins to list the names that begin with prefix ("": all), in the order of their bytes, those
+/// being made included. It asks the broker page by page, so names that come or go meanwhile may be
+/// in it or not. deadline_ms is for all pages. To be given back by fdbroker_object_list_close().
+/// flags: FDBROKER_OBJECT_JOB or 0. On failure *list is NULL.
 ///
-/// Errors: FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT. fdbroker_object_list_next() answers all others.
+/// Errors: FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT.
+/// fdbroker_object_list_next() answers all others.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_object_list(
     broker: *mut fdbroker_t,
@@ -194,11 +200,11 @@ pub unsafe extern "C" fn fdbroker_object_list(
     })
 }
 
-/// The next of a list: *has_one is 1 and *info says what is known of it; or *has_one is 0 and the list is over. After an error it is
-/// over, too.
+/// The next of a list: *has_one is 1 and *info says what is known of it; or *has_one is 0 and the
+/// list is over. After an error it is over, too.
 ///
-/// Errors: FDBROKER_TOO_LONG (the prefix), FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED, FDBROKER_NOT_SUPPORTED (inside a callback),
-/// FDBROKER_INVALID_ARGUMENT.
+/// Errors: FDBROKER_TOO_LONG (the prefix), FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED,
+/// FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_object_list_next(
     list: *mut fdbroker_object_list_t,

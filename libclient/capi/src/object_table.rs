@@ -1,5 +1,5 @@
-//! The objects that a C program has got, by token: a token is never used twice, so that a second release is an error.
-//! Must never hold its lock while an object is dropped.
+//! The objects that a C program has got, by token: a token is never used twice, so that a second
+//! release is an error. Must never hold its lock while an object is dropped.
 
 use fdbroker_client::{Error, Object};
 use std::collections::HashMap;

@@ -13,13 +13,15 @@ use std::ffi::c_char;
 pub const FDBROKER_WATCH_SEALED: u32 = 1;
 /// Another object has the name now.
 pub const FDBROKER_WATCH_REPLACED: u32 = 2;
-/// It is gone: deleted, its time is over, its creator is gone without KEEP, or an administrator has ended it.
+/// It is gone: deleted, its time is over, its creator is gone without KEEP, or an administrator has
+/// ended it.
 pub const FDBROKER_WATCH_DELETED: u32 = 3;
 /// It is gone, to make room.
 pub const FDBROKER_WATCH_EVICTED: u32 = 4;
 /// It was being made, and is not any more.
 pub const FDBROKER_WATCH_ABORTED: u32 = 5;
-/// Events were lost: version says how many, 0 = nobody knows (the broker was lost). A list tells how it stands.
+/// Events were lost: version says how many, 0 = nobody knows (the broker was lost). A list tells
+/// how it stands.
 pub const FDBROKER_WATCH_LOST: u32 = 6;
 
 /// What has happened to a name.
@@ -57,12 +59,13 @@ pub struct fdbroker_object_watch_t {
     watch: Watch,
 }
 
-/// From now on tells what happens to names that begin with prefix ("": all), in its order: fdbroker_object_watch_next(). What nobody
-/// reads in time is lost, and so is what happens while there is no broker: FDBROKER_WATCH_LOST says so. To be given back by
+/// From now on tells what happens to names that begin with prefix ("": all), in its order:
+/// fdbroker_object_watch_next(). What nobody reads in time is lost, and so is what happens while
+/// there is no broker: FDBROKER_WATCH_LOST says so. To be given back by
 /// fdbroker_object_watch_close(). flags: FDBROKER_OBJECT_JOB or 0. On failure *watch is NULL.
 ///
-/// Errors: FDBROKER_NO_QUOTA (too many), FDBROKER_TOO_LONG, FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED, FDBROKER_NOT_SUPPORTED (inside a
-/// callback), FDBROKER_INVALID_ARGUMENT.
+/// Errors: FDBROKER_NO_QUOTA (too many), FDBROKER_TOO_LONG, FDBROKER_TIMED_OUT,
+/// FDBROKER_NOT_CONNECTED, FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_object_watch(
     broker: *mut fdbroker_t,
@@ -84,11 +87,12 @@ pub unsafe extern "C" fn fdbroker_object_watch(
     })
 }
 
-/// The next event, waiting for it until the deadline. FDBROKER_AGAIN: none has come; event->event is 0 and fdbroker_last_error()
-/// stays as it was.
+/// The next event, waiting for it until the deadline. FDBROKER_AGAIN: none has come; event->event
+/// is 0 and fdbroker_last_error() stays as it was.
 ///
-/// Errors: FDBROKER_NOT_CONNECTED (no broker: later calls go on when it is back, with FDBROKER_WATCH_LOST first),
-/// FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT.
+/// Errors: FDBROKER_NOT_CONNECTED (no broker: later calls go on when it is back, with
+/// FDBROKER_WATCH_LOST first), FDBROKER_NOT_SUPPORTED (inside a callback),
+/// FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_object_watch_next(
     watch: *mut fdbroker_object_watch_t,

@@ -1,4 +1,5 @@
-//! Named objects as a C program sees them: what it says of them, and what it is told. Must never keep a pointer of the caller's.
+//! Named objects as a C program sees them: what it says of them, and what it is told. Must never
+//! keep a pointer of the caller's.
 
 use crate::context::fdbroker_t;
 use crate::failure::Failure;
@@ -29,7 +30,8 @@ pub const FDBROKER_OBJECT_PIN: u32 = 8;
 pub const FDBROKER_OBJECT_UNPIN: u32 = 16;
 /// To make: the group may end when bytes are short and nobody uses it.
 pub const FDBROKER_OBJECT_EVICTABLE: u32 = 32;
-/// To get: from the cache of objects if the name still leads there, and into it. One object at a time.
+/// To get: from the cache of objects if the name still leads there, and into it. One object at a
+/// time.
 pub const FDBROKER_OBJECT_CACHED: u32 = 64;
 /// To make, without FDBROKER_OBJECT_KEEP: no time is inherited.
 pub const FDBROKER_OBJECT_NO_KEEP: u32 = 128;
@@ -40,8 +42,8 @@ pub const FDBROKER_OBJECT_NO_PIN: u32 = 2048;
 pub const FDBROKER_OBJECT_COOPERATIVE: u32 = 256;
 /// Of an info: its creator is gone.
 pub const FDBROKER_OBJECT_CREATOR_GONE: u32 = 512;
-/// Of an info: the group is kept, and ends with the broker all the same (a private broker, or one whose service manager stores
-/// no fds).
+/// Of an info: the group is kept, and ends with the broker all the same (a private broker, or one
+/// whose service manager stores no fds).
 pub const FDBROKER_OBJECT_ENDS_WITH_BROKER: u32 = 1024;
 /// Of an object that was got: its memory is sealed, nobody can change it any more, and children of
 /// fork(2) read it at ptr, too.
@@ -82,16 +84,19 @@ pub struct fdbroker_new_object_t {
     pub metadata: *const c_void,
     /// The number of these bytes, at most 4096.
     pub metadata_bytes: u64,
-    /// With FDBROKER_OBJECT_EXPECT: the version that the name must have when the group is sealed; 0: none.
+    /// With FDBROKER_OBJECT_EXPECT: the version that the name must have when the group is sealed;
+    /// 0: none.
     pub expect: u64,
-    /// With FDBROKER_OBJECT_AT: where in the group's memory it begins, in bytes. Else behind the one before, aligned.
+    /// With FDBROKER_OBJECT_AT: where in the group's memory it begins, in bytes. Else behind the
+    /// one before, aligned.
     pub offset: u64,
     /// FDBROKER_OBJECT_EXPECT and FDBROKER_OBJECT_AT, combined by |.
     pub flags: u32,
     pub reserved: u32,
 }
 
-// SAFETY: repr(C), struct_size first, no padding (4 + 4 at the end); pointers may hold any bits until used.
+// SAFETY: repr(C), struct_size first, no padding (4 + 4 at the end); pointers may hold any bits
+// until used.
 unsafe impl Growable for fdbroker_new_object_t {
     const NAME: &'static str = "fdbroker_new_object_t";
     const LEAST_BYTES: u64 = 24;
@@ -111,7 +116,8 @@ unsafe impl Growable for fdbroker_new_object_t {
     }
 }
 
-/// How objects are made, got or touched. Zero but struct_size, or NULL: host memory, names of the user, which must be free.
+/// How objects are made, got or touched. Zero but struct_size, or NULL: host memory, names of the
+/// user, which must be free.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fdbroker_object_options_t {
@@ -119,22 +125,25 @@ pub struct fdbroker_object_options_t {
     pub struct_size: u64,
     /// FDBROKER_OBJECT_*, combined by |.
     pub flags: u32,
-    /// To make: FDBROKER_PLACE_*. To get: FDBROKER_PLACE_CUDA or FDBROKER_PLACE_LEVEL_ZERO opens GPU memory for this device.
+    /// To make: FDBROKER_PLACE_*. To get: FDBROKER_PLACE_CUDA or FDBROKER_PLACE_LEVEL_ZERO opens
+    /// GPU memory for this device.
     pub place: u32,
     /// The device's ordinal.
     pub device: u32,
     /// FDBROKER_PLACE_FD: the fd, which the caller keeps.
     pub fd: i32,
-    /// With FDBROKER_OBJECT_KEEP: how long the group lives after its last use, in ms; 0: as long as the broker allows.
+    /// With FDBROKER_OBJECT_KEEP: how long the group lives after its last use, in ms; 0: as long as
+    /// the broker allows.
     pub ttl_ms: u64,
     /// To make: bytes of memory beside those of the objects, for fdbroker_object_add().
     pub room_bytes: u64,
-    /// FDBROKER_PLACE_FD: kind, size_bytes, fd_offset, device and driver data of that memory. A memfd is sealed against writing
-    /// when the group is.
+    /// FDBROKER_PLACE_FD: kind, size_bytes, fd_offset, device and driver data of that memory. A
+    /// memfd is sealed against writing when the group is.
     pub memory: *const fdbroker_allocation_t,
 }
 
-// SAFETY: repr(C), struct_size first, no padding (4 * 4, then 8 each); the pointer may hold any bits until used.
+// SAFETY: repr(C), struct_size first, no padding (4 * 4, then 8 each); the pointer may hold any
+// bits until used.
 unsafe impl Growable for fdbroker_object_options_t {
     const NAME: &'static str = "fdbroker_object_options_t";
     const LEAST_BYTES: u64 = 16;
@@ -156,9 +165,11 @@ unsafe impl Growable for fdbroker_object_options_t {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fdbroker_object_t {
-    /// sizeof(fdbroker_object_t), set by the caller; in an array: of the first one, the library sets the others.
+    /// sizeof(fdbroker_object_t), set by the caller; in an array: of the first one, the library
+    /// sets the others.
     pub struct_size: u64,
-    /// Its bytes, for reading; NULL: memory of a device. In a forked child only with FDBROKER_OBJECT_FINAL in flags.
+    /// Its bytes, for reading; NULL: memory of a device. In a forked child only with
+    /// FDBROKER_OBJECT_FINAL in flags.
     pub ptr: *const c_void,
     /// Its size in bytes.
     pub size_bytes: u64,
@@ -176,14 +187,16 @@ pub struct fdbroker_object_t {
     pub kind: u32,
     pub slot: u32,
     pub generation: u32,
-    /// With device_ptr: the ordinal of that device, of CUDA when kind is FDBROKER_KIND_CUDA_VMM, else of Level Zero.
+    /// With device_ptr: the ordinal of that device, of CUDA when kind is FDBROKER_KIND_CUDA_VMM,
+    /// else of Level Zero.
     pub device: u32,
     /// FDBROKER_OBJECT_FINAL or 0.
     pub flags: u32,
     pub reserved: u32,
 }
 
-// SAFETY: repr(C), struct_size first, no padding (8 each, then 6 * 4); pointers may hold any bits until used.
+// SAFETY: repr(C), struct_size first, no padding (8 each, then 6 * 4); pointers may hold any bits
+// until used.
 unsafe impl Growable for fdbroker_object_t {
     const NAME: &'static str = "fdbroker_object_t";
     const LEAST_BYTES: u64 = 64;
@@ -211,7 +224,8 @@ unsafe impl Growable for fdbroker_object_t {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct fdbroker_object_info_t {
-    /// sizeof(fdbroker_object_info_t), set by the caller; in an array: of the first one, the library sets the others.
+    /// sizeof(fdbroker_object_info_t), set by the caller; in an array: of the first one, the
+    /// library sets the others.
     pub struct_size: u64,
     /// Its name, NUL-terminated.
     pub name: [c_char; 256],
@@ -231,7 +245,8 @@ pub struct fdbroker_object_info_t {
     pub ttl_left_ms: u64,
     /// FDBROKER_OBJECT_IS_*; 0: nothing is known of the name.
     pub state: u32,
-    /// FDBROKER_OBJECT_KEEP, PIN, EVICTABLE, COOPERATIVE, CREATOR_GONE and ENDS_WITH_BROKER, combined by |.
+    /// FDBROKER_OBJECT_KEEP, PIN, EVICTABLE, COOPERATIVE, CREATOR_GONE and ENDS_WITH_BROKER,
+    /// combined by |.
     pub flags: u32,
     /// FDBROKER_KIND_*.
     pub kind: u32,

@@ -23,25 +23,28 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicPtr;
 use std::time::Duration;
 
-/// No library thread: the application polls fdbroker_event_fd() and calls fdbroker_dispatch(). Calls that wait serve
-/// events, too. Callbacks run inside these calls.
+/// No library thread: the application polls fdbroker_event_fd() and calls fdbroker_dispatch().
+/// Calls that wait serve events, too. Callbacks run inside these calls.
 ///
-/// Between these calls nobody serves, which other processes feel: an acquire of memory of this process whose fd the
-/// broker has closed waits, and answers FDBROKER_OWNER_SILENT after the broker's limits.recall_timeout_ms (2 s unless
-/// configured), until this process dispatches again; leases that the broker asks back for others stay; memory that
-/// has ended stays mapped in the cache; of hundreds of releases in a row those that the socket has no room for wait.
-/// After a crash of the broker nobody gets this process's memory until it dispatches, and its registrations are lost
-/// if it does not within limits.grace_ms (10 s). Where a rank computes longer than that without a call, use
-/// FDBROKER_OPEN_RECALL_THREAD.
+/// Between these calls nobody serves, which other processes feel: an acquire of memory of this
+/// process whose fd the broker has closed waits, and answers FDBROKER_OWNER_SILENT after the
+/// broker's limits.recall_timeout_ms (2 s unless configured), until this process dispatches again;
+/// leases that the broker asks back for others stay; memory that has ended stays mapped in the
+/// cache; of hundreds of releases in a row those that the socket has no room for wait. After a
+/// crash of the broker nobody gets this process's memory until it dispatches, and its registrations
+/// are lost if it does not within limits.grace_ms (10 s). Where a rank computes longer than that
+/// without a call, use FDBROKER_OPEN_RECALL_THREAD.
 pub const FDBROKER_OPEN_DISPATCH: u32 = 1;
 /// When the connection is lost, do not look for a broker again.
 pub const FDBROKER_OPEN_NO_RECONNECT: u32 = 2;
-/// The library thread serves recalls and the reconnect, and runs the recall callback alone. Notices wait, and the notice
-/// callback runs inside fdbroker_dispatch(), for which fdbroker_event_fd() says when. Not with FDBROKER_OPEN_DISPATCH.
+/// The library thread serves recalls and the reconnect, and runs the recall callback alone. Notices
+/// wait, and the notice callback runs inside fdbroker_dispatch(), for which fdbroker_event_fd()
+/// says when. Not with FDBROKER_OPEN_DISPATCH.
 pub const FDBROKER_OPEN_RECALL_THREAD: u32 = 4;
-/// The default of cache_max_entries, cache_max_bytes, leave_pinned, empty_cache, cache_strict and print_stats: the
-/// environment's value (FDBROKER_CACHE_MAX_ENTRIES, FDBROKER_CACHE_MAX_BYTES, FDBROKER_LEAVE_PINNED,
-/// FDBROKER_EMPTY_CACHE, FDBROKER_CACHE_STRICT, FDBROKER_PRINT_STATS), else the built-in value.
+/// The default of cache_max_entries, cache_max_bytes, leave_pinned, empty_cache, cache_strict and
+/// print_stats: the environment's value (FDBROKER_CACHE_MAX_ENTRIES, FDBROKER_CACHE_MAX_BYTES,
+/// FDBROKER_LEAVE_PINNED, FDBROKER_EMPTY_CACHE, FDBROKER_CACHE_STRICT, FDBROKER_PRINT_STATS), else
+/// the built-in value.
 pub const FDBROKER_DEFAULT: i64 = -1;
 
 /// Settings of fdbroker_open(). Call fdbroker_options_init(), then change fields.
@@ -50,40 +53,46 @@ pub const FDBROKER_DEFAULT: i64 = -1;
 pub struct fdbroker_options_t {
     /// Set by fdbroker_options_init().
     pub struct_size: u64,
-    /// Path of the broker's socket. NULL: FDBROKER_SOCKET, else the user's own broker, else the node's.
+    /// Path of the broker's socket. NULL: FDBROKER_SOCKET, else the user's own broker, else the
+    /// node's.
     pub socket: *const c_char,
     /// This client's name on screens, cut to 16 bytes. NULL: the command's name.
     pub name: *const c_char,
     /// FDBROKER_OPEN_*, combined by |.
     pub flags: u32,
-    /// How many fds of shared memory this process will hold on its own; they are charged to it. Each arena has a
-    /// memfd, and at least one export is on its way to the broker. 0: the default, 2.
+    /// How many fds of shared memory this process will hold on its own; they are charged to it.
+    /// Each arena has a memfd, and at least one export is on its way to the broker. 0: the default,
+    /// 2.
     pub own_fds: u32,
-    /// Address space of each arena of host memory, in bytes; a page costs memory from its first use. 0: 64 GiB, or
-    /// less where the address space is limited. Set it low under valgrind, which touches every page at the end.
+    /// Address space of each arena of host memory, in bytes; a page costs memory from its first
+    /// use. 0: 64 GiB, or less where the address space is limited. Set it low under valgrind, which
+    /// touches every page at the end.
     pub arena_bytes: u64,
     /// Most entries in the import cache; 0: no limit.
     pub cache_max_entries: i64,
     /// Most bytes of memory that the import cache keeps open; 0: no limit.
     pub cache_max_bytes: i64,
-    /// 1: an import stays in the cache when its last user releases it; 0: it is closed; -1: the default.
+    /// 1: an import stays in the cache when its last user releases it; 0: it is closed; -1: the
+    /// default.
     pub leave_pinned: i32,
     /// 1: a full cache closes all unused entries; 0: only as many as it must; -1: the default.
     pub empty_cache: i32,
     /// 1: fdbroker_close() prints a line of counters to stderr; 0: it does not; -1: the default.
     pub print_stats: i32,
-    /// 1: an import that would pass a limit of the cache fails with FDBROKER_NO_QUOTA while all that is open is in use;
-    /// 0: the cache goes over its limits then; -1: the default.
+    /// 1: an import that would pass a limit of the cache fails with FDBROKER_NO_QUOTA while all
+    /// that is open is in use; 0: the cache goes over its limits then; -1: the default.
     pub cache_strict: i32,
-    /// Most fds of this process in the broker; 0: no limit but its caps; FDBROKER_DEFAULT: the environment's value
-    /// (FDBROKER_MAX_HELD), else no limit. Over it the broker closes the one that was used least recently, and recalls it
-    /// when it is wanted; what is neither host memory nor FDBROKER_RECALLABLE is refused with FDBROKER_NO_QUOTA.
+    /// Most fds of this process in the broker; 0: no limit but its caps; FDBROKER_DEFAULT: the
+    /// environment's value (FDBROKER_MAX_HELD), else no limit. Over it the broker closes the one
+    /// that was used least recently, and recalls it when it is wanted; what is neither host memory
+    /// nor FDBROKER_RECALLABLE is refused with FDBROKER_NO_QUOTA.
     pub max_held_fds: i64,
     /// How long fdbroker_open() waits at most, in milliseconds; FDBROKER_DEFAULT: 10 s.
     pub connect_timeout_ms: i64,
 }
 
-// SAFETY: repr(C), struct_size first, no padding (4 + 4 beside each other); pointers may hold any bits until used.
+// SAFETY: repr(C), struct_size first, no padding (4 + 4 beside each other); pointers may hold any
+// bits until used.
 unsafe impl Growable for fdbroker_options_t {
     const NAME: &'static str = "fdbroker_options_t";
     const LEAST_BYTES: u64 = 8;
@@ -111,8 +120,9 @@ unsafe impl Growable for fdbroker_options_t {
 const FIRST_OPTIONS_BYTES: usize = 80;
 const _: () = assert!(FIRST_OPTIONS_BYTES <= size_of::<fdbroker_options_t>());
 
-/// Sets all options, struct_size included, to their defaults. NULL: does nothing. A macro of this name passes the size of
-/// the struct; the function, for those that take its address, sets the fields of the first release.
+/// Sets all options, struct_size included, to their defaults. NULL: does nothing. A macro of this
+/// name passes the size of the struct; the function, for those that take its address, sets the
+/// fields of the first release.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_options_init(options: *mut fdbroker_options_t) {
     // SAFETY: the caller's struct, at least as large as the first release's.
@@ -285,9 +295,10 @@ unsafe fn string<'a>(text: *const c_char) -> Option<&'a CStr> {
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })
 }
 
-/// Ends the connection: gives back all leases, unmaps all imports, frees all host and GPU memory, and waits for a running
-/// callback and for the library thread. Afterwards the context's pointers, leases, imports and requests must not be
-/// used; the fds of grants stay the caller's. No other thread may use the context meanwhile. NULL: does nothing.
+/// Ends the connection: gives back all leases, unmaps all imports, frees all host and GPU memory,
+/// and waits for a running callback and for the library thread. Afterwards the context's pointers,
+/// leases, imports and requests must not be used; the fds of grants stay the caller's. No other
+/// thread may use the context meanwhile. NULL: does nothing.
 ///
 /// In a forked child it puts the child's copy aside; the parent notices nothing.
 ///
@@ -320,17 +331,20 @@ fn close(context: fdbroker_t) {
     }
     let fdbroker_t { arenas, gpus, exports, cache, leases, client, .. } = context;
     context.object_table.release_all();
-    // Leases go before the connection, so that the broker need not find out what is left. All of these hold the client.
+    // Leases go before the connection, so that the broker need not find out what is left. All of
+    // these hold the client.
     drop((cache, arenas, context.objects, context.job_objects));
     gpus.close();
     drop((gpus, exports));
     leases.release_all();
-    // The library thread may be using the client, so a drop would not end it: this waits for the thread.
+    // The library thread may be using the client, so a drop would not end it: this waits for the
+    // thread.
     client.end();
     drop(client);
 }
 
-/// 1 when the broker can be called now; 0 while it is away, in a forked child, and for NULL. Sends nothing.
+/// 1 when the broker can be called now; 0 while it is away, in a forked child, and for NULL. Sends
+/// nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_is_connected(broker: *const fdbroker_t) -> i32 {
     guard_value(0, || {
@@ -340,9 +354,10 @@ pub unsafe extern "C" fn fdbroker_is_connected(broker: *const fdbroker_t) -> i32
     })
 }
 
-/// Returns when the broker has carried out all earlier releases and fdbroker_host_free() calls of this context, which
-/// do not wait for it themselves. From then on the old handle of freed memory is FDBROKER_STALE in every process,
-/// without the delay of a message. Waits until the deadline at most.
+/// Returns when the broker has carried out all earlier releases and fdbroker_host_free() calls of
+/// this context, which do not wait for it themselves. From then on the old handle of freed memory
+/// is FDBROKER_STALE in every process, without the delay of a message. Waits until the deadline at
+/// most.
 ///
 /// Errors: FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED, FDBROKER_NOT_SUPPORTED (inside a callback),
 /// FDBROKER_INVALID_ARGUMENT.

@@ -25,7 +25,8 @@ pub const FDBROKER_OPENED_RANGE: u32 = 1;
 pub struct fdbroker_opened_t {
     /// Bytes of this struct in the library; do not change it.
     pub struct_size: u64,
-    /// The allocation's first byte, as users of the driver address it: ptr of an import is this plus the handle's offset.
+    /// The allocation's first byte, as users of the driver address it: ptr of an import is this
+    /// plus the handle's offset.
     pub ptr: *mut c_void,
     /// Bytes that may be used from there, more than 0.
     pub size_bytes: u64,
@@ -36,10 +37,11 @@ pub struct fdbroker_opened_t {
     pub reserved: u32,
 }
 
-/// Opens memory that an import does not find in the cache, on the thread that imports, and fills in *opened. flags is
-/// FDBROKER_IMPORT_READ or FDBROKER_IMPORT_WRITE. The library closes grant->fd after the call (a driver that closes the
-/// fd gets a dup(2) of it) and keeps the lease: grant->lease is 0. FDBROKER_OK, or the code that the import answers.
-/// Many threads may be in it at once. It must not throw or longjmp, nor call a function of this library that waits.
+/// Opens memory that an import does not find in the cache, on the thread that imports, and fills in
+/// *opened. flags is FDBROKER_IMPORT_READ or FDBROKER_IMPORT_WRITE. The library closes grant->fd
+/// after the call (a driver that closes the fd gets a dup(2) of it) and keeps the lease:
+/// grant->lease is 0. FDBROKER_OK, or the code that the import answers. Many threads may be in it
+/// at once. It must not throw or longjmp, nor call a function of this library that waits.
 pub type fdbroker_open_fn = Option<
     unsafe extern "C" fn(
         user: *mut c_void,
@@ -49,18 +51,20 @@ pub type fdbroker_open_fn = Option<
     ) -> fdbroker_code_t,
 >;
 
-/// Closes what fdbroker_open_fn has opened, once, when no import uses it and the cache does not keep it any more. On any
-/// thread, the library thread too, and so under the rules of fdbroker_recall_fn.
+/// Closes what fdbroker_open_fn has opened, once, when no import uses it and the cache does not
+/// keep it any more. On any thread, the library thread too, and so under the rules of
+/// fdbroker_recall_fn.
 pub type fdbroker_close_fn =
     Option<unsafe extern "C" fn(user: *mut c_void, opened: *const fdbroker_opened_t)>;
 
-/// Has open and close open all memory of a kind (FDBROKER_KIND_*) that fdbroker_import() does not find in the cache. So
-/// imports of memory that only a driver can open get what the cache gives: a hit without a message, limits, and memory
-/// that has ended is never current. NULL for both: the library opens it, if the CPU can map it.
+/// Has open and close open all memory of a kind (FDBROKER_KIND_*) that fdbroker_import() does not
+/// find in the cache. So imports of memory that only a driver can open get what the cache gives: a
+/// hit without a message, limits, and memory that has ended is never current. NULL for both: the
+/// library opens it, if the CPU can map it.
 ///
-/// What is open already stays in the cache, and is closed by the close function that belongs to its open function, at the
-/// latest in fdbroker_close(): keep the memory behind user until then. Neither function is called in a forked child,
-/// which has none of it.
+/// What is open already stays in the cache, and is closed by the close function that belongs to its
+/// open function, at the latest in fdbroker_close(): keep the memory behind user until then.
+/// Neither function is called in a forked child, which has none of it.
 ///
 /// Errors: FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
@@ -97,7 +101,8 @@ struct Functions {
     user: *mut c_void,
 }
 
-// SAFETY: `user` is handed to the functions and not touched here; the header says on which threads they run.
+// SAFETY: `user` is handed to the functions and not touched here; the header says on which threads
+// they run.
 unsafe impl Send for Functions {}
 // SAFETY: as above.
 unsafe impl Sync for Functions {}

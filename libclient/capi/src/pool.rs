@@ -10,8 +10,9 @@ use fdbroker_client::{Error, ErrorCode, Share};
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, OnceLock};
 
-/// The context whose memory the functions give out. One for the process: an allocator has no argument for it. Never
-/// replaced, so that no lock is needed, which a forked child could find taken.
+/// The context whose memory the functions give out. One for the process: an allocator has no
+/// argument for it. Never replaced, so that no lock is needed, which a forked child could find
+/// taken.
 static POOL: OnceLock<Arc<Gpus>> = OnceLock::new();
 
 /// The pool, unless this is a forked child.
@@ -20,12 +21,13 @@ fn pool() -> Result<&'static Gpus, Failure> {
     if pool.client().is_forked_copy() { Err(Error::forked("pool").into()) } else { Ok(pool) }
 }
 
-/// Has fdbroker_pool_alloc() allocate for this context from now on. What it has given out stays until fdbroker_pool_free(),
-/// also after fdbroker_close() of the context, from when on it cannot be shared any more. The first context stays the
-/// process's for good.
+/// Has fdbroker_pool_alloc() allocate for this context from now on. What it has given out stays
+/// until fdbroker_pool_free(), also after fdbroker_close() of the context, from when on it cannot
+/// be shared any more. The first context stays the process's for good.
 ///
-/// Errors: FDBROKER_EXISTS (another context has it), FDBROKER_NOT_SUPPORTED (CUDA is not there; fdbroker_last_error() says
-/// what is missing), FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT.
+/// Errors: FDBROKER_EXISTS (another context has it), FDBROKER_NOT_SUPPORTED (CUDA is not there;
+/// fdbroker_last_error() says what is missing), FDBROKER_NOT_CONNECTED (in a forked child),
+/// FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_pool_set(broker: *mut fdbroker_t) -> fdbroker_code_t {
     guard(|| {
@@ -42,9 +44,10 @@ pub unsafe extern "C" fn fdbroker_pool_set(broker: *mut fdbroker_t) -> fdbroker_
     })
 }
 
-/// Allocates CUDA memory that can be shared: fdbroker_get_handle() of any address in it registers it. For
-/// torch.cuda.memory.CUDAPluggableAllocator and its like, whose functions have these arguments; stream is not looked at. NULL:
-/// no pool is set, or fdbroker_last_error() says why. Sends nothing.
+/// Allocates CUDA memory that can be shared: fdbroker_get_handle() of any address in it registers
+/// it. For torch.cuda.memory.CUDAPluggableAllocator and its like, whose functions have these
+/// arguments; stream is not looked at. NULL: no pool is set, or fdbroker_last_error() says why.
+/// Sends nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_pool_alloc(
     size_bytes: usize,
@@ -62,8 +65,8 @@ pub unsafe extern "C" fn fdbroker_pool_alloc(
     })
 }
 
-/// Frees what fdbroker_pool_alloc() gave, and ends its registration. The caller has waited for the streams that use it, as
-/// PyTorch's caching allocator does.
+/// Frees what fdbroker_pool_alloc() gave, and ends its registration. The caller has waited for the
+/// streams that use it, as PyTorch's caching allocator does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_pool_free(
     ptr: *mut c_void,

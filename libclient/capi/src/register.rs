@@ -19,7 +19,8 @@ use std::os::fd::BorrowedFd;
 pub const FDBROKER_KIND_DMA_BUF: u32 = 1;
 /// A CUDA VMM export: the broker takes the size that you claim.
 pub const FDBROKER_KIND_CUDA_VMM: u32 = 2;
-/// A range of a memfd with F_SEAL_SHRINK and F_SEAL_SEAL: size proved. For more than its uid it needs F_SEAL_GROW, too.
+/// A range of a memfd with F_SEAL_SHRINK and F_SEAL_SEAL: size proved. For more than its uid it
+/// needs F_SEAL_GROW, too.
 pub const FDBROKER_KIND_MEMFD: u32 = 3;
 
 /// Clients of the same socket and user may acquire it.
@@ -31,11 +32,13 @@ pub const FDBROKER_SHARE_ANY: u32 = 2;
 
 /// The recall callback can export it again, so the broker may close its fd.
 pub const FDBROKER_RECALLABLE: u32 = 1;
-/// The allocation outlives this process for a time (the broker's limits.keep_ttl_ms): its handle still works, and the
-/// broker does not close its fd before. Charged to kept_allocations; FDBROKER_NO_QUOTA when these are used up.
+/// The allocation outlives this process for a time (the broker's limits.keep_ttl_ms): its handle
+/// still works, and the broker does not close its fd before. Charged to kept_allocations;
+/// FDBROKER_NO_QUOTA when these are used up.
 pub const FDBROKER_KEEP: u32 = 2;
-/// The handle gets a virtual fd (fdbroker_handle_virtual_fd()), for programs that pass fd numbers by value. An allocation
-/// that is registered without one already (with the same base) keeps the handle that it has.
+/// The handle gets a virtual fd (fdbroker_handle_virtual_fd()), for programs that pass fd numbers
+/// by value. An allocation that is registered without one already (with the same base) keeps the
+/// handle that it has.
 pub const FDBROKER_VIRTUAL_FD: u32 = 8;
 
 /// One allocation, to be registered.
@@ -56,8 +59,8 @@ pub struct fdbroker_allocation_t {
     pub size_bytes: u64,
     /// Where in the fd's memory it begins, in bytes.
     pub fd_offset: u64,
-    /// The owner's number of the allocation (Level Zero's allocation id, CUDA's buffer id). Another number at the same
-    /// address is another allocation.
+    /// The owner's number of the allocation (Level Zero's allocation id, CUDA's buffer id). Another
+    /// number at the same address is another allocation.
     pub owner_allocation_id: u64,
     /// Its address in this process; 0: it has none.
     pub base: u64,
@@ -67,7 +70,8 @@ pub struct fdbroker_allocation_t {
     pub driver_data_len: u64,
 }
 
-// SAFETY: repr(C), struct_size first, no padding (2 * 2 * 4, then 8 each); the pointer may hold any bits until used.
+// SAFETY: repr(C), struct_size first, no padding (2 * 2 * 4, then 8 each); the pointer may hold any
+// bits until used.
 unsafe impl Growable for fdbroker_allocation_t {
     const NAME: &'static str = "fdbroker_allocation_t";
     const LEAST_BYTES: u64 = 32;
@@ -88,19 +92,21 @@ unsafe impl Growable for fdbroker_allocation_t {
     }
 }
 
-/// Registers one allocation: the broker gets a duplicate of its fd. The caller keeps its own fd and may close it at
-/// once. The handle is good until fdbroker_unregister() or the end of this process. An allocation that is
-/// FDBROKER_RECALLABLE survives a crash of the broker, one that is FDBROKER_KEEP does where a service manager stores
-/// the broker's fds; FDBROKER_NOTICE_REGISTRATION_LOST names each one that is lost.
+/// Registers one allocation: the broker gets a duplicate of its fd. The caller keeps its own fd and
+/// may close it at once. The handle is good until fdbroker_unregister() or the end of this process.
+/// An allocation that is FDBROKER_RECALLABLE survives a crash of the broker, one that is
+/// FDBROKER_KEEP does where a service manager stores the broker's fds;
+/// FDBROKER_NOTICE_REGISTRATION_LOST names each one that is lost.
 ///
-/// With base set there is one registration per allocation. The same device, base, size and id again give the known
-/// handle, without asking the broker. Another size or id at this address, or a range that overlaps, means that the
-/// memory there was freed: the old registration ends at once.
+/// With base set there is one registration per allocation. The same device, base, size and id again
+/// give the known handle, without asking the broker. Another size or id at this address, or a range
+/// that overlaps, means that the memory there was freed: the old registration ends at once.
 ///
-/// Errors: FDBROKER_NO_QUOTA, FDBROKER_UNSUPPORTED_FD (fdbroker_last_error() says what it is), FDBROKER_STALE (another
-/// thread registered other memory there meanwhile), FDBROKER_NOT_SUPPORTED (inside a callback; or FDBROKER_RECALLABLE
-/// while no recall callback is set), FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT (also: the fd
-/// is not open). *handle is all zero then.
+/// Errors: FDBROKER_NO_QUOTA, FDBROKER_UNSUPPORTED_FD (fdbroker_last_error() says what it is),
+/// FDBROKER_STALE (another thread registered other memory there meanwhile), FDBROKER_NOT_SUPPORTED
+/// (inside a callback; or FDBROKER_RECALLABLE while no recall callback is set), FDBROKER_TIMED_OUT,
+/// FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT (also: the fd is not open). *handle is all
+/// zero then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_register(
     broker: *mut fdbroker_t,
@@ -114,9 +120,10 @@ pub unsafe extern "C" fn fdbroker_register(
     guard(|| unsafe { register_all(broker, 1, allocation, fds, deadline_ms, handle, codes) })
 }
 
-/// Registers count allocations, 253 per message. fds[i] belongs to allocations[i]; the same fd may stand there many
-/// times. Fills all handles and all codes (codes may be NULL) in this order; the handle of a failure is all zero.
-/// Answers FDBROKER_OK when all were registered, else the first failure.
+/// Registers count allocations, 253 per message. fds[i] belongs to allocations[i]; the same fd may
+/// stand there many times. Fills all handles and all codes (codes may be NULL) in this order; the
+/// handle of a failure is all zero. Answers FDBROKER_OK when all were registered, else the first
+/// failure.
 ///
 /// Errors: for each allocation those of fdbroker_register().
 #[unsafe(no_mangle)]
@@ -332,18 +339,20 @@ unsafe fn driver_data(allocation: &fdbroker_allocation_t) -> Result<DriverData, 
     Ok(DriverData::new(bytes)?)
 }
 
-/// Ends the registration of the allocation that a handle names: the broker grants it no more, closes its fd and tells
-/// every holder. Consumers that have the memory keep it until they release it. Use the memory anew after
-/// FDBROKER_NOTICE_DRAINED, or at once when fdbroker_unregister_drained() says so. Host memory
-/// ends by fdbroker_host_free() alone. Waits at most 10 s for the broker's answer.
+/// Ends the registration of the allocation that a handle names: the broker grants it no more,
+/// closes its fd and tells every holder. Consumers that have the memory keep it until they release
+/// it. Use the memory anew after FDBROKER_NOTICE_DRAINED, or at once when
+/// fdbroker_unregister_drained() says so. Host memory ends by fdbroker_host_free() alone. Waits at
+/// most 10 s for the broker's answer.
 ///
-/// What is this context's ends whatever becomes of the broker. FDBROKER_OK while the broker is away: the next one
-/// does not hear of it, and no notice says when its consumers have released it. FDBROKER_TIMED_OUT: it ends when the
-/// broker reads the message, and FDBROKER_NOTICE_DRAINED follows.
+/// What is this context's ends whatever becomes of the broker. FDBROKER_OK while the broker is
+/// away: the next one does not hear of it, and no notice says when its consumers have released it.
+/// FDBROKER_TIMED_OUT: it ends when the broker reads the message, and FDBROKER_NOTICE_DRAINED
+/// follows.
 ///
-/// Errors: FDBROKER_STALE (it ended before), FDBROKER_BAD_HANDLE, FDBROKER_NOT_PERMITTED (another client's, or of host
-/// memory), FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED (in a forked child),
-/// FDBROKER_INVALID_ARGUMENT.
+/// Errors: FDBROKER_STALE (it ended before), FDBROKER_BAD_HANDLE, FDBROKER_NOT_PERMITTED (another
+/// client's, or of host memory), FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_TIMED_OUT,
+/// FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_unregister(
     broker: *mut fdbroker_t,
@@ -353,8 +362,8 @@ pub unsafe extern "C" fn fdbroker_unregister(
     guard(|| unsafe { unregister(broker, handle, UNREGISTER_MS) }.map(drop))
 }
 
-/// As fdbroker_unregister(). *drained is 1 when no lease was left: then the memory may be used anew at once, and
-/// FDBROKER_NOTICE_DRAINED does not come. Otherwise, and on failure, it is 0.
+/// As fdbroker_unregister(). *drained is 1 when no lease was left: then the memory may be used anew
+/// at once, and FDBROKER_NOTICE_DRAINED does not come. Otherwise, and on failure, it is 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_unregister_drained(
     broker: *mut fdbroker_t,
@@ -411,16 +420,18 @@ unsafe fn unregister(
     Ok(context.exports.unregister_handle(handle, deadline)?)
 }
 
-/// Finds the handle of the allocation that pointer points into, with the offset inside it: host memory, GPU memory, or an
-/// allocation registered with a base. It looks in this process's tables and sends nothing, with one exception: a
-/// buffer of an arena or of fdbroker_gpu_alloc() that is not registered now is registered here, within the deadline. All
-/// pointers into one allocation share one registration.
+/// Finds the handle of the allocation that pointer points into, with the offset inside it: host
+/// memory, GPU memory, or an allocation registered with a base. It looks in this process's tables
+/// and sends nothing, with one exception: a buffer of an arena or of fdbroker_gpu_alloc() that is
+/// not registered now is registered here, within the deadline. All pointers into one allocation
+/// share one registration.
 ///
 /// Also inside a callback; there it registers nothing.
 ///
-/// Errors: FDBROKER_STALE (nothing at this address is registered now; FDBROKER_HOST_ISOLATED and FDBROKER_HOST_DMA_HEAP
-/// memory cannot be shared any more after a crash of the broker), those of fdbroker_register(), FDBROKER_NOT_CONNECTED,
-/// FDBROKER_INVALID_ARGUMENT. *handle is all zero then.
+/// Errors: FDBROKER_STALE (nothing at this address is registered now; FDBROKER_HOST_ISOLATED and
+/// FDBROKER_HOST_DMA_HEAP memory cannot be shared any more after a crash of the broker), those of
+/// fdbroker_register(), FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT. *handle is all zero
+/// then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_get_handle(
     broker: *mut fdbroker_t,

@@ -65,8 +65,8 @@ unsafe fn place<'a>(
     Ok(out)
 }
 
-/// The outcomes of a request that is done. FDBROKER_AGAIN says that it is not, and is CANCELLED here: who tested once
-/// more would use a request that is freed.
+/// The outcomes of a request that is done. FDBROKER_AGAIN says that it is not, and is CANCELLED
+/// here: who tested once more would use a request that is freed.
 fn ended<T>(outcomes: Vec<Result<T, Error>>) -> Vec<Result<T, Error>> {
     outcomes.into_iter().map(|outcome| outcome.map_err(end)).collect()
 }
@@ -78,15 +78,17 @@ fn end(mut error: Error) -> Error {
     error
 }
 
-/// Starts to acquire count handles, without waiting. On success *request is a request, which ends when
-/// fdbroker_request_test() says that it is done, or by fdbroker_request_cancel(); either must come before
-/// fdbroker_close(). The handles are copied. Also inside a callback. On failure *request is NULL.
+/// Starts to acquire count handles, without waiting. On success *request is a request, which ends
+/// when fdbroker_request_test() says that it is done, or by fdbroker_request_cancel(); either must
+/// come before fdbroker_close(). The handles are copied. Also inside a callback. On failure
+/// *request is NULL.
 ///
-/// For every kind of request FDBROKER_AGAIN means that it is not done. Where other functions answer FDBROKER_AGAIN,
-/// an item of a request ends with FDBROKER_CANCELLED: the import cache is suspended, an opener answers it, the names to
-/// get are in too many groups.
+/// For every kind of request FDBROKER_AGAIN means that it is not done. Where other functions answer
+/// FDBROKER_AGAIN, an item of a request ends with FDBROKER_CANCELLED: the import cache is
+/// suspended, an opener answers it, the names to get are in too many groups.
 ///
-/// Errors: FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT. fdbroker_request_test() answers all others.
+/// Errors: FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT. fdbroker_request_test() answers all
+/// others.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_acquire_start(
     broker: *mut fdbroker_t,
@@ -107,11 +109,12 @@ pub unsafe extern "C" fn fdbroker_acquire_start(
     })
 }
 
-/// Makes progress without waiting. FDBROKER_AGAIN: the request is still under way, and nothing is written. Otherwise
-/// it is done and freed: all grants and codes (codes may be NULL) are filled as by fdbroker_acquire_many(). Also
-/// inside a callback.
+/// Makes progress without waiting. FDBROKER_AGAIN: the request is still under way, and nothing is
+/// written. Otherwise it is done and freed: all grants and codes (codes may be NULL) are filled as
+/// by fdbroker_acquire_many(). Also inside a callback.
 ///
-/// Errors: the first of those of fdbroker_acquire(); FDBROKER_INVALID_ARGUMENT (the request stays as it was).
+/// Errors: the first of those of fdbroker_acquire(); FDBROKER_INVALID_ARGUMENT (the request stays
+/// as it was).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_request_test(
     request: *mut fdbroker_request_t,
@@ -140,11 +143,12 @@ pub unsafe extern "C" fn fdbroker_request_test(
     })
 }
 
-/// Starts to import count handles through the import cache, without waiting; flags are FDBROKER_IMPORT_*. Otherwise as
-/// fdbroker_acquire_start(); fdbroker_import_test() makes progress. What is in the cache is in use at once.
+/// Starts to import count handles through the import cache, without waiting; flags are
+/// FDBROKER_IMPORT_*. Otherwise as fdbroker_acquire_start(); fdbroker_import_test() makes progress.
+/// What is in the cache is in use at once.
 ///
-/// Errors: FDBROKER_NOT_CONNECTED (unless all is in the cache), FDBROKER_INVALID_ARGUMENT. All others come from
-/// fdbroker_import_test().
+/// Errors: FDBROKER_NOT_CONNECTED (unless all is in the cache), FDBROKER_INVALID_ARGUMENT. All
+/// others come from fdbroker_import_test().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_import_start(
     broker: *mut fdbroker_t,
@@ -155,8 +159,8 @@ pub unsafe extern "C" fn fdbroker_import_start(
     request: *mut *mut fdbroker_request_t,
 ) -> fdbroker_code_t {
     guard(|| {
-        // SAFETY: the caller's pointers, as the header states. The request ends before the context does: it lives as long as
-        // the request needs it.
+        // SAFETY: the caller's pointers, as the header states. The request ends before the context
+        // does: it lives as long as the request needs it.
         let (out, context): (_, &'static fdbroker_t) =
             unsafe { (place(request)?, context(broker, "import")?) };
         // SAFETY: as above.
@@ -169,9 +173,10 @@ pub unsafe extern "C" fn fdbroker_import_start(
     })
 }
 
-/// Makes progress without waiting. FDBROKER_AGAIN: the request is still under way, and nothing is written. Otherwise
-/// it is done and freed: all imports and codes (codes may be NULL) are filled as by fdbroker_import_many(). Each fd
-/// is closed as it comes. An opener (fdbroker_set_opener()) runs inside this call. Not inside a callback.
+/// Makes progress without waiting. FDBROKER_AGAIN: the request is still under way, and nothing is
+/// written. Otherwise it is done and freed: all imports and codes (codes may be NULL) are filled as
+/// by fdbroker_import_many(). Each fd is closed as it comes. An opener (fdbroker_set_opener()) runs
+/// inside this call. Not inside a callback.
 ///
 /// Errors: the first of those of fdbroker_import(); FDBROKER_NOT_SUPPORTED (inside a callback),
 /// FDBROKER_INVALID_ARGUMENT: the request stays as it was.
@@ -203,12 +208,14 @@ pub unsafe extern "C" fn fdbroker_import_test(
     })
 }
 
-/// Starts to register count allocations, without waiting; fds[i] belongs to allocations[i]. Otherwise as
-/// fdbroker_acquire_start(); fdbroker_register_test() makes progress. The library duplicates the fds and closes each
-/// duplicate when its allocation is registered: the caller may close its own at once. Until the request is done,
-/// another registration of the same memory (device and base) waits for it.
+/// Starts to register count allocations, without waiting; fds[i] belongs to allocations[i].
+/// Otherwise as fdbroker_acquire_start(); fdbroker_register_test() makes progress. The library
+/// duplicates the fds and closes each duplicate when its allocation is registered: the caller may
+/// close its own at once. Until the request is done, another registration of the same memory
+/// (device and base) waits for it.
 ///
-/// Errors: FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT (an array). All others come from fdbroker_register_test().
+/// Errors: FDBROKER_NOT_CONNECTED, FDBROKER_INVALID_ARGUMENT (an array). All others come from
+/// fdbroker_register_test().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_register_start(
     broker: *mut fdbroker_t,
@@ -219,8 +226,8 @@ pub unsafe extern "C" fn fdbroker_register_start(
     request: *mut *mut fdbroker_request_t,
 ) -> fdbroker_code_t {
     guard(|| {
-        // SAFETY: the caller's pointers, as the header states. The request ends before the context does: it lives as long as
-        // the request needs it.
+        // SAFETY: the caller's pointers, as the header states. The request ends before the context
+        // does: it lives as long as the request needs it.
         let (out, context): (_, &'static fdbroker_t) =
             unsafe { (place(request)?, context(broker, "register")?) };
         // SAFETY: as above; the fds stay open over the call.
@@ -234,13 +241,13 @@ pub unsafe extern "C" fn fdbroker_register_start(
     })
 }
 
-/// Makes progress without waiting. FDBROKER_AGAIN: the request is still under way, and nothing is written. Otherwise
-/// it is done and freed: all handles and codes (codes may be NULL) are filled as by fdbroker_register_many(). Also
-/// inside a callback.
+/// Makes progress without waiting. FDBROKER_AGAIN: the request is still under way, and nothing is
+/// written. Otherwise it is done and freed: all handles and codes (codes may be NULL) are filled as
+/// by fdbroker_register_many(). Also inside a callback.
 ///
-/// Errors: the first of those of fdbroker_register(); FDBROKER_LOCAL_FD_LIMIT (no fd for a duplicate);
-/// FDBROKER_INVALID_ARGUMENT also when the request stays as it was, because handles is NULL or it is another kind of
-/// request.
+/// Errors: the first of those of fdbroker_register(); FDBROKER_LOCAL_FD_LIMIT (no fd for a
+/// duplicate); FDBROKER_INVALID_ARGUMENT also when the request stays as it was, because handles is
+/// NULL or it is another kind of request.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_register_test(
     request: *mut fdbroker_request_t,
@@ -269,11 +276,12 @@ pub unsafe extern "C" fn fdbroker_register_test(
     })
 }
 
-/// Starts to get count objects, without waiting; names and options as for fdbroker_object_get() (not FDBROKER_OBJECT_CACHED).
-/// Otherwise as fdbroker_acquire_start(); fdbroker_object_get_test() makes progress.
+/// Starts to get count objects, without waiting; names and options as for fdbroker_object_get()
+/// (not FDBROKER_OBJECT_CACHED). Otherwise as fdbroker_acquire_start(); fdbroker_object_get_test()
+/// makes progress.
 ///
-/// Errors: FDBROKER_NOT_CONNECTED, FDBROKER_TOO_LONG, FDBROKER_BAD_HANDLE (what cannot be a name), FDBROKER_INVALID_ARGUMENT. All others
-/// come from fdbroker_object_get_test().
+/// Errors: FDBROKER_NOT_CONNECTED, FDBROKER_TOO_LONG, FDBROKER_BAD_HANDLE (what cannot be a name),
+/// FDBROKER_INVALID_ARGUMENT. All others come from fdbroker_object_get_test().
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_object_get_start(
     broker: *mut fdbroker_t,
@@ -298,9 +306,9 @@ pub unsafe extern "C" fn fdbroker_object_get_start(
     })
 }
 
-/// Makes progress without waiting. FDBROKER_AGAIN: the request is still under way, and all elements of objects are zero but
-/// struct_size. Otherwise it is done and freed, and objects are as after fdbroker_object_get(); memory is opened inside this
-/// call. Also inside a callback.
+/// Makes progress without waiting. FDBROKER_AGAIN: the request is still under way, and all elements
+/// of objects are zero but struct_size. Otherwise it is done and freed, and objects are as after
+/// fdbroker_object_get(); memory is opened inside this call. Also inside a callback.
 ///
 /// Errors: those of fdbroker_object_get(); FDBROKER_INVALID_ARGUMENT (the request stays as it was).
 #[unsafe(no_mangle)]
@@ -333,9 +341,9 @@ pub unsafe extern "C" fn fdbroker_object_get_test(
     })
 }
 
-/// Cancels a request and frees it: the broker is told, and what it has got or still gets is given back (memory with a
-/// base that is registered already stays so, and the next registration of it finds it). Never waits; also inside a
-/// callback. NULL: does nothing.
+/// Cancels a request and frees it: the broker is told, and what it has got or still gets is given
+/// back (memory with a base that is registered already stays so, and the next registration of it
+/// finds it). Never waits; also inside a callback. NULL: does nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_request_cancel(
     request: *mut fdbroker_request_t,

@@ -1,5 +1,6 @@
-//! Structs that grow: their first field is their size in the caller's header. Reads the fields that are there, and
-//! writes those that there is room for. Must never touch a byte beyond the caller's struct.
+//! Structs that grow: their first field is their size in the caller's header. Reads the fields that
+//! are there, and writes those that there is room for. Must never touch a byte beyond the caller's
+//! struct.
 
 use crate::errors::fdbroker_code_t;
 use crate::failure::Failure;
@@ -51,7 +52,8 @@ pub(crate) struct Input<'a, T> {
 
 impl<T: Growable> Input<'_, T> {
     /// # Safety
-    /// `first` is NULL or points to `count` structs of its `struct_size` bytes, not written meanwhile.
+    /// `first` is NULL or points to `count` structs of its `struct_size` bytes, not written
+    /// meanwhile.
     pub unsafe fn new(first: *const T, count: usize) -> Result<Self, Failure> {
         check_count(count)?;
         let first = first.cast::<u8>();
@@ -69,8 +71,8 @@ impl<T: Growable> Input<'_, T> {
         assert!(index < self.count, "inside the array");
         let known = self.stride.min(size_of::<T>());
         let mut value = T::absent();
-        // SAFETY: inside the array that `new` was promised; `value` has room for `known` bytes and any bytes
-        // are a value (Growable).
+        // SAFETY: inside the array that `new` was promised; `value` has room for `known` bytes and
+        // any bytes are a value (Growable).
         let unknown = unsafe {
             let from = self.first.add(index * self.stride);
             std::ptr::copy_nonoverlapping(from, (&raw mut value).cast(), known);
@@ -97,7 +99,8 @@ pub(crate) unsafe fn read<T: Growable>(from: *const T) -> Result<T, Failure> {
     unsafe { Input::new(from, 1) }?.get(0)
 }
 
-/// The caller's array, to be written. The first element's `struct_size` is the distance between all.
+/// The caller's array, to be written. The first element's `struct_size` is the distance between
+/// all.
 pub(crate) struct Output<'a, T> {
     first: *mut u8,
     stride: usize,
@@ -107,19 +110,21 @@ pub(crate) struct Output<'a, T> {
 
 impl<T: Growable> Output<'_, T> {
     /// # Safety
-    /// `first` is NULL or points to `count` structs of its `struct_size` bytes that nobody else uses meanwhile.
+    /// `first` is NULL or points to `count` structs of its `struct_size` bytes that nobody else
+    /// uses meanwhile.
     pub unsafe fn new(first: *mut T, count: usize) -> Result<Self, Failure> {
         // SAFETY: the caller's promise.
         let Input { stride, count, .. } = unsafe { Input::new(first.cast_const(), count) }?;
         Ok(Output { first: first.cast(), stride, count, marker: PhantomData })
     }
 
-    /// Writes one element: as many fields as the caller's struct has, and 0 into fields that this release does not
-    /// know.
+    /// Writes one element: as many fields as the caller's struct has, and 0 into fields that this
+    /// release does not know.
     pub fn set(&mut self, index: usize, value: &T) {
         assert!(index < self.count, "inside the array");
         let known = self.stride.min(size_of::<T>());
-        // SAFETY: inside the array that `new` was promised; `value` has `known` bytes, none of them padding.
+        // SAFETY: inside the array that `new` was promised; `value` has `known` bytes, none of them
+        // padding.
         unsafe {
             let to = self.first.add(index * self.stride);
             std::ptr::copy_nonoverlapping((&raw const *value).cast(), to, known);
@@ -139,8 +144,9 @@ pub(crate) unsafe fn write<T: Growable>(to: *mut T, value: &T) -> Result<(), Fai
     Ok(())
 }
 
-/// Fills a struct of the caller's with what an absent field means: as many fields as it has, and 0 into fields that
-/// this release does not know. Leaves NULL and what has no room for its size alone.
+/// Fills a struct of the caller's with what an absent field means: as many fields as it has, and 0
+/// into fields that this release does not know. Leaves NULL and what has no room for its size
+/// alone.
 ///
 /// # Safety
 /// `to` is NULL or points to `bytes` bytes that nobody else uses meanwhile.
@@ -150,7 +156,8 @@ pub(crate) unsafe fn init<T: Growable>(to: *mut T, bytes: usize) {
     }
     let known = bytes.min(size_of::<T>());
     let value = T::absent();
-    // SAFETY: the caller's promise; `value` has `known` bytes, none of them padding, and there is room for the size.
+    // SAFETY: the caller's promise; `value` has `known` bytes, none of them padding, and there is
+    // room for the size.
     unsafe {
         let to = to.cast::<u8>();
         std::ptr::copy_nonoverlapping((&raw const value).cast(), to, known);
@@ -233,8 +240,8 @@ impl<'a, R> Answers<'a, R> {
         }
     }
 
-    /// Writes all outcomes; answers the first failure. An outer error, by which no item was tried, counts for every
-    /// item.
+    /// Writes all outcomes; answers the first failure. An outer error, by which no item was tried,
+    /// counts for every item.
     pub fn fill<T, F: Into<Failure>>(
         &mut self,
         outcomes: Result<impl IntoIterator<Item = Result<T, F>>, Failure>,
@@ -324,7 +331,8 @@ mod tests {
     }
 
     fn read_words(words: &[u64]) -> Result<Now, Failure> {
-        // SAFETY: every test's array is as long as its first word says, or is refused before it is read.
+        // SAFETY: every test's array is as long as its first word says, or is refused before it is
+        // read.
         unsafe { read(words.as_ptr().cast::<Now>()) }
     }
 

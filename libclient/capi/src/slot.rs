@@ -1,5 +1,5 @@
-//! A callback that can be changed while the library thread runs. A change waits until the old callback has returned.
-//! Must never hold its lock while a callback runs.
+//! A callback that can be changed while the library thread runs. A change waits until the old
+//! callback has returned. Must never hold its lock while a callback runs.
 
 use crate::failure::Failure;
 use crate::limits::CALLBACK_TIMEOUT;
@@ -44,7 +44,8 @@ pub(crate) struct Callback<F> {
     pub user: *mut c_void,
 }
 
-// SAFETY: `user` is handed to the function and not touched here; the header says that it is called on other threads.
+// SAFETY: `user` is handed to the function and not touched here; the header says that it is called
+// on other threads.
 unsafe impl<F: Send> Send for Callback<F> {}
 // SAFETY: as above.
 unsafe impl<F: Sync> Sync for Callback<F> {}
@@ -73,7 +74,8 @@ impl<F> Slot<F> {
         let callback = self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
         let result = inside_callback(|| act(&callback));
         {
-            // Under the lock, so that a waiting thread does not miss it: it sleeps already, or sees the clone gone.
+            // Under the lock, so that a waiting thread does not miss it: it sleeps already, or sees
+            // the clone gone.
             let _current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
             drop(callback);
         }

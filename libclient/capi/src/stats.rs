@@ -37,9 +37,9 @@ pub struct fdbroker_stats_t {
     pub host_bytes_used: u64,
     /// Leases acquired and not released, imports not counted.
     pub leases: u64,
-    /// Bytes of arenas that are freed and not used again yet: a consumer still has a lease, or could still declare
-    /// one after the loss of a broker, until the next one's grace time is over; or no broker knows of them
-    /// (fdbroker_host_reclaim()).
+    /// Bytes of arenas that are freed and not used again yet: a consumer still has a lease, or
+    /// could still declare one after the loss of a broker, until the next one's grace time is over;
+    /// or no broker knows of them (fdbroker_host_reclaim()).
     pub host_bytes_held_back: u64,
 }
 
@@ -91,7 +91,8 @@ pub(crate) fn of(context: &fdbroker_t) -> fdbroker_stats_t {
     }
 }
 
-/// The line of `print_stats`: NAME=NUMBER, in the order of the struct; later releases add at the end.
+/// The line of `print_stats`: NAME=NUMBER, in the order of the struct; later releases add at the
+/// end.
 impl std::fmt::Display for fdbroker_stats_t {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let fdbroker_stats_t { hits, misses, stale, evicted, entries, pinned, bytes, .. } = self;

@@ -1,5 +1,5 @@
-//! A checkpoint of the process: the import cache closes what is not in use, and opens it again afterwards.
-//! Must never say that nothing is in use while a lease is held.
+//! A checkpoint of the process: the import cache closes what is not in use, and opens it again
+//! afterwards. Must never say that nothing is in use while a lease is held.
 
 use crate::context::{context, fdbroker_t};
 use crate::errors::fdbroker_code_t;
@@ -19,7 +19,8 @@ impl Names<'_> {
     /// Empty: all zero.
     ///
     /// # Safety
-    /// `array` is NULL or points to `room` handles, `count` is NULL or to be written; nobody else uses them meanwhile.
+    /// `array` is NULL or points to `room` handles, `count` is NULL or to be written; nobody else
+    /// uses them meanwhile.
     unsafe fn new(
         room: usize,
         array: *mut fdbroker_handle_t,
@@ -43,19 +44,21 @@ impl Names<'_> {
     }
 }
 
-/// Before a checkpoint of this process (CRIU, cuda-checkpoint): closes all memory in the import cache that no import
-/// uses, and gives its leases back. Until fdbroker_resume(), what its last import releases is closed at once, and
-/// nothing is opened: an import of memory that is not open answers FDBROKER_AGAIN. The connection, the event fd and
-/// the library thread stay, and recalls are answered. Waits until the deadline for imports of other threads that are
-/// under way.
+/// Before a checkpoint of this process (CRIU, cuda-checkpoint): closes all memory in the import
+/// cache that no import uses, and gives its leases back. Until fdbroker_resume(), what its last
+/// import releases is closed at once, and nothing is opened: an import of memory that is not open
+/// answers FDBROKER_AGAIN. The connection, the event fd and the library thread stay, and recalls
+/// are answered. Waits until the deadline for imports of other threads that are under way.
 ///
-/// FDBROKER_OK: nothing is in use. FDBROKER_AGAIN: *count is the number of allocations that are, and the first room
-/// of them are in handles (NULL: room is 0), without their hints: imports not released, and leases not given back,
-/// whose fds are the program's to close. Release them, and call again to see what is left. End requests
-/// (fdbroker_request_t) before: the fds that one has got, and that no test has handed out yet, are not named.
+/// FDBROKER_OK: nothing is in use. FDBROKER_AGAIN: *count is the number of allocations that are,
+/// and the first room of them are in handles (NULL: room is 0), without their hints: imports not
+/// released, and leases not given back, whose fds are the program's to close. Release them, and
+/// call again to see what is left. End requests (fdbroker_request_t) before: the fds that one has
+/// got, and that no test has handed out yet, are not named.
 ///
-/// Errors: FDBROKER_TIMED_OUT (another thread's import has not ended; it is suspended all the same),
-/// FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_NOT_CONNECTED (in a forked child), FDBROKER_INVALID_ARGUMENT.
+/// Errors: FDBROKER_TIMED_OUT (another thread's import has not ended; it is suspended all the
+/// same), FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_NOT_CONNECTED (in a forked child),
+/// FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_suspend(
     broker: *mut fdbroker_t,
@@ -81,14 +84,16 @@ pub unsafe extern "C" fn fdbroker_suspend(
     })
 }
 
-/// After the checkpoint: ends the suspend, and imports anew what it has closed, so that the import cache is as it was.
-/// *count is the number of handles that it could not import. The first room of them are in handles (NULL: room is 0),
-/// without their hints, and the reasons in codes (may be NULL): FDBROKER_STALE or FDBROKER_OWNER_GONE when the
-/// allocation has ended meanwhile; FDBROKER_NOT_CONNECTED and others when a later import may get it. Nothing is
-/// suspended: FDBROKER_OK, and *count is 0.
+/// After the checkpoint: ends the suspend, and imports anew what it has closed, so that the import
+/// cache is as it was. *count is the number of handles that it could not import. The first room of
+/// them are in handles (NULL: room is 0), without their hints, and the reasons in codes (may be
+/// NULL): FDBROKER_STALE or FDBROKER_OWNER_GONE when the allocation has ended meanwhile;
+/// FDBROKER_NOT_CONNECTED and others when a later import may get it. Nothing is suspended:
+/// FDBROKER_OK, and *count is 0.
 ///
-/// Errors: the first of those in codes; FDBROKER_NOT_CONNECTED (there is no broker now, and *count is 0: it is still
-/// suspended, try again), FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT.
+/// Errors: the first of those in codes; FDBROKER_NOT_CONNECTED (there is no broker now, and *count
+/// is 0: it is still suspended, try again), FDBROKER_NOT_SUPPORTED (inside a callback),
+/// FDBROKER_INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_resume(
     broker: *mut fdbroker_t,

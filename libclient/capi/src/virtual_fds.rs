@@ -1,4 +1,5 @@
-//! Virtual fds: numbers that name an allocation to processes that pass fd numbers. Must never open anything.
+//! Virtual fds: numbers that name an allocation to processes that pass fd numbers. Must never open
+//! anything.
 
 use crate::context::{context, fdbroker_t};
 use crate::errors::fdbroker_code_t;
@@ -8,9 +9,9 @@ use crate::handle::fdbroker_handle_t;
 use fdbroker_client::{Deadline, ErrorCode, VirtualFd};
 use std::ffi::c_int;
 
-/// The virtual fd of an allocation that was registered with FDBROKER_VIRTUAL_FD: a number from 2^30 to 2^31-1 that no
-/// process has open. -1: it has none, or handle is NULL. Needs no context and sends nothing. Also inside a callback and in
-/// a forked child.
+/// The virtual fd of an allocation that was registered with FDBROKER_VIRTUAL_FD: a number from 2^30
+/// to 2^31-1 that no process has open. -1: it has none, or handle is NULL. Needs no context and
+/// sends nothing. Also inside a callback and in a forked child.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_handle_virtual_fd(handle: *const fdbroker_handle_t) -> c_int {
     // SAFETY: the caller's pointer, as the header states.
@@ -18,16 +19,17 @@ pub unsafe extern "C" fn fdbroker_handle_virtual_fd(handle: *const fdbroker_hand
     handle.and_then(|handle| handle.get().virtual_fd()).map_or(-1, VirtualFd::number)
 }
 
-/// The handle of the allocation that a virtual fd names, for clients of its owner's user and socket, whoever it is shared
-/// with. Takes nothing: acquire or import it like any other. After a crash of the broker it waits for the owner to come
-/// back, until the deadline at most.
+/// The handle of the allocation that a virtual fd names, for clients of its owner's user and
+/// socket, whoever it is shared with. Takes nothing: acquire or import it like any other. After a
+/// crash of the broker it waits for the owner to come back, until the deadline at most.
 ///
-/// A number does not say which broker it is of. One of another broker names nothing here, but for a chance of one in 2^30
-/// for each live allocation.
+/// A number does not say which broker it is of. One of another broker names nothing here, but for a
+/// chance of one in 2^30 for each live allocation.
 ///
-/// Errors: FDBROKER_BAD_HANDLE (no live allocation of this user has the number), FDBROKER_AGAIN (its owner has not come back),
-/// FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED, FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT
-/// (also: the number is below 2^30). *handle is all zero then.
+/// Errors: FDBROKER_BAD_HANDLE (no live allocation of this user has the number), FDBROKER_AGAIN
+/// (its owner has not come back), FDBROKER_TIMED_OUT, FDBROKER_NOT_CONNECTED,
+/// FDBROKER_NOT_SUPPORTED (inside a callback), FDBROKER_INVALID_ARGUMENT (also: the number is below
+/// 2^30). *handle is all zero then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fdbroker_resolve(
     broker: *mut fdbroker_t,

@@ -1,8 +1,8 @@
-//! Makes fdbroker.h from the Rust sources and compares it with the one in the repository. Must never be part of a build:
-//! to build a C program takes neither Rust nor this test.
+//! Makes fdbroker.h from the Rust sources and compares it with the one in the repository. Must
+//! never be part of a build: to build a C program takes neither Rust nor this test.
 //!
-//! cbindgen (MPL-2.0, used only here) translates each section; afterwards this test changes what reads badly for a C
-//! programmer.
+//! cbindgen (MPL-2.0, used only here) translates each section; afterwards this test changes what
+//! reads badly for a C programmer.
 
 use fdbroker_client::Facts;
 use std::path::Path;
@@ -105,11 +105,13 @@ fn section(sources: &Path, files: &[&str]) -> String {
     readable(&String::from_utf8(bytes).expect("cbindgen writes UTF-8"))
 }
 
-/// Struct tags without `_t`; short comments beside what they explain, others as a block; arguments side by side.
+/// Struct tags without `_t`; short comments beside what they explain, others as a block; arguments
+/// side by side.
 fn readable(text: &str) -> String {
     let mut out = String::new();
     let mut lines = text.lines().peekable();
-    // What stood last was a constant with its comment beside it: constants of one kind stand together.
+    // What stood last was a constant with its comment beside it: constants of one kind stand
+    // together.
     let mut after_constant = false;
     let mut blank = false;
     while let Some(line) = lines.next() {
@@ -205,7 +207,8 @@ fn above(item: &str, comment: &[String]) -> String {
     out
 }
 
-/// `typedef struct fdbroker_x_t` -> `typedef struct fdbroker_x`; elsewhere the typedef's name alone.
+/// `typedef struct fdbroker_x_t` -> `typedef struct fdbroker_x`; elsewhere the typedef's name
+/// alone.
 fn plain_tag(line: &str) -> String {
     match line.strip_prefix("typedef struct ") {
         Some(rest) => match rest.split_once("_t ") {
@@ -230,7 +233,8 @@ fn fields(header: &str, name: &str) -> Vec<(String, String)> {
     declared.map(cut).collect()
 }
 
-/// A fact that is added does not compile here until C has a field of its name, or is said to have none.
+/// A fact that is added does not compile here until C has a field of its name, or is said to have
+/// none.
 #[test]
 fn facts_when_in_c_then_each_has_a_field_of_its_name_and_width() {
     let header = header(Path::new(env!("CARGO_MANIFEST_DIR")));

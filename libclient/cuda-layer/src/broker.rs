@@ -1,4 +1,5 @@
-//! This process's connection to the broker. Must never take what a parent has for this process's own.
+//! This process's connection to the broker. Must never take what a parent has for this process's
+//! own.
 
 use crate::memory;
 use crate::result::{CuResult, OUT_OF_MEMORY};
@@ -10,7 +11,8 @@ use nix::errno::Errno;
 
 static CONNECTION: Connection<Cuda> = Connection::new();
 
-/// What the records of [`memory`] do not have of a connection: nothing. They begin before the first one is made.
+/// What the records of [`memory`] do not have of a connection: nothing. They begin before the first
+/// one is made.
 #[derive(Default)]
 pub struct Cuda;
 

@@ -1,4 +1,5 @@
-//! The consumer's side: cuMemImportFromShareableHandle. Must never close the program's fd, nor import memory that has ended.
+//! The consumer's side: cuMemImportFromShareableHandle. Must never close the program's fd, nor
+//! import memory that has ended.
 
 use crate::broker;
 use crate::driver::{self, MISSING};
@@ -46,7 +47,8 @@ unsafe fn import_number(
             let real = std::ptr::without_provenance_mut(granted.fd.as_raw_fd() as usize);
             // SAFETY: the caller's promise; the fd stays ours.
             let code = unsafe { import_fd(below, handle, real, HANDLE_TYPE_POSIX_FD, Some(lease)) };
-            // The fd first, then its hold of the lease: what is imported counts as mapped from then on.
+            // The fd first, then its hold of the lease: what is imported counts as mapped from then
+            // on.
             drop(granted);
             code
         }

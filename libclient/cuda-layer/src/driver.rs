@@ -1,4 +1,5 @@
-//! The driver's own functions below this layer. Must never answer a function of this layer, which would call itself for ever.
+//! The driver's own functions below this layer. Must never answer a function of this layer, which
+//! would call itself for ever.
 
 use crate::dynamic;
 use crate::result::{
@@ -42,8 +43,8 @@ impl<F: Copy> Function<F> {
     /// The function; `None`: no driver is loaded, or it has none of this name.
     pub fn get(&self) -> Option<F> {
         let function = known(&self.place, self.name);
-        // SAFETY: `F` is a function's type (the statics above); the size is checked. The function was found under its name
-        // in the driver, and cuda.h gives it this type.
+        // SAFETY: `F` is a function's type (the statics above); the size is checked. The function
+        // was found under its name in the driver, and cuda.h gives it this type.
         (!function.is_null()).then(|| unsafe { std::mem::transmute_copy(&function) })
     }
 }
@@ -65,7 +66,8 @@ pub fn known(place: &Place, name: &CStr) -> *mut c_void {
 /// Has the driver release a handle that nobody else can name.
 pub fn release(handle: CuMemHandle) {
     if let Some(release) = RELEASE.get() {
-        // SAFETY: a reference that the layer has kept. A driver that has ended (exit) has freed the memory already.
+        // SAFETY: a reference that the layer has kept. A driver that has ended (exit) has freed the
+        // memory already.
         unsafe { release(handle) };
     }
 }

@@ -1,5 +1,5 @@
-//! The C library's dlsym, which is not this library's, and what it finds. Must never allocate or take a lock of its own:
-//! allocators and the driver call it, before the layer's constructor, too.
+//! The C library's dlsym, which is not this library's, and what it finds. Must never allocate or
+//! take a lock of its own: allocators and the driver call it, before the layer's constructor, too.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 pub type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
 
-/// The version of the C library's first dlsym: it is there in all that came later, too, and finding it allocates nothing.
+/// The version of the C library's first dlsym: it is there in all that came later, too, and finding
+/// it allocates nothing.
 #[cfg(target_arch = "x86_64")]
 const VERSION: &CStr = c"GLIBC_2.2.5";
 #[cfg(target_arch = "aarch64")]
@@ -49,8 +50,8 @@ pub unsafe fn symbol(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     unsafe { dlsym()(handle, name) }
 }
 
-/// The driver's function of this name: the next one behind this library, else that of a driver which the program has opened.
-/// Null: none.
+/// The driver's function of this name: the next one behind this library, else that of a driver
+/// which the program has opened. Null: none.
 pub fn below(name: &CStr) -> *mut c_void {
     // SAFETY: a C string; this library is preloaded, so it stands in the order of search.
     let next = unsafe { symbol(libc::RTLD_NEXT, name.as_ptr()) };
@@ -66,14 +67,15 @@ pub fn below(name: &CStr) -> *mut c_void {
     }
 }
 
-/// This library's own function of a name, whatever comes before it in the order of search. Null: it has none, and dlerror(3)
-/// says nothing of it.
+/// This library's own function of a name, whatever comes before it in the order of search. Null: it
+/// has none, and dlerror(3) says nothing of it.
 pub fn own(name: &CStr) -> *mut c_void {
     static OWN: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
     let mut own = OWN.load(Ordering::Relaxed);
     if own.is_null() {
         let Some(object) = object_of(is_own as *const c_void) else { return null_mut() };
-        // SAFETY: the file's name, a C string; NOLOAD runs nothing, and this library stays loaded anyway.
+        // SAFETY: the file's name, a C string; NOLOAD runs nothing, and this library stays loaded
+        // anyway.
         own = unsafe { libc::dlopen(object.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
         OWN.store(own, Ordering::Relaxed);
     }
@@ -110,8 +112,9 @@ fn is_in_file(address: *const c_void, begin: &[u8]) -> bool {
     is_file(unsafe { CStr::from_ptr(object.dli_fname) }, begin)
 }
 
-/// Whether the program has the driver, linked or opened. Without a look for a symbol: one that is not found leaves an error for
-/// dlerror(3), whose text the next dlsym frees, be it an allocator's own in its first free.
+/// Whether the program has the driver, linked or opened. Without a look for a symbol: one that is
+/// not found leaves an error for dlerror(3), whose text the next dlsym frees, be it an allocator's
+/// own in its first free.
 pub fn is_driver_loaded() -> bool {
     // SAFETY: the callback takes no data. dl_iterate_phdr(3).
     unsafe { libc::dl_iterate_phdr(Some(look_at), null_mut()) != 0 }

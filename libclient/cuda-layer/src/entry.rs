@@ -1,5 +1,5 @@
-//! The layer's functions in the place of the driver's. Thin: they stop panics and leave the work to `produce` and `consume`.
-//! Must never let a panic reach the program.
+//! The layer's functions in the place of the driver's. Thin: they stop panics and leave the work to
+//! `produce` and `consume`. Must never let a panic reach the program.
 
 use crate::result::{CuDevicePtr, CuMemAllocationProp, CuMemHandle, CuResult, UNKNOWN};
 use crate::{broker, consume, produce};

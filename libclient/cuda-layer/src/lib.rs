@@ -1,11 +1,13 @@
-//! A layer for CUDA programs that know nothing of fdbroker: what they export as an fd is a number that works in any process
-//! of the node. Must never make a program fail that runs with the driver alone, nor let a panic into it.
+//! A layer for CUDA programs that know nothing of fdbroker: what they export as an fd is a number
+//! that works in any process of the node. Must never make a program fail that runs with the driver
+//! alone, nor let a panic into it.
 //!
-//! **Layers** (tests/layers checks them): `limits, result <- dynamic, records, say <- driver <- memory <- broker <- consume,
-//! produce <- entry <- names <- linker, preload`.
+//! **Layers** (tests/layers checks them): `limits, result <- dynamic, records, say <- driver <-
+//! memory <- broker <- consume, produce <- entry <- names <- linker, preload`.
 //!
-//! LD_PRELOAD puts it before the driver. A program gets a driver's function by its linked symbol ([`preload`]), by dlsym
-//! ([`linker`]) or by cuGetProcAddress; for those in [`names`] it gets the layer's.
+//! LD_PRELOAD puts it before the driver. A program gets a driver's function by its linked symbol
+//! ([`preload`]), by dlsym ([`linker`]) or by cuGetProcAddress; for those in [`names`] it gets the
+//! layer's.
 //!
 //! | call | what the layer does |
 //! |---|---|
@@ -16,14 +18,16 @@
 //! | cuMemRelease | the last one waits while the memory is exported, because a recall needs the handle |
 //! | cuMemRetainAllocationHandle, cuMemMap, cuMemUnmap | are counted |
 //!
-//! **An exported allocation lives as long as with the driver alone**: while the program has a handle, a mapping or an open
-//! number of it, or another process an import or an fd. The number stands for the fd that the program would have open.
+//! **An exported allocation lives as long as with the driver alone**: while the program has a
+//! handle, a mapping or an open number of it, or another process an import or an fd. The number
+//! stands for the fd that the program would have open.
 //!
-//! The driver's own are: other types of handles, pools, multicast objects, memory that was imported, and memory that the
-//! layer has not seen the making of. Without a broker everything is, and one line on stderr says so.
+//! The driver's own are: other types of handles, pools, multicast objects, memory that was
+//! imported, and memory that the layer has not seen the making of. Without a broker everything is,
+//! and one line on stderr says so.
 //!
-//! **Locks.** One, for the [`records`]. It is never held over a call of the driver or of the broker. A child of fork(2) has
-//! records of its own ([`memory`]) and makes its own connection.
+//! **Locks.** One, for the [`records`]. It is never held over a call of the driver or of the
+//! broker. A child of fork(2) has records of its own ([`memory`]) and makes its own connection.
 
 mod broker;
 mod consume;
@@ -42,7 +46,8 @@ mod say;
 
 /// Run by the dynamic linker as a constructor.
 #[used]
-// SAFETY: the section holds pointers to such functions (System V ABI, "Initialization and Termination Functions").
+// SAFETY: the section holds pointers to such functions (System V ABI, "Initialization and
+// Termination Functions").
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = start;
 

@@ -1,5 +1,6 @@
-//! dlsym(3) for the whole program: the driver's functions that the layer stands before are the layer's, all else is the C
-//! library's answer. Must never hide the caller from it: RTLD_NEXT and RTLD_DEFAULT depend on the caller's address.
+//! dlsym(3) for the whole program: the driver's functions that the layer stands before are the
+//! layer's, all else is the C library's answer. Must never hide the caller from it: RTLD_NEXT and
+//! RTLD_DEFAULT depend on the caller's address.
 
 use crate::names::{self, INIT, Named};
 use crate::{broker, dynamic};
@@ -8,7 +9,8 @@ use std::ffi::{CStr, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{null, null_mut};
 
-/// What becomes of a call: a function to go on with, else an answer. The two registers in which C gives back such a structure.
+/// What becomes of a call: a function to go on with, else an answer. The two registers in which C
+/// gives back such a structure.
 #[repr(C)]
 struct Choice {
     go_on: *const c_void,
@@ -21,8 +23,8 @@ struct Choice {
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
-    // The C library's function is jumped to, with the registers and the stack of the caller's own call: it reads its return
-    // address from the top of the stack.
+    // The C library's function is jumped to, with the registers and the stack of the caller's own
+    // call: it reads its return address from the top of the stack.
     naked_asm!(
         ".cfi_startproc",
         "endbr64",
@@ -57,8 +59,9 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
-    // The C library's function is jumped to, with the registers of the caller's own call: it reads its return address from
-    // x30. The branch is by x16, which may lead to the begin of a function (BTI).
+    // The C library's function is jumped to, with the registers of the caller's own call: it reads
+    // its return address from x30. The branch is by x16, which may lead to the begin of a function
+    // (BTI).
     naked_asm!(
         ".cfi_startproc",
         "hint #34",
@@ -133,10 +136,12 @@ unsafe fn find(
     caller: *const c_void,
 ) -> Option<*mut c_void> {
     match handle {
-        // In the order of search this library comes before the driver: a caller before both finds the layer's, and one
-        // behind the layer, as an interposer of the same function is, what the layer would find.
+        // In the order of search this library comes before the driver: a caller before both finds
+        // the layer's, and one behind the layer, as an interposer of the same function is, what the
+        // layer would find.
         libc::RTLD_NEXT | libc::RTLD_DEFAULT if named.is_known() => None,
-        // The first in the order of search is the layer's own symbol, which says nothing of a driver.
+        // The first in the order of search is the layer's own symbol, which says nothing of a
+        // driver.
         libc::RTLD_NEXT | libc::RTLD_DEFAULT => Some(nobodys(name)),
         library => {
             // SAFETY: the caller's promise.
@@ -145,8 +150,8 @@ unsafe fn find(
                 // The program's own handle leads to all that is preloaded.
                 return Some(nobodys(name));
             }
-            // A library that wraps the driver has functions of the same names; and a driver may be made of two files, one
-            // of which looks for its functions in the other.
+            // A library that wraps the driver has functions of the same names; and a driver may be
+            // made of two files, one of which looks for its functions in the other.
             let is_drivers = !found.is_null() && dynamic::is_in_driver(found);
             Some(if is_drivers && !dynamic::is_in_driver(caller) {
                 named.instead_of(found)
@@ -157,8 +162,9 @@ unsafe fn find(
     }
 }
 
-/// The answer for any other function: what this library has in the place of the C library's. A program that opens that by its
-/// name, as Python's ctypes can, gets what it would get by linking it. `None`: the C library's own answer.
+/// The answer for any other function: what this library has in the place of the C library's. A
+/// program that opens that by its name, as Python's ctypes can, gets what it would get by linking
+/// it. `None`: the C library's own answer.
 ///
 /// # Safety
 /// That of dlsym(3).

@@ -1,5 +1,5 @@
-//! This process's records, and what follows from them at the driver and at the broker. Must never hold their lock over a call of
-//! either, nor make a forked child wait for a lock of its parent's.
+//! This process's records, and what follows from them at the driver and at the broker. Must never
+//! hold their lock over a call of either, nor make a forked child wait for a lock of its parent's.
 
 use crate::driver;
 use crate::limits::END_TIMEOUT;
@@ -19,7 +19,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub type Memory = Records<Registration, EarlyRegistration, SharedLease>;
 pub type Follows = Done<Registration, EarlyRegistration, SharedLease>;
 
-/// The records of one process. A child's parent's are never freed: a thread that the child does not have may hold their lock.
+/// The records of one process. A child's parent's are never freed: a thread that the child does not
+/// have may hold their lock.
 struct OfProcess {
     process: u32,
     records: Mutex<Memory>,
@@ -42,7 +43,8 @@ fn current() -> &'static OfProcess {
     known.unwrap_or_else(|| install(process, before))
 }
 
-/// Makes this process's records, in the place of none or of a parent's, unless another thread was faster.
+/// Makes this process's records, in the place of none or of a parent's, unless another thread was
+/// faster.
 fn install(process: u32, before: *mut OfProcess) -> &'static OfProcess {
     let made = Box::into_raw(Box::new(OfProcess {
         process,
@@ -66,8 +68,8 @@ pub fn end() {
     current().has_ended.store(true, Ordering::Release);
 }
 
-/// Does what follows from a change. `client`: none has ever been, so there are no registrations; or a callback, which must not
-/// wait.
+/// Does what follows from a change. `client`: none has ever been, so there are no registrations; or
+/// a callback, which must not wait.
 pub fn follow(follows: Follows, client: Option<&Client>) {
     if let Some(client) = client {
         let early = follows.early.map(|it| client.take_early(it, Deadline::after(END_TIMEOUT)));
@@ -82,7 +84,8 @@ pub fn follow(follows: Follows, client: Option<&Client>) {
     drop(follows.leases);
 }
 
-/// Ends registrations. What the broker answers changes nothing: it may have ended them before, and one that is gone has.
+/// Ends registrations. What the broker answers changes nothing: it may have ended them before, and
+/// one that is gone has.
 pub fn end_registrations(client: &Client, registrations: Vec<Registration>) {
     if !registrations.is_empty() {
         let _ = client.unregister_many(&registrations, Deadline::after(END_TIMEOUT));

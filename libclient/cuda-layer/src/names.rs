@@ -1,5 +1,5 @@
-//! The driver's functions that the layer stands before, by name; cuGetProcAddress, which gives them by name. Must never give one
-//! that the driver does not have.
+//! The driver's functions that the layer stands before, by name; cuGetProcAddress, which gives them
+//! by name. Must never give one that the driver does not have.
 
 use crate::broker;
 use crate::driver::{self, MISSING, Place};
@@ -51,8 +51,9 @@ impl Named {
         !driver::known(self.place, self.name).is_null()
     }
 
-    /// The layer's function in the place of the driver's. The latest one counts: a program may have closed a driver and opened
-    /// another. A driver whose own symbols are bound by the dynamic linker answers the layer's already.
+    /// The layer's function in the place of the driver's. The latest one counts: a program may have
+    /// closed a driver and opened another. A driver whose own symbols are bound by the dynamic
+    /// linker answers the layer's already.
     pub fn instead_of(&self, drivers: *mut c_void) -> *mut c_void {
         if dynamic::is_own(drivers) {
             return drivers;
@@ -67,7 +68,8 @@ pub fn of_symbol(name: &CStr) -> Option<&'static Named> {
     ALL.iter().find(|named| named.name == name)
 }
 
-/// The function that cuGetProcAddress gives for this name and version: cuda.h maps the plain name to the newest form.
+/// The function that cuGetProcAddress gives for this name and version: cuda.h maps the plain name
+/// to the newest form.
 fn of_version(name: &CStr, version: c_int) -> Option<&'static Named> {
     if name == PROC_ADDRESS && version >= VERSION_OF_V2 {
         of_symbol(PROC_ADDRESS_V2)

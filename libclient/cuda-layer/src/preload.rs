@@ -1,5 +1,5 @@
-//! The driver's functions under their own names, for programs that link the driver. Must never be called from within this
-//! library: the dynamic linker may find the driver's instead.
+//! The driver's functions under their own names, for programs that link the driver. Must never be
+//! called from within this library: the dynamic linker may find the driver's instead.
 
 use crate::result::{CuDevicePtr, CuMemAllocationProp, CuMemHandle, CuResult};
 use crate::{entry, names};

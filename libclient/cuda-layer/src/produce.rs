@@ -1,5 +1,5 @@
-//! The producer's side: memory made, exported, mapped and released. Must never let a number lead to other memory than the
-//! program exported, nor free memory that another process can still ask for.
+//! The producer's side: memory made, exported, mapped and released. Must never let a number lead to
+//! other memory than the program exported, nor free memory that another process can still ask for.
 
 use crate::broker;
 use crate::driver::{self, MISSING};
@@ -147,8 +147,8 @@ pub unsafe fn export(
     unsafe { below(shareable, handle, kind, flags) }
 }
 
-/// The number for a handle: a virtual fd, or the driver's own fd where the broker does not take it; an error is the driver's.
-/// `None`: the export is the driver's matter alone.
+/// The number for a handle: a virtual fd, or the driver's own fd where the broker does not take it;
+/// an error is the driver's. `None`: the export is the driver's matter alone.
 fn export_number(client: &Client, handle: CuMemHandle) -> Option<Result<RawFd, CuResult>> {
     let begun = records().begin_export(handle, |one| client.is_current(one.id()));
     let (memory, early, is_in_row) = match begun {
@@ -159,7 +159,8 @@ fn export_number(client: &Client, handle: CuMemHandle) -> Option<Result<RawFd, C
     let deadline = Deadline::after(REGISTER_TIMEOUT);
     let exported = match early {
         Some(early) => {
-            // The driver takes longer for the next export than the broker for its answer to the early one.
+            // The driver takes longer for the next export than the broker for its answer to the
+            // early one.
             export_next(client, memory.id);
             match take_early(client, early, deadline) {
                 Some(registered) => Ok(enter(client, memory.id, registered)),
@@ -196,7 +197,8 @@ fn export_now(client: &Client, memory: Pinned, deadline: Deadline) -> Result<Raw
     })
 }
 
-/// Exports and registers early what the program will most likely export next: what is mapped behind this.
+/// Exports and registers early what the program will most likely export next: what is mapped behind
+/// this.
 fn export_next(client: &Client, after: Id) {
     let Some(next) = records().begin_early(after) else { return };
     let export = || export_below(next.handle).ok();
@@ -206,7 +208,8 @@ fn export_next(client: &Client, after: Id) {
     follows.into_iter().for_each(|it| follow(it, Some(client)));
 }
 
-/// The answer to what was registered early. `None`: it was refused, or has ended since, by an administrator for example.
+/// The answer to what was registered early. `None`: it was refused, or has ended since, by an
+/// administrator for example.
 fn take_early(
     client: &Client,
     early: EarlyRegistration,

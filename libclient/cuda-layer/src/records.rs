@@ -1,14 +1,18 @@
-//! What the layer knows of the program's memory: handles counted, maps by address, exports by number, and who needs the
-//! memory for a moment. Plain data: must never call the driver or the broker, nor wait.
+//! What the layer knows of the program's memory: handles counted, maps by address, exports by
+//! number, and who needs the memory for a moment. Plain data: must never call the driver or the
+//! broker, nor wait.
 //!
-//! A record **needs** its memory while it has an export or a use under way (a pin). Then the program's last release of its
-//! handles is held back: the reference stays the layer's, and is released when nothing needs the memory any more. So whoever has
-//! pinned a record has a handle that the driver cannot give to other memory meanwhile. An export lasts until the
-//! program has closed its number, whatever becomes of handles and maps: a driver's fd would keep the memory, too.
+//! A record **needs** its memory while it has an export or a use under way (a pin). Then the
+//! program's last release of its handles is held back: the reference stays the layer's, and is
+//! released when nothing needs the memory any more. So whoever has pinned a record has a handle
+//! that the driver cannot give to other memory meanwhile. An export lasts until the program has
+//! closed its number, whatever becomes of handles and maps: a driver's fd would keep the memory,
+//! too.
 //!
-//! **Early.** A program that exports what is mapped side by side, one after the other, as PyTorch does with the segments of a tensor,
-//! will most likely export the next one, too: its registration may be sent before. At most one is at a time. It keeps no memory: it is
-//! given up with the program's last reference, and when the program goes on elsewhere.
+//! **Early.** A program that exports what is mapped side by side, one after the other, as PyTorch
+//! does with the segments of a tensor, will most likely export the next one, too: its registration
+//! may be sent before. At most one is at a time. It keeps no memory: it is given up with the
+//! program's last reference, and when the program goes on elsewhere.
 
 use crate::result::CuMemHandle;
 use fdbroker_virtual_fds::VirtualFd;
@@ -17,14 +21,16 @@ use std::collections::{BTreeMap, HashMap};
 /// A record's number, which is never used again in this process.
 pub type Id = u64;
 
-/// The memory of one process. `R`: a registration at the broker; `E`: one whose answer is still to be taken; `L`: a lease.
+/// The memory of one process. `R`: a registration at the broker; `E`: one whose answer is still to
+/// be taken; `L`: a lease.
 pub struct Records<R, E, L> {
     by_id: HashMap<Id, Record<R, L>>,
     by_handle: HashMap<CuMemHandle, Id>,
     by_number: HashMap<VirtualFd, Id>,
     maps: BTreeMap<u64, Map>,
     last_id: Id,
-    /// Where the map ends whose memory was exported last: the next export may be what is mapped there.
+    /// Where the map ends whose memory was exported last: the next export may be what is mapped
+    /// there.
     row_end: Option<u64>,
     early: Option<(Id, E)>,
 }
@@ -91,7 +97,8 @@ pub enum Begun<E> {
     Drivers,
     /// This number once more.
     Known(VirtualFd),
-    /// To be exported and registered, unless its early registration is good. `is_in_row`: it is mapped where the export before ended.
+    /// To be exported and registered, unless its early registration is good. `is_in_row`: it is
+    /// mapped where the export before ended.
     New { memory: Pinned, early: Option<E>, is_in_row: bool },
 }
 
@@ -121,7 +128,8 @@ pub struct Done<R, E, L> {
     pub registrations: Vec<R>,
     /// The same of one whose answer is still to be taken.
     pub early: Option<E>,
-    /// The program has no more of memory that the broker may have an fd of still, which keeps it from the device.
+    /// The program has no more of memory that the broker may have an fd of still, which keeps it
+    /// from the device.
     pub is_closing: bool,
     /// References of the layer, to be released by the driver.
     pub handles: Vec<CuMemHandle>,
@@ -202,7 +210,8 @@ impl<R, L> Record<R, L> {
 
 /// Making, and handles.
 impl<R, E, L> Records<R, E, L> {
-    /// Enters memory that was just made. Other memory whose handle this was is gone: it was released in a way that nobody saw.
+    /// Enters memory that was just made. Other memory whose handle this was is gone: it was
+    /// released in a way that nobody saw.
     pub fn create(&mut self, handle: CuMemHandle, size_bytes: u64) -> Done<R, E, L> {
         let gone = self.forget(handle);
         let record = Record { size_bytes, handles: vec![(handle, 1)], ..Record::default() };
@@ -229,8 +238,8 @@ impl<R, E, L> Records<R, E, L> {
         Done { registrations, ..self.settle(id) }
     }
 
-    /// Enters an import, which keeps `lease`; or one more reference to what is known already. Without a lease an import of other
-    /// memory is nobody's matter.
+    /// Enters an import, which keeps `lease`; or one more reference to what is known already.
+    /// Without a lease an import of other memory is nobody's matter.
     pub fn import(&mut self, handle: CuMemHandle, lease: Option<L>) {
         let known = self.by_handle.get(&handle).copied();
         if known.is_none() && lease.is_none() {
@@ -331,7 +340,8 @@ impl<R, E, L> Records<R, E, L> {
 
 /// Maps.
 impl<R, E, L> Records<R, E, L> {
-    /// Enters a range that the driver has just mapped. What stood there was unmapped in a way that nobody saw.
+    /// Enters a range that the driver has just mapped. What stood there was unmapped in a way that
+    /// nobody saw.
     pub fn map(&mut self, base: u64, size_bytes: u64, handle: CuMemHandle) -> Done<R, E, L> {
         let gone = self.take_maps(base, size_bytes);
         let id = self.by_handle.get(&handle).copied();
@@ -344,8 +354,8 @@ impl<R, E, L> Records<R, E, L> {
         self.end_maps(&gone)
     }
 
-    /// Takes out the maps that begin in a range, before the driver unmaps it: another thread may map there right after.
-    /// [`Records::end_maps`] or [`Records::put_maps`] follows.
+    /// Takes out the maps that begin in a range, before the driver unmaps it: another thread may
+    /// map there right after. [`Records::end_maps`] or [`Records::put_maps`] follows.
     pub fn take_maps(&mut self, base: u64, size_bytes: u64) -> Vec<Map> {
         let range = base..base.saturating_add(size_bytes);
         let taken: Vec<Map> = self.maps.range(range).map(|(_, map)| *map).collect();
@@ -385,7 +395,8 @@ impl<R, E, L> Records<R, E, L> {
         })
     }
 
-    /// Whether the program has released its last reference of this value, which the layer holds back.
+    /// Whether the program has released its last reference of this value, which the layer holds
+    /// back.
     pub fn is_released(&self, handle: CuMemHandle) -> bool {
         let record = self.by_handle.get(&handle).map(|id| &self.by_id[id]);
         record.is_some_and(|record| record.handles.contains(&(handle, 0)))
@@ -419,8 +430,8 @@ impl<R, E, L> Records<R, E, L> {
         Begun::New { memory, early, is_in_row }
     }
 
-    /// What to register early after an export in a row: what is mapped behind it, if the program could export it next. It is pinned;
-    /// [`Records::end_early`] follows.
+    /// What to register early after an export in a row: what is mapped behind it, if the program
+    /// could export it next. It is pinned; [`Records::end_early`] follows.
     pub fn begin_early(&mut self, after: Id) -> Option<Pinned> {
         let end = self.map_of(after)?.end();
         let id = self.maps.get(&end)?.id;
@@ -434,7 +445,8 @@ impl<R, E, L> Records<R, E, L> {
         Some(Pinned { id, handle, size_bytes: record.size_bytes })
     }
 
-    /// Enters what has become of it. What is too much, and what the program has left behind, comes back.
+    /// Enters what has become of it. What is too much, and what the program has left behind, comes
+    /// back.
     pub fn end_early(&mut self, id: Id, early: Option<E>) -> [Done<R, E, L>; 2] {
         let former = match early {
             Some(early) => self.early.replace((id, early)),
@@ -469,8 +481,8 @@ impl<R, E, L> Records<R, E, L> {
         (map.id == id).then_some(*map)
     }
 
-    /// Enters the registration of an export that was begun. When another thread was faster, its number counts, and the
-    /// registration comes back, to be ended. The record stays pinned.
+    /// Enters the registration of an export that was begun. When another thread was faster, its
+    /// number counts, and the registration comes back, to be ended. The record stays pinned.
     pub fn enter_export(
         &mut self,
         id: Id,

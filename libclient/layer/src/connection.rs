@@ -1,5 +1,5 @@
-//! A process's connection to the broker, made at its first use. Must never make a forked child wait, nor look for an absent
-//! broker again for each handle.
+//! A process's connection to the broker, made at its first use. Must never make a forked child
+//! wait, nor look for an absent broker again for each handle.
 
 use crate::limits::CONNECT_PAUSE_S;
 use crate::neighbours::Neighbours;
@@ -10,7 +10,8 @@ use nix::time::{ClockId, clock_gettime};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, Ordering};
 
-/// What a layer's process has through its connection: it begins empty with each connection, and does not survive it.
+/// What a layer's process has through its connection: it begins empty with each connection, and
+/// does not survive it.
 pub trait State: Default + Send + Sync + 'static {
     /// The layer's one connection.
     fn connection() -> &'static Connection<Self>;
@@ -21,7 +22,8 @@ pub trait State: Default + Send + Sync + 'static {
     /// The code that the broker gets: AGAIN is asked again, others end the allocation.
     fn recall(&self, recall: &Recall) -> Result<RecallAnswer, ErrorCode>;
 
-    /// At exit, before the driver takes itself apart: no recall may call it from now on. Waits for one under way.
+    /// At exit, before the driver takes itself apart: no recall may call it from now on. Waits for
+    /// one under way.
     fn end(&self);
 
     /// The program closes a virtual fd that it has exported.
@@ -40,8 +42,9 @@ pub trait State: Default + Send + Sync + 'static {
     fn say_waiting(error: &Error);
 }
 
-/// A connection with all that this process has exported and opened through it. It is never freed: a child of fork(2)
-/// makes its own and leaves the parent's copy alone, whose locks may be held by threads that the child does not have.
+/// A connection with all that this process has exported and opened through it. It is never freed: a
+/// child of fork(2) makes its own and leaves the parent's copy alone, whose locks may be held by
+/// threads that the child does not have.
 pub struct Connected<S> {
     /// The connection.
     pub client: Client,
@@ -71,19 +74,22 @@ impl<S: State> Connection<S> {
         }
     }
 
-    /// The connection that this process made before, alive or lost. `None`: it has made none; a parent's does not count.
+    /// The connection that this process made before, alive or lost. `None`: it has made none; a
+    /// parent's does not count.
     pub fn known(&self) -> Option<&'static Connected<S>> {
         // SAFETY: null, or a box that is never freed.
         let connected = unsafe { self.current.load(Ordering::Acquire).as_ref() };
         connected.filter(|it| !it.client.is_forked_copy())
     }
 
-    /// The connection, made now when there is none. A lost one comes back by itself: the library looks for the broker.
+    /// The connection, made now when there is none. A lost one comes back by itself: the library
+    /// looks for the broker.
     pub fn connected(&'static self) -> Option<&'static Connected<S>> {
         self.known().or_else(|| self.connect())
     }
 
-    /// The program uses the driver: from now on it may ask for the fds of processes that it cannot see.
+    /// The program uses the driver: from now on it may ask for the fds of processes that it cannot
+    /// see.
     pub fn note_driver(&self) {
         if !self.has_used_driver() {
             self.has_used_driver.store(true, Ordering::Relaxed);
@@ -134,7 +140,8 @@ impl<S: State> Connection<S> {
         }
     }
 
-    /// Makes this the process's connection, unless another thread was faster; answers the one in force.
+    /// Makes this the process's connection, unless another thread was faster; answers the one in
+    /// force.
     fn install(&'static self, client: Client) -> &'static Connected<S> {
         let before = self.current.load(Ordering::Acquire);
         if let Some(other) = self.known() {
@@ -149,8 +156,8 @@ impl<S: State> Connection<S> {
         }));
         match self.current.compare_exchange(before, made, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => {
-                // SAFETY: a function of the layer, which stays loaded (build.rs). If there is no room for it, the
-                // process's death ends the connection all the same.
+                // SAFETY: a function of the layer, which stays loaded (build.rs). If there is no
+                // room for it, the process's death ends the connection all the same.
                 unsafe { libc::atexit(end::<S>) };
                 // SAFETY: made above, never freed.
                 unsafe { &*made }

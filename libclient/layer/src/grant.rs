@@ -1,4 +1,5 @@
-//! The fd behind a virtual fd: what the crate of virtual fds asks a layer for. Must never wait for ever, nor with a lock held.
+//! The fd behind a virtual fd: what the crate of virtual fds asks a layer for. Must never wait for
+//! ever, nor with a lock held.
 
 use crate::connection::{Connected, Connection, State, is_absent};
 use crate::lease::OpenFd;
@@ -62,8 +63,8 @@ fn acquire<S: State>(connected: &Connected<S>, number: VirtualFd) -> Result<Gran
     patiently::<S, _>(|deadline| connected.neighbours.acquire(&connected.client, number, deadline))
 }
 
-/// Tries again, and waits for what can change: a silent owner, a full cap, a broker that comes back after a crash. `attempt` gets
-/// the deadline of one try.
+/// Tries again, and waits for what can change: a silent owner, a full cap, a broker that comes back
+/// after a crash. `attempt` gets the deadline of one try.
 ///
 /// # Errors
 /// Those of `attempt`.

@@ -1,10 +1,11 @@
-//! What the layers for unmodified programs have in common: the process's connection, grants for virtual fds, lines on stderr.
-//! Must never know a driver.
+//! What the layers for unmodified programs have in common: the process's connection, grants for
+//! virtual fds, lines on stderr. Must never know a driver.
 //!
-//! A layer implements [`State`] for what a process has through its connection, and keeps one static [`Connection`] of it,
-//! which is also the [`Source`](fdbroker_virtual_fds::Source) to install.
+//! A layer implements [`State`] for what a process has through its connection, and keeps one static
+//! [`Connection`] of it, which is also the [`Source`](fdbroker_virtual_fds::Source) to install.
 //!
-//! **Layers** (tests/layers checks them): `limits <- lease, neighbours, say <- connection <- grant, memory`.
+//! **Layers** (tests/layers checks them): `limits <- lease, neighbours, say <- connection <- grant,
+//! memory`.
 
 mod connection;
 mod grant;

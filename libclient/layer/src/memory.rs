@@ -1,11 +1,12 @@
-//! Device memory that the broker still has an fd of: waited for, a moment, where a program would miss it. Must never wait longer than
-//! the memory is worth, nor where no broker is.
+//! Device memory that the broker still has an fd of: waited for, a moment, where a program would
+//! miss it. Must never wait longer than the memory is worth, nor where no broker is.
 
 use crate::connection::State;
 use crate::limits::{CLOSE_TIMEOUT, MEMORY_PAUSE, MEMORY_TRIES};
 use fdbroker_client::{Client, Deadline, Error};
 
-/// Waits until the broker has closed its fds of what this process has ended: the memory is the device's again. 50 ms at most.
+/// Waits until the broker has closed its fds of what this process has ended: the memory is the
+/// device's again. 50 ms at most.
 ///
 /// # Errors
 /// Those of [`Client::settle`]: the memory may still be taken.
@@ -13,8 +14,9 @@ pub fn settle(client: &Client) -> Result<(), Error> {
     client.settle(Deadline::after(CLOSE_TIMEOUT))
 }
 
-/// Has the driver allocate memory, and again where it finds none (`is_full` of its answer): the broker may still have fds of what was
-/// freed a moment ago, or of a process that has just died. Gives the last answer.
+/// Has the driver allocate memory, and again where it finds none (`is_full` of its answer): the
+/// broker may still have fds of what was freed a moment ago, or of a process that has just died.
+/// Gives the last answer.
 pub fn allocate<S: State, A: Copy>(is_full: impl Fn(A) -> bool, below: impl Fn() -> A) -> A {
     let mut answer = below();
     if !is_full(answer) {

@@ -1,6 +1,7 @@
-//! What the broker has told, and sent, ahead: of the allocations that an owner registered after one that was asked for. A program
-//! that fetches the fds of a tensor one by one asks the broker twice, and for the others not at all. Must never decide what a
-//! number leads to: the broker refuses the handle of an allocation that has ended, and is asked for the number then.
+//! What the broker has told, and sent, ahead: of the allocations that an owner registered after one
+//! that was asked for. A program that fetches the fds of a tensor one by one asks the broker twice,
+//! and for the others not at all. Must never decide what a number leads to: the broker refuses the
+//! handle of an allocation that has ended, and is asked for the number then.
 
 use crate::limits::MISSES_AHEAD;
 use fdbroker_client::{Client, Deadline, Error, ErrorCode, Grant, Handle};
@@ -8,7 +9,8 @@ use fdbroker_virtual_fds::VirtualFd;
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// How many handles are told ahead: a tensor of 512 MiB has 26 segments in PyTorch. The protocol's most.
+/// How many handles are told ahead: a tensor of 512 MiB has 26 segments in PyTorch. The protocol's
+/// most.
 const TOLD_AHEAD: u32 = 31;
 
 /// What was told last, and what has become of it.
@@ -25,7 +27,8 @@ struct Told {
     is_in_row: bool,
     /// Fds in a row that were asked for ahead and had not come.
     misses: usize,
-    /// What was asked for ahead has brought something, or nothing was asked for since the broker told these.
+    /// What was asked for ahead has brought something, or nothing was asked for since the broker
+    /// told these.
     is_worth_it: bool,
 }
 
@@ -67,7 +70,8 @@ impl Neighbours {
         outcome
     }
 
-    /// Has the next ones sent ahead while the program uses this one, if it goes through them in a row.
+    /// Has the next ones sent ahead while the program uses this one, if it goes through them in a
+    /// row.
     fn fetch(&self, client: &Client, deadline: Deadline) {
         let next = self.told().to_fetch();
         if !next.is_empty() {
@@ -96,7 +100,8 @@ impl Told {
         self.handles.remove(place).map(|handle| (handle, false))
     }
 
-    /// What was asked for ahead had come, or not. It comes in order, so after several that did not there is none.
+    /// What was asked for ahead had come, or not. It comes in order, so after several that did not
+    /// there is none.
     fn note_taken(&mut self, is_there: bool) {
         self.is_worth_it |= is_there;
         self.misses = if is_there { 0 } else { self.misses + 1 };
@@ -112,7 +117,8 @@ impl Told {
         *self = Told { handles, fetched: 0, is_in_row, misses: 0, is_worth_it: true };
     }
 
-    /// Those to be asked for ahead now; none while some of them may still come, or when the last ones did not.
+    /// Those to be asked for ahead now; none while some of them may still come, or when the last
+    /// ones did not.
     fn to_fetch(&self) -> Vec<Handle> {
         if self.is_in_row && self.fetched == 0 && self.is_worth_it {
             self.handles.iter().copied().collect()

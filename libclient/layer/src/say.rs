@@ -18,7 +18,8 @@ impl Voice {
         Voice { name, said: AtomicU32::new(0) }
     }
 
-    /// Prints the line, unless one of this kind was printed before or FDBROKER_LOG is `off`. `news`: the kind, one bit.
+    /// Prints the line, unless one of this kind was printed before or FDBROKER_LOG is `off`.
+    /// `news`: the kind, one bit.
     pub fn once(&self, news: u32, text: impl Display) {
         let is_said = self.said.fetch_or(news, Ordering::Relaxed) & news != 0;
         if !is_said && std::env::var_os("FDBROKER_LOG").is_none_or(|level| level != "off") {

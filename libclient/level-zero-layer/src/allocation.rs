@@ -1,5 +1,5 @@
-//! One allocation as the driver describes it, and the driver's exports of it. Must never close an fd that is the driver's, nor
-//! take another file for it.
+//! One allocation as the driver describes it, and the driver's exports of it. Must never close an
+//! fd that is the driver's, nor take another file for it.
 
 use crate::below;
 use crate::key::{Bytes, fd_of};
@@ -15,7 +15,8 @@ use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 const SUCCESS: ze_result_t = ze_result_t::ZE_RESULT_SUCCESS;
 
-/// A context of the program. It lives as long as an entry names it: zeContextDestroy ends its entries first.
+/// A context of the program. It lives as long as an entry names it: zeContextDestroy ends its
+/// entries first.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Context(ze_context_handle_t);
 
@@ -37,7 +38,8 @@ impl Allocation {
     pub fn of(context: ze_context_handle_t, pointer: *const c_void) -> Option<Self> {
         let range = below::ADDRESS_RANGE.get()?;
         let (mut base, mut size_bytes) = (std::ptr::null_mut(), 0);
-        // SAFETY: the program's context, and out-pointers to locals; of a pointer only its number is asked.
+        // SAFETY: the program's context, and out-pointers to locals; of a pointer only its number
+        // is asked.
         let code = unsafe { range(context, pointer, &raw mut base, &raw mut size_bytes) };
         if code != SUCCESS || base.is_null() || size_bytes == 0 {
             return None;
@@ -77,7 +79,8 @@ impl Allocation {
     fn get(&self) -> Result<Bytes, ErrorCode> {
         let get = below::GET.get().ok_or(ErrorCode::Stale)?;
         let mut handle = ze_ipc_mem_handle_t::default();
-        // SAFETY: a context that lives while the allocation is registered, an address that is only looked up, and a local.
+        // SAFETY: a context that lives while the allocation is registered, an address that is only
+        // looked up, and a local.
         let code = unsafe { get(self.context.0, address(self.base), &raw mut handle) };
         recalled(code).map(|()| handle.to_bytes())
     }
@@ -98,7 +101,8 @@ impl Allocation {
         }
     }
 
-    /// Puts a handle that the layer has got from the driver and given to nobody. What the driver answers changes nothing.
+    /// Puts a handle that the layer has got from the driver and given to nobody. What the driver
+    /// answers changes nothing.
     pub fn put(&self, handle: &Bytes) {
         if let Some(put) = below::PUT.get() {
             // SAFETY: a handle of a Get that was not Put, and the context it is from.
@@ -144,7 +148,8 @@ impl DriversFd {
     /// A duplicate.
     ///
     /// # Errors
-    /// STALE: it was closed; its number may be another file's by now. LOCAL_FD_LIMIT: no fd is free now.
+    /// STALE: it was closed; its number may be another file's by now. LOCAL_FD_LIMIT: no fd is free
+    /// now.
     pub fn duplicate(&self) -> Result<OwnedFd, ErrorCode> {
         let copy = duplicate(self.number)?;
         let file = FileId::of(copy.as_fd()).ok_or(ErrorCode::Stale)?;
@@ -169,7 +174,8 @@ impl FileId {
 pub fn id_of(context: ze_context_handle_t, pointer: *const c_void) -> Option<u64> {
     let properties_of = below::ALLOC_PROPERTIES.get()?;
     let mut properties = ze_memory_allocation_properties_t::blank();
-    // SAFETY: the program's context, an address that is only looked up, a local; the device may be null.
+    // SAFETY: the program's context, an address that is only looked up, a local; the device may be
+    // null.
     let code =
         unsafe { properties_of(context, pointer, &raw mut properties, std::ptr::null_mut()) };
     let is_known = code == SUCCESS && properties.type_ != ze_memory_type_t::ZE_MEMORY_TYPE_UNKNOWN;
@@ -199,7 +205,8 @@ fn duplicate(fd: RawFd) -> Result<OwnedFd, ErrorCode> {
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
-/// A memfd has seals, a dma-buf has none: F_GET_SEALS of fcntl(2). The broker checks what the fd really is.
+/// A memfd has seals, a dma-buf has none: F_GET_SEALS of fcntl(2). The broker checks what the fd
+/// really is.
 pub fn kind_of(fd: BorrowedFd<'_>) -> MemoryKind {
     match fcntl(fd, FcntlArg::F_GET_SEALS) {
         Ok(_) => MemoryKind::Memfd,
@@ -222,8 +229,8 @@ pub fn open_fd<'a>(handle: &Bytes) -> Option<BorrowedFd<'a>> {
 
 /// The fd of a driver's handle; `None`: no number of an fd.
 fn borrowed<'a>(fd: RawFd) -> Option<BorrowedFd<'a>> {
-    // SAFETY: the driver keeps it open until the last Put. If the program has closed it, the calls here only look at what
-    // has the number, or answer EBADF.
+    // SAFETY: the driver keeps it open until the last Put. If the program has closed it, the calls
+    // here only look at what has the number, or answer EBADF.
     (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
 }
 

@@ -1,5 +1,6 @@
-//! The functions below this layer: those that stood in the loader's tables, else the next ones in the dynamic linker's
-//! order. Must never answer a function of this layer, which would call itself for ever.
+//! The functions below this layer: those that stood in the loader's tables, else the next ones in
+//! the dynamic linker's order. Must never answer a function of this layer, which would call itself
+//! for ever.
 
 use level_zero_sys::*;
 use std::ffi::{CStr, c_void};
@@ -90,12 +91,14 @@ impl<F: Copy> Below<F> {
                 );
             }
         }
-        // SAFETY: `F` is an `Option<fn>` (the statics above), for which null is `None`; the size is checked. The
-        // function was found under its name, or in its place of a table: it has that type.
+        // SAFETY: `F` is an `Option<fn>` (the statics above), for which null is `None`; the size is
+        // checked. The function was found under its name, or in its place of a table: it has that
+        // type.
         unsafe { std::mem::transmute_copy::<*mut c_void, F>(&function) }
     }
 
-    /// Keeps a function that the driver gave for its name, unless it is another one than before: a second driver's.
+    /// Keeps a function that the driver gave for its name, unless it is another one than before: a
+    /// second driver's.
     pub fn is_this(&self, function: *mut c_void) -> bool {
         let (order, null) = (Ordering::AcqRel, std::ptr::null_mut());
         match self.function.compare_exchange(null, function, order, Ordering::Acquire) {
@@ -117,7 +120,8 @@ impl<F: Copy> Below<F> {
     }
 }
 
-/// The next function of this name behind the preloaded library, else the loader's. Null: none, or not preloaded.
+/// The next function of this name behind the preloaded library, else the loader's. Null: none, or
+/// not preloaded.
 pub fn next(name: &CStr) -> *mut c_void {
     if !is_preloaded() {
         return std::ptr::null_mut();
@@ -137,26 +141,29 @@ pub fn next(name: &CStr) -> *mut c_void {
     }
 }
 
-/// The loader, which stays loaded from now on, and the drivers with it: a recall calls them from a thread of its own, also after
-/// the program's dlclose(3). Null: it is not loaded.
+/// The loader, which stays loaded from now on, and the drivers with it: a recall calls them from a
+/// thread of its own, also after the program's dlclose(3). Null: it is not loaded.
 pub fn hold_loader() -> *mut c_void {
     // SAFETY: a C string; NOLOAD runs nothing, and the count it adds only keeps the loader loaded.
     unsafe { libc::dlopen(LOADER.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) }
 }
 
-/// Whether this library was loaded before the Level Zero loader, by LD_PRELOAD. A layer always comes after the loader.
+/// Whether this library was loaded before the Level Zero loader, by LD_PRELOAD. A layer always
+/// comes after the loader.
 pub fn is_preloaded() -> bool {
     static ANSWER: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
     *ANSWER.get_or_init(|| {
         let mut search = Search { own: own_base(), answer: None };
-        // SAFETY: the callback gets the search it expects, which outlives the call. dl_iterate_phdr(3).
+        // SAFETY: the callback gets the search it expects, which outlives the call.
+        // dl_iterate_phdr(3).
         unsafe { libc::dl_iterate_phdr(Some(look_at), (&raw mut search).cast()) };
         search.answer.unwrap_or(false)
     })
 }
 
-/// Whether the functions of the C library that this library exports stand before the C library's: then a virtual fd is good
-/// in this process. A library that the loader opened by itself comes too late for that.
+/// Whether the functions of the C library that this library exports stand before the C library's:
+/// then a virtual fd is good in this process. A library that the loader opened by itself comes too
+/// late for that.
 pub fn is_interposed() -> bool {
     static ANSWER: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
     *ANSWER.get_or_init(|| {
@@ -171,7 +178,8 @@ struct Search {
     answer: Option<bool>,
 }
 
-/// Finds out whether this library or the loader was loaded first: objects come in the order of loading.
+/// Finds out whether this library or the loader was loaded first: objects come in the order of
+/// loading.
 unsafe extern "C" fn look_at(
     object: *mut libc::dl_phdr_info,
     _size: libc::size_t,

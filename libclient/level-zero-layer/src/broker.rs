@@ -1,5 +1,5 @@
-//! This process's connection to the broker, and what it exports and has opened through it. Must never call the driver with a
-//! lock held, nor take one lock while another is held.
+//! This process's connection to the broker, and what it exports and has opened through it. Must
+//! never call the driver with a lock held, nor take one lock while another is held.
 
 use crate::kept::{self, KeptFds};
 use crate::limits::{RECALL_PATIENCE, RETIRE_TIMEOUT};
@@ -49,13 +49,15 @@ impl Broker {
         self.state.kept()
     }
 
-    /// Whether there were ever fds of event pools or counters: most programs have none, and destroy many events.
+    /// Whether there were ever fds of event pools or counters: most programs have none, and destroy
+    /// many events.
     pub fn has_kept(&self) -> bool {
         self.state.has_kept.load(Ordering::Relaxed)
     }
 
-    /// Ends the chosen allocations, and waits until the broker has ended them: memory that is about to be freed. The choice is
-    /// made again after each export for the broker, which must not meet the free.
+    /// Ends the chosen allocations, and waits until the broker has ended them: memory that is about
+    /// to be freed. The choice is made again after each export for the broker, which must not meet
+    /// the free.
     pub fn retire(&self, chosen: impl Fn(&Produced) -> Vec<usize>) {
         let mut produced = self.produced();
         let mut bases = chosen(&produced);
@@ -76,12 +78,13 @@ impl Broker {
         }
     }
 
-    /// Waits until the broker has ended what was retired, and for a moment until it has closed its fds, which keep the memory. A
-    /// process that learns that the memory is freed must not find the key alive. A broker that is gone has ended it.
+    /// Waits until the broker has ended what was retired, and for a moment until it has closed its
+    /// fds, which keep the memory. A process that learns that the memory is freed must not find the
+    /// key alive. A broker that is gone has ended it.
     fn wait_until_retired(&self) {
         if settle(&self.client).is_err() {
-            // A broker that hangs is left after a while. Its fd keeps the memory alive, so a consumer sees other bytes only
-            // where the driver's pool reuses them.
+            // A broker that hangs is left after a while. Its fd keeps the memory alive, so a
+            // consumer sees other bytes only where the driver's pool reuses them.
             let _ = self.client.flush(Deadline::after(RETIRE_TIMEOUT));
         }
     }
@@ -104,7 +107,8 @@ impl Memory {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for exports that the broker has asked for, but no longer than a driver may take that hangs.
+    /// Waits for exports that the broker has asked for, but no longer than a driver may take that
+    /// hangs.
     fn wait_while<'a>(
         &self,
         produced: MutexGuard<'a, Produced>,
@@ -185,12 +189,14 @@ pub fn note_driver() {
     CONNECTION.note_driver();
 }
 
-/// The connection that this process made before, alive or lost. `None`: it has made none; a parent's does not count.
+/// The connection that this process made before, alive or lost. `None`: it has made none; a
+/// parent's does not count.
 pub fn known() -> Option<Broker> {
     CONNECTION.known().map(Broker)
 }
 
-/// The connection, made now when there is none. A lost one comes back by itself: the library looks for the broker.
+/// The connection, made now when there is none. A lost one comes back by itself: the library looks
+/// for the broker.
 pub fn connected() -> Option<Broker> {
     CONNECTION.connected().map(Broker)
 }
@@ -208,7 +214,8 @@ fn is_out_of_memory(code: ze_result_t) -> bool {
     )
 }
 
-/// Acquires as patiently as pidfd_getfd(2) of a virtual fd does: `attempt` gets the deadline of one try.
+/// Acquires as patiently as pidfd_getfd(2) of a virtual fd does: `attempt` gets the deadline of one
+/// try.
 ///
 /// # Errors
 /// Those of `attempt`.

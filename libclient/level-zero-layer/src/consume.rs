@@ -17,7 +17,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 const INVALID: ze_result_t = ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT;
 const SUCCESS: ze_result_t = ze_result_t::ZE_RESULT_SUCCESS;
 
-/// A driver's handle to open, and what must live: the fd until it is open, the holds until it is closed.
+/// A driver's handle to open, and what must live: the fd until it is open, the holds until it is
+/// closed.
 #[derive(Debug)]
 pub struct Ready {
     pub handle: Bytes,
@@ -78,8 +79,8 @@ fn ready_key(key: &Key) -> Result<Ready, ze_result_t> {
     }
 }
 
-/// Where no broker knows the key: the driver's handle, with the fd that the program has put into it if it has, as without the
-/// layer.
+/// Where no broker knows the key: the driver's handle, with the fd that the program has put into it
+/// if it has, as without the layer.
 fn as_the_driver_does(key: &Key) -> Result<Ready, ze_result_t> {
     let driver = key.driver_handle().ok_or(INVALID)?;
     Ok(Ready::plain(with_fd(driver, key.fd())))
@@ -118,8 +119,8 @@ fn ready_grant(grant: Grant, driver: Option<Bytes>) -> Result<Ready, ze_result_t
     Ok(Ready { handle, fd: Some(fd), hold: Some(Hold::Own(lease)) })
 }
 
-/// A handle with an fd of the program's own. One that it has fetched by a virtual fd, alone in the handle, gets the rest of the
-/// driver's handle. The lease is the fd's and the import's together.
+/// A handle with an fd of the program's own. One that it has fetched by a virtual fd, alone in the
+/// handle, gets the rest of the driver's handle. The lease is the fd's and the import's together.
 fn ready_fetched(handle: Bytes) -> Ready {
     let fd = fd_of(&handle);
     let Some(lease) = lease_of(fd) else { return Ready::plain(handle) };
@@ -140,7 +141,8 @@ fn ready_fetched(handle: Bytes) -> Ready {
     }
 }
 
-/// The driver's handle that the owner registered; `None`: what is registered is no memory of Level Zero's.
+/// The driver's handle that the owner registered; `None`: what is registered is no memory of Level
+/// Zero's.
 fn drivers_handle(info: &AllocationInfo) -> Option<Bytes> {
     Bytes::try_from(info.driver_data.as_bytes()).ok()
 }
@@ -186,8 +188,8 @@ pub fn keep(address: usize, holds: impl IntoIterator<Item = Hold>) {
     }
 }
 
-/// Has the driver close or free memory, and gives its leases back if it was opened. They are taken out first: once the
-/// driver has closed the memory, another thread may get this address.
+/// Has the driver close or free memory, and gives its leases back if it was opened. They are taken
+/// out first: once the driver has closed the memory, another thread may get this address.
 pub fn end<H>(handle: *const H, below: impl FnOnce() -> ze_result_t) -> ze_result_t {
     let take = |broker: Broker| broker.opened().take(handle.addr());
     let holds = broker::known().and_then(take);
@@ -199,13 +201,14 @@ pub fn end<H>(handle: *const H, below: impl FnOnce() -> ze_result_t) -> ze_resul
     code
 }
 
-/// Whether the broker here has never known the key: another broker of this node made it, and only that one knows whether
-/// its memory still lives.
+/// Whether the broker here has never known the key: another broker of this node made it, and only
+/// that one knows whether its memory still lives.
 fn is_of_another_broker(error: &Error) -> bool {
     matches!(error.code, ErrorCode::BadHandle | ErrorCode::WrongNode)
 }
 
-/// Moves the fd off the exporter's number: with equal numbers a driver of 26.18 or later asks the exporter.
+/// Moves the fd off the exporter's number: with equal numbers a driver of 26.18 or later asks the
+/// exporter.
 fn moved_off(exporters: RawFd, fd: OwnedFd) -> Result<OwnedFd, ze_result_t> {
     if fd.as_raw_fd() != exporters {
         return Ok(fd);
@@ -213,7 +216,8 @@ fn moved_off(exporters: RawFd, fd: OwnedFd) -> Result<OwnedFd, ze_result_t> {
     duplicate(fd.as_fd())
 }
 
-/// A duplicate at another number. The lowest free one is always below the limit; a higher one may not be.
+/// A duplicate at another number. The lowest free one is always below the limit; a higher one may
+/// not be.
 fn duplicate(fd: BorrowedFd<'_>) -> Result<OwnedFd, ze_result_t> {
     let copy = fcntl(fd, FcntlArg::F_DUPFD_CLOEXEC(0));
     let copy = copy.map_err(|_| ze_result_t::ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY)?;
@@ -229,7 +233,8 @@ pub fn refuse(error: &Error) -> ze_result_t {
     };
     once(news, format_args!("an IPC handle cannot be opened: {error}"));
     match error.code {
-        // Later it may succeed: the driver's answer when no fd is free. OWNER_SILENT is also the owner's own lack of fds.
+        // Later it may succeed: the driver's answer when no fd is free. OWNER_SILENT is also the
+        // owner's own lack of fds.
         ErrorCode::LocalFdLimit
         | ErrorCode::NoQuota
         | ErrorCode::TimedOut

@@ -1,5 +1,6 @@
-//! External memory: fds that a program exports with zeMemGetAllocProperties and imports with zeMemAllocDevice or zeMemAllocHost.
-//! Must never close an fd that the driver has closed, nor write to what the program lets the driver only read.
+//! External memory: fds that a program exports with zeMemGetAllocProperties and imports with
+//! zeMemAllocDevice or zeMemAllocHost. Must never close an fd that the driver has closed, nor write
+//! to what the program lets the driver only read.
 
 use crate::below::{self, MISSING};
 use crate::broker;
@@ -19,8 +20,9 @@ use std::sync::{Mutex, PoisonError};
 const SUCCESS: ze_result_t = ze_result_t::ZE_RESULT_SUCCESS;
 const DMA_BUF: u32 = ze_external_memory_type_flag_t::ZE_EXTERNAL_MEMORY_TYPE_FLAG_DMA_BUF.0;
 
-/// An exported fd becomes a virtual fd. Only as the first structure of the chain, where Intel's driver looks for it, too;
-/// elsewhere the fd is the driver's own. The driver exports a handle, which can be Put: other fds of its stay open.
+/// An exported fd becomes a virtual fd. Only as the first structure of the chain, where Intel's
+/// driver looks for it, too; elsewhere the fd is the driver's own. The driver exports a handle,
+/// which can be Put: other fds of its stay open.
 ///
 /// # Safety
 /// As zeMemGetAllocProperties.
@@ -92,11 +94,12 @@ fn export_fd(context: ze_context_handle_t, pointer: *const c_void) -> Option<Raw
     Some(number)
 }
 
-/// What a description that begins with its type and chain has the driver allocate: memory, or an import of an fd. Only the first
-/// structure of the chain is looked at.
+/// What a description that begins with its type and chain has the driver allocate: memory, or an
+/// import of an fd. Only the first structure of the chain is looked at.
 ///
 /// # Safety
-/// As zeMemAllocDevice and zeMemAllocHost: `D` is the type of their description; `below` writes the address to `out`.
+/// As zeMemAllocDevice and zeMemAllocHost: `D` is the type of their description; `below` writes the
+/// address to `out`.
 pub unsafe fn allocate<D: Structure>(
     desc: *const D,
     out: *mut *mut c_void,
@@ -126,7 +129,8 @@ pub unsafe fn allocate<D: Structure>(
     };
     let code = import_own(fd, |number| {
         let import = ze_external_memory_import_fd_t { fd: number, ..*import };
-        // SAFETY: the caller's promise; a bitwise copy of plain data, whose chain begins with the copy above.
+        // SAFETY: the caller's promise; a bitwise copy of plain data, whose chain begins with the
+        // copy above.
         unsafe {
             let mut copy = desc.read();
             (*(&raw mut copy).cast::<ze_base_desc_t>()).pNext = (&raw const import).cast();
@@ -144,14 +148,14 @@ const UNKNOWN: u8 = 0;
 const DRIVER_CLOSES: u8 = 1;
 const CALLER_CLOSES: u8 = 2;
 
-/// Has the driver import an fd of the layer's own. A driver of 26.14 or later closes it on success, an older one never does:
-/// which, is learnt once.
+/// Has the driver import an fd of the layer's own. A driver of 26.14 or later closes it on success,
+/// an older one never does: which, is learnt once.
 fn import_own(fd: OwnedFd, import: impl FnOnce(RawFd) -> ze_result_t) -> ze_result_t {
     static HABIT: AtomicU8 = AtomicU8::new(UNKNOWN);
     static LEARNING: Mutex<()> = Mutex::new(());
     let mut habit = HABIT.load(Ordering::Relaxed);
-    // One import at a time until it is known, so that no other import of the same memory can get the number meanwhile. The
-    // driver does not call back.
+    // One import at a time until it is known, so that no other import of the same memory can get
+    // the number meanwhile. The driver does not call back.
     let learning =
         (habit == UNKNOWN).then(|| LEARNING.lock().unwrap_or_else(PoisonError::into_inner));
     let before = fstat(fd.as_fd());
@@ -160,7 +164,8 @@ fn import_own(fd: OwnedFd, import: impl FnOnce(RawFd) -> ze_result_t) -> ze_resu
         return code;
     }
     if learning.is_some() {
-        // SAFETY: only looked at; if the driver has closed it, that says EBADF or finds another file.
+        // SAFETY: only looked at; if the driver has closed it, that says EBADF or finds another
+        // file.
         let now = fstat(unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) });
         let is_still = matches!((&before, &now), (Ok(before), Ok(now))
             if (before.st_dev, before.st_ino) == (now.st_dev, now.st_ino));

@@ -1,5 +1,5 @@
-//! Fds that the driver keeps open as long as their owner lives - an event pool, an event with a counter - and the virtual fds
-//! that stand for them in handles. Must never call the driver.
+//! Fds that the driver keeps open as long as their owner lives - an event pool, an event with a
+//! counter - and the virtual fds that stand for them in handles. Must never call the driver.
 
 use crate::allocation::{DriversFd, FileId};
 use fdbroker_client::{ErrorCode, Recall, RecallAnswer, Registration};
@@ -32,7 +32,8 @@ impl KeptFds {
         self.last_id
     }
 
-    /// The virtual fd of a file that is registered, for one more owner. `is_good`: whether the broker still knows it.
+    /// The virtual fd of a file that is registered, for one more owner. `is_good`: whether the
+    /// broker still knows it.
     pub fn known(
         &mut self,
         file: FileId,

@@ -1,5 +1,6 @@
-//! The key: the 64 bytes of `ze_ipc_mem_handle_t` that a program gets and passes on by value.
-//! Must never contain a pointer, nor rely on a part of a driver's private layout that is not checked when it is made.
+//! The key: the 64 bytes of `ze_ipc_mem_handle_t` that a program gets and passes on by value. Must
+//! never contain a pointer, nor rely on a part of a driver's private layout that is not checked
+//! when it is made.
 //!
 //! | bytes | field |
 //! |---|---|
@@ -29,8 +30,8 @@ const FD_COPY: usize = 20;
 const PREFIX: usize = 24;
 const REST: usize = 56;
 
-/// The other fields of compute-runtime's handles. Legacy: a type. Opaque: pid and types, the fd again as u64, one
-/// more byte.
+/// The other fields of compute-runtime's handles. Legacy: a type. Opaque: pid and types, the fd
+/// again as u64, one more byte.
 const DRIVER_WORDS: std::ops::Range<usize> = 16..22;
 const DRIVER_FD_COPY: usize = 22;
 const DRIVER_LAST: usize = 62;
@@ -54,8 +55,8 @@ pub struct Key {
 }
 
 impl Key {
-    /// Makes the key of an allocation from the broker's and the driver's handle of it. Where the broker's has a virtual fd, it
-    /// stands in the place of the driver's.
+    /// Makes the key of an allocation from the broker's and the driver's handle of it. Where the
+    /// broker's has a virtual fd, it stands in the place of the driver's.
     pub fn new(handle: &Handle, driver: &Bytes) -> Self {
         let renumbered = handle.virtual_fd().map(|fd| renumbered(*driver, fd.number()));
         let driver = renumbered.as_ref().unwrap_or(driver);
@@ -116,7 +117,8 @@ impl Key {
         Handle::from_bytes(bytes)
     }
 
-    /// Restores the driver's handle, with the number in the place of the driver's fd; `None`: only the broker has it.
+    /// Restores the driver's handle, with the number in the place of the driver's fd; `None`: only
+    /// the broker has it.
     pub fn driver_handle(&self) -> Option<Bytes> {
         let form = self.bytes[REST + 7];
         if form != Form::Whole as u8 && form != Form::FdTwice as u8 {
@@ -134,8 +136,8 @@ impl Key {
         Some(driver)
     }
 
-    /// Puts this key's offset into the driver's handle that the broker has, which may be of another pointer into the
-    /// allocation. `None`: the offset lies outside an allocation of `size_bytes`.
+    /// Puts this key's offset into the driver's handle that the broker has, which may be of another
+    /// pointer into the allocation. `None`: the offset lies outside an allocation of `size_bytes`.
     pub fn put_offset(&self, driver: &mut Bytes, size_bytes: u64) -> Option<()> {
         let here = offset_of(&self.bytes);
         if here != offset_of(driver) && here.abs_diff(offset_of(driver)) >= size_bytes {

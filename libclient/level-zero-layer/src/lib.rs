@@ -1,18 +1,22 @@
-//! A Level Zero layer for unmodified programs: their IPC handles work by value, in any process of the node.
-//! Must never make a program fail that runs with the driver alone, nor let a panic into it.
+//! A Level Zero layer for unmodified programs: their IPC handles work by value, in any process of
+//! the node. Must never make a program fail that runs with the driver alone, nor let a panic into
+//! it.
 //!
-//! **Layers** (tests/layers checks them): `below, key, limits, mapped, opened <- allocation <- kept, produced, say <- broker <-
-//! retire <- consume, produce <- external, pools, tiles <- entry <- preload, tables`.
+//! **Layers** (tests/layers checks them): `below, key, limits, mapped, opened <- allocation <-
+//! kept, produced, say <- broker <- retire <- consume, produce <- external, pools, tiles <- entry
+//! <- preload, tables`.
 //!
 //! Two ways in, one code path:
 //!
-//! - the loader takes it for its validation layer (`ZE_ENABLE_VALIDATION_LAYER=1`, and a directory with the link
-//!   `libze_validation_layer.so.1` on LD_LIBRARY_PATH) and has it look at its tables: [`tables`];
-//! - LD_PRELOAD puts it before the loader, and it exports the loader's functions: [`preload`]. The loader's tables then
-//!   pass through it, too.
+//! - the loader takes it for its validation layer (`ZE_ENABLE_VALIDATION_LAYER=1`, and a directory
+//!   with the link `libze_validation_layer.so.1` on LD_LIBRARY_PATH) and has it look at its tables:
+//!   [`tables`];
+//! - LD_PRELOAD puts it before the loader, and it exports the loader's functions: [`preload`]. The
+//!   loader's tables then pass through it, too.
 //!
-//! `fdbroker run --level-zero` does both: the first catches every user of the loader, and only the second can put the C library's
-//! functions of [`fdbroker_virtual_fds`] before the C library. A call passes the layer once all the same.
+//! `fdbroker run --level-zero` does both: the first catches every user of the loader, and only the
+//! second can put the C library's functions of [`fdbroker_virtual_fds`] before the C library. A
+//! call passes the layer once all the same.
 //!
 //! | call | what the layer does |
 //! |---|---|
@@ -30,21 +34,26 @@
 //! | zeEventPoolGetIpcHandle, zeEventCounterBasedGetIpcHandle, zexCounterBasedEvent... | virtual fds stand in the handle in the places of the driver's |
 //! | their Open, Close, zeEventPoolDestroy, zeEventDestroy | as for memory |
 //!
-//! **Fd numbers.** A key begins with a virtual fd, and nothing that the program has names the driver's fd. So the layer Puts the
-//! driver's handle once the broker has the fd, and this process holds no fd for what it has exported; a recall exports anew. Where
-//! the loader has no Put (before spec 1.6) the driver's fd stays open until the memory is freed. Where this library does not stand
-//! before the C library, a key begins with the driver's fd, which stays open until the program Puts its handles.
+//! **Fd numbers.** A key begins with a virtual fd, and nothing that the program has names the
+//! driver's fd. So the layer Puts the driver's handle once the broker has the fd, and this process
+//! holds no fd for what it has exported; a recall exports anew. Where the loader has no Put (before
+//! spec 1.6) the driver's fd stays open until the memory is freed. Where this library does not
+//! stand before the C library, a key begins with the driver's fd, which stays open until the
+//! program Puts its handles.
 //!
-//! In a key the broker's answer counts, not the fd beside it: only where no broker knows the key is a program's own fd used.
+//! In a key the broker's answer counts, not the fd beside it: only where no broker knows the key is
+//! a program's own fd used.
 //!
-//! **Opened memory is not kept** for the next Open. It would pin memory that its owner frees, and only this process could let go
-//! of it: while this process is stopped, the owner's next allocation would find the card full, unlike without the layer. Libraries
-//! that open handles often keep them open by themselves (MPICH, oneCCL and UMF, by default).
+//! **Opened memory is not kept** for the next Open. It would pin memory that its owner frees, and
+//! only this process could let go of it: while this process is stopped, the owner's next allocation
+//! would find the card full, unlike without the layer. Libraries that open handles often keep them
+//! open by themselves (MPICH, oneCCL and UMF, by default).
 //!
 //! Without a broker each call goes to the driver as it is, and one line on stderr says so.
 //!
-//! **Locks.** One each for [`produced`], [`opened`], [`mapped`] and [`kept`]; none is taken while another is held, and none is held
-//! over a call of the driver's (but for the first import of an fd, [`external`]). A child of fork(2) starts anew, see [`broker`].
+//! **Locks.** One each for [`produced`], [`opened`], [`mapped`] and [`kept`]; none is taken while
+//! another is held, and none is held over a call of the driver's (but for the first import of an
+//! fd, [`external`]). A child of fork(2) starts anew, see [`broker`].
 
 mod allocation;
 mod below;
@@ -66,9 +75,11 @@ mod say;
 mod tables;
 mod tiles;
 
-/// Run by the dynamic linker as a constructor: a program may use a virtual fd before it uses Level Zero.
+/// Run by the dynamic linker as a constructor: a program may use a virtual fd before it uses Level
+/// Zero.
 #[used]
-// SAFETY: the section holds pointers to such functions (System V ABI, "Initialization and Termination Functions").
+// SAFETY: the section holds pointers to such functions (System V ABI, "Initialization and
+// Termination Functions").
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = start;
 

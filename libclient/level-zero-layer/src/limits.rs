@@ -2,18 +2,20 @@
 
 use std::time::Duration;
 
-/// How long zeMemGetIpcHandle waits for the broker, which answers within microseconds unless a cap is full. After that
-/// the program gets the driver's own handle, which serves it better than a longer wait.
+/// How long zeMemGetIpcHandle waits for the broker, which answers within microseconds unless a cap
+/// is full. After that the program gets the driver's own handle, which serves it better than a
+/// longer wait.
 pub const REGISTER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long zeMemFree waits until the broker has ended the key. It takes microseconds; after seconds the broker hangs, and the
-/// program must not hang, too.
+/// How long zeMemFree waits until the broker has ended the key. It takes microseconds; after
+/// seconds the broker hangs, and the program must not hang, too.
 pub const RETIRE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long zeMemFree and the process's end wait for an export that the broker has asked for. It takes the driver
-/// milliseconds at most. An export that comes later still finds that the memory is gone: its number is read again.
+/// How long zeMemFree and the process's end wait for an export that the broker has asked for. It
+/// takes the driver milliseconds at most. An export that comes later still finds that the memory is
+/// gone: its number is read again.
 pub const RECALL_PATIENCE: Duration = Duration::from_secs(2);
 
-/// The most handles of one allocation, in zexMemGetIpcHandles and zexMemOpenIpcHandles: one per tile of a device, of which
-/// none has more than 2; MPICH has room for 2.
+/// The most handles of one allocation, in zexMemGetIpcHandles and zexMemOpenIpcHandles: one per
+/// tile of a device, of which none has more than 2; MPICH has room for 2.
 pub const TILES: usize = 16;

@@ -1,5 +1,5 @@
-//! The ranges of device addresses that have physical memory (zeVirtualMemMap), to find them when that memory is destroyed.
-//! Must never make a forked child wait for a lock of its parent's.
+//! The ranges of device addresses that have physical memory (zeVirtualMemMap), to find them when
+//! that memory is destroyed. Must never make a forked child wait for a lock of its parent's.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -21,8 +21,8 @@ struct Mapped {
 
 static CURRENT: AtomicPtr<Mapped> = AtomicPtr::new(std::ptr::null_mut());
 
-/// This process's mappings. A parent's are left alone: they are not a child's, and a thread that the child does not have
-/// may hold their lock.
+/// This process's mappings. A parent's are left alone: they are not a child's, and a thread that
+/// the child does not have may hold their lock.
 fn mapped() -> MutexGuard<'static, BTreeMap<usize, Mapping>> {
     let process = std::process::id();
     let current = CURRENT.load(Ordering::Acquire);
@@ -32,7 +32,8 @@ fn mapped() -> MutexGuard<'static, BTreeMap<usize, Mapping>> {
     mapped.by_base.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes this process's table, in the place of none or of a parent's, unless another thread was faster.
+/// Makes this process's table, in the place of none or of a parent's, unless another thread was
+/// faster.
 fn install(process: u32, before: *mut Mapped) -> &'static Mapped {
     let new = Box::into_raw(Box::new(Mapped { process, by_base: Mutex::default() }));
     match CURRENT.compare_exchange(before, new, Ordering::AcqRel, Ordering::Acquire) {

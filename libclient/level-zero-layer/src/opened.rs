@@ -1,4 +1,5 @@
-//! What this process has opened through the broker. Must never hold an fd: the driver has imported the memory.
+//! What this process has opened through the broker. Must never hold an fd: the driver has imported
+//! the memory.
 
 use fdbroker_client::Lease;
 use fdbroker_layer::SharedLease;
@@ -27,7 +28,8 @@ impl Hold {
     }
 }
 
-/// The holds of each address or handle: as many as openings, and more where one opening took more than one fd.
+/// The holds of each address or handle: as many as openings, and more where one opening took more
+/// than one fd.
 #[derive(Default)]
 pub struct Opened {
     holds: HashMap<usize, Vec<Vec<Hold>>>,

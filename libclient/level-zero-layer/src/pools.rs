@@ -1,5 +1,6 @@
-//! Event pools, and events with a counter: in their handles virtual fds stand in the places of the driver's fds, and the rest is
-//! the driver's. Must never Put a handle for the program: the driver keeps these fds as long as pool and event live.
+//! Event pools, and events with a counter: in their handles virtual fds stand in the places of the
+//! driver's fds, and the rest is the driver's. Must never Put a handle for the program: the driver
+//! keeps these fds as long as pool and event live.
 
 use crate::allocation::{DriversFd, bytes_of, kind_of, open_fd};
 use crate::below::{self, MISSING};
@@ -17,14 +18,15 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 const SUCCESS: ze_result_t = ze_result_t::ZE_RESULT_SUCCESS;
 
-/// Where a counter's handle has its fds: first the one of the device's memory, then the host's, if there is one.
+/// Where a counter's handle has its fds: first the one of the device's memory, then the host's, if
+/// there is one.
 const COUNTER_FDS: [usize; 2] = [0, 8];
 
 /// Where a pool's handle has its fd.
 const POOL_FDS: [usize; 1] = [0];
 
-/// Puts virtual fds in the places of the fds in a handle that the driver has just made for `owner`. Where that is not possible
-/// the handle stays.
+/// Puts virtual fds in the places of the fds in a handle that the driver has just made for `owner`.
+/// Where that is not possible the handle stays.
 fn exchange(owner: usize, handle: &mut Bytes, places: &[usize]) {
     if !below::is_interposed() {
         return;
@@ -47,7 +49,8 @@ fn exchange(owner: usize, handle: &mut Bytes, places: &[usize]) {
 }
 
 impl Broker {
-    /// The virtual fd for an fd that the driver keeps; `None`: there is no such fd, or the broker has no number left.
+    /// The virtual fd for an fd that the driver keeps; `None`: there is no such fd, or the broker
+    /// has no number left.
     fn name(&self, owner: usize, handle: &Bytes) -> Result<Option<VirtualFd>, Error> {
         let Some(fd) = open_fd(handle) else { return Ok(None) };
         let drivers = DriversFd::new(fd.as_raw_fd());
@@ -91,7 +94,8 @@ pub fn forget(owner: usize) {
     }
 }
 
-/// A handle for the driver, and what must live: the fds until it is open, the holds until it is closed.
+/// A handle for the driver, and what must live: the fds until it is open, the holds until it is
+/// closed.
 struct Ready {
     handle: Bytes,
     fds: Vec<OwnedFd>,

@@ -1,5 +1,5 @@
-//! The loader's functions under their own names, for LD_PRELOAD. Must never be called from within this library: the
-//! dynamic linker may find the loader's instead.
+//! The loader's functions under their own names, for LD_PRELOAD. Must never be called from within
+//! this library: the dynamic linker may find the loader's instead.
 
 use crate::entry;
 use level_zero_sys::*;

@@ -1,5 +1,5 @@
-//! The producer's side: zeMemGetIpcHandle, its other forms, and zeMemPutIpcHandle. Must never Put a handle that the program has
-//! and that names the driver's fd, nor close that fd.
+//! The producer's side: zeMemGetIpcHandle, its other forms, and zeMemPutIpcHandle. Must never Put a
+//! handle that the program has and that names the driver's fd, nor close that fd.
 
 use crate::allocation::{Allocation, Held, bytes_of, id_of, kind_of, open_fd};
 use crate::below::{self, MISSING};
@@ -53,7 +53,8 @@ fn known_key(context: ze_context_handle_t, pointer: *const c_void) -> Option<Key
     })
 }
 
-/// Puts a key in the place of a handle that the driver has just made. Where that is not possible the handle stays.
+/// Puts a key in the place of a handle that the driver has just made. Where that is not possible
+/// the handle stays.
 pub fn exchange(
     context: ze_context_handle_t,
     pointer: *const c_void,
@@ -72,7 +73,8 @@ pub fn exchange(
 }
 
 impl Broker {
-    /// The key of an allocation whose driver handle was just made; `None`: the program has to use the driver's handle.
+    /// The key of an allocation whose driver handle was just made; `None`: the program has to use
+    /// the driver's handle.
     fn export(&self, allocation: Allocation, tile: u32, driver: &Bytes) -> Option<Key> {
         // Counted first, so that no Put on another thread is taken for the last one meanwhile.
         self.produced().count(allocation, tile);
@@ -105,7 +107,8 @@ impl Broker {
         let facts = Facts {
             fd_offset,
             owner_allocation_id: allocation.id,
-            // All Level Zero addresses of a process are of one address space, whatever device they are on.
+            // All Level Zero addresses of a process are of one address space, whatever device they
+            // are on.
             device: tile,
             ..Facts::new(kind_of(fd), size_bytes)
         };
@@ -146,7 +149,8 @@ pub unsafe fn put(context: ze_context_handle_t, handle: ze_ipc_mem_handle_t) -> 
             return unsafe { below(context, handle) };
         }
     };
-    // The registration stays until the memory is freed: what the program has sent is good, and its next Get costs nothing.
+    // The registration stays until the memory is freed: what the program has sent is good, and its
+    // next Get costs nothing.
     given.as_ref().inspect(|given| Given::put_held(given));
     SUCCESS
 }
@@ -181,8 +185,8 @@ pub unsafe fn fd_of_handle(
     unsafe { below(context, handle, fd) }
 }
 
-/// A handle for an fd: for a virtual fd of this process's its key, for another one and for what was fetched by one a handle of
-/// the fd alone, and for any other fd the driver's answer.
+/// A handle for an fd: for a virtual fd of this process's its key, for another one and for what was
+/// fetched by one a handle of the fd alone, and for any other fd the driver's answer.
 ///
 /// # Safety
 /// As zeMemGetIpcHandleFromFileDescriptorExp.
@@ -212,8 +216,8 @@ pub unsafe fn handle_of_fd(
     SUCCESS
 }
 
-/// Where the allocation begins in the fd's memory, and its size, in bytes: the driver's offset, or 0 when that lies outside. The
-/// fd of a tile has a part of the allocation.
+/// Where the allocation begins in the fd's memory, and its size, in bytes: the driver's offset, or
+/// 0 when that lies outside. The fd of a tile has a part of the allocation.
 fn place_in(fd: BorrowedFd<'_>, offset: u64, allocation: &Allocation) -> (u64, u64) {
     let size_bytes = allocation.size_bytes as u64;
     let Some(end) = bytes_of(fd).filter(|end| *end > 0) else { return (0, size_bytes) };

@@ -1,5 +1,5 @@
-//! The allocations that this process exports, and the keys and virtual fds that name them. Must never name memory
-//! that was freed, nor call the driver where the table is locked.
+//! The allocations that this process exports, and the keys and virtual fds that name them. Must
+//! never name memory that was freed, nor call the driver where the table is locked.
 
 use crate::allocation::{Allocation, Held};
 use crate::key::{Key, Prefix};
@@ -9,8 +9,8 @@ use level_zero_sys::ze_context_handle_t;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
-/// Where an export stands: its allocation's first address, and the number of its handle among the allocation's, which has one
-/// for each tile of its device.
+/// Where an export stands: its allocation's first address, and the number of its handle among the
+/// allocation's, which has one for each tile of its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     pub base: usize,
@@ -22,7 +22,8 @@ struct Entry {
     allocation: Allocation,
     /// By tile.
     exports: BTreeMap<u32, Export>,
-    /// Exports that the broker has asked for and that are under way: the memory must not be freed meanwhile.
+    /// Exports that the broker has asked for and that are under way: the memory must not be freed
+    /// meanwhile.
     recalls: u32,
 }
 
@@ -58,10 +59,12 @@ pub struct Given {
 }
 
 impl Recalled {
-    /// A duplicate of the allocation's fd: the broker has closed its own, and another process wants the memory.
+    /// A duplicate of the allocation's fd: the broker has closed its own, and another process wants
+    /// the memory.
     ///
     /// # Errors
-    /// STALE: the memory is gone, or the program has closed the driver's fd. LOCAL_FD_LIMIT: no fd is free now.
+    /// STALE: the memory is gone, or the program has closed the driver's fd. LOCAL_FD_LIMIT: no fd
+    /// is free now.
     pub fn answer(&self, recall: &Recall) -> Result<RecallAnswer, ErrorCode> {
         let fd = match &self.held {
             Some(held) => held.fd.duplicate()?,
@@ -81,7 +84,8 @@ impl Given {
     }
 }
 
-/// The allocations that this process exports, by address, by key and by virtual fd. They do not overlap.
+/// The allocations that this process exports, by address, by key and by virtual fd. They do not
+/// overlap.
 #[derive(Default)]
 pub struct Produced {
     by_base: BTreeMap<usize, Entry>,
@@ -96,8 +100,8 @@ impl Produced {
         self.has_ended = true;
     }
 
-    /// The key of memory that is exported already, counted. `is_good` says whether the broker still knows it. `None`: the driver
-    /// has to export the memory.
+    /// The key of memory that is exported already, counted. `is_good` says whether the broker still
+    /// knows it. `None`: the driver has to export the memory.
     pub fn again(
         &mut self,
         pointer: usize,
@@ -142,7 +146,8 @@ impl Produced {
         entry.exports.entry(tile).or_default().gets += 1;
     }
 
-    /// Takes back one `count`: this Get got no key. The program has the driver's own handle, and the driver counts it.
+    /// Takes back one `count`: this Get got no key. The program has the driver's own handle, and
+    /// the driver counts it.
     pub fn uncount(&mut self, allocation: &Allocation, tile: u32) {
         let Some(export) = self.export(allocation, tile) else { return };
         export.gets = export.gets.saturating_sub(1);
@@ -151,8 +156,8 @@ impl Produced {
         }
     }
 
-    /// Adds the key of a handle that the broker gave this allocation. `held`: the driver's handle, if it stays open. Answers
-    /// whether it was taken: one open handle is enough.
+    /// Adds the key of a handle that the broker gave this allocation. `held`: the driver's handle,
+    /// if it stays open. Answers whether it was taken: one open handle is enough.
     pub fn know_as(
         &mut self,
         allocation: &Allocation,
@@ -181,7 +186,8 @@ impl Produced {
         entry.exports.get_mut(&tile).filter(|_| is_same)
     }
 
-    /// Counts one Put of a key. A key that is finished, or another process's, is no error, as with the driver.
+    /// Counts one Put of a key. A key that is finished, or another process's, is no error, as with
+    /// the driver.
     pub fn put(&mut self, key: &Key) -> Option<Given> {
         self.give_back(*self.by_prefix.get(&key.prefix())?)
     }

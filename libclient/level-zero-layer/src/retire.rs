@@ -9,7 +9,8 @@ use std::ops::Range;
 
 const SUCCESS: ze_result_t = ze_result_t::ZE_RESULT_SUCCESS;
 
-/// Ends the export of memory that is about to be freed. Not after it is freed: another thread may have the address then.
+/// Ends the export of memory that is about to be freed. Not after it is freed: another thread may
+/// have the address then.
 pub fn forget(pointer: *const c_void) {
     forget_those(|produced| produced.containing(pointer.addr()).into_iter().collect());
 }
@@ -29,7 +30,8 @@ pub fn destroy(
     end_mappings(mapped::take_of(memory.addr()), below)
 }
 
-/// Ends the exports of mappings that were taken out, and has the driver end them. The mappings come back when it refuses.
+/// Ends the exports of mappings that were taken out, and has the driver end them. The mappings come
+/// back when it refuses.
 fn end_mappings(mappings: Vec<Mapping>, below: impl FnOnce() -> ze_result_t) -> ze_result_t {
     for mapping in &mappings {
         forget_those(|produced| produced.overlapping(&mapping.range));

@@ -1,5 +1,6 @@
-//! The loader's tables of functions, which the loader shows to a layer: the layer puts its own functions between.
-//! Must never touch a field that the loader's version of a table does not have: the table ends before it.
+//! The loader's tables of functions, which the loader shows to a layer: the layer puts its own
+//! functions between. Must never touch a field that the loader's version of a table does not have:
+//! the table ends before it.
 
 use crate::below::{self, Below};
 use crate::entry;
@@ -172,9 +173,10 @@ unsafe fn hook_nothing(_version: u32, _table: *mut c_void) {}
 type Hook = unsafe fn(u32, *mut c_void);
 type TableFunction = unsafe extern "C" fn(ze_api_version_t, *mut c_void) -> ze_result_t;
 
-/// The body of every exported table function. A layer gets a table that is filled already. A preloaded library is
-/// found in place of the loader's own function of that name, since the loader's inner calls go through the dynamic
-/// linker: the loader's function then has to fill the table first, and may call this one as a layer meanwhile.
+/// The body of every exported table function. A layer gets a table that is filled already. A
+/// preloaded library is found in place of the loader's own function of that name, since the
+/// loader's inner calls go through the dynamic linker: the loader's function then has to fill the
+/// table first, and may call this one as a layer meanwhile.
 ///
 /// # Safety
 /// The loader's: `table` is null or a table of `version`.

@@ -1,5 +1,5 @@
-//! Intel's functions for the memory of devices of several tiles, which programs ask the driver for by name. Must never leave a
-//! handle of one tile for another's.
+//! Intel's functions for the memory of devices of several tiles, which programs ask the driver for
+//! by name. Must never leave a handle of one tile for another's.
 
 use crate::below::{self, MISSING};
 use crate::consume::{self, Ready};

@@ -8,8 +8,8 @@ use std::ffi::c_void;
 /// The first `T` in the chain that begins at `first`, a `pNext`. Null is an empty chain.
 ///
 /// # Safety
-/// `first` is null or begins a chain by the specification: each structure begins with `stype` and `pNext`. All of them
-/// stay valid, and nobody writes to them, while the answer is used.
+/// `first` is null or begins a chain by the specification: each structure begins with `stype` and
+/// `pNext`. All of them stay valid, and nobody writes to them, while the answer is used.
 pub unsafe fn find<'a, T: Structure>(first: *const c_void) -> Option<&'a T> {
     // SAFETY: the caller's promise; `place` found this very type there.
     unsafe { place::<T>(first).map(|at| &*at) }
@@ -20,7 +20,8 @@ pub unsafe fn find<'a, T: Structure>(first: *const c_void) -> Option<&'a T> {
 /// # Safety
 /// As [`find`], and nobody else reads or writes the structure while the answer is used.
 pub unsafe fn find_mut<'a, T: Structure>(first: *mut c_void) -> Option<&'a mut T> {
-    // SAFETY: the caller's promise; `first` came from a mutable chain, so its structures may be written.
+    // SAFETY: the caller's promise; `first` came from a mutable chain, so its structures may be
+    // written.
     unsafe { place::<T>(first).map(|at| &mut *at.cast_mut()) }
 }
 

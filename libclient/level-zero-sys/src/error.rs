@@ -40,7 +40,8 @@ pub enum CallError {
         /// Its name in the specification.
         function: &'static str,
     },
-    /// The function did not answer `ZE_RESULT_SUCCESS`. `ZE_RESULT_NOT_READY` is such an answer, too.
+    /// The function did not answer `ZE_RESULT_SUCCESS`. `ZE_RESULT_NOT_READY` is such an answer,
+    /// too.
     #[error("{function} answered {code}")]
     Failed {
         /// Its name in the specification.

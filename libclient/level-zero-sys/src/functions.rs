@@ -1,4 +1,5 @@
-//! The loader's functions as methods. Must never call a function that the loader lacks, nor panic because it lacks one.
+//! The loader's functions as methods. Must never call a function that the loader lacks, nor panic
+//! because it lacks one.
 
 use crate::bindings::*;
 use crate::error::{CallError, LoadError};
@@ -11,22 +12,23 @@ use std::path::Path;
 
 /// A loaded Level Zero loader and its functions, as far as it has them.
 ///
-/// Each function is a method under its own name, with the specification's arguments. It is `unsafe` like the C function:
-/// handles must be live, and pointers valid for what the function does with them. A copy is the same loader, which is
-/// never unloaded.
+/// Each function is a method under its own name, with the specification's arguments. It is `unsafe`
+/// like the C function: handles must be live, and pointers valid for what the function does with
+/// them. A copy is the same loader, which is never unloaded.
 #[derive(Clone, Copy)]
 pub struct LevelZero {
     functions: Functions,
 }
 
 impl LevelZero {
-    /// Opens the system's loader, [`LOADER`]. A function that it lacks is an error when its method is called.
+    /// Opens the system's loader, [`LOADER`]. A function that it lacks is an error when its method
+    /// is called.
     ///
     /// # Errors
     /// [`LoadError`]: the loader was not found, or the library of that name is none.
     pub fn load() -> Result<Self, LoadError> {
-        // SAFETY: the name belongs to the Level Zero loader; whatever the administrator put there runs as any linked
-        // library does.
+        // SAFETY: the name belongs to the Level Zero loader; whatever the administrator put there
+        // runs as any linked library does.
         unsafe { Self::load_from(Path::new(LOADER)) }
     }
 
@@ -36,8 +38,8 @@ impl LevelZero {
     /// As [`load`](Self::load).
     ///
     /// # Safety
-    /// Runs the library's initialisers, and calls its functions later: it must be a Level Zero loader, or
-    /// something without `zeInit`.
+    /// Runs the library's initialisers, and calls its functions later: it must be a Level Zero
+    /// loader, or something without `zeInit`.
     pub unsafe fn load_from(path: &Path) -> Result<Self, LoadError> {
         // SAFETY: the caller's promise.
         let library = unsafe { open(path) }?;
@@ -56,7 +58,8 @@ impl fmt::Debug for LevelZero {
     }
 }
 
-/// Makes three things of one list: the table of pointers, the search for them, and a method for each.
+/// Makes three things of one list: the table of pointers, the search for them, and a method for
+/// each.
 macro_rules! functions {
     ($(fn $name:ident($($argument:ident: $kind:ty),* $(,)?): $pointer:ty;)*) => {
         #[derive(Clone, Copy)]
@@ -78,7 +81,8 @@ macro_rules! functions {
 
         #[allow(non_snake_case)]
         impl LevelZero {
-            /// The names of this crate's functions that the loader lacks. A loader of spec 1.12 or later lacks none.
+            /// The names of this crate's functions that the loader lacks. A loader of spec 1.12 or
+            /// later lacks none.
             pub fn missing(&self) -> Vec<&'static str> {
                 let all = [$((stringify!($name), self.functions.$name.is_some()),)*];
                 all.iter().filter(|(_, is_there)| !is_there).map(|(name, _)| *name).collect()
@@ -88,7 +92,8 @@ macro_rules! functions {
                 #[doc = concat!("`", stringify!($name), "` of the specification, which has its arguments and answers.")]
                 ///
                 /// # Errors
-                /// [`CallError::Missing`] where the loader lacks it, [`CallError::Failed`] with the driver's answer.
+                /// [`CallError::Missing`] where the loader lacks it, [`CallError::Failed`] with the
+                /// driver's answer.
                 ///
                 /// # Safety
                 /// That of the C function: live handles, pointers valid for what it does with them.
@@ -97,7 +102,8 @@ macro_rules! functions {
                     let Some(function) = self.functions.$name else {
                         return Err(CallError::Missing { function: stringify!($name) });
                     };
-                    // SAFETY: the caller's promise; the pointer was found under this name and has the header's type.
+                    // SAFETY: the caller's promise; the pointer was found under this name and has
+                    // the header's type.
                     check(stringify!($name), unsafe { function($($argument),*) })
                 }
             )*
@@ -281,7 +287,8 @@ mod tests {
     const OTHER: &str = "libc.so.6";
 
     fn load_from(path: &str) -> Result<LevelZero, LoadError> {
-        // SAFETY: a file that is not there, or the C library, which is loaded already and has no zeInit.
+        // SAFETY: a file that is not there, or the C library, which is loaded already and has no
+        // zeInit.
         unsafe { LevelZero::load_from(Path::new(path)) }
     }
 

@@ -1,8 +1,9 @@
-//! Level Zero's core API (specification 1.12), opened at run time: a program builds, links and starts without it.
-//! Must never panic because a loader is absent or old: each function that it lacks is an error value.
+//! Level Zero's core API (specification 1.12), opened at run time: a program builds, links and
+//! starts without it. Must never panic because a loader is absent or old: each function that it
+//! lacks is an error value.
 //!
-//! Layers (tests/layers checks them): `bindings, limits <- error, exporter, handle, structure <- chain, load, newer, result <-
-//! functions`.
+//! Layers (tests/layers checks them): `bindings, limits <- error, exporter, handle, structure <-
+//! chain, load, newer, result <- functions`.
 //!
 //! | name | contents |
 //! |---|---|
@@ -11,8 +12,9 @@
 //! | [`without_exporter`] | handles for other processes' fds |
 //! | [`Structure`], [`find`] | structures that begin with `stype` and `pNext`, and chains of them |
 //!
-//! All names, methods included, are the specification's own (<https://oneapi-src.github.io/level-zero-spec>), so that
-//! one word finds the same thing in its text, in the headers and here.
+//! All names, methods included, are the specification's own
+//! (<https://oneapi-src.github.io/level-zero-spec>), so that one word finds the same thing in its
+//! text, in the headers and here.
 
 // Written by bindgen: not in this project's style, and with bindgen's layout assertions.
 #[rustfmt::skip]

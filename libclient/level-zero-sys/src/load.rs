@@ -1,4 +1,5 @@
-//! Opens the loader and finds its functions. Must never unload it: drivers start threads and register exit handlers.
+//! Opens the loader and finds its functions. Must never unload it: drivers start threads and
+//! register exit handlers.
 
 use crate::error::LoadError;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
@@ -9,7 +10,8 @@ use std::path::Path;
 /// The loader's soname on Linux, the same since spec 1.0.
 pub const LOADER: &str = "libze_loader.so.1";
 
-/// `RTLD_NODELETE` of dlfcn.h: the library stays for the life of the process, and its functions with it.
+/// `RTLD_NODELETE` of dlfcn.h: the library stays for the life of the process, and its functions
+/// with it.
 const RTLD_NODELETE: c_int = 0x1000;
 
 /// # Errors
@@ -29,7 +31,8 @@ pub(crate) unsafe fn open(path: &Path) -> Result<Library, LoadError> {
 /// # Safety
 /// `F` is the type of the function of that name, as a pointer, and the library is never unloaded.
 pub(crate) unsafe fn symbol<F: Copy>(library: &Library, name: &CStr) -> Option<F> {
-    // SAFETY: the caller's promise about the type; copied out, since the library stays loaded (RTLD_NODELETE).
+    // SAFETY: the caller's promise about the type; copied out, since the library stays loaded
+    // (RTLD_NODELETE).
     unsafe { library.get::<F>(name.to_bytes_with_nul()).ok().map(|symbol| *symbol) }
 }
 

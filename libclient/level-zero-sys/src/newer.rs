@@ -1,6 +1,7 @@
-//! What specification 1.15 and Intel's driver add to `bindings`, as far as it is used here: written by hand from
-//! `ze_api.h`, `ze_ddi.h` (v1.15) and `zex_memory.h`, `zex_event.h` of compute-runtime, all MIT, (C) Intel Corporation.
-//! Must never change a table's layout: fields are only ever added at the end.
+//! What specification 1.15 and Intel's driver add to `bindings`, as far as it is used here: written
+//! by hand from `ze_api.h`, `ze_ddi.h` (v1.15) and `zex_memory.h`, `zex_event.h` of
+//! compute-runtime, all MIT, (C) Intel Corporation. Must never change a table's layout: fields are
+//! only ever added at the end.
 
 use crate::bindings::*;
 use std::ffi::{c_char, c_void};
@@ -11,10 +12,12 @@ pub const ZE_API_VERSION_1_15: ze_api_version_t = ze_api_version_t((1 << 16) | 1
 /// `ZE_STRUCTURE_TYPE_IPC_MEM_HANDLE_TYPE_EXT_DESC`.
 const IPC_MEM_HANDLE_TYPE_EXT_DESC: ze_structure_type_t = ze_structure_type_t(0x0002_003d);
 
-/// `ZE_IPC_MEM_HANDLE_TYPE_FLAG_FABRIC_ACCESSIBLE`: a handle for other machines, too, without an fd.
+/// `ZE_IPC_MEM_HANDLE_TYPE_FLAG_FABRIC_ACCESSIBLE`: a handle for other machines, too, without an
+/// fd.
 pub const ZE_IPC_MEM_HANDLE_TYPE_FLAG_FABRIC_ACCESSIBLE: u32 = 2;
 
-/// `ze_ipc_mem_handle_type_ext_desc_t`: which kind of handle zeMemGetIpcHandleWithProperties is to make.
+/// `ze_ipc_mem_handle_type_ext_desc_t`: which kind of handle zeMemGetIpcHandleWithProperties is to
+/// make.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(non_camel_case_types, non_snake_case)]
@@ -33,7 +36,8 @@ impl Default for ze_ipc_mem_handle_type_ext_desc_t {
     }
 }
 
-// SAFETY: `repr(C)`, plain data; it begins like `ze_base_desc_t`, and the number is the one of the specification.
+// SAFETY: `repr(C)`, plain data; it begins like `ze_base_desc_t`, and the number is the one of the
+// specification.
 unsafe impl crate::Structure for ze_ipc_mem_handle_type_ext_desc_t {
     const STYPE: ze_structure_type_t = IPC_MEM_HANDLE_TYPE_EXT_DESC;
 
@@ -51,7 +55,8 @@ pub struct ze_ipc_event_counter_based_handle_t {
     pub data: [c_char; ZE_MAX_IPC_HANDLE_SIZE as usize],
 }
 
-/// zeMemGetIpcHandleWithProperties: context, pointer or physical memory, chain of structures, handle.
+/// zeMemGetIpcHandleWithProperties: context, pointer or physical memory, chain of structures,
+/// handle.
 #[allow(non_camel_case_types)]
 pub type ze_pfnMemGetIpcHandleWithProperties_t = Option<
     unsafe extern "C" fn(

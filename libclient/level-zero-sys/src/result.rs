@@ -1,4 +1,5 @@
-//! `ze_result_t` in words. Must never hide a number: a code that specification 1.12 does not have is printed, too.
+//! `ze_result_t` in words. Must never hide a number: a code that specification 1.12 does not have
+//! is printed, too.
 
 use crate::bindings::ze_result_t;
 use crate::error::CallError;

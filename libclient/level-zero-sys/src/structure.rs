@@ -1,23 +1,26 @@
-//! Structures that name their own type in `stype`. Must never give a blank one the number of another type.
+//! Structures that name their own type in `stype`. Must never give a blank one the number of
+//! another type.
 
 use crate::bindings::*;
 
 /// A structure that begins with `stype` and `pNext`.
 ///
 /// # Safety
-/// The type is `repr(C)`, begins like `ze_base_desc_t`, may be all zero, and `STYPE` is the number of this type alone:
-/// [`find`](crate::find) casts by that number.
+/// The type is `repr(C)`, begins like `ze_base_desc_t`, may be all zero, and `STYPE` is the number
+/// of this type alone: [`find`](crate::find) casts by that number.
 pub unsafe trait Structure: Default {
     /// The number that the specification gives this type.
     const STYPE: ze_structure_type_t;
 
-    /// All zero except `stype`: to be filled in by the program, or by the function that it is handed to.
+    /// All zero except `stype`: to be filled in by the program, or by the function that it is
+    /// handed to.
     fn blank() -> Self;
 }
 
 macro_rules! structures {
     ($($name:ident = $number:ident;)*) => {$(
-        // SAFETY: generated from the header: `repr(C)`, plain data; the number is the one the specification gives it.
+        // SAFETY: generated from the header: `repr(C)`, plain data; the number is the one the
+        // specification gives it.
         unsafe impl Structure for $name {
             const STYPE: ze_structure_type_t = ze_structure_type_t::$number;
 

@@ -1,5 +1,6 @@
-//! Messages on the administrator's socket. Answers come in pages, so that none holds the daemon's loop for long. Framing
-//! and header are the same as on the client's socket; there is no hello. Must never hold IO or state.
+//! Messages on the administrator's socket. Answers come in pages, so that none holds the daemon's
+//! loop for long. Framing and header are the same as on the client's socket; there is no hello.
+//! Must never hold IO or state.
 
 mod acts;
 mod events;

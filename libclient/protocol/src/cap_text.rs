@@ -1,8 +1,10 @@
-//! A cap as people write it: on the command line and in the configuration, in the same units. Must never guess a unit.
+//! A cap as people write it: on the command line and in the configuration, in the same units. Must
+//! never guess a unit.
 
 use crate::NO_CAP;
 
-/// Reads `none`, or a number with a unit of 1000s (K M G T) or 1024s (Ki Mi Gi Ti), which may end with B. [`NO_CAP`]: none.
+/// Reads `none`, or a number with a unit of 1000s (K M G T) or 1024s (Ki Mi Gi Ti), which may end
+/// with B. [`NO_CAP`]: none.
 ///
 /// # Errors
 /// For any other text; the message says what would do.

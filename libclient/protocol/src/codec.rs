@@ -1,5 +1,5 @@
-//! Takes messages apart and puts them together on borrowed buffers: every length is checked before a
-//! byte is believed. Must never allocate per message, do IO, or panic on any input.
+//! Takes messages apart and puts them together on borrowed buffers: every length is checked before
+//! a byte is believed. Must never allocate per message, do IO, or panic on any input.
 
 use crate::error::Status;
 use crate::limits::{DRIVER_DATA_BYTES, MAX_BATCH};
@@ -8,7 +8,8 @@ use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, little_endian::U16, little_endian::U64,
 };
 
-/// Why bytes are not a message. Answered with PROTOCOL and, on a client's socket, the end of the connection.
+/// Why bytes are not a message. Answered with PROTOCOL and, on a client's socket, the end of the
+/// connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// Fewer bytes than a header.
@@ -68,7 +69,8 @@ pub struct Message<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// Checks header, version and item count. Hello passes whatever its version: its body says more.
+    /// Checks header, version and item count. Hello passes whatever its version: its body says
+    /// more.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, DecodeError> {
         let (header, body) =
             Header::ref_from_prefix(bytes).map_err(|_| DecodeError::Short(bytes.len()))?;

@@ -1,5 +1,6 @@
-//! The tables of counts that no cap bounds: how often something happened since the broker's start, and how many of
-//! something there are now, and what the log tells of. Must never be listed again anywhere else.
+//! The tables of counts that no cap bounds: how often something happened since the broker's start,
+//! and how many of something there are now, and what the log tells of. Must never be listed again
+//! anywhere else.
 
 use crate::table::table;
 

@@ -1,5 +1,5 @@
-//! The error set: one stable number each, on the wire, in Rust and in C, with its remedy. Must never
-//! reuse a number or change its meaning.
+//! The error set: one stable number each, on the wire, in Rust and in C, with its remedy. Must
+//! never reuse a number or change its meaning.
 
 use crate::resource::{NO_CAP, Resource, Scope, Unit};
 use crate::table::wire_enum;
@@ -10,7 +10,8 @@ use zerocopy::{
 
 macro_rules! error_codes {
     ($($(#[$doc:meta])* $name:ident = $number:literal, $field:literal, $remedy:literal;)*) => {
-        /// Why a request, or one item of it, was not done. The numbers are the wire's and the C ABI's.
+        /// Why a request, or one item of it, was not done. The numbers are the wire's and the C
+        /// ABI's.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u16)]
         pub enum ErrorCode { $($(#[$doc])* $name = $number,)* }
@@ -132,7 +133,8 @@ wire_enum! {
     }
 }
 
-/// In the scope of a `NO_QUOTA`: nobody has set this cap of the domain; it is the user's share of the node's cap.
+/// In the scope of a `NO_QUOTA`: nobody has set this cap of the domain; it is the user's share of
+/// the node's cap.
 const SHARE: u8 = 0x80;
 /// The same: a process of another user holds most of it; only administrators are told which.
 const OF_ANOTHER_USER: u8 = 0x40;
@@ -149,19 +151,22 @@ const SCOPE: u8 = 0x0f;
 const INHERITED_PIN: &str = "; its name was pinned before, and its new version inherits the pin: \
     make it without (Python: pin=False; C: FDBROKER_OBJECT_NO_PIN; command: --no-pin); \
     until the exchange the old version counts, too";
-/// The same of one that meets what is kept. Not with the command's option: what `fdbroker put` makes
-/// is kept because it asks for that, so it never inherits this charge.
+/// The same of one that meets what is kept. Not with the command's option: what `fdbroker put`
+/// makes is kept because it asks for that, so it never inherits this charge.
 const INHERITED_KEEP: &str = "; its name was kept or pinned before, and its new version inherits that: \
     make it without (Python: keep=False, pin=False; C: FDBROKER_OBJECT_NO_KEEP, FDBROKER_OBJECT_NO_PIN); \
     until the exchange the old version counts, too";
 
 /// The outcome of a request or of one item, 16 bytes on the wire. `code` 0 = OK.
 ///
-/// For `NO_QUOTA`: `resource` and `scope` name the cap, `value` is the cap ([`NO_CAP`]: a sum beyond all numbers), `pid` the process that
-/// holds most of it, or 0 and a flag in `scope` that says who does; told to its own domain alone. For `OWNER_SILENT`: `value` is the owner's error code, 0 = it did not answer; `pid` is the owner's, told to its own
-/// domain alone. For `UNSUPPORTED_FD`: `value` is an [`FdType`]. For a version refusal
-/// (`PROTOCOL` in answer to hello): `value` is the broker's version. For a request about objects: `value` and `pid` as the code says;
-/// `TIMED_OUT` in answer to a get: `value` is the index of a name that is not sealed, `pid` its maker, 0 = nobody. Otherwise 0.
+/// For `NO_QUOTA`: `resource` and `scope` name the cap, `value` is the cap ([`NO_CAP`]: a sum
+/// beyond all numbers), `pid` the process that holds most of it, or 0 and a flag in `scope` that
+/// says who does; told to its own domain alone. For `OWNER_SILENT`: `value` is the owner's error
+/// code, 0 = it did not answer; `pid` is the owner's, told to its own domain alone. For
+/// `UNSUPPORTED_FD`: `value` is an [`FdType`]. For a version refusal (`PROTOCOL` in answer to
+/// hello): `value` is the broker's version. For a request about objects: `value` and `pid` as the
+/// code says; `TIMED_OUT` in answer to a get: `value` is the index of a name that is not sealed,
+/// `pid` its maker, 0 = nobody. Otherwise 0.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -218,7 +223,8 @@ impl Status {
         Status { scope: self.scope | SHARE, ..self }
     }
 
-    /// The same `NO_QUOTA` for somebody who must not know the process that holds most: it is another user's.
+    /// The same `NO_QUOTA` for somebody who must not know the process that holds most: it is
+    /// another user's.
     pub fn of_another_user(self) -> Self {
         Status { pid: U32::ZERO, scope: self.scope | OF_ANOTHER_USER, ..self }
     }

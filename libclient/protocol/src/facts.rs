@@ -1,5 +1,5 @@
-//! What is known of an allocation, wherever it is known: one record for messages, saved state, views, library and C.
-//! Must never have a fact that only one of these has.
+//! What is known of an allocation, wherever it is known: one record for messages, saved state,
+//! views, library and C. Must never have a fact that only one of these has.
 
 use crate::memory::MemoryKind;
 use zerocopy::{
@@ -7,8 +7,8 @@ use zerocopy::{
     little_endian::{U32, U64},
 };
 
-/// What an owner says of its memory, and each holder may know. A new fact goes here and into [`FactsItem`]; the
-/// conversions between the two name every field.
+/// What an owner says of its memory, and each holder may know. A new fact goes here and into
+/// [`FactsItem`]; the conversions between the two name every field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
     /// What the fd is.
@@ -19,8 +19,8 @@ pub struct Facts {
     pub size_bytes: u64,
     /// Where in the fd it begins, in bytes.
     pub fd_offset: u64,
-    /// The owner's id of it (Level Zero's `ze_memory_allocation_properties_t.id`, CUDA's buffer id): another id at the same
-    /// address is another allocation.
+    /// The owner's id of it (Level Zero's `ze_memory_allocation_properties_t.id`, CUDA's buffer
+    /// id): another id at the same address is another allocation.
     pub owner_allocation_id: u64,
 }
 

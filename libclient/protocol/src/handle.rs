@@ -103,7 +103,8 @@ pub struct Handle {
     pub size_bytes: U64,
     /// Offset inside the allocation that the sender means, in bytes.
     pub offset_bytes: U64,
-    /// The owner's allocation id (Level Zero's `ze_memory_allocation_properties_t.id`, CUDA's buffer id).
+    /// The owner's allocation id (Level Zero's `ze_memory_allocation_properties_t.id`, CUDA's
+    /// buffer id).
     pub owner_allocation_id: U64,
     /// The owner's device ordinal.
     pub device: U32,
@@ -241,8 +242,8 @@ impl NodeKey {
         hasher.finish128().as_bytes()
     }
 
-    /// Whether a token is that of an allocation. Takes as long whatever is wrong with it: how much of a forged one
-    /// was right cannot be learnt.
+    /// Whether a token is that of an allocation. Takes as long whatever is wrong with it: how much
+    /// of a forged one was right cannot be learnt.
     pub fn verify_token(&self, id: AllocationId, token: &[u8; TOKEN_BYTES]) -> bool {
         // One comparison of two numbers: no byte is looked at before another.
         u128::from_ne_bytes(self.owner_token(id)) == u128::from_ne_bytes(*token)

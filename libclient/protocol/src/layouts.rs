@@ -1,4 +1,5 @@
-//! The size of every layout: PROTOCOL.md gives them, and a test compares the two. Must never leave out a layout that is sent.
+//! The size of every layout: PROTOCOL.md gives them, and a test compares the two. Must never leave
+//! out a layout that is sent.
 
 use crate::admin;
 use crate::error::Status;

@@ -26,20 +26,20 @@ impl MemoryKind {
         }
     }
 
-    /// Whether the inode of an fd tells which memory it is. All CUDA VMM fds have the inode of their device, so that
-    /// only kcmp(2) tells them apart.
+    /// Whether the inode of an fd tells which memory it is. All CUDA VMM fds have the inode of
+    /// their device, so that only kcmp(2) tells them apart.
     pub const fn has_own_inode(self) -> bool {
         !matches!(self, Self::CudaVmm)
     }
 
-    /// Whether the kernel says how many references there are to the memory, imports of drivers included (`count:` in
-    /// the fdinfo of a dma-buf).
+    /// Whether the kernel says how many references there are to the memory, imports of drivers
+    /// included (`count:` in the fdinfo of a dma-buf).
     pub const fn counts_references(self) -> bool {
         matches!(self, Self::DmaBuf)
     }
 
-    /// Whether each use of the memory shows as a mapping in /proc/PID/maps. A driver's import of a dma-buf or of a
-    /// CUDA VMM fd does not.
+    /// Whether each use of the memory shows as a mapping in /proc/PID/maps. A driver's import of a
+    /// dma-buf or of a CUDA VMM fd does not.
     pub const fn shows_each_import(self) -> bool {
         matches!(self, Self::Memfd)
     }

@@ -38,11 +38,14 @@ wire_enum! {
         Unregister = 0x12, "unregister";
         /// Broker: a [`Status`] each; value 1 = drained already (no lease was left).
         UnregisterReply = 0x13, "unregister reply";
-        /// Client, after a crash of the broker: [`RegisterHead`], [`RedepositItem`]s, no fds. Reply: RegisterReply.
+        /// Client, after a crash of the broker: [`RegisterHead`], [`RedepositItem`]s, no fds.
+        /// Reply: RegisterReply.
         Redeposit = 0x14, "redeposit";
-        /// Client, one-way, after a crash of the broker: it has named all that is alive. Without a body.
+        /// Client, one-way, after a crash of the broker: it has named all that is alive. Without a
+        /// body.
         Complete = 0x16, "complete";
-        /// Client: answer when the fds of this client's that the broker is closing now are closed. Without a body.
+        /// Client: answer when the fds of this client's that the broker is closing now are closed.
+        /// Without a body.
         Settle = 0x18, "settle";
         /// Broker: they are. Without a body.
         Settled = 0x19, "settled";
@@ -58,13 +61,15 @@ wire_enum! {
         Release = 0x26, "release";
         /// Broker, to mapped, release and declare with an id: a [`Status`] each.
         LeaseReply = 0x27, "lease reply";
-        /// Client, after a crash of the broker: [`DeclareItem`]s it holds. Reply: Granted without fds.
+        /// Client, after a crash of the broker: [`DeclareItem`]s it holds. Reply: Granted without
+        /// fds.
         Declare = 0x28, "declare";
         /// Client: body [`Resolve`].
         Resolve = 0x2a, "resolve";
         /// Broker: [`Handle`]s, that of the virtual fd first.
         Resolved = 0x2b, "resolved";
-        /// Client, one-way: [`HandlePrefix`]es that it will most likely acquire next, at most [`crate::limits::AHEAD_FDS`].
+        /// Client, one-way: [`HandlePrefix`]es that it will most likely acquire next, at most
+        /// [`crate::limits::AHEAD_FDS`].
         Fetch = 0x2e, "fetch";
         /// Broker, event socket: [`RecallItem`]s; export again and answer with supply.
         Recall = 0x40, "recall";
@@ -78,11 +83,13 @@ wire_enum! {
         Drained = 0x44, "drained";
         /// Broker, event socket: [`GoingAway`].
         GoingAway = 0x45, "going away";
-        /// Client: begins a group of objects. [`crate::object::ObjectCreateHead`], [`crate::object::ObjectItem`]s, 1 fd.
+        /// Client: begins a group of objects. [`crate::object::ObjectCreateHead`],
+        /// [`crate::object::ObjectItem`]s, 1 fd.
         ObjectCreate = 0x50, "object create";
         /// Broker: [`crate::object::ObjectCreated`].
         ObjectCreated = 0x51, "object created";
-        /// Client: more objects of a group. [`crate::object::ObjectGroup`], [`crate::object::ObjectItem`]s. Reply: ObjectReply.
+        /// Client: more objects of a group. [`crate::object::ObjectGroup`],
+        /// [`crate::object::ObjectItem`]s. Reply: ObjectReply.
         ObjectAdd = 0x52, "object add";
         /// Broker: a [`Status`] each.
         ObjectReply = 0x53, "object reply";
@@ -92,17 +99,21 @@ wire_enum! {
         ObjectSealed = 0x55, "object sealed";
         /// Client: [`crate::object::ObjectGetHead`], [`crate::object::ObjectName`]s.
         ObjectGet = 0x56, "object get";
-        /// Broker: [`crate::object::ObjectGotHead`], [`crate::object::ObjectGotItem`]s, [`GrantItem`]s, driver data, metadata, fds.
+        /// Broker: [`crate::object::ObjectGotHead`], [`crate::object::ObjectGotItem`]s,
+        /// [`GrantItem`]s, driver data, metadata, fds.
         ObjectGot = 0x57, "object got";
-        /// Client: [`crate::object::ObjectScope`], [`crate::object::ObjectDeleteItem`]s. Reply: ObjectReply.
+        /// Client: [`crate::object::ObjectScope`], [`crate::object::ObjectDeleteItem`]s. Reply:
+        /// ObjectReply.
         ObjectDelete = 0x58, "object delete";
         /// Client: [`crate::object::ObjectPrefix`], prefix, last name. Reply: ObjectRecords.
         ObjectList = 0x59, "object list";
         /// Broker: [`crate::object::ObjectPage`], [`crate::object::ObjectRecord`]s.
         ObjectRecords = 0x5a, "object records";
-        /// Client: [`crate::object::ObjectScope`], [`crate::object::ObjectName`]s. Reply: ObjectRecords.
+        /// Client: [`crate::object::ObjectScope`], [`crate::object::ObjectName`]s. Reply:
+        /// ObjectRecords.
         ObjectStat = 0x5b, "object stat";
-        /// Client: [`crate::object::ObjectTouchHead`], [`crate::object::ObjectName`]s. Reply: ObjectReply.
+        /// Client: [`crate::object::ObjectTouchHead`], [`crate::object::ObjectName`]s. Reply:
+        /// ObjectReply.
         ObjectTouch = 0x5c, "object touch";
         /// Client: [`crate::object::ObjectPrefix`], prefix. Reply: ObjectReply.
         ObjectWatch = 0x5d, "object watch";
@@ -126,8 +137,8 @@ wire_enum! {
         AdminClients = 0x86, "admin clients";
         /// Broker: [`crate::admin::Page`], [`crate::admin::ClientRecord`]s.
         AdminClientsReply = 0x87, "admin clients reply";
-        /// Administrator: hand everything over to me. Body [`crate::admin::Query`], its `value` the format of
-        /// the state that it reads.
+        /// Administrator: hand everything over to me. Body [`crate::admin::Query`], its `value` the
+        /// format of the state that it reads.
         AdminTakeover = 0x88, "admin takeover";
         /// Broker: [`crate::admin::TakeoverOffer`], the state and sockets that carry its fds.
         AdminTakeoverOffer = 0x89, "admin takeover offer";
@@ -135,7 +146,8 @@ wire_enum! {
         AdminTakeoverStep = 0x8a, "admin takeover step";
         /// Administrator: body [`crate::admin::Query`]. Reply: [`crate::admin::Page`], records.
         AdminJobs = 0xa0, "admin jobs";
-        /// Broker: [`crate::admin::Page`], [`crate::admin::AccountRecord`]s, one per job of a domain.
+        /// Broker: [`crate::admin::Page`], [`crate::admin::AccountRecord`]s, one per job of a
+        /// domain.
         AdminJobsReply = 0xa1, "admin jobs reply";
         /// Administrator: body [`crate::admin::Query`]. Reply: [`crate::admin::Page`], records.
         AdminDomains = 0xa2, "admin domains";
@@ -159,7 +171,8 @@ wire_enum! {
         AdminTombstonesReply = 0xaf, "admin tombstones reply";
         /// Administrator: close the fds of those chosen. Body [`crate::admin::Act`].
         AdminEvict = 0xb0, "admin evict";
-        /// Broker: [`crate::admin::Page`], [`crate::admin::ActRecord`]s, at most [`crate::limits::ENDS_PER_MESSAGE`].
+        /// Broker: [`crate::admin::Page`], [`crate::admin::ActRecord`]s, at most
+        /// [`crate::limits::ENDS_PER_MESSAGE`].
         AdminEvictReply = 0xb1, "admin evict reply";
         /// Administrator: end those chosen. Body [`crate::admin::Act`].
         AdminRevoke = 0xb2, "admin revoke";
@@ -169,7 +182,8 @@ wire_enum! {
         AdminDrain = 0xb4, "admin drain";
         /// Broker: one [`crate::admin::NodeStatus`].
         AdminDrainReply = 0xb5, "admin drain reply";
-        /// Administrator: tell me what happens, until this connection ends. Body [`crate::admin::Act`].
+        /// Administrator: tell me what happens, until this connection ends. Body
+        /// [`crate::admin::Act`].
         AdminWatch = 0xb6, "admin watch";
         /// Broker, at once without any, then as they happen: [`crate::admin::EventRecord`]s.
         AdminEvents = 0xb7, "admin events";
@@ -219,10 +233,11 @@ pub struct Hello {
     pub name: [u8; NAME_BYTES],
     /// How long the broker may let the hello wait until what it declares fits, in ms.
     pub deadline_ms: U32,
-    /// Chosen at random by the client, and the same over all its connections: with its process it says after a crash of the
-    /// broker who has come back. 0: it never names anything again.
+    /// Chosen at random by the client, and the same over all its connections: with its process it
+    /// says after a crash of the broker who has come back. 0: it never names anything again.
     pub key: U32,
-    /// The most fds that the broker is to hold for this client, beside the caps. 0: no bound of its own.
+    /// The most fds that the broker is to hold for this client, beside the caps. 0: no bound of its
+    /// own.
     pub max_held_fds: U32,
     /// Reserved, 0.
     pub reserved: U32,
@@ -252,8 +267,9 @@ pub struct HelloReply {
     pub recall_timeout_ms: U32,
     /// Most requests of this client that may be parked at once.
     pub max_parked: U32,
-    /// How long clients that were connected to a broker before this one may still come back, in ms: the rest of the grace
-    /// time. From then on the broker knows of all leases of what was named to it.
+    /// How long clients that were connected to a broker before this one may still come back, in ms:
+    /// the rest of the grace time. From then on the broker knows of all leases of what was named to
+    /// it.
     pub grace_left_ms: U64,
     /// Random for each client: with it the client's further sockets [join](Join).
     pub secret: U64,
@@ -298,7 +314,8 @@ impl Role {
 )]
 #[repr(C)]
 pub struct RegisterHead {
-    /// Deposits that will follow this message: the reply grants credit for as many of them as are free.
+    /// Deposits that will follow this message: the reply grants credit for as many of them as are
+    /// free.
     pub credits_wanted: U32,
     /// How long a register of 0 items may wait for its first credit, in ms.
     pub deadline_ms: U32,
@@ -340,8 +357,9 @@ pub mod register_flags {
     pub const NAMED: u8 = 128;
 }
 
-/// An allocation named again by its owner after a crash of the broker, 184 bytes. No fd comes with it: the broker
-/// recalls it when somebody asks. So it must be recallable, or a kept one whose fd the broker still has.
+/// An allocation named again by its owner after a crash of the broker, 184 bytes. No fd comes with
+/// it: the broker recalls it when somebody asks. So it must be recallable, or a kept one whose fd
+/// the broker still has.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -405,8 +423,8 @@ pub struct AcquireHead {
     pub flags: U32,
 }
 
-/// The handle behind a virtual fd is wanted, 8 bytes. The answer is `failed` BAD_HANDLE unless the number names a live
-/// allocation of the client's own domain.
+/// The handle behind a virtual fd is wanted, 8 bytes. The answer is `failed` BAD_HANDLE unless the
+/// number names a live allocation of the client's own domain.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -414,16 +432,16 @@ pub struct AcquireHead {
 pub struct Resolve {
     /// A [`crate::VirtualFd`].
     pub virtual_fd: U32,
-    /// How many handles more may come: of allocations with a virtual fd that the same owner has registered next, at most
-    /// [`crate::limits::MAX_NEIGHBOURS`].
+    /// How many handles more may come: of allocations with a virtual fd that the same owner has
+    /// registered next, at most [`crate::limits::MAX_NEIGHBOURS`].
     pub neighbours: U32,
 }
 
 /// Value of [`GrantItem::fd_index`] when the item has no fd.
 pub const NO_FD: u16 = u16::MAX;
 
-/// The outcome of one handle, 64 bytes. Everything after the status is 0 (`fd_index` [`NO_FD`]) unless
-/// the status is OK.
+/// The outcome of one handle, 64 bytes. Everything after the status is 0 (`fd_index` [`NO_FD`])
+/// unless the status is OK.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -505,13 +523,13 @@ pub struct SupplyItem {
     pub slot: U32,
     /// Generation, as in the recall.
     pub generation: U32,
-    /// As in the recall, with the offset in this fd and the id read again *after* the export: any other difference ends the
-    /// allocation, and so does another id.
+    /// As in the recall, with the offset in this fd and the id read again *after* the export: any
+    /// other difference ends the allocation, and so does another id.
     pub facts: FactsItem,
     /// Reserved, 0.
     pub reserved: u8,
-    /// 0 = the next fd is it; STALE = the memory is no longer there (ends the allocation); any other
-    /// error code = not now.
+    /// 0 = the next fd is it; STALE = the memory is no longer there (ends the allocation); any
+    /// other error code = not now.
     pub code: U16,
 }
 

@@ -1,5 +1,5 @@
-//! Items with bytes behind them: a fixed part, then a name, then more. A message is walked once, and all of it is checked
-//! before any item is given. Must never allocate, nor panic on any input.
+//! Items with bytes behind them: a fixed part, then a name, then more. A message is walked once,
+//! and all of it is checked before any item is given. Must never allocate, nor panic on any input.
 
 use crate::codec::{DecodeError, Message};
 use crate::limits::{DRIVER_DATA_BYTES, MAX_OBJECT_MESSAGE_BYTES, NAME_OF_OBJECT_BYTES};
@@ -68,7 +68,8 @@ pub struct Got<'a> {
     pub metadata: &'a [u8],
 }
 
-/// Bytes of an answer to a get of so many names in so many groups, of which so many have driver data, without metadata.
+/// Bytes of an answer to a get of so many names in so many groups, of which so many have driver
+/// data, without metadata.
 pub const fn got_bytes(names: usize, grants: usize, blocks: usize) -> usize {
     size_of::<Header>()
         + size_of::<ObjectGotHead>()
@@ -107,7 +108,8 @@ impl<'a> Message<'a> {
         }
     }
 
-    /// The body of a list or a watch: the head, the prefix, and the name behind which the list goes on, which may be empty.
+    /// The body of a list or a watch: the head, the prefix, and the name behind which the list goes
+    /// on, which may be empty.
     pub fn prefix(&self) -> Result<(&'a ObjectPrefix, &'a [u8], &'a [u8]), DecodeError> {
         self.check_object_size()?;
         let (head, rest) = self.head_and_rest::<ObjectPrefix>()?;

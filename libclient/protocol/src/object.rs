@@ -1,5 +1,6 @@
-//! Messages about named objects: fixed little-endian layouts without padding, behind which names and metadata follow
-//! (`named.rs` takes them apart). Layouts only: must never hold IO or state. PROTOCOL.md explains them.
+//! Messages about named objects: fixed little-endian layouts without padding, behind which names
+//! and metadata follow (`named.rs` takes them apart). Layouts only: must never hold IO or state.
+//! PROTOCOL.md explains them.
 
 use crate::facts::FactsItem;
 use crate::limits::DRIVER_DATA_BYTES;
@@ -59,7 +60,8 @@ pub mod object_flags {
     pub const OF_NAMES: u32 = JOB;
 }
 
-/// Head of [`Kind::ObjectCreate`](crate::Kind::ObjectCreate), 112 bytes: the memory of a group. [`ObjectItem`]s follow.
+/// Head of [`Kind::ObjectCreate`](crate::Kind::ObjectCreate), 112 bytes: the memory of a group.
+/// [`ObjectItem`]s follow.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -75,7 +77,8 @@ pub struct ObjectCreateHead {
     pub flags: U32,
     /// Reserved, 0.
     pub reserved: U32,
-    /// With KEEP: how long the group lives after its last use, in ms; 0 = as long as the broker allows.
+    /// With KEEP: how long the group lives after its last use, in ms; 0 = as long as the broker
+    /// allows.
     pub ttl_ms: U64,
     /// The driver's handle bytes, given with each grant.
     pub driver_data: [u8; DRIVER_DATA_BYTES],
@@ -91,7 +94,8 @@ pub struct ObjectItem {
     pub offset: U64,
     /// Its size in bytes; may be 0.
     pub size_bytes: U64,
-    /// With [`ObjectItem::EXPECT`]: the version that the name must have when the group is sealed; 0 = none.
+    /// With [`ObjectItem::EXPECT`]: the version that the name must have when the group is sealed; 0
+    /// = none.
     pub expect: U64,
     /// Bytes of metadata, 0..=4096.
     pub metadata_len: U16,
@@ -133,7 +137,8 @@ pub struct ObjectCreated {
 }
 
 impl ObjectCreated {
-    /// Bit of `flags`: no service manager stores what this broker keeps. Objects outlive their creator, and end with the broker.
+    /// Bit of `flags`: no service manager stores what this broker keeps. Objects outlive their
+    /// creator, and end with the broker.
     pub const KEPT_ENDS_WITH_BROKER: u32 = 1;
 }
 
@@ -213,8 +218,8 @@ pub struct ObjectGotItem {
     pub grant: U16,
     /// All bytes of its metadata, 0..=4096.
     pub metadata_len: U16,
-    /// So many bytes of the metadata are in this message: all of it if it has 64 at most and the message has room, else
-    /// none, and a stat tells it.
+    /// So many bytes of the metadata are in this message: all of it if it has 64 at most and the
+    /// message has room, else none, and a stat tells it.
     pub metadata_here: u8,
     /// Reserved, 0.
     pub reserved: [u8; 3],
@@ -288,7 +293,8 @@ pub struct ObjectPrefix {
 )]
 #[repr(C)]
 pub struct ObjectPage {
-    /// 1 = nothing follows. Else a list goes on behind the last name, and a stat with the names that are not answered.
+    /// 1 = nothing follows. Else a list goes on behind the last name, and a stat with the names
+    /// that are not answered.
     pub done: U32,
     /// Reserved, 0.
     pub reserved: U32,
@@ -318,12 +324,13 @@ pub mod record_flags {
     pub const COOPERATIVE: u8 = 8;
     /// Its creator is gone.
     pub const CREATOR_GONE: u8 = 16;
-    /// It outlives its creator, and ends with the broker all the same: no service manager stores what this broker keeps.
+    /// It outlives its creator, and ends with the broker all the same: no service manager stores
+    /// what this broker keeps.
     pub const ENDS_WITH_BROKER: u8 = 32;
 }
 
-/// One object, 96 bytes; its name follows and, in the answer to a stat, its metadata. All fields but the name's length are 0
-/// of an unknown one.
+/// One object, 96 bytes; its name follows and, in the answer to a stat, its metadata. All fields
+/// but the name's length are 0 of an unknown one.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -386,7 +393,8 @@ wire_enum! {
         Sealed = 1, "sealed";
         /// Another object has it now.
         Replaced = 2, "replaced";
-        /// It is gone: deleted, its time is over, its creator is gone without KEEP, or an administrator has ended it.
+        /// It is gone: deleted, its time is over, its creator is gone without KEEP, or an
+        /// administrator has ended it.
         Deleted = 3, "deleted";
         /// It is gone, to make room.
         Evicted = 4, "evicted";

@@ -1,5 +1,6 @@
-//! The table of resources: what the broker counts and what a cap can bound. Wire, ledger, configuration, commands, JSON,
-//! metrics and manual pages read it from here. Must never be listed again anywhere else.
+//! The table of resources: what the broker counts and what a cap can bound. Wire, ledger,
+//! configuration, commands, JSON, metrics and manual pages read it from here. Must never be listed
+//! again anywhere else.
 
 use crate::table::{table, wire_enum};
 
@@ -33,7 +34,8 @@ wire_enum! {
 }
 
 table! {
-    /// Whose account a cap bounds. Each charge of a client is made on the accounts of all its scopes.
+    /// Whose account a cap bounds. Each charge of a client is made on the accounts of all its
+    /// scopes.
     enum Scope;
     /// One value per scope.
     struct ByScope;
@@ -55,8 +57,8 @@ macro_rules! resources {
         $help:literal, $remedy:expr;
     )*) => {
         table! {
-            /// What the broker counts. `fds` is the sum of `held_fds` and `open_leases`. What is reserved is counted apart
-            /// ([`Resource::reserved_by`]), and bounded by the same caps.
+            /// What the broker counts. `fds` is the sum of `held_fds` and `open_leases`. What is
+            /// reserved is counted apart ([`Resource::reserved_by`]), and bounded by the same caps.
             enum Resource;
             /// One value per resource.
             struct ByResource;
@@ -69,17 +71,20 @@ macro_rules! resources {
                 match self { $(Self::$variant => Unit::$unit,)* }
             }
 
-            /// The narrowest scope whose accounts are charged for it. The accounts of narrower scopes never have any.
+            /// The narrowest scope whose accounts are charged for it. The accounts of narrower
+            /// scopes never have any.
             pub const fn narrowest(self) -> Scope {
                 match self { $(Self::$variant => Scope::$narrowest,)* }
             }
 
-            /// The scopes that the administrator can cap it in (`[caps.SCOPE]`, `fdbroker limits set`).
+            /// The scopes that the administrator can cap it in (`[caps.SCOPE]`, `fdbroker limits
+            /// set`).
             pub const fn scopes(self) -> &'static [Scope] {
                 match self { $(Self::$variant => &[$(Scope::$scope),*],)* }
             }
 
-            /// What to do when a cap of it is full: a phrase without a capital or a full stop. "it" is the cap.
+            /// What to do when a cap of it is full: a phrase without a capital or a full stop. "it"
+            /// is the cap.
             pub const fn remedy(self) -> &'static str {
                 match self { $(Self::$variant => $remedy,)* }
             }
@@ -93,8 +98,8 @@ const RELEASE: &str = "release leases or registrations, or raise the cap";
 /// The remedy for caps of leases alone.
 const RELEASE_LEASES: &str = "release leases, or raise the cap";
 
-// Name, unit, the narrowest scope charged, the scopes with caps, help, remedy. CONTRIBUTING.md says what to do beside a
-// new row.
+// Name, unit, the narrowest scope charged, the scopes with caps, help, remedy. CONTRIBUTING.md says
+// what to do beside a new row.
 resources! {
     Fds = 1, fds, Fds, Client, [Client Domain Job Node],
         "fds of shared memory that are open: held_fds and open_leases together", RELEASE;
@@ -170,8 +175,8 @@ impl Resource {
         }
     }
 
-    /// The resources that say how much of it is reserved. Its cap bounds the sum of what is in use and what is reserved;
-    /// a screen shows the two apart.
+    /// The resources that say how much of it is reserved. Its cap bounds the sum of what is in use
+    /// and what is reserved; a screen shows the two apart.
     pub const fn reserved_by(self) -> &'static [Resource] {
         match self {
             Self::Fds => &[Self::ReservedPlaces, Self::PromisedLeases, Self::OwnFds],

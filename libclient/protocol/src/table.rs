@@ -1,7 +1,8 @@
-//! The macros that make one list into everything that is read from it: an enumeration, its numbers and names, and a
-//! struct with one value per row. Must never hold a row.
+//! The macros that make one list into everything that is read from it: an enumeration, its numbers
+//! and names, and a struct with one value per row. Must never hold a row.
 
-/// Makes an enumeration whose values have a number on the wire and a name in tables, JSON and messages.
+/// Makes an enumeration whose values have a number on the wire and a name in tables, JSON and
+/// messages.
 macro_rules! wire_enum {
     ($(#[$doc:meta])* $name:ident : $repr:ty { $($(#[$vdoc:meta])* $variant:ident = $number:literal, $text:expr;)* }) => {
         $(#[$doc])*
@@ -34,8 +35,9 @@ macro_rules! wire_enum {
 }
 pub(crate) use wire_enum;
 
-/// Makes a table: an enumeration with one value per row, and a struct with one field per row that is indexed by the
-/// enumeration. Rows are numbered 1, 2, 3, ... in their order; the field's name is the row's name everywhere.
+/// Makes a table: an enumeration with one value per row, and a struct with one field per row that
+/// is indexed by the enumeration. Rows are numbered 1, 2, 3, ... in their order; the field's name
+/// is the row's name everywhere.
 macro_rules! table {
     (
         $(#[$doc:meta])* enum $name:ident;

@@ -1,21 +1,23 @@
-//! Virtual fds: fd numbers that no process has open, each of which names one allocation of this broker, for programs that pass
-//! fd numbers by value. Must never say that an allocation lives: the broker looks at the slot that a number leads to.
+//! Virtual fds: fd numbers that no process has open, each of which names one allocation of this
+//! broker, for programs that pass fd numbers by value. Must never say that an allocation lives: the
+//! broker looks at the slot that a number leads to.
 
 use crate::handle::{AllocationId, Handle, NodeKey};
 
 /// Bits of a slot's number in a virtual fd: slots from 2^20 on have none.
 const SLOT_BITS: u32 = 20;
-/// Bits of its generation: the slot gives the same number again after 1,024 allocations, each of which waits until many
-/// other slots were used.
+/// Bits of its generation: the slot gives the same number again after 1,024 allocations, each of
+/// which waits until many other slots were used.
 const GENERATION_BITS: u32 = 10;
 /// Bits of one half of the number without its offset.
 const HALF_BITS: u32 = (SLOT_BITS + GENERATION_BITS) / 2;
 const HALF: u32 = (1 << HALF_BITS) - 1;
-/// Rounds of the permutation: with four the outcome of a good round function looks random (Luby and Rackoff, 1988).
+/// Rounds of the permutation: with four the outcome of a good round function looks random (Luby and
+/// Rackoff, 1988).
 const ROUNDS: u8 = 4;
 
-/// An fd number from 2^30 to 2^31 - 1. No process has one open: the kernel gives the lowest free number, and a table that
-/// reaches so far would take 8 GiB.
+/// An fd number from 2^30 to 2^31 - 1. No process has one open: the kernel gives the lowest free
+/// number, and a table that reaches so far would take 8 GiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct VirtualFd(u32);
 
@@ -41,15 +43,17 @@ impl std::fmt::Display for VirtualFd {
 }
 
 impl Handle {
-    /// The fd number that names the allocation in its owner's domain; `None`: it was registered without.
+    /// The fd number that names the allocation in its owner's domain; `None`: it was registered
+    /// without.
     pub fn virtual_fd(&self) -> Option<VirtualFd> {
         i32::try_from(self.virtual_fd.get()).ok().and_then(VirtualFd::new)
     }
 }
 
 impl NodeKey {
-    /// The virtual fd of an allocation; `None` where its slot has none. A permutation under this broker's key: a number of
-    /// another broker leads to a live allocation as seldom as a random one.
+    /// The virtual fd of an allocation; `None` where its slot has none. A permutation under this
+    /// broker's key: a number of another broker leads to a live allocation as seldom as a random
+    /// one.
     pub fn virtual_fd(&self, id: AllocationId) -> Option<VirtualFd> {
         if id.slot >> SLOT_BITS != 0 {
             return None;
@@ -63,7 +67,8 @@ impl NodeKey {
         Some(VirtualFd(VirtualFd::FIRST as u32 | left << HALF_BITS | right))
     }
 
-    /// The slot that a virtual fd leads to. It names the allocation there if that has this virtual fd.
+    /// The slot that a virtual fd leads to. It names the allocation there if that has this virtual
+    /// fd.
     pub fn slot_of(&self, fd: VirtualFd) -> u32 {
         let (mut left, mut right) = (fd.0 >> HALF_BITS & HALF, fd.0 & HALF);
         for round in (0..ROUNDS).rev() {

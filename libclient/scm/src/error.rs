@@ -1,5 +1,5 @@
-//! The errors of the socket as types, each with its cause and its remedy.
-//! It must never report a passing state (full, too many in flight) as a dead peer, nor a dead peer as a passing state.
+//! The errors of the socket as types, each with its cause and its remedy. It must never report a
+//! passing state (full, too many in flight) as a dead peer, nor a dead peer as a passing state.
 
 use std::io;
 

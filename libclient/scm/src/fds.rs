@@ -32,10 +32,10 @@ fn room_for(capacity: usize) -> usize {
 /// One is made per connection (or per thread) and reused: receiving allocates nothing.
 ///
 /// **Take every fd out before the next receive.** Dropping a received fd closes it. That blocks for
-/// ever when the fd is of a hung FUSE server, and takes milliseconds with some drivers. So this crate
-/// closes none by itself, and the caller chooses the thread that does. [`clear`](Self::clear),
-/// dropping this value, and dropping [`drain`](Self::drain)'s iterator early close what is left
-/// on the calling thread.
+/// ever when the fd is of a hung FUSE server, and takes milliseconds with some drivers. So this
+/// crate closes none by itself, and the caller chooses the thread that does.
+/// [`clear`](Self::clear), dropping this value, and dropping [`drain`](Self::drain)'s iterator
+/// early close what is left on the calling thread.
 pub struct ReceivedFds {
     fds: VecDeque<OwnedFd>,
     control: Box<[u64]>,
@@ -59,8 +59,8 @@ impl ReceivedFds {
         Self::with_room(capacity, room_for(capacity))
     }
 
-    /// The same for the messages to come, as in [`with_capacity`](Self::with_capacity): a receiver may know how many
-    /// fds it is owed next. Allocates at most once.
+    /// The same for the messages to come, as in [`with_capacity`](Self::with_capacity): a receiver
+    /// may know how many fds it is owed next. Allocates at most once.
     pub fn set_capacity(&mut self, capacity: usize) {
         self.room = room_for(capacity);
     }

@@ -1,7 +1,8 @@
-//! Bytes and file descriptors over `AF_UNIX` `SOCK_SEQPACKET`: the only `sendmsg`/`recvmsg` code of fdbroker.
-//! It must never lose or leak an fd unseen, and never close a received fd by itself: closing an fd of a hung FUSE
-//! server blocks for ever, so the caller chooses the thread that closes. Beside these it says who serves a
-//! socket, and writes lines to stderr, without SIGPIPE, for the libraries.
+//! Bytes and file descriptors over `AF_UNIX` `SOCK_SEQPACKET`: the only `sendmsg`/`recvmsg` code of
+//! fdbroker. It must never lose or leak an fd unseen, and never close a received fd by itself:
+//! closing an fd of a hung FUSE server blocks for ever, so the caller chooses the thread that
+//! closes. Beside these it says who serves a socket, and writes lines to stderr, without SIGPIPE,
+//! for the libraries.
 //!
 //! How the kernel behaves, and what this crate makes of it (unix(7), recvmsg(2), measured on 6.18):
 //!

@@ -8,11 +8,13 @@ use crate::error::{RecvError, last_errno};
 use crate::fds::ReceivedFds;
 use crate::recv::{Message, recv_with};
 
-/// Calls `each` for every queued message, in their order, at most `most` of them: the message, its bytes (at most as many as
-/// `buf` has), and duplicates of its fds, which must be taken out. The messages stay in the queue, with their fds. Bytes of a
-/// message that do not fit `buf` would come again as a message of their own: `buf` must fit the longest.
+/// Calls `each` for every queued message, in their order, at most `most` of them: the message, its
+/// bytes (at most as many as `buf` has), and duplicates of its fds, which must be taken out. The
+/// messages stay in the queue, with their fds. Bytes of a message that do not fit `buf` would come
+/// again as a message of their own: `buf` must fit the longest.
 ///
-/// Source: `SO_PEEK_OFF`, socket(7); for `SOCK_SEQPACKET` `unix_dgram_recvmsg` and `__skb_try_recv_from_queue` of the kernel.
+/// Source: `SO_PEEK_OFF`, socket(7); for `SOCK_SEQPACKET` `unix_dgram_recvmsg` and
+/// `__skb_try_recv_from_queue` of the kernel.
 ///
 /// # Errors
 /// See [`RecvError`]; messages before that were looked at.

@@ -46,8 +46,8 @@ pub fn recv(
     recv_with(sock, buf, fds, libc::MSG_DONTWAIT)
 }
 
-/// The same as [`recv`], but on a blocking socket it waits for a message in that one syscall, as long as the socket's
-/// `SO_RCVTIMEO` says, or until a signal comes.
+/// The same as [`recv`], but on a blocking socket it waits for a message in that one syscall, as
+/// long as the socket's `SO_RCVTIMEO` says, or until a signal comes.
 ///
 /// # Errors
 /// See [`RecvError`]; `WouldBlock` when none came.
@@ -185,8 +185,8 @@ pub fn is_control_next(sock: BorrowedFd<'_>) -> bool {
     peek_once(sock, &mut []).is_ok_and(|(_, flags)| flags & libc::MSG_CTRUNC != 0)
 }
 
-/// Copies the bytes of the next message and leaves it where it is; how many there are, 0 too for one without bytes. No fd
-/// of it is installed.
+/// Copies the bytes of the next message and leaves it where it is; how many there are, 0 too for
+/// one without bytes. No fd of it is installed.
 ///
 /// # Errors
 /// `WouldBlock`, and the errors of recvmsg(2).
@@ -204,7 +204,8 @@ fn peek_once(sock: BorrowedFd<'_>, buf: &mut [u8]) -> Result<(usize, i32), i32> 
         message.msg_iov = &raw mut iov;
         message.msg_iovlen = 1;
         let flags = libc::MSG_DONTWAIT | libc::MSG_PEEK;
-        // SAFETY: `message` points to `buf`, exclusively borrowed for the call, and has no buffer for control messages.
+        // SAFETY: `message` points to `buf`, exclusively borrowed for the call, and has no buffer
+        // for control messages.
         let len = unsafe { libc::recvmsg(sock.as_raw_fd(), &raw mut message, flags) };
         match usize::try_from(len) {
             Ok(len) => return Ok((len, message.msg_flags)),

@@ -1,5 +1,5 @@
-//! Sending one message: all of it or nothing.
-//! It must never block unless asked to, never raise SIGPIPE, and never take or close the caller's fds.
+//! Sending one message: all of it or nothing. It must never block unless asked to, never raise
+//! SIGPIPE, and never take or close the caller's fds.
 
 use std::mem::{self, MaybeUninit};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -15,8 +15,9 @@ use crate::socket::{Deadline, wait};
 /// succeeds as long as the buffer is not full, so waiting for "writable" alone may be too long.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The pauses between attempts while too many fds are in flight, doubled from the first to the last: no
-/// event announces the end of that state. Short against a request, long against a system call.
+/// The pauses between attempts while too many fds are in flight, doubled from the first to the
+/// last: no event announces the end of that state. Short against a request, long against a system
+/// call.
 const FIRST_REFS_PAUSE: Duration = Duration::from_millis(1);
 const LAST_REFS_PAUSE: Duration = Duration::from_millis(16);
 
@@ -37,8 +38,8 @@ pub fn send(sock: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Resul
     }
 }
 
-/// The same as [`send`], waiting for room until `timeout` (`None` = for ever) has passed. It also waits
-/// while too many fds are in flight. A timeout of zero tries once.
+/// The same as [`send`], waiting for room until `timeout` (`None` = for ever) has passed. It also
+/// waits while too many fds are in flight. A timeout of zero tries once.
 ///
 /// # Errors
 /// See [`SendError`]; never `WouldBlock` nor `TooManyRefs`, which become `TimedOut`.
@@ -100,9 +101,9 @@ fn send_once(sock: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Resu
         message.msg_controllen = put_rights(&mut control, fds) as _;
     }
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // Past the C library, before whose function a layer may stand that looks for virtual fds: there are none here.
-    // SAFETY: `message` points to `bytes` and `control`, which outlive the call, and to the
-    // initialised part of `control` only; the kernel only reads them.
+    // Past the C library, before whose function a layer may stand that looks for virtual fds: there
+    // are none here. SAFETY: `message` points to `bytes` and `control`, which outlive the call, and
+    // to the initialised part of `control` only; the kernel only reads them.
     let sent =
         unsafe { libc::syscall(libc::SYS_sendmsg, sock.as_raw_fd(), &raw const message, flags) };
     if sent < 0 {

@@ -35,7 +35,8 @@ pub struct Stranger {
 /// leaves warnings out.
 ///
 /// # Errors
-/// It is neither root nor the owner of the socket's directory nor the effective user of this thread.
+/// It is neither root nor the owner of the socket's directory nor the effective user of this
+/// thread.
 pub fn check_server(socket: BorrowedFd<'_>, path: &Path) -> Result<(), Stranger> {
     let uid = getsockopt(&socket, PeerCredentials).map_or(u32::MAX, |peer| peer.uid());
     let hidden = hidden_id("uid");
@@ -79,8 +80,9 @@ fn place_of_socket(path: &Path) -> Result<(PathBuf, u32), String> {
     Err(format!("more than {LINKS_MOST} links lead to it"))
 }
 
-/// The id that stands for users (`kind` is "uid") or groups ("gid") that are unknown in this process's user namespace.
-/// `None`: all are known, as in the first namespace, and the id is like any other (user_namespaces(7)).
+/// The id that stands for users (`kind` is "uid") or groups ("gid") that are unknown in this
+/// process's user namespace. `None`: all are known, as in the first namespace, and the id is like
+/// any other (user_namespaces(7)).
 #[must_use]
 pub fn hidden_id(kind: &str) -> Option<u32> {
     let read = |path: String| std::fs::read_to_string(path).unwrap_or_default();

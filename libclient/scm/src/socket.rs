@@ -29,8 +29,8 @@ pub fn unread_bytes(sock: BorrowedFd<'_>) -> io::Result<usize> {
     int_ioctl(sock, libc::TIOCOUTQ)
 }
 
-/// Payload bytes queued for reading on `sock`, all messages summed (`SIOCINQ`). A message without bytes does not count, nor
-/// does the end of the connection.
+/// Payload bytes queued for reading on `sock`, all messages summed (`SIOCINQ`). A message without
+/// bytes does not count, nor does the end of the connection.
 ///
 /// # Errors
 /// Those of ioctl(2): `ENOTTY` when `sock` is no socket.

@@ -1,5 +1,5 @@
-//! Lines on stderr from libraries that live in other people's programs. Must never raise SIGPIPE, allocate, take a lock or
-//! fail: what stderr cannot take is lost.
+//! Lines on stderr from libraries that live in other people's programs. Must never raise SIGPIPE,
+//! allocate, take a lock or fail: what stderr cannot take is lost.
 
 use crate::identity::File;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
@@ -36,7 +36,8 @@ pub fn write_stderr(bytes: &[u8]) {
     });
 }
 
-/// Runs `body` with SIGPIPE blocked on this thread, and takes the one that it caused: pthread_sigmask(3), sigtimedwait(2).
+/// Runs `body` with SIGPIPE blocked on this thread, and takes the one that it caused:
+/// pthread_sigmask(3), sigtimedwait(2).
 fn without_sigpipe(body: impl FnOnce()) {
     let pipe = SigSet::from(Signal::SIGPIPE);
     let was_pending = is_pending();
@@ -44,7 +45,8 @@ fn without_sigpipe(body: impl FnOnce()) {
     body();
     if !was_pending && is_pending() {
         let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: both structs live over the call; it takes a signal that is pending for this thread.
+        // SAFETY: both structs live over the call; it takes a signal that is pending for this
+        // thread.
         unsafe { libc::sigtimedwait(pipe.as_ref(), std::ptr::null_mut(), &raw const now) };
     }
     // The mask came from the kernel a moment ago: setting it again cannot fail.

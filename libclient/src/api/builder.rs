@@ -46,30 +46,33 @@ impl ClientBuilder {
         self
     }
 
-    /// Fds of shared memory this client will hold by itself: 1 for a memfd arena, and the export window, that is
-    /// how many exports may be on their way to the broker at once. Charged to it. Default: 1.
+    /// Fds of shared memory this client will hold by itself: 1 for a memfd arena, and the export
+    /// window, that is how many exports may be on their way to the broker at once. Charged to it.
+    /// Default: 1.
     pub fn own_fds(mut self, count: u32) -> Self {
         self.settings.caller.own_fds = count;
         self
     }
 
-    /// The most fds that the broker is to hold for this client, beside its caps; 0: no bound of its own. With as many held
-    /// the broker closes the one that was used least recently, and recalls it when it is wanted. What cannot be
-    /// recalled stays, and is refused beyond the bound (NO_QUOTA). Default: `FDBROKER_MAX_HELD`, else 0.
+    /// The most fds that the broker is to hold for this client, beside its caps; 0: no bound of its
+    /// own. With as many held the broker closes the one that was used least recently, and recalls
+    /// it when it is wanted. What cannot be recalled stays, and is refused beyond the bound
+    /// (NO_QUOTA). Default: `FDBROKER_MAX_HELD`, else 0.
     pub fn max_held_fds(mut self, count: u32) -> Self {
         self.max_held_fds = Some(count);
         self
     }
 
-    /// Told every notice, on the library thread. It must not block: a blocking call of this library answers
-    /// NOT_SUPPORTED there; dropping leases, imports and buffers is fine.
+    /// Told every notice, on the library thread. It must not block: a blocking call of this library
+    /// answers NOT_SUPPORTED there; dropping leases, imports and buffers is fine.
     pub fn on_notice(mut self, callback: NoticeCallback) -> Self {
         self.settings.on_notice = Some(callback);
         self
     }
 
-    /// Exports registered memory again when the broker recalls it, on the library thread, under the same rules.
-    /// Arenas answer for themselves. Without it nothing else can be registered as recallable.
+    /// Exports registered memory again when the broker recalls it, on the library thread, under the
+    /// same rules. Arenas answer for themselves. Without it nothing else can be registered as
+    /// recallable.
     pub fn on_recall(mut self, callback: RecallCallback) -> Self {
         self.settings.on_recall = Some(callback);
         self
@@ -81,10 +84,11 @@ impl ClientBuilder {
         self
     }
 
-    /// Whether the application serves events itself, without a library thread: [`crate::Client::event_fd`] says when,
-    /// [`crate::Client::dispatch`] does it, and so does every call that waits, so that ranks that recall from each other
-    /// cannot deadlock. Callbacks run on the thread that serves, never two at once. Between calls nobody
-    /// serves: dispatch when the fd is readable, or recalls go unanswered. Default: no.
+    /// Whether the application serves events itself, without a library thread:
+    /// [`crate::Client::event_fd`] says when, [`crate::Client::dispatch`] does it, and so does
+    /// every call that waits, so that ranks that recall from each other cannot deadlock. Callbacks
+    /// run on the thread that serves, never two at once. Between calls nobody serves: dispatch when
+    /// the fd is readable, or recalls go unanswered. Default: no.
     pub fn dispatch(mut self, dispatch: bool) -> Self {
         self.settings.dispatch = dispatch;
         self

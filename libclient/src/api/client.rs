@@ -1,5 +1,5 @@
-//! The client: what a rank calls. Finds the connection of the moment, refuses what cannot work, leaves the rest.
-//! Must never block in a callback or in a forked child.
+//! The client: what a rank calls. Finds the connection of the moment, refuses what cannot work,
+//! leaves the rest. Must never block in a callback or in a forked child.
 
 use super::builder::ClientBuilder;
 use crate::books::common::Common;
@@ -36,15 +36,16 @@ use std::time::{Duration, Instant};
 
 /// A connection to the node's broker, for all threads of a process; clones share it.
 ///
-/// Blocking calls take a [`Deadline`]. A broker that goes away answers them with NOT_CONNECTED at once, and
-/// later calls too until the library has found a broker again. It then names to it what this client has, before any
-/// call gets through: registrations that can be exported again or are kept, and leases. These go on with their
-/// handles; what does not is told by [`crate::Notice`]s. A child of fork(2) must connect anew: here everything answers NOT_CONNECTED.
+/// Blocking calls take a [`Deadline`]. A broker that goes away answers them with NOT_CONNECTED at
+/// once, and later calls too until the library has found a broker again. It then names to it what
+/// this client has, before any call gets through: registrations that can be exported again or are
+/// kept, and leases. These go on with their handles; what does not is told by [`crate::Notice`]s. A
+/// child of fork(2) must connect anew: here everything answers NOT_CONNECTED.
 ///
-/// Dropping the last clone (arenas hold one) ends the connection: the broker takes back all leases and ends all
-/// registrations. Memory already imported stays mapped until its [`crate::Import`] is dropped. The library thread
-/// is gone when drop returns, so the code may be unloaded; not so when a callback does not end within a second, or
-/// when it is a callback that drops the last clone.
+/// Dropping the last clone (arenas hold one) ends the connection: the broker takes back all leases
+/// and ends all registrations. Memory already imported stays mapped until its [`crate::Import`] is
+/// dropped. The library thread is gone when drop returns, so the code may be unloaded; not so when
+/// a callback does not end within a second, or when it is a callback that drops the last clone.
 #[derive(Clone, Debug)]
 pub struct Client {
     owner: Arc<Owner>,
@@ -124,7 +125,8 @@ impl ClientBuilder {
 }
 
 impl Client {
-    /// Connects to the broker at the default socket ([`crate::default_socket_path`]) with default settings.
+    /// Connects to the broker at the default socket ([`crate::default_socket_path`]) with default
+    /// settings.
     ///
     /// # Errors
     /// See [`ClientBuilder::connect`].
@@ -140,8 +142,8 @@ impl Client {
     /// Registers one allocation: the broker gets its fd, the caller may close its own at once.
     ///
     /// # Errors
-    /// NO_QUOTA (with the cap), UNSUPPORTED_FD (with what it is), NOT_SUPPORTED (recallable without a recall callback, too),
-    /// TIMED_OUT, NOT_CONNECTED.
+    /// NO_QUOTA (with the cap), UNSUPPORTED_FD (with what it is), NOT_SUPPORTED (recallable without
+    /// a recall callback, too), TIMED_OUT, NOT_CONNECTED.
     pub fn register(
         &self,
         deposit: &Deposit,
@@ -152,9 +154,10 @@ impl Client {
         registrations.into_iter().next().expect("one outcome per deposit")
     }
 
-    /// Registers any number of allocations, `fds[i]` being that of `deposits[i]` (the same fd may stand there
-    /// many times). One outcome each, in their order. They travel in chunks of what the broker has room
-    /// for, so those of a batch that does not fit fail one by one with NO_QUOTA at the deadline.
+    /// Registers any number of allocations, `fds[i]` being that of `deposits[i]` (the same fd may
+    /// stand there many times). One outcome each, in their order. They travel in chunks of what the
+    /// broker has room for, so those of a batch that does not fit fail one by one with NO_QUOTA at
+    /// the deadline.
     ///
     /// # Errors
     /// When nothing was tried: NOT_CONNECTED, or NOT_SUPPORTED in a callback.
@@ -172,9 +175,10 @@ impl Client {
         self.register_batch(&mut Batch { deposits, export: &mut export, fresh: false }, deadline)
     }
 
-    /// The same, making each fd just before it is sent and closing it right after, so that no more than the
-    /// export window (`own_fds` - 1, at least 1) exist at once, over all threads. `export` is called once per
-    /// deposit that can be registered, in their order, and must not wait for anything; its error is the outcome of that deposit.
+    /// The same, making each fd just before it is sent and closing it right after, so that no more
+    /// than the export window (`own_fds` - 1, at least 1) exist at once, over all threads. `export`
+    /// is called once per deposit that can be registered, in their order, and must not wait for
+    /// anything; its error is the outcome of that deposit.
     ///
     /// # Errors
     /// As [`Client::register_many`].
@@ -188,10 +192,11 @@ impl Client {
         self.register_batch(&mut Batch { deposits, export: &mut export, fresh: true }, deadline)
     }
 
-    /// Registers one allocation early: what a program will most likely register next. It is sent, and its answer is taken when the
-    /// program asks for it ([`Client::take_early`]), so that nobody waits. Never waits itself. `export` is called where the broker has a
-    /// place at hand, and must not wait for anything. `None`: it has none, or could not be asked, or there is no fd; register it when
-    /// it is wanted.
+    /// Registers one allocation early: what a program will most likely register next. It is sent,
+    /// and its answer is taken when the program asks for it ([`Client::take_early`]), so that
+    /// nobody waits. Never waits itself. `export` is called where the broker has a place at hand,
+    /// and must not wait for anything. `None`: it has none, or could not be asked, or there is no
+    /// fd; register it when it is wanted.
     pub fn register_early(
         &self,
         deposit: &Deposit,
@@ -204,8 +209,9 @@ impl Client {
     /// The answer to an early registration, waiting for it if it has not come yet.
     ///
     /// # Errors
-    /// As [`Client::register`]; AGAIN: its place was given to others meanwhile. NOT_CONNECTED: the connection that it was sent by is
-    /// lost. In every case there is no registration, and one can be made as if nothing had been tried.
+    /// As [`Client::register`]; AGAIN: its place was given to others meanwhile. NOT_CONNECTED: the
+    /// connection that it was sent by is lost. In every case there is no registration, and one can
+    /// be made as if nothing had been tried.
     pub fn take_early(
         &self,
         early: EarlyRegistration,
@@ -232,12 +238,13 @@ impl Client {
         }
     }
 
-    /// Ends one registration. When the last of its count is gone, so is the allocation: every holder is told. Waits at most
-    /// 10 s; see [`Client::unregister_many`].
+    /// Ends one registration. When the last of its count is gone, so is the allocation: every
+    /// holder is told. Waits at most 10 s; see [`Client::unregister_many`].
     ///
     /// # Errors
-    /// STALE: it had ended before. BAD_HANDLE, NOT_PERMITTED: not this client's, or a buffer's, which is ended by its drop.
-    /// TIMED_OUT: see [`Client::unregister_many`]. NOT_CONNECTED in a child of fork(2), NOT_SUPPORTED in a callback.
+    /// STALE: it had ended before. BAD_HANDLE, NOT_PERMITTED: not this client's, or a buffer's,
+    /// which is ended by its drop. TIMED_OUT: see [`Client::unregister_many`]. NOT_CONNECTED in a
+    /// child of fork(2), NOT_SUPPORTED in a callback.
     pub fn unregister(&self, what: impl Into<RegistrationRef>) -> Result<Drained, Error> {
         self.unregister_within(what, Deadline::after(UNREGISTER_TIMEOUT))
     }
@@ -255,10 +262,12 @@ impl Client {
         outcomes.into_iter().next().expect("one outcome per registration")
     }
 
-    /// Ends many, one outcome each, in their order. Each that is this client's ends, whatever the outcome: while the broker is
-    /// away the answer is `Drained(false)`, and the next broker does not hear of it. Nobody can say then when its consumers
-    /// have released it, and no notice of that comes. One that the broker has not answered by the deadline (TIMED_OUT) ends when
-    /// the broker reads the message, and [`crate::Notice::Drained`] follows, also when no lease was left.
+    /// Ends many, one outcome each, in their order. Each that is this client's ends, whatever the
+    /// outcome: while the broker is away the answer is `Drained(false)`, and the next broker does
+    /// not hear of it. Nobody can say then when its consumers have released it, and no notice of
+    /// that comes. One that the broker has not answered by the deadline (TIMED_OUT) ends when the
+    /// broker reads the message, and [`crate::Notice::Drained`] follows, also when no lease was
+    /// left.
     ///
     /// # Errors
     /// When nothing was tried: NOT_CONNECTED in a child of fork(2), or NOT_SUPPORTED in a callback.
@@ -320,20 +329,23 @@ impl Client {
     /// Acquires one allocation: a duplicate fd and a lease.
     ///
     /// # Errors
-    /// WRONG_NODE, BAD_HANDLE, STALE, NOT_PERMITTED, NO_QUOTA (with the cap), OWNER_GONE, OWNER_SILENT,
-    /// LOCAL_FD_LIMIT (nothing lost: retry), TIMED_OUT, NOT_CONNECTED; NOT_SUPPORTED in a callback.
+    /// WRONG_NODE, BAD_HANDLE, STALE, NOT_PERMITTED, NO_QUOTA (with the cap), OWNER_GONE,
+    /// OWNER_SILENT, LOCAL_FD_LIMIT (nothing lost: retry), TIMED_OUT, NOT_CONNECTED; NOT_SUPPORTED
+    /// in a callback.
     pub fn acquire(&self, handle: &Handle, deadline: Deadline) -> Result<Grant, Error> {
         let connection = self.connection("acquire", deadline)?;
         acquire_one(&connection, handle, deadline)
     }
 
-    /// The handle behind a virtual fd, for clients of its owner's domain; behind it those of allocations that the same owner
-    /// has registered next with a virtual fd, at most `neighbours` and 31: a program that asks for one will most likely ask for
-    /// these, too, and one acquire gets them all. Good as long as the allocations are current ([`Client::is_current`]).
+    /// The handle behind a virtual fd, for clients of its owner's domain; behind it those of
+    /// allocations that the same owner has registered next with a virtual fd, at most `neighbours`
+    /// and 31: a program that asks for one will most likely ask for these, too, and one acquire
+    /// gets them all. Good as long as the allocations are current ([`Client::is_current`]).
     ///
     /// # Errors
-    /// BAD_HANDLE: no live allocation of this domain has the number. AGAIN: after a crash of the broker its owner has not come back
-    /// by the deadline. TIMED_OUT, NOT_CONNECTED; NOT_SUPPORTED in a callback.
+    /// BAD_HANDLE: no live allocation of this domain has the number. AGAIN: after a crash of the
+    /// broker its owner has not come back by the deadline. TIMED_OUT, NOT_CONNECTED; NOT_SUPPORTED
+    /// in a callback.
     pub fn resolve(
         &self,
         fd: VirtualFd,
@@ -344,17 +356,19 @@ impl Client {
         resolve(&connection, fd, neighbours, deadline)
     }
 
-    /// Asks the broker to send the fds behind these ahead: a program that fetches one fd after the other will most likely want
-    /// these next, in this order. They are taken by [`Client::take_ahead`]. Until then they are not in this process's fd table.
-    /// The broker sends what it holds, as far as there is room that nobody misses (at most 32 fds and 256 MiB at a time), and
-    /// takes back what is not taken within 100 ms. The first call waits for the broker until the deadline, and no later one waits.
-    /// Answers how many were asked for, the first of them: 0 where the broker has nothing to spare for this client.
+    /// Asks the broker to send the fds behind these ahead: a program that fetches one fd after the
+    /// other will most likely want these next, in this order. They are taken by
+    /// [`Client::take_ahead`]. Until then they are not in this process's fd table. The broker sends
+    /// what it holds, as far as there is room that nobody misses (at most 32 fds and 256 MiB at a
+    /// time), and takes back what is not taken within 100 ms. The first call waits for the broker
+    /// until the deadline, and no later one waits. Answers how many were asked for, the first of
+    /// them: 0 where the broker has nothing to spare for this client.
     pub fn fetch_ahead(&self, handles: &[Handle], deadline: Deadline) -> usize {
         self.connection("fetch ahead", deadline).map_or(0, |it| fetch(&it, handles, deadline))
     }
 
-    /// The grant for a handle, without asking the broker, if it was sent ahead and its allocation is current. What was sent before it
-    /// is given back. `None`: acquire it.
+    /// The grant for a handle, without asking the broker, if it was sent ahead and its allocation
+    /// is current. What was sent before it is given back. `None`: acquire it.
     ///
     /// # Errors
     /// LOCAL_FD_LIMIT.
@@ -373,8 +387,8 @@ impl Client {
         acquire_one(&connection, &handles[0], deadline)
     }
 
-    /// Acquires any number, one outcome each, in their order. All grants are held until the call returns, so
-    /// many need as many fds: [`Client::acquire_each`] does not.
+    /// Acquires any number, one outcome each, in their order. All grants are held until the call
+    /// returns, so many need as many fds: [`Client::acquire_each`] does not.
     ///
     /// # Errors
     /// When nothing was tried: NOT_CONNECTED, or NOT_SUPPORTED in a callback.
@@ -390,12 +404,13 @@ impl Client {
         Ok(grants.into_iter().map(outcome).collect())
     }
 
-    /// Acquires any number and hands each over as it comes, in any order, each index once: import it and close its
-    /// fd at once, and the room is used for the next. `each` runs on the calling thread and may call
-    /// this client.
+    /// Acquires any number and hands each over as it comes, in any order, each index once: import
+    /// it and close its fd at once, and the room is used for the next. `each` runs on the calling
+    /// thread and may call this client.
     ///
     /// # Errors
-    /// When nothing was tried (`each` was not called): NOT_CONNECTED, or NOT_SUPPORTED in a callback.
+    /// When nothing was tried (`each` was not called): NOT_CONNECTED, or NOT_SUPPORTED in a
+    /// callback.
     pub fn acquire_each(
         &self,
         handles: &[Handle],
@@ -410,12 +425,13 @@ impl Client {
         Ok(())
     }
 
-    /// Starts to acquire any number, without waiting for anything: see [`AcquireRequest`]. What does not fit now (a
-    /// full socket, too many requests under way) is sent by a later test. May be called in a callback.
+    /// Starts to acquire any number, without waiting for anything: see [`AcquireRequest`]. What
+    /// does not fit now (a full socket, too many requests under way) is sent by a later test. May
+    /// be called in a callback.
     ///
     /// # Errors
-    /// When nothing was started: NOT_CONNECTED. All else is said by [`AcquireRequest::test`], handle by handle: as
-    /// [`Client::acquire`].
+    /// When nothing was started: NOT_CONNECTED. All else is said by [`AcquireRequest::test`],
+    /// handle by handle: as [`Client::acquire`].
     pub fn acquire_start(
         &self,
         handles: &[Handle],
@@ -435,13 +451,14 @@ impl Client {
         self.dispatching("event fd").map(Dispatch::event_fd)
     }
 
-    /// In dispatch mode: serves what there is to serve (recalls, notices, replies that nobody waits for, messages
-    /// that did not fit, a lost connection and the next try to reach a broker), and when there is nothing waits up to
-    /// `timeout` (at most an hour) for something. How many things were served; 0 after a timeout. Callbacks run in here.
+    /// In dispatch mode: serves what there is to serve (recalls, notices, replies that nobody waits
+    /// for, messages that did not fit, a lost connection and the next try to reach a broker), and
+    /// when there is nothing waits up to `timeout` (at most an hour) for something. How many things
+    /// were served; 0 after a timeout. Callbacks run in here.
     ///
     /// # Errors
-    /// NOT_SUPPORTED: a library thread serves, or in a callback. NOT_CONNECTED: in a child of fork(2). A lost broker
-    /// is no error: looking for it is what dispatch does then.
+    /// NOT_SUPPORTED: a library thread serves, or in a callback. NOT_CONNECTED: in a child of
+    /// fork(2). A lost broker is no error: looking for it is what dispatch does then.
     pub fn dispatch(&self, timeout: Duration) -> Result<usize, Error> {
         let dispatch = self.dispatching("dispatch")?;
         if is_in_callback() {
@@ -461,8 +478,9 @@ impl Client {
         })
     }
 
-    /// Waits until the broker has carried out what drops and one-way calls have sent before: leases given back, buffers
-    /// freed, allocations retired. After it no other process gets a buffer that was freed before, whatever its handle.
+    /// Waits until the broker has carried out what drops and one-way calls have sent before: leases
+    /// given back, buffers freed, allocations retired. After it no other process gets a buffer that
+    /// was freed before, whatever its handle.
     ///
     /// # Errors
     /// TIMED_OUT, NOT_CONNECTED; NOT_SUPPORTED in a callback.
@@ -471,20 +489,22 @@ impl Client {
         flush(&connection, deadline)
     }
 
-    /// Waits until the broker has closed its fds of what this client has ended before: then their memory is back, unless others
-    /// have it open or mapped. A close takes microseconds, of CUDA memory up to milliseconds.
+    /// Waits until the broker has closed its fds of what this client has ended before: then their
+    /// memory is back, unless others have it open or mapped. A close takes microseconds, of CUDA
+    /// memory up to milliseconds.
     ///
     /// # Errors
-    /// TIMED_OUT: the closes take longer, or the broker was restarted meanwhile. AGAIN: 64 calls wait. NOT_CONNECTED;
-    /// NOT_SUPPORTED in a callback.
+    /// TIMED_OUT: the closes take longer, or the broker was restarted meanwhile. AGAIN: 64 calls
+    /// wait. NOT_CONNECTED; NOT_SUPPORTED in a callback.
     pub fn settle(&self, deadline: Deadline) -> Result<(), Error> {
         let connection = self.connection("settle", deadline)?;
         settle(&connection, deadline)
     }
 
-    /// Whether the allocation lives, the broker lives, and this client is connected to it. Two loads, no
-    /// syscall. Ask after putting something into a cache, and on every hit. An id is never used twice by brokers
-    /// that keep their directory. Whether a lease is still this client's says [`crate::Lease::is_current`].
+    /// Whether the allocation lives, the broker lives, and this client is connected to it. Two
+    /// loads, no syscall. Ask after putting something into a cache, and on every hit. An id is
+    /// never used twice by brokers that keep their directory. Whether a lease is still this
+    /// client's says [`crate::Lease::is_current`].
     pub fn is_current(&self, id: AllocationId) -> bool {
         let common = self.common();
         common.page.is_current(id) && common.process.is_current()
@@ -500,13 +520,15 @@ impl Client {
         self.owner.session.last.incarnation.load(Ordering::Relaxed)
     }
 
-    /// This client's number at the broker, as `fdbroker clients` shows it; as of the last connection.
+    /// This client's number at the broker, as `fdbroker clients` shows it; as of the last
+    /// connection.
     pub fn id(&self) -> u32 {
         self.owner.session.last.client.load(Ordering::Relaxed)
     }
 
-    /// Whether the caller is a child of fork(2), and this a copy of its parent's client: everything answers
-    /// NOT_CONNECTED then. One load, no lock: to be asked before taking a lock that the fork may have copied.
+    /// Whether the caller is a child of fork(2), and this a copy of its parent's client: everything
+    /// answers NOT_CONNECTED then. One load, no lock: to be asked before taking a lock that the
+    /// fork may have copied.
     #[inline]
     pub fn is_forked_copy(&self) -> bool {
         !self.process.is_current()
@@ -522,9 +544,10 @@ impl Client {
         is_usable
     }
 
-    /// Ends the connection now, as dropping the last clone does, whoever else has one (caches and arenas do, and
-    /// the library thread has those for a moment while it tells them something), and waits for the library
-    /// thread. Every later call of any clone answers NOT_CONNECTED. In a child of fork(2) it does nothing.
+    /// Ends the connection now, as dropping the last clone does, whoever else has one (caches and
+    /// arenas do, and the library thread has those for a moment while it tells them something), and
+    /// waits for the library thread. Every later call of any clone answers NOT_CONNECTED. In a
+    /// child of fork(2) it does nothing.
     pub fn end(&self) {
         if !self.is_forked_copy() {
             self.owner.end();

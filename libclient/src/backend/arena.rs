@@ -1,5 +1,5 @@
-//! An arena: memory allocated once, given out by pages, registered range by range, recalled by the library.
-//! Must never reuse a range before the broker says that its last lease is gone.
+//! An arena: memory allocated once, given out by pages, registered range by range, recalled by the
+//! library. Must never reuse a range before the broker says that its last lease is gone.
 
 use super::host::HostMemory;
 use super::memfd::closed_here;
@@ -23,18 +23,19 @@ use std::sync::{Arc, Mutex, Weak};
 
 /// Memory to share, given out in buffers.
 ///
-/// Its buffers are recallable: the broker may close its fd of one and ask for it again, and the library thread
-/// exports it without the application. A freed buffer is unregistered, and its range used again only
-/// when the last consumer has released it. The arena keeps its client connected.
+/// Its buffers are recallable: the broker may close its fd of one and ask for it again, and the
+/// library thread exports it without the application. A freed buffer is unregistered, and its range
+/// used again only when the last consumer has released it. The arena keeps its client connected.
 ///
-/// A large one costs addresses only: memory is taken when a page is first touched, and what is freed goes back to the
-/// system, apart from some MiB kept at hand.
+/// A large one costs addresses only: memory is taken when a page is first touched, and what is
+/// freed goes back to the system, apart from some MiB kept at hand.
 ///
-/// When the broker is lost, the next one hears of the consumers that have a buffer mapped one by one, until its grace time is
-/// over. Buffers held go on under their handles. A range that was freed before the loss and not drained, or is freed between
-/// the loss and the end of the grace time, is used again when that time is over and the last consumer has released it. Only
-/// when the next broker knows nothing of it is a range not used again by itself ([`Arena::orphaned_bytes`]), until the
-/// application, which knows its consumers, calls [`Arena::reclaim_orphans`].
+/// When the broker is lost, the next one hears of the consumers that have a buffer mapped one by
+/// one, until its grace time is over. Buffers held go on under their handles. A range that was
+/// freed before the loss and not drained, or is freed between the loss and the end of the grace
+/// time, is used again when that time is over and the last consumer has released it. Only when the
+/// next broker knows nothing of it is a range not used again by itself ([`Arena::orphaned_bytes`]),
+/// until the application, which knows its consumers, calls [`Arena::reclaim_orphans`].
 #[derive(Clone, Debug)]
 pub struct Arena {
     inner: Arc<Inner>,
@@ -57,8 +58,8 @@ impl Arena {
     /// An arena of `bytes`, rounded up to pages, shared within the uid.
     ///
     /// # Errors
-    /// NOT_SUPPORTED: the backend is absent here, or `own_fds` leaves no export window and the backend needs
-    /// one. INTERNAL: no memory. LOCAL_FD_LIMIT.
+    /// NOT_SUPPORTED: the backend is absent here, or `own_fds` leaves no export window and the
+    /// backend needs one. INTERNAL: no memory. LOCAL_FD_LIMIT.
     pub fn new(client: &Client, memory: HostMemory, bytes: usize) -> Result<Self, Error> {
         Self::with_backend(client, &memory, bytes, Share::Uid)
     }
@@ -66,8 +67,8 @@ impl Arena {
     /// The same of any backend, for any circle.
     ///
     /// # Errors
-    /// As [`Arena::new`]; NOT_PERMITTED when the backend's exports show their neighbours (memfd) and `share` is not
-    /// [`Share::Uid`].
+    /// As [`Arena::new`]; NOT_PERMITTED when the backend's exports show their neighbours (memfd)
+    /// and `share` is not [`Share::Uid`].
     pub fn with_backend(
         client: &Client,
         backend: &dyn MemoryBackend,
@@ -103,10 +104,12 @@ impl Arena {
         Ok(Arena { inner })
     }
 
-    /// A buffer of `len` bytes (more than 0), in whole pages. What was written there before may still be there.
+    /// A buffer of `len` bytes (more than 0), in whole pages. What was written there before may
+    /// still be there.
     ///
     /// # Errors
-    /// NO_QUOTA: no free range is long enough; says how much is free, and how much waits to be drained.
+    /// NO_QUOTA: no free range is long enough; says how much is free, and how much waits to be
+    /// drained.
     pub fn alloc(&self, len: usize) -> Result<HostBuffer, Error> {
         let inner = &self.inner;
         let span = len.checked_next_multiple_of(page_size()).filter(|span| *span > 0);
@@ -131,8 +134,8 @@ impl Arena {
         })
     }
 
-    /// Registers buffers of this arena; one handle each, in their order. A buffer registered already keeps its
-    /// handle.
+    /// Registers buffers of this arena; one handle each, in their order. A buffer registered
+    /// already keeps its handle.
     ///
     /// # Errors
     /// When nothing was tried: NOT_CONNECTED, or NOT_SUPPORTED in a callback.
@@ -162,19 +165,20 @@ impl Arena {
         lock(&self.inner.ranges).room().1
     }
 
-    /// Freed bytes that are not used again yet: a consumer still has them, or nobody knows ([`Arena::orphaned_bytes`]).
+    /// Freed bytes that are not used again yet: a consumer still has them, or nobody knows
+    /// ([`Arena::orphaned_bytes`]).
     pub fn held_back_bytes(&self) -> usize {
         lock(&self.inner.ranges).held_back_bytes()
     }
 
-    /// Freed bytes of which no broker knows now, because the one that knew their leases is gone. What the next one does not
-    /// take over stays unused.
+    /// Freed bytes of which no broker knows now, because the one that knew their leases is gone.
+    /// What the next one does not take over stays unused.
     pub fn orphaned_bytes(&self) -> usize {
         lock(&self.inner.ranges).orphaned_bytes()
     }
 
-    /// Uses the orphaned ranges again; how many bytes. Only when no consumer of before the reconnect still has
-    /// a buffer of this arena mapped: it would see other data.
+    /// Uses the orphaned ranges again; how many bytes. Only when no consumer of before the
+    /// reconnect still has a buffer of this arena mapped: it would see other data.
     pub fn reclaim_orphans(&self) -> usize {
         let (bytes, emptying) = lock(&self.inner.ranges).reclaim_orphans();
         emptying.into_iter().for_each(|range| self.inner.empty(range));
@@ -308,8 +312,8 @@ impl Registrant for Inner {
     }
 }
 
-/// Memory of an arena, in whole pages, writable here. Dropping it frees it: it is unregistered, every
-/// holder is told, and the range is used again when the last of them has released it.
+/// Memory of an arena, in whole pages, writable here. Dropping it frees it: it is unregistered,
+/// every holder is told, and the range is used again when the last of them has released it.
 #[derive(Debug)]
 pub struct HostBuffer {
     arena: Arc<Inner>,
@@ -372,11 +376,11 @@ impl HostBuffer {
     /// The bytes as a slice.
     ///
     /// # Safety
-    /// Nobody, in any process, reads or writes the memory while the slice is in use: so before it is
-    /// registered, or when the consumers are known to wait.
+    /// Nobody, in any process, reads or writes the memory while the slice is in use: so before it
+    /// is registered, or when the consumers are known to wait.
     pub unsafe fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: mapped for `len` bytes as long as the buffer lives, and no other buffer of the arena
-        // overlaps; the rest is the caller's promise.
+        // SAFETY: mapped for `len` bytes as long as the buffer lives, and no other buffer of the
+        // arena overlaps; the rest is the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len) }
     }
 

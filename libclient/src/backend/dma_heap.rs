@@ -40,7 +40,8 @@ pub(crate) fn allocate(bytes: usize) -> Result<OwnedFd, Error> {
     let device = open()?;
     let flags = u32::try_from(libc::O_RDWR | libc::O_CLOEXEC).expect("flags are not negative");
     let mut data = AllocationData { len: bytes as u64, fd: 0, fd_flags: flags, heap_flags: 0 };
-    // SAFETY: the ioctl reads and writes the structure it is defined with, which lives over the call.
+    // SAFETY: the ioctl reads and writes the structure it is defined with, which lives over the
+    // call.
     let failed =
         unsafe { libc::ioctl(device.as_raw_fd(), DMA_HEAP_IOCTL_ALLOC as _, &raw mut data) };
     if failed != 0 {

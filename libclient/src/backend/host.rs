@@ -10,10 +10,11 @@ use fdbroker_protocol::MemoryKind;
 /// The host's backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostMemory {
-    /// One sealed memfd: every range is the same fd at another offset. A consumer could map the neighbours of
-    /// its range, so it is shared within a uid only.
+    /// One sealed memfd: every range is the same fd at another offset. A consumer could map the
+    /// neighbours of its range, so it is shared within a uid only.
     Memfd,
-    /// Ranges of a sealed memfd as real dma-bufs (/dev/udmabuf): each export is a new fd of that range alone.
+    /// Ranges of a sealed memfd as real dma-bufs (/dev/udmabuf): each export is a new fd of that
+    /// range alone.
     Udmabuf,
 }
 
@@ -21,7 +22,8 @@ impl HostMemory {
     /// Whether it works here.
     ///
     /// # Errors
-    /// NOT_SUPPORTED, with what is missing (for udmabuf: no /dev/udmabuf, no right to open it, or refused).
+    /// NOT_SUPPORTED, with what is missing (for udmabuf: no /dev/udmabuf, no right to open it, or
+    /// refused).
     pub fn available(self) -> Result<(), Error> {
         MemoryBackend::available(&self)
     }

@@ -17,7 +17,8 @@ use std::os::fd::{AsFd, OwnedFd};
 pub enum IsolatedMemory {
     /// A sealed memfd of its own: whoever gets it sees this buffer and nothing else.
     Memfd,
-    /// A buffer of the system's dma-heap (/dev/dma_heap/system): a real dma-buf, its pages allocated at once.
+    /// A buffer of the system's dma-heap (/dev/dma_heap/system): a real dma-buf, its pages
+    /// allocated at once.
     DmaHeap,
 }
 
@@ -41,7 +42,8 @@ impl IsolatedMemory {
     /// Whether it works here.
     ///
     /// # Errors
-    /// NOT_SUPPORTED, with what is missing (for dma-heap: no device, or no right to open it). LOCAL_FD_LIMIT.
+    /// NOT_SUPPORTED, with what is missing (for dma-heap: no device, or no right to open it).
+    /// LOCAL_FD_LIMIT.
     pub fn available(self) -> Result<(), Error> {
         match self {
             IsolatedMemory::Memfd => Ok(()),
@@ -60,16 +62,16 @@ impl IsolatedMemory {
 
 /// Memory of its own, mapped and writable here, registered from the beginning.
 ///
-/// Its only fd is with the broker, which cannot ask for it again: it is *resident*, never evicted, and charged to
-/// this client as long as it is registered. The process holds no fd for it. As nobody sees anything else
-/// through its fd, it may be shared with anyone ([`Share`]).
+/// Its only fd is with the broker, which cannot ask for it again: it is *resident*, never evicted,
+/// and charged to this client as long as it is registered. The process holds no fd for it. As
+/// nobody sees anything else through its fd, it may be shared with anyone ([`Share`]).
 ///
-/// When the broker is lost (not when it restarts in order) it cannot be shared any more, since its fd is gone with it:
-/// [`crate::Notice::RegistrationLost`] says so, the memory stays usable here, [`IsolatedBuffer::handle`] is `None`, and
-/// only a new buffer can be shared.
+/// When the broker is lost (not when it restarts in order) it cannot be shared any more, since its
+/// fd is gone with it: [`crate::Notice::RegistrationLost`] says so, the memory stays usable here,
+/// [`IsolatedBuffer::handle`] is `None`, and only a new buffer can be shared.
 ///
-/// Dropping it ends the registration by one message without an answer, every holder is told, and unmaps the
-/// memory here; consumers that have it mapped keep it until they release it.
+/// Dropping it ends the registration by one message without an answer, every holder is told, and
+/// unmaps the memory here; consumers that have it mapped keep it until they release it.
 #[derive(Debug)]
 pub struct IsolatedBuffer {
     // Field order is drop order: the memory goes before the connection.
@@ -84,14 +86,15 @@ pub struct IsolatedBuffer {
 // A buffer never is empty.
 #[expect(clippy::len_without_is_empty, reason = "a buffer is never empty")]
 impl IsolatedBuffer {
-    /// Allocates `len` bytes (more than 0, rounded up to pages, all 0), maps them and registers them. The fd is open in
-    /// this process from its making until it is sent, within the export window ([`Client::register_with`]); for
-    /// the dma-heap the device is open a moment too.
+    /// Allocates `len` bytes (more than 0, rounded up to pages, all 0), maps them and registers
+    /// them. The fd is open in this process from its making until it is sent, within the export
+    /// window ([`Client::register_with`]); for the dma-heap the device is open a moment too.
     ///
     /// # Errors
-    /// NO_QUOTA: the broker's caps are full of what cannot be evicted; nothing was allocated, or it was given back.
-    /// NOT_SUPPORTED: this memory is absent here, or `own_fds` leaves no export window. INTERNAL: no memory, or no
-    /// addresses. LOCAL_FD_LIMIT, TIMED_OUT, NOT_CONNECTED, and as [`Client::register`].
+    /// NO_QUOTA: the broker's caps are full of what cannot be evicted; nothing was allocated, or it
+    /// was given back. NOT_SUPPORTED: this memory is absent here, or `own_fds` leaves no export
+    /// window. INTERNAL: no memory, or no addresses. LOCAL_FD_LIMIT, TIMED_OUT, NOT_CONNECTED, and
+    /// as [`Client::register`].
     pub fn new(
         client: &Client,
         memory: IsolatedMemory,
@@ -149,7 +152,8 @@ impl IsolatedBuffer {
         self.owner_allocation_id
     }
 
-    /// Whether its handle is good: not after a loss of the broker, nor once the administrator has revoked it. No syscall.
+    /// Whether its handle is good: not after a loss of the broker, nor once the administrator has
+    /// revoked it. No syscall.
     pub fn is_shared(&self) -> bool {
         self.client.is_current(self.registration.id())
             && self.client.common().holdings.has(&self.registration)
@@ -186,10 +190,11 @@ impl IsolatedBuffer {
     /// The bytes as a slice.
     ///
     /// # Safety
-    /// Nobody, in any process, reads or writes the memory while the slice is in use: so before the handle is
-    /// passed on, or when the consumers are known to wait.
+    /// Nobody, in any process, reads or writes the memory while the slice is in use: so before the
+    /// handle is passed on, or when the consumers are known to wait.
     pub unsafe fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: mapped for `len` bytes as long as the buffer lives; the rest is the caller's promise.
+        // SAFETY: mapped for `len` bytes as long as the buffer lives; the rest is the caller's
+        // promise.
         unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len) }
     }
 

@@ -27,8 +27,9 @@ pub use pool::{MemoryBackend, Pool, PoolExport};
 pub use udmabuf::Udmabuf;
 
 /// The backend of a name: `memfd`, `udmabuf`, `cuda`, `level-zero`. Whether it works here is for
-/// [`MemoryBackend::available`] to say. Memory that is not given out in ranges has no backend: see [`isolated_by_name`];
-/// or none that allocates: see [`cuda::CudaBuffer`], [`level_zero::LevelZeroBuffer`].
+/// [`MemoryBackend::available`] to say. Memory that is not given out in ranges has no backend: see
+/// [`isolated_by_name`]; or none that allocates: see [`cuda::CudaBuffer`],
+/// [`level_zero::LevelZeroBuffer`].
 ///
 /// # Errors
 /// NOT_SUPPORTED, with the reason.

@@ -1,5 +1,5 @@
-//! The files of host objects: memfds, written once, then sealed for good. Must never leave a page unallocated that this process
-//! maps: a write there would end it (SIGBUS) when memory is short.
+//! The files of host objects: memfds, written once, then sealed for good. Must never leave a page
+//! unallocated that this process maps: a write there would end it (SIGBUS) when memory is short.
 
 use super::memfd::{closed_here, unsealed};
 use crate::error::Error;
@@ -31,7 +31,8 @@ pub(crate) fn allocated(len: usize) -> Result<OwnFd, Error> {
     Ok(fd)
 }
 
-/// A file of `len` bytes with these parts, each behind the one before, and zeros between them. pwritev(2).
+/// A file of `len` bytes with these parts, each behind the one before, and zeros between them.
+/// pwritev(2).
 pub(crate) fn written<'a>(
     len: usize,
     parts: impl Iterator<Item = (u64, &'a [u8])>,

@@ -8,7 +8,8 @@ use fdbroker_protocol::{ErrorCode, MemoryKind};
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Ids of allocations of all the library's memory in the process: an address used again has another id.
+/// Ids of allocations of all the library's memory in the process: an address used again has another
+/// id.
 static NEXT_ALLOCATION_ID: AtomicU64 = AtomicU64::new(1);
 
 /// An id that no other allocation of the library's own memory has, in this process.
@@ -59,8 +60,8 @@ pub trait Pool: Send + Sync + Debug {
     /// LOCAL_FD_LIMIT; NOT_SUPPORTED when the driver refuses.
     fn export(&self, offset: usize, len: usize) -> Result<PoolExport, Error>;
 
-    /// Gives the memory of a range that nobody uses back to the system: its bytes are 0 when next read. Both multiples
-    /// of the page size. Without effect where the backend cannot.
+    /// Gives the memory of a range that nobody uses back to the system: its bytes are 0 when next
+    /// read. Both multiples of the page size. Without effect where the backend cannot.
     fn discard(&self, _offset: usize, _len: usize) {}
 
     /// Copies out `into.len()` bytes from `offset`, each word read once.

@@ -1,5 +1,5 @@
-//! Which parts of an arena are free, in use, or freed and still leased. Pure bookkeeping: no IO, no lock.
-//! Must never give out a range that some consumer may still have mapped.
+//! Which parts of an arena are free, in use, or freed and still leased. Pure bookkeeping: no IO, no
+//! lock. Must never give out a range that some consumer may still have mapped.
 
 use crate::books::one_way::OwnerKey;
 use crate::deposit::Registration;
@@ -14,7 +14,8 @@ pub(crate) struct Ranges {
     free: BTreeMap<usize, usize>,
     /// Offset -> what is there.
     used: BTreeMap<usize, Range>,
-    /// Parts of `free`, offset -> bytes, that were used and not given back to the system; and their sum.
+    /// Parts of `free`, offset -> bytes, that were used and not given back to the system; and their
+    /// sum.
     warm: BTreeMap<usize, usize>,
     warm_bytes: usize,
     /// Freed bytes whose drain no broker is going to report, so far.
@@ -27,8 +28,8 @@ struct Range {
     owner_allocation_id: u64,
     state: State,
     registration: Option<Registration>,
-    /// A broker that is gone may have granted it under a handle that has ended: nobody can declare a lease any more, and no
-    /// broker knows of all consumers that have it mapped.
+    /// A broker that is gone may have granted it under a handle that has ended: nobody can declare
+    /// a lease any more, and no broker knows of all consumers that have it mapped.
     is_exposed: bool,
     /// The broker has said that its last lease is gone.
     drained: bool,
@@ -46,7 +47,8 @@ enum State {
     Emptying,
 }
 
-/// A range whose memory goes back to the system, without a lock; then [`Ranges::note_emptied`] frees it.
+/// A range whose memory goes back to the system, without a lock; then [`Ranges::note_emptied`]
+/// frees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "the range stays unused until it is noted as emptied"]
 pub(crate) struct Emptying {
@@ -114,14 +116,16 @@ impl Ranges {
         self.used.get(&offset)?.registration.as_ref()
     }
 
-    /// A registration of a held range is about to be sent: what was drained before no longer counts.
+    /// A registration of a held range is about to be sent: what was drained before no longer
+    /// counts.
     pub fn note_sending(&mut self, offset: usize) {
         if let Some(range) = self.used.get_mut(&offset) {
             range.drained = false;
         }
     }
 
-    /// `false`: it was so already (by another thread meanwhile), and now counts twice at the broker.
+    /// `false`: it was so already (by another thread meanwhile), and now counts twice at the
+    /// broker.
     pub fn note_registered(&mut self, offset: usize, registration: Registration) -> bool {
         let Some(range) = self.used.get_mut(&offset) else { return true };
         let id = registration.id();
@@ -168,7 +172,8 @@ impl Ranges {
         None
     }
 
-    /// A freed range is known to the broker of the moment, which is going to say when it is drained.
+    /// A freed range is known to the broker of the moment, which is going to say when it is
+    /// drained.
     pub fn note_adopted(&mut self, offset: usize, owner_allocation_id: u64) {
         let Some(range) = self.find(offset, owner_allocation_id) else { return };
         if range.state == State::Orphaned && !range.is_exposed {
@@ -194,8 +199,9 @@ impl Ranges {
         }
     }
 
-    /// The connection is lost: what was leased is reported drained only if the next broker takes it over. What is held goes
-    /// on there; that broker calls nothing drained before all have had the time to declare their leases.
+    /// The connection is lost: what was leased is reported drained only if the next broker takes it
+    /// over. What is held goes on there; that broker calls nothing drained before all have had the
+    /// time to declare their leases.
     pub fn note_disconnected(&mut self) {
         for range in self.used.values_mut().filter(|range| range.state == State::Draining) {
             range.state = State::Orphaned;
@@ -225,8 +231,8 @@ impl Ranges {
         self.orphaned_bytes
     }
 
-    /// The application knows that nobody uses the orphaned ranges any more: how many bytes, and what of them goes
-    /// back to the system first.
+    /// The application knows that nobody uses the orphaned ranges any more: how many bytes, and
+    /// what of them goes back to the system first.
     pub fn reclaim_orphans(&mut self) -> (usize, Vec<Emptying>) {
         let is_orphan =
             |(offset, range): (&usize, &Range)| (range.state == State::Orphaned).then_some(*offset);
@@ -249,8 +255,9 @@ impl Ranges {
         }
     }
 
-    /// Nobody uses the range any more. What is kept warm is free at once; the rest only when the system has its
-    /// memory, so that nobody is given a range that is about to become zeros, and none that is free goes away.
+    /// Nobody uses the range any more. What is kept warm is free at once; the rest only when the
+    /// system has its memory, so that nobody is given a range that is about to become zeros, and
+    /// none that is free goes away.
     fn give_back(&mut self, offset: usize) -> Option<Emptying> {
         let range = self.used.get_mut(&offset)?;
         let span = range.span;

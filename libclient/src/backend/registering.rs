@@ -1,4 +1,5 @@
-//! Registering buffers that the library allocated, each once. Must never leave a registration that no buffer knows.
+//! Registering buffers that the library allocated, each once. Must never leave a registration that
+//! no buffer knows.
 
 use crate::api::client::Client;
 use crate::deadline::Deadline;
@@ -16,14 +17,16 @@ pub(super) trait Registers {
     fn begin(&self) -> bool;
     fn deposit(&self) -> Deposit;
     fn export(&self) -> Result<Export<'_>, Error>;
-    /// Notes its registration, unless it does not last, which is asked under the lock under which a loss is noted. `false`: it
-    /// was so already (by another thread meanwhile), and now counts twice at the broker.
+    /// Notes its registration, unless it does not last, which is asked under the lock under which a
+    /// loss is noted. `false`: it was so already (by another thread meanwhile), and now counts
+    /// twice at the broker.
     fn note(&self, registration: &Registration, lasts: &dyn Fn() -> bool) -> bool;
     /// Its handle, while it is registered.
     fn handle(&self) -> Option<Handle>;
 }
 
-/// Registers those that are not registered; one handle each, in their order. `fresh`: their exports are new fds.
+/// Registers those that are not registered; one handle each, in their order. `fresh`: their exports
+/// are new fds.
 pub(super) fn register_all<B: Registers>(
     client: &Client,
     buffers: &[&B],

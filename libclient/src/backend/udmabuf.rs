@@ -1,8 +1,8 @@
 //! Ranges of a sealed memfd as real dma-bufs, through /dev/udmabuf (linux/udmabuf.h).
 //! Must never keep an export: each is a new fd, closed when sent.
 //!
-//! CPU access by an importer needs no DMA_BUF_IOCTL_SYNC on x86: the pages are the memfd's own, cached and
-//! coherent. (On another architecture do it on the grant's fd, before it is closed.)
+//! CPU access by an importer needs no DMA_BUF_IOCTL_SYNC on x86: the pages are the memfd's own,
+//! cached and coherent. (On another architecture do it on the grant's fd, before it is closed.)
 
 use super::memfd::{MemfdPool, closed_here};
 use super::pool::{Pool, PoolExport};
@@ -28,7 +28,8 @@ struct UdmabufCreate {
 
 /// `UDMABUF_FLAGS_CLOEXEC` of linux/udmabuf.h.
 const UDMABUF_FLAGS_CLOEXEC: u32 = 1;
-/// `UDMABUF_CREATE`: `_IOW('u', 0x42, struct udmabuf_create)`, linux/udmabuf.h and asm-generic/ioctl.h.
+/// `UDMABUF_CREATE`: `_IOW('u', 0x42, struct udmabuf_create)`, linux/udmabuf.h and
+/// asm-generic/ioctl.h.
 const UDMABUF_CREATE: libc::c_ulong = (1 << 30)
     | ((size_of::<UdmabufCreate>() as libc::c_ulong) << 16)
     | ((b'u' as libc::c_ulong) << 8)
@@ -68,8 +69,9 @@ impl Udmabuf {
         Ok(Udmabuf { device: OwnFd::raised(device.map_err(refused)?.into())? })
     }
 
-    /// A new dma-buf, close-on-exec, of `len` bytes at `offset` of a memfd sealed with F_SEAL_SHRINK and without
-    /// F_SEAL_WRITE; both multiples of the page size. It keeps these pages as long as it is open.
+    /// A new dma-buf, close-on-exec, of `len` bytes at `offset` of a memfd sealed with
+    /// F_SEAL_SHRINK and without F_SEAL_WRITE; both multiples of the page size. It keeps these
+    /// pages as long as it is open.
     ///
     /// # Errors
     /// LOCAL_FD_LIMIT; NOT_SUPPORTED when the driver refuses.
@@ -82,8 +84,8 @@ impl Udmabuf {
         let device = self.device.proved().ok_or_else(closed_here)?;
         let memfd = u32::try_from(memfd.as_raw_fd()).expect("an open fd is not negative");
         let request = UdmabufCreate { memfd, flags: UDMABUF_FLAGS_CLOEXEC, offset, size: len };
-        // SAFETY: the request is the structure this ioctl reads, and lives over the call. The answer is a
-        // new fd or -1.
+        // SAFETY: the request is the structure this ioctl reads, and lives over the call. The
+        // answer is a new fd or -1.
         let fd =
             unsafe { libc::ioctl(device.as_raw_fd(), UDMABUF_CREATE as _, &raw const request) };
         if fd < 0 {
@@ -118,7 +120,8 @@ impl Pool for UdmabufPool {
         Ok(PoolExport { fd: SupplyFd::Fresh(fd), fd_offset: 0 })
     }
 
-    /// A dma-buf that is still open somewhere keeps its pages; the range gets others when it is next written.
+    /// A dma-buf that is still open somewhere keeps its pages; the range gets others when it is
+    /// next written.
     fn discard(&self, offset: usize, len: usize) {
         self.memory.discard(offset, len);
     }

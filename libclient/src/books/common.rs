@@ -1,5 +1,5 @@
-//! What all connections of one client share: page, books, window, wake-up, and the parties to be called.
-//! Must never hold a connection but as a `Line`: connections hold this.
+//! What all connections of one client share: page, books, window, wake-up, and the parties to be
+//! called. Must never hold a connection but as a `Line`: connections hold this.
 
 use super::holdings::{Ending, Holdings};
 use super::one_way::{OneWay, OwnerKey, Unregister};
@@ -31,7 +31,8 @@ pub(crate) struct Common {
     pub max_held_fds: u32,
     /// In dispatch mode: serves for the calls that wait.
     dispatcher: OnceLock<Weak<dyn Dispatcher>>,
-    /// Allocations of the application that were drained when their unregister, which nobody waits for any more, was answered.
+    /// Allocations of the application that were drained when their unregister, which nobody waits
+    /// for any more, was answered.
     drained: Mutex<Vec<(AllocationId, OwnerKey)>>,
 }
 
@@ -110,14 +111,15 @@ impl Common {
         std::mem::take(&mut lock(&self.drained))
     }
 
-    /// Ends registrations by one message, and waits for no answer. A broker that knows nothing of one is told nothing. Not
-    /// in a forked child.
+    /// Ends registrations by one message, and waits for no answer. A broker that knows nothing of
+    /// one is told nothing. Not in a forked child.
     pub fn retire(&self, what: impl IntoIterator<Item = RegistrationRef>) {
         let mut line = None;
         let mut ended = Vec::new();
         for one in what {
             if let Ending::Tell(of) = self.holdings.end(one) {
-                // Of the connection of the moment, all of them; one lost meanwhile takes no message.
+                // Of the connection of the moment, all of them; one lost meanwhile takes no
+                // message.
                 line = Some(of);
                 ended.push(OneWay::Unregister(Unregister { id: one.id, key: None }));
             }

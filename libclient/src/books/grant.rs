@@ -63,7 +63,8 @@ impl Grant {
         Inheritable::new(self.fd.as_fd(), way?)
     }
 
-    /// Whether `next` begins in the same file where this one ends, both in whole pages: one mmap(2) serves both.
+    /// Whether `next` begins in the same file where this one ends, both in whole pages: one mmap(2)
+    /// serves both.
     pub(crate) fn is_followed_by(&self, next: &Grant) -> bool {
         let (one, two) = (&self.info, &next.info);
         let page = page_size() as u64;

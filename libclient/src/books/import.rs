@@ -8,11 +8,11 @@ use crate::inherited::Inheritable;
 use crate::map::Mapping;
 use std::os::fd::OwnedFd;
 
-/// An allocation opened here, its fd closed, its lease on the ledger as `mapped`. Dropping it closes the memory and gives the
-/// lease back: no pointer may be used any more.
+/// An allocation opened here, its fd closed, its lease on the ledger as `mapped`. Dropping it
+/// closes the memory and gives the lease back: no pointer may be used any more.
 ///
-/// The memory stays as long as it is open, whatever becomes of its owner; ask [`Imported::is_current`] whether it is still
-/// what it was.
+/// The memory stays as long as it is open, whatever becomes of its owner; ask
+/// [`Imported::is_current`] whether it is still what it was.
 #[derive(Debug)]
 pub struct Imported<M> {
     // Field order is drop order: closed before the lease is given back.
@@ -22,9 +22,9 @@ pub struct Imported<M> {
     info: AllocationInfo,
 }
 
-/// An allocation mapped here. The owner and other importers may write at any time, so there is no safe slice of it. dma-buf
-/// kinds need no cache maintenance for CPU access on x86, where udmabuf is coherent; for another exporter do
-/// DMA_BUF_IOCTL_SYNC on the grant's fd and map it yourself.
+/// An allocation mapped here. The owner and other importers may write at any time, so there is no
+/// safe slice of it. dma-buf kinds need no cache maintenance for CPU access on x86, where udmabuf
+/// is coherent; for another exporter do DMA_BUF_IOCTL_SYNC on the grant's fd and map it yourself.
 pub type Import = Imported<Mapping>;
 
 impl<M> Imported<M> {
@@ -35,7 +35,8 @@ impl<M> Imported<M> {
         Imported { inheritable: None, memory, lease, info }
     }
 
-    /// Whether the allocation still lives, the broker lives, and this client is connected to it. No syscall.
+    /// Whether the allocation still lives, the broker lives, and this client is connected to it. No
+    /// syscall.
     pub fn is_current(&self) -> bool {
         self.lease.is_current()
     }
@@ -101,7 +102,8 @@ impl Import {
     /// Copies `bytes` in at `offset`, each word written once.
     ///
     /// # Errors
-    /// BAD_HANDLE: out of bounds. NOT_SUPPORTED: imported for reading. NOT_CONNECTED: in a child of fork(2).
+    /// BAD_HANDLE: out of bounds. NOT_SUPPORTED: imported for reading. NOT_CONNECTED: in a child of
+    /// fork(2).
     pub fn write_at(&self, offset: usize, bytes: &[u8]) -> Result<(), Error> {
         self.memory.write_at(offset, bytes)
     }

@@ -1,5 +1,6 @@
-//! The lease: the broker's record that this client holds an allocation. Given back once, on drop at the latest.
-//! Must never wait or panic in drop, and never name to a broker what is another's: `holdings` knows whose it is.
+//! The lease: the broker's record that this client holds an allocation. Given back once, on drop at
+//! the latest. Must never wait or panic in drop, and never name to a broker what is another's:
+//! `holdings` knows whose it is.
 
 use super::common::Common;
 use super::holdings::{LeaseKey, Mark};
@@ -13,8 +14,9 @@ use std::sync::Arc;
 /// A lease of one allocation: open while the client has the fd, mapped once the memory is imported
 /// and the fd closed. Dropping it gives it back, by one message without an answer.
 ///
-/// It goes on over a loss of the broker: the library declares it to the next one, under which it has another number. If
-/// that does not take it, [`crate::Notice::Revoked`] says so, and the memory is to be given up.
+/// It goes on over a loss of the broker: the library declares it to the next one, under which it
+/// has another number. If that does not take it, [`crate::Notice::Revoked`] says so, and the memory
+/// is to be given up.
 #[derive(Debug)]
 #[must_use = "dropping a lease gives it back"]
 pub struct Lease {
@@ -30,7 +32,8 @@ pub struct Lease {
 type Word = Option<(Arc<dyn Line>, OneWay)>;
 
 impl Lease {
-    /// Of what was granted for a handle, or for the name of an object, over connection `epoch`, its fd open.
+    /// Of what was granted for a handle, or for the name of an object, over connection `epoch`, its
+    /// fd open.
     pub(crate) fn new(
         common: &Arc<Common>,
         epoch: u64,
@@ -43,8 +46,8 @@ impl Lease {
         Lease { common, mark, key, id, is_mapped: false, is_given_back: false }
     }
 
-    /// The broker's number of it, as in [`crate::Notice::Revoked`] and `fdbroker holders`. Another one after
-    /// [`crate::Notice::Reconnected`].
+    /// The broker's number of it, as in [`crate::Notice::Revoked`] and `fdbroker holders`. Another
+    /// one after [`crate::Notice::Reconnected`].
     pub fn number(&self) -> u64 {
         self.mark.number()
     }
@@ -59,9 +62,9 @@ impl Lease {
         self.common.holdings.handle_of(self.key)
     }
 
-    /// Tells the broker that the memory is imported and the fd closed: close it first. The second time nothing
-    /// happens. [`crate::Grant::import`] does this by itself. The message may wait a millisecond for others, where a library
-    /// thread serves.
+    /// Tells the broker that the memory is imported and the fd closed: close it first. The second
+    /// time nothing happens. [`crate::Grant::import`] does this by itself. The message may wait a
+    /// millisecond for others, where a library thread serves.
     pub fn mapped(&mut self) {
         if let Some((line, word)) = self.note_mapped() {
             line.post(word);
@@ -86,7 +89,8 @@ impl Lease {
         }
     }
 
-    /// Whether the allocation still lives, the broker lives, and knows this lease. No syscall, no lock.
+    /// Whether the allocation still lives, the broker lives, and knows this lease. No syscall, no
+    /// lock.
     pub fn is_current(&self) -> bool {
         self.common.process.is_current()
             // The page first: `Mark::is_known` says why that order is enough.
@@ -94,14 +98,15 @@ impl Lease {
             && self.mark.is_known()
     }
 
-    /// How often leases of this client have got other numbers, or were refused: a table by number is to be made anew then. For
-    /// the C library.
+    /// How often leases of this client have got other numbers, or were refused: a table by number
+    /// is to be made anew then. For the C library.
     #[doc(hidden)]
     pub fn numberings(&self) -> u64 {
         self.common.holdings.numberings()
     }
 
-    /// Whether a broker that came back has refused it. Its number is that of the broker before. For the C library.
+    /// Whether a broker that came back has refused it. Its number is that of the broker before. For
+    /// the C library.
     #[doc(hidden)]
     pub fn was_refused(&self) -> bool {
         self.mark.is_refused()
@@ -112,11 +117,13 @@ impl Lease {
         !self.mark.is_known()
     }
 
-    /// Gives it back, like drop. Later requests of this client find it gone. The message may wait a millisecond for others; not
-    /// if the fd is open, the allocation has ended, the broker is short of leases, or no library thread serves.
+    /// Gives it back, like drop. Later requests of this client find it gone. The message may wait a
+    /// millisecond for others; not if the fd is open, the allocation has ended, the broker is short
+    /// of leases, or no library thread serves.
     ///
     /// # Errors
-    /// NOT_CONNECTED when there is no broker that knows it: it is not declared to the next one then.
+    /// NOT_CONNECTED when there is no broker that knows it: it is not declared to the next one
+    /// then.
     pub fn release(mut self) -> Result<(), Error> {
         match self.give_back() {
             Some((line, word)) => {
@@ -127,7 +134,8 @@ impl Lease {
         }
     }
 
-    /// Gives many back, by one message per 253. Those that no broker knows are not declared to the next.
+    /// Gives many back, by one message per 253. Those that no broker knows are not declared to the
+    /// next.
     pub fn release_many(leases: impl IntoIterator<Item = Lease>) {
         let mut line: Option<Arc<dyn Line>> = None;
         let mut released = Vec::new();

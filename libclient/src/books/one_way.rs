@@ -11,7 +11,8 @@ pub(crate) enum OneWay {
     Mapped(u64),
     /// Lease given back.
     Released(u64),
-    /// The same for one that nobody waits for: its fd is closed, and its allocation lives. It may wait for others.
+    /// The same for one that nobody waits for: its fd is closed, and its allocation lives. It may
+    /// wait for others.
     ReleasedSoon(u64),
     /// The request with this id is given up.
     Cancel(u64),
@@ -40,9 +41,11 @@ pub(crate) struct OwnerKey {
 
 /// A connection to the broker, which carries one-way messages.
 pub(crate) trait Line: Send + Sync + Debug {
-    /// Sends messages, or queues those that may wait or do not fit now. Never waits. A lost connection takes none.
+    /// Sends messages, or queues those that may wait or do not fit now. Never waits. A lost
+    /// connection takes none.
     fn post_all(&self, messages: &mut dyn Iterator<Item = OneWay>);
-    /// The thread that serves is about to run code that may take its time: nothing waits for that thread.
+    /// The thread that serves is about to run code that may take its time: nothing waits for that
+    /// thread.
     fn look_away(&self);
     /// Ends the connection.
     fn kill(&self, reason: &str);

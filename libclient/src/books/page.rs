@@ -1,5 +1,5 @@
-//! The generation page, mapped read-only: says with two loads whether an allocation lives.
-//! Must never write the page, never unmap the addresses while a client lives, and never say "current"
+//! The generation page, mapped read-only: says with two loads whether an allocation lives. Must
+//! never write the page, never unmap the addresses while a client lives, and never say "current"
 //! without a live connection.
 
 use crate::error::Error;
@@ -39,8 +39,8 @@ pub(crate) enum Verdict {
     Current,
     /// It has ended, said a broker that lives.
     Ended,
-    /// No broker lives that could say, or its owner has not told the broker yet; after a restart in order the same page
-    /// goes on.
+    /// No broker lives that could say, or its owner has not told the broker yet; after a restart in
+    /// order the same page goes on.
     Unknown,
 }
 
@@ -106,9 +106,9 @@ impl PageRegion {
         let length = NonZeroUsize::new(length).expect("a header is more than nothing");
         let mut mapped = lock(&self.mapped);
         let flags = MapFlags::MAP_SHARED | MapFlags::MAP_FIXED;
-        // SAFETY: `base` is ours for RESERVED_BYTES, which `length` does not exceed; the kernel replaces
-        // the mapping in one step, and readers use atomic loads of whatever is there. The file is at least
-        // this long (checked) and the broker never shortens it.
+        // SAFETY: `base` is ours for RESERVED_BYTES, which `length` does not exceed; the kernel
+        // replaces the mapping in one step, and readers use atomic loads of whatever is there. The
+        // file is at least this long (checked) and the broker never shortens it.
         unsafe { mmap(Some(self.address()), length, ProtFlags::PROT_READ, flags, fd, 0) }
             .map_err(|errno| Error::os(ErrorCode::Internal, "cannot map the page", errno))?;
         *mapped = epoch;
@@ -148,7 +148,8 @@ impl PageRegion {
         if self.is_current(id) {
             return Verdict::Current;
         }
-        // In this order: a broker that comes back between the first look and this one counts as unknown, or current.
+        // In this order: a broker that comes back between the first look and this one counts as
+        // unknown, or current.
         let was_alive = is_alive(self.load(LIVENESS_OFFSET));
         let is_current = self.is_current(id);
         let is_unconfirmed =
@@ -192,8 +193,8 @@ impl Drop for PageRegion {
     }
 }
 
-/// Reads size and header from the file before it is mapped, so that neither a short file (SIGBUS) nor
-/// another broker's page is ever shown.
+/// Reads size and header from the file before it is mapped, so that neither a short file (SIGBUS)
+/// nor another broker's page is ever shown.
 fn check(fd: BorrowedFd<'_>, facts: PageFacts) -> Result<(), Error> {
     let wrong = |what: String| Error::new(ErrorCode::Protocol, format!("generation page: {what}"));
     let stat = nix::sys::stat::fstat(fd)

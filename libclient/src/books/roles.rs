@@ -1,5 +1,6 @@
-//! The parties that the thread that serves calls: owners of memory, caches, tables of registrations, waiting calls.
-//! Each must never block nor call the application's code, unless it says otherwise.
+//! The parties that the thread that serves calls: owners of memory, caches, tables of
+//! registrations, waiting calls. Each must never block nor call the application's code, unless it
+//! says otherwise.
 
 use super::holdings::LostRegistration;
 use super::one_way::OwnerKey;
@@ -60,8 +61,8 @@ pub(crate) trait MemoryOwner: Send + Sync + Debug {
     fn drained(&self, _key: OwnerKey) {}
     /// The connection is lost, and with it all knowledge of leases.
     fn disconnected(&self) {}
-    /// The broker of the moment knows of an allocation that had ended around the loss of another one, and is going to say
-    /// when it is drained.
+    /// The broker of the moment knows of an allocation that had ended around the loss of another
+    /// one, and is going to say when it is drained.
     fn adopted(&self, _key: OwnerKey) {}
 }
 
@@ -71,8 +72,8 @@ pub(crate) trait LeaseWatcher: Send + Sync + Debug {
     fn revoked(&self, id: AllocationId);
     /// The broker would like these leases back if nobody uses them.
     fn reclaim(&self, leases: &[u64]);
-    /// All leases have been declared to a new broker: they have new numbers, or were refused. Called before the page of
-    /// that broker is shown.
+    /// All leases have been declared to a new broker: they have new numbers, or were refused.
+    /// Called before the page of that broker is shown.
     fn declared(&self);
 }
 
@@ -98,8 +99,8 @@ pub(crate) trait ObjectWatcher: Send + Sync + Debug {
 pub(crate) trait Dispatcher: Send + Sync + Debug {
     /// Readable when there is something to serve.
     fn event_fd(&self) -> BorrowedFd<'_>;
-    /// Serves what is there, without waiting; calls the application's callbacks. `None`: another thread does, or this one
-    /// does further up the stack.
+    /// Serves what is there, without waiting; calls the application's callbacks. `None`: another
+    /// thread does, or this one does further up the stack.
     fn serve(&self) -> Option<Served>;
 }
 

@@ -1,5 +1,5 @@
-//! Ranges of addresses that do not overlap, per device: found by any address inside, or by what overlaps.
-//! Plain data; must never hold two ranges that overlap.
+//! Ranges of addresses that do not overlap, per device: found by any address inside, or by what
+//! overlaps. Plain data; must never hold two ranges that overlap.
 
 use crate::deposit::Deposit;
 use std::collections::BTreeMap;
@@ -68,11 +68,12 @@ impl<T> Spans<T> {
         (offset < span.size_bytes).then_some((offset, &span.value))
     }
 
-    /// The places of all that overlap `size_bytes` from `place`, the last first. `size_bytes` is more than 0 and the
-    /// end can be told.
+    /// The places of all that overlap `size_bytes` from `place`, the last first. `size_bytes` is
+    /// more than 0 and the end can be told.
     pub fn overlapping(&self, place: Place, size_bytes: u64) -> Vec<Place> {
         let (device, begin) = place;
-        // They do not overlap each other: the first from the back that ends before `begin` is the last to look at.
+        // They do not overlap each other: the first from the back that ends before `begin` is the
+        // last to look at.
         let before = self.by_place.range((device, 0)..(device, begin + size_bytes));
         let reaches = |(other, span): &(&Place, &Span<T>)| other.1 + span.size_bytes > begin;
         before.rev().take_while(reaches).map(|(other, _)| *other).collect()

@@ -1,13 +1,13 @@
-//! The export window: how many new exports this process may have open at once. Field order matters in its users: an fd
-//! is closed before its place is free. Must never hold an fd.
+//! The export window: how many new exports this process may have open at once. Field order matters
+//! in its users: an fd is closed before its place is free. Must never hold an fd.
 
 use super::wake::Wake;
 use crate::sync::{lock, wait_until};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 
-/// Places for exports on their way to the broker: as many as were declared in hello. Recalls go before
-/// registrations: consumers wait for them.
+/// Places for exports on their way to the broker: as many as were declared in hello. Recalls go
+/// before registrations: consumers wait for them.
 #[derive(Debug)]
 pub(crate) struct Window {
     state: Mutex<WindowState>,

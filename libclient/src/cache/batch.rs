@@ -1,6 +1,6 @@
-//! Many imports in one call: what is there is pinned, what is missing is claimed before anything is waited for, then
-//! fetched by the message, then what others fetch is waited for.
-//! Must never wait for another thread while others may wait for this one.
+//! Many imports in one call: what is there is pinned, what is missing is claimed before anything is
+//! waited for, then fetched by the message, then what others fetch is waited for. Must never wait
+//! for another thread while others may wait for this one.
 
 use crate::books::grant::Grant;
 use crate::books::lease::Lease;
@@ -34,7 +34,8 @@ impl Row<'_> {
         self.0.last().is_some_and(|(.., last)| last.is_followed_by(grant))
     }
 
-    /// All of it, mapped by one call. `None`: there is but one, or they do not fit; then each is mapped by itself.
+    /// All of it, mapped by one call. `None`: there is but one, or they do not fit; then each is
+    /// mapped by itself.
     fn map(&self, access: Access) -> Option<Mapping> {
         let [(.., first), .., (.., last)] = &self.0[..] else { return None };
         let (begin, end) =
@@ -77,7 +78,8 @@ impl<'a> Importer<'a, '_> {
         Some(CachedImport::new(self.table, pinned, handle))
     }
 
-    /// Finds the thread that does each place that is no hit: this one or another. Nothing is waited for.
+    /// Finds the thread that does each place that is no hit: this one or another. Nothing is waited
+    /// for.
     fn plan(&self, handles: &[Handle], outcomes: &mut [Outcome<'a>]) -> Plan<'a> {
         let mut plan = Plan::default();
         let mut own: HashMap<Key, usize> = HashMap::new();
@@ -158,7 +160,8 @@ impl<'a> Importer<'a, '_> {
         }
     }
 
-    /// Maps what stands in a row by one mmap(2), and takes in each; the leases of what was closed for it.
+    /// Maps what stands in a row by one mmap(2), and takes in each; the leases of what was closed
+    /// for it.
     fn take_row(
         &mut self,
         row: &mut Row<'a>,

@@ -12,11 +12,13 @@ use std::mem::ManuallyDrop;
 /// One outcome per handle, in their order.
 pub type Imports<'a> = Vec<Result<CachedImport<'a>, Error>>;
 
-/// Memory of another process in use: not closed before this is dropped, whatever becomes of the allocation.
+/// Memory of another process in use: not closed before this is dropped, whatever becomes of the
+/// allocation.
 ///
-/// The owner and other importers may write at any time, so there is no safe slice of it. The bytes stay
-/// readable after the allocation has ended; ask [`CachedImport::is_current`] whether they are still what
-/// they were. In a child of fork(2) it is there only if it is final (`CachedImport::is_final`).
+/// The owner and other importers may write at any time, so there is no safe slice of it. The bytes
+/// stay readable after the allocation has ended; ask [`CachedImport::is_current`] whether they are
+/// still what they were. In a child of fork(2) it is there only if it is final
+/// (`CachedImport::is_final`).
 #[derive(Debug)]
 #[must_use = "dropping an import releases it"]
 pub struct CachedImport<'a> {
@@ -28,8 +30,9 @@ pub struct CachedImport<'a> {
     len: usize,
 }
 
-// SAFETY: it is a count held in the cache and an address; the memory belongs to the process, not to a thread, and
-// is accessed through volatile copies or through raw pointers whose users take on that duty.
+// SAFETY: it is a count held in the cache and an address; the memory belongs to the process, not to
+// a thread, and is accessed through volatile copies or through raw pointers whose users take on
+// that duty.
 unsafe impl Send for CachedImport<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for CachedImport<'_> {}
@@ -82,7 +85,8 @@ impl<'a> CachedImport<'a> {
         self.id
     }
 
-    /// Whether the allocation still lives, the broker lives, and this client is connected to it. No syscall.
+    /// Whether the allocation still lives, the broker lives, and this client is connected to it. No
+    /// syscall.
     pub fn is_current(&self) -> bool {
         self.table.is_current(self.pin, self.id)
     }
@@ -95,12 +99,12 @@ impl<'a> CachedImport<'a> {
     /// Copies out `into.len()` bytes from `offset`, each word read once.
     ///
     /// # Errors
-    /// BAD_HANDLE: out of bounds. NOT_SUPPORTED: opened by other means than mmap(2). NOT_CONNECTED: in a child
-    /// of fork(2), unless it is final.
+    /// BAD_HANDLE: out of bounds. NOT_SUPPORTED: opened by other means than mmap(2). NOT_CONNECTED:
+    /// in a child of fork(2), unless it is final.
     pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Error> {
         let from = self.check(offset, into.len(), Access::Read)?;
-        // SAFETY: in bounds (checked), mapped as long as `self` is held (it is the library's own mapping), and
-        // `into` is exclusively ours.
+        // SAFETY: in bounds (checked), mapped as long as `self` is held (it is the library's own
+        // mapping), and `into` is exclusively ours.
         unsafe { copy_out(from, into) };
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! What the cache keeps under its one lock: the memory, the leases, the list by use, the imports under way.
-//! Must never be locked over a wait, an unmap, a message or an opener.
+//! What the cache keeps under its one lock: the memory, the leases, the list by use, the imports
+//! under way. Must never be locked over a wait, an unmap, a message or an opener.
 
 use crate::books::lease::Lease;
 use crate::cache::flight::{Flight, Key};
@@ -216,8 +216,8 @@ impl Cold {
         Some(from..from + most)
     }
 
-    /// Notes the lease's number of now, if the entry at this place is listed. Its entry's number when its lease was
-    /// refused.
+    /// Notes the lease's number of now, if the entry at this place is listed. Its entry's number
+    /// when its lease was refused.
     pub fn renumber(&mut self, place: u32) -> Option<u32> {
         let kept = &self.kept[place as usize];
         let lease = &kept.held.as_ref().filter(|_| kept.is_listed)?.lease;

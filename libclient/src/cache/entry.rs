@@ -15,8 +15,9 @@ pub(super) unsafe trait Zeroed {}
 // SAFETY: an atomic integer.
 unsafe impl Zeroed for AtomicU32 {}
 
-/// One allocation kept open. Tag, generation, address and length change only while the state is FREE: a thread that
-/// has pinned the entry and then seen it LIVE reads them as they were when it became so.
+/// One allocation kept open. Tag, generation, address and length change only while the state is
+/// FREE: a thread that has pinned the entry and then seen it LIVE reads them as they were when it
+/// became so.
 #[derive(Debug)]
 #[repr(C, align(32))]
 pub(super) struct Entry {
@@ -31,8 +32,8 @@ pub(super) struct Entry {
 unsafe impl Zeroed for Entry {}
 const _: () = assert!(size_of::<Entry>() == 32);
 
-/// What the first 32 bytes of a handle are in one word: a thread that knows it has seen the handle. Any one field that differs
-/// makes another tag, and without the MAC it cannot be guessed.
+/// What the first 32 bytes of a handle are in one word: a thread that knows it has seen the handle.
+/// Any one field that differs makes another tag, and without the MAC it cannot be guessed.
 pub(super) fn tag_of(prefix: &HandlePrefix) -> u64 {
     let [a, b, c, d] = prefix.magic;
     let [f, g] = prefix.flags.to_bytes();
@@ -159,7 +160,8 @@ impl Entry {
         self.word.fetch_or(DETACHED, Ordering::SeqCst);
     }
 
-    /// CLOSING or DETACHED to FREE. The incarnation stays until it is open again: pins of before are pins of nothing.
+    /// CLOSING or DETACHED to FREE. The incarnation stays until it is open again: pins of before
+    /// are pins of nothing.
     pub fn free(&self) {
         self.word
             .fetch_and(!(STATE | WRITABLE | HOST | REFERENCED | PASSING | FINAL), Ordering::SeqCst);

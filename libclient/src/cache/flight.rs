@@ -9,7 +9,8 @@ use crate::sync::{lock, wait_until};
 use fdbroker_protocol::{AllocationId, Handle};
 use std::sync::{Condvar, Mutex, MutexGuard};
 
-/// What is under way: the allocation, and the proof that came with it, so that a forged handle delays nobody.
+/// What is under way: the allocation, and the proof that came with it, so that a forged handle
+/// delays nobody.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     id: AllocationId,

@@ -21,11 +21,13 @@ use std::sync::{Arc, Weak};
 
 /// Memory imported, kept open between uses and shared by the threads of a process; clones share it.
 ///
-/// A hit takes no lock and makes no syscall. Every hit is validated by the broker's generation page, so memory of an
-/// ended allocation is never handed out as current; memory in use is never closed, so with everything in use
-/// the cache goes over its limits until something is released, or refuses ([`CacheSettings::strict`]).
+/// A hit takes no lock and makes no syscall. Every hit is validated by the broker's generation
+/// page, so memory of an ended allocation is never handed out as current; memory in use is never
+/// closed, so with everything in use the cache goes over its limits until something is released, or
+/// refuses ([`CacheSettings::strict`]).
 ///
-/// It holds its client: drop both. In a child of fork(2) nothing is ever a hit, and every call answers NOT_CONNECTED.
+/// It holds its client: drop both. In a child of fork(2) nothing is ever a hit, and every call
+/// answers NOT_CONNECTED.
 #[derive(Clone, Debug)]
 pub struct ImportCache(Arc<Cache>);
 
@@ -51,9 +53,11 @@ impl ImportCache {
         self.0.table.settings()
     }
 
-    /// The memory, if it is open and its allocation lives. No syscall, no wait. Memory opened for writing serves
-    /// readers, too. `None` says nothing but that [`ImportCache::import`] must be asked.
-    // Always: out of line, its eight words go through memory, which costs C programs a third of a hit.
+    /// The memory, if it is open and its allocation lives. No syscall, no wait. Memory opened for
+    /// writing serves readers, too. `None` says nothing but that [`ImportCache::import`] must be
+    /// asked.
+    // Always: out of line, its eight words go through memory, which costs C programs a third of a
+    // hit.
     #[inline(always)]
     pub fn hit(&self, handle: &Handle, access: Access) -> Option<CachedImport<'_>> {
         let pinned = self.0.table.hit(handle, access)?;
@@ -63,8 +67,9 @@ impl ImportCache {
     /// The memory, mapped: from the cache, else from the broker.
     ///
     /// # Errors
-    /// As [`Client::acquire`] and [`crate::Grant::import`]; STALE too when the allocation ended meanwhile, NO_QUOTA too when
-    /// a strict cache is full of memory in use. In every case nothing is left: no lease, no mapping, no count.
+    /// As [`Client::acquire`] and [`crate::Grant::import`]; STALE too when the allocation ended
+    /// meanwhile, NO_QUOTA too when a strict cache is full of memory in use. In every case nothing
+    /// is left: no lease, no mapping, no count.
     pub fn import(
         &self,
         handle: &Handle,
@@ -74,8 +79,8 @@ impl ImportCache {
         self.import_by(handle, mode.into(), deadline, Opening::Map)
     }
 
-    /// Any number, one outcome each, in their order; what is missing comes by 253 per message, each fd closed
-    /// before the next reply is asked for.
+    /// Any number, one outcome each, in their order; what is missing comes by 253 per message, each
+    /// fd closed before the next reply is asked for.
     ///
     /// # Errors
     /// When nothing was tried: NOT_CONNECTED, or NOT_SUPPORTED in a callback.
@@ -88,12 +93,12 @@ impl ImportCache {
         self.importer(mode.into(), deadline, Opening::Map).import_many(handles)
     }
 
-    /// Starts to import any number, without waiting for anything: see [`ImportRequest`]. What is in the cache is in use from
-    /// now on. May be called in a callback.
+    /// Starts to import any number, without waiting for anything: see [`ImportRequest`]. What is in
+    /// the cache is in use from now on. May be called in a callback.
     ///
     /// # Errors
-    /// When nothing was started: NOT_CONNECTED, unless all is in the cache. All else is said by [`ImportRequest::test`],
-    /// handle by handle.
+    /// When nothing was started: NOT_CONNECTED, unless all is in the cache. All else is said by
+    /// [`ImportRequest::test`], handle by handle.
     pub fn import_start(
         &self,
         handles: &[Handle],
@@ -103,8 +108,9 @@ impl ImportCache {
         ImportRequest::start(self.importer(mode.into(), deadline, Opening::Map), handles)
     }
 
-    /// The same as [`ImportCache::import`] for memory that is not the CPU's to map: on a miss `open` makes it from
-    /// the grant; the fd is closed after it returns. What is open already is a hit however it was opened.
+    /// The same as [`ImportCache::import`] for memory that is not the CPU's to map: on a miss
+    /// `open` makes it from the grant; the fd is closed after it returns. What is open already is a
+    /// hit however it was opened.
     ///
     /// # Errors
     /// As [`ImportCache::import`], and the errors of `open`.
@@ -132,8 +138,8 @@ impl ImportCache {
         self.importer(mode.into(), deadline, Opening::With(open)).import_many(handles)
     }
 
-    /// Has `opener` open the memory of a kind from now on; `None`: the library does, if the CPU can map it. What is open
-    /// already stays, and is closed by what opened it.
+    /// Has `opener` open the memory of a kind from now on; `None`: the library does, if the CPU can
+    /// map it. What is open already stays, and is closed by what opened it.
     ///
     /// # Errors
     /// NOT_CONNECTED: in a child of fork(2).
@@ -164,17 +170,19 @@ impl ImportCache {
         }
     }
 
-    /// Before a checkpoint of the process: closes all that nobody uses and gives its leases back. Until
-    /// [`ImportCache::resume`] what its last user releases is closed at once, and nothing is opened: an import of what is not
-    /// open answers AGAIN. Connection, event socket and page stay open, and recalls are answered. Waits until the deadline for
-    /// imports under way in other threads.
+    /// Before a checkpoint of the process: closes all that nobody uses and gives its leases back.
+    /// Until [`ImportCache::resume`] what its last user releases is closed at once, and nothing is
+    /// opened: an import of what is not open answers AGAIN. Connection, event socket and page stay
+    /// open, and recalls are answered. Waits until the deadline for imports under way in other
+    /// threads.
     ///
-    /// What is in use: the allocations that this client still has a lease of, here, in another cache or as a
-    /// [`crate::Grant`]; none when all is closed. The handles have no hints. Ask again when it is released.
+    /// What is in use: the allocations that this client still has a lease of, here, in another
+    /// cache or as a [`crate::Grant`]; none when all is closed. The handles have no hints. Ask
+    /// again when it is released.
     ///
     /// # Errors
-    /// TIMED_OUT: an import of another thread has not ended; it is suspended all the same. NOT_CONNECTED in a child of
-    /// fork(2), NOT_SUPPORTED in a callback.
+    /// TIMED_OUT: an import of another thread has not ended; it is suspended all the same.
+    /// NOT_CONNECTED in a child of fork(2), NOT_SUPPORTED in a callback.
     pub fn suspend(&self, deadline: Deadline) -> Result<Vec<Handle>, Error> {
         self.0.client.check_may_wait("suspend")?;
         let suspended = self.0.table.suspend(deadline);
@@ -185,12 +193,14 @@ impl ImportCache {
         Ok(in_use.into_iter().map(Handle::from).collect())
     }
 
-    /// Ends a suspend, and imports anew what it has closed, so that it is in the cache as before: all but what
-    /// [`ImportCache::import_with`] has opened. What could not be imported, and why: STALE or OWNER_GONE when it has ended
-    /// meanwhile; another import may get the rest. Nothing when it was not suspended.
+    /// Ends a suspend, and imports anew what it has closed, so that it is in the cache as before:
+    /// all but what [`ImportCache::import_with`] has opened. What could not be imported, and why:
+    /// STALE or OWNER_GONE when it has ended meanwhile; another import may get the rest. Nothing
+    /// when it was not suspended.
     ///
     /// # Errors
-    /// When nothing was tried, and it is still suspended: NOT_CONNECTED, or NOT_SUPPORTED in a callback.
+    /// When nothing was tried, and it is still suspended: NOT_CONNECTED, or NOT_SUPPORTED in a
+    /// callback.
     pub fn resume(&self, deadline: Deadline) -> Result<Vec<(Handle, Error)>, Error> {
         let Cache { client, table, openers } = &*self.0;
         client.connection("resume", deadline)?;
@@ -217,15 +227,16 @@ impl ImportCache {
     /// Gives back a pin taken apart by [`CachedImport::into_pin`].
     ///
     /// # Errors
-    /// BAD_HANDLE: it was given back before, or is no pin; nothing changes then. (One given back twice while the same
-    /// thread has the same memory in use once more cannot be told from that: forget a pin that was given back.)
+    /// BAD_HANDLE: it was given back before, or is no pin; nothing changes then. (One given back
+    /// twice while the same thread has the same memory in use once more cannot be told from that:
+    /// forget a pin that was given back.)
     #[inline]
     pub fn release(&self, pin: Pin) -> Result<(), Error> {
         if self.0.table.release(pin) { Ok(()) } else { Err(no_such_pin()) }
     }
 
-    /// Whether the memory of a pin is current: its allocation lives, the broker lives, and this client is
-    /// connected to it. No syscall.
+    /// Whether the memory of a pin is current: its allocation lives, the broker lives, and this
+    /// client is connected to it. No syscall.
     pub fn is_current(&self, pin: Pin, id: AllocationId) -> bool {
         self.0.table.is_current(pin, id)
     }

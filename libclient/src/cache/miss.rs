@@ -1,5 +1,5 @@
-//! The way of a miss: one thread asks the broker, opens, closes the fd, reports and keeps; threads that come later wait.
-//! Must never leave a lease, a count or memory behind when it fails.
+//! The way of a miss: one thread asks the broker, opens, closes the fd, reports and keeps; threads
+//! that come later wait. Must never leave a lease, a count or memory behind when it fails.
 
 use crate::api::client::Client;
 use crate::books::grant::Grant;
@@ -128,7 +128,8 @@ impl<'a> Importer<'a, '_> {
             Memory::Opened(opened) => (false, false, None, opened),
         };
         let Grant { fd, lease, .. } = grant;
-        // Declared together: memory is closed before its lease is given back, whatever fails from here on.
+        // Declared together: memory is closed before its lease is given back, whatever fails from
+        // here on.
         let mut held = Held { inheritable, opened, lease };
         drop(fd);
         held.lease.mapped();
@@ -172,8 +173,8 @@ impl Importer<'_, '_> {
     }
 }
 
-/// One try after the other, each longer: while something here could be closed for the broker's caps, the broker does not
-/// get all of the time for a try.
+/// One try after the other, each longer: while something here could be closed for the broker's
+/// caps, the broker does not get all of the time for a try.
 pub(super) struct Slices {
     deadline: Deadline,
     next: Duration,
@@ -203,8 +204,8 @@ impl Slices {
         (is_quota || (was_cut && error.code == ErrorCode::TimedOut)) && !self.deadline.has_passed()
     }
 
-    /// Makes room after a try that the broker has refused. An owner that is asked, or no answer, says nothing of its caps.
-    /// Whether to try again: room was made, or time is left.
+    /// Makes room after a try that the broker has refused. An owner that is asked, or no answer,
+    /// says nothing of its caps. Whether to try again: room was made, or time is left.
     pub fn make_room<'e>(
         &self,
         table: &Table,

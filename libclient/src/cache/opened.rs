@@ -9,16 +9,19 @@ use fdbroker_protocol::MemoryKind;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 
-/// Memory opened from a grant by other means than mmap(2), such as a GPU driver's import. Dropping it closes it;
-/// the cache does that when nobody uses it, on any thread, and never in a child of fork(2).
+/// Memory opened from a grant by other means than mmap(2), such as a GPU driver's import. Dropping
+/// it closes it; the cache does that when nobody uses it, on any thread, and never in a child of
+/// fork(2).
 #[expect(clippy::len_without_is_empty, reason = "what is opened is never empty")]
 pub trait Opened: Send + Sync + Debug {
-    /// First byte of the allocation, as the driver's users address it. Stays the same until the drop.
+    /// First byte of the allocation, as the driver's users address it. Stays the same until the
+    /// drop.
     fn as_ptr(&self) -> *mut u8;
     /// Bytes that may be used from there; above 0.
     fn len(&self) -> usize;
-    /// Whether it is a range of this process's addresses, in whole pages: the cache has the kernel leave it out of
-    /// children (MADV_DONTFORK), where memory of the child's own may come to lie there.
+    /// Whether it is a range of this process's addresses, in whole pages: the cache has the kernel
+    /// leave it out of children (MADV_DONTFORK), where memory of the child's own may come to lie
+    /// there.
     fn is_range(&self) -> bool {
         false
     }
@@ -37,7 +40,8 @@ impl Opened for Mapping {
 /// Opens all memory of a kind that the cache does not find, in place of mmap(2): see
 /// [`crate::ImportCache::set_opener`]. Never called in a child of fork(2).
 pub trait ImportOpener: Send + Sync + Debug {
-    /// Opens what was granted, on the thread that imports; many threads may be in it. The fd is closed after it returns.
+    /// Opens what was granted, on the thread that imports; many threads may be in it. The fd is
+    /// closed after it returns.
     ///
     /// # Errors
     /// Any: it is the import's.

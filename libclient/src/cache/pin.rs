@@ -1,11 +1,12 @@
-//! A pin as a number: the entry, the stripe of the thread that pinned it, and the entry's incarnation.
-//! Must never be trusted: callers keep it and may give back anything.
+//! A pin as a number: the entry, the stripe of the thread that pinned it, and the entry's
+//! incarnation. Must never be trusted: callers keep it and may give back anything.
 
 use crate::limits::{CACHE_ENTRIES, PIN_STRIPES};
 use std::num::NonZeroU64;
 
-/// An import in use taken apart, for users that cannot keep a borrow: 8 bytes, plain. Give it back once, by
-/// [`crate::ImportCache::release`]; what is not given back stays open until the cache ends.
+/// An import in use taken apart, for users that cannot keep a borrow: 8 bytes, plain. Give it back
+/// once, by [`crate::ImportCache::release`]; what is not given back stays open until the cache
+/// ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Pin(NonZeroU64);
 

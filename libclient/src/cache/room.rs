@@ -1,11 +1,12 @@
-//! How much the cache may have mapped, whatever its settings: the process needs mappings and addresses for itself, too.
-//! Must never be asked on the way of a hit.
+//! How much the cache may have mapped, whatever its settings: the process needs mappings and
+//! addresses for itself, too. Must never be asked on the way of a hit.
 
 use crate::limits::MAX_MAP_COUNT;
 use crate::map::page_size;
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
-/// Three quarters of what the process may have. With all of it mapped, malloc(3) of the process fails, too.
+/// Three quarters of what the process may have. With all of it mapped, malloc(3) of the process
+/// fails, too.
 #[derive(Debug)]
 pub(super) struct Room {
     maps: usize,

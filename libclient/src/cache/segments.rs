@@ -1,21 +1,24 @@
-//! The table of entries, their pins, and where their cold parts are: grows by segments without moving, never shrinks.
-//! Must never take a lock to read, nor touch memory that nobody asked for.
+//! The table of entries, their pins, and where their cold parts are: grows by segments without
+//! moving, never shrinks. Must never take a lock to read, nor touch memory that nobody asked for.
 //!
-//! **Why nothing in use is closed.** A user pins, then looks at the entry's state, both sequentially consistent; it uses
-//! the memory only if it saw LIVE. A closer marks the state first, then reads the counts, also sequentially
-//! consistent. In the one order of all these, either the mark comes before the user's look, and the user sees that
-//! the entry is not LIVE, takes its pin back and goes away; or the look, and so the pin before it, comes before
-//! the mark and so before the reading of the counts. A pin is taken back on the stripe where it was made, so
-//! no count is ever below the pins live on it: a pin that the reading must see keeps its stripe's count, and so
+//! **Why nothing in use is closed.** A user pins, then looks at the entry's state, both
+//! sequentially consistent; it uses the memory only if it saw LIVE. A closer marks the state first,
+//! then reads the counts, also sequentially consistent. In the one order of all these, either the
+//! mark comes before the user's look, and the user sees that the entry is not LIVE, takes its pin
+//! back and goes away; or the look, and so the pin before it, comes before the mark and so before
+//! the reading of the counts. A pin is taken back on the stripe where it was made, so no count is
+//! ever below the pins live on it: a pin that the reading must see keeps its stripe's count, and so
 //! the sum, above 0. Pins that come and go while the counts are read can only add.
 //!
-//! **Why nothing unused is forgotten.** A release takes its pin back, then looks at the state and at the cache's flags;
-//! who marks the state DETACHED or sets a flag does it before the counts are read. So either the closer sees the pin
-//! gone, or the releaser sees the mark. Of several releasers the last, in that order, reads a sum of 0. An entry that its
-//! last release closes is marked so before it is first pinned.
+//! **Why nothing unused is forgotten.** A release takes its pin back, then looks at the state and
+//! at the cache's flags; who marks the state DETACHED or sets a flag does it before the counts are
+//! read. So either the closer sees the pin gone, or the releaser sees the mark. Of several
+//! releasers the last, in that order, reads a sum of 0. An entry that its last release closes is
+//! marked so before it is first pinned.
 //!
-//! Counts of a stripe that do not exist are 0. They are made under the cache's lock, which closers hold as well: those
-//! made before a mark are seen, and a thread that pins in a column made after it sees the mark.
+//! Counts of a stripe that do not exist are 0. They are made under the cache's lock, which closers
+//! hold as well: those made before a mark are seen, and a thread that pins in a column made after
+//! it sees the mark.
 
 use super::entry::{Entry, Zeroed};
 use crate::limits::{CACHE_ENTRIES, CACHE_SEGMENT_SHIFT, MAX_PINS, PIN_STRIPES};
@@ -29,8 +32,8 @@ pub(super) const SEATS: usize = 2 * PIN_STRIPES;
 const SEGMENT: usize = 1 << CACHE_SEGMENT_SHIFT;
 const SEGMENTS: usize = CACHE_ENTRIES.div_ceil(SEGMENT as u32) as usize;
 
-/// One value per entry of a segment, on the heap. The allocator takes zeroed memory of this size from the kernel, which
-/// gives it page by page, as it is touched.
+/// One value per entry of a segment, on the heap. The allocator takes zeroed memory of this size
+/// from the kernel, which gives it page by page, as it is touched.
 type Column<T> = Box<[T; SEGMENT]>;
 
 fn column<T: Zeroed>() -> Column<T> {
@@ -46,7 +49,8 @@ pub(super) struct Segments(Box<[OnceLock<Segment>]>);
 #[derive(Debug)]
 pub(super) struct Segment {
     entries: Column<Entry>,
-    /// How many use each: a column per stripe of threads, so that two threads on one entry write to different lines.
+    /// How many use each: a column per stripe of threads, so that two threads on one entry write to
+    /// different lines.
     pins: [OnceLock<Column<AtomicU32>>; PIN_STRIPES],
     /// Where the cold part is, + 1; 0 = nowhere. For the holder of the cache's lock.
     places: Column<AtomicU32>,
@@ -135,8 +139,9 @@ impl<'a> Row<'a> {
         }
     }
 
-    /// Takes back a pin that the caller says to have; `false`: there is none. For a moment the count of none may then look
-    /// like one of very many, by which nothing is closed: look at the entry again, as after a release.
+    /// Takes back a pin that the caller says to have; `false`: there is none. For a moment the
+    /// count of none may then look like one of very many, by which nothing is closed: look at the
+    /// entry again, as after a release.
     #[inline]
     pub fn try_unpin(self, stripe: usize) -> bool {
         let Some(count) = self.count(stripe) else { return false };
@@ -188,7 +193,8 @@ pub(super) fn my_stripe() -> usize {
     my_seat() % PIN_STRIPES
 }
 
-/// The calling thread's place among all: below `PIN_STRIPES` it is the thread's alone, for as long as the process lives.
+/// The calling thread's place among all: below `PIN_STRIPES` it is the thread's alone, for as long
+/// as the process lives.
 #[inline]
 pub(super) fn my_seat() -> usize {
     // No destructor, so that it works while the thread ends, and in a library that is unloaded.
@@ -202,8 +208,8 @@ pub(super) fn my_seat() -> usize {
     mine.into()
 }
 
-/// Round robin: the threads of a process fill the stripes evenly. The first of each stripe has a seat of its own, all
-/// later ones share another.
+/// Round robin: the threads of a process fill the stripes evenly. The first of each stripe has a
+/// seat of its own, all later ones share another.
 #[cold]
 fn next_seat() -> u8 {
     static NEXT: AtomicUsize = AtomicUsize::new(0);

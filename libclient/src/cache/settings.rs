@@ -5,7 +5,8 @@ use crate::env::{Variable, bytes, number, switch};
 use crate::error::Error;
 use std::ffi::OsString;
 
-/// Bounds and modes of an [`crate::ImportCache`]. The fields' variables, and the names they answer to elsewhere:
+/// Bounds and modes of an [`crate::ImportCache`]. The fields' variables, and the names they answer
+/// to elsewhere:
 ///
 /// | variable | oneCCL | UCX | MPICH | UMF | Open MPI |
 /// |---|---|---|---|---|---|
@@ -25,8 +26,8 @@ pub struct CacheSettings {
     pub leave_pinned: bool,
     /// Whether a cache at its limit closes all that is unused, instead of just enough.
     pub empty_cache: bool,
-    /// Whether an import that would pass a limit is refused (NO_QUOTA) while all that is open is in use. Otherwise the cache
-    /// goes over its limits.
+    /// Whether an import that would pass a limit is refused (NO_QUOTA) while all that is open is in
+    /// use. Otherwise the cache goes over its limits.
     pub strict: bool,
     /// Whether the counters are printed to stderr, one line, when the cache ends.
     pub print_stats: bool,
@@ -47,13 +48,15 @@ impl Default for CacheSettings {
 }
 
 impl CacheSettings {
-    /// The default with what the environment says otherwise: `FDBROKER_CACHE_MAX_ENTRIES` (a number),
-    /// `FDBROKER_CACHE_MAX_BYTES` (a number, K, M or G after it for powers of 1024),
-    /// `FDBROKER_LEAVE_PINNED`, `FDBROKER_EMPTY_CACHE`, `FDBROKER_CACHE_STRICT`, `FDBROKER_PRINT_STATS` (1, 0, yes, no,
-    /// true, false, on, off). An empty variable says nothing.
+    /// The default with what the environment says otherwise: `FDBROKER_CACHE_MAX_ENTRIES` (a
+    /// number), `FDBROKER_CACHE_MAX_BYTES` (a number, K, M or G after it for powers of 1024),
+    /// `FDBROKER_LEAVE_PINNED`, `FDBROKER_EMPTY_CACHE`, `FDBROKER_CACHE_STRICT`,
+    /// `FDBROKER_PRINT_STATS` (1, 0, yes, no, true, false, on, off). An empty variable says
+    /// nothing.
     ///
     /// # Errors
-    /// NOT_SUPPORTED: a value that cannot be used; the message names variable, value and what is allowed.
+    /// NOT_SUPPORTED: a value that cannot be used; the message names variable, value and what is
+    /// allowed.
     pub fn from_env() -> Result<Self, Error> {
         Self::from_variables(|name| std::env::var_os(name))
     }

@@ -1,5 +1,6 @@
 //! Imports under way that nobody waits for: started, tested now and then, cancelled or dropped.
-//! Must never block, hold a claim between two tests, nor lose a grant: what is not kept is given back.
+//! Must never block, hold a claim between two tests, nor lose a grant: what is not kept is given
+//! back.
 
 use super::cached::{CachedImport, Imports};
 use super::cold::Held;
@@ -11,10 +12,11 @@ use crate::error::Error;
 use crate::requests::started::AcquireRequest;
 use fdbroker_protocol::Handle;
 
-/// Imports under way; see [`crate::ImportCache::import_start`]. For progress engines: nothing here ever waits.
+/// Imports under way; see [`crate::ImportCache::import_start`]. For progress engines: nothing here
+/// ever waits.
 ///
-/// [`ImportRequest::test`] drives it: it asks the broker for what is missing, and opens what has come. Dropping it cancels it: what
-/// it imported is released.
+/// [`ImportRequest::test`] drives it: it asks the broker for what is missing, and opens what has
+/// come. Dropping it cancels it: what it imported is released.
 #[must_use = "dropping a request cancels it"]
 pub struct ImportRequest<'a> {
     importer: Importer<'a, 'static>,
@@ -59,9 +61,9 @@ impl<'a> ImportRequest<'a> {
         Ok(ImportRequest { importer, handles, acquire, missing, granted, outcomes })
     }
 
-    /// Does what can be done now, without waiting, and says how far it is; in dispatch mode that is to serve, too. An opener
-    /// ([`crate::ImportCache::set_opener`]) runs in here. The errors are those of [`crate::ImportCache::import`]; all answer
-    /// NOT_CONNECTED in a child of fork(2).
+    /// Does what can be done now, without waiting, and says how far it is; in dispatch mode that is
+    /// to serve, too. An opener ([`crate::ImportCache::set_opener`]) runs in here. The errors are
+    /// those of [`crate::ImportCache::import`]; all answer NOT_CONNECTED in a child of fork(2).
     pub fn test(mut self) -> ImportProgress<'a> {
         if self.importer.client.is_forked_copy() {
             // The cache is the parent's.

@@ -31,14 +31,16 @@ impl Hits {
     }
 }
 
-/// Counters of an [`crate::ImportCache`]. Since its start: hits, misses, stale, evicted. Now: the others.
+/// Counters of an [`crate::ImportCache`]. Since its start: hits, misses, stale, evicted. Now: the
+/// others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheStats {
     /// Imports served from the cache, without the broker.
     pub hits: u64,
     /// Imports that asked the broker, or waited for another thread that did; failed ones too.
     pub misses: u64,
-    /// Entries found ended when wanted: their address was reused, their owner is gone, the broker is another.
+    /// Entries found ended when wanted: their address was reused, their owner is gone, the broker
+    /// is another.
     pub stale: u64,
     /// Entries closed to stay within the limits.
     pub evicted: u64,

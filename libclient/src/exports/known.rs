@@ -82,8 +82,8 @@ impl Known {
         self.forget(taken)
     }
 
-    /// Takes out what has ended, when that is due: as often as the table doubles, so that it never has
-    /// more than twice as many entries as lived, and a sweep costs each entry little.
+    /// Takes out what has ended, when that is due: as often as the table doubles, so that it never
+    /// has more than twice as many entries as lived, and a sweep costs each entry little.
     pub fn sweep(&mut self, has_ended: impl Fn(AllocationId) -> bool) -> Vec<Entry> {
         if self.spans.len() < self.sweep_at.max(EXPORTS_SWEEP_LEAST) {
             return Vec::new();

@@ -1,9 +1,10 @@
-//! The producer's table: one registration per allocation, however many pointers into it are exported.
-//! Must never give out the handle of memory that was freed, replaced or ended.
+//! The producer's table: one registration per allocation, however many pointers into it are
+//! exported. Must never give out the handle of memory that was freed, replaced or ended.
 //!
-//! **Order.** What is being registered stands in `underway`, what is registered in `known`; neither holds two
-//! ranges that overlap. Whoever wants a range in which another is under way waits for that answer first, so the
-//! broker hears of a range in the order in which the table does. Nobody waits while it has something under way.
+//! **Order.** What is being registered stands in `underway`, what is registered in `known`; neither
+//! holds two ranges that overlap. Whoever wants a range in which another is under way waits for
+//! that answer first, so the broker hears of a range in the order in which the table does. Nobody
+//! waits while it has something under way.
 //!
 //! **Lock order**: underway, then known. No lock is held over an export, a message or an answer.
 
@@ -30,18 +31,19 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Instant;
 
-/// The registrations of a producer whose memory has addresses: asked for the same allocation again, it gives
-/// the handle it knows.
+/// The registrations of a producer whose memory has addresses: asked for the same allocation again,
+/// it gives the handle it knows.
 ///
-/// An allocation is the same when device, base, size and id are. Another size or id at an address, or a range that
-/// overlaps, means that the memory there was freed: the old registration is retired at once, and
-/// its handle never given out again. A registration that has ended otherwise (an administrator's revoke) is not given out
-/// either; registering makes a new one. Over a loss of the broker registrations go on, but for those told of by
-/// [`crate::Notice::RegistrationLost`].
+/// An allocation is the same when device, base, size and id are. Another size or id at an address,
+/// or a range that overlaps, means that the memory there was freed: the old registration is retired
+/// at once, and its handle never given out again. A registration that has ended otherwise (an
+/// administrator's revoke) is not given out either; registering makes a new one. Over a loss of the
+/// broker registrations go on, but for those told of by [`crate::Notice::RegistrationLost`].
 ///
-/// One per [`Client`], shared by its threads. It keeps the client connected, and has as many entries as
-/// this client has registrations by it, which the broker's cap on allocations bounds; those ended by
-/// others are swept out before they are as many again. Dropping it unregisters nothing.
+/// One per [`Client`], shared by its threads. It keeps the client connected, and has as many
+/// entries as this client has registrations by it, which the broker's cap on allocations bounds;
+/// those ended by others are swept out before they are as many again. Dropping it unregisters
+/// nothing.
 #[derive(Debug)]
 pub struct Exports {
     client: Client,
@@ -112,14 +114,15 @@ impl Exports {
         }
     }
 
-    /// The handle of an allocation, offset 0. One that is known is looked up, without a message. Otherwise
-    /// `export` is called once, within the export window ([`Client::register_with`]), and must not wait for
-    /// anything. Threads that register the same allocation at once make one registration. A deposit without
-    /// an address (`base` 0) is registered anew each time and not kept here.
+    /// The handle of an allocation, offset 0. One that is known is looked up, without a message.
+    /// Otherwise `export` is called once, within the export window ([`Client::register_with`]), and
+    /// must not wait for anything. Threads that register the same allocation at once make one
+    /// registration. A deposit without an address (`base` 0) is registered anew each time and not
+    /// kept here.
     ///
     /// # Errors
-    /// As [`Client::register`], and those of `export`. STALE: the memory was retired or replaced by another thread
-    /// meanwhile; its registration is undone.
+    /// As [`Client::register`], and those of `export`. STALE: the memory was retired or replaced by
+    /// another thread meanwhile; its registration is undone.
     pub fn register(
         &self,
         deposit: &Deposit,
@@ -152,9 +155,9 @@ impl Exports {
         self.register_one(&mut batch, deadline)
     }
 
-    /// Any number, `fds[i]` being that of `deposits[i]`; one outcome each, in their order. What is not known
-    /// travels in batches, as with [`Client::register_many`]. Where deposits of one call overlap, one of them
-    /// stays registered, and the others answer STALE or get a handle that is.
+    /// Any number, `fds[i]` being that of `deposits[i]`; one outcome each, in their order. What is
+    /// not known travels in batches, as with [`Client::register_many`]. Where deposits of one call
+    /// overlap, one of them stays registered, and the others answer STALE or get a handle that is.
     ///
     /// # Errors
     /// When nothing was tried: NOT_CONNECTED, or NOT_SUPPORTED in a callback.
@@ -205,8 +208,8 @@ impl Exports {
         Ok(handles.into_iter().map(outcome).collect())
     }
 
-    /// The handle of the registered allocation that `pointer` points into, with its offset set. No message, no
-    /// wait. `None`: unknown, ended, or there is no broker.
+    /// The handle of the registered allocation that `pointer` points into, with its offset set. No
+    /// message, no wait. `None`: unknown, ended, or there is no broker.
     pub fn lookup(&self, device: u32, pointer: u64) -> Option<Handle> {
         if !self.client.is_connected() {
             return None;
@@ -216,9 +219,9 @@ impl Exports {
         (!self.has_ended(entry.handle.id())).then(|| entry.handle.at(offset))
     }
 
-    /// The allocation at `base` was freed: it is gone from the table at once and ended at the broker by one
-    /// message without an answer; which it was. To know when the last consumer has released
-    /// it, call [`Exports::unregister`] instead. Fine in a callback.
+    /// The allocation at `base` was freed: it is gone from the table at once and ended at the
+    /// broker by one message without an answer; which it was. To know when the last consumer has
+    /// released it, call [`Exports::unregister`] instead. Fine in a callback.
     pub fn retire(&self, device: u32, base: u64) -> Option<AllocationId> {
         // The locks may be held by a thread that a forked child does not have.
         if self.client.is_forked_copy() {
@@ -245,8 +248,9 @@ impl Exports {
         &self.client
     }
 
-    /// Ends an allocation by its number and waits for the answer: whether no lease was left; if one was,
-    /// [`crate::Notice::Drained`] follows the last. It is gone from the table at once. Also for those without an address.
+    /// Ends an allocation by its number and waits for the answer: whether no lease was left; if one
+    /// was, [`crate::Notice::Drained`] follows the last. It is gone from the table at once. Also
+    /// for those without an address.
     ///
     /// # Errors
     /// As [`Client::unregister`].
@@ -272,7 +276,8 @@ impl Exports {
         self.client.unregister_within(RegistrationRef { id, epoch }, deadline)
     }
 
-    /// The same by a handle, which another broker may have made: BAD_HANDLE then, and what has its number here stays.
+    /// The same by a handle, which another broker may have made: BAD_HANDLE then, and what has its
+    /// number here stays.
     ///
     /// # Errors
     /// As [`Client::unregister`].
@@ -334,8 +339,8 @@ impl Exports {
         self.client.common().page.verdict(id) == Verdict::Ended
     }
 
-    /// The connection of the moment. If there is none: what is in these ranges besides the very same allocations is not there any more, and
-    /// is not named to the next one.
+    /// The connection of the moment. If there is none: what is in these ranges besides the very
+    /// same allocations is not there any more, and is not named to the next one.
     fn connected(
         &self,
         deposits: &[Deposit],
@@ -390,7 +395,8 @@ impl Exports {
         }
     }
 
-    /// Supersedes and retires whatever else is in the range, and enters the deposit as under way when it is free.
+    /// Supersedes and retires whatever else is in the range, and enters the deposit as under way
+    /// when it is free.
     fn look(
         &self,
         underway: &mut Spans<Underway>,

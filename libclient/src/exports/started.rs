@@ -1,5 +1,5 @@
-//! Registrations under way that nobody waits for: started, tested now and then, cancelled or dropped.
-//! Must never block, nor keep a range of memory claimed once it is answered.
+//! Registrations under way that nobody waits for: started, tested now and then, cancelled or
+//! dropped. Must never block, nor keep a range of memory claimed once it is answered.
 
 use super::{Claim, Exports, Found};
 use crate::api::client::Client;
@@ -12,17 +12,19 @@ use crate::requests::registering::Registering;
 use fdbroker_protocol::{ErrorCode, Handle};
 use std::os::fd::BorrowedFd;
 
-/// Registrations under way; see [`Exports::register_start`]. For progress engines: nothing here ever waits.
+/// Registrations under way; see [`Exports::register_start`]. For progress engines: nothing here
+/// ever waits.
 ///
-/// [`RegisterRequest::test`] drives it. Dropping it cancels it: what it registers is ended, but for memory with an address that is
-/// registered already: the next registration of it finds it. Until it is answered, other threads that register the same
-/// memory wait for it.
+/// [`RegisterRequest::test`] drives it. Dropping it cancels it: what it registers is ended, but for
+/// memory with an address that is registered already: the next registration of it finds it. Until
+/// it is answered, other threads that register the same memory wait for it.
 #[must_use = "dropping a request cancels it"]
 pub struct RegisterRequest<'a> {
     exports: &'a Exports,
     deadline: Deadline,
     registering: Box<Registering>,
-    /// Of each that `registering` has: its place in the call, and the right to its range if it has one.
+    /// Of each that `registering` has: its place in the call, and the right to its range if it has
+    /// one.
     sent: Vec<(usize, Deposit, Option<Claim<'a>>)>,
     /// Those in whose range another is being registered.
     busy: Vec<(usize, Deposit, OwnFd)>,
@@ -41,13 +43,13 @@ pub enum RegisterProgress<'a> {
 }
 
 impl Exports {
-    /// Starts to register any number, `fds[i]` being that of `deposits[i]`, without waiting for anything: see
-    /// [`RegisterRequest`]. The library duplicates the fds, and closes each duplicate when its deposit is answered. May be called in
-    /// a callback.
+    /// Starts to register any number, `fds[i]` being that of `deposits[i]`, without waiting for
+    /// anything: see [`RegisterRequest`]. The library duplicates the fds, and closes each duplicate
+    /// when its deposit is answered. May be called in a callback.
     ///
     /// # Errors
-    /// When nothing was started: NOT_CONNECTED. All else is said by [`RegisterRequest::test`], deposit by deposit: as
-    /// [`Exports::register_many`].
+    /// When nothing was started: NOT_CONNECTED. All else is said by [`RegisterRequest::test`],
+    /// deposit by deposit: as [`Exports::register_many`].
     ///
     /// # Panics
     /// When `deposits` and `fds` differ in length.
@@ -83,8 +85,8 @@ impl Exports {
 }
 
 impl<'a> RegisterRequest<'a> {
-    /// Does what can be done now, without waiting, and says how far it is; in dispatch mode that is to serve, too. May be called
-    /// in a callback. All answer NOT_CONNECTED in a child of fork(2).
+    /// Does what can be done now, without waiting, and says how far it is; in dispatch mode that is
+    /// to serve, too. May be called in a callback. All answer NOT_CONNECTED in a child of fork(2).
     pub fn test(mut self) -> RegisterProgress<'a> {
         if self.exports.client.is_forked_copy() {
             // The locks of its claims may be held by a thread that the child does not have.

@@ -1,5 +1,6 @@
-//! What is kept of objects that are asked for again and again: memory, by group, and names that lead to it for sure.
-//! Must never answer with an object that has lost its name, nor keep what the broker wants back.
+//! What is kept of objects that are asked for again and again: memory, by group, and names that
+//! lead to it for sure. Must never answer with an object that has lost its name, nor keep what the
+//! broker wants back.
 
 use super::get;
 use super::object::Object;
@@ -15,8 +16,9 @@ use rustc_hash::FxHashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// The objects kept, by name. The hash has no secret: names are chosen by this program and by others of its user, and the table is
-/// so small that even names which all collide cost a program of theirs no more than [`OBJECTS_KEPT`] comparisons.
+/// The objects kept, by name. The hash has no secret: names are chosen by this program and by
+/// others of its user, and the table is so small that even names which all collide cost a program
+/// of theirs no more than [`OBJECTS_KEPT`] comparisons.
 #[derive(Debug, Default)]
 pub(super) struct Cached {
     kept: Mutex<FxHashMap<Arc<str>, Kept>>,

@@ -1,5 +1,6 @@
-//! Getting: names in, open memory out. All names are resolved in one moment; then memory is opened, a group at a time, its fd
-//! is closed and its lease reported as mapped. Must never lose a grant: what cannot be handed over is given back.
+//! Getting: names in, open memory out. All names are resolved in one moment; then memory is opened,
+//! a group at a time, its fd is closed and its lease reported as mapped. Must never lose a grant:
+//! what cannot be handed over is given back.
 
 use super::info::ObjectInfo;
 use super::memory::{Openers, Shared};
@@ -15,8 +16,8 @@ use crate::wire::connection::Connection;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A get under way; see [`crate::Objects::get_start`]. For progress engines: nothing here waits for the broker or a maker. Memory is
-/// opened by the test that finds the answer.
+/// A get under way; see [`crate::Objects::get_start`]. For progress engines: nothing here waits for
+/// the broker or a maker. Memory is opened by the test that finds the answer.
 ///
 /// [`GetRequest::test`] drives it. Dropping it is [`GetRequest::cancel`].
 #[derive(Debug)]
@@ -31,7 +32,8 @@ pub struct GetRequest {
 pub enum GetProgress {
     /// Not answered yet: test it again later.
     UnderWay(GetRequest),
-    /// Its outcome: the objects in the order of the names, or why there are none; see [`crate::Objects::get_many`].
+    /// Its outcome: the objects in the order of the names, or why there are none; see
+    /// [`crate::Objects::get_many`].
     Done(Result<Vec<Object>, Error>),
 }
 
@@ -156,8 +158,8 @@ impl GetRequest {
         Ok(GetRequest { state })
     }
 
-    /// Does what can be done now, without waiting for the broker, and says how far it is; in dispatch mode it serves recalls, too.
-    /// May be called in a callback.
+    /// Does what can be done now, without waiting for the broker, and says how far it is; in
+    /// dispatch mode it serves recalls, too. May be called in a callback.
     pub fn test(mut self) -> GetProgress {
         self.state.connection.serve();
         match self.state.advance() {
@@ -166,7 +168,8 @@ impl GetRequest {
         }
     }
 
-    /// Gives it up, like drop: the broker is told, and what it grants all the same is given back. Never waits.
+    /// Gives it up, like drop: the broker is told, and what it grants all the same is given back.
+    /// Never waits.
     pub fn cancel(self) {}
 }
 

@@ -1,5 +1,6 @@
-//! A group in the making: memory that this process alone can write, and the names that are to lead to it.
-//! Must never leave a group behind: one that is not sealed is given up, at its drop at the latest.
+//! A group in the making: memory that this process alone can write, and the names that are to lead
+//! to it. Must never leave a group behind: one that is not sealed is given up, at its drop at the
+//! latest.
 
 use super::memory::{GroupMemory, Layout};
 use super::options::{NewObject, ObjectOptions, Place};
@@ -16,11 +17,12 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-/// Up to 253 objects in the making; see [`crate::Objects::create`]. Dropping it gives it up, as [`Group::abort`] does.
+/// Up to 253 objects in the making; see [`crate::Objects::create`]. Dropping it gives it up, as
+/// [`Group::abort`] does.
 ///
-/// A host group keeps one fd open in this process until it is sealed. When the connection to the broker is lost the group is, too:
-/// everything then answers NOT_CONNECTED, or ABORTED once there is a broker again, and the memory stays writable here until the
-/// drop.
+/// A host group keeps one fd open in this process until it is sealed. When the connection to the
+/// broker is lost the group is, too: everything then answers NOT_CONNECTED, or ABORTED once there
+/// is a broker again, and the memory stays writable here until the drop.
 #[derive(Debug)]
 #[must_use = "dropping a group gives it up"]
 pub struct Group {
@@ -40,8 +42,8 @@ pub struct Group {
 pub struct SealError {
     /// Why it is not sealed; see [`Group::seal`].
     pub error: Error,
-    /// The group, when it can be sealed again: after SEALED_BUSY it is as before; after EXISTS, VERSION and NO_QUOTA its host memory
-    /// cannot be written any more.
+    /// The group, when it can be sealed again: after SEALED_BUSY it is as before; after EXISTS,
+    /// VERSION and NO_QUOTA its host memory cannot be written any more.
     pub group: Option<Box<Group>>,
 }
 
@@ -123,8 +125,8 @@ impl Group {
     /// The bytes of an object, all 0 at first: host memory alone.
     ///
     /// # Errors
-    /// BAD_HANDLE: no such object. NOT_SUPPORTED: GPU or foreign memory. SEALED: a seal has failed after the memory was sealed.
-    /// NOT_CONNECTED: in a child of fork(2).
+    /// BAD_HANDLE: no such object. NOT_SUPPORTED: GPU or foreign memory. SEALED: a seal has failed
+    /// after the memory was sealed. NOT_CONNECTED: in a child of fork(2).
     pub fn bytes_mut(&mut self, index: usize) -> Result<&mut [u8], Error> {
         let range = self.member(index)?;
         self.memory.bytes_mut(range)
@@ -159,14 +161,16 @@ impl Group {
         Ok(range.start as usize..range.end as usize)
     }
 
-    /// From one moment on all names lead to these objects, with one version: that is answered. Nobody can write them any more:
-    /// host memory is unmapped here and sealed, of GPU memory the mapping here is dropped, after all work of the device's
-    /// context is done (Level Zero: what was not given to [`Group::seal_after`] must be done).
+    /// From one moment on all names lead to these objects, with one version: that is answered.
+    /// Nobody can write them any more: host memory is unmapped here and sealed, of GPU memory the
+    /// mapping here is dropped, after all work of the device's context is done (Level Zero: what
+    /// was not given to [`Group::seal_after`] must be done).
     ///
     /// # Errors
-    /// SEALED_BUSY: the memory is mapped by something else, in this process or a child, or used by a device. EXISTS, VERSION: of a
-    /// name. NO_QUOTA (with the cap). These leave the group to be sealed again: [`SealError::group`]. ABORTED, NOT_CONNECTED: the
-    /// broker that had it is gone. TIMED_OUT: it may be sealed all the same.
+    /// SEALED_BUSY: the memory is mapped by something else, in this process or a child, or used by
+    /// a device. EXISTS, VERSION: of a name. NO_QUOTA (with the cap). These leave the group to be
+    /// sealed again: [`SealError::group`]. ABORTED, NOT_CONNECTED: the broker that had it is gone.
+    /// TIMED_OUT: it may be sealed all the same.
     pub fn seal(self, deadline: Deadline) -> Result<u64, SealError> {
         self.seal_when_done(None, deadline)
     }
@@ -174,7 +178,8 @@ impl Group {
     /// The same, waiting for this work alone.
     ///
     /// # Safety
-    /// The handle in `work` is one of the driver of this group's device, and lives until this returns.
+    /// The handle in `work` is one of the driver of this group's device, and lives until this
+    /// returns.
     ///
     /// # Errors
     /// As [`Group::seal`]; NOT_SUPPORTED: host memory, or the driver has no such wait.
@@ -209,7 +214,8 @@ impl Group {
         }
     }
 
-    /// Gives it up: nobody ever sees its objects, and nothing of it is charged any more. By one message without an answer.
+    /// Gives it up: nobody ever sees its objects, and nothing of it is charged any more. By one
+    /// message without an answer.
     pub fn abort(self) {}
 
     /// Its connection is the one of the moment, and the caller may wait for it.

@@ -36,7 +36,8 @@ pub struct ObjectInfo {
     pub ttl_left: Option<Duration>,
     /// Its group outlives its creator.
     pub kept: bool,
-    /// Its group is kept, and ends with the broker all the same: a private broker, or one whose service manager stores no fds.
+    /// Its group is kept, and ends with the broker all the same: a private broker, or one whose
+    /// service manager stores no fds.
     pub ends_with_broker: bool,
     /// Its group ends neither by time nor to make room.
     pub pinned: bool,

@@ -1,4 +1,5 @@
-//! Lists of what is known of many objects, page by page. Must never ask for more than one page at a time.
+//! Lists of what is known of many objects, page by page. Must never ask for more than one page at a
+//! time.
 
 use super::info::ObjectInfo;
 use super::whose::Whose;
@@ -8,8 +9,8 @@ use crate::error::Error;
 use fdbroker_protocol::ErrorCode;
 use std::time::Instant;
 
-/// The names with a prefix, in the order of their bytes; see [`crate::Objects::list`]. Asks the broker for the next page when it has
-/// given the last record of one. After an error it is over.
+/// The names with a prefix, in the order of their bytes; see [`crate::Objects::list`]. Asks the
+/// broker for the next page when it has given the last record of one. After an error it is over.
 #[derive(Debug)]
 pub struct ObjectList {
     whose: Whose,
@@ -34,8 +35,8 @@ impl ObjectList {
     }
 
     fn next_page(&mut self) -> Result<(), Error> {
-        // One for all pages: a broker that answers each of them at once must not make a long list endless. The first one is asked
-        // for whatever the deadline, as by any other call.
+        // One for all pages: a broker that answers each of them at once must not make a long list
+        // endless. The first one is asked for whatever the deadline, as by any other call.
         if !self.after.is_empty() && Instant::now() >= self.deadline.given_up_at() {
             return Err(Error::timed_out(format!("list {} behind {}", self.prefix, self.after)));
         }

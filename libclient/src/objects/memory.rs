@@ -1,5 +1,6 @@
-//! The memory of groups: in the making, where this process writes it, and got, where it is read by all objects of the group.
-//! Must never leave a writable mapping of what is sealed, nor call bytes sealed that somebody may still write.
+//! The memory of groups: in the making, where this process writes it, and got, where it is read by
+//! all objects of the group. Must never leave a writable mapping of what is sealed, nor call bytes
+//! sealed that somebody may still write.
 
 use super::options::{NewObject, ObjectOptions, Place, PutObject};
 use super::wire;
@@ -21,7 +22,8 @@ use fdbroker_protocol::object::ObjectCreateHead;
 use fdbroker_protocol::{ErrorCode, Facts, MemoryKind};
 use std::ops::Range;
 
-// --- in the making --------------------------------------------------------------------------------
+// --- in the making
+// --------------------------------------------------------------------------------
 
 /// Where the objects of a group are in its memory.
 #[derive(Debug)]
@@ -186,8 +188,9 @@ impl GroupMemory {
             return Err(Error::forked("write an object"));
         }
         match &mut self.of {
-            // SAFETY: inside the mapping, whose pages are all allocated, so that no access can fail. This process alone has the file
-            // until it is sealed, and this borrow ends before that; the broker only holds its fd.
+            // SAFETY: inside the mapping, whose pages are all allocated, so that no access can
+            // fail. This process alone has the file until it is sealed, and this borrow ends before
+            // that; the broker only holds its fd.
             Of::Host { mapping, .. } => Ok(unsafe {
                 std::slice::from_raw_parts_mut(mapping.as_ptr().add(range.start), range.len())
             }),
@@ -275,7 +278,8 @@ pub(super) fn write_sealed(layout: &Layout, puts: &[PutObject<'_>]) -> Result<Ow
     Ok(fd)
 }
 
-// --- got ------------------------------------------------------------------------------------------
+// --- got
+// ------------------------------------------------------------------------------------------
 
 /// The devices for which memory is opened.
 #[derive(Clone, Copy)]

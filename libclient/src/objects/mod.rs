@@ -1,5 +1,6 @@
-//! Named objects: memory with a name, sealed, which readers get without a copy and which can outlive its maker.
-//! Must never show a byte before its group is sealed, nor close memory while an [`Object`] of it is in use.
+//! Named objects: memory with a name, sealed, which readers get without a copy and which can
+//! outlive its maker. Must never show a byte before its group is sealed, nor close memory while an
+//! [`Object`] of it is in use.
 
 mod cached;
 mod get;
@@ -32,12 +33,14 @@ use fdbroker_protocol::ErrorCode;
 use std::sync::Arc;
 use whose::Whose;
 
-/// The named objects of this client's domain or job; clones share the cache of [`Objects::get_cached`].
+/// The named objects of this client's domain or job; clones share the cache of
+/// [`Objects::get_cached`].
 ///
-/// An object has a name (1 to 255 bytes of UTF-8 without NUL, `/` by habit), a version, metadata (up to 4096 bytes, opaque)
-/// and memory. Objects are made in groups of up to 253, which can be had from one moment on:
-/// [`Objects::create`], [`Group::seal`]. The group is the unit of memory: one fd and, in a reader, one mapping and one lease.
-/// Deleting or replacing an object takes its name; its bytes go with the last name and the last reader of its group.
+/// An object has a name (1 to 255 bytes of UTF-8 without NUL, `/` by habit), a version, metadata
+/// (up to 4096 bytes, opaque) and memory. Objects are made in groups of up to 253, which can be had
+/// from one moment on: [`Objects::create`], [`Group::seal`]. The group is the unit of memory: one
+/// fd and, in a reader, one mapping and one lease. Deleting or replacing an object takes its name;
+/// its bytes go with the last name and the last reader of its group.
 #[derive(Clone, Debug)]
 pub struct Objects {
     whose: Whose,
@@ -53,38 +56,44 @@ impl Client {
 }
 
 impl Objects {
-    /// The objects of this client's job (its cgroup) instead: two jobs may use the same name. They end with the job, and can be
-    /// neither kept nor pinned.
+    /// The objects of this client's job (its cgroup) instead: two jobs may use the same name. They
+    /// end with the job, and can be neither kept nor pinned.
     #[must_use]
     pub fn of_job(&self) -> Objects {
         let whose = Whose { of_job: true, ..self.whose.clone() };
         Objects { whose, cached: Arc::default() }
     }
 
-    /// CUDA objects are opened for this device. Without one they are opened for the device with the maker's ordinal.
+    /// CUDA objects are opened for this device. Without one they are opened for the device with the
+    /// maker's ordinal.
     #[must_use]
     pub fn with_cuda(&self, device: &cuda::Device) -> Objects {
         let cuda = Some(device.clone());
         Objects { whose: Whose { cuda, ..self.whose.clone() }, cached: Arc::default() }
     }
 
-    /// Level Zero objects are opened for this device. Without one they are mapped for the CPU, if their driver allows it.
+    /// Level Zero objects are opened for this device. Without one they are mapped for the CPU, if
+    /// their driver allows it.
     #[must_use]
     pub fn with_level_zero(&self, device: &level_zero::Device) -> Objects {
         let level_zero = Some(device.clone());
         Objects { whose: Whose { level_zero, ..self.whose.clone() }, cached: Arc::default() }
     }
 
-    /// Begins a group: memory for these objects and for [`ObjectOptions::room_bytes`] more, writable by this process alone,
-    /// charged from now on. Others see that the names are in the making. Dropping the group ends it.
+    /// Begins a group: memory for these objects and for [`ObjectOptions::room_bytes`] more,
+    /// writable by this process alone, charged from now on. Others see that the names are in the
+    /// making. Dropping the group ends it.
     ///
-    /// Host memory is a memfd which this call makes, sizes and allocates, so that this process's cgroup pays for its pages.
+    /// Host memory is a memfd which this call makes, sizes and allocates, so that this process's
+    /// cgroup pays for its pages.
     ///
     /// # Errors
-    /// EXISTS: a name is in use or in the making, without [`ObjectOptions::replace`] or [`NewObject::expect`]. TOO_LONG: a name, a
-    /// metadata, or more than 253 objects. BAD_HANDLE: a name that cannot be, two of one name, or memory that the objects do
-    /// not fit into. NO_QUOTA (with the cap). NOT_SUPPORTED: the place is absent here, the broker has no objects, or objects
-    /// of a job are to be kept or pinned. INTERNAL: no memory. LOCAL_FD_LIMIT, UNSUPPORTED_FD (a foreign fd), TIMED_OUT, NOT_CONNECTED.
+    /// EXISTS: a name is in use or in the making, without [`ObjectOptions::replace`] or
+    /// [`NewObject::expect`]. TOO_LONG: a name, a metadata, or more than 253 objects. BAD_HANDLE: a
+    /// name that cannot be, two of one name, or memory that the objects do not fit into. NO_QUOTA
+    /// (with the cap). NOT_SUPPORTED: the place is absent here, the broker has no objects, or
+    /// objects of a job are to be kept or pinned. INTERNAL: no memory. LOCAL_FD_LIMIT,
+    /// UNSUPPORTED_FD (a foreign fd), TIMED_OUT, NOT_CONNECTED.
     pub fn create(
         &self,
         objects: &[NewObject<'_>],
@@ -138,20 +147,21 @@ impl Objects {
     /// Gets one object, waiting until it is sealed: mapped for reading, or opened for a device.
     ///
     /// # Errors
-    /// NOT_FOUND, NOT_SEALED (with the maker's pid) when the deadline allows no wait; else TIMED_OUT, which says whether the name
-    /// is unknown or which process makes it. NO_QUOTA (with the cap), LOCAL_FD_LIMIT (nothing lost: retry), NOT_SUPPORTED (GPU
-    /// memory, and no driver), INTERNAL (no addresses), NOT_CONNECTED; NOT_SUPPORTED in a callback.
+    /// NOT_FOUND, NOT_SEALED (with the maker's pid) when the deadline allows no wait; else
+    /// TIMED_OUT, which says whether the name is unknown or which process makes it. NO_QUOTA (with
+    /// the cap), LOCAL_FD_LIMIT (nothing lost: retry), NOT_SUPPORTED (GPU memory, and no driver),
+    /// INTERNAL (no addresses), NOT_CONNECTED; NOT_SUPPORTED in a callback.
     pub fn get(&self, name: &str, deadline: Deadline) -> Result<Object, Error> {
         let objects = self.get_many(&[name], deadline)?;
         objects.into_iter().next().ok_or_else(|| self.wrong_answer("get"))
     }
 
-    /// Gets up to 253 objects of one moment, in the order of the names: never two versions of a group mixed, and all or none. A
-    /// name may be there twice.
+    /// Gets up to 253 objects of one moment, in the order of the names: never two versions of a
+    /// group mixed, and all or none. A name may be there twice.
     ///
     /// # Errors
-    /// As [`Objects::get`]. TOO_LONG: the names, or their answer, are more than one message has. AGAIN: they are in more groups
-    /// than one answer may have fds (the status says how many).
+    /// As [`Objects::get`]. TOO_LONG: the names, or their answer, are more than one message has.
+    /// AGAIN: they are in more groups than one answer may have fds (the status says how many).
     pub fn get_many<N: AsRef<str>>(
         &self,
         names: &[N],
@@ -160,10 +170,12 @@ impl Objects {
         get::get(&self.whose, names, deadline)
     }
 
-    /// Starts to get, without waiting for anything: see [`GetRequest`]. May be called in a callback.
+    /// Starts to get, without waiting for anything: see [`GetRequest`]. May be called in a
+    /// callback.
     ///
     /// # Errors
-    /// When nothing was started: NOT_CONNECTED, TOO_LONG, BAD_HANDLE. All else is said by [`GetRequest::test`].
+    /// When nothing was started: NOT_CONNECTED, TOO_LONG, BAD_HANDLE. All else is said by
+    /// [`GetRequest::test`].
     pub fn get_start<N: AsRef<str>>(
         &self,
         names: &[N],
@@ -172,9 +184,10 @@ impl Objects {
         GetRequest::start(&self.whose, names, deadline)
     }
 
-    /// The same as [`Objects::get`] for objects that are asked for again and again: memory stays mapped between uses, and an object
-    /// that still has its name is had without asking the broker, if it is the only one of its group; else the broker is
-    /// asked, and memory that is still mapped is used again. What it keeps is bounded, given back when the broker is short of
+    /// The same as [`Objects::get`] for objects that are asked for again and again: memory stays
+    /// mapped between uses, and an object that still has its name is had without asking the broker,
+    /// if it is the only one of its group; else the broker is asked, and memory that is still
+    /// mapped is used again. What it keeps is bounded, given back when the broker is short of
     /// leases, and by [`Objects::empty`].
     ///
     /// # Errors
@@ -188,11 +201,12 @@ impl Objects {
         self.cached.empty()
     }
 
-    /// Takes the name from an object. Readers keep the memory; it goes with the last of them and the last name of its group.
+    /// Takes the name from an object. Readers keep the memory; it goes with the last of them and
+    /// the last name of its group.
     ///
     /// # Errors
-    /// NOT_FOUND. NOT_SEALED: its maker can abort it. VERSION: it has not the version that is asked for; `None`: any.
-    /// TIMED_OUT, NOT_CONNECTED.
+    /// NOT_FOUND. NOT_SEALED: its maker can abort it. VERSION: it has not the version that is asked
+    /// for; `None`: any. TIMED_OUT, NOT_CONNECTED.
     pub fn delete(
         &self,
         name: &str,
@@ -206,7 +220,8 @@ impl Objects {
     /// Deletes any number, one outcome each, in their order.
     ///
     /// # Errors
-    /// When nothing was tried: NOT_CONNECTED, TOO_LONG, BAD_HANDLE. The outcomes: as [`Objects::delete`].
+    /// When nothing was tried: NOT_CONNECTED, TOO_LONG, BAD_HANDLE. The outcomes: as
+    /// [`Objects::delete`].
     pub fn delete_many(
         &self,
         objects: &[(&str, Option<u64>)],
@@ -216,8 +231,9 @@ impl Objects {
         wire::delete(&connection, self.whose.flags(), objects, deadline)
     }
 
-    /// What is known of the names that begin so, in the order of their bytes, those in the making included; page by page, so
-    /// that names which come or go meanwhile may be in it or not. Without metadata: [`Objects::stat`] has it.
+    /// What is known of the names that begin so, in the order of their bytes, those in the making
+    /// included; page by page, so that names which come or go meanwhile may be in it or not.
+    /// Without metadata: [`Objects::stat`] has it.
     ///
     /// The deadline is for all pages. TOO_LONG: the prefix has more than 255 bytes.
     pub fn list(&self, prefix: &str, deadline: Deadline) -> ObjectList {
@@ -233,7 +249,8 @@ impl Objects {
         found.ok_or_else(|| Error::new(ErrorCode::NotFound, format!("stat {name}")))
     }
 
-    /// What is known of any number of names, in their order; `None`: nothing. Not all of one moment when they are many.
+    /// What is known of any number of names, in their order; `None`: nothing. Not all of one moment
+    /// when they are many.
     ///
     /// # Errors
     /// As [`Objects::stat`].
@@ -246,12 +263,12 @@ impl Objects {
         wire::stat(&connection, self.whose.flags(), names, deadline)
     }
 
-    /// Counts as a use of the groups of these names, and sets what keeps them; one outcome each, in their order. A new process of
-    /// the same user takes over kept objects so, by name.
+    /// Counts as a use of the groups of these names, and sets what keeps them; one outcome each, in
+    /// their order. A new process of the same user takes over kept objects so, by name.
     ///
     /// # Errors
-    /// When nothing was tried: NOT_CONNECTED, TOO_LONG, BAD_HANDLE. The outcomes: NOT_FOUND, NOT_SEALED, NO_QUOTA (with the cap),
-    /// NOT_SUPPORTED (a job's), NOT_PERMITTED.
+    /// When nothing was tried: NOT_CONNECTED, TOO_LONG, BAD_HANDLE. The outcomes: NOT_FOUND,
+    /// NOT_SEALED, NO_QUOTA (with the cap), NOT_SUPPORTED (a job's), NOT_PERMITTED.
     pub fn touch<N: AsRef<str>>(
         &self,
         names: &[N],

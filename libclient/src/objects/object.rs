@@ -1,5 +1,5 @@
-//! An object that was got: a range of its group's memory, which is open here as long as any object of it is.
-//! Must never hand out a safe reference into memory that somebody may still write.
+//! An object that was got: a range of its group's memory, which is open here as long as any object
+//! of it is. Must never hand out a safe reference into memory that somebody may still write.
 
 use super::memory::{Opened, Placed, Shared};
 use crate::books::lease::Lease;
@@ -76,8 +76,9 @@ impl Object {
         self.0.memory.lease()
     }
 
-    /// Whether its group still has a name (if it is the only one of its group: whether it is still what its name leads to), the
-    /// broker lives, and counts this use of it. No syscall. The bytes stay good all the same.
+    /// Whether its group still has a name (if it is the only one of its group: whether it is still
+    /// what its name leads to), the broker lives, and counts this use of it. No syscall. The bytes
+    /// stay good all the same.
     pub fn is_current(&self) -> bool {
         self.0.memory.lease().is_current()
     }
@@ -91,8 +92,9 @@ impl Object {
     /// The bytes: host memory that is sealed against writing.
     ///
     /// # Errors
-    /// NOT_SUPPORTED: memory of a GPU, or foreign memory that only its maker's word keeps from being written;
-    /// [`Object::read_at`] copies it. NOT_CONNECTED: such memory in a child of fork(2).
+    /// NOT_SUPPORTED: memory of a GPU, or foreign memory that only its maker's word keeps from
+    /// being written; [`Object::read_at`] copies it. NOT_CONNECTED: such memory in a child of
+    /// fork(2).
     pub fn bytes(&self) -> Result<&[u8], Error> {
         if let Some(bytes) = self.0.memory.sealed_bytes() {
             return Ok(&bytes[self.0.place.offset..self.0.place.offset + self.0.place.len]);
@@ -121,8 +123,8 @@ impl Object {
         }
     }
 
-    /// First byte, a device address of this process, if it was opened for a device. No kernel may write there: others read it,
-    /// too. Good as long as an object of its group is held.
+    /// First byte, a device address of this process, if it was opened for a device. No kernel may
+    /// write there: others read it, too. Good as long as an object of its group is held.
     pub fn device_ptr(&self) -> Option<u64> {
         let base = match self.0.memory.opened() {
             Opened::Host(_) => return None,

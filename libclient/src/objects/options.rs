@@ -1,4 +1,5 @@
-//! What a program says of objects that it makes or keeps. Plain data: must never hold memory or a connection.
+//! What a program says of objects that it makes or keeps. Plain data: must never hold memory or a
+//! connection.
 
 use crate::backend::{cuda, level_zero};
 use crate::deposit::Deposit;
@@ -14,7 +15,8 @@ pub struct NewObject<'a> {
     pub size_bytes: u64,
     /// Opaque, up to 4096 bytes.
     pub metadata: &'a [u8],
-    /// The version that the name must have when the group is sealed, 0 = none: else the seal answers VERSION.
+    /// The version that the name must have when the group is sealed, 0 = none: else the seal
+    /// answers VERSION.
     pub expect: Option<u64>,
     /// Where in the group's memory it begins, in bytes; `None`: behind the one before, aligned.
     pub offset: Option<u64>,
@@ -72,7 +74,8 @@ pub struct ObjectOptions {
     pub outlive: bool,
     /// It may end when bytes are short and nobody uses it.
     pub evictable: bool,
-    /// Bytes of memory beside those of the objects that it is created with, for [`crate::Group::add`].
+    /// Bytes of memory beside those of the objects that it is created with, for
+    /// [`crate::Group::add`].
     pub room_bytes: u64,
 }
 
@@ -86,9 +89,9 @@ pub enum Place<'a> {
     Cuda(&'a cuda::Device),
     /// One allocation on this device.
     LevelZero(&'a level_zero::Device),
-    /// Memory behind an fd that the program has: kind, size, offset, device and driver data as the deposit says (the rest of
-    /// it means nothing here). A memfd must be sealed against shrinking and growing, not against sealing, and is sealed against
-    /// writing when the group is.
+    /// Memory behind an fd that the program has: kind, size, offset, device and driver data as the
+    /// deposit says (the rest of it means nothing here). A memfd must be sealed against shrinking
+    /// and growing, not against sealing, and is sealed against writing when the group is.
     Fd(BorrowedFd<'a>, &'a Deposit),
 }
 

@@ -1,5 +1,5 @@
-//! Putting: bytes that there are become a group of host objects. One file, written by one call and sealed before the broker
-//! has it: nothing is mapped. Must never copy what the kernel can gather.
+//! Putting: bytes that there are become a group of host objects. One file, written by one call and
+//! sealed before the broker has it: nothing is mapped. Must never copy what the kernel can gather.
 
 use super::memory::{Layout, write_sealed};
 use super::options::{NewObject, ObjectOptions, Place, PutObject};

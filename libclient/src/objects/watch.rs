@@ -20,14 +20,16 @@ pub struct WatchEvent {
     pub event: ObjectEvent,
     /// To which name; empty for [`ObjectEvent::Lost`].
     pub name: String,
-    /// The version that was sealed, or is gone; 0 of one in the making. For [`ObjectEvent::Lost`]: how many events were lost, 0 = nobody knows.
+    /// The version that was sealed, or is gone; 0 of one in the making. For [`ObjectEvent::Lost`]:
+    /// how many events were lost, 0 = nobody knows.
     pub version: u64,
 }
 
-/// Tells what happens to names that begin with a prefix, from [`crate::Objects::watch`] on, in its order; dropping it ends that.
+/// Tells what happens to names that begin with a prefix, from [`crate::Objects::watch`] on, in its
+/// order; dropping it ends that.
 ///
-/// What nobody reads in time is lost, and so is what happens while there is no broker: [`ObjectEvent::Lost`] says so, and a list
-/// then tells how it stands.
+/// What nobody reads in time is lost, and so is what happens while there is no broker:
+/// [`ObjectEvent::Lost`] says so, and a list then tells how it stands.
 #[derive(Debug)]
 pub struct Watch {
     whose: Whose,
@@ -66,8 +68,8 @@ impl Watch {
     /// The next event, waiting for it until the deadline; `None`: none has come.
     ///
     /// # Errors
-    /// NOT_CONNECTED: there is no broker; later calls go on when it is back, with [`ObjectEvent::Lost`] first. NOT_SUPPORTED in a
-    /// callback.
+    /// NOT_CONNECTED: there is no broker; later calls go on when it is back, with
+    /// [`ObjectEvent::Lost`] first. NOT_SUPPORTED in a callback.
     pub fn next(&self, deadline: Deadline) -> Result<Option<WatchEvent>, Error> {
         loop {
             // Anew each time: it may be lost while this waits.
@@ -84,7 +86,8 @@ impl Watch {
         }
     }
 
-    /// The next event that is there. After a loss of the broker it asks the next one to tell what happens, which it waits for.
+    /// The next event that is there. After a loss of the broker it asks the next one to tell what
+    /// happens, which it waits for.
     ///
     /// # Errors
     /// As [`Watch::next`].

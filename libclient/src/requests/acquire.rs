@@ -1,5 +1,5 @@
-//! Acquiring: handles in, grants out, one message per 253; what is not ready is asked for again until the deadline.
-//! Must never lose a grant: what cannot be handed over is given back.
+//! Acquiring: handles in, grants out, one message per 253; what is not ready is asked for again
+//! until the deadline. Must never lose a grant: what cannot be handed over is given back.
 
 use crate::books::grant::Grant;
 use crate::books::lease::Lease;
@@ -105,7 +105,8 @@ impl Wanted {
         Wanted { open, chunk: Vec::new(), outcomes: Vec::new(), pause: AGAIN_FIRST }
     }
 
-    /// Chooses at most `most` for the next message, unless that has been done. `false`: none is left.
+    /// Chooses at most `most` for the next message, unless that has been done. `false`: none is
+    /// left.
     pub fn choose(&mut self, most: usize) -> bool {
         if self.chunk.is_empty() {
             self.chunk.extend(self.open.drain(..self.open.len().min(most)));
@@ -138,7 +139,8 @@ impl Wanted {
         connection.look(id, &request.call(), |reply| request.read(connection, reply, take))
     }
 
-    /// Hands over what is final of the message under way, and keeps the rest for another. How long to wait before it.
+    /// Hands over what is final of the message under way, and keeps the rest for another. How long
+    /// to wait before it.
     pub fn settle(
         &mut self,
         answered: Result<(), Error>,
@@ -159,7 +161,8 @@ impl Wanted {
             match outcome {
                 Outcome::Granted(grant) => each(index, Ok(grant)),
                 Outcome::Again if !is_over => self.open.push_back(index),
-                // The caller may have closed those handed over: worth another try if there were any.
+                // The caller may have closed those handed over: worth another try if there were
+                // any.
                 Outcome::NoRoom if granted => self.open.push_back(index),
                 other => each(index, Err(other.into_error(&handles[index]))),
             }
@@ -242,7 +245,8 @@ impl Request<'_> {
     }
 }
 
-/// The grant or the error of one item of a reply; of an object there is no handle. A grant takes its fd from the fds that arrived.
+/// The grant or the error of one item of a reply; of an object there is no handle. A grant takes
+/// its fd from the fds that arrived.
 pub(crate) fn outcome(
     connection: &Connection,
     item: &GrantItem,
@@ -294,8 +298,8 @@ impl Outcome {
     }
 }
 
-/// The fds of one reply by their index. The kernel installs them in order, so those that did not fit
-/// are the last ones. The first is kept apart: a reply of one allocates nothing.
+/// The fds of one reply by their index. The kernel installs them in order, so those that did not
+/// fit are the last ones. The first is kept apart: a reply of one allocates nothing.
 pub(crate) struct Arrived {
     announced: usize,
     count: usize,

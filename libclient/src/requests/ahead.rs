@@ -1,5 +1,6 @@
-//! Fetching fds ahead: what a program that fetches one after the other will ask for next. Must never bring an fd into the program's
-//! table that it has not asked for, nor fail: what is not there ahead is acquired.
+//! Fetching fds ahead: what a program that fetches one after the other will ask for next. Must
+//! never bring an fd into the program's table that it has not asked for, nor fail: what is not
+//! there ahead is acquired.
 
 use super::acquire::{Arrived, Outcome, outcome};
 use crate::books::grant::Grant;
@@ -16,7 +17,8 @@ use fdbroker_protocol::message::Role;
 use fdbroker_protocol::{ErrorCode, Handle, Message};
 use std::time::Instant;
 
-/// Has the broker send the fds behind these ahead, as far as it has room that nobody misses. How many are asked for.
+/// Has the broker send the fds behind these ahead, as far as it has room that nobody misses. How
+/// many are asked for.
 pub(crate) fn fetch(connection: &Connection, handles: &[Handle], deadline: Deadline) -> usize {
     let now = Instant::now();
     connection.look_ahead(now);

@@ -1,5 +1,6 @@
-//! Registering early: what a program will most likely register next is sent while it does other things, and answered when it asks.
-//! Must never make anybody wait before that, nor leave a registration that nobody takes.
+//! Registering early: what a program will most likely register next is sent while it does other
+//! things, and answered when it asks. Must never make anybody wait before that, nor leave a
+//! registration that nobody takes.
 
 use super::register::{Request, registered};
 use crate::deadline::Deadline;
@@ -11,8 +12,9 @@ use crate::wire::connection::Connection;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-/// A registration that was sent, and whose answer is still to be taken; see [`crate::Client::register_early`]. Dropping it ends it,
-/// without waiting. It does not keep its client connected.
+/// A registration that was sent, and whose answer is still to be taken; see
+/// [`crate::Client::register_early`]. Dropping it ends it, without waiting. It does not keep its
+/// client connected.
 #[derive(Debug)]
 #[must_use = "dropping it ends the registration"]
 pub struct EarlyRegistration {

@@ -1,5 +1,5 @@
-//! Waiting for what nobody waits for: that releases and frees have reached the broker and are carried out.
-//! Must never wait beyond the deadline and its grace.
+//! Waiting for what nobody waits for: that releases and frees have reached the broker and are
+//! carried out. Must never wait beyond the deadline and its grace.
 
 use crate::deadline::Deadline;
 use crate::error::Error;
@@ -7,9 +7,10 @@ use crate::wire::call::{Call, check_count};
 use crate::wire::connection::Connection;
 use fdbroker_protocol::{Kind, Status};
 
-/// Returns when the broker has carried out all that was posted before. It serves one client's messages in their order,
-/// so the answer to an unregister of nothing speaks for what was sent before it. Unregisters may gather while others
-/// are answered, so those of the caller may need some rounds to be sent.
+/// Returns when the broker has carried out all that was posted before. It serves one client's
+/// messages in their order, so the answer to an unregister of nothing speaks for what was sent
+/// before it. Unregisters may gather while others are answered, so those of the caller may need
+/// some rounds to be sent.
 pub(crate) fn flush(connection: &Connection, deadline: Deadline) -> Result<(), Error> {
     let call = Call {
         what: "flush",

@@ -1,5 +1,5 @@
-//! Registering and unregistering: deposits in chunks of credit, export window and 253, in their order.
-//! Must never send an fd without credit, nor hold more exports than the window allows.
+//! Registering and unregistering: deposits in chunks of credit, export window and 253, in their
+//! order. Must never send an fd without credit, nor hold more exports than the window allows.
 
 use crate::books::one_way::{OneWay, Unregister};
 use crate::deadline::Deadline;
@@ -23,7 +23,8 @@ pub(crate) type Registrations = Vec<Result<Registration, Error>>;
 /// What to register and where its fds come from.
 pub(crate) struct Batch<'a, 'fd> {
     pub deposits: &'a [Deposit],
-    /// Makes the fd of the deposit at an index; called at most once each, in order, just before it is sent.
+    /// Makes the fd of the deposit at an index; called at most once each, in order, just before it
+    /// is sent.
     pub export: &'a mut dyn FnMut(usize) -> Result<Export<'fd>, Error>,
     /// Whether it makes new fds, which count in the window.
     pub fresh: bool,
@@ -44,7 +45,8 @@ pub(crate) fn register(
     results
 }
 
-/// Registers the next chunk. An error is of all that is left; one of the chunk alone is in `results`.
+/// Registers the next chunk. An error is of all that is left; one of the chunk alone is in
+/// `results`.
 fn register_some(
     connection: &Connection,
     batch: &mut Batch<'_, '_>,
@@ -187,7 +189,8 @@ pub(crate) fn claim(
     }
 }
 
-/// A register of 0 items: waits until the broker has a place. The reader counts the credits of the reply.
+/// A register of 0 items: waits until the broker has a place. The reader counts the credits of the
+/// reply.
 fn ask_for_credit(connection: &Connection, wanted: usize, deadline: Deadline) -> Result<(), Error> {
     let request = Request { deposits: &[], sent: &[], follow: wanted, deadline };
     let credits = connection.call(request.call(), &[], |writer| request.write(writer), credits);
@@ -319,8 +322,8 @@ pub(super) fn registered<'a>(
     Ok(answers.collect())
 }
 
-/// Unregisters many; one outcome each, in their order. The broker hears of all of them, those that time is over for
-/// included; when they are drained, the thread that serves says so then.
+/// Unregisters many; one outcome each, in their order. The broker hears of all of them, those that
+/// time is over for included; when they are drained, the thread that serves says so then.
 pub(crate) fn unregister(
     connection: &Connection,
     ends: &[Unregister],

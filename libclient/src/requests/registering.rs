@@ -1,5 +1,5 @@
-//! Registers under way that nobody waits for: tested now and then, given up by being dropped.
-//! Must never block, send an fd without credit, nor lose a registration: what comes too late is undone.
+//! Registers under way that nobody waits for: tested now and then, given up by being dropped. Must
+//! never block, send an fd without credit, nor lose a registration: what comes too late is undone.
 
 use super::acquire::is_final;
 use super::register::Request;

@@ -10,8 +10,8 @@ use fdbroker_protocol::limits::MAX_NEIGHBOURS;
 use fdbroker_protocol::message::Resolve;
 use fdbroker_protocol::{DecodeError, ErrorCode, Handle, Kind, VirtualFd, Writer};
 
-/// The handle behind a virtual fd first, then at most `neighbours` more. While the owner has not come back after a crash of the
-/// broker the answer is AGAIN: it asks again until the deadline.
+/// The handle behind a virtual fd first, then at most `neighbours` more. While the owner has not
+/// come back after a crash of the broker the answer is AGAIN: it asks again until the deadline.
 pub(crate) fn resolve(
     connection: &Connection,
     fd: VirtualFd,

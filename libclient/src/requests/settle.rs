@@ -1,5 +1,5 @@
-//! Waiting for memory to come back: the broker has closed its fds of what this client has ended. Must never wait beyond the
-//! deadline and its grace.
+//! Waiting for memory to come back: the broker has closed its fds of what this client has ended.
+//! Must never wait beyond the deadline and its grace.
 
 use crate::deadline::Deadline;
 use crate::error::Error;

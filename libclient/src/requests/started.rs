@@ -13,10 +13,12 @@ use fdbroker_protocol::Handle;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Acquires under way; see [`crate::Client::acquire_start`]. For progress engines: nothing here ever waits.
+/// Acquires under way; see [`crate::Client::acquire_start`]. For progress engines: nothing here
+/// ever waits.
 ///
-/// [`AcquireRequest::test`] drives it: it sends what did not fit before, reads what has come, and asks again for
-/// what is not ready yet. Dropping it is [`AcquireRequest::cancel`]. It does not keep its client connected.
+/// [`AcquireRequest::test`] drives it: it sends what did not fit before, reads what has come, and
+/// asks again for what is not ready yet. Dropping it is [`AcquireRequest::cancel`]. It does not
+/// keep its client connected.
 #[derive(Debug)]
 #[must_use = "dropping a request cancels it"]
 pub struct AcquireRequest {
@@ -99,10 +101,11 @@ impl AcquireRequest {
         AcquireRequest { state }
     }
 
-    /// Does what can be done now, without waiting, and says how far it is; in dispatch mode it serves recalls, too. May be
-    /// called in a callback. All grants are held until the last outcome is there, so many need as many fds. The errors are
-    /// those of [`crate::Client::acquire`]; a handle whose connection is lost before it is granted answers NOT_CONNECTED, all
-    /// do in a child of fork(2).
+    /// Does what can be done now, without waiting, and says how far it is; in dispatch mode it
+    /// serves recalls, too. May be called in a callback. All grants are held until the last outcome
+    /// is there, so many need as many fds. The errors are those of [`crate::Client::acquire`]; a
+    /// handle whose connection is lost before it is granted answers NOT_CONNECTED, all do in a
+    /// child of fork(2).
     pub fn test(mut self) -> Progress {
         self.state.connection.serve();
         if self.state.advance() {
@@ -126,7 +129,8 @@ impl AcquireRequest {
         (!is_done).then_some(self)
     }
 
-    /// Gives it up, like drop: the broker is told, and what it grants all the same is given back. Never waits.
+    /// Gives it up, like drop: the broker is told, and what it grants all the same is given back.
+    /// Never waits.
     pub fn cancel(self) {}
 }
 

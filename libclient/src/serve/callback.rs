@@ -1,5 +1,5 @@
-//! Which threads are inside a callback of the application: they must not wait, and not serve either.
-//! Must never hold anything else.
+//! Which threads are inside a callback of the application: they must not wait, and not serve
+//! either. Must never hold anything else.
 
 use std::cell::Cell;
 

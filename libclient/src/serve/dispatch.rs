@@ -1,5 +1,6 @@
-//! Dispatch mode: no library thread; the application serves when an fd is readable, and every call that waits serves too.
-//! Must never wait for another thread that serves, nor let two serve at once.
+//! Dispatch mode: no library thread; the application serves when an fd is readable, and every call
+//! that waits serves too. Must never wait for another thread that serves, nor let two serve at
+//! once.
 
 use super::callback::is_in_callback;
 use super::seat::Seat;

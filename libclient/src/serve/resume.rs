@@ -1,6 +1,7 @@
 //! Names to a new broker what this client had at the one before: registrations first, then leases.
-//! Must never wait: it goes on when an answer is there. One message is under way at a time, so it ends after as many round
-//! trips as there are messages, each within ANSWER_TIMEOUT, or the connection does.
+//! Must never wait: it goes on when an answer is there. One message is under way at a time, so it
+//! ends after as many round trips as there are messages, each within ANSWER_TIMEOUT, or the
+//! connection does.
 
 use crate::books::holdings::{Declaring, Holdings, Named, Naming, RefusedLease};
 use crate::books::one_way::OneWay;

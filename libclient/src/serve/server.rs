@@ -1,5 +1,6 @@
-//! Serving: what the broker says on the event socket, what nobody else reads or sends, a lost connection and the next.
-//! Must never wait, hold a lock over a callback, or die of a callback's panic. `thread` or `dispatch` gives it its turns.
+//! Serving: what the broker says on the event socket, what nobody else reads or sends, a lost
+//! connection and the next. Must never wait, hold a lock over a callback, or die of a callback's
+//! panic. `thread` or `dispatch` gives it its turns.
 
 use super::callback::Serving;
 use super::resume::{Outcome, Resume};
@@ -58,7 +59,8 @@ enum Link {
     Down { next: Option<Instant>, pause: Duration },
     /// One has been found and has not answered hello yet.
     Greeting { greeting: Box<Greeting>, pause: Duration },
-    /// Connected; what this client has is being named. The application does not have this connection yet.
+    /// Connected; what this client has is being named. The application does not have this
+    /// connection yet.
     Resuming { connection: Arc<Connection>, page: UnseenPage, pause: Duration },
 }
 
@@ -250,8 +252,8 @@ impl Server {
         answer.is_ok_and(|it| it.reply.incarnation.get() != connection.facts.incarnation)
     }
 
-    /// Names what is to be named, as far as it goes now; when nothing is left, the application gets the connection. How
-    /// many things came of it.
+    /// Names what is to be named, as far as it goes now; when nothing is left, the application gets
+    /// the connection. How many things came of it.
     fn name_again(&mut self, session: &Session, connection: &Connection) -> usize {
         let outcome = self.resume.advance(connection);
         let mut count = usize::from(outcome.is_some());
@@ -291,8 +293,8 @@ impl Server {
         }
     }
 
-    /// All is named and answered: every lease is known to the broker or refused. So the caches put away what was refused
-    /// before the page is shown, by which the rest is good again.
+    /// All is named and answered: every lease is known to the broker or refused. So the caches put
+    /// away what was refused before the page is shown, by which the rest is good again.
     fn resumed(&mut self, session: &Session) {
         let link = std::mem::replace(&mut self.link, Link::Up);
         let Link::Resuming { connection, page, pause } = link else { return };
@@ -354,8 +356,8 @@ impl Server {
         served
     }
 
-    /// The event socket has ended. The broker's last words may lie in the other one: they are read first, by
-    /// this thread or, within a moment, by the one that reads there.
+    /// The event socket has ended. The broker's last words may lie in the other one: they are read
+    /// first, by this thread or, within a moment, by the one that reads there.
     fn must_leave_last_words(&mut self, connection: &Connection) -> bool {
         if connection.read_if_nobody_does().is_some() {
             return false;
@@ -417,7 +419,8 @@ impl Server {
         Ok(())
     }
 
-    /// Without a connection: tells everyone once, then goes towards another as far as it can. How many things came of it.
+    /// Without a connection: tells everyone once, then goes towards another as far as it can. How
+    /// many things came of it.
     fn look_for_a_broker(&mut self, session: &Session, lost: &Connection) -> usize {
         let mut count = 0;
         let settings = &session.settings;
@@ -453,7 +456,8 @@ impl Server {
         count
     }
 
-    /// A broker has answered: from now on its connection is served, and what this client has is named to it.
+    /// A broker has answered: from now on its connection is served, and what this client has is
+    /// named to it.
     fn begin(&mut self, session: &Session, greeted: Greeted, pause: Duration) -> usize {
         self.epoch += 1;
         let made = Connection::new(self.epoch, greeted, Arc::clone(&session.common));

@@ -1,5 +1,6 @@
-//! Answers recalls: exports again, by the arena or by the application's callback, and sends the fds.
-//! Must never hold more new exports than the window allows, and never wait: what is in the way is said, and tried again.
+//! Answers recalls: exports again, by the arena or by the application's callback, and sends the
+//! fds. Must never hold more new exports than the window allows, and never wait: what is in the way
+//! is said, and tried again.
 
 use crate::books::roles::{Supply, SupplyFd};
 use crate::books::window::Places;
@@ -43,7 +44,8 @@ struct Stuck {
     patience: Duration,
 }
 
-/// Answers gathered for one message. Field order is drop order: fds are closed before their places are free.
+/// Answers gathered for one message. Field order is drop order: fds are closed before their places
+/// are free.
 #[derive(Debug, Default)]
 struct Gathered {
     items: Vec<SupplyItem>,
@@ -67,7 +69,8 @@ impl Supplier {
         self.stuck.is_some_and(|stuck| stuck.obstacle == Obstacle::Socket)
     }
 
-    /// Whether an answer could not be sent: the broker may have stopped reading until this client reads.
+    /// Whether an answer could not be sent: the broker may have stopped reading until this client
+    /// reads.
     pub fn waits_for_the_broker(&self) -> bool {
         self.stuck.is_some_and(|stuck| stuck.obstacle != Obstacle::Window)
     }

@@ -1,5 +1,5 @@
-//! The library thread: sleeps until there is something to serve, and serves it; ended and joined with its client.
-//! Must never run the application's signal handlers, nor outlive the code it runs.
+//! The library thread: sleeps until there is something to serve, and serves it; ended and joined
+//! with its client. Must never run the application's signal handlers, nor outlive the code it runs.
 
 use super::seat::Seat;
 use super::server::{Came, left};
@@ -25,7 +25,8 @@ pub(crate) struct LibraryThread {
     seat: Arc<Mutex<Seat>>,
 }
 
-/// Told by the thread when nothing is left for it to do: so that the wait for it has a bound, unlike join.
+/// Told by the thread when nothing is left for it to do: so that the wait for it has a bound,
+/// unlike join.
 #[derive(Debug, Default)]
 struct End {
     has_come: Mutex<bool>,
@@ -88,8 +89,8 @@ impl LibraryThread {
         Ok(LibraryThread { handle, end, seat })
     }
 
-    /// Waits until it is gone, code, stack and all: the library may be unloaded after. It has been told to end. A
-    /// callback that hangs is not waited for, and must then not be unloaded.
+    /// Waits until it is gone, code, stack and all: the library may be unloaded after. It has been
+    /// told to end. A callback that hangs is not waited for, and must then not be unloaded.
     pub fn join(self) {
         if self.handle.thread().id() == std::thread::current().id() {
             return;
@@ -110,8 +111,8 @@ impl LibraryThread {
         }
     }
 
-    /// Lets go of it without a word, as a forked child must: the thread is its parent's, and the memory behind
-    /// the handle may be gone.
+    /// Lets go of it without a word, as a forked child must: the thread is its parent's, and the
+    /// memory behind the handle may be gone.
     pub fn forget(self) {
         std::mem::forget(self);
     }

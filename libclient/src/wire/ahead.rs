@@ -32,7 +32,8 @@ pub(crate) struct AheadSocket {
     socket: OwnFd,
     /// Room for an fd.
     fds: ReceivedFds,
-    /// Asked for and not come. The broker leaves out what it has no room for, so it may be too many.
+    /// Asked for and not come. The broker leaves out what it has no room for, so it may be too
+    /// many.
     awaited: usize,
     /// When the last ones were asked for.
     asked: Option<Instant>,
@@ -88,8 +89,9 @@ struct Come {
 }
 
 impl AheadEnd {
-    /// Looks for the fd of an allocation among those that were sent ahead. Those before it are dropped: they were sent in the
-    /// order in which they were to be used. `is_current`: whether the allocation lives.
+    /// Looks for the fd of an allocation among those that were sent ahead. Those before it are
+    /// dropped: they were sent in the order in which they were to be used. `is_current`: whether
+    /// the allocation lives.
     pub fn take(&mut self, id: AllocationId, is_current: impl Fn() -> bool) -> Taken {
         let mut taken = Taken::default();
         for _ in 0..AHEAD_FDS {

@@ -1,12 +1,13 @@
 //! Requests over a connection: sent, waited for by many threads at once, and decoded.
 //! Must never block without someone able to read, nor lose a reply's fds.
 //!
-//! **Sending.** Under a short lock, without waiting in it. The broker stops reading a client that does not
-//! read its replies; so a thread that finds the socket full gives back the lock and looks whether anyone
-//! reads: if not, it takes the role and reads for others until there is room. As every sleeper in
-//! `make_room` looks again after `SEND_SLICE`, at any time someone reads, or will within a slice: the
-//! broker can always go on, hence so can the send. No lock is held over a wait. The same goes for a thread that waits for one
-//! of `max_parked` places: started requests may take them all while no thread waits for their replies.
+//! **Sending.** Under a short lock, without waiting in it. The broker stops reading a client that
+//! does not read its replies; so a thread that finds the socket full gives back the lock and looks
+//! whether anyone reads: if not, it takes the role and reads for others until there is room. As
+//! every sleeper in `make_room` looks again after `SEND_SLICE`, at any time someone reads, or will
+//! within a slice: the broker can always go on, hence so can the send. No lock is held over a wait.
+//! The same goes for a thread that waits for one of `max_parked` places: started requests may take
+//! them all while no thread waits for their replies.
 
 use super::connection::Connection;
 use super::inbox::{Inbox, Parcel, Reader};
@@ -58,8 +59,9 @@ enum Turn {
 }
 
 impl Connection {
-    /// Makes a request and waits for its reply. `write` appends the body and returns the item count; it is
-    /// called again when the socket was full. `decode` reads the reply and may take its fds.
+    /// Makes a request and waits for its reply. `write` appends the body and returns the item
+    /// count; it is called again when the socket was full. `decode` reads the reply and may take
+    /// its fds.
     pub fn call<T>(
         &self,
         call: Call<'_>,
@@ -85,8 +87,8 @@ impl Connection {
         sent.inspect_err(|_| self.credits.give_back(call.deposits))
     }
 
-    /// Makes a request without waiting for anything; [`Connection::look`] finds its reply. `None`: it does not
-    /// fit now.
+    /// Makes a request without waiting for anything; [`Connection::look`] finds its reply. `None`:
+    /// it does not fit now.
     pub fn start(
         &self,
         call: &Call<'_>,
@@ -102,8 +104,9 @@ impl Connection {
         Ok(started)
     }
 
-    /// The same of one that [`Connection::reply`] waits for later. Until then its reply may lie unread, unless others wait for its
-    /// credits, and it keeps its place: so it never takes the last one.
+    /// The same of one that [`Connection::reply`] waits for later. Until then its reply may lie
+    /// unread, unless others wait for its credits, and it keeps its place: so it never takes the
+    /// last one.
     pub fn start_attended(
         &self,
         call: &Call<'_>,
@@ -113,7 +116,8 @@ impl Connection {
         let enter = |inbox: &mut Inbox, id| inbox.enter(id, call.deposits, call.ends);
         let started = self.start_entering(call, fds, write, 1, enter)?;
         if started.is_some() && call.deposits > 0 && self.credits.is_awaited() {
-            // They may have begun to wait when its credits were claimed, and it had not been entered.
+            // They may have begun to wait when its credits were claimed, and it had not been
+            // entered.
             self.common.wake.kick();
         }
         Ok(started)
@@ -182,8 +186,8 @@ impl Connection {
         Ok(id)
     }
 
-    /// Waits for one of `max_parked` places, and reads meanwhile unless another thread does: those whose
-    /// requests take them need not be waiting.
+    /// Waits for one of `max_parked` places, and reads meanwhile unless another thread does: those
+    /// whose requests take them need not be waiting.
     fn await_place<'a>(
         &'a self,
         mut inbox: MutexGuard<'a, Inbox>,
@@ -221,8 +225,8 @@ impl Connection {
         if inbox.dead {
             return Err(self.lost(call.what));
         }
-        // One given up on stays with the broker until it is answered: else a loop of starts and cancels would
-        // come to owe without a bound.
+        // One given up on stays with the broker until it is answered: else a loop of starts and
+        // cancels would come to owe without a bound.
         if inbox.len() + inbox.abandoned() + spare >= self.facts.max_parked {
             return Ok(None);
         }
@@ -307,8 +311,8 @@ impl Connection {
         }
     }
 
-    /// Waits up to `patience` for something to read (or `wanted`) and reads it for others. `false`: another
-    /// thread reads.
+    /// Waits up to `patience` for something to read (or `wanted`) and reads it for others. `false`:
+    /// another thread reads.
     fn read_awaiting(&self, wanted: PollFlags, patience: Duration, wait: &mut Wait) -> bool {
         if !self.take_role() {
             return false;
@@ -334,7 +338,8 @@ impl Connection {
         }
     }
 
-    /// The second half of a call: waits for the reply to `id` as leader or follower, and decodes it.
+    /// The second half of a call: waits for the reply to `id` as leader or follower, and decodes
+    /// it.
     pub fn reply<T>(
         &self,
         id: u64,
@@ -402,8 +407,8 @@ impl Connection {
         }
     }
 
-    /// Looks for the reply to a started request, reads what is there unless another thread does, and decodes
-    /// it. `None`: still under way.
+    /// Looks for the reply to a started request, reads what is there unless another thread does,
+    /// and decodes it. `None`: still under way.
     pub fn look<T>(
         &self,
         id: u64,
@@ -467,8 +472,8 @@ impl Connection {
         wait: &mut Wait,
         is_proved: bool,
     ) -> Turn {
-        // The reply to a request just sent is never there yet. But after serving events it is looked for first, lest a flood
-        // of them should keep it from being read.
+        // The reply to a request just sent is never there yet. But after serving events it is
+        // looked for first, lest a flood of them should keep it from being read.
         let mut waits = !wait.take_served();
         // Where nothing but the reply is awaited, the first read itself waits for it.
         let mut reads_waiting = !wait.serves();

@@ -1,8 +1,9 @@
-//! One connection to the broker, shared by the threads of a process: its state, its end, and what nobody waits for.
-//! Must never wait, nor outlive the broker's word. `reading` reads replies, `call` makes requests.
+//! One connection to the broker, shared by the threads of a process: its state, its end, and what
+//! nobody waits for. Must never wait, nor outlive the broker's word. `reading` reads replies,
+//! `call` makes requests.
 //!
-//! **Lock order**: reader, outbox, inbox, then credits, page and holdings; application code is called under none. Under `ahead`
-//! no other lock is taken.
+//! **Lock order**: reader, outbox, inbox, then credits, page and holdings; application code is
+//! called under none. Under `ahead` no other lock is taken.
 
 use super::ahead::AheadEnd;
 use super::credits::Credits;
@@ -117,8 +118,8 @@ impl Connection {
         Ok((connection, page))
     }
 
-    /// From now on the books are kept over it: all that is in them waits to be named. What has ended for want of a way to
-    /// name it.
+    /// From now on the books are kept over it: all that is in them waits to be named. What has
+    /// ended for want of a way to name it.
     pub fn begin_books(self: &Arc<Self>) -> Vec<LostRegistration> {
         let line: Weak<dyn Line> = Arc::<Self>::downgrade(self);
         let lost = self.common.holdings.begin(self.epoch, line, &self.common.unexportable());
@@ -154,7 +155,8 @@ impl Connection {
         }
     }
 
-    /// Sends a message that nobody waits for; queues it when it may wait or the socket is full. Never waits.
+    /// Sends a message that nobody waits for; queues it when it may wait or the socket is full.
+    /// Never waits.
     pub fn post(&self, message: OneWay) {
         self.post_all([message]);
     }
@@ -188,8 +190,8 @@ impl Connection {
         }
     }
 
-    /// A grant message is about to be handed over, item by item: what is reported as mapped meanwhile goes together, when the
-    /// result is dropped.
+    /// A grant message is about to be handed over, item by item: what is reported as mapped
+    /// meanwhile goes together, when the result is dropped.
     pub fn hand_over(&self) -> HandingOver<'_> {
         if self.is_usable() {
             lock(&self.outbox).gathering.begin_handing_over();
@@ -249,7 +251,8 @@ impl Connection {
         }
         self.credits.close();
         self.close_ahead();
-        // Wakes whoever polls, and lets the broker release everything now, whoever still has the fds.
+        // Wakes whoever polls, and lets the broker release everything now, whoever still has the
+        // fds.
         sockets.into_iter().flatten().for_each(shut_down);
         self.common.wake.kick();
     }
@@ -278,15 +281,16 @@ impl Connection {
         drop(former);
     }
 
-    /// Whether the thread that serves should read: replies will come that no thread waits for, or something is `stuck` in
-    /// a full socket, which may need this side to read first.
+    /// Whether the thread that serves should read: replies will come that no thread waits for, or
+    /// something is `stuck` in a full socket, which may need this side to read first.
     pub fn needs_a_reader(&self, stuck: bool) -> bool {
         let inbox = lock(&self.inbox);
         (stuck || self.is_for_the_server(&inbox)) && !inbox.reading
     }
 
-    /// Whether replies will come that no thread waits for, or whose credits others wait for. Those to started requests are read by their tests, unless they
-    /// bring back credits that others may wait for; in dispatch mode the event fd is to tell of them, too.
+    /// Whether replies will come that no thread waits for, or whose credits others wait for. Those
+    /// to started requests are read by their tests, unless they bring back credits that others may
+    /// wait for; in dispatch mode the event fd is to tell of them, too.
     fn is_for_the_server(&self, inbox: &Inbox) -> bool {
         let is_untended = if self.common.dispatches() {
             inbox.has_untended()
@@ -355,8 +359,8 @@ impl Connection {
         }
     }
 
-    /// Sends what is queued, without waiting. Unregisters gather while enough of them are under way.
-    /// `socket`: this connection's, proved a moment ago.
+    /// Sends what is queued, without waiting. Unregisters gather while enough of them are under
+    /// way. `socket`: this connection's, proved a moment ago.
     pub(super) fn flush(
         &self,
         outbox: &mut Outbox,

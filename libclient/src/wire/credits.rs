@@ -22,8 +22,9 @@ pub(crate) struct Credits {
 struct State {
     /// May be claimed now.
     available: u32,
-    /// Claimed, and no answer yet. A reply's credits may have been counted before the broker saw these, so
-    /// they are taken off what it grants: it may look like less than there is, never like more.
+    /// Claimed, and no answer yet. A reply's credits may have been counted before the broker saw
+    /// these, so they are taken off what it grants: it may look like less than there is, never like
+    /// more.
     in_flight: u32,
     /// Threads that wait for a change: a notification nobody waits for would cost a syscall.
     waiting: u32,
@@ -39,8 +40,8 @@ struct State {
 pub(crate) enum Claim {
     /// Send so many fds; then `answered`, `failed` or `give_back`.
     Granted(u32),
-    /// Ask the broker (a register of 0 items), then call `asked`, then claim again. `in_a_row`: fds were answered for a moment ago,
-    /// so more will most likely follow.
+    /// Ask the broker (a register of 0 items), then call `asked`, then claim again. `in_a_row`: fds
+    /// were answered for a moment ago, so more will most likely follow.
     Ask { in_a_row: bool },
     /// Time is over.
     TimedOut,
@@ -56,7 +57,8 @@ impl Credits {
         Credits { state: Mutex::new(state), changed: Condvar::new(), row_gap: ROW_GAP, wake }
     }
 
-    /// Claims 1 to `wanted` credits, waiting until `until` while answers or another asker may bring some.
+    /// Claims 1 to `wanted` credits, waiting until `until` while answers or another asker may bring
+    /// some.
     pub fn claim(&self, wanted: u32, until: Instant) -> Claim {
         let mut state = lock(&self.state);
         loop {

@@ -45,13 +45,15 @@ fn stranger(path: &Path, who: &Stranger) -> Error {
     Error::new(ErrorCode::NotPermitted, context).because(who.to_string())
 }
 
-/// Why this process may not connect to `path`, and what to do: the folder that it may not enter, else the socket.
+/// Why this process may not connect to `path`, and what to do: the folder that it may not enter,
+/// else the socket.
 fn no_access(path: &Path) -> String {
     let refusing = |part: &&Path| {
         std::fs::metadata(part)
             .is_err_and(|cause| cause.kind() == std::io::ErrorKind::PermissionDenied)
     };
-    // The outermost that cannot be looked at is in the folder at fault. A socket's path has 107 bytes at most.
+    // The outermost that cannot be looked at is in the folder at fault. A socket's path has 107
+    // bytes at most.
     let hidden = path.ancestors().filter(refusing).last();
     let at_fault = hidden.and_then(Path::parent).unwrap_or(path);
     let (uid, gid) = (nix::unistd::geteuid(), nix::unistd::getegid());

@@ -1,5 +1,6 @@
-//! Fds that are fetched ahead, over a connection: the socket for them, asked for once, and the message that asks for more.
-//! Must never wait, nor keep the socket of a connection that has ended, nor what nobody takes.
+//! Fds that are fetched ahead, over a connection: the socket for them, asked for once, and the
+//! message that asks for more. Must never wait, nor keep the socket of a connection that has ended,
+//! nor what nobody takes.
 
 use super::ahead::{AheadEnd, Taken};
 use super::connection::Connection;
@@ -10,7 +11,8 @@ use fdbroker_protocol::{AllocationId, Handle, Kind};
 use std::time::Instant;
 
 impl Connection {
-    /// Whether the broker is to be asked for a socket now. The next caller hears no, until the answer is there.
+    /// Whether the broker is to be asked for a socket now. The next caller hears no, until the
+    /// answer is there.
     pub fn may_ask_for_ahead(&self, now: Instant) -> bool {
         let mut end = lock(&self.ahead);
         let may_ask = match *end {
@@ -33,7 +35,8 @@ impl Connection {
         }
     }
 
-    /// Asks for these ahead. Never waits; `false`: there is no socket for them, or the message does not fit now.
+    /// Asks for these ahead. Never waits; `false`: there is no socket for them, or the message does
+    /// not fit now.
     pub fn send_fetch(&self, handles: &[Handle]) -> bool {
         if handles.is_empty() || !matches!(*lock(&self.ahead), AheadEnd::Open(..)) {
             return false;

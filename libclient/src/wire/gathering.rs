@@ -2,8 +2,9 @@
 //! are queued, when a grant message has been handed over and none was just before, or when the
 //! library thread sends it. Must never let one wait that nobody would send.
 //!
-//! All of this is under the outbox's lock. So a message that is to wait for the library thread is queued before that thread
-//! looks, and one that comes after the thread has left its place (`look_away`) goes at once.
+//! All of this is under the outbox's lock. So a message that is to wait for the library thread is
+//! queued before that thread looks, and one that comes after the thread has left its place
+//! (`look_away`) goes at once.
 
 use crate::limits::{GATHER_MOST, GATHER_TIME, PRESSED_TIME};
 use std::time::{Duration, Instant};
@@ -41,7 +42,8 @@ impl Gathering {
         }
     }
 
-    /// Judges a lease just given back. One after a while without any goes at once: most often it is alone.
+    /// Judges a lease just given back. One after a while without any goes at once: most often it is
+    /// alone.
     pub fn given_back(&mut self, count: usize, now: Instant) -> Fate {
         let is_alone = !is_recent(self.last.replace(now), GATHER_TIME, now);
         let is_pressed = is_recent(self.pressed, PRESSED_TIME, now);

@@ -47,8 +47,8 @@ pub(crate) fn place_of(path: &Path) -> Place {
     std::fs::metadata(path).ok().map(|it| (it.dev(), it.ino()))
 }
 
-/// The socket to use when the caller names none: `FDBROKER_SOCKET`, else the user's own if it exists,
-/// else the node's.
+/// The socket to use when the caller names none: `FDBROKER_SOCKET`, else the user's own if it
+/// exists, else the node's.
 pub fn default_socket_path() -> PathBuf {
     if let Some(path) = std::env::var_os("FDBROKER_SOCKET").filter(|path| !path.is_empty()) {
         return path.into();
@@ -58,7 +58,8 @@ pub fn default_socket_path() -> PathBuf {
     own.filter(|path| path.exists()).unwrap_or_else(|| "/run/fdbroker/broker.sock".into())
 }
 
-/// Connects and exchanges hello; waits for it, and tries again while too many others of this user connect.
+/// Connects and exchanges hello; waits for it, and tries again while too many others of this user
+/// connect.
 pub(crate) fn greet(caller: &Caller, until: Deadline) -> Result<Greeted, Error> {
     let mut pause = AT_THE_DOOR_FIRST;
     loop {
@@ -92,7 +93,8 @@ fn greet_once(caller: &Caller, until: Deadline) -> Result<Greeted, Error> {
     }
 }
 
-/// A connection whose hello is sent, until the hello is answered and the event socket has joined. Never waits.
+/// A connection whose hello is sent, until the hello is answered and the event socket has joined.
+/// Never waits.
 #[derive(Debug)]
 pub(crate) struct Greeting {
     /// `None` once that is done.
@@ -358,13 +360,15 @@ mod tests {
         assert_eq!(error.code, ErrorCode::NotConnected);
     }
 
-    /// What connecting says to a user that is not root; `None` where this process cannot become one.
+    /// What connecting says to a user that is not root; `None` where this process cannot become
+    /// one.
     fn said_to_another_user(path: &Path) -> Option<Error> {
         let nobody = nix::unistd::Uid::from_raw(65_534);
         if !nix::unistd::geteuid().is_root() {
             return greet_at(path).err();
         }
-        // This thread alone, through the system call itself: the C library would change all threads.
+        // This thread alone, through the system call itself: the C library would change all
+        // threads.
         std::thread::scope(|scope| {
             let greet_as_nobody = || {
                 // SAFETY: takes numbers alone; no memory is involved.

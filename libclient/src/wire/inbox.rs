@@ -1,5 +1,5 @@
-//! The requests that wait for a reply, and whether a thread reads: the state behind leader and follower. See `reading`.
-//! Must never do IO; all of it lives under one short lock.
+//! The requests that wait for a reply, and whether a thread reads: the state behind leader and
+//! follower. See `reading`. Must never do IO; all of it lives under one short lock.
 
 use crate::books::one_way::Unregister;
 use crate::own_fds::OwnFd;
@@ -13,7 +13,8 @@ use std::sync::{Arc, Condvar};
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     waiting: Vec<Waiting>,
-    /// Replies to requests that no thread sleeps for, until someone looks. They no longer take a place.
+    /// Replies to requests that no thread sleeps for, until someone looks. They no longer take a
+    /// place.
     answered: HashMap<u64, (Vec<u8>, Vec<OwnFd>)>,
     owed: Vec<Owed>,
     /// Condition variables at rest, so that a request allocates none.
@@ -112,7 +113,8 @@ impl Inbox {
         self.waiting.iter().any(|waiting| waiting.wake.is_none() && waiting.deposits > 0)
     }
 
-    /// Whether one is under way whose reply brings back credits, and whose thread does not wait for it now.
+    /// Whether one is under way whose reply brings back credits, and whose thread does not wait for
+    /// it now.
     pub fn has_unattended_deposits(&self) -> bool {
         let is_unattended = |one: &Waiting| !one.sleeps && one.parcel.is_none();
         self.waiting.iter().any(|one| one.deposits > 0 && is_unattended(one))
@@ -206,7 +208,8 @@ impl Inbox {
         sleeper.inspect(|sleeper| sleeper.wake_sleeper()).is_some()
     }
 
-    /// The connection is lost: every waiting thread finds its request gone, unless it has been answered.
+    /// The connection is lost: every waiting thread finds its request gone, unless it has been
+    /// answered.
     pub fn close(&mut self) {
         self.dead = true;
         self.owed.clear();

@@ -58,7 +58,8 @@ impl Joining {
         self.socket.is_none().then_some(self.next)
     }
 
-    /// The socket once it has joined, or why it cannot. While others crowd at the door it tries again and again.
+    /// The socket once it has joined, or why it cannot. While others crowd at the door it tries
+    /// again and again.
     pub fn look(&mut self) -> Option<Result<OwnFd, Error>> {
         if self.socket.is_none() && Instant::now() >= self.next {
             match self.begin() {
@@ -88,7 +89,8 @@ impl Joining {
     }
 
     fn refused(&mut self, status: Status, is_unread: bool) -> Option<Result<OwnFd, Error>> {
-        // The client has its place: what is full is the lobby, or the broker for clients that it might be.
+        // The client has its place: what is full is the lobby, or the broker for clients that it
+        // might be.
         let is_crowded = match status.result() {
             Err(ErrorCode::Again) => true,
             Err(ErrorCode::NoQuota) => is_unread,

@@ -75,7 +75,8 @@ impl Outbox {
         self.len() == 0
     }
 
-    /// Sends what is queued but unregisters and aborts, without waiting. `mapped` goes before `released`: both may be of one lease.
+    /// Sends what is queued but unregisters and aborts, without waiting. `mapped` goes before
+    /// `released`: both may be of one lease.
     pub fn flush(&mut self, socket: BorrowedFd<'_>) -> Result<(), SendError> {
         if self.complete {
             self.writer.start(Kind::Complete, 0);

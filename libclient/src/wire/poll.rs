@@ -8,8 +8,8 @@ use nix::sys::time::{TimeVal, TimeValLike};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-/// Waits for `wanted` (hang-up and errors always count) up to `timeout`, rounded up to ms. Empty when nothing
-/// came or a signal did.
+/// Waits for `wanted` (hang-up and errors always count) up to `timeout`, rounded up to ms. Empty
+/// when nothing came or a signal did.
 pub(crate) fn poll_one(fd: BorrowedFd<'_>, wanted: PollFlags, timeout: Duration) -> PollFlags {
     let mut fds = [PollFd::new(fd, wanted)];
     poll_many(&mut fds, timeout);
@@ -20,7 +20,8 @@ pub(crate) fn poll_one(fd: BorrowedFd<'_>, wanted: PollFlags, timeout: Duration)
 pub(crate) fn poll_many(fds: &mut [PollFd<'_>], timeout: Duration) {
     let ms = timeout.as_nanos().div_ceil(1_000_000);
     let timeout = PollTimeout::try_from(ms).unwrap_or(PollTimeout::MAX);
-    // An error (EINTR, ENOMEM) leaves nothing in `revents`: the caller looks at the clock and goes on.
+    // An error (EINTR, ENOMEM) leaves nothing in `revents`: the caller looks at the clock and goes
+    // on.
     let _ = poll(fds, timeout);
 }
 

@@ -3,11 +3,12 @@
 //!
 //! **Reading: leader and follower.** A thread that waits for its reply either has the reader's role
 //! (`Inbox::reading`) or sleeps on its own condition variable. The reader hands every reply to its
-//! thread; when it has its own, it gives up the role and wakes one sleeper to take it. A thread that is
-//! not asleep looks at the state under the lock before it sleeps, so no wake-up is lost. When replies are
-//! owed to nobody (a request given up, a buffer freed) and no thread reads, the one that serves does: the library thread or,
-//! in dispatch mode, whoever waits or dispatches. There the reader watches the event fd as well, and gives up its role
-//! to serve, so while any thread waits events are served.
+//! thread; when it has its own, it gives up the role and wakes one sleeper to take it. A thread
+//! that is not asleep looks at the state under the lock before it sleeps, so no wake-up is lost.
+//! When replies are owed to nobody (a request given up, a buffer freed) and no thread reads, the
+//! one that serves does: the library thread or, in dispatch mode, whoever waits or dispatches.
+//! There the reader watches the event fd as well, and gives up its role to serve, so while any
+//! thread waits events are served.
 
 use super::connection::Connection;
 use super::inbox::{Addressee, Owed, Parcel, Reader};
@@ -248,7 +249,8 @@ impl Connection {
         flushed.is_err()
     }
 
-    /// Reads what is there without waiting; how many replies. `None`: another thread reads, or the end was read.
+    /// Reads what is there without waiting; how many replies. `None`: another thread reads, or the
+    /// end was read.
     pub fn read_if_nobody_does(&self) -> Option<usize> {
         if !self.take_role() {
             return None;
@@ -260,8 +262,8 @@ impl Connection {
         Some(read)
     }
 
-    /// The broker has closed the connection. What it said before reaches its threads, unless another thread
-    /// is reading that already; then the connection ends.
+    /// The broker has closed the connection. What it said before reaches its threads, unless
+    /// another thread is reading that already; then the connection ends.
     pub(super) fn hear_last_words(&self) {
         self.read_if_nobody_does();
         self.kill("the broker has closed the connection");

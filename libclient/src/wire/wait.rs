@@ -31,8 +31,8 @@ impl Wait {
         self.dispatcher.is_some()
     }
 
-    /// Waits up to `patience` for `wanted` on a socket, or for events. `true`: call `serve`, out of every role and
-    /// lock.
+    /// Waits up to `patience` for `wanted` on a socket, or for events. `true`: call `serve`, out of
+    /// every role and lock.
     pub fn poll(
         &mut self,
         socket: Option<(BorrowedFd<'_>, PollFlags)>,
@@ -92,8 +92,8 @@ impl Connection {
         }
     }
 
-    /// Attempts what may have to wait for other threads, until it succeeds. In dispatch mode in slices, serving in
-    /// between: what it waits for may be for this thread to do.
+    /// Attempts what may have to wait for other threads, until it succeeds. In dispatch mode in
+    /// slices, serving in between: what it waits for may be for this thread to do.
     pub fn patiently<T>(
         &self,
         until: Instant,

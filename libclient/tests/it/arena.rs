@@ -1,4 +1,5 @@
-//! Host arenas with a scripted broker: a range is reused only when drained, and the library answers recalls.
+//! Host arenas with a scripted broker: a range is reused only when drained, and the library answers
+//! recalls.
 
 use crate::support::*;
 use fdbroker_client::host::{Arena, HostBuffer, HostMemory};
@@ -93,7 +94,8 @@ fn drop_when_no_lease_was_left_then_reply_alone_frees_the_range() {
         }
         assert!(call.join().unwrap().iter().all(Result::is_ok));
     });
-    // No call is made meanwhile: the library thread reads the replies, and the waiting releases go in batches.
+    // No call is made meanwhile: the library thread reads the replies, and the waiting releases go
+    // in batches.
     drop(buffers);
     let (mut unregistered, mut messages) = (0, 0);
     while unregistered < 300 {

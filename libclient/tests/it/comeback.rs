@@ -1,5 +1,5 @@
-//! A scripted broker that was killed and comes back: what the library names to it, in which order, and what happens
-//! to the things that it refuses. Must never rely on durations.
+//! A scripted broker that was killed and comes back: what the library names to it, in which order,
+//! and what happens to the things that it refuses. Must never rely on durations.
 
 use crate::support::*;
 use fdbroker_client::{

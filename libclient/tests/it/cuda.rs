@@ -1,5 +1,6 @@
-//! The CUDA backend with a scripted broker and a stand-in for the driver: exports, messages, mappings, releases, and
-//! the errors where a part is missing. Tests that need a GPU are in tests/gpu.
+//! The CUDA backend with a scripted broker and a stand-in for the driver: exports, messages,
+//! mappings, releases, and the errors where a part is missing. Tests that need a GPU are in
+//! tests/gpu.
 
 use crate::support::stub::{Stub, under_stub};
 use crate::support::*;

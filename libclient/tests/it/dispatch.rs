@@ -1,4 +1,5 @@
-//! Dispatch mode with a scripted broker: which calls serve, when the event fd is readable, and lost connections.
+//! Dispatch mode with a scripted broker: which calls serve, when the event fd is readable, and lost
+//! connections.
 
 use crate::support::child::{is_child, start};
 use crate::support::*;

@@ -1,4 +1,5 @@
-//! Registrations that are sent early, with a scripted broker: nobody waits for them, and none is left behind.
+//! Registrations that are sent early, with a scripted broker: nobody waits for them, and none is
+//! left behind.
 
 use crate::support::*;
 use fdbroker_client::{Client, Deadline, EarlyRegistration, ErrorCode, Notice};

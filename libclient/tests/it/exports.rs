@@ -1,4 +1,5 @@
-//! The producer's table with a scripted broker: one registration per allocation, and none for freed memory.
+//! The producer's table with a scripted broker: one registration per allocation, and none for freed
+//! memory.
 
 use crate::support::*;
 use fdbroker_client::{

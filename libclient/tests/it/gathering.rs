@@ -1,4 +1,5 @@
-//! Mapped and released leases with a scripted broker: which of them share a message, and that none waits for nobody.
+//! Mapped and released leases with a scripted broker: which of them share a message, and that none
+//! waits for nobody.
 
 use crate::support::*;
 use fdbroker_client::{Access, Client, Grant, Import, Lease, Notice};

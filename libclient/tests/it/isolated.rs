@@ -102,7 +102,8 @@ fn new_when_the_broker_is_full_then_no_quota_names_cap_and_holder_and_nothing_is
     let (client, peer) = broker.client_with(builder(), Terms { credits: 1, ..Terms::default() });
     let quota = Status::no_quota(Resource::HeldFds, Scope::Node, 3, 4711);
     let new = || IsolatedBuffer::new(&client, IsolatedMemory::Memfd, 1, Share::Uid, soon());
-    // Refused in the answer to the deposit, then already when asked for a credit, before anything is allocated.
+    // Refused in the answer to the deposit, then already when asked for a credit, before anything
+    // is allocated.
     for deposits in [1, 0] {
         thread::scope(|scope| {
             let call = scope.spawn(new);

@@ -1,5 +1,5 @@
-//! The Level Zero backend without a loader, without one of its symbols, and without a driver. tests/level_zero has
-//! the tests with a driver.
+//! The Level Zero backend without a loader, without one of its symbols, and without a driver.
+//! tests/level_zero has the tests with a driver.
 
 use crate::shared::full_name;
 use fdbroker_client::level_zero::Device;
@@ -19,8 +19,8 @@ impl Drop for Dir {
     }
 }
 
-/// Runs `body` in a process of this test whose libze_loader.so.1 is made from this C source. `None`: a file that is no
-/// library, which also hides a real loader.
+/// Runs `body` in a process of this test whose libze_loader.so.1 is made from this C source.
+/// `None`: a file that is no library, which also hides a real loader.
 #[track_caller]
 fn under_loader(test: &str, source: Option<&str>, body: impl FnOnce()) {
     if std::env::var_os(CHILD).is_some() {

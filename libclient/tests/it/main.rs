@@ -1,6 +1,6 @@
-//! The integration tests of the library, most of them with a scripted broker (`support`).
-//! One program, so that it is compiled and linked once. Must never change what belongs to the whole process: such a
-//! test starts a process of its own (`support::child`).
+//! The integration tests of the library, most of them with a scripted broker (`support`). One
+//! program, so that it is compiled and linked once. Must never change what belongs to the whole
+//! process: such a test starts a process of its own (`support::child`).
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

@@ -1,5 +1,6 @@
-//! The memory of an arena: none until it is touched, none once it is freed. An error names the limit that a large arena
-//! meets; such a test starts itself in a process of its own, because a limit belongs to a process.
+//! The memory of an arena: none until it is touched, none once it is freed. An error names the
+//! limit that a large arena meets; such a test starts itself in a process of its own, because a
+//! limit belongs to a process.
 
 use crate::shared::full_name;
 use crate::support::*;
@@ -154,7 +155,8 @@ fn alloc_when_threads_free_meanwhile_then_nobody_is_given_what_becomes_zeros() {
 /// The variable that is set in the process that a test starts.
 const CHILD: &str = "FDBROKER_TEST_CHILD";
 
-/// Runs `test` again in a process of its own, where `child` tries an arena of 1 GiB under the limit.
+/// Runs `test` again in a process of its own, where `child` tries an arena of 1 GiB under the
+/// limit.
 #[track_caller]
 fn assert_named(test: &str, resource: Resource, limit: u64, words: [&str; 2]) {
     if std::env::var_os(CHILD).is_none() {

@@ -1,5 +1,6 @@
-//! Named objects with a scripted broker: messages, answers that come late or never, watches, GPU memory under the stand-in for the
-//! driver. What needs the daemon is in tests/e2e/objects_library.rs.
+//! Named objects with a scripted broker: messages, answers that come late or never, watches, GPU
+//! memory under the stand-in for the driver. What needs the daemon is in
+//! tests/e2e/objects_library.rs.
 
 use crate::support::stub::{Stub, under_stub};
 use crate::support::*;
@@ -476,7 +477,8 @@ fn lease_when_the_broker_is_lost_then_objects_are_not_declared_and_stay_readable
     peer.assert_silent();
 }
 
-// --- GPU memory -----------------------------------------------------------------------------------
+// --- GPU memory
+// -----------------------------------------------------------------------------------
 
 #[test]
 fn create_when_there_is_no_driver_then_not_supported_and_other_calls_work() {

@@ -1,5 +1,5 @@
-//! A full fd table and fork(2), which change a whole process. Each test starts itself again in a process of its own,
-//! which runs the `child_` function with the scripted broker of this process.
+//! A full fd table and fork(2), which change a whole process. Each test starts itself again in a
+//! process of its own, which runs the `child_` function with the scripted broker of this process.
 
 use crate::support::child::{is_child, leave_room_for, start};
 use crate::support::*;
@@ -29,7 +29,8 @@ fn acquire_many_when_fd_table_is_full_then_those_that_fit_stay_and_nothing_leaks
     let fd = memory(b"");
     let request = peer.recv();
     peer.grant(request.id, &[Answer::Grant(fd.as_fd(), 4096); 5]);
-    // The kernel installs fds in order: the last two are gone, and the library gives their leases back.
+    // The kernel installs fds in order: the last two are gone, and the library gives their leases
+    // back.
     assert_eq!(released(&peer, 2), [4, 5]);
     let request = peer.recv_kind(Kind::Acquire);
     assert_eq!(request.acquire().1.len(), 2);

@@ -1,4 +1,5 @@
-//! Errors that are the program's own fault, or of a limit of its own: the code, the cause, and a remedy that helps.
+//! Errors that are the program's own fault, or of a limit of its own: the code, the cause, and a
+//! remedy that helps.
 
 use crate::support::*;
 use fdbroker_client::host::{Arena, HostMemory};

@@ -1,4 +1,5 @@
-//! Requests and replies with a scripted broker: order, late replies, refusals, threads, full sockets.
+//! Requests and replies with a scripted broker: order, late replies, refusals, threads, full
+//! sockets.
 
 use crate::support::*;
 use fdbroker_client::{
@@ -461,8 +462,8 @@ fn call_when_broker_reads_only_after_its_replies_are_read_then_no_deadlock() {
     const CALLS: u32 = 400;
     let failed = AtomicUsize::new(0);
     thread::scope(|scope| {
-        // The broker's side is full of unasked replies before the client's side is. The broker then waits, like a
-        // real one, until the client reads, before it reads itself.
+        // The broker's side is full of unasked replies before the client's side is. The broker then
+        // waits, like a real one, until the client reads, before it reads itself.
         for slot in 0..CALLS {
             let (client, failed) = (&client, &failed);
             if slot % 50 == 0 {
@@ -482,7 +483,8 @@ fn call_when_broker_reads_only_after_its_replies_are_read_then_no_deadlock() {
                     break received;
                 }
             };
-            // Sent twice: nobody waits for the second reply, and its release makes the client send more.
+            // Sent twice: nobody waits for the second reply, and its release makes the client send
+            // more.
             peer.grant(request.id, &[Answer::Grant(fd.as_fd(), 4096)]);
             peer.grant(request.id, &[Answer::Grant(fd.as_fd(), 4096)]);
         }
@@ -501,8 +503,8 @@ fn send_when_both_directions_are_full_then_reads_and_goes_on() {
         drop(leases);
         let call = scope.spawn(|| client.acquire(&handle(600), soon()));
         thread::sleep(SILENCE);
-        // Fills the broker's direction with more than the socket holds: this returns only when the client reads,
-        // although its own send is stuck.
+        // Fills the broker's direction with more than the socket holds: this returns only when the
+        // client reads, although its own send is stuck.
         for n in 0..1000u64 {
             peer.fail(1 << 40 | n, Status::error(ErrorCode::Stale));
         }

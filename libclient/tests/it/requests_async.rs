@@ -1,4 +1,5 @@
-//! Requests without waiting, with a scripted broker: late replies, full sockets, cancels, other threads.
+//! Requests without waiting, with a scripted broker: late replies, full sockets, cancels, other
+//! threads.
 
 use crate::support::child::{is_child, leave_room_for, start};
 use crate::support::*;
@@ -464,7 +465,8 @@ fn requests_when_threads_block_and_test_at_once_then_each_has_its_own() {
                 }
             }));
         }
-        // A dropped request may never have been sent, so silence is the end, after all have asked and given back.
+        // A dropped request may never have been sent, so silence is the end, after all have asked
+        // and given back.
         let mut granted = Vec::new();
         let mut released = Vec::new();
         let mut last = Instant::now();
@@ -547,7 +549,8 @@ fn fork_when_requests_are_under_way_then_the_child_is_told_and_the_parent_goes_o
     let fd = memory(b"");
     let first = peer.recv_kind(Kind::Acquire);
     let second = peer.recv_kind(Kind::Acquire);
-    // The parent's message says that its child has ended. No message came before it, above all no cancel.
+    // The parent's message says that its child has ended. No message came before it, above all no
+    // cancel.
     let third = peer.recv_kind(Kind::Acquire);
     for received in [first, second, third] {
         peer.grant(received.id, &[Answer::Grant(fd.as_fd(), 4096)]);

@@ -12,7 +12,8 @@ use std::os::unix::fs::PermissionsExt;
 /// A uid that no machine uses.
 const MALLORY: u32 = 61_003;
 
-/// A broker in a directory in which another user may take its place. `None`: this user cannot become another.
+/// A broker in a directory in which another user may take its place. `None`: this user cannot
+/// become another.
 fn in_an_open_directory(test: &str) -> Option<FakeBroker> {
     if !nix::unistd::geteuid().is_root() {
         not_run(test, "needs root, for another user");

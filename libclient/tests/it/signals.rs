@@ -1,4 +1,5 @@
-//! Signals with a scripted broker: interrupted system calls, SIGPIPE, and the thread that a signal runs on.
+//! Signals with a scripted broker: interrupted system calls, SIGPIPE, and the thread that a signal
+//! runs on.
 
 use crate::support::child::{is_child, start};
 use crate::support::*;
@@ -21,7 +22,8 @@ extern "C" fn count(_: libc::c_int) {
 /// The pause between two signals: less than any wait takes, more than the handler takes.
 const INTERVAL: Duration = Duration::from_micros(100);
 
-/// Runs `calls` while signals interrupt its thread all the time; their handler does not restart system calls.
+/// Runs `calls` while signals interrupt its thread all the time; their handler does not restart
+/// system calls.
 fn in_a_storm(calls: impl FnOnce()) {
     let action = SigAction::new(SigHandler::Handler(count), SaFlags::empty(), SigSet::empty());
     // SAFETY: the handler does one atomic add, which is async-signal-safe.

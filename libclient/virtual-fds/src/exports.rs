@@ -1,5 +1,6 @@
-//! The C library's functions under their own names, for LD_PRELOAD. Thin: they turn the kernel's answers into errno.
-//! Must never be the only way for a number below 2^30: such a call does one compare and one look, and is made.
+//! The C library's functions under their own names, for LD_PRELOAD. Thin: they turn the kernel's
+//! answers into errno. Must never be the only way for a number below 2^30: such a call does one
+//! compare and one look, and is made.
 
 use crate::calls::{close as closing, duplicate, memory, pidfd, poll as polling, refused, send};
 use crate::{raw, syscall as by_number};
@@ -10,8 +11,8 @@ use libc::{
 };
 use nix::errno::Errno;
 
-// The C library's second names of the calls that can wait: pthread_cancel(3) ends these, but no system call that this crate
-// makes itself.
+// The C library's second names of the calls that can wait: pthread_cancel(3) ends these, but no
+// system call that this crate makes itself.
 unsafe extern "C-unwind" {
     fn __poll(entries: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int;
     fn __fcntl(fd: c_int, command: c_int, ...) -> c_int;
@@ -82,13 +83,15 @@ exports! {
         let args = [raw::arg(epoll), operation as usize, raw::arg(fd), event, 0, 0];
         by_number::dispatch(libc::SYS_epoll_ctl, args)
     }
-    // The real one takes as many arguments as the call has: those that were not passed are what the registers had.
+    // The real one takes as many arguments as the call has: those that were not passed are what the
+    // registers had.
     fn syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long {
         by_number::dispatch(number, [a, b, c, d, e, f])
     }
 }
 
-/// Exports functions that the C library's second name carries out, unless the first argument is a virtual fd.
+/// Exports functions that the C library's second name carries out, unless the first argument is a
+/// virtual fd.
 macro_rules! refused {
     ($(fn $name:ident($($argument:ident: $kind:ty),* $(,)?) = $below:ident, $number:ident;)*) => {$(
         /// # Safety
@@ -237,7 +240,8 @@ unsafe fn ppolled(
     unsafe { by_number::polled(libc::SYS_ppoll, args) }
 }
 
-/// fstat(2) of programs built before glibc 2.33. Version 1 is that of x86-64, 0 that of the kernel and of aarch64: one layout.
+/// fstat(2) of programs built before glibc 2.33. Version 1 is that of x86-64, 0 that of the kernel
+/// and of aarch64: one layout.
 ///
 /// # Safety
 /// That of fstat(2).

@@ -1,6 +1,6 @@
-//! The leases of granted fds: shared by the duplicates of an fd in this process, ended on a thread of their own when the
-//! last of these is closed. Must never end a lease inside close(2), which may run in a signal handler or under a driver's
-//! lock, nor one of another process.
+//! The leases of granted fds: shared by the duplicates of an fd in this process, ended on a thread
+//! of their own when the last of these is closed. Must never end a lease inside close(2), which may
+//! run in a signal handler or under a driver's lock, nor one of another process.
 
 use crate::raw;
 use nix::errno::Errno;
@@ -12,11 +12,13 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// What says that this process has an fd of the allocation. The crate keeps it with the fd, shares it with the fd's
-/// duplicates, and drops it, on a thread of its own, soon after the last of them is closed.
+/// What says that this process has an fd of the allocation. The crate keeps it with the fd, shares
+/// it with the fd's duplicates, and drops it, on a thread of its own, soon after the last of them
+/// is closed.
 pub type Lease = Arc<dyn Any + Send + Sync>;
 
-/// The record of one lease. Never freed, but used again: a thread that reads the table may look at one that has just ended.
+/// The record of one lease. Never freed, but used again: a thread that reads the table may look at
+/// one that has just ended.
 pub struct Record {
     /// The fds that share it, and uses under way.
     holders: AtomicU32,
@@ -26,18 +28,20 @@ pub struct Record {
     next: AtomicPtr<Record>,
 }
 
-// SAFETY: `lease` is written while nobody has the record (before it is handed out, and by the one thread that ends leases,
-// when `holders` is 0), and read by those who count in `holders` alone. A lease is Send and Sync.
+// SAFETY: `lease` is written while nobody has the record (before it is handed out, and by the one
+// thread that ends leases, when `holders` is 0), and read by those who count in `holders` alone. A
+// lease is Send and Sync.
 unsafe impl Sync for Record {}
 
-/// What stands in the table for an fd that is not a grant, but the stand-in for a process of another PID namespace.
+/// What stands in the table for an fd that is not a grant, but the stand-in for a process of
+/// another PID namespace.
 static PLACEHOLDER: Record = Record::new(None);
 
 /// One fd's share of a record, or a use of it. Dropping it gives it up.
 pub struct Mark(&'static Record);
 
-/// The records of one process. A child of fork(2) makes its own: locks of its parent's may be held by threads that it does
-/// not have.
+/// The records of one process. A child of fork(2) makes its own: locks of its parent's may be held
+/// by threads that it does not have.
 struct Pool {
     process: i32,
     free: Mutex<Vec<&'static Record>>,
@@ -83,7 +87,8 @@ impl Mark {
 
     /// The lease; none of a placeholder.
     pub fn lease(&self) -> Option<Lease> {
-        // SAFETY: this share keeps the lease in place, and it was written before the share was made.
+        // SAFETY: this share keeps the lease in place, and it was written before the share was
+        // made.
         unsafe { (*self.0.lease.get()).clone() }
     }
 
@@ -146,12 +151,14 @@ impl Pool {
         let pointer = std::ptr::from_ref(made).cast_mut();
         match CURRENT.compare_exchange(current, pointer, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => made,
-            // SAFETY: what is there is never freed. The one just made is lost, once in a process's life.
+            // SAFETY: what is there is never freed. The one just made is lost, once in a process's
+            // life.
             Err(faster) => unsafe { &*faster },
         }
     }
 
-    /// Whether the thread runs; starts it the first time, all signals blocked: handlers are for the program's threads.
+    /// Whether the thread runs; starts it the first time, all signals blocked: handlers are for the
+    /// program's threads.
     fn has_thread(&'static self) -> bool {
         *self.has_thread.get_or_init(|| {
             let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK);

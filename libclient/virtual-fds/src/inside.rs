@@ -1,5 +1,5 @@
-//! Whether a thread is inside a layer already: a signal's handler may interrupt it there and close or duplicate a number. Must
-//! never let such a call wait for a lock that its own thread has.
+//! Whether a thread is inside a layer already: a signal's handler may interrupt it there and close
+//! or duplicate a number. Must never let such a call wait for a lock that its own thread has.
 
 use crate::limits::DEFERRED_CLOSES;
 use fdbroker_protocol::VirtualFd;

@@ -1,9 +1,9 @@
-//! Virtual fds: fd numbers that are good in any process of the node, for programs that pass fds by number.
-//! Must never make a call slower or fail that has to do with none of them.
+//! Virtual fds: fd numbers that are good in any process of the node, for programs that pass fds by
+//! number. Must never make a call slower or fail that has to do with none of them.
 //!
-//! A virtual fd is a number from 2^30 to 2^31-1 that no process has open. The broker mints it and resolves it; a preloaded
-//! library installs a [`Source`] that asks the broker, and this crate exports the C library's functions in whose place it
-//! stands. What they do with a virtual fd:
+//! A virtual fd is a number from 2^30 to 2^31-1 that no process has open. The broker mints it and
+//! resolves it; a preloaded library installs a [`Source`] that asks the broker, and this crate
+//! exports the C library's functions in whose place it stands. What they do with a virtual fd:
 //!
 //! | call | what happens |
 //! |---|---|
@@ -15,18 +15,20 @@
 //! | fstat, lseek, mmap, ioctl, poll, ppoll, fcntl F_GETFD, F_SETFD, F_GETFL | the same |
 //! | others | EBADF, and one line on stderr for each call |
 //!
-//! Duplicates of a granted fd share its lease, which ends with the last of them. An fd that is the layer's own cannot be
-//! closed by mistake: `close` and `dup2` onto it answer EBADF, `close_range` and `closefrom` leave it out. All of this holds
-//! for syscall(2), too. A child of vfork(2) has its parent's memory but fds of its own: it gets nothing for a virtual fd,
-//! but the number goes on over exec, and F_GETFD, F_SETFD, F_GETFL, FIOCLEX and FIONCLEX are answered.
+//! Duplicates of a granted fd share its lease, which ends with the last of them. An fd that is the
+//! layer's own cannot be closed by mistake: `close` and `dup2` onto it answer EBADF, `close_range`
+//! and `closefrom` leave it out. All of this holds for syscall(2), too. A child of vfork(2) has its
+//! parent's memory but fds of its own: it gets nothing for a virtual fd, but the number goes on
+//! over exec, and F_GETFD, F_SETFD, F_GETFL, FIOCLEX and FIONCLEX are answered.
 //!
-//! **For other numbers** a call does one compare and one look at a table without a lock, then the system call. So it can be
-//! made before the library's constructor, in a signal handler and under a driver's lock. The answers and errno are the C
-//! library's. Calls that wait can be cancelled (pthread_cancel(3)) if they are poll, fcntl, read or write; close, sendmsg,
-//! sendmmsg, ppoll and waitid are no cancellation points.
+//! **For other numbers** a call does one compare and one look at a table without a lock, then the
+//! system call. So it can be made before the library's constructor, in a signal handler and under a
+//! driver's lock. The answers and errno are the C library's. Calls that wait can be cancelled
+//! (pthread_cancel(3)) if they are poll, fcntl, read or write; close, sendmsg, sendmmsg, ppoll and
+//! waitid are no cancellation points.
 //!
-//! **Layers** (tests/layers checks them): `limits <- raw <- inside, process, say <- held <- table <- source <- calls <- syscall <-
-//! exports`.
+//! **Layers** (tests/layers checks them): `limits <- raw <- inside, process, say <- held <- table
+//! <- source <- calls <- syscall <- exports`.
 
 mod calls;
 mod exports;

@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
 const LENGTH: NonZeroUsize = NonZeroUsize::new(PAGES_BYTES).expect("not 0");
 
-/// The process that has this memory; the kernel makes it 0 in each child that gets a copy (MADV_WIPEONFORK).
+/// The process that has this memory; the kernel makes it 0 in each child that gets a copy
+/// (MADV_WIPEONFORK).
 static OWNER: AtomicPtr<AtomicI32> = AtomicPtr::new(null_mut());
 
 /// The process that installed the layer. A child keeps its parent's.
@@ -25,12 +26,14 @@ pub fn begin() {
         .compare_exchange(null_mut(), word.as_ptr().cast(), Ordering::AcqRel, Ordering::Relaxed)
         .is_ok()
     {
-        // SAFETY: the handler lives as long as the layer, which is never unloaded, and makes one call and two stores.
+        // SAFETY: the handler lives as long as the layer, which is never unloaded, and makes one
+        // call and two stores.
         unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
     }
 }
 
-/// Whether the calling process has this memory to itself; not so in a child of vfork(2), or before [`begin`].
+/// Whether the calling process has this memory to itself; not so in a child of vfork(2), or before
+/// [`begin`].
 pub fn owns_memory() -> bool {
     let Some(owner) = owner() else { return false };
     let caller = raw::getpid();
@@ -55,7 +58,8 @@ extern "C" fn in_child() {
     }
 }
 
-/// A word that is 0 in each child; where the system has none, one that only children of fork(3) change.
+/// A word that is 0 in each child; where the system has none, one that only children of fork(3)
+/// change.
 fn wiped_word() -> &'static AtomicI32 {
     static WORD: AtomicI32 = AtomicI32::new(0);
     let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;

@@ -1,4 +1,5 @@
-//! System calls without the C library: its functions may be this crate's own. Must never allocate, take a lock or set errno.
+//! System calls without the C library: its functions may be this crate's own. Must never allocate,
+//! take a lock or set errno.
 
 use crate::limits::{ARGUMENTS, PAGES_PER_LOOK};
 use libc::c_long;
@@ -18,8 +19,8 @@ const LAST_ERRNO: isize = -4095;
 #[cfg(target_arch = "x86_64")]
 pub unsafe fn call(number: c_long, args: [usize; ARGUMENTS]) -> isize {
     let answer;
-    // SAFETY: the kernel's convention (syscall(2), "Architecture calling conventions"): it changes rax, rcx and r11 alone,
-    // and memory as the call says, which is the caller's promise.
+    // SAFETY: the kernel's convention (syscall(2), "Architecture calling conventions"): it changes
+    // rax, rcx and r11 alone, and memory as the call says, which is the caller's promise.
     unsafe {
         asm!("syscall", inlateout("rax") number as isize => answer, in("rdi") args[0], in("rsi") args[1], in("rdx") args[2],
             in("r10") args[3], in("r8") args[4], in("r9") args[5], lateout("rcx") _, lateout("r11") _, options(nostack));
@@ -34,8 +35,8 @@ pub unsafe fn call(number: c_long, args: [usize; ARGUMENTS]) -> isize {
 #[cfg(target_arch = "aarch64")]
 pub unsafe fn call(number: c_long, args: [usize; ARGUMENTS]) -> isize {
     let answer;
-    // SAFETY: the kernel's convention (syscall(2), "Architecture calling conventions"): it changes x0 alone, and memory as
-    // the call says, which is the caller's promise.
+    // SAFETY: the kernel's convention (syscall(2), "Architecture calling conventions"): it changes
+    // x0 alone, and memory as the call says, which is the caller's promise.
     unsafe {
         asm!("svc 0", in("x8") number, inlateout("x0") args[0] => answer, in("x1") args[1], in("x2") args[2],
             in("x3") args[3], in("x4") args[4], in("x5") args[5], options(nostack));
@@ -66,7 +67,8 @@ pub fn arg(fd: RawFd) -> usize {
     fd as usize
 }
 
-/// The process that calls, whatever a library has kept of its number: a child of vfork(2) has another one.
+/// The process that calls, whatever a library has kept of its number: a child of vfork(2) has
+/// another one.
 pub fn getpid() -> i32 {
     // SAFETY: it has no argument and cannot fail.
     unsafe { call(libc::SYS_getpid, [0; ARGUMENTS]) as i32 }
@@ -115,8 +117,8 @@ pub fn wake(word: &AtomicU32) {
     unsafe { call(libc::SYS_futex, [word.as_ptr().addr(), operation, 1, 0, 0, 0]) };
 }
 
-/// Whether the program's memory can be read, as the kernel would say of an argument (EFAULT). Where the kernel refuses to say,
-/// it counts as readable.
+/// Whether the program's memory can be read, as the kernel would say of an argument (EFAULT). Where
+/// the kernel refuses to say, it counts as readable.
 pub fn is_readable(address: usize, bytes: usize) -> bool {
     const PAGE: usize = 4096;
     let Some(end) = address.checked_add(bytes) else { return false };

@@ -14,7 +14,8 @@ pub fn be_quiet() {
     IS_QUIET.store(true, Ordering::Relaxed);
 }
 
-/// Says that the call is not made on virtual fds, unless that was said of it before. Calls are told apart by `index`, below 64.
+/// Says that the call is not made on virtual fds, unless that was said of it before. Calls are told
+/// apart by `index`, below 64.
 pub fn refused(index: usize, name: &str) {
     static SAID: AtomicU64 = AtomicU64::new(0);
     let bit = 1 << index;

@@ -1,5 +1,6 @@
-//! The layer, as this crate knows it: what gives fds for virtual fds. Must never be called with a lock of this crate held,
-//! nor by a child that shares its parent's memory: it would take the parent's connection for its own.
+//! The layer, as this crate knows it: what gives fds for virtual fds. Must never be called with a
+//! lock of this crate held, nor by a child that shares its parent's memory: it would take the
+//! parent's connection for its own.
 
 use crate::held::{Lease, Mark};
 use crate::inside::{Inside, defer, is_inside, take_deferred};
@@ -20,14 +21,15 @@ pub struct Granted {
     pub lease: Lease,
 }
 
-/// What the layer knows of virtual fds. It is called without any lock of this crate, on any thread of the program, never in
-/// a child of vfork(2). In a child of fork(2) it is a copy, which finds the broker anew.
+/// What the layer knows of virtual fds. It is called without any lock of this crate, on any thread
+/// of the program, never in a child of vfork(2). In a child of fork(2) it is a copy, which finds
+/// the broker anew.
 pub trait Source: Send + Sync {
     /// A duplicate of the fd behind a virtual fd. Waits for a recall.
     ///
     /// # Errors
-    /// EBADF: it has ended, or there is no such number. EMFILE: no quota, or this process's table is full. EAGAIN: its owner
-    /// is silent.
+    /// EBADF: it has ended, or there is no such number. EMFILE: no quota, or this process's table
+    /// is full. EAGAIN: its owner is silent.
     fn grant(&self, number: VirtualFd) -> Result<Granted, Errno>;
 
     /// Ends one registration of those that share the number, as close(2) ends an fd.
@@ -36,25 +38,26 @@ pub trait Source: Send + Sync {
     /// EBADF: this process has none.
     fn end(&self, number: VirtualFd) -> Result<(), Errno>;
 
-    /// Ends all registrations of this process whose numbers are in the range, as close_range(2) ends fds.
+    /// Ends all registrations of this process whose numbers are in the range, as close_range(2)
+    /// ends fds.
     fn end_range(&self, numbers: &RangeInclusive<u32>);
 
-    /// Whether an fd is the layer's own (a socket, an eventfd): the program cannot close it by mistake. No lock, no memory.
-    /// The layer itself can close an fd only when this says no.
+    /// Whether an fd is the layer's own (a socket, an eventfd): the program cannot close it by
+    /// mistake. No lock, no memory. The layer itself can close an fd only when this says no.
     fn is_own(&self, fd: RawFd) -> bool;
 
     /// Writes the fds for which `is_own` says yes, at most 64, and answers how many.
     fn own_fds(&self, fds: &mut [RawFd; OWN_FDS_MOST]) -> usize;
 
-    /// Whether this program has used the driver, and there is a broker. Only then may it ask for the fds of a process that it
-    /// cannot see. May connect: never called in a child of vfork(2).
+    /// Whether this program has used the driver, and there is a broker. Only then may it ask for
+    /// the fds of a process that it cannot see. May connect: never called in a child of vfork(2).
     fn has_used_driver(&self) -> bool;
 }
 
 static SOURCE: OnceLock<&'static dyn Source> = OnceLock::new();
 
-/// Tells the crate where fds come from. Until then a virtual fd is a number like any other, which nobody has open. Returns
-/// `false` when there is a source already, which stays.
+/// Tells the crate where fds come from. Until then a virtual fd is a number like any other, which
+/// nobody has open. Returns `false` when there is a source already, which stays.
 pub fn install(source: &'static dyn Source) -> bool {
     if std::env::var_os("FDBROKER_LOG").is_some_and(|level| level == "off") {
         say::be_quiet();
@@ -64,7 +67,8 @@ pub fn install(source: &'static dyn Source) -> bool {
     SOURCE.set(source).is_ok()
 }
 
-/// The lease of an fd that was granted for a virtual fd: for a driver's function that imports the fd.
+/// The lease of an fd that was granted for a virtual fd: for a driver's function that imports the
+/// fd.
 pub fn lease_of(fd: RawFd) -> Option<Lease> {
     table::share(fd)?.lease()
 }
@@ -77,8 +81,8 @@ pub struct Fresh {
 
 impl Fresh {
     /// # Errors
-    /// Those of [`Source::grant`]; EBADF without a source, and in a child that shares its parent's memory; EAGAIN in a signal's
-    /// handler that has interrupted the layer.
+    /// Those of [`Source::grant`]; EBADF without a source, and in a child that shares its parent's
+    /// memory; EAGAIN in a signal's handler that has interrupted the layer.
     pub fn of(number: VirtualFd) -> Result<Fresh, Errno> {
         let source = SOURCE.get().filter(|_| process::owns_memory()).ok_or(Errno::EBADF)?;
         if is_inside() {
@@ -115,7 +119,8 @@ impl Fresh {
     }
 }
 
-/// Runs a layer's code on this thread. Numbers that a signal's handler closes meanwhile are closed at its end.
+/// Runs a layer's code on this thread. Numbers that a signal's handler closes meanwhile are closed
+/// at its end.
 pub fn inside<T>(body: impl FnOnce() -> T) -> T {
     let within = Inside::enter();
     let outcome = body();
@@ -127,7 +132,8 @@ pub fn inside<T>(body: impl FnOnce() -> T) -> T {
     outcome
 }
 
-/// close(2) of all virtual fds of a range that this process has exported, as often as it has them open.
+/// close(2) of all virtual fds of a range that this process has exported, as often as it has them
+/// open.
 pub fn end_range(numbers: RangeInclusive<u32>) {
     let Some(source) = SOURCE.get().filter(|_| process::owns_memory() && !is_inside()) else {
         return;
@@ -141,8 +147,8 @@ pub fn end_range(numbers: RangeInclusive<u32>) {
     });
 }
 
-/// close(2) of a virtual fd. A child does not end what its parent has: it answers 0. So does a signal's handler that has
-/// interrupted the layer: its close is made when the layer is done.
+/// close(2) of a virtual fd. A child does not end what its parent has: it answers 0. So does a
+/// signal's handler that has interrupted the layer: its close is made when the layer is done.
 ///
 /// # Errors
 /// Those of [`Source::end`].
@@ -166,12 +172,14 @@ pub fn is_own(fd: RawFd) -> bool {
     SOURCE.get().is_some_and(|source| source.is_own(fd)) && process::owns_memory()
 }
 
-/// Whether it is a child that shares its parent's memory: it can ask the layer nothing, and will exec.
+/// Whether it is a child that shares its parent's memory: it can ask the layer nothing, and will
+/// exec.
 pub fn is_borrowed() -> bool {
     is_installed() && !process::owns_memory()
 }
 
-/// The layer's own fds, in their order; none in a child that shares its parent's memory, which has an fd table of its own.
+/// The layer's own fds, in their order; none in a child that shares its parent's memory, which has
+/// an fd table of its own.
 pub fn own_fds(fds: &mut [RawFd; OWN_FDS_MOST]) -> &[RawFd] {
     let Some(source) = SOURCE.get().filter(|_| process::owns_memory()) else { return &[] };
     let count = source.own_fds(fds).min(fds.len());
@@ -187,7 +195,8 @@ pub fn has_used_driver() -> bool {
     SOURCE.get().is_some_and(|source| source.has_used_driver())
 }
 
-/// Runs the layer's code; a fault in it must not reach the program. Its words are on stderr already.
+/// Runs the layer's code; a fault in it must not reach the program. Its words are on stderr
+/// already.
 fn guarded<T>(body: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| {
         // The payload's own drop may panic too.

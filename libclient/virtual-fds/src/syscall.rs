@@ -1,4 +1,5 @@
-//! syscall(2): sends the calls that this crate knows to where their functions go. Must never change another call's arguments.
+//! syscall(2): sends the calls that this crate knows to where their functions go. Must never change
+//! another call's arguments.
 
 use crate::calls::{close, duplicate, memory, pidfd, poll, refused, send};
 use crate::limits::ARGUMENTS;

@@ -1,5 +1,5 @@
-//! The open fds that are grants or placeholders. A look is two loads, for any number. Must never take a lock; memory only
-//! for the first grant of 32,768 numbers.
+//! The open fds that are grants or placeholders. A look is two loads, for any number. Must never
+//! take a lock; memory only for the first grant of 32,768 numbers.
 
 use crate::held::{Mark, Record};
 use crate::limits::SEGMENT_SHIFT;
@@ -36,7 +36,8 @@ pub fn share(fd: RawFd) -> Option<Mark> {
     }
 }
 
-/// Takes the fd's mark out: before the fd is closed, since its number may be another thread's right after.
+/// Takes the fd's mark out: before the fd is closed, since its number may be another thread's right
+/// after.
 pub fn take(fd: RawFd) -> Option<Mark> {
     let record = place(fd)?.swap(null_mut(), Ordering::AcqRel);
     // SAFETY: it was put there by `put`, and the swap gave it to this caller alone.
@@ -51,7 +52,8 @@ pub fn put(fd: RawFd, mark: Mark) {
     drop(unsafe { Mark::from_raw(before) });
 }
 
-/// Takes out all marks of a range. Numbers near which no fd was ever granted are passed over 32,768 at a time.
+/// Takes out all marks of a range. Numbers near which no fd was ever granted are passed over 32,768
+/// at a time.
 pub fn take_all(range: RangeInclusive<u32>) {
     let last = (*range.end()).min(VirtualFd::FIRST as u32 - 1);
     let mut fd = *range.start();

@@ -1,4 +1,5 @@
-//! Groups that may go when bytes are short: the one not used for longest first, and never one that is leased.
+//! Groups that may go when bytes are short: the one not used for longest first, and never one that
+//! is leased.
 
 use crate::support::broker::{Broker, Setup};
 use crate::support::objects::{Group, Known, SIZE, code, flags, memory, new, seal_memory};

@@ -1,5 +1,5 @@
-//! Kept objects over the deaths of their maker and of the broker, under a service manager that stores fds (a stand-in for systemd),
-//! and what is said of them without one.
+//! Kept objects over the deaths of their maker and of the broker, under a service manager that
+//! stores fds (a stand-in for systemd), and what is said of them without one.
 
 use crate::support::broker::Broker;
 use crate::support::manager::Manager;
@@ -46,7 +46,8 @@ fn kept_when_maker_and_broker_are_killed_then_a_get_gives_the_same_bytes_and_not
     maker.put_bytes("plain", &[9; 16], 0);
     maker.create(&memory(&[0; SIZE]), &flags(KEEP), &[new("half")]).expect("begun");
     assert_eq!(maker.delete_versions(&[("w/2", version)])[0].result(), Ok(()));
-    // The table, and both ends of a carrier in use and of those ahead of it, the last of which comes in the background.
+    // The table, and both ends of a carrier in use and of those ahead of it, the last of which
+    // comes in the background.
     let ends = 1 + 2 * (1 + CARRIERS_AHEAD);
     let all_ends = || Some(manager.stored_for_objects()).filter(|stored| stored.len() == ends);
     let stored = eventually_some("the carriers ahead are stored", all_ends);

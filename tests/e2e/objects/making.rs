@@ -194,7 +194,8 @@ fn seal_when_two_replace_then_the_last_wins_and_readers_of_the_old_keep_it() {
     let now = reader.get(&["a"]).expect("it is there");
     assert_eq!((old.versions(), now.versions()), (vec![second], vec![first]));
     assert_eq!((old.bytes(0), now.bytes(0)), (vec![b'y'; 16], vec![b'x'; 16]));
-    // Without REPLACE a name that has come meanwhile is in the way; so is another version than was expected.
+    // Without REPLACE a name that has come meanwhile is in the way; so is another version than was
+    // expected.
     let expecting = |version| New { expect: Some(version), ..new("a") };
     let fresh = memory(&pattern());
     let group = makers[0].create(&fresh, &replace, &[expecting(second)]).expect("begun");

@@ -1,4 +1,5 @@
-//! Caps of what objects are charged with: each is refused with its name, and comes back when they go.
+//! Caps of what objects are charged with: each is refused with its name, and comes back when they
+//! go.
 
 use crate::support::broker::{Broker, Setup};
 use crate::support::objects::{Group, New, SIZE, code, flags, memory, new, seal_memory};

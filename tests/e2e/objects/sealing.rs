@@ -1,4 +1,5 @@
-//! The seal of host memory: it must be sealed by its maker, whatever is still mapped, and readers get fds that cannot write.
+//! The seal of host memory: it must be sealed by its maker, whatever is still mapped, and readers
+//! get fds that cannot write.
 
 use crate::support::broker::Broker;
 use crate::support::objects::{

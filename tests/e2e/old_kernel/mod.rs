@@ -1,5 +1,6 @@
-//! What depends on the age of the kernel: the calls that older ones lack, and memory that they map in other ways. Each test says
-//! what holds on any kernel; tests/vm/e2e.sh --kernel 6.1 runs them on an old one. Must never be left out on one of them.
+//! What depends on the age of the kernel: the calls that older ones lack, and memory that they map
+//! in other ways. Each test says what holds on any kernel; tests/vm/e2e.sh --kernel 6.1 runs them
+//! on an old one. Must never be left out on one of them.
 
 mod vgem;
 
@@ -73,7 +74,8 @@ fn release() -> (u32, u32) {
     (next(), next())
 }
 
-// SO_PEERPIDFD came with 6.5, F_DUPFD_QUERY with 6.10, SO_PASSRIGHTS with 6.16, and none of them to the stock kernel of Debian 12.
+// SO_PEERPIDFD came with 6.5, F_DUPFD_QUERY with 6.10, SO_PASSRIGHTS with 6.16, and none of them to
+// the stock kernel of Debian 12.
 #[test]
 fn features_when_the_kernel_has_a_release_then_those_that_came_with_it_or_before() {
     let release = release();
@@ -86,7 +88,8 @@ fn features_when_the_kernel_has_a_release_then_those_that_came_with_it_or_before
     assert_eq!(KernelFeatures::detect().expect("a socket"), expected, "{release:?}");
 }
 
-// The kernel refuses them where it knows SO_PASSRIGHTS. Elsewhere it hands them over: they are closed, and the connection ends.
+// The kernel refuses them where it knows SO_PASSRIGHTS. Elsewhere it hands them over: they are
+// closed, and the connection ends.
 #[test]
 fn fds_when_nobody_asked_for_them_then_refused_by_the_kernel_or_closed() {
     let refuses = KernelFeatures::detect().expect("a socket").pass_rights;
@@ -133,8 +136,8 @@ fn memory_when_the_kernel_makes_no_dmabufs_then_not_supported_names_the_device()
     }
 }
 
-/// Memory of a maker outside the library: a dma-buf of vgem where FDBROKER_TEST_DMABUF says that there is one, as on Debian 12's
-/// kernel, else a memfd.
+/// Memory of a maker outside the library: a dma-buf of vgem where FDBROKER_TEST_DMABUF says that
+/// there is one, as on Debian 12's kernel, else a memfd.
 fn foreign_memory() -> (MemoryKind, OwnedFd) {
     match std::env::var("FDBROKER_TEST_DMABUF").as_deref() {
         Ok("vgem") => (MemoryKind::DmaBuf, Vgem::open().dmabuf(BLOCK_BYTES)),

@@ -1,4 +1,5 @@
-//! dma-bufs of vgem, the one exporter without hardware that Debian 12's kernel has. Must never be taken for a device of a GPU.
+//! dma-bufs of vgem, the one exporter without hardware that Debian 12's kernel has. Must never be
+//! taken for a device of a GPU.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -43,7 +44,8 @@ impl Vgem {
     pub fn dmabuf(&self, bytes: usize) -> OwnedFd {
         let bytes = u32::try_from(bytes).expect("small");
         let mut dumb = CreateDumb { height: 1, width: bytes / 4, bpp: 32, ..CreateDumb::default() };
-        // SAFETY: the request reads and writes one `drm_mode_create_dumb` through the pointer, which is valid.
+        // SAFETY: the request reads and writes one `drm_mode_create_dumb` through the pointer,
+        // which is valid.
         let failed = unsafe { libc::ioctl(self.0.as_raw_fd(), CREATE_DUMB, &raw mut dumb) };
         assert_eq!(failed, 0, "CREATE_DUMB: {}", std::io::Error::last_os_error());
         assert_eq!(dumb.size, u64::from(bytes));

@@ -1,5 +1,6 @@
-//! The real daemon as a process, in a directory of its own, one per test. Each test ends with the check that its daemon
-//! neither panicked nor ended by itself. The daemon must never outlive its test.
+//! The real daemon as a process, in a directory of its own, one per test. Each test ends with the
+//! check that its daemon neither panicked nor ended by itself. The daemon must never outlive its
+//! test.
 
 use super::admin::Admin;
 use super::peer::signal_and_await;
@@ -23,21 +24,22 @@ use tempfile::TempDir;
 const PROGRAM_VARIABLE: &str = "FDBROKERD";
 const PROGRAM: &str = env!("CARGO_BIN_EXE_fdbrokerd");
 
-/// Uids for services: how many each test process uses, and how many test processes run side by side. All uids are below
-/// 65,536: a container may have no others.
+/// Uids for services: how many each test process uses, and how many test processes run side by
+/// side. All uids are below 65,536: a container may have no others.
 const FIRST_UID: u32 = 20_000;
 const SERVICES: u32 = 16;
 const PROCESSES: u32 = 2_500;
 const _: () = assert!(FIRST_UID + PROCESSES * SERVICES <= 61_000, "the tests' other users");
 
-/// Time limits of a daemon whose test names no others. On a busy machine a process may get no processor for seconds; it must
-/// not count as silent.
+/// Time limits of a daemon whose test names no others. On a busy machine a process may get no
+/// processor for seconds; it must not count as silent.
 const UNHURRIED: [(&str, &str); 2] = [
     ("recall_timeout_ms", "limits.recall_timeout_ms=600000"),
     ("grace_ms", "limits.grace_ms=600000"),
 ];
 
-/// Variables that a stand-in for a driver needs in the daemon, too, which takes its fds for the driver's.
+/// Variables that a stand-in for a driver needs in the daemon, too, which takes its fds for the
+/// driver's.
 const OF_STAND_INS: [&str; 2] = ["LD_PRELOAD", "FDBROKER_CUDA_STUB_DIR"];
 
 /// How to start a daemon.
@@ -80,8 +82,8 @@ impl Setup {
         self
     }
 
-    /// Runs the daemon like a service: as a user of its own, open to all users. Needs root. Each daemon needs another user,
-    /// since the kernel limits the fds in flight of each user.
+    /// Runs the daemon like a service: as a user of its own, open to all users. Needs root. Each
+    /// daemon needs another user, since the kernel limits the fds in flight of each user.
     pub fn service(mut self) -> Setup {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -127,8 +129,8 @@ impl Setup {
         // The daemon's user may not be able to reach the folder in which the program was built.
         let copy = dir.join("fdbrokerd");
         if !copy.exists() {
-            // cp makes the copy. If this process wrote the file, a child that another thread starts meanwhile would have
-            // it open for writing too, and execve would fail with ETXTBSY.
+            // cp makes the copy. If this process wrote the file, a child that another thread starts
+            // meanwhile would have it open for writing too, and execve would fail with ETXTBSY.
             let copied = Command::new("cp").arg(program()).arg(&copy).status();
             assert!(copied.expect("run cp").success());
             std::fs::set_permissions(&copy, Permissions::from_mode(0o755)).expect("chmod");
@@ -210,7 +212,8 @@ impl Process {
 }
 
 impl Drop for Process {
-    /// Must not panic, as the test may be panicking already. Must not wait for ever: a process whose close hangs never ends.
+    /// Must not panic, as the test may be panicking already. Must not wait for ever: a process
+    /// whose close hangs never ends.
     fn drop(&mut self) {
         let until = Instant::now() + PATIENCE;
         let _ = self.child.kill();
@@ -349,17 +352,20 @@ impl Broker {
     /// Starts another daemon in the same directory; the error says why it did not start.
     pub fn try_restart(&mut self) -> Result<(), String> {
         assert!(self.process.is_none(), "it still runs");
-        // The first count of fds stays valid: this daemon opens the same ones, and clients may be back already.
+        // The first count of fds stays valid: this daemon opens the same ones, and clients may be
+        // back already.
         self.process = Some(Process::start(&self.setup, self.dir.path(), &[])?);
         Ok(())
     }
 
-    /// Starts a second daemon that takes over, and waits until it serves and the first one has ended.
+    /// Starts a second daemon that takes over, and waits until it serves and the first one has
+    /// ended.
     pub fn take_over(&mut self) {
         self.try_take_over().expect("it takes over");
     }
 
-    /// Has a second daemon take over. The error says why it did not start; then the first one still serves.
+    /// Has a second daemon take over. The error says why it did not start; then the first one still
+    /// serves.
     pub fn try_take_over(&mut self) -> Result<(), String> {
         let successor = self.start_successor(&[])?;
         self.succeed(successor);
@@ -434,12 +440,13 @@ pub fn lanes(pid: Pid) -> Vec<Pid> {
     spawners.iter().flat_map(children).collect()
 }
 
-/// Counts the fds of a daemon once it has closed those of ended clients, and those it opens for a moment only. Waits for
-/// a stable count, since no fixed time is long enough on a loaded machine.
+/// Counts the fds of a daemon once it has closed those of ended clients, and those it opens for a
+/// moment only. Waits for a stable count, since no fixed time is long enough on a loaded machine.
 pub fn settled_fds(pid: Pid, admin_socket: &Path) -> usize {
     let admin = Admin::connect(admin_socket);
     eventually("all closes are done", || admin.status().gauges.closing_fds.get() == 0);
-    // The daemon serves administrators in turn: after two answers it has seen the end of each earlier connection.
+    // The daemon serves administrators in turn: after two answers it has seen the end of each
+    // earlier connection.
     for _ in 0..2 {
         admin.status();
     }

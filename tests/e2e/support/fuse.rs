@@ -1,5 +1,5 @@
-//! A file whose file server hangs, and a client of the broker that has the file open. Must never have the file open in a
-//! process that forks.
+//! A file whose file server hangs, and a client of the broker that has the file open. Must never
+//! have the file open in a process that forks.
 
 use super::memory::BLOCK_BYTES;
 use super::peer::{Link, Peer};
@@ -11,8 +11,9 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-/// A hung file: the process that serves it, and the process that has it open and can deposit it. No process that forks may
-/// have the file open, since its close hangs, at exec too. The fields stand in the order in which they must end.
+/// A hung file: the process that serves it, and the process that has it open and can deposit it. No
+/// process that forks may have the file open, since its close hangs, at exec too. The fields stand
+/// in the order in which they must end.
 #[derive(Debug)]
 pub struct HungFile {
     pub server: Peer,

@@ -1,5 +1,5 @@
-//! A file server that hangs: it answers requests until its one file is open, then no more. Needs root and /dev/fuse. Lives
-//! in a mount namespace of its own, so that its mount ends with it.
+//! A file server that hangs: it answers requests until its one file is open, then no more. Needs
+//! root and /dev/fuse. Lives in a mount namespace of its own, so that its mount ends with it.
 
 use super::peer::Link;
 use nix::sched::{CloneFlags, unshare};
@@ -19,7 +19,8 @@ const INIT_OUT_BYTES: usize = 64;
 const ATTR_OUT_BYTES: usize = 104;
 const OPEN_OUT_BYTES: usize = 16;
 
-/// Buffer for a request. INIT, GETATTR and OPEN are below 200 bytes; the kernel demands at least 8 KiB (FUSE_MIN_READ_BUFFER).
+/// Buffer for a request. INIT, GETATTR and OPEN are below 200 bytes; the kernel demands at least 8
+/// KiB (FUSE_MIN_READ_BUFFER).
 const REQUEST_BYTES: usize = 256 * 1024;
 
 /// Why a file server cannot run here; `None` if it can.

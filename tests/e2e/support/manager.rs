@@ -1,5 +1,6 @@
-//! Stands in for the service manager: receives notifications and fds on a socket, stores the fds, and starts the daemon
-//! with them. It follows sd_notify(3) and sd_listen_fds(3). Systemd itself is tested in a virtual machine.
+//! Stands in for the service manager: receives notifications and fds on a socket, stores the fds,
+//! and starts the daemon with them. It follows sd_notify(3) and sd_listen_fds(3). Systemd itself is
+//! tested in a virtual machine.
 
 use super::broker::{admin_socket, open_fds, settled_fds};
 use super::wait::{PATIENCE, eventually, eventually_some};
@@ -189,7 +190,8 @@ impl Manager {
         self.heard.lock().expect("no panic").store.extend(fds);
     }
 
-    /// Calls `run` while the manager reads nothing and its socket is full. `run` may use only the manager's log.
+    /// Calls `run` while the manager reads nothing and its socket is full. `run` may use only the
+    /// manager's log.
     pub fn while_stuck(&self, run: impl FnOnce(&Manager)) {
         let heard = self.heard.lock().expect("no panic");
         let socket = UnixDatagram::unbound().expect("a socket");
@@ -268,8 +270,8 @@ fn listen(socket: &UnixDatagram, heard: &Mutex<Heard>, is_over: &AtomicBool) {
         for fd in fds.drain() {
             if let (Some(name), true) = (name, lines.contains(&"FDSTORE=1")) {
                 assert!(lines.contains(&"FDPOLL=0"), "{text}");
-                // Like systemd (service_add_fd_store), closes a duplicate of a stored open file, whatever its name, and
-                // tells no one.
+                // Like systemd (service_add_fd_store), closes a duplicate of a stored open file,
+                // whatever its name, and tells no one.
                 if !heard.store.iter().any(|(_, stored)| is_same_file(stored, &fd)) {
                     heard.store.push((name.to_owned(), fd));
                 }

@@ -1,5 +1,5 @@
-//! Memory that the tests share without the library's arena, and its contents: a memfd or real dma-bufs, as
-//! FDBROKER_TEST_MEMORY says. Must never hand out two blocks that overlap.
+//! Memory that the tests share without the library's arena, and its contents: a memfd or real
+//! dma-bufs, as FDBROKER_TEST_MEMORY says. Must never hand out two blocks that overlap.
 
 use fdbroker_client::{
     Access, Deposit, Grant, HostMemory, Import, IsolatedMemory, Recall, RecallAnswer,
@@ -30,7 +30,8 @@ pub fn host_memory() -> HostMemory {
     }
 }
 
-/// The kind of memory of this run for allocations with an fd of their own: dma-heap buffers where it is dma-bufs.
+/// The kind of memory of this run for allocations with an fd of their own: dma-heap buffers where
+/// it is dma-bufs.
 pub fn isolated_memory() -> IsolatedMemory {
     match host_memory() {
         HostMemory::Memfd => IsolatedMemory::Memfd,
@@ -172,7 +173,8 @@ fn udmabuf(memfd: BorrowedFd<'_>, offset: u64) -> OwnedFd {
 /// `DMA_BUF_SET_NAME_B` of linux/dma-buf.h: `_IOW('b', 1, u64)`.
 const DMA_BUF_SET_NAME: libc::Ioctl = 0x4008_6201;
 
-/// A block of the kind of memory of this run. Its name imitates the lines that the kernel writes into fdinfo.
+/// A block of the kind of memory of this run. Its name imitates the lines that the kernel writes
+/// into fdinfo.
 pub fn block_with_forged_name() -> OwnedFd {
     // 31 bytes, the longest name of a dma-buf.
     let name = c"x\nsize:\t99999999\nexp_name:\tevil";

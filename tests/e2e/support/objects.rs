@@ -1,4 +1,5 @@
-//! A client's requests about objects, by hand: each is one message and its answer. Must never check what it sends.
+//! A client's requests about objects, by hand: each is one message and its answer. Must never check
+//! what it sends.
 
 use super::memory::memfd;
 use super::raw::{Incoming, Raw};
@@ -255,7 +256,8 @@ impl Raw {
         self.request(kind, |writer| writer.push(&head), 0, &[])
     }
 
-    /// Sends a request of one fd at most and does not await its answer; its id. `None`: the broker has ended.
+    /// Sends a request of one fd at most and does not await its answer; its id. `None`: the broker
+    /// has ended.
     fn start(
         &mut self,
         kind: Kind,
@@ -379,7 +381,8 @@ impl Raw {
         self.seal(group)
     }
 
-    /// Begins a group of objects with these bytes, one behind another; gives its number and its memory.
+    /// Begins a group of objects with these bytes, one behind another; gives its number and its
+    /// memory.
     #[track_caller]
     pub fn begin(
         &mut self,

@@ -1,5 +1,5 @@
-//! A client that owns blocks of memory and exports them again when recalled, and the notices that clients get.
-//! Must never answer a recall differently from what its test wants.
+//! A client that owns blocks of memory and exports them again when recalled, and the notices that
+//! clients get. Must never answer a recall differently from what its test wants.
 
 use super::broker::Broker;
 use super::memory::Blocks;
@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 
-/// How long a test waits to see that nothing arrives. Silence proves little; an arrival disproves for sure.
+/// How long a test waits to see that nothing arrives. Silence proves little; an arrival disproves
+/// for sure.
 const QUIET_TIME: std::time::Duration = std::time::Duration::from_millis(200);
 
 /// A notice that a client got.
@@ -96,7 +97,8 @@ pub struct Owner {
     recalls: Arc<AtomicU64>,
 }
 
-/// Blocks in one call to register. An emulated machine cannot export thousands within the time limit of one call.
+/// Blocks in one call to register. An emulated machine cannot export thousands within the time
+/// limit of one call.
 const PORTION: usize = 1000;
 
 impl Owner {

@@ -1,5 +1,6 @@
-//! Processes that help a test: this program again, with a variable that names the part to play, and a socket to the test as
-//! stdin. They must never outlive their test: it ends them by pid, and they end at the end of that socket.
+//! Processes that help a test: this program again, with a variable that names the part to play, and
+//! a socket to the test as stdin. They must never outlive their test: it ends them by pid, and they
+//! end at the end of that socket.
 
 use super::wait::PATIENCE;
 use fdbroker_protocol::Handle;
@@ -160,7 +161,8 @@ pub fn from_words<'a>(words: impl Iterator<Item = &'a str>) -> Vec<Handle> {
         .collect()
 }
 
-/// In a helper process, plays its part. In a test run, checks that the failure of a helper is noticed.
+/// In a helper process, plays its part. In a test run, checks that the failure of a helper is
+/// noticed.
 #[test]
 fn peer_when_its_part_fails_then_the_test_hears_it() {
     let Ok(name) = std::env::var(PART_VARIABLE) else {

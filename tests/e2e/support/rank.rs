@@ -37,7 +37,8 @@ pub fn play(mut link: Link) {
 }
 
 impl Rank {
-    /// The next line. In dispatch mode the rank serves until the line comes, like a progress engine.
+    /// The next line. In dispatch mode the rank serves until the line comes, like a progress
+    /// engine.
     fn hear(&self, link: &mut Link) -> Option<String> {
         let serving = self.client.as_ref().filter(|client| client.event_fd().is_ok());
         while let Some(client) = serving {
@@ -134,7 +135,8 @@ impl Rank {
         Ok(to_line(&[registered.handle]))
     }
 
-    /// Acquires all handles one after the other, from the one at `first` on, and compares every byte.
+    /// Acquires all handles one after the other, from the one at `first` on, and compares every
+    /// byte.
     fn cycle(&mut self, first: usize, handles: &[Handle]) -> Result<String, Error> {
         for place in 0..handles.len() {
             let index = (first + place) % handles.len();
@@ -146,7 +148,8 @@ impl Rank {
         Ok("OK".into())
     }
 
-    /// Acquires each handle with a request of its own, all at once and without blocking. Compares every byte, releases all.
+    /// Acquires each handle with a request of its own, all at once and without blocking. Compares
+    /// every byte, releases all.
     fn progress(&mut self, seed: u64, handles: &[Handle]) -> Result<String, Error> {
         let start = |(handle, n)| Ok((self.client().acquire_start(&[handle], patience())?, n));
         let started = handles.iter().copied().zip(seed..).map(start);

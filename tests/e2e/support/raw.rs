@@ -211,7 +211,8 @@ impl Raw {
         id
     }
 
-    /// The broker's refusal of an acquire that waits in vain. Unlike the library, this waits for it however late it is.
+    /// The broker's refusal of an acquire that waits in vain. Unlike the library, this waits for it
+    /// however late it is.
     #[track_caller]
     pub fn refusal(&mut self, handle: &Handle) -> Error {
         const DEADLINE_MS: u32 = 50;
@@ -224,8 +225,9 @@ impl Raw {
         Error::from_status(grants(answer).0[0].status, "acquire")
     }
 
-    /// Acquires; returns the items, and the fds in the order of arrival. Asks again for items that answer AGAIN, as clients
-    /// must: while other clients wait for their turn, a grant has only a part of what was asked for.
+    /// Acquires; returns the items, and the fds in the order of arrival. Asks again for items that
+    /// answer AGAIN, as clients must: while other clients wait for their turn, a grant has only a
+    /// part of what was asked for.
     #[track_caller]
     pub fn acquire(&mut self, handles: &[Handle]) -> (Vec<GrantItem>, Vec<OwnedFd>) {
         let until = Instant::now() + PATIENCE;

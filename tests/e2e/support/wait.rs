@@ -10,14 +10,16 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Longest time of every wait. It ends a test that hangs. It is far above the needs of an emulated machine on busy cores,
-/// where some waits take a minute: no test passes or fails by how long something took.
+/// Longest time of every wait. It ends a test that hangs. It is far above the needs of an emulated
+/// machine on busy cores, where some waits take a minute: no test passes or fails by how long
+/// something took.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Pause between two looks at a state that no event announces.
 const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Held by a test that has hundreds of fds open in this process: one such test at a time fits a table of 1,024 fds.
+/// Held by a test that has hundreds of fds open in this process: one such test at a time fits a
+/// table of 1,024 fds.
 pub fn many_fds() -> MutexGuard<'static, ()> {
     static TABLE: Mutex<()> = Mutex::new(());
     // A test that fails closes its fds all the same.
@@ -29,7 +31,8 @@ pub fn patience() -> Deadline {
     Deadline::after(PATIENCE)
 }
 
-/// The deadline of a call that the broker refuses. Its answer comes a quarter sooner: time for threads that get no processor.
+/// The deadline of a call that the broker refuses. Its answer comes a quarter sooner: time for
+/// threads that get no processor.
 pub fn soon() -> Deadline {
     Deadline::from_ms(3000)
 }
@@ -79,7 +82,8 @@ pub fn is_readable_now(fd: BorrowedFd<'_>) -> bool {
     poll(&mut entries, PollTimeout::ZERO).is_ok_and(|count| count > 0)
 }
 
-/// All text until the other side closes the pipe. `None` if that does not happen in time, or the bytes are no text.
+/// All text until the other side closes the pipe. `None` if that does not happen in time, or the
+/// bytes are no text.
 pub fn read_to_end(pipe: &mut (impl Read + AsFd)) -> Option<String> {
     let (mut bytes, mut piece) = (Vec::new(), [0; 256]);
     while is_readable(pipe.as_fd()) {

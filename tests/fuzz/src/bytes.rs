@@ -1,5 +1,5 @@
-//! Takes values from the front of an input, and zeros after its end, so that every input means something. Must never
-//! panic.
+//! Takes values from the front of an input, and zeros after its end, so that every input means
+//! something. Must never panic.
 
 /// What is left of an input.
 #[derive(Clone, Copy, Debug)]

@@ -1,5 +1,6 @@
-//! One program for all fuzz targets. FDBROKER_FUZZ_TARGET names the target that libFuzzer feeds. With FDBROKER_FUZZ_SEEDS the
-//! program writes the seeds to that directory instead. A target must never panic unless the product is wrong.
+//! One program for all fuzz targets. FDBROKER_FUZZ_TARGET names the target that libFuzzer feeds.
+//! With FDBROKER_FUZZ_SEEDS the program writes the seeds to that directory instead. A target must
+//! never panic unless the product is wrong.
 #![no_main]
 
 mod bytes;

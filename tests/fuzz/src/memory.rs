@@ -1,5 +1,5 @@
-//! Real fds for the targets that pass fds: memfds, sealed or not. A target must never close one of these: it passes them
-//! on, and the kernel makes duplicates.
+//! Real fds for the targets that pass fds: memfds, sealed or not. A target must never close one of
+//! these: it passes them on, and the kernel makes duplicates.
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};

@@ -1,5 +1,6 @@
-//! The seeds: what a real library, broker and kernel say, written as the targets read it, and the same with changes.
-//! Each run of `run.sh` writes them anew. Must never be random: the same program writes the same files.
+//! The seeds: what a real library, broker and kernel say, written as the targets read it, and the
+//! same with changes. Each run of `run.sh` writes them anew. Must never be random: the same program
+//! writes the same files.
 
 use crate::targets::wire::{Bodies, Layout, visit};
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
@@ -36,8 +37,8 @@ pub fn write_all(directory: &Path) {
     }
 }
 
-/// Bytes without a pattern, the same ones each time for a number (splitmix64). A target that reads its input as a list of
-/// acts plays a long story of them.
+/// Bytes without a pattern, the same ones each time for a number (splitmix64). A target that reads
+/// its input as a list of acts plays a long story of them.
 fn noise(number: u64, length: usize) -> Vec<u8> {
     let word = |index: u64| {
         let mut word = (number << 32 | index).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -48,7 +49,8 @@ fn noise(number: u64, length: usize) -> Vec<u8> {
     (1..).flat_map(word).take(length).collect()
 }
 
-/// Messages of every kind with zero, one and two items, a status of each sort, and messages that lie about themselves.
+/// Messages of every kind with zero, one and two items, a status of each sort, and messages that
+/// lie about themselves.
 fn wire() -> Vec<Vec<u8>> {
     let of_each_kind = |count| Kind::ALL.iter().map(move |kind| message(*kind, count, 0));
     let mut seeds: Vec<Vec<u8>> = [0, 1, 2].into_iter().flat_map(of_each_kind).collect();
@@ -89,7 +91,8 @@ fn statuses() -> Vec<Status> {
     all
 }
 
-/// A whole message: `byte` everywhere in its body, and as many fds as a library or broker sends with it.
+/// A whole message: `byte` everywhere in its body, and as many fds as a library or broker sends
+/// with it.
 fn message(kind: Kind, count: usize, byte: u8) -> Vec<u8> {
     let mut body = Body { count, byte, counted: 0, bytes: Vec::new() };
     visit(kind, &mut body);
@@ -174,7 +177,8 @@ impl Bodies for Body {
     }
 }
 
-/// What kernels print for dma-bufs and other fds (drivers/dma-buf/dma-buf.c, fs/proc/fd.c), and odd sizes.
+/// What kernels print for dma-bufs and other fds (drivers/dma-buf/dma-buf.c, fs/proc/fd.c), and odd
+/// sizes.
 fn fdinfo() -> Vec<Vec<u8>> {
     let all = [
         "pos:\t0\nflags:\t02100002\nmnt_id:\t15\nino:\t12\nsize:\t65536\ncount:\t2\nexp_name:\tsystem\n",
@@ -218,8 +222,8 @@ fn begun(texts: &[&str]) -> Vec<Vec<u8>> {
     texts.iter().flat_map(begun).collect()
 }
 
-/// The configuration as it is printed, each key alone with good and bad values, each variable of the environment, and the
-/// other ways to write TOML.
+/// The configuration as it is printed, each key alone with good and bad values, each variable of
+/// the environment, and the other ways to write TOML.
 fn config() -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();
     let host = Host { euid: 0, hard_fds: 4096, open_fds: 8, subordinate_uids: Default::default() };
@@ -327,7 +331,8 @@ fn page() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Two clients: one has a buffer that the other acquires, maps and gives back; recalls; deaths; a crash. Then noise.
+/// Two clients: one has a buffer that the other acquires, maps and gives back; recalls; deaths; a
+/// crash. Then noise.
 fn core() -> Vec<Vec<u8>> {
     let no_caps = [0_u8; 4];
     let few = [&[63, 6, 3, 15, 4, 4, 9][..], &[0, 0, 0]].concat();
@@ -365,7 +370,8 @@ fn core() -> Vec<Vec<u8>> {
     stories.chain((0..32).map(without_caps)).chain((32..64).map(with_caps)).collect()
 }
 
-/// The ledgers of the brokers in the seeds of `core`, and the first four with each of their bytes changed in turn.
+/// The ledgers of the brokers in the seeds of `core`, and the first four with each of their bytes
+/// changed in turn.
 fn saved() -> Vec<Vec<u8>> {
     let mut seeds: Vec<Vec<u8>> =
         core().iter().map(|story| crate::targets::core::saved(story)).collect();

@@ -9,8 +9,9 @@ use crate::wire::{Conn, block, nap, push, stopped};
 use fdbroker_protocol::MAX_BATCH;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// Connections that leave a whole message of grants unread: 3,036 fds of the broker's uid are in flight. From 2,024 on
-/// (UNIX_INFLIGHT_SANE_USER in net/unix/garbage.c) a uid may have to wait for the collector.
+/// Connections that leave a whole message of grants unread: 3,036 fds of the broker's uid are in
+/// flight. From 2,024 on (UNIX_INFLIGHT_SANE_USER in net/unix/garbage.c) a uid may have to wait for
+/// the collector.
 const UNREAD: usize = 12;
 
 /// Pairs of sockets of an attacker that lie in each other's queues.

@@ -1,4 +1,5 @@
-//! Connections alone are the attack. Must never have more of them open than the process may have fds.
+//! Connections alone are the attack. Must never have more of them open than the process may have
+//! fds.
 
 use crate::attack::Attack;
 use crate::support::raw::hello;
@@ -47,7 +48,8 @@ pub fn claims(attack: &mut Attack) {
     hoard(attack, 2000);
 }
 
-/// The attack is under way once a connection with so many fds of its own is refused. It goes on trying.
+/// The attack is under way once a connection with so many fds of its own is refused. It goes on
+/// trying.
 fn hoard(attack: &mut Attack, own_fds: u32) {
     let mut conns = Vec::new();
     let mut is_under_way = false;

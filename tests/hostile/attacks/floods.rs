@@ -1,5 +1,5 @@
-//! Floods of whole and allowed messages, as many and as big as possible. Must never send anything for which the broker may
-//! end the connection, unless that is the attack.
+//! Floods of whole and allowed messages, as many and as big as possible. Must never send anything
+//! for which the broker may end the connection, unless that is the attack.
 
 use crate::attack::Attack;
 use crate::support::memory::{all_seals, memfd};

@@ -1,5 +1,5 @@
-//! Handles, tokens and leases that belong to another client, or to none. Counts what it gets for them: it must be nothing.
-//! Must never use a handle that it may use.
+//! Handles, tokens and leases that belong to another client, or to none. Counts what it gets for
+//! them: it must be nothing. Must never use a handle that it may use.
 
 use crate::attack::Attack;
 use crate::support::memory::{all_seals, memfd};
@@ -14,7 +14,8 @@ use nix::unistd::Uid;
 use std::os::fd::{AsFd, BorrowedFd};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Tries of each attacker and round, whatever the time: a million in all, with the five rounds of a run and the one before.
+/// Tries of each attacker and round, whatever the time: a million in all, with the five rounds of a
+/// run and the one before.
 const LEAST_TRIES: u64 = 200_000;
 
 fn gained(message: &Message<'_>) -> u64 {
@@ -24,7 +25,8 @@ fn gained(message: &Message<'_>) -> u64 {
     grants as u64
 }
 
-/// Random handles, its own with changed bits and, where the good client is another user, stolen ones.
+/// Random handles, its own with changed bits and, where the good client is another user, stolen
+/// ones.
 pub fn handles(attack: &mut Attack) {
     let fd = memfd(c"forged", 4096, all_seals());
     let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
@@ -68,8 +70,9 @@ fn forge(own: Handle, kind: usize, rng: &mut crate::attack::Rng) -> Handle {
     handle
 }
 
-/// Redeposits with wrong tokens, and declares of leases that it never had. Some are for kept memory whose owner has gone:
-/// whoever has its token gets it, and no other client, so that the token alone decides.
+/// Redeposits with wrong tokens, and declares of leases that it never had. Some are for kept memory
+/// whose owner has gone: whoever has its token gets it, and no other client, so that the token
+/// alone decides.
 pub fn tokens(attack: &mut Attack) {
     let fd = memfd(c"orphan", 4096, all_seals());
     let Some(mut orphan) = Orphan::leave(attack, fd.as_fd()) else { return };
@@ -147,8 +150,8 @@ impl Orphan {
         Some(Orphan(item))
     }
 
-    /// Has the heir adopt it and end it; `false`: it is time to end. Its time to live of three seconds is not over: the attacks
-    /// on it take milliseconds.
+    /// Has the heir adopt it and end it; `false`: it is time to end. Its time to live of three
+    /// seconds is not over: the attacks on it take milliseconds.
     fn is_adopted(&self, attack: &mut Attack) -> bool {
         let Some(mut heir) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return false };
         let bytes = heir.redeposit(&[self.0]);

@@ -1,4 +1,5 @@
-//! Processes that inherit a connection. There must never be more than a few dozen, nor may any outlive its time.
+//! Processes that inherit a connection. There must never be more than a few dozen, nor may any
+//! outlive its time.
 
 use crate::attack::Attack;
 use crate::support::memory::{all_seals, memfd};
@@ -19,7 +20,8 @@ pub fn fork_bomb(attack: &mut Attack) {
     let fd = memfd(c"heirs", 4096, all_seals());
     attack.begin();
     while !stopped() {
-        // SAFETY: the child uses what is its own: the other thread only waits for a line and holds no lock of ours.
+        // SAFETY: the child uses what is its own: the other thread only waits for a line and holds
+        // no lock of ours.
         match unsafe { fork() }.expect("fork") {
             ForkResult::Parent { child } => {
                 let _ = waitpid(child, None);

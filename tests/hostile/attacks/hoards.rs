@@ -1,4 +1,5 @@
-//! Answers to recalls that were never sent, cancelled requests, requests that wait. An attack must never wait itself.
+//! Answers to recalls that were never sent, cancelled requests, requests that wait. An attack must
+//! never wait itself.
 
 use crate::attack::Attack;
 use crate::support::memory::{all_seals, memfd};
@@ -14,7 +15,8 @@ const CONNECTIONS: usize = 48;
 /// Requests of each connection that wait: as many as the broker lets one client park.
 const PARKED: usize = 64;
 
-/// Supplies with fds for its own allocations, for those of others, and for slots that were never used.
+/// Supplies with fds for its own allocations, for those of others, and for slots that were never
+/// used.
 pub fn supplies(attack: &mut Attack) {
     let fd = memfd(c"supply", 4096, all_seals());
     let Some(mut conn) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
@@ -89,7 +91,8 @@ pub fn parked_items(attack: &mut Attack) {
     wait_in_line(attack, MAX_BATCH, MAX_BATCH);
 }
 
-/// Requests of `batch` items each, of as many blocks, until each connection has as many as may wait.
+/// Requests of `batch` items each, of as many blocks, until each connection has as many as may
+/// wait.
 fn wait_in_line(attack: &mut Attack, blocks: usize, batch: usize) {
     let fd = memfd(c"parked", 4096, all_seals());
     let Some(mut owner) = Conn::welcome(&attack.socket, &mut attack.inbox) else { return };
@@ -124,8 +127,8 @@ fn wait_in_line(attack: &mut Attack, blocks: usize, batch: usize) {
     }
 }
 
-/// All that one user may have: connections, claimed fds, memory that cannot be recalled, leases. The attack is under way
-/// once a connection is refused. It goes on trying.
+/// All that one user may have: connections, claimed fds, memory that cannot be recalled, leases.
+/// The attack is under way once a connection is refused. It goes on trying.
 pub fn everything(attack: &mut Attack) {
     let fd = memfd(c"everything", 4096, all_seals());
     let blocks: Vec<_> = (0..64).map(|index| RegisterItem { flags: 0, ..block(index) }).collect();

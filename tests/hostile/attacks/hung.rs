@@ -1,5 +1,5 @@
-//! Fds of a file server that has stopped: their last close never returns. Must never have such an fd in a process that
-//! forks, nor stay root longer than it takes to open the file.
+//! Fds of a file server that has stopped: their last close never returns. Must never have such an
+//! fd in a process that forks, nor stay root longer than it takes to open the file.
 
 use crate::attack::Attack;
 use crate::support::fuse_server;
@@ -49,8 +49,8 @@ pub fn flood(attack: &mut Attack) {
     deposit(attack, file.as_fd(), &items);
 }
 
-/// Deposits of an epoll fd that another thread waits on for ever, within the kernel and with the lock of the epoll fd: its
-/// buffer for events is a page of the hung file.
+/// Deposits of an epoll fd that another thread waits on for ever, within the kernel and with the
+/// lock of the epoll fd: its buffer for events is a page of the hung file.
 pub fn epoll(attack: &mut Attack) {
     let file = open(attack);
     let epoll = Arc::new(Epoll::new(EpollCreateFlags::empty()).expect("epoll"));

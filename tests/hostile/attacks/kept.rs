@@ -1,5 +1,6 @@
-//! Kept memory that its owner leaves behind. Counts what it gets beyond the caps, and answers that are wrong: there must be
-//! none. Must never keep more than a few dozen allocations of one connection.
+//! Kept memory that its owner leaves behind. Counts what it gets beyond the caps, and answers that
+//! are wrong: there must be none. Must never keep more than a few dozen allocations of one
+//! connection.
 
 use crate::attack::Attack;
 use crate::support::memory::{all_seals, memfd};
@@ -11,11 +12,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 /// Messages of each connection.
 const MESSAGES: usize = 3;
 
-/// Connections that may pass before an answer names the cap. The first should do: it asks for more than a client may keep.
+/// Connections that may pass before an answer names the cap. The first should do: it asks for more
+/// than a client may keep.
 const CONNECTIONS_BEFORE_CAP: usize = 20;
 
-/// Registers allocations to be kept, as many as one message takes, some with an invalid share or invalid flags. Then the
-/// connection ends, and a new one follows. The attack is under way once the cap is reached: how soon is up to the machine.
+/// Registers allocations to be kept, as many as one message takes, some with an invalid share or
+/// invalid flags. Then the connection ends, and a new one follows. The attack is under way once the
+/// cap is reached: how soon is up to the machine.
 pub fn hoard(attack: &mut Attack) {
     let fd = memfd(c"kept", 4096, all_seals());
     let mut named = false;

@@ -1,5 +1,5 @@
-//! The attacks, by what they abuse, and the harmless load that replaces them in the quiet phase. Each counts what it did, and
-//! ends when it is told to. Must never wait for the daemon.
+//! The attacks, by what they abuse, and the harmless load that replaces them in the quiet phase.
+//! Each counts what it did, and ends when it is told to. Must never wait for the daemon.
 
 pub mod bytes;
 pub mod collector;

@@ -1,4 +1,5 @@
-//! Ranks of a job that start together. They do nothing wrong: each must be let in. Must never stay after its turn.
+//! Ranks of a job that start together. They do nothing wrong: each must be let in. Must never stay
+//! after its turn.
 
 use crate::attack::Attack;
 use crate::wire::{nap, stopped};

@@ -14,7 +14,8 @@ const HORDE: usize = 800;
 /// Requests on each connection before a new connection takes its place.
 const REQUESTS: usize = 400;
 
-/// Acquires without end, and reads no answer; ends its own allocations meanwhile, so that events come, too.
+/// Acquires without end, and reads no answer; ends its own allocations meanwhile, so that events
+/// come, too.
 pub fn never(attack: &mut Attack) {
     let fd = memfd(c"never", 4096, all_seals());
     attack.begin();

@@ -113,8 +113,8 @@ fn peek(socket: RawFd, page: usize) {
 /// A client that reads nothing, and its sockets.
 struct Held {
     conn: Conn,
-    /// The real library, which has the socket for fds ahead. In dispatch mode: no thread of it reads.
-    /// It is never dropped: at its end it would read its sockets, and not come back.
+    /// The real library, which has the socket for fds ahead. In dispatch mode: no thread of it
+    /// reads. It is never dropped: at its end it would read its sockets, and not come back.
     _consumer: ManuallyDrop<Client>,
     handles: Vec<fdbroker_protocol::Handle>,
     sockets: Vec<OwnedFd>,
@@ -174,7 +174,8 @@ fn hold(socket: &OwnedFd, page: usize) {
     std::thread::spawn(move || {
         while !stopped() {
             await_ready(socket.as_fd(), PollFlags::POLLIN);
-            // SAFETY: the page is mapped for good; only the kernel writes to it, and it does not come.
+            // SAFETY: the page is mapped for good; only the kernel writes to it, and it does not
+            // come.
             unsafe {
                 libc::recv(socket.as_raw_fd(), page as *mut libc::c_void, 4096, libc::MSG_DONTWAIT)
             };

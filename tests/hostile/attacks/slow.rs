@@ -1,4 +1,5 @@
-//! Fds that cost whoever touches them much time in the kernel. Must never leave behind the files that it makes.
+//! Fds that cost whoever touches them much time in the kernel. Must never leave behind the files
+//! that it makes.
 
 use crate::attack::Attack;
 use crate::support::memory::memfd;
@@ -15,7 +16,8 @@ use std::os::unix::ffi::OsStrExt;
 /// Watches of one inotify fd: to read its fdinfo takes some 5 us for each.
 const WATCHES: usize = 20_000;
 
-/// Size of a memfd whose close takes long: 190 ms for each GiB, within an eighth of the memory that is free now.
+/// Size of a memfd whose close takes long: 190 ms for each GiB, within an eighth of the memory that
+/// is free now.
 fn big_bytes() -> i64 {
     let info = std::fs::read_to_string("/proc/meminfo").expect("/proc");
     let free = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"));

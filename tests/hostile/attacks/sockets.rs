@@ -1,5 +1,5 @@
-//! Sockets as deposits, in whose queues are fds, each other, or the connection to the broker. Must never have more fds in
-//! flight than the kernel lets one user have.
+//! Sockets as deposits, in whose queues are fds, each other, or the connection to the broker. Must
+//! never have more fds in flight than the kernel lets one user have.
 
 use crate::attack::Attack;
 use crate::support::memory::{all_seals, memfd};
@@ -45,7 +45,8 @@ pub fn nested(attack: &mut Attack) {
     }
 }
 
-/// The broker is sent its clients' own ends of their connections. Then the client drops them: only the broker has them.
+/// The broker is sent its clients' own ends of their connections. Then the client drops them: only
+/// the broker has them.
 pub fn own(attack: &mut Attack) {
     attack.begin();
     while !stopped() {
@@ -68,7 +69,8 @@ pub fn own(attack: &mut Attack) {
 /// Most TCP connections at a time: each ties up the memory of what is unsent.
 const MOST_LINGERING: usize = 200;
 
-/// A TCP socket with so much unsent that its last close waits until the other end, which is returned too, is gone.
+/// A TCP socket with so much unsent that its last close waits until the other end, which is
+/// returned too, is gone.
 fn lingering_pair() -> std::io::Result<(OwnedFd, TcpStream)> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     setsockopt(&listener, sockopt::RcvBuf, &4096)?;
@@ -81,8 +83,8 @@ fn lingering_pair() -> std::io::Result<(OwnedFd, TcpStream)> {
     Ok((stream.into(), other))
 }
 
-/// TCP sockets whose last close waits for a reader that does not read, sent in each way in which the broker does not want
-/// them. The attacker has no other fd of them.
+/// TCP sockets whose last close waits for a reader that does not read, sent in each way in which
+/// the broker does not want them. The attacker has no other fd of them.
 pub fn lingering(attack: &mut Attack) {
     die_with_parent();
     let mut others = Vec::new();

@@ -1,5 +1,5 @@
-//! Owners that stop when they are asked for their memory. Must never leave a stopped process behind: each stays in the group
-//! that the test ends.
+//! Owners that stop when they are asked for their memory. Must never leave a stopped process
+//! behind: each stays in the group that the test ends.
 
 use crate::attack::Attack;
 use crate::support::memory::{all_seals, memfd};
@@ -10,7 +10,8 @@ use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, fork};
 use std::os::fd::AsFd;
 
-/// Allocations of the stopped owner: more than its share of the node, so that most of them are evicted.
+/// Allocations of the stopped owner: more than its share of the node, so that most of them are
+/// evicted.
 const BLOCKS: usize = 900;
 
 /// An heir registers and stops; the parent asks for all of it, again and again.
@@ -18,7 +19,8 @@ pub fn owner(attack: &mut Attack) {
     let fd = memfd(c"stopped", 4096, all_seals());
     while !stopped() {
         let (reader, writer) = nix::unistd::pipe().expect("a pipe");
-        // SAFETY: the child uses what is its own: the other thread only waits for a line and holds no lock of ours.
+        // SAFETY: the child uses what is its own: the other thread only waits for a line and holds
+        // no lock of ours.
         let child = match unsafe { fork() }.expect("fork") {
             ForkResult::Child => {
                 limit_time(60);

@@ -1,4 +1,5 @@
-//! A user that looks without a pause, asks for what it may not have, and sends what nobody sends there. Must never wait for an answer.
+//! A user that looks without a pause, asks for what it may not have, and sends what nobody sends
+//! there. Must never wait for an answer.
 
 use crate::attack::Attack;
 use crate::support::memory::{all_seals, memfd};
@@ -23,7 +24,8 @@ const QUERIES: [Kind; 8] = [
 
 const ACTS: [Kind; 3] = [Kind::AdminEvict, Kind::AdminRevoke, Kind::AdminDrain];
 
-/// Queries from any cursor, watches, acts and fds. Wrong: a record of another user, or an act that is not refused.
+/// Queries from any cursor, watches, acts and fds. Wrong: a record of another user, or an act that
+/// is not refused.
 pub fn looks(attack: &mut Attack) {
     let path = attack.socket.with_file_name("view.sock");
     let uid = nix::unistd::getuid().as_raw();

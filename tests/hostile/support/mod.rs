@@ -1,4 +1,5 @@
-//! Helpers shared with the end-to-end tests, and processes that play parts. Must never do anything by itself.
+//! Helpers shared with the end-to-end tests, and processes that play parts. Must never do anything
+//! by itself.
 #![allow(dead_code)] // not all of it is needed here
 
 #[path = "../../e2e/support/admin.rs"]

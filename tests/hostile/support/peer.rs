@@ -1,6 +1,7 @@
-//! Processes that play a part: this program again, as another user, on a processor of its choice, with a socket to
-//! the test as stdin. Must never outlive the test: they are ended by the end of that socket, by the death of
-//! their parent, by a limit on their time, and in the end as the process group that they were started as.
+//! Processes that play a part: this program again, as another user, on a processor of its choice,
+//! with a socket to the test as stdin. Must never outlive the test: they are ended by the end of
+//! that socket, by the death of their parent, by a limit on their time, and in the end as the
+//! process group that they were started as.
 
 use super::wait::PATIENCE;
 use crate::users::User;
@@ -34,12 +35,14 @@ const PART_FDS: u64 = 40_000;
 pub enum Rank {
     /// Before all others: what is measured. Only as root (SCHED_RR); else it is as any other.
     Measured,
-    /// Before all usual ones (nice -20), but not before the kernel's threads, which the broker may have to wait for: a
-    /// loop that is always busy would starve them under SCHED_RR, and itself with them. Only as root.
+    /// Before all usual ones (nice -20), but not before the kernel's threads, which the broker may
+    /// have to wait for: a loop that is always busy would starve them under SCHED_RR, and itself
+    /// with them. Only as root.
     Serving,
     /// As any other.
     Usual,
-    /// Behind what is measured: as any other when that is before all, else it yields to everybody (SCHED_IDLE).
+    /// Behind what is measured: as any other when that is before all, else it yields to everybody
+    /// (SCHED_IDLE).
     Behind,
 }
 
@@ -137,7 +140,8 @@ impl Peer {
 }
 
 impl Drop for Peer {
-    /// Ends what is left of its process group. The group's number is nobody else's until its leader is waited for.
+    /// Ends what is left of its process group. The group's number is nobody else's until its leader
+    /// is waited for.
     fn drop(&mut self) {
         drop(self.link.take());
         let until = Instant::now() + TIME_TO_END;

@@ -1,5 +1,6 @@
-//! Judges the answers of each step by the model, and the core's views when nothing is left over. Must never correct the
-//! model by what the core says, but for numbers that are the core's to choose.
+//! Judges the answers of each step by the model, and the core's views when nothing is left over.
+//! Must never correct the model by what the core says, but for numbers that are the core's to
+//! choose.
 
 use super::action::{Action, How, New, Touch};
 use super::model::{CHARGED, Get, Group, Model, Name, News, Scope, State};
@@ -39,8 +40,8 @@ impl Model {
         if of_job { job.map(|job| (domain, Some(job))) } else { Some((domain, None)) }
     }
 
-    /// Changes the model as the input asks, and says what the answer must be. `ended`: versions of kept groups that the core says
-    /// have ended, those that made room first.
+    /// Changes the model as the input asks, and says what the answer must be. `ended`: versions of
+    /// kept groups that the core says have ended, those that made room first.
     pub fn begin(&mut self, action: &Action, ended: &mut VecDeque<u64>) -> Check<Option<Due>> {
         self.asks = false;
         Ok(match action {
@@ -289,8 +290,9 @@ impl Model {
         Ok(Status::OK)
     }
 
-    /// Ends the groups that the core has ended to keep so many bytes more in a domain: those that may go, as many as it needs, none
-    /// that was used after another had been idle, none that the request expects, and none at all if the request is refused.
+    /// Ends the groups that the core has ended to keep so many bytes more in a domain: those that
+    /// may go, as many as it needs, none that was used after another had been idle, none that the
+    /// request expects, and none at all if the request is refused.
     fn make_room(
         &mut self,
         scope: Scope,
@@ -391,7 +393,8 @@ impl Model {
         Status { pid, ..Status::with_value(code, index as u64) }
     }
 
-    // --- effects ------------------------------------------------------------------------------------
+    // --- effects
+    // ------------------------------------------------------------------------------------
 
     /// Judges the answers among the effects of a step.
     pub fn effects(&mut self, action: &Action, mut due: Option<Due>, all: &Effects) -> Check {
@@ -600,7 +603,8 @@ impl Model {
         groups.len() as u64
     }
 
-    // --- views --------------------------------------------------------------------------------------
+    // --- views
+    // --------------------------------------------------------------------------------------
 
     /// What the core lists must be what there is, after every step.
     pub fn lists(&self, core: &Core) -> Check {
@@ -675,7 +679,8 @@ fn request_of(action: &Action) -> Option<(u32, u64)> {
     }
 }
 
-/// Whether statuses are these; of NO_QUOTA only the resource must be right. `asks`: it may be AGAIN as well.
+/// Whether statuses are these; of NO_QUOTA only the resource must be right. `asks`: it may be AGAIN
+/// as well.
 fn is_same(right: &[Status], is: &[Status], asks: bool) -> bool {
     let is_one = |(right, is): (&Status, &Status)| match right.result() {
         Err(ErrorCode::NoQuota) if asks && *is == ErrorCode::Again.into() => true,

@@ -1,5 +1,5 @@
-//! Named objects in the simulator: worlds of their own, in which clients make, get and delete objects of few names at
-//! random. Must only begin the worlds: `model.rs` judges.
+//! Named objects in the simulator: worlds of their own, in which clients make, get and delete
+//! objects of few names at random. Must only begin the worlds: `model.rs` judges.
 
 mod action;
 mod choose;

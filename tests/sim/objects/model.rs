@@ -1,4 +1,5 @@
-//! What there should be: a map of names and a list of groups, too simple to be wrong. Must never look into the core.
+//! What there should be: a map of names and a list of groups, too simple to be wrong. Must never
+//! look into the core.
 
 use super::action::New;
 use crate::tally::Proofs;
@@ -87,7 +88,8 @@ pub struct Model {
     pub object_ttl_us: u64,
     /// The core had nothing left over before the step: then its charges are exact.
     pub was_idle: bool,
-    /// Leases that others give back would let the request in: they are asked, and it is to ask again.
+    /// Leases that others give back would let the request in: they are asked, and it is to ask
+    /// again.
     pub asks: bool,
     /// What has happened since nothing was left over.
     pub news: Vec<(Scope, News)>,

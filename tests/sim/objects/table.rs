@@ -1,5 +1,6 @@
-//! What outlives a crash, as the daemon has it: a table of kept groups, kept up by what the core tells of them alone, and the
-//! generation page. Must never look at the core but for a group that it is told of.
+//! What outlives a crash, as the daemon has it: a table of kept groups, kept up by what the core
+//! tells of them alone, and the generation page. Must never look at the core but for a group that
+//! it is told of.
 
 use super::action::New;
 use super::model::{Model, State};

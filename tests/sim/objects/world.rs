@@ -1,4 +1,5 @@
-//! A world of objects: a core, the model, virtual time, and what clients do. Must never correct what the core does.
+//! A world of objects: a core, the model, virtual time, and what clients do. Must never correct
+//! what the core does.
 
 use super::action::Action;
 use super::judge::Due;

@@ -1,9 +1,10 @@
-//! What an administrator's look at a full broker costs: the time of `fdbroker ls` over many allocations, of one page
-//! of it in the daemon, and what both do to the grants of a client. Prints; must never assert a time.
+//! What an administrator's look at a full broker costs: the time of `fdbroker ls` over many
+//! allocations, of one page of it in the daemon, and what both do to the grants of a client.
+//! Prints; must never assert a time.
 //!
-//! `cargo bench -p fdbroker [-- --allocations N] [-- --grants N]`. Three processes work at once (the daemon, the
-//! client here, `ls`): with fewer cores they wait for each other, which the line "beside a busy process" shows; CPU times
-//! do not depend on that.
+//! `cargo bench -p fdbroker [-- --allocations N] [-- --grants N]`. Three processes work at once
+//! (the daemon, the client here, `ls`): with fewer cores they wait for each other, which the line
+//! "beside a busy process" shows; CPU times do not depend on that.
 
 mod page;
 

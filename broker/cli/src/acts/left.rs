@@ -1,4 +1,5 @@
-//! Sums of what each process holds, for acts that cannot take it away. Must never have more than one entry per client.
+//! Sums of what each process holds, for acts that cannot take it away. Must never have more than
+//! one entry per client.
 
 use crate::error::Result;
 use crate::output::{Column, Columns, Output, Side};

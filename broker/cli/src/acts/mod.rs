@@ -1,5 +1,6 @@
-//! Acts of an administrator upon allocations, for evict, revoke and drain: finds the targets and has the broker act upon
-//! them page by page. Must never report an act as done unless the broker says so.
+//! Acts of an administrator upon allocations, for evict, revoke and drain: finds the targets and
+//! has the broker act upon them page by page. Must never report an act as done unless the broker
+//! says so.
 
 pub mod left;
 
@@ -97,8 +98,8 @@ impl Targets {
     }
 }
 
-/// Acts upon each of `targets`, and hands each allocation with its outcome to `each`. Gives messages about targets without
-/// allocations; they do not stop the others.
+/// Acts upon each of `targets`, and hands each allocation with its outcome to `each`. Gives
+/// messages about targets without allocations; they do not stop the others.
 ///
 /// # Errors
 /// NOT_FOUND if no target has an allocation; any other error at once.
@@ -143,7 +144,8 @@ impl Missing {
     }
 }
 
-/// Has the broker act upon one target, or only say what it would do, and hands each allocation with its outcome to `each`.
+/// Has the broker act upon one target, or only say what it would do, and hands each allocation with
+/// its outcome to `each`.
 ///
 /// # Errors
 /// NOT_FOUND if the target has no allocation; the first error of `each`.
@@ -284,8 +286,9 @@ impl Refused {
 /// The beginning of the JSON object.
 const JSON_BEGIN: &str = "{\"refused\":[";
 
-/// Prints refused allocations as they come: as rows of a table, or as elements of the array that begins the command's JSON
-/// object. Prints nothing before the first one: a command that does nothing prints nothing.
+/// Prints refused allocations as they come: as rows of a table, or as elements of the array that
+/// begins the command's JSON object. Prints nothing before the first one: a command that does
+/// nothing prints nothing.
 pub struct RefusedList {
     is_json: bool,
     table: Columns,

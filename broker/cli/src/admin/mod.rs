@@ -1,5 +1,5 @@
-//! Talks to the broker over its admin socket, or the socket for users that look, and reads answers page by page. Must never hold more than one page, nor wait
-//! for an answer without a bound.
+//! Talks to the broker over its admin socket, or the socket for users that look, and reads answers
+//! page by page. Must never hold more than one page, nor wait for an answer without a bound.
 
 pub mod again;
 #[cfg(test)]
@@ -26,7 +26,8 @@ use std::time::Duration;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Longest wait for one answer. The broker makes a page in less than a millisecond; after this time it hangs.
+/// Longest wait for one answer. The broker makes a page in less than a millisecond; after this time
+/// it hangs.
 pub const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
 /// The admin socket's name in its directory.
@@ -38,8 +39,8 @@ pub const OWN_PART: &str = "own";
 /// The name in JSON of all that there is.
 pub const WHOLE: &str = "node";
 
-/// The admin socket that the environment names: `FDBROKER_ADMIN_SOCKET`, else beside `FDBROKER_SOCKET`, else the user's
-/// own, else the node's.
+/// The admin socket that the environment names: `FDBROKER_ADMIN_SOCKET`, else beside
+/// `FDBROKER_SOCKET`, else the user's own, else the node's.
 pub fn find_socket(variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
     let set = |name: &str| variable(name).filter(|value| !value.is_empty());
     if let Some(path) = set("FDBROKER_ADMIN_SOCKET") {
@@ -167,7 +168,8 @@ impl Admin {
         Self::connect_within(path, ANSWER_LIMIT)
     }
 
-    /// Connects to `path`. `patience` bounds the wait for each answer, and for room in the queue of the socket.
+    /// Connects to `path`. `patience` bounds the wait for each answer, and for room in the queue of
+    /// the socket.
     pub fn connect_within(path: &Path, patience: Duration) -> Result<Self> {
         let socket = open(path, patience)?;
         fdbroker_scm::check_server(socket.as_fd(), path)
@@ -225,8 +227,8 @@ impl Admin {
         self.one(Kind::AdminLimits, Kind::AdminLimitsReply)
     }
 
-    /// Changes a cap and gives its former value and the value in force; `u64::MAX` is no cap. With `dry_run` nothing is
-    /// changed.
+    /// Changes a cap and gives its former value and the value in force; `u64::MAX` is no cap. With
+    /// `dry_run` nothing is changed.
     pub fn set_limit(
         &mut self,
         (scope, resource): (Scope, Resource),
@@ -267,7 +269,8 @@ impl Admin {
         Ok(self.collect(kinds, Selection::ALL, usize::MAX)?.0)
     }
 
-    /// The first selected records, page by page until there are `enough`, and whether there are more.
+    /// The first selected records, page by page until there are `enough`, and whether there are
+    /// more.
     pub fn first<R: Record + Copy>(
         &mut self,
         selection: Selection,
@@ -291,8 +294,8 @@ impl Admin {
         Ok((records, !is_all))
     }
 
-    /// Hands pages to `each` while it returns true; gives whether all pages were read. `body` makes the query for the page at
-    /// a cursor.
+    /// Hands pages to `each` while it returns true; gives whether all pages were read. `body` makes
+    /// the query for the page at a cursor.
     pub fn pages<R: FromBytes + KnownLayout + Immutable + Unaligned, B: IntoBytes + Immutable>(
         &mut self,
         query: Kind,

@@ -1,5 +1,5 @@
-//! Connects to look: over the administrators' socket, or where this user may not use that, over the socket that shows users what is
-//! their own. Must never be used by a command that acts.
+//! Connects to look: over the administrators' socket, or where this user may not use that, over the
+//! socket that shows users what is their own. Must never be used by a command that acts.
 
 use super::{ADMIN_SOCKET_NAME, ANSWER_LIMIT, Admin, again, find_socket};
 use crate::error::{Error, Result};
@@ -21,7 +21,8 @@ const PLACE_PATIENCE: Duration = Duration::from_secs(3);
 /// Time between two tries to get one.
 const PLACE_RETRY: Duration = Duration::from_millis(20);
 
-/// Connects to the broker that this process's environment names, and says so on a terminal where only a part is seen.
+/// Connects to the broker that this process's environment names, and says so on a terminal where
+/// only a part is seen.
 pub fn connect() -> Result<Admin> {
     let admin = connect_quietly()?;
     if admin.is_own_part() {
@@ -45,8 +46,9 @@ pub fn connect_again_within(patience: Duration) -> Result<Admin> {
     or_own_part(again::connect_within(patience), patience)
 }
 
-/// What came of the administrators' socket, or the socket for users. Its error is the administrators', which names the remedy; but where this
-/// user may not know whether a broker answers there, and none answers at the other one, it is that.
+/// What came of the administrators' socket, or the socket for users. Its error is the
+/// administrators', which names the remedy; but where this user may not know whether a broker
+/// answers there, and none answers at the other one, it is that.
 fn or_own_part(admin: Result<Admin>, patience: Duration) -> Result<Admin> {
     let Err(error @ (Error::Denied { .. } | Error::NoBroker { .. })) = admin else { return admin };
     let variable = |name: &str| std::env::var_os(name);
@@ -78,8 +80,8 @@ fn view(path: &Path, patience: Duration) -> Result<Admin> {
     }
 }
 
-/// The socket for users that the environment names: beside `FDBROKER_SOCKET`, else of the broker whose administrators' socket was looked
-/// for. `None`: that one's place does not tell.
+/// The socket for users that the environment names: beside `FDBROKER_SOCKET`, else of the broker
+/// whose administrators' socket was looked for. `None`: that one's place does not tell.
 fn find_view_socket(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let set = |name: &str| variable(name).filter(|value| !value.is_empty());
     match set("FDBROKER_SOCKET") {

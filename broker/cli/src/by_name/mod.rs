@@ -1,5 +1,6 @@
-//! What the commands for named objects share: the connection of a client, names, times and what is said of them. Must never ask
-//! the administrators' socket for an object: objects are those of the user.
+//! What the commands for named objects share: the connection of a client, names, times and what is
+//! said of them. Must never ask the administrators' socket for an object: objects are those of the
+//! user.
 
 pub mod named;
 pub mod watch;
@@ -62,8 +63,9 @@ pub struct OutcomeView<'a> {
     error: Option<&'static str>,
 }
 
-/// Says in JSON for which names nothing was done, in the form of [`tell`]; stderr has the error in any case. One that is no word of a
-/// broker (a file, no broker at all) is there alone, as with all commands.
+/// Says in JSON for which names nothing was done, in the form of [`tell`]; stderr has the error in
+/// any case. One that is no word of a broker (a file, no broker at all) is there alone, as with all
+/// commands.
 pub fn undone<T>(
     outcome: std::result::Result<T, fdbroker_client::Error>,
     names: &[String],

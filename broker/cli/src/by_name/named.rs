@@ -1,5 +1,5 @@
-//! What `show` and `holders` are asked for: a subject, or an object by its name. Must never lead to an allocation of another broker
-//! than the one that has the object.
+//! What `show` and `holders` are asked for: a subject, or an object by its name. Must never lead to
+//! an allocation of another broker than the one that has the object.
 
 use crate::admin::{Admin, Selection};
 use crate::error::{Error, Result};
@@ -14,8 +14,8 @@ const OBJECT_PREFIX: &str = "object:";
 /// Before what can only be a process or a user.
 const OTHER_PREFIXES: [&str; 2] = ["pid:", "uid:"];
 
-/// A subject, or an object of this user. The form decides: a text that has the form of a subject is one, every other text is a name,
-/// and so is all that stands behind `object:`.
+/// A subject, or an object of this user. The form decides: a text that has the form of a subject is
+/// one, every other text is a name, and so is all that stands behind `object:`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Named {
     Subject(Subject),
@@ -55,7 +55,8 @@ impl Named {
         }
     }
 
-    /// The selection of what is there, and the object if it was asked for by its name: then the selection is that of its group's memory.
+    /// The selection of what is there, and the object if it was asked for by its name: then the
+    /// selection is that of its group's memory.
     pub fn known(&self, admin: &mut Admin) -> Result<(Selection, Option<ObjectInfo>)> {
         match self {
             Named::Subject(subject @ Subject::Allocation(id)) => {
@@ -76,7 +77,8 @@ impl Named {
     }
 }
 
-/// What is known of an object, by the clients' socket: an administrator, too, means objects of the own user.
+/// What is known of an object, by the clients' socket: an administrator, too, means objects of the
+/// own user.
 fn object(name: &str, no_subject: Option<&str>, admin: &mut Admin) -> Result<ObjectInfo> {
     let client = Client::builder().name("fdbroker").connect()?;
     // Of another broker the same id is another allocation.

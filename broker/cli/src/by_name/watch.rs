@@ -1,5 +1,5 @@
-//! `fdbroker watch --objects`: prints what happens to names. Must never end silently when the broker ends, nor hold events
-//! without a bound.
+//! `fdbroker watch --objects`: prints what happens to names. Must never end silently when the
+//! broker ends, nor hold events without a bound.
 
 use super::connect;
 use crate::error::{Error, Result};
@@ -14,8 +14,8 @@ use fdbroker_protocol::object::ObjectEvent;
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
-/// Most events between the thread and the loop: when there are so many the thread reads no more, and the library counts what is
-/// lost.
+/// Most events between the thread and the loop: when there are so many the thread reads no more,
+/// and the library counts what is lost.
 const EVENTS_KEPT: usize = 256;
 /// Longest wait for another broker, as for other events.
 const RECONNECT_PATIENCE: Duration = Duration::from_secs(10);

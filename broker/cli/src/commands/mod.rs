@@ -1,5 +1,5 @@
-//! The commands, a folder each: its arguments in `args`, what it does in `run`. Must never use one another: what two of them
-//! need has a place beside this one.
+//! The commands, a folder each: its arguments in `args`, what it does in `run`. Must never use one
+//! another: what two of them need has a place beside this one.
 
 pub mod audit;
 pub mod broker;

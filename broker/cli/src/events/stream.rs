@@ -1,6 +1,6 @@
-//! Receives the broker's events in a thread with a connection of its own, and connects again when the broker has been upgraded
-//! or restarted. Must never hold more than a few messages (the broker counts the events that a slow watcher loses), nor retry
-//! without pauses.
+//! Receives the broker's events in a thread with a connection of its own, and connects again when
+//! the broker has been upgraded or restarted. Must never hold more than a few messages (the broker
+//! counts the events that a slow watcher loses), nor retry without pauses.
 
 use crate::admin::{Admin, Selection};
 use crate::error::{Context, Error, Result};
@@ -13,8 +13,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Most messages between the thread and its reader, of at most 257 events (22 KiB) each: as many events as the broker keeps for
-/// a watcher. When there are so many the thread reads no more, and the broker counts the lost events.
+/// Most messages between the thread and its reader, of at most 257 events (22 KiB) each: as many
+/// events as the broker keeps for a watcher. When there are so many the thread reads no more, and
+/// the broker counts the lost events.
 const MESSAGES_KEPT: usize = 16;
 /// First pause between two tries to connect: a takeover takes some milliseconds.
 const TRY_FIRST: Duration = Duration::from_millis(20);
@@ -47,7 +48,8 @@ pub struct Back {
 pub enum Told {
     /// Events, oldest first.
     Events(Vec<EventRecord>),
-    /// The connection is lost, and the thread tries to connect again. Sent once, until [`Told::Back`].
+    /// The connection is lost, and the thread tries to connect again. Sent once, until
+    /// [`Told::Back`].
     Lost {
         /// Microseconds since 1970.
         unix_us: u64,
@@ -76,8 +78,8 @@ impl Watching {
         Self::ask(admin, &selection.act(0, 0))
     }
 
-    /// The same, after the selected events of the last milliseconds, `u32::MAX` = all that the broker has. Of these the last message
-    /// [is not full](EVENTS_PER_MESSAGE).
+    /// The same, after the selected events of the last milliseconds, `u32::MAX` = all that the
+    /// broker has. Of these the last message [is not full](EVENTS_PER_MESSAGE).
     pub fn begin_since(admin: Admin, selection: Selection, ms: u32) -> Result<Self> {
         Self::ask(admin, &selection.act(ms, act_flags::SINCE))
     }
@@ -118,8 +120,8 @@ impl Watching {
 /// The thread that receives events, and its messages.
 pub type Stream = Inbox<Told>;
 
-/// Starts the thread with the connection `first`. When that is lost, or `None`, the thread calls `connect` until it has tried
-/// for `patience`; `None`: for ever.
+/// Starts the thread with the connection `first`. When that is lost, or `None`, the thread calls
+/// `connect` until it has tried for `patience`; `None`: for ever.
 pub fn start(
     first: Option<Watching>,
     selection: Selection,

@@ -1,5 +1,5 @@
-//! `run --cuda`: finds the CUDA layer that belongs to this program, and the variable that preloads it.
-//! Must never run a command without the layer that was asked for.
+//! `run --cuda`: finds the CUDA layer that belongs to this program, and the variable that preloads
+//! it. Must never run a command without the layer that was asked for.
 
 use crate::error::{Error, Result};
 use std::ffi::{OsStr, OsString};
@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 /// The layer's file, as cargo names it.
 const LIBRARY: &str = "libfdbroker_cuda.so";
 
-/// Where it is, relative to the directory of an installed program. A build tree has it beside the program.
+/// Where it is, relative to the directory of an installed program. A build tree has it beside the
+/// program.
 const INSTALLED: &str = "../lib/fdbroker";
 
 /// The variable of the dynamic linker: ld.so(8).
@@ -78,8 +79,8 @@ fn look_up(name: &OsStr) -> Option<PathBuf> {
     })
 }
 
-/// Whether it is a program that no dynamic linker starts: one without PT_INTERP, elf(5). A script, or what is no program of
-/// 64 bits in this machine's byte order, is not.
+/// Whether it is a program that no dynamic linker starts: one without PT_INTERP, elf(5). A script,
+/// or what is no program of 64 bits in this machine's byte order, is not.
 fn is_static(program: &Path) -> bool {
     File::open(program).is_ok_and(|file| has_interpreter(&file) == Some(false))
 }

@@ -1,5 +1,5 @@
-//! `run --level-zero`: finds the Level Zero layer that belongs to this program, and the variables that enable it.
-//! Must never run a command without the layer that was asked for.
+//! `run --level-zero`: finds the Level Zero layer that belongs to this program, and the variables
+//! that enable it. Must never run a command without the layer that was asked for.
 
 use crate::error::{Error, Result};
 use std::ffi::OsString;
@@ -12,12 +12,14 @@ const LINK: &str = "libze_validation_layer.so.1";
 /// The layer's file, as cargo names it.
 const LIBRARY: &str = "libfdbroker_ze.so";
 
-/// Where the link is, relative to the directory of an installed program, and of a program in a build tree.
+/// Where the link is, relative to the directory of an installed program, and of a program in a
+/// build tree.
 const INSTALLED: &str = "../lib/fdbroker/level-zero";
 const BUILT: &str = "fdbroker-level-zero";
 
-/// The variables that enable the layer: the loader's switch, LD_LIBRARY_PATH with the layer's directory first, and LD_PRELOAD
-/// with the layer first, which makes its fd numbers good in every process.
+/// The variables that enable the layer: the loader's switch, LD_LIBRARY_PATH with the layer's
+/// directory first, and LD_PRELOAD with the layer first, which makes its fd numbers good in every
+/// process.
 pub fn environment() -> Result<[(&'static str, OsString); 3]> {
     let dir = find()?;
     let layer = first("LD_PRELOAD", dir.join(LINK).into_os_string());
@@ -72,14 +74,15 @@ fn installed(here: &Path) -> Option<PathBuf> {
     dir.join(LINK).exists().then_some(dir)
 }
 
-/// A build tree has the library without the link. The link is made in a directory of its own, so that no other library
-/// of the build tree is found through LD_LIBRARY_PATH.
+/// A build tree has the library without the link. The link is made in a directory of its own, so
+/// that no other library of the build tree is found through LD_LIBRARY_PATH.
 fn built(here: &Path) -> Option<PathBuf> {
     here.join(LIBRARY).exists().then_some(())?;
     let dir = here.join(BUILT);
     let link = dir.join(LINK);
     if !link.exists() {
-        // Another process may make the link at the same time. All that counts is that the link is there.
+        // Another process may make the link at the same time. All that counts is that the link is
+        // there.
         let _ = std::fs::create_dir(&dir);
         let _ = std::os::unix::fs::symlink(Path::new("..").join(LIBRARY), &link);
     }

@@ -1,5 +1,5 @@
-//! Prints results: plain tables for people, one line of JSON for programs, colours on terminals only. Must never use
-//! `println!` or `eprintln!`, which panic if the reader is gone (`ls | head`).
+//! Prints results: plain tables for people, one line of JSON for programs, colours on terminals
+//! only. Must never use `println!` or `eprintln!`, which panic if the reader is gone (`ls | head`).
 
 mod say;
 pub mod terminal;
@@ -66,8 +66,8 @@ impl Output {
     }
 }
 
-/// Text that somebody else chose, without what a terminal would obey or would not show: such characters, and the backslash, are written
-/// as in JSON.
+/// Text that somebody else chose, without what a terminal would obey or would not show: such
+/// characters, and the backslash, are written as in JSON.
 pub fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
@@ -92,7 +92,8 @@ pub fn is_shown(c: char) -> bool {
     !c.is_control() && !is_format(c)
 }
 
-/// Whether a character shows nothing by itself and changes how others look, or ends a line: the categories Cf, Zl and Zp of Unicode 16.
+/// Whether a character shows nothing by itself and changes how others look, or ends a line: the
+/// categories Cf, Zl and Zp of Unicode 16.
 fn is_format(c: char) -> bool {
     matches!(c,
         '\u{ad}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}' | '\u{890}'..='\u{891}' | '\u{8e2}' | '\u{180e}'
@@ -145,8 +146,8 @@ const LEAST_CUT: usize = 8;
 /// Marks the place of a cut.
 const CUT: char = '…';
 
-/// A table that is printed part by part, so that it may be of any length. The first part sets the least widths of the
-/// columns; later parts can only widen them.
+/// A table that is printed part by part, so that it may be of any length. The first part sets the
+/// least widths of the columns; later parts can only widen them.
 pub struct Columns {
     columns: Vec<Column>,
     widths: Vec<usize>,
@@ -209,7 +210,8 @@ impl Columns {
         for ((cell, width), column) in row.iter().zip(&self.widths).zip(&self.columns) {
             let padding = width - cell.width();
             let (before, after) = if column.1 == Side::Right { (padding, 0) } else { (0, padding) };
-            // Blanks, of empty cells too, are written only before more text: no line ends with blanks.
+            // Blanks, of empty cells too, are written only before more text: no line ends with
+            // blanks.
             blanks += before;
             if !cell.is_empty() {
                 text.extend(std::iter::repeat_n(' ', blanks));
@@ -255,7 +257,8 @@ fn cut_to(text: &str, width: usize) -> String {
     format!("{start}{CUT}")
 }
 
-/// A size for people: `64 KiB`, `1.5 MiB`. Whole numbers of a unit are exact, others have one decimal.
+/// A size for people: `64 KiB`, `1.5 MiB`. Whole numbers of a unit are exact, others have one
+/// decimal.
 #[allow(clippy::cast_precision_loss)] // one decimal is shown
 pub fn human_size(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];

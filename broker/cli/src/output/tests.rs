@@ -20,7 +20,8 @@ fn human_size_when_just_below_a_unit_then_never_1024_of_the_one_below() {
     {
         let (below, above) = units.split_once(' ').expect("two");
         let unit = 1u64 << (10 * (index + 1));
-        // The first size that is shown as one of the unit above: 1023.95 of the unit below, rounded up.
+        // The first size that is shown as one of the unit above: 1023.95 of the unit below, rounded
+        // up.
         let first = unit * 1023 + (unit * 95).div_ceil(100);
         let shown = [
             (unit * 1023, format!("1023 {below}")),

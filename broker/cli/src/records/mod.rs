@@ -1,5 +1,5 @@
-//! The broker's status in JSON, and values that columns of several records have in common. Names are the protocol's, and
-//! numbers in JSON are exact. Must never decide what is shown, only how.
+//! The broker's status in JSON, and values that columns of several records have in common. Names
+//! are the protocol's, and numbers in JSON are exact. Must never decide what is shown, only how.
 
 pub mod allocations;
 pub mod clients;
@@ -20,7 +20,8 @@ use nix::errno::Errno;
 use serde::{Serialize, Serializer};
 use zerocopy::little_endian::{U32, U64};
 
-/// The owner's uid of an allocation that no owner has declared since a crash. No process has this uid.
+/// The owner's uid of an allocation that no owner has declared since a crash. No process has this
+/// uid.
 pub const NOBODYS_UID: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -58,7 +59,8 @@ pub fn as_seconds_or_null<S: Serializer>(ms: &Option<u64>, to: S) -> Result<S::O
     ms.map(seconds).serialize(to)
 }
 
-/// The status of the node, or of a user's own part. In JSON all rows of the three tables stand beside the other members.
+/// The status of the node, or of a user's own part. In JSON all rows of the three tables stand
+/// beside the other members.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct StatusView {
     /// What it is of: `node`, or `own`.

@@ -1,5 +1,5 @@
-//! Subjects of commands: a handle, an allocation, a process, a user or a job. Must never treat a subject that does not
-//! exist like one that holds nothing.
+//! Subjects of commands: a handle, an allocation, a process, a user or a job. Must never treat a
+//! subject that does not exist like one that holds nothing.
 
 pub mod handle;
 #[cfg(test)]
@@ -95,7 +95,8 @@ impl Subject {
         matches!(self, Subject::Handle(_) | Subject::Allocation(_) | Subject::VirtualFd(_))
     }
 
-    /// The selection of the subject. Only handles, virtual fds and jobs are looked up at the broker.
+    /// The selection of the subject. Only handles, virtual fds and jobs are looked up at the
+    /// broker.
     pub fn selection(&self, admin: &mut Admin) -> Result<Selection> {
         match self {
             Subject::Handle(handle) => Ok(Selection::allocation(handle::id(handle, admin)?)),
@@ -146,7 +147,8 @@ pub fn no_allocation(name: impl fmt::Display) -> Error {
     ))
 }
 
-/// The selection of the allocation that has this virtual fd. Only the broker can tell its slot from the number.
+/// The selection of the allocation that has this virtual fd. Only the broker can tell its slot from
+/// the number.
 fn numbered(fd: VirtualFd, admin: &mut Admin) -> Result<Selection> {
     let number = fd.number().cast_unsigned();
     let all = admin.all::<AllocationRecord>(Selection::ALL)?;
@@ -158,8 +160,9 @@ fn numbered(fd: VirtualFd, admin: &mut Admin) -> Result<Selection> {
     }))
 }
 
-/// Keys of the jobs with this name, which may begin with `job:` and may be a key itself. There is nearly always one key, the
-/// same on all listeners. But long names are cut, and a user can give a cgroup the name of another user's job.
+/// Keys of the jobs with this name, which may begin with `job:` and may be a key itself. There is
+/// nearly always one key, the same on all listeners. But long names are cut, and a user can give a
+/// cgroup the name of another user's job.
 fn keys_of(name: &str, jobs: &[AccountRecord]) -> BTreeSet<u64> {
     let bare = name.strip_prefix(JOB_PREFIX).unwrap_or(name);
     let is_meant = |job: &&AccountRecord| {

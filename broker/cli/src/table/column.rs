@@ -1,4 +1,5 @@
-//! A column of a list, and what it holds. Must never know how a list is printed, sorted or filtered.
+//! A column of a list, and what it holds. Must never know how a list is printed, sorted or
+//! filtered.
 
 use super::value::Value;
 use crate::output::Side;
@@ -95,8 +96,9 @@ impl<R> Column<R> {
         Column { is_default: false, ..Self::new(kind, name, key, help, value) }
     }
 
-    /// A column of each resource that clients and jobs are charged for, in the table's order: all in JSON and with `-o`,
-    /// those of `shown` by default. `count` gives how much of it the record has.
+    /// A column of each resource that clients and jobs are charged for, in the table's order: all
+    /// in JSON and with `-o`, those of `shown` by default. `count` gives how much of it the record
+    /// has.
     pub fn of_resources(
         shown: &[Resource],
         count: fn(&R, Resource) -> u64,

@@ -1,5 +1,5 @@
-//! `--filter`: which records are wanted. Must never take a missing value for 0 or empty text: every comparison with it is
-//! false, except `!=` and the word `none`.
+//! `--filter`: which records are wanted. Must never take a missing value for 0 or empty text: every
+//! comparison with it is false, except `!=` and the word `none`.
 
 use super::column::Column;
 use super::value::Value;

@@ -1,4 +1,5 @@
-//! Reads the values in a filter. Must never guess: numbers are whole, and have at most one unit, which fits the column.
+//! Reads the values in a filter. Must never guess: numbers are whole, and have at most one unit,
+//! which fits the column.
 
 use super::column::Kind;
 use super::value::Value;

@@ -1,5 +1,5 @@
-//! Lists of records. A list declares its columns once, for the table, JSON, `-o`, `--sort` and `--filter`. Must never hold
-//! more records than one page, except for `--sort`.
+//! Lists of records. A list declares its columns once, for the table, JSON, `-o`, `--sort` and
+//! `--filter`. Must never hold more records than one page, except for `--sort`.
 
 mod args;
 mod choice;

@@ -1,4 +1,5 @@
-//! Prints a list. Must never hold more than a page without `--sort`, nor ask the broker before all flags are checked.
+//! Prints a list. Must never hold more than a page without `--sort`, nor ask the broker before all
+//! flags are checked.
 
 use super::args::ListArgs;
 use super::choice;
@@ -55,7 +56,8 @@ impl<R: Clone> List<R> {
         }))
     }
 
-    /// Prints the records as a table, or as `{"NAME":[{...},...]}`, with `scope` before it where there is one.
+    /// Prints the records as a table, or as `{"NAME":[{...},...]}`, with `scope` before it where
+    /// there is one.
     pub fn print(
         self,
         scope: Option<&str>,
@@ -75,8 +77,8 @@ impl<R: Clone> List<R> {
         out.finish()
     }
 
-    /// Writes the records that `each_page` hands on, a page at a time, as a table or as the member `"NAME":[{...},...]` of
-    /// a JSON object.
+    /// Writes the records that `each_page` hands on, a page at a time, as a table or as the member
+    /// `"NAME":[{...},...]` of a JSON object.
     fn write_pages(
         self,
         each_page: impl FnOnce(Taker<'_, R>) -> Result<()>,

@@ -35,8 +35,8 @@ impl Value {
         Value::Text(Cow::Borrowed(word))
     }
 
-    /// Order for `--sort` and `--filter`. No value comes first. Values of different kinds, which never stand in one column,
-    /// are equal.
+    /// Order for `--sort` and `--filter`. No value comes first. Values of different kinds, which
+    /// never stand in one column, are equal.
     pub fn order(&self, other: &Value) -> Ordering {
         match (self, other) {
             (Value::None(_), Value::None(_)) => Ordering::Equal,

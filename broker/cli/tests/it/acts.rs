@@ -1,4 +1,5 @@
-//! evict, revoke, drain and watch as administrators meet them, with a real broker whose clients are in the test.
+//! evict, revoke, drain and watch as administrators meet them, with a real broker whose clients are
+//! in the test.
 
 use crate::common::{Running, TestDir, end, fdbroker, one_json_line, run, signal, wait_for};
 use fdbroker_client::{
@@ -450,7 +451,8 @@ fn acts_when_neither_root_nor_the_brokers_user_then_denied_and_may_look() {
     // The command may lie where only root gets at it.
     let somewhere = TestDir::new("acts-of-nobody");
     let program = somewhere.path().join("fdbroker");
-    // By another process: a program cannot be started while one that another test forks has it open for writing.
+    // By another process: a program cannot be started while one that another test forks has it open
+    // for writing.
     let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_fdbroker")).arg(&program).status();
     assert!(copied.expect("cp(1)").success());
     let as_nobody = |arguments: &[&str]| {

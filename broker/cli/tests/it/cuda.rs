@@ -1,5 +1,5 @@
-//! The demo with device memory: what it says without a driver, and the whole of it against a stand-in for one
-//! (tests/cuda_stub). What only a GPU can show is in tests/gpu.
+//! The demo with device memory: what it says without a driver, and the whole of it against a
+//! stand-in for one (tests/cuda_stub). What only a GPU can show is in tests/gpu.
 
 use crate::common::*;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! The demo end to end with real processes: what it promises, and how it ends when something goes wrong.
+//! The demo end to end with real processes: what it promises, and how it ends when something goes
+//! wrong.
 
 use crate::common::{
     Running, TestDir, children, end, fdbroker, is_alive, one_json_line, run, run_script, signal,

@@ -1,4 +1,5 @@
-//! doctor as its users meet it: with a broker, without one, with one that is gone, and where a limit is in the way.
+//! doctor as its users meet it: with a broker, without one, with one that is gone, and where a
+//! limit is in the way.
 
 use crate::common::{TestDir, end, fdbroker, one_json_line, run_script};
 use serde_json::Value;
@@ -88,7 +89,8 @@ fn doctor_when_the_socket_is_not_for_this_user_then_fail_with_its_mode_and_nothi
     std::fs::set_permissions(&path, Permissions::from_mode(0o000)).expect("ours");
     // The command may lie where only root gets at it.
     let program = dir.path().join("fdbroker");
-    // By another process: one of another test's may inherit the fd that writes it, and nothing written to can be started.
+    // By another process: one of another test's may inherit the fd that writes it, and nothing
+    // written to can be started.
     let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_fdbroker")).arg(&program).status();
     assert!(copied.expect("cp runs").success());
     let mut command = Command::new(&program);

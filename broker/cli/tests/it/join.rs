@@ -1,5 +1,5 @@
-//! `run --join`: real processes meet at one broker, and leave in every way there is. The broker must be there as long
-//! as any of them is, and nothing of it after the last.
+//! `run --join`: real processes meet at one broker, and leave in every way there is. The broker
+//! must be there as long as any of them is, and nothing of it after the last.
 
 use crate::common::job::{MEMBER, Member, Node, is_sleeping, kill_all};
 use crate::common::{Running, TestDir, end, fdbroker, is_alive, run, signal, wait_for};

@@ -119,7 +119,8 @@ fn limits_set_when_neither_root_nor_the_brokers_user_then_exit_4_and_nothing_is_
     }
     // The program itself may lie where that user may not look.
     let program = dir.path().join("fdbroker-copy");
-    // By another process: a program cannot be started while one that another test forks has it open for writing.
+    // By another process: a program cannot be started while one that another test forks has it open
+    // for writing.
     let copied = Command::new("cp").arg(env!("CARGO_BIN_EXE_fdbroker")).arg(&program).status();
     assert!(copied.expect("cp(1)").success());
     set_permissions(dir.path(), Permissions::from_mode(0o755)).expect("own");

@@ -1,4 +1,5 @@
-//! ls, clients, holders and show on a broker with memory in it: columns, filters, order, JSON, exit statuses.
+//! ls, clients, holders and show on a broker with memory in it: columns, filters, order, JSON, exit
+//! statuses.
 
 use crate::common::{Running, end, fdbroker, memfd, one_json_line, run, terminal};
 use fdbroker_client::host::{Arena, HostBuffer, HostMemory};
@@ -13,7 +14,8 @@ use std::time::Duration;
 
 const PAGE_BYTES: usize = 4096;
 
-/// A broker with an owner of five buffers of 1 to 5 pages, and a holder that has mapped the first two.
+/// A broker with an owner of five buffers of 1 to 5 pages, and a holder that has mapped the first
+/// two.
 struct Node {
     handles: Vec<Handle>,
     admin_socket: String,

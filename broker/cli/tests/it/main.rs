@@ -1,6 +1,6 @@
-//! The integration tests of the command `fdbroker`: the real program, out of reach of any other broker.
-//! One program, so that it is compiled and linked once. Must never change what belongs to the whole process: such a test
-//! starts a process of its own.
+//! The integration tests of the command `fdbroker`: the real program, out of reach of any other
+//! broker. One program, so that it is compiled and linked once. Must never change what belongs to
+//! the whole process: such a test starts a process of its own.
 
 mod acts;
 mod commands;

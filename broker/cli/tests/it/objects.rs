@@ -1,4 +1,5 @@
-//! objects, put, get, rm, pin and watch --objects as their users meet them: outputs, bytes and exit statuses.
+//! objects, put, get, rm, pin and watch --objects as their users meet them: outputs, bytes and exit
+//! statuses.
 
 use crate::common::{Running, TestDir, end, fdbroker, one_json_line, run, run_script};
 use fdbroker_client::{Client, Deadline, NewObject, ObjectOptions, Place};

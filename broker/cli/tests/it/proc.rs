@@ -1,5 +1,6 @@
-//! The numbers on the screen are those of /proc: the fds that status, clients, jobs and metrics show are open, in the
-//! broker and in the processes that they name. Must never take a screen for what another screen says.
+//! The numbers on the screen are those of /proc: the fds that status, clients, jobs and metrics
+//! show are open, in the broker and in the processes that they name. Must never take a screen for
+//! what another screen says.
 
 use crate::common::{Running, end, fdbroker};
 use crate::shared::full_name;

@@ -4,8 +4,8 @@ use crate::common::{TestDir, end, fdbroker};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Runs a shell script under a report; `$F` is the command. Returns the exit status, stderr and the file's text, if
-/// there is a file.
+/// Runs a shell script under a report; `$F` is the command. Returns the exit status, stderr and the
+/// file's text, if there is a file.
 fn report(path: &Path, script: &str) -> (Option<i32>, String, Option<String>) {
     let path = path.to_str().expect("UTF-8");
     let arguments = ["run", "--max-fds", "64", "--report", path, "--", "sh", "-c", script];
@@ -47,8 +47,9 @@ fn run_when_the_report_is_a_picture_then_xml_with_every_line_and_its_peak() {
         let peak = peak.and_then(|peak| peak.parse::<u64>().ok());
         assert!(peak.is_some_and(|peak| (least..=64).contains(&peak)), "{name}: {texts:?}");
     }
-    // The strokes of curves and of their samples in the legend are alone two wide. A curve goes from edge to edge,
-    // with two points if its count never changed: no look need have met a fd of a rank.
+    // The strokes of curves and of their samples in the legend are alone two wide. A curve goes
+    // from edge to edge, with two points if its count never changed: no look need have met a fd of
+    // a rank.
     let width = |curve: roxmltree::Node<'_, '_>| {
         let points = curve.attribute("points").unwrap_or_default();
         let mut columns = points
@@ -144,7 +145,8 @@ fn run_when_the_report_is_cut_short_then_an_error_no_file_and_the_jobs_status() 
     let dir = TestDir::new("report-cut");
     let path = dir.path().join("fds.csv");
     let path_text = path.to_str().expect("UTF-8");
-    // The job's parent is `fdbroker run`. With SIGXFSZ ignored a write beyond the limit fails (setrlimit(2)).
+    // The job's parent is `fdbroker run`. With SIGXFSZ ignored a write beyond the limit fails
+    // (setrlimit(2)).
     let script = format!("{SHARING} > /dev/null; prlimit --fsize=100 --pid $PPID; exit 7");
     let arguments = ["-c", "trap '' XFSZ; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_fdbroker")];
     let run = ["run", "--report", path_text, "--", "sh", "-c", &script];

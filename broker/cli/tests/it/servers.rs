@@ -1,4 +1,5 @@
-//! Another user serves the sockets of the broker: no command tells that server anything, or believes it.
+//! Another user serves the sockets of the broker: no command tells that server anything, or
+//! believes it.
 
 use crate::common::{TestDir, end, fdbroker};
 use crate::shared::{as_user, not_run};

@@ -1,4 +1,5 @@
-//! `fdbroker top` where there is no terminal: one frame, usage and exit statuses. tests/top/run.sh has a terminal.
+//! `fdbroker top` where there is no terminal: one frame, usage and exit statuses. tests/top/run.sh
+//! has a terminal.
 
 use crate::common::{LIMIT, TestDir, end, fdbroker, run, run_script};
 

@@ -12,7 +12,8 @@ fn transcripts_when_run_then_as_the_documentation_shows() {
     const NAME: &str = "transcripts_when_run_then_as_the_documentation_shows";
     let root = env!("CARGO_MANIFEST_DIR");
     if std::env::var_os(CHILD).is_none() {
-        // trycmd replaces the name of the working directory in every output: from `/` that would be every slash.
+        // trycmd replaces the name of the working directory in every output: from `/` that would be
+        // every slash.
         let mut again = Command::new(std::env::current_exe().expect("own path"));
         again.args(["--exact", &full_name(NAME), "--nocapture"]).current_dir(root).env(CHILD, NAME);
         let output = again.output().expect("the test starts again");

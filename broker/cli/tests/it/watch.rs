@@ -1,4 +1,5 @@
-//! `fdbroker watch` over the end of its broker: taken over by another, killed and started again, gone for good.
+//! `fdbroker watch` over the end of its broker: taken over by another, killed and started again,
+//! gone for good.
 
 use crate::common::{Running, TestDir, end, fdbroker, one_json_line, wait_for};
 use fdbroker_client::Client;

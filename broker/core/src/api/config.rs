@@ -22,7 +22,8 @@ pub struct Config {
     pub job: Caps,
     /// Caps of each client.
     pub client: Caps,
-    /// Fds in the broker's table that the core may plan with: RLIMIT_NOFILE less what the daemon itself keeps open.
+    /// Fds in the broker's table that the core may plan with: RLIMIT_NOFILE less what the daemon
+    /// itself keeps open.
     pub table_fds: u64,
     /// Most clients.
     pub max_clients: u32,
@@ -30,7 +31,8 @@ pub struct Config {
     pub max_domains: u32,
     /// Most requests of one client parked at once.
     pub max_parked_per_client: u32,
-    /// Refused fds of one domain whose close has not returned; at this number the domain's deposits are refused unread.
+    /// Refused fds of one domain whose close has not returned; at this number the domain's deposits
+    /// are refused unread.
     pub max_refused_per_domain: u32,
     /// Most allocation slots: those of the generation page.
     pub max_slots: u32,
@@ -40,10 +42,11 @@ pub struct Config {
     pub base_credits: u32,
     /// Most deposit credits of one client, at most 253.
     pub max_credits: u32,
-    /// Of what cannot be taken back, a domain gets more only while it holds less than so many times what is still free.
-    /// [`NO_CAP`](fdbroker_protocol::NO_CAP): as much as there is.
+    /// Of what cannot be taken back, a domain gets more only while it holds less than so many times
+    /// what is still free. [`NO_CAP`](fdbroker_protocol::NO_CAP): as much as there is.
     pub share_factor: u64,
-    /// Uids that share as one domain, at most [`DOMAINS_PER_USER`](crate::limits::DOMAINS_PER_USER) of each user at once.
+    /// Uids that share as one domain, at most [`DOMAINS_PER_USER`](crate::limits::DOMAINS_PER_USER)
+    /// of each user at once.
     pub subordinate_uids: SubordinateUids,
     /// Time an owner has to answer a recall, in microseconds.
     pub recall_timeout_us: u64,
@@ -75,8 +78,8 @@ impl fmt::Display for ConfigError {
 impl std::error::Error for ConfigError {}
 
 impl Config {
-    /// Lowers each cap that another number of the configuration bounds to that number, so that the caps shown
-    /// ([`Core::caps`](crate::Core::caps)) are the caps in force.
+    /// Lowers each cap that another number of the configuration bounds to that number, so that the
+    /// caps shown ([`Core::caps`](crate::Core::caps)) are the caps in force.
     pub fn bound_caps(&mut self) {
         self.node = self.bounded(self.caps()).node;
     }

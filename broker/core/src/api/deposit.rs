@@ -1,4 +1,5 @@
-//! What owners and consumers say of allocations. Plain data: must never hold an fd, only its place in a message.
+//! What owners and consumers say of allocations. Plain data: must never hold an fd, only its place
+//! in a message.
 
 use crate::api::ids::{File, Lane};
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
@@ -7,11 +8,13 @@ use fdbroker_protocol::{AllocationId, ErrorCode, Facts, Share, Status};
 /// One deposit of a register: what the client said, with what the daemon found out about the fd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deposit {
-    /// `Err`: the fd was refused before the core saw it (UNSUPPORTED_FD and its kind), and goes to `lane`.
+    /// `Err`: the fd was refused before the core saw it (UNSUPPORTED_FD and its kind), and goes to
+    /// `lane`.
     pub checked: Result<(), Status>,
     /// Where the fd goes when it is not kept.
     pub lane: Lane,
-    /// Its file; `None` where the kernel does not tell: then it pins the size that the owner claims.
+    /// Its file; `None` where the kernel does not tell: then it pins the size that the owner
+    /// claims.
     pub file: Option<File>,
     /// What it is.
     pub facts: Facts,
@@ -34,8 +37,8 @@ pub struct Deposit {
 pub struct Supply {
     /// The allocation recalled.
     pub id: AllocationId,
-    /// `Ok`: index of the fd among the message's fds, after the daemon classified it. `Err`: the owner's
-    /// refusal, or the daemon's (the fd, if any, is listed as `refused_fd`).
+    /// `Ok`: index of the fd among the message's fds, after the daemon classified it. `Err`: the
+    /// owner's refusal, or the daemon's (the fd, if any, is listed as `refused_fd`).
     pub fd: Result<u16, ErrorCode>,
     /// An fd that came with the item and did not pass the daemon's check, and where it goes.
     pub refused_fd: Option<(u16, Lane)>,

@@ -1,4 +1,5 @@
-//! What comes out of the core: what the daemon is to do, in order, and what clients are told. Must never hold an fd.
+//! What comes out of the core: what the daemon is to do, in order, and what clients are told. Must
+//! never hold an fd.
 
 use crate::api::deposit::Item;
 use crate::api::deposit::Wanted;
@@ -86,10 +87,11 @@ pub enum Effect {
     CloseArrived { index: u16, ticket: Ticket, lane: Lane },
     /// The fd of `slot`, charged to `uid`, goes to the closer of accepted fds.
     CloseHeld { slot: u32, ticket: Ticket, uid: u32 },
-    /// Write the generation page: the live generation of `slot`, or 0. Before it, what [`crate::Core::record`] or
-    /// [`crate::Core::end_of`] says of the slot is to be remembered.
+    /// Write the generation page: the live generation of `slot`, or 0. Before it, what
+    /// [`crate::Core::record`] or [`crate::Core::end_of`] says of the slot is to be remembered.
     Publish { slot: u32, generation: u32 },
-    /// Remember the end of an allocation: [`Effects::ended`] at this index. The slot's files are still those of the allocation.
+    /// Remember the end of an allocation: [`Effects::ended`] at this index. The slot's files are
+    /// still those of the allocation.
     Ended { index: usize },
     /// Answer hello: welcome, with credit for that many deposits.
     Welcome { client: ClientId, request: RequestId, deposit_credits: u32 },
@@ -100,9 +102,11 @@ pub enum Effect {
         range: std::ops::Range<usize>,
         deposit_credits: u32,
     },
-    /// The fd of `slot` goes to the service manager's store too: [`crate::Core::kept`] says what to remember with it.
+    /// The fd of `slot` goes to the service manager's store too: [`crate::Core::kept`] says what to
+    /// remember with it.
     Keep { slot: u32 },
-    /// The fd of `slot` stays in the store, and [`crate::Core::kept`] says something else of it now: it is adopted.
+    /// The fd of `slot` stays in the store, and [`crate::Core::kept`] says something else of it
+    /// now: it is adopted.
     KeptChanged { slot: u32 },
     /// The fd of `slot` leaves the service manager's store. Before its [`Effect::CloseHeld`].
     Unkeep { slot: u32 },
@@ -115,8 +119,9 @@ pub enum Effect {
         reply: StatusReply,
         range: std::ops::Range<usize>,
     },
-    /// Answer acquire: [`Effects::granted`]. If it cannot be sent, hand in [`Input::Unsent`](crate::Input::Unsent) after the
-    /// remaining effects of the step have been applied.
+    /// Answer acquire: [`Effects::granted`]. If it cannot be sent, hand in
+    /// [`Input::Unsent`](crate::Input::Unsent) after the remaining effects of the step have been
+    /// applied.
     Granted {
         client: ClientId,
         request: RequestId,
@@ -128,8 +133,9 @@ pub enum Effect {
     ObjectsCreated { client: ClientId, request: RequestId, group: GroupId, deposit_credits: u32 },
     /// Answer a seal: the version of all objects of the group.
     ObjectsSealed { client: ClientId, request: RequestId, version: u64 },
-    /// Answer a get: [`Effects::objects`], and of each of their groups one of [`Effects::granted`], each of them OK. If it cannot
-    /// be sent, the leases are given back by [`Input::Release`](crate::Input::Release), and the answer is AGAIN.
+    /// Answer a get: [`Effects::objects`], and of each of their groups one of [`Effects::granted`],
+    /// each of them OK. If it cannot be sent, the leases are given back by
+    /// [`Input::Release`](crate::Input::Release), and the answer is AGAIN.
     ObjectsGot {
         client: ClientId,
         request: RequestId,
@@ -161,11 +167,13 @@ pub struct Effects {
     pub registered: Vec<Registered>,
     /// Items of [`Effect::Statuses`].
     pub statuses: Vec<Status>,
-    /// What the table of kept groups is to hear before anything in `list` is done: all of it, or nothing.
+    /// What the table of kept groups is to hear before anything in `list` is done: all of it, or
+    /// nothing.
     pub kept: Vec<KeptChange>,
     /// Of each fd supplied: the time since it was recalled, in microseconds.
     pub recalled_us: Vec<u64>,
-    /// The answer to [`Input::Evict`](crate::Input::Evict) or [`Input::Revoke`](crate::Input::Revoke), in its order.
+    /// The answer to [`Input::Evict`](crate::Input::Evict) or
+    /// [`Input::Revoke`](crate::Input::Revoke), in its order.
     pub acted: Vec<Acted>,
     /// What the items of the acquire at hand come to: here, so that its memory is used again.
     pub(crate) items: Vec<Item>,
@@ -246,11 +254,13 @@ pub struct DrainedEvent {
 pub struct Note {
     /// What.
     pub kind: EventKind,
-    /// To whom; `None`: to the node, to an allocation without an owner, or to a connection that is refused.
+    /// To whom; `None`: to the node, to an allocation without an owner, or to a connection that is
+    /// refused.
     pub client: Option<ClientId>,
     /// The pid of the client, or of the connection refused, or 0.
     pub pid: u32,
-    /// The domain of the client, of the allocation or of the connection refused; [`DomainKey::NOBODYS`]: of the node.
+    /// The domain of the client, of the allocation or of the connection refused;
+    /// [`DomainKey::NOBODYS`]: of the node.
     pub domain: DomainKey,
     /// The client's job, or the one that has left the allocation.
     pub job: Option<JobKey>,

@@ -1,4 +1,5 @@
-//! What outlives a broker: records for one after a crash. Plain data; must never be believed unchecked.
+//! What outlives a broker: records for one after a crash. Plain data; must never be believed
+//! unchecked.
 
 use std::sync::Arc;
 
@@ -7,8 +8,8 @@ use crate::api::ids::{DomainKey, GroupId, JobKey, Now, OwnerKey};
 use crate::api::job_name::JobName;
 use fdbroker_protocol::{AllocationId, ErrorCode, Share};
 
-/// A kept allocation as it is remembered outside the broker: with its fd in the service manager's store, it
-/// outlives a crash.
+/// A kept allocation as it is remembered outside the broker: with its fd in the service manager's
+/// store, it outlives a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kept {
     /// The allocation.
@@ -48,7 +49,8 @@ pub enum FormerLife {
         /// Its owner's process may be there still.
         owner_lives: bool,
     },
-    /// It had ended, for this reason, and clients may have leases of it, or its owner has not heard that it was drained.
+    /// It had ended, for this reason, and clients may have leases of it, or its owner has not heard
+    /// that it was drained.
     Leased {
         /// As [`crate::Core::record`] said.
         record: Record,
@@ -75,9 +77,11 @@ pub struct FormerSlot {
 pub struct Former<'a> {
     /// Every slot that was ever used, in the order of slots; below `max_slots`, generation not 0.
     pub slots: &'a [FormerSlot],
-    /// The live ones whose fds are here. The daemon puts their fds into its table by [`Kept::id`]'s slot.
+    /// The live ones whose fds are here. The daemon puts their fds into its table by [`Kept::id`]'s
+    /// slot.
     pub kept: &'a [Kept],
-    /// The kept groups of objects whose fds are here, likewise; no two of them have a name in common.
+    /// The kept groups of objects whose fds are here, likewise; no two of them have a name in
+    /// common.
     pub groups: &'a [KeptGroup<'a>],
     /// Versions up to this one may have been given.
     pub last_version: u64,
@@ -124,7 +128,8 @@ pub struct KeptGroup<'a> {
 /// What the table of kept groups is to hear.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeptChange {
-    /// The group outlives the broker from now on: [`Core::kept_group`](crate::Core::kept_group) says what it is.
+    /// The group outlives the broker from now on: [`Core::kept_group`](crate::Core::kept_group)
+    /// says what it is.
     Began(GroupId),
     /// Its time or its pin is another one now.
     Changed(GroupId),

@@ -1,4 +1,5 @@
-//! What the core knows things by: numbers, keys and points in time. Must never mean more than the name of one thing.
+//! What the core knows things by: numbers, keys and points in time. Must never mean more than the
+//! name of one thing.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,9 +1,11 @@
-//! What people call a job. Must never be what the core goes by: that is the job's key, which two of a name do not share.
+//! What people call a job. Must never be what the core goes by: that is the job's key, which two of
+//! a name do not share.
 
 use fdbroker_protocol::limits::JOB_NAME_BYTES;
 use serde::{Deserialize, Serialize};
 
-/// A job's name for people, in printable ASCII and padded with zeros; all zeros when its cgroup says none.
+/// A job's name for people, in printable ASCII and padded with zeros; all zeros when its cgroup
+/// says none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub struct JobName([u8; JOB_NAME_BYTES]);
@@ -12,7 +14,8 @@ impl JobName {
     /// None.
     pub const NONE: JobName = JobName([0; JOB_NAME_BYTES]);
 
-    /// What does not fit is cut, what cannot be printed is a question mark: it may come from anywhere.
+    /// What does not fit is cut, what cannot be printed is a question mark: it may come from
+    /// anywhere.
     pub fn new(text: &str) -> Self {
         let mut name = Self::NONE;
         for (place, byte) in name.0.iter_mut().zip(text.bytes()) {

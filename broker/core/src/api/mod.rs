@@ -1,5 +1,5 @@
-//! What goes into the core and what comes out of it: ids, deposits, requests, effects, configuration. Plain data: must
-//! never hold an fd, a clock or an OS type.
+//! What goes into the core and what comes out of it: ids, deposits, requests, effects,
+//! configuration. Plain data: must never hold an fd, a clock or an OS type.
 
 mod config;
 mod deposit;

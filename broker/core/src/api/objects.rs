@@ -1,4 +1,5 @@
-//! What is said of objects to the core, and what it says of them. Plain data: must never hold an fd, a clock or an OS type.
+//! What is said of objects to the core, and what it says of them. Plain data: must never hold an
+//! fd, a clock or an OS type.
 
 use crate::api::deposit::Deposit;
 use crate::api::ids::{GroupId, Now};
@@ -15,7 +16,8 @@ pub struct NewObject<'a> {
     pub offset: u64,
     /// Bytes.
     pub size_bytes: u64,
-    /// The version that the name must have when the group is sealed, 0 = none. `None`: see [`Create::replace`].
+    /// The version that the name must have when the group is sealed, 0 = none. `None`: see
+    /// [`Create::replace`].
     pub expect: Option<u64>,
     /// Opaque.
     pub metadata: &'a [u8],
@@ -38,7 +40,8 @@ pub struct Create<'a> {
     pub of_job: bool,
     /// Other objects may have the names; they lose them when the group is sealed.
     pub replace: bool,
-    /// It outlives its creator, for so many us after its last use; at most [`Config::object_ttl_us`](crate::Config).
+    /// It outlives its creator, for so many us after its last use; at most
+    /// [`Config::object_ttl_us`](crate::Config).
     pub keep_us: Option<u64>,
     /// It ends neither by time nor to make room.
     pub pin: bool,
@@ -49,7 +52,8 @@ pub struct Create<'a> {
     pub outlives: bool,
     /// It may end when bytes are short.
     pub evictable: bool,
-    /// Its memory. Share, address and what is said of recalls, keeping and virtual fds mean nothing here.
+    /// Its memory. Share, address and what is said of recalls, keeping and virtual fds mean nothing
+    /// here.
     pub deposit: Deposit,
     /// Deposits that will follow.
     pub credits_wanted: u32,
@@ -71,7 +75,8 @@ pub struct Deleted<'a> {
 pub struct Touch<'a> {
     /// The names are those of the client's job.
     pub of_job: bool,
-    /// They outlive their creators, for so many us after their last use, as for [`Create::keep_us`].
+    /// They outlive their creators, for so many us after their last use, as for
+    /// [`Create::keep_us`].
     pub keep_us: Option<u64>,
     /// They end neither by time nor to make room; or they may.
     pub pin: Option<bool>,
@@ -157,7 +162,8 @@ pub struct ObjectView<'a> {
     pub is_creator_gone: bool,
 }
 
-/// What happened to a name; of [`ObjectEvent::Lost`] the version says how many events were lost, and the name is empty.
+/// What happened to a name; of [`ObjectEvent::Lost`] the version says how many events were lost,
+/// and the name is empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectNews {
     /// What.

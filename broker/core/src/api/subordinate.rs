@@ -1,5 +1,6 @@
-//! Which uids are one user's: those of its subordinate ranges (subuid(5)), under which processes of its user namespaces run.
-//! Shares count them as one domain. Must never decide what a uid may have or see.
+//! Which uids are one user's: those of its subordinate ranges (subuid(5)), under which processes of
+//! its user namespaces run. Shares count them as one domain. Must never decide what a uid may have
+//! or see.
 
 /// Uids that a user may give to its processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +29,8 @@ pub struct SubordinateUids {
 }
 
 impl SubordinateUids {
-    /// Where two ranges overlap, the one that begins first has all its uids, and the other one counts as not given.
+    /// Where two ranges overlap, the one that begins first has all its uids, and the other one
+    /// counts as not given.
     pub fn new(mut ranges: Vec<SubordinateRange>) -> Self {
         ranges.sort_unstable_by_key(|range| range.first);
         ranges.dedup_by(|next, kept| kept.contains(next.first));

@@ -1,4 +1,5 @@
-//! A client's live allocations by device and address, in 12 to 20 bytes each. Must never move more than a chunk at a time.
+//! A client's live allocations by device and address, in 12 to 20 bytes each. Must never move more
+//! than a chunk at a time.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +15,8 @@ type Chunk = Vec<[u32; 3]>;
 /// Slots by device and address.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Addresses {
-    /// By a place that is not behind the first of the chunk, and behind the last of the chunk before. None is empty.
+    /// By a place that is not behind the first of the chunk, and behind the last of the chunk
+    /// before. None is empty.
     #[serde(skip)]
     chunks: BTreeMap<Place, Chunk>,
 }
@@ -105,7 +107,8 @@ impl Addresses {
         Some(slot)
     }
 
-    /// Joins a chunk of few entries with the one behind it, or the one before, if that has room to spare.
+    /// Joins a chunk of few entries with the one behind it, or the one before, if that has room to
+    /// spare.
     fn merge(&mut self, key: Place) {
         let device = key.0;
         let behind = self.chunks.range(key..=(device, u64::MAX)).nth(1).map(|(key, _)| *key);

@@ -1,5 +1,6 @@
-//! The record of an allocation, and what is known beside it. Plain data; must never act by itself. It goes to a successor
-//! (`saved.rs`): another field, or another order, is another format of the daemon's handover.
+//! The record of an allocation, and what is known beside it. Plain data; must never act by itself.
+//! It goes to a successor (`saved.rs`): another field, or another order, is another format of the
+//! daemon's handover.
 
 use crate::api::{Deposit, Granted, LeaseId, NONE, Now, Wanted};
 use crate::books::lists::{Link, List, Nodes};
@@ -37,13 +38,14 @@ pub enum AllocationList {
     Owned,
     /// What may be evicted of the owner's: held, recallable, not waited for.
     Lru,
-    /// The owner's recalls to send; when it has ended, those whose leases are still to be swept; then the owner's drained
-    /// notices to send.
+    /// The owner's recalls to send; when it has ended, those whose leases are still to be swept;
+    /// then the owner's drained notices to send.
     Event,
 }
 
 impl AllocationList {
-    /// Which of its links an allocation is in this list by. The last two share one: what is held has no event to send.
+    /// Which of its links an allocation is in this list by. The last two share one: what is held
+    /// has no event to send.
     fn link(self) -> usize {
         match self {
             AllocationList::Owned => 0,
@@ -62,8 +64,8 @@ const HAS_DRIVER_DATA: u8 = 1 << 6;
 
 const HAS_VIRTUAL_FD: u8 = 1 << 7;
 
-/// What was said of an allocation when it was registered, in one byte: its kind in bits 0 and 1, its share in 2 and 3, and flags.
-/// The saved state has it so.
+/// What was said of an allocation when it was registered, in one byte: its kind in bits 0 and 1,
+/// its share in 2 and 3, and flags. The saved state has it so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Traits(u8);
 
@@ -131,7 +133,8 @@ impl From<&Deposit> for Traits {
     }
 }
 
-/// One piece of memory. Kept small: there may be a million. Without gaps, as its generation goes before it.
+/// One piece of memory. Kept small: there may be a million. Without gaps, as its generation goes
+/// before it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(Rust, packed(4))]
 pub struct Allocation {
@@ -151,8 +154,8 @@ pub struct Allocation {
     pub device: u32,
     /// Registrations not yet taken back.
     pub registrations: u32,
-    /// While it is held, its stake in [`crate::books::files`], or [`crate::api::NONE`]: it pins its size. While it is not, pages
-    /// that its file pinned when it was held last, or none.
+    /// While it is held, its stake in [`crate::books::files`], or [`crate::api::NONE`]: it pins its
+    /// size. While it is not, pages that its file pinned when it was held last, or none.
     pub file: u32,
     /// Its recall under way, or [`crate::api::NONE`].
     #[serde(skip)]

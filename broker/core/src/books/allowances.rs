@@ -1,4 +1,5 @@
-//! What a step may still do of what there may be much more of: the rest is for the next one (invariant 9).
+//! What a step may still do of what there may be much more of: the rest is for the next one
+//! (invariant 9).
 
 use crate::limits::{
     FILE_LOOKS_PER_STEP, LEASES_SWEPT_PER_STEP, LOOKS_PER_STEP, OBJECT_LOOKS_PER_STEP,

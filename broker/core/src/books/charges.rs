@@ -1,4 +1,5 @@
-//! What is charged where the amount is always the same. Must never be charged in other words elsewhere.
+//! What is charged where the amount is always the same. Must never be charged in other words
+//! elsewhere.
 
 use crate::books::ledger::Charge;
 use crate::limits::FDS_PER_CONNECTION;

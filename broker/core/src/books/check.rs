@@ -1,4 +1,5 @@
-//! How saved data is refused: with what is wrong, and the number of what it is wrong with. Must never panic at it.
+//! How saved data is refused: with what is wrong, and the number of what it is wrong with. Must
+//! never panic at it.
 
 use crate::api::ConfigError;
 

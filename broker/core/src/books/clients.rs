@@ -1,7 +1,7 @@
-//! Clients, their domains and their jobs, each with its account in the ledger and found by its key. A domain or a job is
-//! here as long as clients, charges or waiting requests are of it. Must never count a client twice, or forget one that has
-//! something. The records go to a successor (`saved.rs`): another field, or another order, is another format of the daemon's
-//! handover.
+//! Clients, their domains and their jobs, each with its account in the ledger and found by its key.
+//! A domain or a job is here as long as clients, charges or waiting requests are of it. Must never
+//! count a client twice, or forget one that has something. The records go to a successor
+//! (`saved.rs`): another field, or another order, is another format of the daemon's handover.
 
 use std::collections::VecDeque;
 use std::ops::{Index, IndexMut};
@@ -26,7 +26,8 @@ pub struct Client {
     pub domain: u32,
     /// Its job's number.
     pub job: Option<u32>,
-    /// Its process, as the broker's PID namespace numbers it: SO_PEERCRED's, so of the process that connected.
+    /// Its process, as the broker's PID namespace numbers it: SO_PEERCRED's, so of the process that
+    /// connected.
     pub pid: u32,
     /// What it is known by over connections and brokers.
     pub key: OwnerKey,
@@ -80,7 +81,8 @@ pub struct Domain {
     pub slow: bool,
     /// When it was last served, in the order of all domains.
     pub turn: u64,
-    /// The user that it has a part of, where that has several uids: known from the settings, so it is not saved.
+    /// The user that it has a part of, where that has several uids: known from the settings, so it
+    /// is not saved.
     #[serde(skip)]
     pub user: Option<u32>,
 }
@@ -92,8 +94,8 @@ impl Domain {
     }
 }
 
-/// One job of a domain. Stays while it has clients, or these have left kept allocations: whoever cleans up after it must
-/// find them.
+/// One job of a domain. Stays while it has clients, or these have left kept allocations: whoever
+/// cleans up after it must find them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {
     /// Its domain's and its own.
@@ -118,8 +120,8 @@ impl Job {
 /// Domains, jobs and clients as plain data.
 pub type SavedClients = (SavedSlots<Domain>, SavedSlots<Job>, Vec<Option<Box<Client>>>);
 
-/// What the node is charged with for each domain that has clients. Others have only left something: each of them is charged with
-/// an fd at least, and must not keep a user out who comes.
+/// What the node is charged with for each domain that has clients. Others have only left something:
+/// each of them is charged with an fd at least, and must not keep a user out who comes.
 pub const DOMAIN: Charge = Charge(Resource::Domains, 1);
 
 /// Most domains, those without clients included.
@@ -135,10 +137,11 @@ pub struct Clients {
     domains: Slots<Domain>,
     domain_by_key: FxHashMap<DomainKey, u32>,
     subordinate_uids: SubordinateUids,
-    /// Domains of each user that has subordinate uids. At most [`DOMAINS_PER_USER`] each; more are a predecessor's.
+    /// Domains of each user that has subordinate uids. At most [`DOMAINS_PER_USER`] each; more are
+    /// a predecessor's.
     by_user: FxHashMap<u32, Vec<u32>>,
-    /// At most one per client, per kept allocation without an owner (capped: `kept_allocations`), and per parked request
-    /// that waits for room of it.
+    /// At most one per client, per kept allocation without an owner (capped: `kept_allocations`),
+    /// and per parked request that waits for room of it.
     jobs: Slots<Job>,
     job_by_key: FxHashMap<(DomainKey, JobKey), u32>,
     /// Gone clients not yet torn down.
@@ -184,7 +187,8 @@ impl Clients {
         }
     }
 
-    // --- clients ------------------------------------------------------------------------------------
+    // --- clients
+    // ------------------------------------------------------------------------------------
 
     /// The client of a number, also a gone one; [`NONE`] is of nobody.
     pub fn find(&self, number: u32) -> Option<&Client> {
@@ -249,7 +253,8 @@ impl Clients {
         }
     }
 
-    /// Closes the account of a client, and counts it no longer with its domain and its job, which may be unused now.
+    /// Closes the account of a client, and counts it no longer with its domain and its job, which
+    /// may be unused now.
     pub fn close(&mut self, number: u32, ledger: &mut Ledger) -> Client {
         let client = self.clients[number as usize].take().expect("it was connected");
         ledger.leave_coming(client.scope);
@@ -307,7 +312,8 @@ impl Clients {
         &self.dying
     }
 
-    // --- domains ------------------------------------------------------------------------------------
+    // --- domains
+    // ------------------------------------------------------------------------------------
 
     /// A domain of which something is left.
     pub fn domain(&self, number: u32) -> &Domain {
@@ -362,7 +368,8 @@ impl Clients {
         Some(number)
     }
 
-    /// Opens the account of a domain, and has it found by its key; `false`: another one is found by it.
+    /// Opens the account of a domain, and has it found by its key; `false`: another one is found by
+    /// it.
     fn open_domain(&mut self, number: u32, ledger: &mut Ledger) -> bool {
         let domain = &mut self.domains[number];
         domain.scope = ledger.open(Scope::Domain, number, ScopeId::NODE);
@@ -373,7 +380,8 @@ impl Clients {
         self.domain_by_key.insert(domain.key, number).is_none()
     }
 
-    /// Drops a domain that nothing is left of, requests of other domains that wait for its room included.
+    /// Drops a domain that nothing is left of, requests of other domains that wait for its room
+    /// included.
     pub fn forget_domain_if_unused(&mut self, number: u32, ledger: &mut Ledger) {
         let domain = &self.domains[number];
         let scope = &ledger[domain.scope];
@@ -386,7 +394,8 @@ impl Clients {
         ledger.close(scope);
     }
 
-    /// All domains of a domain's user, whichever of its uids they are of. None, where its uid is a user by itself.
+    /// All domains of a domain's user, whichever of its uids they are of. None, where its uid is a
+    /// user by itself.
     pub fn of_same_user(&self, number: u32) -> &[u32] {
         self.all_of(self.domains[number].user)
     }
@@ -410,7 +419,8 @@ impl Clients {
         }
     }
 
-    // --- jobs ---------------------------------------------------------------------------------------
+    // --- jobs
+    // ---------------------------------------------------------------------------------------
 
     /// A job of which something is left.
     pub fn job(&self, number: u32) -> &Job {
@@ -452,7 +462,8 @@ impl Clients {
         number
     }
 
-    /// Opens the account of a job whose domain has one, and has it found by its key; `false`: another one is found by it.
+    /// Opens the account of a job whose domain has one, and has it found by its key; `false`:
+    /// another one is found by it.
     fn open_job(&mut self, number: u32, ledger: &mut Ledger) -> bool {
         let job = &mut self.jobs[number];
         let domain = self.domains[self.domain_by_key[&job.key.0]].scope;
@@ -481,7 +492,8 @@ impl Clients {
         ledger.close(scope);
     }
 
-    // --- what a successor gets ----------------------------------------------------------------------
+    // --- what a successor gets
+    // ----------------------------------------------------------------------
 
     /// The domains of which clients or allocations are, the jobs and the clients.
     pub fn save(&self, is_used: impl Fn(&Domain) -> bool) -> SavedClients {
@@ -490,8 +502,8 @@ impl Clients {
         (self.domains.save(is_used), self.jobs.save(|_| true), clients)
     }
 
-    /// These again, with the accounts of domains and jobs open; those of clients are still to be opened. `Err`: what
-    /// contradicts itself, and at which number.
+    /// These again, with the accounts of domains and jobs open; those of clients are still to be
+    /// opened. `Err`: what contradicts itself, and at which number.
     pub fn restore(
         (max_domains, subordinate_uids): (u32, SubordinateUids),
         serials: u64,

@@ -1,5 +1,5 @@
-//! Fds in the closers, each until its closer reports it closed. Must never count one for a client that is forgotten: such an
-//! fd is its domain's alone.
+//! Fds in the closers, each until its closer reports it closed. Must never count one for a client
+//! that is forgotten: such an fd is its domain's alone.
 
 use crate::api::Ticket;
 use crate::books::slots::Slots;
@@ -10,8 +10,9 @@ use rustc_hash::FxHashMap;
 pub struct Closing {
     /// The domain it came from.
     pub domain: u32,
-    /// The client charged for its place, by number and serial: once that is gone its domain alone is.
-    /// `None`: it came without a place. [`crate::api::NONE`] and 0: its domain alone was charged from the beginning.
+    /// The client charged for its place, by number and serial: once that is gone its domain alone
+    /// is. `None`: it came without a place. [`crate::api::NONE`] and 0: its domain alone was
+    /// charged from the beginning.
     pub client: Option<(u32, u64)>,
     /// Counted among the domain's refused ones: its close may hang.
     pub refused: bool,

@@ -1,6 +1,7 @@
-//! Coming back after a crash: allocations of before it are reserved for their owners, and end when the owners do not name
-//! them again. Must never give such a slot to another allocation, nor grant it before its owner has named it; nor call one
-//! drained as long as a client may still declare a lease of it.
+//! Coming back after a crash: allocations of before it are reserved for their owners, and end when
+//! the owners do not name them again. Must never give such a slot to another allocation, nor grant
+//! it before its owner has named it; nor call one drained as long as a client may still declare a
+//! lease of it.
 
 use std::collections::VecDeque;
 
@@ -44,7 +45,8 @@ struct Awaited {
 pub(crate) enum Standing {
     /// Its fd is lost: it ends unless its owner names it.
     Reserved,
-    /// Its fd outlived the crash: it ends when its owner says so, and not because its owner says nothing.
+    /// Its fd outlived the crash: it ends when its owner says so, and not because its owner says
+    /// nothing.
     Kept,
     /// It has ended: its owner may want to hear when it is drained.
     Ended,
@@ -70,10 +72,12 @@ pub(crate) struct Continuity {
     awaited: FxHashMap<u32, Awaited>,
     /// Slots in `awaited` that are reserved.
     pub(crate) reserved: u32,
-    /// Slots of before the crash that have ended under their owners in the grace time: not drained before it is over.
+    /// Slots of before the crash that have ended under their owners in the grace time: not drained
+    /// before it is over.
     lingering: Vec<u32>,
     grace: Grace,
-    /// Places of the owners that have named all that is alive, and whose other slots have not all ended.
+    /// Places of the owners that have named all that is alive, and whose other slots have not all
+    /// ended.
     complete: VecDeque<u32>,
 }
 
@@ -97,7 +101,8 @@ impl Continuity {
         }
     }
 
-    /// The slot has ended. One that was reserved waits for its owner still, who may want to hear when it is drained.
+    /// The slot has ended. One that was reserved waits for its owner still, who may want to hear
+    /// when it is drained.
     pub fn end(&mut self, slot: u32) {
         match self.awaited.get_mut(&slot) {
             Some(Awaited { how: how @ Standing::Reserved, .. }) => {
@@ -167,8 +172,8 @@ impl Continuity {
         }
     }
 
-    /// The next slot to end, and why; or, without a reason, one that has ended and may be drained. Each entry looked at
-    /// takes one of `looks`.
+    /// The next slot to end, and why; or, without a reason, one that has ended and may be drained.
+    /// Each entry looked at takes one of `looks`.
     pub(crate) fn next_lost(&mut self, looks: &mut usize) -> Option<(u32, Option<ErrorCode>)> {
         while *looks > 0 {
             let (place, is_complete) = match (self.complete.front(), self.grace) {

@@ -1,6 +1,7 @@
-//! Files: what held fds really pin. All fds of one file (device and inode) pin it once, however many ranges of it are
-//! registered. A domain is charged for it once: the client that held of it first pays, and when nothing of it is held for
-//! that client any more, the next one does. Must never charge a domain twice for a file, nor refuse that one grows.
+//! Files: what held fds really pin. All fds of one file (device and inode) pin it once, however
+//! many ranges of it are registered. A domain is charged for it once: the client that held of it
+//! first pays, and when nothing of it is held for that client any more, the next one does. Must
+//! never charge a domain twice for a file, nor refuse that one grows.
 
 use std::collections::BTreeSet;
 
@@ -52,7 +53,8 @@ impl Nodes for StakeLinks<'_> {
     }
 }
 
-/// What leases of ended allocations still pin of a file. Its fds are closed, so it is not looked at any more.
+/// What leases of ended allocations still pin of a file. Its fds are closed, so it is not looked at
+/// any more.
 #[derive(Debug, Default)]
 pub(crate) struct Ended {
     /// What the file pinned when it was held last, bytes.
@@ -67,7 +69,8 @@ impl Ended {
     }
 }
 
-/// See the module. At most one record of each kind for each fd held, or allocation ended and still leased.
+/// See the module. At most one record of each kind for each fd held, or allocation ended and still
+/// leased.
 #[derive(Debug, Default)]
 pub(crate) struct Files {
     pub(crate) files: Slots<Pinned>,
@@ -95,7 +98,8 @@ impl Files {
         file
     }
 
-    /// A slot is a range of the file; gives what the file has that cannot be had back, before and now, in bytes.
+    /// A slot is a range of the file; gives what the file has that cannot be had back, before and
+    /// now, in bytes.
     pub(crate) fn enter(&mut self, file: u32, slot: u32, is_resident: bool) -> [u64; 2] {
         self.slots.insert((file, slot));
         let file = &mut self.files[file];
@@ -128,7 +132,8 @@ impl Files {
         stake
     }
 
-    /// A range of this stake is held no more. The file may be left without any: see [`Files::first_owner`].
+    /// A range of this stake is held no more. The file may be left without any: see
+    /// [`Files::first_owner`].
     pub(crate) fn leave_stake(&mut self, stake: u32) {
         let Stake { file, owner, ref mut ranges, .. } = self.stakes[stake];
         *ranges -= 1;
@@ -144,7 +149,8 @@ impl Files {
         self.files[file].stakes.first().map(|stake| self.stakes[stake].owner)
     }
 
-    /// An allocation of this file has ended, and is leased; gives the bytes that this adds to what is pinned.
+    /// An allocation of this file has ended, and is leased; gives the bytes that this adds to what
+    /// is pinned.
     pub(crate) fn end(&mut self, slot: u32, size: u64, file: File) -> u64 {
         self.ended_of.insert(slot, file.id);
         let ended = self.ended.entry(file.id).or_default();

@@ -1,6 +1,7 @@
-//! Leases: each is in one list of its holder, the one that its record says, and in another one while its holder is to be told
-//! of it. Must never give anybody a record to change, nor lose count of those that a sweep is still to come to. A successor
-//! gets the records (`saved.rs`): another field, or another order, is another format of the daemon's handover.
+//! Leases: each is in one list of its holder, the one that its record says, and in another one
+//! while its holder is to be told of it. Must never give anybody a record to change, nor lose count
+//! of those that a sweep is still to come to. A successor gets the records (`saved.rs`): another
+//! field, or another order, is another format of the daemon's handover.
 
 use std::ops::Deref;
 
@@ -133,7 +134,8 @@ impl Leases {
         Ok(Leases { table: Slots::restore(NONE, 0, saved)?, ..Leases::default() })
     }
 
-    /// Puts a restored lease into its holder's lists. `is_to_tell`: the holder is still to be asked for it, or to be told of its end.
+    /// Puts a restored lease into its holder's lists. `is_to_tell`: the holder is still to be asked
+    /// for it, or to be told of its end.
     pub fn enter(&mut self, lease: u32, ended: bool, is_to_tell: bool) {
         self.table[lease].ended = ended;
         self.shelve(lease);
@@ -170,7 +172,8 @@ impl Leases {
         (record.client == client.0).then_some(slot)
     }
 
-    // --- holders ------------------------------------------------------------------------------------
+    // --- holders
+    // ------------------------------------------------------------------------------------
 
     fn with_holder<R>(
         &mut self,
@@ -228,7 +231,8 @@ impl Leases {
         assert!(shelves.iter().chain([&reclaims, &revoked]).all(List::is_empty));
     }
 
-    // --- what becomes of a lease --------------------------------------------------------------------
+    // --- what becomes of a lease
+    // --------------------------------------------------------------------
 
     /// It is imported now, and the fd closed that its holder may have been asked for.
     pub fn set_mapped(&mut self, lease: u32) {
@@ -269,9 +273,11 @@ impl Leases {
         self.unswept
     }
 
-    // --- what holders are to be told ----------------------------------------------------------------
+    // --- what holders are to be told
+    // ----------------------------------------------------------------
 
-    /// Its holder is to be asked for it, or to be told that it has ended; whether that is the first of its kind.
+    /// Its holder is to be asked for it, or to be told that it has ended; whether that is the first
+    /// of its kind.
     pub fn tell(&mut self, lease: u32) -> bool {
         let ended = self.table[lease].ended;
         self.with_holder(lease, LeaseList::Event, |holder, links| {
@@ -310,7 +316,8 @@ impl Leases {
         std::iter::from_fn(|| list.pop(links)).take(MAX_BATCH).collect()
     }
 
-    // --- lists of allocations -----------------------------------------------------------------------
+    // --- lists of allocations
+    // -----------------------------------------------------------------------
 
     /// Adds a lease to the list of its allocation.
     pub fn push_to(&mut self, list: &mut List, lease: u32) {
@@ -329,7 +336,8 @@ impl Leases {
         list.remove(&mut LeaseLinks(&mut self.table, LeaseList::Allocation), lease);
     }
 
-    // --- invariants ---------------------------------------------------------------------------------
+    // --- invariants
+    // ---------------------------------------------------------------------------------
 
     /// All of an allocation's list, after walking it both ways.
     pub fn checked(&mut self, list: List) -> Vec<u32> {

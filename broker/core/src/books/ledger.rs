@@ -1,6 +1,7 @@
-//! The ledger: scopes with a parent (client, job, domain, node), and what each is charged with. A charge walks up from a
-//! scope: it is made on all accounts on its way or on none, and a release asserts that the charge is there. What else is
-//! counted of a scope is counted here, too. Must never let a sum pass its cap or go below zero.
+//! The ledger: scopes with a parent (client, job, domain, node), and what each is charged with. A
+//! charge walks up from a scope: it is made on all accounts on its way or on none, and a release
+//! asserts that the charge is there. What else is counted of a scope is counted here, too. Must
+//! never let a sum pass its cap or go below zero.
 
 mod account;
 mod blocked;
@@ -19,7 +20,8 @@ use crate::work::visit;
 use fdbroker_protocol::{MAX_BATCH, Resource, Scope};
 use std::collections::BTreeSet;
 
-/// All scopes, and the broker's own fd table. Functions with `below` in their names stop before the scope of that kind.
+/// All scopes, and the broker's own fd table. Functions with `below` in their names stop before the
+/// scope of that kind.
 #[derive(Clone, Debug)]
 pub struct Ledger {
     /// At the place of its number; `None`: the number is free.
@@ -29,8 +31,8 @@ pub struct Ledger {
     /// Accounts that requests wait for, and of which something has come back.
     freed: BTreeSet<Blocked>,
     caps: CapsOfScopes,
-    /// Where the node is above its cap since that was lowered, or a file has grown: so much may stay, and never grows. 0 =
-    /// not above.
+    /// Where the node is above its cap since that was lowered, or a file has grown: so much may
+    /// stay, and never grows. 0 = not above.
     may_stay: [u64; Resource::COUNT],
     /// Fds in the broker's table that the core may plan with.
     table_fds: u64,
@@ -118,7 +120,8 @@ impl Ledger {
         }
     }
 
-    // --- caps ---------------------------------------------------------------------------------------
+    // --- caps
+    // ---------------------------------------------------------------------------------------
 
     /// The caps of every scope.
     pub fn caps(&self) -> &CapsOfScopes {
@@ -153,7 +156,8 @@ impl Ledger {
         self.may_stay[resource.index()] = if is_above { node.counted(resource) } else { 0 };
     }
 
-    /// The next scope of a kind from a number on, which then is the number behind it. Each number takes one of `looks`.
+    /// The next scope of a kind from a number on, which then is the number behind it. Each number
+    /// takes one of `looks`.
     pub fn next_of(&self, kind: Scope, from: &mut u32, looks: &mut usize) -> Option<ScopeId> {
         while *looks > 0
             && let Some(scope) = self.scopes.get(*from as usize)
@@ -173,7 +177,8 @@ impl Ledger {
         self.get(scope).account.raise_peaks(peaks)
     }
 
-    // --- charges ------------------------------------------------------------------------------------
+    // --- charges
+    // ------------------------------------------------------------------------------------
 
     /// Makes the charge on every account, or on none and says which cap is in the way.
     pub fn charge(&mut self, from: ScopeId, charge: Charge) -> Result<(), Blocked> {
@@ -255,7 +260,8 @@ impl Ledger {
         self.freed(from, charge.freed());
     }
 
-    /// Takes the charge back from the accounts below a kind of scope, for whoever waits; the wider scopes keep it.
+    /// Takes the charge back from the accounts below a kind of scope, for whoever waits; the wider
+    /// scopes keep it.
     pub fn release_below(&mut self, below: Scope, from: ScopeId, charge: Charge) {
         self.walk(from, Some(below), |scope| scope.account.take(charge));
         self.freed(from, charge.freed());
@@ -298,7 +304,8 @@ impl Ledger {
         self.path(from).flat_map(room).fold(self.table_room(), u64::min)
     }
 
-    /// How much is missing where a charge of so much does not fit. An account above a lowered cap lacks that, too.
+    /// How much is missing where a charge of so much does not fit. An account above a lowered cap
+    /// lacks that, too.
     pub fn lacking(&self, Blocked { resource, scope }: Blocked, amount: u64) -> u64 {
         if resource == Resource::TablePlaces {
             return (self.table_now() + amount).saturating_sub(self.table_fds);
@@ -315,7 +322,8 @@ impl Ledger {
         (lacking == 0 || can_be_had).then_some(lacking)
     }
 
-    /// What would be in the way of these charges, one after the other, each from a scope. Idle credits are not.
+    /// What would be in the way of these charges, one after the other, each from a scope. Idle
+    /// credits are not.
     pub fn blocked(&self, charges: &[(ScopeId, Charge)]) -> Option<Blocked> {
         let is_full = |at, amount| self.short_of_credits(at, amount).is_none();
         for (last, (from, charge)) in charges.iter().enumerate().filter(|(_, it)| it.1.1 > 0) {
@@ -338,7 +346,8 @@ impl Ledger {
         None
     }
 
-    // --- invariants ---------------------------------------------------------------------------------
+    // --- invariants
+    // ---------------------------------------------------------------------------------
 
     /// What can be asserted in no time: no cap of the node is passed, but for what may stay.
     pub fn assert_node(&mut self) {

@@ -1,5 +1,5 @@
-//! The owners. Each keeps its own invariant, in a file of its own; what is read of several of them is here, too. Must never
-//! change two owners: that is a move.
+//! The owners. Each keeps its own invariant, in a file of its own; what is read of several of them
+//! is here, too. Must never change two owners: that is a move.
 
 pub(crate) mod addresses;
 pub(crate) mod allocation;
@@ -85,9 +85,11 @@ pub(crate) struct Books {
     pub most_granted: usize,
     /// The account behind which the look at those who wait for leases to come back goes on.
     pub reclaim_from: Option<Option<Blocked>>,
-    /// Where the look at accounts above their caps goes on: how many kinds of scopes are done, and the next scope.
+    /// Where the look at accounts above their caps goes on: how many kinds of scopes are done, and
+    /// the next scope.
     pub drain_from: Option<(usize, u32)>,
-    /// The administrator wants the broker empty; clients ever connected then: later ones deposit nothing.
+    /// The administrator wants the broker empty; clients ever connected then: later ones deposit
+    /// nothing.
     pub draining: Option<u64>,
     pub timers: Timers,
     /// Clients that this step has made events for.

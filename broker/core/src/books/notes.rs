@@ -1,5 +1,6 @@
-//! What happens, for the journal and for whoever watches: noted as it happens, taken by the daemon after each step. Must cost
-//! nothing where nobody wants it, and never keep more than a step can make.
+//! What happens, for the journal and for whoever watches: noted as it happens, taken by the daemon
+//! after each step. Must cost nothing where nobody wants it, and never keep more than a step can
+//! make.
 
 use crate::api::Note;
 use crate::limits::NOTES_KEPT;

@@ -1,6 +1,6 @@
-//! The order in which fds are evicted: a queue of each owner, and an index of the owners for each scope. A grant only
-//! marks the record of its allocation; the queue is mended when its oldest entry is looked at. Must never decide what
-//! may be evicted.
+//! The order in which fds are evicted: a queue of each owner, and an index of the owners for each
+//! scope. A grant only marks the record of its allocation; the queue is mended when its oldest
+//! entry is looked at. Must never decide what may be evicted.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +24,8 @@ impl Clock {
     }
 }
 
-/// A time in the life of an allocation, in units of 2^17 us (0.13 s): 31 bits are enough for 8.9 years.
+/// A time in the life of an allocation, in units of 2^17 us (0.13 s): 31 bits are enough for 8.9
+/// years.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Moment(u32);
 
@@ -40,8 +41,9 @@ impl Moment {
     }
 }
 
-/// When an allocation was put into its queue, and when it was used last. Only the lower half of the clock: an
-/// age of more than 2^32 is taken for a smaller one, which changes the order and nothing else.
+/// When an allocation was put into its queue, and when it was used last. Only the lower half of the
+/// clock: an age of more than 2^32 is taken for a smaller one, which changes the order and nothing
+/// else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stamp {
     #[serde(skip)]

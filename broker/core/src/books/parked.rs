@@ -42,11 +42,13 @@ pub struct Parked {
     pub deadline: Now,
     /// What it wants.
     pub wish: Wish,
-    /// Its items in the queues of [`crate::moves::waiting`], in its order; [`crate::api::NONE`]: in none.
+    /// Its items in the queues of [`crate::moves::waiting`], in its order; [`crate::api::NONE`]: in
+    /// none.
     pub nodes: Box<[u32]>,
     /// What it waits for.
     pub wait: Wait,
-    /// Accounts of which it is looked at, too, when something comes back, and when it was last: see [`crate::moves::lines`].
+    /// Accounts of which it is looked at, too, when something comes back, and when it was last: see
+    /// [`crate::moves::lines`].
     pub listens: Box<[(Blocked, u64)]>,
     /// It waits for room to take a fd that was supplied for it: goes before the others.
     pub supplied: bool,

@@ -1,5 +1,6 @@
-//! The queues of parked requests' items, by what they wait for. Each item is in one queue; a queue is moved whole, however
-//! long it is, to those that are ready. Must never walk a queue to find one request, nor to move it.
+//! The queues of parked requests' items, by what they wait for. Each item is in one queue; a queue
+//! is moved whole, however long it is, to those that are ready. Must never walk a queue to find one
+//! request, nor to move it.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -41,7 +42,8 @@ struct Node {
 struct Queue {
     nodes: List,
     fate: Fate,
-    /// Number of the allocation's domain, in whose turn the queue is served; [`NONE`]: of no allocation.
+    /// Number of the allocation's domain, in whose turn the queue is served; [`NONE`]: of no
+    /// allocation.
     domain: u32,
     /// Its place among the ready ones; or among those of the owner, as long as they are interested.
     link: Link,
@@ -82,8 +84,8 @@ pub struct Waiting {
     interested: BTreeMap<u32, u32>,
     /// What is wanted of each owner, by its client number; no entry: nothing.
     interests: FxHashMap<u32, Interests>,
-    /// Owners that have turned silent, and may have requests that are still to be told. A client may be in it several
-    /// times, once for each recall that it has missed.
+    /// Owners that have turned silent, and may have requests that are still to be told. A client
+    /// may be in it several times, once for each recall that it has missed.
     silenced: VecDeque<u32>,
 }
 
@@ -182,7 +184,8 @@ impl Waiting {
         self.ready.end_turn();
     }
 
-    // --- interests ----------------------------------------------------------------------------------
+    // --- interests
+    // ----------------------------------------------------------------------------------
 
     /// The queue of those that want an allocation and wait for something else, or [`NONE`].
     pub fn interested(&self, slot: u32) -> u32 {
@@ -190,7 +193,8 @@ impl Waiting {
         self.interested.get(&slot).copied().unwrap_or(NONE)
     }
 
-    /// A queue becomes the one of those that want this allocation of this owner and wait for something else.
+    /// A queue becomes the one of those that want this allocation of this owner and wait for
+    /// something else.
     pub fn add_interest(&mut self, owner: u32, slot: u32, queue: u32) {
         visit(1);
         self.interested.insert(slot, queue);
@@ -223,7 +227,8 @@ impl Waiting {
         }
     }
 
-    /// The owner has turned silent: those that wait for room to ask it are to be told; or it answers again.
+    /// The owner has turned silent: those that wait for room to ask it are to be told; or it
+    /// answers again.
     pub fn set_silent(&mut self, owner: u32, silent: bool) {
         visit(1);
         let Some(of_owner) = self.interests.get_mut(&owner) else { return };
@@ -252,10 +257,11 @@ impl Waiting {
         None
     }
 
-    // --- invariants ---------------------------------------------------------------------------------
+    // --- invariants
+    // ---------------------------------------------------------------------------------
 
-    /// Asserts that each item is in one queue, and that no queue is empty; and gives the queues that are not ready, with what
-    /// they wait for. `items`: how many there are.
+    /// Asserts that each item is in one queue, and that no queue is empty; and gives the queues
+    /// that are not ready, with what they wait for. `items`: how many there are.
     pub fn checked(&mut self, mut items: usize) -> Vec<(u32, Fate)> {
         assert_eq!(items, self.nodes.len(), "items of nobody");
         let mut all = Vec::new();

@@ -1,6 +1,6 @@
-//! Recalls under way, and those answered whose waiters have not all been served. Must never give anybody a record to
-//! change, nor lose count of what an owner misses. A successor gets the records (`saved.rs`): another field, or another
-//! order, is another format of the daemon's handover.
+//! Recalls under way, and those answered whose waiters have not all been served. Must never give
+//! anybody a record to change, nor lose count of what an owner misses. A successor gets the records
+//! (`saved.rs`): another field, or another order, is another format of the daemon's handover.
 
 use std::ops::Deref;
 
@@ -75,7 +75,8 @@ impl Recalls {
         self.table.insert(recall).expect("recalls are fewer than slots").0
     }
 
-    /// Removes a recall, with which nothing is promised any more, and which its owner does not miss.
+    /// Removes a recall, with which nothing is promised any more, and which its owner does not
+    /// miss.
     pub fn end(&mut self, number: u32) -> Recall {
         let recall = self.table.remove(number);
         assert!(recall.promised_to.is_none() && !recall.overdue, "what is left of recall {number}");

@@ -1,6 +1,7 @@
-//! The registry: every allocation by its slot, and what belongs to it. An allocation with an owner is in that one's list;
-//! while it lives it is found there by its address, and two live ones never overlap. Must never give anybody a record to
-//! change: each change keeps the lists, the addresses and the counts right.
+//! The registry: every allocation by its slot, and what belongs to it. An allocation with an owner
+//! is in that one's list; while it lives it is found there by its address, and two live ones never
+//! overlap. Must never give anybody a record to change: each change keeps the lists, the addresses
+//! and the counts right.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -115,7 +116,8 @@ impl Registry {
         AllocationId { slot, generation: self.table.generation(slot) }
     }
 
-    // --- beginning and end --------------------------------------------------------------------------
+    // --- beginning and end
+    // --------------------------------------------------------------------------
 
     /// A new allocation with an owner, where there is room for one.
     pub fn insert(&mut self, allocation: Allocation, data: Option<DriverData>) -> AllocationId {
@@ -155,8 +157,8 @@ impl Registry {
         self.set_state(slot, State::Ended(code));
     }
 
-    /// Frees the slot of an ended allocation without leases, and gives its owner and its domain. Who asks for it hears of its
-    /// end until the slot is used again.
+    /// Frees the slot of an ended allocation without leases, and gives its owner and its domain.
+    /// Who asks for it hears of its end until the slot is used again.
     pub fn free(&mut self, slot: u32) -> (u32, u32) {
         let Allocation { owner, domain, state, traits, recall, leases, .. } = self.table[slot];
         assert!(leases.is_empty() && recall == NONE);
@@ -171,7 +173,8 @@ impl Registry {
         (owner, domain)
     }
 
-    // --- what is said of it -------------------------------------------------------------------------
+    // --- what is said of it
+    // -------------------------------------------------------------------------
 
     /// Driver data of an allocation.
     pub fn driver_data(&self, slot: u32) -> Option<&DriverData> {
@@ -222,7 +225,8 @@ impl Registry {
         std::mem::replace(&mut self.table[slot].recall, recall)
     }
 
-    // --- owners -------------------------------------------------------------------------------------
+    // --- owners
+    // -------------------------------------------------------------------------------------
 
     fn owner(&self, number: u32) -> Option<&Owner> {
         visit(1);
@@ -253,7 +257,8 @@ impl Registry {
         work(head, &mut AllocationLinks(&mut self.table, list))
     }
 
-    /// Adds an allocation to one of its owner's lists, at the young end; whether it is the first there.
+    /// Adds an allocation to one of its owner's lists, at the young end; whether it is the first
+    /// there.
     fn link(&mut self, slot: u32, list: AllocationList) -> bool {
         self.with_list(slot, list, |head, links| {
             head.push(links, slot);
@@ -290,7 +295,8 @@ impl Registry {
         }
     }
 
-    /// An allocation without an owner gets one, at this address there. One that has been reserved is of this size.
+    /// An allocation without an owner gets one, at this address there. One that has been reserved
+    /// is of this size.
     pub fn give(&mut self, slot: u32, owner: u32, deposit: &Deposit) {
         let allocation = &mut self.table[slot];
         (allocation.owner, allocation.registrations) = (owner, 1);
@@ -344,7 +350,8 @@ impl Registry {
         self.owner(owner)?.by_base.get(place)
     }
 
-    /// A live allocation of a client that overlaps a range of addresses: device, address (0 = none) and bytes.
+    /// A live allocation of a client that overlaps a range of addresses: device, address (0 = none)
+    /// and bytes.
     pub fn overlapping(&self, owner: u32, range: (u32, u64, u64)) -> Option<u32> {
         let (device, base, bytes) = range;
         if base == 0 {
@@ -356,7 +363,8 @@ impl Registry {
         (before + size_bytes > base).then_some(last)
     }
 
-    // --- orphans ------------------------------------------------------------------------------------
+    // --- orphans
+    // ------------------------------------------------------------------------------------
 
     /// A kept allocation without an owner.
     pub fn orphan(&self, slot: u32) -> Option<&Orphan> {
@@ -378,7 +386,8 @@ impl Registry {
         self.orphans.remove(&slot)
     }
 
-    // --- the order of eviction ----------------------------------------------------------------------
+    // --- the order of eviction
+    // ----------------------------------------------------------------------
 
     /// It is granted.
     pub fn mark_used(&mut self, slot: u32, now: Now) -> &Allocation {
@@ -387,7 +396,8 @@ impl Registry {
         allocation
     }
 
-    /// It may be evicted from now on, as the youngest of this owner's; `None`: it may not, since it is resident or waited for.
+    /// It may be evicted from now on, as the youngest of this owner's; `None`: it may not, since it
+    /// is resident or waited for.
     pub fn enter_order(&mut self, slot: u32) -> Option<u32> {
         let allocation = &mut self.table[slot];
         if allocation.state != State::Held || allocation.recall != NONE {
@@ -437,7 +447,8 @@ impl Registry {
         stamp.is_used().then(|| stamp.last_use())
     }
 
-    // --- what owners are to be told -----------------------------------------------------------------
+    // --- what owners are to be told
+    // -----------------------------------------------------------------
 
     /// Its owner is to be asked for its fd; whether that one has nothing else to be asked.
     pub fn ask_for(&mut self, slot: u32) -> bool {
@@ -473,7 +484,8 @@ impl Registry {
         std::iter::from_fn(|| list(owner).pop(links)).take(MAX_BATCH).collect()
     }
 
-    // --- leases -------------------------------------------------------------------------------------
+    // --- leases
+    // -------------------------------------------------------------------------------------
 
     /// It is leased once more.
     pub fn add_lease(&mut self, slot: u32, leases: &mut Leases, lease: u32) {
@@ -501,7 +513,8 @@ impl Registry {
         leases.push_to(list, lease);
     }
 
-    // --- ended ones with leases that are still to be swept ------------------------------------------
+    // --- ended ones with leases that are still to be swept
+    // ------------------------------------------
 
     /// It has ended: its leases are to be swept.
     pub fn enter_ending(&mut self, slot: u32) {
@@ -529,7 +542,8 @@ impl Registry {
         self.ending.end_turn();
     }
 
-    // --- invariants ---------------------------------------------------------------------------------
+    // --- invariants
+    // ---------------------------------------------------------------------------------
 
     /// Asserts that every allocation is where it is looked for, and nothing else is there.
     pub fn check(&mut self) {

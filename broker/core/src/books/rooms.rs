@@ -1,7 +1,8 @@
-//! Parked requests by what they wait for, and the order in which they are looked at when it comes. In line for room in an
-//! account stand the requests of each domain by arrival. When something of the account comes back the first request of the
-//! domain that was served least recently is looked at, and so on until one finds the account full. Must never look at
-//! those behind that one, nor serve a domain twice while another has a request that could be served.
+//! Parked requests by what they wait for, and the order in which they are looked at when it comes.
+//! In line for room in an account stand the requests of each domain by arrival. When something of
+//! the account comes back the first request of the domain that was served least recently is looked
+//! at, and so on until one finds the account full. Must never look at those behind that one, nor
+//! serve a domain twice while another has a request that could be served.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Unbounded};
@@ -12,7 +13,8 @@ use crate::books::ledger::Blocked;
 
 use crate::work::visit;
 
-/// The number of a domain; or [`NONE`], for all requests that a supplied fd waits for: these go first.
+/// The number of a domain; or [`NONE`], for all requests that a supplied fd waits for: these go
+/// first.
 pub(crate) type Number = u32;
 
 /// Requests of a domain that wait for room in an account.
@@ -23,7 +25,8 @@ pub(crate) struct Line {
     pub(crate) arrivals: BTreeSet<u64>,
 }
 
-/// The place of a request: when its domain was served last, and its arrival. The least one is served first.
+/// The place of a request: when its domain was served last, and its arrival. The least one is
+/// served first.
 pub(crate) type Place = (u64, u64);
 
 /// Parked requests that wait for room, or for their client to read.
@@ -32,7 +35,8 @@ pub struct Rooms {
     pub(crate) lines: BTreeMap<(Blocked, Number), Line>,
     /// The lines of each account, by the turns that they know.
     pub(crate) order: BTreeSet<(Blocked, u64, Number)>,
-    /// Requests that hold nobody up: the account, when the request was made ready for it, and its arrival.
+    /// Requests that hold nobody up: the account, when the request was made ready for it, and its
+    /// arrival.
     pub(crate) listeners: BTreeSet<(Blocked, u64, u64)>,
     /// Accounts whose listeners are to be made ready: those that were not since then.
     pub(crate) heard: BTreeMap<Blocked, u64>,
@@ -117,7 +121,8 @@ impl Rooms {
         self.lines.range((account, 0)..=(account, NONE)).next().is_some()
     }
 
-    /// The first request in line for an account, and its domain. Mends the order of the lines as far as it is looked at.
+    /// The first request in line for an account, and its domain. Mends the order of the lines as
+    /// far as it is looked at.
     pub(crate) fn first(&mut self, clients: &Clients, account: Blocked) -> Option<(Place, Number)> {
         loop {
             visit(1);

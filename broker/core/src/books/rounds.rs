@@ -1,5 +1,5 @@
-//! Work that is left over, in a list for each domain: the domains take turns. Must never look through all of a list, nor at
-//! a domain that has nothing left.
+//! Work that is left over, in a list for each domain: the domains take turns. Must never look
+//! through all of a list, nor at a domain that has nothing left.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,8 @@ use crate::books::lists::{List, Nodes};
 pub struct Rounds {
     /// By domain number and 1; the first is of no domain.
     lists: Vec<Work>,
-    /// Places in `lists` of those that have nodes, the next turn first; and of some that have none any more.
+    /// Places in `lists` of those that have nodes, the next turn first; and of some that have none
+    /// any more.
     turns: VecDeque<usize>,
 }
 

@@ -1,6 +1,7 @@
-//! Shares of domains: of what cannot be taken back, a domain gets more only while it holds less than so many times
-//! ([`crate::Config::share_factor`]) what is still free, and little of the last sixteenth. So a newcomer finds some, though
-//! several domains take all that they may. Domains of one user's subordinate uids count as one. Must never take anything back.
+//! Shares of domains: of what cannot be taken back, a domain gets more only while it holds less
+//! than so many times ([`crate::Config::share_factor`]) what is still free, and little of the last
+//! sixteenth. So a newcomer finds some, though several domains take all that they may. Domains of
+//! one user's subordinate uids count as one. Must never take anything back.
 
 use crate::limits::{LAST_PART, LEAST_OF_LAST, SHARE_OF_LAST};
 use fdbroker_protocol::NO_CAP;
@@ -28,7 +29,8 @@ impl Part {
         if held >= reach {
             return 0;
         }
-        // The last one that it gets finds that the domain holds less than `factor` times what is free then.
+        // The last one that it gets finds that the domain holds less than `factor` times what is
+        // free then.
         let room = (reach - held - 1) / (factor + 1) + 1;
         room.min(free)
     }

@@ -1,5 +1,6 @@
-//! A slab whose slots carry generations: free slots are reused oldest first, a slot whose generation is
-//! used up is retired. It grows by segments. Must never give out the same (slot, generation) twice, nor move a value.
+//! A slab whose slots carry generations: free slots are reused oldest first, a slot whose
+//! generation is used up is retired. It grows by segments. Must never give out the same (slot,
+//! generation) twice, nor move a value.
 
 use std::ops::Range;
 
@@ -79,8 +80,9 @@ impl<T> Slots<T> {
     /// The slots of a segment, as a power of two.
     const SEGMENT: u32 = (SEGMENT_BYTES / size_of::<Entry<T>>()).ilog2();
 
-    /// At most `most` slots, generations from `first_generation` (at least 1) on. While fewer than `spread` slots have
-    /// been used none is used again: then the generation of none of them runs ahead.
+    /// At most `most` slots, generations from `first_generation` (at least 1) on. While fewer than
+    /// `spread` slots have been used none is used again: then the generation of none of them runs
+    /// ahead.
     pub fn new(most: u32, first_generation: u32, spread: u32) -> Self {
         Slots {
             segments: Vec::new(),
@@ -129,8 +131,9 @@ impl<T> Slots<T> {
         self.segments.iter().flatten()
     }
 
-    /// A table that holds given values, or notes of values that were removed, at given slots and generations, below
-    /// `first_generation`, in the order of their slots. `None` when they cannot be held so.
+    /// A table that holds given values, or notes of values that were removed, at given slots and
+    /// generations, below `first_generation`, in the order of their slots. `None` when they cannot
+    /// be held so.
     pub fn holding(
         most: u32,
         first_generation: u32,
@@ -164,7 +167,8 @@ impl<T> Slots<T> {
         Some(slots)
     }
 
-    /// The table as plain data. Values that are not to be kept leave free slots, which are used next.
+    /// The table as plain data. Values that are not to be kept leave free slots, which are used
+    /// next.
     pub fn save(&self, keep: impl Fn(&T) -> bool) -> SavedSlots<T>
     where
         T: Flat,

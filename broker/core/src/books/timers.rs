@@ -1,5 +1,5 @@
-//! When the core has something to do: deadlines of single records, and chores that look at many, again and again. Must never
-//! forget a time, nor keep one of what is no more.
+//! When the core has something to do: deadlines of single records, and chores that look at many,
+//! again and again. Must never forget a time, nor keep one of what is no more.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,8 @@ pub enum Timer {
     Grace,
 }
 
-/// A look at many records. One that finds nothing more to do is not made again until there is a reason.
+/// A look at many records. One that finds nothing more to do is not made again until there is a
+/// reason.
 #[derive(Clone, Copy, Debug)]
 pub enum Chore {
     /// Whoever waits for leases to come back is seen to again.

@@ -1,4 +1,5 @@
-//! What is told without being asked: messages for event sockets, and notes. Must never say the same thing twice.
+//! What is told without being asked: messages for event sockets, and notes. Must never say the same
+//! thing twice.
 
 use crate::api::{ClientId, DrainedEvent, Events, NONE, Note, RecallEvent, RevokedEvent};
 use crate::books::State;
@@ -6,8 +7,8 @@ use crate::core::Core;
 use fdbroker_protocol::ErrorCode;
 
 impl Core {
-    /// The next message for the client's event socket, at most 253 items; `None` when there is none. Recalls
-    /// go first, then reclaims: others wait for them.
+    /// The next message for the client's event socket, at most 253 items; `None` when there is
+    /// none. Recalls go first, then reclaims: others wait for them.
     pub fn take_events(&mut self, client: ClientId) -> Option<Events> {
         self.books.client(client)?;
         let recalls = self.books.allocations.take_recalls(client.0);
@@ -82,8 +83,8 @@ impl Core {
         self.books.notes.has_some()
     }
 
-    /// Moves what has been noted to `notes`, in order; how many were lost before or among them, because nobody took
-    /// them.
+    /// Moves what has been noted to `notes`, in order; how many were lost before or among them,
+    /// because nobody took them.
     pub fn take_notes(&mut self, notes: &mut Vec<Note>) -> u64 {
         self.books.notes.take(notes)
     }

@@ -1,4 +1,5 @@
-//! Begins anew after a crash: what was live is reserved for its owners. Must never believe what it reads.
+//! Begins anew after a crash: what was live is reserved for its owners. Must never believe what it
+//! reads.
 
 use std::collections::BTreeSet;
 
@@ -34,12 +35,14 @@ impl KeptGroup<'_> {
 }
 
 impl Core {
-    /// Begins anew after a broker that was killed: what was live is reserved for its owners, who may name it within
-    /// `grace_us`; what it kept lives on without its owner for `keep_ttl_us`; what nobody can bring back has ended.
-    /// `first_generation` must be above every generation of `former`.
+    /// Begins anew after a broker that was killed: what was live is reserved for its owners, who
+    /// may name it within `grace_us`; what it kept lives on without its owner for `keep_ttl_us`;
+    /// what nobody can bring back has ended. `first_generation` must be above every generation of
+    /// `former`.
     ///
     /// # Errors
-    /// When a number of the configuration cannot work, or `former` does not fit it; the message says which.
+    /// When a number of the configuration cannot work, or `former` does not fit it; the message
+    /// says which.
     pub fn after_crash(config: Config, former: Former<'_>, now: Now) -> Result<Core, ConfigError> {
         let mut core = Core::new(config)?;
         let mut kept: BTreeSet<AllocationId> = former.kept.iter().map(|kept| kept.id).collect();
@@ -142,8 +145,8 @@ impl Core {
         Ok(())
     }
 
-    /// Takes in a group that has outlived a broker, in the slot that its memory had there. Its time begins again: the table
-    /// does not hear of each use.
+    /// Takes in a group that has outlived a broker, in the slot that its memory had there. Its time
+    /// begins again: the table does not hear of each use.
     fn take_in_group(
         &mut self,
         kept: &KeptGroup<'_>,

@@ -131,7 +131,8 @@ impl Core {
         assert_eq!(held, self.books.allocations.held(), "invariant 4: fds held");
     }
 
-    /// What a successor would refuse must never be there; and what is without an owner waits for one, or for its end.
+    /// What a successor would refuse must never be there; and what is without an owner waits for
+    /// one, or for its end.
     fn check_records(&self) {
         for (number, client) in self.books.clients.iter() {
             self.check_client(number, client).expect("a sound client");
@@ -259,7 +260,8 @@ impl Core {
         }
     }
 
-    /// Asserts that names and groups lead to each other, that memory is where it belongs, and who waits.
+    /// Asserts that names and groups lead to each other, that memory is where it belongs, and who
+    /// waits.
     fn check_objects(&self) {
         let mut entered = 0;
         for (scope, name, entry) in self.books.objects.names.all() {

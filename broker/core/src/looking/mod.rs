@@ -1,4 +1,5 @@
-//! The core as others see it: views, what is saved, what is restored, the invariants. Must never be asked by a move.
+//! The core as others see it: views, what is saved, what is restored, the invariants. Must never be
+//! asked by a move.
 
 pub(crate) mod events;
 pub(crate) mod former;

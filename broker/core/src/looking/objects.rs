@@ -9,9 +9,9 @@ use fdbroker_protocol::object::ObjectState;
 use fdbroker_protocol::{AllocationId, MemoryKind, Status};
 
 impl Core {
-    /// The objects whose names a client means, that begin so and come behind `after`, in the order of their names; of a name
-    /// that leads to one, and under which others are made, the first alone. `None`: all of a name have ended, and are still to be
-    /// swept.
+    /// The objects whose names a client means, that begin so and come behind `after`, in the order
+    /// of their names; of a name that leads to one, and under which others are made, the first
+    /// alone. `None`: all of a name have ended, and are still to be swept.
     ///
     /// # Errors
     /// NOT_SUPPORTED when names of a job are meant, and the client is of none.

@@ -23,7 +23,8 @@ impl Core {
         allocation.is_live().then(|| (self.books.allocations.id_of(slot), record))
     }
 
-    /// Why an allocation has ended; `None` while it lives. A handle that is older than its slot's last allocation is stale.
+    /// Why an allocation has ended; `None` while it lives. A handle that is older than its slot's
+    /// last allocation is stale.
     pub fn end_of(&self, id: AllocationId) -> Option<ErrorCode> {
         match self.books.allocations.find(id) {
             Some(allocation) => match allocation.state {
@@ -38,8 +39,9 @@ impl Core {
         }
     }
 
-    /// What to remember with the fd of a slot that is in the service manager's store: for [`Effect::Keep`](crate::Effect::Keep).
-    /// `None` when the slot is not kept, or its fd is not here.
+    /// What to remember with the fd of a slot that is in the service manager's store: for
+    /// [`Effect::Keep`](crate::Effect::Keep). `None` when the slot is not kept, or its fd is not
+    /// here.
     pub fn kept(&self, slot: u32) -> Option<Kept> {
         let allocation = self.books.allocations.in_slot(slot).filter(|it| it.outlives_owner())?;
         Some(Kept {

@@ -1,5 +1,5 @@
-//! Takes saved state in again: every number checked, every sum counted anew. Must never believe what it reads,
-//! nor panic at it: the data may come from anywhere.
+//! Takes saved state in again: every number checked, every sum counted anew. Must never believe
+//! what it reads, nor panic at it: the data may come from anywhere.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -23,7 +23,8 @@ use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
 use fdbroker_protocol::{ByCounter, Counter, MAX_BATCH};
 
 impl Core {
-    /// What must hold of restored groups, their memory, their domains and creators; and has their time begin again.
+    /// What must hold of restored groups, their memory, their domains and creators; and has their
+    /// time begin again.
     fn check_restored_objects(&mut self, now: Now) -> Check {
         for (client, scope) in self.books.objects.watches.of.keys() {
             let found = self.books.clients.find(*client).filter(|it| it.welcome && !it.gone);
@@ -67,8 +68,9 @@ impl Core {
         Ok(())
     }
 
-    /// Goes on where [`Core::save`] was called. `config` may be another one: `first_generation` is that of the data,
-    /// and `max_slots` must be that of the page gone on with. Every client may have events to take.
+    /// Goes on where [`Core::save`] was called. `config` may be another one: `first_generation` is
+    /// that of the data, and `max_slots` must be that of the page gone on with. Every client may
+    /// have events to take.
     ///
     /// # Errors
     /// When the data contradicts itself, or needs more than the configuration has.
@@ -222,7 +224,8 @@ impl Core {
         Ok(())
     }
 
-    /// What must hold of an allocation by itself, and of its owner, its domain and the job that left it.
+    /// What must hold of an allocation by itself, and of its owner, its domain and the job that
+    /// left it.
     pub(crate) fn check_allocation(&self, slot: u32, orphan: Option<&Orphan>, now: Now) -> Check {
         let allocation = &self.books.allocations[slot];
         let Allocation { owner, domain, state, traits, .. } = *allocation;
@@ -337,7 +340,8 @@ impl Core {
         Ok(())
     }
 
-    /// Whether it has ended under an owner that had it before a crash, and has not been told that it is drained.
+    /// Whether it has ended under an owner that had it before a crash, and has not been told that
+    /// it is drained.
     fn may_linger(&self, slot: u32) -> bool {
         let allocation = &self.books.allocations[slot];
         let is_former = self.books.allocations.generation(slot) < self.config.first_generation;
@@ -345,8 +349,8 @@ impl Core {
         is_former && is_owned && !allocation.is_live()
     }
 
-    /// An ended allocation stays for its leases, or for its owner to be told. Each domain and each job is of some client or
-    /// allocation.
+    /// An ended allocation stays for its leases, or for its owner to be told. Each domain and each
+    /// job is of some client or allocation.
     fn check_uses(&self) -> Check {
         for (slot, allocation) in self.books.allocations.iter_from(0) {
             let has_leases = !allocation.leases.is_empty();

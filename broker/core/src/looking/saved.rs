@@ -1,5 +1,6 @@
-//! The broker's state as plain data, for a successor that goes on with the same connections: the tables of records. Links,
-//! sums and timers are not in it: `restore` makes them again. Must never leave out what a client could notice the lack of.
+//! The broker's state as plain data, for a successor that goes on with the same connections: the
+//! tables of records. Links, sums and timers are not in it: `restore` makes them again. Must never
+//! leave out what a client could notice the lack of.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -15,8 +16,8 @@ use crate::core::Core;
 use fdbroker_protocol::Resource;
 use serde::{Deserialize, Serialize};
 
-/// All that a successor needs to know to go on: see [`Core::save`]. Opaque; its format is that of its serde form
-/// and changes with the version of this crate.
+/// All that a successor needs to know to go on: see [`Core::save`]. Opaque; its format is that of
+/// its serde form and changes with the version of this crate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Saved {
     /// In the order of the table of counters.
@@ -35,7 +36,8 @@ pub struct Saved {
     pub(crate) allocations: SavedSlots<Allocation>,
     pub(crate) beside: Beside,
     pub(crate) leases: SavedSlots<Lease>,
-    /// Leases whose holders are still to be told that they are asked for, or that their allocations have ended.
+    /// Leases whose holders are still to be told that they are asked for, or that their allocations
+    /// have ended.
     pub(crate) to_tell: BTreeSet<u32>,
     /// Of before a crash.
     pub(crate) owners: SavedOwners,
@@ -48,8 +50,8 @@ pub struct Saved {
     pub(crate) objects: SavedObjects,
 }
 
-/// Owners that slots wait for, whether each has named all that is alive, and each slot with whether its fd outlived the
-/// crash.
+/// Owners that slots wait for, whether each has named all that is alive, and each slot with whether
+/// its fd outlived the crash.
 pub(crate) type SavedOwners = Vec<(FormerOwner, bool, Vec<(u32, Standing)>)>;
 
 /// Facts of allocations that their records do not have, by slot.
@@ -67,7 +69,8 @@ pub(crate) struct Beside {
 }
 
 impl Core {
-    /// What a successor goes on with. Not in it: fds in the closers, which the daemon closes or forgets.
+    /// What a successor goes on with. Not in it: fds in the closers, which the daemon closes or
+    /// forgets.
     ///
     /// # Panics
     /// When requests are parked: [`Core::settle_parked`] comes first, and no step in between.
@@ -122,12 +125,14 @@ impl Core {
         }
     }
 
-    /// Whether clients or allocations are of the domain: if not, it is there for fds in the closers alone.
+    /// Whether clients or allocations are of the domain: if not, it is there for fds in the closers
+    /// alone.
     pub(crate) fn is_used(&self, domain: &Domain) -> bool {
         domain.clients > 0 || self.books.ledger[domain.scope].account.now(Resource::Allocations) > 0
     }
 
-    /// The scopes that are saved: the node, all domains, all jobs and all clients, each kind by its numbers.
+    /// The scopes that are saved: the node, all domains, all jobs and all clients, each kind by its
+    /// numbers.
     pub(crate) fn scopes(&self) -> Vec<ScopeId> {
         let domains = self.books.clients.domains(0).map(|(_, domain)| domain);
         let domains = domains.filter(|domain| self.is_used(domain)).map(|domain| domain.scope);

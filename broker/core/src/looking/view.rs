@@ -86,7 +86,8 @@ pub struct LeaseView {
     pub owner: Option<ClientId>,
     /// Whether the allocation has ended.
     pub ended: bool,
-    /// The domain of its allocation; [`DomainKey::NOBODYS`] while that is not known again after a crash.
+    /// The domain of its allocation; [`DomainKey::NOBODYS`] while that is not known again after a
+    /// crash.
     pub domain: DomainKey,
     /// The client that has it.
     pub client: ClientId,
@@ -176,7 +177,8 @@ impl Core {
             .map_or(0, |client| self.books.closings.of_client(client.serial))
     }
 
-    /// The client that an fd on its way through the closers is charged to; `None`: it has left it to its domain.
+    /// The client that an fd on its way through the closers is charged to; `None`: it has left it
+    /// to its domain.
     pub fn client_of(&self, ticket: Ticket) -> Option<ClientId> {
         let closing = self.books.closings.get(ticket)?;
         let (number, serial) = closing.client?;
@@ -184,7 +186,8 @@ impl Core {
         client.map(|_| ClientId(number))
     }
 
-    /// Fds that a client may send, as far as it can know. What was taken back meanwhile is answered AGAIN.
+    /// Fds that a client may send, as far as it can know. What was taken back meanwhile is answered
+    /// AGAIN.
     pub fn deposit_credits(&self, client: ClientId) -> u64 {
         let client = self.books.clients.find(client.0);
         client.map_or(0, |client| client.credits + client.credits_taken)
@@ -273,7 +276,8 @@ impl Core {
         found.and_then(|_| self.allocations_within(slot..slot + 1).next())
     }
 
-    /// The slot of the allocation that the owner of this one has registered next, ended ones included.
+    /// The slot of the allocation that the owner of this one has registered next, ended ones
+    /// included.
     pub fn registered_after(&self, slot: u32) -> Option<u32> {
         self.books.allocations.registered_after(slot)
     }
@@ -424,7 +428,8 @@ impl Core {
         found.is_some_and(|found| found.state == State::Reserved)
     }
 
-    /// Whether an allocation has ended and is not forgotten: it is leased, or its owner has not heard that it is drained.
+    /// Whether an allocation has ended and is not forgotten: it is leased, or its owner has not
+    /// heard that it is drained.
     pub fn is_ended_here(&self, id: AllocationId) -> bool {
         let found = self.books.allocations.find(id);
         found.is_some_and(|allocation| !allocation.is_live())

@@ -1,11 +1,13 @@
-//! Charging clients, their jobs, domains and the node together. Must never charge one account of a list and not the others.
+//! Charging clients, their jobs, domains and the node together. Must never charge one account of a
+//! list and not the others.
 
 use crate::api::{CapsOfScopes, DomainKey, NONE, Now};
 use crate::books::{Allocation, Blocked, Books, Charge, Chore, Client};
 use fdbroker_protocol::{Resource, Scope};
 
 impl Books {
-    /// Charges a client, its job, its domain and the node, or nobody. Idle credits are not in the way.
+    /// Charges a client, its job, its domain and the node, or nobody. Idle credits are not in the
+    /// way.
     pub(crate) fn charge(&mut self, client: u32, charge: Charge) -> Result<(), Blocked> {
         let scope = self.scope_of(client);
         while let Err(blocked) = self.ledger.charge(scope, charge) {
@@ -41,15 +43,16 @@ impl Books {
         self.forget_domain_if_unused(domain);
     }
 
-    /// Moves a charge of a client to its domain alone. Not to its job, though what its clients have left is listed as its
-    /// own: where a cap of a job is in the way its clients are asked for room, and these cannot give what they do not own.
-    /// The domain's caps bound what is left.
+    /// Moves a charge of a client to its domain alone. Not to its job, though what its clients have
+    /// left is listed as its own: where a cap of a job is in the way its clients are asked for
+    /// room, and these cannot give what they do not own. The domain's caps bound what is left.
     pub(crate) fn leave_to_domain(&mut self, client: u32, charge: Charge) {
         let scope = self.scope_of(client);
         self.ledger.release_below(Scope::Domain, scope, charge);
     }
 
-    /// Takes back a charge of an allocation: from its owner, or from its domain alone when it has none.
+    /// Takes back a charge of an allocation: from its owner, or from its domain alone when it has
+    /// none.
     pub(crate) fn release_allocation_charge(&mut self, slot: u32, charge: Charge) {
         let Allocation { owner, domain, .. } = self.allocations[slot];
         self.release_from(owner, domain, charge);
@@ -123,8 +126,8 @@ impl Books {
         self.set_credits(number, left, waited);
     }
 
-    /// Takes back idle credits in the scope in which a charge did not fit, those first that were given first. `false`: the
-    /// charge would not fit all the same, and they stay.
+    /// Takes back idle credits in the scope in which a charge did not fit, those first that were
+    /// given first. `false`: the charge would not fit all the same, and they stay.
     pub(crate) fn take_idle_credits(&mut self, blocked: Blocked, amount: u64) -> bool {
         let short_of = self.ledger.short_of_credits(blocked, amount);
         let Some(mut left) = short_of.filter(|left| *left > 0) else { return false };

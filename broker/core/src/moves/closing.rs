@@ -36,7 +36,8 @@ impl Books {
         }
     }
 
-    /// An arrived fd that should not have come goes to a closer. A domain with too many of them loses the client.
+    /// An arrived fd that should not have come goes to a closer. A domain with too many of them
+    /// loses the client.
     pub(crate) fn close_uninvited(
         &mut self,
         client: ClientId,
@@ -60,7 +61,8 @@ impl Books {
         }
     }
 
-    /// An arrived fd that has no place goes to a closer: it is counted as refused, in the table only.
+    /// An arrived fd that has no place goes to a closer: it is counted as refused, in the table
+    /// only.
     pub(crate) fn close_unreserved(
         &mut self,
         client: ClientId,

@@ -1,5 +1,5 @@
-//! The end of an allocation, whatever its cause. Must never let an ended one be granted again, nor free its slot while leases
-//! are out.
+//! The end of an allocation, whatever its cause. Must never let an ended one be granted again, nor
+//! free its slot while leases are out.
 
 use crate::api::{ClientId, Effect, Ended, NONE};
 use crate::books::{Books, Charge, Fate, Lease, RECALLED_PLACE, State};
@@ -7,8 +7,9 @@ use crate::moves::Step;
 use fdbroker_protocol::{ErrorCode, Resource, Scope};
 
 impl Books {
-    /// Ends a live allocation: nobody gets it any more, the broker's fd is closed, holders and waiters are
-    /// told: [`Core::sweep_ended`] comes to the holders. The caller then frees the slot or calls [`Core::drain_if_done`].
+    /// Ends a live allocation: nobody gets it any more, the broker's fd is closed, holders and
+    /// waiters are told: [`Core::sweep_ended`] comes to the holders. The caller then frees the slot
+    /// or calls [`Core::drain_if_done`].
     pub(crate) fn end(&mut self, slot: u32, code: ErrorCode, step: &mut Step) {
         let allocation = &self.allocations[slot];
         let owner = allocation.owner;
@@ -47,8 +48,8 @@ impl Books {
         }
     }
 
-    /// Has the daemon remember the end, for `fdbroker audit`. An allocation that nobody has named again after a crash is not
-    /// remembered: the broker has seen no file of it.
+    /// Has the daemon remember the end, for `fdbroker audit`. An allocation that nobody has named
+    /// again after a crash is not remembered: the broker has seen no file of it.
     fn remember_end(&self, slot: u32, code: ErrorCode, step: &mut Step) {
         let allocation = &self.allocations[slot];
         if allocation.domain == NONE || allocation.state == State::Reserved {
@@ -79,7 +80,8 @@ impl Books {
         self.end_of_lease(lease);
     }
 
-    /// A lease of an allocation that has ended already was declared: its holder is charged for the memory, and told.
+    /// A lease of an allocation that has ended already was declared: its holder is charged for the
+    /// memory, and told.
     pub(crate) fn pin_declared(&mut self, slot: u32, lease: u32) {
         if self.allocations[slot].leases.len() == 1 {
             self.pin_ended(slot, None);
@@ -95,16 +97,16 @@ impl Books {
         self.ledger.release_below(Scope::Node, scope, charge);
     }
 
-    /// The last lease of an ended allocation is gone: nothing pins the memory any more. Its owner is told, or the slot is
-    /// free when there is none.
+    /// The last lease of an ended allocation is gone: nothing pins the memory any more. Its owner
+    /// is told, or the slot is free when there is none.
     pub(crate) fn unpinned(&mut self, slot: u32) {
         self.allocations.leave_ending(slot);
         self.unpin_ended(slot);
         self.drain_if_done(slot);
     }
 
-    /// When no lease of an ended allocation is left, nor can be declared: its owner is told, or the slot is free when
-    /// there is none.
+    /// When no lease of an ended allocation is left, nor can be declared: its owner is told, or the
+    /// slot is free when there is none.
     pub(crate) fn drain_if_done(&mut self, slot: u32) {
         let allocation = &self.allocations[slot];
         if allocation.is_live() || !allocation.leases.is_empty() || self.lingers(slot) {

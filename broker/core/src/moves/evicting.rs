@@ -1,5 +1,6 @@
-//! Which held fds may be evicted, and their eviction in the scope whose cap is in the way. Must never evict what is resident or
-//! waited for, nor choose an owner that does not answer while another one of the scope has something to evict.
+//! Which held fds may be evicted, and their eviction in the scope whose cap is in the way. Must
+//! never evict what is resident or waited for, nor choose an owner that does not answer while
+//! another one of the scope has something to evict.
 
 use crate::api::{Effect, Lane, NONE, Wanted};
 use crate::books::order::Moment;
@@ -13,7 +14,8 @@ use fdbroker_protocol::admin::EventKind;
 const OF_THE_SILENT: u64 = 1 << 63;
 
 impl Books {
-    /// Makes a held allocation evictable, as the youngest. Resident ones and those that are waited for stay out.
+    /// Makes a held allocation evictable, as the youngest. Resident ones and those that are waited
+    /// for stay out.
     pub(crate) fn lru_insert(&mut self, slot: u32) {
         if let Some(owner) = self.allocations.enter_order(slot) {
             self.set_evictable(slot, true);
@@ -29,8 +31,9 @@ impl Books {
         true
     }
 
-    /// Where a client comes among those with evictable allocations, by the oldest one of its queue, and how many it has. One
-    /// that is silent comes last: its memory could not be had again, yet it must not keep all others out.
+    /// Where a client comes among those with evictable allocations, by the oldest one of its queue,
+    /// and how many it has. One that is silent comes last: its memory could not be had again, yet
+    /// it must not keep all others out.
     pub(crate) fn place_among_evictable(&self, owner: u32, silent: bool) -> Option<(u64, u64)> {
         let (place, count) = self.allocations.place_of_oldest(owner)?;
         let behind = if silent { OF_THE_SILENT } else { 0 };
@@ -59,10 +62,11 @@ impl Books {
         self.allocations.oldest(owner)
     }
 
-    /// An evictable allocation in the scope that was not used for long; `None`: there is none. One that was
-    /// used since it was put into its queue goes to the end of it; after some of these, the one used longest ago is taken.
-    /// So does the node's last fd of CUDA memory when the node is short of fds: while one is held anywhere, an export takes the
-    /// driver 29 us and not 567, and a close 9 and not 529 (H200, driver 580). It is taken when nothing else can be.
+    /// An evictable allocation in the scope that was not used for long; `None`: there is none. One
+    /// that was used since it was put into its queue goes to the end of it; after some of these,
+    /// the one used longest ago is taken. So does the node's last fd of CUDA memory when the node
+    /// is short of fds: while one is held anywhere, an export takes the driver 29 us and not 567,
+    /// and a close 9 and not 529 (H200, driver 580). It is taken when nothing else can be.
     pub(crate) fn victim(
         &mut self,
         scope: ScopeId,
@@ -97,8 +101,9 @@ impl Books {
         self.reindex(self.allocations[slot].owner);
     }
 
-    /// Up to `most` to evict so that a scope pins less: the oldest that is charged by its size, or the ranges of the oldest
-    /// file. Ranges of files that would stay are passed by; after some of these, one of them is taken: others may follow it.
+    /// Up to `most` to evict so that a scope pins less: the oldest that is charged by its size, or
+    /// the ranges of the oldest file. Ranges of files that would stay are passed by; after some of
+    /// these, one of them is taken: others may follow it.
     fn victims_for_bytes(&mut self, scope: ScopeId, most: usize, step: &mut Step) -> Vec<u32> {
         let mut first = None;
         while let Some(slot) = self.victim(scope, false, step) {
@@ -118,7 +123,8 @@ impl Books {
         Vec::new()
     }
 
-    /// Takes what a request wants out of the order: room for one of its items is not made by evicting another.
+    /// Takes what a request wants out of the order: room for one of its items is not made by
+    /// evicting another.
     pub(crate) fn set_aside(&mut self, wanted: &[Wanted], step: &mut Step) {
         for id in wanted.iter().flatten() {
             if self.allocations.find(*id).is_some() && self.lru_remove(id.slot) {
@@ -146,7 +152,8 @@ impl Books {
         self.close_held(slot, step);
     }
 
-    /// The fd of a slot goes to the closer; its bytes are free at once, its place when it is closed.
+    /// The fd of a slot goes to the closer; its bytes are free at once, its place when it is
+    /// closed.
     pub(crate) fn close_held(&mut self, slot: u32, step: &mut Step) {
         let allocation = &self.allocations[slot];
         let (owner, domain) = (allocation.owner, allocation.domain);
@@ -159,9 +166,9 @@ impl Books {
         step.fx.list.push(Effect::CloseHeld { slot, ticket, uid });
     }
 
-    /// Starts up to `count` evictions that will help against `blocked`, for bytes only those of one allocation or file; says
-    /// how many. Bytes are free at once, the place of an fd when its closer reports it. Where no eviction helps, clients are
-    /// asked for leases.
+    /// Starts up to `count` evictions that will help against `blocked`, for bytes only those of one
+    /// allocation or file; says how many. Bytes are free at once, the place of an fd when its
+    /// closer reports it. Where no eviction helps, clients are asked for leases.
     pub(crate) fn evict_for(&mut self, blocked: Blocked, count: usize, step: &mut Step) -> usize {
         if !blocked.is_helped_by_eviction() {
             self.reclaim(blocked, count, step);

@@ -1,5 +1,5 @@
-//! Kept allocations, which outlive their owner for a time; and which clients may have an allocation at all. Must never
-//! evict a kept one, nor let one live without an owner for ever.
+//! Kept allocations, which outlive their owner for a time; and which clients may have an allocation
+//! at all. Must never evict a kept one, nor let one live without an owner for ever.
 
 use crate::api::{Effect, NONE};
 use crate::books::{Books, Charge, Fate, Orphan, State, Timer};
@@ -31,8 +31,8 @@ impl Books {
         self.wake_interested(slot);
     }
 
-    /// The owner of a kept allocation is gone: its domain alone is charged for it from now on, and its job is
-    /// that of its owner still.
+    /// The owner of a kept allocation is gone: its domain alone is charged for it from now on, and
+    /// its job is that of its owner still.
     pub(crate) fn orphan(&mut self, slot: u32, step: &mut Step) {
         let allocation = &self.allocations[slot];
         let (owner, size) = (allocation.owner, allocation.size_bytes);

@@ -1,4 +1,5 @@
-//! What clients hold: leases are granted, mapped, given back. Must never let one be given back twice, or by another.
+//! What clients hold: leases are granted, mapped, given back. Must never let one be given back
+//! twice, or by another.
 
 use crate::api::{Granted, LeaseId, Wanted};
 use crate::books::{Blocked, Books, Charge, Lease, State, lease_charge};
@@ -55,7 +56,8 @@ impl Books {
         self.leases.id_of(lease)
     }
 
-    /// Takes a lease out of the ledger, and with the last of an ended allocation what was left of that.
+    /// Takes a lease out of the ledger, and with the last of an ended allocation what was left of
+    /// that.
     pub(crate) fn end_lease(&mut self, slot: u32, step: &mut Step) {
         let Lease { client, mapped, .. } = self.leases[slot];
         self.remove_lease(slot, step);

@@ -1,4 +1,5 @@
-//! Parked requests enter lines and leave them, and hear of what comes back. Must never wake those behind the first one.
+//! Parked requests enter lines and leave them, and hear of what comes back. Must never wake those
+//! behind the first one.
 
 use crate::books::{Blocked, Books, ScopeId, Wait};
 use crate::moves::Step;
@@ -13,10 +14,12 @@ impl Books {
             self.ledger.block(account);
             self.rooms.enter(account, place, number);
             if self.is_behind(seq, account) {
-                // What the first one waits for may be another account by now, as shares go down, too.
+                // What the first one waits for may be another account by now, as shares go down,
+                // too.
                 self.wake(account)
             } else {
-                // Those before which it has come found the account full; but it may have made some room itself.
+                // Those before which it has come found the account full; but it may have made some
+                // room itself.
                 self.look_soon(seq)
             }
         }
@@ -47,8 +50,8 @@ impl Books {
         self.rooms.unready(place, number)
     }
 
-    /// Has a parked request looked at when something comes back of the accounts that it waits for beside the one that it is
-    /// in line for.
+    /// Has a parked request looked at when something comes back of the accounts that it waits for
+    /// beside the one that it is in line for.
     pub(crate) fn listen(&mut self, seq: u64, step: &mut Step) {
         let mut accounts = std::mem::take(&mut step.also_blocked);
         let wait = self.parked[&seq].wait;

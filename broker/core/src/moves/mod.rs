@@ -24,7 +24,8 @@ pub(crate) struct Step<'a> {
     /// What the daemon is to do.
     pub fx: &'a mut Effects,
     pub allowances: Allowances,
-    /// Allocations that the request at hand wants: out of the order of eviction, so that none makes room for another.
+    /// Allocations that the request at hand wants: out of the order of eviction, so that none makes
+    /// room for another.
     pub aside: Vec<u32>,
     /// Accounts in the way of the request at hand, beside the first one.
     pub also_blocked: Vec<Blocked>,

@@ -28,13 +28,15 @@ impl Books {
         note.into_iter().for_each(|note| self.notes.add(note));
     }
 
-    /// A request or deposit of the client is refused: a cap is full, or the broker is being drained.
+    /// A request or deposit of the client is refused: a cap is full, or the broker is being
+    /// drained.
     pub(crate) fn count_refusal(&mut self, client: u32, status: Status) {
         self.counters.refusals += 1;
         self.note_of_client(EventKind::Refusal, client, status);
     }
 
-    /// A cap is in the way of a request or deposit of the client: that is counted, and said like this.
+    /// A cap is in the way of a request or deposit of the client: that is counted, and said like
+    /// this.
     pub(crate) fn refusal(&mut self, client: u32, blocked: Blocked) -> Status {
         let status = self.no_quota(blocked);
         self.count_refusal(client, status);

@@ -1,5 +1,5 @@
-//! What held fds pin is charged, by files where these are known. Must never charge a domain twice for a file, nor refuse that
-//! one grows.
+//! What held fds pin is charged, by files where these are known. Must never charge a domain twice
+//! for a file, nor refuse that one grows.
 
 use crate::api::{File, NONE};
 use crate::books::files::{Pinned, pages};
@@ -12,7 +12,8 @@ impl Books {
         self.allocations.set_file(slot, file.map_or(NONE, |file| pages(file.pinned_bytes)));
     }
 
-    /// The fd of an allocation is held from now on. `charged`: bytes that its owner was charged with for it already.
+    /// The fd of an allocation is held from now on. `charged`: bytes that its owner was charged
+    /// with for it already.
     pub(crate) fn pin(&mut self, slot: u32, file: Option<File>, charged: u64) {
         let allocation = &self.allocations[slot];
         let (owner, domain, size) = (allocation.owner, allocation.domain, allocation.size_bytes);
@@ -75,7 +76,8 @@ impl Books {
         }
     }
 
-    /// An allocation has ended and is leased. The node counts what it pins, each byte of a file that is known only once.
+    /// An allocation has ended and is leased. The node counts what it pins, each byte of a file
+    /// that is known only once.
     pub(crate) fn pin_ended(&mut self, slot: u32, file: Option<File>) {
         let size = self.allocations[slot].size_bytes;
         let bytes = file.map_or(size, |file| self.files.end(slot, size, file));
@@ -98,7 +100,8 @@ impl Books {
         self.change_resident(domain, resident);
     }
 
-    /// Changes what a client, or a domain alone, is charged with from `former` to `now` bytes, whatever the caps.
+    /// Changes what a client, or a domain alone, is charged with from `former` to `now` bytes,
+    /// whatever the caps.
     fn charge_difference(&mut self, owner: u32, domain: u32, former: u64, now: u64) {
         let scope = self.payer(owner, domain);
         if former > now {

@@ -1,5 +1,5 @@
-//! Recalls: asking owners for their fds again, what they answer, and what happens when they do not. Must
-//! never ask before the place for the answer is reserved, nor ask twice at a time.
+//! Recalls: asking owners for their fds again, what they answer, and what happens when they do not.
+//! Must never ask before the place for the answer is reserved, nor ask twice at a time.
 
 use crate::api::{ClientId, NONE, Now};
 use crate::books::{Blocked, Books, Fate, PROMISED_LEASE, RECALLED_PLACE, Recall, State, Timer};
@@ -8,8 +8,9 @@ use fdbroker_protocol::ErrorCode;
 use fdbroker_protocol::admin::EventKind;
 
 impl Books {
-    /// Reserves the fd's place and bytes on its owner's accounts, and the place of the lease to come on those of
-    /// `promised_to`; then marks the allocation to be recalled. Or says which cap is in the way.
+    /// Reserves the fd's place and bytes on its owner's accounts, and the place of the lease to
+    /// come on those of `promised_to`; then marks the allocation to be recalled. Or says which cap
+    /// is in the way.
     pub(crate) fn start_recall(
         &mut self,
         slot: u32,
@@ -72,8 +73,8 @@ impl Books {
         self.not_overdue(slot);
     }
 
-    /// The recall of an allocation has been answered, or has ended, or is given more time. Says whether its
-    /// owner misses none any more.
+    /// The recall of an allocation has been answered, or has ended, or is given more time. Says
+    /// whether its owner misses none any more.
     pub(crate) fn not_overdue(&mut self, slot: u32) -> bool {
         let (number, owner) = (self.allocations[slot].recall, self.allocations[slot].owner);
         self.recalls.miss_no_more(number, owner)
@@ -116,8 +117,8 @@ impl Books {
         self.decide(interested, Fate::InTurn);
     }
 
-    /// A recall has not been answered in time: its owner is silent until it answers. The recall stays out,
-    /// and its place reserved.
+    /// A recall has not been answered in time: its owner is silent until it answers. The recall
+    /// stays out, and its place reserved.
     pub(crate) fn recall_overdue(&mut self, slot: u32, generation: u32) {
         let found = self.allocations.get(slot, generation);
         if found.is_none_or(|allocation| allocation.state != State::Recalling) {

@@ -1,6 +1,6 @@
-//! Reclaim: clients are asked to give back leases that they do not use, the most idle first, when a cap on leases
-//! or fds is in the way. Must never ask for a lease of an ended allocation, nor again for one just asked for; what
-//! is asked for stays the client's until it gives it back.
+//! Reclaim: clients are asked to give back leases that they do not use, the most idle first, when a
+//! cap on leases or fds is in the way. Must never ask for a lease of an ended allocation, nor again
+//! for one just asked for; what is asked for stays the client's until it gives it back.
 
 use crate::api::{ClientId, LeaseId, Now};
 use crate::books::leases::Shelf;
@@ -13,8 +13,8 @@ use fdbroker_protocol::{MAX_BATCH, Resource};
 const KEEPS: u64 = 1 << 63;
 
 impl Books {
-    /// Asks for leases whose return will help against `blocked`, for at least `count` where there are so many.
-    /// Looks again after a pause, as long as somebody waits.
+    /// Asks for leases whose return will help against `blocked`, for at least `count` where there
+    /// are so many. Looks again after a pause, as long as somebody waits.
     #[allow(clippy::wildcard_enum_match_arm, reason = "few resources have a rule of their own")]
     pub(crate) fn reclaim(&mut self, blocked: Blocked, count: usize, step: &mut Step) {
         let Some(mapped) = helps(blocked.resource) else { return };
@@ -37,8 +37,9 @@ impl Books {
         }
     }
 
-    /// Asks the clients of a scope, the most idle first; those that have given back nothing of what they were
-    /// asked for come after all others, in turn. `false`: none of those that were looked at could be asked.
+    /// Asks the clients of a scope, the most idle first; those that have given back nothing of what
+    /// they were asked for come after all others, in turn. `false`: none of those that were looked
+    /// at could be asked.
     fn ask(&mut self, scope: ScopeId, mapped: bool, count: usize, step: &mut Step) -> bool {
         let (mut asked, begin, kind) = (0, KEEPS | self.clients.acts(), usize::from(mapped));
         for _ in 0..RECLAIM_LOOKS {
@@ -114,8 +115,8 @@ impl Books {
         asked
     }
 
-    /// Asks for the leases of an allocation, as many of them as clients are asked for at a time. `true`: there may be an answer
-    /// soon, to this or to a former time.
+    /// Asks for the leases of an allocation, as many of them as clients are asked for at a time.
+    /// `true`: there may be an answer soon, to this or to a former time.
     pub(crate) fn ask_for_leases_of(&mut self, slot: u32, step: &mut Step) -> bool {
         let now = stamp(step.now);
         let mut may_come = false;
@@ -138,7 +139,8 @@ impl Books {
         may_come
     }
 
-    /// A lease to ask the client for. What the sweep of an ended allocation has not come to is swept on the way.
+    /// A lease to ask the client for. What the sweep of an ended allocation has not come to is
+    /// swept on the way.
     fn lease_to_ask_for(&mut self, number: u32, mapped: bool, step: &mut Step) -> Option<u32> {
         loop {
             let lease = self.oldest_lease(number, mapped, step)?;
@@ -149,7 +151,8 @@ impl Books {
         }
     }
 
-    /// The client's oldest lease that it was not asked for, or the one asked for longest ago if that is long.
+    /// The client's oldest lease that it was not asked for, or the one asked for longest ago if
+    /// that is long.
     fn oldest_lease(&self, number: u32, mapped: bool, step: &mut Step) -> Option<u32> {
         let oldest = |asked| self.leases.oldest(number, Shelf::of(mapped, asked));
         oldest(false).or_else(|| {
@@ -199,7 +202,8 @@ impl Books {
         }
     }
 
-    /// The leases to ask a client for, for one message. None of an ended allocation: the client is told of the end.
+    /// The leases to ask a client for, for one message. None of an ended allocation: the client is
+    /// told of the end.
     pub(crate) fn take_reclaims(&mut self, client: u32) -> Vec<LeaseId> {
         let mut slots = self.leases.take_reclaims(client);
         slots.retain(|lease| {

@@ -1,5 +1,5 @@
-//! Requests are parked, and their items enter queues and leave them. Must never keep an fd for a request that does not wait
-//! for it.
+//! Requests are parked, and their items enter queues and leave them. Must never keep an fd for a
+//! request that does not wait for it.
 
 use crate::api::Item;
 use crate::api::{ClientId, NONE, Now, Wanted};
@@ -55,8 +55,8 @@ impl Books {
         }
     }
 
-    /// The client of a parked request is gone: nothing is kept back for it, and it stands before nobody. Its items leave their
-    /// queues in the client's teardown, or when their turn comes.
+    /// The client of a parked request is gone: nothing is kept back for it, and it stands before
+    /// nobody. Its items leave their queues in the client's teardown, or when their turn comes.
     pub(crate) fn stand_down(&mut self, seq: u64, step: &mut Step) {
         self.wait_anew(seq, Wait::Recall, false);
         self.listen(seq, step);
@@ -64,7 +64,8 @@ impl Books {
         self.timers.cancel(self.parked[&seq].deadline, Timer::Parked(seq));
     }
 
-    /// Puts every item of a parked request into the queue that it belongs in now. Those that stay keep their places.
+    /// Puts every item of a parked request into the queue that it belongs in now. Those that stay
+    /// keep their places.
     pub(crate) fn place_items(&mut self, now: Now, seq: u64, step: &mut Step) {
         let Some(parked) = self.parked.get_mut(&seq) else { return };
         let (client, reads) = (parked.client, parked.wait != Wait::Reader);
@@ -93,7 +94,8 @@ impl Books {
         self.wait_anew(seq, wait, supplied);
     }
 
-    /// What an item of a parked request waits for. A client that does not read has nothing kept back for it.
+    /// What an item of a parked request waits for. A client that does not read has nothing kept
+    /// back for it.
     fn fate_to_be(
         &self,
         client: ClientId,
@@ -173,7 +175,8 @@ impl Books {
         queue
     }
 
-    /// The record of a recall; one of before a crash, whose owner is not back, gets one when it is waited for.
+    /// The record of a recall; one of before a crash, whose owner is not back, gets one when it is
+    /// waited for.
     fn recall_of_reserved(&mut self, slot: u32, step: &mut Step) -> u32 {
         if self.allocations[slot].recall == NONE {
             let number = self.recalls.begin(self.allocations[slot].owner, Recall::begun(step.now));
@@ -212,7 +215,8 @@ impl Books {
         }
     }
 
-    /// No request is interested in an allocation any more, or the queue of those that are goes to the ready ones.
+    /// No request is interested in an allocation any more, or the queue of those that are goes to
+    /// the ready ones.
     pub(crate) fn forget_interest(&mut self, slot: u32) -> u32 {
         self.waiting.take_interest(self.allocations[slot].owner, slot)
     }
@@ -225,7 +229,8 @@ impl Books {
         }
     }
 
-    /// Once the last request that a supplied fd was kept for is served, the fd may be evicted again.
+    /// Once the last request that a supplied fd was kept for is served, the fd may be evicted
+    /// again.
     fn unpin_if_served(&mut self, slot: u32) {
         let number = self.allocations[slot].recall;
         let recall = &self.recalls[number];

@@ -1,5 +1,5 @@
-//! Acquire: what is ready is granted, what is evicted is recalled, what is hopeless is said. Must never
-//! let a newcomer take room that an earlier request of its domain waits for.
+//! Acquire: what is ready is granted, what is evicted is recalled, what is hopeless is said. Must
+//! never let a newcomer take room that an earlier request of its domain waits for.
 
 use crate::api::Item;
 use crate::api::{ClientId, Effect, Granted, LeaseId, Now, RequestId, Wanted};
@@ -134,8 +134,8 @@ impl Core {
         None
     }
 
-    /// Charges what is ready of a request of several, as far as it is granted now, in one go; how many. One by one costs
-    /// as much as all the rest of a grant. 0: not all of them fit.
+    /// Charges what is ready of a request of several, as far as it is granted now, in one go; how
+    /// many. One by one costs as much as all the rest of a grant. 0: not all of them fit.
     fn charge_ready(&mut self, client: ClientId, items: &[Item]) -> usize {
         if items.len() < 2 {
             return 0;
@@ -174,7 +174,8 @@ impl Core {
         for item in wanted {
             match self.books.item(client, *item) {
                 Item::Recalling(_) | Item::Reserved(_) => recalling = true,
-                // What stops all of them stops the rest too; one that is too large, or whose owner is full, does not.
+                // What stops all of them stops the rest too; one that is too large, or whose owner
+                // is full, does not.
                 Item::Evicted(_) if !may_start => {}
                 Item::Evicted(slot) => {
                     let started = match self.ahead_of_recall(turn, client.0, slot) {
@@ -202,8 +203,9 @@ impl Core {
             (false, false) => full,
         };
         let Some(in_the_way) = in_the_way else { return Wait::Recall };
-        // For all items: the others are asked for again as soon as one is granted. A grant needs one place; a recall its own
-        // and, where leases count too, that of the lease to come. Bytes are free at once: a recall has closed what it needs.
+        // For all items: the others are asked for again as soon as one is granted. A grant needs
+        // one place; a recall its own and, where leases count too, that of the lease to come. Bytes
+        // are free at once: a recall has closed what it needs.
         let for_lease = FOR_LEASE.contains(&in_the_way.resource);
         let short_of = match ready {
             // Those of one file.

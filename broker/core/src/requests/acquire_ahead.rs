@@ -1,5 +1,5 @@
-//! Fds fetched ahead: what a client will most likely ask for next, from room that nobody misses. Must never start a recall or an
-//! eviction, make anybody wait, or count as use.
+//! Fds fetched ahead: what a client will most likely ask for next, from room that nobody misses.
+//! Must never start a recall or an eviction, make anybody wait, or count as use.
 
 use crate::api::Item;
 use crate::api::{ClientId, Effect, Wanted};
@@ -11,8 +11,9 @@ use fdbroker_protocol::Resource;
 use fdbroker_protocol::limits::{AHEAD_BYTES, AHEAD_FDS};
 
 impl Core {
-    /// Leases what is held of the items, in their order, as far as there is room; the others are left out, without a word. A
-    /// client that can be sent nothing gets nothing, nor does anybody from a broker that is to be emptied.
+    /// Leases what is held of the items, in their order, as far as there is room; the others are
+    /// left out, without a word. A client that can be sent nothing gets nothing, nor does anybody
+    /// from a broker that is to be emptied.
     pub(crate) fn acquire_ahead(&mut self, client: ClientId, wanted: &[Wanted], step: &mut Step) {
         if self.books.draining.is_some() || !self.books.client_mut(client.0).sendable {
             return;
@@ -37,8 +38,8 @@ impl Core {
         }
     }
 
-    /// How many leases a client may have ahead: a part of the free room of every account that they are charged to, and none
-    /// while somebody waits for room there.
+    /// How many leases a client may have ahead: a part of the free room of every account that they
+    /// are charged to, and none while somebody waits for room there.
     fn room_ahead(&self, client: u32) -> u64 {
         let record = &self.books.clients[client];
         let share = self.books.share_of_fds(record.domain);

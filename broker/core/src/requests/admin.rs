@@ -1,5 +1,5 @@
-//! The administrator's acts: caps, evict, revoke, and draining the whole broker. Must never evict what cannot be had again,
-//! nor end more in one step than a client's message may.
+//! The administrator's acts: caps, evict, revoke, and draining the whole broker. Must never evict
+//! what cannot be had again, nor end more in one step than a client's message may.
 
 use crate::api::{Acted, CapsOfScopes, NONE, Now};
 use crate::books::{Chore, State};
@@ -74,7 +74,8 @@ impl Core {
         self.books.note_of_node(if draining { EventKind::Drain } else { EventKind::Undrain });
     }
 
-    /// New caps, from now on, as far as [`Config::bound_caps`](crate::Config::bound_caps) lets them go.
+    /// New caps, from now on, as far as [`Config::bound_caps`](crate::Config::bound_caps) lets them
+    /// go.
     pub(crate) fn set_caps(&mut self, caps: &CapsOfScopes) {
         self.books.note_of_node(EventKind::Caps);
         self.books.caps_changed(self.config.bounded(*caps));

@@ -1,5 +1,5 @@
-//! Parked requests are looked at again, until they are served or given up. Must never serve a later request of a domain with
-//! what an earlier one of it waits for.
+//! Parked requests are looked at again, until they are served or given up. Must never serve a later
+//! request of a domain with what an earlier one of it waits for.
 
 use crate::api::{ClientId, Effect, Granted, NONE, Now, RequestId};
 use crate::books::rooms::Number;
@@ -53,8 +53,8 @@ impl Core {
         }
     }
 
-    /// Looks at ready requests, a few a step, the domains in turn. A later one passes by those that wait for caps which it
-    /// does not need itself.
+    /// Looks at ready requests, a few a step, the domains in turn. A later one passes by those that
+    /// wait for caps which it does not need itself.
     pub(crate) fn serve_waiting(&mut self, now: Now, step: &mut Step) {
         let mut items = 0;
         for _ in 0..PARKED_LOOKS_PER_STEP {
@@ -84,7 +84,8 @@ impl Core {
         let looks =
             if self.books.rooms.looks.0 == number { self.books.rooms.looks.1 + 1 } else { 1 };
         self.books.rooms.looks = (number, looks);
-        // One that joined a recall under way, or waits for an owner to come back, had nothing of the room.
+        // One that joined a recall under way, or waits for an owner to come back, had nothing of
+        // the room.
         let is_served = match wait {
             None => true,
             Some(Wait::Recall) => self.books.taken() != taken,
@@ -119,8 +120,8 @@ impl Core {
         }
     }
 
-    /// Looks at a parked request again. `turn`: what it may take. Says what it still waits for; `None`
-    /// when it has been answered.
+    /// Looks at a parked request again. `turn`: what it may take. Says what it still waits for;
+    /// `None` when it has been answered.
     fn retry(&mut self, now: Now, seq: u64, turn: Turn, step: &mut Step) -> Option<Wait> {
         if self.books.is_answer_certain(seq) {
             self.answer_ended_item(seq, step);
@@ -163,7 +164,8 @@ impl Core {
         wait
     }
 
-    /// The client of a parked request does not read: it waits for that, and does not stand before others.
+    /// The client of a parked request does not read: it waits for that, and does not stand before
+    /// others.
     fn wait_for_reader(&mut self, seq: u64, step: &mut Step) {
         let parked = &self.books.parked[&seq];
         if let (Wish::Acquire(_) | Wish::Get(_), Wait::Room(_)) = (&parked.wish, parked.wait) {
@@ -190,8 +192,8 @@ impl Core {
         }
     }
 
-    /// Answers a request of which an item has come to an end, out of its turn: nothing is granted, so that it overtakes
-    /// nobody; what it may still have it asks for again.
+    /// Answers a request of which an item has come to an end, out of its turn: nothing is granted,
+    /// so that it overtakes nobody; what it may still have it asks for again.
     pub(crate) fn answer_ended_item(&mut self, seq: u64, step: &mut Step) {
         let Some(parked) = self.books.parked.get(&seq) else { return };
         let (client, request, deadline) = (parked.client, parked.request, parked.deadline);
@@ -242,7 +244,8 @@ impl Core {
         }
     }
 
-    /// Serves requests of ready queues, a few a step; each time those of another domain's allocations.
+    /// Serves requests of ready queues, a few a step; each time those of another domain's
+    /// allocations.
     pub(crate) fn serve_ready(&mut self, now: Now, step: &mut Step) {
         let mut items = 0;
         for _ in 0..PARKED_LOOKS_PER_STEP {

@@ -1,5 +1,6 @@
-//! What steps go on with, a portion at a time: sweeps, deadlines, caps that were lowered, a broker that is emptied. Must never
-//! take from a client by force: what can be had again is evicted, the rest is asked for.
+//! What steps go on with, a portion at a time: sweeps, deadlines, caps that were lowered, a broker
+//! that is emptied. Must never take from a client by force: what can be had again is evicted, the
+//! rest is asked for.
 
 use crate::api::{ClientId, Now};
 use crate::books::{Blocked, Chore, Grace, ScopeId, Timer};
@@ -23,7 +24,8 @@ const DRAINED: [Resource; 5] = [
 ];
 
 impl Core {
-    /// While the broker is being drained: evicts what can be had again, and asks for leases; a portion at a time.
+    /// While the broker is being drained: evicts what can be had again, and asks for leases; a
+    /// portion at a time.
     pub(crate) fn give_up(&mut self, step: &mut Step) {
         if !self.books.timers.begin_chore(Chore::GiveUp, step.now) {
             return;
@@ -49,7 +51,8 @@ impl Core {
         self.books.timers.set_chore(Chore::GiveUp, Some(step.now.after(pause)));
     }
 
-    /// Ends slots that their owners have not named, a bounded number at a time, in turns between owners.
+    /// Ends slots that their owners have not named, a bounded number at a time, in turns between
+    /// owners.
     pub(crate) fn end_lost(&mut self, step: &mut Step) {
         let mut looks = RESERVED_LOOKS_PER_STEP;
         for _ in 0..RESERVED_ENDS_PER_STEP {
@@ -66,8 +69,9 @@ impl Core {
         self.books.continuity.turn();
     }
 
-    /// Brings accounts above their caps down, as far as is possible now, a portion at a time; again after a pause while one
-    /// is above. The narrowest scopes first: what they give up is room in the wider ones, too.
+    /// Brings accounts above their caps down, as far as is possible now, a portion at a time; again
+    /// after a pause while one is above. The narrowest scopes first: what they give up is room in
+    /// the wider ones, too.
     pub(crate) fn drain(&mut self, step: &mut Step) {
         if self.books.drain_from.is_none() && self.books.timers.begin_chore(Chore::Drain, step.now)
         {
@@ -139,8 +143,8 @@ impl Core {
         (evicted + asked + RECLAIM_LOOKS).min(most)
     }
 
-    /// Charges holders of ended allocations for the memory, and has them told: so many leases at a time, and of each
-    /// domain's allocations in turn.
+    /// Charges holders of ended allocations for the memory, and has them told: so many leases at a
+    /// time, and of each domain's allocations in turn.
     pub(crate) fn sweep_ended(&mut self, step: &mut Step) {
         while !step.allowances.sweeps.is_used_up()
             && let Some(slot) = self.books.allocations.next_ending()
@@ -162,8 +166,8 @@ impl Core {
         }
     }
 
-    /// Ends the memory of ended groups, and takes their objects off the names; and wakes clients that watch, and requests that wait
-    /// for names which were sealed.
+    /// Ends the memory of ended groups, and takes their objects off the names; and wakes clients
+    /// that watch, and requests that wait for names which were sealed.
     pub(crate) fn sweep_objects(&mut self, step: &mut Step) {
         self.books.end_before_answer(step);
         for _ in 0..WATCHERS_WOKEN_PER_STEP {
@@ -226,7 +230,8 @@ impl Core {
         }
     }
 
-    /// An owner that has turned silent: those that wait for room to ask it are told, a few allocations a step.
+    /// An owner that has turned silent: those that wait for room to ask it are told, a few
+    /// allocations a step.
     pub(crate) fn sweep_silent(&mut self) {
         for _ in 0..SILENT_QUEUES_PER_STEP {
             let Some((queue, slot)) = self.books.waiting.next_untold() else { return };

@@ -40,7 +40,8 @@ impl Core {
         }
     }
 
-    /// What files pin now, by the slot of any allocation of each. Their payers may be above their caps then.
+    /// What files pin now, by the slot of any allocation of each. Their payers may be above their
+    /// caps then.
     pub(crate) fn measure(&mut self, measured: &[(u32, u64)]) {
         for (slot, bytes) in measured {
             if self.books.allocations.is_full(*slot) && self.books.has_file(*slot) {

@@ -1,6 +1,7 @@
-//! Coming back after a crash: owners name allocations of before it again, or adopt kept ones, and holders say which leases
-//! they still have. Must never give an allocation to a client that may not own it, nor bring back what has ended; nor make a
-//! lease of what was born later, or of what its holder may not have.
+//! Coming back after a crash: owners name allocations of before it again, or adopt kept ones, and
+//! holders say which leases they still have. Must never give an allocation to a client that may not
+//! own it, nor bring back what has ended; nor make a lease of what was born later, or of what its
+//! holder may not have.
 
 use crate::api::Item;
 use crate::api::{
@@ -66,8 +67,8 @@ impl Core {
         }
     }
 
-    /// An owner has ended one meanwhile: it gets it back as an ended one, and hears when it is drained. What was drained
-    /// before the crash is so still.
+    /// An owner has ended one meanwhile: it gets it back as an ended one, and hears when it is
+    /// drained. What was drained before the crash is so still.
     fn redeposit_ended(
         &mut self,
         client: u32,
@@ -93,7 +94,8 @@ impl Core {
         let none = Charge(Resource::KeptAllocations, 0);
         self.take_over_charges(client, &[Charge(Resource::Allocations, 1)], none)?;
         if is_reserved || self.books.allocations[slot].leases.is_empty() {
-            // Leases that were declared of an ended one before were charged for no bytes: its size was not known.
+            // Leases that were declared of an ended one before were charged for no bytes: its size
+            // was not known.
             self.books.allocations.set_former_size(slot, deposit.facts.size_bytes);
         }
         if is_reserved {
@@ -106,8 +108,8 @@ impl Core {
         Ok((Status::OK, id))
     }
 
-    /// An allocation without an owner gets one: of its domain, with its handle and token. The address is the new owner's,
-    /// and so is the job.
+    /// An allocation without an owner gets one: of its domain, with its handle and token. The
+    /// address is the new owner's, and so is the job.
     fn take_back(
         &mut self,
         client: u32,
@@ -188,8 +190,8 @@ impl Core {
         Ok(())
     }
 
-    /// Whether a client may become the owner of an allocation that has none. Clients that have the allocation must not find
-    /// it shared with others than before.
+    /// Whether a client may become the owner of an allocation that has none. Clients that have the
+    /// allocation must not find it shared with others than before.
     fn may_own(&mut self, client: u32, slot: u32) -> bool {
         let (domain, share) =
             (self.books.allocations[slot].domain, self.books.allocations[slot].traits.share());
@@ -198,8 +200,8 @@ impl Core {
             && (share != Share::Gid || former_gid == Some(gid))
     }
 
-    /// Moves charges of an allocation without an owner from its domain alone to a client, and makes another one; all of
-    /// them or none. Each is of another resource.
+    /// Moves charges of an allocation without an owner from its domain alone to a client, and makes
+    /// another one; all of them or none. Each is of another resource.
     fn take_over_charges(
         &mut self,
         client: u32,

@@ -68,7 +68,8 @@ impl Core {
             .then(|| Books::no_quota_limit(Resource::Connections, Scope::Domain, now).of_share())
     }
 
-    /// The domain of a key for another client; `None`: as many as there may be have clients, and it has none.
+    /// The domain of a key for another client; `None`: as many as there may be have clients, and it
+    /// has none.
     fn domain_of_client(&mut self, key: DomainKey) -> Option<u32> {
         let known = self.books.clients.find_domain(key);
         if known.is_none_or(|domain| self.books.clients.domain(domain).clients == 0)
@@ -95,8 +96,9 @@ impl Core {
         }
     }
 
-    /// A connection is refused, because a cap is full: by the core, or by the daemon before the core learns of it. The note
-    /// has the peer's process, but no client, since the peer never becomes one.
+    /// A connection is refused, because a cap is full: by the core, or by the daemon before the
+    /// core learns of it. The note has the peer's process, but no client, since the peer never
+    /// becomes one.
     pub fn count_refused_connection(
         &mut self,
         pid: u32,

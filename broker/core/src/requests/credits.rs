@@ -1,5 +1,6 @@
-//! Deposit credits: places that are reserved for the next deposits of a client. Idle ones count as free: they are taken
-//! back when another needs the place. Must never take back the credit that a client has waited for.
+//! Deposit credits: places that are reserved for the next deposits of a client. Idle ones count as
+//! free: they are taken back when another needs the place. Must never take back the credit that a
+//! client has waited for.
 
 use crate::api::{ClientId, Now, RequestId};
 use crate::books::{Books, FOR_CREDIT, Parked, Wait, Wish};
@@ -10,8 +11,9 @@ use crate::requests::turn::Turn;
 use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
 
 impl Core {
-    /// A client has sent fds for credits that were taken back, as it could not know. They get places all the same, if there are
-    /// some and its domain has not used up its share; `false`: they get none.
+    /// A client has sent fds for credits that were taken back, as it could not know. They get
+    /// places all the same, if there are some and its domain has not used up its share; `false`:
+    /// they get none.
     pub(crate) fn give_again(&mut self, number: u32, count: u64) -> bool {
         let record = self.books.client_mut(number);
         let (scope, credits) = (record.scope, record.credits);
@@ -30,7 +32,8 @@ impl Core {
         is_given
     }
 
-    /// Brings the credits of a client to what it wants, as far as there is free room; gives the number.
+    /// Brings the credits of a client to what it wants, as far as there is free room; gives the
+    /// number.
     pub(crate) fn adjust_credits(&mut self, number: u32, wanted: u64) -> u32 {
         let (base, most) = (self.config.base_credits.into(), self.config.max_credits.into());
         let target = wanted.max(base).min(most);
@@ -39,8 +42,8 @@ impl Core {
             self.books.release_charge(number, places(now - target));
             target
         } else {
-            // Half of the room, so that a burst of one client leaves some to the others. The requests
-            // that wait for room come first.
+            // Half of the room, so that a burst of one client leaves some to the others. The
+            // requests that wait for room come first.
             let room = if self.books.rooms.is_empty() { self.books.held_room(number) } else { 0 };
             let more = (target - now).min(room.div_ceil(2));
             self.books.charge(number, places(more)).expect("the room was just measured");
@@ -108,7 +111,8 @@ impl Core {
         self.books.refuse(client, request, status, step);
     }
 
-    /// Whether a cap leaves no place for a held fd, whatever others give back: beside the fds that the client has by itself.
+    /// Whether a cap leaves no place for a held fd, whatever others give back: beside the fds that
+    /// the client has by itself.
     fn is_credit_beyond_caps(&self, client: u32) -> bool {
         let scope = self.books.scope_of(client);
         let own = self.books.ledger[scope].account.counted(Resource::OwnFds);

@@ -1,4 +1,5 @@
-//! The end of a client, and the teardown of what it leaves, in portions. Must never leave a charge behind.
+//! The end of a client, and the teardown of what it leaves, in portions. Must never leave a charge
+//! behind.
 
 use crate::api::{ClientId, Effect};
 use crate::books::{CONNECTION, Charge, PLACES, items_of};
@@ -28,7 +29,8 @@ impl Core {
         self.books.clients.bury(client.0);
     }
 
-    /// Ends what gone clients had, a bounded number of parked items, leases and allocations at a time.
+    /// Ends what gone clients had, a bounded number of parked items, leases and allocations at a
+    /// time.
     pub(crate) fn tear_down(&mut self, step: &mut Step) {
         let mut left = TEARDOWN_PER_STEP;
         while let Some(number) = self.books.clients.next_dying() {
@@ -59,7 +61,8 @@ impl Core {
         }
     }
 
-    /// Ends an allocation of a gone owner and takes it off the owner's record; a kept one lives on without it.
+    /// Ends an allocation of a gone owner and takes it off the owner's record; a kept one lives on
+    /// without it.
     fn disown(&mut self, owner: u32, slot: u32, step: &mut Step) {
         if self.books.allocations[slot].outlives_owner() {
             return self.books.orphan(slot, step);
@@ -74,8 +77,8 @@ impl Core {
         }
     }
 
-    /// Forgets a gone client that has been torn down. Its fds in the closers are its domain's from now on:
-    /// one of them may hang for ever.
+    /// Forgets a gone client that has been torn down. Its fds in the closers are its domain's from
+    /// now on: one of them may hang for ever.
     fn forget(&mut self, number: u32, step: &mut Step) {
         let closing = self.books.closings.forget_client(self.books.clients[number].serial);
         self.books.leave_to_domain(number, Charge(Resource::HeldFds, closing));

@@ -1,6 +1,6 @@
-//! Hello: a client is let in as soon as its connection and what it declares fit, and waits for that until its deadline, like
-//! any request. Before, its connection has nothing but its socket, for which the daemon has a place.
-//! Must never take from others for a client that cannot be let in.
+//! Hello: a client is let in as soon as its connection and what it declares fit, and waits for that
+//! until its deadline, like any request. Before, its connection has nothing but its socket, for
+//! which the daemon has a place. Must never take from others for a client that cannot be let in.
 
 use crate::api::{ClientId, Effect, Now, RequestId};
 use crate::books::{Blocked, Books, Charge, PLACES, Parked, SHARE_OF_FDS, ScopeId, Wait, Wish};
@@ -124,7 +124,8 @@ impl Core {
         step.fx.list.push(Effect::Disconnect { client, status });
     }
 
-    /// Why a hello is refused: it declares more than any client could have, or else what is in its way.
+    /// Why a hello is refused: it declares more than any client could have, or else what is in its
+    /// way.
     fn hello_refusal(&self, own: u64, blocked: Blocked) -> Status {
         match self.most_own_fds() {
             (scope, most) if own > most => Books::no_quota_limit(Resource::OwnFds, scope, most),
@@ -138,9 +139,10 @@ impl Core {
         caps.min_by_key(|(_, cap)| *cap).unwrap_or((Scope::Node, u64::MAX))
     }
 
-    /// What a hello waits for that something is in the way of. It has room made, and stands in line with other requests if
-    /// these must leave to it what comes back: one that declares many fds would hold them all up until so many are free, and
-    /// one for whose connection nothing comes back, or the share of its domain is used up, for no use.
+    /// What a hello waits for that something is in the way of. It has room made, and stands in line
+    /// with other requests if these must leave to it what comes back: one that declares many fds
+    /// would hold them all up until so many are free, and one for whose connection nothing comes
+    /// back, or the share of its domain is used up, for no use.
     #[allow(clippy::wildcard_enum_match_arm, reason = "few resources have a rule of their own")]
     fn wait_of_hello(&mut self, client: u32, own: u64, blocked: Blocked, step: &mut Step) -> Wait {
         if own <= MAX_BATCH as u64 && self.books.may_make_room(blocked) {
@@ -170,8 +172,9 @@ impl Core {
         caps.map(|at| (at, own)).chain([(Blocked::TABLE, PLACES.1)]).collect()
     }
 
-    /// Has as many idle fds closed as a hello is short of, if that lets it in: else it would cost others their fds and
-    /// help nobody. One that declares few fds has clients asked for leases, too.
+    /// Has as many idle fds closed as a hello is short of, if that lets it in: else it would cost
+    /// others their fds and help nobody. One that declares few fds has clients asked for leases,
+    /// too.
     fn make_room_for_hello(&mut self, client: u32, own: u64, blocked: Blocked, step: &mut Step) {
         let short_of = |at: Blocked, amount| {
             let lacking = if amount > 0 { self.books.ledger.lacking(at, amount) } else { 0 };
@@ -192,7 +195,8 @@ impl Core {
         }
     }
 
-    /// A request before hello; or one that the daemon read just before it learnt of the client's end.
+    /// A request before hello; or one that the daemon read just before it learnt of the client's
+    /// end.
     pub(crate) fn refuse_stranger(
         &mut self,
         client: ClientId,

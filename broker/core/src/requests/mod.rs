@@ -1,5 +1,5 @@
-//! One file for each kind of request: whether it is let in, what it moves, what is answered. Must never change two owners but
-//! by a move.
+//! One file for each kind of request: whether it is let in, what it moves, what is answered. Must
+//! never change two owners but by a move.
 
 pub(crate) mod acquire;
 pub(crate) mod acquire_ahead;

@@ -1,5 +1,5 @@
-//! Register: deposits become allocations, or the same allocation counted once more; a reused address ends
-//! what was there. Must never keep an fd that has no place, nor two of one allocation.
+//! Register: deposits become allocations, or the same allocation counted once more; a reused
+//! address ends what was there. Must never keep an fd that has no place, nor two of one allocation.
 
 use crate::api::{ClientId, Deposit, Effect, Lane, NONE, Now, Registered, RequestId};
 use crate::books::{Allocation, Blocked, Charge, ScopeId, ScopeRecord, State};
@@ -168,8 +168,8 @@ impl Core {
         same.then_some(slot)
     }
 
-    /// Ends the owner's live allocations that overlap the deposit: their memory is gone. `false` when
-    /// there are more of them than a message may end.
+    /// Ends the owner's live allocations that overlap the deposit: their memory is gone. `false`
+    /// when there are more of them than a message may end.
     fn end_overlapping(&mut self, owner: u32, deposit: &Deposit, step: &mut Step) -> bool {
         while let Some(slot) = self.books.allocations.overlapping(owner, deposit.range()) {
             if !step.allowances.ends.take() {
@@ -247,7 +247,8 @@ impl Core {
         Outcome::Kept(id)
     }
 
-    /// Why a client may not hold so many bytes more that cannot be had back. Groups of objects make room, if they may.
+    /// Why a client may not hold so many bytes more that cannot be had back. Groups of objects make
+    /// room, if they may.
     fn short_of_resident(
         &mut self,
         owner: u32,

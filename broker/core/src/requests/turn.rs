@@ -1,4 +1,5 @@
-//! Whom a request stands behind. Must never let a newcomer take room that an earlier request of its domain waits for.
+//! Whom a request stands behind. Must never let a newcomer take room that an earlier request of its
+//! domain waits for.
 
 use crate::api::{ClientId, Now, RequestId, Wanted};
 use crate::books::Blocked;
@@ -36,8 +37,8 @@ pub(crate) struct Attempt<'a> {
 }
 
 impl Core {
-    /// A cap that somebody before this request waits for, and that it would take from with one of `resources`
-    /// charged to `client`.
+    /// A cap that somebody before this request waits for, and that it would take from with one of
+    /// `resources` charged to `client`.
     pub(crate) fn ahead(
         &mut self,
         turn: Turn,
@@ -60,8 +61,8 @@ impl Core {
         widest
     }
 
-    /// Whether a request of this turn stands behind those in line for an account. A newcomer stands behind nobody who waits
-    /// for the account of a client.
+    /// Whether a request of this turn stands behind those in line for an account. A newcomer stands
+    /// behind nobody who waits for the account of a client.
     fn is_ahead(&mut self, turn: Turn, account: Blocked) -> bool {
         match turn {
             Turn::First => false,

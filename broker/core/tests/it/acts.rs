@@ -1,4 +1,5 @@
-//! Tests of what an administrator may do: evict, revoke, drain; and of what is noted for whoever watches.
+//! Tests of what an administrator may do: evict, revoke, drain; and of what is noted for whoever
+//! watches.
 
 use super::*;
 use fdbroker_core::limits::DRAINED_PER_STEP;
@@ -229,7 +230,8 @@ fn drain_when_begun_then_whoever_comes_late_deposits_nothing_until_it_is_undone(
 }
 
 impl World {
-    /// One request of the late client was refused since `before`: counted, and told to whoever watches.
+    /// One request of the late client was refused since `before`: counted, and told to whoever
+    /// watches.
     fn refused_once(&mut self, before: u64) {
         assert_eq!(self.core.totals().counters.refusals, before + 1);
         let mut notes = Vec::new();

@@ -1,4 +1,5 @@
-//! Tests of coming back after a crash: who may do what in the grace time, and what an end is called.
+//! Tests of coming back after a crash: who may do what in the grace time, and what an end is
+//! called.
 
 use super::lives::{KEY, SLOT, crashed, id, kept_deposit, record};
 use super::*;
@@ -79,7 +80,8 @@ fn grace_when_shared_with_any_or_a_group_then_those_wait_and_declare_and_nobody_
     assert_eq!(world.code(member, id(4, 9)), Some(ErrorCode::Again));
     world.declare(member, id(4, 9), false).expect("of the group");
     world.declare(STRANGER, id(3, 9), false).expect("anybody");
-    // A client of the owner's user with another group must not become the owner: the group would be another one.
+    // A client of the owner's user with another group must not become the owner: the group would be
+    // another one.
     assert_eq!(
         world.redeposit(OWNER, id(4, 9), Deposit { share: Share::Gid, ..deposit(1) }).result(),
         Err(ErrorCode::NotPermitted)

@@ -1,4 +1,5 @@
-//! Deposit credits: idle ones are taken back when another needs the place, and a message that could not know is answered.
+//! Deposit credits: idle ones are taken back when another needs the place, and a message that could
+//! not know is answered.
 
 use super::*;
 
@@ -19,7 +20,8 @@ fn credits_when_a_cap_leaves_no_place_at_all_then_refused_at_once_and_not_at_the
 }
 use fdbroker_core::limits::{FDS_PER_CONNECTION, TABLE_RESERVE};
 
-/// A node of `fds` in which each client keeps 4 credits. All three clients have theirs, as far as there is room.
+/// A node of `fds` in which each client keeps 4 credits. All three clients have theirs, as far as
+/// there is room.
 fn with_idle_credits(fds: u64) -> World {
     World::new(Config { base_credits: 4, ..node_fds(fds) })
 }

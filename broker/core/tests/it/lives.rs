@@ -92,7 +92,8 @@ impl World {
 
 // --- restart ------------------------------------------------------------------------------------
 
-/// A broker with a bit of everything: held, evicted, recalled, ended and leased, kept without an owner.
+/// A broker with a bit of everything: held, evicted, recalled, ended and leased, kept without an
+/// owner.
 fn a_full_world() -> World {
     let mut world = World::new(node_fds(12));
     for base in 1..=4 {
@@ -206,8 +207,8 @@ fn restart_when_a_slot_was_freed_then_its_pair_is_never_given_again() {
     assert_eq!((new.slot, new.generation), (old.slot, old.generation + 1));
 }
 
-/// Numbers of the serde form that no rule binds, in [`a_full_world`]: any value of them is sound. The second half is made again
-/// from the rest by whoever reads it.
+/// Numbers of the serde form that no rule binds, in [`a_full_world`]: any value of them is sound.
+/// The second half is made again from the rest by whoever reads it.
 const UNBOUND: [&str; 19] = [
     "/allocations/entries/content/Full/device",
     "/allocations/entries/content/Full/file",
@@ -230,7 +231,8 @@ const UNBOUND: [&str; 19] = [
     "/domains/entries/content/Full/clients",
 ];
 
-/// Changes each number of the serde form. Unless nothing depends on it, a rule refuses some of these changes.
+/// Changes each number of the serde form. Unless nothing depends on it, a rule refuses some of
+/// these changes.
 #[test]
 fn restore_when_the_data_is_damaged_then_refused_or_sound_and_never_a_panic() {
     let mut world = a_full_world();

@@ -1,4 +1,5 @@
-//! Tests of the core's rules, one by one. The simulator (tests/sim) has the long and the random ones.
+//! Tests of the core's rules, one by one. The simulator (tests/sim) has the long and the random
+//! ones.
 
 use fdbroker_core::limits::{self, PLACES_AT_ONCE};
 use fdbroker_core::*;

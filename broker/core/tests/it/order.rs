@@ -46,7 +46,8 @@ fn evict_when_nothing_but_the_last_one_of_cuda_can_go_then_it_goes() {
     assert_eq!(world.state(anchor), AllocationState::Evicted, "its own client is full");
 }
 
-/// A held and an evicted allocation of OWNER, which does not answer, in a world with room for so many fds beside the first and a recall.
+/// A held and an evicted allocation of OWNER, which does not answer, in a world with room for so
+/// many fds beside the first and a recall.
 fn silent_owner(room: u64) -> (World, AllocationId, AllocationId) {
     let node = Caps { fds: room + 2, open_leases: 1, ..Caps::NONE };
     let mut world = World::new(Config { node, ..node_fds(0) });

@@ -3,7 +3,8 @@
 use super::*;
 use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
 
-/// A world in which the owner has so many live allocations, one beside the other from address 0x1_0000 on.
+/// A world in which the owner has so many live allocations, one beside the other from address
+/// 0x1_0000 on.
 fn row_of(count: usize) -> (World, Vec<AllocationId>) {
     let mut world = World::new(Config { max_credits: 64, ..config() });
     let ids = (1..=count as u64).map(|base| world.register(deposit(base)).id).collect();

@@ -133,7 +133,8 @@ fn set_caps_when_a_served_domain_goes_behind_another_then_that_ones_requests_kee
     world.connect(stranger, 2000);
     world.register_by(stranger, Deposit { recallable: false, ..deposit(2) });
     world.grant(OWNER, id);
-    // In line for the node's leases are two of a domain, and one of another. This one also waits for a credit.
+    // In line for the node's leases are two of a domain, and one of another. This one also waits
+    // for a credit.
     let leases = [USER, OTHER, stranger].map(|client| world.acquire(client, &[Ok(id)], 500));
     let (credit, deadline) = (world.request(), Now(500 * MS));
     world.step(Input::Register {

@@ -1,4 +1,5 @@
-//! A configuration and a deposit that tests begin with. Must never have a number that a test depends on and does not set.
+//! A configuration and a deposit that tests begin with. Must never have a number that a test
+//! depends on and does not set.
 
 use fdbroker_core::{Caps, Config, Deposit, Lane, SubordinateUids};
 use fdbroker_protocol::{Facts, MAX_BATCH, MemoryKind, Share};

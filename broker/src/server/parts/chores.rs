@@ -1,5 +1,5 @@
-//! The loop's chores beside the turns of clients, at most one in a wake. Must never let a chore wait for ever, however
-//! many clients are ready.
+//! The loop's chores beside the turns of clients, at most one in a wake. Must never let a chore
+//! wait for ever, however many clients are ready.
 
 use crate::limits::{MOST_WAKES_WITHOUT_CHORE, WORK_PER_TURN, WORK_PER_WAKE};
 
@@ -85,8 +85,8 @@ impl Schedule {
         self.work < WORK_PER_WAKE
     }
 
-    /// Whether this wake has time for a chore, which takes as long as a turn: not after a long turn, and every other time
-    /// while clients wait for theirs.
+    /// Whether this wake has time for a chore, which takes as long as a turn: not after a long
+    /// turn, and every other time while clients wait for theirs.
     pub fn begin_chore(&mut self, is_nobody_ready: bool) -> bool {
         let has_time = self.is_work_left() && (is_nobody_ready || self.wakes_without_chore > 1);
         if has_time {

@@ -1,5 +1,5 @@
-//! Facts that the core hears once the list of effects at hand has been applied. Must never reach the core in the middle of
-//! a list.
+//! Facts that the core hears once the list of effects at hand has been applied. Must never reach
+//! the core in the middle of a list.
 
 use fdbroker_core::{ClientId, Core, Effects, Input, LeaseId, Now, RequestId};
 use std::ops::Range;
@@ -62,8 +62,8 @@ impl Feedback {
         self.sendable.is_empty() && self.unsent.is_empty() && self.gone.is_empty()
     }
 
-    /// Tells the core, and says what follows. A client whose grant was not sent is told to be full first, so that the grant is
-    /// not tried again at once.
+    /// Tells the core, and says what follows. A client whose grant was not sent is told to be full
+    /// first, so that the grant is not tried again at once.
     pub fn hand_back(&mut self, core: &mut Core, now: Now, mut applied: Effects) -> Effects {
         let mut list = std::mem::take(&mut self.spare);
         let next = &mut list;

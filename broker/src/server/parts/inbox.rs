@@ -1,5 +1,5 @@
-//! The message at hand: its bytes, and its fds until the fd table has them. Must never read a message with room for fewer fds than
-//! it may have: the kernel would close the others on the loop.
+//! The message at hand: its bytes, and its fds until the fd table has them. Must never read a
+//! message with room for fewer fds than it may have: the kernel would close the others on the loop.
 
 use fdbroker_protocol::limits::MAX_MESSAGE_BYTES;
 use fdbroker_scm::{Message, ReceivedFds, RecvError};
@@ -37,7 +37,8 @@ impl Inbox {
         &mut self.bytes
     }
 
-    /// The buffer of the message at hand, which is taken out for its turn. Nothing can be read until it is put back.
+    /// The buffer of the message at hand, which is taken out for its turn. Nothing can be read
+    /// until it is put back.
     pub fn take(&mut self) -> Box<[u8]> {
         std::mem::take(&mut self.bytes)
     }

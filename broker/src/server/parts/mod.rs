@@ -1,5 +1,5 @@
-//! The daemon while it runs: the parts that the loop works with. Each part keeps its own invariant. Must never do
-//! anything by itself.
+//! The daemon while it runs: the parts that the loop works with. Each part keeps its own invariant.
+//! Must never do anything by itself.
 
 pub mod chores;
 pub mod feedback;
@@ -79,7 +79,8 @@ pub(crate) struct Parts {
     pub kept: KeptObjects,
 }
 
-/// The daemon while it runs. The parts are closed in this order: the lock, which is with the node, last.
+/// The daemon while it runs. The parts are closed in this order: the lock, which is with the node,
+/// last.
 pub(crate) struct Server {
     pub(super) settings: Settings,
     pub(super) rereading: Rereading,

@@ -1,5 +1,6 @@
-//! When free memory goes back to the system: a moment after clients have ended, or most names of objects have gone. The allocator
-//! itself keeps it, because it lies between pieces in use. Must never do it at the end of each client.
+//! When free memory goes back to the system: a moment after clients have ended, or most names of
+//! objects have gone. The allocator itself keeps it, because it lies between pieces in use. Must
+//! never do it at the end of each client.
 
 use crate::clock;
 use crate::kernel;

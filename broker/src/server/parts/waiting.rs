@@ -1,6 +1,7 @@
-//! Clients whose messages with fds wait: until fds of their uid have been closed, until an fd has been looked at, or until
-//! a lane has dropped the message. Must never hold fds: the fd table has them. At most one message of a uid waits for a look,
-//! and lanes drop at most one message of a uid at a time.
+//! Clients whose messages with fds wait: until fds of their uid have been closed, until an fd has
+//! been looked at, or until a lane has dropped the message. Must never hold fds: the fd table has
+//! them. At most one message of a uid waits for a look, and lanes drop at most one message of a uid
+//! at a time.
 
 use crate::fds::closing::Reading;
 use fdbroker_core::{ClientId, Now};
@@ -15,7 +16,8 @@ pub(crate) enum Channel {
     Event,
 }
 
-/// A message that waits until one of its fds has been looked at. Its client is not read from meanwhile.
+/// A message that waits until one of its fds has been looked at. Its client is not read from
+/// meanwhile.
 pub(crate) struct Suspended {
     pub client: ClientId,
     /// Tells the client from a later one of the same number.
@@ -26,7 +28,8 @@ pub(crate) struct Suspended {
     pub bytes: Vec<u8>,
 }
 
-/// A message that was refused and is to be dropped: it lies in this socket of the client, which is not read from meanwhile.
+/// A message that was refused and is to be dropped: it lies in this socket of the client, which is
+/// not read from meanwhile.
 #[derive(Clone, Copy)]
 pub(crate) struct Refused {
     pub client: ClientId,
@@ -60,7 +63,8 @@ impl Waiting {
         self.until
     }
 
-    /// Gives back the clients of each uid that waits no longer: its fds may be read now, or are refused from now on.
+    /// Gives back the clients of each uid that waits no longer: its fds may be read now, or are
+    /// refused from now on.
     pub fn resume(&mut self, reading: impl Fn(u32) -> Reading) -> Vec<(u32, HashSet<ClientId>)> {
         self.until = None;
         let mut resumed = Vec::new();

@@ -1,5 +1,6 @@
-//! What an administrator does to the broker: evict, revoke, drain, and caps at run time. Must never act for anyone but root and the
-//! broker's own user, nor without a line in the log, nor upon more allocations in one message than a client could end in one.
+//! What an administrator does to the broker: evict, revoke, drain, and caps at run time. Must never
+//! act for anyone but root and the broker's own user, nor without a line in the log, nor upon more
+//! allocations in one message than a client could end in one.
 
 use crate::admin::chosen::Chosen;
 use crate::admin::rights::Sight;
@@ -27,8 +28,8 @@ pub(crate) fn is_act(kind: Kind) -> bool {
     matches!(kind, Kind::AdminEvict | Kind::AdminRevoke | Kind::AdminDrain | Kind::AdminWatch)
 }
 
-/// The administrator, as the log names it. An error: it may not act, because it is neither root nor the broker's own
-/// user.
+/// The administrator, as the log names it. An error: it may not act, because it is neither root nor
+/// the broker's own user.
 fn actor(socket: BorrowedFd<'_>) -> Result<String, String> {
     let us = nix::unistd::geteuid().as_raw();
     let peer = getsockopt(&socket, PeerCredentials).map_err(|error| error.to_string())?;
@@ -121,8 +122,8 @@ impl Server {
         Ok(())
     }
 
-    /// The allocations that this message is for, and where the next message goes on. The id of an allocation that is not there
-    /// is given back.
+    /// The allocations that this message is for, and where the next message goes on. The id of an
+    /// allocation that is not there is given back.
     fn choose(
         &self,
         chosen: &Chosen,

@@ -1,5 +1,6 @@
-//! Serves administrators, and users that look: reads their queries, caps, acts and watches, and has each answered within the rights of
-//! its connection. Must never hold up grants: one query per wake, a bounded number of slots looked at for it.
+//! Serves administrators, and users that look: reads their queries, caps, acts and watches, and has
+//! each answered within the rights of its connection. Must never hold up grants: one query per
+//! wake, a bounded number of slots looked at for it.
 
 use crate::admin::rights::Rights;
 use crate::admin::side::{Comer, Turn};
@@ -46,7 +47,8 @@ impl Server {
         }
     }
 
-    /// Accepts users that look. Whoever finds no place is told AGAIN: nobody waits in the queue for a place of others.
+    /// Accepts users that look. Whoever finds no place is told AGAIN: nobody waits in the queue for
+    /// a place of others.
     fn accept_viewers(&mut self) {
         for _ in 0..VIEWERS_PER_CHORE {
             if !self.fds.closing().may_turn_away() {
@@ -78,8 +80,8 @@ impl Server {
         }
     }
 
-    /// Takes in a user that looks, in the domain of the clients' listener `beside` which it has come. What it may see does not change
-    /// from then on.
+    /// Takes in a user that looks, in the domain of the clients' listener `beside` which it has
+    /// come. What it may see does not change from then on.
     fn admit_viewer(
         &mut self,
         beside: u32,
@@ -101,7 +103,8 @@ impl Server {
         }
         let mut groups = other_groups(namespace, socket.as_fd());
         groups.push(known_group(namespace, peer.gid()));
-        // Whoever serves further users by listeners of their own, such as pods, does not let these monitor the node.
+        // Whoever serves further users by listeners of their own, such as pods, does not let these
+        // monitor the node.
         let monitors = self.settings.monitor_gid.filter(|_| beside == 0);
         let rights = Rights::to_view(domain, &groups, monitors);
         let user = self.settings.core.subordinate_uids.user_of(uid).unwrap_or(uid);

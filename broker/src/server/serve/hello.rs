@@ -32,7 +32,8 @@ impl Server {
         Ok(())
     }
 
-    /// Tells the core by which key the client can be known after a crash. Without a key it cannot be.
+    /// Tells the core by which key the client can be known after a crash. Without a key it cannot
+    /// be.
     fn identify(&mut self, client: ClientId, random: u64) {
         let Connection { pid, start, .. } = self.connections[index(client)];
         if random != 0 {

@@ -1,6 +1,7 @@
-//! Requests about named objects: hands them to the core. Before the core seals a group of host memory, the
-//! loop looks whether that is sealed, and a lane opens it for readers. Must never add a seal, nor answer a seal before readers can be given
-//! the memory, nor seal a group that outlives this broker whose fd lies in no carrier.
+//! Requests about named objects: hands them to the core. Before the core seals a group of host
+//! memory, the loop looks whether that is sealed, and a lane opens it for readers. Must never add a
+//! seal, nor answer a seal before readers can be given the memory, nor seal a group that outlives
+//! this broker whose fd lies in no carrier.
 
 use crate::clients::connection::index;
 use crate::fds::classify::{self, Sealed};
@@ -51,7 +52,8 @@ impl Server {
         }
     }
 
-    /// Answers with a page of objects. `write` gets what it needs to know beside the request, or says why there is none.
+    /// Answers with a page of objects. `write` gets what it needs to know beside the request, or
+    /// says why there is none.
     fn answer_page(
         &mut self,
         client: ClientId,
@@ -68,7 +70,8 @@ impl Server {
         self.settle_queues();
     }
 
-    // --- seals --------------------------------------------------------------------------------------
+    // --- seals
+    // --------------------------------------------------------------------------------------
 
     /// Has the core seal a group, once its memory can be given to readers.
     fn seal(&mut self, client: ClientId, request: RequestId, group: GroupId) {
@@ -82,8 +85,9 @@ impl Server {
         self.seal_objects(client, request, group, checked);
     }
 
-    /// Whether the memory of a group in the making can be given to readers. Of device memory nobody can know: its maker's word
-    /// counts. The core says what is wrong with a group that the client does not make.
+    /// Whether the memory of a group in the making can be given to readers. Of device memory nobody
+    /// can know: its maker's word counts. The core says what is wrong with a group that the client
+    /// does not make.
     fn look_at_memory(&mut self, client: ClientId, group: GroupId) -> Result<Sealed, Status> {
         let Some(making) = self.core.making_of(client, group) else {
             return Ok(Sealed::ForReaders);
@@ -195,7 +199,8 @@ impl Server {
         }
     }
 
-    // --- answers ------------------------------------------------------------------------------------
+    // --- answers
+    // ------------------------------------------------------------------------------------
 
     /// Has the core seal a group; `checked`: what was found of its memory.
     pub(crate) fn seal_objects(

@@ -1,5 +1,5 @@
-//! Messages that wait or are refused: until fds have been looked at, because closes hang, or because they are broken. Must never leave
-//! an fd that came with a message without an owner.
+//! Messages that wait or are refused: until fds have been looked at, because closes hang, or
+//! because they are broken. Must never leave an fd that came with a message without an owner.
 
 use crate::clients::connection::{Connection, Phase, index};
 use crate::fds::closing::Reading;
@@ -19,8 +19,8 @@ impl Server {
         self.waiting.pause(uid, client, until);
     }
 
-    /// Gives paused clients their turns again, if fds of their uid have been closed, or have been waited for long
-    /// enough.
+    /// Gives paused clients their turns again, if fds of their uid have been closed, or have been
+    /// waited for long enough.
     pub(crate) fn resume_paused(&mut self) {
         for (uid, clients) in self.waiting.resume(|uid| self.fds.reading(uid)) {
             self.give_up(uid);
@@ -28,7 +28,8 @@ impl Server {
         }
     }
 
-    /// A message waits until one of its fds has been looked at; so do messages with fds of the same uid.
+    /// A message waits until one of its fds has been looked at; so do messages with fds of the same
+    /// uid.
     pub(super) fn suspend(&mut self, client: ClientId, channel: Channel, id: u64, bytes: &[u8]) {
         let Connection { serial, domain, .. } = self.connections[index(client)];
         let until = match self.fds.reading(domain.uid) {
@@ -40,7 +41,8 @@ impl Server {
         self.pause(client, until);
     }
 
-    /// The message of `uid` that waited, as the message at hand again; `None`: there was none, or its client has ended.
+    /// The message of `uid` that waited, as the message at hand again; `None`: there was none, or
+    /// its client has ended.
     pub(super) fn take_suspended(&mut self, uid: u32) -> Option<Suspended> {
         let suspended = self.waiting.take_suspended(uid)?;
         self.fds.resume(uid);
@@ -59,7 +61,8 @@ impl Server {
             Some(Suspended { channel: Channel::Main, client, id, .. }) => {
                 self.answer_hung(client, id, uid);
             }
-            // An answer to a recall gets none: the owner counts as silent when the time of the recall is over.
+            // An answer to a recall gets none: the owner counts as silent when the time of the
+            // recall is over.
             Some(_) => self.fds.refuse_rest(uid),
         }
     }
@@ -83,8 +86,8 @@ impl Server {
         self.settle_queues();
     }
 
-    /// Refuses the next message, which has fds, while closes of its uid hang. A lane drops it, and the client is not read
-    /// from until then.
+    /// Refuses the next message, which has fds, while closes of its uid hang. A lane drops it, and
+    /// the client is not read from until then.
     pub(super) fn refuse_next(&mut self, client: ClientId, channel: Channel) {
         let connection = &mut self.connections[index(client)];
         let Some(socket) = connection.socket_of(channel == Channel::Main) else { return };
@@ -104,7 +107,8 @@ impl Server {
         if self.waiting.refuse(uid, message) {
             self.drop_refused(uid, message);
         }
-        // An answer to a recall gets none: the owner counts as silent when the time of the recall is over.
+        // An answer to a recall gets none: the owner counts as silent when the time of the recall
+        // is over.
         if channel == Channel::Main {
             self.answer_hung(client, id, uid);
         }
@@ -140,7 +144,8 @@ impl Server {
         }
     }
 
-    /// Some fds of the message are lost because the broker's table is full. The client is not to blame.
+    /// Some fds of the message are lost because the broker's table is full. The client is not to
+    /// blame.
     pub(super) fn answer_truncated(&mut self, client: ClientId, id: u64) {
         log::error!("the fd table is full: fds of client {} were lost", client.0);
         self.fds.refuse_rest(NOBODY);

@@ -1,5 +1,6 @@
-//! SIGHUP: the daemon goes on with the caps and the log level that the configuration now has. Must never change anything
-//! when the file has an error, nor read the file on the loop: it may lie on a disk that takes its time.
+//! SIGHUP: the daemon goes on with the caps and the log level that the configuration now has. Must
+//! never change anything when the file has an error, nor read the file on the loop: it may lie on a
+//! disk that takes its time.
 
 use crate::server::parts::Server;
 use crate::settings::reload::{Reloaded, caps_of};

@@ -25,7 +25,8 @@ enum Outcome {
     Served,
     /// There is nothing to read, or nobody to read from.
     Nothing,
-    /// The message has fds, and earlier fds of its uid are still being closed, or it is to be dropped.
+    /// The message has fds, and earlier fds of its uid are still being closed, or it is to be
+    /// dropped.
     Paused,
 }
 
@@ -94,8 +95,8 @@ impl Server {
         true
     }
 
-    /// Most clients wait for their answer before they send again. Asking costs a third of a read that finds nothing; what
-    /// comes later comes with an event.
+    /// Most clients wait for their answer before they send again. Asking costs a third of a read
+    /// that finds nothing; what comes later comes with an event.
     fn note_if_all_is_read(&mut self, client: ClientId, channel: Channel) {
         let connection = &mut self.connections[index(client)];
         if channel == Channel::Main
@@ -117,7 +118,8 @@ impl Server {
             *is_ready = false;
             return Outcome::Nothing;
         };
-        // Only messages with fds wait, or are refused: another client of the uid may be served all the same.
+        // Only messages with fds wait, or are refused: another client of the uid may be served all
+        // the same.
         let user = connection.shares_as;
         let mut has_fds =
             || self.calls.time(user, 0, || fdbroker_scm::is_control_next(socket.as_fd()));
@@ -315,7 +317,8 @@ impl Server {
         }
     }
 
-    /// How many fds the client may send in a message on this channel, if the message at hand has more.
+    /// How many fds the client may send in a message on this channel, if the message at hand has
+    /// more.
     fn exceeded_credits(&self, client: ClientId, channel: Channel) -> Option<usize> {
         if channel == Channel::Event || self.fds.arrived_count() == 0 {
             return None;
@@ -324,7 +327,8 @@ impl Server {
         (self.fds.arrived_count() > credits).then_some(credits)
     }
 
-    /// Whether the client can be sent fds ahead: it has a socket for them, and has read what was sent before.
+    /// Whether the client can be sent fds ahead: it has a socket for them, and has read what was
+    /// sent before.
     pub(crate) fn may_fetch(&self, client: ClientId) -> bool {
         let connection = &self.connections[index(client)];
         connection.blocked.is_none() && connection.ahead.as_ref().is_some_and(is_read)
@@ -338,7 +342,8 @@ impl Server {
             return true;
         }
         if connection.socket().is_some_and(|socket| !is_readable(socket)) {
-            // It has sent nothing since: most likely it is about to read its last answer, and then sends more.
+            // It has sent nothing since: most likely it is about to read its last answer, and then
+            // sends more.
             connection.is_main_ready = false;
             return false;
         }

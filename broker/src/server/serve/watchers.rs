@@ -1,4 +1,5 @@
-//! What goes out to administrators and users that look: answers, events, the end. Must cost a grant nothing while nobody watches.
+//! What goes out to administrators and users that look: answers, events, the end. Must cost a grant
+//! nothing while nobody watches.
 
 use crate::admin::chosen::Chosen;
 use crate::admin::side::{Comer, Sent};
@@ -11,8 +12,8 @@ use fdbroker_protocol::Kind;
 use std::os::fd::OwnedFd;
 
 impl Server {
-    /// The administrator's connection `index` is told what happens from now on, after the events since `since_us`, if that is said;
-    /// `false`: as many are as may be.
+    /// The administrator's connection `index` is told what happens from now on, after the events
+    /// since `since_us`, if that is said; `false`: as many are as may be.
     pub(super) fn start_watch(
         &mut self,
         index: usize,
@@ -50,7 +51,8 @@ impl Server {
         self.send_admin(index)
     }
 
-    /// Ends a connection. In an administrator's no fds can lie: the kernel refuses them, or drops them where they are not received.
+    /// Ends a connection. In an administrator's no fds can lie: the kernel refuses them, or drops
+    /// them where they are not received.
     pub(crate) fn end_admin(&mut self, index: usize) {
         if let Some((socket, comer)) = self.admin.end(index) {
             self.retire_viewer(socket, comer);

@@ -63,8 +63,8 @@ impl Server {
                 self.send_written(*client);
             }
             Effect::StoreArrived { index, slot } => {
-                // The kind of a deposit is what its producer said and the daemon has checked; a supply is without one,
-                // and of what was registered.
+                // The kind of a deposit is what its producer said and the daemon has checked; a
+                // supply is without one, and of what was registered.
                 let deposit = self.scratch.deposits.get(usize::from(*index));
                 let facts = deposit.map(|deposit| deposit.facts).or(self.core.facts(*slot));
                 let kind = facts.map_or(MemoryKind::Memfd, |facts| facts.kind);

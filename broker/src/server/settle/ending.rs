@@ -1,5 +1,5 @@
-//! Ends connections: takes their sockets away, and has them closed later. Must never close one on the loop in which a client's
-//! fds may lie unread: their close may block for ever.
+//! Ends connections: takes their sockets away, and has them closed later. Must never close one on
+//! the loop in which a client's fds may lie unread: their close may block for ever.
 
 use crate::clients::connection::{Phase, client_id, index};
 use crate::fds::jobs::Report;
@@ -85,8 +85,8 @@ impl Server {
         self.fds.retire(Retiring { socket, uid, user, report, is_at_end });
     }
 
-    /// Has a lane take out what the peer has sent: a socket that lingers may have the peer's own end in it, and
-    /// then nobody else could ever close that. `false`: there is no place for it.
+    /// Has a lane take out what the peer has sent: a socket that lingers may have the peer's own
+    /// end in it, and then nobody else could ever close that. `false`: there is no place for it.
     fn empty(&mut self, socket: &OwnedFd, uid: u32, user: DomainKey) -> bool {
         if !self.calls.debts.has_owed(user) {
             let _ = self.calls.time(user, 0, || shutdown(socket.as_raw_fd(), Shutdown::Both));
@@ -168,8 +168,8 @@ impl Server {
     }
 }
 
-/// Watches the socket of an ended connection that is kept until what lies in it has been read. The peer reads it, then the
-/// end.
+/// Watches the socket of an ended connection that is kept until what lies in it has been read. The
+/// peer reads it, then the end.
 fn watch_end(poll: &Poll, client: ClientId, socket: BorrowedFd<'_>) {
     if let Err(error) = watch(poll, socket, Source::Main(index(client)), true) {
         // The sweep looks at it again whenever room in flight is short.

@@ -1,6 +1,6 @@
-//! Sends answers, and bounds what clients leave unread: messages with fds per client, fds in flight to all, replies that a full
-//! socket did not take. A client that does not read is served no further: that is a state to wait out. Must never queue without a
-//! bound.
+//! Sends answers, and bounds what clients leave unread: messages with fds per client, fds in flight
+//! to all, replies that a full socket did not take. A client that does not read is served no
+//! further: that is a state to wait out. Must never queue without a bound.
 
 use crate::clients::connection::{Blocked, HelloReply, index};
 use crate::limits::PENDING_REPLIES_BESIDE_PARKED;
@@ -14,8 +14,8 @@ use fdbroker_scm::SendError;
 use std::os::fd::AsFd;
 
 impl Server {
-    /// Sends the message in the writer, which has no fds, to the client's main socket. If that is full, or messages are kept for
-    /// it, it is kept behind them: replies stay in order.
+    /// Sends the message in the writer, which has no fds, to the client's main socket. If that is
+    /// full, or messages are kept for it, it is kept behind them: replies stay in order.
     pub(crate) fn send_written(&mut self, client: ClientId) {
         let connection = &mut self.connections[index(client)];
         let Some(socket) = connection.socket.as_ref() else { return };

@@ -1,4 +1,5 @@
-//! Sends fds: of grants, of objects, and ahead. Must never send more of them than the client, and the node, have room for.
+//! Sends fds: of grants, of objects, and ahead. Must never send more of them than the client, and
+//! the node, have room for.
 
 use crate::clients::connection::{Blocked, index};
 use crate::fds::table::FdTable;
@@ -10,8 +11,8 @@ use fdbroker_scm::SendError;
 use std::os::fd::{AsFd, BorrowedFd};
 
 impl Server {
-    /// Sends a grant with its fds, and says how many. `Err`: not now; the client is blocked until it has read, or
-    /// others have.
+    /// Sends a grant with its fds, and says how many. `Err`: not now; the client is blocked until
+    /// it has read, or others have.
     pub(super) fn send_granted(
         &mut self,
         client: ClientId,
@@ -66,7 +67,8 @@ impl Server {
         self.send_with_fds(client, grants, fds)
     }
 
-    /// Sends the message in the writer with the fds of the slots that it names. `Err`: not now; the client is blocked.
+    /// Sends the message in the writer with the fds of the slots that it names. `Err`: not now; the
+    /// client is blocked.
     fn send_with_fds(
         &mut self,
         client: ClientId,
@@ -101,8 +103,8 @@ impl Server {
         Err(())
     }
 
-    /// Answers a get with its fds. If that cannot be now, its leases are given back, and it is to be asked again: for so
-    /// many groups at a time as the answer says.
+    /// Answers a get with its fds. If that cannot be now, its leases are given back, and it is to
+    /// be asked again: for so many groups at a time as the answer says.
     pub(super) fn send_got(
         &mut self,
         client: ClientId,

@@ -1,4 +1,5 @@
-//! Tells the journal, the log and those that watch what has happened. Must cost a grant nothing while nobody watches its domain.
+//! Tells the journal, the log and those that watch what has happened. Must cost a grant nothing
+//! while nobody watches its domain.
 
 use crate::admin::watch::{event, lost_event, unix_us};
 use crate::clients::connection::index;
@@ -9,8 +10,8 @@ use fdbroker_protocol::limits::NAME_BYTES;
 use fdbroker_protocol::{LogTopic, Status};
 
 impl Server {
-    /// Hands what the core has noted to the journal and the watchers. Before the effects of the step are applied: a client that ends has
-    /// its name still.
+    /// Hands what the core has noted to the journal and the watchers. Before the effects of the
+    /// step are applied: a client that ends has its name still.
     pub(crate) fn take_notes(&mut self) {
         if !self.core.has_notes() {
             return;

@@ -1,5 +1,5 @@
-//! New connections: which users may have one, and how long it may wait with its hello. Must never spin when there is no
-//! room, nor let one user take all of it.
+//! New connections: which users may have one, and how long it may wait with its hello. Must never
+//! spin when there is no room, nor let one user take all of it.
 
 use crate::clients::connection::client_id;
 use crate::clients::lobby::Caller;
@@ -71,7 +71,8 @@ impl Server {
         self.turn_away(socket, domain, 0, status);
     }
 
-    /// The facts about the process of connection `number` are there: the core hears of it, and what it has said is read.
+    /// The facts about the process of connection `number` are there: the core hears of it, and what
+    /// it has said is read.
     pub(super) fn take_in(&mut self, number: usize, serial: u64, process: Process) {
         let client = client_id(number);
         if self.connections.find(client, serial).is_none_or(|it| it.is_known) {

@@ -1,5 +1,5 @@
-//! What is left of connections, and the end of the daemon. Must never close a socket on the loop in which a client's fds
-//! may lie unread: their close may block for ever.
+//! What is left of connections, and the end of the daemon. Must never close a socket on the loop in
+//! which a client's fds may lie unread: their close may block for ever.
 
 use crate::clients::connection::{Connection, Phase, client_id};
 use crate::fds::jobs::Report;
@@ -84,7 +84,8 @@ impl Server {
             }
             match self.calls.time(user, 0, || self.inbox.recv(socket.as_fd())) {
                 Ok(_) | Err(RecvError::EmptyMessage) if self.inbox.fds().is_empty() => {}
-                // A lane that empties the same socket has taken the message that was peeked at. This is the message behind it.
+                // A lane that empties the same socket has taken the message that was peeked at.
+                // This is the message behind it.
                 Ok(_) | Err(RecvError::EmptyMessage) => {
                     self.fds.begin_message(self.inbox.fds(), uid);
                     self.fds.refuse_rest(uid);
@@ -131,5 +132,6 @@ fn shut_down(socket: &OwnedFd) {
     let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
 }
 
-/// Messages read from a socket that is to be closed, in search of its end. A lane closes a socket with more in it.
+/// Messages read from a socket that is to be closed, in search of its end. A lane closes a socket
+/// with more in it.
 const MESSAGES_TO_END: usize = 16;

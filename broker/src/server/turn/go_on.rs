@@ -1,6 +1,6 @@
-//! Going on with what another broker has handed over: its connections and fds are put where they belong. Must never
-//! believe the state, nor close a client's fd on the calling thread; until the loop turns, it must change nothing that
-//! the other broker could still need.
+//! Going on with what another broker has handed over: its connections and fds are put where they
+//! belong. Must never believe the state, nor close a client's fd on the calling thread; until the
+//! loop turns, it must change nothing that the other broker could still need.
 
 use crate::clients::connection::{Blocked, Connection, HelloReply, Phase, Unread, client_id};
 use crate::clients::connections::Connections;
@@ -30,7 +30,8 @@ use std::collections::HashSet;
 use std::io;
 use std::os::fd::AsFd;
 
-/// Numbers of connections are indices of a slab: a larger one in a damaged state would have it allocate much.
+/// Numbers of connections are indices of a slab: a larger one in a damaged state would have it
+/// allocate much.
 const MOST_NUMBERS: usize = 1 << 20;
 
 /// Serial numbers of connections so far: at 10,000 a second, 29 million years.
@@ -54,8 +55,8 @@ impl FdTable {
 }
 
 impl Server {
-    /// Shows this broker as alive, and makes the paths of handed-over sockets its own, to be removed at its end. How many
-    /// clients it has.
+    /// Shows this broker as alive, and makes the paths of handed-over sockets its own, to be
+    /// removed at its end. How many clients it has.
     ///
     /// # Errors
     /// As for [`GenerationPage::show_alive`].
@@ -134,8 +135,8 @@ impl Server {
     }
 
     /// Brings the store of kept allocations and the core together. After a crash the core has those
-    /// of `found` that were live, and their fds are the store's; after a planned restart all fds are
-    /// here already, and the store's duplicates go, as does `left`.
+    /// of `found` that were live, and their fds are the store's; after a planned restart all fds
+    /// are here already, and the store's duplicates go, as does `left`.
     pub(crate) fn settle_kept(
         &mut self,
         found: Vec<Found>,

@@ -1,5 +1,5 @@
-//! This broker hands over to its successor: to the service manager's store, or to a broker that asks. Must never let two
-//! brokers serve at once.
+//! This broker hands over to its successor: to the service manager's store, or to a broker that
+//! asks. Must never let two brokers serve at once.
 
 use crate::handover::HandoverError;
 use crate::handover::ledger::FORMAT;
@@ -48,8 +48,8 @@ impl Server {
 }
 
 impl Server {
-    /// Hands over to the administrator's connection `index`, which speaks `format`; either it serves
-    /// and this broker is to end, or everything goes on.
+    /// Hands over to the administrator's connection `index`, which speaks `format`; either it
+    /// serves and this broker is to end, or everything goes on.
     pub(super) fn hand_over(&mut self, index: usize, format: u64) {
         let Some(socket) = self.admin.socket(index).and_then(|it| it.try_clone_to_owned().ok())
         else {
@@ -103,7 +103,8 @@ impl Server {
     }
 }
 
-/// Whether a successor may take over that reads this format; `has_store`: the service manager starts the next broker.
+/// Whether a successor may take over that reads this format; `has_store`: the service manager
+/// starts the next broker.
 fn check_successor(socket: &OwnedFd, format: u64, has_store: bool) -> Result<(), Status> {
     let us = nix::unistd::geteuid().as_raw();
     let them = getsockopt(socket, PeerCredentials).map(|peer| peer.uid());

@@ -50,7 +50,8 @@ impl Server {
         if is_join { self.join(caller) } else { self.begin_client(caller) }
     }
 
-    /// The caller is a client to be, whatever it says: the core hears of it when the facts about its process are there.
+    /// The caller is a client to be, whatever it says: the core hears of it when the facts about
+    /// its process are there.
     fn begin_client(&mut self, Caller { socket, domain, pid, .. }: Caller) {
         if let Err(status) = self.check_caps(domain) {
             return self.refuse_at_door(socket, domain, pid, status);

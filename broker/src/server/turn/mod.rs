@@ -1,4 +1,5 @@
-//! Wakes and turns: who is next, who comes, who goes, and what is left to a successor. Must never answer a request itself.
+//! Wakes and turns: who is next, who comes, who goes, and what is left to a successor. Must never
+//! answer a request itself.
 
 pub mod accept;
 pub mod debts;

@@ -1,6 +1,6 @@
-//! This broker's state and fds, for its successor. What clients have sent and this broker has not read
-//! stays in their sockets, for the successor to read; replies that a full socket did not take go along.
-//! Must never change anything that could not go on here if the successor fails.
+//! This broker's state and fds, for its successor. What clients have sent and this broker has not
+//! read stays in their sockets, for the successor to read; replies that a full socket did not take
+//! go along. Must never change anything that could not go on here if the successor fails.
 
 use crate::clients::connection::{client_id, index};
 use crate::fds::jobs::Report;
@@ -26,8 +26,8 @@ enum Packed {
 }
 
 impl Server {
-    /// Packs everything up. Parked requests are answered AGAIN: their clients ask again, this broker or its
-    /// successor.
+    /// Packs everything up. Parked requests are answered AGAIN: their clients ask again, this
+    /// broker or its successor.
     pub(crate) fn pack(&mut self, way: Way) -> Result<Parcel, HandoverError> {
         // Only the soft limit bounds what may be in flight.
         let limit = getrlimit(Rlimit::RLIMIT_NOFILE).ok();
@@ -55,8 +55,8 @@ impl Server {
         Err(HandoverError::InFlight { left: self.connections.len() })
     }
 
-    /// Ends a connection one of whose sockets cannot be sent, and what lingers of it: else it would be
-    /// in the way of every further try.
+    /// Ends a connection one of whose sockets cannot be sent, and what lingers of it: else it would
+    /// be in the way of every further try.
     pub(crate) fn leave_behind(&mut self, client: ClientId) {
         let text = "its connection is lost: the kernel does not send its socket";
         self.log_bad_client(client, &text);
@@ -153,7 +153,8 @@ impl Server {
         for (index, it) in &self.connections {
             let client = client_id(index);
             match &it.socket {
-                // A successor hears nothing of the facts that were asked for: it reads the hello itself.
+                // A successor hears nothing of the facts that were asked for: it reads the hello
+                // itself.
                 Some(socket) if !it.is_known => {
                     let (caller, whose) = ((it.domain, it.pid, it.expires), Whose::Client(client));
                     callers.push(save_caller(packing, socket, caller, whose)?);

@@ -61,7 +61,8 @@ impl Server {
         self.tell_of(&Note::of_node(EventKind::Started));
     }
 
-    /// Says what kept objects end with this broker, if any do: its log is the only place where that can be read afterwards.
+    /// Says what kept objects end with this broker, if any do: its log is the only place where that
+    /// can be read afterwards.
     fn log_lost_objects(&self) {
         let now = |resource| self.core.totals().usage(resource).0;
         let groups = now(Resource::KeptFds);
@@ -103,8 +104,8 @@ impl Server {
         Ok(())
     }
 
-    /// One wake's work: a long turn of a client, or a chore, or a few short turns and a chore. A client waits for
-    /// no more than these.
+    /// One wake's work: a long turn of a client, or a chore, or a few short turns and a chore. A
+    /// client waits for no more than these.
     fn wake(&mut self) {
         self.fds.set_now(self.now);
         self.take_back_users();
@@ -154,7 +155,8 @@ impl Server {
             }
             Chore::Sockets => self.fds.is_retiring(),
             Chore::Kept => self.kept.is_waiting(self.now),
-            // The number of an ended client goes to no new one before its sockets are closed: their events name it.
+            // The number of an ended client goes to no new one before its sockets are closed: their
+            // events name it.
             Chore::Accept => {
                 (self.door.is_due(self.now) || self.connections.lobby().is_ready())
                     && !self.fds.is_retiring()
@@ -238,8 +240,8 @@ impl Server {
         self.resume_paused();
     }
 
-    /// Turns of ready clients, as many as this wake has time for: one that has little to say leaves the rest to the
-    /// next.
+    /// Turns of ready clients, as many as this wake has time for: one that has little to say leaves
+    /// the rest to the next.
     fn serve_ready(&mut self) {
         while self.schedule.is_work_left() {
             let Some(client) = self.connections.next_turn() else { return };
@@ -286,14 +288,15 @@ impl Server {
             connection.is_main_closed |= event.is_read_closed() || event.is_error();
         }
         match connection.blocked {
-            // Its requests are not read, so its end would not be seen. Its turn ends it: many may close at once.
+            // Its requests are not read, so its end would not be seen. Its turn ends it: many may
+            // close at once.
             Some(_) if event.is_write_closed() => {
                 connection.has_died = true;
                 self.connections.enqueue(client_id(index));
             }
             Some(Blocked::Unread) if event.is_writable() => self.retry(client_id(index)),
-            // Only the sweep can tell when others have read. The socket may be writable all the time, so a try at each event
-            // would spin.
+            // Only the sweep can tell when others have read. The socket may be writable all the
+            // time, so a try at each event would spin.
             Some(Blocked::InFlight) => {}
             _ => self.connections.enqueue(client_id(index)),
         }

@@ -1,5 +1,5 @@
-//! Clients that wait go on: those that did not read, those that others had no room for, those with events to come. Must never
-//! try more of them at once than its bounds say.
+//! Clients that wait go on: those that did not read, those that others had no room for, those with
+//! events to come. Must never try more of them at once than its bounds say.
 
 use crate::clients::connection::{Blocked, index};
 use crate::limits::{EVENT_TURNS_PER_CHORE, EVENTS_PER_TURN, GRANT_IN_TURN, RESUMED_PER_SWEEP};
@@ -94,8 +94,8 @@ impl Server {
         self.connections[index(client)].blocked == Some(Blocked::InFlight)
     }
 
-    /// Tells the core how many fds a grant may have, when that has changed: a whole message of them takes long when others wait
-    /// for their turns.
+    /// Tells the core how many fds a grant may have, when that has changed: a whole message of them
+    /// takes long when others wait for their turns.
     pub(super) fn tell_most_granted(&mut self) {
         let in_turn =
             if self.connections.turns().has_several() { GRANT_IN_TURN } else { MAX_BATCH };

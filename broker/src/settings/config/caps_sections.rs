@@ -1,5 +1,5 @@
-//! `[caps.SCOPE]` of the configuration file: the keys are the resources that the table allows in the scope. Must
-//! never take an unknown key: a misspelt cap would silently be no cap.
+//! `[caps.SCOPE]` of the configuration file: the keys are the resources that the table allows in
+//! the scope. Must never take an unknown key: a misspelt cap would silently be no cap.
 
 use super::CapsSections;
 use fdbroker_protocol::{Resource, Scope, parse_cap};

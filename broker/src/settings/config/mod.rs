@@ -175,7 +175,8 @@ impl ConfigFile {
         let written: WrittenModes = toml::from_str(text)?;
         for mode in written.listener.into_iter().filter_map(|listener| listener.mode) {
             let literal = text.get(mode.span()).unwrap_or_default();
-            // chmod(1) takes octal digits without a mark, TOML takes them for a decimal number: 600 is 0o1130.
+            // chmod(1) takes octal digits without a mark, TOML takes them for a decimal number: 600
+            // is 0o1130.
             if !literal.starts_with("0o") || mode.into_inner() > MOST_MODE {
                 return Err(toml::de::Error::custom(format!(
                     "mode = {literal} is no mode of a socket: it is written in octal, from 0o0 to 0o777, such as 0o660"

@@ -1,5 +1,6 @@
-//! Shared by the daemon's tests: a broker in a directory of its own, and a client that speaks the bare protocol.
-//! Must never use the client library: these tests send messages that it would not send.
+//! Shared by the daemon's tests: a broker in a directory of its own, and a client that speaks the
+//! bare protocol. Must never use the client library: these tests send messages that it would not
+//! send.
 
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::handle::HandlePrefix;

@@ -1,4 +1,5 @@
-//! Fds that are fetched ahead: sent into a socket of their own, where they are the client's until it gives them back.
+//! Fds that are fetched ahead: sent into a socket of their own, where they are the client's until
+//! it gives them back.
 
 use super::*;
 use crate::clients::ahead::Ahead;
@@ -67,7 +68,8 @@ fn leases(server: &Server) -> u64 {
     server.core.totals().node.now(Resource::OpenLeases)
 }
 
-/// A bench, a client with its event socket, its socket for fds ahead, and the handles of another client.
+/// A bench, a client with its event socket, its socket for fds ahead, and the handles of another
+/// client.
 struct Fetching {
     bench: Bench,
     client: Peer,

@@ -1,5 +1,5 @@
-//! A state that another broker goes on with: what is done with one that its checksum vouches for and
-//! that is wrong all the same.
+//! A state that another broker goes on with: what is done with one that its checksum vouches for
+//! and that is wrong all the same.
 
 use super::*;
 use crate::clients::connection::{Phase, client_id};

@@ -1,5 +1,6 @@
-//! Kept objects over the end of a broker that gives nothing to its successor, as a killed one does: what the service manager has
-//! of them, here a real socket and real fds, is all that the next broker knows.
+//! Kept objects over the end of a broker that gives nothing to its successor, as a killed one does:
+//! what the service manager has of them, here a real socket and real fds, is all that the next
+//! broker knows.
 
 use super::*;
 use crate::handover::packing::Way;
@@ -358,7 +359,8 @@ fn names_when_there_are_10_000_in_100_groups_then_all_are_there_after_a_kill() {
     assert_eq!(kept.names(), before);
 }
 
-/// Each state in which a seal, a replacement and a delete can be cut: the log as it was before each commit.
+/// Each state in which a seal, a replacement and a delete can be cut: the log as it was before each
+/// commit.
 #[test]
 fn kept_when_killed_between_fd_record_and_answer_then_the_state_of_before_and_no_fd_is_left() {
     let mut kept = Kept::new();

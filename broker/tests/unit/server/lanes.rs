@@ -27,7 +27,8 @@ fn connection_when_its_own_end_lies_in_it_then_nothing_of_it_is_left() {
     peer.send(&acquire(1, &handle, 0), &[]);
     bench.rest();
 
-    // The grant is unread, so the socket is kept for its peer: which lies in it, behind a broken message.
+    // The grant is unread, so the socket is kept for its peer: which lies in it, behind a broken
+    // message.
     peer.send(&[0], &[]);
     peer.send(&release(2), &[peer.0.as_fd()]);
     drop((peer, event));
@@ -112,7 +113,8 @@ fn refused_fds_when_their_close_hangs_then_no_more_pile_up_and_all_else_is_serve
     bench.register(&other);
 }
 
-/// A TCP socket with so much unsent that its last close waits until the other end, which is returned too, is gone.
+/// A TCP socket with so much unsent that its last close waits until the other end, which is
+/// returned too, is gone.
 fn lingering() -> (OwnedFd, std::net::TcpStream) {
     use nix::sys::socket::{setsockopt, sockopt::Linger};
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

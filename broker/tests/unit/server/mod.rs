@@ -102,7 +102,8 @@ impl Bench {
             set: set.iter().map(|one| (*one).to_owned()).collect(),
             ..Args::default()
         };
-        // Not this process's own: its limit is the machine's, and its open fds are those of all tests at work.
+        // Not this process's own: its limit is the machine's, and its open fds are those of all
+        // tests at work.
         let host = Host { hard_fds: 20_000, open_fds: 16, ..Host::of_this_process() };
         let mut settings = Settings::load(&args, &Environment::default(), &host).unwrap();
         settings.kernel = kernel;

@@ -1,4 +1,5 @@
-//! Event pools, and events with a counter. Must never leave a handle alive whose pool or event has ended.
+//! Event pools, and events with a counter. Must never leave a handle alive whose pool or event has
+//! ended.
 
 use super::{beside, guard};
 use crate::below::{self, MISSING};
@@ -64,7 +65,8 @@ pub unsafe extern "C" fn event_destroy(event: ze_event_handle_t) -> ze_result_t 
     unsafe { below(event) }
 }
 
-/// The functions of a counter's handle, under the specification's names and under Intel's older ones.
+/// The functions of a counter's handle, under the specification's names and under Intel's older
+/// ones.
 macro_rules! counters {
     ($($get:ident, $open:ident, $close:ident = $below_get:ident, $below_open:ident, $below_close:ident;)*) => {$(
         /// # Safety

@@ -1,4 +1,5 @@
-//! The driver's functions that programs ask for by name. Must never give a function for another driver's of the same name.
+//! The driver's functions that programs ask for by name. Must never give a function for another
+//! driver's of the same name.
 
 use super::{beside, events, guard, memory};
 use crate::below::{self, MISSING};

@@ -1,4 +1,5 @@
-//! Memory: its allocation, its handles and fds, its end. Must never have the driver free what is exported.
+//! Memory: its allocation, its handles and fds, its end. Must never have the driver free what is
+//! exported.
 
 use super::{beside, guard};
 use crate::below::{self, MISSING};
@@ -18,7 +19,8 @@ pub unsafe extern "C" fn get(
     guard(|| unsafe { produce::get(context, pointer, handle, || below(context, pointer, handle)) })
 }
 
-/// Handles of physical memory and of ranges of addresses stay the driver's own, like those for other machines.
+/// Handles of physical memory and of ranges of addresses stay the driver's own, like those for
+/// other machines.
 ///
 /// # Safety
 /// As zeMemGetIpcHandleWithProperties.
@@ -44,7 +46,8 @@ pub unsafe extern "C" fn get_with_properties(
 /// # Safety
 /// Null, or a chain.
 unsafe fn asks_for_more(chain: *const c_void) -> bool {
-    // SAFETY: the caller's promise. Every structure begins with its type; the rest is looked at when it is of this type.
+    // SAFETY: the caller's promise. Every structure begins with its type; the rest is looked at
+    // when it is of this type.
     let Some(first) = (unsafe { chain.cast::<ze_base_desc_t>().as_ref() }) else { return false };
     first.stype != ze_ipc_mem_handle_type_ext_desc_t::STYPE || !first.pNext.is_null() || {
         // SAFETY: of this type.

@@ -1,5 +1,5 @@
-//! The functions that stand in the loader's tables, and that the preloaded library exports. Thin: they stop panics and
-//! leave the work to others. Must never let a panic reach the program.
+//! The functions that stand in the loader's tables, and that the preloaded library exports. Thin:
+//! they stop panics and leave the work to others. Must never let a panic reach the program.
 
 mod events;
 mod extension;

@@ -1,4 +1,5 @@
-//! Virtual and physical memory, and contexts. Must never leave a handle alive whose memory has ended.
+//! Virtual and physical memory, and contexts. Must never leave a handle alive whose memory has
+//! ended.
 
 use super::{beside, guard};
 use crate::below::{self, MISSING};
@@ -8,7 +9,8 @@ use level_zero_sys::*;
 use std::ffi::c_void;
 use std::ops::Range;
 
-/// Remembers which physical memory is mapped where: what is exported there ends with the mapping and with the memory.
+/// Remembers which physical memory is mapped where: what is exported there ends with the mapping
+/// and with the memory.
 ///
 /// # Safety
 /// The caller keeps what zeVirtualMemMap asks of its arguments.

@@ -1,5 +1,6 @@
-//! What an administrator may do to a running broker: evict, revoke, drain. Layouts only; must never name more
-//! allocations in one message than the broker ends in one ([`ENDS_PER_MESSAGE`](crate::limits::ENDS_PER_MESSAGE)).
+//! What an administrator may do to a running broker: evict, revoke, drain. Layouts only; must never
+//! name more allocations in one message than the broker ends in one
+//! ([`ENDS_PER_MESSAGE`](crate::limits::ENDS_PER_MESSAGE)).
 
 use super::records::AllocationRecord;
 use crate::table::wire_enum;
@@ -18,16 +19,17 @@ pub mod act_flags {
     pub const SINCE: u32 = 4;
 }
 
-/// Body of [`Kind::AdminEvict`](crate::Kind::AdminEvict), [`Kind::AdminRevoke`](crate::Kind::AdminRevoke),
-/// [`Kind::AdminDrain`](crate::Kind::AdminDrain) and [`Kind::AdminWatch`](crate::Kind::AdminWatch), 24 bytes. A drain has
-/// neither cursor nor filter.
+/// Body of [`Kind::AdminEvict`](crate::Kind::AdminEvict),
+/// [`Kind::AdminRevoke`](crate::Kind::AdminRevoke), [`Kind::AdminDrain`](crate::Kind::AdminDrain)
+/// and [`Kind::AdminWatch`](crate::Kind::AdminWatch), 24 bytes. A drain has neither cursor nor
+/// filter.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
 #[repr(C)]
 pub struct Act {
-    /// Slot to begin at: 0, then each answer's `next_cursor`. Of a watch with [`act_flags::SINCE`]: for how many milliseconds before now
-    /// events are told, `u32::MAX` = all there are; else 0.
+    /// Slot to begin at: 0, then each answer's `next_cursor`. Of a watch with [`act_flags::SINCE`]:
+    /// for how many milliseconds before now events are told, `u32::MAX` = all there are; else 0.
     pub cursor: U32,
     /// A [`Filter`](super::Filter).
     pub filter: U32,
@@ -56,7 +58,8 @@ wire_enum! {
         Waited = 6, "waited for";
         /// Evict: the owner does not answer, so the fd would be lost.
         OwnerSilent = 7, "owner silent";
-        /// Evict: it is from before a crash of the broker and not named again yet. The broker has no fd of it.
+        /// Evict: it is from before a crash of the broker and not named again yet. The broker has
+        /// no fd of it.
         Reserved = 8, "reserved";
         /// It has ended already; leases of it are still out.
         Ended = 9, "ended already";

@@ -1,5 +1,5 @@
-//! What a broker tells an administrator who watches: one record for each thing that happened. Layouts only: must
-//! never hold IO or state.
+//! What a broker tells an administrator who watches: one record for each thing that happened.
+//! Layouts only: must never hold IO or state.
 
 use crate::error::Status;
 use crate::limits::NAME_BYTES;
@@ -10,7 +10,8 @@ use zerocopy::{
 };
 
 wire_enum! {
-    /// What happened. The record names the client: for a grant its holder, for all others the owner.
+    /// What happened. The record names the client: for a grant its holder, for all others the
+    /// owner.
     EventKind: u32 {
         /// A client's hello was answered with a welcome.
         Connected = 1, "connected";
@@ -28,8 +29,9 @@ wire_enum! {
         Silent = 7, "silent";
         /// The allocation has ended; the status says why.
         End = 8, "end";
-        /// A request or deposit of the client was refused; the status names the cap, or is SHUTTING_DOWN under a drain. Or a
-        /// connection was refused: the record then has a pid and a uid, and no client.
+        /// A request or deposit of the client was refused; the status names the cap, or is
+        /// SHUTTING_DOWN under a drain. Or a connection was refused: the record then has a pid and
+        /// a uid, and no client.
         Refusal = 9, "refusal";
         /// The broker is being drained.
         Drain = 10, "drain";
@@ -74,8 +76,8 @@ pub struct EventRecord {
     pub status: Status,
     /// The client's name, padded with zeros; all zeros when the event is of no client.
     pub name: [u8; NAME_BYTES],
-    /// Number of the listener that the client connected to, from 0; with the uid it is the domain. `u32::MAX` when the event is of
-    /// no client.
+    /// Number of the listener that the client connected to, from 0; with the uid it is the domain.
+    /// `u32::MAX` when the event is of no client.
     pub listener: U32,
     /// Reserved, 0.
     pub reserved: U32,

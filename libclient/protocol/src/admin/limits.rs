@@ -3,11 +3,12 @@
 use crate::resource::{ByResource, ByScope};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, little_endian::U64};
 
-/// Body of [`crate::Kind::AdminLimitsReply`], 544 bytes: the caps of each scope; [`NO_CAP`](crate::NO_CAP) = none.
+/// Body of [`crate::Kind::AdminLimitsReply`], 544 bytes: the caps of each scope;
+/// [`NO_CAP`](crate::NO_CAP) = none.
 pub type Limits = ByScope<ByResource<U64>>;
 
-/// Body of [`crate::Kind::AdminSetLimit`], 16 bytes: one cap from now on, until the broker starts or reads its
-/// configuration again.
+/// Body of [`crate::Kind::AdminSetLimit`], 16 bytes: one cap from now on, until the broker starts
+/// or reads its configuration again.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -33,6 +34,7 @@ pub struct SetLimit {
 pub struct LimitChange {
     /// The cap until now; [`NO_CAP`](crate::NO_CAP) = none.
     pub former: U64,
-    /// The cap in force from now on, or that would be: the cap asked for, or less where the configuration bounds it.
+    /// The cap in force from now on, or that would be: the cap asked for, or less where the
+    /// configuration bounds it.
     pub value: U64,
 }

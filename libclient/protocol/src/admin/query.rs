@@ -11,13 +11,15 @@ wire_enum! {
     Filter: u32 {
         /// Every record.
         None = 0, "none";
-        /// Records of one allocation. The low half of `value` is its slot, the high half its generation.
+        /// Records of one allocation. The low half of `value` is its slot, the high half its
+        /// generation.
         Allocation = 1, "allocation";
         /// Records of the process `value`: allocations that it owns, leases that it holds.
         Pid = 2, "pid";
         /// Records of the uid `value`.
         Uid = 3, "uid";
-        /// Records of the job with the key `value`: allocations that its clients own, leases that they hold.
+        /// Records of the job with the key `value`: allocations that its clients own, leases that
+        /// they hold.
         Job = 4, "job";
     }
 }

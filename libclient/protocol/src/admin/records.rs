@@ -1,4 +1,5 @@
-//! Allocations, leases, clients, jobs and domains as an administrator sees them. Layouts only: must never hold IO or state.
+//! Allocations, leases, clients, jobs and domains as an administrator sees them. Layouts only: must
+//! never hold IO or state.
 
 use super::status::Use;
 use crate::facts::FactsItem;
@@ -64,22 +65,25 @@ pub struct AllocationRecord {
     pub inode: U64,
     /// The owner's name, padded with zeros; all zeros when the owner is gone.
     pub owner_name: [u8; NAME_BYTES],
-    /// Key of the owner's job; for a kept allocation without an owner, of the job that left it. 0 = none.
+    /// Key of the owner's job; for a kept allocation without an owner, of the job that left it. 0 =
+    /// none.
     pub job: U64,
     /// The job's name, see [`AccountRecord::name`].
     pub job_name: [u8; JOB_NAME_BYTES],
-    /// Number of the broker's own fd in /proc/PID/fd; [`NO_OWN_FD`] while the broker holds none, and for
-    /// an asker who sees their own domain alone.
+    /// Number of the broker's own fd in /proc/PID/fd; [`NO_OWN_FD`] while the broker holds none,
+    /// and for an asker who sees their own domain alone.
     pub fd: U32,
     /// Its virtual fd, see [`crate::VirtualFd`]; 0 = it was registered without.
     pub virtual_fd: U32,
-    /// For how long the allocation has had no other files than `inode` and `former_inodes`, in ms. u64::MAX = since the
-    /// deposit; 0 = not known, as after a crash. A lease that is older may be of another file.
+    /// For how long the allocation has had no other files than `inode` and `former_inodes`, in ms.
+    /// u64::MAX = since the deposit; 0 = not known, as after a crash. A lease that is older may be
+    /// of another file.
     pub files_ms: U64,
-    /// Inodes of the files that the owner gave before this one, newest first; 0 = none. An owner that exports a new
-    /// dma-buf at each recall has given several.
+    /// Inodes of the files that the owner gave before this one, newest first; 0 = none. An owner
+    /// that exports a new dma-buf at each recall has given several.
     pub former_inodes: [U64; FORMER_FILES],
-    /// Since it was registered or, after a crash of the broker, named again: in ms, up to 131 too many.
+    /// Since it was registered or, after a crash of the broker, named again: in ms, up to 131 too
+    /// many.
     pub age_ms: U64,
     /// Since it was granted last, or else registered; as exact.
     pub unused_ms: U64,
@@ -94,8 +98,9 @@ pub const NO_AGE: u64 = u64::MAX;
 /// Value of [`LeaseRecord::owner_pid`] of an owner that the asker does not see.
 pub const OTHER_OWNER: u32 = u32::MAX;
 
-/// One lease, 128 bytes. Of a lease of the asker's memory that another user has, an asker who sees their own domain alone is told neither
-/// holder nor job: pid and job are 0, client and uid 0xffffffff, the name is `another user`.
+/// One lease, 128 bytes. Of a lease of the asker's memory that another user has, an asker who sees
+/// their own domain alone is told neither holder nor job: pid and job are 0, client and uid
+/// 0xffffffff, the name is `another user`.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -117,7 +122,8 @@ pub struct LeaseRecord {
     pub pid: U32,
     /// The holder's uid, by SO_PEERCRED.
     pub uid: U32,
-    /// The owner's pid; 0 when gone, [`OTHER_OWNER`] where another user is the owner and the asker does not see that user.
+    /// The owner's pid; 0 when gone, [`OTHER_OWNER`] where another user is the owner and the asker
+    /// does not see that user.
     pub owner_pid: U32,
     /// Size of the allocation in bytes.
     pub size_bytes: U64,
@@ -147,8 +153,8 @@ pub struct ClientRecord {
     pub silent: U32,
     /// What it is charged for, in each resource's unit.
     pub uses: ByResource<U64>,
-    /// Since its process was started, in ms, exact to a clock tick (10 ms), modulo 497 days; [`NO_AGE`] when the broker
-    /// cannot know.
+    /// Since its process was started, in ms, exact to a clock tick (10 ms), modulo 497 days;
+    /// [`NO_AGE`] when the broker cannot know.
     pub age_ms: U64,
     /// Number of the listener it connected to, from 0.
     pub listener: U32,
@@ -158,8 +164,8 @@ pub struct ClientRecord {
     pub job: U64,
     /// The job's name, see [`AccountRecord::name`].
     pub job_name: [u8; JOB_NAME_BYTES],
-    /// The name of its process as it connected, as in /proc/PID/comm, padded with zeros; all zeros when the broker cannot
-    /// know.
+    /// The name of its process as it connected, as in /proc/PID/comm, padded with zeros; all zeros
+    /// when the broker cannot know.
     pub command: [u8; COMMAND_BYTES],
 }
 
@@ -175,15 +181,15 @@ pub struct AccountRecord {
     pub uid: U32,
     /// Number of the listener that they connected to, from 0.
     pub listener: U32,
-    /// Kept allocations that clients of the job have left. The domain is charged for them, the job is not. 0 for a
-    /// domain.
+    /// Kept allocations that clients of the job have left. The domain is charged for them, the job
+    /// is not. 0 for a domain.
     pub left_allocations: U32,
     /// Reserved, 0.
     pub reserved: U32,
     /// What it is charged for.
     pub uses: ByResource<Use>,
-    /// The job's name in printable ASCII, padded with zeros: `slurm:4711`, `flux:fTE9HHdZvi3`, `pbs:12.server`,
-    /// `k8s:UID` of the pod, else `unit:NAME` of the nearest service or scope of systemd. Empty when the cgroup has no
-    /// such name, and for a domain.
+    /// The job's name in printable ASCII, padded with zeros: `slurm:4711`, `flux:fTE9HHdZvi3`,
+    /// `pbs:12.server`, `k8s:UID` of the pod, else `unit:NAME` of the nearest service or scope of
+    /// systemd. Empty when the cgroup has no such name, and for a domain.
     pub name: [u8; JOB_NAME_BYTES],
 }

@@ -1,4 +1,5 @@
-//! The broker at a glance: what is in use on the node, and how often what has happened. Layouts only: must never hold IO or state.
+//! The broker at a glance: what is in use on the node, and how often what has happened. Layouts
+//! only: must never hold IO or state.
 
 use crate::count::{ByCounter, ByGauge};
 use crate::resource::{ByResource, NO_CAP, Resource};
@@ -67,8 +68,9 @@ pub struct NodeStatus {
     pub incarnation: U64,
     /// Time since the broker's start, in ms.
     pub uptime_ms: U64,
-    /// A [`Scope`](crate::Scope): `Node`; or `Domain`, when the connection sees its own domain alone. Then the amounts and caps are the
-    /// domain's, those that are counted for the node alone are 0, and so are all counters, and all gauges but the jobs.
+    /// A [`Scope`](crate::Scope): `Node`; or `Domain`, when the connection sees its own domain
+    /// alone. Then the amounts and caps are the domain's, those that are counted for the node alone
+    /// are 0, and so are all counters, and all gauges but the jobs.
     pub scope: U32,
     /// Why the first of `sockets_unkept` could not be put back, as an errno; 0: all can be.
     pub unkept_errno: U32,

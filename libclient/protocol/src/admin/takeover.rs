@@ -1,4 +1,5 @@
-//! How a second broker takes everything over from the running one. Layouts only: must never hold IO or state.
+//! How a second broker takes everything over from the running one. Layouts only: must never hold IO
+//! or state.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, little_endian::U32};
 

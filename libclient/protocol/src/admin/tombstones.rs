@@ -1,4 +1,5 @@
-//! What a broker remembers of allocations that have ended. Layout only: must never hold IO or state.
+//! What a broker remembers of allocations that have ended. Layout only: must never hold IO or
+//! state.
 
 use crate::limits::JOB_NAME_BYTES;
 use zerocopy::{
@@ -6,14 +7,15 @@ use zerocopy::{
     little_endian::{U16, U32, U64},
 };
 
-/// One file of an allocation that has ended, 104 bytes. An allocation whose owner gave several has one record of each.
+/// One file of an allocation that has ended, 104 bytes. An allocation whose owner gave several has
+/// one record of each.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
 #[repr(C)]
 pub struct TombstoneRecord {
-    /// Inode of the file; 0 = not known, or, as for CUDA memory, it tells nothing. Such a record is kept only where leases were out
-    /// at the end.
+    /// Inode of the file; 0 = not known, or, as for CUDA memory, it tells nothing. Such a record is
+    /// kept only where leases were out at the end.
     pub inode: U64,
     /// Size of the allocation in bytes.
     pub size_bytes: U64,

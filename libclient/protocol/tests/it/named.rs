@@ -1,4 +1,5 @@
-//! Items with names and metadata behind them: what was put together comes back, and what is not sound is refused whole.
+//! Items with names and metadata behind them: what was put together comes back, and what is not
+//! sound is refused whole.
 
 use fdbroker_protocol::limits::{MAX_OBJECT_MESSAGE_BYTES, METADATA_BYTES};
 use fdbroker_protocol::message::{GrantItem, Header};
@@ -111,7 +112,8 @@ fn prefix_when_lengths_are_right_then_both_parts_and_else_refused() {
     assert!(Message::parse(&bytes[..bytes.len() - 1]).expect("whole").prefix().is_err());
 }
 
-/// The answer to a get of these items, with so many grants, each with driver data, and these bytes behind.
+/// The answer to a get of these items, with so many grants, each with driver data, and these bytes
+/// behind.
 fn got(items: &[ObjectGotItem], grants: u16, metadata: &[u8]) -> Vec<u8> {
     let mut writer = Writer::new();
     let head = ObjectGotHead { grants: grants.into(), ..ObjectGotHead::new_zeroed() };

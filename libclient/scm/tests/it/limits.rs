@@ -109,7 +109,8 @@ fn send_when_too_many_fds_are_in_flight_then_a_state_that_passes() {
             let sent = send_timeout(a.as_fd(), b"x", &many(&write_end, 8), None);
             assert_eq!(sent, Ok(()));
         }
-        // Less than this process alone has in flight: so it does not matter what other processes of this user have.
+        // Less than this process alone has in flight: so it does not matter what other processes of
+        // this user have.
         set_nofile(SENT as u64 - 8);
 
         let refused = send(a.as_fd(), b"x", &many(&write_end, 8));

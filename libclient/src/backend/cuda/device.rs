@@ -1,5 +1,5 @@
-//! A CUDA device, opened: found by ordinal, checked for what sharing needs, its primary context retained.
-//! Must never keep another context current, nor report a device that cannot share memory.
+//! A CUDA device, opened: found by ordinal, checked for what sharing needs, its primary context
+//! retained. Must never keep another context current, nor report a device that cannot share memory.
 
 use super::driver::{Context, Driver, Linear, absent};
 use super::memory::CudaMemory;
@@ -14,8 +14,8 @@ use fdbroker_protocol::{ErrorCode, MemoryKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// A device of this process; clones share it. Its primary context lives as long as any of them, or of the memory made
-/// from them; frameworks use the same one.
+/// A device of this process; clones share it. Its primary context lives as long as any of them, or
+/// of the memory made from them; frameworks use the same one.
 #[derive(Clone, Debug)]
 pub struct Device {
     inner: Arc<Inner>,
@@ -44,8 +44,9 @@ impl Device {
     /// The device of an ordinal, counted as CUDA does (`CUDA_VISIBLE_DEVICES`).
     ///
     /// # Errors
-    /// NOT_SUPPORTED, with what is missing: the library libcuda.so.1 or a symbol in it, a device, or a device that
-    /// exports memory as fds; and in a child of fork(2). LOCAL_FD_LIMIT: a context needs some 40 fds.
+    /// NOT_SUPPORTED, with what is missing: the library libcuda.so.1 or a symbol in it, a device,
+    /// or a device that exports memory as fds; and in a child of fork(2). LOCAL_FD_LIMIT: a context
+    /// needs some 40 fds.
     pub fn open(ordinal: u32) -> Result<Self, Error> {
         let driver = Driver::get()?;
         let count = driver.count_devices()?;
@@ -152,7 +153,8 @@ impl CudaMemory {
     /// Allocates `bytes`, rounded up to [`Device::granularity`]. What it contains is undefined.
     ///
     /// # Errors
-    /// BAD_HANDLE: 0 bytes. INTERNAL: the device has no memory. NOT_SUPPORTED in a child of fork(2).
+    /// BAD_HANDLE: 0 bytes. INTERNAL: the device has no memory. NOT_SUPPORTED in a child of
+    /// fork(2).
     pub fn new(device: &Device, bytes: usize) -> Result<Self, Error> {
         Self::new_at(device, bytes, 0)
     }
@@ -165,12 +167,14 @@ impl CudaMemory {
         Self::allocate(device.context(), bytes, address)
     }
 
-    /// The memory of a grant, mapped for `device`. The grant's fd is not needed any more when this returns: close it, then
-    /// tell [`crate::Lease::mapped`]; [`crate::cuda::CudaImport`] does both.
+    /// The memory of a grant, mapped for `device`. The grant's fd is not needed any more when this
+    /// returns: close it, then tell [`crate::Lease::mapped`]; [`crate::cuda::CudaImport`] does
+    /// both.
     ///
     /// # Errors
-    /// NOT_SUPPORTED: the grant is of another kind, or the device cannot reach that memory. UNSUPPORTED_FD: the
-    /// driver does not know the fd. LOCAL_FD_LIMIT: nothing lost, retry. BAD_HANDLE: a size that cannot be.
+    /// NOT_SUPPORTED: the grant is of another kind, or the device cannot reach that memory.
+    /// UNSUPPORTED_FD: the driver does not know the fd. LOCAL_FD_LIMIT: nothing lost, retry.
+    /// BAD_HANDLE: a size that cannot be.
     pub fn import(device: &Device, grant: &Grant, access: Access) -> Result<Self, Error> {
         let info = &grant.info;
         if !info.facts.kind.is_for_cuda() {
@@ -188,8 +192,8 @@ impl CudaMemory {
         )
     }
 
-    /// The memory of a VMM fd which came by another way, whole; `size_bytes` as its owner says. The fd is not needed any
-    /// more when this returns.
+    /// The memory of a VMM fd which came by another way, whole; `size_bytes` as its owner says. The
+    /// fd is not needed any more when this returns.
     ///
     /// # Errors
     /// As [`CudaMemory::import`].
@@ -223,13 +227,15 @@ pub(super) fn probe() -> Result<(), Error> {
     }))
 }
 
-/// A dma-buf of `bytes` of device memory at the device address `pointer`, whoever in this process allocated it:
-/// cuMemAlloc, VMM, memory pools. For other devices' drivers (network, video, other GPUs): CUDA itself cannot import
-/// it. Register it with [`fdbroker_protocol::MemoryKind::DmaBuf`]. It keeps the memory allocated while it is open.
+/// A dma-buf of `bytes` of device memory at the device address `pointer`, whoever in this process
+/// allocated it: cuMemAlloc, VMM, memory pools. For other devices' drivers (network, video, other
+/// GPUs): CUDA itself cannot import it. Register it with [`fdbroker_protocol::MemoryKind::DmaBuf`].
+/// It keeps the memory allocated while it is open.
 ///
 /// # Errors
-/// BAD_HANDLE: address or size is not a multiple of the page size. NOT_SUPPORTED: the driver or the device has no such
-/// export. LOCAL_FD_LIMIT. INTERNAL: the driver's words, such as that this is no device memory.
+/// BAD_HANDLE: address or size is not a multiple of the page size. NOT_SUPPORTED: the driver or the
+/// device has no such export. LOCAL_FD_LIMIT. INTERNAL: the driver's words, such as that this is no
+/// device memory.
 pub fn export_dma_buf(device: &Device, pointer: u64, bytes: usize) -> Result<OwnedFd, Error> {
     let page = page_size();
     if bytes == 0 || !bytes.is_multiple_of(page) || !pointer.is_multiple_of(page as u64) {

@@ -1,5 +1,6 @@
-//! The CUDA driver's calls as owned things: driver, context, allocation, mapping. With the table, all unsafe code here.
-//! Must never touch device memory outside a mapping of its own, nor call the driver in a forked child.
+//! The CUDA driver's calls as owned things: driver, context, allocation, mapping. With the table,
+//! all unsafe code here. Must never touch device memory outside a mapping of its own, nor call the
+//! driver in a forked child.
 
 use super::raw::{self, CuDevice, CuDevicePtr, CuMemHandle, CuOpaque, CuResult, Table, result};
 use crate::backend::device::MakersWork;
@@ -87,7 +88,8 @@ impl Driver {
     pub fn device_name(&self, device: CuDevice) -> Result<String, Error> {
         let mut bytes = [0_u8; NAME_BYTES];
         let (pointer, room) = (bytes.as_mut_ptr().cast::<c_char>(), NAME_BYTES as c_int);
-        // SAFETY: writes at most `room` bytes, the closing zero included, into an array of that size.
+        // SAFETY: writes at most `room` bytes, the closing zero included, into an array of that
+        // size.
         let answer = unsafe { (self.table.device_get_name)(pointer, room, device) };
         self.check_present(answer, "cuDeviceGetName")?;
         let name = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
@@ -121,7 +123,8 @@ impl Driver {
         format!("{} ({answer})", name.to_string_lossy())
     }
 
-    /// While the driver is being found: whatever it refuses, it is absent; but a full fd table is that.
+    /// While the driver is being found: whatever it refuses, it is absent; but a full fd table is
+    /// that.
     fn check_present(&self, answer: CuResult, what: &str) -> Result<(), Error> {
         match answer {
             result::SUCCESS => Ok(()),
@@ -160,8 +163,8 @@ fn unless_fds_lack(error: Error) -> Error {
     }
 }
 
-/// The driver's answer as a stable code. At RLIMIT_NOFILE it answers CUDA_ERROR_OPERATING_SYSTEM, and for other
-/// failures of the system, too: so the table is looked at.
+/// The driver's answer as a stable code. At RLIMIT_NOFILE it answers CUDA_ERROR_OPERATING_SYSTEM,
+/// and for other failures of the system, too: so the table is looked at.
 fn code_of(answer: CuResult, lacks_fds: impl FnOnce() -> bool) -> ErrorCode {
     match answer {
         result::OPERATING_SYSTEM if lacks_fds() => ErrorCode::LocalFdLimit,
@@ -277,7 +280,8 @@ impl Context {
         })?;
         let mut fd: c_int = -1;
         let kind = raw::RANGE_HANDLE_TYPE_DMA_BUF;
-        // SAFETY: writes one int through the pointer; the driver checks that the range is device memory.
+        // SAFETY: writes one int through the pointer; the driver checks that the range is device
+        // memory.
         let answer = unsafe { function((&raw mut fd).cast::<c_void>(), pointer, bytes, kind, 0) };
         let what = || format!("cuMemGetHandleForAddressRange of {bytes} bytes at {pointer:#x}");
         self.driver.check(answer, what)?;
@@ -286,8 +290,8 @@ impl Context {
     }
 }
 
-/// The allocation that somebody mapped at an address, held for the time of a call: for longer it would stay allocated
-/// when its owner frees it.
+/// The allocation that somebody mapped at an address, held for the time of a call: for longer it
+/// would stay allocated when its owner frees it.
 #[derive(Debug)]
 struct Retained<'a> {
     context: &'a Context,
@@ -300,7 +304,8 @@ impl<'a> Retained<'a> {
         let mut handle = 0;
         let address = usize::try_from(base).expect("64-bit addresses");
         let address: *mut c_void = std::ptr::without_provenance_mut(address);
-        // SAFETY: writes one handle through the pointer; the address is looked up, not used. Released once, in drop.
+        // SAFETY: writes one handle through the pointer; the address is looked up, not used.
+        // Released once, in drop.
         let answer = unsafe { (context.driver.table.mem_retain)(&raw mut handle, address) };
         if matches!(answer, result::INVALID_VALUE | result::NOT_FOUND) {
             let why = "it is no VMM allocation, and CUDA shares no other memory by fds; in PyTorch, \
@@ -421,7 +426,8 @@ impl Physical {
     pub fn create(context: &Arc<Context>, bytes: usize) -> Result<Self, Error> {
         let _entered = context.enter()?;
         let (prop, mut handle) = (context.prop(), 0);
-        // SAFETY: reads the properties and writes one handle through the pointers; released once, in drop.
+        // SAFETY: reads the properties and writes one handle through the pointers; released once,
+        // in drop.
         let answer = unsafe {
             (context.driver.table.mem_create)(&raw mut handle, bytes, &raw const prop, 0)
         };
@@ -429,14 +435,15 @@ impl Physical {
         Ok(Physical { context: Arc::clone(context), handle, bytes })
     }
 
-    /// The allocation behind an fd which some process exported; `bytes` is what is known of its size. The fd is not needed after.
+    /// The allocation behind an fd which some process exported; `bytes` is what is known of its
+    /// size. The fd is not needed after.
     pub fn import(context: &Arc<Context>, fd: BorrowedFd<'_>, bytes: usize) -> Result<Self, Error> {
         let _entered = context.enter()?;
         let mut handle = 0;
         let number = usize::try_from(fd.as_raw_fd()).expect("an open fd is not negative");
         let number: *mut c_void = std::ptr::without_provenance_mut(number);
-        // SAFETY: writes one handle through the pointer; released once, in drop. By cuda.h the second argument is the
-        // number of an fd, which is open.
+        // SAFETY: writes one handle through the pointer; released once, in drop. By cuda.h the
+        // second argument is the number of an fd, which is open.
         let answer = unsafe {
             (context.driver.table.mem_import)(&raw mut handle, number, raw::HANDLE_TYPE_POSIX_FD)
         };
@@ -466,7 +473,8 @@ impl Drop for Physical {
     fn drop(&mut self) {
         if let Ok(_entered) = self.context.enter() {
             let driver = self.context.driver;
-            // SAFETY: created or imported once by `self`. What is mapped of it stays until it is unmapped.
+            // SAFETY: created or imported once by `self`. What is mapped of it stays until it is
+            // unmapped.
             driver.check_drop(unsafe { (driver.table.mem_release)(self.handle) }, "cuMemRelease");
         }
     }
@@ -531,7 +539,8 @@ impl Mapped {
         }
     }
 
-    /// `false`: the driver knows no such access, or the device has no way to that memory (INVALID_DEVICE).
+    /// `false`: the driver knows no such access, or the device has no way to that memory
+    /// (INVALID_DEVICE).
     fn allow(&self, flags: c_int) -> Result<bool, Error> {
         let Reserved { context, base, bytes } = &self.range;
         let desc = raw::CuMemAccessDesc { location: context.location(), flags };
@@ -554,7 +563,8 @@ impl Mapped {
     pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Error> {
         let from = self.check(offset, into.len())?;
         let (_entered, driver) = (self.range.context.enter()?, self.range.context.driver);
-        // SAFETY: in bounds (checked) and mapped as long as `self` lives; `into` is exclusively ours.
+        // SAFETY: in bounds (checked) and mapped as long as `self` lives; `into` is exclusively
+        // ours.
         let answer =
             unsafe { (driver.table.memcpy_dtoh)(into.as_mut_ptr().cast(), from, into.len()) };
         driver.check(answer, || format!("cuMemcpyDtoH of {} bytes", into.len()))
@@ -584,7 +594,8 @@ impl Mapped {
     pub fn settle(&self, work: Option<MakersWork>) -> Result<(), Error> {
         let (entered, table) = (self.range.context.enter()?, &self.range.context.driver.table);
         let missing = |symbol| absent(format!("the driver has no symbol {symbol}"));
-        // SAFETY: the context is current; the caller of the seal has promised that its handle is one of this driver and lives.
+        // SAFETY: the context is current; the caller of the seal has promised that its handle is
+        // one of this driver and lives.
         let (answer, name) = unsafe {
             match work {
                 None => {
@@ -619,8 +630,8 @@ impl Mapped {
 }
 
 impl Entered<'_> {
-    /// Waits for the default stream: a copy from pageable memory may return before it has arrived (cuda.h, "API
-    /// synchronization behavior"), and other processes know nothing of our streams.
+    /// Waits for the default stream: a copy from pageable memory may return before it has arrived
+    /// (cuda.h, "API synchronization behavior"), and other processes know nothing of our streams.
     fn settle(self) -> Result<(), Error> {
         let driver = self.0.driver;
         // SAFETY: null is the default stream of the current context.

@@ -1,5 +1,6 @@
-//! CUDA memory that somebody else in this process allocated, by pointer: one registration per allocation.
-//! Must never give out a handle of memory that the driver does not know any more, nor keep that memory allocated.
+//! CUDA memory that somebody else in this process allocated, by pointer: one registration per
+//! allocation. Must never give out a handle of memory that the driver does not know any more, nor
+//! keep that memory allocated.
 
 use super::device::Device;
 use super::driver::absent;
@@ -10,18 +11,20 @@ use crate::error::Error;
 use crate::exports::Exports;
 use fdbroker_protocol::{AllocationId, Facts, Handle, MemoryKind, Share};
 
-/// The handle of device memory that anybody in this process mapped with cuMemMap, as PyTorch's expandable segments are: of
-/// the whole mapping, whichever address in it `pointer` is, with the offset of `pointer` in it. It is registered by the
-/// first call, recallable; later calls look it up, without a message. `device` is the memory's own, and recalls are
-/// answered as long as it is open.
+/// The handle of device memory that anybody in this process mapped with cuMemMap, as PyTorch's
+/// expandable segments are: of the whole mapping, whichever address in it `pointer` is, with the
+/// offset of `pointer` in it. It is registered by the first call, recallable; later calls look it
+/// up, without a message. `device` is the memory's own, and recalls are answered as long as it is
+/// open.
 ///
-/// Memory that is freed is found out when its address is exported again or recalled; until then the broker's fd keeps
-/// it alive. So call [`retire_pointer`] before cuMemUnmap.
+/// Memory that is freed is found out when its address is exported again or recalled; until then the
+/// broker's fd keeps it alive. So call [`retire_pointer`] before cuMemUnmap.
 ///
 /// # Errors
-/// STALE: no device memory, or freed meanwhile. NOT_SUPPORTED: it is of another device, or was allocated in a way that
-/// no fd can share: by cuMemAlloc, or without CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR; `own_fds` of the client is 0.
-/// LOCAL_FD_LIMIT: nothing lost, retry. As [`Exports::register`].
+/// STALE: no device memory, or freed meanwhile. NOT_SUPPORTED: it is of another device, or was
+/// allocated in a way that no fd can share: by cuMemAlloc, or without
+/// CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR; `own_fds` of the client is 0. LOCAL_FD_LIMIT: nothing
+/// lost, retry. As [`Exports::register`].
 pub fn export_pointer(
     device: &Device,
     exports: &Exports,
@@ -57,8 +60,9 @@ pub fn export_pointer(
     Ok(handle.at(pointer - base))
 }
 
-/// The mapping that `pointer` lies in is about to end: its registration is ended at once, by one message without an
-/// answer; which it was. To be called before cuMemUnmap; after it, with the mapping's first address.
+/// The mapping that `pointer` lies in is about to end: its registration is ended at once, by one
+/// message without an answer; which it was. To be called before cuMemUnmap; after it, with the
+/// mapping's first address.
 pub fn retire_pointer(device: &Device, exports: &Exports, pointer: u64) -> Option<AllocationId> {
     let base = device.context().find(pointer).map_or(pointer, |range| range.base);
     device.owner(exports.client()).others.forget(base);

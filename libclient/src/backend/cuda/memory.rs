@@ -9,10 +9,12 @@ use fdbroker_protocol::ErrorCode;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Device memory (CUDA VMM) at a device address of this process, for kernels and copies. It holds no fd.
+/// Device memory (CUDA VMM) at a device address of this process, for kernels and copies. It holds
+/// no fd.
 ///
-/// Not registered by itself: [`crate::cuda::CudaBuffer`] is; or register what [`CudaMemory::export`] gives and
-/// answer the recalls. Memory imported stays what it is after its owner has freed it, or has died.
+/// Not registered by itself: [`crate::cuda::CudaBuffer`] is; or register what
+/// [`CudaMemory::export`] gives and answer the recalls. Memory imported stays what it is after its
+/// owner has freed it, or has died.
 #[derive(Debug)]
 pub struct CudaMemory {
     // Field order is drop order: unmapped before it is released.
@@ -95,7 +97,8 @@ impl CudaMemory {
     /// Copies out `into.len()` bytes from `offset`.
     ///
     /// # Errors
-    /// BAD_HANDLE: out of bounds. INTERNAL: the driver's words. NOT_SUPPORTED in a child of fork(2).
+    /// BAD_HANDLE: out of bounds. INTERNAL: the driver's words. NOT_SUPPORTED in a child of
+    /// fork(2).
     pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Error> {
         check_range(offset, into.len(), self.len)?;
         self.mapped.read_at(self.lead + offset, into)

@@ -1,5 +1,6 @@
-//! CUDA: device memory shared by VMM fds, and dma-bufs of it for other devices. The driver is found at run time.
-//! Must never pretend: without driver or device every function is there and answers NOT_SUPPORTED with the reason.
+//! CUDA: device memory shared by VMM fds, and dma-bufs of it for other devices. The driver is found
+//! at run time. Must never pretend: without driver or device every function is there and answers
+//! NOT_SUPPORTED with the reason.
 //!
 //! ```no_run
 //! use fdbroker_client::cuda::{CudaBuffer, CudaImport, Device};
@@ -21,11 +22,12 @@
 //! # }
 //! ```
 //!
-//! **Memory that others mapped** (a framework's pointers) is registered by [`export_pointer`] and its end is told by
-//! [`retire_pointer`].
+//! **Memory that others mapped** (a framework's pointers) is registered by [`export_pointer`] and
+//! its end is told by [`retire_pointer`].
 //!
-//! **Threads.** Everything may be used by any thread; no call leaves another context current than it found.
-//! **Fork.** CUDA does not work in a child of fork(2): everything answers so there, and drops call nothing.
+//! **Threads.** Everything may be used by any thread; no call leaves another context current than
+//! it found. **Fork.** CUDA does not work in a child of fork(2): everything answers so there, and
+//! drops call nothing.
 
 mod device;
 mod driver;
@@ -43,8 +45,9 @@ pub use memory::CudaMemory;
 
 pub use super::device::opener;
 
-/// Device memory of this process, shared through the broker. Its bytes are rounded up to [`Device::granularity`]; an
-/// export is one fd of this process until it is sent, so the client must have declared an `own_fds` of 1 or more.
+/// Device memory of this process, shared through the broker. Its bytes are rounded up to
+/// [`Device::granularity`]; an export is one fd of this process until it is sent, so the client
+/// must have declared an `own_fds` of 1 or more.
 pub type CudaBuffer = DeviceBuffer<Device>;
 
 /// Device memory of another process, opened here.

@@ -1,8 +1,10 @@
-//! The CUDA driver as cuda.h has it: constants, layouts, and a table of functions found at run time in libcuda.so.1.
-//! Must never be a link dependency, call anything itself, nor give out a table with a hole in it.
+//! The CUDA driver as cuda.h has it: constants, layouts, and a table of functions found at run time
+//! in libcuda.so.1. Must never be a link dependency, call anything itself, nor give out a table
+//! with a hole in it.
 //!
-//! Written by hand from cuda.h of CUDA 13.0 (`CUDA_VERSION` 13000); everything here but the dma-buf export (11.7) is
-//! there since 11.0. Where cuda.h renames a function by a macro, the symbol is the renamed one (`_v2`).
+//! Written by hand from cuda.h of CUDA 13.0 (`CUDA_VERSION` 13000); everything here but the dma-buf
+//! export (11.7) is there since 11.0. Where cuda.h renames a function by a macro, the symbol is the
+//! renamed one (`_v2`).
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::ptr::NonNull;
@@ -116,9 +118,11 @@ unsafe impl Send for Library {}
 unsafe impl Sync for Library {}
 
 impl Library {
-    /// dlopen(3); the error is the loader's own words, which name the file and what is wrong with it.
+    /// dlopen(3); the error is the loader's own words, which name the file and what is wrong with
+    /// it.
     pub fn open(name: &CStr) -> Result<Self, String> {
-        // SAFETY: a C string, valid for the call. The library's initialisers run, as in every user of CUDA.
+        // SAFETY: a C string, valid for the call. The library's initialisers run, as in every user
+        // of CUDA.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         NonNull::new(handle).map(Library).ok_or_else(last_loader_error)
     }
@@ -146,7 +150,8 @@ macro_rules! table {
         #[derive(Clone, Copy, Debug)]
         pub struct Table {
             $($(#[$doc])* pub $field: unsafe extern "C" fn($($argument),*) -> CuResult,)*
-            /// `cuMemGetHandleForAddressRange(handle, ptr, bytes, type, flags)`; drivers from CUDA 11.7 on.
+            /// `cuMemGetHandleForAddressRange(handle, ptr, bytes, type, flags)`; drivers from CUDA
+            /// 11.7 on.
             pub mem_get_handle_for_address_range: Option<
                 unsafe extern "C" fn(*mut c_void, CuDevicePtr, usize, c_int, c_ulonglong) -> CuResult,
             >,
@@ -248,7 +253,8 @@ table! {
     /// `cuMemGetAllocationPropertiesFromHandle(prop, handle)`.
     mem_get_properties =
         c"cuMemGetAllocationPropertiesFromHandle"(*mut CuMemAllocationProp, CuMemHandle);
-    /// `cuMemGetAddressRange(base, bytes, address)`; of VMM memory: the mapping that the address lies in.
+    /// `cuMemGetAddressRange(base, bytes, address)`; of VMM memory: the mapping that the address
+    /// lies in.
     mem_get_address_range = c"cuMemGetAddressRange_v2"(*mut CuDevicePtr, *mut usize, CuDevicePtr);
     /// `cuPointerGetAttribute(value, attribute, address)`.
     pointer_get_attribute = c"cuPointerGetAttribute"(*mut c_void, c_int, CuDevicePtr);

@@ -15,9 +15,10 @@ use std::sync::Arc;
 /// Device memory of this process, shared through the broker: [`crate::cuda::CudaBuffer`],
 /// [`crate::level_zero::LevelZeroBuffer`].
 ///
-/// It is recallable: the broker may close its fd and ask for it again, and the library thread exports it without the
-/// application; what is in the memory stays. Dropping it unregisters it (every holder is told) and frees it;
-/// consumers that have it open keep the memory until they let go. It keeps its client connected.
+/// It is recallable: the broker may close its fd and ask for it again, and the library thread
+/// exports it without the application; what is in the memory stays. Dropping it unregisters it
+/// (every holder is told) and frees it; consumers that have it open keep the memory until they let
+/// go. It keeps its client connected.
 #[derive(Debug)]
 pub struct DeviceBuffer<D: MemoryDevice> {
     // Field order is drop order: the memory goes before the connection.
@@ -49,8 +50,8 @@ impl<D: MemoryDevice> DeviceBuffer<D> {
     /// Allocates, and registers nothing yet.
     ///
     /// # Errors
-    /// As the memory's `new`; NOT_SUPPORTED when the client declared fewer `own_fds` than an export takes of this process
-    /// until it is sent.
+    /// As the memory's `new`; NOT_SUPPORTED when the client declared fewer `own_fds` than an export
+    /// takes of this process until it is sent.
     pub fn allocate(
         client: &Client,
         device: &D,

@@ -5,7 +5,8 @@ use crate::sync::lock;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::sync::{Mutex, OnceLock};
 
-/// The driver of this process, loaded by the first call that succeeds: what was missing may have come.
+/// The driver of this process, loaded by the first call that succeeds: what was missing may have
+/// come.
 pub fn loaded<D>(
     driver: &'static OnceLock<D>,
     load: impl FnOnce() -> Result<D, Error>,

@@ -1,5 +1,6 @@
-//! Device memory that others in this process allocated, and may free without a word: known by address, exported again
-//! when it is recalled. Must never supply what was freed or is another allocation by now.
+//! Device memory that others in this process allocated, and may free without a word: known by
+//! address, exported again when it is recalled. Must never supply what was freed or is another
+//! allocation by now.
 
 use super::owner::Others;
 use crate::books::roles::{Supply, SupplyFd};
@@ -94,8 +95,8 @@ impl<C: ByAddress> Others for ForeignTable<C> {
 }
 
 impl Table {
-    /// Forgets what others have freed without a word, as often as there may be twice as much of it: so the table
-    /// stays bounded by what is allocated.
+    /// Forgets what others have freed without a word, as often as there may be twice as much of it:
+    /// so the table stays bounded by what is allocated.
     fn sweep(&mut self, context: &impl ByAddress) {
         let count = self.by_base.len();
         if count < self.sweep_at.max(EXPORTS_SWEEP_LEAST) {

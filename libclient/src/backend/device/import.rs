@@ -42,7 +42,8 @@ impl<M: DeviceMemory> Imported<M> {
     }
 }
 
-/// Opens grants for [`crate::ImportCache::import_with`]: what it keeps is device memory, its pointers device addresses.
+/// Opens grants for [`crate::ImportCache::import_with`]: what it keeps is device memory, its
+/// pointers device addresses.
 pub fn opener<D: MemoryDevice>(
     device: &D,
     access: Access,

@@ -1,5 +1,5 @@
-//! Device memory to share, whichever driver it is of: buffers, imports, and the owners that answer recalls.
-//! Must never depend on a driver's types.
+//! Device memory to share, whichever driver it is of: buffers, imports, and the owners that answer
+//! recalls. Must never depend on a driver's types.
 
 mod buffer;
 pub mod driver;

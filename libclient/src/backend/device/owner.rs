@@ -1,5 +1,6 @@
-//! Owners of device memory: one for each device and client. An owner knows the memory by address, and exports it again
-//! when it is recalled. Must never keep a buffer's memory beyond the buffer, but for an export under way.
+//! Owners of device memory: one for each device and client. An owner knows the memory by address,
+//! and exports it again when it is recalled. Must never keep a buffer's memory beyond the buffer,
+//! but for an export under way.
 
 use super::memory::DeviceMemory;
 use crate::api::client::Client;
@@ -14,7 +15,8 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, Weak};
 
-/// Memory of a device that others in this process allocated, for one client. `()` where there is none.
+/// Memory of a device that others in this process allocated, for one client. `()` where there is
+/// none.
 pub trait Others: Send + Sync + Debug + 'static {
     /// Whether some was registered that begins at `base`.
     fn cover(&self, _base: u64) -> bool {
@@ -77,8 +79,8 @@ impl<M: DeviceMemory, O: Others> Owners<M, O> {
 }
 
 impl<M: DeviceMemory, O: Others> Owner<M, O> {
-    /// A new buffer. Its address is free: what was there before was forgotten before it was freed, and what others had there
-    /// is gone.
+    /// A new buffer. Its address is free: what was there before was forgotten before it was freed,
+    /// and what others had there is gone.
     pub(crate) fn add(&self, memory: &Arc<M>, owner_allocation_id: u64) {
         let memory = Arc::clone(memory);
         let base = memory.device_ptr();
@@ -132,8 +134,8 @@ impl<M: DeviceMemory, O: Others> Registrant for Owner<M, O> {
     }
 }
 
-/// Freed memory is not used again here, so that it does not matter when it is drained: consumers that still have it open
-/// keep it to themselves.
+/// Freed memory is not used again here, so that it does not matter when it is drained: consumers
+/// that still have it open keep it to themselves.
 impl<M: DeviceMemory, O: Others> MemoryOwner for Owner<M, O> {
     fn covers(&self, base: u64) -> bool {
         self.has_buffer(base) || self.others.cover(base)

@@ -11,7 +11,8 @@ use fdbroker_protocol::MemoryKind;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-/// A device of a driver that shares memory by fds: [`crate::cuda::Device`], [`crate::level_zero::Device`].
+/// A device of a driver that shares memory by fds: [`crate::cuda::Device`],
+/// [`crate::level_zero::Device`].
 pub trait MemoryDevice: Clone + Send + Sync + Debug + 'static {
     /// Its memory.
     type Memory: DeviceMemory;
@@ -39,7 +40,8 @@ pub trait MemoryDevice: Clone + Send + Sync + Debug + 'static {
     /// NOT_SUPPORTED: imported memory, or the client declared too few `own_fds` for an export.
     fn identify(&self, client: &Client, memory: &Self::Memory) -> Result<Identity, Error>;
 
-    /// The owner that answers recalls of this device's memory for a client; made when there is none.
+    /// The owner that answers recalls of this device's memory for a client; made when there is
+    /// none.
     fn owner(&self, client: &Client) -> Arc<Owner<Self::Memory, Self::Others>>;
 }
 

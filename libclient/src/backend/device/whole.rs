@@ -1,5 +1,5 @@
-//! The backend of a driver that exports allocations as a whole, so that it has no arenas: each range would pin, and show,
-//! all of the allocation. Must never allocate.
+//! The backend of a driver that exports allocations as a whole, so that it has no arenas: each
+//! range would pin, and show, all of the allocation. Must never allocate.
 
 use crate::backend::pool::{MemoryBackend, Pool};
 use crate::error::Error;

@@ -1,5 +1,6 @@
-//! Calls on one context and device: memory made, opened, exported, copied, with the rules on whose an fd is.
-//! All unsafe calls are here. Must never close an fd that is the driver's, nor leave one open that is not.
+//! Calls on one context and device: memory made, opened, exported, copied, with the rules on whose
+//! an fd is. All unsafe calls are here. Must never close an fd that is the driver's, nor leave one
+//! open that is not.
 
 use super::driver::{Driver, Found, absent, failed};
 use super::fd::{self, HANDLE_BYTES};
@@ -31,7 +32,8 @@ pub struct Context {
     found: Found,
     raw: ze_context_handle_t,
     is_own: bool,
-    /// Immediate, for copies; a list is one thread's at a time. Null in an application's context until first used.
+    /// Immediate, for copies; a list is one thread's at a time. Null in an application's context
+    /// until first used.
     list: Mutex<ze_command_list_handle_t>,
     closer: OnceLock<FdCloser>,
     /// Of all that is allocated here.
@@ -41,8 +43,8 @@ pub struct Context {
     learning: Mutex<()>,
 }
 
-// SAFETY: handles belong to the process, not to a thread; the memory functions may be called by any thread at once,
-// and the list is behind a lock.
+// SAFETY: handles belong to the process, not to a thread; the memory functions may be called by any
+// thread at once, and the list is behind a lock.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -73,9 +75,9 @@ fn address(pointer: *mut c_void) -> u64 {
     pointer.addr() as u64
 }
 
-// SAFETY, for every call in this block: driver, device and context are live as long as `self`; structures are blank ones
-// that name only locals, and out-pointers are to locals. Device addresses are looked up by the driver, never
-// dereferenced by a memory function.
+// SAFETY, for every call in this block: driver, device and context are live as long as `self`;
+// structures are blank ones that name only locals, and out-pointers are to locals. Device addresses
+// are looked up by the driver, never dereferenced by a memory function.
 impl Context {
     /// A context of its own.
     pub fn create(driver: &'static Driver, found: Found) -> Result<Self, Error> {
@@ -134,7 +136,8 @@ impl Context {
     fn allocate_with(&self, bytes: usize, next: *const c_void) -> Result<u64, CallError> {
         let desc = ze_device_mem_alloc_desc_t { pNext: next, ..Structure::blank() };
         let (mut out, device) = (ptr::null_mut(), self.found.device);
-        // SAFETY: see above; `next` is a structure that the caller holds. Alignment 0: the driver's.
+        // SAFETY: see above; `next` is a structure that the caller holds. Alignment 0: the
+        // driver's.
         unsafe {
             let (ze, desc) = (&self.driver.ze, &raw const desc);
             ze.zeMemAllocDevice(self.raw, desc, bytes, 0, device, &raw mut out)?;
@@ -142,11 +145,13 @@ impl Context {
         Ok(address(out))
     }
 
-    /// Waits for work of a queue, or for an event. Level Zero has no wait for all work of a context.
+    /// Waits for work of a queue, or for an event. Level Zero has no wait for all work of a
+    /// context.
     pub fn settle(&self, work: MakersWork) -> Result<(), Error> {
         self.driver.check_process()?;
         let ze = &self.driver.ze;
-        // SAFETY: the caller of the seal has promised that its handle is one of this driver and lives.
+        // SAFETY: the caller of the seal has promised that its handle is one of this driver and
+        // lives.
         let waited = unsafe {
             match work {
                 MakersWork::Stream(queue) => ze.zeCommandQueueSynchronize(queue.cast(), u64::MAX),
@@ -156,7 +161,8 @@ impl Context {
         waited.map_err(|why| failed("wait for work of the device", why))
     }
 
-    /// Frees what [`Context::allocate`] or [`Context::import_fd`] gave. Nobody waits for it: it is for drops.
+    /// Frees what [`Context::allocate`] or [`Context::import_fd`] gave. Nobody waits for it: it is
+    /// for drops.
     pub fn free(&self, base: u64) {
         if !self.driver.is_current() {
             return;
@@ -189,7 +195,8 @@ impl Context {
         Ok(Range { base: address(base), bytes: bytes as u64, id: found.id, is_device })
     }
 
-    /// A duplicate of the fd of an own allocation, by `export_fd`: no layout of a handle is involved.
+    /// A duplicate of the fd of an own allocation, by `export_fd`: no layout of a handle is
+    /// involved.
     pub fn export_own(&self, base: u64) -> Result<OwnedFd, Error> {
         self.driver.check_process()?;
         let _one = lock(&self.exporting);
@@ -219,7 +226,8 @@ impl Context {
         Ok(*self.own_kind.get_or_init(|| kind))
     }
 
-    /// Has the driver close its fd of an own allocation: `export_fd` counts nothing, the last Put closes.
+    /// Has the driver close its fd of an own allocation: `export_fd` counts nothing, the last Put
+    /// closes.
     fn close_exported(&self, base: u64) {
         if !self.puts() {
             return;
@@ -230,8 +238,9 @@ impl Context {
         }
     }
 
-    /// A duplicate of the fd of anybody's allocation at `base`, and the driver's handle of it. The memory may be freed
-    /// meanwhile by another thread: ask [`Context::range`] again before the fd is passed on.
+    /// A duplicate of the fd of anybody's allocation at `base`, and the driver's handle of it. The
+    /// memory may be freed meanwhile by another thread: ask [`Context::range`] again before the fd
+    /// is passed on.
     pub fn export_any(&self, base: u64) -> Result<Exported, Error> {
         self.driver.check_process()?;
         let _one = lock(&self.exporting);
@@ -257,7 +266,8 @@ impl Context {
         }
     }
 
-    /// The fd in a handle of this process: asked for where that can be asked, else where all drivers have it.
+    /// The fd in a handle of this process: asked for where that can be asked, else where all
+    /// drivers have it.
     fn fd_of(&self, handle: ze_ipc_mem_handle_t) -> RawFd {
         let mut number = 0;
         // SAFETY: see above.
@@ -281,9 +291,9 @@ impl Context {
         self.import_number(apart, bytes, || fd::is_still(number, fd))
     }
 
-    /// Imports `own` and sees to its end. `is_still_open` is asked once it is imported, when the rule is not known yet.
-    /// It is found out and not looked up: 26.14.37833.4 changed it, and what a driver says of its version ends before
-    /// that last number.
+    /// Imports `own` and sees to its end. `is_still_open` is asked once it is imported, when the
+    /// rule is not known yet. It is found out and not looked up: 26.14.37833.4 changed it, and what
+    /// a driver says of its version ends before that last number.
     fn import_number(
         &self,
         own: OwnedFd,
@@ -311,7 +321,8 @@ impl Context {
         Ok(base)
     }
 
-    /// Opens a driver's handle by an fd of this process, which stays the caller's: the address of the allocation.
+    /// Opens a driver's handle by an fd of this process, which stays the caller's: the address of
+    /// the allocation.
     pub fn open(&self, handle: &[u8; HANDLE_BYTES], fd: BorrowedFd<'_>) -> Result<u64, Error> {
         self.driver.check_process()?;
         let moved = fd::moved_off(handle, fd)?;
@@ -354,8 +365,9 @@ impl Context {
         }
         self.with_list(|ze, list| {
             let (event, events) = (ptr::null_mut(), ptr::null_mut());
-            // SAFETY: see above. One side is a slice that the caller borrows until this returns, and the list is
-            // synchronous: the copy is done then. The other is device memory in bounds.
+            // SAFETY: see above. One side is a slice that the caller borrows until this returns,
+            // and the list is synchronous: the copy is done then. The other is device memory in
+            // bounds.
             unsafe { ze.zeCommandListAppendMemoryCopy(list, to, from, bytes, event, 0, events) }
         })
         .map_err(|why| failed(format_args!("copy {bytes} bytes"), why))
@@ -424,8 +436,9 @@ fn duplicate_of(number: RawFd) -> Result<OwnedFd, Error> {
     if number < 0 {
         return Err(absent("the driver gave no fd for this memory"));
     }
-    // SAFETY: the driver's, open until the memory is freed or its last handle put back. Should another thread free
-    // somebody else's memory just now, it is closed (an error here) or another file (found out by its allocation's id).
+    // SAFETY: the driver's, open until the memory is freed or its last handle put back. Should
+    // another thread free somebody else's memory just now, it is closed (an error here) or another
+    // file (found out by its allocation's id).
     fd::duplicate(unsafe { BorrowedFd::borrow_raw(number) }, 0)
 }
 

@@ -1,5 +1,6 @@
-//! A Level Zero device, opened: found by ordinal, checked for what sharing needs, with a context to share in.
-//! Must never report a device that cannot share memory, nor destroy a context that is the application's.
+//! A Level Zero device, opened: found by ordinal, checked for what sharing needs, with a context to
+//! share in. Must never report a device that cannot share memory, nor destroy a context that is the
+//! application's.
 
 use super::context::{Context, FdCloser};
 use super::driver::{Driver, Found, absent, unless_fds_lack};
@@ -20,8 +21,9 @@ use std::sync::Arc;
 
 const DMA_BUF: u32 = ze_external_memory_type_flag_t::ZE_EXTERNAL_MEMORY_TYPE_FLAG_DMA_BUF.0;
 
-/// A device of this process; clones share it. Its context lives as long as any of them, or of the memory made from
-/// them. Pointers exported by [`crate::level_zero::export_pointer`] are answered for as long as one of them lives.
+/// A device of this process; clones share it. Its context lives as long as any of them, or of the
+/// memory made from them. Pointers exported by [`crate::level_zero::export_pointer`] are answered
+/// for as long as one of them lives.
 #[derive(Clone, Debug)]
 pub struct Device {
     inner: Arc<Inner>,
@@ -36,12 +38,13 @@ struct Inner {
 }
 
 impl Device {
-    /// The device of an ordinal, counted over all drivers in the loader's order (`ZE_AFFINITY_MASK` and its like
-    /// count), with a context of its own.
+    /// The device of an ordinal, counted over all drivers in the loader's order (`ZE_AFFINITY_MASK`
+    /// and its like count), with a context of its own.
     ///
     /// # Errors
-    /// NOT_SUPPORTED, with what is missing: the loader libze_loader.so.1 or a symbol in it, a driver, a device, or a
-    /// device that exports and imports dma-bufs; and in a child of fork(2). LOCAL_FD_LIMIT: drivers open some.
+    /// NOT_SUPPORTED, with what is missing: the loader libze_loader.so.1 or a symbol in it, a
+    /// driver, a device, or a device that exports and imports dma-bufs; and in a child of fork(2).
+    /// LOCAL_FD_LIMIT: drivers open some.
     pub fn open(ordinal: u32) -> Result<Self, Error> {
         let driver = Driver::get()?;
         let (found, name) = find(driver, ordinal)?;
@@ -54,8 +57,8 @@ impl Device {
     /// As [`Device::open`].
     ///
     /// # Safety
-    /// `context` is a live `ze_context_handle_t` of the driver that has this device, and is not destroyed as long as
-    /// this value, its clones, or memory made from them live.
+    /// `context` is a live `ze_context_handle_t` of the driver that has this device, and is not
+    /// destroyed as long as this value, its clones, or memory made from them live.
     pub unsafe fn of_context(ordinal: u32, context: *mut c_void) -> Result<Self, Error> {
         let driver = Driver::get()?;
         let (found, name) = find(driver, ordinal)?;
@@ -77,7 +80,8 @@ impl Device {
         Ok(u32::try_from(devices.len()).unwrap_or(u32::MAX))
     }
 
-    /// Its place among the devices that Level Zero shows this process, from 0; ZE_AFFINITY_MASK changes it.
+    /// Its place among the devices that Level Zero shows this process, from 0; ZE_AFFINITY_MASK
+    /// changes it.
     pub fn ordinal(&self) -> u32 {
         self.inner.ordinal
     }
@@ -87,13 +91,15 @@ impl Device {
         &self.inner.name
     }
 
-    /// Whether an exported allocation costs this process an fd until it is freed: the loader lacks zeMemPutIpcHandle
-    /// (before 1.9), and closing the driver's fd behind its back would let it close another later.
+    /// Whether an exported allocation costs this process an fd until it is freed: the loader lacks
+    /// zeMemPutIpcHandle (before 1.9), and closing the driver's fd behind its back would let it
+    /// close another later.
     pub fn keeps_exported_fds(&self) -> bool {
         !self.inner.context.puts()
     }
 
-    /// The closer of the fd of an import by `ze_external_memory_import_fd_t`; `None` until the first has shown it.
+    /// The closer of the fd of an import by `ze_external_memory_import_fd_t`; `None` until the
+    /// first has shown it.
     pub fn fd_closer(&self) -> Option<FdCloser> {
         self.inner.context.closer()
     }
@@ -141,19 +147,22 @@ impl LevelZeroMemory {
     /// Allocates `bytes`, so that they can be exported. What they contain is undefined.
     ///
     /// # Errors
-    /// BAD_HANDLE: 0 bytes. INTERNAL: the device has no memory. NOT_SUPPORTED in a child of fork(2).
+    /// BAD_HANDLE: 0 bytes. INTERNAL: the device has no memory. NOT_SUPPORTED in a child of
+    /// fork(2).
     pub fn new(device: &Device, bytes: usize) -> Result<Self, Error> {
         Self::allocate(device.context(), bytes)
     }
 
-    /// The memory of a grant: opened by its driver data, which say where in a pool it lies, or imported by its fd when there
-    /// are none. The grant's fd is not needed any more when this returns: close it, then tell
-    /// [`crate::Lease::mapped`]; [`crate::level_zero::LevelZeroImport`] does both. `access` is kept by
+    /// The memory of a grant: opened by its driver data, which say where in a pool it lies, or
+    /// imported by its fd when there are none. The grant's fd is not needed any more when this
+    /// returns: close it, then tell [`crate::Lease::mapped`];
+    /// [`crate::level_zero::LevelZeroImport`] does both. `access` is kept by
     /// [`LevelZeroMemory::write_at`] only: the driver knows no memory that kernels may only read.
     ///
     /// # Errors
-    /// NOT_SUPPORTED: the grant is of another kind. UNSUPPORTED_FD: the driver does not take the fd or the
-    /// handle. LOCAL_FD_LIMIT: nothing lost, retry. BAD_HANDLE: a size that the memory does not have.
+    /// NOT_SUPPORTED: the grant is of another kind. UNSUPPORTED_FD: the driver does not take the fd
+    /// or the handle. LOCAL_FD_LIMIT: nothing lost, retry. BAD_HANDLE: a size that the memory does
+    /// not have.
     pub fn import(device: &Device, grant: &Grant, access: Access) -> Result<Self, Error> {
         let info = &grant.info;
         // A memfd, too: see `fd::kind_of`. The driver has the last word.
@@ -173,8 +182,8 @@ impl LevelZeroMemory {
         Self::open(device.context(), &handle, grant.fd.as_fd(), info.facts.size_bytes, access)
     }
 
-    /// The memory of an fd which came by another way: `size_bytes` from `fd_offset` on. The fd stays the caller's and is not
-    /// needed any more when this returns.
+    /// The memory of an fd which came by another way: `size_bytes` from `fd_offset` on. The fd
+    /// stays the caller's and is not needed any more when this returns.
     ///
     /// # Errors
     /// As [`LevelZeroMemory::import`].

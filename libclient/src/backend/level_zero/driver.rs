@@ -1,5 +1,6 @@
-//! The loader with its drivers and devices, found once per process, and the driver's answers as stable codes.
-//! Must never be used in a forked child, nor report a driver that lacks what sharing needs.
+//! The loader with its drivers and devices, found once per process, and the driver's answers as
+//! stable codes. Must never be used in a forked child, nor report a driver that lacks what sharing
+//! needs.
 
 use crate::backend::device::driver::{lacks_fds, loaded};
 use crate::error::Error;
@@ -12,7 +13,8 @@ use level_zero_sys::{
 use std::ptr;
 use std::sync::OnceLock;
 
-/// Without these nothing can be shared. Others (Put, the fd functions) are used where the loader has them.
+/// Without these nothing can be shared. Others (Put, the fd functions) are used where the loader
+/// has them.
 const NEEDED: [&str; 18] = [
     "zeInit",
     "zeDriverGet",
@@ -147,8 +149,8 @@ pub fn unless_fds_lack(error: Error) -> Error {
     }
 }
 
-/// The driver's answer as a stable code. It has none of its own for a full fd table: what it answers then, it answers
-/// for other failures too, so the table is looked at.
+/// The driver's answer as a stable code. It has none of its own for a full fd table: what it
+/// answers then, it answers for other failures too, so the table is looked at.
 fn code_of(why: CallError, lacks_fds: impl FnOnce() -> bool) -> ErrorCode {
     let unsupported = [
         ze_result_t::ZE_RESULT_ERROR_UNSUPPORTED_FEATURE,

@@ -1,5 +1,5 @@
-//! Numbers of fds that the driver gives and takes: duplicated, moved, looked at. Plain system calls.
-//! Must never close an fd that is the driver's.
+//! Numbers of fds that the driver gives and takes: duplicated, moved, looked at. Plain system
+//! calls. Must never close an fd that is the driver's.
 
 use crate::error::Error;
 use crate::limits::LEARNING_FD;
@@ -24,8 +24,9 @@ pub fn duplicate(fd: BorrowedFd<'_>, least: RawFd) -> Result<OwnedFd, Error> {
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// A duplicate where no other thread's new fd can come while it is tested whether it is still open: fds are
-/// made at the lowest free number, so far above all of them. Elsewhere when that is beyond the limit.
+/// A duplicate where no other thread's new fd can come while it is tested whether it is still open:
+/// fds are made at the lowest free number, so far above all of them. Elsewhere when that is beyond
+/// the limit.
 pub fn duplicate_apart(fd: BorrowedFd<'_>) -> Result<OwnedFd, Error> {
     let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(0, |(soft, _)| soft);
     let last = RawFd::try_from(limit.saturating_sub(1)).unwrap_or(RawFd::MAX);
@@ -37,7 +38,8 @@ pub fn is_still(number: RawFd, fd: BorrowedFd<'_>) -> bool {
     if number < 0 {
         return false;
     }
-    // SAFETY: only looked at, during this call; if another thread closes it meanwhile, fstat says EBADF.
+    // SAFETY: only looked at, during this call; if another thread closes it meanwhile, fstat says
+    // EBADF.
     let there = fstat(unsafe { BorrowedFd::borrow_raw(number) });
     match (there, fstat(fd)) {
         (Ok(there), Ok(here)) => (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino),
@@ -45,9 +47,9 @@ pub fn is_still(number: RawFd, fd: BorrowedFd<'_>) -> bool {
     }
 }
 
-/// What an exported fd is. Drivers of real devices export dma-bufs, which know no seals; a driver without
-/// a device (tests) exports memfds where the system has no dma-bufs to give. The broker looks too, so what is
-/// registered must be what it is.
+/// What an exported fd is. Drivers of real devices export dma-bufs, which know no seals; a driver
+/// without a device (tests) exports memfds where the system has no dma-bufs to give. The broker
+/// looks too, so what is registered must be what it is.
 pub fn kind_of(fd: BorrowedFd<'_>) -> MemoryKind {
     match fcntl(fd, FcntlArg::F_GET_SEALS) {
         Ok(_) => MemoryKind::Memfd,
@@ -66,8 +68,8 @@ pub fn with_number(mut handle: [u8; HANDLE_BYTES], number: RawFd) -> [u8; HANDLE
     handle
 }
 
-/// Where in the exported object the allocation lies: bytes 8 to 15 in every layout known. Only for those who
-/// map the fd themselves; the driver reads it by itself.
+/// Where in the exported object the allocation lies: bytes 8 to 15 in every layout known. Only for
+/// those who map the fd themselves; the driver reads it by itself.
 pub fn offset_in(handle: &[u8; HANDLE_BYTES]) -> u64 {
     u64::from_ne_bytes(std::array::from_fn(|i| handle[8 + i]))
 }
@@ -76,8 +78,9 @@ pub fn offset_in(handle: &[u8; HANDLE_BYTES]) -> u64 {
 pub const HANDLE_BYTES: usize = level_zero_sys::ZE_MAX_IPC_HANDLE_SIZE as usize;
 const _: () = assert!(HANDLE_BYTES == fdbroker_protocol::limits::DRIVER_DATA_BYTES);
 
-/// The fd where its number is not the exporter's: with equal numbers a driver with opaque handles takes it for
-/// the exporter's and fetches that by pid, which fails or gets other memory. `None`: it is fine as it is.
+/// The fd where its number is not the exporter's: with equal numbers a driver with opaque handles
+/// takes it for the exporter's and fetches that by pid, which fails or gets other memory. `None`:
+/// it is fine as it is.
 pub fn moved_off(
     handle: &[u8; HANDLE_BYTES],
     fd: BorrowedFd<'_>,

@@ -1,5 +1,5 @@
-//! Memory that somebody else in this process allocated, by pointer: one registration per allocation.
-//! Must never give out a handle of memory that the driver does not know any more.
+//! Memory that somebody else in this process allocated, by pointer: one registration per
+//! allocation. Must never give out a handle of memory that the driver does not know any more.
 
 use super::device::{Device, check_window};
 use super::fd;
@@ -12,21 +12,23 @@ use fdbroker_protocol::{AllocationId, Facts, Handle, Share};
 use level_zero_sys::without_exporter;
 use std::os::fd::AsFd;
 
-/// The handle of device memory that anybody in this process allocated with this driver: of the whole allocation,
-/// whichever address in it `pointer` is, with the offset of `pointer` in it. The allocation is registered by the first
-/// call, recallable, with the driver's handle bytes; later calls look it up, without a message. `device` must be one of
-/// the pointer's driver, and the recalls are answered as long as it is open.
+/// The handle of device memory that anybody in this process allocated with this driver: of the
+/// whole allocation, whichever address in it `pointer` is, with the offset of `pointer` in it. The
+/// allocation is registered by the first call, recallable, with the driver's handle bytes; later
+/// calls look it up, without a message. `device` must be one of the pointer's driver, and the
+/// recalls are answered as long as it is open.
 ///
-/// The driver's fd is duplicated and the driver's own given back (zeMemPutIpcHandle), counted with the
-/// application's Gets. The one thing that is not counted is `ze_external_memory_export_fd_t`: who uses that
-/// fd number of the same memory must duplicate it.
+/// The driver's fd is duplicated and the driver's own given back (zeMemPutIpcHandle), counted with
+/// the application's Gets. The one thing that is not counted is `ze_external_memory_export_fd_t`:
+/// who uses that fd number of the same memory must duplicate it.
 ///
-/// Memory that is freed is found out when its address is exported again or recalled; until then the broker's fd keeps
-/// it alive. So call [`retire_pointer`] before zeMemFree.
+/// Memory that is freed is found out when its address is exported again or recalled; until then the
+/// broker's fd keeps it alive. So call [`retire_pointer`] before zeMemFree.
 ///
 /// # Errors
-/// STALE: no memory of this driver's, or freed meanwhile. NOT_SUPPORTED: the driver does not export it; `own_fds` of the
-/// client is below 2. LOCAL_FD_LIMIT: nothing lost, retry. As [`Exports::register`].
+/// STALE: no memory of this driver's, or freed meanwhile. NOT_SUPPORTED: the driver does not export
+/// it; `own_fds` of the client is below 2. LOCAL_FD_LIMIT: nothing lost, retry. As
+/// [`Exports::register`].
 pub fn export_pointer(
     device: &Device,
     exports: &Exports,
@@ -67,8 +69,9 @@ pub fn export_pointer(
     Ok(handle.at(pointer - base))
 }
 
-/// The allocation that `pointer` lies in is about to be freed: its registration is ended at once, by one message without
-/// an answer; which it was. To be called before zeMemFree; after it, with the allocation's first address.
+/// The allocation that `pointer` lies in is about to be freed: its registration is ended at once,
+/// by one message without an answer; which it was. To be called before zeMemFree; after it, with
+/// the allocation's first address.
 pub fn retire_pointer(device: &Device, exports: &Exports, pointer: u64) -> Option<AllocationId> {
     let base = device.context().range(pointer).map_or(pointer, |range| range.base);
     device.owner(exports.client()).others.forget(base);

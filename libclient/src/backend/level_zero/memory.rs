@@ -11,10 +11,11 @@ use fdbroker_protocol::{ErrorCode, MemoryKind};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Device memory (Level Zero) at a device address of this process, for kernels and copies. It holds no fd of its own.
+/// Device memory (Level Zero) at a device address of this process, for kernels and copies. It holds
+/// no fd of its own.
 ///
-/// Not registered by itself: [`crate::level_zero::LevelZeroBuffer`] is. Memory imported stays what it is after its
-/// owner has freed it, or has died.
+/// Not registered by itself: [`crate::level_zero::LevelZeroBuffer`] is. Memory imported stays what
+/// it is after its owner has freed it, or has died.
 #[derive(Debug)]
 pub struct LevelZeroMemory {
     context: Arc<Context>,
@@ -78,7 +79,8 @@ impl LevelZeroMemory {
         Self { context, origin, pointer, lead: 0, len, access }.checked()
     }
 
-    /// Sizes and offsets are the owner's word until the driver has confirmed them. An error gives the memory back.
+    /// Sizes and offsets are the owner's word until the driver has confirmed them. An error gives
+    /// the memory back.
     fn checked(self) -> Result<Self, Error> {
         let range = self.context.range(self.pointer)?;
         let begin = (self.pointer - range.base).checked_add(self.lead);
@@ -94,8 +96,8 @@ impl LevelZeroMemory {
         }
     }
 
-    /// A duplicate of its fd, close-on-exec. While it is open the memory stays allocated. For a moment the driver has
-    /// another one.
+    /// A duplicate of its fd, close-on-exec. While it is open the memory stays allocated. For a
+    /// moment the driver has another one.
     ///
     /// # Errors
     /// LOCAL_FD_LIMIT: nothing lost, retry. NOT_SUPPORTED: imported memory; in a child of fork(2).
@@ -140,7 +142,8 @@ impl LevelZeroMemory {
     /// Copies out `into.len()` bytes from `offset`.
     ///
     /// # Errors
-    /// BAD_HANDLE: out of bounds. INTERNAL: the driver's words. NOT_SUPPORTED in a child of fork(2).
+    /// BAD_HANDLE: out of bounds. INTERNAL: the driver's words. NOT_SUPPORTED in a child of
+    /// fork(2).
     pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Error> {
         let from = self.check(offset, into.len())?;
         self.context.read(from, into)

@@ -1,5 +1,6 @@
-//! Level Zero: device memory shared by dma-buf fds, own allocations and other people's pointers. Found at run time.
-//! Must never pretend: without loader, driver or device every function is there and answers NOT_SUPPORTED with the reason.
+//! Level Zero: device memory shared by dma-buf fds, own allocations and other people's pointers.
+//! Found at run time. Must never pretend: without loader, driver or device every function is there
+//! and answers NOT_SUPPORTED with the reason.
 //!
 //! ```no_run
 //! use fdbroker_client::level_zero::{Device, LevelZeroBuffer, LevelZeroImport};
@@ -21,16 +22,17 @@
 //! # }
 //! ```
 //!
-//! **Memory that others allocated** (a framework's pointers) is registered by [`export_pointer`] and its end is told by
-//! [`retire_pointer`].
+//! **Memory that others allocated** (a framework's pointers) is registered by [`export_pointer`]
+//! and its end is told by [`retire_pointer`].
 //!
-//! **Whose fd.** The driver has one fd per exported allocation and closes it itself: it is duplicated, and the duplicate
-//! sent. Then a Get and a Put make the driver close its own, so that an export leaves no fd behind. A loader without
-//! zeMemPutIpcHandle (before 1.9) cannot do that: there each allocation that was ever exported keeps one fd of this
-//! process open until it is freed ([`Device::keeps_exported_fds`]).
+//! **Whose fd.** The driver has one fd per exported allocation and closes it itself: it is
+//! duplicated, and the duplicate sent. Then a Get and a Put make the driver close its own, so that
+//! an export leaves no fd behind. A loader without zeMemPutIpcHandle (before 1.9) cannot do that:
+//! there each allocation that was ever exported keeps one fd of this process open until it is freed
+//! ([`Device::keeps_exported_fds`]).
 //!
-//! **Threads.** Everything may be used by any thread. **Fork.** Level Zero does not work in a child of fork(2):
-//! everything answers so there, and drops call nothing.
+//! **Threads.** Everything may be used by any thread. **Fork.** Level Zero does not work in a child
+//! of fork(2): everything answers so there, and drops call nothing.
 
 mod context;
 mod device;
@@ -50,8 +52,9 @@ pub use memory::LevelZeroMemory;
 
 pub use super::device::opener;
 
-/// Device memory of this process, shared through the broker. An export is two fds of this process for a moment, the
-/// driver's own and its duplicate, so the client must have declared an `own_fds` of 2 or more.
+/// Device memory of this process, shared through the broker. An export is two fds of this process
+/// for a moment, the driver's own and its duplicate, so the client must have declared an `own_fds`
+/// of 2 or more.
 pub type LevelZeroBuffer = DeviceBuffer<Device>;
 
 /// Device memory of another process, opened here.

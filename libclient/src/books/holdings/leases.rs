@@ -1,5 +1,6 @@
-//! The leases of a client: which are known to the broker, which wait to be declared, which were refused.
-//! Must never lose a lease that was granted: it is given back, declared or known as refused.
+//! The leases of a client: which are known to the broker, which wait to be declared, which were
+//! refused. Must never lose a lease that was granted: it is given back, declared or known as
+//! refused.
 
 use crate::books::one_way::OneWay;
 use fdbroker_protocol::message::{DeclareItem, declare_flags};
@@ -27,13 +28,15 @@ impl Mark {
         self.number.load(Ordering::Acquire)
     }
 
-    /// Whether the broker of the page that is shown knows it: it does, or no page is shown. `false` is set before a
-    /// page is shown to which it is not known, and `true` before one is shown to which it is.
+    /// Whether the broker of the page that is shown knows it: it does, or no page is shown. `false`
+    /// is set before a page is shown to which it is not known, and `true` before one is shown to
+    /// which it is.
     pub fn is_known(&self) -> bool {
         self.is_known.load(Ordering::Acquire)
     }
 
-    /// Whether a broker has refused it: its number is that of the broker before, and may be another lease's by now.
+    /// Whether a broker has refused it: its number is that of the broker before, and may be another
+    /// lease's by now.
     pub fn is_refused(&self) -> bool {
         self.is_refused.load(Ordering::Acquire)
     }
@@ -97,7 +100,8 @@ impl Leases {
         self.all.is_empty()
     }
 
-    /// Another broker: none is known. Those not refused before wait, or are refused if they cannot be declared.
+    /// Another broker: none is known. Those not refused before wait, or are refused if they cannot
+    /// be declared.
     pub fn begin(&mut self) {
         self.all.retain(|_, held| !held.is_dropped);
         self.waiting.clear();
@@ -112,7 +116,8 @@ impl Leases {
         }
     }
 
-    /// A lease just granted, its fd open. One that the broker of the moment does not know waits to be declared.
+    /// A lease just granted, its fd open. One that the broker of the moment does not know waits to
+    /// be declared.
     pub fn enter(
         &mut self,
         number: u64,
@@ -147,14 +152,16 @@ impl Leases {
         handles
     }
 
-    /// The memory is imported and the fd closed; the number to tell the broker, if it knows the lease.
+    /// The memory is imported and the fd closed; the number to tell the broker, if it knows the
+    /// lease.
     pub fn mapped(&mut self, key: LeaseKey) -> Option<u64> {
         let held = &mut self.all[key.0];
         held.is_open = false;
         (held.standing == Standing::Known).then(|| held.mark.number())
     }
 
-    /// Its holder is done with it; the number to tell the broker, if it knows the lease. The key is void.
+    /// Its holder is done with it; the number to tell the broker, if it knows the lease. The key is
+    /// void.
     pub fn released(&mut self, key: LeaseKey) -> Option<u64> {
         let held = &mut self.all[key.0];
         match held.standing {
@@ -214,8 +221,8 @@ impl Leases {
         Some(RefusedLease { id, number: held.mark.number(), code })
     }
 
-    /// The answers to what was declared, in its order: what to send for leases that were given back or mapped meanwhile,
-    /// and what was refused.
+    /// The answers to what was declared, in its order: what to send for leases that were given back
+    /// or mapped meanwhile, and what was refused.
     pub fn note_declared(
         &mut self,
         declaring: &Declaring,

@@ -1,13 +1,16 @@
-//! What this client has at the broker: its registrations and its leases, over all connections. Pure bookkeeping, no IO.
-//! Must never call anything under its lock, nor hold a connection but as a `Line`: connections hold this.
+//! What this client has at the broker: its registrations and its leases, over all connections. Pure
+//! bookkeeping, no IO. Must never call anything under its lock, nor hold a connection but as a
+//! `Line`: connections hold this.
 //!
-//! **Over a loss.** While a connection works, everything in here is known to its broker. When it is lost, nothing is. The
-//! next one is *begun* (`begin`): what can be named again waits to be named, what cannot has ended. `resume` then names
-//! it, message by message, before the application gets the connection. What the application ends meanwhile is not named
-//! any more, or taken back when the answer comes. What a broker refuses has ended.
+//! **Over a loss.** While a connection works, everything in here is known to its broker. When it is
+//! lost, nothing is. The next one is *begun* (`begin`): what can be named again waits to be named,
+//! what cannot has ended. `resume` then names it, message by message, before the application gets
+//! the connection. What the application ends meanwhile is not named any more, or taken back when
+//! the answer comes. What a broker refuses has ended.
 //!
-//! **Stragglers.** A reply may be read from a connection that is lost by the time its thread decodes it: what it brings is
-//! entered as waiting, too, and named by the connection of the moment, or the next one.
+//! **Stragglers.** A reply may be read from a connection that is lost by the time its thread
+//! decodes it: what it brings is entered as waiting, too, and named by the connection of the
+//! moment, or the next one.
 //!
 //! **Lock order**: after any other lock of the library; none is taken under it.
 
@@ -69,8 +72,8 @@ impl Holdings {
         Holdings { state: Mutex::default(), wake, numberings: AtomicU64::new(0) }
     }
 
-    /// Connection `epoch` is begun: all that is here waits to be named over it. What has ended for want of a way to name it.
-    /// `is_closed`: the memory at an address cannot be exported again.
+    /// Connection `epoch` is begun: all that is here waits to be named over it. What has ended for
+    /// want of a way to name it. `is_closed`: the memory at an address cannot be exported again.
     pub fn begin(
         &self,
         epoch: u64,
@@ -109,8 +112,8 @@ impl Holdings {
         state.sleeps
     }
 
-    /// A lease just granted over connection `epoch`, its fd open. Another broker's by now: it waits to be declared, or, without
-    /// a handle, is unknown to that one.
+    /// A lease just granted over connection `epoch`, its fd open. Another broker's by now: it waits
+    /// to be declared, or, without a handle, is unknown to that one.
     pub fn enter_lease(
         &self,
         epoch: u64,
@@ -120,8 +123,8 @@ impl Holdings {
         self.enter(epoch, |state, is_known| state.leases.enter(number, handle, is_known))
     }
 
-    /// A registration just made over connection `epoch`; the epoch that it is known by from now on: the first one's, if
-    /// it is counted again. Another broker's by now: it waits to be named.
+    /// A registration just made over connection `epoch`; the epoch that it is known by from now on:
+    /// the first one's, if it is counted again. Another broker's by now: it waits to be named.
     pub fn enter_registration(&self, epoch: u64, deposit: &Deposit, made: &Registration) -> u64 {
         self.enter(epoch, |state, is_known| state.registrations.enter(deposit, made, is_known))
     }
@@ -150,21 +153,24 @@ impl Holdings {
         lock(&self.state).leases.in_use()
     }
 
-    /// The memory is imported and the fd closed: the connection to say so over, and the lease's number.
+    /// The memory is imported and the fd closed: the connection to say so over, and the lease's
+    /// number.
     pub fn lease_mapped(&self, key: LeaseKey) -> Option<(Arc<dyn Line>, u64)> {
         let mut state = lock(&self.state);
         let number = state.leases.mapped(key)?;
         Some((state.link.line()?, number))
     }
 
-    /// Its holder is done with it: the connection to say so over, and the lease's number. The key is void.
+    /// Its holder is done with it: the connection to say so over, and the lease's number. The key
+    /// is void.
     pub fn lease_released(&self, key: LeaseKey) -> Option<(Arc<dyn Line>, u64)> {
         let mut state = lock(&self.state);
         let number = state.leases.released(key)?;
         Some((state.link.line()?, number))
     }
 
-    /// These are about to be registered: what was in their ranges before is not there any more, whatever the answer.
+    /// These are about to be registered: what was in their ranges before is not there any more,
+    /// whatever the answer.
     pub fn supersede<'a>(&self, deposits: impl Iterator<Item = &'a Deposit>) {
         let mut state = lock(&self.state);
         deposits.for_each(|deposit| state.registrations.supersede(deposit));

@@ -1,5 +1,5 @@
-//! The registrations of a client: what each was made with, so that it can be named again to another broker.
-//! Must never name what its owner has freed, replaced or ended.
+//! The registrations of a client: what each was made with, so that it can be named again to another
+//! broker. Must never name what its owner has freed, replaced or ended.
 
 use crate::books::one_way::{Line, OwnerKey, Unregister};
 use crate::books::spans::{Spans, place_of};
@@ -37,7 +37,8 @@ struct Entry {
     awaits_drain: bool,
 }
 
-/// Whether what was registered is there still, by its owner's words. If not it stays to be unregistered, or drained.
+/// Whether what was registered is there still, by its owner's words. If not it stays to be
+/// unregistered, or drained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Memory {
     There,
@@ -149,7 +150,8 @@ impl Registrations {
         }
     }
 
-    /// It is about to be registered: whatever else was in its range is not there any more, whatever the answer.
+    /// It is about to be registered: whatever else was in its range is not there any more, whatever
+    /// the answer.
     pub fn supersede(&mut self, deposit: &Deposit) {
         let Some(place) = place_of(deposit) else { return };
         for other in self.places.overlapping(place, deposit.facts.size_bytes) {
@@ -160,7 +162,8 @@ impl Registrations {
         }
     }
 
-    /// The broker counts it again, so it lives there: what was about to replace it has not come to be.
+    /// The broker counts it again, so it lives there: what was about to replace it has not come to
+    /// be.
     fn note_living(&mut self, id: AllocationId) {
         let Some(named) = self.all.get_mut(&id) else { return };
         let Some(place) = place_of(&named.deposit) else { return };
@@ -199,8 +202,8 @@ impl Registrations {
         naming
     }
 
-    /// A registration just made; the epoch that it is known by from now on: the first one's, if it is counted again.
-    /// One that the broker of the moment does not know waits to be named.
+    /// A registration just made; the epoch that it is known by from now on: the first one's, if it
+    /// is counted again. One that the broker of the moment does not know waits to be named.
     pub fn enter(&mut self, deposit: &Deposit, registration: &Registration, is_known: bool) -> u64 {
         let id = registration.id();
         if let Some(named) = self.all.get_mut(&id)
@@ -257,8 +260,9 @@ impl Registrations {
         named.is_some_and(|named| named.birth == registration.epoch && named.count > 0)
     }
 
-    /// Ends one registration, the last of its count for good. `line` leads to the broker of the moment. `awaits_drain`: its
-    /// owner is to hear when it is drained, of this broker or another one.
+    /// Ends one registration, the last of its count for good. `line` leads to the broker of the
+    /// moment. `awaits_drain`: its owner is to hear when it is drained, of this broker or another
+    /// one.
     pub fn end(
         &mut self,
         what: RegistrationRef,
@@ -288,8 +292,8 @@ impl Registrations {
         }
     }
 
-    /// The answers to what was named, in its order; `Ok(true)`: it is drained. What answers AGAIN waits to be named again, if
-    /// `may_retry`.
+    /// The answers to what was named, in its order; `Ok(true)`: it is drained. What answers AGAIN
+    /// waits to be named again, if `may_retry`.
     pub fn note_named(
         &mut self,
         naming: &Naming,

@@ -1,5 +1,5 @@
-//! What the table does for a miss: says which thread fetches and which wait, and keeps what was fetched.
-//! Must never let two threads fetch the same, nor keep what has ended meanwhile.
+//! What the table does for a miss: says which thread fetches and which wait, and keeps what was
+//! fetched. Must never let two threads fetch the same, nor keep what has ended meanwhile.
 
 use super::{Pinned, Table, Victims, close_all, pinned, place};
 use crate::books::page::Verdict;
@@ -41,7 +41,8 @@ pub(in crate::cache) struct Fresh {
 }
 
 impl Table {
-    /// Looks under the lock: what a hit could not see, what is ended, and whether another thread fetches it. Counts.
+    /// Looks under the lock: what a hit could not see, what is ended, and whether another thread
+    /// fetches it. Counts.
     pub fn look(&self, handle: &Handle, access: Access) -> Look<'_> {
         let mut closed = Vec::new();
         let mut cold = lock(&self.cold);
@@ -72,7 +73,8 @@ impl Table {
             {
                 let stripe = my_stripe();
                 row.make_count(stripe);
-                // Pinned too often: it is fetched anew, and this one is closed when the last user releases it.
+                // Pinned too often: it is fetched anew, and this one is closed when the last user
+                // releases it.
                 if row.pin(stripe).is_ok() {
                     row.entry().refer(word);
                     self.hits.add(my_seat());
@@ -93,8 +95,8 @@ impl Table {
         Look::Fetch(Claim::new(self, key, flight))
     }
 
-    /// Keeps what was fetched, pinned once for the caller and once for each waiter; what has to go for it is in
-    /// `closed`. If it has ended meanwhile, or the connection has, nothing is kept.
+    /// Keeps what was fetched, pinned once for the caller and once for each waiter; what has to go
+    /// for it is in `closed`. If it has ended meanwhile, or the connection has, nothing is kept.
     pub fn keep(
         &self,
         claim: Claim<'_>,
@@ -104,7 +106,8 @@ impl Table {
     ) -> Result<Pinned<'_>, Error> {
         let id = fresh.held.lease.id();
         let mut cold = lock(&self.cold);
-        // The page under the lock: an end that came before is seen here, one that comes after finds the entry.
+        // The page under the lock: an end that came before is seen here, one that comes after finds
+        // the entry.
         if !fresh.held.lease.is_current() {
             drop(cold);
             return Err(fresh.held.lease.why_not_current());

@@ -1,5 +1,5 @@
-//! The cache's table: finds, pins, releases, evicts. The index and the entries are read without a lock.
-//! Must never validate before it has pinned, nor close what is pinned.
+//! The cache's table: finds, pins, releases, evicts. The index and the entries are read without a
+//! lock. Must never validate before it has pinned, nor close what is pinned.
 
 pub(super) mod claims;
 
@@ -122,8 +122,8 @@ impl Table {
         &self.settings
     }
 
-    /// The hit: pins, then validates. No lock, no syscall (but once per thread and 65,536 entries the lock, to make
-    /// room for the thread's pins). An offset outside is no hit.
+    /// The hit: pins, then validates. No lock, no syscall (but once per thread and 65,536 entries
+    /// the lock, to make room for the thread's pins). An offset outside is no hit.
     #[inline(always)]
     pub fn hit(&self, handle: &Handle, access: Access) -> Option<Pinned<'_>> {
         if !self.is_own_process() {
@@ -187,15 +187,18 @@ impl Table {
         None
     }
 
-    /// The state of a pinned entry if it is LIVE, what the handle says, and current. The page is read before the state.
+    /// The state of a pinned entry if it is LIVE, what the handle says, and current. The page is
+    /// read before the state.
     ///
-    /// Over a loss of the broker entries stay as they are, while the page shows nothing: all hits are misses. Before the
-    /// next broker's page is shown, every lease is declared to it or refused, and what was refused is detached
-    /// (`note_declared`). So who reads the next page as current reads a state after that: LIVE means declared. Who has
-    /// read the page before the loss and the state after it gets memory that was current when it asked, pinned, so that it
-    /// stays open; its lease is declared or refused like that of any import in use. An allocation of another generation
-    /// matches neither: generations grow over all brokers of a directory, and the entry's is compared. Of another
-    /// directory's broker, whose generations may repeat, every lease is refused, as its key is another.
+    /// Over a loss of the broker entries stay as they are, while the page shows nothing: all hits
+    /// are misses. Before the next broker's page is shown, every lease is declared to it or
+    /// refused, and what was refused is detached (`note_declared`). So who reads the next page as
+    /// current reads a state after that: LIVE means declared. Who has read the page before the loss
+    /// and the state after it gets memory that was current when it asked, pinned, so that it stays
+    /// open; its lease is declared or refused like that of any import in use. An allocation of
+    /// another generation matches neither: generations grow over all brokers of a directory, and
+    /// the entry's is compared. Of another directory's broker, whose generations may repeat, every
+    /// lease is refused, as its key is another.
     #[inline]
     fn validate(&self, entry: &Entry, tag: u64, id: AllocationId, access: Access) -> Option<Word> {
         let is_current = self.common.page.is_current(id);
@@ -286,7 +289,8 @@ impl Table {
         close_all(closed);
     }
 
-    /// The memory behind a pin that another thread made for the caller, if it is current; else the pin is given back.
+    /// The memory behind a pin that another thread made for the caller, if it is current; else the
+    /// pin is given back.
     pub fn adopt(&self, pin: Pin, id: AllocationId) -> Option<Pinned<'_>> {
         if !self.is_current(pin, id) {
             self.release_held(pin);
@@ -375,8 +379,8 @@ impl Table {
         count
     }
 
-    /// Closes all that is unused, and until `resume` all that gets unused; nothing is opened. Waits for what other threads are
-    /// opening.
+    /// Closes all that is unused, and until `resume` all that gets unused; nothing is opened. Waits
+    /// for what other threads are opening.
     ///
     /// # Errors
     /// TIMED_OUT: they have not ended by the deadline. It is suspended all the same.
@@ -427,8 +431,9 @@ impl Table {
         }
     }
 
-    /// All leases have been declared to a new broker. What it has refused is found no more; the rest has new numbers. No
-    /// page is shown meanwhile, so nothing is a hit. In pieces, as a miss of another thread may wait for the lock.
+    /// All leases have been declared to a new broker. What it has refused is found no more; the
+    /// rest has new numbers. No page is shown meanwhile, so nothing is a hit. In pieces, as a miss
+    /// of another thread may wait for the lock.
     pub fn note_declared(&self) {
         let mut from = 0;
         loop {
@@ -568,7 +573,8 @@ impl Table {
                 self.flags.0.fetch_and(!OVER, Ordering::SeqCst);
                 return;
             }
-            // Once more after the flag is set: a release that did not see it was before, and is seen now.
+            // Once more after the flag is set: a release that did not see it was before, and is
+            // seen now.
             self.flags.0.fetch_or(OVER, Ordering::SeqCst);
         }
     }
@@ -611,7 +617,8 @@ impl Table {
         Some(take(cold, row, place))
     }
 
-    /// Takes an entry out of what is found, and out altogether unless it is in use: then the last release does.
+    /// Takes an entry out of what is found, and out altogether unless it is in use: then the last
+    /// release does.
     fn detach(&self, cold: &mut Cold, number: u32) -> Option<Held> {
         let row = self.row(number);
         self.unlist(cold, place(row));

@@ -75,7 +75,8 @@ impl Names {
         range.len()
     }
 
-    /// Names the object whose index the broker has said, and says of one that a get has waited for how it stands.
+    /// Names the object whose index the broker has said, and says of one that a get has waited for
+    /// how it stands.
     pub(super) fn named(&self, error: Error) -> Error {
         use ErrorCode::{NotFound, NotSealed, TimedOut};
         let Some(status) = error.status else { return error };

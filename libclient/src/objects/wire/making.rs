@@ -1,4 +1,5 @@
-//! Requests that make groups: create, add, seal, abort. Must never send a message that is longer than the protocol allows.
+//! Requests that make groups: create, add, seal, abort. Must never send a message that is longer
+//! than the protocol allows.
 
 use super::super::options::{NewObject, ObjectOptions};
 use super::message::{call, check_name, chunk};
@@ -164,7 +165,8 @@ pub fn create(
             Ok(Created { group: created.group.get(), kept_ends_with_broker: ends })
         };
         match connection.call(call, &[fd], write, read) {
-            // The credit was taken back, or what others have ended under the name is still to be swept.
+            // The credit was taken back, or what others have ended under the name is still to be
+            // swept.
             Err(error) => again
                 .pause_after(error, connection, deadline)
                 .map_err(|error| items.named(error, first.start))?,

@@ -1,5 +1,5 @@
-//! What all requests about objects have: their call, the check of a name, and how much fits into one message. Must never let a name
-//! pass that the broker would take for a broken message.
+//! What all requests about objects have: their call, the check of a name, and how much fits into
+//! one message. Must never let a name pass that the broker would take for a broken message.
 
 use crate::deadline::Deadline;
 use crate::error::Error;
@@ -28,7 +28,8 @@ pub fn check_name(what: &str, name: &str) -> Result<(), Error> {
     Err(Error::new(ErrorCode::BadHandle, format!("{what} {name:?}")).because(why))
 }
 
-/// As many of the parts from `begin` on as one message has room for, behind a head of so many bytes; one at least.
+/// As many of the parts from `begin` on as one message has room for, behind a head of so many
+/// bytes; one at least.
 pub fn chunk(begin: usize, sizes: impl Iterator<Item = usize>, head: usize) -> Range<usize> {
     let mut left = MAX_OBJECT_MESSAGE_BYTES - size_of::<Header>() - head;
     let fits = |size: &usize| {

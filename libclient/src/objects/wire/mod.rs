@@ -1,5 +1,5 @@
-//! Requests about objects: what is said to the broker, and what its answers mean. Must never lose a grant or a group of an answer
-//! that cannot be used.
+//! Requests about objects: what is said to the broker, and what its answers mean. Must never lose a
+//! grant or a group of an answer that cannot be used.
 
 mod getting;
 mod making;

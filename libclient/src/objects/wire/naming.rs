@@ -1,4 +1,5 @@
-//! Requests about names: delete, touch, stat, list, watch. Must never take an answer for more names than were asked for.
+//! Requests about names: delete, touch, stat, list, watch. Must never take an answer for more names
+//! than were asked for.
 
 use super::super::info::ObjectInfo;
 use super::super::options::Touch;
@@ -30,7 +31,8 @@ struct Each<'a, H, W> {
 }
 
 impl<H: Fn(&mut Writer), W: Fn(&mut Writer, usize)> Each<'_, H, W> {
-    /// Asks for all of them, in as many messages as it takes; those that are to be asked for again, until the deadline.
+    /// Asks for all of them, in as many messages as it takes; those that are to be asked for again,
+    /// until the deadline.
     fn ask(&self, connection: &Connection, deadline: Deadline) -> Vec<Result<(), Error>> {
         let mut outcomes: Vec<Option<Result<(), Error>>> =
             self.names.iter().map(|_| None).collect();

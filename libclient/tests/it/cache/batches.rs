@@ -46,7 +46,8 @@ fn import_many_when_300_are_missing_then_mapped_is_told_by_the_message() {
     assert!(outcomes.iter().all(Result::is_ok));
     rig.granting.until("all are mapped", |log| log.mapped.concat().len() == 300);
     rig.granting.log(|log| {
-        // One for each of the two grants' messages. The library's thread may send what is there in the middle of one.
+        // One for each of the two grants' messages. The library's thread may send what is there in
+        // the middle of one.
         assert!(log.mapped.len() < 10, "{} messages", log.mapped.len());
         let mut leases = log.mapped.concat();
         leases.sort_unstable();
@@ -123,7 +124,8 @@ fn import_many_when_two_batches_cross_then_both_end_and_nothing_is_asked_twice()
     let wanted = u64::from(ROUNDS) * 300;
     let cancelled = rig.granting.log(|log| log.cancelled);
     rig.granting.log(|log| assert_eq!(log.next_lease - cancelled, wanted));
-    // Before it asks again, the cache closes what is unused: the answer may be slow for want of quota.
+    // Before it asks again, the cache closes what is unused: the answer may be slow for want of
+    // quota.
     assert!(rig.cache.stats().entries == wanted || cancelled > 0, "{}", rig.cache.stats());
     assert_eq!(rig.cache.stats().pinned, 0);
     rig.assert_leases_match();

@@ -15,7 +15,8 @@ fn import_when_over_three_entries_then_the_least_recent_goes() {
     rig.touch(4);
     assert_eq!(rig.granting.acquires(), 4);
     assert_eq!(rig.cached(1..10), [1, 3, 4]);
-    // `cached` has used all of them: an entry used since the last look stays one more round, oldest first.
+    // `cached` has used all of them: an entry used since the last look stays one more round, oldest
+    // first.
     rig.touch(5);
     rig.touch(6);
     assert_eq!(rig.cached(1..10).len(), 3);

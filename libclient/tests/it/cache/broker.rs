@@ -1,5 +1,5 @@
-//! A broker that grants live allocations by itself, and records all messages. All bytes of slot `n` are `n`. Must never
-//! grant an allocation that its test has ended.
+//! A broker that grants live allocations by itself, and records all messages. All bytes of slot `n`
+//! are `n`. Must never grant an allocation that its test has ended.
 
 use crate::support::*;
 use fdbroker_client::{
@@ -23,7 +23,8 @@ pub struct Log {
     pub acquires: Vec<Vec<AllocationId>>,
     /// How many ids each acquire had, by the request, unless it was cancelled.
     asked: BTreeMap<u64, u64>,
-    /// How many ids the acquires had that were cancelled: a slow answer is not waited for, and the ids are asked for again.
+    /// How many ids the acquires had that were cancelled: a slow answer is not waited for, and the
+    /// ids are asked for again.
     pub cancelled: u64,
     /// The leases of each `mapped`.
     pub mapped: Vec<Vec<u64>>,

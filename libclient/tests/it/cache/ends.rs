@@ -133,7 +133,8 @@ fn import_when_the_broker_comes_back_then_all_is_a_miss_until_declared_and_then_
     assert_eq!(cache.stats().entries, 5, "nothing is closed for that");
     broker.start();
     let granting = Granting::silent(broker.accept(Terms::default()));
-    // The new broker's page shows all slots alive with the same generations, but nothing is declared yet.
+    // The new broker's page shows all slots alive with the same generations, but nothing is
+    // declared yet.
     let hits = (1..6).filter(|slot| cache.hit(&handle(*slot), Access::Read).is_some());
     assert_eq!(hits.count(), 0);
     assert!(!used.is_current() && !client.is_current(used.id()));

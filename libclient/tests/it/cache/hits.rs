@@ -103,7 +103,8 @@ fn import_when_64_threads_miss_at_once_then_one_acquire() {
             });
         }
         start.wait();
-        // All imports have begun, or will; the broker answers the one that asked when all others wait.
+        // All imports have begun, or will; the broker answers the one that asked when all others
+        // wait.
         eventually("63 wait", || rig.cache.stats().misses == 64);
         rig.granting.hold_answers(false);
     });

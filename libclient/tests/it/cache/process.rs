@@ -1,5 +1,5 @@
-//! fork(2), which changes a whole process. The test starts itself again in a process of its own, which runs the
-//! `child_` function with the broker of this process.
+//! fork(2), which changes a whole process. The test starts itself again in a process of its own,
+//! which runs the `child_` function with the broker of this process.
 
 use super::broker::*;
 use crate::shared::full_name;

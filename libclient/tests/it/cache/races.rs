@@ -11,7 +11,8 @@ const TIME: Duration = Duration::from_millis(1500);
 /// Least number of looks at imported memory, however long they take.
 const LOOKS: u64 = 100;
 
-/// A word that says whether it is open. It is never freed, so that a read after the close shows the fault.
+/// A word that says whether it is open. It is never freed, so that a read after the close shows the
+/// fault.
 #[derive(Debug)]
 struct Flag(&'static AtomicU32);
 
@@ -112,8 +113,8 @@ fn hit_when_the_allocation_ends_and_lives_again_then_never_closed_memory() {
     });
 }
 
-/// Rounds, each of which closes the memory under the hits once. A cache that read the address before the state failed
-/// within 10,000 rounds on two cores.
+/// Rounds, each of which closes the memory under the hits once. A cache that read the address
+/// before the state failed within 10,000 rounds on two cores.
 const REOPENINGS: usize = 60_000;
 
 #[test]

@@ -1,5 +1,5 @@
-//! For tests that must not share a process with others: the test starts itself again in a process of its own.
-//! That process must never outlive its test by more than its own patience.
+//! For tests that must not share a process with others: the test starts itself again in a process
+//! of its own. That process must never outlive its test by more than its own patience.
 
 use super::FakeBroker;
 use crate::shared::full_name;

@@ -1,5 +1,5 @@
-//! A broker that follows a test's script: a real listener, real fds, the real wire format, no logic of its own.
-//! Must never answer by itself.
+//! A broker that follows a test's script: a real listener, real fds, the real wire format, no logic
+//! of its own. Must never answer by itself.
 
 pub mod child;
 pub mod stub;
@@ -349,8 +349,8 @@ impl Peer {
         self.send(Writer::new().failed(id, status), &[]);
     }
 
-    /// Answers an acquire; grants get leases from `next_lease` on. A grant's slot is its lease's number, its
-    /// generation 1.
+    /// Answers an acquire; grants get leases from `next_lease` on. A grant's slot is its lease's
+    /// number, its generation 1.
     pub fn grant(&mut self, id: u64, answers: &[Answer<'_>]) -> Vec<u64> {
         let mut writer = Writer::new();
         writer.start(Kind::Granted, id);
@@ -425,7 +425,8 @@ impl Peer {
         self.send(writer.finish(items.len(), 0), &[]);
     }
 
-    /// Answers a declare by one code each, in order, with new leases from `next_lease` on; answers these leases.
+    /// Answers a declare by one code each, in order, with new leases from `next_lease` on; answers
+    /// these leases.
     pub fn declared(&mut self, request: &Received, codes: &[Result<(), ErrorCode>]) -> Vec<u64> {
         let items = request.declare();
         assert_eq!(items.len(), codes.len());
@@ -531,7 +532,8 @@ pub fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
     }
 }
 
-/// The read end of a pipe whose write end is sent as "memory": it reads the end when every copy is closed.
+/// The read end of a pipe whose write end is sent as "memory": it reads the end when every copy is
+/// closed.
 pub fn canary() -> (OwnedFd, OwnedFd) {
     nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC | nix::fcntl::OFlag::O_NONBLOCK).unwrap()
 }

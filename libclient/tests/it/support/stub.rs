@@ -1,5 +1,5 @@
-//! Runs a test again in a process of its own whose libcuda.so.1 is tests/cuda_stub: for tests without a GPU.
-//! The stub must never be taken for CUDA: its device's name says what it is.
+//! Runs a test again in a process of its own whose libcuda.so.1 is tests/cuda_stub: for tests
+//! without a GPU. The stub must never be taken for CUDA: its device's name says what it is.
 
 use crate::shared::full_name;
 use std::path::{Path, PathBuf};

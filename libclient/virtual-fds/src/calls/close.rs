@@ -22,7 +22,8 @@ pub fn close(fd: RawFd) -> isize {
     answer
 }
 
-/// Leaves out the layer's own fds, and ends the virtual fds that this process has exported, as far as they are in the range.
+/// Leaves out the layer's own fds, and ends the virtual fds that this process has exported, as far
+/// as they are in the range.
 pub fn close_range(first: u32, last: u32, flags: u32) -> isize {
     let answer = close_real(first, last, flags);
     let ends = answer == 0 && flags & libc::CLOSE_RANGE_CLOEXEC == 0;

@@ -1,5 +1,6 @@
-//! dup(2), dup2(2), dup3(2) and fcntl(2). A duplicate of a virtual fd is a real fd, a duplicate of a granted fd shares its
-//! lease. Must never answer a virtual fd: the program may want a number of its own choice.
+//! dup(2), dup2(2), dup3(2) and fcntl(2). A duplicate of a virtual fd is a real fd, a duplicate of
+//! a granted fd shares its lease. Must never answer a virtual fd: the program may want a number of
+//! its own choice.
 
 use super::refused;
 use crate::source::{self, Fresh};
@@ -42,8 +43,8 @@ pub fn dup3(fd: RawFd, onto: RawFd, flags: i32) -> isize {
     answer
 }
 
-/// What was granted for a virtual fd lies at the very number that the program wants: the lowest that
-/// was free.
+/// What was granted for a virtual fd lies at the very number that the program wants: the lowest
+/// that was free.
 fn keep_there(fd: RawFd, flags: i32) -> isize {
     let flags = if flags & libc::O_CLOEXEC != 0 { libc::FD_CLOEXEC } else { 0 };
     // SAFETY: F_SETFD takes a number.
@@ -65,7 +66,8 @@ pub unsafe fn fcntl(fd: RawFd, command: i32, argument: usize) -> isize {
         (libc::F_GETFD, Some(_)) if source::is_borrowed() => libc::FD_CLOEXEC as isize,
         (libc::F_SETFD, Some(_)) if source::is_borrowed() => 0,
         (libc::F_GETFL, Some(_)) if source::is_borrowed() => libc::O_RDWR as isize,
-        // Asked of an fd for the time of the call, so that a number without an allocation answers EBADF.
+        // Asked of an fd for the time of the call, so that a number without an allocation answers
+        // EBADF.
         (libc::F_GETFD | libc::F_SETFD | libc::F_GETFL, Some(number)) => {
             Fresh::of(number).map_or_else(raw::failed, |fresh| call(fresh.fd()))
         }

@@ -1,5 +1,5 @@
-//! fstat(2), lseek(2), mmap(2) and ioctl(2): of a virtual fd they are made on a real fd, which lives for the time of the call.
-//! Must never leave that fd open.
+//! fstat(2), lseek(2), mmap(2) and ioctl(2): of a virtual fd they are made on a real fd, which
+//! lives for the time of the call. Must never leave that fd open.
 
 use crate::raw;
 use crate::source::{self, Fresh};
@@ -7,7 +7,8 @@ use fdbroker_protocol::VirtualFd;
 use libc::{c_int, c_long, c_ulong, off_t};
 use std::os::fd::RawFd;
 
-/// DRM_IOCTL_PRIME_FD_TO_HANDLE (include/uapi/drm/drm.h): the fd of the memory stands in its argument.
+/// DRM_IOCTL_PRIME_FD_TO_HANDLE (include/uapi/drm/drm.h): the fd of the memory stands in its
+/// argument.
 const PRIME_FD_TO_HANDLE: c_ulong = 0xC00C_642E;
 
 /// struct drm_prime_handle.

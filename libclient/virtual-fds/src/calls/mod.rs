@@ -1,5 +1,6 @@
-//! What becomes of a virtual fd, a granted fd and the layer's own fds in each call. The answers are the kernel's: a value,
-//! or an errno negated. Must never hold more than one look for other fds: then comes the system call.
+//! What becomes of a virtual fd, a granted fd and the layer's own fds in each call. The answers are
+//! the kernel's: a value, or an errno negated. Must never hold more than one look for other fds:
+//! then comes the system call.
 
 pub mod close;
 pub mod duplicate;

@@ -1,5 +1,5 @@
-//! pidfd_open(2), pidfd_getfd(2), and what a placeholder for a process of another PID namespace answers.
-//! Must never let a placeholder be taken for a process that lives.
+//! pidfd_open(2), pidfd_getfd(2), and what a placeholder for a process of another PID namespace
+//! answers. Must never let a placeholder be taken for a process that lives.
 
 use crate::held::Mark;
 use crate::source::{self, Fresh};
@@ -9,8 +9,9 @@ use libc::{c_int, c_uint, c_ulong, c_void, pid_t};
 use nix::errno::Errno;
 use std::os::fd::RawFd;
 
-/// A process of another PID namespace has no number here: ESRCH. A program that uses the driver gets a placeholder instead, since
-/// it will ask only for virtual fds, which are found without the process.
+/// A process of another PID namespace has no number here: ESRCH. A program that uses the driver
+/// gets a placeholder instead, since it will ask only for virtual fds, which are found without the
+/// process.
 pub fn open(pid: pid_t, flags: c_uint) -> isize {
     // SAFETY: numbers.
     let answer =

@@ -1,5 +1,5 @@
-//! poll(2) and ppoll(2): virtual fds are polled as real fds, which live for the time of the call. Must never write more of
-//! the program's list than `revents`.
+//! poll(2) and ppoll(2): virtual fds are polled as real fds, which live for the time of the call.
+//! Must never write more of the program's list than `revents`.
 
 use crate::limits::POLL_ENTRIES;
 use crate::source::Fresh;
@@ -16,7 +16,8 @@ pub unsafe fn has_virtual(entries: *const pollfd, count: usize) -> bool {
     !entries.is_null() && count <= POLL_ENTRIES && (0..count).any(is_virtual)
 }
 
-/// Polls by `call`, which gets a copy of the list with real fds. What has ended is polled as it is, and reads POLLNVAL.
+/// Polls by `call`, which gets a copy of the list with real fds. What has ended is polled as it is,
+/// and reads POLLNVAL.
 ///
 /// # Safety
 /// That of poll(2); `has_virtual` said yes.

@@ -1,5 +1,6 @@
-//! Calls that a virtual fd cannot answer: EBADF, as for any number that is not open, and a line on stderr that names the call.
-//! Must never refuse what the kernel would not: an fd that a process can have open.
+//! Calls that a virtual fd cannot answer: EBADF, as for any number that is not open, and a line on
+//! stderr that names the call. Must never refuse what the kernel would not: an fd that a process
+//! can have open.
 
 use crate::limits::ARGUMENTS;
 use crate::source;
@@ -9,7 +10,8 @@ use libc::c_long;
 use nix::errno::Errno;
 use std::os::fd::RawFd;
 
-/// The calls by number, their names, and which argument is the fd. Others answer EBADF by the kernel, and nothing is said.
+/// The calls by number, their names, and which argument is the fd. Others answer EBADF by the
+/// kernel, and nothing is said.
 const REFUSED: [(c_long, &str, usize); 14] = [
     (libc::SYS_read, "read", 0),
     (libc::SYS_write, "write", 0),
@@ -36,7 +38,8 @@ pub fn refuse(number: c_long) -> isize {
     raw::failed(Errno::EBADF)
 }
 
-/// The refusal of a system call with a virtual fd; `None`: it is not one of these, or its fd is not virtual.
+/// The refusal of a system call with a virtual fd; `None`: it is not one of these, or its fd is not
+/// virtual.
 pub fn by_number(number: c_long, args: &[usize; ARGUMENTS]) -> Option<isize> {
     let (.., place) = REFUSED.iter().find(|(of, ..)| *of == number)?;
     VirtualFd::new(args[*place] as RawFd)?;

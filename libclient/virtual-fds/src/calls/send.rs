@@ -1,5 +1,5 @@
-//! sendmsg(2) and sendmmsg(2): virtual fds in SCM_RIGHTS travel as real fds, which live for the time of the call. Must never
-//! write to the program's own message.
+//! sendmsg(2) and sendmmsg(2): virtual fds in SCM_RIGHTS travel as real fds, which live for the
+//! time of the call. Must never write to the program's own message.
 
 use crate::limits::{CONTROL_BYTES, FDS_PER_MESSAGE, MESSAGES_PER_CALL};
 use crate::raw;
@@ -9,7 +9,8 @@ use libc::{c_int, c_uint, cmsghdr, mmsghdr, msghdr};
 use nix::errno::Errno;
 use std::os::fd::RawFd;
 
-/// Where the data of a control message begins, and to what its length is rounded: CMSG_LEN(0) and CMSG_ALIGN of the kernel.
+/// Where the data of a control message begins, and to what its length is rounded: CMSG_LEN(0) and
+/// CMSG_ALIGN of the kernel.
 const HEADER: usize = size_of::<cmsghdr>();
 const ALIGN: usize = size_of::<usize>();
 
@@ -126,8 +127,8 @@ unsafe fn has_virtual(message: *const msghdr) -> bool {
     })
 }
 
-/// Where in the control data fds stand, in bytes from its begin: all data of messages of SCM_RIGHTS, as the kernel reads them
-/// (cmsg(3)). It ends at the first message that does not fit.
+/// Where in the control data fds stand, in bytes from its begin: all data of messages of
+/// SCM_RIGHTS, as the kernel reads them (cmsg(3)). It ends at the first message that does not fit.
 fn fd_places(control: *const u8, length: usize) -> impl Iterator<Item = usize> {
     let mut next = 0;
     std::iter::from_fn(move || {

@@ -27,7 +27,8 @@ fn close_when_exported_twice_then_the_second_ends_it() {
 #[test]
 fn close_when_in_a_child_then_answers_0_and_ends_nothing() {
     let exported = export(b"x");
-    // The second time the child's copy of the layer does not know it, as a broker does not know the child.
+    // The second time the child's copy of the layer does not know it, as a broker does not know the
+    // child.
     let twice = [exported.0; 2];
     // SAFETY: a virtual number.
     let status = in_child(|| unsafe { u8::from(twice.map(|fd| libc::close(fd)) != [0; 2]) });

@@ -67,7 +67,8 @@ fn calls_when_in_a_child_that_shares_memory_then_no_fd_no_end_and_flags_are_answ
     }
     let mut stack = vec![0u8; 64 << 10];
     let argument = std::ptr::without_provenance_mut(exported.0 as usize);
-    // SAFETY: a stack that outlives the child, for which the kernel stops this thread: the frame is vfork(2)'s.
+    // SAFETY: a stack that outlives the child, for which the kernel stops this thread: the frame is
+    // vfork(2)'s.
     let child = unsafe {
         let top = stack.as_mut_ptr().add(stack.len()).cast();
         libc::clone(body, top, libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD, argument)

@@ -1,5 +1,6 @@
-//! Finding a client's job: any text as its `/proc/PID/cgroup`. The name is the beginning of one line's path, and a line with
-//! the name alone gives the same job. The part of the path below a launcher's job must never matter.
+//! Finding a client's job: any text as its `/proc/PID/cgroup`. The name is the beginning of one
+//! line's path, and a line with the name alone gives the same job. The part of the path below a
+//! launcher's job must never matter.
 
 use fdbrokerd::fuzzing::job_name;
 

@@ -1,5 +1,6 @@
-//! Configuration: any file, any `--set` flags, any environment. Accepted settings make a broker's core, and
-//! `--check-config` prints them as a file that gives the same settings. Must never touch the file system.
+//! Configuration: any file, any `--set` flags, any environment. Accepted settings make a broker's
+//! core, and `--check-config` prints them as a file that gives the same settings. Must never touch
+//! the file system.
 
 use crate::bytes::Bytes;
 use fdbroker_core::Core;

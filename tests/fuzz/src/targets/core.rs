@@ -1,6 +1,7 @@
-//! The core's operations: an input is a configuration, then acts of clients, closers and time. The target is a daemon
-//! without sockets: it applies the effects to a table of fds that it only counts, and has the core check its invariants.
-//! Clients may send anything; must never hand in what no daemon would, such as a close that was never begun.
+//! The core's operations: an input is a configuration, then acts of clients, closers and time. The
+//! target is a daemon without sockets: it applies the effects to a table of fds that it only
+//! counts, and has the core check its invariants. Clients may send anything; must never hand in
+//! what no daemon would, such as a close that was never begun.
 
 mod objects;
 
@@ -573,7 +574,8 @@ impl World {
     }
 }
 
-/// The state that would be saved, without the table's peak: in a broker that has done nothing yet it has the reserve.
+/// The state that would be saved, without the table's peak: in a broker that has done nothing yet
+/// it has the reserve.
 pub fn without_peak(core: &Core) -> String {
     let text = format!("{:?}", core.save());
     let (before, after) = text.split_once("table_peak: ").expect("a field of it");

@@ -1,6 +1,6 @@
-//! The whole daemon on this thread, with real sockets and fds: an input is what up to four clients and an administrator
-//! send, as raw bytes or as whole messages with some bytes changed. After each input all hang up, and nothing may be left.
-//! Must never wait longer than the closer threads take.
+//! The whole daemon on this thread, with real sockets and fds: an input is what up to four clients
+//! and an administrator send, as raw bytes or as whole messages with some bytes changed. After each
+//! input all hang up, and nothing may be left. Must never wait longer than the closer threads take.
 
 use crate::bytes::Bytes;
 use crate::memory;
@@ -400,7 +400,8 @@ impl Bench {
         self.next_id = 1;
     }
 
-    /// As many fds as the low bits say. Each high bit makes some of them ones that the broker refuses.
+    /// As many fds as the low bits say. Each high bit makes some of them ones that the broker
+    /// refuses.
     fn some_fds(&self, what: u8) -> Vec<BorrowedFd<'_>> {
         let one = |index: u8| match what >> 4 & (1 << (index & 3)) {
             0 => self.good.as_fd(),

@@ -1,5 +1,5 @@
-//! Reading an fd's fdinfo: any text. A size counts only where the kernel prints that of a dma-buf. The reader must never
-//! trust the name, which the holder of the fd can choose.
+//! Reading an fd's fdinfo: any text. A size counts only where the kernel prints that of a dma-buf.
+//! The reader must never trust the name, which the holder of the fd can choose.
 
 use fdbrokerd::classify::parse_dmabuf;
 
@@ -16,7 +16,8 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// The same by another way: the last `size:` before the first `exp_name:`, if no `name:` comes before that.
+/// The same by another way: the last `size:` before the first `exp_name:`, if no `name:` comes
+/// before that.
 fn slowly(text: &[u8]) -> Option<u64> {
     let whole = &text[..=text.iter().rposition(|byte| *byte == b'\n')?];
     let lines: Vec<&[u8]> = whole.split_inclusive(|byte| *byte == b'\n').collect();

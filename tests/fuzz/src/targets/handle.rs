@@ -1,5 +1,6 @@
-//! The handle: a handle resolves if and only if this broker sealed it, whatever its hints say. An input is the fields of one
-//! allocation, then changes of its handle. An input must never be able to spell the key.
+//! The handle: a handle resolves if and only if this broker sealed it, whatever its hints say. An
+//! input is the fields of one allocation, then changes of its handle. An input must never be able
+//! to spell the key.
 
 use crate::bytes::Bytes;
 use fdbroker_protocol::{AllocationId, ErrorCode, Facts, Handle, MemoryKind, NodeKey};
@@ -36,7 +37,8 @@ pub fn run(data: &[u8]) {
     assert_eq!(key.open(!NODE, &handle.prefix), Err(ErrorCode::WrongNode));
 }
 
-/// Another key for each input: libFuzzer sees what is compared, and would write the right seal into an input with the same key.
+/// Another key for each input: libFuzzer sees what is compared, and would write the right seal into
+/// an input with the same key.
 fn key_of(data: &[u8]) -> NodeKey {
     let mut key = [0; 32];
     for (number, part) in key.chunks_exact_mut(8).enumerate() {

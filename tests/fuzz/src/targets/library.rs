@@ -1,6 +1,7 @@
-//! The library against a broker that may say anything: reply to hello, page, replies and events, with real sockets and fds.
-//! An input is a script: a fake broker's answers to one request after the other. Then it hangs up, so that no call waits.
-//! When the client is dropped no fd may be left. Must never test how long anything takes.
+//! The library against a broker that may say anything: reply to hello, page, replies and events,
+//! with real sockets and fds. An input is a script: a fake broker's answers to one request after
+//! the other. Then it hangs up, so that no call waits. When the client is dropped no fd may be
+//! left. Must never test how long anything takes.
 
 use crate::bytes::Bytes;
 use crate::memory;

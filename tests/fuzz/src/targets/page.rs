@@ -1,6 +1,6 @@
-//! The generation page and the key that a former broker left: any bytes, of any length. After a whole page a broker starts
-//! above all its generations; after any other it makes a new page and key. It must never follow a length that the header
-//! claims and the file does not have.
+//! The generation page and the key that a former broker left: any bytes, of any length. After a
+//! whole page a broker starts above all its generations; after any other it makes a new page and
+//! key. It must never follow a length that the header claims and the file does not have.
 
 use crate::bytes::Bytes;
 use fdbroker_core::{Caps, Config, Core, FormerSlot};

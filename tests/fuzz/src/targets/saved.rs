@@ -1,5 +1,6 @@
-//! The ledger that one broker hands to the next: any bytes after a right header. An accepted ledger gives a broker that can
-//! go on: its sums are right, it comes to rest when polled, and it can be saved again. No ledger must ever make it panic.
+//! The ledger that one broker hands to the next: any bytes after a right header. An accepted ledger
+//! gives a broker that can go on: its sums are right, it comes to rest when polled, and it can be
+//! saved again. No ledger must ever make it panic.
 
 use super::core;
 use crate::bytes::Bytes;

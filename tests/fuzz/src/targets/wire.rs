@@ -1,5 +1,6 @@
-//! Taking messages apart: any bytes as every message there is. A whole message is put together again from its parts and
-//! must be the same bytes. Must never read past the input, whatever its counts say.
+//! Taking messages apart: any bytes as every message there is. A whole message is put together
+//! again from its parts and must be the same bytes. Must never read past the input, whatever its
+//! counts say.
 
 use fdbroker_protocol::admin::{
     AccountRecord, Act, ActRecord, AllocationRecord, ClientRecord, EventRecord, LeaseRecord,

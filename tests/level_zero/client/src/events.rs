@@ -1,4 +1,5 @@
-//! Event pools, events with counters, and the handles of tiles, as a program calls them. Must never take one function for another.
+//! Event pools, events with counters, and the handles of tiles, as a program calls them. Must never
+//! take one function for another.
 
 use crate::fault::Fault;
 use crate::gpu::{Address, Gpu};
@@ -11,8 +12,8 @@ pub type Event = ze_event_handle_t;
 
 const IPC: u32 = ze_event_pool_flag_t::ZE_EVENT_POOL_FLAG_IPC.0;
 
-// SAFETY, for every call in this file: handles come from the driver and live; out-pointers are to locals; what the driver
-// answers under a name has that name's type.
+// SAFETY, for every call in this file: handles come from the driver and live; out-pointers are to
+// locals; what the driver answers under a name has that name's type.
 impl Gpu {
     /// A pool of this many events, for other processes, too.
     pub fn create_pool(&self, count: u32, is_shared: bool) -> Result<Pool, CallError> {

@@ -26,9 +26,9 @@ pub struct Properties {
     pub id: u64,
 }
 
-// SAFETY, for every call in this file: handles come from the driver and live as long as `self`; out-pointers are to
-// locals; structures are blank ones that name only locals. Addresses are the cases' own: a wrong one is what they test,
-// and the test driver answers it.
+// SAFETY, for every call in this file: handles come from the driver and live as long as `self`;
+// out-pointers are to locals; structures are blank ones that name only locals. Addresses are the
+// cases' own: a wrong one is what they test, and the test driver answers it.
 impl Gpu {
     /// Opens loader, driver, device, context and an immediate command list.
     pub fn open() -> Result<Self, Fault> {

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// The longest run of one case, ended by SIGALRM: a hung case should show its name. A case takes milliseconds, but minutes
-/// on a loaded machine whose virtual machine is emulated.
+/// The longest run of one case, ended by SIGALRM: a hung case should show its name. A case takes
+/// milliseconds, but minutes on a loaded machine whose virtual machine is emulated.
 pub const CASE_TIMEOUT_S: u32 = 300;
 
 /// The longest wait for the peer's answer: shorter than a case, so that the case can report it.

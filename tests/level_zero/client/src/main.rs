@@ -1,7 +1,9 @@
-//! Tests level-zero-sys and the test driver with the loader that this process finds; `tests/level_zero/run.sh` starts
-//! it. Must never pass a case that it did not run: a function that a loader lacks has cases of its own.
+//! Tests level-zero-sys and the test driver with the loader that this process finds;
+//! `tests/level_zero/run.sh` starts it. Must never pass a case that it did not run: a function that
+//! a loader lacks has cases of its own.
 //!
-//! Without arguments it runs all cases, each in a process of its own, and prints `N passed, N failed`.
+//! Without arguments it runs all cases, each in a process of its own, and prints `N passed, N
+//! failed`.
 
 #[path = "../../apart.rs"]
 mod apart;

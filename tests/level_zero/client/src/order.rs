@@ -1,6 +1,7 @@
 //! The orders that a peer carries out. Must never have two with one number.
 
-/// An order to the peer. A peer has one piece of memory: the one that it allocated, opened or imported last.
+/// An order to the peer. A peer has one piece of memory: the one that it allocated, opened or
+/// imported last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Order {
@@ -14,7 +15,8 @@ pub enum Order {
     OpenMoved,
     /// Open the handle with the fd that comes along, moved to the exporter's number.
     OpenAtSameNumber,
-    /// Open the handle with the fd that process `number` has under the number in it; INVALID: it has none.
+    /// Open the handle with the fd that process `number` has under the number in it; INVALID: it
+    /// has none.
     OpenFetched,
     /// Open a handle made of that fd alone.
     OpenFdAlone,
@@ -28,7 +30,8 @@ pub enum Order {
     OpenTiles,
     /// Import `number` bytes by the fd number in the handle.
     ImportNumber,
-    /// Import `number` bytes of the fd that the starter of the peer has under the number in the handle.
+    /// Import `number` bytes of the fd that the starter of the peer has under the number in the
+    /// handle.
     ImportFetched,
     /// Open the handle of an event pool.
     OpenPool,

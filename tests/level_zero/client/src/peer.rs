@@ -1,4 +1,5 @@
-//! The second process of a case: it carries out orders from a socket. Must never decide anything; the cases decide.
+//! The second process of a case: it carries out orders from a socket. Must never decide anything;
+//! the cases decide.
 
 use crate::PEER;
 use crate::counters::Counters;

@@ -1,4 +1,5 @@
-//! Reserved addresses and physical memory, on the one device. Must never touch a device address itself.
+//! Reserved addresses and physical memory, on the one device. Must never touch a device address
+//! itself.
 
 use crate::gpu::{Address, Gpu};
 use level_zero_sys::*;

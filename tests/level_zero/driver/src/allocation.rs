@@ -1,5 +1,5 @@
-//! The allocations and imports of the process by device address. Must never let one end while a copy uses it: both
-//! happen under one lock.
+//! The allocations and imports of the process by device address. Must never let one end while a
+//! copy uses it: both happen under one lock.
 
 use crate::answer::Failure;
 use crate::counters::Counters;
@@ -22,8 +22,8 @@ pub enum Origin {
     Allocated,
     /// Made by zeMemAllocDevice with an fd to import, ended by zeMemFree.
     ImportedFd,
-    /// Made by zeMemOpenIpcHandle, ended by zeMemCloseIpcHandle. `fetched`: the exporter's pid and fd, when the
-    /// driver fetched the fd there.
+    /// Made by zeMemOpenIpcHandle, ended by zeMemCloseIpcHandle. `fetched`: the exporter's pid and
+    /// fd, when the driver fetched the fd there.
     Opened { fetched: Option<(u32, i32)> },
     /// Made by zeVirtualMemMap, ended by zeVirtualMemUnmap.
     Mapped,
@@ -37,7 +37,8 @@ pub struct Allocation {
     pub kind: Kind,
     pub origin: Origin,
     pub object: Arc<Object>,
-    /// The memory of the second tile, where the device has two: a page with the allocation's number.
+    /// The memory of the second tile, where the device has two: a page with the allocation's
+    /// number.
     pub second: Option<Arc<Object>>,
     /// Where in the object its bytes begin.
     pub offset: usize,

@@ -1,4 +1,5 @@
-//! Errors inside the driver, and the codes that programs get for them. Must never turn an error into a success.
+//! Errors inside the driver, and the codes that programs get for them. Must never turn an error
+//! into a success.
 
 use level_zero_sys::ze_result_t;
 use std::io;

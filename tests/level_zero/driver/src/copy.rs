@@ -32,10 +32,12 @@ impl Command {
     /// Runs the command to its end.
     ///
     /// # Safety
-    /// Addresses that are not the driver's are the program's own memory, valid for as many bytes. Events live.
+    /// Addresses that are not the driver's are the program's own memory, valid for as many bytes.
+    /// Events live.
     pub unsafe fn run(&self) -> Result<(), Failure> {
         for signal in &self.waits {
-            // No command runs beside the program: an event that is not signalled soon never will be.
+            // No command runs beside the program: an event that is not signalled soon never will
+            // be.
             signal.wait(EVENT_TIMEOUT).map_err(|_| ze_result_t::ZE_RESULT_ERROR_DEVICE_LOST)?;
         }
         // SAFETY: the caller's promise.
@@ -55,8 +57,8 @@ impl Work {
             Self::Copy { to, from, bytes } => {
                 let to = place(registry, *to, *bytes)?;
                 let from = place(registry, *from, *bytes)?;
-                // SAFETY: each is inside an allocation, which the lock keeps, or the program's own memory by its
-                // promise; they may overlap.
+                // SAFETY: each is inside an allocation, which the lock keeps, or the program's own
+                // memory by its promise; they may overlap.
                 unsafe { std::ptr::copy(from.cast_const(), to, *bytes) };
             }
             Self::Fill { to, pattern, bytes } => {

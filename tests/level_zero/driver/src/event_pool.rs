@@ -1,5 +1,6 @@
-//! Event pools, and events with counters, in memory that other processes can import. The layout of their handles is
-//! compute-runtime's (`IpcEventPoolData`, `IpcCounterBasedEventData`). Must never close an fd that stays the caller's.
+//! Event pools, and events with counters, in memory that other processes can import. The layout of
+//! their handles is compute-runtime's (`IpcEventPoolData`, `IpcCounterBasedEventData`). Must never
+//! close an fd that stays the caller's.
 
 use crate::allocation::registry;
 use crate::answer::Failure;

@@ -12,7 +12,8 @@ pub const TILE_NUMBER: usize = 48;
 
 const INVALID: ze_result_t = ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT;
 
-/// The handle of the allocation at `address`, counted. An address inside an allocation gives the handle of all of it.
+/// The handle of the allocation at `address`, counted. An address inside an allocation gives the
+/// handle of all of it.
 pub fn get(registry: &mut Registry, address: usize) -> Result<[u8; HANDLE_BYTES], Failure> {
     let allocation = registry.find(address).ok_or(INVALID)?;
     let fd = allocation.object.exported(true)?;
@@ -26,7 +27,8 @@ pub fn tiles(registry: &mut Registry, address: usize) -> Result<u32, Failure> {
     Ok(1 + u32::from(allocation.second.is_some()))
 }
 
-/// The handle of one tile. The second one's says the allocation's number, too, which its memory begins with.
+/// The handle of one tile. The second one's says the allocation's number, too, which its memory
+/// begins with.
 pub fn get_tile(
     registry: &mut Registry,
     address: usize,
@@ -59,8 +61,8 @@ pub fn put(registry: &mut Registry, bytes: &[u8; HANDLE_BYTES]) {
     allocation.object.take_back(1, true);
 }
 
-/// The exported fd of an allocation, which the driver keeps. It does not count: Free or the last Put of a handle closes
-/// it.
+/// The exported fd of an allocation, which the driver keeps. It does not count: Free or the last
+/// Put of a handle closes it.
 pub fn fd(allocation: &Allocation) -> Result<RawFd, Failure> {
     match allocation.kind {
         Kind::Device => allocation.object.exported(false),

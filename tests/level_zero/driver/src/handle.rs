@@ -33,8 +33,9 @@ pub struct Origin {
     pub fd: RawFd,
 }
 
-// Opaque, 63 bytes: fd u64 | pool offset u64 | pid u32 | handle type u8 | memory type u8 | fd u64 | 32 reserved |
-// compressed u8. One number: the same without the second fd. Legacy: fd u64 | pool offset u64 | memory type u8.
+// Opaque, 63 bytes: fd u64 | pool offset u64 | pid u32 | handle type u8 | memory type u8 | fd u64 |
+// 32 reserved | compressed u8. One number: the same without the second fd. Legacy: fd u64 | pool
+// offset u64 | memory type u8.
 const OFFSET: usize = 8;
 const LEGACY_KIND: usize = 16;
 const PID: usize = 16;

@@ -42,8 +42,8 @@ fn open_own(registry: &mut Registry, handle: Handle) -> Result<usize, Failure> {
     add(registry, handle, object, Origin::Opened { fetched: None })
 }
 
-/// Opens the handles of an allocation's tiles as one: the memory is the first one's. The second one's must begin with the number
-/// that its handle says.
+/// Opens the handles of an allocation's tiles as one: the memory is the first one's. The second
+/// one's must begin with the number that its handle says.
 pub fn open_tiles(
     registry: &mut Registry,
     handles: &[[u8; HANDLE_BYTES]],
@@ -72,8 +72,8 @@ fn add(
     registry.import(handle.kind, origin, object, offset)
 }
 
-/// Imports the memory of an fd, which must have at least `bytes`. A switch says whether a success closes the fd; a
-/// failure never does.
+/// Imports the memory of an fd, which must have at least `bytes`. A switch says whether a success
+/// closes the fd; a failure never does.
 pub fn import_fd(registry: &mut Registry, fd: RawFd, bytes: usize) -> Result<usize, Failure> {
     let object = with_fd(fd, Object::import)?;
     if bytes > object.memory.bytes() {
@@ -101,7 +101,8 @@ pub fn with_fd<T>(
     with(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-/// Fds fetched from exporters. Each is kept while an import of it is open, and reused for the same pid and number.
+/// Fds fetched from exporters. Each is kept while an import of it is open, and reused for the same
+/// pid and number.
 #[derive(Default)]
 pub struct FetchedFds {
     by_origin: HashMap<(u32, RawFd), (OwnedFd, usize)>,
@@ -131,7 +132,8 @@ impl FetchedFds {
     }
 }
 
-/// A duplicate of another process's fd: pidfd_open(2), pidfd_getfd(2). `EPERM` without the right to trace the process.
+/// A duplicate of another process's fd: pidfd_open(2), pidfd_getfd(2). `EPERM` without the right to
+/// trace the process.
 fn get_fd((pid, fd): (u32, RawFd)) -> Result<OwnedFd, Failure> {
     // SAFETY: takes numbers only.
     let process = new_fd("pidfd_open", unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;

@@ -1,9 +1,11 @@
-//! A Level Zero driver for machines without a GPU. The real loader loads it by `ZE_ENABLE_ALT_DRIVERS=/abs/path`.
-//! Must never be installed or shipped, and never allow a program what Intel's driver does not.
+//! A Level Zero driver for machines without a GPU. The real loader loads it by
+//! `ZE_ENABLE_ALT_DRIVERS=/abs/path`. Must never be installed or shipped, and never allow a program
+//! what Intel's driver does not.
 //!
-//! Device memory consists of memfds (or udmabufs) that a helper process holds, as the kernel holds a GPU's buffers. An
-//! allocation or an import costs this process no fd; an export does. Device pointers are reserved addresses without
-//! access: a program that dereferences one faults, as on a discrete card.
+//! Device memory consists of memfds (or udmabufs) that a helper process holds, as the kernel holds
+//! a GPU's buffers. An allocation or an import costs this process no fd; an export does. Device
+//! pointers are reserved addresses without access: a program that dereferences one faults, as on a
+//! discrete card.
 //!
 //! Its rules are those of compute-runtime on Linux (`level_zero/core/source/context`):
 //!

@@ -1,4 +1,5 @@
-//! Address ranges: mapped memory, and device addresses without access. Must never map less than it says.
+//! Address ranges: mapped memory, and device addresses without access. Must never map less than it
+//! says.
 
 use crate::answer::Failure;
 use std::ffi::c_void;
@@ -12,7 +13,8 @@ pub struct Mapping {
     bytes: usize,
 }
 
-// SAFETY: a range of addresses, which belongs to the process and not to a thread; accesses are the user's concern.
+// SAFETY: a range of addresses, which belongs to the process and not to a thread; accesses are the
+// user's concern.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -55,7 +57,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range that mmap gave, unmapped once; whoever held pointers into it was told that it ends.
+        // SAFETY: the range that mmap gave, unmapped once; whoever held pointers into it was told
+        // that it ends.
         unsafe { libc::munmap(self.base, self.bytes) };
     }
 }

@@ -1,5 +1,5 @@
-//! Talks to the helper that holds this process's memory. Must never keep an fd of that memory: the caller owns those
-//! that it gets.
+//! Talks to the helper that holds this process's memory. Must never keep an fd of that memory: the
+//! caller owns those that it gets.
 
 use crate::answer::Failure;
 use crate::limits::HELPER_TIMEOUT;
@@ -56,8 +56,8 @@ pub fn free(id: MemoryId) {
 struct Helper {
     /// Locked for one request and its reply.
     socket: Mutex<OwnedFd>,
-    /// The pid of the process that it serves. A forked child has no Level Zero, but may export what its parent has, as with the
-    /// kernel's buffers, while its parent waits for it.
+    /// The pid of the process that it serves. A forked child has no Level Zero, but may export what
+    /// its parent has, as with the kernel's buffers, while its parent waits for it.
     process: u32,
 }
 

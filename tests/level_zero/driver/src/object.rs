@@ -1,4 +1,5 @@
-//! One memory object, which stands for a GPU's buffer. Must never hold an fd of its memory except the exported one.
+//! One memory object, which stands for a GPU's buffer. Must never hold an fd of its memory except
+//! the exported one.
 
 use crate::answer::Failure;
 use crate::mapping::Mapping;
@@ -68,8 +69,8 @@ impl Object {
         }
     }
 
-    /// The number of the exported fd, which is made when there is none. The driver owns it; it stays the same until
-    /// closed.
+    /// The number of the exported fd, which is made when there is none. The driver owns it; it
+    /// stays the same until closed.
     pub fn exported(&self, counts: bool) -> Result<RawFd, Failure> {
         let mut export = self.export();
         if export.is_none() {

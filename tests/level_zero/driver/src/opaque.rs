@@ -3,7 +3,8 @@
 use crate::answer::Failure;
 use level_zero_sys::ze_result_t;
 
-/// Loaders may keep a pointer of their own in a handle's first words: these start as zero, and the driver leaves them.
+/// Loaders may keep a pointer of their own in a handle's first words: these start as zero, and the
+/// driver leaves them.
 #[repr(C)]
 pub struct Boxed<T> {
     loader: [usize; 4],
@@ -18,7 +19,8 @@ pub fn make<T, H>(content: T) -> *mut H {
 /// The content of a handle.
 ///
 /// # Safety
-/// `handle` is null, or came from [`make`] with the same `T` and is not destroyed before the answer's last use.
+/// `handle` is null, or came from [`make`] with the same `T` and is not destroyed before the
+/// answer's last use.
 pub unsafe fn content<'a, T, H>(handle: *mut H) -> Result<&'a T, Failure> {
     // SAFETY: the caller's promise.
     let boxed = unsafe { handle.cast::<Boxed<T>>().as_ref() };

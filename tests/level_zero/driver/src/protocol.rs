@@ -1,5 +1,5 @@
-//! The messages between the driver and its helper over SEQPACKET: one request, one reply. Must never contain anything
-//! but numbers; fds travel beside them.
+//! The messages between the driver and its helper over SEQPACKET: one request, one reply. Must
+//! never contain anything but numbers; fds travel beside them.
 
 /// Size of a request, and of a reply.
 pub const MESSAGE_BYTES: usize = 16;
@@ -13,7 +13,8 @@ pub enum Request {
     Keep,
     /// Answers an fd of this id's memory: the memfd, or the fd that was kept.
     Export(u64),
-    /// Like Export, as a udmabuf. It is always the same one: a GPU's driver has one dma-buf per buffer.
+    /// Like Export, as a udmabuf. It is always the same one: a GPU's driver has one dma-buf per
+    /// buffer.
     ExportUdmabuf(u64),
     /// Forget this id's memory.
     Free(u64),

@@ -1,5 +1,5 @@
-//! Events and fences: a flag that a thread can wait for, in this process or in memory that processes share. A wait must never
-//! outlast the program's timeout.
+//! Events and fences: a flag that a thread can wait for, in this process or in memory that
+//! processes share. A wait must never outlast the program's timeout.
 
 use crate::answer::Failure;
 use crate::limits::SHARED_LOOK;
@@ -34,7 +34,8 @@ impl Word {
     fn value(&self) -> &AtomicU32 {
         let place = self.object.memory.at(self.offset).cast::<AtomicU32>();
         assert!(place.is_aligned(), "offsets are multiples of a word");
-        // SAFETY: inside the object's mapping, which lives as long as `self`; every process uses it as an atomic word.
+        // SAFETY: inside the object's mapping, which lives as long as `self`; every process uses it
+        // as an atomic word.
         unsafe { &*place }
     }
 }

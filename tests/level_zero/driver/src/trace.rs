@@ -37,8 +37,8 @@ pub fn account_at_exit() {
     }
     static ONCE: Once = Once::new();
     if is_on() {
-        // SAFETY: `account` is a function of this library, and atexit(3) calls it before the library is unloaded. If it
-        // cannot be registered, a line of trace is missing.
+        // SAFETY: `account` is a function of this library, and atexit(3) calls it before the
+        // library is unloaded. If it cannot be registered, a line of trace is missing.
         ONCE.call_once(|| unsafe {
             libc::atexit(account);
         });

@@ -1,4 +1,5 @@
-//! Reserved addresses and physical memory, which zeVirtualMemMap brings together. Must never keep memory that was destroyed.
+//! Reserved addresses and physical memory, which zeVirtualMemMap brings together. Must never keep
+//! memory that was destroyed.
 
 use crate::allocation::Registry;
 use crate::answer::Failure;
@@ -71,7 +72,8 @@ pub fn release(registry: &mut Registry, address: usize, bytes: usize) -> Result<
     Ok(())
 }
 
-/// Maps physical memory from its begin on. As in compute-runtime, nothing may be mapped at that address.
+/// Maps physical memory from its begin on. As in compute-runtime, nothing may be mapped at that
+/// address.
 pub fn map(
     registry: &mut Registry,
     address: usize,
@@ -89,8 +91,8 @@ pub fn map(
     Ok(())
 }
 
-/// Unmaps what is mapped at this address; nothing there is no error, as in compute-runtime. The memory lives on, with its
-/// exported fd.
+/// Unmaps what is mapped at this address; nothing there is no error, as in compute-runtime. The
+/// memory lives on, with its exported fd.
 pub fn unmap(registry: &mut Registry, address: usize, bytes: usize) -> Result<(), Failure> {
     whole_pages(bytes)?;
     registry.unmap(|mapped| mapped.base() == address);

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-/// The longest run of one case, ended by SIGALRM: a hung case should show its name. A case takes about a second, but the
-/// longest ones take minutes on a loaded machine whose virtual machine is emulated.
+/// The longest run of one case, ended by SIGALRM: a hung case should show its name. A case takes
+/// about a second, but the longest ones take minutes on a loaded machine whose virtual machine is
+/// emulated.
 pub const CASE_TIMEOUT_S: u32 = 600;
 
 /// The longest wait for another process: shorter than a case, so that the case can report it.

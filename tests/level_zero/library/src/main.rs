@@ -1,8 +1,10 @@
-//! Tests the library's level_zero backend with the real daemon, a real loader, the test driver and separate processes.
-//! Must never pass a case that it did not run: a function that a loader lacks has cases of its own.
+//! Tests the library's level_zero backend with the real daemon, a real loader, the test driver and
+//! separate processes. Must never pass a case that it did not run: a function that a loader lacks
+//! has cases of its own.
 //!
-//! Without arguments it runs all cases, each in a process of its own, and prints `N passed, N failed`. FDBROKER names
-//! the command `fdbroker`, ZE_ENABLE_ALT_DRIVERS the driver; tests/level_zero/run.sh sets both.
+//! Without arguments it runs all cases, each in a process of its own, and prints `N passed, N
+//! failed`. FDBROKER names the command `fdbroker`, ZE_ENABLE_ALT_DRIVERS the driver;
+//! tests/level_zero/run.sh sets both.
 
 #[path = "../../apart.rs"]
 mod apart;

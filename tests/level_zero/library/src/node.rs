@@ -1,5 +1,5 @@
-//! The broker of a case: the real daemon in a directory of its own. The command `fdbroker` reads its counters.
-//! Must never outlive its case.
+//! The broker of a case: the real daemon in a directory of its own. The command `fdbroker` reads
+//! its counters. Must never outlive its case.
 
 use crate::fault::{Fault, Outcome};
 use crate::limits::{LOOK_INTERVAL, PATIENCE};
@@ -19,8 +19,9 @@ pub struct Node {
 }
 
 impl Node {
-    /// Starts the daemon. `settings` are `NAME=VALUE`, as in the configuration file. Its time limits are long: on a busy
-    /// machine a process may get no processor for seconds, and must not count as silent.
+    /// Starts the daemon. `settings` are `NAME=VALUE`, as in the configuration file. Its time
+    /// limits are long: on a busy machine a process may get no processor for seconds, and must not
+    /// count as silent.
     pub fn start(settings: &[&str]) -> Result<Self, Fault> {
         let program = std::env::var_os("FDBROKER").ok_or("FDBROKER does not name the command")?;
         let program = PathBuf::from(program);

@@ -1,7 +1,8 @@
-//! Another process of a case: a rank that carries out orders, line by line. Must never decide anything; the cases
-//! decide.
+//! Another process of a case: a rank that carries out orders, line by line. Must never decide
+//! anything; the cases decide.
 //!
-//! A line is a verb with words. The answer is `ok` with words, or `failed`, the library's code or `-`, and the reason.
+//! A line is a verb with words. The answer is `ok` with words, or `failed`, the library's code or
+//! `-`, and the reason.
 
 use crate::PEER;
 use crate::counters::Counters;
@@ -189,7 +190,8 @@ fn numbers_of(word: &str) -> Result<usize, Fault> {
 
 fn start(words: &[&str]) -> Result<Rank, Fault> {
     if let Ok(fds) = words[1].parse() {
-        // Only the soft limit: the driver's helper, which stands for the kernel, raises its own again.
+        // Only the soft limit: the driver's helper, which stands for the kernel, raises its own
+        // again.
         let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
         setrlimit(Resource::RLIMIT_NOFILE, fds, hard)?;
     }

@@ -1,5 +1,5 @@
-//! One process of a case, like a program that uses the library: a client, a device, its own memory and imports.
-//! Must never decide anything; the cases decide.
+//! One process of a case, like a program that uses the library: a client, a device, its own memory
+//! and imports. Must never decide anything; the cases decide.
 
 use crate::counters::Counters;
 use crate::fault::{Fault, Outcome, holds, same};
@@ -56,7 +56,8 @@ impl Rank {
         Ok(handles.into_iter().collect::<Result<_, _>>()?)
     }
 
-    /// Allocates `count` pieces of memory as an application, fills them and exports them by pointer.
+    /// Allocates `count` pieces of memory as an application, fills them and exports them by
+    /// pointer.
     pub fn foreign(&mut self, bytes: usize, count: usize, salt: u16) -> Result<Vec<Handle>, Fault> {
         let mut handles = Vec::new();
         for index in 0..count {

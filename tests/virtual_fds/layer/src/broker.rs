@@ -1,4 +1,5 @@
-//! This process's connection, and what it has registered through it. Must never use one that a parent has made.
+//! This process's connection, and what it has registered through it. Must never use one that a
+//! parent has made.
 
 use fdbroker_client::{Error, ErrorCode, Recall, RecallAnswer, Registration};
 use fdbroker_layer::{Connected, Connection, State, Voice};

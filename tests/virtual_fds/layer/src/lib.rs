@@ -1,5 +1,6 @@
-//! The smallest layer: a function that exports a memfd, in the place of a driver's, and everything else by fdbroker's crates
-//! for layers. Must never know what the programs of the tests do with their fds.
+//! The smallest layer: a function that exports a memfd, in the place of a driver's, and everything
+//! else by fdbroker's crates for layers. Must never know what the programs of the tests do with
+//! their fds.
 
 mod broker;
 
@@ -15,7 +16,8 @@ const TIMEOUT_MS: u32 = 20_000;
 
 /// Run by the dynamic linker as a constructor.
 #[used]
-// SAFETY: the section holds pointers to such functions (System V ABI, "Initialization and Termination Functions").
+// SAFETY: the section holds pointers to such functions (System V ABI, "Initialization and
+// Termination Functions").
 #[unsafe(link_section = ".init_array")]
 static START: extern "C" fn() = start;
 
@@ -23,8 +25,8 @@ extern "C" fn start() {
     fdbroker_virtual_fds::install(Registered::connection());
 }
 
-/// Exports `size` bytes of a sealed memfd, as a driver would export memory: a virtual fd, the same one for the same memory;
-/// -1: no broker, or it refuses. The memfd stays the program's.
+/// Exports `size` bytes of a sealed memfd, as a driver would export memory: a virtual fd, the same
+/// one for the same memory; -1: no broker, or it refuses. The memfd stays the program's.
 #[unsafe(no_mangle)]
 pub extern "C" fn test_export(fd: c_int, size: usize) -> c_int {
     test_use_driver();

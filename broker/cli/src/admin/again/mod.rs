@@ -1,5 +1,5 @@
-//! Connects to a broker again after it has ended. Must never start a broker: with socket activation a mere connect would
-//! start the service, which an administrator may have stopped on purpose.
+//! Connects to a broker again after it has ended. Must never start a broker: with socket activation
+//! a mere connect would start the service, which an administrator may have stopped on purpose.
 
 use crate::admin::{Admin, find_socket};
 use crate::error::{Error, Result};
@@ -12,14 +12,16 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
-/// Connects to the broker that this process's environment names, if it runs; `patience` bounds the connect and each answer.
+/// Connects to the broker that this process's environment names, if it runs; `patience` bounds the
+/// connect and each answer.
 pub fn connect_within(patience: Duration) -> Result<Admin> {
     connect_to(&find_socket(|name| std::env::var_os(name)), patience)
 }
 
 fn connect_to(path: &Path, patience: Duration) -> Result<Admin> {
     if has_died(&path.with_file_name(PAGE_NAME)) {
-        // The socket is looked at for the cause alone: one that appears after the look is the service manager's.
+        // The socket is looked at for the cause alone: one that appears after the look is the
+        // service manager's.
         let ended = || io::Error::new(io::ErrorKind::NotConnected, "its process has ended");
         let cause = path.metadata().err().unwrap_or_else(ended);
         return Err(Error::NoBroker { path: path.to_owned(), cause });
@@ -27,8 +29,8 @@ fn connect_to(path: &Path, patience: Duration) -> Result<Admin> {
     Admin::connect_within(path, patience)
 }
 
-/// Whether the broker of this generation page has ended. The kernel marks the page at the end of the broker, whatever the
-/// reason. `false` if the page cannot be read or has another layout.
+/// Whether the broker of this generation page has ended. The kernel marks the page at the end of
+/// the broker, whatever the reason. `false` if the page cannot be read or has another layout.
 fn has_died(page: &Path) -> bool {
     // All layouts have the magic and the liveness word at the same place.
     let mut header = [0; size_of::<PageHeader>()];

@@ -1,5 +1,6 @@
-//! Findings about memory that has ended and that nobody has a lease of: who has it all the same. Must never report what an
-//! owner keeps of its own memory, nor memory that the ledger knows still or again.
+//! Findings about memory that has ended and that nobody has a lease of: who has it all the same.
+//! Must never report what an owner keeps of its own memory, nor memory that the ledger knows still
+//! or again.
 
 use super::book::{Book, Of};
 use super::finding::{Finding, Kind, count};

@@ -1,5 +1,6 @@
-//! One look: the ledger before and after /proc was read, with sums by memory and by holder. A fact of one of the two ledgers
-//! may hold, a fact of both is sure. Must never judge, nor count a fact of one ledger as sure.
+//! One look: the ledger before and after /proc was read, with sums by memory and by holder. A fact
+//! of one of the two ledgers may hold, a fact of both is sure. Must never judge, nor count a fact
+//! of one ledger as sure.
 
 use super::ledger::{Allocation, Lease, Ledger, MemoryKey};
 use super::process::{MemoryFd, Process, Scan};
@@ -18,7 +19,8 @@ pub struct Look {
     pub scan: Scan,
     /// What the broker remembers of ended allocations, read after /proc.
     pub tombstones: Tombstones,
-    /// The other end of each Unix socket of this network namespace by inode; `None` if it is closed.
+    /// The other end of each Unix socket of this network namespace by inode; `None` if it is
+    /// closed.
     pub peers: HashMap<u64, Option<u64>>,
 }
 
@@ -74,8 +76,9 @@ pub struct Book<'a> {
     pub memories: BTreeMap<MemoryKey, Memory>,
     /// Holders by pid.
     pub holders: BTreeMap<u32, Holder<'a>>,
-    /// References to the dma-bufs of each memory, and how many of them are fds and mappings that were seen. The others are
-    /// imports of drivers, fds in flight, or belong to processes that were not read.
+    /// References to the dma-bufs of each memory, and how many of them are fds and mappings that
+    /// were seen. The others are imports of drivers, fds in flight, or belong to processes that
+    /// were not read.
     pub references: BTreeMap<MemoryKey, (u64, u64)>,
     files: SameMemory,
     /// The process that has each socket; of several, one.
@@ -183,7 +186,8 @@ impl<'a> Book<'a> {
             (self.look.before.allocations.get(id), self.look.after.allocations.get(id));
         let both = || [before, after].into_iter().flatten();
         let Some(some) = both().find(|allocation| allocation.is_named()) else {
-            // An allocation that neither ledger has any more, or that no owner has declared after a crash, may be of any kind.
+            // An allocation that neither ledger has any more, or that no owner has declared after a
+            // crash, may be of any kind.
             return (MemoryKind::ALL.iter().map(|kind| Of::Unknown(*kind)).collect(), false);
         };
         let key = both().flat_map(Allocation::keys).next().and_then(|key| self.files.top(key));
@@ -191,7 +195,8 @@ impl<'a> Book<'a> {
         let age_ms = other.map_or(lease.age_ms, |other| lease.age_ms.max(other.age_ms));
         let fd = |allocation: Option<&Allocation>| allocation.and_then(|it| it.fd);
         let is_sure = match some.kind {
-            // Recognised only while the broker holds it: a copy may have been read before or after that.
+            // Recognised only while the broker holds it: a copy may have been read before or after
+            // that.
             kind if !kind.has_own_inode() => fd(before).is_some() && fd(before) == fd(after),
             _ => both().all(|allocation| age_ms < allocation.files.known_ms),
         };

@@ -1,5 +1,5 @@
-//! Findings about the broker: its fds against its ledger, allocations without owner and holder, references to dma-bufs. Must
-//! never report an fd that is on its way in or out as drift.
+//! Findings about the broker: its fds against its ledger, allocations without owner and holder,
+//! references to dma-bufs. Must never report an fd that is on its way in or out as drift.
 
 use super::book::{Book, Of};
 use super::finding::{Finding, Kind, count, list};

@@ -22,7 +22,8 @@ pub enum Kind {
     Forgotten,
     /// An allocation has neither owner nor holders.
     Orphan,
-    /// A process that is stopped or silent keeps ended memory, or any process keeps it for longer than a minute.
+    /// A process that is stopped or silent keeps ended memory, or any process keeps it for longer
+    /// than a minute.
     Pinned,
     /// A process has an fd or a mapping of memory that has ended, and no lease.
     EndedCopy,

@@ -1,5 +1,5 @@
-//! kcmp(2): whether two fds are of one file, and whether two threads have one fd table. Must never take two things for one unless
-//! the kernel says so.
+//! kcmp(2): whether two fds are of one file, and whether two threads have one fd table. Must never
+//! take two things for one unless the kernel says so.
 
 use nix::errno::Errno;
 use std::cmp::Ordering;
@@ -13,7 +13,8 @@ pub enum Question {
     Table = 2,
 }
 
-/// The kernel's order of the two; `None`: one of them is gone. Each is a process or thread, and an fd of it.
+/// The kernel's order of the two; `None`: one of them is gone. Each is a process or thread, and an
+/// fd of it.
 pub fn kcmp(question: Question, a: (u32, i32), b: (u32, i32)) -> Result<Option<Ordering>, String> {
     let question = question as libc::c_int;
     // SAFETY: compares two fds or two fd tables of two processes, touches no memory.

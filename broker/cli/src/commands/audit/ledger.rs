@@ -1,4 +1,5 @@
-//! The broker's ledger, read page by page, and stored in as few bytes as the comparison needs. Must never judge.
+//! The broker's ledger, read page by page, and stored in as few bytes as the comparison needs. Must
+//! never judge.
 
 use super::limits::MAX_RECORDS;
 use crate::admin::{Admin, Selection};
@@ -16,7 +17,8 @@ use std::collections::{BTreeMap, HashMap};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MemoryKey {
     pub kind: MemoryKind,
-    /// Its inode. All CUDA exports have the inode of their device: for them, the broker's lowest fd of the file.
+    /// Its inode. All CUDA exports have the inode of their device: for them, the broker's lowest fd
+    /// of the file.
     pub number: u64,
 }
 

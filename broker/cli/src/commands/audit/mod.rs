@@ -1,5 +1,5 @@
-//! `fdbroker audit`: the ledger against /proc of every process that it may read. Must never report what does not hold in
-//! every look, nor change anything.
+//! `fdbroker audit`: the ledger against /proc of every process that it may read. Must never report
+//! what does not hold in every look, nor change anything.
 
 mod after_end;
 mod args;
@@ -102,7 +102,8 @@ fn look(admin: &mut Admin, memfds: &MemfdLook) -> Result<Look> {
     Ok(Look { before, after, scan, tombstones, peers })
 }
 
-/// The kernel's list of dma-bufs, where the broker has or had any: it shows those that no process has.
+/// The kernel's list of dma-bufs, where the broker has or had any: it shows those that no process
+/// has.
 fn add_buffers(scan: &mut Scan, ledger: &Ledger, tombstones: &Tombstones) {
     let mut kinds = ledger.allocations.values().map(|allocation| allocation.kind);
     let mut ended = tombstones.files.keys().map(|key| key.kind);
@@ -116,7 +117,8 @@ fn add_buffers(scan: &mut Scan, ledger: &Ledger, tombstones: &Tombstones) {
     }
 }
 
-/// Holders that /proc does not show to this user (hidepid, proc_pid(5)), so that they are not taken for gone.
+/// Holders that /proc does not show to this user (hidepid, proc_pid(5)), so that they are not taken
+/// for gone.
 fn add_hidden(scan: &mut Scan, ledger: &Ledger) {
     let pids: BTreeSet<u32> = ledger.leases.values().map(|lease| lease.pid).collect();
     for pid in pids {
@@ -147,8 +149,8 @@ fn check_wanted(pid: u32, look: &Look) -> Result<()> {
     }
 }
 
-/// The pids of the ledger are those of /proc here when the process that has the broker's pid has the other end of our
-/// connection.
+/// The pids of the ledger are those of /proc here when the process that has the broker's pid has
+/// the other end of our connection.
 fn check_pids(look: &Look, own: u64) -> Result<()> {
     let pid = look.after.broker;
     let is_it = match look.scan.processes.get(&pid) {
@@ -191,8 +193,8 @@ fn judge(look: &Look) -> Vec<Finding> {
     found
 }
 
-/// Looks again, `needed` times at least, until what was found in all looks holds, or nothing is left of it; gives the last look, what was found, and
-/// how many looks there were.
+/// Looks again, `needed` times at least, until what was found in all looks holds, or nothing is
+/// left of it; gives the last look, what was found, and how many looks there were.
 fn confirm(
     first: Look,
     mut needed: usize,

@@ -1,6 +1,6 @@
-//! Findings about what a process is, not about one memory: it has lost its first thread, it is stopped and owns memory, a ring of
-//! it keeps files, a client has memory that the broker does not know. Must never report a process that has nothing to do with
-//! the broker.
+//! Findings about what a process is, not about one memory: it has lost its first thread, it is
+//! stopped and owns memory, a ring of it keeps files, a client has memory that the broker does not
+//! know. Must never report a process that has nothing to do with the broker.
 
 use super::book::{Book, Of};
 use super::finding::{Finding, Kind, count};
@@ -50,8 +50,8 @@ fn rings<'a>(book: &Book<'a>, pid: u32, process: &'a Process, found: &mut Vec<Fi
     }
 }
 
-/// Memory that a client could have deposited and has not, or that it got from elsewhere. A lease of memory without known files
-/// may be of it.
+/// Memory that a client could have deposited and has not, or that it got from elsewhere. A lease of
+/// memory without known files may be of it.
 fn unknown(book: &Book<'_>, pid: u32, process: &Process, found: &mut Vec<Finding>) {
     if !book.is_client(pid) {
         return;

@@ -1,5 +1,5 @@
-//! Which Unix sockets are the two ends of one connection: the kernel's sock_diag(7), for any user, of this network
-//! namespace. Must never wait without a bound.
+//! Which Unix sockets are the two ends of one connection: the kernel's sock_diag(7), for any user,
+//! of this network namespace. Must never wait without a bound.
 
 use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto,
@@ -25,7 +25,8 @@ const MAX_PARTS: usize = 1 << 16;
 /// Longest wait for a part: the kernel makes it at once.
 const PART_LIMIT_S: i64 = 5;
 
-/// The other end of each Unix socket by inode; `None` for one that has none, or whose other end is closed.
+/// The other end of each Unix socket by inode; `None` for one that has none, or whose other end is
+/// closed.
 pub fn read() -> nix::Result<HashMap<u64, Option<u64>>> {
     let flags = SockFlag::SOCK_CLOEXEC;
     let diag =

@@ -1,4 +1,5 @@
-//! The result of a scan of /proc: the processes, and what could not be read. Must never read anything itself.
+//! The result of a scan of /proc: the processes, and what could not be read. Must never read
+//! anything itself.
 
 use super::ledger::MemoryKey;
 use std::collections::{BTreeMap, HashMap};

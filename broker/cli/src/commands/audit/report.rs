@@ -1,4 +1,5 @@
-//! Prints findings: a table with remedies, or a line of JSON. Must never hide what could not be looked at.
+//! Prints findings: a table with remedies, or a line of JSON. Must never hide what could not be
+//! looked at.
 
 use super::finding::{Finding, Kind, first};
 use super::limits::{MAX_LISTED, MAX_REPORTED};

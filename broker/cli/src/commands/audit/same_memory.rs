@@ -1,5 +1,5 @@
-//! Which files are of one memory: those of an allocation are, and so are those of allocations that have one in common.
-//! Must never judge.
+//! Which files are of one memory: those of an allocation are, and so are those of allocations that
+//! have one in common. Must never judge.
 
 use super::ledger::MemoryKey;
 use std::collections::BTreeMap;

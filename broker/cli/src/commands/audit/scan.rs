@@ -1,6 +1,7 @@
-//! Reads /proc: fds of shared memory, sockets with fds in their queues, rings, mappings; and the kernel's list of dma-bufs. Must
-//! never open, stat or stop what it looks at (but for memfds, once they are proved to be some): links and fdinfo are read, which no file system can
-//! hold up; and never leave out a process in silence.
+//! Reads /proc: fds of shared memory, sockets with fds in their queues, rings, mappings; and the
+//! kernel's list of dma-bufs. Must never open, stat or stop what it looks at (but for memfds, once
+//! they are proved to be some): links and fdinfo are read, which no file system can hold up; and
+//! never leave out a process in silence.
 
 use super::cuda;
 use super::kcmp::{Question, kcmp};
@@ -161,7 +162,8 @@ fn read_all(
 ) -> io::Result<()> {
     let (mut main, mut threads) = (pid, threads(pid, scan));
     if process.is_dead() {
-        // Nothing can be read by the number of a first thread that has ended, though others live on.
+        // Nothing can be read by the number of a first thread that has ended, though others live
+        // on.
         threads.retain(|thread| is_alive(pid, *thread));
         let Some(first) = threads.first() else { return Ok(()) };
         process.headless = Some(threads.len() as u64);
@@ -251,7 +253,8 @@ fn read_fds(
             Err(cause) if is_gone(&cause) => continue,
             Err(cause) => return Err(cause),
         };
-        // The link says where to look closer; what proves an fd is its fdinfo, which its holder cannot forge.
+        // The link says where to look closer; what proves an fd is its fdinfo, which its holder
+        // cannot forge.
         let is_socket = link.starts_with("socket:");
         let is_memory = link.starts_with("/memfd:") || link.starts_with("/dmabuf:");
         // The kernel's own text. Its fdinfo waits for no lock (io_uring/fdinfo.c).
@@ -294,8 +297,8 @@ fn read_fds(
     Ok(())
 }
 
-/// Whether a memfd has the seals that a deposit needs. The fd may have become another one meanwhile, so nothing is opened that
-/// is not proved to be a memfd: a path (O_PATH) opens nothing.
+/// Whether a memfd has the seals that a deposit needs. The fd may have become another one
+/// meanwhile, so nothing is opened that is not proved to be a memfd: a path (O_PATH) opens nothing.
 fn is_sealed(path: &str, look: &MemfdLook) -> bool {
     let open = |path: &str, flags: i32| {
         let mut options = File::options();

@@ -225,7 +225,8 @@ fn judge_when_exported_anew_then_copies_of_the_files_before_are_its_too() {
             ledger.allocations.get_mut(&id(0)).expect("there").files = Files { numbers, known_ms };
         }
     };
-    // The holder has what the allocation was before, and the broker what it is now: in one ledger, or in both.
+    // The holder has what the allocation was before, and the broker what it is now: in one ledger,
+    // or in both.
     files([INODE + 1, INODE, 0, 0], u64::MAX)(&mut world.0.after);
     assert_eq!(world.found(), []);
     world.process(BROKER).fds = vec![anew(5, INODE + 1)];
@@ -496,8 +497,8 @@ fn judge_when_nobody_has_named_it_after_a_crash_then_its_lease_may_be_of_any_kin
     }
 }
 
-/// What `confirm` finds in `count` looks of a duplicate too many, and none after, of a broker that has granted `granted`
-/// in each; and how many looks it takes.
+/// What `confirm` finds in `count` looks of a duplicate too many, and none after, of a broker that
+/// has granted `granted` in each; and how many looks it takes.
 fn confirmed_of(count: usize, granted: u64) -> (usize, usize) {
     let mut odd = World::new(MemoryKind::DmaBuf);
     odd.0.after.done.0 += granted;

@@ -1,4 +1,5 @@
-//! What the broker remembers of allocations that have ended, by the file that can be found in /proc. Must never judge.
+//! What the broker remembers of allocations that have ended, by the file that can be found in
+//! /proc. Must never judge.
 
 use super::ledger::MemoryKey;
 use crate::admin::{Admin, Selection};

@@ -1,5 +1,6 @@
-//! Findings in the ledger that processes do not confirm: forgotten leases, and ended memory that is not given back. Must never
-//! report a lease as forgotten if its fd may be in flight, a driver may have imported its memory, or its holder was not read.
+//! Findings in the ledger that processes do not confirm: forgotten leases, and ended memory that is
+//! not given back. Must never report a lease as forgotten if its fd may be in flight, a driver may
+//! have imported its memory, or its holder was not read.
 
 use super::book::{Book, Holder, Of};
 use super::finding::{Finding, Kind, count};
@@ -78,8 +79,8 @@ fn mapped(
 ) {
     let fds = book.fds(process);
     for (of, leases) in &holder.sure_mapped {
-        // A driver's import is not a mapping of the process. A memfd can only be mapped. The references of a dma-buf say
-        // whether there is an import of it.
+        // A driver's import is not a mapping of the process. A memfd can only be mapped. The
+        // references of a dma-buf say whether there is an import of it.
         let is_visible = match of {
             Of::Known(key) if key.kind.counts_references() => {
                 let (references, seen) = book.references.get(key).copied().unwrap_or((0, 0));
@@ -96,7 +97,8 @@ fn mapped(
     }
 }
 
-/// Finds leases of processes that do not exist: the broker ends leases at the death of their holder.
+/// Finds leases of processes that do not exist: the broker ends leases at the death of their
+/// holder.
 fn gone(pid: u32, holder: &Holder<'_>, found: &mut Vec<Finding>) {
     for (of, leases) in holder.sure_open.iter().chain(&holder.sure_mapped) {
         let what = format!("{}: no such process", count(leases.len() as u64, "lease"));

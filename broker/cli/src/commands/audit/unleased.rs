@@ -1,5 +1,6 @@
-//! Findings in processes that the ledger does not know: fds and mappings without a lease, and fds in flight. Must never report
-//! a leak that a lease in either ledger, or a memory that cannot be recognised, may explain.
+//! Findings in processes that the ledger does not know: fds and mappings without a lease, and fds
+//! in flight. Must never report a leak that a lease in either ledger, or a memory that cannot be
+//! recognised, may explain.
 
 use super::book::{Book, Of};
 use super::finding::{Finding, Kind, count, list};
@@ -18,8 +19,8 @@ pub fn find(book: &Book<'_>, found: &mut Vec<Finding>) {
 fn fds(book: &Book<'_>, pid: u32, process: &Process, found: &mut Vec<Finding>) {
     let holder = book.holders.get(&pid);
     let open = |of: Of| holder.and_then(|holder| holder.open.get(&of)).copied().unwrap_or(0);
-    // Leases of memory without known files may explain any fd of the kind. Not for CUDA: there no two allocations share a
-    // file, and all known files are held by the broker now.
+    // Leases of memory without known files may explain any fd of the kind. Not for CUDA: there no
+    // two allocations share a file, and all known files are held by the broker now.
     let kinds = MemoryKind::ALL.iter().filter(|kind| kind.has_own_inode());
     let mut slack: BTreeMap<MemoryKind, u64> =
         kinds.map(|kind| (*kind, open(Of::Unknown(*kind)))).collect();
@@ -169,7 +170,8 @@ pub fn find_in_flight<'a>(
     note(kind, unknown, "a socket whose other end cannot be seen");
 }
 
-/// Finds fds in flight to a process that has nothing else of the broker: from a client, or, beside clients, from nobody any more. What others send to each other is their own.
+/// Finds fds in flight to a process that has nothing else of the broker: from a client, or, beside
+/// clients, from nobody any more. What others send to each other is their own.
 fn strangers<'a>(
     book: &Book<'a>,
     (pid, process): (u32, &'a Process),

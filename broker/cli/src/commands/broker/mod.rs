@@ -1,4 +1,5 @@
-//! The hidden command that is the daemon, started by `run` and `demo`. Must never hold logic of the daemon's own.
+//! The hidden command that is the daemon, started by `run` and `demo`. Must never hold logic of the
+//! daemon's own.
 
 use crate::error::Result;
 use crate::private_broker::Lifeline;

@@ -1,4 +1,5 @@
-//! `fdbroker clients`: lists clients with their charges. Must never decide how a list is printed: [`crate::table`] does.
+//! `fdbroker clients`: lists clients with their charges. Must never decide how a list is printed:
+//! [`crate::table`] does.
 
 mod args;
 

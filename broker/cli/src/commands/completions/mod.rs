@@ -1,4 +1,5 @@
-//! `fdbroker completions`: makes shell scripts from the command line's definition. Must never name a hidden command.
+//! `fdbroker completions`: makes shell scripts from the command line's definition. Must never name
+//! a hidden command.
 
 mod args;
 
@@ -28,7 +29,8 @@ fn lists() -> [(&'static str, Vec<&'static str>); 5] {
     ]
 }
 
-/// The command whose lists know the names of their columns. To be completed, not to be parsed by: the options take more.
+/// The command whose lists know the names of their columns. To be completed, not to be parsed by:
+/// the options take more.
 fn with_columns(command: Command) -> Command {
     lists().into_iter().fold(command, |command, (list, columns)| {
         command.mut_subcommand(list, |list| {
@@ -39,7 +41,8 @@ fn with_columns(command: Command) -> Command {
     })
 }
 
-/// Lets bash complete each column of `SIZE,NAME` and `+SIZE`, where it would complete the first alone.
+/// Lets bash complete each column of `SIZE,NAME` and `+SIZE`, where it would complete the first
+/// alone.
 fn with_each_column(script: String) -> String {
     lists().into_iter().fold(script, |script, (_, columns)| {
         let words = format!("compgen -W \"{}\"", columns.join(" "));

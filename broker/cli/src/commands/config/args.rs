@@ -14,7 +14,8 @@ Examples:
 
 Exit status 1: the daemon would not start; stderr says why.";
 
-/// Check the configuration that a daemon started here would use, or show it with the origin of each value
+/// Check the configuration that a daemon started here would use, or show it with the origin of each
+/// value
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = HELP)]
 pub struct Args {
@@ -25,15 +26,15 @@ pub struct Args {
 /// What to do with the configuration.
 #[derive(Debug, Subcommand)]
 pub enum Action {
-    /// Check whether the daemon would start with this file, and print what is wrong if not. Changes nothing: a missing
-    /// directory is reported, not created
+    /// Check whether the daemon would start with this file, and print what is wrong if not. Changes
+    /// nothing: a missing directory is reported, not created
     #[command(after_long_help = HELP)]
     Check {
         /// Default, as for the daemon: FDBROKER_CONFIG or /etc/fdbroker/fdbrokerd.toml if it exists
         file: Option<PathBuf>,
     },
-    /// Print every setting that a daemon started here would use, as a configuration file, with its origin: environment, file,
-    /// default, or the limit that bounds it
+    /// Print every setting that a daemon started here would use, as a configuration file, with its
+    /// origin: environment, file, default, or the limit that bounds it
     #[command(after_long_help = HELP)]
     Show {
         /// Default, as for the daemon: FDBROKER_CONFIG or /etc/fdbroker/fdbrokerd.toml if it exists

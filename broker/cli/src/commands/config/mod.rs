@@ -1,5 +1,5 @@
-//! `fdbroker config`: prints or checks the configuration that a daemon would have here. Must never judge a value itself: the
-//! daemon's code does.
+//! `fdbroker config`: prints or checks the configuration that a daemon would have here. Must never
+//! judge a value itself: the daemon's code does.
 
 mod args;
 
@@ -36,8 +36,8 @@ pub fn run(args: Args) -> Result<()> {
     out.finish()
 }
 
-/// A value of a configuration file in JSON. Numbers and strings are written alike in both; an octal mode
-/// stays text.
+/// A value of a configuration file in JSON. Numbers and strings are written alike in both; an octal
+/// mode stays text.
 fn typed(value: &str) -> Value {
     match value {
         "none" => Value::Null,

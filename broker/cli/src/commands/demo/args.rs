@@ -25,7 +25,8 @@ Examples:
 
 Exit status: 0 when no byte was wrong and nothing failed with the broker (the direct way may fail), else 1.";
 
-/// Share memory all-to-all between real processes: under a cap through the broker, then without a broker
+/// Share memory all-to-all between real processes: under a cap through the broker, then without a
+/// broker
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = HELP)]
 pub struct Args {

@@ -1,5 +1,5 @@
-//! `fdbroker demo`: gives the demo a broker and its rank processes, and prints the outcome. Must never leave a broker or a
-//! folder behind. What the demo does is in the crate `fdbroker-demo`.
+//! `fdbroker demo`: gives the demo a broker and its rank processes, and prints the outcome. Must
+//! never leave a broker or a folder behind. What the demo does is in the crate `fdbroker-demo`.
 
 mod args;
 mod table;
@@ -117,8 +117,8 @@ struct Broker {
 }
 
 impl Broker {
-    /// The broker that runs already and that the environment names, and its cap. `None` with `--max-fds`, too, which asks
-    /// for a broker of the demo's own.
+    /// The broker that runs already and that the environment names, and its cap. `None` with
+    /// `--max-fds`, too, which asks for a broker of the demo's own.
     fn named(args: &Args) -> Result<Option<(Self, Option<u64>)>> {
         let named = std::env::var_os("FDBROKER_SOCKET").filter(|value| !value.is_empty());
         let (Some(socket), None) = (named, args.max_fds) else { return Ok(None) };

@@ -1,5 +1,5 @@
-//! The demo's outcome for people: a few plain sentences and one table that needs no manual. Must never round a number
-//! that decides whether it went well.
+//! The demo's outcome for people: a few plain sentences and one table that needs no manual. Must
+//! never round a number that decides whether it went well.
 
 use crate::error::Result;
 use crate::output::{Column, Columns, Output, Side, commas, human_size};

@@ -1,5 +1,5 @@
-//! Checks whether the broker that the environment names answers and serves this user, by sharing a page with it. Must never
-//! leave an allocation in the broker.
+//! Checks whether the broker that the environment names answers and serves this user, by sharing a
+//! page with it. Must never leave an allocation in the broker.
 
 use super::check::{Area, Check, Verdict};
 use super::hung;
@@ -117,7 +117,8 @@ fn listener(path: &Path) -> Option<i32> {
     Some(getsockopt(&socket, PeerCredentials).map_or(0, |peer| peer.pid()))
 }
 
-/// What to do about a broker that listens and does not answer. `stopped`: the pids of stopped brokers.
+/// What to do about a broker that listens and does not answer. `stopped`: the pids of stopped
+/// brokers.
 fn continue_it(stopped: &[String]) -> String {
     match stopped {
         [] => "it hangs or is overloaded: see its process and its log, or restart it".into(),
@@ -148,7 +149,8 @@ fn share_a_page(client: &Client) -> std::result::Result<(), fdbroker_client::Err
     Ok(())
 }
 
-/// Deposits a page of host memory for a virtual fd, and gets it back by the number, as programs under a layer do.
+/// Deposits a page of host memory for a virtual fd, and gets it back by the number, as programs
+/// under a layer do.
 fn share_by_number(client: &Client) -> std::result::Result<(), fdbroker_client::Error> {
     let patience = || Deadline::after(PATIENCE);
     let memory = memfd_create("doctor", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING);

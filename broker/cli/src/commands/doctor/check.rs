@@ -37,7 +37,8 @@ impl Verdict {
 /// A checked thing and the result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// Part of the node: `broker`, `limits`, `kernel`, `namespaces`, `devices`, `layers`, `service`.
+    /// Part of the node: `broker`, `limits`, `kernel`, `namespaces`, `devices`, `layers`,
+    /// `service`.
     pub area: &'static str,
     pub name: &'static str,
     pub verdict: Verdict,

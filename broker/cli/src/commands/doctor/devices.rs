@@ -1,4 +1,5 @@
-//! Checks the devices and drivers that allocate memory. Must never load a driver into this process: see `probe`.
+//! Checks the devices and drivers that allocate memory. Must never load a driver into this process:
+//! see `probe`.
 
 use super::check::{Area, Check, number_in};
 use super::probe::{self, Driver};
@@ -89,7 +90,8 @@ fn nodes(name: &'static str, folder: &Path, prefix: &str) -> Option<Check> {
     let files = files(folder, prefix);
     let refused = files.iter().find_map(|path| {
         let cause = open(path).err()?;
-        // This user cannot mend a control device without driver, or a device that is opened exclusively elsewhere.
+        // This user cannot mend a control device without driver, or a device that is opened
+        // exclusively elsewhere.
         (cause.kind() == ErrorKind::PermissionDenied).then_some((path, cause))
     });
     match refused {

@@ -1,4 +1,5 @@
-//! Checks whether the layers for unmodified programs would work here. Must never load one into this process.
+//! Checks whether the layers for unmodified programs would work here. Must never load one into this
+//! process.
 
 use super::check::{Area, Check};
 use super::probe::is_preloadable;

@@ -6,7 +6,8 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
 const AREA: Area = Area("limits");
 
-/// The default soft limit of a shell. Programs with less run out of fds for libraries and sockets before they share memory.
+/// The default soft limit of a shell. Programs with less run out of fds for libraries and sockets
+/// before they share memory.
 const FEW_FDS: u64 = 1024;
 
 /// A system with this percentage of its files open will soon run out.

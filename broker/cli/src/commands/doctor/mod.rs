@@ -1,5 +1,5 @@
-//! `fdbroker doctor`: finds out why memory cannot be shared on this node, with or without a broker. Must never change anything
-//! on the node, nor wait without a bound for a driver or a service.
+//! `fdbroker doctor`: finds out why memory cannot be shared on this node, with or without a broker.
+//! Must never change anything on the node, nor wait without a bound for a driver or a service.
 
 mod args;
 mod broker;
@@ -31,7 +31,8 @@ struct Report {
     checks: Vec<Check>,
 }
 
-/// Runs and prints all checks; gives the exit status 5 if one fails, or if there is no broker to share memory by.
+/// Runs and prints all checks; gives the exit status 5 if one fails, or if there is no broker to
+/// share memory by.
 pub fn run(args: Args) -> Result<u8> {
     let mut checks = Vec::new();
     checks.extend(broker::checks());

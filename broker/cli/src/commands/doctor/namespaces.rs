@@ -1,4 +1,5 @@
-//! Checks the namespaces of this process: a broker of the node may be out of reach. Must never enter another namespace.
+//! Checks the namespaces of this process: a broker of the node may be out of reach. Must never
+//! enter another namespace.
 
 use super::check::{Area, Check};
 use std::os::unix::fs::MetadataExt;
@@ -21,7 +22,8 @@ fn pids(inode: u64) -> Check {
     let name = "pid namespace";
     match inode {
         FIRST_PID => AREA.ok(name, "the node's"),
-        // A broker of the node sees all pids of the node; a broker in this namespace sees pid 0 for processes outside.
+        // A broker of the node sees all pids of the node; a broker in this namespace sees pid 0 for
+        // processes outside.
         _ => AREA.ok(
             name,
             "one of its own: handles work across it; a broker started in here shows pid 0 for clients outside",

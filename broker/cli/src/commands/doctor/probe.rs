@@ -1,5 +1,5 @@
-//! Asks a GPU driver for its devices, and tries a layer, in a process of its own: a driver may hang, or end the process that
-//! loads it. Must never load either into the process that reports.
+//! Asks a GPU driver for its devices, and tries a layer, in a process of its own: a driver may
+//! hang, or end the process that loads it. Must never load either into the process that reports.
 
 use super::program::answer;
 use crate::private_broker::SELF;
@@ -42,7 +42,8 @@ pub struct ProbeArgs {
     pub preloaded: Option<PathBuf>,
 }
 
-/// Whether the dynamic linker loads the library before a program; else the reason, as far as it is known.
+/// Whether the dynamic linker loads the library before a program; else the reason, as far as it is
+/// known.
 pub fn is_preloadable(library: &Path) -> Result<(), String> {
     let mut command = Command::new(SELF);
     command.args(["doctor-probe", "--preloaded"]).arg(library).env("LD_PRELOAD", library);
@@ -73,7 +74,8 @@ pub fn ask(driver: Driver) -> Result<String, String> {
     }
 }
 
-/// The hidden command: prints the devices, or the reason why there are none and gives the exit status 1.
+/// The hidden command: prints the devices, or the reason why there are none and gives the exit
+/// status 1.
 pub fn run(args: ProbeArgs) -> u8 {
     if let Some(library) = args.preloaded {
         let is_loaded = is_loaded(&library);

@@ -1,11 +1,13 @@
-//! Runs a program for its answer on stdout. Must never wait without a bound, nor leave the program running.
+//! Runs a program for its answer on stdout. Must never wait without a bound, nor leave the program
+//! running.
 
 use crate::private_broker::{end_now, wait_bounded};
 use std::io::Read;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-/// Most bytes of an answer that are read; it must fit into a pipe, which nobody reads before the end.
+/// Most bytes of an answer that are read; it must fit into a pipe, which nobody reads before the
+/// end.
 const MOST_BYTES: u64 = 4096;
 
 /// The program's exit status and answer, or the reason why there is none.

@@ -1,5 +1,5 @@
-//! Checks the node's service under systemd: whether it is installed, runs, and keeps its fds over a restart. Must never start
-//! or change a unit.
+//! Checks the node's service under systemd: whether it is installed, runs, and keeps its fds over a
+//! restart. Must never start or change a unit.
 
 use super::check::{Area, Check};
 use super::program::answer;

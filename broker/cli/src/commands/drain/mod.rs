@@ -1,5 +1,5 @@
-//! `fdbroker drain`: empties the broker before maintenance, and waits until it is empty. Must never report `drained` while the
-//! broker holds an fd or a client has a lease.
+//! `fdbroker drain`: empties the broker before maintenance, and waits until it is empty. Must never
+//! report `drained` while the broker holds an fd or a client has a lease.
 
 mod args;
 

@@ -1,4 +1,5 @@
-//! `fdbroker evict`: has the broker close fds that it can get again. Must never hide an fd that it could not close.
+//! `fdbroker evict`: has the broker close fds that it can get again. Must never hide an fd that it
+//! could not close.
 
 mod args;
 
@@ -20,7 +21,8 @@ struct Summary {
     evicted_already: u64,
 }
 
-/// Evicts. Gives the exit status 1 if an allocation that was named by itself stays, 4 if a subject has no allocation.
+/// Evicts. Gives the exit status 1 if an allocation that was named by itself stays, 4 if a subject
+/// has no allocation.
 pub fn run(args: Args) -> Result<u8> {
     let mut admin = Admin::from_env()?;
     let mut out = Output::stdout();

@@ -45,7 +45,8 @@ pub struct Args {
     /// The names are those of this process's job (its cgroup), not of the user
     #[arg(long)]
     pub job: bool,
-    /// Describe each in one line of JSON: name, version, size, metadata. The bytes go to -O FILE, if that is given
+    /// Describe each in one line of JSON: name, version, size, metadata. The bytes go to -O FILE,
+    /// if that is given
     #[arg(short = 'J', long, conflicts_with = "meta")]
     pub json: bool,
 }

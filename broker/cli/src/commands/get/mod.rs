@@ -1,4 +1,5 @@
-//! `fdbroker get`: writes the bytes of an object. Must never write bytes of two versions, nor bytes that a terminal would obey.
+//! `fdbroker get`: writes the bytes of an object. Must never write bytes of two versions, nor bytes
+//! that a terminal would obey.
 
 mod args;
 mod several;

@@ -1,4 +1,5 @@
-//! Several objects of one moment, each with the file that it goes to. Must never name a file outside of the folder that was given.
+//! Several objects of one moment, each with the file that it goes to. Must never name a file
+//! outside of the folder that was given.
 
 use super::unhad::unhad;
 use crate::by_name::{none_begins_with, soon, undone};

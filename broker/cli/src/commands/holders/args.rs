@@ -20,8 +20,8 @@ Exit status 4: the broker knows no such allocation, object, process, user or job
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = table::after_help(EXAMPLES))]
 pub struct Args {
-    /// Only leases of this: a handle (128 hex digits), SLOT.GENERATION or a virtual fd as `ls` shows them, pid:N, uid:N, job:NAME, or
-    /// the name of an object
+    /// Only leases of this: a handle (128 hex digits), SLOT.GENERATION or a virtual fd as `ls`
+    /// shows them, pid:N, uid:N, job:NAME, or the name of an object
     #[arg(value_name = "WHAT")]
     pub subject: Option<Named>,
     #[command(flatten)]

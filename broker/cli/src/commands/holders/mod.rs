@@ -1,4 +1,5 @@
-//! `fdbroker holders`: lists leases. Must never print an empty list for a subject that does not exist.
+//! `fdbroker holders`: lists leases. Must never print an empty list for a subject that does not
+//! exist.
 
 mod args;
 

@@ -1,4 +1,5 @@
-//! `fdbroker jobs`: lists jobs with their charges. Must never decide how a list is printed: [`crate::table`] does.
+//! `fdbroker jobs`: lists jobs with their charges. Must never decide how a list is printed:
+//! [`crate::table`] does.
 
 mod args;
 

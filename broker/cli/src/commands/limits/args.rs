@@ -18,7 +18,8 @@ Examples:
   fdbroker limits set node.fds=4096 job.held_bytes=8Gi
   fdbroker limits set --dry-run client.open_leases=none";
 
-/// Both texts, and between them the resources: each with the scopes that have a cap of it, and what it counts.
+/// Both texts, and between them the resources: each with the scopes that have a cap of it, and what
+/// it counts.
 fn after_help() -> String {
     let row = |it: Resource| {
         let has_cap = |scope: &&str| it.scopes().iter().any(|with| with.name() == *scope);

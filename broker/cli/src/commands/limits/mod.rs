@@ -1,4 +1,5 @@
-//! `fdbroker limits`: prints caps, or changes some at run time. Must never change a cap before all arguments are understood.
+//! `fdbroker limits`: prints caps, or changes some at run time. Must never change a cap before all
+//! arguments are understood.
 
 mod args;
 mod cap;
@@ -18,7 +19,8 @@ use std::collections::BTreeMap;
 const UNTIL: &str = "in force until the broker restarts or reads its configuration again (SIGHUP, `systemctl reload`); \
 to keep it, write it there: [caps.SCOPE]";
 
-/// Printed after a cap that the broker has set lower than asked: node.connections, or node.metadata_bytes.
+/// Printed after a cap that the broker has set lower than asked: node.connections, or
+/// node.metadata_bytes.
 fn bound_of(resource: Resource) -> &'static str {
     match resource {
         Resource::MetadataBytes => " (the broker's table of objects bounds it)",

@@ -1,4 +1,5 @@
-//! `fdbroker ls`: lists allocations. Must never decide how a list is printed: [`crate::table`] does.
+//! `fdbroker ls`: lists allocations. Must never decide how a list is printed: [`crate::table`]
+//! does.
 
 mod args;
 

@@ -1,5 +1,5 @@
-//! `fdbroker man`: makes the manual pages from the command line's definition. Must never describe a hidden command, nor name a
-//! page that it does not write.
+//! `fdbroker man`: makes the manual pages from the command line's definition. Must never describe a
+//! hidden command, nor name a page that it does not write.
 
 mod args;
 #[cfg(test)]
@@ -17,7 +17,8 @@ use std::io::{self, Write};
 /// The roff definition of an apostrophe, which begins every section.
 const APOSTROPHE: &str = ".ie \\n(.g .ds Aq \\(aq\n.el .ds Aq '\n";
 
-/// Writes fdbroker.1, a page for each command and subcommand, and fdbrokerd.8 into the directory, which is created if missing.
+/// Writes fdbroker.1, a page for each command and subcommand, and fdbrokerd.8 into the directory,
+/// which is created if missing.
 pub fn run(args: &Args, whole: Command) -> Result<()> {
     let dir = &args.dir;
     std::fs::create_dir_all(dir).context(|| format!("make {}", dir.display()))?;
@@ -70,7 +71,8 @@ fn write_page(command: &Command, name: &str, section: &str, to: &mut Vec<u8>) ->
     if let Some(notes) = command.get_after_long_help().or(command.get_after_help()) {
         write_notes(&notes.to_string(), &mut sections)?;
     }
-    // The date is an empty argument in quotation marks: without them man(1) would take the next argument for it.
+    // The date is an empty argument in quotation marks: without them man(1) would take the next
+    // argument for it.
     let release = concat!("fdbroker ", env!("CARGO_PKG_VERSION"));
     let title = name.to_uppercase();
     writeln!(to, "{APOSTROPHE}.TH \"{title}\" \"{section}\" \"\" \"{release}\" \"fdbroker\"")?;
@@ -78,7 +80,8 @@ fn write_page(command: &Command, name: &str, section: &str, to: &mut Vec<u8>) ->
     to.write_all(String::from_utf8_lossy(&sections).replace(APOSTROPHE, "").as_bytes())
 }
 
-/// Writes the text below the options. Indented lines are tables and examples, which man(1) must not fill.
+/// Writes the text below the options. Indented lines are tables and examples, which man(1) must not
+/// fill.
 fn write_notes(notes: &str, to: &mut Vec<u8>) -> io::Result<()> {
     let mut roff = Roff::new();
     roff.control("SH", ["NOTES"]);

@@ -29,7 +29,8 @@ pub struct Args {
         help = "Serve them by HTTP until a signal: unix:PATH (mode 0600), 127.0.0.1:PORT or [::1]:PORT"
     )]
     pub listen: Option<Listen>,
-    /// Write them to DIR/fdbroker.prom, at once and whole, for the textfile collector of Prometheus' node_exporter
+    /// Write them to DIR/fdbroker.prom, at once and whole, for the textfile collector of
+    /// Prometheus' node_exporter
     #[arg(long, value_name = "DIR", conflicts_with = "listen")]
     pub textfile: Option<PathBuf>,
 }

@@ -7,8 +7,8 @@ use fdbroker_protocol::ByResource;
 use fdbroker_protocol::admin::{AccountRecord, Metrics, NodeStatus};
 use std::collections::BTreeMap;
 
-/// Most users, and most jobs, with series of their own: the ones with most fds. A dashboard shows no more, and a scraper keeps
-/// each series for weeks. All others share the series [`OTHER`].
+/// Most users, and most jobs, with series of their own: the ones with most fds. A dashboard shows
+/// no more, and a scraper keeps each series for weeks. All others share the series [`OTHER`].
 pub const MOST_ACCOUNTS: usize = 20;
 
 /// The label of all others. No uid and no job has this name.
@@ -51,8 +51,8 @@ pub fn gather(mut admin: Admin) -> Result<Gathered> {
     Ok(Gathered { status, metrics, users, jobs })
 }
 
-/// The charges by labels: of the ones with most fds, and of all others as one. Records with the same labels are summed, since
-/// a page may have a series only once.
+/// The charges by labels: of the ones with most fds, and of all others as one. Records with the
+/// same labels are summed, since a page may have a series only once.
 fn largest(records: &[AccountRecord], labels: impl Fn(&AccountRecord) -> Vec<String>) -> Accounts {
     let mut by_labels: BTreeMap<Vec<String>, Sums> = BTreeMap::new();
     for record in records {

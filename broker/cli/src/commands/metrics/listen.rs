@@ -1,5 +1,5 @@
-//! The address that metrics are served at: a Unix socket or a loopback port. Must never accept an address that other machines
-//! reach: the metrics name users and jobs.
+//! The address that metrics are served at: a Unix socket or a loopback port. Must never accept an
+//! address that other machines reach: the metrics name users and jobs.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -1,5 +1,6 @@
-//! `fdbroker metrics`: the broker's numbers as OpenMetrics text, once or for a scraper, and as a file for node_exporter. Must never have more than a
-//! bounded number of series, whatever the number of users and jobs.
+//! `fdbroker metrics`: the broker's numbers as OpenMetrics text, once or for a scraper, and as a
+//! file for node_exporter. Must never have more than a bounded number of series, whatever the
+//! number of users and jobs.
 
 mod args;
 mod gather;

@@ -1,5 +1,6 @@
-//! A small HTTP server for one page: it answers GET / and GET /metrics, and closes the connection. Must never let a slow or
-//! broken client delay another, nor serve more than a bounded number of clients.
+//! A small HTTP server for one page: it answers GET / and GET /metrics, and closes the connection.
+//! Must never let a slow or broken client delay another, nor serve more than a bounded number of
+//! clients.
 
 use super::listen::Listen;
 use super::{gather, render};
@@ -18,14 +19,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Most connections at a time; more are closed. There are few scrapers, and each takes milliseconds.
+/// Most connections at a time; more are closed. There are few scrapers, and each takes
+/// milliseconds.
 const MOST_CONNECTIONS: usize = 8;
 
-/// Time for the request, and again for sending the answer: a scraper's own limit is 10 s by default.
+/// Time for the request, and again for sending the answer: a scraper's own limit is 10 s by
+/// default.
 const CONNECTION_LIMIT: Duration = Duration::from_secs(5);
 
-/// Longest wait for an answer of the broker, which needs milliseconds. If it hangs, the page with fdbroker_up 0 must still be
-/// ready within the scraper's limit.
+/// Longest wait for an answer of the broker, which needs milliseconds. If it hangs, the page with
+/// fdbroker_up 0 must still be ready within the scraper's limit.
 const BROKER_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Longest request: a scraper's headers are some hundred bytes.

@@ -1,5 +1,5 @@
-//! The metrics as a file for the textfile collector of Prometheus' node_exporter. Must never let a reader see half a page, nor leave an
-//! old page in place of one that says that no broker answers.
+//! The metrics as a file for the textfile collector of Prometheus' node_exporter. Must never let a
+//! reader see half a page, nor leave an old page in place of one that says that no broker answers.
 
 use super::render;
 use crate::error::{Context, Result};
@@ -18,11 +18,12 @@ const MODE: u32 = 0o644;
 const PREFIX: &str = ".fdbroker-";
 const RANDOM: usize = 6;
 
-/// Such a file is left over when it is older: its writer was killed. A page is written in less than a second.
+/// Such a file is left over when it is older: its writer was killed. A page is written in less than
+/// a second.
 const LEFT_OVER: Duration = Duration::from_secs(60);
 
-/// Removes what calls that were killed have left: files of this user that this command names so. A directory that cannot be read says
-/// so when the page is written.
+/// Removes what calls that were killed have left: files of this user that this command names so. A
+/// directory that cannot be read says so when the page is written.
 fn remove_left_over(dir: &Path) {
     let Ok(entries) = std::fs::read_dir(dir) else { return };
     for entry in entries.flatten() {
@@ -41,7 +42,8 @@ fn is_unfinished(name: &[u8]) -> bool {
     random.is_some_and(|it| it.len() == RANDOM && it.iter().all(u8::is_ascii_alphanumeric))
 }
 
-/// Replaces the file in `dir` by a page in the older text format, which is the only one that the collector reads.
+/// Replaces the file in `dir` by a page in the older text format, which is the only one that the
+/// collector reads.
 pub fn write(dir: &Path, page: &str) -> Result<()> {
     let path = dir.join(NAME);
     let what = || format!("write {}", path.display());

@@ -1,4 +1,5 @@
-//! `fdbroker objects`: lists named objects. Must never hold more than a page of them, except for `--sort`.
+//! `fdbroker objects`: lists named objects. Must never hold more than a page of them, except for
+//! `--sort`.
 
 mod args;
 

@@ -62,7 +62,8 @@ pub struct Args {
     /// Take the place of objects that have these names
     #[arg(long)]
     pub replace: bool,
-    /// Take the place of objects that have this version, and of no others; 0: the names must be free
+    /// Take the place of objects that have this version, and of no others; 0: the names must be
+    /// free
     #[arg(long, value_name = "VERSION")]
     pub expect: Option<u64>,
     /// They may end sooner when the broker is short of memory, those used least recently first

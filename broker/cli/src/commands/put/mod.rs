@@ -1,5 +1,5 @@
-//! `fdbroker put`: makes objects from files. Must never show a part of what was asked for: all files are read before a name
-//! appears.
+//! `fdbroker put`: makes objects from files. Must never show a part of what was asked for: all
+//! files are read before a name appears.
 
 mod args;
 mod input;

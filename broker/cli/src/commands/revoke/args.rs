@@ -22,7 +22,8 @@ Exit status 4: an argument names no allocation.";
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = HELP)]
 pub struct Args {
-    /// A handle (128 hex digits), SLOT.GENERATION or a virtual fd as `ls` shows them, or pid:N, uid:N or job:NAME of the owner
+    /// A handle (128 hex digits), SLOT.GENERATION or a virtual fd as `ls` shows them, or pid:N,
+    /// uid:N or job:NAME of the owner
     #[arg(value_name = "WHAT", required_unless_present = "jobs")]
     pub subjects: Vec<Subject>,
     /// Everything that a job owns, by the name in `fdbroker jobs`; the same as WHAT job:NAME

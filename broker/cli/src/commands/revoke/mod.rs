@@ -1,5 +1,5 @@
-//! `fdbroker revoke`: ends allocations for everybody, and lists the processes that still hold them. Must never end an
-//! allocation without the consent of its user.
+//! `fdbroker revoke`: ends allocations for everybody, and lists the processes that still hold them.
+//! Must never end an allocation without the consent of its user.
 
 mod args;
 

@@ -1,4 +1,5 @@
-//! `fdbroker rm`: takes the names from objects. Must never take a name from a version that was not meant.
+//! `fdbroker rm`: takes the names from objects. Must never take a name from a version that was not
+//! meant.
 
 mod args;
 mod prefix;

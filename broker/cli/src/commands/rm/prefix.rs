@@ -1,4 +1,5 @@
-//! `fdbroker rm --prefix`: takes the names that begin so, page by page. Must never take a name from a version that was not listed.
+//! `fdbroker rm --prefix`: takes the names that begin so, page by page. Must never take a name from
+//! a version that was not listed.
 
 use crate::by_name::{none_begins_with, outcome_view, reason, soon};
 use crate::error::{Result, exit};
@@ -9,7 +10,8 @@ use serde::Serialize;
 /// Names removed by one call.
 const PAGE: usize = 256;
 
-/// A version that no object has: what is in the making when it is listed stays, even if it is sealed a moment later.
+/// A version that no object has: what is in the making when it is listed stays, even if it is
+/// sealed a moment later.
 const NEVER_GIVEN: u64 = u64::MAX;
 
 /// Most names of those that stay that are said: more than anybody reads; the rest is counted.
@@ -45,7 +47,8 @@ struct RemovedView<'a, T> {
     objects: Vec<T>,
 }
 
-/// Removes all whose names begin so; gives the exit status, of several prefixes the one that is not only that nothing begins so.
+/// Removes all whose names begin so; gives the exit status, of several prefixes the one that is not
+/// only that nothing begins so.
 pub fn run(objects: &Objects, prefixes: &[String], is_json: bool) -> Result<u8> {
     let mut status = exit::OK;
     for prefix in prefixes {

@@ -78,7 +78,8 @@ pub struct Args {
     /// With --join: name the job if its launcher does not; the same NAME for all its processes
     #[arg(long, value_name = "NAME", requires = "join")]
     pub job: Option<String>,
-    /// At the end, write the job's fds over time: a picture if FILE ends with .svg, a table if with .csv; see below
+    /// At the end, write the job's fds over time: a picture if FILE ends with .svg, a table if with
+    /// .csv; see below
     #[arg(long, value_name = "FILE", conflicts_with = "join", value_parser = ReportFile::parse)]
     pub report: Option<ReportFile>,
     /// Let Level Zero IPC handles of COMMAND work by value in all processes of the node: see below

@@ -1,4 +1,5 @@
-//! Becomes the command of a job by exec(2). Must never pass a signal mask of ours on to the command.
+//! Becomes the command of a job by exec(2). Must never pass a signal mask of ours on to the
+//! command.
 
 use crate::error::{Error, Result};
 use crate::output::say;
@@ -7,7 +8,8 @@ use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// Exit status for a command that does not exist, and for one that cannot be executed, as in a shell.
+/// Exit status for a command that does not exist, and for one that cannot be executed, as in a
+/// shell.
 const COMMAND_NOT_FOUND: u8 = 127;
 const COMMAND_NOT_EXECUTABLE: u8 = 126;
 

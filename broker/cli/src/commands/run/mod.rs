@@ -1,5 +1,6 @@
-//! `fdbroker run -- CMD`: a private broker for one job. Passes signals on to CMD, ends with CMD's exit status, and prints a
-//! summary on stderr. Must never leave the broker or its directory behind.
+//! `fdbroker run -- CMD`: a private broker for one job. Passes signals on to CMD, ends with CMD's
+//! exit status, and prints a summary on stderr. Must never leave the broker or its directory
+//! behind.
 
 mod args;
 pub mod exec;
@@ -36,7 +37,8 @@ enum Telling {
     Nothing,
 }
 
-/// Runs the command with a broker of its own, or joins the job's; returns the exit status to end with.
+/// Runs the command with a broker of its own, or joins the job's; returns the exit status to end
+/// with.
 pub fn run(args: Args) -> Result<u8> {
     let Args { command, max_fds, json, quiet, join, job, report, level_zero, cuda } = args;
     let telling = match (json, quiet) {
@@ -49,7 +51,8 @@ pub fn run(args: Args) -> Result<u8> {
         layers.extend(level_zero::environment()?);
     }
     if cuda {
-        // Its LD_PRELOAD takes the place of the other's: only one library can stand before the C library.
+        // Its LD_PRELOAD takes the place of the other's: only one library can stand before the C
+        // library.
         layers.extend(cuda::environment(&command)?);
     }
     if join {
@@ -59,8 +62,8 @@ pub fn run(args: Args) -> Result<u8> {
     }
 }
 
-/// Runs `command` with a private broker and with `more` in its environment, and writes a `report` if wanted. Returns the
-/// exit status to end with.
+/// Runs `command` with a private broker and with `more` in its environment, and writes a `report`
+/// if wanted. Returns the exit status to end with.
 fn alone(
     command: &[OsString],
     max_fds: Option<u64>,

@@ -19,7 +19,8 @@ Exit status 4: the broker knows no such allocation or object.";
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = HELP)]
 pub struct Args {
-    /// A handle (128 hex digits), SLOT.GENERATION or a virtual fd as `ls` shows them, or the name of an object
+    /// A handle (128 hex digits), SLOT.GENERATION or a virtual fd as `ls` shows them, or the name
+    /// of an object
     #[arg(value_name = "WHAT")]
     pub subject: Named,
     /// One line of JSON

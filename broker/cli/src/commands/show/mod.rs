@@ -1,4 +1,5 @@
-//! `fdbroker show`: all values of one allocation, then its holders; of an object first its own. Must never show a later allocation in the same slot.
+//! `fdbroker show`: all values of one allocation, then its holders; of an object first its own.
+//! Must never show a later allocation in the same slot.
 
 mod args;
 

@@ -2,8 +2,9 @@
 
 /// Show the node at a glance: counts, peaks and caps
 ///
-/// NOW is what there is: fds that are open, leases that were granted. RESERVED is what is kept for fds and leases to come. A
-/// cap bounds both together. PEAK is the most that there was, without what is reserved.
+/// NOW is what there is: fds that are open, leases that were granted. RESERVED is what is kept for
+/// fds and leases to come. A cap bounds both together. PEAK is the most that there was, without
+/// what is reserved.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// One line of JSON

@@ -1,4 +1,5 @@
-//! `fdbroker status`: prints the status of the node. Must never ask the broker more than one question.
+//! `fdbroker status`: prints the status of the node. Must never ask the broker more than one
+//! question.
 
 mod args;
 

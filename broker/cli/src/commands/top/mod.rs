@@ -1,5 +1,5 @@
-//! `fdbroker top`: shows the node live on a terminal, or prints one frame. Must never leave the terminal changed, nor stop
-//! answering keys and signals while the broker does not answer.
+//! `fdbroker top`: shows the node live on a terminal, or prints one frame. Must never leave the
+//! terminal changed, nor stop answering keys and signals while the broker does not answer.
 
 mod args;
 mod events;
@@ -36,11 +36,13 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 use view::View;
 
-/// Time between two tries to reach a broker that is gone, and between two frames while the broker hangs.
+/// Time between two tries to reach a broker that is gone, and between two frames while the broker
+/// hangs.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Most bytes of keys that are read at once.
 const INPUT_BYTES: usize = 256;
-/// Shortest time between two looks at events. Each look draws a frame, and a busy broker sends thousands of events a second.
+/// Shortest time between two looks at events. Each look draws a frame, and a busy broker sends
+/// thousands of events a second.
 const EVENTS_INTERVAL: Duration = Duration::from_millis(100);
 /// Most messages of events that are read for `--once`: more than a broker keeps for a watcher.
 const PLAIN_MESSAGES: usize = 32;
@@ -62,7 +64,8 @@ pub fn run(Args { once, interval }: Args) -> Result<()> {
     let signals = Signals::take_over_with(&[Signal::SIGWINCH, Signal::SIGTSTP, Signal::SIGCONT])?;
     // After the signals are blocked: the thread must not receive them.
     let sampler = Sampler::start(admin)?;
-    // Before the first frame: no event after it is missed. If it fails, the thread tries again and says why.
+    // Before the first frame: no event after it is missed. If it fails, the thread tries again and
+    // says why.
     let watching = viewing::connect_again().and_then(|it| Watching::begin(it, Selection::ALL)).ok();
     let events = stream::start(watching, Selection::ALL, None, viewing::connect_again)?;
     let watched = Watched { stream: Some(events), due: first.at };
@@ -186,7 +189,8 @@ impl Top {
         Ok(())
     }
 
-    /// Waits for a key, a signal, an answer, events or the time of the next question; gives whether there is input.
+    /// Waits for a key, a signal, an answer, events or the time of the next question; gives whether
+    /// there is input.
     fn wait(&self, signals: &Signals) -> Result<bool> {
         let now = Instant::now();
         let until_due = self.asking.due.saturating_duration_since(now);

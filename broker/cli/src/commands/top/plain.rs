@@ -1,4 +1,5 @@
-//! Turns a frame into text, for `--once`. Must never move the cursor, nor colour text that is not for a terminal.
+//! Turns a frame into text, for `--once`. Must never move the cursor, nor colour text that is not
+//! for a terminal.
 
 use ratatui::buffer::{Buffer, Cell};
 use ratatui::style::{Color, Modifier};

@@ -1,5 +1,5 @@
-//! Samples of the broker, taken by a thread: a broker that hangs must not delay keys and signals. Must never read without a
-//! bound, nor ask the broker unless told to.
+//! Samples of the broker, taken by a thread: a broker that hangs must not delay keys and signals.
+//! Must never read without a bound, nor ask the broker unless told to.
 
 use crate::admin::{Admin, Selection, viewing};
 use crate::error::{Error, Result};
@@ -10,9 +10,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc::{Sender, channel};
 use std::time::Instant;
 
-/// Most clients of a sample, apart from the rest of a page: more than the ranks of a node, in a dozen pages.
+/// Most clients of a sample, apart from the rest of a page: more than the ranks of a node, in a
+/// dozen pages.
 pub const CLIENTS_READ: usize = 4096;
-/// Most leases of a sample, apart from the rest of a page: some twenty pages, a fraction of a millisecond each.
+/// Most leases of a sample, apart from the rest of a page: some twenty pages, a fraction of a
+/// millisecond each.
 pub const LEASES_READ: usize = 8192;
 
 /// The state of the broker at one moment.

@@ -1,5 +1,5 @@
-//! The terminal in raw mode with the alternate screen. Must always be restored, whether `top` ends by a key, an error, a
-//! signal or a panic.
+//! The terminal in raw mode with the alternate screen. Must always be restored, whether `top` ends
+//! by a key, an error, a signal or a panic.
 
 use crate::error::{Context, Result};
 use crate::output::colour_wanted;
@@ -17,8 +17,8 @@ use ratatui::style::Color;
 use std::io::{Stdout, stdout};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether the terminal is in raw mode. Only used with stdout locked, so that the terminal is restored once, and between two
-/// frames.
+/// Whether the terminal is in raw mode. Only used with stdout locked, so that the terminal is
+/// restored once, and between two frames.
 static IS_TAKEN: AtomicBool = AtomicBool::new(false);
 
 /// The terminal; restored when this is dropped.
@@ -61,13 +61,14 @@ impl Screen {
             return Ok(());
         }
         self.terminal.hide_cursor().context(|| "use the terminal")?;
-        // Not `Terminal::clear`: it asks the terminal for the cursor's place and waits on stdin for the answer, for ever if
-        // the terminal is gone.
+        // Not `Terminal::clear`: it asks the terminal for the cursor's place and waits on stdin for
+        // the answer, for ever if the terminal is gone.
         let size = self.terminal.size().context(|| "use the terminal")?;
         self.terminal.resize(size.into()).context(|| "clear the terminal")
     }
 
-    /// Draws a frame in the current size of the terminal; `None`: another thread has panicked and restored the terminal.
+    /// Draws a frame in the current size of the terminal; `None`: another thread has panicked and
+    /// restored the terminal.
     pub fn draw<T>(&mut self, draw: impl FnOnce(&mut Buffer) -> T) -> Result<Option<T>> {
         // A panic in here locks again in this thread: the lock is reentrant.
         let _whole = stdout().lock();
@@ -86,8 +87,8 @@ impl Screen {
         Ok(shown)
     }
 
-    /// Restores the terminal and stops this process as Ctrl-Z does; returns after `fg`. `whole_job`: stops every process of the
-    /// foreground group, as the terminal would.
+    /// Restores the terminal and stops this process as Ctrl-Z does; returns after `fg`.
+    /// `whole_job`: stops every process of the foreground group, as the terminal would.
     pub fn suspend(&mut self, whole_job: bool) -> Result<()> {
         give_back();
         let mut stop = SigSet::empty();

@@ -1,5 +1,5 @@
-//! Draws a frame of `top` from the model and the user's choice into a buffer. Must never fail, whatever the size, nor read a
-//! clock.
+//! Draws a frame of `top` from the model and the user's choice into a buffer. Must never fail,
+//! whatever the size, nor read a clock.
 
 use super::grid;
 use super::keys::{Choice, Shown};

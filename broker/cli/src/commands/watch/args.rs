@@ -42,11 +42,12 @@ Exit status: 0 after Ctrl-C and with --no-follow, 3 if the broker has ended and 
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = HELP)]
 pub struct Args {
-    /// Only events of this subject, and of the node: a handle (128 hex digits), SLOT.GENERATION or a virtual fd as `ls` shows them, pid:N,
-    /// uid:N or job:NAME
+    /// Only events of this subject, and of the node: a handle (128 hex digits), SLOT.GENERATION or
+    /// a virtual fd as `ls` shows them, pid:N, uid:N or job:NAME
     #[arg(long, value_name = "WHAT")]
     pub filter: Option<Subject>,
-    /// Begin with the events of the last TIME, such as 90s, 10m, 2h or 1d, or with all that the broker has
+    /// Begin with the events of the last TIME, such as 90s, 10m, 2h or 1d, or with all that the
+    /// broker has
     #[arg(long, value_name = "TIME")]
     pub since: Option<Since>,
     /// With --since: print these events alone, and end

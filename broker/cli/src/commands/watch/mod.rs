@@ -1,5 +1,5 @@
-//! `fdbroker watch`: prints each event of the broker when it happens. Must never delay events that it has read, nor end silently
-//! when the broker ends.
+//! `fdbroker watch`: prints each event of the broker when it happens. Must never delay events that
+//! it has read, nor end silently when the broker ends.
 
 mod args;
 mod since;
@@ -18,8 +18,8 @@ use fdbroker_protocol::admin::EventRecord;
 use serde::Serialize;
 use std::time::Duration;
 
-/// Longest wait for a new broker. An upgraded broker is there after milliseconds, a restarted service after a second; a large
-/// ledger takes some seconds.
+/// Longest wait for a new broker. An upgraded broker is there after milliseconds, a restarted
+/// service after a second; a large ledger takes some seconds.
 const RECONNECT_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why --since does not go with --objects.

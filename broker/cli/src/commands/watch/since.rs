@@ -1,4 +1,5 @@
-//! The time that events are wanted from. Must never read a clock: a time counts back from now, by the broker's clock.
+//! The time that events are wanted from. Must never read a clock: a time counts back from now, by
+//! the broker's clock.
 
 use std::str::FromStr;
 

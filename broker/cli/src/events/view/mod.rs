@@ -1,4 +1,5 @@
-//! An event as a line of text and as JSON. Must never read a clock, nor print control characters of a client's name.
+//! An event as a line of text and as JSON. Must never read a clock, nor print control characters of
+//! a client's name.
 
 use super::stream::Back;
 use crate::output::{commas, human_size, seconds_of_us};
@@ -97,7 +98,8 @@ pub fn dated_line(record: &EventRecord) -> String {
     format!("{year}-{month:02}-{day:02} {}", line(record))
 }
 
-/// Year, month and day of a day since 1970 (the algorithm `civil_from_days` by H. Hinnant; years begin in March there).
+/// Year, month and day of a day since 1970 (the algorithm `civil_from_days` by H. Hinnant; years
+/// begin in March there).
 fn date(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
@@ -109,7 +111,8 @@ fn date(days: u64) -> (u64, u64, u64) {
     (era * 400 + year + next_year, month, day_of_month)
 }
 
-/// Several events that differ only in their allocations, as one line: the latest one, their number, the bytes of all.
+/// Several events that differ only in their allocations, as one line: the latest one, their number,
+/// the bytes of all.
 pub fn line_of_many(latest: &EventRecord, count: u64, size_bytes: u64) -> String {
     let mut view = EventView::new(latest);
     let many = |_| format!("{} times", commas(count));

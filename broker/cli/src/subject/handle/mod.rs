@@ -1,5 +1,5 @@
-//! Handles written as 128 hex digits. Must never lead to another allocation than the handle's own: one wrong digit could
-//! name another slot.
+//! Handles written as 128 hex digits. Must never lead to another allocation than the handle's own:
+//! one wrong digit could name another slot.
 
 use crate::admin::Admin;
 use crate::error::{Error, Result};
@@ -27,8 +27,8 @@ pub fn parse(text: &str) -> std::result::Result<Handle, String> {
     }
 }
 
-/// The allocation of `handle`. The handle is checked with the broker's key. A user who may not read the key can look, but not
-/// evict or revoke: then only the node in the handle is checked.
+/// The allocation of `handle`. The handle is checked with the broker's key. A user who may not read
+/// the key can look, but not evict or revoke: then only the node in the handle is checked.
 ///
 /// # Errors
 /// NOT_FOUND: the handle is of another node or broker, or damaged.

@@ -5,11 +5,12 @@ use super::column::Column;
 use crate::error::{Error, Result};
 use std::cmp::Ordering;
 
-/// Most records that `--sort` keeps: the default number of slots of a broker. With 96 bytes each, and a quarter more while
-/// records arrive, this takes some 130 MiB.
+/// Most records that `--sort` keeps: the default number of slots of a broker. With 96 bytes each,
+/// and a quarter more while records arrive, this takes some 130 MiB.
 pub const SORTED_RECORDS: usize = 1 << 20;
 
-/// The columns to sort by, and whether each is descending. The first that differs decides, then the broker's order.
+/// The columns to sort by, and whether each is descending. The first that differs decides, then the
+/// broker's order.
 pub struct Order<R: 'static>(Vec<(&'static Column<R>, bool)>);
 
 impl<R> Order<R> {

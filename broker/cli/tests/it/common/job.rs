@@ -1,4 +1,5 @@
-//! Processes of jobs that join a broker, on a node of the test's own. Must never outlive their test.
+//! Processes of jobs that join a broker, on a node of the test's own. Must never outlive their
+//! test.
 
 use crate::common::{LIMIT, Running, TestDir, end, fdbroker, is_alive, signal, wait_for};
 use serde_json::Value;
@@ -176,7 +177,8 @@ pub fn is_sleeping(pid: u32) -> bool {
     now.starts_with(&format!("{} ", libc::SYS_clock_nanosleep))
 }
 
-/// Kills processes, and waits until they have ended: only then the kernel has given back their locks.
+/// Kills processes, and waits until they have ended: only then the kernel has given back their
+/// locks.
 pub fn kill_all(pids: &[u32]) {
     for pid in pids {
         signal(*pid, "KILL");

@@ -1,4 +1,5 @@
-//! Caps: as set at run time, as configured, as configured again; and that there is no number of one that is none.
+//! Caps: as set at run time, as configured, as configured again; and that there is no number of one
+//! that is none.
 
 use super::page::Page;
 use super::rig::Broker;
@@ -103,8 +104,9 @@ fn reloaded(seen: &mut Seen) {
     see_values(&broker, seen, 40);
 }
 
-/// What is beside the clients' places in the table is the same in all, but for a place of each client: tables of these sizes have
-/// one socket for fds fetched ahead. A domain more than clients may be in use: 64 are of clients that have gone.
+/// What is beside the clients' places in the table is the same in all, but for a place of each
+/// client: tables of these sizes have one socket for fds fetched ahead. A domain more than clients
+/// may be in use: 64 are of clients that have gone.
 fn table(seen: &mut Seen) {
     let start = |table_fds: u64, clients: u64| {
         let table_fds = format!("limits.table_fds={table_fds}");

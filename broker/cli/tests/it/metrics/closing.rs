@@ -1,4 +1,5 @@
-//! Fds whose close does not return. Must never leave one behind: what it waits for ends with the test.
+//! Fds whose close does not return. Must never leave one behind: what it waits for ends with the
+//! test.
 
 use super::rig::{Broker, PAGE};
 use super::seen::{Scenario, Seen};
@@ -21,8 +22,8 @@ fn metrics_when_the_close_of_an_fd_does_not_return_then_counted_until_it_does() 
 /// Longer than any test: its end is not what ends the wait.
 const LINGER_SECONDS: i32 = 3600;
 
-/// A TCP socket whose last close waits until its peer, the second, has read all or is gone: it lingers (socket(7),
-/// SO_LINGER) on data for which there is no room at the peer.
+/// A TCP socket whose last close waits until its peer, the second, has read all or is gone: it
+/// lingers (socket(7), SO_LINGER) on data for which there is no room at the peer.
 fn lingering() -> (OwnedFd, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("bound");
@@ -47,7 +48,8 @@ fn hung(seen: &mut Seen) {
     let none =
         [("fdbroker_closing_fds", 0), ("fdbroker_held_fds", 0), ("fdbroker_reserved_places", 2)];
     broker.see(seen, &none);
-    // Nobody else is to have them when the broker reads the messages. Once: a signal ends a close that lingers.
+    // Nobody else is to have them when the broker reads the messages. Once: a signal ends a close
+    // that lingers.
     broker.running.signal("STOP");
     wait_for("a stopped broker", || is_stopped(broker.running.pid()).then_some(()));
     let peers = [(); 2].map(|()| {

@@ -1,4 +1,5 @@
-//! That no metric is without a test: each that a broker gives is seen to change by a scenario of this program.
+//! That no metric is without a test: each that a broker gives is seen to change by a scenario of
+//! this program.
 
 use super::rig::Broker;
 use super::seen::Scenario;
@@ -22,11 +23,12 @@ static SCENARIOS: [&Scenario; 11] = [
 /// It cannot change: it tells the release of the command.
 const CONSTANT: &str = "fdbroker_build_info";
 
-/// It is more than 0 only while the close of a file that is no memory hangs, which takes a FUSE server: tests/e2e has one.
+/// It is more than 0 only while the close of a file that is no memory hangs, which takes a FUSE
+/// server: tests/e2e has one.
 const HUNG: &str = "fdbroker_refused_fds";
 
-/// It is more than 0 only from one step of the broker to the next, while many leases of an ended allocation are swept:
-/// broker/core/tests/bounds.rs sees it.
+/// It is more than 0 only from one step of the broker to the next, while many leases of an ended
+/// allocation are swept: broker/core/tests/bounds.rs sees it.
 const SWEPT: &str = "fdbroker_leases_ending";
 
 /// A bound of the broker's own: no setting changes it.
@@ -38,7 +40,8 @@ const LONGEST: &str = "fdbroker_longest_wake_seconds";
 /// Calls that hang, and lines beyond those of a minute: tests/e2e/journal.rs sees them.
 const OF_JOURNAL: [&str; 2] = ["fdbroker_hangs_total", "fdbroker_log_lines_left_out_total"];
 
-/// They take a second user whose messages take the broker long: tests/hostile and unit tests of the daemon see them.
+/// They take a second user whose messages take the broker long: tests/hostile and unit tests of the
+/// daemon see them.
 const OF_DEBTS: [&str; 2] = ["fdbroker_long_calls_total", "fdbroker_users_away"];
 /// What others do to the broker's sockets: tests/e2e/places.rs sees them.
 const OF_PLACES: [&str; 3] =

@@ -1,5 +1,6 @@
-//! What fleets read: the file for node_exporter, the dashboard and the alert rules, each against a real broker's page, and with promtool
-//! where it is installed. Must never accept a query of a metric that no broker gives.
+//! What fleets read: the file for node_exporter, the dashboard and the alert rules, each against a
+//! real broker's page, and with promtool where it is installed. Must never accept a query of a
+//! metric that no broker gives.
 
 use super::rig::Broker;
 use crate::common::{TestDir, end, fdbroker};

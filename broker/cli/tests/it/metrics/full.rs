@@ -74,7 +74,8 @@ fn reclaimed(seen: &mut Seen) {
         ("fdbroker_refusals_total", 0),
     ];
     broker.see(seen, &given_back);
-    // All three at once; and again, should this process not have run for as long as the broker waits for an answer.
+    // All three at once; and again, should this process not have run for as long as the broker
+    // waits for an answer.
     let found = wait_for("as many as the holder was asked for", || {
         let found = broker.page().get(series);
         (found == asked.load(Ordering::Relaxed) as f64).then_some(found)

@@ -1,5 +1,6 @@
-//! metrics as scrapers meet them. Every family is seen to change, in a broker of a test's own, from one value that the
-//! test predicts to another ([`every`] says if one is not); and the server. Must never assert how fast anything is.
+//! metrics as scrapers meet them. Every family is seen to change, in a broker of a test's own, from
+//! one value that the test predicts to another ([`every`] says if one is not); and the server. Must
+//! never assert how fast anything is.
 
 mod caps;
 mod closing;

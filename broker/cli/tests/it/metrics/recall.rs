@@ -1,5 +1,5 @@
-//! Fds that the broker asks for again: while it waits, when it gets one, and when the owner does not answer; and how
-//! long that took.
+//! Fds that the broker asks for again: while it waits, when it gets one, and when the owner does
+//! not answer; and how long that took.
 
 use super::rig::{Broker, NO_CREDIT, memfd, recallable, see_one_time, see_within, soon};
 use super::seen::{Scenario, Seen};
@@ -78,8 +78,8 @@ fn answered(seen: &mut Seen) {
         ("fdbroker_grant_latency_seconds_count", 0),
     ];
     broker.see_with_accounts(seen, &asked);
-    // Both times began before this, and what answers the second of two commands looks at its clock after the first:
-    // they are at least as long as the first takes.
+    // Both times began before this, and what answers the second of two commands looks at its clock
+    // after the first: they are at least as long as the first takes.
     let since = Instant::now();
     broker.page();
     let least = since.elapsed().as_secs_f64();

@@ -1,4 +1,5 @@
-//! A broker of a test's own, its clients, and what its metrics are expected to be. Must never wait without an end.
+//! A broker of a test's own, its clients, and what its metrics are expected to be. Must never wait
+//! without an end.
 
 use super::page::{Page, name_of};
 use super::seen::Seen;
@@ -12,7 +13,8 @@ use std::time::{Duration, Instant};
 /// No place is set aside for a client's next deposit: fds held are those of what it has done.
 pub const NO_CREDIT: &str = "limits.base_credits=0";
 
-/// What each user and each job has a series of. In tests there is one user with one job, which has all that the node has.
+/// What each user and each job has a series of. In tests there is one user with one job, which has
+/// all that the node has.
 const OF_ACCOUNTS: [&str; 11] = [
     "connections",
     "fds",

@@ -24,7 +24,8 @@ impl Seen {
     }
 }
 
-/// What is done to brokers, once in a process, for its own test and for the one that looks at all of them.
+/// What is done to brokers, once in a process, for its own test and for the one that looks at all
+/// of them.
 pub struct Scenario {
     play: fn(&mut Seen),
     seen: OnceLock<Seen>,

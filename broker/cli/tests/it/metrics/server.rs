@@ -49,8 +49,8 @@ fn ask(mut stream: impl Read + Write, request: &str) -> (String, String) {
 
 const GET: &str = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
 
-/// Asks until the page says that the broker answers: a broker which gets no time, as where many tests run, may take longer
-/// than the server waits for it, and then it is down.
+/// Asks until the page says that the broker answers: a broker which gets no time, as where many
+/// tests run, may take longer than the server waits for it, and then it is down.
 fn ask_until_up(server: &mut Running, mut ask: impl FnMut() -> (String, String)) -> (String, Page) {
     let until = Instant::now() + LIMIT;
     loop {

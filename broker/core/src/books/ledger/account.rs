@@ -72,8 +72,8 @@ impl Account {
         self.peak.to_vec()
     }
 
-    /// Takes over what a predecessor has seen in use; it may not have known the last resources of the table. `false`:
-    /// these are more than there are resources.
+    /// Takes over what a predecessor has seen in use; it may not have known the last resources of
+    /// the table. `false`: these are more than there are resources.
     #[must_use]
     pub(super) fn raise_peaks(&mut self, peaks: &[u128]) -> bool {
         let known = peaks.len() <= self.peak.len();
@@ -101,7 +101,8 @@ impl Account {
         }
         let full = |resource: Resource| {
             let (sum, cap) = (self.counted[resource.index()] + u128::from(amount), cap(resource));
-            // Bytes that owners claim may come to more than u64 can tell: nobody is refused for that.
+            // Bytes that owners claim may come to more than u64 can tell: nobody is refused for
+            // that.
             cap != NO_CAP && sum > cap.into()
         };
         charge.resources().find(|resource| full(*resource))

@@ -34,7 +34,8 @@ impl Blocked {
     }
 }
 
-/// Stands for the share of a domain in the fds: fds of clients' own have no cap, so nothing else is blocked by them.
+/// Stands for the share of a domain in the fds: fds of clients' own have no cap, so nothing else is
+/// blocked by them.
 pub const SHARE_OF_FDS: Resource = Resource::OwnFds;
 
 /// Resources of which a grant of a held fd takes one.
@@ -47,7 +48,8 @@ pub const FOR_CREDIT: &[Resource] = &[Resource::Fds, Resource::HeldFds, Resource
 pub const FOR_HELD: &[Resource] =
     &[Resource::Fds, Resource::HeldFds, Resource::TablePlaces, Resource::HeldBytes];
 
-/// The number of a scope in the ledger. Used again once the scope is closed and nobody waits for room in it.
+/// The number of a scope in the ledger. Used again once the scope is closed and nobody waits for
+/// room in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ScopeId(#[serde(skip)] pub(super) u32);
 

@@ -1,5 +1,6 @@
-//! What else the ledger counts of a scope and those above it: what can be evicted, taken back, asked for, or comes back by
-//! itself, and which requests wait. Must never let a scope differ from the sum of its clients.
+//! What else the ledger counts of a scope and those above it: what can be evicted, taken back,
+//! asked for, or comes back by itself, and which requests wait. Must never let a scope differ from
+//! the sum of its clients.
 
 use super::{Blocked, Ledger, ScopeId, ScopeRecord};
 use crate::api::Now;
@@ -21,7 +22,8 @@ impl Ledger {
         });
     }
 
-    /// A client has so many idle credits now; `place`: where it comes among the others if it had none.
+    /// A client has so many idle credits now; `place`: where it comes among the others if it had
+    /// none.
     pub fn set_idle_credits(&mut self, client: ScopeId, count: u64, place: u64) {
         let ScopeRecord { idle_credits, ref creditors, number, .. } = self[client];
         if idle_credits == count {
@@ -36,7 +38,8 @@ impl Ledger {
             }
         });
         if count < idle_credits {
-            // A hello that is in line for the table because they could come back may have to let others pass now.
+            // A hello that is in line for the table because they could come back may have to let
+            // others pass now.
             self.freed(ScopeId::NODE, std::iter::once(Resource::TablePlaces));
         }
     }
@@ -62,7 +65,8 @@ impl Ledger {
         self.walk(client, None, |scope| scope.pauses = Default::default());
     }
 
-    /// The bytes that a domain holds and that cannot be had back change: a part of them from `former` to `now`.
+    /// The bytes that a domain holds and that cannot be had back change: a part of them from
+    /// `former` to `now`.
     pub fn change_resident(&mut self, domain: ScopeId, former: u64, now: u64) {
         let change = |sum: u128| sum - u128::from(former) + u128::from(now);
         self.walk(domain, None, |scope| scope.resident_bytes = change(scope.resident_bytes));

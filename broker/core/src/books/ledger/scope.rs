@@ -1,4 +1,5 @@
-//! What is counted of one scope, and which of its caps can be full. Must never be changed but by the ledger.
+//! What is counted of one scope, and which of its caps can be full. Must never be changed but by
+//! the ledger.
 
 use super::Account;
 use super::blocked::ScopeId;
@@ -44,8 +45,9 @@ pub struct ScopeRecord {
     pub creditors: Index,
     /// Credits that are taken back when another needs the place.
     pub idle_credits: u64,
-    /// Its clients that have leases to be asked for, by kind of lease. Those that have given back nothing of what they were
-    /// asked for come last; the others by their last activity, as far as it was known when they were put here.
+    /// Its clients that have leases to be asked for, by kind of lease. Those that have given back
+    /// nothing of what they were asked for come last; the others by their last activity, as far as
+    /// it was known when they were put here.
     pub askable: [Index; LEASE_KINDS],
     /// Until when nobody is asked for leases for its sake, by kind of lease.
     pub pauses: [Now; LEASE_KINDS],
@@ -53,7 +55,8 @@ pub struct ScopeRecord {
     pub blocked: Queued,
     /// Its fds in the closers that will be closed soon; of the node, but for those of slow domains.
     pub coming: u64,
-    /// Bytes of held memory that cannot be had again once its fd is closed; of domains and the node.
+    /// Bytes of held memory that cannot be had again once its fd is closed; of domains and the
+    /// node.
     pub resident_bytes: u128,
     /// The most fds that it wants to be held; [`NO_CAP`]: no bound.
     pub(super) most_held: u64,

@@ -1,11 +1,13 @@
-//! The broker's own fd table: what of it is used, promised or kept. Must never let the core plan with more than there is.
+//! The broker's own fd table: what of it is used, promised or kept. Must never let the core plan
+//! with more than there is.
 
 use super::{Ledger, ScopeId};
 use crate::limits::TABLE_RESERVE;
 use fdbroker_protocol::Resource;
 
 impl Ledger {
-    /// Places of the table that are used or kept: for held fds, connections let in, fds without a place, the reserve.
+    /// Places of the table that are used or kept: for held fds, connections let in, fds without a
+    /// place, the reserve.
     pub fn table_now(&self) -> u64 {
         let node = &self[ScopeId::NODE].account;
         let connections = node.counted(Resource::TablePlaces);
@@ -27,7 +29,8 @@ impl Ledger {
         self.table_room_after(0)
     }
 
-    /// The same once so many more places have come back. Fds that have no place may stand where these were.
+    /// The same once so many more places have come back. Fds that have no place may stand where
+    /// these were.
     pub fn table_room_after(&self, coming: u64) -> u64 {
         (self.table_fds + coming).saturating_sub(self.table_now())
     }

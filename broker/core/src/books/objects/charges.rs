@@ -1,5 +1,5 @@
-//! What objects are charged with: to their domain and the node alone, within caps and shares. Must never charge for a part of
-//! what was asked.
+//! What objects are charged with: to their domain and the node alone, within caps and shares. Must
+//! never charge for a part of what was asked.
 
 use crate::api::NewObject;
 use crate::books::ledger::{Charge, ScopeRecord};

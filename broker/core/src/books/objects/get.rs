@@ -1,4 +1,5 @@
-//! What a parked get wants, and the names at which it stands. A plain record; must never act by itself.
+//! What a parked get wants, and the names at which it stands. A plain record; must never act by
+//! itself.
 
 use crate::books::ledger::Charge;
 use crate::books::objects::names::{Name, NameScope};
@@ -22,7 +23,8 @@ pub enum Standing {
     Nowhere,
     /// At the one of this index, because that is missing.
     At(usize),
-    /// At all: it is short of a lease for each group, and whoever replaces them can seal them in fewer groups.
+    /// At all: it is short of a lease for each group, and whoever replaces them can seal them in
+    /// fewer groups.
     Everywhere,
 }
 

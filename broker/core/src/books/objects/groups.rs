@@ -1,4 +1,5 @@
-//! The groups of objects by number, and by the slot of their memory. Must never have two groups in one allocation.
+//! The groups of objects by number, and by the slot of their memory. Must never have two groups in
+//! one allocation.
 
 use std::ops::{Deref, DerefMut};
 
@@ -9,8 +10,8 @@ use crate::books::slots::Slots;
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
-/// Whether somebody has a lease of a group; whether it is kept, since kept ones alone help against a cap of kept bytes; and since when
-/// it is not in use, or is, as far as the order knows.
+/// Whether somebody has a lease of a group; whether it is kept, since kept ones alone help against
+/// a cap of kept bytes; and since when it is not in use, or is, as far as the order knows.
 pub(crate) type Place = (bool, bool, Now);
 
 /// What a name must lead to when its object is sealed.
@@ -65,7 +66,8 @@ pub enum GroupState {
     },
 }
 
-/// One group. It goes to a successor (`saved.rs`): another field, or another order, is another format of the daemon's handover.
+/// One group. It goes to a successor (`saved.rs`): another field, or another order, is another
+/// format of the daemon's handover.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Group {
     /// Whose its names are.

@@ -1,9 +1,10 @@
-//! Named objects: groups of them in allocations of the registry, their names, and requests that wait for names. Must never
-//! show a name before its group is sealed, nor half of a group, nor memory under another version than its own.
+//! Named objects: groups of them in allocations of the registry, their names, and requests that
+//! wait for names. Must never show a name before its group is sealed, nor half of a group, nor
+//! memory under another version than its own.
 //!
-//! Objects use the registry, the ledger and the leases. These know of objects only where the memory of a group ends
-//! ([`Core::memory_ended`]), where it is asked who keeps an allocation without an owner ([`Objects::keeps`]), and in
-//! parked requests ([`Wish::Get`](crate::books::parked::Wish)).
+//! Objects use the registry, the ledger and the leases. These know of objects only where the memory
+//! of a group ends ([`Core::memory_ended`]), where it is asked who keeps an allocation without an
+//! owner ([`Objects::keeps`]), and in parked requests ([`Wish::Get`](crate::books::parked::Wish)).
 
 pub(crate) mod charges;
 pub(crate) mod get;

@@ -1,5 +1,6 @@
-//! The names of objects, by scope and in the order of their bytes: which object has a name, and which are being made under
-//! it. Must never look at a group: whether one still lives is for others to say.
+//! The names of objects, by scope and in the order of their bytes: which object has a name, and
+//! which are being made under it. Must never look at a group: whether one still lives is for others
+//! to say.
 
 use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Included, Unbounded};

@@ -1,5 +1,5 @@
-//! Groups that may end when bytes are short, the one that was not used for longest first, and what they would free: known at
-//! any time. Must never be looked through.
+//! Groups that may end when bytes are short, the one that was not used for longest first, and what
+//! they would free: known at any time. Must never be looked through.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,8 @@ use crate::books::ledger::ScopeId;
 use crate::books::objects::groups::{Group, GroupState, Place};
 use rustc_hash::FxHashMap;
 
-/// What the groups that may be evicted would free: that of those which are not kept, and of those which are.
+/// What the groups that may be evicted would free: that of those which are not kept, and of those
+/// which are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Spare {
     pub(crate) bytes: [u128; 2],
@@ -64,8 +65,9 @@ impl Sums {
         self.of.get(&domain).copied().unwrap_or_default()
     }
 
-    /// The domain whose groups make room for so many bytes more of a domain, in that domain's cap or in the node's. In the
-    /// node's the domain that has most of them, what is wanted counted with its own: who has least keeps it.
+    /// The domain whose groups make room for so many bytes more of a domain, in that domain's cap
+    /// or in the node's. In the node's the domain that has most of them, what is wanted counted
+    /// with its own: who has least keeps it.
     pub(crate) fn payer(
         &self,
         domain: u32,
@@ -128,7 +130,8 @@ impl Order {
         is_it.then_some((place.2, *group))
     }
 
-    /// Asserts that these are the groups in it, each with whether it is leased, if it belongs there.
+    /// Asserts that these are the groups in it, each with whether it is leased, if it belongs
+    /// there.
     pub(crate) fn check<'a>(&self, groups: impl Iterator<Item = (u32, &'a Group, Option<bool>)>) {
         let (mut count, mut spare_of) = (0, <[FxHashMap<u32, Spare>; 2]>::default());
         for (number, group, leased) in groups {

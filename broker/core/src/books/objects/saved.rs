@@ -1,4 +1,5 @@
-//! Objects as plain data for a successor, and taken in again: every number checked. Must never believe what it reads.
+//! Objects as plain data for a successor, and taken in again: every number checked. Must never
+//! believe what it reads.
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,6 @@
-//! Requests that wait for names: each stands at the first name that it misses, or at all of them if fewer groups of them would
-//! be enough. Those at a name that was sealed are woken, some
-//! a step, the domains in turn. Must never look through all that wait.
+//! Requests that wait for names: each stands at the first name that it misses, or at all of them if
+//! fewer groups of them would be enough. Those at a name that was sealed are woken, some a step,
+//! the domains in turn. Must never look through all that wait.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,8 @@ type Key = (NameScope, Name);
 #[derive(Debug, Default)]
 pub struct Waits {
     at: BTreeSet<(NameScope, Name, u64)>,
-    /// By domain: names that were sealed, and the arrival number from which on those who stand there are still to be woken.
+    /// By domain: names that were sealed, and the arrival number from which on those who stand
+    /// there are still to be woken.
     woken: BTreeMap<u32, BTreeMap<Key, u64>>,
     /// The domain that had the last turn.
     turn: u32,

@@ -1,6 +1,7 @@
-//! What happens to names, for clients that watch them: a log for each scope with watchers, of a bounded length, which each watcher
-//! reads when its event socket takes messages. What it has not read in time it is told the number of. Must never look at all watchers for one
-//! event, nor keep anything for a watcher that does not read.
+//! What happens to names, for clients that watch them: a log for each scope with watchers, of a
+//! bounded length, which each watcher reads when its event socket takes messages. What it has not
+//! read in time it is told the number of. Must never look at all watchers for one event, nor keep
+//! anything for a watcher that does not read.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
@@ -149,7 +150,8 @@ impl Watches {
         if log.watchers > 0 { None } else { self.logs.remove(&scope) }
     }
 
-    /// What a client has not read yet, as much as a message has room for. None: it is asleep until there is more.
+    /// What a client has not read yet, as much as a message has room for. None: it is asleep until
+    /// there is more.
     pub fn take(&mut self, client: u32) -> Vec<ObjectNews> {
         let mut page = Page::default();
         for ((_, scope), watcher) in self.of.range_mut(Self::of_client(client)) {
@@ -206,7 +208,8 @@ struct Page {
 }
 
 impl Page {
-    /// Whether another event may be too many, with those that say what was lost: before it, and at the end of both scopes.
+    /// Whether another event may be too many, with those that say what was lost: before it, and at
+    /// the end of both scopes.
     fn is_full(&self) -> bool {
         let most = 4;
         let bytes = most * size_of::<ObjectEventItem>() + NAME_OF_OBJECT_BYTES;

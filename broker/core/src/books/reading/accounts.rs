@@ -29,7 +29,8 @@ impl Books {
         self.ledger.blocked(&[(self.scope_of(client), charge)])
     }
 
-    /// Free room for held places of a client: the least of all its scopes', and of its domain's share.
+    /// Free room for held places of a client: the least of all its scopes', and of its domain's
+    /// share.
     pub(crate) fn held_room(&mut self, client: u32) -> u64 {
         let record = self.client_mut(client);
         let (scope, domain) = (record.scope, record.domain);
@@ -37,8 +38,8 @@ impl Books {
         self.ledger.held_room(scope).min(share)
     }
 
-    /// NO_QUOTA for a cap: its value, and the pid of the client that holds most of it, whoever is told. No pid when what belongs to no
-    /// client is more, nor for what no cap of a client bounds.
+    /// NO_QUOTA for a cap: its value, and the pid of the client that holds most of it, whoever is
+    /// told. No pid when what belongs to no client is more, nor for what no cap of a client bounds.
     #[allow(clippy::wildcard_enum_match_arm, reason = "few resources have a rule of their own")]
     pub(crate) fn no_quota(&self, blocked: Blocked) -> Status {
         let Blocked { resource, scope } = blocked;
@@ -107,7 +108,8 @@ impl Books {
         !blocked.is_helped_by_eviction() || self.ledger[blocked.scope].coming == 0
     }
 
-    /// Whether the closes of a domain's refused fds, and so many more, are too many that have not returned.
+    /// Whether the closes of a domain's refused fds, and so many more, are too many that have not
+    /// returned.
     pub(crate) fn too_many_refused(&self, domain: u32, more: u64) -> Option<Status> {
         let account = &self.ledger[self.clients.scope_of_domain(domain)].account;
         let most = u64::from(self.config.max_refused_per_domain);
@@ -137,7 +139,8 @@ impl Books {
         self.ledger.path(scope).all(|of| size <= self.ledger.cap(of, Resource::HeldBytes))
     }
 
-    /// Whether a client may hold so many bytes more, once others are evicted: no account of it is above its cap.
+    /// Whether a client may hold so many bytes more, once others are evicted: no account of it is
+    /// above its cap.
     pub(crate) fn may_be_held(&mut self, owner: u32, size: u64) -> bool {
         self.fits_at_all(owner, size) && self.above_held_bytes(owner).is_none()
     }

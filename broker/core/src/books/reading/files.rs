@@ -10,7 +10,8 @@ use crate::work::visit;
 use rustc_hash::FxHashMap;
 
 impl Books {
-    /// Bytes more that the domain pins when it holds an fd of this file, or one of which only the size is known.
+    /// Bytes more that the domain pins when it holds an fd of this file, or one of which only the
+    /// size is known.
     pub(crate) fn more_pinned(&self, domain: u32, file: Option<File>, size_bytes: u64) -> u64 {
         match file {
             None => size_bytes,
@@ -19,14 +20,16 @@ impl Books {
         }
     }
 
-    /// Bytes more of the domain that cannot be had back when it holds an fd of this file that is never evicted.
+    /// Bytes more of the domain that cannot be had back when it holds an fd of this file that is
+    /// never evicted.
     pub(crate) fn more_resident(&self, domain: u32, file: Option<File>, size_bytes: u64) -> u64 {
         let Some(file) = file else { return size_bytes };
         let known = self.files.find(domain, file.id).map(|known| &self.files.files[known]);
         file.pinned_bytes.saturating_sub(known.map_or(0, Pinned::resident_bytes))
     }
 
-    /// Bytes reserved when an allocation is recalled: what its file pinned when it was held last, at most its size.
+    /// Bytes reserved when an allocation is recalled: what its file pinned when it was held last,
+    /// at most its size.
     pub(crate) fn bytes_to_recall(&self, slot: u32) -> u64 {
         let allocation = &self.allocations[slot];
         match allocation.file {
@@ -35,8 +38,9 @@ impl Books {
         }
     }
 
-    /// What has to be evicted with an evictable allocation so that a scope pins less: it alone, or all ranges of its file,
-    /// or the first `most`. `None`: one of them stays, or the file is not charged to the scope.
+    /// What has to be evicted with an evictable allocation so that a scope pins less: it alone, or
+    /// all ranges of its file, or the first `most`. `None`: one of them stays, or the file is not
+    /// charged to the scope.
     pub(crate) fn evicted_with(&self, slot: u32, scope: ScopeId, most: usize) -> Option<Vec<u32>> {
         let stake = self.allocations[slot].file;
         if stake == NONE {
@@ -54,7 +58,8 @@ impl Books {
         Some(slots)
     }
 
-    /// Whether the fd of an allocation that is held pins a file, and not just the size it was said to have.
+    /// Whether the fd of an allocation that is held pins a file, and not just the size it was said
+    /// to have.
     pub(crate) fn has_file(&self, slot: u32) -> bool {
         self.allocations[slot].is_held() && self.allocations[slot].file != NONE
     }
@@ -106,7 +111,8 @@ impl Books {
         all
     }
 
-    /// Lets the client pay for the file of its domain, before anything is charged. `false`: it has nothing of it.
+    /// Lets the client pay for the file of its domain, before anything is charged. `false`: it has
+    /// nothing of it.
     #[must_use]
     pub(crate) fn set_payer(&mut self, (domain, id, owner): (u32, FileId, u32)) -> bool {
         let Some(file) = self.files.find(domain, id) else { return false };
@@ -122,8 +128,9 @@ impl Books {
         true
     }
 
-    /// Asserts that each held range has a stake in its file, and nothing else has. Gives for each file the client that pays, or
-    /// [`NONE`], its domain, the bytes, and how many of these cannot be had back.
+    /// Asserts that each held range has a stake in its file, and nothing else has. Gives for each
+    /// file the client that pays, or [`NONE`], its domain, the bytes, and how many of these cannot
+    /// be had back.
     pub(crate) fn checked_files(&self) -> Vec<(u32, u32, u64, u64)> {
         let mut ranges: FxHashMap<u32, u32> = FxHashMap::default();
         let mut of_file: FxHashMap<u32, [u32; 3]> = FxHashMap::default();
@@ -158,7 +165,8 @@ impl Books {
         all.collect()
     }
 
-    /// Whether an allocation is charged for its size, held or about to be, and how much; files are charged by themselves.
+    /// Whether an allocation is charged for its size, held or about to be, and how much; files are
+    /// charged by themselves.
     pub(crate) fn charged_by_size(&self, slot: u32) -> Option<u64> {
         let allocation = &self.allocations[slot];
         match allocation.state {

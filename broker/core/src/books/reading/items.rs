@@ -1,4 +1,5 @@
-//! What an allocation comes to for whoever wants it, read of all owners that have a say. Must never change anything.
+//! What an allocation comes to for whoever wants it, read of all owners that have a say. Must never
+//! change anything.
 
 use crate::api::{ClientId, Item, NO_GROUP, NONE, Wanted};
 use crate::books::Books;
@@ -69,7 +70,8 @@ impl Books {
         }
     }
 
-    /// Why an item is refused, with the pid of an owner that is silent. Its own domain alone is told: the pid is a process of a user.
+    /// Why an item is refused, with the pid of an owner that is silent. Its own domain alone is
+    /// told: the pid is a process of a user.
     pub(crate) fn naming_owner(&self, client: ClientId, wanted: Wanted, status: Status) -> Status {
         let (Err(ErrorCode::OwnerSilent), Ok(id)) = (status.result(), wanted) else {
             return status;
@@ -107,14 +109,15 @@ impl Books {
         code.unwrap_or(ErrorCode::Stale)
     }
 
-    /// Whether the broker before the crash had drained an allocation, and its slot is as it left it.
+    /// Whether the broker before the crash had drained an allocation, and its slot is as it left
+    /// it.
     pub(crate) fn was_drained(&self, id: AllocationId) -> bool {
         let noted = self.allocations.note(id.slot, id.generation);
         noted.is_some_and(|noted| noted & DRAINED != 0)
     }
 
-    /// Whether an allocation that has ended may be leased without the broker's knowing: clients of before the crash can
-    /// declare their leases of it, for its owner to hear when it is drained.
+    /// Whether an allocation that has ended may be leased without the broker's knowing: clients of
+    /// before the crash can declare their leases of it, for its owner to hear when it is drained.
     pub(crate) fn lingers(&self, slot: u32) -> bool {
         let is_former = self.allocations.generation(slot) < self.config.first_generation;
         let is_time = matches!(self.continuity.grace(), Grace::Until(_));
@@ -150,7 +153,8 @@ impl Books {
         gid.or_else(|| self.continuity.gid_of(slot))
     }
 
-    /// The number of the job of an allocation's owner; of a kept one without an owner, the job that has left it.
+    /// The number of the job of an allocation's owner; of a kept one without an owner, the job that
+    /// has left it.
     pub(crate) fn job_of_slot(&self, slot: u32) -> Option<u32> {
         match self.allocations[slot].owner {
             NONE => self.allocations.orphan(slot)?.job,

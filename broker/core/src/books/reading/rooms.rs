@@ -18,7 +18,8 @@ impl Books {
         ((turn_of(&self.clients, number), seq), number)
     }
 
-    /// What a request that goes on to wait for a recall has taken of the room: the recall's place, or a lease's.
+    /// What a request that goes on to wait for a recall has taken of the room: the recall's place,
+    /// or a lease's.
     pub(crate) fn taken(&self) -> (u64, u64) {
         (self.counters.recalls, self.ledger[ScopeId::NODE].account.counted(Resource::OpenLeases))
     }

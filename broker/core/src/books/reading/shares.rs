@@ -1,5 +1,5 @@
-//! What more a domain may have of what cannot be taken back. Domains of one user's subordinate uids count as one. Must never
-//! take anything back.
+//! What more a domain may have of what cannot be taken back. Domains of one user's subordinate uids
+//! count as one. Must never take anything back.
 
 use crate::books::Books;
 use crate::books::ledger::{Blocked, SHARE_OF_FDS, ScopeId, ScopeRecord};
@@ -12,8 +12,8 @@ use fdbroker_protocol::Scope;
 use fdbroker_protocol::Status;
 
 impl Books {
-    /// How many more fds a domain may have: leases, fds of its clients' own, places of held fds. Fds that can be closed, and
-    /// idle credits, count as free.
+    /// How many more fds a domain may have: leases, fds of its clients' own, places of held fds.
+    /// Fds that can be closed, and idle credits, count as free.
     pub(crate) fn share_of_fds(&self, domain: u32) -> u64 {
         if self.config.share_factor == NO_CAP {
             return NO_CAP;
@@ -23,7 +23,8 @@ impl Books {
         Part { held, used, most }.lasting_room(self.config.share_factor)
     }
 
-    /// The share in the way of so many more fds of a domain, though there are some, or fds that can be closed.
+    /// The share in the way of so many more fds of a domain, though there are some, or fds that can
+    /// be closed.
     pub(crate) fn beyond_share_of_fds(&self, domain: u32, more: u64) -> Option<Blocked> {
         let is_beyond = more > self.share_of_fds(domain)
             && lasting_fds(&self.ledger[ScopeId::NODE]) < self.ledger.caps().node.fds;
@@ -38,8 +39,8 @@ impl Books {
         self.beyond_share_of_fds(self.clients[client].domain, more)
     }
 
-    /// Where leases given back help against the share of a domain. In all domains; but one that has as much as it would get
-    /// if all had the same must not take from others.
+    /// Where leases given back help against the share of a domain. In all domains; but one that has
+    /// as much as it would get if all had the same must not take from others.
     pub(crate) fn scope_of_share(&self, domain: ScopeId) -> ScopeId {
         let domains = self.ledger[ScopeId::NODE].account.now(Resource::Domains).max(1);
         let even = self.ledger.caps().node.fds / domains;
@@ -54,8 +55,8 @@ impl Books {
         Part { held, used, most }.lasting_room(self.config.share_factor)
     }
 
-    /// NO_QUOTA, if a domain may not hold so many bytes more of memory that cannot be had back. What room there is beyond its
-    /// share is for other domains.
+    /// NO_QUOTA, if a domain may not hold so many bytes more of memory that cannot be had back.
+    /// What room there is beyond its share is for other domains.
     pub(crate) fn beyond_share_of_bytes(&self, domain: u32, more: u64) -> Option<Status> {
         let resident = |it: &ScopeRecord| u64::try_from(it.resident_bytes).unwrap_or(NO_CAP);
         let most = self.ledger.caps().node.held_bytes;
@@ -65,8 +66,8 @@ impl Books {
             .then(|| Self::no_quota_limit(Resource::HeldBytes, Scope::Domain, share).of_share())
     }
 
-    /// How much more a domain may have of something that cannot be taken back, once so much of its own and of all has been freed:
-    /// `most` is the node's cap.
+    /// How much more a domain may have of something that cannot be taken back, once so much of its
+    /// own and of all has been freed: `most` is the node's cap.
     pub(crate) fn share_after(
         &self,
         domain: u32,
@@ -79,8 +80,8 @@ impl Books {
         Part { held, used, most }.lasting_room(self.config.share_factor)
     }
 
-    /// How many more places of the broker's own fd table a domain may have: for connections, credits and recalls. Fds
-    /// that can be closed, and idle credits, count as free.
+    /// How many more places of the broker's own fd table a domain may have: for connections,
+    /// credits and recalls. Fds that can be closed, and idle credits, count as free.
     pub(crate) fn share_of_table(&self, domain: u32) -> u64 {
         let [held, _] = self.shared(domain, lasting_places);
         let used =
@@ -89,7 +90,8 @@ impl Books {
         Part { held, used, most }.lasting_room(self.config.share_factor)
     }
 
-    /// The share in the way of so many more places of a domain, though there are as many, or fds that can be closed.
+    /// The share in the way of so many more places of a domain, though there are as many, or fds
+    /// that can be closed.
     fn beyond_share_of_table(&self, domain: u32, more: u64) -> Option<Blocked> {
         let free = self.ledger.table_room_after(self.ledger[ScopeId::NODE].can_be_had_back());
         let is_beyond = self.share_of_table(domain) < more && free >= more;
@@ -102,7 +104,8 @@ impl Books {
         self.beyond_share_of_table(domain, 1).or_else(|| self.beyond_share_of_fds(domain, 1))
     }
 
-    /// The share in the way of the places of another connection. A domain that has none yet always finds some.
+    /// The share in the way of the places of another connection. A domain that has none yet always
+    /// finds some.
     pub(crate) fn beyond_share_of_places(&self, domain: u32) -> Option<Blocked> {
         let [held, _] = self.shared(domain, lasting_places);
         self.beyond_share_of_table(domain, FDS_PER_CONNECTION).filter(|_| held > 0)

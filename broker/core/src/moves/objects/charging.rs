@@ -1,5 +1,5 @@
-//! Objects are charged to their domain and the node alone, within caps and shares. Must never charge for a part of what was
-//! asked.
+//! Objects are charged to their domain and the node alone, within caps and shares. Must never
+//! charge for a part of what was asked.
 
 use crate::books::objects::charges::of_kept;
 use crate::books::{Books, Charge, ScopeId};
@@ -42,9 +42,10 @@ impl Books {
         self.forget_domain_if_unused(domain);
     }
 
-    /// Charges for keeping a group, with all of it or none. Refused while the client is above its cap of held bytes, as its files have grown:
-    /// else what cannot be charged any more would stay for good. Evictable groups that are kept make room; AGAIN: more of them than one
-    /// step may end.
+    /// Charges for keeping a group, with all of it or none. Refused while the client is above its
+    /// cap of held bytes, as its files have grown: else what cannot be charged any more would stay
+    /// for good. Evictable groups that are kept make room; AGAIN: more of them than one step may
+    /// end.
     pub(crate) fn charge_kept(
         &mut self,
         client: u32,

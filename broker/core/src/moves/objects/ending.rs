@@ -1,4 +1,5 @@
-//! Names and memory of groups end, or outlive their creators. Must never take away memory that was not the group's.
+//! Names and memory of groups end, or outlive their creators. Must never take away memory that was
+//! not the group's.
 
 use crate::api::{KeptChange, NONE};
 use crate::books::objects::charges::{of_kept, of_member};
@@ -75,8 +76,8 @@ impl Books {
         }
     }
 
-    /// A sealed group outlives its creator from now on: its domain alone is charged for its fd and memory, as for a kept
-    /// allocation whose owner is gone.
+    /// A sealed group outlives its creator from now on: its domain alone is charged for its fd and
+    /// memory, as for a kept allocation whose owner is gone.
     pub(crate) fn keep_group(&mut self, number: u32) {
         let slot = self.objects.groups[number].allocation;
         let Allocation { owner, size_bytes, .. } = self.allocations[slot];
@@ -119,7 +120,8 @@ impl Books {
         self.time_group(number);
     }
 
-    /// The first part of it alone: what a request has ended is not current any more when it is answered, unless much else ends.
+    /// The first part of it alone: what a request has ended is not current any more when it is
+    /// answered, unless much else ends.
     pub(crate) fn end_before_answer(&mut self, step: &mut Step) {
         let mut left = MEMBERS_SWEPT_PER_STEP;
         while left > 0

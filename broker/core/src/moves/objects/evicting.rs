@@ -1,4 +1,5 @@
-//! Groups end when bytes are short. Must never end a group that is leased, nor any for a request that is refused.
+//! Groups end when bytes are short. Must never end a group that is leased, nor any for a request
+//! that is refused.
 
 use crate::api::{NONE, Now};
 use crate::books::objects::charges::{of_kept, of_objects_in};
@@ -9,8 +10,8 @@ use crate::limits::RECLAIM_BATCH;
 use crate::moves::Step;
 use fdbroker_protocol::{ErrorCode, NO_CAP, Resource, Scope, Status};
 
-/// What a domain wants more of something, and what its own groups and those of all domains would free of it: the idle ones,
-/// and the leased ones, too.
+/// What a domain wants more of something, and what its own groups and those of all domains would
+/// free of it: the idle ones, and the leased ones, too.
 struct Wish {
     resource: Resource,
     amount: u64,
@@ -40,7 +41,8 @@ impl Books {
         place.into_iter().for_each(|place| order.enter(domain, place, of));
     }
 
-    /// The memory in a slot has its first lease, or has lost its last one: a group in it may be evicted no more, or again.
+    /// The memory in a slot has its first lease, or has lost its last one: a group in it may be
+    /// evicted no more, or again.
     pub(crate) fn lease_of_group(&mut self, slot: u32, step: &mut Step) {
         let Some(number) = self.objects.groups.number_in(slot) else { return };
         if self.objects.groups[number].may_be_evicted() {
@@ -61,7 +63,8 @@ impl Books {
         aside
     }
 
-    /// The group of a domain that was not used for longest; at most so many are looked at in a step.
+    /// The group of a domain that was not used for longest; at most so many are looked at in a
+    /// step.
     fn group_to_evict(&mut self, domain: u32, kept_alone: bool, step: &mut Step) -> Option<u32> {
         let kept = self.objects.order.first(domain, false, true);
         let other = self.objects.order.first(domain, false, false).filter(|_| !kept_alone);
@@ -73,9 +76,9 @@ impl Books {
         step.allowances.object_looks.take().then_some(number)
     }
 
-    /// Ends groups until all of these fit; none, if they would not fit once all groups that may go have ended: then clients
-    /// are asked for leases of others, if those would do. AGAIN: more have to go than one step may end, or there may be
-    /// answers soon.
+    /// Ends groups until all of these fit; none, if they would not fit once all groups that may go
+    /// have ended: then clients are asked for leases of others, if those would do. AGAIN: more have
+    /// to go than one step may end, or there may be answers soon.
     fn evict_until(
         &mut self,
         (domain, bytes): (u32, u64),
@@ -109,7 +112,8 @@ impl Books {
         Ok(())
     }
 
-    /// Asks for leases of a domain's groups, those first that were not asked for longest. `true`: there may be an answer soon.
+    /// Asks for leases of a domain's groups, those first that were not asked for longest. `true`:
+    /// there may be an answer soon.
     fn ask_for_groups(&mut self, domain: u32, kept_alone: bool, step: &mut Step) -> bool {
         let order = &self.objects.order.of_domain;
         let leased = |kept| {
@@ -131,8 +135,8 @@ impl Books {
         may_come
     }
 
-    /// The scope that has no room for it, once so much of the domain and of all has been freed: the domain by its cap, or the
-    /// node by its cap or by the share of the domain in it.
+    /// The scope that has no room for it, once so much of the domain and of all has been freed: the
+    /// domain by its cap, or the node by its cap or by the share of the domain in it.
     fn full_for(&self, domain: u32, wish: &Wish, spare: [u64; 2]) -> Option<ScopeId> {
         let Wish { resource, amount, count, .. } = *wish;
         let scopes = [self.clients.scope_of_domain(domain), ScopeId::NODE];
@@ -146,8 +150,9 @@ impl Books {
         full.or_else(|| (amount > share()).then_some(ScopeId::NODE)).filter(|_| amount > 0)
     }
 
-    /// Ends evictable groups until so many bytes more of an owner fit beside what cannot be had back, if that lets them in: its
-    /// own caps and its job's are for what their clients do, and nothing of others is ended for those.
+    /// Ends evictable groups until so many bytes more of an owner fit beside what cannot be had
+    /// back, if that lets them in: its own caps and its job's are for what their clients do, and
+    /// nothing of others is ended for those.
     pub(crate) fn evict_objects_for(
         &mut self,
         owner: u32,
@@ -165,7 +170,8 @@ impl Books {
         self.evict_until((domain, bytes), false, &[wish], step)
     }
 
-    /// Ends evictable groups that are kept until a domain may keep another group of so many bytes, if that lets it.
+    /// Ends evictable groups that are kept until a domain may keep another group of so many bytes,
+    /// if that lets it.
     #[allow(clippy::wildcard_enum_match_arm, reason = "few resources have a rule of their own")]
     pub(crate) fn evict_kept_for(
         &mut self,

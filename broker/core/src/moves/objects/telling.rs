@@ -1,4 +1,5 @@
-//! Those who watch names are told, as far as their domain has room. Must never wait for one that does not read.
+//! Those who watch names are told, as far as their domain has room. Must never wait for one that
+//! does not read.
 
 use crate::books::objects::names::{Name, NameScope};
 use crate::books::objects::watches::{Logged, Watches};

@@ -1,5 +1,6 @@
-//! Gets: all names are resolved in one moment, then a lease of each group is granted; or the request waits, for the first
-//! name that it misses, for room, or for its client to read. Must never grant anything while a name is missing.
+//! Gets: all names are resolved in one moment, then a lease of each group is granted; or the
+//! request waits, for the first name that it misses, for room, or for its client to read. Must
+//! never grant anything while a name is missing.
 
 use crate::api::{ClientId, Effect, GotObject, Now, RequestId};
 use crate::books::objects::get::{Get, Standing};
@@ -275,7 +276,8 @@ impl Core {
     }
 }
 
-/// The groups of some places, each once, in the order in which they come first; and for each place the index of its group.
+/// The groups of some places, each once, in the order in which they come first; and for each place
+/// the index of its group.
 fn groups_of(places: &[Place]) -> (Vec<u32>, Vec<u16>) {
     let (mut groups, mut indices) = (Vec::new(), Vec::with_capacity(places.len()));
     let mut known = FxHashMap::default();

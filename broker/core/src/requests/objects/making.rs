@@ -1,4 +1,5 @@
-//! Groups in the making: begun with their memory, filled, sealed or given up. Must never do a part of what was asked.
+//! Groups in the making: begun with their memory, filled, sealed or given up. Must never do a part
+//! of what was asked.
 
 use crate::api::{
     ClientId, Create, Deposit, Effect, GroupId, NONE, NewObject, RequestId, StatusReply,
@@ -44,7 +45,8 @@ impl Core {
             Ok((_, id)) => step.fx.list.push(Effect::StoreArrived { index: 0, slot: id.slot }),
             Err(_) => self.books.close_arrived(client.0, 0, lane, step),
         }
-        // A client whose create has failed does not know of the credits, and asks when it has none left.
+        // A client whose create has failed does not know of the credits, and asks when it has none
+        // left.
         let wanted = u64::from(create.credits_wanted).min(self.config.max_credits.into());
         let deposit_credits = self.adjust_credits(client.0, wanted);
         step.fx.list.push(match begun {

@@ -1,5 +1,5 @@
-//! Touches: a use of a group by one of its names, and what keeps it from now on. Must never keep a group in part, nor keep names of a
-//! job.
+//! Touches: a use of a group by one of its names, and what keeps it from now on. Must never keep a
+//! group in part, nor keep names of a job.
 
 use crate::api::{ClientId, KeptChange, RequestId, Touch};
 use crate::books::{Charge, Client};
@@ -73,7 +73,8 @@ impl Core {
         Ok(())
     }
 
-    /// A group whose creator is gone has another one from now on: of the same domain, as all who know its names are.
+    /// A group whose creator is gone has another one from now on: of the same domain, as all who
+    /// know its names are.
     fn adopt_group(&mut self, client: u32, number: u32) {
         let (creator, serial) = self.books.objects.groups[number].creator;
         let found = self.books.clients.find(creator).filter(|it| it.serial == serial && !it.gone);

@@ -1,4 +1,5 @@
-//! Ends of objects: delete, the creator's death, an administrator's revoke; and lists of what is there.
+//! Ends of objects: delete, the creator's death, an administrator's revoke; and lists of what is
+//! there.
 
 use super::*;
 

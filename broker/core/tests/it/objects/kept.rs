@@ -1,4 +1,5 @@
-//! Groups that outlive the broker itself: what the table of them hears, and what a broker after a crash makes of it.
+//! Groups that outlive the broker itself: what the table of them hears, and what a broker after a
+//! crash makes of it.
 
 use super::*;
 use fdbroker_core::{

@@ -1,4 +1,5 @@
-//! A stand-in for the layer: memfds by number, with counted leases. Must never answer for a number of another test.
+//! A stand-in for the layer: memfds by number, with counted leases. Must never answer for a number
+//! of another test.
 
 use fdbroker_virtual_fds::{Granted, Lease, OWN_FDS_MOST, Source, VirtualFd, install};
 use nix::errno::Errno;
@@ -178,7 +179,8 @@ pub fn errno_of(answer: impl TryInto<i64>) -> Errno {
     errno
 }
 
-/// Runs `body` in a child of fork(2), which may make system calls alone, and answers what it answers.
+/// Runs `body` in a child of fork(2), which may make system calls alone, and answers what it
+/// answers.
 pub fn in_child(body: impl FnOnce() -> u8) -> i32 {
     // A thread that installs it now would leave the child a lock that nobody opens.
     stand_in();

@@ -1,5 +1,5 @@
-//! Acts upon named objects. Must never pin a group: an input ends with everything gone by itself, and pinned groups stay. The
-//! simulator (tests/sim) has them.
+//! Acts upon named objects. Must never pin a group: an input ends with everything gone by itself,
+//! and pinned groups stay. The simulator (tests/sim) has them.
 
 use super::{World, deposit};
 use crate::bytes::Bytes;

@@ -40,7 +40,8 @@ pub fn another_id(gpu: &Gpu) -> Outcome {
     gpu.free(first)?;
     let second = gpu.allocate(BYTES, false)?;
 
-    // The kernel gives the range freed last again: the case that misleads a cache that trusts addresses.
+    // The kernel gives the range freed last again: the case that misleads a cache that trusts
+    // addresses.
     same("address of the next allocation", second, first)?;
     let second_id = gpu.properties(second)?.id;
     holds(first_id != second_id, || format!("both have id {first_id}"))?;

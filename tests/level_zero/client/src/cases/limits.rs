@@ -1,4 +1,5 @@
-//! Many allocations with few fds. A case must never lower the limit of another process than its own.
+//! Many allocations with few fds. A case must never lower the limit of another process than its
+//! own.
 
 use crate::fault::{Outcome, refused, same};
 use crate::gpu::{Address, Gpu};

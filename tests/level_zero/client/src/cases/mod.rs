@@ -30,7 +30,8 @@ impl Case {
 }
 
 enum Body {
-    /// Gets an open device. Afterwards the driver must have nothing left, and the process no more fds than before.
+    /// Gets an open device. Afterwards the driver must have nothing left, and the process no more
+    /// fds than before.
     WithGpu(fn(&Gpu) -> Outcome),
     /// Opens what it needs itself.
     Bare(fn() -> Outcome),

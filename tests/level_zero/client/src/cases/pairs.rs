@@ -1,4 +1,5 @@
-//! Sharing between this process and a peer. In every case the peer gives back all that it imported, and confirms it.
+//! Sharing between this process and a peer. In every case the peer gives back all that it imported,
+//! and confirms it.
 
 use crate::fault::{Fault, Outcome, holds, refused, same};
 use crate::gpu::{Address, Gpu, handle_fd, pattern, with_fd};
@@ -19,7 +20,8 @@ struct Shared {
 }
 
 fn share(gpu: &Gpu) -> Result<Shared, Fault> {
-    // The second allocation of a pool: with a forgotten offset, an import shows its neighbour's bytes.
+    // The second allocation of a pool: with a forgotten offset, an import shows its neighbour's
+    // bytes.
     let neighbour = gpu.allocate(BYTES, false)?;
     let memory = gpu.allocate(BYTES, false)?;
     gpu.write(memory, &pattern(BYTES, WRITTEN_HERE))?;
@@ -90,7 +92,8 @@ pub fn same_number_legacy(gpu: &Gpu) -> Outcome {
     opened_by(gpu, Order::OpenAtSameNumber, true)
 }
 
-/// With equal numbers the driver asks the exporter, which has closed the fd. So an importer has to move its fd.
+/// With equal numbers the driver asks the exporter, which has closed the fd. So an importer has to
+/// move its fd.
 pub fn same_number_opaque(gpu: &Gpu) -> Outcome {
     refused_by(gpu, Order::OpenAtSameNumber, true, true)
 }
@@ -156,8 +159,9 @@ pub fn fetch_from_the_dead(gpu: &Gpu) -> Outcome {
     refused("Open by value", gpu.open_handle(handle), INVALID)
 }
 
-/// Like compute-runtime, the driver reuses an fd that it fetched from a pid and number while it is open, although the
-/// number means other memory there by now. A layer that resolves handles by value must avoid this.
+/// Like compute-runtime, the driver reuses an fd that it fetched from a pid and number while it is
+/// open, although the number means other memory there by now. A layer that resolves handles by
+/// value must avoid this.
 pub fn stale_fetch(gpu: &Gpu) -> Outcome {
     let peer = Peer::start()?;
     let (first, _) = from_peer(&peer)?;

@@ -17,7 +17,8 @@ pub fn lists_fences_events(gpu: &Gpu) -> Outcome {
     let queue_desc = ze_command_queue_desc_t::blank();
     let fence_desc = ze_fence_desc_t::blank();
     let (context, device, null) = (gpu.context, gpu.device, ptr::null_mut());
-    // SAFETY: handles of this device; locals; the pattern is copied at append, the memory lives until the end.
+    // SAFETY: handles of this device; locals; the pattern is copied at append, the memory lives
+    // until the end.
     unsafe {
         ze.zeCommandListCreate(context, device, &raw const list_desc, &raw mut list)?;
         ze.zeCommandQueueCreate(context, device, &raw const queue_desc, &raw mut queue)?;

@@ -1,5 +1,5 @@
-//! Command lists: an immediate list runs at append, a regular list when a queue executes it. Must never leave a command
-//! running after the call.
+//! Command lists: an immediate list runs at append, a regular list when a queue executes it. Must
+//! never leave a command running after the call.
 
 use crate::answer::{Failure, answer};
 use crate::copy::{Command, Work};

@@ -32,7 +32,8 @@ pub(super) unsafe extern "C" fn execute(
     lists: *mut ze_command_list_handle_t,
     fence: ze_fence_handle_t,
 ) -> ze_result_t {
-    // SAFETY: the specification's promise: so many live lists whose memory is valid, a live fence or none.
+    // SAFETY: the specification's promise: so many live lists whose memory is valid, a live fence
+    // or none.
     answer("zeCommandQueueExecuteCommandLists", unsafe { run(count, lists, fence) })
 }
 

@@ -1,4 +1,5 @@
-//! The device group: one device with a copy engine only. Must never claim an ability that the driver lacks.
+//! The device group: one device with a copy engine only. Must never claim an ability that the
+//! driver lacks.
 
 use super::driver::{Nothing, list_of_one};
 use crate::answer::answer;

@@ -49,8 +49,8 @@ unsafe extern "C" fn counters(out: *mut Counters) {
     let _ = unsafe { give(out, counters) };
 }
 
-/// The handles of all tiles. A count of 0, or one that is too large, becomes the number of tiles; without room for handles that
-/// is all.
+/// The handles of all tiles. A count of 0, or one that is too large, becomes the number of tiles;
+/// without room for handles that is all.
 unsafe extern "C" fn get_tiles(
     _context: ze_context_handle_t,
     address: *const c_void,

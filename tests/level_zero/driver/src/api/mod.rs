@@ -1,4 +1,5 @@
-//! The functions that the loader calls, by the specification's groups. Must never do more than unpack, call and answer.
+//! The functions that the loader calls, by the specification's groups. Must never do more than
+//! unpack, call and answer.
 
 mod command_list;
 mod command_queue;

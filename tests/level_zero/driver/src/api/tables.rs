@@ -1,5 +1,5 @@
-//! The functions that fill the loader's tables with the driver's functions. Must never write a field that the caller's
-//! version of a table does not have: the table ends before it.
+//! The functions that fill the loader's tables with the driver's functions. Must never write a
+//! field that the caller's version of a table does not have: the table ends before it.
 
 use super::{
     command_list, command_queue, context, device, driver, event, extension, memory, virtual_memory,
@@ -7,7 +7,8 @@ use super::{
 use level_zero_sys::*;
 use std::ffi::c_void;
 
-/// The versions of the specification that added fields to the tables. The loader names the version of its tables.
+/// The versions of the specification that added fields to the tables. The loader names the version
+/// of its tables.
 const V1_0: ze_api_version_t = ze_api_version_t::ZE_API_VERSION_1_0;
 const V1_6: ze_api_version_t = ze_api_version_t::ZE_API_VERSION_1_6;
 const V1_10: ze_api_version_t = ze_api_version_t::ZE_API_VERSION_1_10;
@@ -18,7 +19,8 @@ macro_rules! tables {
         /// Fills the loader's table of this group.
         ///
         /// # Safety
-        /// `table` is null, or the loader's table, as long as the specification of `version` has it.
+        /// `table` is null, or the loader's table, as long as the specification of `version` has
+        /// it.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $export(version: ze_api_version_t, table: *mut $table) -> ze_result_t {
             if table.is_null() {
@@ -139,9 +141,9 @@ tables! {
     }
 }
 
-/// Groups that this driver has no function of. Loader 1.8.12 refuses a driver that lacks one of them (found by
-/// leaving out each). Together with those above, without zeGetMemExpProcAddrTable, they are the 46 tables that it
-/// demands.
+/// Groups that this driver has no function of. Loader 1.8.12 refuses a driver that lacks one of
+/// them (found by leaving out each). Together with those above, without zeGetMemExpProcAddrTable,
+/// they are the 46 tables that it demands.
 macro_rules! empty_tables {
     ($($export:ident)*) => {$(
         /// Leaves the loader's table of this group empty.

@@ -36,7 +36,8 @@ pub(super) unsafe extern "C" fn create_physical(
     desc: *mut ze_physical_mem_desc_t,
     out: *mut ze_physical_mem_handle_t,
 ) -> ze_result_t {
-    // SAFETY: the specification's promise about `desc` and `out`; a null pointer costs one box, in a test.
+    // SAFETY: the specification's promise about `desc` and `out`; a null pointer costs one box, in
+    // a test.
     let done = unsafe {
         look(desc.cast_const())
             .and_then(|desc| registry().virtual_memory.create(desc.size))

@@ -1,5 +1,6 @@
-//! Holds the memory of one process that uses the test driver, as the kernel holds a process's GPU buffers.
-//! Must never outlive that process: it ends when its stdin, the socket to that process, ends.
+//! Holds the memory of one process that uses the test driver, as the kernel holds a process's GPU
+//! buffers. Must never outlive that process: it ends when its stdin, the socket to that process,
+//! ends.
 
 #[path = "../protocol.rs"]
 #[allow(dead_code)]
@@ -17,15 +18,15 @@ use std::fs::OpenOptions;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::process::ExitCode;
 
-/// The limit of fds that the helper asks for: a test sets a low limit for its own process only. A million is what
-/// systemd gives, and costs nothing until used.
+/// The limit of fds that the helper asks for: a test sets a low limit for its own process only. A
+/// million is what systemd gives, and costs nothing until used.
 const FDS_WANTED: u64 = 1 << 20;
 
 fn main() -> ExitCode {
     // SAFETY: closes what this process inherited; nothing here uses a descriptor above stderr yet.
     unsafe { libc::close_range(3, libc::c_uint::MAX, 0) };
-    // In the background, as a child of init: the program must not find a child that it did not start.
-    // SAFETY: no other thread exists.
+    // In the background, as a child of init: the program must not find a child that it did not
+    // start. SAFETY: no other thread exists.
     match unsafe { fork() } {
         Ok(ForkResult::Parent { .. }) => return ExitCode::SUCCESS,
         Ok(ForkResult::Child) => {}
@@ -71,7 +72,8 @@ fn send(socket: BorrowedFd<'_>, reply: Reply, fd: Option<BorrowedFd<'_>>) -> boo
     send_timeout(socket, &reply_to_bytes(reply), fd.as_slice(), None).is_ok()
 }
 
-/// One piece of memory. Its udmabuf is made once: a GPU's driver has one dma-buf per buffer, not one per export.
+/// One piece of memory. Its udmabuf is made once: a GPU's driver has one dma-buf per buffer, not
+/// one per export.
 struct Buffer {
     fd: OwnedFd,
     udmabuf: Option<OwnedFd>,
@@ -113,7 +115,8 @@ impl Memory {
     }
 }
 
-/// A memfd with the seals that broker and udmabuf demand: nobody can shrink it under a reader, or seal it further.
+/// A memfd with the seals that broker and udmabuf demand: nobody can shrink it under a reader, or
+/// seal it further.
 fn sealed(size: u64) -> Result<OwnedFd, Errno> {
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
     let fd = memfd_create(c"ze-test-memory", flags)?;
@@ -135,7 +138,8 @@ struct UdmabufCreate {
 /// `UDMABUF_FLAGS_CLOEXEC` of linux/udmabuf.h.
 const UDMABUF_FLAGS_CLOEXEC: u32 = 1;
 
-/// `UDMABUF_CREATE`: `_IOW('u', 0x42, struct udmabuf_create)`, linux/udmabuf.h and asm-generic/ioctl.h.
+/// `UDMABUF_CREATE`: `_IOW('u', 0x42, struct udmabuf_create)`, linux/udmabuf.h and
+/// asm-generic/ioctl.h.
 const UDMABUF_CREATE: libc::Ioctl = (1 << 30)
     | ((size_of::<UdmabufCreate>() as libc::Ioctl) << 16)
     | ((b'u' as libc::Ioctl) << 8)

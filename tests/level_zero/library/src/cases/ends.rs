@@ -34,7 +34,8 @@ pub fn address_again(node: &Node, rank: &mut Rank) -> Outcome {
     peer.finish()
 }
 
-/// Evicted, then freed without telling the library: a recall must not bring back the memory that is there now.
+/// Evicted, then freed without telling the library: a recall must not bring back the memory that is
+/// there now.
 pub fn freed_behind(node: &Node, rank: &mut Rank) -> Outcome {
     let old = rank.foreign(BYTES, 1, SALT)?[0];
     // More than the broker may hold: it evicts the oldest.

@@ -1,4 +1,5 @@
-//! Many rounds or allocations with few fds. A case must never lower the limit of another process than its own.
+//! Many rounds or allocations with few fds. A case must never lower the limit of another process
+//! than its own.
 
 use crate::fault::{Outcome, holds, same};
 use crate::node::Node;
@@ -14,7 +15,8 @@ const SALT: u16 = 40;
 const ROUNDS: usize = 1000;
 const MANY: usize = 2000;
 const MANY_FDS: u64 = 256;
-/// By how much an emulated machine does less: it is 30 times as slow, and what is left is still more than `MANY_FDS`.
+/// By how much an emulated machine does less: it is 30 times as slow, and what is left is still
+/// more than `MANY_FDS`.
 const EMULATED_DIVISOR: usize = 5;
 /// More allocations than the broker may hold.
 const RECALLED: usize = 60;
@@ -97,8 +99,8 @@ pub fn recall_foreign(node: &Node, rank: &mut Rank) -> Outcome {
     recalled(node, rank, &handles)
 }
 
-/// Both processes may have 256 fds. Where the loader has no Put, the driver keeps an fd per export that nobody else can
-/// close: there the owner may have more.
+/// Both processes may have 256 fds. Where the loader has no Put, the driver keeps an fd per export
+/// that nobody else can close: there the owner may have more.
 fn many(node: &Node, rank: &mut Rank, verb: &str) -> Outcome {
     const SMALL: usize = 64;
     let count = scaled(MANY);
@@ -107,7 +109,8 @@ fn many(node: &Node, rank: &mut Rank, verb: &str) -> Outcome {
     let mut owner = Peer::start(&node.socket(), Some(if keeps { most } else { MANY_FDS }))?;
     let mut consumer = Peer::start(&node.socket(), Some(MANY_FDS))?;
     for first in (0..count).step_by(LINE) {
-        // The consumer counts salts over all its imports, so each line goes on where the last one ended.
+        // The consumer counts salts over all its imports, so each line goes on where the last one
+        // ended.
         let salt = SALT + u16::try_from(first % 200)?;
         let handles = owner.handles(&format!("{verb} {SMALL} {LINE} {salt}"))?;
         consumer.with("import", &handles)?;

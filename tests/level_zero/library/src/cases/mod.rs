@@ -28,8 +28,8 @@ impl Case {
 }
 
 enum Body {
-    /// Gets a broker, and a rank in this process. Afterwards driver and broker must have nothing left, and the process
-    /// no more fds than before.
+    /// Gets a broker, and a rank in this process. Afterwards driver and broker must have nothing
+    /// left, and the process no more fds than before.
     WithRank(fn(&Node, &mut Rank) -> Outcome),
     /// The same, with a broker that may have [`FEW_FDS`].
     WithFewFds(fn(&Node, &mut Rank) -> Outcome),

@@ -1,4 +1,5 @@
-//! Sharing with a peer that gets handles by value. In every case the peer gives back all imports, and confirms it.
+//! Sharing with a peer that gets handles by value. In every case the peer gives back all imports,
+//! and confirms it.
 
 use crate::fault::{Outcome, holds, same};
 use crate::node::Node;

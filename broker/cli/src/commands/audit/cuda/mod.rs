@@ -1,5 +1,5 @@
-//! Finds duplicates of the broker's CUDA fds. All fds of the NVIDIA device have one inode; only kcmp(2) tells them apart. Must
-//! never take an fd for a duplicate unless the kernel says so.
+//! Finds duplicates of the broker's CUDA fds. All fds of the NVIDIA device have one inode; only
+//! kcmp(2) tells them apart. Must never take an fd for a duplicate unless the kernel says so.
 
 #[cfg(test)]
 mod tests;
@@ -18,8 +18,8 @@ type Compare<'a> = dyn FnMut(Place, Place) -> Result<Option<Ordering>, String> +
 /// A file, named by the broker's lowest fd of it.
 type FileNumber = u64;
 
-/// Names the file of each CUDA fd that is a duplicate of a broker's fd, and drops all others: they belong to the driver, or to
-/// memory that the broker does not hold.
+/// Names the file of each CUDA fd that is a duplicate of a broker's fd, and drops all others: they
+/// belong to the driver, or to memory that the broker does not hold.
 pub fn tell_apart(scan: &mut Scan, broker: u32) {
     let mut of_broker: Vec<Place> = Vec::new();
     let mut of_others: Vec<Place> = Vec::new();
@@ -61,8 +61,9 @@ fn number(place: Place) -> FileNumber {
     u64::try_from(place.1).unwrap_or(0)
 }
 
-/// The files of `ours`, and of all `others` that are duplicates of one of them. `ours` is sorted once in the kernel's order:
-/// a thousand against a thousand cost some 20,000 comparisons, not a million.
+/// The files of `ours`, and of all `others` that are duplicates of one of them. `ours` is sorted
+/// once in the kernel's order: a thousand against a thousand cost some 20,000 comparisons, not a
+/// million.
 fn files(
     ours: Vec<Place>,
     others: &[Place],
@@ -105,8 +106,8 @@ fn files(
     Ok(found)
 }
 
-/// Sorts in the kernel's order, without fds that have been closed meanwhile. [`slice::sort_by`] may panic here: fds that come
-/// and go have no order.
+/// Sorts in the kernel's order, without fds that have been closed meanwhile. [`slice::sort_by`] may
+/// panic here: fds that come and go have no order.
 fn sorted(mut places: Vec<Place>, compare: &mut Compare<'_>) -> Result<Vec<Place>, String> {
     if places.len() < 2 {
         return Ok(places);

@@ -1,5 +1,6 @@
-//! The lines of /proc that audit reads (proc_pid_status(5), proc_pid_fdinfo(5), proc_pid_maps(5); for dma-bufs
-//! Documentation/filesystems/proc.rst). Must never trust a part that a process can choose.
+//! The lines of /proc that audit reads (proc_pid_status(5), proc_pid_fdinfo(5), proc_pid_maps(5);
+//! for dma-bufs Documentation/filesystems/proc.rst). Must never trust a part that a process can
+//! choose.
 
 #[cfg(test)]
 mod tests;
@@ -25,7 +26,8 @@ pub fn status(text: &str) -> Option<Process> {
         return None;
     }
     Some(Process {
-        // Its own choice, which must not reach a terminal as it is; the kernel escapes line ends here.
+        // Its own choice, which must not reach a terminal as it is; the kernel escapes line ends
+        // here.
         command: value(text, "Name")?
             .chars()
             .map(|c| if c.is_control() { '?' } else { c })
@@ -57,8 +59,9 @@ pub fn memory(info: &str, memfd_mount: u64) -> Option<Memory> {
     is_memfd.then_some(Memory { kind: MemoryKind::Memfd, references: None })
 }
 
-/// What a line of maps maps, and how many bytes; `None` for all but shared memory. A file that is called like a dma-buf
-/// and has the inode of one would have to be made on purpose, and by its holder alone.
+/// What a line of maps maps, and how many bytes; `None` for all but shared memory. A file that is
+/// called like a dma-buf and has the inode of one would have to be made on purpose, and by its
+/// holder alone.
 pub fn mapping(line: &str, memfd_device: &str) -> Option<(MemoryKey, u64)> {
     let mut parts = line.split_ascii_whitespace();
     let (start, end) = parts.next()?.split_once('-')?;
@@ -73,8 +76,8 @@ pub fn mapping(line: &str, memfd_device: &str) -> Option<(MemoryKey, u64)> {
     Some((MemoryKey { kind, number }, hex(end)?.saturating_sub(hex(start)?)))
 }
 
-/// What follows a line of the fdinfo of a ring: `    0: /memfd:x (deleted)`, `    1: 0x7f.../4096`. An empty place is `<none>` or left
-/// out.
+/// What follows a line of the fdinfo of a ring: `    0: /memfd:x (deleted)`, `    1: 0x7f.../4096`.
+/// An empty place is `<none>` or left out.
 fn listed<'a>(info: &'a str, name: &'static str) -> impl Iterator<Item = &'a str> {
     let after = info.lines().skip_while(move |line| !line.starts_with(name)).skip(1);
     after.map_while(|line| {
@@ -83,8 +86,8 @@ fn listed<'a>(info: &'a str, name: &'static str) -> impl Iterator<Item = &'a str
     })
 }
 
-/// What is registered with a ring, of its fdinfo. Files are told by their names, since the kernel gives no inodes: a file that is
-/// called like memory counts as memory.
+/// What is registered with a ring, of its fdinfo. Files are told by their names, since the kernel
+/// gives no inodes: a file that is called like memory counts as memory.
 pub fn ring(info: &str, fd: i32) -> Ring {
     // Newer kernels give paths, older ones (up to 6.12) the last part alone.
     let is_memory = |path: &&str| {
@@ -96,7 +99,8 @@ pub fn ring(info: &str, fd: i32) -> Ring {
     Ring { fd, files, buffers }
 }
 
-/// A line of the list (`dma_buf_debug_show` in drivers/dma-buf/dma-buf.c); `None` for its other lines.
+/// A line of the list (`dma_buf_debug_show` in drivers/dma-buf/dma-buf.c); `None` for its other
+/// lines.
 pub fn buffer(line: &str) -> Option<Buffer> {
     let parts: Vec<&str> = line.split('\t').map(str::trim).collect();
     let [size, _flags, _mode, count, exporter, inode, _name, ..] = parts.as_slice() else {

@@ -1,4 +1,5 @@
-//! Checks features of the kernel, and what it allows this process. Must never touch another process.
+//! Checks features of the kernel, and what it allows this process. Must never touch another
+//! process.
 
 #[cfg(test)]
 mod tests;
@@ -108,7 +109,8 @@ fn fd_fetching(own: io::Result<()>, yama: Option<u64>) -> Check {
     }
 }
 
-/// Checks whether `audit` can see other processes. `mounts`: the text of /proc/self/mounts, `None` if it cannot be read.
+/// Checks whether `audit` can see other processes. `mounts`: the text of /proc/self/mounts, `None`
+/// if it cannot be read.
 fn proc_visibility(mounts: Option<&str>) -> Check {
     let name = "/proc of others";
     let Some(mounts) = mounts else {

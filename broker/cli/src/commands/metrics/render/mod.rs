@@ -1,6 +1,6 @@
-//! The metrics page: its families with names, types and help. The resources and counts come from the
-//! protocol's tables, the text from `prometheus-client`. Must never ask the broker, nor change the meaning of a
-//! name: dashboards rely on it.
+//! The metrics page: its families with names, types and help. The resources and counts come from
+//! the protocol's tables, the text from `prometheus-client`. Must never ask the broker, nor change
+//! the meaning of a name: dashboards rely on it.
 
 mod plain;
 #[cfg(test)]
@@ -156,7 +156,8 @@ fn journal(to: &mut DescriptorEncoder<'_>, journal: &Journal) -> fmt::Result {
     Ok(())
 }
 
-/// Use, peak and cap of each resource. The unit is the end of a name. A cap that is not set has no sample.
+/// Use, peak and cap of each resource. The unit is the end of a name. A cap that is not set has no
+/// sample.
 fn resources(to: &mut DescriptorEncoder<'_>, status: &NodeStatus) -> fmt::Result {
     for (resource, item) in status.uses.iter() {
         let (unit, help) = (unit(resource), resource.help());

@@ -1,11 +1,11 @@
-//! The page in Prometheus' text format of before OpenMetrics, version 0.0.4. Must never change a sample: only what the lines
-//! about families say is another thing there.
+//! The page in Prometheus' text format of before OpenMetrics, version 0.0.4. Must never change a
+//! sample: only what the lines about families say is another thing there.
 
 use std::collections::HashMap;
 use std::fmt::Write;
 
-/// From a page of OpenMetrics. A family there has the name of its series, so that a counter ends with `_total`; there are no units and
-/// no infos, and no mark of the end.
+/// From a page of OpenMetrics. A family there has the name of its series, so that a counter ends
+/// with `_total`; there are no units and no infos, and no mark of the end.
 pub fn plain(page: &str) -> String {
     let kinds: HashMap<&str, &str> =
         page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();

@@ -1,15 +1,19 @@
-//! The keeper of a job's broker: a process that starts the broker, and ends it after the last process of the job.
-//! Must never keep anything open that its joiner had open: no pipe, no socket, no terminal.
+//! The keeper of a job's broker: a process that starts the broker, and ends it after the last
+//! process of the job. Must never keep anything open that its joiner had open: no pipe, no socket,
+//! no terminal.
 //!
 //! Why no race here hangs or loses a process:
-//! - The keeper waits for `members`, then for `gate`. A joiner that has `gate` only tries `members`; if that fails it
-//!   releases `gate` and tries again later. So the broker ends before the joiner has joined, or after it has ended.
-//! - A joiner that has joined holds `members`, so the keeper cannot lock it: the broker that the joiner found stays.
-//! - If the keeper is killed, its broker ends too and `keeper` is free: the next joiner starts another keeper.
-//! - If the broker is killed, its keeper releases `keeper` at once: the next joiner starts another keeper in the same
-//!   room. The old keeper stays, to remove the room if no process joins.
-//! - A member may close all its fds, and its lock with them. Its connection still counts: the broker stays while a
-//!   client is connected.
+//! - The keeper waits for `members`, then for `gate`. A joiner that has `gate` only tries
+//!   `members`; if that fails it releases `gate` and tries again later. So the broker ends before
+//!   the joiner has joined, or after it has ended.
+//! - A joiner that has joined holds `members`, so the keeper cannot lock it: the broker that the
+//!   joiner found stays.
+//! - If the keeper is killed, its broker ends too and `keeper` is free: the next joiner starts
+//!   another keeper.
+//! - If the broker is killed, its keeper releases `keeper` at once: the next joiner starts another
+//!   keeper in the same room. The old keeper stays, to remove the room if no process joins.
+//! - A member may close all its fds, and its lock with them. Its connection still counts: the
+//!   broker stays while a client is connected.
 
 use super::room::{GATE, KEEPER, MEMBERS, Room, try_lock};
 use crate::admin::Admin;
@@ -33,16 +37,19 @@ use std::process::ExitStatus;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Longest wait for the end of a killed keeper's broker, which takes milliseconds: the broker's lifeline is cut.
+/// Longest wait for the end of a killed keeper's broker, which takes milliseconds: the broker's
+/// lifeline is cut.
 const PREDECESSOR_LIMIT: Duration = Duration::from_secs(5);
 
 /// Pause between two looks at whether that broker has ended.
 const PREDECESSOR_LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Pause between two looks at whether the last client without a lock has gone. That is rare, and no process waits for it.
+/// Pause between two looks at whether the last client without a lock has gone. That is rare, and no
+/// process waits for it.
 const CLIENT_LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Signals that a launcher sends to all processes of a job. They are for the ranks: the keeper ends after the ranks.
+/// Signals that a launcher sends to all processes of a job. They are for the ranks: the keeper ends
+/// after the ranks.
 const SIGNALS_OF_THE_JOB: [Signal; 7] = [
     Signal::SIGHUP,
     Signal::SIGINT,
@@ -72,8 +79,8 @@ pub struct KeeperArgs {
     pub max_fds: Option<u64>,
 }
 
-/// Runs the keeper until its end. Its stdin is the locked file `keeper`, its stdout the pipe that tells the joiner that
-/// the broker serves, its stderr the log.
+/// Runs the keeper until its end. Its stdin is the locked file `keeper`, its stdout the pipe that
+/// tells the joiner that the broker serves, its stderr the log.
 pub fn main(KeeperArgs { dir, max_fds }: KeeperArgs) -> Result<u8> {
     let (lock, mut ready) = detach()?;
     match Keeper::start(&dir, max_fds, lock) {
@@ -109,7 +116,8 @@ impl Keeper {
         let room = Room::at(dir);
         let (gate, members) = (open(&room, GATE)?, open(&room, MEMBERS)?);
         let directory = File::open(dir).context(|| format!("open {}", dir.display()))?;
-        // Without this lock a clean-up of old files may remove the room. Nothing else depends on it.
+        // Without this lock a clean-up of old files may remove the room. Nothing else depends on
+        // it.
         let _ = directory.try_lock_shared();
         wait_for_predecessor(&room)?;
         let broker = PrivateBroker::start_in(dir, max_fds)?;
@@ -137,8 +145,8 @@ impl Keeper {
         }
     }
 
-    /// Ends the broker and removes the room, unless a client is connected; returns whether it did. The caller has locked
-    /// `members` and `gate`.
+    /// Ends the broker and removes the room, unless a client is connected; returns whether it did.
+    /// The caller has locked `members` and `gate`.
     fn end(&self) -> Result<bool> {
         let mut tenure = locked(&self.tenure);
         if tenure.as_ref().is_some_and(|own| clients(&own.broker) > 0) {
@@ -169,13 +177,15 @@ fn open(room: &Room, name: &str) -> Result<File> {
     room.open(name)?.ok_or_else(gone)
 }
 
-/// Cuts every tie to the joiner. Returns what the joiner passed on: the lock and the readiness pipe.
+/// Cuts every tie to the joiner. Returns what the joiner passed on: the lock and the readiness
+/// pipe.
 fn detach() -> Result<(File, File)> {
     // The launcher's sockets and pipes for the rank would stay open as long as the keeper lives.
     // SAFETY: main() has opened nothing yet, so no owner of an fd from 3 on exists in this process.
     let closed = unsafe { libc::close_range(3, libc::c_uint::MAX, 0) };
     Errno::result(closed).context(|| "close inherited fds (close_range)")?;
-    // With another parent and session, the rank's wait(2) does not find a child that the rank did not start.
+    // With another parent and session, the rank's wait(2) does not find a child that the rank did
+    // not start.
     daemon(false, true).context(|| "become a process of its own")?;
     let _ = nix::sys::prctl::set_name(c"fdbroker-keeper");
     umask(Mode::from_bits_truncate(0o077));
@@ -197,13 +207,15 @@ fn detach() -> Result<(File, File)> {
     Ok((lock, ready))
 }
 
-/// Undoes the binding to cores that the launcher gave to the rank: the broker serves all ranks, and must not slow the first.
+/// Undoes the binding to cores that the launcher gave to the rank: the broker serves all ranks, and
+/// must not slow the first.
 fn unbind_from_cores() {
     let mut all = CpuSet::new();
     for cpu in 0..CpuSet::count() {
         let _ = all.set(cpu);
     }
-    // The kernel leaves out cores that are not the job's. If this fails the broker is slower, not wrong.
+    // The kernel leaves out cores that are not the job's. If this fails the broker is slower, not
+    // wrong.
     let _ = sched_setaffinity(Pid::from_raw(0), &all);
 }
 

@@ -1,9 +1,11 @@
-//! `fdbroker run --join -- CMD`: one broker for the processes of a job on a node. The first process starts the broker;
-//! the broker ends when the last process has ended. Must never leave CMD with the broker of another job or node.
+//! `fdbroker run --join -- CMD`: one broker for the processes of a job on a node. The first process
+//! starts the broker; the broker ends when the last process has ended. Must never leave CMD with
+//! the broker of another job or node.
 //!
-//! The joiner becomes CMD by exec(2): pid, signals, exit status, stdio and inherited fds are CMD's own. Only one fd of
-//! the joiner stays open in CMD: it holds a shared lock on `members`, which the kernel releases however CMD ends. [`room`]
-//! describes the locks, and [`keeper`] the races between joiners and the end of the broker.
+//! The joiner becomes CMD by exec(2): pid, signals, exit status, stdio and inherited fds are CMD's
+//! own. Only one fd of the joiner stays open in CMD: it holds a shared lock on `members`, which the
+//! kernel releases however CMD ends. [`room`] describes the locks, and [`keeper`] the races between
+//! joiners and the end of the broker.
 
 mod home;
 mod job;
@@ -29,22 +31,24 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longest time until this process has joined. A process before it may start a broker (20 s at most) or end one (10 s
-/// for its answer, 5 s for its end). Hundreds of ranks join one after the other, in a millisecond each.
+/// Longest time until this process has joined. A process before it may start a broker (20 s at
+/// most) or end one (10 s for its answer, 5 s for its end). Hundreds of ranks join one after the
+/// other, in a millisecond each.
 const JOIN_LIMIT: Duration = Duration::from_secs(60);
 
-/// Pause between two tries to join. A broker starts in some ten milliseconds, and hundreds of ranks may try at once.
+/// Pause between two tries to join. A broker starts in some ten milliseconds, and hundreds of ranks
+/// may try at once.
 const TRY_INTERVAL: Duration = Duration::from_millis(2);
 
-/// Lowest number of the lock's fd in CMD; half of RLIMIT_NOFILE if that is less. Programs and shells choose numbers up to
-/// 255 themselves, and select(2) needs numbers below FD_SETSIZE.
+/// Lowest number of the lock's fd in CMD; half of RLIMIT_NOFILE if that is less. Programs and
+/// shells choose numbers up to 255 themselves, and select(2) needs numbers below FD_SETSIZE.
 const MEMBER_FD_FROM: u64 = 500;
 
 /// How much of the log's end is shown when the broker does not start.
 const LOG_TAIL_BYTES: usize = 2000;
 
-/// Joins the job's broker, which it starts if there is none, and becomes `command` with `more` in its environment.
-/// Returns only if that fails.
+/// Joins the job's broker, which it starts if there is none, and becomes `command` with `more` in
+/// its environment. Returns only if that fails.
 pub fn run(
     command: &[OsString],
     max_fds: Option<u64>,
@@ -54,7 +58,8 @@ pub fn run(
     let job = Job::find(job)?;
     let (room, members) = Joiner { job: &job, max_fds }.join()?;
     keep_across_exec(members)?;
-    // Both are always set: an inherited path may belong to another node, or to a broker that ended long ago.
+    // Both are always set: an inherited path may belong to another node, or to a broker that ended
+    // long ago.
     let mut environment = vec![
         ("FDBROKER_SOCKET", room.socket().into_os_string()),
         ("FDBROKER_ADMIN_SOCKET", room.admin_socket().into_os_string()),
@@ -111,8 +116,8 @@ impl Joiner<'_> {
         }
     }
 
-    /// Makes sure that a broker serves. The caller holds the gate and a lock on `members`, so that no other process
-    /// starts or ends a broker here.
+    /// Makes sure that a broker serves. The caller holds the gate and a lock on `members`, so that
+    /// no other process starts or ends a broker here.
     fn ensure_broker(&self, home: &Home, room: &Room, until: Instant) -> Result<bool> {
         loop {
             let Some(keeper) = room.open(KEEPER)? else { return Ok(false) };
@@ -121,7 +126,8 @@ impl Joiner<'_> {
                 self.start_keeper(room, keeper)?;
                 return Ok(true);
             }
-            // No answer: the keeper is still starting its broker, or has not yet seen that its broker was killed.
+            // No answer: the keeper is still starting its broker, or has not yet seen that its
+            // broker was killed.
             let asked = Admin::connect(&room.admin_socket()).and_then(|mut admin| admin.status());
             match asked {
                 Ok(_) => return Ok(true),
@@ -131,7 +137,8 @@ impl Joiner<'_> {
         }
     }
 
-    /// Starts the keeper and waits until its broker serves. The keeper inherits `lock`, so that it is never free.
+    /// Starts the keeper and waits until its broker serves. The keeper inherits `lock`, so that it
+    /// is never free.
     fn start_keeper(&self, room: &Room, lock: File) -> Result<()> {
         let mut options = OpenOptions::new();
         options.create(true).append(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
@@ -178,7 +185,8 @@ fn last_words(room: &Room) -> Option<String> {
     (!text.is_empty()).then(|| format!("its log ends with: {text}"))
 }
 
-/// Keeps the lock on `members` open in the program that this process becomes, and in that program's children.
+/// Keeps the lock on `members` open in the program that this process becomes, and in that program's
+/// children.
 fn keep_across_exec(members: File) -> Result<()> {
     let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE).context(|| "read RLIMIT_NOFILE")?;
     let from = i32::try_from(MEMBER_FD_FROM.min(soft / 2)).unwrap_or(0);

@@ -2,7 +2,8 @@
 
 use super::series::{LINES, Sample};
 
-/// A heading, then one row for each sample. A cell is empty where there is no number, such as no cap.
+/// A heading, then one row for each sample. A cell is empty where there is no number, such as no
+/// cap.
 pub fn table(samples: &[Sample]) -> String {
     let columns = LINES.map(|line| line.column).join(",");
     let row = |sample: &Sample| {

@@ -1,5 +1,6 @@
-//! `fdbroker run --report`: samples the job's fds while it runs, and draws them at its end or writes them as a table. Must
-//! never disturb the job: a broker that does not answer ends the sampling, not the job.
+//! `fdbroker run --report`: samples the job's fds while it runs, and draws them at its end or
+//! writes them as a table. Must never disturb the job: a broker that does not answer ends the
+//! sampling, not the job.
 
 mod csv;
 mod series;
@@ -63,7 +64,8 @@ impl Report {
     /// The file cannot be written: found before the job begins, not after it.
     pub fn start(file: &ReportFile, admin_socket: PathBuf) -> Result<Report> {
         let was_there = file.path.exists();
-        // O_NONBLOCK: a FIFO that nobody reads would hang here, with the signals that end the job blocked.
+        // O_NONBLOCK: a FIFO that nobody reads would hang here, with the signals that end the job
+        // blocked.
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(false).custom_flags(libc::O_NONBLOCK);
         options.open(&file.path).context(|| format!("write {}", file.path.display()))?;
@@ -103,8 +105,8 @@ impl Report {
     }
 }
 
-/// Removes the report if it is a regular file, also behind symbolic links. Devices and FIFOs stay. A file that cannot be
-/// removed stays, too: the caller has an error or a reason to tell.
+/// Removes the report if it is a regular file, also behind symbolic links. Devices and FIFOs stay.
+/// A file that cannot be removed stays, too: the caller has an error or a reason to tell.
 fn remove_regular(path: &Path) {
     let Ok(file) = path.canonicalize() else { return };
     if file.is_file() {
@@ -112,7 +114,8 @@ fn remove_regular(path: &Path) {
     }
 }
 
-/// Looks at the broker again and again, with times since `begin`, until the other end of `ended` is dropped or the broker does not answer any more.
+/// Looks at the broker again and again, with times since `begin`, until the other end of `ended` is
+/// dropped or the broker does not answer any more.
 fn sample(admin_socket: &Path, begin: Instant, ended: &Receiver<()>) -> Series {
     let mut series = Series::default();
     let look = |series: &mut Series, admin: &mut Admin| {

@@ -1,5 +1,5 @@
-//! The samples of one job, never more than a bounded number of them, and the lines that are made of them. Must never
-//! call a job idle that was not looked at.
+//! The samples of one job, never more than a bounded number of them, and the lines that are made of
+//! them. Must never call a job idle that was not looked at.
 
 use crate::error::Error;
 use fdbroker_protocol::admin::NodeStatus;
@@ -8,7 +8,8 @@ use std::time::Duration;
 /// Time between two looks at first: a short job shall have a picture, too.
 const FIRST_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Most samples: more than a screen has columns. Beyond them every second one is dropped, and the interval doubles.
+/// Most samples: more than a screen has columns. Beyond them every second one is dropped, and the
+/// interval doubles.
 const MOST_SAMPLES: usize = 2048;
 
 /// The counts at one moment, in fds.
@@ -22,7 +23,8 @@ pub struct Sample {
     pub broker: u64,
     /// Open in the ranks: duplicates on lease.
     pub ranks: u64,
-    /// Open in the ranks if each of them kept an fd of every buffer that it uses, as without a broker.
+    /// Open in the ranks if each of them kept an fd of every buffer that it uses, as without a
+    /// broker.
     pub direct: u64,
     /// The node's cap; `None`: there is none.
     pub cap: Option<u64>,

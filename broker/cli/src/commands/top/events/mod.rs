@@ -1,5 +1,6 @@
-//! The broker's events as `top` shows them: a bounded list, newest first. Events that differ only in their allocation share a
-//! line, else grants would leave no room for other events. Must never read a clock.
+//! The broker's events as `top` shows them: a bounded list, newest first. Events that differ only
+//! in their allocation share a line, else grants would leave no room for other events. Must never
+//! read a clock.
 
 use crate::error::Error;
 use crate::events::stream::{Back, Told};
@@ -37,7 +38,8 @@ impl Event {
         Event::Told { latest: *record, count: 1, size_bytes: record.size_bytes.get() }
     }
 
-    /// A note that there are no events, with the reason. Without the path of the socket, which would take the room.
+    /// A note that there are no events, with the reason. Without the path of the socket, which
+    /// would take the room.
     pub fn none(unix_us: u64, why: &Error) -> Self {
         let why = match why {
             Error::BrokerEnded { .. } => "the broker has ended".into(),

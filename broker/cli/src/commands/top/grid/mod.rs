@@ -1,5 +1,5 @@
-//! Draws a table of records into a part of a frame, with as many columns and rows as fit. Must never cut a number: a column
-//! without room for its numbers is left out.
+//! Draws a table of records into a part of a frame, with as many columns and rows as fit. Must
+//! never cut a number: a column without room for its numbers is left out.
 
 use crate::table::{Column, Kind};
 use ratatui::buffer::Buffer;
@@ -11,7 +11,8 @@ use unicode_width::UnicodeWidthStr;
 const GAP: u16 = 1;
 /// Most columns of the terminal for text.
 const TEXT_WIDTH: u16 = 16;
-/// Text is cut to this width, if one more column fits then. It still tells ranks apart, such as `demo-rank-0`.
+/// Text is cut to this width, if one more column fits then. It still tells ranks apart, such as
+/// `demo-rank-0`.
 const LEAST_TEXT_WIDTH: u16 = 11;
 
 /// Draws the headings, with the `marked` one underlined, and a line for each record that fits.

@@ -1,4 +1,5 @@
-//! Decodes a terminal's bytes into keys, and applies keys to the user's choice. Must never read the terminal, nor wait.
+//! Decodes a terminal's bytes into keys, and applies keys to the user's choice. Must never read the
+//! terminal, nor wait.
 
 use super::model::{Filter, Order};
 use std::time::Duration;

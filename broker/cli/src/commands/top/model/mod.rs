@@ -1,4 +1,5 @@
-//! The data that `top` shows: the latest sample, rates, order, filter and events. Must never read a clock nor ask the broker.
+//! The data that `top` shows: the latest sample, rates, order, filter and events. Must never read a
+//! clock nor ask the broker.
 
 use super::events::Events;
 use super::sample::Sample;
@@ -8,7 +9,8 @@ use fdbroker_protocol::admin::{ClientRecord, LeaseRecord};
 use fdbroker_protocol::{ByCounter, Resource};
 use std::cmp::{Ordering, Reverse};
 
-/// Columns of the clients by their keys: those before the resources that lists show, and those after them.
+/// Columns of the clients by their keys: those before the resources that lists show, and those
+/// after them.
 const CLIENT_KEYS: (&[&str], &[&str]) =
     (&["pid", "name", "uid", "fds", "silent"], &["parked_requests"]);
 
@@ -60,7 +62,8 @@ impl Order {
 pub struct Filter(pub String);
 
 impl Filter {
-    /// Matches `pid:N`, `uid:N`, a number that is a pid or uid, or a part of the name in any case. Empty text matches all.
+    /// Matches `pid:N`, `uid:N`, a number that is a pid or uid, or a part of the name in any case.
+    /// Empty text matches all.
     fn has(&self, pid: u32, uid: u32, name: &[u8]) -> bool {
         let text = self.0.trim();
         let is = |number: u32, text: &str| text.parse() == Ok(number);
@@ -78,7 +81,8 @@ impl Filter {
 #[derive(Debug)]
 pub struct Model {
     pub latest: Sample,
-    /// Rates per second between the two latest samples; `None`: there is only one sample of this broker.
+    /// Rates per second between the two latest samples; `None`: there is only one sample of this
+    /// broker.
     pub rates: Option<ByCounter<f64>>,
     pub events: Events,
     /// The reason why the broker does not answer.
@@ -106,8 +110,8 @@ impl Model {
         Some(self.rates.as_ref()?.iter().map(|(counter, rate)| (counter.name(), *rate)))
     }
 
-    /// The uses of resources: first those with a cap, which can be full. Where there is little room the last are left
-    /// out.
+    /// The uses of resources: first those with a cap, which can be full. Where there is little room
+    /// the last are left out.
     pub fn uses(&self) -> impl Iterator<Item = (Resource, &UseView)> {
         let uses = || self.latest.status.uses.iter().filter(|(_, item)| item.is_counted);
         let capped = uses().filter(|(_, item)| item.cap.is_some());
@@ -128,7 +132,8 @@ impl Model {
         clients
     }
 
-    /// Leases that match the filter: open ones, which cost fds, before mapped ones, and the oldest first.
+    /// Leases that match the filter: open ones, which cost fds, before mapped ones, and the oldest
+    /// first.
     pub fn oldest_leases(&self, filter: &Filter) -> Vec<&LeaseRecord> {
         let is_wanted = |it: &&LeaseRecord| filter.has(it.pid.get(), it.uid.get(), &it.name);
         let mut leases: Vec<_> = self.latest.leases.iter().filter(is_wanted).collect();
@@ -144,7 +149,8 @@ pub fn is_open(lease: &LeaseRecord) -> bool {
     lease.state.get() == OPEN
 }
 
-/// Rates per second between two samples; `None`: they are of two brokers, or not counted of a user's part.
+/// Rates per second between two samples; `None`: they are of two brokers, or not counted of a
+/// user's part.
 fn rates(old: &Sample, new: &Sample) -> Option<ByCounter<f64>> {
     let seconds = new.at.saturating_duration_since(old.at).as_secs_f64();
     if old.status.incarnation != new.status.incarnation || seconds <= 0.0 {

@@ -1,5 +1,5 @@
-//! The broker's counters, by its command. A case must never use them to decide what to do, only to check what it left
-//! behind.
+//! The broker's counters, by its command. A case must never use them to decide what to do, only to
+//! check what it left behind.
 
 use crate::fault::{Fault, Outcome, holds};
 use crate::limits::PEER_TIMEOUT;

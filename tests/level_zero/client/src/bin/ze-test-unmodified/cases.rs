@@ -64,7 +64,8 @@ impl Case {
     }
 }
 
-/// Runs the case in this process, whose switches are set. Afterwards driver and broker must have nothing left.
+/// Runs the case in this process, whose switches are set. Afterwards driver and broker must have
+/// nothing left.
 pub fn run(case: &Case) -> Outcome {
     nix::unistd::alarm::set(CASE_TIMEOUT_S);
     let gpu = Gpu::open()?;

@@ -57,7 +57,8 @@ pub fn inside(gpu: &Gpu) -> Outcome {
     peer.finish()
 }
 
-/// What was sent stays good, as an fd in flight does, and the next Get gives the same handle. The driver's fd is closed.
+/// What was sent stays good, as an fd in flight does, and the next Get gives the same handle. The
+/// driver's fd is closed.
 pub fn put(gpu: &Gpu) -> Outcome {
     let peer = Peer::start()?;
     let (memory, handle) = export(gpu)?;
@@ -116,7 +117,8 @@ fn freed(gpu: &Gpu, free: fn(&Gpu, Address) -> Result<(), CallError>) -> Outcome
     peer.finish()
 }
 
-/// What a program has opened and exported again ends with its own handle, not with the first owner's.
+/// What a program has opened and exported again ends with its own handle, not with the first
+/// owner's.
 pub fn import_closed(gpu: &Gpu) -> Outcome {
     let (owner, peer) = (Peer::start()?, Peer::start()?);
     owner.tell(Order::Allocate, BYTES, 0)??;

@@ -1,8 +1,9 @@
-//! A program that knows nothing of fdbroker. It gets Level Zero IPC handles, passes them by value and opens them.
-//! `tests/level_zero/layer.sh` runs it with and without the layer. Must never link fdbroker's library.
+//! A program that knows nothing of fdbroker. It gets Level Zero IPC handles, passes them by value
+//! and opens them. `tests/level_zero/layer.sh` runs it with and without the layer. Must never link
+//! fdbroker's library.
 //!
-//! The argument names a case or a list of cases. Each case of a list runs in a process of its own; the last line is
-//! `N passed, N failed`.
+//! The argument names a case or a list of cases. Each case of a list runs in a process of its own;
+//! the last line is `N passed, N failed`.
 
 #[path = "../../../../apart.rs"]
 mod apart;

@@ -1,4 +1,5 @@
-//! Events that end the handle of physical memory that is mapped, and events that do not. A peer opens.
+//! Events that end the handle of physical memory that is mapped, and events that do not. A peer
+//! opens.
 
 use crate::broker;
 use crate::exporting::{is_refused, is_shared};

@@ -1,4 +1,5 @@
-//! Opening a handle in several ways. The exporter is this process itself, which the layer treats like any consumer.
+//! Opening a handle in several ways. The exporter is this process itself, which the layer treats
+//! like any consumer.
 
 use crate::broker;
 use crate::fault::{Fault, Outcome, holds, refused, same};
@@ -8,7 +9,8 @@ use crate::sharing::{BYTES, INVALID, WRITTEN_HERE, export};
 use level_zero_sys::ze_ipc_mem_handle_t;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Offsets of the node and of a byte of the MAC in the layer's handle: `level-zero-layer/src/key.rs`.
+/// Offsets of the node and of a byte of the MAC in the layer's handle:
+/// `level-zero-layer/src/key.rs`.
 const NODE: usize = 32;
 const MAC: usize = 48;
 
@@ -44,10 +46,11 @@ pub fn freed(gpu: &Gpu) -> Outcome {
     peer.finish()
 }
 
-/// With equal fd numbers in an opaque handle, the driver would fetch the fd from the exporter, which takes the right to
-/// trace it.
+/// With equal fd numbers in an opaque handle, the driver would fetch the fd from the exporter,
+/// which takes the right to trace it.
 pub fn same_number(gpu: &Gpu) -> Outcome {
-    // The peer inherits the first of these and not the others, so its exported fd gets a number that is free here.
+    // The peer inherits the first of these and not the others, so its exported fd gets a number
+    // that is free here.
     const FILLERS: usize = 40;
     const INHERITED: usize = 30;
     let fillers: Vec<OwnedFd> =
@@ -106,7 +109,8 @@ fn changed_at(gpu: &Gpu, at: usize) -> Outcome {
     Ok(gpu.free(memory)?)
 }
 
-/// The broker here knows nothing of the key, but the program has brought its fd: as without the layer.
+/// The broker here knows nothing of the key, but the program has brought its fd: as without the
+/// layer.
 pub fn other_broker_with_fd(gpu: &Gpu) -> Outcome {
     let peer = Peer::start()?;
     let (memory, handle) = export(gpu)?;

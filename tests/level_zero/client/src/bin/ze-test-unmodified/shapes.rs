@@ -1,5 +1,6 @@
-//! The ways in which programs pass a handle - all 64 bytes; with an fd fetched by its number put into them; that fd alone, or
-//! its number - near the fd limit of the exporter, which is this process. Must never count other memory as an error.
+//! The ways in which programs pass a handle - all 64 bytes; with an fd fetched by its number put
+//! into them; that fd alone, or its number - near the fd limit of the exporter, which is this
+//! process. Must never count other memory as an error.
 
 use crate::broker;
 use crate::exporting::{has_put, put_if_there};
@@ -101,7 +102,8 @@ fn near_the_limit(gpu: &Gpu, order: Order, exports: usize, fds: u64) -> Outcome 
     peer.finish()
 }
 
-/// Some allocations, in a pool where the driver has pools, whose handles are Put before the peer has seen one.
+/// Some allocations, in a pool where the driver has pools, whose handles are Put before the peer
+/// has seen one.
 fn put_at_once(gpu: &Gpu, peer: Peer, order: Order) -> Outcome {
     const EXPORTS: usize = 20;
     let mut exported = Vec::new();
@@ -184,7 +186,8 @@ pub fn fd_alone_950(gpu: &Gpu) -> Outcome {
     near_the_limit(gpu, Order::OpenFdAlone, 950, 1024)
 }
 
-/// Exports until no fd is free. Where the broker has to ask for an fd then, the peer gets an error that passes.
+/// Exports until no fd is free. Where the broker has to ask for an fd then, the peer gets an error
+/// that passes.
 pub fn full_table(gpu: &Gpu) -> Outcome {
     const FDS: usize = 512;
     let peer = start_peer()?;
@@ -219,12 +222,14 @@ pub fn full_table(gpu: &Gpu) -> Outcome {
     peer.finish()
 }
 
-/// A program that closes the driver's fd breaks its own export, and must not share what gets the number next.
+/// A program that closes the driver's fd breaks its own export, and must not share what gets the
+/// number next.
 pub fn closed_fd(gpu: &Gpu) -> Outcome {
     let peer = start_peer()?;
     let (memory, handle) = export_small(gpu, 0)?;
     let (other, of_other) = export_small(gpu, 1)?;
-    // SAFETY: takes numbers; dup2(2) closes what the driver has there, and puts the other memory's fd in its place.
+    // SAFETY: takes numbers; dup2(2) closes what the driver has there, and puts the other memory's
+    // fd in its place.
     let number = unsafe { libc::dup2(handle_fd(of_other), handle_fd(handle)) };
     same("the number", number, handle_fd(handle))?;
     broker::evict_all()?;

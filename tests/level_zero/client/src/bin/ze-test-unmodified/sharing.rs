@@ -1,4 +1,5 @@
-//! Two processes share memory. In every case the peer closes all that it opened, and confirms that nothing is left.
+//! Two processes share memory. In every case the peer closes all that it opened, and confirms that
+//! nothing is left.
 
 use crate::broker;
 use crate::fault::{Fault, Outcome, holds, refused, same};
@@ -16,8 +17,8 @@ pub const INVALID: ze_result_t = ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT;
 pub const WRITTEN_HERE: u16 = 1;
 const WRITTEN_THERE: u16 = 2;
 
-/// Memory with the pattern in it, and its handle. In a pool it is the second allocation: with a forgotten offset an
-/// import shows its neighbour's bytes.
+/// Memory with the pattern in it, and its handle. In a pool it is the second allocation: with a
+/// forgotten offset an import shows its neighbour's bytes.
 pub fn export(gpu: &Gpu) -> Result<(Address, ze_ipc_mem_handle_t), Fault> {
     let neighbour = gpu.allocate(BYTES, false)?;
     let memory = gpu.allocate(BYTES, false)?;
@@ -218,13 +219,14 @@ pub fn producer_killed(gpu: &Gpu) -> Outcome {
     Ok(gpu.close_handle(opened)?)
 }
 
-/// The child exports memory that its parent allocated and exported: the driver still has the fd in the child.
+/// The child exports memory that its parent allocated and exported: the driver still has the fd in
+/// the child.
 pub fn forked(gpu: &Gpu) -> Outcome {
     let (memory, handle) = export(gpu)?;
     let (mut from_child, to_parent) = std::io::pipe()?;
     let (from_parent, to_child) = std::io::pipe()?;
-    // SAFETY: this process has one thread but for the layer's, whose locks a child must not need: that is what is
-    // tested.
+    // SAFETY: this process has one thread but for the layer's, whose locks a child must not need:
+    // that is what is tested.
     match unsafe { nix::unistd::fork() }? {
         ForkResult::Child => {
             drop(to_child);

@@ -1,5 +1,5 @@
-//! What a program sees of virtual fds, and what the exporter holds. Must never take a handle that was refused for one that shows
-//! other memory.
+//! What a program sees of virtual fds, and what the exporter holds. Must never take a handle that
+//! was refused for one that shows other memory.
 
 use crate::broker;
 use crate::exporting::{has_put, is_refused, is_shared, put_if_there};
@@ -28,7 +28,8 @@ fn close(number: RawFd) -> Result<(), i32> {
     }
 }
 
-/// More exports than fds, where the driver can take its handles back: this process holds none of them.
+/// More exports than fds, where the driver can take its handles back: this process holds none of
+/// them.
 pub fn no_fd_held(gpu: &Gpu) -> Outcome {
     let exports = if has_put()? { 1_000 } else { 200 };
     let peer = start_peer()?;
@@ -53,7 +54,8 @@ pub fn no_fd_held(gpu: &Gpu) -> Outcome {
     peer.finish()
 }
 
-/// Half of the allocations are freed while the broker asks for all of them: what is opened is right, or refused.
+/// Half of the allocations are freed while the broker asks for all of them: what is opened is
+/// right, or refused.
 pub fn evicted_and_freed(gpu: &Gpu) -> Outcome {
     const EXPORTS: usize = 60;
     const ROUNDS: usize = 5;
@@ -88,7 +90,8 @@ pub fn evicted_and_freed(gpu: &Gpu) -> Outcome {
     peer.finish()
 }
 
-/// The owner has no fd free when the broker asks for its memory: its consumers get an error that passes.
+/// The owner has no fd free when the broker asks for its memory: its consumers get an error that
+/// passes.
 pub fn full_table(gpu: &Gpu) -> Outcome {
     const EXPORTS: usize = 8;
     let peer = start_peer()?;
@@ -156,7 +159,8 @@ pub fn closed_twice(gpu: &Gpu) -> Outcome {
     peer.finish()
 }
 
-/// A program that sends its fd in a message, takes its handle back, and lets the consumer open it when it likes.
+/// A program that sends its fd in a message, takes its handle back, and lets the consumer open it
+/// when it likes.
 pub fn sent_and_put(gpu: &Gpu) -> Outcome {
     let peer = Peer::start()?;
     let (memory, handle) = export(gpu)?;
@@ -170,7 +174,8 @@ pub fn sent_and_put(gpu: &Gpu) -> Outcome {
     peer.finish()
 }
 
-/// The consumer closes its fd after the import, as programs do: the broker counts the import until it is closed.
+/// The consumer closes its fd after the import, as programs do: the broker counts the import until
+/// it is closed.
 pub fn import_outlives_its_fd(gpu: &Gpu) -> Outcome {
     let peer = start_peer()?;
     let exported = export_small(gpu, 0)?;
@@ -186,8 +191,8 @@ pub fn import_outlives_its_fd(gpu: &Gpu) -> Outcome {
     peer.finish()
 }
 
-/// A thread that may only read, write and end (seccomp(2), strict mode) gets handles of memory that is exported already. Any
-/// other system call kills it, and no answer comes.
+/// A thread that may only read, write and end (seccomp(2), strict mode) gets handles of memory that
+/// is exported already. Any other system call kills it, and no answer comes.
 pub fn no_system_call(gpu: &Gpu) -> Outcome {
     const GETS: usize = 1_000;
     /// The calls take microseconds each.

@@ -1,5 +1,5 @@
-//! The other ways to a handle or an fd: tiles, external memory, event pools, counters. A peer opens what this process exports.
-//! Must never open in this process alone what is to be shared.
+//! The other ways to a handle or an fd: tiles, external memory, event pools, counters. A peer opens
+//! what this process exports. Must never open in this process alone what is to be shared.
 
 use crate::broker;
 use crate::exporting::{has_put, put_if_there};

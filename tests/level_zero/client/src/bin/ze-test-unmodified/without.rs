@@ -10,7 +10,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-/// Where the layer's handles have their magic, and the driver's a pid or a type: `level-zero-layer/src/key.rs`.
+/// Where the layer's handles have their magic, and the driver's a pid or a type:
+/// `level-zero-layer/src/key.rs`.
 const MAGIC: std::ops::Range<usize> = 16..20;
 
 fn is_of_the_layer(handle: ze_ipc_mem_handle_t) -> bool {
@@ -71,7 +72,8 @@ pub fn lost(gpu: &Gpu) -> Outcome {
         // Only the broker knows what is behind a virtual fd.
         refused("the peer's Open by value", by_value, INVALID)?;
     } else {
-        // The driver resolves an opaque handle by value where processes may trace each other, as these may.
+        // The driver resolves an opaque handle by value where processes may trace each other, as
+        // these may.
         by_value?;
         same("the peer reads", peer.number(Order::IsPattern, BYTES, WRITTEN_HERE)?, 1)?;
         peer.tell(Order::Close, 0, 0)??;

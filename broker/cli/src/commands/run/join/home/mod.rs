@@ -34,8 +34,8 @@ const SOCKET_PATH_MAX: usize = 108;
 /// The longest path below a job's directory.
 const LONGEST_SOCKET: &str = "fdbroker-admin/admin.sock";
 
-/// How many directories one job checks for what killed keepers have left. No user has as many jobs at once on a node;
-/// the next job checks the rest.
+/// How many directories one job checks for what killed keepers have left. No user has as many jobs
+/// at once on a node; the next job checks the rest.
 const SWEEP_LIMIT: usize = 256;
 
 /// The directory of all of this user's jobs.
@@ -67,8 +67,9 @@ impl Drop for Held {
 impl Home {
     /// Makes or finds it in $TMPDIR, else in /tmp.
     ///
-    /// $XDG_RUNTIME_DIR will not do: it is removed with the user's last login session, while ranks may still run
-    /// (`mpirun` over ssh leaves no session behind), and it comes back with the next login, in the middle of a launch.
+    /// $XDG_RUNTIME_DIR will not do: it is removed with the user's last login session, while ranks
+    /// may still run (`mpirun` over ssh leaves no session behind), and it comes back with the next
+    /// login, in the middle of a launch.
     pub fn open(room_name: &str, until: Instant) -> Result<Self> {
         let temporary = std::env::var_os("TMPDIR").map(PathBuf::from);
         let candidates = temporary.into_iter().chain([PathBuf::from("/tmp")]);
@@ -129,8 +130,8 @@ impl Home {
         }
     }
 
-    /// Removes the rooms that killed keepers have left. Their names begin with `prefix`, which stands for this node and
-    /// boot: locks of another node may be invisible here.
+    /// Removes the rooms that killed keepers have left. Their names begin with `prefix`, which
+    /// stands for this node and boot: locks of another node may be invisible here.
     pub fn sweep(&self, prefix: &str) {
         // The next job tries again what fails here.
         let Ok(entries) = std::fs::read_dir(&self.0) else { return };
@@ -161,7 +162,8 @@ fn names(parent: &Path, room_name: &str) -> Vec<PathBuf> {
     (0..NAMES).map(name).filter(fits).collect()
 }
 
-/// Whether somebody else may have put it there: another user's, or a file of ours, which others can link or move.
+/// Whether somebody else may have put it there: another user's, or a file of ours, which others can
+/// link or move.
 fn is_foreign(found: &std::fs::Metadata) -> bool {
     found.uid() != Uid::effective().as_raw() || found.is_file()
 }
@@ -232,7 +234,8 @@ fn make_directory(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether to try another parent directory. Only for causes that all ranks of the node meet alike, and that stay.
+/// Whether to try another parent directory. Only for causes that all ranks of the node meet alike,
+/// and that stay.
 fn is_unusable(cause: &io::Error) -> bool {
     matches!(
         cause.kind(),
@@ -243,7 +246,8 @@ fn is_unusable(cause: &io::Error) -> bool {
     )
 }
 
-/// Refuses a parent directory in which other users could replace ours: writable for all, without the sticky bit.
+/// Refuses a parent directory in which other users could replace ours: writable for all, without
+/// the sticky bit.
 fn check_parent(path: &Path) -> Result<()> {
     let found = std::fs::metadata(path).context(|| format!("look at {}", path.display()))?;
     let mode = found.mode() & 0o7777;

@@ -1,5 +1,6 @@
-//! Which job this process belongs to. Every process of a job on this node finds the same name by itself, and processes of
-//! other jobs find other names. Must never depend on anything that differs between the ranks of a job.
+//! Which job this process belongs to. Every process of a job on this node finds the same name by
+//! itself, and processes of other jobs find other names. Must never depend on anything that differs
+//! between the ranks of a job.
 
 use crate::error::{Context, Error, Result};
 use fdbrokerd::schedulers::{Ids, is_launcher};
@@ -8,11 +9,12 @@ use siphasher::sip128::{Hasher128, SipHasher24};
 use std::fmt;
 use std::hash::Hasher;
 
-/// How many ancestors are searched for a launcher. Real jobs have a few wrappers, so this only bounds the loop.
+/// How many ancestors are searched for a launcher. Real jobs have a few wrappers, so this only
+/// bounds the loop.
 const MAX_ANCESTORS: usize = 64;
 
-/// Hexadecimal digits of a directory's name that identify the boot and the job. They are few, so that the names of the
-/// sockets fit in the 108 bytes of a socket's path.
+/// Hexadecimal digits of a directory's name that identify the boot and the job. They are few, so
+/// that the names of the sockets fit in the 108 bytes of a socket's path.
 const BOOT_DIGITS: usize = 6;
 const JOB_DIGITS: usize = 12;
 
@@ -21,15 +23,17 @@ const JOB_DIGITS: usize = 12;
 pub struct Job {
     /// Tells the job from every other one on this node, as names and values.
     parts: Vec<(String, String)>,
-    /// The allocations that the job runs in. They tell no job from another; `fdbroker jobs` shows them.
+    /// The allocations that the job runs in. They tell no job from another; `fdbroker jobs` shows
+    /// them.
     allocation: Vec<(&'static str, String)>,
 }
 
 impl Job {
     /// The job of this process: `given` by the user, else found.
     ///
-    /// Everything that is found counts, not only the first id: ids in the environment may be inherited from an outer
-    /// job (`mpirun` in a step of Slurm), and one launcher's process may serve several jobs (PRRTE's DVM).
+    /// Everything that is found counts, not only the first id: ids in the environment may be
+    /// inherited from an outer job (`mpirun` in a step of Slurm), and one launcher's process may
+    /// serve several jobs (PRRTE's DVM).
     pub fn find(given: Option<&str>) -> Result<Self> {
         if let Some(name) = given {
             return Ok(Job { parts: vec![("--job".into(), name.into())], allocation: Vec::new() });
@@ -55,7 +59,8 @@ impl Job {
     }
 
     fn name_in(&self, boot_id: &str, uid: Uid) -> String {
-        // The whole boot id counts, since many nodes may share one /tmp: the digits of it in the name are too few.
+        // The whole boot id counts, since many nodes may share one /tmp: the digits of it in the
+        // name are too few.
         let mut texts = vec![boot_id.to_owned(), uid.to_string()];
         texts.extend(self.parts.iter().flat_map(|(name, value)| [name.clone(), value.clone()]));
         let job = digits(&texts, JOB_DIGITS);
@@ -93,7 +98,8 @@ fn namespace() -> Result<String> {
     Ok(link.to_string_lossy().into_owned())
 }
 
-/// A hash with the key zero: every process must get the same name, and guessing a name gives no access.
+/// A hash with the key zero: every process must get the same name, and guessing a name gives no
+/// access.
 fn digits(texts: &[String], count: usize) -> String {
     let mut hasher = SipHasher24::new();
     for text in texts {
@@ -131,8 +137,8 @@ impl Process {
     }
 }
 
-/// The ids that launchers gave, and the launcher's process: an id may be inherited from an outer job. The parent counts
-/// only where nothing else tells the job.
+/// The ids that launchers gave, and the launcher's process: an id may be inherited from an outer
+/// job. The parent counts only where nothing else tells the job.
 fn parts(
     ids: Vec<(&str, String)>,
     parent: i32,
@@ -147,7 +153,8 @@ fn parts(
     parts
 }
 
-/// The nearest launcher among the ancestors. It need not be the parent: each rank may have a shell of its own.
+/// The nearest launcher among the ancestors. It need not be the parent: each rank may have a shell
+/// of its own.
 fn launcher_above(
     parent: i32,
     process: &impl Fn(i32) -> Option<Process>,

@@ -1,7 +1,8 @@
 //! The directory in which the processes of a job on a node meet: its place, its locks, its removal.
 //! Must never use a directory that another user could have made or could change.
 //!
-//! Three files in it are locked with flock(2), so that the kernel releases the locks of a killed process:
+//! Three files in it are locked with flock(2), so that the kernel releases the locks of a killed
+//! process:
 //!
 //! | file | shared lock | exclusive lock |
 //! |---|---|---|
@@ -9,9 +10,10 @@
 //! | `members` | each process of the job, for its life | the keeper, when it ends the broker |
 //! | `keeper` | - | the keeper, for its life; its joiner passes the lock on |
 //!
-//! A process that wants several locks takes `gate` last, or takes `gate` first and only tries the others: so there is no
-//! deadlock. Only a process that holds all three exclusively may remove the directory. So a process that holds one of
-//! them knows that the directory stays, once [`Room::is_current`] has confirmed that the file is still at its path.
+//! A process that wants several locks takes `gate` last, or takes `gate` first and only tries the
+//! others: so there is no deadlock. Only a process that holds all three exclusively may remove the
+//! directory. So a process that holds one of them knows that the directory stays, once
+//! [`Room::is_current`] has confirmed that the file is still at its path.
 
 use crate::error::{Context, Error, Result};
 use nix::unistd::Uid;
@@ -27,7 +29,8 @@ pub const MEMBERS: &str = "members";
 /// File that the keeper locks.
 pub const KEEPER: &str = "keeper";
 
-/// How often the removal of a directory is tried. A try fails only if a late joiner puts a file there meanwhile.
+/// How often the removal of a directory is tried. A try fails only if a late joiner puts a file
+/// there meanwhile.
 const REMOVE_TRIES: usize = 8;
 
 /// Ends the name of a directory that is being removed.
@@ -78,7 +81,8 @@ impl Room {
         }
     }
 
-    /// Whether `file` is still the file `name` of this room: false if the room has been removed since, or made anew.
+    /// Whether `file` is still the file `name` of this room: false if the room has been removed
+    /// since, or made anew.
     pub fn is_current(&self, file: &File, name: &str) -> bool {
         let identity = |found: std::fs::Metadata| (found.dev(), found.ino());
         let of_path = std::fs::symlink_metadata(self.path.join(name)).map(identity).ok();
@@ -118,7 +122,8 @@ impl Room {
     }
 }
 
-/// Locks `file` exclusively if it is free. The lock lasts until the last duplicate of the fd is closed, in any process.
+/// Locks `file` exclusively if it is free. The lock lasts until the last duplicate of the fd is
+/// closed, in any process.
 pub fn try_lock(file: &File) -> Result<bool> {
     came(file.try_lock())
 }
@@ -138,7 +143,8 @@ fn came(outcome: std::result::Result<(), TryLockError>) -> Result<bool> {
     }
 }
 
-/// Refuses a directory that another user could have made or could write to. `home.rs` makes sure that it stays ours.
+/// Refuses a directory that another user could have made or could write to. `home.rs` makes sure
+/// that it stays ours.
 pub fn check_directory(path: &Path) -> Result<()> {
     let found =
         std::fs::symlink_metadata(path).context(|| format!("look at {}", path.display()))?;

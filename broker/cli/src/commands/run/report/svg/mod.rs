@@ -17,8 +17,9 @@ const LEGEND_WIDTH: u32 = 190;
 /// Between two rows of the legend.
 const LEGEND_STEP: i32 = 22;
 
-/// The cap is wide and pale, so that a line at the cap is seen on it. Not dashed: dashes of plotters need `hypotf` of glibc 2.35,
-/// which the oldest systems that the wheel is for do not have.
+/// The cap is wide and pale, so that a line at the cap is seen on it. Not dashed: dashes of
+/// plotters need `hypotf` of glibc 2.35, which the oldest systems that the wheel is for do not
+/// have.
 const CAP_WIDTH: u32 = 6;
 
 /// How much of the cap's colour covers what is below it.
@@ -32,7 +33,8 @@ const COMMAND_LENGTH: usize = 90;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// The vertical axis: counts of fds up to this one. It is logarithmic: the direct way may be far above the node.
+/// The vertical axis: counts of fds up to this one. It is logarithmic: the direct way may be far
+/// above the node.
 #[derive(Clone, Copy)]
 struct Scale(u64);
 
