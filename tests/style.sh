@@ -32,11 +32,20 @@ alike() {
 # The loop reads and sets up only ends that nobody else has: a recvmsg or setsockopt on an end that a client has waits for that socket's
 # mutex, for ever if the client likes. So the daemon makes no pair of sockets of which it gives an end away, but for carriers.
 own_ends() {
-  # A test's pair, and the pairs of the loop and its own lanes.
-  local allowed='broker/src/fds/(classify|closers)\.rs'
+  # A test's pair, the pairs of the loop and its own lanes, and the carriers.
+  local allowed='broker/src/fds/(carrier|classify|closers)\.rs'
   ! git grep -nE 'seqpacket_pair|socketpair\(|UnixDatagram::pair|UnixStream::pair' -- 'broker/src/server' 'broker/src/clients' 'broker/src/messages' 'broker/src/fds' \
     | grep -vE "^$allowed:"
 }
+
+# Comments are read beside the code, so they are as narrow; a table's row has to be one line, and an address.
+narrow() {
+  local wide
+  wide=$(git ls-files '*.rs' | xargs awk 'length($0) > 100 && /^ *\/\// && !/^ *\/\/[\/!] +\|/ && !/https?:/ {print FILENAME ":" FNR ": " $0}')
+  [ -z "$wide" ] || { echo "$wide"; return 1; }
+}
+# A comment that repeats a name, or points at nothing.
+empty_words() { ! git grep -nE '^\s*///? ?(The same|Why|Bytes|Whose|How many|As registered)\.$' -- '*.rs'; }
 
 # Each test and each hostile scenario that SECURITY.md names is there.
 named() {
@@ -60,6 +69,8 @@ check "layers" python3 tests/layers/run.py
 check "scripts parse" parse_scripts
 check "SECURITY.md names tests that exist" named
 check "the daemon gives no end of a socket away" own_ends
+check "comments are at most 100 columns wide" narrow
+check "no comment says nothing" empty_words
 check "tests begin alike under any parent" alike
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]

@@ -308,8 +308,7 @@ impl Conn {
         all
     }
 
-    // --- messages
-    // -----------------------------------------------------------------------------------------------
+    // --- messages --------------------------------------------------------------------------------
 
     pub fn register(&mut self, items: &[RegisterItem], wanted: u32) -> Vec<u8> {
         let head = RegisterHead { credits_wanted: wanted.into(), deadline_ms: 1000.into() };

@@ -69,8 +69,7 @@ impl Model {
         }
     }
 
-    // --- fds and the page
-    // -------------------------------------------------------------------------
+    // --- fds and the page ------------------------------------------------------------------------
 
     /// What is remembered of an end is of an allocation that has just been taken off the page.
     fn remembered(&self, step: &Step, index: usize, all: &Effects) -> Check {
@@ -194,8 +193,7 @@ impl Model {
         }
     }
 
-    // --- answers
-    // ------------------------------------------------------------------------------------
+    // --- answers ---------------------------------------------------------------------------------
 
     pub fn answer(&mut self, client: ClientId, request: u64) -> Check<Request> {
         let state = self.client_mut(client.0)?;
@@ -545,8 +543,7 @@ impl Model {
         Ok(())
     }
 
-    // --- ends of connections
-    // --------------------------------------------------------------------------
+    // --- ends of connections ---------------------------------------------------------------------
 
     fn disconnected(&mut self, step: &mut Step, client: ClientId, status: Status) -> Check {
         let justified = step.disconnect.is_some_and(|(who, _)| who == client.0);

@@ -169,8 +169,7 @@ impl World {
     }
 }
 
-// --- the end of an allocation with many leases
-// --------------------------------------------------------
+// --- the end of an allocation with many leases ---------------------------------------------------
 
 /// Polls until every holder is charged and told; grants go on meanwhile.
 fn sweep(world: &mut World, other: AllocationId) {
@@ -268,8 +267,7 @@ fn release_when_the_sweep_has_not_come_to_the_lease_then_nothing_stays_charged()
     assert!(matches!(world.core.take_events(OWNER), Some(Events::Drained(_))));
 }
 
-// --- many requests that wait for one allocation
-// -----------------------------------------------------------
+// --- many requests that wait for one allocation --------------------------------------------------
 
 /// A world in which so many requests of 253 items, each of a client of its own, wait for one
 /// recall.
@@ -441,8 +439,7 @@ fn unregister_when_others_end_in_every_step_then_who_waits_behind_many_is_answer
     }
 }
 
-// --- evictable allocations of one owner
-// ------------------------------------------------------------
+// --- evictable allocations of one owner ----------------------------------------------------------
 
 /// Registers so many and gets each once; all are held.
 fn held_and_used(world: &mut World, count: usize) -> Vec<AllocationId> {

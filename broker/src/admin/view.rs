@@ -122,8 +122,7 @@ impl<'a> View<'a> {
         Totals { node, caps: core.caps().domain, table: (0, 0, u64::MAX), gauges, counters }
     }
 
-    // --- records, by slot: `None` in place of one that is not in sight
-    // --------------------------------
+    // --- records, by slot: `None` in place of one that is not in sight ---------------------------
 
     pub fn allocation_slots(&self) -> u32 {
         self.whole.core.allocation_slots()
@@ -193,8 +192,7 @@ impl<'a> View<'a> {
         self.whole.fds.tombstones()
     }
 
-    // --- what belongs to a record that is in sight
-    // ----------------------------------------------------
+    // --- what belongs to a record that is in sight -----------------------------------------------
 
     /// The name of the job of a tombstone.
     pub fn job_name_of(&self, tombstone: &Tombstone) -> JobName {

@@ -129,7 +129,7 @@ pub struct Connection {
 /// again when the kernel says that the client has read all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unread {
-    /// How many.
+    /// Messages that wait.
     pub messages: u32,
     /// Fds in them.
     pub fds: u64,

@@ -99,8 +99,7 @@ impl Common {
         unsafe { clone_with_fds(c"fdbroker-lanes", || self.serve_orders()) }
     }
 
-    // --- in the spawner
-    // ---------------------------------------------------------------------------
+    // --- in the spawner --------------------------------------------------------------------------
 
     fn serve_orders(&mut self) {
         let mut lanes: [Option<(Pid, u32)>; LANES_MAX] = [None; LANES_MAX];
@@ -150,8 +149,7 @@ impl Common {
         }
     }
 
-    // --- in a lane
-    // --------------------------------------------------------------------------------
+    // --- in a lane -------------------------------------------------------------------------------
 
     fn serve(&mut self, order: Order) {
         let Order { place, serial, line } = order;

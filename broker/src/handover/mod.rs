@@ -25,7 +25,7 @@ pub enum HandoverError {
         "{left} fds cannot be sent: too many of this uid are in flight; wait until clients have read theirs, or raise the hard RLIMIT_NOFILE"
     )]
     InFlight {
-        /// How many.
+        /// Fds that are not sent yet.
         left: usize,
     },
     /// An fd of a held allocation that the kernel does not send.
@@ -33,7 +33,7 @@ pub enum HandoverError {
     Held {
         /// Of the allocation.
         slot: u32,
-        /// Why.
+        /// What sendmsg(2) says.
         error: fdbroker_scm::SendError,
     },
     /// A request was parked again and again.

@@ -411,8 +411,7 @@ impl Table {
         })
     }
 
-    // --- changes
-    // ------------------------------------------------------------------------------------
+    // --- changes ---------------------------------------------------------------------------------
 
     fn hear(&mut self, changes: &[KeptChange], core: &Core, fds: &FdTable) {
         let (mut buried, before) = (Vec::new(), self.log.written());
@@ -506,8 +505,7 @@ impl Table {
         true
     }
 
-    // --- what is left of ended ones
-    // -----------------------------------------------------------------
+    // --- what is left of ended ones --------------------------------------------------------------
 
     /// Whether as much of the area is dead as is worth a copy of the rest, or one has begun; or
     /// memory of the other area is to be given back.
@@ -581,8 +579,7 @@ impl Table {
         }
     }
 
-    // --- carriers
-    // ------------------------------------------------------------------------------------
+    // --- carriers --------------------------------------------------------------------------------
 
     fn has_work(&self) -> bool {
         self.carriers.is_dirty()

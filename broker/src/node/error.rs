@@ -13,7 +13,7 @@ pub enum ListenError {
     Directory {
         /// Of the directory.
         path: PathBuf,
-        /// Why.
+        /// What the system call says.
         source: io::Error,
     },
     /// Somebody else could put or replace files in it.
@@ -61,7 +61,7 @@ pub enum ListenError {
     Os {
         /// Of the socket or lock.
         path: PathBuf,
-        /// Why.
+        /// What the system call says.
         source: io::Error,
     },
 }

@@ -33,7 +33,7 @@ use std::thread::JoinHandle;
 pub struct PageError {
     /// Of the file.
     pub path: PathBuf,
-    /// Why.
+    /// What the system call says.
     pub source: io::Error,
 }
 

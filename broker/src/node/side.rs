@@ -64,7 +64,7 @@ impl NodeSide {
     /// As for [`GenerationPage::show_alive`].
     ///
     /// # Errors
-    /// The same.
+    /// When the page's file cannot be written.
     pub fn show_alive(&mut self) -> io::Result<()> {
         self.page.show_alive()
     }

@@ -414,7 +414,7 @@ impl fdbroker_object_options_t {
         Ok(cuda::Device::open(self.device)?)
     }
 
-    /// The same.
+    /// The driver's device of this ordinal, by Level Zero.
     pub(crate) fn level_zero(&self) -> Result<level_zero::Device, Failure> {
         Ok(level_zero::Device::open(self.device)?)
     }

@@ -22,8 +22,7 @@ use fdbroker_protocol::object::ObjectCreateHead;
 use fdbroker_protocol::{ErrorCode, Facts, MemoryKind};
 use std::ops::Range;
 
-// --- in the making
-// --------------------------------------------------------------------------------
+// --- in the making -------------------------------------------------------------------------------
 
 /// Where the objects of a group are in its memory.
 #[derive(Debug)]
@@ -278,8 +277,7 @@ pub(super) fn write_sealed(layout: &Layout, puts: &[PutObject<'_>]) -> Result<Ow
     Ok(fd)
 }
 
-// --- got
-// ------------------------------------------------------------------------------------------
+// --- got -----------------------------------------------------------------------------------------
 
 /// The devices for which memory is opened.
 #[derive(Clone, Copy)]

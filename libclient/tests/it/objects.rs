@@ -477,8 +477,7 @@ fn lease_when_the_broker_is_lost_then_objects_are_not_declared_and_stay_readable
     peer.assert_silent();
 }
 
-// --- GPU memory
-// -----------------------------------------------------------------------------------
+// --- GPU memory ----------------------------------------------------------------------------------
 
 #[test]
 fn create_when_there_is_no_driver_then_not_supported_and_other_calls_work() {

@@ -393,8 +393,7 @@ impl Model {
         Status { pid, ..Status::with_value(code, index as u64) }
     }
 
-    // --- effects
-    // ------------------------------------------------------------------------------------
+    // --- effects ---------------------------------------------------------------------------------
 
     /// Judges the answers among the effects of a step.
     pub fn effects(&mut self, action: &Action, mut due: Option<Due>, all: &Effects) -> Check {
@@ -603,8 +602,7 @@ impl Model {
         groups.len() as u64
     }
 
-    // --- views
-    // --------------------------------------------------------------------------------------
+    // --- views -----------------------------------------------------------------------------------
 
     /// What the core lists must be what there is, after every step.
     pub fn lists(&self, core: &Core) -> Check {

@@ -14,7 +14,7 @@ pub enum Kind {
     Word(&'static [&'static str]),
     /// A count or number.
     Number,
-    /// Bytes.
+    /// A size in bytes.
     Size,
     /// A time span in ms.
     Time,

@@ -15,7 +15,7 @@ pub enum Value {
     Text(Cow<'static, str>),
     /// A count or number.
     Number(u64),
-    /// Bytes.
+    /// A size in bytes.
     Size(u64),
     /// A time span in ms; seconds in JSON.
     Time(u64),

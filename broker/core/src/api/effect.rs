@@ -223,7 +223,7 @@ pub struct RecallEvent {
     pub id: AllocationId,
     /// As registered or, after a supply, as supplied last.
     pub facts: Facts,
-    /// As registered.
+    /// Its address in the owner, as registered.
     pub base: u64,
 }
 
@@ -243,9 +243,9 @@ pub struct RevokedEvent {
 pub struct DrainedEvent {
     /// The allocation that ended.
     pub id: AllocationId,
-    /// As registered.
+    /// The owner's id of it, as registered.
     pub owner_allocation_id: u64,
-    /// As registered.
+    /// Its address in the owner, as registered.
     pub base: u64,
 }
 
@@ -268,7 +268,7 @@ pub struct Note {
     pub id: Option<AllocationId>,
     /// Its size in bytes, or 0.
     pub size_bytes: u64,
-    /// Why.
+    /// The reason, as the client is told it.
     pub status: Status,
 }
 

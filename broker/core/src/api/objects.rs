@@ -14,7 +14,7 @@ pub struct NewObject<'a> {
     pub name: &'a [u8],
     /// Where in the group's memory it begins, bytes.
     pub offset: u64,
-    /// Bytes.
+    /// Size in bytes, more than 0.
     pub size_bytes: u64,
     /// The version that the name must have when the group is sealed, 0 = none. `None`: see
     /// [`Create::replace`].
@@ -98,7 +98,7 @@ pub struct GotObject {
     pub version: u64,
     /// Where in the group's memory it begins, bytes.
     pub offset: u64,
-    /// Bytes.
+    /// Size of the object in bytes.
     pub size_bytes: u64,
     /// Which of the grants of the answer is that of its group.
     pub grant: u16,
@@ -130,7 +130,7 @@ pub struct ObjectView<'a> {
     pub version: u64,
     /// Where in the group's memory it begins, bytes.
     pub offset: u64,
-    /// Bytes.
+    /// Size of the object in bytes.
     pub size_bytes: u64,
     /// Its metadata.
     pub metadata: &'a [u8],

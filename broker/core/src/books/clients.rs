@@ -187,8 +187,7 @@ impl Clients {
         }
     }
 
-    // --- clients
-    // ------------------------------------------------------------------------------------
+    // --- clients ---------------------------------------------------------------------------------
 
     /// The client of a number, also a gone one; [`NONE`] is of nobody.
     pub fn find(&self, number: u32) -> Option<&Client> {
@@ -196,7 +195,7 @@ impl Clients {
         self.clients.get(number as usize)?.as_deref()
     }
 
-    /// The same.
+    /// [`Clients::find`], to change it.
     pub fn find_mut(&mut self, number: u32) -> Option<&mut Client> {
         visit(1);
         self.clients.get_mut(number as usize)?.as_deref_mut()
@@ -312,15 +311,14 @@ impl Clients {
         &self.dying
     }
 
-    // --- domains
-    // ------------------------------------------------------------------------------------
+    // --- domains ---------------------------------------------------------------------------------
 
     /// A domain of which something is left.
     pub fn domain(&self, number: u32) -> &Domain {
         &self.domains[number]
     }
 
-    /// The same.
+    /// The domain of a number that the state itself holds, to change it.
     pub fn domain_mut(&mut self, number: u32) -> &mut Domain {
         &mut self.domains[number]
     }
@@ -419,8 +417,7 @@ impl Clients {
         }
     }
 
-    // --- jobs
-    // ---------------------------------------------------------------------------------------
+    // --- jobs ------------------------------------------------------------------------------------
 
     /// A job of which something is left.
     pub fn job(&self, number: u32) -> &Job {
@@ -492,8 +489,7 @@ impl Clients {
         ledger.close(scope);
     }
 
-    // --- what a successor gets
-    // ----------------------------------------------------------------------
+    // --- what a successor gets -------------------------------------------------------------------
 
     /// The domains of which clients or allocations are, the jobs and the clients.
     pub fn save(&self, is_used: impl Fn(&Domain) -> bool) -> SavedClients {

@@ -172,8 +172,7 @@ impl Leases {
         (record.client == client.0).then_some(slot)
     }
 
-    // --- holders
-    // ------------------------------------------------------------------------------------
+    // --- holders ---------------------------------------------------------------------------------
 
     fn with_holder<R>(
         &mut self,
@@ -231,8 +230,7 @@ impl Leases {
         assert!(shelves.iter().chain([&reclaims, &revoked]).all(List::is_empty));
     }
 
-    // --- what becomes of a lease
-    // --------------------------------------------------------------------
+    // --- what becomes of a lease -----------------------------------------------------------------
 
     /// It is imported now, and the fd closed that its holder may have been asked for.
     pub fn set_mapped(&mut self, lease: u32) {
@@ -273,8 +271,7 @@ impl Leases {
         self.unswept
     }
 
-    // --- what holders are to be told
-    // ----------------------------------------------------------------
+    // --- what holders are to be told -------------------------------------------------------------
 
     /// Its holder is to be asked for it, or to be told that it has ended; whether that is the first
     /// of its kind.
@@ -316,8 +313,7 @@ impl Leases {
         std::iter::from_fn(|| list.pop(links)).take(MAX_BATCH).collect()
     }
 
-    // --- lists of allocations
-    // -----------------------------------------------------------------------
+    // --- lists of allocations --------------------------------------------------------------------
 
     /// Adds a lease to the list of its allocation.
     pub fn push_to(&mut self, list: &mut List, lease: u32) {
@@ -336,8 +332,7 @@ impl Leases {
         list.remove(&mut LeaseLinks(&mut self.table, LeaseList::Allocation), lease);
     }
 
-    // --- invariants
-    // ---------------------------------------------------------------------------------
+    // --- invariants ------------------------------------------------------------------------------
 
     /// All of an allocation's list, after walking it both ways.
     pub fn checked(&mut self, list: List) -> Vec<u32> {

@@ -120,8 +120,7 @@ impl Ledger {
         }
     }
 
-    // --- caps
-    // ---------------------------------------------------------------------------------------
+    // --- caps ------------------------------------------------------------------------------------
 
     /// The caps of every scope.
     pub fn caps(&self) -> &CapsOfScopes {
@@ -177,8 +176,7 @@ impl Ledger {
         self.get(scope).account.raise_peaks(peaks)
     }
 
-    // --- charges
-    // ------------------------------------------------------------------------------------
+    // --- charges ---------------------------------------------------------------------------------
 
     /// Makes the charge on every account, or on none and says which cap is in the way.
     pub fn charge(&mut self, from: ScopeId, charge: Charge) -> Result<(), Blocked> {
@@ -346,8 +344,7 @@ impl Ledger {
         None
     }
 
-    // --- invariants
-    // ---------------------------------------------------------------------------------
+    // --- invariants ------------------------------------------------------------------------------
 
     /// What can be asserted in no time: no cap of the node is passed, but for what may stay.
     pub fn assert_node(&mut self) {

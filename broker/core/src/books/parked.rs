@@ -34,7 +34,7 @@ pub enum Wait {
 /// A parked request: holds nothing but its place in the queue.
 #[derive(Debug)]
 pub struct Parked {
-    /// Whose.
+    /// The client that asks.
     pub client: ClientId,
     /// The client's number for it.
     pub request: RequestId,

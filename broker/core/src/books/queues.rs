@@ -184,8 +184,7 @@ impl Waiting {
         self.ready.end_turn();
     }
 
-    // --- interests
-    // ----------------------------------------------------------------------------------
+    // --- interests -------------------------------------------------------------------------------
 
     /// The queue of those that want an allocation and wait for something else, or [`NONE`].
     pub fn interested(&self, slot: u32) -> u32 {
@@ -257,8 +256,7 @@ impl Waiting {
         None
     }
 
-    // --- invariants
-    // ---------------------------------------------------------------------------------
+    // --- invariants ------------------------------------------------------------------------------
 
     /// Asserts that each item is in one queue, and that no queue is empty; and gives the queues
     /// that are not ready, with what they wait for. `items`: how many there are.

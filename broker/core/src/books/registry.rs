@@ -116,8 +116,7 @@ impl Registry {
         AllocationId { slot, generation: self.table.generation(slot) }
     }
 
-    // --- beginning and end
-    // --------------------------------------------------------------------------
+    // --- beginning and end -----------------------------------------------------------------------
 
     /// A new allocation with an owner, where there is room for one.
     pub fn insert(&mut self, allocation: Allocation, data: Option<DriverData>) -> AllocationId {
@@ -173,8 +172,7 @@ impl Registry {
         (owner, domain)
     }
 
-    // --- what is said of it
-    // -------------------------------------------------------------------------
+    // --- what is said of it ----------------------------------------------------------------------
 
     /// Driver data of an allocation.
     pub fn driver_data(&self, slot: u32) -> Option<&DriverData> {
@@ -225,8 +223,7 @@ impl Registry {
         std::mem::replace(&mut self.table[slot].recall, recall)
     }
 
-    // --- owners
-    // -------------------------------------------------------------------------------------
+    // --- owners ----------------------------------------------------------------------------------
 
     fn owner(&self, number: u32) -> Option<&Owner> {
         visit(1);
@@ -363,8 +360,7 @@ impl Registry {
         (before + size_bytes > base).then_some(last)
     }
 
-    // --- orphans
-    // ------------------------------------------------------------------------------------
+    // --- orphans ---------------------------------------------------------------------------------
 
     /// A kept allocation without an owner.
     pub fn orphan(&self, slot: u32) -> Option<&Orphan> {
@@ -386,8 +382,7 @@ impl Registry {
         self.orphans.remove(&slot)
     }
 
-    // --- the order of eviction
-    // ----------------------------------------------------------------------
+    // --- the order of eviction -------------------------------------------------------------------
 
     /// It is granted.
     pub fn mark_used(&mut self, slot: u32, now: Now) -> &Allocation {
@@ -447,8 +442,7 @@ impl Registry {
         stamp.is_used().then(|| stamp.last_use())
     }
 
-    // --- what owners are to be told
-    // -----------------------------------------------------------------
+    // --- what owners are to be told --------------------------------------------------------------
 
     /// Its owner is to be asked for its fd; whether that one has nothing else to be asked.
     pub fn ask_for(&mut self, slot: u32) -> bool {
@@ -484,8 +478,7 @@ impl Registry {
         std::iter::from_fn(|| list(owner).pop(links)).take(MAX_BATCH).collect()
     }
 
-    // --- leases
-    // -------------------------------------------------------------------------------------
+    // --- leases ----------------------------------------------------------------------------------
 
     /// It is leased once more.
     pub fn add_lease(&mut self, slot: u32, leases: &mut Leases, lease: u32) {
@@ -513,8 +506,7 @@ impl Registry {
         leases.push_to(list, lease);
     }
 
-    // --- ended ones with leases that are still to be swept
-    // ------------------------------------------
+    // --- ended ones with leases that are still to be swept ---------------------------------------
 
     /// It has ended: its leases are to be swept.
     pub fn enter_ending(&mut self, slot: u32) {
@@ -542,8 +534,7 @@ impl Registry {
         self.ending.end_turn();
     }
 
-    // --- invariants
-    // ---------------------------------------------------------------------------------
+    // --- invariants ------------------------------------------------------------------------------
 
     /// Asserts that every allocation is where it is looked for, and nothing else is there.
     pub fn check(&mut self) {

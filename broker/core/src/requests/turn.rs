@@ -20,7 +20,7 @@ pub(crate) enum Turn {
 /// A request being looked at.
 #[derive(Clone, Copy)]
 pub(crate) struct Attempt<'a> {
-    /// Whose.
+    /// The client that asks.
     pub client: ClientId,
     /// The client's number for it.
     pub request: RequestId,
@@ -28,7 +28,7 @@ pub(crate) struct Attempt<'a> {
     pub seq: u64,
     /// When it is answered in any case.
     pub deadline: Now,
-    /// Its items.
+    /// What it asks for, in the order of the answer.
     pub wanted: &'a [Wanted],
     /// Whom it stands behind.
     pub turn: Turn,

@@ -134,8 +134,7 @@ fn hello_when_the_broker_restarts_then_it_is_asked_to_try_again() {
     assert_eq!(effects.list, [failed, Effect::Disconnect { client: LATE, status }]);
 }
 
-// --- shares
-// ---------------------------------------------------------------------------------------
+// --- shares --------------------------------------------------------------------------------------
 
 #[test]
 fn hello_when_users_claim_thousands_of_fds_then_the_next_user_finds_some() {

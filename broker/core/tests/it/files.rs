@@ -202,8 +202,7 @@ fn register_when_claimed_sizes_come_to_more_than_u64_then_nobody_is_refused_wher
     assert!(small.status.is_ok(), "{}", small.status);
 }
 
-// --- eviction for bytes
-// -----------------------------------------------------------------------------
+// --- eviction for bytes --------------------------------------------------------------------------
 
 /// The owner has ranges 1 and 2 of file 7, and the user one of file 8, registered between them.
 /// Each file pins two pages; the cap of held bytes is four.
@@ -292,8 +291,7 @@ fn evict_when_a_file_has_more_ranges_than_a_step_evicts_then_a_recall_goes_on_un
     assert_eq!(world.state(wanted), AllocationState::Recalling);
 }
 
-// --- shares of bytes
-// --------------------------------------------------------------------------------
+// --- shares of bytes -----------------------------------------------------------------------------
 
 /// A node of 90 pages of held memory, which domains share.
 fn shared() -> Config {

@@ -70,8 +70,7 @@ impl Server {
         self.settle_queues();
     }
 
-    // --- seals
-    // --------------------------------------------------------------------------------------
+    // --- seals -----------------------------------------------------------------------------------
 
     /// Has the core seal a group, once its memory can be given to readers.
     fn seal(&mut self, client: ClientId, request: RequestId, group: GroupId) {
@@ -199,8 +198,7 @@ impl Server {
         }
     }
 
-    // --- answers
-    // ------------------------------------------------------------------------------------
+    // --- answers ---------------------------------------------------------------------------------
 
     /// Has the core seal a group; `checked`: what was found of its memory.
     pub(crate) fn seal_objects(

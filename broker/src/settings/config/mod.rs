@@ -24,7 +24,7 @@ pub enum ConfigError {
     Read {
         /// Of the file.
         path: PathBuf,
-        /// Why.
+        /// What reading it says.
         source: std::io::Error,
     },
     /// The file is no TOML or has an unknown key; the message shows line and key.

@@ -271,7 +271,7 @@ impl LinearMemory {
         self.memory.base
     }
 
-    /// Bytes.
+    /// Length in bytes, more than 0.
     #[expect(clippy::len_without_is_empty, reason = "never empty")]
     pub fn len(&self) -> usize {
         self.bytes

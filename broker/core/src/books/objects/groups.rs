@@ -33,7 +33,7 @@ pub struct Member {
     pub name: Name,
     /// Where in the memory it begins, bytes.
     pub offset: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size_bytes: u64,
     /// What its name must lead to when it is sealed.
     pub expect: Expect,

@@ -18,7 +18,7 @@ use rustc_hash::FxHashMap;
 /// A get that is looked at.
 #[derive(Clone, Copy)]
 pub(crate) struct Asked {
-    /// Whose.
+    /// The client that asks.
     pub client: ClientId,
     /// The client's number for it.
     pub request: RequestId,

@@ -92,8 +92,7 @@ fn seal_when_kept_bytes_are_short_then_kept_groups_that_may_go_make_room() {
     assert_eq!(refused.resource, Resource::KeptBytes as u8);
 }
 
-// --- what is refused ends nothing
-// -----------------------------------------------------------------
+// --- what is refused ends nothing ----------------------------------------------------------------
 
 /// Another user's client.
 const STRANGER: ClientId = ClientId(7);
@@ -222,8 +221,7 @@ fn create_when_the_clients_own_cap_is_full_then_no_group_goes_for_it() {
     assert_eq!(world.names(USER, ""), ["a", "b"]);
 }
 
-// --- leases of what may go are asked for
-// ----------------------------------------------------------
+// --- leases of what may go are asked for ---------------------------------------------------------
 
 impl World {
     /// Leases that a client is asked for.
