@@ -2,6 +2,13 @@
 //! the owners do not name them again. Must never give such a slot to another allocation, nor grant
 //! it before its owner has named it; nor call one drained as long as a client may still declare a
 //! lease of it.
+//!
+//! An example: the broker is killed while owner A has slots 7 and 8, and B a lease of 7. The next
+//! broker finds both in its records, without fds, and waits for A. A request of B for slot 7 is
+//! parked. A connects, names 7, and says that this is all (`complete`): 7 is evicted, as if its fd
+//! had gone to make room, so B's request has A asked for the fd. 8 ends as STALE. Had A not come in
+//! the grace time, 7 would end as OWNER_GONE, and B's request with it. B declares its lease, so 7
+//! counts as leased, and is not drained before B releases it.
 
 use std::collections::VecDeque;
 

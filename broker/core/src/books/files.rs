@@ -2,6 +2,13 @@
 //! many ranges of it are registered. A domain is charged for it once: the client that held of it
 //! first pays, and when nothing of it is held for that client any more, the next one does. Must
 //! never charge a domain twice for a file, nor refuse that one grows.
+//!
+//! An example: rank A registers 100 ranges of an arena of 1 GiB, of which 300 MiB have pages, and
+//! rank B of the same domain another 50. A is charged 300 MiB, B nothing. The arena grows to 400
+//! MiB: A is charged 400 at the next look, above its cap if it must be, and can deposit no more
+//! until something of it is gone. A ends: B has the first stake now, and is charged the 400 MiB. To
+//! evict one range frees an fd and no byte; so when bytes are short all ranges of a file go
+//! together, or none.
 
 use std::collections::BTreeSet;
 

@@ -1,8 +1,14 @@
-//! Parked requests by what they wait for, and the order in which they are looked at when it comes.
-//! In line for room in an account stand the requests of each domain by arrival. When something of
-//! the account comes back the first request of the domain that was served least recently is looked
-//! at, and so on until one finds the account full. Must never look at those behind that one, nor
-//! serve a domain twice while another has a request that could be served.
+//! Fairness among requests that wait: what each waits for, and the order in which they are looked
+//! at when it comes. In line for room in an account stand the requests of each domain by arrival.
+//! When something of the account comes back, the first request of the domain that was served least
+//! recently is looked at, and so on until one finds the account full. Must never look at those
+//! behind that one, nor serve a domain twice while another has a request that could be served.
+//!
+//! An example: the node's leases are used up. Domain A has 1,000 requests in line, B came later
+//! with two. One lease comes back: A is served, which has waited longer. The next one goes to B,
+//! which was served least recently, the third one to A, the fourth one to B. For each lease two
+//! requests are looked at, and not 1,002: the one that gets it, and the one behind, which finds the
+//! account full again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Unbounded};

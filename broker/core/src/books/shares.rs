@@ -1,7 +1,15 @@
 //! Shares of domains: of what cannot be taken back, a domain gets more only while it holds less
 //! than so many times ([`crate::Config::share_factor`]) what is still free, and little of the last
-//! sixteenth. So a newcomer finds some, though several domains take all that they may. Domains of
-//! one user's subordinate uids count as one. Must never take anything back.
+//! sixteenth. So a newcomer finds some, though several domains take all that they may. Must never
+//! take anything back.
+//!
+//! An example: 9,000 fds and a factor of 8, as on a node service. A domain alone gets 8,000: with
+//! 7,999 it still has less than 8 times the 1,001 that are free. The next one may take 889 by that
+//! rule, and gets 438: then 562 are left, the last sixteenth. Of these each further domain gets 35,
+//! one 256th of all, so that sixteen more find some. When the first one gives 1,000 back, they are
+//! free for all; it may take them again only while the rule holds for it.
+//!
+//! Domains of one user's subordinate uids count as one: 65,536 uids are no more than one person.
 
 use crate::limits::{LAST_PART, LEAST_OF_LAST, SHARE_OF_LAST};
 use fdbroker_protocol::NO_CAP;

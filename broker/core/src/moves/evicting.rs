@@ -1,6 +1,13 @@
 //! Which held fds may be evicted, and their eviction in the scope whose cap is in the way. Must
 //! never evict what is resident or waited for, nor choose an owner that does not answer while
 //! another one of the scope has something to evict.
+//!
+//! An example: client A may hold 64 fds, has 64, and registers another. The cap in the way is A's,
+//! so one of A's own goes, however old those of others are. Were it the node's cap, the oldest of
+//! the node would go, whosever it is. The oldest is the one at the front of its queue; if it was
+//! granted since it was put there, it goes to the end instead, and the next one is looked at. After
+//! eight of these the one used longest ago is taken: a client that uses all that it has must not
+//! make each eviction a walk of its whole queue.
 
 use crate::api::{Effect, Lane, NONE, Wanted};
 use crate::books::order::Moment;
