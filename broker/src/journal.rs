@@ -5,8 +5,9 @@
 use crate::limits::{LOG_LINES_PER_UID, LOG_UIDS, SINGLE_LINES};
 use fdbroker_core::{Note, Now};
 use fdbroker_protocol::admin::{self, EventKind};
-use fdbroker_protocol::{AllocationId, ByLogTopic, ByResource, ByScope};
-use fdbroker_protocol::{ErrorCode, LogTopic, Resource, Scope, Status};
+use fdbroker_protocol::{
+    AllocationId, ByLogTopic, ByResource, ByScope, ErrorCode, LogTopic, Resource, Scope, Status,
+};
 use log::Level;
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;

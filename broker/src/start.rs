@@ -1,7 +1,6 @@
 //! From settings to a running broker: limits, directories, key and page, threads, sockets, in the
 //! one order that is safe. Must never let a client connect before all of it stands.
 
-use crate::clock;
 use crate::fds::classify::{self, Classifier};
 use crate::fds::closers::Closers;
 use crate::fds::jobs::Calls;
@@ -9,7 +8,6 @@ use crate::handover::arrived::{Arrivals, Arrived};
 use crate::handover::takeover::Takeover;
 use crate::handover::{self, TakeoverError};
 use crate::kept::store::{FoundGroup, FoundObjects, KeptObjects};
-use crate::kernel;
 use crate::log::LogThread;
 use crate::manager::inherited::Inherited;
 use crate::manager::keep_store::{Found, KeepStore};
@@ -25,6 +23,7 @@ use crate::node::warden::Warden;
 use crate::readiness::{Source, register};
 use crate::server::parts::{Parts, Server};
 use crate::settings::{ListenerSettings, Mode, Settings};
+use crate::{clock, kernel};
 use fdbroker_core::{Core, Deposit, Former, FormerLife, FormerSlot, Kept, KeptGroup};
 use fdbroker_protocol::{AllocationId, NodeKey};
 use mio::Poll;

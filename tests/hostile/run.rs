@@ -1,13 +1,12 @@
 //! Runs the scenarios that are asked for, and judges them. Must never call a scenario passed that
 //! did not run.
 
-use crate::Args;
 use crate::attacks::hung;
 use crate::measure::Pair;
 use crate::play::{Outcome, Plan, play};
 use crate::scenarios::{ALL, Scenario};
-use crate::table;
 use crate::users::{User, are_many};
+use crate::{Args, table};
 use nix::sched::sched_getaffinity;
 use nix::unistd::Pid;
 use std::fs::File;

@@ -7,8 +7,9 @@ use crate::support::raw::Raw;
 use crate::support::wait::eventually;
 use crate::wire::{PIN, UNPIN, refused, sized, zeros};
 use fdbroker_core::limits::OBJECT_RECORD_BYTES;
-use fdbroker_protocol::limits::{ENDS_PER_MESSAGE, MAX_GROUP, METADATA_BYTES};
-use fdbroker_protocol::limits::{MAX_OBJECT_MESSAGE_BYTES, NAME_OF_OBJECT_BYTES};
+use fdbroker_protocol::limits::{
+    ENDS_PER_MESSAGE, MAX_GROUP, MAX_OBJECT_MESSAGE_BYTES, METADATA_BYTES, NAME_OF_OBJECT_BYTES,
+};
 use fdbroker_protocol::{ErrorCode, Status};
 
 /// Bytes of each object.

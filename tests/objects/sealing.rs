@@ -5,8 +5,10 @@ use crate::common::not_run;
 use crate::support::broker::Broker;
 use crate::support::wait::patience;
 use crate::wire::zeros;
-use fdbroker_client::{Client, Deposit, ErrorCode, Group, MemoryKind, NewObject, ObjectOptions};
-use fdbroker_client::{Objects, Place, SealError};
+use fdbroker_client::{
+    Client, Deposit, ErrorCode, Group, MemoryKind, NewObject, ObjectOptions, Objects, Place,
+    SealError,
+};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};

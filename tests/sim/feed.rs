@@ -2,14 +2,12 @@
 //! Must never correct what the core does.
 
 use crate::action::{Action, show_action, show_effect};
-use crate::checks;
-use crate::faults;
 use crate::judge::ensure;
 use crate::model::Check;
 use crate::step::Step;
 use crate::tally::{Fault, Promise};
-use crate::waits;
 use crate::world::{Reply, Todo, World};
+use crate::{checks, faults, waits};
 use fdbroker_core::{Effect, Effects, Lane, Now, Ticket, work};
 use fdbroker_protocol::{ErrorCode, Status};
 

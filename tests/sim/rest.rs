@@ -3,11 +3,10 @@
 //! Must never read a clock: it moves the world's time.
 
 use crate::action::Action;
-use crate::checks;
 use crate::judge::ensure;
 use crate::model::{Check, Phase};
-use crate::waits;
 use crate::world::World;
+use crate::{checks, waits};
 
 /// Rounds of answering everything before the world is said never to rest.
 const MAX_REST_ROUNDS: u64 = 4_000;

@@ -6,13 +6,12 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::Pid;
-use std::fs;
-use std::io;
 use std::os::linux::fs::MetadataExt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::Child;
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 /// How the links of fds of shared memory begin in /proc/PID/fd: arenas of this program, and
 /// dma-bufs.

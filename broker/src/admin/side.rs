@@ -5,18 +5,16 @@
 use crate::admin::rights::{Rights, Sight};
 use crate::admin::watch::Watch;
 use crate::clients::calls::Calls;
-use crate::clock;
-use crate::kernel;
 use crate::kernel::KernelFeatures;
 use crate::limits::{
     ADMIN_IDLE, ADMIN_TURN, MAX_ADMIN_CONNECTIONS, MAX_ADMIN_WATCHES, MAX_MONITOR_WATCHES,
     MAX_MONITORS, MAX_VIEWER_WATCHES, MAX_VIEWERS, MAX_VIEWERS_PER_USER, MAX_WATCHES_PER_USER,
 };
 use crate::node::listeners::Listener;
+use crate::{clock, kernel};
 use fdbroker_core::{DomainKey, JobKey, Note, Now};
 use fdbroker_protocol::admin::EventRecord;
-use fdbroker_scm::ReceivedFds;
-use fdbroker_scm::{RecvError, SendError};
+use fdbroker_scm::{ReceivedFds, RecvError, SendError};
 use nix::errno::Errno;
 use nix::sys::socket::{Shutdown, getsockopt, shutdown, sockopt::PeerCredentials};
 use slab::Slab;

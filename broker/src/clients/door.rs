@@ -1,10 +1,9 @@
 //! Where clients come in: the listeners, and the pause while there is no room for a connection.
 //! Must never spin when there is none.
 
-use crate::clock;
-use crate::kernel;
 use crate::limits::ACCEPT_RETRY;
 use crate::node::listeners::Listener;
+use crate::{clock, kernel};
 use fdbroker_core::Now;
 use nix::errno::Errno;
 use std::os::fd::{AsFd, OwnedFd};

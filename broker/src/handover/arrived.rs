@@ -2,11 +2,9 @@
 //! never believe the state, nor close a client's fd on the calling thread.
 
 use crate::fds::closers::Closers;
-use crate::fds::jobs::NOBODY;
-use crate::fds::jobs::Report;
-use crate::handover::carriers;
+use crate::fds::jobs::{NOBODY, Report};
 use crate::handover::state::{Fd, SavedListener, State};
-use crate::handover::{RefusedState, ledger};
+use crate::handover::{RefusedState, carriers, ledger};
 use crate::node::generation_page::{self, GenerationPage, PageError};
 use crate::node::listeners::Listener;
 use crate::node::lock::DirectoryLock;

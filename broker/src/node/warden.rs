@@ -16,12 +16,11 @@ use nix::sys::prctl;
 use nix::sys::signal::Signal;
 use nix::unistd::{ForkResult, fork, getpid, getppid, read, write};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use std::fmt;
-use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use std::{fmt, io};
 
 /// Where a socket is to stand, and what it is put back from.
 #[derive(Clone, Debug, Serialize, Deserialize)]

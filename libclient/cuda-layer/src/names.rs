@@ -1,11 +1,10 @@
 //! The driver's functions that the layer stands before, by name; cuGetProcAddress, which gives them
 //! by name. Must never give one that the driver does not have.
 
-use crate::broker;
 use crate::driver::{self, MISSING, Place};
-use crate::dynamic;
 use crate::entry::{self, guard};
 use crate::result::{CuResult, SUCCESS, VERSION_OF_V2};
+use crate::{broker, dynamic};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::Ordering;
 

@@ -3,11 +3,9 @@
 //! to what the program lets the driver only read.
 
 use crate::below::{self, MISSING};
-use crate::broker;
-use crate::consume;
 use crate::key::fd_of;
 use crate::opened::Hold;
-use crate::produce;
+use crate::{broker, consume, produce};
 use fdbroker_client::Grant;
 use fdbroker_virtual_fds::VirtualFd;
 use level_zero_sys::*;

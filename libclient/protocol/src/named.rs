@@ -2,8 +2,10 @@
 //! and all of it is checked before any item is given. Must never allocate, nor panic on any input.
 
 use crate::codec::{DecodeError, Message};
-use crate::limits::{DRIVER_DATA_BYTES, MAX_OBJECT_MESSAGE_BYTES, NAME_OF_OBJECT_BYTES};
-use crate::limits::{METADATA_BYTES, METADATA_IN_GOT_BYTES};
+use crate::limits::{
+    DRIVER_DATA_BYTES, MAX_OBJECT_MESSAGE_BYTES, METADATA_BYTES, METADATA_IN_GOT_BYTES,
+    NAME_OF_OBJECT_BYTES,
+};
 use crate::message::{GrantItem, Header};
 use crate::object::{Named, ObjectGotHead, ObjectGotItem, ObjectPrefix};
 use std::marker::PhantomData;

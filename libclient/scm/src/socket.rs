@@ -1,10 +1,9 @@
 //! Questions to a socket that move no message: make a pair, wait, how much is unread.
 //! It must never change a socket's state or options.
 
-use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::ptr;
 use std::time::{Duration, Instant};
+use std::{io, ptr};
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 

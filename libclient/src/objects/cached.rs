@@ -2,10 +2,9 @@
 //! lead to it for sure. Must never answer with an object that has lost its name, nor keep what the
 //! broker wants back.
 
-use super::get;
 use super::object::Object;
 use super::whose::Whose;
-use super::wire;
+use super::{get, wire};
 use crate::books::roles::LeaseWatcher;
 use crate::deadline::Deadline;
 use crate::error::Error;

@@ -6,8 +6,7 @@ use fdbroker_client::{
     AllocationId, Client, Deadline, Deposit, Drained, Error, ErrorCode, Exports, Handle,
     MemoryKind, Notice, RegisterProgress, RegisterRequest,
 };
-use fdbroker_protocol::Facts;
-use fdbroker_protocol::Kind;
+use fdbroker_protocol::{Facts, Kind};
 use std::os::fd::AsFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};

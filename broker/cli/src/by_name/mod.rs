@@ -6,8 +6,7 @@ pub mod named;
 pub mod watch;
 
 use crate::error::{Error, Result};
-use crate::table::Kind;
-use crate::table::Value;
+use crate::table::{Kind, Value};
 use fdbroker_client::{Client, Deadline, ErrorCode, Objects};
 use fdbroker_protocol::is_object_name;
 use std::time::Duration;

@@ -2,12 +2,11 @@
 //! flags are checked.
 
 use super::args::ListArgs;
-use super::choice;
 use super::column::Column;
 use super::filter::Filter;
-use super::parse;
 use super::sort::{Order, Sorter};
 use super::value::Value;
+use super::{choice, parse};
 use crate::admin::{Admin, Record, Selection};
 use crate::error::Result;
 use crate::output::{self, Columns, Output, Side, commas, say};

@@ -5,8 +5,9 @@ use crate::common::{Running, TestDir, end, fdbroker, one_json_line, wait_for};
 use fdbroker_client::Client;
 use fdbrokerd::limits::MAX_ADMIN_WATCHES;
 use nix::errno::Errno;
-use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr};
-use nix::sys::socket::{accept, bind, listen, socket};
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept, bind, listen, socket,
+};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::AsRawFd;

@@ -1,8 +1,7 @@
 //! What comes out of the core: what the daemon is to do, in order, and what clients are told. Must
 //! never hold an fd.
 
-use crate::api::deposit::Item;
-use crate::api::deposit::Wanted;
+use crate::api::deposit::{Item, Wanted};
 use crate::api::former::KeptChange;
 use crate::api::ids::{
     ClientId, DomainKey, GroupId, JobKey, Lane, LeaseId, Now, RequestId, StatusReply, Ticket,

@@ -6,9 +6,8 @@ use crate::api::{Deposit, Granted, LeaseId, NONE, Now, Wanted};
 use crate::books::lists::{Link, List, Nodes};
 use crate::books::order::{Moment, Stamp};
 use crate::books::slots::{Flat, Slots};
-use fdbroker_protocol::Status;
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
-use fdbroker_protocol::{ErrorCode, Facts, MemoryKind, Share};
+use fdbroker_protocol::{ErrorCode, Facts, MemoryKind, Share, Status};
 use serde::{Deserialize, Serialize};
 
 /// Bytes in use, and the bytes.

@@ -1,8 +1,7 @@
 //! Requests are parked, and their items enter queues and leave them. Must never keep an fd for a
 //! request that does not wait for it.
 
-use crate::api::Item;
-use crate::api::{ClientId, NONE, Now, Wanted};
+use crate::api::{ClientId, Item, NONE, Now, Wanted};
 use crate::books::{
     Books, Fate, PARKED, PROMISED_LEASE, Parked, Recall, State, Timer, Wait, Wish, items_of,
 };

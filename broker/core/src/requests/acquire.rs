@@ -1,8 +1,7 @@
 //! Acquire: what is ready is granted, what is evicted is recalled, what is hopeless is said. Must
 //! never let a newcomer take room that an earlier request of its domain waits for.
 
-use crate::api::Item;
-use crate::api::{ClientId, Effect, Granted, LeaseId, Now, RequestId, Wanted};
+use crate::api::{ClientId, Effect, Granted, Item, LeaseId, Now, RequestId, Wanted};
 use crate::books::{Blocked, Books, Charge, FOR_HELD, FOR_LEASE, Parked, Wait, Wish, items_of};
 use crate::core::Core;
 use crate::limits::PLACES_AT_ONCE;

@@ -1,8 +1,7 @@
 //! Fds fetched ahead: what a client will most likely ask for next, from room that nobody misses.
 //! Must never start a recall or an eviction, make anybody wait, or count as use.
 
-use crate::api::Item;
-use crate::api::{ClientId, Effect, Wanted};
+use crate::api::{ClientId, Effect, Item, Wanted};
 use crate::books::{FOR_LEASE, ScopeId};
 use crate::core::Core;
 use crate::limits::AHEAD_ROOM_DIVISOR;

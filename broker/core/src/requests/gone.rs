@@ -6,9 +6,8 @@ use crate::books::{CONNECTION, Charge, PLACES, items_of};
 use crate::core::Core;
 use crate::limits::TEARDOWN_PER_STEP;
 use crate::moves::Step;
-use fdbroker_protocol::ErrorCode;
 use fdbroker_protocol::admin::EventKind;
-use fdbroker_protocol::{Resource, Status};
+use fdbroker_protocol::{ErrorCode, Resource, Status};
 
 impl Core {
     pub(crate) fn gone(&mut self, client: ClientId, step: &mut Step) {

@@ -4,8 +4,7 @@ use crate::api::{ClientId, Effect, LeaseId, RequestId, StatusReply};
 use crate::books::Charge;
 use crate::core::Core;
 use crate::moves::Step;
-use fdbroker_protocol::ErrorCode;
-use fdbroker_protocol::{Resource, Status};
+use fdbroker_protocol::{ErrorCode, Resource, Status};
 
 impl Core {
     pub(crate) fn mapped(

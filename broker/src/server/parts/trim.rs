@@ -2,9 +2,8 @@
 //! objects have gone. The allocator itself keeps it, because it lies between pieces in use. Must
 //! never do it at the end of each client.
 
-use crate::clock;
-use crate::kernel;
 use crate::limits::{NAMES_WORTH_A_TRIM, TRIM_PAUSE};
+use crate::{clock, kernel};
 use fdbroker_core::Now;
 
 /// See the module.

@@ -3,9 +3,8 @@
 //! driver in a forked child.
 
 use super::raw::{self, CuDevice, CuDevicePtr, CuMemHandle, CuOpaque, CuResult, Table, result};
-use crate::backend::device::MakersWork;
 use crate::backend::device::driver::{lacks_fds, loaded};
-use crate::backend::device::{ByAddress, Place};
+use crate::backend::device::{ByAddress, MakersWork, Place};
 use crate::error::Error;
 use crate::fork::Process;
 use crate::limits::{CUDA_CALL_FDS, CUDA_DEVICE_FDS};

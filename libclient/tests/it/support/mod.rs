@@ -10,7 +10,9 @@ use fdbroker_protocol::message::*;
 use fdbroker_protocol::page::{
     LIVENESS_OFFSET, PAGE_MAGIC, PAGE_VERSION, PageHeader, generation_offset, page_bytes,
 };
-use fdbroker_protocol::{AllocationId, ErrorCode, Facts, Kind, Message, NodeKey, Status, Writer};
+use fdbroker_protocol::{
+    AllocationId, ErrorCode, Facts, HandlePrefix, Kind, Message, NodeKey, Status, Writer,
+};
 use fdbroker_scm::{ReceivedFds, RecvError};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{
@@ -267,8 +269,6 @@ impl Received {
         self.message(|message| message.items::<SupplyItem>().unwrap().to_vec())
     }
 }
-
-use fdbroker_protocol::HandlePrefix;
 
 /// The next message; `complete`, which each connection after the first sends once, is left out.
 pub fn receive(socket: BorrowedFd<'_>, patience: Duration) -> Result<Received, RecvError> {

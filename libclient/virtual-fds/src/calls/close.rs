@@ -1,8 +1,7 @@
 //! close(2), close_range(2), closefrom(3). Must never close an fd of the layer for the program.
 
 use crate::limits::OWN_FDS_MOST;
-use crate::source;
-use crate::{process, raw, table};
+use crate::{process, raw, source, table};
 use fdbroker_protocol::VirtualFd;
 use nix::errno::Errno;
 use std::os::fd::RawFd;

@@ -3,8 +3,7 @@
 //! can have open.
 
 use crate::limits::ARGUMENTS;
-use crate::source;
-use crate::{raw, say};
+use crate::{raw, say, source};
 use fdbroker_protocol::VirtualFd;
 use libc::c_long;
 use nix::errno::Errno;

@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::admin::ANSWER_LIMIT;
-use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr};
-use nix::sys::socket::{bind, listen, socket};
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket,
+};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 /// Listens as a service manager does, which would start the broker at a connect.

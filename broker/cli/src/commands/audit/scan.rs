@@ -3,15 +3,14 @@
 //! they are proved to be some): links and fdinfo are read, which no file system can hold up; and
 //! never leave out a process in silence.
 
-use super::cuda;
 use super::kcmp::{Question, kcmp};
 use super::ledger::{Client, MemoryKey};
 use super::limits::{
     MAX_BUFFER_LIST_BYTES, MAX_FDS, MAX_FILE_BYTES, MAX_MAPPINGS, MAX_PROCESSES, MAX_RING_BYTES,
     MAX_TABLES, MAX_THREADS,
 };
-use super::parse;
 use super::process::{Buffer, MemoryFd, Process, Queue, Scan};
+use super::{cuda, parse};
 use crate::error::{Context, Result};
 use fdbroker_protocol::MemoryKind;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};

@@ -8,8 +8,7 @@ pub use args::{Args, RankArgs};
 
 use crate::admin::{self, Admin};
 use crate::error::{Error, Result, exit};
-use crate::output::Output;
-use crate::output::say;
+use crate::output::{Output, say};
 use crate::private_broker::{PrivateBroker, RuntimeDir, SELF};
 use crate::signals::{self, Signals};
 use fdbroker_demo::{DemoReport, Host, Ledger, Plan, Wishes};

@@ -7,8 +7,9 @@ use crate::admin::{Admin, OWN_PART, viewing};
 use crate::error::{Error, Result};
 use crate::records;
 use crate::records::StatusView;
-use fdbroker_client::default_socket_path;
-use fdbroker_client::{Access, Arena, Client, Deadline, Deposit, HostMemory, MemoryKind};
+use fdbroker_client::{
+    Access, Arena, Client, Deadline, Deposit, HostMemory, MemoryKind, default_socket_path,
+};
 use fdbroker_protocol::ErrorCode;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};

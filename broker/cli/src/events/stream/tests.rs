@@ -5,8 +5,9 @@ use crate::events::view::tests::grant;
 use fdbroker_protocol::admin::NodeStatus;
 use fdbroker_protocol::{ErrorCode, Message, Writer};
 use fdbroker_scm::ReceivedFds;
-use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr};
-use nix::sys::socket::{accept4, bind, listen, socket};
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept4, bind, listen, socket,
+};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
 use zerocopy::FromZeros;

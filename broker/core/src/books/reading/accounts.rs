@@ -7,8 +7,7 @@ use crate::books::clients::Client;
 use crate::books::ledger::{Blocked, Charge, SHARE_OF_FDS, ScopeId, ScopeRecord};
 use crate::books::objects::charges::of_objects_in;
 
-use fdbroker_protocol::ErrorCode;
-use fdbroker_protocol::{Resource, Scope, Status};
+use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
 
 impl Books {
     /// The scope of a client.

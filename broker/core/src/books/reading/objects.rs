@@ -6,8 +6,7 @@ use crate::books::clients::Client;
 use crate::books::objects::groups::{Expect, Group, GroupState};
 use crate::books::objects::names::{Entry, NameScope, Place};
 
-use fdbroker_protocol::ErrorCode;
-use fdbroker_protocol::Status;
+use fdbroker_protocol::{ErrorCode, Status};
 
 impl Books {
     /// When a kept group ends if nobody uses it.

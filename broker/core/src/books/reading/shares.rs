@@ -6,10 +6,7 @@ use crate::books::ledger::{Blocked, SHARE_OF_FDS, ScopeId, ScopeRecord};
 use crate::books::shares::Part;
 use crate::limits::{FDS_PER_CONNECTION, TABLE_RESERVE};
 use crate::work::visit;
-use fdbroker_protocol::NO_CAP;
-use fdbroker_protocol::Resource;
-use fdbroker_protocol::Scope;
-use fdbroker_protocol::Status;
+use fdbroker_protocol::{NO_CAP, Resource, Scope, Status};
 
 impl Books {
     /// How many more fds a domain may have: leases, fds of its clients' own, places of held fds.

@@ -1,8 +1,7 @@
 //! What clients are told that watch names, and what it costs when they do not listen.
 
 use super::*;
-use fdbroker_core::limits::OBJECT_RECORD_BYTES;
-use fdbroker_core::limits::{EVENTS_IN_LOG, WATCHES_PER_CLIENT};
+use fdbroker_core::limits::{EVENTS_IN_LOG, OBJECT_RECORD_BYTES, WATCHES_PER_CLIENT};
 use fdbroker_protocol::object::ObjectEvent;
 
 impl World {

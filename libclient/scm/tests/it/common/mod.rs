@@ -2,10 +2,9 @@
 //! and a process of one's own for tests that count fds or change limits, ids or signals.
 //! It must never go through the crate under test to decide whether that crate is right.
 
-use std::env;
-use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::process::Command;
+use std::{env, io};
 
 use crate::shared::full_name;
 use fdbroker_scm::{ReceivedFds, seqpacket_pair};
