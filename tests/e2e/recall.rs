@@ -298,11 +298,8 @@ fn raw_owner(broker: &Broker) -> (Raw, Blocks, Handle) {
 /// What the library says of a deposit on the wire.
 fn item(deposit: &Deposit) -> RegisterItem {
     let mut item = RegisterItem::new_zeroed();
-    item.facts.kind = deposit.facts.kind as u8;
+    item.facts = deposit.facts.into();
     item.flags = register_flags::RECALLABLE;
-    item.facts.size_bytes = deposit.facts.size_bytes.into();
-    item.facts.fd_offset = deposit.facts.fd_offset.into();
-    item.facts.owner_allocation_id = deposit.facts.owner_allocation_id.into();
     item.base = deposit.base.into();
     item
 }
@@ -311,9 +308,7 @@ fn item(deposit: &Deposit) -> RegisterItem {
 fn answer_to(recall: &RecallItem) -> SupplyItem {
     let mut item = SupplyItem::new_zeroed();
     (item.slot, item.generation) = (recall.slot, recall.generation);
-    item.facts.owner_allocation_id = recall.facts.owner_allocation_id;
-    (item.facts.fd_offset, item.facts.size_bytes) =
-        (recall.facts.fd_offset, recall.facts.size_bytes);
+    item.facts = recall.facts;
     item
 }
 
