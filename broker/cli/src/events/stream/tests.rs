@@ -78,7 +78,12 @@ fn serve(listener: &OwnedFd, does: Does) {
     let mut status = NodeStatus::new_zeroed();
     status.pid = 77.into();
     match does {
-        Does::Close => {}
+        Does::Close => {
+            drop(socket);
+            // Whoever was closed out looks whether anybody listens still.
+            let look = accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC).expect("a look");
+            nix::unistd::close(look).expect("nobody else has it");
+        }
         Does::Babble => {
             asked();
             send(b"x");
