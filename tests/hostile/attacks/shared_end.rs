@@ -128,6 +128,10 @@ impl Held {
         let items: Vec<_> = (0..FETCHED).map(block).collect();
         let shared = conn.share(&mut attack.inbox, fd, &items);
         let handles: Vec<_> = shared.iter().map(|it| it.handle).collect();
+        if handles.is_empty() {
+            // It was told to end while it waited for the answer.
+            return None;
+        }
         let builder = Client::builder().socket(&attack.socket).name("held").dispatch(true);
         let consumer = builder.reconnect(false).connect().ok()?;
         consumer.fetch_ahead(&handles, Deadline::from_ms(1000));
