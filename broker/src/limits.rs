@@ -230,8 +230,8 @@ pub const REFUSED_LOOKS_PER_MESSAGE: usize = 4;
 /// messages wait until some are. One full message.
 pub const ARRIVED_CLOSINGS_PER_UID: u32 = 253;
 
-/// When closes that a uid's messages wait for are not back after this long, they hang. From then on
-/// its messages are read without their fds: deposits are refused, all else is served, and nothing
+/// When none of the closes that a uid's messages wait for came back for so long, they hang. From
+/// then on its messages are read without their fds: deposits are refused, all else is served, and nothing
 /// more can pile up. A last close of GPU memory takes 2 ms, and 253 of them 0.6 s.
 pub const HUNG_CLOSE: Duration = Duration::from_secs(1);
 

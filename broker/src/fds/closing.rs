@@ -22,7 +22,7 @@ struct ClosingOf {
     sockets: u32,
     /// An fd is being looked at, and a message waits for that.
     is_looked_at: bool,
-    /// Since when there are as many as may be.
+    /// Since when there are as many as may be and none of them came back.
     full_since: Option<Now>,
 }
 
@@ -115,7 +115,9 @@ impl Closing {
             || refused >= REFUSED_FDS_PER_UID / share
             || (of.refused > 0 && part.room(self.share_factor) == 0)
             || of.arrived >= ARRIVED_CLOSINGS_PER_UID / share;
-        of.full_since = is_full.then(|| of.full_since.unwrap_or(now));
+        // Slow closes come back one by one: only what does not come back hangs.
+        let since = of.full_since.filter(|_| is_more).unwrap_or(now);
+        of.full_since = is_full.then_some(since);
         if refused == 0 && of.arrived == 0 && !of.is_looked_at {
             self.of.remove(&uid);
         }
@@ -160,6 +162,7 @@ impl Closing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fdbroker_core::Ticket;
     use fdbroker_protocol::NO_CAP;
 
     const NOW: Now = Now(0);
@@ -188,6 +191,21 @@ mod tests {
         (0..65).for_each(|number| closing.end(Report::RetiredEvent(number, one), NOW));
         (0..500).for_each(|number| closing.end(Report::Retired(number, one), NOW));
         assert!(closing.of.is_empty() && closing.refused == 0);
+    }
+
+    #[test]
+    fn reading_when_closes_come_back_one_by_one_then_waits_and_when_none_does_then_without_fds() {
+        let mut closing = Closing::new(1024, NO_CAP);
+        let uid = 1;
+        let close = Report::Arrived(Ticket(0), uid);
+        (0..253).for_each(|_| closing.begin(close, NOW));
+        let later = clock::after(NOW, HUNG_CLOSE / 2);
+        closing.end(close, later);
+
+        assert_eq!(closing.reading(uid, hung()), Reading::Wait(clock::after(later, HUNG_CLOSE)));
+
+        closing.begin(close, hung());
+        assert_eq!(closing.reading(uid, clock::after(later, HUNG_CLOSE)), Reading::WithoutFds);
     }
 
     #[test]
