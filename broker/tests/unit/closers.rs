@@ -64,6 +64,18 @@ impl Bench {
         }
     }
 
+    /// Waits until the lanes at work have begun so many jobs.
+    fn wait_until_begun(&mut self, jobs: u32) {
+        let until = Instant::now() + Duration::from_secs(20);
+        let progress = &self.closers.common.progress;
+        let working = self.closers.pool.working();
+        let places: Vec<usize> = working.map(|batch| batch.place).collect();
+        while places.iter().map(|at| Progress(progress, *at).get().0).sum::<u32>() < jobs {
+            assert!(Instant::now() < until, "not begun");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     fn lanes(&self) -> usize {
         self.closers.places.iter().flatten().count()
     }
@@ -160,6 +172,7 @@ fn lane_when_it_dies_in_a_close_then_that_is_never_reported_and_the_rest_is_clos
     std::io::Write::write_all(bench.release.as_mut().unwrap(), b"1").unwrap();
     assert_eq!(bench.wait(1), [held(0)]);
     assert!(!is_open(&fds[0]) && is_open(&fds[1]));
+    bench.wait_until_begun(2);
     bench.kill_with_lanes(bench.pids()[0]);
     bench.release.take();
     assert_eq!(bench.wait(2), [held(2), held(3)]);
@@ -175,6 +188,7 @@ fn spawner_when_it_dies_then_another_one_starts_lanes_and_nothing_but_the_jobs_a
     bench.close(7, Lane::Accepted, held(1));
     bench.closers.flush();
     assert_eq!(bench.wait(1), [held(1)]);
+    bench.wait_until_begun(1);
     bench.kill_with_lanes(bench.closers.spawner.unwrap());
     bench.release.take();
     bench.close(9, Lane::Accepted, held(2));

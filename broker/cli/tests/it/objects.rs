@@ -469,7 +469,7 @@ fn get_when_asked_for_json_and_it_cannot_be_had_then_an_object_of_the_form_of_rm
         &dir,
         &format!(
             "{STATUS} echo x | $F put a - > /dev/null 2>&1; status 4 $F get nope -J; status 4 $F rm nope -J; status 4 $F pin nope -J
-             status 4 $F get nope -J --timeout 10ms; status 4 $F get nope/ -J -O d; status 4 $F get a nope -J -O d
+             status 4 $F get nope -J --timeout 300ms; status 4 $F get nope/ -J -O d; status 4 $F get a nope -J -O d
              echo y > a; echo z > b; status 1 $F put a a -J"
         ),
     );
