@@ -45,20 +45,7 @@ unsafe impl Growable for fdbroker_grant_t {
     const NAME: &'static str = "fdbroker_grant_t";
     const LEAST_BYTES: u64 = 24;
     fn absent() -> Self {
-        fdbroker_grant_t {
-            struct_size: size_of::<Self>() as u64,
-            fd: -1,
-            kind: 0,
-            lease: 0,
-            size_bytes: 0,
-            fd_offset: 0,
-            owner_allocation_id: 0,
-            device: 0,
-            slot: 0,
-            generation: 0,
-            driver_data_len: 0,
-            driver_data: [0; 64],
-        }
+        fdbroker_grant_t { fd: -1, ..Self::zeroed() }
     }
 }
 

@@ -9,6 +9,7 @@ use crate::gpus::{Driver, GpuOpener};
 use crate::guard::guard;
 use crate::handle::fdbroker_handle_t;
 use crate::register::{memory_kind, share_of};
+use crate::sized::place;
 use crate::slot::refuse_in_callback;
 use fdbroker_client::{Deadline, ErrorCode, ImportOpener};
 use std::ffi::c_void;
@@ -48,9 +49,7 @@ pub unsafe extern "C" fn fdbroker_gpu_count(
 ) -> fdbroker_code_t {
     guard(|| {
         // SAFETY: the caller's pointer, as the header states.
-        let out = unsafe { count.as_mut() };
-        let out = out.ok_or_else(|| Failure::argument("gpu count: count is NULL"))?;
-        *out = 0;
+        let out = unsafe { place(count, "gpu count: count", 0) }?;
         *out = driver("gpu count", driver_number)?.count()?;
         Ok(())
     })
@@ -196,9 +195,7 @@ pub unsafe extern "C" fn fdbroker_gpu_register(
 ) -> fdbroker_code_t {
     guard(|| {
         // SAFETY: the caller's pointers, as the header states.
-        let out = unsafe { handle.as_mut() };
-        let out = out.ok_or_else(|| Failure::argument("gpu register: handle is NULL"))?;
-        *out = fdbroker_handle_t::NONE;
+        let out = unsafe { place(handle, "gpu register: handle", fdbroker_handle_t::NONE) }?;
         // SAFETY: as above.
         let context = unsafe { context(broker, "gpu register") }?;
         refuse_in_callback("gpu register")?;

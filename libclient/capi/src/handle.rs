@@ -49,21 +49,6 @@ pub struct fdbroker_handle_info_t {
 unsafe impl Growable for fdbroker_handle_info_t {
     const NAME: &'static str = "fdbroker_handle_info_t";
     const LEAST_BYTES: u64 = 32;
-    fn absent() -> Self {
-        fdbroker_handle_info_t {
-            struct_size: size_of::<Self>() as u64,
-            version: 0,
-            kind: 0,
-            node: 0,
-            slot: 0,
-            generation: 0,
-            size_bytes: 0,
-            offset_bytes: 0,
-            owner_allocation_id: 0,
-            device: 0,
-            reserved: 0,
-        }
-    }
 }
 
 impl From<Handle> for fdbroker_handle_t {

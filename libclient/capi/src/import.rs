@@ -6,7 +6,7 @@ use crate::errors::{FDBROKER_OK, fdbroker_code_t};
 use crate::failure::Failure;
 use crate::guard::{guard, guard_value};
 use crate::handle::{fdbroker_handle_t, many, one};
-use crate::sized::{Answers, Results, plain};
+use crate::sized::{Answers, Results, place, plain};
 use fdbroker_client::{Access, AllocationId, CachedImport, Deadline, Handle, ImportMode, Pin};
 use std::ffi::c_void;
 
@@ -82,8 +82,7 @@ pub unsafe extern "C" fn fdbroker_import_hit(
 ) -> fdbroker_code_t {
     guard(|| {
         // SAFETY: the caller's pointers, as the header states.
-        let out = unsafe { import.as_mut() }.ok_or_else(|| Failure::argument("import is NULL"))?;
-        *out = NONE;
+        let out = unsafe { place(import, "import", NONE) }?;
         // SAFETY: as above.
         let (context, handle) = unsafe { (context(broker, "import")?, one(handle)?) };
         let found = context.cache.hit(handle, mode(flags)?.access);

@@ -12,12 +12,13 @@ use crate::objects::{
     FDBROKER_PLACE_FD, FDBROKER_PLACE_HOST, FDBROKER_PLACE_LEVEL_ZERO, bytes_of,
     fdbroker_new_object_t, fdbroker_object_options_t, objects_of, options_of,
 };
-use crate::sized::{Input, slice_mut};
+use crate::sized::{Input, place, slice_mut, take_back};
 use fdbroker_client::{
     Deadline, Error, ErrorCode, Group, MakersWork, NewObject, Place, PutObject, SealError,
 };
 use std::ffi::c_void;
 use std::os::fd::BorrowedFd;
+use std::ptr::null_mut;
 
 /// All that was put into this stream or queue before (CUstream, ze_command_queue_handle_t).
 pub const FDBROKER_WORK_STREAM: u32 = 1;
@@ -106,8 +107,7 @@ pub unsafe extern "C" fn fdbroker_object_create(
 ) -> fdbroker_code_t {
     guard(|| {
         // SAFETY: the caller's pointers, as the header states.
-        let out = unsafe { group.as_mut() }.ok_or_else(|| Failure::argument("group is NULL"))?;
-        *out = std::ptr::null_mut();
+        let out = unsafe { place(group, "group", null_mut()) }?;
         // SAFETY: as above.
         let (context, new, options) = unsafe {
             let context = context(broker, "create objects")?;
@@ -181,8 +181,7 @@ pub unsafe extern "C" fn fdbroker_object_data(
 ) -> fdbroker_code_t {
     guard(|| {
         // SAFETY: the caller's pointers, as the header states.
-        let out = unsafe { ptr.as_mut() }.ok_or_else(|| Failure::argument("ptr is NULL"))?;
-        *out = std::ptr::null_mut();
+        let out = unsafe { place(ptr, "ptr", null_mut()) }?;
         // SAFETY: as above.
         let (group, size) = unsafe { (making(group, "write to")?, size_bytes.as_mut()) };
         let bytes = group.bytes_mut(index)?;
@@ -206,9 +205,7 @@ pub unsafe extern "C" fn fdbroker_object_device_ptr(
 ) -> fdbroker_code_t {
     guard(|| {
         // SAFETY: the caller's pointers, as the header states.
-        let out = unsafe { device_ptr.as_mut() };
-        let out = out.ok_or_else(|| Failure::argument("device_ptr is NULL"))?;
-        *out = 0;
+        let out = unsafe { place(device_ptr, "device_ptr", 0) }?;
         // SAFETY: as above.
         *out = unsafe { making(group, "write to") }?.device_ptr(index)?;
         Ok(())
@@ -329,11 +326,8 @@ pub unsafe extern "C" fn fdbroker_object_close(
     group: *mut fdbroker_object_group_t,
 ) -> fdbroker_code_t {
     guard(|| {
-        if !group.is_null() {
-            // SAFETY: made by fdbroker_object_create, and this is its last use.
-            drop(unsafe { Box::from_raw(group) });
-        }
-        Ok(())
+        // SAFETY: made by fdbroker_object_create, and this is its last use.
+        unsafe { take_back(group) }
     })
 }
 

@@ -10,7 +10,7 @@ use crate::objects::{
     check_flags, fdbroker_object_info_t, fdbroker_object_options_t, name_of, names_of, objects_of,
     options_of, room_of,
 };
-use crate::sized::{Answers, Growable, Output, Results, slice, write};
+use crate::sized::{Answers, Growable, Output, Results, place, slice, take_back, write};
 use fdbroker_client::{Deadline, ErrorCode, ObjectList};
 use std::ffi::{c_char, c_void};
 
@@ -189,8 +189,7 @@ pub unsafe extern "C" fn fdbroker_object_list(
 ) -> fdbroker_code_t {
     guard(|| {
         // SAFETY: the caller's pointers, as the header states.
-        let out = unsafe { list.as_mut() }.ok_or_else(|| Failure::argument("list is NULL"))?;
-        *out = std::ptr::null_mut();
+        let out = unsafe { place(list, "list", std::ptr::null_mut()) }?;
         check_flags(flags, FDBROKER_OBJECT_JOB)?;
         // SAFETY: as above.
         let (context, prefix) = unsafe { (context(broker, "list objects")?, name_of(prefix)?) };
@@ -213,9 +212,7 @@ pub unsafe extern "C" fn fdbroker_object_list_next(
 ) -> fdbroker_code_t {
     guard(|| {
         // SAFETY: the caller's pointers, as the header states.
-        let (list, out) = unsafe { (list.as_mut(), has_one.as_mut()) };
-        let out = out.ok_or_else(|| Failure::argument("has_one is NULL"))?;
-        *out = 0;
+        let (list, out) = unsafe { (list.as_mut(), place(has_one, "has_one", 0)?) };
         // SAFETY: as above.
         unsafe { write(info, &fdbroker_object_info_t::absent()) }?;
         let list = list.ok_or_else(|| Failure::argument("list is NULL"))?;
@@ -234,10 +231,7 @@ pub unsafe extern "C" fn fdbroker_object_list_close(
     list: *mut fdbroker_object_list_t,
 ) -> fdbroker_code_t {
     guard(|| {
-        if !list.is_null() {
-            // SAFETY: made by fdbroker_object_list, and this is its last use.
-            drop(unsafe { Box::from_raw(list) });
-        }
-        Ok(())
+        // SAFETY: made by fdbroker_object_list, and this is its last use.
+        unsafe { take_back(list) }
     })
 }

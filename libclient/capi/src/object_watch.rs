@@ -5,7 +5,7 @@ use crate::errors::fdbroker_code_t;
 use crate::failure::Failure;
 use crate::guard::guard;
 use crate::objects::{FDBROKER_OBJECT_JOB, c_name, check_flags, name_of, objects_of};
-use crate::sized::{Growable, write};
+use crate::sized::{Growable, place, take_back, write};
 use fdbroker_client::{Deadline, Watch};
 use std::ffi::c_char;
 
@@ -43,15 +43,6 @@ pub struct fdbroker_object_event_t {
 unsafe impl Growable for fdbroker_object_event_t {
     const NAME: &'static str = "fdbroker_object_event_t";
     const LEAST_BYTES: u64 = 280;
-    fn absent() -> Self {
-        fdbroker_object_event_t {
-            struct_size: size_of::<Self>() as u64,
-            name: [0; 256],
-            version: 0,
-            event: 0,
-            reserved: 0,
-        }
-    }
 }
 
 /// A watch. Any thread may use it, several at once.
@@ -76,8 +67,7 @@ pub unsafe extern "C" fn fdbroker_object_watch(
 ) -> fdbroker_code_t {
     guard(|| {
         // SAFETY: the caller's pointers, as the header states.
-        let out = unsafe { watch.as_mut() }.ok_or_else(|| Failure::argument("watch is NULL"))?;
-        *out = std::ptr::null_mut();
+        let out = unsafe { place(watch, "watch", std::ptr::null_mut()) }?;
         check_flags(flags, FDBROKER_OBJECT_JOB)?;
         // SAFETY: as above.
         let (context, prefix) = unsafe { (context(broker, "watch objects")?, name_of(prefix)?) };
@@ -122,10 +112,7 @@ pub unsafe extern "C" fn fdbroker_object_watch_close(
     watch: *mut fdbroker_object_watch_t,
 ) -> fdbroker_code_t {
     guard(|| {
-        if !watch.is_null() {
-            // SAFETY: made by fdbroker_object_watch, and this is its last use.
-            drop(unsafe { Box::from_raw(watch) });
-        }
-        Ok(())
+        // SAFETY: made by fdbroker_object_watch, and this is its last use.
+        unsafe { take_back(watch) }
     })
 }

@@ -100,20 +100,6 @@ pub struct fdbroker_new_object_t {
 unsafe impl Growable for fdbroker_new_object_t {
     const NAME: &'static str = "fdbroker_new_object_t";
     const LEAST_BYTES: u64 = 24;
-    fn absent() -> Self {
-        fdbroker_new_object_t {
-            struct_size: size_of::<Self>() as u64,
-            name: std::ptr::null(),
-            size_bytes: 0,
-            bytes: std::ptr::null(),
-            metadata: std::ptr::null(),
-            metadata_bytes: 0,
-            expect: 0,
-            offset: 0,
-            flags: 0,
-            reserved: 0,
-        }
-    }
 }
 
 /// How objects are made, got or touched. Zero but struct_size, or NULL: host memory, names of the
@@ -148,16 +134,7 @@ unsafe impl Growable for fdbroker_object_options_t {
     const NAME: &'static str = "fdbroker_object_options_t";
     const LEAST_BYTES: u64 = 16;
     fn absent() -> Self {
-        fdbroker_object_options_t {
-            struct_size: size_of::<Self>() as u64,
-            flags: 0,
-            place: FDBROKER_PLACE_HOST,
-            device: 0,
-            fd: -1,
-            ttl_ms: 0,
-            room_bytes: 0,
-            memory: std::ptr::null(),
-        }
+        fdbroker_object_options_t { place: FDBROKER_PLACE_HOST, fd: -1, ..Self::zeroed() }
     }
 }
 
@@ -200,24 +177,6 @@ pub struct fdbroker_object_t {
 unsafe impl Growable for fdbroker_object_t {
     const NAME: &'static str = "fdbroker_object_t";
     const LEAST_BYTES: u64 = 64;
-    fn absent() -> Self {
-        fdbroker_object_t {
-            struct_size: size_of::<Self>() as u64,
-            ptr: std::ptr::null(),
-            size_bytes: 0,
-            version: 0,
-            metadata: std::ptr::null(),
-            metadata_bytes: 0,
-            device_ptr: 0,
-            object: 0,
-            kind: 0,
-            slot: 0,
-            generation: 0,
-            device: 0,
-            flags: 0,
-            reserved: 0,
-        }
-    }
 }
 
 /// What is known of an object.
@@ -267,29 +226,6 @@ pub struct fdbroker_object_info_t {
 unsafe impl Growable for fdbroker_object_info_t {
     const NAME: &'static str = "fdbroker_object_info_t";
     const LEAST_BYTES: u64 = 272;
-    fn absent() -> Self {
-        fdbroker_object_info_t {
-            struct_size: size_of::<Self>() as u64,
-            name: [0; 256],
-            version: 0,
-            size_bytes: 0,
-            offset: 0,
-            group: 0,
-            group_bytes: 0,
-            age_ms: 0,
-            ttl_left_ms: 0,
-            state: 0,
-            flags: 0,
-            kind: 0,
-            metadata_bytes: 0,
-            group_names: 0,
-            leases: 0,
-            creator_pid: 0,
-            slot: 0,
-            generation: 0,
-            reserved: 0,
-        }
-    }
 }
 
 const _: () = assert!(size_of::<fdbroker_object_info_t>().is_multiple_of(8));

@@ -10,7 +10,7 @@ use crate::gpus::Gpus;
 use crate::guard::{guard, guard_value};
 use crate::leases::Leases;
 use crate::notices::Notices;
-use crate::sized::{Growable, init, read};
+use crate::sized::{Growable, init, place, read};
 use crate::slot::refuse_in_callback;
 use crate::{forked, logger, stats};
 use fdbroker_client::{CacheSettings, Client, Deadline, Exports, ImportCache};
@@ -96,12 +96,6 @@ unsafe impl Growable for fdbroker_options_t {
     const LEAST_BYTES: u64 = 8;
     fn absent() -> Self {
         fdbroker_options_t {
-            struct_size: size_of::<Self>() as u64,
-            socket: std::ptr::null(),
-            name: std::ptr::null(),
-            flags: 0,
-            own_fds: 0,
-            arena_bytes: 0,
             cache_max_entries: FDBROKER_DEFAULT,
             cache_max_bytes: FDBROKER_DEFAULT,
             leave_pinned: -1,
@@ -110,6 +104,7 @@ unsafe impl Growable for fdbroker_options_t {
             cache_strict: -1,
             max_held_fds: FDBROKER_DEFAULT,
             connect_timeout_ms: FDBROKER_DEFAULT,
+            ..Self::zeroed()
         }
     }
 }
@@ -158,8 +153,7 @@ pub unsafe extern "C" fn fdbroker_open(
 ) -> fdbroker_code_t {
     guard(|| {
         // SAFETY: the caller's pointer, as the header states.
-        let out = unsafe { out.as_mut() }.ok_or_else(|| Failure::argument("out is NULL"))?;
-        *out = std::ptr::null_mut();
+        let out = unsafe { place(out, "out", std::ptr::null_mut()) }?;
         refuse_in_callback("open")?;
         logger::install();
         let options = if options.is_null() {

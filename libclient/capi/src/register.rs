@@ -7,7 +7,7 @@ use crate::errors::fdbroker_code_t;
 use crate::failure::Failure;
 use crate::guard::guard;
 use crate::handle::{fdbroker_handle_t, one};
-use crate::sized::{Answers, Growable, Input, Results, plain, slice};
+use crate::sized::{Answers, Growable, Input, Results, place, plain, slice};
 use fdbroker_client::{
     Deadline, Deposit, Drained, DriverData, Error, ErrorCode, Facts, Handle, MemoryKind, Share,
 };
@@ -75,21 +75,6 @@ pub struct fdbroker_allocation_t {
 unsafe impl Growable for fdbroker_allocation_t {
     const NAME: &'static str = "fdbroker_allocation_t";
     const LEAST_BYTES: u64 = 32;
-    fn absent() -> Self {
-        fdbroker_allocation_t {
-            struct_size: size_of::<Self>() as u64,
-            kind: 0,
-            share: 0,
-            device: 0,
-            flags: 0,
-            size_bytes: 0,
-            fd_offset: 0,
-            owner_allocation_id: 0,
-            base: 0,
-            driver_data: std::ptr::null(),
-            driver_data_len: 0,
-        }
-    }
 }
 
 /// Registers one allocation: the broker gets a duplicate of its fd. The caller keeps its own fd and
@@ -198,6 +183,7 @@ pub(crate) struct Wanted<'fd> {
 }
 
 /// For each allocation of a call why it cannot be registered; `None`: it is in `Wanted`.
+#[derive(Default)]
 pub(crate) struct Refused(Vec<Option<Failure>>);
 
 impl<'fd> Wanted<'fd> {
@@ -372,9 +358,7 @@ pub unsafe extern "C" fn fdbroker_unregister_drained(
 ) -> fdbroker_code_t {
     guard(|| {
         // SAFETY: the caller's pointer, as the header states.
-        let out = unsafe { drained.as_mut() };
-        let out = out.ok_or_else(|| Failure::argument("drained is NULL"))?;
-        *out = 0;
+        let out = unsafe { place(drained, "drained", 0) }?;
         // SAFETY: as above.
         *out = unsafe { unregister(broker, handle, UNREGISTER_MS) }?.0.into();
         Ok(())
@@ -442,9 +426,7 @@ pub unsafe extern "C" fn fdbroker_get_handle(
 ) -> fdbroker_code_t {
     guard(|| {
         // SAFETY: the caller's pointers, as the header states.
-        let out = unsafe { handle.as_mut() };
-        let out = out.ok_or_else(|| Failure::argument("handle is NULL"))?;
-        *out = fdbroker_handle_t::NONE;
+        let out = unsafe { place(handle, "handle", fdbroker_handle_t::NONE) }?;
         // SAFETY: as above.
         let context = unsafe { context(broker, "get handle") }?;
         let address = pointer.addr();

@@ -18,7 +18,18 @@ pub(crate) unsafe trait Growable: Copy {
     /// The least size that has a meaning; a caller's struct may end at any field after it.
     const LEAST_BYTES: u64;
     /// The values of fields that a smaller struct lacks.
-    fn absent() -> Self;
+    fn absent() -> Self {
+        Self::zeroed()
+    }
+    /// 0 in all fields but `struct_size`.
+    fn zeroed() -> Self {
+        // SAFETY: any bytes are a valid value, and those of `struct_size` come first.
+        unsafe {
+            let mut zeroed: Self = std::mem::zeroed();
+            (&raw mut zeroed).cast::<u64>().write(size_of::<Self>() as u64);
+            zeroed
+        }
+    }
 }
 
 /// Checks the caller's `struct_size`.
@@ -164,6 +175,30 @@ pub(crate) unsafe fn init<T: Growable>(to: *mut T, bytes: usize) {
         to.add(known).write_bytes(0, bytes - known);
         to.cast::<u64>().write_unaligned(bytes as u64);
     }
+}
+
+/// The place of an answer, with `none` in it for now.
+///
+/// # Safety
+/// `out` is NULL, or the caller's to write while the answer is.
+pub(crate) unsafe fn place<'a, T>(out: *mut T, name: &str, none: T) -> Result<&'a mut T, Failure> {
+    // SAFETY: the caller's promise.
+    let out = unsafe { out.as_mut() };
+    let out = out.ok_or_else(|| Failure::argument(format!("{name} is NULL")))?;
+    *out = none;
+    Ok(out)
+}
+
+/// Ends what a call has given out in a box; NULL: nothing.
+///
+/// # Safety
+/// `given` is NULL, or made by `Box::into_raw` and used for the last time.
+pub(crate) unsafe fn take_back<T>(given: *mut T) -> Result<(), Failure> {
+    if !given.is_null() {
+        // SAFETY: the caller's promise.
+        drop(unsafe { Box::from_raw(given) });
+    }
+    Ok(())
 }
 
 /// Refuses more than [`MAX_COUNT`] items.

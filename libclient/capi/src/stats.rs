@@ -47,9 +47,6 @@ pub struct fdbroker_stats_t {
 unsafe impl Growable for fdbroker_stats_t {
     const NAME: &'static str = "fdbroker_stats_t";
     const LEAST_BYTES: u64 = 16;
-    fn absent() -> Self {
-        fdbroker_stats_t::default()
-    }
 }
 
 /// Reads the counters. Sends nothing and never waits; also inside a callback.

@@ -6,7 +6,7 @@ use crate::errors::fdbroker_code_t;
 use crate::failure::Failure;
 use crate::guard::guard;
 use crate::handle::fdbroker_handle_t;
-use crate::sized::slice_mut;
+use crate::sized::{place, slice_mut};
 use fdbroker_client::{Deadline, ErrorCode, Handle};
 
 /// The caller's array and counter.
@@ -27,8 +27,7 @@ impl Names<'_> {
         count: *mut usize,
     ) -> Result<Self, Failure> {
         // SAFETY: the caller's promise.
-        let count = unsafe { count.as_mut() }.ok_or_else(|| Failure::argument("count is NULL"))?;
-        *count = 0;
+        let count = unsafe { place(count, "count", 0) }?;
         // SAFETY: as above.
         let array = match unsafe { slice_mut(array, room) }? {
             None if room > 0 => return Err(Failure::argument("handles is NULL")),

@@ -6,6 +6,7 @@ use crate::errors::fdbroker_code_t;
 use crate::failure::Failure;
 use crate::guard::guard;
 use crate::handle::fdbroker_handle_t;
+use crate::sized::place;
 use fdbroker_client::{Deadline, ErrorCode, VirtualFd};
 use std::ffi::c_int;
 
@@ -39,9 +40,7 @@ pub unsafe extern "C" fn fdbroker_resolve(
 ) -> fdbroker_code_t {
     guard(|| {
         // SAFETY: the caller's pointer, as the header states.
-        let handle = unsafe { handle.as_mut() };
-        let handle = handle.ok_or_else(|| Failure::argument("resolve: handle is NULL"))?;
-        *handle = fdbroker_handle_t::NONE;
+        let handle = unsafe { place(handle, "resolve: handle", fdbroker_handle_t::NONE) }?;
         // SAFETY: as above.
         let context = unsafe { context(broker, "resolve") }?;
         let number = VirtualFd::new(virtual_fd).ok_or_else(|| {
