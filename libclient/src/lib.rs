@@ -103,7 +103,7 @@ pub use objects::{
     ObjectOptions, Objects, Place, PutObject, SealError, Touch, Watch, WatchEvent,
 };
 pub use requests::early::EarlyRegistration;
-pub use requests::started::{AcquireRequest, Progress};
+pub use requests::started::{AcquireProgress, AcquireRequest, Progress};
 pub use wire::handshake::default_socket_path;
 
 pub use backend::cuda;

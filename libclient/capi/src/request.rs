@@ -15,12 +15,14 @@ use crate::objects::{
     FDBROKER_OBJECT_JOB, fdbroker_object_options_t, fdbroker_object_t, names_of, options_of,
 };
 use crate::register::{self, Refused, Wanted, fdbroker_allocation_t};
+use crate::sized::{place, take_back};
 use crate::slot::refuse_in_callback;
 use fdbroker_client::{
-    AcquireRequest, Deadline, Error, ErrorCode, GetProgress, GetRequest, ImportProgress,
-    ImportRequest, Progress, RegisterProgress, RegisterRequest,
+    AcquireRequest, Deadline, Error, ErrorCode, GetRequest, ImportRequest, Progress,
+    RegisterRequest,
 };
 use std::ffi::{c_char, c_int};
+use std::ptr::null_mut;
 use std::sync::Arc;
 
 /// A request under way. Only one thread at a time may use it.
@@ -37,7 +39,7 @@ enum What {
     /// The same inside `fdbroker_object_get_test`.
     Get(Option<GetRequest>, Arc<ObjectTable>),
     /// The same inside `fdbroker_register_test`.
-    Register(Option<(RegisterRequest<'static>, Refused)>),
+    Register(Option<RegisterRequest<'static>>, Refused),
 }
 
 /// The caller's request.
@@ -51,18 +53,15 @@ unsafe fn under_way<'a>(
     unsafe { request.as_mut() }.ok_or_else(|| Failure::argument("request is NULL"))
 }
 
-/// Where a started request goes, NULL for now.
-///
-/// # Safety
-/// `request` is NULL or the caller's to write.
-unsafe fn place<'a>(
-    request: *mut *mut fdbroker_request_t,
-) -> Result<&'a mut *mut fdbroker_request_t, Failure> {
-    // SAFETY: the caller's promise.
-    let out = unsafe { request.as_mut() };
-    let out = out.ok_or_else(|| Failure::argument("request is NULL"))?;
-    *out = std::ptr::null_mut();
-    Ok(out)
+/// What a request has come to; until it is done it stays in its slot.
+fn look<R, T>(slot: &mut Option<R>, test: impl FnOnce(R) -> Progress<R, T>) -> Result<T, Failure> {
+    match test(slot.take().expect("put back while under way")) {
+        Progress::UnderWay(under_way) => {
+            *slot = Some(under_way);
+            Err(Failure::NotReady)
+        }
+        Progress::Done(done) => Ok(done),
+    }
 }
 
 /// The outcomes of a request that is done. FDBROKER_AGAIN says that it is not, and is CANCELLED
@@ -99,7 +98,7 @@ pub unsafe extern "C" fn fdbroker_acquire_start(
 ) -> fdbroker_code_t {
     guard(|| {
         // SAFETY: the caller's pointers, as the header states.
-        let out = unsafe { place(request) }?;
+        let out = unsafe { place(request, "request", null_mut()) }?;
         // SAFETY: as above.
         let (context, handles) = unsafe { (context(broker, "acquire")?, many(handles, count)?) };
         let request = context.client.acquire_start(handles, Deadline::from_ms(deadline_ms))?;
@@ -129,13 +128,7 @@ pub unsafe extern "C" fn fdbroker_request_test(
         };
         // SAFETY: as above; as many as were started.
         let mut grants = unsafe { Grants::new(this.count, grants, codes) }?;
-        let outcomes = match acquire.take().expect("put back while under way").test() {
-            Progress::UnderWay(under_way) => {
-                *acquire = Some(under_way);
-                return Err(Failure::NotReady);
-            }
-            Progress::Done(outcomes) => outcomes,
-        };
+        let outcomes = look(acquire, AcquireRequest::test)?;
         let leases = Arc::clone(leases);
         // SAFETY: made by fdbroker_acquire_start, and this is its last use.
         drop(unsafe { Box::from_raw(request) });
@@ -162,7 +155,7 @@ pub unsafe extern "C" fn fdbroker_import_start(
         // SAFETY: the caller's pointers, as the header states. The request ends before the context
         // does: it lives as long as the request needs it.
         let (out, context): (_, &'static fdbroker_t) =
-            unsafe { (place(request)?, context(broker, "import")?) };
+            unsafe { (place(request, "request", null_mut())?, context(broker, "import")?) };
         // SAFETY: as above.
         let handles = unsafe { many(handles, count) }?;
         let deadline = Deadline::from_ms(deadline_ms);
@@ -195,13 +188,7 @@ pub unsafe extern "C" fn fdbroker_import_test(
         };
         // SAFETY: as above; as many as were started.
         let mut answers = unsafe { answers(this.count, imports, codes) }?;
-        let outcomes = match import.take().expect("put back while under way").test() {
-            ImportProgress::UnderWay(under_way) => {
-                *import = Some(under_way);
-                return Err(Failure::NotReady);
-            }
-            ImportProgress::Done(outcomes) => outcomes,
-        };
+        let outcomes = look(import, ImportRequest::test)?;
         // SAFETY: made by fdbroker_import_start, and this is its last use.
         drop(unsafe { Box::from_raw(request) });
         answers.fill(Ok::<_, Failure>(ended(outcomes).into_iter().map(|one| one.map(taken_apart))))
@@ -229,13 +216,13 @@ pub unsafe extern "C" fn fdbroker_register_start(
         // SAFETY: the caller's pointers, as the header states. The request ends before the context
         // does: it lives as long as the request needs it.
         let (out, context): (_, &'static fdbroker_t) =
-            unsafe { (place(request)?, context(broker, "register")?) };
+            unsafe { (place(request, "request", null_mut())?, context(broker, "register")?) };
         // SAFETY: as above; the fds stay open over the call.
         let wanted = unsafe { Wanted::new(context, count, allocations, fds) }?;
         let Wanted { deposits, fds, refused } = wanted;
         let deadline = Deadline::from_ms(deadline_ms);
         let started = context.exports.register_start(&deposits, &fds, deadline)?;
-        let what = What::Register(Some((started, refused)));
+        let what = What::Register(Some(started), refused);
         *out = Box::into_raw(Box::new(fdbroker_request_t { count, what }));
         Ok(())
     })
@@ -257,19 +244,13 @@ pub unsafe extern "C" fn fdbroker_register_test(
     guard(|| {
         // SAFETY: the caller's pointers, as the header states.
         let this = unsafe { under_way(request) }?;
-        let What::Register(register) = &mut this.what else {
+        let What::Register(register, refused) = &mut this.what else {
             return Err(Failure::argument("request was not started by fdbroker_register_start()"));
         };
         // SAFETY: as above; as many as were started.
         let mut answers = unsafe { register::answers(this.count, handles, codes) }?;
-        let (started, refused) = register.take().expect("put back while under way");
-        let outcomes = match started.test() {
-            RegisterProgress::UnderWay(under_way) => {
-                *register = Some((under_way, refused));
-                return Err(Failure::NotReady);
-            }
-            RegisterProgress::Done(outcomes) => outcomes,
-        };
+        let outcomes = look(register, RegisterRequest::test)?;
+        let refused = std::mem::take(refused);
         // SAFETY: made by fdbroker_register_start, and this is its last use.
         drop(unsafe { Box::from_raw(request) });
         answers.fill(Ok(refused.fill(ended(outcomes))))
@@ -294,7 +275,7 @@ pub unsafe extern "C" fn fdbroker_object_get_start(
     guard(|| {
         // SAFETY: the caller's pointers, as the header states.
         let (out, context, names, options) = unsafe {
-            let out = place(request)?;
+            let out = place(request, "request", null_mut())?;
             let context = context(broker, "get objects")?;
             (out, context, names_of(names, count)?, options_of(options, FDBROKER_OBJECT_JOB)?)
         };
@@ -326,13 +307,7 @@ pub unsafe extern "C" fn fdbroker_object_get_test(
         };
         // SAFETY: as above; as many as were started.
         let mut out = unsafe { Taken::new(objects, this.count) }?;
-        let outcome = match get.take().expect("put back while under way").test() {
-            GetProgress::UnderWay(under_way) => {
-                *get = Some(under_way);
-                return Err(Failure::NotReady);
-            }
-            GetProgress::Done(outcome) => outcome,
-        };
+        let outcome = look(get, GetRequest::test)?;
         let table = Arc::clone(table);
         // SAFETY: made by fdbroker_object_get_start, and this is its last use.
         drop(unsafe { Box::from_raw(request) });
@@ -349,10 +324,7 @@ pub unsafe extern "C" fn fdbroker_request_cancel(
     request: *mut fdbroker_request_t,
 ) -> fdbroker_code_t {
     guard(|| {
-        if !request.is_null() {
-            // SAFETY: made by fdbroker_acquire_start, and this is its last use.
-            drop(unsafe { Box::from_raw(request) });
-        }
-        Ok(())
+        // SAFETY: made by one of the functions that start one, and this is its last use.
+        unsafe { take_back(request) }
     })
 }

@@ -9,7 +9,7 @@ use super::table::claims::Look;
 use super::table::close_all;
 use crate::books::grant::Grant;
 use crate::error::Error;
-use crate::requests::started::AcquireRequest;
+use crate::requests::started::{AcquireRequest, Progress};
 use fdbroker_protocol::Handle;
 
 /// Imports under way; see [`crate::ImportCache::import_start`]. For progress engines: nothing here
@@ -30,14 +30,8 @@ pub struct ImportRequest<'a> {
     outcomes: Vec<Option<Result<CachedImport<'a>, Error>>>,
 }
 
-/// How far an [`ImportRequest`] is: either still to be tested, or done and gone.
-#[must_use = "dropping it cancels the request, or releases its imports"]
-pub enum ImportProgress<'a> {
-    /// Not all have an outcome yet: test it again later.
-    UnderWay(ImportRequest<'a>),
-    /// One outcome per handle, in their order.
-    Done(Imports<'a>),
-}
+/// How far an [`ImportRequest`] is.
+pub type ImportProgress<'a> = Progress<ImportRequest<'a>, Imports<'a>>;
 
 impl<'a> ImportRequest<'a> {
     /// Takes the hits, and starts to acquire the rest.
@@ -70,7 +64,7 @@ impl<'a> ImportRequest<'a> {
             let outcomes = std::mem::take(&mut self.outcomes);
             std::mem::forget(outcomes);
             let forked = self.handles.iter().map(|_| Err(Error::forked("import")));
-            return ImportProgress::Done(forked.collect());
+            return Progress::Done(forked.collect());
         }
         let connection = self.importer.client.current();
         let _handing_over = connection.hand_over();
@@ -85,10 +79,10 @@ impl<'a> ImportRequest<'a> {
             }
         }
         if self.acquire.is_some() || !self.granted.is_empty() {
-            return ImportProgress::UnderWay(self);
+            return Progress::UnderWay(self);
         }
         let outcome = |one: Option<_>| one.expect("a hit, or it has arrived");
-        ImportProgress::Done(self.outcomes.into_iter().map(outcome).collect())
+        Progress::Done(self.outcomes.into_iter().map(outcome).collect())
     }
 
     /// Gives it up, like drop. Never waits.
@@ -124,14 +118,5 @@ impl<'a> ImportRequest<'a> {
 impl std::fmt::Debug for ImportRequest<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ImportRequest").field("acquire", &self.acquire).finish_non_exhaustive()
-    }
-}
-
-impl std::fmt::Debug for ImportProgress<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            ImportProgress::UnderWay(request) => request.fmt(f),
-            ImportProgress::Done(imports) => imports.fmt(f),
-        }
     }
 }

@@ -9,6 +9,7 @@ use crate::deposit::{Deposit, RegistrationRef};
 use crate::error::Error;
 use crate::own_fds::OwnFd;
 use crate::requests::registering::Registering;
+use crate::requests::started::Progress;
 use fdbroker_protocol::{ErrorCode, Handle};
 use std::os::fd::BorrowedFd;
 
@@ -33,14 +34,8 @@ pub struct RegisterRequest<'a> {
     made: Vec<RegistrationRef>,
 }
 
-/// How far a [`RegisterRequest`] is: either still to be tested, or done and gone.
-#[must_use = "dropping it cancels the request"]
-pub enum RegisterProgress<'a> {
-    /// Not all have an outcome yet: test it again later.
-    UnderWay(RegisterRequest<'a>),
-    /// One outcome per deposit, in their order.
-    Done(Vec<Result<Handle, Error>>),
-}
+/// How far a [`RegisterRequest`] is.
+pub type RegisterProgress<'a> = Progress<RegisterRequest<'a>, Vec<Result<Handle, Error>>>;
 
 impl Exports {
     /// Starts to register any number, `fds[i]` being that of `deposits[i]`, without waiting for
@@ -92,7 +87,7 @@ impl<'a> RegisterRequest<'a> {
             // The locks of its claims may be held by a thread that the child does not have.
             std::mem::forget(std::mem::take(&mut self.sent));
             let forked = self.outcomes.iter().map(|_| Err(Error::forked("register")));
-            return RegisterProgress::Done(forked.collect());
+            return Progress::Done(forked.collect());
         }
         self.registering.serve();
         loop {
@@ -105,7 +100,7 @@ impl<'a> RegisterRequest<'a> {
                 return if is_idle && self.busy.is_empty() {
                     self.done()
                 } else {
-                    RegisterProgress::UnderWay(self)
+                    Progress::UnderWay(self)
                 };
             }
             for (index, answer) in answered {
@@ -145,7 +140,7 @@ impl<'a> RegisterRequest<'a> {
         self.made.clear();
         let outcomes = std::mem::take(&mut self.outcomes);
         let outcome = |one: Option<_>| one.expect("known, answered or refused");
-        RegisterProgress::Done(outcomes.into_iter().map(outcome).collect())
+        Progress::Done(outcomes.into_iter().map(outcome).collect())
     }
 }
 
@@ -164,14 +159,5 @@ impl std::fmt::Debug for RegisterRequest<'_> {
         f.debug_struct("RegisterRequest")
             .field("registering", &self.registering)
             .finish_non_exhaustive()
-    }
-}
-
-impl std::fmt::Debug for RegisterProgress<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            RegisterProgress::UnderWay(request) => request.fmt(f),
-            RegisterProgress::Done(outcomes) => outcomes.fmt(f),
-        }
     }
 }

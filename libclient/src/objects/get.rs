@@ -11,6 +11,7 @@ use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::inherited::Way;
 use crate::limits::{AGAIN_FIRST, METADATA_TRIES};
+use crate::requests::started::Progress;
 use crate::wire::again::Again;
 use crate::wire::connection::Connection;
 use std::sync::Arc;
@@ -26,16 +27,8 @@ pub struct GetRequest {
     state: Box<State>,
 }
 
-/// How far a [`GetRequest`] is.
-#[derive(Debug)]
-#[must_use = "dropping it cancels the request, or gives the objects back"]
-pub enum GetProgress {
-    /// Not answered yet: test it again later.
-    UnderWay(GetRequest),
-    /// Its outcome: the objects in the order of the names, or why there are none; see
-    /// [`crate::Objects::get_many`].
-    Done(Result<Vec<Object>, Error>),
-}
+/// How far a [`GetRequest`] is; its outcome is that of [`crate::Objects::get_many`].
+pub type GetProgress = Progress<GetRequest, Result<Vec<Object>, Error>>;
 
 #[derive(Debug)]
 struct State {
@@ -163,8 +156,8 @@ impl GetRequest {
     pub fn test(mut self) -> GetProgress {
         self.state.connection.serve();
         match self.state.advance() {
-            Some(outcome) => GetProgress::Done(outcome),
-            None => GetProgress::UnderWay(self),
+            Some(outcome) => Progress::Done(outcome),
+            None => Progress::UnderWay(self),
         }
     }
 

@@ -25,15 +25,18 @@ pub struct AcquireRequest {
     state: Box<State>,
 }
 
-/// How far an [`AcquireRequest`] is: either still to be tested, or done and gone.
+/// How far a request is: either still to be tested, or done and gone.
 #[derive(Debug)]
-#[must_use = "dropping it cancels the request, or gives its grants back"]
-pub enum Progress {
-    /// Not all have an outcome yet: test it again later.
-    UnderWay(AcquireRequest),
-    /// One outcome per handle, in their order.
-    Done(Vec<Result<Grant, Error>>),
+#[must_use = "dropping it cancels the request, or gives back what it got"]
+pub enum Progress<R, T> {
+    /// It has not all its outcomes yet: test it again later.
+    UnderWay(R),
+    /// One outcome per item, in their order. To get objects: all of them, or why there are none.
+    Done(T),
 }
+
+/// How far an [`AcquireRequest`] is.
+pub type AcquireProgress = Progress<AcquireRequest, Vec<Result<Grant, Error>>>;
 
 #[derive(Debug)]
 struct State {
@@ -106,7 +109,7 @@ impl AcquireRequest {
     /// is there, so many need as many fds. The errors are those of [`crate::Client::acquire`]; a
     /// handle whose connection is lost before it is granted answers NOT_CONNECTED, all do in a
     /// child of fork(2).
-    pub fn test(mut self) -> Progress {
+    pub fn test(mut self) -> AcquireProgress {
         self.state.connection.serve();
         if self.state.advance() {
             Progress::Done(self.state.take_outcomes())
@@ -216,6 +219,6 @@ mod tests {
     fn request_when_made_then_may_go_to_another_thread() {
         fn assert_send<T: Send>() {}
         assert_send::<AcquireRequest>();
-        assert_send::<Progress>();
+        assert_send::<AcquireProgress>();
     }
 }
