@@ -15,11 +15,10 @@ use crate::limits::{CLOSED_HERE_PATIENCE, CONNECT_TIMEOUT, RECONNECT_FIRST, UNRE
 use crate::requests::acquire::{Handed, acquire_each, acquire_one};
 use crate::requests::ahead::{fetch, take};
 use crate::requests::early::{self, EarlyRegistration};
-use crate::requests::flush::flush;
+use crate::requests::flush::{flush, settle};
 use crate::requests::inherited::{self, Heritage};
 use crate::requests::register::{Batch, Registrations, register, unregister};
 use crate::requests::resolve::resolve;
-use crate::requests::settle::settle;
 use crate::requests::started::AcquireRequest;
 use crate::serve::callback::is_in_callback;
 use crate::serve::dispatch::Dispatch;

@@ -10,7 +10,6 @@ mod list;
 mod memory;
 mod object;
 mod options;
-mod put;
 mod watch;
 mod whose;
 mod wire;
@@ -25,11 +24,14 @@ pub use options::{NewObject, ObjectOptions, Place, PutObject, Touch};
 pub use watch::{Watch, WatchEvent};
 
 use crate::api::client::Client;
-use crate::backend::{cuda, level_zero};
+use crate::backend::{closed_here, cuda, level_zero};
+use crate::books::one_way::OneWay;
 use crate::deadline::Deadline;
 use crate::error::Error;
 use cached::Cached;
 use fdbroker_protocol::ErrorCode;
+use fdbroker_protocol::limits::MAX_GROUP;
+use memory::{Layout, write_sealed};
 use std::sync::Arc;
 use whose::Whose;
 
@@ -128,7 +130,21 @@ impl Objects {
         options: ObjectOptions,
         deadline: Deadline,
     ) -> Result<u64, Error> {
-        put::put_group(&self.whose, objects, options, deadline)
+        let connection = self.whose.client.connection("put", deadline)?;
+        let members: Vec<NewObject<'_>> = objects.iter().map(NewObject::from).collect();
+        let layout = Layout::of(&members, &Place::Host, 0)?;
+        let items = wire::Items::of(&members, &layout.members)?;
+        let fd = write_sealed(&layout, objects)?;
+        let file = fd.proved().ok_or_else(closed_here)?;
+        let head = wire::host_head(self.whose.flags(), options, layout.size_bytes);
+        let first = items.first_chunk(size_of_val(&head));
+        let end = first.end;
+        let number = wire::create(&connection, &head, &items, first, file, deadline)?.group;
+        drop(fd);
+        let sealed = wire::add(&connection, number, &items, end, deadline)
+            .and_then(|()| wire::seal(&connection, number, deadline));
+        // Of one that is sealed the broker says that it is.
+        sealed.inspect_err(|_| connection.post(OneWay::Abort(number)))
     }
 
     /// Makes any number, in groups of 253: the version of each, in their order.
@@ -141,7 +157,12 @@ impl Objects {
         options: ObjectOptions,
         deadline: Deadline,
     ) -> Result<Vec<u64>, Error> {
-        put::put_many(&self.whose, objects, options, deadline)
+        let mut versions = Vec::with_capacity(objects.len());
+        for group in objects.chunks(MAX_GROUP) {
+            let version = self.put_group(group, options, deadline)?;
+            versions.resize(versions.len() + group.len(), version);
+        }
+        Ok(versions)
     }
 
     /// Gets one object, waiting until it is sealed: mapped for reading, or opened for a device.

@@ -49,6 +49,13 @@ impl<'a> PutObject<'a> {
     }
 }
 
+impl<'a> From<&PutObject<'a>> for NewObject<'a> {
+    fn from(put: &PutObject<'a>) -> Self {
+        let PutObject { name, bytes, metadata, expect } = *put;
+        NewObject { metadata, expect, ..NewObject::new(name, bytes.len() as u64) }
+    }
+}
+
 /// How a group is made. The default: names must be free, and it ends with its creator.
 ///
 /// Without `keep` or `pin` a version ends with the process that made it (what `fdbroker put` makes

@@ -10,6 +10,7 @@ use crate::error::Error;
 use crate::limits::{AGAIN_FIRST, AGAIN_LAST};
 use crate::wire::call::{Call, Reply};
 use crate::wire::connection::Connection;
+use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
 use fdbroker_protocol::message::{AcquireHead, GrantItem, NO_FD};
 use fdbroker_protocol::{
     AllocationId, DecodeError, ErrorCode, Handle, HandlePrefix, Kind, Status, Writer,
@@ -187,14 +188,7 @@ struct Request<'a> {
 
 impl Request<'_> {
     fn call(&self) -> Call<'static> {
-        Call {
-            what: "acquire",
-            kind: Kind::Acquire,
-            answer: Kind::Granted,
-            until: self.deadline.given_up_at(),
-            deposits: 0,
-            ends: &[],
-        }
+        Call::new("acquire", Kind::Acquire, Kind::Granted, self.deadline)
     }
 
     fn write(&self, writer: &mut Writer) -> usize {
@@ -232,11 +226,7 @@ impl Request<'_> {
         let mut blocks = blocks.iter();
         let wanted = self.chunk.iter().map(|index| self.handles[*index].prefix);
         let mut outcomes = items.iter().zip(wanted).map(|(item, handle)| {
-            let driver_data = match item.driver_data_len {
-                0 => DriverData::EMPTY,
-                len => blocks.next().map_or(DriverData::EMPTY, |b| DriverData::from_block(b, len)),
-            };
-            outcome(connection, item, Some(handle), driver_data, &mut arrived)
+            outcome(connection, item, Some(handle), &mut blocks, &mut arrived)
         });
         let taken = take(&mut outcomes);
         // Whatever the caller did not take is given back by its drop.
@@ -251,9 +241,13 @@ pub(crate) fn outcome(
     connection: &Connection,
     item: &GrantItem,
     handle: Option<HandlePrefix>,
-    driver_data: DriverData,
+    blocks: &mut std::slice::Iter<'_, [u8; DRIVER_DATA_BYTES]>,
     arrived: &mut Arrived,
 ) -> Outcome {
+    let driver_data = match item.driver_data_len {
+        0 => DriverData::EMPTY,
+        len => blocks.next().map_or(DriverData::EMPTY, |b| DriverData::from_block(b, len)),
+    };
     match item.status.result() {
         Ok(()) => {}
         Err(ErrorCode::Again) => return Outcome::Again,

@@ -6,7 +6,6 @@ use super::acquire::{Arrived, Outcome, outcome};
 use crate::books::grant::Grant;
 use crate::books::one_way::OneWay;
 use crate::deadline::Deadline;
-use crate::deposit::DriverData;
 use crate::error::Error;
 use crate::limits::AHEAD_RETRY;
 use crate::wire::ahead::{AheadEnd, AheadSocket};
@@ -50,12 +49,8 @@ pub(crate) fn take(connection: &Connection, handle: &Handle) -> Option<Result<Gr
     let message = Message::parse(&taken.bytes).ok()?;
     let (items, blocks) = message.grants().ok()?;
     let item = items.first()?;
-    let driver_data = match (item.driver_data_len, blocks.first()) {
-        (1.., Some(block)) => DriverData::from_block(block, item.driver_data_len),
-        _ => DriverData::EMPTY,
-    };
     let mut arrived = Arrived::new(&mut taken.fd.into_iter(), message.fd_count.into());
-    match outcome(connection, item, Some(handle.prefix), driver_data, &mut arrived) {
+    match outcome(connection, item, Some(handle.prefix), &mut blocks.iter(), &mut arrived) {
         Outcome::Granted(grant) => Some(Ok(grant)),
         no_room @ Outcome::NoRoom => Some(Err(no_room.into_error(handle))),
         Outcome::Again | Outcome::Refused(_) => None,

@@ -12,14 +12,7 @@ use fdbroker_protocol::{Kind, Status};
 /// before it. Unregisters may gather while others are answered, so those of the caller may need
 /// some rounds to be sent.
 pub(crate) fn flush(connection: &Connection, deadline: Deadline) -> Result<(), Error> {
-    let call = Call {
-        what: "flush",
-        kind: Kind::Unregister,
-        answer: Kind::UnregisterReply,
-        until: deadline.given_up_at(),
-        deposits: 0,
-        ends: &[],
-    };
+    let call = Call::new("flush", Kind::Unregister, Kind::UnregisterReply, deadline);
     let (posted, _) = connection.unregisters();
     loop {
         let (_, sent) = connection.unregisters();
@@ -36,4 +29,11 @@ pub(crate) fn flush(connection: &Connection, deadline: Deadline) -> Result<(), E
             return Err(Error::timed_out("flush: freed buffers still wait for their turn"));
         }
     }
+}
+
+/// Waits until the broker has closed its fds of what this client has ended.
+pub(crate) fn settle(connection: &Connection, deadline: Deadline) -> Result<(), Error> {
+    let call = Call::new("settle", Kind::Settle, Kind::Settled, deadline);
+    // Many threads of this client settle.
+    connection.until_ready(deadline, || connection.call(call, &[], |_| 0, |_| Ok(())))
 }

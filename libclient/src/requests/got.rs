@@ -3,7 +3,6 @@
 
 use super::acquire::{Arrived, Outcome, outcome};
 use crate::books::grant::Grant;
-use crate::deposit::DriverData;
 use crate::error::Error;
 use crate::wire::call::{Reply, check_count};
 use crate::wire::connection::Connection;
@@ -43,11 +42,7 @@ pub fn read_got(
     let mut blocks = got.driver_data.iter();
     let mut grants = Vec::with_capacity(got.grants.len());
     for item in got.grants {
-        let driver_data = match item.driver_data_len {
-            0 => DriverData::EMPTY,
-            len => blocks.next().map_or(DriverData::EMPTY, |b| DriverData::from_block(b, len)),
-        };
-        grants.push(outcome(connection, item, None, driver_data, &mut arrived));
+        grants.push(outcome(connection, item, None, &mut blocks, &mut arrived));
     }
     let mut metadata = got.metadata;
     let mut items = Vec::with_capacity(got.items.len());

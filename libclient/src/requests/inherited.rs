@@ -126,9 +126,7 @@ fn get(
     name: &str,
     deadline: Deadline,
 ) -> Result<Answer, Error> {
-    let until = deadline.given_up_at();
-    let (kind, answer) = (Kind::ObjectGet, Kind::ObjectGot);
-    let call = Call { what: "get", kind, answer, until, deposits: 0, ends: &[] };
+    let call = Call::new("get", Kind::ObjectGet, Kind::ObjectGot, deadline);
     let write = |writer: &mut Writer| {
         writer.push(&ObjectGetHead { deadline_ms: 0.into(), flags: flags.into() });
         // It was checked when it was got.

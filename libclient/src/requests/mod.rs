@@ -10,5 +10,4 @@ pub(crate) mod inherited;
 pub(crate) mod register;
 pub(crate) mod registering;
 pub(crate) mod resolve;
-pub(crate) mod settle;
 pub(crate) mod started;

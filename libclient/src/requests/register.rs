@@ -240,14 +240,9 @@ pub(super) struct Request<'a> {
 
 impl Request<'_> {
     pub fn call(&self) -> Call<'static> {
-        Call {
-            what: if self.sent.is_empty() { NO_PLACE } else { "register" },
-            kind: Kind::Register,
-            answer: Kind::RegisterReply,
-            until: self.deadline.given_up_at(),
-            deposits: u32::try_from(self.sent.len()).expect("at most 253"),
-            ends: &[],
-        }
+        let what = if self.sent.is_empty() { NO_PLACE } else { "register" };
+        let deposits = u32::try_from(self.sent.len()).expect("at most 253");
+        Call { deposits, ..Call::new(what, Kind::Register, Kind::RegisterReply, self.deadline) }
     }
 
     fn write(&self, writer: &mut Writer) -> usize {
@@ -353,14 +348,8 @@ fn unregister_some(
     ends: &[Unregister],
     deadline: Deadline,
 ) -> Result<Vec<Status>, Error> {
-    let call = Call {
-        what: "unregister",
-        kind: Kind::Unregister,
-        answer: Kind::UnregisterReply,
-        until: deadline.given_up_at(),
-        deposits: 0,
-        ends,
-    };
+    let call = Call::new("unregister", Kind::Unregister, Kind::UnregisterReply, deadline);
+    let call = Call { ends, ..call };
     let write = |writer: &mut Writer| {
         for Unregister { id, .. } in ends {
             let (slot, generation) = (id.slot.into(), id.generation.into());

@@ -51,14 +51,7 @@ fn resolve_now(
     neighbours: u32,
     deadline: Deadline,
 ) -> Result<Vec<Handle>, Error> {
-    let call = Call {
-        what: "resolve",
-        kind: Kind::Resolve,
-        answer: Kind::Resolved,
-        until: deadline.given_up_at(),
-        deposits: 0,
-        ends: &[],
-    };
+    let call = Call::new("resolve", Kind::Resolve, Kind::Resolved, deadline);
     let write = |writer: &mut Writer| {
         let virtual_fd = fd.number().cast_unsigned().into();
         writer.push(&Resolve { virtual_fd, neighbours: neighbours.into() });

@@ -5,18 +5,16 @@ use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::limits::{AGAIN_FIRST, AGAIN_LAST};
 use crate::wire::connection::Connection;
-use std::time::Duration;
 
 /// How often one thing was asked for.
 #[derive(Debug)]
 pub(crate) struct Again {
-    pause: Duration,
     is_last: bool,
 }
 
 impl Again {
     pub fn new() -> Self {
-        Again { pause: AGAIN_FIRST, is_last: false }
+        Again { is_last: false }
     }
 
     /// Whether there is time to ask again. Once more when there is not: the broker then says at
@@ -29,18 +27,25 @@ impl Again {
     pub fn is_due(&mut self, error: Error, deadline: Deadline) -> Result<(), Error> {
         if error.asks_again() && self.has_time(deadline) { Ok(()) } else { Err(error.not_again()) }
     }
+}
 
-    /// The same, after a pause.
-    pub fn pause_after(
-        &mut self,
-        error: Error,
-        connection: &Connection,
+impl Connection {
+    /// Asks until the broker is ready, with pauses that grow; at the latest when the deadline has
+    /// come, once more.
+    pub fn until_ready<T>(
+        &self,
         deadline: Deadline,
-    ) -> Result<(), Error> {
-        self.is_due(error, deadline)?;
-        connection.pause(self.pause.min(deadline.remaining()));
-        self.pause = (self.pause * 2).min(AGAIN_LAST);
-        Ok(())
+        mut ask: impl FnMut() -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let (mut again, mut pause) = (Again::new(), AGAIN_FIRST);
+        loop {
+            match ask() {
+                Err(error) => again.is_due(error, deadline)?,
+                done => return done,
+            }
+            self.pause(pause.min(deadline.remaining()));
+            pause = (pause * 2).min(AGAIN_LAST);
+        }
     }
 }
 

@@ -14,6 +14,7 @@ use super::inbox::{Inbox, Parcel, Reader};
 use super::reading::{How, Received};
 use super::wait::Wait;
 use crate::books::one_way::Unregister;
+use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::limits::{LIVENESS_LOOK, READ_SLICE, SEND_SLICE};
 use crate::own_fds::{CLOSED_HERE, Identity};
@@ -39,6 +40,13 @@ pub(crate) struct Call<'a> {
     pub deposits: u32,
     /// The allocations that it ends: the answer counts also when it comes too late for the caller.
     pub ends: &'a [Unregister],
+}
+
+impl<'a> Call<'a> {
+    /// A request without fds, which ends nothing.
+    pub fn new(what: &'a str, kind: Kind, answer: Kind, deadline: Deadline) -> Self {
+        Call { what, kind, answer, until: deadline.given_up_at(), deposits: 0, ends: &[] }
+    }
 }
 
 /// A reply: its message, and the fds that arrived, first to last (fewer than announced when this

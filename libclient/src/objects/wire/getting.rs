@@ -1,11 +1,10 @@
 //! Gets: names in one message, and its answer. Must never send a name that cannot be one.
 
 use super::making::name_len;
-use super::message::{call, check_name, chunk};
+use super::message::{check_name, chunk};
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::requests::got::read_got;
-use crate::wire::again::Again;
 use crate::wire::call::{Call, Reply};
 use crate::wire::connection::Connection;
 use fdbroker_protocol::object::{ObjectGetHead, ObjectName};
@@ -109,7 +108,7 @@ impl Names {
 }
 
 fn get_call(deadline: Deadline) -> Call<'static> {
-    call("get", Kind::ObjectGet, Kind::ObjectGot, deadline)
+    Call::new("get", Kind::ObjectGet, Kind::ObjectGot, deadline)
 }
 
 fn write_get(flags: u32, names: &Names, deadline: Deadline) -> impl Fn(&mut Writer) -> usize {
@@ -128,17 +127,12 @@ pub fn get(
     deadline: Deadline,
 ) -> Result<Answer, Error> {
     let read = |reply: Reply<'_>| read_got(connection, reply, names.len());
-    let mut again = Again::new();
-    loop {
+    // The broker was replaced while this waited, or this client had not read what came before.
+    connection.until_ready(deadline, || {
         let write = write_get(flags, names, deadline);
         let answer = connection.call(get_call(deadline), &[], write, read);
-        match answer.flatten().map_err(|error| names.named(error)) {
-            // The broker was replaced while this waited, or this client had not read what came
-            // before.
-            Err(error) => again.pause_after(error, connection, deadline)?,
-            got => return got,
-        }
-    }
+        answer.flatten().map_err(|error| names.named(error))
+    })
 }
 
 /// Starts to get; `None`: it does not fit now.

@@ -2,13 +2,11 @@
 //! than the protocol allows.
 
 use super::super::options::{NewObject, ObjectOptions};
-use super::message::{call, check_name, chunk};
-use crate::books::one_way::OneWay;
+use super::message::{check_name, chunk};
 use crate::deadline::Deadline;
 use crate::deposit::Deposit;
 use crate::error::Error;
 use crate::requests::register::claim;
-use crate::wire::again::Again;
 use crate::wire::call::{Call, Reply, check_count};
 use crate::wire::connection::Connection;
 use fdbroker_protocol::limits::{MAX_GROUP, METADATA_BYTES};
@@ -150,10 +148,10 @@ pub fn create(
     fd: BorrowedFd<'_>,
     deadline: Deadline,
 ) -> Result<Created, Error> {
-    let call =
-        Call { deposits: 1, ..call("create", Kind::ObjectCreate, Kind::ObjectCreated, deadline) };
-    let mut again = Again::new();
-    loop {
+    let call = Call::new("create", Kind::ObjectCreate, Kind::ObjectCreated, deadline);
+    let call = Call { deposits: 1, ..call };
+    // The credit was taken back, or what others have ended under the name is still to be swept.
+    let created = connection.until_ready(deadline, || {
         claim(connection, 1, deadline)?;
         let write = |writer: &mut Writer| {
             writer.push(head);
@@ -164,15 +162,9 @@ pub fn create(
             let ends = created.flags.get() & ObjectCreated::KEPT_ENDS_WITH_BROKER != 0;
             Ok(Created { group: created.group.get(), kept_ends_with_broker: ends })
         };
-        match connection.call(call, &[fd], write, read) {
-            // The credit was taken back, or what others have ended under the name is still to be
-            // swept.
-            Err(error) => again
-                .pause_after(error, connection, deadline)
-                .map_err(|error| items.named(error, first.start))?,
-            created => return created,
-        }
-    }
+        connection.call(call, &[fd], write, read)
+    });
+    created.map_err(|error| items.named(error, first.start))
 }
 
 /// Adds the objects from this one on, in as many messages as it takes.
@@ -220,18 +212,11 @@ fn add_some(
         writer.push(&ObjectGroup { group: group.into() });
         items.write(writer, range.clone())
     };
-    let call = call("add", Kind::ObjectAdd, Kind::ObjectReply, deadline);
-    let mut again = Again::new();
-    loop {
-        let status = connection.call(call, &[], write, one_status);
-        match status.and_then(|status| to_result(status, "add")) {
-            // What others have ended under the name is still to be swept.
-            Err(error) => again
-                .pause_after(error, connection, deadline)
-                .map_err(|error| items.named(error, begin))?,
-            added => return added,
-        }
-    }
+    let call = Call::new("add", Kind::ObjectAdd, Kind::ObjectReply, deadline);
+    // What others have ended under the name is still to be swept.
+    let added = connection
+        .until_ready(deadline, || to_result(connection.call(call, &[], write, one_status)?, "add"));
+    added.map_err(|error| items.named(error, begin))
 }
 
 pub(super) fn one_status(reply: Reply<'_>) -> Result<Status, DecodeError> {
@@ -246,23 +231,12 @@ pub(super) fn to_result(status: Status, context: impl Into<String>) -> Result<()
 
 /// Seals a group; its version.
 pub fn seal(connection: &Connection, group: u64, deadline: Deadline) -> Result<u64, Error> {
-    let call = call("seal", Kind::ObjectSeal, Kind::ObjectSealed, deadline);
+    let call = Call::new("seal", Kind::ObjectSeal, Kind::ObjectSealed, deadline);
     let write = |writer: &mut Writer| {
         writer.push(&ObjectGroup { group: group.into() });
         0
     };
-    let mut again = Again::new();
-    loop {
-        let read = |reply: Reply<'_>| Ok(reply.message.body_as::<ObjectSealed>()?.version.get());
-        match connection.call(call, &[], write, read) {
-            // Another broker takes over.
-            Err(error) => again.pause_after(error, connection, deadline)?,
-            sealed => return sealed,
-        }
-    }
-}
-
-/// Gives up a group, and waits for no answer.
-pub fn abort(connection: &Connection, group: u64) {
-    connection.post(OneWay::Abort(group));
+    let read = |reply: Reply<'_>| Ok(reply.message.body_as::<ObjectSealed>()?.version.get());
+    // Another broker takes over.
+    connection.until_ready(deadline, || connection.call(call, &[], write, read))
 }

@@ -1,17 +1,11 @@
-//! What all requests about objects have: their call, the check of a name, and how much fits into
-//! one message. Must never let a name pass that the broker would take for a broken message.
+//! What all requests about objects have: the check of a name, and how much fits into one message.
+//! Must never let a name pass that the broker would take for a broken message.
 
-use crate::deadline::Deadline;
 use crate::error::Error;
-use crate::wire::call::Call;
 use fdbroker_protocol::limits::{MAX_OBJECT_MESSAGE_BYTES, NAME_OF_OBJECT_BYTES};
 use fdbroker_protocol::message::Header;
-use fdbroker_protocol::{ErrorCode, Kind, MAX_BATCH, is_object_name};
+use fdbroker_protocol::{ErrorCode, MAX_BATCH, is_object_name};
 use std::ops::Range;
-
-pub fn call(what: &'static str, kind: Kind, answer: Kind, deadline: Deadline) -> Call<'static> {
-    Call { what, kind, answer, until: deadline.given_up_at(), deposits: 0, ends: &[] }
-}
 
 /// BAD_HANDLE or TOO_LONG for what cannot be a name.
 pub fn check_name(what: &str, name: &str) -> Result<(), Error> {

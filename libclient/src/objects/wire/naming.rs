@@ -5,7 +5,7 @@ use super::super::info::ObjectInfo;
 use super::super::options::Touch;
 use super::getting::Names;
 use super::making::{name_len, one_status, to_ms, to_result};
-use super::message::{call, check_name, chunk};
+use super::message::{check_name, chunk};
 use crate::deadline::Deadline;
 use crate::error::Error;
 use crate::limits::{AGAIN_FIRST, AGAIN_LAST};
@@ -89,7 +89,7 @@ impl<H: Fn(&mut Writer), W: Fn(&mut Writer, usize)> Each<'_, H, W> {
             }
             asked.len()
         };
-        let call = call(self.what, self.kind, Kind::ObjectReply, deadline);
+        let call = Call::new(self.what, self.kind, Kind::ObjectReply, deadline);
         connection.call(call, &[], write, |reply| {
             let statuses = reply.message.items::<Status>()?;
             check_count(Kind::ObjectReply, statuses.len(), asked.len())?;
@@ -173,7 +173,7 @@ pub fn stat<N: AsRef<str>>(
 }
 
 fn stat_call(deadline: Deadline) -> Call<'static> {
-    call("stat", Kind::ObjectStat, Kind::ObjectRecords, deadline)
+    Call::new("stat", Kind::ObjectStat, Kind::ObjectRecords, deadline)
 }
 
 fn write_stat(flags: u32, names: &Names, range: Range<usize>) -> impl Fn(&mut Writer) -> usize {
@@ -234,7 +234,7 @@ pub fn list(
     deadline: Deadline,
 ) -> Result<Page, Error> {
     let head = prefix_head("list", flags, prefix, after)?;
-    let call = call("list", Kind::ObjectList, Kind::ObjectRecords, deadline);
+    let call = Call::new("list", Kind::ObjectList, Kind::ObjectRecords, deadline);
     let write = |writer: &mut Writer| {
         writer.push(&head).push(prefix.as_bytes()).push(after.as_bytes());
         0
@@ -268,7 +268,7 @@ pub fn watch(
     deadline: Deadline,
 ) -> Result<(), Error> {
     let head = prefix_head("watch", flags, prefix, "")?;
-    let call = call("watch", Kind::ObjectWatch, Kind::ObjectReply, deadline);
+    let call = Call::new("watch", Kind::ObjectWatch, Kind::ObjectReply, deadline);
     let write = |writer: &mut Writer| {
         writer.push(&head).push(prefix.as_bytes());
         0
@@ -281,7 +281,7 @@ pub fn watch(
 pub fn unwatch(connection: &Connection, flags: u32, prefix: &str) {
     let flags = flags | object_flags::UNWATCH;
     let Ok(head) = prefix_head("watch", flags, prefix, "") else { return };
-    let call = call("watch", Kind::ObjectWatch, Kind::ObjectReply, Deadline::from_ms(0));
+    let call = Call::new("watch", Kind::ObjectWatch, Kind::ObjectReply, Deadline::from_ms(0));
     let write = |writer: &mut Writer| {
         writer.push(&head).push(prefix.as_bytes());
         0
