@@ -5,7 +5,7 @@ use super::driver::{Context, Driver, Linear, absent};
 use super::memory::CudaMemory;
 use super::raw;
 use crate::api::client::Client;
-use crate::backend::device::{ForeignTable, Identity, MemoryDevice, Owner, Owners};
+use crate::backend::device::{Identity, MemoryDevice, Owner, Owners};
 use crate::backend::pool::next_allocation_id;
 use crate::books::grant::Grant;
 use crate::error::Error;
@@ -28,7 +28,7 @@ struct Inner {
     ordinal: u32,
     name: String,
     exports_dma_bufs: bool,
-    owners: Owners<CudaMemory, ForeignTable<Context>>,
+    owners: Owners<CudaMemory, Context>,
 }
 
 /// Bytes of a device's memory, as all processes together leave them.
@@ -110,15 +110,11 @@ impl Device {
         let (free_bytes, total_bytes) = self.inner.context.memory_info()?;
         Ok(MemoryInfo { free_bytes, total_bytes })
     }
-
-    pub(super) fn context(&self) -> &Arc<Context> {
-        &self.inner.context
-    }
 }
 
 impl MemoryDevice for Device {
     type Memory = CudaMemory;
-    type Others = ForeignTable<Context>;
+    type Context = Context;
 
     fn ordinal(&self) -> u32 {
         self.ordinal()
@@ -144,8 +140,12 @@ impl MemoryDevice for Device {
         Ok(Identity { owner_allocation_id: next_allocation_id(), kind: MemoryKind::CudaVmm })
     }
 
-    fn owner(&self, client: &Client) -> Arc<Owner<CudaMemory, ForeignTable<Context>>> {
-        self.inner.owners.of(client, || ForeignTable::new(self.context()))
+    fn owner(&self, client: &Client) -> Arc<Owner<CudaMemory, Context>> {
+        self.inner.owners.of(client, self.context())
+    }
+
+    fn context(&self) -> &Arc<Context> {
+        &self.inner.context
     }
 }
 

@@ -3,8 +3,8 @@
 //! driver in a forked child.
 
 use super::raw::{self, CuDevice, CuDevicePtr, CuMemHandle, CuOpaque, CuResult, Table, result};
+use crate::backend::device::MakersWork;
 use crate::backend::device::driver::{lacks_fds, loaded};
-use crate::backend::device::{ByAddress, MakersWork, Place};
 use crate::error::Error;
 use crate::fork::Process;
 use crate::limits::{CUDA_CALL_FDS, CUDA_DEVICE_FDS};
@@ -25,7 +25,7 @@ const NAME_BYTES: usize = 256;
 /// The driver, loaded and initialised; one per process, for ever.
 #[derive(Debug)]
 pub struct Driver {
-    table: Table,
+    pub(super) table: Table,
     process: Process,
 }
 
@@ -131,7 +131,11 @@ impl Driver {
         }
     }
 
-    fn check(&self, answer: CuResult, what: impl FnOnce() -> String) -> Result<(), Error> {
+    pub(super) fn check(
+        &self,
+        answer: CuResult,
+        what: impl FnOnce() -> String,
+    ) -> Result<(), Error> {
         match answer {
             result::SUCCESS => Ok(()),
             _ => {
@@ -175,8 +179,8 @@ fn code_of(answer: CuResult, lacks_fds: impl FnOnce() -> bool) -> ErrorCode {
 /// The primary context of a device, retained: the one that the runtime API and frameworks use, too.
 #[derive(Debug)]
 pub struct Context {
-    driver: &'static Driver,
-    device: CuDevice,
+    pub(super) driver: &'static Driver,
+    pub(super) device: CuDevice,
     raw: CuOpaque,
     granularity: usize,
 }
@@ -188,7 +192,7 @@ unsafe impl Sync for Context {}
 
 /// The context as current one of this thread; ends with the value. Not for another thread.
 #[derive(Debug)]
-struct Entered<'a>(&'a Context, PhantomData<*const ()>);
+pub(super) struct Entered<'a>(&'a Context, PhantomData<*const ()>);
 
 impl Context {
     pub fn retain(driver: &'static Driver, device: CuDevice) -> Result<Self, Error> {
@@ -205,7 +209,7 @@ impl Context {
         self.driver.process.is_current()
     }
 
-    fn enter(&self) -> Result<Entered<'_>, Error> {
+    pub(super) fn enter(&self) -> Result<Entered<'_>, Error> {
         if !self.is_current_process() {
             return Err(absent("a child of fork(2) cannot use CUDA; exec(2) first"));
         }
@@ -213,6 +217,13 @@ impl Context {
         let answer = unsafe { (self.driver.table.ctx_push_current)(self.raw) };
         self.driver.check(answer, || "cuCtxPushCurrent".into())?;
         Ok(Entered(self, PhantomData))
+    }
+
+    /// Ends what a drop of its owner ends; not in a forked child.
+    pub(super) fn end(&self, what: &str, end: impl FnOnce(&Table) -> CuResult) {
+        if let Ok(_entered) = self.enter() {
+            self.driver.check_drop(end(&self.driver.table), what);
+        }
     }
 
     /// Free and all bytes of the device.
@@ -252,7 +263,7 @@ impl Context {
     }
 
     /// Memory of this device that can be exported as an fd.
-    fn prop(&self) -> raw::CuMemAllocationProp {
+    pub(super) fn prop(&self) -> raw::CuMemAllocationProp {
         let rdma = self.driver.has_attribute(self.device, raw::ATTRIBUTE_VMM_RDMA);
         raw::CuMemAllocationProp {
             kind: raw::ALLOCATION_TYPE_PINNED,
@@ -289,46 +300,9 @@ impl Context {
     }
 }
 
-/// The allocation that somebody mapped at an address, held for the time of a call: for longer it
-/// would stay allocated when its owner frees it.
-#[derive(Debug)]
-struct Retained<'a> {
-    context: &'a Context,
-    handle: CuMemHandle,
-}
-
-impl<'a> Retained<'a> {
-    fn new(context: &'a Context, base: u64) -> Result<Self, Error> {
-        let _entered = context.enter()?;
-        let mut handle = 0;
-        let address = usize::try_from(base).expect("64-bit addresses");
-        let address: *mut c_void = std::ptr::without_provenance_mut(address);
-        // SAFETY: writes one handle through the pointer; the address is looked up, not used.
-        // Released once, in drop.
-        let answer = unsafe { (context.driver.table.mem_retain)(&raw mut handle, address) };
-        if matches!(answer, result::INVALID_VALUE | result::NOT_FOUND) {
-            let why = "it is no VMM allocation, and CUDA shares no other memory by fds; in PyTorch, \
-                       PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True makes it one";
-            return Err(absent(format!("the memory at {base:#x} cannot be shared: {why}")));
-        }
-        context.driver.check(answer, || "cuMemRetainAllocationHandle".into())?;
-        Ok(Retained { context, handle })
-    }
-}
-
-impl Drop for Retained<'_> {
-    fn drop(&mut self) {
-        if let Ok(_entered) = self.context.enter() {
-            let driver = self.context.driver;
-            // SAFETY: retained once by `self`.
-            driver.check_drop(unsafe { (driver.table.mem_release)(self.handle) }, "cuMemRelease");
-        }
-    }
-}
-
 impl Context {
     /// A new fd of an allocation.
-    fn export(&self, handle: CuMemHandle) -> Result<OwnedFd, Error> {
+    pub(super) fn export(&self, handle: CuMemHandle) -> Result<OwnedFd, Error> {
         let _entered = self.enter()?;
         let mut fd: c_int = -1;
         let (out, kind) = ((&raw mut fd).cast::<c_void>(), raw::HANDLE_TYPE_POSIX_FD);
@@ -337,52 +311,6 @@ impl Context {
         self.driver.check(answer, || "cuMemExportToShareableHandle".into())?;
         // SAFETY: the driver has just made this fd for us, and nobody else knows it.
         close_on_exec(unsafe { OwnedFd::from_raw_fd(fd) })
-    }
-
-    /// NOT_SUPPORTED: what is mapped at `base` is of another device, or no fd can share it.
-    pub fn check_shareable(&self, base: u64) -> Result<(), Error> {
-        let retained = Retained::new(self, base)?;
-        let mut prop = self.prop();
-        // SAFETY: writes one struct through the pointer; the handle is held meanwhile.
-        let answer =
-            unsafe { (self.driver.table.mem_get_properties)(&raw mut prop, retained.handle) };
-        self.driver.check(answer, || "cuMemGetAllocationPropertiesFromHandle".into())?;
-        if prop.handle_types & raw::HANDLE_TYPE_POSIX_FD == 0 {
-            let why = "it was allocated without CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR";
-            return Err(absent(format!("the memory at {base:#x} cannot be shared: {why}")));
-        }
-        if prop.location.id != self.device {
-            let of = prop.location.id;
-            return Err(absent(format!(
-                "the memory at {base:#x} is of device {of}; name that one"
-            )));
-        }
-        Ok(())
-    }
-}
-
-impl ByAddress for Context {
-    fn find(&self, at: u64) -> Result<Place, Error> {
-        let _entered = self.enter()?;
-        let (mut base, mut bytes, mut id) = (0, 0, 0_u64);
-        let table = &self.driver.table;
-        // SAFETY: writes one address and one size through the pointers.
-        let answer = unsafe { (table.mem_get_address_range)(&raw mut base, &raw mut bytes, at) };
-        if matches!(answer, result::INVALID_VALUE | result::NOT_FOUND) {
-            let context = format!("{at:#x} is no device memory of this process, or was freed");
-            return Err(Error::new(ErrorCode::Stale, context));
-        }
-        self.driver.check(answer, || format!("cuMemGetAddressRange of {at:#x}"))?;
-        let what = raw::POINTER_ATTRIBUTE_BUFFER_ID;
-        // SAFETY: this attribute is an unsigned long long, which is written through the pointer.
-        let answer =
-            unsafe { (table.pointer_get_attribute)((&raw mut id).cast::<c_void>(), what, at) };
-        self.driver.check(answer, || format!("cuPointerGetAttribute of {at:#x}"))?;
-        Ok(Place { base, bytes: bytes as u64, id })
-    }
-
-    fn export_at(&self, base: u64) -> Result<OwnedFd, Error> {
-        self.export(Retained::new(self, base)?.handle)
     }
 }
 
@@ -470,12 +398,9 @@ impl Physical {
 
 impl Drop for Physical {
     fn drop(&mut self) {
-        if let Ok(_entered) = self.context.enter() {
-            let driver = self.context.driver;
-            // SAFETY: created or imported once by `self`. What is mapped of it stays until it is
-            // unmapped.
-            driver.check_drop(unsafe { (driver.table.mem_release)(self.handle) }, "cuMemRelease");
-        }
+        // SAFETY: created or imported once by `self`. What is mapped of it stays until it is
+        // unmapped.
+        self.context.end("cuMemRelease", |table| unsafe { (table.mem_release)(self.handle) });
     }
 }
 
@@ -502,12 +427,9 @@ impl Reserved {
 
 impl Drop for Reserved {
     fn drop(&mut self) {
-        if let Ok(_entered) = self.context.enter() {
-            let driver = self.context.driver;
-            // SAFETY: reserved once by `self`, and nothing is mapped there any more.
-            let answer = unsafe { (driver.table.mem_address_free)(self.base, self.bytes) };
-            driver.check_drop(answer, "cuMemAddressFree");
-        }
+        // SAFETY: reserved once by `self`, and nothing is mapped there any more.
+        let free = |table: &Table| unsafe { (table.mem_address_free)(self.base, self.bytes) };
+        self.context.end("cuMemAddressFree", free);
     }
 }
 
@@ -642,11 +564,8 @@ impl Entered<'_> {
 impl Drop for Mapped {
     fn drop(&mut self) {
         let Reserved { context, base, bytes } = &self.range;
-        if let Ok(_entered) = context.enter() {
-            // SAFETY: mapped once by `self`; whoever took the address promised not to outlive it.
-            let answer = unsafe { (context.driver.table.mem_unmap)(*base, *bytes) };
-            context.driver.check_drop(answer, "cuMemUnmap");
-        }
+        // SAFETY: mapped once by `self`; whoever took the address promised not to outlive it.
+        context.end("cuMemUnmap", |table| unsafe { (table.mem_unmap)(*base, *bytes) });
     }
 }
 
@@ -670,11 +589,8 @@ impl Linear {
 
 impl Drop for Linear {
     fn drop(&mut self) {
-        if let Ok(_entered) = self.context.enter() {
-            let driver = self.context.driver;
-            // SAFETY: allocated once by `self`.
-            driver.check_drop(unsafe { (driver.table.mem_free)(self.base) }, "cuMemFree");
-        }
+        // SAFETY: allocated once by `self`.
+        self.context.end("cuMemFree", |table| unsafe { (table.mem_free)(self.base) });
     }
 }
 

@@ -40,10 +40,9 @@ use crate::books::import::Imported;
 use fdbroker_protocol::MemoryKind;
 
 pub use device::{Device, LinearMemory, MemoryInfo, export_dma_buf};
-pub use foreign::{export_pointer, retire_pointer};
 pub use memory::CudaMemory;
 
-pub use super::device::opener;
+pub use super::device::{export_pointer, opener, retire_pointer};
 
 /// Device memory of this process, shared through the broker. Its bytes are rounded up to
 /// [`Device::granularity`]; an export is one fd of this process until it is sent, so the client

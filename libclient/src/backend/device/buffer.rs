@@ -23,7 +23,7 @@ use std::sync::Arc;
 pub struct DeviceBuffer<D: MemoryDevice> {
     // Field order is drop order: the memory goes before the connection.
     memory: Arc<D::Memory>,
-    owner: Arc<Owner<D::Memory, D::Others>>,
+    owner: Arc<Owner<D::Memory, D::Context>>,
     client: Client,
     device: u32,
     share: Share,

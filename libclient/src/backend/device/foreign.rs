@@ -2,8 +2,9 @@
 //! address, exported again when it is recalled. Must never supply what was freed or is another
 //! allocation by now.
 
-use super::owner::Others;
+use crate::api::client::Client;
 use crate::books::roles::{Supply, SupplyFd};
+use crate::deposit::Deposit;
 use crate::error::Error;
 use crate::limits::EXPORTS_SWEEP_LEAST;
 use crate::notice::Recall;
@@ -21,6 +22,10 @@ pub trait ByAddress: Send + Sync + Debug + 'static {
 
     /// A new fd of the allocation at `base`. It may be freed meanwhile by another thread.
     fn export_at(&self, base: u64) -> Result<OwnedFd, Error>;
+
+    /// Completes the first deposit of an allocation. NOT_SUPPORTED: no fd can share it, or `client`
+    /// declared too few `own_fds` for an export.
+    fn complete(&self, client: &Client, place: Place, deposit: &mut Deposit) -> Result<(), Error>;
 }
 
 /// What a driver says of an allocation.
@@ -30,6 +35,8 @@ pub struct Place {
     pub bytes: u64,
     /// The driver's id: another one for each allocation, whatever its address.
     pub id: u64,
+    /// Memory of a device, not the host's.
+    pub is_device: bool,
 }
 
 /// What one client has registered of such memory, of one context.
@@ -69,14 +76,14 @@ impl<C: ByAddress> ForeignTable<C> {
     fn find(&self, base: u64) -> Option<Foreign> {
         lock(&self.table).by_base.get(&base).copied()
     }
-}
 
-impl<C: ByAddress> Others for ForeignTable<C> {
-    fn cover(&self, base: u64) -> bool {
+    /// Whether some was registered that begins at `base`.
+    pub fn cover(&self, base: u64) -> bool {
         self.find(base).is_some()
     }
 
-    fn supply(&self, recall: &Recall) -> Result<Supply, ErrorCode> {
+    /// Exports it again. STALE: it was freed or replaced, also meanwhile.
+    pub fn supply(&self, recall: &Recall) -> Result<Supply, ErrorCode> {
         let (base, id) = (recall.base, recall.facts.owner_allocation_id);
         let foreign = self.find(base).filter(|one| one.id == id).ok_or(ErrorCode::Stale)?;
         let fd = foreign.export(&*self.context, base).map_err(|error| {
@@ -89,7 +96,8 @@ impl<C: ByAddress> Others for ForeignTable<C> {
         Ok(Supply::of(recall, SupplyFd::Fresh(fd), foreign.fd_offset, foreign.bytes))
     }
 
-    fn forget(&self, base: u64) {
+    /// The driver has given this address to memory of this library, or is about to free it.
+    pub fn forget(&self, base: u64) {
         lock(&self.table).by_base.remove(&base);
     }
 }

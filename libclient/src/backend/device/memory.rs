@@ -1,7 +1,9 @@
-//! Memory of a device, whichever driver it is of. Must never depend on a driver's types.
+//! Memory of a device, whichever driver it is of, and work that writes it. Must never depend on a
+//! driver's types.
 
 use crate::cache::Opened;
 use crate::error::Error;
+use std::ffi::c_void;
 use std::fmt::Debug;
 use std::os::fd::OwnedFd;
 
@@ -30,4 +32,13 @@ impl<M: DeviceMemory> Opened for M {
     fn len(&self) -> usize {
         self.size()
     }
+}
+
+/// Work of a device that writes objects, which a seal waits for; handles of the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MakersWork {
+    /// A `CUstream`, or a `ze_command_queue_handle_t`: all that was put into it before.
+    Stream(*mut c_void),
+    /// A `CUevent`, or a `ze_event_handle_t`.
+    Event(*mut c_void),
 }

@@ -2,6 +2,7 @@
 //! and exports it again when it is recalled. Must never keep a buffer's memory beyond the buffer,
 //! but for an export under way.
 
+use super::foreign::{ByAddress, ForeignTable};
 use super::memory::DeviceMemory;
 use crate::api::client::Client;
 use crate::books::common::Common;
@@ -15,35 +16,17 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, Weak};
 
-/// Memory of a device that others in this process allocated, for one client. `()` where there is
-/// none.
-pub trait Others: Send + Sync + Debug + 'static {
-    /// Whether some was registered that begins at `base`.
-    fn cover(&self, _base: u64) -> bool {
-        false
-    }
-
-    /// Exports it again. STALE: it was freed or replaced, also meanwhile.
-    fn supply(&self, _recall: &Recall) -> Result<Supply, ErrorCode> {
-        Err(ErrorCode::Stale)
-    }
-
-    /// The driver has given this address to memory of this library.
-    fn forget(&self, _base: u64) {}
-}
-
-impl Others for () {}
-
 /// The owners of one device. Held here: memory of others has no buffer that holds its owner.
 #[derive(Debug)]
-pub struct Owners<M, O>(Mutex<Vec<Arc<Owner<M, O>>>>);
+pub struct Owners<M, C>(Mutex<Vec<Arc<Owner<M, C>>>>);
 
 /// One client's memory of one device.
 #[derive(Debug)]
-pub struct Owner<M, O> {
+pub struct Owner<M, C> {
     common: Weak<Common>,
     by_base: Mutex<BTreeMap<u64, Entry<M>>>,
-    pub(crate) others: O,
+    /// What others in this process allocated.
+    pub(crate) others: ForeignTable<C>,
 }
 
 #[derive(Debug)]
@@ -53,22 +36,23 @@ struct Entry<M> {
     registration: Option<Registration>,
 }
 
-impl<M, O> Default for Owners<M, O> {
+impl<M, C> Default for Owners<M, C> {
     fn default() -> Self {
         Owners(Mutex::default())
     }
 }
 
-impl<M: DeviceMemory, O: Others> Owners<M, O> {
+impl<M: DeviceMemory, C: ByAddress> Owners<M, C> {
     /// The owner for a client; made when there is none.
-    pub(crate) fn of(&self, client: &Client, others: impl FnOnce() -> O) -> Arc<Owner<M, O>> {
+    pub(crate) fn of(&self, client: &Client, context: &Arc<C>) -> Arc<Owner<M, C>> {
         let mut all = lock(&self.0);
         all.retain(|owner| owner.common.strong_count() > 0);
         let common = Arc::downgrade(client.common());
         if let Some(known) = all.iter().find(|owner| owner.common.ptr_eq(&common)) {
             return Arc::clone(known);
         }
-        let owner = Arc::new(Owner { common, by_base: Mutex::default(), others: others() });
+        let others = ForeignTable::new(context);
+        let owner = Arc::new(Owner { common, by_base: Mutex::default(), others });
         all.push(Arc::clone(&owner));
         let answers: Arc<dyn MemoryOwner> = owner.clone();
         client.common().owners.add(Arc::downgrade(&answers));
@@ -78,7 +62,7 @@ impl<M: DeviceMemory, O: Others> Owners<M, O> {
     }
 }
 
-impl<M: DeviceMemory, O: Others> Owner<M, O> {
+impl<M: DeviceMemory, C: ByAddress> Owner<M, C> {
     /// A new buffer. Its address is free: what was there before was forgotten before it was freed,
     /// and what others had there is gone.
     pub(crate) fn add(&self, memory: &Arc<M>, owner_allocation_id: u64) {
@@ -126,7 +110,7 @@ impl<M: DeviceMemory, O: Others> Owner<M, O> {
     }
 }
 
-impl<M: DeviceMemory, O: Others> Registrant for Owner<M, O> {
+impl<M: DeviceMemory, C: ByAddress> Registrant for Owner<M, C> {
     fn lost(&self, registration: &LostRegistration) {
         if let Some(entry) = lock(&self.by_base).get_mut(&registration.base) {
             entry.registration.take_if(|known| known.id() == registration.id);
@@ -136,7 +120,7 @@ impl<M: DeviceMemory, O: Others> Registrant for Owner<M, O> {
 
 /// Freed memory is not used again here, so that it does not matter when it is drained: consumers
 /// that still have it open keep it to themselves.
-impl<M: DeviceMemory, O: Others> MemoryOwner for Owner<M, O> {
+impl<M: DeviceMemory, C: ByAddress> MemoryOwner for Owner<M, C> {
     fn covers(&self, base: u64) -> bool {
         self.has_buffer(base) || self.others.cover(base)
     }

@@ -1,8 +1,9 @@
 //! What drivers do differently, behind traits that are this crate's own.
 //! Must never depend on a driver's types.
 
+use super::foreign::ByAddress;
 use super::memory::DeviceMemory;
-use super::owner::{Others, Owner};
+use super::owner::Owner;
 use crate::api::client::Client;
 use crate::books::grant::Grant;
 use crate::error::Error;
@@ -16,8 +17,8 @@ use std::sync::Arc;
 pub trait MemoryDevice: Clone + Send + Sync + Debug + 'static {
     /// Its memory.
     type Memory: DeviceMemory;
-    /// Memory of the device that others in this process allocated.
-    type Others: Others;
+    /// Its driver's context.
+    type Context: ByAddress;
 
     /// Its ordinal, as the driver counts.
     fn ordinal(&self) -> u32;
@@ -42,7 +43,10 @@ pub trait MemoryDevice: Clone + Send + Sync + Debug + 'static {
 
     /// The owner that answers recalls of this device's memory for a client; made when there is
     /// none.
-    fn owner(&self, client: &Client) -> Arc<Owner<Self::Memory, Self::Others>>;
+    fn owner(&self, client: &Client) -> Arc<Owner<Self::Memory, Self::Context>>;
+
+    /// The driver's context that its memory is in.
+    fn context(&self) -> &Arc<Self::Context>;
 }
 
 /// What tells memory from what was at its address before, and what its export is.

@@ -4,7 +4,7 @@
 
 use super::driver::{Driver, Found, absent, failed};
 use super::fd::{self, HANDLE_BYTES};
-use crate::backend::device::{ByAddress, MakersWork, Place};
+use crate::backend::device::{MakersWork, Place};
 use crate::error::Error;
 use crate::sync::lock;
 use fdbroker_protocol::{ErrorCode, MemoryKind};
@@ -48,17 +48,6 @@ pub struct Context {
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
-
-/// What the driver says of the allocation that an address lies in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Range {
-    pub base: u64,
-    pub bytes: u64,
-    /// The driver's id: another one for each allocation, whatever its address.
-    pub id: u64,
-    /// Whether it is device memory, and not host memory that the driver allocated.
-    pub is_device: bool,
-}
 
 /// An export of memory that somebody else allocated.
 #[derive(Debug)]
@@ -174,7 +163,7 @@ impl Context {
     }
 
     /// The allocation that `at` lies in; STALE when there is none.
-    pub fn range(&self, at: u64) -> Result<Range, Error> {
+    pub fn range(&self, at: u64) -> Result<Place, Error> {
         self.driver.check_process()?;
         let mut found = ze_memory_allocation_properties_t::blank();
         let (mut base, mut bytes) = (ptr::null_mut(), 0);
@@ -192,7 +181,7 @@ impl Context {
                 .map_err(|why| failed(asked(), why))?;
         }
         let is_device = found.type_ == ze_memory_type_t::ZE_MEMORY_TYPE_DEVICE;
-        Ok(Range { base: address(base), bytes: bytes as u64, id: found.id, is_device })
+        Ok(Place { base: address(base), bytes: bytes as u64, id: found.id, is_device })
     }
 
     /// A duplicate of the fd of an own allocation, by `export_fd`: no layout of a handle is
@@ -455,16 +444,5 @@ fn import_failed(what: impl std::fmt::Display, why: CallError) -> Error {
             Error { code: ErrorCode::UnsupportedFd, ..error }
         }
         _ => error,
-    }
-}
-
-impl ByAddress for Context {
-    fn find(&self, at: u64) -> Result<Place, Error> {
-        let Range { base, bytes, id, .. } = self.range(at)?;
-        Ok(Place { base, bytes, id })
-    }
-
-    fn export_at(&self, base: u64) -> Result<OwnedFd, Error> {
-        Ok(self.export_any(base)?.fd)
     }
 }

@@ -7,7 +7,7 @@ use super::driver::{Driver, Found, absent, unless_fds_lack};
 use super::fd::HANDLE_BYTES;
 use super::memory::LevelZeroMemory;
 use crate::api::client::Client;
-use crate::backend::device::{ForeignTable, Identity, MemoryDevice, Owner, Owners};
+use crate::backend::device::{Identity, MemoryDevice, Owner, Owners};
 use crate::books::grant::Grant;
 use crate::error::Error;
 use crate::map::Access;
@@ -34,7 +34,7 @@ struct Inner {
     context: Arc<Context>,
     ordinal: u32,
     name: String,
-    owners: Owners<LevelZeroMemory, ForeignTable<Context>>,
+    owners: Owners<LevelZeroMemory, Context>,
 }
 
 impl Device {
@@ -108,15 +108,11 @@ impl Device {
     pub fn set_fd_closer(&self, closer: FdCloser) {
         self.inner.context.set_closer(closer);
     }
-
-    pub(super) fn context(&self) -> &Arc<Context> {
-        &self.inner.context
-    }
 }
 
 impl MemoryDevice for Device {
     type Memory = LevelZeroMemory;
-    type Others = ForeignTable<Context>;
+    type Context = Context;
 
     fn ordinal(&self) -> u32 {
         self.ordinal()
@@ -138,8 +134,12 @@ impl MemoryDevice for Device {
         Ok(Identity { owner_allocation_id: memory.id()?, kind: memory.kind()? })
     }
 
-    fn owner(&self, client: &Client) -> Arc<Owner<LevelZeroMemory, ForeignTable<Context>>> {
-        self.inner.owners.of(client, || ForeignTable::new(self.context()))
+    fn owner(&self, client: &Client) -> Arc<Owner<LevelZeroMemory, Context>> {
+        self.inner.owners.of(client, self.context())
+    }
+
+    fn context(&self) -> &Arc<Context> {
+        &self.inner.context
     }
 }
 

@@ -47,10 +47,9 @@ use fdbroker_protocol::MemoryKind;
 
 pub use context::FdCloser;
 pub use device::Device;
-pub use foreign::{export_pointer, retire_pointer};
 pub use memory::LevelZeroMemory;
 
-pub use super::device::opener;
+pub use super::device::{export_pointer, opener, retire_pointer};
 
 /// Device memory of this process, shared through the broker. An export is two fds of this process
 /// for a moment, the driver's own and its duplicate, so the client must have declared an `own_fds`
