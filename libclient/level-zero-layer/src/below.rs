@@ -33,7 +33,6 @@ pub static POOL_OPEN: Below<ze_pfnEventPoolOpenIpcHandle_t> =
 pub static POOL_CLOSE: Below<ze_pfnEventPoolCloseIpcHandle_t> =
     Below::new(c"zeEventPoolCloseIpcHandle");
 pub static POOL_PUT: Below<ze_pfnEventPoolPutIpcHandle_t> = Below::new(c"zeEventPoolPutIpcHandle");
-pub static EVENT_DESTROY: Below<ze_pfnEventDestroy_t> = Below::new(c"zeEventDestroy");
 pub static FREE: Below<ze_pfnMemFree_t> = Below::new(c"zeMemFree");
 pub static FREE_EXT: Below<ze_pfnMemFreeExt_t> = Below::new(c"zeMemFreeExt");
 pub static MAP: Below<ze_pfnVirtualMemMap_t> = Below::new(c"zeVirtualMemMap");
@@ -50,18 +49,6 @@ pub static GET_WITH_PROPERTIES: Below<ze_pfnMemGetIpcHandleWithProperties_t> =
     Below::new(c"zeMemGetIpcHandleWithProperties");
 pub static GET_TILES: Below<zex_pfnMemGetIpcHandles_t> = Below::new(c"zexMemGetIpcHandles");
 pub static OPEN_TILES: Below<zex_pfnMemOpenIpcHandles_t> = Below::new(c"zexMemOpenIpcHandles");
-pub static COUNTER_GET: Below<ze_pfnEventCounterBasedGetIpcHandle_t> =
-    Below::new(c"zeEventCounterBasedGetIpcHandle");
-pub static COUNTER_OPEN: Below<ze_pfnEventCounterBasedOpenIpcHandle_t> =
-    Below::new(c"zeEventCounterBasedOpenIpcHandle");
-pub static COUNTER_CLOSE: Below<ze_pfnEventCounterBasedCloseIpcHandle_t> =
-    Below::new(c"zeEventCounterBasedCloseIpcHandle");
-pub static ZEX_COUNTER_GET: Below<ze_pfnEventCounterBasedGetIpcHandle_t> =
-    Below::new(c"zexCounterBasedEventGetIpcHandle");
-pub static ZEX_COUNTER_OPEN: Below<ze_pfnEventCounterBasedOpenIpcHandle_t> =
-    Below::new(c"zexCounterBasedEventOpenIpcHandle");
-pub static ZEX_COUNTER_CLOSE: Below<ze_pfnEventCounterBasedCloseIpcHandle_t> =
-    Below::new(c"zexCounterBasedEventCloseIpcHandle");
 pub static PUT: Below<ze_pfnMemPutIpcHandle_t> = Below::new(c"zeMemPutIpcHandle");
 pub static OPEN: Below<ze_pfnMemOpenIpcHandle_t> = Below::new(c"zeMemOpenIpcHandle");
 pub static CLOSE: Below<ze_pfnMemCloseIpcHandle_t> = Below::new(c"zeMemCloseIpcHandle");

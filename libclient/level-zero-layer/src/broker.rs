@@ -12,7 +12,6 @@ use fdbroker_virtual_fds::VirtualFd;
 use level_zero_sys::ze_result_t;
 use nix::errno::Errno;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 pub use fdbroker_layer::is_absent;
@@ -31,7 +30,6 @@ pub struct Memory {
     answered: Condvar,
     opened: Mutex<Opened>,
     kept: Mutex<KeptFds>,
-    has_kept: AtomicBool,
 }
 
 impl Broker {
@@ -43,16 +41,9 @@ impl Broker {
         self.state.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The fds of event pools and counters.
+    /// The fds of event pools.
     pub fn kept(&self) -> MutexGuard<'_, KeptFds> {
-        self.state.has_kept.store(true, Ordering::Relaxed);
         self.state.kept()
-    }
-
-    /// Whether there were ever fds of event pools or counters: most programs have none, and destroy
-    /// many events.
-    pub fn has_kept(&self) -> bool {
-        self.state.has_kept.load(Ordering::Relaxed)
     }
 
     /// Ends the chosen allocations, and waits until the broker has ended them: memory that is about

@@ -93,6 +93,18 @@ fn ready_virtual(fd: VirtualFd) -> Result<Ready, ze_result_t> {
     ready_grant(grant, driver)
 }
 
+/// Makes the handle of an event pool ready for the driver.
+///
+/// # Errors
+/// The code for the program.
+pub fn ready_pool(handle: Bytes) -> Result<Ready, ze_result_t> {
+    let number = fd_of(&handle);
+    match VirtualFd::new(number).filter(|_| below::is_interposed()) {
+        Some(fd) => ready_grant(acquire(fd)?, Some(handle)),
+        None => Ok(Ready { handle, fd: None, hold: hold_of(number) }),
+    }
+}
+
 /// The fd behind a virtual fd.
 ///
 /// # Errors

@@ -1,5 +1,5 @@
-//! Fds that the driver keeps open as long as their owner lives - an event pool, an event with a
-//! counter - and the virtual fds that stand for them in handles. Must never call the driver.
+//! Fds that the driver keeps open as long as their event pool lives, and the virtual fds that stand
+//! for them in handles. Must never call the driver.
 
 use crate::allocation::{DriversFd, FileId};
 use fdbroker_client::{ErrorCode, Recall, RecallAnswer, Registration};
@@ -14,7 +14,7 @@ struct Kept {
     id: u64,
     fd: DriversFd,
     registration: Registration,
-    /// The handles of its owners, as numbers: events of one command list share a counter.
+    /// The handles of its pools, as numbers: the one that was created, and those opened here.
     owners: Vec<usize>,
 }
 

@@ -31,8 +31,8 @@
 //! | zeMemFree(Ext), zeMemCloseIpcHandle, zeContextDestroy, close(2) of the last virtual fd | retires the allocation: its key never matches again |
 //! | zeVirtualMemUnmap, zeVirtualMemFree, zePhysicalMemDestroy | retires what is exported in the range, or in the memory's ranges |
 //! | zeVirtualMemMap | notes the range of the physical memory |
-//! | zeEventPoolGetIpcHandle, zeEventCounterBasedGetIpcHandle, zexCounterBasedEvent... | virtual fds stand in the handle in the places of the driver's |
-//! | their Open, Close, zeEventPoolDestroy, zeEventDestroy | as for memory |
+//! | zeEventPoolGetIpcHandle | a virtual fd stands in the handle in the place of the driver's |
+//! | its Open, Close, zeEventPoolDestroy | as for memory |
 //!
 //! **Fd numbers.** A key begins with a virtual fd, and nothing that the program has names the
 //! driver's fd. So the layer Puts the driver's handle once the broker has the fd, and this process

@@ -61,13 +61,6 @@ exports! {
         (context: Context, handle: ze_ipc_event_pool_handle_t, pool: *mut ze_event_pool_handle_t);
     fn zeEventPoolCloseIpcHandle = entry::pool_close, (pool: ze_event_pool_handle_t);
     fn zeEventPoolDestroy = entry::pool_destroy, (pool: ze_event_pool_handle_t);
-    fn zeEventDestroy = entry::event_destroy, (event: ze_event_handle_t);
-    fn zeEventCounterBasedGetIpcHandle = entry::counter_get,
-        (event: ze_event_handle_t, handle: *mut ze_ipc_event_counter_based_handle_t);
-    fn zeEventCounterBasedOpenIpcHandle = entry::counter_open,
-        (context: Context, handle: ze_ipc_event_counter_based_handle_t,
-         event: *mut ze_event_handle_t);
-    fn zeEventCounterBasedCloseIpcHandle = entry::counter_close, (event: ze_event_handle_t);
     fn zeVirtualMemMap = entry::map,
         (context: Context, pointer: *const c_void, size: usize, memory: ze_physical_mem_handle_t,
          offset: usize, access: ze_memory_access_attribute_t);

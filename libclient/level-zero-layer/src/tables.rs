@@ -15,9 +15,9 @@ const V1_6: u32 = ze_api_version_t::ZE_API_VERSION_1_6.0;
 
 /// Puts `ours` into the table, and keeps the function that stood there as the one below.
 macro_rules! between {
-    ($table:ident.$($field:ident).+, $below:expr, $ours:expr) => {
+    ($table:ident.$field:ident, $below:expr, $ours:expr) => {
         // Only this field: an older table ends here.
-        let place = &raw mut (*$table).$($field).+;
+        let place = &raw mut (*$table).$field;
         if let Some(function) = *place
             && function as usize != $ours as *const () as usize
         {
@@ -149,25 +149,6 @@ unsafe fn hook_event_pool(version: u32, table: *mut c_void) {
     }
 }
 
-/// # Safety
-/// As [`hook_memory`].
-unsafe fn hook_event(version: u32, table: *mut c_void) {
-    let table = table.cast::<ze_event_dditable_1_15_t>();
-    // SAFETY: the caller's promise; each field is asked for after its version.
-    unsafe {
-        between!(table.before.pfnDestroy, below::EVENT_DESTROY, entry::event_destroy);
-        if version >= ZE_API_VERSION_1_15.0 {
-            between!(table.pfnCounterBasedGetIpcHandle, below::COUNTER_GET, entry::counter_get);
-            between!(table.pfnCounterBasedOpenIpcHandle, below::COUNTER_OPEN, entry::counter_open);
-            between!(
-                table.pfnCounterBasedCloseIpcHandle,
-                below::COUNTER_CLOSE,
-                entry::counter_close
-            );
-        }
-    }
-}
-
 unsafe fn hook_nothing(_version: u32, _table: *mut c_void) {}
 
 type Hook = unsafe fn(u32, *mut c_void);
@@ -241,7 +222,7 @@ tables! {
     zeGetDriverProcAddrTable: hook_driver;
     zeGetEventExpProcAddrTable: hook_nothing;
     zeGetEventPoolProcAddrTable: hook_event_pool;
-    zeGetEventProcAddrTable: hook_event;
+    zeGetEventProcAddrTable: hook_nothing;
     zeGetFabricEdgeExpProcAddrTable: hook_nothing;
     zeGetFabricVertexExpProcAddrTable: hook_nothing;
     zeGetFenceProcAddrTable: hook_nothing;

@@ -1,10 +1,10 @@
 //! What specification 1.15 and Intel's driver add to `bindings`, as far as it is used here: written
-//! by hand from `ze_api.h`, `ze_ddi.h` (v1.15) and `zex_memory.h`, `zex_event.h` of
-//! compute-runtime, all MIT, (C) Intel Corporation. Must never change a table's layout: fields are
-//! only ever added at the end.
+//! by hand from `ze_api.h`, `ze_ddi.h` (v1.15) and `zex_memory.h` of compute-runtime, all MIT,
+//! (C) Intel Corporation. Must never change a table's layout: fields are only ever added at the
+//! end.
 
 use crate::bindings::*;
-use std::ffi::{c_char, c_void};
+use std::ffi::c_void;
 
 /// The version of the tables that have these fields.
 pub const ZE_API_VERSION_1_15: ze_api_version_t = ze_api_version_t((1 << 16) | 15);
@@ -46,15 +46,6 @@ unsafe impl crate::Structure for ze_ipc_mem_handle_type_ext_desc_t {
     }
 }
 
-/// `ze_ipc_event_counter_based_handle_t`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-#[allow(non_camel_case_types)]
-pub struct ze_ipc_event_counter_based_handle_t {
-    /// The driver's.
-    pub data: [c_char; ZE_MAX_IPC_HANDLE_SIZE as usize],
-}
-
 /// zeMemGetIpcHandleWithProperties: context, pointer or physical memory, chain of structures,
 /// handle.
 #[allow(non_camel_case_types)]
@@ -91,56 +82,10 @@ pub type zex_pfnMemOpenIpcHandles_t = Option<
     ) -> ze_result_t,
 >;
 
-/// zeEventCounterBasedGetIpcHandle, zexCounterBasedEventGetIpcHandle.
-#[allow(non_camel_case_types)]
-pub type ze_pfnEventCounterBasedGetIpcHandle_t = Option<
-    unsafe extern "C" fn(
-        ze_event_handle_t,
-        *mut ze_ipc_event_counter_based_handle_t,
-    ) -> ze_result_t,
->;
-
-/// zeEventCounterBasedOpenIpcHandle, zexCounterBasedEventOpenIpcHandle.
-#[allow(non_camel_case_types)]
-pub type ze_pfnEventCounterBasedOpenIpcHandle_t = Option<
-    unsafe extern "C" fn(
-        ze_context_handle_t,
-        ze_ipc_event_counter_based_handle_t,
-        *mut ze_event_handle_t,
-    ) -> ze_result_t,
->;
-
-/// zeEventCounterBasedCloseIpcHandle, zexCounterBasedEventCloseIpcHandle.
-#[allow(non_camel_case_types)]
-pub type ze_pfnEventCounterBasedCloseIpcHandle_t =
-    Option<unsafe extern "C" fn(ze_event_handle_t) -> ze_result_t>;
-
-/// zeEventCounterBasedCreate, zexCounterBasedEventCreate2: context, device, description, event.
-#[allow(non_camel_case_types)]
-pub type ze_pfnEventCounterBasedCreate_t = Option<
-    unsafe extern "C" fn(
-        ze_context_handle_t,
-        ze_device_handle_t,
-        *const c_void,
-        *mut ze_event_handle_t,
-    ) -> ze_result_t,
->;
-
 /// `ze_mem_dditable_t` of 1.15.
 #[repr(C)]
 #[allow(non_camel_case_types, non_snake_case, missing_docs)]
 pub struct ze_mem_dditable_1_15_t {
     pub before: ze_mem_dditable_t,
     pub pfnGetIpcHandleWithProperties: ze_pfnMemGetIpcHandleWithProperties_t,
-}
-
-/// `ze_event_dditable_t` of 1.15, without its last field.
-#[repr(C)]
-#[allow(non_camel_case_types, non_snake_case, missing_docs)]
-pub struct ze_event_dditable_1_15_t {
-    pub before: ze_event_dditable_t,
-    pub pfnCounterBasedCreate: ze_pfnEventCounterBasedCreate_t,
-    pub pfnCounterBasedGetIpcHandle: ze_pfnEventCounterBasedGetIpcHandle_t,
-    pub pfnCounterBasedOpenIpcHandle: ze_pfnEventCounterBasedOpenIpcHandle_t,
-    pub pfnCounterBasedCloseIpcHandle: ze_pfnEventCounterBasedCloseIpcHandle_t,
 }

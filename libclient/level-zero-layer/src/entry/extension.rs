@@ -1,7 +1,7 @@
 //! The driver's functions that programs ask for by name. Must never give a function for another
 //! driver's of the same name.
 
-use super::{beside, events, guard, memory};
+use super::{beside, guard, memory};
 use crate::below::{self, MISSING};
 use crate::tiles;
 use level_zero_sys::*;
@@ -42,12 +42,6 @@ fn replace(name: &CStr, function: &mut *mut c_void) {
     replace! {
         GET_TILES = get_tiles;
         OPEN_TILES = open_tiles;
-        ZEX_COUNTER_GET = events::zex_counter_get;
-        ZEX_COUNTER_OPEN = events::zex_counter_open;
-        ZEX_COUNTER_CLOSE = events::zex_counter_close;
-        COUNTER_GET = events::counter_get;
-        COUNTER_OPEN = events::counter_open;
-        COUNTER_CLOSE = events::counter_close;
         GET_WITH_PROPERTIES = memory::get_with_properties;
     }
 }

@@ -1,5 +1,5 @@
-//! Event pools, events with counters, and the handles of tiles, as a program calls them. Must never
-//! take one function for another.
+//! Event pools and the handles of tiles, as a program calls them. Must never take one function for
+//! another.
 
 use crate::fault::Fault;
 use crate::gpu::{Address, Gpu};
@@ -96,47 +96,6 @@ impl Gpu {
             self.level_zero.zeDriverGetExtensionFunctionAddress(self.driver, name.as_ptr(), out)?;
             Ok(std::mem::transmute_copy::<*mut c_void, F>(&function))
         }
-    }
-
-    pub fn create_counter(&self) -> Result<Event, Fault> {
-        let create: ze_pfnEventCounterBasedCreate_t =
-            self.extension(c"zexCounterBasedEventCreate2")?;
-        let create = create.ok_or("no function")?;
-        let mut event = ptr::null_mut();
-        // SAFETY: see above.
-        let code = unsafe { create(self.context, self.device, ptr::null(), &raw mut event) };
-        Ok(checked("zexCounterBasedEventCreate2", code).map(|()| event)?)
-    }
-
-    pub fn get_counter(&self, event: Event) -> Result<ze_ipc_mem_handle_t, Fault> {
-        let get: ze_pfnEventCounterBasedGetIpcHandle_t =
-            self.extension(c"zexCounterBasedEventGetIpcHandle")?;
-        let get = get.ok_or("no function")?;
-        let mut handle = ze_ipc_event_counter_based_handle_t { data: [0; 64] };
-        // SAFETY: see above.
-        let code = unsafe { get(event, &raw mut handle) };
-        checked("zexCounterBasedEventGetIpcHandle", code)?;
-        Ok(ze_ipc_mem_handle_t { data: handle.data })
-    }
-
-    pub fn open_counter(&self, handle: ze_ipc_mem_handle_t) -> Result<Event, Fault> {
-        let open: ze_pfnEventCounterBasedOpenIpcHandle_t =
-            self.extension(c"zexCounterBasedEventOpenIpcHandle")?;
-        let open = open.ok_or("no function")?;
-        let handle = ze_ipc_event_counter_based_handle_t { data: handle.data };
-        let mut event = ptr::null_mut();
-        // SAFETY: see above.
-        let code = unsafe { open(self.context, handle, &raw mut event) };
-        Ok(checked("zexCounterBasedEventOpenIpcHandle", code).map(|()| event)?)
-    }
-
-    pub fn close_counter(&self, event: Event) -> Result<(), Fault> {
-        let close: ze_pfnEventCounterBasedCloseIpcHandle_t =
-            self.extension(c"zexCounterBasedEventCloseIpcHandle")?;
-        let close = close.ok_or("no function")?;
-        // SAFETY: see above.
-        let code = unsafe { close(event) };
-        Ok(checked("zexCounterBasedEventCloseIpcHandle", code)?)
     }
 
     /// The handles of all tiles, as MPICH asks for them: the number first.

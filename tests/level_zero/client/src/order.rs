@@ -43,12 +43,6 @@ pub enum Order {
     SignalEvent,
     /// Answers 1 when the event of this number in the pool is signalled.
     IsSignalled,
-    /// Open the handle of an event with counters.
-    OpenCounter,
-    /// Answers 1 when that event is signalled.
-    IsCounted,
-    /// Close that event.
-    CloseCounter,
     /// Import `number` bytes of the fd that comes along; answers 1 when the driver closed the fd.
     ImportFd,
     /// Write the pattern of this salt to the first `number` bytes.
@@ -65,7 +59,7 @@ pub enum Order {
     IsAllGivenBack,
 }
 
-pub const ORDERS: [Order; 28] = [
+pub const ORDERS: [Order; 25] = [
     Order::Allocate,
     Order::Get,
     Order::Open,
@@ -84,9 +78,6 @@ pub const ORDERS: [Order; 28] = [
     Order::ClosePool,
     Order::SignalEvent,
     Order::IsSignalled,
-    Order::OpenCounter,
-    Order::IsCounted,
-    Order::CloseCounter,
     Order::ImportFd,
     Order::Write,
     Order::IsPattern,

@@ -3,7 +3,7 @@
 
 use crate::PEER;
 use crate::counters::Counters;
-use crate::events::{Event, Pool};
+use crate::events::Pool;
 use crate::fault::{Fault, Outcome};
 use crate::gpu::{Address, Gpu, handle_fd, is_open, pattern, with_fd};
 use crate::limits::PEER_TIMEOUT;
@@ -184,12 +184,8 @@ impl Peer {
 /// The peer's main function: serves orders until its stdin, the socket, ends.
 pub fn serve() -> Outcome {
     let gpu = Gpu::open()?;
-    let mut opened = Opened {
-        memory: std::ptr::null_mut(),
-        pool: std::ptr::null_mut(),
-        counter: std::ptr::null_mut(),
-        handles: Vec::new(),
-    };
+    let mut opened =
+        Opened { memory: std::ptr::null_mut(), pool: std::ptr::null_mut(), handles: Vec::new() };
     loop {
         let (message, fd) = match receive(std::io::stdin().as_fd()) {
             Ok(received) => received,
@@ -219,7 +215,6 @@ pub fn serve() -> Outcome {
 struct Opened {
     memory: Address,
     pool: Pool,
-    counter: Event,
     /// Handles kept for OpenTiles.
     handles: Vec<ze_ipc_mem_handle_t>,
 }
@@ -231,7 +226,7 @@ fn obey(
     fd: Option<OwnedFd>,
     opened: &mut Opened,
 ) -> Result<Answer, Fault> {
-    let Opened { memory, pool, counter, handles } = opened;
+    let Opened { memory, pool, handles } = opened;
     let mut answer = Answer { number: 0, handle: message.handle, fd: None };
     let bytes = usize::try_from(message.number)?;
     match order {
@@ -288,9 +283,6 @@ fn obey(
             answer.number = u64::from(gpu.is_signalled(event)?);
             gpu.destroy_event(event)?;
         }
-        Order::OpenCounter => *counter = gpu.open_counter(message.handle)?,
-        Order::IsCounted => answer.number = u64::from(gpu.is_signalled(*counter)?),
-        Order::CloseCounter => gpu.close_counter(*counter)?,
         Order::ImportFd => {
             let (address, is_closed) = import_fd(gpu, fd.ok_or("no fd came")?, bytes)?;
             *memory = address;

@@ -79,7 +79,7 @@ pub struct Registry {
     pool: Pool,
     pub virtual_memory: VirtualMemory,
     pub fetched: FetchedFds,
-    /// The memory of event pools and counters.
+    /// The memory of event pools.
     shared: Vec<Weak<Object>>,
 }
 
@@ -125,7 +125,7 @@ impl Registry {
         Ok(base)
     }
 
-    /// Counts the memory of an event pool or a counter, while it lives.
+    /// Counts the memory of an event pool, while it lives.
     pub fn note_shared(&mut self, object: &Arc<Object>) {
         self.shared.retain(|other| other.strong_count() > 0);
         self.shared.push(Arc::downgrade(object));

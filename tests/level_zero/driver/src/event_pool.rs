@@ -1,6 +1,5 @@
-//! Event pools, and events with counters, in memory that other processes can import. The layout of
-//! their handles is compute-runtime's (`IpcEventPoolData`, `IpcCounterBasedEventData`). Must never
-//! close an fd that stays the caller's.
+//! Event pools in memory that other processes can import. The layout of their handles is
+//! compute-runtime's (`IpcEventPoolData`). Must never close an fd that stays the caller's.
 
 use crate::allocation::registry;
 use crate::answer::Failure;
@@ -14,11 +13,6 @@ use std::sync::Arc;
 
 const INVALID: ze_result_t = ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT;
 
-/// Fds of a counter's handle: the device's memory, the host's.
-const DEVICE_FD: usize = 0;
-const HOST_FD: usize = 8;
-/// How often the counter must have counted for the event to be signalled.
-const COUNTER_VALUE: usize = 16;
 /// The number of events in a pool's handle.
 const EVENTS: usize = 8;
 
@@ -37,7 +31,7 @@ impl Pool {
     /// The pool's memory in another process.
     pub fn open(handle: &[u8; HANDLE_BYTES]) -> Result<Self, Failure> {
         let count = u32::try_from(word(handle, EVENTS)).map_err(|_| INVALID)?;
-        let object = import(handle, 0)?;
+        let object = import(handle)?;
         if count as usize * Word::BYTES <= object.memory.bytes() && count > 0 {
             Ok(Self { count, shared: Some(object) })
         } else {
@@ -69,31 +63,6 @@ impl Pool {
     }
 }
 
-/// An event whose counters stand in two memories.
-pub fn counter() -> Result<Signal, Failure> {
-    let word = |object| Word { object, offset: 0 };
-    Ok(Signal::Shared(vec![word(memory(Word::BYTES)?), word(memory(Word::BYTES)?)]))
-}
-
-/// The handle of an event with counters. The fds stay the driver's as long as the event lives.
-pub fn counter_handle(event: &Signal) -> Result<[u8; HANDLE_BYTES], Failure> {
-    let Signal::Shared(words) = event else { return Err(INVALID.into()) };
-    let [device, host] = words.as_slice() else { return Err(INVALID.into()) };
-    let mut bytes = [0; HANDLE_BYTES];
-    put(&mut bytes, DEVICE_FD, fd_word(device.object.exported(false)?));
-    put(&mut bytes, HOST_FD, fd_word(host.object.exported(false)?));
-    put(&mut bytes, COUNTER_VALUE, 1);
-    Ok(bytes)
-}
-
-pub fn open_counter(handle: &[u8; HANDLE_BYTES]) -> Result<Signal, Failure> {
-    if word(handle, COUNTER_VALUE) != 1 {
-        return Err(INVALID.into());
-    }
-    let word = |object| Word { object, offset: 0 };
-    Ok(Signal::Shared(vec![word(import(handle, DEVICE_FD)?), word(import(handle, HOST_FD)?)]))
-}
-
 fn memory(bytes: usize) -> Result<Arc<Object>, Failure> {
     const PAGE_BYTES: usize = 4096;
     let object = Object::allocate(bytes.max(1).next_multiple_of(PAGE_BYTES))?;
@@ -101,8 +70,8 @@ fn memory(bytes: usize) -> Result<Arc<Object>, Failure> {
     Ok(object)
 }
 
-fn import(handle: &[u8; HANDLE_BYTES], place: usize) -> Result<Arc<Object>, Failure> {
-    let fd = RawFd::try_from(word(handle, place)).map_err(|_| INVALID)?;
+fn import(handle: &[u8; HANDLE_BYTES]) -> Result<Arc<Object>, Failure> {
+    let fd = RawFd::try_from(word(handle, 0)).map_err(|_| INVALID)?;
     let object = with_fd(fd, Object::import)?;
     registry().note_shared(&object);
     Ok(object)

@@ -20,7 +20,7 @@
 //! | `import_fd` | on success the driver closes the fd; older drivers never do (a switch) |
 //! | `...FromFileDescriptorExp` | knows only fds that this process exported |
 //! | tiles | memory of a device of two tiles has an fd for each: `zexMemGetIpcHandles` gives both handles |
-//! | event pool, counter | one fd per memory, which the driver keeps until the pool or event is destroyed; Put is not supported |
+//! | event pool | one fd, which the driver keeps until the pool is destroyed; Put is not supported |
 //! | pool | allocations without `export_desc` may share one object; the offset stands in the handle's bytes 8..16 only |
 //! | opaque, both fd numbers equal | the driver fetches the fd from the exporter (`pidfd_getfd`) and keeps it while the |
 //! | | import is open. It reuses that fd for the same pid and number, even when the number means other memory by now |

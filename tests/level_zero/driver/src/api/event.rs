@@ -1,11 +1,10 @@
 //! The event groups. An event must never end with its pool: it lives until the program destroys it.
 
 use crate::answer::{Failure, answer};
-use crate::event_pool::{self, Pool};
+use crate::event_pool::Pool;
 use crate::opaque::{content, destroy, give, look, make};
 use crate::signal::Signal;
 use level_zero_sys::*;
-use std::ffi::c_void;
 use std::time::Duration;
 
 const IPC: u32 = ze_event_pool_flag_t::ZE_EVENT_POOL_FLAG_IPC.0;
@@ -84,46 +83,6 @@ pub(super) unsafe extern "C" fn create(
 pub(super) unsafe extern "C" fn destroy_event(event: ze_event_handle_t) -> ze_result_t {
     // SAFETY: the specification's promise: an event of ours, not used again.
     answer("zeEventDestroy", unsafe { destroy::<Signal, _>(event) })
-}
-
-pub(super) unsafe extern "C" fn create_counter(
-    _context: ze_context_handle_t,
-    _device: ze_device_handle_t,
-    _desc: *const c_void,
-    event: *mut ze_event_handle_t,
-) -> ze_result_t {
-    let new = event_pool::counter();
-    // SAFETY: the specification's promise.
-    answer("zeEventCounterBasedCreate", new.and_then(|new| unsafe { give(event, make(new)) }))
-}
-
-pub(super) unsafe extern "C" fn get_counter(
-    event: ze_event_handle_t,
-    handle: *mut ze_ipc_event_counter_based_handle_t,
-) -> ze_result_t {
-    // SAFETY: the specification's promise: a live event, and room for a handle.
-    let done = unsafe {
-        content::<Signal, _>(event).and_then(event_pool::counter_handle).and_then(|bytes| {
-            give(handle, ze_ipc_event_counter_based_handle_t { data: bytes.map(u8::cast_signed) })
-        })
-    };
-    answer("zeEventCounterBasedGetIpcHandle", done)
-}
-
-pub(super) unsafe extern "C" fn open_counter(
-    _context: ze_context_handle_t,
-    handle: ze_ipc_event_counter_based_handle_t,
-    event: *mut ze_event_handle_t,
-) -> ze_result_t {
-    let opened = event_pool::open_counter(&handle.data.map(|byte| byte.cast_unsigned()));
-    // SAFETY: the specification's promise.
-    let done = opened.and_then(|new| unsafe { give(event, make(new)) });
-    answer("zeEventCounterBasedOpenIpcHandle", done)
-}
-
-pub(super) unsafe extern "C" fn close_counter(event: ze_event_handle_t) -> ze_result_t {
-    // SAFETY: the specification's promise: an event of ours, not used again.
-    answer("zeEventCounterBasedCloseIpcHandle", unsafe { destroy::<Signal, _>(event) })
 }
 
 pub(super) unsafe extern "C" fn host_signal(event: ze_event_handle_t) -> ze_result_t {

@@ -1,6 +1,6 @@
 //! Functions that programs ask for by name. Must never answer one for another name.
 
-use super::{event, memory};
+use super::memory;
 use crate::allocation::registry;
 use crate::answer::{Failure, answer};
 use crate::counters::{COUNTERS_FUNCTION, Counters};
@@ -17,12 +17,6 @@ fn named(name: &CStr) -> Option<*mut c_void> {
         name if name == COUNTERS_FUNCTION => counters as *mut c_void,
         name if name == c"zexMemGetIpcHandles" => get_tiles as *mut c_void,
         name if name == c"zexMemOpenIpcHandles" => open_tiles as *mut c_void,
-        name if name == c"zexCounterBasedEventCreate2" => event::create_counter as *mut c_void,
-        name if name == c"zexCounterBasedEventGetIpcHandle" => event::get_counter as *mut c_void,
-        name if name == c"zexCounterBasedEventOpenIpcHandle" => event::open_counter as *mut c_void,
-        name if name == c"zexCounterBasedEventCloseIpcHandle" => {
-            event::close_counter as *mut c_void
-        }
         _ => return None,
     })
 }

@@ -127,17 +127,13 @@ tables! {
         V1_0: pfnCloseIpcHandle = event::close_ipc_handle;
         V1_6: pfnPutIpcHandle = event::put_ipc_handle;
     }
-    zeGetEventProcAddrTable(ze_event_dditable_1_15_t) {
-        V1_0: before.pfnCreate = event::create;
-        V1_0: before.pfnDestroy = event::destroy_event;
-        V1_0: before.pfnHostSignal = event::host_signal;
-        V1_0: before.pfnHostSynchronize = event::host_synchronize;
-        V1_0: before.pfnQueryStatus = event::query_status;
-        V1_0: before.pfnHostReset = event::host_reset;
-        V1_15: pfnCounterBasedCreate = event::create_counter;
-        V1_15: pfnCounterBasedGetIpcHandle = event::get_counter;
-        V1_15: pfnCounterBasedOpenIpcHandle = event::open_counter;
-        V1_15: pfnCounterBasedCloseIpcHandle = event::close_counter;
+    zeGetEventProcAddrTable(ze_event_dditable_t) {
+        V1_0: pfnCreate = event::create;
+        V1_0: pfnDestroy = event::destroy_event;
+        V1_0: pfnHostSignal = event::host_signal;
+        V1_0: pfnHostSynchronize = event::host_synchronize;
+        V1_0: pfnQueryStatus = event::query_status;
+        V1_0: pfnHostReset = event::host_reset;
     }
 }
 

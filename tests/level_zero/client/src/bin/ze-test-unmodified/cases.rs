@@ -171,7 +171,6 @@ pub const CASES: &[Case] = cases! {
     "event_pool_when_its_fd_is_fetched_is_shared": Virtual(ways::event_pool_fetched), OPAQUE;
     "event_pool_when_destroyed_ends_its_handle": Virtual(ways::event_pool_destroyed), LEGACY;
     "event_pool_when_not_for_others_has_no_handle": Broker(ways::private_pool), LEGACY;
-    "counter_when_passed_by_value_is_shared": Virtual(ways::counter), LEGACY;
 
     "handles_when_in_another_pid_namespace_are_shared_by_value": Namespaces(shapes::bytes_apart), LEGACY;
     "handles_when_in_another_pid_namespace_are_shared_with_a_fetched_fd": Namespaces(shapes::fetched_apart), LEGACY_POOL;

@@ -1,5 +1,5 @@
-//! The other ways to a handle or an fd: tiles, external memory, event pools, counters. A peer opens
-//! what this process exports. Must never open in this process alone what is to be shared.
+//! The other ways to a handle or an fd: tiles, external memory, event pools. A peer opens what this
+//! process exports. Must never open in this process alone what is to be shared.
 
 use crate::broker;
 use crate::exporting::{has_put, put_if_there};
@@ -195,32 +195,4 @@ pub fn private_pool(gpu: &Gpu) -> Outcome {
     let unsupported = ze_result_t::ZE_RESULT_ERROR_UNSUPPORTED_FEATURE;
     refused("Get", gpu.get_pool(pool), unsupported)?;
     Ok(gpu.destroy_pool(pool)?)
-}
-
-/// Its handle has two fds, one of the device's memory and one of the host's; both are virtual.
-pub fn counter(gpu: &Gpu) -> Outcome {
-    let peer = Peer::start()?;
-    let event = gpu.create_counter()?;
-    let handle = gpu.get_counter(event)?;
-    let bytes = handle.to_bytes();
-    let second = i32::from_ne_bytes(std::array::from_fn(|i| bytes[8 + i]));
-    holds(is_virtual(handle_fd(handle)) && is_virtual(second), || format!("fds in {bytes:?}"))?;
-    for _ in 0..2 {
-        peer.tell_with(Order::OpenCounter, 0, 0, handle, None)??;
-        broker::wait_for("two leases", |counts| counts.mapped_leases == 2)?;
-        same(
-            "counted before",
-            peer.number(Order::IsCounted, 0, 0)?,
-            gpu.is_signalled(event)?.into(),
-        )?;
-        gpu.signal(event)?;
-        same("counted after", peer.number(Order::IsCounted, 0, 0)?, 1)?;
-        peer.tell(Order::CloseCounter, 0, 0)??;
-        broker::wait_for("no lease", |counts| counts.mapped_leases + counts.open_leases == 0)?;
-        broker::evict_all()?;
-    }
-    gpu.destroy_event(event)?;
-    let opened = peer.tell_with(Order::OpenCounter, 0, 0, handle, None)?;
-    refused("Open of a destroyed event", opened, INVALID)?;
-    peer.finish()
 }
