@@ -104,6 +104,8 @@ pub use objects::{
 };
 pub use requests::early::EarlyRegistration;
 pub use requests::started::{AcquireProgress, AcquireRequest, Progress};
+#[doc(hidden)]
+pub use sync::lock;
 pub use wire::handshake::default_socket_path;
 
 pub use backend::cuda;

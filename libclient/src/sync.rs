@@ -1,11 +1,13 @@
-//! Locks that survive a panic of another thread, and the clock's arithmetic.
-//! Must never be held over a callback or a wait for the broker.
+//! What threads are to one another: locks that survive a panic of another thread, and which threads
+//! are inside a callback of the application, where they must not wait, and not serve either. A lock
+//! must never be held over a callback or a wait for the broker.
 
+use std::cell::Cell;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// Locks; a panic elsewhere does not spread: every structure here is consistent between statements.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -17,4 +19,29 @@ pub(crate) fn wait_until<'a, T>(
 ) -> MutexGuard<'a, T> {
     let timeout = until.saturating_duration_since(Instant::now());
     condvar.wait_timeout(guard, timeout).unwrap_or_else(PoisonError::into_inner).0
+}
+
+thread_local! {
+    static IS_SERVING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the caller is inside a callback.
+pub(crate) fn is_in_callback() -> bool {
+    IS_SERVING.get()
+}
+
+/// Marks the thread as one whose callbacks are being called, until dropped.
+pub(crate) struct Serving(());
+
+impl Serving {
+    pub fn begin() -> Self {
+        IS_SERVING.set(true);
+        Serving(())
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        IS_SERVING.set(false);
+    }
 }

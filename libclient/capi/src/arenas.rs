@@ -6,11 +6,11 @@ use crate::limits::{ARENA_BYTES, ARENA_LEAST_BYTES};
 use crate::slot::is_in_callback;
 use fdbroker_client::{
     Arena, Client, Deadline, ErrorCode, Handle, HostBuffer, HostMemory, IsolatedBuffer,
-    IsolatedMemory, Share,
+    IsolatedMemory, Share, lock,
 };
 use nix::sys::resource::{Resource, getrlimit};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Where a buffer is to come from.
 #[derive(Clone, Copy)]
@@ -57,10 +57,6 @@ impl Arenas {
         Arenas { arena_bytes, state: Mutex::default() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub fn alloc(
         &self,
         client: &Client,
@@ -79,7 +75,7 @@ impl Arenas {
 
     /// The arena of this kind of memory, made at its first use, and anew when its fd is gone.
     fn arena(&self, client: &Client, memory: HostMemory) -> Result<Arena, Failure> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let place = match memory {
             HostMemory::Memfd => &mut state.memfd_arena,
             HostMemory::Udmabuf => &mut state.udmabuf_arena,
@@ -123,20 +119,20 @@ impl Arenas {
 
     /// Keeps a buffer until [`Arenas::free`].
     pub fn keep(&self, buffer: Buffer) {
-        self.state().buffers.insert(buffer.as_ptr().addr(), Arc::new(buffer));
+        lock(&self.state).buffers.insert(buffer.as_ptr().addr(), Arc::new(buffer));
     }
 
     /// Frees the buffer that begins at `address`; whether there was one.
     pub fn free(&self, address: usize) -> bool {
         // Dropped here, after the lock.
-        let buffer = self.state().buffers.remove(&address);
+        let buffer = lock(&self.state).buffers.remove(&address);
         buffer.is_some()
     }
 
     /// The handle of the buffer that `address` points into; `None`: it points into none.
     pub fn handle_at(&self, address: usize, deadline: Deadline) -> Result<Option<Handle>, Failure> {
         let found = {
-            let state = self.state();
+            let state = lock(&self.state);
             let below = state.buffers.range(..=address).next_back();
             below.map(|(base, buffer)| (address - base, Arc::clone(buffer)))
         };
@@ -151,14 +147,14 @@ impl Arenas {
     /// Uses again what is held back because a broker that was lost knew its leases; how many bytes.
     pub fn reclaim(&self) -> u64 {
         let arenas = {
-            let state = self.state();
+            let state = lock(&self.state);
             [state.memfd_arena.clone(), state.udmabuf_arena.clone()]
         };
         arenas.iter().flatten().map(|arena| arena.reclaim_orphans() as u64).sum()
     }
 
     pub fn usage(&self) -> Usage {
-        let state = self.state();
+        let state = lock(&self.state);
         let mut usage = Usage { registered: 0, bytes: 0, used: 0, held_back: 0 };
         for arena in [&state.memfd_arena, &state.udmabuf_arena].into_iter().flatten() {
             usage.bytes += arena.len() as u64;

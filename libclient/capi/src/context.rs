@@ -1,5 +1,6 @@
-//! The context: what one `fdbroker_open` has made, and how a caller's pointer becomes one.
-//! Must never take a lock before it knows that this process is the one that opened it.
+//! The context: what one `fdbroker_open` has made, how a caller's pointer becomes one, and the copies
+//! in a forked child, which are kept and left alone. Must never take a lock before it knows that this
+//! process is the one that opened it, nor free a copy.
 
 use crate::arenas::Arenas;
 use crate::callbacks::Callbacks;
@@ -10,7 +11,7 @@ use crate::notices::Notices;
 use crate::object_table::ObjectTable;
 use fdbroker_client::{Client, Error, Exports, ImportCache, Objects};
 use std::sync::Arc;
-use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// A context: a connection to the node's broker, with its leases, host memory and import cache. One
 /// per process is enough: all threads can share it.
@@ -28,7 +29,7 @@ pub struct fdbroker_t {
     pub(crate) notices: Option<Arc<Notices>>,
     pub(crate) client: Client,
     pub(crate) print_stats: bool,
-    /// The next of the contexts that `forked` keeps.
+    /// The next of the contexts that are kept.
     pub(crate) next_kept: AtomicPtr<fdbroker_t>,
 }
 
@@ -54,4 +55,24 @@ pub(crate) unsafe fn context<'a>(
 #[cold]
 fn no_context(is_null: bool, what: &str) -> Failure {
     if is_null { Failure::argument("broker is NULL") } else { Error::forked(what).into() }
+}
+
+/// The contexts closed in a child, as a linked list: a leak checker then sees that they are kept on
+/// purpose.
+static KEPT: AtomicPtr<fdbroker_t> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Puts the copy aside. Its tables may have been copied in the middle of a change, so even freeing
+/// them is unsafe. exec(2) closes its sockets, and the broker watches the parent's process, not the
+/// sockets.
+pub(crate) fn keep_copy(context: Box<fdbroker_t>) {
+    let context = Box::into_raw(context);
+    let mut before = KEPT.load(Ordering::Relaxed);
+    loop {
+        // SAFETY: ours alone until it is in the list.
+        unsafe { (*context).next_kept.store(before, Ordering::Relaxed) };
+        match KEPT.compare_exchange_weak(before, context, Ordering::AcqRel, Ordering::Relaxed) {
+            Ok(_) => return,
+            Err(now) => before = now,
+        }
+    }
 }

@@ -5,11 +5,11 @@ use crate::failure::Failure;
 use fdbroker_client::cuda::{self, CudaBuffer, CudaMemory};
 use fdbroker_client::level_zero::{self, LevelZeroBuffer, LevelZeroMemory};
 use fdbroker_client::{
-    Access, Client, Deadline, Error, Exports, Grant, Handle, ImportOpener, Opened, Share,
+    Access, Client, Deadline, Error, Exports, Grant, Handle, ImportOpener, Opened, Share, lock,
 };
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// A driver that shares memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -78,12 +78,8 @@ impl Gpus {
         &self.client
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn device(&self, driver: Driver, ordinal: u32) -> Result<Device, Error> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         if let Some(device) = state.devices.get(&(driver, ordinal)) {
             return Ok(device.clone());
         }
@@ -101,7 +97,7 @@ impl Gpus {
     /// # Safety
     /// As `level_zero::Device::of_context`.
     pub unsafe fn adopt(&self, ordinal: u32, context: *mut c_void) -> Result<bool, Failure> {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         let key = (Driver::LevelZero, ordinal);
         if state.devices.contains_key(&key) {
             return Ok(false);
@@ -137,20 +133,20 @@ impl Gpus {
     /// Keeps a buffer until [`Gpus::free`].
     pub fn keep(&self, buffer: Buffer, is_pooled: bool) {
         let (base, buffer) = (buffer.base(), Arc::new(buffer));
-        self.state().buffers.insert(base, Kept { buffer, is_pooled });
+        lock(&self.state).buffers.insert(base, Kept { buffer, is_pooled });
     }
 
     /// Frees the buffer that begins at `address`; whether there was one.
     pub fn free(&self, address: u64) -> bool {
         // Dropped here, after the lock.
-        let buffer = self.state().buffers.remove(&address);
+        let buffer = lock(&self.state).buffers.remove(&address);
         buffer.is_some()
     }
 
     /// The handle of the buffer that `address` points into; `None`: it points into none.
     pub fn handle_at(&self, address: u64, deadline: Deadline) -> Result<Option<Handle>, Failure> {
         let found = {
-            let state = self.state();
+            let state = lock(&self.state);
             let below = state.buffers.range(..=address).next_back();
             below.map(|(base, kept)| (address - base, Arc::clone(&kept.buffer)))
         };
@@ -195,7 +191,7 @@ impl Gpus {
     /// Frees all but what an allocator has, and closes the devices that nothing needs any more.
     pub fn close(&self) {
         let (buffers, devices) = {
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             let all = std::mem::take(&mut state.buffers);
             let (pooled, own) = all.into_iter().partition(|(_, kept)| kept.is_pooled);
             state.buffers = pooled;
@@ -209,7 +205,7 @@ impl Gpus {
 
     pub fn usage(&self) -> Usage {
         let buffers: Vec<Arc<Buffer>> =
-            self.state().buffers.values().map(|kept| Arc::clone(&kept.buffer)).collect();
+            lock(&self.state).buffers.values().map(|kept| Arc::clone(&kept.buffer)).collect();
         let registered = buffers.iter().filter(|buffer| buffer.is_registered()).count();
         Usage { registered: registered as u64 }
     }

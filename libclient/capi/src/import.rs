@@ -166,9 +166,12 @@ unsafe fn import_all(
 ) -> Result<(), Failure> {
     // SAFETY: the caller's promise.
     let mut answers = unsafe { answers(count, imports, codes) }?;
-    // SAFETY: as above.
-    let imported = unsafe { try_import(broker, count, handles, flags, deadline_ms) };
-    answers.fill(imported.map(|imports| imports.into_iter().map(|one| one.map(taken_apart))))
+    let import = || {
+        // SAFETY: as above.
+        let (context, handles) = unsafe { (context(broker, "import")?, many(handles, count)?) };
+        Ok(context.cache.import_many(handles, mode(flags)?, Deadline::from_ms(deadline_ms))?)
+    };
+    answers.fill(import().map(|imports| imports.into_iter().map(|one| one.map(taken_apart))))
 }
 
 /// The caller's arrays for imports and codes.
@@ -182,20 +185,6 @@ pub(crate) unsafe fn answers<'a>(
 ) -> Result<Answers<'a, impl Results<fdbroker_import_t> + use<'a>>, Failure> {
     // SAFETY: the caller's promise.
     unsafe { Answers::new(count, plain(imports, count, "import", || NONE), codes) }
-}
-
-/// # Safety
-/// As [`import_all`].
-unsafe fn try_import<'a>(
-    broker: *mut fdbroker_t,
-    count: usize,
-    handles: *const fdbroker_handle_t,
-    flags: u32,
-    deadline_ms: u32,
-) -> Result<Vec<Result<CachedImport<'a>, fdbroker_client::Error>>, Failure> {
-    // SAFETY: the caller's promise.
-    let (context, handles) = unsafe { (context(broker, "import")?, many(handles, count)?) };
-    Ok(context.cache.import_many(handles, mode(flags)?, Deadline::from_ms(deadline_ms))?)
 }
 
 #[inline]

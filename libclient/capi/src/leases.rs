@@ -1,9 +1,9 @@
 //! The leases of a C program by token: a token is never used twice, so that a second release is an
 //! error. Must never hold its lock during a callback or a wait.
 
-use fdbroker_client::{Error, ErrorCode, Lease};
+use fdbroker_client::{Error, ErrorCode, Lease, lock};
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 /// All leases of a context by their tokens.
 #[derive(Debug, Default)]
@@ -39,17 +39,13 @@ struct Held {
 const REVOKED_KEPT: usize = 256;
 
 impl Leases {
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Keeps a lease; answers its token, which is never 0.
     ///
     /// # Errors
     /// The notice of its end has come before: nobody could have been told which lease it was of. It
     /// is given back.
     pub fn insert(&self, lease: Lease) -> Result<u64, Error> {
-        let mut table = self.table();
+        let mut table = lock(&self.table);
         let number = lease.number();
         if let Some((_, code)) = table.revoked.iter().find(|(revoked, _)| *revoked == number) {
             let code = *code;
@@ -65,7 +61,7 @@ impl Leases {
 
     /// Takes a lease out; its drop gives it back.
     pub fn take(&self, token: u64) -> Result<Lease, Error> {
-        let mut table = self.table();
+        let mut table = lock(&self.table);
         let held = table.leases.remove(&token).ok_or_else(|| unknown("release", token))?;
         let number = held.lease.number();
         // After a reconnect the lease may have another number, and another lease its former one.
@@ -85,32 +81,32 @@ impl Leases {
         token: u64,
         act: impl FnOnce(&mut Lease) -> T,
     ) -> Result<T, Error> {
-        let mut table = self.table();
+        let mut table = lock(&self.table);
         let held = table.leases.get_mut(&token).ok_or_else(|| unknown(what, token))?;
         Ok(act(&mut held.lease))
     }
 
     /// The number of leases that are not given back.
     pub fn len(&self) -> usize {
-        self.table().leases.len()
+        lock(&self.table).leases.len()
     }
 
     /// Gives all leases back, 253 per message.
     pub fn release_all(&self) {
-        let leases = std::mem::take(&mut self.table().leases);
+        let leases = std::mem::take(&mut lock(&self.table).leases);
         Lease::release_many(leases.into_values().map(|held| held.lease));
     }
 
     /// The broker is lost: its numbers are void, and what it has revoked is refused by the next
     /// one.
     pub fn disconnected(&self) {
-        self.table().revoked.clear();
+        lock(&self.table).revoked.clear();
     }
 
     /// The token of a lease of whose end a notice tells by its number; 0 when the program does not
     /// have it.
     pub fn token_of_revoked(&self, number: u64, code: ErrorCode) -> u64 {
-        let mut table = self.table();
+        let mut table = lock(&self.table);
         table.renumber();
         // A refusal is told before anything that the broker says of the lease that has this number
         // now.
@@ -130,7 +126,7 @@ impl Leases {
 
     /// The token of the lease with this number at the broker; 0 when the program has no such lease.
     pub fn token_of(&self, number: u64) -> u64 {
-        let mut table = self.table();
+        let mut table = lock(&self.table);
         table.renumber();
         table.tokens.get(&number).copied().unwrap_or(0)
     }

@@ -4,7 +4,7 @@
 //!
 //! Layers (tests/layers checks them): `leases, limits, object_table <- last_error, logger <- errors
 //! <- failure <- guard, sized, slot <- arenas, callbacks, gpus, handle <- context <- acquire,
-//! events, forked, host, import, register, stats <- objects <- object_get, object_make,
+//! events, host, import, register, stats <- objects <- object_get, object_make,
 //! object_names, object_watch <- gpu, open, opener, pool, request, suspend`.
 //!
 //! Each public module belongs to a section of the header (tests/header.rs): its doc comments are
@@ -26,7 +26,6 @@ pub mod context;
 pub mod errors;
 pub mod events;
 mod failure;
-mod forked;
 pub mod gpu;
 mod gpus;
 mod guard;

@@ -4,11 +4,11 @@
 
 use crate::callbacks::{Callbacks, FDBROKER_NOTICE_RECLAIM, fdbroker_notice_t};
 use crate::limits::RECLAIMS_KEPT;
-use fdbroker_client::{Error, Wake};
+use fdbroker_client::{Error, Wake, lock};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
 /// The queue of one context, and the fd that says when there is something in it.
@@ -26,12 +26,8 @@ impl Notices {
         Ok(Notices { waiting: Mutex::default(), wake, seat: Mutex::default() })
     }
 
-    fn waiting(&self) -> MutexGuard<'_, VecDeque<fdbroker_notice_t>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub fn push(&self, notice: fdbroker_notice_t) {
-        let mut waiting = self.waiting();
+        let mut waiting = lock(&self.waiting);
         // The broker asks again for what it still wants.
         if notice.kind == FDBROKER_NOTICE_RECLAIM && waiting.len() >= RECLAIMS_KEPT {
             return;
@@ -73,7 +69,7 @@ impl Notices {
         let _ = self.wake.mended();
         // Before the queue: what is put in after this rings again.
         self.wake.take_kicks();
-        let all = std::mem::take(&mut *self.waiting());
+        let all = std::mem::take(&mut *lock(&self.waiting));
         all.iter().for_each(|notice| callbacks.tell(notice));
         !all.is_empty()
     }

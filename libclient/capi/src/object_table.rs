@@ -1,9 +1,9 @@
 //! The objects that a C program has got, by token: a token is never used twice, so that a second
 //! release is an error. Must never hold its lock while an object is dropped.
 
-use fdbroker_client::{Error, Object};
+use fdbroker_client::{Error, Object, lock};
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 /// All objects of a context by their tokens.
 #[derive(Debug, Default)]
@@ -18,13 +18,9 @@ struct Table {
 }
 
 impl ObjectTable {
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Keeps an object; answers its token, which is never 0.
     pub fn insert(&self, object: Object) -> u64 {
-        let mut table = self.table();
+        let mut table = lock(&self.table);
         table.last += 1;
         let token = table.last;
         table.objects.insert(token, object);
@@ -33,17 +29,17 @@ impl ObjectTable {
 
     /// Takes an object out; its drop gives it back.
     pub fn take(&self, token: u64) -> Result<Object, Error> {
-        self.table().objects.remove(&token).ok_or_else(|| unknown("release", token))
+        lock(&self.table).objects.remove(&token).ok_or_else(|| unknown("release", token))
     }
 
     /// A clone of one that stays here.
     pub fn find(&self, what: &str, token: u64) -> Result<Object, Error> {
-        self.table().objects.get(&token).cloned().ok_or_else(|| unknown(what, token))
+        lock(&self.table).objects.get(&token).cloned().ok_or_else(|| unknown(what, token))
     }
 
     /// Gives all back.
     pub fn release_all(&self) {
-        let objects = std::mem::take(&mut self.table().objects);
+        let objects = std::mem::take(&mut lock(&self.table).objects);
         drop(objects);
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::arenas::Arenas;
 use crate::callbacks::{Callbacks, deliver_recall, translate};
-use crate::context::{context, fdbroker_t};
+use crate::context::{context, fdbroker_t, keep_copy};
 use crate::errors::fdbroker_code_t;
 use crate::failure::Failure;
 use crate::gpus::Gpus;
@@ -12,7 +12,7 @@ use crate::leases::Leases;
 use crate::notices::Notices;
 use crate::sized::{Growable, init, place, read};
 use crate::slot::refuse_in_callback;
-use crate::{forked, logger, stats};
+use crate::{logger, stats};
 use fdbroker_client::{CacheSettings, Client, Deadline, Exports, ImportCache};
 use std::ffi::{CStr, OsStr, c_char};
 use std::os::unix::ffi::OsStrExt;
@@ -305,7 +305,7 @@ pub unsafe extern "C" fn fdbroker_close(broker: *mut fdbroker_t) -> fdbroker_cod
         // SAFETY: made by fdbroker_open, and the caller's last use of it.
         let context = unsafe { Box::from_raw(broker) };
         if context.client.is_forked_copy() {
-            forked::keep(context)
+            keep_copy(context)
         } else {
             close(*context)
         }

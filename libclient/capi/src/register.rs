@@ -138,8 +138,17 @@ unsafe fn register_all(
 ) -> Result<(), Failure> {
     // SAFETY: the caller's promise.
     let mut answers = unsafe { answers(count, handles, codes) }?;
-    // SAFETY: as above.
-    answers.fill(unsafe { try_register(broker, count, allocations, fds, deadline_ms) })
+    let register = || {
+        // SAFETY: as above; the fds stay open over the call.
+        let (context, wanted) = unsafe {
+            let context = context(broker, "register")?;
+            (context, Wanted::new(context, count, allocations, fds)?)
+        };
+        let Wanted { deposits, fds, refused } = wanted;
+        let deadline = Deadline::from_ms(deadline_ms);
+        Ok(refused.fill(context.exports.register_many(&deposits, &fds, deadline)?))
+    };
+    answers.fill(register())
 }
 
 /// The caller's arrays for handles and codes.
@@ -154,25 +163,6 @@ pub(crate) unsafe fn answers<'a>(
     let none = || fdbroker_handle_t::NONE;
     // SAFETY: the caller's promise.
     unsafe { Answers::new(count, plain(handles, count, "handle", none), codes) }
-}
-
-/// # Safety
-/// As [`register_all`].
-unsafe fn try_register(
-    broker: *mut fdbroker_t,
-    count: usize,
-    allocations: *const fdbroker_allocation_t,
-    fds: *const c_int,
-    deadline_ms: u32,
-) -> Result<Vec<Result<fdbroker_handle_t, Failure>>, Failure> {
-    // SAFETY: the caller's promise.
-    let (context, wanted) = unsafe {
-        let context = context(broker, "register")?;
-        (context, Wanted::new(context, count, allocations, fds)?)
-    };
-    let Wanted { deposits, fds, refused } = wanted;
-    let deadline = Deadline::from_ms(deadline_ms);
-    Ok(refused.fill(context.exports.register_many(&deposits, &fds, deadline)?))
 }
 
 /// What a call is to register.
@@ -204,7 +194,7 @@ impl<'fd> Wanted<'fd> {
         for (index, fd) in fds.iter().enumerate() {
             // SAFETY: as above; its driver data too.
             let one = unsafe {
-                let deposit = allocations.get(index).and_then(|it| deposit(&it));
+                let deposit = allocations.get(index).and_then(|it| it.deposit());
                 deposit.and_then(|deposit| match deposit.recallable && !has_recall {
                     true => Err(Error::no_recall_callback().into()),
                     false => Ok((deposit, borrow(*fd)?)),
@@ -262,8 +252,36 @@ impl fdbroker_allocation_t {
     /// # Safety
     /// `driver_data` is NULL or points to `driver_data_len` bytes.
     pub(crate) unsafe fn deposit(&self) -> Result<Deposit, Failure> {
-        // SAFETY: the caller's promise.
-        unsafe { deposit(self) }
+        let refuse = |what: &str, value: u64| Err(unknown("register", what, value));
+        let fdbroker_allocation_t { kind, share, flags, size_bytes, .. } = *self;
+        let memory = memory_kind("register", kind)?;
+        let circle = share_of("register", share)?;
+        if flags & !(FDBROKER_RECALLABLE | FDBROKER_KEEP | FDBROKER_VIRTUAL_FD) != 0 {
+            return refuse("flags", flags.into());
+        }
+        if size_bytes == 0 {
+            return Err(Failure::argument("register: size_bytes is 0; an allocation has bytes"));
+        }
+        let base = self.base;
+        if base.checked_add(size_bytes).is_none() {
+            let text = format!(
+                "register: base {base:#x} and size_bytes {size_bytes} pass the last address"
+            );
+            return Err(Failure::argument(text));
+        }
+        let fdbroker_allocation_t { device, fd_offset, owner_allocation_id, .. } = *self;
+        let facts =
+            Facts { device, fd_offset, owner_allocation_id, ..Facts::new(memory, size_bytes) };
+        Ok(Deposit {
+            base,
+            // SAFETY: the caller's promise.
+            driver_data: unsafe { driver_data(self) }?,
+            recallable: flags & FDBROKER_RECALLABLE != 0,
+            keep: flags & FDBROKER_KEEP != 0,
+            virtual_fd: flags & FDBROKER_VIRTUAL_FD != 0,
+            share: circle,
+            ..facts.into()
+        })
     }
 }
 
@@ -277,39 +295,6 @@ pub(crate) fn memory_kind(act: &str, kind: u32) -> Result<MemoryKind, Failure> {
 pub(crate) fn share_of(act: &str, share: u32) -> Result<Share, Failure> {
     let known = u8::try_from(share).ok().and_then(Share::from_number);
     known.ok_or_else(|| unknown(act, "share", share.into()))
-}
-
-/// # Safety
-/// `driver_data` is NULL or points to `driver_data_len` bytes.
-unsafe fn deposit(allocation: &fdbroker_allocation_t) -> Result<Deposit, Failure> {
-    let refuse = |what: &str, value: u64| Err(unknown("register", what, value));
-    let fdbroker_allocation_t { kind, share, flags, size_bytes, .. } = *allocation;
-    let memory = memory_kind("register", kind)?;
-    let circle = share_of("register", share)?;
-    if flags & !(FDBROKER_RECALLABLE | FDBROKER_KEEP | FDBROKER_VIRTUAL_FD) != 0 {
-        return refuse("flags", flags.into());
-    }
-    if size_bytes == 0 {
-        return Err(Failure::argument("register: size_bytes is 0; an allocation has bytes"));
-    }
-    let base = allocation.base;
-    if base.checked_add(size_bytes).is_none() {
-        let text =
-            format!("register: base {base:#x} and size_bytes {size_bytes} pass the last address");
-        return Err(Failure::argument(text));
-    }
-    let fdbroker_allocation_t { device, fd_offset, owner_allocation_id, .. } = *allocation;
-    let facts = Facts { device, fd_offset, owner_allocation_id, ..Facts::new(memory, size_bytes) };
-    Ok(Deposit {
-        base,
-        // SAFETY: the caller's promise.
-        driver_data: unsafe { driver_data(allocation) }?,
-        recallable: flags & FDBROKER_RECALLABLE != 0,
-        keep: flags & FDBROKER_KEEP != 0,
-        virtual_fd: flags & FDBROKER_VIRTUAL_FD != 0,
-        share: circle,
-        ..facts.into()
-    })
 }
 
 /// # Safety

@@ -4,10 +4,10 @@
 //! handle of an allocation that has ended, and is asked for the number then.
 
 use crate::limits::MISSES_AHEAD;
-use fdbroker_client::{Client, Deadline, Error, ErrorCode, Grant, Handle};
+use fdbroker_client::{Client, Deadline, Error, ErrorCode, Grant, Handle, lock};
 use fdbroker_virtual_fds::VirtualFd;
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 /// How many handles are told ahead: a tensor of 512 MiB has 26 segments in PyTorch. The protocol's
 /// most.
@@ -44,11 +44,11 @@ impl Neighbours {
         deadline: Deadline,
     ) -> Result<Grant, Error> {
         // Not under the lock: the body asks the broker.
-        let told = self.told().take(number);
+        let told = lock(&self.0).take(number);
         if let Some((handle, was_fetched)) = told {
             if was_fetched {
                 let taken = client.take_ahead(&handle);
-                self.told().note_taken(taken.is_some());
+                lock(&self.0).note_taken(taken.is_some());
                 if let Some(outcome) = taken {
                     self.fetch(client, deadline);
                     return outcome;
@@ -64,7 +64,7 @@ impl Neighbours {
         }
         let mut handles = client.resolve(number, TOLD_AHEAD, deadline)?;
         let handle = handles.remove(0);
-        self.told().replace(handles);
+        lock(&self.0).replace(handles);
         let outcome = client.acquire(&handle, deadline);
         self.fetch(client, deadline);
         outcome
@@ -73,15 +73,11 @@ impl Neighbours {
     /// Has the next ones sent ahead while the program uses this one, if it goes through them in a
     /// row.
     fn fetch(&self, client: &Client, deadline: Deadline) {
-        let next = self.told().to_fetch();
+        let next = lock(&self.0).to_fetch();
         if !next.is_empty() {
             let count = client.fetch_ahead(&next, deadline);
-            self.told().note_fetched(count);
+            lock(&self.0).note_fetched(count);
         }
-    }
-
-    fn told(&self) -> MutexGuard<'_, Told> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

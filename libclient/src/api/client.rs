@@ -20,11 +20,10 @@ use crate::requests::inherited::{self, Heritage};
 use crate::requests::register::{Batch, Registrations, register, unregister};
 use crate::requests::resolve::resolve;
 use crate::requests::started::AcquireRequest;
-use crate::serve::callback::is_in_callback;
 use crate::serve::dispatch::Dispatch;
 use crate::serve::session::Session;
 use crate::serve::thread::LibraryThread;
-use crate::sync::lock;
+use crate::sync::{is_in_callback, lock};
 use crate::wire::connection::Connection;
 use crate::wire::handshake::greet;
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle, VirtualFd};
@@ -287,7 +286,7 @@ impl Client {
             if self.common().is_a_buffers(one.id) {
                 (of, one.epoch, Ending::Kept)
             } else {
-                (of, one.epoch, holdings.end(one))
+                (of, one.epoch, holdings.end(one, false))
             }
         };
         let endings: Vec<(Unregister, Option<u64>, Ending)> = what.into_iter().map(end).collect();

@@ -218,7 +218,7 @@ impl Inner {
     fn free(&self, offset: usize, owner_allocation_id: u64) {
         let mut told = None;
         let end = |registration: &Registration| {
-            let ending = self.client.common().holdings.end_and_await(registration.into());
+            let ending = self.client.common().holdings.end(registration.into(), true);
             if let Ending::Tell(link) = ending {
                 told = Some(link);
             }

@@ -117,7 +117,7 @@ impl Common {
         let mut line = None;
         let mut ended = Vec::new();
         for one in what {
-            if let Ending::Tell(of) = self.holdings.end(one) {
+            if let Ending::Tell(of) = self.holdings.end(one, false) {
                 // Of the connection of the moment, all of them; one lost meanwhile takes no
                 // message.
                 line = Some(of);

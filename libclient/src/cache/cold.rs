@@ -63,7 +63,7 @@ struct Kept {
 }
 
 /// See the file's head.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Cold {
     kept: Vec<Kept>,
     free: Vec<u32>,
@@ -91,25 +91,8 @@ pub(super) struct Cold {
 
 impl Cold {
     pub fn new() -> Self {
-        Cold {
-            kept: Vec::new(),
-            free: Vec::new(),
-            newest: NONE,
-            oldest: NONE,
-            by_lease: HashMap::new(),
-            spare: Vec::new(),
-            next_spare: PAGE_RESERVED_SLOTS,
-            flights: HashMap::new(),
-            suspended: None,
-            listed: 0,
-            open: 0,
-            bytes: 0,
-            maps: 0,
-            mapped: 0,
-            misses: 0,
-            stale: 0,
-            evicted: 0,
-        }
+        let (newest, oldest, next_spare) = (NONE, NONE, PAGE_RESERVED_SLOTS);
+        Cold { newest, oldest, next_spare, ..Cold::default() }
     }
 
     /// An entry number that is no slot's; `None`: all are in use.

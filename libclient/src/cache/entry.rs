@@ -1,7 +1,7 @@
 //! What a hit looks at: one entry of 32 bytes, all atomics.
 //! Must never be written, but for the referenced bit, without the cache's lock.
 
-use super::mode::ImportMode;
+use super::settings::ImportMode;
 use crate::map::Access;
 use fdbroker_protocol::HandlePrefix;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};

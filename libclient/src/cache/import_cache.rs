@@ -4,10 +4,9 @@
 use super::cached::{CachedImport, Imports};
 use super::cold::Closed;
 use super::miss::{Importer, Opening};
-use super::mode::ImportMode;
 use super::opened::{ImportOpener, Opener, Openers};
 use super::pin::Pin;
-use super::settings::CacheSettings;
+use super::settings::{CacheSettings, ImportMode};
 use super::started::ImportRequest;
 use super::stats::CacheStats;
 use super::table::{Table, close_all};

@@ -8,7 +8,6 @@ mod entry;
 mod flight;
 mod import_cache;
 mod miss;
-mod mode;
 mod opened;
 mod pin;
 mod room;
@@ -20,9 +19,8 @@ mod table;
 
 pub use cached::{CachedImport, Imports};
 pub use import_cache::ImportCache;
-pub use mode::ImportMode;
 pub use opened::{ImportOpener, Opened, Opener};
 pub use pin::Pin;
-pub use settings::CacheSettings;
+pub use settings::{CacheSettings, ImportMode};
 pub use started::{ImportProgress, ImportRequest};
 pub use stats::CacheStats;

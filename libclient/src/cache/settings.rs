@@ -1,8 +1,10 @@
-//! What an import cache may keep: bounds and modes, by API or by environment.
+//! What an import cache may keep: bounds and modes, by API or by environment; and the mode of one
+//! import.
 //! Must never take a misspelt setting for another one: a bad value is an error.
 
 use crate::env::{Variable, bytes, number, switch};
 use crate::error::Error;
+use crate::map::Access;
 use std::ffi::OsString;
 
 /// Bounds and modes of an [`crate::ImportCache`]. The fields' variables, and the names they answer
@@ -31,6 +33,23 @@ pub struct CacheSettings {
     pub strict: bool,
     /// Whether the counters are printed to stderr, one line, when the cache ends.
     pub print_stats: bool,
+}
+
+/// What an import may do with the memory, and whether the cache keeps what the import opens. An
+/// [`Access`] alone keeps it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImportMode {
+    /// Reading, or reading and writing.
+    pub access: Access,
+    /// Whether memory that this import opens stays open after its last release. Memory that is open
+    /// already serves this import, too, and stays as it is.
+    pub keep: bool,
+}
+
+impl From<Access> for ImportMode {
+    fn from(access: Access) -> Self {
+        ImportMode { access, keep: true }
+    }
 }
 
 impl Default for CacheSettings {

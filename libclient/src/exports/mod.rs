@@ -23,7 +23,7 @@ use crate::deposit::{Deposit, Drained, Export, Registration, RegistrationRef};
 use crate::error::Error;
 use crate::limits::UNREGISTER_TIMEOUT;
 use crate::requests::register::Batch;
-use crate::sync::{lock, wait_until};
+use crate::sync::{is_in_callback, lock, wait_until};
 use crate::wire::connection::Connection;
 use fdbroker_protocol::{AllocationId, ErrorCode, Handle};
 use known::{Entry, Known};
@@ -89,14 +89,6 @@ enum Found<'a> {
     /// Its range is the caller's, to register.
     Claimed(Claim<'a>),
     /// Another thread registers in its range.
-    Busy,
-}
-
-/// The same under the locks, of which a claim must not be dropped.
-enum Looked {
-    Known(Handle),
-    /// Entered as under way.
-    Free,
     Busy,
 }
 
@@ -267,7 +259,7 @@ impl Exports {
         id: AllocationId,
         deadline: Deadline,
     ) -> Result<Drained, Error> {
-        if crate::serve::callback::is_in_callback() || self.client.is_forked_copy() {
+        if is_in_callback() || self.client.is_forked_copy() {
             // Refused, and nothing touched.
             self.client.connection("unregister", deadline)?;
         }
@@ -361,9 +353,10 @@ impl Exports {
     /// Finds a deposit's allocation, or its range free for the caller, without waiting.
     fn find(&self, place: Place, deposit: &Deposit) -> Found<'_> {
         let mut underway = lock(&self.underway);
-        let (looked, retired) = self.look(&mut underway, place, deposit);
+        let (found, retired) = self.look(&mut underway, place, deposit);
         drop(underway);
-        self.found(place, looked, retired)
+        self.unregister_one_way(retired);
+        found
     }
 
     /// The same, waiting while another thread registers in its range: known, or claimed.
@@ -375,11 +368,11 @@ impl Exports {
     ) -> Result<Found<'_>, Error> {
         let mut underway = lock(&self.underway);
         loop {
-            let (looked, retired) = self.look(&mut underway, place, deposit);
-            let is_busy = matches!(looked, Looked::Busy);
+            let (found, retired) = self.look(&mut underway, place, deposit);
+            let is_busy = matches!(found, Found::Busy);
             if !is_busy || !retired.is_empty() {
                 drop(underway);
-                let found = self.found(place, looked, retired);
+                self.unregister_one_way(retired);
                 if !is_busy {
                     return Ok(found);
                 }
@@ -396,28 +389,28 @@ impl Exports {
     }
 
     /// Supersedes and retires whatever else is in the range, and enters the deposit as under way
-    /// when it is free.
+    /// when it is free. A claim must not be dropped under the lock.
     fn look(
         &self,
         underway: &mut Spans<Underway>,
         place: Place,
         deposit: &Deposit,
-    ) -> (Looked, Vec<Entry>) {
+    ) -> (Found<'_>, Vec<Entry>) {
         let (size_bytes, owner_allocation_id) =
             (deposit.facts.size_bytes, deposit.facts.owner_allocation_id);
         let same = underway.exact(place, size_bytes);
         if same.is_some_and(|other| other.owner_allocation_id == owner_allocation_id) {
-            return (Looked::Busy, Vec::new());
+            return (Found::Busy, Vec::new());
         }
         if let Some(handle) = self.known_as(place, deposit) {
-            return (Looked::Known(handle), Vec::new());
+            return (Found::Known(handle), Vec::new());
         }
         let retired = {
             let mut known = self.known.write();
             let is_kept = known.exact(place, deposit).map(|entry| entry.handle);
             if let Some(handle) = is_kept.filter(|handle| !self.has_ended(handle.id())) {
                 // Lost right now: nobody can register it, and it goes on.
-                return (Looked::Known(handle), Vec::new());
+                return (Found::Known(handle), Vec::new());
             }
             known.take_overlapping(place, size_bytes)
         };
@@ -425,22 +418,12 @@ impl Exports {
         if others.is_empty() {
             let entry = Underway { owner_allocation_id, superseded: false };
             underway.insert(place, size_bytes, entry);
-            return (Looked::Free, retired);
+            return (Found::Claimed(Claim { exports: self, place }), retired);
         }
         for other in others {
             underway.get_mut(other).expect("just found").superseded = true;
         }
-        (Looked::Busy, retired)
-    }
-
-    /// What was looked up, after the locks: tells the broker what was retired.
-    fn found(&self, place: Place, looked: Looked, retired: Vec<Entry>) -> Found<'_> {
-        self.unregister_one_way(retired);
-        match looked {
-            Looked::Known(handle) => Found::Known(handle),
-            Looked::Free => Found::Claimed(Claim { exports: self, place }),
-            Looked::Busy => Found::Busy,
-        }
+        (Found::Busy, retired)
     }
 
     /// Ends them, at the broker too if there is one.

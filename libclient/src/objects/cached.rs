@@ -3,7 +3,7 @@
 //! broker wants back.
 
 use super::object::Object;
-use super::whose::Whose;
+use super::options::Whose;
 use super::{get, wire};
 use crate::books::roles::LeaseWatcher;
 use crate::deadline::Deadline;

@@ -5,7 +5,7 @@
 use super::info::ObjectInfo;
 use super::memory::{Openers, Shared};
 use super::object::Object;
-use super::whose::Whose;
+use super::options::Whose;
 use super::wire::{self, Answer, AnswerItem, Names};
 use crate::deadline::Deadline;
 use crate::error::Error;

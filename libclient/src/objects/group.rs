@@ -3,8 +3,7 @@
 //! latest.
 
 use super::memory::{GroupMemory, Layout};
-use super::options::{NewObject, ObjectOptions, Place};
-use super::whose::Whose;
+use super::options::{NewObject, ObjectOptions, Place, Whose};
 use super::wire;
 use crate::backend::MakersWork;
 use crate::books::one_way::OneWay;

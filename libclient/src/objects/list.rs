@@ -2,7 +2,7 @@
 //! time.
 
 use super::info::ObjectInfo;
-use super::whose::Whose;
+use super::options::Whose;
 use super::wire;
 use crate::deadline::Deadline;
 use crate::error::Error;

@@ -11,7 +11,6 @@ mod memory;
 mod object;
 mod options;
 mod watch;
-mod whose;
 mod wire;
 
 pub use crate::backend::MakersWork;
@@ -32,8 +31,8 @@ use cached::Cached;
 use fdbroker_protocol::ErrorCode;
 use fdbroker_protocol::limits::MAX_GROUP;
 use memory::{Layout, write_sealed};
+use options::Whose;
 use std::sync::Arc;
-use whose::Whose;
 
 /// The named objects of this client's domain or job; clones share the cache of
 /// [`Objects::get_cached`].

@@ -1,8 +1,10 @@
-//! What a program says of objects that it makes or keeps. Plain data: must never hold memory or a
-//! connection.
+//! What a program says of objects that it makes or keeps, and whose names it means. Must never hold
+//! memory, nor do IO.
 
+use crate::api::client::Client;
 use crate::backend::{cuda, level_zero};
 use crate::deposit::Deposit;
+use fdbroker_protocol::object::object_flags;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
@@ -109,4 +111,21 @@ pub struct Touch {
     pub keep: Option<Duration>,
     /// Pins (`Some(true)`) or unpins the groups; `None`: as before.
     pub pin: Option<bool>,
+}
+
+/// Whose names a program means, and for which devices it opens memory.
+#[derive(Clone, Debug)]
+pub(super) struct Whose {
+    pub client: Client,
+    /// Those of the client's job, not of its domain.
+    pub of_job: bool,
+    pub cuda: Option<cuda::Device>,
+    pub level_zero: Option<level_zero::Device>,
+}
+
+impl Whose {
+    /// Bits of the `flags` in the heads of requests.
+    pub fn flags(&self) -> u32 {
+        if self.of_job { object_flags::JOB } else { 0 }
+    }
 }

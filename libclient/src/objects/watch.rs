@@ -1,7 +1,7 @@
 //! Watching: what happens to names with a prefix, in a bounded queue that the application reads.
 //! Must never grow without a bound, nor lose an event without saying so.
 
-use super::whose::Whose;
+use super::options::Whose;
 use super::wire;
 use crate::books::roles::ObjectWatcher;
 use crate::deadline::Deadline;

@@ -2,7 +2,6 @@
 //! that waits serves too. Must never wait for another thread that serves, nor let two serve at
 //! once.
 
-use super::callback::is_in_callback;
 use super::seat::Seat;
 use super::server::Interest;
 use super::session::Session;
@@ -11,6 +10,7 @@ use crate::books::wake::Bell;
 use crate::error::Error;
 use crate::limits::{HELLO_SLICE, IDLE, LIVENESS_LOOK, SEND_SLICE};
 use crate::own_fds::raised;
+use crate::sync::is_in_callback;
 use crate::wire::poll::poll_many;
 use fdbroker_protocol::ErrorCode;
 use nix::poll::{PollFd, PollFlags};

@@ -1,7 +1,6 @@
 //! What the broker asks of this client and tells it, on the library thread or in dispatch mode.
 //! Must never wait for an answer of the broker.
 
-pub(crate) mod callback;
 pub(crate) mod dispatch;
 pub(crate) mod resume;
 pub(crate) mod seat;

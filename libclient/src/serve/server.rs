@@ -2,7 +2,6 @@
 //! connection and the next. Must never wait, hold a lock over a callback, or die of a callback's
 //! panic. `thread` or `dispatch` gives it its turns.
 
-use super::callback::Serving;
 use super::resume::{Outcome, Resume};
 use super::session::{DROPPED, Session};
 use super::supply::Supplier;
@@ -17,6 +16,7 @@ use crate::limits::{
 };
 use crate::notice::{Notice, Recall};
 use crate::own_fds::CLOSED_HERE;
+use crate::sync::Serving;
 use crate::wire::connection::{Connection, UnseenPage};
 use crate::wire::handshake::{Caller, Greeted, Greeting, place_of};
 use crate::wire::poll::{came, poll_many};

@@ -15,7 +15,7 @@ use super::outbox::Outbox;
 use super::poll::{let_reads_wait, shut_down};
 use crate::books::common::Common;
 use crate::books::holdings::LostRegistration;
-use crate::books::one_way::{Line, OneWay};
+use crate::books::one_way::{Line, OneWay, Unregister};
 use crate::books::page::{PageFacts, Standing};
 use crate::error::Error;
 use crate::limits::{MAX_ABANDONED, MAX_ABORTS_UNDERWAY, MAX_UNREGISTERS_UNDERWAY, READ_SLICE};
@@ -367,50 +367,39 @@ impl Connection {
         socket: BorrowedFd<'_>,
     ) -> Result<(), SendError> {
         outbox.flush(socket)?;
-        self.flush_aborts(outbox, socket)?;
+        let is_full = |inbox: &Inbox| inbox.abandoned() >= MAX_ABORTS_UNDERWAY;
+        while outbox.next_abort().is_some()
+            && self.owe(Vec::new(), is_full, |id| outbox.send_abort(socket, id))?
+        {}
+        let is_full = |inbox: &Inbox| inbox.unregistering() >= MAX_UNREGISTERS_UNDERWAY;
         loop {
             let items = outbox.next_unregisters();
-            if items.is_empty() {
+            let is_over = items.is_empty();
+            if is_over || !self.owe(items, is_full, |id| outbox.send_unregisters(socket, id))? {
                 return Ok(());
             }
-            let mut inbox = lock(&self.inbox);
-            if inbox.dead || inbox.unregistering() >= MAX_UNREGISTERS_UNDERWAY {
-                return Ok(());
-            }
-            let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-            // Before the send: the reply may be read by another thread.
-            inbox.owe(id, items);
-            drop(inbox);
-            if let Err(error) = outbox.send_unregisters(socket, id) {
-                let _ = lock(&self.inbox).addressee(id);
-                return Err(error);
-            }
-            // Nobody may be reading: the thread that serves then does.
-            self.common.wake.kick();
         }
     }
-}
 
-impl Connection {
-    /// Sends the aborts that are queued; the broker answers them, and nobody waits for that.
-    fn flush_aborts(&self, outbox: &mut Outbox, socket: BorrowedFd<'_>) -> Result<(), SendError> {
-        while outbox.next_abort().is_some() {
-            let mut inbox = lock(&self.inbox);
-            if inbox.dead || inbox.abandoned() >= MAX_ABORTS_UNDERWAY {
-                return Ok(());
-            }
-            let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-            // Before the send: the reply may be read by another thread.
-            inbox.owe(id, Vec::new());
-            drop(inbox);
-            if let Err(error) = outbox.send_abort(socket, id) {
-                let _ = lock(&self.inbox).addressee(id);
-                return Err(error);
-            }
-            // Nobody may be reading: the thread that serves then does.
-            self.common.wake.kick();
+    /// Sends what the broker answers and nobody waits for; `false`: too much of it is under way.
+    fn owe(
+        &self,
+        ends: Vec<Unregister>,
+        is_full: impl FnOnce(&Inbox) -> bool,
+        send: impl FnOnce(u64) -> Result<(), SendError>,
+    ) -> Result<bool, SendError> {
+        let mut inbox = lock(&self.inbox);
+        if inbox.dead || is_full(&inbox) {
+            return Ok(false);
         }
-        Ok(())
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        // Before the send: the reply may be read by another thread.
+        inbox.owe(id, ends);
+        drop(inbox);
+        send(id).inspect_err(|_| drop(lock(&self.inbox).addressee(id)))?;
+        // Nobody may be reading: the thread that serves then does.
+        self.common.wake.kick();
+        Ok(true)
     }
 }
 

@@ -3,11 +3,11 @@
 
 use crate::error::Error;
 use crate::limits::LEARNING_FD;
+use crate::map::is_same_file;
 use fdbroker_protocol::{ErrorCode, MemoryKind};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::resource::{Resource, getrlimit};
-use nix::sys::stat::fstat;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// A duplicate (close-on-exec) at a number of at least `least`; LOCAL_FD_LIMIT when there is none.
@@ -35,16 +35,9 @@ pub fn duplicate_apart(fd: BorrowedFd<'_>) -> Result<OwnedFd, Error> {
 
 /// Whether the number is open and the same file as `fd`.
 pub fn is_still(number: RawFd, fd: BorrowedFd<'_>) -> bool {
-    if number < 0 {
-        return false;
-    }
     // SAFETY: only looked at, during this call; if another thread closes it meanwhile, fstat says
     // EBADF.
-    let there = fstat(unsafe { BorrowedFd::borrow_raw(number) });
-    match (there, fstat(fd)) {
-        (Ok(there), Ok(here)) => (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino),
-        _ => false,
-    }
+    number >= 0 && is_same_file(unsafe { BorrowedFd::borrow_raw(number) }, fd)
 }
 
 /// What an exported fd is. Drivers of real devices export dma-bufs, which know no seals; a driver

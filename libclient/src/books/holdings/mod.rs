@@ -191,18 +191,12 @@ impl Holdings {
         lock(&self.state).registrations.is_another(handle)
     }
 
-    /// Ends one registration, the last of its count for good.
-    pub fn end(&self, what: RegistrationRef) -> Ending {
+    /// Ends one registration, the last of its count for good. `awaits_drain`: its owner waits for
+    /// its drain, over losses of the broker, too.
+    pub fn end(&self, what: RegistrationRef, awaits_drain: bool) -> Ending {
         let mut state = lock(&self.state);
         let line = state.link.line();
-        state.registrations.end(what, line, false)
-    }
-
-    /// The same; its owner waits for its drain, over losses of the broker, too.
-    pub fn end_and_await(&self, what: RegistrationRef) -> Ending {
-        let mut state = lock(&self.state);
-        let line = state.link.line();
-        state.registrations.end(what, line, true)
+        state.registrations.end(what, line, awaits_drain)
     }
 
     /// Its owner has answered a recall so.
