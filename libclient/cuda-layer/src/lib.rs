@@ -2,7 +2,7 @@
 //! that works in any process of the node. Must never make a program fail that runs with the driver
 //! alone, nor let a panic into it.
 //!
-//! **Layers** (tests/layers checks them): `limits, result <- dynamic, records, say <- driver <-
+//! **Layers** (tests/layers checks them): `result <- dynamic, records, say <- driver <-
 //! memory <- broker <- consume, produce <- entry <- names <- linker, preload`.
 //!
 //! LD_PRELOAD puts it before the driver. A program gets a driver's function by its linked symbol
@@ -34,7 +34,6 @@ mod consume;
 mod driver;
 mod dynamic;
 mod entry;
-mod limits;
 mod linker;
 mod memory;
 mod names;

@@ -2,13 +2,12 @@
 //! hold their lock over a call of either, nor make a forked child wait for a lock of its parent's.
 
 use crate::driver;
-use crate::limits::END_TIMEOUT;
 use crate::records::{Close, Done, Id, Records};
 use crate::result::{CuResult, HANDLE_TYPE_POSIX_FD, INVALID_HANDLE, INVALID_VALUE, SUCCESS};
 use fdbroker_client::{
     Client, Deadline, EarlyRegistration, ErrorCode, Recall, RecallAnswer, Registration,
 };
-use fdbroker_layer::{SharedLease, settle};
+use fdbroker_layer::{CLOSE_TIMEOUT, SharedLease, settle};
 use fdbroker_virtual_fds::VirtualFd;
 use std::ffi::c_int;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -72,7 +71,7 @@ pub fn end() {
 /// a callback, which must not wait.
 pub fn follow(follows: Follows, client: Option<&Client>) {
     if let Some(client) = client {
-        let early = follows.early.map(|it| client.take_early(it, Deadline::after(END_TIMEOUT)));
+        let early = follows.early.map(|it| client.take_early(it, Deadline::after(CLOSE_TIMEOUT)));
         let made = early.and_then(Result::ok);
         end_registrations(client, follows.registrations.into_iter().chain(made).collect());
     }
@@ -88,7 +87,7 @@ pub fn follow(follows: Follows, client: Option<&Client>) {
 /// one that is gone has.
 pub fn end_registrations(client: &Client, registrations: Vec<Registration>) {
     if !registrations.is_empty() {
-        let _ = client.unregister_many(&registrations, Deadline::after(END_TIMEOUT));
+        let _ = client.unregister_many(&registrations, Deadline::after(CLOSE_TIMEOUT));
     }
 }
 

@@ -3,7 +3,6 @@
 
 use crate::broker;
 use crate::driver::{self, MISSING};
-use crate::limits::REGISTER_TIMEOUT;
 use crate::memory::{end_registrations, export as export_below, follow, records};
 use crate::records::{Begun, Id, Pinned, Release};
 use crate::result::{
@@ -14,7 +13,7 @@ use crate::say::{News, once};
 use fdbroker_client::{
     Client, Deadline, Deposit, EarlyRegistration, Error, ErrorCode, Facts, MemoryKind, Registration,
 };
-use fdbroker_layer::is_absent;
+use fdbroker_layer::{REGISTER_TIMEOUT, is_absent};
 use fdbroker_virtual_fds::VirtualFd;
 use std::ffi::{c_int, c_ulonglong, c_void};
 use std::os::fd::{AsFd, IntoRawFd, RawFd};

@@ -18,5 +18,6 @@ mod say;
 pub use connection::{Connected, Connection, State, is_absent};
 pub use grant::patiently;
 pub use lease::{SharedLease, info_of, lease_of, shared};
+pub use limits::{CLOSE_TIMEOUT, REGISTER_TIMEOUT};
 pub use memory::{allocate, settle};
 pub use say::Voice;

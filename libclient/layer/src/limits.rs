@@ -33,8 +33,13 @@ pub const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// first may only be late.
 pub const MISSES_AHEAD: usize = 2;
 
-/// How long what ends memory waits until the broker has closed its fd: microseconds, up to 2 ms for
-/// the last fd of a device's memory. A broker that hangs must not hang the program, too.
+/// How long an export waits for the broker, which answers within microseconds unless a cap is full.
+/// After that the program gets what the driver gives it, which serves it better than a longer wait.
+pub const REGISTER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long what ends memory or a number waits until the broker has ended its registration and
+/// closed its fd: microseconds, up to 2 ms for the last fd of a device's memory. A broker that hangs
+/// must not hang the program, too.
 pub const CLOSE_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// How often an allocation is tried again that finds no memory, and the pause between: a driver

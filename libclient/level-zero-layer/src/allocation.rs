@@ -5,13 +5,12 @@ use crate::below;
 use crate::key::{Bytes, fd_of};
 use fdbroker_client::{ErrorCode, MemoryKind};
 use level_zero_sys::*;
-use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::stat::fstat;
 use nix::unistd::{Whence, lseek};
 use std::ffi::c_void;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 
 const SUCCESS: ze_result_t = ze_result_t::ZE_RESULT_SUCCESS;
 
@@ -197,12 +196,10 @@ fn recalled(code: ze_result_t) -> Result<(), ErrorCode> {
 /// STALE: it is not open. LOCAL_FD_LIMIT: no fd is free now.
 fn duplicate(fd: RawFd) -> Result<OwnedFd, ErrorCode> {
     let fd = borrowed(fd).ok_or(ErrorCode::Stale)?;
-    let copy = fcntl(fd, FcntlArg::F_DUPFD_CLOEXEC(0)).map_err(|errno| match errno {
-        Errno::EBADF => ErrorCode::Stale,
+    fd.try_clone_to_owned().map_err(|error| match error.raw_os_error() {
+        Some(libc::EBADF) => ErrorCode::Stale,
         _ => ErrorCode::LocalFdLimit,
-    })?;
-    // SAFETY: the call just made it, for nobody else.
-    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+    })
 }
 
 /// A memfd has seals, a dma-buf has none: F_GET_SEALS of fcntl(2). The broker checks what the fd

@@ -3,6 +3,7 @@
 
 use crate::below::{self, MISSING};
 use crate::broker::{self, Broker};
+use crate::guard::guard;
 use crate::key::{Bytes, Key, fd_of, with_fd};
 use crate::opened::Hold;
 use crate::say::{News, once};
@@ -10,9 +11,8 @@ use fdbroker_client::{AllocationInfo, Error, ErrorCode, Grant};
 use fdbroker_layer::{info_of, lease_of};
 use fdbroker_virtual_fds::VirtualFd;
 use level_zero_sys::*;
-use nix::fcntl::{FcntlArg, fcntl};
 use std::ffi::c_void;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 const INVALID: ze_result_t = ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT;
 const SUCCESS: ze_result_t = ze_result_t::ZE_RESULT_SUCCESS;
@@ -144,7 +144,7 @@ fn ready_fetched(handle: Bytes) -> Ready {
             Ready { handle: with_fd(driver, fd), fd: None, hold }
         }
         // SAFETY: it has a lease: the program has it open.
-        Some(driver) => match duplicate(unsafe { BorrowedFd::borrow_raw(fd) }) {
+        Some(driver) => match unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned() {
             Ok(moved) => {
                 Ready { handle: with_fd(driver, moved.as_raw_fd()), fd: Some(moved), hold }
             }
@@ -168,26 +168,28 @@ pub fn hold_of(fd: RawFd) -> Option<Hold> {
 ///
 /// # Safety
 /// As zeMemOpenIpcHandle.
-pub unsafe fn open(
+pub unsafe extern "C" fn open(
     context: ze_context_handle_t,
     device: ze_device_handle_t,
     handle: ze_ipc_mem_handle_t,
     flags: ze_ipc_memory_flags_t,
     pointer: *mut *mut c_void,
 ) -> ze_result_t {
-    let Some(below) = below::OPEN.get() else { return MISSING };
-    let ready = match ready(handle.to_bytes()) {
-        Ok(ready) => ready,
-        Err(code) => return code,
-    };
-    let handle = ze_ipc_mem_handle_t::from_bytes(ready.handle);
-    // SAFETY: the caller's promise; the fd stays ours.
-    let code = unsafe { below(context, device, handle, flags, pointer) };
-    if code == SUCCESS {
-        // SAFETY: the driver has just written there.
-        keep(unsafe { *pointer }.addr(), ready.opened());
-    }
-    code
+    guard(|| {
+        let Some(below) = below::OPEN.get() else { return MISSING };
+        let ready = match ready(handle.to_bytes()) {
+            Ok(ready) => ready,
+            Err(code) => return code,
+        };
+        let handle = ze_ipc_mem_handle_t::from_bytes(ready.handle);
+        // SAFETY: the caller's promise; the fd stays ours.
+        let code = unsafe { below(context, device, handle, flags, pointer) };
+        if code == SUCCESS {
+            // SAFETY: the driver has just written there.
+            keep(unsafe { *pointer }.addr(), ready.opened());
+        }
+        code
+    })
 }
 
 /// Keeps the holds of what is open now at an address or under a handle.
@@ -225,16 +227,7 @@ fn moved_off(exporters: RawFd, fd: OwnedFd) -> Result<OwnedFd, ze_result_t> {
     if fd.as_raw_fd() != exporters {
         return Ok(fd);
     }
-    duplicate(fd.as_fd())
-}
-
-/// A duplicate at another number. The lowest free one is always below the limit; a higher one may
-/// not be.
-fn duplicate(fd: BorrowedFd<'_>) -> Result<OwnedFd, ze_result_t> {
-    let copy = fcntl(fd, FcntlArg::F_DUPFD_CLOEXEC(0));
-    let copy = copy.map_err(|_| ze_result_t::ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY)?;
-    // SAFETY: the call just made it, for nobody else.
-    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+    fd.try_clone().map_err(|_| ze_result_t::ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY)
 }
 
 /// The code that the program gets; the user gets the reason on stderr.

@@ -3,6 +3,7 @@
 //! to what the program lets the driver only read.
 
 use crate::below::{self, MISSING};
+use crate::guard::guard;
 use crate::key::fd_of;
 use crate::opened::Hold;
 use crate::{broker, consume, produce};
@@ -24,35 +25,37 @@ const DMA_BUF: u32 = ze_external_memory_type_flag_t::ZE_EXTERNAL_MEMORY_TYPE_FLA
 ///
 /// # Safety
 /// As zeMemGetAllocProperties.
-pub unsafe fn properties(
+pub unsafe extern "C" fn properties(
     context: ze_context_handle_t,
     pointer: *const c_void,
     properties: *mut ze_memory_allocation_properties_t,
     device: *mut ze_device_handle_t,
 ) -> ze_result_t {
-    let Some(below) = below::ALLOC_PROPERTIES.get() else { return MISSING };
-    // SAFETY: the caller's promise.
-    let all = |properties| unsafe { below(context, pointer, properties, device) };
-    // SAFETY: the caller's promise.
-    let Some(export) = (unsafe { first_export(properties) }) else { return all(properties) };
-    // SAFETY: the caller's promise: what the driver is to fill in is the call's own.
-    let code = unsafe {
-        (*properties).pNext = (*export).pNext.cast_mut();
-        let code = all(properties);
-        (*properties).pNext = export.cast();
-        code
-    };
-    // SAFETY: as above.
-    let is_device = unsafe { (*properties).type_ } == ze_memory_type_t::ZE_MEMORY_TYPE_DEVICE;
-    let number = if code == SUCCESS && is_device { export_fd(context, pointer) } else { None };
-    match number {
-        Some(number) => {
-            // SAFETY: as above.
-            unsafe { (*export).fd = number };
+    guard(|| {
+        let Some(below) = below::ALLOC_PROPERTIES.get() else { return MISSING };
+        // SAFETY: the caller's promise.
+        let all = |properties| unsafe { below(context, pointer, properties, device) };
+        // SAFETY: the caller's promise.
+        let Some(export) = (unsafe { first_export(properties) }) else { return all(properties) };
+        // SAFETY: the caller's promise: what the driver is to fill in is the call's own.
+        let code = unsafe {
+            (*properties).pNext = (*export).pNext.cast_mut();
+            let code = all(properties);
+            (*properties).pNext = export.cast();
             code
+        };
+        // SAFETY: as above.
+        let is_device = unsafe { (*properties).type_ } == ze_memory_type_t::ZE_MEMORY_TYPE_DEVICE;
+        let number = if code == SUCCESS && is_device { export_fd(context, pointer) } else { None };
+        match number {
+            Some(number) => {
+                // SAFETY: as above.
+                unsafe { (*export).fd = number };
+                code
+            }
+            None => all(properties),
         }
-        None => all(properties),
-    }
+    })
 }
 
 /// The structure for an exported dma-buf, if it is the first of the chain.

@@ -2,9 +2,9 @@
 //! the node. Must never make a program fail that runs with the driver alone, nor let a panic into
 //! it.
 //!
-//! **Layers** (tests/layers checks them): `below, key, limits, mapped, opened <- allocation <-
-//! kept, produced, say <- broker <- retire <- consume, produce <- external, pools, tiles <- entry
-//! <- preload, tables`.
+//! **Layers** (tests/layers checks them): `below, guard, key, limits, mapped, opened <-
+//! allocation <- kept, produced, say <- broker <- retire <- consume, produce <- external, pools,
+//! tiles <- entry <- preload, tables`.
 //!
 //! Two ways in, one code path:
 //!
@@ -61,6 +61,7 @@ mod broker;
 mod consume;
 mod entry;
 mod external;
+mod guard;
 mod kept;
 mod key;
 mod limits;

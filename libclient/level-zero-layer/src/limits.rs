@@ -2,11 +2,6 @@
 
 use std::time::Duration;
 
-/// How long zeMemGetIpcHandle waits for the broker, which answers within microseconds unless a cap
-/// is full. After that the program gets the driver's own handle, which serves it better than a
-/// longer wait.
-pub const REGISTER_TIMEOUT: Duration = Duration::from_secs(2);
-
 /// How long zeMemFree waits until the broker has ended the key. It takes microseconds; after
 /// seconds the broker hangs, and the program must not hang, too.
 pub const RETIRE_TIMEOUT: Duration = Duration::from_secs(2);

@@ -6,11 +6,13 @@ use crate::allocation::{DriversFd, bytes_of, kind_of, open_fd};
 use crate::below::{self, MISSING};
 use crate::broker::{self, Broker};
 use crate::consume;
+use crate::guard::{beside, guard};
 use crate::kept;
 use crate::key::{Bytes, fd_of, with_fd};
-use crate::limits::{REGISTER_TIMEOUT, RETIRE_TIMEOUT};
+use crate::limits::RETIRE_TIMEOUT;
 use crate::produce::say_why;
 use fdbroker_client::{Deadline, Deposit, Error, Facts};
+use fdbroker_layer::REGISTER_TIMEOUT;
 use fdbroker_virtual_fds::VirtualFd;
 use level_zero_sys::*;
 use std::os::fd::AsRawFd;
@@ -72,7 +74,7 @@ impl Broker {
 }
 
 /// Ends what a pool has exported, before it is destroyed.
-pub fn forget(owner: usize) {
+fn forget(owner: usize) {
     if let Some(broker) = broker::known() {
         let ended = broker.kept().end_of(owner);
         broker.unregister(ended);
@@ -81,56 +83,81 @@ pub fn forget(owner: usize) {
 
 /// # Safety
 /// As zeEventPoolGetIpcHandle.
-pub unsafe fn get_pool(
+pub unsafe extern "C" fn get(
     pool: ze_event_pool_handle_t,
     handle: *mut ze_ipc_event_pool_handle_t,
 ) -> ze_result_t {
-    let Some(below) = below::POOL_GET.get() else { return MISSING };
-    // SAFETY: the caller's promise.
-    let code = unsafe { below(pool, handle) };
-    if code == SUCCESS && !handle.is_null() {
-        // SAFETY: the driver has just written it.
-        let data = unsafe { &mut (*handle).data };
-        let bytes = exchanged(pool.addr(), data.map(|byte| byte.cast_unsigned()));
-        *data = bytes.map(u8::cast_signed);
-    }
-    code
+    guard(|| {
+        let Some(below) = below::POOL_GET.get() else { return MISSING };
+        // SAFETY: the caller's promise.
+        let code = unsafe { below(pool, handle) };
+        if code == SUCCESS && !handle.is_null() {
+            // SAFETY: the driver has just written it.
+            let data = unsafe { &mut (*handle).data };
+            let bytes = exchanged(pool.addr(), data.map(|byte| byte.cast_unsigned()));
+            *data = bytes.map(u8::cast_signed);
+        }
+        code
+    })
 }
 
 /// # Safety
 /// As zeEventPoolPutIpcHandle.
-pub unsafe fn put_pool(
+pub unsafe extern "C" fn put(
     context: ze_context_handle_t,
     handle: ze_ipc_event_pool_handle_t,
 ) -> ze_result_t {
-    let Some(below) = below::POOL_PUT.get() else { return MISSING };
-    let bytes = handle.data.map(|byte| byte.cast_unsigned());
-    let drivers = VirtualFd::new(fd_of(&bytes))
-        .and_then(|fd| broker::known()?.kept().drivers_fd(fd))
-        .map_or(bytes, |fd| with_fd(bytes, fd));
-    let handle = ze_ipc_event_pool_handle_t { data: drivers.map(u8::cast_signed) };
-    // SAFETY: the caller's promise; the driver gets the handle that it made.
-    unsafe { below(context, handle) }
+    guard(|| {
+        let Some(below) = below::POOL_PUT.get() else { return MISSING };
+        let bytes = handle.data.map(|byte| byte.cast_unsigned());
+        let drivers = VirtualFd::new(fd_of(&bytes))
+            .and_then(|fd| broker::known()?.kept().drivers_fd(fd))
+            .map_or(bytes, |fd| with_fd(bytes, fd));
+        let handle = ze_ipc_event_pool_handle_t { data: drivers.map(u8::cast_signed) };
+        // SAFETY: the caller's promise; the driver gets the handle that it made.
+        unsafe { below(context, handle) }
+    })
 }
 
 /// # Safety
 /// As zeEventPoolOpenIpcHandle.
-pub unsafe fn open_pool(
+pub unsafe extern "C" fn open(
     context: ze_context_handle_t,
     handle: ze_ipc_event_pool_handle_t,
     pool: *mut ze_event_pool_handle_t,
 ) -> ze_result_t {
-    let Some(below) = below::POOL_OPEN.get() else { return MISSING };
-    let ready = match consume::ready_pool(handle.data.map(|byte| byte.cast_unsigned())) {
-        Ok(ready) => ready,
-        Err(code) => return code,
-    };
-    let handle = ze_ipc_event_pool_handle_t { data: ready.handle.map(u8::cast_signed) };
-    // SAFETY: the caller's promise; the fd stays ours.
-    let code = unsafe { below(context, handle, pool) };
-    if code == SUCCESS {
-        // SAFETY: the driver has just written there.
-        consume::keep(unsafe { *pool }.addr(), ready.opened());
-    }
-    code
+    guard(|| {
+        let Some(below) = below::POOL_OPEN.get() else { return MISSING };
+        let ready = match consume::ready_pool(handle.data.map(|byte| byte.cast_unsigned())) {
+            Ok(ready) => ready,
+            Err(code) => return code,
+        };
+        let handle = ze_ipc_event_pool_handle_t { data: ready.handle.map(u8::cast_signed) };
+        // SAFETY: the caller's promise; the fd stays ours.
+        let code = unsafe { below(context, handle, pool) };
+        if code == SUCCESS {
+            // SAFETY: the driver has just written there.
+            consume::keep(unsafe { *pool }.addr(), ready.opened());
+        }
+        code
+    })
+}
+
+/// # Safety
+/// As zeEventPoolCloseIpcHandle.
+pub unsafe extern "C" fn close(pool: ze_event_pool_handle_t) -> ze_result_t {
+    let Some(below) = below::POOL_CLOSE.get() else { return MISSING };
+    // A program may have exported what it opened.
+    beside(|| forget(pool.addr()));
+    // SAFETY: the caller's promise.
+    guard(|| consume::end(pool, || unsafe { below(pool) }))
+}
+
+/// # Safety
+/// As zeEventPoolDestroy.
+pub unsafe extern "C" fn destroy(pool: ze_event_pool_handle_t) -> ze_result_t {
+    let Some(below) = below::POOL_DESTROY.get() else { return MISSING };
+    beside(|| forget(pool.addr()));
+    // SAFETY: the caller's promise.
+    guard(|| consume::end(pool, || unsafe { below(pool) }))
 }

@@ -1,7 +1,7 @@
 //! The loader's functions under their own names, for LD_PRELOAD. Must never be called from within
 //! this library: the dynamic linker may find the loader's instead.
 
-use crate::entry;
+use crate::{consume, entry, external, pools, produce};
 use level_zero_sys::*;
 use std::ffi::{c_char, c_void};
 
@@ -23,8 +23,8 @@ type Context = ze_context_handle_t;
 exports! {
     fn zeMemGetIpcHandle = entry::get,
         (context: Context, pointer: *const c_void, handle: *mut ze_ipc_mem_handle_t);
-    fn zeMemPutIpcHandle = entry::put, (context: Context, handle: ze_ipc_mem_handle_t);
-    fn zeMemOpenIpcHandle = entry::open,
+    fn zeMemPutIpcHandle = produce::put, (context: Context, handle: ze_ipc_mem_handle_t);
+    fn zeMemOpenIpcHandle = consume::open,
         (context: Context, device: ze_device_handle_t, handle: ze_ipc_mem_handle_t,
          flags: ze_ipc_memory_flags_t, pointer: *mut *mut c_void);
     fn zeMemCloseIpcHandle = entry::close, (context: Context, pointer: *const c_void);
@@ -34,11 +34,11 @@ exports! {
     fn zeMemGetIpcHandleWithProperties = entry::get_with_properties,
         (context: Context, pointer: *const c_void, properties: *mut c_void,
          handle: *mut ze_ipc_mem_handle_t);
-    fn zeMemGetFileDescriptorFromIpcHandleExp = entry::fd_of_handle,
+    fn zeMemGetFileDescriptorFromIpcHandleExp = produce::fd_of_handle,
         (context: Context, handle: ze_ipc_mem_handle_t, fd: *mut u64);
-    fn zeMemGetIpcHandleFromFileDescriptorExp = entry::handle_of_fd,
+    fn zeMemGetIpcHandleFromFileDescriptorExp = produce::handle_of_fd,
         (context: Context, fd: u64, handle: *mut ze_ipc_mem_handle_t);
-    fn zeMemGetAllocProperties = entry::alloc_properties,
+    fn zeMemGetAllocProperties = external::properties,
         (context: Context, pointer: *const c_void,
          properties: *mut ze_memory_allocation_properties_t, device: *mut ze_device_handle_t);
     fn zeMemAllocDevice = entry::alloc_device,
@@ -53,14 +53,14 @@ exports! {
          device: ze_device_handle_t, out: *mut *mut c_void);
     fn zeDriverGetExtensionFunctionAddress = entry::extension,
         (driver: ze_driver_handle_t, name: *const c_char, function: *mut *mut c_void);
-    fn zeEventPoolGetIpcHandle = entry::pool_get,
+    fn zeEventPoolGetIpcHandle = pools::get,
         (pool: ze_event_pool_handle_t, handle: *mut ze_ipc_event_pool_handle_t);
-    fn zeEventPoolPutIpcHandle = entry::pool_put,
+    fn zeEventPoolPutIpcHandle = pools::put,
         (context: Context, handle: ze_ipc_event_pool_handle_t);
-    fn zeEventPoolOpenIpcHandle = entry::pool_open,
+    fn zeEventPoolOpenIpcHandle = pools::open,
         (context: Context, handle: ze_ipc_event_pool_handle_t, pool: *mut ze_event_pool_handle_t);
-    fn zeEventPoolCloseIpcHandle = entry::pool_close, (pool: ze_event_pool_handle_t);
-    fn zeEventPoolDestroy = entry::pool_destroy, (pool: ze_event_pool_handle_t);
+    fn zeEventPoolCloseIpcHandle = pools::close, (pool: ze_event_pool_handle_t);
+    fn zeEventPoolDestroy = pools::destroy, (pool: ze_event_pool_handle_t);
     fn zeVirtualMemMap = entry::map,
         (context: Context, pointer: *const c_void, size: usize, memory: ze_physical_mem_handle_t,
          offset: usize, access: ze_memory_access_attribute_t);

@@ -4,12 +4,12 @@
 use crate::allocation::{Allocation, Held, bytes_of, id_of, kind_of, open_fd};
 use crate::below::{self, MISSING};
 use crate::broker::{self, Broker};
+use crate::guard::guard;
 use crate::key::{Bytes, Key, fd_of, offset_of, with_fd};
-use crate::limits::REGISTER_TIMEOUT;
 use crate::produced::Given;
 use crate::say::{News, once};
 use fdbroker_client::{Deadline, Deposit, DriverData, Error, ErrorCode, Facts, Handle};
-use fdbroker_layer::lease_of;
+use fdbroker_layer::{REGISTER_TIMEOUT, lease_of};
 use fdbroker_virtual_fds::VirtualFd;
 use level_zero_sys::*;
 use std::ffi::c_void;
@@ -137,52 +137,59 @@ pub fn say_why(error: &Error) {
 
 /// # Safety
 /// As zeMemPutIpcHandle.
-pub unsafe fn put(context: ze_context_handle_t, handle: ze_ipc_mem_handle_t) -> ze_result_t {
-    let bytes = handle.to_bytes();
-    let broker = broker::known();
-    let given = match (Key::from_bytes(&bytes), VirtualFd::new(fd_of(&bytes))) {
-        (Some(key), _) => broker.and_then(|broker| broker.produced().put(&key)),
-        (None, Some(fd)) => broker.and_then(|broker| broker.produced().put_number(fd)),
-        (None, None) => {
-            let Some(below) = below::PUT.get() else { return MISSING };
-            // SAFETY: the caller's promise.
-            return unsafe { below(context, handle) };
-        }
-    };
-    // The registration stays until the memory is freed: what the program has sent is good, and its
-    // next Get costs nothing.
-    given.as_ref().inspect(|given| Given::put_held(given));
-    SUCCESS
+pub unsafe extern "C" fn put(
+    context: ze_context_handle_t,
+    handle: ze_ipc_mem_handle_t,
+) -> ze_result_t {
+    guard(|| {
+        let bytes = handle.to_bytes();
+        let broker = broker::known();
+        let given = match (Key::from_bytes(&bytes), VirtualFd::new(fd_of(&bytes))) {
+            (Some(key), _) => broker.and_then(|broker| broker.produced().put(&key)),
+            (None, Some(fd)) => broker.and_then(|broker| broker.produced().put_number(fd)),
+            (None, None) => {
+                let Some(below) = below::PUT.get() else { return MISSING };
+                // SAFETY: the caller's promise.
+                return unsafe { below(context, handle) };
+            }
+        };
+        // The registration stays until the memory is freed: what the program has sent is good, and its
+        // next Get costs nothing.
+        given.as_ref().inspect(|given| Given::put_held(given));
+        SUCCESS
+    })
 }
 
 /// The fd of a handle.
 ///
 /// # Safety
 /// As zeMemGetFileDescriptorFromIpcHandleExp.
-pub unsafe fn fd_of_handle(
+pub unsafe extern "C" fn fd_of_handle(
     context: ze_context_handle_t,
     handle: ze_ipc_mem_handle_t,
     fd: *mut u64,
 ) -> ze_result_t {
-    let Some(below) = below::FD_OF_HANDLE.get() else { return MISSING };
-    let bytes = handle.to_bytes();
-    let key = Key::from_bytes(&bytes);
-    let number = match &key {
-        Some(key) if broker::known().is_some_and(|broker| broker.produced().knows(key)) => {
-            key.virtual_fd()
+    guard(|| {
+        let Some(below) = below::FD_OF_HANDLE.get() else { return MISSING };
+        let bytes = handle.to_bytes();
+        let key = Key::from_bytes(&bytes);
+        let number = match &key {
+            Some(key) if broker::known().is_some_and(|broker| broker.produced().knows(key)) => {
+                key.virtual_fd()
+            }
+            Some(_) => None,
+            None => VirtualFd::new(fd_of(&bytes)),
+        };
+        if let Some(number) = number.filter(|_| !fd.is_null()) {
+            // SAFETY: the caller's promise.
+            unsafe { *fd = u64::from(number.number().cast_unsigned()) };
+            return SUCCESS;
         }
-        Some(_) => None,
-        None => VirtualFd::new(fd_of(&bytes)),
-    };
-    if let Some(number) = number.filter(|_| !fd.is_null()) {
+        let driver = key.and_then(|key| key.driver_handle());
+        let handle = driver.map_or(handle, ze_ipc_mem_handle_t::from_bytes);
         // SAFETY: the caller's promise.
-        unsafe { *fd = u64::from(number.number().cast_unsigned()) };
-        return SUCCESS;
-    }
-    let driver = key.and_then(|key| key.driver_handle());
-    let handle = driver.map_or(handle, ze_ipc_mem_handle_t::from_bytes);
-    // SAFETY: the caller's promise.
-    unsafe { below(context, handle, fd) }
+        unsafe { below(context, handle, fd) }
+    })
 }
 
 /// A handle for an fd: for a virtual fd of this process's its key, for another one and for what was
@@ -190,30 +197,32 @@ pub unsafe fn fd_of_handle(
 ///
 /// # Safety
 /// As zeMemGetIpcHandleFromFileDescriptorExp.
-pub unsafe fn handle_of_fd(
+pub unsafe extern "C" fn handle_of_fd(
     context: ze_context_handle_t,
     fd: u64,
     handle: *mut ze_ipc_mem_handle_t,
 ) -> ze_result_t {
-    let Some(below) = below::HANDLE_OF_FD.get() else { return MISSING };
-    let number = i32::try_from(fd).unwrap_or(-1);
-    let alone = with_fd([0; 64], number);
-    let bytes = match VirtualFd::new(number) {
-        Some(number) => {
-            let broker = broker::known();
-            let key = broker.and_then(|broker| broker.produced().of_number(number));
-            key.map_or(alone, |key| key.to_bytes())
+    guard(|| {
+        let Some(below) = below::HANDLE_OF_FD.get() else { return MISSING };
+        let number = i32::try_from(fd).unwrap_or(-1);
+        let alone = with_fd([0; 64], number);
+        let bytes = match VirtualFd::new(number) {
+            Some(number) => {
+                let broker = broker::known();
+                let key = broker.and_then(|broker| broker.produced().of_number(number));
+                key.map_or(alone, |key| key.to_bytes())
+            }
+            None if lease_of(number).is_some() => alone,
+            // SAFETY: the caller's promise.
+            None => return unsafe { below(context, fd, handle) },
+        };
+        if handle.is_null() {
+            return ze_result_t::ZE_RESULT_ERROR_INVALID_NULL_POINTER;
         }
-        None if lease_of(number).is_some() => alone,
         // SAFETY: the caller's promise.
-        None => return unsafe { below(context, fd, handle) },
-    };
-    if handle.is_null() {
-        return ze_result_t::ZE_RESULT_ERROR_INVALID_NULL_POINTER;
-    }
-    // SAFETY: the caller's promise.
-    unsafe { *handle = ze_ipc_mem_handle_t::from_bytes(bytes) };
-    SUCCESS
+        unsafe { *handle = ze_ipc_mem_handle_t::from_bytes(bytes) };
+        SUCCESS
+    })
 }
 
 /// Where the allocation begins in the fd's memory, and its size, in bytes: the driver's offset, or

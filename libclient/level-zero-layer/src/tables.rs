@@ -3,7 +3,7 @@
 //! the table ends before it.
 
 use crate::below::{self, Below};
-use crate::entry;
+use crate::{broker, consume, entry, external, pools, produce};
 use level_zero_sys::*;
 use std::cell::Cell;
 use std::ffi::{CStr, c_void};
@@ -37,17 +37,17 @@ unsafe fn hook_memory(version: u32, table: *mut c_void) {
         between!(table.pfnAllocDevice, below::ALLOC_DEVICE, entry::alloc_device);
         between!(table.pfnAllocHost, below::ALLOC_HOST, entry::alloc_host);
         between!(table.pfnAllocShared, below::ALLOC_SHARED, entry::alloc_shared);
-        between!(table.pfnGetAllocProperties, below::ALLOC_PROPERTIES, entry::alloc_properties);
+        between!(table.pfnGetAllocProperties, below::ALLOC_PROPERTIES, external::properties);
         keep(&below::ADDRESS_RANGE, (*table).pfnGetAddressRange);
         between!(table.pfnFree, below::FREE, entry::free);
         between!(table.pfnGetIpcHandle, below::GET, entry::get);
-        between!(table.pfnOpenIpcHandle, below::OPEN, entry::open);
+        between!(table.pfnOpenIpcHandle, below::OPEN, consume::open);
         between!(table.pfnCloseIpcHandle, below::CLOSE, entry::close);
         if version >= V1_3 {
             between!(table.pfnFreeExt, below::FREE_EXT, entry::free_ext);
         }
         if version >= V1_6 {
-            between!(table.pfnPutIpcHandle, below::PUT, entry::put);
+            between!(table.pfnPutIpcHandle, below::PUT, produce::put);
         }
         if version >= ZE_API_VERSION_1_15.0 {
             let table = table.cast::<ze_mem_dditable_1_15_t>();
@@ -77,12 +77,12 @@ unsafe fn hook_memory_exp(version: u32, table: *mut c_void) {
             between!(
                 table.pfnGetIpcHandleFromFileDescriptorExp,
                 below::HANDLE_OF_FD,
-                entry::handle_of_fd
+                produce::handle_of_fd
             );
             between!(
                 table.pfnGetFileDescriptorFromIpcHandleExp,
                 below::FD_OF_HANDLE,
-                entry::fd_of_handle
+                produce::fd_of_handle
             );
         }
     }
@@ -139,12 +139,12 @@ unsafe fn hook_event_pool(version: u32, table: *mut c_void) {
     let table = table.cast::<ze_event_pool_dditable_t>();
     // SAFETY: the caller's promise; each field is asked for after its version.
     unsafe {
-        between!(table.pfnDestroy, below::POOL_DESTROY, entry::pool_destroy);
-        between!(table.pfnGetIpcHandle, below::POOL_GET, entry::pool_get);
-        between!(table.pfnOpenIpcHandle, below::POOL_OPEN, entry::pool_open);
-        between!(table.pfnCloseIpcHandle, below::POOL_CLOSE, entry::pool_close);
+        between!(table.pfnDestroy, below::POOL_DESTROY, pools::destroy);
+        between!(table.pfnGetIpcHandle, below::POOL_GET, pools::get);
+        between!(table.pfnOpenIpcHandle, below::POOL_OPEN, pools::open);
+        between!(table.pfnCloseIpcHandle, below::POOL_CLOSE, pools::close);
         if version >= V1_6 {
-            between!(table.pfnPutIpcHandle, below::POOL_PUT, entry::pool_put);
+            between!(table.pfnPutIpcHandle, below::POOL_PUT, pools::put);
         }
     }
 }
@@ -171,7 +171,7 @@ unsafe fn serve(
     if table.is_null() {
         return ze_result_t::ZE_RESULT_ERROR_INVALID_NULL_POINTER;
     }
-    entry::note_driver();
+    broker::note_driver();
     if below::is_preloaded() && !IS_FILLING.get() {
         let next = below::next(name);
         if next.is_null() {

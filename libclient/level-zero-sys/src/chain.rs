@@ -1,9 +1,13 @@
 //! Walks `pNext` chains for drivers and layers. Must never walk for ever.
 
 use crate::bindings::ze_base_desc_t;
-use crate::limits::MAX_CHAIN;
 use crate::structure::Structure;
 use std::ffi::c_void;
+
+/// The most structures that are followed along one `pNext` chain. The specification has fewer
+/// extension structures than this for all its functions together, so a longer chain is a circle or
+/// garbage.
+pub const MAX_CHAIN: usize = 64;
 
 /// The first `T` in the chain that begins at `first`, a `pNext`. Null is an empty chain.
 ///

@@ -2,7 +2,7 @@
 //! starts without it. Must never panic because a loader is absent or old: each function that it
 //! lacks is an error value.
 //!
-//! Layers (tests/layers checks them): `bindings, limits <- error, exporter, handle, structure <-
+//! Layers (tests/layers checks them): `bindings <- error, exporter, handle, structure <-
 //! chain, load, newer, result <- functions`.
 //!
 //! | name | contents |
@@ -26,18 +26,16 @@ mod error;
 mod exporter;
 mod functions;
 mod handle;
-mod limits;
 mod load;
 mod newer;
 mod result;
 mod structure;
 
 pub use bindings::*;
-pub use chain::{find, find_mut};
+pub use chain::{MAX_CHAIN, find, find_mut};
 pub use error::{CallError, LoadError};
 pub use exporter::without_exporter;
 pub use functions::LevelZero;
-pub use limits::MAX_CHAIN;
 pub use load::LOADER;
 pub use newer::*;
 pub use structure::Structure;

@@ -1,8 +1,9 @@
 //! The driver's functions that programs ask for by name. Must never give a function for another
 //! driver's of the same name.
 
-use super::{beside, guard, memory};
+use super::memory;
 use crate::below::{self, MISSING};
+use crate::guard::beside;
 use crate::tiles;
 use level_zero_sys::*;
 use std::ffi::{CStr, c_char, c_void};
@@ -40,34 +41,8 @@ fn replace(name: &CStr, function: &mut *mut c_void) {
         )*};
     }
     replace! {
-        GET_TILES = get_tiles;
-        OPEN_TILES = open_tiles;
+        GET_TILES = tiles::get;
+        OPEN_TILES = tiles::open;
         GET_WITH_PROPERTIES = memory::get_with_properties;
     }
-}
-
-/// # Safety
-/// As zexMemGetIpcHandles.
-unsafe extern "C" fn get_tiles(
-    context: ze_context_handle_t,
-    pointer: *const c_void,
-    count: *mut u32,
-    handles: *mut ze_ipc_mem_handle_t,
-) -> ze_result_t {
-    // SAFETY: the caller's promise.
-    guard(|| unsafe { tiles::get(context, pointer, count, handles) })
-}
-
-/// # Safety
-/// As zexMemOpenIpcHandles.
-unsafe extern "C" fn open_tiles(
-    context: ze_context_handle_t,
-    device: ze_device_handle_t,
-    count: u32,
-    handles: *mut ze_ipc_mem_handle_t,
-    flags: ze_ipc_memory_flags_t,
-    pointer: *mut *mut c_void,
-) -> ze_result_t {
-    // SAFETY: the caller's promise.
-    guard(|| unsafe { tiles::open(context, device, count, handles, flags, pointer) })
 }

@@ -1,8 +1,8 @@
 //! Memory: its allocation, its handles and fds, its end. Must never have the driver free what is
 //! exported.
 
-use super::{beside, guard};
 use crate::below::{self, MISSING};
+use crate::guard::{beside, guard};
 use crate::{broker, consume, external, produce, retire};
 use level_zero_sys::*;
 use std::ffi::c_void;
@@ -57,16 +57,6 @@ unsafe fn asks_for_more(chain: *const c_void) -> bool {
 }
 
 /// # Safety
-/// As zeMemPutIpcHandle.
-pub unsafe extern "C" fn put(
-    context: ze_context_handle_t,
-    handle: ze_ipc_mem_handle_t,
-) -> ze_result_t {
-    // SAFETY: the caller's promise.
-    guard(|| unsafe { produce::put(context, handle) })
-}
-
-/// # Safety
 /// As zeMemFree.
 pub unsafe extern "C" fn free(context: ze_context_handle_t, pointer: *mut c_void) -> ze_result_t {
     let Some(below) = below::FREE.get() else { return MISSING };
@@ -89,19 +79,6 @@ pub unsafe extern "C" fn free_ext(
 }
 
 /// # Safety
-/// As zeMemOpenIpcHandle.
-pub unsafe extern "C" fn open(
-    context: ze_context_handle_t,
-    device: ze_device_handle_t,
-    handle: ze_ipc_mem_handle_t,
-    flags: ze_ipc_memory_flags_t,
-    pointer: *mut *mut c_void,
-) -> ze_result_t {
-    // SAFETY: the caller's promise.
-    guard(|| unsafe { consume::open(context, device, handle, flags, pointer) })
-}
-
-/// # Safety
 /// As zeMemCloseIpcHandle.
 pub unsafe extern "C" fn close(
     context: ze_context_handle_t,
@@ -112,40 +89,6 @@ pub unsafe extern "C" fn close(
     beside(|| retire::forget(pointer));
     // SAFETY: the caller's promise.
     guard(|| consume::end(pointer, || unsafe { below(context, pointer) }))
-}
-
-/// # Safety
-/// As zeMemGetFileDescriptorFromIpcHandleExp.
-pub unsafe extern "C" fn fd_of_handle(
-    context: ze_context_handle_t,
-    handle: ze_ipc_mem_handle_t,
-    fd: *mut u64,
-) -> ze_result_t {
-    // SAFETY: the caller's promise.
-    guard(|| unsafe { produce::fd_of_handle(context, handle, fd) })
-}
-
-/// # Safety
-/// As zeMemGetIpcHandleFromFileDescriptorExp.
-pub unsafe extern "C" fn handle_of_fd(
-    context: ze_context_handle_t,
-    fd: u64,
-    handle: *mut ze_ipc_mem_handle_t,
-) -> ze_result_t {
-    // SAFETY: the caller's promise.
-    guard(|| unsafe { produce::handle_of_fd(context, fd, handle) })
-}
-
-/// # Safety
-/// As zeMemGetAllocProperties.
-pub unsafe extern "C" fn alloc_properties(
-    context: ze_context_handle_t,
-    pointer: *const c_void,
-    properties: *mut ze_memory_allocation_properties_t,
-    device: *mut ze_device_handle_t,
-) -> ze_result_t {
-    // SAFETY: the caller's promise.
-    guard(|| unsafe { external::properties(context, pointer, properties, device) })
 }
 
 /// # Safety

@@ -1,8 +1,8 @@
 //! Virtual and physical memory, and contexts. Must never leave a handle alive whose memory has
 //! ended.
 
-use super::{beside, guard};
 use crate::below::{self, MISSING};
+use crate::guard::{beside, guard};
 use crate::mapped::{self, Mapping};
 use crate::{broker, retire};
 use level_zero_sys::*;
