@@ -99,9 +99,7 @@ pub fn serve_many() -> ! {
         for event in &events[..count] {
             let Ok(number) = usize::try_from(event.data()) else { continue };
             if event.data() == u64::MAX {
-                let fd = accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC).expect("a client");
-                // SAFETY: accept4 gave this fd to nobody else.
-                let client = unsafe { OwnedFd::from_raw_fd(fd) };
+                let client = accept4(&listener, SockFlag::SOCK_CLOEXEC).expect("a client");
                 watch(&client, clients.len() as u64);
                 clients.push(Some(client));
             } else if let Some(client) = &clients[number]

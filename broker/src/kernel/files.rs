@@ -15,9 +15,7 @@ pub fn is_readable(fd: BorrowedFd<'_>) -> bool {
 pub fn accept(listener: BorrowedFd<'_>) -> nix::Result<OwnedFd> {
     use nix::sys::socket::{SockFlag, accept4};
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let fd = accept4(listener.as_raw_fd(), flags)?;
-    // SAFETY: accept4(2) has just made it, and nobody else knows it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    accept4(listener, flags)
 }
 
 /// What the kernel says of an fd without asking its file system: never blocks, on any fd.

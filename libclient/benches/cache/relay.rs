@@ -7,7 +7,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept4, bind, connect, listen, socket,
 };
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,9 +29,7 @@ impl Relay {
         let passed = Arc::new(AtomicU64::new(0));
         let count = Arc::clone(&passed);
         let thread = std::thread::spawn(move || {
-            let fd = accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC).expect("a client");
-            // SAFETY: accept4 gave this fd to nobody else.
-            let client = unsafe { OwnedFd::from_raw_fd(fd) };
+            let client = accept4(&listener, SockFlag::SOCK_CLOEXEC).expect("a client");
             let (broker, at) = seqpacket(&daemon);
             connect(broker.as_raw_fd(), &at).expect("connect");
             pass_on(&[client, broker], &count);

@@ -152,8 +152,7 @@ fn all_when_refused_or_nonsense_then_an_error() {
 fn all_when_the_broker_closes_at_once_then_denied() {
     let (path, listener) = listening("closes", 1);
     let mut admin = Admin::connect(&path).expect("room in the queue");
-    let accepted = nix::sys::socket::accept(listener.as_raw_fd()).expect("a connection");
-    nix::unistd::close(accepted).expect("a fd of this test");
+    drop(nix::sys::socket::accept(&listener).expect("a connection"));
     let error = clients(&mut admin).expect_err("closed");
     let _ = std::fs::remove_file(&path);
     assert!(matches!(error, Error::Denied { .. }), "{error}");

@@ -8,7 +8,7 @@ use nix::sys::socket::{
     socket,
 };
 use std::fs::{Permissions, create_dir, set_permissions};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
@@ -26,9 +26,7 @@ fn serve(path: &Path) -> OwnedFd {
 /// How many came, and how many bytes they sent.
 fn heard(listener: &OwnedFd) -> (usize, usize) {
     let (mut connections, mut bytes) = (0, 0);
-    while let Ok(fd) = accept4(listener.as_raw_fd(), SockFlag::SOCK_NONBLOCK) {
-        // SAFETY: accept4 has just made it.
-        let one = unsafe { OwnedFd::from_raw_fd(fd) };
+    while let Ok(one) = accept4(listener, SockFlag::SOCK_NONBLOCK) {
         connections += 1;
         bytes += recv(one.as_raw_fd(), &mut [0; 4096], MsgFlags::empty()).unwrap_or(0);
     }

@@ -20,7 +20,7 @@ use nix::sys::socket::{
 };
 use nix::sys::uio::pwrite;
 use std::mem::offset_of;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -87,9 +87,7 @@ impl FakeBroker {
     /// The next connection, whatever comes over it.
     pub fn accept_silent(&self) -> OwnedFd {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let fd = accept4(self.listener.as_ref().unwrap().as_raw_fd(), flags).unwrap();
-        // SAFETY: accept4 has just made it.
-        unsafe { OwnedFd::from_raw_fd(fd) }
+        accept4(self.listener.as_ref().unwrap(), flags).unwrap()
     }
 
     pub fn accept_raw(&self) -> (OwnedFd, Received) {

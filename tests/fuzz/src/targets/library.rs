@@ -19,7 +19,7 @@ use nix::sys::socket::{
 use nix::sys::uio::pwrite;
 use std::cell::RefCell;
 use std::mem::offset_of;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -226,9 +226,7 @@ impl Fixed {
     }
 
     fn accept(&self) -> Option<OwnedFd> {
-        let fd = accept4(self.listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC).ok()?;
-        // SAFETY: accept4 has just made it.
-        Some(unsafe { OwnedFd::from_raw_fd(fd) })
+        accept4(&self.listener, SockFlag::SOCK_CLOEXEC).ok()
     }
 
     /// Wakes the fake broker from its accept at the end.

@@ -18,7 +18,7 @@ fn listener(dir: &Path) -> OwnedFd {
 }
 
 fn is_asked(listener: &OwnedFd) -> bool {
-    nix::sys::socket::accept(listener.as_raw_fd()).map(nix::unistd::close).is_ok()
+    nix::sys::socket::accept(listener).is_ok()
 }
 
 fn write_page(dir: &Path, magic: u64, liveness: u32) {

@@ -8,7 +8,7 @@ use fdbroker_scm::ReceivedFds;
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept4, bind, listen, socket,
 };
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use zerocopy::FromZeros;
 
@@ -61,9 +61,7 @@ impl Drop for Scripted {
 }
 
 fn serve(listener: &OwnedFd, does: Does) {
-    let fd = accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC).expect("somebody comes");
-    // SAFETY: accept4 has just opened it, for nobody else.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    let socket = accept4(listener, SockFlag::SOCK_CLOEXEC).expect("somebody comes");
     let (mut buffer, mut fds, mut writer) =
         ([0; 128], ReceivedFds::with_capacity(0), Writer::new());
     let mut asked = || {
@@ -81,8 +79,7 @@ fn serve(listener: &OwnedFd, does: Does) {
         Does::Close => {
             drop(socket);
             // Whoever was closed out looks whether anybody listens still.
-            let look = accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC).expect("a look");
-            nix::unistd::close(look).expect("nobody else has it");
+            drop(accept4(listener, SockFlag::SOCK_CLOEXEC).expect("a look"));
         }
         Does::Babble => {
             asked();
