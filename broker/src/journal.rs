@@ -15,7 +15,6 @@ use std::collections::HashMap;
 /// The time in which lines are counted.
 const PERIOD_US: u64 = 60_000_000;
 
-/// See the module.
 #[derive(Debug, Default)]
 pub struct Journal {
     /// Whether there are users to be told apart.

@@ -1,8 +1,8 @@
 //! Every bound of the daemon's own loops, queues and tables, each with the reason for its size.
 //! What an administrator may change is in [`crate::settings`]; this file must never hold a bound
-//! without its reason.
+//! without its reason. Relations between them are asserted beside them.
 
-use fdbroker_protocol::limits::AHEAD_FDS;
+use fdbroker_protocol::limits::{AHEAD_FDS, MAX_BATCH, MAX_NEIGHBOURS};
 use std::time::Duration;
 
 /// What a message costs before its first item, in items and fds (each some 0.5 us).
@@ -16,6 +16,7 @@ pub const WORK_PER_TURN: usize = 2 * (WORK_PER_MESSAGE + 1);
 /// meanwhile: 6 single grants (some 30 us), or a longer turn. Clients that have just become ready
 /// go first, so this is what a client waits for others. A look costs as much as a third of a grant.
 pub const WORK_PER_WAKE: usize = 6 * (WORK_PER_MESSAGE + 2);
+const _: () = assert!(WORK_PER_TURN <= WORK_PER_WAKE);
 
 /// Wakes with long turns before one that has a chore and no turn: chores go on under any flood, at
 /// the rate of one for two turns.
@@ -27,6 +28,7 @@ pub const FRESH_IN_A_ROW: usize = 16;
 /// Allocations looked at to find the neighbours of a virtual fd: some 10 us, those that have none
 /// or have ended included.
 pub const NEIGHBOUR_LOOKS: usize = 64;
+const _: () = assert!(NEIGHBOUR_LOOKS > MAX_NEIGHBOURS as usize);
 
 /// Event messages sent to one client per turn, so that a turn is short.
 pub const EVENTS_PER_TURN: usize = 2;
@@ -51,6 +53,7 @@ pub const LOBBY: u32 = 256;
 
 /// Most of them of one domain: others find the rest.
 pub const LOBBY_PER_DOMAIN: u32 = 16;
+const _: () = assert!(LOBBY_PER_DOMAIN < LOBBY);
 
 /// Connections without a hello, or clients without an event socket, whose time is looked at in a
 /// wake: ending one takes some 10 us, and thousands may have come at once.
@@ -67,6 +70,7 @@ pub const MESSAGES_IN_A_SOCKET: usize = 1024;
 /// Fds that a grant may have while other clients wait for their turns, some 15 us: the rest is
 /// asked for again. A client that is alone is granted a whole message.
 pub const GRANT_IN_TURN: usize = 32;
+const _: () = assert!(AHEAD_FDS <= GRANT_IN_TURN && GRANT_IN_TURN <= MAX_BATCH);
 
 /// Fds closed by the closers that are noted in a chore, each a step of the core (some 0.5 us).
 pub const REPORTS_PER_CHORE: usize = 16;
@@ -114,6 +118,7 @@ pub const ADMIN_IDLE: Duration = Duration::from_secs(1);
 /// this long at most for each (MAX_ADMIN_CONNECTIONS - MAX_ADMIN_WATCHES) that came before it: less
 /// than its own 10 s.
 pub const ADMIN_TURN: Duration = Duration::from_secs(3);
+const _: () = assert!(ADMIN_IDLE.as_millis() < ADMIN_TURN.as_millis());
 
 /// Most connections of users that look at what is their own, beside those of administrators: some
 /// users at a time, each with one or two commands. A further one takes the place of one that has
@@ -126,6 +131,7 @@ pub const MAX_VIEWERS_PER_USER: usize = 4;
 
 /// Most of a user's that watch, for the same reason as [`MAX_ADMIN_WATCHES`].
 pub const MAX_WATCHES_PER_USER: usize = MAX_VIEWERS_PER_USER / 2;
+const _: () = assert!(0 < MAX_WATCHES_PER_USER && MAX_WATCHES_PER_USER < MAX_VIEWERS_PER_USER);
 
 /// Most of all users' that watch, for the same reason. One more takes the place of a user that has
 /// two more of these than its own.
@@ -137,6 +143,7 @@ pub const MAX_MONITORS: usize = 8;
 
 /// Most of these that watch, for the same reason as above.
 pub const MAX_MONITOR_WATCHES: usize = MAX_MONITORS / 2;
+const _: () = assert!(MAX_VIEWERS_PER_USER <= MAX_MONITORS && MAX_MONITORS <= MAX_VIEWERS);
 
 /// Connections of users that look which are accepted in a chore: each costs some 20 us, and most of
 /// those that are turned away come from one user.
@@ -152,7 +159,7 @@ pub const ADMIN_RECORDS_PER_PAGE: usize = 256;
 pub const UNREAD_MESSAGES_PER_CLIENT: u32 = 16;
 
 /// Fds a client may leave unread before its next one waits: one full message.
-pub const IN_FLIGHT_FDS_PER_CLIENT: u64 = 253;
+pub const IN_FLIGHT_FDS_PER_CLIENT: u64 = MAX_BATCH as u64;
 
 /// Clients looked at in one sweep for fds that have been read, each some 0.5 us; the next sweep
 /// goes on behind them.
@@ -197,6 +204,7 @@ pub const TOMBSTONES: usize = 1 << 16;
 
 /// Most of them of one domain: others find the rest.
 pub const TOMBSTONES_PER_DOMAIN: usize = 8192;
+const _: () = assert!(TOMBSTONES_PER_DOMAIN < TOMBSTONES);
 
 /// Time between two such sweeps, while a client waits until others have read: no event tells.
 pub const IN_FLIGHT_SWEEP: Duration = Duration::from_millis(1);
@@ -216,6 +224,7 @@ pub const MAX_TABLE_FDS: u64 = 1 << 20;
 /// Smallest share of the table that must be left for the core to plan with, else the daemon refuses
 /// to start: its reserve for one inbound message (253) and a handful of clients and allocations.
 pub const MIN_CORE_FDS: u64 = fdbroker_core::limits::TABLE_RESERVE + 64;
+const _: () = assert!(MIN_CORE_FDS < MAX_TABLE_FDS);
 
 /// Fds closed by the refused closer without a charge in the core (they came with broken messages),
 /// of one uid. At this number the uid's messages wait until they are closed: long enough for
@@ -228,7 +237,7 @@ pub const REFUSED_LOOKS_PER_MESSAGE: usize = 4;
 
 /// Fds of one uid that came with messages, were not kept and are not closed yet; at this number its
 /// messages wait until some are. One full message.
-pub const ARRIVED_CLOSINGS_PER_UID: u32 = 253;
+pub const ARRIVED_CLOSINGS_PER_UID: u32 = MAX_BATCH as u32;
 
 /// When none of the closes that a uid's messages wait for came back for so long, they hang. From
 /// then on its messages are read without their fds: deposits are refused, all else is served, and nothing
@@ -236,7 +245,7 @@ pub const ARRIVED_CLOSINGS_PER_UID: u32 = 253;
 pub const HUNG_CLOSE: Duration = Duration::from_secs(1);
 
 /// Refused fds that one uid can have: its bound, and a whole message beyond it.
-const REFUSED_FDS_OF_ONE: u64 = REFUSED_FDS_PER_UID as u64 + 253;
+const REFUSED_FDS_OF_ONE: u64 = REFUSED_FDS_PER_UID as u64 + MAX_BATCH as u64;
 
 /// Places in a table of `table_fds` that are set aside for refused fds. While a whole message more
 /// would not fit them, no message with fds is read. So there are places for several users whose
@@ -268,6 +277,7 @@ pub const WATCH_EVENTS_KEPT: usize = 4096;
 /// Events in one message to a watcher: 22 KiB of the 32 KiB that a message on the administrator's
 /// socket may have.
 pub const WATCH_EVENTS_PER_MESSAGE: usize = 256;
+const _: () = assert!(WATCH_EVENTS_PER_MESSAGE <= WATCH_EVENTS_KEPT);
 
 /// Events that are kept for administrators who ask afterwards, 128 bytes each, 1.3 MB in all: what
 /// several users have done in the minutes before a fault. Grants are not among them, since they
@@ -278,6 +288,7 @@ pub const EVENTS_KEPT: usize = 10_000;
 /// at least 156 events of each list, and to look for the longest takes some 50 ns. Further domains
 /// share the last list.
 pub const EVENT_LISTS: usize = 64;
+const _: () = assert!(EVENTS_KEPT / EVENT_LISTS >= 156);
 
 /// Lines of the log about one topic, such as bad input or refusals, per uid and minute; the rest is
 /// counted and named in one line.
@@ -296,12 +307,13 @@ pub const LOG_UIDS: usize = 64;
 /// a call takes beyond it is charged to its peer.
 pub const USUAL_CALL_US: u64 = 20;
 
-/// See above.
+/// For each fd of the message, beside [`USUAL_CALL_US`].
 pub const USUAL_CALL_US_PER_FD: u64 = 1;
 
 /// What a message takes at most from a send to its receipt on a machine whose users are charged for
 /// long calls: 2 us are usual, and an emulated machine takes ten times as long.
 pub const MOST_MESSAGE_US: u64 = 6;
+const _: () = assert!(MOST_MESSAGE_US < USUAL_CALL_US);
 
 /// What is charged to a user at most before it has a debt: as long as the longest work of the loop
 /// for one message, and more than a softirq takes.
@@ -314,13 +326,14 @@ pub const DEBT_FACTOR: u64 = 200;
 /// The first debt of a user, which may be a mishap, in so many times. Its second one is behind
 /// those of all, so that a hundred users take no more for it.
 pub const FIRST_DEBT_FACTOR: u64 = 20;
+const _: () = assert!(FIRST_DEBT_FACTOR < DEBT_FACTOR);
 
 /// So many times what interrupts take of the loop between calls is nobody's in calls: a third of
 /// the loop's time at least is between them. And for so long: a long interrupt comes again soon, or
 /// not.
 pub const EXCUSED_TIMES: u64 = 4;
 
-/// See above.
+/// For so long interrupts excuse calls after they have come.
 pub const EXCUSE_TIME: Duration = Duration::from_secs(60);
 
 /// So much of a user's calls may be beyond what is usual, in one part of so many of their time:
@@ -344,7 +357,7 @@ pub const SUSPECT_TIME: Duration = Duration::from_secs(1);
 /// an innocent user three times in three minutes has hit others, too.
 pub const LONG_CALLS_APART: Duration = Duration::from_secs(60);
 
-/// See above.
+/// At so many long calls in separate minutes its connections end.
 pub const MOST_LONG_CALLS: u32 = 3;
 
 /// For so long a user whose connections were ended gets no new one. Then one more long call ends
@@ -372,6 +385,8 @@ pub const DEATH_PATIENCE: Duration = Duration::from_millis(100);
 
 /// Time between two looks for either.
 pub const START_RETRY: Duration = Duration::from_millis(5);
+const _: () = assert!(START_RETRY.as_millis() < DEATH_PATIENCE.as_millis());
+const _: () = assert!(DEATH_PATIENCE.as_millis() < START_PATIENCE.as_millis());
 
 /// How long the end of the daemon waits for the service manager to take what it is given: PID 1
 /// under load takes a second; one that takes longer is stuck, and the daemon ends without it.
@@ -420,6 +435,7 @@ pub const HOST_FDS_PER_CARRIER: usize = 128;
 /// Fds of a device's memory in one carrier: all others of it are sent again when one is to be
 /// dropped, at once.
 pub const DEVICE_FDS_PER_CARRIER: usize = 16;
+const _: () = assert!(DEVICE_FDS_PER_CARRIER < HOST_FDS_PER_CARRIER);
 
 /// Messages of a carrier that are written anew in a chore, each some 2 us.
 pub const MESSAGES_REWRITTEN: usize = 32;
@@ -455,10 +471,12 @@ pub const HANDOVER_TRIES: usize = 8;
 
 /// How long a handover waits for clients to read fds that keep others from being sent.
 pub const IN_FLIGHT_PATIENCE: Duration = Duration::from_secs(2);
+const _: () = assert!(IN_FLIGHT_PATIENCE.as_millis() < HANDOVER_PATIENCE.as_millis());
 
 /// Carriers of one handover: each takes 200 messages of 253 fds, and the largest table has 2^20
 /// fds.
 pub const MAX_CARRIERS: usize = 32;
+const _: () = assert!((MAX_CARRIERS * 200 * MAX_BATCH) as u64 > MAX_TABLE_FDS);
 
 /// Most of /proc/PID/cgroup that is read: 13 hierarchies (v1) of paths of PATH_MAX are less.
 pub const CGROUP_FILE_BYTES: usize = 64 * 1024;
@@ -480,6 +498,7 @@ pub const LANES_MAX: usize = 32;
 /// Of these processes, so many never make a call that can hang for ever: accepted fds are closed
 /// however many users have a call that hangs.
 pub const LANES_FOR_ACCEPTED: usize = 8;
+const _: () = assert!(LANES_FOR_ACCEPTED < LANES_MAX);
 
 /// Jobs that a process gets at a time: a close of an fd that is not the last takes 1 us, and to
 /// hand a message over some more.
@@ -502,6 +521,8 @@ pub const WORDS_PER_CHORE: usize = 64;
 /// When the close of an accepted fd is not back after this long, nobody else waits for it: others
 /// are evicted instead. A last close of GPU memory takes 2 ms, of host memory 190 ms per GiB.
 pub const LANE_SLOW: Duration = Duration::from_millis(20);
+const _: () = assert!(LANE_REPORT.as_micros() < LANE_SLOW.as_micros());
+const _: () = assert!(LANE_SLOW.as_micros() < HUNG_CLOSE.as_micros());
 
 /// Bytes of the log that are kept while nobody reads it: some 10,000 lines.
 pub const LOG_BYTES_KEPT: usize = 1 << 20;
@@ -520,6 +541,7 @@ pub const MENDS_AT_ONCE: u32 = 4;
 
 /// The longest such pause.
 pub const PLACE_PAUSE_MOST: Duration = Duration::from_secs(10);
+const _: () = assert!(PLACE_PAUSE.as_millis() < PLACE_PAUSE_MOST.as_millis());
 
 /// How often it looks without an event: none tells of a directory above, or of a file system that
 /// is mounted over one.
@@ -548,17 +570,19 @@ const PASSING_FDS: u64 = 4 + 8 + FDS_PER_SEAL * SEALS_AT_ONCE as u64;
 /// Seals at a time whose memory a lane opens for readers, which takes some 10 us, one of each user.
 /// Further ones wait, the users in turn: as many users can have one that hangs before others wait.
 pub const SEALS_AT_ONCE: usize = 8;
+const _: () = assert!(SEALS_AT_ONCE < LANES_MAX - LANES_FOR_ACCEPTED);
 
 /// Fds of each beside the one that is held: a duplicate, and the new one; then the one that was
 /// held.
 const FDS_PER_SEAL: u64 = 2;
 
-/// Work of such a page, in items: some 60 us.
+/// Work of a page of the names of objects, in items: some 60 us.
 pub const WORK_PER_PAGE: usize = 128;
 
 /// Names that are looked at for a page of a list, some 0.2 us each: more than a page has records,
 /// since names that have ended are left out.
 pub const NAMES_PER_PAGE: usize = 512;
+const _: () = assert!(ADMIN_RECORDS_PER_PAGE < NAMES_PER_PAGE);
 
 /// Places of a table of `table_fds` that the daemon keeps for itself, with `at_start` fds open when
 /// it starts (stdio and what it inherits), and so many `listeners` for clients and sockets for

@@ -5,22 +5,8 @@ use crate::limits::{EVENT_LISTS, EVENTS_KEPT};
 use fdbroker_core::{DomainKey, JobKey};
 use fdbroker_protocol::admin::{EventKind, EventRecord};
 use serde::{Deserialize, Serialize};
-use slab::Slab;
+use std::collections::{BTreeMap, VecDeque};
 use zerocopy::{FromBytes, IntoBytes};
-
-/// The end of a list, in place of an index of [`Past::places`].
-const NONE: u32 = u32::MAX;
-
-/// An event in its place, between the next older and the next newer one of all.
-#[derive(Debug)]
-struct Place {
-    event: EventRecord,
-    job: Option<JobKey>,
-    older: u32,
-    newer: u32,
-    /// The next newer one of its list.
-    next: u32,
-}
 
 /// What events of one list have in common: their domain, and whether they are of the kinds that
 /// come with each use of memory. So neither another domain nor a burst of recalls pushes out a
@@ -31,23 +17,13 @@ struct Key {
     is_frequent: bool,
 }
 
-/// The events of a key, oldest first.
-#[derive(Clone, Copy, Debug)]
-struct List {
-    key: Key,
-    oldest: u32,
-    newest: u32,
-    len: usize,
-}
-
-/// See the module.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Past {
-    places: Slab<Place>,
-    oldest: u32,
-    newest: u32,
-    /// At most [`EVENT_LISTS`]; further keys share the last one.
-    lists: Vec<List>,
+    /// By their numbers, which rise. Growing copies no events on the loop.
+    events: BTreeMap<u64, (EventRecord, Option<JobKey>)>,
+    last: u64,
+    /// The numbers of the events of a key. At most [`EVENT_LISTS`]; further keys share the last.
+    lists: Vec<(Key, VecDeque<u64>)>,
     dropped: u64,
 }
 
@@ -69,76 +45,47 @@ fn key_of(event: &EventRecord) -> Key {
 }
 
 impl Past {
-    /// With the memory of all events that it will ever keep.
-    pub fn new() -> Self {
-        // Growing later would copy a megabyte on the loop.
-        let (places, lists) = (Slab::with_capacity(EVENTS_KEPT), Vec::with_capacity(EVENT_LISTS));
-        Past { places, oldest: NONE, newest: NONE, lists, dropped: 0 }
-    }
-
     /// How many events there are, and how many were dropped for newer ones.
     pub fn counts(&self) -> (u64, u64) {
-        (self.places.len() as u64, self.dropped)
+        (self.events.len() as u64, self.dropped)
     }
 
     /// One more; the oldest of the longest list makes room.
     pub fn add(&mut self, event: EventRecord, job: Option<JobKey>) {
-        if self.places.len() >= EVENTS_KEPT {
+        if self.events.len() >= EVENTS_KEPT {
             self.drop_one();
         }
         let list = self.list_of(key_of(&event));
-        let (older, newer, next) = (self.newest, NONE, NONE);
-        let at = self.places.insert(Place { event, job, older, newer, next });
-        let at = u32::try_from(at).expect("fewer than EVENTS_KEPT");
-        match self.places.get_mut(older as usize) {
-            Some(place) => place.newer = at,
-            None => self.oldest = at,
-        }
-        self.newest = at;
-        let list = &mut self.lists[list];
-        match self.places.get_mut(list.newest as usize) {
-            Some(place) => place.next = at,
-            None => list.oldest = at,
-        }
-        (list.newest, list.len) = (at, list.len + 1);
+        self.last += 1;
+        self.lists[list].1.push_back(self.last);
+        self.events.insert(self.last, (event, job));
     }
 
     /// The list of a key: its own, an empty one, or, when there is none, the last.
     fn list_of(&mut self, key: Key) -> usize {
-        let own = self.lists.iter().position(|list| list.key == key && list.len > 0);
-        if let Some(at) = own.or_else(|| self.lists.iter().position(|list| list.len == 0)) {
-            self.lists[at].key = key;
+        let own = self.lists.iter().position(|(of, list)| *of == key && !list.is_empty());
+        let empty = || self.lists.iter().position(|(_, list)| list.is_empty());
+        if let Some(at) = own.or_else(empty) {
+            self.lists[at].0 = key;
             return at;
         }
         if self.lists.len() < EVENT_LISTS {
-            self.lists.push(List { key, oldest: NONE, newest: NONE, len: 0 });
+            self.lists.push((key, VecDeque::new()));
         }
         self.lists.len() - 1
     }
 
     fn drop_one(&mut self) {
-        let Some(list) = self.lists.iter_mut().max_by_key(|list| list.len) else { return };
-        let Place { older, newer, next, .. } = self.places.remove(list.oldest as usize);
-        (list.oldest, list.len) = (next, list.len - 1);
-        if next == NONE {
-            list.newest = NONE;
+        let longest = self.lists.iter_mut().max_by_key(|(_, list)| list.len());
+        if let Some(oldest) = longest.and_then(|(_, list)| list.pop_front()) {
+            self.events.remove(&oldest);
+            self.dropped = self.dropped.saturating_add(1);
         }
-        match self.places.get_mut(older as usize) {
-            Some(place) => place.newer = newer,
-            None => self.oldest = newer,
-        }
-        match self.places.get_mut(newer as usize) {
-            Some(place) => place.older = older,
-            None => self.newest = older,
-        }
-        self.dropped = self.dropped.saturating_add(1);
     }
 
     /// All events with their jobs, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = (&EventRecord, Option<JobKey>)> {
-        let oldest = self.places.get(self.oldest as usize);
-        let places = std::iter::successors(oldest, |it| self.places.get(it.newer as usize));
-        places.map(|place| (&place.event, place.job))
+        self.events.values().map(|(event, job)| (event, *job))
     }
 
     pub fn save(&self) -> SavedPast {
@@ -181,7 +128,7 @@ mod tests {
 
     #[test]
     fn events_when_one_domain_floods_then_its_own_oldest_go_and_all_others_stay() {
-        let mut past = Past::new();
+        let mut past = Past::default();
         add(&mut past, EventKind::Silent, 1, 3);
         add(&mut past, EventKind::Refusal, 2, 5);
         add(&mut past, EventKind::Recall, 2, EVENTS_KEPT + 100);
@@ -195,7 +142,7 @@ mod tests {
 
     #[test]
     fn events_when_two_domains_flood_then_each_has_half() {
-        let mut past = Past::new();
+        let mut past = Past::default();
         for uid in [1, 2] {
             add(&mut past, EventKind::Refusal, uid, EVENTS_KEPT);
         }
@@ -208,7 +155,7 @@ mod tests {
 
     #[test]
     fn events_when_of_more_domains_than_there_are_lists_then_all_are_told_in_order() {
-        let mut past = Past::new();
+        let mut past = Past::default();
         let uids = 2 * u32::try_from(EVENT_LISTS).expect("few");
         (0..uids).for_each(|uid| add(&mut past, EventKind::Gone, uid, 1));
         let told: Vec<u32> = past.iter().map(|(event, _)| event.uid.get()).collect();
@@ -218,11 +165,11 @@ mod tests {
 
     #[test]
     fn events_when_saved_then_a_successor_has_the_same_and_a_damaged_state_does_no_harm() {
-        let mut past = Past::new();
+        let mut past = Past::default();
         add(&mut past, EventKind::Evict, 1, 2);
         add(&mut past, EventKind::Gone, 3, 1);
         let mut saved = past.save();
-        let mut other = Past::new();
+        let mut other = Past::default();
         other.restore(&saved);
         let all = |past: &Past| past.iter().map(|(event, job)| (*event, job)).collect::<Vec<_>>();
         assert_eq!(all(&other), all(&past));

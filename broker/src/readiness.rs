@@ -13,7 +13,7 @@ pub enum Source {
     Listener(usize),
     /// The administrators' listener, 0, and those of users that look.
     AdminListener(usize),
-    /// An administrator's connection.
+    /// An administrator's connection, or one of a user that looks, by its number.
     Admin(usize),
     /// A client's main socket.
     Main(usize),
@@ -23,11 +23,11 @@ pub enum Source {
     Ahead(usize),
     /// A connection in the lobby.
     Caller(usize),
-    /// A client's pidfd.
+    /// A client's pidfd: its process has ended.
     Process(usize),
     /// The closers' reports.
     Closers,
-    /// The signals.
+    /// The signals' fd.
     Signals,
     /// The fd whose end ends the daemon.
     UntilEof,

@@ -56,9 +56,9 @@ pub enum RunError {
     /// The system refuses something.
     #[error("cannot {what}: {source}")]
     Os {
-        /// What was attempted.
+        /// What was attempted, a verb first.
         what: &'static str,
-        /// Why it failed.
+        /// What the system call says.
         source: io::Error,
     },
 }
@@ -246,7 +246,7 @@ pub(crate) fn prepare(
             Err(refused) if is_takeover => return Err(TakeoverError::State(refused).into()),
             Err(refused) => {
                 handover::store::log_refused(&refused);
-                let (core, key, page) = begin(server.settings_mut(), &found, &objects)?;
+                let (core, key, page) = begin(&mut server.settings, &found, &objects)?;
                 server.begin_anew(core, key, page);
                 is_anew = true;
             }

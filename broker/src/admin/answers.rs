@@ -2,9 +2,12 @@
 
 use crate::admin::chosen::{Chosen, Traits};
 use crate::admin::page::write_page;
+use crate::admin::records::account_record;
 use crate::admin::rights::Sight;
 use crate::admin::view::View;
+use crate::fds::tombstones::Tombstone;
 use crate::limits::{ADMIN_SLOTS_SCANNED, VIEWER_SLOTS_SCANNED};
+use fdbroker_core::{AllocationView, ClientView, DomainView, JobView, LeaseView};
 use fdbroker_protocol::admin::{Limits, Metrics, Query};
 use fdbroker_protocol::{ErrorCode, Kind, Writer};
 
@@ -33,46 +36,55 @@ impl View<'_> {
                 writer.finish(0, 0)
             }
             Kind::AdminAllocations => {
-                let all = self.allocations(cursor..end).map(|(slot, view)| {
-                    let view = view.filter(|view| self.is_chosen(&chosen, view));
-                    (slot, view.map(|view| self.allocation_record(&view)))
-                });
-                let next = next(self.allocation_slots());
-                write_page(writer, Kind::AdminAllocationsReply, id, all, next)
+                let record = |view: AllocationView| {
+                    self.is_chosen(&chosen, &view).then(|| self.allocation_record(&view))
+                };
+                let (all, next) = (self.allocations(cursor..end), next(self.allocation_slots()));
+                write_page(writer, Kind::AdminAllocationsReply, id, all, next, record)
             }
             Kind::AdminLeases => {
-                let all = self.leases(cursor..end).map(|(slot, view)| {
-                    let view = view.filter(|view| self.is_lease_chosen(&chosen, view));
-                    (slot, view.map(|view| self.lease_record(&view)))
-                });
-                write_page(writer, Kind::AdminLeasesReply, id, all, next(self.lease_slots()))
+                let record = |view: LeaseView| {
+                    self.is_lease_chosen(&chosen, &view).then(|| self.lease_record(&view))
+                };
+                let (all, next) = (self.leases(cursor..end), next(self.lease_slots()));
+                write_page(writer, Kind::AdminLeasesReply, id, all, next, record)
             }
             Kind::AdminClients => {
-                let all = self.clients(cursor).map(|(number, view)| {
-                    let view = view.filter(|view| {
-                        let (pid, uid, job) = (view.pid, view.domain.uid, view.job);
-                        !view.gone && chosen.has(Traits { allocation: None, pid, uid, job })
-                    });
-                    (number, view.map(|view| self.client_record(&view)))
-                });
-                write_page(writer, Kind::AdminClientsReply, id, all, None)
+                let record = |view: ClientView| {
+                    let (pid, uid, job) = (view.pid, view.domain.uid, view.job);
+                    let is_it = chosen.has(Traits { allocation: None, pid, uid, job });
+                    (is_it && !view.gone).then(|| self.client_record(&view))
+                };
+                let all = self.clients(cursor);
+                write_page(writer, Kind::AdminClientsReply, id, all, None, record)
             }
             Kind::AdminTombstones => {
-                let all = self.tombstones(cursor..end).map(|(at, it)| {
-                    let it = it.filter(|it| {
-                        let allocation = Some((it.id().slot, it.id().generation));
-                        let (pid, uid, job) = (it.pid(), it.domain().uid, it.job());
-                        chosen.has(Traits { allocation, pid, uid, job })
-                    });
-                    (at, it.map(|it| self.tombstone_record(it)))
-                });
-                let next = next(self.tombstones_end());
-                write_page(writer, Kind::AdminTombstonesReply, id, all, next)
+                let record = |it: &Tombstone| {
+                    let allocation = Some((it.id().slot, it.id().generation));
+                    let (pid, uid, job) = (it.pid, it.domain().uid, it.job());
+                    let is_it = chosen.has(Traits { allocation, pid, uid, job });
+                    is_it.then(|| self.tombstone_record(it))
+                };
+                let (all, next) = (self.tombstones(cursor..end), next(self.tombstones_end()));
+                write_page(writer, Kind::AdminTombstonesReply, id, all, next, record)
             }
-            Kind::AdminJobs => self.answer_jobs(writer, id, cursor, chosen),
+            Kind::AdminJobs => {
+                let caps = self.caps().job;
+                let record = |it: JobView| {
+                    let job = Some((it.key, it.name));
+                    account_record(chosen, job, it.domain, it.orphans, &it.account, &caps)
+                };
+                write_page(writer, Kind::AdminJobsReply, id, self.jobs(cursor), None, record)
+            }
+            Kind::AdminDomains => {
+                let caps = self.caps().domain;
+                let record =
+                    |it: DomainView| account_record(chosen, None, it.key, 0, &it.account, &caps);
+                let all = self.domains(cursor);
+                write_page(writer, Kind::AdminDomainsReply, id, all, None, record)
+            }
             Kind::AdminLimits => self.answer_limits(writer, id),
             Kind::AdminMetrics => self.answer_metrics(writer, id),
-            Kind::AdminDomains => self.answer_domains(writer, id, cursor, chosen),
             _ => writer.failed(id, ErrorCode::NotSupported.into()),
         }
     }
@@ -82,7 +94,7 @@ impl View<'_> {
         let Some(whole) = self.node() else {
             return writer.failed(id, ErrorCode::NotPermitted.into());
         };
-        let tombstones = whole.fds.tombstones().counts();
+        let tombstones = whole.fds.tombstones.counts();
         let events = whole.past.counts();
         let metrics = Metrics {
             longest_wake_us: whole.longest_wake_us.into(),

@@ -29,7 +29,7 @@ impl Chosen {
 
     /// The allocation that it names, if it is for one.
     pub fn allocation(&self) -> Option<AllocationId> {
-        let (slot, generation) = (self.value as u32, (self.value >> 32) as u32);
+        let (slot, generation) = ((self.value & 0xffff_ffff) as u32, (self.value >> 32) as u32);
         (self.filter == Filter::Allocation).then_some(AllocationId { slot, generation })
     }
 

@@ -2,9 +2,9 @@
 //! the answers to what they ask, the events for those that watch. Must never change what the broker
 //! does, nor show more than a connection may see.
 
-pub mod accounts;
 pub mod answers;
 pub mod chosen;
+pub mod comer;
 pub mod page;
 pub mod records;
 pub mod rights;

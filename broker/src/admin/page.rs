@@ -24,23 +24,24 @@ const _: () = assert!(records_per_page::<TombstoneRecord>() >= 128);
 /// Jobs and domains are fewer than clients, and their records longer.
 const _: () = assert!(records_per_page::<AccountRecord>() >= 48);
 
-/// One page of records: from each entry its slot and, if it is wanted, its record. `next`: where
-/// the next page begins when this one takes all; `None` = nowhere.
-pub(crate) fn write_page<R: IntoBytes + Immutable>(
+/// One page of records: of each entry its slot, and a `record` of those that are in sight, if it is
+/// wanted. `next`: where the next page begins when this one takes all; `None` = nowhere.
+pub(crate) fn write_page<V, R: IntoBytes + Immutable>(
     writer: &mut Writer,
     kind: Kind,
     id: u64,
-    all: impl Iterator<Item = (u32, Option<R>)>,
+    all: impl Iterator<Item = (u32, Option<V>)>,
     mut next: Option<u32>,
+    record: impl Fn(V) -> Option<R>,
 ) -> &[u8] {
     let most = records_per_page::<R>();
     let mut records = Vec::with_capacity(most);
-    for (slot, record) in all {
+    for (slot, view) in all {
         if records.len() == most {
             next = Some(slot);
             break;
         }
-        records.extend(record);
+        records.extend(view.and_then(&record));
     }
     let page =
         Page { next_cursor: next.unwrap_or(0).into(), done: u32::from(next.is_none()).into() };

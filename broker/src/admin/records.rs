@@ -5,10 +5,12 @@ use crate::admin::chosen::{Chosen, Traits};
 use crate::admin::rights::Sight;
 use crate::admin::view::View;
 use crate::fds::tombstones::Tombstone;
-use fdbroker_core::{AllocationView, ClientView, JobKey, JobName, LeaseView, Now};
+use fdbroker_core::{
+    Account, AllocationView, Caps, ClientView, DomainKey, JobKey, JobName, LeaseView, Now,
+};
 use fdbroker_protocol::admin::{
-    AllocationRecord, ClientRecord, LeaseRecord, NO_AGE, NO_OWN_FD, NodeStatus, OTHER_OWNER,
-    TombstoneRecord, Use,
+    AccountRecord, AllocationRecord, ClientRecord, LeaseRecord, NO_AGE, NO_OWN_FD, NodeStatus,
+    OTHER_OWNER, TombstoneRecord, Use,
 };
 use fdbroker_protocol::message::register_flags;
 use fdbroker_protocol::{ByResource, Scope};
@@ -129,12 +131,12 @@ impl View<'_> {
 
     pub(crate) fn tombstone_record(&self, tombstone: &Tombstone) -> TombstoneRecord {
         TombstoneRecord {
-            inode: tombstone.inode().into(),
-            size_bytes: tombstone.size_bytes().into(),
+            inode: tombstone.inode.into(),
+            size_bytes: tombstone.size_bytes.into(),
             age_ms: tombstone.age_ms(self.now()).into(),
             slot: tombstone.id().slot.into(),
             generation: tombstone.id().generation.into(),
-            owner_pid: tombstone.pid().into(),
+            owner_pid: tombstone.pid.into(),
             owner_uid: tombstone.domain().uid.into(),
             listener: tombstone.domain().listener.into(),
             code: tombstone.code().into(),
@@ -173,4 +175,29 @@ impl View<'_> {
             job: holder.job.map(|(job, _)| job),
         })
     }
+}
+
+/// What a job, or a domain, is charged for, if it is chosen. `orphans`: kept allocations that the
+/// clients of a job have left.
+pub(crate) fn account_record(
+    chosen: Chosen,
+    job: Option<(JobKey, JobName)>,
+    domain: DomainKey,
+    orphans: u32,
+    account: &Account,
+    caps: &Caps,
+) -> Option<AccountRecord> {
+    let traits = Traits { allocation: None, pid: 0, uid: domain.uid, job: job.map(|(key, _)| key) };
+    let (key, name) = job.unwrap_or((JobKey(0), JobName::NONE));
+    chosen.has(traits).then(|| AccountRecord {
+        key: key.0.into(),
+        uid: domain.uid.into(),
+        listener: domain.listener.into(),
+        left_allocations: orphans.into(),
+        reserved: 0.into(),
+        uses: ByResource::from_fn(|resource| {
+            Use::new(account.now(resource), account.peak(resource), caps[resource])
+        }),
+        name: name.bytes(),
+    })
 }

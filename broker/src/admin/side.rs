@@ -2,14 +2,12 @@
 //! watches. Must never answer a query, nor let administrators that watch take the places of
 //! administrators that ask, nor one user the places of others.
 
+use crate::admin::comer::{Class, Comer};
 use crate::admin::rights::{Rights, Sight};
 use crate::admin::watch::Watch;
 use crate::clients::calls::Calls;
 use crate::kernel::KernelFeatures;
-use crate::limits::{
-    ADMIN_IDLE, ADMIN_TURN, MAX_ADMIN_CONNECTIONS, MAX_ADMIN_WATCHES, MAX_MONITOR_WATCHES,
-    MAX_MONITORS, MAX_VIEWER_WATCHES, MAX_VIEWERS, MAX_VIEWERS_PER_USER, MAX_WATCHES_PER_USER,
-};
+use crate::limits::{ADMIN_IDLE, ADMIN_TURN, MAX_ADMIN_CONNECTIONS, MAX_MONITORS, MAX_VIEWERS};
 use crate::node::listeners::Listener;
 use crate::{clock, kernel};
 use fdbroker_core::{DomainKey, JobKey, Note, Now};
@@ -58,61 +56,11 @@ impl Entrance {
     }
 }
 
-/// Whose a connection is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Comer {
-    pub rights: Rights,
-    /// The user whose places it takes. Administrators share theirs.
-    pub user: u32,
-    pub uid: u32,
-    pub pid: u32,
-    /// Who is charged for its messages.
-    pub payer: DomainKey,
-}
-
-/// Who shares places.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Class {
-    Administrators,
-    Monitors,
-    Users,
-}
-
-impl Class {
-    /// How many places they have; and how many of these a user may have.
-    fn places(self) -> (usize, usize) {
-        match self {
-            Class::Administrators => (MAX_ADMIN_CONNECTIONS, MAX_ADMIN_CONNECTIONS),
-            Class::Monitors => (MAX_MONITORS, MAX_VIEWERS_PER_USER),
-            Class::Users => (MAX_VIEWERS, MAX_VIEWERS_PER_USER),
-        }
-    }
-
-    /// The same of connections that watch.
-    fn watches(self) -> (usize, usize) {
-        match self {
-            Class::Administrators => (MAX_ADMIN_WATCHES, MAX_ADMIN_WATCHES),
-            Class::Monitors => (MAX_MONITOR_WATCHES, MAX_WATCHES_PER_USER),
-            Class::Users => (MAX_VIEWER_WATCHES, MAX_WATCHES_PER_USER),
-        }
-    }
-}
-
-impl Comer {
-    fn class(self) -> Class {
-        match (self.rights.may_act, self.rights.sight) {
-            (true, _) => Class::Administrators,
-            (false, Sight::Node) => Class::Monitors,
-            (false, Sight::Domain(_)) => Class::Users,
-        }
-    }
-}
-
 struct AdminConnection {
     socket: OwnedFd,
     comer: Comer,
     is_ready: bool,
-    /// Its payer is.
+    /// Its payer owes for long calls: it is neither read from nor sent to.
     is_away: bool,
     /// When it came or last asked.
     used_at: Now,
@@ -124,7 +72,6 @@ struct AdminConnection {
     watch: Option<Box<Watch>>,
 }
 
-/// A connection's turn.
 pub(crate) enum Turn {
     /// It may have sent something, or has room for an answer.
     Serve(usize),
@@ -142,7 +89,6 @@ pub(crate) enum Sent {
 }
 
 impl AdminConnection {
-    /// One just accepted.
     fn new(socket: OwnedFd, comer: Comer, now: Now) -> Self {
         AdminConnection {
             socket,
@@ -428,7 +374,6 @@ impl AdminSide {
         self.connections[index].pending.is_some()
     }
 
-    /// Whether somebody watches.
     pub fn is_watched(&self) -> bool {
         !self.watched.is_empty()
     }
@@ -587,6 +532,7 @@ fn of_greedy<'a, I: Iterator<Item = (usize, &'a AdminConnection)>>(
 mod tests {
     use super::*;
     use crate::admin::chosen::Chosen;
+    use crate::limits::{MAX_VIEWER_WATCHES, MAX_VIEWERS_PER_USER, MAX_WATCHES_PER_USER};
     use crate::node::lock::Remains;
     use fdbroker_protocol::admin::Filter;
 

@@ -55,7 +55,7 @@ pub(crate) struct Party {
     pub client: u32,
     /// 0: it is gone, or not in sight.
     pub pid: u32,
-    /// `u32::MAX`: the same.
+    /// `u32::MAX`: it is gone, or not in sight.
     pub uid: u32,
     pub name: [u8; NAME_BYTES],
     pub job: Option<(JobKey, JobName)>,
@@ -148,7 +148,7 @@ impl<'a> View<'a> {
         let (all, sight) = (self.whole.core.leases_within(slots), self.sight);
         all.map(move |it| {
             // The low half of a lease's number is its slot.
-            let slot = (it.id.0 & u64::from(u32::MAX)) as u32;
+            let slot = (it.id.0 & 0xffff_ffff) as u32;
             (slot, Some(it).filter(|it| sight.has(it.holder) || sight.has(it.domain)))
         })
     }
@@ -189,7 +189,7 @@ impl<'a> View<'a> {
     }
 
     fn tombstones_of_all(&self) -> &'a Tombstones {
-        self.whole.fds.tombstones()
+        &self.whole.fds.tombstones
     }
 
     // --- what belongs to a record that is in sight -----------------------------------------------

@@ -7,7 +7,6 @@ use crate::kernel::{message_us, thread_cpu_us};
 use crate::limits::{CPU_LOOK_US, LONG_CALL_US, MOST_MESSAGE_US};
 use fdbroker_core::{DomainKey, Now};
 
-/// See the module.
 pub struct Calls {
     pub debts: Debts,
     /// The processor's time of the loop, and when that was read.
@@ -28,7 +27,6 @@ impl Calls {
         Calls { debts: Debts::new(is_told), look: (Now(0), 0), last: Now(0) }
     }
 
-    /// A wake begins.
     pub fn begin_wake(&mut self, now: Now) {
         self.last = now;
         if now.0 >= self.look.0.0 + CPU_LOOK_US || self.debts.has_suspects(now) {
@@ -44,7 +42,7 @@ impl Calls {
         done
     }
 
-    /// A call begins.
+    /// The time at which a call begins.
     pub fn begin(&mut self) -> Now {
         let began = clock::now();
         if began.0 >= self.last.0 + LONG_CALL_US {

@@ -44,7 +44,6 @@ pub struct HelloReply {
     pub deposit_credits: u32,
 }
 
-/// See the module.
 #[derive(Debug, Default)]
 pub struct Connection {
     /// Tells this connection from earlier ones of the same number.
@@ -129,9 +128,8 @@ pub struct Connection {
 /// again when the kernel says that the client has read all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unread {
-    /// Messages that wait.
     pub messages: u32,
-    /// Fds in them.
+    /// In all of these messages.
     pub fds: u64,
 }
 
@@ -141,7 +139,6 @@ impl Unread {
         self.messages < UNREAD_MESSAGES_PER_CLIENT && self.fds < IN_FLIGHT_FDS_PER_CLIENT
     }
 
-    /// One more message.
     pub fn add(&mut self, fds: usize) {
         self.messages += 1;
         self.fds += fds as u64;
@@ -149,7 +146,6 @@ impl Unread {
 }
 
 impl Connection {
-    /// One without sockets.
     pub fn bare(serial: u64, domain: DomainKey, pid: u32) -> Self {
         Connection { serial, domain, shares_as: domain, pid, ..Self::default() }
     }

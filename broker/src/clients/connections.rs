@@ -15,7 +15,6 @@ use std::os::fd::OwnedFd;
 /// Connections for which memory is taken at the start.
 const EXPECTED: usize = 4096;
 
-/// See the module.
 pub struct Connections {
     by_number: Slab<Connection>,
     /// By uid; no entry = none.
@@ -23,7 +22,7 @@ pub struct Connections {
     last_serial: u64,
     subordinate_uids: SubordinateUids,
     /// Callers, and connections that are [`Phase::Silent`].
-    lobby: Lobby,
+    pub lobby: Lobby,
     /// Clients that are let in and whose event socket has not joined.
     joining: usize,
     handshakes: Handshakes,
@@ -87,16 +86,6 @@ impl Connections {
         let caller = self.lobby.take(number)?;
         self.lobby.leave(self.shares_as(caller.domain));
         Some(caller)
-    }
-
-    /// Those whose first message has not come.
-    pub fn lobby(&self) -> &Lobby {
-        &self.lobby
-    }
-
-    /// The same, to be changed.
-    pub fn lobby_mut(&mut self) -> &mut Lobby {
-        &mut self.lobby
     }
 
     /// Clients that are let in and whose event socket has not joined.
@@ -228,7 +217,7 @@ impl Connections {
         self.eventful.len()
     }
 
-    /// Frees a number.
+    /// Frees a number; the connection that had it.
     pub fn remove(&mut self, number: usize) -> Option<Connection> {
         let connection = self.by_number.try_remove(number)?;
         let uid = connection.domain.uid;

@@ -37,7 +37,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
     pub ended: Now,
-    /// By the clock.
+    /// By the clock, which runs on while another program has the processor.
     pub took_us: u64,
     /// Of the processor's time, at least. Asked only for calls that took longer than usual.
     pub cpu_us: u64,
@@ -100,8 +100,7 @@ pub struct SavedDebts {
     pub(crate) users: Vec<(DomainKey, Debtor)>,
 }
 
-/// See the module.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Debts {
     /// In a broker of one user nobody else has to wait.
     is_shared: bool,
@@ -122,17 +121,7 @@ pub struct Debts {
 impl Debts {
     /// Nobody owes anything. `is_shared`: by several users; else nobody ever will.
     pub fn new(is_shared: bool) -> Self {
-        Debts {
-            is_shared,
-            first_allowed_us: MOST_ALLOWED_US,
-            users: FxHashMap::default(),
-            paid_at: Now(0),
-            suspects_until: Now(0),
-            due: None,
-            long_calls: 0,
-            news: Vec::new(),
-            excused: (0, Now(0)),
-        }
+        Debts { is_shared, first_allowed_us: MOST_ALLOWED_US, ..Debts::default() }
     }
 
     /// The same, in which nobody may be beyond what is usual at first.
@@ -261,7 +250,8 @@ impl Debts {
         call: &LongCall,
         served: impl Iterator<Item = DomainKey>,
     ) -> bool {
-        let since = Now(call.at.0.saturating_sub(LONG_CALLS_APART.as_micros() as u64));
+        let apart = u64::try_from(LONG_CALLS_APART.as_micros()).unwrap_or(u64::MAX);
+        let since = Now(call.at.0.saturating_sub(apart));
         let (mut others, mut alike) = (0, 0);
         for user in served.filter(|user| *user != call.user) {
             others += 1;

@@ -14,7 +14,6 @@ struct Entrance {
     is_ready: bool,
 }
 
-/// See the module.
 pub struct Door {
     entrances: Vec<Entrance>,
     /// There was no room for a connection: none is accepted until then.
@@ -24,7 +23,6 @@ pub struct Door {
 }
 
 impl Door {
-    /// An open one.
     pub fn new(listeners: Vec<Listener>) -> Self {
         let entrances = listeners.into_iter();
         let entrances = entrances.map(|listener| Entrance { listener, is_ready: false });

@@ -35,7 +35,7 @@ impl Handshakes {
         self.queue = handshakes.collect();
     }
 
-    /// One more.
+    /// Puts one behind all others.
     pub fn add(&mut self, handshake: Handshake, connections: &Slab<Connection>) {
         self.queue.push_back(handshake);
         if self.queue.len() > 2 * self.most_clients {
@@ -61,12 +61,11 @@ impl Handshakes {
         Some(is_waiting.then_some(client))
     }
 
-    /// All of them.
+    /// In the order in which they were added.
     pub fn iter(&self) -> impl Iterator<Item = &Handshake> {
         self.queue.iter()
     }
 
-    /// Forgets all.
     pub fn clear(&mut self) {
         self.queue.clear();
     }

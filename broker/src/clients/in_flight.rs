@@ -12,7 +12,6 @@ use fdbroker_protocol::MAX_BATCH;
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
 
-/// See the module.
 #[derive(Debug)]
 pub struct InFlight {
     shares: Shares,

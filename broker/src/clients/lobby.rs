@@ -28,7 +28,6 @@ impl Caller {
     }
 }
 
-/// See the module.
 #[derive(Debug)]
 pub struct Lobby {
     /// Those in it, with connections whose hello is about to be read.
@@ -44,7 +43,6 @@ pub struct Lobby {
 }
 
 impl Lobby {
-    /// An empty one.
     pub fn new(is_shared: bool) -> Self {
         let (of, callers, ready) = (HashMap::new(), BTreeMap::new(), VecDeque::new());
         Lobby { of, all: 0, is_shared, callers, last: 0, ready }

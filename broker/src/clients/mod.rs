@@ -1,7 +1,6 @@
 //! Clients as the daemon sees them: their connections, whose turn it is, what they leave unread,
 //! which job they are of. Must never talk to the core.
 
-pub mod ahead;
 pub mod calls;
 pub mod connection;
 pub mod connections;

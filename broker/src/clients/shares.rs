@@ -1,26 +1,73 @@
-//! How many fds may lie unread in clients' sockets, in numbers. The kernel counts them against the
-//! broker's uid, for every client that leaves them there, even when its connection has ended; over
-//! its limit every send of every socket fails. So each connection has a share of its own, and the
-//! rest is a pool, of which each domain has its share, too. Must never let one client's use touch
-//! another's share.
+//! What clients share: fds that lie unread in their sockets, and sockets for fds that are fetched
+//! ahead. Of each a domain has its share. Must never let one client's use touch another's share.
 
 use fdbroker_core::{DomainKey, Part};
 use fdbroker_protocol::MAX_BATCH;
 use rustc_hash::FxHashMap;
 
-/// See the module.
+/// So many of something, of which each domain has its share.
 #[derive(Debug)]
-pub struct Shares {
-    /// Fds each connection may always leave unread.
-    share: u64,
-    /// Fds that may be unread beyond the shares, all connections together.
-    beyond: u64,
-    /// Of these, those that are.
+pub struct Pool {
+    most: u64,
     used: u64,
     /// The part of `used` that each domain uses; no entry = none.
     used_by: FxHashMap<DomainKey, u64>,
     /// [`fdbroker_core::Config::share_factor`].
     factor: u64,
+}
+
+impl Pool {
+    /// Nothing is used yet. `factor`: [`fdbroker_core::Config::share_factor`].
+    pub fn new(most: u64, factor: u64) -> Self {
+        Pool { most, used: 0, used_by: FxHashMap::default(), factor }
+    }
+
+    /// Whether there is anything at all.
+    pub fn is_possible(&self) -> bool {
+        self.most > 0
+    }
+
+    /// How much more `domain` may take.
+    pub fn room(&self, domain: DomainKey) -> u64 {
+        let held = self.used_by.get(&domain).copied().unwrap_or(0);
+        let part = Part { held, used: self.used, most: self.most };
+        part.room(self.factor).min(self.most.saturating_sub(self.used))
+    }
+
+    pub fn take(&mut self, domain: DomainKey, count: u64) {
+        if count > 0 {
+            self.used += count;
+            *self.used_by.entry(domain).or_default() += count;
+        }
+    }
+
+    pub fn give_back(&mut self, domain: DomainKey, count: u64) {
+        debug_assert!(self.used >= count, "taken before it is given back");
+        self.used = self.used.saturating_sub(count);
+        let Some(used) = self.used_by.get_mut(&domain) else { return };
+        *used = used.saturating_sub(count);
+        if *used == 0 {
+            self.used_by.remove(&domain);
+        }
+    }
+
+    /// Whether nothing is taken.
+    #[cfg(test)]
+    pub fn is_unused(&self) -> bool {
+        self.used == 0 && self.used_by.is_empty()
+    }
+}
+
+/// How many fds may lie unread in clients' sockets, in numbers. The kernel counts them against the
+/// broker's uid, for every client that leaves them there, even when its connection has ended; over
+/// its limit every send of every socket fails. So each connection has a share of its own, and the
+/// rest is a pool.
+#[derive(Debug)]
+pub struct Shares {
+    /// Fds each connection may always leave unread.
+    share: u64,
+    /// Fds that may be unread beyond the shares, all connections together.
+    beyond: Pool,
 }
 
 /// Hello's answer carries an fd, and must always be possible; so must a grant of one behind it.
@@ -32,13 +79,7 @@ impl Shares {
     pub fn new(most: u64, connections: u32, factor: u64) -> Self {
         let connections = u64::from(connections.max(1));
         let share = (most / 2 / connections).max(LEAST_SHARE);
-        Shares {
-            share,
-            beyond: most.saturating_sub(share * connections),
-            used: 0,
-            used_by: FxHashMap::default(),
-            factor,
-        }
+        Shares { share, beyond: Pool::new(most.saturating_sub(share * connections), factor) }
     }
 
     /// How many of `fds` fds a connection of `domain` with `unread` of them may be sent now.
@@ -47,10 +88,7 @@ impl Shares {
         if own >= fds {
             return fds;
         }
-        let held = self.used_by.get(&domain).copied().unwrap_or(0);
-        let part = Part { held, used: self.used, most: self.beyond };
-        let room = part.room(self.factor).min(self.beyond.saturating_sub(self.used));
-        own.saturating_add(room).min(fds)
+        own.saturating_add(self.beyond.room(domain)).min(fds)
     }
 
     /// Fds that a grant to a client of a domain that has read all may have: a whole message's, or
@@ -62,32 +100,18 @@ impl Shares {
 
     /// A connection of `domain` that had `unread` was sent `fds` more.
     pub fn add(&mut self, domain: DomainKey, unread: u64, fds: u64) {
-        let more = self.beyond_share(unread + fds) - self.beyond_share(unread);
-        if more > 0 {
-            self.used += more;
-            *self.used_by.entry(domain).or_default() += more;
-        }
+        self.beyond.take(domain, self.beyond_share(unread + fds) - self.beyond_share(unread));
     }
 
     /// A connection of `domain` has read all of its `unread`.
     pub fn remove(&mut self, domain: DomainKey, unread: u64) {
-        let less = self.beyond_share(unread);
-        if less == 0 {
-            return;
-        }
-        debug_assert!(self.used >= less, "added before it is removed");
-        self.used = self.used.saturating_sub(less);
-        let Some(used) = self.used_by.get_mut(&domain) else { return };
-        *used = used.saturating_sub(less);
-        if *used == 0 {
-            self.used_by.remove(&domain);
-        }
+        self.beyond.give_back(domain, self.beyond_share(unread));
     }
 
     /// Whether nothing is taken from the pool.
     #[cfg(test)]
     pub fn is_unused(&self) -> bool {
-        self.used == 0 && self.used_by.is_empty()
+        self.beyond.is_unused()
     }
 
     fn beyond_share(&self, unread: u64) -> u64 {
@@ -130,7 +154,7 @@ mod tests {
         assert_eq!(shares.most_in_a_grant(), 253);
         shares.add(OTHER, 0, 253);
         shares.remove(OTHER, 253);
-        assert_eq!(shares.used_by.len(), 1);
+        assert_eq!(shares.beyond.used_by.len(), 1);
     }
 
     #[test]
@@ -150,5 +174,16 @@ mod tests {
     fn new_when_the_limit_is_tiny_then_hello_is_always_possible() {
         let shares = Shares::new(10, 100, 8);
         assert_eq!(shares.room(DOMAIN, 0, 9), LEAST_SHARE);
+    }
+
+    #[test]
+    fn room_when_one_domain_takes_all_that_it_may_then_another_finds_some() {
+        let mut ahead = Pool::new(16, 2);
+        while ahead.room(DOMAIN) > 0 {
+            ahead.take(DOMAIN, 1);
+        }
+        assert!(ahead.used < 16 && ahead.room(OTHER) > 0);
+        (0..ahead.used).for_each(|_| ahead.give_back(DOMAIN, 1));
+        assert!(ahead.is_unused());
     }
 }

@@ -47,7 +47,6 @@ impl Turns {
         push(&mut self.rest, who, client);
     }
 
-    /// The next one.
     pub fn pop(&mut self) -> Option<ClientId> {
         let is_turn_of_fresh = self.in_a_row < FRESH_IN_A_ROW || self.rest.is_empty();
         if is_turn_of_fresh && let Some(client) = self.pop_fresh() {

@@ -7,7 +7,6 @@ use crate::clients::metrics::{Asked, Metrics};
 use crate::clock;
 use fdbroker_core::{ClientId, Now, RequestId};
 
-/// See the module.
 pub struct Waits {
     /// The start of the first broker whose clients were handed on to this one.
     started: Now,
@@ -19,7 +18,6 @@ pub struct Waits {
 }
 
 impl Waits {
-    /// None yet.
     pub fn new(started: Now) -> Self {
         Waits { started, metrics: Metrics::default(), at_hand: None, longest_wake_us: 0 }
     }

@@ -13,7 +13,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 /// Bytes of a message: the number of its first fd, and the checksum of that.
 const MESSAGE_BYTES: usize = 16;
 
-/// See the module.
 #[derive(Debug)]
 pub struct Carrier {
     /// The end that is written to.

@@ -30,7 +30,7 @@ const DMABUF_LINK: &[u8] = b"/dmabuf:";
 /// What an fd is, as far as the kernel says so without the fd's own code being run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// Its type.
+    /// The kind of file, as handles and refusals name it.
     pub fd_type: FdType,
     /// It may be a dma-buf instead, which only its fdinfo tells.
     pub may_be_dmabuf: bool,

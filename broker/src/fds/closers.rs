@@ -8,12 +8,10 @@ use crate::fds::jobs::{Calls, Job, NOBODY, Order, Report, Said, Task, act, word}
 use crate::fds::lane::{Common, Progress, SAID_BYTES};
 use crate::fds::pool::{Kind, LaneOf, Pool};
 use crate::limits::{
-    HUNG_CLOSE, LANE_BATCH, LANE_IDLE, LANE_RETRY, LANE_SLOW, LANES_MAX, MESSAGES_IN_A_SOCKET,
-    WORDS_PER_CHORE,
+    HUNG_CLOSE, LANE_BATCH, LANE_IDLE, LANE_RETRY, LANE_SLOW, LANES_MAX, WORDS_PER_CHORE,
 };
 use crate::node::shared_map::SharedMap;
 use fdbroker_core::Lane;
-use fdbroker_protocol::Status;
 use fdbroker_scm::{ReceivedFds, SendError};
 use nix::errno::Errno;
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -40,7 +38,6 @@ enum State {
     Ending,
 }
 
-/// A lane's process.
 struct Place {
     serial: u32,
     state: State,
@@ -55,7 +52,7 @@ struct Line {
 impl Line {
     fn new() -> nix::Result<Self> {
         let (ours, theirs) = pair()?;
-        let idle = TimeVal::milliseconds(LANE_IDLE.as_millis() as i64);
+        let idle = TimeVal::milliseconds(i64::try_from(LANE_IDLE.as_millis()).unwrap_or(i64::MAX));
         setsockopt(&theirs, sockopt::ReceiveTimeout, &idle)?;
         Ok(Line { ours, theirs })
     }
@@ -131,7 +128,8 @@ impl Closers {
         })
     }
 
-    fn add(&mut self, uid: u32, kind: Kind, task: Task) {
+    /// Has a task done in its turn, with the next [`flush`](Self::flush).
+    pub fn add(&mut self, uid: u32, kind: Kind, task: Task) {
         self.under_way += 1;
         self.pool.add(LaneOf { uid, kind }, task);
     }
@@ -140,32 +138,6 @@ impl Closers {
     pub fn close(&mut self, fd: OwnedFd, uid: u32, lane: Lane, report: Report) {
         let act = if lane == Lane::Accepted { act::CLOSE_ACCEPTED } else { act::CLOSE };
         self.add(uid, Kind::Close(lane), (Job::with(act, fd, 0), report));
-    }
-
-    /// Has an fd of `uid` looked at, and closed, likewise.
-    pub fn look(&mut self, fd: OwnedFd, uid: u32) {
-        let task = (Job::with(act::LOOK, fd, 0), Report::Looked(uid, None));
-        self.add(uid, Kind::Close(Lane::Refused), task);
-    }
-
-    /// Has the next message of a client of `uid` dropped, with its fds; `socket` is a duplicate.
-    /// Not behind closes that hang.
-    pub fn drop_next(&mut self, socket: OwnedFd, uid: u32) {
-        let task = (Job::with(act::DROP, socket, 1), Report::Dropped(uid));
-        self.add(uid, Kind::Drop, task);
-    }
-
-    /// Has all messages of the ended connection of a client of `uid` dropped; `socket` is a
-    /// duplicate.
-    pub fn empty(&mut self, socket: OwnedFd, uid: u32) {
-        let task = (Job::with(act::EMPTY, socket, MESSAGES_IN_A_SOCKET), Report::Refused(uid));
-        self.add(uid, Kind::Close(Lane::Refused), task);
-    }
-
-    /// Has a status sent to the peer of a socket of `uid`, which is closed then.
-    pub fn turn_away(&mut self, socket: OwnedFd, uid: u32, status: Status, report: Report) {
-        let job = Job::turning_away(socket, status);
-        self.add(uid, Kind::Close(Lane::Refused), (job, report));
     }
 
     /// Has the first messages of a carrier dropped; `socket` is a duplicate. What lies there are
@@ -245,7 +217,11 @@ impl Closers {
         }
         self.last_serial = self.last_serial.wrapping_add(1);
         let serial = self.last_serial;
-        let order = Order { place: at as u32, serial, line: self.lines[at].theirs.as_raw_fd() };
+        let order = Order {
+            place: u32::try_from(at).unwrap_or(u32::MAX),
+            serial,
+            line: self.lines[at].theirs.as_raw_fd(),
+        };
         fdbroker_scm::send(self.orders.as_fd(), order.as_bytes(), &[]).map_err(io::Error::other)?;
         self.places[at] = Some(Place { serial, state: State::Starting });
         Ok(())
@@ -308,7 +284,7 @@ impl Closers {
             word::ENDED => self.bury(at),
             word::NOT_STARTED => {
                 self.places[at] = None;
-                self.note_short(&Errno::from_raw(said.value as i32).into());
+                self.note_short(&Errno::from_raw(i32::try_from(said.value).unwrap_or(0)).into());
             }
             _ => {}
         }

@@ -10,7 +10,6 @@ use fdbroker_core::{Now, Part};
 use fdbroker_protocol::{MAX_BATCH, Resource, Scope, Status};
 use std::collections::HashMap;
 
-/// Of one uid.
 #[derive(Clone, Copy, Debug, Default)]
 struct ClosingOf {
     /// Fds that came with a message and were not kept.
@@ -38,7 +37,7 @@ pub enum Reading {
     WithoutFds,
 }
 
-/// See the module.
+#[derive(Default)]
 pub struct Closing {
     /// No entry = none.
     of: HashMap<u32, ClosingOf>,
@@ -47,7 +46,6 @@ pub struct Closing {
     /// read.
     refused: u32,
     most_refused: u64,
-    /// As for [`Part::room`].
     share_factor: u64,
     /// Since when a whole message more would be above that.
     short_since: Option<Now>,
@@ -60,13 +58,10 @@ impl Closing {
     /// None, in a process that may have `table_fds` open.
     pub fn new(table_fds: u64, share_factor: u64) -> Self {
         Closing {
-            of: HashMap::new(),
-            refused: 0,
-            most_refused: refused_fds(table_fds),
             share_factor,
-            short_since: None,
-            turned_away: 0,
+            most_refused: refused_fds(table_fds),
             most_turned_away: turned_away(table_fds),
+            ..Closing::default()
         }
     }
 

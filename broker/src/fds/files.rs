@@ -166,7 +166,6 @@ impl FilesBySlot {
         }
     }
 
-    /// Forgets all.
     pub fn clear(&mut self) {
         self.words.clear();
         self.changed.clear();
@@ -175,7 +174,7 @@ impl FilesBySlot {
 
 /// Where in the table of changed ones a slot with this word is.
 fn place(word: u64) -> Option<usize> {
-    (word & HAS_CHANGED != 0).then_some((word & !HAS_CHANGED) as usize)
+    usize::try_from(word.checked_sub(HAS_CHANGED)?).ok()
 }
 
 #[cfg(test)]

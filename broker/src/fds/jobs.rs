@@ -33,10 +33,9 @@ pub struct Process {
     pub start: Start,
 }
 
-/// What lanes call.
+/// What lanes call; tests have calls that hang.
 #[derive(Clone)]
 pub struct Calls {
-    /// Closes an fd.
     pub close: CloseFn,
     /// Reads the fdinfo of an fd.
     pub look: LookFn,
@@ -125,7 +124,8 @@ pub fn device_number(device: Option<Device>) -> i64 {
 }
 
 fn device_of(value: i64) -> Option<Device> {
-    (value >= 0).then_some(((value >> 32) as u32, value as u32))
+    let value = u64::try_from(value).ok()?;
+    Some(((value >> 32) as u32, (value & 0xffff_ffff) as u32))
 }
 
 /// What is to be done with the fd of a [`Job`].
@@ -154,7 +154,7 @@ pub mod act {
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Job {
-    /// Of [`act`].
+    /// A number of [`act`].
     pub act: u32,
     /// Given away with the job: the lane closes it.
     pub fd: RawFd,
@@ -215,7 +215,7 @@ pub struct Said {
     pub place: u32,
     /// Tells the lane from others that had the place.
     pub serial: u32,
-    /// Of [`word`].
+    /// A number of [`word`].
     pub word: u32,
     pub done: u32,
     pub value: i64,

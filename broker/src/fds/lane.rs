@@ -112,7 +112,7 @@ impl Common {
                 let is_it = |lane: &Option<(Pid, u32)>| lane.is_some_and(|(it, _)| it == pid);
                 let Some(place) = lanes.iter().position(is_it) else { continue };
                 let serial = lanes[place].take().map_or(0, |(_, serial)| serial);
-                self.say(place as u32, serial, (word::ENDED, 0, 0), 0);
+                self.say(u32::try_from(place).unwrap_or(u32::MAX), serial, (word::ENDED, 0, 0), 0);
             }
             let mut order = Order::default();
             while fdbroker_scm::recv(self.orders.as_fd(), order.as_mut_bytes(), &mut self.no_fds)
@@ -175,7 +175,7 @@ impl Common {
     /// Does the jobs. What takes no time is reported in one go: else the loop is woken for each.
     fn work(&mut self, Order { place, serial, .. }: Order, jobs: &[Job]) {
         let mut since = Instant::now();
-        let last = jobs.len() as u32;
+        let last = u32::try_from(jobs.len()).unwrap_or(u32::MAX);
         for (number, job) in (1..).zip(jobs) {
             Progress(&self.progress, place as usize).set(number, number - 1);
             let found = self.run(*job);
@@ -224,7 +224,10 @@ impl Common {
             act::OPEN => {
                 let opened = open_for_readers(lent);
                 close(own(), Lane::Refused);
-                return Some((number_of(opened.map(|fd| fd.into_raw_fd() as usize)), 0));
+                return Some((
+                    number_of(opened.map(|fd| fd.into_raw_fd().cast_unsigned() as usize)),
+                    0,
+                ));
             }
             _ => {}
         }

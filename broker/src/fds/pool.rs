@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 /// What a lane is for. One user's jobs of one kind wait for each other, and for nobody else's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// Closes, and looks.
+    /// Closes fds, and reads the fdinfo of those that only it tells of.
     Close(Lane),
     /// Drops a message that was refused.
     Drop,
     /// Reads what /proc says.
     Process,
-    /// Reads the configuration.
+    /// Reads the configuration again.
     Reread,
     /// Opens memory for readers.
     Open,
@@ -39,9 +39,7 @@ impl Kind {
 /// A lane, by its user and what it is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LaneOf {
-    /// Whose jobs.
     pub uid: u32,
-    /// Of this kind.
     pub kind: Kind,
 }
 
@@ -59,9 +57,8 @@ impl LaneOf {
 
 /// Jobs that a process is at.
 pub struct Batch {
-    /// Of which lane.
     pub of: LaneOf,
-    /// Whose process.
+    /// Number of the process, below `LANES_MAX`.
     pub place: usize,
     /// Since when the next one to be reported is under way.
     pub since: Instant,
@@ -85,7 +82,6 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// One more job.
     pub fn add(&mut self, of: LaneOf, task: Task) {
         let tasks = self.lanes.entry(of).or_insert_with(|| {
             self.ready[usize::from(of.can_hang())].push_back(of);

@@ -7,7 +7,6 @@ use fdbroker_core::Now;
 use fdbroker_protocol::MemoryKind;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// See the module.
 #[derive(Debug, Default)]
 pub struct Rounds {
     /// `None`: no fd is held.

@@ -7,7 +7,6 @@ use crate::fds::pool::LaneOf;
 use crate::limits::{HUNG_CLOSE, LANE_SLOW};
 use fdbroker_core::Now;
 
-/// See the module.
 #[derive(Default)]
 pub struct SlowLanes {
     uids: Vec<u32>,

@@ -4,11 +4,13 @@
 use crate::fds::closers::Closers;
 use crate::fds::closing::{Closing, Reading};
 use crate::fds::files::{Files, FilesBySlot};
-use crate::fds::jobs::{NOBODY, Report};
+use crate::fds::jobs::{Job, NOBODY, Report, act};
+use crate::fds::pool::Kind;
 use crate::fds::rounds::Rounds;
 use crate::fds::slow::{LaneNews, SlowLanes};
 use crate::fds::tombstones::Tombstones;
 use crate::kernel;
+use crate::limits::MESSAGES_IN_A_SOCKET;
 use fdbroker_core::{DomainKey, Ended, Lane, Now, Ticket};
 use fdbroker_protocol::{MAX_BATCH, MemoryKind, Status};
 use fdbroker_scm::ReceivedFds;
@@ -17,7 +19,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// A socket to close.
 pub struct Retiring {
-    /// Open still.
     pub socket: OwnedFd,
     /// Whose fds may lie in it.
     pub uid: u32,
@@ -44,11 +45,10 @@ pub struct FdTable {
     /// each would hold up grants.
     files: FilesBySlot,
     /// The files of what has ended.
-    tombstones: Tombstones,
+    pub tombstones: Tombstones,
     arrived: Vec<Option<Arrived>>,
     closers: Closers,
     closing: Closing,
-    /// Sockets to close.
     retiring: Vec<Retiring>,
     reports: VecDeque<Report>,
     /// The lanes have further reports.
@@ -199,16 +199,6 @@ impl FdTable {
         self.tombstones.add(ended, self.files.get(ended.id.slot), self.now);
     }
 
-    /// What is remembered of ended allocations.
-    pub fn tombstones(&self) -> &Tombstones {
-        &self.tombstones
-    }
-
-    /// The same, to put in what another broker remembers.
-    pub fn tombstones_mut(&mut self) -> &mut Tombstones {
-        &mut self.tombstones
-    }
-
     /// Each slot that has had an fd: the kind of its last one, and the fd while it is held.
     pub fn slots(&self) -> impl Iterator<Item = (u32, MemoryKind, Option<BorrowedFd<'_>>)> {
         let all = (0..).zip(self.kinds.iter().zip(&self.held));
@@ -275,28 +265,31 @@ impl FdTable {
     /// Has a lane close a socket in which fds may lie: of a connection that was given up
     /// ([`Report::Refused`]), turned away, or ended ([`Report::Retired`]).
     pub fn close_socket(&mut self, socket: OwnedFd, uid: u32, report: Report) {
+        self.hand(uid, Kind::Close(Lane::Refused), Job::with(act::CLOSE, socket, 0), report);
+    }
+
+    /// Has a lane do this for a user, whom it counts against until it is reported.
+    fn hand(&mut self, uid: u32, kind: Kind, job: Job, report: Report) {
         self.closing.begin(report, self.now);
-        self.closers.close(socket, uid, Lane::Refused, report);
+        self.closers.add(uid, kind, (job, report));
     }
 
     /// Has a lane tell the peer of a socket why it is turned away, and close it.
     pub fn turn_away(&mut self, socket: OwnedFd, uid: u32, status: Status) {
-        let report = Report::TurnedAway(uid);
-        self.closing.begin(report, self.now);
-        self.closers.turn_away(socket, uid, status, report);
+        let job = Job::turning_away(socket, status);
+        self.hand(uid, Kind::Close(Lane::Refused), job, Report::TurnedAway(uid));
     }
 
     /// Has a lane end a socket and drop what lies in it; this is a duplicate of it.
     pub fn empty(&mut self, duplicate: OwnedFd, uid: u32) {
-        self.closing.begin(Report::Refused(uid), self.now);
-        self.closers.empty(duplicate, uid);
+        let job = Job::with(act::EMPTY, duplicate, MESSAGES_IN_A_SOCKET);
+        self.hand(uid, Kind::Close(Lane::Refused), job, Report::Refused(uid));
     }
 
     /// Has a lane drop the next message in a socket; this is a duplicate of it. [`Report::Dropped`]
-    /// tells when.
+    /// tells when. It does not wait behind closes that hang.
     pub fn drop_next(&mut self, duplicate: OwnedFd, uid: u32) {
-        self.closing.begin(Report::Dropped(uid), self.now);
-        self.closers.drop_next(duplicate, uid);
+        self.hand(uid, Kind::Drop, Job::with(act::DROP, duplicate, 1), Report::Dropped(uid));
     }
 
     /// How many fds of clients are with the lanes.
@@ -357,8 +350,8 @@ impl FdTable {
         };
         let fds = std::mem::take(&mut self.arrived);
         self.suspended.insert(uid, fds);
-        self.closers.look(duplicate, uid);
-        self.closing.begin(Report::Looked(uid, None), self.now);
+        let job = Job::with(act::LOOK, duplicate, 0);
+        self.hand(uid, Kind::Close(Lane::Refused), job, Report::Looked(uid, None));
         true
     }
 

@@ -14,13 +14,15 @@ use std::collections::{HashMap, VecDeque};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tombstone {
     /// 0 = not known, or it tells nothing: of CUDA memory.
-    inode: u64,
-    size_bytes: u64,
+    pub inode: u64,
+    /// Size of the allocation.
+    pub size_bytes: u64,
     /// The job's key; 0 = none.
     job: u64,
     slot: u32,
     generation: u32,
-    pid: u32,
+    /// The owner's, or 0.
+    pub pid: u32,
     uid: u32,
     /// When it ended, in seconds of CLOCK_MONOTONIC: enough for 136 years of uptime.
     ended_s: u32,
@@ -51,32 +53,16 @@ impl Tombstone {
         }
     }
 
-    /// Its inode; 0 = not known.
-    pub fn inode(&self) -> u64 {
-        self.inode
-    }
-
-    /// Size of the allocation.
-    pub fn size_bytes(&self) -> u64 {
-        self.size_bytes
-    }
-
     /// Slot and generation of the allocation that has ended.
     pub fn id(&self) -> AllocationId {
         AllocationId { slot: self.slot, generation: self.generation }
     }
 
-    /// The owner's pid, or 0.
-    pub fn pid(&self) -> u32 {
-        self.pid
-    }
-
-    /// The owner's domain.
     pub fn domain(&self) -> DomainKey {
         DomainKey { listener: self.listener.into(), uid: self.uid }
     }
 
-    /// The owner's job.
+    /// The owner's job, `None` if it had none.
     pub fn job(&self) -> Option<JobKey> {
         Some(JobKey(self.job)).filter(|job| job.0 != 0)
     }
@@ -111,7 +97,6 @@ const _: () = {
     }
 };
 
-/// No place.
 const NONE: u32 = u32::MAX;
 
 /// A tombstone in its place, between the ones that are the next older and the next newer of all.
@@ -148,7 +133,6 @@ pub struct SavedTombstones {
 }
 
 impl Tombstones {
-    /// None yet.
     pub fn new() -> Self {
         // Growing later would copy megabytes on the loop.
         let places = Slab::with_capacity(TOMBSTONES);
@@ -189,7 +173,7 @@ impl Tombstones {
         places.filter_map(|at| Some((at, &self.places.get(at as usize)?.tombstone)))
     }
 
-    /// Its job's name.
+    /// Its job's name, `NONE` without a job.
     pub fn job_name(&self, tombstone: &Tombstone) -> JobName {
         self.jobs.get(&tombstone.job).map_or(JobName::NONE, |(name, _)| *name)
     }
@@ -303,7 +287,7 @@ mod tests {
         let mut tombstones = Tombstones::new();
         add(&mut tombstones, 5, 1000);
         let (_, one) = tombstones.within(0..tombstones.end()).next().expect("one");
-        assert_eq!((one.inode(), one.size_bytes(), one.pid()), (6, 4096, 9));
+        assert_eq!((one.inode, one.size_bytes, one.pid), (6, 4096, 9));
         assert_eq!((one.id(), one.domain()), (ended(5, 1000).id, ended(5, 1000).domain));
         assert_eq!(
             (one.code(), one.kind()),

@@ -2,19 +2,22 @@
 //! says of the process at the other end of a socket. Must never be called with an fd that a call
 //! here could block on: all are safe on any fd.
 
+use nix::errno::Errno;
+use nix::sys::socket::{getsockopt, setsockopt, sockopt};
+use nix::{setsockopt_impl, sockopt_impl};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// `SO_PASSRIGHTS`, Linux 6.16 (include/uapi/asm-generic/socket.h).
 const SO_PASSRIGHTS: libc::c_int = 83;
-/// `SO_PEERPIDFD`, Linux 6.5 (include/uapi/asm-generic/socket.h).
-const SO_PEERPIDFD: libc::c_int = 77;
 /// `SO_PEERGROUPS`, Linux 4.13 (include/uapi/asm-generic/socket.h).
 const SO_PEERGROUPS: libc::c_int = 59;
 /// `F_DUPFD_QUERY`, Linux 6.10 (include/uapi/linux/fcntl.h).
 const F_DUPFD_QUERY: libc::c_int = 1027;
 /// `KCMP_FILE` (include/uapi/linux/kcmp.h).
 const KCMP_FILE: libc::c_int = 0;
+
+sockopt_impl!(PassRights, SetOnly, libc::SOL_SOCKET, SO_PASSRIGHTS, bool);
 
 /// Which features of newer kernels may be used. A feature that is allowed and absent falls back by
 /// itself; one that is not allowed takes the fallback at once, which is how the tests reach it.
@@ -51,7 +54,7 @@ pub fn message_us() -> io::Result<u64> {
 }
 
 impl KernelFeatures {
-    /// Everything allowed.
+    /// Each may be used where the kernel has it.
     pub const ALL: KernelFeatures =
         KernelFeatures { peer_pidfd: true, pidfd_open: true, dupfd_query: true, pass_rights: true };
 
@@ -71,7 +74,7 @@ impl KernelFeatures {
             peer_pidfd: peer_pidfd(one, 0, 0, Self { pidfd_open: false, ..Self::ALL }).is_some(),
             pidfd_open: pidfd_open(std::process::id()).is_some(),
             dupfd_query: has_query(one, duplicate.as_fd()),
-            pass_rights: set_pass_rights(other.as_fd(), false).is_ok(),
+            pass_rights: setsockopt(&other, PassRights, &false).is_ok(),
         })
     }
 
@@ -122,11 +125,9 @@ pub fn peer_pidfd(
     features: KernelFeatures,
 ) -> Option<OwnedFd> {
     if features.peer_pidfd
-        && let Ok(fd) = get_int_option(socket, SO_PEERPIDFD)
+        && let Ok(pidfd) = getsockopt(&socket, sockopt::PeerPidfd)
     {
-        // SAFETY: the kernel has just installed this fd for us, close-on-exec, and nobody else
-        // knows it.
-        return Some(unsafe { OwnedFd::from_raw_fd(fd) });
+        return Some(pidfd);
     }
     if !features.pidfd_open || pid == 0 {
         return None;
@@ -139,7 +140,7 @@ pub fn peer_pidfd(
 }
 
 /// pidfd_open(2), close-on-exec; `None` when the kernel refuses.
-fn pidfd_open(pid: u32) -> Option<OwnedFd> {
+pub fn pidfd_open(pid: u32) -> Option<OwnedFd> {
     let pid = libc::pid_t::try_from(pid).ok()?;
     // SAFETY: takes two numbers, touches no memory.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
@@ -184,53 +185,17 @@ pub fn is_same_file(
 /// Lets the kernel refuse fds sent to `socket`, at the sender. Without the feature nothing happens:
 /// they are received and closed.
 pub fn refuse_rights(socket: BorrowedFd<'_>, features: KernelFeatures) {
-    if !features.pass_rights {
-        return;
+    if features.pass_rights {
+        let _ = setsockopt(&socket, PassRights, &false);
     }
-    let _ = set_pass_rights(socket, false);
 }
 
 /// Lets fds be sent to `socket` again.
 pub fn accept_rights(socket: BorrowedFd<'_>, features: KernelFeatures) {
     if features.pass_rights
-        && let Err(error) = set_pass_rights(socket, true)
-        && error.raw_os_error() != Some(libc::ENOPROTOOPT)
+        && let Err(error) = setsockopt(&socket, PassRights, &true)
+        && error != Errno::ENOPROTOOPT
     {
         log::error!("a client cannot deposit: {error}");
-    }
-}
-
-fn set_pass_rights(socket: BorrowedFd<'_>, is_on: bool) -> io::Result<()> {
-    let value = libc::c_int::from(is_on);
-    // SAFETY: the pointer and the length are those of one int, which the call only reads.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_PASSRIGHTS,
-            (&raw const value).cast(),
-            size_of_val(&value) as libc::socklen_t,
-        )
-    };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
-fn get_int_option(socket: BorrowedFd<'_>, option: libc::c_int) -> io::Result<libc::c_int> {
-    let mut value: libc::c_int = -1;
-    let mut length = size_of_val(&value) as libc::socklen_t;
-    // SAFETY: the pointers are to one int and its length, which the call may write.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            option,
-            (&raw mut value).cast(),
-            &raw mut length,
-        )
-    };
-    match result {
-        0 if value >= 0 => Ok(value),
-        0 => Err(io::Error::from_raw_os_error(libc::ENOPROTOOPT)),
-        _ => Err(io::Error::last_os_error()),
     }
 }

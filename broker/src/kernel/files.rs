@@ -23,9 +23,9 @@ pub fn accept(listener: BorrowedFd<'_>) -> nix::Result<OwnedFd> {
 pub struct Stat {
     /// `S_IFMT` bits of the mode; 0 for anonymous inodes.
     pub file_type: u32,
-    /// Hard links.
+    /// Number of hard links.
     pub links: u32,
-    /// Inode number.
+    /// Number within its file system.
     pub inode: u64,
     /// Size in bytes.
     pub size_bytes: u64,

@@ -5,7 +5,8 @@ mod files;
 mod process;
 
 pub use features::{
-    KernelFeatures, accept_rights, is_same_file, message_us, peer_groups, peer_pidfd, refuse_rights,
+    KernelFeatures, accept_rights, is_same_file, message_us, peer_groups, peer_pidfd, pidfd_open,
+    refuse_rights,
 };
 pub use files::{Device, Stat, accept, adopt, grow_fd_table, is_readable, leave_fd_table, stat};
 pub use process::{

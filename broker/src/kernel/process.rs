@@ -64,7 +64,7 @@ impl Start {
         let ticks: u64 = fields.split_ascii_whitespace().nth(19)?.parse().ok()?;
         let mut command = [0; COMMAND_BYTES];
         command.iter_mut().zip(stat.get(begin..end)?).for_each(|(to, from)| *to = *from);
-        Some(Start { ticks: ticks as u32, command })
+        Some(Start { ticks: (ticks & 0xffff_ffff) as u32, command })
     }
 
     /// Milliseconds since then, as exact as a tick, modulo 2^32 ticks; `None`: not known.
@@ -74,7 +74,7 @@ impl Start {
         let now = clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?;
         let tick = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK).ok()??;
         let ticks = now.tv_sec() * tick + now.tv_nsec() * tick / 1_000_000_000;
-        let passed = u64::from((ticks as u32).wrapping_sub(self.ticks));
+        let passed = u64::from(((ticks & 0xffff_ffff) as u32).wrapping_sub(self.ticks));
         (self.ticks != 0).then_some(passed * 1000 / tick.cast_unsigned())
     }
 }

@@ -4,7 +4,7 @@
 use crate::limits::NAMES_PER_PAGE;
 use crate::messages::replies::granted_item;
 use crate::messages::requests::{
-    Breach, Context, Scratch, check_memory, deadline, expect_fds, request_id,
+    Breach, Context, Scratch, check_memory, deadline, expect_fds, expect_items, request_id,
 };
 use fdbroker_core::{
     ClientId, Core, Create, Deleted, Deposit, GotObject, Granted, GroupId, Inherits, Input,
@@ -47,11 +47,11 @@ pub enum Wish<'m> {
     Create(Box<NewGroup<'m>>),
     /// More objects for it.
     Add(GroupId, Vec<NewObject<'m>>),
-    /// To show it.
+    /// To show the group to readers.
     Seal(GroupId),
     /// To give it up.
     Abort(GroupId),
-    /// Objects, until then.
+    /// Objects by name; those that are missing are waited for until then.
     Get(Vec<&'m [u8]>, Now),
     /// Names to be free.
     Delete(Vec<Deleted<'m>>),
@@ -89,7 +89,6 @@ pub struct NewGroup<'m> {
 }
 
 impl NewGroup<'_> {
-    /// For the core.
     pub fn create(&self) -> Create<'_> {
         let has = |flag: u32| self.flags & flag != 0;
         Create {
@@ -178,10 +177,6 @@ pub fn decode<'m>(
     };
     let (of_job, is_unknown) = (flags & object_flags::JOB != 0, flags & !known != 0);
     Ok(Asked { request, of_job, is_unknown, wish })
-}
-
-fn expect_items(message: &Message<'_>, items: usize) -> Result<(), Breach> {
-    if items == 0 { Err(Breach::NoItems(message.kind)) } else { Ok(()) }
 }
 
 fn group_of(message: &Message<'_>) -> Result<GroupId, Breach> {

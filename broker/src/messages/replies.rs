@@ -13,6 +13,7 @@ use fdbroker_protocol::message::{
 };
 use fdbroker_protocol::object::ObjectEventItem;
 use fdbroker_protocol::{AllocationId, Facts, Handle, Kind, Status, Writer};
+use zerocopy::{Immutable, IntoBytes};
 
 /// A granted message in the writer; `slots` gets the slot of each fd, in order.
 /// `driver_data` gives the bytes of an allocation that has some.
@@ -162,9 +163,9 @@ pub fn write_statuses<'w>(
 pub struct Welcome {
     /// The time of its hello's answer.
     pub now: Now,
-    /// Its number.
+    /// Its number, below the most clients.
     pub client: u32,
-    /// Of its hello.
+    /// The client's number for its hello.
     pub request: RequestId,
     /// How many fds it may deposit.
     pub deposit_credits: u32,
@@ -204,34 +205,13 @@ pub fn write_hello_reply<'w>(
 /// A message for the event socket.
 pub fn write_events<'w>(writer: &'w mut Writer, events: &Events) -> &'w [u8] {
     let count = match events {
-        Events::Recall(items) => {
-            writer.start(Kind::Recall, 0);
-            for event in items {
-                writer.push(&recall_item(event));
-            }
-            items.len()
-        }
+        Events::Recall(all) => list(writer, Kind::Recall, all.iter().map(recall_item)),
         Events::Reclaim(leases) => {
-            writer.start(Kind::Reclaim, 0);
-            for lease in leases {
-                writer.push(&LeaseItem { lease: lease.0.into() });
-            }
-            leases.len()
+            let items = leases.iter().map(|lease| LeaseItem { lease: lease.0.into() });
+            list(writer, Kind::Reclaim, items)
         }
-        Events::Revoked(items) => {
-            writer.start(Kind::Revoked, 0);
-            for event in items {
-                writer.push(&revoked_item(event));
-            }
-            items.len()
-        }
-        Events::Drained(items) => {
-            writer.start(Kind::Drained, 0);
-            for event in items {
-                writer.push(&drained_item(event));
-            }
-            items.len()
-        }
+        Events::Revoked(all) => list(writer, Kind::Revoked, all.iter().map(revoked_item)),
+        Events::Drained(all) => list(writer, Kind::Drained, all.iter().map(drained_item)),
         Events::Objects(news) => {
             writer.start(Kind::ObjectEvents, 0);
             for event in news {
@@ -241,6 +221,19 @@ pub fn write_events<'w>(writer: &'w mut Writer, events: &Events) -> &'w [u8] {
         }
     };
     writer.finish(count, 0)
+}
+
+/// Begins a message of this kind with these items; how many.
+fn list(
+    writer: &mut Writer,
+    kind: Kind,
+    items: impl Iterator<Item = impl IntoBytes + Immutable>,
+) -> usize {
+    writer.start(kind, 0);
+    items.fold(0, |count, item| {
+        writer.push(&item);
+        count + 1
+    })
 }
 
 fn recall_item(event: &RecallEvent) -> RecallItem {

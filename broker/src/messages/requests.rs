@@ -22,7 +22,7 @@ use std::os::fd::BorrowedFd;
 /// connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Breach {
-    /// Its layout.
+    /// Its length, counts or kind are not what the protocol says.
     #[error("{0}")]
     Decode(DecodeError),
     /// Longer than any message.
@@ -48,15 +48,15 @@ pub enum Breach {
         /// At most this many were welcome.
         credits: usize,
     },
-    /// Not a hello.
+    /// The first message does not begin as a hello does.
     #[error("the first message has not the magic of fdbroker")]
     Magic,
     /// No version that both speak.
     #[error("the client speaks protocol versions {min} to {max}")]
     NoVersion {
-        /// Its lowest.
+        /// Lowest version that it speaks.
         min: u16,
-        /// Its highest.
+        /// Highest version that it speaks.
         max: u16,
     },
 }
@@ -84,11 +84,10 @@ pub struct Scratch {
 
 /// What decoding needs to know besides the message.
 pub struct Context<'a> {
-    /// The sender.
     pub client: ClientId,
     /// The time of the wake.
     pub now: Now,
-    /// This node's number.
+    /// Number of this node, which handles name.
     pub node: u64,
     /// The key of this broker's handles.
     pub key: &'a NodeKey,
@@ -196,9 +195,7 @@ fn decode_acquire<'s>(
 ) -> Result<Input<'s>, Breach> {
     let request = request_id(message)?;
     let (head, handles) = message.head_and_items::<AcquireHead, HandlePrefix>()?;
-    if handles.is_empty() {
-        return Err(Breach::NoItems(message.kind));
-    }
+    expect_items(message, handles.len())?;
     fill(&mut scratch.wanted, handles, |handle| context.key.open(context.node, handle));
     Ok(Input::Acquire {
         client: context.client,
@@ -249,9 +246,7 @@ fn decode_redeposit<'s>(
 ) -> Result<Input<'s>, Breach> {
     let request = request_id(message)?;
     let (_, items) = message.head_and_items::<RegisterHead, RedepositItem>()?;
-    if items.is_empty() {
-        return Err(Breach::NoItems(message.kind));
-    }
+    expect_items(message, items.len())?;
     fill(&mut scratch.redeposits, items, |item| decode_redeposited(item, context));
     // Their handles are in the reply.
     fill(&mut scratch.deposits, &scratch.redeposits, |item| item.deposit);
@@ -283,9 +278,7 @@ fn decode_declare<'s>(
 ) -> Result<Input<'s>, Breach> {
     let request = request_id(message)?;
     let items = message.items::<DeclareItem>()?;
-    if items.is_empty() {
-        return Err(Breach::NoItems(message.kind));
-    }
+    expect_items(message, items.len())?;
     fill(&mut scratch.declared, items, |item| {
         let flags = item.flags.get();
         let wanted = match flags & !declare_flags::ALL {
@@ -432,6 +425,10 @@ pub(super) fn request_id(message: &Message<'_>) -> Result<RequestId, Breach> {
         0 => Err(Breach::NoId(message.kind)),
         id => Ok(RequestId(id)),
     }
+}
+
+pub(super) fn expect_items(message: &Message<'_>, items: usize) -> Result<(), Breach> {
+    if items == 0 { Err(Breach::NoItems(message.kind)) } else { Ok(()) }
 }
 
 /// The announced fds have been compared with those that came; this compares them with those the

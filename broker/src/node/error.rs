@@ -11,7 +11,7 @@ pub enum ListenError {
         "cannot use directory {path}: {source}; create it, or name another place (in the configuration, or FDBROKER_SOCKET and FDBROKER_ADMIN_SOCKET)"
     )]
     Directory {
-        /// Of the directory.
+        /// The directory.
         path: PathBuf,
         /// What the system call says.
         source: io::Error,
@@ -19,11 +19,11 @@ pub enum ListenError {
     /// Somebody else could put or replace files in it.
     #[error("directory {path} is not safe: {problem}; {remedy}")]
     Unsafe {
-        /// Of the directory.
+        /// The directory.
         path: PathBuf,
-        /// What is wrong.
+        /// What is wrong with it, as a part of a sentence.
         problem: String,
-        /// What to do.
+        /// What to do about it, as a part of a sentence.
         remedy: String,
     },
     /// Another broker serves this place.
@@ -37,7 +37,7 @@ pub enum ListenError {
     /// Something that is no socket is in the way.
     #[error("{path} exists and is no socket; remove it, or name another path")]
     NoSocket {
-        /// In the way.
+        /// The file that is in the way.
         path: PathBuf,
     },
     /// A socket is to stand where something else of the broker does.
@@ -45,7 +45,7 @@ pub enum ListenError {
     Twice {
         /// Of one of them.
         path: PathBuf,
-        /// Where both are.
+        /// The place at which both would be.
         place: PathBuf,
     },
     /// The path does not fit sockaddr_un (unix(7)).
@@ -53,7 +53,7 @@ pub enum ListenError {
         "socket path {path} is longer than the 107 bytes the kernel allows; use a shorter directory"
     )]
     TooLong {
-        /// Too long.
+        /// The whole path, which is too long.
         path: PathBuf,
     },
     /// Any other failure.

@@ -26,6 +26,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
+use zerocopy::FromBytes;
 
 /// A file of the administrator's directory cannot be made or read.
 #[derive(Debug, thiserror::Error)]
@@ -87,7 +88,7 @@ pub fn open(directory: &Path, max_slots: u32) -> Result<Opened, PageError> {
     let (page_path, records_path) = (directory.join(PAGE_NAME), directory.join(RECORDS_NAME));
     let mut former = FormerPage::open(&page_path);
     let (key, high) = match read_key(&key_path).zip(former.as_ref()) {
-        Some((key, page)) if page.header.high < LAST_GENERATION => (key, page.header.high),
+        Some((key, page)) if page.high() < LAST_GENERATION => (key, page.high()),
         _ => {
             // The records go before the new key comes: its generations begin anew, and former
             // records would count again.
@@ -123,8 +124,8 @@ pub fn resume(
     let page_path = directory.join(PAGE_NAME);
     let Some(key) = read_key(&directory.join(KEY_NAME)) else { return Ok(None) };
     let Some(former) = FormerPage::open(&page_path) else { return Ok(None) };
-    let Header { slots: its_slots, incarnation: its_incarnation, high, .. } = former.header;
-    if (its_slots, its_incarnation) != (slots, incarnation) || high == LAST_GENERATION {
+    let (high, header) = (former.high(), &former.header);
+    if (header.slots, header.incarnation) != (slots, incarnation) || high == LAST_GENERATION {
         return Ok(None);
     }
     let records =
@@ -147,7 +148,9 @@ pub fn resume(
 
 /// What the liveness word of the head says; where its owner was killed, the kernel has marked it.
 pub fn shown(directory: &Path) -> Shown {
-    match FormerPage::open(&directory.join(PAGE_NAME)).map_or(0, |page| page.header.liveness) {
+    match FormerPage::open(&directory.join(PAGE_NAME))
+        .map_or(0, |page| page.header.liveness.into_inner())
+    {
         0 => Shown::Nobody,
         word if word & FUTEX_OWNER_DIED != 0 => Shown::Killed,
         _ => Shown::Alive,
@@ -303,18 +306,9 @@ impl Drop for GenerationPage {
 /// The head that an earlier broker left, checked.
 struct FormerPage {
     file: File,
-    header: Header,
+    header: PageHeader,
     /// No client has it. Older brokers had the whole page there.
     is_head: bool,
-}
-
-/// The parts of a former page's header that are used.
-#[derive(Clone, Copy)]
-struct Header {
-    slots: u32,
-    incarnation: u64,
-    high: u32,
-    liveness: u32,
 }
 
 impl FormerPage {
@@ -327,26 +321,17 @@ impl FormerPage {
             .ok()?;
         let mut bytes = [0; size_of::<PageHeader>()];
         file.read_exact(&mut bytes).ok()?;
-        let u32_at = |offset: usize| -> u32 {
-            let bytes = bytes[offset..offset + 4].try_into().expect("4 bytes of a longer array");
-            u32::from_ne_bytes(bytes)
-        };
-        let u64_at = |offset: usize| -> u64 {
-            let bytes = bytes[offset..offset + 8].try_into().expect("8 bytes of a longer array");
-            u64::from_ne_bytes(bytes)
-        };
-        let header = Header {
-            slots: u32_at(offset_of!(PageHeader, slots)),
-            incarnation: u64_at(offset_of!(PageHeader, incarnation)),
-            high: u32_at(offset_of!(PageHeader, generation_high)),
-            liveness: u32_at(LIVENESS_OFFSET),
-        };
+        let header = PageHeader::read_from_bytes(&bytes).ok()?;
         let found = file.metadata().ok()?;
         let is_head = found.len() == PAGE_HEADER_BYTES as u64;
-        let is_page = u64_at(offset_of!(PageHeader, magic)) == PAGE_MAGIC
-            && u32_at(offset_of!(PageHeader, version)) == PAGE_VERSION
+        let is_page = (header.magic, header.version) == (PAGE_MAGIC, PAGE_VERSION)
             && (is_head || found.len() == page_bytes(header.slots) as u64);
         (is_ours(&found) && is_page).then_some(FormerPage { file, header, is_head })
+    }
+
+    /// The highest generation that it knows.
+    fn high(&self) -> u32 {
+        self.header.generation_high.load(Ordering::Relaxed)
     }
 }
 

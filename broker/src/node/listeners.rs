@@ -221,7 +221,7 @@ impl Listener {
         stands.then(|| Mark::of(&self.path)).flatten()
     }
 
-    /// Where it is.
+    /// Path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
     }

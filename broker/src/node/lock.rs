@@ -16,7 +16,7 @@ use std::time::Instant;
 /// What is left of the broker before this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Predecessor {
-    /// Nothing that runs.
+    /// It has ended, with all its threads.
     Gone,
     /// It was killed, and a thread of it is still in the kernel, maybe for ever: its fds stay open,
     /// sockets and lock included, and nobody serves them.
@@ -37,7 +37,7 @@ pub struct Remains {
 }
 
 impl Remains {
-    /// Of no broker.
+    /// There was no broker before this one.
     pub const NONE: Remains =
         Remains { former: Predecessor::Gone, sockets: Vec::new(), links: None };
 }

@@ -3,7 +3,7 @@
 
 /// The lock, which whoever serves the directory holds.
 pub const LOCK_NAME: &str = "lock";
-/// The node's key.
+/// The key by which handles of the node are sealed.
 pub const KEY_NAME: &str = "node.key";
 /// The head of the generation page: what the next broker goes on from.
 pub const PAGE_NAME: &str = "generations";

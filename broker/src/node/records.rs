@@ -153,7 +153,7 @@ impl Records {
         store(word::GID, gid);
         store(word::PID, owner.pid);
         store(word::STARTED, owner.started);
-        store(word::RANDOM, owner.random as u32);
+        store(word::RANDOM, (owner.random & 0xffff_ffff) as u32);
         store(word::RANDOM + 1, (owner.random >> 32) as u32);
         store(word::GENERATION, id.generation);
         let listener = u8::try_from(domain.listener).unwrap_or(u8::MAX);

@@ -13,7 +13,6 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
 
-/// The map.
 #[derive(Debug)]
 pub struct SharedMap {
     start: NonNull<c_void>,
@@ -39,7 +38,7 @@ impl SharedMap {
         }
     }
 
-    /// Where it begins.
+    /// The address of its first byte.
     pub fn start(&self) -> NonNull<c_void> {
         self.start
     }

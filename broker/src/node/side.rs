@@ -14,15 +14,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 /// The broker's node and key, for replies.
 #[derive(Debug)]
 pub struct Identity {
-    /// Of the node.
+    /// Number of the node, which handles name.
     pub node: u64,
-    /// Of the handles.
+    /// Seals and opens handles.
     pub key: NodeKey,
     /// When this process began to serve.
     pub began: Now,
 }
 
-/// See the module.
 pub struct NodeSide {
     identity: Identity,
     page: GenerationPage,

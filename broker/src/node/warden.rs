@@ -71,7 +71,7 @@ pub enum News {
 }
 
 impl News {
-    /// Says it.
+    /// Puts it into the log.
     pub fn log(&self, path: &Path) {
         let path = path.display();
         match self {
@@ -101,7 +101,7 @@ enum Order {
 pub struct Warden {
     socket: Option<OwnedFd>,
     places: Vec<Place>,
-    /// By place.
+    /// By place: its socket is not there, and cannot be put back.
     away: Vec<bool>,
 }
 

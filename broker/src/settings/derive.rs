@@ -34,14 +34,6 @@ const MAX_KEPT_FDS: u64 = 16_384;
 /// Memory of the broker for one user's names and metadata: 300,000 names of 30 bytes.
 const DOMAIN_METADATA_BYTES: u64 = 64 << 20;
 
-/// The core's configuration, and what was derived on the way.
-pub(crate) struct Derived {
-    pub core: Config,
-    /// Most connections, those included that linger: `max_clients`, or as many as the table has
-    /// room for.
-    pub most_connections: u32,
-}
-
 /// What flags, environment and file set.
 #[derive(Clone, Copy)]
 pub(crate) struct Given<'a> {
@@ -105,7 +97,7 @@ pub(crate) fn resolve_core(
     mode: Mode,
     table: Table,
     lines: &mut Lines,
-) -> Result<Derived, ConfigError> {
+) -> Result<Config, ConfigError> {
     // A client takes 5 places: a third of the table at most goes to connections.
     let clients = u32::try_from((table.free_fds / 16).clamp(8, 4096)).expect("at most 4096");
     let max_clients = lines.pick("limits.max_clients", given.limit(|it| it.max_clients), clients);
@@ -168,7 +160,7 @@ pub(crate) fn resolve_core(
     // any time.
     let grace = given.limit(|it| it.grace_ms);
     let grace_ms = lines.pick("limits.grace_ms", grace, 10_000);
-    let core = Config {
+    Ok(Config {
         node,
         domain,
         job,
@@ -192,8 +184,7 @@ pub(crate) fn resolve_core(
             Mode::Service => SHARE_FACTOR,
         },
         subordinate_uids: host.subordinate_uids.clone(),
-    };
-    Ok(Derived { core, most_connections })
+    })
 }
 
 /// What the default caps are derived from.

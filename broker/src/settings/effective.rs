@@ -6,7 +6,7 @@ use crate::kernel::KernelFeatures;
 use crate::node::directories::parent;
 use crate::settings::args::Args;
 use crate::settings::config::{ConfigError, ConfigFile};
-use crate::settings::derive::{Derived, Given, resolve_core, resolve_table};
+use crate::settings::derive::{Given, resolve_core, resolve_table};
 use crate::settings::outside::{Environment, Host};
 use crate::settings::places::Places;
 use crate::settings::sockets::{ListenerSettings, Mode};
@@ -60,14 +60,14 @@ pub struct Settings {
     pub monitor_gid: Option<u32>,
     /// Soft RLIMIT_NOFILE to run with: the size of the fd table.
     pub table_fds: u64,
-    /// The core's part.
+    /// What the core is made with: caps, limits, times.
     pub core: Config,
     /// Most connections, those included that have ended and whose peer has not read all:
     /// `max_clients`, or as many as the table has room for.
     pub most_connections: u32,
     /// Time a new connection has for its hello.
     pub handshake_timeout: Duration,
-    /// Log level.
+    /// The least that is logged.
     pub log: log::LevelFilter,
     /// The fd to which READY is written when clients can connect.
     pub ready_fd: Option<i32>,
@@ -120,8 +120,7 @@ impl Settings {
         let places = Places::resolve(given, host, &mut lines)?;
         let table =
             resolve_table(given, host, (places.listeners.len(), places.viewing.len()), &mut lines)?;
-        let Derived { core, most_connections } =
-            resolve_core(given, host, places.mode, table, &mut lines)?;
+        let core = resolve_core(given, host, places.mode, table, &mut lines)?;
         core.check().map_err(|problem| {
             ConfigError::value("configuration", problem.to_string(), "correct the value named")
         })?;
@@ -154,8 +153,8 @@ impl Settings {
             monitor_group: places.monitor_group,
             monitor_gid: None,
             table_fds: table.fds,
+            most_connections: core.max_clients,
             core,
-            most_connections,
             handshake_timeout: Duration::from_millis(handshake_timeout_ms),
             log,
             ready_fd: args.ready_fd,

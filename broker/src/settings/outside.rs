@@ -42,7 +42,7 @@ impl Host {
 pub struct Environment(BTreeMap<String, OsString>);
 
 impl Environment {
-    /// This process's.
+    /// Those of this process whose names are UTF-8.
     pub fn of_this_process() -> Self {
         let pairs = std::env::vars_os();
         Self::from_pairs(pairs.filter_map(|(name, value)| Some((name.into_string().ok()?, value))))

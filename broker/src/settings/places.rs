@@ -10,7 +10,6 @@ use crate::settings::sockets::{ListenerSettings, Mode, admin_socket_of, view_soc
 use crate::settings::sources::{Lines, NONE, Sources, first};
 use std::path::{Path, PathBuf};
 
-/// See the module.
 pub(crate) struct Places {
     pub mode: Mode,
     pub listeners: Vec<ListenerSettings>,

@@ -12,12 +12,12 @@ pub enum Mode {
     Private,
 }
 
-/// Where clients connect.
+/// A socket for clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenerSettings {
-    /// Of the socket.
+    /// Path of the socket.
     pub path: PathBuf,
-    /// Of the socket.
+    /// Mode of the socket, such as 0o666.
     pub mode: u32,
 }
 

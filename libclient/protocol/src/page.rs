@@ -17,7 +17,7 @@ pub const PAGE_HEADER_BYTES: usize = 4096;
 /// The header at offset 0. All fields are native-endian: the page never leaves the node. Fields
 /// other than `liveness` and `generation_high` are written once, before any client can map the
 /// page.
-#[derive(Debug)]
+#[derive(Debug, zerocopy::FromBytes)]
 #[repr(C)]
 pub struct PageHeader {
     /// [`PAGE_MAGIC`].

@@ -3,7 +3,6 @@
 
 use crate::limits::{MOST_WAKES_WITHOUT_CHORE, WORK_PER_TURN, WORK_PER_WAKE};
 
-/// See the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Chore {
     /// Noting what the closers have closed.

@@ -13,7 +13,6 @@ pub(crate) struct Unsent {
     pub seq: u64,
 }
 
-/// See the module.
 #[derive(Default)]
 pub(crate) struct Feedback {
     gone: Vec<ClientId>,

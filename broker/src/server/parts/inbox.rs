@@ -12,7 +12,6 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// An empty one.
     pub fn new() -> Self {
         Inbox { bytes: vec![0; MAX_MESSAGE_BYTES].into_boxed_slice(), fds: ReceivedFds::new() }
     }

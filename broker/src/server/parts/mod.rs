@@ -11,12 +11,11 @@ pub mod waiting;
 use crate::admin::rights::Sight;
 use crate::admin::side::AdminSide;
 use crate::admin::view::{View, Whole};
-use crate::clients::ahead::Ahead;
 use crate::clients::calls::Calls;
 use crate::clients::connections::Connections;
 use crate::clients::door::Door;
 use crate::clients::in_flight::InFlight;
-use crate::clients::shares::Shares;
+use crate::clients::shares::{Pool, Shares};
 use crate::clients::waits::Waits;
 use crate::clock;
 use crate::fds::classify::Classifier;
@@ -82,7 +81,7 @@ pub(crate) struct Parts {
 /// The daemon while it runs. The parts are closed in this order: the lock, which is with the node,
 /// last.
 pub(crate) struct Server {
-    pub(super) settings: Settings,
+    pub(crate) settings: Settings,
     pub(super) rereading: Rereading,
     pub(super) poll: Poll,
     pub(super) now: Now,
@@ -99,7 +98,7 @@ pub(crate) struct Server {
     pub(super) waiting: Waiting,
     pub(super) seals: Seals,
     pub(super) in_flight: InFlight,
-    pub(super) ahead: Ahead,
+    pub(super) ahead: Pool,
     pub(super) waits: Waits,
     pub(super) calls: Calls,
     /// Clients whose user has paid its debt, to go on.
@@ -149,7 +148,7 @@ impl Server {
             calls: Calls::new(is_shared),
             returning: VecDeque::new(),
             journal: Journal::new(is_shared),
-            past: Past::new(),
+            past: Past::default(),
             admin: AdminSide::new(parts.admin, parts.viewers),
             former_places: Vec::new(),
             warden: parts.warden,
@@ -175,8 +174,8 @@ impl Server {
     }
 
     /// No client has a socket for fds ahead.
-    pub fn new_ahead(settings: &Settings) -> Ahead {
-        Ahead::new(ahead_sockets(settings.table_fds), settings.core.share_factor)
+    pub fn new_ahead(settings: &Settings) -> Pool {
+        Pool::new(ahead_sockets(settings.table_fds), settings.core.share_factor)
     }
 
     fn register_sources(&mut self) -> io::Result<()> {
@@ -196,15 +195,10 @@ impl Server {
         }
     }
 
-    /// For the start: what it runs with.
-    pub fn settings_mut(&mut self) -> &mut Settings {
-        &mut self.settings
-    }
-
     /// Whether no client has a turn or an event to come.
     #[cfg(feature = "fuzzing")]
     pub fn is_at_rest(&self) -> bool {
-        let is_idle = self.connections.turns().is_empty() && !self.connections.lobby().is_ready();
+        let is_idle = self.connections.turns().is_empty() && !self.connections.lobby.is_ready();
         !self.is_asking() && is_idle && self.connections.eventful() == 0
     }
 
@@ -223,7 +217,7 @@ impl Server {
     /// Whether nothing is left of any connection.
     #[cfg(feature = "fuzzing")]
     pub fn is_without_connections(&self) -> bool {
-        self.connections.is_empty() && self.connections.lobby().callers().is_empty()
+        self.connections.is_empty() && self.connections.lobby.callers().is_empty()
     }
 
     /// What is shown to whoever sees so much.

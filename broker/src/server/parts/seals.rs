@@ -15,7 +15,6 @@ pub(crate) struct Seal {
     pub group: GroupId,
 }
 
-/// See the module.
 #[derive(Default)]
 pub(crate) struct Seals {
     /// By uid; no entry is empty.
@@ -31,7 +30,6 @@ pub(crate) struct Seals {
 }
 
 impl Seals {
-    /// A seal waits.
     pub fn wait(&mut self, uid: u32, seal: Seal) {
         self.waiting.entry(uid).or_default().push_back(seal);
     }
@@ -71,7 +69,7 @@ impl Seals {
         self.replaced += 1;
     }
 
-    /// It is closed.
+    /// An fd that was replaced is closed.
     pub fn note_closed(&mut self) {
         self.replaced -= 1;
     }

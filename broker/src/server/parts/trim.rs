@@ -6,7 +6,6 @@ use crate::limits::{NAMES_WORTH_A_TRIM, TRIM_PAUSE};
 use crate::{clock, kernel};
 use fdbroker_core::Now;
 
-/// See the module.
 #[derive(Default)]
 pub(crate) struct Trim {
     due: Option<Now>,

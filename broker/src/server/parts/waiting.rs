@@ -38,7 +38,6 @@ pub(crate) struct Refused {
     pub channel: Channel,
 }
 
-/// See the module.
 #[derive(Default)]
 pub(crate) struct Waiting {
     /// Ready clients that are not read from, by uid.

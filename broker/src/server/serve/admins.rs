@@ -2,21 +2,21 @@
 //! each answered within the rights of its connection. Must never hold up grants: one query per
 //! wake, a bounded number of slots looked at for it.
 
+use crate::admin::comer::Comer;
 use crate::admin::rights::Rights;
-use crate::admin::side::{Comer, Turn};
+use crate::admin::side::Turn;
 use crate::kernel;
-use crate::limits::{PEER_GROUPS, VIEWERS_PER_CHORE};
-use crate::node::namespace::Namespace;
+use crate::limits::VIEWERS_PER_CHORE;
 use crate::readiness::{Source, register};
 use crate::server::parts::Server;
 use crate::server::serve::acts::is_act;
-use fdbroker_core::{DomainKey, NO_GROUP};
+use fdbroker_core::DomainKey;
 use fdbroker_protocol::admin::{Act, Query, SetLimit};
 use fdbroker_protocol::codec::{DecodeError, Message};
 use fdbroker_protocol::{ErrorCode, Kind, Status};
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
 impl Server {
     /// One query of one administrator, in turn.
@@ -101,8 +101,8 @@ impl Server {
         if let Err(status) = self.check_shut_out(domain) {
             return Err((socket, domain, status));
         }
-        let mut groups = other_groups(namespace, socket.as_fd());
-        groups.push(known_group(namespace, peer.gid()));
+        let mut groups = namespace.other_groups(socket.as_fd());
+        groups.push(namespace.known_group(peer.gid()));
         // Whoever serves further users by listeners of their own, such as pods, does not let these
         // monitor the node.
         let monitors = self.settings.monitor_gid.filter(|_| beside == 0);
@@ -112,9 +112,7 @@ impl Server {
         let comer = Comer { rights, user, uid, pid, payer };
         let added = self.admin.add_viewer(socket, comer, self.now);
         let (index, left) = added.map_err(|socket| (socket, domain, ErrorCode::Again.into()))?;
-        if let Some((socket, comer)) = left {
-            self.retire_viewer(socket, comer);
-        }
+        self.retire_viewer(left);
         self.begin_admin(index);
         Ok(())
     }
@@ -194,19 +192,4 @@ fn take_apart(bytes: &[u8]) -> Result<(Kind, u64, Body), (u64, DecodeError)> {
         _ => message.body_as().map(|query| Body::Query(*query)),
     };
     Ok((message.kind, message.id, body.map_err(|error| (message.id, error))?))
-}
-
-/// A group that allocations may be shared with; one that this namespace does not know is no group.
-pub(crate) fn known_group(namespace: Namespace, gid: u32) -> u32 {
-    if namespace.hides_group(gid) { NO_GROUP } else { gid }
-}
-
-/// The other groups of the process at the other end.
-pub(crate) fn other_groups(namespace: Namespace, socket: BorrowedFd<'_>) -> Vec<u32> {
-    let mut groups = kernel::peer_groups(socket, PEER_GROUPS).unwrap_or_else(|error| {
-        log::warn!("a client's groups beside its first do not count: {error}");
-        Vec::new()
-    });
-    groups.retain(|gid| !namespace.hides_group(*gid));
-    groups
 }

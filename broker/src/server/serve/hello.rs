@@ -8,9 +8,11 @@ use fdbroker_core::{ClientId, Input, OwnerKey, RequestId};
 use fdbroker_protocol::Kind;
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::message::{HELLO_MAGIC, Hello, PROTOCOL_VERSION};
+use zerocopy::little_endian::U16;
+use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 impl Server {
-    /// The first message.
+    /// Takes the first message, which says who the client is.
     pub(super) fn take_hello(
         &mut self,
         client: ClientId,
@@ -56,12 +58,13 @@ fn check_hello<'m>(message: &Message<'m>, connection: &Connection) -> Result<&'m
     }
     // Magic and versions keep their place in every version; what follows may be longer or shorter
     // in another.
-    let (versions, _) = HelloStart::split(message.body).ok_or(Breach::Magic)?;
+    let (versions, _) = HelloStart::ref_from_prefix(message.body).map_err(|_| Breach::Magic)?;
+    let (min, max) = (versions.min.get(), versions.max.get());
     if versions.magic != HELLO_MAGIC {
         return Err(Breach::Magic);
     }
-    if !(versions.min..=versions.max).contains(&u16::from(PROTOCOL_VERSION)) {
-        return Err(Breach::NoVersion { min: versions.min, max: versions.max });
+    if !(min..=max).contains(&u16::from(PROTOCOL_VERSION)) {
+        return Err(Breach::NoVersion { min, max });
     }
     if message.id == 0 {
         return Err(Breach::NoId(message.kind));
@@ -70,18 +73,10 @@ fn check_hello<'m>(message: &Message<'m>, connection: &Connection) -> Result<&'m
 }
 
 /// The part of a hello that every version has.
+#[derive(FromBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
 struct HelloStart {
     magic: [u8; 8],
-    min: u16,
-    max: u16,
-}
-
-impl HelloStart {
-    fn split(body: &[u8]) -> Option<(Self, &[u8])> {
-        let (magic, rest) = body.split_first_chunk()?;
-        let (min, rest) = rest.split_first_chunk()?;
-        let (max, rest) = rest.split_first_chunk()?;
-        let (min, max) = (u16::from_le_bytes(*min), u16::from_le_bytes(*max));
-        Some((HelloStart { magic: *magic, min, max }, rest))
-    }
+    min: U16,
+    max: U16,
 }

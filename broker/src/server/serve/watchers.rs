@@ -2,7 +2,8 @@
 //! nothing while nobody watches.
 
 use crate::admin::chosen::Chosen;
-use crate::admin::side::{Comer, Sent};
+use crate::admin::comer::Comer;
+use crate::admin::side::Sent;
 use crate::admin::watch::{Watch, unix_us};
 use crate::fds::jobs::Report;
 use crate::fds::table::Retiring;
@@ -23,9 +24,7 @@ impl Server {
         let Some(comer) = self.admin.comer(index) else { return true };
         // Before the past is looked at, which takes a while.
         let (may_watch, left) = self.admin.may_watch(index);
-        if let Some((socket, comer)) = left {
-            self.retire_viewer(socket, comer);
-        }
+        self.retire_viewer(left);
         if !may_watch {
             return false;
         }
@@ -54,14 +53,13 @@ impl Server {
     /// Ends a connection. In an administrator's no fds can lie: the kernel refuses them, or drops
     /// them where they are not received.
     pub(crate) fn end_admin(&mut self, index: usize) {
-        if let Some((socket, comer)) = self.admin.end(index) {
-            self.retire_viewer(socket, comer);
-        }
+        let ended = self.admin.end(index);
+        self.retire_viewer(ended);
     }
 
     /// A lane closes what any user may have put there.
-    pub(super) fn retire_viewer(&mut self, socket: OwnedFd, comer: Comer) {
-        let Comer { uid, payer: user, .. } = comer;
+    pub(super) fn retire_viewer(&mut self, ended: Option<(OwnedFd, Comer)>) {
+        let Some((socket, Comer { uid, payer: user, .. })) = ended else { return };
         let report = Report::TurnedAway(uid);
         self.fds.retire(Retiring { socket, uid, user, report, is_at_end: false });
     }

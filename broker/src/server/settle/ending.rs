@@ -108,7 +108,7 @@ impl Server {
         let connection = &mut self.connections[index(client)];
         let Some(ahead) = connection.ahead.take_if(|ahead| is_read(ahead)) else { return };
         let uid = connection.domain.uid;
-        self.ahead.close(connection.shares_as);
+        self.ahead.give_back(connection.shares_as, 1);
         self.retire(index(client), ahead, Report::RetiredEvent(index(client), uid), false);
     }
 

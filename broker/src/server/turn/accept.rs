@@ -10,7 +10,6 @@ use crate::limits::{
 };
 use crate::readiness::{Source, register};
 use crate::server::parts::Server;
-use crate::server::serve::admins::{known_group, other_groups};
 use fdbroker_core::{DomainKey, Input, NO_GROUP, Part, Peer};
 use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
 use nix::sys::socket::getsockopt;
@@ -85,8 +84,8 @@ impl Server {
         let registered = register(&self.poll, socket.as_fd(), Source::Main(number));
         let namespace = self.node.namespace();
         let gid = getsockopt(socket, PeerCredentials)
-            .map_or(NO_GROUP, |peer| known_group(namespace, peer.gid()));
-        let groups = other_groups(namespace, socket.as_fd());
+            .map_or(NO_GROUP, |peer| namespace.known_group(peer.gid()));
+        let groups = namespace.other_groups(socket.as_fd());
         let peer = Peer { domain, job: process.job, pid, gid, groups: &groups };
         self.step(Input::Connect { client, peer });
         if let Err(error) = registered {
@@ -107,7 +106,7 @@ impl Server {
         // socket to come, or ahead.
         let most = u64::from(self.settings.most_connections);
         let joins = self.connections.joining() as u64 + ahead_sockets(self.settings.table_fds);
-        let used = (self.connections.len() + self.connections.lobby().callers().len()) as u64;
+        let used = (self.connections.len() + self.connections.lobby.callers().len()) as u64;
         if used >= most + joins {
             return Err(Status::no_quota(Resource::Connections, Scope::Node, most, 0));
         }
@@ -145,7 +144,7 @@ impl Server {
     /// Disconnects those that have not said hello in time, and clients without an event socket.
     pub(super) fn expire_handshakes(&mut self) {
         for _ in 0..EXPIRIES_PER_WAKE {
-            let Some(number) = self.connections.lobby().next_expired(self.now) else { break };
+            let Some(number) = self.connections.lobby.next_expired(self.now) else { break };
             let Some(caller) = self.connections.dismiss(number) else { break };
             let (uid, pid) = (caller.domain.uid, caller.pid);
             self.log_bad_input(uid, pid, &"no hello in time");

@@ -113,7 +113,7 @@ impl Server {
             let Connection { socket, lingering, event, ahead, .. } = connection;
             [socket, lingering, event, ahead].into_iter().flatten().for_each(shut_down);
         }
-        self.connections.lobby().callers().values().for_each(|caller| shut_down(&caller.socket));
+        self.connections.lobby.callers().values().for_each(|caller| shut_down(&caller.socket));
         self.admin.shut_down();
     }
 

@@ -40,7 +40,7 @@ const MOST_SERIALS: u64 = u64::MAX / 2;
 impl FdTable {
     /// Puts in the fds of the slots, and the kind of each slot whose owner is to give the fd again.
     fn restore(&mut self, arrived: &mut Arrived) -> Result<(), RefusedState> {
-        self.tombstones_mut().restore(std::mem::take(&mut arrived.state.tombstones));
+        self.tombstones.restore(std::mem::take(&mut arrived.state.tombstones));
         for saved in std::mem::take(&mut arrived.state.slots) {
             let kind = MemoryKind::from_number(saved.kind);
             let kind = kind.ok_or_else(|| broken("no kind of memory", saved.kind.into()))?;
@@ -125,7 +125,7 @@ impl Server {
                 self.fds.close_socket(socket, domain.uid, Report::Refused(domain.uid));
             }
         }
-        for Caller { socket, domain, .. } in self.connections.lobby_mut().clear() {
+        for Caller { socket, domain, .. } in self.connections.lobby.clear() {
             self.fds.close_socket(socket, domain.uid, Report::Refused(domain.uid));
         }
         self.feedback.forget_sendable();
@@ -243,7 +243,7 @@ impl Server {
             register(&self.poll, pidfd.as_fd(), Source::Process(index))?;
         }
         if connection.ahead.is_some() {
-            self.ahead.open(connection.shares_as);
+            self.ahead.take(connection.shares_as, 1);
         }
         // What lies in its sockets is served in its turn.
         connection.is_main_ready = connection.socket.is_some();

@@ -21,7 +21,7 @@ impl Server {
     /// Meets callers, up to this wake's share.
     pub(super) fn meet_callers(&mut self) {
         for _ in 0..ACCEPTS_PER_CHORE {
-            if let Some(caller) = self.connections.lobby_mut().next_ready() {
+            if let Some(caller) = self.connections.lobby.next_ready() {
                 self.meet(caller);
             }
         }
@@ -29,9 +29,9 @@ impl Server {
 
     /// Looks at the first message of a caller, and waits for it if it has not come.
     fn meet(&mut self, number: u64) {
-        let Some(caller) = self.connections.lobby().callers().get(&number) else { return };
+        let Some(caller) = self.connections.lobby.callers().get(&number) else { return };
         let user = self.connections.shares_as(caller.domain);
-        let Some(caller) = self.connections.lobby_mut().get_mut(number) else { return };
+        let Some(caller) = self.connections.lobby.get_mut(number) else { return };
         let socket = caller.socket.as_fd();
         let peeked = self.calls.time(user, 0, || self.inbox.peek(socket));
         if matches!(peeked, Err(RecvError::WouldBlock)) {
@@ -123,12 +123,12 @@ impl Server {
         }
         self.close_ahead(client_id(number));
         let connection = &mut self.connections[number];
-        if connection.ahead.is_some() || !self.ahead.has_room(connection.shares_as) {
+        if connection.ahead.is_some() || self.ahead.room(connection.shares_as) == 0 {
             return Err((socket, ErrorCode::Again));
         }
         // The client can send nothing from now on: nobody would read it.
         let _ = shutdown(socket.as_raw_fd(), Shutdown::Read);
-        self.ahead.open(connection.shares_as);
+        self.ahead.take(connection.shares_as, 1);
         self.welcome_socket(number, &socket, id);
         self.connections[number].ahead = Some(socket);
         Ok(())

@@ -64,7 +64,7 @@ impl Server {
         let connection = &mut self.connections[index(client)];
         let (uid, share) = (connection.domain.uid, connection.shares_as);
         let (lingering, ahead) = (connection.lingering.take(), connection.ahead.take());
-        ahead.iter().for_each(|_| self.ahead.close(share));
+        ahead.iter().for_each(|_| self.ahead.give_back(share, 1));
         for (socket, report) in [
             (lingering, Report::Retired(index(client), uid)),
             (ahead, Report::RetiredEvent(index(client), uid)),
@@ -106,7 +106,8 @@ impl Server {
         let state = self.fill(&mut packing, way).map_err(|error| match error {
             CarryError::Os(error) => HandoverError::Write(error),
             CarryError::InFlight => {
-                let all = self.connections.len() + self.core.totals().gauges.stored_fds as usize;
+                let stored = usize::try_from(self.core.totals().gauges.stored_fds);
+                let all = self.connections.len().saturating_add(stored.unwrap_or(usize::MAX));
                 HandoverError::InFlight { left: all.saturating_sub(packing.owners.len()) }
             }
         })?;
@@ -146,7 +147,7 @@ impl Server {
         let listeners = listeners.collect::<Result<_, _>>()?;
         let mut connections = Vec::with_capacity(self.connections.len());
         let mut callers = Vec::new();
-        for (number, it) in self.connections.lobby().callers() {
+        for (number, it) in self.connections.lobby.callers() {
             let whose = Whose::Caller(*number);
             callers.push(save_caller(packing, &it.socket, (it.domain, it.pid, it.until), whose)?);
         }
@@ -191,7 +192,7 @@ impl Server {
             callers,
             handshakes: handshakes.collect(),
             slots,
-            tombstones: self.fds.tombstones().save(),
+            tombstones: self.fds.tombstones.save(),
             past: self.past.save(),
             journal: self.journal.save(),
             debts: self.calls.debts.save(),

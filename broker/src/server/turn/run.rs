@@ -158,7 +158,7 @@ impl Server {
             // The number of an ended client goes to no new one before its sockets are closed: their
             // events name it.
             Chore::Accept => {
-                (self.door.is_due(self.now) || self.connections.lobby().is_ready())
+                (self.door.is_due(self.now) || self.connections.lobby.is_ready())
                     && !self.fds.is_retiring()
                     && self.fds.closing().may_turn_away()
             }
@@ -256,7 +256,7 @@ impl Server {
             Some(Source::Main(index)) => self.note_main(index, event),
             Some(Source::Event(index)) => self.note_event(index, event),
             Some(Source::Ahead(index)) => self.note_ahead(index),
-            Some(Source::Caller(number)) => self.connections.lobby_mut().note(number as u64),
+            Some(Source::Caller(number)) => self.connections.lobby.note(number as u64),
             Some(Source::Process(index)) => self.note_process(index),
             Some(Source::Listener(number)) => self.door.note(number),
             Some(Source::AdminListener(number)) => self.admin.note_listener(number),
@@ -352,7 +352,7 @@ impl Server {
             self.waiting.due(),
             self.calls.debts.due(),
             self.connections.handshakes().due(),
-            self.connections.lobby().due(),
+            self.connections.lobby.due(),
             self.door.due().filter(|_| self.fds.closing().may_turn_away()),
             self.admin.room_at(),
             self.service.due(),

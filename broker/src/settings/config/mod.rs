@@ -22,7 +22,7 @@ pub enum ConfigError {
         "cannot read {path}: {source}; name a file that can be read, or none to use the defaults"
     )]
     Read {
-        /// Of the file.
+        /// The configuration file.
         path: PathBuf,
         /// What reading it says.
         source: std::io::Error,
@@ -30,7 +30,7 @@ pub enum ConfigError {
     /// The file is no TOML or has an unknown key; the message shows line and key.
     #[error("{path}: {message}correct the line, or remove it to use the default")]
     File {
-        /// Of the file.
+        /// The configuration file.
         path: PathBuf,
         /// From the parser: line, column and what was expected.
         message: String,
@@ -40,9 +40,9 @@ pub enum ConfigError {
     Value {
         /// The flag, variable or key.
         name: String,
-        /// What is wrong.
+        /// What is wrong with the value, as a part of a sentence.
         problem: String,
-        /// What to do.
+        /// What to do about it, as a part of a sentence.
         remedy: String,
     },
 }
@@ -75,11 +75,11 @@ macro_rules! sections {
 }
 
 sections! {
-    /// `[limits]`.
+    /// The section `[limits]`.
     LimitsSection {
         /// Size of the broker's own fd table.
         table_fds: u64,
-        /// Most clients connected.
+        /// Most clients that are connected at once.
         max_clients: u32,
         /// Most isolation domains (listener and uid).
         max_domains: u32,
@@ -106,11 +106,11 @@ sections! {
     }
 }
 
-/// One `[[listener]]`.
+/// A section `[[listener]]`: a socket for clients.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ListenerSection {
-    /// Of the socket.
+    /// Path of the socket.
     pub path: PathBuf,
     /// Of the socket, written in octal: 0o666, at most 0o777.
     pub mode: Option<u32>,
@@ -131,22 +131,22 @@ struct WrittenMode {
 /// What `[caps.SCOPE]` sets, by scope and resource; absent = the default.
 pub type CapsSections = ByScope<ByResource<Option<u64>>>;
 
-/// The whole file.
+/// The whole file; what is absent has its default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ConfigFile {
-    /// The administrator's socket.
+    /// Path of the administrator's socket.
     pub admin_socket: Option<PathBuf>,
     /// The group whose members see all, and change nothing.
     pub monitor_group: Option<String>,
-    /// Log level.
+    /// Log level by name: off, error, warn, info or debug.
     pub log: Option<String>,
     /// Sockets for clients, in the order of their listener numbers.
     pub listener: Vec<ListenerSection>,
-    /// Caps.
+    /// The sections `[caps.SCOPE]`.
     #[serde(deserialize_with = "caps_sections::deserialize")]
     pub caps: CapsSections,
-    /// Limits.
+    /// The section `[limits]`.
     pub limits: LimitsSection,
 }
 

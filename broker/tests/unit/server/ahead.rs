@@ -2,7 +2,7 @@
 //! it gives them back.
 
 use super::*;
-use crate::clients::ahead::Ahead;
+use crate::clients::shares::Pool;
 use crate::handover::packing::Way;
 use fdbroker_protocol::AllocationId;
 use fdbroker_protocol::message::AllocationItem;
@@ -223,9 +223,9 @@ fn client_when_it_ends_and_its_end_is_closed_unread_then_nothing_of_it_is_left()
 fn socket_when_there_are_as_many_as_may_be_then_again_and_when_there_are_none_then_not_supported() {
     let mut it = fetching();
     for (most, code) in [(0, ErrorCode::NotSupported), (1, ErrorCode::Again)] {
-        it.bench.server.ahead = Ahead::new(most, 8);
+        it.bench.server.ahead = Pool::new(most, 8);
         if most == 1 {
-            it.bench.server.ahead.open(it.bench.server.connections[0].shares_as);
+            it.bench.server.ahead.take(it.bench.server.connections[0].shares_as, 1);
         }
         assert_eq!(try_socket(&mut it.bench, &it.replies[0]).err(), Some(code));
     }

@@ -194,11 +194,11 @@ fn lobby_when_full_of_silent_callers_then_a_join_is_told_to_try_again() {
     let bench = &mut Bench::new(&[]);
     let (_client, reply) = bench.let_in();
     // As a broker of several users.
-    bench.server.connections.lobby_mut().share();
+    bench.server.connections.lobby.share();
     let silent: Vec<Peer> = (0..LOBBY_PER_DOMAIN).map(|_| bench.raw()).collect();
     bench.rest();
     assert_eq!(say(bench, &join(&reply, Role::Events)).1, Err(ErrorCode::Again));
     drop(silent);
-    bench.until(|server| server.connections.lobby().callers().is_empty());
+    bench.until(|server| server.connections.lobby.callers().is_empty());
     assert_eq!(say(bench, &join(&reply, Role::Events)).1, Ok(()));
 }

@@ -446,8 +446,8 @@ fn silent_connection_when_its_time_is_over_then_ended() {
     let mut bench = Bench::new(&["limits.handshake_timeout_ms=1"]);
     let silent = bench.raw();
     bench.turn();
-    assert_eq!(bench.server.connections.lobby().callers().len(), 1);
-    bench.until(|server| server.connections.lobby().callers().is_empty());
+    assert_eq!(bench.server.connections.lobby.callers().len(), 1);
+    bench.until(|server| server.connections.lobby.callers().is_empty());
     bench.rest();
     assert_eq!(silent.failed().result(), Err(ErrorCode::Protocol));
     assert!(matches!(silent.recv(), Err(RecvError::Eof)));
