@@ -8,7 +8,7 @@ use crate::host::{Broker, Host, Ledger};
 use crate::plan::{Plan, Way};
 use crate::ranks::Ranks;
 use crate::report::{DemoReport, Direct};
-use crate::sampler::{Sample, Sampler, has_ended};
+use crate::sampler::{Sampler, has_ended};
 use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 use nix::unistd::Pid;
 use std::time::{Duration, Instant};
@@ -86,7 +86,7 @@ pub fn directly(plan: &Plan, host: &dyn Host) -> Result<Direct> {
             }
             Part::OutOfFds { rank } => {
                 let sample = run.sample()?;
-                failed = Some((rank, sample.map_or(run.sampler.total_peak, |it| it.total)));
+                failed = Some((rank, sample.unwrap_or(run.sampler.total_peak)));
                 break;
             }
         }
@@ -233,17 +233,17 @@ impl<'a> Run<'a> {
     }
 
     /// Counts, and asks the broker whether it knows of that many.
-    fn sample(&mut self) -> Result<Option<Sample>> {
+    fn sample(&mut self) -> Result<Option<u64>> {
         let known = self.sampler.total_peak;
         let sample = self.sampler.sample().map_err(os("count fds in /proc"))?;
         // A number that was explained before needs no second question.
-        let (Some(Sample { total, .. }), Some(broker)) = (&sample, &mut self.broker) else {
+        let (Some(total), Some(broker)) = (sample, &mut self.broker) else {
             return Ok(sample);
         };
-        if *total > known {
+        if total > known {
             let Ledger { node_peak, reserved_peak, .. } = broker.ledger()?;
             let peak = node_peak + reserved_peak;
-            if *total > peak {
+            if total > peak {
                 self.unexplained += 1;
                 self.say(&format!(
                     "{total} fds of shared memory were found open, and the broker's ledger knows of {peak} at most"

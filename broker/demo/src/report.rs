@@ -5,7 +5,7 @@ use crate::plan::Plan;
 use serde::Serialize;
 
 /// The outcome, in the order of its JSON. The names are promised to scripts.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct DemoReport {
     /// Number of processes.
     pub ranks: u32,
@@ -34,7 +34,7 @@ pub struct DemoReport {
 }
 
 /// Fds of shared memory, with the broker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Fds {
     /// The node's cap; `None`: there is none.
     pub cap: Option<u64>,
@@ -68,13 +68,8 @@ impl DemoReport {
             buffers: plan.buffers,
             size_bytes: plan.size_bytes,
             memory: plan.memory.name(),
-            verified_bytes: 0,
-            mismatches: 0,
-            failures: 0,
-            elapsed_s: 0.0,
-            fds: Fds { cap: plan.max_fds, broker_peak: 0, rank_peak: 0, node_peak: 0 },
-            without_broker: None,
-            samples: 0,
+            fds: Fds { cap: plan.max_fds, ..Fds::default() },
+            ..DemoReport::default()
         }
     }
 

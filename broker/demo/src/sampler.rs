@@ -54,23 +54,6 @@ const COST_SHARE: u32 = 25;
 const MIN_INTERVAL: Duration = Duration::from_millis(10);
 const MAX_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Fds of shared memory at one moment.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sample {
-    /// One number per process, in the order given.
-    pub per_process: Vec<u64>,
-    pub total: u64,
-}
-
-impl Sample {
-    fn subtract(&mut self, base: &[u64]) {
-        for (found, base) in self.per_process.iter_mut().zip(base) {
-            *found = found.saturating_sub(*base);
-        }
-        self.total = self.per_process.iter().sum();
-    }
-}
-
 /// Takes samples of the same processes again and again.
 #[derive(Debug)]
 pub struct Sampler {
@@ -101,27 +84,29 @@ impl Sampler {
     /// was called no sample is taken where the base is needed.
     pub fn take_base(&mut self) -> io::Result<()> {
         if self.base.is_empty() {
-            let sample = sample(&self.processes, self.look)?;
             let late = || io::Error::other("the processes could not be stopped");
-            self.base = sample.ok_or_else(late)?.per_process;
+            self.base = sample(&self.processes, self.look)?.ok_or_else(late)?;
         }
         Ok(())
     }
 
-    /// Stops all, counts, lets all go on. `None` when they could not all be stopped in time.
-    pub fn sample(&mut self) -> io::Result<Option<Sample>> {
+    /// Stops all, counts, lets all go on. How many there are in all of them; `None` when they could
+    /// not all be stopped in time.
+    pub fn sample(&mut self) -> io::Result<Option<u64>> {
         let start = Instant::now();
         let sample = if self.base.is_empty() { None } else { sample(&self.processes, self.look)? };
         let pause = (start.elapsed() * COST_SHARE).clamp(MIN_INTERVAL, MAX_INTERVAL);
         self.next_due = Instant::now() + pause;
-        let Some(mut sample) = sample else { return Ok(None) };
-        sample.subtract(&self.base);
-        self.samples += 1;
-        self.total_peak = self.total_peak.max(sample.total);
-        for (peak, found) in self.peaks.iter_mut().zip(&sample.per_process) {
-            *peak = (*peak).max(*found);
+        let Some(sample) = sample else { return Ok(None) };
+        let mut total = 0;
+        for ((peak, found), base) in self.peaks.iter_mut().zip(sample).zip(&self.base) {
+            let shared = found.saturating_sub(*base);
+            total += shared;
+            *peak = (*peak).max(shared);
         }
-        Ok(Some(sample))
+        self.samples += 1;
+        self.total_peak = self.total_peak.max(total);
+        Ok(Some(total))
     }
 }
 
@@ -149,7 +134,8 @@ impl Drop for Stopped<'_> {
     }
 }
 
-fn sample(processes: &[Pid], look: Look) -> io::Result<Option<Sample>> {
+/// The fds of each process, or `None`: not all could be stopped in time.
+fn sample(processes: &[Pid], look: Look) -> io::Result<Option<Vec<u64>>> {
     let guard = Stopped::stop(processes)?;
     let until = Instant::now() + STOP_LIMIT;
     for pid in processes {
@@ -160,15 +146,13 @@ fn sample(processes: &[Pid], look: Look) -> io::Result<Option<Sample>> {
             std::thread::sleep(STOP_LOOK_INTERVAL);
         }
     }
-    let mut sample = Sample::default();
+    let mut sample = Vec::with_capacity(processes.len());
     for pid in processes {
-        let found = match count_shared_memory(*pid, look) {
+        sample.push(match count_shared_memory(*pid, look) {
             // The /proc of a zombie belongs to root.
             Err(_) if has_ended(*pid) => 0,
             found => found?,
-        };
-        sample.per_process.push(found);
-        sample.total += found;
+        });
     }
     drop(guard);
     Ok(Some(sample))
@@ -267,7 +251,7 @@ mod tests {
         let children = [Idle::start(), Idle::start()];
         let mut sampler = Sampler::new(children.iter().map(Idle::pid).collect(), Look::Names);
         let sample = sampler.sample().expect("own children").expect("stopped in time");
-        assert_eq!(sample, Sample { per_process: vec![0, 0], total: 0 });
+        assert_eq!((sample, &sampler.peaks), (0, &vec![0, 0]));
         for child in &children {
             let stat = fs::read_to_string(format!("/proc/{}/stat", child.pid())).expect("alive");
             assert!(!stat.contains(") T "), "{stat}");
@@ -291,8 +275,9 @@ mod tests {
         let one = start([arena(), memfd(c"another"), Stdio::null()]);
         let mut sampler = Sampler::new(vec![three.pid(), one.pid()], Look::Names);
         let sample = sampler.sample().expect("own children").expect("stopped in time");
-        assert_eq!(sample, Sample { per_process: vec![3, 1], total: 4 });
-        assert_eq!((sampler.total_peak, &sampler.peaks), (4, &vec![3, 1]));
+        assert_eq!((sample, sampler.total_peak, &sampler.peaks), (4, 4, &vec![3, 1]));
+        sampler.base = vec![1, 2];
+        assert_eq!(sampler.sample().expect("own children"), Some(2), "beyond the base");
     }
 
     #[test]
@@ -300,7 +285,7 @@ mod tests {
         let mut child = Idle::start();
         child.0.kill().expect("own child");
         let sample = sample(&[child.pid()], Look::Names).expect("own child").expect("at rest");
-        assert_eq!(sample.total, 0);
+        assert_eq!(sample, [0]);
     }
 
     #[test]
@@ -310,10 +295,7 @@ mod tests {
         assert_eq!(sampler.sample().expect("own child"), None);
         sampler.take_base().expect("own child");
         let sample = sampler.sample().expect("own child").expect("stopped in time");
-        assert_eq!(sample, Sample { per_process: vec![0], total: 0 });
-        let mut more = Sample { per_process: vec![5, 2], total: 7 };
-        more.subtract(&[3, 4]);
-        assert_eq!(more, Sample { per_process: vec![2, 0], total: 2 });
+        assert_eq!(sample, 0);
     }
 
     #[test]
