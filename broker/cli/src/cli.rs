@@ -47,7 +47,6 @@ status of its command: 127 if there is no such command, 128 + N if signal N kill
 #[derive(Debug, Parser)]
 #[command(name = "fdbroker", version, after_long_help = EXAMPLES)]
 pub struct Cli {
-    /// What to do.
     #[command(subcommand)]
     pub command: Command,
 }

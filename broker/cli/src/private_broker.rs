@@ -5,7 +5,7 @@ use crate::error::{Context, Error, Result};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, mkdtemp};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
@@ -140,24 +140,20 @@ impl PrivateBroker {
         Ok(broker)
     }
 
-    fn wait_until_ready(&mut self, pipe: std::os::fd::BorrowedFd<'_>) -> Result<()> {
-        let limit = PollTimeout::try_from(START_LIMIT).unwrap_or(PollTimeout::MAX);
-        let mut entries = [PollFd::new(pipe, PollFlags::POLLIN)];
-        let came = poll(&mut entries, limit).context(|| "wait for the broker")?;
-        if came == 0 {
-            let seconds = START_LIMIT.as_secs();
-            return Err(Error::Other(format!("the broker was not ready after {seconds} s")));
-        }
-        let mut byte = [0; 1];
-        match nix::unistd::read(pipe, &mut byte).context(|| "read the readiness pipe")? {
-            0 => {
+    fn wait_until_ready(&mut self, pipe: BorrowedFd<'_>) -> Result<()> {
+        match is_ready(pipe, START_LIMIT, "the broker")? {
+            Some(true) => Ok(()),
+            Some(false) => {
                 let end = self.wait_for_end(END_LIMIT);
                 Err(Error::Other(format!(
                     "the broker ended before it was ready ({}); its own message is above",
                     end.map_or("still closing".into(), |status| status.to_string()),
                 )))
             }
-            _ => Ok(()),
+            None => {
+                let seconds = START_LIMIT.as_secs();
+                Err(Error::Other(format!("the broker was not ready after {seconds} s")))
+            }
         }
     }
 
@@ -170,7 +166,7 @@ impl PrivateBroker {
     }
 
     pub fn admin_socket(&self) -> PathBuf {
-        crate::admin::beside(&self.socket())
+        fdbrokerd::settings::sockets::admin_socket_of(&self.socket())
     }
 
     /// A directory for files of the job.
@@ -192,6 +188,18 @@ impl PrivateBroker {
     fn wait_for_end(&mut self, limit: Duration) -> Option<ExitStatus> {
         wait_bounded(&mut self.child, limit)
     }
+}
+
+/// Waits for the byte that `who` writes to a pipe when it is ready. `Some(false)`: it has ended
+/// instead; `None`: neither, within the limit.
+pub fn is_ready(pipe: BorrowedFd<'_>, limit: Duration, who: &str) -> Result<Option<bool>> {
+    let limit = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
+    let mut entries = [PollFd::new(pipe, PollFlags::POLLIN)];
+    if poll(&mut entries, limit).context(|| format!("wait for {who}"))? == 0 {
+        return Ok(None);
+    }
+    let count = nix::unistd::read(pipe, &mut [0]).context(|| "read the readiness pipe")?;
+    Ok(Some(count > 0))
 }
 
 impl Drop for PrivateBroker {

@@ -21,16 +21,13 @@ pub struct Verb {
     /// The name of the command.
     name: &'static str,
     query: Kind,
-    reply: Kind,
 }
 
 impl Verb {
     /// Close the broker's fd.
-    pub const EVICT: Verb =
-        Verb { name: "evict", query: Kind::AdminEvict, reply: Kind::AdminEvictReply };
-    /// End the allocation.
-    pub const REVOKE: Verb =
-        Verb { name: "revoke", query: Kind::AdminRevoke, reply: Kind::AdminRevokeReply };
+    pub const EVICT: Verb = Verb { name: "evict", query: Kind::AdminEvict };
+    /// End the allocation, whoever has it open.
+    pub const REVOKE: Verb = Verb { name: "revoke", query: Kind::AdminRevoke };
 }
 
 /// A subject of an act.
@@ -179,7 +176,7 @@ fn act_on(
 ) -> Result<()> {
     let flags = if is_dry { act_flags::DRY_RUN } else { 0 };
     let body = |cursor| selection.act(cursor, flags);
-    let all = admin.pages(verb.query, verb.reply, body, |records: &[ActRecord]| {
+    let all = admin.pages(verb.query, body, |records: &[ActRecord]| {
         for record in records {
             let outcome = ActOutcome::from_number(record.outcome.get());
             each(outcome.ok_or_else(|| Error::Other(unknown(record.outcome)))?, record)?;

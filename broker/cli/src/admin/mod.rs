@@ -14,6 +14,7 @@ use fdbroker_protocol::admin::{
 use fdbroker_protocol::limits::MAX_ADMIN_MESSAGE_BYTES;
 use fdbroker_protocol::{ErrorCode, Kind, Message, Resource, Scope, Status, Writer};
 use fdbroker_scm::{ReceivedFds, RecvError, SendError};
+use fdbrokerd::settings::sockets::admin_socket_of;
 use nix::errno::Errno;
 use nix::sys::socket::sockopt::SendTimeout;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, setsockopt, socket};
@@ -47,7 +48,7 @@ pub fn find_socket(variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
         return path.into();
     }
     if let Some(path) = set("FDBROKER_SOCKET") {
-        return beside(Path::new(&path));
+        return admin_socket_of(Path::new(&path));
     }
     let own = set("XDG_RUNTIME_DIR")
         .map(|dir| PathBuf::from(dir).join("fdbroker-admin").join(ADMIN_SOCKET_NAME));
@@ -55,14 +56,6 @@ pub fn find_socket(variable: impl Fn(&str) -> Option<OsString>) -> PathBuf {
         Some(path) if path.exists() => path,
         _ => Path::new("/run/fdbroker-admin").join(ADMIN_SOCKET_NAME),
     }
-}
-
-/// `DIR-admin/admin.sock` for the clients' socket `DIR/NAME`.
-pub fn beside(client_socket: &Path) -> PathBuf {
-    let folder = client_socket.parent().filter(|dir| !dir.as_os_str().is_empty());
-    let mut folder = folder.unwrap_or(Path::new(".")).as_os_str().to_owned();
-    folder.push("-admin");
-    PathBuf::from(folder).join(ADMIN_SOCKET_NAME)
 }
 
 /// A connection to the admin socket.
@@ -132,30 +125,24 @@ impl Selection {
 /// A kind of record that the broker sends in pages.
 pub trait Record: FromBytes + KnownLayout + Immutable + Unaligned {
     const QUERY: Kind;
-    const REPLY: Kind;
 }
 
 impl Record for AllocationRecord {
     const QUERY: Kind = Kind::AdminAllocations;
-    const REPLY: Kind = Kind::AdminAllocationsReply;
 }
 impl Record for LeaseRecord {
     const QUERY: Kind = Kind::AdminLeases;
-    const REPLY: Kind = Kind::AdminLeasesReply;
 }
 impl Record for ClientRecord {
     const QUERY: Kind = Kind::AdminClients;
-    const REPLY: Kind = Kind::AdminClientsReply;
 }
 impl Record for TombstoneRecord {
     const QUERY: Kind = Kind::AdminTombstones;
-    const REPLY: Kind = Kind::AdminTombstonesReply;
 }
 
 /// Accounts of jobs. [`Admin::domains`] gives the accounts of domains.
 impl Record for AccountRecord {
     const QUERY: Kind = Kind::AdminJobs;
-    const REPLY: Kind = Kind::AdminJobsReply;
 }
 
 impl Admin {
@@ -211,20 +198,19 @@ impl Admin {
     }
 
     pub fn status(&mut self) -> Result<NodeStatus> {
-        self.one(Kind::AdminStatus, Kind::AdminStatusReply)
+        self.one(Kind::AdminStatus)
     }
 
     fn one<T: FromBytes + KnownLayout + Immutable + Unaligned + Copy>(
         &mut self,
         query: Kind,
-        reply: Kind,
     ) -> Result<T> {
-        Ok(*self.exchange(query, &Selection::ALL.query(0), reply)?.body_as::<T>()?)
+        Ok(*self.exchange(query, &Selection::ALL.query(0))?.body_as::<T>()?)
     }
 
     /// The caps of every level.
     pub fn limits(&mut self) -> Result<Limits> {
-        self.one(Kind::AdminLimits, Kind::AdminLimitsReply)
+        self.one(Kind::AdminLimits)
     }
 
     /// Changes a cap and gives its former value and the value in force; `u64::MAX` is no cap. With
@@ -238,7 +224,7 @@ impl Admin {
         let (scope, resource, dry_run) = (scope as u8, resource as u8, dry_run.into());
         let set = SetLimit { scope, resource, dry_run, reserved: [0; 5], value: value.into() };
         let change = self
-            .exchange(Kind::AdminSetLimit, &set, Kind::AdminSetLimitReply)
+            .exchange(Kind::AdminSetLimit, &set)
             .and_then(|reply| Ok(*reply.body_as::<LimitChange>()?));
         match change {
             Err(Error::Refused(ErrorCode::NotPermitted)) => Err(refusal(&self.path)),
@@ -248,7 +234,7 @@ impl Admin {
 
     /// Times of grants and recalls.
     pub fn metrics(&mut self) -> Result<Metrics> {
-        match self.one(Kind::AdminMetrics, Kind::AdminMetricsReply) {
+        match self.one(Kind::AdminMetrics) {
             Err(Error::Refused(ErrorCode::NotPermitted)) => Err(Error::OfWhole("metrics are")),
             metrics => metrics,
         }
@@ -261,12 +247,11 @@ impl Admin {
         mut each: impl FnMut(&[R]) -> Result<()>,
     ) -> Result<()> {
         let body = |cursor| selection.query(cursor);
-        self.pages(R::QUERY, R::REPLY, body, |page| each(page).map(|()| true)).map(drop)
+        self.pages(R::QUERY, body, |page| each(page).map(|()| true)).map(drop)
     }
 
     pub fn domains(&mut self) -> Result<Vec<AccountRecord>> {
-        let kinds = (Kind::AdminDomains, Kind::AdminDomainsReply);
-        Ok(self.collect(kinds, Selection::ALL, usize::MAX)?.0)
+        Ok(self.collect(Kind::AdminDomains, Selection::ALL, usize::MAX)?.0)
     }
 
     /// The first selected records, page by page until there are `enough`, and whether there are
@@ -276,18 +261,18 @@ impl Admin {
         selection: Selection,
         enough: usize,
     ) -> Result<(Vec<R>, bool)> {
-        self.collect((R::QUERY, R::REPLY), selection, enough)
+        self.collect(R::QUERY, selection, enough)
     }
 
     fn collect<R: FromBytes + KnownLayout + Immutable + Unaligned + Copy>(
         &mut self,
-        (query, reply): (Kind, Kind),
+        query: Kind,
         selection: Selection,
         enough: usize,
     ) -> Result<(Vec<R>, bool)> {
         let mut records = Vec::new();
         let body = |cursor| selection.query(cursor);
-        let is_all = self.pages(query, reply, body, |page: &[R]| {
+        let is_all = self.pages(query, body, |page: &[R]| {
             records.extend_from_slice(page);
             Ok(records.len() < enough)
         })?;
@@ -299,13 +284,12 @@ impl Admin {
     pub fn pages<R: FromBytes + KnownLayout + Immutable + Unaligned, B: IntoBytes + Immutable>(
         &mut self,
         query: Kind,
-        reply: Kind,
         body: impl Fn(u32) -> B,
         mut each: impl FnMut(&[R]) -> Result<bool>,
     ) -> Result<bool> {
         let mut cursor = 0;
         loop {
-            let message = self.exchange(query, &body(cursor), reply)?;
+            let message = self.exchange(query, &body(cursor))?;
             let (page, records) = message.head_and_items::<Page, R>()?;
             let (next, is_last) = (page.next_cursor.get(), page.done.get() != 0);
             let wants_more = each(records)?;
@@ -339,12 +323,11 @@ impl Admin {
         }
     }
 
-    /// Sends a message and waits for its answer.
+    /// Sends a message and waits for its answer, whose kind is the next number.
     pub fn exchange(
         &mut self,
         query: Kind,
         body: &(impl IntoBytes + Immutable),
-        reply: Kind,
     ) -> Result<Message<'_>> {
         self.last_id += 1;
         self.writer.start(query, self.last_id).push(body);
@@ -373,7 +356,7 @@ impl Admin {
         };
         let message = Message::parse(&self.buffer[..received.len])?;
         match message.kind {
-            kind if kind == reply && message.id == self.last_id => Ok(message),
+            kind if kind as u16 == query as u16 + 1 && message.id == self.last_id => Ok(message),
             Kind::Failed => match message.body_as::<Status>()?.result() {
                 Err(code) => Err(Error::Refused(code)),
                 Ok(()) => Err(lost(&self.path, "a failure without a code")),

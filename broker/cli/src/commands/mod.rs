@@ -1,4 +1,4 @@
-//! The commands, a folder each: its arguments in `args`, what it does in `run`. Must never use one
+//! The commands, a room each: `Args` with their help, and `run`, which does it. Must never use one
 //! another: what two of them need has a place beside this one.
 
 pub mod audit;

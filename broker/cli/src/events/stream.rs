@@ -87,7 +87,7 @@ impl Watching {
     fn ask(mut admin: Admin, act: &Act) -> Result<Self> {
         let status = admin.status()?;
         let broker = Broker { pid: status.pid.get(), incarnation: status.incarnation.get() };
-        match admin.exchange(Kind::AdminWatch, act, Kind::AdminEvents) {
+        match admin.exchange(Kind::AdminWatch, act) {
             Ok(_) => {}
             Err(Error::Refused(ErrorCode::Again)) => {
                 return Err(Error::TooManyWatch { path: admin.path().to_owned() });

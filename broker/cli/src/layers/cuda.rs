@@ -31,35 +31,20 @@ pub fn environment(command: &[OsString]) -> Result<[(&'static str, OsString); 1]
             program.display()
         )));
     }
-    let mut path = find()?.into_os_string();
-    if let Some(before) = std::env::var_os(PRELOAD).filter(|before| !before.is_empty()) {
-        path.push(":");
-        path.push(before);
-    }
-    Ok([(PRELOAD, path)])
+    Ok([(PRELOAD, super::first(PRELOAD, find()?.into_os_string()))])
 }
 
 /// The layer that was installed, or built, with this program.
 pub fn find() -> Result<PathBuf> {
-    let program = std::env::current_exe().ok();
-    let here = program.as_deref().and_then(Path::parent);
-    let found = here.and_then(|here| in_dir(&here.join(INSTALLED)).or_else(|| in_dir(here)));
-    let found = found.ok_or_else(|| {
-        let here = here.map_or("its directory".into(), |here| here.display().to_string());
-        Error::Other(format!(
+    let absent = |here: String| {
+        format!(
             "the CUDA layer is neither {here}/{INSTALLED}/{LIBRARY} nor {here}/{LIBRARY}; install it \
              (systemd/install.sh), or build it: cargo build -p fdbroker-cuda-layer"
-        ))
-    })?;
-    // Both characters separate libraries in LD_PRELOAD: ld.so(8).
-    if found.as_os_str().as_bytes().iter().any(|byte| b": ".contains(byte)) {
-        Err(Error::Other(format!(
-            "{} cannot stand in LD_PRELOAD; install fdbroker where the path has no `:` and no space",
-            found.display()
-        )))
-    } else {
-        Ok(found)
-    }
+        )
+    };
+    let unfit = "LD_PRELOAD; install fdbroker where the path has no `:` and no space";
+    let look = |here: &Path| in_dir(&here.join(INSTALLED)).or_else(|| in_dir(here));
+    super::find(look, absent, (b": ", unfit))
 }
 
 fn in_dir(dir: &Path) -> Option<PathBuf> {

@@ -1,9 +1,9 @@
 //! `run --level-zero`: finds the Level Zero layer that belongs to this program, and the variables
 //! that enable it. Must never run a command without the layer that was asked for.
 
-use crate::error::{Error, Result};
+use super::first;
+use crate::error::Result;
 use std::ffi::OsString;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// The name that the Level Zero loader opens.
@@ -31,15 +31,6 @@ pub fn environment() -> Result<[(&'static str, OsString); 3]> {
     ])
 }
 
-/// `value`, and behind it what the variable has already.
-fn first(variable: &str, mut value: OsString) -> OsString {
-    if let Some(before) = std::env::var_os(variable).filter(|before| !before.is_empty()) {
-        value.push(":");
-        value.push(before);
-    }
-    value
-}
-
 /// The layer's file.
 pub fn library() -> Result<PathBuf> {
     let link = find()?.join(LINK);
@@ -48,25 +39,16 @@ pub fn library() -> Result<PathBuf> {
 
 /// The directory of the layer that was installed, or built, with this program.
 fn find() -> Result<PathBuf> {
-    let program = std::env::current_exe().ok();
-    let here = program.as_deref().and_then(Path::parent);
-    let found = here.and_then(|here| installed(here).or_else(|| built(here)));
-    let found = found.ok_or_else(|| {
-        let here = here.map_or("its directory".into(), |here| here.display().to_string());
-        Error::Other(format!(
+    let absent = |here: String| {
+        format!(
             "the Level Zero layer is neither in {here}/{INSTALLED} nor beside the program; install it \
              (systemd/install.sh), or build it: cargo build -p fdbroker-ze-layer"
-        ))
-    })?;
-    // These characters separate paths in LD_LIBRARY_PATH or LD_PRELOAD: ld.so(8).
-    if found.as_os_str().as_bytes().iter().any(|byte| b":; ".contains(byte)) {
-        Err(Error::Other(format!(
-            "{} cannot stand in LD_LIBRARY_PATH and LD_PRELOAD; install fdbroker where the path has no `:`, `;` or space",
-            found.display()
-        )))
-    } else {
-        Ok(found)
-    }
+        )
+    };
+    let unfit =
+        "LD_LIBRARY_PATH and LD_PRELOAD; install fdbroker where the path has no `:`, `;` or space";
+    let look = |here: &Path| installed(here).or_else(|| built(here));
+    super::find(look, absent, (b":; ", unfit))
 }
 
 fn installed(here: &Path) -> Option<PathBuf> {

@@ -1,12 +1,9 @@
 //! Prints results: plain tables for people, one line of JSON for programs, colours on terminals
 //! only. Must never use `println!` or `eprintln!`, which panic if the reader is gone (`ls | head`).
 
-mod say;
 pub mod terminal;
 #[cfg(test)]
 mod tests;
-
-pub(crate) use say::say;
 
 use crate::error::{Error, Result};
 use indicatif::HumanCount;
@@ -15,6 +12,18 @@ use std::io::{self, BufWriter, IsTerminal, StdoutLock, Write};
 use unicode_truncate::UnicodeTruncateStr;
 use unicode_width::UnicodeWidthStr;
 
+/// Writes a line to stderr. Errors, such as a full disk or a reader that is gone, are ignored and
+/// do not change the exit status; `eprintln!` would panic.
+macro_rules! say {
+    ($($words:tt)*) => {{
+        let _ = std::io::Write::write_all(
+            &mut std::io::stderr(),
+            (format!($($words)*) + "\n").as_bytes(),
+        );
+    }};
+}
+pub(crate) use say;
+
 /// Buffered stdout. If the reader is gone, writing gives [`Error::OutputClosed`].
 pub struct Output {
     out: BufWriter<StdoutLock<'static>>,
@@ -22,7 +31,6 @@ pub struct Output {
 }
 
 impl Output {
-    /// Locks stdout.
     pub fn stdout() -> Self {
         let stdout = io::stdout();
         let colour = colour_wanted(stdout.is_terminal());
@@ -165,7 +173,7 @@ impl Columns {
 
     /// Limits the lines to the width of the terminal, if stdout is one.
     pub fn within_the_terminal(mut self) -> Self {
-        self.room = terminal::width(io::stdout());
+        self.room = terminal::size(io::stdout()).map(|(columns, _)| columns.into());
         self
     }
 

@@ -3,11 +3,6 @@
 use std::io::IsTerminal;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Width in columns of the terminal `out`; `None`: not a terminal, or of unknown size.
-pub fn width(out: impl AsFd + IsTerminal) -> Option<usize> {
-    size(out).map(|(columns, _)| columns.into())
-}
-
 /// Columns and rows of the terminal `out`; `None`: not a terminal, or of unknown size.
 pub fn size(out: impl AsFd + IsTerminal) -> Option<(u16, u16)> {
     if !out.is_terminal() {

@@ -7,7 +7,7 @@ use super::filter::Filter;
 use super::sort::{Order, Sorter};
 use super::value::Value;
 use super::{choice, parse};
-use crate::admin::{Admin, Record, Selection};
+use crate::admin::{Admin, Record, Selection, viewing};
 use crate::error::Result;
 use crate::output::{self, Columns, Output, Side, commas, say};
 use serde::ser::{Serialize, SerializeMap, Serializer};
@@ -126,6 +126,14 @@ impl<R: Clone> List<R> {
 }
 
 impl<R: Record + Copy> List<R> {
+    /// Prints all records that the broker has of a kind, as the arguments say.
+    pub fn show(name: &'static str, columns: &'static [Column<R>], args: &ListArgs) -> Result<()> {
+        match Self::new(name, columns, args)? {
+            Some(list) => list.run(&mut viewing::connect()?, Selection::ALL),
+            None => Ok(()),
+        }
+    }
+
     /// Prints the selected records of the broker.
     pub fn run(self, admin: &mut Admin, selection: Selection) -> Result<()> {
         self.print(Some(admin.scope_name()), |take| admin.each_page(selection, take))

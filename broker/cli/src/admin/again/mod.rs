@@ -3,14 +3,14 @@
 
 use crate::admin::{Admin, find_socket};
 use crate::error::{Error, Result};
-use fdbroker_protocol::page::{LIVENESS_OFFSET, PAGE_MAGIC, PageHeader, is_alive};
+use fdbroker_protocol::page::{PAGE_MAGIC, PageHeader, is_alive};
 use fdbrokerd::names::PAGE_NAME;
 use std::fs::File;
 use std::io;
-use std::mem::offset_of;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
+use zerocopy::FromBytes;
 
 /// Connects to the broker that this process's environment names, if it runs; `patience` bounds the
 /// connect and each answer.
@@ -37,10 +37,8 @@ fn has_died(page: &Path) -> bool {
     if File::open(page).and_then(|file| file.read_exact_at(&mut header, 0)).is_err() {
         return false;
     }
-    let magic = header[offset_of!(PageHeader, magic)..].first_chunk().copied();
-    let liveness = header[LIVENESS_OFFSET..].first_chunk().copied();
-    magic.map(u64::from_ne_bytes) == Some(PAGE_MAGIC)
-        && liveness.is_some_and(|word| !is_alive(u32::from_ne_bytes(word)))
+    PageHeader::read_from_bytes(&header)
+        .is_ok_and(|it| it.magic == PAGE_MAGIC && !is_alive(it.liveness.into_inner()))
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::admin::ANSWER_LIMIT;
+use fdbroker_protocol::page::LIVENESS_OFFSET;
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket,
 };

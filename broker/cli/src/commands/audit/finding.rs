@@ -7,56 +7,93 @@ use crate::records::as_seconds_or_null;
 use fdbroker_protocol::AllocationId;
 use serde::{Serialize, Serializer};
 
-/// A kind of fault, or of note: notes are the kinds from [`Kind::Ended`] on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $kind:ident $name:literal: $remedy:literal,)*) => {
+        /// A kind of fault, or of note: notes are the kinds from [`Kind::Ended`] on.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+        pub enum Kind {
+            $($(#[$doc])* #[serde(rename = $name)] $kind,)*
+        }
+
+        impl Kind {
+            fn name_and_remedy(self) -> (&'static str, &'static str) {
+                match self {
+                    $(Kind::$kind => ($name, $remedy),)*
+                }
+            }
+        }
+    };
+}
+
+kinds! {
     /// A client has more fds of a memory than leases.
-    Leak,
+    Leak "leak": "the process has copied a granted fd (dup, an import that keeps it) or not closed one after giving it back: \
+        close the fds named, or end the process",
     /// A process that is no client has an fd of a client's memory.
-    Stray,
+    Stray "stray":
+        "a child inherited the fd by fork, or got it over a socket: close it there (close-on-exec does it for programs \
+        that are started), or end the process; it pins the memory until then",
     /// A process has mapped memory without a lease.
-    StrayMapping,
+    StrayMapping "stray_mapping":
+        "the process mapped the memory and gave its lease back, or never had one: unmap it, or end the process; it pins \
+        the memory until then",
     /// Fds lie in the queue of a socket, unread.
-    InFlight,
+    InFlight "in_flight":
+        "receive and close what lies in the socket, or close the socket; no other tool shows these fds, and they pin \
+        their memory",
     /// A client has a lease, but neither an fd nor a mapping.
-    Forgotten,
+    Forgotten "forgotten":
+        "the client closed or unmapped it without giving the lease back (drop the Grant or Import, do not close its fd by \
+        hand): it is charged for it until it does or ends",
     /// An allocation has neither owner nor holders.
-    Orphan,
+    Orphan "orphan": "kept for a new owner that has not come: it ends by itself after the broker's keep_ttl",
     /// A process that is stopped or silent keeps ended memory, or any process keeps it for longer
     /// than a minute.
-    Pinned,
+    Pinned "pinned":
+        "the memory is freed only when the process gives its leases back: let it run on (kill -CONT) and drop its imports, \
+        or end it",
     /// A process has an fd or a mapping of memory that has ended, and no lease.
-    EndedCopy,
+    EndedCopy "ended_copy":
+        "the allocation has ended and nobody has a lease, yet this process pins its memory: close the fds and unmap it \
+        there, or end the process",
     /// Memory that has ended lives on, and no process has it.
-    EndedUnheld,
+    EndedUnheld "ended_unheld":
+        "the kernel keeps it for an import of a driver, a ring, or a message that nobody reads: end the processes that \
+        have used it; findings of in_flight and io_uring name candidates",
     /// A thread has fds beyond the leases in an fd table of its own.
-    ThreadTable,
+    ThreadTable "thread_table":
+        "the thread has called unshare(CLONE_FILES), so closing an fd elsewhere in the process closes no copy of it: \
+        close the fds in that thread, or end the thread",
     /// The first thread of a process has ended, and others live on.
-    Headless,
+    Headless "zombie_leader":
+        "its main thread has called pthread_exit(3) and tools take it for dead: end it (kill -9), or let its threads end",
     /// A ring has registered files of shared memory.
-    IoUring,
+    IoUring "io_uring":
+        "registered files stay open when their fds are closed: unregister them (IORING_UNREGISTER_FILES), or close the ring",
     /// An owner is stopped.
-    Stopped,
+    Stopped "stopped_owner":
+        "it does not answer when the broker asks for an fd again, so its evicted memory cannot be had: let it run on \
+        (kill -CONT), or end it",
     /// The broker's fds do not match its ledger.
-    Drift,
+    Drift "drift": "a fault of the broker: report it with this output and the broker's log; restart the service to mend it",
     /// Note: a live client has not given ended memory back yet.
-    Ended,
+    Ended "ended": "its client has been told, and gives it back after use",
     /// Note: a client has not read its grants yet.
-    Unread,
+    Unread "unread": "its client has not read the broker's answer yet",
     /// Note: memory is mapped, but its lease is open.
-    Unreported,
+    Unreported "unreported": "the client should report the lease as mapped: it is charged for an fd that it does not have",
     /// Note: a child of the owner has inherited its mapping.
-    Inherited,
+    Inherited "inherited": "the mapping ends with the child, or when the child executes a program",
     /// Note: the service manager keeps a copy for the time after a crash.
-    Kept,
+    Kept "kept": "nothing to do: the copy is for a broker that starts after a crash",
     /// Note: a dma-buf has references that are neither fds nor mappings.
-    Imports,
+    Imports "imports": "imports of a driver, fds in flight, or processes that were not looked at",
     /// Note: a client has memory that the broker does not know.
-    Unknown,
+    Unknown "unknown": "its own memory, not shared through the broker; only worth a look if memory is short",
     /// Note: a ring has registered buffers.
-    RingBuffers,
+    RingBuffers "ring_buffers": "the pages of registered buffers stay until the ring is closed, shared ones too",
     /// Note: no process has a dma-buf, which the broker does not know.
-    Unheld,
+    Unheld "unheld": "imports of a driver, or fds in flight",
 }
 
 impl Kind {
@@ -72,109 +109,6 @@ impl Kind {
 
     pub fn remedy(self) -> &'static str {
         self.name_and_remedy().1
-    }
-
-    fn name_and_remedy(self) -> (&'static str, &'static str) {
-        match self {
-            Kind::Leak => (
-                "leak",
-                "the process has copied a granted fd (dup, an import that keeps it) or not closed one after giving it back: \
-                 close the fds named, or end the process",
-            ),
-            Kind::Stray => (
-                "stray",
-                "a child inherited the fd by fork, or got it over a socket: close it there (close-on-exec does it for programs \
-                 that are started), or end the process; it pins the memory until then",
-            ),
-            Kind::StrayMapping => (
-                "stray_mapping",
-                "the process mapped the memory and gave its lease back, or never had one: unmap it, or end the process; it pins \
-                 the memory until then",
-            ),
-            Kind::InFlight => (
-                "in_flight",
-                "receive and close what lies in the socket, or close the socket; no other tool shows these fds, and they pin \
-                 their memory",
-            ),
-            Kind::Forgotten => (
-                "forgotten",
-                "the client closed or unmapped it without giving the lease back (drop the Grant or Import, do not close its fd by \
-                 hand): it is charged for it until it does or ends",
-            ),
-            Kind::Orphan => (
-                "orphan",
-                "kept for a new owner that has not come: it ends by itself after the broker's keep_ttl",
-            ),
-            Kind::Pinned => (
-                "pinned",
-                "the memory is freed only when the process gives its leases back: let it run on (kill -CONT) and drop its imports, \
-                 or end it",
-            ),
-            Kind::EndedCopy => (
-                "ended_copy",
-                "the allocation has ended and nobody has a lease, yet this process pins its memory: close the fds and unmap it \
-                 there, or end the process",
-            ),
-            Kind::EndedUnheld => (
-                "ended_unheld",
-                "the kernel keeps it for an import of a driver, a ring, or a message that nobody reads: end the processes that \
-                 have used it; findings of in_flight and io_uring name candidates",
-            ),
-            Kind::ThreadTable => (
-                "thread_table",
-                "the thread has called unshare(CLONE_FILES), so closing an fd elsewhere in the process closes no copy of it: \
-                 close the fds in that thread, or end the thread",
-            ),
-            Kind::Headless => (
-                "zombie_leader",
-                "its main thread has called pthread_exit(3) and tools take it for dead: end it (kill -9), or let its threads end",
-            ),
-            Kind::IoUring => (
-                "io_uring",
-                "registered files stay open when their fds are closed: unregister them (IORING_UNREGISTER_FILES), or close the ring",
-            ),
-            Kind::Stopped => (
-                "stopped_owner",
-                "it does not answer when the broker asks for an fd again, so its evicted memory cannot be had: let it run on \
-                 (kill -CONT), or end it",
-            ),
-            Kind::Drift => (
-                "drift",
-                "a fault of the broker: report it with this output and the broker's log; restart the service to mend it",
-            ),
-            Kind::Ended => ("ended", "its client has been told, and gives it back after use"),
-            Kind::Unread => ("unread", "its client has not read the broker's answer yet"),
-            Kind::Unreported => (
-                "unreported",
-                "the client should report the lease as mapped: it is charged for an fd that it does not have",
-            ),
-            Kind::Inherited => (
-                "inherited",
-                "the mapping ends with the child, or when the child executes a program",
-            ),
-            Kind::Kept => {
-                ("kept", "nothing to do: the copy is for a broker that starts after a crash")
-            }
-            Kind::Unknown => (
-                "unknown",
-                "its own memory, not shared through the broker; only worth a look if memory is short",
-            ),
-            Kind::RingBuffers => (
-                "ring_buffers",
-                "the pages of registered buffers stay until the ring is closed, shared ones too",
-            ),
-            Kind::Unheld => ("unheld", "imports of a driver, or fds in flight"),
-            Kind::Imports => (
-                "imports",
-                "imports of a driver, fds in flight, or processes that were not looked at",
-            ),
-        }
-    }
-}
-
-impl Serialize for Kind {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(self.name())
     }
 }
 

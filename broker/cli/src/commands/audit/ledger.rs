@@ -81,7 +81,6 @@ pub struct Lease {
     pub allocation: AllocationId,
     /// The holder; 0 if the broker cannot see its pid.
     pub pid: u32,
-    /// The holder's user.
     pub uid: u32,
     /// The holder has imported the memory and closed the fd.
     pub mapped: bool,

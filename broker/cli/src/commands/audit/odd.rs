@@ -9,7 +9,6 @@ use fdbroker_protocol::MemoryKind;
 use fdbroker_protocol::admin::AllocationState;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Finds odd processes.
 pub fn find(book: &Book<'_>, found: &mut Vec<Finding>) {
     for (pid, process) in book.others() {
         headless(book, pid, process, found);

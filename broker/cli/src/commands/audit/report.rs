@@ -28,7 +28,7 @@ const JOB_CHARS: usize = 32;
 pub struct Report {
     /// Whose ledger was looked at: `node`, or `own`.
     pub scope: &'static str,
-    /// Faults.
+    /// What is wrong; `notes` are facts that need no act.
     pub findings: Vec<Finding>,
     /// Number of findings that are not listed.
     pub more_findings: u64,

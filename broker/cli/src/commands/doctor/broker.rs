@@ -51,8 +51,10 @@ pub fn checks() -> Vec<Check> {
     match builder.connect() {
         Ok(client) => {
             checks.push(AREA.ok(SOCKET, format!("{} answers", path.display())));
-            checks.push(sharing(share_a_page(&client)));
-            checks.push(numbers(share_by_number(&client)));
+            let found = "deposited, acquired by its handle, every byte right";
+            checks.push(sharing("sharing a page", found, share_a_page(&client)));
+            let found = "a page was exported and fetched by its number";
+            checks.push(sharing("virtual fds", found, share_by_number(&client)));
         }
         Err(error) => checks.push(unreachable(&path, &error)),
     }
@@ -185,18 +187,13 @@ fn same_file(one: &OwnedFd, other: &OwnedFd) -> bool {
     number(one).is_ok_and(|one| number(other) == Ok(one))
 }
 
-fn numbers(outcome: std::result::Result<(), fdbroker_client::Error>) -> Check {
-    let name = "virtual fds";
+fn sharing(
+    name: &'static str,
+    found: &str,
+    outcome: std::result::Result<(), fdbroker_client::Error>,
+) -> Check {
     match outcome {
-        Ok(()) => AREA.ok(name, "a page was exported and fetched by its number"),
-        Err(error) => AREA.fail(name, error.to_string(), error.code.remedy()),
-    }
-}
-
-fn sharing(outcome: std::result::Result<(), fdbroker_client::Error>) -> Check {
-    let name = "sharing a page";
-    match outcome {
-        Ok(()) => AREA.ok(name, "deposited, acquired by its handle, every byte right"),
+        Ok(()) => AREA.ok(name, found),
         Err(error) => AREA.fail(name, error.to_string(), error.code.remedy()),
     }
 }

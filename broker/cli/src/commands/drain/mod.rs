@@ -81,7 +81,7 @@ pub fn run(args: &Args) -> Result<u8> {
     }
     let flags = if args.undo { act_flags::UNDO } else { 0 };
     let body = Selection::ALL.act(0, flags);
-    let reply = admin.exchange(Kind::AdminDrain, &body, Kind::AdminDrainReply);
+    let reply = admin.exchange(Kind::AdminDrain, &body);
     let reply = reply.map_err(|error| denied(error, "drain"))?;
     let status = *reply.body_as::<NodeStatus>()?;
     let rest = Rest::of(&status);

@@ -3,7 +3,6 @@
 
 mod args;
 mod several;
-mod unhad;
 
 pub use args::Args;
 
@@ -13,11 +12,11 @@ use crate::output::{Output, human_size, printable, write_error};
 use fdbroker_client::{Deadline, Object, Objects};
 use fdbroker_protocol::ErrorCode;
 use serde::Serialize;
+use several::unhad;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
 use std::time::Duration;
-use unhad::unhad;
 
 /// An object, in JSON.
 #[derive(Serialize)]

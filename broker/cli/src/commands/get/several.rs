@@ -1,8 +1,7 @@
 //! Several objects of one moment, each with the file that it goes to. Must never name a file
 //! outside of the folder that was given.
 
-use super::unhad::unhad;
-use crate::by_name::{none_begins_with, soon, undone};
+use crate::by_name::{at, none_begins_with, soon, undone};
 use crate::error::{Error, Result};
 use crate::output::printable;
 use fdbroker_client::{Deadline, ErrorCode, Object, Objects};
@@ -101,6 +100,16 @@ fn file(name: &str, begin: usize) -> Result<PathBuf> {
             printable(name)
         )))
     }
+}
+
+/// Why one of the objects cannot be had, with what to do about it here.
+pub fn unhad(names: &[String], mut error: fdbroker_client::Error) -> fdbroker_client::Error {
+    let of_one = at(&error).and_then(|index| names.get(index));
+    let Some(name) = of_one.filter(|_| error.code == ErrorCode::NotFound) else { return error };
+    error.context = printable(name);
+    error.because(
+        "no object has this name; `fdbroker objects` lists them, --timeout 30s waits until it is made",
+    )
 }
 
 #[cfg(test)]

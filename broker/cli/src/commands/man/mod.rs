@@ -1,11 +1,8 @@
 //! `fdbroker man`: makes the manual pages from the command line's definition. Must never describe a
 //! hidden command, nor name a page that it does not write.
 
-mod args;
 #[cfg(test)]
 mod tests;
-
-pub use args::Args;
 
 use crate::error::{Context, Result};
 use clap::{Args as _, Command};
@@ -13,6 +10,14 @@ use clap_mangen::Man;
 use clap_mangen::roff::{Roff, roman};
 use fdbrokerd::cli::{ABOUT, AFTER_HELP};
 use std::io::{self, Write};
+use std::path::PathBuf;
+
+/// Write the manual pages into a directory
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The directory, such as /usr/local/share/man/man1
+    pub dir: PathBuf,
+}
 
 /// The roff definition of an apostrophe, which begins every section.
 const APOSTROPHE: &str = ".ie \\n(.g .ds Aq \\(aq\n.el .ds Aq '\n";

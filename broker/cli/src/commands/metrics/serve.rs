@@ -8,11 +8,14 @@ use crate::admin::viewing;
 use crate::error::{Context, Error, Result};
 use crate::output::say;
 use crate::signals::Signals;
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{SockFlag, accept4};
 use nix::sys::stat::{Mode, umask};
 use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::net::TcpListener;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -39,15 +42,8 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-enum Listener {
-    Unix(UnixListener),
-    Loopback(TcpListener),
-}
-
-enum Stream {
-    Unix(UnixStream),
-    Loopback(TcpStream),
-}
+/// A connection, also one of TCP: what is asked of it is the same for every stream socket.
+type Stream = UnixStream;
 
 /// The path of a Unix socket; removed when this is dropped.
 struct Place<'a>(&'a Path);
@@ -64,23 +60,23 @@ pub fn run(listen: &Listen) -> Result<()> {
     let (listener, place, at) = match listen {
         Listen::Unix(path) => {
             let listener = bind_unix(path)?;
-            (Listener::Unix(listener), Some(Place(path)), format!("unix:{}", path.display()))
+            (OwnedFd::from(listener), Some(Place(path)), format!("unix:{}", path.display()))
         }
         Listen::Loopback(address) => {
             let what = || format!("listen on {address}");
             let listener = TcpListener::bind(address).context(what)?;
             let address = listener.local_addr().context(what)?;
-            (Listener::Loopback(listener), None, format!("http://{address}/metrics"))
+            (OwnedFd::from(listener), None, format!("http://{address}/metrics"))
         }
     };
-    listener.set_nonblocking().context(|| "set up the socket")?;
+    fcntl(&listener, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).context(|| "set up the socket")?;
     say!("fdbroker: metrics at {at}");
     let outcome = accept_until_signal(&listener, &signals);
     drop(place);
     outcome
 }
 
-fn accept_until_signal(listener: &Listener, signals: &Signals) -> Result<()> {
+fn accept_until_signal(listener: &OwnedFd, signals: &Signals) -> Result<()> {
     // Each connection has a clone: the number of clones is the number of connections.
     let served = Arc::new(());
     loop {
@@ -89,13 +85,13 @@ fn accept_until_signal(listener: &Listener, signals: &Signals) -> Result<()> {
             PollFd::new(signals.as_fd(), PollFlags::POLLIN),
         ];
         match poll(&mut fds, PollTimeout::NONE) {
-            Err(nix::errno::Errno::EINTR) => {}
+            Err(Errno::EINTR) => {}
             result => drop(result.context(|| "wait for connections")?),
         }
         if signals.next_end().is_some() {
             return Ok(());
         }
-        match listener.accept() {
+        match accept4(listener, SockFlag::SOCK_CLOEXEC).map(Stream::from) {
             // Too many: closed at once.
             Ok(_) if Arc::strong_count(&served) > MOST_CONNECTIONS => {}
             Ok(stream) => {
@@ -110,7 +106,7 @@ fn accept_until_signal(listener: &Listener, signals: &Signals) -> Result<()> {
                     std::thread::sleep(ACCEPT_RETRY);
                 }
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(Errno::EAGAIN | Errno::EINTR) => {}
             Err(_) => std::thread::sleep(ACCEPT_RETRY),
         }
     }
@@ -158,7 +154,7 @@ fn answer(mut stream: Stream) -> io::Result<()> {
     // A new limit: the broker may have used up the time.
     let until = Instant::now() + CONNECTION_LIMIT;
     while !left.is_empty() {
-        stream.set_timeouts(until)?;
+        set_timeouts(&stream, until)?;
         let written = stream.write(left)?;
         left = &left[written..];
     }
@@ -192,7 +188,7 @@ fn read_request(stream: &mut Stream, until: Instant) -> io::Result<Request> {
         if bytes.len() > MOST_REQUEST_BYTES {
             return Ok(Request::Broken);
         }
-        stream.set_timeouts(until)?;
+        set_timeouts(stream, until)?;
         match stream.read(&mut part)? {
             0 => return Ok(Request::Broken),
             read => bytes.extend_from_slice(&part[..read]),
@@ -215,75 +211,14 @@ fn request(bytes: &[u8]) -> Request {
     }
 }
 
-impl Listener {
-    fn accept(&self) -> io::Result<Stream> {
-        let stream = match self {
-            Listener::Unix(listener) => Stream::Unix(listener.accept()?.0),
-            Listener::Loopback(listener) => Stream::Loopback(listener.accept()?.0),
-        };
-        Ok(stream)
+/// The rest of the time, for the next read or write.
+fn set_timeouts(stream: &Stream, until: Instant) -> io::Result<()> {
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(io::ErrorKind::TimedOut.into());
     }
-
-    fn set_nonblocking(&self) -> io::Result<()> {
-        match self {
-            Listener::Unix(listener) => listener.set_nonblocking(true),
-            Listener::Loopback(listener) => listener.set_nonblocking(true),
-        }
-    }
-}
-
-impl AsFd for Listener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Listener::Unix(listener) => listener.as_fd(),
-            Listener::Loopback(listener) => listener.as_fd(),
-        }
-    }
-}
-
-impl Stream {
-    /// The rest of the time, for the next read or write.
-    fn set_timeouts(&self, until: Instant) -> io::Result<()> {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        match self {
-            Stream::Unix(stream) => {
-                stream.set_read_timeout(Some(left))?;
-                stream.set_write_timeout(Some(left))
-            }
-            Stream::Loopback(stream) => {
-                stream.set_read_timeout(Some(left))?;
-                stream.set_write_timeout(Some(left))
-            }
-        }
-    }
-}
-
-impl Read for Stream {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Stream::Unix(stream) => stream.read(buffer),
-            Stream::Loopback(stream) => stream.read(buffer),
-        }
-    }
-}
-
-impl Write for Stream {
-    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        match self {
-            Stream::Unix(stream) => stream.write(buffer),
-            Stream::Loopback(stream) => stream.write(buffer),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        match self {
-            Stream::Unix(stream) => stream.flush(),
-            Stream::Loopback(stream) => stream.flush(),
-        }
-    }
+    stream.set_read_timeout(Some(left))?;
+    stream.set_write_timeout(Some(left))
 }
 
 #[cfg(test)]

@@ -299,8 +299,11 @@ fn share(amount: u64, whole: u64, parts: u64) -> u64 {
 }
 
 fn rate_shown(rate: f64) -> String {
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    // rates are small and not negative
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "rates are small and not negative"
+    )]
     match rate {
         0.0 => "0".to_owned(),
         rate if rate < 10.0 => format!("{rate:.1}"),

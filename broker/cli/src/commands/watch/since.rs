@@ -17,15 +17,9 @@ impl FromStr for Since {
         let form = || {
             format!("`{text}` is no time: write a number with s, m, h or d, such as 10m, or all")
         };
-        let unit = text.chars().next_back().ok_or_else(form)?;
-        let seconds = match unit {
-            's' => 1,
-            'm' => 60,
-            'h' => 3600,
-            'd' => 86_400,
-            _ => return Err(form()),
-        };
-        let digits = &text[..text.len() - 1];
+        let units = [('s', 1), ('m', 60), ('h', 3600), ('d', 86_400)];
+        let parts = |(unit, seconds)| Some((text.strip_suffix(unit)?, seconds));
+        let (digits, seconds) = units.into_iter().find_map(parts).ok_or_else(form)?;
         if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
             return Err(form());
         }

@@ -4,8 +4,8 @@
 #[cfg(test)]
 mod tests;
 
-use super::check::{Area, Check};
-use fdbrokerd::kernel::KernelFeatures;
+use super::check::{Area, Check, number_in};
+use fdbrokerd::kernel::{KernelFeatures, pidfd_open};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -14,13 +14,9 @@ const AREA: Area = Area("kernel");
 pub fn checks() -> Vec<Check> {
     let mut checks = features(KernelFeatures::detect());
     checks.push(memfds());
-    checks.push(fd_fetching(fetch_own_fd(), number("/proc/sys/kernel/yama/ptrace_scope")));
+    checks.push(fd_fetching(fetch_own_fd(), number_in("/proc/sys/kernel/yama/ptrace_scope")));
     checks.push(proc_visibility(std::fs::read_to_string("/proc/self/mounts").ok().as_deref()));
     checks
-}
-
-fn number(path: &str) -> Option<u64> {
-    super::check::number_in(path)
 }
 
 fn features(detected: io::Result<KernelFeatures>) -> Vec<Check> {
@@ -73,16 +69,11 @@ fn memfds() -> Check {
 /// Tries pidfd_getfd(2) on this process. Yama always allows that, so a refusal comes from seccomp.
 fn fetch_own_fd() -> io::Result<()> {
     let any = std::fs::File::open("/")?;
-    // SAFETY: takes two numbers, touches no memory.
-    let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, std::process::id(), 0) };
-    let pidfd =
-        i32::try_from(pidfd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
-    // SAFETY: the kernel has just returned this fd, and nothing else owns it.
-    let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+    let pidfd = pidfd_open(std::process::id()).ok_or_else(io::Error::last_os_error)?;
     // SAFETY: takes three numbers, touches no memory.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_raw_fd(), any.as_raw_fd(), 0) };
     let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
-    // SAFETY: as above.
+    // SAFETY: the kernel has just returned this fd, and nothing else owns it.
     drop(unsafe { OwnedFd::from_raw_fd(fd) });
     Ok(())
 }

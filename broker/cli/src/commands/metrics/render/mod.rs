@@ -16,6 +16,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeGaugeValue, NoLabelSe
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit as FamilyUnit};
 use std::fmt;
+use zerocopy::little_endian::U64;
 
 /// The whole page. Without a broker it has only `fdbroker_up`.
 pub fn page(gathered: Option<Gathered>) -> String {
@@ -35,38 +36,21 @@ impl Collector for Page {
         let help = "the release of the command that gives these numbers";
         let mut build = to.encode_descriptor("fdbroker_build", help, None, MetricType::Info)?;
         build.encode_info(&[("version", env!("CARGO_PKG_VERSION"))])?;
-        let up = u64::from(self.0.is_some());
-        gauge(
-            &mut to,
-            "fdbroker_up",
-            "1 if the broker answers; else this is all there is",
-            None,
-            &up,
-        )?;
+        let help = "1 if the broker answers; else this is all there is";
+        gauge(&mut to, "fdbroker_up", help, None, &u64::from(self.0.is_some()))?;
         let Some(gathered) = &self.0 else { return Ok(()) };
         counts(&mut to, &gathered.status)?;
         resources(&mut to, &gathered.status)?;
-        histogram(
-            &mut to,
-            "fdbroker_grant_latency",
-            "from reading a request to sending the fds it was granted, waiting included",
-            &gathered.metrics.grant_latency,
-        )?;
-        histogram(
-            &mut to,
-            "fdbroker_recall_time",
-            "from asking an owner for an fd again to getting it",
-            &gathered.metrics.recall_time,
-        )?;
-        gauge(
-            &mut to,
-            "fdbroker_longest_wake",
-            "the longest time that the broker took between two waits for something to do, since its process started",
-            Some(&FamilyUnit::Seconds),
-            &seconds(gathered.metrics.longest_wake_us.get()),
-        )?;
-        remembered(&mut to, &gathered.metrics)?;
-        journal(&mut to, &gathered.metrics.journal)?;
+        let metrics = &gathered.metrics;
+        let help = "from reading a request to sending the fds it was granted, waiting included";
+        histogram(&mut to, "fdbroker_grant_latency", help, &metrics.grant_latency)?;
+        let help = "from asking an owner for an fd again to getting it";
+        histogram(&mut to, "fdbroker_recall_time", help, &metrics.recall_time)?;
+        let help = "the longest time that the broker took between two waits for something to do, since its process started";
+        let longest = seconds(metrics.longest_wake_us.get());
+        gauge(&mut to, "fdbroker_longest_wake", help, Some(&FamilyUnit::Seconds), &longest)?;
+        remembered(&mut to, metrics)?;
+        journal(&mut to, &metrics.journal)?;
         accounts(&mut to, "user", &["uid"], &gathered.users)?;
         // Scrapers have a label `job` of their own.
         accounts(&mut to, "job", &["job_name", "uid"], &gathered.jobs)
@@ -104,25 +88,15 @@ fn counter(to: &mut DescriptorEncoder<'_>, name: &str, help: &str, count: u64) -
 
 /// What the broker knows of what is over.
 fn remembered(to: &mut DescriptorEncoder<'_>, metrics: &Metrics) -> fmt::Result {
-    for (name, help, now, dropped) in [
-        (
-            "fdbroker_tombstones",
-            "files of ended allocations that the broker remembers for fdbroker audit",
-            metrics.tombstones,
-            metrics.tombstones_dropped,
-        ),
-        (
-            "fdbroker_events",
-            "events that the broker has for fdbroker watch --since",
-            metrics.events,
-            metrics.events_dropped,
-        ),
-    ] {
+    let mut both = |name: &str, help: &str, now: U64, dropped: U64| {
         gauge(to, name, help, None, &now.get())?;
         let of_dropped = format!("dropped for newer ones: {help}");
-        counter(to, &format!("{name}_dropped"), &of_dropped, dropped.get())?;
-    }
-    Ok(())
+        counter(to, &format!("{name}_dropped"), &of_dropped, dropped.get())
+    };
+    let help = "files of ended allocations that the broker remembers for fdbroker audit";
+    both("fdbroker_tombstones", help, metrics.tombstones, metrics.tombstones_dropped)?;
+    let help = "events that the broker has for fdbroker watch --since";
+    both("fdbroker_events", help, metrics.events, metrics.events_dropped)
 }
 
 /// What has gone wrong.

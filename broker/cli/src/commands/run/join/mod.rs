@@ -15,17 +15,16 @@ mod room;
 use super::exec::Variable;
 use crate::admin::Admin;
 use crate::error::{Context, Error, Result};
-use crate::private_broker::{SELF, START_LIMIT};
+use crate::private_broker::{SELF, START_LIMIT, is_ready};
 use home::Home;
 use job::Job;
 use nix::fcntl::{FcntlArg, fcntl};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit};
 use room::{GATE, KEEPER, MEMBERS, Room, try_lock, try_lock_shared};
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::Write;
+use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
@@ -156,26 +155,17 @@ impl Joiner<'_> {
         drop(command);
         let pipe = child.stdout.take();
         let _ = child.wait();
-        match pipe.map(OwnedFd::from).map(wait_until_ready).transpose()? {
-            Some(true) => Ok(()),
+        // Twice the broker's own limit: the keeper must have time to say why its broker did not
+        // start.
+        let wait = |pipe| is_ready(pipe, 2 * START_LIMIT, "the broker's keeper");
+        match pipe.as_ref().map(AsFd::as_fd).map(wait).transpose()? {
+            Some(Some(true)) => Ok(()),
             _ => Err(Error::Other(format!(
                 "the job's broker did not start; {}",
                 last_words(room).unwrap_or_else(|| format!("see {}", room.log().display()))
             ))),
         }
     }
-}
-
-fn wait_until_ready(pipe: OwnedFd) -> Result<bool> {
-    // Twice the broker's own limit: the keeper must have time to say why its broker did not start.
-    let limit = PollTimeout::try_from(2 * START_LIMIT).unwrap_or(PollTimeout::MAX);
-    let mut entries = [PollFd::new(pipe.as_fd(), PollFlags::POLLIN)];
-    if poll(&mut entries, limit).context(|| "wait for the broker's keeper")? == 0 {
-        return Ok(false);
-    }
-    let mut byte = [0];
-    let count = File::from(pipe).read(&mut byte).context(|| "read the readiness pipe")?;
-    Ok(count > 0)
 }
 
 fn last_words(room: &Room) -> Option<String> {

@@ -60,7 +60,7 @@ impl Room {
 
     /// Where administrators of the broker connect.
     pub fn admin_socket(&self) -> PathBuf {
-        crate::admin::beside(&self.socket())
+        fdbrokerd::settings::sockets::admin_socket_of(&self.socket())
     }
 
     /// Standard error of the keeper and its broker.

@@ -53,7 +53,7 @@ impl Ranged for Scale {
     type ValueType = u64;
 
     /// Takes the logarithm of the count plus one, so that 0 has a place, too.
-    #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)] // a pixel
+    #[expect(clippy::cast_possible_truncation, reason = "a pixel")]
     fn map(&self, count: &u64, (bottom, top): (i32, i32)) -> i32 {
         let part = (*count as f64 + 1.0).log10() / (self.0 as f64 + 1.0).log10();
         bottom + (f64::from(top - bottom) * TOP_SHARE * part).round() as i32

@@ -1,15 +1,23 @@
 //! `fdbroker status`: prints the status of the node. Must never ask the broker more than one
 //! question.
 
-mod args;
-
-pub use args::Args;
-
 use crate::admin::viewing;
 use crate::error::Result;
 use crate::output::{Column, Columns, Output, Side, counted, human_time};
 use crate::records::{self, StatusView, UseView};
 use fdbroker_protocol::Resource;
+
+/// Show the node at a glance: counts, peaks and caps
+///
+/// NOW is what there is: fds that are open, leases that were granted. RESERVED is what is kept for
+/// fds and leases to come. A cap bounds both together. PEAK is the most that there was, without
+/// what is reserved.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// One line of JSON
+    #[arg(short = 'J', long)]
+    pub json: bool,
+}
 
 const COLUMNS: &[Column] = &[
     Column("RESOURCE", Side::Left),

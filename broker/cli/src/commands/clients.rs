@@ -1,6 +1,9 @@
-//! The arguments of `fdbroker clients` and their help. Must never do anything.
+//! `fdbroker clients`: lists clients with their charges. Must never decide how a list is printed:
+//! [`crate::table`] does.
 
-use crate::table::{self, ListArgs};
+use crate::error::Result;
+use crate::records::clients::COLUMNS;
+use crate::table::{self, List, ListArgs};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -13,4 +16,8 @@ Examples:
 pub struct Args {
     #[command(flatten)]
     pub list: ListArgs,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    List::show("clients", &COLUMNS, &args.list)
 }

@@ -1,6 +1,11 @@
-//! The arguments of `fdbroker objects` and their help. Must never do anything.
+//! `fdbroker objects`: lists named objects. Must never hold more than a page of them, except for
+//! `--sort`.
 
-use crate::table::{self, ListArgs};
+use crate::by_name::connect;
+use crate::error::Result;
+use crate::records::objects::COLUMNS;
+use crate::table::{self, List, ListArgs};
+use fdbroker_client::Deadline;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -26,4 +31,25 @@ pub struct Args {
     pub job: bool,
     #[command(flatten)]
     pub list: ListArgs,
+}
+
+/// Records handed on at a time.
+const PAGE: usize = 256;
+
+pub fn run(args: &Args) -> Result<()> {
+    let Some(list) = List::new("objects", COLUMNS, &args.list)? else { return Ok(()) };
+    let objects = connect(args.job)?;
+    // Nobody is ever shown names of others, so no scope is said.
+    list.print(None, |take| {
+        let mut page = Vec::with_capacity(PAGE);
+        // For all pages: the reader of stdout may take its time.
+        for info in objects.list(&args.prefix, Deadline::longest()) {
+            page.push(info?);
+            if page.len() == PAGE {
+                take(&page)?;
+                page.clear();
+            }
+        }
+        take(&page)
+    })
 }

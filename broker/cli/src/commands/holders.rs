@@ -1,7 +1,11 @@
-//! The arguments of `fdbroker holders` and their help. Must never do anything.
+//! `fdbroker holders`: lists leases. Must never print an empty list for a subject that does not
+//! exist.
 
+use crate::admin::{Selection, viewing};
 use crate::by_name::named::Named;
-use crate::table::{self, ListArgs};
+use crate::error::Result;
+use crate::records::leases::COLUMNS;
+use crate::table::{self, List, ListArgs};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -26,4 +30,15 @@ pub struct Args {
     pub subject: Option<Named>,
     #[command(flatten)]
     pub list: ListArgs,
+}
+
+/// Prints the leases of a subject, or all leases.
+pub fn run(args: Args) -> Result<()> {
+    let Some(list) = List::new("holders", COLUMNS, &args.list)? else { return Ok(()) };
+    let mut admin = viewing::connect()?;
+    let selection = match args.subject {
+        None => Selection::ALL,
+        Some(subject) => subject.known(&mut admin)?.0,
+    };
+    list.run(&mut admin, selection)
 }

@@ -1,17 +1,31 @@
 //! `fdbroker jobs`: lists jobs with their charges. Must never decide how a list is printed:
 //! [`crate::table`] does.
 
-mod args;
-
-pub use args::Args;
-
-use crate::admin::{Selection, viewing};
 use crate::error::Result;
 use crate::records;
-use crate::table::{Column, Kind, List, Value};
+use crate::table::{self, Column, Kind, List, ListArgs, Value};
 use fdbroker_protocol::Resource;
 use fdbroker_protocol::admin::AccountRecord;
 use std::sync::LazyLock;
+
+const EXAMPLES: &str = "\
+A job is a cgroup that a scheduler made: slurm:ID, flux:ID, pbs:ID, or k8s: and the UID of a pod. A cgroup that no known
+scheduler made is unit:NAME, by the nearest service or scope of systemd, else job:KEY. PALS makes no cgroups: its
+processes belong to the PBS job, or to unit:palsd.service. Processes whose cgroup the broker cannot read, such as those
+of other PID namespaces, belong to no job.
+
+Examples:
+  fdbroker jobs --sort FDS:desc
+  fdbroker clients --filter 'JOB == slurm:4711'
+  fdbroker ls -o +JOB";
+
+/// List the jobs that use the broker, and what each is charged for
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = table::after_help(EXAMPLES))]
+pub struct Args {
+    #[command(flatten)]
+    pub list: ListArgs,
+}
 
 pub static COLUMNS: LazyLock<Vec<Column<AccountRecord>>> = LazyLock::new(|| {
     let shown = [&[Resource::Connections], records::SHOWN].concat();
@@ -63,8 +77,5 @@ pub static COLUMNS: LazyLock<Vec<Column<AccountRecord>>> = LazyLock::new(|| {
 });
 
 pub fn run(args: &Args) -> Result<()> {
-    match List::new("jobs", &COLUMNS, &args.list)? {
-        Some(list) => list.run(&mut viewing::connect()?, Selection::ALL),
-        None => Ok(()),
-    }
+    List::show("jobs", &COLUMNS, &args.list)
 }

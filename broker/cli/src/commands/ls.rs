@@ -1,6 +1,9 @@
-//! The arguments of `fdbroker ls` and their help. Must never do anything.
+//! `fdbroker ls`: lists allocations. Must never decide how a list is printed: [`crate::table`]
+//! does.
 
-use crate::table::{self, ListArgs};
+use crate::error::Result;
+use crate::records::allocations::COLUMNS;
+use crate::table::{self, List, ListArgs};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -15,4 +18,8 @@ Examples:
 pub struct Args {
     #[command(flatten)]
     pub list: ListArgs,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    List::show("allocations", COLUMNS, &args.list)
 }

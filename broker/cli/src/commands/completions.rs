@@ -1,19 +1,37 @@
 //! `fdbroker completions`: makes shell scripts from the command line's definition. Must never name
 //! a hidden command.
 
-mod args;
-
-pub use args::Args;
-
 use crate::commands::jobs;
 use crate::error::{Context, Result};
 use crate::output::Output;
 use crate::records::{allocations, clients, leases, objects};
 use crate::table::names;
-use args::Shell;
-use clap::Command;
 use clap::builder::PossibleValuesParser;
+use clap::{Command, ValueEnum};
 use clap_complete::aot::{Bash, Fish, Generator, Zsh};
+
+const HELP: &str = "\
+Examples:
+  fdbroker completions bash > ~/.local/share/bash-completion/completions/fdbroker
+  fdbroker completions zsh > ~/.zfunc/_fdbroker                 with ~/.zfunc in fpath
+  fdbroker completions fish > ~/.config/fish/completions/fdbroker.fish";
+
+/// Print the completions of a shell
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = HELP)]
+pub struct Args {
+    /// The shell
+    pub shell: Shell,
+}
+
+/// A shell that completions can be made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs)] // their names
+pub enum Shell {
+    Bash,
+    Zsh,
+    Fish,
+}
 
 /// The options of a list that take columns.
 const OPTIONS: [&str; 2] = ["output", "sort"];
