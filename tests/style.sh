@@ -46,6 +46,12 @@ narrow() {
 }
 # A comment that repeats a name, or points at nothing.
 empty_words() { ! git grep -nE '^\s*///? ?(The same|Why|Bytes|Whose|How many|As registered)\.$' -- '*.rs'; }
+# A file is a room with a purpose: what has fewer than 15 lines belongs into the room where it is used, unless it names rooms.
+rooms() {
+  local small
+  small=$(git ls-files 'broker/*.rs' ':!broker/core/tests' | grep -vE '(^|/)(mod|lib|main|build)\.rs$' | xargs wc -l | awk '$1 < 15 && $2 != "total"')
+  [ -z "$small" ] || { echo "$small"; return 1; }
+}
 
 # Each test and each hostile scenario that SECURITY.md names is there.
 named() {
@@ -71,6 +77,7 @@ check "SECURITY.md names tests that exist" named
 check "the daemon gives no end of a socket away" own_ends
 check "comments are at most 100 columns wide" narrow
 check "no comment says nothing" empty_words
+check "each file is a room of its own" rooms
 check "tests begin alike under any parent" alike
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ]
