@@ -9,6 +9,7 @@ mod commands;
 mod error;
 mod events;
 #[cfg(test)]
+#[path = "../tests/unit/examples.rs"]
 mod examples;
 mod help;
 mod layers;

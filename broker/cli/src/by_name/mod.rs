@@ -7,7 +7,7 @@ pub mod watch;
 
 use crate::error::{Error, Result};
 use crate::table::{Kind, Value};
-use fdbroker_client::{Client, Deadline, ErrorCode, Objects};
+use fdbroker_client::{Client, Deadline, ErrorCode, ObjectInfo, Objects};
 use fdbroker_protocol::is_object_name;
 use std::time::Duration;
 
@@ -23,6 +23,27 @@ pub fn connect(of_job: bool) -> Result<Objects> {
 pub fn connect_within(of_job: bool, deadline: Deadline) -> Result<Objects> {
     let objects = Client::builder().name("fdbroker").connect_within(deadline)?.objects();
     Ok(if of_job { objects.of_job() } else { objects })
+}
+
+/// Objects handed on at a time.
+const PAGE: usize = 256;
+
+/// Hands those whose names begin so to `take`, page by page, the last one with what is left. For
+/// all of them: whoever takes a page may take its time.
+pub fn each_page<E: From<fdbroker_client::Error>>(
+    objects: &Objects,
+    prefix: &str,
+    mut take: impl FnMut(&[ObjectInfo]) -> std::result::Result<(), E>,
+) -> std::result::Result<(), E> {
+    let mut page = Vec::with_capacity(PAGE);
+    for info in objects.list(prefix, Deadline::longest()) {
+        page.push(info?);
+        if page.len() == PAGE {
+            take(&page)?;
+            page.clear();
+        }
+    }
+    take(&page)
 }
 
 /// When an answer is to be there.

@@ -3,7 +3,7 @@
 
 use super::connect;
 use crate::error::{Error, Result};
-use crate::events::stream::unix_us;
+use crate::events::stream::{follow, unix_us};
 use crate::events::view::{self, clock};
 use crate::mailbox::{self, Outbox, Unheard};
 use crate::output::{Output, commas, printable, say};
@@ -49,17 +49,7 @@ pub fn run(prefix: &str, of_job: bool, is_json: bool) -> Result<()> {
     // After the signals are blocked: no thread must receive them.
     let watch = connect(of_job)?.watch(prefix, super::soon())?;
     let inbox = mailbox::start("watcher", EVENTS_KEPT, move |outbox| drop(read(&watch, outbox)))?;
-    let mut out = Output::stdout();
-    loop {
-        if signals.next_end().is_some() {
-            return out.finish();
-        }
-        signals.wait_beside(&inbox)?;
-        for told in inbox.take()? {
-            print(told, is_json, &mut out)?;
-        }
-        out.flush()?;
-    }
+    follow(&signals, &inbox, |told, out| print(told, is_json, out))
 }
 
 /// Sends events on until the broker has been gone for long.

@@ -5,6 +5,8 @@
 use crate::admin::{Admin, Selection};
 use crate::error::{Context, Error, Result};
 use crate::mailbox::{self, Inbox, Outbox, Unheard};
+use crate::output::Output;
+use crate::signals::Signals;
 use fdbroker_protocol::admin::{Act, EventRecord, act_flags};
 use fdbroker_protocol::{ErrorCode, Kind};
 pub use fdbrokerd::limits::WATCH_EVENTS_PER_MESSAGE as EVENTS_PER_MESSAGE;
@@ -114,6 +116,25 @@ impl Watching {
                 Err(errno) => return Err(errno).context(|| "wait for events"),
             }
         }
+    }
+}
+
+/// Prints what a thread tells until a signal asks for the end.
+pub fn follow<T>(
+    signals: &Signals,
+    inbox: &Inbox<T>,
+    mut print: impl FnMut(T, &mut Output) -> Result<()>,
+) -> Result<()> {
+    let mut out = Output::stdout();
+    loop {
+        if signals.next_end().is_some() {
+            return out.finish();
+        }
+        signals.wait_beside(inbox)?;
+        for told in inbox.take()? {
+            print(told, &mut out)?;
+        }
+        out.flush()?;
     }
 }
 

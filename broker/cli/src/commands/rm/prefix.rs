@@ -1,14 +1,11 @@
 //! `fdbroker rm --prefix`: takes the names that begin so, page by page. Must never take a name from
 //! a version that was not listed.
 
-use crate::by_name::{none_begins_with, outcome_view, reason, soon};
+use crate::by_name::{each_page, none_begins_with, outcome_view, reason, soon};
 use crate::error::{Result, exit};
 use crate::output::{Output, counted, printable, say};
-use fdbroker_client::{Deadline, ErrorCode, ObjectInfo, Objects};
+use fdbroker_client::{ErrorCode, ObjectInfo, Objects};
 use serde::Serialize;
-
-/// Names removed by one call.
-const PAGE: usize = 256;
 
 /// A version that no object has: what is in the making when it is listed stays, even if it is
 /// sealed a moment later.
@@ -53,7 +50,8 @@ pub fn run(objects: &Objects, prefixes: &[String], is_json: bool) -> Result<u8> 
     let mut status = exit::OK;
     for prefix in prefixes {
         let mut tally = Tally::default();
-        let outcome = remove(objects, prefix, &mut tally);
+        // In turns: what comes behind the last name of a page meanwhile is removed, too.
+        let outcome = each_page(objects, prefix, |page| remove_page(objects, page, &mut tally));
         if outcome.is_err() && tally.removed > 0 {
             let (removed, prefix) = (counted(tally.removed, "object"), printable(prefix));
             say!("fdbroker: {prefix}: {removed} removed before it failed");
@@ -64,24 +62,6 @@ pub fn run(objects: &Objects, prefixes: &[String], is_json: bool) -> Result<u8> 
         status = if status == exit::OK { its } else { status.min(its) };
     }
     Ok(status)
-}
-
-/// Lists and removes in turns. What comes behind the last name of a page meanwhile is removed, too.
-fn remove(
-    objects: &Objects,
-    prefix: &str,
-    tally: &mut Tally,
-) -> std::result::Result<(), fdbroker_client::Error> {
-    let mut page = Vec::with_capacity(PAGE);
-    // For all pages, between which there are removals.
-    for info in objects.list(prefix, Deadline::longest()) {
-        page.push(info?);
-        if page.len() == PAGE {
-            remove_page(objects, &page, tally)?;
-            page.clear();
-        }
-    }
-    remove_page(objects, &page, tally)
 }
 
 fn remove_page(

@@ -76,17 +76,7 @@ pub fn run(args: Args) -> Result<()> {
     // After the signals are blocked: the thread must not receive them.
     let patience = Some(RECONNECT_PATIENCE);
     let stream = stream::start(Some(first), selection, patience, viewing::connect_again)?;
-    let mut out = Output::stdout();
-    loop {
-        if signals.next_end().is_some() {
-            return out.finish();
-        }
-        signals.wait_beside(&stream)?;
-        for told in stream.take()? {
-            print(told, &args, &mut out)?;
-        }
-        out.flush()?;
-    }
+    stream::follow(&signals, &stream, |told, out| print(told, &args, out))
 }
 
 /// Prints the events of before, and ends.
