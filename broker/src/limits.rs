@@ -237,7 +237,8 @@ pub const REFUSED_LOOKS_PER_MESSAGE: usize = 4;
 
 /// Fds of one uid that came with messages, were not kept and are not closed yet; at this number its
 /// messages wait until some are. One full message.
-pub const ARRIVED_CLOSINGS_PER_UID: u32 = MAX_BATCH as u32;
+pub const ARRIVED_CLOSINGS_PER_UID: u32 = 253;
+const _: () = assert!(ARRIVED_CLOSINGS_PER_UID as usize == MAX_BATCH);
 
 /// When none of the closes that a uid's messages wait for came back for so long, they hang. From
 /// then on its messages are read without their fds: deposits are refused, all else is served, and nothing

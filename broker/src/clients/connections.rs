@@ -15,6 +15,7 @@ use std::os::fd::OwnedFd;
 /// Connections for which memory is taken at the start.
 const EXPECTED: usize = 4096;
 
+#[derive(Debug)]
 pub struct Connections {
     by_number: Slab<Connection>,
     /// By uid; no entry = none.

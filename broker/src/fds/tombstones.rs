@@ -33,8 +33,8 @@ pub struct Tombstone {
 
 const _: () = assert!(size_of::<Tombstone>() == 48);
 
-const KIND_BITS: u16 = 2;
-const CODE_BITS: u16 = u16::BITS as u16 - KIND_BITS;
+const KIND_BITS: u32 = 2;
+const CODE_BITS: u32 = u16::BITS - KIND_BITS;
 
 impl Tombstone {
     fn new(ended: &Ended, inode: u64, now: Now) -> Self {

@@ -74,7 +74,8 @@ impl Start {
         let now = clock_gettime(ClockId::CLOCK_BOOTTIME).ok()?;
         let tick = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK).ok()??;
         let ticks = now.tv_sec() * tick + now.tv_nsec() * tick / 1_000_000_000;
-        let passed = u64::from(((ticks & 0xffff_ffff) as u32).wrapping_sub(self.ticks));
+        let ticks = (ticks.cast_unsigned() & 0xffff_ffff) as u32;
+        let passed = u64::from(ticks.wrapping_sub(self.ticks));
         (self.ticks != 0).then_some(passed * 1000 / tick.cast_unsigned())
     }
 }
@@ -136,7 +137,8 @@ pub unsafe fn clone_with_fds(name: &CStr, run: impl FnOnce()) -> nix::Result<Pid
         }
     }
     former.thread_set_mask()?;
-    Errno::result(child).map(|pid| Pid::from_raw(pid as libc::pid_t))
+    let pid = Errno::result(child)?;
+    Ok(Pid::from_raw(i32::try_from(pid).expect("a pid is no larger")))
 }
 
 /// Ends the process, whatever way `run` ends.
