@@ -2,7 +2,7 @@
 //! start a broker: its threads' memory would not be counted.
 
 use fdbroker_core::{
-    ClientId, Config, Core, Deposit, DomainKey, Effects, Input, Now, Peer, RequestId, Wanted,
+    Body, ClientId, Config, Core, Deposit, DomainKey, Effects, Input, Now, Peer, RequestId, Wanted,
 };
 use fdbroker_protocol::limits::FORMER_FILES;
 use fdbroker_protocol::{AllocationId, Resource};
@@ -93,7 +93,7 @@ fn of_core(count: u32, has_driver_data: bool) -> (f64, f64, usize) {
     let domain = DomainKey { listener: 0, uid: 1000 };
     let peer = Peer { domain, job: None, pid: 1, gid: 100, groups: &[] };
     step(&mut core, Input::Connect { client: CLIENT, peer });
-    step(&mut core, Input::Hello { client: CLIENT, request, own_fds: 0, deadline: Now(0) });
+    step(&mut core, Body::Hello { own_fds: 0, deadline: Now(0) }.by(CLIENT, request));
     let mut ids: Vec<AllocationId> = Vec::with_capacity(count as usize);
     let before = heap();
     for first in (0..count).step_by(BATCH as usize) {
@@ -103,14 +103,14 @@ fn of_core(count: u32, has_driver_data: bool) -> (f64, f64, usize) {
         }
         let (client, deposits) = (CLIENT, &deposits[..]);
         let credits_wanted = BATCH;
-        let input = Input::Register { client, request, deposits, credits_wanted, deadline };
+        let input = Body::Register { deposits, credits_wanted, deadline }.by(client, request);
         ids.extend(step(&mut core, input).iter().map(|it| it.id));
     }
     assert_eq!(core.totals().node.now(Resource::Allocations), u64::from(count));
     let of_allocations = heap() - before;
     for ids in ids.chunks(BATCH as usize) {
         let wanted: Vec<Wanted> = ids.iter().copied().map(Ok).collect();
-        let input = Input::Acquire { client: CLIENT, request, wanted: &wanted, deadline };
+        let input = Body::Acquire { wanted: &wanted, deadline }.by(CLIENT, request);
         step(&mut core, input);
     }
     assert_eq!(core.totals().node.now(Resource::OpenLeases), u64::from(count));

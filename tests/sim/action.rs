@@ -2,7 +2,7 @@
 //! print. Must say no more than the core's API says.
 
 use crate::jobs;
-use fdbroker_core::{CapsOfScopes, ClientId, JobKey, Now, OwnerKey, Peer};
+use fdbroker_core::{Body, CapsOfScopes, ClientId, JobKey, Now, OwnerKey, Peer};
 use fdbroker_core::{
     Declared, Deposit, DomainKey, Effect, Effects, Events, Granted, Input, LeaseId, Redeposit,
     RequestId, Supply, Ticket, Wanted,
@@ -136,32 +136,25 @@ impl Action {
             }
             Action::Hello { client, request, own_fds, deadline } => {
                 let (client, request) = (ClientId(client), RequestId(request));
-                Input::Hello { client, request, own_fds, deadline: Now(deadline) }
+                Body::Hello { own_fds, deadline: Now(deadline) }.by(client, request)
             }
             Action::Identify { client, key } => Input::Identify { client: ClientId(client), key },
             Action::BoundHeld { client, fds } => Input::BoundHeld { client: ClientId(client), fds },
-            Action::Complete { client } => Input::Complete { client: ClientId(client) },
+            Action::Complete { client } => Body::Complete.by(ClientId(client), RequestId::ONE_WAY),
             Action::Gone { client } => Input::Gone { client: ClientId(client) },
             Action::Register { client, request, ref deposits, credits_wanted, deadline } => {
-                Input::Register {
-                    client: ClientId(client),
-                    request: RequestId(request),
-                    deposits,
-                    credits_wanted,
-                    deadline: Now(deadline),
-                }
+                Body::Register { deposits, credits_wanted, deadline: Now(deadline) }
+                    .by(ClientId(client), RequestId(request))
             }
             Action::Unregister { client, request, ref ids } => {
-                Input::Unregister { client: ClientId(client), request: RequestId(request), ids }
+                Body::Unregister { ids }.by(ClientId(client), RequestId(request))
             }
-            Action::Acquire { client, request, ref wanted, deadline } => Input::Acquire {
-                client: ClientId(client),
-                request: RequestId(request),
-                wanted,
-                deadline: Now(deadline),
-            },
+            Action::Acquire { client, request, ref wanted, deadline } => {
+                Body::Acquire { wanted, deadline: Now(deadline) }
+                    .by(ClientId(client), RequestId(request))
+            }
             Action::AcquireAhead { client, ref wanted } => {
-                Input::AcquireAhead { client: ClientId(client), wanted }
+                Body::AcquireAhead { wanted }.by(ClientId(client), RequestId::ONE_WAY)
             }
             Action::Unsent { client, request, ref grants, deadline, seq } => Input::Unsent {
                 client: ClientId(client),
@@ -174,16 +167,16 @@ impl Action {
                 Input::Sendable { client: ClientId(client), sendable }
             }
             Action::Cancel { client, request } => {
-                Input::Cancel { client: ClientId(client), request: RequestId(request) }
+                Body::Cancel.by(ClientId(client), RequestId(request))
             }
             Action::Mapped { client, request, ref leases } => {
-                Input::Mapped { client: ClientId(client), request: request.map(RequestId), leases }
+                Body::Mapped { leases }.by(ClientId(client), RequestId(request.unwrap_or(0)))
             }
             Action::Release { client, request, ref leases } => {
-                Input::Release { client: ClientId(client), request: request.map(RequestId), leases }
+                Body::Release { leases }.by(ClientId(client), RequestId(request.unwrap_or(0)))
             }
             Action::Supply { client, ref supplies } => {
-                Input::Supply { client: ClientId(client), supplies }
+                Body::Supply { supplies }.by(ClientId(client), RequestId::ONE_WAY)
             }
             Action::Closed { ticket } => Input::Closed { ticket },
             Action::SetCaps { ref caps } => Input::SetCaps { caps },
@@ -192,10 +185,10 @@ impl Action {
             Action::Revoke { ref ids } => Input::Revoke { ids },
             Action::SetDraining { draining } => Input::SetDraining { draining },
             Action::Redeposit { client, request, ref items } => {
-                Input::Redeposit { client: ClientId(client), request: RequestId(request), items }
+                Body::Redeposit { items }.by(ClientId(client), RequestId(request))
             }
             Action::Declare { client, request, ref items } => {
-                Input::Declare { client: ClientId(client), request: RequestId(request), items }
+                Body::Declare { items }.by(ClientId(client), RequestId(request))
             }
             Action::Poll | Action::Settle => return None,
         };

@@ -6,8 +6,8 @@ use crate::model::Check;
 use crate::rig::{LONG_US, Rig, deposit};
 use crate::rng::Rng;
 use fdbroker_core::{
-    Caps, CapsOfScopes, ClientId, Config, Core, DomainKey, Effect, Effects, Events, Granted, Input,
-    Now, Peer, RequestId, Supply, Wanted,
+    Body, Caps, CapsOfScopes, ClientId, Config, Core, DomainKey, Effect, Effects, Events, Granted,
+    Input, Now, Peer, RequestId, Supply, Wanted,
 };
 use fdbroker_protocol::{AllocationId, MAX_BATCH};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -166,13 +166,13 @@ impl Node {
             let domain = DomainKey { listener: 0, uid: 1000 };
             let peer = Peer { domain, job: None, pid: 1 + client.0, gid: 100, groups: &[] };
             node.step(Input::Connect { client, peer })?;
-            node.step(Input::Hello { client, request: REQUEST, own_fds: 0, deadline: Now(0) })?;
+            node.step(Body::Hello { own_fds: 0, deadline: Now(0) }.by(client, REQUEST))?;
         }
         for number in 0..ALL as u64 {
             let client = ClientId((number / EACH) as u32);
             let deposits = &[deposit(number)];
             let (request, credits_wanted, deadline) = (REQUEST, 0, Now(u64::MAX));
-            node.step(Input::Register { client, request, deposits, credits_wanted, deadline })?;
+            node.step(Body::Register { deposits, credits_wanted, deadline }.by(client, request))?;
         }
         ensure!(node.ids.len() == ALL, "{} are registered", node.ids.len());
         node.by_id = node.ids.iter().enumerate().map(|(number, id)| (*id, number)).collect();
@@ -201,7 +201,7 @@ impl Node {
             let wanted = std::mem::take(&mut self.wanted);
             let deadline = Now(self.now.0 + LONG_US);
             let (client, request) = (CONSUMER, REQUEST);
-            self.step(Input::Acquire { client, request, wanted: &wanted, deadline })?;
+            self.step(Body::Acquire { wanted: &wanted, deadline }.by(client, request))?;
         }
         Err(format!("{} are never granted", self.wanted.len()))
     }
@@ -248,7 +248,7 @@ impl Node {
                     let supplies = &supplies[..];
                     self.core.step(
                         self.now,
-                        Input::Supply { client: *client, supplies },
+                        Body::Supply { supplies }.by(*client, RequestId::ONE_WAY),
                         &mut next,
                     );
                 }
@@ -259,8 +259,8 @@ impl Node {
                     items.iter().partition(|item| item.status.is_ok());
                 self.wanted = left.iter().map(|item| item.wanted).collect();
                 let leases: Vec<_> = granted.iter().map(|item| item.lease).collect();
-                let (client, request, leases) = (CONSUMER, None, &leases[..]);
-                self.core.step(self.now, Input::Release { client, request, leases }, &mut next);
+                let release = Body::Release { leases: &leases };
+                self.core.step(self.now, release.by(CONSUMER, RequestId::ONE_WAY), &mut next);
             }
             Effect::Registered { range, .. } => {
                 self.ids.extend(fx.registered[range.clone()].iter().map(|one| one.id));

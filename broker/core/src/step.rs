@@ -1,33 +1,24 @@
 //! What a step does, and in which order: the one place that leads. Must never know how a request is
 //! served.
 
-use crate::api::{Effect, Effects, Input, Now};
+use crate::api::{Asker, Body, Effect, Effects, Input, Now, Request};
 use crate::books::Wish;
 use crate::books::allowances::Allowances;
 use crate::core::Core;
 use crate::moves::Step;
 use crate::work;
-use fdbroker_protocol::ErrorCode;
 use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
+use fdbroker_protocol::{AllocationId, ErrorCode};
 
 impl Core {
     /// Takes one input; appends to `effects` what the daemon is to do, in order.
     pub fn step(&mut self, now: Now, input: Input<'_>, effects: &mut Effects) {
         work::begin();
         let step = &mut Step::new(now, effects);
-        let terms = input.terms();
-        if let Some(client) = terms.busy {
-            self.touch(client);
-        }
-        match terms.guest.filter(|(client, _)| !self.books.welcome(*client)) {
-            None => self.take(input, step),
-            Some((client, request)) => {
-                self.books.close_all_uninvited(client, terms.deposits, step);
-                self.refuse_stranger(client, request, step);
-            }
-        }
+        let items = input.items();
+        self.take(input, step);
         self.after(step);
-        work::end(terms.items);
+        work::end(items);
     }
 
     /// Does what is due: deadlines, silent owners, teardown, waiting requests that have a turn.
@@ -41,83 +32,73 @@ impl Core {
         work::end(0);
     }
 
-    /// One input, each with the function that knows its rules.
+    /// What the daemon says, each with the function that knows its rules.
     fn take(&mut self, input: Input<'_>, step: &mut Step) {
-        let few = |ids: &'_ [fdbroker_protocol::AllocationId]| ids.len().min(ENDS_PER_MESSAGE);
+        let few = |ids: &'_ [AllocationId]| ids.len().min(ENDS_PER_MESSAGE);
         match input {
-            // Clients come and go.
+            Input::Request(request) => self.serve(request, step),
             Input::Connect { client, peer } => self.connect(client, &peer, step),
             Input::Identify { client, key } => self.identify(client, key),
             Input::BoundHeld { client, fds } => self.bound_held(client, fds),
-            Input::Hello { client, request, own_fds, deadline } => {
-                self.hello(client, request, own_fds, deadline, step);
-            }
             Input::Gone { client } => self.gone(client, step),
-            // What owners say of their allocations.
-            Input::Register { client, request, deposits, credits_wanted, deadline } => {
-                self.register(client, request, deposits, credits_wanted, deadline, step);
-            }
-            Input::Unregister { client, request, ids } => {
-                self.unregister(client, request, ids, step)
-            }
-            Input::Supply { client, supplies } => self.supply(client, supplies, step),
-            // What consumers say of their leases.
-            Input::Acquire { client, request, wanted, deadline } => {
-                self.acquire(client, request, wanted, deadline, step);
-            }
-            Input::AcquireAhead { client, wanted } => self.acquire_ahead(client, wanted, step),
-            Input::Cancel { client, request } => self.cancel(client, request, step),
-            Input::Mapped { client, request, leases } => self.mapped(client, request, leases, step),
-            Input::Release { client, request, leases } => {
-                self.release(client, request, leases, step)
-            }
-            // Named objects.
-            Input::CreateObjects { client, request, create } => {
-                self.create_objects(client, request, create, step);
-            }
-            Input::AddObjects { client, request, group, objects } => {
-                self.add_objects(client, request, group, objects, step);
-            }
-            Input::SealObjects { client, request, group, checked } => {
-                self.seal_objects(client, request, group, checked, step);
-            }
-            Input::AbortObjects { client, request, group } => {
-                self.abort_objects(client, request, group, step);
-            }
-            Input::GetObjects { client, request, of_job, names, deadline } => {
-                self.get_objects(client, request, of_job, names, deadline, step);
-            }
-            Input::DeleteObjects { client, request, of_job, objects } => {
-                self.delete_objects(client, request, of_job, objects, step);
-            }
-            Input::TouchObjects { client, request, touch } => {
-                self.touch_objects(client, request, touch, step);
-            }
-            Input::WatchObjects { client, request, of_job, prefix, is_wanted } => {
-                self.watch_objects(client, request, of_job, (prefix, is_wanted), step);
-            }
-            // After a crash.
-            Input::Redeposit { client, request, items } => {
-                self.redeposit(client, request, items, step);
-            }
-            Input::Declare { client, request, items } => {
-                self.declare(client, request, items, step);
-            }
-            Input::Complete { client } => self.complete(client),
-            // What the daemon says of sockets and closers.
             Input::Sendable { client, sendable } => self.sendable(client, sendable, step),
             Input::Unsent { client, request, grants, deadline, seq } => {
-                self.unsent(client, request, grants, deadline, seq, step);
+                self.unsent(Asker { client, request }, grants, deadline, seq, step);
             }
             Input::MostGranted { fds } => self.books.most_granted = fds.max(1),
             Input::Closed { ticket } => self.closed(ticket),
             Input::Slow { domain, slow } => self.set_slow(domain, slow),
             Input::Measured { files } => self.measure(files),
-            // An administrator acts.
             Input::SetCaps { caps } => self.set_caps(caps),
             Input::Evict { ids } => self.evict_these(&ids[..few(ids)], step),
             Input::Revoke { ids } => self.revoke_these(&ids[..few(ids)], step),
             Input::SetDraining { draining } => self.set_draining(draining),
+        }
+    }
+
+    /// A client's request, if it may make it.
+    fn serve(&mut self, Request { by, body }: Request<'_>, step: &mut Step) {
+        let (client, terms) = (by.client, body.terms());
+        if terms.is_busy {
+            self.touch(client);
+        }
+        if terms.is_for_guests && !self.books.welcome(client) {
+            self.books.close_all_uninvited(client, terms.deposits, step);
+            return self.refuse_stranger(by, step);
+        }
+        match body {
+            Body::Hello { own_fds, deadline } => self.hello(by, own_fds, deadline, step),
+            // What owners say of their allocations.
+            Body::Register { deposits, credits_wanted, deadline } => {
+                self.register(by, deposits, credits_wanted, deadline, step);
+            }
+            Body::Unregister { ids } => self.unregister(by, ids, step),
+            Body::Supply { supplies } => self.supply(client, supplies, step),
+            // What consumers say of their leases.
+            Body::Acquire { wanted, deadline } => self.acquire(by, wanted, deadline, step),
+            Body::AcquireAhead { wanted } => self.acquire_ahead(client, wanted, step),
+            Body::Cancel => self.cancel(by, step),
+            Body::Mapped { leases } => self.mapped(by, leases, step),
+            Body::Release { leases } => self.release(by, leases, step),
+            // Named objects.
+            Body::CreateObjects { create } => self.create_objects(by, create, step),
+            Body::AddObjects { group, objects } => self.add_objects(by, group, objects, step),
+            Body::SealObjects { group, checked } => self.seal_objects(by, group, checked, step),
+            Body::AbortObjects { group } => self.abort_objects(by, group, step),
+            Body::GetObjects { of_job, names, deadline } => {
+                self.get_objects(by, of_job, names, deadline, step);
+            }
+            Body::DeleteObjects { of_job, objects } => {
+                self.delete_objects(by, of_job, objects, step);
+            }
+            Body::TouchObjects { touch } => self.touch_objects(by, touch, step),
+            Body::WatchObjects { of_job, prefix, is_wanted } => {
+                self.watch_objects(by, of_job, (prefix, is_wanted), step);
+            }
+            // After a crash.
+            Body::Redeposit { items } => self.redeposit(by, items, step),
+            Body::Declare { items } => self.declare(by, items, step),
+            Body::Complete => self.complete(client),
         }
     }
 
@@ -178,15 +159,15 @@ impl Core {
     pub fn settle_parked(&mut self, now: Now, effects: &mut Effects) {
         let step = &mut Step::new(now, effects);
         while let Some((seq, parked)) = self.books.parked.first_key_value() {
-            let (seq, client, request) = (*seq, parked.client, parked.request);
+            let (seq, by) = (*seq, parked.by);
+            let client = by.client;
             let is_gone = self.books.clients.find(client.0).is_none_or(|it| it.gone);
             match parked.wish {
                 _ if is_gone => _ = self.books.unpark(seq, step),
                 Wish::Acquire(_) => self.answer_ended_item(seq, step),
                 Wish::Credits(_) | Wish::Get(_) => {
                     self.books.unpark(seq, step);
-                    let status = ErrorCode::Again.into();
-                    step.fx.list.push(Effect::Failed { client, request, status });
+                    step.fail(by, ErrorCode::Again.into());
                 }
                 Wish::Hello(_) => {
                     let status = ErrorCode::Again.into();

@@ -75,7 +75,7 @@ impl World {
         let peer = Peer { domain, job: None, pid: 4000 + client.0, gid: 100, groups: &[] };
         self.step(Input::Connect { client, peer });
         let request = self.request();
-        self.step(Input::Hello { client, request, own_fds: 0, deadline: FOR_EVER });
+        self.step(Body::Hello { own_fds: 0, deadline: FOR_EVER }.by(client, request));
     }
 
     fn step(&mut self, input: Input<'_>) {
@@ -118,7 +118,7 @@ impl World {
     fn register(&mut self, client: ClientId, deposit: Deposit) -> AllocationId {
         let (request, deadline, deposits) = (self.request(), FOR_EVER, &[deposit]);
         let credits_wanted = MAX_BATCH as u32;
-        self.step(Input::Register { client, request, deposits, credits_wanted, deadline });
+        self.step(Body::Register { deposits, credits_wanted, deadline }.by(client, request));
         assert!(self.fx.registered[0].status.is_ok(), "{}", self.fx.registered[0].status);
         self.fx.registered[0].id
     }
@@ -126,7 +126,7 @@ impl World {
     /// Asks for items; the leases got at once.
     fn acquire(&mut self, client: ClientId, wanted: &[Wanted]) -> Vec<LeaseId> {
         let (request, deadline) = (self.request(), FOR_EVER);
-        self.step(Input::Acquire { client, request, wanted, deadline });
+        self.step(Body::Acquire { wanted, deadline }.by(client, request));
         let answer = self.fx.list.iter().find_map(|effect| match effect {
             Effect::Granted { request: of, range, .. } if *of == request => Some(range.clone()),
             _ => None,
@@ -140,13 +140,13 @@ impl World {
         for _ in 0..count / MAX_BATCH {
             let leases = self.acquire(client, &[Ok(id); MAX_BATCH]);
             assert_eq!(leases.len(), MAX_BATCH);
-            self.step(Input::Mapped { client, request: None, leases: &leases });
+            self.step(Body::Mapped { leases: &leases }.by(client, RequestId::ONE_WAY));
         }
     }
 
     fn unregister(&mut self, client: ClientId, id: AllocationId) {
         let request = self.request();
-        self.step(Input::Unregister { client, request, ids: &[id] });
+        self.step(Body::Unregister { ids: &[id] }.by(client, request));
     }
 
     fn node(&self, resource: Resource) -> u64 {
@@ -165,7 +165,7 @@ impl World {
             1,
             "a request that nothing stands in the way of is granted at once"
         );
-        self.step(Input::Release { client: STRANGER, request: None, leases: &leases });
+        self.step(Body::Release { leases: &leases }.by(STRANGER, RequestId::ONE_WAY));
     }
 }
 
@@ -226,7 +226,7 @@ fn gone_when_its_allocation_has_many_leases_and_a_holder_dies_too_then_nothing_i
     let Some(Events::Revoked(told)) = world.core.take_events(second) else { panic!("not told") };
     assert_eq!((told.len(), told[0].code), (MAX_BATCH, ErrorCode::OwnerGone));
     let leases: Vec<LeaseId> = told.iter().map(|event| event.lease).collect();
-    world.step(Input::Release { client: second, request: None, leases: &leases });
+    world.step(Body::Release { leases: &leases }.by(second, RequestId::ONE_WAY));
     assert_eq!(world.node(Resource::PinnedBytes), 0);
     world.grant_beside(other);
     world.core.check_invariants();
@@ -258,7 +258,7 @@ fn release_when_the_sweep_has_not_come_to_the_lease_then_nothing_stays_charged()
     for leases in last.iter().chain(&rest) {
         let ending = world.core.totals().gauges.leases_ending;
         assert!(ending > 0 || !last.contains(leases), "the sweep has come to all of them");
-        world.step(Input::Release { client: USER, request: None, leases });
+        world.step(Body::Release { leases }.by(USER, RequestId::ONE_WAY));
         world.core.check_invariants();
     }
     assert_eq!(world.core.totals().gauges.leases_ending, 0);
@@ -300,7 +300,7 @@ impl World {
 
     fn supply(&mut self, id: AllocationId) {
         let supplies = &[supply::supply(id, Ok(0), 1)];
-        self.step(Input::Supply { client: OWNER, supplies });
+        self.step(Body::Supply { supplies }.by(OWNER, RequestId::ONE_WAY));
     }
 
     /// Polls until as many requests are answered with this status; grants go on meanwhile.
@@ -451,13 +451,13 @@ fn held_and_used(world: &mut World, count: usize) -> Vec<AllocationId> {
         let last = first + credits.min(MAX_BATCH).min(count - ids.len());
         let deposits: Vec<Deposit> = (first..last).map(|base| deposit(base as u64)).collect();
         let (request, deposits) = (world.request(), &deposits[..]);
-        world.step(Input::Register { client, request, deposits, credits_wanted, deadline });
+        world.step(Body::Register { deposits, credits_wanted, deadline }.by(client, request));
         ids.extend(world.fx.registered.iter().map(|one| one.id));
     }
     for part in ids.chunks(MAX_BATCH) {
         let wanted: Vec<Wanted> = part.iter().copied().map(Ok).collect();
         let leases = world.acquire(USER, &wanted);
-        world.step(Input::Release { client: USER, request: None, leases: &leases });
+        world.step(Body::Release { leases: &leases }.by(USER, RequestId::ONE_WAY));
     }
     ids
 }

@@ -7,7 +7,7 @@ use crate::messages::requests::{
     Breach, Context, Scratch, check_memory, deadline, expect_fds, expect_items, request_id,
 };
 use fdbroker_core::{
-    ClientId, Core, Create, Deleted, Deposit, GotObject, Granted, GroupId, Inherits, Input,
+    Body, ClientId, Core, Create, Deleted, Deposit, GotObject, Granted, GroupId, Inherits, Input,
     NewObject, Now, ObjectView, RequestId,
 };
 use fdbroker_protocol::codec::Message;
@@ -248,19 +248,19 @@ impl Asked<'_> {
         let (request, of_job) = (self.request, self.of_job);
         match &self.wish {
             Wish::Add(group, objects) => {
-                Some(Input::AddObjects { client, request, group: *group, objects })
+                Some(Body::AddObjects { group: *group, objects }.by(client, request))
             }
-            Wish::Abort(group) => Some(Input::AbortObjects { client, request, group: *group }),
+            Wish::Abort(group) => Some(Body::AbortObjects { group: *group }.by(client, request)),
             Wish::Get(names, deadline) => {
                 let deadline = *deadline;
-                Some(Input::GetObjects { client, request, of_job, names, deadline })
+                Some(Body::GetObjects { of_job, names, deadline }.by(client, request))
             }
             Wish::Delete(objects) => {
-                Some(Input::DeleteObjects { client, request, of_job, objects })
+                Some(Body::DeleteObjects { of_job, objects }.by(client, request))
             }
             Wish::Watch(prefix, is_wanted) => {
                 let is_wanted = *is_wanted;
-                Some(Input::WatchObjects { client, request, of_job, prefix, is_wanted })
+                Some(Body::WatchObjects { of_job, prefix, is_wanted }.by(client, request))
             }
             _ => None,
         }

@@ -5,7 +5,7 @@ use crate::fds::classify::{Classifier, Unfit};
 use crate::fds::table::FdTable;
 use crate::limits::REFUSED_LOOKS_PER_MESSAGE;
 use fdbroker_core::{
-    ClientId, Core, Declared, Deposit, File, Input, Lane, LeaseId, Now, Redeposit, RequestId,
+    Body, ClientId, Core, Declared, Deposit, File, Input, Lane, LeaseId, Now, Redeposit, RequestId,
     Supply, Wanted,
 };
 use fdbroker_protocol::codec::{DecodeError, Message};
@@ -118,18 +118,19 @@ pub fn decode_request<'s>(
             fill(&mut scratch.leases, message.items::<LeaseItem>()?, |item| {
                 LeaseId(item.lease.get())
             });
-            let request = (message.id != 0).then_some(RequestId(message.id));
             let leases = &scratch.leases[..];
-            Ok(match message.kind {
-                Kind::Release => Input::Release { client, request, leases },
-                _ => Input::Mapped { client, request, leases },
-            })
+            let body = match message.kind {
+                Kind::Release => Body::Release { leases },
+                _ => Body::Mapped { leases },
+            };
+            // Without an id it is one-way.
+            Ok(body.by(client, RequestId(message.id)))
         }
         Kind::Register => decode_register(message, scratch, context),
         Kind::Fetch => {
             let handles = message.items::<HandlePrefix>()?;
             fill(&mut scratch.wanted, handles, |handle| context.key.open(context.node, handle));
-            Ok(Input::AcquireAhead { client, wanted: &scratch.wanted })
+            Ok(Body::AcquireAhead { wanted: &scratch.wanted }.by(client, RequestId::ONE_WAY))
         }
         Kind::Unregister => {
             let request = request_id(message)?;
@@ -137,15 +138,15 @@ pub fn decode_request<'s>(
                 slot: item.slot.get(),
                 generation: item.generation.get(),
             });
-            Ok(Input::Unregister { client, request, ids: &scratch.ids })
+            Ok(Body::Unregister { ids: &scratch.ids }.by(client, request))
         }
         Kind::Cancel => {
             expect_empty(message)?;
-            Ok(Input::Cancel { client, request: request_id(message)? })
+            Ok(Body::Cancel.by(client, request_id(message)?))
         }
         Kind::Complete => {
             expect_empty(message)?;
-            Ok(Input::Complete { client })
+            Ok(Body::Complete.by(client, RequestId::ONE_WAY))
         }
         Kind::Redeposit => decode_redeposit(message, scratch, context),
         Kind::Declare => decode_declare(message, scratch, context),
@@ -171,7 +172,7 @@ pub fn decode_event<'s>(
     let mut next_fd = 0;
     let supplies = &mut scratch.supplies;
     fill(supplies, items, |item| decode_supply(item, &mut next_fd, context));
-    Ok(Input::Supply { client: context.client, supplies })
+    Ok(Body::Supply { supplies }.by(context.client, RequestId::ONE_WAY))
 }
 
 /// A request without a body.
@@ -197,12 +198,11 @@ fn decode_acquire<'s>(
     let (head, handles) = message.head_and_items::<AcquireHead, HandlePrefix>()?;
     expect_items(message, handles.len())?;
     fill(&mut scratch.wanted, handles, |handle| context.key.open(context.node, handle));
-    Ok(Input::Acquire {
-        client: context.client,
-        request,
+    Ok(Body::Acquire {
         wanted: &scratch.wanted,
         deadline: deadline(context.now, head.deadline_ms.get()),
-    })
+    }
+    .by(context.client, request))
 }
 
 fn decode_register<'s>(
@@ -229,13 +229,12 @@ fn decode_register<'s>(
         refused += usize::from(is_worth_it && deposit.lane == Lane::Refused);
         deposit
     });
-    Ok(Input::Register {
-        client: context.client,
-        request,
+    Ok(Body::Register {
         deposits: &scratch.deposits,
         credits_wanted: head.credits_wanted.get(),
         deadline: deadline(context.now, head.deadline_ms.get()),
-    })
+    }
+    .by(context.client, request))
 }
 
 /// Allocations from before a crash. Each has a status of its own when something is wrong with it.
@@ -250,7 +249,7 @@ fn decode_redeposit<'s>(
     fill(&mut scratch.redeposits, items, |item| decode_redeposited(item, context));
     // Their handles are in the reply.
     fill(&mut scratch.deposits, &scratch.redeposits, |item| item.deposit);
-    Ok(Input::Redeposit { client: context.client, request, items: &scratch.redeposits })
+    Ok(Body::Redeposit { items: &scratch.redeposits }.by(context.client, request))
 }
 
 fn decode_redeposited(redeposit: &RedepositItem, context: &Context<'_>) -> Redeposit {
@@ -287,7 +286,7 @@ fn decode_declare<'s>(
         };
         Declared { wanted, open: flags & declare_flags::OPEN != 0 }
     });
-    Ok(Input::Declare { client: context.client, request, items: &scratch.declared })
+    Ok(Body::Declare { items: &scratch.declared }.by(context.client, request))
 }
 
 /// What an item claims, before the fd is looked at; and whether it is broken.

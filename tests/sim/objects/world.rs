@@ -12,9 +12,9 @@ use crate::rng::Rng;
 use crate::setups;
 use crate::tally::Promise;
 use fdbroker_core::{
-    Caps, ClientId, Config, Core, Create, Deleted, DomainKey, Effect, Effects, Events, GroupId,
-    Input, JobKey, KeptChange, LeaseId, NewObject, Now, ObjectNews, Peer, RequestId, Ticket, Touch,
-    work,
+    Body, Caps, ClientId, Config, Core, Create, Deleted, DomainKey, Effect, Effects, Events,
+    GroupId, Input, JobKey, KeptChange, LeaseId, NewObject, Now, ObjectNews, Peer, RequestId,
+    Ticket, Touch, work,
 };
 use fdbroker_protocol::object::ObjectEvent;
 use fdbroker_protocol::{NO_CAP, Status};
@@ -305,7 +305,7 @@ fn step(core: &mut Core, now: u64, action: &Action, fx: &mut Effects) {
     match action {
         Action::Connect { client, .. } => {
             let (client, request) = of(client, &1);
-            core.step(now, Input::Hello { client, request, own_fds: 0, deadline: now }, fx);
+            core.step(now, Body::Hello { own_fds: 0, deadline: now }.by(client, request), fx);
         }
         Action::Create { client, request, how, objects } => {
             let (client, request) = of(client, request);
@@ -322,35 +322,35 @@ fn step(core: &mut Core, now: u64, action: &Action, fx: &mut Effects) {
                 credits_wanted: 0,
                 objects: &objects,
             };
-            core.step(now, Input::CreateObjects { client, request, create }, fx);
+            core.step(now, Body::CreateObjects { create }.by(client, request), fx);
         }
         Action::Add { client, request, group, objects } => {
             let (client, request) = of(client, request);
             let objects: Vec<NewObject<'_>> = objects.iter().map(borrowed).collect();
             let (group, objects) = (*group, &objects[..]);
-            core.step(now, Input::AddObjects { client, request, group, objects }, fx);
+            core.step(now, Body::AddObjects { group, objects }.by(client, request), fx);
         }
         Action::Seal { client, request, group, checked } => {
             let (client, request) = of(client, request);
             let (group, checked) = (*group, checked.map_err(Status::from));
-            core.step(now, Input::SealObjects { client, request, group, checked }, fx);
+            core.step(now, Body::SealObjects { group, checked }.by(client, request), fx);
         }
         Action::Abort { client, request, group } => {
             let (client, request) = of(client, request);
-            core.step(now, Input::AbortObjects { client, request, group: *group }, fx);
+            core.step(now, Body::AbortObjects { group: *group }.by(client, request), fx);
         }
         Action::Get { client, request, of_job, names, deadline } => {
             let ((client, request), of_job) = (of(client, request), *of_job);
             let names: Vec<&[u8]> = names.iter().map(Vec::as_slice).collect();
             let (names, deadline) = (&names[..], Now(*deadline));
-            let input = Input::GetObjects { client, request, of_job, names, deadline };
+            let input = Body::GetObjects { of_job, names, deadline }.by(client, request);
             core.step(now, input, fx);
         }
         Action::Delete { client, request, of_job, names } => {
             let ((client, request), of_job) = (of(client, request), *of_job);
             let objects: Vec<Deleted<'_>> =
                 names.iter().map(|(name, version)| Deleted { name, version: *version }).collect();
-            let input = Input::DeleteObjects { client, request, of_job, objects: &objects };
+            let input = Body::DeleteObjects { of_job, objects: &objects }.by(client, request);
             core.step(now, input, fx);
         }
         Action::Touch { client, request, touch, names } => {
@@ -358,21 +358,21 @@ fn step(core: &mut Core, now: u64, action: &Action, fx: &mut Effects) {
             let names: Vec<&[u8]> = names.iter().map(Vec::as_slice).collect();
             let super::action::Touch { of_job, keep_us, pin } = *touch;
             let touch = &Touch { of_job, keep_us, pin, names: &names };
-            core.step(now, Input::TouchObjects { client, request, touch }, fx);
+            core.step(now, Body::TouchObjects { touch }.by(client, request), fx);
         }
         Action::Watch { client, request, of_job, prefix, is_wanted } => {
             let (client, request) = of(client, request);
             let (of_job, is_wanted) = (*of_job, *is_wanted);
-            let input = Input::WatchObjects { client, request, of_job, prefix, is_wanted };
+            let input = Body::WatchObjects { of_job, prefix, is_wanted }.by(client, request);
             core.step(now, input, fx);
         }
         Action::Cancel { client, request } => {
             let (client, request) = of(client, request);
-            core.step(now, Input::Cancel { client, request }, fx);
+            core.step(now, Body::Cancel.by(client, request), fx);
         }
         Action::Release { client, lease } => {
             let (client, leases) = (ClientId(*client), &[LeaseId(*lease)]);
-            core.step(now, Input::Release { client, request: None, leases }, fx);
+            core.step(now, Body::Release { leases }.by(client, RequestId::ONE_WAY), fx);
         }
         Action::Sendable { client, sendable } => {
             let (client, sendable) = (ClientId(*client), *sendable);

@@ -134,7 +134,7 @@ pub enum Effect {
     ObjectsSealed { client: ClientId, request: RequestId, version: u64 },
     /// Answer a get: [`Effects::objects`], and of each of their groups one of [`Effects::granted`],
     /// each of them OK. If it cannot be sent, the leases are given back by
-    /// [`Input::Release`](crate::Input::Release), and the answer is AGAIN.
+    /// [`Body::Release`](crate::Body::Release), and the answer is AGAIN.
     ObjectsGot {
         client: ClientId,
         request: RequestId,

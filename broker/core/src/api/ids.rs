@@ -26,6 +26,11 @@ pub struct ClientId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
+impl RequestId {
+    /// Of a message that is not answered.
+    pub const ONE_WAY: RequestId = RequestId(0);
+}
+
 /// A lease's number: slot in the low half, generation in the high half. Never 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LeaseId(pub u64);

@@ -1,6 +1,6 @@
 //! What the core keeps of each parked request. A plain record; must never act by itself.
 
-use crate::api::{ClientId, Now, RequestId, Wanted};
+use crate::api::{Asker, Now, Wanted};
 use crate::books::ledger::{Blocked, Charge};
 use crate::books::objects::get::Get;
 use fdbroker_protocol::Resource;
@@ -34,10 +34,8 @@ pub enum Wait {
 /// A parked request: holds nothing but its place in the queue.
 #[derive(Debug)]
 pub struct Parked {
-    /// The client that asks.
-    pub client: ClientId,
-    /// The client's number for it.
-    pub request: RequestId,
+    /// Whose it is.
+    pub by: Asker,
     /// When it is answered in any case.
     pub deadline: Now,
     /// What it wants.
@@ -64,15 +62,9 @@ impl Parked {
     }
 
     /// A request that has just come to wait.
-    pub fn new(
-        client: ClientId,
-        request: RequestId,
-        deadline: Now,
-        wish: Wish,
-        wait: Wait,
-    ) -> Self {
+    pub fn new(by: Asker, deadline: Now, wish: Wish, wait: Wait) -> Self {
         let (nodes, listens, supplied) = (Box::default(), Box::default(), false);
-        Parked { client, request, deadline, wish, nodes, wait, listens, supplied }
+        Parked { by, deadline, wish, nodes, wait, listens, supplied }
     }
 }
 

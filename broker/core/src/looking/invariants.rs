@@ -222,7 +222,7 @@ impl Core {
         self.books.check_rooms();
         self.check_queues();
         for (seq, parked) in &self.books.parked {
-            let client = self.books.clients.find(parked.client.0).expect("it exists");
+            let client = self.books.clients.find(parked.by.client.0).expect("it exists");
             assert!(client.parked.contains(seq), "a parked request of nobody");
             let waits_in_rooms = parked.wait != Wait::Recall;
             if let Wait::Room(blocked) = parked.wait {
@@ -230,7 +230,9 @@ impl Core {
             }
             parked.listens.iter().for_each(|(account, _)| right.block(*account));
             if client.gone {
-                assert!(!waits_in_rooms && self.books.clients.dying().contains(&parked.client.0));
+                assert!(
+                    !waits_in_rooms && self.books.clients.dying().contains(&parked.by.client.0)
+                );
             } else if let (Wish::Acquire(_), Wait::Recall) = (&parked.wish, parked.wait) {
                 let waits = parked.nodes.iter().filter_map(|node| self.books.waiting.fate(*node));
                 let waits = waits.filter(|fate| !matches!(fate, Fate::Interested(_)));
@@ -254,7 +256,7 @@ impl Core {
         }
         for parked in self.books.parked.values() {
             if let Wish::Get(get) = &parked.wish {
-                let domain = self.books.clients[parked.client.0].domain;
+                let domain = self.books.clients[parked.by.client.0].domain;
                 right.add(self.books.clients.scope_of_domain(domain), get.charge());
             }
         }

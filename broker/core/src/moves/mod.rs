@@ -14,9 +14,10 @@ pub(crate) mod recalling;
 pub(crate) mod reclaiming;
 pub(crate) mod waiting;
 
-use crate::api::{Effects, Now};
+use crate::api::{Asker, Effect, Effects, Now, RequestId, StatusReply};
 use crate::books::Blocked;
 use crate::books::allowances::Allowances;
+use fdbroker_protocol::Status;
 
 /// What a step has at hand.
 pub(crate) struct Step<'a> {
@@ -36,5 +37,19 @@ impl<'a> Step<'a> {
     pub fn new(now: Now, fx: &'a mut Effects) -> Self {
         let allowances = Allowances::of_a_step();
         Step { now, fx, allowances, aside: Vec::new(), also_blocked: Vec::new() }
+    }
+
+    /// Answers a request that has failed as a whole.
+    pub fn fail(&mut self, Asker { client, request }: Asker, status: Status) {
+        self.fx.list.push(Effect::Failed { client, request, status });
+    }
+
+    /// Answers with the statuses since `begin`. Those of a one-way message nobody reads.
+    pub fn answer(&mut self, by: Asker, reply: StatusReply, begin: usize) {
+        let (Asker { client, request }, range) = (by, begin..self.fx.statuses.len());
+        match request {
+            RequestId::ONE_WAY => self.fx.statuses.truncate(begin),
+            _ => self.fx.list.push(Effect::Statuses { client, request, reply, range }),
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! What happens is counted and noted as it happens. Must never cost anything where nobody watches.
 
-use crate::api::{ClientId, Effect, Note, RequestId};
+use crate::api::{Asker, ClientId, Note};
 use crate::books::{Blocked, Books};
 use crate::moves::Step;
 use fdbroker_protocol::admin::EventKind;
@@ -44,16 +44,9 @@ impl Books {
     }
 
     /// A request of the client is refused.
-    pub(crate) fn refuse(
-        &mut self,
-        client: ClientId,
-        request: RequestId,
-        status: Status,
-        step: &mut Step,
-    ) {
-        self.count_refusal(client.0, status);
-        let status = self.as_told(client.0, status);
-        step.fx.list.push(Effect::Failed { client, request, status });
+    pub(crate) fn refuse(&mut self, by: Asker, status: Status, step: &mut Step) {
+        self.count_refusal(by.client.0, status);
+        step.fail(by, self.as_told(by.client.0, status));
     }
 
     pub(crate) fn note_of_allocation(&mut self, kind: EventKind, slot: u32) {

@@ -11,7 +11,7 @@ use fdbroker_protocol::ErrorCode;
 impl Books {
     /// Parks a request, until it is served or its deadline passes.
     pub(crate) fn park(&mut self, seq: u64, parked: Parked, step: &mut Step) {
-        let (client, deadline) = (parked.client.0, parked.deadline);
+        let (client, deadline) = (parked.by.client.0, parked.deadline);
         self.timers.set(deadline, Timer::Parked(seq));
         self.client_mut(client).parked.push(seq);
         self.parked.insert(seq, parked);
@@ -29,11 +29,11 @@ impl Books {
         let wait = self.parked[&seq].wait;
         self.stand_down(seq, step);
         let mut parked = Parked { wait, ..self.parked.remove(&seq)? };
-        self.client_mut(parked.client.0).parked.retain(|other| *other != seq);
-        self.undo_charge(parked.client.0, PARKED);
-        self.undo_charge(parked.client.0, items_of(&parked.wish));
+        self.client_mut(parked.by.client.0).parked.retain(|other| *other != seq);
+        self.undo_charge(parked.by.client.0, PARKED);
+        self.undo_charge(parked.by.client.0, items_of(&parked.wish));
         if let Wish::Get(get) = &mut parked.wish {
-            self.forget_get(seq, parked.client.0, get);
+            self.forget_get(seq, parked.by.client.0, get);
         }
         Some(parked)
     }
@@ -67,7 +67,7 @@ impl Books {
     /// keep their places.
     pub(crate) fn place_items(&mut self, now: Now, seq: u64, step: &mut Step) {
         let Some(parked) = self.parked.get_mut(&seq) else { return };
-        let (client, reads) = (parked.client, parked.wait != Wait::Reader);
+        let (client, reads) = (parked.by.client, parked.wait != Wait::Reader);
         let wish = std::mem::replace(&mut parked.wish, Wish::Credits(0));
         let mut nodes = std::mem::take(&mut parked.nodes);
         if let Wish::Acquire(wanted) = &wish {
@@ -312,7 +312,7 @@ impl Books {
         if let Some(next) = next
             && self.allocations[slot].state == State::Recalling
         {
-            let client = self.parked[&self.waiting.request_of(next)].client.0;
+            let client = self.parked[&self.waiting.request_of(next)].by.client.0;
             self.promise(number, next, client);
         }
     }

@@ -1,7 +1,7 @@
 //! Acquire: what is ready is granted, what is evicted is recalled, what is hopeless is said. Must
 //! never let a newcomer take room that an earlier request of its domain waits for.
 
-use crate::api::{ClientId, Effect, Granted, Item, LeaseId, Now, RequestId, Wanted};
+use crate::api::{Asker, ClientId, Effect, Granted, Item, LeaseId, Now, Wanted};
 use crate::books::{Blocked, Books, Charge, FOR_HELD, FOR_LEASE, Parked, Wait, Wish, items_of};
 use crate::core::Core;
 use crate::limits::PLACES_AT_ONCE;
@@ -10,17 +10,10 @@ use crate::requests::turn::{Attempt, Turn};
 use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
 
 impl Core {
-    pub(crate) fn acquire(
-        &mut self,
-        client: ClientId,
-        request: RequestId,
-        wanted: &[Wanted],
-        deadline: Now,
-        step: &mut Step,
-    ) {
-        let seq = self.books.arrival();
+    pub(crate) fn acquire(&mut self, by: Asker, wanted: &[Wanted], deadline: Now, step: &mut Step) {
+        let (client, seq) = (by.client, self.books.arrival());
         let (turn, first) = (Turn::Last, true);
-        let attempt = Attempt { client, request, seq, deadline, wanted, turn, first };
+        let attempt = Attempt { by, seq, deadline, wanted, turn, first };
         let wait = if self.books.client_mut(client.0).sendable {
             self.try_acquire(attempt, step)
         } else {
@@ -35,14 +28,14 @@ impl Core {
         if self.books.client_mut(client.0).parked.len() >= most as usize {
             let (resource, scope) = (Resource::ParkedRequests, Scope::Client);
             let status = Books::no_quota_limit(resource, scope, most.into());
-            return self.refuse_parking(client, request, wanted, status, step);
+            return self.refuse_parking(by, wanted, status, step);
         }
         let wish = Wish::Acquire(wanted.into());
         if let Err(blocked) = self.books.charge(client.0, items_of(&wish)) {
             let status = self.books.no_quota(blocked);
-            return self.refuse_parking(client, request, wanted, status, step);
+            return self.refuse_parking(by, wanted, status, step);
         }
-        self.books.park(seq, Parked::new(client, request, deadline, wish, wait), step);
+        self.books.park(seq, Parked::new(by, deadline, wish, wait), step);
         if wait == Wait::Reader && self.books.has_ended_item(seq) {
             // Without an fd the answer needs no reader, and nothing else would bring it.
             self.answer_ended_item(seq, step);
@@ -50,22 +43,15 @@ impl Core {
     }
 
     /// There is no place to wait in.
-    fn refuse_parking(
-        &mut self,
-        client: ClientId,
-        request: RequestId,
-        wanted: &[Wanted],
-        status: Status,
-        step: &mut Step,
-    ) {
-        self.books.refuse(client, request, status, step);
-        self.books.give_promises_back(client, wanted);
+    fn refuse_parking(&mut self, by: Asker, wanted: &[Wanted], status: Status, step: &mut Step) {
+        self.books.refuse(by, status, step);
+        self.books.give_promises_back(by.client, wanted);
     }
 
     /// Answers the request if any of its items can be answered; else says what it waits for, and
     /// has started the recalls or evictions that will help.
     pub(crate) fn try_acquire(&mut self, attempt: Attempt<'_>, step: &mut Step) -> Option<Wait> {
-        let Attempt { client, wanted, turn, .. } = attempt;
+        let Attempt { by: Asker { client, request }, wanted, turn, .. } = attempt;
         let begin = step.fx.granted.len();
         let mut blocked = self.ahead(turn, client.0, FOR_LEASE);
         let (mut any, mut short_of, mut fds) = (false, 0, 0);
@@ -127,7 +113,7 @@ impl Core {
             }
             _ => {}
         }
-        let Attempt { request, deadline, seq, .. } = attempt;
+        let Attempt { deadline, seq, .. } = attempt;
         let range = begin..step.fx.granted.len();
         step.fx.list.push(Effect::Granted { client, request, range, deadline, seq });
         None
@@ -163,7 +149,7 @@ impl Core {
         blocked: Option<Blocked>,
         step: &mut Step,
     ) -> Wait {
-        let Attempt { client, wanted, turn, first, .. } = attempt;
+        let Attempt { by: Asker { client, .. }, wanted, turn, first, .. } = attempt;
         let mut recalling = false;
         let mut ready: Option<u32> = None;
         let mut several_ready = false;
@@ -265,7 +251,7 @@ impl Core {
 
     /// Answers every item of a request that waits no longer.
     pub(crate) fn answer_waiting(&mut self, attempt: Attempt<'_>, wait: Wait, step: &mut Step) {
-        let Attempt { client, request, seq, deadline, wanted, .. } = attempt;
+        let Attempt { by: Asker { client, request }, seq, deadline, wanted, .. } = attempt;
         let begin = step.fx.granted.len();
         let again = Status::error(ErrorCode::Again);
         let pending = match wait {
@@ -285,16 +271,15 @@ impl Core {
     }
 
     /// A grant could not be sent: undoes its leases and puts the request back where it was.
-    #[allow(clippy::too_many_arguments)] // the fields of one input
     pub(crate) fn unsent(
         &mut self,
-        client: ClientId,
-        request: RequestId,
+        by: Asker,
         grants: &[Granted],
         deadline: Now,
         seq: u64,
         step: &mut Step,
     ) {
+        let client = by.client;
         if self.books.client(client).is_none() {
             return;
         }
@@ -313,10 +298,10 @@ impl Core {
             // Nowhere to wait: it asks again.
             let (turn, first) = (Turn::Last, false);
             let wanted = &wanted[..];
-            let attempt = Attempt { client, request, seq, deadline, wanted, turn, first };
+            let attempt = Attempt { by, seq, deadline, wanted, turn, first };
             return self.answer_waiting(attempt, Wait::Reader, step);
         }
-        self.books.park(seq, Parked::new(client, request, deadline, wish, Wait::Reader), step);
+        self.books.park(seq, Parked::new(by, deadline, wish, Wait::Reader), step);
         if self.books.has_ended_item(seq) {
             self.answer_ended_item(seq, step);
         }

@@ -1,7 +1,7 @@
 //! Parked requests are looked at again, until they are served or given up. Must never serve a later
 //! request of a domain with what an earlier one of it waits for.
 
-use crate::api::{ClientId, Effect, Granted, NONE, Now, RequestId};
+use crate::api::{Asker, ClientId, Effect, Granted, NONE, Now};
 use crate::books::rooms::Number;
 use crate::books::{Fate, Parked, Wait, Wish};
 use crate::core::Core;
@@ -114,7 +114,7 @@ impl Core {
 
     /// A name at which a request stands has been sealed.
     pub(crate) fn wake_get(&mut self, seq: u64) {
-        let client = self.books.parked.get(&seq).map(|parked| parked.client);
+        let client = self.books.parked.get(&seq).map(|parked| parked.by.client);
         if client.is_some_and(|client| self.books.client(client).is_some()) {
             self.books.look_soon(seq);
         }
@@ -128,21 +128,21 @@ impl Core {
             return None;
         }
         let parked = self.books.parked.get_mut(&seq)?;
-        let (client, request, deadline) = (parked.client, parked.request, parked.deadline);
+        let (by, deadline) = (parked.by, parked.deadline);
         step.also_blocked.clear();
         // Put back below: the items are borrowed while the rest of the core changes.
         let mut wish = std::mem::replace(&mut parked.wish, Wish::Credits(0));
         let wait = match &mut wish {
-            Wish::Credits(wanted) => self.try_credits(client, request, *wanted, turn, step),
-            Wish::Hello(own) => self.retry_hello(client, request, *own, turn, step),
-            Wish::Acquire(wanted) if self.books.client_mut(client.0).sendable => {
+            Wish::Credits(wanted) => self.try_credits(by, *wanted, turn, step),
+            Wish::Hello(own) => self.retry_hello(by, *own, turn, step),
+            Wish::Acquire(wanted) if self.books.client_mut(by.client.0).sendable => {
                 let first = false;
-                let attempt = Attempt { client, request, seq, deadline, wanted, turn, first };
+                let attempt = Attempt { by, seq, deadline, wanted, turn, first };
                 self.try_acquire(attempt, step)
             }
             Wish::Get(get) => {
                 let (scope, first) = (get.scope, false);
-                let asked = Asked { client, request, scope, turn, first };
+                let asked = Asked { by, scope, turn, first };
                 self.retry_get(seq, asked, get, step)
             }
             // It asks anew when its client reads.
@@ -179,16 +179,12 @@ impl Core {
         }
     }
 
-    pub(crate) fn cancel(&mut self, client: ClientId, request: RequestId, step: &mut Step) {
-        let Some(record) = self.books.clients.find(client.0) else {
-            return;
-        };
-        let found =
-            record.parked.iter().find(|seq| self.books.parked[seq].request == request).copied();
+    pub(crate) fn cancel(&mut self, by: Asker, step: &mut Step) {
+        let Some(record) = self.books.clients.find(by.client.0) else { return };
+        let found = record.parked.iter().find(|seq| self.books.parked[seq].by == by).copied();
         if let Some(seq) = found {
             self.books.unpark(seq, step);
-            let status = ErrorCode::Cancelled.into();
-            step.fx.list.push(Effect::Failed { client, request, status });
+            step.fail(by, ErrorCode::Cancelled.into());
         }
     }
 
@@ -196,7 +192,7 @@ impl Core {
     /// so that it overtakes nobody; what it may still have it asks for again.
     pub(crate) fn answer_ended_item(&mut self, seq: u64, step: &mut Step) {
         let Some(parked) = self.books.parked.get(&seq) else { return };
-        let (client, request, deadline) = (parked.client, parked.request, parked.deadline);
+        let (Asker { client, request }, deadline) = (parked.by, parked.deadline);
         let Wish::Acquire(wanted) = &parked.wish else { unreachable!("only acquires have items") };
         let begin = step.fx.granted.len();
         for (item, node) in wanted.iter().zip(&parked.nodes) {
@@ -216,16 +212,16 @@ impl Core {
             return self.answer_ended_item(seq, step);
         }
         let Some(parked) = self.books.unpark(seq, step) else { return };
-        let Parked { client, request, deadline, wish, wait, .. } = parked;
+        let Parked { by, deadline, wish, wait, .. } = parked;
         match wish {
             Wish::Acquire(wanted) => {
                 let (turn, first) = (Turn::Last, false);
                 let wanted = &wanted[..];
-                let attempt = Attempt { client, request, seq, deadline, wanted, turn, first };
+                let attempt = Attempt { by, seq, deadline, wanted, turn, first };
                 // What stood in the way when it was last looked at may have gone since.
                 let wait = match wait {
                     Wait::Room(_) => {
-                        self.in_the_way(client, wanted).map_or(Wait::Recall, Wait::Room)
+                        self.in_the_way(by.client, wanted).map_or(Wait::Recall, Wait::Room)
                     }
                     wait @ Wait::Recall | wait @ Wait::Space(_) | wait @ Wait::Reader => wait,
                 };
@@ -233,14 +229,14 @@ impl Core {
             }
             Wish::Credits(wanted) => {
                 // The room may have come in this very moment.
-                if self.try_credits(client, request, wanted, Turn::Last, step).is_none() {
+                if self.try_credits(by, wanted, Turn::Last, step).is_none() {
                     return;
                 }
-                let status = self.no_credit(client);
-                self.books.refuse(client, request, status, step);
+                let status = self.no_credit(by.client);
+                self.books.refuse(by, status, step);
             }
-            Wish::Hello(own) => self.hello_too_late(client, request, own, step),
-            Wish::Get(get) => self.get_too_late(client, request, &get, step),
+            Wish::Hello(own) => self.hello_too_late(by, own, step),
+            Wish::Get(get) => self.get_too_late(by, &get, step),
         }
     }
 
@@ -258,7 +254,7 @@ impl Core {
             items += self.books.parked[&seq].nodes.len();
             let fate = self.books.waiting.fate_of(queue).expect("a ready queue");
             match fate {
-                _ if self.books.client(self.books.parked[&seq].client).is_none() => {
+                _ if self.books.client(self.books.parked[&seq].by.client).is_none() => {
                     _ = self.books.unpark(seq, step)
                 }
                 Fate::Answer(..) => self.answer_ended_item(seq, step),

@@ -3,9 +3,9 @@
 //! own it, nor bring back what has ended; nor make a lease of what was born later, or of what its
 //! holder may not have.
 
-use crate::api::Item;
 use crate::api::{
-    ClientId, Declared, Deposit, Effect, Granted, NONE, OwnerKey, Redeposit, Registered, RequestId,
+    Asker, ClientId, Declared, Deposit, Effect, Granted, Item, NONE, OwnerKey, Redeposit,
+    Registered,
 };
 use crate::books::continuity::FormerOwner;
 use crate::books::{Allocation, Books, Charge, Fate, State};
@@ -15,13 +15,8 @@ use crate::requests::register::NOTHING;
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Scope, Share, Status};
 
 impl Core {
-    pub(crate) fn redeposit(
-        &mut self,
-        client: ClientId,
-        request: RequestId,
-        items: &[Redeposit],
-        step: &mut Step,
-    ) {
+    pub(crate) fn redeposit(&mut self, by: Asker, items: &[Redeposit], step: &mut Step) {
+        let client = by.client;
         let begin = step.fx.registered.len();
         for (index, item) in (0..).zip(items) {
             let done = if item.ended {
@@ -33,7 +28,7 @@ impl Core {
             step.fx.registered.push(Registered { status, id, index });
         }
         self.books.counters.deposits += items.len() as u64;
-        self.answer_registered(client, request, begin, step);
+        self.answer_registered(by, begin, step);
     }
 
     fn redeposit_one(
@@ -221,13 +216,8 @@ impl Core {
         Ok(())
     }
 
-    pub(crate) fn declare(
-        &mut self,
-        client: ClientId,
-        request: RequestId,
-        items: &[Declared],
-        step: &mut Step,
-    ) {
+    pub(crate) fn declare(&mut self, by: Asker, items: &[Declared], step: &mut Step) {
+        let Asker { client, request } = by;
         let begin = step.fx.granted.len();
         for item in items {
             let granted = match self.declare_one(client, item, step) {

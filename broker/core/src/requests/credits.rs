@@ -2,7 +2,7 @@
 //! free: they are taken back when another needs the place. Must never take back the credit that a
 //! client has waited for.
 
-use crate::api::{ClientId, Now, RequestId};
+use crate::api::{Asker, ClientId, Now};
 use crate::books::{Books, FOR_CREDIT, Parked, Wait, Wish};
 use crate::core::Core;
 use crate::moves::Step;
@@ -57,12 +57,12 @@ impl Core {
     /// Answers a wait for credits if one can be had.
     pub(crate) fn try_credits(
         &mut self,
-        client: ClientId,
-        request: RequestId,
+        by: Asker,
         wanted: u64,
         turn: Turn,
         step: &mut Step,
     ) -> Option<Wait> {
+        let client = by.client;
         // It may have got some by another request meanwhile.
         if self.books.client_mut(client.0).credits == 0 {
             if let Some(blocked) = self.ahead(turn, client.0, FOR_CREDIT) {
@@ -82,22 +82,20 @@ impl Core {
             self.books.charge(client.0, places(more)).expect("the room was just measured");
             self.books.set_credits(client.0, 1 + more, true);
         }
-        self.answer_registered(client, request, step.fx.registered.len(), step);
+        self.answer_registered(by, step.fx.registered.len(), step);
         None
     }
 
     /// A client without credits asks for some, and waits for the first.
     pub(crate) fn wait_for_credits(
         &mut self,
-        client: ClientId,
-        request: RequestId,
+        by: Asker,
         wanted: u64,
         deadline: Now,
         step: &mut Step,
     ) {
-        let Some(wait) = self.try_credits(client, request, wanted, Turn::Last, step) else {
-            return;
-        };
+        let Some(wait) = self.try_credits(by, wanted, Turn::Last, step) else { return };
+        let client = by.client;
         let most = self.config.max_parked_per_client;
         let status = if deadline <= step.now || self.is_credit_beyond_caps(client.0) {
             self.no_credit(client)
@@ -105,10 +103,10 @@ impl Core {
             Books::no_quota_limit(Resource::ParkedRequests, Scope::Client, most.into())
         } else {
             let (seq, wish) = (self.books.arrival(), Wish::Credits(wanted));
-            self.books.park(seq, Parked::new(client, request, deadline, wish, wait), step);
+            self.books.park(seq, Parked::new(by, deadline, wish, wait), step);
             return;
         };
-        self.books.refuse(client, request, status, step);
+        self.books.refuse(by, status, step);
     }
 
     /// Whether a cap leaves no place for a held fd, whatever others give back: beside the fds that

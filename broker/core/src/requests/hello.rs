@@ -2,8 +2,10 @@
 //! until its deadline, like any request. Before, its connection has nothing but its socket, for
 //! which the daemon has a place. Must never take from others for a client that cannot be let in.
 
-use crate::api::{ClientId, Effect, Now, RequestId};
-use crate::books::{Blocked, Books, Charge, PLACES, Parked, SHARE_OF_FDS, ScopeId, Wait, Wish};
+use crate::api::{Asker, ClientId, Effect, Now};
+use crate::books::{
+    Blocked, Books, Charge, Client, PLACES, Parked, SHARE_OF_FDS, ScopeId, Wait, Wish,
+};
 use crate::core::Core;
 use crate::limits::{HELLO_IN_LINE_FDS, IDLE_FDS_KEPT};
 use crate::moves::Step;
@@ -15,51 +17,38 @@ use fdbroker_protocol::{ErrorCode, MAX_BATCH, Resource, Scope, Status};
 const FOR_HELLO: &[Resource] = &[Resource::TablePlaces, Resource::Fds, SHARE_OF_FDS];
 
 impl Core {
-    pub(crate) fn hello(
-        &mut self,
-        client: ClientId,
-        request: RequestId,
-        own_fds: u32,
-        deadline: Now,
-        step: &mut Step,
-    ) {
+    pub(crate) fn hello(&mut self, by: Asker, own_fds: u32, deadline: Now, step: &mut Step) {
+        let client = by.client;
         let Some(record) = self.books.client(client) else { return };
         if record.welcome || !record.parked.is_empty() {
-            return self.refuse_stranger(client, request, step);
+            return self.refuse_stranger(by, step);
         }
         let own = u64::from(own_fds);
-        let Err(blocked) = self.let_in(client, request, own, Turn::Last, step) else { return };
+        let Err(blocked) = self.let_in(by, own, Turn::Last, step) else { return };
         if deadline <= step.now || own > self.most_own_fds().1 {
-            return self.refuse_hello(client, request, self.hello_refusal(own, blocked), step);
+            return self.refuse_hello(by, own, blocked, step);
         }
         let wait = self.wait_of_hello(client.0, own, blocked, step);
         let (seq, wish) = (self.books.arrival(), Wish::Hello(own));
-        self.books.park(seq, Parked::new(client, request, deadline, wish, wait), step);
+        self.books.park(seq, Parked::new(by, deadline, wish, wait), step);
     }
 
     /// Looks at a parked hello again; says what it still waits for.
     pub(crate) fn retry_hello(
         &mut self,
-        client: ClientId,
-        request: RequestId,
+        by: Asker,
         own: u64,
         turn: Turn,
         step: &mut Step,
     ) -> Option<Wait> {
-        let blocked = self.let_in(client, request, own, turn, step).err()?;
-        Some(self.wait_of_hello(client.0, own, blocked, step))
+        let blocked = self.let_in(by, own, turn, step).err()?;
+        Some(self.wait_of_hello(by.client.0, own, blocked, step))
     }
 
     /// The deadline of a hello has passed: the client is let in now, or never.
-    pub(crate) fn hello_too_late(
-        &mut self,
-        client: ClientId,
-        request: RequestId,
-        own: u64,
-        step: &mut Step,
-    ) {
-        if let Err(blocked) = self.let_in(client, request, own, Turn::Last, step) {
-            self.refuse_hello(client, request, self.hello_refusal(own, blocked), step);
+    pub(crate) fn hello_too_late(&mut self, by: Asker, own: u64, step: &mut Step) {
+        if let Err(blocked) = self.let_in(by, own, Turn::Last, step) {
+            self.refuse_hello(by, own, blocked, step);
         }
     }
 
@@ -69,27 +58,20 @@ impl Core {
             return;
         };
         for seq in record.parked.clone() {
-            if let Some(Parked { request, .. }) = self.books.unpark(seq, step) {
-                step.fx.list.push(Effect::Failed { client, request, status });
+            if let Some(Parked { by, .. }) = self.books.unpark(seq, step) {
+                step.fail(by, status);
             }
         }
     }
 
     /// Lets a client in, charged with what it declares; or says which cap is in the way.
-    fn let_in(
-        &mut self,
-        client: ClientId,
-        request: RequestId,
-        own: u64,
-        turn: Turn,
-        step: &mut Step,
-    ) -> Result<(), Blocked> {
+    fn let_in(&mut self, by: Asker, own: u64, turn: Turn, step: &mut Step) -> Result<(), Blocked> {
         let needs = if own > 0 { FOR_HELLO } else { &FOR_HELLO[..1] };
+        let client = by.client;
         if let Some(blocked) = self.ahead(turn, client.0, needs) {
             return Err(blocked);
         }
-        let (scope, domain) =
-            (self.books.scope_of(client.0), self.books.client_mut(client.0).domain);
+        let Client { scope, domain, .. } = self.books.clients[client.0];
         let own_fds = Charge(Resource::OwnFds, own);
         let share = self
             .books
@@ -108,29 +90,20 @@ impl Core {
         record.welcome = true;
         self.books.note_of_client(EventKind::Connected, client.0, Status::OK);
         let deposit_credits = self.adjust_credits(client.0, 0);
+        let request = by.request;
         step.fx.list.push(Effect::Welcome { client, request, deposit_credits });
         Ok(())
     }
 
-    fn refuse_hello(
-        &mut self,
-        client: ClientId,
-        request: RequestId,
-        status: Status,
-        step: &mut Step,
-    ) {
-        self.books.refuse(client, request, status, step);
-        let status = self.books.as_told(client.0, status);
-        step.fx.list.push(Effect::Disconnect { client, status });
-    }
-
-    /// Why a hello is refused: it declares more than any client could have, or else what is in its
-    /// way.
-    fn hello_refusal(&self, own: u64, blocked: Blocked) -> Status {
-        match self.most_own_fds() {
+    /// Refuses a hello: it declares more than any client could have, or something is in its way.
+    fn refuse_hello(&mut self, by: Asker, own: u64, blocked: Blocked, step: &mut Step) {
+        let status = match self.most_own_fds() {
             (scope, most) if own > most => Books::no_quota_limit(Resource::OwnFds, scope, most),
             _ => self.books.no_quota(blocked),
-        }
+        };
+        self.books.refuse(by, status, step);
+        let (client, status) = (by.client, self.books.as_told(by.client.0, status));
+        step.fx.list.push(Effect::Disconnect { client, status });
     }
 
     /// The most fds of its own that any client could have: the smallest cap of fds, and its scope.
@@ -197,15 +170,11 @@ impl Core {
 
     /// A request before hello; or one that the daemon read just before it learnt of the client's
     /// end.
-    pub(crate) fn refuse_stranger(
-        &mut self,
-        client: ClientId,
-        request: RequestId,
-        step: &mut Step,
-    ) {
+    pub(crate) fn refuse_stranger(&mut self, by: Asker, step: &mut Step) {
+        let client = by.client;
         if self.books.client(client).is_some() {
             let status = ErrorCode::Protocol.into();
-            step.fx.list.push(Effect::Failed { client, request, status });
+            step.fail(by, status);
             self.give_up_hello(client, status, step);
             step.fx.list.push(Effect::Disconnect { client, status });
         }

@@ -1,29 +1,20 @@
 //! Leases are imported and given back. Must never answer a one-way message.
 
-use crate::api::{ClientId, Effect, LeaseId, RequestId, StatusReply};
+use crate::api::{Asker, ClientId, LeaseId, StatusReply};
 use crate::books::Charge;
 use crate::core::Core;
 use crate::moves::Step;
 use fdbroker_protocol::{ErrorCode, Resource, Status};
 
 impl Core {
-    pub(crate) fn mapped(
-        &mut self,
-        client: ClientId,
-        request: Option<RequestId>,
-        leases: &[LeaseId],
-        step: &mut Step,
-    ) {
-        let begin = step.fx.statuses.len();
-        for lease in leases {
-            let status = match self.books.leases.find(client, *lease) {
-                None => ErrorCode::BadHandle.into(),
-                Some(slot) if self.books.leases[slot].mapped => Status::OK,
-                Some(slot) => self.map_lease(client, slot, step),
-            };
-            step.fx.statuses.push(status);
-        }
-        Self::lease_reply(client, request, begin, step);
+    pub(crate) fn mapped(&mut self, by: Asker, leases: &[LeaseId], step: &mut Step) {
+        self.for_each_lease(by, leases, step, |core, slot, step| {
+            if core.books.leases[slot].mapped {
+                Status::OK
+            } else {
+                core.map_lease(by.client, slot, step)
+            }
+        });
     }
 
     fn map_lease(&mut self, client: ClientId, slot: u32, step: &mut Step) -> Status {
@@ -38,46 +29,35 @@ impl Core {
         Status::OK
     }
 
-    pub(crate) fn release(
-        &mut self,
-        client: ClientId,
-        request: Option<RequestId>,
-        leases: &[LeaseId],
-        step: &mut Step,
-    ) {
-        let begin = step.fx.statuses.len();
+    pub(crate) fn release(&mut self, by: Asker, leases: &[LeaseId], step: &mut Step) {
         let (mut open, mut mapped) = (0, 0);
-        for lease in leases {
-            let status = match self.books.leases.find(client, *lease) {
-                None => ErrorCode::BadHandle.into(),
-                Some(slot) => {
-                    let count =
-                        if self.books.leases[slot].mapped { &mut mapped } else { &mut open };
-                    *count += 1;
-                    self.books.remove_lease(slot, step);
-                    Status::OK
-                }
-            };
-            step.fx.statuses.push(status);
-        }
+        self.for_each_lease(by, leases, step, |core, slot, step| {
+            *(if core.books.leases[slot].mapped { &mut mapped } else { &mut open }) += 1;
+            core.books.remove_lease(slot, step);
+            Status::OK
+        });
         // In one go: one by one they cost as much as the rest.
         for (resource, count) in [(Resource::OpenLeases, open), (Resource::MappedLeases, mapped)] {
             if count > 0 {
-                self.books.release_charge(client.0, Charge(resource, count));
+                self.books.release_charge(by.client.0, Charge(resource, count));
             }
         }
-        Self::lease_reply(client, request, begin, step);
     }
 
-    fn lease_reply(client: ClientId, request: Option<RequestId>, begin: usize, step: &mut Step) {
-        let range = begin..step.fx.statuses.len();
-        match request {
-            Some(request) => {
-                let reply = StatusReply::Lease;
-                step.fx.list.push(Effect::Statuses { client, request, reply, range });
-            }
-            // One-way: nobody reads them.
-            None => step.fx.statuses.truncate(begin),
+    /// Deals with each of a client's leases, and answers with the statuses.
+    fn for_each_lease(
+        &mut self,
+        by: Asker,
+        leases: &[LeaseId],
+        step: &mut Step,
+        mut deal: impl FnMut(&mut Core, u32, &mut Step) -> Status,
+    ) {
+        let begin = step.fx.statuses.len();
+        for lease in leases {
+            let found = self.books.leases.find(by.client, *lease);
+            let status = found.map_or(ErrorCode::BadHandle.into(), |slot| deal(self, slot, step));
+            step.fx.statuses.push(status);
         }
+        step.answer(by, StatusReply::Lease, begin);
     }
 }

@@ -1,7 +1,7 @@
 //! Register: deposits become allocations, or the same allocation counted once more; a reused
 //! address ends what was there. Must never keep an fd that has no place, nor two of one allocation.
 
-use crate::api::{ClientId, Deposit, Effect, Lane, NONE, Now, Registered, RequestId};
+use crate::api::{Asker, ClientId, Deposit, Effect, Lane, NONE, Now, Registered};
 use crate::books::{Allocation, Blocked, Charge, ScopeId, ScopeRecord, State};
 use crate::core::Core;
 use crate::moves::Step;
@@ -24,24 +24,24 @@ pub(crate) enum Outcome {
 impl Core {
     pub(crate) fn register(
         &mut self,
-        client: ClientId,
-        request: RequestId,
+        by: Asker,
         deposits: &[Deposit],
         credits_wanted: u32,
         deadline: Now,
         step: &mut Step,
     ) {
+        let client = by.client;
         if let Err(status) = self.admit(client, deposits) {
             // Before what follows, which may end the connection.
-            step.fx.list.push(Effect::Failed { client, request, status });
+            step.fail(by, status);
             return self.books.close_all_uninvited(client, deposits, step);
         }
         let wanted = u64::from(credits_wanted).min(self.config.max_credits.into());
         if deposits.is_empty() && self.books.client_mut(client.0).credits == 0 && wanted > 0 {
             if self.books.is_turned_away(client.0) {
-                return self.books.refuse(client, request, ErrorCode::ShuttingDown.into(), step);
+                return self.books.refuse(by, ErrorCode::ShuttingDown.into(), step);
             }
-            return self.wait_for_credits(client, request, wanted, deadline, step);
+            return self.wait_for_credits(by, wanted, deadline, step);
         }
         let begin = step.fx.registered.len();
         let count = deposits.len() as u64;
@@ -51,7 +51,7 @@ impl Core {
                 let (status, id) = (ErrorCode::Again.into(), NOTHING);
                 step.fx.registered.push(Registered { status, id, index });
             }
-            return self.answer_register(client, request, begin, wanted, step);
+            return self.answer_register(by, begin, wanted, step);
         }
         // From now on their reserved places are places of held fds, or of fds in the closers.
         self.books.use_credits(client.0, count);
@@ -75,33 +75,21 @@ impl Core {
             step.fx.registered.push(Registered { status, id, index });
         }
         self.books.counters.deposits += count;
-        self.answer_register(client, request, begin, wanted, step);
+        self.answer_register(by, begin, wanted, step);
     }
 
-    fn answer_register(
-        &mut self,
-        client: ClientId,
-        request: RequestId,
-        begin: usize,
-        wanted: u64,
-        step: &mut Step,
-    ) {
-        let credits = self.adjust_credits(client.0, wanted);
+    fn answer_register(&mut self, by: Asker, begin: usize, wanted: u64, step: &mut Step) {
+        let credits = self.adjust_credits(by.client.0, wanted);
         let short_of = wanted.saturating_sub(credits.into());
         if short_of > 0 && self.books.rooms.is_empty() {
-            self.make_room_for_deposits(client.0, short_of, step);
+            self.make_room_for_deposits(by.client.0, short_of, step);
         }
-        self.answer_registered(client, request, begin, step);
+        self.answer_registered(by, begin, step);
     }
 
     /// Answers with what has become of the deposits since `begin`, and the client's credits.
-    pub(crate) fn answer_registered(
-        &mut self,
-        client: ClientId,
-        request: RequestId,
-        begin: usize,
-        step: &mut Step,
-    ) {
+    pub(crate) fn answer_registered(&mut self, by: Asker, begin: usize, step: &mut Step) {
+        let Asker { client, request } = by;
         let credits = self.books.clients[client.0].credits;
         let deposit_credits = u32::try_from(credits).expect("at most max_credits");
         let range = begin..step.fx.registered.len();

@@ -1,7 +1,7 @@
 //! Whom a request stands behind. Must never let a newcomer take room that an earlier request of its
 //! domain waits for.
 
-use crate::api::{ClientId, Now, RequestId, Wanted};
+use crate::api::{Asker, Now, Wanted};
 use crate::books::Blocked;
 use crate::core::Core;
 use fdbroker_protocol::{Resource, Scope};
@@ -20,10 +20,8 @@ pub(crate) enum Turn {
 /// A request being looked at.
 #[derive(Clone, Copy)]
 pub(crate) struct Attempt<'a> {
-    /// The client that asks.
-    pub client: ClientId,
-    /// The client's number for it.
-    pub request: RequestId,
+    /// Whose it is.
+    pub by: Asker,
     /// Arrival number.
     pub seq: u64,
     /// When it is answered in any case.

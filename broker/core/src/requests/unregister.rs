@@ -1,25 +1,18 @@
 //! An owner ends registrations. Must never end what is registered once more.
 
-use crate::api::{ClientId, Effect, RequestId, StatusReply};
+use crate::api::{Asker, ClientId, StatusReply};
 use crate::core::Core;
 use crate::moves::Step;
 use fdbroker_protocol::{AllocationId, ErrorCode, Status};
 
 impl Core {
-    pub(crate) fn unregister(
-        &mut self,
-        client: ClientId,
-        request: RequestId,
-        ids: &[AllocationId],
-        step: &mut Step,
-    ) {
+    pub(crate) fn unregister(&mut self, by: Asker, ids: &[AllocationId], step: &mut Step) {
         let begin = step.fx.statuses.len();
         for id in ids {
-            let status = self.unregister_one(client, *id, step);
+            let status = self.unregister_one(by.client, *id, step);
             step.fx.statuses.push(status);
         }
-        let (reply, range) = (StatusReply::Unregister, begin..step.fx.statuses.len());
-        step.fx.list.push(Effect::Statuses { client, request, reply, range });
+        step.answer(by, StatusReply::Unregister, begin);
     }
 
     fn unregister_one(&mut self, client: ClientId, id: AllocationId, step: &mut Step) -> Status {

@@ -29,7 +29,7 @@ impl World {
     fn deposit_of(&mut self, client: ClientId, base: u64) -> Status {
         let (request, deadline) = (self.request(), Now(0));
         let deposits = &[deposit(base)];
-        self.step(Input::Register { client, request, deposits, credits_wanted: 0, deadline });
+        self.step(Body::Register { deposits, credits_wanted: 0, deadline }.by(client, request));
         self.fx.registered[0].status
     }
 }
@@ -181,7 +181,7 @@ fn drain_when_begun_then_all_that_can_be_is_evicted_in_portions_and_leases_are_a
         (1..=count as u64).map(|base| world.register(deposit(base)).id).collect();
     let resident = world.register(Deposit { recallable: false, ..deposit(9_999) }).id;
     let [open, mapped] = [ids[0], ids[1]].map(|id| world.grant(USER, id));
-    world.step(Input::Mapped { client: USER, request: None, leases: &[mapped] });
+    world.step(Body::Mapped { leases: &[mapped] }.by(USER, RequestId::ONE_WAY));
     world.step(Input::SetDraining { draining: true });
     assert!(world.core.is_draining());
     for left in [count - DRAINED_PER_STEP, 1, 0] {
@@ -276,8 +276,8 @@ fn drain_when_a_late_client_has_no_credit_then_it_is_told_so_and_waits_for_nothi
     world.core.set_watched(true);
     let before = world.core.totals().counters.refusals;
     let (client, request, deadline) = (LATE, world.request(), Now(u64::MAX));
-    let effects =
-        world.step(Input::Register { client, request, deposits: &[], credits_wanted: 1, deadline });
+    let effects = world
+        .step(Body::Register { deposits: &[], credits_wanted: 1, deadline }.by(client, request));
     assert_eq!(answer(&world, &effects, request), Some(ErrorCode::ShuttingDown.into()));
     world.refused_once(before);
 }

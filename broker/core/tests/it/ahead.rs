@@ -5,7 +5,7 @@ use fdbroker_protocol::limits::{AHEAD_BYTES, AHEAD_FDS};
 
 /// Those that are granted ahead, in their order.
 fn ahead(world: &mut World, client: ClientId, wanted: &[Wanted]) -> Vec<AllocationId> {
-    let effects = world.step(Input::AcquireAhead { client, wanted });
+    let effects = world.step(Body::AcquireAhead { wanted }.by(client, RequestId::ONE_WAY));
     let granted = effects.iter().filter_map(|effect| match effect {
         Effect::GrantedAhead { client: of, range } if *of == client => Some(range.clone()),
         Effect::GrantedAhead { .. } | Effect::CloseHeld { .. } | Effect::Events { .. } => {
@@ -31,7 +31,7 @@ fn ahead_when_held_then_leased_in_order_and_the_rest_is_left_out() {
     assert_eq!(granted, [wanted[0].unwrap(), wanted[2].unwrap()]);
     assert_eq!(world.client(USER).account.now(Resource::OpenLeases), 2);
     let leases: Vec<LeaseId> = world.fx.granted.iter().map(|item| item.lease).collect();
-    world.step(Input::Release { client: USER, request: None, leases: &leases });
+    world.step(Body::Release { leases: &leases }.by(USER, RequestId::ONE_WAY));
     assert_eq!(world.client(USER).account.now(Resource::OpenLeases), 0);
 }
 
@@ -84,10 +84,10 @@ fn ahead_when_somebody_waits_for_room_then_nothing_though_there_is_some() {
         world.acquire(OTHER, &wanted, 1000);
     }
     // More comes back than one step serves those in line with.
-    world.step(Input::Release { client: USER, request: None, leases: &leases });
+    world.step(Body::Release { leases: &leases }.by(USER, RequestId::ONE_WAY));
     let taken = world.now_of(Resource::OpenLeases);
     assert!(taken < 64, "{taken} of those in line are served");
-    let effects = world.step(Input::AcquireAhead { client: OWNER, wanted: &wanted });
+    let effects = world.step(Body::AcquireAhead { wanted: &wanted }.by(OWNER, RequestId::ONE_WAY));
     let is_ahead = |effect: &Effect| matches!(effect, Effect::GrantedAhead { .. });
     assert!(!effects.iter().any(is_ahead), "it overtakes them");
     (0..64).for_each(|ms| drop(world.at(ms)));
@@ -130,6 +130,6 @@ fn ahead_when_before_hello_then_the_client_is_refused() {
     let mut world = World::new(config());
     let stranger = ClientId(9);
     world.step(connect(stranger, DomainKey { listener: 0, uid: 1000 }, 1));
-    let effects = world.step(Input::AcquireAhead { client: stranger, wanted: &[] });
+    let effects = world.step(Body::AcquireAhead { wanted: &[] }.by(stranger, RequestId::ONE_WAY));
     assert!(effects.iter().any(|effect| matches!(effect, Effect::Disconnect { .. })));
 }

@@ -83,7 +83,7 @@ fn mapped_when_the_lease_has_ended_and_that_is_not_told_yet_then_it_still_is() {
     let id = world.register(deposit(1)).id;
     let lease = world.grant(USER, id);
     world.unregister(OWNER, id);
-    world.step(Input::Mapped { client: USER, request: None, leases: &[lease] });
+    world.step(Body::Mapped { leases: &[lease] }.by(USER, RequestId::ONE_WAY));
     let told = RevokedEvent { id, lease, code: ErrorCode::Stale };
     assert_eq!(world.core.take_events(USER), Some(Events::Revoked(vec![told])));
 }

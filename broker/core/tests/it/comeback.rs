@@ -17,7 +17,7 @@ impl World {
     }
 
     fn complete(&mut self, client: ClientId) {
-        self.step(Input::Complete { client });
+        self.step(Body::Complete.by(client, RequestId::ONE_WAY));
         self.poll_all();
     }
 
@@ -74,7 +74,7 @@ fn grace_when_shared_with_any_or_a_group_then_those_wait_and_declare_and_nobody_
     let peer = Peer { domain, job: None, pid: 1, gid: 1, groups: &[7] };
     world.step(Input::Connect { client: member, peer });
     let (request, deadline) = (RequestId(1), Now(0));
-    world.step(Input::Hello { client: member, request, own_fds: 0, deadline });
+    world.step(Body::Hello { own_fds: 0, deadline }.by(member, request));
     assert_eq!(world.code(STRANGER, id(3, 9)), Some(ErrorCode::Again));
     assert_eq!(world.code(STRANGER, id(4, 9)), Some(ErrorCode::NotPermitted));
     assert_eq!(world.code(member, id(4, 9)), Some(ErrorCode::Again));
@@ -127,7 +127,7 @@ fn redeposit_when_requests_wait_for_several_then_the_older_request_goes_before_t
     let large = sized(8192, deposit(4));
     let items = [(id(4, 9), large), (id(3, 9), deposit(3))];
     let items = items.map(|(id, deposit)| Redeposit { id: Ok(id), deposit, ended: false });
-    world.step(Input::Redeposit { client: OWNER, request: RequestId(9), items: &items });
+    world.step(Body::Redeposit { items: &items }.by(OWNER, RequestId(9)));
     world.poll_all();
     assert_eq!(world.state(id(3, 9)), AllocationState::Recalling);
     assert_eq!(world.state(id(4, 9)), AllocationState::Evicted);
@@ -163,7 +163,7 @@ fn complete_when_not_named_then_stale_at_once_and_what_was_named_or_anothers_is_
     assert!(world.redeposit(OWNER, id(3, 9), deposit(1)).is_ok());
     let lease = world.declare(USER, id(4, 9), false).expect("nobody has said yet");
     let request = world.acquire(USER, &[Ok(id(4, 9))], 500);
-    let effects = world.step(Input::Complete { client: OWNER });
+    let effects = world.step(Body::Complete.by(OWNER, RequestId::ONE_WAY));
     assert_eq!(effects, [], "it ends in polls");
     assert_eq!(world.code(USER, id(4, 9)), Some(ErrorCode::Stale), "before its end");
     assert_eq!(world.redeposit(OWNER, id(4, 9), deposit(2)).result(), Err(ErrorCode::Stale));
@@ -207,7 +207,7 @@ fn complete_when_a_million_were_freed_then_they_end_in_bounded_steps_between_oth
     for (client, key) in [(OWNER, KEY), (USER, SECOND)] {
         world.connect(client, 1000);
         world.step(Input::Identify { client, key });
-        world.step(Input::Complete { client });
+        world.step(Body::Complete.by(client, RequestId::ONE_WAY));
     }
     let mut polls = 0;
     while world.core.reserved() > 0 {
@@ -226,7 +226,7 @@ fn complete_when_a_million_were_freed_then_they_end_in_bounded_steps_between_oth
 #[test]
 fn complete_when_restarted_in_between_then_it_goes_on() {
     let mut world = crashed_with(&[live(3, record()), live(4, record())]);
-    world.step(Input::Complete { client: OWNER });
+    world.step(Body::Complete.by(OWNER, RequestId::ONE_WAY));
     world.restart(Config { first_generation: 100, ..config() });
     assert_eq!(world.code(USER, id(3, 9)), Some(ErrorCode::Stale));
     world.poll_all();
@@ -242,7 +242,7 @@ fn complete_when_a_kept_one_is_not_named_then_stale_and_its_fd_leaves_the_store(
     let mut world = crashed(config(), &kept, &fds);
     assert_eq!(world.code(USER, kept[1]), None, "its fd is here");
     assert!(world.redeposit(OWNER, kept[0], kept_deposit(1)).is_ok());
-    world.step(Input::Complete { client: OWNER });
+    world.step(Body::Complete.by(OWNER, RequestId::ONE_WAY));
     assert_eq!(world.code(USER, kept[1]), Some(ErrorCode::Stale));
     world.poll_all();
     assert_eq!(world.core.kept(kept[1].slot), None);
@@ -337,7 +337,7 @@ fn leased(slot: u32, owner_lives: bool) -> FormerSlot {
 fn unregister_when_in_the_grace_time_then_stale_at_once_and_drained_when_it_is_over() {
     let mut world = crashed(config(), &[SLOT], &[]);
     assert!(world.redeposit(OWNER, SLOT, deposit(1)).is_ok());
-    world.step(Input::Complete { client: OWNER });
+    world.step(Body::Complete.by(OWNER, RequestId::ONE_WAY));
     assert_eq!(world.unregister(OWNER, SLOT), Status::OK, "not drained yet");
     assert_eq!(world.code(USER, SLOT), Some(ErrorCode::Stale));
     world.poll_all();
@@ -357,7 +357,7 @@ fn declare_when_its_owner_has_ended_it_in_the_outage_then_a_lease_told_and_charg
     assert_eq!(world.name_ended(OWNER, id(4, 9)), Status::OK);
     let Effect::Publish { slot, generation: 0 } = world.fx.list[0] else { panic!("on the page") };
     assert_eq!(slot, 4);
-    world.step(Input::Complete { client: OWNER });
+    world.step(Body::Complete.by(OWNER, RequestId::ONE_WAY));
     assert_eq!(world.code(USER, SLOT), Some(ErrorCode::Stale));
     let lease = world.declare(USER, SLOT, false).expect("its owner waits for its holders");
     let told = RevokedEvent { id: SLOT, lease, code: ErrorCode::Stale };

@@ -9,7 +9,7 @@ fn credits_when_a_cap_leaves_no_place_at_all_then_refused_at_once_and_not_at_the
         let mut world = World::new(Config { node, base_credits: 0, ..config() });
         let (client, deposits, credits_wanted) = (OWNER, &[][..], 1);
         let (request, deadline) = (world.request(), Now(u64::MAX));
-        let ask = Input::Register { client, request, deposits, credits_wanted, deadline };
+        let ask = Body::Register { deposits, credits_wanted, deadline }.by(client, request);
         let effects = world.step(ask);
         let is_refused = |it: &Effect| {
             let Effect::Failed { status, .. } = it else { return false };
@@ -29,7 +29,7 @@ fn with_idle_credits(fds: u64) -> World {
 impl World {
     fn send(&mut self, client: ClientId, deposits: &[Deposit], credits_wanted: u32) -> Vec<Effect> {
         let (request, deadline) = (self.request(), Now(u64::MAX));
-        self.step(Input::Register { client, request, deposits, credits_wanted, deadline })
+        self.step(Body::Register { deposits, credits_wanted, deadline }.by(client, request))
     }
 
     fn grant_many(&mut self, client: ClientId, id: AllocationId, count: usize) -> Vec<LeaseId> {
@@ -56,7 +56,7 @@ fn hello_when_idle_credits_fill_the_cap_then_all_ranks_get_in() {
     for number in 3..35 {
         let (client, request) = (ClientId(number), RequestId(1));
         world.step(connect(client, DomainKey { listener: 0, uid: 1000 }, 5000 + number));
-        let hello = Input::Hello { client, request, own_fds: 2, deadline: Now(0) };
+        let hello = Body::Hello { own_fds: 2, deadline: Now(0) }.by(client, request);
         let effects = world.step(hello);
         assert!(matches!(effects[0], Effect::Welcome { .. }), "{number}: {effects:?}");
     }
@@ -99,8 +99,7 @@ fn register_when_there_is_room_again_then_what_was_taken_back_is_no_matter() {
     let id = world.register(deposit(1)).id;
     let leases = world.grant_many(USER, id, 7);
     assert_eq!(world.credits()[0], 0);
-    let (client, request) = (USER, None);
-    world.step(Input::Release { client, request, leases: &leases });
+    world.step(Body::Release { leases: &leases }.by(USER, RequestId::ONE_WAY));
     world.send(OWNER, &[deposit(2), deposit(3)], 0);
     assert_eq!(world.statuses(), [Status::OK; 2]);
 }
@@ -137,14 +136,14 @@ fn credits_when_refused_because_others_wait_then_idle_ones_stay() {
     let (deposits, credits_wanted) = (&[][..], 2);
     let ask = |client, deadline| {
         let request = RequestId(900);
-        Input::Register { client, request, deposits, credits_wanted, deadline }
+        Body::Register { deposits, credits_wanted, deadline }.by(client, request)
     };
     world.step(ask(USER, Now(0)));
     (0..3).for_each(|_| _ = world.grant(OTHER, id));
     // It waits for two fds, and only one of the credits is idle.
     let (client, request, deadline) = (ClientId(5), RequestId(1), Now(1000));
     world.step(connect(client, DomainKey { listener: 0, uid: 2000 }, 1));
-    assert_eq!(world.step(Input::Hello { client, request, own_fds: 2, deadline }).len(), 1);
+    assert_eq!(world.step(Body::Hello { own_fds: 2, deadline }.by(client, request)).len(), 1);
     let refused = world.step(ask(OTHER, Now(0)));
     assert!(matches!(refused[0], Effect::Failed { .. }), "{refused:?}");
     assert_eq!(world.client(USER).credits, 2);
@@ -165,7 +164,7 @@ fn hello_when_fds_without_a_place_are_more_than_fit_then_it_waits_until_they_are
     let domain = DomainKey { listener: 0, uid: 2000 };
     world.step(connect(late, domain, 4004));
     let (request, deadline) = (RequestId(1), Now(1000 * MS));
-    let effects = world.step(Input::Hello { client: late, request, own_fds: 0, deadline });
+    let effects = world.step(Body::Hello { own_fds: 0, deadline }.by(late, request));
     assert_eq!(effects, [], "it is parked");
     for ticket in 0..10 {
         world.step(Input::Closed { ticket: Ticket(ticket) });

@@ -8,7 +8,7 @@ const LATE: ClientId = ClientId(5);
 fn knock(world: &mut World, client: ClientId, uid: u32, own_fds: u32) -> Vec<Effect> {
     let (request, deadline) = (RequestId(1), Now(world.now.0 + 1000 * MS));
     let connected = world.step(connect(client, DomainKey { listener: 0, uid }, 1));
-    let greeted = world.step(Input::Hello { client, request, own_fds, deadline });
+    let greeted = world.step(Body::Hello { own_fds, deadline }.by(client, request));
     connected.into_iter().chain(greeted).collect()
 }
 
@@ -94,9 +94,9 @@ fn hello_when_many_wait_then_they_are_let_in_by_turns_as_fds_come_back() {
     let mut order = Vec::new();
     for _ in of {
         let lease = leases.pop();
-        let (client, request) = (USER, None);
         let leases: Vec<_> = lease.into_iter().collect();
-        let mut effects = world.step(Input::Release { client, request, leases: &leases });
+        let mut effects =
+            world.step(Body::Release { leases: &leases }.by(USER, RequestId::ONE_WAY));
         effects.extend(world.at(1));
         effects.extend(close(&mut world));
         let welcome = of.iter().filter(|(client, _)| is_welcome(&effects, *client));
@@ -111,10 +111,10 @@ fn hello_when_its_client_asks_for_something_meanwhile_then_protocol_and_the_end(
     let mut world = World::new(node_fds(1));
     world.step(connect(ClientId(4), DomainKey { listener: 0, uid: 1000 }, 1));
     let (client, request, deadline) = (ClientId(4), RequestId(1), Now(0));
-    world.step(Input::Hello { client, request, own_fds: 1, deadline });
+    world.step(Body::Hello { own_fds: 1, deadline }.by(client, request));
     assert!(knock(&mut world, LATE, 1000, 1).is_empty());
     let (client, wanted, request) = (LATE, &[][..], RequestId(2));
-    let early = world.step(Input::Acquire { client, request, wanted, deadline });
+    let early = world.step(Body::Acquire { wanted, deadline }.by(client, request));
     assert!(is_refused(&early, LATE) && early.len() == 3, "{early:?}");
     world.step(Input::Gone { client: LATE });
     world.step(Input::Gone { client: ClientId(4) });
@@ -125,7 +125,7 @@ fn hello_when_the_broker_restarts_then_it_is_asked_to_try_again() {
     let mut world = World::new(node_fds(1));
     world.step(connect(ClientId(4), DomainKey { listener: 0, uid: 1000 }, 1));
     let (client, request, deadline) = (ClientId(4), RequestId(1), Now(0));
-    world.step(Input::Hello { client, request, own_fds: 1, deadline });
+    world.step(Body::Hello { own_fds: 1, deadline }.by(client, request));
     assert!(knock(&mut world, LATE, 1000, 1).is_empty());
     let mut effects = Effects::default();
     world.core.settle_parked(world.now, &mut effects);
@@ -241,7 +241,7 @@ fn hello_when_leases_of_others_leave_its_user_little_then_they_are_asked_for_som
     let Some(Events::Reclaim(leases)) = world.core.take_events(USER) else {
         panic!("nobody is asked")
     };
-    let given_back = world.step(Input::Release { client: USER, request: None, leases: &leases });
+    let given_back = world.step(Body::Release { leases: &leases }.by(USER, RequestId::ONE_WAY));
     assert!(is_welcome(&given_back, late), "{given_back:?}");
 }
 
@@ -257,7 +257,7 @@ fn connect_when_a_user_has_as_many_idle_connections_as_it_may_then_others_get_in
         // Idle, and with as many credits as it gets.
         let (client, request, deadline) = (ClientId(number), RequestId(2), Now(0));
         let (deposits, credits_wanted) = (&[][..], 64);
-        world.step(Input::Register { client, request, deposits, credits_wanted, deadline });
+        world.step(Body::Register { deposits, credits_wanted, deadline }.by(client, request));
         number += 1;
     }
     assert!(number > 10, "only {number} connections");
@@ -267,7 +267,7 @@ fn connect_when_a_user_has_as_many_idle_connections_as_it_may_then_others_get_in
         let client = ClientId(uid - 2000);
         assert!(is_welcome(&knock(&mut world, client, uid, 0), client), "{uid}");
         let (request, deadline, deposits, credits_wanted) = (RequestId(2), Now(0), &[][..], 1);
-        world.step(Input::Register { client, request, deposits, credits_wanted, deadline });
+        world.step(Body::Register { deposits, credits_wanted, deadline }.by(client, request));
         assert!(world.client(client).credits > 0, "{uid}");
     }
 }
@@ -371,7 +371,7 @@ fn with_bound(world: &mut World, client: ClientId, fds: u32) {
     world.step(connect(client, DomainKey { listener: 0, uid: 1000 }, 1));
     world.step(Input::BoundHeld { client, fds });
     let (request, deadline) = (RequestId(1), Now(0));
-    world.step(Input::Hello { client, request, own_fds: 0, deadline });
+    world.step(Body::Hello { own_fds: 0, deadline }.by(client, request));
 }
 
 #[test]
@@ -401,8 +401,8 @@ fn register_when_resident_beyond_the_clients_own_bound_then_no_quota_names_it() 
         world.register_by(LATE, Deposit { recallable: false, ..deposit(base) });
     }
     let (client, request, deadline) = (LATE, RequestId(900), Now(0));
-    let asked =
-        world.step(Input::Register { client, request, deposits: &[], credits_wanted: 1, deadline });
+    let asked = world
+        .step(Body::Register { deposits: &[], credits_wanted: 1, deadline }.by(client, request));
     let refused = Status::no_quota(Resource::HeldFds, Scope::Client, 2, 1);
     assert!(
         asked

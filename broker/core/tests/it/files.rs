@@ -97,7 +97,7 @@ fn register_when_the_file_is_sparse_then_held_and_recalled_under_a_cap_below_its
     let file = Some(File { id: FileId { device: 1, inode: 7 }, pinned_bytes: 12_288 });
     let mut supply = Supply { file, ..supply::supply(id, Ok(0), 1) };
     supply.facts.size_bytes = 1 << 36;
-    world.step(Input::Supply { client: OWNER, supplies: &[supply] });
+    world.step(Body::Supply { supplies: &[supply] }.by(OWNER, RequestId::ONE_WAY));
     assert_eq!(held_bytes(&world, OWNER), 12_288, "read again when it is supplied");
 }
 
@@ -130,7 +130,7 @@ fn kept_when_its_owner_goes_and_another_adopts_it_then_the_file_is_charged_to_ea
     assert_eq!(world.now_of(Resource::HeldBytes), 8192, "its domain alone pays");
     let request = world.request();
     let item = Redeposit { id: Ok(id), deposit: kept, ended: false };
-    world.step(Input::Redeposit { client: USER, request, items: &[item] });
+    world.step(Body::Redeposit { items: &[item] }.by(USER, request));
     assert_eq!(held_bytes(&world, USER), 8192);
 }
 

@@ -11,7 +11,7 @@ pub(super) fn connect_in_job(world: &mut World, client: ClientId, job: JobKey) {
     let job = Some((job, JobName::new(&format!("job:{}", job.0))));
     let peer = Peer { domain, job, pid, gid: 100, groups: &[] };
     world.step(Input::Connect { client, peer });
-    world.step(Input::Hello { client, request: RequestId(1), own_fds: 0, deadline: Now(0) });
+    world.step(Body::Hello { own_fds: 0, deadline: Now(0) }.by(client, RequestId(1)));
 }
 
 pub(super) fn job_of(world: &World, key: JobKey) -> Option<JobView> {
@@ -64,7 +64,7 @@ fn acquire_when_it_waits_for_its_jobs_cap_then_granted_when_the_job_gives_back()
     connect_in_job(&mut world, two, JOB);
     let lease = world.grant(one, id);
     let request = world.acquire(two, &[Ok(id)], 1000);
-    world.step(Input::Release { client: one, request: None, leases: &[lease] });
+    world.step(Body::Release { leases: &[lease] }.by(one, RequestId::ONE_WAY));
     let effects = world.fx.list.clone();
     assert_eq!(answer(&world, &effects, request), Some(Status::OK));
 }
@@ -76,7 +76,7 @@ fn gone_when_the_last_of_a_job_then_the_job_is_forgotten_and_its_closing_fds_are
     connect_in_job(&mut world, client, JOB);
     let (request, deadline) = (world.request(), Now(u64::MAX));
     let deposits = &[deposit(1)];
-    world.step(Input::Register { client, request, deposits, credits_wanted: 0, deadline });
+    world.step(Body::Register { deposits, credits_wanted: 0, deadline }.by(client, request));
     assert_eq!(job_of(&world, JOB).map(|job| job.clients), Some(1));
     world.step(Input::Gone { client });
     assert_eq!(job_of(&world, JOB), None);
@@ -96,10 +96,12 @@ fn acquire_when_the_jobs_held_fds_are_full_then_the_jobs_own_are_evicted_alone()
     let mut register = |base| {
         let deadline = Now(u64::MAX);
         let request = world.request();
-        world.step(Input::Register { client, request, deposits: &[], credits_wanted: 1, deadline });
+        world.step(
+            Body::Register { deposits: &[], credits_wanted: 1, deadline }.by(client, request),
+        );
         world.close_all();
         let (request, deposits) = (world.request(), &[deposit(base)]);
-        world.step(Input::Register { client, request, deposits, credits_wanted: 0, deadline });
+        world.step(Body::Register { deposits, credits_wanted: 0, deadline }.by(client, request));
         (world.fx.registered[0].id, world.state(outside))
     };
     let (first, _) = register(2);

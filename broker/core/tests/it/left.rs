@@ -15,7 +15,7 @@ fn left_in(config: Config) -> (World, AllocationId) {
     connect_in_job(&mut world, FIRST, JOB);
     let (request, deadline) = (world.request(), Now(u64::MAX));
     let deposits = &[kept_deposit(1)];
-    world.step(Input::Register { client: FIRST, request, deposits, credits_wanted: 0, deadline });
+    world.step(Body::Register { deposits, credits_wanted: 0, deadline }.by(FIRST, request));
     let id = world.fx.registered[0].id;
     world.gone(FIRST);
     (world, id)
@@ -102,7 +102,7 @@ fn left_when_an_adoption_is_refused_then_its_jobs_still() {
     let (request, deadline) = (world.request(), Now(u64::MAX));
     let deposits = &[kept_deposit(1)];
     let client = SECOND;
-    world.step(Input::Register { client, request, deposits, credits_wanted: 0, deadline });
+    world.step(Body::Register { deposits, credits_wanted: 0, deadline }.by(client, request));
     let refused = world.redeposit(SECOND, id, kept_deposit(9));
     assert_eq!(refused, Status::no_quota(Resource::KeptAllocations, Scope::Job, 1, 4004));
     assert_eq!(job_told(&world, id), Some(JOB));

@@ -58,7 +58,7 @@ impl World {
     pub(super) fn name(&mut self, client: ClientId, item: Redeposit) -> Status {
         let request = self.request();
         let items = &[item];
-        self.step(Input::Redeposit { client, request, items });
+        self.step(Body::Redeposit { items }.by(client, request));
         self.fx.registered[0].status
     }
 
@@ -70,7 +70,7 @@ impl World {
     ) -> Result<LeaseId, Status> {
         let request = self.request();
         let items = &[Declared { wanted: Ok(id), open }];
-        self.step(Input::Declare { client, request, items });
+        self.step(Body::Declare { items }.by(client, request));
         let granted = self.fx.granted[0];
         if granted.status.is_ok() { Ok(granted.lease) } else { Err(granted.status) }
     }
@@ -104,16 +104,11 @@ fn a_full_world() -> World {
     let held: Vec<_> = world.core.allocations(0).map(|view| view.id).collect();
     world.grant(USER, held[2]);
     let mapped = world.grant(OTHER, held[3]);
-    world.step(Input::Mapped { client: OTHER, request: None, leases: &[mapped] });
+    world.step(Body::Mapped { leases: &[mapped] }.by(OTHER, RequestId::ONE_WAY));
     world.unregister(OWNER, held[3]);
     let next = ClientId(5);
     world.connect(next, 2000);
-    world.step(Input::Acquire {
-        client: next,
-        request: RequestId(7),
-        wanted: &[Ok(held[0])],
-        deadline: Now(9),
-    });
+    world.step(Body::Acquire { wanted: &[Ok(held[0])], deadline: Now(9) }.by(next, RequestId(7)));
     world
 }
 
@@ -560,7 +555,7 @@ fn share_when_by_group_then_those_of_the_owners_group_on_its_listener_alone() {
         let (client, domain) = (ClientId(client), DomainKey { listener, uid });
         let peer = Peer { domain, job: None, pid: 1, gid, groups };
         world.step(Input::Connect { client, peer });
-        world.step(Input::Hello { client, request: RequestId(1), own_fds: 0, deadline: Now(0) });
+        world.step(Body::Hello { own_fds: 0, deadline: Now(0) }.by(client, RequestId(1)));
         world.acquire(client, &[Ok(shared)], 0);
         world.fx.granted[0].status.result().err()
     };

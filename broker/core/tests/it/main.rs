@@ -78,7 +78,7 @@ impl World {
     fn connect(&mut self, client: ClientId, uid: u32) {
         let domain = DomainKey { listener: 0, uid };
         self.step(connect(client, domain, 4000 + client.0));
-        self.step(Input::Hello { client, request: RequestId(1), own_fds: 0, deadline: Now(0) });
+        self.step(Body::Hello { own_fds: 0, deadline: Now(0) }.by(client, RequestId(1)));
     }
 
     fn step(&mut self, input: Input<'_>) -> Vec<Effect> {
@@ -111,24 +111,20 @@ impl World {
         let deadline = Now(u64::MAX);
         let has = self.client(client).credits > 0;
         if !has {
-            self.step(Input::Register {
-                client,
-                request,
-                deposits: &[],
-                credits_wanted: 1,
-                deadline,
-            });
+            self.step(
+                Body::Register { deposits: &[], credits_wanted: 1, deadline }.by(client, request),
+            );
             self.close_all();
         }
         let deposits = &[deposit];
         let request = self.request();
-        self.step(Input::Register { client, request, deposits, credits_wanted: 0, deadline });
+        self.step(Body::Register { deposits, credits_wanted: 0, deadline }.by(client, request));
         self.fx.registered[0]
     }
 
     fn acquire(&mut self, client: ClientId, wanted: &[Wanted], ms: u64) -> RequestId {
         let (request, deadline) = (self.request(), Now(self.now.0 + ms * MS));
-        self.step(Input::Acquire { client, request, wanted, deadline });
+        self.step(Body::Acquire { wanted, deadline }.by(client, request));
         request
     }
 
@@ -141,14 +137,14 @@ impl World {
     }
 
     fn release(&mut self, client: ClientId, lease: LeaseId) -> Status {
-        let request = Some(self.request());
-        self.step(Input::Release { client, request, leases: &[lease] });
+        let request = self.request();
+        self.step(Body::Release { leases: &[lease] }.by(client, request));
         self.fx.statuses[0]
     }
 
     fn unregister(&mut self, client: ClientId, id: AllocationId) -> Status {
         let request = self.request();
-        self.step(Input::Unregister { client, request, ids: &[id] });
+        self.step(Body::Unregister { ids: &[id] }.by(client, request));
         self.fx.statuses[0]
     }
 
@@ -159,7 +155,7 @@ impl World {
         owner_id: u64,
     ) -> Vec<Effect> {
         let supply = supply::supply(id, fd, owner_id);
-        self.step(Input::Supply { client: OWNER, supplies: &[supply] })
+        self.step(Body::Supply { supplies: &[supply] }.by(OWNER, RequestId::ONE_WAY))
     }
 
     /// The closers finish everything under way, whatever it sets off included.
@@ -208,7 +204,7 @@ fn acquire_when_held_then_granted_and_charged_until_released() {
     let lease = world.grant(USER, id);
     assert_eq!(world.now_of(Resource::Fds), before + 1);
     assert_eq!(world.client(USER).account.now(Resource::OpenLeases), 1);
-    world.step(Input::Mapped { client: USER, request: None, leases: &[lease] });
+    world.step(Body::Mapped { leases: &[lease] }.by(USER, RequestId::ONE_WAY));
     assert_eq!(world.now_of(Resource::Fds), before);
     assert_eq!(world.client(USER).account.now(Resource::MappedLeases), 1);
     assert!(world.release(USER, lease).is_ok());
@@ -371,7 +367,7 @@ fn supply_when_its_range_ends_beyond_all_numbers_then_the_allocation_ends() {
     world.close_all();
     let mut supply = supply::supply(id, Ok(0), 1);
     supply.facts.fd_offset = u64::MAX - 4095;
-    let effects = world.step(Input::Supply { client: OWNER, supplies: &[supply] });
+    let effects = world.step(Body::Supply { supplies: &[supply] }.by(OWNER, RequestId::ONE_WAY));
     assert!(effects.contains(&Effect::Publish { slot: id.slot, generation: 0 }), "{effects:?}");
 }
 
@@ -457,7 +453,7 @@ fn register_when_all_is_resident_then_no_quota_names_the_cap() {
     world.register(resident(1));
     world.register(resident(2));
     let (client, request, deadline) = (OWNER, RequestId(9), Now(50 * MS));
-    world.step(Input::Register { client, request, deposits: &[], credits_wanted: 1, deadline });
+    world.step(Body::Register { deposits: &[], credits_wanted: 1, deadline }.by(client, request));
     assert_eq!(world.fx.list, []);
     let effects = world.at(50);
     let status = answer(&world, &effects, request).expect("answered");
@@ -470,7 +466,7 @@ fn register_when_over_its_credits_then_protocol_and_every_fd_is_closed() {
     let (client, request, deadline) = (OWNER, RequestId(9), Now(0));
     let deposits = &[deposit(1), deposit(2)];
     let effects =
-        world.step(Input::Register { client, request, deposits, credits_wanted: 0, deadline });
+        world.step(Body::Register { deposits, credits_wanted: 0, deadline }.by(client, request));
     let closed = effects.iter().filter(|effect| matches!(effect, Effect::CloseArrived { .. }));
     assert_eq!(closed.count(), 2);
     let status = answer(&world, &effects, request).expect("answered");
@@ -486,7 +482,7 @@ fn register_when_refused_fds_pile_up_then_told_before_the_connection_ends() {
     let (client, request, deadline) = (OWNER, RequestId(9), Now(0));
     let deposits = &[refused];
     let effects =
-        world.step(Input::Register { client, request, deposits, credits_wanted: 0, deadline });
+        world.step(Body::Register { deposits, credits_wanted: 0, deadline }.by(client, request));
     let status = Status::no_quota(Resource::RefusedFds, Scope::Domain, 1, 0);
     assert_eq!(effects[0], Effect::Failed { client, request, status });
     assert_eq!(effects.last(), Some(&Effect::Disconnect { client, status }));
@@ -499,7 +495,7 @@ fn acquire_when_the_node_is_full_then_parked_first_come_first_served() {
     let lease = world.grant(OWNER, id);
     let first = world.acquire(USER, &[Ok(id)], 1000);
     let second = world.acquire(OTHER, &[Ok(id)], 1000);
-    let effects = world.step(Input::Release { client: OWNER, request: None, leases: &[lease] });
+    let effects = world.step(Body::Release { leases: &[lease] }.by(OWNER, RequestId::ONE_WAY));
     assert_eq!(answer(&world, &effects, first), Some(Status::OK));
     assert_eq!(answer(&world, &effects, second), None);
 }
@@ -541,7 +537,7 @@ fn unregister_when_a_request_waits_for_room_to_recall_it_then_answered_stale() {
     assert_eq!(world.state(id), AllocationState::Evicted);
     let request = world.acquire(OTHER, &[Ok(id)], 1000);
     let (client, ids) = (OWNER, &[id][..]);
-    let effects = world.step(Input::Unregister { client, request: RequestId(7), ids });
+    let effects = world.step(Body::Unregister { ids }.by(client, RequestId(7)));
     let status = answer(&world, &effects, request).expect("answered");
     assert_eq!(status.result(), Err(ErrorCode::Stale));
 }
@@ -563,10 +559,10 @@ fn cancel_when_parked_then_cancelled_and_when_not_then_nothing() {
     let id = world.register(Deposit { recallable: false, ..deposit(1) }).id;
     world.grant(USER, id);
     let request = world.acquire(OTHER, &[Ok(id)], 20);
-    let effects = world.step(Input::Cancel { client: OTHER, request });
+    let effects = world.step(Body::Cancel.by(OTHER, request));
     let status = answer(&world, &effects, request).expect("answered");
     assert_eq!(status.result(), Err(ErrorCode::Cancelled));
-    assert_eq!(world.step(Input::Cancel { client: OTHER, request }), []);
+    assert_eq!(world.step(Body::Cancel.by(OTHER, request)), []);
 }
 
 #[test]
@@ -615,9 +611,9 @@ fn hello_when_missing_or_twice_then_protocol_and_the_end() {
     let domain = DomainKey { listener: 0, uid: 1 };
     world.step(connect(stranger, domain, 1));
     let (request, wanted, deadline) = (RequestId(1), &[][..], Now(0));
-    let early = world.step(Input::Acquire { client: stranger, request, wanted, deadline });
+    let early = world.step(Body::Acquire { wanted, deadline }.by(stranger, request));
     assert!(matches!(early[..], [Effect::Failed { .. }, Effect::Disconnect { .. }]));
-    let twice = world.step(Input::Hello { client: USER, request, own_fds: 0, deadline });
+    let twice = world.step(Body::Hello { own_fds: 0, deadline }.by(USER, request));
     assert!(matches!(twice[..], [Effect::Failed { .. }, Effect::Disconnect { .. }]));
 }
 

@@ -13,7 +13,7 @@ fn row_of(count: usize) -> (World, Vec<AllocationId>) {
 
 fn unregister(world: &mut World, ids: &[AllocationId]) -> Vec<Status> {
     let request = world.request();
-    world.step(Input::Unregister { client: OWNER, request, ids });
+    world.step(Body::Unregister { ids }.by(OWNER, request));
     world.fx.statuses.clone()
 }
 

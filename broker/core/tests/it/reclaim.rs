@@ -26,7 +26,7 @@ fn acquire_when_the_cap_is_full_of_leases_then_the_most_idle_is_asked_for_its_ol
     assert!(world.fx.list.contains(&Effect::Events { client: USER }));
     assert_eq!(reclaimed(&mut world, USER), Some(vec![old, young]));
     assert_eq!(reclaimed(&mut world, OTHER), None);
-    world.step(Input::Release { client: USER, request: None, leases: &[old] });
+    world.step(Body::Release { leases: &[old] }.by(USER, RequestId::ONE_WAY));
     let effects = world.fx.list.clone();
     assert_eq!(answer(&world, &effects, request), Some(Status::OK));
     world.release(OTHER, kept);
@@ -45,10 +45,10 @@ fn acquire_when_a_thousand_clients_of_others_are_idle_then_those_of_the_full_dom
         world.fx.clear();
         let input = connect(client, DomainKey { listener: 0, uid }, 1);
         world.core.step(now, input, &mut world.fx);
-        let hello = Input::Hello { client, request, own_fds: 0, deadline };
+        let hello = Body::Hello { own_fds: 0, deadline }.by(client, request);
         world.core.step(now, hello, &mut world.fx);
         let wanted = &[Ok(id)][..];
-        let acquire = Input::Acquire { client, request: RequestId(2), wanted, deadline };
+        let acquire = Body::Acquire { wanted, deadline }.by(client, RequestId(2));
         world.core.step(now, acquire, &mut world.fx);
     }
     world.grant(USER, id);
@@ -148,10 +148,10 @@ fn mapped_when_the_cap_is_full_then_no_quota_and_mapped_leases_are_asked_for() {
     let mut world = World::new(Config { node, ..config() });
     let id = world.register(deposit(1)).id;
     let (idle, open) = (world.grant(USER, id), world.grant(USER, id));
-    world.step(Input::Mapped { client: USER, request: None, leases: &[idle] });
+    world.step(Body::Mapped { leases: &[idle] }.by(USER, RequestId::ONE_WAY));
     let lease = world.grant(OTHER, id);
-    let request = Some(world.request());
-    world.step(Input::Mapped { client: OTHER, request, leases: &[lease] });
+    let request = world.request();
+    world.step(Body::Mapped { leases: &[lease] }.by(OTHER, request));
     let quota = Status::no_quota(Resource::MappedLeases, Scope::Node, 1, 4001);
     assert_eq!(world.fx.statuses[0], quota);
     assert_eq!(reclaimed(&mut world, USER), Some(vec![idle]));
@@ -192,8 +192,7 @@ fn credits_when_closes_of_another_user_take_long_then_do_not_wait_for_them() {
     let [closing, next] = [2, 3].map(|base| world.register_by(slow, deposit(base)).id);
     world.unregister(slow, closing);
     let (request, deadline) = (world.request(), Now(u64::MAX));
-    let wish =
-        Input::Register { client: USER, request, deposits: &[], credits_wanted: 1, deadline };
+    let wish = Body::Register { deposits: &[], credits_wanted: 1, deadline }.by(USER, request);
     world.step(wish);
     assert_eq!(world.state(held), AllocationState::Held, "what is being closed will be room");
     let domain = DomainKey { listener: 0, uid };

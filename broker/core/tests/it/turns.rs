@@ -15,7 +15,7 @@ fn release_when_two_domains_wait_then_they_are_served_in_turn_and_each_in_order(
     let second = [0; 3].map(|_| world.acquire(stranger, &[Ok(id)], 1000));
     let (mut holder, mut held, mut served) = (OTHER, lease, Vec::new());
     for _ in 0..6 {
-        world.step(Input::Release { client: holder, request: None, leases: &[held] });
+        world.step(Body::Release { leases: &[held] }.by(holder, RequestId::ONE_WAY));
         let granted = world.fx.list.iter().find_map(|effect| match effect {
             Effect::Granted { client, request, range, .. } => {
                 Some((*client, *request, world.fx.granted[range.start].lease))
@@ -46,7 +46,7 @@ fn release_when_one_domain_is_at_its_cap_then_another_behind_it_is_served() {
     // Behind its domain's cap, and before the other one.
     let waits = world.acquire(USER, &[Ok(id)], 1000);
     let request = world.acquire(fifth, &[Ok(id)], 1000);
-    world.step(Input::Release { client: fourth, request: None, leases: &[lease] });
+    world.step(Body::Release { leases: &[lease] }.by(fourth, RequestId::ONE_WAY));
     let effects = world.fx.list.clone();
     assert_eq!(answer(&world, &effects, request), Some(Status::OK));
     assert_eq!(answer(&world, &effects, waits), None);
@@ -69,7 +69,7 @@ fn sendable_when_a_request_joins_a_recall_under_way_then_that_was_not_its_domain
     let first = world.acquire(USER, &[Ok(id)], 60_000);
     let second = world.acquire(stranger, &[Ok(id)], 60_000);
     world.step(Input::Sendable { client: OTHER, sendable: true });
-    world.step(Input::Release { client: OWNER, request: None, leases: &[lease] });
+    world.step(Body::Release { leases: &[lease] }.by(OWNER, RequestId::ONE_WAY));
     let effects = world.fx.list.clone();
     assert_eq!(answer(&world, &effects, first), Some(Status::OK));
     assert_eq!(answer(&world, &effects, second), None);
@@ -90,7 +90,7 @@ fn release_when_the_domains_first_are_held_up_by_another_cap_then_the_next_is_se
         world.acquire(USER, &[Ok(id)], 60_000);
     }
     let [same, other] = [OTHER, stranger].map(|client| world.acquire(client, &[Ok(id)], 60_000));
-    world.step(Input::Release { client: OWNER, request: None, leases: &[lease] });
+    world.step(Body::Release { leases: &[lease] }.by(OWNER, RequestId::ONE_WAY));
     let effects = world.fx.list.clone();
     assert_eq!(answer(&world, &effects, same), Some(Status::OK));
     assert_eq!(answer(&world, &effects, other), None);
@@ -137,13 +137,7 @@ fn set_caps_when_a_served_domain_goes_behind_another_then_that_ones_requests_kee
     // for a credit.
     let leases = [USER, OTHER, stranger].map(|client| world.acquire(client, &[Ok(id)], 500));
     let (credit, deadline) = (world.request(), Now(500 * MS));
-    world.step(Input::Register {
-        client: stranger,
-        request: credit,
-        deposits: &[],
-        credits_wanted: 1,
-        deadline,
-    });
+    world.step(Body::Register { deposits: &[], credits_wanted: 1, deadline }.by(stranger, credit));
     let caps = CapsOfScopes { node: Caps::NONE, client: Caps::NONE, ..world.core.caps() };
     let effects = world.step(Input::SetCaps { caps: &caps });
     let answered = effects.iter().filter_map(|effect| match effect {
@@ -175,7 +169,7 @@ fn cancel_when_the_first_in_line_leaves_then_a_batch_that_is_in_line_elsewhere_h
     let request = world.acquire(USER, &[Ok(large)], 500);
     world.acquire(OTHER, &[Ok(of_first), Ok(small)], 500);
     assert_eq!(world.state(small), AllocationState::Evicted, "behind the large one");
-    world.step(Input::Cancel { client: USER, request });
+    world.step(Body::Cancel.by(USER, request));
     world.poll_all();
     assert_eq!(world.state(small), AllocationState::Recalling);
 }

@@ -1,7 +1,7 @@
 //! Facts that the core hears once the list of effects at hand has been applied. Must never reach
 //! the core in the middle of a list.
 
-use fdbroker_core::{ClientId, Core, Effects, Input, LeaseId, Now, RequestId};
+use fdbroker_core::{Body, ClientId, Core, Effects, Input, LeaseId, Now, RequestId};
 use std::ops::Range;
 
 /// A grant that could not be sent, by its place in the effects of the pass.
@@ -75,8 +75,8 @@ impl Feedback {
             core.step(now, Input::Unsent { client, request, grants, deadline, seq }, next);
         }
         for (client, leases) in self.cut.drain(..) {
-            let (request, leases) = (None, &leases[..]);
-            core.step(now, Input::Release { client, request, leases }, next);
+            let release = Body::Release { leases: &leases[..] };
+            core.step(now, release.by(client, RequestId::ONE_WAY), next);
         }
         for client in self.gone.drain(..) {
             core.step(now, Input::Gone { client }, next);

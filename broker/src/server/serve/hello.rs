@@ -4,7 +4,7 @@ use crate::clients::connection::{Connection, Phase, index};
 use crate::limits::WORK_PER_WAKE;
 use crate::messages::requests::{self, Breach};
 use crate::server::parts::Server;
-use fdbroker_core::{ClientId, Input, OwnerKey, RequestId};
+use fdbroker_core::{Body, ClientId, Input, OwnerKey, RequestId};
 use fdbroker_protocol::Kind;
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::message::{HELLO_MAGIC, Hello, PROTOCOL_VERSION};
@@ -29,7 +29,7 @@ impl Server {
         if max_held_fds != 0 {
             self.step(Input::BoundHeld { client, fds: max_held_fds });
         }
-        self.step(Input::Hello { client, request: RequestId(message.id), own_fds, deadline });
+        self.step(Body::Hello { own_fds, deadline }.by(client, RequestId(message.id)));
         self.refuse_rest(client);
         Ok(())
     }

@@ -10,7 +10,7 @@ use crate::limits::WORK_PER_PAGE;
 use crate::messages::objects::{self, Asked, Wish};
 use crate::server::parts::Server;
 use crate::server::parts::seals::Seal;
-use fdbroker_core::{ClientId, Core, GroupId, Input, Making, Now, RequestId, Touch};
+use fdbroker_core::{Body, ClientId, Core, GroupId, Input, Making, Now, RequestId, Touch};
 use fdbroker_protocol::{ErrorCode, MemoryKind, Status, Writer};
 use std::os::fd::RawFd;
 
@@ -24,13 +24,13 @@ impl Server {
         }
         match &asked.wish {
             Wish::Create(group) => {
-                self.step(Input::CreateObjects { client, request, create: &group.create() });
+                self.step(Body::CreateObjects { create: &group.create() }.by(client, request));
                 self.refuse_rest(client);
             }
             Wish::Touch(names, keep_us, pin) => {
                 let touch = Touch { of_job, keep_us: *keep_us, pin: *pin, names };
                 match self.kept.begin_touch(client, &touch, &self.core, &self.fds) {
-                    Ok(()) => self.step(Input::TouchObjects { client, request, touch: &touch }),
+                    Ok(()) => self.step(Body::TouchObjects { touch: &touch }.by(client, request)),
                     Err(status) => {
                         self.reply_failed(client, request, status);
                         self.settle_queues();
@@ -210,7 +210,7 @@ impl Server {
     ) {
         let begun =
             checked.and_then(|()| self.kept.begin_seal(client, group, &self.core, &self.fds));
-        self.step(Input::SealObjects { client, request, group, checked: begun });
+        self.step(Body::SealObjects { group, checked: begun }.by(client, request));
         self.kept.end_keep();
     }
 }

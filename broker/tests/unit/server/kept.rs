@@ -9,7 +9,7 @@ use crate::kernel::stat;
 use crate::limits::{DEVICE_FDS_PER_CARRIER, HOST_FDS_PER_CARRIER, KEPT_LOG_AREA_BYTES};
 use crate::manager::inherited::names;
 use fdbroker_core::{
-    ClientId, Create, Deleted, Deposit, GroupId, Inherits, Input, Lane, NewObject, RequestId,
+    Body, ClientId, Create, Deleted, Deposit, GroupId, Inherits, Lane, NewObject, RequestId,
 };
 use fdbroker_protocol::Facts;
 use fdbroker_protocol::object::ObjectState;
@@ -161,11 +161,7 @@ impl Kept {
             credits_wanted: 1,
             objects: &objects,
         };
-        server.step(Input::CreateObjects {
-            client: self.client,
-            request: RequestId(1),
-            create: &create,
-        });
+        server.step(Body::CreateObjects { create: &create }.by(self.client, RequestId(1)));
         server.fds.refuse_rest(0);
         let all = server.core.objects_for(self.client, false, b"", b"").unwrap();
         let groups = all.filter(|it| it.name == names[0].as_bytes()).map(|it| it.group);
@@ -204,7 +200,7 @@ impl Kept {
     fn delete(&mut self, name: &str) {
         let objects = &[Deleted { name: name.as_bytes(), version: 0 }];
         let (client, request) = (self.client, RequestId(3));
-        self.bench.server.step(Input::DeleteObjects { client, request, of_job: false, objects });
+        self.bench.server.step(Body::DeleteObjects { of_job: false, objects }.by(client, request));
         self.peers.0.count();
     }
 

@@ -7,9 +7,9 @@ mod objects;
 
 use crate::bytes::Bytes;
 use fdbroker_core::{
-    Caps, CapsOfScopes, ClientId, Config, Core, Declared, Deposit, DomainKey, Effect, Effects,
-    Events, Former, FormerLife, FormerSlot, Granted, GroupId, Input, JobKey, JobName, Lane,
-    LeaseId, Now, OwnerKey, Peer, Record, Redeposit, RequestId, Supply, Ticket, Wanted,
+    Body, Caps, CapsOfScopes, ClientId, Config, Core, Declared, Deposit, DomainKey, Effect,
+    Effects, Events, Former, FormerLife, FormerSlot, Granted, GroupId, Input, JobKey, JobName,
+    Lane, LeaseId, Now, OwnerKey, Peer, Record, Redeposit, RequestId, Supply, Ticket, Wanted,
 };
 use fdbroker_protocol::{
     AllocationId, ErrorCode, Facts, FdType, MemoryKind, Resource, Scope, Share, Status, Unit,
@@ -180,7 +180,7 @@ impl World {
             1 => {
                 let (request, own_fds) = (self.request(client, bytes), u32::from(bytes.u8() >> 4));
                 let deadline = self.deadline(bytes);
-                self.step(Input::Hello { client, request, own_fds, deadline }, 0);
+                self.step(Body::Hello { own_fds, deadline }.by(client, request), 0);
             }
             2 | 3 => self.register(client, bytes),
             4..=6 => self.acquire(client, bytes),
@@ -188,11 +188,11 @@ impl World {
             8 => {
                 let ids = self.some(bytes, Self::id);
                 let request = self.request(client, bytes);
-                self.step(Input::Unregister { client, request, ids: &ids }, 0);
+                self.step(Body::Unregister { ids: &ids }.by(client, request), 0);
             }
             9 => {
                 let request = RequestId(bytes.u8().into());
-                self.step(Input::Cancel { client, request }, 0);
+                self.step(Body::Cancel.by(client, request), 0);
             }
             10 => self.step(Input::Sendable { client, sendable: bytes.bool() }, 0),
             11 | 12 => self.supply(client, bytes),
@@ -222,7 +222,7 @@ impl World {
         self.step(Input::Connect { client, peer }, 0);
         if what & 128 == 0 {
             let request = self.request(client, bytes);
-            self.step(Input::Hello { client, request, own_fds: 0, deadline: Now(0) }, 0);
+            self.step(Body::Hello { own_fds: 0, deadline: Now(0) }.by(client, request), 0);
         }
     }
 
@@ -237,7 +237,7 @@ impl World {
         let credits_wanted = bytes.u8().into();
         let deadline = self.deadline(bytes);
         let deposits = &deposits;
-        let input = Input::Register { client, request, deposits, credits_wanted, deadline };
+        let input = Body::Register { deposits, credits_wanted, deadline }.by(client, request);
         self.step(input, deposits.len());
     }
 
@@ -246,9 +246,9 @@ impl World {
         wanted.extend(wanted.is_empty().then_some(Err(ErrorCode::BadHandle)));
         let request = self.request(client, bytes);
         let deadline = self.deadline(bytes);
-        self.step(Input::Acquire { client, request, wanted: &wanted, deadline }, 0);
+        self.step(Body::Acquire { wanted: &wanted, deadline }.by(client, request), 0);
         if bytes.u8() == 2 {
-            self.step(Input::AcquireAhead { client, wanted: &wanted }, 0);
+            self.step(Body::AcquireAhead { wanted: &wanted }.by(client, RequestId::ONE_WAY), 0);
         }
         if bytes.u8() == 1 {
             self.unsend();
@@ -285,15 +285,13 @@ impl World {
                 _ => bytes.one_of(&own),
             }
         });
-        let request = (what & 1 != 0).then(|| self.request(client, bytes));
+        let request = if what & 1 != 0 { self.request(client, bytes) } else { RequestId::ONE_WAY };
         let leases = &leases[..];
-        self.step(
-            match what & 2 {
-                0 => Input::Release { client, request, leases },
-                _ => Input::Mapped { client, request, leases },
-            },
-            0,
-        );
+        let body = match what & 2 {
+            0 => Body::Release { leases },
+            _ => Body::Mapped { leases },
+        };
+        self.step(body.by(client, request), 0);
     }
 
     fn supply(&mut self, client: ClientId, bytes: &mut Bytes<'_>) {
@@ -319,7 +317,10 @@ impl World {
             Supply { id, fd, refused_fd, file: None, facts }
         });
         self.of(client).recalls.clear();
-        self.step(Input::Supply { client, supplies: &supplies }, next_fd.into());
+        self.step(
+            Body::Supply { supplies: &supplies }.by(client, RequestId::ONE_WAY),
+            next_fd.into(),
+        );
     }
 
     /// Names allocations or leases of an earlier broker.
@@ -328,7 +329,7 @@ impl World {
         if bytes.u8() % 8 == 7 {
             let key = OwnerKey { pid: 1, started: 1, random: u64::from(bytes.u8() & 1) };
             self.step(Input::Identify { client, key }, 0);
-            return self.step(Input::Complete { client }, 0);
+            return self.step(Body::Complete.by(client, RequestId::ONE_WAY), 0);
         }
         if bytes.bool() {
             let items = self.some(bytes, |world, bytes| Redeposit {
@@ -336,13 +337,13 @@ impl World {
                 deposit: deposit(bytes),
                 ended: bytes.u8() % 4 == 3,
             });
-            self.step(Input::Redeposit { client, request, items: &items }, 0);
+            self.step(Body::Redeposit { items: &items }.by(client, request), 0);
         } else {
             let items = self.some(bytes, |world, bytes| Declared {
                 wanted: world.wanted(bytes),
                 open: bytes.bool(),
             });
-            self.step(Input::Declare { client, request, items: &items }, 0);
+            self.step(Body::Declare { items: &items }.by(client, request), 0);
         }
     }
 

@@ -94,7 +94,7 @@ impl Books {
     pub(crate) fn has_ended_item(&self, seq: u64) -> bool {
         let parked = &self.parked[&seq];
         let Wish::Acquire(wanted) = &parked.wish else { return false };
-        wanted.iter().any(|item| matches!(self.item(parked.client, *item), Item::Final(_)))
+        wanted.iter().any(|item| matches!(self.item(parked.by.client, *item), Item::Final(_)))
     }
 
     /// Whether the client has come too late to deposit anything.

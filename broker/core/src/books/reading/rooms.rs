@@ -13,7 +13,7 @@ impl Books {
     /// Where a parked request comes among the others, and in whose line.
     pub(crate) fn place(&self, seq: u64) -> (Place, Number) {
         let parked = &self.parked[&seq];
-        let domain = self.clients[parked.client.0].domain;
+        let domain = self.clients[parked.by.client.0].domain;
         let number = if parked.supplied { NONE } else { domain };
         ((turn_of(&self.clients, number), seq), number)
     }

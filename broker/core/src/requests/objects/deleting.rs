@@ -1,6 +1,6 @@
 //! Names are taken from objects. Must never take one from another version than was meant.
 
-use crate::api::{ClientId, Deleted, RequestId};
+use crate::api::{Asker, Deleted};
 use crate::core::Core;
 use crate::moves::Step;
 use fdbroker_protocol::object::ObjectEvent;
@@ -9,21 +9,15 @@ use fdbroker_protocol::{ErrorCode, Status};
 impl Core {
     pub(crate) fn delete_objects(
         &mut self,
-        client: ClientId,
-        request: RequestId,
+        by: Asker,
         of_job: bool,
         objects: &[Deleted<'_>],
         step: &mut Step,
     ) {
-        let statuses: Vec<Status> = objects
-            .iter()
-            .map(|object| match self.delete_object(client.0, of_job, object) {
-                Ok(()) => Status::OK,
-                Err(status) => status,
-            })
-            .collect();
+        let done = objects.iter().map(|it| self.delete_object(by.client.0, of_job, it));
+        let done: Vec<_> = done.collect();
         self.books.end_before_answer(step);
-        self.answer_objects(client, request, &statuses, step);
+        Self::answer_objects(by, done, step);
     }
 
     fn delete_object(

@@ -2,7 +2,7 @@
 //! request waits, for the first name that it misses, for room, or for its client to read. Must
 //! never grant anything while a name is missing.
 
-use crate::api::{ClientId, Effect, GotObject, Now, RequestId};
+use crate::api::{Asker, Effect, GotObject, Now};
 use crate::books::objects::get::{Get, Standing};
 use crate::books::objects::names::{Name, NameScope, Place};
 use crate::books::{Blocked, Books, Charge, FOR_LEASE, Parked, Wait, Wish, items_of};
@@ -18,10 +18,8 @@ use rustc_hash::FxHashMap;
 /// A get that is looked at.
 #[derive(Clone, Copy)]
 pub(crate) struct Asked {
-    /// The client that asks.
-    pub client: ClientId,
-    /// The client's number for it.
-    pub request: RequestId,
+    /// Whose it is.
+    pub by: Asker,
     /// Whose names.
     pub scope: NameScope,
     /// Whom it stands behind.
@@ -43,19 +41,18 @@ enum Look {
 impl Core {
     pub(crate) fn get_objects(
         &mut self,
-        client: ClientId,
-        request: RequestId,
+        by: Asker,
         of_job: bool,
         names: &[&[u8]],
         deadline: Now,
         step: &mut Step,
     ) {
-        let scope = match self.books.names_of(client.0, of_job) {
+        let scope = match self.books.names_of(by.client.0, of_job) {
             Ok(scope) => scope,
-            Err(status) => return step.fx.list.push(Effect::Failed { client, request, status }),
+            Err(status) => return step.fail(by, status),
         };
         let seq = self.books.arrival();
-        let asked = Asked { client, request, scope, turn: Turn::Last, first: true };
+        let asked = Asked { by, scope, turn: Turn::Last, first: true };
         let look = self.look_at_get(asked, names.iter().copied(), step);
         if let Look::Answered = look {
             return;
@@ -63,32 +60,33 @@ impl Core {
         if deadline <= step.now {
             let status = match look {
                 Look::Missing(index) => self.missing(scope, names[index], index),
-                Look::Waits(wait) => self.why_not(client.0, wait),
+                Look::Waits(wait) => self.why_not(by.client.0, wait),
                 Look::Answered => unreachable!("it has returned"),
             };
-            return step.fx.list.push(Effect::Failed { client, request, status });
+            return step.fail(by, status);
         }
         let names = names.iter().map(|name| Name::from(*name)).collect();
         let get = Box::new(Get { scope, names, at: Standing::Nowhere });
-        self.park_get(seq, (client, request, deadline), get, look, step);
+        self.park_get(seq, (by, deadline), get, look, step);
     }
 
     fn park_get(
         &mut self,
         seq: u64,
-        (client, request, deadline): (ClientId, RequestId, Now),
+        (by, deadline): (Asker, Now),
         mut get: Box<Get>,
         look: Look,
         step: &mut Step,
     ) {
+        let client = by.client;
         let most = self.config.max_parked_per_client;
         if self.books.client_mut(client.0).parked.len() >= most as usize {
             let (resource, scope) = (Resource::ParkedRequests, Scope::Client);
             let status = Books::no_quota_limit(resource, scope, most.into());
-            return self.books.refuse(client, request, status, step);
+            return self.books.refuse(by, status, step);
         }
         if let Err(status) = self.books.charge_objects(client.0, &[get.charge()]) {
-            return step.fx.list.push(Effect::Failed { client, request, status });
+            return step.fail(by, status);
         }
         let wait = self.stand(seq, &mut get, look);
         let mut wish = Wish::Get(get);
@@ -97,9 +95,9 @@ impl Core {
                 self.books.forget_get(seq, client.0, get);
             }
             let status = self.books.no_quota(blocked);
-            return self.books.refuse(client, request, status, step);
+            return self.books.refuse(by, status, step);
         }
-        self.books.park(seq, Parked::new(client, request, deadline, wish, wait), step);
+        self.books.park(seq, Parked::new(by, deadline, wish, wait), step);
     }
 
     /// A parked get stands at the name that it misses, or where it may come to need fewer leases.
@@ -129,15 +127,9 @@ impl Core {
     }
 
     /// The deadline of a get has passed that was parked.
-    pub(crate) fn get_too_late(
-        &mut self,
-        client: ClientId,
-        request: RequestId,
-        get: &Get,
-        step: &mut Step,
-    ) {
+    pub(crate) fn get_too_late(&mut self, by: Asker, get: &Get, step: &mut Step) {
         let (turn, first) = (Turn::Last, false);
-        let asked = Asked { client, request, scope: get.scope, turn, first };
+        let asked = Asked { by, scope: get.scope, turn, first };
         // What it waited for may have come in this very moment.
         let status = match self.look_at_get(asked, get.names.iter().map(|name| &**name), step) {
             Look::Answered => return,
@@ -145,9 +137,9 @@ impl Core {
                 let missing = self.missing(get.scope, &get.names[index], index);
                 Status { code: Status::error(ErrorCode::TimedOut).code, ..missing }
             }
-            Look::Waits(wait) => self.why_not(client.0, wait),
+            Look::Waits(wait) => self.why_not(by.client.0, wait),
         };
-        step.fx.list.push(Effect::Failed { client, request, status });
+        step.fail(by, status);
     }
 
     /// NOT_FOUND, or NOT_SEALED with the pid of the maker.
@@ -184,13 +176,12 @@ impl Core {
                 None => return Look::Missing(index),
             }
         }
-        if !self.books.client_mut(asked.client.0).sendable {
+        if !self.books.client_mut(asked.by.client.0).sendable {
             return Look::Waits(Wait::Reader);
         }
         let (groups, grants) = groups_of(&found);
         if let Some(status) = self.too_long(&groups, found.len()) {
-            let Asked { client, request, .. } = asked;
-            step.fx.list.push(Effect::Failed { client, request, status });
+            step.fail(asked.by, status);
             return Look::Answered;
         }
         if let Err(blocked) = self.charge_leases(asked, groups.len()) {
@@ -209,7 +200,7 @@ impl Core {
 
     /// Charges a client for so many leases, behind those that stand before it.
     fn charge_leases(&mut self, asked: Asked, count: usize) -> Result<(), Blocked> {
-        let client = asked.client.0;
+        let client = asked.by.client.0;
         match self.ahead(asked.turn, client, FOR_LEASE) {
             Some(ahead) => Err(ahead),
             None => self.books.charge_share(client, Charge(Resource::OpenLeases, count as u64)),
@@ -236,7 +227,7 @@ impl Core {
         (groups, grants): (&[u32], &[u16]),
         step: &mut Step,
     ) {
-        let Asked { client, request, .. } = asked;
+        let Asker { client, request } = asked.by;
         let (first_object, first_grant) = (step.fx.objects.len(), step.fx.granted.len());
         for number in groups {
             let slot = self.books.objects.groups[*number].allocation;

@@ -1,9 +1,7 @@
 //! Groups in the making: begun with their memory, filled, sealed or given up. Must never do a part
 //! of what was asked.
 
-use crate::api::{
-    ClientId, Create, Deposit, Effect, GroupId, NONE, NewObject, RequestId, StatusReply,
-};
+use crate::api::{Asker, Create, Deposit, Effect, GroupId, NONE, NewObject, StatusReply};
 use crate::books::lists::Link;
 use crate::books::objects::charges::{of_member, of_new};
 use crate::books::objects::groups::{Expect, Group, GroupState};
@@ -18,24 +16,18 @@ use fdbroker_protocol::object::ObjectEvent;
 use fdbroker_protocol::{AllocationId, ErrorCode, Resource, Share, Status, is_object_name};
 
 impl Core {
-    pub(crate) fn create_objects(
-        &mut self,
-        client: ClientId,
-        request: RequestId,
-        create: &Create<'_>,
-        step: &mut Step,
-    ) {
+    pub(crate) fn create_objects(&mut self, by: Asker, create: &Create<'_>, step: &mut Step) {
+        let Asker { client, request } = by;
         let deposits = std::slice::from_ref(&create.deposit);
         let lane = create.deposit.lane;
         if let Err(status) = self.admit(client, deposits) {
             // Before what follows, which may end the connection.
-            step.fx.list.push(Effect::Failed { client, request, status });
+            step.fail(by, status);
             return self.books.close_all_uninvited(client, deposits, step);
         }
         if self.books.client_mut(client.0).credits == 0 && !self.give_again(client.0, 1) {
             self.books.close_unreserved(client, 0, lane, step);
-            let status = ErrorCode::Again.into();
-            return step.fx.list.push(Effect::Failed { client, request, status });
+            return step.fail(by, ErrorCode::Again.into());
         }
         self.books.use_credits(client.0, 1);
         self.books.settle(client.0, Charge(Resource::ReservedPlaces, 1));
@@ -126,16 +118,15 @@ impl Core {
 
     pub(crate) fn add_objects(
         &mut self,
-        client: ClientId,
-        request: RequestId,
+        by: Asker,
         group: GroupId,
         objects: &[NewObject<'_>],
         step: &mut Step,
     ) {
-        let done = self.books.making(client.0, group);
-        match done.and_then(|number| self.fill(client.0, number, objects)) {
-            Ok(()) => self.answer_objects(client, request, &[Status::OK], step),
-            Err(status) => step.fx.list.push(Effect::Failed { client, request, status }),
+        let done = self.books.making(by.client.0, group);
+        match done.and_then(|number| self.fill(by.client.0, number, objects)) {
+            Ok(()) => Self::answer_objects(by, [Ok(())], step),
+            Err(status) => step.fail(by, status),
         }
     }
 
@@ -226,12 +217,12 @@ impl Core {
 
     pub(crate) fn seal_objects(
         &mut self,
-        client: ClientId,
-        request: RequestId,
+        by: Asker,
         group: GroupId,
         checked: Result<(), Status>,
         step: &mut Step,
     ) {
+        let Asker { client, request } = by;
         let sealed = self.books.making(client.0, group).and_then(|number| {
             let sealed = checked.and_then(|()| self.seal(client.0, number, step));
             sealed.map_err(|status| self.with_cause(number, status))
@@ -241,7 +232,7 @@ impl Core {
                 self.books.end_before_answer(step);
                 step.fx.list.push(Effect::ObjectsSealed { client, request, version });
             }
-            Err(status) => step.fx.list.push(Effect::Failed { client, request, status }),
+            Err(status) => step.fail(by, status),
         }
     }
 
@@ -320,34 +311,20 @@ impl Core {
         Ok(version)
     }
 
-    pub(crate) fn abort_objects(
-        &mut self,
-        client: ClientId,
-        request: RequestId,
-        group: GroupId,
-        step: &mut Step,
-    ) {
-        let status = match self.books.making(client.0, group) {
-            Ok(number) => {
-                self.books.end_group(number);
-                Status::OK
-            }
-            Err(status) => status,
-        };
-        self.answer_objects(client, request, &[status], step);
+    pub(crate) fn abort_objects(&mut self, by: Asker, group: GroupId, step: &mut Step) {
+        let made = self.books.making(by.client.0, group);
+        Self::answer_objects(by, [made.map(|number| self.books.end_group(number))], step);
     }
 
     pub(crate) fn answer_objects(
-        &mut self,
-        client: ClientId,
-        request: RequestId,
-        statuses: &[Status],
+        by: Asker,
+        done: impl IntoIterator<Item = Result<(), Status>>,
         step: &mut Step,
     ) {
         let begin = step.fx.statuses.len();
-        step.fx.statuses.extend_from_slice(statuses);
-        let (reply, range) = (StatusReply::Objects, begin..step.fx.statuses.len());
-        step.fx.list.push(Effect::Statuses { client, request, reply, range });
+        let statuses = done.into_iter().map(|done| done.err().unwrap_or(Status::OK));
+        step.fx.statuses.extend(statuses);
+        step.answer(by, StatusReply::Objects, begin);
     }
 }
 

@@ -1,26 +1,18 @@
 //! Touches: a use of a group by one of its names, and what keeps it from now on. Must never keep a
 //! group in part, nor keep names of a job.
 
-use crate::api::{ClientId, KeptChange, RequestId, Touch};
+use crate::api::{Asker, KeptChange, Touch};
 use crate::books::{Charge, Client};
 use crate::core::Core;
 use crate::moves::Step;
 use fdbroker_protocol::{ErrorCode, Resource, Status};
 
 impl Core {
-    pub(crate) fn touch_objects(
-        &mut self,
-        client: ClientId,
-        request: RequestId,
-        touch: &Touch<'_>,
-        step: &mut Step,
-    ) {
-        let mut statuses = Vec::with_capacity(touch.names.len());
-        for name in touch.names {
-            let touched = self.touch_object(client.0, touch, name, step);
-            statuses.push(touched.err().unwrap_or(Status::OK));
-        }
-        self.answer_objects(client, request, &statuses, step);
+    pub(crate) fn touch_objects(&mut self, by: Asker, touch: &Touch<'_>, step: &mut Step) {
+        let touched =
+            touch.names.iter().map(|name| self.touch_object(by.client.0, touch, name, step));
+        let touched: Vec<_> = touched.collect();
+        Self::answer_objects(by, touched, step);
     }
 
     fn touch_object(

@@ -1,6 +1,6 @@
 //! Clients watch names. Must never tell one of names that it may not see.
 
-use crate::api::{ClientId, RequestId};
+use crate::api::Asker;
 use crate::core::Core;
 use crate::limits::WATCHES_PER_CLIENT;
 use crate::moves::Step;
@@ -9,19 +9,17 @@ use fdbroker_protocol::{ErrorCode, Status};
 impl Core {
     pub(crate) fn watch_objects(
         &mut self,
-        client: ClientId,
-        request: RequestId,
+        by: Asker,
         of_job: bool,
         (prefix, is_wanted): (&[u8], bool),
         step: &mut Step,
     ) {
         let done = if is_wanted {
-            self.watch(client.0, of_job, prefix)
+            self.watch(by.client.0, of_job, prefix)
         } else {
-            self.unwatch(client.0, of_job, prefix)
+            self.unwatch(by.client.0, of_job, prefix)
         };
-        let status = done.err().unwrap_or(Status::OK);
-        self.answer_objects(client, request, &[status], step);
+        Self::answer_objects(by, [done], step);
     }
 
     fn watch(&mut self, client: u32, of_job: bool, prefix: &[u8]) -> Result<(), Status> {

@@ -2,7 +2,7 @@
 
 use super::*;
 use fdbroker_core::limits::OBJECT_RECORD_BYTES;
-use fdbroker_core::{File, FileId};
+use fdbroker_core::{Body, File, FileId};
 
 fn capped(domain: Caps) -> World {
     World::new(Config { domain, ..config() })
@@ -141,7 +141,7 @@ impl World {
         let (request, deadline, deposits) = (self.request(), Now(0), &[][..]);
         let held = self.client(client).credits + 1;
         let credits_wanted = u32::try_from(held).expect("few");
-        self.step(Input::Register { client, request, deposits, credits_wanted, deadline })
+        self.step(Body::Register { deposits, credits_wanted, deadline }.by(client, request))
     }
 
     /// One deposit credit more.

@@ -84,7 +84,7 @@ fn get_when_its_deadline_passes_then_timed_out_says_who_makes_it() {
 fn get_when_cancelled_then_cancelled_and_nothing_stays() {
     let mut world = World::new(config());
     let (request, _) = world.ask(USER, &["a"], 100);
-    let effects = world.step(Input::Cancel { client: USER, request });
+    let effects = world.step(Body::Cancel.by(USER, request));
     assert_eq!(world.got(&effects, request), Got::Failed(ErrorCode::Cancelled.into()));
     assert_eq!(world.now_of(Resource::MetadataBytes), 0);
 }
@@ -146,7 +146,7 @@ fn get_when_short_of_leases_and_half_of_its_names_are_replaced_then_it_waits_on(
     world.settle();
     assert_eq!(world.got(&world.fx.list, request), Got::Waits);
     assert_eq!(world.now_of(Resource::MetadataBytes), 2 * NAME + 2);
-    world.step(Input::Cancel { client: USER, request });
+    world.step(Body::Cancel.by(USER, request));
     assert_eq!(world.now_of(Resource::MetadataBytes), 2 * NAME);
 }
 
@@ -170,7 +170,7 @@ fn get_when_the_name_is_of_another_domain_or_of_a_job_then_not_found() {
     assert_eq!(world.get(stranger, &["a"]).error(), ErrorCode::NotFound);
     let (request, deadline, of_job) = (world.request(), Now(0), true);
     let names = &[&b"a"[..]][..];
-    let effects = world.step(Input::GetObjects { client: USER, request, of_job, names, deadline });
+    let effects = world.step(Body::GetObjects { of_job, names, deadline }.by(USER, request));
     assert_eq!(world.got(&effects, request).error(), ErrorCode::NotSupported);
 }
 

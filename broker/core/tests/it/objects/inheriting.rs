@@ -34,7 +34,7 @@ impl World {
     fn pin(&mut self, name: &str) {
         let (request, names) = (self.request(), &[name.as_bytes()][..]);
         let touch = &Touch { of_job: false, keep_us: None, pin: Some(true), names };
-        self.step(Input::TouchObjects { client: USER, request, touch });
+        self.step(Body::TouchObjects { touch }.by(USER, request));
         assert_eq!(self.fx.statuses, [Status::OK]);
     }
 }

@@ -80,7 +80,7 @@ fn create_when_names_of_a_job_are_to_be_kept_then_not_supported() {
     let job = Some((JobKey(7), JobName::NONE));
     let peer = Peer { domain, job, pid: 9, gid: 100, groups: &[] };
     world.step(Input::Connect { client, peer });
-    world.step(Input::Hello { client, request: RequestId(1), own_fds: 0, deadline: Now(0) });
+    world.step(Body::Hello { own_fds: 0, deadline: Now(0) }.by(client, RequestId(1)));
     for create in [kept(&[object("a")], 10), Create { pin: true, ..create(&[object("a")]) }] {
         let status = world.create_with(client, &Create { of_job: true, ..create });
         assert_eq!(status, Err(ErrorCode::NotSupported.into()));

@@ -1,7 +1,7 @@
 //! Named objects, rule by rule: what a world can do with them, for the tests of the files below.
 
 use super::*;
-use fdbroker_core::{Create, Deleted, GotObject, GroupId, Inherits, NewObject};
+use fdbroker_core::{Body, Create, Deleted, GotObject, GroupId, Inherits, NewObject};
 use fdbroker_protocol::object::ObjectState;
 
 mod charges;
@@ -75,7 +75,7 @@ impl Got {
 impl World {
     fn create_with(&mut self, client: ClientId, create: &Create<'_>) -> Result<GroupId, Status> {
         let request = self.request();
-        let effects = self.step(Input::CreateObjects { client, request, create });
+        let effects = self.step(Body::CreateObjects { create }.by(client, request));
         let answer = effects.iter().find_map(|effect| match effect {
             Effect::ObjectsCreated { group, .. } => Some(Ok(*group)),
             Effect::Failed { status, .. } => Some(Err(*status)),
@@ -97,7 +97,7 @@ impl World {
         objects: &[NewObject<'_>],
     ) -> Result<(), Status> {
         let request = self.request();
-        let effects = self.step(Input::AddObjects { client, request, group, objects });
+        let effects = self.step(Body::AddObjects { group, objects }.by(client, request));
         match effects.iter().find(|it| matches!(it, Effect::Failed { .. })) {
             Some(Effect::Failed { status, .. }) => Err(*status),
             _ => {
@@ -118,7 +118,7 @@ impl World {
         checked: Result<(), Status>,
     ) -> Result<u64, Status> {
         let request = self.request();
-        let effects = self.step(Input::SealObjects { client, request, group, checked });
+        let effects = self.step(Body::SealObjects { group, checked }.by(client, request));
         let answer = effects.iter().find_map(|effect| match effect {
             Effect::ObjectsSealed { version, .. } => Some(Ok(*version)),
             Effect::Failed { request: of, status, .. } if *of == request => Some(Err(*status)),
@@ -135,7 +135,7 @@ impl World {
 
     fn abort(&mut self, client: ClientId, group: GroupId) -> Status {
         let request = self.request();
-        self.step(Input::AbortObjects { client, request, group });
+        self.step(Body::AbortObjects { group }.by(client, request));
         self.fx.statuses[0]
     }
 
@@ -143,7 +143,7 @@ impl World {
         let (request, deadline) = (self.request(), Now(self.now.0 + ms * MS));
         let names: Vec<&[u8]> = names.iter().map(|name| name.as_bytes()).collect();
         let (of_job, names) = (false, &names[..]);
-        let effects = self.step(Input::GetObjects { client, request, of_job, names, deadline });
+        let effects = self.step(Body::GetObjects { of_job, names, deadline }.by(client, request));
         (request, self.got(&effects, request))
     }
 
@@ -170,7 +170,7 @@ impl World {
     fn delete(&mut self, client: ClientId, name: &str, version: u64) -> Status {
         let (request, of_job) = (self.request(), false);
         let objects = &[Deleted { name: name.as_bytes(), version }];
-        self.step(Input::DeleteObjects { client, request, of_job, objects });
+        self.step(Body::DeleteObjects { of_job, objects }.by(client, request));
         self.fx.statuses[0]
     }
 

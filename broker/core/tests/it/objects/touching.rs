@@ -1,14 +1,14 @@
 //! Touches: a use of a group, and what keeps it from then on.
 
 use super::*;
-use fdbroker_core::{KeptChange, Touch};
+use fdbroker_core::{Body, KeptChange, Touch};
 
 const TOUCH: Touch<'static> = Touch { of_job: false, keep_us: None, pin: None, names: &[b"a"] };
 
 impl World {
     fn touch(&mut self, client: ClientId, touch: &Touch<'_>) -> Status {
         let request = self.request();
-        self.step(Input::TouchObjects { client, request, touch });
+        self.step(Body::TouchObjects { touch }.by(client, request));
         assert_eq!(self.fx.statuses.len(), touch.names.len());
         self.fx.statuses[0]
     }

@@ -11,7 +11,7 @@ impl World {
 
     fn watch_or_not(&mut self, client: ClientId, prefix: &str, is_wanted: bool) -> Status {
         let (request, of_job, prefix) = (self.request(), false, prefix.as_bytes());
-        self.step(Input::WatchObjects { client, request, of_job, prefix, is_wanted });
+        self.step(Body::WatchObjects { of_job, prefix, is_wanted }.by(client, request));
         self.fx.statuses[0]
     }
 

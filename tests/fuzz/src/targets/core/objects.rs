@@ -4,7 +4,7 @@
 use super::{World, deposit};
 use crate::bytes::Bytes;
 use fdbroker_core::{
-    ClientId, Create, Deleted, GroupId, Inherits, Input, NewObject, RequestId, Touch,
+    Body, ClientId, Create, Deleted, GroupId, Inherits, NewObject, RequestId, Touch,
 };
 use fdbroker_protocol::ErrorCode;
 
@@ -21,7 +21,7 @@ impl World {
             0..=3 => self.create(client, request, what, bytes),
             4 => {
                 let (group, objects) = (self.group(bytes), at_least_one(bytes, new_object));
-                self.step(Input::AddObjects { client, request, group, objects: &objects }, 0);
+                self.step(Body::AddObjects { group, objects: &objects }.by(client, request), 0);
             }
             5..=7 => {
                 let group = self.group(bytes);
@@ -29,16 +29,16 @@ impl World {
                     7 => Err(ErrorCode::SealedBusy.into()),
                     _ => Ok(()),
                 };
-                self.step(Input::SealObjects { client, request, group, checked }, 0);
+                self.step(Body::SealObjects { group, checked }.by(client, request), 0);
             }
             8 => {
                 let group = self.group(bytes);
-                self.step(Input::AbortObjects { client, request, group }, 0);
+                self.step(Body::AbortObjects { group }.by(client, request), 0);
             }
             9..=11 => {
                 let (names, deadline) = (at_least_one(bytes, name), self.deadline(bytes));
                 let names = &names;
-                self.step(Input::GetObjects { client, request, of_job, names, deadline }, 0);
+                self.step(Body::GetObjects { of_job, names, deadline }.by(client, request), 0);
             }
             12 => {
                 let deleted = |bytes: &mut Bytes<'_>| {
@@ -46,19 +46,19 @@ impl World {
                     Deleted { name: name(bytes), version }
                 };
                 let objects = &at_least_one(bytes, deleted);
-                self.step(Input::DeleteObjects { client, request, of_job, objects }, 0);
+                self.step(Body::DeleteObjects { of_job, objects }.by(client, request), 0);
             }
             13 => {
                 let keep_us = bytes.bool().then(|| bytes.u16().into());
                 let pin = bytes.bool().then_some(false);
                 let names = &at_least_one(bytes, name);
                 let touch = &Touch { of_job, keep_us, pin, names };
-                self.step(Input::TouchObjects { client, request, touch }, 0);
+                self.step(Body::TouchObjects { touch }.by(client, request), 0);
             }
             _ => {
                 let (is_wanted, prefix) = (what & 16 == 0, name(bytes));
                 let prefix = &prefix[..prefix.len().min((bytes.u8() & 3).into())];
-                let input = Input::WatchObjects { client, request, of_job, prefix, is_wanted };
+                let input = Body::WatchObjects { of_job, prefix, is_wanted }.by(client, request);
                 self.step(input, 0);
             }
         }
@@ -78,7 +78,7 @@ impl World {
             credits_wanted: bytes.u8().into(),
             objects,
         };
-        self.step(Input::CreateObjects { client, request, create }, 1);
+        self.step(Body::CreateObjects { create }.by(client, request), 1);
     }
 
     /// One that was begun, or any number.
