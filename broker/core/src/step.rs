@@ -165,7 +165,7 @@ impl Core {
             match parked.wish {
                 _ if is_gone => _ = self.books.unpark(seq, step),
                 Wish::Acquire(_) => self.answer_ended_item(seq, step),
-                Wish::Credits(_) | Wish::Get(_) => {
+                Wish::Credits(_) | Wish::Get(..) => {
                     self.books.unpark(seq, step);
                     step.fail(by, ErrorCode::Again.into());
                 }

@@ -1,21 +1,34 @@
 //! What the core keeps of each parked request. A plain record; must never act by itself.
 
+use std::sync::Arc;
+
 use crate::api::{Asker, Now, Wanted};
 use crate::books::ledger::{Blocked, Charge};
-use crate::books::objects::get::Get;
+use crate::books::objects::get::{Get, Standing};
 use fdbroker_protocol::Resource;
 
-/// What a parked request wants.
+/// What a parked request wants. Whoever looks at it has it without a copy of its items.
 #[derive(Clone, Debug)]
 pub enum Wish {
     /// Fds: the items of an acquire.
-    Acquire(Box<[Wanted]>),
+    Acquire(Arc<[Wanted]>),
     /// Credits for that many deposits.
     Credits(u64),
     /// To be let in, with that many fds of its own.
     Hello(u64),
-    /// Objects by their names.
-    Get(Box<Get>),
+    /// Objects by their names, and where it stands.
+    Get(Arc<Get>, Standing),
+}
+
+impl Wish {
+    /// How many items a look at it looks at.
+    pub fn items(&self) -> usize {
+        match self {
+            Wish::Acquire(wanted) => wanted.len(),
+            Wish::Get(get, _) => get.names.len(),
+            Wish::Credits(_) | Wish::Hello(_) => 0,
+        }
+    }
 }
 
 /// What a parked request waits for.
@@ -53,14 +66,6 @@ pub struct Parked {
 }
 
 impl Parked {
-    /// How many items a look at it looks at.
-    pub fn items(&self) -> usize {
-        match &self.wish {
-            Wish::Get(get) => get.names.len(),
-            Wish::Acquire(_) | Wish::Credits(_) | Wish::Hello(_) => self.nodes.len(),
-        }
-    }
-
     /// A request that has just come to wait.
     pub fn new(by: Asker, deadline: Now, wish: Wish, wait: Wait) -> Self {
         let (nodes, listens, supplied) = (Box::default(), Box::default(), false);
@@ -73,10 +78,5 @@ pub(crate) const PARKED: Charge = Charge(Resource::ParkedRequests, 1);
 
 /// And with the items of each.
 pub(crate) fn items_of(wish: &Wish) -> Charge {
-    let items = match wish {
-        Wish::Acquire(wanted) => wanted.len(),
-        Wish::Get(get) => get.names.len(),
-        Wish::Credits(_) | Wish::Hello(_) => 0,
-    };
-    Charge(Resource::ParkedItems, items as u64)
+    Charge(Resource::ParkedItems, wish.items() as u64)
 }

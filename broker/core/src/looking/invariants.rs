@@ -255,7 +255,7 @@ impl Core {
             right.add(self.books.clients.scope_of_domain(log.domain), log.charge());
         }
         for parked in self.books.parked.values() {
-            if let Wish::Get(get) = &parked.wish {
+            if let Wish::Get(get, _) = &parked.wish {
                 let domain = self.books.clients[parked.by.client.0].domain;
                 right.add(self.books.clients.scope_of_domain(domain), get.charge());
             }
@@ -313,11 +313,11 @@ impl Core {
         }
         assert_eq!(entered, named, "objects with names");
         let gets = self.books.parked.iter().filter_map(|(seq, parked)| match &parked.wish {
-            Wish::Get(get) => Some((seq, get)),
+            Wish::Get(get, at) => Some((seq, get, *at)),
             Wish::Acquire(_) | Wish::Credits(_) | Wish::Hello(_) => None,
         });
-        let standing = gets.map(|(seq, get)| {
-            let names: BTreeSet<_> = get.stands_at().iter().collect();
+        let standing = gets.map(|(seq, get, at)| {
+            let names: BTreeSet<_> = get.names_at(at).iter().collect();
             let stands = |name: &&Name| self.books.objects.waits.has(get.scope, name, *seq);
             assert!(names.iter().all(stands), "{seq} is lost");
             names.len()

@@ -2,6 +2,7 @@
 //! request that does not wait for it.
 
 use crate::api::{ClientId, Item, NONE, Now, Wanted};
+use crate::books::objects::get::Standing;
 use crate::books::{
     Books, Fate, PARKED, PROMISED_LEASE, Parked, Recall, State, Timer, Wait, Wish, items_of,
 };
@@ -28,12 +29,14 @@ impl Books {
         self.leave_queues(&nodes);
         let wait = self.parked[&seq].wait;
         self.stand_down(seq, step);
-        let mut parked = Parked { wait, ..self.parked.remove(&seq)? };
+        self.stand_at(seq, Standing::Nowhere);
+        let parked = Parked { wait, ..self.parked.remove(&seq)? };
         self.client_mut(parked.by.client.0).parked.retain(|other| *other != seq);
         self.undo_charge(parked.by.client.0, PARKED);
         self.undo_charge(parked.by.client.0, items_of(&parked.wish));
-        if let Wish::Get(get) = &mut parked.wish {
-            self.forget_get(seq, parked.by.client.0, get);
+        if let Wish::Get(get, _) = &parked.wish {
+            let domain = self.clients[parked.by.client.0].domain;
+            self.release_objects(domain, &[get.charge()]);
         }
         Some(parked)
     }
@@ -67,29 +70,25 @@ impl Books {
     /// keep their places.
     pub(crate) fn place_items(&mut self, now: Now, seq: u64, step: &mut Step) {
         let Some(parked) = self.parked.get_mut(&seq) else { return };
-        let (client, reads) = (parked.by.client, parked.wait != Wait::Reader);
-        let wish = std::mem::replace(&mut parked.wish, Wish::Credits(0));
+        let (client, wait) = (parked.by.client, parked.wait);
+        let Wish::Acquire(wanted) = parked.wish.clone() else { return };
         let mut nodes = std::mem::take(&mut parked.nodes);
-        if let Wish::Acquire(wanted) = &wish {
-            if nodes.is_empty() {
-                nodes = vec![NONE; wanted.len()].into();
-            }
-            for (item, node) in wanted.iter().zip(&mut nodes) {
-                let is = self.waiting.fate(*node);
-                let to_be = self.fate_to_be(client, *item, is, reads);
-                if is != to_be {
-                    // Entered first: an fd that is kept back stays kept back.
-                    let entered =
-                        to_be.map_or(NONE, |fate| self.enter_queue(now, seq, client, fate, step));
-                    self.leave_queue(std::mem::replace(node, entered));
-                }
+        if nodes.is_empty() {
+            nodes = vec![NONE; wanted.len()].into();
+        }
+        for (item, node) in wanted.iter().zip(&mut nodes) {
+            let is = self.waiting.fate(*node);
+            let to_be = self.fate_to_be(client, *item, is, wait != Wait::Reader);
+            if is != to_be {
+                // Entered first: an fd that is kept back stays kept back.
+                let entered =
+                    to_be.map_or(NONE, |fate| self.enter_queue(now, seq, client, fate, step));
+                self.leave_queue(std::mem::replace(node, entered));
             }
         }
         let pinned = |node: &u32| matches!(self.waiting.fate(*node), Some(Fate::Pinned(_)));
         let supplied = nodes.iter().any(pinned);
-        let parked = self.parked.get_mut(&seq).expect("it was just looked at");
-        (parked.wish, parked.nodes) = (wish, nodes);
-        let wait = parked.wait;
+        self.parked.get_mut(&seq).expect("it was just looked at").nodes = nodes;
         self.wait_anew(seq, wait, supplied);
     }
 

@@ -1,13 +1,15 @@
 //! Acquire: what is ready is granted, what is evicted is recalled, what is hopeless is said. Must
 //! never let a newcomer take room that an earlier request of its domain waits for.
 
+use std::sync::Arc;
+
 use crate::api::{Asker, ClientId, Effect, Granted, Item, LeaseId, Now, Wanted};
-use crate::books::{Blocked, Books, Charge, FOR_HELD, FOR_LEASE, Parked, Wait, Wish, items_of};
+use crate::books::{Blocked, Charge, FOR_HELD, FOR_LEASE, Parked, Wait, Wish};
 use crate::core::Core;
 use crate::limits::PLACES_AT_ONCE;
 use crate::moves::Step;
 use crate::requests::turn::{Attempt, Turn};
-use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
+use fdbroker_protocol::{ErrorCode, Resource, Status};
 
 impl Core {
     pub(crate) fn acquire(&mut self, by: Asker, wanted: &[Wanted], deadline: Now, step: &mut Step) {
@@ -21,31 +23,14 @@ impl Core {
         };
         let Some(wait) = wait else { return };
         if deadline <= step.now {
-            self.answer_waiting(attempt, wait, step);
+            self.answer_waiting(by, seq, deadline, wanted, wait, step);
             return self.books.give_promises_back(client, wanted);
         }
-        let most = self.config.max_parked_per_client;
-        if self.books.client_mut(client.0).parked.len() >= most as usize {
-            let (resource, scope) = (Resource::ParkedRequests, Scope::Client);
-            let status = Books::no_quota_limit(resource, scope, most.into());
-            return self.refuse_parking(by, wanted, status, step);
+        let parked = Parked::new(by, deadline, Wish::Acquire(wanted.into()), wait);
+        if let Err(status) = self.park(seq, parked, step) {
+            self.books.refuse(by, status, step);
+            self.books.give_promises_back(client, wanted);
         }
-        let wish = Wish::Acquire(wanted.into());
-        if let Err(blocked) = self.books.charge(client.0, items_of(&wish)) {
-            let status = self.books.no_quota(blocked);
-            return self.refuse_parking(by, wanted, status, step);
-        }
-        self.books.park(seq, Parked::new(by, deadline, wish, wait), step);
-        if wait == Wait::Reader && self.books.has_ended_item(seq) {
-            // Without an fd the answer needs no reader, and nothing else would bring it.
-            self.answer_ended_item(seq, step);
-        }
-    }
-
-    /// There is no place to wait in.
-    fn refuse_parking(&mut self, by: Asker, wanted: &[Wanted], status: Status, step: &mut Step) {
-        self.books.refuse(by, status, step);
-        self.books.give_promises_back(by.client, wanted);
     }
 
     /// Answers the request if any of its items can be answered; else says what it waits for, and
@@ -250,14 +235,17 @@ impl Core {
     }
 
     /// Answers every item of a request that waits no longer.
-    pub(crate) fn answer_waiting(&mut self, attempt: Attempt<'_>, wait: Wait, step: &mut Step) {
-        let Attempt { by: Asker { client, request }, seq, deadline, wanted, .. } = attempt;
+    pub(crate) fn answer_waiting(
+        &mut self,
+        Asker { client, request }: Asker,
+        seq: u64,
+        deadline: Now,
+        wanted: &[Wanted],
+        wait: Wait,
+        step: &mut Step,
+    ) {
         let begin = step.fx.granted.len();
-        let again = Status::error(ErrorCode::Again);
-        let pending = match wait {
-            Wait::Room(blocked) | Wait::Space(blocked) => self.books.refusal(client.0, blocked),
-            Wait::Recall | Wait::Reader => again,
-        };
+        let (again, pending) = (ErrorCode::Again.into(), self.why_not(client.0, wait));
         for item in wanted {
             let status = match self.books.item(client, *item) {
                 Item::Final(code) => self.books.naming_owner(client, *item, code.into()),
@@ -289,21 +277,11 @@ impl Core {
                 self.books.counters.grants -= 1;
             }
         }
-        let wanted: Box<[Wanted]> = grants.iter().map(|grant| grant.wanted).collect();
-        let wish = Wish::Acquire(wanted.clone());
-        let most = self.config.max_parked_per_client as usize;
-        if self.books.client_mut(client.0).parked.len() >= most
-            || self.books.charge(client.0, items_of(&wish)).is_err()
-        {
+        let wanted: Arc<[Wanted]> = grants.iter().map(|grant| grant.wanted).collect();
+        let wish = Wish::Acquire(Arc::clone(&wanted));
+        if self.park(seq, Parked::new(by, deadline, wish, Wait::Reader), step).is_err() {
             // Nowhere to wait: it asks again.
-            let (turn, first) = (Turn::Last, false);
-            let wanted = &wanted[..];
-            let attempt = Attempt { by, seq, deadline, wanted, turn, first };
-            return self.answer_waiting(attempt, Wait::Reader, step);
-        }
-        self.books.park(seq, Parked::new(by, deadline, wish, Wait::Reader), step);
-        if self.books.has_ended_item(seq) {
-            self.answer_ended_item(seq, step);
+            self.answer_waiting(by, seq, deadline, &wanted, Wait::Reader, step);
         }
     }
 }

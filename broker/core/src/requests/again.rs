@@ -63,7 +63,7 @@ impl Core {
                 return;
             }
             let Some(seq) = self.books.rooms.next() else { return };
-            items += self.books.parked[&seq].items();
+            items += self.books.parked[&seq].wish.items();
             self.look(now, seq, step);
         }
         self.wake_all();
@@ -127,48 +127,39 @@ impl Core {
             self.answer_ended_item(seq, step);
             return None;
         }
-        let parked = self.books.parked.get_mut(&seq)?;
-        let (by, deadline) = (parked.by, parked.deadline);
+        let parked = self.books.parked.get(&seq)?;
+        let (by, deadline, supplied) = (parked.by, parked.deadline, parked.supplied);
         step.also_blocked.clear();
-        // Put back below: the items are borrowed while the rest of the core changes.
-        let mut wish = std::mem::replace(&mut parked.wish, Wish::Credits(0));
-        let wait = match &mut wish {
-            Wish::Credits(wanted) => self.try_credits(by, *wanted, turn, step),
-            Wish::Hello(own) => self.retry_hello(by, *own, turn, step),
-            Wish::Acquire(wanted) if self.books.client_mut(by.client.0).sendable => {
-                let first = false;
-                let attempt = Attempt { by, seq, deadline, wanted, turn, first };
+        let first = false;
+        let wait = match parked.wish.clone() {
+            Wish::Credits(wanted) => self.try_credits(by, wanted, turn, step),
+            Wish::Hello(own) => self.retry_hello(by, own, turn, step),
+            Wish::Acquire(wanted) if self.books.clients[by.client.0].sendable => {
+                let attempt = Attempt { by, seq, deadline, wanted: &wanted, turn, first };
                 self.try_acquire(attempt, step)
             }
-            Wish::Get(get) => {
-                let (scope, first) = (get.scope, false);
-                let asked = Asked { by, scope, turn, first };
-                self.retry_get(seq, asked, get, step)
+            Wish::Get(get, _) => {
+                let asked = Asked { by, scope: get.scope, turn, first };
+                self.retry_get(seq, asked, &get, step)
             }
             // It asks anew when its client reads.
             Wish::Acquire(_) => Some(Wait::Reader),
         };
-        let parked = self.books.parked.get_mut(&seq)?;
-        parked.wish = wish;
-        let supplied = parked.supplied;
-        match wait {
-            None => {
-                self.books.unpark(seq, step);
-            }
-            Some(wait) => {
-                self.books.wait_anew(seq, wait, supplied);
-                self.books.place_items(now, seq, step);
-                self.books.listen(seq, step);
-            }
-        }
-        wait
+        let Some(wait) = wait else {
+            self.books.unpark(seq, step);
+            return None;
+        };
+        self.books.wait_anew(seq, wait, supplied);
+        self.books.place_items(now, seq, step);
+        self.books.listen(seq, step);
+        Some(wait)
     }
 
     /// The client of a parked request does not read: it waits for that, and does not stand before
     /// others.
     fn wait_for_reader(&mut self, seq: u64, step: &mut Step) {
         let parked = &self.books.parked[&seq];
-        if let (Wish::Acquire(_) | Wish::Get(_), Wait::Room(_)) = (&parked.wish, parked.wait) {
+        if let (Wish::Acquire(_) | Wish::Get(..), Wait::Room(_)) = (&parked.wish, parked.wait) {
             let supplied = parked.supplied;
             self.books.wait_anew(seq, Wait::Reader, supplied);
             self.books.listen(seq, step);
@@ -215,17 +206,14 @@ impl Core {
         let Parked { by, deadline, wish, wait, .. } = parked;
         match wish {
             Wish::Acquire(wanted) => {
-                let (turn, first) = (Turn::Last, false);
-                let wanted = &wanted[..];
-                let attempt = Attempt { by, seq, deadline, wanted, turn, first };
                 // What stood in the way when it was last looked at may have gone since.
                 let wait = match wait {
                     Wait::Room(_) => {
-                        self.in_the_way(by.client, wanted).map_or(Wait::Recall, Wait::Room)
+                        self.in_the_way(by.client, &wanted).map_or(Wait::Recall, Wait::Room)
                     }
-                    wait @ Wait::Recall | wait @ Wait::Space(_) | wait @ Wait::Reader => wait,
+                    Wait::Recall | Wait::Space(_) | Wait::Reader => wait,
                 };
-                self.answer_waiting(attempt, wait, step);
+                self.answer_waiting(by, seq, deadline, &wanted, wait, step);
             }
             Wish::Credits(wanted) => {
                 // The room may have come in this very moment.
@@ -236,7 +224,7 @@ impl Core {
                 self.books.refuse(by, status, step);
             }
             Wish::Hello(own) => self.hello_too_late(by, own, step),
-            Wish::Get(get) => self.get_too_late(by, &get, step),
+            Wish::Get(get, _) => self.get_too_late(by, &get, step),
         }
     }
 

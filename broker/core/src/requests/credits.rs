@@ -3,12 +3,12 @@
 //! client has waited for.
 
 use crate::api::{Asker, ClientId, Now};
-use crate::books::{Books, FOR_CREDIT, Parked, Wait, Wish};
+use crate::books::{FOR_CREDIT, Parked, Wait, Wish};
 use crate::core::Core;
 use crate::moves::Step;
 use crate::moves::charging::places;
 use crate::requests::turn::Turn;
-use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
+use fdbroker_protocol::{ErrorCode, Resource, Status};
 
 impl Core {
     /// A client has sent fds for credits that were taken back, as it could not know. They get
@@ -96,15 +96,14 @@ impl Core {
     ) {
         let Some(wait) = self.try_credits(by, wanted, Turn::Last, step) else { return };
         let client = by.client;
-        let most = self.config.max_parked_per_client;
         let status = if deadline <= step.now || self.is_credit_beyond_caps(client.0) {
             self.no_credit(client)
-        } else if self.books.client_mut(client.0).parked.len() >= most as usize {
-            Books::no_quota_limit(Resource::ParkedRequests, Scope::Client, most.into())
         } else {
             let (seq, wish) = (self.books.arrival(), Wish::Credits(wanted));
-            self.books.park(seq, Parked::new(by, deadline, wish, wait), step);
-            return;
+            match self.park(seq, Parked::new(by, deadline, wish, wait), step) {
+                Ok(()) => return,
+                Err(status) => status,
+            }
         };
         self.books.refuse(by, status, step);
     }

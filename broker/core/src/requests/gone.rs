@@ -2,7 +2,7 @@
 //! behind.
 
 use crate::api::{ClientId, Effect};
-use crate::books::{CONNECTION, Charge, PLACES, items_of};
+use crate::books::{CONNECTION, Charge, PLACES};
 use crate::core::Core;
 use crate::limits::TEARDOWN_PER_STEP;
 use crate::moves::Step;
@@ -36,9 +36,8 @@ impl Core {
             while left > 0
                 && let Some(seq) = self.books.client_mut(number).parked.last().copied()
             {
-                let items =
-                    self.books.unpark(seq, step).map_or(0, |parked| items_of(&parked.wish).1);
-                left = left.saturating_sub(usize::try_from(items).unwrap_or(left).max(1));
+                let items = self.books.unpark(seq, step).map_or(0, |parked| parked.wish.items());
+                left = left.saturating_sub(items.max(1));
             }
             while left > 0
                 && let Some(lease) = self.books.leases.any_of(number)

@@ -2,9 +2,10 @@
 //! domain waits for.
 
 use crate::api::{Asker, Now, Wanted};
-use crate::books::Blocked;
+use crate::books::{Blocked, Books, Parked, Wait, items_of};
 use crate::core::Core;
-use fdbroker_protocol::{Resource, Scope};
+use crate::moves::Step;
+use fdbroker_protocol::{Resource, Scope, Status};
 
 /// Whom a request stands behind: it may not take what those wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +36,29 @@ pub(crate) struct Attempt<'a> {
 }
 
 impl Core {
+    /// Whether a client may have another request wait.
+    pub(crate) fn may_wait(&self, client: u32) -> Result<(), Status> {
+        let most = self.config.max_parked_per_client;
+        if self.books.clients[client].parked.len() < most as usize {
+            return Ok(());
+        }
+        Err(Books::no_quota_limit(Resource::ParkedRequests, Scope::Client, most.into()))
+    }
+
+    /// Has a request wait; or says why its client may not have another one.
+    pub(crate) fn park(&mut self, seq: u64, parked: Parked, step: &mut Step) -> Result<(), Status> {
+        let (client, wait) = (parked.by.client.0, parked.wait);
+        self.may_wait(client)?;
+        let charged = self.books.charge(client, items_of(&parked.wish));
+        charged.map_err(|blocked| self.books.no_quota(blocked))?;
+        self.books.park(seq, parked, step);
+        if wait == Wait::Reader && self.books.has_ended_item(seq) {
+            // Without an fd the answer needs no reader, and nothing else would bring it.
+            self.answer_ended_item(seq, step);
+        }
+        Ok(())
+    }
+
     /// A cap that somebody before this request waits for, and that it would take from with one of
     /// `resources` charged to `client`.
     pub(crate) fn ahead(

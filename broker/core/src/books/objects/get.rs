@@ -12,8 +12,6 @@ pub struct Get {
     pub scope: NameScope,
     /// In the order of the request.
     pub names: Box<[Name]>,
-    /// Where it stands.
-    pub at: Standing,
 }
 
 /// The names at which a parked get stands: it is looked at again when one of them is sealed.
@@ -35,9 +33,9 @@ impl Get {
         Charge(Resource::MetadataBytes, bytes)
     }
 
-    /// The names at which it stands.
-    pub fn stands_at(&self) -> &[Name] {
-        match self.at {
+    /// Those of the names at which it stands.
+    pub fn names_at(&self, at: Standing) -> &[Name] {
+        match at {
             Standing::Nowhere => &[],
             Standing::At(index) => &self.names[index..=index],
             Standing::Everywhere => &self.names,

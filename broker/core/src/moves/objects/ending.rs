@@ -2,11 +2,12 @@
 //! not the group's.
 
 use crate::api::{KeptChange, NONE};
+use crate::books::objects::Objects;
 use crate::books::objects::charges::{of_kept, of_member};
-use crate::books::objects::get::{Get, Standing};
+use crate::books::objects::get::Standing;
 use crate::books::objects::groups::{Group, GroupLinks, GroupState};
 use crate::books::objects::names::{Name, Place};
-use crate::books::{Allocation, Books, Charge, Timer};
+use crate::books::{Allocation, Books, Charge, Timer, Wish};
 use crate::limits::{MEMBERS_PER_MEMORY, MEMBERS_SWEPT_PER_STEP, MEMBERS_SWEPT_PER_TURN};
 use crate::moves::Step;
 use fdbroker_protocol::object::ObjectEvent;
@@ -184,21 +185,16 @@ impl Books {
         self.drain_if_done(slot);
     }
 
-    pub(crate) fn stand_at(&mut self, seq: u64, get: &mut Get, at: Standing) {
-        if get.at == at {
-            return;
+    /// A parked get stands at these of its names from now on.
+    pub(crate) fn stand_at(&mut self, seq: u64, at: Standing) {
+        let Books { parked, objects: Objects { waits, .. }, .. } = self;
+        let parked = parked.get_mut(&seq).expect("it is parked");
+        let Wish::Get(get, stands) = &mut parked.wish else { return };
+        let former = std::mem::replace(stands, at);
+        if former != at {
+            get.names_at(former).iter().for_each(|name| waits.leave(get.scope, name, seq));
+            get.names_at(at).iter().for_each(|name| waits.enter(get.scope, name, seq));
         }
-        let waits = &mut self.objects.waits;
-        get.stands_at().iter().for_each(|name| waits.leave(get.scope, name, seq));
-        get.at = at;
-        get.stands_at().iter().for_each(|name| waits.enter(get.scope, name, seq));
-    }
-
-    /// A parked get waits no more, or its client is gone: nothing of it is left but its items.
-    pub(crate) fn forget_get(&mut self, seq: u64, client: u32, get: &mut Get) {
-        let domain = self.clients[client].domain;
-        self.stand_at(seq, get, Standing::Nowhere);
-        self.release_objects(domain, &[get.charge()]);
     }
 
     /// The table hears of a kept group after this step.

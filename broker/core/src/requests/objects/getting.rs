@@ -2,17 +2,19 @@
 //! request waits, for the first name that it misses, for room, or for its client to read. Must
 //! never grant anything while a name is missing.
 
+use std::sync::Arc;
+
 use crate::api::{Asker, Effect, GotObject, Now};
 use crate::books::objects::get::{Get, Standing};
 use crate::books::objects::names::{Name, NameScope, Place};
-use crate::books::{Blocked, Books, Charge, FOR_LEASE, Parked, Wait, Wish, items_of};
+use crate::books::{Blocked, Charge, FOR_LEASE, Parked, Wait, Wish};
 use crate::core::Core;
 use crate::limits::PLACES_AT_ONCE;
 use crate::moves::Step;
 use crate::requests::turn::Turn;
 use fdbroker_protocol::limits::MAX_OBJECT_MESSAGE_BYTES;
 use fdbroker_protocol::named::got_bytes;
-use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
+use fdbroker_protocol::{ErrorCode, Resource, Status};
 use rustc_hash::FxHashMap;
 
 /// A get that is looked at.
@@ -28,14 +30,24 @@ pub(crate) struct Asked {
     pub first: bool,
 }
 
-/// What a look at a get comes to.
-enum Look {
-    /// It has been answered.
-    Answered,
+/// What is in the way of a get.
+enum Lack {
     /// The name of this index is missing.
     Missing(usize),
     /// All names are there.
     Waits(Wait),
+}
+
+impl Lack {
+    /// What a parked get waits for, and where it stands: at the name that it misses, or where it
+    /// may come to need fewer leases.
+    fn wait(&self) -> (Wait, Standing) {
+        match *self {
+            Lack::Missing(index) => (Wait::Recall, Standing::At(index)),
+            Lack::Waits(wait @ Wait::Space(_)) => (wait, Standing::Everywhere),
+            Lack::Waits(wait) => (wait, Standing::Nowhere),
+        }
+    }
 }
 
 impl Core {
@@ -53,63 +65,42 @@ impl Core {
         };
         let seq = self.books.arrival();
         let asked = Asked { by, scope, turn: Turn::Last, first: true };
-        let look = self.look_at_get(asked, names.iter().copied(), step);
-        if let Look::Answered = look {
-            return;
-        }
+        let Some(lack) = self.look_at_get(asked, names.iter().copied(), step) else { return };
         if deadline <= step.now {
-            let status = match look {
-                Look::Missing(index) => self.missing(scope, names[index], index),
-                Look::Waits(wait) => self.why_not(by.client.0, wait),
-                Look::Answered => unreachable!("it has returned"),
+            let status = match lack {
+                Lack::Missing(index) => self.missing(scope, names[index], index),
+                Lack::Waits(wait) => self.why_not(by.client.0, wait),
             };
             return step.fail(by, status);
         }
-        let names = names.iter().map(|name| Name::from(*name)).collect();
-        let get = Box::new(Get { scope, names, at: Standing::Nowhere });
-        self.park_get(seq, (by, deadline), get, look, step);
+        let get = Get { scope, names: names.iter().map(|name| Name::from(*name)).collect() };
+        self.park_get(seq, (by, deadline), get, &lack, step);
     }
 
     fn park_get(
         &mut self,
         seq: u64,
         (by, deadline): (Asker, Now),
-        mut get: Box<Get>,
-        look: Look,
+        get: Get,
+        lack: &Lack,
         step: &mut Step,
     ) {
-        let client = by.client;
-        let most = self.config.max_parked_per_client;
-        if self.books.client_mut(client.0).parked.len() >= most as usize {
-            let (resource, scope) = (Resource::ParkedRequests, Scope::Client);
-            let status = Books::no_quota_limit(resource, scope, most.into());
+        let (client, charge) = (by.client.0, get.charge());
+        if let Err(status) = self.may_wait(client) {
             return self.books.refuse(by, status, step);
         }
-        if let Err(status) = self.books.charge_objects(client.0, &[get.charge()]) {
+        if let Err(status) = self.books.charge_objects(client, &[charge]) {
             return step.fail(by, status);
         }
-        let wait = self.stand(seq, &mut get, look);
-        let mut wish = Wish::Get(get);
-        if let Err(blocked) = self.books.charge(client.0, items_of(&wish)) {
-            if let Wish::Get(get) = &mut wish {
-                self.books.forget_get(seq, client.0, get);
+        let (wait, at) = lack.wait();
+        let wish = Wish::Get(Arc::new(get), Standing::Nowhere);
+        match self.park(seq, Parked::new(by, deadline, wish, wait), step) {
+            Ok(()) => self.books.stand_at(seq, at),
+            Err(status) => {
+                self.books.release_objects(self.books.clients[client].domain, &[charge]);
+                self.books.refuse(by, status, step);
             }
-            let status = self.books.no_quota(blocked);
-            return self.books.refuse(by, status, step);
         }
-        self.books.park(seq, Parked::new(by, deadline, wish, wait), step);
-    }
-
-    /// A parked get stands at the name that it misses, or where it may come to need fewer leases.
-    fn stand(&mut self, seq: u64, get: &mut Get, look: Look) -> Wait {
-        let (at, wait) = match look {
-            Look::Missing(index) => (Standing::At(index), Wait::Recall),
-            Look::Waits(wait @ Wait::Space(_)) => (Standing::Everywhere, wait),
-            Look::Waits(wait) => (Standing::Nowhere, wait),
-            Look::Answered => unreachable!("it does not wait"),
-        };
-        self.books.stand_at(seq, get, at);
-        wait
     }
 
     /// A parked get is looked at again. `None`: it has been answered.
@@ -117,27 +108,26 @@ impl Core {
         &mut self,
         seq: u64,
         asked: Asked,
-        get: &mut Get,
+        get: &Get,
         step: &mut Step,
     ) -> Option<Wait> {
-        match self.look_at_get(asked, get.names.iter().map(|name| &**name), step) {
-            Look::Answered => None,
-            look @ Look::Missing(_) | look @ Look::Waits(_) => Some(self.stand(seq, get, look)),
-        }
+        let lack = self.look_at_get(asked, get.names.iter().map(|name| &**name), step)?;
+        let (wait, at) = lack.wait();
+        self.books.stand_at(seq, at);
+        Some(wait)
     }
 
     /// The deadline of a get has passed that was parked.
     pub(crate) fn get_too_late(&mut self, by: Asker, get: &Get, step: &mut Step) {
-        let (turn, first) = (Turn::Last, false);
-        let asked = Asked { by, scope: get.scope, turn, first };
+        let asked = Asked { by, scope: get.scope, turn: Turn::Last, first: false };
         // What it waited for may have come in this very moment.
         let status = match self.look_at_get(asked, get.names.iter().map(|name| &**name), step) {
-            Look::Answered => return,
-            Look::Missing(index) => {
+            None => return,
+            Some(Lack::Missing(index)) => {
                 let missing = self.missing(get.scope, &get.names[index], index);
                 Status { code: Status::error(ErrorCode::TimedOut).code, ..missing }
             }
-            Look::Waits(wait) => self.why_not(by.client.0, wait),
+            Some(Lack::Waits(wait)) => self.why_not(by.client.0, wait),
         };
         step.fail(by, status);
     }
@@ -155,7 +145,8 @@ impl Core {
         Status { pid: pid.into(), ..Status::with_value(code, index as u64) }
     }
 
-    fn why_not(&mut self, client: u32, wait: Wait) -> Status {
+    /// Why a request that waits for this is given up.
+    pub(crate) fn why_not(&mut self, client: u32, wait: Wait) -> Status {
         match wait {
             Wait::Room(blocked) | Wait::Space(blocked) => self.books.refusal(client, blocked),
             Wait::Recall | Wait::Reader => ErrorCode::Again.into(),
@@ -168,34 +159,34 @@ impl Core {
         asked: Asked,
         names: impl Iterator<Item = &'n [u8]>,
         step: &mut Step,
-    ) -> Look {
+    ) -> Option<Lack> {
         let mut found = Vec::new();
         for (index, name) in names.enumerate() {
             match self.books.sealed(asked.scope, name) {
                 Some((place, _)) => found.push(place),
-                None => return Look::Missing(index),
+                None => return Some(Lack::Missing(index)),
             }
         }
         if !self.books.client_mut(asked.by.client.0).sendable {
-            return Look::Waits(Wait::Reader);
+            return Some(Lack::Waits(Wait::Reader));
         }
         let (groups, grants) = groups_of(&found);
         if let Some(status) = self.too_long(&groups, found.len()) {
             step.fail(asked.by, status);
-            return Look::Answered;
+            return None;
         }
         if let Err(blocked) = self.charge_leases(asked, groups.len()) {
             if asked.first || self.books.may_make_room(blocked) {
                 self.books.evict_for(blocked, groups.len().min(PLACES_AT_ONCE), step);
             }
             // More than one at a time would hold up others that could be served.
-            return Look::Waits(match groups.len() {
+            return Some(Lack::Waits(match groups.len() {
                 1 => Wait::Room(blocked),
                 _ => Wait::Space(blocked),
-            });
+            }));
         }
         self.grant_objects(asked, &found, (&groups, &grants), step);
-        Look::Answered
+        None
     }
 
     /// Charges a client for so many leases, behind those that stand before it.
