@@ -1,6 +1,4 @@
-//! The whole: the books, and what both floors go by. Must never have state of its own.
-
-use std::sync::Arc;
+//! The whole, whose floors are above the books. Must never have state of its own.
 
 use crate::api::{Config, ConfigError};
 use crate::books::Books;
@@ -9,8 +7,6 @@ use crate::books::Books;
 #[derive(Debug)]
 pub struct Core {
     pub(crate) books: Books,
-    /// Its caps are those in the beginning; the ledger has those in force.
-    pub(crate) config: Arc<Config>,
 }
 
 impl Core {
@@ -21,7 +17,6 @@ impl Core {
     pub fn new(mut config: Config) -> Result<Self, ConfigError> {
         config.check()?;
         config.bound_caps();
-        let config = Arc::new(config);
-        Ok(Core { books: Books::new(Arc::clone(&config)), config })
+        Ok(Core { books: Books::new(config) })
     }
 }

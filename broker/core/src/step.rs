@@ -2,13 +2,12 @@
 //! served.
 
 use crate::api::{Asker, Body, Effect, Effects, Input, Now, Request};
-use crate::books::Wish;
 use crate::books::allowances::Allowances;
+use crate::books::{Books, Wish};
 use crate::core::Core;
 use crate::moves::Step;
 use crate::work;
-use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
-use fdbroker_protocol::{AllocationId, ErrorCode};
+use fdbroker_protocol::ErrorCode;
 
 impl Core {
     /// Takes one input; appends to `effects` what the daemon is to do, in order.
@@ -34,7 +33,6 @@ impl Core {
 
     /// What the daemon says, each with the function that knows its rules.
     fn take(&mut self, input: Input<'_>, step: &mut Step) {
-        let few = |ids: &'_ [AllocationId]| ids.len().min(ENDS_PER_MESSAGE);
         match input {
             Input::Request(request) => self.serve(request, step),
             Input::Connect { client, peer } => self.connect(client, &peer, step),
@@ -50,8 +48,8 @@ impl Core {
             Input::Slow { domain, slow } => self.set_slow(domain, slow),
             Input::Measured { files } => self.measure(files),
             Input::SetCaps { caps } => self.set_caps(caps),
-            Input::Evict { ids } => self.evict_these(&ids[..few(ids)], step),
-            Input::Revoke { ids } => self.revoke_these(&ids[..few(ids)], step),
+            Input::Evict { ids } => self.act(ids, Core::evict_outcome, Books::evict, step),
+            Input::Revoke { ids } => self.act(ids, Core::revoke_outcome, Books::revoke, step),
             Input::SetDraining { draining } => self.set_draining(draining),
         }
     }

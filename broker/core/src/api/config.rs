@@ -1,7 +1,5 @@
 //! How the core is set up. Must never correct a number without showing what is in force.
 
-use std::fmt;
-
 use crate::api::ids::NONE;
 use crate::api::subordinate::SubordinateUids;
 use crate::limits::{FDS_PER_CONNECTION, MOST_METADATA_BYTES, TABLE_RESERVE};
@@ -59,23 +57,9 @@ pub struct Config {
 }
 
 /// A number that cannot work, and why.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConfigError(String);
-
-impl ConfigError {
-    /// With the whole message.
-    pub(crate) fn new(message: String) -> Self {
-        ConfigError(message)
-    }
-}
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for ConfigError {}
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ConfigError(pub(crate) String);
 
 impl Config {
     /// Lowers each cap that another number of the configuration bounds to that number, so that the

@@ -182,9 +182,14 @@ pub struct Allocation {
 const _: () = assert!(size_of::<Allocation>() <= 104);
 
 impl Allocation {
+    /// Why it has ended; `None`: it lives.
+    pub fn ended(&self) -> Option<ErrorCode> {
+        if let State::Ended(code) = self.state { Some(code) } else { None }
+    }
+
     /// Whether it has not ended.
     pub fn is_live(&self) -> bool {
-        !matches!(self.state, State::Ended(_))
+        self.ended().is_none()
     }
 
     /// Whether the broker has its fd.

@@ -4,33 +4,18 @@
 use crate::api::ConfigError;
 
 /// Why saved data is not gone on with.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RestoreError {
     /// The new configuration cannot work, with any data.
+    #[error("{0}")]
     Config(ConfigError),
     /// The data contradicts itself: what is wrong, and the number of what it is wrong with.
+    #[error("the state handed over is damaged ({0}: {1}); it is given up, and clients begin anew")]
     Broken(&'static str, u64),
     /// The data is sound, but needs more places in the fd table than there are: needed, there.
+    #[error("the state handed over needs table_fds = {0}, there are {1}: raise RLIMIT_NOFILE")]
     Table(u64, u64),
 }
-
-impl std::fmt::Display for RestoreError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            RestoreError::Config(error) => error.fmt(f),
-            RestoreError::Broken(what, number) => write!(
-                f,
-                "the state handed over is damaged ({what}: {number}); it is given up, and clients begin anew"
-            ),
-            RestoreError::Table(needed, has) => write!(
-                f,
-                "the state handed over needs table_fds = {needed}, there are {has}: raise RLIMIT_NOFILE"
-            ),
-        }
-    }
-}
-
-impl std::error::Error for RestoreError {}
 
 impl From<(&'static str, u64)> for RestoreError {
     fn from((what, number): (&'static str, u64)) -> Self {

@@ -45,7 +45,6 @@ pub(crate) use recalls::Recall;
 pub(crate) use timers::{Chore, Timer};
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use crate::api::{ClientId, Config};
 use crate::books::clients::Clients;
@@ -66,7 +65,7 @@ use fdbroker_protocol::{ByCounter, MAX_BATCH};
 #[derive(Debug)]
 pub(crate) struct Books {
     /// Its caps are those in the beginning; the ledger has those in force.
-    pub config: Arc<Config>,
+    pub config: Config,
     pub ledger: Ledger,
     pub clients: Clients,
     pub allocations: Registry,
@@ -102,7 +101,7 @@ pub(crate) struct Books {
 
 impl Books {
     /// Nothing is in them yet.
-    pub fn new(config: Arc<Config>) -> Self {
+    pub fn new(config: Config) -> Self {
         Books {
             ledger: Ledger::new(config.caps(), config.table_fds),
             clients: Clients::new(config.max_domains, config.subordinate_uids.clone()),

@@ -2,7 +2,6 @@
 //! thing twice.
 
 use crate::api::{ClientId, DrainedEvent, Events, NONE, Note, RecallEvent, RevokedEvent};
-use crate::books::State;
 use crate::core::Core;
 use fdbroker_protocol::ErrorCode;
 
@@ -47,12 +46,7 @@ impl Core {
 
     fn revoked_event(&self, slot: u32) -> RevokedEvent {
         let allocation = self.books.leases[slot].allocation;
-        let code = match self.books.allocations[allocation].state {
-            State::Ended(code) => code,
-            State::Held | State::Resident | State::Evicted | State::Recalling | State::Reserved => {
-                ErrorCode::Stale
-            }
-        };
+        let code = self.books.allocations[allocation].ended().unwrap_or(ErrorCode::Stale);
         RevokedEvent {
             id: self.books.allocations.id_of(allocation),
             lease: self.books.leases.id_of(slot),

@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 
 use crate::api::{
-    Config, ConfigError, Former, FormerLife, FormerSlot, Inherits, Kept, KeptGroup, KeptObject,
-    NONE, Now,
+    Config, ConfigError, Deposit, DomainKey, Former, FormerLife, FormerSlot, Inherits, Kept,
+    KeptGroup, KeptObject, NONE, Now,
 };
 use crate::books::continuity::{DRAINED, Standing};
 use crate::books::lists::Link;
@@ -29,7 +29,6 @@ impl KeptGroup<'_> {
         (1..=last_version).contains(&self.version)
             && (self.keep_us.is_some() || self.pin)
             && (1..=MAX_GROUP).contains(&self.objects.len())
-            && self.deposit.has_sound_range()
             && self.objects.iter().all(is_object)
     }
 }
@@ -53,9 +52,9 @@ impl Core {
             (id.slot, id.generation, core.former_allocation(life, kept.contains(id), now))
         });
         let values: Vec<_> = values.collect();
-        let (most, first) = (core.config.max_slots, core.config.first_generation);
+        let (most, first) = (core.books.config.max_slots, core.books.config.first_generation);
         core.books.allocations = Registry::holding(most, first, values.into_iter()).ok_or_else(|| {
-            ConfigError::new(format!(
+            ConfigError(format!(
                 "the former generation page does not fit max_slots = {most} and first_generation = {first}: \
                  keep max_slots as it was, or remove the page to begin anew"
             ))
@@ -82,7 +81,7 @@ impl Core {
         core.recount();
         let (needed, _, has) = core.books.ledger.table();
         if needed > has {
-            return Err(ConfigError::new(format!(
+            return Err(ConfigError(format!(
                 "with all kept allocations table_fds = {needed} are needed, there are {has}: raise RLIMIT_NOFILE"
             )));
         }
@@ -91,7 +90,7 @@ impl Core {
             core.books.caps_changed(*core.books.ledger.caps());
         }
         if !core.books.continuity.is_empty() {
-            let until = now.after(core.config.grace_us);
+            let until = now.after(core.books.config.grace_us);
             core.books.continuity.set_grace(Grace::Until(until));
             core.books.timers.set(until, Timer::Grace);
         }
@@ -125,24 +124,36 @@ impl Core {
     /// The fd of a slot has outlived the crash: it lives on without its owner.
     fn keep_former(&mut self, kept: &Kept, now: Now) -> Result<(), ConfigError> {
         let Kept { id, domain: key, gid, job, deposit } = kept;
-        let found = self.books.allocations.find(*id);
-        let is_reserved = found.is_some_and(|found| found.state == State::Reserved);
-        let wrong = |why| ConfigError::new(format!("the kept allocation {id} {why}"));
-        if !is_reserved || !deposit.keep || !deposit.has_sound_range() {
-            return Err(wrong("is not one of the former generation page"));
-        }
-        let domain = self.books.allocations[id.slot].domain;
-        if self.books.clients.domain_key(domain) != *key {
-            return Err(wrong("was another domain's"));
-        }
-        let allocation = Allocation::new(deposit, NONE, domain, State::Resident, now);
-        self.books.allocations.replace(id.slot, allocation, deposit.driver_data);
-        self.books.pin(id.slot, deposit.file, 0);
-        let until = now.after(self.config.keep_ttl_us);
+        self.hold_former(*id, *key, deposit, deposit.keep, now)
+            .map_err(|why| ConfigError(format!("the kept allocation {id} {why}")))?;
+        let until = now.after(self.books.config.keep_ttl_us);
         let Books { clients, ledger, .. } = &mut self.books;
         let job = job.map(|(job, name)| clients.job_of((*key, job), name, ledger));
         self.books.add_orphan(id.slot, Orphan { until, gid: *gid, job });
         Ok(())
+    }
+
+    /// Memory whose fd has outlived the crash is held by nobody but its domain, which is given.
+    fn hold_former(
+        &mut self,
+        id: AllocationId,
+        key: DomainKey,
+        deposit: &Deposit,
+        is_sound: bool,
+        now: Now,
+    ) -> Result<u32, &'static str> {
+        let found = self.books.allocations.find(id).filter(|it| it.state == State::Reserved);
+        let domain = match found {
+            Some(found) if is_sound && deposit.has_sound_range() => found.domain,
+            _ => return Err("is not one of the former generation page"),
+        };
+        if self.books.clients.domain_key(domain) != key {
+            return Err("was another domain's");
+        }
+        let allocation = Allocation::new(deposit, NONE, domain, State::Resident, now);
+        self.books.allocations.replace(id.slot, allocation, deposit.driver_data);
+        self.books.pin(id.slot, deposit.file, 0);
+        Ok(domain)
     }
 
     /// Takes in a group that has outlived a broker, in the slot that its memory had there. Its time
@@ -153,22 +164,10 @@ impl Core {
         last_version: u64,
         now: Now,
     ) -> Result<(), ConfigError> {
-        let slot = kept.id.slot;
-        let wrong =
-            |why| ConfigError::new(format!("the kept group of version {} {why}", kept.version));
-        let found =
-            self.books.allocations.find(kept.id).filter(|found| found.state == State::Reserved);
-        let domain = match found.map(|found| found.domain) {
-            Some(domain) if self.books.clients.domain_key(domain) == kept.domain => domain,
-            Some(_) => return Err(wrong("was another domain's")),
-            None => return Err(wrong("is not on the former generation page")),
-        };
-        if !kept.is_sound(last_version) {
-            return Err(wrong("cannot have been one"));
-        }
-        let allocation = Allocation::new(&kept.deposit, NONE, domain, State::Resident, now);
-        self.books.allocations.replace(slot, allocation, kept.deposit.driver_data);
-        self.books.pin(slot, kept.deposit.file, 0);
+        let wrong = |why| ConfigError(format!("the kept group of version {} {why}", kept.version));
+        let is_sound = kept.is_sound(last_version);
+        let domain =
+            self.hold_former(kept.id, kept.domain, &kept.deposit, is_sound, now).map_err(wrong)?;
         let scope = NameScope::Domain(domain);
         let number = self.books.objects.groups.insert(Group {
             scope,
@@ -195,7 +194,7 @@ impl Core {
             place: None,
             link: Link::OUT,
         });
-        self.books.objects.groups.set_memory(number, slot);
+        self.books.objects.groups.set_memory(number, kept.id.slot);
         for (member, object) in (0..).zip(&kept.objects) {
             if self.books.objects.names.find(scope, object.name).is_some() {
                 return Err(wrong("has a name of another one"));

@@ -5,8 +5,8 @@ use crate::api::{ClientId, DomainKey, GroupId, Making, NONE, ObjectView};
 use crate::books::objects::groups::GroupState;
 use crate::books::objects::names::{Entry, NameScope, Place};
 use crate::core::Core;
+use fdbroker_protocol::Status;
 use fdbroker_protocol::object::ObjectState;
-use fdbroker_protocol::{AllocationId, MemoryKind, Status};
 
 impl Core {
     /// The objects whose names a client means, that begin so and come behind `after`, in the order
@@ -103,13 +103,8 @@ impl Core {
     fn object_view(&self, place: Place) -> ObjectView<'_> {
         let group = &self.books.objects.groups[place.group];
         let member = &group.members[usize::from(place.member)];
-        let slot = group.allocation;
-        // One that has ended is still to be swept, and is not shown.
-        let allocation = match slot {
-            NONE => AllocationId { slot, generation: 0 },
-            slot => self.books.allocations.id_of(slot),
-        };
-        let leases = if slot == NONE { 0 } else { self.books.allocations[slot].leases.len() };
+        // One that has ended, whose memory may be gone, is not shown.
+        let allocation = &self.books.allocations[group.allocation];
         let (creator, serial) = group.creator;
         let creator = self.books.clients.find(creator).filter(|client| client.serial == serial);
         ObjectView {
@@ -124,15 +119,11 @@ impl Core {
             size_bytes: member.size_bytes,
             metadata: &member.metadata,
             group: self.books.objects.groups.id_of(place.group),
-            allocation,
-            kind: if slot == NONE {
-                MemoryKind::Memfd
-            } else {
-                self.books.allocations[slot].traits.kind()
-            },
+            allocation: self.books.allocations.id_of(group.allocation),
+            kind: allocation.traits.kind(),
             group_bytes: group.size_bytes,
             group_names: group.names,
-            leases: u32::try_from(leases).unwrap_or(u32::MAX),
+            leases: u32::try_from(allocation.leases.len()).unwrap_or(u32::MAX),
             since: group.since,
             until: self.books.until(group),
             is_kept: group.is_kept || group.keep_us.is_some() || group.pin,

@@ -3,10 +3,9 @@
 use crate::api::{
     ClientId, Deposit, GroupId, Kept, KeptGroup, KeptObject, Lane, NONE, OwnerKey, Record, Touch,
 };
-use crate::books::State;
 use crate::books::objects::groups::{Group, Member};
 use crate::core::Core;
-use fdbroker_protocol::{AllocationId, ErrorCode, Share};
+use fdbroker_protocol::{AllocationId, ErrorCode};
 
 impl Core {
     /// What to remember of the live allocation in a slot, for a broker after a crash.
@@ -27,14 +26,7 @@ impl Core {
     /// last allocation is stale.
     pub fn end_of(&self, id: AllocationId) -> Option<ErrorCode> {
         match self.books.allocations.find(id) {
-            Some(allocation) => match allocation.state {
-                State::Ended(code) => Some(code),
-                State::Held
-                | State::Resident
-                | State::Evicted
-                | State::Recalling
-                | State::Reserved => None,
-            },
+            Some(allocation) => allocation.ended(),
             None => Some(self.books.end_of_former(id)),
         }
     }
@@ -52,19 +44,26 @@ impl Core {
                 .books
                 .job_of_slot(slot)
                 .map(|job| (self.books.clients.job_key(job), self.books.clients.job(job).name)),
-            deposit: Deposit {
-                checked: Ok(()),
-                lane: Lane::Accepted,
-                file: self.books.file_of(slot),
-                facts: allocation.facts(),
-                share: allocation.traits.share(),
-                recallable: allocation.traits.is_recallable(),
-                keep: true,
-                base: allocation.base,
-                driver_data: self.books.allocations.driver_data(slot).copied(),
-                virtual_fd: allocation.traits.has_virtual_fd(),
-            },
+            deposit: self.deposit_of(slot),
         })
+    }
+
+    /// The allocation in a slot as its owner has deposited it.
+    fn deposit_of(&self, slot: u32) -> Deposit {
+        let allocation = &self.books.allocations[slot];
+        let traits = allocation.traits;
+        Deposit {
+            checked: Ok(()),
+            lane: Lane::Accepted,
+            file: self.books.file_of(slot),
+            facts: allocation.facts(),
+            share: traits.share(),
+            recallable: traits.is_recallable(),
+            keep: traits.is_to_be_kept(),
+            base: allocation.base,
+            driver_data: self.books.allocations.driver_data(slot).copied(),
+            virtual_fd: traits.has_virtual_fd(),
+        }
     }
 
     /// The last version that was given.
@@ -109,7 +108,6 @@ impl Core {
 
     fn as_kept<'a>(&'a self, group: &'a Group) -> KeptGroup<'a> {
         let slot = group.allocation;
-        let allocation = &self.books.allocations[slot];
         let named = group.members.iter().filter(|member| member.is_named);
         let object = |member: &'a Member| KeptObject {
             name: &member.name,
@@ -126,18 +124,7 @@ impl Core {
             pin: group.pin,
             evictable: group.evictable,
             since: group.since,
-            deposit: Deposit {
-                checked: Ok(()),
-                lane: Lane::Accepted,
-                file: self.books.file_of(slot),
-                facts: allocation.facts(),
-                share: Share::Uid,
-                recallable: false,
-                keep: false,
-                base: 0,
-                driver_data: self.books.allocations.driver_data(slot).copied(),
-                virtual_fd: false,
-            },
+            deposit: self.deposit_of(slot),
             objects: named.map(object).collect(),
         }
     }

@@ -87,7 +87,7 @@ impl Core {
         (core.books.arrivals, core.books.rooms) = (arrivals, Rooms::after(turns));
         let clients = (saved.domains, saved.jobs, saved.clients);
         core.restore_clients(clients, saved.dying, serials)?;
-        let most = core.config.max_slots;
+        let most = core.books.config.max_slots;
         core.books.objects = Objects::restore(saved.objects)?;
         core.books.allocations = Registry::restore(most, saved.allocations)?;
         for slot in core.books.allocations.full() {
@@ -120,9 +120,9 @@ impl Core {
         dying: VecDeque<u32>,
         serials: u64,
     ) -> Check {
-        let most = self.config.max_domains;
+        let most = self.books.config.max_domains;
         self.books.clients = Clients::restore(
-            (most, self.config.subordinate_uids.clone()),
+            (most, self.books.config.subordinate_uids.clone()),
             serials,
             saved,
             dying,
@@ -344,7 +344,8 @@ impl Core {
     /// it is drained.
     fn may_linger(&self, slot: u32) -> bool {
         let allocation = &self.books.allocations[slot];
-        let is_former = self.books.allocations.generation(slot) < self.config.first_generation;
+        let is_former =
+            self.books.allocations.generation(slot) < self.books.config.first_generation;
         let is_owned = allocation.owner != NONE && !allocation.drained;
         is_former && is_owned && !allocation.is_live()
     }

@@ -197,7 +197,10 @@ impl Core {
     pub fn totals(&self) -> Totals {
         Totals {
             node: self.books.ledger[ScopeId::NODE].account,
-            caps: Caps { domains: self.config.max_domains.into(), ..self.books.ledger.caps().node },
+            caps: Caps {
+                domains: self.books.config.max_domains.into(),
+                ..self.books.ledger.caps().node
+            },
             table: self.books.ledger.table(),
             gauges: ByGauge {
                 jobs: self.books.clients.count_of_jobs() as u64,
@@ -285,7 +288,7 @@ impl Core {
     /// Whether an allocation is live.
     pub fn is_live(&self, id: AllocationId) -> bool {
         let found = self.books.allocations.find(id);
-        found.is_some_and(|allocation| !matches!(allocation.state, State::Ended(_)))
+        found.is_some_and(|allocation| allocation.is_live())
     }
 
     /// What is known of the allocation in a slot, live or ended.
@@ -358,7 +361,7 @@ impl Core {
 
     /// These caps as they would be in force.
     pub fn bounded(&self, caps: CapsOfScopes) -> CapsOfScopes {
-        self.config.bounded(caps)
+        self.books.config.bounded(caps)
     }
 
     /// The job of a client, if it is of one.

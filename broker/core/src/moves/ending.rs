@@ -4,6 +4,7 @@
 use crate::api::{ClientId, Effect, Ended, NONE};
 use crate::books::{Books, Charge, Fate, Lease, RECALLED_PLACE, State};
 use crate::moves::Step;
+use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{ErrorCode, Resource, Scope};
 
 impl Books {
@@ -14,7 +15,7 @@ impl Books {
         let allocation = &self.allocations[slot];
         let owner = allocation.owner;
         let (reserved, file) = (self.bytes_to_recall(slot), self.file_of(slot));
-        self.note_end(slot, code);
+        self.note_of_allocation(EventKind::End, slot, code.into());
         step.fx.list.push(Effect::Publish { slot, generation: 0 });
         self.remember_end(slot, code, step);
         match self.allocations[slot].state {
@@ -46,6 +47,12 @@ impl Books {
             self.pin_ended(slot, file);
             self.allocations.enter_ending(slot);
         }
+    }
+
+    /// Ends an allocation as if its owner had.
+    pub(crate) fn revoke(&mut self, slot: u32, step: &mut Step) {
+        self.end(slot, ErrorCode::Stale, step);
+        self.drain_if_done(slot);
     }
 
     /// Has the daemon remember the end, for `fdbroker audit`. An allocation that nobody has named

@@ -14,8 +14,8 @@ use crate::books::order::Moment;
 use crate::books::{Allocation, Blocked, Books, Charge, Client, ScopeId, State};
 use crate::limits::{EVICTIONS_PER_STEP, LOOKS_PER_VICTIM};
 use crate::moves::Step;
-use fdbroker_protocol::Resource;
 use fdbroker_protocol::admin::EventKind;
+use fdbroker_protocol::{Resource, Status};
 
 /// Behind all places of owners that answer: the clock of these does not come so far.
 const OF_THE_SILENT: u64 = 1 << 63;
@@ -152,7 +152,7 @@ impl Books {
         self.lru_remove(slot);
         self.allocations.set_state(slot, State::Evicted);
         self.counters.evictions += 1;
-        self.note_of_allocation(EventKind::Evict, slot);
+        self.note_of_allocation(EventKind::Evict, slot, Status::OK);
         if self.waiting.interested(slot) != NONE && self.clients[owner].silent {
             self.tell_of_silence(slot);
         }

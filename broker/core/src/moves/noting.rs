@@ -3,8 +3,8 @@
 use crate::api::{Asker, ClientId, Note};
 use crate::books::{Blocked, Books};
 use crate::moves::Step;
+use fdbroker_protocol::Status;
 use fdbroker_protocol::admin::EventKind;
-use fdbroker_protocol::{ErrorCode, Status};
 
 impl Books {
     pub(crate) fn note_of_node(&mut self, kind: EventKind) {
@@ -49,22 +49,13 @@ impl Books {
         step.fail(by, self.as_told(by.client.0, status));
     }
 
-    pub(crate) fn note_of_allocation(&mut self, kind: EventKind, slot: u32) {
-        if self.notes.is_on() {
-            self.notes.add(self.allocation_note(kind, slot, Status::OK));
+    pub(crate) fn note_of_allocation(&mut self, kind: EventKind, slot: u32, status: Status) {
+        if !self.notes.is_on() {
+            return;
         }
-    }
-
-    pub(crate) fn note_end(&mut self, slot: u32, code: ErrorCode) {
-        if self.notes.is_on() {
-            self.notes.add(self.allocation_note(EventKind::End, slot, code.into()));
-        }
-    }
-
-    fn allocation_note(&self, kind: EventKind, slot: u32, status: Status) -> Note {
         let allocation = &self.allocations[slot];
         let owner = self.clients.find(allocation.owner);
-        Note {
+        self.notes.add(Note {
             client: owner.map(|_| ClientId(allocation.owner)),
             pid: owner.map_or(0, |owner| owner.pid),
             domain: self.domain_or_nobodys(allocation.domain),
@@ -73,6 +64,6 @@ impl Books {
             size_bytes: allocation.size_bytes,
             status,
             ..Note::of_node(kind)
-        }
+        });
     }
 }

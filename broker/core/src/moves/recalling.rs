@@ -4,8 +4,8 @@
 use crate::api::{ClientId, NONE, Now};
 use crate::books::{Blocked, Books, Fate, PROMISED_LEASE, RECALLED_PLACE, Recall, State, Timer};
 use crate::moves::Step;
-use fdbroker_protocol::ErrorCode;
 use fdbroker_protocol::admin::EventKind;
+use fdbroker_protocol::{ErrorCode, Status};
 
 impl Books {
     /// Reserves the fd's place and bytes on its owner's accounts, and the place of the lease to
@@ -36,7 +36,7 @@ impl Books {
             self.eventful.push(ClientId(owner));
         }
         self.counters.recalls += 1;
-        self.note_of_allocation(EventKind::Recall, slot);
+        self.note_of_allocation(EventKind::Recall, slot, Status::OK);
         Ok(())
     }
 
@@ -127,7 +127,7 @@ impl Books {
         let (number, owner) = (self.allocations[slot].recall, self.allocations[slot].owner);
         self.recalls.miss(number, owner);
         self.counters.recalls_unanswered += 1;
-        self.note_of_allocation(EventKind::Silent, slot);
+        self.note_of_allocation(EventKind::Silent, slot, Status::OK);
         self.set_silent(owner, true);
         self.free_promise(number);
         let waiting = self.recalls.set_waiting(number, NONE);

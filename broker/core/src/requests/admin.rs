@@ -2,11 +2,12 @@
 //! what cannot be had again, nor end more in one step than a client's message may.
 
 use crate::api::{Acted, CapsOfScopes, NONE, Now};
-use crate::books::{Chore, State};
+use crate::books::{Books, Chore, State};
 use crate::core::Core;
 use crate::moves::Step;
+use fdbroker_protocol::AllocationId;
 use fdbroker_protocol::admin::{ActOutcome, EventKind};
-use fdbroker_protocol::{AllocationId, ErrorCode};
+use fdbroker_protocol::limits::ENDS_PER_MESSAGE;
 
 impl Core {
     /// What an evict of this allocation would come to now.
@@ -36,30 +37,18 @@ impl Core {
         }
     }
 
-    /// Closes the fds of those that can be had again and that nobody waits for.
-    pub(crate) fn evict_these(&mut self, ids: &[AllocationId], step: &mut Step) {
-        self.act(ids, step, Core::evict_outcome, |core, slot, step| core.books.evict(slot, step));
-    }
-
-    /// Ends these for everybody.
-    pub(crate) fn revoke_these(&mut self, ids: &[AllocationId], step: &mut Step) {
-        self.act(ids, step, Core::revoke_outcome, |core, slot, step| {
-            core.books.end(slot, ErrorCode::Stale, step);
-            core.books.drain_if_done(slot);
-        });
-    }
-
+    /// Does an act on these, as many as a message may end, where its outcome is that it is done.
     pub(crate) fn act(
         &mut self,
         ids: &[AllocationId],
+        outcome_of: fn(&Core, AllocationId) -> ActOutcome,
+        act: fn(&mut Books, u32, &mut Step),
         step: &mut Step,
-        outcome_of: impl Fn(&Core, AllocationId) -> ActOutcome,
-        act: impl Fn(&mut Core, u32, &mut Step),
     ) {
-        for id in ids {
+        for id in ids.iter().take(ENDS_PER_MESSAGE) {
             let outcome = outcome_of(self, *id);
             if outcome == ActOutcome::Done {
-                act(self, id.slot, step);
+                act(&mut self.books, id.slot, step);
             }
             step.fx.acted.push(Acted { id: *id, outcome });
         }
@@ -78,6 +67,6 @@ impl Core {
     /// go.
     pub(crate) fn set_caps(&mut self, caps: &CapsOfScopes) {
         self.books.note_of_node(EventKind::Caps);
-        self.books.caps_changed(self.config.bounded(*caps));
+        self.books.caps_changed(self.books.config.bounded(*caps));
     }
 }

@@ -53,7 +53,9 @@ impl Core {
                 Err(ErrorCode::Again.into())
             }
             _ if owner != client => Err(ErrorCode::NotPermitted.into()),
-            _ if id.generation >= self.config.first_generation => Err(ErrorCode::Stale.into()),
+            _ if id.generation >= self.books.config.first_generation => {
+                Err(ErrorCode::Stale.into())
+            }
             // Registered several times, it is named as many times.
             _ if self.books.allocations.register_again(id.slot, item.deposit.virtual_fd) => Ok(id),
             State::Held | State::Resident | State::Evicted | State::Recalling | State::Reserved => {
@@ -237,7 +239,7 @@ impl Core {
         step: &mut Step,
     ) -> Result<Granted, Status> {
         let id = declared.wanted.map_err(Status::from)?;
-        if id.generation >= self.config.first_generation {
+        if id.generation >= self.books.config.first_generation {
             // Nobody can have held it before the crash.
             return Err(ErrorCode::Stale.into());
         }

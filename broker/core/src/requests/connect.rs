@@ -13,8 +13,8 @@ impl Core {
         let key = peer.domain;
         let known = self.books.clients.find_domain(key);
         let refused = known.and_then(|domain| self.books.too_many_refused(domain, 0));
-        let status = if client.0 >= self.config.max_clients {
-            let most = u64::from(self.config.max_clients);
+        let status = if client.0 >= self.books.config.max_clients {
+            let most = u64::from(self.books.config.max_clients);
             Books::no_quota_limit(Resource::Connections, Scope::Node, most)
         } else if let Some(status) = refused.or_else(|| self.is_beyond_share(key)) {
             status
@@ -26,7 +26,7 @@ impl Core {
         } else {
             let of_user = self.books.clients.of_user(key).len();
             let (scope, most) = if of_user < DOMAINS_PER_USER {
-                (Scope::Node, self.config.max_domains.into())
+                (Scope::Node, self.books.config.max_domains.into())
             } else {
                 (Scope::Domain, of_user as u64)
             };
@@ -73,7 +73,7 @@ impl Core {
     fn domain_of_client(&mut self, key: DomainKey) -> Option<u32> {
         let known = self.books.clients.find_domain(key);
         if known.is_none_or(|domain| self.books.clients.domain(domain).clients == 0)
-            && self.now_in_node(Resource::Domains) >= self.config.max_domains.into()
+            && self.now_in_node(Resource::Domains) >= self.books.config.max_domains.into()
         {
             return None;
         }

@@ -35,7 +35,8 @@ impl Core {
     /// Brings the credits of a client to what it wants, as far as there is free room; gives the
     /// number.
     pub(crate) fn adjust_credits(&mut self, number: u32, wanted: u64) -> u32 {
-        let (base, most) = (self.config.base_credits.into(), self.config.max_credits.into());
+        let (base, most) =
+            (self.books.config.base_credits.into(), self.books.config.max_credits.into());
         let target = wanted.max(base).min(most);
         let now = self.books.client_mut(number).credits;
         let now = if now > target {

@@ -36,7 +36,7 @@ impl Core {
             step.fail(by, status);
             return self.books.close_all_uninvited(client, deposits, step);
         }
-        let wanted = u64::from(credits_wanted).min(self.config.max_credits.into());
+        let wanted = u64::from(credits_wanted).min(self.books.config.max_credits.into());
         if deposits.is_empty() && self.books.client_mut(client.0).credits == 0 && wanted > 0 {
             if self.books.is_turned_away(client.0) {
                 return self.books.refuse(by, ErrorCode::ShuttingDown.into(), step);
@@ -163,8 +163,7 @@ impl Core {
             if !step.allowances.ends.take() {
                 return false;
             }
-            self.books.end(slot, ErrorCode::Stale, step);
-            self.books.drain_if_done(slot);
+            self.books.revoke(slot, step);
         }
         true
     }
@@ -176,7 +175,7 @@ impl Core {
         if !self.books.allocations.has_room() {
             let blocked = Blocked { resource: Resource::Allocations, scope: ScopeId::NODE };
             let status = Status {
-                value: u64::from(self.config.max_slots).into(),
+                value: u64::from(self.books.config.max_slots).into(),
                 ..self.books.no_quota(blocked)
             };
             return self.refuse_deposit(owner, status);
@@ -216,15 +215,12 @@ impl Core {
         };
         let allocation = Allocation::new(deposit, owner, domain, state, step.now);
         let id = self.books.allocations.insert(allocation, deposit.driver_data);
-        match state {
-            State::Evicted => self.books.remember_file(id.slot, deposit.file),
-            State::Held
-            | State::Resident
-            | State::Recalling
-            | State::Reserved
-            | State::Ended(_) => self.books.pin(id.slot, deposit.file, bytes),
+        if state == State::Evicted {
+            self.books.remember_file(id.slot, deposit.file);
+        } else {
+            self.books.pin(id.slot, deposit.file, bytes);
         }
-        self.books.note_of_allocation(EventKind::Deposit, id.slot);
+        self.books.note_of_allocation(EventKind::Deposit, id.slot, Status::OK);
         step.fx.list.push(Effect::Publish { slot: id.slot, generation: id.generation });
         if state == State::Evicted {
             return Outcome::Closed(id);

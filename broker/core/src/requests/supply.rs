@@ -93,9 +93,7 @@ impl Core {
     /// The owner refused: STALE ends the allocation, anything else is told to those who wait.
     fn fail_recall(&mut self, slot: u32, code: ErrorCode, step: &mut Step) {
         if code == ErrorCode::Stale {
-            self.books.end(slot, ErrorCode::Stale, step);
-            self.books.drain_if_done(slot);
-            return;
+            return self.books.revoke(slot, step);
         }
         let status = Status::with_value(ErrorCode::OwnerSilent, code as u64);
         let fate = Fate::Answer(self.books.allocations.id_of(slot), status);

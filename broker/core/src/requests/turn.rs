@@ -38,7 +38,7 @@ pub(crate) struct Attempt<'a> {
 impl Core {
     /// Whether a client may have another request wait.
     pub(crate) fn may_wait(&self, client: u32) -> Result<(), Status> {
-        let most = self.config.max_parked_per_client;
+        let most = self.books.config.max_parked_per_client;
         if self.books.clients[client].parked.len() < most as usize {
             return Ok(());
         }

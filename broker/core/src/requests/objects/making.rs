@@ -39,7 +39,7 @@ impl Core {
         }
         // A client whose create has failed does not know of the credits, and asks when it has none
         // left.
-        let wanted = u64::from(create.credits_wanted).min(self.config.max_credits.into());
+        let wanted = u64::from(create.credits_wanted).min(self.books.config.max_credits.into());
         let deposit_credits = self.adjust_credits(client.0, wanted);
         step.fx.list.push(match begun {
             Ok((group, _)) => Effect::ObjectsCreated { client, request, group, deposit_credits },
