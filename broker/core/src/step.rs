@@ -147,7 +147,7 @@ impl Core {
                 step.fx.list.push(Effect::Events { client });
             }
         }
-        self.books.objects.take_changes(&mut step.fx.kept);
+        step.fx.kept.append(&mut self.books.objects.changes);
         assert!(step.aside.is_empty(), "invariant 5: what was set aside is put back");
         self.assert_invariants();
     }
@@ -167,14 +167,13 @@ impl Core {
                     self.books.unpark(seq, step);
                     step.fail(by, ErrorCode::Again.into());
                 }
-                Wish::Hello(_) => {
-                    let status = ErrorCode::Again.into();
-                    self.give_up_hello(client, status, step);
-                    step.fx.list.push(Effect::Disconnect { client, status });
-                }
+                Wish::Hello(_) => self.give_up_hello(client, ErrorCode::Again.into(), step),
             }
         }
-        self.sweep_all_objects(step);
+        // What is saved lives.
+        while !self.books.objects.ending.is_empty() {
+            self.sweep_objects(step);
+        }
         while self.books.allocations.next_ending().is_some() {
             step.allowances = Allowances::of_a_step();
             self.sweep_ended(step);

@@ -609,8 +609,9 @@ impl Model {
         for number in self.clients.keys() {
             for of_job in [false, true] {
                 let Some(scope) = self.scope_of(*number, of_job) else { continue };
-                let listed = core.objects_for(ClientId(*number), of_job, b"", b"");
-                let listed = listed.map_err(|status| status.to_string())?.map(|view| {
+                let listed = core.names_for(ClientId(*number), of_job, b"", b"");
+                let listed = listed.map_err(|status| status.to_string())?;
+                let listed = listed.filter_map(|(_, view)| view).map(|view| {
                     let is_sealed = view.state == ObjectState::Sealed;
                     (view.name.to_vec(), is_sealed, view.version, view.creator_pid)
                 });

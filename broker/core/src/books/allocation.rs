@@ -274,9 +274,7 @@ impl Allocation {
             drained: false,
         }
     }
-}
 
-impl Allocation {
     /// What its new lease is told of it.
     pub fn granted(&self, wanted: Wanted, lease: LeaseId) -> Granted {
         Granted {

@@ -31,7 +31,7 @@ impl Core {
         if !drained.is_empty() {
             return Some(Events::Drained(drained));
         }
-        let news = self.books.objects.watches_mut().take(client.0);
+        let news = self.books.objects.watches.take(client.0);
         (!news.is_empty()).then_some(Events::Objects(news))
     }
 

@@ -74,7 +74,7 @@ impl Core {
         for kept in former.kept {
             core.keep_former(kept, now)?;
         }
-        core.books.objects.begin_above(former.last_version);
+        core.books.objects.version = former.last_version;
         for group in former.groups {
             core.take_in_group(group, former.last_version, now)?;
         }

@@ -30,36 +30,22 @@ impl Core {
         Ok(names.map(|(name, entry)| (&**name, self.object_of(entry))))
     }
 
-    /// The same without those that have ended.
-    ///
-    /// # Errors
-    /// As [`Core::names_for`].
-    pub fn objects_for<'a>(
-        &'a self,
-        client: ClientId,
-        of_job: bool,
-        prefix: &'a [u8],
-        after: &[u8],
-    ) -> Result<impl Iterator<Item = ObjectView<'a>> + use<'a>, Status> {
-        let scope = self.books.names_of(client.0, of_job)?;
-        Ok(self.objects_in(scope, prefix, after))
-    }
-
-    /// The same for the names of a domain.
+    /// The same for the names of a domain, without those that have ended.
     pub fn objects_of_domain<'a>(
         &'a self,
         domain: DomainKey,
         prefix: &'a [u8],
         after: &[u8],
     ) -> impl Iterator<Item = ObjectView<'a>> + use<'a> {
-        let scope = self.books.clients.find_domain(domain).unwrap_or(NONE);
-        self.objects_in(NameScope::Domain(scope), prefix, after)
+        let scope = NameScope::Domain(self.books.clients.find_domain(domain).unwrap_or(NONE));
+        let names = self.books.objects.names.with_prefix(scope, prefix, after);
+        names.filter_map(|(_, entry)| self.object_of(entry))
     }
 
     /// What is known of one name that a client means; `None`: nothing.
     ///
     /// # Errors
-    /// As [`Core::objects_for`].
+    /// As [`Core::names_for`].
     pub fn object_for(
         &self,
         client: ClientId,
@@ -82,16 +68,6 @@ impl Core {
             kind: allocation.traits.kind(),
             end: allocation.fd_offset.checked_add(allocation.size_bytes)?,
         })
-    }
-
-    fn objects_in<'a>(
-        &'a self,
-        scope: NameScope,
-        prefix: &'a [u8],
-        after: &[u8],
-    ) -> impl Iterator<Item = ObjectView<'a>> + use<'a> {
-        let names = self.books.objects.names.with_prefix(scope, prefix, after);
-        names.filter_map(|(_, entry)| self.object_of(entry))
     }
 
     fn object_of(&self, entry: &Entry) -> Option<ObjectView<'_>> {

@@ -266,7 +266,7 @@ impl Core {
             job: self.books.job_of_slot(slot).map(|job| self.books.clients.job_key(job)),
             domain: self.books.clients.domain_key(allocation.domain),
             virtual_fd: allocation.traits.has_virtual_fd(),
-            named: self.books.objects.has_group_in(slot),
+            named: self.books.objects.groups.number_in(slot).is_some(),
             registered: allocation.registered.begin(),
             used: allocation.stamp.last_use().begin(),
         })

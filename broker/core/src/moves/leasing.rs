@@ -28,25 +28,20 @@ impl Books {
         Ok(self.charged_lease(client, slot, step))
     }
 
-    /// Makes a lease of an allocation, open or mapped; or says which cap is in the way.
-    pub(crate) fn lease_as(
-        &mut self,
-        client: u32,
-        slot: u32,
-        mapped: bool,
-        step: &mut Step,
-    ) -> Result<LeaseId, Blocked> {
-        self.charge(client, lease_charge(mapped))?;
-        Ok(self.enter_lease(client, slot, mapped, step))
-    }
-
     /// Makes a lease that is granted, and for which an open one has been charged.
     pub(crate) fn charged_lease(&mut self, client: u32, slot: u32, step: &mut Step) -> LeaseId {
         self.counters.grants += 1;
         self.enter_lease(client, slot, false, step)
     }
 
-    fn enter_lease(&mut self, client: u32, slot: u32, mapped: bool, step: &mut Step) -> LeaseId {
+    /// Makes a lease that has been charged.
+    pub(crate) fn enter_lease(
+        &mut self,
+        client: u32,
+        slot: u32,
+        mapped: bool,
+        step: &mut Step,
+    ) -> LeaseId {
         let lease = self.leases.insert(client, slot, step.now, mapped);
         self.may_be_asked_for(lease);
         self.allocations.add_lease(slot, &mut self.leases, lease);

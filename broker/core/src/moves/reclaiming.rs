@@ -80,11 +80,6 @@ impl Books {
         self.ledger.set_ask_key(scope, kind, key);
     }
 
-    /// A gone client is asked for nothing.
-    pub(crate) fn ask_no_more(&mut self, number: u32) {
-        (0..LEASE_KINDS).for_each(|kind| self.set_ask_key(number, kind, None));
-    }
-
     fn set_keeps_asked(&mut self, number: u32, keeps_asked: bool) {
         self.client_mut(number).keeps_asked = keeps_asked;
         let (key, scope) = (self.ask_key(number), self.scope_of(number));

@@ -26,7 +26,7 @@ impl Books {
     /// Takes a parked request away, with all that it waited for.
     pub(crate) fn unpark(&mut self, seq: u64, step: &mut Step) -> Option<Parked> {
         let nodes = std::mem::take(&mut self.parked.get_mut(&seq)?.nodes);
-        self.leave_queues(&nodes);
+        nodes.iter().for_each(|node| self.leave_queue(*node));
         let wait = self.parked[&seq].wait;
         self.stand_down(seq, step);
         self.stand_at(seq, Standing::Nowhere);
@@ -237,11 +237,6 @@ impl Books {
         {
             self.unpin(slot);
         }
-    }
-
-    /// A request waits no longer: takes its items out of their queues.
-    fn leave_queues(&mut self, nodes: &[u32]) {
-        nodes.iter().for_each(|node| self.leave_queue(*node));
     }
 
     /// The owner has given the fd: those that wait for it are served, a few a step.

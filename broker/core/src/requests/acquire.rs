@@ -155,7 +155,9 @@ impl Core {
                     match started {
                         Ok(()) => recalling = true,
                         Err(blocked) if full.is_none() => {
-                            let no_lease = self.lease_in_the_way(turn, client.0);
+                            // What keeps the client from any further lease.
+                            let ahead = self.ahead(turn, client.0, FOR_LEASE);
+                            let no_lease = ahead.or_else(|| self.lease_blocked(client.0));
                             step.also_blocked.extend(no_lease);
                             may_start = no_lease.is_none() && !blocked.stops_every_recall();
                             full = Some(blocked);
@@ -193,11 +195,6 @@ impl Core {
             }
         }
         Wait::Room(in_the_way)
-    }
-
-    /// What keeps a client from any further lease.
-    fn lease_in_the_way(&mut self, turn: Turn, client: u32) -> Option<Blocked> {
-        self.ahead(turn, client, FOR_LEASE).or_else(|| self.lease_blocked(client))
     }
 
     /// The account that has no room for another lease of a client.

@@ -1,7 +1,7 @@
 //! Parked requests are looked at again, until they are served or given up. Must never serve a later
 //! request of a domain with what an earlier one of it waits for.
 
-use crate::api::{Asker, ClientId, Effect, Granted, NONE, Now};
+use crate::api::{Asker, ClientId, Effect, Granted, Item, NONE, Now};
 use crate::books::rooms::Number;
 use crate::books::{Fate, Parked, Wait, Wish};
 use crate::core::Core;
@@ -112,14 +112,6 @@ impl Core {
         open.into_iter().for_each(|account| self.books.wake(account));
     }
 
-    /// A name at which a request stands has been sealed.
-    pub(crate) fn wake_get(&mut self, seq: u64) {
-        let client = self.books.parked.get(&seq).map(|parked| parked.by.client);
-        if client.is_some_and(|client| self.books.client(client).is_some()) {
-            self.books.look_soon(seq);
-        }
-    }
-
     /// Looks at a parked request again. `turn`: what it may take. Says what it still waits for;
     /// `None` when it has been answered.
     fn retry(&mut self, now: Now, seq: u64, turn: Turn, step: &mut Step) -> Option<Wait> {
@@ -187,9 +179,12 @@ impl Core {
         let Wish::Acquire(wanted) = &parked.wish else { unreachable!("only acquires have items") };
         let begin = step.fx.granted.len();
         for (item, node) in wanted.iter().zip(&parked.nodes) {
-            let by_state =
-                || self.books.final_error(client, *item).unwrap_or(ErrorCode::Again).into();
-            let status = self.books.answer_of(*node, *item).unwrap_or_else(by_state);
+            // What is certain before its state shows it.
+            let status = match (self.books.waiting.fate(*node), self.books.item(client, *item)) {
+                (Some(Fate::Answer(id, status)), _) if *item == Ok(id) => status,
+                (_, Item::Final(code)) => code.into(),
+                _ => ErrorCode::Again.into(),
+            };
             let status = self.books.naming_owner(client, *item, status);
             step.fx.granted.push(Granted::refused(*item, status));
         }

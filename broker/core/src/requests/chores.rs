@@ -176,14 +176,10 @@ impl Core {
         }
         for _ in 0..WAITERS_WOKEN_PER_STEP {
             let Some(seq) = self.books.objects.waits.next_woken() else { return };
-            self.wake_get(seq);
-        }
-    }
-
-    /// Sweeps all that has ended: what is saved lives.
-    pub(crate) fn sweep_all_objects(&mut self, step: &mut Step) {
-        while !self.books.objects.ending.is_empty() {
-            self.sweep_objects(step);
+            let client = self.books.parked.get(&seq).map(|parked| parked.by.client);
+            if client.is_some_and(|client| self.books.client(client).is_some()) {
+                self.books.look_soon(seq);
+            }
         }
     }
 

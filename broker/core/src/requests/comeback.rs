@@ -8,7 +8,7 @@ use crate::api::{
     Registered,
 };
 use crate::books::continuity::FormerOwner;
-use crate::books::{Allocation, Books, Charge, Fate, State};
+use crate::books::{Allocation, Books, Charge, Fate, State, lease_charge};
 use crate::core::Core;
 use crate::moves::Step;
 use crate::requests::register::NOTHING;
@@ -253,15 +253,15 @@ impl Core {
             Item::Final(code) => return Err(code.into()),
             Item::Ready(_) | Item::Evicted(_) | Item::Recalling(_) | Item::Reserved(_) => {}
         }
-        match self.books.lease_as(client.0, id.slot, !declared.open, step) {
-            Ok(lease) => {
-                if has_ended {
-                    self.books.pin_declared(id.slot, lease.0 as u32);
-                }
-                Ok(self.books.granted(declared.wanted, id.slot, lease, step))
-            }
-            Err(blocked) => Err(self.books.refusal(client.0, blocked)),
+        let mapped = !declared.open;
+        if let Err(blocked) = self.books.charge(client.0, lease_charge(mapped)) {
+            return Err(self.books.refusal(client.0, blocked));
         }
+        let lease = self.books.enter_lease(client.0, id.slot, mapped, step);
+        if has_ended {
+            self.books.pin_declared(id.slot, lease.0 as u32);
+        }
+        Ok(self.books.granted(declared.wanted, id.slot, lease, step))
     }
 
     /// An owner has named all that is alive of what it had before the crash: the rest ends.

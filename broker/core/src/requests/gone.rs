@@ -2,7 +2,7 @@
 //! behind.
 
 use crate::api::{ClientId, Effect};
-use crate::books::{CONNECTION, Charge, PLACES};
+use crate::books::{CONNECTION, Charge, LEASE_KINDS, PLACES};
 use crate::core::Core;
 use crate::limits::TEARDOWN_PER_STEP;
 use crate::moves::Step;
@@ -23,7 +23,7 @@ impl Core {
         self.books.release_charge(client.0, Charge(Resource::OwnFds, own));
         self.books.set_credits(client.0, 0, false);
         self.books.release_charge(client.0, Charge(Resource::ReservedPlaces, credits));
-        self.books.ask_no_more(client.0);
+        (0..LEASE_KINDS).for_each(|kind| self.books.set_ask_key(client.0, kind, None));
         self.books.unwatch_all(client.0);
         self.books.clients.bury(client.0);
     }

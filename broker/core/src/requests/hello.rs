@@ -52,16 +52,15 @@ impl Core {
         }
     }
 
-    /// A client that is not let in yet ends: so does its parked hello.
+    /// A client ends. If it is not let in yet, so does its parked hello.
     pub(crate) fn give_up_hello(&mut self, client: ClientId, status: Status, step: &mut Step) {
-        let Some(record) = self.books.client(client).filter(|record| !record.welcome) else {
-            return;
-        };
-        for seq in record.parked.clone() {
+        let record = self.books.client(client).filter(|record| !record.welcome);
+        for seq in record.map_or(Vec::new(), |record| record.parked.clone()) {
             if let Some(Parked { by, .. }) = self.books.unpark(seq, step) {
                 step.fail(by, status);
             }
         }
+        step.fx.list.push(Effect::Disconnect { client, status });
     }
 
     /// Lets a client in, charged with what it declares; or says which cap is in the way.
@@ -176,7 +175,6 @@ impl Core {
             let status = ErrorCode::Protocol.into();
             step.fail(by, status);
             self.give_up_hello(client, status, step);
-            step.fx.list.push(Effect::Disconnect { client, status });
         }
     }
 }

@@ -1,10 +1,11 @@
 //! Register: deposits become allocations, or the same allocation counted once more; a reused
 //! address ends what was there. Must never keep an fd that has no place, nor two of one allocation.
 
-use crate::api::{Asker, ClientId, Deposit, Effect, Lane, NONE, Now, Registered};
-use crate::books::{Allocation, Blocked, Charge, ScopeId, ScopeRecord, State};
+use crate::api::{Asker, Deposit, Effect, Lane, NONE, Now, Registered};
+use crate::books::{Allocation, Blocked, Charge, Client, ScopeId, ScopeRecord, State};
 use crate::core::Core;
 use crate::moves::Step;
+use crate::moves::charging::places;
 use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{AllocationId, ErrorCode, Facts, Resource, Status};
 
@@ -31,10 +32,8 @@ impl Core {
         step: &mut Step,
     ) {
         let client = by.client;
-        if let Err(status) = self.admit(client, deposits) {
-            // Before what follows, which may end the connection.
-            step.fail(by, status);
-            return self.books.close_all_uninvited(client, deposits, step);
+        if !self.admit(by, deposits, step) {
+            return;
         }
         let wanted = u64::from(credits_wanted).min(self.books.config.max_credits.into());
         if deposits.is_empty() && self.books.client_mut(client.0).credits == 0 && wanted > 0 {
@@ -44,8 +43,7 @@ impl Core {
             return self.wait_for_credits(by, wanted, deadline, step);
         }
         let begin = step.fx.registered.len();
-        let count = deposits.len() as u64;
-        if count > self.books.client_mut(client.0).credits && !self.give_again(client.0, count) {
+        if !self.give_places(client.0, deposits.len() as u64) {
             for (index, deposit) in (0..).zip(deposits) {
                 self.books.close_unreserved(client, index, deposit.lane, step);
                 let (status, id) = (ErrorCode::Again.into(), NOTHING);
@@ -53,9 +51,6 @@ impl Core {
             }
             return self.answer_register(by, begin, wanted, step);
         }
-        // From now on their reserved places are places of held fds, or of fds in the closers.
-        self.books.use_credits(client.0, count);
-        self.books.settle(client.0, Charge(Resource::ReservedPlaces, count));
         for (index, deposit) in (0..).zip(deposits) {
             let (status, id) = match self.deposit(client.0, deposit, step) {
                 Outcome::Kept(id) => {
@@ -74,7 +69,6 @@ impl Core {
             };
             step.fx.registered.push(Registered { status, id, index });
         }
-        self.books.counters.deposits += count;
         self.answer_register(by, begin, wanted, step);
     }
 
@@ -96,16 +90,33 @@ impl Core {
         step.fx.list.push(Effect::Registered { client, request, range, deposit_credits });
     }
 
-    /// Whether the fds have places, and the domain's refused ones have not piled up.
-    pub(crate) fn admit(&mut self, client: ClientId, deposits: &[Deposit]) -> Result<(), Status> {
-        let record = self.books.client_mut(client.0);
-        if deposits.len() as u64 > record.credits + record.credits_taken {
-            return Err(ErrorCode::Protocol.into());
-        }
-        let domain = record.domain;
+    /// Whether the client may send the fds, and the domain's refused ones have not piled up. Else
+    /// the request fails, and they are closed.
+    pub(crate) fn admit(&mut self, by: Asker, deposits: &[Deposit], step: &mut Step) -> bool {
+        let Client { credits, credits_taken, domain, .. } = self.books.clients[by.client.0];
         let refused = deposits.iter().filter(|deposit| deposit.lane == Lane::Refused).count();
-        let too_many = self.books.too_many_refused(domain, refused as u64).filter(|_| refused > 0);
-        too_many.map_or(Ok(()), Err)
+        let status = if deposits.len() as u64 > credits + credits_taken {
+            Some(ErrorCode::Protocol.into())
+        } else {
+            self.books.too_many_refused(domain, refused as u64).filter(|_| refused > 0)
+        };
+        let Some(status) = status else { return true };
+        // Before what follows, which may end the connection.
+        step.fail(by, status);
+        self.books.close_all_uninvited(by.client, deposits, step);
+        false
+    }
+
+    /// From now on reserved places of a client are places of held fds, or of fds in the closers.
+    /// `false`: it has not so many.
+    pub(crate) fn give_places(&mut self, client: u32, count: u64) -> bool {
+        if count > self.books.clients[client].credits && !self.give_again(client, count) {
+            return false;
+        }
+        self.books.use_credits(client, count);
+        self.books.settle(client, places(count));
+        self.books.counters.deposits += count;
+        true
     }
 
     fn make_room_for_deposits(&mut self, client: u32, short_of: u64, step: &mut Step) {

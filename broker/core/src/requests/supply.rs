@@ -13,11 +13,7 @@ impl Core {
             self.books.set_silent(client.0, false);
         }
         for supply in supplies {
-            let found = self.books.allocations.find(supply.id);
-            let awaited = found.is_some_and(|allocation| {
-                allocation.owner == client.0 && allocation.state == State::Recalling
-            });
-            if welcome && awaited {
+            if welcome && self.is_awaited_from(client, supply.id) {
                 self.supplied(client, supply, step)
             } else {
                 self.not_awaited(client, supply, step)

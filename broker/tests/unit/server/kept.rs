@@ -163,7 +163,8 @@ impl Kept {
         };
         server.step(Body::CreateObjects { create: &create }.by(self.client, RequestId(1)));
         server.fds.refuse_rest(0);
-        let all = server.core.objects_for(self.client, false, b"", b"").unwrap();
+        let all = server.core.names_for(self.client, false, b"", b"").unwrap();
+        let all = all.filter_map(|(_, view)| view);
         let groups = all.filter(|it| it.name == names[0].as_bytes()).map(|it| it.group);
         let mut groups: Vec<GroupId> = groups.collect();
         if how.replace {
@@ -207,7 +208,8 @@ impl Kept {
     /// The sealed names with their versions, and the inode of the memory of each.
     fn names(&self) -> BTreeMap<String, (u64, u64)> {
         let server = &self.bench.server;
-        let all = server.core.objects_for(self.client, false, b"", b"").unwrap();
+        let all = server.core.names_for(self.client, false, b"", b"").unwrap();
+        let all = all.filter_map(|(_, view)| view);
         all.filter(|it| it.state == ObjectState::Sealed)
             .map(|it| {
                 let fd = server.fds.held(it.allocation.slot).expect("it is held");
@@ -591,5 +593,8 @@ fn keep_when_there_is_no_store_then_it_ends_with_the_broker() {
         Bench::in_directory(dir, &[], KernelFeatures::ALL, calls(), Inherited::default());
     let _peers = bench.client();
     let core = &bench.server.core;
-    assert_eq!(core.objects_for(newest_client(&bench), false, b"", b"").unwrap().count(), 0);
+    assert_eq!(
+        core.names_for(newest_client(&bench), false, b"", b"").unwrap().flat_map(|it| it.1).count(),
+        0
+    );
 }

@@ -70,6 +70,11 @@ impl ScopeRecord {
         self.evictable + self.idle_credits
     }
 
+    /// Bytes that cannot be had again once their fd is closed.
+    pub fn resident(&self) -> u64 {
+        u64::try_from(self.resident_bytes).unwrap_or(NO_CAP)
+    }
+
     pub(super) fn new(kind: Scope, number: u32, parent: Option<ScopeId>) -> Self {
         ScopeRecord {
             kind,

@@ -132,6 +132,14 @@ impl Group {
         self.members.push(Member { name, offset, size_bytes, expect, metadata, is_named: true });
     }
 
+    /// The version of its objects; 0 while they are in the making.
+    pub fn version(&self) -> u64 {
+        match self.state {
+            GroupState::Sealed(version) => version,
+            GroupState::Making | GroupState::Ended { .. } => 0,
+        }
+    }
+
     /// Whether it is still to be swept, and nothing else.
     pub fn is_ended(&self) -> bool {
         matches!(self.state, GroupState::Ended { .. })
@@ -222,15 +230,5 @@ impl Groups {
             has
         });
         assert_eq!(with_memory.count(), self.by_slot.len(), "memory of no group");
-    }
-}
-
-impl Group {
-    /// The version of its objects; 0 while they are in the making.
-    pub fn version(&self) -> u64 {
-        match self.state {
-            GroupState::Sealed(version) => version,
-            GroupState::Making | GroupState::Ended { .. } => 0,
-        }
     }
 }

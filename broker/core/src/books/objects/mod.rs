@@ -45,28 +45,8 @@ impl Objects {
         self.ending.is_empty() && self.waits.is_idle() && self.watches.is_idle()
     }
 
-    /// What is to be told to those who watch.
-    pub fn watches_mut(&mut self) -> &mut Watches {
-        &mut self.watches
-    }
-
-    /// Takes what the table of kept groups is to hear.
-    pub fn take_changes(&mut self, into: &mut Vec<KeptChange>) {
-        into.append(&mut self.changes);
-    }
-
-    /// The versions up to this one have been given by a broker before.
-    pub fn begin_above(&mut self, version: u64) {
-        self.version = self.version.max(version);
-    }
-
     /// Whether an allocation lives on without an owner, because its group is kept.
     pub fn keeps(&self, slot: u32) -> bool {
         self.groups.in_slot(slot).is_some_and(|group| group.is_kept)
-    }
-
-    /// Whether the allocation in a slot is the memory of a group.
-    pub fn has_group_in(&self, slot: u32) -> bool {
-        self.groups.in_slot(slot).is_some()
     }
 }

@@ -82,14 +82,6 @@ impl Books {
         Status { pid: pid.into(), ..status }
     }
 
-    /// The error that waiting does not mend, if an item has come to one.
-    pub(crate) fn final_error(&self, client: ClientId, wanted: Wanted) -> Option<ErrorCode> {
-        match self.item(client, wanted) {
-            Item::Final(code) => Some(code),
-            Item::Ready(_) | Item::Evicted(_) | Item::Recalling(_) | Item::Reserved(_) => None,
-        }
-    }
-
     /// Whether an item of a parked request needs waiting for no more.
     pub(crate) fn has_ended_item(&self, seq: u64) -> bool {
         let parked = &self.parked[&seq];
@@ -167,13 +159,5 @@ impl Books {
         let Some(parked) = self.parked.get(&seq) else { return false };
         let is_answer = |node: &u32| matches!(self.waiting.fate(*node), Some(Fate::Answer(..)));
         parked.nodes.iter().any(is_answer)
-    }
-
-    /// What an item is answered with, when that is certain before its state shows it.
-    pub(crate) fn answer_of(&self, node: u32, wanted: Wanted) -> Option<Status> {
-        match self.waiting.fate(node) {
-            Some(Fate::Answer(id, status)) if wanted == Ok(id) => Some(status),
-            _ => None,
-        }
     }
 }

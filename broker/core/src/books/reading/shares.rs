@@ -15,9 +15,7 @@ impl Books {
         if self.config.share_factor == NO_CAP {
             return NO_CAP;
         }
-        let [held, used] = self.shared(domain, lasting_fds);
-        let most = self.ledger.caps().node.fds;
-        Part { held, used, most }.lasting_room(self.config.share_factor)
+        self.share_after(domain, self.ledger.caps().node.fds, lasting_fds, [0; 2])
     }
 
     /// The share in the way of so many more fds of a domain, though there are some, or fds that can
@@ -47,18 +45,16 @@ impl Books {
 
     /// How many more connections a domain may have.
     pub(crate) fn share_of_connections(&self, domain: u32) -> u64 {
-        let [held, used] = self.shared(domain, |it| it.account.now(Resource::Connections));
         let most = self.ledger.caps().node.connections;
-        Part { held, used, most }.lasting_room(self.config.share_factor)
+        self.share_after(domain, most, |it| it.account.now(Resource::Connections), [0; 2])
     }
 
     /// NO_QUOTA, if a domain may not hold so many bytes more of memory that cannot be had back.
     /// What room there is beyond its share is for other domains.
     pub(crate) fn beyond_share_of_bytes(&self, domain: u32, more: u64) -> Option<Status> {
-        let resident = |it: &ScopeRecord| u64::try_from(it.resident_bytes).unwrap_or(NO_CAP);
         let most = self.ledger.caps().node.held_bytes;
-        let room = self.share_after(domain, most, resident, [0; 2]);
-        let share = self.shared(domain, resident)[0].saturating_add(room);
+        let room = self.share_after(domain, most, ScopeRecord::resident, [0; 2]);
+        let share = self.shared(domain, ScopeRecord::resident)[0].saturating_add(room);
         (more > room)
             .then(|| Self::no_quota_limit(Resource::HeldBytes, Scope::Domain, share).of_share())
     }

@@ -165,7 +165,8 @@ impl Books {
             return Ok(());
         }
         let domain = self.clients[owner].domain;
-        let wish = (Charge(Resource::HeldBytes, bytes), resident as fn(&ScopeRecord) -> u64);
+        let wish =
+            (Charge(Resource::HeldBytes, bytes), ScopeRecord::resident as fn(&ScopeRecord) -> u64);
         let wish = self.wish(domain, wish, |spare| spare.bytes(false));
         self.evict_until((domain, bytes), false, &[wish], step)
     }
@@ -205,8 +206,4 @@ impl Books {
             (sums.map(|[idle, _]| narrow(idle)), sums.map(|[one, two]| narrow(one + two)));
         Wish { resource, amount, count, idle, all }
     }
-}
-
-fn resident(scope: &ScopeRecord) -> u64 {
-    u64::try_from(scope.resident_bytes).unwrap_or(NO_CAP)
 }

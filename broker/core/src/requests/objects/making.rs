@@ -2,11 +2,11 @@
 //! of what was asked.
 
 use crate::api::{Asker, Create, Deposit, Effect, GroupId, NONE, NewObject, StatusReply};
+use crate::books::Client;
 use crate::books::lists::Link;
 use crate::books::objects::charges::{of_member, of_new};
 use crate::books::objects::groups::{Expect, Group, GroupState};
 use crate::books::objects::names::Place;
-use crate::books::{Charge, Client};
 use crate::core::Core;
 use crate::limits::MAKERS_PER_NAME;
 use crate::moves::Step;
@@ -20,18 +20,13 @@ impl Core {
         let Asker { client, request } = by;
         let deposits = std::slice::from_ref(&create.deposit);
         let lane = create.deposit.lane;
-        if let Err(status) = self.admit(client, deposits) {
-            // Before what follows, which may end the connection.
-            step.fail(by, status);
-            return self.books.close_all_uninvited(client, deposits, step);
+        if !self.admit(by, deposits, step) {
+            return;
         }
-        if self.books.client_mut(client.0).credits == 0 && !self.give_again(client.0, 1) {
+        if !self.give_places(client.0, 1) {
             self.books.close_unreserved(client, 0, lane, step);
             return step.fail(by, ErrorCode::Again.into());
         }
-        self.books.use_credits(client.0, 1);
-        self.books.settle(client.0, Charge(Resource::ReservedPlaces, 1));
-        self.books.counters.deposits += 1;
         let begun = self.begin_group(client.0, create, step);
         match begun {
             Ok((_, id)) => step.fx.list.push(Effect::StoreArrived { index: 0, slot: id.slot }),

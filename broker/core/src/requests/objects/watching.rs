@@ -33,12 +33,10 @@ impl Core {
         if watches.prefixes_of(client) >= WATCHES_PER_CLIENT {
             return Err(Status::with_value(ErrorCode::TooLong, WATCHES_PER_CLIENT as u64));
         }
-        let watcher = watches.enter(client, scope, domain);
-        let prefixes = &mut watcher.prefixes;
-        prefixes.push((prefix.into(), 0));
+        watches.enter(client, scope, domain);
         let log = watches.logs.get_mut(&scope).expect("it was entered");
         let watcher = watches.of.get_mut(&(client, scope)).expect("it was entered");
-        watcher.prefixes.last_mut().expect("just pushed").1 = log.next;
+        watcher.prefixes.push((prefix.into(), log.next));
         if watcher.next == log.next {
             log.asleep.insert(client);
         }

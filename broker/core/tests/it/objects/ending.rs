@@ -97,7 +97,8 @@ fn list_when_names_have_a_prefix_then_in_order_from_the_cursor_on_those_in_the_m
     world.create(OWNER, &["b/3", "c"]);
     assert_eq!(world.names(USER, ""), ["a/1", "b/1", "b/2", "b/3", "c"]);
     assert_eq!(world.names(USER, "b/"), ["b/1", "b/2", "b/3"]);
-    let behind = world.core.objects_for(USER, false, b"b/", b"b/1").expect("a domain");
+    let behind = world.core.names_for(USER, false, b"b/", b"b/1").expect("a domain");
+    let behind = behind.filter_map(|(_, view)| view);
     let states: Vec<_> = behind.map(|view| (view.state, view.version)).collect();
     assert_eq!(states, [(ObjectState::Sealed, 1), (ObjectState::Making, 0)]);
     let all = world.core.objects_of_domain(DomainKey { listener: 0, uid: 1000 }, b"", b"b/2");

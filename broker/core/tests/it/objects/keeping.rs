@@ -90,6 +90,6 @@ fn create_when_names_of_a_job_are_to_be_kept_then_not_supported() {
     let group = world.create_with(client, &create).expect("begun");
     world.seal(client, group).expect("sealed");
     assert_eq!(world.get(USER, &["a"]).error(), ErrorCode::NotFound);
-    let of_job = world.core.objects_for(client, true, b"", b"").expect("a job");
+    let of_job = world.core.names_for(client, true, b"", b"").expect("a job");
     assert_eq!(of_job.count(), 1);
 }

@@ -175,8 +175,9 @@ impl World {
     }
 
     fn names(&self, client: ClientId, prefix: &str) -> Vec<String> {
-        let all = self.core.objects_for(client, false, prefix.as_bytes(), b"").expect("a domain");
-        all.map(|view| String::from_utf8(view.name.to_vec()).expect("UTF-8")).collect()
+        let all = self.core.names_for(client, false, prefix.as_bytes(), b"").expect("a domain");
+        let all = all.filter_map(|(name, view)| view.map(|_| name.to_vec()));
+        all.map(|name| String::from_utf8(name).expect("UTF-8")).collect()
     }
 
     /// Polls until nothing is left over.
