@@ -7,8 +7,8 @@ use crate::messages::requests::{
     Breach, Context, Scratch, check_memory, deadline, expect_fds, expect_items, request_id,
 };
 use fdbroker_core::{
-    Body, ClientId, Core, Create, Deleted, Deposit, GotObject, Granted, GroupId, Inherits, Input,
-    NewObject, Now, ObjectView, RequestId,
+    ClientId, Core, Create, Deleted, Deposit, GotObject, Granted, GroupId, Inherits, NewObject,
+    Now, ObjectView, RequestId,
 };
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::limits::{
@@ -23,21 +23,9 @@ use fdbroker_protocol::object::{
 };
 use fdbroker_protocol::{ErrorCode, Facts, Kind, MemoryKind, Share, Status, Writer};
 
-/// Whether a message is a request about named objects.
+/// Whether a message is about named objects.
 pub fn is_about_objects(kind: Kind) -> bool {
-    matches!(
-        kind,
-        Kind::ObjectCreate
-            | Kind::ObjectAdd
-            | Kind::ObjectSeal
-            | Kind::ObjectGet
-            | Kind::ObjectDelete
-            | Kind::ObjectList
-            | Kind::ObjectStat
-            | Kind::ObjectTouch
-            | Kind::ObjectWatch
-            | Kind::ObjectAbort
-    )
+    (Kind::ObjectCreate as u16..=Kind::ObjectEvents as u16).contains(&(kind as u16))
 }
 
 /// What a request asks for. Names and metadata lie in the message.
@@ -240,30 +228,6 @@ impl Asked<'_> {
     fn unknown(request: RequestId) -> Self {
         let wish = Wish::Stat(Vec::new());
         Asked { request, of_job: false, is_unknown: true, wish }
-    }
-
-    /// For the core; `None`: it is not the core that answers, or not at once, or its input borrows
-    /// more than the request.
-    pub fn input(&self, client: ClientId) -> Option<Input<'_>> {
-        let (request, of_job) = (self.request, self.of_job);
-        match &self.wish {
-            Wish::Add(group, objects) => {
-                Some(Body::AddObjects { group: *group, objects }.by(client, request))
-            }
-            Wish::Abort(group) => Some(Body::AbortObjects { group: *group }.by(client, request)),
-            Wish::Get(names, deadline) => {
-                let deadline = *deadline;
-                Some(Body::GetObjects { of_job, names, deadline }.by(client, request))
-            }
-            Wish::Delete(objects) => {
-                Some(Body::DeleteObjects { of_job, objects }.by(client, request))
-            }
-            Wish::Watch(prefix, is_wanted) => {
-                let is_wanted = *is_wanted;
-                Some(Body::WatchObjects { of_job, prefix, is_wanted }.by(client, request))
-            }
-            _ => None,
-        }
     }
 }
 

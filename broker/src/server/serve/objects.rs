@@ -22,10 +22,17 @@ impl Server {
             self.reply_failed(client, request, ErrorCode::Protocol.into());
             return self.settle_queues();
         }
-        match &asked.wish {
+        let body = match &asked.wish {
+            Wish::Add(group, objects) => Body::AddObjects { group: *group, objects },
+            Wish::Abort(group) => Body::AbortObjects { group: *group },
+            Wish::Get(names, deadline) => Body::GetObjects { of_job, names, deadline: *deadline },
+            Wish::Delete(objects) => Body::DeleteObjects { of_job, objects },
+            Wish::Watch(prefix, wanted) => {
+                Body::WatchObjects { of_job, prefix, is_wanted: *wanted }
+            }
             Wish::Create(group) => {
                 self.step(Body::CreateObjects { create: &group.create() }.by(client, request));
-                self.refuse_rest(client);
+                return self.refuse_rest(client);
             }
             Wish::Touch(names, keep_us, pin) => {
                 let touch = Touch { of_job, keep_us: *keep_us, pin: *pin, names };
@@ -36,20 +43,21 @@ impl Server {
                         self.settle_queues();
                     }
                 }
-                self.kept.end_keep();
+                return self.kept.end_keep();
             }
-            Wish::Seal(group) => self.seal(client, request, *group),
-            Wish::Stat(names) => self.answer_page(client, request, |writer, core, at| {
-                objects::write_stat(writer, core, client, at, (of_job, names)).map(drop)
-            }),
-            Wish::List(prefix, after) => self.answer_page(client, request, |writer, core, at| {
-                objects::write_list(writer, core, client, at, (of_job, prefix, after)).map(drop)
-            }),
-            _ => {
-                let Some(input) = asked.input(client) else { return };
-                self.step(input);
+            Wish::Seal(group) => return self.seal(client, request, *group),
+            Wish::Stat(names) => {
+                return self.answer_page(client, request, |writer, core, at| {
+                    objects::write_stat(writer, core, client, at, (of_job, names)).map(drop)
+                });
             }
-        }
+            Wish::List(prefix, after) => {
+                return self.answer_page(client, request, |writer, core, at| {
+                    objects::write_list(writer, core, client, at, (of_job, prefix, after)).map(drop)
+                });
+            }
+        };
+        self.step(body.by(client, request));
     }
 
     /// Answers with a page of objects. `write` gets what it needs to know beside the request, or
