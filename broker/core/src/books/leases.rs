@@ -44,6 +44,9 @@ pub struct Lease {
     links: [Link; LEASE_LISTS],
 }
 
+// With its generation it is 56 bytes.
+const _: () = assert!(size_of::<Lease>() == 48);
+
 impl Lease {
     /// Whether its holder is still to be asked for it, or to be told of its end.
     pub fn is_to_tell(&self) -> bool {

@@ -9,7 +9,7 @@ mod counts;
 mod scope;
 mod table;
 
-pub use account::{Account, Charge};
+pub use account::{Account, Charge, Charged};
 pub use blocked::{Blocked, FOR_CREDIT, FOR_HELD, FOR_LEASE, SHARE_OF_FDS, ScopeId};
 pub use scope::{LEASE_KINDS, ScopeRecord};
 

@@ -36,8 +36,8 @@ pub(crate) use closings::Closing;
 pub(crate) use continuity::Grace;
 pub(crate) use leases::Lease;
 pub(crate) use ledger::{
-    Account, Blocked, Charge, FOR_CREDIT, FOR_HELD, FOR_LEASE, LEASE_KINDS, Ledger, SHARE_OF_FDS,
-    ScopeId, ScopeRecord,
+    Account, Blocked, Charge, Charged, FOR_CREDIT, FOR_HELD, FOR_LEASE, LEASE_KINDS, Ledger,
+    SHARE_OF_FDS, ScopeId, ScopeRecord,
 };
 pub(crate) use parked::{PARKED, Parked, Wait, Wish, items_of};
 pub(crate) use queues::Fate;

@@ -2,7 +2,7 @@
 //! list and not the others.
 
 use crate::api::{CapsOfScopes, DomainKey, NONE, Now};
-use crate::books::{Allocation, Blocked, Books, Charge, Chore, Client};
+use crate::books::{Allocation, Blocked, Books, Charge, Charged, Chore, Client};
 use fdbroker_protocol::{Resource, Scope};
 
 impl Books {
@@ -17,6 +17,21 @@ impl Books {
             }
         }
         Ok(())
+    }
+
+    /// Charges a client with all of these, or with none.
+    pub(crate) fn charge_all<const N: usize>(
+        &mut self,
+        client: u32,
+        charges: [Charge; N],
+    ) -> Result<Charged<N>, Blocked> {
+        for (done, charge) in charges.iter().enumerate() {
+            if let Err(blocked) = self.charge(client, *charge) {
+                charges[..done].iter().for_each(|charge| self.undo_charge(client, *charge));
+                return Err(blocked);
+            }
+        }
+        Ok(Charged::to(self.scope_of(client), charges))
     }
 
     /// What a client was charged for in advance has come.

@@ -18,8 +18,6 @@ pub(crate) enum Outcome {
     Kept(AllocationId),
     /// An allocation whose fd is not kept: the same as before, or one that is evicted at once.
     Closed(AllocationId),
-    /// No allocation.
-    Refused(Status),
 }
 
 impl Core {
@@ -52,20 +50,16 @@ impl Core {
             return self.answer_register(by, begin, wanted, step);
         }
         for (index, deposit) in (0..).zip(deposits) {
-            let (status, id) = match self.deposit(client.0, deposit, step) {
-                Outcome::Kept(id) => {
-                    step.fx.list.push(Effect::StoreArrived { index, slot: id.slot });
-                    self.books.keep_stored(id.slot, step);
-                    (Status::OK, id)
-                }
-                Outcome::Closed(id) => {
-                    self.books.close_arrived(client.0, index, deposit.lane, step);
-                    (Status::OK, id)
-                }
-                Outcome::Refused(status) => {
-                    self.books.close_arrived(client.0, index, deposit.lane, step);
-                    (status, NOTHING)
-                }
+            let done = self.deposit(client.0, deposit, step);
+            if let Ok(Outcome::Kept(id)) = done {
+                step.fx.list.push(Effect::StoreArrived { index, slot: id.slot });
+                self.books.keep_stored(id.slot, step);
+            } else {
+                self.books.close_arrived(client.0, index, deposit.lane, step);
+            }
+            let (status, id) = match done {
+                Ok(Outcome::Kept(id) | Outcome::Closed(id)) => (Status::OK, id),
+                Err(status) => (status, NOTHING),
             };
             step.fx.registered.push(Registered { status, id, index });
         }
@@ -134,24 +128,27 @@ impl Core {
         }
     }
 
-    pub(crate) fn deposit(&mut self, owner: u32, deposit: &Deposit, step: &mut Step) -> Outcome {
-        if let Err(status) = deposit.checked {
-            return Outcome::Refused(status);
-        }
+    pub(crate) fn deposit(
+        &mut self,
+        owner: u32,
+        deposit: &Deposit,
+        step: &mut Step,
+    ) -> Result<Outcome, Status> {
+        deposit.checked?;
         if !deposit.has_sound_range() {
-            return Outcome::Refused(ErrorCode::Protocol.into());
+            return Err(ErrorCode::Protocol.into());
         }
         if let Some(slot) = self.same(owner, deposit) {
             if !self.books.allocations.register_again(slot, deposit.virtual_fd) {
-                return Outcome::Refused(ErrorCode::Protocol.into());
+                return Err(ErrorCode::Protocol.into());
             }
             if deposit.virtual_fd && self.books.allocations[slot].outlives_owner() {
                 step.fx.list.push(Effect::KeptChanged { slot });
             }
-            return Outcome::Closed(self.books.allocations.id_of(slot));
+            return Ok(Outcome::Closed(self.books.allocations.id_of(slot)));
         }
         if !self.end_overlapping(owner, deposit, step) {
-            return Outcome::Refused(ErrorCode::Again.into());
+            return Err(ErrorCode::Again.into());
         }
         self.new_allocation(owner, deposit, step)
     }
@@ -179,9 +176,14 @@ impl Core {
         true
     }
 
-    fn new_allocation(&mut self, owner: u32, deposit: &Deposit, step: &mut Step) -> Outcome {
+    fn new_allocation(
+        &mut self,
+        owner: u32,
+        deposit: &Deposit,
+        step: &mut Step,
+    ) -> Result<Outcome, Status> {
         if self.books.is_turned_away(owner) {
-            return self.refuse_deposit(owner, ErrorCode::ShuttingDown.into());
+            return Err(self.refuse_deposit(owner, ErrorCode::ShuttingDown.into()));
         }
         if !self.books.allocations.has_room() {
             let blocked = Blocked { resource: Resource::Allocations, scope: ScopeId::NODE };
@@ -189,15 +191,15 @@ impl Core {
                 value: u64::from(self.books.config.max_slots).into(),
                 ..self.books.no_quota(blocked)
             };
-            return self.refuse_deposit(owner, status);
+            return Err(self.refuse_deposit(owner, status));
         }
         let evictable = deposit.is_evictable();
         let domain = self.books.client_mut(owner).domain;
         let resident = self.books.more_resident(domain, deposit.file, deposit.facts.size_bytes);
         // First, so that nothing of others is ended for what is refused.
-        if let Err(blocked) = self.charge_allocation(owner, deposit.keep) {
-            return Outcome::Refused(self.books.refusal(owner, blocked));
-        }
+        let kept = Charge(Resource::KeptAllocations, deposit.keep.into());
+        let charged = self.books.charge_all(owner, [Charge(Resource::Allocations, 1), kept]);
+        let charged = charged.map_err(|blocked| self.books.refusal(owner, blocked))?;
         let above = deposit.file.and_then(|_| self.books.above_held_bytes(owner));
         let short = if evictable {
             None
@@ -205,8 +207,8 @@ impl Core {
             self.short_of_resident(owner, resident, above.is_none(), step)
         };
         if let Some(status) = short {
-            self.undo_charge_of_allocation(owner, deposit.keep);
-            return self.refuse_deposit(owner, status);
+            charged.release(&mut self.books.ledger);
+            return Err(self.refuse_deposit(owner, status));
         }
         let bytes = self.books.more_pinned(domain, deposit.file, deposit.facts.size_bytes);
         let fits = match above {
@@ -216,8 +218,8 @@ impl Core {
         if let Err(blocked) = fits
             && (!evictable || deposit.file.is_some() && !self.books.may_be_held(owner, bytes))
         {
-            self.undo_charge_of_allocation(owner, deposit.keep);
-            return Outcome::Refused(self.books.refusal(owner, blocked));
+            charged.release(&mut self.books.ledger);
+            return Err(self.books.refusal(owner, blocked));
         }
         let state = match (fits.is_ok(), evictable) {
             (true, true) => State::Held,
@@ -226,6 +228,7 @@ impl Core {
         };
         let allocation = Allocation::new(deposit, owner, domain, state, step.now);
         let id = self.books.allocations.insert(allocation, deposit.driver_data);
+        charged.stay();
         if state == State::Evicted {
             self.books.remember_file(id.slot, deposit.file);
         } else {
@@ -234,12 +237,12 @@ impl Core {
         self.books.note_of_allocation(EventKind::Deposit, id.slot, Status::OK);
         step.fx.list.push(Effect::Publish { slot: id.slot, generation: id.generation });
         if state == State::Evicted {
-            return Outcome::Closed(id);
+            return Ok(Outcome::Closed(id));
         }
         self.books.lru_insert(id.slot);
         let scope = self.books.scope_of(owner);
         self.books.ledger.can_be_had(scope);
-        Outcome::Kept(id)
+        Ok(Outcome::Kept(id))
     }
 
     /// Why a client may not hold so many bytes more that cannot be had back. Groups of objects make
@@ -257,24 +260,8 @@ impl Core {
         self.books.beyond_share_of_bytes(self.books.clients[owner].domain, bytes)
     }
 
-    fn undo_charge_of_allocation(&mut self, owner: u32, keep: bool) {
-        self.books.release_charge(owner, Charge(Resource::Allocations, 1));
-        self.books.release_charge(owner, Charge(Resource::KeptAllocations, keep.into()));
-    }
-
-    fn refuse_deposit(&mut self, owner: u32, status: Status) -> Outcome {
+    fn refuse_deposit(&mut self, owner: u32, status: Status) -> Status {
         self.books.count_refusal(owner, status);
-        Outcome::Refused(self.books.as_told(owner, status))
-    }
-
-    /// Charges for another allocation, and for its outliving the owner; for both or for none.
-    fn charge_allocation(&mut self, owner: u32, keep: bool) -> Result<(), Blocked> {
-        self.books.charge(owner, Charge(Resource::Allocations, 1))?;
-        if keep && let Err(blocked) = self.books.charge(owner, Charge(Resource::KeptAllocations, 1))
-        {
-            self.books.undo_charge(owner, Charge(Resource::Allocations, 1));
-            return Err(blocked);
-        }
-        Ok(())
+        self.books.as_told(owner, status)
     }
 }

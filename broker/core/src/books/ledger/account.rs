@@ -1,5 +1,6 @@
 //! A charge, and the counts of one client, job, domain or node. Must never go below zero.
 
+use super::Ledger;
 use super::blocked::{Blocked, SHARE_OF_FDS, ScopeId};
 use fdbroker_protocol::{Caps, NO_CAP, Resource};
 
@@ -30,6 +31,30 @@ impl Charge {
     pub(super) fn is_in_table(self) -> bool {
         matches!(self.0, Resource::HeldFds | Resource::ReservedPlaces | Resource::TablePlaces)
     }
+}
+
+/// Charges that a scope has, made together: they are given back, or stay for a record that gives
+/// them back at its end. Not in Drop: a core ends with millions of them.
+#[must_use]
+#[derive(Debug)]
+pub struct Charged<const N: usize> {
+    scope: ScopeId,
+    charges: [Charge; N],
+}
+
+impl<const N: usize> Charged<N> {
+    /// These have just been charged to the scope.
+    pub fn to(scope: ScopeId, charges: [Charge; N]) -> Self {
+        Charged { scope, charges }
+    }
+
+    /// Takes them back, for whoever waits for them.
+    pub fn release(self, ledger: &mut Ledger) {
+        self.charges.into_iter().for_each(|charge| ledger.release(self.scope, charge));
+    }
+
+    /// The record is there.
+    pub fn stay(self) {}
 }
 
 /// Counts of one client, job, domain or node.

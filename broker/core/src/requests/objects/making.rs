@@ -104,9 +104,8 @@ impl Core {
         let (recallable, keep, base, virtual_fd) = (false, false, 0, false);
         let share = Share::Uid;
         let deposit = Deposit { share, recallable, keep, base, virtual_fd, ..*deposit };
-        match self.deposit(client, &deposit, step) {
+        match self.deposit(client, &deposit, step)? {
             Outcome::Kept(id) => Ok(id),
-            Outcome::Refused(status) => Err(status),
             Outcome::Closed(id) => unreachable!("{id} has no address, and is not evictable"),
         }
     }
