@@ -106,11 +106,6 @@ impl Registry {
         self.table.get(id.slot, id.generation)
     }
 
-    /// The allocation in a slot, if it is not free.
-    pub fn in_slot(&self, slot: u32) -> Option<&Allocation> {
-        self.table.is_full(slot).then(|| &self.table[slot])
-    }
-
     /// The id of an allocation in use.
     pub fn id_of(&self, slot: u32) -> AllocationId {
         AllocationId { slot, generation: self.table.generation(slot) }

@@ -71,6 +71,12 @@ enum Content<T> {
     },
 }
 
+impl<T> Entry<T> {
+    fn value(&self) -> Option<&T> {
+        if let Content::Full(value) = &self.content { Some(value) } else { None }
+    }
+}
+
 /// A free slot that is in no list.
 const fn out_of_lists<T>() -> Content<T> {
     Content::Free { next: NONE, note: 0 }
@@ -311,14 +317,12 @@ impl<T> Slots<T> {
 
     /// The value of a slot, if it is full and of this generation.
     pub fn get(&self, slot: u32, generation: u32) -> Option<&T> {
-        match self.entry(slot) {
-            Some(Entry { generation: live, content: Content::Full(value) })
-                if *live == generation =>
-            {
-                Some(value)
-            }
-            _ => None,
-        }
+        self.entry(slot).filter(|entry| entry.generation == generation)?.value()
+    }
+
+    /// The value of a slot, if it is full.
+    pub fn in_slot(&self, slot: u32) -> Option<&T> {
+        self.entry(slot)?.value()
     }
 
     /// The note of a slot whose last value was of this generation and was removed with one.
@@ -335,7 +339,7 @@ impl<T> Slots<T> {
 
     /// Whether a slot has a value.
     pub fn is_full(&self, slot: u32) -> bool {
-        matches!(self.entry(slot), Some(Entry { content: Content::Full(_), .. }))
+        self.in_slot(slot).is_some()
     }
 
     /// The generation of a slot; 0 if it was never used.
@@ -355,10 +359,8 @@ impl<T> Slots<T> {
 
     /// Full slots of a range, in order. However few are full, the time is that of the range.
     pub fn iter_within(&self, slots: Range<u32>) -> impl Iterator<Item = (u32, &T)> {
-        (slots.start..slots.end.min(self.used)).filter_map(|slot| match self.entry(slot) {
-            Some(Entry { content: Content::Full(value), .. }) => Some((slot, value)),
-            _ => None,
-        })
+        let slots = slots.start..slots.end.min(self.used);
+        slots.filter_map(|slot| Some((slot, self.in_slot(slot)?)))
     }
 }
 
@@ -367,10 +369,7 @@ impl<T> std::ops::Index<u32> for Slots<T> {
     type Output = T;
 
     fn index(&self, slot: u32) -> &T {
-        match self.entry(slot) {
-            Some(Entry { content: Content::Full(value), .. }) => value,
-            _ => panic!("slot {slot} is free"),
-        }
+        self.in_slot(slot).unwrap_or_else(|| panic!("slot {slot} is free"))
     }
 }
 

@@ -4,11 +4,10 @@
 use std::collections::BTreeSet;
 
 use crate::api::{
-    Config, ConfigError, Deposit, DomainKey, Former, FormerLife, FormerSlot, Inherits, Kept,
-    KeptGroup, KeptObject, NONE, Now,
+    Config, ConfigError, Deposit, DomainKey, Former, FormerLife, FormerSlot, Kept, KeptGroup,
+    KeptObject, NONE, Now,
 };
 use crate::books::continuity::{DRAINED, Standing};
-use crate::books::lists::Link;
 use crate::books::objects::groups::{Expect, Group, GroupState};
 use crate::books::objects::names::{NameScope, Place};
 use crate::books::registry::Registry;
@@ -169,30 +168,15 @@ impl Core {
         let domain =
             self.hold_former(kept.id, kept.domain, &kept.deposit, is_sound, now).map_err(wrong)?;
         let scope = NameScope::Domain(domain);
+        let size = kept.deposit.facts.size_bytes;
         let number = self.books.objects.groups.insert(Group {
-            scope,
-            domain,
-            allocation: NONE,
-            creator: (NONE, 0),
-            creator_pid: kept.creator_pid,
             state: GroupState::Sealed(kept.version),
-            replace: false,
             keep_us: kept.keep_us,
             pin: kept.pin,
-            inherits: Inherits::default(),
-            outlives: false,
-            is_refused: false,
             evictable: kept.evictable,
             is_kept: true,
-            due: None,
-            size_bytes: kept.deposit.facts.size_bytes,
             since: kept.since.min(now),
-            used: now,
-            members: Vec::with_capacity(kept.objects.len()),
-            names: 0,
-            swept: 0,
-            place: None,
-            link: Link::OUT,
+            ..Group::new(domain, scope, (NONE, 0), kept.creator_pid, size, now)
         });
         self.books.objects.groups.set_memory(number, kept.id.slot);
         for (member, object) in (0..).zip(&kept.objects) {

@@ -293,12 +293,12 @@ impl Core {
 
     /// What is known of the allocation in a slot, live or ended.
     pub fn facts(&self, slot: u32) -> Option<Facts> {
-        self.books.allocations.is_full(slot).then(|| self.books.allocations[slot].facts())
+        self.books.allocations.in_slot(slot).map(|it| it.facts())
     }
 
     /// Who may have the allocation in a slot, live or ended.
     pub fn share(&self, slot: u32) -> Option<Share> {
-        self.books.allocations.is_full(slot).then(|| self.books.allocations[slot].traits.share())
+        self.books.allocations.in_slot(slot).map(|it| it.traits.share())
     }
 
     /// Leases from a slot on, in slot order; a lease's slot is the low half of its number.

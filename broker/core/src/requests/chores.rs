@@ -62,7 +62,7 @@ impl Core {
                 self.books.end(slot, code, step);
             }
             // What has lingered may have been drained meanwhile, and its slot used again.
-            if self.books.allocations.is_full(slot) && !self.books.allocations[slot].drained {
+            if self.books.allocations.in_slot(slot).is_some_and(|it| !it.drained) {
                 self.books.drain_if_done(slot);
             }
         }

@@ -119,6 +119,42 @@ pub struct Group {
 }
 
 impl Group {
+    /// One in the making, without objects; its memory is still to come.
+    pub fn new(
+        domain: u32,
+        scope: NameScope,
+        creator: (u32, u64),
+        creator_pid: u32,
+        size_bytes: u64,
+        now: Now,
+    ) -> Self {
+        Group {
+            scope,
+            domain,
+            allocation: NONE,
+            creator,
+            creator_pid,
+            state: GroupState::Making,
+            replace: false,
+            keep_us: None,
+            pin: false,
+            inherits: Inherits::default(),
+            outlives: false,
+            is_refused: false,
+            evictable: false,
+            is_kept: false,
+            due: None,
+            size_bytes,
+            since: now,
+            used: now,
+            members: Vec::new(),
+            names: 0,
+            swept: 0,
+            link: Link::OUT,
+            place: None,
+        }
+    }
+
     /// Adds an object that has the name; where it begins and its size, bytes.
     pub fn add_member(
         &mut self,

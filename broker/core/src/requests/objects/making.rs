@@ -1,9 +1,8 @@
 //! Groups in the making: begun with their memory, filled, sealed or given up. Must never do a part
 //! of what was asked.
 
-use crate::api::{Asker, Create, Deposit, Effect, GroupId, NONE, NewObject, StatusReply};
+use crate::api::{Asker, Create, Deposit, Effect, GroupId, NewObject, StatusReply};
 use crate::books::Client;
-use crate::books::lists::Link;
 use crate::books::objects::charges::{of_member, of_new};
 use crate::books::objects::groups::{Expect, Group, GroupState};
 use crate::books::objects::names::Place;
@@ -53,31 +52,10 @@ impl Core {
             return Err(ErrorCode::NotSupported.into());
         }
         let Client { domain, serial, pid, .. } = self.books.clients[client];
-        let group = Group {
-            scope,
-            domain,
-            allocation: NONE,
-            creator: (client, serial),
-            creator_pid: pid,
-            state: GroupState::Making,
-            replace: create.replace,
-            keep_us: create.keep_us,
-            pin: create.pin,
-            inherits: create.inherits,
-            outlives: create.outlives,
-            is_refused: false,
-            evictable: create.evictable,
-            is_kept: false,
-            due: None,
-            size_bytes: create.deposit.facts.size_bytes,
-            since: step.now,
-            used: step.now,
-            members: Vec::new(),
-            names: 0,
-            swept: 0,
-            link: Link::OUT,
-            place: None,
-        };
+        let Create { replace, keep_us, pin, inherits, outlives, evictable, .. } = *create;
+        let size = create.deposit.facts.size_bytes;
+        let new = Group::new(domain, scope, (client, serial), pid, size, step.now);
+        let group = Group { replace, keep_us, pin, inherits, outlives, evictable, ..new };
         let number = self.books.objects.groups.insert(group);
         let begun = self.fill(client, number, create.objects);
         let stored = begun.and_then(|()| self.store_group(client, &create.deposit, step));
