@@ -18,7 +18,7 @@ TARGETS = [["--lib", "--bins", "--examples", "--tests"], ["--test", "hostile"]]
 HELP = """usage: tests/programs.py [TEST_PROGRAM]...
 
 Builds the workspace as the tests use it (the dev profile: optimised, all checks on) and prints the folder of its programs and
-libraries; examples are in examples/ there, the C library in capi/. With arguments it prints the path of each test program named: e2e, objects, sim, hostile.
+libraries; examples are in examples/ there, the C library in capi/. With arguments it prints the path of each test program named: e2e, sim, hostile.
 With %s=FILE, written by an earlier build, it builds nothing.""" % VARIABLE
 
 

@@ -23,7 +23,7 @@ alike() {
   for file in $(git ls-files 'tests/*/run.sh' tests/run.sh tests/demo.sh ':!tests/vm/run.sh'); do
     grep -q 'common/start\.sh' "$file" || { echo "$file does not source tests/common/start.sh"; status=1; }
   done
-  for file in $(git ls-files '*tests/it/main.rs' tests/e2e/main.rs tests/objects/main.rs tests/hostile/main.rs ':!libclient/protocol' ':!broker/core'); do
+  for file in $(git ls-files '*tests/it/main.rs' tests/e2e/main.rs tests/hostile/main.rs ':!libclient/protocol' ':!broker/core'); do
     grep -q 'common/mod\.rs' "$file" || { echo "$file has no module tests/common/mod.rs"; status=1; }
   done
   return "$status"

@@ -29,7 +29,6 @@ mod liveness;
 mod local_limit;
 mod messages;
 mod objects;
-mod objects_library;
 mod old_kernel;
 mod places;
 mod pressure;
@@ -50,4 +49,7 @@ const PARTS: &[support::peer::Part] = &[
     ("comeback", comeback::play),
     ("hung file server", support::fuse_server::play),
     ("hung file depositor", support::fuse::play_depositor),
+    objects::MAKER,
+    objects::CHANGING,
+    objects::CHILDREN,
 ];

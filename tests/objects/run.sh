@@ -1,6 +1,5 @@
 #!/bin/bash
-# Named objects in the cases that are hard, each complaint about other stores among them: a Rust program with real daemons and
-# processes, the same under the stand-in for CUDA, and what needs cgroups. Ends with `N passed, N failed`. Must never pass a case
+# Named objects: what tests/e2e says of them, the same under the stand-in for CUDA, what needs cgroups, and the command. Ends with `N passed, N failed`. Must never pass a case
 # that did not run: what is missing is named.
 . "$(dirname "$(readlink -f "$0")")/../common/start.sh"
 set -uo pipefail
@@ -12,8 +11,8 @@ case ${1-} in
     cat << 'HELP'
 usage: tests/objects/run.sh [WORD]
 
-Builds the daemon, the command and the test program, and runs all cases; with WORD only those of the Rust program whose name
-contains it.
+Builds the daemon, the command and the end-to-end tests, and runs all that is about objects; with WORD only those end-to-end
+tests whose name contains it.
 As root all of it runs; without root, cgroups or a C compiler the rest is named as not run.
 HELP
     exit 0 ;;
@@ -21,7 +20,7 @@ HELP
 esac
 word=${1-}
 
-target=$(tests/programs.py) && program=$(tests/programs.py objects) || { echo "0 passed, 1 failed"; exit 1; }
+target=$(tests/programs.py) && program=$(tests/programs.py e2e) || { echo "0 passed, 1 failed"; exit 1; }
 work=$(mktemp -d)
 memory=$(mktemp -d -p /dev/shm fdbroker-objects-XXXXXX)
 children=() groups=()
@@ -49,7 +48,7 @@ program() {
   passed=$((passed + p)) failed=$((failed + f))
 }
 threads=$(nproc)
-program "$program" --test-threads="$threads" --skip cuda:: ${word:+"$word"}
+program "$program" --test-threads="$threads" --skip objects::cuda:: "${word:-objects::}"
 
 # ---- memory of a GPU, which is the stand-in's
 if [ -n "$word" ]; then
@@ -59,7 +58,7 @@ cc=${CC:-cc}
 if command -v "$cc" > /dev/null && "$cc" -shared -fPIC -O2 -o "$work/libcuda.so.1" tests/cuda_stub/libcuda.c 2> "$work/out"; then
   # The stand-in comes before libc, in the daemon, too, so that it takes the stand-in's fds for the driver's.
   program env LD_LIBRARY_PATH="$work" LD_PRELOAD="$work/libcuda.so.1" FDBROKER_CUDA_STUB_DIR="$memory" \
-    "$program" --test-threads=1 cuda::
+    "$program" --test-threads=1 objects::cuda::
 else
   not_run "objects: memory of a GPU, against the stand-in for CUDA" "no C compiler; run: sudo tests/install.sh"
 fi

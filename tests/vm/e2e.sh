@@ -15,7 +15,7 @@ Ends with the line `N passed, N failed`.
   --kernel 6.12   the default: dma-bufs of udmabuf and the dma-heap
   --kernel 6.1    the stock kernel of Debian 12, which lacks SO_PEERPIDFD, F_DUPFD_QUERY and SO_PASSRIGHTS, and maps a
                   write-sealed memfd shared from an fd that is open for reading alone. It has no udmabuf and no dma-heap: memory
-                  is memfds, and a dma-buf of vgem. The tests of named objects (tests/objects) run as well.
+                  is memfds, and a dma-buf of vgem.
   --sample        as in tests/run.sh, some minutes instead of ten: on 6.12 the tests in which the kind of memory matters, on 6.1
                   those that depend on the kernel's age
 HELP
@@ -29,7 +29,7 @@ of_memory=(
 # What depends on the age of the kernel.
 of_age=(
   old_kernel::          # what this kernel lacks, a dma-buf of vgem, reading through shared maps
-  sealing::             # seals with a map left, in a child, pinned; readers' fds and maps
+  sealing:: mapped::    # seals with a map left, in a child, pinned; readers' fds and maps
   kept::                # kept objects over deaths of the daemon
   deaths::              # makers of objects that die
   death::               # without SO_PEERPIDFD: the process is found by its pid
@@ -48,8 +48,8 @@ while [ $# -gt 0 ]; do
   shift || break
 done
 case $kernel in
-  6.12) programs=(e2e) memory=udmabuf sample=("${of_memory[@]}") ;;
-  6.1) programs=(e2e objects) memory=memfd sample=("${of_age[@]}") dmabuf=(-e FDBROKER_TEST_DMABUF=vgem) ;;
+  6.12) memory=udmabuf sample=("${of_memory[@]}") ;;
+  6.1) memory=memfd sample=("${of_age[@]}") dmabuf=(-e FDBROKER_TEST_DMABUF=vgem) ;;
   *) echo "e2e.sh: --kernel takes 6.12 or 6.1, not '$kernel' (--help explains)" >&2; exit 2 ;;
 esac
 [ -z "$is_sample" ] || arguments+=("${sample[@]}")
@@ -59,15 +59,11 @@ trap 'rm -rf "$work"' EXIT
 folder=$(tests/programs.py)
 # Debug information would only fill the guest's memory.
 strip --strip-debug -o "$work/fdbrokerd" "$folder/fdbrokerd"
-files=(-f "$work/fdbrokerd")
-for name in "${programs[@]}"; do
-  strip --strip-debug -o "$work/$name" "$(tests/programs.py "$name")"
-  files+=(-f "$work/$name")
-done
+strip --strip-debug -o "$work/e2e" "$(tests/programs.py e2e)"
 status=0
 # tests/run.py would count the results' lines beside the last one.
-tests/vm/run.sh -k "$kernel" -t 1800 "${files[@]}" -e FDBROKERD=/t/fdbrokerd -e "FDBROKER_TEST_MEMORY=$memory" "${dmabuf[@]}" \
-  -e CI=true -e TMPDIR=/tmp tests/vm/e2e-guest "${programs[*]}" "${arguments[@]}" 2>&1 |
+tests/vm/run.sh -k "$kernel" -t 1800 -f "$work/fdbrokerd" -f "$work/e2e" -e FDBROKERD=/t/fdbrokerd -e "FDBROKER_TEST_MEMORY=$memory" "${dmabuf[@]}" \
+  -e CI=true -e TMPDIR=/tmp tests/vm/e2e-guest "${arguments[@]}" 2>&1 |
   sed -u 's/^test result: /result: /' | tee "$work/log" || status=$?
 if ! tail -n 1 "$work/log" | grep -qx '[0-9]* passed, [0-9]* failed'; then
   echo "FAIL  the tests did not come to their end (status $status)"

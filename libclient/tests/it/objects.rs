@@ -1,6 +1,6 @@
 //! Named objects with a scripted broker: messages, answers that come late or never, watches, GPU
 //! memory under the stand-in for the driver. What needs the daemon is in
-//! tests/e2e/objects_library.rs.
+//! tests/e2e/objects/library.rs.
 
 use crate::support::stub::{Stub, under_stub};
 use crate::support::*;

@@ -1,15 +1,36 @@
-//! Named objects with the real daemon, in the bare protocol: every call, its errors, and what the
-//! deaths of clients, other makers and other brokers do to them. Deletes, other users' names and
-//! lists of very many names are in tests/objects.
+//! Named objects with the real daemon: every call, its errors, and what the deaths of clients, other
+//! makers and other brokers do to them; by the bare protocol where a library would not do such a
+//! thing, and by the real library. Each complaint about other stores of objects is a test here.
 
+mod asking;
+mod charges;
+mod cuda;
+mod deaths;
 mod evicting;
 mod getting;
+mod groups;
 mod inheriting;
 mod kept;
+mod library;
 mod listing;
+mod lists;
+mod maker;
 mod making;
+mod mapped;
+mod names;
 mod quotas;
+mod racing;
 mod sealing;
+mod slow;
 mod successors;
 mod touching;
+mod users;
+mod waiting;
 mod watching;
+
+use crate::support::peer::Part;
+
+/// What a helper of these tests may play.
+pub const MAKER: Part = ("maker", maker::play);
+pub const CHANGING: Part = ("changing", lists::play_changing);
+pub const CHILDREN: Part = ("children", asking::play_children);

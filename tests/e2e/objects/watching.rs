@@ -1,5 +1,5 @@
 //! Watches: each change of a name with the prefix is told once, over a takeover, too; and their
-//! number is bounded. tests/objects has watchers that do not read.
+//! number is bounded.
 
 use crate::support::broker::Broker;
 use crate::support::objects::{Group, News, SIZE, code, memory, new};

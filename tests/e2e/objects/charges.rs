@@ -1,11 +1,11 @@
 //! What objects are charged with, and caps: on names, bytes, metadata, kept memory; and making
 //! room, which never takes what somebody reads.
 
+use super::maker::{EVICTABLE, JOB, KEEP, LONG_MS, PIN, REPLACE, refused, sized, zeros};
 use crate::support::broker::{Broker, Setup};
 use crate::support::objects::{Group, New, flags, seal_memory};
 use crate::support::raw::Raw;
 use crate::support::wait::{eventually, eventually_some};
-use crate::wire::{EVICTABLE, JOB, KEEP, LONG_MS, PIN, REPLACE, refused, sized, zeros};
 use fdbroker_core::limits::OBJECT_RECORD_BYTES;
 use fdbroker_protocol::object::ObjectEvent::Evicted;
 use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};

@@ -1,12 +1,12 @@
 //! Watchers: told of everything that happens to names with their prefix, in order; one that does
 //! not read loses events, is told how many, and holds nobody up.
 
+use super::maker::{EVICTABLE, KEEP, REPLACE, refused, zeros};
 use crate::support::broker::{Broker, Setup};
 use crate::support::objects::{Group, New, News, flags, seal_memory};
 use crate::support::peer::Peer;
 use crate::support::raw::Raw;
 use crate::support::wait::eventually;
-use crate::wire::{EVICTABLE, KEEP, REPLACE, refused, zeros};
 use fdbroker_protocol::object::ObjectEvent::{Aborted, Deleted, Lost, Replaced, Sealed};
 use fdbroker_protocol::{ErrorCode, Status};
 

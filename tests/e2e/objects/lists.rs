@@ -1,11 +1,11 @@
 //! Lists: each name that stays is listed exactly once, whatever comes and goes; a prefix visits its
 //! own names; a million of them.
 
+use super::maker::{sized, zeros};
 use crate::support::broker::Broker;
 use crate::support::objects::{New, seal_memory};
 use crate::support::peer::{Link, Peer};
 use crate::support::raw::Raw;
-use crate::wire::{sized, zeros};
 use fdbroker_protocol::Status;
 use fdbroker_protocol::limits::MAX_GROUP;
 use std::path::Path;

@@ -1,11 +1,11 @@
 //! Groups at their bounds: 253 objects with names of 255 bytes and 4 KiB of metadata each; and the
 //! memory of a group, which goes with the last of its names.
 
+use super::maker::{PIN, UNPIN, refused, sized, zeros};
 use crate::support::broker::Broker;
 use crate::support::objects::{New, seal_memory};
 use crate::support::raw::Raw;
 use crate::support::wait::eventually;
-use crate::wire::{PIN, UNPIN, refused, sized, zeros};
 use fdbroker_core::limits::OBJECT_RECORD_BYTES;
 use fdbroker_protocol::limits::{
     ENDS_PER_MESSAGE, MAX_GROUP, MAX_OBJECT_MESSAGE_BYTES, METADATA_BYTES, NAME_OF_OBJECT_BYTES,

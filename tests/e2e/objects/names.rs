@@ -1,10 +1,10 @@
 //! Names and metadata at their bounds and beyond. What cannot be a name ends the connection of its
 //! sender, and nobody else's.
 
+use super::maker::{LONG_MS, PIN, REPLACE, refused, sized, zeros};
 use crate::support::broker::Broker;
 use crate::support::objects::{New, code, seal_memory};
 use crate::support::raw::Raw;
-use crate::wire::{LONG_MS, PIN, REPLACE, refused, sized, zeros};
 use fdbroker_protocol::limits::{METADATA_BYTES, NAME_OF_OBJECT_BYTES};
 use fdbroker_protocol::object::ObjectState;
 use fdbroker_protocol::{ErrorCode, Kind, Status};

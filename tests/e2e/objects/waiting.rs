@@ -1,12 +1,12 @@
 //! Gets that wait: for a name that never comes, that is aborted, that is replaced; and of several
 //! names, which are of one moment.
 
+use super::maker::LONG_MS;
 use crate::support::broker::Broker;
 use crate::support::objects::seal_memory;
 use crate::support::peer::Peer;
 use crate::support::raw::Raw;
 use crate::support::wait::eventually;
-use crate::wire::LONG_MS;
 use fdbroker_protocol::ErrorCode;
 use std::collections::BTreeSet;
 

@@ -1,10 +1,10 @@
 //! Seals through the library: memory that is still mapped, here or in a child, for writing or not,
 //! or that a device uses, cannot be sealed; and the group is then as before.
 
+use super::maker::zeros;
 use crate::common::not_run;
 use crate::support::broker::Broker;
 use crate::support::wait::patience;
-use crate::wire::zeros;
 use fdbroker_client::{
     Client, Deposit, ErrorCode, Group, MemoryKind, NewObject, ObjectOptions, Objects, Place,
     SealError,

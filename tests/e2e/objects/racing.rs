@@ -1,11 +1,11 @@
 //! Objects in the making: one creator of a name, none of it seen before the seal, versions that are
 //! never used twice.
 
+use super::maker::{LONG_MS, REPLACE, refused, sized, zeros};
 use crate::support::broker::Broker;
 use crate::support::objects::{New, seal_memory};
 use crate::support::peer::Peer;
 use crate::support::raw::Raw;
-use crate::wire::{LONG_MS, REPLACE, refused, sized, zeros};
 use fdbroker_protocol::ErrorCode;
 use fdbroker_protocol::object::ObjectState;
 

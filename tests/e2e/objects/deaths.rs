@@ -1,13 +1,13 @@
 //! Ends: of makers, readers, brokers and listeners. What is not sealed or not kept goes with its
 //! maker, at once; what is kept stays; nothing stays charged.
 
+use super::maker::{KEEP, LONG_MS, PIN, REPLACE, refused};
 use crate::support::broker::{Broker, Setup};
 use crate::support::manager::Manager;
 use crate::support::objects::seal_memory;
 use crate::support::peer::Peer;
 use crate::support::raw::Raw;
 use crate::support::wait::eventually;
-use crate::wire::{KEEP, LONG_MS, PIN, REPLACE, refused};
 use fdbroker_protocol::{ErrorCode, Status};
 use nix::sys::signal::Signal;
 use std::path::Path;

@@ -1,11 +1,11 @@
 //! Users and jobs: names belong to the domain, or to the job where that is asked for. What others
 //! have cannot be told from what does not exist.
 
+use super::maker::{JOB, KEEP};
 use crate::common::not_run;
 use crate::support::broker::{Broker, Setup};
 use crate::support::peer::Peer;
 use crate::support::wait::eventually;
-use crate::wire::{JOB, KEEP};
 use std::path::{Path, PathBuf};
 
 /// Two users.
