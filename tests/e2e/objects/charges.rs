@@ -1,9 +1,9 @@
 //! What objects are charged with, and caps: on names, bytes, metadata, kept memory; and making
 //! room, which never takes what somebody reads.
 
-use super::maker::{EVICTABLE, JOB, KEEP, LONG_MS, PIN, REPLACE, refused, sized, zeros};
+use super::maker::{EVICTABLE, KEEP, LONG_MS, PIN, REPLACE, sized, zeros};
 use crate::support::broker::{Broker, Setup};
-use crate::support::objects::{Group, New, flags, seal_memory};
+use crate::support::objects::{Group, Known, New, SIZE, code, flags, memory, new, seal_memory};
 use crate::support::raw::Raw;
 use crate::support::wait::{eventually, eventually_some};
 use fdbroker_core::limits::OBJECT_RECORD_BYTES;
@@ -130,47 +130,6 @@ fn seal_when_what_is_kept_was_empty_and_is_above_the_cap_then_no_quota_and_other
     }
 }
 
-#[test]
-fn seal_when_what_may_be_kept_is_full_then_no_quota_and_the_group_can_be_sealed_later() {
-    let broker = capped("kept_fds = 1\npermanent_bytes = 5000");
-    let mut client = Raw::connect(&broker.socket());
-    client.put_bytes("a", b"x", KEEP);
-    let uses = broker.status().uses;
-    assert_eq!((uses.kept_fds.now.get(), uses.kept_bytes.now.get()), (1, 1));
-    let (group, memfd) = client.begin(&[("b", b"x")], KEEP).expect("begun");
-    seal_memory(&memfd);
-    assert_eq!(cap_of(client.seal(group).expect_err("2")), (Resource::KeptFds, 1));
-    assert!(client.delete(&["a"])[0].is_ok());
-    eventually("there is room", || broker.status().uses.kept_fds.now.get() == 0);
-    client.seal(group).expect("there is room");
-    // A pinned one has a cap beside it.
-    assert_eq!(client.touch(&["b"], PIN, 0), Ok(vec![Status::OK]));
-    assert_eq!(broker.status().uses.permanent_bytes.now.get(), 1);
-    assert!(client.delete(&["b"])[0].is_ok());
-    eventually("there is room", || broker.status().uses.kept_fds.now.get() == 0);
-    let memfd = zeros(5001);
-    let group = client
-        .create(&memfd, &Group { size: 5001, ..flags(PIN) }, &[New::named("c", 1)])
-        .expect("begun");
-    seal_memory(&memfd);
-    assert_eq!(cap_of(client.seal(group).expect_err("5001")), (Resource::PermanentBytes, 5000));
-    assert!(client.abort(group).is_ok());
-    drop((client, memfd));
-    broker.assert_nothing_left();
-}
-
-#[test]
-fn create_when_names_of_a_job_are_to_be_kept_or_pinned_then_not_supported() {
-    let broker = Broker::start();
-    let mut client = Raw::connect(&broker.socket());
-    for flags in [JOB | KEEP, JOB | PIN, JOB | KEEP | PIN | EVICTABLE] {
-        assert_eq!(refused(client.put_group(&[("a", b"x")], flags)), ErrorCode::NotSupported);
-    }
-    assert_eq!(broker.status().uses.object_names.now.get(), 0);
-    drop(client);
-    broker.assert_nothing_left();
-}
-
 // What was needed was evicted (arrow 4368).
 #[test]
 fn room_when_bytes_are_short_then_the_least_used_goes_and_never_what_is_leased_pinned_or_not_evictable()
@@ -181,11 +140,10 @@ fn room_when_bytes_are_short_then_the_least_used_goes_and_never_what_is_leased_p
     let mut client = Raw::connect(&broker.socket());
     let mut watcher = Raw::connect(&broker.socket());
     assert_eq!(watcher.watch("", 0), Status::OK);
-    client.put_bytes("pinned", &bytes, PIN);
+    client.put_bytes("pinned", &bytes, PIN | EVICTABLE);
     client.put_bytes("plain", &bytes, KEEP);
-    for name in ["leased", "old", "used"] {
-        client.put_bytes(name, &bytes, KEEP | EVICTABLE);
-    }
+    let versions =
+        ["leased", "old", "used"].map(|name| client.put_bytes(name, &bytes, KEEP | EVICTABLE));
     let mut reader = Raw::connect(&broker.socket());
     let held = reader.get(&["leased"]).expect("sealed");
     for name in ["old", "used"] {
@@ -194,6 +152,7 @@ fn room_when_bytes_are_short_then_the_least_used_goes_and_never_what_is_leased_p
     let (half, half_memory) = client.begin(&[("half", &bytes)], EVICTABLE).expect("begun");
     client.put_bytes("new", &bytes, KEEP | EVICTABLE);
     let events = watcher.events_until(Evicted, "old");
+    assert!(events.contains(&(Evicted, versions[1], "old".to_owned())), "{events:?}");
     assert!(!events.iter().any(|it| it.0 == Evicted && it.2 != "old"), "{events:?}");
     reader.read("used").expect("it was used later");
     client.put_bytes("newer", &bytes, KEEP);
@@ -217,4 +176,55 @@ fn room_when_bytes_are_short_then_the_least_used_goes_and_never_what_is_leased_p
     watcher.events_until(Evicted, "leased");
     assert!(client.abort(half).is_ok());
     drop((client, reader, watcher, half_memory));
+}
+
+#[test]
+fn seal_when_what_is_kept_is_at_its_cap_then_no_quota_and_the_group_is_as_before() {
+    for (cap, flag, resource, most) in [
+        ("kept_bytes = 5000", KEEP, Resource::KeptBytes, 5000),
+        ("kept_fds = 1", KEEP, Resource::KeptFds, 1),
+        ("permanent_bytes = 5000", PIN, Resource::PermanentBytes, 5000),
+    ] {
+        let broker = capped(cap);
+        let mut client = Raw::connect(&broker.socket());
+        client.put(&memory(&[0; SIZE]), &flags(flag), &[new("a")]);
+        let memory = memory(&[0; SIZE]);
+        let group = client.create(&memory, &flags(flag), &[new("b")]).expect("begun");
+        seal_memory(&memory);
+        assert_eq!(cap_of(client.seal(group).expect_err("full")), (resource, most));
+        assert_eq!(client.delete(&["a"]), [Status::OK]);
+        client.seal(group).expect("sealed");
+        assert_eq!(client.delete(&["b"]), [Status::OK]);
+        drop(client);
+        broker.assert_nothing_left();
+    }
+}
+
+fn put(client: &mut Raw, name: &str, with: u32) -> u64 {
+    client.put(&memory(&[1; SIZE]), &flags(with), &[new(name)])
+}
+
+fn names(client: &mut Raw) -> Vec<String> {
+    client.list("").iter().map(Known::text).collect()
+}
+
+#[test]
+fn seal_when_kept_bytes_are_short_then_kept_ones_that_may_go_make_room() {
+    let broker = Setup::new().config(&format!("[caps.node]\nkept_bytes = {}", 2 * SIZE)).start();
+    let mut client = Raw::connect(&broker.socket());
+    let may_go = KEEP | EVICTABLE;
+    put(&mut client, "a", may_go);
+    put(&mut client, "stays", KEEP);
+    put(&mut client, "not kept", EVICTABLE);
+    put(&mut client, "b", may_go);
+    assert_eq!(names(&mut client), ["b", "not kept", "stays"]);
+    assert_eq!(client.delete(&["b"]), [Status::OK]);
+    put(&mut client, "c", KEEP);
+    let memory = memory(&[1; SIZE]);
+    let group = client.create(&memory, &flags(may_go), &[new("d")]).expect("begun");
+    seal_memory(&memory);
+    assert_eq!(code(&client.seal(group).expect_err("full")), ErrorCode::NoQuota);
+    assert_eq!(client.delete(&["c", "stays"]), [Status::OK; 2]);
+    drop(client);
+    broker.assert_nothing_left();
 }

@@ -1,32 +1,20 @@
 //! Ends: of makers, readers, brokers and listeners. What is not sealed or not kept goes with its
 //! maker, at once; what is kept stays; nothing stays charged.
 
-use super::maker::{KEEP, LONG_MS, PIN, REPLACE, refused};
+use super::maker::{KEEP, LONG_MS, REPLACE, maker_at, refused};
 use crate::support::broker::{Broker, Setup};
 use crate::support::manager::Manager;
 use crate::support::objects::seal_memory;
-use crate::support::peer::Peer;
 use crate::support::raw::Raw;
 use crate::support::wait::eventually;
 use fdbroker_protocol::{ErrorCode, Status};
 use nix::sys::signal::Signal;
-use std::path::Path;
-
-fn maker(broker: &Broker) -> Peer {
-    maker_at(&broker.socket())
-}
-
-fn maker_at(socket: &Path) -> Peer {
-    let mut peer = Peer::start("maker");
-    assert_eq!(peer.ask(&format!("connect {}", socket.display())), "OK");
-    peer
-}
 
 // 20 unsealed blobs were charged for half a second after a SIGKILL (vineyard).
 #[test]
 fn maker_when_killed_with_unsealed_groups_then_nothing_stays_charged() {
     let broker = Broker::start();
-    let mut maker = maker(&broker);
+    let mut maker = maker_at(&broker.socket());
     for at in 0..20 {
         assert_eq!(maker.ask(&format!("begin blob/{at} text 4")), "OK");
     }
@@ -39,7 +27,7 @@ fn maker_when_killed_with_unsealed_groups_then_nothing_stays_charged() {
 fn maker_when_killed_between_two_seals_then_the_first_stays_and_the_second_never_was() {
     let broker = Broker::start();
     let mut reader = Raw::connect(&broker.socket());
-    let mut first = maker(&broker);
+    let mut first = maker_at(&broker.socket());
     assert_eq!(first.ask(&format!("begin second text {KEEP}")), "OK");
     first.ask(&format!("put first text {KEEP}")).parse::<u64>().expect("a version");
     first.ask("put third text 0").parse::<u64>().expect("a version");
@@ -58,7 +46,7 @@ fn maker_when_killed_between_two_seals_then_the_first_stays_and_the_second_never
     let refusal = other.get(&["third"]).expect_err("it was not kept");
     assert_eq!(refusal.result(), Err(ErrorCode::NotFound));
     assert_eq!(held.bytes(0), b"text", "a reader keeps what it has");
-    let mut second = maker(&broker);
+    let mut second = maker_at(&broker.socket());
     second.ask("put second again 0").parse::<u64>().expect("the name is free");
     let got = reader.finish_get(id).expect("another maker came");
     assert_eq!(got.bytes(0), b"again");
@@ -108,51 +96,8 @@ fn reader_when_killed_then_its_leases_go_and_the_memory_with_them() {
     broker.assert_nothing_left();
 }
 
-// State was lost with the daemon (GPU Memory Service).
-#[test]
-fn broker_when_another_takes_over_then_kept_objects_have_the_same_bytes_and_versions_go_on() {
-    let mut broker = Broker::start();
-    let mut client = Raw::connect(&broker.socket());
-    let kept = client.put_group(&[("k/a", b"one"), ("k/b", b"two")], KEEP).expect("made");
-    let pinned = client.put_bytes("p", b"three", PIN);
-    drop(client);
-    broker.take_over();
-    let mut client = Raw::connect(&broker.socket());
-    let got = client.get(&["k/b", "p", "k/a"]).expect("they are kept");
-    assert_eq!(
-        [got.bytes(0), got.bytes(1), got.bytes(2)],
-        [b"two".to_vec(), b"three".to_vec(), b"one".to_vec()]
-    );
-    assert_eq!(got.versions(), [kept, pinned, kept]);
-    client.give_back(got);
-    let later = client.put_bytes("later", b"x", 0);
-    assert!(later > pinned, "a version is never used twice");
-    assert!(client.delete(&["k/a", "k/b", "p", "later"]).iter().all(Status::is_ok));
-    drop(client);
-    eventually("nothing is kept", || broker.status().uses.kept_fds.now.get() == 0);
-}
-
-#[test]
-fn broker_when_restarted_by_the_service_manager_then_kept_objects_have_the_same_bytes() {
-    let mut manager = Manager::new(&[]);
-    manager.start(&[]);
-    let mut client = Raw::connect(&manager.socket());
-    let kept = client.put_group(&[("k/a", b"one"), ("k/b", b"two")], KEEP).expect("made");
-    client.put_bytes("not kept", b"x", 0);
-    drop(client);
-    assert!(manager.end(Signal::SIGTERM).success(), "{}", manager.log());
-    manager.start(&[]);
-    let mut client = Raw::connect(&manager.socket());
-    assert_eq!(client.read("k/b").expect("it is kept"), (b"two".to_vec(), kept));
-    assert_eq!(client.read("k/a").expect("it is kept"), (b"one".to_vec(), kept));
-    assert_eq!(refused(client.get(&["not kept"])), ErrorCode::NotFound);
-    assert!(client.put_bytes("later", b"x", 0) > kept, "a version is never used twice");
-    assert!(client.delete(&["k/a", "k/b"]).iter().all(Status::is_ok));
-    assert_eq!(client.list("").len(), 1);
-}
-
 /// One name is created, deleted and created by processes that are killed, over brokers that are
-/// killed. The one that has the name in the end is another object than all before, also than those
+/// killed or asked to end. The one that has the name in the end is another object than all before, also than those
 /// that no broker knows of any more.
 #[test]
 fn name_when_created_deleted_and_created_over_crashes_then_no_version_is_used_twice() {
@@ -179,7 +124,7 @@ fn name_when_created_deleted_and_created_over_crashes_then_no_version_is_used_tw
         assert_eq!(other.ask("list"), "0", "what was deleted does not come back");
         let version = other.ask(&format!("put name second {KEEP}")).parse().expect("a version");
         versions.push(version);
-        manager.end(Signal::SIGKILL);
+        manager.end(if round % 2 == 0 { Signal::SIGKILL } else { Signal::SIGTERM });
         other.kill();
         manager.start(&[]);
         let mut reader = Raw::connect(&manager.socket());

@@ -1,16 +1,12 @@
 //! Gets: of one moment or none, waiting for what is not sealed, refused with a reason.
 
+use super::maker::{LONG_MS, REPLACE, maker_at};
 use crate::support::broker::{Broker, Setup};
 use crate::support::objects::{Group, New, SIZE, code, flags, memory, new, seal_memory};
 use crate::support::raw::Raw;
-use crate::support::wait::{PATIENCE, eventually, many_fds};
-use fdbroker_protocol::object::object_flags;
+use crate::support::wait::{eventually, many_fds};
 use fdbroker_protocol::{ErrorCode, Kind, Resource, Status, Writer};
-
-/// The deadline of a get that is expected to wait.
-fn long_ms() -> u32 {
-    u32::try_from(PATIENCE.as_millis()).expect("minutes")
-}
+use std::collections::BTreeSet;
 
 fn wait_until_parked(broker: &Broker, count: u64) {
     let admin = broker.admin();
@@ -42,40 +38,6 @@ fn get_when_names_of_groups_are_mixed_and_doubled_then_one_grant_for_each_group(
 }
 
 #[test]
-fn get_when_a_name_is_sealed_while_it_waits_then_it_is_answered() {
-    let broker = Broker::start();
-    let (mut maker, mut reader) = (Raw::connect(&broker.socket()), Raw::connect(&broker.socket()));
-    let id = reader.start_get(&["a", "b"], long_ms());
-    wait_until_parked(&broker, 1);
-    let a = maker.put_bytes("a", &[1; 16], 0);
-    wait_until_parked(&broker, 1);
-    let b = maker.put_bytes("b", &[2; 16], 0);
-    let got = reader.finish_get(id).expect("both are there");
-    assert_eq!(got.versions(), [a, b]);
-    drop((maker, reader, got));
-    broker.assert_nothing_left();
-}
-
-#[test]
-fn get_when_the_maker_it_waits_for_aborts_then_another_may_come() {
-    let broker = Broker::start();
-    let mut makers = [(); 2].map(|()| Raw::connect(&broker.socket()));
-    let mut reader = Raw::connect(&broker.socket());
-    let group = makers[0].create(&memory(&[0; SIZE]), &Group::default(), &[new("a")]);
-    let group = group.expect("begun");
-    let id = reader.start_get(&["a"], long_ms());
-    wait_until_parked(&broker, 1);
-    assert_eq!(makers[0].abort(group), Status::OK);
-    eventually("the name is free", || makers[1].stat(&["a"])[0].record.state == 0);
-    wait_until_parked(&broker, 1);
-    makers[1].put_bytes("a", &[3; 16], 0);
-    let got = reader.finish_get(id).expect("it is there");
-    assert_eq!(got.bytes(0), [3; 16]);
-    drop((makers, reader, got));
-    broker.assert_nothing_left();
-}
-
-#[test]
 fn get_when_its_time_is_over_then_timed_out_names_the_maker_if_there_is_one() {
     let broker = Broker::start();
     let (mut maker, mut reader) = (Raw::connect(&broker.socket()), Raw::connect(&broker.socket()));
@@ -86,6 +48,7 @@ fn get_when_its_time_is_over_then_timed_out_names_the_maker_if_there_is_one() {
         let found = (code(&status), status.value.get(), status.pid.get());
         assert_eq!(found, (ErrorCode::TimedOut, 1, pid));
     }
+    assert_eq!(broker.status().uses.open_leases.now.get(), 0, "nothing is granted");
     drop((maker, reader));
     broker.assert_nothing_left();
 }
@@ -95,11 +58,11 @@ fn get_when_replaced_while_another_name_is_waited_for_then_all_are_of_one_moment
     let broker = Broker::start();
     let (mut maker, mut reader) = (Raw::connect(&broker.socket()), Raw::connect(&broker.socket()));
     maker.put_bytes("a", &[1; 16], 0);
-    let id = reader.start_get(&["a", "b"], long_ms());
+    let id = reader.start_get(&["a", "b"], LONG_MS);
     wait_until_parked(&broker, 1);
     let memory = memory(&[2; SIZE]);
     let objects = [new("a"), New { offset: 16, ..new("b") }];
-    let version = maker.put(&memory, &flags(object_flags::REPLACE), &objects);
+    let version = maker.put(&memory, &flags(REPLACE), &objects);
     let got = reader.finish_get(id).expect("both are there");
     assert_eq!((got.versions(), got.grants.len()), (vec![version; 2], 1));
     drop((maker, reader, got));
@@ -110,7 +73,7 @@ fn get_when_replaced_while_another_name_is_waited_for_then_all_are_of_one_moment
 fn get_when_cancelled_then_so_it_says_and_nothing_waits() {
     let broker = Broker::start();
     let mut reader = Raw::connect(&broker.socket());
-    let id = reader.start_get(&["a"], long_ms());
+    let id = reader.start_get(&["a"], LONG_MS);
     wait_until_parked(&broker, 1);
     let mut writer = Writer::new();
     writer.start(Kind::Cancel, id);
@@ -167,7 +130,7 @@ fn get_when_the_leases_are_at_their_cap_then_it_waits_for_one_to_come_back() {
     let first = reader.get(&["a"]).expect("it is there");
     let status = reader.get(&["a"]).expect_err("the cap is full");
     assert_eq!((code(&status), status.resource), (ErrorCode::NoQuota, Resource::OpenLeases as u8));
-    let id = reader.start_get(&["a"], long_ms());
+    let id = reader.start_get(&["a"], LONG_MS);
     wait_until_parked(&broker, 1);
     reader.release_one_way(&first.leases());
     let got = reader.finish_get(id).expect("it is there");
@@ -182,7 +145,7 @@ fn get_when_the_seal_that_it_waits_for_fails_then_it_waits_on() {
     let (mut maker, mut reader) = (Raw::connect(&broker.socket()), Raw::connect(&broker.socket()));
     let memory = memory(&[4; SIZE]);
     let group = maker.create(&memory, &Group::default(), &[new("a")]).expect("begun");
-    let id = reader.start_get(&["a"], long_ms());
+    let id = reader.start_get(&["a"], LONG_MS);
     wait_until_parked(&broker, 1);
     assert_eq!(code(&maker.seal(group).expect_err("no seals")), ErrorCode::SealedBusy);
     wait_until_parked(&broker, 1);
@@ -192,4 +155,100 @@ fn get_when_the_seal_that_it_waits_for_fails_then_it_waits_on() {
     assert_eq!(got.versions(), [version]);
     drop((maker, reader, got));
     broker.assert_nothing_left();
+}
+
+#[test]
+fn get_when_its_maker_aborts_or_dies_then_it_waits_for_the_next() {
+    let broker = Broker::start();
+    let mut first = Raw::connect(&broker.socket());
+    let mut reader = Raw::connect(&broker.socket());
+    let (group, _memfd) = first.begin(&[("a", b"one")], 0).expect("begun");
+    let id = reader.start_get(&["a"], LONG_MS);
+    wait_until_parked(&broker, 1);
+    assert!(first.abort(group).is_ok());
+
+    let mut second = maker_at(&broker.socket());
+    assert_eq!(second.ask("begin a two 0"), "OK");
+    second.kill();
+    eventually("its end is noticed", || broker.status().uses.connections.now.get() == 2);
+    assert_eq!(broker.status().uses.parked_requests.now.get(), 1, "it still waits");
+
+    let (group, memfd) = first.begin(&[("a", b"three")], 0).expect("the name is free");
+    seal_memory(&memfd);
+    let version = first.seal(group).expect("sealed");
+    let got = reader.finish_get(id).expect("here it is");
+    assert_eq!((got.bytes(0), got.versions()[0]), (b"three".to_vec(), version));
+    drop((got, first, second, reader));
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn get_when_it_waits_for_several_then_nothing_is_granted_before_the_last_is_sealed() {
+    let broker = Broker::start();
+    let mut maker = Raw::connect(&broker.socket());
+    let mut reader = Raw::connect(&broker.socket());
+    let id = reader.start_get(&["c", "a", "b", "a"], LONG_MS);
+    maker.put_bytes("a", b"A", 0);
+    maker.put_bytes("b", b"B", 0);
+    wait_until_parked(&broker, 1);
+    assert_eq!(broker.status().uses.open_leases.now.get(), 0, "no part of it");
+    maker.put_bytes("c", b"C", 0);
+    let got = reader.finish_get(id).expect("all of them");
+    let text: Vec<_> = (0..4).map(|at| got.bytes(at)).collect();
+    assert_eq!(text, [b"C", b"A", b"B", b"A"]);
+    assert_eq!(got.grants.len(), 3, "the same name twice is one lease");
+}
+
+#[test]
+fn get_when_the_group_of_two_names_is_replaced_meanwhile_then_never_two_versions_mixed() {
+    let broker = Broker::start();
+    let mut maker = maker_at(&broker.socket());
+    assert_eq!(maker.ask("replace left right"), "OK");
+    let mut reader = Raw::connect(&broker.socket());
+    let mut versions = BTreeSet::new();
+    for _ in 0..2000 {
+        let got = reader
+            .get_within(&["left", "right"], LONG_MS, 0)
+            .expect("they are there from the first on");
+        assert_eq!(got.versions()[0], got.versions()[1]);
+        assert_eq!(got.bytes(0), got.bytes(1), "of one version");
+        assert_eq!(got.grants.len(), 1, "of one group");
+        versions.insert(got.versions()[0]);
+        reader.give_back(got);
+    }
+    assert_ne!(maker.ask("stop"), "0", "it has replaced them meanwhile");
+    assert!(versions.len() > 1, "more than one version was seen");
+    drop((maker, reader));
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn delete_when_in_the_making_or_of_another_version_then_it_stays() {
+    let broker = Broker::start();
+    let mut client = Raw::connect(&broker.socket());
+    let version = client.put_bytes("a", b"text", 0);
+    let (_group, _memfd) = client.begin(&[("b", b"text")], 0).expect("begun");
+    let statuses =
+        client.delete_versions(&[("a", version + 1), ("b", 0), ("c", 0), ("a", version), ("a", 0)]);
+    let codes: Vec<_> = statuses.iter().map(|it| it.result().err()).collect();
+    let expected = [
+        Some(ErrorCode::Version),
+        Some(ErrorCode::NotSealed),
+        Some(ErrorCode::NotFound),
+        None,
+        Some(ErrorCode::NotFound),
+    ];
+    assert_eq!(codes, expected);
+    assert_eq!(statuses[0].value.get(), version);
+}
+
+#[test]
+fn get_when_waiting_for_a_maker_that_replaces_then_it_has_what_is_there_at_once() {
+    let broker = Broker::start();
+    let mut maker = Raw::connect(&broker.socket());
+    let mut reader = Raw::connect(&broker.socket());
+    let version = maker.put_bytes("a", b"old", 0);
+    let (_group, _memfd) = maker.begin(&[("a", b"new")], REPLACE).expect("begun");
+    let got = reader.get_within(&["a"], LONG_MS, 0).expect("the old one is sealed");
+    assert_eq!((got.bytes(0), got.versions()[0]), (b"old".to_vec(), version));
 }

@@ -6,7 +6,7 @@ use crate::support::manager::Manager;
 use crate::support::objects::{Group, New, SIZE, bytes_of, code, flags, memory, new, seal_memory};
 use crate::support::raw::Raw;
 use crate::support::wait::{PATIENCE, eventually, eventually_some};
-use fdbroker_protocol::object::object_flags::{JOB, KEEP, PIN, REPLACE};
+use fdbroker_protocol::object::object_flags::{KEEP, PIN};
 use fdbroker_protocol::object::record_flags;
 use fdbroker_protocol::{ErrorCode, Status};
 use fdbrokerd::limits::CARRIERS_AHEAD;
@@ -68,27 +68,6 @@ fn kept_when_maker_and_broker_are_killed_then_a_get_gives_the_same_bytes_and_not
         assert_eq!(code(&reader.get(&["plain"]).expect_err("not kept")), ErrorCode::NotFound);
     }
     assert_eq!(manager.stored_for_objects(), stored, "the service manager hears of no object");
-}
-
-#[test]
-fn kept_when_restarted_and_killed_in_turn_then_there_each_time_with_growing_versions() {
-    let mut manager = managed();
-    let mut last = 0;
-    for signal in [Signal::SIGTERM, Signal::SIGKILL, Signal::SIGTERM, Signal::SIGKILL] {
-        let mut client = Raw::connect(&manager.socket());
-        let version = client.put_bytes("a", &[3; 32], KEEP | REPLACE);
-        let deleted = client.put_bytes("b", &[4; 32], KEEP);
-        assert!(last < version && version < deleted, "{last} {version} {deleted}");
-        assert_eq!(client.delete(&["b"])[0].result(), Ok(()));
-        last = deleted;
-        drop(client);
-        manager.end(signal);
-        manager.start(&[]);
-        let mut client = Raw::connect(&manager.socket());
-        let got = client.get_within(&["a"], ms(), 0).expect("it is kept");
-        assert_eq!((got.versions(), got.bytes(0)), (vec![version], vec![3; 32]), "{signal}");
-        assert_eq!(code(&client.get(&["b"]).expect_err("deleted")), ErrorCode::NotFound);
-    }
 }
 
 #[test]
@@ -195,16 +174,6 @@ fn terminate_when_kept_objects_end_with_the_broker_then_its_log_says_how_many() 
     broker.terminate();
     let log = broker.log();
     assert!(log.contains("kept objects end with this broker: 2 groups of "), "{log}");
-}
-
-#[test]
-fn keep_when_the_names_are_those_of_a_job_then_not_supported() {
-    let manager = managed();
-    let mut maker = Raw::connect(&manager.socket());
-    for keep in [KEEP, PIN] {
-        let refused = maker.create(&memory(&[1; SIZE]), &flags(JOB | keep), &[new("a")]);
-        assert_eq!(code(&refused.expect_err("refused")), ErrorCode::NotSupported);
-    }
 }
 
 #[test]

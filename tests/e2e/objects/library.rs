@@ -2,16 +2,17 @@
 //! readers, and what is left when makers, readers and brokers end.
 
 use crate::support::broker::Broker;
-use crate::support::memory::BLOCK_BYTES;
+use crate::support::peer::{Link, Peer};
 use crate::support::wait::{eventually, patience, soon};
 use fdbroker_client::{
-    Client, Deadline, Deposit, Error, ErrorCode, GetProgress, Group, MemoryKind, NewObject, Object,
-    ObjectOptions, ObjectState, Objects, Place, PutObject, SealError,
+    Client, Deadline, Error, ErrorCode, GetProgress, Group, NewObject, Object, ObjectOptions,
+    ObjectState, Objects, Place, PutObject, SealError,
 };
-use nix::sys::memfd::{MFdFlags, memfd_create};
+use fdbroker_protocol::limits::{MAX_GROUP, METADATA_BYTES, NAME_OF_OBJECT_BYTES};
 use nix::sys::wait::{WaitStatus, waitpid};
-use nix::unistd::{ForkResult, fork, ftruncate};
-use std::os::fd::AsFd;
+use nix::unistd::{ForkResult, fork};
+use std::os::fd::BorrowedFd;
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
@@ -25,6 +26,7 @@ const PLAIN: ObjectOptions = ObjectOptions {
     room_bytes: 0,
 };
 const REPLACE: ObjectOptions = ObjectOptions { replace: true, ..PLAIN };
+const KEPT: ObjectOptions = ObjectOptions { keep: Some(Duration::ZERO), ..PLAIN };
 
 fn objects(broker: &Broker, name: &str) -> (Client, Objects) {
     let client = broker.client(name);
@@ -105,9 +107,8 @@ fn group_when_it_is_to_be_kept_and_nobody_stores_the_brokers_fds_then_it_says_th
  {
     let broker = Broker::start();
     let (_maker, made) = objects(&broker, "maker");
-    let keep = ObjectOptions { keep: Some(Duration::ZERO), ..PLAIN };
     let pin = ObjectOptions { pin: Some(true), ..PLAIN };
-    for (name, options, ends) in [("plain", PLAIN, false), ("kept", keep, true), ("pin", pin, true)]
+    for (name, options, ends) in [("plain", PLAIN, false), ("kept", KEPT, true), ("pin", pin, true)]
     {
         let new = [NewObject::new(name, 1)];
         let group = made.create(&new, Place::Host, options, patience()).expect("begun");
@@ -216,55 +217,8 @@ fn replace_when_a_reader_holds_the_old_one_then_it_keeps_it_and_the_next_gets_th
     assert_eq!((error.code, said), (ErrorCode::Version, Some(second)), "{error}");
     let puts = [PutObject { expect: Some(second), ..puts[0] }];
     objects.put_group(&puts, PLAIN, patience()).expect("it has not");
-}
-
-#[test]
-fn seal_when_the_memory_is_mapped_in_a_child_then_busy_and_the_group_is_as_before() {
-    let broker = Broker::start();
-    let (_client, objects) = objects(&broker, "client");
-    let fd = memfd_create(c"foreign", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)
-        .expect("a memfd");
-    ftruncate(&fd, BLOCK_BYTES as i64).expect("its size");
-    let deposit = Deposit::new(MemoryKind::Memfd, BLOCK_BYTES as u64);
-    let place = Place::Fd(fd.as_fd(), &deposit);
-    let new = [NewObject { offset: Some(8), ..NewObject::new("foreign", 5) }];
-    let group = objects.create(&new, place, PLAIN, patience()).expect("a group");
-    let mapping = Mapped::new(&fd);
-    mapping.write(8, b"bytes");
-    let SealError { error, group } = group.seal(patience()).expect_err("it is mapped");
-    assert_eq!(error.code, ErrorCode::SealedBusy, "{error}");
-    mapping.write(12, b"S");
-    drop(mapping);
-    group.expect("it is as before").seal(patience()).expect("it is mapped no more");
-    assert_eq!(bytes(&objects.get("foreign", patience()).expect("it is there")), b"byteS");
-}
-
-/// A mapping of a test's own.
-struct Mapped(*mut u8);
-
-impl Mapped {
-    fn new(fd: impl AsFd) -> Self {
-        use nix::sys::mman::{MapFlags, ProtFlags, mmap};
-        let len = std::num::NonZeroUsize::new(BLOCK_BYTES).expect("not 0");
-        let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        let at = unsafe { mmap(None, len, access, MapFlags::MAP_SHARED, fd, 0) }.expect("mmap");
-        Mapped(at.as_ptr().cast())
-    }
-
-    fn write(&self, offset: usize, bytes: &[u8]) {
-        assert!(offset + bytes.len() <= BLOCK_BYTES);
-        // SAFETY: inside the mapping, which this test alone uses.
-        unsafe { self.0.add(offset).copy_from(bytes.as_ptr(), bytes.len()) };
-    }
-}
-
-impl Drop for Mapped {
-    fn drop(&mut self) {
-        let at = std::ptr::NonNull::new(self.0.cast()).expect("mapped");
-        // SAFETY: mapped by this test, and not used any more.
-        unsafe { nix::sys::mman::munmap(at, BLOCK_BYTES) }.expect("munmap");
-    }
+    drop((old, new));
+    eventually("the old ones' memory goes", || broker.status().uses.allocations.now.get() == 1);
 }
 
 #[test]
@@ -307,14 +261,19 @@ fn delete_when_readers_are_left_then_they_keep_it_and_outcomes_come_one_by_one()
     let version = put(&objects, "a", b"1");
     put(&objects, "b", b"2");
     let held = objects.get("a", patience()).expect("it is there");
+    let cached = objects.get_cached("a", patience()).expect("it is there");
     let asked = [("a", Some(version + 9)), ("a", Some(version)), ("none", None), ("b", None)];
     let outcomes = objects.delete_many(&asked, patience()).expect("the broker answers");
     let codes: Vec<_> = outcomes.iter().map(|it| it.as_ref().err().map(|it| it.code)).collect();
     assert_eq!(codes, [Some(ErrorCode::Version), None, Some(ErrorCode::NotFound), None]);
-    assert_eq!(bytes(&held), b"1");
     assert_eq!(code(objects.get("a", Deadline::from_ms(0))), ErrorCode::NotFound);
+    assert_eq!(code(objects.get_cached("a", Deadline::from_ms(0))), ErrorCode::NotFound);
     eventually("it is not current", || !held.is_current());
-    drop(held);
+    put(&objects, "a", b"another");
+    assert_eq!((bytes(&held), bytes(&cached)), (b"1".to_vec(), b"1".to_vec()));
+    objects.delete("a", None, patience()).expect("it is there");
+    drop((held, cached));
+    objects.empty();
     eventually("its memory is back", || broker.status().uses.allocations.now.get() == 0);
 }
 
@@ -412,4 +371,125 @@ fn import_when_a_reader_wants_to_write_then_nobody_can() {
     let begins = format!("{address:x}-");
     let line = maps.lines().find(|line| line.starts_with(&begins)).expect("it is mapped");
     assert!(line.contains(" r--s "), "{line}");
+}
+
+#[test]
+fn group_when_as_large_as_may_be_then_all_of_it_is_got_with_its_metadata() {
+    let broker = Broker::start();
+    let (client, objects) = objects(&broker, "client");
+    let names: Vec<String> = (0..MAX_GROUP)
+        .map(|at| format!("{at:03}{}", "n".repeat(NAME_OF_OBJECT_BYTES - 3)))
+        .collect();
+    let bytes: Vec<Vec<u8>> = (0..MAX_GROUP).map(|at| vec![at as u8; 100]).collect();
+    let metadata: Vec<Vec<u8>> = (0..MAX_GROUP).map(|at| vec![at as u8; METADATA_BYTES]).collect();
+    let put =
+        |at: usize| PutObject { metadata: &metadata[at], ..PutObject::new(&names[at], &bytes[at]) };
+    let group: Vec<PutObject<'_>> = (0..MAX_GROUP).map(put).collect();
+    let version = objects.put_group(&group, KEPT, patience()).expect("made");
+    for first in (0..MAX_GROUP).step_by(100) {
+        let part = &names[first..MAX_GROUP.min(first + 100)];
+        for (object, at) in objects.get_many(part, patience()).expect("sealed").iter().zip(first..)
+        {
+            assert_eq!((object.name(), object.version()), (names[at].as_str(), version));
+            assert_eq!(object.bytes().expect("host memory"), bytes[at]);
+            assert_eq!(object.metadata(), metadata[at]);
+        }
+    }
+    let one_more = [&group[..], &[PutObject::new("more", b"x")]].concat();
+    let error = objects.put_group(&one_more, KEPT, patience()).expect_err("254");
+    assert_eq!(error.code, ErrorCode::TooLong, "{error}");
+    let doomed: Vec<_> = names.iter().map(|name| (name.as_str(), Some(version))).collect();
+    let outcomes = objects.delete_many(&doomed, patience()).expect("deleted");
+    assert!(outcomes.iter().all(Result::is_ok));
+    drop((objects, client));
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn name_or_metadata_when_it_cannot_be_then_refused_before_anything_is_sent() {
+    let broker = Broker::start();
+    let (client, objects) = objects(&broker, "client");
+    let long = "x".repeat(NAME_OF_OBJECT_BYTES + 1);
+    for name in ["", "a\0b", &long] {
+        let codes = [
+            objects.put(name, b"x", PLAIN, soon()).expect_err("no name").code,
+            objects.get(name, soon()).expect_err("no name").code,
+            objects.delete(name, None, soon()).expect_err("no name").code,
+            objects.stat(name, soon()).expect_err("no name").code,
+        ];
+        let possible = [ErrorCode::TooLong, ErrorCode::BadHandle];
+        assert!(codes.iter().all(|code| possible.contains(code)), "{name:?}: {codes:?}");
+    }
+    let metadata = vec![0; METADATA_BYTES + 1];
+    let new = NewObject { metadata: &metadata, ..NewObject::new("a", 1) };
+    let error = objects.create(&[new], Place::Host, PLAIN, soon());
+    assert_eq!(error.expect_err("too much").code, ErrorCode::TooLong);
+    // The connection is as good as before.
+    objects.put("a", b"x", PLAIN, patience()).expect("made");
+    drop((objects, client));
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn name_when_twice_in_one_call_then_a_typed_error_where_it_is_made_and_elsewhere_each_is_got() {
+    let broker = Broker::start();
+    let (client, objects) = objects(&broker, "client");
+    let twice = [PutObject::new("a", b"1"), PutObject::new("a", b"2")];
+    let error = objects.put_group(&twice, KEPT, patience()).expect_err("which of them is a?");
+    assert_eq!(error.code, ErrorCode::BadHandle, "{error}");
+    let version = objects.put("a", b"text", KEPT, patience()).expect("none is left of those");
+    let both = objects.get_many(&["a", "a"], patience()).expect("sealed");
+    assert_eq!(both.len(), 2);
+    for object in &both {
+        assert_eq!((object.version(), object.bytes()), (version, Ok(&b"text"[..])));
+    }
+    drop(both);
+    objects.delete("a", None, patience()).expect("deleted");
+    drop((objects, client));
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn create_when_of_a_job_and_kept_then_not_supported() {
+    let broker = Broker::start();
+    let (_client, objects) = objects(&broker, "client");
+    let error = objects.of_job().put("a", b"x", KEPT, soon()).expect_err("it ends with the job");
+    assert_eq!(error.code, ErrorCode::NotSupported, "{error}");
+}
+
+// Fds leaked into children (ray 52622).
+#[test]
+fn fds_when_objects_are_made_and_read_then_no_child_has_any_of_them() {
+    let broker = Broker::start();
+    let mut child = Peer::start("children");
+    child.link.say(&broker.socket().display().to_string());
+    assert_eq!(child.hear(), "0 1 2", "what a child has open");
+}
+
+/// Makes and reads objects, and says which fds a child that it starts has open.
+pub fn play_children(mut link: Link) {
+    let socket = link.hear().expect("a socket");
+    let client = Client::builder().socket(socket).connect().expect("connect");
+    let objects = client.objects();
+    objects.put("a", b"x", KEPT, patience()).expect("made");
+    let half = objects.create(&[NewObject::new("b", 9)], Place::Host, KEPT, patience());
+    let read = objects.get("a", patience()).expect("sealed");
+    let cached = objects.get_cached("a", patience()).expect("sealed");
+    let watch = objects.watch("", patience()).expect("watched");
+    // The shell's own `echo *` opens the folder, but not in its own name: of the numbers that it
+    // lists that one is gone.
+    let listed = Command::new("sh").args(["-c", "cd /proc/self/fd && echo *"]).output();
+    let listed = String::from_utf8(listed.expect("a shell").stdout).expect("text");
+    let is_open = |fd: &&str| fd.parse::<u32>().is_ok_and(|fd| fd <= 2 || is_inherited(fd));
+    let open: Vec<&str> = listed.split_whitespace().filter(is_open).collect();
+    drop((half, read, cached, watch));
+    link.say(&open.join(" "));
+}
+
+/// Whether a child would have this fd of this process.
+fn is_inherited(fd: u32) -> bool {
+    // SAFETY: only asked for its flags; a number that is not open is an error.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd.cast_signed()) };
+    let flags = nix::fcntl::fcntl(fd, nix::fcntl::FcntlArg::F_GETFD);
+    flags.is_ok_and(|flags| flags & libc::FD_CLOEXEC == 0)
 }

@@ -3,11 +3,13 @@
 
 use super::maker::{sized, zeros};
 use crate::support::broker::Broker;
-use crate::support::objects::{New, seal_memory};
+use crate::support::objects::{Group, Known, New, memory, new, seal_memory};
 use crate::support::peer::{Link, Peer};
 use crate::support::raw::Raw;
+use fdbroker_core::limits::OBJECT_RECORD_BYTES;
 use fdbroker_protocol::Status;
 use fdbroker_protocol::limits::MAX_GROUP;
+use fdbroker_protocol::object::ObjectState;
 use std::path::Path;
 
 /// Names that come and go at once.
@@ -125,4 +127,78 @@ fn list_when_a_prefix_has_few_then_these_alone_and_in_one_page() {
     client.put_bytes("é", b"x", 0);
     let (page, _) = client.page(&"é".as_bytes()[..1], b"");
     assert_eq!(page.len(), 1);
+}
+
+#[test]
+fn list_when_names_have_a_prefix_then_those_in_order_with_what_is_known() {
+    let broker = Broker::start();
+    let mut client = Raw::connect(&broker.socket());
+    for name in ["b", "a/2", "a/1", "a", "ab", "a0"] {
+        client.put_bytes(name, &[0; 16], 0);
+    }
+    client.create(&memory(&[0; 4096]), &Group::default(), &[new("a/3")]).expect("begun");
+    let text = |prefix, client: &mut Raw| -> Vec<String> {
+        client.list(prefix).iter().map(Known::text).collect()
+    };
+    assert_eq!(text("a/", &mut client), ["a/1", "a/2", "a/3"]);
+    assert_eq!(text("", &mut client), ["a", "a/1", "a/2", "a/3", "a0", "ab", "b"]);
+    assert_eq!(text("c", &mut client), Vec::<String>::new());
+    let (page, is_done) = client.page(b"a/", b"a/1");
+    assert_eq!((page.len(), is_done), (2, true));
+    let states: Vec<u8> = page.iter().map(|it| it.record.state).collect();
+    assert_eq!(states, [ObjectState::Sealed as u8, ObjectState::Making as u8]);
+    drop(client);
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn list_and_stat_when_253_names_of_255_bytes_with_4_kib_of_metadata_then_all_in_pages() {
+    let broker = Broker::start();
+    let mut client = Raw::connect(&broker.socket());
+    let long: Vec<String> = (0..253).map(|number| format!("{number:0>255}")).collect();
+    let memory = memory(&[0; 4096]);
+    let group = client.create(&memory, &Group::default(), &[]).expect("begun");
+    for (number, name) in (0..).zip(&long) {
+        let object = New { metadata: vec![number; 4096], ..new(name) };
+        client.add(group, &[object]).expect("added");
+    }
+    let uses = broker.status().uses;
+    assert_eq!((uses.object_names.now.get(), uses.held_fds.now.get()), (253, 1), "one fd for all");
+    assert_eq!(uses.metadata_bytes.now.get(), 253 * (OBJECT_RECORD_BYTES + 255 + 4096));
+    seal_memory(&memory);
+    let version = client.seal(group).expect("sealed");
+
+    let listed = client.list("");
+    let found: Vec<String> = listed.iter().map(Known::text).collect();
+    assert_eq!(found, long);
+    assert!(listed.iter().all(|it| it.record.metadata_len.get() == 4096 && it.metadata.is_empty()));
+    let long: Vec<&str> = long.iter().map(String::as_str).collect();
+    // A request has 32 KiB as well.
+    let known: Vec<Known> = long.chunks(100).flat_map(|part| client.stat(part)).collect();
+    assert_eq!(known.len(), long.len());
+    for (number, it) in (0u8..).zip(&known) {
+        assert_eq!(it.metadata, vec![number; 4096]);
+        assert_eq!(it.record.version.get(), version);
+    }
+    // One get of all of them would be above 32 KiB with such names; half of them is not.
+    let got = client.get(&long[..120]).expect("they are there");
+    assert_eq!((got.items.len(), got.grants.len()), (120, 1));
+    drop((client, got));
+    broker.assert_nothing_left();
+}
+
+#[test]
+fn get_when_253_names_of_one_group_then_one_grant() {
+    let broker = Broker::start();
+    let mut client = Raw::connect(&broker.socket());
+    let names: Vec<String> = (0..253).map(|number| format!("n{number}")).collect();
+    let objects: Vec<New> =
+        names.iter().map(|name| New { metadata: vec![5; 64], ..new(name) }).collect();
+    client.put(&memory(&[0; 4096]), &Group::default(), &objects);
+    let wanted: Vec<&str> = names.iter().map(String::as_str).collect();
+    let got = client.get(&wanted).expect("they are there");
+    assert_eq!((got.items.len(), got.grants.len(), got.fds.len()), (253, 1, 1));
+    assert!(got.metadata.iter().all(|it| *it == [5; 64]), "there is room for all of it");
+    drop((client, got));
+    broker.assert_nothing_left();
 }

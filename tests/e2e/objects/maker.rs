@@ -2,7 +2,7 @@
 //! never check what it sends.
 
 use crate::support::objects::{Got, Group, News, code, memory, seal_memory};
-use crate::support::peer::Link;
+use crate::support::peer::{Link, Peer};
 use crate::support::raw::Raw;
 use crate::support::wait::PATIENCE;
 use fdbroker_protocol::object::{ObjectEvent, object_flags};
@@ -31,6 +31,13 @@ pub fn sized(size: u64) -> Group {
 #[track_caller]
 pub fn refused<T: std::fmt::Debug>(outcome: Result<T, Status>) -> ErrorCode {
     code(&outcome.expect_err("it is refused"))
+}
+
+/// A helper that is connected to the broker there.
+pub fn maker_at(socket: &Path) -> Peer {
+    let mut peer = Peer::start("maker");
+    assert_eq!(peer.ask(&format!("connect {}", socket.display())), "OK");
+    peer
 }
 
 impl Raw {

@@ -1,11 +1,13 @@
 //! Groups from their begin to their end: seen whole or not at all, gone with their creator.
 
+use super::maker::maker_at;
 use crate::support::broker::Broker;
 use crate::support::objects::{Group, New, SIZE, code, flags, memory, new, seal_memory};
+use crate::support::peer::Peer;
 use crate::support::raw::Raw;
 use crate::support::wait::eventually;
 use fdbroker_protocol::object::{ObjectState, object_flags, record_flags};
-use fdbroker_protocol::{ErrorCode, FdType, MemoryKind, Resource, Status};
+use fdbroker_protocol::{ErrorCode, FdType, MemoryKind, Status};
 
 /// Bytes that tell where they are.
 fn pattern() -> Vec<u8> {
@@ -91,9 +93,11 @@ fn create_when_it_is_not_sound_then_a_typed_error_and_the_connection_goes_on() {
     let broker = Broker::start();
     let mut maker = Raw::connect(&broker.socket());
     let beyond = New { offset: SIZE as u64 - 15, ..new("a") };
+    let endless = New { offset: u64::MAX, ..new("a") };
     let whole = Group::default();
     let wrong = [
         (whole, beyond, ErrorCode::Protocol),
+        (whole, endless, ErrorCode::Protocol),
         (Group { size: 0, ..whole }, new("a"), ErrorCode::Protocol),
         (Group { size: SIZE as u64 + 1, ..whole }, new("a"), ErrorCode::UnsupportedFd),
         (Group { fd_offset: 1, ..whole }, new("a"), ErrorCode::UnsupportedFd),
@@ -102,11 +106,18 @@ fn create_when_it_is_not_sound_then_a_typed_error_and_the_connection_goes_on() {
         (flags(object_flags::UNPIN), new("a"), ErrorCode::Protocol),
         (flags(1 << 30), new("a"), ErrorCode::Protocol),
         (flags(object_flags::JOB | object_flags::PIN), new("a"), ErrorCode::NotSupported),
+        (flags(object_flags::JOB | object_flags::KEEP), new("a"), ErrorCode::NotSupported),
     ];
     for (group, object, expected) in wrong {
         let status = maker.create(&memory(&pattern()), &group, &[object]);
         assert_eq!(code(&status.expect_err("it is not sound")), expected, "{group:?}");
     }
+    let uses = broker.status().uses;
+    assert_eq!(
+        (uses.object_names.now.get(), uses.allocations.now.get()),
+        (0, 0),
+        "none is charged"
+    );
     let status = maker.get_within(&["a"], 0, object_flags::PIN).expect_err("no flag of a get");
     assert_eq!(code(&status), ErrorCode::Protocol);
     maker.put_bytes("a", b"0123456789abcdef", 0);
@@ -144,33 +155,12 @@ fn add_when_the_group_is_sealed_anothers_or_full_then_refused() {
     assert_eq!(code(&maker.add(group, &[new("b")]).expect_err("sealed")), ErrorCode::Sealed);
     assert_eq!(code(&maker.abort(group)), ErrorCode::Sealed);
     assert_eq!(code(&maker.seal(group).expect_err("sealed")), ErrorCode::Sealed);
+    // Of a group that is gone it says so.
+    let (gone, _) = maker.begin(&[("d", b"text")], 0).expect("begun");
+    assert_eq!(maker.abort(gone), Status::OK);
+    assert_eq!(code(&maker.add(gone, &[new("b")]).expect_err("gone")), ErrorCode::Aborted);
+    assert_eq!(code(&maker.abort(gone)), ErrorCode::Aborted);
     drop((maker, other));
-    broker.assert_nothing_left();
-}
-
-#[test]
-fn creator_when_it_dies_then_nothing_of_it_stays_charged_and_readers_keep_theirs() {
-    let broker = Broker::start();
-    let (mut maker, mut reader) = (Raw::connect(&broker.socket()), Raw::connect(&broker.socket()));
-    maker.put_bytes("sealed", b"0123456789abcdef", 0);
-    for number in 0..20 {
-        let name = format!("made/{number}");
-        maker.create(&memory(&pattern()), &Group::default(), &[new(&name)]).expect("begun");
-    }
-    let got = reader.get(&["sealed"]).expect("it is there");
-    drop(maker);
-    let admin = broker.admin();
-    eventually("nothing of it is charged", || {
-        let status = admin.status();
-        let of = |resource: Resource| status.uses[resource].now.get();
-        of(Resource::ObjectNames) == 0 && of(Resource::HeldFds) == 0 && of(Resource::HeldBytes) == 0
-    });
-    drop(admin);
-    assert_eq!(code(&reader.get(&["sealed"]).expect_err("gone")), ErrorCode::NotFound);
-    assert_eq!(reader.list("").len(), 0);
-    assert_eq!(got.bytes(0), b"0123456789abcdef", "a reader is never torn down");
-    assert_eq!(reader.release(&got.leases()), [Status::OK]);
-    drop(reader);
     broker.assert_nothing_left();
 }
 
@@ -230,5 +220,29 @@ fn stat_when_kept_pinned_and_evictable_then_it_says_so() {
     let deleted = reader.delete(&["kept", "pinned"]);
     assert_eq!(deleted, [Status::OK; 2]);
     drop(reader);
+    broker.assert_nothing_left();
+}
+
+// A duplicate id once hung the server (arrow 28852).
+#[test]
+fn create_when_two_processes_make_one_name_at_once_then_one_of_them_is_told_exists() {
+    let broker = Broker::start();
+    let mut makers = [maker_at(&broker.socket()), maker_at(&broker.socket())];
+    let mut reader = Raw::connect(&broker.socket());
+    for round in 0..100 {
+        makers.iter_mut().for_each(|maker| maker.link.say(&format!("begin a/{round} {round} 0")));
+        let mut answers = makers.each_mut().map(Peer::hear);
+        let winner = answers.iter().position(|it| it == "OK").expect("one of them makes it");
+        answers.sort();
+        assert_eq!(answers, ["EXISTS", "OK"], "round {round}");
+        makers[winner].ask("seal").parse::<u64>().expect("a version");
+        assert_eq!(
+            reader.read(&format!("a/{round}")).expect("sealed").0,
+            round.to_string().as_bytes()
+        );
+    }
+    // A sealed one is in the way, too.
+    assert_eq!(makers[0].ask("begin a/0 x 0"), "EXISTS");
+    drop((makers, reader));
     broker.assert_nothing_left();
 }

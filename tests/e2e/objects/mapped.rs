@@ -59,7 +59,7 @@ impl Making {
     fn begin(&self, name: &str) -> Group {
         let deposit = Deposit::new(MemoryKind::Memfd, SIZE as u64);
         let place = Place::Fd(self.memfd.as_fd(), &deposit);
-        let new = [NewObject::new(name, SIZE as u64)];
+        let new = [NewObject { offset: Some(8), ..NewObject::new(name, SIZE as u64 - 8) }];
         self.objects.create(&new, place, ObjectOptions::default(), patience()).expect("begun")
     }
 }
@@ -82,9 +82,11 @@ fn seal_when_a_map_is_left_for_writing_or_reading_then_sealed_busy_and_later_it_
         group = busy(group.seal(patience()));
         drop(mapping);
     }
+    nix::sys::uio::pwrite(&making.memfd, b"as before", 8).expect("it is not sealed");
     let version = group.seal(patience()).expect("nothing is left");
     let object = making.objects.get("a", patience()).expect("sealed");
-    assert_eq!((object.version(), object.len()), (version, SIZE));
+    assert_eq!((object.version(), object.len()), (version, SIZE - 8));
+    assert!(object.bytes().expect("mapped").starts_with(b"as before"));
     drop((object, making));
     broker.assert_nothing_left();
 }

@@ -2,30 +2,23 @@
 //! makers and other brokers do to them; by the bare protocol where a library would not do such a
 //! thing, and by the real library. Each complaint about other stores of objects is a test here.
 
-mod asking;
 mod charges;
 mod cuda;
 mod deaths;
-mod evicting;
 mod getting;
 mod groups;
 mod inheriting;
 mod kept;
 mod library;
-mod listing;
 mod lists;
 mod maker;
 mod making;
 mod mapped;
 mod names;
-mod quotas;
-mod racing;
 mod sealing;
-mod slow;
 mod successors;
 mod touching;
 mod users;
-mod waiting;
 mod watching;
 
 use crate::support::peer::Part;
@@ -33,4 +26,4 @@ use crate::support::peer::Part;
 /// What a helper of these tests may play.
 pub const MAKER: Part = ("maker", maker::play);
 pub const CHANGING: Part = ("changing", lists::play_changing);
-pub const CHILDREN: Part = ("children", asking::play_children);
+pub const CHILDREN: Part = ("children", library::play_children);

@@ -2,9 +2,7 @@
 //! get fds that cannot write.
 
 use crate::support::broker::Broker;
-use crate::support::objects::{
-    Group, SEALS, SIZE, add_seals, code, flags, memory, new, seal_memory,
-};
+use crate::support::objects::{Group, SIZE, add_seals, code, flags, memory, new, seal_memory};
 use crate::support::raw::Raw;
 use crate::support::wait::eventually;
 
@@ -27,65 +25,6 @@ fn map(fd: &OwnedFd, protection: ProtFlags) -> nix::Result<NonNull<libc::c_void>
 fn unmap(address: NonNull<libc::c_void>) {
     // SAFETY: nobody has references into the map.
     unsafe { munmap(address, SIZE) }.expect("munmap");
-}
-
-/// Tries to seal as a maker does, and asks the broker for the seal all the same.
-fn try_seal(maker: &mut Raw, memory: &OwnedFd, group: u64) -> Result<u64, Status> {
-    if let Err(error) = add_seals(memory, SEALS) {
-        assert_eq!(error, Errno::EBUSY);
-    }
-    maker.seal(group)
-}
-
-#[test]
-fn seal_when_a_shared_map_is_left_then_busy_until_it_is_gone() {
-    // One that is mapped for reading could be made writable (mprotect(2)).
-    for protection in [ProtFlags::PROT_READ, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE] {
-        let broker = Broker::start();
-        let mut maker = Raw::connect(&broker.socket());
-        let memory = memory(&[0; SIZE]);
-        let address = map(&memory, protection).expect("mapped");
-        let group = maker.create(&memory, &Group::default(), &[new("a")]).expect("begun");
-        let status = try_seal(&mut maker, &memory, group).expect_err("it is mapped");
-        assert_eq!(code(&status), ErrorCode::SealedBusy);
-        assert_eq!(code(&maker.get(&["a"]).expect_err("not sealed")), ErrorCode::NotSealed);
-        unmap(address);
-        try_seal(&mut maker, &memory, group).expect("sealed");
-        drop(maker);
-        broker.assert_nothing_left();
-    }
-}
-
-#[test]
-fn seal_when_a_map_is_left_in_a_child_then_busy_until_that_ends() {
-    let broker = Broker::start();
-    let mut maker = Raw::connect(&broker.socket());
-    let memory = memory(&[0; SIZE]);
-    let address = map(&memory, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE).expect("mapped");
-    let (read_end, write_end) = nix::unistd::pipe().expect("pipe");
-    // SAFETY: the child makes async-signal-safe calls alone.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        // SAFETY: as above. It ends when the test closes the pipe, or dies.
-        unsafe {
-            use std::os::fd::AsRawFd;
-            libc::close(write_end.as_raw_fd());
-            let mut byte = 0u8;
-            libc::read(read_end.as_raw_fd(), (&raw mut byte).cast(), 1);
-            libc::_exit(0);
-        }
-    }
-    unmap(address);
-    let group = maker.create(&memory, &Group::default(), &[new("a")]).expect("begun");
-    let status = try_seal(&mut maker, &memory, group).expect_err("it is mapped in the child");
-    assert_eq!(code(&status), ErrorCode::SealedBusy);
-    drop((write_end, read_end));
-    // SAFETY: waits for the child of this test.
-    let waited = unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
-    assert_eq!(waited, child);
-    try_seal(&mut maker, &memory, group).expect("sealed");
-    drop(maker);
-    broker.assert_nothing_left();
 }
 
 #[test]

@@ -14,22 +14,23 @@ fn objects_when_another_broker_takes_over_then_all_goes_on_and_versions_grow() {
     let half_made = memory(&[3; SIZE]);
     let group = maker.create(&half_made, &Group::default(), &[new("half")]).expect("begun");
     let kept = maker.put_bytes("kept", &[1; 16], object_flags::KEEP);
+    let pinned = maker.put_bytes("pinned", &[4; 16], object_flags::PIN);
     let plain = maker.put_bytes("plain", &[2; 16], 0);
     let leased = reader.get(&["plain"]).expect("it is there");
 
     broker.take_over();
 
-    let got = reader.get(&["kept", "plain"]).expect("they are there");
-    assert_eq!(got.versions(), [kept, plain]);
-    assert_eq!((got.bytes(0), got.bytes(1)), (vec![1; 16], vec![2; 16]));
+    let got = reader.get(&["kept", "plain", "pinned"]).expect("they are there");
+    assert_eq!(got.versions(), [kept, plain, pinned]);
+    assert_eq!([0, 1, 2].map(|at| got.bytes(at)), [1, 2, 4].map(|byte| vec![byte; 16]));
     assert_eq!(reader.release(&leased.leases()), [Status::OK]);
     maker.add(group, &[new("other half")]).expect("added");
     seal_memory(&half_made);
     assert!(maker.seal(group).expect("sealed") > plain, "a version is never used twice");
     assert_eq!(reader.get(&["half"]).expect("it is there").bytes(0), [3; 16]);
     drop((maker, leased, got));
-    eventually("the creator is gone", || reader.list("").len() == 1);
-    assert_eq!(reader.delete(&["kept"]), [Status::OK]);
+    eventually("the creator is gone", || reader.list("").len() == 2);
+    assert_eq!(reader.delete(&["kept", "pinned"]), [Status::OK; 2]);
     drop(reader);
     broker.assert_nothing_left();
 }
