@@ -189,18 +189,21 @@ pub fn play_forking(mut link: Link) {
 
 #[test]
 fn death_when_a_forked_heir_keeps_the_socket_open_then_noticed_all_the_same() {
-    let broker = Broker::start();
-    let owner = Owner::of(&broker, "owner", 1);
-    let mut parent = Peer::start("forking");
-    let line = format!("{} {}", broker.socket().display(), to_line(&owner.handles()));
-    let heir = Pid::from_raw(parent.ask(&line).parse().expect("a pid"));
-    assert_eq!(broker.status().uses.open_leases.now.get(), 1);
-    parent.kill();
-    eventually("its lease is taken back", || broker.status().uses.open_leases.now.get() == 0);
-    assert_eq!(broker.status().uses.connections.now.get(), 1, "the owner alone");
-    kill(heir, Signal::SIGKILL).expect("the heir lived all the time");
-    drop(owner);
-    broker.assert_nothing_left();
+    // The process is found by its socket, or by its pid.
+    for setup in [Setup::new(), Setup::new().without_kernel_features("peer_pidfd")] {
+        let broker = setup.start();
+        let owner = Owner::of(&broker, "owner", 1);
+        let mut parent = Peer::start("forking");
+        let line = format!("{} {}", broker.socket().display(), to_line(&owner.handles()));
+        let heir = Pid::from_raw(parent.ask(&line).parse().expect("a pid"));
+        assert_eq!(broker.status().uses.open_leases.now.get(), 1);
+        parent.kill();
+        eventually("its lease is taken back", || broker.status().uses.open_leases.now.get() == 0);
+        assert_eq!(broker.status().uses.connections.now.get(), 1, "the owner alone");
+        kill(heir, Signal::SIGKILL).expect("the heir lived all the time");
+        drop(owner);
+        broker.assert_nothing_left();
+    }
 }
 
 #[test]

@@ -43,9 +43,37 @@ fn assert_unsupported(fd: OwnedFd, expected: FdType) {
 }
 
 #[test]
-fn register_when_a_socket_then_unsupported() {
+fn register_when_no_memory_then_unsupported_names_what_it_is() {
     let (socket, _other) = fdbroker_scm::seqpacket_pair().expect("a pair");
-    assert_unsupported(socket, FdType::Socket);
+    let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC).expect("a pipe");
+    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).expect("epoll");
+    let eventfd = EventFd::from_flags(EfdFlags::EFD_CLOEXEC).expect("eventfd");
+    let open = |path: &str| OwnedFd::from(File::open(path).expect("open"));
+    let memfd = memfd(c"path", BLOCK_BYTES, all_seals());
+    let path = format!("/proc/self/fd/{}", memfd.as_raw_fd());
+    let path = nix::fcntl::open(path.as_str(), OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty());
+    for (fd, expected) in [
+        (socket, FdType::Socket),
+        (reader, FdType::Pipe),
+        (writer, FdType::Pipe),
+        (epoll.0, FdType::Anonymous),
+        (eventfd.into(), FdType::Anonymous),
+        (open("/"), FdType::Directory),
+        (open("/proc/self/exe"), FdType::File),
+        (open("/dev/null"), FdType::Device),
+        (path.expect("open"), FdType::File),
+    ] {
+        assert_unsupported(fd, expected);
+    }
+}
+
+#[test]
+fn register_when_a_memfd_lacks_a_seal_then_unsupported() {
+    // Without F_SEAL_SHRINK its producer could end every reader; without F_SEAL_SEAL a consumer
+    // could seal it.
+    for seals in [SealFlag::empty(), SealFlag::F_SEAL_SHRINK, SealFlag::F_SEAL_SEAL] {
+        assert_unsupported(memfd(c"unsealed", BLOCK_BYTES, seals), FdType::UnsealedMemfd);
+    }
 }
 
 #[test]
@@ -58,60 +86,6 @@ fn register_when_the_brokers_own_connection_then_unsupported() {
     assert_eq!(error.code, ErrorCode::UnsupportedFd, "{error}");
     drop((raw, client));
     broker.assert_nothing_left();
-}
-
-#[test]
-fn register_when_a_pipe_then_unsupported() {
-    let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC).expect("a pipe");
-    assert_unsupported(reader, FdType::Pipe);
-    assert_unsupported(writer, FdType::Pipe);
-}
-
-#[test]
-fn register_when_an_epoll_then_unsupported() {
-    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).expect("epoll");
-    assert_unsupported(epoll.0, FdType::Anonymous);
-}
-
-#[test]
-fn register_when_an_eventfd_then_unsupported() {
-    assert_unsupported(
-        EventFd::from_flags(EfdFlags::EFD_CLOEXEC).expect("eventfd").into(),
-        FdType::Anonymous,
-    );
-}
-
-#[test]
-fn register_when_a_directory_then_unsupported() {
-    assert_unsupported(File::open("/").expect("open").into(), FdType::Directory);
-}
-
-#[test]
-fn register_when_a_regular_file_then_unsupported() {
-    assert_unsupported(File::open("/proc/self/exe").expect("open").into(), FdType::File);
-}
-
-#[test]
-fn register_when_another_device_then_unsupported() {
-    assert_unsupported(File::open("/dev/null").expect("open").into(), FdType::Device);
-}
-
-#[test]
-fn register_when_a_path_fd_of_a_memfd_then_unsupported() {
-    let memfd = memfd(c"path", BLOCK_BYTES, all_seals());
-    let path = format!("/proc/self/fd/{}", memfd.as_raw_fd());
-    let fd = nix::fcntl::open(path.as_str(), OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty());
-    assert_unsupported(fd.expect("open"), FdType::File);
-}
-
-#[test]
-fn register_when_a_memfd_lacks_a_seal_then_unsupported() {
-    // Without F_SEAL_SHRINK its producer could end every reader; without F_SEAL_SEAL a consumer
-    // could seal it.
-    let lacking = [SealFlag::empty(), SealFlag::F_SEAL_SHRINK, SealFlag::F_SEAL_SEAL];
-    for seals in lacking {
-        assert_unsupported(memfd(c"unsealed", BLOCK_BYTES, seals), FdType::UnsealedMemfd);
-    }
 }
 
 #[test]

@@ -1,14 +1,13 @@
 //! Brokers that go and come back: what clients are told, what no longer counts, and that no old
 //! handle ever names something new.
 
-use crate::support::broker::{Broker, Setup, program};
+use crate::support::broker::{Broker, Setup};
 use crate::support::memory::assert_bytes;
 use crate::support::owner::{Notices, Owner, notices};
 use crate::support::wait::{eventually, patience};
 use fdbroker_client::{AllocationId, Client, Handle, Notice};
 use fdbroker_protocol::ErrorCode;
 use std::collections::{HashMap, HashSet};
-use std::process::{Command, Stdio};
 
 fn until_disconnected(told: &Notices) {
     told.until("disconnected", |notice| matches!(notice, Notice::Disconnected).then_some(()));
@@ -154,26 +153,6 @@ fn clients_when_the_broker_is_asked_to_end_then_told_before_the_connection_ends(
     assert!(!client.is_connected());
     let gone = [broker.socket(), broker.admin_socket()];
     assert!(gone.iter().all(|path| !path.exists()), "sockets are left behind");
-}
-
-#[test]
-fn broker_when_another_serves_the_same_directory_then_refuses_to_start_and_harms_nothing() {
-    let broker = Broker::start();
-    let owner = Owner::of(&broker, "owner", 1);
-    let second = Command::new(program())
-        .arg("--private")
-        .arg(broker.dir())
-        .args(["--until-eof", "0"])
-        .env_clear()
-        // At its end by itself, should it start.
-        .stdin(Stdio::null())
-        .output()
-        .expect("run");
-    assert_eq!(second.status.code(), Some(1), "{second:?}");
-    let message = String::from_utf8_lossy(&second.stderr);
-    assert!(message.contains(&broker.dir().display().to_string()), "names no place: {message}");
-    assert_bytes(owner.client.acquire(&owner.handle(0), patience()).expect("still served"), 0);
-    assert!(broker.socket().exists());
 }
 
 #[test]

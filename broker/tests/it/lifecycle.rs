@@ -7,7 +7,7 @@ use fdbroker_protocol::{ErrorCode, Kind};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
@@ -315,58 +315,4 @@ fn accept_when_no_fd_is_free_then_the_connection_waits_and_is_served_later() {
     waiting.expect_silence();
     set_soft(former);
     assert_eq!(waiting.recv().kind(), Kind::HelloReply);
-}
-
-/// No test by itself: the client process of the test below, which starts it with a variable.
-#[test]
-fn helper_client_process() {
-    let Ok(socket) = std::env::var("FDBROKERD_TEST_SOCKET") else { return };
-    let mut client = Client::connect(Path::new(&socket));
-    // After an answered request the broker has closed its copies of the fds in hello's reply, and
-    // the test may count its fds.
-    client.release(&[u64::MAX]);
-    for fd in [&client.main.0, &client.event.0] {
-        nix::fcntl::fcntl(fd, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty())).unwrap();
-    }
-    // A child that inherits both sockets.
-    #[allow(clippy::zombie_processes)] // the child outlives this process, and the test ends it
-    let heir = Command::new("sleep").arg("1000").stdout(Stdio::null()).spawn().unwrap();
-    println!("\nheir {}", heir.id());
-    let mut byte = [0];
-    let _ = std::io::stdin().read(&mut byte);
-}
-
-#[test]
-fn client_when_its_process_dies_then_gone_even_if_an_heir_holds_its_socket() {
-    for (flags, is_seen) in [
-        (&[][..], true),
-        (&["--without-kernel-features", "peer_pidfd"][..], true),
-        (&["--without-kernel-features", "peer_pidfd,pidfd_open"][..], false),
-    ] {
-        let broker = Broker::start(flags);
-        let mut process = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "lifecycle::helper_client_process", "--nocapture"])
-            .env("FDBROKERD_TEST_SOCKET", broker.socket())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        let heir: i32 = lines
-            .map_while(Result::ok)
-            .find_map(|line| line.strip_prefix("heir ").map(|pid| pid.parse().unwrap()))
-            .unwrap();
-        let before = broker.open_fds();
-        process.kill().unwrap();
-        process.wait().unwrap();
-        if is_seen {
-            eventually("the client is gone", || broker.open_fds() < before)
-        } else {
-            // After another client's round trip the broker had its chance to see it.
-            drop(Client::connect(&broker.socket()));
-            eventually("the other client is gone", || broker.open_fds() == before);
-        }
-        kill(Pid::from_raw(heir), Signal::SIGKILL).unwrap();
-        eventually("all is gone", || broker.open_fds() < before);
-    }
 }

@@ -1,17 +1,14 @@
-//! The daemon end to end, in the bare protocol: every request, and every way to get one wrong. Must
-//! never depend on time.
+//! Requests in the bare protocol, item by item. tests/e2e/messages.rs has whole messages that are
+//! wrong. Must never depend on time.
 
 use crate::common::*;
-use fdbroker_protocol::handle::HandlePrefix;
 use fdbroker_protocol::message::{
-    AllocationItem, DeclareItem, NO_FD, RecallItem, RedepositItem, RegisterHead, RegisterItem,
-    SupplyItem, declare_flags,
+    AllocationItem, DeclareItem, NO_FD, RedepositItem, RegisterHead, RegisterItem, declare_flags,
 };
 use fdbroker_protocol::page::{PageHeader, generation_offset, is_alive, page_bytes};
 use fdbroker_protocol::{
-    ErrorCode, FactsItem, FdType, Handle, Kind, MemoryKind, PROTOCOL_VERSION, Status, Writer,
+    ErrorCode, FactsItem, Handle, Kind, MemoryKind, PROTOCOL_VERSION, Status, Writer,
 };
-use nix::fcntl::SealFlag;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
@@ -53,39 +50,6 @@ fn hello_when_versions_meet_then_welcome_with_event_socket_and_page() {
     let mut word = [0; 4];
     file.read_exact_at(&mut word, std::mem::offset_of!(PageHeader, liveness) as u64).unwrap();
     assert!(is_alive(u32::from_ne_bytes(word)));
-}
-
-#[test]
-fn hello_when_no_common_version_then_protocol_with_the_brokers_version() {
-    let broker = Broker::start(&[]);
-    let socket = Socket::connect(&broker.socket());
-    let mut writer = Writer::new();
-    writer.start(Kind::Hello, 9).push(&hello_body(7, 9));
-    let mut bytes = writer.finish(0, 0).to_vec();
-    bytes[2] = 7;
-    socket.send(&bytes, &[]);
-    let reply = socket.recv();
-    assert_eq!(reply.message().id, 9);
-    assert_eq!(code(&reply.failed()), Some(ErrorCode::Protocol));
-    assert_eq!(reply.failed().value.get(), PROTOCOL_VERSION.into());
-    socket.expect_end();
-}
-
-#[test]
-fn hello_when_magic_is_wrong_or_something_else_comes_first_then_ended() {
-    let broker = Broker::start(&[]);
-    let mut wrong = hello_body(PROTOCOL_VERSION.into(), PROTOCOL_VERSION.into());
-    wrong.magic = *b"FDBROKER";
-    let mut writer = Writer::new();
-    writer.start(Kind::Hello, 1).push(&wrong);
-    let wrong = writer.finish(0, 0).to_vec();
-    for bytes in [wrong, acquire_bytes(3, &[], 0), b"x".to_vec(), vec![0xff; 65536]] {
-        let socket = Socket::connect(&broker.socket());
-        socket.send(&bytes, &[]);
-        assert_eq!(code(&socket.recv().failed()), Some(ErrorCode::Protocol));
-        socket.expect_end();
-    }
-    Client::connect(&broker.socket());
 }
 
 #[test]
@@ -146,86 +110,6 @@ fn mapped_and_release_when_id_is_0_then_one_way() {
 }
 
 #[test]
-fn acquire_when_handle_is_not_good_then_each_item_says_why_and_the_rest_is_granted() {
-    let broker = Broker::start(&[]);
-    let mut client = Client::connect(&broker.socket());
-    let good = client.register_memfds(1)[0].prefix;
-    let bad = |change: &dyn Fn(&mut HandlePrefix)| {
-        let mut prefix = good;
-        change(&mut prefix);
-        prefix
-    };
-    let handles = [
-        bad(&|prefix| prefix.magic = *b"XXXX"),
-        bad(&|prefix| prefix.version = 9),
-        bad(&|prefix| prefix.mac = (prefix.mac.get() ^ 1).into()),
-        bad(&|prefix| prefix.generation = (prefix.generation.get() + 1).into()),
-        bad(&|prefix| prefix.node = (prefix.node.get() ^ 1).into()),
-        good,
-    ];
-    let reply = client.acquire(&handles, 1000);
-    let codes: Vec<_> = reply.grants().iter().map(|grant| code(&grant.status)).collect();
-    let bad = Some(ErrorCode::BadHandle);
-    assert_eq!(codes, [bad, bad, bad, bad, Some(ErrorCode::WrongNode), None]);
-    assert_eq!(reply.fds.len(), 1);
-    assert_eq!(reply.grants()[5].fd_index.get(), 0);
-}
-
-#[test]
-fn acquire_when_253_then_253_fds_in_order() {
-    if !crate::shared::has_fds(2048) {
-        return;
-    }
-    let broker = Broker::start(&[]);
-    let mut client = Client::connect(&broker.socket());
-    let handles = client.register_memfds(253);
-    let prefixes: Vec<_> = handles.iter().map(|handle| handle.prefix).collect();
-    let reply = client.acquire(&prefixes, 1000);
-    assert_eq!(reply.fds.len(), 253);
-    let inodes: std::collections::HashSet<_> = reply.fds.iter().map(inode).collect();
-    assert_eq!(inodes.len(), 253);
-    for (index, grant) in reply.grants().iter().enumerate() {
-        assert_eq!(usize::from(grant.fd_index.get()), index);
-        assert_eq!(grant.slot, prefixes[index].slot);
-    }
-}
-
-#[test]
-fn register_when_fd_is_unsupported_then_named_and_nothing_is_kept() {
-    let broker = Broker::start(&[]);
-    let mut client = Client::connect(&broker.socket());
-    client.register_memfds(1);
-    let before = broker.open_fds();
-    let (socket, _) = fdbroker_scm::seqpacket_pair().unwrap();
-    let (pipe, _writer) = nix::unistd::pipe().unwrap();
-    let file = |path: &str| OwnedFd::from(std::fs::File::open(path).unwrap());
-    let unsealed = memfd(4096, SealFlag::F_SEAL_SHRINK);
-    let cases = [
-        (socket, FdType::Socket),
-        (pipe, FdType::Pipe),
-        (file("/dev/null"), FdType::Device),
-        (file("/"), FdType::Directory),
-        (file("/proc/self/exe"), FdType::File),
-        (unsealed, FdType::UnsealedMemfd),
-        (sealed_memfd(4095), FdType::TooSmall),
-    ];
-    for (fd, what) in &cases {
-        let id = client.id();
-        let reply = client.call(&register_bytes(id, &[memfd_item(4096)], 4, 1), &[fd.as_fd()]);
-        let (_, registered) = reply.registered();
-        assert_eq!(code(&registered[0].status), Some(ErrorCode::UnsupportedFd), "{what}");
-        assert_eq!(registered[0].status.value.get(), *what as u64, "{what}");
-    }
-    let mut dmabuf = memfd_item(4096);
-    dmabuf.facts.kind = MemoryKind::DmaBuf as u8;
-    let fd = sealed_memfd(4096);
-    let id = client.id();
-    let reply = client.call(&register_bytes(id, &[dmabuf], 4, 1), &[fd.as_fd()]);
-    assert_eq!(reply.registered().1[0].status.value.get(), FdType::KindMismatch as u64);
-    eventually("refused fds are closed", || broker.open_fds() == before);
-}
-
-#[test]
 fn register_when_an_item_is_broken_then_its_status_says_so() {
     let broker = Broker::start(&[]);
     let mut client = Client::connect(&broker.socket());
@@ -251,80 +135,6 @@ fn register_when_an_item_is_broken_then_its_status_says_so() {
         })
         .collect();
     assert_eq!(codes, [ErrorCode::Protocol; 5]);
-}
-
-#[test]
-fn message_when_broken_then_protocol_and_the_connection_ends() {
-    let broker = Broker::start(&[]);
-    let fd = sealed_memfd(4096);
-    let item = memfd_item(4096);
-    let short = register_bytes(5, &[item], 0, 1);
-    let mut unknown = acquire_bytes(5, &[], 0);
-    unknown[0] = 0x77;
-    let mut version = hello_bytes(5);
-    version[0] = Kind::Release as u8;
-    version[2] = 9;
-    // The bytes of a message, and the number of fds with it.
-    let cases: Vec<(Vec<u8>, usize)> = vec![
-        (vec![1], 0),
-        (short[..short.len() - 1].to_vec(), 1),
-        (short.clone(), 0),
-        (short.clone(), 2),
-        (register_bytes(5, &[item, item], 0, 1), 1),
-        (register_bytes(0, &[item], 0, 1), 1),
-        (acquire_bytes(5, &[], 0), 0),
-        (acquire_bytes(5, &[], 0), 1),
-        (unknown, 0),
-        (version, 0),
-        (hello_bytes(5), 0),
-        (vec![0xff; 70_000], 0),
-        (lease_bytes(Kind::Release, 5, &[1]), 3),
-        (lease_bytes(Kind::Granted, 5, &[1]), 0),
-    ];
-    for (number, (bytes, fds)) in cases.iter().enumerate() {
-        let client = Client::connect(&broker.socket());
-        client.main.send(bytes, &vec![fd.as_fd(); *fds]);
-        let status = client.main.recv().failed();
-        assert_eq!(code(&status), Some(ErrorCode::Protocol), "case {number}");
-        client.main.expect_end();
-        client.event.expect_end();
-    }
-    let mut client = Client::connect(&broker.socket());
-    client.register_memfds(1);
-}
-
-#[test]
-fn message_when_empty_then_the_connection_ends() {
-    let broker = Broker::start(&[]);
-    let client = Client::connect(&broker.socket());
-    use nix::sys::socket::{MsgFlags, send};
-    use std::os::fd::AsRawFd;
-    send(client.main.0.as_raw_fd(), b"", MsgFlags::MSG_NOSIGNAL).unwrap();
-    assert_eq!(code(&client.main.recv().failed()), Some(ErrorCode::Protocol));
-    client.main.expect_end();
-}
-
-#[test]
-fn event_socket_when_something_but_a_supply_comes_then_ended() {
-    let broker = Broker::start(&[]);
-    let client = Client::connect(&broker.socket());
-    client.event.send(&acquire_bytes(5, &[], 0), &[]);
-    client.event.expect_end();
-    client.main.expect_end();
-}
-
-/// Answers a recall with one fd.
-fn supply_bytes(wanted: &RecallItem) -> Vec<u8> {
-    let supply = SupplyItem {
-        facts: wanted.facts,
-        slot: wanted.slot,
-        generation: wanted.generation,
-        code: 0.into(),
-        reserved: 0,
-    };
-    let mut writer = Writer::new();
-    writer.start(Kind::Supply, 0).push(&supply);
-    writer.finish(1, 1).to_vec()
 }
 
 fn redeposit_bytes(id: u64, items: &[RedepositItem]) -> Vec<u8> {
@@ -369,31 +179,6 @@ fn after_a_crash() -> (Broker, [RedepositItem; 2]) {
     broker.child.wait().unwrap();
     broker.child = start_in(broker.dir.path(), &["--set", "limits.grace_ms=60000"]);
     (broker, known)
-}
-
-#[test]
-fn redeposit_when_handle_and_token_are_right_then_the_old_handle_works_again() {
-    let (broker, [known, _]) = after_a_crash();
-    let mut owner = Client::connect(&broker.socket());
-    let consumer = Client::connect(&broker.socket());
-    let early = acquire_bytes(900, &[known.handle.prefix], 20_000);
-    consumer.main.send(&early, &[]);
-
-    let id = owner.id();
-    let reply = owner.call(&redeposit_bytes(id, &[known]), &[]);
-    let (_, registered) = reply.registered();
-    assert!(registered[0].status.is_ok(), "{}", registered[0].status);
-    assert_eq!(registered[0].handle.to_bytes(), known.handle.to_bytes());
-    assert_eq!(registered[0].token, known.token);
-
-    let recall = owner.event.recv();
-    let recalled = recall.message().items::<RecallItem>().unwrap()[0];
-    assert_eq!(recalled.slot, known.handle.prefix.slot);
-    let fd = sealed_memfd(4096);
-    owner.event.send(&supply_bytes(&recalled), &[fd.as_fd()]);
-    let granted = consumer.main.recv();
-    assert!(granted.grants()[0].status.is_ok(), "{}", granted.grants()[0].status);
-    assert_eq!(inode(&granted.fds[0]), inode(&fd));
 }
 
 #[test]
@@ -453,130 +238,4 @@ fn declare_when_of_before_the_crash_then_a_lease_and_of_after_it_stale() {
     assert_eq!(reply.grants()[0].fd_index.get(), NO_FD);
     let leases = [0, 1].map(|at| reply.grants()[at].lease.get());
     assert!(holder.release(&leases).iter().all(Status::is_ok));
-}
-
-#[test]
-fn redeposit_and_declare_when_empty_or_with_fds_then_protocol_and_the_connection_ends() {
-    let broker = Broker::start(&[]);
-    let fd = sealed_memfd(4096);
-    for (bytes, fds) in [
-        (redeposit_bytes(5, &[]), 0),
-        (declare_bytes(5, &[]), 0),
-        (redeposit_bytes(0, &[]), 0),
-        (redeposit_bytes(5, &[]), 1),
-    ] {
-        let client = Client::connect(&broker.socket());
-        client.main.send(&bytes, &vec![fd.as_fd(); fds]);
-        assert_eq!(code(&client.main.recv().failed()), Some(ErrorCode::Protocol));
-        client.main.expect_end();
-    }
-}
-
-#[test]
-fn recall_when_evicted_then_owner_supplies_and_consumer_is_served() {
-    // Room for two held fds: the third deposit evicts one.
-    let broker =
-        Broker::start(&["--set", "caps.node.held_fds=4", "--set", "limits.base_credits=1"]);
-    let mut owner = Client::connect(&broker.socket());
-    let mut consumer = Client::connect(&broker.socket());
-    let mut fds = Vec::new();
-    let mut handles = Vec::new();
-    for number in 0..6u64 {
-        while owner.credits == 0 {
-            let id = owner.id();
-            let reply = owner.call(&register_bytes(id, &[], 1, 0), &[]);
-            owner.credits = reply.registered().0.deposit_credits.get();
-        }
-        let fd = sealed_memfd(4096);
-        let mut item = memfd_item(4096);
-        item.facts.owner_allocation_id = (100 + number).into();
-        let id = owner.id();
-        let (head, registered) =
-            owner.call(&register_bytes(id, &[item], 1, 1), &[fd.as_fd()]).registered();
-        owner.credits = head.deposit_credits.get();
-        assert!(registered[0].status.is_ok());
-        handles.push(registered[0].handle);
-        fds.push(fd);
-    }
-    // The first one is evicted by now.
-    let id = consumer.id();
-    consumer.main.send(&acquire_bytes(id, &[handles[0].prefix], 10_000), &[]);
-    let recall = owner.event.recv();
-    assert_eq!(recall.kind(), Kind::Recall);
-    let wanted = recall.message().items::<RecallItem>().unwrap()[0];
-    assert_eq!(wanted.facts.owner_allocation_id.get(), 100);
-    owner.event.send(&supply_bytes(&wanted), &[fds[0].as_fd()]);
-    let reply = consumer.main.recv();
-    assert!(reply.grants()[0].status.is_ok(), "{}", reply.grants()[0].status);
-    assert_eq!(inode(&reply.fds[0]), inode(&fds[0]));
-}
-
-#[test]
-fn admin_when_asked_then_pages_of_what_there_is() {
-    if !crate::shared::has_fds(2048) {
-        return;
-    }
-    use fdbroker_protocol::admin::{
-        AllocationRecord, ClientRecord, Filter, LeaseRecord, NodeStatus, Page, Query,
-    };
-    let broker = Broker::start(&[]);
-    let mut client = Client::connect(&broker.socket());
-    let handles = client.register_memfds(300);
-    let prefixes: Vec<_> = handles[..10].iter().map(|handle| handle.prefix).collect();
-    let _grants = client.acquire(&prefixes, 0);
-    let admin = Socket::connect(&broker.admin_dir().join("admin.sock"));
-    let ask = |kind, cursor: u32, filter: Filter, value: u64| {
-        let mut writer = Writer::new();
-        let query = Query {
-            cursor: cursor.into(),
-            filter: (filter as u32).into(),
-            value: value.into(),
-            reserved: 0.into(),
-        };
-        writer.start(kind, 4).push(&query);
-        admin.send(writer.finish(0, 0), &[]);
-        admin.recv()
-    };
-
-    let reply = ask(Kind::AdminStatus, 0, Filter::None, 0);
-    let status = *reply.message().body_as::<NodeStatus>().unwrap();
-    assert_eq!(status.pid.get(), broker.child.id());
-    assert_eq!((status.uses.connections.now.get(), status.uses.allocations.now.get()), (1, 300));
-    assert_eq!((status.gauges.stored_fds.get(), status.uses.open_leases.now.get()), (300, 10));
-
-    let mut records = Vec::new();
-    let mut cursor = 0;
-    loop {
-        let reply = ask(Kind::AdminAllocations, cursor, Filter::None, 0);
-        let message = reply.message();
-        let (page, items) = message.head_and_items::<Page, AllocationRecord>().unwrap();
-        assert!(reply.bytes.len() <= 32 * 1024);
-        records.extend_from_slice(items);
-        cursor = page.next_cursor.get();
-        if page.done.get() == 1 {
-            break;
-        }
-    }
-    assert_eq!(records.len(), 300);
-    assert!(records.iter().all(|record| record.inode.get() != 0));
-    assert_eq!(records[0].owner_pid.get(), std::process::id());
-    assert_eq!(&records[0].owner_name[..6], b"a test");
-
-    let reply = ask(Kind::AdminLeases, 0, Filter::Pid, std::process::id().into());
-    let message = reply.message();
-    let (page, leases) = message.head_and_items::<Page, LeaseRecord>().unwrap();
-    assert_eq!((page.done.get(), leases.len()), (1, 10));
-    assert_eq!(leases[0].state.get(), 1);
-
-    let id = handles[3].id();
-    let value = u64::from(id.slot) | u64::from(id.generation) << 32;
-    let reply = ask(Kind::AdminLeases, 0, Filter::Allocation, value);
-    let message = reply.message();
-    assert_eq!(message.head_and_items::<Page, LeaseRecord>().unwrap().1.len(), 1);
-
-    let reply = ask(Kind::AdminClients, 0, Filter::None, 0);
-    let message = reply.message();
-    let (_, clients) = message.head_and_items::<Page, ClientRecord>().unwrap();
-    assert_eq!(clients.len(), 1);
-    assert_eq!(clients[0].uses.allocations.get(), 300);
 }
