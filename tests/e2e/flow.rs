@@ -4,7 +4,7 @@
 use crate::support::broker::{Broker, Setup};
 use crate::support::memory::assert_bytes;
 use crate::support::owner::Owner;
-use crate::support::raw::{Raw, grants, hello};
+use crate::support::raw::{Raw, grants, hello, hello_message};
 use crate::support::wait::{eventually, eventually_ok, many_fds, patience};
 use fdbroker_client::{Client, Deadline, Handle};
 use fdbroker_protocol::message::LeaseItem;
@@ -217,9 +217,7 @@ fn acquire_when_too_many_requests_are_parked_then_no_quota_names_that() {
     // The parked ones are served in turn, as they came.
     let mut lease = lease;
     for id in parked {
-        let mut writer = Writer::new();
-        writer.start(Kind::Release, 0).push(&LeaseItem { lease: lease.into() });
-        raw.send(writer.finish(1, 0), &[]).expect("sent");
+        raw.release_one_way(&[lease]);
         let answer = raw.receive().expect("an answer");
         assert_eq!(answer.message().id, id);
         let (items, fds) = grants(answer);
@@ -255,9 +253,7 @@ fn cancel_when_parked_then_cancelled_and_later_requests_are_served() {
     // Of no such request: no answer, no harm.
     cancel(&raw, first);
     cancel(&raw, u64::MAX);
-    let mut writer = Writer::new();
-    writer.start(Kind::Release, 0).push(&LeaseItem { lease: lease.into() });
-    raw.send(writer.finish(1, 0), &[]).expect("sent");
+    raw.release_one_way(&[lease]);
     assert_eq!(status_of(&raw, second), Ok(()));
     drop((raw, owner));
     broker.assert_nothing_left();
@@ -274,8 +270,7 @@ fn acquire_when_an_id_is_used_twice_then_both_are_answered_and_nothing_is_lost()
     eventually("both wait", || broker.status().uses.parked_requests.now.get() == 2);
     cancel(&raw, 77);
     assert_eq!(status_of(&raw, 77), Err(ErrorCode::Cancelled));
-    writer.start(Kind::Release, 0).push(&LeaseItem { lease: lease.into() });
-    raw.send(writer.finish(1, 0), &[]).expect("sent");
+    raw.release_one_way(&[lease]);
     assert_eq!(status_of(&raw, 77), Ok(()));
     drop((raw, owner));
     broker.assert_nothing_left();
@@ -316,10 +311,9 @@ fn hello_when_a_process_reads_none_of_many_answers_then_others_are_served_and_no
     let broker = Broker::start();
     let before = broker.settled_fds();
     let raws: Vec<Raw> = (0..24).map(|_| Raw::silent(&broker.socket())).collect();
-    let mut writer = Writer::new();
+    let hello = hello_message(&hello());
     for raw in &raws {
-        writer.start(Kind::Hello, 1).push(&hello());
-        raw.send(writer.finish(0, 0), &[]).expect("the broker reads");
+        raw.send(&hello, &[]).expect("the broker reads");
     }
     eventually("all are noted", || {
         broker.status().uses.connections.now.get() as usize == raws.len()

@@ -38,7 +38,7 @@ fn clients_when_many_connect_at_once_then_all_get_their_event_sockets() {
 fn join_when_the_broker_was_replaced_meanwhile_then_the_next_one_knows_the_client() {
     let mut broker = Broker::start();
     let raw = Raw::connect(&broker.socket());
-    let reply = raw.welcome.as_ref().expect("after hello").reply;
+    let reply = *raw.reply();
     broker.take_over();
     let ahead = join(&broker.socket(), &reply, Role::Ahead);
     let (_second, answer) = try_join(&broker.socket(), &reply, Role::Events);
@@ -53,7 +53,7 @@ fn join_when_the_broker_was_replaced_meanwhile_then_the_next_one_knows_the_clien
 fn join_when_the_broker_was_killed_meanwhile_then_refused() {
     let mut broker = Broker::start();
     let raw = Raw::connect(&broker.socket());
-    let reply = raw.welcome.as_ref().expect("after hello").reply;
+    let reply = *raw.reply();
     broker.kill();
     broker.restart();
     for role in [Role::Events, Role::Ahead] {

@@ -251,7 +251,7 @@ fn message_when_fds_and_their_count_differ_then_refused_and_closed() {
 fn register_when_it_has_more_fds_than_credits_then_refused_and_closed() {
     let bystander = Bystander::new();
     let raw = bystander.raw();
-    let credits = raw.welcome.as_ref().expect("welcome").reply.deposit_credits.get();
+    let credits = raw.reply().deposit_credits.get();
     let count = u16::try_from(credits + 1).expect("few");
     let fd = any_fd();
     let body = size_of::<RegisterHead>() + usize::from(count) * size_of::<RegisterItem>();
@@ -358,7 +358,7 @@ fn messages_when_random_then_the_daemon_lives_and_nothing_is_left() {
 fn generation_page_when_a_client_tries_to_write_it_then_it_cannot() {
     let bystander = Bystander::new();
     let raw = bystander.raw();
-    let page = &raw.welcome.as_ref().expect("welcome").page;
+    let page = raw.generations();
     assert_eq!(nix::unistd::write(page, &[1]), Err(Errno::EBADF));
     assert_eq!(nix::unistd::ftruncate(page, 0), Err(Errno::EINVAL));
     let length = NonZeroUsize::new(4096).expect("not zero");

@@ -6,10 +6,10 @@ use crate::support::fuse::HungFile;
 use crate::support::fuse_server::why_not;
 use crate::support::memory::{BLOCK_BYTES, assert_bytes};
 use crate::support::owner::Owner;
-use crate::support::raw::{Raw, hello, open};
+use crate::support::raw::{Raw, hello, hello_message, open};
 use crate::support::wait::{eventually, eventually_ok, eventually_some, patience};
 use fdbroker_client::{Client, Deposit, Notice};
-use fdbroker_protocol::{ErrorCode, Kind, MemoryKind, Resource, Scope, Status, Writer};
+use fdbroker_protocol::{ErrorCode, Kind, MemoryKind, Resource, Scope, Status};
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -35,10 +35,8 @@ fn assert_served(owner: &Owner) {
 fn say_hello(broker: &Broker) -> Option<Raw> {
     let socket = open(&broker.socket()).ok()?;
     let raw = Raw::of(socket);
-    let mut writer = Writer::new();
-    writer.start(Kind::Hello, 1).push(&hello());
     // It may have been refused meanwhile.
-    let _ = raw.send(writer.finish(0, 0), &[]);
+    let _ = raw.send(&hello_message(&hello()), &[]);
     Some(raw)
 }
 

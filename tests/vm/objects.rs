@@ -2,24 +2,24 @@
 //! hide an error.
 
 use crate::{DEADLINE_MS, Outcome};
-use fdbroker_protocol::limits::{MAX_MESSAGE_BYTES, NAME_BYTES};
-use fdbroker_protocol::message::{HELLO_MAGIC, Hello, HelloReply, Join, Role};
+use fdbroker_protocol::limits::MAX_MESSAGE_BYTES;
+use fdbroker_protocol::message::{Hello, Role};
 use fdbroker_protocol::object::{
     ObjectCreateHead, ObjectCreated, ObjectGetHead, ObjectGroup, ObjectItem, ObjectName,
     object_flags,
 };
-use fdbroker_protocol::{
-    ErrorCode, Facts, Kind, MemoryKind, Message, PROTOCOL_VERSION, Status, Writer,
-};
+use fdbroker_protocol::{ErrorCode, Facts, Kind, MemoryKind, Message, Status, Writer};
 use fdbroker_scm::ReceivedFds;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
+
+#[path = "../common/hello.rs"]
+mod hello;
 
 /// Longest wait for an answer: more than the longest deadline of a request.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -46,37 +46,17 @@ impl Answer {
 
 impl Connection {
     fn dial() -> Outcome<OwnedFd> {
-        let path = std::env::var("FDBROKER_SOCKET")?;
-        let socket =
-            socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)?;
-        connect(socket.as_raw_fd(), &UnixAddr::new(path.as_str())?)?;
-        Ok(socket)
+        Ok(hello::open(std::env::var("FDBROKER_SOCKET")?.as_ref())?)
     }
 
     fn open() -> Outcome<Self> {
         let socket = Self::dial()?;
         let mut connection = Connection { socket, requests: 0, _of_hello: Vec::new() };
-        let hello = Hello {
-            magic: HELLO_MAGIC,
-            version_min: u16::from(PROTOCOL_VERSION).into(),
-            version_max: u16::from(PROTOCOL_VERSION).into(),
-            flags: 0.into(),
-            own_fds: 0.into(),
-            pid: std::process::id().into(),
-            name: [0; NAME_BYTES],
-            deadline_ms: DEADLINE_MS.into(),
-            key: 0.into(),
-            max_held_fds: 0.into(),
-            reserved: 0.into(),
-        };
+        let hello = Hello { deadline_ms: DEADLINE_MS.into(), ..hello::hello() };
         let answer = connection.ask(Kind::Hello, |writer| _ = writer.push(&hello), 0, &[])?;
-        let reply = *answer.message()?.body_as::<HelloReply>()?;
+        let join = hello::join_message(answer.message()?.body_as()?, Role::Events);
         let events = Self::dial()?;
-        let role = (Role::Events as u32).into();
-        let join = Join { client: reply.client, role, secret: reply.secret };
-        let mut writer = Writer::new();
-        writer.start(Kind::Join, 1).push(&join);
-        fdbroker_scm::send_timeout(events.as_fd(), writer.finish(0, 0), &[], Some(PATIENCE))?;
+        fdbroker_scm::send_timeout(events.as_fd(), &join, &[], Some(PATIENCE))?;
         connection._of_hello = answer.fds;
         connection._of_hello.push(events);
         Ok(connection)

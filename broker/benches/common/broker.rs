@@ -7,18 +7,19 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use fdbroker_protocol::message::{
-    AcquireHead, HELLO_MAGIC, Hello, HelloReply, Join, LeaseItem, RegisterHead, RegisterItem,
-    RegisterReplyHead, Registered, Role, register_flags,
+    AcquireHead, HelloReply, LeaseItem, RegisterHead, RegisterItem, RegisterReplyHead, Registered,
+    Role, register_flags,
 };
-use fdbroker_protocol::{
-    Facts, Handle, Kind, MAX_BATCH, MemoryKind, Message, PROTOCOL_VERSION, Status, Writer,
-};
+use fdbroker_protocol::{Facts, Handle, Kind, MAX_BATCH, MemoryKind, Message, Status, Writer};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use zerocopy::FromZeros;
-use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::little_endian::{U32, U64};
 
 use super::wire::Wire;
+
+#[path = "../../../tests/common/hello.rs"]
+mod hello;
 
 /// Bytes of one allocation. Nothing is touched, so no memory is used.
 const ALLOCATION_BYTES: u64 = 4096;
@@ -52,24 +53,13 @@ pub struct Broker {
 impl Connection {
     fn open(dir: &std::path::Path) -> Self {
         let mut wire = Wire::new(super::connect_to(&dir.join("fdbroker/broker.sock")));
-        let mut writer = Writer::new();
-        let hello = Hello {
-            magic: HELLO_MAGIC,
-            version_min: U16::new(PROTOCOL_VERSION.into()),
-            version_max: U16::new(PROTOCOL_VERSION.into()),
-            ..Hello::new_zeroed()
-        };
-        writer.start(Kind::Hello, 1).push(&hello);
-        wire.send(writer.finish(0, 0));
+        wire.send(&hello::hello_message(&hello::hello()));
         let reply: &HelloReply = parse(wire.answer()).body_as().expect("hello reply");
         let credits = reply.deposit_credits.get();
-        let role = (Role::Events as u32).into();
-        let join = Join { client: reply.client, role, secret: reply.secret };
         let mut event = Wire::new(super::connect_to(&dir.join("fdbroker/broker.sock")));
-        writer.start(Kind::Join, 1).push(&join);
-        event.send(writer.finish(0, 0));
+        event.send(&hello::join_message(reply, Role::Events));
         assert_eq!(parse(event.answer()).kind, Kind::Joined);
-        Connection { wire, writer, _event: event, credits, leases: Vec::new() }
+        Connection { wire, writer: Writer::new(), _event: event, credits, leases: Vec::new() }
     }
 
     fn acquire<'a>(&mut self, handles: impl ExactSizeIterator<Item = &'a Handle>) -> &[u8] {

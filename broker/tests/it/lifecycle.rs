@@ -2,13 +2,15 @@
 //! depend on time.
 
 use crate::common::*;
+use crate::support::broker::{Broker, Setup};
+use crate::support::raw::{Raw, assert_silent, hello, hello_message};
 use fdbroker_protocol::page::{FUTEX_OWNER_DIED, LIVENESS_OFFSET, generation_offset, is_alive};
 use fdbroker_protocol::{ErrorCode, Kind};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -28,20 +30,18 @@ fn mode(path: &Path) -> u32 {
 #[test]
 fn end_when_asked_then_clients_are_told_and_sockets_are_gone() {
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
-        let mut broker = Broker::start(&[]);
-        let client = Client::connect(&broker.socket());
-        broker.signal(signal);
-        assert_eq!(client.event.recv().kind(), Kind::GoingAway);
-        client.main.expect_end();
-        assert_eq!(broker.child.wait().unwrap().code(), Some(0));
+        let mut broker = Broker::start();
+        let client = Raw::connect(&broker.socket());
+        broker.end_by(signal);
+        assert_eq!(client.receive_event().unwrap().kind(), Kind::GoingAway);
+        client.assert_ended();
         assert!(!broker.socket().exists());
-        assert!(!broker.admin_dir().join("admin.sock").exists());
-        assert!(!is_alive(word(&client.page, LIVENESS_OFFSET)));
-        let log = broker.stderr();
+        assert!(!broker.admin_socket().exists());
+        assert!(!is_alive(word(client.generations(), LIVENESS_OFFSET)));
+        let log = broker.log();
         // As a shell takes it.
         let serving = format!("fdbrokerd: serving FDBROKER_SOCKET={}", broker.socket().display());
-        let admin =
-            format!("FDBROKER_ADMIN_SOCKET={}", broker.admin_dir().join("admin.sock").display());
+        let admin = format!("FDBROKER_ADMIN_SOCKET={}", broker.admin_socket().display());
         assert!(log.contains(&serving) && log.contains(&admin), "{log}");
         assert!(log.contains("fdbrokerd: ended"), "{log}");
     }
@@ -81,7 +81,7 @@ fn stderr_when_nobody_reads_it_and_it_is_full_then_served_and_ended_all_the_same
     child.stdout.take().unwrap().read_to_string(&mut ready).unwrap();
     assert_eq!(ready, "READY\n");
     for _ in 0..3 {
-        Client::connect(&socket_in(dir.path())).register_memfds(2);
+        Raw::connect(&socket_in(dir.path())).register_blocks(2);
     }
     kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGTERM).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(0));
@@ -99,9 +99,9 @@ fn end_when_the_signal_was_ignored_at_the_start_then_it_goes_on() {
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
         kill(pid, signal).unwrap();
         // By now the daemon had its chance to end.
-        drop(Client::connect(&socket_in(dir.path())));
+        drop(Raw::connect(&socket_in(dir.path())));
     }
-    drop(Client::connect(&socket_in(dir.path())));
+    drop(Raw::connect(&socket_in(dir.path())));
     child.kill().unwrap();
     child.wait().unwrap();
 }
@@ -113,18 +113,20 @@ fn end_when_until_eof_ends_then_as_by_a_signal() {
     nix::fcntl::fcntl(&ours, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty())).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let number = ours.as_raw_fd().to_string();
-    let mut child = start_in(dir.path(), &["--until-eof", &number]);
-    let client = Client::connect(&socket_in(dir.path()));
+    let mut command = program();
+    command.arg("--private").arg(dir.path()).args(["--ready-fd", "1", "--until-eof", &number]);
+    let mut child = wait_ready(command);
+    let client = Raw::connect(&socket_in(dir.path()));
     drop(ours);
     drop(theirs);
-    assert_eq!(client.event.recv().kind(), Kind::GoingAway);
+    assert_eq!(client.receive_event().unwrap().kind(), Kind::GoingAway);
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }
 
 #[test]
 fn modes_when_private_then_nobody_else_may_connect() {
-    let broker = Broker::start(&[]);
-    let (socket, admin) = (broker.socket(), broker.admin_dir());
+    let broker = Broker::start();
+    let (socket, admin) = (broker.socket(), broker.dir().join("fdbroker-admin"));
     assert_eq!((mode(socket.parent().unwrap()), mode(&socket)), (0o700, 0o600));
     assert_eq!((mode(&admin), mode(&admin.join("admin.sock"))), (0o700, 0o600));
     for file in ["node.key", "generations", "lock"] {
@@ -143,47 +145,50 @@ fn modes_when_service_then_all_may_connect_none_may_administrate_and_it_is_not_d
     if is_root {
         command.uid(12345).gid(12345);
     }
-    let child = wait_ready(command);
-    let broker = Broker { child, dir };
-    let admin = broker.admin_dir();
+    let mut child = wait_ready(command);
+    let admin = dir.path().join("fdbroker-admin");
     assert_eq!((mode(socket.parent().unwrap()), mode(&socket)), (0o755, 0o666));
     assert_eq!((mode(&admin), mode(&admin.join("admin.sock"))), (0o700, 0o600));
     if is_root {
         // The files in /proc/PID of a process that is not dumpable belong to root (proc(5)).
-        let environ = format!("/proc/{}/environ", broker.child.id());
+        let environ = format!("/proc/{}/environ", child.id());
         let owner = std::fs::metadata(environ).unwrap().uid();
         assert_eq!(owner, 0);
-        Client::connect(&socket).register_memfds(2);
+        Raw::connect(&socket).register_blocks(2);
     }
+    child.kill().unwrap();
+    child.wait().unwrap();
 }
 
 #[test]
 fn death_when_killed_then_the_kernel_marks_the_page_and_a_new_broker_takes_over() {
-    let mut broker = Broker::start(&[]);
-    let mut client = Client::connect(&broker.socket());
-    let handle = client.register_memfds(1)[0];
+    let mut broker = Broker::start();
+    let mut client = Raw::connect(&broker.socket());
+    let handle = client.register_blocks(1)[0];
     let slot = handle.prefix.slot.get();
-    let before = word(&client.page, LIVENESS_OFFSET);
+    let before = word(client.generations(), LIVENESS_OFFSET);
     assert!(is_alive(before));
-    assert_ne!(word(&client.page, generation_offset(slot)), 0);
+    assert_ne!(word(client.generations(), generation_offset(slot)), 0);
 
-    broker.child.kill().unwrap();
-    broker.child.wait().unwrap();
-    let after = word(&client.page, LIVENESS_OFFSET);
+    broker.kill();
+    let after = word(client.generations(), LIVENESS_OFFSET);
     assert_eq!(after & FUTEX_OWNER_DIED, FUTEX_OWNER_DIED);
     assert!(!is_alive(after));
-    client.main.expect_end();
+    client.assert_ended();
 
-    broker.child = start_in(broker.dir.path(), &["--set", "limits.grace_ms=100"]);
-    let mut again = Client::connect(&broker.socket());
-    assert_ne!(again.hello.incarnation, client.hello.incarnation);
-    assert!(!is_alive(word(&client.page, LIVENESS_OFFSET)), "to who still maps it, it stays dead");
-    assert!(is_alive(word(&again.page, LIVENESS_OFFSET)));
+    broker.restart_with(&["--set", "limits.grace_ms=100"]);
+    let mut again = Raw::connect(&broker.socket());
+    assert_ne!(again.reply().incarnation, client.reply().incarnation);
+    assert!(
+        !is_alive(word(client.generations(), LIVENESS_OFFSET)),
+        "to who still maps it, it stays dead"
+    );
+    assert!(is_alive(word(again.generations(), LIVENESS_OFFSET)));
     // The key is the same. The owner gets its grace time to name the allocation again, and does
     // not.
-    let status = again.acquire(&[handle.prefix], 20_000).grants()[0].status;
+    let status = again.acquire_once(&[handle], 20_000).grants()[0].status;
     assert_eq!(status.result(), Err(ErrorCode::OwnerGone));
-    let new = again.register_memfds(1)[0];
+    let new = again.register_blocks(1)[0];
     assert!(new.prefix.generation.get() > handle.prefix.generation.get());
 }
 
@@ -195,34 +200,35 @@ fn restart_when_key_or_page_is_missing_or_broken_then_both_are_new() {
         ("generations", None),
         ("generations", Some(&b"not a page"[..])),
     ] {
-        let mut broker = Broker::start(&[]);
-        let key_path = broker.admin_dir().join("node.key");
+        let mut broker = Broker::start();
+        let admin = broker.dir().join("fdbroker-admin");
+        let key_path = admin.join("node.key");
         let key = std::fs::read(&key_path).unwrap();
-        let handle = Client::connect(&broker.socket()).register_memfds(1)[0];
-        broker.end();
-        let path = broker.admin_dir().join(name);
+        let handle = Raw::connect(&broker.socket()).register_blocks(1)[0];
+        broker.terminate();
+        let path = admin.join(name);
         match content {
             None => std::fs::remove_file(&path).unwrap(),
             Some(bytes) => std::fs::write(&path, bytes).unwrap(),
         }
-        broker.child = start_in(broker.dir.path(), &[]);
+        broker.restart();
         assert_ne!(std::fs::read(&key_path).unwrap(), key, "{name}");
-        let mut client = Client::connect(&broker.socket());
-        let status = client.acquire(&[handle.prefix], 0).grants()[0].status;
+        let mut client = Raw::connect(&broker.socket());
+        let status = client.acquire_once(&[handle], 0).grants()[0].status;
         assert_eq!(status.result(), Err(ErrorCode::BadHandle), "{name}");
     }
 }
 
 #[test]
 fn restart_when_the_number_of_slots_changed_then_generations_still_grow() {
-    let mut broker = Broker::start(&["--set", "limits.max_slots=4"]);
-    let mut client = Client::connect(&broker.socket());
-    let high = client.register_memfds(3).iter().map(|it| it.prefix.generation.get()).max().unwrap();
-    broker.end();
-    broker.child = start_in(broker.dir.path(), &["--set", "limits.max_slots=8"]);
-    let mut client = Client::connect(&broker.socket());
-    assert_eq!(client.hello.page_slots.get(), 8);
-    assert!(client.register_memfds(1)[0].prefix.generation.get() > high);
+    let mut broker = Setup::new().arguments(&["--set", "limits.max_slots=4"]).start();
+    let mut client = Raw::connect(&broker.socket());
+    let high = client.register_blocks(3).iter().map(|it| it.prefix.generation.get()).max().unwrap();
+    broker.terminate();
+    broker.restart_with(&["--set", "limits.max_slots=8"]);
+    let mut client = Raw::connect(&broker.socket());
+    assert_eq!(client.reply().page_slots.get(), 8);
+    assert!(client.register_blocks(1)[0].prefix.generation.get() > high);
 }
 
 fn refused(command: &mut Command) -> String {
@@ -233,16 +239,17 @@ fn refused(command: &mut Command) -> String {
 
 #[test]
 fn start_when_another_broker_serves_the_place_then_refused_and_left_alone() {
-    let broker = Broker::start(&[]);
-    let error = refused(program().arg("--private").arg(broker.dir.path()));
-    assert!(error.contains("another broker serves"), "{error}");
+    let broker = Broker::start();
+    let error = refused(program().arg("--private").arg(broker.dir()));
+    let place = broker.dir().display().to_string();
+    assert!(error.contains("another broker serves") && error.contains(&place), "{error}");
     // The same socket with another administrator's directory.
     let dir = tempfile::tempdir().unwrap();
     let admin = dir.path().join("elsewhere/admin.sock");
     let socket = broker.socket();
     let error = refused(program().arg("--socket").arg(&socket).arg("--admin-socket").arg(admin));
     assert!(error.contains("another broker serves"), "{error}");
-    Client::connect(&broker.socket());
+    Raw::connect(&broker.socket());
 }
 
 #[test]
@@ -269,29 +276,29 @@ fn start_when_the_fd_table_is_too_small_then_the_number_that_is_said_suffices_an
     assert!(error.contains(&format!("allow at least {least}")), "{error}");
     let error = refused_with(least - 1);
     assert!(error.contains(&format!("{least} are the least to serve with")), "{error}");
-    let mut broker = Broker::start(&["--table-fds", &least.to_string()]);
-    let mut client = Client::connect(&broker.socket());
-    assert_eq!(client.register_memfds(1).len(), 1);
-    broker.end();
+    let mut broker = Setup::new().arguments(&["--table-fds", &least.to_string()]).start();
+    let mut client = Raw::connect(&broker.socket());
+    assert_eq!(client.register_blocks(1).len(), 1);
+    broker.terminate();
 }
 
 #[test]
 fn table_when_1024_fds_are_allowed_then_served_and_never_more() {
-    let mut broker = Broker::start(&["--table-fds", "1024"]);
-    let mut client = Client::connect(&broker.socket());
-    let handles = client.register_memfds(300);
+    let mut broker = Setup::new().arguments(&["--table-fds", "1024"]).start();
+    let mut client = Raw::connect(&broker.socket());
+    let handles = client.register_blocks(300);
     assert_eq!(handles.len(), 300);
     assert!(broker.open_fds() < 1024 - 253);
-    let limits = std::fs::read_to_string(format!("/proc/{}/limits", broker.child.id())).unwrap();
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", broker.pid())).unwrap();
     let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
     assert_eq!(line.split_whitespace().nth(3), Some("1024"));
-    broker.end();
+    broker.terminate();
 }
 
 #[test]
 fn accept_when_no_fd_is_free_then_the_connection_waits_and_is_served_later() {
-    let broker = Broker::start(&[]);
-    let pid = i32::try_from(broker.child.id()).unwrap();
+    let broker = Broker::start();
+    let pid = broker.pid().as_raw();
     let set_soft = |soft: u64| {
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: reads into and writes from one local structure.
@@ -310,9 +317,9 @@ fn accept_when_no_fd_is_free_then_the_connection_waits_and_is_served_later() {
     };
     // Not even an fd that the daemon has just closed.
     let former = set_soft(0);
-    let waiting = Socket::connect(&broker.socket());
-    waiting.send(&hello_bytes(1), &[]);
-    waiting.expect_silence();
+    let waiting = Raw::silent(&broker.socket());
+    waiting.send(&hello_message(&hello()), &[]).unwrap();
+    assert_silent(waiting.socket.as_fd());
     set_soft(former);
-    assert_eq!(waiting.recv().kind(), Kind::HelloReply);
+    assert_eq!(waiting.receive().unwrap().kind(), Kind::HelloReply);
 }

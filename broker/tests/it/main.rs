@@ -12,4 +12,9 @@ mod page;
 mod protocol;
 #[path = "../../../tests/common/mod.rs"]
 mod shared;
+#[path = "../../../tests/e2e/support/mod.rs"]
+mod support;
 mod view;
+
+/// No test here has a helper process.
+const PARTS: &[support::peer::Part] = &[];

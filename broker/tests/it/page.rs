@@ -3,6 +3,7 @@
 
 use crate::common::*;
 use crate::lifecycle::word;
+use crate::support::raw::Raw;
 use fdbroker_protocol::page::{LIVENESS_OFFSET, is_alive, page_bytes};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -50,8 +51,8 @@ fn start_when_the_file_system_is_full_and_clients_keep_the_pages_of_killed_broke
     fill(&inside.join("full"));
     let mut clients = Vec::new();
     for _ in 0..KILLS {
-        let mut client = Client::connect(&socket_in(&inside));
-        assert_eq!(client.register_memfds(3).len(), 3);
+        let mut client = Raw::connect(&socket_in(&inside));
+        assert_eq!(client.register_blocks(3).len(), 3);
         clients.push(client);
         let children = format!("/proc/{0}/task/{0}/children", shell.id());
         let broker = std::fs::read_to_string(children).unwrap().trim().parse().unwrap();
@@ -59,10 +60,10 @@ fn start_when_the_file_system_is_full_and_clients_keep_the_pages_of_killed_broke
         let again = ready.next().expect("the next broker is there");
         assert_eq!(again.unwrap(), "READY");
     }
-    let mut words = clients.iter().map(|client| word(&client.page, LIVENESS_OFFSET));
+    let mut words = clients.iter().map(|client| word(client.generations(), LIVENESS_OFFSET));
     assert!(words.all(|liveness| !is_alive(liveness)), "to who still maps it, each stays dead");
-    let mut last = Client::connect(&socket_in(&inside));
-    assert_eq!(last.register_memfds(3).len(), 3);
+    let mut last = Raw::connect(&socket_in(&inside));
+    assert_eq!(last.register_blocks(3).len(), 3);
     kill(Pid::from_raw(i32::try_from(shell.id()).unwrap()), Signal::SIGTERM).unwrap();
     assert_eq!(shell.wait().unwrap().code(), Some(0));
 }
@@ -91,17 +92,17 @@ fn start_when_the_page_does_not_fit_then_refused_with_a_remedy_and_nothing_is_le
 #[test]
 fn register_when_the_file_system_of_the_page_is_full_then_served_and_the_page_has_its_space() {
     let dir = tempfile::tempdir().unwrap();
-    let child = wait_ready(broker_on_tmpfs(dir.path(), 4096, "exec \"$@\""));
+    let mut child = wait_ready(broker_on_tmpfs(dir.path(), 4096, "exec \"$@\""));
     let inside = seen_by(child.id(), dir.path());
-    let mut broker = Broker { child, dir };
     fill(&inside.join("full"));
-    let mut client = Client::connect(&socket_in(&inside));
-    let handles = client.register_memfds(64);
+    let mut client = Raw::connect(&socket_in(&inside));
+    let handles = client.register_blocks(64);
     assert_eq!(handles.len(), 64);
     // A client that reads a part of its map that has no space gets SIGBUS.
-    let page = File::from(client.page.try_clone().unwrap()).metadata().unwrap();
+    let page = File::from(client.generations().try_clone().unwrap()).metadata().unwrap();
     assert!(page.blocks() * 512 >= page_bytes(SLOTS) as u64, "{} blocks", page.blocks());
-    let grant = client.acquire(&[handles[63].prefix], 0).grants()[0];
+    let grant = client.acquire_once(&handles[63..], 0).grants()[0];
     assert!(grant.status.is_ok());
-    assert_eq!(broker.end().code(), Some(0));
+    kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGTERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
 }

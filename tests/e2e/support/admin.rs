@@ -1,5 +1,5 @@
-//! An administrator's queries, sent by hand: reads the daemon's ledger.
-//! Must never change anything in the daemon.
+//! An administrator's requests, sent by hand: reads the daemon's ledger. Must never change anything
+//! in the daemon by itself.
 
 use super::raw::{Incoming, open, receive_from};
 use super::wait::PATIENCE;
@@ -10,7 +10,7 @@ use fdbroker_protocol::admin::{
 use fdbroker_protocol::{AllocationId, Kind, Writer};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// One connection of an administrator.
 #[derive(Debug)]
@@ -23,19 +23,20 @@ impl Admin {
         Admin { socket: open(path).expect("connect to the administrator's socket") }
     }
 
-    /// Sends one query and returns its answer.
-    pub fn ask(&self, kind: Kind, cursor: u32) -> Incoming {
-        let query = Query {
-            cursor: cursor.into(),
-            filter: (Filter::None as u32).into(),
-            value: 0.into(),
-            reserved: 0.into(),
-        };
-        let mut writer = Writer::new();
-        writer.start(kind, 1).push(&query);
-        let bytes = writer.finish(0, 0);
-        fdbroker_scm::send_timeout(self.socket.as_fd(), bytes, &[], Some(PATIENCE)).expect("send");
+    /// Sends one request and returns its answer.
+    pub fn request(&self, kind: Kind, body: &(impl IntoBytes + Immutable)) -> Incoming {
+        let bytes = request(kind, body);
+        fdbroker_scm::send_timeout(self.socket.as_fd(), &bytes, &[], Some(PATIENCE)).expect("send");
+        self.receive()
+    }
+
+    /// The next message.
+    pub fn receive(&self) -> Incoming {
         receive_from(self.socket.as_fd(), PATIENCE).expect("an answer")
+    }
+
+    pub fn ask(&self, kind: Kind, cursor: u32) -> Incoming {
+        self.request(kind, &Query { cursor: cursor.into(), ..query(Filter::None, 0) })
     }
 
     pub fn status(&self) -> NodeStatus {
@@ -78,20 +79,40 @@ impl Admin {
         self.all(Kind::AdminTombstones)
     }
 
-    fn all<T>(&self, kind: Kind) -> Vec<T>
+    pub fn all<T>(&self, kind: Kind) -> Vec<T>
     where
         T: FromBytes + KnownLayout + Immutable + Unaligned + Copy,
     {
-        let (mut records, mut cursor) = (Vec::new(), 0);
+        self.chosen(kind, Filter::None, 0)
+    }
+
+    /// All records of a kind that the filter lets through, page by page.
+    pub fn chosen<T>(&self, kind: Kind, filter: Filter, value: u64) -> Vec<T>
+    where
+        T: FromBytes + KnownLayout + Immutable + Unaligned + Copy,
+    {
+        let (mut records, mut asked) = (Vec::new(), query(filter, value));
         loop {
-            let answer = self.ask(kind, cursor);
+            let answer = self.request(kind, &asked);
             let message = answer.message();
             let (page, items) = message.head_and_items::<Page, T>().expect("a page of records");
             records.extend_from_slice(items);
             if page.done.get() != 0 {
                 return records;
             }
-            cursor = page.next_cursor.get();
+            asked.cursor = page.next_cursor;
         }
     }
+}
+
+/// The bytes of an administrator's request.
+pub fn request(kind: Kind, body: &(impl IntoBytes + Immutable)) -> Vec<u8> {
+    let mut writer = Writer::new();
+    writer.start(kind, 1).push(body);
+    writer.finish(0, 0).to_vec()
+}
+
+pub fn query(filter: Filter, value: u64) -> Query {
+    let filter = (filter as u32).into();
+    Query { cursor: 0.into(), filter, value: value.into(), reserved: 0.into() }
 }

@@ -64,6 +64,17 @@ impl Setup {
         self
     }
 
+    /// More arguments.
+    pub fn arguments(mut self, more: &[&str]) -> Setup {
+        self.arguments.extend(more.iter().map(|it| (*it).to_owned()));
+        self
+    }
+
+    /// Whether the test itself says what this setting is.
+    fn says(&self, name: &str) -> bool {
+        self.config.contains(name) || self.arguments.iter().any(|it| it.contains(name))
+    }
+
     /// Sets the cap on the node's fds.
     pub fn max_fds(mut self, cap: u64) -> Setup {
         self.arguments.extend(["--max-fds".into(), cap.to_string()]);
@@ -165,7 +176,7 @@ impl Process {
             }
         }
         for (name, setting) in UNHURRIED {
-            if !setup.config.contains(name) {
+            if !setup.says(name) {
                 command.args(["--set", setting]);
             }
         }
@@ -323,15 +334,18 @@ impl Broker {
 
     /// Asks the daemon to end, and waits for its end.
     pub fn terminate(&mut self) {
-        let mut process = self.ask_to_end();
-        assert!(process.wait().success(), "after SIGTERM: {}", self.log());
+        self.end_by(Signal::SIGTERM);
     }
 
-    /// Asks the daemon to end.
-    pub fn ask_to_end(&mut self) -> Process {
-        let process = self.process.take().expect("the daemon runs");
-        kill(process.pid(), Signal::SIGTERM).expect("SIGTERM");
-        process
+    /// Has the daemon end by a signal, and waits for its end.
+    pub fn end_by(&mut self, signal: Signal) {
+        self.signal(signal);
+        let mut process = self.process.take().expect("the daemon runs");
+        assert!(process.wait().success(), "after {signal}: {}", self.log());
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill(self.pid(), signal).expect("it runs");
     }
 
     /// Stops the daemon: it reads and answers nothing.
@@ -341,7 +355,13 @@ impl Broker {
 
     /// Lets a stopped daemon go on.
     pub fn go_on(&self) {
-        kill(self.pid(), Signal::SIGCONT).expect("SIGCONT");
+        self.signal(Signal::SIGCONT);
+    }
+
+    /// Starts another daemon in the same directory, with other arguments.
+    pub fn restart_with(&mut self, arguments: &[&str]) {
+        self.setup = Setup { arguments: Vec::new(), ..self.setup.clone() }.arguments(arguments);
+        self.restart();
     }
 
     /// Starts another daemon in the same directory.

@@ -1,26 +1,27 @@
 //! A client that speaks the protocol by hand, and can send what the library never would.
 //! Must never check what it sends. Every wait for an answer is bounded.
 
+pub use super::hello::{hello, hello_message, join_message, open};
+use super::memory::{BLOCK_BYTES, all_seals, memfd};
 use super::wait::PATIENCE;
 use fdbroker_client::Error;
-use fdbroker_protocol::limits::{MAX_MESSAGE_BYTES, NAME_BYTES};
+use fdbroker_protocol::limits::MAX_MESSAGE_BYTES;
 use fdbroker_protocol::message::{
-    AcquireHead, AllocationItem, GrantItem, HELLO_MAGIC, Hello, HelloReply, Join, LeaseItem,
-    RegisterHead, RegisterItem, RegisterReplyHead, Registered, Role,
+    AcquireHead, AllocationItem, GrantItem, HelloReply, LeaseItem, RegisterHead, RegisterItem,
+    RegisterReplyHead, Registered, Role,
 };
 use fdbroker_protocol::{
-    AllocationId, ErrorCode, Facts, Handle, Kind, Message, PROTOCOL_VERSION, Status, Writer,
+    AllocationId, ErrorCode, Facts, Handle, Kind, MAX_BATCH, Message, Status, Writer,
 };
 use fdbroker_scm::{ReceivedFds, RecvError, SendError};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// A received message, with its fds.
 #[derive(Debug)]
 pub struct Incoming {
-    bytes: Vec<u8>,
+    pub bytes: Vec<u8>,
     pub fds: Vec<OwnedFd>,
 }
 
@@ -29,12 +30,39 @@ impl Incoming {
         Message::parse(&self.bytes).expect("the broker sends whole messages")
     }
 
+    pub fn kind(&self) -> Kind {
+        self.message().kind
+    }
+
+    /// The items of a `granted` message.
+    #[track_caller]
+    pub fn grants(&self) -> Vec<GrantItem> {
+        assert_eq!(self.kind(), Kind::Granted, "{self:?}");
+        self.message().grants().expect("grants").0.to_vec()
+    }
+
+    /// How many deposit credits there are now, and what became of each item.
+    #[track_caller]
+    pub fn registered(&self) -> (u32, Vec<Registered>) {
+        assert_eq!(self.kind(), Kind::RegisterReply, "{self:?}");
+        let message = self.message();
+        let (head, items) =
+            message.head_and_items::<RegisterReplyHead, Registered>().expect("a register reply");
+        (head.deposit_credits.get(), items.to_vec())
+    }
+
+    /// What became of each lease or allocation of a request.
+    #[track_caller]
+    pub fn statuses(&self) -> Vec<Status> {
+        assert!(matches!(self.kind(), Kind::LeaseReply | Kind::UnregisterReply), "{self:?}");
+        self.message().items::<Status>().expect("statuses").to_vec()
+    }
+
     /// The status of a `failed` message.
     #[track_caller]
     pub fn failure(&self) -> Status {
-        let message = self.message();
-        assert_eq!(message.kind, Kind::Failed);
-        *message.body_as::<Status>().expect("a status")
+        assert_eq!(self.kind(), Kind::Failed);
+        *self.message().body_as::<Status>().expect("a status")
     }
 }
 
@@ -53,39 +81,6 @@ pub struct Welcome {
     pub reply: HelloReply,
     pub events: OwnedFd,
     pub page: OwnedFd,
-}
-
-/// A hello like the library's.
-pub fn hello() -> Hello {
-    Hello {
-        magic: HELLO_MAGIC,
-        version_min: u16::from(PROTOCOL_VERSION).into(),
-        version_max: u16::from(PROTOCOL_VERSION).into(),
-        flags: 0.into(),
-        own_fds: 0.into(),
-        pid: std::process::id().into(),
-        name: [0; NAME_BYTES],
-        deadline_ms: 0.into(),
-        key: 0.into(),
-        max_held_fds: 0.into(),
-        reserved: 0.into(),
-    }
-}
-
-/// Connects and sends nothing.
-pub fn open(path: &Path) -> nix::Result<OwnedFd> {
-    let flags = SockFlag::SOCK_CLOEXEC;
-    let socket = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
-    connect(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
-    Ok(socket)
-}
-
-/// The message with which a client's further socket joins.
-pub fn join_message(reply: &HelloReply, role: Role) -> Vec<u8> {
-    let join = Join { client: reply.client, role: (role as u32).into(), secret: reply.secret };
-    let mut writer = Writer::new();
-    writer.start(Kind::Join, 1).push(&join);
-    writer.finish(0, 0).to_vec()
 }
 
 /// A further socket of the client that got this reply, and the broker's answer.
@@ -130,6 +125,15 @@ impl Raw {
         let events = join(path, &reply, Role::Events);
         raw.welcome = Some(Welcome { reply, events, page });
         raw
+    }
+
+    pub fn reply(&self) -> &HelloReply {
+        &self.welcome.as_ref().expect("after hello").reply
+    }
+
+    /// The page of generations.
+    pub fn generations(&self) -> &OwnedFd {
+        &self.welcome.as_ref().expect("after hello").page
     }
 
     pub fn events(&self) -> BorrowedFd<'_> {
@@ -182,11 +186,25 @@ impl Raw {
         let head = RegisterHead { credits_wanted: wanted.into(), deadline_ms: 0.into() };
         let answer =
             self.request(Kind::Register, |writer| writer.push(&head).push(items), items.len(), fds);
-        let message = answer.message();
-        assert_eq!(message.kind, Kind::RegisterReply, "{answer:?}");
-        let (_, registered) =
-            message.head_and_items::<RegisterReplyHead, Registered>().expect("a register reply");
-        registered.to_vec()
+        answer.registered().1
+    }
+
+    /// Registers so many blocks of memory; their handles.
+    #[track_caller]
+    pub fn register_blocks(&mut self, count: usize) -> Vec<Handle> {
+        let mut handles = Vec::new();
+        while handles.len() < count {
+            let left = (count - handles.len()).min(MAX_BATCH);
+            let credits = self.want_credits(u32::try_from(left).expect("few"));
+            let now = left.min(credits as usize);
+            let fds: Vec<_> = (0..now).map(|_| memfd(c"block", BLOCK_BYTES, all_seals())).collect();
+            let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+            for registered in self.register(&vec![block_item(); now], &borrowed) {
+                assert!(registered.status.is_ok(), "{}", registered.status);
+                handles.push(registered.handle);
+            }
+        }
+        handles
     }
 
     /// Asks for more deposit credits; returns how many there are now.
@@ -194,12 +212,7 @@ impl Raw {
     pub fn want_credits(&mut self, wanted: u32) -> u32 {
         let deadline_ms = u32::try_from(PATIENCE.as_millis()).expect("minutes");
         let head = RegisterHead { credits_wanted: wanted.into(), deadline_ms: deadline_ms.into() };
-        let answer = self.request(Kind::Register, |writer| writer.push(&head), 0, &[]);
-        let message = answer.message();
-        assert_eq!(message.kind, Kind::RegisterReply, "{answer:?}");
-        let (head, _) =
-            message.head_and_items::<RegisterReplyHead, Registered>().expect("a register reply");
-        head.deposit_credits.get()
+        self.request(Kind::Register, |writer| writer.push(&head), 0, &[]).registered().0
     }
 
     /// Sends an acquire without awaiting the answer; returns its id.
@@ -216,13 +229,19 @@ impl Raw {
     #[track_caller]
     pub fn refusal(&mut self, handle: &Handle) -> Error {
         const DEADLINE_MS: u32 = 50;
-        let answer = self.request(
+        let answer = self.acquire_once(&[*handle], DEADLINE_MS);
+        Error::from_status(answer.grants()[0].status, "acquire")
+    }
+
+    /// One acquire, whatever is answered.
+    #[track_caller]
+    pub fn acquire_once(&mut self, handles: &[Handle], deadline_ms: u32) -> Incoming {
+        self.request(
             Kind::Acquire,
-            |writer| put_acquire(writer, &[*handle], DEADLINE_MS),
-            1,
+            |writer| put_acquire(writer, handles, deadline_ms),
+            handles.len(),
             &[],
-        );
-        Error::from_status(grants(answer).0[0].status, "acquire")
+        )
     }
 
     /// Acquires; returns the items, and the fds in the order of arrival. Asks again for items that
@@ -237,13 +256,7 @@ impl Raw {
         while !open.is_empty() {
             assert!(Instant::now() < until, "{} of {} answer AGAIN", open.len(), handles.len());
             let wanted: Vec<_> = open.iter().map(|index| handles[*index]).collect();
-            let answer = self.request(
-                Kind::Acquire,
-                |writer| put_acquire(writer, &wanted, deadline_ms),
-                wanted.len(),
-                &[],
-            );
-            let (items, more) = grants(answer);
+            let (items, more) = grants(self.acquire_once(&wanted, deadline_ms));
             fds.extend(more);
             let is_open = |item: &GrantItem| item.status.result() == Err(ErrorCode::Again);
             let answered = open.iter().copied().zip(items);
@@ -271,10 +284,7 @@ impl Raw {
     fn lease_request(&mut self, kind: Kind, leases: &[u64]) -> Vec<Status> {
         let items: Vec<_> =
             leases.iter().map(|lease| LeaseItem { lease: (*lease).into() }).collect();
-        let answer = self.request(kind, |writer| writer.push(items.as_slice()), items.len(), &[]);
-        let message = answer.message();
-        assert_eq!(message.kind, Kind::LeaseReply, "{answer:?}");
-        message.items::<Status>().expect("statuses").to_vec()
+        self.request(kind, |writer| writer.push(items.as_slice()), items.len(), &[]).statuses()
     }
 
     /// Unregisters allocations; returns a status for each.
@@ -284,15 +294,8 @@ impl Raw {
             .iter()
             .map(|id| AllocationItem { slot: id.slot.into(), generation: id.generation.into() })
             .collect();
-        let answer = self.request(
-            Kind::Unregister,
-            |writer| writer.push(items.as_slice()),
-            items.len(),
-            &[],
-        );
-        let message = answer.message();
-        assert_eq!(message.kind, Kind::UnregisterReply, "{answer:?}");
-        message.items::<Status>().expect("statuses").to_vec()
+        let count = items.len();
+        self.request(Kind::Unregister, |it| it.push(items.as_slice()), count, &[]).statuses()
     }
 
     /// Asserts that the broker answers PROTOCOL and ends the connection.
@@ -321,8 +324,17 @@ impl Raw {
     }
 }
 
+/// Asserts that a socket is open and nothing has come.
 #[track_caller]
-fn assert_at_end(socket: BorrowedFd<'_>) {
+pub fn assert_silent(socket: BorrowedFd<'_>) {
+    match receive_from(socket, Duration::ZERO) {
+        Err(RecvError::TimedOut) => {}
+        other => panic!("not silent: {other:?}"),
+    }
+}
+
+#[track_caller]
+pub fn assert_at_end(socket: BorrowedFd<'_>) {
     loop {
         match receive_from(socket, PATIENCE) {
             Ok(_) => {}
@@ -343,10 +355,7 @@ fn put_acquire<'a>(writer: &'a mut Writer, handles: &[Handle], deadline_ms: u32)
 /// The items and fds of a `granted` message.
 #[track_caller]
 pub fn grants(answer: Incoming) -> (Vec<GrantItem>, Vec<OwnedFd>) {
-    let message = answer.message();
-    assert_eq!(message.kind, Kind::Granted, "{answer:?}");
-    let items = message.grants().expect("grants").0.to_vec();
-    (items, answer.fds)
+    (answer.grants(), answer.fds)
 }
 
 /// One block of memory, the owner of which says nothing more of it.
@@ -354,7 +363,7 @@ pub fn block_item() -> RegisterItem {
     RegisterItem {
         facts: Facts {
             owner_allocation_id: 7,
-            ..Facts::new(fdbroker_protocol::MemoryKind::Memfd, super::memory::BLOCK_BYTES as u64)
+            ..Facts::new(fdbroker_protocol::MemoryKind::Memfd, BLOCK_BYTES as u64)
         }
         .into(),
         flags: fdbroker_protocol::message::register_flags::RECALLABLE,

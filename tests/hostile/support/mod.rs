@@ -6,6 +6,8 @@
 pub mod admin;
 #[path = "../../e2e/support/fuse_server.rs"]
 pub mod fuse_server;
+#[path = "../../common/hello.rs"]
+pub mod hello;
 #[path = "../../e2e/support/memory.rs"]
 pub mod memory;
 pub mod peer;

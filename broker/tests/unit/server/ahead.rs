@@ -28,7 +28,7 @@ fn unregister(handle: &Handle) -> Vec<u8> {
 /// A further socket of a client; the status when it is refused.
 fn try_socket(bench: &mut Bench, reply: &HelloReply) -> Result<Peer, ErrorCode> {
     let socket = bench.raw();
-    socket.send(&join(reply, Role::Ahead), &[]);
+    socket.send(&join_message(reply, Role::Ahead), &[]);
     bench.rest();
     let (bytes, _) = socket.recv().unwrap();
     let message = Message::parse(&bytes).unwrap();

@@ -54,20 +54,20 @@ fn join_when_anything_of_it_is_wrong_then_refused_alike_and_the_client_is_served
     ];
     for reply in wrong {
         for role in [Role::Events, Role::Ahead] {
-            let (socket, answer) = say(bench, &join(&reply, role));
+            let (socket, answer) = say(bench, &join_message(&reply, role));
             assert_eq!(answer, Err(ErrorCode::NotPermitted));
             bench.rest();
             assert!(is_at_end(&socket));
         }
     }
-    let mut no_role = join(&reply, Role::Events);
+    let mut no_role = join_message(&reply, Role::Events);
     no_role[20] = 9;
     assert_eq!(say(bench, &no_role).1, Err(ErrorCode::Protocol));
     assert_eq!(bench.server.connections.len(), 1);
     client.send(&release(5), &[]);
     bench.rest();
     assert_eq!(client.count(), 1);
-    assert_eq!(say(bench, &join(&reply, Role::Events)).1, Ok(()));
+    assert_eq!(say(bench, &join_message(&reply, Role::Events)).1, Ok(()));
 }
 
 #[test]
@@ -77,17 +77,17 @@ fn join_when_it_comes_from_another_user_or_listener_then_refused() {
     let own = bench.server.connections[0].domain;
     for domain in [DomainKey { uid: own.uid + 1, ..own }, DomainKey { listener: 1, ..own }] {
         bench.server.connections[0].domain = domain;
-        assert_eq!(say(bench, &join(&reply, Role::Events)).1, Err(ErrorCode::NotPermitted));
+        assert_eq!(say(bench, &join_message(&reply, Role::Events)).1, Err(ErrorCode::NotPermitted));
     }
     bench.server.connections[0].domain = own;
-    assert_eq!(say(bench, &join(&reply, Role::Events)).1, Ok(()));
+    assert_eq!(say(bench, &join_message(&reply, Role::Events)).1, Ok(()));
 }
 
 #[test]
 fn join_when_events_have_joined_then_a_second_one_is_refused_and_the_first_goes_on() {
     let bench = &mut Bench::new(&[]);
     let (_client, event, reply) = bench.greeted();
-    assert_eq!(say(bench, &join(&reply, Role::Events)).1, Err(ErrorCode::NotPermitted));
+    assert_eq!(say(bench, &join_message(&reply, Role::Events)).1, Err(ErrorCode::NotPermitted));
     assert!(matches!(event.recv(), Err(RecvError::WouldBlock)));
 }
 
@@ -97,19 +97,19 @@ fn join_when_its_client_has_ended_then_refused() {
     let (client, reply) = bench.let_in();
     drop(client);
     bench.until(|server| server.connections.is_empty());
-    assert_eq!(say(bench, &join(&reply, Role::Events)).1, Err(ErrorCode::NotPermitted));
+    assert_eq!(say(bench, &join_message(&reply, Role::Events)).1, Err(ErrorCode::NotPermitted));
     // Another client has the number now.
     let (_other, others) = bench.let_in();
     assert_eq!(others.client, reply.client);
     assert_ne!(others.secret, reply.secret);
-    assert_eq!(say(bench, &join(&reply, Role::Events)).1, Err(ErrorCode::NotPermitted));
+    assert_eq!(say(bench, &join_message(&reply, Role::Events)).1, Err(ErrorCode::NotPermitted));
 }
 
 #[test]
 fn join_when_it_has_fds_or_is_cut_short_then_refused_and_no_fd_is_taken() {
     let bench = &mut Bench::new(&[]);
     let (_client, reply) = bench.let_in();
-    let whole = join(&reply, Role::Events);
+    let whole = join_message(&reply, Role::Events);
     assert_eq!(say(bench, &whole[..whole.len() - 1]).1, Err(ErrorCode::Protocol));
     let socket = bench.raw();
     // Later kernels refuse this at the sender.
@@ -133,7 +133,7 @@ fn events_when_due_before_their_socket_has_joined_then_they_come_when_it_has() {
     bench.until(|server| server.connections.len() == 1);
     bench.rest();
     assert_ne!(bench.server.timeout(), Some(Duration::ZERO), "it does not spin");
-    let (event, answer) = say(bench, &join(&reply, Role::Events));
+    let (event, answer) = say(bench, &join_message(&reply, Role::Events));
     assert_eq!(answer, Ok(()));
     let (bytes, _) = event.recv().unwrap();
     assert_eq!(Message::parse(&bytes).unwrap().kind, Kind::Revoked);
@@ -159,7 +159,7 @@ fn join_when_the_broker_is_full_then_the_sockets_of_its_clients_find_places() {
     bench.rest();
     assert_eq!(refused.failed().result(), Err(ErrorCode::NoQuota));
     for (_, reply) in &clients {
-        assert_eq!(say(bench, &join(reply, Role::Events)).1, Ok(()));
+        assert_eq!(say(bench, &join_message(reply, Role::Events)).1, Ok(()));
     }
 }
 
@@ -172,7 +172,7 @@ fn state_when_handed_over_then_callers_and_clients_to_be_joined_go_along() {
     bench.rest();
     greeting.send(&hello(), &[]);
     let mut bench = handover::succeed(bench, Arc::new(|fd, _| drop(fd)), |_| {});
-    let (_events, answer) = say(&mut bench, &join(&reply, Role::Events));
+    let (_events, answer) = say(&mut bench, &join_message(&reply, Role::Events));
     assert_eq!(answer, Ok(()));
     silent.send(&hello(), &[]);
     bench.until(|server| server.connections.iter().filter(|(_, it)| it.is_joining()).count() == 2);
@@ -197,8 +197,8 @@ fn lobby_when_full_of_silent_callers_then_a_join_is_told_to_try_again() {
     bench.server.connections.lobby.share();
     let silent: Vec<Peer> = (0..LOBBY_PER_DOMAIN).map(|_| bench.raw()).collect();
     bench.rest();
-    assert_eq!(say(bench, &join(&reply, Role::Events)).1, Err(ErrorCode::Again));
+    assert_eq!(say(bench, &join_message(&reply, Role::Events)).1, Err(ErrorCode::Again));
     drop(silent);
     bench.until(|server| server.connections.lobby.callers().is_empty());
-    assert_eq!(say(bench, &join(&reply, Role::Events)).1, Ok(()));
+    assert_eq!(say(bench, &join_message(&reply, Role::Events)).1, Ok(()));
 }

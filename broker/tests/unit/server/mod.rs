@@ -17,14 +17,14 @@ use crate::settings::{Environment, Host, Settings};
 use crate::start::{Outside, prepare};
 use fdbroker_protocol::codec::Message;
 use fdbroker_protocol::message::{
-    AcquireHead, HELLO_MAGIC, Hello, HelloReply, Join, LeaseItem, RegisterHead, RegisterItem,
-    RegisterReplyHead, Registered, Role, register_flags,
+    AcquireHead, Hello, HelloReply, LeaseItem, RegisterHead, RegisterItem, RegisterReplyHead,
+    Registered, Role, register_flags,
 };
 use fdbroker_protocol::{
-    ErrorCode, Facts, Handle, Kind, MemoryKind, PROTOCOL_VERSION, Resource, Scope, Share, Status,
-    Writer,
+    ErrorCode, Facts, Handle, Kind, MemoryKind, Resource, Scope, Share, Status, Writer,
 };
 use fdbroker_scm::{ReceivedFds, RecvError};
+use hello::{hello_message, join_message};
 use mio::Events;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -37,6 +37,8 @@ use std::time::{Duration, Instant};
 mod ahead;
 mod debts;
 mod handover;
+#[path = "../../../../tests/common/hello.rs"]
+mod hello;
 mod joining;
 mod kept;
 mod lanes;
@@ -162,7 +164,7 @@ impl Bench {
     fn greeted(&mut self) -> (Peer, Peer, HelloReply) {
         let (peer, reply) = self.let_in();
         let event = self.raw();
-        event.send(&join(&reply, Role::Events), &[]);
+        event.send(&join_message(&reply, Role::Events), &[]);
         self.rest();
         let (bytes, _) = event.recv().unwrap();
         assert_eq!(Message::parse(&bytes).unwrap().kind, Kind::Joined);
@@ -231,29 +233,7 @@ impl Peer {
 }
 
 fn hello() -> Vec<u8> {
-    let body = Hello {
-        magic: HELLO_MAGIC,
-        version_min: u16::from(PROTOCOL_VERSION).into(),
-        version_max: u16::from(PROTOCOL_VERSION).into(),
-        flags: 0.into(),
-        own_fds: 0.into(),
-        pid: 0.into(),
-        name: [0; 16],
-        deadline_ms: 0.into(),
-        key: 7.into(),
-        max_held_fds: 0.into(),
-        reserved: 0.into(),
-    };
-    let mut writer = Writer::new();
-    writer.start(Kind::Hello, 1).push(&body);
-    writer.finish(0, 0).to_vec()
-}
-
-fn join(reply: &HelloReply, role: Role) -> Vec<u8> {
-    let join = Join { client: reply.client, role: (role as u32).into(), secret: reply.secret };
-    let mut writer = Writer::new();
-    writer.start(Kind::Join, 1).push(&join);
-    writer.finish(0, 0).to_vec()
+    hello_message(&Hello { pid: 0.into(), key: 7.into(), ..hello::hello() })
 }
 
 fn register(fds: usize) -> Vec<u8> {

@@ -6,7 +6,7 @@ use crate::bytes::Bytes;
 use crate::memory;
 use fdbroker_protocol::admin::Query;
 use fdbroker_protocol::message::*;
-use fdbroker_protocol::{Handle, HandlePrefix, Kind, Message, PROTOCOL_VERSION, Writer};
+use fdbroker_protocol::{Handle, HandlePrefix, Kind, Message, Writer};
 use fdbroker_scm::ReceivedFds;
 use fdbrokerd::cli::Args;
 use fdbrokerd::fuzzing::Daemon;
@@ -16,6 +16,9 @@ use std::cell::RefCell;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use zerocopy::FromZeros;
+
+#[path = "../../../common/hello.rs"]
+mod hello;
 
 const CLIENTS: usize = 4;
 /// Inputs from one check of every sum and list to the next.
@@ -423,19 +426,7 @@ const NO_HANDLE: HandlePrefix = HandlePrefix {
 };
 
 fn hello() -> Hello {
-    Hello {
-        magic: HELLO_MAGIC,
-        version_min: u16::from(PROTOCOL_VERSION).into(),
-        version_max: u16::from(PROTOCOL_VERSION).into(),
-        flags: 0.into(),
-        own_fds: 0.into(),
-        pid: 1.into(),
-        name: *b"fuzz\0\0\0\0\0\0\0\0\0\0\0\0",
-        deadline_ms: 0.into(),
-        key: 7.into(),
-        max_held_fds: 0.into(),
-        reserved: 0.into(),
-    }
+    Hello { pid: 1.into(), key: 7.into(), ..hello::hello() }
 }
 
 fn register_item(bytes: &mut Bytes<'_>) -> RegisterItem {

@@ -1,5 +1,7 @@
 //! Runs the command under test, out of reach of any other broker, and never for ever.
 
+#[path = "../../../../../tests/common/hello.rs"]
+pub mod hello;
 pub mod job;
 
 use nix::fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl};

@@ -3,13 +3,14 @@
 
 use super::rig::{Broker, PAGE};
 use super::seen::{Scenario, Seen};
+use crate::common::hello::{hello, hello_message, open};
 use crate::common::wait_for;
-use fdbroker_protocol::message::{HELLO_MAGIC, Hello, RegisterHead, RegisterItem};
-use fdbroker_protocol::{Facts, Kind, MemoryKind, PROTOCOL_VERSION, Writer};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, setsockopt, socket, sockopt};
+use fdbroker_protocol::message::{RegisterHead, RegisterItem};
+use fdbroker_protocol::{Facts, Kind, MemoryKind, Writer};
+use nix::sys::socket::{setsockopt, sockopt};
 use std::io::{ErrorKind, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use zerocopy::FromZeros;
 
 pub static HUNG: Scenario = Scenario::new(hung);
@@ -76,21 +77,8 @@ fn hung(seen: &mut Seen) {
 
 /// A client that speaks by hand: the library keeps an fd until the broker has answered.
 fn connect(broker: &Broker) -> OwnedFd {
-    let (family, kind) = (AddressFamily::Unix, SockType::SeqPacket);
-    let client = socket(family, kind, SockFlag::SOCK_CLOEXEC, None).expect("a socket");
-    let path = broker.dir.path().join("fdbroker/broker.sock");
-    let address = UnixAddr::new(&path).expect("a short path");
-    nix::sys::socket::connect(client.as_raw_fd(), &address).expect("a broker");
-    let version = u16::from(PROTOCOL_VERSION).into();
-    let hello = Hello {
-        magic: HELLO_MAGIC,
-        version_min: version,
-        version_max: version,
-        ..Hello::new_zeroed()
-    };
-    let mut writer = Writer::new();
-    let message = writer.start(Kind::Hello, 1).push(&hello).finish(0, 0);
-    fdbroker_scm::send(client.as_fd(), message, &[]).expect("sent");
+    let client = open(&broker.dir.path().join("fdbroker/broker.sock")).expect("a broker");
+    fdbroker_scm::send(client.as_fd(), &hello_message(&hello()), &[]).expect("sent");
     client
 }
 
