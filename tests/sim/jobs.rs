@@ -25,6 +25,8 @@ pub fn listed(model: &Model, core: &Core) -> Check {
         key.into_iter().for_each(|key| right.entry(key).or_default().1 += 1);
     }
     model.proofs.count(Promise::Lives, right.len());
+    let counted = core.totals().gauges.jobs;
+    ensure!(counted == core.jobs(0).count() as u64, "{counted} jobs are counted");
     for view in core.jobs(0) {
         let key = (view.domain, view.key);
         let told = (view.clients, view.orphans);

@@ -1,4 +1,4 @@
-//! Fds fetched ahead: from room that nobody misses, and without a trace of use.
+//! Fds fetched ahead: how many at most, and when none.
 
 use super::*;
 use fdbroker_protocol::limits::{AHEAD_BYTES, AHEAD_FDS};
@@ -19,20 +19,6 @@ fn ahead(world: &mut World, client: ClientId, wanted: &[Wanted]) -> Vec<Allocati
 
 fn registered(world: &mut World, count: u64) -> Vec<Wanted> {
     (1..=count).map(|number| Ok(world.register(deposit(number)).id)).collect()
-}
-
-#[test]
-fn ahead_when_held_then_leased_in_order_and_the_rest_is_left_out() {
-    let mut world = World::new(config());
-    let mut wanted = registered(&mut world, 3);
-    world.unregister(OWNER, wanted[1].unwrap());
-    wanted.push(Err(ErrorCode::BadHandle));
-    let granted = ahead(&mut world, USER, &wanted);
-    assert_eq!(granted, [wanted[0].unwrap(), wanted[2].unwrap()]);
-    assert_eq!(world.client(USER).account.now(Resource::OpenLeases), 2);
-    let leases: Vec<LeaseId> = world.fx.granted.iter().map(|item| item.lease).collect();
-    world.step(Body::Release { leases: &leases }.by(USER, RequestId::ONE_WAY));
-    assert_eq!(world.client(USER).account.now(Resource::OpenLeases), 0);
 }
 
 #[test]
@@ -63,39 +49,6 @@ fn ahead_when_a_cap_is_near_then_a_quarter_of_what_is_left_of_it() {
 }
 
 #[test]
-fn ahead_when_evicted_then_no_recall_and_what_is_held_is_not_evicted() {
-    let mut world = World::new(node_fds(4));
-    let wanted = registered(&mut world, 5);
-    world.close_all();
-    assert_eq!(world.state(wanted[0].unwrap()), AllocationState::Evicted);
-    assert_eq!(ahead(&mut world, USER, &wanted), [], "the node is full");
-    assert_eq!(world.core.take_events(OWNER), None);
-    assert_eq!(world.client(OWNER).account.now(Resource::HeldFds), 4);
-}
-
-#[test]
-fn ahead_when_somebody_waits_for_room_then_nothing_though_there_is_some() {
-    let node = Caps { open_leases: 100, ..Caps::NONE };
-    let mut world = World::new(Config { node, max_parked_per_client: 64, ..config() });
-    let wanted = registered(&mut world, 1);
-    let id = wanted[0].unwrap();
-    let leases: Vec<LeaseId> = (0..100).map(|_| world.grant(USER, id)).collect();
-    for _ in 0..64 {
-        world.acquire(OTHER, &wanted, 1000);
-    }
-    // More comes back than one step serves those in line with.
-    world.step(Body::Release { leases: &leases }.by(USER, RequestId::ONE_WAY));
-    let taken = world.now_of(Resource::OpenLeases);
-    assert!(taken < 64, "{taken} of those in line are served");
-    let effects = world.step(Body::AcquireAhead { wanted: &wanted }.by(OWNER, RequestId::ONE_WAY));
-    let is_ahead = |effect: &Effect| matches!(effect, Effect::GrantedAhead { .. });
-    assert!(!effects.iter().any(is_ahead), "it overtakes them");
-    (0..64).for_each(|ms| drop(world.at(ms)));
-    assert_eq!(world.now_of(Resource::OpenLeases), 64);
-    assert_eq!(ahead(&mut world, OWNER, &wanted).len(), 1);
-}
-
-#[test]
 fn ahead_when_the_client_reads_nothing_or_the_broker_is_drained_then_nothing() {
     let mut world = World::new(config());
     let wanted = registered(&mut world, 1);
@@ -108,28 +61,4 @@ fn ahead_when_the_client_reads_nothing_or_the_broker_is_drained_then_nothing() {
     let wanted = [Ok(world.register(Deposit { recallable: false, ..deposit(1) }).id)];
     world.step(Input::SetDraining { draining: true });
     assert_eq!(ahead(&mut world, USER, &wanted), []);
-}
-
-#[test]
-fn ahead_when_fetched_then_evicted_as_if_it_had_not_been() {
-    let mut world = World::new(Config {
-        client: Caps { held_fds: 3, ..Caps::NONE },
-        base_credits: 0,
-        ..config()
-    });
-    let wanted = registered(&mut world, 3);
-    assert_eq!(ahead(&mut world, USER, &wanted[..1]).len(), 1);
-    world.register(deposit(4));
-    world.close_all();
-    assert_eq!(world.state(wanted[0].unwrap()), AllocationState::Evicted, "the oldest");
-    assert_eq!(world.state(wanted[1].unwrap()), AllocationState::Held);
-}
-
-#[test]
-fn ahead_when_before_hello_then_the_client_is_refused() {
-    let mut world = World::new(config());
-    let stranger = ClientId(9);
-    world.step(connect(stranger, DomainKey { listener: 0, uid: 1000 }, 1));
-    let effects = world.step(Body::AcquireAhead { wanted: &[] }.by(stranger, RequestId::ONE_WAY));
-    assert!(effects.iter().any(|effect| matches!(effect, Effect::Disconnect { .. })));
 }

@@ -1,7 +1,7 @@
 //! Tests of caps that are changed at run time.
 
 use super::jobs::{JOB, connect_in_job};
-use super::reclaim::{open_leases, reclaimed};
+use super::reclaim::reclaimed;
 use super::*;
 
 pub(super) fn set_caps(world: &mut World, node: Caps) -> Vec<Effect> {
@@ -45,67 +45,11 @@ pub(super) fn set_caps_when_above_max_clients_then_the_cap_in_force_is_shown() {
 }
 
 #[test]
-pub(super) fn set_caps_when_raised_then_who_waits_is_served() {
-    let mut world = World::new(open_leases(1));
-    let id = world.register(deposit(1)).id;
-    world.grant(USER, id);
-    let request = world.acquire(OTHER, &[Ok(id)], 1000);
-    let effects = set_caps(&mut world, Caps { open_leases: 2, ..Caps::NONE });
-    assert_eq!(answer(&world, &effects, request), Some(Status::OK));
-}
-
-#[test]
-pub(super) fn set_caps_when_resident_is_above_then_it_stays_until_its_owner_ends_it() {
-    let mut world = World::new(Config { base_credits: 1, ..config() });
-    let resident = |base| Deposit { recallable: false, ..deposit(base) };
-    let ids: Vec<_> = (1..=2).map(|base| world.register(resident(base)).id).collect();
-    set_caps(&mut world, Caps { held_bytes: 4096, ..Caps::NONE });
-    assert_eq!(world.now_of(Resource::HeldBytes), 8192);
-    assert_eq!(world.state(ids[0]), AllocationState::Resident);
-    let refused = world.register(resident(3)).status;
-    assert_eq!(refused.result(), Err(ErrorCode::NoQuota));
-    world.unregister(OWNER, ids[0]);
-    world.unregister(OWNER, ids[1]);
-    assert!(world.register(resident(3)).status.is_ok());
-}
-
-#[test]
 fn hello_when_the_node_is_above_its_cap_then_a_client_that_adds_nothing_is_welcome() {
     let mut world = World::new(Config { base_credits: 2, ..config() });
     set_caps(&mut world, Caps { fds: 1, ..Caps::NONE });
     world.connect(ClientId(3), 1000);
     assert_eq!(world.client(ClientId(3)).credits, 0);
-}
-
-#[test]
-fn mapped_when_the_lease_has_ended_and_that_is_not_told_yet_then_it_still_is() {
-    let mut world = World::new(config());
-    let id = world.register(deposit(1)).id;
-    let lease = world.grant(USER, id);
-    world.unregister(OWNER, id);
-    world.step(Body::Mapped { leases: &[lease] }.by(USER, RequestId::ONE_WAY));
-    let told = RevokedEvent { id, lease, code: ErrorCode::Stale };
-    assert_eq!(world.core.take_events(USER), Some(Events::Revoked(vec![told])));
-}
-
-#[test]
-fn connect_when_the_domain_is_at_its_cap_of_connections_then_no_quota_and_another_domain_goes_on() {
-    let domain = Caps { connections: 2, ..Caps::NONE };
-    let mut world = World::new(Config { domain, ..config() });
-    let of = |uid| DomainKey { listener: 0, uid };
-    world.step(connect(ClientId(5), of(7), 50));
-    world.step(connect(ClientId(6), of(7), 51));
-    let refused = world.step(connect(ClientId(7), of(7), 52));
-    let status = Status::no_quota(Resource::Connections, Scope::Domain, 2, 0);
-    let client = ClientId(7);
-    assert_eq!(refused, [Effect::Disconnect { client, status }, Effect::Forget { client }]);
-    world.core.check_invariants();
-    world.step(connect(ClientId(7), of(8), 53));
-    world.client(ClientId(7));
-    world.step(Input::Gone { client: ClientId(5) });
-    world.at(1);
-    world.step(connect(ClientId(5), of(7), 54));
-    world.client(ClientId(5));
 }
 
 #[test]

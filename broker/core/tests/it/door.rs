@@ -27,57 +27,6 @@ fn close(world: &mut World) -> Vec<Effect> {
     (0..64).flat_map(|ticket| world.step(Input::Closed { ticket: Ticket(ticket) })).collect()
 }
 
-fn evictions(effects: &[Effect]) -> usize {
-    effects.iter().filter(|effect| matches!(effect, Effect::CloseHeld { .. })).count()
-}
-
-#[test]
-fn hello_when_the_node_is_full_of_idle_fds_then_it_waits_until_one_is_closed() {
-    let mut world = World::new(node_fds(2));
-    world.register(deposit(1));
-    world.register(deposit(2));
-    let asked = knock(&mut world, LATE, 1000, 1);
-    assert_eq!((asked.len(), evictions(&asked)), (1, 1), "{asked:?}");
-    let closed = close(&mut world);
-    assert!(is_welcome(&closed, LATE), "{closed:?}");
-}
-
-#[test]
-fn hello_when_more_is_declared_than_can_be_had_then_nothing_is_evicted_for_it() {
-    let mut world = World::new(node_fds(8));
-    let lease = world.register(deposit(1)).id;
-    for base in 2..=6 {
-        world.register(deposit(base));
-    }
-    world.acquire(USER, &[Ok(lease)], 0);
-    assert!(world.fx.granted[0].status.is_ok());
-    for declared in [9, u32::MAX] {
-        let never = knock(&mut world, LATE, 2000, declared);
-        let status = Status::no_quota(Resource::OwnFds, Scope::Node, 8, 0);
-        let told = Effect::Failed { client: LATE, request: RequestId(1), status };
-        assert!(is_refused(&never, LATE) && never.contains(&told), "{never:?}");
-        assert_eq!(evictions(&never), 0);
-        world.step(Input::Gone { client: LATE });
-    }
-    // Eight would fit an empty node. Of this one, six can be closed.
-    let asked = knock(&mut world, LATE, 2000, 8);
-    assert!(asked.is_empty(), "{asked:?}");
-    let refused = world.at(1000);
-    assert!(is_refused(&refused, LATE) && evictions(&refused) == 0, "{refused:?}");
-    world.step(Input::Gone { client: LATE });
-    assert_eq!(world.core.totals().gauges.stored_fds, 6);
-}
-
-#[test]
-fn hello_when_it_waits_for_many_fds_then_nobody_waits_behind_it() {
-    let mut world = World::new(node_fds(3));
-    let held = world.register(deposit(1)).id;
-    world.acquire(USER, &[Ok(held)], 0);
-    assert!(knock(&mut world, LATE, 2000, 3).is_empty());
-    world.acquire(OTHER, &[Ok(held)], 1000);
-    assert!(world.fx.granted[0].status.is_ok(), "{:?}", world.fx.list);
-}
-
 #[test]
 fn hello_when_many_wait_then_they_are_let_in_by_turns_as_fds_come_back() {
     let mut world = World::new(node_fds(4));
@@ -120,61 +69,7 @@ fn hello_when_its_client_asks_for_something_meanwhile_then_protocol_and_the_end(
     world.step(Input::Gone { client: ClientId(4) });
 }
 
-#[test]
-fn hello_when_the_broker_restarts_then_it_is_asked_to_try_again() {
-    let mut world = World::new(node_fds(1));
-    world.step(connect(ClientId(4), DomainKey { listener: 0, uid: 1000 }, 1));
-    let (client, request, deadline) = (ClientId(4), RequestId(1), Now(0));
-    world.step(Body::Hello { own_fds: 1, deadline }.by(client, request));
-    assert!(knock(&mut world, LATE, 1000, 1).is_empty());
-    let mut effects = Effects::default();
-    world.core.settle_parked(world.now, &mut effects);
-    let status = ErrorCode::Again.into();
-    let failed = Effect::Failed { client: LATE, request: RequestId(1), status };
-    assert_eq!(effects.list, [failed, Effect::Disconnect { client: LATE, status }]);
-}
-
 // --- shares --------------------------------------------------------------------------------------
-
-#[test]
-fn hello_when_users_claim_thousands_of_fds_then_the_next_user_finds_some() {
-    let mut world = World::new(Config { share_factor: 8, ..node_fds(20_000) });
-    for (number, uid, own_fds) in [(5, 2000, 17_500), (6, 2001, 1200), (7, 2002, 70)] {
-        let client = ClientId(number);
-        assert!(is_welcome(&knock(&mut world, client, uid, own_fds), client), "{uid}");
-    }
-    let greedy = ClientId(8);
-    assert!(!is_welcome(&knock(&mut world, greedy, 2000, 1), greedy));
-    let refused = world.at(1000);
-    assert!(is_refused(&refused, greedy), "{refused:?}");
-    let Some(Effect::Failed { status, .. }) = refused.first() else { panic!("{refused:?}") };
-    let (resource, scope) = (Resource::Fds as u8, Scope::Domain as u8);
-    assert_eq!(
-        (status.resource, status.scope().map_or(0, |it| it as u8)),
-        (resource, scope),
-        "{status}"
-    );
-}
-
-#[test]
-fn hello_when_a_user_comes_under_subordinate_uids_then_these_have_one_share() {
-    let ranges = vec![SubordinateRange { first: 100_000, count: 1000, user: 2000 }];
-    let subordinate_uids = SubordinateUids::new(ranges);
-    let mut world = World::new(Config { share_factor: 8, subordinate_uids, ..node_fds(20_000) });
-    for (number, uid, own_fds) in [(5, 100_007, 10_000), (6, 2000, 7_500)] {
-        let client = ClientId(number);
-        assert!(is_welcome(&knock(&mut world, client, uid, own_fds), client), "{uid}");
-    }
-    // Eight times what is free are used up: by all its uids, and by none of them.
-    for (number, uid) in [(7, 2000), (8, 100_007), (9, 100_999)] {
-        let client = ClientId(number);
-        assert!(!is_welcome(&knock(&mut world, client, uid, 500), client), "{uid}");
-    }
-    for (number, uid) in [(10, 101_000), (11, 1999)] {
-        let client = ClientId(number);
-        assert!(is_welcome(&knock(&mut world, client, uid, 500), client), "{uid}");
-    }
-}
 
 #[test]
 fn connect_when_a_user_comes_under_many_subordinate_uids_then_domains_are_left_for_others() {
@@ -299,71 +194,6 @@ fn hello_when_what_a_user_has_left_is_beyond_its_share_of_the_table_then_only_ot
         "{status}"
     );
     assert!(is_welcome(&knock(&mut world, LATE, 4000, 0), LATE));
-}
-
-/// A table with room for one client and 8 places, in which idle fds fill all but one.
-fn table_full_of_idle_fds() -> World {
-    let table_fds = limits::TABLE_RESERVE + 3 * limits::FDS_PER_CONNECTION;
-    let config = Config { table_fds, share_factor: 8, base_credits: 0, ..config() };
-    let mut world = World { core: Core::new(config).expect("sound"), ..World::new(self::config()) };
-    world.connect(OWNER, 1000);
-    for base in 1..20 {
-        world.register(deposit(base));
-        world.close_all();
-    }
-    world
-}
-
-#[test]
-fn hello_when_idle_fds_of_others_fill_the_table_then_it_waits_until_some_are_closed_for_it() {
-    let mut world = table_full_of_idle_fds();
-    let (early, late) = (ClientId(4), ClientId(5));
-    let closing = |world: &World| world.core.totals().gauges.closing_fds;
-    let asked = knock(&mut world, early, 2000, 0);
-    assert!(!is_welcome(&asked, early) && !is_refused(&asked, early), "{asked:?}");
-    assert_eq!(closing(&world), limits::FDS_PER_CONNECTION);
-    assert_eq!(knock(&mut world, late, 2001, 0), [], "fds are being closed");
-    assert_eq!(closing(&world), limits::FDS_PER_CONNECTION);
-    let closed = close(&mut world);
-    assert!(is_welcome(&closed, early) && !is_welcome(&closed, late), "{closed:?}");
-    // The last idle fds are not given up for connections.
-    assert_eq!(
-        (closing(&world), world.core.totals().gauges.stored_fds),
-        (0, limits::IDLE_FDS_KEPT)
-    );
-    let refused = world.at(1000);
-    assert!(is_refused(&refused, late), "{refused:?}");
-    let Some(Effect::Failed { status, .. }) = refused.first() else { panic!("{refused:?}") };
-    assert_eq!(status.resource, Resource::TablePlaces as u8, "{status}");
-}
-
-#[test]
-fn hello_when_a_connection_ends_then_it_has_the_places_and_nobody_has_waited_behind_it() {
-    let mut world = table_full_of_idle_fds();
-    let (early, late) = (ClientId(4), ClientId(5));
-    knock(&mut world, early, 2000, 0);
-    close(&mut world);
-    assert_eq!(knock(&mut world, late, 2001, 0), []);
-    // One idle fd makes room for another, though the hello waits for more.
-    world.register(deposit(30));
-    let gone = world.step(Input::Gone { client: early });
-    assert!(is_welcome(&gone, late), "{gone:?}");
-}
-
-#[test]
-fn hello_when_what_it_declares_cannot_be_had_then_no_fd_is_closed_for_its_connection() {
-    let table_fds = limits::TABLE_RESERVE + 4 * limits::FDS_PER_CONNECTION;
-    let node = Caps { fds: 12, ..Caps::NONE };
-    let config = Config { table_fds, node, base_credits: 0, ..config() };
-    let mut world = World { core: Core::new(config).expect("sound"), ..World::new(self::config()) };
-    world.connect(OWNER, 1000);
-    world.connect(USER, 1000);
-    let id = world.register(deposit(1)).id;
-    (2..=8).for_each(|base| _ = world.register(deposit(base)));
-    (0..4).for_each(|_| _ = world.grant(USER, id));
-    assert_eq!(knock(&mut world, LATE, 2000, 9), []);
-    assert!(is_refused(&world.at(1000), LATE));
-    assert_eq!(world.core.totals().gauges.stored_fds, 8);
 }
 
 /// A client that wants no more than so many fds held for it.

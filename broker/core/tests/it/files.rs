@@ -15,19 +15,6 @@ fn held_bytes(world: &World, client: ClientId) -> u64 {
 }
 
 #[test]
-fn register_when_several_ranges_of_a_file_then_it_is_charged_once_and_for_what_it_pins() {
-    let mut world = World::new(config());
-    let ids = [1, 2, 3].map(|base| world.register(of_file(base, 7, 40_960)).id);
-    assert_eq!(held_bytes(&world, OWNER), 40_960);
-    assert_eq!(world.now_of(Resource::HeldBytes), 40_960);
-    for id in ids {
-        assert_eq!(held_bytes(&world, OWNER), 40_960);
-        world.unregister(OWNER, id);
-    }
-    assert_eq!(world.now_of(Resource::HeldBytes), 0);
-}
-
-#[test]
 fn file_when_its_first_depositor_leaves_then_the_next_one_pays() {
     let mut world = World::new(config());
     let first = world.register_by(OWNER, of_file(1, 7, 8192)).id;
@@ -57,16 +44,6 @@ fn file_when_it_passes_to_a_client_with_a_lower_use_of_its_cap_then_uncapped() {
     assert_eq!(refused.resource, Resource::HeldBytes as u8, "{refused}");
 }
 
-#[test]
-fn file_when_two_domains_hold_it_then_both_pay_in_full() {
-    let mut world = World::new(config());
-    let stranger = ClientId(5);
-    world.connect(stranger, 2000);
-    world.register_by(OWNER, of_file(1, 7, 8192));
-    world.register_by(stranger, of_file(1, 7, 8192));
-    assert_eq!((held_bytes(&world, OWNER), held_bytes(&world, stranger)), (8192, 8192));
-}
-
 /// ATTACKS: a GiB deposited as 4 KiB, three times, under a cap of 1 MiB.
 #[test]
 fn register_when_the_file_pins_more_than_the_cap_then_refused_by_name_whatever_size_is_said() {
@@ -79,26 +56,6 @@ fn register_when_the_file_pins_more_than_the_cap_then_refused_by_name_whatever_s
         assert_eq!(status.value.get(), MIB);
     }
     assert_eq!(world.now_of(Resource::HeldBytes), 0);
-}
-
-#[test]
-fn register_when_the_file_is_sparse_then_held_and_recalled_under_a_cap_below_its_size() {
-    let node = Caps { held_bytes: MIB, ..Caps::NONE };
-    let mut world = World::new(Config { node, ..config() });
-    let arena = sized(1 << 36, of_file(1, 7, 8192));
-    let id = world.register(arena).id;
-    assert_eq!((world.state(id), held_bytes(&world, OWNER)), (AllocationState::Held, 8192));
-    world.step(Input::Evict { ids: &[id] });
-    world.close_all();
-    assert_eq!(held_bytes(&world, OWNER), 0);
-    world.acquire(USER, &[Ok(id)], 1000);
-    assert_eq!(world.state(id), AllocationState::Recalling);
-    assert_eq!(held_bytes(&world, OWNER), 8192, "reserved: what it pinned before");
-    let file = Some(File { id: FileId { device: 1, inode: 7 }, pinned_bytes: 12_288 });
-    let mut supply = Supply { file, ..supply::supply(id, Ok(0), 1) };
-    supply.facts.size_bytes = 1 << 36;
-    world.step(Body::Supply { supplies: &[supply] }.by(OWNER, RequestId::ONE_WAY));
-    assert_eq!(held_bytes(&world, OWNER), 12_288, "read again when it is supplied");
 }
 
 #[test]
@@ -155,39 +112,6 @@ fn restore_when_files_are_held_then_each_is_charged_once_still_and_to_the_same_c
 }
 
 #[test]
-fn pinned_when_ranges_of_a_file_overlap_then_the_node_counts_its_memory_once() {
-    let mut world = World::new(config());
-    let ids = [OWNER, OTHER].map(|owner| world.register_by(owner, of_file(1, 7, 4096)).id);
-    let leases = ids.map(|id| world.grant(USER, id));
-    for (id, owner) in ids.into_iter().zip([OWNER, OTHER]) {
-        world.unregister(owner, id);
-    }
-    world.at(1);
-    let pinned = |world: &World| {
-        let holder = world.client(USER).account.now(Resource::PinnedBytes);
-        (world.now_of(Resource::PinnedBytes), holder)
-    };
-    assert_eq!(pinned(&world), (4096, 8192));
-    world.close_all();
-    let saved = world.core.save();
-    world.core = Core::restore(config(), saved, world.now).expect("sound");
-    assert_eq!(pinned(&world), (4096, 8192), "the next broker knows it");
-    for (lease, left) in leases.into_iter().zip([4096, 0]) {
-        world.release(USER, lease);
-        assert_eq!(pinned(&world), (left, left));
-    }
-}
-
-#[test]
-fn pinned_when_ranges_of_an_arena_end_then_no_more_than_these() {
-    let mut world = World::new(config());
-    let id = world.register(of_file(1, 7, 40_960)).id;
-    world.grant(USER, id);
-    world.unregister(OWNER, id);
-    assert_eq!(world.now_of(Resource::PinnedBytes), 4096);
-}
-
-#[test]
 fn register_when_claimed_sizes_come_to_more_than_u64_then_nobody_is_refused_where_there_is_no_cap()
 {
     let mut world = World::new(config());
@@ -213,15 +137,6 @@ fn two_files(ranges: [Deposit; 2]) -> (World, [AllocationId; 2], AllocationId) {
     let other = world.register_by(USER, of_file(1, 8, 2 * 4096)).id;
     let second = world.register(ranges[1]).id;
     (world, [first, second], other)
-}
-
-#[test]
-fn evict_when_bytes_are_short_then_the_oldest_file_goes_with_all_its_ranges_and_no_other() {
-    let (mut world, ranges, other) = two_files([of_file(1, 7, 8192), of_file(2, 7, 8192)]);
-    assert!(world.register_by(OTHER, of_file(1, 9, 8192)).status.is_ok());
-    assert_eq!(ranges.map(|id| world.state(id)), [AllocationState::Evicted; 2]);
-    assert_eq!(world.state(other), AllocationState::Held, "it need not go");
-    assert_eq!(world.now_of(Resource::HeldBytes), 4 * 4096);
 }
 
 #[test]
@@ -320,22 +235,6 @@ fn register_when_it_cannot_fit_beside_resident_memory_then_nothing_is_evicted_fo
     assert!(!world.register(resident(40, 5)).status.is_ok());
     assert_eq!(evictable.map(|id| world.state(id)), [AllocationState::Held; 2]);
     assert!(world.register(resident(50, 4)).status.is_ok(), "this one fits");
-}
-
-#[test]
-fn bytes_when_the_share_is_used_up_by_resident_memory_then_refused_by_name_and_others_get_some() {
-    let (mut world, other) = ninety_pages();
-    let first = world.register_by(OWNER, resident(1, 50)).id;
-    assert!(world.register_by(USER, resident(1, 30)).status.is_ok());
-    let refused = world.register_by(OTHER, resident(1, 1)).status;
-    let share = Status::no_quota(Resource::HeldBytes, Scope::Domain, 80 * 4096, 0).of_share();
-    assert_eq!(refused, share);
-    let kept = Deposit { keep: true, ..deposit(2) };
-    assert_eq!(world.register_by(OTHER, kept).status, refused, "a kept one stays, too");
-    assert!(world.register_by(OTHER, deposit(3)).status.is_ok(), "this one can be had again");
-    assert!(world.register_by(other, resident(1, 4)).status.is_ok());
-    world.unregister(OWNER, first);
-    assert!(world.register_by(OTHER, resident(1, 1)).status.is_ok(), "given back");
 }
 
 #[test]

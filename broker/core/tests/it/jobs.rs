@@ -1,4 +1,4 @@
-//! Tests of jobs: their caps, their clients, and what is left of them.
+//! Tests of jobs: what is shown of them, whose fds make room for them, what is told of their ends.
 
 use super::*;
 
@@ -33,57 +33,6 @@ fn view_when_a_client_is_of_a_job_then_says_which_and_the_caps_in_force() {
     caps.job.open_leases = 9;
     world.step(Input::SetCaps { caps: &caps });
     assert_eq!(world.core.caps().job[Resource::OpenLeases], 9);
-}
-
-#[test]
-fn acquire_when_the_job_is_at_its_cap_then_no_quota_names_it_and_another_job_goes_on() {
-    let job = Caps { open_leases: 1, ..Caps::NONE };
-    let mut world = World::new(Config { job, ..config() });
-    let id = world.register(deposit(1)).id;
-    let (one, two, alone) = (ClientId(3), ClientId(4), ClientId(5));
-    connect_in_job(&mut world, one, JOB);
-    connect_in_job(&mut world, two, JOB);
-    connect_in_job(&mut world, alone, JobKey(8));
-    world.grant(one, id);
-    world.acquire(two, &[Ok(id)], 0);
-    let quota = Status::no_quota(Resource::OpenLeases, Scope::Job, 1, 4003);
-    assert_eq!(world.fx.granted[0].status, quota);
-    world.grant(alone, id);
-    // A client of no job has no job's cap.
-    world.grant(USER, id);
-    world.grant(USER, id);
-}
-
-#[test]
-fn acquire_when_it_waits_for_its_jobs_cap_then_granted_when_the_job_gives_back() {
-    let job = Caps { open_leases: 1, ..Caps::NONE };
-    let mut world = World::new(Config { job, ..config() });
-    let id = world.register(deposit(1)).id;
-    let (one, two) = (ClientId(3), ClientId(4));
-    connect_in_job(&mut world, one, JOB);
-    connect_in_job(&mut world, two, JOB);
-    let lease = world.grant(one, id);
-    let request = world.acquire(two, &[Ok(id)], 1000);
-    world.step(Body::Release { leases: &[lease] }.by(one, RequestId::ONE_WAY));
-    let effects = world.fx.list.clone();
-    assert_eq!(answer(&world, &effects, request), Some(Status::OK));
-}
-
-#[test]
-fn gone_when_the_last_of_a_job_then_the_job_is_forgotten_and_its_closing_fds_are_the_domains() {
-    let mut world = World::new(config());
-    let client = ClientId(3);
-    connect_in_job(&mut world, client, JOB);
-    let (request, deadline) = (world.request(), Now(u64::MAX));
-    let deposits = &[deposit(1)];
-    world.step(Body::Register { deposits, credits_wanted: 0, deadline }.by(client, request));
-    assert_eq!(job_of(&world, JOB).map(|job| job.clients), Some(1));
-    world.step(Input::Gone { client });
-    assert_eq!(job_of(&world, JOB), None);
-    let domain = world.core.domains(0).next().expect("the others' domain");
-    let credits: u64 = world.core.clients(0).map(|client| client.credits).sum();
-    assert_eq!(domain.account.counted(Resource::HeldFds), credits + 1);
-    world.close_all();
 }
 
 #[test]

@@ -1,17 +1,16 @@
 //! Tests of what a job leaves behind: kept allocations whose owner is gone are their job's still.
 
 use super::jobs::{JOB, connect_in_job, job_of};
-use super::lives::{crashed, kept_deposit};
+use super::lives::kept_deposit;
 use super::*;
 use fdbroker_protocol::admin::ActOutcome;
 use serde_json::{Value, from_value, to_value};
 
 const FIRST: ClientId = ClientId(3);
-const SECOND: ClientId = ClientId(4);
 
 /// The first client of the job has kept something, and is gone.
-fn left_in(config: Config) -> (World, AllocationId) {
-    let mut world = World::new(config);
+fn left() -> (World, AllocationId) {
+    let mut world = World::new(config());
     connect_in_job(&mut world, FIRST, JOB);
     let (request, deadline) = (world.request(), Now(u64::MAX));
     let deposits = &[kept_deposit(1)];
@@ -21,42 +20,9 @@ fn left_in(config: Config) -> (World, AllocationId) {
     (world, id)
 }
 
-fn left() -> (World, AllocationId) {
-    left_in(config())
-}
-
 /// The job that an allocation is listed with.
 fn job_told(world: &World, id: AllocationId) -> Option<JobKey> {
     world.core.allocations(id.slot).next().filter(|view| view.id == id)?.job
-}
-
-#[test]
-fn left_when_its_owner_is_gone_then_its_jobs_still_and_charged_to_the_domain_alone() {
-    let (world, id) = left();
-    let view = job_of(&world, JOB).expect("it has left something");
-    assert_eq!((view.clients, view.orphans, view.account.is_zero()), (0, 1, true));
-    assert_eq!(view.name.as_str(), "job:7");
-    assert_eq!(job_told(&world, id), Some(JOB));
-    assert_eq!(world.core.kept(id.slot).and_then(|kept| kept.job), Some((JOB, view.name)));
-    assert_eq!(world.core.totals().gauges.jobs, 1);
-}
-
-#[test]
-fn left_when_the_job_comes_again_then_one_job_and_when_its_client_goes_then_not_forgotten() {
-    let (mut world, id) = left();
-    connect_in_job(&mut world, SECOND, JOB);
-    let view = job_of(&world, JOB).expect("in use");
-    assert_eq!((view.clients, view.orphans, world.core.jobs(0).count()), (1, 1, 1));
-    world.gone(SECOND);
-    assert_eq!(job_told(&world, id), Some(JOB));
-}
-
-#[test]
-fn left_when_its_time_is_over_then_the_job_is_forgotten() {
-    let (mut world, _id) = left();
-    world.at(1000);
-    assert!(job_of(&world, JOB).is_none());
-    assert_eq!(world.core.job_name(DomainKey { listener: 0, uid: 1000 }, JOB), JobName::NONE);
 }
 
 #[test]
@@ -75,37 +41,6 @@ fn left_when_revoked_then_the_job_is_forgotten_though_a_duplicate_is_out() {
     assert_eq!(notes.iter().map(|note| note.job).collect::<Vec<_>>(), [Some(JOB)]);
     assert!(world.release(USER, lease).is_ok());
     world.close_all();
-}
-
-#[test]
-fn left_when_adopted_then_the_adopters_jobs_and_the_store_is_told() {
-    let (mut world, id) = left();
-    connect_in_job(&mut world, SECOND, JobKey(8));
-    assert!(world.redeposit(SECOND, id, kept_deposit(9)).is_ok());
-    assert!(world.fx.list.contains(&Effect::KeptChanged { slot: id.slot }));
-    assert!(job_of(&world, JOB).is_none());
-    assert_eq!(job_told(&world, id), Some(JobKey(8)));
-    world.gone(SECOND);
-    assert_eq!(job_of(&world, JobKey(8)).map(|view| view.orphans), Some(1));
-    // By a client of no job it is of none.
-    assert!(world.redeposit(USER, id, kept_deposit(9)).is_ok());
-    assert_eq!((job_told(&world, id), world.core.jobs(0).count()), (None, 0));
-    world.gone(USER);
-    assert_eq!((job_told(&world, id), world.core.jobs(0).count()), (None, 0));
-}
-
-#[test]
-fn left_when_an_adoption_is_refused_then_its_jobs_still() {
-    let job = Caps { kept_allocations: 1, ..Caps::NONE };
-    let (mut world, id) = left_in(Config { job, ..config() });
-    connect_in_job(&mut world, SECOND, JobKey(8));
-    let (request, deadline) = (world.request(), Now(u64::MAX));
-    let deposits = &[kept_deposit(1)];
-    let client = SECOND;
-    world.step(Body::Register { deposits, credits_wanted: 0, deadline }.by(client, request));
-    let refused = world.redeposit(SECOND, id, kept_deposit(9));
-    assert_eq!(refused, Status::no_quota(Resource::KeptAllocations, Scope::Job, 1, 4004));
-    assert_eq!(job_told(&world, id), Some(JOB));
 }
 
 #[test]
@@ -147,14 +82,4 @@ fn restore_when_jobs_and_what_they_left_contradict_each_other_then_refused() {
     assert_eq!(refused(other), broken("the job that left an allocation", 0));
     let without = |saved: &mut Value| saved["beside"]["orphans"]["0"]["job"] = Value::Null;
     assert_eq!(refused(without), broken("job of nobody", 0));
-}
-
-#[test]
-fn after_crash_when_kept_then_its_jobs_still() {
-    let (world, id) = left();
-    let kept = world.core.kept(id.slot).expect("it is kept");
-    let world = crashed(config(), &[id], &[kept]);
-    let view = job_of(&world, JOB).expect("it has left something");
-    assert_eq!((view.clients, view.orphans, view.name.as_str()), (0, 1, "job:7"));
-    assert_eq!(job_told(&world, id), Some(JOB));
 }

@@ -1,4 +1,4 @@
-//! Tests of what outlives an owner or a broker: keep, share by group, restart, crash.
+//! Tests of lives: work that a restart or a crash meets, and states that are refused.
 
 use super::*;
 use fdbroker_core::limits::{LEASES_SWEPT_PER_STEP, TEARDOWN_PER_STEP};
@@ -62,19 +62,6 @@ impl World {
         self.fx.registered[0].status
     }
 
-    pub(super) fn declare(
-        &mut self,
-        client: ClientId,
-        id: AllocationId,
-        open: bool,
-    ) -> Result<LeaseId, Status> {
-        let request = self.request();
-        let items = &[Declared { wanted: Ok(id), open }];
-        self.step(Body::Declare { items }.by(client, request));
-        let granted = self.fx.granted[0];
-        if granted.status.is_ok() { Ok(granted.lease) } else { Err(granted.status) }
-    }
-
     pub(super) fn gone(&mut self, client: ClientId) -> Vec<Effect> {
         self.step(Input::Gone { client })
     }
@@ -110,37 +97,6 @@ fn a_full_world() -> World {
     world.connect(next, 2000);
     world.step(Body::Acquire { wanted: &[Ok(held[0])], deadline: Now(9) }.by(next, RequestId(7)));
     world
-}
-
-#[test]
-fn restart_when_anything_is_under_way_then_the_successor_knows_it_all() {
-    let mut world = a_full_world();
-    let before: Vec<_> = world.core.allocations(0).collect();
-    let leases: Vec<_> = world.core.leases(0).collect();
-    let events = [OWNER, USER, OTHER];
-    world.restart(node_fds(12));
-    assert_eq!(world.core.allocations(0).collect::<Vec<_>>(), before);
-    assert_eq!(world.core.leases(0).collect::<Vec<_>>(), leases);
-    // What was to be told before is told after.
-    assert!(matches!(world.core.take_events(OTHER), Some(Events::Revoked(_))));
-    assert!(events.into_iter().all(|client| world.core.take_events(client).is_none()));
-}
-
-#[test]
-fn restart_when_requests_are_parked_then_each_is_answered_again_first() {
-    let (mut world, id) = one_evicted();
-    let request = world.acquire(USER, &[Ok(id)], 1000);
-    world.close_all();
-    world.fx.clear();
-    world.core.settle_parked(world.now, &mut world.fx);
-    let effects = world.fx.list.clone();
-    assert_eq!(answer(&world, &effects, request), Some(ErrorCode::Again.into()));
-    // The recall stays under way.
-    world.restart(node_fds(2));
-    assert_eq!(world.state(id), AllocationState::Recalling);
-    assert!(matches!(world.core.take_events(OWNER), Some(Events::Recall(_))));
-    world.supply(id, Ok(0), 1);
-    assert_eq!(world.state(id), AllocationState::Held);
 }
 
 #[test]
@@ -189,17 +145,6 @@ fn restart_when_the_caps_are_lower_then_what_is_there_stays_and_nothing_is_added
     world.acquire(USER, &[Ok(one)], 0);
     assert_eq!(world.fx.granted[0].status.result(), Err(ErrorCode::NoQuota));
     assert_eq!(world.client(USER).account.now(Resource::OpenLeases), 2);
-}
-
-#[test]
-fn restart_when_a_slot_was_freed_then_its_pair_is_never_given_again() {
-    let config = Config { max_slots: 1, ..config() };
-    let mut world = World::new(config.clone());
-    let old = world.register(deposit(1)).id;
-    world.unregister(OWNER, old);
-    world.restart(config);
-    let new = world.register(deposit(2)).id;
-    assert_eq!((new.slot, new.generation), (old.slot, old.generation + 1));
 }
 
 /// Numbers of the serde form that no rule binds, in [`a_full_world`]: any value of them is sound.
@@ -298,105 +243,6 @@ fn numbers(value: &serde_json::Value, path: &mut String, found: &mut Vec<String>
 // --- crash --------------------------------------------------------------------------------------
 
 #[test]
-fn redeposit_when_reserved_then_evicted_under_its_old_id_and_who_waited_is_served() {
-    let mut world = crashed(config(), &[id(3, 9)], &[]);
-    assert_eq!(world.core.reserved(), 1);
-    let request = world.acquire(USER, &[Ok(id(3, 9))], 500);
-    assert!(world.fx.list.is_empty(), "it waits");
-    assert!(world.redeposit(OWNER, id(3, 9), deposit(1)).is_ok());
-    assert_eq!(world.core.reserved(), 0);
-    assert_eq!(world.client(OWNER).account.now(Resource::Allocations), 1);
-    assert_eq!(world.state(id(3, 9)), AllocationState::Recalling);
-    assert!(matches!(world.core.take_events(OWNER), Some(Events::Recall(_))));
-    let effects = world.supply(id(3, 9), Ok(0), 1);
-    assert_eq!(answer(&world, &effects, request), Some(Status::OK));
-    assert_eq!(
-        world.core.poll_timeout(),
-        Some(Now(1_000_000)),
-        "the grace time alone is waited for"
-    );
-}
-
-#[test]
-fn redeposit_when_not_of_before_the_crash_or_anothers_then_refused() {
-    let mut world = crashed(config(), &[id(3, 9)], &[]);
-    let new = world.register(deposit(2)).id;
-    let code = |status: Status| status.result().err();
-    assert_eq!(code(world.redeposit(OWNER, new, deposit(2))), Some(ErrorCode::Stale));
-    assert_eq!(code(world.redeposit(USER, new, deposit(2))), Some(ErrorCode::NotPermitted));
-    assert_eq!(code(world.redeposit(USER, id(3, 8), deposit(1))), Some(ErrorCode::Stale));
-    assert_eq!(code(world.redeposit(USER, id(9, 200), deposit(1))), Some(ErrorCode::Stale));
-    assert!(world.redeposit(OWNER, id(3, 9), deposit(1)).is_ok());
-    assert_eq!(code(world.redeposit(USER, id(3, 9), deposit(1))), Some(ErrorCode::NotPermitted));
-    assert!(world.redeposit(OWNER, id(3, 9), deposit(1)).is_ok(), "counted");
-    assert_eq!(world.unregister(OWNER, id(3, 9)), Status::OK);
-    assert_eq!(world.unregister(OWNER, id(3, 9)), Status::OK);
-    assert_eq!(world.unregister(OWNER, id(3, 9)).result(), Err(ErrorCode::Stale));
-}
-
-#[test]
-fn redeposit_when_a_cap_is_full_then_no_quota_and_it_may_try_again() {
-    let client = Caps { allocations: 1, ..Caps::NONE };
-    let mut world = crashed(Config { client, ..config() }, &[id(3, 9)], &[]);
-    let other = world.register(deposit(2)).id;
-    assert_eq!(world.redeposit(OWNER, id(3, 9), deposit(1)).result(), Err(ErrorCode::NoQuota));
-    world.unregister(OWNER, other);
-    assert!(world.redeposit(OWNER, id(3, 9), deposit(1)).is_ok());
-}
-
-#[test]
-fn redeposit_when_the_address_is_used_again_then_stale_and_holders_are_told() {
-    let mut world = crashed(config(), &[id(3, 9)], &[]);
-    world.declare(USER, id(3, 9), true).expect("reserved");
-    world.register(deposit(1));
-    assert_eq!(world.redeposit(OWNER, id(3, 9), deposit(1)).result(), Err(ErrorCode::Stale));
-    assert!(matches!(world.core.take_events(USER), Some(Events::Revoked(_))));
-}
-
-#[test]
-fn declare_when_of_before_the_crash_then_charged_and_capped_and_of_after_it_stale() {
-    let client = Caps { open_leases: 1, ..Caps::NONE };
-    let mut world = crashed(Config { client, ..config() }, &[id(3, 9)], &[]);
-    let lease = world.declare(USER, id(3, 9), true).expect("reserved");
-    assert_eq!(world.client(USER).account.now(Resource::OpenLeases), 1);
-    let refused = world.declare(USER, id(3, 9), true).expect_err("full");
-    assert_eq!(refused.result(), Err(ErrorCode::NoQuota));
-    world.declare(USER, id(3, 9), false).expect("mapped has no cap");
-    let born = world.register(deposit(2)).id;
-    let stale = world.declare(USER, born, true).expect_err("born after");
-    assert_eq!(stale.result(), Err(ErrorCode::Stale));
-    let gone = world.declare(USER, id(4, 9), true).expect_err("was not live");
-    assert_eq!(gone.result(), Err(ErrorCode::Stale));
-    assert!(world.release(USER, lease).is_ok());
-}
-
-#[test]
-fn grace_when_over_then_what_nobody_named_ends_in_bounded_steps() {
-    let live: Vec<_> = (0..700).map(|slot| id(slot, 9)).collect();
-    let mut world = crashed(config(), &live, &[]);
-    world.declare(USER, id(5, 9), true).expect("reserved");
-    let request = world.acquire(OTHER, &[Ok(id(699, 9))], 60_000);
-    let effects = world.at(1000);
-    assert_eq!(answer(&world, &effects, request), Some(ErrorCode::OwnerGone.into()));
-    let is_end = |effect: &&Effect| matches!(effect, Effect::Publish { generation: 0, .. });
-    let mut ended = effects.iter().filter(is_end).count();
-    while world.core.reserved() > 0 {
-        assert_eq!(world.core.poll_timeout(), Some(Now(0)));
-        let ends = world.at(1000).iter().filter(is_end).count();
-        assert!((1..=limits::RESERVED_ENDS_PER_STEP).contains(&ends), "{ends}");
-        ended += ends;
-    }
-    assert_eq!(ended, 700);
-    assert!(
-        matches!(world.core.take_events(USER), Some(Events::Revoked(told)) if told[0].code == ErrorCode::OwnerGone)
-    );
-    assert_eq!(world.redeposit(OWNER, id(7, 9), deposit(1)).result(), Err(ErrorCode::OwnerGone));
-    world.acquire(USER, &[Ok(id(7, 9)), Ok(id(7, 99)), Ok(id(7, 100))], 0);
-    let codes: Vec<_> = world.fx.granted.iter().map(|item| item.status.result().err()).collect();
-    assert_eq!(codes, [ErrorCode::OwnerGone, ErrorCode::Stale, ErrorCode::Stale].map(Some));
-}
-
-#[test]
 fn grace_when_a_million_are_reserved_then_no_step_ends_more_than_its_share() {
     let ids: Vec<_> = (0..1_000_000).map(|slot| id(slot, 1)).collect();
     let slots = former(&ids);
@@ -427,141 +273,4 @@ fn after_crash_when_the_page_does_not_fit_then_refused() {
         let former = Former { slots: &slots, kept: &[], ..Former::default() };
         assert!(Core::after_crash(config, former, Now(0)).is_err(), "{live:?}");
     }
-}
-
-#[test]
-fn after_crash_when_a_kept_fd_is_there_then_granted_at_once_and_adopted_by_its_owner() {
-    let mut before = World::new(config());
-    let kept_id = before.register(kept_deposit(1)).id;
-    let kept = before.core.kept(kept_id.slot).expect("it is kept");
-    let mut world = crashed(config(), &[kept_id], &[kept]);
-    assert_eq!(world.core.kept(kept_id.slot), Some(kept));
-    assert_eq!(world.core.driver_data(kept_id), Some((3, &[7; 64])));
-    world.grant(USER, kept_id);
-    assert!(world.redeposit(OWNER, kept_id, kept_deposit(1)).is_ok());
-    assert_eq!(world.client(OWNER).account.now(Resource::KeptAllocations), 1);
-    assert_eq!(world.client(OWNER).account.now(Resource::HeldBytes), 4096);
-}
-
-#[test]
-fn after_crash_when_more_is_kept_than_the_caps_allow_now_then_it_stays_and_none_is_added() {
-    let mut before = World::new(config());
-    let ids = [1, 2].map(|base| before.register(kept_deposit(base)).id);
-    let kept = ids.map(|id| before.core.kept(id.slot).expect("it is kept"));
-    let node = Caps { kept_allocations: 1, ..Caps::NONE };
-    let mut world = crashed(Config { node, ..config() }, &ids, &kept);
-    world.grant(USER, ids[0]);
-    world.grant(USER, ids[1]);
-    assert_eq!(world.register(kept_deposit(3)).status.result(), Err(ErrorCode::NoQuota));
-    world.at(1000);
-    assert!(world.register(kept_deposit(3)).status.is_ok());
-}
-
-// --- keep ---------------------------------------------------------------------------------------
-
-#[test]
-fn keep_when_its_owner_dies_then_it_lives_for_the_ttl_charged_to_the_domain() {
-    let mut world = World::new(config());
-    let kept = world.register(kept_deposit(1)).id;
-    assert!(world.fx.list.contains(&Effect::Keep { slot: kept.slot }));
-    let effects = world.gone(OWNER);
-    assert!(!effects.iter().any(|effect| matches!(effect, Effect::Publish { .. })), "{effects:?}");
-    let lease = world.grant(USER, kept);
-    let domain = world.core.domains(0).next().expect("one").account;
-    assert_eq!(domain.now(Resource::KeptAllocations), 1);
-    assert_eq!(world.client(USER).account.now(Resource::KeptAllocations), 0);
-    world.at(999);
-    world.grant(USER, kept);
-    let effects = world.at(1000);
-    let at = |wanted: fn(&Effect) -> bool| effects.iter().position(wanted);
-    let unkept = at(|effect| matches!(effect, Effect::Unkeep { .. })).expect("unkept");
-    assert!(unkept < at(|effect| matches!(effect, Effect::CloseHeld { .. })).expect("closed"));
-    world.acquire(USER, &[Ok(kept)], 0);
-    assert_eq!(world.fx.granted[0].status.result(), Err(ErrorCode::OwnerGone));
-    assert_eq!(world.now_of(Resource::KeptAllocations), 0);
-    assert!(world.release(USER, lease).is_ok());
-    world.close_all();
-}
-
-#[test]
-fn keep_when_its_cap_is_full_then_no_quota_names_it_on_every_level() {
-    let one = Caps { kept_allocations: 1, ..Caps::NONE };
-    for (config, scope) in [
-        (Config { client: one, ..config() }, Scope::Client),
-        (Config { domain: one, ..config() }, Scope::Domain),
-        (Config { node: one, ..config() }, Scope::Node),
-    ] {
-        let mut world = World::new(config);
-        world.register(kept_deposit(1));
-        let refused = world.register(kept_deposit(2)).status;
-        assert_eq!(refused, Status::no_quota(Resource::KeptAllocations, scope, 1, 4000));
-        assert!(world.register(deposit(3)).status.is_ok());
-    }
-}
-
-#[test]
-fn keep_when_room_is_needed_then_never_evicted() {
-    let mut world = World::new(node_fds(2));
-    let kept = world.register(kept_deposit(1)).id;
-    world.register(deposit(2));
-    world.register(deposit(3));
-    assert_eq!(world.state(kept), AllocationState::Resident);
-}
-
-#[test]
-fn keep_when_a_successor_of_its_domain_has_the_token_then_adopted_with_all_charges() {
-    let mut world = World::new(config());
-    let kept = world.register(kept_deposit(1)).id;
-    assert_eq!(
-        world.redeposit(USER, kept, kept_deposit(1)).result(),
-        Err(ErrorCode::NotPermitted),
-        "its owner lives"
-    );
-    world.gone(OWNER);
-    let stranger = ClientId(4);
-    world.connect(stranger, 2000);
-    let refused = world.redeposit(stranger, kept, kept_deposit(1));
-    assert_eq!(refused.result(), Err(ErrorCode::NotPermitted));
-    let larger = sized(8192, kept_deposit(1));
-    assert_eq!(world.redeposit(USER, kept, larger).result(), Err(ErrorCode::Protocol));
-    assert!(world.redeposit(USER, kept, kept_deposit(9)).is_ok());
-    assert_eq!(world.client(USER).account.now(Resource::KeptAllocations), 1);
-    world.at(5000);
-    world.grant(OTHER, kept);
-    assert_eq!(world.unregister(USER, kept), Status::OK);
-    assert_eq!(world.state(kept), AllocationState::Ended);
-}
-
-#[test]
-fn keep_when_named_again_after_a_crash_without_its_fd_then_kept_from_the_first_recall_on() {
-    let mut world = crashed(config(), &[id(3, 9)], &[]);
-    assert!(world.redeposit(OWNER, id(3, 9), kept_deposit(1)).is_ok());
-    assert_eq!(world.core.kept(3), None);
-    let request = world.acquire(USER, &[Ok(id(3, 9))], 500);
-    let effects = world.supply(id(3, 9), Ok(0), 1);
-    assert!(effects.contains(&Effect::Keep { slot: 3 }));
-    assert_eq!(answer(&world, &effects, request), Some(Status::OK));
-    assert_eq!(world.state(id(3, 9)), AllocationState::Resident);
-    assert!(world.core.kept(3).is_some());
-}
-
-// --- share --------------------------------------------------------------------------------------
-
-#[test]
-fn share_when_by_group_then_those_of_the_owners_group_on_its_listener_alone() {
-    let mut world = World::new(config());
-    let shared = world.register(Deposit { share: Share::Gid, ..deposit(1) }).id;
-    let mut code = |client, listener, uid, gid, groups: &[u32]| {
-        let (client, domain) = (ClientId(client), DomainKey { listener, uid });
-        let peer = Peer { domain, job: None, pid: 1, gid, groups };
-        world.step(Input::Connect { client, peer });
-        world.step(Body::Hello { own_fds: 0, deadline: Now(0) }.by(client, RequestId(1)));
-        world.acquire(client, &[Ok(shared)], 0);
-        world.fx.granted[0].status.result().err()
-    };
-    assert_eq!(code(4, 0, 2000, 100, &[]), None);
-    assert_eq!(code(5, 0, 2001, 7, &[3, 100, 200]), None);
-    assert_eq!(code(6, 0, 2002, 7, &[3, 200]), Some(ErrorCode::NotPermitted));
-    assert_eq!(code(7, 1, 2003, 100, &[100]), Some(ErrorCode::NotPermitted));
-    assert_eq!(code(8, 0, 1000, 7, &[]), None, "the same user");
 }

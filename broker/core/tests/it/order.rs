@@ -8,26 +8,6 @@ fn of_cuda(deposit: Deposit) -> Deposit {
 }
 
 #[test]
-fn evict_when_the_node_is_short_of_fds_then_its_last_one_of_cuda_goes_last() {
-    let cuda = |number| of_cuda(deposit(number));
-    let mut world = World::new(node_fds(3));
-    let anchor = world.register(cuda(1)).id;
-    let others: Vec<AllocationId> = (2..=7).map(|it| world.register(deposit(it)).id).collect();
-    world.close_all();
-    assert_eq!(world.state(anchor), AllocationState::Held, "six came after it");
-    assert_eq!(world.state(others[3]), AllocationState::Evicted);
-
-    // Another one: the order counts again.
-    let next = world.register(cuda(8)).id;
-    for number in 9..=10 {
-        world.register(deposit(number));
-        world.close_all();
-    }
-    assert_eq!(world.state(anchor), AllocationState::Evicted);
-    assert_eq!(world.state(next), AllocationState::Held);
-}
-
-#[test]
 fn evict_when_nothing_but_the_last_one_of_cuda_can_go_then_it_goes() {
     let cuda = |number| of_cuda(deposit(number));
     let mut world = World::new(node_fds(1));
@@ -58,39 +38,6 @@ fn silent_owner(room: u64) -> (World, AllocationId, AllocationId) {
     world.at(101);
     assert!(world.client(OWNER).silent);
     (world, held, missed)
-}
-
-#[test]
-fn evict_when_an_owner_is_silent_then_its_fds_go_after_all_others_though_older() {
-    let (mut world, silent, _) = silent_owner(1);
-    for base in 3..=6 {
-        let young = world.register_by(USER, deposit(base)).id;
-        world.close_all();
-        assert_eq!(world.state(young), AllocationState::Held);
-        assert_eq!(world.state(silent), AllocationState::Held);
-    }
-}
-
-#[test]
-fn evict_when_only_fds_of_the_silent_are_left_then_they_go_and_come_back_when_it_answers() {
-    let (mut world, silent, missed) = silent_owner(1);
-    let resident = |base| Deposit { recallable: false, ..deposit(base) };
-    let others = [3, 4].map(|base| {
-        let registered = world.register_by(USER, resident(base));
-        assert!(registered.status.is_ok(), "one that does not answer keeps nobody out");
-        registered.id
-    });
-    assert_eq!(world.state(silent), AllocationState::Evicted);
-    world.close_all();
-    world.acquire(OTHER, &[Ok(silent)], 1000);
-    assert_eq!(world.fx.granted[0].status.result(), Err(ErrorCode::OwnerSilent));
-
-    others.iter().for_each(|id| _ = world.unregister(USER, *id));
-    world.close_all();
-    world.supply(missed, Ok(0), 2);
-    assert!(!world.client(OWNER).silent);
-    world.acquire(OTHER, &[Ok(silent)], 1000);
-    assert_eq!(world.state(silent), AllocationState::Recalling);
 }
 
 #[test]

@@ -10,28 +10,6 @@ pub(super) fn reclaimed(world: &mut World, client: ClientId) -> Option<Vec<Lease
     }
 }
 
-pub(super) fn open_leases(open_leases: u64) -> Config {
-    Config { node: Caps { open_leases, ..Caps::NONE }, ..config() }
-}
-
-#[test]
-fn acquire_when_the_cap_is_full_of_leases_then_the_most_idle_is_asked_for_its_oldest_and_no_other()
-{
-    let mut world = World::new(open_leases(3));
-    let id = world.register(deposit(1)).id;
-    let kept = world.grant(OTHER, id);
-    let (old, young) = (world.grant(USER, id), world.grant(USER, id));
-    // OTHER is active again, and asks for itself.
-    let request = world.acquire(OTHER, &[Ok(id)], 1000);
-    assert!(world.fx.list.contains(&Effect::Events { client: USER }));
-    assert_eq!(reclaimed(&mut world, USER), Some(vec![old, young]));
-    assert_eq!(reclaimed(&mut world, OTHER), None);
-    world.step(Body::Release { leases: &[old] }.by(USER, RequestId::ONE_WAY));
-    let effects = world.fx.list.clone();
-    assert_eq!(answer(&world, &effects, request), Some(Status::OK));
-    world.release(OTHER, kept);
-}
-
 #[test]
 fn acquire_when_a_thousand_clients_of_others_are_idle_then_those_of_the_full_domain_are_asked_at_once()
  {
@@ -76,50 +54,6 @@ fn acquire_when_the_share_is_used_up_then_no_quota_names_it_and_others_keep_thei
 }
 
 #[test]
-fn reclaim_when_not_answered_then_others_are_asked_after_a_pause_and_the_same_lease_much_later() {
-    let mut world = World::new(open_leases(2));
-    let id = world.register(deposit(1)).id;
-    let (ignored, idle) = (world.grant(USER, id), world.grant(OTHER, id));
-    world.acquire(OWNER, &[Ok(id)], 60_000);
-    assert_eq!(reclaimed(&mut world, USER), Some(vec![ignored]));
-    assert_eq!(reclaimed(&mut world, OTHER), None);
-    world.at(11);
-    assert_eq!(reclaimed(&mut world, USER), None);
-    assert_eq!(reclaimed(&mut world, OTHER), Some(vec![idle]));
-    world.at(900);
-    assert_eq!(reclaimed(&mut world, USER), None);
-    world.at(1100);
-    assert_eq!(reclaimed(&mut world, USER), Some(vec![ignored]));
-}
-
-#[test]
-fn reclaim_when_what_a_client_was_asked_for_has_ended_then_it_is_asked_before_busier_ones() {
-    let mut world = World::new(open_leases(3));
-    let [id, ends] = [1, 2].map(|base| world.register(deposit(base)).id);
-    let idle = [id, ends].map(|id| world.grant(USER, id));
-    world.grant(OTHER, id);
-    world.acquire(OWNER, &[Ok(id)], 60_000);
-    assert_eq!(reclaimed(&mut world, USER), Some(idle.to_vec()));
-    world.release(USER, idle[0]);
-    // USER has been asked for all that it has left: another client is asked.
-    world.acquire(OTHER, &[Ok(id)], 60_000);
-    assert_eq!(reclaimed(&mut world, USER), None);
-    let of_owner = reclaimed(&mut world, OWNER).expect("the next in the order");
-    world.unregister(OWNER, ends);
-    world.release(USER, idle[1]);
-    world.release(OWNER, of_owner[0]);
-    let lease = world.grant(USER, id);
-    assert_eq!(world.unregister(OTHER, id).result(), Err(ErrorCode::NotPermitted), "it is busy");
-    world.acquire(OWNER, &[Ok(id)], 60_000);
-    assert_eq!(reclaimed(&mut world, OTHER), None);
-    world.core.take_events(USER);
-    assert_eq!(
-        world.core.leases(0).filter(|view| view.asked).map(|view| view.id).collect::<Vec<_>>(),
-        [lease]
-    );
-}
-
-#[test]
 fn reclaim_when_a_client_gave_back_all_it_could_then_it_is_not_asked_last_for_a_new_lease() {
     let mut world = World::new(open_leases(3));
     let id = world.register(deposit(1)).id;
@@ -159,22 +93,6 @@ fn mapped_when_the_cap_is_full_then_no_quota_and_mapped_leases_are_asked_for() {
 }
 
 #[test]
-fn reclaim_when_the_lease_has_ended_or_come_back_before_it_was_told_then_it_is_not_asked_for() {
-    let mut world = World::new(open_leases(3));
-    let (ended, live) = (world.register(deposit(1)).id, world.register(deposit(2)).id);
-    let revoked = world.grant(USER, ended);
-    let (back, stays) = (world.grant(USER, live), world.grant(USER, live));
-    world.acquire(OTHER, &[Ok(live), Ok(live)], 60_000);
-    world.unregister(OWNER, ended);
-    world.release(USER, back);
-    assert_eq!(reclaimed(&mut world, USER), Some(vec![stays]));
-    assert!(matches!(
-        world.core.take_events(USER),
-        Some(Events::Revoked(all)) if all[0].lease == revoked
-    ));
-}
-
-#[test]
 fn acquire_when_idle_held_fds_can_go_then_nobody_is_asked() {
     let (mut world, evicted) = one_evicted();
     world.acquire(USER, &[Ok(evicted)], 1000);
@@ -203,4 +121,8 @@ fn credits_when_closes_of_another_user_take_long_then_do_not_wait_for_them() {
     world.step(Input::Slow { domain, slow: false });
     world.close_all();
     assert_eq!(world.client(USER).credits, 1);
+}
+
+fn open_leases(open_leases: u64) -> Config {
+    Config { node: Caps { open_leases, ..Caps::NONE }, ..config() }
 }

@@ -2,56 +2,6 @@
 
 use super::caps::set_caps;
 use super::*;
-use fdbroker_protocol::admin::ActOutcome;
-
-#[test]
-fn release_when_two_domains_wait_then_they_are_served_in_turn_and_each_in_order() {
-    let mut world = World::new(node_fds(2));
-    let id = world.register(Deposit { share: Share::Any, ..deposit(1) }).id;
-    let stranger = ClientId(3);
-    world.connect(stranger, 2000);
-    let lease = world.grant(OTHER, id);
-    let first = [0; 3].map(|_| world.acquire(USER, &[Ok(id)], 1000));
-    let second = [0; 3].map(|_| world.acquire(stranger, &[Ok(id)], 1000));
-    let (mut holder, mut held, mut served) = (OTHER, lease, Vec::new());
-    for _ in 0..6 {
-        world.step(Body::Release { leases: &[held] }.by(holder, RequestId::ONE_WAY));
-        let granted = world.fx.list.iter().find_map(|effect| match effect {
-            Effect::Granted { client, request, range, .. } => {
-                Some((*client, *request, world.fx.granted[range.start].lease))
-            }
-            _ => None,
-        });
-        let (client, request, lease) = granted.expect("one is served for each given back");
-        (holder, held) = (client, lease);
-        served.push(request);
-    }
-    let in_turn = [first[0], second[0], first[1], second[1], first[2], second[2]];
-    assert_eq!(served, in_turn);
-}
-
-#[test]
-fn release_when_one_domain_is_at_its_cap_then_another_behind_it_is_served() {
-    let domain = Caps { open_leases: 1, ..Caps::NONE };
-    let node = Caps { open_leases: 3, ..Caps::NONE };
-    let mut world = World::new(Config { node, domain, ..config() });
-    let id = world.register(Deposit { share: Share::Any, ..deposit(1) }).id;
-    let (third, fourth, fifth) = (ClientId(3), ClientId(4), ClientId(5));
-    world.connect(third, 2000);
-    world.connect(fourth, 3000);
-    world.connect(fifth, 4000);
-    let blocked = world.grant(USER, id);
-    world.grant(third, id);
-    let lease = world.grant(fourth, id);
-    // Behind its domain's cap, and before the other one.
-    let waits = world.acquire(USER, &[Ok(id)], 1000);
-    let request = world.acquire(fifth, &[Ok(id)], 1000);
-    world.step(Body::Release { leases: &[lease] }.by(fourth, RequestId::ONE_WAY));
-    let effects = world.fx.list.clone();
-    assert_eq!(answer(&world, &effects, request), Some(Status::OK));
-    assert_eq!(answer(&world, &effects, waits), None);
-    world.release(USER, blocked);
-}
 
 #[test]
 fn sendable_when_a_request_joins_a_recall_under_way_then_that_was_not_its_domains_turn() {
@@ -73,28 +23,6 @@ fn sendable_when_a_request_joins_a_recall_under_way_then_that_was_not_its_domain
     let effects = world.fx.list.clone();
     assert_eq!(answer(&world, &effects, first), Some(Status::OK));
     assert_eq!(answer(&world, &effects, second), None);
-}
-
-#[test]
-fn release_when_the_domains_first_are_held_up_by_another_cap_then_the_next_is_served_at_once() {
-    let client = Caps { open_leases: 1, ..Caps::NONE };
-    let node = Caps { open_leases: 2, ..Caps::NONE };
-    let mut world = World::new(Config { node, client, max_parked_per_client: 64, ..config() });
-    let id = world.register(Deposit { share: Share::Any, ..deposit(1) }).id;
-    let stranger = ClientId(3);
-    world.connect(stranger, 2000);
-    world.grant(USER, id);
-    let lease = world.grant(OWNER, id);
-    // More than a step looks at, and the cap of their client holds them up.
-    for _ in 0..2 * limits::PARKED_LOOKS_PER_STEP {
-        world.acquire(USER, &[Ok(id)], 60_000);
-    }
-    let [same, other] = [OTHER, stranger].map(|client| world.acquire(client, &[Ok(id)], 60_000));
-    world.step(Body::Release { leases: &[lease] }.by(OWNER, RequestId::ONE_WAY));
-    let effects = world.fx.list.clone();
-    assert_eq!(answer(&world, &effects, same), Some(Status::OK));
-    assert_eq!(answer(&world, &effects, other), None);
-    assert_ne!(world.core.poll_timeout(), Some(Now(0)), "others are looked at for nothing");
 }
 
 #[test]
@@ -201,32 +129,4 @@ fn clear_when_a_burst_is_over_then_its_memory_is_given_back() {
     effects.granted.resize(limits::EFFECTS_KEPT, item);
     effects.clear();
     assert_eq!(effects.granted.capacity(), limits::EFFECTS_KEPT, "what is used each time stays");
-}
-
-#[test]
-fn sendable_when_a_client_stops_to_read_then_what_was_supplied_for_it_makes_room_for_others() {
-    let mut world = World::new(node_fds(4));
-    let [first, second] = [1, 2].map(|base| world.register(deposit(base)).id);
-    world.step(Input::Evict { ids: &[first, second] });
-    world.close_all();
-    let deaf = ClientId(3);
-    world.connect(deaf, 1000);
-    // Each recall has a place, and one for the lease of its first request.
-    world.acquire(USER, &[Ok(first)], 60_000);
-    let waits = world.acquire(OTHER, &[Ok(first)], 60_000);
-    world.acquire(USER, &[Ok(second)], 60_000);
-    world.acquire(deaf, &[Ok(second)], 60_000);
-    world.supply(first, Ok(0), 1);
-    world.supply(second, Ok(0), 2);
-    assert_eq!(world.core.evict_outcome(second), ActOutcome::Waited);
-    world.step(Input::Sendable { client: deaf, sendable: false });
-    world.at(0);
-    assert_eq!(world.state(second), AllocationState::Evicted);
-    let effects: Vec<Effect> =
-        (0..8).flat_map(|ticket| world.step(Input::Closed { ticket: Ticket(ticket) })).collect();
-    assert!(
-        effects
-            .iter()
-            .any(|effect| matches!(effect, Effect::Granted { request, .. } if *request == waits))
-    );
 }

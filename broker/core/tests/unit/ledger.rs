@@ -27,26 +27,6 @@ fn charge_when_one_cap_is_in_the_way_then_no_account_changes() {
 }
 
 #[test]
-fn charge_when_the_table_is_full_then_held_is_refused_and_leases_are_not() {
-    let (mut ledger, client) = of_a_client(Caps::NONE);
-    let refused = ledger.charge(client, Charge(Resource::HeldFds, 6)).unwrap_err();
-    assert_eq!(refused.resource, Resource::TablePlaces);
-    ledger.charge(client, Charge(Resource::OpenLeases, 6)).expect("fits");
-}
-
-#[test]
-fn add_below_when_the_domain_has_it_already_then_only_the_narrower_scopes_get_it() {
-    let (mut ledger, client) = of_a_client(Caps::NONE);
-    let charge = Charge(Resource::Allocations, 1);
-    ledger.fits(client, Some(Scope::Domain), charge).expect("fits");
-    ledger.add_below(Scope::Domain, client, charge);
-    let now = ledger.path(client).map(|scope| ledger[scope].account.now(Resource::Allocations));
-    assert_eq!(now.collect::<Vec<_>>(), [1, 1, 0, 0]);
-    ledger.release_below(Scope::Domain, client, charge);
-    assert!(ledger[client].account.is_zero());
-}
-
-#[test]
 fn close_when_a_request_waits_for_its_room_then_the_number_is_not_used_again_until_it_leaves() {
     let (mut ledger, client) = of_a_client(Caps::NONE);
     let blocked = Blocked { resource: Resource::HeldFds, scope: client };

@@ -85,19 +85,6 @@ fn restore_when_damaged_then_refused() {
 }
 
 #[test]
-fn insert_when_several_are_free_then_takes_the_oldest() {
-    let mut slots = Slots::new(8, 1, 0);
-    for value in 0..4 {
-        assert_eq!(slots.insert(value), Some((value, 1)));
-    }
-    slots.remove(2);
-    slots.remove(0);
-    assert_eq!(slots.insert(7), Some((2, 2)));
-    assert_eq!(slots.insert(8), Some((0, 2)));
-    assert_eq!(slots.insert(9), Some((4, 1)));
-}
-
-#[test]
 fn insert_when_fewer_than_the_spread_were_used_then_takes_a_new_one() {
     let mut slots = Slots::new(8, 1, 3);
     let used: Vec<_> = (0..7)
@@ -120,24 +107,4 @@ fn insert_when_several_segments_are_used_then_each_value_is_found() {
     assert!(slots.iter_from(0).eq((0..count).map(|slot| (slot, &slots[slot]))));
     assert!((0..count).all(|slot| slots[slot] == u64::from(slot)));
     assert_eq!((slots.get(count, 1), slots.slots()), (None, count));
-}
-
-#[test]
-fn get_when_the_generation_is_old_then_none() {
-    let mut slots = Slots::new(8, 5, 0);
-    let (slot, generation) = slots.insert('a').expect("room");
-    slots.remove(slot);
-    slots.insert('b').expect("room");
-    assert_eq!(slots.get(slot, generation), None);
-    assert_eq!(slots.get(slot, generation + 1), Some(&'b'));
-}
-
-#[test]
-fn remove_when_the_generation_is_used_up_then_the_slot_is_retired() {
-    let mut slots = Slots::new(1, LAST_GENERATION, 0);
-    let (slot, generation) = slots.insert(1).expect("room");
-    assert_eq!(generation, LAST_GENERATION);
-    slots.remove(slot);
-    assert_eq!(slots.insert(2), None);
-    assert!(!slots.has_room());
 }

@@ -9,52 +9,6 @@ fn capped(domain: Caps) -> World {
 }
 
 #[test]
-fn create_when_the_cap_of_names_or_metadata_is_full_then_no_quota_and_nothing_is_charged() {
-    // Two names of one byte.
-    let bytes = 2 * (OBJECT_RECORD_BYTES + 1);
-    let mut world = capped(Caps { object_names: 2, metadata_bytes: bytes, ..Caps::NONE });
-    let held = world.now_of(Resource::HeldFds);
-    let full = |resource, cap| Err(Status::no_quota(resource, Scope::Domain, cap, 0));
-    let names = ["a", "b", "c"].map(object);
-    assert_eq!(world.create_with(OWNER, &create(&names)), full(Resource::ObjectNames, 2));
-    let long = [object("a"), NewObject { metadata: &[0], ..object("b") }];
-    assert_eq!(world.create_with(OWNER, &create(&long)), full(Resource::MetadataBytes, bytes));
-    let long = [object("a"), object("bc")];
-    assert_eq!(world.create_with(OWNER, &create(&long)), full(Resource::MetadataBytes, bytes));
-    world.close_all();
-    let now = [Resource::ObjectNames, Resource::MetadataBytes].map(|it| world.now_of(it));
-    assert_eq!((now, world.now_of(Resource::HeldFds)), ([0; 2], held));
-    world.create_with(OWNER, &create(&names[..2])).expect("it fits");
-}
-
-#[test]
-fn get_when_its_names_do_not_fit_then_no_quota_instead_of_waiting() {
-    let mut world = capped(Caps { metadata_bytes: 3, ..Caps::NONE });
-    let no_quota = Status::no_quota(Resource::MetadataBytes, Scope::Domain, 3, 0);
-    assert_eq!(world.ask(USER, &["long"], 10).1, Got::Failed(no_quota));
-    assert_eq!(world.ask(USER, &["abc"], 10).1, Got::Waits);
-}
-
-#[test]
-fn seal_when_the_cap_of_kept_or_permanent_memory_is_full_then_no_quota_and_still_in_the_making() {
-    let mut world = capped(Caps { kept_bytes: SIZE, permanent_bytes: 1, ..Caps::NONE });
-    let objects = [object("a")];
-    let keep_us = Some(1_000_000);
-    let kept = Create { keep_us, ..create(&objects) };
-    let group = world.create_with(OWNER, &Create { pin: true, ..kept }).expect("begun");
-    let full = |resource, cap| Err(Status::no_quota(resource, Scope::Domain, cap, 0));
-    assert_eq!(world.seal(OWNER, group), full(Resource::PermanentBytes, 1));
-    assert_eq!(world.now_of(Resource::KeptBytes), 0);
-    world.abort(OWNER, group);
-    let group = world.create_with(OWNER, &kept).expect("begun");
-    world.seal(OWNER, group).expect("it fits");
-    let other = Create { objects: &[object("b")], ..kept };
-    let group = world.create_with(OWNER, &other).expect("begun");
-    assert_eq!(world.seal(OWNER, group), full(Resource::KeptBytes, SIZE));
-    assert_eq!(world.get(USER, &["b"]).error(), ErrorCode::NotSealed);
-}
-
-#[test]
 fn seal_when_a_kept_group_has_grown_above_the_cap_then_no_quota_until_it_fits() {
     let mut world = capped(Caps { held_bytes: 2 * SIZE, ..Caps::NONE });
     let objects = [object("a")];

@@ -1,66 +1,6 @@
-//! Ends of objects: delete, the creator's death, an administrator's revoke; and lists of what is
-//! there.
+//! Ends of objects: a large creator's death, an administrator's revoke; and lists of what is there.
 
 use super::*;
-
-#[test]
-fn delete_when_leased_then_the_name_goes_at_once_and_the_memory_with_the_last_lease() {
-    let mut world = World::new(config());
-    let version = world.put(OWNER, &["a"]);
-    let got = world.get(USER, &["a"]);
-    let lease = got.grants()[0].lease;
-    let other = Status::with_value(ErrorCode::Version, version);
-    assert_eq!(world.delete(USER, "a", version + 1), other);
-    assert_eq!(world.delete(USER, "a", version), Status::OK);
-    assert_eq!(world.get(OTHER, &["a"]).error(), ErrorCode::NotFound);
-    assert_eq!(world.delete(USER, "a", 0), ErrorCode::NotFound.into());
-    assert_eq!(world.now_of(Resource::ObjectNames), 0);
-    assert_eq!(world.client(USER).account.now(Resource::PinnedBytes), SIZE);
-    world.release(USER, lease);
-    world.close_all();
-    let left = [Resource::PinnedBytes, Resource::Allocations, Resource::HeldFds];
-    assert_eq!(left.map(|it| world.now_of(it)), [0; 3]);
-    assert_eq!(world.core.take_events(OWNER), None);
-}
-
-#[test]
-fn delete_when_other_names_are_left_then_the_memory_stays_until_the_last() {
-    let mut world = World::new(config());
-    world.put(OWNER, &["a", "b"]);
-    assert_eq!(world.delete(USER, "a", 0), Status::OK);
-    assert_eq!(world.names(USER, ""), ["b"]);
-    let view = world.core.object_for(USER, false, b"b").expect("a domain").expect("it is there");
-    assert_eq!((view.group_names, view.group_bytes), (1, SIZE));
-    assert_eq!(world.get(USER, &["b"]).grants().len(), 1);
-}
-
-#[test]
-fn delete_when_in_the_making_then_not_sealed_and_it_stays() {
-    let mut world = World::new(config());
-    let group = world.create(OWNER, &["a"]);
-    assert_eq!(world.delete(USER, "a", 0).result(), Err(ErrorCode::NotSealed));
-    assert!(world.seal(OWNER, group).is_ok());
-}
-
-#[test]
-fn gone_when_the_creator_dies_then_its_objects_are_unknown_at_once_and_holders_are_told() {
-    let mut world = World::new(config());
-    world.put(OWNER, &["sealed"]);
-    world.create(OWNER, &["made"]);
-    let got = world.get(USER, &["sealed"]);
-    let (lease, id) = (got.grants()[0].lease, got.grants()[0].wanted.expect("granted"));
-    world.step(Input::Gone { client: OWNER });
-    for name in ["sealed", "made"] {
-        assert_eq!(world.get(USER, &[name]).error(), ErrorCode::NotFound);
-    }
-    assert_eq!(world.names(USER, ""), Vec::<String>::new());
-    world.settle();
-    let told = RevokedEvent { id, lease, code: ErrorCode::OwnerGone };
-    assert_eq!(world.core.take_events(USER), Some(Events::Revoked(vec![told])));
-    assert_eq!(world.now_of(Resource::ObjectNames), 0);
-    // Another may have the name meanwhile.
-    world.put(OTHER, &["sealed"]);
-}
 
 #[test]
 fn gone_when_the_creator_has_many_groups_of_many_names_then_they_go_in_portions() {

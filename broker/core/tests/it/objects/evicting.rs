@@ -1,7 +1,6 @@
 //! Groups that may go when bytes are short: which one goes, and which ones stay.
 
 use super::*;
-use fdbroker_protocol::object::ObjectEvent;
 
 /// A node with room for so many groups.
 fn node_of(groups: u64) -> World {
@@ -21,33 +20,6 @@ impl World {
         self.close_all();
         version
     }
-
-    fn use_it(&mut self, name: &str) {
-        let lease = self.get(USER, &[name]).grants()[0].lease;
-        self.release(USER, lease);
-    }
-}
-
-#[test]
-fn create_when_bytes_are_short_then_the_evictable_group_that_was_not_used_for_longest_goes() {
-    let mut world = node_of(3);
-    world.watch(USER, "");
-    world.put_evictable("a");
-    world.at(1);
-    let second = world.put_evictable("b");
-    world.at(2);
-    world.try_put(&create(&[object("stays")])).expect("room");
-    world.at(3);
-    world.use_it("a");
-    world.news(USER);
-    world.at(4);
-    let third = world.put_evictable("c");
-    assert_eq!(world.names(USER, ""), ["a", "c", "stays"]);
-    assert_eq!(world.get(USER, &["b"]).error(), ErrorCode::NotFound);
-    let told = world.news(USER);
-    assert!(told.contains(&(ObjectEvent::Evicted, second, "b".into())), "{told:?}");
-    assert!(told.contains(&(ObjectEvent::Sealed, third, "c".into())), "{told:?}");
-    assert_eq!(world.now_of(Resource::HeldBytes), 3 * SIZE);
 }
 
 #[test]
@@ -70,26 +42,6 @@ fn create_when_all_are_leased_pinned_or_not_evictable_then_no_quota_and_all_stay
     world.at(21);
     world.try_put(&new).expect("the one that was leased makes room");
     assert_eq!(world.names(USER, ""), ["new", "pinned", "plain"]);
-}
-
-#[test]
-fn seal_when_kept_bytes_are_short_then_kept_groups_that_may_go_make_room() {
-    let domain = Caps { kept_bytes: 2 * SIZE, ..Caps::NONE };
-    let mut world = World::new(Config { domain, ..config() });
-    let keep_us = Some(1_000_000 * MS);
-    for (at, name) in ["a", "b", "c"].into_iter().enumerate() {
-        world.at(at as u64);
-        let objects = [object(name)];
-        let kept = Create { keep_us, evictable: true, ..create(&objects) };
-        world.try_put(&kept).expect("room is made");
-    }
-    assert_eq!(world.names(USER, ""), ["b", "c"]);
-    assert_eq!(world.now_of(Resource::KeptBytes), 2 * SIZE);
-    let never = [object("d"), object("e")];
-    let large = sized(3 * SIZE, deposit(0));
-    let refused =
-        world.try_put(&Create { keep_us, deposit: large, ..create(&never) }).expect_err("no room");
-    assert_eq!(refused.resource, Resource::KeptBytes as u8);
 }
 
 // --- what is refused ends nothing ----------------------------------------------------------------
@@ -140,20 +92,6 @@ fn seal_when_refused_in_the_end_then_no_group_of_another_user_has_gone() {
 }
 
 #[test]
-fn seal_when_what_is_leased_would_be_needed_then_refused_and_no_group_has_gone() {
-    let mut world = shared_node_of(20);
-    world.fill(USER, 17);
-    let leases: Vec<LeaseId> =
-        (0..14).map(|at| world.get(USER, &[&format!("{at}")]).grants()[0].lease).collect();
-    world.put_kept(STRANGER, "large", 10).expect_err("most of it is in use");
-    assert_eq!(world.names(USER, "").len(), 17);
-    for lease in leases {
-        world.release(USER, lease);
-    }
-    world.put_kept(STRANGER, "large", 10).expect("it is idle now");
-}
-
-#[test]
 fn seal_when_the_node_is_full_then_who_has_most_makes_room() {
     let mut world = shared_node_of(20);
     world.put_kept(STRANGER, "its only one", 1).expect("room");
@@ -178,33 +116,6 @@ fn seal_when_more_must_go_than_a_step_may_end_then_again_until_it_fits() {
     assert_eq!(refused.result(), Err(ErrorCode::Again));
     world.settle();
     world.seal(OWNER, group).expect("the rest goes now");
-}
-
-#[test]
-fn seal_when_a_version_is_expected_then_that_object_does_not_make_room() {
-    let mut world = shared_node_of(20);
-    let version = world.put_kept(OWNER, "expected", 1).expect("room");
-    world.at(1);
-    world.fill(OWNER, 16);
-    world.at(2);
-    let expects = [NewObject { expect: Some(version), ..object("expected") }];
-    let keep_us = Some(1_000_000 * MS);
-    let deposit = sized(2 * SIZE, deposit(0));
-    let group = world
-        .create_with(OWNER, &Create { keep_us, deposit, ..create(&expects) })
-        .expect("the version is there");
-    world.seal(OWNER, group).expect("others make room");
-}
-
-#[test]
-fn seal_when_kept_fds_are_short_then_kept_groups_that_may_go_make_room() {
-    let node = Caps { kept_fds: 2, ..Caps::NONE };
-    let mut world = World::new(Config { node, ..config() });
-    for (at, name) in ["a", "b", "c"].into_iter().enumerate() {
-        world.at(at as u64);
-        world.put_kept(OWNER, name, 1).expect("room is made");
-    }
-    assert_eq!(world.names(USER, ""), ["b", "c"]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Named objects, rule by rule: what a world can do with them, for the tests of the files below.
 
 use super::*;
-use fdbroker_core::{Body, Create, Deleted, GotObject, GroupId, Inherits, NewObject};
+use fdbroker_core::{Body, Create, GotObject, GroupId, Inherits, NewObject};
 use fdbroker_protocol::object::ObjectState;
 
 mod charges;
@@ -90,23 +90,6 @@ impl World {
         self.create_with(client, &create(&objects)).expect("begun")
     }
 
-    fn add(
-        &mut self,
-        client: ClientId,
-        group: GroupId,
-        objects: &[NewObject<'_>],
-    ) -> Result<(), Status> {
-        let request = self.request();
-        let effects = self.step(Body::AddObjects { group, objects }.by(client, request));
-        match effects.iter().find(|it| matches!(it, Effect::Failed { .. })) {
-            Some(Effect::Failed { status, .. }) => Err(*status),
-            _ => {
-                assert_eq!(self.fx.statuses, [Status::OK]);
-                Ok(())
-            }
-        }
-    }
-
     fn seal(&mut self, client: ClientId, group: GroupId) -> Result<u64, Status> {
         self.seal_checked(client, group, Ok(()))
     }
@@ -165,13 +148,6 @@ impl World {
             _ => None,
         });
         answer.unwrap_or(Got::Waits)
-    }
-
-    fn delete(&mut self, client: ClientId, name: &str, version: u64) -> Status {
-        let (request, of_job) = (self.request(), false);
-        let objects = &[Deleted { name: name.as_bytes(), version }];
-        self.step(Body::DeleteObjects { of_job, objects }.by(client, request));
-        self.fx.statuses[0]
     }
 
     fn names(&self, client: ClientId, prefix: &str) -> Vec<String> {

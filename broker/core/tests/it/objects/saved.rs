@@ -1,56 +1,6 @@
-//! Objects over a planned restart.
+//! Saved objects that cannot be.
 
 use super::*;
-
-impl World {
-    fn go_on(&mut self) {
-        self.fx.clear();
-        self.core.settle_parked(self.now, &mut self.fx);
-        let saved = self.core.save();
-        let json = serde_json::to_string(&saved).expect("plain data");
-        let read: Saved = serde_json::from_str(&json).expect("plain data");
-        let core = Core::restore(config(), read, self.now).expect("sound");
-        assert_eq!(core.save(), saved);
-        self.core = core;
-        self.core.check_invariants();
-    }
-}
-
-#[test]
-fn restore_when_there_were_objects_then_names_versions_and_makers_go_on() {
-    let mut world = World::new(config());
-    let metadata = [NewObject { metadata: b"shape", ..object("a") }, object("b")];
-    let keep_us = Some(100 * MS);
-    let kept = Create { keep_us, ..create(&metadata) };
-    let group = world.create_with(OWNER, &kept).expect("begun");
-    let version = world.seal(OWNER, group).expect("sealed");
-    world.delete(OWNER, "b", 0);
-    world.put(OWNER, &["c"]);
-    let made = world.create(USER, &["d"]);
-    let got = world.get(USER, &["a"]);
-    world.go_on();
-    assert_eq!(world.names(USER, ""), ["a", "c", "d"]);
-    let again = world.get(USER, &["a"]);
-    assert_eq!(
-        (again.versions(), again.grants()[0].wanted),
-        (vec![version], got.grants()[0].wanted)
-    );
-    assert_eq!(world.seal(USER, made), Ok(version + 2));
-    for lease in [&got, &again].map(|got| got.grants()[0].lease) {
-        world.release(USER, lease);
-    }
-    world.at(100);
-    world.settle();
-    assert_eq!(world.names(USER, ""), ["c", "d"]);
-}
-
-#[test]
-fn settle_parked_when_a_get_waits_then_again() {
-    let mut world = World::new(config());
-    let (request, _) = world.ask(USER, &["a"], 100);
-    world.go_on();
-    assert_eq!(world.got(&world.fx.list, request), Got::Failed(ErrorCode::Again.into()));
-}
 
 #[test]
 fn restore_when_the_data_contradicts_itself_then_refused() {

@@ -1,7 +1,7 @@
-//! What clients are told that watch names, and what it costs when they do not listen.
+//! What it costs when clients that watch names do not listen.
 
 use super::*;
-use fdbroker_core::limits::{EVENTS_IN_LOG, OBJECT_RECORD_BYTES, WATCHES_PER_CLIENT};
+use fdbroker_core::limits::{EVENTS_IN_LOG, OBJECT_RECORD_BYTES};
 use fdbroker_protocol::object::ObjectEvent;
 
 impl World {
@@ -44,47 +44,6 @@ fn event(event: ObjectEvent, version: u64, name: &str) -> (ObjectEvent, u64, Str
 }
 
 #[test]
-fn watch_when_names_change_then_each_change_is_told_once_in_its_order() {
-    let mut world = World::new(config());
-    assert_eq!(world.watch(USER, "a"), Status::OK);
-    let made = world.create(OWNER, &["a/1"]);
-    assert_eq!(world.news(USER), [], "nobody sees what is made");
-    let first = world.seal(OWNER, made).expect("sealed");
-    let woken = world.fx.list.contains(&Effect::Events { client: USER });
-    assert!(woken, "{:?}", world.fx.list);
-    world.put(OWNER, &["b"]);
-    let second = world.replace("a/1");
-    let gone = world.create(OWNER, &["a/2"]);
-    world.abort(OWNER, gone);
-    world.delete(USER, "a/1", 0);
-    world.settle();
-    let expected = [
-        event(ObjectEvent::Sealed, first, "a/1"),
-        event(ObjectEvent::Replaced, second, "a/1"),
-        event(ObjectEvent::Aborted, 0, "a/2"),
-        event(ObjectEvent::Deleted, second, "a/1"),
-    ];
-    assert_eq!(world.news(USER), expected);
-    assert_eq!(world.news(USER), []);
-    assert_eq!(world.news(OTHER), [], "of another domain");
-}
-
-#[test]
-fn watch_when_a_creator_dies_then_its_objects_are_told_as_deleted_or_aborted() {
-    let mut world = World::new(config());
-    world.watch(USER, "");
-    let version = world.put(OWNER, &["a"]);
-    world.create(OWNER, &["b"]);
-    assert_eq!(world.news(USER), [event(ObjectEvent::Sealed, version, "a")]);
-    world.step(Input::Gone { client: OWNER });
-    world.settle();
-    let mut told = world.news(USER);
-    told.sort_by(|one, other| one.2.cmp(&other.2));
-    let expected = [event(ObjectEvent::Deleted, version, "a"), event(ObjectEvent::Aborted, 0, "b")];
-    assert_eq!(told, expected);
-}
-
-#[test]
 fn watch_when_the_watcher_does_not_read_then_it_hears_how_much_it_has_missed() {
     let mut world = World::new(config());
     world.watch(USER, "");
@@ -118,19 +77,4 @@ fn watch_when_the_domain_has_no_room_for_events_then_they_are_lost_and_seals_go_
     world.put(OWNER, &["b"]);
     let expected = [event(ObjectEvent::Sealed, first, "a"), event(ObjectEvent::Lost, 1, "")];
     assert_eq!(world.news(USER), expected);
-}
-
-#[test]
-fn watch_when_too_many_or_no_more_then_says_so_and_is_silent() {
-    let mut world = World::new(config());
-    for number in 0..WATCHES_PER_CLIENT {
-        assert_eq!(world.watch(USER, &format!("{number}")), Status::OK);
-    }
-    let most = Status::with_value(ErrorCode::TooLong, WATCHES_PER_CLIENT as u64);
-    assert_eq!(world.watch(USER, "one more"), most);
-    assert_eq!(world.watch(USER, "0"), Status::OK, "it watches that");
-    assert_eq!(world.watch_or_not(USER, "0", false), Status::OK);
-    assert_eq!(world.watch_or_not(USER, "0", false).result(), Err(ErrorCode::NotFound));
-    world.put(OWNER, &["0"]);
-    assert_eq!(world.news(USER), []);
 }
