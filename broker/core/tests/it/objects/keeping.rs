@@ -1,6 +1,8 @@
-//! Objects that outlive their creator, for a time or for ever.
+//! Objects that outlive their creator: who is charged for them, and what is said when that is too
+//! much.
 
 use super::*;
+use fdbroker_core::{KeptChange, Touch};
 
 fn kept<'a>(objects: &'a [NewObject<'a>], ms: u64) -> Create<'a> {
     Create { keep_us: Some(ms * MS), ..create(objects) }
@@ -26,4 +28,55 @@ fn seal_when_kept_then_the_domain_is_charged_and_it_outlives_its_creator() {
     assert_eq!(world.get(USER, &["a"]).versions(), [version]);
     let view = world.core.object_for(USER, false, b"a").expect("a domain").expect("it is there");
     assert!(view.is_kept && view.is_creator_gone && !view.is_pinned);
+}
+
+#[test]
+fn touch_when_it_keeps_then_the_domain_is_charged_and_it_outlives_its_creator() {
+    let mut world = World::new(config());
+    let version = world.put(OWNER, &["a", "b"]);
+    let (of_job, keep_us, pin, names) = (false, Some(100 * MS), None, &[&b"a"[..]][..]);
+    let touch = &Touch { of_job, keep_us, pin, names };
+    assert_eq!(world.core.groups_to_keep(USER, touch).len(), 1);
+    let request = world.request();
+    world.step(Body::TouchObjects { touch }.by(USER, request));
+    assert_eq!(world.fx.statuses, [Status::OK]);
+    assert!(matches!(world.fx.kept[..], [KeptChange::Began(_)]));
+    assert!(world.core.groups_to_keep(USER, touch).is_empty(), "it is kept");
+    let kept = [Resource::KeptBytes, Resource::KeptFds, Resource::PermanentBytes];
+    assert_eq!(kept.map(|it| world.now_of(it)), [SIZE, 1, 0]);
+    world.step(Input::Gone { client: OWNER });
+    world.settle();
+    assert_eq!(world.get(USER, &["a", "b"]).versions(), [version; 2]);
+}
+
+#[test]
+fn seal_when_what_it_inherits_is_too_much_then_the_cap_says_so_and_the_old_version_stays() {
+    let objects = [object("a")];
+    let pinned = Create { pin: true, ..create(&objects) };
+    let inherits = Inherits { keep: true, pin: true };
+    let replacing = Create { replace: true, inherits, ..create(&objects) };
+    for (caps, first, said) in [
+        (
+            Caps { permanent_bytes: SIZE, ..Caps::NONE },
+            pinned,
+            "new version inherits the pin: make it without",
+        ),
+        (
+            Caps { kept_bytes: SIZE, ..Caps::NONE },
+            kept(&objects, 100),
+            "new version inherits that: make it without",
+        ),
+    ] {
+        let mut world = World::new(Config { domain: caps, ..config() });
+        let version = world.put_with(OWNER, &first);
+        let group = world.create_with(OTHER, &replacing).expect("begun");
+        let refused = world.seal(OTHER, group).expect_err("two do not fit");
+        assert_eq!(refused.result(), Err(ErrorCode::NoQuota));
+        assert!(refused.to_string().contains(said), "{refused}");
+        assert_eq!(world.get(USER, &["a"]).versions(), [version]);
+        let asked = Create { replace: true, ..first };
+        let group = world.create_with(OTHER, &asked).expect("begun");
+        let refused = world.seal(OTHER, group).expect_err("two do not fit").to_string();
+        assert!(!refused.contains("inherits"), "{refused}");
+    }
 }

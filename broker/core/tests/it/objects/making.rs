@@ -26,3 +26,15 @@ fn create_when_the_client_has_no_credit_then_protocol_and_its_fd_is_closed() {
     let status = world.create_with(OWNER, &create(&[object("a")]));
     assert_eq!(status.expect_err("no credit").result(), Err(ErrorCode::Protocol));
 }
+
+#[test]
+fn create_when_too_many_make_one_name_then_again() {
+    let mut world = World::new(config());
+    let objects = [object("a")];
+    let replacing = Create { replace: true, ..create(&objects) };
+    for _ in 0..limits::MAKERS_PER_NAME {
+        world.create_with(OWNER, &replacing).expect("begun");
+    }
+    let status = world.create_with(OWNER, &replacing);
+    assert_eq!(status.expect_err("too many").result(), Err(ErrorCode::Again));
+}

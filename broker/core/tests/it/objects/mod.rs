@@ -8,13 +8,9 @@ mod charges;
 mod ending;
 mod evicting;
 mod getting;
-mod inheriting;
 mod keeping;
 mod kept;
 mod making;
-mod replacing;
-mod saved;
-mod touching;
 mod watching;
 
 /// Bytes of the memory of a group.
