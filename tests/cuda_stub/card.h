@@ -34,7 +34,7 @@ static int is_ours(int fd, char path[PATH_BYTES]) {
     return length > (ssize_t)prefix && !memcmp(path, directory(), prefix) && path[prefix] == '/';
 }
 
-// The size of the card in FDBROKER_CUDA_STUB_BYTES; 0: as large as the file system.
+// The memory of each GPU in FDBROKER_CUDA_STUB_BYTES; 0: as large as the file system.
 static size_t card_bytes(void) {
     const char *text = getenv("FDBROKER_CUDA_STUB_BYTES");
     return text ? strtoull(text, NULL, 10) : 0;
@@ -65,8 +65,10 @@ static int card_drop(const char *path) {
     return is_free;
 }
 
-// Bytes in use, once all that nobody has is removed.
-static size_t card_used(void) {
+static int place_of(const char *path) { return atoi(strrchr(path, '-') + 1); }
+
+// Bytes in use at a place (devices.h), once all that nobody has is removed.
+static size_t card_used(int place) {
     DIR *dir = opendir(directory());
     size_t used = 0;
     if (!dir) return 0;
@@ -75,14 +77,14 @@ static size_t card_used(void) {
         struct stat info;
         if (entry->d_name[0] == '.') continue;
         snprintf(path, sizeof path, "%s/%s", directory(), entry->d_name);
-        if (!card_drop(path) && !stat(path, &info)) used += info.st_size;
+        if (!card_drop(path) && place_of(path) == place && !stat(path, &info)) used += info.st_size;
     }
     closedir(dir);
     return used;
 }
 
-static int card_info(size_t *free_bytes, size_t *total) {
-    size_t used = card_used();
+static int card_info(int place, size_t *free_bytes, size_t *total) {
+    size_t used = card_used(place);
     struct statfs info;
     *total = card_bytes();
     *free_bytes = *total > used ? *total - used : 0;
@@ -93,19 +95,17 @@ static int card_info(size_t *free_bytes, size_t *total) {
     return 0;
 }
 
-// Gives the open file a name, after which it counts. The device is the last part of it.
-static int card_name(const char *hidden, int device, char path[PATH_BYTES]) {
+// Gives the open file a name, after which it counts. The place is the last part of it.
+static int card_name(const char *hidden, int place, char path[PATH_BYTES]) {
     static unsigned next;
     for (int tried = 0; tried < NAMES_MOST; tried++) {
-        snprintf(path, PATH_BYTES, "%s/%d-%u-%d", directory(), getpid(), next++, device);
+        snprintf(path, PATH_BYTES, "%s/%d-%u-%d", directory(), getpid(), next++, place);
         if (!link(hidden, path)) return 0;
         // A process of another PID namespace may have the name.
         if (errno != EEXIST) return -1;
     }
     return -1;
 }
-
-static int device_of(const char *path) { return atoi(strrchr(path, '-') + 1); }
 
 // fallocate(2), whatever signals come.
 static int fill_up(int fd, size_t bytes) {
@@ -115,9 +115,9 @@ static int fill_up(int fd, size_t bytes) {
     return result;
 }
 
-// New memory of a device and an open file of it; -1 and errno, ENOSPC when the card is full. The caller closes the file and has the lock
+// New memory of a place and an open file of it; -1 and errno, ENOSPC when the card is full. The caller closes the file and has the lock
 // of the driver.
-static int card_new(size_t bytes, int device, char path[PATH_BYTES]) {
+static int card_new(size_t bytes, int place, char path[PATH_BYTES]) {
     char hidden[PATH_BYTES];
     int result = -1, fd = -1, card = open(directory(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (card < 0) return -1;
@@ -125,13 +125,13 @@ static int card_new(size_t bytes, int device, char path[PATH_BYTES]) {
     lock(card, LOCK_EX);
     snprintf(hidden, sizeof hidden, "%s/.%d", directory(), getpid());
     unlink(hidden);
-    if (card_bytes() && card_used() + bytes > card_bytes()) errno = ENOSPC;
+    if (card_bytes() && card_used(place) + bytes > card_bytes()) errno = ENOSPC;
     else fd = open(hidden, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (fd >= 0) {
         lock(fd, LOCK_SH);
         result = fill_up(fd, bytes);
-        if (result && errno == ENOSPC) card_used(), result = fill_up(fd, bytes);
-        if (!result) result = card_name(hidden, device, path);
+        if (result && errno == ENOSPC) card_used(place), result = fill_up(fd, bytes);
+        if (!result) result = card_name(hidden, place, path);
         int error = errno;
         unlink(hidden);
         if (result) close(fd);

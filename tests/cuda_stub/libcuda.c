@@ -4,9 +4,10 @@
 //
 // "Device memory" is a file in FDBROKER_CUDA_STUB_DIR (default /dev/shm/fdbroker-cuda-stub; card.h). As with the real driver,
 // handles, mappings and exported fds keep it allocated, in any process, and a process holds no fd of it but the exported ones.
-// FDBROKER_CUDA_STUB_BYTES is the size of the card, FDBROKER_CUDA_STUB_DEVICES how many devices divide it, and with
-// FDBROKER_CUDA_STUB_NO_PEERS none of them reaches another's memory. Programs that shall take these files for VMM fds preload this library, or
-// looks.c alone.
+// FDBROKER_CUDA_STUB_DEVICES is the number of GPUs (default 1), FDBROKER_CUDA_STUB_BYTES the memory of each, FDBROKER_CUDA_STUB_MIG=2,0
+// cuts the first into two MIG instances, and with FDBROKER_CUDA_STUB_NO_PEERS no GPU reaches another's memory. All processes of a test
+// get the same four; CUDA_VISIBLE_DEVICES says what one of them sees (devices.h). Programs that shall take these files for VMM fds
+// preload this library, or looks.c alone.
 //
 // Build: cc -shared -fPIC -O2 -o libcuda.so.1 libcuda.c     (-DWITHOUT_EXPORT leaves a symbol out)
 #define _GNU_SOURCE
@@ -22,25 +23,12 @@ enum {
     SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100, INVALID_DEVICE = 101,
     INVALID_CONTEXT = 201, OPERATING_SYSTEM = 304, NOT_FOUND = 500, NOT_SUPPORTED = 801,
 };
-enum { STACK = 64, DEVICES_MOST = 8 };
+enum { STACK = 64 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-// Of each device; the address is its context.
-static unsigned retained[DEVICES_MOST];
 static pid_t initialised;
 static _Thread_local unsigned depth;
 static _Thread_local void *current[STACK];
-
-static int is_device(int device) {
-    const char *text = getenv("FDBROKER_CUDA_STUB_DEVICES");
-    int count = text ? atoi(text) : 1;
-    return device >= 0 && device < (count > DEVICES_MOST ? DEVICES_MOST : count);
-}
-static int is_context(const void *context) {
-    for (int device = 0; device < DEVICES_MOST; device++)
-        if (context == &retained[device]) return retained[device] > 0;
-    return 0;
-}
 
 // The driver calls itself, and gives its own functions by cuGetProcAddress, whatever is preloaded.
 #define API __attribute__((visibility("protected"))) int
@@ -48,6 +36,17 @@ static int is_context(const void *context) {
 #define NEED_INIT if (initialised != getpid()) return NOT_INITIALIZED
 // Calls that need a current context fail without one, as in the driver.
 #define NEED_CONTEXT NEED_INIT; if (!depth || !is_context(current[depth - 1])) return INVALID_CONTEXT
+
+#include "devices.h"
+
+// Of each device; the address is its context.
+static unsigned retained[GPUS_MOST];
+static int is_context(const void *context) {
+    for (int device = 0; device < GPUS_MOST; device++)
+        if (context == &retained[device]) return retained[device] > 0;
+    return 0;
+}
+static int current_device(void) { return (unsigned *)current[depth - 1] - retained; }
 
 // The driver looks around when it is loaded, which is before the constructors of libraries that are preloaded.
 __attribute__((constructor)) static void look_around(void) {
@@ -60,8 +59,11 @@ API cuInit(unsigned flags) {
     if (getenv("FDBROKER_CUDA_STUB_NO_DEVICE")) return NO_DEVICE;
     if (initialised && initialised != getpid()) return NOT_INITIALIZED;
     if (mkdir(directory(), 0700) && errno != EEXIST) return OPERATING_SYSTEM;
-    initialised = getpid();
-    return SUCCESS;
+    pthread_mutex_lock(&mutex);
+    int result = initialised ? SUCCESS : look_for_devices();
+    if (!result) initialised = getpid();
+    pthread_mutex_unlock(&mutex);
+    return result;
 }
 API cuDriverGetVersion(int *version) { *version = 13000; return SUCCESS; }
 API cuGetErrorName(int error, const char **text) {
@@ -79,23 +81,6 @@ API cuGetErrorName(int error, const char **text) {
     default: *text = NULL; return INVALID_VALUE;
     }
     return SUCCESS;
-}
-API cuDeviceGetCount(int *count) {
-    NEED_INIT;
-    for (*count = 0; is_device(*count); ++*count) {}
-    return SUCCESS;
-}
-API cuDeviceGet(int *device, int ordinal) { NEED_INIT; *device = ordinal; return is_device(ordinal) ? SUCCESS : INVALID_DEVICE; }
-API cuDeviceGetName(char *name, int bytes, int device) {
-    NEED_INIT;
-    snprintf(name, bytes, "stub of fdbroker's tests, no GPU");
-    return is_device(device) ? SUCCESS : INVALID_DEVICE;
-}
-API cuDeviceGetAttribute(int *value, int attribute, int device) {
-    NEED_INIT;
-    // VMM, POSIX fds, fabric handles, multicast; no dma-buf, no RDMA.
-    *value = attribute == 102 || attribute == 103 || attribute == 128 || attribute == 132;
-    return is_device(device) ? SUCCESS : INVALID_DEVICE;
 }
 API cuDevicePrimaryCtxRetain(void **context, int device) {
     NEED_INIT;
@@ -122,6 +107,8 @@ API cuCtxPopCurrent_v2(void **context) {
     *context = current[--depth];
     return SUCCESS;
 }
+
+API cuCtxGetDevice(int *device) { NEED_CONTEXT; *device = current_device(); return SUCCESS; }
 
 // The last copy to the device. With the real driver a copy may return before it has arrived; here it always does. It arrives
 // when this process does its next work or waits for it; other processes see it no sooner.
@@ -177,7 +164,7 @@ API cuMemFree_v2(uint64_t base) { NEED_CONTEXT; free((void *)base); return SUCCE
 API cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
     NEED_CONTEXT;
     pthread_mutex_lock(&mutex);
-    int result = card_info(free_bytes, total) ? OPERATING_SYSTEM : SUCCESS;
+    int result = card_info(seen[current_device()], free_bytes, total) ? OPERATING_SYSTEM : SUCCESS;
     pthread_mutex_unlock(&mutex);
     return result;
 }

@@ -31,15 +31,16 @@ typedef struct {
     char path[PATH_BYTES];
 } Allocation;
 typedef struct { char *base; size_t bytes; } Range;
-typedef struct { char *base; size_t bytes; Allocation *what; unsigned long long id; } Map;
+// `reached_by` has a bit for each device that has access.
+typedef struct { char *base; size_t bytes; Allocation *what; unsigned long long id; unsigned reached_by; } Map;
 
 static Allocation allocations[MOST];
 static Range ranges[MOST];
 static Map maps[MOST];
 // Slots that were ever used, and the slot that was freed last: its handle's value comes back first. 0: none; else its number + 1.
 static unsigned allocations_used, ranges_used, maps_used, last_freed;
-// CU_POINTER_ATTRIBUTE_BUFFER_ID, and the last one that was given.
-enum { BUFFER_ID = 7 };
+// CU_POINTER_ATTRIBUTE_BUFFER_ID, and the last one that was given; CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL.
+enum { BUFFER_ID = 7, DEVICE_ORDINAL = 9 };
 static unsigned long long last_id;
 
 // --- physical memory; all these are called with the lock held ---
@@ -76,9 +77,9 @@ static void let_go(Allocation *what) {
     what->next = last_freed;
     last_freed = what - allocations + 1;
 }
-static int new_memory(unsigned long long *handle, size_t bytes, int device, int handle_types) {
+static int new_memory(unsigned long long *handle, size_t bytes, int place, int handle_types) {
     char path[PATH_BYTES];
-    int fd = card_new(bytes, device, path);
+    int fd = card_new(bytes, place, path);
     if (fd < 0) return os_error();
     Allocation *what = hold(fd, bytes, handle_types, path);
     close(fd);
@@ -102,7 +103,7 @@ API cuMemCreate(unsigned long long *handle, size_t bytes, const Prop *prop, unsi
     if (prop->handle_types & ~(KIND_FD | KIND_FABRIC)) return INVALID_VALUE;
     if (!is_device(prop->location.id)) return INVALID_DEVICE;
     pthread_mutex_lock(&mutex);
-    int result = new_memory(handle, bytes, prop->location.id, prop->handle_types);
+    int result = new_memory(handle, bytes, seen[prop->location.id], prop->handle_types);
     pthread_mutex_unlock(&mutex);
     return result;
 }
@@ -117,11 +118,12 @@ API cuMemRelease(unsigned long long handle) {
     pthread_mutex_unlock(&mutex);
     return what ? SUCCESS : INVALID_VALUE;
 }
+// Memory stays on its own GPU, whoever imports it. [seen] Where that is hidden, its ordinal is CU_DEVICE_INVALID.
 API cuMemGetAllocationPropertiesFromHandle(Prop *prop, unsigned long long handle) {
     NEED_INIT;
     pthread_mutex_lock(&mutex);
     Allocation *what = allocation(handle);
-    if (what) *prop = (Prop){ PINNED, what->handle_types, { DEVICE, device_of(what->path) }, NULL, {0} };
+    if (what) *prop = (Prop){ PINNED, what->handle_types, { DEVICE, ordinal_of(place_of(what->path)) }, NULL, {0} };
     pthread_mutex_unlock(&mutex);
     return what ? SUCCESS : INVALID_VALUE;
 }
@@ -194,7 +196,7 @@ API cuMulticastCreate(unsigned long long *handle, const MulticastProp *prop) {
     NEED_CONTEXT;
     if (prop->devices != 1 || !prop->bytes || prop->bytes % GRANULE || prop->flags || prop->handle_types & ~KIND_FD) return INVALID_VALUE;
     pthread_mutex_lock(&mutex);
-    int result = new_memory(handle, GRANULE, 0, prop->handle_types);
+    int result = new_memory(handle, GRANULE, seen[0], prop->handle_types);
     pthread_mutex_unlock(&mutex);
     return result;
 }
@@ -218,10 +220,9 @@ static int is_reserved(const char *base, size_t bytes) {
 }
 // Whether a device may be given access to all that is mapped in the range.
 static int is_reached(int device, const char *base, size_t bytes) {
-    if (!is_device(device)) return 0;
-    if (!getenv("FDBROKER_CUDA_STUB_NO_PEERS")) return 1;
     for (unsigned i = 0; i < maps_used; i++)
-        if (maps[i].what && maps[i].base >= base && maps[i].base < base + bytes && device_of(maps[i].what->path) != device) return 0;
+        if (maps[i].what && maps[i].base >= base && maps[i].base < base + bytes)
+            if (!is_in_reach(device, place_of(maps[i].what->path))) return 0;
     return 1;
 }
 // How many bytes of the range are mapped; -1: a mapping reaches over an end of it.
@@ -285,22 +286,28 @@ API cuMemMap(uint64_t base, size_t bytes, size_t offset, unsigned long long hand
     if (!result) {
         mprotect((void *)base, bytes, PROT_NONE);
         if (slot == maps_used) maps_used++;
-        maps[slot] = (Map){ (char *)base, bytes, what, ++last_id };
+        maps[slot] = (Map){ (char *)base, bytes, what, ++last_id, 0 };
         what->maps++;
     }
     pthread_mutex_unlock(&mutex);
     return result;
 }
+// One device of a list, for which the range is mapped. [seen] A device that is not seen is an invalid value.
+static int check_access(const Access *desc, const char *base, size_t bytes) {
+    if (desc->location.kind != DEVICE || !is_device(desc->location.id)) return INVALID_VALUE;
+    // Some drivers cannot map for reading only.
+    return !is_reached(desc->location.id, base, bytes) ? INVALID_DEVICE : desc->flags != READ_WRITE ? NOT_SUPPORTED : SUCCESS;
+}
+// [api] For each location of the list; a device keeps what it was given before. [seen] A mapping needs no access of its own GPU.
 API cuMemSetAccess(uint64_t base, size_t bytes, const Access *desc, size_t count) {
     NEED_INIT;
     pthread_mutex_lock(&mutex);
-    int result = SUCCESS;
-    if (mapped((char *)base, bytes) != (ssize_t)bytes || count != 1 || desc->location.kind != DEVICE)
-        result = INVALID_VALUE;
-    else if (!is_reached(desc->location.id, (char *)base, bytes)) result = INVALID_DEVICE;
-    // Some drivers cannot map for reading only.
-    else if (desc->flags != READ_WRITE) result = NOT_SUPPORTED;
-    else mprotect((void *)base, bytes, PROT_READ | PROT_WRITE);
+    int result = count && mapped((char *)base, bytes) == (ssize_t)bytes ? SUCCESS : INVALID_VALUE;
+    for (size_t at = 0; !result && at < count; at++) result = check_access(&desc[at], (char *)base, bytes);
+    for (unsigned i = 0; !result && i < maps_used; i++)
+        for (size_t at = 0; maps[i].what && maps[i].base >= (char *)base && maps[i].base < (char *)base + bytes && at < count; at++)
+            maps[i].reached_by |= 1u << desc[at].location.id;
+    if (!result) mprotect((void *)base, bytes, PROT_READ | PROT_WRITE);
     pthread_mutex_unlock(&mutex);
     return result;
 }
@@ -351,7 +358,26 @@ API cuPointerGetAttribute(void *value, int attribute, uint64_t address) {
     NEED_CONTEXT;
     pthread_mutex_lock(&mutex);
     const Map *map = map_at((char *)address);
+    int ordinal = map ? ordinal_of(place_of(map->what->path)) : NOWHERE;
     if (map && attribute == BUFFER_ID) *(unsigned long long *)value = map->id;
+    // [seen] Of memory of a hidden GPU it says 0, which is no answer: the context was that of device 0.
+    if (map && attribute == DEVICE_ORDINAL) *(int *)value = ordinal == NOWHERE ? current_device() : ordinal;
     pthread_mutex_unlock(&mutex);
-    return map && attribute == BUFFER_ID ? SUCCESS : INVALID_VALUE;
+    return map && (attribute == BUFFER_ID || attribute == DEVICE_ORDINAL) ? SUCCESS : INVALID_VALUE;
+}
+// No calls of CUDA, but for tests: whether a device was given access, and the UUID of the GPU on which the memory is, seen here or not.
+// An fd says the latter by the last number of its file's name, a place. (cuMemGetAccess would promise mappings for reading alone.)
+API fdbroker_cuda_stub_access(int *is_given, int device, uint64_t address) {
+    pthread_mutex_lock(&mutex);
+    const Map *map = map_at((char *)address);
+    if (map) *is_given = map->reached_by >> device & 1;
+    pthread_mutex_unlock(&mutex);
+    return map ? SUCCESS : INVALID_VALUE;
+}
+API fdbroker_cuda_stub_uuid(unsigned char *uuid, uint64_t address) {
+    pthread_mutex_lock(&mutex);
+    const Map *map = map_at((char *)address);
+    if (map) uuid_of(place_of(map->what->path), uuid);
+    pthread_mutex_unlock(&mutex);
+    return map ? SUCCESS : INVALID_VALUE;
 }

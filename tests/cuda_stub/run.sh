@@ -17,6 +17,8 @@ esac
 FDBROKER_BIN_DIR=$(tests/programs.py) || exit 1
 export FDBROKER_BIN_DIR
 cc=${CC:-cc}
+# No variable of the caller's shell may hide a GPU.
+unset CUDA_VISIBLE_DEVICES ${!FDBROKER_CUDA_STUB_@}
 
 work=$(mktemp -d)
 memory=$(mktemp -d -p /dev/shm fdbroker-cuda-stub-XXXXXX)

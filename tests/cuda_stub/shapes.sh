@@ -11,7 +11,7 @@ compile() { "$cc" -std=gnu11 -g -O1 -Wall -Wextra -Werror "$@" -lpthread; }
 check "looks.c compiles" "$cc" -shared -fPIC -O2 -Wall -Wextra -Werror -o "$work/looks.so" "$here/looks.c"
 check "allocator.c compiles" "$cc" -std=gnu11 -shared -fPIC -O1 -Wall -Wextra -Werror -o "$work/allocator.so" "$here/allocator.c"
 check "another.c compiles" "$cc" -std=gnu11 -shared -fPIC -O1 -Wall -Wextra -Werror -o "$work/another.so" "$here/another.c"
-for name in by_value by_message lifetimes ends entry pressure; do
+for name in by_value by_message lifetimes ends entry pressure devices; do
   check "$name.c compiles" compile "$here/$name.c" -o "$work/$name"
 done
 check "beside.c compiles, linked to libfdbroker" compile -Ilibclient/capi/include "$here/beside.c" -o "$work/beside" \
@@ -43,6 +43,10 @@ evicted=(number_when_exported_three_times_ends_with_the_third_close number_when_
 for name in by_value by_message lifetimes ends entry; do program direct "$work/$name"; done
 program "direct, linked" "$work/entry_linked"
 program "direct, linked" "$work/lifetimes_linked" "${evicted[@]}"
+# What the stand-in says of several GPUs. It has to be right before a test of the library's can rely on it.
+two=(env FDBROKER_CUDA_STUB_DEVICES=2 "$work/devices")
+program "direct, two GPUs" "${two[@]}"
+program "direct, two GPUs" "${two[@]}" variable_when_read_is_that_of_the_init_that_succeeds
 storm=memory_when_more_is_exported_than_the_node_may_hold_is_always_right
 lowered=exports_when_the_fd_limit_is_lowered_go_on
 stopped=number_when_its_owner_is_stopped_while_evicted_is_eagain
