@@ -1,4 +1,4 @@
-//! Fds fetched ahead: how many at most, and when none.
+//! Fds fetched ahead: in which order, how many at most, and when none.
 
 use super::*;
 use fdbroker_protocol::limits::{AHEAD_BYTES, AHEAD_FDS};
@@ -19,6 +19,20 @@ fn ahead(world: &mut World, client: ClientId, wanted: &[Wanted]) -> Vec<Allocati
 
 fn registered(world: &mut World, count: u64) -> Vec<Wanted> {
     (1..=count).map(|number| Ok(world.register(deposit(number)).id)).collect()
+}
+
+#[test]
+fn ahead_when_held_then_leased_in_order_and_the_rest_is_left_out() {
+    let mut world = World::new(config());
+    let mut wanted = registered(&mut world, 3);
+    world.unregister(OWNER, wanted[1].unwrap());
+    wanted.push(Err(ErrorCode::BadHandle));
+    let granted = ahead(&mut world, USER, &wanted);
+    assert_eq!(granted, [wanted[0].unwrap(), wanted[2].unwrap()]);
+    assert_eq!(world.client(USER).account.now(Resource::OpenLeases), 2);
+    let leases: Vec<LeaseId> = world.fx.granted.iter().map(|item| item.lease).collect();
+    world.step(Body::Release { leases: &leases }.by(USER, RequestId::ONE_WAY));
+    assert_eq!(world.client(USER).account.now(Resource::OpenLeases), 0);
 }
 
 #[test]
@@ -46,6 +60,28 @@ fn ahead_when_a_cap_is_near_then_a_quarter_of_what_is_left_of_it() {
     let mut world = World::new(node_fds(24));
     let wanted = registered(&mut world, 8);
     assert_eq!(ahead(&mut world, USER, &wanted).len(), 4, "of 16 of the node");
+}
+
+#[test]
+fn ahead_when_somebody_waits_for_room_then_nothing_though_there_is_some() {
+    let node = Caps { open_leases: 100, ..Caps::NONE };
+    let mut world = World::new(Config { node, max_parked_per_client: 64, ..config() });
+    let wanted = registered(&mut world, 1);
+    let id = wanted[0].unwrap();
+    let leases: Vec<LeaseId> = (0..100).map(|_| world.grant(USER, id)).collect();
+    for _ in 0..64 {
+        world.acquire(OTHER, &wanted, 1000);
+    }
+    // More comes back than one step serves those in line with.
+    world.step(Body::Release { leases: &leases }.by(USER, RequestId::ONE_WAY));
+    let taken = world.now_of(Resource::OpenLeases);
+    assert!(taken < 64, "{taken} of those in line are served");
+    let effects = world.step(Body::AcquireAhead { wanted: &wanted }.by(OWNER, RequestId::ONE_WAY));
+    let is_ahead = |effect: &Effect| matches!(effect, Effect::GrantedAhead { .. });
+    assert!(!effects.iter().any(is_ahead), "it overtakes them");
+    (0..64).for_each(|ms| drop(world.at(ms)));
+    assert_eq!(world.now_of(Resource::OpenLeases), 64);
+    assert_eq!(ahead(&mut world, OWNER, &wanted).len(), 1);
 }
 
 #[test]

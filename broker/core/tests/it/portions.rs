@@ -11,6 +11,12 @@ fn row_of(count: usize) -> (World, Vec<AllocationId>) {
     (world, ids)
 }
 
+fn unregister(world: &mut World, ids: &[AllocationId]) -> Vec<Status> {
+    let request = world.request();
+    world.step(Body::Unregister { ids }.by(OWNER, request));
+    world.fx.statuses.clone()
+}
+
 #[test]
 fn acquire_when_few_may_be_granted_then_the_rest_says_again_and_costs_no_lease() {
     let (mut world, ids) = row_of(4);
@@ -25,6 +31,27 @@ fn acquire_when_few_may_be_granted_then_the_rest_says_again_and_costs_no_lease()
         assert_eq!(world.core.totals().node.now(Resource::OpenLeases), expected as u64);
         granted[..expected].iter().for_each(|granted| _ = world.release(USER, granted.lease));
     }
+}
+
+#[test]
+fn unregister_when_of_more_than_a_message_ends_then_the_rest_says_again_and_lives() {
+    let (mut world, ids) = row_of(ENDS_PER_MESSAGE + 3);
+    let statuses = unregister(&mut world, &ids);
+    assert!(statuses[..ENDS_PER_MESSAGE].iter().all(|status| status.is_ok()));
+    let again = Status::error(ErrorCode::Again);
+    assert_eq!(statuses[ENDS_PER_MESSAGE..], [again; 3]);
+    assert_eq!(world.core.totals().node.now(Resource::Allocations), 3);
+    assert!(unregister(&mut world, &ids[ENDS_PER_MESSAGE..]).iter().all(|status| status.is_ok()));
+    assert_eq!(world.core.totals().node.now(Resource::Allocations), 0);
+}
+
+#[test]
+fn unregister_when_registered_several_times_then_what_only_counts_down_is_no_end() {
+    let (mut world, ids) = row_of(ENDS_PER_MESSAGE);
+    world.register(deposit(1));
+    let twice: Vec<AllocationId> = [&ids[..1], &ids[..]].concat();
+    assert!(unregister(&mut world, &twice).iter().all(|status| status.is_ok()));
+    assert_eq!(world.core.totals().node.now(Resource::Allocations), 0);
 }
 
 #[test]

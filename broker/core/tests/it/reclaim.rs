@@ -54,6 +54,23 @@ fn acquire_when_the_share_is_used_up_then_no_quota_names_it_and_others_keep_thei
 }
 
 #[test]
+fn reclaim_when_not_answered_then_others_are_asked_after_a_pause_and_the_same_lease_much_later() {
+    let mut world = World::new(open_leases(2));
+    let id = world.register(deposit(1)).id;
+    let (ignored, idle) = (world.grant(USER, id), world.grant(OTHER, id));
+    world.acquire(OWNER, &[Ok(id)], 60_000);
+    assert_eq!(reclaimed(&mut world, USER), Some(vec![ignored]));
+    assert_eq!(reclaimed(&mut world, OTHER), None);
+    world.at(11);
+    assert_eq!(reclaimed(&mut world, USER), None);
+    assert_eq!(reclaimed(&mut world, OTHER), Some(vec![idle]));
+    world.at(900);
+    assert_eq!(reclaimed(&mut world, USER), None);
+    world.at(1100);
+    assert_eq!(reclaimed(&mut world, USER), Some(vec![ignored]));
+}
+
+#[test]
 fn reclaim_when_a_client_gave_back_all_it_could_then_it_is_not_asked_last_for_a_new_lease() {
     let mut world = World::new(open_leases(3));
     let id = world.register(deposit(1)).id;
@@ -90,6 +107,22 @@ fn mapped_when_the_cap_is_full_then_no_quota_and_mapped_leases_are_asked_for() {
     assert_eq!(world.fx.statuses[0], quota);
     assert_eq!(reclaimed(&mut world, USER), Some(vec![idle]));
     world.release(USER, open);
+}
+
+#[test]
+fn reclaim_when_the_lease_has_ended_or_come_back_before_it_was_told_then_it_is_not_asked_for() {
+    let mut world = World::new(open_leases(3));
+    let (ended, live) = (world.register(deposit(1)).id, world.register(deposit(2)).id);
+    let revoked = world.grant(USER, ended);
+    let (back, stays) = (world.grant(USER, live), world.grant(USER, live));
+    world.acquire(OTHER, &[Ok(live), Ok(live)], 60_000);
+    world.unregister(OWNER, ended);
+    world.release(USER, back);
+    assert_eq!(reclaimed(&mut world, USER), Some(vec![stays]));
+    assert!(matches!(
+        world.core.take_events(USER),
+        Some(Events::Revoked(all)) if all[0].lease == revoked
+    ));
 }
 
 #[test]
