@@ -3,11 +3,10 @@
 
 use crate::failure::Failure;
 use crate::limits::CALLBACK_TIMEOUT;
-use fdbroker_client::ErrorCode;
+use fdbroker_client::{ErrorCode, lock};
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Instant;
 
 thread_local! {
     /// How many callbacks this thread is running, one inside the other.
@@ -66,17 +65,17 @@ impl<F> Default for Slot<F> {
 impl<F> Slot<F> {
     /// Whether there is one.
     pub fn is_set(&self) -> bool {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        lock(&self.current).is_some()
     }
 
     /// Runs the callback; `None` when there is none.
     pub fn run<T>(&self, act: impl FnOnce(&Callback<F>) -> T) -> Option<T> {
-        let callback = self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+        let callback = lock(&self.current).clone()?;
         let result = inside_callback(|| act(&callback));
         {
             // Under the lock, so that a waiting thread does not miss it: it sleeps already, or sees
             // the clone gone.
-            let _current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+            let _current = lock(&self.current);
             drop(callback);
         }
         self.returned.notify_all();
@@ -86,21 +85,16 @@ impl<F> Slot<F> {
     /// Changes the callback; returns when the old one runs no more.
     pub fn set(&self, callback: Option<Callback<F>>) -> Result<(), Failure> {
         refuse_in_callback("change a callback")?;
-        let until = Instant::now() + CALLBACK_TIMEOUT;
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = lock(&self.current);
         let old = std::mem::replace(&mut *current, callback.map(Arc::new));
-        let Some(old) = old else { return Ok(()) };
-        while Arc::strong_count(&old) > 1 {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                let text = format!(
-                    "change a callback: the old one has not returned in {CALLBACK_TIMEOUT:?}; \
-                     it is replaced, but keep what it uses"
-                );
-                return Err(Failure::new(ErrorCode::TimedOut, text));
-            }
-            let waited = self.returned.wait_timeout(current, left);
-            current = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let runs = |_: &mut _| old.as_ref().is_some_and(|old| Arc::strong_count(old) > 1);
+        let waited = self.returned.wait_timeout_while(current, CALLBACK_TIMEOUT, runs);
+        if waited.unwrap_or_else(PoisonError::into_inner).1.timed_out() {
+            let text = format!(
+                "change a callback: the old one has not returned in {CALLBACK_TIMEOUT:?}; \
+                 it is replaced, but keep what it uses"
+            );
+            return Err(Failure::new(ErrorCode::TimedOut, text));
         }
         Ok(())
     }

@@ -3,9 +3,8 @@
 
 use crate::below;
 use crate::key::{Bytes, fd_of};
-use fdbroker_client::{ErrorCode, MemoryKind};
+use fdbroker_client::ErrorCode;
 use level_zero_sys::*;
-use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::stat::fstat;
 use nix::unistd::{Whence, lseek};
 use std::ffi::c_void;
@@ -47,7 +46,6 @@ impl Allocation {
         Some(Allocation { context: Context(context), base: base.addr(), size_bytes, id })
     }
 
-    /// Its addresses.
     pub fn range(&self) -> Range<usize> {
         self.base..self.base.saturating_add(self.size_bytes)
     }
@@ -200,15 +198,6 @@ fn duplicate(fd: RawFd) -> Result<OwnedFd, ErrorCode> {
         Some(libc::EBADF) => ErrorCode::Stale,
         _ => ErrorCode::LocalFdLimit,
     })
-}
-
-/// A memfd has seals, a dma-buf has none: F_GET_SEALS of fcntl(2). The broker checks what the fd
-/// really is.
-pub fn kind_of(fd: BorrowedFd<'_>) -> MemoryKind {
-    match fcntl(fd, FcntlArg::F_GET_SEALS) {
-        Ok(_) => MemoryKind::Memfd,
-        Err(_) => MemoryKind::DmaBuf,
-    }
 }
 
 /// The bytes of the memory behind an fd.

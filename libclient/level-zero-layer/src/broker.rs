@@ -6,7 +6,7 @@ use crate::limits::{RECALL_PATIENCE, RETIRE_TIMEOUT};
 use crate::opened::Opened;
 use crate::produced::{Place, Produced};
 use crate::say::{News, once};
-use fdbroker_client::{Deadline, Error, ErrorCode, Recall, RecallAnswer};
+use fdbroker_client::{Deadline, Error, ErrorCode, Recall, RecallAnswer, lock};
 use fdbroker_layer::{Connected, Connection, State, settle};
 use fdbroker_virtual_fds::VirtualFd;
 use level_zero_sys::ze_result_t;
@@ -34,16 +34,16 @@ pub struct Memory {
 
 impl Broker {
     pub fn produced(&self) -> MutexGuard<'_, Produced> {
-        self.state.produced()
+        lock(&self.state.produced)
     }
 
     pub fn opened(&self) -> MutexGuard<'_, Opened> {
-        self.state.opened.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state.opened)
     }
 
     /// The fds of event pools.
     pub fn kept(&self) -> MutexGuard<'_, KeptFds> {
-        self.state.kept()
+        lock(&self.state.kept)
     }
 
     /// Ends the chosen allocations, and waits until the broker has ended them: memory that is about
@@ -90,14 +90,6 @@ impl Deref for Broker {
 }
 
 impl Memory {
-    fn produced(&self) -> MutexGuard<'_, Produced> {
-        self.produced.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn kept(&self) -> MutexGuard<'_, KeptFds> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Waits for exports that the broker has asked for, but no longer than a driver may take that
     /// hangs.
     fn wait_while<'a>(
@@ -117,24 +109,24 @@ impl State for Memory {
 
     fn recall(&self, recall: &Recall) -> Result<RecallAnswer, ErrorCode> {
         if recall.facts.device == kept::DEVICE {
-            return self.kept().recall(recall);
+            return lock(&self.kept).recall(recall);
         }
-        let recalled = self.produced().recall(recall)?;
+        let recalled = lock(&self.produced).recall(recall)?;
         let answer = recalled.answer(recall);
-        self.produced().recall_done(&recalled);
+        lock(&self.produced).recall_done(&recalled);
         self.answered.notify_all();
         answer
     }
 
     fn end(&self) {
-        let mut produced = self.produced();
+        let mut produced = lock(&self.produced);
         produced.end();
         drop(self.wait_while(produced, |produced| !produced.is_all_quiet()));
     }
 
     fn close(connected: &Connected<Self>, fd: VirtualFd) -> Result<(), Errno> {
-        let Some(given) = connected.state.produced().put_number(fd) else {
-            let registration = connected.state.kept().close(fd).ok_or(Errno::EBADF)?;
+        let Some(given) = lock(&connected.state.produced).put_number(fd) else {
+            let registration = lock(&connected.state.kept).close(fd).ok_or(Errno::EBADF)?;
             let _ =
                 connected.client.unregister_within(&registration, Deadline::after(RETIRE_TIMEOUT));
             return Ok(());

@@ -7,14 +7,14 @@ use crate::guard::guard;
 use crate::key::fd_of;
 use crate::opened::Hold;
 use crate::{broker, consume, produce};
-use fdbroker_client::Grant;
+use fdbroker_client::{Grant, lock};
 use fdbroker_virtual_fds::VirtualFd;
 use level_zero_sys::*;
 use nix::sys::stat::fstat;
 use std::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 const SUCCESS: ze_result_t = ze_result_t::ZE_RESULT_SUCCESS;
 const DMA_BUF: u32 = ze_external_memory_type_flag_t::ZE_EXTERNAL_MEMORY_TYPE_FLAG_DMA_BUF.0;
@@ -157,8 +157,7 @@ fn import_own(fd: OwnedFd, import: impl FnOnce(RawFd) -> ze_result_t) -> ze_resu
     let mut habit = HABIT.load(Ordering::Relaxed);
     // One import at a time until it is known, so that no other import of the same memory can get
     // the number meanwhile. The driver does not call back.
-    let learning =
-        (habit == UNKNOWN).then(|| LEARNING.lock().unwrap_or_else(PoisonError::into_inner));
+    let learning = (habit == UNKNOWN).then(|| lock(&LEARNING));
     let before = fstat(fd.as_fd());
     let code = import(fd.as_raw_fd());
     if code != SUCCESS {

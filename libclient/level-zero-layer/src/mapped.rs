@@ -1,10 +1,11 @@
 //! The ranges of device addresses that have physical memory (zeVirtualMemMap), to find them when
 //! that memory is destroyed. Must never make a forked child wait for a lock of its parent's.
 
+use fdbroker_client::lock;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 /// One mapping: its addresses, and the physical memory's handle as a number.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,7 +30,7 @@ fn mapped() -> MutexGuard<'static, BTreeMap<usize, Mapping>> {
     // SAFETY: null, or a box that is never freed.
     let known = unsafe { current.as_ref() }.filter(|mapped| mapped.process == process);
     let mapped = known.unwrap_or_else(|| install(process, current));
-    mapped.by_base.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&mapped.by_base)
 }
 
 /// Makes this process's table, in the place of none or of a parent's, unless another thread was
@@ -48,7 +49,6 @@ fn install(process: u32, before: *mut Mapped) -> &'static Mapped {
     }
 }
 
-/// Adds a mapping.
 pub fn add(mapping: Mapping) {
     mapped().insert(mapping.range.start, mapping);
 }

@@ -2,7 +2,7 @@
 //! is the driver's. Must never Put a handle for the program: the driver keeps this fd as long as
 //! the pool lives.
 
-use crate::allocation::{DriversFd, bytes_of, kind_of, open_fd};
+use crate::allocation::{DriversFd, bytes_of, open_fd};
 use crate::below::{self, MISSING};
 use crate::broker::{self, Broker};
 use crate::consume;
@@ -11,6 +11,7 @@ use crate::kept;
 use crate::key::{Bytes, fd_of, with_fd};
 use crate::limits::RETIRE_TIMEOUT;
 use crate::produce::say_why;
+use fdbroker_client::level_zero::kind_of;
 use fdbroker_client::{Deadline, Deposit, Error, Facts};
 use fdbroker_layer::REGISTER_TIMEOUT;
 use fdbroker_virtual_fds::VirtualFd;

@@ -1,13 +1,14 @@
 //! The producer's side: zeMemGetIpcHandle, its other forms, and zeMemPutIpcHandle. Must never Put a
 //! handle that the program has and that names the driver's fd, nor close that fd.
 
-use crate::allocation::{Allocation, Held, bytes_of, id_of, kind_of, open_fd};
+use crate::allocation::{Allocation, Held, bytes_of, id_of, open_fd};
 use crate::below::{self, MISSING};
 use crate::broker::{self, Broker};
 use crate::guard::guard;
 use crate::key::{Bytes, Key, fd_of, offset_of, with_fd};
 use crate::produced::Given;
 use crate::say::{News, once};
+use fdbroker_client::level_zero::kind_of;
 use fdbroker_client::{Deadline, Deposit, DriverData, Error, ErrorCode, Facts, Handle};
 use fdbroker_layer::{REGISTER_TIMEOUT, lease_of};
 use fdbroker_virtual_fds::VirtualFd;

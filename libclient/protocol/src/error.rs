@@ -167,10 +167,9 @@ const INHERITED_KEEP: &str = "; its name was kept or pinned before, and its new 
 /// hello): `value` is the broker's version. For a request about objects: `value` and `pid` as the
 /// code says; `TIMED_OUT` in answer to a get: `value` is the index of a name that is not sealed,
 /// `pid` its maker, 0 = nobody. Otherwise 0.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct Status {
     /// 0 or an [`ErrorCode`].
     pub code: U16,

@@ -35,10 +35,9 @@ impl Facts {
 }
 
 /// [`Facts`] in messages and records, 29 bytes: the 3 bytes after them are each message's own.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct FactsItem {
     /// Size in bytes.
     pub size_bytes: U64,

@@ -65,10 +65,9 @@ impl std::str::FromStr for AllocationId {
 }
 
 /// The first 32 bytes of a handle: all that an acquire needs.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct HandlePrefix {
     /// [`HANDLE_MAGIC`].
     pub magic: [u8; 4],
@@ -92,10 +91,9 @@ pub struct HandlePrefix {
 ///
 /// Bytes 32-63 are hints for the consumer and are not covered by the MAC: the grant's own size is
 /// what bounds an offset.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct Handle {
     /// What suffices to resolve it.
     pub prefix: HandlePrefix,

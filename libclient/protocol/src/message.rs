@@ -191,10 +191,9 @@ wire_enum! {
 }
 
 /// Opens every message: 16 bytes.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct Header {
     /// A [`Kind`].
     pub kind: U16,
@@ -211,10 +210,9 @@ pub struct Header {
 }
 
 /// Body of [`Kind::Hello`], 56 bytes. The first 16 keep their place in every version.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct Hello {
     /// [`HELLO_MAGIC`].
     pub magic: [u8; 8],
@@ -244,10 +242,9 @@ pub struct Hello {
 }
 
 /// Body of [`Kind::HelloReply`], 64 bytes.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct HelloReply {
     /// The version both will speak.
     pub version: U16,
@@ -278,10 +275,9 @@ pub struct HelloReply {
 }
 
 /// Body of [`Kind::Join`], 16 bytes.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct Join {
     /// The client's number, from [`HelloReply::client`].
     pub client: U32,
@@ -302,17 +298,16 @@ pub enum Role {
 }
 
 impl Role {
-    /// From the wire.
+    /// The role of this number; `None`: there is none.
     pub fn from_number(number: u32) -> Option<Self> {
         [Role::Events, Role::Ahead].into_iter().find(|role| *role as u32 == number)
     }
 }
 
 /// Head of [`Kind::Register`] and [`Kind::Redeposit`], 8 bytes.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct RegisterHead {
     /// Deposits that will follow this message: the reply grants credit for as many of them as are
     /// free.
@@ -322,10 +317,9 @@ pub struct RegisterHead {
 }
 
 /// An allocation to register, 104 bytes; its fd is at the same index.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct RegisterItem {
     /// What it is; its size is more than 0.
     pub facts: FactsItem,
@@ -360,10 +354,9 @@ pub mod register_flags {
 /// An allocation named again by its owner after a crash of the broker, 184 bytes. No fd comes with
 /// it: the broker recalls it when somebody asks. So it must be recallable, or a kept one whose fd
 /// the broker still has.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct RedepositItem {
     /// As at its registration.
     pub item: RegisterItem,
@@ -374,10 +367,9 @@ pub struct RedepositItem {
 }
 
 /// Head of [`Kind::RegisterReply`], 16 bytes.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct RegisterReplyHead {
     /// Fds the client may deposit from now on.
     pub deposit_credits: U32,
@@ -386,10 +378,9 @@ pub struct RegisterReplyHead {
 }
 
 /// The outcome of one registration, 96 bytes. Handle and token are 0 unless the status is OK.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct Registered {
     /// OK, or why not.
     pub status: Status,
@@ -400,10 +391,9 @@ pub struct Registered {
 }
 
 /// An allocation named by its owner, 8 bytes.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct AllocationItem {
     /// Slot, from the allocation's handle.
     pub slot: U32,
@@ -412,10 +402,9 @@ pub struct AllocationItem {
 }
 
 /// Head of [`Kind::Acquire`], 8 bytes; then [`HandlePrefix`]es.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct AcquireHead {
     /// How long the broker may park the request, in ms; 0 = never.
     pub deadline_ms: U32,
@@ -425,10 +414,9 @@ pub struct AcquireHead {
 
 /// The handle behind a virtual fd is wanted, 8 bytes. The answer is `failed` BAD_HANDLE unless the
 /// number names a live allocation of the client's own domain.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct Resolve {
     /// A [`crate::VirtualFd`].
     pub virtual_fd: U32,
@@ -442,10 +430,9 @@ pub const NO_FD: u16 = u16::MAX;
 
 /// The outcome of one handle, 64 bytes. Everything after the status is 0 (`fd_index` [`NO_FD`])
 /// unless the status is OK.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct GrantItem {
     /// OK, AGAIN (ask again), or why not.
     pub status: Status,
@@ -455,7 +442,7 @@ pub struct GrantItem {
     pub slot: U32,
     /// Generation of the allocation: what was imported is good while the page shows it.
     pub generation: U32,
-    /// What it is.
+    /// Size, kind and identity of the allocation.
     pub facts: FactsItem,
     /// Bytes of driver data; when not 0, a 64-byte block follows the items, in their order.
     pub driver_data_len: u8,
@@ -464,20 +451,18 @@ pub struct GrantItem {
 }
 
 /// A lease, 8 bytes.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct LeaseItem {
     /// The lease's number, from [`GrantItem::lease`].
     pub lease: U64,
 }
 
 /// A lease of before a crash of the broker, said by its holder, 40 bytes.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct DeclareItem {
     /// Of the handle it was granted for.
     pub handle: HandlePrefix,
@@ -496,10 +481,9 @@ pub mod declare_flags {
 }
 
 /// An allocation whose fd the broker wants again, 48 bytes.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct RecallItem {
     /// Slot of the allocation; supply repeats it.
     pub slot: U32,
@@ -514,10 +498,9 @@ pub struct RecallItem {
 }
 
 /// The answer to one recall, 40 bytes.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct SupplyItem {
     /// Slot, as in the recall.
     pub slot: U32,
@@ -534,10 +517,9 @@ pub struct SupplyItem {
 }
 
 /// A lease whose allocation has ended, 24 bytes.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct RevokedItem {
     /// Slot of the allocation that has ended.
     pub slot: U32,
@@ -552,10 +534,9 @@ pub struct RevokedItem {
 }
 
 /// An ended allocation whose last lease is gone, 24 bytes: its memory may be used anew.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct DrainedItem {
     /// Slot that the allocation had.
     pub slot: U32,
@@ -568,10 +549,9 @@ pub struct DrainedItem {
 }
 
 /// Body of [`Kind::GoingAway`], 8 bytes.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct GoingAway {
     /// 1 = ends, 2 = restarts and keeps all state.
     pub reason: U32,

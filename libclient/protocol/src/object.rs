@@ -62,10 +62,9 @@ pub mod object_flags {
 
 /// Head of [`Kind::ObjectCreate`](crate::Kind::ObjectCreate), 112 bytes: the memory of a group.
 /// [`ObjectItem`]s follow.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct ObjectCreateHead {
     /// The memory; its size is more than 0.
     pub facts: FactsItem,
@@ -85,10 +84,9 @@ pub struct ObjectCreateHead {
 }
 
 /// An object of a group, 32 bytes; its name and its metadata follow.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct ObjectItem {
     /// Where in the group's memory it begins, in bytes.
     pub offset: U64,
@@ -123,10 +121,9 @@ impl Named for ObjectItem {
 }
 
 /// Body of [`Kind::ObjectCreated`](crate::Kind::ObjectCreated), 16 bytes.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct ObjectCreated {
     /// The group's number, never 0.
     pub group: U64,
@@ -143,30 +140,27 @@ impl ObjectCreated {
 }
 
 /// A group that its creator names, 8 bytes: the head of an add, the body of a seal and of an abort.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct ObjectGroup {
     /// From [`ObjectCreated::group`].
     pub group: U64,
 }
 
 /// Body of [`Kind::ObjectSealed`](crate::Kind::ObjectSealed), 8 bytes.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct ObjectSealed {
     /// The version of all objects of the group: above every version given before on this node.
     pub version: U64,
 }
 
 /// A name alone, 1 byte; the name follows.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct ObjectName {
     /// Bytes of the name, 1..=255.
     pub name_len: u8,
@@ -179,10 +173,9 @@ impl Named for ObjectName {
 }
 
 /// Head of a get, 8 bytes; [`ObjectName`]s follow.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct ObjectGetHead {
     /// How long the broker may park the request, in ms; 0 = never.
     pub deadline_ms: U32,
@@ -191,10 +184,9 @@ pub struct ObjectGetHead {
 }
 
 /// Head of [`Kind::ObjectGot`](crate::Kind::ObjectGot), 8 bytes.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct ObjectGotHead {
     /// Grants behind the items: one for each group, with an fd each.
     pub grants: U16,
@@ -203,10 +195,9 @@ pub struct ObjectGotHead {
 }
 
 /// One object of a get, 32 bytes, in the order of the names.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct ObjectGotItem {
     /// Given when it was sealed, above every version that the name had before.
     pub version: U64,
@@ -226,10 +217,9 @@ pub struct ObjectGotItem {
 }
 
 /// An object to delete, 16 bytes; its name follows.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct ObjectDeleteItem {
     /// The version that it must have; 0 = any.
     pub version: U64,
@@ -246,10 +236,9 @@ impl Named for ObjectDeleteItem {
 }
 
 /// Head of a delete or a stat, 8 bytes.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct ObjectScope {
     /// Bits of [`object_flags`].
     pub flags: U32,
@@ -258,10 +247,9 @@ pub struct ObjectScope {
 }
 
 /// Head of a touch, 16 bytes; [`ObjectName`]s follow.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct ObjectTouchHead {
     /// With KEEP, as in [`ObjectCreateHead::ttl_ms`].
     pub ttl_ms: U64,
@@ -272,10 +260,9 @@ pub struct ObjectTouchHead {
 }
 
 /// Head of a list or a watch, 8 bytes; the prefix follows, then the last name of the page before.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct ObjectPrefix {
     /// Bits of [`object_flags`].
     pub flags: U32,
@@ -288,10 +275,9 @@ pub struct ObjectPrefix {
 }
 
 /// Head of the answer to a list or a stat, 8 bytes; [`ObjectRecord`]s follow.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct ObjectPage {
     /// 1 = nothing follows. Else a list goes on behind the last name, and a stat with the names
     /// that are not answered.
@@ -331,10 +317,9 @@ pub mod record_flags {
 
 /// One object, 96 bytes; its name follows and, in the answer to a stat, its metadata. All fields
 /// but the name's length are 0 of an unknown one.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct ObjectRecord {
     /// Its version; 0 while it is in the making.
     pub version: U64,
@@ -406,10 +391,9 @@ wire_enum! {
 }
 
 /// One event, 16 bytes; the name follows.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct ObjectEventItem {
     /// The version that was sealed, or is gone; 0 of one in the making.
     pub version: U64,

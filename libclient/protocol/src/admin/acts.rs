@@ -23,10 +23,9 @@ pub mod act_flags {
 /// [`Kind::AdminRevoke`](crate::Kind::AdminRevoke), [`Kind::AdminDrain`](crate::Kind::AdminDrain)
 /// and [`Kind::AdminWatch`](crate::Kind::AdminWatch), 24 bytes. A drain has neither cursor nor
 /// filter.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct Act {
     /// Slot to begin at: 0, then each answer's `next_cursor`. Of a watch with [`act_flags::SINCE`]:
     /// for how many milliseconds before now events are told, `u32::MAX` = all there are; else 0.
@@ -69,10 +68,9 @@ wire_enum! {
 }
 
 /// One allocation that an act was for, 216 bytes.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct ActRecord {
     /// An [`ActOutcome`].
     pub outcome: U32,

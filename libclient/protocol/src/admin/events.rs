@@ -49,10 +49,9 @@ wire_enum! {
 }
 
 /// One event, 88 bytes.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct EventRecord {
     /// When the broker noted it: microseconds since 1970, UTC.
     pub unix_us: U64,

@@ -9,10 +9,9 @@ pub type Limits = ByScope<ByResource<U64>>;
 
 /// Body of [`crate::Kind::AdminSetLimit`], 16 bytes: one cap from now on, until the broker starts
 /// or reads its configuration again.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct SetLimit {
     /// A [`crate::Scope`].
     pub scope: u8,
@@ -27,10 +26,9 @@ pub struct SetLimit {
 }
 
 /// Body of [`crate::Kind::AdminSetLimitReply`], 16 bytes.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct LimitChange {
     /// The cap until now; [`NO_CAP`](crate::NO_CAP) = none.
     pub former: U64,

@@ -14,10 +14,9 @@ pub const BUCKET_BOUNDS_US: [u64; 20] = [
 ];
 
 /// How often something took how long since the broker's process started, 176 bytes.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct Histogram {
     /// How many took at most the bound of the same index and more than the bound before it. The
     /// last: more than all bounds.
@@ -27,10 +26,9 @@ pub struct Histogram {
 }
 
 /// Body of [`crate::Kind::AdminMetricsReply`], 1160 bytes.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct Metrics {
     /// From reading an acquire to sending the first fds it was granted, waiting included; one per
     /// answer with fds.
@@ -54,20 +52,9 @@ pub struct Metrics {
 }
 
 /// What has gone wrong, 768 bytes.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    KnownLayout,
-    Immutable,
-    Unaligned,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct Journal {
     /// Refusals by the cap that was full. Beside them there are refusals of other reasons.
     pub refusals: ByScope<ByResource<U64>>,

@@ -25,10 +25,9 @@ wire_enum! {
 }
 
 /// Body of every query, 24 bytes.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct Query {
     /// Slot to begin at: 0, then each answer's `next_cursor`.
     pub cursor: U32,
@@ -42,10 +41,9 @@ pub struct Query {
 
 /// Head of each paged answer, 8 bytes; the header's `count` records follow. A page may be empty and
 /// still not be the last.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct Page {
     /// The cursor of the next query.
     pub next_cursor: U32,

@@ -30,10 +30,9 @@ wire_enum! {
 }
 
 /// One allocation, 208 bytes.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct AllocationRecord {
     /// Slot: the first number of the allocation's id.
     pub slot: U32,
@@ -101,10 +100,9 @@ pub const OTHER_OWNER: u32 = u32::MAX;
 /// One lease, 128 bytes. Of a lease of the asker's memory that another user has, an asker who sees
 /// their own domain alone is told neither holder nor job: pid and job are 0, client and uid
 /// 0xffffffff, the name is `another user`.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct LeaseRecord {
     /// Number of the lease, as in [`crate::message::GrantItem::lease`].
     pub lease: U64,
@@ -138,10 +136,9 @@ pub struct LeaseRecord {
 }
 
 /// One client, 292 bytes.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct ClientRecord {
     /// Its number, which hello reply told it.
     pub client: U32,
@@ -170,10 +167,9 @@ pub struct ClientRecord {
 }
 
 /// One job of a domain, or one domain, 600 bytes.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct AccountRecord {
     /// The job's key, the value of [`Filter::Job`](super::query::Filter::Job); 0 for a domain.
     pub key: U64,

@@ -9,20 +9,9 @@ use zerocopy::{
 };
 
 /// Use of one resource by one account, 24 bytes.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    FromBytes,
-    IntoBytes,
-    KnownLayout,
-    Immutable,
-    Unaligned,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct Use {
     /// In use now, in the resource's unit.
     pub now: U64,
@@ -53,10 +42,9 @@ impl ByResource<Use> {
 }
 
 /// The node at a glance.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct NodeStatus {
     /// The broker's pid in its own PID namespace.
     pub pid: U32,

@@ -4,10 +4,9 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, little_endian::U32};
 
 /// Body of a takeover offer, 8 bytes.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct TakeoverOffer {
     /// Sockets that follow the state's memfd. The other fds lie in their queues.
     pub carriers: U32,
@@ -16,10 +15,9 @@ pub struct TakeoverOffer {
 }
 
 /// Body of a takeover step, 4 bytes.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct TakeoverStep {
     /// A number of [`step`].
     pub step: U32,

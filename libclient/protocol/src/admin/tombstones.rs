@@ -9,10 +9,9 @@ use zerocopy::{
 
 /// One file of an allocation that has ended, 104 bytes. An allocation whose owner gave several has
 /// one record of each.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct TombstoneRecord {
     /// Inode of the file; 0 = not known, or, as for CUDA memory, it tells nothing. Such a record is
     /// kept only where leases were out at the end.

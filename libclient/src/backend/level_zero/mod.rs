@@ -47,6 +47,8 @@ use fdbroker_protocol::MemoryKind;
 
 pub use context::FdCloser;
 pub use device::Device;
+#[doc(hidden)]
+pub use fd::kind_of;
 pub use memory::LevelZeroMemory;
 
 pub use super::device::{export_pointer, opener, retire_pointer};
