@@ -64,7 +64,6 @@ impl Deadline {
         self.at + REPLY_GRACE
     }
 
-    /// The moment itself.
     pub(crate) fn at(&self) -> Instant {
         self.at
     }

@@ -16,7 +16,7 @@ pub struct DriverData {
 }
 
 impl DriverData {
-    /// None.
+    /// What an allocation without driver data has.
     pub const EMPTY: DriverData = DriverData { len: 0, bytes: [0; DRIVER_DATA_BYTES] };
 
     /// A copy of `bytes`; BAD_HANDLE when there are more than 64.
@@ -34,8 +34,8 @@ impl DriverData {
     /// The first `len` bytes of a block off the wire.
     pub(crate) fn from_block(block: &[u8; DRIVER_DATA_BYTES], len: u8) -> Self {
         let mut data = Self::EMPTY;
-        data.len = len.min(DRIVER_DATA_BYTES as u8);
-        let used = usize::from(data.len);
+        let used = usize::from(len).min(DRIVER_DATA_BYTES);
+        data.len = u8::try_from(used).expect("at most 64");
         data.bytes[..used].copy_from_slice(&block[..used]);
         data
     }

@@ -48,7 +48,7 @@ pub(crate) fn bytes(text: &str) -> Option<u64> {
     digits.trim_end().parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
-/// Yes or no.
+/// `None`: neither yes nor no.
 pub(crate) fn switch(text: &str) -> Option<bool> {
     match text.to_ascii_lowercase().as_str() {
         "1" | "y" | "yes" | "true" | "on" => Some(true),

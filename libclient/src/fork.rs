@@ -34,7 +34,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// The calling process.
+    /// The calling process: in a child of fork(2) another than in its parent.
     pub fn current() -> Self {
         static WORD: OnceLock<&'static AtomicU32> = OnceLock::new();
         let word = *WORD.get_or_init(|| wiped_word().unwrap_or_else(word_by_handler));
@@ -110,14 +110,18 @@ pub(crate) fn look_in_children() -> nix::Result<()> {
 pub(crate) fn until_children_look() -> Duration {
     let by_ms = match FORKED_MS.load(Ordering::Relaxed) {
         0 => 0,
-        forked_ms => forked_ms + CHILD_BEGIN.as_millis() as u64,
+        forked_ms => forked_ms + ms(CHILD_BEGIN),
     };
     Duration::from_millis(by_ms.saturating_sub(now_ms()))
 }
 
 fn now_ms() -> u64 {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map(Duration::from);
-    now.map_or(0, |now| now.as_millis() as u64)
+    now.map_or(0, ms)
+}
+
+fn ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// A word that is 0 in each child.

@@ -4,6 +4,7 @@
 
 use crate::fork::Process;
 use crate::limits::INHERITED;
+use crate::sync::low_half;
 use fdbroker_protocol::HandlePrefix;
 use nix::sys::stat::fstat;
 use std::os::fd::BorrowedFd;
@@ -78,7 +79,7 @@ impl Record {
 /// A number for a client, with that of its process in the upper half.
 pub(crate) fn new_client() -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(0);
-    let number = LAST.fetch_add(1, Ordering::Relaxed) as u32;
+    let number = low_half(LAST.fetch_add(1, Ordering::Relaxed));
     u64::from(Process::current().number()) << 32 | u64::from(number)
 }
 
@@ -110,7 +111,7 @@ static FREE: AtomicU64 = AtomicU64::new(0);
 /// A free entry, now the caller's: its number, from 1.
 fn take_free() -> Option<u32> {
     let mut head = FREE.load(Ordering::Acquire);
-    while let Some(at) = (head as u32).checked_sub(1) {
+    while let Some(at) = low_half(head).checked_sub(1) {
         let next = ENTRIES[at as usize].next.load(Ordering::Relaxed);
         match change_free(head, next) {
             Ok(_) => return Some(at + 1),
@@ -170,7 +171,7 @@ impl Drop for Inheritable {
         drop(unsafe { Box::from_raw(record) });
         let mut head = FREE.load(Ordering::Relaxed);
         loop {
-            self.entry().next.store(head as u32, Ordering::Relaxed);
+            self.entry().next.store(low_half(head), Ordering::Relaxed);
             match change_free(head, self.number) {
                 Ok(_) => return,
                 Err(now) => head = now,

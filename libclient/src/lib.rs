@@ -51,6 +51,7 @@
 //!
 //! **Without a broker** every call answers NOT_CONNECTED at once; the library looks for it in the
 //! background.
+#![deny(clippy::cast_possible_truncation, clippy::cast_sign_loss, missing_debug_implementations)]
 
 mod api;
 pub mod backend;

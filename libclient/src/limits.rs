@@ -1,6 +1,7 @@
 //! Every bound of the library, with its reason; bounds of the wire format live in
 //! `fdbroker_protocol::limits`. Must never hold a bound without its reason.
 
+use fdbroker_protocol::limits::{MAX_BATCH, MAX_GROUP};
 use std::time::Duration;
 
 /// How long a connect may take, hello's answer included. A broker answers hello from its loop,
@@ -310,3 +311,23 @@ pub const LEVEL_ZERO_DEVICES: u32 = 1024;
 /// above what other threads get, since the system gives the lowest that is free, and low enough for
 /// the table to grow to it (8 KiB).
 pub const LEARNING_FD: i32 = 1000;
+
+// What the bounds' reasons say of one another.
+const _: () = {
+    assert!(AHEAD_TIME.as_nanos() < AHEAD_LAST_PAUSE.as_nanos());
+    assert!(AT_THE_DOOR_FIRST.as_nanos() < AT_THE_DOOR_LAST.as_nanos());
+    assert!(RECONNECT_FIRST.as_nanos() < RECONNECT_LAST.as_nanos());
+    assert!(AGAIN_FIRST.as_nanos() < AGAIN_LAST.as_nanos());
+    assert!(LIVENESS_CONFIRM.as_nanos() < LIVENESS_LOOK.as_nanos());
+    assert!(REPLY_GRACE.as_nanos() < ANSWER_LEAD.as_nanos());
+    assert!(CHILD_PAUSE.as_nanos() < CHILD_BEGIN.as_nanos());
+    assert!(ROW_CREDITS <= MAX_CREDITS_WANTED as usize);
+    assert!(3 * ZONES_IN_LIMIT <= ZONES as u64);
+    assert!(CLOSE_BYTES <= FIRST_ZONE_BYTES && FIRST_ZONE_BYTES.is_multiple_of(HUGE_PAGE));
+    assert!(HUGE_PAGE.is_multiple_of(SMALLEST_HUGE_PAGE));
+    assert!(OBJECT_DEVICE_ALIGN.is_multiple_of(OBJECT_ALIGN));
+    assert!(CACHE_ENTRIES.is_multiple_of(1 << CACHE_SEGMENT_SHIFT));
+    assert!(8 * MAX_GROUP <= WATCH_EVENTS && GATHER_MOST <= MAX_BATCH);
+    assert!(LEARNING_FD < HIGH_FD_MOST && CUDA_CALL_FDS < CUDA_DEVICE_FDS);
+    assert!(LEVEL_ZERO_CALL_FDS < LEVEL_ZERO_START_FDS);
+};

@@ -6,6 +6,7 @@
 use crate::error::Error;
 use crate::fork::Process;
 use crate::limits::{HIGH_FD_MOST, OWN_FDS};
+use crate::sync::low_half;
 use fdbroker_protocol::ErrorCode;
 use fdbroker_scm::File;
 use nix::fcntl::{FcntlArg, fcntl};
@@ -37,7 +38,7 @@ fn own() -> impl Iterator<Item = RawFd> {
         // Numbers of processes begin with 1, so that the calling process is not asked for when
         // nothing is kept.
         (entry != 0 && entry >> 32 == u64::from(Process::current().number()))
-            .then_some(entry as u32 as RawFd)
+            .then_some(low_half(entry).cast_signed())
     })
 }
 
@@ -77,7 +78,7 @@ const SO_COOKIE: libc::c_int = 57;
 
 /// Of a socket: getsockopt(2). ENOTSOCK and EBADF for all else.
 fn cookie(fd: BorrowedFd<'_>) -> Option<u64> {
-    let (mut cookie, mut length) = (0_u64, size_of::<u64>() as libc::socklen_t);
+    let (mut cookie, mut length): (u64, libc::socklen_t) = (0, 8);
     let room = (&raw mut cookie).cast();
     // SAFETY: the kernel writes at most `length` bytes, which the number has.
     let failed = unsafe {
@@ -203,7 +204,7 @@ impl Entry {
     /// `None`: the list is full, and the fd is not guarded.
     pub fn of(fd: RawFd) -> Option<Self> {
         let process = u64::from(Process::current().number());
-        let value = process << 32 | u64::from(fd as u32);
+        let value = process << 32 | u64::from(fd.cast_unsigned());
         ENTRIES.iter().zip(1..).find_map(|(place, used)| {
             let before = place.load(Ordering::Relaxed);
             if before >> 32 == process {
@@ -270,7 +271,7 @@ mod tests {
         let kept = OwnFd::guarded(socket()).unwrap();
         let number = kept.polled().as_raw_fd();
         let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-        assert!(number as u64 >= (soft / 2).min(HIGH_FD_MOST as u64));
+        assert!(number >= HIGH_FD_MOST.min(i32::try_from(soft / 2).unwrap_or(HIGH_FD_MOST)));
         let mut room = [0; OWN_FDS];
         let count = list(&mut room);
         assert!(is_own(number) && room[..count].contains(&number));

@@ -21,6 +21,12 @@ pub(crate) fn wait_until<'a, T>(
     condvar.wait_timeout(guard, timeout).unwrap_or_else(PoisonError::into_inner).0
 }
 
+/// The lower of two numbers in one word, which another thread or a fork always finds whole.
+pub(crate) const fn low_half(word: u64) -> u32 {
+    let [a, b, c, d, ..] = word.to_le_bytes();
+    u32::from_le_bytes([a, b, c, d])
+}
+
 thread_local! {
     static IS_SERVING: Cell<bool> = const { Cell::new(false) };
 }

@@ -30,7 +30,7 @@ pub(crate) struct Map<'a> {
     pub fd: BorrowedFd<'a>,
     /// Of the file; `None`: it takes none.
     pub seals: Option<SealFlag>,
-    /// Whole pages.
+    /// Where in the file, in bytes: whole pages, as the length is.
     pub begin: libc::off_t,
     pub len: NonZeroUsize,
     pub protection: ProtFlags,
@@ -197,7 +197,7 @@ fn take(len: NonZeroUsize, page: usize, begin: libc::off_t) -> nix::Result<usize
     let mut space = lock(&spaces.space);
     space.try_stuck_again();
     let (align, phase) = if len.get() >= HUGE_PAGE && page < HUGE_PAGE {
-        (HUGE_PAGE, begin as usize)
+        (HUGE_PAGE, usize::try_from(begin).unwrap_or(0))
     } else {
         (page, 0)
     };
@@ -389,7 +389,7 @@ mod tests {
             self.0 ^= self.0 << 13;
             self.0 ^= self.0 >> 7;
             self.0 ^= self.0 << 17;
-            (self.0 % bound as u64) as usize
+            usize::try_from(self.0 % bound as u64).unwrap()
         }
     }
 

@@ -14,7 +14,7 @@ use std::os::fd::{AsRawFd, IntoRawFd};
 /// A duplicate fd of an allocation, with its lease: the broker's record that this process holds the
 /// allocation.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct fdbroker_grant_t {
     /// sizeof(fdbroker_grant_t), set by the caller; in an array: of the first one, the library sets
     /// the others.

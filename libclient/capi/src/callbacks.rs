@@ -11,7 +11,7 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
 /// A recall: the broker has closed its fd of an allocation of this process, and asks for a new one.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct fdbroker_recall_t {
     /// Bytes of this struct in the library; it has no fields beyond them.
     pub struct_size: u64,
@@ -29,7 +29,7 @@ pub struct fdbroker_recall_t {
 
 /// The answer to a recall. It comes filled in as registered, with fd -1.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct fdbroker_recall_answer_t {
     /// Bytes of this struct in the library; do not change it.
     pub struct_size: u64,
@@ -84,7 +84,7 @@ pub const FDBROKER_NOTICE_REGISTRATION_LOST: u32 = 7;
 
 /// A notice from the broker. Fields that its kind does not have are 0.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct fdbroker_notice_t {
     /// Bytes of this struct in the library; it has no fields beyond them.
     pub struct_size: u64,
@@ -201,16 +201,8 @@ pub(crate) fn is_open(fd: RawFd) -> bool {
 
 /// Says a notice in the terms of C, on the thread that serves events.
 pub(crate) fn translate(leases: &Leases, notice: &Notice, tell: impl Fn(fdbroker_notice_t)) {
-    let of = |kind| fdbroker_notice_t {
-        struct_size: size_of::<fdbroker_notice_t>() as u64,
-        kind,
-        code: 0,
-        slot: 0,
-        generation: 0,
-        lease: 0,
-        owner_allocation_id: 0,
-        base: 0,
-    };
+    let struct_size = size_of::<fdbroker_notice_t>() as u64;
+    let of = |kind| fdbroker_notice_t { struct_size, kind, ..Default::default() };
     let about = |kind, id: &AllocationId| {
         let (slot, generation) = (id.slot, id.generation);
         fdbroker_notice_t { slot, generation, ..of(kind) }

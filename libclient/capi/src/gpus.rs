@@ -18,7 +18,6 @@ pub(crate) enum Driver {
     LevelZero,
 }
 
-/// A device, opened.
 #[derive(Clone, Debug)]
 enum Device {
     Cuda(cuda::Device),

@@ -12,7 +12,7 @@ use fdbroker_protocol::handle::{HANDLE_MAGIC, HANDLE_VERSION};
 /// bytes unchanged, by value: through MPI, a file, anything. Compare handles by
 /// fdbroker_handle_same(), not by memcmp().
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct fdbroker_handle_t {
     pub bytes: [u8; 64],
 }
@@ -23,7 +23,7 @@ const _: () = assert!(align_of::<fdbroker_handle_t>() == align_of::<Handle>());
 /// The fields of a handle, for printing. node, slot and generation name the allocation; the other
 /// fields are hints of its owner.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct fdbroker_handle_info_t {
     /// sizeof(fdbroker_handle_info_t), set by the caller.
     pub struct_size: u64,

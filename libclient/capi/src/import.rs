@@ -22,7 +22,7 @@ pub const FDBROKER_IMPORT_NO_CACHE: u32 = 2;
 /// Memory of another process, mapped here and in use. Filled in by the library; to be released
 /// once.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct fdbroker_import_t {
     /// The allocation's first byte plus the handle's offset. In a forked child only if
     /// fdbroker_import_is_final(); else a touch is a SIGSEGV there.

@@ -9,6 +9,7 @@
 //!
 //! Each public module belongs to a section of the header (tests/header.rs): its doc comments are
 //! written for the C programmer, and its types have C names.
+#![deny(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 #![allow(non_camel_case_types, reason = "the types are named as C programs name them")]
 #![allow(
     missing_docs,

@@ -35,3 +35,6 @@ pub const ARENA_BYTES: u64 = 64 << 30;
 /// The smallest arena, where halving it for lack of address space (RLIMIT_AS) ends: a smaller one
 /// is of no use.
 pub const ARENA_LEAST_BYTES: usize = 64 << 20;
+
+const _: () = assert!(LAST_ERROR_BYTES < LOG_LINE_BYTES && LOG_LINE_BYTES <= libc::PIPE_BUF);
+const _: () = assert!((ARENA_LEAST_BYTES as u64) < ARENA_BYTES);

@@ -37,7 +37,6 @@ impl ObjectTable {
         lock(&self.table).objects.get(&token).cloned().ok_or_else(|| unknown(what, token))
     }
 
-    /// Gives all back.
     pub fn release_all(&self) {
         let objects = std::mem::take(&mut lock(&self.table).objects);
         drop(objects);

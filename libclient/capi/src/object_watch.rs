@@ -26,7 +26,7 @@ pub const FDBROKER_WATCH_LOST: u32 = 6;
 
 /// What has happened to a name.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct fdbroker_object_event_t {
     /// sizeof(fdbroker_object_event_t), set by the caller.
     pub struct_size: u64,

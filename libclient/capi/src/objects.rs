@@ -70,7 +70,7 @@ pub const FDBROKER_OBJECT_IS_MAKING: u32 = 1;
 
 /// One object, to be made.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct fdbroker_new_object_t {
     /// sizeof(fdbroker_new_object_t), set by the caller; in an array: of the first one, for all.
     pub struct_size: u64,
@@ -105,7 +105,7 @@ unsafe impl Growable for fdbroker_new_object_t {
 /// How objects are made, got or touched. Zero but struct_size, or NULL: host memory, names of the
 /// user, which must be free.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct fdbroker_object_options_t {
     /// sizeof(fdbroker_object_options_t), set by the caller.
     pub struct_size: u64,
@@ -140,7 +140,7 @@ unsafe impl Growable for fdbroker_object_options_t {
 
 /// An object that was got, to be given back once by fdbroker_object_release().
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct fdbroker_object_t {
     /// sizeof(fdbroker_object_t), set by the caller; in an array: of the first one, the library
     /// sets the others.
@@ -181,7 +181,7 @@ unsafe impl Growable for fdbroker_object_t {
 
 /// What is known of an object.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct fdbroker_object_info_t {
     /// sizeof(fdbroker_object_info_t), set by the caller; in an array: of the first one, the
     /// library sets the others.

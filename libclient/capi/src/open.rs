@@ -47,7 +47,7 @@ pub const FDBROKER_DEFAULT: i64 = -1;
 
 /// Settings of fdbroker_open(). Call fdbroker_options_init(), then change fields.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct fdbroker_options_t {
     /// Set by fdbroker_options_init().
     pub struct_size: u64,

@@ -43,7 +43,7 @@ pub const FDBROKER_VIRTUAL_FD: u32 = 8;
 
 /// One allocation, to be registered.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct fdbroker_allocation_t {
     /// sizeof(fdbroker_allocation_t), set by the caller; in an array: of the first one, for all.
     pub struct_size: u64,

@@ -19,7 +19,7 @@ use std::os::fd::{AsRawFd, RawFd};
 pub unsafe fn import(handle: *mut CuMemHandle, shareable: *mut c_void, kind: c_int) -> CuResult {
     let Some(below) = driver::IMPORT.get() else { return MISSING };
     // The fd's number stands in the pointer.
-    let fd = (kind == HANDLE_TYPE_POSIX_FD).then_some(shareable.addr() as RawFd);
+    let fd = RawFd::try_from(shareable.addr()).ok().filter(|_| kind == HANDLE_TYPE_POSIX_FD);
     match fd.and_then(VirtualFd::new) {
         // SAFETY: the caller's promise.
         Some(number) => unsafe { import_number(below, handle, shareable, number) },
@@ -44,7 +44,8 @@ unsafe fn import_number(
 ) -> CuResult {
     match broker::grant(number) {
         Ok((granted, lease)) => {
-            let real = std::ptr::without_provenance_mut(granted.fd.as_raw_fd() as usize);
+            let real =
+                std::ptr::without_provenance_mut(granted.fd.as_raw_fd().unsigned_abs() as usize);
             // SAFETY: the caller's promise; the fd stays ours.
             let code = unsafe { import_fd(below, handle, real, HANDLE_TYPE_POSIX_FD, Some(lease)) };
             // The fd first, then its hold of the lease: what is imported counts as mapped from then

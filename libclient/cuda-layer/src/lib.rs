@@ -28,6 +28,7 @@
 //!
 //! **Locks.** One, for the [`records`]. It is never held over a call of the driver or of the
 //! broker. A child of fork(2) has records of its own ([`memory`]) and makes its own connection.
+#![deny(clippy::cast_possible_truncation, clippy::cast_sign_loss, missing_debug_implementations)]
 
 mod broker;
 mod consume;

@@ -14,7 +14,6 @@ pub const INIT: &CStr = c"cuInit";
 const PROC_ADDRESS: &CStr = c"cuGetProcAddress";
 const PROC_ADDRESS_V2: &CStr = c"cuGetProcAddress_v2";
 
-/// One function.
 pub struct Named {
     name: &'static CStr,
     ours: *const (),

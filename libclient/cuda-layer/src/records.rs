@@ -49,7 +49,6 @@ impl Map {
     }
 }
 
-/// One allocation.
 struct Record<R, L> {
     /// 0: it was imported, and is not exported by the layer.
     size_bytes: u64,
@@ -115,7 +114,6 @@ pub struct Pinned {
 pub enum Close<R> {
     /// This process has none of it.
     Unknown,
-    /// Counted.
     Counted,
     /// It was the last one: to be ended. The record is pinned.
     Last(Id, R),
@@ -208,7 +206,6 @@ impl<R, L> Record<R, L> {
     }
 }
 
-/// Making, and handles.
 impl<R, E, L> Records<R, E, L> {
     /// Enters memory that was just made. Other memory whose handle this was is gone: it was
     /// released in a way that nobody saw.
@@ -338,7 +335,6 @@ impl<R, E, L> Records<R, E, L> {
     }
 }
 
-/// Maps.
 impl<R, E, L> Records<R, E, L> {
     /// Enters a range that the driver has just mapped. What stood there was unmapped in a way that
     /// nobody saw.

@@ -45,8 +45,9 @@ pub trait State: Default + Send + Sync + 'static {
 /// A connection with all that this process has exported and opened through it. It is never freed: a
 /// child of fork(2) makes its own and leaves the parent's copy alone, whose locks may be held by
 /// threads that the child does not have.
+#[derive(Debug)]
 pub struct Connected<S> {
-    /// The connection.
+    /// The client of the library that the layer's calls go through.
     pub client: Client,
     /// What was registered through it.
     pub exports: Exports,
@@ -56,6 +57,7 @@ pub struct Connected<S> {
 }
 
 /// The place of a process's connection.
+#[derive(Debug)]
 pub struct Connection<S> {
     current: AtomicPtr<Connected<S>>,
     last_try_s: AtomicI64,
@@ -64,7 +66,7 @@ pub struct Connection<S> {
 }
 
 impl<S: State> Connection<S> {
-    /// Without a connection.
+    /// A place for a connection that the first call makes.
     pub const fn new() -> Self {
         Connection {
             current: AtomicPtr::new(null_mut()),

@@ -47,3 +47,7 @@ pub const CLOSE_TIMEOUT: Duration = Duration::from_millis(50);
 /// of memory is told 50 ms later.
 pub const MEMORY_TRIES: u32 = 10;
 pub const MEMORY_PAUSE: Duration = Duration::from_millis(5);
+
+const _: () = assert!(LINE_BYTES <= libc::PIPE_BUF && WAIT.as_secs() <= WAIT_MOST_S);
+const _: () = assert!(RETRY_PAUSE.as_nanos() < WAIT_SAID_AFTER.as_nanos());
+const _: () = assert!(WAIT_SAID_AFTER.as_nanos() < WAIT.as_nanos());

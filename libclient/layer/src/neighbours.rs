@@ -14,11 +14,11 @@ use std::sync::Mutex;
 const TOLD_AHEAD: u32 = 31;
 
 /// What was told last, and what has become of it.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Neighbours(Mutex<Told>);
 
 /// Handles in their order, each used once.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Told {
     handles: VecDeque<Handle>,
     /// The first so many of them were asked for ahead.

@@ -7,6 +7,7 @@ use std::fmt::{Display, Write};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// One layer's lines, which begin with its name.
+#[derive(Debug)]
 pub struct Voice {
     name: &'static str,
     said: AtomicU32,

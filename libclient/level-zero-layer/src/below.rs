@@ -180,7 +180,7 @@ unsafe extern "C" fn look_at(
         let file = name.rsplit(|byte| *byte == b'/').next().unwrap_or(name);
         file.starts_with(b"libze_loader.so")
     };
-    if object.dlpi_addr as usize == search.own.addr() {
+    if object.dlpi_addr == search.own.addr() as u64 {
         search.answer = Some(true);
     } else if is_loader {
         search.answer = Some(false);

@@ -54,6 +54,7 @@
 //! **Locks.** One each for [`produced`], [`opened`], [`mapped`] and [`kept`]; none is taken while
 //! another is held, and none is held over a call of the driver's (but for the first import of an
 //! fd, [`external`]). A child of fork(2) starts anew, see [`broker`].
+#![deny(clippy::cast_possible_truncation, clippy::cast_sign_loss, missing_debug_implementations)]
 
 mod allocation;
 mod below;

@@ -17,10 +17,8 @@ pub struct Place {
     pub tile: u32,
 }
 
-/// An exported allocation.
 struct Entry {
     allocation: Allocation,
-    /// By tile.
     exports: BTreeMap<u32, Export>,
     /// Exports that the broker has asked for and that are under way: the memory must not be freed
     /// meanwhile.

@@ -23,7 +23,7 @@ mod tests {
 
     #[test]
     fn bytes_when_put_into_a_handle_come_out_the_same() {
-        let bytes = std::array::from_fn(|i| (i * 5) as u8);
+        let bytes = std::array::from_fn(|i| i.to_le_bytes()[0] ^ 5);
 
         assert_eq!(ze_ipc_mem_handle_t::from_bytes(bytes).to_bytes(), bytes);
     }

@@ -15,6 +15,7 @@
 //! All names, methods included, are the specification's own
 //! (<https://oneapi-src.github.io/level-zero-spec>), so that one word finds the same thing in its
 //! text, in the headers and here.
+#![deny(clippy::cast_possible_truncation, clippy::cast_sign_loss, missing_debug_implementations)]
 
 // Written by bindgen: not in this project's style, and with bindgen's layout assertions.
 #[rustfmt::skip]

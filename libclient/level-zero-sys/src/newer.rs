@@ -84,7 +84,7 @@ pub type zex_pfnMemOpenIpcHandles_t = Option<
 
 /// `ze_mem_dditable_t` of 1.15.
 #[repr(C)]
-#[allow(non_camel_case_types, non_snake_case, missing_docs)]
+#[allow(non_camel_case_types, non_snake_case, missing_docs, missing_debug_implementations)]
 pub struct ze_mem_dditable_1_15_t {
     pub before: ze_mem_dditable_t,
     pub pfnGetIpcHandleWithProperties: ze_pfnMemGetIpcHandleWithProperties_t,

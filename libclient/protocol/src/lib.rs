@@ -1,4 +1,5 @@
 #![doc = include_str!("../PROTOCOL.md")]
+#![deny(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 
 mod table;
 

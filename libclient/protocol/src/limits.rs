@@ -69,3 +69,11 @@ pub const JOB_NAME_BYTES: usize = 48;
 /// Longest wait a client may ask for, in ms: one hour. A longer one is cut to this, so that every
 /// parked request has an end.
 pub const MAX_DEADLINE_MS: u32 = 3_600_000;
+
+const _: () = {
+    assert!(ENDS_PER_MESSAGE <= MAX_BATCH && AHEAD_FDS <= MAX_BATCH);
+    assert!(32 + MAX_BATCH * 184 <= MAX_MESSAGE_BYTES);
+    assert!(MAX_ADMIN_MESSAGE_BYTES <= MAX_MESSAGE_BYTES);
+    assert!(METADATA_IN_GOT_BYTES <= METADATA_BYTES && NAME_OF_OBJECT_BYTES <= u8::MAX as usize);
+    assert!(METADATA_BYTES + NAME_OF_OBJECT_BYTES < MAX_OBJECT_MESSAGE_BYTES);
+};

@@ -27,12 +27,12 @@ impl VirtualFd {
 
     /// The virtual fd of this number; `None`: an fd as the kernel gives them, or no fd.
     pub const fn new(number: i32) -> Option<Self> {
-        if number >= Self::FIRST { Some(VirtualFd(number as u32)) } else { None }
+        if number >= Self::FIRST { Some(VirtualFd(number.cast_unsigned())) } else { None }
     }
 
     /// What the program sees as an fd.
     pub const fn number(self) -> i32 {
-        self.0 as i32
+        self.0.cast_signed()
     }
 }
 
@@ -80,7 +80,8 @@ impl NodeKey {
     fn round(&self, round: u8, half: u32) -> u32 {
         let [low, high, ..] = half.to_le_bytes();
         // Three bytes are never a handle's, which are more: the key is used for both.
-        self.hash(&[round, low, high]) as u32 & HALF
+        let [a, b, ..] = self.hash(&[round, low, high]).to_le_bytes();
+        u32::from_le_bytes([a, b, 0, 0]) & HALF
     }
 }
 

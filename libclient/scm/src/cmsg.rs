@@ -106,13 +106,10 @@ mod tests {
     fn sizes_when_computed_then_are_those_of_libc() {
         for fds in 0..=MAX_FDS {
             let data_len = fds * 4;
+            let c_len = u32::try_from(data_len).unwrap();
             // SAFETY: arithmetic on the argument alone.
-            let (len, space) = unsafe {
-                (
-                    libc::CMSG_LEN(data_len as u32) as usize,
-                    libc::CMSG_SPACE(data_len as u32) as usize,
-                )
-            };
+            let (len, space) =
+                unsafe { (libc::CMSG_LEN(c_len) as usize, libc::CMSG_SPACE(c_len) as usize) };
             assert_eq!((len_for(fds), space_for(data_len)), (len, space));
         }
     }

@@ -16,6 +16,7 @@
 //! | `ECONNRESET` comes before a queued reply | read again |
 //! | uid over `RLIMIT_NOFILE` fds in flight: `ETOOMANYREFS` | [`SendError::TooManyRefs`]; [`send_timeout`] waits it out |
 //! | `SIGPIPE`: promised by send(2), raised on 6.18 for streams only | never raised: `MSG_NOSIGNAL` (but see `send_grant`) |
+#![deny(clippy::cast_possible_truncation, clippy::cast_sign_loss, missing_debug_implementations)]
 
 mod cmsg;
 mod error;

@@ -44,7 +44,7 @@ pub fn peek_all(
 
 /// Where the next look begins, in bytes of all messages; -1: looks move nothing.
 fn set_offset(sock: BorrowedFd<'_>, offset: libc::c_int) -> Result<(), RecvError> {
-    let length = mem::size_of_val(&offset) as libc::socklen_t;
+    let length = libc::socklen_t::try_from(mem::size_of_val(&offset)).expect("an int's size");
     // SAFETY: setsockopt(2) reads one int of the stated length, which is valid for the call.
     let result = unsafe {
         libc::setsockopt(

@@ -4,6 +4,7 @@ use crate::env::{Variable, number};
 use crate::error::Error;
 use crate::notice::{NoticeCallback, RecallCallback};
 use crate::serve::session::Settings;
+use crate::sync::low_half;
 use crate::wire::handshake::{Caller, default_socket_path};
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -25,7 +26,7 @@ impl Default for ClientBuilder {
             name: command_name(),
             own_fds: 1,
             max_held_fds: 0,
-            key: RandomState::new().hash_one(std::process::id()) as u32 | 1,
+            key: low_half(RandomState::new().hash_one(std::process::id())) | 1,
         };
         let (on_notice, on_recall) = (None, None);
         let settings = Settings { caller, on_notice, on_recall, reconnect: true, dispatch: false };

@@ -167,17 +167,16 @@ mod tests {
     fn written_when_many_parts_with_gaps_then_each_is_in_its_place_and_zeros_between() {
         let part = [7_u8; 40];
         // More than one write has, and a gap that begins another.
-        let count = WRITE_PARTS as u64;
-        let mut offsets: Vec<u64> = (0..count).map(|at| at * 64).collect();
-        offsets.push(count * 64 + 4096);
+        let mut offsets: Vec<usize> = (0..WRITE_PARTS).map(|at| at * 64).collect();
+        offsets.push(WRITE_PARTS * 64 + 4096);
         let len = offsets.last().unwrap() + 4096;
-        let parts = offsets.iter().map(|offset| (*offset, &part[..]));
-        let fd = written(len as usize, parts).unwrap();
-        let mut expected = vec![0; len as usize];
+        let parts = offsets.iter().map(|offset| (*offset as u64, &part[..]));
+        let fd = written(len, parts).unwrap();
+        let mut expected = vec![0; len];
         for offset in offsets {
-            expected[offset as usize..][..part.len()].copy_from_slice(&part);
+            expected[offset..][..part.len()].copy_from_slice(&part);
         }
-        assert!(bytes_of(fd.polled(), len as usize) == expected);
+        assert!(bytes_of(fd.polled(), len) == expected);
     }
 
     #[test]

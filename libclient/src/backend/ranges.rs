@@ -59,7 +59,6 @@ pub(crate) struct Emptying {
 /// What is left to do after a buffer was freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Freed {
-    /// Nothing.
     Done,
     /// Unregister it at this connection; the range waits for its drain.
     Unregister(AllocationId),
@@ -67,7 +66,6 @@ pub(crate) enum Freed {
     Empty(Emptying),
 }
 
-/// A range taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Taken {
     pub offset: usize,
@@ -390,8 +388,8 @@ mod tests {
     fn adopted_when_freed_around_three_losses_then_reused_after_drained_like_any_other() {
         let mut ranges = Ranges::new(2 * PAGE);
         for id in [7, 8] {
-            let offset = ranges.take(PAGE, id).expect("room").offset;
-            assert!(ranges.note_registered(offset, registration(id as u32, 1)));
+            let offset = ranges.take(PAGE, id.into()).expect("room").offset;
+            assert!(ranges.note_registered(offset, registration(id, 1)));
         }
         ranges.free(0, |_| true);
         for _ in 0..3 {
@@ -497,8 +495,8 @@ mod tests {
     fn reclaim_orphans_when_more_than_is_kept_warm_then_the_rest_is_emptied() {
         let mut ranges = Ranges::new(3 * WARM);
         for id in 0..3 {
-            let offset = ranges.take(WARM, id).expect("room").offset;
-            assert!(ranges.note_registered(offset, registration(id as u32, 1)));
+            let offset = ranges.take(WARM, id.into()).expect("room").offset;
+            assert!(ranges.note_registered(offset, registration(id, 1)));
             ranges.free(offset, |_| false);
         }
         let (bytes, emptying) = ranges.reclaim_orphans();

@@ -175,7 +175,8 @@ impl<'a> Importer<'a, '_> {
             let mapped = match &mut rest {
                 // Whole pages, all of them inside.
                 Some(mapping) if at + 1 < count => {
-                    let behind = mapping.split_off(grant.info.facts.size_bytes as usize);
+                    let bytes = usize::try_from(grant.info.facts.size_bytes).expect("mapped");
+                    let behind = mapping.split_off(bytes);
                     rest.replace(behind)
                 }
                 last => last.take(),

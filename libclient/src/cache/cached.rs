@@ -56,7 +56,7 @@ impl<'a> CachedImport<'a> {
     #[inline]
     pub(super) fn inside(table: &'a Table, pinned: Pinned<'a>, handle: &Handle) -> Self {
         let Pinned { row, pin, ptr, len } = pinned;
-        let offset = handle.offset_bytes.get() as usize;
+        let offset = usize::try_from(handle.offset_bytes.get()).unwrap_or(usize::MAX);
         debug_assert!(offset < len);
         // Inside the memory, so neither wraps.
         let (ptr, len) = (ptr.wrapping_add(offset), len.wrapping_sub(offset));

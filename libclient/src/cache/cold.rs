@@ -43,14 +43,13 @@ pub(super) struct Closed {
     pub is_host: bool,
 }
 
-/// No place.
+/// The end of a list of entries.
 const NONE: u32 = u32::MAX;
 
 /// The cold part of an entry, at its place.
 #[derive(Debug)]
 struct Kept {
     held: Option<Held>,
-    /// Of the entry.
     number: u32,
     is_listed: bool,
     bytes: u64,

@@ -45,7 +45,7 @@ pub(super) fn tag_of(prefix: &HandlePrefix) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Word(u32);
 
-/// Nothing is open.
+/// Nothing is open; the entry is to be taken.
 const FREE: u32 = 0;
 /// Open, in the index, in the list.
 const LIVE: u32 = 1;

@@ -40,12 +40,11 @@ struct State {
     end: Option<End>,
 }
 
-/// How it ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum End {
     /// Each waiter has a pin like this.
     Landed(Pin),
-    /// Waiters try themselves.
+    /// Each waiter fetches it itself.
     Failed,
 }
 

@@ -23,7 +23,6 @@ use std::time::Duration;
 pub(super) enum Opening<'a> {
     /// By the opener of its kind, else mapped by the library.
     Map,
-    /// By the caller.
     With(&'a mut Opener<'a>),
 }
 

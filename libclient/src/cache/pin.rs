@@ -2,6 +2,7 @@
 //! incarnation. Must never be trusted: callers keep it and may give back anything.
 
 use crate::limits::{CACHE_ENTRIES, PIN_STRIPES};
+use crate::sync::low_half;
 use std::num::NonZeroU64;
 
 /// An import in use taken apart, for users that cannot keep a borrow: 8 bytes, plain. Give it back
@@ -27,17 +28,17 @@ impl Pin {
 
     #[inline]
     pub(super) fn number(self) -> u32 {
-        self.0.get() as u32 & ((1 << STRIPE_SHIFT) - 1)
+        low_half(self.0.get()) & ((1 << STRIPE_SHIFT) - 1)
     }
 
     #[inline]
     pub(super) fn stripe(self) -> usize {
-        (self.0.get() as u32 >> STRIPE_SHIFT) as usize
+        (low_half(self.0.get()) >> STRIPE_SHIFT) as usize
     }
 
     #[inline]
     pub(super) fn incarnation(self) -> u32 {
-        (self.0.get() >> INCARNATION_SHIFT) as u32
+        low_half(self.0.get() >> INCARNATION_SHIFT)
     }
 
     /// The number for [`Pin::from_u64`]; never 0.

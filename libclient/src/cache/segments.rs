@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 pub(super) const SEATS: usize = 2 * PIN_STRIPES;
 
 const SEGMENT: usize = 1 << CACHE_SEGMENT_SHIFT;
-const SEGMENTS: usize = CACHE_ENTRIES.div_ceil(SEGMENT as u32) as usize;
+const SEGMENTS: usize = CACHE_ENTRIES.div_ceil(1 << CACHE_SEGMENT_SHIFT) as usize;
 
 /// One value per entry of a segment, on the heap. The allocator takes zeroed memory of this size
 /// from the kernel, which gives it page by page, as it is touched.
@@ -41,11 +41,9 @@ fn column<T: Zeroed>() -> Column<T> {
     unsafe { Box::new_zeroed().assume_init() }
 }
 
-/// All entries.
 #[derive(Debug)]
 pub(super) struct Segments(Box<[OnceLock<Segment>]>);
 
-/// Some of them.
 #[derive(Debug)]
 pub(super) struct Segment {
     entries: Column<Entry>,
@@ -70,7 +68,7 @@ pub(super) struct Row<'a> {
 pub(super) enum Unpinnable {
     /// The stripe has no counts for this entry yet.
     NoCounts,
-    /// Pinned too often.
+    /// The stripe has [`MAX_PINS`] for this entry.
     TooMany,
 }
 

@@ -30,7 +30,6 @@ impl Known {
         self.spans.len()
     }
 
-    /// This very allocation.
     pub fn exact(&self, place: Place, deposit: &Deposit) -> Option<&Entry> {
         let entry = self.spans.exact(place, deposit.facts.size_bytes)?;
         (entry.owner_allocation_id == deposit.facts.owner_allocation_id).then_some(entry)
@@ -137,7 +136,7 @@ mod tests {
     fn sweep_when_most_have_ended_then_the_table_stays_bounded() {
         let mut known = Known::default();
         let mut most = 0;
-        for slot in 0..20 * EXPORTS_SWEEP_LEAST as u32 {
+        for slot in 0..20 * u32::try_from(EXPORTS_SWEEP_LEAST).unwrap() {
             let swept = known.sweep(|id| !id.slot.is_multiple_of(100));
             assert!(swept.iter().all(|one| !one.handle.id().slot.is_multiple_of(100)));
             known.insert((0, u64::from(slot + 1) * 16), 16, entry(slot));

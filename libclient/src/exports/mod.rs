@@ -54,7 +54,6 @@ pub struct Exports {
     answered: Condvar,
 }
 
-/// What is registered.
 #[derive(Debug, Default)]
 struct Table(RwLock<Known>);
 
@@ -84,7 +83,6 @@ struct Underway {
 
 /// What a deposit finds in the table.
 enum Found<'a> {
-    /// The same allocation.
     Known(Handle),
     /// Its range is the caller's, to register.
     Claimed(Claim<'a>),
@@ -93,7 +91,7 @@ enum Found<'a> {
 }
 
 impl Exports {
-    /// An empty table.
+    /// A table without an entry, whose allocations are registered at `client`.
     pub fn new(client: &Client) -> Self {
         let known: Arc<Table> = Arc::default();
         let registrant: std::sync::Weak<Table> = Arc::downgrade(&known);

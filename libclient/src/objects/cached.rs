@@ -25,7 +25,6 @@ pub(super) struct Cached {
     is_known: AtomicBool,
 }
 
-/// One object.
 #[derive(Debug)]
 struct Kept {
     object: Object,

@@ -50,7 +50,6 @@ enum Step {
     Look(u64),
     /// Ask for the metadata that was not in it.
     SendStat(Vec<Object>, Vec<usize>),
-    /// Look for that.
     LookForStat(u64, Vec<Object>, Vec<usize>),
 }
 

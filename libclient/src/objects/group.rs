@@ -156,8 +156,8 @@ impl Group {
             Error::new(ErrorCode::BadHandle, context)
                 .because("count objects from 0, in their order")
         })?;
-        // Inside memory of this process.
-        Ok(range.start as usize..range.end as usize)
+        let inside = |bytes| usize::try_from(bytes).expect("inside memory of this process");
+        Ok(inside(range.start)..inside(range.end))
     }
 
     /// From one moment on all names lead to these objects, with one version: that is answered.

@@ -73,7 +73,6 @@ impl Layout {
         objects.iter().map(place).collect()
     }
 
-    /// They are there.
     pub fn take(&mut self, placed: Vec<Range<u64>>) {
         let end = placed.iter().map(|range| range.end).max();
         self.used = self.used.max(end.unwrap_or(0));
@@ -349,8 +348,8 @@ impl Shared {
             let context = format!("get: {size_bytes} bytes at {offset} are not in their group");
             return Err(Error::new(ErrorCode::Protocol, context));
         }
-        // Inside memory that is open in this process.
-        Ok(Placed { version, offset: offset as usize, len: size_bytes as usize })
+        let inside = |bytes| usize::try_from(bytes).expect("inside memory that is open here");
+        Ok(Placed { version, offset: inside(offset), len: inside(size_bytes) })
     }
 
     pub fn opened(&self) -> &Opened {

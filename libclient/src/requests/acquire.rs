@@ -30,7 +30,6 @@ pub(crate) enum Outcome {
     Refused(Status),
 }
 
-/// Acquires one handle.
 pub(crate) fn acquire_one(
     connection: &Connection,
     handle: &Handle,
@@ -95,7 +94,6 @@ pub(crate) struct Wanted {
     open: VecDeque<usize>,
     /// Those of the message under way.
     chunk: Vec<usize>,
-    /// Their outcomes; reused.
     outcomes: Vec<Outcome>,
     pause: Duration,
 }

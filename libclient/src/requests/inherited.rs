@@ -129,8 +129,8 @@ fn get(
     let call = Call::new("get", Kind::ObjectGet, Kind::ObjectGot, deadline);
     let write = |writer: &mut Writer| {
         writer.push(&ObjectGetHead { deadline_ms: 0.into(), flags: flags.into() });
-        // It was checked when it was got.
-        writer.push(&ObjectName { name_len: name.len() as u8 });
+        let name_len = u8::try_from(name.len()).expect("it was checked when it was got");
+        writer.push(&ObjectName { name_len });
         writer.push(name.as_bytes());
         1
     };

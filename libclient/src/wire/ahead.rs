@@ -80,7 +80,6 @@ impl AheadSocket {
     }
 }
 
-/// A message ahead.
 struct Come {
     bytes: Vec<u8>,
     fd: Option<OwnedFd>,

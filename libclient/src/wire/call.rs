@@ -30,7 +30,6 @@ use std::time::{Duration, Instant};
 /// A request to be made.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call<'a> {
-    /// For error messages.
     pub what: &'a str,
     pub kind: Kind,
     pub answer: Kind,

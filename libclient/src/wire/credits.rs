@@ -43,7 +43,7 @@ pub(crate) enum Claim {
     /// Ask the broker (a register of 0 items), then call `asked`, then claim again. `in_a_row`: fds
     /// were answered for a moment ago, so more will most likely follow.
     Ask { in_a_row: bool },
-    /// Time is over.
+    /// The deposit's deadline has passed.
     TimedOut,
     /// The connection is lost.
     Closed,

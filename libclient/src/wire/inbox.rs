@@ -76,7 +76,6 @@ pub(crate) struct Owed {
 pub(crate) enum Addressee {
     /// A waiting thread's; its deposits.
     Waiting(usize, u32),
-    /// Nobody's any more.
     Late(Owed),
     /// Of a request that never was, or was answered already.
     Unknown,

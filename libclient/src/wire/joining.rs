@@ -126,7 +126,6 @@ impl Joining {
         }
     }
 
-    /// Waits for it.
     pub fn finish(mut self, until: Deadline) -> Result<OwnFd, Error> {
         loop {
             if let Some(outcome) = self.look() {

@@ -27,7 +27,6 @@ pub(super) enum Received {
     Mine,
     /// Something was read and dealt with.
     Other,
-    /// Nothing is there.
     Nothing,
     /// The connection has ended.
     Dead,

@@ -26,7 +26,6 @@ impl Wait {
         Wait { dispatcher, leaves_events: false, has_served: false }
     }
 
-    /// Whether it serves.
     pub fn serves(&self) -> bool {
         self.dispatcher.is_some()
     }

@@ -18,7 +18,6 @@ static DEFERRED: [AtomicI32; DEFERRED_CLOSES] = [const { AtomicI32::new(0) }; DE
 pub struct Inside(());
 
 impl Inside {
-    /// Begins a call.
     pub fn enter() -> Self {
         DEPTH.set(DEPTH.get() + 1);
         Inside(())

@@ -29,6 +29,11 @@
 //!
 //! **Layers** (tests/layers checks them): `limits <- raw <- inside, process, say <- held <- table
 //! <- source <- calls <- syscall <- exports`.
+#![expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "system calls take and give words, in which numbers of C's types stand as they are"
+)]
 
 mod calls;
 mod exports;

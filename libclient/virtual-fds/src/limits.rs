@@ -40,3 +40,5 @@ pub const PAGES_BYTES: usize = 64 << 10;
 
 /// Arguments of a system call, syscall(2).
 pub const ARGUMENTS: usize = 6;
+
+const _: () = assert!(LINE_BYTES <= libc::PIPE_BUF && PAGES_BYTES.is_multiple_of(64 << 10));

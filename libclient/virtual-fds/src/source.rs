@@ -15,9 +15,9 @@ use std::sync::OnceLock;
 
 /// An fd for a virtual fd, close-on-exec, and its lease.
 pub struct Granted {
-    /// The fd.
+    /// Not yet known to the program.
     pub fd: OwnedFd,
-    /// The lease.
+    /// Ended when the last duplicate of the fd is closed.
     pub lease: Lease,
 }
 

@@ -86,7 +86,8 @@ impl Driver {
     /// As `nvidia-smi` calls it.
     pub fn device_name(&self, device: CuDevice) -> Result<String, Error> {
         let mut bytes = [0_u8; NAME_BYTES];
-        let (pointer, room) = (bytes.as_mut_ptr().cast::<c_char>(), NAME_BYTES as c_int);
+        let pointer = bytes.as_mut_ptr().cast::<c_char>();
+        let room = c_int::try_from(NAME_BYTES).expect("256");
         // SAFETY: writes at most `room` bytes, the closing zero included, into an array of that
         // size.
         let answer = unsafe { (self.table.device_get_name)(pointer, room, device) };

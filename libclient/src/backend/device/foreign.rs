@@ -53,7 +53,7 @@ struct Table {
     sweep_at: usize,
 }
 
-/// One allocation.
+/// An allocation of others: its size in bytes, and where it is in its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Foreign {
     pub bytes: u64,

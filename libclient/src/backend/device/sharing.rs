@@ -15,9 +15,9 @@ use std::sync::Arc;
 /// A device of a driver that shares memory by fds: [`crate::cuda::Device`],
 /// [`crate::level_zero::Device`].
 pub trait MemoryDevice: Clone + Send + Sync + Debug + 'static {
-    /// Its memory.
+    /// What it allocates.
     type Memory: DeviceMemory;
-    /// Its driver's context.
+    /// The context of its driver, which memory keeps.
     type Context: ByAddress;
 
     /// Its ordinal, as the driver counts.

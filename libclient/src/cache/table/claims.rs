@@ -20,7 +20,6 @@ use std::sync::atomic::Ordering;
 /// What a look under the lock finds.
 #[derive(Debug)]
 pub(in crate::cache) enum Look<'a> {
-    /// It is there.
     Found(Pinned<'a>),
     /// Another thread is fetching it.
     Wait(Waiter<'a>),

@@ -139,7 +139,6 @@ pub struct Created {
     pub kept_ends_with_broker: bool,
 }
 
-/// Begins a group.
 pub fn create(
     connection: &Connection,
     head: &ObjectCreateHead,
