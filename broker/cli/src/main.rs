@@ -1,6 +1,11 @@
 //! The program `fdbroker`: runs one command and turns its outcome into an exit status. Must never
 //! hold logic of a command.
 
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_sign_loss, missing_debug_implementations)
+)]
+
 mod acts;
 mod admin;
 mod by_name;

@@ -6,6 +6,11 @@
 //! ([`Host`]) and which broker serves ([`Broker`]). So the demo knows neither the program's
 //! arguments nor how it prints a result.
 
+#![cfg_attr(
+    not(test),
+    warn(clippy::cast_possible_truncation, clippy::cast_sign_loss, missing_debug_implementations)
+)]
+
 mod check;
 mod control;
 mod device;

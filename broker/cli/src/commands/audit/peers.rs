@@ -47,13 +47,14 @@ pub fn read() -> nix::Result<HashMap<u64, Option<u64>>> {
 
 fn request() -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEADER_BYTES + REQUEST_BYTES);
-    let flags = libc::NLM_F_REQUEST | libc::NLM_F_DUMP;
-    bytes.extend(((HEADER_BYTES + REQUEST_BYTES) as u32).to_ne_bytes());
+    let flags = u16::try_from(libc::NLM_F_REQUEST | libc::NLM_F_DUMP).expect("bits of 16");
+    let length = u32::try_from(HEADER_BYTES + REQUEST_BYTES).expect("some bytes");
+    bytes.extend(length.to_ne_bytes());
     bytes.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
-    bytes.extend((flags as u16).to_ne_bytes());
+    bytes.extend(flags.to_ne_bytes());
     bytes.extend([0; 8]); // sequence number and port
     // Family, protocol, padding; states: all; inode: all; what to show; cookie.
-    bytes.extend([libc::AF_UNIX as u8, 0, 0, 0]);
+    bytes.extend([u8::try_from(libc::AF_UNIX).expect("a small number"), 0, 0, 0]);
     bytes.extend(u32::MAX.to_ne_bytes());
     bytes.extend(0u32.to_ne_bytes());
     bytes.extend(UDIAG_SHOW_PEER.to_ne_bytes());
