@@ -7,7 +7,7 @@ use crate::clients::debts::Debts;
 use crate::clients::metrics::Metrics;
 use crate::fds::files::Files;
 use crate::fds::table::FdTable;
-use crate::fds::tombstones::{Tombstone, Tombstones};
+use crate::fds::tombstones::Tombstone;
 use crate::journal::Journal;
 use crate::kernel::Start;
 use crate::node::side::Identity;
@@ -176,27 +176,23 @@ impl<'a> View<'a> {
 
     /// How far tombstones go.
     pub fn tombstones_end(&self) -> u32 {
-        self.tombstones_of_all().end()
+        self.whole.fds.tombstones.end()
     }
 
     pub fn tombstones(
         &self,
         range: Range<u32>,
     ) -> impl Iterator<Item = (u32, Option<&'a Tombstone>)> + use<'a> {
-        let all = self.tombstones_of_all();
+        let all = &self.whole.fds.tombstones;
         let (within, sight) = (all.within(range.start..range.end.min(all.end())), self.sight);
         within.map(move |(at, it)| (at, Some(it).filter(|it| sight.has(it.domain()))))
-    }
-
-    fn tombstones_of_all(&self) -> &'a Tombstones {
-        &self.whole.fds.tombstones
     }
 
     // --- what belongs to a record that is in sight -----------------------------------------------
 
     /// The name of the job of a tombstone.
     pub fn job_name_of(&self, tombstone: &Tombstone) -> JobName {
-        self.tombstones_of_all().job_name(tombstone)
+        self.whole.fds.tombstones.job_name(tombstone)
     }
 
     pub fn files(&self, of: &AllocationView) -> Files {

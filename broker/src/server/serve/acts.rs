@@ -104,17 +104,16 @@ impl Server {
                 let records = self.act_upon(kind, is_dry, &views);
                 let done = |record: &&ActRecord| record.outcome.get() == ActOutcome::Done as u32;
                 let done = records.iter().filter(done).count();
+                let (what, reply) = match kind {
+                    Kind::AdminEvict => ("evict", Kind::AdminEvictReply),
+                    _ => ("revoke", Kind::AdminRevokeReply),
+                };
                 if !is_dry && !records.is_empty() {
-                    let what = if kind == Kind::AdminEvict { "evict" } else { "revoke" };
                     let of = records.len();
                     log::info!(
                         "administrator {actor}: {what} {chosen}: {done} of {of} allocations"
                     );
                 }
-                let reply = match kind {
-                    Kind::AdminEvict => Kind::AdminEvictReply,
-                    _ => Kind::AdminRevokeReply,
-                };
                 let reply = self.writer.start(reply, id).push(&page).push(&records[..]);
                 reply.finish(records.len(), 0);
             }
