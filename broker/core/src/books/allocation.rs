@@ -75,11 +75,6 @@ impl Traits {
         MemoryKind::from_number(kind).is_some() && Share::from_number(share).is_some()
     }
 
-    /// Whether it is CUDA memory. Also asked of saved data that is not checked yet.
-    pub fn is_of_cuda(self) -> bool {
-        MemoryKind::from_number(self.0 & 3).is_some_and(MemoryKind::is_for_cuda)
-    }
-
     /// What kind of memory it is.
     pub fn kind(self) -> MemoryKind {
         MemoryKind::from_number(self.0 & 3).expect("of a deposit")
@@ -199,7 +194,9 @@ impl Allocation {
 
     /// Whether that is an fd of CUDA memory.
     pub fn is_held_cuda(&self) -> bool {
-        self.is_held() && self.traits.is_of_cuda()
+        // Also asked of saved data that is not checked yet.
+        let kind = MemoryKind::from_number(self.traits.0 & 3);
+        self.is_held() && kind.is_some_and(MemoryKind::is_for_cuda)
     }
 
     /// Whether it counts among those that outlive their owner.

@@ -242,12 +242,6 @@ impl Continuity {
     }
 }
 
-impl Record {
-    pub(crate) fn former_owner(&self) -> FormerOwner {
-        FormerOwner { domain: self.domain, gid: self.gid, key: self.owner }
-    }
-}
-
 impl Allocation {
     /// An allocation that waits for its owner: its domain and share are known, and nothing else.
     pub(crate) fn former(domain: u32, record: &Record, state: State, now: Now) -> Self {

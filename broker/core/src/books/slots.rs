@@ -77,11 +77,6 @@ impl<T> Entry<T> {
     }
 }
 
-/// A free slot that is in no list.
-const fn out_of_lists<T>() -> Content<T> {
-    Content::Free { next: NONE, note: 0 }
-}
-
 impl<T> Slots<T> {
     /// The slots of a segment, as a power of two.
     const SEGMENT: u32 = (SEGMENT_BYTES / size_of::<Entry<T>>()).ilog2();
@@ -155,7 +150,7 @@ impl<T> Slots<T> {
             }
             while slots.slots() < slot {
                 let unused = slots.slots();
-                slots.push(Entry { generation: 0, content: out_of_lists() });
+                slots.push(Entry { generation: 0, content: Content::Free { next: NONE, note: 0 } });
                 slots.append_free(unused);
             }
             match value {

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 
 use crate::api::{
     Config, ConfigError, Deposit, DomainKey, Former, FormerLife, FormerSlot, Kept, KeptGroup,
-    KeptObject, NONE, Now,
+    KeptObject, NONE, Now, Record,
 };
-use crate::books::continuity::{DRAINED, Standing};
+use crate::books::continuity::{DRAINED, FormerOwner, Standing};
 use crate::books::objects::groups::{Expect, Group, GroupState};
 use crate::books::objects::names::{NameScope, Place};
 use crate::books::registry::Registry;
@@ -67,7 +67,8 @@ impl Core {
             };
             // A group of objects waits for nobody.
             if core.books.allocations.is_full(id.slot) && !of_groups.contains(id) {
-                core.books.continuity.enter(id.slot, record.former_owner(), how);
+                let Record { domain, gid, owner: key, .. } = *record;
+                core.books.continuity.enter(id.slot, FormerOwner { domain, gid, key }, how);
             }
         }
         for kept in former.kept {

@@ -236,7 +236,8 @@ impl Core {
             } else if let (Wish::Acquire(_), Wait::Recall) = (&parked.wish, parked.wait) {
                 let waits = parked.nodes.iter().filter_map(|node| self.books.waiting.fate(*node));
                 let waits = waits.filter(|fate| !matches!(fate, Fate::Interested(_)));
-                let is_due = waits.count() > 0 || self.books.is_looked_at_soon(*seq);
+                let ready = (self.books.place(*seq).1, *seq);
+                let is_due = waits.count() > 0 || self.books.rooms.ready.contains(&ready);
                 assert!(is_due, "request {seq} waits for nothing");
             }
         }

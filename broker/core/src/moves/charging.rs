@@ -2,7 +2,7 @@
 //! list and not the others.
 
 use crate::api::{CapsOfScopes, DomainKey, NONE, Now};
-use crate::books::{Allocation, Blocked, Books, Charge, Charged, Chore, Client};
+use crate::books::{Blocked, Books, Charge, Charged, Chore, Client};
 use fdbroker_protocol::{Resource, Scope};
 
 impl Books {
@@ -64,13 +64,6 @@ impl Books {
     pub(crate) fn leave_to_domain(&mut self, client: u32, charge: Charge) {
         let scope = self.scope_of(client);
         self.ledger.release_below(Scope::Domain, scope, charge);
-    }
-
-    /// Takes back a charge of an allocation: from its owner, or from its domain alone when it has
-    /// none.
-    pub(crate) fn release_allocation_charge(&mut self, slot: u32, charge: Charge) {
-        let Allocation { owner, domain, .. } = self.allocations[slot];
-        self.release_from(owner, domain, charge);
     }
 
     /// Takes a charge back from an owner, or from a domain alone.

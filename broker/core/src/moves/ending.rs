@@ -2,7 +2,7 @@
 //! free its slot while leases are out.
 
 use crate::api::{ClientId, Effect, Ended, NONE};
-use crate::books::{Books, Charge, Fate, Lease, RECALLED_PLACE, State};
+use crate::books::{Books, Charge, Fate, Lease, RECALLED_PLACE, ScopeId, State};
 use crate::moves::Step;
 use fdbroker_protocol::admin::EventKind;
 use fdbroker_protocol::{ErrorCode, Resource, Scope};
@@ -33,7 +33,8 @@ impl Books {
             State::Ended(_) => unreachable!("an allocation ends once"),
         }
         if self.allocations[slot].traits.is_to_be_kept() {
-            self.release_allocation_charge(slot, Charge(Resource::KeptAllocations, 1));
+            let domain = self.allocations[slot].domain;
+            self.release_from(owner, domain, Charge(Resource::KeptAllocations, 1));
         }
         self.continuity.end(slot);
         self.allocations.end(slot, code);
@@ -108,7 +109,8 @@ impl Books {
     /// is told, or the slot is free when there is none.
     pub(crate) fn unpinned(&mut self, slot: u32) {
         self.allocations.leave_ending(slot);
-        self.unpin_ended(slot);
+        let bytes = self.files.end_is_over(slot, self.allocations[slot].size_bytes);
+        self.ledger.take(ScopeId::NODE, Charge(Resource::PinnedBytes, bytes));
         self.drain_if_done(slot);
     }
 

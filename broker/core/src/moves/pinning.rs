@@ -84,12 +84,6 @@ impl Books {
         self.ledger.add(ScopeId::NODE, Charge(Resource::PinnedBytes, bytes));
     }
 
-    /// The last lease of an ended allocation is gone.
-    pub(crate) fn unpin_ended(&mut self, slot: u32) {
-        let bytes = self.files.end_is_over(slot, self.allocations[slot].size_bytes);
-        self.ledger.take(ScopeId::NODE, Charge(Resource::PinnedBytes, bytes));
-    }
-
     pub(crate) fn measure_file(&mut self, file: u32, bytes: u64) {
         let pinned = &mut self.files.files[file];
         let (domain, was_resident) = (pinned.domain, pinned.resident_bytes());

@@ -40,11 +40,6 @@ pub struct Entry {
 }
 
 impl Entry {
-    fn add_maker(&mut self, place: Place) {
-        let makers = self.makers.iter().copied();
-        self.makers = makers.chain([place]).collect();
-    }
-
     fn remove_maker(&mut self, place: Place) {
         if self.makers.contains(&place) {
             self.makers = self.makers.iter().copied().filter(|maker| *maker != place).collect();
@@ -73,7 +68,8 @@ impl Names {
         let table = self.scopes.entry(scope).or_default();
         let known = table.get_key_value(name).map(|(known, _)| Arc::clone(known));
         let name = known.unwrap_or_else(|| name.into());
-        table.entry(Arc::clone(&name)).or_default().add_maker(place);
+        let entry = table.entry(Arc::clone(&name)).or_default();
+        entry.makers = entry.makers.iter().copied().chain([place]).collect();
         name
     }
 

@@ -102,10 +102,6 @@ impl Watches {
         (client, NameScope::Domain(0))..=(client, NameScope::Job(u32::MAX))
     }
 
-    pub(crate) fn prefixes_of(&self, client: u32) -> usize {
-        self.of.range(Self::of_client(client)).map(|(_, watcher)| watcher.prefixes.len()).sum()
-    }
-
     /// Takes the next client that is to be woken: the scopes take turns.
     pub fn next_woken(&mut self) -> Option<u32> {
         loop {

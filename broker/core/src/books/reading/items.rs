@@ -11,13 +11,6 @@ use crate::books::queues::Fate;
 
 use fdbroker_protocol::{AllocationId, ErrorCode, Share, Status};
 
-impl Client {
-    /// Whether the client's process has the group.
-    fn is_of_group(&self, gid: u32) -> bool {
-        gid != NO_GROUP && (self.gid == gid || self.groups.binary_search(&gid).is_ok())
-    }
-}
-
 impl Books {
     /// The client, if it is connected and not gone.
     pub(crate) fn client(&mut self, client: ClientId) -> Option<&mut Client> {
@@ -130,7 +123,8 @@ impl Books {
             Share::Gid => {
                 let [owners, clients] = [allocation.domain, client.domain]
                     .map(|domain| self.clients.domain_key(domain));
-                let is_of = |gid| client.is_of_group(gid);
+                let has = |gid| client.gid == gid || client.groups.binary_search(&gid).is_ok();
+                let is_of = |gid| gid != NO_GROUP && has(gid);
                 // Without an owner it has ended: that is what to say.
                 owners.listener == clients.listener && self.gid_of(slot).is_none_or(is_of)
             }

@@ -30,11 +30,6 @@ impl Books {
         self.rooms.first(&self.clients, account).is_some_and(|(first, _)| first < place)
     }
 
-    /// Whether a parked request is looked at in its turn.
-    pub(crate) fn is_looked_at_soon(&self, seq: u64) -> bool {
-        self.rooms.ready.contains(&(self.place(seq).1, seq))
-    }
-
     /// Asserts that everybody who waits is where it is found, once.
     pub(crate) fn check_rooms(&mut self) {
         let (mut len, mut in_line, mut listens) = (0, 0, 0);

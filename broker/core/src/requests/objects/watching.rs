@@ -1,6 +1,7 @@
 //! Clients watch names. Must never tell one of names that it may not see.
 
 use crate::api::Asker;
+use crate::books::objects::watches::Watches;
 use crate::core::Core;
 use crate::limits::WATCHES_PER_CLIENT;
 use crate::moves::Step;
@@ -30,7 +31,8 @@ impl Core {
         if known.is_some_and(|watcher| watcher.prefixes.iter().any(|(it, _)| **it == *prefix)) {
             return Ok(());
         }
-        if watches.prefixes_of(client) >= WATCHES_PER_CLIENT {
+        let all = watches.of.range(Watches::of_client(client));
+        if all.map(|(_, it)| it.prefixes.len()).sum::<usize>() >= WATCHES_PER_CLIENT {
             return Err(Status::with_value(ErrorCode::TooLong, WATCHES_PER_CLIENT as u64));
         }
         watches.enter(client, scope, domain);
