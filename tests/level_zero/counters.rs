@@ -28,3 +28,11 @@ pub const COUNTERS_FUNCTION: &CStr = c"zeTestDriverGetCounters";
 
 /// The function of that name; it writes one [`Counters`].
 pub type CountersFunction = unsafe extern "C" fn(*mut Counters);
+
+/// The name of the function that says where the memory at an address is: 16 * (card + 1), and the
+/// tile + 1 where it is one tile's; 0: not known.
+pub const WHERE_FUNCTION: &CStr = c"zeTestDriverWhere";
+
+/// The function of that name.
+#[allow(dead_code)] // the driver needs the name only
+pub type WhereFunction = unsafe extern "C" fn(*const std::ffi::c_void) -> u32;

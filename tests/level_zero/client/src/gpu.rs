@@ -1,9 +1,11 @@
 //! One device, with the calls that the cases need. Must never touch a device address itself.
 
-use crate::counters::{COUNTERS_FUNCTION, Counters, CountersFunction};
+use crate::counters::{
+    COUNTERS_FUNCTION, Counters, CountersFunction, WHERE_FUNCTION, WhereFunction,
+};
 use crate::fault::{Fault, Outcome, same};
 use level_zero_sys::*;
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::os::fd::RawFd;
 use std::ptr;
 
@@ -30,12 +32,18 @@ pub struct Properties {
 // out-pointers are to locals; structures are blank ones that name only locals. Addresses are the
 // cases' own: a wrong one is what they test, and the test driver answers it.
 impl Gpu {
-    /// Opens loader, driver, device, context and an immediate command list.
+    /// Opens loader, driver, the first device, context and an immediate command list.
     pub fn open() -> Result<Self, Fault> {
+        Self::open_device(0)
+    }
+
+    /// The same with the device of an ordinal.
+    pub fn open_device(ordinal: usize) -> Result<Self, Fault> {
         let level_zero = LevelZero::load()?;
-        let (mut driver, mut device) = (ptr::null_mut(), ptr::null_mut());
+        let mut driver = ptr::null_mut();
+        let mut devices = vec![ptr::null_mut(); ordinal + 1];
         let (mut context, mut list) = (ptr::null_mut(), ptr::null_mut());
-        let mut count = 1;
+        let (mut count, mut seen) = (1, u32::try_from(devices.len())?);
         let desc = ze_context_desc_t::blank();
         let queue = ze_command_queue_desc_t {
             mode: ze_command_queue_mode_t::ZE_COMMAND_QUEUE_MODE_SYNCHRONOUS,
@@ -45,12 +53,12 @@ impl Gpu {
         unsafe {
             level_zero.zeInit(0)?;
             level_zero.zeDriverGet(&raw mut count, &raw mut driver)?;
-            level_zero.zeDeviceGet(driver, &raw mut count, &raw mut device)?;
+            level_zero.zeDeviceGet(driver, &raw mut seen, devices.as_mut_ptr())?;
             level_zero.zeContextCreate(driver, &raw const desc, &raw mut context)?;
-            let list = &raw mut list;
+            let (list, device) = (&raw mut list, devices[ordinal]);
             level_zero.zeCommandListCreateImmediate(context, device, &raw const queue, list)?;
         }
-        Ok(Self { level_zero, driver, device, context, list })
+        Ok(Self { level_zero, driver, device: devices[ordinal], context, list })
     }
 
     /// Allocates device memory. `exportable`: with an export_desc, so that it is in no pool.
@@ -106,6 +114,17 @@ impl Gpu {
             self.level_zero.zeMemGetAllocProperties(self.context, address, out, device)?;
         }
         Ok(Properties { memory_type: found.type_, id: found.id })
+    }
+
+    /// The device that allocated or imported the memory.
+    #[allow(dead_code)] // ze-test-unmodified does not
+    pub fn device_of(&self, address: Address) -> Result<ze_device_handle_t, CallError> {
+        let mut found = ze_memory_allocation_properties_t::blank();
+        let mut device = ptr::null_mut();
+        let (out, of) = (&raw mut found, &raw mut device);
+        // SAFETY: see above.
+        unsafe { self.level_zero.zeMemGetAllocProperties(self.context, address, out, of)? };
+        Ok(device)
     }
 
     /// The exported fd, which stays the driver's.
@@ -205,15 +224,28 @@ impl Gpu {
         Ok(read)
     }
 
+    /// A function of the driver's, by its name.
+    fn function(&self, name: &CStr) -> Result<*mut c_void, Fault> {
+        let mut function = ptr::null_mut();
+        let (out, name) = (&raw mut function, name.as_ptr());
+        // SAFETY: see above; the name is a C string.
+        unsafe { self.level_zero.zeDriverGetExtensionFunctionAddress(self.driver, name, out)? };
+        Ok(function)
+    }
+
+    /// Where the memory is: 16 * (card + 1), and the tile + 1 where it is one tile's.
+    #[allow(dead_code)] // ze-test-unmodified does not
+    pub fn place(&self, address: Address) -> Result<u32, Fault> {
+        let function = self.function(WHERE_FUNCTION)?;
+        // SAFETY: the driver answers a function of this type under this name.
+        let place = unsafe { std::mem::transmute::<*mut c_void, WhereFunction>(function) };
+        // SAFETY: it takes any address.
+        Ok(unsafe { place(address) })
+    }
+
     /// The driver's counters for this process.
     pub fn counters(&self) -> Result<Counters, Fault> {
-        let mut function = ptr::null_mut();
-        let out = &raw mut function;
-        // SAFETY: see above; the name is a C string.
-        unsafe {
-            let name = COUNTERS_FUNCTION.as_ptr();
-            self.level_zero.zeDriverGetExtensionFunctionAddress(self.driver, name, out)?;
-        }
+        let function = self.function(COUNTERS_FUNCTION)?;
         // SAFETY: the driver answers a function of this type under this name.
         let count = unsafe { std::mem::transmute::<*mut c_void, CountersFunction>(function) };
         let mut counters = Counters::default();

@@ -45,6 +45,8 @@ pub enum Order {
     IsSignalled,
     /// Import `number` bytes of the fd that comes along; answers 1 when the driver closed the fd.
     ImportFd,
+    /// Answers where the memory is.
+    Place,
     /// Write the pattern of this salt to the first `number` bytes.
     Write,
     /// Answers 1 when the first `number` bytes are the pattern of this salt.
@@ -59,7 +61,7 @@ pub enum Order {
     IsAllGivenBack,
 }
 
-pub const ORDERS: [Order; 25] = [
+pub const ORDERS: [Order; 26] = [
     Order::Allocate,
     Order::Get,
     Order::Open,
@@ -79,6 +81,7 @@ pub const ORDERS: [Order; 25] = [
     Order::SignalEvent,
     Order::IsSignalled,
     Order::ImportFd,
+    Order::Place,
     Order::Write,
     Order::IsPattern,
     Order::Close,

@@ -80,9 +80,16 @@ pub struct Peer {
 
 impl Peer {
     pub fn start() -> Result<Self, Fault> {
+        Self::start_with(&[])
+    }
+
+    /// A peer with these variables, and otherwise those of this process.
+    pub fn start_with(variables: &[(&str, &str)]) -> Result<Self, Fault> {
         let (socket, theirs) = seqpacket_pair()?;
         let program = std::env::current_exe()?;
-        let process = Command::new(program).arg(PEER).stdin(Stdio::from(theirs)).spawn()?;
+        let mut command = Command::new(program);
+        command.arg(PEER).stdin(Stdio::from(theirs)).envs(variables.iter().copied());
+        let process = command.spawn()?;
         Ok(Self { process, socket })
     }
 
@@ -288,6 +295,7 @@ fn obey(
             *memory = address;
             answer.number = u64::from(is_closed);
         }
+        Order::Place => answer.number = gpu.place(*memory)?.into(),
         Order::Write => gpu.write(*memory, &pattern(bytes, message.salt))?,
         Order::IsPattern => {
             let is_pattern = gpu.read(*memory, bytes)? == pattern(bytes, message.salt);

@@ -3,6 +3,7 @@
 
 use crate::answer::Failure;
 use crate::counters::Counters;
+use crate::devices::{Device, Place};
 use crate::handle::Kind;
 use crate::import::FetchedFds;
 use crate::limits::{DEVICE_BYTES, POOL_BYTES, POOL_FIRST_OFFSET, POOL_LARGEST_BYTES};
@@ -11,7 +12,7 @@ use crate::object::Object;
 use crate::settings::settings;
 use crate::virtual_memory::VirtualMemory;
 use level_zero_sys::ze_result_t;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -35,6 +36,8 @@ pub struct Allocation {
     /// A number that this process never gives again, unlike the address.
     pub id: u64,
     pub kind: Kind,
+    /// The device that allocated or imported it; `None` for host memory.
+    pub device: Option<&'static Device>,
     pub origin: Origin,
     pub object: Arc<Object>,
     /// The memory of the second tile, where the device has two: a page with the allocation's
@@ -76,14 +79,15 @@ impl Allocation {
 pub struct Registry {
     by_base: BTreeMap<usize, Allocation>,
     last_id: u64,
-    pool: Pool,
+    /// By the number of a device's place.
+    pools: HashMap<u32, Pool>,
     pub virtual_memory: VirtualMemory,
     pub fetched: FetchedFds,
     /// The memory of event pools.
     shared: Vec<Weak<Object>>,
 }
 
-/// The pool that takes new allocations. It ends with its last allocation.
+/// The pool that takes new allocations of a place. It ends with its last allocation.
 #[derive(Default)]
 struct Pool {
     object: Weak<Object>,
@@ -97,26 +101,31 @@ pub fn registry() -> MutexGuard<'static, Registry> {
 }
 
 impl Registry {
-    /// Allocates memory. `exportable` memory never comes from a pool.
+    /// Allocates memory of a device, or of the host. `exportable` memory never comes from a pool.
     pub fn allocate(
         &mut self,
-        kind: Kind,
+        device: Option<&'static Device>,
         bytes: usize,
         exportable: bool,
     ) -> Result<usize, Failure> {
         if bytes == 0 || bytes > DEVICE_BYTES {
             return Err(ze_result_t::ZE_RESULT_ERROR_UNSUPPORTED_SIZE.into());
         }
+        let kind = if device.is_some() { Kind::Device } else { Kind::Host };
         let pooled = settings().is_ok_and(|settings| settings.pool)
-            && kind == Kind::Device
             && !exportable
             && bytes <= POOL_LARGEST_BYTES;
-        let (object, offset) =
-            if pooled { self.pool.take(bytes)? } else { (Object::allocate(pages(bytes))?, 0) };
+        let place = device.map(Device::place);
+        let (object, offset) = match place {
+            Some(place) if pooled => {
+                self.pools.entry(place.number()).or_default().take(bytes, place)?
+            }
+            _ => (Object::allocate(pages(bytes), place)?, 0),
+        };
         let addresses = addresses(kind, bytes)?;
-        let has_two = settings().is_ok_and(|settings| settings.two_tiles) && kind == Kind::Device;
-        let second = if has_two { Some(Object::allocate(pages(1))?) } else { None };
-        let base = self.add(kind, Origin::Allocated, object, offset..offset + bytes, addresses);
+        let has_two = device.is_some_and(Device::is_split);
+        let second = if has_two { Some(Object::allocate(pages(1), place)?) } else { None };
+        let base = self.add(device, Origin::Allocated, object, offset..offset + bytes, addresses);
         let allocation = self.by_base.get_mut(&base).expect("added just now");
         if let Some(second) = second {
             second.write_number(allocation.id);
@@ -131,32 +140,38 @@ impl Registry {
         self.shared.push(Arc::downgrade(object));
     }
 
-    /// Maps imported memory as a whole; answers the address at `offset`.
+    /// Maps imported memory as a whole, for a device or the host; answers the address at `offset`.
     pub fn import(
         &mut self,
-        kind: Kind,
+        device: Option<&'static Device>,
         origin: Origin,
         object: Arc<Object>,
         offset: usize,
     ) -> Result<usize, Failure> {
         let bytes = object.memory.bytes();
+        let kind = if device.is_some() { Kind::Device } else { Kind::Host };
         let addresses = addresses(kind, bytes)?;
-        let base = self.add(kind, origin, object, 0..bytes, addresses);
+        let base = self.add(device, origin, object, 0..bytes, addresses);
         let pointer = base + offset;
         self.by_base.get_mut(&base).expect("added just now").pointer = pointer;
         Ok(pointer)
     }
 
-    /// Makes the first bytes of an object's memory visible at a reserved address.
-    pub fn map(&mut self, address: usize, bytes: usize, object: Arc<Object>) {
+    /// Makes the first bytes of a device's memory visible at a reserved address.
+    pub fn map(
+        &mut self,
+        address: usize,
+        bytes: usize,
+        (object, device): (Arc<Object>, &'static Device),
+    ) {
         let addresses = Addresses::Reserved(address);
-        self.add(Kind::Device, Origin::Mapped, object, 0..bytes, addresses);
+        self.add(Some(device), Origin::Mapped, object, 0..bytes, addresses);
     }
 
     /// Adds an allocation, and answers its first address.
     fn add(
         &mut self,
-        kind: Kind,
+        device: Option<&'static Device>,
         origin: Origin,
         object: Arc<Object>,
         place: Range<usize>,
@@ -165,7 +180,8 @@ impl Registry {
         self.last_id += 1;
         let mut allocation = Allocation {
             id: self.last_id,
-            kind,
+            kind: if device.is_some() { Kind::Device } else { Kind::Host },
+            device,
             origin,
             object,
             second: None,
@@ -252,11 +268,11 @@ impl Registry {
 }
 
 impl Pool {
-    fn take(&mut self, bytes: usize) -> Result<(Arc<Object>, usize), Failure> {
+    fn take(&mut self, bytes: usize, place: Place) -> Result<(Arc<Object>, usize), Failure> {
         let object = match self.object.upgrade() {
             Some(object) if self.used + pages(bytes) <= POOL_BYTES => object,
             _ => {
-                let object = Object::allocate(POOL_BYTES)?;
+                let object = Object::allocate(POOL_BYTES, Some(place))?;
                 *self = Self { object: Arc::downgrade(&object), used: POOL_FIRST_OFFSET };
                 object
             }

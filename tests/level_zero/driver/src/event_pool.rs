@@ -65,7 +65,7 @@ impl Pool {
 
 fn memory(bytes: usize) -> Result<Arc<Object>, Failure> {
     const PAGE_BYTES: usize = 4096;
-    let object = Object::allocate(bytes.max(1).next_multiple_of(PAGE_BYTES))?;
+    let object = Object::allocate(bytes.max(1).next_multiple_of(PAGE_BYTES), None)?;
     registry().note_shared(&object);
     Ok(object)
 }

@@ -2,6 +2,7 @@
 
 use crate::allocation::{Origin, Registry};
 use crate::answer::Failure;
+use crate::devices::Device;
 use crate::export::{TILE_NUMBER, layout};
 use crate::handle::{HANDLE_BYTES, Handle, Kind};
 use crate::object::Object;
@@ -15,21 +16,25 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 const INVALID: ze_result_t = ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT;
 
-/// Opens a handle and answers a new pointer. An fd in the handle stays the caller's.
-pub fn open(registry: &mut Registry, bytes: &[u8; HANDLE_BYTES]) -> Result<usize, Failure> {
+/// Opens a handle for a device and answers a new pointer. An fd in the handle stays the caller's.
+pub fn open(
+    registry: &mut Registry,
+    device: &'static Device,
+    bytes: &[u8; HANDLE_BYTES],
+) -> Result<usize, Failure> {
     let handle = Handle::from_bytes(bytes, layout());
     // The same number twice: the program put no fd of its own there, so it is the exporter's.
     let Some(origin) = handle.origin.filter(|origin| origin.fd == handle.fd) else {
-        return open_own(registry, handle);
+        return open_own(registry, device, handle);
     };
     let from = (origin.pid, origin.fd);
     let object = match registry.fetched.fetch(from).map(Object::import) {
         // With one number the driver cannot tell, and asks the exporter first.
-        Err(_) if layout() == Layout::OneNumber => return open_own(registry, handle),
+        Err(_) if layout() == Layout::OneNumber => return open_own(registry, device, handle),
         fetched => fetched?,
     };
     let opened = Origin::Opened { fetched: Some(from) };
-    let done = object.and_then(|object| add(registry, handle, object, opened));
+    let done = object.and_then(|object| add(registry, device, handle, object, opened));
     if done.is_err() {
         registry.fetched.release(from);
     }
@@ -37,15 +42,20 @@ pub fn open(registry: &mut Registry, bytes: &[u8; HANDLE_BYTES]) -> Result<usize
 }
 
 /// Opens a handle with the caller's own fd.
-fn open_own(registry: &mut Registry, handle: Handle) -> Result<usize, Failure> {
+fn open_own(
+    registry: &mut Registry,
+    device: &'static Device,
+    handle: Handle,
+) -> Result<usize, Failure> {
     let object = with_fd(handle.fd, Object::import)?;
-    add(registry, handle, object, Origin::Opened { fetched: None })
+    add(registry, device, handle, object, Origin::Opened { fetched: None })
 }
 
 /// Opens the handles of an allocation's tiles as one: the memory is the first one's. The second
 /// one's must begin with the number that its handle says.
 pub fn open_tiles(
     registry: &mut Registry,
+    device: &'static Device,
     handles: &[[u8; HANDLE_BYTES]],
 ) -> Result<usize, Failure> {
     let [first, seconds @ ..] = handles else { return Err(INVALID.into()) };
@@ -56,11 +66,12 @@ pub fn open_tiles(
             return Err(INVALID.into());
         }
     }
-    open(registry, first)
+    open(registry, device, first)
 }
 
 fn add(
     registry: &mut Registry,
+    device: &'static Device,
     handle: Handle,
     object: std::sync::Arc<Object>,
     origin: Origin,
@@ -69,17 +80,23 @@ fn add(
     if offset >= object.memory.bytes() {
         return Err(INVALID.into());
     }
-    registry.import(handle.kind, origin, object, offset)
+    let device = (handle.kind == Kind::Device).then_some(device);
+    registry.import(device, origin, object, offset)
 }
 
 /// Imports the memory of an fd, which must have at least `bytes`. A switch says whether a success
 /// closes the fd; a failure never does.
-pub fn import_fd(registry: &mut Registry, fd: RawFd, bytes: usize) -> Result<usize, Failure> {
+pub fn import_fd(
+    registry: &mut Registry,
+    device: &'static Device,
+    fd: RawFd,
+    bytes: usize,
+) -> Result<usize, Failure> {
     let object = with_fd(fd, Object::import)?;
     if bytes > object.memory.bytes() {
         return Err(ze_result_t::ZE_RESULT_ERROR_INVALID_SIZE.into());
     }
-    let pointer = registry.import(Kind::Device, Origin::ImportedFd, object, 0)?;
+    let pointer = registry.import(Some(device), Origin::ImportedFd, object, 0)?;
     if settings().is_ok_and(|settings| settings.import_fd == ImportFd::DriverCloses) {
         trace!("import_fd closes the caller's fd {fd}");
         // SAFETY: by this driver's rule a successful import makes the fd the driver's own.

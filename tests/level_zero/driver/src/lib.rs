@@ -19,6 +19,9 @@
 //! | Open | the fd stays the caller's. Each Open of one handle gives a new pointer; Close takes exactly that pointer |
 //! | `import_fd` | on success the driver closes the fd; older drivers never do (a switch) |
 //! | `...FromFileDescriptorExp` | knows only fds that this process exported |
+//! | devices | `devices.rs`; ZE_FLAT_DEVICE_HIERARCHY and ZE_AFFINITY_MASK are read as Intel's driver reads them |
+//! | place | memory is on the card and tile of the device that allocated it, in whichever process it is imported; an |
+//! | | import's device is that which imported it. `zeTestDriverWhere` says the place, and so does a memfd's name |
 //! | tiles | memory of a device of two tiles has an fd for each: `zexMemGetIpcHandles` gives both handles |
 //! | event pool | one fd, which the driver keeps until the pool is destroyed; Put is not supported |
 //! | pool | allocations without `export_desc` may share one object; the offset stands in the handle's bytes 8..16 only |
@@ -34,7 +37,10 @@
 //! |---|---|
 //! | `ZE_TEST_DRIVER_HANDLES` | `legacy`, `opaque`, `one-number` |
 //! | `ZE_TEST_DRIVER_POOL` | `no`, `yes` |
-//! | `ZE_TEST_DRIVER_TILES` | `one`, `two` |
+//! | `ZE_TEST_DRIVER_CARDS` | `one`, `two`, `four` |
+//! | `ZE_TEST_DRIVER_TILES` | `one`, `two`: of each card |
+//! | `ZE_TEST_DRIVER_UUIDS` | `pci`, `ordinal`: as old runtimes, by the card's number in the process |
+//! | `ZE_TEST_DRIVER_PEERS` | `yes`, `no`: what zeDeviceCanAccessPeer says of two cards |
 //! | `ZE_TEST_DRIVER_FULL` | `no`, `at-first`: each allocation finds the card full, and has room when it is tried again |
 //! | `ZE_TEST_DRIVER_IMPORT_FD` | `driver-closes`, `caller-closes` |
 //! | `ZE_TEST_DRIVER_MEMORY` | `memfd`, `udmabuf` (needs /dev/udmabuf) |
@@ -48,6 +54,7 @@ mod copy;
 #[path = "../../counters.rs"]
 #[allow(dead_code)] // the client uses the rest
 mod counters;
+mod devices;
 mod event_pool;
 mod export;
 mod handle;

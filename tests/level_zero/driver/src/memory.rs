@@ -2,12 +2,13 @@
 //! caller owns those that it gets.
 
 use crate::answer::Failure;
+use crate::devices::Place;
 use crate::limits::HELPER_TIMEOUT;
 use crate::protocol::{MESSAGE_BYTES, Request, reply_from_bytes};
 use crate::settings::{Exports, settings};
 use fdbroker_scm::{ReceivedFds, RecvError, recv_timeout, send_timeout, seqpacket_pair};
 use std::ffi::{CStr, OsStr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -25,15 +26,23 @@ pub fn start() -> Result<(), Failure> {
     }
 }
 
-/// Makes memory; answers its id and an fd to map it.
-pub fn allocate(bytes: usize) -> Result<(MemoryId, OwnedFd), Failure> {
-    let (id, fd) = ask(Request::Allocate(bytes as u64), None)?;
+/// Makes memory at a place; answers its id and an fd to map it.
+pub fn allocate(bytes: usize, place: Option<Place>) -> Result<(MemoryId, OwnedFd), Failure> {
+    let place = place.map_or(0, Place::number);
+    let (id, fd) = ask(Request::Allocate(bytes as u64, place), None)?;
     Ok((id, fd.ok_or(Failure::FdLimit)?))
 }
 
 /// Has the helper hold the memory of another process's fd.
 pub fn keep(fd: BorrowedFd<'_>) -> Result<MemoryId, Failure> {
     ask(Request::Keep, Some(fd)).map(|(id, _)| id)
+}
+
+/// The place of the memory of an fd; `None`: it is host memory, or no memfd of a helper.
+pub fn place(fd: BorrowedFd<'_>) -> Option<Place> {
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok()?;
+    let number = link.to_str()?.strip_prefix("/memfd:ze-test-memory@")?.split(' ').next()?;
+    Place::from_number(number.parse().ok()?)
 }
 
 /// An fd of memory at the helper, allocated or kept.

@@ -2,6 +2,7 @@
 //! the exported one.
 
 use crate::answer::Failure;
+use crate::devices::Place;
 use crate::mapping::Mapping;
 use crate::memory::{self, MemoryId};
 use crate::settings::settings;
@@ -16,6 +17,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub struct Object {
     id: MemoryId,
     imported: bool,
+    /// Of device memory, where that is known.
+    pub place: Option<Place>,
     pub memory: Mapping,
     export: Mutex<Option<Export>>,
 }
@@ -29,16 +32,16 @@ pub struct Export {
 }
 
 impl Object {
-    pub fn allocate(bytes: usize) -> Result<Arc<Self>, Failure> {
+    pub fn allocate(bytes: usize, place: Option<Place>) -> Result<Arc<Self>, Failure> {
         static WAS_FULL: AtomicBool = AtomicBool::new(false);
         let is_full = settings().is_ok_and(|settings| settings.full_at_first)
             && !WAS_FULL.fetch_xor(true, Ordering::Relaxed);
         if is_full {
             return Err(ze_result_t::ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY.into());
         }
-        let (id, fd) = memory::allocate(bytes)?;
+        let (id, fd) = memory::allocate(bytes, place)?;
         let memory = Mapping::shared(std::os::fd::AsFd::as_fd(&fd), bytes);
-        Self::new(id, false, memory)
+        Self::new(id, false, place, memory)
     }
 
     /// An object of an fd's memory, as large as the fd says.
@@ -52,16 +55,19 @@ impl Object {
         }
         // Mapped first: an fd that cannot be mapped is no memory, and the helper need not keep it.
         let memory = Mapping::shared(fd, bytes)?;
-        Self::new(memory::keep(fd)?, true, Ok(memory))
+        Self::new(memory::keep(fd)?, true, memory::place(fd), Ok(memory))
     }
 
     fn new(
         id: MemoryId,
         imported: bool,
+        place: Option<Place>,
         memory: Result<Mapping, Failure>,
     ) -> Result<Arc<Self>, Failure> {
         match memory {
-            Ok(memory) => Ok(Arc::new(Self { id, imported, memory, export: Mutex::new(None) })),
+            Ok(memory) => {
+                Ok(Arc::new(Self { id, imported, place, memory, export: Mutex::new(None) }))
+            }
             Err(failure) => {
                 memory::free(id);
                 Err(failure)

@@ -2,6 +2,7 @@
 
 use crate::answer::Failure;
 use level_zero_sys::ze_result_t;
+use std::ptr;
 
 /// Loaders may keep a pointer of their own in a handle's first words: these start as zero, and the
 /// driver leaves them.
@@ -25,6 +26,21 @@ pub unsafe fn content<'a, T, H>(handle: *mut H) -> Result<&'a T, Failure> {
     // SAFETY: the caller's promise.
     let boxed = unsafe { handle.cast::<Boxed<T>>().as_ref() };
     Ok(&boxed.ok_or(ze_result_t::ZE_RESULT_ERROR_INVALID_NULL_HANDLE)?.content)
+}
+
+/// The handle of a content that [`content`] answered.
+pub fn handle_of<T, H>(content: &T) -> *mut H {
+    let inside = std::mem::offset_of!(Boxed<T>, content);
+    ptr::from_ref(content).cast::<u8>().wrapping_sub(inside).cast_mut().cast()
+}
+
+/// The content of a handle, to be written.
+///
+/// # Safety
+/// As [`content`]; the answer is valid while nobody else uses the content.
+pub unsafe fn content_mut<T, H>(handle: *mut H) -> *mut T {
+    // SAFETY: the caller's promise: a box of ours.
+    unsafe { &raw mut (*handle.cast::<Boxed<T>>()).content }
 }
 
 /// Frees a handle and its content.

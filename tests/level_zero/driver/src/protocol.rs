@@ -4,11 +4,14 @@
 /// Size of a request, and of a reply.
 pub const MESSAGE_BYTES: usize = 16;
 
+/// The place of an allocation is in the upper half of the code.
+const PLACE_SHIFT: u32 = 32;
+
 /// A request to the helper. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// Make memory of this size; answers its id and a memfd to map.
-    Allocate(u64),
+    /// Make memory of this size at this place (0: none); answers its id and a memfd to map.
+    Allocate(u64, u32),
     /// Keep other memory, whose fd comes along; answers its id.
     Keep,
     /// Answers an fd of this id's memory: the memfd, or the fd that was kept.
@@ -26,7 +29,7 @@ pub type Reply = Result<u64, i32>;
 impl Request {
     pub fn to_bytes(self) -> [u8; MESSAGE_BYTES] {
         match self {
-            Self::Allocate(size) => pair(1, size),
+            Self::Allocate(size, place) => pair(1 | u64::from(place) << PLACE_SHIFT, size),
             Self::Keep => pair(2, 0),
             Self::Export(id) => pair(3, id),
             Self::ExportUdmabuf(id) => pair(4, id),
@@ -37,7 +40,9 @@ impl Request {
     pub fn from_bytes(bytes: [u8; MESSAGE_BYTES]) -> Option<Self> {
         let (code, value) = unpair(bytes);
         match code {
-            1 => Some(Self::Allocate(value)),
+            code if code & 0xffff_ffff == 1 => {
+                Some(Self::Allocate(value, (code >> PLACE_SHIFT) as u32))
+            }
             2 => Some(Self::Keep),
             3 => Some(Self::Export(value)),
             4 => Some(Self::ExportUdmabuf(value)),
@@ -77,7 +82,8 @@ mod tests {
     #[test]
     fn every_message_when_written_and_read_is_the_same() {
         let requests = [
-            Request::Allocate(u64::MAX),
+            Request::Allocate(u64::MAX, 0),
+            Request::Allocate(1, u32::MAX),
             Request::Keep,
             Request::Export(7),
             Request::ExportUdmabuf(8),

@@ -1,5 +1,6 @@
 //! The switches of the environment, read once. Must never take a mistyped switch for its default.
 
+use crate::devices::Hierarchy;
 use std::env;
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -31,12 +32,29 @@ pub enum Exports {
     Udmabuf,
 }
 
+/// What the UUIDs of devices are made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Uuids {
+    /// The PCI address and the tile.
+    Pci,
+    /// The card's number in the process: old runtimes.
+    Ordinal,
+}
+
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub layout: Layout,
     pub pool: bool,
-    /// Whether memory of the device has an fd for each of two tiles.
-    pub two_tiles: bool,
+    pub cards: u32,
+    /// Of each card. Memory of a device of two tiles has an fd for each.
+    pub tiles: u32,
+    pub uuids: Uuids,
+    /// Whether a card reaches another's memory.
+    pub peers: bool,
+    /// ZE_FLAT_DEVICE_HIERARCHY.
+    pub hierarchy: Hierarchy,
+    /// ZE_AFFINITY_MASK.
+    pub mask: String,
     /// Whether an allocation that follows a success finds the card full.
     pub full_at_first: bool,
     pub import_fd: ImportFd,
@@ -63,7 +81,12 @@ fn read() -> Result<Settings, String> {
             ],
         )?,
         pool: choice("ZE_TEST_DRIVER_POOL", yes_or_no)?,
-        two_tiles: choice("ZE_TEST_DRIVER_TILES", [("one", false), ("two", true)])?,
+        cards: choice("ZE_TEST_DRIVER_CARDS", [("one", 1), ("two", 2), ("four", 4)])?,
+        tiles: choice("ZE_TEST_DRIVER_TILES", [("one", 1), ("two", 2)])?,
+        uuids: choice("ZE_TEST_DRIVER_UUIDS", [("pci", Uuids::Pci), ("ordinal", Uuids::Ordinal)])?,
+        peers: choice("ZE_TEST_DRIVER_PEERS", [("yes", true), ("no", false)])?,
+        hierarchy: Hierarchy::from_word(&env::var("ZE_FLAT_DEVICE_HIERARCHY").unwrap_or_default()),
+        mask: env::var("ZE_AFFINITY_MASK").unwrap_or_default(),
         full_at_first: choice("ZE_TEST_DRIVER_FULL", [("no", false), ("at-first", true)])?,
         import_fd: choice(
             "ZE_TEST_DRIVER_IMPORT_FD",

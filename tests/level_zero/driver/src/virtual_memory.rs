@@ -3,6 +3,7 @@
 
 use crate::allocation::Registry;
 use crate::answer::Failure;
+use crate::devices::Device;
 use crate::mapping::Mapping;
 use crate::object::Object;
 use level_zero_sys::ze_result_t;
@@ -22,7 +23,7 @@ pub type PhysicalId = u64;
 #[derive(Default)]
 pub struct VirtualMemory {
     reservations: BTreeMap<usize, Reservation>,
-    physical: HashMap<PhysicalId, Arc<Object>>,
+    physical: HashMap<PhysicalId, (Arc<Object>, &'static Device)>,
     last_id: PhysicalId,
 }
 
@@ -42,17 +43,17 @@ impl VirtualMemory {
         Ok(base)
     }
 
-    pub fn create(&mut self, bytes: usize) -> Result<PhysicalId, Failure> {
+    pub fn create(&mut self, bytes: usize, device: &'static Device) -> Result<PhysicalId, Failure> {
         whole_pages(bytes)?;
-        let object = Object::allocate(bytes)?;
+        let object = Object::allocate(bytes, Some(device.place()))?;
         self.last_id += 1;
-        self.physical.insert(self.last_id, object);
+        self.physical.insert(self.last_id, (object, device));
         Ok(self.last_id)
     }
 
     /// The physical memory that is not destroyed.
     pub fn objects(&self) -> impl Iterator<Item = &Arc<Object>> {
-        self.physical.values()
+        self.physical.values().map(|(object, _)| object)
     }
 
     fn is_reserved(&self, range: &Range<usize>) -> bool {
@@ -82,12 +83,13 @@ pub fn map(
 ) -> Result<(), Failure> {
     whole_pages(bytes)?;
     let memory = &registry.virtual_memory;
-    let object = Arc::clone(memory.physical.get(&physical).ok_or(INVALID)?);
+    let (object, device) = memory.physical.get(&physical).ok_or(INVALID)?;
+    let (object, device) = (Arc::clone(object), *device);
     let is_reserved = memory.is_reserved(&(address..address.saturating_add(bytes)));
     if !is_reserved || bytes > object.memory.bytes() || registry.find(address).is_some() {
         return Err(INVALID.into());
     }
-    registry.map(address, bytes, object);
+    registry.map(address, bytes, (object, device));
     Ok(())
 }
 
@@ -101,7 +103,7 @@ pub fn unmap(registry: &mut Registry, address: usize, bytes: usize) -> Result<()
 
 /// Frees physical memory at once, also while it is mapped; what is mapped ends then.
 pub fn destroy(registry: &mut Registry, physical: PhysicalId) -> Result<(), Failure> {
-    let object = registry.virtual_memory.physical.remove(&physical).ok_or(INVALID)?;
+    let (object, _) = registry.virtual_memory.physical.remove(&physical).ok_or(INVALID)?;
     registry.unmap(|mapped| Arc::ptr_eq(&mapped.object, &object));
     Ok(())
 }

@@ -16,7 +16,7 @@ const NEWER_THAN_1_4: [&str; 6] = [
 
 /// Whether this is the old loader, by `ZE_TEST_LOADER`; a fault when another loader was loaded than
 /// that.
-fn is_old() -> Result<bool, Fault> {
+pub fn is_old() -> Result<bool, Fault> {
     match std::env::var("ZE_TEST_LOADER").as_deref() {
         Ok("1.8.12") => Ok(true),
         Ok("1.20.6") => Ok(false),

@@ -1,6 +1,7 @@
 //! The list of cases. A case must never rely on another's process, switches or memory.
 
 mod alone;
+mod devices;
 mod exports;
 mod imports;
 mod limits;
@@ -14,6 +15,10 @@ use crate::fault::Outcome;
 use crate::gpu::Gpu;
 use crate::limits::CASE_TIMEOUT_S;
 use crate::peer::count_fds;
+use devices::{
+    APART, CARDS, COMBINED, COMBINED_123, COMPOSITE, COMPOSITE_1, COMPOSITE_01_1, FLAT, FLAT_0_3,
+    FLAT_NONE, ORDINAL, ORDINAL_23,
+};
 
 /// A case, with the switches that its process gets.
 pub struct Case {
@@ -70,6 +75,25 @@ pub const CASES: &[Case] = cases! {
     "init_when_no_driver_is_there_is_an_error_value": Bare(loader::no_driver), NO_DRIVER;
     "init_when_a_switch_is_mistyped_fails": Bare(loader::init_fails), MISTYPED;
     "init_when_the_helper_is_missing_fails": Bare(loader::init_fails), NO_HELPER;
+
+    "devices_when_flat_are_tiles": Bare(devices::flat), FLAT;
+    "devices_when_composite_are_cards_with_tiles": Bare(devices::composite), COMPOSITE;
+    "devices_when_combined_are_tiles_that_say_so": Bare(devices::combined), COMBINED;
+    "devices_when_cards_have_one_tile_are_cards": Bare(devices::cards), CARDS;
+    "devices_when_flat_and_masked_are_tiles_by_number": Bare(devices::flat_0_3), FLAT_0_3;
+    "init_when_a_flat_mask_names_tiles_of_cards_fails": Bare(loader::init_fails), FLAT_NONE;
+    "devices_when_composite_and_masked_are_the_card": Bare(devices::composite_1), COMPOSITE_1;
+    "devices_when_a_mask_leaves_one_tile_are_that_tile": Bare(devices::composite_01_1), COMPOSITE_01_1;
+    "devices_when_combined_and_masked_are_tiles_by_number": Bare(devices::combined_123), COMBINED_123;
+    "uuids_when_old_are_the_cards_number_in_the_process": Bare(devices::all_ordinals), ORDINAL;
+    "uuids_when_old_and_masked_are_those_of_other_cards": Bare(devices::masked_ordinals), ORDINAL_23;
+    "roots_when_combined_are_the_cards": Bare(devices::combined_roots), COMBINED;
+    "roots_when_flat_are_hidden": Bare(devices::no_roots), FLAT;
+    "roots_when_composite_are_none": Bare(devices::composite_has_no_root), COMPOSITE;
+    "peers_when_linked_reach_each_other": Bare(devices::reached), FLAT;
+    "peers_when_apart_reach_their_own_card": Bare(devices::apart), APART;
+    "memory_of_a_tile_when_opened_elsewhere_stays_there": Bare(devices::tile_stays), FLAT;
+    "memory_of_a_card_when_opened_elsewhere_stays_there": Bare(devices::card_stays), COMPOSITE;
 
     "memory_when_written_is_read_back": WithGpu(alone::read_back), LEGACY;
     "memory_when_pooled_is_read_back": WithGpu(alone::read_back), LEGACY_POOL;

@@ -1,28 +1,15 @@
-//! The device group: one device with a copy engine only. Must never claim an ability that the
-//! driver lacks.
+//! The device group: devices with a copy engine only. Must never claim an ability that the driver
+//! lacks.
 
-use super::driver::{Nothing, list_of_one};
+use super::driver::{list_of, list_of_one};
 use crate::answer::answer;
+use crate::devices::{DEVICE_ID, VENDOR, device, shown};
 use crate::limits::{DEVICE_BYTES, LARGEST_PATTERN_BYTES};
 use crate::opaque::{give, look_mut};
 use level_zero_sys::*;
 use std::ffi::{CStr, c_char};
-use std::ptr;
 
-static DEVICE: Nothing = Nothing::new();
-
-/// Intel's PCI vendor id, which programs look for.
-const VENDOR: u32 = 0x8086;
-/// A PCI device id that no device of Intel has.
-const DEVICE_ID: u32 = 0xfdb0;
 const NAME: &CStr = c"fdbroker test device (no GPU)";
-/// The PCI bus number that the device claims.
-const PCI_BUS: u32 = 0xfd;
-
-/// The one device: a handle to a static.
-pub(super) fn handle() -> ze_device_handle_t {
-    ptr::from_ref(&DEVICE).cast_mut().cast()
-}
 
 pub(super) unsafe extern "C" fn get(
     _driver: ze_driver_handle_t,
@@ -30,31 +17,43 @@ pub(super) unsafe extern "C" fn get(
     devices: *mut ze_device_handle_t,
 ) -> ze_result_t {
     // SAFETY: the specification's promise about both pointers.
-    answer("zeDeviceGet", unsafe { list_of_one(count, devices, handle()) })
+    answer("zeDeviceGet", shown().and_then(|shown| unsafe { list_of(count, devices, shown) }))
 }
 
 pub(super) unsafe extern "C" fn sub_devices(
-    _device: ze_device_handle_t,
+    of: ze_device_handle_t,
     count: *mut u32,
-    _devices: *mut ze_device_handle_t,
+    devices: *mut ze_device_handle_t,
 ) -> ze_result_t {
     // SAFETY: the specification's promise.
-    answer("zeDeviceGetSubDevices", unsafe { give(count, 0) })
+    let done = unsafe { device(of).and_then(|of| list_of(count, devices, of.subs())) };
+    answer("zeDeviceGetSubDevices", done)
+}
+
+pub(super) unsafe extern "C" fn root_device(
+    of: ze_device_handle_t,
+    root: *mut ze_device_handle_t,
+) -> ze_result_t {
+    // SAFETY: the specification's promise.
+    answer("zeDeviceGetRootDevice", unsafe { device(of).and_then(|of| give(root, of.root())) })
 }
 
 pub(super) unsafe extern "C" fn properties(
-    _device: ze_device_handle_t,
+    of: ze_device_handle_t,
     properties: *mut ze_device_properties_t,
 ) -> ze_result_t {
+    let is_sub = ze_device_property_flag_t::ZE_DEVICE_PROPERTY_FLAG_SUBDEVICE.0;
     // SAFETY: the specification's promise.
-    let filled = unsafe { look_mut(properties) }.map(|properties| {
+    let filled = unsafe { device(of).and_then(|of| Ok((of, look_mut(properties)?))) };
+    let filled = filled.map(|(of, properties)| {
         properties.type_ = ze_device_type_t::ZE_DEVICE_TYPE_GPU;
-        properties.vendorId = VENDOR;
-        properties.deviceId = DEVICE_ID;
-        properties.flags = 0;
+        properties.vendorId = VENDOR.into();
+        properties.deviceId = DEVICE_ID.into();
+        properties.flags = if of.says_it_is_sub() { is_sub } else { 0 };
+        properties.subdeviceId = of.sub_device_id();
         properties.maxMemAllocSize = DEVICE_BYTES as u64;
         properties.timerResolution = 1;
-        properties.uuid.id = *b"fdbroker-ze-dev0";
+        properties.uuid.id = of.uuid();
         copy_name(NAME, &mut properties.name);
     });
     answer("zeDeviceGetProperties", filled)
@@ -134,24 +133,27 @@ pub(super) unsafe extern "C" fn external_memory_properties(
 }
 
 pub(super) unsafe extern "C" fn pci_properties(
-    _device: ze_device_handle_t,
+    of: ze_device_handle_t,
     properties: *mut ze_pci_ext_properties_t,
 ) -> ze_result_t {
     // SAFETY: the specification's promise.
-    let filled = unsafe { look_mut(properties) }.map(|properties| {
+    let filled = unsafe { device(of).and_then(|of| Ok((of, look_mut(properties)?))) };
+    let filled = filled.map(|(of, properties)| {
         properties.address =
-            ze_pci_address_ext_t { domain: 0, bus: PCI_BUS, device: 0, function: 0 };
+            ze_pci_address_ext_t { domain: 0, bus: of.bus(), device: 0, function: 0 };
     });
     answer("zeDevicePciGetPropertiesExt", filled)
 }
 
 pub(super) unsafe extern "C" fn can_access_peer(
-    device: ze_device_handle_t,
+    of: ze_device_handle_t,
     peer: ze_device_handle_t,
     can: *mut ze_bool_t,
 ) -> ze_result_t {
     // SAFETY: the specification's promise.
-    answer("zeDeviceCanAccessPeer", unsafe { give(can, ze_bool_t::from(device == peer)) })
+    let done =
+        unsafe { device(of).and_then(|of| give(can, ze_bool_t::from(of.reaches(device(peer)?)))) };
+    answer("zeDeviceCanAccessPeer", done)
 }
 
 pub(super) unsafe extern "C" fn status(_device: ze_device_handle_t) -> ze_result_t {

@@ -11,12 +11,12 @@ use std::ptr;
 /// The driver's UUID; its bytes have no meaning.
 const UUID: [u8; 16] = *b"fdbroker-ze-test";
 
-/// The target of driver and device handles: an address without content.
+/// The target of the driver's handle: an address without content.
 #[repr(C)]
-pub(super) struct Nothing([usize; 8]);
+struct Nothing([usize; 8]);
 
 impl Nothing {
-    pub(super) const fn new() -> Self {
+    const fn new() -> Self {
         Self([0; 8])
     }
 }
@@ -28,6 +28,7 @@ fn start() -> Result<(), Failure> {
         line(format_args!("{error}"));
         return Err(ze_result_t::ZE_RESULT_ERROR_INVALID_ARGUMENT.into());
     }
+    crate::devices::shown()?;
     crate::memory::start()?;
     if layout() != Layout::Legacy {
         // As in compute-runtime: any process of this user may fetch exported fds, also under Yama.
@@ -42,18 +43,36 @@ pub(super) unsafe extern "C" fn init(_flags: ze_init_flags_t) -> ze_result_t {
     answer("zeInit", start())
 }
 
-/// Answers a list with one element: the one driver or device. `*count` 0 asks for the number only.
+/// Answers a list with one element. `*count` 0 asks for the number only.
 ///
 /// # Safety
 /// `count` is valid, `list` null or valid for `*count` writes.
 pub(super) unsafe fn list_of_one<T>(count: *mut u32, list: *mut T, one: T) -> Result<(), Failure> {
     // SAFETY: the caller's promise.
-    unsafe {
-        let count = look_mut(count)?;
-        let asks = *count == 0;
-        *count = 1;
-        if !asks && !list.is_null() { give(list, one) } else { Ok(()) }
+    unsafe { list_of(count, list, vec![one]) }
+}
+
+/// Answers a list, or as much of it as the program has room for. `*count` 0 asks for the number
+/// only.
+///
+/// # Safety
+/// `count` is valid, `list` null or valid for `*count` writes.
+pub(super) unsafe fn list_of<T>(
+    count: *mut u32,
+    list: *mut T,
+    items: Vec<T>,
+) -> Result<(), Failure> {
+    let number = u32::try_from(items.len()).unwrap_or(u32::MAX);
+    // SAFETY: the caller's promise.
+    let count = unsafe { look_mut(count) }?;
+    let room = if *count == 0 { number } else { number.min(*count) };
+    let is_asked = *count == 0 || list.is_null();
+    *count = room;
+    for (at, item) in items.into_iter().enumerate().take(if is_asked { 0 } else { room as usize }) {
+        // SAFETY: the caller's promise: `at` is below the count.
+        unsafe { list.add(at).write(item) };
     }
+    Ok(())
 }
 
 pub(super) unsafe extern "C" fn get(

@@ -3,7 +3,8 @@
 use super::memory;
 use crate::allocation::registry;
 use crate::answer::{Failure, answer};
-use crate::counters::{COUNTERS_FUNCTION, Counters};
+use crate::counters::{COUNTERS_FUNCTION, Counters, WHERE_FUNCTION};
+use crate::devices::{self, Place};
 use crate::opaque::{give, look_mut};
 use crate::trace::trace;
 use crate::{export, import};
@@ -11,10 +12,11 @@ use level_zero_sys::*;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
 
-/// The driver's function of a name: compute-runtime has all but the first.
+/// The driver's function of a name: compute-runtime has all but the first two.
 fn named(name: &CStr) -> Option<*mut c_void> {
     Some(match name {
         name if name == COUNTERS_FUNCTION => counters as *mut c_void,
+        name if name == WHERE_FUNCTION => place as *mut c_void,
         name if name == c"zexMemGetIpcHandles" => get_tiles as *mut c_void,
         name if name == c"zexMemOpenIpcHandles" => open_tiles as *mut c_void,
         _ => return None,
@@ -41,6 +43,13 @@ unsafe extern "C" fn counters(out: *mut Counters) {
     trace!("{counters:?}");
     // SAFETY: the type of `CountersFunction` promises room for one.
     let _ = unsafe { give(out, counters) };
+}
+
+/// The place of the memory at an address, as one number; 0: not known.
+unsafe extern "C" fn place(address: *const c_void) -> u32 {
+    let mut registry = registry();
+    let place = registry.find(address.addr()).and_then(|allocation| allocation.object.place);
+    place.map_or(0, Place::number)
 }
 
 /// The handles of all tiles. A count of 0, or one that is too large, becomes the number of tiles;
@@ -70,7 +79,7 @@ unsafe extern "C" fn get_tiles(
 
 unsafe extern "C" fn open_tiles(
     _context: ze_context_handle_t,
-    _device: ze_device_handle_t,
+    device: ze_device_handle_t,
     count: u32,
     handles: *mut ze_ipc_mem_handle_t,
     _flags: ze_ipc_memory_flags_t,
@@ -82,7 +91,9 @@ unsafe extern "C" fn open_tiles(
         // SAFETY: compute-runtime's promise: as many handles.
         let handles = unsafe { std::slice::from_raw_parts(handles, count as usize) };
         let bytes: Vec<_> = handles.iter().map(|handle| handle.to_bytes()).collect();
-        import::open_tiles(&mut registry(), &bytes)
+        // SAFETY: as above: a device of ours.
+        unsafe { devices::device(device) }
+            .and_then(|device| import::open_tiles(&mut registry(), device, &bytes))
     };
     // SAFETY: as above.
     let done = done

@@ -1,8 +1,8 @@
 //! The memory group. Must never take or give an fd without a rule in lib.rs that says who owns it.
 
-use super::device;
 use crate::allocation::{Origin, registry};
 use crate::answer::{Failure, answer};
+use crate::devices::{self, Device};
 use crate::handle::Kind;
 use crate::opaque::{give, look, look_mut};
 use crate::trace::trace;
@@ -31,23 +31,24 @@ pub(super) unsafe extern "C" fn alloc_device(
     desc: *const ze_device_mem_alloc_desc_t,
     size: usize,
     _alignment: usize,
-    _device: ze_device_handle_t,
+    device: ze_device_handle_t,
     out: *mut *mut c_void,
 ) -> ze_result_t {
-    // SAFETY: the specification's promise about `desc`, what hangs on it, and `out`.
+    // SAFETY: the specification's promise about `desc`, what hangs on it, the device and `out`.
     let done = unsafe {
         look(desc).and_then(|desc| {
+            let device = devices::device(device)?;
             let address = match find::<ze_external_memory_import_fd_t>(desc.pNext) {
                 Some(from) => {
                     only_dma_buf(from.flags)?;
-                    import::import_fd(&mut registry(), from.fd, size)?
+                    import::import_fd(&mut registry(), device, from.fd, size)?
                 }
                 None => {
                     let exports = find::<ze_external_memory_export_desc_t>(desc.pNext);
                     if let Some(export) = exports {
                         only_dma_buf(export.flags)?;
                     }
-                    registry().allocate(Kind::Device, size, exports.is_some())?
+                    registry().allocate(Some(device), size, exports.is_some())?
                 }
             };
             trace!("zeMemAllocDevice({size}) = {address:#x}");
@@ -58,7 +59,7 @@ pub(super) unsafe extern "C" fn alloc_device(
 }
 
 fn host(size: usize) -> Result<*mut c_void, Failure> {
-    registry().allocate(Kind::Host, size, false).map(ptr::with_exposed_provenance_mut)
+    registry().allocate(None, size, false).map(ptr::with_exposed_provenance_mut)
 }
 
 pub(super) unsafe extern "C" fn alloc_host(
@@ -137,7 +138,10 @@ unsafe fn describe(
         return Ok(());
     };
     let (memory_type, its_device) = match allocation.kind {
-        Kind::Device => (ze_memory_type_t::ZE_MEMORY_TYPE_DEVICE, device::handle()),
+        Kind::Device => {
+            let handle = allocation.device.map_or(ptr::null_mut(), Device::handle);
+            (ze_memory_type_t::ZE_MEMORY_TYPE_DEVICE, handle)
+        }
         Kind::Host => (ze_memory_type_t::ZE_MEMORY_TYPE_HOST, ptr::null_mut()),
     };
     properties.type_ = memory_type;
@@ -202,12 +206,14 @@ pub(super) unsafe extern "C" fn put_ipc_handle(
 
 pub(super) unsafe extern "C" fn open_ipc_handle(
     _context: ze_context_handle_t,
-    _device: ze_device_handle_t,
+    device: ze_device_handle_t,
     handle: ze_ipc_mem_handle_t,
     _flags: ze_ipc_memory_flags_t,
     out: *mut *mut c_void,
 ) -> ze_result_t {
-    let opened = import::open(&mut registry(), &handle.to_bytes());
+    // SAFETY: the specification's promise: a device of ours.
+    let opened = unsafe { devices::device(device) }
+        .and_then(|device| import::open(&mut registry(), device, &handle.to_bytes()));
     trace!("zeMemOpenIpcHandle({:?}) = {opened:x?}", &handle.to_bytes()[..16]);
     // SAFETY: the specification's promise.
     let done = opened.and_then(|address| unsafe { give(out, pointer(address)) });

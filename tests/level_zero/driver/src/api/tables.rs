@@ -11,6 +11,7 @@ use std::ffi::c_void;
 /// of its tables.
 const V1_0: ze_api_version_t = ze_api_version_t::ZE_API_VERSION_1_0;
 const V1_6: ze_api_version_t = ze_api_version_t::ZE_API_VERSION_1_6;
+const V1_7: ze_api_version_t = ze_api_version_t::ZE_API_VERSION_1_7;
 const V1_10: ze_api_version_t = ze_api_version_t::ZE_API_VERSION_1_10;
 const V1_15: ze_api_version_t = ZE_API_VERSION_1_15;
 
@@ -58,6 +59,7 @@ tables! {
         V1_0: pfnGetMemoryAccessProperties = device::memory_access_properties;
         V1_0: pfnGetExternalMemoryProperties = device::external_memory_properties;
         V1_0: pfnPciGetPropertiesExt = device::pci_properties;
+        V1_7: pfnGetRootDevice = device::root_device;
         V1_0: pfnCanAccessPeer = device::can_access_peer;
         V1_0: pfnGetStatus = device::status;
     }

@@ -2,6 +2,7 @@
 
 use crate::allocation::registry;
 use crate::answer::answer;
+use crate::devices;
 use crate::opaque::{content, destroy, give, look, make};
 use crate::trace::trace;
 use crate::virtual_memory::{self, PhysicalId};
@@ -32,15 +33,14 @@ pub(super) unsafe extern "C" fn release(
 
 pub(super) unsafe extern "C" fn create_physical(
     _context: ze_context_handle_t,
-    _device: ze_device_handle_t,
+    device: ze_device_handle_t,
     desc: *mut ze_physical_mem_desc_t,
     out: *mut ze_physical_mem_handle_t,
 ) -> ze_result_t {
-    // SAFETY: the specification's promise about `desc` and `out`; a null pointer costs one box, in
-    // a test.
+    // SAFETY: the specification's promise about all three; a null pointer costs one box, in a test.
     let done = unsafe {
         look(desc.cast_const())
-            .and_then(|desc| registry().virtual_memory.create(desc.size))
+            .and_then(|desc| registry().virtual_memory.create(desc.size, devices::device(device)?))
             .and_then(|id: PhysicalId| give(out, make(id)))
     };
     answer("zePhysicalMemCreate", done)

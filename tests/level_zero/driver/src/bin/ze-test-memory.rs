@@ -14,6 +14,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::{ForkResult, fork, ftruncate, setsid};
 use protocol::{MESSAGE_BYTES, Reply, Request, reply_to_bytes};
 use std::collections::HashMap;
+use std::ffi::CString;
 use std::fs::OpenOptions;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::process::ExitCode;
@@ -90,8 +91,8 @@ type Answer<'a> = Result<(u64, Option<BorrowedFd<'a>>), Errno>;
 impl Memory {
     fn answer(&mut self, request: Request, fd: Option<OwnedFd>) -> Answer<'_> {
         match request {
-            Request::Allocate(size) => {
-                let (id, fd) = self.hold(sealed(size)?);
+            Request::Allocate(size, place) => {
+                let (id, fd) = self.hold(sealed(size, place)?);
                 Ok((id, Some(fd)))
             }
             Request::Keep => Ok((self.hold(fd.ok_or(Errno::EMFILE)?).0, None)),
@@ -116,10 +117,11 @@ impl Memory {
 }
 
 /// A memfd with the seals that broker and udmabuf demand: nobody can shrink it under a reader, or
-/// seal it further.
-fn sealed(size: u64) -> Result<OwnedFd, Errno> {
+/// seal it further. Its name says the place, to whoever looks at an fd.
+fn sealed(size: u64, place: u32) -> Result<OwnedFd, Errno> {
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-    let fd = memfd_create(c"ze-test-memory", flags)?;
+    let name = CString::new(format!("ze-test-memory@{place}")).map_err(|_| Errno::EINVAL)?;
+    let fd = memfd_create(name.as_c_str(), flags)?;
     ftruncate(&fd, i64::try_from(size).map_err(|_| Errno::EFBIG)?)?;
     let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
     fcntl(&fd, FcntlArg::F_ADD_SEALS(seals))?;

@@ -6,10 +6,17 @@ use crate::gpu::Gpu;
 use crate::limits::CASE_TIMEOUT_S;
 use crate::{broker, exporting, mapped, opening, shapes, sharing, virtual_fds, ways, without};
 
-const TWO_TILES: Switches =
-    &[("ZE_TEST_DRIVER_HANDLES", "legacy"), ("ZE_TEST_DRIVER_TILES", "two")];
-const TWO_TILES_OPAQUE: Switches =
-    &[("ZE_TEST_DRIVER_HANDLES", "opaque"), ("ZE_TEST_DRIVER_TILES", "two")];
+/// A card whose memory is on both of its tiles.
+const TWO_TILES: Switches = &[
+    ("ZE_TEST_DRIVER_HANDLES", "legacy"),
+    ("ZE_TEST_DRIVER_TILES", "two"),
+    ("ZE_FLAT_DEVICE_HIERARCHY", "COMPOSITE"),
+];
+const TWO_TILES_OPAQUE: Switches = &[
+    ("ZE_TEST_DRIVER_HANDLES", "opaque"),
+    ("ZE_TEST_DRIVER_TILES", "two"),
+    ("ZE_FLAT_DEVICE_HIERARCHY", "COMPOSITE"),
+];
 const DRIVER_CLOSES: Switches = &[("ZE_TEST_DRIVER_IMPORT_FD", "driver-closes")];
 const CALLER_CLOSES: Switches = &[("ZE_TEST_DRIVER_IMPORT_FD", "caller-closes")];
 
