@@ -16,11 +16,31 @@
 
 typedef unsigned char Uuid[16];
 
-/* A call that driver.h does not have. */
-#define CALL(name, ...) (((CUresult(*)())dlsym(RTLD_DEFAULT, #name))(__VA_ARGS__))
+/* Calls that driver.h does not have. The last two are the stand-in's own. */
+#define CALLS(CALL) \
+  CALL(cuDeviceGetCount, (int *)) \
+  CALL(cuDeviceGet, (CUdevice *, int)) \
+  CALL(cuDeviceGetUuid, (Uuid, CUdevice)) \
+  CALL(cuDeviceGetUuid_v2, (Uuid, CUdevice)) \
+  CALL(cuDeviceGetAttribute, (int *, int, CUdevice)) \
+  CALL(cuDeviceGetPCIBusId, (char *, int, CUdevice)) \
+  CALL(cuDeviceGetByPCIBusId, (CUdevice *, const char *)) \
+  CALL(cuDeviceCanAccessPeer, (int *, CUdevice, CUdevice)) \
+  CALL(cuDeviceTotalMem_v2, (size_t *, CUdevice)) \
+  CALL(cuCtxGetDevice, (CUdevice *)) \
+  CALL(cuPointerGetAttribute, (void *, int, CUdeviceptr)) \
+  CALL(fdbroker_cuda_stub_uuid, (Uuid, CUdeviceptr)) \
+  CALL(fdbroker_cuda_stub_access, (int *, CUdevice, CUdeviceptr))
+#define POINTER(name, parameters) static CUresult(*name) parameters;
+CALLS(POINTER)
 
 static int place_of(const Uuid uuid) { return uuid[2] / 0x11 + (uuid[1] == 0xb1 ? 8 * uuid[3] : 0); }
-static void load(void) { MUST(dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL) != NULL && find_by_dlsym(RTLD_DEFAULT)); }
+static void load(void) {
+  MUST(dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL) != NULL && find_by_dlsym(RTLD_DEFAULT));
+#define FIND(name, parameters) MUST((name = (CUresult(*) parameters)dlsym(RTLD_DEFAULT, #name)) != NULL);
+  CALLS(FIND)
+#undef FIND
+}
 static void enter(CUdevice device) {
   CUcontext context;
   DRIVER(cu.cuDevicePrimaryCtxRetain(&context, device));
@@ -41,10 +61,10 @@ static Message seen_here(void) {
   Message found = {.result = cu.cuInit(0)};
   Uuid uuid;
   int count = 0;
-  if (CALL(cuDeviceGetCount, &count) != CUDA_SUCCESS) return found;
+  if (cuDeviceGetCount(&count) != CUDA_SUCCESS) return found;
   found.count = count;
   for (int device = 0; device < count; device++) {
-    DRIVER(CALL(cuDeviceGetUuid_v2, uuid, device));
+    DRIVER(cuDeviceGetUuid_v2(uuid, device));
     found.numbers[device] = place_of(uuid);
   }
   return found;
@@ -112,8 +132,8 @@ static void tells_whose_instance_it_sees(void) {
   load();
   DRIVER(cu.cuInit(0));
   Uuid whole, part;
-  DRIVER(CALL(cuDeviceGetUuid, whole, 0));
-  DRIVER(CALL(cuDeviceGetUuid_v2, part, 0));
+  DRIVER(cuDeviceGetUuid(whole, 0));
+  DRIVER(cuDeviceGetUuid_v2(part, 0));
   Message found = {.numbers = {place_of(whole), place_of(part)}};
   tell(PEER_FD, &found);
 }
@@ -140,31 +160,31 @@ static void variable_when_read_is_that_of_the_init_that_succeeds(void) {
 
 static void gpus_when_asked_have_uuids_and_addresses_of_their_own(void) {
   load();
-  CHECK(CALL(cuDeviceCanAccessPeer, (int[1]){0}, 0, 1) == CUDA_ERROR_NOT_INITIALIZED);
+  CHECK(cuDeviceCanAccessPeer((int[1]){0}, 0, 1) == CUDA_ERROR_NOT_INITIALIZED);
   DRIVER(cu.cuInit(0));
   Uuid uuids[2], old;
   char id[20] = "###################";
   int found = -1, value = -1;
   for (int device = 0; device < 2; device++) {
-    DRIVER(CALL(cuDeviceGetUuid_v2, uuids[device], device));
-    CHECK(CALL(cuDeviceGetUuid, old, device) == CUDA_SUCCESS && memcmp(old, uuids[device], sizeof old) == 0);
-    CHECK(CALL(cuDeviceGetPCIBusId, id, 13, device) == CUDA_SUCCESS && strcmp(id, device ? "0000:C1:00.0" : "0000:C0:00.0") == 0);
-    CHECK(CALL(cuDeviceGetByPCIBusId, &found, id) == CUDA_SUCCESS && found == device);
-    CHECK(CALL(cuDeviceGetByPCIBusId, &found, id + 5) == CUDA_SUCCESS && found == device);
-    CHECK(CALL(cuDeviceGetAttribute, &value, 33, device) == CUDA_SUCCESS && value == 0xc0 + device);
-    CHECK(CALL(cuDeviceGetAttribute, &value, 34, device) == CUDA_SUCCESS && value == 0);
+    DRIVER(cuDeviceGetUuid_v2(uuids[device], device));
+    CHECK(cuDeviceGetUuid(old, device) == CUDA_SUCCESS && memcmp(old, uuids[device], sizeof old) == 0);
+    CHECK(cuDeviceGetPCIBusId(id, 13, device) == CUDA_SUCCESS && strcmp(id, device ? "0000:C1:00.0" : "0000:C0:00.0") == 0);
+    CHECK(cuDeviceGetByPCIBusId(&found, id) == CUDA_SUCCESS && found == device);
+    CHECK(cuDeviceGetByPCIBusId(&found, id + 5) == CUDA_SUCCESS && found == device);
+    CHECK(cuDeviceGetAttribute(&value, 33, device) == CUDA_SUCCESS && value == 0xc0 + device);
+    CHECK(cuDeviceGetAttribute(&value, 34, device) == CUDA_SUCCESS && value == 0);
   }
   CHECK(memcmp(uuids[0], uuids[1], sizeof *uuids) != 0);
-  CHECK(CALL(cuDeviceGetPCIBusId, id, 5, 0) == CUDA_ERROR_INVALID_VALUE && strcmp(id, "0000") == 0);
-  CHECK(CALL(cuDeviceGetByPCIBusId, &found, "0000:c1:00") == CUDA_SUCCESS && found == 1);
-  CHECK(CALL(cuDeviceGetByPCIBusId, &found, "0000:c2:00.0") == INVALID_DEVICE);
-  CHECK(CALL(cuDeviceGetByPCIBusId, &found, "c1:00") == CUDA_ERROR_INVALID_VALUE);
-  CHECK(CALL(cuDeviceGetByPCIBusId, &found, "") == CUDA_ERROR_INVALID_VALUE);
+  CHECK(cuDeviceGetPCIBusId(id, 5, 0) == CUDA_ERROR_INVALID_VALUE && strcmp(id, "0000") == 0);
+  CHECK(cuDeviceGetByPCIBusId(&found, "0000:c1:00") == CUDA_SUCCESS && found == 1);
+  CHECK(cuDeviceGetByPCIBusId(&found, "0000:c2:00.0") == INVALID_DEVICE);
+  CHECK(cuDeviceGetByPCIBusId(&found, "c1:00") == CUDA_ERROR_INVALID_VALUE);
+  CHECK(cuDeviceGetByPCIBusId(&found, "") == CUDA_ERROR_INVALID_VALUE);
   size_t bytes = 0;
-  CHECK(CALL(cuDeviceGetUuid_v2, old, 2) == INVALID_DEVICE && CALL(cuDeviceGetUuid, old, -1) == INVALID_DEVICE);
-  CHECK(CALL(cuDeviceTotalMem_v2, &bytes, 1) == CUDA_SUCCESS && bytes > 0);
-  CHECK(CALL(cuDeviceTotalMem_v2, &bytes, 2) == INVALID_DEVICE);
-  CHECK(CALL(cuDeviceGet, &found, 2) == INVALID_DEVICE);
+  CHECK(cuDeviceGetUuid_v2(old, 2) == INVALID_DEVICE && cuDeviceGetUuid(old, -1) == INVALID_DEVICE);
+  CHECK(cuDeviceTotalMem_v2(&bytes, 1) == CUDA_SUCCESS && bytes > 0);
+  CHECK(cuDeviceTotalMem_v2(&bytes, 2) == INVALID_DEVICE);
+  CHECK(cuDeviceGet(&found, 2) == INVALID_DEVICE);
 }
 static void uuid_when_asked_for_by_version_is_the_form_of_that_version(void) {
   load();
@@ -188,8 +208,8 @@ static Facts facts_of(CUmemGenericAllocationHandle handle, unsigned seed) {
   DRIVER(cu.cuMemGetAllocationPropertiesFromHandle(&prop, handle));
   DRIVER(cu.cuMemAddressReserve(&base, SEGMENT, SEGMENT, 0, 0));
   DRIVER(cu.cuMemMap(base, SEGMENT, 0, handle, 0));
-  DRIVER(CALL(cuPointerGetAttribute, &facts.ordinal, DEVICE_ORDINAL, base));
-  DRIVER(CALL(fdbroker_cuda_stub_uuid, uuid, base));
+  DRIVER(cuPointerGetAttribute(&facts.ordinal, DEVICE_ORDINAL, base));
+  DRIVER(fdbroker_cuda_stub_uuid(uuid, base));
   facts.location = prop.location.id;
   facts.place = place_of(uuid);
   facts.access = cu.cuMemSetAccess(base, SEGMENT, &desc, 1);
@@ -296,21 +316,21 @@ static void access_when_set_is_each_locations_own(void) {
   CUdeviceptr base;
   CUmemAccessDesc descs[] = {{{1, 0}, 3}, {{1, 1}, 3}, {{1, 7}, 3}};
   int can = -1, is_given = -1;
-  CHECK(CALL(cuDeviceCanAccessPeer, &can, 0, 1) == CUDA_SUCCESS && can == 1);
-  CHECK(CALL(cuDeviceCanAccessPeer, &can, 1, 1) == CUDA_SUCCESS && can == 0);
-  CHECK(CALL(cuDeviceCanAccessPeer, &can, 0, 2) == INVALID_DEVICE);
+  CHECK(cuDeviceCanAccessPeer(&can, 0, 1) == CUDA_SUCCESS && can == 1);
+  CHECK(cuDeviceCanAccessPeer(&can, 1, 1) == CUDA_SUCCESS && can == 0);
+  CHECK(cuDeviceCanAccessPeer(&can, 0, 2) == INVALID_DEVICE);
   DRIVER(create(&handle));
   DRIVER(cu.cuMemAddressReserve(&base, SEGMENT, SEGMENT, 0, 0));
   DRIVER(cu.cuMemMap(base, SEGMENT, 0, handle, 0));
   CHECK(cu.cuMemSetAccess(base, SEGMENT, &descs[2], 1) == CUDA_ERROR_INVALID_VALUE);
   CHECK(cu.cuMemSetAccess(base, SEGMENT, &descs[1], 2) == CUDA_ERROR_INVALID_VALUE);
-  CHECK(CALL(fdbroker_cuda_stub_access, &is_given, 1, base) == CUDA_SUCCESS && is_given == 0);
+  CHECK(fdbroker_cuda_stub_access(&is_given, 1, base) == CUDA_SUCCESS && is_given == 0);
   /* The other GPU alone. */
   CHECK(cu.cuMemSetAccess(base, SEGMENT, &descs[1], 1) == CUDA_SUCCESS);
-  CHECK(CALL(fdbroker_cuda_stub_access, &is_given, 1, base) == CUDA_SUCCESS && is_given == 1);
-  CHECK(CALL(fdbroker_cuda_stub_access, &is_given, 0, base) == CUDA_SUCCESS && is_given == 0);
+  CHECK(fdbroker_cuda_stub_access(&is_given, 1, base) == CUDA_SUCCESS && is_given == 1);
+  CHECK(fdbroker_cuda_stub_access(&is_given, 0, base) == CUDA_SUCCESS && is_given == 0);
   CHECK(cu.cuMemSetAccess(base, SEGMENT, descs, 2) == CUDA_SUCCESS);
-  CHECK(CALL(fdbroker_cuda_stub_access, &is_given, 0, base) == CUDA_SUCCESS && is_given == 1);
+  CHECK(fdbroker_cuda_stub_access(&is_given, 0, base) == CUDA_SUCCESS && is_given == 1);
   unmap_one(base);
   DRIVER(cu.cuMemRelease(handle));
 }
@@ -324,7 +344,7 @@ static void memory_when_taken_is_missing_on_its_own_gpu_alone(void) {
   CHECK(close(export_from(1, &buffer)) == 0);
   CHECK(free_bytes() == before);
   enter(1);
-  CHECK(CALL(cuCtxGetDevice, &device) == CUDA_SUCCESS && device == 1);
+  CHECK(cuCtxGetDevice(&device) == CUDA_SUCCESS && device == 1);
   CHECK(free_bytes() == before - SEGMENT);
   free_buffer(buffer);
   CHECK(free_bytes() == before);
