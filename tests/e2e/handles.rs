@@ -20,11 +20,14 @@ fn assert_refused(client: &Client, handle: &Handle, code: ErrorCode) {
     assert_eq!(error.code, code, "{error}");
 }
 
+/// Makes a handle wrong.
+type Change = fn(&mut Handle);
+
 #[test]
 fn acquire_when_any_part_of_a_handle_is_wrong_then_refused_by_name_and_the_rest_is_granted() {
     let broker = Broker::start();
     let (owner, consumer) = owner_and_consumer(&broker);
-    let changes: [(fn(&mut Handle), ErrorCode); 7] = [
+    let changes: [(Change, ErrorCode); 7] = [
         (|handle| handle.prefix.magic[0] ^= 1, ErrorCode::BadHandle),
         (|handle| handle.prefix.version += 1, ErrorCode::BadHandle),
         (|handle| handle.prefix.node += 1, ErrorCode::WrongNode),

@@ -97,8 +97,8 @@ fn reader_when_killed_then_its_leases_go_and_the_memory_with_them() {
 }
 
 /// One name is created, deleted and created by processes that are killed, over brokers that are
-/// killed or asked to end. The one that has the name in the end is another object than all before, also than those
-/// that no broker knows of any more.
+/// killed or asked to end. The one that has the name in the end is another object than all before,
+/// also than those that no broker knows of any more.
 #[test]
 fn name_when_created_deleted_and_created_over_crashes_then_no_version_is_used_twice() {
     let mut manager = Manager::new(&[]);

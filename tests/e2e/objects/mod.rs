@@ -1,6 +1,6 @@
-//! Named objects with the real daemon: every call, its errors, and what the deaths of clients, other
-//! makers and other brokers do to them; by the bare protocol where a library would not do such a
-//! thing, and by the real library. Each complaint about other stores of objects is a test here.
+//! Named objects with the real daemon: every call, its errors, and what the deaths of clients,
+//! other makers and other brokers do to them; by the bare protocol where a library would not do
+//! such a thing, and by the real library. Each complaint about other stores is a test here.
 
 mod charges;
 mod cuda;

@@ -1,5 +1,5 @@
-//! Watches: each change of a name with the prefix is told once, over a takeover, too; their number is
-//! bounded; and who does not read is told how many events it has lost, and holds nobody up.
+//! Watches: each change of a name with the prefix is told once, over a takeover, too; their number
+//! is bounded; and who does not read is told how many events it has lost, and holds nobody up.
 
 use super::maker::{EVICTABLE, KEEP, REPLACE, refused, zeros};
 use crate::support::broker::{Broker, Setup};
