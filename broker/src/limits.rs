@@ -393,13 +393,16 @@ const _: () = assert!(DEATH_PATIENCE.as_millis() < START_PATIENCE.as_millis());
 /// under load takes a second; one that takes longer is stuck, and the daemon ends without it.
 pub const MANAGER_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Pause after the service manager had no room for a message about a kept allocation: it reads some
+/// Pause after the service manager had no room for a message that it must hear: it reads some
 /// thousand of them a second.
-pub const KEEP_RETRY: Duration = Duration::from_millis(2);
+pub const MANAGER_RETRY: Duration = Duration::from_millis(2);
+
+/// Messages to the service manager about kept allocations in a chore, each some 3 us.
+pub const MESSAGES_PER_CHORE: usize = 32;
 
 /// Entries of the service manager's store beside those of kept allocations and of carriers of kept
-/// objects: the state that is handed over, its carriers (both are few), the keep book, the log of
-/// kept objects, and some more.
+/// objects: the state that is handed over, its carriers (both are few), the log of what is kept,
+/// and some more.
 pub const STORED_BESIDE_KEPT: u64 = 128;
 
 /// Bytes of each of the two areas of the log of kept objects. Half of one may be in use, which is

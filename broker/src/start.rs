@@ -7,10 +7,10 @@ use crate::fds::jobs::Calls;
 use crate::handover::arrived::{Arrivals, Arrived};
 use crate::handover::takeover::Takeover;
 use crate::handover::{self, TakeoverError};
-use crate::kept::store::{FoundGroup, FoundObjects, KeptObjects};
+use crate::kept::found::{Found, FoundAll};
+use crate::kept::store::CrashStore;
 use crate::log::LogThread;
 use crate::manager::inherited::Inherited;
-use crate::manager::keep_store::{Found, KeepStore};
 use crate::manager::notify::Manager;
 use crate::node::directories::{DirectoryRule, parent, prepare_directory};
 use crate::node::error::ListenError;
@@ -199,24 +199,14 @@ pub(crate) fn prepare(
             }
         },
     };
-    let manager_too = manager.another().map_err(os("talk to the service manager"))?;
-    let kept = std::mem::take(&mut inherited.kept);
-    let (keep_store, found, unknown) =
-        KeepStore::open(manager_too, settings.kernel, inherited.keep_book.take(), kept);
-    let manager_for_objects = manager.another().map_err(os("talk to the service manager"))?;
+    let stored = std::mem::take(&mut inherited.kept);
     let kept_allocations = settings.core.node[fdbroker_protocol::Resource::KeptAllocations];
-    let (kept, mut objects) = KeptObjects::open(
-        manager_for_objects,
-        &mut inherited,
-        settings.table_fds,
-        kept_allocations,
-    );
-    let unknown = unknown.into_iter().chain(std::mem::take(&mut objects.unknown));
-    unknown.for_each(|fd| left.put_back(fd));
-    let is_restored = restored.is_some();
+    let sizes = (settings.table_fds, kept_allocations);
+    let (kept, mut found) = CrashStore::open(&manager, stored, sizes, settings.kernel);
+    found.unknown.drain(..).for_each(|fd| left.put_back(fd));
     let (core, key, page) = match restored {
         Some(restored) => restored,
-        None => begin(&mut settings, &found, &objects)?,
+        None => begin(&mut settings, &found)?,
     };
     let (admin, listeners) = open_listeners(&settings, &mut inherited, arrived.as_mut(), &remains)?;
     let viewers = open_viewing(&settings, arrived.as_mut(), &remains);
@@ -234,27 +224,24 @@ pub(crate) fn prepare(
         closers,
         warden,
         manager,
-        keep_store,
         kept,
     };
     let mut server = Server::new(settings, parts)
         .map_err(os("watch the sockets (--until-eof must be a pipe or a socket)"))?;
-    let mut is_anew = !is_restored;
     if let Some(mut arrived) = arrived {
         match server.go_on(&mut arrived) {
             Ok(()) => {}
             Err(refused) if is_takeover => return Err(TakeoverError::State(refused).into()),
             Err(refused) => {
                 handover::store::log_refused(&refused);
-                let (core, key, page) = begin(&mut server.settings, &found, &objects)?;
+                let (core, key, page) = begin(&mut server.settings, &found)?;
                 server.begin_anew(core, key, page);
-                is_anew = true;
             }
         }
         left.add(arrived.fds);
     }
     left.add(inherited.unused().collect());
-    server.settle_kept(found, objects.groups, is_anew, left);
+    server.settle_kept(found.whole, left);
     if !is_takeover {
         server.take_place().map_err(os("start the liveness thread"))?;
     }
@@ -272,29 +259,35 @@ fn prepare_directories(settings: &Settings) -> Result<(), ListenError> {
     Ok(())
 }
 
-/// A core without clients: a first one, or one after a broker that was killed; of `found` and
-/// `objects` it has those that were live.
+/// A core without clients: a first one, or one after a broker that was killed; of `found` it has
+/// what was live.
 fn begin(
     settings: &mut Settings,
-    found: &[Found],
-    objects: &FoundObjects,
+    found: &FoundAll,
 ) -> Result<(Core, NodeKey, GenerationPage), RunError> {
     let directory = settings.admin_directory();
     let Opened { key, page, former } = generation_page::open(directory, settings.core.max_slots)?;
     settings.core.first_generation = page.first_generation();
     let is_live = |slot: &&FormerSlot| matches!(slot.life, FormerLife::Live { .. });
     let alive: HashSet<AllocationId> = former.iter().filter(is_live).map(|slot| slot.id).collect();
-    let kept = found.iter().filter(|found| alive.contains(&found.kept.id)).map(|found| {
-        let file = classify::file_of(found.kept.deposit.facts.kind, found.fd.as_fd());
-        Kept { deposit: Deposit { file, ..found.kept.deposit }, ..found.kept }
+    let file_of =
+        |deposit: &Deposit, found: &Found| classify::file_of(deposit.facts.kind, found.fd.as_fd());
+    let kept = found.whole.iter().filter_map(|found| {
+        let mut kept = found.allocation().filter(|kept| alive.contains(&kept.id))?;
+        kept.deposit.file = file_of(&kept.deposit, found);
+        Some(kept)
     });
     let kept: Vec<Kept> = kept.collect();
-    let groups = objects.groups.iter().filter_map(|found| live_group(found, &alive));
+    let groups = found.whole.iter().filter_map(|found| {
+        let mut kept = found.group().filter(|kept| alive.contains(&kept.id))?;
+        kept.deposit.file = file_of(&kept.deposit, found);
+        Some(kept)
+    });
     let groups: Vec<KeptGroup<'_>> = groups.collect();
     // Where nobody knows which versions were given, they begin above all that a broker with lower
     // generations can have given.
     let unknown = u64::from(page.first_generation() - 1) << 32;
-    let last_version = objects.last_version.unwrap_or(unknown);
+    let last_version = found.last_version.unwrap_or(unknown);
     let begin = |kept: &[Kept], groups: &[KeptGroup<'_>]| {
         let former = Former { slots: &former, kept, groups, last_version };
         Core::after_crash(settings.core.clone(), former, clock::now())
@@ -309,13 +302,6 @@ fn begin(
     let core = core.map_err(RunError::Settings)?;
     page.take_up(&former, &core);
     Ok((core, key, page))
-}
-
-/// A kept group whose memory was live when the broker was killed.
-fn live_group<'a>(found: &'a FoundGroup, alive: &HashSet<AllocationId>) -> Option<KeptGroup<'a>> {
-    let mut kept = found.kept().filter(|kept| alive.contains(&kept.id))?;
-    kept.deposit.file = classify::file_of(kept.deposit.facts.kind, found.fd.as_fd());
-    Some(kept)
 }
 
 /// The sockets that the service manager has bound or another broker served, and for the other

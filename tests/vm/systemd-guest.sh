@@ -312,9 +312,9 @@ check "${restart[*]::3} under load ($restarts): a new process, the same ledger, 
 check "no client saw an error, a disconnect or a lost lease" only_ok lasting
 check "nor those of resident memory" only_ok resident
 check "every handle works, a dead owner's included" everything_is_there
-# Six and six for each of three users, and the list of them; the list of kept objects, and both ends of the carrier of their fds and
-# of two empty ones.
-store_holds_the_kept_only() { is "$(show NFileDescriptorStore)" 44; }
+# Six and six for each of three users; the list of what is kept, and both ends of the carrier of the fds of objects and of two empty
+# ones.
+store_holds_the_kept_only() { is "$(show NFileDescriptorStore)" 43; }
 check "the store has what is kept and the lists of it, nothing else" soon store_holds_the_kept_only
 
 consumers_of_resident_end() {
@@ -490,7 +490,7 @@ check "no lease is left" soon leases
 fdbroker status | sed 's/^/        /'
 echo "        fds of the daemon: $(fds_of_daemon), $fds_at_first at first; held by it: $(number stored_fds);" \
   "in systemd's store: $(show NFileDescriptorStore); memory: $(show MemoryCurrent) bytes; starts: $(show NRestarts) by itself"
-# The list of kept allocations is one more fd; a carrier is two.
+# A carrier is two fds; one to spare.
 settled() {
   local fds held
   fds=$(fds_of_daemon) held=$(number stored_fds)

@@ -56,8 +56,7 @@ impl Arrivals {
     pub fn add_carriers(&mut self, carriers: Vec<OwnedFd>, table_fds: u64) {
         let most = usize::try_from(table_fds).unwrap_or(usize::MAX);
         let (fds, _) = carriers::receive(&carriers, most.min(MOST_UNKNOWN));
-        let is_listening = |fd: &OwnedFd| getsockopt(fd, AcceptConn).unwrap_or(false);
-        self.0.extend(fds.into_iter().filter(|fd| !fd.as_ref().is_some_and(is_listening)));
+        self.add(Arrivals(fds));
         self.0.extend(carriers.into_iter().map(Some));
     }
 

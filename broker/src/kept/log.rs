@@ -1,4 +1,4 @@
-//! The table of kept objects as a log in one memfd, which outlives a broker that is killed in the
+//! The table of what is kept as a log in one memfd, which outlives a broker that is killed in the
 //! middle of any write: two areas, of which one is in use, and a word in the head that says which,
 //! and how much of it is written. That word is written last, so what was not finished does not
 //! exist. The areas are large, and only what is written of them takes memory. Must never be
@@ -39,6 +39,9 @@ pub enum LogError {
     /// It has been changed by nobody who may.
     #[error("it is damaged at byte {0}")]
     Damaged(u64),
+    /// A newer broker may have written it.
+    #[error("a record of it is none")]
+    Record,
 }
 
 /// The log that is written.

@@ -1,14 +1,16 @@
-//! The records of the log of kept objects, and what all of them together say. Must never believe a
+//! The records of the log of what is kept, and what all of them together say. Must never believe a
 //! record: whatever it says, one name leads to one object at most, and a group without names is
 //! none.
 
-use fdbroker_core::{Deposit, DomainKey, KeptGroup, KeptObject, Lane, Now};
+use crate::kept::files::FileKey;
+use fdbroker_core::{Deposit, DomainKey, JobKey, JobName, Kept, KeptGroup, KeptObject, Lane, Now};
 use fdbroker_protocol::limits::DRIVER_DATA_BYTES;
 use fdbroker_protocol::{AllocationId, Facts, MemoryKind, Share};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 
-/// One record. Another shape is another [magic](super::log) of the log.
+/// One record. A new one goes to the end; another shape is another [magic](super::log) of the log.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Record<'a> {
     /// A group is kept from now on.
@@ -21,6 +23,100 @@ pub enum Record<'a> {
     Changed(u64, Option<u64>, bool),
     /// The group of this version has ended.
     Ended(u64),
+    /// An allocation is kept from now on, or something of it has changed.
+    Allocation(SavedAllocation<'a>),
+    /// The kept allocation of this slot has ended.
+    AllocationEnded(u32),
+}
+
+/// What in the log lives or ends as one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Key {
+    /// The kept allocation of this slot.
+    Allocation(u32),
+    /// The kept group of this version.
+    Group(u64),
+}
+
+impl Key {
+    /// It has ended.
+    pub fn ended(self) -> Record<'static> {
+        match self {
+            Key::Allocation(slot) => Record::AllocationEnded(slot),
+            Key::Group(version) => Record::Ended(version),
+        }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Key::Allocation(slot) => write!(f, "the kept allocation of slot {slot}"),
+            Key::Group(version) => write!(f, "the kept group of version {version}"),
+        }
+    }
+}
+
+/// Where an allocation is, and whose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Place {
+    slot: u32,
+    generation: u32,
+    domain: DomainKey,
+}
+
+impl Place {
+    fn id(self) -> AllocationId {
+        AllocationId { slot: self.slot, generation: self.generation }
+    }
+}
+
+/// What is said of the memory of a group or an allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct SavedMemory<'a> {
+    kind: u8,
+    device: u32,
+    size_bytes: u64,
+    fd_offset: u64,
+    owner_allocation_id: u64,
+    #[serde(borrow, with = "raw")]
+    driver_data: &'a [u8],
+}
+
+impl<'a> SavedMemory<'a> {
+    fn of(deposit: &'a Deposit) -> Self {
+        let Facts { kind, device, size_bytes, fd_offset, owner_allocation_id } = deposit.facts;
+        let data = deposit.driver_data.as_ref();
+        let driver_data = data.map_or(&[][..], |(length, bytes)| &bytes[..usize::from(*length)]);
+        let kind = kind as u8;
+        SavedMemory { kind, device, size_bytes, fd_offset, owner_allocation_id, driver_data }
+    }
+
+    /// As that of a group: shared with its uid.
+    fn to_deposit(self) -> Option<Deposit> {
+        let SavedMemory { device, size_bytes, fd_offset, owner_allocation_id, .. } = self;
+        let kind = MemoryKind::from_number(self.kind)?;
+        let driver_data = match self.driver_data.len() {
+            0 => None,
+            length => {
+                let mut data = [0; DRIVER_DATA_BYTES];
+                data.get_mut(..length)?.copy_from_slice(self.driver_data);
+                Some((u8::try_from(length).ok()?, data))
+            }
+        };
+        Some(Deposit {
+            checked: Ok(()),
+            lane: Lane::Accepted,
+            file: None,
+            facts: Facts { kind, device, size_bytes, fd_offset, owner_allocation_id },
+            share: Share::Uid,
+            recallable: false,
+            keep: false,
+            base: 0,
+            driver_data,
+            virtual_fd: false,
+        })
+    }
 }
 
 /// A [`KeptGroup`] as it is written.
@@ -30,22 +126,14 @@ pub struct SavedGroup<'a> {
     pub version: u64,
     /// The number of its fd in the carriers.
     pub parcel: u64,
-    slot: u32,
-    generation: u32,
-    listener: u32,
-    uid: u32,
+    place: Place,
     creator_pid: u32,
     keep_us: Option<u64>,
     pin: bool,
     evictable: bool,
     since_us: u64,
-    kind: u8,
-    device: u32,
-    size_bytes: u64,
-    fd_offset: u64,
-    owner_allocation_id: u64,
-    #[serde(borrow, with = "raw")]
-    driver_data: &'a [u8],
+    #[serde(borrow)]
+    memory: SavedMemory<'a>,
     #[serde(borrow)]
     objects: Vec<SavedObject<'a>>,
 }
@@ -63,76 +151,99 @@ struct SavedObject<'a> {
 impl<'a> SavedGroup<'a> {
     /// What to write of a group whose fd has this number.
     pub fn of(kept: &'a KeptGroup<'a>, parcel: u64) -> Self {
-        let KeptGroup { version, id, domain, deposit, .. } = kept;
-        let data = deposit.driver_data.as_ref();
         let object = |object: &KeptObject<'a>| {
             let KeptObject { name, offset, size_bytes, metadata } = *object;
             SavedObject { name, offset, size_bytes, metadata }
         };
+        let AllocationId { slot, generation } = kept.id;
         SavedGroup {
-            version: *version,
+            version: kept.version,
             parcel,
-            slot: id.slot,
-            generation: id.generation,
-            listener: domain.listener,
-            uid: domain.uid,
+            place: Place { slot, generation, domain: kept.domain },
             creator_pid: kept.creator_pid,
             keep_us: kept.keep_us,
             pin: kept.pin,
             evictable: kept.evictable,
             since_us: kept.since.0,
-            kind: deposit.facts.kind as u8,
-            device: deposit.facts.device,
-            size_bytes: deposit.facts.size_bytes,
-            fd_offset: deposit.facts.fd_offset,
-            owner_allocation_id: deposit.facts.owner_allocation_id,
-            driver_data: data.map_or(&[], |(length, bytes)| &bytes[..usize::from(*length)]),
+            memory: SavedMemory::of(&kept.deposit),
             objects: kept.objects.iter().map(object).collect(),
         }
     }
 
     /// The group; `None`: it cannot be one.
     pub fn to_kept(&self) -> Option<KeptGroup<'a>> {
-        let driver_data = match self.driver_data.len() {
-            0 => None,
-            length => {
-                let mut data = [0; DRIVER_DATA_BYTES];
-                data.get_mut(..length)?.copy_from_slice(self.driver_data);
-                Some((u8::try_from(length).ok()?, data))
-            }
-        };
         let object = |object: &SavedObject<'a>| {
             let SavedObject { name, offset, size_bytes, metadata } = *object;
             KeptObject { name, offset, size_bytes, metadata }
         };
         Some(KeptGroup {
             version: self.version,
-            id: AllocationId { slot: self.slot, generation: self.generation },
-            domain: DomainKey { listener: self.listener, uid: self.uid },
+            id: self.place.id(),
+            domain: self.place.domain,
             creator_pid: self.creator_pid,
             keep_us: self.keep_us,
             pin: self.pin,
             evictable: self.evictable,
             since: Now(self.since_us),
-            deposit: Deposit {
-                checked: Ok(()),
-                lane: Lane::Accepted,
-                file: None,
-                facts: Facts {
-                    kind: MemoryKind::from_number(self.kind)?,
-                    device: self.device,
-                    size_bytes: self.size_bytes,
-                    fd_offset: self.fd_offset,
-                    owner_allocation_id: self.owner_allocation_id,
-                },
-                share: Share::Uid,
-                recallable: false,
-                keep: false,
-                base: 0,
-                driver_data,
-                virtual_fd: false,
-            },
+            deposit: self.memory.to_deposit()?,
             objects: self.objects.iter().map(object).collect(),
+        })
+    }
+}
+
+/// A [`Kept`] as it is written.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedAllocation<'a> {
+    /// Its fd, as the service manager stores it.
+    pub file: FileKey,
+    place: Place,
+    gid: u32,
+    job: Option<(JobKey, JobName)>,
+    share: u8,
+    recallable: bool,
+    base: u64,
+    virtual_fd: bool,
+    #[serde(borrow)]
+    memory: SavedMemory<'a>,
+}
+
+impl<'a> SavedAllocation<'a> {
+    /// What to write of an allocation whose fd is this file.
+    pub fn of(kept: &'a Kept, file: FileKey) -> Self {
+        let AllocationId { slot, generation } = kept.id;
+        SavedAllocation {
+            file,
+            place: Place { slot, generation, domain: kept.domain },
+            gid: kept.gid,
+            job: kept.job,
+            share: kept.deposit.share as u8,
+            recallable: kept.deposit.recallable,
+            base: kept.deposit.base,
+            virtual_fd: kept.deposit.virtual_fd,
+            memory: SavedMemory::of(&kept.deposit),
+        }
+    }
+
+    /// Which one.
+    pub fn id(&self) -> AllocationId {
+        self.place.id()
+    }
+
+    /// The allocation; `None`: it cannot be one.
+    pub fn to_kept(&self) -> Option<Kept> {
+        Some(Kept {
+            id: self.place.id(),
+            domain: self.place.domain,
+            gid: self.gid,
+            job: self.job,
+            deposit: Deposit {
+                share: Share::from_number(self.share)?,
+                recallable: self.recallable,
+                keep: true,
+                base: self.base,
+                virtual_fd: self.virtual_fd,
+                ..self.memory.to_deposit()?
+            },
         })
     }
 }
@@ -148,10 +259,8 @@ fn decode(payload: &[u8]) -> Option<Record<'_>> {
     rest.is_empty().then_some(record)
 }
 
-/// All groups that live after these records, by version. `None`: some of them are no records.
-pub fn replay<'a>(
-    payloads: impl Iterator<Item = &'a [u8]>,
-) -> Option<BTreeMap<u64, SavedGroup<'a>>> {
+/// All that lives after these records. `None`: some of them are no records.
+pub fn replay<'a>(payloads: impl Iterator<Item = &'a [u8]>) -> Option<Table<'a>> {
     let mut table = Table::default();
     for payload in payloads {
         match decode(payload)? {
@@ -163,16 +272,24 @@ pub fn replay<'a>(
                 }
             }
             Record::Ended(version) => table.end(version),
+            Record::Allocation(saved) => {
+                table.allocations.insert(saved.place.slot, saved);
+            }
+            Record::AllocationEnded(slot) => drop(table.allocations.remove(&slot)),
         }
     }
-    Some(table.groups)
+    Some(table)
 }
 
+/// What lives.
 #[derive(Default)]
-struct Table<'a> {
-    groups: BTreeMap<u64, SavedGroup<'a>>,
+pub struct Table<'a> {
+    /// By version.
+    pub groups: BTreeMap<u64, SavedGroup<'a>>,
+    /// By slot.
+    pub allocations: BTreeMap<u32, SavedAllocation<'a>>,
     /// The version of each name.
-    names: HashMap<(u32, u32, &'a [u8]), u64>,
+    names: HashMap<(DomainKey, &'a [u8]), u64>,
 }
 
 impl<'a> Table<'a> {
@@ -182,8 +299,8 @@ impl<'a> Table<'a> {
         if self.groups.contains_key(&version) {
             return None;
         }
-        let (listener, uid) = (group.listener, group.uid);
-        let key = |name| (listener, uid, name);
+        let domain = group.place.domain;
+        let key = |name| (domain, name);
         let mut taken = Vec::new();
         group.objects.retain(|object| match self.names.get(&key(object.name)).copied() {
             // Two objects of one group with the same name cannot be.
@@ -206,7 +323,7 @@ impl<'a> Table<'a> {
     fn lose(&mut self, version: u64, name: &[u8]) {
         let Some(group) = self.groups.get(&version) else { return };
         let Some(object) = group.objects.iter().find(|object| object.name == name) else { return };
-        self.names.remove(&(group.listener, group.uid, object.name));
+        self.names.remove(&(group.place.domain, object.name));
         self.take_off(version, name);
     }
 
@@ -222,7 +339,7 @@ impl<'a> Table<'a> {
     fn end(&mut self, version: u64) {
         let Some(group) = self.groups.remove(&version) else { return };
         for object in &group.objects {
-            self.names.remove(&(group.listener, group.uid, object.name));
+            self.names.remove(&(group.place.domain, object.name));
         }
     }
 }
@@ -245,6 +362,14 @@ mod tests {
     use super::*;
 
     const DOMAIN: DomainKey = DomainKey { listener: 1, uid: 1000 };
+    const MEMORY: SavedMemory<'_> = SavedMemory {
+        kind: MemoryKind::Memfd as u8,
+        device: 3,
+        size_bytes: 4096,
+        fd_offset: 8192,
+        owner_allocation_id: 5,
+        driver_data: &[1, 2, 3],
+    };
 
     fn group<'a>(version: u64, names: &[&'a str]) -> SavedGroup<'a> {
         let object = |name: &&'a str| SavedObject {
@@ -256,29 +381,35 @@ mod tests {
         SavedGroup {
             version,
             parcel: version + 100,
-            slot: 7,
-            generation: u32::MAX,
-            listener: DOMAIN.listener,
-            uid: DOMAIN.uid,
+            place: Place { slot: 7, generation: u32::MAX, domain: DOMAIN },
             creator_pid: 99,
             keep_us: Some(u64::MAX),
             pin: false,
             evictable: true,
             since_us: 1 << 40,
-            kind: MemoryKind::Memfd as u8,
-            device: 3,
-            size_bytes: 4096,
-            fd_offset: 8192,
-            owner_allocation_id: 5,
-            driver_data: &[1, 2, 3],
+            memory: MEMORY,
             objects: names.iter().map(object).collect(),
+        }
+    }
+
+    fn allocation(slot: u32, generation: u32) -> SavedAllocation<'static> {
+        SavedAllocation {
+            file: FileKey { inode: 1 << 40, slot: 3, generation: 4 },
+            place: Place { slot, generation, domain: DOMAIN },
+            gid: 100,
+            job: Some((JobKey(6), JobName::new("job"))),
+            share: Share::Any as u8,
+            recallable: true,
+            base: 1 << 20,
+            virtual_fd: true,
+            memory: MEMORY,
         }
     }
 
     /// The names of each version after these records.
     fn names_after(records: &[Record<'_>]) -> Vec<(u64, Vec<String>)> {
         let payloads: Vec<Vec<u8>> = records.iter().map(encode).collect();
-        let groups = replay(payloads.iter().map(Vec::as_slice)).unwrap();
+        let groups = replay(payloads.iter().map(Vec::as_slice)).unwrap().groups;
         let name = |object: &SavedObject<'_>| String::from_utf8(object.name.to_vec()).unwrap();
         let names = |group: &SavedGroup<'_>| group.objects.iter().map(name).collect();
         groups.iter().map(|(version, group)| (*version, names(group))).collect()
@@ -299,9 +430,60 @@ mod tests {
             other => panic!("{other:?}"),
         }
         assert!((0..bytes.len()).all(|length| decode(&bytes[..length]).is_none()), "a part of one");
-        let wrong = SavedGroup { kind: 99, ..saved.clone() };
-        assert!(wrong.to_kept().is_none());
-        assert!(SavedGroup { driver_data: &[1; 65], ..saved }.to_kept().is_none());
+        for memory in
+            [SavedMemory { kind: 99, ..MEMORY }, SavedMemory { driver_data: &[1; 65], ..MEMORY }]
+        {
+            assert!(SavedGroup { memory, ..saved.clone() }.to_kept().is_none());
+            assert!(SavedAllocation { memory, ..allocation(1, 1) }.to_kept().is_none());
+        }
+    }
+
+    #[test]
+    fn allocation_when_written_and_read_then_the_same() {
+        let saved = allocation(9, 8);
+        let kept = saved.to_kept().unwrap();
+        assert_eq!(SavedAllocation::of(&kept, saved.file), saved);
+        let bytes = encode(&Record::Allocation(saved.clone()));
+        match decode(&bytes) {
+            Some(Record::Allocation(read)) => assert_eq!(read, saved),
+            other => panic!("{other:?}"),
+        }
+        assert!(SavedAllocation { share: 99, ..saved }.to_kept().is_none());
+    }
+
+    #[test]
+    fn replay_when_an_allocation_changes_ends_or_its_slot_is_used_again_then_the_last_one() {
+        let ended = Record::AllocationEnded;
+        let add = |slot, generation| Record::Allocation(allocation(slot, generation));
+        let changed = SavedAllocation { gid: 7, ..allocation(2, 1) };
+        let records = [
+            ended(9),
+            add(1, 1),
+            add(2, 1),
+            add(3, 1),
+            ended(1),
+            Record::Allocation(changed.clone()),
+            ended(3),
+            add(3, 2),
+        ];
+        let payloads: Vec<Vec<u8>> = records.iter().map(encode).collect();
+        let table = replay(payloads.iter().map(Vec::as_slice)).unwrap();
+        let found: Vec<_> = table.allocations.into_values().collect();
+        assert_eq!(found, [changed, allocation(3, 2)]);
+    }
+
+    /// The bytes by which brokers before this one wrote a group: a log of theirs is read.
+    #[test]
+    fn decode_when_a_group_is_of_the_first_format_then_the_same_group() {
+        let bytes = [
+            &[0, 3, 103, 7, 255, 255, 255, 255, 15, 1, 232, 7, 99, 1][..],
+            &[255, 255, 255, 255, 255, 255, 255, 255, 255, 1, 0, 1],
+            &[128, 128, 128, 128, 128, 32, 3, 3, 128, 32, 128, 64, 5, 3, 1, 2, 3],
+            &[1, 1, b'a', 64, 4, 70],
+            &[9; 70],
+        ]
+        .concat();
+        assert_eq!(encode(&add(3, &["a"])), bytes);
     }
 
     #[test]
@@ -326,7 +508,7 @@ mod tests {
         let records =
             [add(1, &["a"]), Record::Changed(1, None, true), Record::Changed(2, None, true)];
         let payloads: Vec<Vec<u8>> = records.iter().map(encode).collect();
-        let groups = replay(payloads.iter().map(Vec::as_slice)).unwrap();
+        let groups = replay(payloads.iter().map(Vec::as_slice)).unwrap().groups;
         assert_eq!((groups[&1].keep_us, groups[&1].pin), (None, true));
     }
 

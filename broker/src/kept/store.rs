@@ -1,33 +1,44 @@
-//! The kept objects as they outlive this broker: what its core says of them goes into the log, and
-//! their fds into carriers, in the order that a kill in between does no harm to. Must never let the
-//! loop wait, nor have a group in the log whose fd is in no carrier.
+//! What is kept as it outlives this broker, groups of objects and allocations: what its core says
+//! of them goes into the log, and their fds into carriers or to the service manager, in the order
+//! that a kill in between does no harm to. Must never let the loop wait, nor have a group in the
+//! log whose fd is in no carrier.
 
 use crate::clock;
 use crate::fds::files::Files;
 use crate::fds::table::FdTable;
 use crate::kept::carriers::{Carriers, CarryError, Class};
-use crate::kept::log::{Log, bytes_of, payloads};
-use crate::kept::records::{Record, SavedGroup, encode, replay};
+use crate::kept::files::{FileKey, KeptFiles};
+use crate::kept::found::{Found, FoundAll, end_name, pairs};
+use crate::kept::log::{Log, bytes_of};
+use crate::kept::records::{Key, Record, SavedAllocation, SavedGroup, encode};
+use crate::kernel::KernelFeatures;
 use crate::limits::{
     CARRIER_RETRY, KEPT_LOG_AREA_BYTES, KEPT_LOG_COPIED_PER_CHORE, KEPT_LOG_COPIED_PER_WRITTEN,
-    KEPT_LOG_DEAD_BYTES, KEPT_LOG_GIVEN_BACK_PER_CHORE, MANAGER_PATIENCE, STORED_BESIDE_KEPT,
-    VERSIONS_AHEAD, kept_carriers, kept_fds,
+    KEPT_LOG_DEAD_BYTES, KEPT_LOG_GIVEN_BACK_PER_CHORE, MANAGER_PATIENCE, MESSAGES_PER_CHORE,
+    STORED_BESIDE_KEPT, VERSIONS_AHEAD, kept_carriers, kept_fds,
 };
-use crate::manager::inherited::{Inherited, names};
+use crate::manager::inherited::names;
 use crate::manager::notify::{Manager, StoreError};
-use fdbroker_core::{ClientId, Core, GroupId, KeptChange, KeptGroup, Now, Touch};
-use fdbroker_protocol::{ErrorCode, Resource, Scope, Status};
+use fdbroker_core::{Core, GroupId, KeptChange, KeptGroup, Now};
+use fdbroker_protocol::{AllocationId, ErrorCode, MemoryKind, Resource, Scope, Status};
 use std::collections::{BTreeMap, HashMap};
 use std::io;
+use std::ops::Bound;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-/// What is remembered of a group that is in the log.
+/// Whose record it is in the core, and where its fd is.
+#[derive(Clone, Copy, Debug)]
+enum What {
+    /// The number of its fd in the carriers.
+    Group(GroupId, u64),
+    Allocation(AllocationId, FileKey),
+}
+
+/// What is remembered of something that is in the log.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    group: GroupId,
-    /// The number of its fd.
-    parcel: u64,
+    what: What,
     /// What its record takes.
     bytes: u64,
 }
@@ -43,9 +54,8 @@ struct Prepared {
 
 /// See the module.
 #[derive(Debug)]
-pub struct KeptObjects {
-    manager: Manager,
-    /// `None`: there is no store, and kept objects end with the broker.
+pub struct CrashStore {
+    /// `None`: there is no store, and what is kept ends with the broker.
     table: Option<Table>,
     is_end_said: bool,
 }
@@ -54,68 +64,41 @@ pub struct KeptObjects {
 struct Table {
     log: Log,
     carriers: Carriers,
-    /// By version.
-    entries: BTreeMap<u64, Entry>,
+    files: KeptFiles,
+    entries: BTreeMap<Key, Entry>,
     /// What their records take in all.
     live_bytes: u64,
     prepared: Vec<Prepared>,
-    /// Up to this version the groups have been written into the other area.
-    copied_up_to: u64,
+    /// Up to this one they have been written into the other area.
+    copied_up_to: Option<Key>,
     /// When to try again what could not be done.
     retry_at: Option<Now>,
     is_failure_said: bool,
 }
 
-/// A kept group of a broker before this one, with its fd.
-#[derive(Debug)]
-pub struct FoundGroup {
-    /// Its record.
-    payload: Vec<u8>,
-    /// Its fd.
-    pub fd: OwnedFd,
-    parcel: u64,
+/// What the service manager's store has room for.
+struct Room {
+    carriers: usize,
+    fds: usize,
+    files: usize,
 }
 
-impl FoundGroup {
-    /// What it is.
-    pub fn kept(&self) -> Option<KeptGroup<'_>> {
-        match postcard::from_bytes(&self.payload) {
-            Ok(Record::Group(saved)) => saved.to_kept(),
-            _ => None,
-        }
-    }
-}
-
-/// What the store of the service manager had of kept objects.
-#[derive(Debug, Default)]
-pub struct FoundObjects {
-    /// Groups that are whole, by version.
-    pub groups: Vec<FoundGroup>,
-    /// Versions up to this one may have been given; `None`: nobody knows.
-    pub last_version: Option<u64>,
-    /// Fds of no use.
-    pub unknown: Vec<OwnedFd>,
-}
-
-impl KeptObjects {
-    /// Goes on with what the service manager had, or begins anew.
+impl CrashStore {
+    /// Goes on with what the service manager had, by name, or begins anew.
     pub fn open(
-        manager: Manager,
-        inherited: &mut Inherited,
-        table_fds: u64,
-        kept_allocations: u64,
-    ) -> (Self, FoundObjects) {
-        let log = inherited.kept_log.take();
-        let ends = std::mem::take(&mut inherited.object_carriers);
-        let mut found = FoundObjects::default();
+        manager: &Manager,
+        stored: BTreeMap<String, OwnedFd>,
+        (table_fds, kept_allocations): (u64, u64),
+        features: KernelFeatures,
+    ) -> (Self, FoundAll) {
+        let mut found = FoundAll::default();
         if !manager.has_store() {
-            found.unknown.extend(ends.into_iter().map(|(_, fd)| fd).chain(log));
-            return (KeptObjects { manager, table: None, is_end_said: false }, found);
+            found.unknown.extend(stored.into_values());
+            return (CrashStore { table: None, is_end_said: false }, found);
         }
         let room = manager.entries_left(kept_allocations + STORED_BESIDE_KEPT) / 2;
-        let most = (kept_carriers(table_fds), kept_fds(table_fds));
-        let most = (most.0.min(room), most.1);
-        if room == 0 {
+        let carriers = kept_carriers(table_fds).min(room);
+        if carriers == 0 {
             log::warn!(
                 "the service manager's store has no room for kept objects, so every put that keeps is refused (kept_fds = 0): \
                  it has {}, and {} are for kept allocations and the broker's own; raise FileDescriptorStoreMax",
@@ -123,73 +106,49 @@ impl KeptObjects {
                 kept_allocations + STORED_BESIDE_KEPT,
             );
         }
-        let table = match Table::open(&manager, log, ends, most, &mut found) {
-            Ok(table) => Some(table),
+        let files = manager.entries_left(STORED_BESIDE_KEPT + 2 * carriers as u64);
+        let room = Room { carriers, fds: kept_fds(table_fds), files };
+        let table = match Table::open(manager, stored, &room, features, &mut found) {
+            Ok(mut table) => {
+                table.provide(manager, MANAGER_PATIENCE);
+                Some(table)
+            }
             Err(error) => {
-                log::error!("kept objects will end with this broker: {error}");
+                log::error!("what is kept will end with this broker: {error}");
                 None
             }
         };
-        let mut this = KeptObjects { manager, table, is_end_said: false };
-        if let Some(table) = &mut this.table {
-            table.provide(&this.manager, MANAGER_PATIENCE);
-        }
-        (this, found)
+        (CrashStore { table, is_end_said: false }, found)
     }
 
-    /// Whether kept objects outlive this broker.
+    /// Whether what is kept outlives this broker.
     pub fn is_there(&self) -> bool {
         self.table.is_some()
     }
 
-    /// Says once that kept objects end with this broker, if they do.
-    fn note_keep(&mut self) {
-        if self.table.is_none() && !std::mem::replace(&mut self.is_end_said, true) {
+    /// Makes sure that groups can be sealed, or be kept from now on: the next version may be given,
+    /// and the fd of each that is to be kept is carried and the log has room for it. It says once
+    /// that these end with this broker, if they do. [`end_keep`](Self::end_keep) comes after the
+    /// step.
+    ///
+    /// # Errors
+    /// What the seal or touch is to answer.
+    pub fn begin_keep(
+        &mut self,
+        groups: &[KeptGroup<'_>],
+        core: &Core,
+        fds: &FdTable,
+    ) -> Result<(), Status> {
+        if let Some(table) = &mut self.table {
+            table.reserve_version(core)?;
+            return groups.iter().try_for_each(|kept| table.prepare(kept, core, fds));
+        }
+        if !groups.is_empty() && !std::mem::replace(&mut self.is_end_said, true) {
             log::info!(
                 "kept objects outlive their creators, and end with this broker: no service manager stores their fds (systemd: FileDescriptorStoreMax=)"
             );
         }
-    }
-
-    /// Makes sure that a client's group can be sealed: the next version may be given, and if the
-    /// group is to be kept, its fd is carried and the log has room for it.
-    /// [`end_keep`](Self::end_keep) comes after the step.
-    ///
-    /// # Errors
-    /// What the seal is to answer.
-    pub fn begin_seal(
-        &mut self,
-        client: ClientId,
-        group: GroupId,
-        core: &Core,
-        fds: &FdTable,
-    ) -> Result<(), Status> {
-        let kept = core.group_to_keep(client, group);
-        if kept.is_some() {
-            self.note_keep();
-        }
-        let Some(table) = &mut self.table else { return Ok(()) };
-        table.reserve_version(core)?;
-        kept.map_or(Ok(()), |kept| table.prepare(&kept, core, fds))
-    }
-
-    /// Makes sure that the groups of a touch can be kept, likewise.
-    ///
-    /// # Errors
-    /// What the touch is to answer.
-    pub fn begin_touch(
-        &mut self,
-        client: ClientId,
-        touch: &Touch<'_>,
-        core: &Core,
-        fds: &FdTable,
-    ) -> Result<(), Status> {
-        let groups = core.groups_to_keep(client, touch);
-        if !groups.is_empty() {
-            self.note_keep();
-        }
-        let Some(table) = &mut self.table else { return Ok(()) };
-        groups.iter().try_for_each(|kept| table.prepare(kept, core, fds))
+        Ok(())
     }
 
     /// The seal or touch is over: what was carried for nothing is dropped.
@@ -210,46 +169,57 @@ impl KeptObjects {
         }
     }
 
-    /// Brings store and core together at a start: the groups of `found` that the core has are in
-    /// use from now on, and their fds are put into the table unless they are there; the others are
-    /// given up. What is left over comes back, to be closed.
-    pub fn settle(
-        &mut self,
-        found: Vec<FoundGroup>,
-        core: &Core,
-        fds: &mut FdTable,
-    ) -> Vec<OwnedFd> {
+    /// A kept allocation has its fd from now on, or something of it has changed.
+    pub fn keep(&mut self, slot: u32, manager: &Manager, core: &Core, fds: &FdTable) {
+        if let Some(table) = &mut self.table {
+            let before = table.log.written();
+            table.keep(slot, core, fds);
+            table.commit(before, None, core);
+            // While there is room, all that waits is this one.
+            table.files.tell(manager, fds, 1);
+        }
+    }
+
+    /// A kept allocation has ended.
+    pub fn unkeep(&mut self, slot: u32, core: &Core) {
+        if let Some(table) = &mut self.table {
+            let before = table.log.written();
+            let ended = table.end(Key::Allocation(slot), core);
+            table.commit(before, ended, core);
+        }
+    }
+
+    /// Brings store and core together at a start: what the core has of `found` is in use from now
+    /// on, and its fds are put into the table unless they are there; the rest is given up. What is
+    /// left over comes back, to be closed.
+    pub fn settle(&mut self, found: Vec<Found>, core: &Core, fds: &mut FdTable) -> Vec<OwnedFd> {
         let Some(table) = &mut self.table else {
             return found.into_iter().map(|found| found.fd).collect();
         };
         table.settle(found, core, fds)
     }
 
-    /// Whether there is something to do in the background.
-    pub fn is_waiting(&self, now: Now) -> bool {
-        self.table.as_ref().is_some_and(|table| table.has_work() && table.is_time(now))
-    }
-
-    /// When there is something to do again that could not be done.
+    /// When there is something to do in the background.
     pub fn due(&self) -> Option<Now> {
-        self.table.as_ref().filter(|table| table.has_work()).and_then(|table| table.retry_at)
+        let table = self.table.as_ref().filter(|table| table.has_work())?;
+        Some(table.retry_at.unwrap_or(Now(0)))
     }
 
     /// Does a bounded part of that.
-    pub fn work(&mut self, core: &Core, fds: &mut FdTable, now: Now) {
+    pub fn work(&mut self, manager: &Manager, core: &Core, fds: &mut FdTable, now: Now) {
         let Some(table) = &mut self.table else { return };
-        table.retry_at = None;
-        if table.carriers.is_dirty() {
-            if !table.carriers.rewrite(fds) {
-                table.retry_at = Some(clock::after(now, CARRIER_RETRY));
-            }
+        let is_told = table.files.tell(manager, fds, MESSAGES_PER_CHORE);
+        let is_done = if table.carriers.is_dirty() {
+            table.carriers.rewrite(fds)
         } else if table.carriers.wants_another() || table.carriers.to_store().is_some() {
-            if !table.provide(&self.manager, Duration::ZERO) {
-                table.retry_at = Some(clock::after(now, CARRIER_RETRY));
-            }
+            table.provide(manager, Duration::ZERO)
         } else {
-            table.tidy(core, KEPT_LOG_COPIED_PER_CHORE);
-        }
+            if table.is_compaction_due() {
+                table.tidy(core, KEPT_LOG_COPIED_PER_CHORE);
+            }
+            true
+        };
+        table.retry_at = (!is_done || !is_told).then(|| clock::after(now, CARRIER_RETRY));
     }
 
     /// Drops fds of a device that nobody needs any more: they pin memory.
@@ -285,77 +255,69 @@ impl KeptObjects {
 impl Table {
     fn open(
         manager: &Manager,
-        log: Option<OwnedFd>,
-        ends: Vec<(String, OwnedFd)>,
-        (most, most_fds): (usize, usize),
-        found: &mut FoundObjects,
+        mut stored: BTreeMap<String, OwnedFd>,
+        room: &Room,
+        features: KernelFeatures,
+        found: &mut FoundAll,
     ) -> io::Result<Table> {
-        let mut carriers = Carriers::new(most, most_fds);
+        let mut carriers = Carriers::new(room.carriers, room.fds);
         let mut fds = BTreeMap::new();
-        for (number, near, far) in pairs(manager, ends, &mut found.unknown) {
+        for (number, near, far) in pairs(&mut stored) {
             if let Err(error) = carriers.adopt(number, near, far, &mut fds) {
                 log::error!("kept objects may be lost: a carrier cannot be read: {error}");
             }
         }
-        let (log, bytes) = match log.map(Log::adopt) {
-            Some(Ok((log, bytes))) => (Some(log), bytes),
-            Some(Err(error)) => {
-                log::error!(
-                    "the kept objects of before are lost, their table is of no use: {error}"
-                );
-                (None, Vec::new())
-            }
-            None => (None, Vec::new()),
-        };
-        let log = match replay(payloads(&bytes)) {
-            Some(groups) => {
-                found.groups = whole(&groups, &mut fds);
-                log
-            }
-            None => {
-                log::error!("the kept objects of before are lost: a record of their table is none");
-                None
-            }
-        };
-        found.last_version = log.as_ref().map(Log::versions);
-        found.unknown.extend(fds.into_values());
+        if stored.contains_key(names::FORMER_BOOK) {
+            log::warn!(
+                "the list of kept allocations is an older broker's: what it kept is lost if it was killed, until its owners come back"
+            );
+        }
+        let log = found.read(stored.remove(names::KEPT_LOG), fds, &mut stored);
+        let to_remove = stored.keys().cloned().collect();
+        let files = KeptFiles::new(features, room.files, found.files.drain(..), to_remove);
+        found.unknown.extend(stored.into_values());
         let mut log = log.map_or_else(|| new_log(manager), Ok)?;
         log.give_back(u64::MAX)?;
         Ok(Table {
             log,
             carriers,
+            files,
             entries: BTreeMap::new(),
             live_bytes: 0,
             prepared: Vec::new(),
-            copied_up_to: 0,
+            copied_up_to: None,
             retry_at: None,
             is_failure_said: false,
         })
     }
 
-    fn settle(&mut self, found: Vec<FoundGroup>, core: &Core, table: &mut FdTable) -> Vec<OwnedFd> {
+    fn settle(&mut self, found: Vec<Found>, core: &Core, table: &mut FdTable) -> Vec<OwnedFd> {
         let mut left = Vec::new();
         let mut in_core: HashMap<u64, GroupId> = HashMap::new();
         for group in core.kept_groups() {
             in_core.extend(core.kept_group(group).map(|kept| (kept.version, group)));
         }
         for found in found {
-            let its = found.kept().and_then(|kept| in_core.remove(&kept.version));
-            let kept = its.and_then(|group| Some((group, core.kept_group(group)?)));
-            let FoundGroup { payload, fd, parcel } = found;
-            let Some((group, kept)) = kept else {
-                left.push(fd);
+            let bytes = bytes_of(found.bytes());
+            let its = found.record().and_then(|record| in_use(&record, &mut in_core, core));
+            let Some((key, what, slot, kind)) = its else {
+                left.push(found.fd);
                 continue;
             };
-            let (slot, kind, bytes) =
-                (kept.id.slot, kept.deposit.facts.kind, bytes_of(payload.len()));
-            self.carriers.claim(parcel, slot, Class::of(kind));
-            self.entries.insert(kept.version, Entry { group, parcel, bytes });
+            match what {
+                What::Group(_, parcel) => drop(self.carriers.claim(parcel, slot, Class::of(kind))),
+                What::Allocation(_, file) => self.files.add(file, slot),
+            }
+            self.entries.insert(key, Entry { what, bytes });
             // After a planned restart the fd is here already.
-            left.extend(table.put(slot, kind, Files::default(), Some(fd)));
+            left.extend(table.put(slot, kind, Files::default(), Some(found.fd)));
         }
         in_core.into_values().for_each(|group| self.begin(group, core, table));
-        // What no group of the core is goes out of the log here.
+        let slots: Vec<u32> = table.slots().map(|(slot, ..)| slot).collect();
+        // Those that are there already are only written once more.
+        slots.into_iter().for_each(|slot| self.keep(slot, core, table));
+        self.files.drop_unused();
+        // What the core has not goes out of the log here.
         self.compact(core, u64::MAX);
         self.give_back(u64::MAX);
         if let Err(status) = self.reserve_version(core) {
@@ -373,10 +335,12 @@ impl Table {
         if last < self.log.versions() {
             return Ok(());
         }
-        self.log.reserve_versions(last + VERSIONS_AHEAD).map_err(|error| {
-            log::error!("versions of objects cannot be reserved: {error}");
-            ErrorCode::Internal.into()
-        })
+        let reserved = self.log.reserve_versions(last + VERSIONS_AHEAD);
+        if is_done(reserved, "takes no more versions") {
+            Ok(())
+        } else {
+            Err(ErrorCode::Internal.into())
+        }
     }
 
     fn prepare(&mut self, kept: &KeptGroup<'_>, core: &Core, fds: &FdTable) -> Result<(), Status> {
@@ -400,7 +364,8 @@ impl Table {
         let fd = fds.held(slot).ok_or(ErrorCode::Internal)?;
         self.carriers.send(fd, slot, class).map_err(|error| match error {
             CarryError::Full => {
-                Status::no_quota(Resource::KeptFds, Scope::Node, self.entries.len() as u64, 0)
+                let groups = self.entries.range(Key::Group(0)..).count();
+                Status::no_quota(Resource::KeptFds, Scope::Node, groups as u64, 0)
             }
             // Until clients have read theirs.
             CarryError::InFlight => ErrorCode::Again.into(),
@@ -414,28 +379,26 @@ impl Table {
     // --- changes ---------------------------------------------------------------------------------
 
     fn hear(&mut self, changes: &[KeptChange], core: &Core, fds: &FdTable) {
-        let (mut buried, before) = (Vec::new(), self.log.written());
+        let (mut ended, before) = (Vec::new(), self.log.written());
         for change in changes {
             match change {
                 KeptChange::Began(group) => self.begin(*group, core, fds),
                 KeptChange::Changed(group) => self.change(*group, core),
                 KeptChange::Lost(version, name) => {
-                    self.note(*version, &Record::Lost(*version, name), core);
+                    self.note(Key::Group(*version), &Record::Lost(*version, name), core);
                 }
-                KeptChange::Ended(version) => {
-                    self.note(*version, &Record::Ended(*version), core);
-                    if let Some(entry) = self.entries.remove(version) {
-                        self.live_bytes -= entry.bytes;
-                        buried.push(entry.parcel);
-                    }
-                }
+                KeptChange::Ended(version) => ended.extend(self.end(Key::Group(*version), core)),
             }
         }
-        if let Err(error) = self.log.commit() {
-            log::error!("the table of kept objects is not up to date: {error}");
-        }
+        self.commit(before, ended, core);
+    }
+
+    /// What was written since the log had so many bytes exists from now on; and nobody needs the
+    /// fds of what has ended.
+    fn commit(&mut self, before: u64, ended: impl IntoIterator<Item = What>, core: &Core) {
+        is_done(self.log.commit(), "is not up to date");
         // After the commit: until then their records say that they are there.
-        buried.into_iter().for_each(|parcel| self.carriers.bury(parcel));
+        ended.into_iter().for_each(|what| self.drop_fd(what));
         if self.is_compaction_due() {
             let written = self.log.written().saturating_sub(before);
             let most = written.saturating_mul(KEPT_LOG_COPIED_PER_WRITTEN);
@@ -443,60 +406,93 @@ impl Table {
         }
     }
 
+    fn drop_fd(&mut self, what: What) {
+        match what {
+            What::Group(_, parcel) => self.carriers.bury(parcel),
+            What::Allocation(id, file) => self.files.leave(file, id.slot),
+        }
+    }
+
     fn begin(&mut self, group: GroupId, core: &Core, fds: &FdTable) {
         // It may have ended in the same step.
         let Some(kept) = core.kept_group(group) else { return };
-        let (version, slot) = (kept.version, kept.id.slot);
+        let (key, slot) = (Key::Group(kept.version), kept.id.slot);
         let prepared = self.prepared.iter().position(|prepared| prepared.slot == slot);
         let parcel = match prepared {
             Some(at) => Ok(self.prepared.swap_remove(at).parcel),
             None => self.carry(slot, Class::of(kept.deposit.facts.kind), fds),
         };
-        let parcel = match parcel {
-            Ok(parcel) => parcel,
-            Err(status) => {
-                return log::error!(
-                    "the objects of version {version} end with this broker: {status}"
-                );
+        match parcel {
+            Ok(parcel) => {
+                let payload = encode(&Record::Group(SavedGroup::of(&kept, parcel)));
+                self.enter(key, What::Group(group, parcel), &payload, core);
             }
-        };
-        let payload = encode(&Record::Group(SavedGroup::of(&kept, parcel)));
-        let bytes = bytes_of(payload.len());
-        if !self.make_room(bytes, core) || !self.write(version, &payload) {
-            log::error!(
-                "the objects of version {version} end with this broker: no room in the table"
-            );
-            return self.carriers.bury(parcel);
+            Err(status) => log::error!("{key} ends with this broker: {status}"),
         }
-        self.live_bytes += bytes;
-        self.entries.insert(version, Entry { group, parcel, bytes });
+    }
+
+    /// The core's kept allocation in this slot: a first time, or because something of it has
+    /// changed.
+    fn keep(&mut self, slot: u32, core: &Core, fds: &FdTable) {
+        let Some(kept) = core.kept(slot) else { return };
+        let key = Key::Allocation(slot);
+        let file = match self.entries.get(&key) {
+            Some(Entry { what: What::Allocation(_, file), .. }) => Some(*file),
+            _ => self.files.of(kept.id, fds),
+        };
+        let Some(file) = file else { return };
+        self.files.add(file, slot);
+        let payload = encode(&Record::Allocation(SavedAllocation::of(&kept, file)));
+        self.enter(key, What::Allocation(kept.id, file), &payload, core);
+    }
+
+    /// Writes all that there is to say of something.
+    fn enter(&mut self, key: Key, what: What, payload: &[u8], core: &Core) {
+        let bytes = bytes_of(payload.len());
+        let former = self.entries.get(&key).map(|entry| entry.bytes);
+        if self.make_room(bytes, core) && self.write(key, payload) {
+            self.live_bytes = self.live_bytes + bytes - former.unwrap_or(0);
+            self.entries.insert(key, Entry { what, bytes });
+        } else {
+            log::error!("{key} ends with this broker, or is not up to date: no room in the table");
+            if former.is_none() {
+                self.drop_fd(what);
+            }
+        }
+    }
+
+    /// It has ended: where its fd is, if it is in the log.
+    fn end(&mut self, key: Key, core: &Core) -> Option<What> {
+        self.note(key, &key.ended(), core);
+        let entry = self.entries.remove(&key)?;
+        self.live_bytes -= entry.bytes;
+        Some(entry.what)
     }
 
     fn change(&mut self, group: GroupId, core: &Core) {
         if let Some(KeptGroup { version, keep_us, pin, .. }) = core.kept_group(group) {
-            self.note(version, &Record::Changed(version, keep_us, pin), core);
+            self.note(Key::Group(version), &Record::Changed(version, keep_us, pin), core);
         }
     }
 
-    /// Writes something of a group that is in the log.
-    fn note(&mut self, version: u64, record: &Record<'_>, core: &Core) {
-        if !self.entries.contains_key(&version) {
+    /// Writes something of what is in the log.
+    fn note(&mut self, key: Key, record: &Record<'_>, core: &Core) {
+        if !self.entries.contains_key(&key) {
             return;
         }
         let payload = encode(record);
-        if !self.make_room(bytes_of(payload.len()), core) || !self.write(version, &payload) {
-            log::error!("the table of kept objects is not up to date: no room in it");
+        if !self.make_room(bytes_of(payload.len()), core) || !self.write(key, &payload) {
+            log::error!("the table of what is kept is not up to date: no room in it");
         }
     }
 
-    /// Appends a record of a group, to the other area too when the group is there already.
-    fn write(&mut self, version: u64, payload: &[u8]) -> bool {
-        if let Err(error) = self.log.append(payload) {
-            log::error!("the table of kept objects cannot be written: {error}");
+    /// Appends a record, to the other area too when what it is of is there already.
+    fn write(&mut self, key: Key, payload: &[u8]) -> bool {
+        if !is_done(self.log.append(payload), "cannot be written") {
             return false;
         }
         if self.log.has_next()
-            && version <= self.copied_up_to
+            && Some(key) <= self.copied_up_to
             && self.log.append_next(payload).is_err()
         {
             // The next try begins with less.
@@ -525,9 +521,7 @@ impl Table {
     }
 
     fn give_back(&mut self, most_bytes: u64) {
-        if let Err(error) = self.log.give_back(most_bytes) {
-            log::error!("the table of kept objects keeps memory that it does not need: {error}");
-        }
+        is_done(self.log.give_back(most_bytes), "keeps memory that it does not need");
     }
 
     /// Makes room for so many bytes, and has their memory. What lives is at most half of an area,
@@ -538,42 +532,34 @@ impl Table {
             self.log.give_up_next();
             self.compact(core, u64::MAX);
         }
-        match self.log.allocate(bytes) {
-            Ok(()) => true,
-            Err(error) => {
-                log::error!("the table of kept objects gets no memory: {error}");
-                false
-            }
-        }
+        is_done(self.log.allocate(bytes), "gets no memory")
     }
 
-    /// Copies groups into the other area, about so many bytes; with the last one that area is the
-    /// one in use.
+    /// Copies what lives into the other area, about so many bytes; with the last of it that area is
+    /// the one in use.
     fn compact(&mut self, core: &Core, most_bytes: u64) {
         if !self.log.has_next() {
             self.log.begin_next();
-            self.copied_up_to = 0;
+            self.copied_up_to = None;
         }
         let mut copied = 0;
         while copied < most_bytes {
-            let next = self.entries.range_mut(self.copied_up_to + 1..).next();
-            let Some((version, entry)) = next else {
-                return match self.log.flip() {
-                    Ok(()) => self.live_bytes = self.entries.values().map(|it| it.bytes).sum(),
-                    Err(error) => {
-                        log::error!("the table of kept objects stays as it is: {error}");
-                        self.log.give_up_next();
-                    }
-                };
+            let begin = self.copied_up_to.map_or(Bound::Unbounded, Bound::Excluded);
+            let next = self.entries.range_mut((begin, Bound::Unbounded)).next();
+            let Some((key, entry)) = next else {
+                if is_done(self.log.flip(), "stays as it is") {
+                    self.live_bytes = self.entries.values().map(|it| it.bytes).sum();
+                } else {
+                    self.log.give_up_next();
+                }
+                return;
             };
-            self.copied_up_to = *version;
+            self.copied_up_to = Some(*key);
             // It may have ended in the step whose changes are being written.
-            let Some(kept) = core.kept_group(entry.group) else { continue };
-            let payload = encode(&Record::Group(SavedGroup::of(&kept, entry.parcel)));
+            let Some(payload) = payload_of(entry.what, core) else { continue };
             entry.bytes = bytes_of(payload.len());
             copied += entry.bytes;
-            if let Err(error) = self.log.append_next(&payload) {
-                log::error!("the table of kept objects is not copied: {error}");
+            if !is_done(self.log.append_next(&payload), "is not copied") {
                 return self.log.give_up_next();
             }
         }
@@ -585,11 +571,8 @@ impl Table {
         self.carriers.is_dirty()
             || self.carriers.wants_another()
             || self.carriers.to_store().is_some()
+            || self.files.has_news()
             || self.is_compaction_due()
-    }
-
-    fn is_time(&self, now: Now) -> bool {
-        self.retry_at.is_none_or(|at| at <= now)
     }
 
     /// Makes carriers ahead, and gives both ends of each to the service manager. `false`: later.
@@ -620,6 +603,49 @@ impl Table {
     }
 }
 
+/// Whether something of the log is done; what fails is said.
+fn is_done(done: io::Result<()>, fails: &str) -> bool {
+    done.inspect_err(|error| log::error!("the table of what is kept {fails}: {error}")).is_ok()
+}
+
+/// What the core has of this record: its key, where its fd is, its slot and kind. Groups are taken
+/// out of `in_core`.
+fn in_use(
+    record: &Record<'_>,
+    in_core: &mut HashMap<u64, GroupId>,
+    core: &Core,
+) -> Option<(Key, What, u32, MemoryKind)> {
+    match record {
+        Record::Group(saved) => {
+            let group = in_core.remove(&saved.version)?;
+            let KeptGroup { version, id, deposit, .. } = core.kept_group(group)?;
+            let what = What::Group(group, saved.parcel);
+            Some((Key::Group(version), what, id.slot, deposit.facts.kind))
+        }
+        Record::Allocation(saved) => {
+            let id = saved.id();
+            let kept = core.kept(id.slot).filter(|kept| kept.id == id)?;
+            let what = What::Allocation(id, saved.file);
+            Some((Key::Allocation(id.slot), what, id.slot, kept.deposit.facts.kind))
+        }
+        _ => None,
+    }
+}
+
+/// The record of something as the core has it; `None`: it has ended.
+fn payload_of(what: What, core: &Core) -> Option<Vec<u8>> {
+    match what {
+        What::Group(group, parcel) => {
+            let kept = core.kept_group(group)?;
+            Some(encode(&Record::Group(SavedGroup::of(&kept, parcel))))
+        }
+        What::Allocation(id, file) => {
+            let kept = core.kept(id.slot).filter(|kept| kept.id == id)?;
+            Some(encode(&Record::Allocation(SavedAllocation::of(&kept, file))))
+        }
+    }
+}
+
 /// A log that the service manager has, too.
 fn new_log(manager: &Manager) -> io::Result<Log> {
     let log = Log::create(KEPT_LOG_AREA_BYTES)?;
@@ -627,64 +653,4 @@ fn new_log(manager: &Manager) -> io::Result<Log> {
     let _ = manager.remove(names::KEPT_LOG, MANAGER_PATIENCE);
     manager.store(names::KEPT_LOG, log.as_fd(), MANAGER_PATIENCE).map_err(io::Error::other)?;
     Ok(log)
-}
-
-/// Groups whose fds have come, out of `fds`.
-fn whole(
-    groups: &BTreeMap<u64, SavedGroup<'_>>,
-    fds: &mut BTreeMap<u64, OwnedFd>,
-) -> Vec<FoundGroup> {
-    let mut found = Vec::new();
-    for (version, group) in groups {
-        match fds.remove(&group.parcel) {
-            Some(fd) => {
-                let payload = encode(&Record::Group(group.clone()));
-                found.push(FoundGroup { payload, fd, parcel: group.parcel });
-            }
-            None => log::error!("the objects of version {version} are lost: their fd has not come"),
-        }
-    }
-    found
-}
-
-/// The name of an end of a carrier in the store.
-fn end_name(carrier: u32, is_near: bool) -> String {
-    format!("{}{carrier}.{}", names::OBJECT_CARRIER_PREFIX, u8::from(is_near))
-}
-
-/// Carriers both of whose ends have come: number, the end that is written to, the other. The others
-/// leave the store.
-fn pairs(
-    manager: &Manager,
-    ends: Vec<(String, OwnedFd)>,
-    unknown: &mut Vec<OwnedFd>,
-) -> Vec<(u32, OwnedFd, OwnedFd)> {
-    let mut by_name: BTreeMap<String, OwnedFd> = BTreeMap::new();
-    for (name, fd) in ends {
-        unknown.extend(by_name.insert(name, fd));
-    }
-    let number_of = |name: &String| {
-        let number = name.strip_prefix(names::OBJECT_CARRIER_PREFIX)?.split_once('.')?.0;
-        number.parse::<u32>().ok()
-    };
-    let mut numbers: Vec<u32> = by_name.keys().filter_map(number_of).collect();
-    numbers.dedup();
-    let mut found = Vec::new();
-    for number in numbers {
-        let [near, far] = [true, false].map(|is_near| by_name.remove(&end_name(number, is_near)));
-        match (near, far) {
-            (Some(near), Some(far)) => found.push((number, near, far)),
-            (near, far) => {
-                unknown.extend(near.into_iter().chain(far));
-                for is_near in [true, false] {
-                    let _ = manager.remove(&end_name(number, is_near), Duration::ZERO);
-                }
-            }
-        }
-    }
-    for (name, fd) in by_name {
-        let _ = manager.remove(&name, Duration::ZERO);
-        unknown.push(fd);
-    }
-    found
 }

@@ -5,6 +5,7 @@
 
 use crate::kernel;
 use nix::sys::socket::{SockType, UnixAddr, getsockname, getsockopt, sockopt};
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::PathBuf;
@@ -15,14 +16,14 @@ pub mod names {
     pub const LEDGER: &str = "ledger";
     /// A socket in whose queue its fds lie.
     pub const CARRIER: &str = "carrier";
-    /// The list of kept allocations.
-    pub const KEEP_BOOK: &str = "book";
-    /// The log of kept objects.
+    /// The list of kept allocations of brokers that had no log of these.
+    pub const FORMER_BOOK: &str = "book";
+    /// The log of what is kept.
     pub const KEPT_LOG: &str = "objects";
     /// Begins the name of an end of a carrier of kept objects; its number follows, and which end it
     /// is.
     pub const OBJECT_CARRIER_PREFIX: &str = "o";
-    /// Begins the name of the fd of a kept allocation; slot and generation follow.
+    /// Begins the name of the file of a kept allocation; slot and generation follow.
     pub const KEPT_PREFIX: &str = "k";
 }
 
@@ -35,14 +36,8 @@ pub struct Inherited {
     pub ledger: Option<OwnedFd>,
     /// The sockets in which its fds lie.
     pub carriers: Vec<OwnedFd>,
-    /// The list of kept allocations.
-    pub keep_book: Option<OwnedFd>,
-    /// Fds of kept allocations with the names they are stored under.
-    pub kept: Vec<(String, OwnedFd)>,
-    /// The log of kept objects.
-    pub kept_log: Option<OwnedFd>,
-    /// The ends of the carriers in which their fds lie, with the names they are stored under.
-    pub object_carriers: Vec<(String, OwnedFd)>,
+    /// What is kept over a crash: its log, carriers and files, by name.
+    pub kept: BTreeMap<String, OwnedFd>,
     /// Fds of no known use.
     pub others: Vec<(String, OwnedFd)>,
 }
@@ -64,11 +59,10 @@ impl Inherited {
         match name.as_str() {
             names::LEDGER => self.ledger = Some(fd),
             names::CARRIER => self.carriers.push(fd),
-            names::KEEP_BOOK => self.keep_book = Some(fd),
-            names::KEPT_LOG => self.kept_log = Some(fd),
-            kept if is_numbered(kept, names::KEPT_PREFIX) => self.kept.push((name, fd)),
-            end if is_numbered(end, names::OBJECT_CARRIER_PREFIX) => {
-                self.object_carriers.push((name, fd));
+            kept if is_kept(kept) => {
+                if let Some(double) = self.kept.insert(name.clone(), fd) {
+                    self.others.push((name, double));
+                }
             }
             // Whatever the unit calls it: what it is bound to says what it is for.
             _ => match bound_path(&fd) {
@@ -80,36 +74,28 @@ impl Inherited {
 
     /// The fds that nothing has claimed.
     pub fn unused(self) -> impl Iterator<Item = OwnedFd> {
-        let Self {
-            listeners: _,
-            ledger,
-            carriers,
-            keep_book,
-            kept,
-            kept_log,
-            object_carriers,
-            others,
-        } = self;
-        let named = kept.into_iter().chain(object_carriers).chain(others).map(|(_, fd)| fd);
-        ledger.into_iter().chain(carriers).chain(keep_book).chain(kept_log).chain(named)
+        let Self { listeners: _, ledger, carriers, kept, others } = self;
+        let named = kept.into_iter().chain(others).map(|(_, fd)| fd);
+        ledger.into_iter().chain(carriers).chain(named)
     }
 
     /// Number of fds that came, the listening sockets not counted: none of them stays as it is.
     pub fn count_to_the_environment() -> u64 {
         let fds = sd_notify::listen_fds_with_names();
+        let is_stored =
+            |name: &str| matches!(name, names::LEDGER | names::CARRIER) || is_kept(name);
         fds.map_or(0, |fds| fds.filter(|(_, name)| is_stored(name)).count() as u64)
     }
 }
 
-fn is_numbered(name: &str, prefix: &str) -> bool {
-    let digits = name.strip_prefix(prefix);
-    digits.is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
-}
-
-fn is_stored(name: &str) -> bool {
-    matches!(name, names::LEDGER | names::CARRIER | names::KEEP_BOOK | names::KEPT_LOG)
-        || is_numbered(name, names::KEPT_PREFIX)
-        || is_numbered(name, names::OBJECT_CARRIER_PREFIX)
+fn is_kept(name: &str) -> bool {
+    let is_numbered = |prefix| {
+        let digits = name.strip_prefix(prefix);
+        digits.is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
+    };
+    matches!(name, names::FORMER_BOOK | names::KEPT_LOG)
+        || is_numbered(names::KEPT_PREFIX)
+        || is_numbered(names::OBJECT_CARRIER_PREFIX)
 }
 
 /// Where a listening SEQPACKET socket of the file system is bound.

@@ -1,9 +1,12 @@
 //! What is said to the service manager (sd_notify(3)): ready, reloading, stopping, alive, and fds
 //! for its store. Without a service manager all of it is silence. Must never wait for the service
-//! manager on the loop; only the end of the daemon may, for a bounded time.
+//! manager on the loop; only the end of the daemon may, for a bounded time. Nobody but the loop may
+//! say that it turns: the watchdog is to find a loop that is stuck.
 
+use crate::clock;
 use crate::kernel;
-use crate::limits::MANAGER_PATIENCE;
+use crate::limits::{MANAGER_PATIENCE, MANAGER_RETRY};
+use fdbroker_core::Now;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use sd_notify::NotifyState;
@@ -19,9 +22,14 @@ pub struct Manager {
     has_store: bool,
     /// Entries of its store; `None`: it does not say.
     store_entries: Option<u64>,
+    /// How long the loop may not turn.
     watchdog: Option<Duration>,
+    /// When it is to hear that the loop turns.
+    next_alive: Now,
     /// Messages that it had no room for and must hear, in their order: a reload, and being ready.
     owed: Vec<Vec<u8>>,
+    /// When to try these again.
+    next_try: Now,
 }
 
 /// What a store could not be given.
@@ -59,7 +67,7 @@ impl Manager {
             has_store,
             store_entries: most,
             watchdog: sd_notify::watchdog_enabled(),
-            owed: Vec::new(),
+            ..Self::default()
         }
     }
 
@@ -76,16 +84,6 @@ impl Manager {
         Manager { store_entries: Some(entries), ..self }
     }
 
-    /// A second way to say things to it.
-    ///
-    /// # Errors
-    /// When there is no fd for it.
-    pub fn another(&self) -> std::io::Result<Self> {
-        let socket = self.socket.as_ref().map(OwnedFd::try_clone).transpose()?;
-        let Manager { has_store, store_entries, .. } = *self;
-        Ok(Manager { socket, has_store, store_entries, ..Manager::default() })
-    }
-
     /// Whether fds can be given to it, to be handed to the next start.
     pub fn has_store(&self) -> bool {
         self.has_store
@@ -98,14 +96,28 @@ impl Manager {
         usize::try_from(left).unwrap_or(usize::MAX)
     }
 
-    /// How often it is to be told that the loop turns, if at all: half of what it allows.
-    pub fn watchdog_interval(&self) -> Option<Duration> {
-        self.watchdog.map(|most| most / 2)
+    /// When it is to hear something.
+    pub fn due(&self) -> Option<Now> {
+        let alive = self.watchdog.map(|_| self.next_alive);
+        alive.into_iter().chain((!self.owed.is_empty()).then_some(self.next_try)).min()
+    }
+
+    /// Tells it what is left to be told, and that the loop turns: twice in the time that it allows.
+    pub fn tell(&mut self, now: Now) {
+        if self.say_again() {
+            self.next_try = clock::after(now, MANAGER_RETRY);
+        }
+        if let Some(most) = self.watchdog
+            && self.next_alive <= now
+        {
+            self.say(&[NotifyState::Watchdog]);
+            self.next_alive = clock::after(now, most / 2);
+        }
     }
 
     /// Clients are served; `status` is one line for people. The service manager ends a service
     /// whose start or reload is not said to be over, so what it has no room for is [said
-    /// later](Self::say_again).
+    /// later](Self::tell).
     pub fn say_ready(&mut self, status: &str) {
         self.say_surely(&[NotifyState::Ready, NotifyState::Status(status)]);
     }
@@ -124,7 +136,7 @@ impl Manager {
     }
 
     /// Says what the service manager had no room for. `true`: some of it is left.
-    pub fn say_again(&mut self) -> bool {
+    fn say_again(&mut self) -> bool {
         while let Some(first) = self.owed.first() {
             match self.send(first, &[], Duration::ZERO) {
                 Ok(()) => {}
@@ -139,11 +151,6 @@ impl Manager {
     /// The end has begun.
     pub fn say_stopping(&self, status: &str) {
         self.say(&[NotifyState::Stopping, NotifyState::Status(status)]);
-    }
-
-    /// The loop turns.
-    pub fn say_alive(&self) {
-        self.say(&[NotifyState::Watchdog]);
     }
 
     /// Says what may be lost.
@@ -290,8 +297,8 @@ mod tests {
     fn manager_when_there_is_none_then_silence() {
         let mut manager = Manager::default();
         manager.say_ready("x");
-        manager.say_alive();
+        manager.tell(Now(1));
         assert!(manager.wait_until_heard() && !manager.has_store());
-        assert!(manager.watchdog_interval().is_none());
+        assert!(manager.due().is_none());
     }
 }

@@ -23,11 +23,9 @@ use crate::fds::closers::Closers;
 use crate::fds::table::FdTable;
 use crate::handover::state::SavedListener;
 use crate::journal::Journal;
-use crate::kept::store::KeptObjects;
+use crate::kept::store::CrashStore;
 use crate::limits::{IN_FLIGHT_DIVISOR, ahead_sockets};
-use crate::manager::keep_store::KeepStore;
 use crate::manager::notify::Manager;
-use crate::manager::service::Service;
 use crate::messages::requests::Scratch;
 use crate::node::listeners::Listener;
 use crate::node::side::NodeSide;
@@ -74,8 +72,7 @@ pub(crate) struct Parts {
     pub closers: Closers,
     pub warden: Warden,
     pub manager: Manager,
-    pub keep_store: KeepStore,
-    pub kept: KeptObjects,
+    pub kept: CrashStore,
 }
 
 /// The daemon while it runs. The parts are closed in this order: the lock, which is with the node,
@@ -109,8 +106,8 @@ pub(crate) struct Server {
     /// Where the broker before served, until these places are this one's.
     pub(super) former_places: Vec<SavedListener>,
     pub(super) warden: Warden,
-    pub(super) service: Service,
-    pub(super) kept: KeptObjects,
+    pub(super) manager: Manager,
+    pub(super) kept: CrashStore,
     pub(super) inbox: Inbox,
     pub(super) scratch: Scratch,
     pub(super) writer: Writer,
@@ -152,7 +149,7 @@ impl Server {
             admin: AdminSide::new(parts.admin, parts.viewers),
             former_places: Vec::new(),
             warden: parts.warden,
-            service: Service::new(parts.manager, parts.keep_store, now),
+            manager: parts.manager,
             kept: parts.kept,
             inbox: Inbox::new(),
             scratch: Scratch::default(),

@@ -36,7 +36,8 @@ impl Server {
             }
             Wish::Touch(names, keep_us, pin) => {
                 let touch = Touch { of_job, keep_us: *keep_us, pin: *pin, names };
-                match self.kept.begin_touch(client, &touch, &self.core, &self.fds) {
+                let groups = self.core.groups_to_keep(client, &touch);
+                match self.kept.begin_keep(&groups, &self.core, &self.fds) {
                     Ok(()) => self.step(Body::TouchObjects { touch: &touch }.by(client, request)),
                     Err(status) => {
                         self.reply_failed(client, request, status);
@@ -216,8 +217,10 @@ impl Server {
         group: GroupId,
         checked: Result<(), Status>,
     ) {
-        let begun =
-            checked.and_then(|()| self.kept.begin_seal(client, group, &self.core, &self.fds));
+        let begun = checked.and_then(|()| {
+            let kept = self.core.group_to_keep(client, group);
+            self.kept.begin_keep(kept.as_slice(), &self.core, &self.fds)
+        });
         self.step(Body::SealObjects { group, checked: begun }.by(client, request));
         self.kept.end_keep();
     }

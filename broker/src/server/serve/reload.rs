@@ -11,7 +11,7 @@ impl Server {
     pub(crate) fn reload(&mut self) {
         match self.rereading.begin(self.settings.config_file.as_deref()) {
             Ok(Some(memfd)) => {
-                self.service.manager_mut().say_reloading();
+                self.manager.say_reloading();
                 self.fds.closers().reread(memfd);
             }
             Ok(None) => {}
@@ -26,7 +26,7 @@ impl Server {
             Ok(reloaded) => self.go_on_as(reloaded),
             Err(error) => log::error!("SIGHUP: nothing is changed: {error}"),
         }
-        self.service.manager_mut().say_ready(&self.settings.summary());
+        self.manager.say_ready(&self.settings.summary());
         if is_asked_again {
             self.reload();
         }

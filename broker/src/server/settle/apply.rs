@@ -78,17 +78,10 @@ impl Server {
             Effect::CloseHeld { slot, ticket, uid } => {
                 expect(self.fds.close_held(*slot, *uid, *ticket), "close", *slot);
             }
-            Effect::Keep { slot } => {
-                if let Some(kept) = self.core.kept(*slot) {
-                    self.service.keep_store().keep(*slot, &kept, &self.fds);
-                }
+            Effect::Keep { slot } | Effect::KeptChanged { slot } => {
+                self.kept.keep(*slot, &self.manager, &self.core, &self.fds);
             }
-            Effect::KeptChanged { slot } => {
-                if let Some(kept) = self.core.kept(*slot) {
-                    self.service.keep_store().change(*slot, &kept);
-                }
-            }
-            Effect::Unkeep { slot } => self.service.keep_store().unkeep(*slot),
+            Effect::Unkeep { slot } => self.kept.unkeep(*slot, &self.core),
             Effect::Declared { client, request, range } => {
                 let declared = &all.granted[range.clone()];
                 replies::write_declared(&mut self.writer, *request, declared);

@@ -7,16 +7,14 @@ use crate::clients::connections::Connections;
 use crate::clients::handshakes::Handshake;
 use crate::clients::lobby::Caller;
 use crate::clients::metrics::Metrics;
-use crate::fds::files::Files;
 use crate::fds::jobs::Report;
 use crate::fds::table::FdTable;
 use crate::handover::RefusedState;
 use crate::handover::arrived::{Arrivals, Arrived, broken};
 use crate::handover::state::{SavedConnection, State};
-use crate::kept::store::FoundGroup;
+use crate::kept::found::Found;
 use crate::kernel::Start;
 use crate::limits::MAX_TABLE_FDS;
-use crate::manager::keep_store::Found;
 use crate::node::generation_page::GenerationPage;
 use crate::node::listeners::Listener;
 use crate::node::warden::News;
@@ -134,42 +132,11 @@ impl Server {
         self.fds.flush();
     }
 
-    /// Brings the store of kept allocations and the core together. After a crash the core has those
-    /// of `found` that were live, and their fds are the store's; after a planned restart all fds
-    /// are here already, and the store's duplicates go, as does `left`.
-    pub(crate) fn settle_kept(
-        &mut self,
-        found: Vec<Found>,
-        groups: Vec<FoundGroup>,
-        is_anew: bool,
-        mut left: Arrivals,
-    ) {
-        for found in found {
-            let id = found.kept.id;
-            if self.core.kept(id.slot).is_none_or(|kept| kept.id != id) {
-                self.service.keep_store().give_up(&found);
-                left.put_back(found.fd);
-                continue;
-            }
-            self.service.keep_store().adopt(&found);
-            if is_anew {
-                let kind = found.kept.deposit.facts.kind;
-                let double = self.fds.put(id.slot, kind, Files::default(), Some(found.fd));
-                double.into_iter().for_each(|fd| left.put_back(fd));
-            } else {
-                left.put_back(found.fd)
-            }
-        }
-        let slots: Vec<u32> = self.fds.slots().map(|(slot, ..)| slot).collect();
-        for slot in slots {
-            if self.service.keep_store().has(slot) {
-                continue;
-            }
-            if let Some(kept) = self.core.kept(slot) {
-                self.service.keep_store().keep(slot, &kept, &self.fds);
-            }
-        }
-        let unused = self.kept.settle(groups, &self.core, &mut self.fds);
+    /// Brings the crash store and the core together. After a crash the core has what was live of
+    /// `found`, and its fds are the store's; after a planned restart all fds are here already, and
+    /// the store's duplicates go, as does `left`.
+    pub(crate) fn settle_kept(&mut self, found: Vec<Found>, mut left: Arrivals) {
+        let unused = self.kept.settle(found, &self.core, &mut self.fds);
         unused.into_iter().for_each(|fd| left.put_back(fd));
         left.close_by(self.fds.closers());
     }

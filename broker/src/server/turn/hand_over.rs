@@ -20,17 +20,13 @@ impl Server {
     /// Gives everything to the service manager's store. On an error nothing is there.
     pub(super) fn hand_to_store(&mut self) -> Result<(), HandoverError> {
         let parcel = self.pack(Way::Store)?;
-        let give = |name: &str, fd| self.service.manager().store(name, fd, MANAGER_PATIENCE);
+        let give = |name: &str, fd| self.manager.store(name, fd, MANAGER_PATIENCE);
         let mut given = give(names::LEDGER, parcel.ledger.as_fd());
         for carrier in &parcel.carriers {
             given = given.and_then(|()| give(names::CARRIER, carrier.as_fd()));
         }
         let heard = given.map_err(HandoverError::Store).and_then(|()| {
-            if self.service.manager().wait_until_heard() {
-                Ok(())
-            } else {
-                Err(HandoverError::Unheard)
-            }
+            if self.manager.wait_until_heard() { Ok(()) } else { Err(HandoverError::Unheard) }
         });
         match &heard {
             Ok(()) => {
@@ -41,7 +37,7 @@ impl Server {
                 );
                 self.leave_places();
             }
-            Err(_) => forget(self.service.manager()),
+            Err(_) => forget(&self.manager),
         }
         heard
     }
@@ -55,7 +51,7 @@ impl Server {
         else {
             return;
         };
-        let has_store = self.service.manager().has_store();
+        let has_store = self.manager.has_store();
         if let Err(status) = check_successor(&socket, format, has_store) {
             let bytes = self.writer.failed(1, status);
             let _ = fdbroker_scm::send(socket.as_fd(), bytes, &[]);

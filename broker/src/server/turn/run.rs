@@ -32,8 +32,8 @@ impl Server {
             let timeout = self.timeout();
             self.turn(&mut events, timeout)?;
         };
-        self.service.manager_mut().say_stopping("ending");
-        if ending == Ending::Asked && self.service.manager().has_store() {
+        self.manager.say_stopping("ending");
+        if ending == Ending::Asked && self.manager.has_store() {
             match self.hand_to_store() {
                 Ok(()) => return Ok(()),
                 Err(error) => log::error!("clients do not go on after a restart: {error}"),
@@ -57,7 +57,7 @@ impl Server {
             self.settings.table_fds,
             core.max_clients,
         );
-        self.service.manager_mut().say_ready(&summary);
+        self.manager.say_ready(&summary);
         self.tell_of(&Note::of_node(EventKind::Started));
     }
 
@@ -129,7 +129,7 @@ impl Server {
         if let Some((index, format)) = self.admin.take_takeover() {
             self.hand_over(index, format);
         }
-        self.service.tell(&self.fds, self.now);
+        self.manager.tell(self.now);
     }
 
     /// One of the chores that have something to do, in turn.
@@ -154,7 +154,7 @@ impl Server {
                 self.admin.is_ready(may_turn_away) || is_due(self.admin.room_at())
             }
             Chore::Sockets => self.fds.is_retiring(),
-            Chore::Kept => self.kept.is_waiting(self.now),
+            Chore::Kept => is_due(self.kept.due()),
             // The number of an ended client goes to no new one before its sockets are closed: their
             // events name it.
             Chore::Accept => {
@@ -174,7 +174,9 @@ impl Server {
             Chore::Events => self.send_events(),
             Chore::Admins => self.serve_admins(),
             Chore::Sockets => self.retire_sockets(SOCKETS_PER_CHORE),
-            Chore::Kept => self.kept.work(&self.core, &mut self.fds, self.now),
+            Chore::Kept => {
+                self.kept.work(&self.manager, &self.core, &mut self.fds, self.now);
+            }
             Chore::Accept => {
                 self.meet_callers();
                 self.accept_clients();
@@ -355,7 +357,7 @@ impl Server {
             self.connections.lobby.due(),
             self.door.due().filter(|_| self.fds.closing().may_turn_away()),
             self.admin.room_at(),
-            self.service.due(),
+            self.manager.due(),
             self.kept.due(),
             self.fds.lanes_due(),
             self.fds.files_due(),

@@ -1,21 +1,23 @@
-//! Kept objects over the end of a broker that gives nothing to its successor, as a killed one does:
-//! what the service manager has of them, here a real socket and real fds, is all that the next
-//! broker knows.
+//! What is kept over the end of a broker that gives nothing to its successor, as a killed one does:
+//! what the service manager has of it, here a real socket and real fds, is all that the next broker
+//! knows. Here objects; in the folder allocations.
 
 use super::*;
 use crate::handover::packing::Way;
 use crate::kept::log::Log;
-use crate::kernel::stat;
+use crate::kernel::{is_same_file, stat};
 use crate::limits::{DEVICE_FDS_PER_CARRIER, HOST_FDS_PER_CARRIER, KEPT_LOG_AREA_BYTES};
 use crate::manager::inherited::names;
 use fdbroker_core::{
-    Body, ClientId, Create, Deleted, Deposit, GroupId, Inherits, Lane, NewObject, RequestId,
+    Body, ClientId, Create, Deleted, Deposit, GroupId, Inherits, Lane, NewObject, Now, RequestId,
 };
-use fdbroker_protocol::Facts;
 use fdbroker_protocol::object::ObjectState;
+use fdbroker_protocol::{AllocationId, Facts};
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixDatagram;
+
+mod allocations;
 
 const SIZE: u64 = 4096;
 
@@ -23,7 +25,10 @@ const SIZE: u64 = 4096;
 struct Store {
     its: UnixDatagram,
     stored: Vec<(String, OwnedFd)>,
+    entries: usize,
     messages: usize,
+    /// In one message.
+    most_fds: usize,
 }
 
 impl Store {
@@ -36,8 +41,18 @@ impl Store {
             if text.contains("FDSTOREREMOVE=1") {
                 self.stored.retain(|(its, _)| Some(its.as_str()) != name);
             }
-            self.stored.extend(fds.drain().map(|fd| (name.unwrap().to_owned(), fd)));
             self.messages += 1;
+            self.most_fds = self.most_fds.max(fds.len());
+            // As systemd: neither twice, nor more than there is room for, and no one is told.
+            for fd in fds.drain() {
+                let is_it = |(_, stored): &(String, OwnedFd)| {
+                    let features = KernelFeatures::ALL;
+                    is_same_file(stored.as_fd(), fd.as_fd(), features).expect("the kernel says so")
+                };
+                if self.stored.len() < self.entries && !self.stored.iter().any(is_it) {
+                    self.stored.push((name.unwrap().to_owned(), fd));
+                }
+            }
         }
     }
 
@@ -103,7 +118,8 @@ impl Kept {
         let mut bench = Bench::managed(dir, &[], KernelFeatures::ALL, calls(), outside);
         let peers = bench.client();
         let client = newest_client(&bench);
-        let mut store = Store { its, stored, messages: 0 };
+        let most = usize::try_from(entries).unwrap();
+        let mut store = Store { its, stored, entries: most, messages: 0, most_fds: 0 };
         store.hear();
         store.messages = 0;
         Kept { bench, store, entries, client, peers }
@@ -127,11 +143,7 @@ impl Kept {
         let server = &mut self.bench.server;
         let fd = memfd();
         let inode = stat(fd.as_fd()).unwrap().inode;
-        let (near, far) = fdbroker_scm::seqpacket_pair().unwrap();
-        fdbroker_scm::send(near.as_fd(), &[0], &[fd.as_fd()]).unwrap();
-        let mut received = ReceivedFds::new();
-        let _ = fdbroker_scm::recv(far.as_fd(), &mut [0], &mut received).unwrap();
-        server.fds.begin_message(&mut received, 0);
+        arrive(server, fd.as_fd());
         let mut deposit = deposit();
         deposit.facts.kind = how.kind;
         server.scratch.deposits = vec![deposit];
@@ -232,6 +244,21 @@ impl Kept {
     fn until_carried(&mut self, count: usize) {
         self.bench.until(|server| server.kept.carried() == count);
     }
+}
+
+/// A duplicate of `fd` is the one fd of the message at hand.
+fn arrive(server: &mut Server, fd: BorrowedFd<'_>) {
+    let (near, far) = fdbroker_scm::seqpacket_pair().unwrap();
+    fdbroker_scm::send(near.as_fd(), &[0], &[fd]).unwrap();
+    let mut received = ReceivedFds::new();
+    let _ = fdbroker_scm::recv(far.as_fd(), &mut [0], &mut received).unwrap();
+    server.fds.begin_message(&mut received, 0);
+}
+
+/// What is done before the core seals a group.
+fn begin_seal(server: &mut Server, client: ClientId, group: GroupId) -> Result<(), Status> {
+    let kept = server.core.group_to_keep(client, group);
+    server.kept.begin_keep(kept.as_slice(), &server.core, &server.fds)
 }
 
 /// The one that connected last.
@@ -367,7 +394,7 @@ fn kept_when_killed_between_fd_record_and_answer_then_the_state_of_before_and_no
     let (group, _) = kept.create(&["a".to_owned()], How { replace: true, ..KEEP });
     // Its fd is carried, and then comes the kill.
     let Bench { server, .. } = &mut kept.bench;
-    assert_eq!(server.kept.begin_seal(kept.client, group, &server.core, &server.fds), Ok(()));
+    assert_eq!(begin_seal(server, kept.client, group), Ok(()));
     assert_eq!(server.kept.carried(), 2);
     let mut kept = kept.kill();
     assert_eq!(kept.names(), before);
@@ -409,8 +436,7 @@ fn seal_when_no_carrier_is_left_then_no_quota_and_once_one_is_free_it_is_done() 
     }
     let (group, _) = kept.create(&["more".to_owned()], device);
     let server = &mut kept.bench.server;
-    let refused =
-        server.kept.begin_seal(kept.client, group, &server.core, &server.fds).unwrap_err();
+    let refused = begin_seal(server, kept.client, group).unwrap_err();
     assert_eq!(refused.result(), Err(ErrorCode::NoQuota));
     assert_eq!(Resource::from_number(refused.resource), Some(Resource::KeptFds));
     kept.seal(group);
@@ -467,7 +493,7 @@ fn seal_when_the_table_is_full_then_no_quota_and_deletes_make_room_again() {
         // A message has 32 KiB, but this one goes to the core.
         let (number, _) = kept.create(&group, large);
         let server = &mut kept.bench.server;
-        let begun = server.kept.begin_seal(kept.client, number, &server.core, &server.fds);
+        let begun = begin_seal(server, kept.client, number);
         server.kept.end_keep();
         if let Err(status) = begun {
             break status;
@@ -568,8 +594,9 @@ fn kept_when_the_table_of_a_planned_restart_is_lost_then_it_is_made_anew() {
     kept.bench.server.leave_places();
     let kept = kept.kill_with(|mut inherited| {
         (inherited.ledger, inherited.carriers) = (Some(parcel.ledger), parcel.carriers);
-        inherited.kept_log = Some(Log::create(4096).unwrap().as_fd().try_clone_to_owned().unwrap());
-        inherited.object_carriers.clear();
+        inherited.kept.clear();
+        let log = Log::create(4096).unwrap().as_fd().try_clone_to_owned().unwrap();
+        inherited.add(names::KEPT_LOG.to_owned(), log);
         inherited
     });
     assert_eq!(kept.names(), before);
@@ -582,7 +609,7 @@ fn keep_when_there_is_no_store_then_it_ends_with_the_broker() {
     let peers = bench.client();
     assert!(!bench.server.kept.is_there());
     let (_, its) = Manager::pair();
-    let store = Store { its, stored: Vec::new(), messages: 0 };
+    let store = Store { its, stored: Vec::new(), entries: 0, messages: 0, most_fds: 0 };
     let client = newest_client(&bench);
     let mut kept = Kept { bench, store, entries: 0, client, peers };
     kept.put(&["a"], KEEP);

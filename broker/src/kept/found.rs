@@ -1,0 +1,158 @@
+//! What the service manager had of what is kept, by a broker before this one. Must never believe
+//! it: a record without its fd is nothing, and so is an end of a carrier without the other.
+
+use crate::kept::files::FileKey;
+use crate::kept::log::{Log, LogError, payloads};
+use crate::kept::records::{Key, Record, SavedAllocation, encode, replay};
+use crate::kernel::stat;
+use crate::manager::inherited::names;
+use fdbroker_core::{Kept, KeptGroup};
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+
+/// A kept group or allocation, with its fd.
+#[derive(Debug)]
+pub struct Found {
+    payload: Vec<u8>,
+    /// Its fd.
+    pub fd: OwnedFd,
+}
+
+impl Found {
+    /// Its record.
+    pub fn record(&self) -> Option<Record<'_>> {
+        postcard::from_bytes(&self.payload).ok()
+    }
+
+    /// What its record takes.
+    pub fn bytes(&self) -> usize {
+        self.payload.len()
+    }
+
+    /// The group, if it is one.
+    pub fn group(&self) -> Option<KeptGroup<'_>> {
+        if let Some(Record::Group(saved)) = self.record() { saved.to_kept() } else { None }
+    }
+
+    /// The allocation, if it is one.
+    pub fn allocation(&self) -> Option<Kept> {
+        if let Some(Record::Allocation(saved)) = self.record() { saved.to_kept() } else { None }
+    }
+}
+
+/// All of it.
+#[derive(Debug, Default)]
+pub struct FoundAll {
+    /// What is whole.
+    pub whole: Vec<Found>,
+    /// Versions up to this one may have been given; `None`: nobody knows.
+    pub last_version: Option<u64>,
+    /// Fds of no use.
+    pub unknown: Vec<OwnedFd>,
+    /// The files of the allocations.
+    pub(super) files: Vec<FileKey>,
+}
+
+impl FoundAll {
+    /// Reads a log, and has what lives by it, with the fds of groups out of `carried`, those of
+    /// allocations out of `stored`. The log, if it can be gone on with.
+    pub(super) fn read(
+        &mut self,
+        log: Option<OwnedFd>,
+        mut carried: BTreeMap<u64, OwnedFd>,
+        stored: &mut BTreeMap<String, OwnedFd>,
+    ) -> Option<Log> {
+        let log = log.map(|log| self.read_all(log, &mut carried, stored)).transpose();
+        let log = log.unwrap_or_else(|error| {
+            log::error!("the kept objects and allocations of before are lost, their table is of no use: {error}");
+            None
+        });
+        self.last_version = log.as_ref().map(Log::versions);
+        self.unknown.extend(carried.into_values());
+        log
+    }
+
+    fn read_all(
+        &mut self,
+        log: OwnedFd,
+        carried: &mut BTreeMap<u64, OwnedFd>,
+        stored: &mut BTreeMap<String, OwnedFd>,
+    ) -> Result<Log, LogError> {
+        let (log, bytes) = Log::adopt(log)?;
+        let table = replay(payloads(&bytes)).ok_or(LogError::Record)?;
+        for (version, group) in table.groups {
+            match carried.remove(&group.parcel) {
+                Some(fd) => self.add(Record::Group(group), fd),
+                None => {
+                    log::error!("{} is lost: its fd has not come", Key::Group(version));
+                }
+            }
+        }
+        let mut by_file: BTreeMap<FileKey, Vec<SavedAllocation<'_>>> = BTreeMap::new();
+        for saved in table.allocations.into_values() {
+            by_file.entry(saved.file).or_default().push(saved);
+        }
+        let all = by_file.len();
+        for (file, saved) in by_file {
+            // One that is something else is left, to go out of the store.
+            let is_it = |fd: &OwnedFd| stat(fd.as_fd()).is_ok_and(|it| it.inode == file.inode);
+            if stored.get(&file.name()).is_some_and(is_it)
+                && let Some(fd) = stored.remove(&file.name())
+            {
+                self.files.push(file);
+                self.add_allocations(saved, fd);
+            }
+        }
+        if self.files.len() < all {
+            let missing = all - self.files.len();
+            log::warn!("the service manager does not have {missing} fds of kept allocations");
+        }
+        Ok(log)
+    }
+
+    /// Allocations of one file: each has an fd of its own.
+    fn add_allocations(&mut self, mut saved: Vec<SavedAllocation<'_>>, fd: OwnedFd) {
+        let last = saved.pop();
+        for saved in saved {
+            match fd.try_clone() {
+                Ok(fd) => self.add(Record::Allocation(saved), fd),
+                Err(error) => log::error!("a kept allocation is lost: {error}"),
+            }
+        }
+        match last {
+            Some(saved) => self.add(Record::Allocation(saved), fd),
+            None => self.unknown.push(fd),
+        }
+    }
+
+    fn add(&mut self, record: Record<'_>, fd: OwnedFd) {
+        self.whole.push(Found { payload: encode(&record), fd });
+    }
+}
+
+/// The name of an end of a carrier in the store.
+pub(super) fn end_name(carrier: u32, is_near: bool) -> String {
+    format!("{}{carrier}.{}", names::OBJECT_CARRIER_PREFIX, u8::from(is_near))
+}
+
+/// Carriers both of whose ends are in `stored`, out of it: number, the end that is written to, the
+/// other.
+pub(super) fn pairs(stored: &mut BTreeMap<String, OwnedFd>) -> Vec<(u32, OwnedFd, OwnedFd)> {
+    let number_of = |name: &String| {
+        let number = name.strip_prefix(names::OBJECT_CARRIER_PREFIX)?.strip_suffix(".0")?;
+        number.parse::<u32>().ok()
+    };
+    let mut found = Vec::new();
+    let numbers: Vec<u32> = stored.keys().filter_map(number_of).collect();
+    for number in numbers {
+        let [near, far] = [true, false].map(|is_near| end_name(number, is_near));
+        // One without the other must not be closed here.
+        if stored.contains_key(&near)
+            && let Some(far) = stored.remove(&far)
+            && let Some(near) = stored.remove(&near)
+        {
+            found.push((number, near, far));
+        }
+    }
+    found
+}
