@@ -64,15 +64,16 @@ impl Server {
 
     /// The caller says that it is a further socket of a client.
     fn join(&mut self, Caller { socket, domain, pid, .. }: Caller) {
-        // Messages with fds are not read here.
-        let is_plain = !fdbroker_scm::is_control_next(socket.as_fd());
         let user = self.connections.shares_as(domain);
         if self.calls.debts.is_away(user) {
             return self.turn_away(socket, domain, 0, ErrorCode::Again.into());
         }
-        let received = self.calls.time(user, 0, || self.inbox.recv(socket.as_fd()));
-        let received = received.ok().filter(|_| is_plain);
+        // A message with fds is not read here: a lane closes them, with the socket.
+        let is_plain = !fdbroker_scm::is_control_next(socket.as_fd());
+        let received =
+            is_plain.then(|| self.calls.time(user, 0, || self.inbox.recv(socket.as_fd())));
         let (id, join) = received
+            .and_then(Result::ok)
             .and_then(|it| read_join(self.inbox.bytes(it.len)))
             .map_or((0, Err(ErrorCode::Protocol)), |(id, join)| (id, Ok(join)));
         let socket = match join.and_then(|join| self.find(domain, &join)) {
