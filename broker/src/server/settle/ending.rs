@@ -54,7 +54,10 @@ impl Server {
         }
         self.end_ahead(client);
         let connection = &mut self.connections[number];
-        connection.pidfd = None;
+        if let Some(pidfd) = connection.pidfd.take() {
+            // Waits for who wakes all that poll the process: as many as that process likes.
+            self.calls.time(user, 0, || drop(pidfd));
+        }
         connection.hello_reply = None;
         connection.pending.clear();
         connection.pending_event = None;

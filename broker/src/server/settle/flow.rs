@@ -123,8 +123,10 @@ impl Server {
         let Some(socket) = connection.socket() else { return };
         let (pid, uid) = (connection.pid, connection.domain.uid);
         let pidfd = kernel::peer_pidfd(socket, pid, uid, self.settings.kernel);
+        let user = connection.shares_as;
         let watched = pidfd.as_ref().map_or(Ok(()), |pidfd| {
-            register(&self.poll, pidfd.as_fd(), Source::Process(index(client)))
+            let watch = || register(&self.poll, pidfd.as_fd(), Source::Process(index(client)));
+            self.calls.time(user, 0, watch)
         });
         match watched.and_then(|()| kernel::random()) {
             Ok(secret) => {

@@ -127,9 +127,10 @@ impl Server {
         if connection.ahead.is_some() || self.ahead.room(connection.shares_as) == 0 {
             return Err((socket, ErrorCode::Again));
         }
+        let user = connection.shares_as;
         // The client can send nothing from now on: nobody would read it.
-        let _ = shutdown(socket.as_raw_fd(), Shutdown::Read);
-        self.ahead.take(connection.shares_as, 1);
+        let _ = self.calls.time(user, 0, || shutdown(socket.as_raw_fd(), Shutdown::Read));
+        self.ahead.take(user, 1);
         self.welcome_socket(number, &socket, id);
         self.connections[number].ahead = Some(socket);
         Ok(())

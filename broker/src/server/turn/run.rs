@@ -320,7 +320,7 @@ impl Server {
         let Some(connection) = self.connections.get_mut(index) else { return };
         let Some(pidfd) = &connection.pidfd else { return };
         // Asked again: the event may be of an earlier client of this number.
-        if is_readable(pidfd.as_fd()) {
+        if self.calls.time(connection.shares_as, 0, || is_readable(pidfd.as_fd())) {
             log::debug!("client {index} (pid {}) has died", connection.pid);
             connection.has_died = true;
             self.connections.enqueue(client_id(index));

@@ -9,6 +9,9 @@ use crate::clock;
 use crate::handover::packing::Way;
 use crate::limits::{LONG_CALLS_APART, SHUT_OUT_TIME};
 use fdbroker_core::{DomainKey, Now};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use std::sync::mpsc::channel;
 
 /// Two clients in a broker of several users, as if they were of two.
 fn two_users() -> (Bench, [(Peer, Peer); 2], DomainKey) {
@@ -139,4 +142,60 @@ fn state_when_a_user_owes_then_it_owes_the_next_broker() {
     assert!(next.debts.is_away(user));
     assert_eq!(next.debts.due(), bench.server.calls.debts.due());
     assert!(next.debts.due() > Some(Now(0)));
+}
+
+/// Threads that poll a socket, and how often it is in the array of each: the kernel walks all of
+/// them in more than [`LONG_CALL_US`](crate::limits::LONG_CALL_US).
+const POLLERS: usize = 24;
+const ENTRIES: u64 = 20_000;
+
+/// Has many wait for the socket, until the pipe's end goes.
+fn poll_it(socket: &Peer) -> PipeWriter {
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, most, most).unwrap();
+    let (end, ending) = std::io::pipe().unwrap();
+    let (say, threads) = channel();
+    for _ in 0..POLLERS {
+        let (socket, end) = (socket.0.try_clone().unwrap(), end.try_clone().unwrap());
+        let say = say.clone();
+        std::thread::spawn(move || {
+            let entry = PollFd::new(socket.as_fd(), PollFlags::empty());
+            let mut all = vec![entry; ENTRIES.min(most - 1) as usize];
+            all.push(PollFd::new(end.as_fd(), PollFlags::empty()));
+            say.send(nix::unistd::gettid()).unwrap();
+            let _ = poll(&mut all, PollTimeout::NONE);
+        });
+    }
+    let sleeps = |thread: &nix::unistd::Pid| {
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap();
+        stat.rsplit(") ").next().unwrap().starts_with('S')
+    };
+    for thread in threads.iter().take(POLLERS) {
+        while !sleeps(&thread) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    ending
+}
+
+#[test]
+fn join_when_many_poll_the_socket_then_its_user_pays_and_nobody_is_excused_for_it() {
+    let mut bench = Bench::new(&[]);
+    let (_client, _events, reply) = bench.greeted();
+    let user = bench.server.connections[0].shares_as;
+    let socket = bench.raw();
+    let _pollers = poll_it(&socket);
+    bench.server.calls = SocketCalls::new(true);
+    bench.server.calls.debts = Debts::strict();
+    socket.send(&join(&reply, Role::Ahead), &[]);
+    bench.until(|_| socket.has_message());
+
+    assert!(bench.server.calls.debts.has_owed(user));
+    let other = DomainKey { uid: user.uid + 1, ..user };
+    let call = Call { ended: clock::now(), took_us: 1200, cpu_us: 1200, fds: 0 };
+    bench.server.calls.debts.note(other, &call);
+    assert!(
+        bench.server.calls.debts.is_away(other),
+        "what takes long at a join counts as nobody's"
+    );
 }
