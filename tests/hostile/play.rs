@@ -211,7 +211,11 @@ impl Stage<'_> {
         outcome: &mut Outcome,
     ) -> Result<Phase, String> {
         let hung = if self.scenario.needs_hung_file {
-            Some(HungServer::start(self.daemon.dir(), self.plan.cpus[1])?)
+            Some(HungServer::start(
+                self.daemon.dir(),
+                self.plan.cpus[1],
+                self.scenario.is_file_written,
+            )?)
         } else {
             None
         };

@@ -3,8 +3,8 @@
 
 use crate::attack::Attack;
 use crate::attacks::{
-    bytes, collector, connects, file_lease, filters, floods, forged, heirs, hoards, hung, kept,
-    places, ranks, readers, shared_end, slow, sockets, stopped, timers, views, waits,
+    bytes, collector, connects, faults, file_lease, filters, floods, forged, heirs, hoards, hung,
+    kept, places, ranks, readers, shared_end, slow, sockets, stopped, timers, traced, views, waits,
 };
 use crate::users::User;
 use fdbroker_protocol::Counter;
@@ -37,6 +37,8 @@ pub struct Scenario {
     pub daemon: &'static [&'static str],
     /// Whether it needs a file whose server hangs.
     pub needs_hung_file: bool,
+    /// Whether that server goes on until the file is to be written back.
+    pub is_file_written: bool,
 }
 
 const OTHER: &[User] = &[User::Attacker(0)];
@@ -86,6 +88,7 @@ const fn scenario(
         is_join_judged: false,
         daemon: &[],
         needs_hung_file: false,
+        is_file_written: false,
     }
 }
 
@@ -153,6 +156,17 @@ pub const ALL: &[Scenario] = &[
             BOTH,
             hung::flood,
             "fds of a FUSE server that has stopped, in whole messages",
+        )
+    },
+    Scenario {
+        needs_hung_file: true,
+        // Linux 6.16 and later refuse such messages at the sender.
+        daemon: &["--without-kernel-features", "pass_rights"],
+        ..scenario(
+            "hung-first-messages",
+            OTHER,
+            hung::first_messages,
+            "hellos and joins that carry fds of a FUSE server that has stopped",
         )
     },
     Scenario {
@@ -351,12 +365,49 @@ pub const ALL: &[Scenario] = &[
             "all ends of clients held in recvmsg, which copies into a page of a stopped FUSE server",
         )
     },
+    Scenario {
+        needs_hung_file: true,
+        ..scenario(
+            "shared-end-faults",
+            OTHER,
+            faults::ends,
+            "all ends of clients held in recvmsg, which copies into a page that userfaultfd does not fill",
+        )
+    },
     scenario(
         "shared-end-forks",
         BOTH,
         shared_end::forking,
         "all ends of a client peeked at without a pause, into pages of a large process that forks",
     ),
+    Scenario {
+        needs_hung_file: true,
+        ..scenario(
+            "held-pages",
+            BOTH,
+            faults::everywhere,
+            "memory that a hung write has locked, and messages half sent",
+        )
+    },
+    Scenario {
+        daemon: &["--max-fds", "600"],
+        ..scenario(
+            "traced-clients",
+            BOTH,
+            traced::clients,
+            "clients that ptrace stops: unknown, about to join, as owner, with full sockets, as they end",
+        )
+    },
+    Scenario {
+        needs_hung_file: true,
+        is_file_written: true,
+        ..scenario(
+            "held-mm",
+            BOTH,
+            traced::mapping,
+            "connections of a traced process whose address space is locked by an unmapping that hangs",
+        )
+    },
     Scenario {
         newcomer: "put",
         ..scenario(

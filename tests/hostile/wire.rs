@@ -136,22 +136,19 @@ pub fn join_at(path: &Path, join: &[u8], inbox: &mut Inbox) -> Option<OwnedFd> {
 impl Conn {
     /// A connection that was made elsewhere, for messages alone.
     pub fn of(socket: OwnedFd) -> Conn {
-        Conn {
-            socket,
-            events: None,
-            page: None,
-            credits: 0,
-            next_id: 1 << 32,
-            path: PathBuf::new(),
-        }
+        Conn { next_id: 1 << 32, ..Conn::at(Path::new(""), socket) }
+    }
+
+    /// A connection of a process that may be another one, before hello.
+    pub fn at(path: &Path, socket: OwnedFd) -> Conn {
+        Conn { path: path.to_owned(), socket, events: None, page: None, credits: 0, next_id: 0 }
     }
 
     /// Connected, before hello; `None` when it is time to end.
     pub fn silent(path: &Path) -> Option<Conn> {
         while !stopped() {
             if let Some(socket) = connect_now(path) {
-                let (path, events, page) = (path.to_owned(), None, None);
-                return Some(Conn { path, socket, events, page, credits: 0, next_id: 0 });
+                return Some(Conn::at(path, socket));
             }
             nap();
         }

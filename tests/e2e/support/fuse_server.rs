@@ -11,17 +11,24 @@ use std::os::fd::AsRawFd;
 // Numbers of linux/fuse.h.
 const FUSE_GETATTR: u32 = 3;
 const FUSE_OPEN: u32 = 14;
+const FUSE_GETXATTR: u32 = 22;
 const FUSE_INIT: u32 = 26;
 const KERNEL_VERSION: u32 = 7;
 const KERNEL_MINOR_VERSION: u32 = 31;
+const FUSE_WRITEBACK_CACHE: u32 = 1 << 16;
 const IN_HEADER_BYTES: usize = 40;
 const INIT_OUT_BYTES: usize = 64;
 const ATTR_OUT_BYTES: usize = 104;
 const OPEN_OUT_BYTES: usize = 16;
+const FILE_BYTES: usize = 4096;
 
 /// Buffer for a request. INIT, GETATTR and OPEN are below 200 bytes; the kernel demands at least 8
 /// KiB (FUSE_MIN_READ_BUFFER).
 const REQUEST_BYTES: usize = 256 * 1024;
+
+/// Said ahead of the directory: the server goes on until the file is to be written back. That hangs
+/// then, as does the unmapping of a page that was written to, with the lock of the address space.
+pub const WITH_A_WRITE: &str = "with a write";
 
 /// Why a file server cannot run here; `None` if it can.
 pub fn why_not() -> Option<&'static str> {
@@ -35,7 +42,11 @@ pub fn why_not() -> Option<&'static str> {
 }
 
 pub fn play(mut link: Link) {
-    let dir = link.hear().expect("a directory");
+    let mut dir = link.hear().expect("a directory");
+    let is_written = dir == WITH_A_WRITE;
+    if is_written {
+        dir = link.hear().expect("a directory");
+    }
     let mountpoint = format!("{dir}/hung");
     File::create(&mountpoint).expect("a file to mount on");
     unshare(CloneFlags::CLONE_NEWNS).expect("a mount namespace");
@@ -44,14 +55,14 @@ pub fn play(mut link: Link) {
     let options = format!("fd={},rootmode=100644,user_id=0,group_id=0", device.as_raw_fd());
     mount("hung", &mountpoint, "fuse", libc::MS_NOSUID | libc::MS_NODEV, &options);
     link.say(&nix::unistd::gettid().to_string());
-    while answer(&mut device) != FUSE_OPEN {}
+    while answer(&mut device, is_written).is_some_and(|it| is_written || it != FUSE_OPEN) {}
     link.say("hung");
     // Waits until the test ends this process. Then the kernel fails all calls that hang.
     let _ = link.hear();
 }
 
-/// Answers one request; returns its operation.
-fn answer(device: &mut File) -> u32 {
+/// Answers one request; returns its operation. `None`: it is one that is never answered.
+fn answer(device: &mut File, is_written: bool) -> Option<u32> {
     let mut request = vec![0; REQUEST_BYTES];
     let length = device.read(&mut request).expect("a request");
     assert!(length >= IN_HEADER_BYTES);
@@ -61,6 +72,8 @@ fn answer(device: &mut File) -> u32 {
         FUSE_INIT => vec![0; INIT_OUT_BYTES],
         FUSE_GETATTR => vec![0; ATTR_OUT_BYTES],
         FUSE_OPEN => vec![0; OPEN_OUT_BYTES],
+        FUSE_GETXATTR if is_written => Vec::new(),
+        _ if is_written => return None,
         other => panic!("request {other} before the file was open"),
     };
     let mut put = |at: usize, value: u32| body[at..at + 4].copy_from_slice(&value.to_ne_bytes());
@@ -68,12 +81,14 @@ fn answer(device: &mut File) -> u32 {
         FUSE_INIT => {
             put(0, KERNEL_VERSION);
             put(4, KERNEL_MINOR_VERSION);
+            // Size and times are the kernel's then, and written when the inode is.
+            put(12, if is_written { FUSE_WRITEBACK_CACHE } else { 0 });
             // max_write: the least that FUSE allows.
             put(20, 4096);
         }
         // attr.size, attr.mode and attr.nlink: a regular file of one page.
         FUSE_GETATTR => {
-            put(16 + 8, 4096);
+            put(16 + 8, FILE_BYTES as u32);
             put(16 + 60, libc::S_IFREG | 0o644);
             put(16 + 64, 1);
         }
@@ -81,11 +96,13 @@ fn answer(device: &mut File) -> u32 {
     }
     let total = u32::try_from(16 + body.len()).expect("small");
     let mut reply = total.to_ne_bytes().to_vec();
-    reply.extend_from_slice(&0_i32.to_ne_bytes());
+    // There are no such attributes.
+    let error = if opcode == FUSE_GETXATTR { -libc::ENOSYS } else { 0 };
+    reply.extend_from_slice(&error.to_ne_bytes());
     reply.extend_from_slice(unique);
     reply.extend_from_slice(&body);
     device.write_all(&reply).expect("the kernel takes the answer");
-    opcode
+    Some(opcode)
 }
 
 fn mount(source: &str, target: &str, kind: &str, flags: libc::c_ulong, options: &str) {

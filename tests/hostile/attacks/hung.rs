@@ -3,11 +3,12 @@
 
 use crate::attack::Attack;
 use crate::support::fuse_server;
-use crate::support::peer::{Peer, Rank, Role, die_with_parent};
+use crate::support::peer::{self, Peer, Rank, die_with_parent};
+use crate::support::raw::hello;
 use crate::users::{User, become_user};
 use crate::wire::{Conn, Push, await_ready, block, stopped};
-use fdbroker_protocol::message::RegisterItem;
-use fdbroker_protocol::{MAX_BATCH, MemoryKind};
+use fdbroker_protocol::message::{Join, RegisterItem, Role};
+use fdbroker_protocol::{Kind, MAX_BATCH, MemoryKind, Writer};
 use nix::poll::PollFlags;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap};
@@ -26,9 +27,14 @@ pub struct HungServer {
 }
 
 impl HungServer {
-    pub fn start(dir: &Path, cpu: usize) -> Result<HungServer, String> {
-        let role = Role { part: "hung file server", user: User::Root, cpu, rank: Rank::Usual };
+    /// `is_written`: it stops when the file is to be written back.
+    pub fn start(dir: &Path, cpu: usize, is_written: bool) -> Result<HungServer, String> {
+        let role =
+            peer::Role { part: "hung file server", user: User::Root, cpu, rank: Rank::Usual };
         let mut peer = Peer::start(role);
+        if is_written {
+            peer.say(fuse_server::WITH_A_WRITE);
+        }
         // A thread's mount namespace is seen through that thread alone.
         let thread = peer.ask(&dir.display().to_string())?;
         let path = format!("/proc/{}/task/{thread}/root{}/hung", peer.pid(), dir.display());
@@ -47,6 +53,27 @@ pub fn flood(attack: &mut Attack) {
     let items: Vec<_> = (0..MAX_BATCH).map(block).collect();
     attack.begin();
     deposit(attack, file.as_fd(), &items);
+}
+
+/// Its fds with messages that carry none: hellos, and joins of a client's own, right or wrong.
+pub fn first_messages(attack: &mut Attack) {
+    let file = open(attack);
+    attack.begin();
+    while !stopped() {
+        let Some(conn) = Conn::silent(&attack.socket) else { return };
+        let secret = attack.rng.next().into();
+        let join = Join { client: 0.into(), role: (Role::Events as u32).into(), secret };
+        let mut writer = Writer::new();
+        let bytes = match attack.rng.below(2) {
+            0 => writer.start(Kind::Hello, 1).push(&hello()).finish(0, 0),
+            _ => writer.start(Kind::Join, 1).push(&join).finish(0, 0),
+        };
+        let count = [1, MAX_BATCH][attack.rng.below(2)];
+        attack.tally.tries += 1;
+        if conn.push(bytes, &vec![file.as_fd(); count]) == Push::Sent {
+            await_ready(conn.socket.as_fd(), PollFlags::POLLIN);
+        }
+    }
 }
 
 /// Deposits of an epoll fd that another thread waits on for ever, within the kernel and with the
@@ -93,13 +120,22 @@ fn map(file: &File) -> usize {
 
 /// Opens the server's file as root, and gives root up.
 fn open(attack: &Attack) -> File {
-    let (path, uid) = attack.hung_file.split_once(' ').expect("a file and a user");
+    let (path, _) = file_and_user(attack);
     // The kernel asks for the size now, or never.
     assert_ne!(nix::sys::stat::stat(path).expect("the server answers this").st_size, 0);
     let file = File::open(path).expect("the server answers this");
-    become_user(uid.parse().expect("a uid"));
-    die_with_parent();
+    give_up_root(attack);
     file
+}
+
+/// Becomes the attack's user.
+pub fn give_up_root(attack: &Attack) {
+    become_user(file_and_user(attack).1.parse().expect("a uid"));
+    die_with_parent();
+}
+
+pub fn file_and_user(attack: &Attack) -> (&str, &str) {
+    attack.hung_file.split_once(' ').expect("a file and a user")
 }
 
 fn deposit(attack: &mut Attack, fd: BorrowedFd<'_>, items: &[RegisterItem]) {

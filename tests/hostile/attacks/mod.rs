@@ -4,6 +4,7 @@
 pub mod bytes;
 pub mod collector;
 pub mod connects;
+pub mod faults;
 pub mod file_lease;
 pub mod filters;
 pub mod floods;
@@ -20,6 +21,7 @@ pub mod slow;
 pub mod sockets;
 pub mod stopped;
 pub mod timers;
+pub mod traced;
 pub mod views;
 pub mod waits;
 

@@ -38,6 +38,11 @@ const FORKING_BYTES: usize = 256 << 20;
 /// an event, an fd, and the end.
 pub fn held(attack: &mut Attack) {
     let page = hung::page(attack);
+    hold_all(attack, page);
+}
+
+/// The same, with another page that does not come.
+pub fn hold_all(attack: &mut Attack, page: usize) {
     let fd = memfd(c"held", 4096, all_seals());
     let mut all = Vec::new();
     while !stopped() {
