@@ -13,7 +13,8 @@
 //!
 //! Three long calls in separate minutes end the connections of a user, if most of the other users
 //! that were served in such a minute had none: what the machine does to all is nobody's fault. Nor
-//! is what is a hundredth of a user's own calls.
+//! is what is a hundredth of a user's own calls. Calls that carry fds do not count for it: they wait
+//! for the kernel's collector of sockets, which whoever has sockets in flight keeps busy.
 //!
 //! A first long call is by the clock alone when another program has taken the processor away, so it
 //! counts for nothing but a closer look: time counts as the processor's only as far as that is
@@ -61,6 +62,9 @@ pub struct LongCall {
     pub until: Now,
     /// None was remembered of the user.
     pub is_first: bool,
+    /// Calls without fds were as long: what takes calls with fds long can be the kernel's collector
+    /// of sockets, and then anybody's.
+    pub is_its_own: bool,
 }
 
 /// What is remembered of a user.
@@ -72,6 +76,9 @@ pub struct Debtor {
     /// What calls took beyond that since the last debt, by the clock and of the processor's time.
     beyond_us: u64,
     beyond_cpu_us: u64,
+    /// The same of calls without fds.
+    #[serde(skip)]
+    own_cpu_us: u64,
     /// When a call was not usual for the last time.
     seen: Now,
     pub(crate) last_long: Option<Now>,
@@ -195,12 +202,15 @@ impl Debts {
         known.usual_us %= UNUSUAL_PART;
         known.allowed_us = allowed_us.min(MOST_ALLOWED_US);
         known.beyond_us += beyond_us.saturating_sub(known.allowed_us);
-        known.beyond_cpu_us += beyond_cpu_us.saturating_sub(known.allowed_us);
+        let counted_us = beyond_cpu_us.saturating_sub(known.allowed_us);
+        known.beyond_cpu_us += counted_us;
+        known.own_cpu_us += if call.fds == 0 { counted_us } else { 0 };
         known.allowed_us = known.allowed_us.saturating_sub(beyond_cpu_us);
         if known.beyond_cpu_us >= LONG_CALL_US {
             let us = std::mem::take(&mut known.beyond_cpu_us);
             known.beyond_us = 0;
-            self.owe(user, us, call.ended);
+            let is_its_own = std::mem::take(&mut known.own_cpu_us) >= LONG_CALL_US;
+            self.owe(user, us, is_its_own, call.ended);
         } else if known.beyond_us >= LONG_CALL_US {
             known.beyond_us = 0;
             self.suspects_until = clock::after(call.ended, SUSPECT_TIME);
@@ -220,7 +230,7 @@ impl Debts {
         self.users.entry(user).or_insert_with(|| Debtor { allowed_us, ..Debtor::default() })
     }
 
-    fn owe(&mut self, user: DomainKey, us: u64, now: Now) {
+    fn owe(&mut self, user: DomainKey, us: u64, is_its_own: bool, now: Now) {
         self.long_calls = self.long_calls.saturating_add(1);
         let time_us = us.saturating_mul(DEBT_FACTOR);
         self.paid_at = Now(self.paid_at.max(now).0.saturating_add(time_us));
@@ -235,7 +245,7 @@ impl Debts {
         let until = known.away_until.map_or(until, |former| former.max(until));
         (known.last_long, known.away_until) = (Some(now), Some(until));
         self.due = Some(self.due.map_or(until, |due| due.min(until)));
-        self.news.push(LongCall { user, at: now, us, until, is_first });
+        self.news.push(LongCall { user, at: now, us, until, is_first, is_its_own });
     }
 
     /// A debt that nobody has heard of yet.
@@ -260,7 +270,7 @@ impl Debts {
         }
         let Some(known) = self.users.get_mut(&call.user) else { return false };
         let is_apart = known.last_counted.is_none_or(|last| last <= since);
-        if !is_apart || 2 * alike >= others {
+        if !call.is_its_own || !is_apart || 2 * alike >= others {
             return false;
         }
         (known.counted, known.last_counted) = (known.counted + 1, Some(call.at));

@@ -167,6 +167,19 @@ fn is_too_much_when_long_in_three_minutes_while_others_were_served_then_the_thir
 }
 
 #[test]
+fn is_too_much_when_only_calls_with_fds_are_long_then_the_user_owes_and_keeps_its_connections() {
+    let mut debts = Debts::strict();
+    for minute in 1..20 {
+        let now = minute * MINUTE_US;
+        debts.take_back(Now(now));
+        debts.note(ONE, &Call { fds: 1, ..long(now, 2000) });
+        let call = debts.take_news().expect("a long call");
+        assert!(debts.is_away(ONE));
+        assert!(!debts.is_too_much(&call, (1..100).map(user)));
+    }
+}
+
+#[test]
 fn is_too_much_when_the_long_calls_are_in_one_minute_then_they_count_once() {
     let mut debts = Debts::strict();
     call_at(&mut debts, 1, &[1]);

@@ -25,7 +25,7 @@ impl Server {
     }
 
     fn log_long_call(&mut self, call: &LongCall) {
-        let LongCall { user: DomainKey { uid, .. }, at, us, until, is_first } = *call;
+        let LongCall { user: DomainKey { uid, .. }, at, us, until, is_first, .. } = *call;
         if is_first && self.journal.allows(LogTopic::LongCalls, uid, self.now) {
             log::warn!(
                 "messages of uid {uid} took {us} us of the loop (many poll its sockets, a filter, or interrupts \
