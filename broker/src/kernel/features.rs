@@ -33,8 +33,9 @@ pub struct KernelFeatures {
     pub pass_rights: bool,
 }
 
-/// How long a short message takes here, from a send to its receipt in the same thread: a 16th of
-/// what 16 of them take in microseconds, the least of eight tries.
+/// The processor's time that a short message takes here, from a send to its receipt in the same
+/// thread, whatever else the machine does: a 16th of what 16 of them take in microseconds, the least
+/// of eight tries.
 ///
 /// # Errors
 /// EMFILE and its like: there is no socket to try it with.
@@ -43,12 +44,12 @@ pub fn message_us() -> io::Result<u64> {
     let (mut bytes, mut no_fds) = ([0; 64], fdbroker_scm::ReceivedFds::with_capacity(0));
     let mut least = u64::MAX;
     for _ in 0..8 {
-        let began = super::monotonic_us();
+        let began = super::thread_cpu_us();
         for _ in 0..16 {
             let _ = fdbroker_scm::send(one.as_fd(), &bytes, &[]);
             let _ = fdbroker_scm::recv(other.as_fd(), &mut bytes, &mut no_fds);
         }
-        least = least.min(super::monotonic_us() - began);
+        least = least.min(super::thread_cpu_us() - began);
     }
     Ok(least / 16)
 }

@@ -187,7 +187,7 @@ fn join_when_many_poll_the_socket_then_its_user_pays_and_nobody_is_excused_for_i
     let _pollers = poll_it(&socket);
     bench.server.calls = SocketCalls::new(true);
     bench.server.calls.debts = Debts::strict();
-    socket.send(&join(&reply, Role::Ahead), &[]);
+    socket.send(&join_message(&reply, Role::Ahead), &[]);
     bench.until(|_| socket.has_message());
 
     assert!(bench.server.calls.debts.has_owed(user));
