@@ -241,8 +241,8 @@ pub const ARRIVED_CLOSINGS_PER_UID: u32 = 253;
 const _: () = assert!(ARRIVED_CLOSINGS_PER_UID as usize == MAX_BATCH);
 
 /// When none of the closes that a uid's messages wait for came back for so long, they hang. From
-/// then on its messages are read without their fds: deposits are refused, all else is served, and nothing
-/// more can pile up. A last close of GPU memory takes 2 ms, and 253 of them 0.6 s.
+/// then on its messages are read without their fds: deposits are refused, all else is served, and
+/// nothing more can pile up. A last close of GPU memory takes 2 ms, and 253 of them 0.6 s.
 pub const HUNG_CLOSE: Duration = Duration::from_secs(1);
 
 /// Refused fds that one uid can have: its bound, and a whole message beyond it.

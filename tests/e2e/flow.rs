@@ -2,9 +2,10 @@
 //! business.
 
 use crate::support::broker::{Broker, Setup};
+use crate::support::hello::hello_message;
 use crate::support::memory::assert_bytes;
 use crate::support::owner::Owner;
-use crate::support::raw::{Raw, grants, hello, hello_message};
+use crate::support::raw::{Raw, grants, hello};
 use crate::support::wait::{eventually, eventually_ok, many_fds, patience};
 use fdbroker_client::{Client, Deadline, Handle};
 use fdbroker_protocol::message::LeaseItem;

@@ -13,8 +13,8 @@
 //!
 //! Three long calls in separate minutes end the connections of a user, if most of the other users
 //! that were served in such a minute had none: what the machine does to all is nobody's fault. Nor
-//! is what is a hundredth of a user's own calls. Calls that carry fds do not count for it: they wait
-//! for the kernel's collector of sockets, which whoever has sockets in flight keeps busy.
+//! is what is a hundredth of a user's own calls. Calls that carry fds do not count for it: they
+//! wait for the kernel's collector of sockets, which whoever has sockets in flight keeps busy.
 //!
 //! A first long call is by the clock alone when another program has taken the processor away, so it
 //! counts for nothing but a closer look: time counts as the processor's only as far as that is

@@ -34,8 +34,8 @@ pub struct KernelFeatures {
 }
 
 /// The processor's time that a short message takes here, from a send to its receipt in the same
-/// thread, whatever else the machine does: a 16th of what 16 of them take in microseconds, the least
-/// of eight tries.
+/// thread, whatever else the machine does: a 16th of what 16 of them take in microseconds, the
+/// least of eight tries.
 ///
 /// # Errors
 /// EMFILE and its like: there is no socket to try it with.

@@ -3,7 +3,8 @@
 
 use crate::common::*;
 use crate::support::broker::{Broker, Setup};
-use crate::support::raw::{Raw, assert_silent, hello, hello_message};
+use crate::support::hello::hello_message;
+use crate::support::raw::{Raw, assert_silent, hello};
 use fdbroker_protocol::page::{FUTEX_OWNER_DIED, LIVENESS_OFFSET, generation_offset, is_alive};
 use fdbroker_protocol::{ErrorCode, Kind};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};

@@ -1,6 +1,6 @@
-//! The context: what one `fdbroker_open` has made, how a caller's pointer becomes one, and the copies
-//! in a forked child, which are kept and left alone. Must never take a lock before it knows that this
-//! process is the one that opened it, nor free a copy.
+//! The context: what one `fdbroker_open` has made, how a caller's pointer becomes one, and the
+//! copies in a forked child, which are kept and left alone. Must never take a lock before it knows
+//! that this process is the one that opened it, nor free a copy.
 
 use crate::arenas::Arenas;
 use crate::callbacks::Callbacks;

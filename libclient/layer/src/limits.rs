@@ -38,8 +38,8 @@ pub const MISSES_AHEAD: usize = 2;
 pub const REGISTER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long what ends memory or a number waits until the broker has ended its registration and
-/// closed its fd: microseconds, up to 2 ms for the last fd of a device's memory. A broker that hangs
-/// must not hang the program, too.
+/// closed its fd: microseconds, up to 2 ms for the last fd of a device's memory. A broker that
+/// hangs must not hang the program, too.
 pub const CLOSE_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// How often an allocation is tried again that finds no memory, and the pause between: a driver

@@ -154,8 +154,8 @@ pub unsafe extern "C" fn put(
                 return unsafe { below(context, handle) };
             }
         };
-        // The registration stays until the memory is freed: what the program has sent is good, and its
-        // next Get costs nothing.
+        // The registration stays until the memory is freed: what the program has sent is good, and
+        // its next Get costs nothing.
         given.as_ref().inspect(|given| Given::put_held(given));
         SUCCESS
     })

@@ -1,7 +1,7 @@
 //! A client that speaks the protocol by hand, and can send what the library never would.
 //! Must never check what it sends. Every wait for an answer is bounded.
 
-pub use super::hello::{hello, hello_message, join_message, open};
+pub use super::hello::{hello, join_message, open};
 use super::memory::{BLOCK_BYTES, all_seals, memfd};
 use super::wait::PATIENCE;
 use fdbroker_client::Error;

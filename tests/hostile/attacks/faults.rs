@@ -38,8 +38,8 @@ pub fn ends(attack: &mut Attack) {
     shared_end::hold_all(attack, pages.at(0));
 }
 
-/// All that the broker is sent waits: its memory is locked by a write that hangs, and its message is
-/// half sent.
+/// All that the broker is sent waits: its memory is locked by a write that hangs, and its message
+/// is half sent.
 pub fn everywhere(attack: &mut Attack) {
     let pages = Pages::new();
     let (bytes, message) = (pages.at(1), pages.at(2));

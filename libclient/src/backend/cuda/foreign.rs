@@ -1,5 +1,5 @@
-//! CUDA memory that somebody else in this process allocated, by address. Must never keep that memory
-//! allocated for longer than a call.
+//! CUDA memory that somebody else in this process allocated, by address. Must never keep that
+//! memory allocated for longer than a call.
 
 use super::driver::{Context, absent};
 use super::raw::{self, CuMemHandle, result};

@@ -26,8 +26,8 @@ use fdbroker_protocol::{AllocationId, Facts, Handle, MemoryKind, Share};
 /// # Errors
 /// STALE: no memory of this driver's, or freed meanwhile. NOT_SUPPORTED: it is of another device,
 /// or the driver does not export it (CUDA: it was allocated by cuMemAlloc, or without
-/// CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR); `own_fds` of the client is 0, with Level Zero below 2.
-/// LOCAL_FD_LIMIT: nothing lost, retry. As [`Exports::register`].
+/// CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR); `own_fds` of the client is 0, with Level Zero below
+/// 2. LOCAL_FD_LIMIT: nothing lost, retry. As [`Exports::register`].
 pub fn export_pointer<D: MemoryDevice>(
     device: &D,
     exports: &Exports,
